@@ -13,7 +13,7 @@ use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::segment::{DirectoryEntry, Named, Pending, directory_bits_max, low};
 use crate::layout::slot::{Header, Image, Torn, View, check};
 use crate::layout::superblock::{Superblock, SuperblockError};
-use crate::layout::{crc, mapped};
+use crate::layout::{crc, words};
 use crate::region::Region;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -139,7 +139,7 @@ impl<'a> Inspector<'a> {
     /// Loads one slot, and again while it is being written. Takes no more further looks than there are left.
     fn slot_by(&self, geometry: &Geometry, slot: SlotIx, looks: &mut u32) -> SlotReport {
         let shape = geometry.shape();
-        let look = || -> Image { mapped::image(self.region.words(geometry.slot_word(slot), shape.words())) };
+        let look = || -> Image { words::image(self.region.words(geometry.slot_word(slot), shape.words())) };
         let verdict_of = |image: &Image| check(shape, geometry.identity(slot), image).map(|_| ());
         let mut image = look();
         let mut verdict = verdict_of(&image);

@@ -28,12 +28,14 @@ use crate::faults::{Rule, broken, kept};
 use crate::get::Proof;
 use crate::layout::WORD;
 use crate::layout::chain::CHAIN_MAX;
+use crate::layout::compare::{self, KeyEnd, Lines, Loadable};
 use crate::layout::control::{DIRECTORY_WORD, move_counter_word};
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::{First, Hashed};
-use crate::layout::mapped::{self, EIGHT_LINES, KeyEnd, LineShows, Loadable, Words};
+use crate::layout::mapped::{self, LineShows};
 use crate::layout::segment::{self, HomeState};
 use crate::layout::slot::{Header, SlotShape};
+use crate::layout::words::{self, EIGHT_LINES, Words};
 
 use crate::sync::{Ordering, fence};
 
@@ -127,7 +129,7 @@ fn glance_simply<const EXPECTED: bool>(
     let window = memory.eight_lines(geometry.home_word(key.home()));
     let shown = match window.split(EIGHT_LINES / 2) {
         Some((four, others)) if EXPECTED => match four.lines_with(key.key()) {
-            0 => others.lines_with(key.key()) << mapped::bit_of(4),
+            0 => others.lines_with(key.key()) << compare::bit_of(4),
             shown => shown,
         },
         _ => window.lines_with(key.key()),
@@ -135,7 +137,7 @@ fn glance_simply<const EXPECTED: bool>(
     if shown == 0 {
         return glance_ends(memory, geometry, key, begun, aux(window), None, value);
     }
-    match glance_at(window.line(mapped::first_line(shown)), key.key(), value) {
+    match glance_at(window.line(compare::first_line(shown)), key.key(), value) {
         // Others may end like this one.
         Some(false) => glance_anywhere(memory, geometry, key.key(), key.first(), value),
         seen => seen,
@@ -205,10 +207,10 @@ fn glance_ends(
 
 /// Whether the key is in these eight slots, and its value in `value`; `None` if that is not plain.
 #[inline(always)]
-fn glance_through(lines: impl Words, key: &[u8], value: &mut Vec<u8>) -> Option<bool> {
+fn glance_through(lines: impl Lines, key: &[u8], value: &mut Vec<u8>) -> Option<bool> {
     let mut shown = lines.lines_with(key);
     while shown != 0 {
-        if glance_at(lines.line(mapped::first_line(shown)), key, value)? {
+        if glance_at(lines.line(compare::first_line(shown)), key, value)? {
             return Some(true);
         }
         shown &= shown - 1;
@@ -218,7 +220,7 @@ fn glance_through(lines: impl Words, key: &[u8], value: &mut Vec<u8>) -> Option<
 
 /// The same for fewer slots.
 #[inline(never)]
-fn glance_through_few(lines: impl Words, key: &[u8], value: &mut Vec<u8>) -> Option<bool> {
+fn glance_through_few(lines: impl Lines, key: &[u8], value: &mut Vec<u8>) -> Option<bool> {
     glance_through(lines, key, value)
 }
 
@@ -363,8 +365,8 @@ fn look_through(shape: SlotShape, window: impl Words, key: &[u8], end: KeyEnd, v
 #[inline(never)]
 fn look_at(shape: SlotShape, slot: impl Words, key: &[u8], value: &mut Vec<u8>) -> Seen {
     let read = at_rest(slot, || {
-        let header = mapped::header(slot);
-        let matches = usize::from(header.klen) == key.len() && mapped::begins_with(shape, slot, key);
+        let header = words::header(slot);
+        let matches = usize::from(header.klen) == key.len() && compare::begins_with(shape, slot, key);
         matches.then(|| mapped::value_into(shape, slot, &header, value))
     });
     match read {
@@ -536,6 +538,8 @@ mod tests {
             Some((Changing { len: words, ..self }, rest))
         }
     }
+
+    impl Lines for Changing<'_> {}
 
     /// Another key is written into the slot during a look: up to a store before one load, the rest
     /// before another. The keys differ in one byte, wherever it is, and are never taken for each

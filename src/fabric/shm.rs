@@ -8,11 +8,13 @@
 use super::direct::{self, at_rest};
 use super::{Fabric, ReadCounts, ReadId, Stretch};
 use crate::get::{Landed, Look, Proof};
+use crate::layout::compare::{self, Loadable};
 use crate::layout::control::move_counter_word;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;
-use crate::layout::mapped::{self, Loadable, Words};
+use crate::layout::mapped;
 use crate::layout::slot::Key;
+use crate::layout::words::{self, Words};
 use crate::outcome::ReadError;
 
 use crate::region::Region;
@@ -73,8 +75,8 @@ impl Landed for MappedSlots<'_> {
         let shape = self.geometry.shape();
         let words = self.region.words(self.geometry.slot_word(slot), shape.words());
         let read = at_rest(words, || {
-            let header = mapped::header(words);
-            if usize::from(header.klen) != key.len() || !mapped::begins_with(shape, words, key) {
+            let header = words::header(words);
+            if usize::from(header.klen) != key.len() || !compare::begins_with(shape, words, key) {
                 return Look::Other(header);
             }
             match mapped::reference(shape, words, &header) {

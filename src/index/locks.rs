@@ -7,9 +7,9 @@ use super::stripes::{Locked, Stripe, StripeSet, add_stripe};
 use crate::families;
 use crate::faults::{Rule, kept, obey};
 use crate::layout::chain;
+use crate::layout::compare::Loadable;
 use crate::layout::geometry::{SlotIx, Window};
 use crate::layout::hash::Hashed;
-use crate::layout::mapped::Loadable;
 
 impl Segment {
     /// Locks what a key's presence depends on: its primary window, and its other windows if the

@@ -22,7 +22,7 @@ use crate::layout::hash::Hashed;
 use crate::layout::slot::{Header, Image, Key, Stored};
 use crate::layout::superblock::{Superblock, SuperblockError};
 use crate::layout::undo::{self, UNDO_LINES, line_word};
-use crate::layout::{mapped, slot};
+use crate::layout::{slot, words};
 use crate::region::Region;
 use crate::start::{Start, StartStep};
 use crate::sync::Ordering;
@@ -305,7 +305,7 @@ impl Segment {
     /// torn write, since no undo line has its image (U1, U4): it is freed, and keeps `aux`. Returns
     /// the slot's key and `aux`.
     fn mend(&self, slot: SlotIx, found: &mut Recovered) -> (Key, u32) {
-        let image: Image = mapped::image(self.slots().words(slot));
+        let image: Image = words::image(self.slots().words(slot));
         let header = Header::from_words([image[0], image[1]]);
         let view = slot::check(self.geometry.shape(), self.geometry.identity(slot), &image);
         if let Ok(view) = view
@@ -459,7 +459,7 @@ impl Segment {
 /// between W1 and W3 of the write that it was kept for.
 pub(super) fn before_the_write(slots: SlotWriter<'_>, slot: SlotIx, line: usize) -> Option<Owned> {
     let shape = slots.geometry.shape();
-    let image = mapped::image(slots.region.words(line + 1, shape.words()));
+    let image = words::image(slots.region.words(line + 1, shape.words()));
     let view = slot::check(shape, slots.geometry.identity(slot), &image).ok()?;
     let (header, stamp) = (view.header(), slots.header(slot).stamp);
     let is_torn = kept(Rule::RestoreStamp, || stamp == header.stamp.wrapping_add(1));

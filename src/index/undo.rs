@@ -7,8 +7,8 @@
 use super::writer::SlotWriter;
 use crate::faults::{Rule, broken};
 use crate::layout::geometry::SlotIx;
-use crate::layout::mapped;
 use crate::layout::undo::{UNDO_LINES, line_word, name};
+use crate::layout::words;
 use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ impl UndoLines {
     #[inline(always)]
     pub fn keep<'a>(&'a self, slots: SlotWriter<'a>, slot: SlotIx) -> Option<Undo<'a>> {
         let words = slots.words(slot);
-        let header = mapped::header(words);
+        let header = words::header(words);
         if header.is_free() || !header.stamp.is_multiple_of(2) {
             return None;
         }

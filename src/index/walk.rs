@@ -24,8 +24,8 @@ use crate::faults::{Rule, disobey, kept};
 use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::{DIRECTORY_BITS_MAX, Hashed};
-use crate::layout::mapped;
 use crate::layout::slot::{Image, Key, View, check};
+use crate::layout::words;
 use crate::outcome::ReadError;
 use crate::sync::{Ordering, fence};
 use crossbeam_epoch as epoch;
@@ -202,7 +202,7 @@ impl Segment {
             if self.slots().header(slot).is_free() {
                 continue;
             }
-            let image = mapped::image(self.slots().words(slot));
+            let image = words::image(self.slots().words(slot));
             let Some(view) = self.sound(slot, &image, damaged) else { continue };
             let key = view.key();
             let hashed = self.geometry.hashed(&key);
@@ -242,7 +242,7 @@ impl Segment {
             let stamp = words[0].load(Ordering::Relaxed);
             // Fences as in the shm reader: R1 and R2.
             fence(Ordering::Acquire);
-            let image = mapped::image(self.slots().words(slot));
+            let image = words::image(self.slots().words(slot));
             fence(Ordering::Acquire);
             let is_settled = || stamp & 1 == 0 && words[0].load(Ordering::Relaxed) == stamp;
             if kept(Rule::WalkSettled, is_settled) {

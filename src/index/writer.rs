@@ -10,13 +10,15 @@
 //! `obey`, `disobey` and `by_rule` are switches of `src/faults.rs`. In a real build every step is taken.
 
 use crate::faults::{Rule, by_rule, disobey, obey};
+use crate::layout::compare::{self, KeyEnd, Lines, Loadable};
 use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
-use crate::layout::mapped::{self, EIGHT_LINES, KeyEnd, Loadable, Words};
+use crate::layout::mapped;
 use crate::layout::slot::{
     Content, Header, Image, Key, SlotShape, Stored, View, lay_out, lay_out_line, seal, stamp_copies,
     with_copy,
 };
+use crate::layout::words::{self, EIGHT_LINES, Words};
 use crate::layout::{LINE, WORD};
 use crate::region::Region;
 use crate::sync::{AtomicU64, Ordering, fence};
@@ -82,7 +84,7 @@ impl Sought {
 /// Whether a slot that seems to hold the key does. Apart: seldom needed, and never twice.
 #[inline(never)]
 fn begins_with(shape: SlotShape, slot: &[AtomicU64], key: &[u8]) -> bool {
-    mapped::begins_with(shape, slot, key)
+    compare::begins_with(shape, slot, key)
 }
 
 impl<'a> SlotWriter<'a> {
@@ -173,8 +175,8 @@ impl<'a> SlotWriter<'a> {
         let lines = self.region.eight_lines(self.geometry.slot_word(window.first));
         let mut shown = lines.lines_with(key);
         while shown != 0 {
-            let number = mapped::first_line(shown);
-            if mapped::line_holds(lines.line(number), key) {
+            let number = compare::first_line(shown);
+            if compare::line_holds(lines.line(number), key) {
                 return Sought::At(window.slot(number as u32));
             }
             shown &= shown - 1;
@@ -220,7 +222,7 @@ impl<'a> SlotWriter<'a> {
 
     /// The slot's header.
     pub fn header(&self, slot: SlotIx) -> Header {
-        mapped::header(self.words(slot))
+        words::header(self.words(slot))
     }
 
     /// The slot's `aux`.
@@ -232,13 +234,13 @@ impl<'a> SlotWriter<'a> {
     /// Whether the slot holds `key`.
     pub fn holds(&self, slot: SlotIx, key: &[u8]) -> bool {
         let words = self.words(slot);
-        usize::from(mapped::header(words).klen) == key.len() && begins_with(self.geometry.shape(), words, key)
+        usize::from(words::header(words).klen) == key.len() && begins_with(self.geometry.shape(), words, key)
     }
 
     /// The slot's words. An invalid slot reads as free; under its lock a slot is invalid only if
     /// the region was damaged.
     pub fn image(&self, slot: SlotIx) -> Image {
-        let mut image: Image = mapped::image(self.words(slot));
+        let mut image: Image = words::image(self.words(slot));
         if View::consistent(self.geometry.shape(), &image).is_err() {
             image.fill(0);
         }
@@ -266,7 +268,7 @@ impl<'a> SlotWriter<'a> {
     /// Whether the slot passes the checks of a remote reader.
     #[cfg(all(test, feature = "sim", not(loom)))]
     pub fn is_valid(&self, slot: SlotIx) -> bool {
-        let image: Image = mapped::image(self.words(slot));
+        let image: Image = words::image(self.words(slot));
         crate::layout::slot::check(self.geometry.shape(), self.geometry.identity(slot), &image).is_ok()
     }
 }

@@ -4,8 +4,8 @@ use super::WORD;
 use super::chunk::CHUNKS;
 use super::extent::HeapSpace;
 use super::hash::{First, FirstHash, Hashed, SHORT_KEY, Seeds, reduce};
-use super::mapped::EIGHT_LINES;
 use super::slot::{Identity, SlotShape};
+use super::words::EIGHT_LINES;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 

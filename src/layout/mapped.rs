@@ -1,137 +1,14 @@
-//! Slots as words of region memory: loads, and comparison in place.
+//! What a slot in a mapping has: its key, its value, the reference to it.
 //!
 //! These functions promise nothing about consistency: words of different writes may come back. The
 //! caller holds the slot's lock, or validates the stamp around the call.
 
+use super::WORD;
+use super::compare::{FIRST_LINE_KEY, HEADER_WORDS, has_key, has_two_words, value_len};
 use super::extent::Reference;
 use super::replace::replace;
-use super::slot::{FURTHER, HEADER, Header, Image, Key, SlotShape, Torn, View};
-use super::{LINE, WORD};
-use crate::sync::{AtomicU64, Ordering};
-
-const FIRST_LINE_KEY: usize = LINE - HEADER;
-const LINE_WORDS: usize = LINE / WORD;
-const HEADER_WORDS: usize = HEADER / WORD;
-
-/// Words of a region, to be loaded one by one.
-pub(crate) trait Words: Copy {
-    /// How many there are.
-    fn len(self) -> usize;
-
-    /// Loads the word with this number. Relaxed: pair it with a fence.
-    fn load(self, word: usize) -> u64;
-
-    /// The first `words` words, and the others. `None` when there are not so many.
-    fn split(self, words: usize) -> Option<(Self, Self)>;
-
-    /// Which of these lines, at most eight, show the end of the key: bit `2 * n` stands for line `n`. Finds it
-    /// without a branch where that saves time: a wrong guess costs as much as a line takes to come.
-    #[inline(always)]
-    fn lines_with(self, key: &[u8]) -> u32 {
-        lines_with(self, key)
-    }
-
-    /// The line with this number.
-    #[inline(always)]
-    fn line(self, number: usize) -> Self {
-        let (_, rest) = self.split(number * LINE_WORDS).expect("there are so many");
-        rest.split(LINE_WORDS).expect("and one more").0
-    }
-}
-
-impl Words for &[AtomicU64] {
-    #[inline(always)]
-    fn len(self) -> usize {
-        self.len()
-    }
-
-    #[inline(always)]
-    fn load(self, word: usize) -> u64 {
-        self[word].load(Ordering::Relaxed)
-    }
-
-    #[inline(always)]
-    fn split(self, words: usize) -> Option<(Self, Self)> {
-        self.split_at_checked(words)
-    }
-}
-
-/// Memory that can be loaded word by word.
-pub(crate) trait Loadable {
-    /// Some consecutive words of it.
-    type Words<'a>: Words
-    where
-        Self: 'a;
-
-    /// So many words, from the one with this number on.
-    fn words(&self, first: usize, len: usize) -> Self::Words<'_>;
-
-    /// Loads one word. Relaxed: pair it with a fence.
-    #[inline(always)]
-    fn word(&self, number: usize) -> u64 {
-        self.words(number, 1).load(0)
-    }
-
-    /// Asks for the four lines that begin with this word, if that saves time: most keys are in the first four
-    /// of their window. No effect otherwise, whether there is such a word or not.
-    #[inline(always)]
-    fn expect(&self, first: usize) {
-        let _ = first;
-    }
-
-    /// Eight lines, from the word with this number on.
-    #[inline(always)]
-    fn eight_lines(&self, first: usize) -> Self::Words<'_> {
-        self.words(first, EIGHT_LINES)
-    }
-}
-
-/// Words of eight lines.
-pub(crate) const EIGHT_LINES: usize = 8 * LINE_WORDS;
-
-impl<T: Loadable> Loadable for &T {
-    type Words<'a>
-        = T::Words<'a>
-    where
-        Self: 'a;
-
-    #[inline(always)]
-    fn words(&self, first: usize, len: usize) -> Self::Words<'_> {
-        T::words(self, first, len)
-    }
-
-    #[inline(always)]
-    fn word(&self, number: usize) -> u64 {
-        T::word(self, number)
-    }
-
-    #[inline(always)]
-    fn expect(&self, first: usize) {
-        T::expect(self, first);
-    }
-
-    #[inline(always)]
-    fn eight_lines(&self, first: usize) -> Self::Words<'_> {
-        T::eight_lines(self, first)
-    }
-}
-
-/// The slot's header.
-#[inline]
-pub(crate) fn header(slot: impl Words) -> Header {
-    Header::from_words([slot.load(0), slot.load(1)])
-}
-
-/// All words of the slot.
-#[inline]
-pub(crate) fn image(slot: impl Words) -> Image {
-    if slot.len() == LINE_WORDS {
-        return Image::from_slice(&std::array::from_fn::<_, LINE_WORDS, _>(|n| slot.load(n)));
-    }
-    let mut image = Image::from_elem(0, slot.len());
-    image.iter_mut().enumerate().for_each(|(n, word)| *word = slot.load(n));
-    image
-}
+use super::slot::{FURTHER, HEADER, Header, Key, SlotShape, Torn, View};
+use super::words::{LINE_WORDS, Words, header, image, load_line};
 
 /// The slot's header and key; loads no more words than these take.
 #[inline]
@@ -148,72 +25,6 @@ pub(crate) fn header_and_key(shape: SlotShape, slot: impl Words) -> Result<(Head
     let mut key = Key::from(bytemuck::cast::<_, [u8; FIRST_LINE_KEY]>(words));
     key.truncate(klen);
     Ok((header, key))
-}
-
-/// What the last word of a key shows in a slot with this key (G8). The key is not empty, and ends
-/// in the slot's first line.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct KeyEnd {
-    word: usize,
-    /// The bits of the word that are the key's, and what they are.
-    mask: u64,
-    bits: u64,
-}
-
-impl KeyEnd {
-    /// The longest key that ends in a slot's first line.
-    pub const KEY_MAX: usize = FIRST_LINE_KEY;
-
-    /// What every slot shows.
-    pub const ANY: KeyEnd = KeyEnd { word: 0, mask: 0, bits: 0 };
-
-    /// `None` for a key that is longer.
-    #[inline(always)]
-    pub fn of(key: &[u8]) -> Option<KeyEnd> {
-        let words_before = key.len().wrapping_sub(1) / WORD;
-        if words_before >= KeyEnd::KEY_MAX / WORD {
-            return None;
-        }
-        let unused = (8 * ((words_before + 1) * WORD - key.len()) as u32) & 63;
-        let bits = match key.last_chunk() {
-            Some(last) => u64::from_le_bytes(*last) >> unused,
-            None => key.iter().rev().fold(0, |bits, &byte| bits << 8 | u64::from(byte)),
-        };
-        Some(KeyEnd { word: HEADER_WORDS + words_before, mask: !0 >> unused, bits })
-    }
-
-    /// Whether the slot may hold the key. If not, the key is not there at the instant of the load.
-    #[inline(always)]
-    pub fn is_in(self, slot: impl Words) -> bool {
-        slot.load(self.word) & self.mask == self.bits
-    }
-
-    /// Whether the slot has the words of the key before the last one.
-    #[inline(always)]
-    fn follows(self, slot: impl Words, key: &[u8]) -> bool {
-        for (word, chunk) in (HEADER_WORDS..self.word).zip(key.as_chunks().0) {
-            if slot.load(word) != u64::from_le_bytes(*chunk) {
-                return false;
-            }
-        }
-        true
-    }
-}
-
-/// Does the slot's payload begin with `key`? The caller has compared the length.
-#[inline]
-pub(crate) fn begins_with(shape: SlotShape, slot: impl Words, key: &[u8]) -> bool {
-    let Some(end) = KeyEnd::of(key) else { return key.is_empty() || holds_long(shape, slot, key) };
-    let whole = key.chunks_exact(WORD).enumerate();
-    end.is_in(slot)
-        && whole
-            .map(|(n, chunk)| (HEADER_WORDS + n, chunk))
-            .all(|(word, chunk)| slot.load(word) == u64::from_le_bytes(chunk.try_into().expect("8 bytes")))
-}
-
-#[cold]
-fn holds_long(shape: SlotShape, slot: impl Words, key: &[u8]) -> bool {
-    View::consistent(shape, &image(slot)).is_ok_and(|view| view.holds(key))
 }
 
 /// The reference that the slot has for a value; `header` is the slot's.
@@ -263,11 +74,6 @@ pub(crate) fn value_into(
     Ok(())
 }
 
-#[inline(always)]
-fn load_line(line: impl Words) -> [u8; LINE] {
-    bytemuck::cast::<[u64; LINE_WORDS], _>(std::array::from_fn(|n| line.load(n)))
-}
-
 /// Appends to the value what this part of the payload, `N` bytes, has of it. (Whole parts of a length known
 /// beforehand are copied in place: a call for each takes longer.)
 #[inline(always)]
@@ -313,38 +119,6 @@ pub(crate) fn line_value(slot: impl Words, key: &[u8], value: &mut Vec<u8>) -> L
     value_of::<4>(value, vlen, |n| slot.load(4 + n))
 }
 
-/// Whether the slot, of one line, holds the key.
-#[inline(always)]
-pub(crate) fn line_holds(slot: impl Words, key: &[u8]) -> bool {
-    value_len(slot, key).is_some()
-        && if key.len() == 2 * WORD { has_two_words(slot, key) } else { has_key(slot, key) }
-}
-
-/// Whether the payload begins with these two words.
-#[inline(always)]
-fn has_two_words(slot: impl Words, key: &[u8]) -> bool {
-    match key.as_chunks::<WORD>() {
-        ([begin, end], []) => {
-            slot.load(HEADER_WORDS) == u64::from_le_bytes(*begin)
-                && slot.load(HEADER_WORDS + 1) == u64::from_le_bytes(*end)
-        }
-        _ => false,
-    }
-}
-
-/// Whether the payload begins with this key, which ends in the slot's line.
-#[inline(never)]
-fn has_key(slot: impl Words, key: &[u8]) -> bool {
-    KeyEnd::of(key).is_some_and(|end| end.is_in(slot) && end.follows(slot, key))
-}
-
-/// The length of the value that the slot says it has; `None` if this key has another length.
-#[inline(always)]
-fn value_len(slot: impl Words, key: &[u8]) -> Option<usize> {
-    let header = slot.load(1);
-    (usize::from(header as u8) == key.len()).then_some(usize::from((header >> 16) as u16))
-}
-
 #[inline(always)]
 fn value_of<const N: usize>(value: &mut Vec<u8>, vlen: usize, word: impl Fn(usize) -> u64) -> LineShows {
     if vlen > N * WORD {
@@ -370,34 +144,13 @@ fn line_value_of_any(slot: impl Words, key: &[u8], value: &mut Vec<u8>) -> LineS
     value_of::<{ FIRST_LINE_KEY / WORD }>(value, vlen, |n| words[n])
 }
 
-/// The first of the lines that [`Words::lines_with`] names.
-#[inline(always)]
-pub(crate) fn first_line(shown: u32) -> usize {
-    shown.trailing_zeros() as usize / 2
-}
-
-/// The bit that stands for the line with this number.
-#[inline(always)]
-pub(crate) fn bit_of(line: u32) -> u32 {
-    2 * line
-}
-
-/// [`Words::lines_with`], one line after the other.
-#[inline(never)]
-pub(crate) fn lines_with(words: impl Words, key: &[u8]) -> u32 {
-    let Some(end) = KeyEnd::of(key) else { return 0 };
-    let (mut rest, mut number, mut lines) = (words, 0, 0);
-    while let Some((line, after)) = rest.split(LINE_WORDS) {
-        lines |= u32::from(end.is_in(line)) << (2 * number);
-        (rest, number) = (after, number + 1);
-    }
-    lines
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::slot::{Content, Identity, encode};
+    use crate::layout::LINE;
+    use crate::layout::compare::{KeyEnd, begins_with};
+    use crate::layout::slot::{Content, Identity, Image, encode};
+    use crate::sync::AtomicU64;
 
     fn mapped(image: &[u64]) -> Vec<AtomicU64> {
         image.iter().map(|&word| AtomicU64::new(word)).collect()

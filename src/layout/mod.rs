@@ -21,6 +21,7 @@
 pub mod chain;
 #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "servers and clients over verbs"))]
 pub mod chunk;
+pub(crate) mod compare;
 pub mod control;
 pub(crate) mod crc;
 pub mod extent;
@@ -32,6 +33,7 @@ pub mod segment;
 pub mod slot;
 pub mod superblock;
 pub mod undo;
+pub(crate) mod words;
 
 #[cfg(target_endian = "big")]
 compile_error!("oneread's region format is little-endian and is read in place");

@@ -2,12 +2,10 @@
 
 #![allow(unsafe_code)]
 
+use crate::layout::words::LINE_WORDS;
 use crate::layout::{LINE, WORD};
 use crate::sync::{AtomicU64, Ordering};
 use std::mem::MaybeUninit;
-
-/// Words of a line.
-pub(super) const LINE_WORDS: usize = LINE / WORD;
 
 /// Loads all words into memory of that length. Not by way of a buffer on the stack: what is stored there in
 /// words and loaded in longer pieces waits for the stores, which takes ten times as long.

@@ -1,10 +1,9 @@
 use super::error::{os, unmapped};
 use super::file::{OwnFile, memfd};
 use super::memory::{Behind, huge_bytes};
-use super::processor::LINE_WORDS;
 use super::*;
-use crate::layout::mapped::{self, EIGHT_LINES};
-use crate::layout::slot::HEADER;
+use crate::layout::compare::Loadable;
+use crate::layout::words::{EIGHT_LINES, LINE_WORDS, Words};
 use crate::layout::{LINE, WORD};
 use crate::place::{self, LockFile, PlaceError};
 use memmap2::MmapOptions;
@@ -14,48 +13,18 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::time::Duration;
 
-/// Eight slots compared at once are what one after the other gives: for keys of every length, their last
-/// byte or another one of their last word changed, and the key in any of the slots, in several, or in none.
-#[test]
-fn eight_lines_as_one_after_the_other() {
-    let region = Region::private(3 * LINE as u64 * 8);
-    let first = 8 * LINE_WORDS;
-    for len in 1..=mapped::KeyEnd::KEY_MAX {
-        let key: Vec<u8> = (0..len as u8).map(|n| n + 1).collect();
-        for which in 0u32..256 {
-            for slot in 0..8 {
-                let mut payload = [0xee; LINE - HEADER];
-                payload[..len].copy_from_slice(&key);
-                if which >> slot & 1 == 0 {
-                    payload[len - 1 - (which as usize + slot) % ((len - 1) % WORD + 1)] ^= 1 << (which % 8);
-                }
-                let words: [u64; 6] = bytemuck::cast(payload);
-                let at = first + slot * LINE_WORDS + HEADER / WORD;
-                (at..).zip(words).for_each(|(at, word)| region.store(at, word));
-            }
-            let lines = mapped::Loadable::eight_lines(&region, first);
-            let found = mapped::Words::lines_with(lines, &key);
-            assert_eq!(found, mapped::lines_with(lines, &key), "{len}: {which:b}");
-            let expected = (0..8).fold(0, |bits, slot| bits | (which >> slot & 1) << (2 * slot));
-            assert_eq!(found, expected, "{len}: {which:b}");
-        }
-    }
-}
-
 /// Eight lines end with the region, and no word is beyond it.
 #[test]
 fn nothing_beyond_the_region() {
     let region = Region::private(10 * LINE as u64);
-    let lines = |first| mapped::Words::len(mapped::Loadable::eight_lines(&region, first));
+    let lines = |first| region.eight_lines(first).len();
     assert_eq!(lines(2 * LINE_WORDS), EIGHT_LINES);
     assert!(std::panic::catch_unwind(|| lines(2 * LINE_WORDS + 1)).is_err());
     assert!(std::panic::catch_unwind(|| lines(usize::MAX)).is_err());
     assert_eq!(region.load(10 * LINE_WORDS - 1), 0);
     assert!(std::panic::catch_unwind(|| region.load(10 * LINE_WORDS)).is_err());
     let small = Region::private(LINE as u64);
-    assert!(
-        std::panic::catch_unwind(|| mapped::Words::len(mapped::Loadable::eight_lines(&small, 0))).is_err()
-    );
+    assert!(std::panic::catch_unwind(|| small.eight_lines(0).len()).is_err());
 }
 
 /// What clients are handed cannot be written: not through the descriptor, not through a mapping.

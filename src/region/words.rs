@@ -3,8 +3,8 @@
 #![allow(unsafe_code)]
 
 use super::file::OwnFile;
-use super::processor::{LINE_WORDS, load_bytes, prefetch};
-use crate::layout::mapped::EIGHT_LINES;
+use super::processor::{load_bytes, prefetch};
+use crate::layout::words::{EIGHT_LINES, LINE_WORDS};
 use crate::layout::{LINE, WORD};
 use crate::observe::{Observed, ObservedBy};
 use crate::sync::{AtomicU64, Ordering};

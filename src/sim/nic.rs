@@ -6,11 +6,12 @@ use crate::fabric::ReadCounts;
 use crate::fabric::landed::LandedWindow;
 use crate::fabric::{Fabric, ReadId, Stretch, direct};
 use crate::get::Proof;
+use crate::layout::compare::{Lines, Loadable};
 use crate::layout::control::move_counter_word;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;
-use crate::layout::mapped::{Loadable, Words};
 use crate::layout::slot::{COPY_SHIFT, View};
+use crate::layout::words::Words;
 use crate::layout::{LINE, WORD};
 use crate::outcome::ReadError;
 use std::cell::{Cell, RefCell};
@@ -370,6 +371,8 @@ impl<A: Adversary> Words for LoadedWords<'_, Loading<'_, '_, A>> {
         Some((part((first, words)), part((first + words, others))))
     }
 }
+
+impl<A: Adversary> Lines for LoadedWords<'_, Loading<'_, '_, A>> {}
 
 impl<A: Adversary> Fabric for Sim<'_, A> {
     type Landed<'l>

@@ -9,7 +9,7 @@ use crate::layout::control::DIRECTORY_WORD;
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::segment::{self, DirectoryEntry, directory_bits_max};
 use crate::layout::slot::{Content, Image, check, encode};
-use crate::layout::{PAGE, mapped};
+use crate::layout::{PAGE, words};
 use crate::region::{Region, RegionError};
 use crate::sync::{Ordering, fence};
 
@@ -73,7 +73,7 @@ impl Directory {
     pub fn entry(&self, number: u32) -> Option<DirectoryEntry> {
         let slot = SlotIx(number.into());
         let words = self.region.words(self.geometry.slot_word(slot), self.geometry.shape().words());
-        let image: Image = mapped::image(words);
+        let image: Image = words::image(words);
         let view = check(self.geometry.shape(), self.geometry.identity(slot), &image).ok()?;
         DirectoryEntry::from_slot(&self.geometry, &view.key(), &view.value())
     }
