@@ -1,0 +1,180 @@
+//! Counts, as replies carry them.
+
+use crate::outcome::{GrowthCounts, IndexCounts};
+use crate::snapshot::SaveStep;
+use bytemuck::{Pod, Zeroable};
+use std::time::Duration;
+
+/// The server's counters, as a reply carries them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[non_exhaustive]
+pub struct ServerStats {
+    /// Keys in the table.
+    pub keys: u64,
+    /// Keys inserted since the server started.
+    pub inserts: u64,
+    /// Keys updated since the server started.
+    pub updates: u64,
+    /// Keys removed since the server started.
+    pub removes: u64,
+    /// Keys moved since the server started.
+    pub moves: u64,
+    /// Displaced keys brought home; part of `moves`.
+    pub homings: u64,
+    /// Puts that waited for a grace period.
+    pub waits: u64,
+    /// Slots allocated, overflow included.
+    pub slots: u64,
+    /// Main slots.
+    pub main_slots: u64,
+    /// Connections, counted as by [`ServerConfig::clients_max`](crate::ServerConfig::clients_max).
+    pub clients: u64,
+    /// The server's process id.
+    pub pid: u64,
+    /// The number of this server process among all that served this region.
+    pub incarnation: u64,
+}
+
+impl ServerStats {
+    pub(crate) fn new(counts: IndexCounts, clients: u64, incarnation: u64) -> ServerStats {
+        let IndexCounts { keys, inserts, updates, removes, moves, homings, waits, slots, main_slots } =
+            counts;
+        let pid = u64::from(std::process::id());
+        ServerStats {
+            keys,
+            inserts,
+            updates,
+            removes,
+            moves,
+            homings,
+            waits,
+            slots,
+            main_slots,
+            clients,
+            pid,
+            incarnation,
+        }
+    }
+}
+
+/// [`GrowthCounts`] as a reply carries them: no longer than [`ServerStats`].
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+pub(super) struct GrowthBody {
+    segments: u32,
+    segments_max: u32,
+    splitting: u32,
+    merging: u32,
+    depth: u32,
+    reserved: u32,
+    load_min_ppm: u32,
+    load_max_ppm: u32,
+    splits: u64,
+    merges: u64,
+    given_up: u64,
+    moved: u64,
+    refused: u64,
+    bytes_backed: u64,
+    bytes_max: u64,
+    bytes_returned: u64,
+}
+
+const _: () = assert!(size_of::<GrowthBody>() == 96 && size_of::<GrowthBody>() <= size_of::<ServerStats>());
+
+impl From<GrowthCounts> for GrowthBody {
+    fn from(counts: GrowthCounts) -> GrowthBody {
+        let short = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+        GrowthBody {
+            segments: short(counts.segments),
+            segments_max: short(counts.segments_max),
+            splitting: short(counts.splitting),
+            merging: short(counts.merging),
+            depth: short(counts.depth),
+            reserved: 0,
+            load_min_ppm: short(counts.load_min_ppm),
+            load_max_ppm: short(counts.load_max_ppm),
+            splits: counts.splits,
+            merges: counts.merges,
+            given_up: counts.given_up,
+            moved: counts.moved,
+            refused: counts.refused,
+            bytes_backed: counts.bytes_backed,
+            bytes_max: counts.bytes_max,
+            bytes_returned: counts.bytes_returned,
+        }
+    }
+}
+
+impl From<GrowthBody> for GrowthCounts {
+    fn from(body: GrowthBody) -> GrowthCounts {
+        GrowthCounts {
+            segments: body.segments.into(),
+            segments_max: body.segments_max.into(),
+            depth: body.depth.into(),
+            load_min_ppm: body.load_min_ppm.into(),
+            load_max_ppm: body.load_max_ppm.into(),
+            splitting: body.splitting.into(),
+            merging: body.merging.into(),
+            splits: body.splits,
+            merges: body.merges,
+            given_up: body.given_up,
+            moved: body.moved,
+            refused: body.refused,
+            bytes_backed: body.bytes_backed,
+            bytes_max: body.bytes_max,
+            bytes_returned: body.bytes_returned,
+        }
+    }
+}
+
+/// What became of a server's snapshots, as a reply carries it. Times are in milliseconds since 1970.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[non_exhaustive]
+pub struct SnapshotStatus {
+    /// Time between snapshots in milliseconds. 0: the server makes none. `u64::MAX`: only on request,
+    /// and when it stops.
+    pub every_ms: u64,
+    /// Number of the last one that somebody asked for. They are counted from 1 since the server
+    /// started.
+    pub asked: u64,
+    /// Number of the last one that was begun.
+    pub begun: u64,
+    /// Number of the last one that has ended, made or not.
+    pub finished: u64,
+    /// Number of the last one that was made. Below `finished`, the last one has failed.
+    pub saved: u64,
+    /// Parts of a million that are done of the one being made.
+    pub progress_ppm: u64,
+    /// Time up to which the last one made has every acknowledged change. 0: none was made yet.
+    pub saved_ms: u64,
+    /// How long the last one made took, in microseconds.
+    pub took_us: u64,
+    /// Keys in it.
+    pub keys: u64,
+    /// Bytes of its file.
+    pub bytes: u64,
+    /// Time of the last failure. 0: none has failed yet.
+    pub failed_ms: u64,
+    /// [`SnapshotStatus::failure`] in numbers.
+    pub failure: u64,
+}
+
+impl SnapshotStatus {
+    /// Whether the server makes snapshots.
+    pub fn is_on(&self) -> bool {
+        self.every_ms != 0
+    }
+
+    /// The time between snapshots. `None`: only on request, and when the server stops; or not at all.
+    pub fn every(&self) -> Option<Duration> {
+        (self.is_on() && self.every_ms != u64::MAX).then(|| Duration::from_millis(self.every_ms))
+    }
+
+    /// The last failure: which step, and what the operating system said.
+    pub fn failure(&self) -> Option<(SaveStep, std::io::Error)> {
+        let error = std::io::Error::from_raw_os_error(self.failure as u32 as i32);
+        (self.failed_ms != 0).then(|| (SaveStep::from_number((self.failure >> 32) as u32), error))
+    }
+}

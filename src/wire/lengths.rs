@@ -1,0 +1,64 @@
+//! How long requests and replies may be. Buffers, messages and cells are sized by that.
+
+use super::counts::{ServerStats, SnapshotStatus};
+use super::frame::HEAD;
+use super::request::Request;
+use crate::layout::geometry::Geometry;
+
+/// Longest value that travels in one frame, in bytes; of a table with shorter ones, the table's longest. A
+/// reply with it is 4 KiB long: a datagram, too, can carry it.
+pub const FRAME_VALUE_MAX: usize = 4096 - HEAD;
+
+/// Longest piece of a value that is uploaded over a socket. Elsewhere it is [`FRAME_VALUE_MAX`].
+pub(crate) const SOCKET_PIECE_MAX: usize = 60 << 10;
+
+/// Longest body of a reply without a value.
+const COUNTS_BYTES: usize = {
+    let (stats, status) = (size_of::<ServerStats>(), size_of::<SnapshotStatus>());
+    if stats > status { stats } else { status }
+};
+
+/// Longest value that travels in one frame to or from a table of this geometry, in bytes.
+pub fn frame_value_max(geometry: &Geometry) -> usize {
+    FRAME_VALUE_MAX.min(geometry.value_max())
+}
+
+/// Longest request for a table of this geometry, in bytes. (Over a socket, pieces of uploads may be longer.)
+pub fn request_bytes_max(geometry: &Geometry) -> usize {
+    // A compare-and-swap: two lengths, a key, two values.
+    HEAD + 2 * size_of::<u16>() + geometry.key_max() + 2 * frame_value_max(geometry)
+}
+
+/// Longest reply for a table of this geometry, in bytes.
+pub fn reply_bytes_max(geometry: &Geometry) -> usize {
+    HEAD + COUNTS_BYTES.max(frame_value_max(geometry))
+}
+
+/// Longest reply to this request, in bytes.
+#[cfg(feature = "verbs")]
+pub(crate) fn reply_bytes_max_to(request: &Request<'_>, geometry: &Geometry) -> usize {
+    if matches!(request, Request::Get { .. }) { reply_bytes_max(geometry) } else { HEAD + COUNTS_BYTES }
+}
+
+/// Longest value in a request or reply through a mailbox, in bytes: one that stands in its slot. What has longer
+/// ones goes as a message, so that a mailbox does not grow with the table's longest value.
+fn cell_value_max(geometry: &Geometry) -> usize {
+    frame_value_max(geometry).min(geometry.shape().payload_max())
+}
+
+/// Longest request, and longest reply, that go through a mailbox, in bytes.
+pub(crate) fn cell_frames_max(geometry: &Geometry) -> (usize, usize) {
+    let value_max = cell_value_max(geometry);
+    (HEAD + 2 * size_of::<u16>() + geometry.key_max() + 2 * value_max, HEAD + COUNTS_BYTES.max(value_max))
+}
+
+/// Whether a request that the table takes fits a cell of a mailbox, and so does its reply.
+pub(crate) fn fits_cells(request: &Request<'_>, geometry: &Geometry) -> bool {
+    let longest = match request {
+        Request::Put { value, .. } | Request::SwapExtent { value, .. } => value.len(),
+        Request::Swap { expected, value, .. } => expected.len().max(value.len()),
+        Request::Get { .. } => frame_value_max(geometry),
+        _ => 0,
+    };
+    longest <= cell_value_max(geometry)
+}

@@ -1,0 +1,47 @@
+//! The control protocol: frames for everything that is not a one-sided GET.
+//!
+//! ```text
+//! 0..4    length of the body, bytes (at most 64 KiB)
+//! 4..6    operation (request) or reply
+//! 6..8    status of a reply, 0 in a request
+//! 8..16   number of the request, repeated in its reply
+//! 16..    body
+//! ```
+//!
+//! The first request is `Hello`, with magic and protocol version. Its reply, `Welcome`, carries a
+//! descriptor of the region that can only be mapped for reading. After that, requests may be
+//! pipelined. Replies come in the order of the requests.
+//!
+//! A client may ask for a [mailbox](crate::server::ServerConfig::mailbox_bytes_max) with the request
+//! `Mailbox`. Its reply carries the descriptor of memory that both sides may write. From then on
+//! each request goes through that memory or, as before, over the socket. A frame `Wake`, which has
+//! no reply and may be sent by either side, wakes the other one: something is in the memory.
+//!
+//! A value of more than [`FRAME_VALUE_MAX`] bytes, or of more than the table's longest, does not travel in
+//! one frame. It is *uploaded*: `LongBegin` names its key and length, `LongPiece`s bring its bytes in
+//! order, and `LongPut` or `LongSwap` puts it. Each has a reply, and they may be pipelined with each other
+//! and with other requests. A connection has one upload at a time. `LongDrop`, another `LongBegin`, and the
+//! end of the connection drop it. An upload that was refused takes nothing more: what follows of it is
+//! answered `Unfit`, and so is what belongs to no upload.
+//!
+//! Decoding takes any bytes. It gives a frame, asks for more bytes, or says what is wrong.
+
+mod counts;
+mod frame;
+mod lengths;
+mod refusal;
+mod reply;
+mod request;
+#[cfg(test)]
+mod tests;
+
+pub use counts::{ServerStats, SnapshotStatus};
+pub use frame::{BODY_MAX, Frame, PROTOCOL_VERSION, WireError, decode};
+#[cfg(feature = "verbs")]
+pub(crate) use lengths::reply_bytes_max_to;
+pub use lengths::{FRAME_VALUE_MAX, frame_value_max, reply_bytes_max, request_bytes_max};
+pub(crate) use lengths::{SOCKET_PIECE_MAX, cell_frames_max, fits_cells};
+pub use refusal::Refusal;
+pub use reply::{Reply, replies};
+pub(crate) use request::HELLO_BYTES;
+pub use request::Request;

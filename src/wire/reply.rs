@@ -1,0 +1,248 @@
+//! Replies: what the server answers.
+
+use super::counts::{GrowthBody, ServerStats, SnapshotStatus};
+use super::frame::{Frame, WireError, decode, encode};
+use super::refusal::Refusal;
+use crate::outcome::{GrowthCounts, HeapCounts, PutError, PutOutcome, SwapOutcome};
+
+/// The operation of a reply.
+const REPLY: u16 = 0x8000;
+
+/// Outcomes of requests.
+mod status {
+    pub const WELCOME: u16 = 1;
+    pub const INSERTED: u16 = 2;
+    pub const UPDATED: u16 = 3;
+    pub const EXISTS: u16 = 4;
+    pub const MISSING: u16 = 5;
+    pub const REMOVED: u16 = 6;
+    pub const STAT: u16 = 7;
+    pub const VALUE: u16 = 8;
+    pub const ABSENT: u16 = 9;
+    pub const MAILBOX: u16 = 10;
+    pub const WAKE: u16 = 11;
+    pub const SWAPPED: u16 = 12;
+    pub const DIFFERS: u16 = 13;
+    pub const SWAP_ABSENT: u16 = 14;
+    pub const SNAPSHOT: u16 = 15;
+    pub const GROWTH: u16 = 16;
+    pub const HEAP: u16 = 17;
+    pub const TAKEN: u16 = 18;
+    pub const KEY_LENGTH: u16 = 100;
+    pub const VALUE_LENGTH: u16 = 101;
+    pub const FULL: u16 = 102;
+    pub const BUSY: u16 = 103;
+    pub const REFUSED: u16 = 104;
+    pub const DENIED: u16 = 105;
+    pub const TURNED_AWAY: u16 = 106;
+    pub const NO_MEMORY: u16 = 107;
+    pub const HEAP_FULL: u16 = 108;
+    pub const HEAP_BUSY: u16 = 109;
+    pub const HEAP_MEMORY: u16 = 110;
+    pub const UNFIT: u16 = 111;
+}
+
+/// A reply.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reply {
+    /// The server accepts the client. The region's descriptor comes with it.
+    Welcome {
+        /// The server's protocol version.
+        version: u32,
+    },
+    /// How a put ended.
+    Put(Result<PutOutcome, PutError>),
+    /// How a compare-and-swap ended.
+    Swapped(Result<SwapOutcome, PutError>),
+    /// How a remove ended.
+    Removed(Result<bool, PutError>),
+    /// What the server found.
+    Value(Option<Vec<u8>>),
+    /// The server's counters.
+    Stat(ServerStats),
+    /// What became of its snapshots.
+    Snapshot(SnapshotStatus),
+    /// What its table is made of, and what it did to grow and shrink.
+    Growth(GrowthCounts),
+    /// What the memory of long values is used for.
+    Heap(HeapCounts),
+    /// A part of an upload was taken, or an upload dropped.
+    Taken,
+    /// A request belongs to no upload, or does not fit the one that there is. That one is dropped.
+    Unfit,
+    /// The client has a mailbox. The descriptor of its memory comes with it.
+    Mailbox {
+        /// The server's version of mailboxes.
+        version: u32,
+    },
+    /// The server does not take the client. It hangs up.
+    TurnedAway(Refusal),
+    /// The client may not make this request: it may only read.
+    Denied,
+    /// The server does not speak the client's version of the protocol, or has no mailbox for it.
+    Refused {
+        /// The server's protocol version, or its version of mailboxes: 0 if it has none, the one
+        /// asked for if it has no room for another one now.
+        version: u32,
+    },
+    /// Wakes the client: a reply is in the mailbox. Belongs to no request on the socket.
+    Wake,
+}
+
+impl Reply {
+    /// Appends this reply to `out`.
+    pub fn encode(&self, id: u64, out: &mut Vec<u8>) {
+        let mut reply = |status, body: &[u8]| encode(out, REPLY, status, id, &[body]);
+        let two = |a: u64, b: u64| [a.to_le_bytes(), b.to_le_bytes()].concat();
+        match self {
+            Reply::Welcome { version } => reply(status::WELCOME, &version.to_le_bytes()),
+            Reply::Refused { version } => reply(status::REFUSED, &version.to_le_bytes()),
+            Reply::TurnedAway(why) => {
+                let (code, about) = why.to_parts();
+                reply(status::TURNED_AWAY, &two(code, about));
+            }
+            Reply::Denied => reply(status::DENIED, &[]),
+            Reply::Mailbox { version } => reply(status::MAILBOX, &version.to_le_bytes()),
+            Reply::Wake => reply(status::WAKE, &[]),
+            Reply::Put(Ok(PutOutcome::Inserted)) => reply(status::INSERTED, &[]),
+            Reply::Put(Ok(PutOutcome::Updated)) => reply(status::UPDATED, &[]),
+            Reply::Put(Ok(PutOutcome::Exists)) => reply(status::EXISTS, &[]),
+            Reply::Put(Ok(PutOutcome::Missing)) => reply(status::MISSING, &[]),
+            Reply::Swapped(Ok(SwapOutcome::Swapped)) => reply(status::SWAPPED, &[]),
+            Reply::Swapped(Ok(SwapOutcome::Differs)) => reply(status::DIFFERS, &[]),
+            Reply::Swapped(Ok(SwapOutcome::Absent)) => reply(status::SWAP_ABSENT, &[]),
+            Reply::Removed(Ok(there)) => reply(status::REMOVED, &[u8::from(*there)]),
+            Reply::Value(Some(value)) => reply(status::VALUE, value),
+            Reply::Value(None) => reply(status::ABSENT, &[]),
+            Reply::Stat(stats) => reply(status::STAT, bytemuck::bytes_of(stats)),
+            Reply::Snapshot(about) => reply(status::SNAPSHOT, bytemuck::bytes_of(about)),
+            Reply::Growth(counts) => reply(status::GROWTH, bytemuck::bytes_of(&GrowthBody::from(*counts))),
+            Reply::Heap(counts) => reply(status::HEAP, bytemuck::bytes_of(counts)),
+            Reply::Taken => reply(status::TAKEN, &[]),
+            Reply::Unfit => reply(status::UNFIT, &[]),
+            Reply::Put(Err(error)) | Reply::Swapped(Err(error)) | Reply::Removed(Err(error)) => {
+                match *error {
+                    PutError::KeyLength { given, max } => {
+                        reply(status::KEY_LENGTH, &two(given as u64, max as u64));
+                    }
+                    PutError::ValueLength { given, max } => {
+                        reply(status::VALUE_LENGTH, &two(given as u64, max as u64));
+                    }
+                    // Not a server's answer: it knows one length only.
+                    PutError::EncryptedLength { stored, stored_max, .. } => {
+                        reply(status::VALUE_LENGTH, &two(stored as u64, stored_max as u64));
+                    }
+                    PutError::Full { keys, slots, bytes_max, heap_bytes } => {
+                        reply(status::FULL, bytemuck::bytes_of(&[keys, slots, bytes_max, heap_bytes]));
+                    }
+                    PutError::Busy { rounds } => reply(status::BUSY, &two(rounds.into(), 0)),
+                    PutError::NoMemory { keys, bytes } => reply(status::NO_MEMORY, &two(keys, bytes)),
+                    PutError::HeapFull { live_bytes, heap_bytes } => {
+                        reply(status::HEAP_FULL, &two(live_bytes, heap_bytes));
+                    }
+                    PutError::HeapBusy { given, waited } => {
+                        reply(status::HEAP_BUSY, &two(given as u64, waited.as_nanos() as u64));
+                    }
+                    PutError::HeapMemory { given } => reply(status::HEAP_MEMORY, &two(given as u64, 0)),
+                }
+            }
+        }
+    }
+
+    /// Decodes the reply in a frame.
+    ///
+    /// # Errors
+    /// [`WireError`] when the frame holds no valid reply.
+    pub fn decode(frame: &Frame<'_>) -> Result<Reply, WireError> {
+        let unknown = WireError::Unknown { op: frame.op(), status: frame.status() };
+        if frame.op() != REPLY {
+            return Err(unknown);
+        }
+        let unfitting = WireError::Body { op: frame.op(), len: frame.body().len() };
+        let version = || Ok(u32::from_le_bytes(frame.body().try_into().map_err(|_| unfitting)?));
+        let two = || {
+            let both: [u64; 2] = bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?;
+            Ok((both[0], both[1]))
+        };
+        Ok(match frame.status() {
+            status::WELCOME => Reply::Welcome { version: version()? },
+            status::REFUSED => Reply::Refused { version: version()? },
+            status::TURNED_AWAY => Reply::TurnedAway(Refusal::from_parts(two()?)),
+            status::DENIED => Reply::Denied,
+            status::MAILBOX => Reply::Mailbox { version: version()? },
+            status::WAKE => Reply::Wake,
+            status::INSERTED => Reply::Put(Ok(PutOutcome::Inserted)),
+            status::UPDATED => Reply::Put(Ok(PutOutcome::Updated)),
+            status::EXISTS => Reply::Put(Ok(PutOutcome::Exists)),
+            status::MISSING => Reply::Put(Ok(PutOutcome::Missing)),
+            status::SWAPPED => Reply::Swapped(Ok(SwapOutcome::Swapped)),
+            status::DIFFERS => Reply::Swapped(Ok(SwapOutcome::Differs)),
+            status::SWAP_ABSENT => Reply::Swapped(Ok(SwapOutcome::Absent)),
+            status::REMOVED => Reply::Removed(Ok(*frame.body().first().ok_or(unfitting)? != 0)),
+            status::VALUE => Reply::Value(Some(frame.body().to_vec())),
+            status::ABSENT => Reply::Value(None),
+            status::STAT => {
+                Reply::Stat(bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?)
+            }
+            status::SNAPSHOT => {
+                Reply::Snapshot(bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?)
+            }
+            status::GROWTH => {
+                let body: GrowthBody =
+                    bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?;
+                Reply::Growth(body.into())
+            }
+            status::HEAP => {
+                Reply::Heap(bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?)
+            }
+            status::TAKEN => Reply::Taken,
+            status::UNFIT => Reply::Unfit,
+            status::KEY_LENGTH => two().map(|(given, max)| {
+                Reply::Put(Err(PutError::KeyLength { given: given as usize, max: max as usize }))
+            })?,
+            status::VALUE_LENGTH => two().map(|(given, max)| {
+                Reply::Put(Err(PutError::ValueLength { given: given as usize, max: max as usize }))
+            })?,
+            status::FULL => {
+                let [keys, slots, bytes_max, heap_bytes] =
+                    bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?;
+                Reply::Put(Err(PutError::Full { keys, slots, bytes_max, heap_bytes }))
+            }
+            status::HEAP_FULL => two().map(|(live_bytes, heap_bytes)| {
+                Reply::Put(Err(PutError::HeapFull { live_bytes, heap_bytes }))
+            })?,
+            status::HEAP_BUSY => two().map(|(given, waited)| {
+                let waited = std::time::Duration::from_nanos(waited);
+                Reply::Put(Err(PutError::HeapBusy { given: given as usize, waited }))
+            })?,
+            status::HEAP_MEMORY => {
+                two().map(|(given, _)| Reply::Put(Err(PutError::HeapMemory { given: given as usize })))?
+            }
+            status::NO_MEMORY => {
+                two().map(|(keys, bytes)| Reply::Put(Err(PutError::NoMemory { keys, bytes })))?
+            }
+            status::BUSY => {
+                two().map(|(rounds, _)| Reply::Put(Err(PutError::Busy { rounds: rounds as u32 })))?
+            }
+            _ => return Err(unknown),
+        })
+    }
+}
+
+/// Decodes the replies in `bytes`, which hold whole frames, to requests numbered from `first`.
+///
+/// # Errors
+/// [`WireError`], also for half a frame or a reply to another request.
+pub fn replies(mut bytes: &[u8], first: u64) -> Result<Vec<Reply>, WireError> {
+    let mut replies = Vec::new();
+    while !bytes.is_empty() {
+        let frame = decode(bytes)?.ok_or(WireError::Half)?;
+        let due = first + replies.len() as u64;
+        if frame.id != due {
+            return Err(WireError::Order { given: frame.id, due });
+        }
+        replies.push(Reply::decode(&frame)?);
+        bytes = &bytes[frame.length..];
+    }
+    Ok(replies)
+}

@@ -1,0 +1,285 @@
+//! Requests: what a client asks for.
+
+use super::frame::{Frame, HEAD, WireError, encode};
+use crate::layout::extent::{Expected, Reference};
+use crate::layout::slot::REFERENCE_BYTES;
+use crate::outcome::PutMode;
+use bytemuck::{Pod, Zeroable};
+
+/// The first bytes of a `Hello`.
+const HELLO_MAGIC: u64 = u64::from_le_bytes(*b"ONEREAD?");
+
+/// Length of the frame of a `Hello`.
+pub(crate) const HELLO_BYTES: usize = HEAD + size_of::<HelloBody>();
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct HelloBody {
+    magic: u64,
+    version: u32,
+    reserved: u32,
+}
+
+/// Operations of frames.
+mod op {
+    pub const HELLO: u16 = 1;
+    pub const UPSERT: u16 = 2;
+    pub const INSERT: u16 = 3;
+    pub const UPDATE: u16 = 4;
+    pub const REMOVE: u16 = 5;
+    pub const STAT: u16 = 6;
+    pub const GET: u16 = 7;
+    pub const MAILBOX: u16 = 8;
+    pub const WAKE: u16 = 9;
+    pub const SWAP: u16 = 10;
+    pub const SNAPSHOT: u16 = 11;
+    pub const GROWTH: u16 = 12;
+    pub const SWAP_EXTENT: u16 = 13;
+    pub const LONG_BEGIN: u16 = 14;
+    pub const LONG_PIECE: u16 = 15;
+    pub const LONG_PUT: u16 = 16;
+    pub const LONG_SWAP: u16 = 17;
+    pub const LONG_SWAP_EXTENT: u16 = 18;
+    pub const LONG_DROP: u16 = 19;
+    pub const HEAP: u16 = 20;
+}
+
+/// A request, borrowed from the receive buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request<'a> {
+    /// Opens the conversation.
+    Hello {
+        /// The client's protocol version.
+        version: u32,
+    },
+    /// Puts a key.
+    Put {
+        /// What the put may do.
+        mode: PutMode,
+        /// The key.
+        key: &'a [u8],
+        /// The value.
+        value: &'a [u8],
+    },
+    /// Puts a key if its value is still the expected one.
+    Swap {
+        /// The key.
+        key: &'a [u8],
+        /// The value that the key must have.
+        expected: &'a [u8],
+        /// The value to put.
+        value: &'a [u8],
+    },
+    /// Puts a key if its slot still names the extent in which the client has read the expected value.
+    SwapExtent {
+        /// The key.
+        key: &'a [u8],
+        /// The extent, as the slot has named it.
+        expected: Reference,
+        /// The value to put.
+        value: &'a [u8],
+    },
+    /// Begins the upload of a value, and drops the one before.
+    LongBegin {
+        /// The key that it is for.
+        key: &'a [u8],
+        /// Bytes of the value.
+        len: u32,
+    },
+    /// Brings the next bytes of the value.
+    LongPiece {
+        /// The bytes.
+        bytes: &'a [u8],
+    },
+    /// Puts the key with the value, all of which was brought.
+    LongPut {
+        /// What the put may do.
+        mode: PutMode,
+        /// The key.
+        key: &'a [u8],
+    },
+    /// Puts the key with that value if its value is still the expected one.
+    LongSwap {
+        /// The key.
+        key: &'a [u8],
+        /// The value that the key must have.
+        expected: Expected<'a>,
+    },
+    /// Drops the upload, if there is one.
+    LongDrop,
+    /// Removes a key.
+    Remove {
+        /// The key.
+        key: &'a [u8],
+    },
+    /// Asks the server to look up a key. This is a GET without one-sided READs, for comparison.
+    Get {
+        /// The key.
+        key: &'a [u8],
+    },
+    /// Asks for the server's counters.
+    Stat,
+    /// Asks what became of the server's snapshots.
+    Snapshot {
+        /// Asks for one more, too.
+        begin: bool,
+    },
+    /// Asks what a table that grows is made of.
+    Growth {
+        /// Has segments with few keys merged, too.
+        shrink: bool,
+    },
+    /// Asks what the memory of long values is used for.
+    Heap,
+    /// Asks for a mailbox, which further requests may go through.
+    Mailbox {
+        /// The client's version of mailboxes.
+        version: u32,
+    },
+    /// Wakes the server: requests are in the mailbox. Has no reply.
+    Wake,
+}
+
+impl<'a> Request<'a> {
+    /// Appends this request to `out`.
+    pub fn encode(&self, id: u64, out: &mut Vec<u8>) {
+        match self {
+            Request::Hello { version } => {
+                let body = HelloBody { magic: HELLO_MAGIC, version: *version, reserved: 0 };
+                encode(out, op::HELLO, 0, id, &[bytemuck::bytes_of(&body)]);
+            }
+            Request::Put { mode, key, value } => {
+                let op = match mode {
+                    PutMode::Upsert => op::UPSERT,
+                    PutMode::Insert => op::INSERT,
+                    PutMode::Update => op::UPDATE,
+                };
+                encode(out, op, 0, id, &[&(key.len() as u16).to_le_bytes(), key, value]);
+            }
+            Request::Swap { key, expected, value } => {
+                let lengths = [key.len() as u16, expected.len() as u16].map(u16::to_le_bytes).concat();
+                encode(out, op::SWAP, 0, id, &[&lengths, key, expected, value]);
+            }
+            Request::SwapExtent { key, expected, value } => {
+                let klen = (key.len() as u16).to_le_bytes();
+                encode(out, op::SWAP_EXTENT, 0, id, &[&klen, &expected.to_bytes(), key, value]);
+            }
+            Request::LongBegin { key, len } => {
+                encode(out, op::LONG_BEGIN, 0, id, &[&len.to_le_bytes(), key]);
+            }
+            Request::LongPiece { bytes } => encode(out, op::LONG_PIECE, 0, id, &[bytes]),
+            Request::LongPut { mode, key } => {
+                let mode = match mode {
+                    PutMode::Upsert => op::UPSERT,
+                    PutMode::Insert => op::INSERT,
+                    PutMode::Update => op::UPDATE,
+                };
+                encode(out, op::LONG_PUT, 0, id, &[&mode.to_le_bytes(), key]);
+            }
+            Request::LongSwap { key, expected: Expected::Value(expected) } => {
+                let klen = (key.len() as u16).to_le_bytes();
+                encode(out, op::LONG_SWAP, 0, id, &[&klen, key, expected]);
+            }
+            Request::LongSwap { key, expected: Expected::Extent(expected) } => {
+                encode(out, op::LONG_SWAP_EXTENT, 0, id, &[&expected.to_bytes(), key]);
+            }
+            Request::LongDrop => encode(out, op::LONG_DROP, 0, id, &[]),
+            Request::Heap => encode(out, op::HEAP, 0, id, &[]),
+            Request::Remove { key } => encode(out, op::REMOVE, 0, id, &[key]),
+            Request::Get { key } => encode(out, op::GET, 0, id, &[key]),
+            Request::Stat => encode(out, op::STAT, 0, id, &[]),
+            Request::Snapshot { begin } => encode(out, op::SNAPSHOT, 0, id, &[&[u8::from(*begin)]]),
+            Request::Growth { shrink } => encode(out, op::GROWTH, 0, id, &[&[u8::from(*shrink)]]),
+            Request::Mailbox { version } => encode(out, op::MAILBOX, 0, id, &[&version.to_le_bytes()]),
+            Request::Wake => encode(out, op::WAKE, 0, id, &[]),
+        }
+    }
+
+    /// Decodes the request in a frame.
+    ///
+    /// # Errors
+    /// [`WireError`] when the frame holds no valid request.
+    pub fn decode(frame: &Frame<'a>) -> Result<Request<'a>, WireError> {
+        let unfitting = WireError::Body { op: frame.op(), len: frame.body().len() };
+        let put = |mode| {
+            let (klen, rest) = frame.body().split_first_chunk::<2>().ok_or(unfitting)?;
+            let (key, value) =
+                rest.split_at_checked(usize::from(u16::from_le_bytes(*klen))).ok_or(unfitting)?;
+            Ok(Request::Put { mode, key, value })
+        };
+        let swap = || {
+            let (klen, rest) = frame.body().split_first_chunk::<2>()?;
+            let (elen, rest) = rest.split_first_chunk::<2>()?;
+            let (key, rest) = rest.split_at_checked(u16::from_le_bytes(*klen).into())?;
+            let (expected, value) = rest.split_at_checked(u16::from_le_bytes(*elen).into())?;
+            Some(Request::Swap { key, expected, value })
+        };
+        let swap_extent = || {
+            let (klen, rest) = frame.body().split_first_chunk::<2>()?;
+            let (expected, rest) = rest.split_first_chunk::<REFERENCE_BYTES>()?;
+            let (key, value) = rest.split_at_checked(u16::from_le_bytes(*klen).into())?;
+            Some(Request::SwapExtent { key, expected: Reference::from_bytes(*expected), value })
+        };
+        let long_put = || {
+            let (mode, key) = frame.body().split_first_chunk::<2>()?;
+            let mode = match u16::from_le_bytes(*mode) {
+                op::UPSERT => PutMode::Upsert,
+                op::INSERT => PutMode::Insert,
+                op::UPDATE => PutMode::Update,
+                _ => return None,
+            };
+            Some(Request::LongPut { mode, key })
+        };
+        let long_swap = || {
+            let (klen, rest) = frame.body().split_first_chunk::<2>()?;
+            let (key, expected) = rest.split_at_checked(u16::from_le_bytes(*klen).into())?;
+            Some(Request::LongSwap { key, expected: Expected::Value(expected) })
+        };
+        let flag = || match frame.body() {
+            [0] => Ok(false),
+            [1] => Ok(true),
+            _ => Err(unfitting),
+        };
+        match frame.op() {
+            op::HELLO => {
+                let hello: HelloBody =
+                    bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?;
+                if hello.magic != HELLO_MAGIC {
+                    return Err(unfitting);
+                }
+                Ok(Request::Hello { version: hello.version })
+            }
+            op::UPSERT => put(PutMode::Upsert),
+            op::INSERT => put(PutMode::Insert),
+            op::UPDATE => put(PutMode::Update),
+            op::SWAP => swap().ok_or(unfitting),
+            op::REMOVE => Ok(Request::Remove { key: frame.body() }),
+            op::GET => Ok(Request::Get { key: frame.body() }),
+            op::STAT if frame.body().is_empty() => Ok(Request::Stat),
+            op::MAILBOX => {
+                let version = frame.body().try_into().map_err(|_| unfitting)?;
+                Ok(Request::Mailbox { version: u32::from_le_bytes(version) })
+            }
+            op::WAKE if frame.body().is_empty() => Ok(Request::Wake),
+            op::SNAPSHOT => Ok(Request::Snapshot { begin: flag()? }),
+            op::GROWTH => Ok(Request::Growth { shrink: flag()? }),
+            op::SWAP_EXTENT => swap_extent().ok_or(unfitting),
+            op::LONG_BEGIN => {
+                let (len, key) = frame.body().split_first_chunk::<4>().ok_or(unfitting)?;
+                Ok(Request::LongBegin { key, len: u32::from_le_bytes(*len) })
+            }
+            op::LONG_PIECE => Ok(Request::LongPiece { bytes: frame.body() }),
+            op::LONG_PUT => long_put().ok_or(unfitting),
+            op::LONG_SWAP => long_swap().ok_or(unfitting),
+            op::LONG_SWAP_EXTENT => {
+                let (expected, key) = frame.body().split_first_chunk().ok_or(unfitting)?;
+                let expected = Expected::Extent(Reference::from_bytes(*expected));
+                Ok(Request::LongSwap { key, expected })
+            }
+            op::LONG_DROP if frame.body().is_empty() => Ok(Request::LongDrop),
+            op::HEAP if frame.body().is_empty() => Ok(Request::Heap),
+            op::STAT | op::WAKE | op::LONG_DROP | op::HEAP => Err(unfitting),
+            op => Err(WireError::Unknown { op, status: frame.status() }),
+        }
+    }
+}

@@ -1,0 +1,468 @@
+use super::frame::HEAD;
+use super::*;
+use crate::layout::extent::{Expected, Reference};
+use crate::outcome::{GrowthCounts, HeapCounts, IndexCounts, PutError, PutMode, PutOutcome, SwapOutcome};
+use proptest::prelude::*;
+
+proptest! {
+    /// Any bytes give a frame, ask for more, or are an error. A request that decodes encodes to
+    /// itself.
+    #[test]
+    fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), op in 0u16..22, len in 0u32..64) {
+        let mut framed = bytes.clone();
+        if framed.len() >= HEAD {
+            framed[..4].copy_from_slice(&len.to_le_bytes());
+            framed[4..6].copy_from_slice(&op.to_le_bytes());
+        }
+        for bytes in [&bytes, &framed] {
+            if let Ok(Some(frame)) = decode(bytes) {
+                let _ = Reply::decode(&frame);
+                if let Ok(request) = Request::decode(&frame) {
+                    let mut again = Vec::new();
+                    request.encode(frame.id, &mut again);
+                    let frame = decode(&again).unwrap().unwrap();
+                    prop_assert_eq!(Request::decode(&frame).unwrap(), request);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn replies_round_trip() {
+    let replies = [
+        Reply::Welcome { version: 1 },
+        Reply::Refused { version: 9 },
+        Reply::Mailbox { version: 1 },
+        Reply::Wake,
+        Reply::Put(Ok(PutOutcome::Inserted)),
+        Reply::Put(Ok(PutOutcome::Updated)),
+        Reply::Put(Ok(PutOutcome::Exists)),
+        Reply::Put(Ok(PutOutcome::Missing)),
+        Reply::Swapped(Ok(SwapOutcome::Swapped)),
+        Reply::Swapped(Ok(SwapOutcome::Differs)),
+        Reply::Swapped(Ok(SwapOutcome::Absent)),
+        Reply::Removed(Ok(true)),
+        Reply::Removed(Ok(false)),
+        Reply::Value(Some(b"value".to_vec())),
+        Reply::Value(Some(Vec::new())),
+        Reply::Value(None),
+        Reply::Stat(ServerStats { keys: 1, pid: 2, ..Default::default() }),
+        Reply::Snapshot(SnapshotStatus { every_ms: 1, failure: 2, ..Default::default() }),
+        Reply::Growth(GrowthCounts { segments: 1, bytes_backed: 2, ..Default::default() }),
+        Reply::Heap(HeapCounts { values: 1, returned_bytes: 2, ..Default::default() }),
+        Reply::Taken,
+        Reply::Unfit,
+        Reply::Put(Err(PutError::KeyLength { given: 0, max: 255 })),
+        Reply::Put(Err(PutError::ValueLength { given: 100, max: 32 })),
+        Reply::Put(Err(PutError::Full { keys: 9, slots: 10, bytes_max: 11, heap_bytes: 12 })),
+        Reply::Put(Err(PutError::Busy { rounds: 7 })),
+        Reply::Put(Err(PutError::NoMemory { keys: 11, bytes: 1 << 20 })),
+        Reply::Put(Err(PutError::HeapFull { live_bytes: 5, heap_bytes: 6 })),
+        Reply::Put(Err(PutError::HeapBusy { given: 5, waited: std::time::Duration::from_nanos(6) })),
+        Reply::Put(Err(PutError::HeapMemory { given: 5 })),
+        Reply::Denied,
+        Reply::TurnedAway(Refusal::User { uid: 7 }),
+        Reply::TurnedAway(Refusal::ServerFull { max: 7 }),
+        Reply::TurnedAway(Refusal::PeerFull { max: 7 }),
+        Reply::TurnedAway(Refusal::Descriptors),
+        Reply::TurnedAway(Refusal::Stopping),
+        Reply::TurnedAway(Refusal::Other { code: 99 }),
+    ];
+    let mut bytes = Vec::new();
+    replies.iter().enumerate().for_each(|(id, reply)| reply.encode(id as u64, &mut bytes));
+    let mut rest = bytes.as_slice();
+    for (id, reply) in replies.iter().enumerate() {
+        let frame = decode(rest).unwrap().unwrap();
+        assert_eq!((frame.id, &Reply::decode(&frame).unwrap()), (id as u64, reply));
+        rest = &rest[frame.length..];
+    }
+    assert!(rest.is_empty());
+}
+
+/// Builds a frame from its fields.
+fn frame(op: u16, status: u16, id: u64, body: &[u8]) -> Vec<u8> {
+    let length = (body.len() as u32).to_le_bytes();
+    [&length[..], &op.to_le_bytes(), &status.to_le_bytes(), &id.to_le_bytes(), body].concat()
+}
+
+/// The bytes of each request. Servers and clients of other builds rely on them; a change needs
+/// another protocol version.
+#[test]
+fn golden_requests() {
+    assert_eq!((PROTOCOL_VERSION, BODY_MAX, HEAD, FRAME_VALUE_MAX), (2, 65_536, 16, 4_080));
+    let put = |mode| Request::Put { mode, key: b"key", value: b"value" };
+    let hello = b"ONEREAD?\x01\x02\x03\x04\0\0\0\0";
+    let extent = Reference { number: 1, offset: 2, len: 3, crc: 4 };
+    let named = b"\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x03\0\0\0\x04\0\0\0";
+    let after = |before: &[u8], rest: &[u8]| [before, named, rest].concat();
+    let swap_extent = after(b"\x03\0", b"keyvalue");
+    let long_swap_extent = after(b"", b"key");
+    let long_put = |mode| Request::LongPut { mode, key: b"key" };
+    let long_swap = |expected| Request::LongSwap { key: b"key", expected };
+    for (op, request, body) in [
+        (1, Request::Hello { version: 0x0403_0201 }, &hello[..]),
+        (2, put(PutMode::Upsert), b"\x03\0keyvalue"),
+        (3, put(PutMode::Insert), b"\x03\0keyvalue"),
+        (4, put(PutMode::Update), b"\x03\0keyvalue"),
+        (5, Request::Remove { key: b"key" }, b"key"),
+        (6, Request::Stat, b""),
+        (7, Request::Get { key: b"key" }, b"key"),
+        (8, Request::Mailbox { version: 0x0403_0201 }, b"\x01\x02\x03\x04"),
+        (9, Request::Wake, b""),
+        (10, Request::Swap { key: b"key", expected: b"old", value: b"value" }, b"\x03\0\x03\0keyoldvalue"),
+        (11, Request::Snapshot { begin: false }, b"\0"),
+        (11, Request::Snapshot { begin: true }, b"\x01"),
+        (12, Request::Growth { shrink: false }, b"\0"),
+        (12, Request::Growth { shrink: true }, b"\x01"),
+        (13, Request::SwapExtent { key: b"key", expected: extent, value: b"value" }, &swap_extent),
+        (14, Request::LongBegin { key: b"key", len: 0x0403_0201 }, b"\x01\x02\x03\x04key"),
+        (15, Request::LongPiece { bytes: b"bytes" }, b"bytes"),
+        (16, long_put(PutMode::Upsert), b"\x02\0key"),
+        (16, long_put(PutMode::Insert), b"\x03\0key"),
+        (16, long_put(PutMode::Update), b"\x04\0key"),
+        (17, long_swap(Expected::Value(b"old")), b"\x03\0keyold"),
+        (18, long_swap(Expected::Extent(extent)), &long_swap_extent),
+        (19, Request::LongDrop, b""),
+        (20, Request::Heap, b""),
+    ] {
+        let id = 0x0102_0304_0506_0708;
+        let expected = frame(op, 0, id, body);
+        let mut bytes = b"before".to_vec();
+        request.encode(id, &mut bytes);
+        assert_eq!(bytes, [b"before", &expected[..]].concat(), "{request:?}");
+        let decoded = decode(&expected).unwrap().unwrap();
+        assert_eq!((decoded.id, decoded.length), (id, expected.len()));
+        assert_eq!(Request::decode(&decoded), Ok(request));
+    }
+}
+
+/// The bytes of each reply.
+#[test]
+fn golden_replies() {
+    let two = |a: u64, b: u64| [a.to_le_bytes(), b.to_le_bytes()].concat();
+    let counts = IndexCounts {
+        keys: 1,
+        inserts: 2,
+        updates: 3,
+        removes: 4,
+        moves: 5,
+        homings: 6,
+        waits: 7,
+        slots: 8,
+        main_slots: 9,
+    };
+    let pid = u64::from(std::process::id());
+    let stats = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, pid, 11].map(u64::to_le_bytes).concat();
+    let snapshots = SnapshotStatus {
+        every_ms: 1,
+        asked: 2,
+        begun: 3,
+        finished: 4,
+        saved: 5,
+        progress_ppm: 6,
+        saved_ms: 7,
+        took_us: 8,
+        keys: 9,
+        bytes: 10,
+        failed_ms: 11,
+        failure: 12,
+    };
+    let growth = GrowthCounts {
+        segments: 1,
+        segments_max: 2,
+        splitting: 3,
+        merging: 4,
+        depth: 5,
+        load_min_ppm: 6,
+        load_max_ppm: 7,
+        splits: 8,
+        merges: 9,
+        given_up: 10,
+        moved: 11,
+        refused: 12,
+        bytes_backed: 13,
+        bytes_max: 14,
+        bytes_returned: 15,
+    };
+    let halves = [1u32, 2, 3, 4, 5, 0, 6, 7].map(u32::to_le_bytes).concat();
+    let heap = HeapCounts {
+        values: 1,
+        live_bytes: 2,
+        waiting_bytes: 3,
+        gap_bytes: 4,
+        largest_gap_bytes: 5,
+        block_bytes: 6,
+        blocks: 7,
+        open_blocks: 8,
+        heap_bytes: 9,
+        moved_bytes: 10,
+        returned_bytes: 11,
+    };
+    assert_eq!((heap.values, heap.live_bytes, heap.returned_bytes), (1, 2, 11));
+    let growth_body = [halves, (8..=15).flat_map(u64::to_le_bytes).collect()].concat();
+    for (status, reply, body) in [
+        (1, Reply::Welcome { version: 0x0102_0304 }, vec![4, 3, 2, 1]),
+        (2, Reply::Put(Ok(PutOutcome::Inserted)), vec![]),
+        (3, Reply::Put(Ok(PutOutcome::Updated)), vec![]),
+        (4, Reply::Put(Ok(PutOutcome::Exists)), vec![]),
+        (5, Reply::Put(Ok(PutOutcome::Missing)), vec![]),
+        (6, Reply::Removed(Ok(false)), vec![0]),
+        (6, Reply::Removed(Ok(true)), vec![1]),
+        (7, Reply::Stat(ServerStats::new(counts, 10, 11)), stats),
+        (8, Reply::Value(Some(b"value".to_vec())), b"value".to_vec()),
+        (9, Reply::Value(None), vec![]),
+        (10, Reply::Mailbox { version: 0x0102_0304 }, vec![4, 3, 2, 1]),
+        (11, Reply::Wake, vec![]),
+        (12, Reply::Swapped(Ok(SwapOutcome::Swapped)), vec![]),
+        (13, Reply::Swapped(Ok(SwapOutcome::Differs)), vec![]),
+        (14, Reply::Swapped(Ok(SwapOutcome::Absent)), vec![]),
+        (15, Reply::Snapshot(snapshots), (1..=12).flat_map(u64::to_le_bytes).collect()),
+        (16, Reply::Growth(growth), growth_body),
+        (17, Reply::Heap(heap), (1..=11).flat_map(u64::to_le_bytes).collect()),
+        (18, Reply::Taken, vec![]),
+        (111, Reply::Unfit, vec![]),
+        (100, Reply::Put(Err(PutError::KeyLength { given: 300, max: 16 })), two(300, 16)),
+        (101, Reply::Put(Err(PutError::ValueLength { given: 301, max: 17 })), two(301, 17)),
+        (
+            102,
+            Reply::Put(Err(PutError::Full { keys: 12, slots: 13, bytes_max: 14, heap_bytes: 15 })),
+            (12..=15).flat_map(u64::to_le_bytes).collect(),
+        ),
+        (103, Reply::Put(Err(PutError::Busy { rounds: 14 })), two(14, 0)),
+        (107, Reply::Put(Err(PutError::NoMemory { keys: 15, bytes: 16 })), two(15, 16)),
+        (104, Reply::Refused { version: 0x0102_0304 }, vec![4, 3, 2, 1]),
+        (105, Reply::Denied, vec![]),
+        (106, Reply::TurnedAway(Refusal::User { uid: 14 }), two(1, 14)),
+        (106, Reply::TurnedAway(Refusal::ServerFull { max: 14 }), two(2, 14)),
+        (106, Reply::TurnedAway(Refusal::PeerFull { max: 14 }), two(3, 14)),
+        (106, Reply::TurnedAway(Refusal::Descriptors), two(4, 0)),
+        (106, Reply::TurnedAway(Refusal::Stopping), two(5, 0)),
+    ] {
+        let id = 0x0102_0304_0506_0708;
+        let expected = frame(0x8000, status, id, &body);
+        let mut bytes = Vec::new();
+        reply.encode(id, &mut bytes);
+        assert_eq!(bytes, expected, "{reply:?}");
+        let decoded = decode(&expected).unwrap().unwrap();
+        assert_eq!((decoded.id, decoded.length), (id, expected.len()));
+        assert_eq!(Reply::decode(&decoded), Ok(reply));
+    }
+    // Errors of removes and swaps look like those of puts.
+    let (mut removed, mut swapped, mut put) = (Vec::new(), Vec::new(), Vec::new());
+    let error = PutError::KeyLength { given: 1, max: 2 };
+    Reply::Removed(Err(error.clone())).encode(5, &mut removed);
+    Reply::Swapped(Err(error.clone())).encode(5, &mut swapped);
+    Reply::Put(Err(error)).encode(5, &mut put);
+    assert_eq!((&removed, &swapped), (&put, &put));
+}
+
+/// A frame decodes only when its last byte is there. A frame that is too long is refused at its
+/// head. Bytes after the frame are not part of it.
+#[test]
+fn frames_decode_when_they_are_whole() {
+    for length in [0, 1, 100, BODY_MAX] {
+        let mut bytes = frame(5, 0, 9, &vec![7; length]);
+        for cut in [0, 1, 4, 15, 16, bytes.len() - 1].into_iter().filter(|cut| *cut < bytes.len()) {
+            assert!(decode(&bytes[..cut]).unwrap().is_none(), "{cut} of {length}");
+        }
+        bytes.extend([1; 20]);
+        let decoded = decode(&bytes).unwrap().unwrap();
+        assert_eq!((decoded.length, decoded.body()), (HEAD + length, &vec![7; length][..]));
+    }
+    for given in [BODY_MAX as u32 + 1, u32::MAX] {
+        let head = [&given.to_le_bytes()[..], &[0; 12]].concat();
+        assert_eq!(decode(&head).unwrap_err(), WireError::TooLong { given });
+    }
+}
+
+/// Each error names the operation with the length of its body, or with its status.
+#[test]
+fn invalid_frames_are_refused() {
+    let unfitting = |op, len| WireError::Body { op, len };
+    let unknown = |op, status| WireError::Unknown { op, status };
+    let hello = |magic: &[u8; 8], more: usize| [&magic[..], &vec![0; more]].concat();
+    for (op, status, body, expected) in [
+        (0, 0, vec![], unknown(0, 0)),
+        (21, 3, vec![], unknown(21, 3)),
+        (0x8000, 6, vec![1], unknown(0x8000, 6)),
+        (1, 0, hello(b"ONEREAD!", 8), unfitting(1, 16)),
+        (1, 0, hello(b"ONEREAD?", 7), unfitting(1, 15)),
+        (1, 0, hello(b"ONEREAD?", 9), unfitting(1, 17)),
+        (2, 0, vec![1], unfitting(2, 1)),
+        (3, 0, vec![2, 0, 7], unfitting(3, 3)),
+        (4, 0, vec![0, 1, 7], unfitting(4, 3)),
+        (6, 0, vec![0], unfitting(6, 1)),
+        (8, 0, vec![0; 3], unfitting(8, 3)),
+        (8, 0, vec![0; 5], unfitting(8, 5)),
+        (9, 0, vec![0; 2], unfitting(9, 2)),
+        (10, 0, vec![], unfitting(10, 0)),
+        (10, 0, vec![0; 3], unfitting(10, 3)),
+        (10, 0, vec![2, 0, 0, 0, 7], unfitting(10, 5)),
+        (10, 0, vec![1, 0, 1, 0, 7], unfitting(10, 5)),
+        (10, 0, vec![0, 0, 0, 1, 7], unfitting(10, 5)),
+        (11, 0, vec![], unfitting(11, 0)),
+        (11, 0, vec![2], unfitting(11, 1)),
+        (11, 0, vec![1, 0], unfitting(11, 2)),
+        (12, 0, vec![], unfitting(12, 0)),
+        (12, 0, vec![2], unfitting(12, 1)),
+        (13, 0, vec![0; 25], unfitting(13, 25)),
+        (13, 0, [&[2, 0][..], &[0; 25]].concat(), unfitting(13, 27)),
+        (14, 0, vec![0; 3], unfitting(14, 3)),
+        (16, 0, vec![2], unfitting(16, 1)),
+        (16, 0, vec![5, 0, 7], unfitting(16, 3)),
+        (17, 0, vec![2, 0, 7], unfitting(17, 3)),
+        (18, 0, vec![0; 23], unfitting(18, 23)),
+        (19, 0, vec![0], unfitting(19, 1)),
+        (20, 0, vec![0], unfitting(20, 1)),
+    ] {
+        let bytes = frame(op, status, 1, &body);
+        let decoded = decode(&bytes).unwrap().unwrap();
+        assert_eq!(Request::decode(&decoded), Err(expected), "{op} with {body:?}");
+    }
+    // A key that fills the body, and an empty key, decode: the table checks lengths.
+    for (body, key, value) in [(&b"\x02\0ke"[..], &b"ke"[..], &b""[..]), (b"\0\0v", b"", b"v")] {
+        let bytes = frame(2, 0, 1, body);
+        let put = Request::decode(&decode(&bytes).unwrap().unwrap());
+        assert_eq!(put, Ok(Request::Put { mode: PutMode::Upsert, key, value }));
+    }
+    for (op, status, length, expected) in [
+        (5, 6, 1, unknown(5, 6)),
+        (0x8001, 6, 1, unknown(0x8001, 6)),
+        (0x8000, 0, 0, unknown(0x8000, 0)),
+        (0x8000, 15, 95, unfitting(0x8000, 95)),
+        (0x8000, 16, 95, unfitting(0x8000, 95)),
+        (0x8000, 17, 87, unfitting(0x8000, 87)),
+        (0x8000, 19, 0, unknown(0x8000, 19)),
+        (0x8000, 108, 4, unfitting(0x8000, 4)),
+        (0x8000, 112, 4, unknown(0x8000, 112)),
+        (0x8000, 106, 8, unfitting(0x8000, 8)),
+        (0x8000, 1, 3, unfitting(0x8000, 3)),
+        (0x8000, 104, 5, unfitting(0x8000, 5)),
+        (0x8000, 10, 0, unfitting(0x8000, 0)),
+        (0x8000, 6, 0, unfitting(0x8000, 0)),
+        (0x8000, 7, 95, unfitting(0x8000, 95)),
+        (0x8000, 100, 15, unfitting(0x8000, 15)),
+        (0x8000, 101, 17, unfitting(0x8000, 17)),
+        (0x8000, 102, 8, unfitting(0x8000, 8)),
+        (0x8000, 103, 0, unfitting(0x8000, 0)),
+        (0x8000, 107, 8, unfitting(0x8000, 8)),
+    ] {
+        let bytes = frame(op, status, 1, &vec![0; length]);
+        let decoded = decode(&bytes).unwrap().unwrap();
+        assert_eq!(Reply::decode(&decoded), Err(expected), "{op}, {status} with {length} bytes");
+    }
+}
+
+/// Replies must have the numbers of their requests, in order, and be whole.
+#[test]
+fn replies_must_match_their_requests() {
+    let bytes = |ids: &[u64]| {
+        let mut bytes = Vec::new();
+        ids.iter().for_each(|id| Reply::Removed(Ok(id % 2 == 0)).encode(*id, &mut bytes));
+        bytes
+    };
+    let removed = |ids: &[u64]| ids.iter().map(|id| Reply::Removed(Ok(id % 2 == 0))).collect();
+    for first in [0, 7, 1 << 40] {
+        let due = [first, first + 1, first + 2];
+        for n in 0..=3 {
+            assert_eq!(super::replies(&bytes(&due[..n]), first), Ok(removed(&due[..n])));
+        }
+        let [a, b, c] = due;
+        for wrong in [[b, a, c], [a, c, b], [a, a, b], [a, b, b], [b, c, c + 1], [a, b, 0x100 + c]] {
+            let error = super::replies(&bytes(&wrong), first).unwrap_err();
+            assert!(matches!(error, WireError::Order { .. }), "{wrong:?}: {error}");
+        }
+        let whole = bytes(&due);
+        for cut in (1..whole.len()).filter(|cut| !cut.is_multiple_of(bytes(&[0]).len())) {
+            assert!(super::replies(&whole[..cut], first).is_err(), "cut off at {cut}");
+        }
+    }
+}
+
+/// The longest request and reply are as long as computed. Cells and messages are sized by that.
+#[test]
+fn the_longest_requests_and_replies() {
+    use crate::config::{Config, TableSize};
+    for (key_max, value_max) in [
+        (1, 0),
+        (1, 1),
+        (7, 33),
+        (8, 8),
+        (32, 78),
+        (255, 100),
+        (255, 3_600),
+        (8, 4_080),
+        (8, 4_081),
+        (255, 1 << 20),
+    ] {
+        let heap_bytes = (value_max > 3_600).then_some(1 << 30);
+        let config =
+            Config { key_max, value_max, heap_bytes, size: TableSize::Slots(8), ..Config::default() };
+        let geometry = config.geometry().unwrap();
+        let frame_max = frame_value_max(&geometry);
+        assert_eq!(frame_max, geometry.value_max().min(4_080));
+        let (key, value) = (vec![1; key_max], vec![2; frame_max]);
+        let length = |request: Request<'_>| {
+            let mut bytes = Vec::new();
+            request.encode(7, &mut bytes);
+            bytes.len()
+        };
+        let put = length(Request::Put { mode: PutMode::Upsert, key: &key, value: &value });
+        let swap = length(Request::Swap { key: &key, expected: &value, value: &value });
+        assert_eq!(swap, request_bytes_max(&geometry), "{key_max}, {value_max}");
+        assert!(put <= swap && length(Request::Remove { key: &key }) <= swap);
+        if geometry.has_heap() {
+            let extent = Reference { number: 1, offset: 2, len: 3, crc: 4 };
+            for request in [
+                Request::SwapExtent { key: &key, expected: extent, value: &value },
+                Request::LongBegin { key: &key, len: 1 },
+                Request::LongPiece { bytes: &value },
+                Request::LongPut { mode: PutMode::Upsert, key: &key },
+                Request::LongSwap { key: &key, expected: Expected::Value(&value) },
+                Request::LongSwap { key: &key, expected: Expected::Extent(extent) },
+            ] {
+                assert!(length(request) <= swap, "{request:?}");
+            }
+        }
+        let mut found = Vec::new();
+        Reply::Value(Some(value)).encode(7, &mut found);
+        let mut full = Vec::new();
+        Reply::Put(Err(PutError::Full { keys: 1, slots: 2, bytes_max: 3, heap_bytes: 4 }))
+            .encode(7, &mut full);
+        let mut stats = Vec::new();
+        Reply::Stat(ServerStats::default()).encode(7, &mut stats);
+        assert!(full.len() <= stats.len(), "not the longest");
+        assert_eq!(found.len().max(stats.len()), reply_bytes_max(&geometry));
+        // What goes through a mailbox fits its cells. Without a heap, that is all.
+        let (request_max, reply_max) = cell_frames_max(&geometry);
+        let value = vec![2; frame_max.min(geometry.shape().payload_max())];
+        let longer = vec![2; value.len() + 1];
+        let extent = Reference { number: 1, offset: 2, len: 3, crc: 4 };
+        let swap = Request::Swap { key: &key, expected: &value, value: &value };
+        assert_eq!(length(swap), request_max);
+        for request in [
+            swap,
+            Request::Put { mode: PutMode::Upsert, key: &key, value: &value },
+            Request::SwapExtent { key: &key, expected: extent, value: &value },
+            Request::Remove { key: &key },
+            Request::LongDrop,
+        ] {
+            let is_of_heaps = matches!(request, Request::SwapExtent { .. }) && !geometry.has_heap();
+            assert!(fits_cells(&request, &geometry), "{request:?}");
+            assert!(length(request) <= request_max || is_of_heaps, "{request:?}");
+        }
+        for request in [
+            Request::Swap { key: &key, expected: &longer, value: b"" },
+            Request::Swap { key: &key, expected: b"", value: &longer },
+            Request::SwapExtent { key: &key, expected: extent, value: &longer },
+            Request::Put { mode: PutMode::Upsert, key: &key, value: &longer },
+        ] {
+            assert!(!fits_cells(&request, &geometry), "{request:?}");
+        }
+        assert_eq!(fits_cells(&Request::Get { key: &key }, &geometry), !geometry.has_heap());
+        let mut found = Vec::new();
+        Reply::Value(Some(value)).encode(7, &mut found);
+        assert_eq!(found.len().max(stats.len()), reply_max);
+    }
+}
