@@ -21,16 +21,22 @@
 //! | `turns` | server threads that run one at a time, as chosen |
 //! | `keys` | keys by number |
 //! | `stores` | what the stores of a history did: moves, homings, blocks |
-//! | `world` | a server, its clients, and the oracle that judges what they report |
+//! | `scene`, `world` | the parameters of a server, and a server over a recorded region |
+//! | `oracle` | every value that each key had, and from when to when: what answers are right |
+//! | `past`, `clients` | what a server did, and the GETs of clients that are run against it |
 //! | `decided` | how many GETs each rule decided |
 //!
 //! The core reaches the simulator only through `observe.rs`.
 
 mod choices;
+mod clients;
 mod decided;
 mod history;
 mod keys;
 mod nic;
+mod oracle;
+mod past;
+mod scene;
 mod stores;
 pub(crate) mod turns;
 mod world;
@@ -40,6 +46,9 @@ pub use decided::{By, Decided};
 pub use history::{History, Instant, Recorder, Stalls};
 pub use keys::{KeyNumber, key, mixed};
 pub use nic::{Aim, Hardware, Met, Pass, Sim, SimGetError, Unit, Witness};
+pub use oracle::{Change, GetAnswer, Violation};
+pub use past::{Past, PlannedGet, PlannedGets};
+pub use scene::Scene;
 pub use stores::{Incident, IncidentKind, Move};
 pub use turns::{StopAt, accesses_of, interrupt, run as take_turns};
-pub use world::{Change, GetAnswer, Past, PlannedGet, PlannedGets, Scene, Violation, World};
+pub use world::World;
