@@ -177,7 +177,8 @@ fn the_image_starts_a_server_that_becomes_healthy() {
     assert!(of("RUN")[0].starts_with(build));
     assert_eq!(of("COPY"), [". .", &format!("--from=build /src/target/release/oneread {INSTALLED}")]);
     for left_out in read(".dockerignore").lines().filter(|line| !line.starts_with("target")) {
-        let tracked = ["Cargo.toml", "Cargo.lock", "src", "cli", "benches", "examples", "README.md"];
+        let tracked =
+            ["Cargo.toml", "Cargo.lock", "src", "cli", "kit", "lab", "benches", "examples", "README.md"];
         assert!(!tracked.contains(&left_out), "the build needs {left_out}");
     }
     let [user] = of("USER")[..] else { panic!("one user") };

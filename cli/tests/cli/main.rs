@@ -1,0 +1,15 @@
+//! Tests of the `oneread` command from outside, as a shell or a script uses it.
+
+#[path = "../command/mod.rs"]
+mod command;
+mod growth;
+#[cfg(feature = "lab")]
+mod lab;
+mod region_files;
+mod served;
+mod servers;
+mod snapshots;
+mod stat;
+mod terminal;
+mod users;
+mod values;

@@ -1,0 +1,167 @@
+//! A server starts, is waited for and stops as it was told to.
+
+use crate::command::{alone, oneread};
+use crate::served::{SOON, Served, ends, expect, json, run, run_with_input, stderr, stdout};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Valgrind finds no invalid access and no leak, in the server or in a client.
+#[test]
+fn valgrind_finds_nothing() {
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        eprintln!("skipped: valgrind is not installed");
+        return;
+    }
+    let checked = || {
+        let mut command = Command::new("valgrind");
+        command.args(["-q", "--error-exitcode=99", "--leak-check=full"]);
+        command.args(["--errors-for-leak-kinds=definite,indirect", env!("CARGO_BIN_EXE_oneread")]);
+        alone(command)
+    };
+    let options = ["--anonymous", "--capacity", "1000"];
+    let mut served = Served::start_by(checked(), tempfile::tempdir().unwrap(), &options);
+    for (arguments, expected) in [(&["put", "k", "v"][..], "inserted\n"), (&["get", "k"], "v\n")] {
+        let patient = ["--deadline", "60s", "--at", &served.at];
+        let out = checked().args(arguments).args(patient).output().unwrap();
+        assert_eq!(stdout(&expect(out, 0)), expected);
+    }
+    served.signal(rustix::process::Signal::TERM);
+    assert_eq!(served.child.wait().unwrap().code(), Some(0));
+}
+
+/// A stopped server is waited for as long as --deadline says, and no request of it is done twice.
+#[test]
+fn a_stopped_server_is_waited_for_until_the_deadline() {
+    use rustix::process::Signal;
+    let served = Served::start(&["--anonymous", "--slots", "64"]);
+    served.suspend();
+    for command in
+        [&["put", "k", "v"][..], &["del", "k"], &["stat"], &["snapshot"], &["shrink"], &["load", "-"]]
+    {
+        let arguments = [command, &["--deadline", "120ms", "--at", &served.at]].concat();
+        let out = expect(run_with_input(&arguments, b"k\tv\n"), 1);
+        assert!(stderr(&out).contains("120 ms"), "{command:?}: {out:?}");
+    }
+    served.signal(Signal::CONT);
+    expect(served.run(&["get", "k"]), 1);
+}
+
+/// A server that `nohup` starts outlives its terminal.
+#[test]
+fn what_is_to_outlive_its_terminal_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = format!("shm:{}", dir.path().join("sock").display());
+    let mut command = alone(Command::new("env"));
+    command.args(["--ignore-signal=HUP", env!("CARGO_BIN_EXE_oneread"), "serve", "--anonymous", "--at", &at]);
+    let mut server = command.args(["--slots", "64"]).stdout(Stdio::null()).spawn().unwrap();
+    expect(run(&["ping", "--wait", "60s", "--at", &at]), 0);
+    let pid = rustix::process::Pid::from_child(&server);
+    rustix::process::kill_process(pid, rustix::process::Signal::HUP).unwrap();
+    expect(run(&["ping", "--at", &at]), 0);
+    expect(run(&["stop", "--at", &at]), 0);
+    assert_eq!(server.wait().unwrap().code(), Some(0));
+}
+
+/// Scripts need no pauses: a server in the background is there when the command returns, and gone when `stop`
+/// returns. Between these it answers.
+#[test]
+fn a_server_in_the_background_is_there_and_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| dir.path().join(name).display().to_string();
+    let (at, region, pid_file) = (format!("shm:{}", file("sock")), file("region"), file("pid"));
+    let serve = ["serve", "--daemonize", "--at", &at, "--region", &region, "--slots", "64"];
+    let serve = [&serve[..], &["--pid-file", &pid_file]].concat();
+    let told = stdout(&expect(run(&serve), 0));
+    let pid = std::fs::read_to_string(&pid_file).unwrap();
+    let pid: i32 = pid.trim().parse().unwrap();
+    assert!(told.starts_with("serving ") && told.contains(&format!("process {pid}; its log is ")), "{told}");
+    assert!(told.contains(&file("sock.log")), "{told}");
+    assert_eq!(stdout(&expect(run(&["set", "k", "v", "--at", &at]), 0)), "inserted\n");
+    assert!(stdout(&expect(run(&["ping", "--at", &at]), 0)).contains(" answers: a request takes "));
+    // It has a session of its own, and nothing of the terminal.
+    let process = rustix::process::Pid::from_raw(pid).unwrap();
+    assert_eq!(rustix::process::getsid(Some(process)).unwrap(), process);
+    let open = |fd: u32| std::fs::read_link(format!("/proc/{pid}/fd/{fd}")).unwrap();
+    let log = PathBuf::from(file("sock.log"));
+    assert_eq!([open(0), open(1), open(2)], ["/dev/null".into(), log.clone(), log]);
+    // A second one says why it does not start.
+    let refused = expect(run(&serve), 1);
+    let why = stderr(&refused);
+    assert!(why.contains("a server is there already") && why.contains("in use by another server"), "{why}");
+    assert_eq!(stdout(&refused), "");
+
+    let stopped = stdout(&expect(run(&["stop", "--at", &at]), 0));
+    assert!(stopped.starts_with(&format!("stopped the server at {at}, process {pid}\n")), "{stopped}");
+    assert!(stopped.contains(&format!("the table stays in {region} (")), "{stopped}");
+    assert!(!Path::new(&pid_file).exists() && !Path::new(&file("sock")).exists());
+    let none = stderr(&expect(run(&["stop", "--at", &at]), 1));
+    assert!(none.contains("no server at"), "{none}");
+
+    let log = file("other.log");
+    let ready = json(&expect(run(&[&serve[..], &["--json", "--log", &log]].concat()), 0));
+    assert_eq!((&ready["event"], &ready["log"]), (&"ready".into(), &log.into()));
+    assert_eq!(stdout(&expect(run(&["get", "k", "--at", &at]), 0)), "v\n");
+    let stopped = json(&expect(run(&["stop", "--json", "--at", &at]), 0));
+    assert_eq!((&stopped["pid"], &stopped["region"]), (&ready["pid"], &region.into()));
+}
+
+/// Also a suspended server is stopped, and one that is not gone in time is named.
+#[test]
+fn a_suspended_server_is_stopped() {
+    let mut served = Served::start(&["--anonymous", "--slots", "64"]);
+    served.suspend();
+    let stopped = stdout(&expect(served.run(&["stop"]), 0));
+    assert_eq!(stopped.lines().count(), 1, "nothing stays of anonymous memory: {stopped}");
+    assert!(served.child.wait().unwrap().success());
+    let over_verbs = stderr(&expect(run(&["stop", "--at", "verbs://localhost:1"]), 1));
+    assert!(over_verbs.contains("on its own host"), "{over_verbs}");
+}
+
+/// `--wait` waits for a server that is not there yet, and says so if none comes. Other errors it does not wait for.
+#[test]
+fn a_server_that_comes_up_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = format!("shm:{}", dir.path().join("sock").display());
+    let waiting = oneread()
+        .args(["put", "k", "v", "--wait", "60s", "--at", &at])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pinging =
+        oneread().args(["ping", "--wait", "60s", "--at", &at]).stdout(Stdio::piped()).spawn().unwrap();
+    let served = Served::start_in(dir, &["--anonymous", "--slots", "64"]);
+    assert_eq!(stdout(&expect(waiting.wait_with_output().unwrap(), 0)), "inserted\n");
+    expect(pinging.wait_with_output().unwrap(), 0);
+    expect(served.run(&["dump", "--wait", "60s"]), 0);
+    let dir = tempfile::tempdir().unwrap();
+    let none = format!("shm:{}", dir.path().join("none").display());
+    for command in [&["put", "k", "v"][..], &["get", "k"], &["ping"], &["dump"]] {
+        let out = expect(run(&[command, &["--wait", "20ms", "--at", &none]].concat()), 1);
+        assert!(
+            stderr(&out).contains("waited 2") && stderr(&out).contains(" ms for a server: no server at"),
+            "{out:?}"
+        );
+    }
+    let mut never = oneread();
+    never.args(["put", "k", "v", "--wait", "1h", "--at", "verbs://256.256.256.256:1"]);
+    expect(ends(never), 1);
+}
+
+/// systemd is told when the server is ready, and when it stops.
+#[test]
+fn systemd_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = std::os::unix::net::UnixDatagram::bind(dir.path().join("notify")).unwrap();
+    socket.set_read_timeout(Some(SOON)).unwrap();
+    let mut command = oneread();
+    command.env("NOTIFY_SOCKET", dir.path().join("notify"));
+    let served = Served::start_by(command, dir, &["--anonymous", "--slots", "64"]);
+    let hear = || {
+        let mut message = [0; 256];
+        let len = socket.recv(&mut message).unwrap();
+        String::from_utf8(message[..len].to_vec()).unwrap()
+    };
+    assert_eq!(hear(), format!("READY=1\nMAINPID={}\n", served.child.id()));
+    served.signal(rustix::process::Signal::TERM);
+    assert_eq!(hear(), "STOPPING=1\n");
+}
