@@ -53,6 +53,11 @@ impl Refusals {
         self.place(search).store(search.word(), Ordering::Relaxed);
     }
 
+    #[cfg(all(test, feature = "sim", not(loom)))]
+    pub fn forget_all(&self) {
+        self.0.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    }
+
     pub fn know(&self, search: NoPath) -> bool {
         self.place(search).load(Ordering::Relaxed) == search.word()
     }

@@ -6,33 +6,26 @@
 //!                                -> neither: search a path, lock it, check it again, move along it
 //! remove  erase the live slot -> let a displaced key come home into it
 //! ```
+//!
+//! Each change of a key is made by [`Segment::change`]. There it is decided, and then it is done.
 
 use super::budget::Budget;
-use super::chains::Blocks;
-use super::counters::{Counters, count};
 use super::extents::Extents;
-use super::grace::Grace;
-use super::moves::SlotWritten;
-use super::notes::Notes;
+use super::homes::{Grace, Homes, count};
+use super::moves::{MovePath, Moves};
 use super::refusals::{NoPath, Refusals, VainSearches};
-use super::search::{Searched, find_path};
 use super::share::{KeyShare, PairRole, SharedKeyShare};
-use super::stripes::{Locked, Stripes};
-use super::undo::UndoLines;
-use super::writer::{SlotWriter, Sought};
+use super::slots::{Locked, SlotWritten, Slots, Sought, UndoLines};
 use crate::clock::Clock;
-use crate::families;
 use crate::faults::{Rule, kept, obey};
-use crate::layout::control::{Phase, STATE_WORD, State};
 use crate::layout::extent::{Expected, Reference};
-use crate::layout::geometry::{Geometry, SlotIx, Window};
+use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::{First, Hashed};
+use crate::layout::segment::Named;
 use crate::layout::slot::{Key, Stored};
 use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome, SwapOutcome};
 use crate::region::Region;
-use crate::sync::{Ordering, fence};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// Paths of one put that other threads may change before the put gives up.
@@ -41,30 +34,15 @@ pub(super) const ROUNDS_MAX: u32 = 1_000;
 pub(super) const WAITS_MAX: u32 = 3;
 /// A put that takes so long is traced.
 const SLOW_PUT: Duration = Duration::from_millis(10);
-/// Traces that a mutation takes away in passing.
-pub(super) const REAP_MAX: usize = 8;
 
-/// The server's side of one segment; in a table of one size, of the table.
+/// One segment; in a table of one size, the table.
 #[derive(Debug)]
 pub(crate) struct Segment {
-    pub(super) region: Region,
-    pub(super) geometry: Geometry,
-    pub(super) incarnation: u64,
-    /// The number of its memory, and which keys it has; 0, and all, in a table of one segment.
-    pub(super) memory: u32,
-    pub(super) share: SharedKeyShare,
-    /// Homes whose headers still say what a merge has left there.
-    pub(super) unsettled: AtomicU64,
-    pub(super) stripes: Stripes,
-    pub(super) grace: Grace,
-    pub(super) blocks: Blocks,
-    pub(super) undo: UndoLines,
-    pub(super) counters: Counters,
-    pub(super) notes: Notes,
-    pub(super) refusals: Refusals,
-    pub(super) vain: VainSearches,
+    moves: Moves,
     /// Where long values are, if there are any.
-    pub(super) extents: Option<Arc<Extents>>,
+    extents: Option<Arc<Extents>>,
+    refusals: Refusals,
+    vain: VainSearches,
 }
 
 /// Why a segment did not do what was asked.
@@ -84,15 +62,24 @@ impl From<PutError> for Stop {
     }
 }
 
-impl Stop {
-    /// The error of a table of one segment.
-    #[cold]
-    fn in_one(self) -> PutError {
-        match self {
-            Stop::Refused(error) => error,
-            Stop::Elsewhere | Stop::NoRoom => unreachable!("the one segment has every key"),
-        }
-    }
+/// A change of a key.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    /// The key comes.
+    Came,
+    /// Its value is replaced. The slot named this extent before.
+    Replaced(Option<Reference>),
+    /// It leaves. The slot named this extent before.
+    Left(Option<Reference>),
+}
+
+/// Whose key is put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Put {
+    /// A caller's.
+    New,
+    /// The other segment's of a pair, where it still is (E3).
+    Copy,
 }
 
 /// A hundred times the keys for which a segment is meant.
@@ -101,28 +88,15 @@ pub(super) fn design_percents(geometry: &Geometry) -> u64 {
 }
 
 impl Segment {
-    pub(super) fn over(region: Region, geometry: Geometry, clock: Clock, incarnation: u64) -> Segment {
-        Segment {
-            extents: Extents::new(&region, &geometry, &clock, &Budget::new(geometry.heap().bytes)),
-            stripes: Stripes::new(geometry.main_slots()),
-            grace: Grace::new(clock, geometry.grace()),
-            blocks: Blocks::new(geometry.overflow_blocks()),
-            undo: UndoLines::new(),
-            notes: Notes::new(geometry.main_slots()),
-            region,
-            geometry,
-            incarnation,
-            memory: 0,
-            share: SharedKeyShare::new(KeyShare::ALL, 0),
-            unsettled: AtomicU64::new(0),
-            counters: Counters::default(),
-            refusals: Refusals::new(),
-            vain: VainSearches::default(),
-        }
+    /// The one of a table of one size.
+    pub fn whole(region: Region, geometry: Geometry, clock: Clock) -> Segment {
+        let budget = Budget::new(geometry.heap().bytes);
+        let extents = Extents::new(&region, &geometry, &clock, &budget);
+        Segment::over(Homes::whole(region, geometry, clock), extents, Refusals::new())
     }
 
-    /// A segment of a table that grows.
-    pub(super) fn part(
+    /// One of many. Its memory has this number, and it has these keys.
+    pub fn part(
         region: Region,
         geometry: Geometry,
         grace: Grace,
@@ -131,127 +105,158 @@ impl Segment {
         share: KeyShare,
         extents: Option<Arc<Extents>>,
     ) -> Segment {
-        let homes = geometry.homes();
-        Segment {
-            stripes: Stripes::of_segment(geometry.main_slots()),
-            blocks: Blocks::all_free(geometry.overflow_blocks()),
-            notes: Notes::new(geometry.main_slots()),
-            region,
-            geometry,
-            incarnation: 0,
-            memory,
-            share: SharedKeyShare::new(share, homes),
-            unsettled: AtomicU64::new(0),
-            counters: Counters::default(),
-            refusals: Refusals::none(),
-            vain: VainSearches::default(),
-            extents,
-            grace,
-            undo,
-        }
+        // Their table has the refusals.
+        Segment::over(Homes::part(region, geometry, grace, undo, memory, share), extents, Refusals::none())
     }
 
-    /// Writes the state word, with one store.
-    pub(super) fn publish_state(&self, phase: Phase) {
-        publish_state(&self.region, self.incarnation, phase);
+    fn over(homes: Homes, extents: Option<Arc<Extents>>, refusals: Refusals) -> Segment {
+        Segment { moves: Moves::new(homes), extents, refusals, vain: VainSearches::default() }
+    }
+
+    #[inline(always)]
+    pub fn moves(&self) -> &Moves {
+        &self.moves
+    }
+
+    #[inline(always)]
+    pub fn homes(&self) -> &Homes {
+        self.moves.homes()
+    }
+
+    #[inline(always)]
+    pub fn slots(&self) -> &Slots {
+        self.moves.slots()
+    }
+
+    #[inline(always)]
+    pub fn geometry(&self) -> &Geometry {
+        self.moves.geometry()
+    }
+
+    #[inline(always)]
+    pub fn region(&self) -> &Region {
+        self.homes().region()
+    }
+
+    /// Where long values are, if there are any.
+    #[inline(always)]
+    pub fn extents(&self) -> Option<&Arc<Extents>> {
+        self.extents.as_ref()
+    }
+
+    /// Which keys the segment has.
+    #[inline(always)]
+    pub fn share(&self) -> &SharedKeyShare {
+        self.homes().share()
+    }
+
+    /// The number of its memory.
+    #[inline(always)]
+    pub fn memory(&self) -> u32 {
+        self.homes().memory()
+    }
+
+    /// How the directory names it.
+    pub fn named(&self) -> Named {
+        Named { memory: self.memory(), incarnation: self.geometry().incarnation() }
     }
 
     /// The number of keys.
     pub fn len(&self) -> u64 {
-        self.counters.keys()
+        self.homes().counters().keys()
     }
-    /// The number of displaced keys. Locks every stripe in turn.
-    pub fn displaced(&self) -> usize {
-        self.stripes.each(|_, stripe| self.displaced_in(stripe)).into_iter().sum()
-    }
+
     /// What was done so far. Each counter is exact, but they may be read at different instants.
     pub fn counts(&self) -> IndexCounts {
-        let c = &self.counters;
-        IndexCounts {
-            keys: c.keys(),
-            inserts: c.sum(|part| &part.inserts).saturating_sub(c.came.load(Ordering::Relaxed)),
-            updates: c.sum(|part| &part.updates),
-            removes: c.sum(|part| &part.removes),
-            moves: c.sum(|part| &part.moves),
-            homings: c.sum(|part| &part.homings),
-            waits: c.waits.load(Ordering::Relaxed),
-            slots: self.slots_allocated(),
-            main_slots: self.geometry.main_slots(),
+        self.homes().counts()
+    }
+
+    #[cfg(all(test, feature = "sim", not(loom)))]
+    pub fn refusals(&self) -> &Refusals {
+        &self.refusals
+    }
+
+    // ---- changes --------------------------------------------------------------------------------
+
+    /// Makes a change of a key. The caller holds the key's lock.
+    #[inline(always)]
+    fn change(
+        &self,
+        locked: &mut Locked<'_>,
+        key: Hashed<'_>,
+        change: Change,
+        write: impl FnOnce(&mut Locked<'_>) -> SlotWritten,
+    ) {
+        debug_assert!(self.slots().may_change(locked, key), "L2");
+        // Decided: the outcome is known, and there is room. Nothing is visible.
+        let written = write(locked);
+        // Done: every look from here on sees it.
+        let counters = self.homes().counters();
+        match change {
+            Change::Came => {}
+            Change::Replaced(before) => {
+                self.ended(before, written);
+                count(&counters.mine().updates);
+            }
+            Change::Left(before) => {
+                self.ended(before, written);
+                // Before the lock goes: a segment that is merged away is counted when all its homes have gone.
+                count(&counters.mine().removes);
+            }
         }
     }
 
-    /// A reader of this table in this process. It does the same GET as clients.
-    #[cfg(all(test, feature = "sim", not(loom)))]
-    pub fn reader(&self) -> crate::reader::Reader<'_, crate::fabric::shm::Shm<'_>> {
-        use crate::fabric::shm::Shm;
-        use crate::reader::{Limits, Reader};
-        let fabric = Shm::new(&self.region, &self.geometry);
-        Reader::new(fabric, &self.geometry, self.grace.clock().clone(), Limits::default())
-    }
-
-    pub(super) fn table(&self) -> Searched<'_> {
-        Searched { slots: self.slots(), notes: &self.notes }
-    }
-
-    pub(super) fn slots(&self) -> SlotWriter<'_> {
-        SlotWriter { region: &self.region, geometry: &self.geometry }
-    }
-
-    /// Puts `key` with `value`, as `mode` allows. Every GET that starts after the return sees it.
-    ///
-    /// # Errors
-    /// [`PutError`]; the table is then unchanged.
+    /// X3: a put or a remove has ended this name, if there was one.
     #[inline(always)]
-    pub fn put<'v>(
-        &self,
-        key: &[u8],
-        value: impl Into<Stored<'v>>,
-        mode: PutMode,
-    ) -> Result<PutOutcome, PutError> {
-        let value = value.into();
-        check_stored(&self.geometry, key, value)?;
-        self.reap(REAP_MAX);
-        self.put_hashed(self.geometry.hashed(key), value, mode).map_err(Stop::in_one)
+    fn ended(&self, reference: Option<Reference>, written: SlotWritten) {
+        if let (Some(reference), Some(extents)) = (reference, &self.extents) {
+            extents.ended(&reference, written);
+        }
     }
 
-    /// The same, of a key whose length fits.
+    /// The reference in a slot whose lock is held.
     #[inline(always)]
-    pub(super) fn put_hashed(
-        &self,
-        key: Hashed<'_>,
-        value: Stored<'_>,
-        mode: PutMode,
-    ) -> Result<PutOutcome, Stop> {
-        let mut locked = self.stripes.none();
-        let may_be_displaced = self.lock_key(&mut locked, key);
+    pub fn reference_in(&self, slot: SlotIx) -> Option<Reference> {
+        self.extents.as_ref().and_then(|_| self.slots().read(slot).reference)
+    }
+
+    // ---- put ------------------------------------------------------------------------------------
+
+    /// Puts a key whose length fits.
+    #[inline(always)]
+    pub fn put(&self, key: Hashed<'_>, value: Stored<'_>, mode: PutMode) -> Result<PutOutcome, Stop> {
+        let mut locked = self.slots().none();
+        let may_be_displaced = self.slots().lock_key(&mut locked, key);
         if self.is_elsewhere(key) {
             return Err(Stop::Elsewhere);
         }
-        let seen = self.seek(key, may_be_displaced);
+        let seen = self.slots().seek(key, may_be_displaced);
         if let Some(answer) = self.put_over(&mut locked, seen.at(), key, value, mode) {
             return Ok(answer);
         }
-        if self.geometry.grows() && self.is_kept_for_a_split() {
+        if self.geometry().grows() && self.is_kept_for_a_split() {
             return Err(Stop::NoRoom);
         }
         if let Sought::Free(slot) = seen {
-            self.place(&mut locked, slot, key, value);
+            self.change(&mut locked, key, Change::Came, |locked| {
+                self.homes().place(locked, slot, key, value)
+            });
             return Ok(PutOutcome::Inserted);
         }
-        if self.geometry.grows() {
+        if self.geometry().grows() {
             drop(locked);
             // No move makes room where no slot is free.
-            return if self.has_no_free_slot() || self.searches_in_vain() {
+            return if self.homes().has_no_free_slot() || self.leaves_search_out() {
                 Err(Stop::NoRoom)
             } else {
                 self.put_with_moves(key, value, mode)
             };
         }
         // L6 holds: the key's locks are held since it was looked for.
-        let room_made = self.counters.room_made();
-        if self.has_no_free_slot()
-            || self.refusals.know(NoPath::of(&self.geometry, key, room_made))
-            || self.searches_in_vain()
+        let room_made = self.homes().counters().room_made();
+        if self.homes().has_no_free_slot()
+            || self.refusals.know(NoPath::of(self.geometry(), key, room_made))
+            || self.leaves_search_out()
         {
             return Err(self.full().into());
         }
@@ -263,294 +268,180 @@ impl Segment {
     /// could another one begin. The homes that have not come are expected to have as many keys each as
     /// those that have.
     fn is_kept_for_a_split(&self) -> bool {
-        /// With so many hundredths of the design load it is looked at,
+        /// Below this load, in hundredths of the design load, it is not looked at.
         const LOOKED_AT: u64 = 60;
-        /// and if so many are expected, the rest is kept.
+        /// The rest is kept if the load that is expected is at least this.
         const KEPT_FROM: u64 = 96;
-        if self.share.get().role != PairRole::Child {
+        if self.share().get().role != PairRole::Child {
             return false;
         }
-        let (keys, design) = (self.counters.keys(), design_percents(&self.geometry));
-        let homes = self.geometry.homes();
-        let have_come = homes - self.share.homes_away();
+        let (keys, design) = (self.len(), design_percents(self.geometry()));
+        let homes = self.geometry().homes();
+        let have_come = homes - self.share().homes_away();
         keys * 10_000 >= design * LOOKED_AT && keys * homes * 10_000 >= design * have_come * KEPT_FROM
     }
 
     /// Whether a key is not in this segment, or not any more (L8).
     #[inline(always)]
-    pub(super) fn is_elsewhere(&self, key: Hashed<'_>) -> bool {
-        let has = || self.share.has(key.first().directory(), key.home());
-        self.geometry.grows() && !kept(Rule::StillHere, has)
+    pub fn is_elsewhere(&self, key: Hashed<'_>) -> bool {
+        let has = || self.share().has(key.first().directory(), key.home());
+        self.geometry().grows() && !kept(Rule::StillHere, has)
     }
 
-    /// Whether a key stands in every slot. `false` in layouts with chains.
-    pub(super) fn has_no_free_slot(&self) -> bool {
-        self.geometry.overflow_blocks() == 0 && self.counters.keys() >= self.geometry.main_slots()
-    }
-
-    /// Whether to look for no room, because other keys found none a moment ago. Only where a search looks at much
-    /// of the table, and does not depend on a chain.
-    fn searches_in_vain(&self) -> bool {
-        self.geometry.overflow_blocks() == 0
+    /// Whether to search for no room, because the searches of other keys failed a moment ago. Only where a
+    /// search looks at much of the table, and does not depend on a chain.
+    fn leaves_search_out(&self) -> bool {
+        !self.homes().has_chains()
             && self.vain.are_any()
-            && self.vain.is_one_more(self.room_made_or_left())
+            && self.vain.is_one_more(self.homes().counters().room_made_or_left())
     }
 
-    /// A number that goes up whenever there is more room, also when a key goes to another segment.
-    pub(super) fn room_made_or_left(&self) -> u64 {
-        self.counters.room_made().wrapping_add(self.counters.left.load(Ordering::Relaxed))
+    /// The same for a put that would wait for room, and not counted.
+    pub fn would_leave_search_out(&self) -> bool {
+        self.vain.are_many(self.homes().counters().room_made_or_left())
     }
 
     /// Sums only what it says.
-    pub(super) fn full(&self) -> PutError {
-        let (keys, slots) = (self.counters.keys(), self.slots_allocated());
+    fn full(&self) -> PutError {
+        let (keys, slots) = (self.len(), self.homes().slots_allocated());
         PutError::Full { keys, slots, bytes_max: 0, heap_bytes: 0 }
-    }
-
-    /// Main slots, and overflow slots ever used.
-    pub(super) fn slots_allocated(&self) -> u64 {
-        let block_slots = u64::from(self.geometry.layout().block_slots);
-        let overflow = if block_slots == 0 { 0 } else { self.blocks.ever_used() * block_slots };
-        self.geometry.main_slots() + overflow
     }
 
     /// The rest of a put that found neither the key nor a free slot in its primary window.
     #[cold]
-    pub(super) fn put_by_moving(
-        &self,
-        key: Hashed<'_>,
-        value: Stored<'_>,
-        mode: PutMode,
-    ) -> Result<PutOutcome, Stop> {
-        let begun_ns = self.grace.clock().now_ns();
+    fn put_by_moving(&self, key: Hashed<'_>, value: Stored<'_>, mode: PutMode) -> Result<PutOutcome, Stop> {
+        let clock = self.homes().grace().clock();
+        let begun_ns = clock.now_ns();
         let answer = self.put_with_moves(key, value, mode);
-        let took = Duration::from_nanos(self.grace.clock().now_ns().saturating_sub(begun_ns));
+        let took = Duration::from_nanos(clock.now_ns().saturating_sub(begun_ns));
         if took >= SLOW_PUT {
             tracing::info!(?took, ?answer, keys = self.len(), "a slow put");
         }
         answer
     }
 
-    pub(super) fn put_with_moves(
-        &self,
-        key: Hashed<'_>,
-        value: Stored<'_>,
-        mode: PutMode,
-    ) -> Result<PutOutcome, Stop> {
+    fn put_with_moves(&self, key: Hashed<'_>, value: Stored<'_>, mode: PutMode) -> Result<PutOutcome, Stop> {
+        let counters = self.homes().counters();
         let mut waits = 0;
         for _ in 0..ROUNDS_MAX {
             if self.is_elsewhere(key) {
                 return Err(Stop::Elsewhere);
             }
             // Room that is made from here on, the search may have missed.
-            let room_made = self.counters.room_made();
-            let left = self.counters.left.load(Ordering::Relaxed);
-            let Some(path) = find_path(self.table(), key) else {
-                if let Some(answer) = self.put_into_chain(key, value, mode, false) {
+            let room_made = counters.room_made();
+            let left = counters.gone();
+            let Some(path) = self.moves.find_path(key) else {
+                if let Some(answer) = self.put_into_chain(key, value, mode, Put::New) {
                     return Ok(answer);
                 }
                 self.vain.note(room_made.wrapping_add(left));
-                if self.geometry.grows() {
+                if self.geometry().grows() {
                     return Err(Stop::NoRoom);
                 }
-                if waits < WAITS_MAX && self.wait_for_grace() {
+                if waits < WAITS_MAX && self.homes().wait_for_grace() {
                     waits += 1;
                     continue;
                 }
                 // L6: another thread may have put the same key meanwhile.
-                let mut locked = self.stripes.lock(self.stripes_of_key(key));
+                let mut locked = self.slots().lock(self.slots().stripes_of_key(key));
                 let answer = obey(Rule::LastLook, || self.put_present(&mut locked, key, value, mode));
-                self.refusals.remember(NoPath::of(&self.geometry, key, room_made));
+                self.refusals.remember(NoPath::of(self.geometry(), key, room_made));
                 return answer.ok_or_else(|| self.full().into());
             };
-            if let Some(answer) = self.put_along(&path, key, value, mode, false) {
+            if let Some(answer) = self.put_along(&path, key, value, mode, Put::New) {
                 self.vain.forget();
                 return Ok(answer);
             }
-            self.notes.forget(&path);
+            self.slots().notes().forget(&path);
         }
         Err(PutError::Busy { rounds: ROUNDS_MAX }.into())
     }
 
-    /// Puts `value` if the key's value is `expected`. The key's lock is held from the look to the
-    /// write (L2), so no other change of the key comes between.
-    ///
-    /// # Errors
-    /// [`PutError::KeyLength`], or [`PutError::ValueLength`] for either value.
-    pub fn compare_and_swap<'v>(
+    /// Puts a key by moving others along a path that was found without locks. `None` when the path
+    /// has changed since.
+    pub fn put_along(
         &self,
-        key: &[u8],
-        expected: impl Into<Expected<'v>>,
-        value: impl Into<Stored<'v>>,
-    ) -> Result<SwapOutcome, PutError> {
-        let (expected, value) = (expected.into(), value.into());
-        check_lengths(&self.geometry, key, expected.bytes())?;
-        check_stored(&self.geometry, key, value)?;
-        self.reap(REAP_MAX);
-        self.swap_hashed(self.geometry.hashed(key), expected, value).map_err(Stop::in_one)
+        path: &MovePath,
+        key: Hashed<'_>,
+        value: Stored<'_>,
+        mode: PutMode,
+        put: Put,
+    ) -> Option<PutOutcome> {
+        let mut locked = self.moves.lock_path(path, key);
+        if put == Put::New && self.is_elsewhere(key) {
+            return None;
+        }
+        // L5: another thread may have put the same key meanwhile.
+        let answer = obey(Rule::LookAgain, || self.put_present(&mut locked, key, value, mode));
+        if answer.is_some() {
+            return answer;
+        }
+        let keys = self.moves.keys_along(path);
+        let movers = self.moves.hashed_all(&keys);
+        if !self.moves.still_good(&locked, path, &movers) {
+            return None;
+        }
+        let place = |locked: &mut Locked<'_>| self.moves.place_along(locked, path, &movers, key, value);
+        self.put_new(&mut locked, key, put, place);
+        Some(PutOutcome::Inserted)
     }
 
-    /// The same, of a key and values whose lengths fit.
-    pub(super) fn swap_hashed(
+    /// Puts a key into its home's chain, into a free slot or a new block. `None` when the layout
+    /// has no chains, or no block is left.
+    fn put_into_chain(
         &self,
         key: Hashed<'_>,
-        expected: Expected<'_>,
         value: Stored<'_>,
-    ) -> Result<SwapOutcome, Stop> {
-        let mut locked = self.stripes.none();
-        let may_be_displaced = self.lock_key(&mut locked, key);
-        debug_assert!(self.may_change(&locked, key), "L2");
-        if self.is_elsewhere(key) {
-            return Err(Stop::Elsewhere);
+        mode: PutMode,
+        put: Put,
+    ) -> Option<PutOutcome> {
+        if !self.homes().has_chains() {
+            return None;
         }
-        let Some(slot) = self.seek(key, may_be_displaced).at() else { return Ok(SwapOutcome::Absent) };
-        let content = self.slots().read(slot);
-        let is_expected = match (expected, content.reference, &self.extents) {
-            // X7: a slot that names the extent that the client has read has the value that it has read.
-            (Expected::Extent(expected), now, _) => now == Some(expected),
-            (Expected::Value(expected), Some(now), Some(extents)) => extents.holds(&now, expected),
-            (Expected::Value(expected), ..) => content.stored() == expected.into(),
-        };
-        if !is_expected {
-            return Ok(SwapOutcome::Differs);
+        let mut locked = self.slots().lock(self.slots().stripes_of_key(key));
+        if put == Put::New && self.is_elsewhere(key) {
+            return None;
         }
-        let written = self.rewrite(&locked, slot, Some(key), value);
-        self.ended(content.reference, written);
-        count(&self.counters.mine().updates);
-        Ok(SwapOutcome::Swapped)
-    }
-
-    /// Removes `key`. Returns whether it was there.
-    ///
-    /// # Errors
-    /// [`PutError::KeyLength`].
-    #[inline(always)]
-    pub fn remove(&self, key: &[u8]) -> Result<bool, PutError> {
-        check_lengths(&self.geometry, key, &[])?;
-        self.reap(REAP_MAX);
-        self.remove_hashed(self.geometry.hashed(key)).map_err(Stop::in_one)
-    }
-
-    /// The same, of a key whose length fits.
-    #[inline(always)]
-    pub(super) fn remove_hashed(&self, key: Hashed<'_>) -> Result<bool, Stop> {
-        let mut locked = self.stripes.none();
-        let may_be_displaced = self.lock_key(&mut locked, key);
-        if self.is_elsewhere(key) {
-            return Err(Stop::Elsewhere);
+        // L5: another thread may have put the same key meanwhile.
+        let answer = obey(Rule::LookAgain, || self.put_present(&mut locked, key, value, mode));
+        if answer.is_some() {
+            return answer;
         }
-        let Some(slot) = self.seek(key, may_be_displaced).at() else { return Ok(false) };
-        let before = self.reference_in(slot);
-        let written = self.erase(&mut locked, slot, key);
-        self.ended(before, written);
-        // Before the lock goes: a segment that is merged away is counted when all its homes have gone.
-        count(&self.counters.mine().removes);
-        drop(locked);
-        self.bring_home(slot);
-        Ok(true)
+        let room = self.homes().room_in_chain(key.home())?;
+        self.put_new(&mut locked, key, put, |locked| self.homes().place_in_chain(locked, room, key, value));
+        Some(PutOutcome::Inserted)
     }
 
-    /// Takes away every trace that is due. Mutations do this in passing; a server also does it when
-    /// idle. Returns how long until the next trace is due.
-    pub fn tidy(&self) -> Option<std::time::Duration> {
-        self.reap(usize::MAX);
-        self.grace.until_next()
-    }
-
-    /// The reference in a slot whose lock is held.
+    /// Puts a key for which there is room. That of a copy is no change: the key is elsewhere.
     #[inline(always)]
-    pub(super) fn reference_in(&self, slot: SlotIx) -> Option<Reference> {
-        self.extents.as_ref().and_then(|_| self.slots().read(slot).reference)
-    }
-
-    /// X3: a put or a remove has ended this name, if there was one.
-    #[inline(always)]
-    fn ended(&self, reference: Option<Reference>, written: SlotWritten) {
-        if let (Some(reference), Some(extents)) = (reference, &self.extents) {
-            extents.ended(&reference, written);
-        }
-    }
-
-    /// Does something with the slot of a key with this hash that names such an extent, under its lock. `None`
-    /// if there is none, or the segment does not have the key (L8): while a home goes to the other segment of
-    /// a pair, a slot may have a copy that is not the key's yet, or an original that is not any more.
-    pub(super) fn with_name<R>(
+    fn put_new(
         &self,
-        hash: First,
-        is_it: impl Fn(&Reference) -> bool,
-        act: impl FnOnce(&Locked<'_>, SlotIx, &Key, Reference) -> R,
-    ) -> Option<R> {
-        let mut locked = self.stripes.none();
-        let all = self.lock_keys_of(&mut locked, self.geometry.home(hash.0));
-        all.iter()
-            .filter(|(_, key)| kept(Rule::MoveHere, || !self.is_elsewhere(self.geometry.hashed(key))))
-            .find_map(|(slot, key)| {
-                let reference = self.reference_in(*slot).filter(&is_it)?;
-                Some((slot, key, reference))
-            })
-            .map(|(slot, key, reference)| act(&locked, *slot, key, reference))
-    }
-
-    /// X6: has the slot name another extent, if it still names the first.
-    pub(super) fn rename(&self, hash: First, old: &Reference, new: &Reference) -> Option<SlotWritten> {
-        let is_it = |there: &Reference| kept(Rule::MoveCheck, || there.number == old.number);
-        self.with_name(hash, is_it, |locked, slot, key, _| {
-            let key = self.geometry.hashed(key);
-            self.rewrite(locked, slot, Some(key), Stored::reference(&new.to_bytes()))
-        })
-    }
-
-    pub(super) fn may_be_displaced(&self, key: Hashed<'_>) -> bool {
-        families::may_be_displaced(&self.geometry, key, self.slots().aux(self.home_slot(key)))
-    }
-
-    pub(super) fn home_slot(&self, key: Hashed<'_>) -> SlotIx {
-        self.geometry.primary(key).first
-    }
-
-    /// Looks for `key` in its primary window, and if it may be displaced in its others. The caller
-    /// holds the key's locks.
-    #[inline(always)]
-    pub(super) fn seek(&self, key: Hashed<'_>, may_be_displaced: bool) -> Sought {
-        let primary = self.geometry.primary(key);
-        let seen = self.slots().seek(primary, key.key());
-        if may_be_displaced && seen.at().is_none() {
-            return self.find_displaced(key, primary).map_or(seen, Sought::At);
+        locked: &mut Locked<'_>,
+        key: Hashed<'_>,
+        put: Put,
+        place: impl FnOnce(&mut Locked<'_>) -> SlotWritten,
+    ) {
+        match put {
+            Put::New => self.change(locked, key, Change::Came, place),
+            Put::Copy => drop(place(locked)),
         }
-        seen
-    }
-
-    /// The slot outside the primary window that holds `key`.
-    #[cold]
-    pub(super) fn find_displaced(&self, key: Hashed<'_>, primary: Window) -> Option<SlotIx> {
-        let mut last = primary;
-        let mut windows = (1..).map_while(|read| {
-            let head_aux = self.slots().aux(last.first);
-            last = families::after(&self.geometry, key, read, head_aux)?;
-            Some(last)
-        });
-        windows.find_map(|window| self.slots().seek(window, key.key()).at())
-    }
-
-    pub(super) fn free_slot(&self, window: Window) -> Option<SlotIx> {
-        window.iter().find(|&slot| self.slots().header(slot).is_free())
     }
 
     /// Finishes a put whose key is present, or whose mode needs the key present. `None` otherwise.
-    pub(super) fn put_present(
+    fn put_present(
         &self,
         locked: &mut Locked<'_>,
         key: Hashed<'_>,
         value: Stored<'_>,
         mode: PutMode,
     ) -> Option<PutOutcome> {
-        let seen = self.seek(key, self.may_be_displaced(key));
+        let seen = self.slots().seek(key, self.slots().may_be_displaced(key));
         self.put_over(locked, seen.at(), key, value, mode)
     }
 
     /// The same, where it is known which slot holds the key.
     #[inline(always)]
-    pub(super) fn put_over(
+    fn put_over(
         &self,
         locked: &mut Locked<'_>,
         slot: Option<SlotIx>,
@@ -558,7 +449,7 @@ impl Segment {
         value: Stored<'_>,
         mode: PutMode,
     ) -> Option<PutOutcome> {
-        debug_assert!(self.may_change(locked, key), "L2");
+        debug_assert!(self.slots().may_change(locked, key), "L2");
         match (slot, mode) {
             (None, PutMode::Update) => Some(PutOutcome::Missing),
             (None, _) => None,
@@ -572,19 +463,141 @@ impl Segment {
 
     /// Puts another value into the slot that holds the key.
     #[inline(never)]
-    fn update(&self, locked: &Locked<'_>, slot: SlotIx, key: Hashed<'_>, value: Stored<'_>) {
+    fn update(&self, locked: &mut Locked<'_>, slot: SlotIx, key: Hashed<'_>, value: Stored<'_>) {
         let before = self.reference_in(slot);
-        let written = self.rewrite(locked, slot, Some(key), value);
-        self.ended(before, written);
-        count(&self.counters.mine().updates);
+        self.change(locked, key, Change::Replaced(before), |locked| {
+            self.slots().rewrite(locked, slot, Some(key), value)
+        });
     }
-}
 
-/// Writes the state word, with one store.
-pub(super) fn publish_state(region: &Region, incarnation: u64, phase: Phase) {
-    // Pairs with the acquire fences of a GET that follows a load of the state.
-    fence(Ordering::Release);
-    region.store(STATE_WORD, State { incarnation, phase }.to_word());
+    // ---- swap, remove ---------------------------------------------------------------------------
+
+    /// Puts `value` if the key's value is `expected`, of a key and values whose lengths fit. The key's lock
+    /// is held from the look to the write (L2), so no other change of the key comes between.
+    pub fn swap(
+        &self,
+        key: Hashed<'_>,
+        expected: Expected<'_>,
+        value: Stored<'_>,
+    ) -> Result<SwapOutcome, Stop> {
+        let mut locked = self.slots().none();
+        let may_be_displaced = self.slots().lock_key(&mut locked, key);
+        if self.is_elsewhere(key) {
+            return Err(Stop::Elsewhere);
+        }
+        let Some(slot) = self.slots().seek(key, may_be_displaced).at() else {
+            return Ok(SwapOutcome::Absent);
+        };
+        let content = self.slots().read(slot);
+        let is_expected = match (expected, content.reference, &self.extents) {
+            // X7: a slot that names the extent that the client has read has the value that it has read.
+            (Expected::Extent(expected), now, _) => now == Some(expected),
+            (Expected::Value(expected), Some(now), Some(extents)) => extents.holds(&now, expected),
+            (Expected::Value(expected), ..) => content.stored() == expected.into(),
+        };
+        if !is_expected {
+            return Ok(SwapOutcome::Differs);
+        }
+        self.change(&mut locked, key, Change::Replaced(content.reference), |locked| {
+            self.slots().rewrite(locked, slot, Some(key), value)
+        });
+        Ok(SwapOutcome::Swapped)
+    }
+
+    /// Removes a key whose length fits. Returns whether it was there.
+    #[inline(always)]
+    pub fn remove(&self, key: Hashed<'_>) -> Result<bool, Stop> {
+        let mut locked = self.slots().none();
+        let may_be_displaced = self.slots().lock_key(&mut locked, key);
+        if self.is_elsewhere(key) {
+            return Err(Stop::Elsewhere);
+        }
+        let Some(slot) = self.slots().seek(key, may_be_displaced).at() else { return Ok(false) };
+        let before = self.reference_in(slot);
+        self.change(&mut locked, key, Change::Left(before), |locked| self.homes().erase(locked, slot, key));
+        drop(locked);
+        self.moves.bring_home(slot);
+        Ok(true)
+    }
+
+    // ---- copies of keys that go to another segment ----------------------------------------------
+
+    /// Takes a copy of a key that is in the other segment of a pair, whose locks the caller holds (L7).
+    /// `false` if there is no room.
+    pub fn put_copy(&self, key: Hashed<'_>, value: Stored<'_>) -> bool {
+        let is_in = self.put_copy_free(key, value)
+            || self.put_copy_along(key, value)
+            || self.put_into_chain(key, value, PutMode::Insert, Put::Copy).is_some();
+        if is_in {
+            self.homes().counters().came();
+        }
+        is_in
+    }
+
+    fn put_copy_free(&self, key: Hashed<'_>, value: Stored<'_>) -> bool {
+        let mut locked = self.slots().none();
+        let may_be_displaced = self.slots().lock_key(&mut locked, key);
+        match self.slots().seek(key, may_be_displaced) {
+            Sought::Free(slot) => {
+                self.homes().place(&mut locked, slot, key, value);
+                true
+            }
+            Sought::At(_) | Sought::Nowhere => false,
+        }
+    }
+
+    fn put_copy_along(&self, key: Hashed<'_>, value: Stored<'_>) -> bool {
+        /// Other threads may change a path that was found.
+        const PATHS_MAX: u32 = 16;
+        (0..PATHS_MAX).map_while(|_| self.moves.find_path(key)).any(|path| {
+            let is_in = self.put_along(&path, key, value, PutMode::Insert, Put::Copy).is_some();
+            if !is_in {
+                self.slots().notes().forget(&path);
+            }
+            is_in
+        })
+    }
+
+    /// Takes a copy away again.
+    pub fn take_copy_away(&self, key: Hashed<'_>) {
+        let mut locked = self.slots().none();
+        let may_be_displaced = self.slots().lock_key(&mut locked, key);
+        if let Some(slot) = self.slots().seek(key, may_be_displaced).at() {
+            self.homes().erase(&mut locked, slot, key);
+            self.homes().counters().left();
+        }
+    }
+
+    // ---- extents --------------------------------------------------------------------------------
+
+    /// Does something with the slot of a key with this hash that names such an extent, under its lock. `None`
+    /// if there is none, or the segment does not have the key (L8): while a home goes to the other segment of
+    /// a pair, a slot may have a copy that is not the key's yet, or an original that is not any more.
+    pub fn with_name<R>(
+        &self,
+        hash: First,
+        is_it: impl Fn(&Reference) -> bool,
+        act: impl FnOnce(&Locked<'_>, SlotIx, &Key, Reference) -> R,
+    ) -> Option<R> {
+        let mut locked = self.slots().none();
+        let all = self.homes().lock_keys_of(&mut locked, self.geometry().home(hash.0));
+        all.iter()
+            .filter(|(_, key)| kept(Rule::MoveHere, || !self.is_elsewhere(self.geometry().hashed(key))))
+            .find_map(|(slot, key)| {
+                let reference = self.reference_in(*slot).filter(&is_it)?;
+                Some((slot, key, reference))
+            })
+            .map(|(slot, key, reference)| act(&locked, *slot, key, reference))
+    }
+
+    /// X6: has the slot name another extent, if it still names the first.
+    pub fn rename(&self, hash: First, old: &Reference, new: &Reference) -> Option<SlotWritten> {
+        let is_it = |there: &Reference| kept(Rule::MoveCheck, || there.number == old.number);
+        self.with_name(hash, is_it, |locked, slot, key, _| {
+            let key = self.geometry().hashed(key);
+            self.slots().rewrite(locked, slot, Some(key), Stored::reference(&new.to_bytes()))
+        })
+    }
 }
 
 #[inline(always)]

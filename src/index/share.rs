@@ -5,7 +5,7 @@
 //! the other. Both segments know of each home whether it is *away*: whether the keys that the pair
 //! shares are on the other side.
 
-use crate::layout::hash::Hashed;
+use crate::layout::hash::{DIRECTORY_BITS_MAX, Hashed};
 use crate::layout::segment::{HomeState, low};
 use crate::sync::Ordering::Relaxed;
 use crate::sync::{AtomicU64, Ordering, fence};
@@ -71,6 +71,21 @@ impl KeyShare {
             [PairRole::Whole, PairRole::Parent, PairRole::Child, PairRole::Gone][(word >> 5 & 3) as usize];
         KeyShare { prefix: (word >> 8) as u32 & 0xff_ffff, depth: word as u32 & 31, role }
     }
+}
+
+/// Places in the directory. The place of a key is its directory hash with the bits reversed: so the keys of a
+/// segment are neighbours, and so are those of a pair.
+pub(super) const PLACES: u32 = 1 << DIRECTORY_BITS_MAX;
+
+/// The place of a directory hash, and back.
+pub(super) fn reversed(directory: u32) -> u32 {
+    directory.reverse_bits() >> (u32::BITS - DIRECTORY_BITS_MAX)
+}
+
+/// The places of a share's keys.
+pub(super) fn places(share: KeyShare) -> Range<u32> {
+    let first = reversed(share.prefix);
+    first..first + (PLACES >> share.depth)
 }
 
 /// Which keys of some neighbouring homes, at most 64, a segment had at an instant.

@@ -1,15 +1,13 @@
 //! What an index leaves behind besides keys: ghosts, filters, links, blocks, counters. Compares
 //! them with separate accounts, and checks when each may go.
 
-use super::grace::Trace;
-use super::handover;
-use super::notes::Note;
-use super::recover::{RecoverError, Recovered};
-use super::refusals::{NoPath, Refusals};
-use super::search::find_path;
-use super::segment::{REAP_MAX, ROUNDS_MAX, Segment as Index};
-use super::stripes::{DisplacedAt, StripeSet};
-use super::writer::Owned;
+use super::growth::handover_end;
+use super::homes::{NotHandedOver, REAP_MAX, Trace};
+use super::life::OneSize as Index;
+use super::recovered::{RecoverError, Recovered};
+use super::refusals::NoPath;
+use super::segment::{Put, ROUNDS_MAX, Segment};
+use super::slots::{DisplacedAt, Note, Owned, StripeSet};
 use crate::clock::Clock;
 use crate::config::{Config, TableSize};
 use crate::families;
@@ -25,6 +23,7 @@ use crate::observe::{self, Scheduler};
 use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome};
 use crate::region::{Backing, Region, RegionError};
 use crate::sim::{Adversary, History, Instant, Random, Recorder};
+use crate::start::Start;
 use smallvec::SmallVec;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,35 +39,35 @@ const TWICE_NS: u64 = 2 * GRACE.as_nanos() as u64;
 // ---- formulas of this file's own ----------------------------------------------------------------
 
 /// The tag that a key leaves behind (docs/FORMAT.md).
-fn tag_of(index: &Index, key: &[u8]) -> u8 {
-    let hash = index.geometry.seeds().first(key).0;
+fn tag_of(index: &Segment, key: &[u8]) -> u8 {
+    let hash = index.geometry().seeds().first(key).0;
     (hash / 32 % 65_536 % 255 + 1) as u8
 }
 
-fn filter_bits(index: &Index) -> u64 {
-    match index.geometry.layout().family {
-        Family::Cuckoo if index.geometry.grows() => 16,
+fn filter_bits(index: &Segment) -> u64 {
+    match index.geometry().layout().family {
+        Family::Cuckoo if index.geometry().grows() => 16,
         Family::Cuckoo => 32,
         _ => 8,
     }
 }
 
 /// The number of the key's bit in its home's filter.
-fn bit_of(index: &Index, key: &[u8]) -> u64 {
-    index.geometry.seeds().first(key).0 % filter_bits(index)
+fn bit_of(index: &Segment, key: &[u8]) -> u64 {
+    index.geometry().seeds().first(key).0 % filter_bits(index)
 }
 
-fn filter_at(index: &Index, home: u64) -> u64 {
-    let aux = index.slots().header(index.geometry.window(home).first).aux;
+fn filter_at(index: &Segment, home: u64) -> u64 {
+    let aux = index.slots().header(index.geometry().window(home).first).aux;
     u64::from(aux) & ((1 << filter_bits(index)) - 1)
 }
 
-fn home_of(index: &Index, key: &[u8]) -> u64 {
-    index.geometry.hashed(key).home()
+fn home_of(index: &Segment, key: &[u8]) -> u64 {
+    index.geometry().hashed(key).home()
 }
 
-fn is_displaced(index: &Index, key: &[u8], slot: SlotIx) -> bool {
-    !index.geometry.window(home_of(index, key)).contains(slot)
+fn is_displaced(index: &Segment, key: &[u8], slot: SlotIx) -> bool {
+    !index.geometry().window(home_of(index, key)).contains(slot)
 }
 
 /// Long keys that begin alike, and end alike, in one window, are keys of their own.
@@ -115,7 +114,7 @@ fn recorded(layout: &str, slots: u64, seed: u64) -> (Region, Arc<Recorder>, Cloc
     let geometry = config.geometry().unwrap();
     let clock = Clock::manual();
     let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
-    (recorder.region(handover::end(&geometry)), recorder, clock, geometry)
+    (recorder.region(handover_end(&geometry)), recorder, clock, geometry)
 }
 
 /// A slot at rest.
@@ -137,17 +136,17 @@ fn word_of(key: &[u8]) -> u64 {
 }
 
 /// Every slot that was ever used.
-fn look(index: &Index) -> Vec<Seen> {
-    let overflow = index.blocks.ever_used() * u64::from(index.geometry.layout().block_slots);
+fn look(index: &Segment) -> Vec<Seen> {
+    let overflow = index.homes().blocks_ever_used() * u64::from(index.geometry().layout().block_slots);
     let seen = |slot| {
         let Owned { key, value, .. } = index.slots().read(slot);
         Seen { key, value: value.to_vec(), header: index.slots().header(slot) }
     };
-    (0..index.geometry.main_slots() + overflow).map(|slot| seen(SlotIx(slot))).collect()
+    (0..index.geometry().main_slots() + overflow).map(|slot| seen(SlotIx(slot))).collect()
 }
 
 /// Where each key stands. Each stands in one slot.
-fn places(index: &Index, slots: &[Seen]) -> BTreeMap<Key, SlotIx> {
+fn places(index: &Segment, slots: &[Seen]) -> BTreeMap<Key, SlotIx> {
     let mut places = BTreeMap::new();
     for (n, seen) in slots.iter().enumerate().filter(|(_, seen)| !seen.key.is_empty()) {
         let other = places.insert(seen.key.clone(), SlotIx(n as u64));
@@ -158,11 +157,11 @@ fn places(index: &Index, slots: &[Seen]) -> BTreeMap<Key, SlotIx> {
 }
 
 /// The chain of each home, by block.
-fn chains(index: &Index) -> Vec<(Block, u64)> {
-    let homes = if index.geometry.overflow_blocks() == 0 { 0 } else { index.geometry.homes() };
+fn chains(index: &Segment) -> Vec<(Block, u64)> {
+    let homes = if index.geometry().overflow_blocks() == 0 { 0 } else { index.geometry().homes() };
     let chain = |home| {
-        let heads = index.chain_heads(index.geometry.window(home).first).skip(1);
-        heads.map(move |head| (chain::block_of(&index.geometry, head).expect("a block"), home))
+        let heads = index.homes().chain_heads(index.geometry().window(home).first).skip(1);
+        heads.map(move |head| (chain::block_of(index.geometry(), head).expect("a block"), home))
     };
     (0..homes).flat_map(chain).collect()
 }
@@ -171,27 +170,27 @@ fn chains(index: &Index) -> Vec<(Block, u64)> {
 /// lingering filter bit has one entry in the queue. The registers name the displaced keys. Each
 /// block is linked, waiting or free, in one place. Each empty block has a note. A segment of many has
 /// no traces when this is called: they are in one queue with those of others.
-pub(super) fn check_books(index: &Index) {
-    let geometry = &index.geometry;
-    let (traces, slots) = (index.grace.traces(), look(index));
+pub(super) fn check_books(index: &Segment) {
+    let geometry = index.geometry();
+    let (traces, slots) = (index.homes().grace().traces(), look(index));
     for (slot, Seen { key, header, .. }) in (0..geometry.main_slots()).map(SlotIx).zip(&slots) {
-        let home_slot = || index.home_slot(geometry.hashed(key));
-        let is_right = match index.notes.of(slot) {
+        let home_slot = || index.slots().home_slot(geometry.hashed(key));
+        let is_right = match index.slots().notes().of(slot) {
             Note::Unknown => true,
             Note::Free => key.is_empty(),
             Note::Stuck => header.ghost != 0,
             Note::Displaced => header.ghost == 0 && is_displaced(index, key, slot),
             Note::AtHome(distance) => header.ghost == 0 && slot.0 == home_slot().0 + u64::from(distance),
         };
-        assert!(is_right, "{slot:?} has {key:?}, not {:?}", index.notes.of(slot));
-        let is_right = match index.notes.of_key_in(slot) {
+        assert!(is_right, "{slot:?} has {key:?}, not {:?}", index.slots().notes().of(slot));
+        let is_right = match index.slots().notes().of_key_in(slot) {
             Note::Unknown => true,
             Note::Free => key.is_empty(),
             Note::Stuck => false,
             Note::Displaced => is_displaced(index, key, slot),
             Note::AtHome(distance) => slot.0 == home_slot().0 + u64::from(distance),
         };
-        assert!(is_right, "{slot:?} has {key:?}, not {:?}", index.notes.of_key_in(slot));
+        assert!(is_right, "{slot:?} has {key:?}, not {:?}", index.slots().notes().of_key_in(slot));
     }
     let mut ghosts: BTreeSet<SlotIx> =
         (0..slots.len()).filter(|&n| slots[n].header.ghost != 0).map(|n| SlotIx(n as u64)).collect();
@@ -199,11 +198,11 @@ pub(super) fn check_books(index: &Index) {
     let linked = chains(index);
     for &(block, home) in &linked {
         assert_eq!(blocks.insert(block, "linked"), None, "{block:?} in two chains");
-        assert_eq!(index.blocks.owner(block), Some(home), "{block:?} is guarded by its home");
+        assert_eq!(index.slots().owner(block), Some(home), "{block:?} is guarded by its home");
     }
-    for block in index.blocks.free() {
+    for block in index.homes().free_blocks() {
         assert_eq!(blocks.insert(block, "free"), None, "{block:?} is free");
-        assert_eq!(index.blocks.owner(block), None, "{block:?} is free");
+        assert_eq!(index.slots().owner(block), None, "{block:?} is free");
     }
     let mut lingering: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
     let mut to_unlink: BTreeMap<Block, Vec<(u64, u64)>> = BTreeMap::new();
@@ -211,23 +210,23 @@ pub(super) fn check_books(index: &Index) {
         match trace {
             Trace::Ghost { slot, guard } => {
                 assert!(ghosts.remove(&slot), "the ghost in {slot:?} is gone, or has two entries");
-                assert!(index.is_guarded_by(slot, guard), "{slot:?}");
+                assert!(index.slots().is_guarded_by(slot, guard), "{slot:?}");
             }
             Trace::Filter { home } => lingering.entry(home).or_default().push(due_ns),
             Trace::Unlink { home, block } => to_unlink.entry(block).or_default().push((home, due_ns)),
             Trace::Reuse { home, block } => {
                 assert_eq!(blocks.insert(block, "waiting"), None, "{block:?} waits to be used again");
-                assert_eq!(index.blocks.owner(block), Some(home), "{block:?}");
+                assert_eq!(index.slots().owner(block), Some(home), "{block:?}");
             }
             Trace::Settle { .. } => panic!("{trace:?} is left"),
         }
     }
     assert!(ghosts.is_empty(), "nobody takes these ghosts away: {ghosts:?}");
-    assert_eq!(blocks.len() as u64, index.blocks.ever_used(), "{blocks:?}");
+    assert_eq!(blocks.len() as u64, index.homes().blocks_ever_used(), "{blocks:?}");
     if !geometry.grows() {
-        assert_eq!(index.region.load(BLOCKS_WORD), index.blocks.ever_used());
+        assert_eq!(index.region().load(BLOCKS_WORD), index.homes().blocks_ever_used());
     }
-    assert!(blocks.keys().all(|block| u64::from(block.0) < index.blocks.ever_used()));
+    assert!(blocks.keys().all(|block| u64::from(block.0) < index.homes().blocks_ever_used()));
 
     let mut displaced: BTreeMap<u64, Vec<(u32, SlotIx)>> = BTreeMap::new();
     for (key, slot) in places(index, &slots) {
@@ -238,9 +237,9 @@ pub(super) fn check_books(index: &Index) {
     }
     let mut noted = BTreeMap::new();
     for home in 0..geometry.homes() {
-        let mut locked = index.lock_home(home);
-        let stripe = index.stripe(&mut locked, home);
-        noted.extend(stripe.empty_blocks.clone());
+        let mut locked = index.slots().lock_home(home);
+        let stripe = index.homes().stripe(&mut locked, home);
+        noted.extend(stripe.empty_blocks());
         let (mut at, mut lingers) = (Vec::new(), Vec::new());
         for entry in stripe.displaced(home) {
             match entry.place {
@@ -327,14 +326,14 @@ impl Watch {
     /// come is unchanged.
     fn change<T>(&mut self, change: impl FnOnce(&Index) -> T) -> (T, Vec<Moved>) {
         let index = &self.index;
-        let (from, traces) = (self.recorder.now(), index.grace.traces());
-        let (mut counted, counts) = (counters(&index.region), index.counts());
+        let (from, traces) = (self.recorder.now(), index.homes().grace().traces());
+        let (mut counted, counts) = (counters(index.region()), index.counts());
         let waits = counts.waits;
         let heads_of = |slots: &[Seen]| {
             let links = slots.iter().enumerate().filter_map(|(n, seen)| {
-                let is_chained = index.geometry.overflow_blocks() > 0;
+                let is_chained = index.geometry().overflow_blocks() > 0;
                 Some((
-                    chain::link(&index.geometry, seen.header.aux).filter(|_| is_chained)?,
+                    chain::link(index.geometry(), seen.header.aux).filter(|_| is_chained)?,
                     SlotIx(n as u64),
                 ))
             });
@@ -347,7 +346,7 @@ impl Watch {
         check_books(index);
         let after = look(index);
         let has = places(index, &after);
-        let left_behind = index.grace.traces();
+        let left_behind = index.homes().grace().traces();
         let came = has.iter().map(|(key, &to)| (key.clone(), had.get(key).copied(), to));
         let came = came.filter(|&(_, from, to)| from != Some(to)).collect();
         let mut moved = Vec::new();
@@ -375,7 +374,7 @@ impl Watch {
         }
         // A put that waits takes traces away and leaves others, several times.
         if waits == index.counts().waits {
-            assert_eq!(counters(&index.region), counted, "moves and blocks used again, as counted");
+            assert_eq!(counters(index.region()), counted, "moves and blocks used again, as counted");
         }
         let more = index.counts();
         assert_eq!(more.moves - counts.moves, moved.len() as u64);
@@ -419,11 +418,11 @@ impl Watch {
     fn settle(&mut self) {
         for _ in 0..16 {
             self.wait(3 * GRACE);
-            if self.index.grace.traces().is_empty() {
+            if self.index.homes().grace().traces().is_empty() {
                 return;
             }
         }
-        panic!("left: {:?}", self.index.grace.traces());
+        panic!("left: {:?}", self.index.homes().grace().traces());
     }
 
     /// A copy is whole, and its move is counted (M4), before the original is overwritten (M1). When
@@ -436,12 +435,12 @@ impl Watch {
             let holds = |header: Header, first| !header.is_free() && first == key_word;
             let whole = self.at_rest(history, *to, during, holds).expect("it came");
             if is_displaced(index, key, *to) {
-                let home_slot = index.geometry.window(home).first;
+                let home_slot = index.geometry().window(home).first;
                 let filter = u64::from(self.header(history, home_slot, whole).aux);
                 assert_eq!(filter >> bit_of(index, key) & 1, 1, "M5: {key:?} comes to {to:?}");
             }
             let Some(from) = *from else { continue };
-            let word = index.geometry.slot_word(from);
+            let word = index.geometry().slot_word(from);
             let header = self.header(history, from, whole);
             let is_there = header.stamp.is_multiple_of(2) && holds(header, history.word(word + 2, whole));
             assert!(is_there, "M1: {key:?} is in {from:?} until it is in {to:?}");
@@ -455,7 +454,7 @@ impl Watch {
     /// Each time counts from after the store that it is about: the store by which a key left its
     /// slot, a block became empty, or a block lost its last link.
     fn check_times_and_order(&self) {
-        let history = self.recorder.history(self.index.geometry.region_bytes());
+        let history = self.recorder.history(self.index.geometry().region_bytes());
         for change in &self.changes {
             self.check_order(&history, change);
             let during = (change.from, change.to);
@@ -477,7 +476,7 @@ impl Watch {
                         None
                     }
                     Trace::Unlink { block, .. } => {
-                        let slots = chain::window(&self.index.geometry, block).iter();
+                        let slots = chain::window(&self.index.geometry(), block).iter();
                         let emptied = |slot| {
                             let was_free = self.header(&history, slot, change.from).is_free();
                             self.at_rest(&history, slot, during, |header, _| header.is_free())
@@ -488,7 +487,7 @@ impl Watch {
                     Trace::Reuse { block, .. } => {
                         let unlinked = |head| {
                             let is_so = |header: Header, _| {
-                                chain::link(&self.index.geometry, header.aux) != Some(block)
+                                chain::link(&self.index.geometry(), header.aux) != Some(block)
                             };
                             self.at_rest(&history, head, during, is_so)
                         };
@@ -501,7 +500,7 @@ impl Watch {
                 assert!(is_after, "{trace:?} is due at {due_ns}, and is about {since_ns:?}");
                 // The head before it may have been unlinked just before, and keeps its link (B3).
                 let unlinked_too = |head: SlotIx| {
-                    let block = chain::block_of(&self.index.geometry, head);
+                    let block = chain::block_of(&self.index.geometry(), head);
                     let is_it =
                         |other: Trace| matches!(other, Trace::Reuse { block: b, .. } if Some(b) == block);
                     block.is_some() && change.new.iter().any(|&(_, other)| is_it(other))
@@ -515,7 +514,7 @@ impl Watch {
             }
             for &(_, trace) in &change.new {
                 let Trace::Reuse { block, .. } = trace else { continue };
-                let emptied_ns = chain::window(&self.index.geometry, block).iter().filter_map(|slot| {
+                let emptied_ns = chain::window(&self.index.geometry(), block).iter().filter_map(|slot| {
                     let last = |header: &Header| !header.is_free();
                     self.last_at_rest(&history, slot, change.to, last).map(|at| history.time_ns(at))
                 });
@@ -534,7 +533,7 @@ impl Watch {
     }
 
     fn header(&self, history: &History, slot: SlotIx, at: Instant) -> Header {
-        let word = self.index.geometry.slot_word(slot);
+        let word = self.index.geometry().slot_word(slot);
         Header::from_words([history.word(word, at), history.word(word + 1, at)])
     }
 
@@ -547,7 +546,7 @@ impl Watch {
         (from, to): (Instant, Instant),
         is_so: impl Fn(Header, u64) -> bool,
     ) -> Option<Instant> {
-        let word = self.index.geometry.slot_word(slot);
+        let word = self.index.geometry().slot_word(slot);
         let mut stores = history.stores(word..word + 1, from, to).into_iter();
         let found = stores.find(|&(at, _, first)| {
             first.is_multiple_of(2) && is_so(self.header(history, slot, at), history.word(word + 2, at))
@@ -563,7 +562,7 @@ impl Watch {
         until: Instant,
         was_so: impl Fn(&Header) -> bool,
     ) -> Option<Instant> {
-        let word = self.index.geometry.slot_word(slot);
+        let word = self.index.geometry().slot_word(slot);
         let rests = history
             .stores(word..word + 1, Instant(0), until)
             .into_iter()
@@ -587,15 +586,15 @@ impl Watch {
 
     /// The same, by a server that has not looked at anything yet.
     fn open(&self, at: Instant, damage: impl FnOnce(&Region)) -> Watch {
-        let geometry = self.index.geometry.clone();
+        let geometry = self.index.geometry().clone();
         let clock = Clock::manual();
         let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
-        let region = recorder.region(handover::end(&geometry));
+        let region = recorder.region(handover_end(&geometry));
         self.recorder.repeat(at, &region, &clock);
         damage(&region);
         let before = counters(&region);
-        let (index, found) = Index::open(region, clock.clone()).unwrap();
-        let after = counters(&index.region);
+        let (index, found) = Index::open(region, clock.clone(), &Start::default()).unwrap();
+        let after = counters(index.region());
         let more: Vec<_> = after.iter().zip(before).map(|(after, before)| after - before).collect();
         if found.handed_over {
             assert!(more.iter().all(|&more| more == 0), "nothing to count: {more:?}");
@@ -650,7 +649,7 @@ fn the_books_are_right() {
                 watch = watch.take_over(killed);
             }
             watch.settle();
-            assert!(chains(&watch.index).len() as u64 <= watch.index.blocks.ever_used());
+            assert!(chains(&watch.index).len() as u64 <= watch.index.homes().blocks_ever_used());
         }
     }
 }
@@ -691,19 +690,19 @@ fn check_ghost(index: &Index, before: &[Seen], after: &[Seen], moved: &Moved) {
     let (from, tag) = (moved.from.0 as usize, tag_of(index, &moved.key));
     let mut sampled = before.to_vec();
     sampled[from] = after[from].clone();
-    let again = Step::Again(index.geometry.window(home_of(index, &moved.key)), Retry::Moved);
-    let mut get = Get::new(&index.geometry, &moved.key);
+    let again = Step::Again(index.geometry().window(home_of(index, &moved.key)), Retry::Moved);
+    let mut get = Get::new(index.geometry(), &moved.key);
     assert_eq!(pass(&mut get, &sampled), again, "{moved:?}: a ghost");
     assert_eq!(pass(&mut get, &sampled), Step::Absent, "{moved:?}: the same ghost");
     let mut later = sampled.clone();
     later[from].header.stamp = later[from].header.stamp.wrapping_add(2);
-    let mut get = Get::new(&index.geometry, &moved.key);
+    let mut get = Get::new(index.geometry(), &moved.key);
     assert_eq!(pass(&mut get, &sampled), again);
     assert_eq!(pass(&mut get, &later), again, "{moved:?}: another stamp");
     assert_eq!(pass(&mut get, &later), Step::Absent);
     let mut elsewhere = before.to_vec();
     elsewhere[from] = Seen { header: Header { ghost: 0, ..after[from].header }, ..after[from].clone() };
-    let mut get = Get::new(&index.geometry, &moved.key);
+    let mut get = Get::new(index.geometry(), &moved.key);
     let other = get.start().first.0 as usize;
     assert_eq!(pass(&mut get, &sampled), again);
     if other != from {
@@ -758,7 +757,7 @@ fn every_tag_and_every_bit() {
                 watch.remove(&there[random.pick(there.len())]).1
             };
             let index = &watch.index;
-            let is_main = |slot: SlotIx| slot.0 < index.geometry.main_slots();
+            let is_main = |slot: SlotIx| slot.0 < index.geometry().main_slots();
             for moved in &moved {
                 let cause = match (is_put, is_main(moved.from), is_main(moved.to)) {
                     (true, true, true) => Kick,
@@ -841,7 +840,7 @@ fn writes_over_ghosts<D>(layout: &str, during: impl Fn() -> D) -> BTreeMap<Write
         let watch = Watch::new(layout, slots, seed);
         let (index, mut random) = (&watch.index, Random::new(seed));
         for n in 0..300 {
-            let (before, traces) = (look(index), index.grace.traces());
+            let (before, traces) = (look(index), index.homes().grace().traces());
             let there: Vec<_> = before.iter().filter(|seen| !seen.key.is_empty()).collect();
             // Keys that stand on ghosts are changed most often.
             let haunted: Vec<_> = there.iter().filter(|seen| seen.header.ghost != 0).collect();
@@ -866,7 +865,7 @@ fn writes_over_ghosts<D>(layout: &str, during: impl Fn() -> D) -> BTreeMap<Write
             drop(during);
             let after = look(index);
             // Ghosts that were there before and whose time has not come.
-            for trace in index.grace.traces().iter().filter(|entry| traces.contains(entry)) {
+            for trace in index.homes().grace().traces().iter().filter(|entry| traces.contains(entry)) {
                 let (_, Trace::Ghost { slot, .. }) = *trace else { continue };
                 let [before, after] = [&before, &after].map(|slots| &slots[slot.0 as usize]);
                 let is_asked = is_asked && before.header.ghost != 0;
@@ -919,7 +918,7 @@ fn emptied() -> (Watch, Block) {
 /// The same in another layout. `in_second` keys were in the second block.
 fn emptied_of(layout: &str, in_second: usize) -> (Watch, Block) {
     let mut watch = Watch::new(layout, 4, 1);
-    let layout = watch.index.geometry.layout();
+    let layout = watch.index.geometry().layout();
     let before = layout.window_slots() as usize + layout.block_slots as usize;
     let keys: Vec<_> = keys_of_home(&watch.index, 0).take(before + in_second).collect();
     keys.iter().for_each(|key| assert_eq!(watch.put(key, b"").0, Ok(PutOutcome::Inserted)));
@@ -938,17 +937,19 @@ fn a_block_with_a_ghost(layout: &str, ghosts: usize) -> bool {
     let (mut watch, block) = emptied_of(layout, ghosts);
     let (index, clock) = (&watch.index, &watch.clock);
     let has_ghost = |slot: &SlotIx| index.slots().header(*slot).ghost != 0;
-    let with_ghosts: Vec<_> = chain::window(&index.geometry, block).iter().filter(has_ghost).collect();
+    let with_ghosts: Vec<_> = chain::window(index.geometry(), block).iter().filter(has_ghost).collect();
     assert_eq!(with_ghosts.len(), ghosts);
     let slot = *with_ghosts.last().unwrap();
     let is_linked = |index: &Index| chains(index).iter().any(|&(linked, _)| linked == block);
-    clock.sleep_until(index.grace.last_due_ns().unwrap());
+    clock.sleep_until(index.homes().grace().last_due_ns().unwrap());
     let mut ghost = None;
-    while let Some((due_ns, trace)) = index.grace.pop_due().map(|(due_ns, waiting)| (due_ns, waiting.trace)) {
+    while let Some((due_ns, trace)) =
+        index.homes().grace().pop_due().map(|(due_ns, waiting)| (due_ns, waiting.trace))
+    {
         if matches!(trace, Trace::Ghost { slot: of, .. } if of == slot) {
             ghost = Some((due_ns, trace));
         } else {
-            index.take_away(due_ns, trace);
+            index.homes().take_away(due_ns, trace);
         }
     }
     let (due_ns, ghost) = ghost.expect("a ghost in the block");
@@ -956,10 +957,10 @@ fn a_block_with_a_ghost(layout: &str, ghosts: usize) -> bool {
     if !is_linked(index) {
         return true;
     }
-    index.take_away(due_ns, ghost);
+    index.homes().take_away(due_ns, ghost);
     check_books(index);
     let since_ns = clock.now_ns();
-    let (next_ns, _) = index.grace.traces()[0];
+    let (next_ns, _) = index.homes().grace().traces()[0];
     assert!((since_ns..=since_ns + TWICE_NS).contains(&next_ns) && next_ns + 10 > since_ns + TWICE_NS);
     clock.sleep_until(next_ns - 1);
     watch.change(|index| index.tidy());
@@ -991,12 +992,12 @@ fn empty_blocks_are_taken_over() {
     assert!(!is_linked(&watch), "unlinked after the grace time");
     let keys: Vec<_> = keys_of_home(&watch.index, 1).take(3).collect();
     watch.wait(2 * GRACE);
-    assert_eq!(watch.index.blocks.free(), [block]);
+    assert_eq!(watch.index.homes().free_blocks(), [block]);
     keys[..2].iter().for_each(|key| assert_eq!(watch.put(key, b"").0, Ok(PutOutcome::Inserted)));
     assert!(chains(&watch.index).contains(&(block, 1)), "used again by another home");
-    assert_eq!((watch.index.counts().slots, watch.index.blocks.ever_used()), (slots, 2));
+    assert_eq!((watch.index.counts().slots, watch.index.homes().blocks_ever_used()), (slots, 2));
     assert_eq!(watch.put(&keys[2], b"").0, Ok(PutOutcome::Inserted));
-    assert_eq!((watch.index.counts().slots, watch.index.blocks.ever_used()), (slots + 1, 3));
+    assert_eq!((watch.index.counts().slots, watch.index.homes().blocks_ever_used()), (slots + 1, 3));
 }
 
 /// A server is killed at any store of a put that takes the first or second block of a chain. The
@@ -1013,7 +1014,7 @@ fn half_taken(layout: &str, blocks: u64) {
     let mut watch = Watch::new(layout, 4, 1);
     let mut keys: Vec<_> = keys_of_home(&watch.index, 0).take(200).collect();
     let (mut begun, mut n) = (watch.recorder.now(), 0);
-    while watch.index.blocks.ever_used() < blocks {
+    while watch.index.homes().blocks_ever_used() < blocks {
         begun = watch.recorder.now();
         assert_eq!(watch.put(&keys[n], b"").0, Ok(PutOutcome::Inserted));
         n += 1;
@@ -1022,7 +1023,7 @@ fn half_taken(layout: &str, blocks: u64) {
     let (mut relinked, mut unused, mut without_key) = (0, 0, 0);
     for at in begun.0..=watch.recorder.now().0 {
         let mut next = watch.take_over(Instant(at));
-        let (taken, linked) = (next.index.blocks.ever_used(), chains(&next.index).len() as u64);
+        let (taken, linked) = (next.index.homes().blocks_ever_used(), chains(&next.index).len() as u64);
         relinked += u32::from(taken == blocks && linked == blocks);
         unused += u32::from(taken > linked);
         let there = places(&next.index, &next.before);
@@ -1033,7 +1034,10 @@ fn half_taken(layout: &str, blocks: u64) {
         let lost: Vec<_> = others.iter().filter(|key| !there.contains_key(&key[..])).collect();
         assert!(lost.is_empty(), "{layout}, killed at {at}: {lost:?}, {:?}", next.found);
         keys.iter().for_each(|key| assert!(next.put(key, b"").0.is_ok()));
-        assert_eq!((next.index.blocks.ever_used(), chains(&next.index).len() as u64), (blocks, blocks));
+        assert_eq!(
+            (next.index.homes().blocks_ever_used(), chains(&next.index).len() as u64),
+            (blocks, blocks)
+        );
         next.settle();
     }
     assert!(relinked > 1 && unused > 1 && without_key > 1, "{layout}: {relinked}, {unused}, {without_key}");
@@ -1048,7 +1052,7 @@ fn a_block_between_two_homes() -> (u32, u32) {
         let (mut watch, block) = emptied();
         let is_waiting = |watch: &Watch| {
             let is_reuse = |(_, trace): &(u64, Trace)| matches!(trace, Trace::Reuse { .. });
-            watch.index.grace.traces().iter().all(is_reuse)
+            watch.index.homes().grace().traces().iter().all(is_reuse)
         };
         while !is_waiting(&watch) {
             watch.wait(2 * GRACE);
@@ -1056,7 +1060,11 @@ fn a_block_between_two_homes() -> (u32, u32) {
         let keys: Vec<_> = keys_of_home(&watch.index, 1).take(2).collect();
         assert_eq!(watch.put(&keys[0], b"").0, Ok(PutOutcome::Inserted));
         let (index, from) = (&watch.index, watch.recorder.now());
-        index.grace.clock().sleep_until(index.grace.last_due_ns().expect("a block waits") - 200);
+        index
+            .homes()
+            .grace()
+            .clock()
+            .sleep_until(index.homes().grace().last_due_ns().expect("a block waits") - 200);
         crate::sim::turns::run(
             seed,
             [true, false]
@@ -1064,7 +1072,7 @@ fn a_block_between_two_homes() -> (u32, u32) {
                     let key = &keys[1];
                     move || {
                         if tidies {
-                            index.grace.clock().advance(Duration::from_nanos(200));
+                            index.homes().grace().clock().advance(Duration::from_nanos(200));
                             index.tidy();
                         } else {
                             assert_eq!(index.put(key, b"", PutMode::Insert), Ok(PutOutcome::Inserted));
@@ -1073,8 +1081,8 @@ fn a_block_between_two_homes() -> (u32, u32) {
                 })
                 .into(),
         );
-        let history = watch.recorder.history(index.geometry.region_bytes());
-        let word = index.geometry.slot_word(chain::window(&index.geometry, block).first);
+        let history = watch.recorder.history(index.geometry().region_bytes());
+        let word = index.geometry().slot_word(chain::window(index.geometry(), block).first);
         let stores = |word, to| history.stores(word..word + 1, from, to);
         if let Some(&(written, ..)) = stores(word, watch.recorder.now()).first() {
             used += 1;
@@ -1133,7 +1141,7 @@ fn displaced_keys_come_home() {
                     free = moved.from;
                 }
                 let could = |(key, &slot): (&Key, &SlotIx)| {
-                    let window = watch.index.geometry.window(home_of(&watch.index, key));
+                    let window = watch.index.geometry().window(home_of(&watch.index, key));
                     is_displaced(&watch.index, key, slot) && window.contains(free)
                 };
                 let somebody_could = places(&watch.index, &watch.before).iter().any(could);
@@ -1154,11 +1162,11 @@ fn a_key_on_a_ghost_does_not_come_home() {
     let index = Watch::new("list", 4, 1).index;
     let keys: Vec<_> = keys_of_home(&index, 0).take(3).collect();
     keys.iter().for_each(|key| assert_eq!(index.put(key, b"", PutMode::Insert), Ok(PutOutcome::Inserted)));
-    let home_slot = index.geometry.window(0).first;
-    let next = index.chain_heads(home_slot).nth(1).unwrap();
+    let home_slot = index.geometry().window(0).first;
+    let next = index.homes().chain_heads(home_slot).nth(1).unwrap();
     let there = index.slots().read(next);
     assert_eq!(there.key[..], keys[1]);
-    index.write(&index.stripes.alone(), next, &Content { ghost: 7, ..there.content() });
+    index.slots().write(&index.slots().alone(), next, &Content { ghost: 7, ..there.content() });
     assert_eq!(index.remove(&keys[0]), Ok(true));
     assert!(index.slots().holds(next, &keys[1]) && index.slots().holds(home_slot, &keys[2]));
 }
@@ -1172,10 +1180,10 @@ fn a_newcomer_takes_the_first_free_slot() {
         let index = &watch.index;
         let mut taken = [0; 3];
         for key in (0..80).map(key) {
-            let hashed = index.geometry.hashed(&key);
-            let windows: Vec<_> = match index.geometry.layout().family {
-                Family::Cuckoo => crate::cuckoo::placement::choices(&index.geometry, hashed).collect(),
-                _ => vec![index.geometry.primary(hashed)],
+            let hashed = index.geometry().hashed(&key);
+            let windows: Vec<_> = match index.geometry().layout().family {
+                Family::Cuckoo => crate::cuckoo::placement::choices(index.geometry(), hashed).collect(),
+                _ => vec![index.geometry().primary(hashed)],
             };
             // Beyond the primary window, only `pilaf` does not look for cheaper paths.
             let windows = if layout == "pilaf" { &windows[..] } else { &windows[..1] };
@@ -1204,32 +1212,34 @@ fn a_put_waits_three_times() {
     let put = |key: &[u8; 8]| index.put(key, b"", PutMode::Insert);
     let keys: Vec<_> = keys_of_home(index, 1).take(4).collect();
     keys[..3].iter().for_each(|key| assert_eq!(put(key), Ok(PutOutcome::Inserted)));
-    let ever_used = index.blocks.ever_used();
-    assert_eq!((ever_used, index.geometry.overflow_blocks(), index.counts().waits), (4, 4, 0));
-    let slot = chain::window(&index.geometry, block).first;
-    clock.sleep_until(index.grace.last_due_ns().unwrap());
+    let ever_used = index.homes().blocks_ever_used();
+    assert_eq!((ever_used, index.geometry().overflow_blocks(), index.counts().waits), (4, 4, 0));
+    let slot = chain::window(index.geometry(), block).first;
+    clock.sleep_until(index.homes().grace().last_due_ns().unwrap());
     let mut ghost = None;
-    while let Some((due_ns, trace)) = index.grace.pop_due().map(|(due_ns, waiting)| (due_ns, waiting.trace)) {
+    while let Some((due_ns, trace)) =
+        index.homes().grace().pop_due().map(|(due_ns, waiting)| (due_ns, waiting.trace))
+    {
         if matches!(trace, Trace::Ghost { slot: of, .. } if of == slot) {
             ghost = Some((due_ns, trace));
         } else {
-            index.take_away(due_ns, trace);
+            index.homes().take_away(due_ns, trace);
         }
     }
     let begun_ns = clock.now_ns();
-    let slots = index.geometry.main_slots() + 4;
+    let slots = index.geometry().main_slots() + 4;
     assert_eq!(put(&keys[3]), Err(PutError::Full { keys: 5, slots, bytes_max: 0, heap_bytes: 0 }));
     assert_eq!(index.counts().waits, 3);
     let waited_ns = clock.now_ns() - begun_ns;
     assert!((2 * TWICE_NS..3 * TWICE_NS + 1_000).contains(&waited_ns), "{waited_ns}");
     let (due_ns, ghost) = ghost.expect("a ghost in the block");
-    index.take_away(due_ns, ghost);
+    index.homes().take_away(due_ns, ghost);
     assert_eq!(put(&keys[3]), Ok(PutOutcome::Inserted));
     assert_eq!(index.counts().waits, 5, "until it is unlinked, and until it is free");
     assert!(chains(index).contains(&(block, 1)));
     let (watch, _) = emptied();
     let newcomer = keys_of_home(&watch.index, 0).nth(3).unwrap();
-    assert!(!watch.index.grace.traces().is_empty());
+    assert!(!watch.index.homes().grace().traces().is_empty());
     assert_eq!(watch.index.put(&newcomer, b"", PutMode::Insert), Ok(PutOutcome::Inserted));
     assert_eq!(watch.index.counts().waits, 0, "the empty block is in the chain still");
 }
@@ -1243,9 +1253,9 @@ fn refusals_are_remembered() {
         let put = |key: &[u8; 8]| index.put(key, b"", PutMode::Insert);
         let newcomer = (0..).map(key).find(|key| put(key).is_err()).unwrap();
         let is_refused_at_once = || {
-            let room_made = index.counters.room_made();
-            let search = NoPath::of(&index.geometry, index.geometry.hashed(&newcomer), room_made);
-            index.has_no_free_slot() || index.refusals.know(search)
+            let room_made = index.homes().counters().room_made();
+            let search = NoPath::of(index.geometry(), index.geometry().hashed(&newcomer), room_made);
+            index.homes().has_no_free_slot() || index.refusals().know(search)
         };
         assert!(is_refused_at_once(), "{layout}");
         let (before, waits) = (look(index), index.counts().waits);
@@ -1262,27 +1272,27 @@ fn refusals_are_remembered() {
 #[test]
 fn room_made_during_a_search_is_room_made_since() {
     let full = || {
-        let mut watch = Watch::new("windowed:8", 64, 1);
+        let watch = Watch::new("windowed:8", 64, 1);
         let index = &watch.index;
         // One key fewer is counted than there are. Else a put does not search when no slot is free.
-        index.counters.found.store(u64::MAX, Ordering::Relaxed);
+        index.homes().counters().found(u64::MAX);
         let newcomer = (0..).map(key).find(|key| index.put(key, b"", PutMode::Insert).is_err()).unwrap();
         // No trace is left. (The books do not fit the count.)
         while let Some(wait) = watch.index.tidy() {
-            watch.index.grace.clock().advance(wait);
+            watch.index.homes().grace().clock().advance(wait);
         }
         // It has not been refused a moment ago.
-        watch.index.refusals = Refusals::new();
+        watch.index.refusals().forget_all();
         (watch, newcomer)
     };
     let (watch, newcomer) = full();
-    let primary = watch.index.geometry.primary(watch.index.geometry.hashed(&newcomer));
+    let primary = watch.index.geometry().primary(watch.index.geometry().hashed(&newcomer));
     // Without this key, there is room only by moves.
     let victim = (0..).map(key).find(|victim| {
         let (watch, _) = full();
         let index = &watch.index;
         assert_eq!(index.remove(victim), Ok(true), "there is such a key");
-        index.free_slot(primary).is_none() && index.put(&newcomer, b"", PutMode::Insert).is_ok()
+        index.slots().free_slot(primary).is_none() && index.put(&newcomer, b"", PutMode::Insert).is_ok()
     });
     let (victim, mut refused) = (victim.unwrap(), 0);
     for seed in 0..100 {
@@ -1318,9 +1328,9 @@ fn a_note_that_is_out_of_date_is_forgotten() {
     for newcomer in (0..140).map(key) {
         watch.settle();
         let index = &watch.index;
-        let primary = index.geometry.primary(index.geometry.hashed(&newcomer));
-        if index.free_slot(primary).is_none() {
-            primary.iter().for_each(|slot| index.notes.set(slot, Note::Free, false));
+        let primary = index.geometry().primary(index.geometry().hashed(&newcomer));
+        if index.slots().free_slot(primary).is_none() {
+            primary.iter().for_each(|slot| index.slots().notes().set(slot, Note::Free, false));
             by_moves += 1;
         }
         assert_eq!(watch.put(&newcomer, b"").0, Ok(PutOutcome::Inserted));
@@ -1335,21 +1345,21 @@ fn traces_are_taken_away_in_passing() {
     let watch = Watch::new("windowed:8", 200, 1);
     let index = &watch.index;
     let mut keys = (0..).map(key);
-    while index.grace.traces().len() < 4 * 8 {
+    while index.homes().grace().traces().len() < 4 * 8 {
         let _ = index.put(&keys.next().unwrap(), b"", PutMode::Insert);
     }
     let absent = key(1 << 30);
-    let first_due_ns = index.grace.traces()[0].0;
+    let first_due_ns = index.homes().grace().traces()[0].0;
     let left_ns = first_due_ns - watch.clock.now_ns();
     assert_eq!(index.tidy(), Some(Duration::from_nanos(left_ns)), "nothing is due");
     watch.clock.advance(2 * GRACE);
-    let traces = index.grace.traces();
+    let traces = index.homes().grace().traces();
     assert_eq!(index.put(&absent, b"", PutMode::Update), Ok(PutOutcome::Missing));
-    assert_eq!(index.grace.traces(), traces[8..]);
+    assert_eq!(index.homes().grace().traces(), traces[8..]);
     assert_eq!(index.remove(&absent), Ok(false));
-    assert_eq!(index.grace.traces(), traces[16..]);
+    assert_eq!(index.homes().grace().traces(), traces[16..]);
     check_books(index);
-    assert_eq!((index.tidy(), index.grace.traces()), (None, vec![]));
+    assert_eq!((index.tidy(), index.homes().grace().traces()), (None, vec![]));
 }
 
 /// The sums over two tables of each preset, made for 2,000 keys and filled until they are full:
@@ -1393,7 +1403,7 @@ fn tables_get_so_full() {
             );
             let IndexCounts { keys, moves, waits, .. } = index.counts();
             assert!(keys > KEYS, "{name}, seed {seed}: made for more than {keys}");
-            let found = [keys, moves, index.displaced() as u64, waits];
+            let found = [keys, moves, index.homes().displaced() as u64, waits];
             sums.iter_mut().zip(found).for_each(|(sum, found)| *sum += found);
         }
         all.push((preset.name, sums));
@@ -1412,20 +1422,20 @@ fn a_path_that_has_changed_is_not_walked() {
         for newcomer in (0..175).map(key) {
             watch.settle();
             let index = &watch.index;
-            let hashed = index.geometry.hashed(&newcomer);
-            let path = find_path(index.table(), hashed).filter(|path| path.len() > 1);
+            let hashed = index.geometry().hashed(&newcomer);
+            let path = index.moves().find_path(hashed).filter(|path| path.len() > 1);
             let Some(path) = path else {
                 drop(watch.put(&newcomer, b""));
                 continue;
             };
             let refused = |at: SlotIx, now: Content<'_>| {
                 let was = index.slots().read(at);
-                index.write(&index.stripes.alone(), at, &Content { aux: was.aux, ..now });
+                index.slots().write(&index.slots().alone(), at, &Content { aux: was.aux, ..now });
                 let before = (look(index), index.counts());
-                let answer = index.put_along(&path, hashed, Stored::default(), PutMode::Insert, false);
+                let answer = index.put_along(&path, hashed, Stored::default(), PutMode::Insert, Put::New);
                 assert_eq!(answer, None, "{layout}: {at:?} of {path:?} is {now:?}");
                 assert_eq!((look(index), index.counts()), before);
-                index.write(&index.stripes.alone(), at, &was.content());
+                index.slots().write(&index.slots().alone(), at, &was.content());
             };
             let (&end, movers) = path.split_last().unwrap();
             refused(end, Content { key: &key(1_000), ..Content::default() });
@@ -1434,8 +1444,8 @@ fn a_path_that_has_changed_is_not_walked() {
                 refused(at, Content::default());
                 refused(at, Content { ghost: 1, ..mover.content() });
                 let may_go = |key: &[u8; 8]| {
-                    let key = index.geometry.hashed(key);
-                    let windows = families::destinations(&index.geometry, key, Some(at));
+                    let key = index.geometry().hashed(key);
+                    let windows = families::destinations(index.geometry(), key, Some(at));
                     windows.iter().any(|destination| destination.window.contains(to))
                 };
                 let other = (1_000..).map(key).find(|key| !may_go(key)).unwrap();
@@ -1443,23 +1453,24 @@ fn a_path_that_has_changed_is_not_walked() {
             }
             // Without the lock of a mover's home. The mover may have come after the stripes were
             // chosen.
-            let of = |slot| index.stripes.of(slot);
-            let home = |&at: &SlotIx| index.home_slot(index.geometry.hashed(&index.slots().read(at).key));
+            let of = |slot| index.slots().stripe_of(slot);
+            let home =
+                |&at: &SlotIx| index.slots().home_slot(index.geometry().hashed(&index.slots().read(at).key));
             let locks: StripeSet = path.iter().map(|&slot| of(slot)).collect();
             let covered = movers.iter().all(|at| locks.contains(&of(home(at))));
             uncovered += u32::from(!covered);
             assert_eq!(
-                index.still_good(
-                    &index.stripes.lock(locks),
+                index.moves().still_good(
+                    &index.slots().lock(locks),
                     &path,
-                    &index.hashed_all(&index.keys_along(&path))
+                    &index.moves().hashed_all(&index.moves().keys_along(&path))
                 ),
                 covered,
                 "{layout}: {path:?}"
             );
             watch.before = look(index);
             let along =
-                |index: &Index| index.put_along(&path, hashed, Stored::default(), PutMode::Insert, false);
+                |index: &Index| index.put_along(&path, hashed, Stored::default(), PutMode::Insert, Put::New);
             let (answer, moved) = watch.change(along);
             assert_eq!((answer, moved.len()), (Some(PutOutcome::Inserted), movers.len()));
             let (answer, moved) = watch.change(along);
@@ -1484,9 +1495,9 @@ impl Restless {
     fn go(&self) {
         let [from, to] = self.at.get();
         let [was, free] = [from, to].map(|slot| self.index.slots().read(slot));
-        let (nobody, alone) = (Content::default(), self.index.stripes.alone());
-        self.index.write(&alone, to, &Content { ghost: free.ghost, aux: free.aux, ..was.content() });
-        self.index.write(&alone, from, &Content { ghost: was.ghost, aux: was.aux, ..nobody });
+        let (nobody, alone) = (Content::default(), self.index.slots().alone());
+        self.index.slots().write(&alone, to, &Content { ghost: free.ghost, aux: free.aux, ..was.content() });
+        self.index.slots().write(&alone, from, &Content { ghost: was.ghost, aux: was.aux, ..nobody });
         self.at.set([to, from]);
         self.moves.set(self.moves.get() + 1);
     }
@@ -1510,19 +1521,20 @@ fn a_put_gives_up_after_a_thousand_paths() {
         let geometry = config.geometry().unwrap();
         let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
         let index = Arc::new(Index::create(region, geometry, Clock::manual()).unwrap());
-        assert!(index.geometry.main_slots() <= 64);
-        let has_room =
-            |key: &[u8]| index.free_slot(index.geometry.primary(index.geometry.hashed(key))).is_some();
+        assert!(index.geometry().main_slots() <= 64);
+        let has_room = |key: &[u8]| {
+            index.slots().free_slot(index.geometry().primary(index.geometry().hashed(key))).is_some()
+        };
         for key in (0..200).map(key).filter(|key| has_room(key)).take(38) {
             assert_eq!(index.put(&key, b"value", PutMode::Insert), Ok(PutOutcome::Inserted));
         }
         // A newcomer's path ends at a free slot. That slot gets occupied; another one that a path
         // reaches becomes free.
-        let end = |key: &[u8]| find_path(index.table(), index.geometry.hashed(key))?.last().copied();
-        let taken = || (0..index.geometry.main_slots()).map(SlotIx).filter(|&at| !is_free(&index, at));
+        let end = |key: &[u8]| index.moves().find_path(index.geometry().hashed(key))?.last().copied();
+        let taken = || (0..index.geometry().main_slots()).map(SlotIx).filter(|&at| !is_free(&index, at));
         let restless = (200..300).map(key).filter(|key| !has_room(key)).find_map(|newcomer| {
             let free = end(&newcomer)?;
-            let primary = index.geometry.primary(index.geometry.hashed(&newcomer));
+            let primary = index.geometry().primary(index.geometry().hashed(&newcomer));
             taken().filter(|&at| !primary.contains(at)).collect::<Vec<_>>().into_iter().find_map(|at| {
                 let (index, at, moves) = (index.clone(), Cell::new([at, free]), Cell::new(0));
                 let restless = Restless { index, at, moves };
@@ -1541,7 +1553,7 @@ fn a_put_gives_up_after_a_thousand_paths() {
                 let Header { stamp, ghost, aux, .. } = seen.header;
                 (seen.key, seen.value, stamp - 2 * moves, ghost, aux)
             });
-            (slots.collect::<Vec<_>>(), index.counts(), index.grace.traces())
+            (slots.collect::<Vec<_>>(), index.counts(), index.homes().grace().traces())
         };
         // The locks that each change takes for its own key.
         observe::schedule(Some(restless.clone()));
@@ -1566,7 +1578,7 @@ fn a_put_gives_up_after_a_thousand_paths() {
     }
 }
 
-fn is_free(index: &Index, slot: SlotIx) -> bool {
+fn is_free(index: &Segment, slot: SlotIx) -> bool {
     index.slots().header(slot).is_free()
 }
 
@@ -1578,19 +1590,19 @@ fn right_filters_and_links_are_not_rewritten() {
         let full = |seed| {
             let mut watch = Watch::new(layout, 24, seed);
             (0..30).for_each(|n| drop(watch.put(&key(n), b"")));
-            (watch.index.displaced() > 0).then_some(watch)
+            (watch.index.homes().displaced() > 0).then_some(watch)
         };
         let mut watch = (1..100).find_map(full).expect("some seed displaces a key");
         let recorder = watch.recorder.clone();
         let (_, moved) = watch.change(|index| {
             let stored = recorder.now();
-            for home in 0..index.geometry.homes() {
-                let mut locked = index.lock_home(home);
-                index.set_filter(&mut locked, home);
-                let head = index.geometry.window(home).first;
-                let link = chain::link(&index.geometry, index.slots().header(head).aux);
-                if index.geometry.overflow_blocks() > 0 {
-                    index.link(&locked, head, link);
+            for home in 0..index.geometry().homes() {
+                let mut locked = index.slots().lock_home(home);
+                index.homes().set_filter(&mut locked, home);
+                let head = index.geometry().window(home).first;
+                let link = chain::link(index.geometry(), index.slots().header(head).aux);
+                if index.geometry().overflow_blocks() > 0 {
+                    index.homes().link(&locked, head, link);
                 }
             }
             assert_eq!(recorder.now(), stored, "{layout}");
@@ -1614,9 +1626,9 @@ fn a_table_records_its_time_and_fits_its_region() {
     let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
     let begun = now();
     let watch = Watch::new("list", 4, 1);
-    let (geometry, superblock) = crate::inspect::Inspector::superblock(&watch.index.region).unwrap();
+    let (geometry, superblock) = crate::inspect::Inspector::superblock(&watch.index.region()).unwrap();
     assert!((begun..=now()).contains(&superblock.created), "{}", superblock.created);
-    assert_eq!((geometry, watch.index.incarnation), (watch.index.geometry.clone(), 1));
+    assert_eq!((geometry, watch.index.incarnation()), (watch.index.geometry().clone(), 1));
     let geometry = small("list", 400).geometry().unwrap();
     let page = crate::layout::PAGE as u64;
     let bytes = geometry.region_bytes().next_multiple_of(page) - page;
@@ -1642,7 +1654,10 @@ fn a_takeover_is_taken_over() {
                 let n = key(random.pick(2 * slots as usize) as u64);
                 let moved = if random.pick(2) == 0 { watch.put(&n, b"").1 } else { watch.remove(&n).1 };
                 let index = &watch.index;
-                if !moved.is_empty() && index.displaced() > 1 && index.grace.traces().len() > 4 {
+                if !moved.is_empty()
+                    && index.homes().displaced() > 1
+                    && index.homes().grace().traces().len() > 4
+                {
                     let mut stores = begun.0..watch.recorder.now().0;
                     let is_doubled = |at: &usize| watch.take_over(Instant(*at)).found.doubled == 1;
                     if let Some(amid) = stores.find(is_doubled) {
@@ -1654,18 +1669,18 @@ fn a_takeover_is_taken_over() {
         };
         let (watch, killed) = (1..100).find_map(amid_a_move).expect("some seed does it");
         let second = watch.take_over(killed);
-        assert_eq!(second.index.incarnation, 2);
-        let history = second.recorder.history(second.index.geometry.region_bytes());
+        assert_eq!(second.index.incarnation(), 2);
+        let history = second.recorder.history(second.index.geometry().region_bytes());
         let stated = history.stores(STATE_WORD..STATE_WORD + 1, Instant(0), second.recorder.now());
         let stated = stated.last().unwrap().0;
         assert_eq!(stated.0, killed.0 + 1, "the first store of the takeover");
-        let watched = watch.recorder.history(watch.index.geometry.region_bytes());
+        let watched = watch.recorder.history(watch.index.geometry().region_bytes());
         assert!(history.time_ns(stated) >= watched.time_ns(killed) + TWICE_NS, "not before the grace time");
         let there = places(&second.index, &second.before);
         for at in killed.0..=second.recorder.now().0 {
             let third = second.take_over(Instant(at));
             let incarnation = if at < stated.0 { 2 } else { 3 };
-            assert_eq!(third.index.incarnation, incarnation, "{layout}, at {at}");
+            assert_eq!(third.index.incarnation(), incarnation, "{layout}, at {at}");
             let has = places(&third.index, &third.before);
             assert!(has.keys().eq(there.keys()), "{layout}, at {at}: {has:?}, {there:?}");
         }
@@ -1679,9 +1694,9 @@ fn a_retired_table_is_taken_over() {
     let mut watch = Watch::new("windowed:8", 12, 1);
     assert_eq!(watch.put(&key(1), b"").0, Ok(PutOutcome::Inserted));
     watch.index.publish_state(Phase::Retired);
-    assert_eq!(State::from_word(watch.index.region.load(STATE_WORD)).phase, Phase::Retired);
+    assert_eq!(State::from_word(watch.index.region().load(STATE_WORD)).phase, Phase::Retired);
     let next = watch.take_over(watch.recorder.now());
-    let state = State::from_word(next.index.region.load(STATE_WORD));
+    let state = State::from_word(next.index.region().load(STATE_WORD));
     assert_eq!(state, State { incarnation: 2, phase: Phase::Serving });
     assert_eq!(next.found, Recovered { keys: 1, ..Recovered::default() });
 }
@@ -1699,7 +1714,7 @@ fn put_into_a_full_table(layout: &str, mode: PutMode) -> (u32, u32) {
         let index = &watch.index;
         let mut keys = (0..).map(key);
         // One key fewer is counted than there are. Else a put does not search when no slot is free.
-        index.counters.found.store(u64::MAX, Ordering::Relaxed);
+        index.homes().counters().found(u64::MAX);
         let first = keys.next().unwrap();
         let mut filler = first;
         while index.put(&filler, b"", PutMode::Insert).is_ok() {
@@ -1743,15 +1758,15 @@ fn put_into_a_full_table(layout: &str, mode: PutMode) -> (u32, u32) {
 fn a_put_that_waits_takes_all_due_traces_away() {
     let mut watch = Watch::new("windowed:8", 120, 1);
     let mut keys = (0..).map(key);
-    while watch.index.grace.traces().len() <= 2 * REAP_MAX {
+    while watch.index.homes().grace().traces().len() <= 2 * REAP_MAX {
         let next = keys.next().unwrap();
         if watch.put(&next, b"").0.is_err() {
             watch.remove(&key(0));
         }
     }
-    assert!(watch.index.wait_for_grace());
-    assert_eq!(watch.index.grace.traces(), []);
-    assert!(!watch.index.wait_for_grace(), "nothing to wait for");
+    assert!(watch.index.homes().wait_for_grace());
+    assert_eq!(watch.index.homes().grace().traces(), []);
+    assert!(!watch.index.homes().wait_for_grace(), "nothing to wait for");
 }
 
 // ---- servers that stop --------------------------------------------------------------------------
@@ -1762,7 +1777,7 @@ fn in_use(layout: &str, seed: u64) -> Watch {
     let mut watch = Watch::new(layout, 20, seed);
     for _ in 0..1000 {
         some_change(&mut watch, &mut random, 34);
-        if watch.index.displaced() >= 2 && watch.index.grace.traces().len() >= 3 {
+        if watch.index.homes().displaced() >= 2 && watch.index.homes().grace().traces().len() >= 3 {
             break;
         }
     }
@@ -1778,9 +1793,9 @@ fn a_stopped_server_hands_its_table_over() {
         for seed in 0..6 {
             let watch = in_use(preset.name, seed);
             let before = watch.stop();
-            assert!(watch.index.grace.traces().is_empty());
+            assert!(watch.index.homes().grace().traces().is_empty());
             let end = watch.recorder.now();
-            let state = State::from_word(watch.index.region.load(STATE_WORD));
+            let state = State::from_word(watch.index.region().load(STATE_WORD));
             assert_eq!(state, State { incarnation: 1, phase: Phase::Stopped });
             for at in before.0..end.0 {
                 let next = watch.take_over(Instant(at));
@@ -1789,7 +1804,10 @@ fn a_stopped_server_hands_its_table_over() {
             let next = watch.take_over(end);
             let keys = watch.index.len();
             assert_eq!(next.found, Recovered { keys, handed_over: true, ..Recovered::default() });
-            assert_eq!((next.index.displaced(), next.index.incarnation), (watch.index.displaced(), 2));
+            assert_eq!(
+                (next.index.homes().displaced(), next.index.incarnation()),
+                (watch.index.homes().displaced(), 2)
+            );
             assert_eq!(next.recorder.now().0, end.0 + 1, "one store: its incarnation");
             assert_eq!(look(&next.index), look(&watch.index));
         }
@@ -1810,7 +1828,7 @@ fn a_handover_is_used_once() {
             for at in begun.0..=next.recorder.now().0 {
                 let third = next.take_over(Instant(at));
                 assert_eq!(
-                    (third.found.handed_over, third.index.incarnation),
+                    (third.found.handed_over, third.index.incarnation()),
                     (false, 3),
                     "{layout}, at {at}"
                 );
@@ -1836,23 +1854,23 @@ fn a_handover_that_was_not_read_is_handed_on() {
         let watch = in_use(preset.name, 0);
         watch.stop();
         let next = watch.open(watch.recorder.now(), |_| {});
-        assert_eq!(next.index.displaced(), watch.index.displaced(), "{}", preset.name);
+        assert_eq!(next.index.homes().displaced(), watch.index.homes().displaced(), "{}", preset.name);
         next.stop();
         let third = next.take_over(next.recorder.now());
         assert!(third.found.handed_over);
-        assert_eq!(third.index.displaced(), watch.index.displaced(), "{}", preset.name);
+        assert_eq!(third.index.homes().displaced(), watch.index.homes().displaced(), "{}", preset.name);
     }
 }
 
 /// The words of a handover, and each as it is with a bit flipped, or zero, or the largest.
 fn damaged_handovers(watch: &Watch) -> impl Iterator<Item = (usize, u64)> + use<'_> {
-    let geometry = &watch.index.geometry;
+    let geometry = &watch.index.geometry();
     let first =
         geometry.region_bytes().next_multiple_of(crate::layout::PAGE as u64) as usize / crate::layout::WORD;
-    let last = handover::end(geometry) as usize / crate::layout::WORD;
-    let used = (first..last).filter(|&word| watch.index.region.load(word) != 0);
+    let last = handover_end(geometry) as usize / crate::layout::WORD;
+    let used = (first..last).filter(|&word| watch.index.region().load(word) != 0);
     used.flat_map(|word| {
-        let is = watch.index.region.load(word);
+        let is = watch.index.region().load(word);
         [is ^ 1, is ^ 1 << 20, is ^ 1 << 40, 0, u64::MAX].map(|other| (word, other))
     })
 }
@@ -1867,20 +1885,20 @@ fn a_damaged_handover_is_not_believed() {
         let there = places(&watch.index, &look(&watch.index));
         let mut damaged = 0;
         for (word, other) in damaged_handovers(&watch) {
-            if watch.index.region.load(word) == other {
+            if watch.index.region().load(word) == other {
                 continue;
             }
             let next = watch.take_over_damaged(watch.recorder.now(), |region| region.store(word, other));
             // The upper half of the word that holds the CRC is not looked at.
             if next.found.handed_over {
-                assert_eq!(other as u32, watch.index.region.load(word) as u32, "word {word}");
+                assert_eq!(other as u32, watch.index.region().load(word) as u32, "word {word}");
                 continue;
             }
             assert_eq!(places(&next.index, &next.before), there, "{layout}, word {word} is {other:#x}");
             damaged += 1;
         }
         assert!(damaged > 20, "{layout}: {damaged}");
-        let line = crate::layout::undo::line_word(watch.index.geometry.shape(), 7);
+        let line = crate::layout::undo::line_word(watch.index.geometry().shape(), 7);
         let next = watch.take_over_damaged(watch.recorder.now(), |region| region.store(line, 1));
         assert!(!next.found.handed_over && next.index.len() == watch.index.len());
         // The handover is whole, and of another server than the one that the region names.
@@ -1900,7 +1918,7 @@ fn a_handover_names_blocks_that_were_used() {
     (0..30).map(key).for_each(|key| drop(watch.remove(&key)));
     watch.settle();
     watch.stop();
-    let last = watch.index.blocks.free().into_iter().max().unwrap();
+    let last = watch.index.homes().free_blocks().into_iter().max().unwrap();
     for (used, is_believed) in [(last.0 + 1, true), (last.0, false)] {
         let count = |region: &Region| region.store(BLOCKS_WORD, used.into());
         let next = watch.take_over_damaged(watch.recorder.now(), count);
@@ -1913,17 +1931,15 @@ fn a_handover_names_blocks_that_were_used() {
 fn a_stop_does_not_wait_for_long() {
     let watch = in_use("windowed:8", 1);
     let within = Duration::from_nanos(1);
-    assert!(
-        matches!(watch.index.hand_over(within), Err(handover::NotHandedOver::Traces(most)) if most == within)
-    );
+    assert!(matches!(watch.index.hand_over(within), Err(NotHandedOver::Traces(most)) if most == within));
     let next = watch.take_over(watch.recorder.now());
     assert_eq!((next.found.handed_over, next.index.len()), (false, watch.index.len()));
     // Private memory has nothing behind the table.
     let geometry = small("windowed:8", 20).geometry().unwrap();
     let region = Region::private(geometry.region_bytes());
     let index = Index::create(region, geometry, Clock::manual()).unwrap();
-    assert!(matches!(index.hand_over(within), Err(handover::NotHandedOver::NoMemory(_))));
-    assert_eq!(State::from_word(index.region.load(STATE_WORD)).phase, Phase::Serving);
+    assert!(matches!(index.hand_over(within), Err(NotHandedOver::NoMemory(_))));
+    assert_eq!(State::from_word(index.region().load(STATE_WORD)).phase, Phase::Serving);
 }
 
 /// Until a table is whole, the region says that it is being made. If the server dies meanwhile,
@@ -1936,7 +1952,7 @@ fn a_table_half_made_is_not_taken_over() {
         let end = recorder.now();
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("region");
-        assert_eq!(State::from_word(index.region.load(STATE_WORD)).phase, Phase::Serving);
+        assert_eq!(State::from_word(index.region().load(STATE_WORD)).phase, Phase::Serving);
         for at in 0..=end.0 {
             let clock = Clock::manual();
             let again = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
@@ -1944,7 +1960,8 @@ fn a_table_half_made_is_not_taken_over() {
             recorder.repeat(Instant(at), &region, &clock);
             let words = geometry.region_bytes() as usize / crate::layout::WORD;
             let bytes: Vec<u8> = (0..words).flat_map(|word| region.load(word).to_ne_bytes()).collect();
-            let opened = Index::open(region, clock).map(|(_, found)| (found.torn, found.keys));
+            let opened =
+                Index::open(region, clock, &Start::default()).map(|(_, found)| (found.torn, found.keys));
             // In a file, it is known without a touch of its pages. Nobody reads it, and the next start makes it again.
             std::fs::write(&path, &bytes).unwrap();
             let to_read = Region::open_to_read(&path);
@@ -1982,15 +1999,15 @@ fn taken_over(blocks: usize, relink: impl Fn(&Index, &[SlotIx])) -> (Index, usiz
     let keys: Vec<_> = keys_of_home(&watch.index, 0).take(blocks + 1).collect();
     keys.iter()
         .for_each(|key| assert_eq!(watch.index.put(key, b"", PutMode::Insert), Ok(PutOutcome::Inserted)));
-    let home_slot = watch.index.geometry.window(0).first;
-    let heads: Vec<_> = watch.index.chain_heads(home_slot).collect();
+    let home_slot = watch.index.geometry().window(0).first;
+    let heads: Vec<_> = watch.index.homes().chain_heads(home_slot).collect();
     assert_eq!(heads.len(), blocks + 1);
     relink(&watch.index, &heads);
     let clock = Clock::manual();
     let again = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
-    let region = again.region(watch.index.geometry.region_bytes());
+    let region = again.region(watch.index.geometry().region_bytes());
     watch.recorder.repeat(watch.recorder.now(), &region, &clock);
-    let (index, found) = Index::open(region, clock).unwrap();
+    let (index, found) = Index::open(region, clock, &Start::default()).unwrap();
     let there =
         keys.iter().filter(|key| index.reader().get_into(&key[..], &mut Vec::new()) == Ok(true)).count();
     assert_eq!(found.keys, there as u64);
@@ -1998,19 +2015,19 @@ fn taken_over(blocks: usize, relink: impl Fn(&Index, &[SlotIx])) -> (Index, usiz
 }
 
 fn link_to(index: &Index, head: SlotIx, block: Option<Block>) {
-    index.link(&index.stripes.alone(), head, block);
+    index.homes().link(&index.slots().alone(), head, block);
 }
 
 /// Damaged links: a circle, a chain that leads into another one, a block without a link to it.
 /// After the takeover each block is in one chain, and no key is lost.
 #[test]
 fn damaged_links_are_taken_over() {
-    let block_of = |index: &Index, head| chain::block_of(&index.geometry, head);
+    let block_of = |index: &Index, head| chain::block_of(index.geometry(), head);
     assert_eq!(relinked(3, |_, _| ()), (4, 0, 3));
     let circle = relinked(3, |index, heads| link_to(index, heads[3], block_of(index, heads[1])));
     assert_eq!(circle, (4, 1, 3));
     let into_another = relinked(3, |index, heads| {
-        link_to(index, index.geometry.window(2).first, block_of(index, heads[2]));
+        link_to(index, index.geometry().window(2).first, block_of(index, heads[2]));
     });
     assert_eq!(into_another, (4, 1, 3));
     for cut_off in 1..3 {
@@ -2020,7 +2037,11 @@ fn damaged_links_are_taken_over() {
     // A key in another home's chain, where no GET looks for it, in place of the last key.
     let stray = relinked(3, |index, heads| {
         let (key, aux) = (keys_of_home(index, 1).next().unwrap(), index.slots().header(heads[3]).aux);
-        index.write(&index.stripes.alone(), heads[3], &Content { key: &key, aux, ..Content::default() });
+        index.slots().write(
+            &index.slots().alone(),
+            heads[3],
+            &Content { key: &key, aux, ..Content::default() },
+        );
     });
     assert_eq!(stray, (3, 0, 3));
     // The same key twice in one chain, as when a server dies while it fills a hole.
@@ -2028,19 +2049,22 @@ fn damaged_links_are_taken_over() {
         let Owned { key, value, .. } = index.slots().read(heads[3]);
         let aux = index.slots().header(heads[2]).aux;
         let copy = Content { key: &key, value: (&value).into(), ghost: 0, aux };
-        index.write(&index.stripes.alone(), heads[2], &copy);
+        index.slots().write(&index.slots().alone(), heads[2], &copy);
     });
     assert_eq!(doubled, (3, 0, 3));
     // The number of blocks ever used. If it is too small, links lead nowhere. If it is too large,
     // it is not believed.
-    let ever_used = |blocks| move |index: &Index, _: &[SlotIx]| index.region.store(BLOCKS_WORD, blocks);
+    let ever_used = |blocks| move |index: &Index, _: &[SlotIx]| index.region().store(BLOCKS_WORD, blocks);
     assert_eq!(relinked(3, ever_used(0)), (1, 1, 0));
     assert_eq!(relinked(3, ever_used(2)), (3, 1, 2));
     for blocks in [5, 6, 1 << 33] {
         let (index, there, cut) = taken_over(3, ever_used(blocks));
         assert_eq!((there, cut, chains(&index).len()), (4, 0, 3));
-        let reserved = index.geometry.overflow_blocks();
-        assert_eq!((reserved, index.blocks.ever_used(), index.blocks.free()), (4, 4, vec![Block(3)]));
+        let reserved = index.geometry().overflow_blocks();
+        assert_eq!(
+            (reserved, index.homes().blocks_ever_used(), index.homes().free_blocks()),
+            (4, 4, vec![Block(3)])
+        );
     }
 }
 
@@ -2057,7 +2081,7 @@ fn empty_blocks_are_reused_on_a_running_clock() {
     assert_eq!(chains(&index).len(), 2);
     keys.iter().for_each(|key| assert_eq!(index.remove(key), Ok(true)));
     let begun = std::time::Instant::now();
-    while !chains(&index).is_empty() || index.blocks.free().len() < 2 {
+    while !chains(&index).is_empty() || index.homes().free_blocks().len() < 2 {
         assert!(begun.elapsed() < Duration::from_secs(60), "{:?} are linked still", chains(&index));
         index.tidy();
         std::thread::sleep(Duration::from_micros(100));
@@ -2090,7 +2114,7 @@ mod broken {
     /// Whether a server that takes over a table, after a stop and maybe more, has wrong books.
     fn is_wrong(rules: &[Rule], then: impl Fn(Watch) -> Watch) -> bool {
         let right = in_use("pilaf", 3);
-        assert!(right.index.displaced() >= 2 && right.index.grace.traces().len() >= 3);
+        assert!(right.index.homes().displaced() >= 2 && right.index.homes().grace().traces().len() >= 3);
         right.stop();
         drop(then(right));
         let broken: Vec<_> = rules.iter().map(|&rule| Broken::rule(rule)).collect();

@@ -57,7 +57,7 @@ impl Scene {
 pub(super) fn memory(geometry: &Geometry) -> (Region, Arc<Recorder>, Clock) {
     let clock = Clock::manual();
     let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
-    (recorder.region(crate::index::handover::end(geometry)), recorder, clock)
+    (recorder.region(crate::index::handover_end(geometry)), recorder, clock)
 }
 
 /// Bounds of every GET in a world. The clock stands still, so only the retries end a GET.

@@ -85,7 +85,7 @@ fn refused_memory_does_not_count() {
     let region = Region::private(geometry.region_bytes());
     let index = Index::create(region, geometry, Clock::manual()).unwrap();
     let refusing: Arc<dyn Registrar> = Arc::new(RefusingBlocks(TIMES.into()));
-    index.extents().unwrap().register_with(Arc::downgrade(&refusing));
+    index.table().extents().unwrap().register_with(Arc::downgrade(&refusing));
     for _ in 0..TIMES {
         let refused = index.put(b"key", &[1; 1_000], PutMode::Insert);
         assert_eq!(refused, Err(PutError::HeapMemory { given: 1_000 }));
@@ -125,7 +125,7 @@ fn a_block_is_ready_for_each_thread_that_uses_it() {
     let geometry = config.inline_max(30).heap_bytes(64 << 10).geometry().unwrap();
     let region = Region::private(geometry.region_bytes());
     let index = Index::create(region, geometry, Clock::manual()).unwrap();
-    let extents = index.extents().unwrap();
+    let extents = index.table().extents().unwrap();
     let another = MeanwhileAnother { extents: OnceLock::new(), made_ready: AtomicU64::new(0) };
     another.extents.set(Arc::downgrade(extents)).unwrap();
     let another = Arc::new(another);

@@ -18,7 +18,7 @@ use crate::clock::Clock;
 use crate::faults::{Rule, by_rule, kept, obey, wait_ns};
 use crate::index::budget::{Budget, Registrar};
 use crate::index::heap::{Heap, HeapError, HeapMarks, HeapShape, HeapUsage};
-use crate::index::moves::SlotWritten;
+use crate::index::slots::SlotWritten;
 use crate::layout::control::NUMBERS_WORD;
 use crate::layout::extent::{EXTENT_HEADER, EXTENT_HEADER_WORDS, Reference, extent_bytes};
 use crate::layout::geometry::Geometry;

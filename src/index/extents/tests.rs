@@ -2,7 +2,7 @@ use super::*;
 use crate::config::{Config, TableSize};
 use crate::faults::Broken;
 use crate::index::Index;
-use crate::index::Table;
+use crate::index::life::Table;
 use crate::index::segment::Segment;
 use crate::layout::slot::Stored;
 use crate::outcome::PutMode;
@@ -17,14 +17,14 @@ struct Meddling<'a> {
 
 impl ExtentNames for Meddling<'_> {
     fn named(&self, hash: First, number: u64) -> Option<(First, Reference)> {
-        self.index.named(hash, number)
+        self.index.table().named(hash, number)
     }
 
     fn rename(&self, hash: First, old: &Reference, new: &Reference) -> Option<SlotWritten> {
         if hash == self.index.geometry().hashed(b"key").first() && !self.has_put.replace(true) {
             self.index.put(b"key", &[3; 240], PutMode::Update).unwrap();
         }
-        self.index.rename(hash, old, new)
+        self.index.table().rename(hash, old, new)
     }
 }
 
@@ -75,7 +75,7 @@ fn an_unfinished_upload_is_waited_for_with_pauses() {
     }
     (0..36u64).for_each(|n| assert!(index.remove(&n.to_le_bytes()).unwrap()));
     clock.advance(Duration::from_micros(10));
-    let is_leaving = || lock(&index.extents().unwrap().heap).heap.is_leaving();
+    let is_leaving = || lock(&index.table().extents().unwrap().heap).heap.is_leaving();
     let waits: Vec<_> = (0..100).map(|_| index.tidy()).collect();
     assert!(is_leaving() && waits.iter().filter(|wait| **wait == Some(AGAIN)).count() > 40, "{waits:?}");
     draft.write(&[3; 240]);
@@ -115,7 +115,7 @@ fn an_unfinished_upload_moves() {
         assert!(at() != begun && index.tidy().is_none() && index.heap().open_blocks == 1, "{len} bytes");
         assert!(upload.write(&value[len..]) && !upload.write(b"more"));
         let draft = upload.whole().unwrap();
-        assert!(lock(&index.extents().unwrap().heap).uploads.is_empty());
+        assert!(lock(&index.table().extents().unwrap().heap).uploads.is_empty());
         index.put_draft(b"key", draft, PutMode::Insert).unwrap();
         let mut got = Vec::new();
         assert!(index.reader().get_into(b"key", &mut got).unwrap() && got == value, "{len} bytes");
@@ -125,7 +125,7 @@ fn an_unfinished_upload_moves() {
         let upload = index.upload(b"key", 240).unwrap().unwrap();
         assert!(upload.write(&value[..len / 2]) && upload.whole().is_none());
         assert_eq!(index.heap().live_bytes, extent_bytes(240), "{len} bytes");
-        assert!(lock(&index.extents().unwrap().heap).uploads.is_empty());
+        assert!(lock(&index.table().extents().unwrap().heap).uploads.is_empty());
     }
 }
 
@@ -145,22 +145,28 @@ fn keys_without_values_are_freed() {
             let named = |key: &[u8]| {
                 let hash = index.geometry().hashed(key).first();
                 let name = |segment: &Segment| {
-                    let all = segment.all_references(crate::cores::Cores(1)).into_iter();
+                    let all = segment.homes().all_references(crate::cores::Cores(1)).into_iter();
                     all.map(|(_, name)| name).find(|name| {
                         let at = Extents::first_word(name) - EXTENT_HEADER_WORDS + 1;
-                        segment.region.load(at) == hash.0
+                        segment.region().load(at) == hash.0
                     })
                 };
-                index.with_segment_of(hash, name).unwrap()
+                index.table().with_segment_of(hash, name).unwrap()
             };
             let (one, two) = (named(b"one"), named(b"two"));
             let bad = if is_anothers { two } else { Reference { offset: one.offset + 1, ..one } };
             let key = index.geometry().hashed(b"one");
-            index.with_segment_of(key.first(), |segment| {
-                let slots = segment.all_references(crate::cores::Cores(1)).into_iter();
-                let slot = slots.map(|(slot, _)| slot).find(|&slot| segment.key_in(slot)[..] == *b"one")?;
+            index.table().with_segment_of(key.first(), |segment| {
+                let slots = segment.homes().all_references(crate::cores::Cores(1)).into_iter();
+                let slot =
+                    slots.map(|(slot, _)| slot).find(|&slot| segment.homes().key_in(slot)[..] == *b"one")?;
                 let bytes = bad.to_bytes();
-                segment.rewrite(&segment.lock_slot(slot), slot, Some(key), Stored::reference(&bytes));
+                segment.slots().rewrite(
+                    &segment.slots().lock_slot(slot),
+                    slot,
+                    Some(key),
+                    Stored::reference(&bytes),
+                );
                 Some(())
             });
             let region = index.region().alias();
@@ -199,7 +205,7 @@ fn a_takeover_waits_as_long_as_readers_may() {
         let begins_ns = clock.now_ns();
         assert!(begins_ns - killed_ns >= 2 * geometry.grace().as_nanos() as u64, "{size:?}");
         let longest = geometry.heap().kept_for(geometry.grace(), 1_000);
-        let draft = || index.extents().unwrap().draft(geometry.hashed(b"key").first(), 900).map(drop);
+        let draft = || index.table().extents().unwrap().draft(geometry.hashed(b"key").first(), 900).map(drop);
         let busy = |wait| assert!(matches!(draft(), Err(NoMemory::Busy(left)) if left == wait), "{size:?}");
         busy(longest);
         clock.advance(longest - Duration::from_nanos(1));
@@ -217,7 +223,7 @@ fn put_while_it_moves() -> bool {
         assert!(index.put(&n.to_le_bytes(), &[2; 240], PutMode::Insert).is_ok());
     }
     (0..36u64).for_each(|n| assert!(index.remove(&n.to_le_bytes()).unwrap()));
-    let extents = index.extents().unwrap();
+    let extents = index.table().extents().unwrap();
     let meddling = Meddling { index: &index, has_put: Cell::new(false) };
     for _ in 0..100 {
         clock.advance(Duration::from_micros(10));
@@ -242,14 +248,14 @@ fn renamed_in_copy_and_original() -> [bool; 2] {
     let name = (0..).find(|n| directory(n) & 1 == 1).unwrap().to_le_bytes();
     index.put(&name, &[7; 240], PutMode::Insert).unwrap();
     index.split(&name);
-    let (Table::Many(growth), guard, key) = (&index.table, epoch::pin(), geometry.hashed(&name)) else {
+    let (Table::Many(growth), guard, key) = (index.table(), epoch::pin(), geometry.hashed(&name)) else {
         unreachable!("it grows")
     };
     let (parent, _, child) = growth.pair_at(key.first().directory(), &guard);
-    let slot = parent.seek(key, true).at().unwrap();
+    let slot = parent.slots().seek(key, true).at().unwrap();
     let old = parent.reference_in(slot).unwrap();
     let copy = child.expect("a split is under way");
-    assert!(copy.adopt(key, parent.slots().read(slot).stored()));
+    assert!(copy.put_copy(key, parent.slots().read(slot).stored()));
     let new = Reference { number: old.number + 1, ..old };
     [copy, parent].map(|segment| segment.rename(key.first(), &old, &new).is_some())
 }

@@ -3,7 +3,6 @@
 use super::Growth;
 use super::pairs::{Pair, Toward};
 use super::totals::add_counts;
-use crate::index::segment::Segment;
 use crate::index::share::PairRole;
 use crate::outcome::{GrowthCounts, IndexCounts};
 use crate::sync::lock;
@@ -13,13 +12,13 @@ use std::sync::atomic::Ordering::Relaxed;
 
 impl Growth {
     pub fn displaced(&self) -> usize {
-        self.live.all(&epoch::pin()).map(Segment::displaced).sum()
+        self.live.all(&epoch::pin()).map(|segment| segment.homes().displaced()).sum()
     }
 
     /// The pieces of memory that have segments.
     #[cfg(feature = "verbs")]
     pub fn memories(&self) -> Vec<u32> {
-        self.live.all(&epoch::pin()).map(|segment| segment.memory).collect()
+        self.live.all(&epoch::pin()).map(|segment| segment.memory()).collect()
     }
 
     pub fn counts(&self) -> IndexCounts {
@@ -44,7 +43,7 @@ impl Growth {
         let (mut segments, mut depth) = (0, 0);
         let mut loads = [Vec::new(), Vec::new()];
         for segment in self.live.all(&guard) {
-            let share = segment.share.get();
+            let share = segment.share().get();
             if share.role != PairRole::Gone {
                 segments += 1;
                 depth = depth.max(share.depth.into());

@@ -1,8 +1,6 @@
 //! The server's side of the directory: which segment has which keys, as readers are told.
 
-use crate::index::recover::before_the_write;
-use crate::index::undo::UndoLines;
-use crate::index::writer::SlotWriter;
+use crate::index::slots::{SlotWriter, UndoLines, before_the_write};
 #[cfg(feature = "verbs")]
 use crate::layout::chunk;
 use crate::layout::control::DIRECTORY_WORD;
@@ -56,17 +54,17 @@ impl Directory {
         self.geometry.slot_offset(SlotIx(self.filled.into()))
     }
 
-    /// As `Segment::restore`, of an entry (U4).
+    /// As `Slots::restore`, of an entry (U4).
     pub fn restore(&self, slot: SlotIx, line: usize) -> bool {
-        let before = before_the_write(self.slots(), slot, line);
+        let before = before_the_write(&self.region, &self.geometry, slot, line);
         if let Some(before) = &before {
-            self.slots().write(slot, &before.content());
+            self.writer().write(slot, &before.content());
         }
         before.is_some()
     }
 
-    fn slots(&self) -> SlotWriter<'_> {
-        SlotWriter { region: &self.region, geometry: &self.geometry }
+    fn writer(&self) -> SlotWriter<'_> {
+        SlotWriter::new(&self.region, &self.geometry)
     }
 
     /// The entry with this number. `None` in a damaged region.
@@ -95,8 +93,8 @@ impl Directory {
             let base = self.geometry.slot_word(slot);
             return (base..).zip(image).for_each(|(word, bits)| self.region.store(word, bits));
         }
-        let undo = self.undo.keep(self.slots(), slot);
-        self.slots().write(slot, content);
+        let undo = self.undo.keep(&self.region, &self.geometry, slot);
+        self.writer().write(slot, content);
         if let Some(undo) = undo {
             undo.free();
         }

@@ -5,7 +5,7 @@ use super::pace::{
     HOMES_PER_INSERT, HOMES_PER_REMOVE, HOMES_PER_TIDY, HURRY_AT, LOOK_EVERY, PAIRS_LOOKED_AT, PRESS_ON_AT,
 };
 use super::pairs::Driven;
-use crate::index::grace::WaitingTrace;
+use crate::index::homes::WaitingTrace;
 use crate::index::segment::{Segment, WAITS_MAX};
 use crate::index::share::PairRole;
 use crate::sync::lock;
@@ -16,14 +16,14 @@ use std::time::Duration;
 impl Growth {
     #[inline]
     pub(super) fn after_insert(&self, segment: &Segment, guard: &Guard) {
-        let share = segment.share.get();
+        let share = segment.share().get();
         if share.role != PairRole::Whole && segment.len() >= self.share_of_design(HURRY_AT) {
             self.drive_own(segment, guard);
         } else if self.under_way.load(Relaxed) > 0 {
             self.drive_oldest(guard, HOMES_PER_INSERT);
         }
         if share.role == PairRole::Whole
-            && segment.counters.mine().inserts.load(Relaxed).is_multiple_of(LOOK_EVERY)
+            && segment.homes().counters().mine().inserts.load(Relaxed).is_multiple_of(LOOK_EVERY)
             && segment.len() >= self.split_at(share)
             && !self.was_refused()
         {
@@ -34,13 +34,13 @@ impl Growth {
 
     #[inline]
     pub(super) fn after_remove(&self, segment: &Segment, guard: &Guard) {
-        let share = segment.share.get();
+        let share = segment.share().get();
         if self.under_way.load(Relaxed) > 0 {
             self.drive_oldest(guard, HOMES_PER_REMOVE);
         }
         if share.role == PairRole::Whole
             && share.depth > 0
-            && segment.counters.mine().removes.load(Relaxed).is_multiple_of(LOOK_EVERY)
+            && segment.homes().counters().mine().removes.load(Relaxed).is_multiple_of(LOOK_EVERY)
             && segment.len() < self.merge_at(share)
         {
             self.begin_merge(segment, guard, self.merge_at(share));
@@ -116,8 +116,8 @@ impl Growth {
         let guard = epoch::pin();
         let segment = self.live.get(waiting.memory, &guard);
         // A segment that has been merged away took its traces with it.
-        if let Some(segment) = segment.filter(|s| s.geometry.incarnation() == waiting.incarnation) {
-            segment.take_away(due_ns, waiting.trace);
+        if let Some(segment) = segment.filter(|s| s.geometry().incarnation() == waiting.incarnation) {
+            segment.homes().take_away(due_ns, waiting.trace);
         }
     }
 

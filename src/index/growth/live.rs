@@ -14,7 +14,7 @@ pub(in crate::index) struct UnusedMemory(u32);
 
 impl UnusedMemory {
     pub fn of(segment: Segment) -> UnusedMemory {
-        UnusedMemory(segment.memory)
+        UnusedMemory(segment.memory())
     }
 
     pub fn number(&self) -> u32 {
@@ -42,7 +42,7 @@ impl LiveSegments {
 
     /// Lets threads use a segment. Its memory has none.
     pub fn insert(&self, segment: Segment) {
-        let memory = segment.memory as usize;
+        let memory = segment.memory() as usize;
         self.0[memory].store(Owned::new(segment), Ordering::Release);
     }
 
@@ -78,9 +78,9 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::config::{Config, TableSize};
-    use crate::index::grace::Grace;
+    use crate::index::homes::Grace;
     use crate::index::share::KeyShare;
-    use crate::index::undo::UndoLines;
+    use crate::index::slots::UndoLines;
     use crate::region::Region;
     use std::sync::atomic::AtomicU32;
     use std::sync::{Arc, mpsc};
@@ -109,7 +109,7 @@ mod tests {
                 let segment = live.get(MEMORY, &guard).expect("it is there");
                 uses.send(()).unwrap();
                 is_done.recv().unwrap();
-                assert_eq!(segment.memory, MEMORY);
+                assert_eq!(segment.memory(), MEMORY);
             });
             is_used.recv().unwrap();
             let then = unused.clone();

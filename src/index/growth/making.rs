@@ -9,7 +9,7 @@ use crate::index::budget::Registrar;
 use crate::index::segment::Segment;
 use crate::index::share::KeyShare;
 use crate::layout::control::INCARNATIONS_WORD;
-use crate::layout::segment::Named;
+use crate::layout::segment::{HomeState, Named};
 use crate::region::RegionError;
 use crate::sync::lock;
 use crossbeam_epoch::Guard;
@@ -58,7 +58,8 @@ impl Growth {
         self.region.add(INCARNATIONS_WORD);
         let incarnation = by_rule(Rule::SegmentUse, self.region.load(INCARNATIONS_WORD) as u32, 1);
         let segment = self.part(Named { memory, incarnation }, share);
-        segment.make_all_slots()?;
+        let header = HomeState { depth: share.depth, merged: false };
+        segment.slots().make_again(header.in_aux(0))?;
         Ok(segment)
     }
 
@@ -96,7 +97,7 @@ impl Growth {
     /// The memory of a segment that is merged may be used again, or given back, when no thread of this
     /// server uses the segment any more (E7).
     pub(super) fn retire(&self, segment: &Segment, guard: &Guard) {
-        let memory = segment.memory;
+        let memory = segment.memory();
         add_counts(&mut lock(&self.done.gone), &segment.counts());
         let (pieces, region) = (Arc::clone(&self.memory), self.region.alias());
         let first = self.geometry.slot_offset(self.geometry.segment_first(memory));

@@ -21,7 +21,7 @@
 //!
 //! From the top down:
 //!
-//! * `takeover` starts with what another server has left. `counts` says what there is and was done.
+//! * `takeover` starts with what another server has left, `handover` leaves it. `counts` says what there is and was done.
 //! * `routing` finds the segment that has a key, and puts, swaps and removes there.
 //! * `room` is for a put that finds none. `driving` has changes, and idle time, take pairs on.
 //! * `steps` is a split or merge from its first entry to its last.
@@ -36,6 +36,7 @@ mod directory;
 mod driving;
 #[cfg(feature = "sim")]
 mod for_sim;
+mod handover;
 mod live;
 mod making;
 mod memory;
@@ -53,13 +54,12 @@ mod unit_tests;
 
 use crate::clock::Clock;
 use crate::index::budget::{Budget, Registrar};
-use crate::index::create;
 use crate::index::extents::Extents;
-use crate::index::grace::Grace;
+use crate::index::homes::Grace;
+use crate::index::publish::{publish_state, publish_superblock};
 use crate::index::refusals::Refusals;
-use crate::index::segment::publish_state;
 use crate::index::share::KeyShare;
-use crate::index::undo::UndoLines;
+use crate::index::slots::UndoLines;
 use crate::layout::control::Phase;
 use crate::layout::geometry::Geometry;
 use crate::layout::segment::{DirectoryEntry, Pending};
@@ -75,8 +75,9 @@ use std::sync::{Arc, OnceLock, Weak};
 use totals::SplitTotals;
 
 #[cfg(feature = "sim")]
+pub(crate) use handover::handover_end;
+#[cfg(feature = "sim")]
 pub(super) use pace::SPLIT_WAITS_MAX;
-pub(super) use pairs::{LeftPair, Toward};
 
 /// A table that grows.
 #[derive(Debug)]
@@ -142,7 +143,7 @@ impl Growth {
         region.back(0..geometry.table_offset())?;
         let growth = Growth::over(region, geometry, clock, 1);
         growth.publish_state(Phase::Starting);
-        create::publish_superblock(&growth.region, &growth.geometry);
+        publish_superblock(&growth.region, &growth.geometry);
         let bytes = growth.segment_bytes();
         let first = start.step(StartStep::Make, bytes, |_| growth.make(KeyShare::ALL))?;
         let named = first.named();

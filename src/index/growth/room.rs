@@ -28,15 +28,16 @@ impl RoomWait {
     /// There was no room for a key in this segment, which cannot be split now.
     #[cold]
     pub(super) fn begin(&mut self, growth: &Growth, segment: &Segment, key: Hashed<'_>, no_split: &NoSplit) {
-        let NoPath { from, room_made } = NoPath::of(&segment.geometry, key, segment.counters.room_made());
-        let from = from ^ u64::from(segment.memory) << 32 ^ u64::from(segment.geometry.incarnation());
+        let NoPath { from, room_made } =
+            NoPath::of(segment.geometry(), key, segment.homes().counters().room_made());
+        let from = from ^ u64::from(segment.memory()) << 32 ^ u64::from(segment.geometry().incarnation());
         let now = NoPath { from, room_made };
         // Room that was made since the search began is not missed: it was counted before.
         self.searched = self.next.replace(now).filter(|&before| before == now);
         self.is_vain = !no_split.is_busy()
-            && (segment.has_no_free_slot()
+            && (segment.homes().has_no_free_slot()
                 || growth.refusals.know(now)
-                || segment.vain.are_many(segment.room_made_or_left()));
+                || segment.would_leave_search_out());
     }
 }
 

@@ -5,7 +5,8 @@ use super::directory::place_of;
 use super::pace::TRIES_MAX;
 use super::room::RoomWait;
 use crate::faults::{Rule, obey};
-use crate::index::segment::{REAP_MAX, Segment, Stop, check_lengths, check_stored};
+use crate::index::homes::REAP_MAX;
+use crate::index::segment::{Segment, Stop, check_lengths, check_stored};
 use crate::index::share::{KeyShare, PairRole};
 use crate::layout::extent::Expected;
 use crate::layout::hash::{First, Hashed};
@@ -27,17 +28,17 @@ impl Growth {
         // Shares and entries change under this lock.
         let pairs = lock(&self.pairs);
         let has = |segment: &&Segment| {
-            let share = segment.share.get();
+            let share = segment.share().get();
             share.role != PairRole::Gone && share.covers(directory)
         };
         let named = segment::memory(place_of(&self.region, &self.geometry, directory));
         let named = self.live.get(named, guard).filter(has);
         // The region may be damaged.
         let segment = named.or_else(|| self.live.all(guard).find(has)).expect("some segment has each key");
-        let pair = pairs.by_memory.get(&segment.memory).map(|pair| [pair.parent, pair.child]);
+        let pair = pairs.by_memory.get(&segment.memory()).map(|pair| [pair.parent, pair.child]);
         match pair.map(|both| both.map(|memory| self.live.get(memory, guard))) {
-            Some([Some(parent), Some(child)]) => (parent, parent.share.get(), Some(child)),
-            _ => (segment, segment.share.get(), None),
+            Some([Some(parent), Some(child)]) => (parent, parent.share().get(), Some(child)),
+            _ => (segment, segment.share().get(), None),
         }
     }
 
@@ -46,7 +47,7 @@ impl Growth {
     pub(super) fn find<'g>(&'g self, key: Hashed<'_>, guard: &'g Guard) -> Option<&'g Segment> {
         let directory = key.first().directory();
         let place = place_of(&self.region, &self.geometry, directory);
-        let has = |memory| self.live.get(memory, guard).filter(|s| s.share.has(directory, key.home()));
+        let has = |memory| self.live.get(memory, guard).filter(|s| s.share().has(directory, key.home()));
         has(segment::memory(place)).or_else(|| has(segment::other_memory(place)))
     }
 
@@ -115,7 +116,7 @@ impl Growth {
         let key = self.geometry.hashed(key);
         self.in_segment(
             key,
-            |segment| segment.put_hashed(key, value, mode),
+            |segment| segment.put(key, value, mode),
             |segment, outcome, guard| {
                 if *outcome == PutOutcome::Inserted {
                     self.after_insert(segment, guard);
@@ -134,7 +135,7 @@ impl Growth {
         check_stored(&self.geometry, key, value)?;
         self.reap(REAP_MAX);
         let key = self.geometry.hashed(key);
-        self.in_segment(key, |segment| segment.swap_hashed(key, expected, value), |_, _, _| {})
+        self.in_segment(key, |segment| segment.swap(key, expected, value), |_, _, _| {})
     }
 
     pub fn remove(&self, key: &[u8]) -> Result<bool, PutError> {
@@ -143,7 +144,7 @@ impl Growth {
         let key = self.geometry.hashed(key);
         self.in_segment(
             key,
-            |segment| segment.remove_hashed(key),
+            |segment| segment.remove(key),
             |segment, was_there, guard| {
                 if *was_there {
                     self.after_remove(segment, guard);

@@ -1,7 +1,7 @@
 //! A split or merge, from its first entry of the directory to its last.
 
 use super::Growth;
-use super::carry::{Carried, has_come};
+use super::carry::{Carried, carry, has_come};
 use super::directory::{Directory, place_of};
 use super::live::UnusedMemory;
 use super::pace::{GIVE_UP_AT, LOOKS_SPARED_MAX, MERGE_AT, SHRINK_TO, SPLIT_AT};
@@ -9,7 +9,7 @@ use super::pairs::{Driven, NoSplit, Pair, PairState, Pairs, Toward};
 use crate::faults::{Rule, disobey, kept, obey};
 use crate::index::segment::{Segment, design_percents};
 use crate::index::share::{KeyShare, PairRole};
-use crate::index::stripes::Locked;
+use crate::index::slots::Locked;
 use crate::layout::segment::{self, DirectoryEntry, HomeState, Named, Pending, directory_bits_max};
 use crate::sync::{Mutex, lock, try_lock};
 use crossbeam_epoch::{self as epoch, Guard};
@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 impl Growth {
     pub(super) fn pair_of(&self, segment: &Segment) -> Option<Arc<Pair>> {
-        lock(&self.pairs).by_memory.get(&segment.memory).cloned()
+        lock(&self.pairs).by_memory.get(&segment.memory()).cloned()
     }
 
     /// So many hundredths of the keys for which a segment is meant.
@@ -44,15 +44,15 @@ impl Growth {
 
     /// Begins to split a segment.
     pub(super) fn begin_split(&self, parent: &Segment) -> Result<(), NoSplit> {
-        let share = parent.share.get();
-        if share.role != PairRole::Whole || !parent.is_settled() {
+        let share = parent.share().get();
+        if share.role != PairRole::Whole || !parent.homes().are_settled() {
             return Err(NoSplit::Busy);
         }
         if share.depth >= directory_bits_max(&self.geometry) {
             return Err(NoSplit::Limit);
         }
         let Some(_making) = try_lock(&self.making) else { return Err(NoSplit::Making) };
-        if parent.share.get() != share {
+        if parent.share().get() != share {
             return Err(NoSplit::Busy);
         }
         if !lock(&self.memory).has_any(self.geometry.segments_max()) {
@@ -64,7 +64,7 @@ impl Growth {
             role: PairRole::Child,
         };
         let child = self.make(of_child).map_err(|why| self.refused(why))?;
-        child.share.begin(of_child, true);
+        child.share().begin(of_child, true);
         let named = child.named();
         let unused = |child, no_split| {
             lock(&self.memory).keep(UnusedMemory::of(child));
@@ -72,7 +72,9 @@ impl Growth {
         };
         let mut pairs = lock(&self.pairs);
         // Another thread may have been quicker.
-        if parent.share.get() != share || pairs.by_memory.contains_key(&parent.memory) || !parent.is_settled()
+        if parent.share().get() != share
+            || pairs.by_memory.contains_key(&parent.memory())
+            || !parent.homes().are_settled()
         {
             return unused(child, NoSplit::Busy);
         }
@@ -84,7 +86,7 @@ impl Growth {
             Err(why) => return unused(child, self.refused(why)),
         }
         self.live.insert(child);
-        parent.share.begin(KeyShare { role: PairRole::Parent, ..share }, false);
+        parent.share().begin(KeyShare { role: PairRole::Parent, ..share }, false);
         // E2: every entry names the child before a key goes there.
         let pending = Pending::Child(named);
         directory.set(
@@ -92,14 +94,14 @@ impl Growth {
             share.depth,
             DirectoryEntry { segment: parent.named(), depth: share.depth, pending },
         );
-        self.insert_pair(&mut pairs, parent.memory, named.memory, Toward::Child);
+        self.insert_pair(&mut pairs, parent.memory(), named.memory, Toward::Child);
         disobey(Rule::DirectoryLast, || self.name_both(&mut directory, parent, named, share));
         Ok(())
     }
 
     /// Begins to merge a segment and its sibling, if both have fewer keys than this together.
     pub(super) fn begin_merge(&self, one: &Segment, guard: &Guard, keys_max: u64) -> bool {
-        let share = one.share.get();
+        let share = one.share().get();
         let Some(depth) = share.depth.checked_sub(1) else { return false };
         let sibling = share.prefix ^ 1 << depth;
         let place = place_of(&self.region, &self.geometry, sibling);
@@ -107,25 +109,25 @@ impl Growth {
         let (parent, child) = if share.prefix >> depth & 1 == 0 { (one, other) } else { (other, one) };
         let mut pairs = lock(&self.pairs);
         let are_whole = [(one, share.prefix), (other, sibling)].into_iter().all(|(segment, prefix)| {
-            segment.share.get() == KeyShare { prefix, depth: share.depth, role: PairRole::Whole }
-                && segment.is_settled()
-                && !pairs.by_memory.contains_key(&segment.memory)
+            segment.share().get() == KeyShare { prefix, depth: share.depth, role: PairRole::Whole }
+                && segment.homes().are_settled()
+                && !pairs.by_memory.contains_key(&segment.memory())
         });
         if !are_whole || one.len() + other.len() >= keys_max {
             return false;
         }
-        child.share.begin(KeyShare { role: PairRole::Child, ..child.share.get() }, false);
-        parent.share.begin(KeyShare { depth, role: PairRole::Parent, ..parent.share.get() }, true);
+        child.share().begin(KeyShare { role: PairRole::Child, ..child.share().get() }, false);
+        parent.share().begin(KeyShare { depth, role: PairRole::Parent, ..parent.share().get() }, true);
         let pending = Pending::Parent(parent.named());
         let entry = DirectoryEntry { segment: child.named(), depth: share.depth, pending };
-        lock(&self.directory).set(child.share.get().prefix, share.depth, entry);
-        self.insert_pair(&mut pairs, parent.memory, child.memory, Toward::Parent);
+        lock(&self.directory).set(child.share().get().prefix, share.depth, entry);
+        self.insert_pair(&mut pairs, parent.memory(), child.memory(), Toward::Parent);
         true
     }
 
     /// Gives a merge up into whose parent no key fits any more.
     pub(super) fn give_up_merge(&self, pair: &Pair, full: &Segment) {
-        if full.memory == pair.parent {
+        if full.memory() == pair.parent {
             let mut state = lock(&pair.state);
             self.turn_back(&mut state);
         }
@@ -167,7 +169,7 @@ impl Growth {
                 self.turn_back(&mut state);
             }
             let to_child = state.toward != Toward::Parent;
-            let Some(home) = state.next_home(all, |home| child.share.is_away(home) != to_child) else {
+            let Some(home) = state.next_home(all, |home| child.share().is_away(home) != to_child) else {
                 state.in_vain = 0;
                 if !state.left.is_empty() {
                     state.spared = (2 * state.spared + 1).clamp(0, LOOKS_SPARED_MAX);
@@ -198,10 +200,11 @@ impl Growth {
 
     /// E3: the keys of a home that belong into the child go there. E6: `back`, after they had been merged.
     fn split_home(&self, parent: &Segment, child: &Segment, home: u64, back: bool) -> Carried {
-        let depth = parent.share.get().depth;
+        let depth = parent.share().get().depth;
         let raised = HomeState { depth: depth + 1, merged: false };
-        let raise = |locked: &mut Locked<'_>| parent.set_home_state(locked, home, raised);
-        parent.carry(
+        let raise = |locked: &mut Locked<'_>| parent.homes().set_header(locked, home, raised);
+        carry(
+            parent,
             child,
             home,
             |key| key.first().directory() >> depth & 1 == 1,
@@ -210,13 +213,13 @@ impl Growth {
                 if !back {
                     return raise(locked);
                 }
-                parent.settled(locked, home);
+                parent.homes().settled(locked, home);
                 obey(Rule::DepthBack, || raise(locked));
             },
             |_| {
                 has_come(child, parent, home);
                 if back {
-                    child.settle_later(home, Rule::MarkStays);
+                    child.homes().settle_later(home, Rule::MarkStays);
                 }
             },
         )
@@ -224,17 +227,18 @@ impl Growth {
 
     /// E4: the keys of a home go into the parent.
     fn merge_home(&self, parent: &Segment, child: &Segment, home: u64) -> Carried {
-        let marked = HomeState { depth: child.share.get().depth, merged: true };
-        child.carry(
+        let marked = HomeState { depth: child.share().get().depth, merged: true };
+        carry(
+            child,
             parent,
             home,
             |_| true,
             Rule::MarkFirst,
-            |locked| child.set_home_state(locked, home, marked),
+            |locked| child.homes().set_header(locked, home, marked),
             |_| {
                 has_come(parent, child, home);
                 // E5
-                parent.settle_later(home, Rule::DepthStays);
+                parent.homes().settle_later(home, Rule::DepthStays);
             },
         )
     }
@@ -243,16 +247,16 @@ impl Growth {
     fn finish(&self, parent: &Segment, child: &Segment, state: &mut PairState, guard: &Guard) -> Driven {
         let toward = state.toward;
         // E6: until then a client may see a home marked whose keys are back.
-        if toward == Toward::Back && !child.is_settled() {
+        if toward == Toward::Back && !child.homes().are_settled() {
             return Driven::Waits;
         }
         // E2: every home has gone.
         let (homes, is_merge) = (self.geometry.homes(), toward == Toward::Parent);
-        if child.share.homes_away() != if is_merge { homes } else { 0 } {
+        if child.share().homes_away() != if is_merge { homes } else { 0 } {
             *state = PairState::new(toward);
             return Driven::On;
         }
-        let (share, named) = (parent.share.get(), child.named());
+        let (share, named) = (parent.share().get(), child.named());
         let mut pairs = lock(&self.pairs);
         let mut directory = lock(&self.directory);
         if toward == Toward::Parent {
@@ -260,20 +264,20 @@ impl Growth {
             let entry =
                 DirectoryEntry { segment: parent.named(), depth: share.depth, pending: Pending::Nothing };
             directory.set(share.prefix, share.depth, entry);
-            child.share.set(KeyShare { role: PairRole::Gone, ..child.share.get() });
-            parent.share.set(KeyShare { role: PairRole::Whole, ..share });
+            child.share().set(KeyShare { role: PairRole::Gone, ..child.share().get() });
+            parent.share().set(KeyShare { role: PairRole::Whole, ..share });
             self.done.merges.fetch_add(1, Relaxed);
         } else {
             // E2
             self.name_both(&mut directory, parent, named, share);
-            child.share.set(KeyShare { role: PairRole::Whole, ..child.share.get() });
-            parent.share.set(KeyShare { depth: share.depth + 1, role: PairRole::Whole, ..share });
+            child.share().set(KeyShare { role: PairRole::Whole, ..child.share().get() });
+            parent.share().set(KeyShare { depth: share.depth + 1, role: PairRole::Whole, ..share });
             self.done.splits.fetch_add(u64::from(toward == Toward::Child), Relaxed);
         }
-        for memory in [parent.memory, child.memory] {
+        for memory in [parent.memory(), child.memory()] {
             pairs.by_memory.remove(&memory);
         }
-        pairs.queue.retain(|pair| pair.parent != parent.memory);
+        pairs.queue.retain(|pair| pair.parent != parent.memory());
         state.has_ended = true;
         self.under_way.store(pairs.queue.len() as u64, Relaxed);
         drop((pairs, directory));

@@ -3,18 +3,18 @@
 use super::Growth;
 use super::carry::has_come;
 use super::directory::Directory;
+use super::handover::GrowthHandover;
 use super::pairs::{LeftPair, Pair, Toward};
 use crate::clock::Clock;
 use crate::cores::Cores;
 use crate::faults::{Rule, obey};
-use crate::index::handover::GrowthHandover;
-use crate::index::recover::{RecoverError, Recovered, restore_all};
+use crate::index::recovered::{RecoverError, Recovered};
 use crate::index::segment::Segment;
-use crate::index::share::{KeyShare, PairRole};
-use crate::index::walk::{PLACES, places, reversed};
+use crate::index::share::{KeyShare, PLACES, PairRole, places, reversed};
+use crate::index::slots::restore_all;
 use crate::layout::control::{MOVE_COUNTERS, Phase, STATE_WORD, State};
 use crate::layout::geometry::{Geometry, SlotIx};
-use crate::layout::segment::{self, DirectoryEntry, HomeState, Named, Pending, directory_bits_max};
+use crate::layout::segment::{self, DirectoryEntry, Named, Pending, directory_bits_max};
 use crate::layout::slot::Key;
 use crate::region::Region;
 use crate::start::{Start, StartStep};
@@ -76,29 +76,33 @@ impl Growth {
         found.torn += restore_all(region, geometry, |slot, line| {
             let number = slot.0.checked_sub(geometry.segment_first(0).0)?;
             let segment = growth.live.get((number / geometry.slots()) as u32, &guard);
-            Some(segment.is_some_and(|segment| segment.restore(SlotIx(number % geometry.slots()), line)))
+            Some(
+                segment
+                    .is_some_and(|segment| segment.slots().restore(SlotIx(number % geometry.slots()), line)),
+            )
         });
         growth.survey(&left, start, &mut found)?;
         // T5: after this, a GET by the counters sees which homes have gone, and their copies in full. The
         // originals are erased only now.
         if let Some(segment) = growth.live.all(&guard).next() {
-            segment.count_homes(0..MOVE_COUNTERS, Rule::TakeoverCount);
+            segment.homes().count_homes(0..MOVE_COUNTERS, Rule::TakeoverCount);
         }
         left.pairs.iter().for_each(|pair| growth.mend_pair(pair, &mut directory, &guard, &mut found));
-        for segment in growth.live.all(&guard).filter(|segment| segment.share.get().role == PairRole::Whole) {
-            let KeyShare { prefix, depth, .. } = segment.share.get();
+        for segment in growth.live.all(&guard).filter(|segment| segment.share().get().role == PairRole::Whole)
+        {
+            let KeyShare { prefix, depth, .. } = segment.share().get();
             directory.set(
                 prefix,
                 depth,
                 DirectoryEntry { segment: segment.named(), depth, pending: Pending::Nothing },
             );
         }
-        let memories = growth.live.all(&guard).map(|segment| segment.memory);
+        let memories = growth.live.all(&guard).map(|segment| segment.memory());
         growth.take_memory(&memories.collect());
         let splits = left.pairs.iter().filter(|pair| pair.toward == Toward::Child);
         let of_splits: BTreeSet<u32> = splits.map(|pair| pair.child).collect();
         growth.live.all(&guard).for_each(|segment| {
-            segment.state_all_homes(of_splits.contains(&segment.memory));
+            segment.homes().set_all_headers(of_splits.contains(&segment.memory()));
         });
         growth.take_extents(start.cores, &mut found);
         *lock(&growth.directory) = directory;
@@ -122,32 +126,33 @@ impl Growth {
     fn take_extents(&self, cores: Cores, found: &mut Recovered) {
         let Some(extents) = &self.extents else { return };
         let guard = epoch::pin();
-        let of =
-            |segment| Segment::all_references(segment, cores).into_iter().map(move |name| (segment, name));
-        let named: Vec<_> = self.live.all(&guard).flat_map(of).collect();
+        let named = self.live.all(&guard).flat_map(|segment| {
+            segment.homes().all_references(cores).into_iter().map(move |name| (segment, name))
+        });
+        let named: Vec<_> = named.collect();
         let mut bad = Vec::new();
         extents.take_over(named.iter().map(|(_, (_, reference))| *reference), |nth| bad.push(nth));
         // First: when one goes, another of its chain may come into its slot.
-        let keys = bad.into_iter().map(|nth| named[nth]).map(|(it, (slot, _))| (it, it.key_in(slot)));
+        let keys = bad.into_iter().map(|nth| named[nth]).map(|(it, (slot, _))| (it, it.homes().key_in(slot)));
         for (segment, key) in keys.collect::<Vec<_>>() {
-            segment.drop_misplaced(&key, found);
+            segment.homes().drop_misplaced(&key, found);
         }
     }
 
     /// Starts with what another server has handed over.
     fn take_handover(&self, handover: GrowthHandover) -> u64 {
         let GrowthHandover { keys, segments, pairs } = handover;
-        self.take_memory(&segments.iter().map(|(segment, _)| segment.memory).collect());
+        self.take_memory(&segments.iter().map(|(segment, _)| segment.memory()).collect());
         for (segment, part) in segments {
-            segment.take_handover(part);
+            segment.homes().take_handover(part);
             self.live.insert(segment);
         }
         let guard = epoch::pin();
         let mut all = lock(&self.pairs);
         for (LeftPair { parent, child, toward }, away) in pairs {
             if let [Some(parent), Some(child)] = [parent, child].map(|memory| self.live.get(memory, &guard)) {
-                parent.share.begin(parent.share.get(), false);
-                child.share.begin(child.share.get(), true);
+                parent.share().begin(parent.share().get(), false);
+                child.share().begin(child.share().get(), true);
                 let is_away = |home: &u64| away[*home as usize / 64] >> (home % 64) & 1 == 1;
                 (0..self.geometry.homes()).filter(is_away).for_each(|home| has_come(child, parent, home));
             }
@@ -210,7 +215,11 @@ impl Growth {
                 let mut found = Recovered::default();
                 for number in numbers {
                     if let Some(segment) = self.live.get(memories[number as usize], &guard) {
-                        segment.survey(&alone, &mut |_| {}).into_iter().for_each(|seen| found.add(seen));
+                        segment
+                            .homes()
+                            .survey(&alone, &mut |_| {})
+                            .into_iter()
+                            .for_each(|seen| found.add(seen));
                     }
                 }
                 found
@@ -228,25 +237,24 @@ impl Growth {
         let [Some(parent), Some(child)] = [parent, child].map(|memory| self.live.get(memory, guard)) else {
             return;
         };
-        let (of_parent, of_child) = (parent.share.get(), child.share.get());
+        let (of_parent, of_child) = (parent.share().get(), child.share().get());
         let depth = of_parent.depth;
         let mut homes: FxHashMap<u64, [Vec<Key>; 2]> = FxHashMap::default();
         for (side, segment) in [parent, child].into_iter().enumerate() {
-            for (key, home) in segment.keys().filter(|(key, _)| {
+            for (key, home) in segment.homes().keys().filter(|(key, _)| {
                 side == 1 || self.geometry.hashed(key).first().directory() >> depth & 1 == 1
             }) {
                 homes.entry(home).or_default()[side].push(key);
             }
         }
         // A share with every home here or there, and then those that differ.
-        parent.share.begin(KeyShare { role: PairRole::Parent, ..of_parent }, false);
-        child.share.begin(KeyShare { role: PairRole::Child, ..of_child }, true);
+        parent.share().begin(KeyShare { role: PairRole::Parent, ..of_parent }, false);
+        child.share().begin(KeyShare { role: PairRole::Child, ..of_child }, true);
         for home in 0..self.geometry.homes() {
             let nobody = Default::default();
             let [in_parent, in_child] = homes.get(&home).unwrap_or(&nobody);
             let only = |here: &[Key], there: &[Key]| here.iter().any(|key| !there.contains(key));
-            let header =
-                |segment: &Segment| HomeState::of(segment.slots().aux(self.geometry.window(home).first));
+            let header = |segment: &Segment| segment.homes().header_of(home);
             let by_header = match toward {
                 Toward::Child => header(parent).depth > depth,
                 Toward::Parent | Toward::Back => !header(child).merged,
@@ -255,7 +263,7 @@ impl Growth {
             let (keeps, loses, from) =
                 if is_in_child { (in_child, in_parent, parent) } else { (in_parent, in_child, child) };
             for key in loses.iter().filter(|key| keeps.contains(key)) {
-                from.disown(self.geometry.hashed(key));
+                from.take_copy_away(self.geometry.hashed(key));
                 found.doubled += 1;
                 found.keys -= 1;
             }
@@ -281,7 +289,7 @@ impl Growth {
                 );
             }
         }
-        self.insert_pair(&mut lock(&self.pairs), parent.memory, child.memory, toward);
+        self.insert_pair(&mut lock(&self.pairs), parent.memory(), child.memory(), toward);
     }
 
     /// The splits and merges under way. For a thread that is alone.

@@ -7,13 +7,15 @@ use crate::clock::Clock;
 use crate::config::{Config, TableSize};
 use crate::families::presets;
 use crate::faults::Rule;
-use crate::index::grace::Trace;
-use crate::index::recover::{RecoverError, Recovered};
+use crate::index::Index;
+use crate::index::growth::handover_end;
+use crate::index::homes::Trace;
+use crate::index::life::Table;
+use crate::index::life::Walk;
+use crate::index::recovered::{RecoverError, Recovered};
 use crate::index::segment::Segment;
 use crate::index::share::PairRole;
 use crate::index::tests::check_books;
-use crate::index::walk::Walk;
-use crate::index::{Index, Table, handover};
 use crate::layout::control::Phase;
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::Seeds;
@@ -88,7 +90,7 @@ fn config_of(layout: crate::layout::geometry::Layout, seed: u64, segment_slots: 
 fn recorded(geometry: &Geometry) -> (Region, Arc<Recorder>, Clock) {
     let clock = Clock::manual();
     let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
-    (recorder.region(handover::end(geometry)), recorder, clock)
+    (recorder.region(handover_end(geometry)), recorder, clock)
 }
 
 impl Lived {
@@ -104,7 +106,7 @@ impl Lived {
     }
 
     fn growth(&self) -> &Growth {
-        match &self.index.table {
+        match &self.index.table() {
             Table::Many(growth) => growth,
             Table::One(_) => unreachable!("it grows"),
         }
@@ -190,7 +192,7 @@ impl Lived {
             assert_eq!(value >> 32, key);
             seen.push((key, value & u64::from(u32::MAX)));
         };
-        while self.index.walk(&mut walk, &mut see) {}
+        while self.index.table().walk(&mut walk, &mut see) {}
         seen.sort_unstable();
         assert_eq!(walk.damaged, 0, "{when}");
         assert_eq!(seen, self.model.clone().into_iter().collect::<Vec<_>>(), "{when}");
@@ -221,11 +223,11 @@ impl Lived {
         let mut memories = Vec::new();
         for segment in self.growth().live.all(&guard) {
             check_books(segment);
-            memories.push(segment.memory);
-            let share = segment.share.get();
+            memories.push(segment.memory());
+            let share = segment.share().get();
             assert_eq!(share.role, PairRole::Whole, "{when}");
-            for home in 0..segment.geometry.homes() {
-                let aux = segment.slots().header(segment.geometry.window(home).first).aux;
+            for home in 0..segment.geometry().homes() {
+                let aux = segment.slots().header(segment.geometry().window(home).first).aux;
                 let state = crate::layout::segment::HomeState { depth: share.depth, merged: false };
                 assert_eq!(crate::layout::segment::HomeState::of(aux), state, "{when}: home {home}");
             }
@@ -445,7 +447,7 @@ fn handed_over(layout: &str) -> (Lived, Vec<usize>) {
     server.index.hand_over(Duration::from_secs(1)).unwrap();
     let geometry = server.index.geometry();
     let first = geometry.region_bytes().next_multiple_of(crate::layout::PAGE as u64);
-    let words = [first, handover::end(geometry)].map(|byte| byte as usize / crate::layout::WORD);
+    let words = [first, handover_end(geometry)].map(|byte| byte as usize / crate::layout::WORD);
     let used = (words[0]..words[1]).filter(|&word| server.index.region().load(word) != 0).collect();
     (server, used)
 }
@@ -525,7 +527,7 @@ fn merging(layout: &str, homes: u32) -> Lived {
 
 /// What the header of a home says.
 fn header(segment: &Segment, home: u64) -> crate::layout::segment::HomeState {
-    let aux = segment.slots().header(segment.geometry.window(home).first).aux;
+    let aux = segment.slots().header(segment.geometry().window(home).first).aux;
     crate::layout::segment::HomeState::of(aux)
 }
 
@@ -537,7 +539,7 @@ fn an_old_note_settles_no_home() {
         let lived = merging(layout, 1);
         let guard = crossbeam_epoch::pin();
         let parent = lived.growth().live.get(0, &guard).unwrap();
-        let is_unsettled = || header(parent, 0).depth == 1 && parent.unsettled.load(Ordering::Relaxed) == 1;
+        let is_unsettled = || header(parent, 0).depth == 1 && !parent.homes().are_settled();
         assert!(is_unsettled(), "{layout}");
         lived.clock.advance(2 * GRACE);
         let (due_ns, old) = lived.growth().grace.pop_due().unwrap();
@@ -547,7 +549,7 @@ fn an_old_note_settles_no_home() {
         lived.growth().merge(b"a key");
         lived.growth().drive_on(1);
         assert!(is_unsettled(), "{layout}");
-        parent.take_away(due_ns, old.trace);
+        parent.homes().take_away(due_ns, old.trace);
         assert!(is_unsettled(), "{layout}: settled by the old note");
         drop(guard);
         lived.settle(layout);
@@ -576,7 +578,7 @@ fn a_merge_given_up_ends_with_its_marks() {
         assert!(marked() > 0 && is_pair(), "{layout}");
         let mut all_back = 0;
         while is_pair() {
-            all_back += u32::from(child.share.homes_away() == 0 && marked() > 0);
+            all_back += u32::from(child.share().homes_away() == 0 && marked() > 0);
             lived.index.tidy();
             assert!(is_pair() || marked() == 0, "{layout}: {} homes are marked", marked());
             // Keys that are not there are not there, and no GET goes on until the marks are gone.
@@ -657,7 +659,8 @@ fn a_split_makes_chains_shorter() {
         let guard = crossbeam_epoch::pin();
         let parent = lived.growth().live.get(0, &guard).unwrap();
         let reserved = geometry.overflow_blocks() as usize;
-        let chain = || (parent.chain_heads(SlotIx(0)).count(), reserved - parent.blocks.free().len());
+        let chain =
+            || (parent.homes().chain_heads(SlotIx(0)).count(), reserved - parent.homes().free_blocks().len());
         let growth = || lived.index.growth();
         assert_eq!((chain(), growth().splitting + growth().splits), ((3, 2), 0), "{layout}");
         let moves = parent.counts().moves;
@@ -690,9 +693,9 @@ fn a_pair_that_has_ended_is_not_driven() {
         let merge = growth.pair_of(growth.live.get(0, &guard).unwrap()).unwrap();
         assert_eq!([split.parent, split.child], [merge.parent, merge.child], "{layout}");
         let child = growth.live.get(merge.child, &guard).unwrap();
-        let (had_gone, driven) = (child.share.homes_away(), growth.drive(&split, homes, &guard));
+        let (had_gone, driven) = (child.share().homes_away(), growth.drive(&split, homes, &guard));
         assert!(had_gone > 0, "{layout}");
-        (driven, had_gone == child.share.homes_away())
+        (driven, had_gone == child.share().homes_away())
     };
     for layout in LAYOUTS {
         assert_eq!(driven(layout), (Driven::Ended, true), "{layout}");
@@ -1103,9 +1106,9 @@ fn full(layout: &str) -> (Lived, [u8; 8], Key) {
     let found = (300..3_000u64).map(u64::to_le_bytes).find_map(|name| {
         let key = lived.index.geometry().hashed(&name);
         let segment = lived.growth().pair_at(key.first().directory(), &guard).0;
-        let mut window = segment.geometry.primary(key).iter().map(|slot| segment.key_in(slot));
-        let is_of_home = |other: &Key| segment.geometry.hashed(other).home() == key.home();
-        let there = window.find(is_of_home).filter(|_| segment.has_no_free_slot())?;
+        let mut window = segment.geometry().primary(key).iter().map(|slot| segment.homes().key_in(slot));
+        let is_of_home = |other: &Key| segment.geometry().hashed(other).home() == key.home();
+        let there = window.find(is_of_home).filter(|_| segment.homes().has_no_free_slot())?;
         Some((name, there))
     });
     drop(guard);

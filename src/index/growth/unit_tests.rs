@@ -5,7 +5,7 @@ use super::pairs::Driven;
 use crate::clock::Clock;
 use crate::config::{Config, TableSize};
 use crate::index::budget::Budget;
-use crate::index::grace::{Trace, WaitingTrace};
+use crate::index::homes::{Trace, WaitingTrace};
 use crate::index::share::KeyShare;
 use crate::layout::segment::Named;
 use crate::region::Region;
@@ -135,14 +135,14 @@ fn a_trace_is_of_one_use_of_its_memory() {
     let (growth, clock) = growing(1 << 20);
     let guard = epoch::pin();
     let segment = growth.live.get(0, &guard).unwrap();
-    let incarnation = segment.geometry.incarnation();
+    let incarnation = segment.geometry().incarnation();
     for (incarnation, reaped) in [(incarnation - 1, 0), (incarnation, 1), (incarnation + 1, 1)] {
         let trace = Trace::Filter { home: 0 };
         growth.grace.push(0, 1, WaitingTrace { memory: 0, incarnation, trace });
         clock.advance(Duration::from_nanos(1));
         growth.reap(usize::MAX);
         assert_eq!(growth.grace.until_next(), None);
-        assert_eq!(segment.counters.sum(|part| &part.reaped), reaped);
+        assert_eq!(segment.homes().counters().sum(|part| &part.reaped), reaped);
     }
 }
 

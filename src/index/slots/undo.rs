@@ -4,11 +4,13 @@
 //! until after it is even again (U2). Slot writes are short, so a thread that finds every line in
 //! use waits for one.
 
-use super::writer::SlotWriter;
-use crate::faults::{Rule, broken};
-use crate::layout::geometry::SlotIx;
-use crate::layout::undo::{UNDO_LINES, line_word, name};
+use super::reader::{Owned, SlotReader};
+use crate::faults::{Rule, broken, kept};
+use crate::layout::geometry::{Geometry, SlotIx};
+use crate::layout::slot::{Image, check};
+use crate::layout::undo::{UNDO_LINES, line_word, name, named};
 use crate::layout::words;
+use crate::region::Region;
 use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -16,7 +18,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 /// The undo lines of a table, and which of them are in use. All segments share them.
 #[derive(Clone, Debug)]
-pub(super) struct UndoLines {
+pub(crate) struct UndoLines {
     all: Arc<[Line; UNDO_LINES]>,
 }
 
@@ -33,8 +35,8 @@ std::thread_local! {
 
 /// An undo line that keeps a slot's image.
 #[must_use]
-pub(super) struct Undo<'a> {
-    slots: SlotWriter<'a>,
+pub(crate) struct Undo<'a> {
+    region: &'a Region,
     word: usize,
     /// Held until the line is free again.
     _line: Option<MutexGuard<'a, ()>>,
@@ -48,21 +50,22 @@ impl UndoLines {
     /// Keeps the slot's image, for a thread that is about to write the slot and holds its lock.
     /// `None` if nothing can be lost: the slot is free, or a dead writer has left it odd.
     #[inline(always)]
-    pub fn keep<'a>(&'a self, slots: SlotWriter<'a>, slot: SlotIx) -> Option<Undo<'a>> {
-        let words = slots.words(slot);
+    pub fn keep<'a>(&'a self, region: &'a Region, geometry: &Geometry, slot: SlotIx) -> Option<Undo<'a>> {
+        let shape = geometry.shape();
+        let words = region.words(geometry.slot_word(slot), shape.words());
         let header = words::header(words);
         if header.is_free() || !header.stamp.is_multiple_of(2) {
             return None;
         }
         let (number, line) = self.claim();
-        let word = line_word(slots.geometry.shape(), number);
-        slots.region.copy(words, word + 1);
+        let word = line_word(shape, number);
+        region.copy(words, word + 1);
         // The line names a slot only when it has all of its image.
         compiler_fence(Ordering::Release);
-        slots.region.store(word, name(slots.geometry, slot));
+        region.store(word, name(geometry, slot));
         // U1: all this before W1.
         compiler_fence(Ordering::Release);
-        Some(Undo { slots, word, _line: line })
+        Some(Undo { region, word, _line: line })
     }
 
     /// A line that no other thread uses (U3), and its number.
@@ -95,6 +98,44 @@ impl Undo<'_> {
     pub fn free(self) {
         // U2: all this after W3.
         compiler_fence(Ordering::Release);
-        self.slots.region.store(self.word, 0);
+        self.region.store(self.word, 0);
     }
+}
+
+/// What the undo line that begins with this word keeps of the slot. `None` unless a writer died
+/// between W1 and W3 of the write that it was kept for.
+pub(crate) fn before_the_write(
+    region: &Region,
+    geometry: &Geometry,
+    slot: SlotIx,
+    line: usize,
+) -> Option<Owned> {
+    let shape = geometry.shape();
+    let image: Image = words::image(region.words(line + 1, shape.words()));
+    let view = check(shape, geometry.identity(slot), &image).ok()?;
+    let (header, stamp) = (view.header(), SlotReader::new(region, geometry).header(slot).stamp);
+    let is_torn = kept(Rule::RestoreStamp, || stamp == header.stamp.wrapping_add(1));
+    is_torn.then(|| Owned::of(view))
+}
+
+/// U4 for each undo line whose slot `restore` has, and says whether it was torn. Returns how many were.
+pub(crate) fn restore_all(
+    region: &Region,
+    geometry: &Geometry,
+    mut restore: impl FnMut(SlotIx, usize) -> Option<bool>,
+) -> u64 {
+    let mut torn = 0;
+    for line in (0..UNDO_LINES).map(|line| line_word(geometry.shape(), line)) {
+        let name = region.load(line);
+        if name == 0 {
+            continue;
+        }
+        let restored = named(geometry, name).map_or(Some(false), |slot| restore(slot, line));
+        if let Some(was_torn) = restored {
+            torn += u64::from(was_torn);
+            compiler_fence(Ordering::Release);
+            region.store(line, 0);
+        }
+    }
+    torn
 }

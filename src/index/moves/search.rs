@@ -8,10 +8,8 @@
 //! A search holds no lock. The path is checked again under its locks
 //! (MemC3, NSDI'13, section 4.2; libcuckoo, EuroSys'14, section 4.3).
 
-use super::has_room_for_ghost;
-use super::notes::{Note, Notes, home_slot};
-use super::writer::SlotWriter;
 use crate::families::{self, destinations};
+use crate::index::slots::{Note, Notes, SlotReader, Slots, has_room_for_ghost, home_slot};
 use crate::layout::geometry::{SlotIx, Window};
 use crate::layout::hash::{Hashed, mix, reduce};
 use crate::layout::slot::Key;
@@ -48,8 +46,9 @@ struct EnteredSlot {
 const NEWCOMER: EnteredSlot = EnteredSlot { slot: SlotIx(u64::MAX), entered: u32::MAX };
 
 /// Finds a path for a newcomer. `None` when the search reached its bounds first.
-pub(crate) fn find_path(table: Searched<'_>, key: Hashed<'_>) -> Option<MovePath> {
-    if families::walks(table.slots.geometry) {
+pub(crate) fn find_path(slots: &Slots, key: Hashed<'_>) -> Option<MovePath> {
+    let table = Searched::of(slots);
+    if families::walks(table.slots.geometry()) {
         return (0..WALKS_MAX).find_map(|round| walk(table.slots, key, round));
     }
     thread_local! {
@@ -66,7 +65,7 @@ const STEPS_MAX: usize = 512;
 /// windows that has a free slot. If none has, it evicts a random occupant. That key goes to one of
 /// its other windows, at random, but to one with a free slot if there is one. No slot is taken
 /// twice.
-fn walk(slots: SlotWriter<'_>, newcomer: Hashed<'_>, round: u64) -> Option<MovePath> {
+fn walk(slots: SlotReader<'_>, newcomer: Hashed<'_>, round: u64) -> Option<MovePath> {
     let mut path = MovePath::new();
     let mut random = mix(newcomer.first().0 ^ round);
     let mut pick = |n: usize| {
@@ -75,8 +74,8 @@ fn walk(slots: SlotWriter<'_>, newcomer: Hashed<'_>, round: u64) -> Option<MoveP
     };
     let mut evicted = Key::new();
     while path.len() < STEPS_MAX {
-        let mover = if path.is_empty() { newcomer } else { slots.geometry.hashed(&evicted) };
-        let onward = destinations(slots.geometry, mover, path.last().copied());
+        let mover = if path.is_empty() { newcomer } else { slots.geometry().hashed(&evicted) };
+        let onward = destinations(slots.geometry(), mover, path.last().copied());
         let all = || onward.iter().flat_map(|d| d.window.iter());
         let free: SmallVec<[SlotIx; 4]> = all().filter(|&slot| slots.header(slot).is_free()).collect();
         if !free.is_empty() {
@@ -98,12 +97,16 @@ fn walk(slots: SlotWriter<'_>, newcomer: Hashed<'_>, round: u64) -> Option<MoveP
 
 /// What a search reads.
 #[derive(Clone, Copy)]
-pub(crate) struct Searched<'a> {
-    pub slots: SlotWriter<'a>,
-    pub notes: &'a Notes,
+struct Searched<'a> {
+    slots: SlotReader<'a>,
+    notes: &'a Notes,
 }
 
-impl Searched<'_> {
+impl<'a> Searched<'a> {
+    fn of(slots: &'a Slots) -> Searched<'a> {
+        Searched { slots: slots.reader(), notes: slots.notes() }
+    }
+
     /// What is known of a slot. Looks at the slot if nothing is. `None` while the slot is being written.
     fn note(self, slot: SlotIx) -> Option<Note> {
         match self.notes.of(slot) {
@@ -121,7 +124,7 @@ impl Searched<'_> {
         if !has_room_for_ghost(header.ghost) {
             return Some(Note::Stuck);
         }
-        let geometry = self.slots.geometry;
+        let geometry = self.slots.geometry();
         let note = Note::of_key(geometry, slot, geometry.hashed(&key));
         self.notes.learn(slot, note);
         Some(note)
@@ -138,7 +141,7 @@ impl Searched<'_> {
         // M3: a slot with a ghost cannot give up its occupant. A slot that is being written is passed
         // over.
         let (_, key) = self.slots.peek(slot).filter(|(h, _)| has_room_for_ghost(h.ghost) && !h.is_free())?;
-        let geometry = self.slots.geometry;
+        let geometry = self.slots.geometry();
         Some(destinations(geometry, geometry.hashed(&key), Some(slot)))
     }
 }
@@ -157,7 +160,7 @@ impl Search {
         self.entered.clear();
         self.slots = 0;
         self.visited.clear();
-        let geometry = table.slots.geometry;
+        let geometry = table.slots.geometry();
         let (gives_way, home) = (families::gives_way(geometry), geometry.window(0));
         let onward = destinations(geometry, newcomer, None);
         if let Some(path) = self.enter_those(table, NEWCOMER, &onward, false) {
@@ -418,7 +421,8 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::config::{Config, TableSize};
-    use crate::index::Segment;
+    use crate::index::life::OneSize;
+    use crate::index::slots::SlotWriter;
     use crate::layout::hash::Seeds;
     use crate::layout::slot::Content;
     use crate::outcome::PutMode;
@@ -438,7 +442,7 @@ mod tests {
         }
     }
 
-    fn index(layout: &str, slots: u64) -> Segment {
+    fn index(layout: &str, slots: u64) -> OneSize {
         let config = Config {
             layout: layout.parse().unwrap(),
             size: TableSize::Slots(slots),
@@ -449,20 +453,20 @@ mod tests {
         };
         let geometry = config.geometry().unwrap();
         let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
-        Segment::create(region, geometry, Clock::manual()).unwrap()
+        OneSize::create(region, geometry, Clock::manual()).unwrap()
     }
 
-    fn displaced_by(slots: SlotWriter<'_>, key: &[u8], at: Option<SlotIx>, to: SlotIx) -> usize {
-        let key = slots.geometry.hashed(key);
-        let onward = destinations(slots.geometry, key, at);
+    fn displaced_by(slots: SlotReader<'_>, key: &[u8], at: Option<SlotIx>, to: SlotIx) -> usize {
+        let key = slots.geometry().hashed(key);
+        let onward = destinations(slots.geometry(), key, at);
         assert!(onward.iter().any(|d| d.window.contains(to)), "a step leads into a window of the key");
-        let is_home = |slot| slots.geometry.primary(key).contains(slot);
+        let is_home = |slot| slots.geometry().primary(key).contains(slot);
         usize::from(at.is_none_or(is_home) && !is_home(to))
     }
 
     /// The length of the shortest path that displaces no key, found from neighbour to neighbour.
-    fn shortest(slots: SlotWriter<'_>, key: &[u8]) -> Option<usize> {
-        let geometry = slots.geometry;
+    fn shortest(slots: SlotReader<'_>, key: &[u8]) -> Option<usize> {
+        let geometry = slots.geometry();
         let mut seen = vec![false; geometry.main_slots() as usize];
         let mut layer = vec![(None, key.to_vec())];
         for length in 1.. {
@@ -488,8 +492,8 @@ mod tests {
     }
 
     /// The least number of keys that a newcomer must displace, found by trying everything.
-    fn least_displaced(slots: SlotWriter<'_>, key: &[u8]) -> Option<usize> {
-        let geometry = slots.geometry;
+    fn least_displaced(slots: SlotReader<'_>, key: &[u8]) -> Option<usize> {
+        let geometry = slots.geometry();
         let mut cost = vec![usize::MAX; geometry.main_slots() as usize];
         let mut todo = vec![(None, key.to_vec(), 0)];
         while let Some((at, mover, so_far)) = todo.pop() {
@@ -520,8 +524,8 @@ mod tests {
             let mut paths = [0; 3];
             for n in 0..300u64 {
                 let key = n.to_le_bytes();
-                let slots = index.slots();
-                let path = find_path(index.table(), index.geometry.hashed(&key));
+                let slots = index.slots().reader();
+                let path = find_path(index.slots(), index.geometry().hashed(&key));
                 let mut displaced = path.is_some().then_some(0);
                 let (mut mover, mut at) = (key.to_vec(), None);
                 for &slot in path.iter().flatten() {
@@ -536,7 +540,7 @@ mod tests {
                 if let Some(displaced) = displaced {
                     paths[displaced.min(2)] += 1;
                     index.put(&key, b"", PutMode::Insert).unwrap();
-                    index.grace.clock().advance(3 * index.geometry.grace());
+                    index.homes().grace().clock().advance(3 * index.geometry().grace());
                     index.tidy();
                 }
             }
@@ -553,15 +557,19 @@ mod tests {
             let mut ghosts = 0;
             for n in 0..400u64 {
                 let _ = index.put(&n.to_le_bytes(), b"", PutMode::Insert);
-                for slot in (0..index.geometry.main_slots()).map(SlotIx) {
-                    let before = index.slots().header(slot);
+                for slot in (0..index.geometry().main_slots()).map(SlotIx) {
+                    let before = index.slots().reader().header(slot);
                     if before.ghost != 0 && !before.is_free() {
-                        assert!(index.remove(&index.slots().read(slot).key).unwrap());
-                        assert_eq!(index.slots().header(slot).ghost, before.ghost, "{layout}, {slot:?}");
+                        assert!(index.remove(&index.slots().reader().read(slot).key).unwrap());
+                        assert_eq!(
+                            index.slots().reader().header(slot).ghost,
+                            before.ghost,
+                            "{layout}, {slot:?}"
+                        );
                         ghosts += 1;
                     }
                 }
-                index.grace.clock().advance(3 * index.geometry.grace());
+                index.homes().grace().clock().advance(3 * index.geometry().grace());
                 index.tidy();
             }
             assert!(ghosts > 3, "{layout}: {ghosts}");
@@ -572,16 +580,17 @@ mod tests {
     #[test]
     fn a_search_ends_at_its_bound() {
         let index = index("windowed:8", 6000);
-        let geometry = &index.geometry;
+        let geometry = index.geometry();
         let mut numbers = 0u64..;
         for slot in (0..geometry.main_slots()).map(SlotIx) {
             let at_home = |n: &u64| geometry.primary(geometry.hashed(&n.to_le_bytes())).contains(slot);
             let key = numbers.find(at_home).unwrap().to_le_bytes();
-            index.slots().write(slot, &Content { key: &key, ..Content::default() });
+            SlotWriter::new(index.region(), geometry)
+                .write(slot, &Content { key: &key, ..Content::default() });
         }
         let mut search = Search::default();
-        index.notes.forget(&(0..geometry.main_slots()).map(SlotIx).collect::<Vec<_>>());
-        assert!(search.run(index.table(), geometry.hashed(b"newcomer")).is_none());
+        index.slots().notes().forget(&(0..geometry.main_slots()).map(SlotIx).collect::<Vec<_>>());
+        assert!(search.run(Searched::of(index.slots()), geometry.hashed(b"newcomer")).is_none());
         // What one layer adds at the most while the bound is not yet reached.
         let layer = LAYER_MAX * geometry.layout().window_slots() as usize;
         let entered = SEARCH_MAX..SEARCH_MAX + layer;

@@ -1,15 +1,13 @@
-//! Striped locks, and what each guards (L1, L2, L3). They keep server threads apart. Readers take
+//! Striped locks (L3). They keep server threads apart. Readers take
 //! none and wait for none.
 //!
 //! Overflow slots have no stripe of their own: the home of the chain guards them.
 
+use super::stripe::Stripe;
 use crate::faults::{Rule, broken, by_rule};
-use crate::layout::chain::Block;
 use crate::layout::geometry::SlotIx;
 use crate::sync::{Mutex, MutexGuard, lock};
-use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use std::ops::Range;
 use std::rc::Rc;
 
 /// Neighbouring slots share a stripe. A group of 64 is large enough that a window of 16 mostly lies
@@ -18,107 +16,6 @@ use std::rc::Rc;
 const GROUP_SHIFT: u32 = if cfg!(loom) { 0 } else { 6 };
 /// More stripes bring nothing, because server threads are few.
 const STRIPES_MAX: u64 = 1 << 12;
-
-/// A displaced key, or the filter bit of one that was: it lingers for at least 2T (M5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Displaced {
-    /// The key's bit in its home's filter.
-    pub bit: u32,
-    /// Where the key is, or how long its bit lingers.
-    pub place: DisplacedAt,
-}
-
-/// Where a displaced key is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DisplacedAt {
-    /// In this slot.
-    At(SlotIx),
-    /// The key has left. Its filter bit may be cleared at this time.
-    Lingers {
-        /// Nanoseconds on the server's clock.
-        until_ns: u64,
-    },
-}
-
-/// What a stripe's lock guards besides its slots.
-#[derive(Debug, Default)]
-pub(crate) struct Stripe {
-    displaced: FxHashMap<u64, SmallVec<[Displaced; 2]>>,
-    /// Empty linked blocks of the stripe's homes, and when each may be unlinked.
-    pub empty_blocks: FxHashMap<Block, u64>,
-    /// Homes whose headers still say what a merge has left there, and when they may say what is so.
-    pub settling: FxHashMap<u64, u64>,
-    /// Words of the region with displaced keys that another server has left (T7).
-    pub unread: Range<usize>,
-}
-
-impl Stripe {
-    /// Displaced keys of `home`.
-    pub fn displaced(&self, home: u64) -> &[Displaced] {
-        self.displaced.get(&home).map_or(&[], |entries| entries)
-    }
-
-    /// The slots of the displaced keys of `home`.
-    pub fn displaced_slots(&self, home: u64) -> SmallVec<[SlotIx; 4]> {
-        let there = |entry: &Displaced| match entry.place {
-            DisplacedAt::At(slot) => Some(slot),
-            DisplacedAt::Lingers { .. } => None,
-        };
-        self.displaced(home).iter().filter_map(there).collect()
-    }
-
-    /// The filter that follows from the home's entries.
-    pub fn filter(&self, home: u64) -> u32 {
-        self.displaced(home).iter().fold(0, |filter, entry| filter | entry.bit)
-    }
-
-    /// Adds a displaced key.
-    pub fn add(&mut self, home: u64, entry: Displaced) {
-        self.displaced.entry(home).or_default().push(entry);
-    }
-
-    /// Notes that the key of `home` with this bit went from `from` to `to`. The slot alone does not
-    /// name the key: along a path, one key of a home may leave a slot and another may enter it.
-    pub fn change(&mut self, home: u64, bit: u32, from: SlotIx, to: DisplacedAt) {
-        let was = Displaced { bit, place: DisplacedAt::At(from) };
-        let entries = self.displaced.get_mut(&home);
-        let entry = entries.and_then(|all| all.iter_mut().find(|e| **e == was));
-        debug_assert!(entry.is_some(), "no displaced key of home {home} at {from:?}");
-        if let Some(entry) = entry {
-            entry.place = to;
-        }
-    }
-
-    /// Forgets entries of `home` that have lingered long enough.
-    pub fn expire(&mut self, home: u64, now_ns: u64) {
-        if let Some(entries) = self.displaced.get_mut(&home) {
-            entries.retain(|e| !matches!(e.place, DisplacedAt::Lingers { until_ns } if until_ns <= now_ns));
-            if entries.is_empty() {
-                self.displaced.remove(&home);
-            }
-        }
-    }
-
-    /// Displaced keys: home, filter bit and slot of each, in this order.
-    pub fn all_displaced(&self) -> Vec<(u64, u32, SlotIx)> {
-        let there = |home, entry: &Displaced| match entry.place {
-            DisplacedAt::At(slot) => Some((home, entry.bit, slot)),
-            DisplacedAt::Lingers { .. } => None,
-        };
-        let all = self.displaced.iter();
-        let mut all: Vec<_> =
-            all.flat_map(|(&home, of)| of.iter().filter_map(move |e| there(home, e))).collect();
-        all.sort_unstable();
-        all
-    }
-
-    /// For each home with entries, how many displaced keys it has.
-    pub fn census(&self) -> impl Iterator<Item = usize> {
-        self.displaced
-            .values()
-            .map(|entries| entries.iter().filter(|e| matches!(e.place, DisplacedAt::At(_))).count())
-    }
-}
 
 /// All stripes of a table.
 #[derive(Debug)]
@@ -272,6 +169,7 @@ impl<'a> Locked<'a> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::stripe::{Displaced, DisplacedAt};
     use super::*;
 
     #[test]
@@ -300,28 +198,5 @@ mod tests {
         let all = stripes.each(|_, stripe| stripe.all_displaced());
         let five = SlotIx(5);
         assert_eq!((&all[0][..], &all[2][..]), (&[(0, 1, five)][..], &[(128, 1, five)][..]));
-    }
-
-    /// One key of a home leaves a slot and another key of it enters that slot. Each keeps its own
-    /// bit.
-    #[test]
-    fn the_register_tells_keys_apart() {
-        let mut stripe = Stripe::default();
-        let at = |slot| DisplacedAt::At(SlotIx(slot));
-        stripe.add(3, Displaced { bit: 1, place: at(10) });
-        stripe.add(3, Displaced { bit: 4, place: at(10) });
-        stripe.add(8, Displaced { bit: 2, place: at(10) });
-        stripe.add(8, Displaced { bit: 2, place: at(13) });
-        stripe.change(3, 4, SlotIx(10), at(11));
-        stripe.change(3, 1, SlotIx(10), DisplacedAt::Lingers { until_ns: 50 });
-        assert_eq!((stripe.filter(3), stripe.filter(8), stripe.filter(4)), (5, 2, 0));
-        assert_eq!(stripe.displaced(3)[1], Displaced { bit: 4, place: at(11) });
-        stripe.expire(3, 49);
-        assert_eq!(stripe.filter(3), 5, "one nanosecond before");
-        stripe.expire(3, 50);
-        assert_eq!(stripe.filter(3), 4);
-        stripe.change(3, 4, SlotIx(11), DisplacedAt::Lingers { until_ns: 60 });
-        stripe.expire(3, 70);
-        assert_eq!(stripe.census().collect::<Vec<_>>(), [2], "nothing is kept of a home without entries");
     }
 }

@@ -10,7 +10,7 @@ const PARTS: usize = if cfg!(loom) { 1 } else { 8 };
 /// The counts of some threads, in lines of their own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(super) struct ThreadCounts {
+pub(crate) struct ThreadCounts {
     pub inserts: AtomicU64,
     pub updates: AtomicU64,
     pub removes: AtomicU64,
@@ -22,17 +22,17 @@ pub(super) struct ThreadCounts {
 
 /// All counts of a table's server.
 #[derive(Debug, Default)]
-pub(super) struct Counters {
+pub(crate) struct Counters {
     parts: [ThreadCounts; PARTS],
     /// Keys found at a takeover.
-    pub found: AtomicU64,
+    found: AtomicU64,
     /// Keys that came from another segment, which also count as inserts, and keys that left for one.
-    pub came: AtomicU64,
-    pub left: AtomicU64,
-    pub waits: AtomicU64,
+    came: AtomicU64,
+    left: AtomicU64,
+    waits: AtomicU64,
 }
 
-pub(super) fn count(counter: &AtomicU64) {
+pub(crate) fn count(counter: &AtomicU64) {
     // Release: pairs with `room_made`. Whoever sees that a key has gone sees the note that its slot is free.
     counter.fetch_add(1, Ordering::Release);
 }
@@ -51,6 +51,36 @@ impl Counters {
         &self.parts[PART.get() % PARTS]
     }
 
+    /// Keys that were found at a takeover.
+    pub fn found(&self, keys: u64) {
+        self.found.store(keys, Ordering::Relaxed);
+    }
+
+    /// A key came from another segment. It also counts as an insert.
+    pub fn came(&self) {
+        self.came.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A key left for another segment, or a copy is taken away again.
+    pub fn left(&self) {
+        self.left.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A put waits for room.
+    pub fn waits(&self) {
+        count(&self.waits);
+    }
+
+    /// How often puts waited for room.
+    pub fn waited(&self) -> u64 {
+        self.waits.load(Ordering::Relaxed)
+    }
+
+    /// The keys that were put, but for those that came from another segment.
+    pub fn inserted(&self) -> u64 {
+        self.sum(|part| &part.inserts).saturating_sub(self.came.load(Ordering::Relaxed))
+    }
+
     /// The sum over all threads of one counter.
     pub fn sum(&self, of: impl Fn(&ThreadCounts) -> &AtomicU64) -> u64 {
         self.parts.iter().map(|part| of(part).load(Ordering::Relaxed)).fold(0, u64::wrapping_add)
@@ -60,7 +90,7 @@ impl Counters {
     /// of this call. What is removed is counted later than what is inserted.
     pub fn keys(&self) -> u64 {
         let came = self.found.load(Ordering::Relaxed).wrapping_add(self.sum(|part| &part.inserts));
-        let left = self.left.load(Ordering::Relaxed);
+        let left = self.gone();
         came.saturating_sub(self.sum(|part| &part.removes)).saturating_sub(left)
     }
 
@@ -72,5 +102,15 @@ impl Counters {
         // Pairs with `count`: notes are looked at after this.
         fence(Ordering::Acquire);
         made
+    }
+
+    /// How many keys went to another segment.
+    pub fn gone(&self) -> u64 {
+        self.left.load(Ordering::Relaxed)
+    }
+
+    /// The same as [`Counters::room_made`], and it goes up when a key goes to another segment, too.
+    pub fn room_made_or_left(&self) -> u64 {
+        self.room_made().wrapping_add(self.gone())
     }
 }

@@ -1,23 +1,10 @@
-//! The slot writer: the only code that changes a slot. First every stamp becomes odd (W1). Then
-//! come the bytes (W2). Then every stamp becomes even (W3). Release fences part the three.
-//!
-//! One server thread writes a slot at a time, and holds the slot's lock. Anybody reads. A writer
-//! that dies half way leaves the slot odd, until the next server mends it (U4, T2). Until then, a GET
-//! that READs a window with this slot, and does not find its key in that window, looks again until
-//! it ends in `Deadline` or `Contended`. That is every miss whose windows contain the slot, a GET
-//! of the key in it, and one of a key in a later window. A hit beside the slot is as good as ever.
-//!
-//! `obey`, `disobey` and `by_rule` are switches of `src/faults.rs`. In a real build every step is taken.
+//! Looks at slots, for a thread that holds their locks; [`SlotReader::peek`] is for one that does not.
 
-use crate::faults::{Rule, by_rule, disobey, obey};
 use crate::layout::compare::{self, KeyEnd, Lines, Loadable};
 use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::mapped;
-use crate::layout::slot::{
-    Content, Header, Image, Key, SlotShape, Stored, View, lay_out, lay_out_line, seal, stamp_copies,
-    with_copy,
-};
+use crate::layout::slot::{Content, Header, Image, Key, SlotShape, Stored, View};
 use crate::layout::words::{self, EIGHT_LINES, Words};
 use crate::layout::{LINE, WORD};
 use crate::region::Region;
@@ -26,11 +13,11 @@ use smallvec::SmallVec;
 
 const LINE_WORDS: usize = LINE / WORD;
 
-/// Writes and reads slots of one table, for a thread that holds their locks.
+/// Reads slots of one table.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SlotWriter<'a> {
-    pub region: &'a Region,
-    pub geometry: &'a Geometry,
+pub(crate) struct SlotReader<'a> {
+    region: &'a Region,
+    geometry: &'a Geometry,
 }
 
 /// A slot's content in private memory.
@@ -87,68 +74,20 @@ fn begins_with(shape: SlotShape, slot: &[AtomicU64], key: &[u8]) -> bool {
     compare::begins_with(shape, slot, key)
 }
 
-impl<'a> SlotWriter<'a> {
+impl<'a> SlotReader<'a> {
+    #[inline(always)]
+    pub fn new(region: &'a Region, geometry: &'a Geometry) -> SlotReader<'a> {
+        SlotReader { region, geometry }
+    }
+
+    /// The geometry of the table.
+    #[inline(always)]
+    pub fn geometry(&self) -> &'a Geometry {
+        self.geometry
+    }
+
     pub fn words(&self, slot: SlotIx) -> &'a [AtomicU64] {
         self.region.words(self.geometry.slot_word(slot), self.geometry.shape().words())
-    }
-
-    /// Replaces the slot's content. Makes 2 * lines + words - 1 stores.
-    #[inline]
-    pub fn write(&self, slot: SlotIx, content: &Content<'_>) {
-        if self.geometry.shape() == SlotShape::LINE {
-            let mut image = lay_out_line(content);
-            self.write_as(SlotShape::LINE, slot, &mut image);
-        } else {
-            self.write_other(slot, content);
-        }
-    }
-
-    /// The same for slots that are not one line.
-    #[inline(never)]
-    fn write_other(&self, slot: SlotIx, content: &Content<'_>) {
-        let shape = self.geometry.shape();
-        let mut image = Image::from_elem(0, shape.words());
-        lay_out(shape, content, &mut image);
-        self.write_as(shape, slot, &mut image);
-    }
-
-    /// Replaces the slot's content by that of an image, whose stamps and CRC do not matter.
-    #[inline]
-    pub fn write_image(&self, slot: SlotIx, image: &mut Image) {
-        match <&mut [u64; LINE_WORDS]>::try_from(&mut image[..]) {
-            Ok(line) => self.write_as(SlotShape::LINE, slot, line),
-            Err(_) => self.write_as(self.geometry.shape(), slot, image),
-        }
-    }
-
-    /// The same in a table of slots of this shape.
-    #[inline(always)]
-    fn write_as(&self, shape: SlotShape, slot: SlotIx, image: &mut [u64]) {
-        let words = self.region.stores(self.geometry.slot_word(slot), shape.words());
-        let before = words.load(0);
-        // An even stamp n gives n + 1 and n + 2. If a dead writer has left n + 1 here, further lines
-        // may show its n + 2. So this write ends under n + 4 (U5).
-        let odd = (before as u32) | 1;
-        let is_torn = by_rule(Rule::TornStamp, before as u32 & 1, 0);
-        let even = odd.wrapping_add(1 + 2 * is_torn);
-        seal(shape, self.geometry.identity(slot), even, image);
-
-        // W1
-        obey(Rule::OddPass, || {
-            words.store(0, before & !0xffff_ffff | u64::from(odd));
-            stamp_copies(shape).for_each(|w| words.store(w, with_copy(words.load(w), odd)));
-        });
-        // Pairs with R2: a reader that sees a word of W2 sees the odd stamp after its fence.
-        obey(Rule::WriterFence, || fence(Ordering::Release));
-        disobey(Rule::KeyBytes, || (2..shape.words()).for_each(|w| words.store(w, 0)));
-        // W2. Where a key stays, its bytes are stored again as they are (G8).
-        obey(Rule::OddPass, || stamp_copies(shape).for_each(|w| image[w] = with_copy(image[w], odd)));
-        words.store_all(1, &image[1..]);
-        // Pairs with R1: a reader that sees the even stamp sees the words of W2 after its fence.
-        obey(Rule::EvenFence, || fence(Ordering::Release));
-        // W3. The first line comes last: a shm reader goes by it alone and must see the whole slot.
-        stamp_copies(shape).for_each(|w| words.store(w, with_copy(image[w], even)));
-        words.store(0, image[0]);
     }
 
     /// Looks for `key` in a window, for a thread that holds its locks.
@@ -214,7 +153,7 @@ impl<'a> SlotWriter<'a> {
         free.map_or(Sought::Nowhere, |(number, _)| Sought::Free(window.slot(number)))
     }
 
-    /// The header and the key of a slot whose lock is held. As [`SlotWriter::read`], without the value.
+    /// The header and the key of a slot whose lock is held. As [`SlotReader::read`], without the value.
     pub fn occupant(&self, slot: SlotIx) -> (Header, Key) {
         let seen = mapped::header_and_key(self.geometry.shape(), self.words(slot));
         seen.unwrap_or_else(|_| (bytemuck::Zeroable::zeroed(), Key::new()))
@@ -247,7 +186,7 @@ impl<'a> SlotWriter<'a> {
         image
     }
 
-    /// The slot's content, as [`SlotWriter::image`].
+    /// The slot's content, as [`SlotReader::image`].
     pub fn read(&self, slot: SlotIx) -> Owned {
         let image = self.image(slot);
         Owned::of(View::consistent(self.geometry.shape(), &image).expect("zeros at the worst"))
@@ -270,49 +209,5 @@ impl<'a> SlotWriter<'a> {
     pub fn is_valid(&self, slot: SlotIx) -> bool {
         let image: Image = words::image(self.words(slot));
         crate::layout::slot::check(self.geometry.shape(), self.geometry.identity(slot), &image).is_ok()
-    }
-}
-
-#[cfg(all(test, feature = "sim", not(loom)))]
-mod tests {
-    use super::*;
-    use crate::clock::Clock;
-    use crate::config::Config;
-    use crate::layout::slot::COPY_SHIFT;
-    use crate::sim::{Instant, Recorder};
-    use std::sync::Arc;
-    use std::time::Duration;
-
-    /// From its first store to its last, every line shows an odd stamp, also where the copies wrap.
-    /// Marking a line changes nothing else in it, so a slot that is only marked is still whole.
-    #[test]
-    fn every_line_is_marked() {
-        let geometry = Config { value_max: 150, ..Config::short() }.geometry().unwrap();
-        let recorder = Arc::new(Recorder::new(Clock::manual(), Duration::from_nanos(1)));
-        let region = recorder.region(geometry.region_bytes());
-        let (writer, slot) = (SlotWriter { region: &region, geometry: &geometry }, SlotIx(0));
-        let content =
-            |value: &'static [u8; 150]| Content { key: b"key", value: value.into(), ..Content::default() };
-        writer.write(slot, &content(&[0xaa; 150]));
-        let base = geometry.slot_word(slot);
-        region.store(base, region.load(base) & !0xffff_ffff | 0xfffe);
-        let begin = recorder.now();
-        writer.write(slot, &content(&[0x55; 150]));
-        let history = recorder.history(geometry.region_bytes());
-        let first: Vec<_> = history.stores(base..base + 1, begin, history.end());
-        assert_eq!(first.len(), 2, "W1 and W3");
-        assert_eq!(first[0].2, history.word(base, begin) + 1, "only the stamp, and that odd");
-        assert!(stamp_copies(geometry.shape()).count() == 3);
-        for word in stamp_copies(geometry.shape()).map(|copy| base + copy) {
-            let stores = history.stores(word..word + 1, begin, history.end());
-            let (&(.., last), before_last) = stores.split_last().unwrap();
-            assert_eq!(last >> COPY_SHIFT, 0, "the copy has wrapped");
-            assert_eq!(before_last.len(), 2, "W1 and W2");
-            assert!(before_last.iter().all(|&(.., value)| value >> COPY_SHIFT & 1 == 1), "{stores:x?}");
-            let payload = |value: u64| value & ((1 << COPY_SHIFT) - 1);
-            assert_eq!(payload(stores[0].2), payload(history.word(word, begin)), "only marked");
-            assert_eq!(payload(last), payload(stores[1].2));
-        }
-        assert!(writer.is_valid(slot) && history.end() > Instant(begin.0));
     }
 }

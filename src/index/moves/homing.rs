@@ -1,25 +1,25 @@
 //! Homing: after a delete, displaced keys come back into their primary windows.
 
-use super::counters::count;
+use super::Moves;
 use super::search::MovePath;
-use super::segment::Segment;
-use super::stripes::{DisplacedAt, StripeSet};
 use crate::families;
+use crate::index::homes::count;
+use crate::index::slots::{DisplacedAt, StripeSet};
 use crate::layout::geometry::SlotIx;
 use std::ops::Range;
 
 /// Displaced keys that one delete may bring home. Each takes the slot that the one before left.
 const HOMINGS_MAX: usize = 4;
 
-impl Segment {
+impl Moves {
     /// Moves a displaced key home into the free slot `free`, then another into the slot that this
     /// one left, and so on.
-    pub(super) fn bring_home(&self, mut free: SlotIx) {
-        if !families::homes_on_delete(&self.geometry) {
+    pub fn bring_home(&self, mut free: SlotIx) {
+        if !families::homes_on_delete(self.geometry()) {
             return;
         }
         for _ in 0..HOMINGS_MAX {
-            if free.0 >= self.geometry.main_slots() {
+            if free.0 >= self.geometry().main_slots() {
                 return;
             }
             match self.bring_any_home(free) {
@@ -32,30 +32,31 @@ impl Segment {
     /// Moves a displaced key of any home around into `free`. Returns the slot that it left.
     fn bring_any_home(&self, free: SlotIx) -> Option<SlotIx> {
         // No lock is held, so the filters are a guess.
-        let (slots, mask) = (self.slots(), families::filter_mask(&self.geometry));
+        let (slots, mask) = (self.slots(), families::filter_mask(self.geometry()));
         self.homes_around(free)
-            .filter(|&home| slots.aux(self.geometry.window(home).first) & mask != 0)
+            .filter(|&home| slots.aux(self.geometry().window(home).first) & mask != 0)
             .find_map(|home| self.bring_one_home(home, free))
     }
 
     /// Homes whose primary window contains `slot`.
     fn homes_around(&self, slot: SlotIx) -> Range<u64> {
-        let bucket = self.geometry.home_of_slot(slot);
-        let window_buckets = u64::from(self.geometry.layout().window_buckets);
-        bucket.saturating_sub(window_buckets - 1)..self.geometry.homes().min(bucket + 1)
+        let bucket = self.geometry().home_of_slot(slot);
+        let window_buckets = u64::from(self.geometry().layout().window_buckets);
+        bucket.saturating_sub(window_buckets - 1)..self.geometry().homes().min(bucket + 1)
     }
 
     /// Moves a displaced key of `home` into `free`. Returns the slot that it left, or `None` if no
     /// key was moved.
-    pub(super) fn bring_one_home(&self, home: u64, free: SlotIx) -> Option<SlotIx> {
-        let home_slot = self.geometry.window(home).first;
-        let candidates = self.stripe(&mut self.lock_home(home), home).displaced_slots(home);
+    pub fn bring_one_home(&self, home: u64, free: SlotIx) -> Option<SlotIx> {
+        let home_slot = self.geometry().window(home).first;
+        let candidates = self.homes.stripe(&mut self.slots().lock_home(home), home).displaced_slots(home);
         candidates.into_iter().find(|&from| {
             let path = MovePath::from_slice(&[from, free]);
-            let mut set = StripeSet::from_slice(&[self.stripes.of(home_slot)]);
-            self.add_path(&mut set, &path);
-            let mut locked = self.stripes.lock(set);
+            let mut set = StripeSet::from_slice(&[self.slots().stripe_of(home_slot)]);
+            self.slots().add_path(&mut set, &path);
+            let mut locked = self.slots().lock(set);
             let still_there = self
+                .homes
                 .stripe(&mut locked, home)
                 .displaced(home)
                 .iter()
@@ -64,12 +65,15 @@ impl Segment {
             let movers = self.hashed_all(&keys);
             // One that is about to go to another segment would be held up: ghosts stay in the slots
             // that keys have left, and keep a key there from being moved (M3).
-            if !still_there || self.share.may_go(movers[0]) || !self.still_good(&locked, &path, &movers) {
+            if !still_there
+                || self.homes.share().may_go(movers[0])
+                || !self.still_good(&locked, &path, &movers)
+            {
                 return false;
             }
-            self.move_along(&mut locked, &path, &movers, |locked| self.vacate(locked, from, movers[0]));
-            self.left_slot_of_home(&mut locked, from, home);
-            count(&self.counters.mine().homings);
+            self.move_along(&mut locked, &path, &movers, |locked| self.homes.vacate(locked, from, movers[0]));
+            self.homes.left_slot_of_home(&mut locked, from, home);
+            count(&self.homes.counters().mine().homings);
             true
         })
     }

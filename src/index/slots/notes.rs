@@ -6,6 +6,7 @@
 //! locks (L4), and notes along a path that was not good are forgotten. After a takeover every slot is
 //! unknown until somebody looks.
 
+use crate::faults::{Rule, kept};
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -23,6 +24,11 @@ pub(crate) enum Note {
     Displaced,
     /// Its key's home begins so many slots before it.
     AtHome(u8),
+}
+
+/// Whether the occupant of a slot with this ghost may be moved (M3).
+pub(crate) fn has_room_for_ghost(ghost: u8) -> bool {
+    kept(Rule::OneGhost, || ghost == 0)
 }
 
 /// The first number that stands for [`Note::AtHome`].

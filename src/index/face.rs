@@ -1,0 +1,603 @@
+//! The face of the index: [`Index`], with which an embedder, or a server, makes every change.
+
+#[cfg(feature = "verbs")]
+use super::budget::Registrar;
+use super::extents::{ExtentDraft, NoMemory, Upload};
+use super::growth::Growth;
+#[cfg(feature = "sim")]
+use super::growth::{SPLIT_WAITS_MAX, handover_end};
+use super::homes::NotHandedOver;
+use super::life::{self, RestoreError, Restored, Table};
+use super::recovered::{RecoverError, Recovered};
+#[cfg(feature = "sim")]
+use super::segment::WAITS_MAX;
+use super::segment::check_lengths;
+use crate::clock::Clock;
+use crate::cores::Cores;
+use crate::fabric::shm::Shm;
+use crate::faults::{Rule, in_order};
+use crate::layout::control::Phase;
+use crate::layout::extent::Expected;
+use crate::layout::geometry::Geometry;
+use crate::layout::slot::Stored;
+use crate::outcome::{GrowthCounts, HeapCounts, IndexCounts, PutError, PutMode, PutOutcome, SwapOutcome};
+use crate::reader::Reader;
+use crate::region::{Region, RegionError};
+use crate::snapshot::{SaveError, Saved, Snapshot, SnapshotPlace, SnapshotWriter};
+use crate::start::Start;
+use std::path::Path;
+use std::time::Duration;
+
+/// Times that a put waits for grace periods at the most.
+#[cfg(feature = "sim")]
+pub(crate) fn waits_max(geometry: &Geometry) -> u32 {
+    // Beside those for a split, it may wait as any put does, to press one on.
+    WAITS_MAX + if geometry.grows() { SPLIT_WAITS_MAX } else { 0 }
+}
+
+/// The server's side of a table: it makes every change.
+///
+/// `Send + Sync`: all operations take `&self`, and several threads may call them at once.
+#[derive(Debug)]
+pub struct Index {
+    table: Table,
+}
+
+/// What a thread does that finds memory for a long value waiting for readers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HeapPatience {
+    /// It has others to serve.
+    None,
+    /// It waits.
+    Waits,
+}
+
+impl Index {
+    /// Makes an empty table in `region`, which must be zero and at least
+    /// [`Geometry::region_bytes`] long.
+    ///
+    /// Writes every main slot once, so that each is valid: of a table that grows, those of the first
+    /// segment. All cores work at it.
+    ///
+    /// # Errors
+    /// [`RegionError`] when there is not enough memory for the main slots.
+    ///
+    /// # Panics
+    /// When the region is too short.
+    pub fn create(region: Region, geometry: Geometry, clock: Clock) -> Result<Index, RegionError> {
+        Index::create_by(region, geometry, clock, &Start::default())
+    }
+
+    pub(crate) fn create_by(
+        region: Region,
+        geometry: Geometry,
+        clock: Clock,
+        start: &Start,
+    ) -> Result<Index, RegionError> {
+        let index = Index::create_filled(region, geometry, clock, start, |_| Ok::<_, RegionError>(()))?;
+        index.region().keep();
+        Ok(index)
+    }
+
+    /// The same, and `fill` puts keys into the table before it is in service: if the server is killed
+    /// meanwhile, no other takes the table over. A new file is still to be kept ([`Region::keep`]).
+    pub(crate) fn create_filled<E: From<RegionError>>(
+        region: Region,
+        geometry: Geometry,
+        clock: Clock,
+        start: &Start,
+        fill: impl FnOnce(&Index) -> Result<(), E>,
+    ) -> Result<Index, E> {
+        let index = Index { table: Table::create_unready(region, geometry, clock, start)? };
+        fill(&index)?;
+        index.table.publish_state(Phase::Serving);
+        Ok(index)
+    }
+
+    /// Takes over the table in `region`. If its last server had stopped
+    /// ([`Server::stop`](crate::Server::stop)), this takes no time. If it was killed, this waits for
+    /// twice the grace time, gives half-written slots the content that they had before, frees second
+    /// copies, takes leftover ghosts and filter bits away, and rebuilds the register of displaced
+    /// keys. All cores work at it, and the time grows with the size of the table. Clients that have
+    /// the region mapped go on reading.
+    ///
+    /// # Errors
+    /// [`RecoverError`]; the region has then lost nothing. Slots that were half written may have their content back.
+    pub fn open(region: Region, clock: Clock) -> Result<(Index, Recovered), RecoverError> {
+        Index::open_by(region, clock, &Start::default())
+    }
+
+    pub(crate) fn open_by(
+        region: Region,
+        clock: Clock,
+        start: &Start,
+    ) -> Result<(Index, Recovered), RecoverError> {
+        let (table, found) = Table::open(region, clock, start)?;
+        Ok((Index { table }, found))
+    }
+
+    /// Tells clients that this table is given up and that they must connect again.
+    pub fn retire(&self) {
+        self.table.publish_state(Phase::Retired);
+    }
+
+    /// The table's region.
+    #[inline]
+    pub fn region(&self) -> &Region {
+        self.table.region()
+    }
+    /// The table's geometry.
+    #[inline]
+    pub fn geometry(&self) -> &Geometry {
+        self.table.geometry()
+    }
+    /// Which server process of this region this is, counted from 1.
+    pub fn incarnation(&self) -> u64 {
+        self.table.incarnation()
+    }
+    /// The number of keys.
+    pub fn len(&self) -> u64 {
+        match &self.table {
+            Table::One(one) => one.segment().len(),
+            Table::Many(growth) => growth.counts().keys,
+        }
+    }
+    /// Whether the table has no key.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// The number of displaced keys. Locks every stripe in turn.
+    pub fn displaced(&self) -> usize {
+        match &self.table {
+            Table::One(one) => one.segment().homes().displaced(),
+            Table::Many(growth) => growth.displaced(),
+        }
+    }
+    /// Keys divided by all slots allocated, overflow included.
+    pub fn load_true(&self) -> f64 {
+        let counts = self.counts();
+        counts.keys as f64 / counts.slots as f64
+    }
+
+    /// What was done so far. Each counter is exact, but they may be read at different instants.
+    pub fn counts(&self) -> IndexCounts {
+        self.table.counts()
+    }
+
+    /// What a table that grows did so far to grow and shrink, and what it is made of; all zero for a
+    /// table of one size.
+    pub fn growth(&self) -> GrowthCounts {
+        match &self.table {
+            Table::One(_) => GrowthCounts::default(),
+            Table::Many(growth) => growth.growth_counts(),
+        }
+    }
+
+    /// From now on, memory of a table that grows is registered here before it is used (E0).
+    #[cfg(feature = "verbs")]
+    pub(crate) fn register_with(&self, registrar: std::sync::Weak<dyn Registrar>) {
+        self.growing().register_with(registrar);
+    }
+
+    /// Which blocks of a growing table's heap have been used.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn blocks_used(&self) -> Vec<u64> {
+        self.growing().blocks_used()
+    }
+
+    /// Tells clients over a network the remote key of a chunk (E0).
+    #[cfg(feature = "verbs")]
+    pub(crate) fn tell_key(&self, chunk: u32, remote_key: u32) -> Result<(), RegionError> {
+        self.growing().tell_key(chunk, remote_key)
+    }
+
+    /// The pieces of memory that have segments of a table that grows.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn memories(&self) -> Vec<u32> {
+        self.growing().memories()
+    }
+
+    #[cfg(any(feature = "verbs", feature = "sim"))]
+    fn growing(&self) -> &Growth {
+        match &self.table {
+            Table::One(_) => unreachable!("asked of tables that grow"),
+            Table::Many(growth) => growth,
+        }
+    }
+
+    /// A reader of this table in this process. It does the same GET as clients.
+    pub fn reader(&self) -> Reader<'_, Shm<'_>> {
+        self.table.reader()
+    }
+
+    /// Puts `key` with `value`, as `mode` allows. Every GET that starts after the return sees it.
+    ///
+    /// A value that does not fit its slot is written to memory of its own first. If there is none, the put
+    /// waits for what was removed or replaced a moment ago ([`PutError::HeapBusy`]).
+    ///
+    /// # Errors
+    /// [`PutError`]; the table is then unchanged.
+    pub fn put(&self, key: &[u8], value: &[u8], mode: PutMode) -> Result<PutOutcome, PutError> {
+        self.put_by(key, value, mode, HeapPatience::Waits)
+    }
+
+    /// The same for a thread that may not wait: if memory becomes free only later, the error is
+    /// [`PutError::HeapBusy`] at once.
+    pub(crate) fn put_at_once(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        mode: PutMode,
+    ) -> Result<PutOutcome, PutError> {
+        self.put_by(key, value, mode, HeapPatience::None)
+    }
+
+    #[inline(always)]
+    fn put_by(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        mode: PutMode,
+        patience: HeapPatience,
+    ) -> Result<PutOutcome, PutError> {
+        if self.geometry().is_inline(key, value.len()) {
+            return self.put_stored(key, value.into(), mode);
+        }
+        let mut draft = self.draft(key, value.len(), patience)?;
+        let mut outcome = Ok(PutOutcome::Missing);
+        // X2
+        in_order(
+            Rule::ExtentFirst,
+            &mut draft,
+            |draft| draft.write(value),
+            |draft| outcome = self.put_stored(key, Stored::reference(&draft.finish().to_bytes()), mode),
+        );
+        draft.after(outcome)
+    }
+
+    #[inline(always)]
+    fn put_stored(&self, key: &[u8], value: Stored<'_>, mode: PutMode) -> Result<PutOutcome, PutError> {
+        match &self.table {
+            Table::One(one) => one.put(key, value, mode),
+            Table::Many(growth) => growth.put(key, value, mode),
+        }
+    }
+
+    /// Memory for a value of so many bytes, which does not fit its slot.
+    ///
+    /// # Errors
+    /// [`PutError`]; the table is unchanged.
+    #[cold]
+    pub(crate) fn draft(
+        &self,
+        key: &[u8],
+        len: usize,
+        patience: HeapPatience,
+    ) -> Result<ExtentDraft, PutError> {
+        let geometry = self.geometry();
+        check_lengths(geometry, key, &[])?;
+        let extents = self.table.extents().filter(|_| len <= geometry.value_max());
+        let Some(extents) = extents else {
+            return Err(PutError::ValueLength { given: len, max: geometry.value_max() });
+        };
+        let (hash, clock) = (geometry.hashed(key).first(), self.table.clock());
+        // Each put takes on what is to be done.
+        extents.tidy(&self.table);
+        let begun_ns = clock.now_ns();
+        let patience = match patience {
+            HeapPatience::None => Duration::ZERO,
+            HeapPatience::Waits => {
+                let longest = geometry.heap().kept_for(geometry.grace(), geometry.value_max() as u32);
+                4 * longest + Duration::from_secs(1)
+            }
+        };
+        loop {
+            let wait = match extents.draft(hash, len) {
+                Ok(draft) => return Ok(draft),
+                Err(NoMemory::Refused(error)) => return Err(error),
+                Err(NoMemory::Busy(wait)) => wait,
+            };
+            let waited = Duration::from_nanos(clock.now_ns() - begun_ns);
+            if waited >= patience {
+                return Err(PutError::HeapBusy { given: len, waited });
+            }
+            if !extents.tidy(&self.table) {
+                let wait = wait.clamp(Duration::from_micros(1), Duration::from_millis(1));
+                clock.sleep_until(clock.now_ns() + wait.as_nanos() as u64);
+            }
+        }
+    }
+
+    /// Begins a value of so many bytes that comes in pieces, if there is memory now. `None` if it fits its slot.
+    ///
+    /// # Errors
+    /// [`PutError`]; the table is unchanged.
+    pub(crate) fn upload(&self, key: &[u8], len: usize) -> Result<Option<Upload>, PutError> {
+        Ok(self.draft_at_once(key, len)?.map(Upload::new))
+    }
+
+    /// Memory for a value of so many bytes, if there is some now. `None` if the value fits its slot.
+    ///
+    /// # Errors
+    /// [`PutError`]; the table is unchanged.
+    pub(crate) fn draft_at_once(&self, key: &[u8], len: usize) -> Result<Option<ExtentDraft>, PutError> {
+        check_lengths(self.geometry(), key, &[])?;
+        if self.geometry().is_inline(key, len) {
+            return Ok(None);
+        }
+        self.draft(key, len, HeapPatience::None).map(Some)
+    }
+
+    /// Puts `key` with a value that is written whole, as `mode` allows (X2).
+    ///
+    /// # Errors
+    /// [`PutError`]; the table is then unchanged.
+    pub(crate) fn put_draft(
+        &self,
+        key: &[u8],
+        mut draft: ExtentDraft,
+        mode: PutMode,
+    ) -> Result<PutOutcome, PutError> {
+        let reference = draft.finish().to_bytes();
+        let outcome = self.put_stored(key, Stored::reference(&reference), mode);
+        draft.after(outcome)
+    }
+
+    /// What the memory of values is used for that do not fit their slots.
+    pub fn heap(&self) -> HeapCounts {
+        self.table.extents().map_or_else(HeapCounts::default, |extents| extents.counts())
+    }
+
+    /// Puts `value` if the key's value is `expected`. The key's lock is held from the look to the
+    /// write (L2), so no other change of the key comes between.
+    ///
+    /// # Errors
+    /// [`PutError::KeyLength`], or [`PutError::ValueLength`] for either value.
+    pub fn compare_and_swap(
+        &self,
+        key: &[u8],
+        expected: &[u8],
+        value: &[u8],
+    ) -> Result<SwapOutcome, PutError> {
+        self.swap_by(key, Expected::Value(expected), value, HeapPatience::Waits)
+    }
+
+    /// The same for a thread that may not wait ([`Index::put_at_once`]).
+    pub(crate) fn swap_at_once(
+        &self,
+        key: &[u8],
+        expected: Expected<'_>,
+        value: &[u8],
+    ) -> Result<SwapOutcome, PutError> {
+        self.swap_by(key, expected, value, HeapPatience::None)
+    }
+
+    #[inline(always)]
+    fn swap_by(
+        &self,
+        key: &[u8],
+        expected: Expected<'_>,
+        value: &[u8],
+        patience: HeapPatience,
+    ) -> Result<SwapOutcome, PutError> {
+        if self.geometry().is_inline(key, value.len()) {
+            return self.swap_stored(key, expected, value.into());
+        }
+        let mut draft = self.draft(key, value.len(), patience)?;
+        draft.write(value);
+        self.swap_draft(key, expected, draft)
+    }
+
+    /// Puts a value that is written whole if the key's value is the expected one.
+    ///
+    /// # Errors
+    /// As [`Index::compare_and_swap`].
+    pub(crate) fn swap_draft(
+        &self,
+        key: &[u8],
+        expected: Expected<'_>,
+        mut draft: ExtentDraft,
+    ) -> Result<SwapOutcome, PutError> {
+        let reference = draft.finish().to_bytes();
+        let outcome = self.swap_stored(key, expected, Stored::reference(&reference))?;
+        if outcome == SwapOutcome::Swapped {
+            draft.named();
+        }
+        Ok(outcome)
+    }
+
+    fn swap_stored(
+        &self,
+        key: &[u8],
+        expected: Expected<'_>,
+        value: Stored<'_>,
+    ) -> Result<SwapOutcome, PutError> {
+        match &self.table {
+            Table::One(one) => one.swap(key, expected, value),
+            Table::Many(growth) => growth.compare_and_swap(key, expected, value),
+        }
+    }
+
+    /// Removes `key`. Returns whether it was there.
+    ///
+    /// # Errors
+    /// [`PutError::KeyLength`].
+    pub fn remove(&self, key: &[u8]) -> Result<bool, PutError> {
+        match &self.table {
+            Table::One(one) => one.remove(key),
+            Table::Many(growth) => growth.remove(key),
+        }
+    }
+
+    /// Takes away every trace that is due, and takes the splits and merges that are under way a step
+    /// on. Mutations do this in passing; a server also does it when idle. Returns how long until
+    /// there is more to do.
+    pub fn tidy(&self) -> Option<Duration> {
+        let next = match &self.table {
+            Table::One(one) => one.tidy(),
+            Table::Many(growth) => growth.tidy(),
+        };
+        let Some(extents) = self.table.extents() else { return next };
+        let of_extents = if extents.tidy(&self.table) { Some(Duration::ZERO) } else { extents.until_next() };
+        next.into_iter().chain(of_extents).min()
+    }
+
+    /// Begins every merge of two segments that leaves at most 85 % of what a segment is meant for.
+    /// [`Index::tidy`], changes and a server's idle time take them on. Returns how many were begun; 0 for a
+    /// table of one size.
+    ///
+    /// A remove begins a merge by itself where both together have less than 52 to 62 %.
+    pub fn shrink(&self) -> u64 {
+        match &self.table {
+            Table::One(_) => 0,
+            Table::Many(growth) => growth.shrink(),
+        }
+    }
+
+    /// Writes a snapshot of the table while it is served. Each key that was there when it began, and
+    /// is unchanged, is in it. A key that is changed meanwhile is there with one of the values that it
+    /// has meanwhile, or not at all if it was absent at an instant.
+    ///
+    /// The file is written under another name (`PATH.partial`), and takes its place when the disk has
+    /// it. `PATH.lock` keeps others from the same path. Changes go on: a put waits for some
+    /// microseconds at most. Takes one thread, memory for some blocks of 256 KiB, and as much of the
+    /// disk as it gives. `progress` hears how many parts of how many are done, and may break off by
+    /// returning `false`.
+    ///
+    /// # Errors
+    /// [`SaveError`]. The file that was there before is still there.
+    pub fn save(&self, path: &Path, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<Saved, SaveError> {
+        self.save_at(&SnapshotPlace::claim(path)?, progress)
+    }
+
+    pub(crate) fn save_at(
+        &self,
+        place: &SnapshotPlace,
+        progress: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Result<Saved, SaveError> {
+        self.save_by(life::begin(&self.table, place)?, progress)
+    }
+
+    /// The rest of [`Index::save_at`], by a writer that has begun.
+    pub(crate) fn save_by(
+        &self,
+        writer: SnapshotWriter<'_>,
+        progress: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Result<Saved, SaveError> {
+        life::save(&self.table, writer, progress)
+    }
+
+    /// Puts every key of a snapshot into the table, over what is there. All cores work at it. First
+    /// the whole snapshot is checked: one that is damaged, or that does not fit, changes nothing.
+    /// `progress` hears how many bytes of how many were read; each byte is read twice.
+    ///
+    /// # Errors
+    /// [`RestoreError`], which says whether the table was changed.
+    pub fn restore_from(
+        &self,
+        snapshot: &Snapshot,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Restored, RestoreError> {
+        self.restore_from_by(snapshot, Cores::all(), &mut |at, of| {
+            progress(at, of);
+            true
+        })
+    }
+
+    /// The same, which ends early when `progress` returns `false`.
+    pub(crate) fn restore_from_by(
+        &self,
+        snapshot: &Snapshot,
+        cores: Cores,
+        progress: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Result<Restored, RestoreError> {
+        let put = |key: &[u8], value: &[u8]| self.put(key, value, PutMode::Upsert);
+        life::restore(&self.table, put, snapshot, cores, progress)
+    }
+
+    /// As [`Table::hand_over`].
+    pub(crate) fn hand_over(&self, within: Duration) -> Result<(), NotHandedOver> {
+        self.table.hand_over(within)
+    }
+
+    /// The table behind the face.
+    #[cfg(test)]
+    pub(super) fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// Hands the table over to the next server, as a server that stops does. Returns whether it did.
+    /// Nobody may change the table later.
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    pub fn stop(&self) -> bool {
+        self.hand_over(Duration::from_secs(1)).is_ok()
+    }
+
+    /// The length of a region with room for the longest handover.
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    pub fn bytes_with_handover(geometry: &Geometry) -> u64 {
+        handover_end(geometry)
+    }
+
+    /// Begins to split the segment that has this key.
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    pub fn split(&self, key: &[u8]) {
+        self.growing().split(key);
+    }
+
+    /// Begins to merge the segment that has this key, and its sibling.
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    pub fn merge(&self, key: &[u8]) {
+        self.growing().merge(key);
+    }
+
+    /// Begins to split the segment that has this key, or to merge it and its sibling, if that is possible now.
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    pub fn pair_up(&self, key: &[u8], is_merge: bool) -> bool {
+        self.growing().pair_up(key, is_merge)
+    }
+
+    /// Takes the split or merge of the segment that has this key on by so many homes.
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    pub fn drive_at(&self, key: &[u8], homes: u32) {
+        self.growing().drive_at(key, homes);
+    }
+
+    /// Has one extent move if one is to (X6). Returns whether there is more to do at once.
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    pub fn move_extent(&self) -> bool {
+        self.table.extents().is_some_and(|extents| extents.tidy(&self.table))
+    }
+
+    /// Shows every key with its value, as a snapshot does. Returns how many slots were damaged.
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    pub fn show_all(&self, see: &mut dyn FnMut(&[u8], &[u8])) -> u64 {
+        let mut walk = life::Walk::default();
+        while self.table.walk(&mut walk, see) {}
+        walk.damaged
+    }
+
+    /// Takes the oldest split or merge under way on by so many homes.
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    pub fn drive(&self, homes: u32) {
+        self.growing().drive_on(homes);
+    }
+
+    /// Gives up every merge under way.
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    pub fn give_up_merges(&self) {
+        if let Table::Many(growth) = &self.table {
+            growth.give_up_merges();
+        }
+    }
+}

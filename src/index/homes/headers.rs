@@ -1,0 +1,65 @@
+//! What the header of a home says of its keys, in a table that grows: how many bits of their hashes are in
+//! common, and whether they were merged away (E3 to E6).
+
+use super::Homes;
+use super::grace::Trace;
+use crate::faults::Rule;
+use crate::index::slots::Locked;
+use crate::layout::segment::HomeState;
+use crate::sync::Ordering::Relaxed;
+
+impl Homes {
+    /// Whether every header says what is so: nothing is left of a merge.
+    pub fn are_settled(&self) -> bool {
+        self.unsettled.load(Relaxed) == 0
+    }
+
+    /// What the header of a home says.
+    pub fn header_of(&self, home: u64) -> HomeState {
+        HomeState::of(self.slots.aux(self.geometry().window(home).first))
+    }
+
+    /// Has the header of a home say this.
+    pub fn set_header(&self, locked: &mut Locked<'_>, home: u64, state: HomeState) {
+        let home_slot = self.geometry().window(home).first;
+        let aux = self.slots.header(home_slot).aux;
+        self.slots.set_aux(locked, home_slot, state.in_aux(aux));
+    }
+
+    /// Has every header say what is so. The homes of a split's child have not been merged: those that are
+    /// away have not come yet.
+    pub fn set_all_headers(&self, is_of_split: bool) {
+        for home in 0..self.geometry().homes() {
+            let state = self.share.state(home);
+            let state = HomeState { merged: state.merged && !is_of_split, ..state };
+            self.set_header(&mut self.slots.lock_home(home), home, state);
+        }
+    }
+
+    /// Has the header of a home say what is so, in twice the grace time. `rule` is the switch that
+    /// shortens it.
+    pub fn settle_later(&self, home: u64, rule: Rule) {
+        let due_ns = self.grace.due_ns(rule);
+        let mut locked = self.slots.lock_home(home);
+        if self.stripe(&mut locked, home).settle_at(home, due_ns) {
+            self.unsettled.fetch_add(1, Relaxed);
+        }
+        self.push_trace(due_ns, Trace::Settle { home });
+    }
+
+    /// The header of a home is about to say what is so.
+    pub fn settled(&self, locked: &mut Locked<'_>, home: u64) {
+        if self.stripe(locked, home).settled(home) {
+            self.unsettled.fetch_sub(1, Relaxed);
+        }
+    }
+
+    /// Has the header of a home say what is so, unless that was put off to a later time.
+    pub(super) fn settle(&self, home: u64, due_ns: u64) {
+        let mut locked = self.slots.lock_home(home);
+        if self.stripe(&mut locked, home).settles_at(home, due_ns) {
+            self.set_header(&mut locked, home, self.share.state(home));
+            self.settled(&mut locked, home);
+        }
+    }
+}

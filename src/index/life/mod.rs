@@ -1,0 +1,19 @@
+//! The life of a table, of one size or one that grows: it is made, taken over, handed over, walked over, and
+//! saved as a snapshot.
+//!
+//! * `one` is a table of one size.
+//! * `table` is either, from its making to its handover.
+//! * `walk` shows all keys, while they change. `snapshot` makes a file of them, and puts them back.
+
+mod one;
+mod snapshot;
+mod table;
+mod walk;
+
+#[cfg(test)]
+pub(super) use one::OneSize;
+pub use snapshot::{RestoreError, Restored};
+pub(super) use snapshot::{begin, restore, save};
+pub(super) use table::Table;
+#[cfg(feature = "sim")]
+pub(super) use walk::Walk;

@@ -1,0 +1,158 @@
+//! A table, of one size or one that grows, from its making to its handover.
+
+use super::one::OneSize;
+use crate::clock::Clock;
+use crate::fabric::shm::Shm;
+use crate::index::extents::{ExtentNames, Extents};
+use crate::index::growth::Growth;
+use crate::index::homes::NotHandedOver;
+use crate::index::recovered::{RecoverError, Recovered};
+use crate::index::segment::Segment;
+use crate::index::slots::SlotWritten;
+use crate::layout::control::Phase;
+use crate::layout::extent::Reference;
+use crate::layout::geometry::Geometry;
+use crate::layout::hash::First;
+use crate::layout::superblock::Superblock;
+use crate::outcome::IndexCounts;
+use crate::reader::{Limits, Reader};
+use crate::region::{Region, RegionError};
+use crate::start::Start;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The server's side of a table.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one, and a pointer more would cost each operation")]
+pub(crate) enum Table {
+    /// A table of one size.
+    One(OneSize),
+    /// A table that grows.
+    Many(Growth),
+}
+
+impl Table {
+    /// Makes an empty table that is not yet in service.
+    pub fn create_unready(
+        region: Region,
+        geometry: Geometry,
+        clock: Clock,
+        start: &Start,
+    ) -> Result<Table, RegionError> {
+        let table = if geometry.grows() {
+            Table::Many(Growth::create_unready(region, geometry, clock, start)?)
+        } else {
+            Table::One(OneSize::create_unready(region, geometry, clock, start)?)
+        };
+        table.publish_state(Phase::Starting);
+        Ok(table)
+    }
+
+    /// Takes a table over from a server that is gone.
+    pub fn open(region: Region, clock: Clock, start: &Start) -> Result<(Table, Recovered), RecoverError> {
+        let (geometry, _) = Superblock::open(region.bytes(), |word| region.load(word))?;
+        Ok(if geometry.grows() {
+            let (growth, found) = Growth::open(region, geometry, clock, start)?;
+            (Table::Many(growth), found)
+        } else {
+            let (one, found) = OneSize::open(region, clock, start)?;
+            (Table::One(one), found)
+        })
+    }
+
+    /// T6: waits until no trace is left, writes down what the next server needs to know, and says in
+    /// the state word that this server has stopped. Does not if traces stay longer than `within`, or
+    /// there is no memory for it. Then the next server looks at every slot.
+    ///
+    /// Nobody may change the table meanwhile or later.
+    pub fn hand_over(&self, within: Duration) -> Result<(), NotHandedOver> {
+        match self {
+            Table::One(one) => one.hand_over(within),
+            Table::Many(growth) => growth.hand_over(within),
+        }
+    }
+
+    /// Writes the state word.
+    pub fn publish_state(&self, phase: Phase) {
+        match self {
+            Table::One(one) => one.publish_state(phase),
+            Table::Many(growth) => growth.publish_state(phase),
+        }
+    }
+
+    #[inline]
+    pub fn region(&self) -> &Region {
+        match self {
+            Table::One(one) => one.region(),
+            Table::Many(growth) => &growth.region,
+        }
+    }
+
+    #[inline]
+    pub fn geometry(&self) -> &Geometry {
+        match self {
+            Table::One(one) => one.geometry(),
+            Table::Many(growth) => &growth.geometry,
+        }
+    }
+
+    /// Which server process of this region this is, counted from 1.
+    pub fn incarnation(&self) -> u64 {
+        match self {
+            Table::One(one) => one.incarnation(),
+            Table::Many(growth) => growth.incarnation,
+        }
+    }
+
+    pub fn clock(&self) -> &Clock {
+        match self {
+            Table::One(one) => one.segment().homes().grace().clock(),
+            Table::Many(growth) => growth.grace.clock(),
+        }
+    }
+
+    /// What was done so far.
+    pub fn counts(&self) -> IndexCounts {
+        match self {
+            Table::One(one) => one.segment().counts(),
+            Table::Many(growth) => growth.counts(),
+        }
+    }
+
+    /// Where long values are, if there are any.
+    #[inline]
+    pub fn extents(&self) -> Option<&Arc<Extents>> {
+        match self {
+            Table::One(one) => one.segment().extents(),
+            Table::Many(growth) => growth.extents.as_ref(),
+        }
+    }
+
+    /// A reader of this table in this process.
+    pub fn reader(&self) -> Reader<'_, Shm<'_>> {
+        let (fabric, geometry) = (Shm::new(self.region(), self.geometry()), self.geometry());
+        Reader::new(fabric, geometry, self.clock().clone(), Limits::default())
+    }
+
+    /// Does something in the segment that has the keys with this hash; in each segment of a pair, if they
+    /// are in one.
+    pub fn with_segment_of<R>(&self, hash: First, act: impl Fn(&Segment) -> Option<R>) -> Option<R> {
+        match self {
+            Table::One(one) => act(one.segment()),
+            Table::Many(growth) => growth.with_segment_of(hash, act),
+        }
+    }
+}
+
+impl ExtentNames for Table {
+    fn named(&self, hash: First, number: u64) -> Option<(First, Reference)> {
+        self.with_segment_of(hash, |segment| {
+            let is_it = |there: &Reference| there.number == number;
+            segment.with_name(hash, is_it, |_, _, key, there| (self.geometry().hashed(key).first(), there))
+        })
+    }
+
+    fn rename(&self, hash: First, old: &Reference, new: &Reference) -> Option<SlotWritten> {
+        self.with_segment_of(hash, |segment| segment.rename(hash, old, new))
+    }
+}

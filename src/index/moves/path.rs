@@ -1,0 +1,162 @@
+//! Moves along a path (M1 to M5).
+//!
+//! | function | what it writes | counter (M4) | ghost left (M2) |
+//! |---|---|---|---|
+//! | `Homes::place` | a new key into a free slot, by `rewrite` | no | the slot's old one |
+//! | `place_over` | a new key, over one copied away, by `overwrite` | up | that key's |
+//! | `copy` | a key that moves, by `overwrite` | as `overwrite` | as `overwrite` |
+//! | `Homes::vacate` | no key, over one copied away, by `overwrite` | up | that key's |
+//! | `Homes::erase` | no key, over one removed, by `rewrite` | no | the slot's old one |
+//! | `Slots::rewrite` | what is given, over no key or the same one | no | the slot's old one |
+//! | `Homes::overwrite` of a free slot | what is given | no | the slot's old one |
+//! | `Homes::overwrite` of another slot | what is given, over a key copied away | up | that key's |
+//! | `Slots::write`, `Slots::write_image` | what is given: the last step of all of them | no | the one given |
+//!
+//! `kept`, `obey`, `disobey`, `by_rule` and `in_order` are switches of `src/faults.rs`. In a real
+//! build, what stands under `disobey` never runs, and all else is done as the rule demands.
+
+use super::Moves;
+use super::search::MovePath;
+use crate::families;
+use crate::faults::{AtOnce, Rule, disobey, kept};
+use crate::index::homes::count;
+use crate::index::slots::{Displaced, DisplacedAt, Locked, Note, SlotWritten, has_room_for_ghost};
+use crate::layout::geometry::SlotIx;
+use crate::layout::hash::Hashed;
+use crate::layout::slot::{Content, Image, Key, Stored, lay_out};
+use smallvec::SmallVec;
+
+impl Moves {
+    /// Locks the slots of a path that was found without locks, and the windows of a key (L2).
+    pub fn lock_path(&self, path: &MovePath, key: Hashed<'_>) -> Locked<'_> {
+        let mut set = self.slots().stripes_of_key(key);
+        self.slots().add_path(&mut set, path);
+        self.slots().lock(set)
+    }
+
+    /// Puts a new key into the first slot of a path, whose keys move one step on. The caller holds its locks,
+    /// and has seen that the path is still good.
+    pub fn place_along(
+        &self,
+        locked: &mut Locked<'_>,
+        path: &MovePath,
+        movers: &[Hashed<'_>],
+        key: Hashed<'_>,
+        value: Stored<'_>,
+    ) -> SlotWritten {
+        self.move_along(locked, path, movers, |locked| match movers.first() {
+            None => self.homes.place(locked, path[0], key, value),
+            Some(&moved) => self.place_over(locked, path[0], moved, key, value),
+        })
+    }
+
+    /// The keys in the slots of a path, but for its free end. The caller holds its locks.
+    pub fn keys_along(&self, path: &MovePath) -> SmallVec<[Key; 4]> {
+        let (_, from) = path.split_last().expect("a path has a slot");
+        from.iter().map(|&slot| self.slots().occupant(slot).1).collect()
+    }
+
+    /// The same keys, hashed.
+    pub fn hashed_all<'k>(&self, keys: &'k [Key]) -> SmallVec<[Hashed<'k>; 4]> {
+        keys.iter().map(|key| self.geometry().hashed(key)).collect()
+    }
+
+    /// Whether a path is still as the search saw it (L4). The caller holds its locks. `movers` are the
+    /// keys that are to be moved.
+    pub fn still_good(&self, locked: &Locked<'_>, path: &MovePath, movers: &[Hashed<'_>]) -> bool {
+        kept(Rule::PathCheck, || self.is_as_found(locked, path, movers))
+    }
+
+    fn is_as_found(&self, locked: &Locked<'_>, path: &MovePath, movers: &[Hashed<'_>]) -> bool {
+        let &last = path.last().expect("a path has a slot");
+        self.slots().header(last).is_free()
+            && movers.iter().zip(path.windows(2)).all(|(&mover, step)| {
+                let (from, to) = (step[0], step[1]);
+                let header = self.slots().header(from);
+                !header.is_free()
+                    && has_room_for_ghost(header.ghost)
+                    && locked.covers(self.slots().home_slot(mover))
+                    && families::may_move(self.geometry(), mover, from, to)
+            })
+    }
+
+    /// Moves every occupant of the path one step on, starting at the free end. `finish` then
+    /// overwrites `path[0]`, whose occupant has been copied away, by [`Moves::place_over`] or
+    /// [`Homes::vacate`](super::Homes::vacate).
+    pub fn move_along<'a, R>(
+        &self,
+        locked: &mut Locked<'a>,
+        path: &MovePath,
+        movers: &[Hashed<'_>],
+        finish: impl FnOnce(&mut Locked<'a>) -> R,
+    ) -> R {
+        let mut filters = AtOnce::new(Rule::FilterBeforeCopy);
+        let mut came_home: SmallVec<[(u64, u32, SlotIx); 4]> = SmallVec::new();
+        let mut moved = None;
+        for (step, &mover) in path.windows(2).zip(movers).rev() {
+            let (from, to) = (step[0], step[1]);
+            let left = self.copy(locked, mover, from, to, moved, &mut filters);
+            came_home.extend(left.map(|(home, bit)| (home, bit, from)));
+            moved = Some(mover);
+        }
+        let finished = finish(locked);
+        filters.finish(|home| self.homes.set_filter(locked, home));
+        // M5: their displaced copies are gone only now, so the grace time counts from here.
+        for (home, bit, from) in came_home {
+            self.homes.linger(locked, home, bit, from);
+        }
+        finished
+    }
+
+    /// Copies `mover`, the occupant of `from`, to `to`, over `moved` if that was moved away from there.
+    /// Returns its home and filter bit if this brings it home.
+    fn copy(
+        &self,
+        locked: &mut Locked<'_>,
+        mover: Hashed<'_>,
+        from: SlotIx,
+        to: SlotIx,
+        moved: Option<Hashed<'_>>,
+        filters: &mut AtOnce<u64>,
+    ) -> Option<(u64, u32)> {
+        let mut image = self.slots().image(from);
+        debug_assert!(self.slots().may_change(locked, mover), "L2");
+        let (primary, home) = (self.geometry().primary(mover), mover.home());
+        let bit = families::filter_bit(self.geometry(), mover);
+        disobey(Rule::CopyBeforeErase, || {
+            let aux = self.slots().header(from).aux;
+            self.slots().write(locked, from, &Content { aux, ..Content::default() });
+        });
+        match (primary.contains(from), primary.contains(to)) {
+            (true, false) => {
+                self.homes.stripe(locked, home).add(home, Displaced { bit, place: DisplacedAt::At(to) });
+                filters.step(home, |home| self.homes.set_filter(locked, home));
+            }
+            (false, false) => self.homes.stripe(locked, home).change(home, bit, from, DisplacedAt::At(to)),
+            (_, true) => {}
+        }
+        // M1: the copy is live before `from` is overwritten, by the next step or the caller.
+        self.homes.overwrite(locked, to, moved, &mut image, Note::of_key(self.geometry(), to, mover));
+        count(&self.homes.counters().mine().moves);
+        (!primary.contains(from) && primary.contains(to)).then_some((home, bit))
+    }
+
+    /// Puts a new key into a slot whose occupant `moved` was copied away.
+    fn place_over(
+        &self,
+        locked: &mut Locked<'_>,
+        slot: SlotIx,
+        moved: Hashed<'_>,
+        key: Hashed<'_>,
+        value: Stored<'_>,
+    ) -> SlotWritten {
+        self.homes.name_displaced(locked, slot, key);
+        let shape = self.geometry().shape();
+        let mut image = Image::from_elem(0, shape.words());
+        lay_out(shape, &Content { key: key.key(), value, ..Content::default() }, &mut image);
+        let note = Note::of_key(self.geometry(), slot, key);
+        let written = self.homes.overwrite(locked, slot, Some(moved), &mut image, note);
+        count(&self.homes.counters().mine().inserts);
+        written
+    }
+}

@@ -1,0 +1,91 @@
+//! Slots are made, and mended after another server, before any thread of this server shares them.
+
+use super::Slots;
+use super::reader::Owned;
+use super::undo::before_the_write;
+use crate::faults::{Rule, disobey};
+use crate::layout::geometry::SlotIx;
+use crate::layout::hash::mix;
+use crate::layout::slot::{Content, Header, Image, Key, check, encode, stamp_copies};
+use crate::layout::words;
+use crate::region::RegionError;
+use std::ops::Range;
+
+/// What mending a slot has shown.
+pub(crate) struct Mended {
+    pub key: Key,
+    pub aux: u32,
+    /// A writer had left the slot half written.
+    pub was_torn: bool,
+}
+
+impl Slots {
+    /// Puts memory behind these slots of a new region, and makes each a free slot at rest under stamp 2.
+    /// Nobody reads yet, and most words stay zero.
+    pub fn make(&self, slots: Range<u64>) -> Result<(), RegionError> {
+        let (region, geometry) = (self.region(), self.geometry());
+        let (shape, at) = (geometry.shape(), |slot| geometry.slot_offset(SlotIx(slot)));
+        region.back(at(slots.start)..at(slots.end))?;
+        for slot in slots.map(SlotIx) {
+            let base = geometry.slot_word(slot);
+            let image = encode(shape, geometry.identity(slot), 2, &Content::default());
+            stamp_copies(shape).for_each(|word| region.store(base + word, image[word]));
+            region.store(base, image[0]);
+        }
+        Ok(())
+    }
+
+    /// Puts memory behind all slots of a segment, and makes each a free slot at rest. `aux` says what the
+    /// first slot of a home has. The memory may have been another segment's, which clients with an old
+    /// entry still read: a slot's stamp never goes back to one that it had a moment ago.
+    pub fn make_again(&self, aux: u32) -> Result<(), RegionError> {
+        let (region, geometry) = (self.region(), self.geometry());
+        let at = |slot| geometry.slot_offset(SlotIx(slot));
+        region.back_more(at(0)..at(geometry.slots()))?;
+        let first_stamp = mix(geometry.incarnation().into()) & 0xffff_fffe;
+        let bucket_slots = u64::from(geometry.layout().bucket_slots);
+        for slot in (0..geometry.slots()).map(SlotIx) {
+            let home = Some(geometry.home_of_slot(slot)).filter(|&home| home < geometry.homes());
+            let is_home = home.is_some_and(|home| slot.0 == home * bucket_slots);
+            let word = geometry.slot_word(slot);
+            if region.load(word) == 0 {
+                region.store(word, first_stamp);
+            }
+            let aux = if is_home { aux } else { 0 };
+            self.writer().write(slot, &Content { aux, ..Content::default() });
+        }
+        Ok(())
+    }
+
+    /// U4: gives a slot that a dead writer was writing over the content that it had before, if the undo
+    /// line that begins with this word keeps it.
+    pub fn restore(&self, slot: SlotIx, line: usize) -> bool {
+        let before = before_the_write(self.region(), self.geometry(), slot, line);
+        disobey(Rule::RestoreStays, || self.region().store(line, 0));
+        if let Some(before) = &before {
+            // Until it ends, this write leaves the slot's stamp as it is. If this server is
+            // killed meanwhile, the next one restores the slot.
+            self.write(&self.alone(), slot, &before.content());
+        }
+        before.is_some()
+    }
+
+    /// T2: mends a slot, and takes its ghost away. A slot that is odd by now was free before the
+    /// torn write, since no undo line has its image (U1, U4): it is freed, and keeps `aux`.
+    pub fn mend(&self, slot: SlotIx) -> Mended {
+        let (shape, identity) = (self.geometry().shape(), self.geometry().identity(slot));
+        let image: Image = words::image(self.words(slot));
+        let header = Header::from_words([image[0], image[1]]);
+        let view = check(shape, identity, &image);
+        if let Ok(view) = view
+            && header.ghost == 0
+        {
+            return Mended { key: view.key(), aux: header.aux, was_torn: false };
+        }
+        let was_torn = view.is_err();
+        let mut mended = view.map_or_else(|_| Owned::default(), |_| self.read(slot));
+        (mended.ghost, mended.aux) = (0, header.aux);
+        self.write(&self.alone(), slot, &mended.content());
+        Mended { key: mended.key, aux: header.aux, was_torn }
+    }
+}

@@ -1,0 +1,430 @@
+//! The slots of a segment, the first of its layers: who may look at a slot and write it (L1, L2, W, U).
+//!
+//! Nothing else stores into a slot of the table. A thread locks stripes ([`Stripes`]), looks
+//! ([`SlotReader`]), and writes. A write keeps what it writes over ([`UndoLines`]), writes so that no torn
+//! read is accepted ([`SlotWriter`]), and notes what it wrote for searches ([`Notes`]).
+
+mod make;
+mod notes;
+mod owners;
+mod reader;
+mod stripe;
+mod stripes;
+mod undo;
+mod writer;
+
+pub(super) use make::Mended;
+pub(super) use notes::{Note, Notes, has_room_for_ghost, home_slot};
+pub(super) use reader::{Owned, SlotReader, Sought};
+pub(super) use stripe::{Displaced, DisplacedAt, ENTRY_WORDS, Stripe, entries_in};
+pub(super) use stripes::{Locked, StripeSet, Stripes, add_stripe};
+pub(super) use undo::{UndoLines, before_the_write, restore_all};
+pub(super) use writer::SlotWriter;
+
+use crate::families;
+use crate::faults::{Rule, by_rule, disobey, kept, obey};
+use crate::layout::chain::{self, Block};
+use crate::layout::compare::Loadable;
+use crate::layout::geometry::{Geometry, SlotIx, Window};
+use crate::layout::hash::Hashed;
+use crate::layout::slot::{Content, Header, Image, Key, Stored, set_ghost_and_aux};
+use crate::region::Region;
+use crate::sync::AtomicU64;
+use owners::BlockOwners;
+use undo::Undo;
+
+/// The slots of one segment, and what threads that write them need.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    region: Region,
+    geometry: Geometry,
+    stripes: Stripes,
+    owners: BlockOwners,
+    undo: UndoLines,
+    notes: Notes,
+}
+
+/// A key's slot has been written. The time of an extent that it named before counts from after that (X3).
+pub(crate) struct SlotWritten(());
+
+impl Slots {
+    /// Those of a table of one segment.
+    pub fn whole(region: Region, geometry: Geometry) -> Slots {
+        let stripes = Stripes::new(geometry.main_slots());
+        Slots::over(region, geometry, stripes, UndoLines::new())
+    }
+
+    /// Those of one segment of many, which share undo lines.
+    pub fn part(region: Region, geometry: Geometry, undo: UndoLines) -> Slots {
+        let stripes = Stripes::of_segment(geometry.main_slots());
+        Slots::over(region, geometry, stripes, undo)
+    }
+
+    fn over(region: Region, geometry: Geometry, stripes: Stripes, undo: UndoLines) -> Slots {
+        let notes = Notes::new(geometry.main_slots());
+        Slots { region, geometry, stripes, owners: BlockOwners::default(), undo, notes }
+    }
+
+    #[inline(always)]
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    #[inline(always)]
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// What is noted of the slots.
+    #[inline(always)]
+    pub fn notes(&self) -> &Notes {
+        &self.notes
+    }
+
+    // ---- looks ----------------------------------------------------------------------------------
+
+    #[inline(always)]
+    pub fn reader(&self) -> SlotReader<'_> {
+        SlotReader::new(&self.region, &self.geometry)
+    }
+
+    /// [`SlotReader::words`].
+    #[inline]
+    pub fn words(&self, slot: SlotIx) -> &[AtomicU64] {
+        self.reader().words(slot)
+    }
+
+    /// [`SlotReader::header`].
+    #[inline]
+    pub fn header(&self, slot: SlotIx) -> Header {
+        self.reader().header(slot)
+    }
+
+    /// [`SlotReader::aux`].
+    #[inline]
+    pub fn aux(&self, slot: SlotIx) -> u32 {
+        self.reader().aux(slot)
+    }
+
+    /// [`SlotReader::occupant`].
+    pub fn occupant(&self, slot: SlotIx) -> (Header, Key) {
+        self.reader().occupant(slot)
+    }
+
+    /// [`SlotReader::holds`].
+    pub fn holds(&self, slot: SlotIx, key: &[u8]) -> bool {
+        self.reader().holds(slot, key)
+    }
+
+    /// [`SlotReader::image`].
+    pub fn image(&self, slot: SlotIx) -> Image {
+        self.reader().image(slot)
+    }
+
+    /// [`SlotReader::read`].
+    pub fn read(&self, slot: SlotIx) -> Owned {
+        self.reader().read(slot)
+    }
+
+    /// [`SlotReader::peek`].
+    pub fn peek(&self, slot: SlotIx) -> Option<(Header, Key)> {
+        self.reader().peek(slot)
+    }
+
+    /// The first slot of the key's primary window.
+    #[inline]
+    pub fn home_slot(&self, key: Hashed<'_>) -> SlotIx {
+        self.geometry.primary(key).first
+    }
+
+    /// Whether the filter of the key's home says that the key may be displaced.
+    pub fn may_be_displaced(&self, key: Hashed<'_>) -> bool {
+        families::may_be_displaced(&self.geometry, key, self.aux(self.home_slot(key)))
+    }
+
+    /// Looks for `key` in its primary window, and if it may be displaced in its others. The caller
+    /// holds the key's locks.
+    #[inline(always)]
+    pub fn seek(&self, key: Hashed<'_>, may_be_displaced: bool) -> Sought {
+        let primary = self.geometry.primary(key);
+        let seen = self.reader().seek(primary, key.key());
+        if may_be_displaced && seen.at().is_none() {
+            return self.find_displaced(key, primary).map_or(seen, Sought::At);
+        }
+        seen
+    }
+
+    /// The slot outside the primary window that holds `key`.
+    #[cold]
+    fn find_displaced(&self, key: Hashed<'_>, primary: Window) -> Option<SlotIx> {
+        let mut last = primary;
+        let mut windows = (1..).map_while(|read| {
+            let head_aux = self.aux(last.first);
+            last = families::after(&self.geometry, key, read, head_aux)?;
+            Some(last)
+        });
+        windows.find_map(|window| self.reader().seek(window, key.key()).at())
+    }
+
+    /// The first free slot of a window.
+    pub fn free_slot(&self, window: Window) -> Option<SlotIx> {
+        window.iter().find(|&slot| self.header(slot).is_free())
+    }
+
+    // ---- locks ----------------------------------------------------------------------------------
+
+    /// Locks nothing yet.
+    #[inline(always)]
+    pub fn none(&self) -> Locked<'_> {
+        self.stripes.none()
+    }
+
+    /// [`Stripes::alone`].
+    pub fn alone(&self) -> Locked<'_> {
+        self.stripes.alone()
+    }
+
+    /// Locks a set of stripes (L3).
+    pub fn lock(&self, set: StripeSet) -> Locked<'_> {
+        self.stripes.lock(set)
+    }
+
+    /// Locks what a key's presence depends on: its primary window, and its other windows if the
+    /// home's filter says that the key may be there. Returns whether it says so.
+    #[inline(always)]
+    pub fn lock_key(&self, locked: &mut Locked<'_>, key: Hashed<'_>) -> bool {
+        let primary = self.geometry.primary(key);
+        Loadable::expect(&self.region, self.geometry.slot_word(primary.first));
+        locked.lock_two(self.stripes_of_window(primary));
+        let may_be_displaced = families::may_be_displaced(&self.geometry, key, self.aux(primary.first));
+        if may_be_displaced {
+            locked.lock(self.stripes_of_key(key));
+        }
+        may_be_displaced
+    }
+
+    /// Locks the stripe of one main slot.
+    pub fn lock_slot(&self, slot: SlotIx) -> Locked<'_> {
+        self.lock_ends(slot, slot)
+    }
+
+    /// Locks the stripe of a home slot.
+    pub fn lock_home(&self, home: u64) -> Locked<'_> {
+        self.lock_slot(self.geometry.window(home).first)
+    }
+
+    /// Locks the stripes of two main slots.
+    pub fn lock_ends(&self, first: SlotIx, last: SlotIx) -> Locked<'_> {
+        let mut locked = self.none();
+        locked.lock_two([first, last].map(|slot| self.stripe_of(slot)));
+        locked
+    }
+
+    /// The stripe of a main slot.
+    #[inline]
+    pub fn stripe_of(&self, slot: SlotIx) -> usize {
+        self.stripes.of(slot)
+    }
+
+    /// The number of stripes.
+    pub fn stripe_count(&self) -> usize {
+        self.stripes.len()
+    }
+
+    /// Looks at each stripe under its lock, one after the other.
+    pub fn each_stripe<R>(&self, look: impl FnMut(usize, &mut Stripe) -> R) -> Vec<R> {
+        self.stripes.each(look)
+    }
+
+    /// The stripes of all windows of a key.
+    pub fn stripes_of_key(&self, key: Hashed<'_>) -> StripeSet {
+        let mut set = StripeSet::new();
+        families::known_windows(&self.geometry, key).for_each(|window| self.add_window(&mut set, window));
+        set
+    }
+
+    pub fn add_window(&self, set: &mut StripeSet, window: Window) {
+        self.stripes_of_window(window).into_iter().for_each(|number| add_stripe(set, number));
+    }
+
+    /// The stripes of a window: two, or twice the same.
+    fn stripes_of_window(&self, window: Window) -> [usize; 2] {
+        // A window has at most 64 slots, a stripe's group has 64. So the first and the last slot
+        // name all stripes of the window.
+        let last = SlotIx(window.end() - 1);
+        [window.first, last].map(|slot| self.stripe_of(slot))
+    }
+
+    /// The stripes of a path's slots, and of the homes of the keys in them (L2). By their notes where there
+    /// are some: L4 has the path checked again.
+    pub fn add_path(&self, set: &mut StripeSet, path: &[SlotIx]) {
+        for &slot in path {
+            if slot.0 < self.geometry.main_slots() {
+                obey(Rule::SlotLock, || add_stripe(set, self.stripe_of(slot)));
+            }
+            match self.notes.of(slot) {
+                Note::Free => {}
+                Note::AtHome(distance) => add_stripe(set, self.stripe_of(home_slot(slot, distance))),
+                Note::Unknown | Note::Stuck | Note::Displaced => {
+                    let occupant = self.peek(slot).filter(|(_, key)| !key.is_empty());
+                    let home = occupant.map(|(_, key)| self.home_slot(self.geometry.hashed(&key)));
+                    home.into_iter().for_each(|home| add_stripe(set, self.stripe_of(home)));
+                }
+            }
+        }
+    }
+
+    /// A home takes an overflow block, or gives it back: from then on its lock guards the block's slots,
+    /// or no lock does.
+    pub fn set_owner(&self, block: Block, home: Option<u64>) {
+        self.owners.set(block, home);
+    }
+
+    /// The home whose lock guards a block in use. `None` in builds without assertions.
+    pub fn owner(&self, block: Block) -> Option<u64> {
+        self.owners.home(block)
+    }
+
+    /// The main slot whose stripe guards `slot`, if `key` stands there.
+    pub fn guard_of(&self, slot: SlotIx, key: Hashed<'_>) -> SlotIx {
+        if slot.0 < self.geometry.main_slots() { slot } else { self.home_slot(key) }
+    }
+
+    /// The main slot whose stripe guards `slot` (L1). For a block it goes by the block's owner, not
+    /// by the key in the slot. `None` for a block that nobody uses. For assertions.
+    fn known_guard(&self, slot: SlotIx) -> Option<SlotIx> {
+        match chain::block_of(&self.geometry, slot) {
+            None => Some(slot),
+            Some(block) => self.owner(block).map(|home| self.geometry.window(home).first),
+        }
+    }
+
+    /// Whether the stripe of the main slot `guard` guards `slot`. For assertions.
+    pub fn is_guarded_by(&self, slot: SlotIx, guard: SlotIx) -> bool {
+        // If a block is unlinked with a ghost in it, its next home guards that ghost.
+        kept(Rule::BlockGhost, || self.known_guard(slot) == Some(guard))
+    }
+
+    /// Whether the holder of these locks may write the slot (L1). For assertions.
+    fn may_write(&self, locked: &Locked<'_>, slot: SlotIx) -> bool {
+        let is_locked = || self.known_guard(slot).is_some_and(|guard| locked.covers(guard));
+        locked.is_alone() || kept(Rule::SlotLock, || kept(Rule::BlockGhost, is_locked))
+    }
+
+    /// Whether the holder of these locks may insert, update, move or erase the key (L2). For
+    /// assertions.
+    pub fn may_change(&self, locked: &Locked<'_>, key: Hashed<'_>) -> bool {
+        kept(Rule::PathCheck, || locked.covers(self.home_slot(key)))
+    }
+
+    // ---- writes ---------------------------------------------------------------------------------
+
+    /// Writes key and value into a slot that is free, or whose occupant is updated; or no key, over
+    /// one that is removed. The slot keeps its ghost (M2) and its `aux`: they are about other keys.
+    #[inline(always)]
+    pub fn rewrite(
+        &self,
+        locked: &Locked<'_>,
+        slot: SlotIx,
+        key: Option<Hashed<'_>>,
+        value: Stored<'_>,
+    ) -> SlotWritten {
+        let before = self.header(slot);
+        let ghost = by_rule(Rule::GhostStays, before.ghost, 0);
+        let note = key.map_or(Note::Free, |key| Note::of_key(&self.geometry, slot, key));
+        let key = key.map_or(&[][..], |key| key.key());
+        self.write_noted(locked, slot, &Content { key, value, ghost, aux: before.aux }, note)
+    }
+
+    /// Sets the `aux` of a slot. Writes only if that changes it.
+    pub fn set_aux(&self, locked: &Locked<'_>, slot: SlotIx, aux: u32) {
+        let before = self.header(slot);
+        if before.aux != aux {
+            let mut image = self.image(slot);
+            set_ghost_and_aux(&mut image, by_rule(Rule::GhostStays, before.ghost, 0), aux);
+            self.write_image(locked, slot, &mut image, self.notes.of_key_in(slot));
+        }
+    }
+
+    /// Takes the ghost of a slot away.
+    pub fn take_ghost(&self, locked: &Locked<'_>, slot: SlotIx) {
+        let mut image = self.image(slot);
+        let aux = Header::from_words([image[0], image[1]]).aux;
+        set_ghost_and_aux(&mut image, 0, aux);
+        self.write_image(locked, slot, &mut image, self.notes.of_key_in(slot));
+    }
+
+    /// Replaces a slot's content. All slot writes go through here, or through
+    /// [`Slots::write_image`].
+    pub fn write(&self, locked: &Locked<'_>, slot: SlotIx, content: &Content<'_>) {
+        self.write_noted(locked, slot, content, Note::Unknown);
+    }
+
+    /// The same. `note` is about the key.
+    #[inline(always)]
+    fn write_noted(
+        &self,
+        locked: &Locked<'_>,
+        slot: SlotIx,
+        content: &Content<'_>,
+        note: Note,
+    ) -> SlotWritten {
+        let (is_free, ghost) = (content.key.is_empty(), content.ghost);
+        self.write_by(locked, slot, is_free, ghost, note, |writer| writer.write(slot, content))
+    }
+
+    /// The same by an image.
+    pub fn write_image(
+        &self,
+        locked: &Locked<'_>,
+        slot: SlotIx,
+        image: &mut Image,
+        note: Note,
+    ) -> SlotWritten {
+        let header = Header::from_words([image[0], image[1]]);
+        self.write_by(locked, slot, header.is_free(), header.ghost, note, |writer| {
+            writer.write_image(slot, image);
+        })
+    }
+
+    fn writer(&self) -> SlotWriter<'_> {
+        SlotWriter::new(&self.region, &self.geometry)
+    }
+
+    /// Keeps the image of a slot that is about to be written.
+    #[inline(always)]
+    fn keep(&self, slot: SlotIx, is_free: bool) -> Option<Undo<'_>> {
+        // What is erased stands elsewhere (M1), or a remove that is cut off takes effect.
+        if is_free { None } else { self.undo.keep(&self.region, &self.geometry, slot) }
+    }
+
+    #[inline(always)]
+    fn write_by(
+        &self,
+        locked: &Locked<'_>,
+        slot: SlotIx,
+        is_free: bool,
+        ghost: u8,
+        note: Note,
+        write: impl FnOnce(SlotWriter<'_>),
+    ) -> SlotWritten {
+        debug_assert!(self.may_write(locked, slot), "L1: {slot:?} is written without its lock");
+        let free = |undo: Option<Undo<'_>>| {
+            if let Some(undo) = undo {
+                undo.free();
+            }
+        };
+        // U1
+        let mut undo = obey(Rule::Undo, || obey(Rule::UndoFirst, || self.keep(slot, is_free)));
+        disobey(Rule::UndoStays, || free(undo.take()));
+        write(self.writer());
+        disobey(Rule::UndoFirst, || free(self.keep(slot, is_free)));
+        // U2
+        free(undo);
+        match is_free {
+            true => self.notes.set(slot, Note::Free, false),
+            false => self.notes.set(slot, note, !has_room_for_ghost(ghost)),
+        }
+        SlotWritten(())
+    }
+}
