@@ -100,7 +100,7 @@
 //! | say where the server is | [`Address`] |
 //! | bound what a GET or a change may take | [`ClientOptions::limits`], [`ClientOptions::deadline`] |
 //! | see why a GET, a change or a start failed | [`GetError`], [`MutateError`], [`ConnectError`], [`ServeError`] |
-//! | keep values from the server | `Encryption`, as `ClientOptions::encryption` |
+//! | keep values from the server | [`Encryption`], as [`ClientOptions::encryption`] |
 //! | go over RDMA | [`VerbsAddress`], [`VerbsOptions`], [`Token`] |
 //! | choose a layout | [`Config::layout`] and [`presets`] |
 //! | count | [`Client::stats`], [`ClientPool::stats`], [`Server::stats`] |
@@ -115,7 +115,7 @@
 //!
 //! | feature | adds | needs |
 //! |---|---|---|
-//! | `encryption` | `Encryption`: values that only clients with a key can read | nothing |
+//! | `encryption` | `Encryption::new`: values that only clients with a key can read | nothing |
 //! | `tokio` | `ClientPool::run`: changes from tasks of a tokio program | nothing |
 //! | `verbs` | addresses that begin with `verbs:` ([VERBS.md]) | to build: the headers of libibverbs, and libclang; to run: `libibverbs.so.1` and a device |
 //! | `herd` | for comparison: requests made HERD's way; enables `verbs` | as `verbs` |
@@ -164,7 +164,6 @@ mod config;
 mod cores;
 mod cuckoo;
 pub mod docs;
-#[cfg(feature = "encryption")]
 mod encryption;
 #[cfg(feature = "herd")]
 mod herd;
@@ -237,7 +236,6 @@ pub use client::{
 };
 pub use clock::Clock;
 pub use config::{Config, ConfigError, TableSize};
-#[cfg(feature = "encryption")]
 pub use encryption::{DecryptError, EncryptError, Encryption};
 pub use fabric::{Fabric, shm::Shm};
 pub use families::presets;

@@ -1,7 +1,6 @@
 //! What a change may do, what it did, and why it or a GET failed: what the index, the readers and the
 //! fabrics decide, frames carry, and clients return.
 
-#[cfg(feature = "encryption")]
 use crate::encryption::DecryptError;
 use crate::get::Retry;
 use crate::layout::extent::VALUE_MAX;
@@ -192,7 +191,6 @@ pub enum KeyError {
     #[error(transparent)]
     Length(#[from] KeyLengthError),
     /// The key's value does not decrypt.
-    #[cfg(feature = "encryption")]
     #[error(transparent)]
     Decrypt(#[from] DecryptError),
 }

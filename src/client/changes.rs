@@ -1,7 +1,6 @@
 //! Changes: by the server.
 
 use super::Client;
-#[cfg(feature = "encryption")]
 use super::encrypted;
 use super::error::MutateError;
 use super::handle::Deadline;
@@ -69,7 +68,6 @@ impl Client {
         expected: &[u8],
         value: &[u8],
     ) -> Result<SwapOutcome, MutateError> {
-        #[cfg(feature = "encryption")]
         if let Some(encryption) = self.options.encryption.clone() {
             return self.swap_decrypted(&encryption, key, expected, value);
         }
@@ -193,7 +191,6 @@ impl Client {
         pairs: &[(K, V)],
         mut each: impl FnMut(usize, Result<PutOutcome, PutError>),
     ) -> Result<(), MutateError> {
-        #[cfg(feature = "encryption")]
         if let Some(encryption) = self.options.encryption.clone() {
             return self.put_each_encrypted(&encryption, mode, pairs, &mut each);
         }
@@ -300,7 +297,6 @@ impl Client {
     }
 
     fn put_one(&mut self, mode: PutMode, key: &[u8], value: &[u8]) -> Result<PutOutcome, MutateError> {
-        #[cfg(feature = "encryption")]
         if let Some(encryption) = &self.options.encryption {
             let stored = encryption.encrypt(key, value)?;
             return self.put_stored(mode, key, &stored).map_err(encrypted::plain_error);

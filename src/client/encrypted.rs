@@ -1,5 +1,6 @@
 //! What a client does to values when it has a key ([`Encryption`]): it stores them encrypted, and
-//! decrypts what it reads. Only this file and the calls of it know.
+//! decrypts what it reads. Only this file and the calls of it know. Without
+//! the feature `encryption` no client has a key, and the compiler leaves all of this out.
 
 use super::Client;
 use super::error::{GetError, MutateError};

@@ -2,7 +2,6 @@
 
 use super::options::RequestPath;
 use crate::address::{Address, AddressError};
-#[cfg(feature = "encryption")]
 use crate::encryption::{DecryptError, EncryptError};
 use crate::get::Retry;
 use crate::layout::superblock::SuperblockError;
@@ -252,7 +251,6 @@ pub enum GetError {
     Connect(#[from] ConnectError),
     /// The key is there, and its value does not decrypt
     /// ([`ClientOptions::encryption`](crate::ClientOptions::encryption)).
-    #[cfg(feature = "encryption")]
     #[error(transparent)]
     Decrypt(#[from] DecryptError),
 }
@@ -407,12 +405,10 @@ pub enum MutateError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// The value could not be encrypted. Nothing was sent.
-    #[cfg(feature = "encryption")]
     #[error(transparent)]
     Encrypt(#[from] EncryptError),
     /// The value that the key has does not decrypt.
     /// [`Client::compare_and_swap`](crate::Client::compare_and_swap) has not changed it.
-    #[cfg(feature = "encryption")]
     #[error(transparent)]
     Decrypt(#[from] DecryptError),
 }

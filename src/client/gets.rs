@@ -30,7 +30,6 @@ impl Client {
     /// As [`Client::get`].
     #[inline]
     pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, GetError> {
-        #[cfg(feature = "encryption")]
         if self.options.encryption.is_some() {
             return self.get_decrypted(key, value);
         }
@@ -65,7 +64,6 @@ impl Client {
         range: Range<usize>,
         part: &mut Vec<u8>,
     ) -> Result<Option<usize>, GetError> {
-        #[cfg(feature = "encryption")]
         if self.options.encryption.is_some() {
             return self.get_range_decrypted(key, range, part);
         }
@@ -88,7 +86,6 @@ impl Client {
             handle.read(&mut self.stats, |reader| reader.value_len(key))
         });
         let found = self.count_get(found)?;
-        #[cfg(feature = "encryption")]
         if self.options.encryption.is_some() {
             return found.map(|stored| self.plain_len(stored)).transpose();
         }
@@ -212,7 +209,6 @@ impl Client {
         keys: &[K],
         mut each: impl FnMut(usize, BatchAnswer<'_>) -> ControlFlow<()>,
     ) -> Result<(), GetError> {
-        #[cfg(feature = "encryption")]
         if let Some(encryption) = self.options.encryption.clone() {
             return self.get_batch_decrypted(&encryption, keys, &mut each);
         }
@@ -245,7 +241,6 @@ impl Client {
     pub fn get_two_sided(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, MutateError> {
         let deadline = Instant::now() + self.options.deadline;
         let value = self.ask_for_value(key, deadline)?;
-        #[cfg(feature = "encryption")]
         let value = value.map(|value| self.decrypt_sent(key, value)).transpose()?;
         Ok(value)
     }

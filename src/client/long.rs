@@ -146,7 +146,6 @@ fn not_seen(error: GetError) -> MutateError {
         GetError::Deadline { address, deadline } => MutateError::Deadline { address, deadline },
         GetError::ServerGone { address, source } => MutateError::ServerGone { address, source },
         GetError::Connect(error) => MutateError::Connect(error),
-        #[cfg(feature = "encryption")]
         GetError::Decrypt(error) => MutateError::Decrypt(error),
     }
 }

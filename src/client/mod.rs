@@ -4,7 +4,6 @@
 mod asks;
 mod changes;
 mod counters;
-#[cfg(feature = "encryption")]
 mod encrypted;
 mod error;
 mod gets;
@@ -28,7 +27,6 @@ pub use pool::{ClientPool, PooledClient};
 pub use stats::{ChangeCounts, ClientStats, FailureCounts, RequestCounts};
 
 use crate::address::Address;
-#[cfg(feature = "encryption")]
 use crate::encryption::Encryption;
 use crate::layout::geometry::Geometry;
 use crate::reader::DirectAnswers;
@@ -203,7 +201,6 @@ impl Client {
     /// `Encryption::OVERHEAD` with encryption. (0 also where not even the overhead fits.)
     pub fn value_max(&self) -> usize {
         let max = self.geometry().value_max();
-        #[cfg(feature = "encryption")]
         if self.options.encryption.is_some() {
             return max.saturating_sub(Encryption::OVERHEAD);
         }

@@ -1,6 +1,5 @@
 //! Bounds on a client's operations, and the paths it uses.
 
-#[cfg(feature = "encryption")]
 use crate::encryption::Encryption;
 use crate::reader::Limits;
 use crate::setters::setters;
@@ -58,8 +57,7 @@ pub struct ClientOptions {
     /// clones have the same. `None` stores and reads values as they are.
     ///
     /// What reads the table without a `Client` sees stored values: [`Client::region`](crate::Client::region),
-    /// an [`Index`](crate::Index), a [`Reader`](crate::Reader). [`Encryption::decrypt`] is for them.
-    #[cfg(feature = "encryption")]
+    /// an [`Index`](crate::Index), a [`Reader`](crate::Reader). `Encryption::decrypt` is for them.
     pub encryption: Option<Encryption>,
 }
 
@@ -125,7 +123,6 @@ impl Default for ClientOptions {
             server_uids: Vec::new(),
             region: None,
             verbs: VerbsOptions::default(),
-            #[cfg(feature = "encryption")]
             encryption: None,
         }
     }
@@ -140,7 +137,6 @@ setters!(ClientOptions {
     server_uids: impl Into<Vec<u32>>,
     region: PathBuf,
     verbs: VerbsOptions,
-    #[cfg(feature = "encryption")]
     encryption: impl Into<Option<Encryption>>,
 });
 
@@ -203,7 +199,6 @@ mod tests {
             server_uids: Vec::new(),
             region: None,
             verbs: VerbsOptions::default(),
-            #[cfg(feature = "encryption")]
             encryption: None,
         };
         assert_eq!(ClientOptions::default(), expected);

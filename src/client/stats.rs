@@ -50,14 +50,7 @@ impl ClientStats {
         } = get;
         let ReadCounts { reads, bytes, doorbells } = read;
         let ChangeCounts { puts, swaps, removes, rejected } = changes;
-        let FailureCounts {
-            deadlines,
-            contended,
-            gone,
-            refused,
-            #[cfg(feature = "encryption")]
-            undecrypted,
-        } = failures;
+        let FailureCounts { deadlines, contended, gone, refused, undecrypted } = failures;
         [gets, hits, retries_torn, retries_moved, retries_late, retries_chain, reads, bytes, doorbells]
             .into_iter()
             .chain([retries_replaced])
@@ -73,7 +66,6 @@ impl ClientStats {
                 gone,
                 refused,
                 reattached,
-                #[cfg(feature = "encryption")]
                 undecrypted,
                 #[cfg(feature = "herd")]
                 &mut requests.herd,
@@ -111,7 +103,6 @@ pub struct FailureCounts {
     pub refused: u64,
     /// Values that did not decrypt ([`ClientOptions::encryption`](crate::ClientOptions::encryption)). Each of
     /// a batch counts.
-    #[cfg(feature = "encryption")]
     pub undecrypted: u64,
 }
 
@@ -144,7 +135,6 @@ impl FailureCounts {
             GetError::Contended { .. } | GetError::Replaced { .. } => &mut self.contended,
             GetError::Inconclusive { .. } | GetError::Deadline { .. } => &mut self.deadlines,
             GetError::ServerGone { .. } | GetError::Connect(_) | GetError::Damaged { .. } => &mut self.gone,
-            #[cfg(feature = "encryption")]
             GetError::Decrypt(_) => &mut self.undecrypted,
         } += 1;
     }
