@@ -231,8 +231,8 @@ pub mod wire;
 // What an embedder needs to configure, to call, to handle errors and to read counts.
 pub use address::{Address, AddressError, VerbsAddress};
 pub use client::{
-    BatchAnswer, ChangeCounts, Client, ClientCounters, ClientOptions, ClientPool, ClientStats, ConnectError,
-    FailureCounts, GetError, LinkError, MutateError, PooledClient, RequestCounts, RequestPath,
+    AskError, BatchAnswer, ChangeCounts, Client, ClientCounters, ClientOptions, ClientPool, ClientStats,
+    ConnectError, FailureCounts, GetError, LinkError, MutateError, PooledClient, RequestCounts, RequestPath,
 };
 pub use clock::Clock;
 pub use config::{Config, ConfigError, TableSize};

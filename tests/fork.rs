@@ -11,8 +11,8 @@ use oneread::client::RequestPath;
 use oneread::region::{Backing, RegionError};
 use oneread::server::StartMode;
 use oneread::{
-    Address, Client, ClientOptions, ClientPool, ConnectError, GetError, MutateError, PutOutcome, ServeError,
-    Server, ServerConfig,
+    Address, AskError, Client, ClientOptions, ClientPool, ConnectError, GetError, MutateError, PutOutcome,
+    ServeError, Server, ServerConfig,
 };
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::io::Read;
@@ -161,7 +161,7 @@ fn clients_stay_with_their_process() {
                     }
                     let gets = one.get_many(&["key"]);
                     assert!(matches!(gets, Err(GetError::Connect(ConnectError::Forked { .. }))));
-                    assert!(matches!(one.server_stats(), Err(MutateError::Connect(_))));
+                    assert!(matches!(one.server_stats(), Err(AskError::Connect(_))));
                 }
             }
             let mut own = place.client(patient());

@@ -6,8 +6,8 @@ use common::*;
 use oneread::layout::extent::{Expected, Reference, extent_bytes};
 use oneread::wire::{self, FRAME_VALUE_MAX, PROTOCOL_VERSION, Reply, Request};
 use oneread::{
-    Address, Client, Config, HeapCounts, MutateError, PutError, PutMode, PutOutcome, RequestPath, Server,
-    ServerConfig, SwapOutcome, TableSize,
+    Address, Client, Config, GetError, HeapCounts, MutateError, PutError, PutMode, PutOutcome, RequestPath,
+    Server, ServerConfig, SwapOutcome, TableSize,
 };
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -101,7 +101,7 @@ fn values_of_any_length_by_every_path() {
             // The server itself sends what fits a frame.
             match client.get_two_sided(b"key") {
                 Ok(got) => assert!(len <= frame && got == Some(third), "{len}"),
-                Err(MutateError::LongValue { given, max }) => {
+                Err(GetError::LongValue { given, max }) => {
                     assert!(len > frame && (given, max) == (len, frame));
                 }
                 Err(error) => panic!("{error}"),

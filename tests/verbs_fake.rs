@@ -1711,7 +1711,7 @@ fn late_answers(_: &Fake) {
                     if is_late { (&b"there"[..], Some(&b"value"[..])) } else { (&b"not"[..], None) };
                 match client.get_two_sided(key) {
                     Ok(found) => assert_eq!(found.as_deref(), value, "{options:?}"),
-                    Err(MutateError::Deadline { .. }) => late += 1,
+                    Err(GetError::Deadline { .. }) => late += 1,
                     Err(error) => panic!("{options:?}: {error}"),
                 }
             }

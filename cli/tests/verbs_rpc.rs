@@ -7,7 +7,7 @@ mod common;
 
 use common::{SOON, is_there_a_device, patient, wait_for};
 use oneread::verbs::SetupError;
-use oneread::{Address, Client, ConnectError, MutateError, PutOutcome, RequestPath};
+use oneread::{Address, Client, ConnectError, GetError, PutOutcome, RequestPath};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -94,7 +94,7 @@ fn all_ways_agree() {
     assert_eq!(herd.server_stats().unwrap().keys, 38);
     for client in [&mut message, &mut herd] {
         let error = client.get_two_sided(&[1; 41]).unwrap_err();
-        assert!(matches!(error, MutateError::KeyLength { given: 41, max: 40 }), "{error}");
+        assert!(matches!(error, GetError::KeyLength { given: 41, max: 40 }), "{error}");
     }
 }
 
@@ -189,8 +189,7 @@ fn server_gone_and_back() {
     let error = herd.get_two_sided(b"key").unwrap_err();
     let is_typed = matches!(
         error,
-        MutateError::ServerGone { .. }
-            | MutateError::Connect(ConnectError::Verbs(SetupError::NotThere { .. }))
+        GetError::ServerGone { .. } | GetError::Connect(ConnectError::Verbs(SetupError::NotThere { .. }))
     );
     assert!(is_typed, "{error:?}");
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
@@ -203,11 +202,11 @@ fn server_gone_and_back() {
 
     let _server = Server::start(&address.to_string(), &[]);
     let mut ended = herd.get_two_sided(b"key");
-    if matches!(ended, Err(MutateError::ServerGone { .. })) {
+    if matches!(ended, Err(GetError::ServerGone { .. })) {
         ended = herd.get_two_sided(b"key");
     }
     let error = ended.unwrap_err();
-    let is_herd = matches!(error, MutateError::Connect(ConnectError::Verbs(SetupError::Herd { .. })));
+    let is_herd = matches!(error, GetError::Connect(ConnectError::Verbs(SetupError::Herd { .. })));
     assert!(is_herd && error.to_string().contains("ServerConfig::herd"), "{error}");
     let error = try_connect(&address, RequestPath::Herd).unwrap_err();
     assert!(matches!(error, ConnectError::Verbs(SetupError::Herd { .. })), "{error}");

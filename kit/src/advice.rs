@@ -2,7 +2,7 @@
 
 use oneread::place;
 use oneread::{
-    ConfigError, ConnectError, GetError, MutateError, PutError, RecoverError, Refusal, RequestPath,
+    AskError, ConfigError, ConnectError, GetError, MutateError, PutError, RecoverError, Refusal, RequestPath,
     RestoreError, ServeError, SnapshotError, SuperblockError,
 };
 #[cfg(feature = "verbs")]
@@ -51,6 +51,9 @@ fn on(error: &(dyn Error + 'static)) -> Option<String> {
         return on_connect(error);
     }
     if let Some(MutateError::Connect(error)) = error.downcast_ref() {
+        return on_connect(error);
+    }
+    if let Some(AskError::Connect(error)) = error.downcast_ref() {
         return on_connect(error);
     }
     if let Some(error) = error.downcast_ref() {

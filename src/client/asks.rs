@@ -1,7 +1,7 @@
-//! What a client asks the server about itself.
+//! What a client asks the server about itself, or has it do.
 
 use super::Client;
-use super::error::MutateError;
+use super::error::AskError;
 use crate::outcome::{GrowthCounts, HeapCounts};
 use crate::wire::{Reply, Request, ServerStats, SnapshotStatus};
 use std::time::Instant;
@@ -10,21 +10,20 @@ impl Client {
     /// Returns the server's counters.
     ///
     /// # Errors
-    /// [`MutateError`] when the server does not answer.
-    pub fn server_stats(&mut self) -> Result<ServerStats, MutateError> {
-        let deadline = Instant::now() + self.options.deadline;
-        match self.ask(&Request::Stat, deadline)? {
-            Reply::Stat(stats) => Ok(stats),
-            _ => Err(self.unexpected()),
-        }
+    /// [`AskError`] when the server does not answer.
+    pub fn server_stats(&mut self) -> Result<ServerStats, AskError> {
+        self.ask_for(&Request::Stat, |reply| match reply {
+            Reply::Stat(stats) => Some(stats),
+            _ => None,
+        })
     }
 
     /// Returns what became of the server's snapshots.
     ///
     /// # Errors
-    /// [`MutateError`] when the server does not answer.
-    pub fn snapshot_status(&mut self) -> Result<SnapshotStatus, MutateError> {
-        self.ask_about_snapshots(false)
+    /// [`AskError`] when the server does not answer.
+    pub fn snapshot_status(&mut self) -> Result<SnapshotStatus, AskError> {
+        self.ask_for(&Request::Snapshot { begin: false }, snapshot_status)
     }
 
     /// Asks the server for a snapshot with every change acknowledged so far, and does not wait for it:
@@ -34,26 +33,18 @@ impl Client {
     /// happens, and [`SnapshotStatus::is_on`] is `false`.
     ///
     /// # Errors
-    /// [`MutateError`] when the server does not answer, or this client may only read.
-    pub fn ask_for_snapshot(&mut self) -> Result<SnapshotStatus, MutateError> {
-        self.ask_about_snapshots(true)
-    }
-
-    fn ask_about_snapshots(&mut self, begin: bool) -> Result<SnapshotStatus, MutateError> {
-        let deadline = Instant::now() + self.options.deadline;
-        match self.ask(&Request::Snapshot { begin }, deadline)? {
-            Reply::Snapshot(status) => Ok(status),
-            _ => Err(self.unexpected()),
-        }
+    /// [`AskError`] when the server does not answer, or this client may only read.
+    pub fn ask_for_snapshot(&mut self) -> Result<SnapshotStatus, AskError> {
+        self.ask_for(&Request::Snapshot { begin: true }, snapshot_status)
     }
 
     /// Returns what the server's table is made of, and what it did to grow and shrink; all zero for a
     /// table of one size.
     ///
     /// # Errors
-    /// [`MutateError`] when the server does not answer.
-    pub fn growth(&mut self) -> Result<GrowthCounts, MutateError> {
-        self.ask_about_growth(false)
+    /// [`AskError`] when the server does not answer.
+    pub fn growth(&mut self) -> Result<GrowthCounts, AskError> {
+        self.ask_for(&Request::Growth { shrink: false }, growth)
     }
 
     /// Has the server begin every merge of two segments that leaves at most 85 % of what a segment is
@@ -61,29 +52,44 @@ impl Client {
     /// have ended, more may be possible. A table of one size stays as it is.
     ///
     /// # Errors
-    /// [`MutateError`] when the server does not answer, or this client may only read.
-    pub fn shrink(&mut self) -> Result<GrowthCounts, MutateError> {
-        self.ask_about_growth(true)
-    }
-
-    fn ask_about_growth(&mut self, shrink: bool) -> Result<GrowthCounts, MutateError> {
-        let deadline = Instant::now() + self.options.deadline;
-        match self.ask(&Request::Growth { shrink }, deadline)? {
-            Reply::Growth(counts) => Ok(counts),
-            _ => Err(self.unexpected()),
-        }
+    /// [`AskError`] when the server does not answer, or this client may only read.
+    pub fn shrink(&mut self) -> Result<GrowthCounts, AskError> {
+        self.ask_for(&Request::Growth { shrink: true }, growth)
     }
 
     /// Returns what the memory of the server's long values is used for; all zero for a table whose values all
     /// fit their slots.
     ///
     /// # Errors
-    /// [`MutateError`] when the server does not answer.
-    pub fn heap(&mut self) -> Result<HeapCounts, MutateError> {
-        let deadline = Instant::now() + self.options.deadline;
-        match self.ask(&Request::Heap, deadline)? {
-            Reply::Heap(counts) => Ok(counts),
-            _ => Err(self.unexpected()),
-        }
+    /// [`AskError`] when the server does not answer.
+    pub fn heap(&mut self) -> Result<HeapCounts, AskError> {
+        self.ask_for(&Request::Heap, |reply| match reply {
+            Reply::Heap(counts) => Some(counts),
+            _ => None,
+        })
+    }
+
+    /// Makes a request. `answer` is `None` for a reply that does not belong to it.
+    fn ask_for<T>(
+        &mut self,
+        request: &Request<'_>,
+        answer: impl FnOnce(Reply) -> Option<T>,
+    ) -> Result<T, AskError> {
+        let reply = self.ask(request, Instant::now() + self.options.deadline)?;
+        answer(reply).ok_or_else(|| self.unexpected())
+    }
+}
+
+fn snapshot_status(reply: Reply) -> Option<SnapshotStatus> {
+    match reply {
+        Reply::Snapshot(status) => Some(status),
+        _ => None,
+    }
+}
+
+fn growth(reply: Reply) -> Option<GrowthCounts> {
+    match reply {
+        Reply::Growth(counts) => Some(counts),
+        _ => None,
     }
 }

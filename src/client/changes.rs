@@ -93,7 +93,7 @@ impl Client {
         match self.ask_until_free(&request, deadline)? {
             Reply::Swapped(Ok(outcome)) => Ok(outcome),
             Reply::Put(Err(error)) => Err(error.into()),
-            _ => Err(self.unexpected()),
+            _ => Err(self.unexpected().into()),
         }
     }
 
@@ -106,7 +106,7 @@ impl Client {
         match self.ask(&Request::Remove { key }, deadline)? {
             Reply::Removed(there) => Ok(there?),
             Reply::Put(Err(error)) => Err(error.into()),
-            _ => Err(self.unexpected()),
+            _ => Err(self.unexpected().into()),
         }
     }
 
@@ -309,7 +309,7 @@ impl Client {
         let deadline = Instant::now() + self.options.deadline;
         match self.ask_until_free(&Request::Put { mode, key, value }, deadline)? {
             Reply::Put(answer) => Ok(answer?),
-            _ => Err(self.unexpected()),
+            _ => Err(self.unexpected().into()),
         }
     }
 }

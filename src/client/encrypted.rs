@@ -72,18 +72,12 @@ impl Client {
     }
 
     /// The value itself, of a stored one that the server has sent.
-    pub(super) fn decrypt_sent(&mut self, key: &[u8], mut value: Vec<u8>) -> Result<Vec<u8>, MutateError> {
+    pub(super) fn decrypt_sent(&mut self, key: &[u8], mut value: Vec<u8>) -> Result<Vec<u8>, GetError> {
         let Some(encryption) = &self.options.encryption else { return Ok(value) };
         match encryption.decrypt_in_place(key, &mut value) {
             Ok(()) => Ok(value),
-            Err(error) => Err(self.count_undecrypted(error)),
+            Err(error) => Err(self.count_failed_get(error.into())),
         }
-    }
-
-    fn count_undecrypted(&mut self, error: DecryptError) -> MutateError {
-        self.stats.failures.undecrypted += 1;
-        self.publish();
-        error.into()
     }
 
     /// A batch of GETs whose values are decrypted one by one. A value that does not decrypt is its
@@ -134,8 +128,8 @@ impl Client {
         let mut rounds = 0;
         loop {
             // The server sends no long value. The client reads it.
-            let seen = match self.ask_for_value(key, deadline) {
-                Err(MutateError::LongValue { .. }) => self.look(key)?,
+            let seen = match self.ask_for_value(key, deadline)? {
+                Err(PutError::ValueLength { .. }) => self.look(key)?,
                 stored => stored?.map(|stored| (stored, None)),
             };
             // The server has just been asked, so this is its geometry. What it would reject does not
@@ -149,7 +143,9 @@ impl Client {
             let Some((stored, extent)) = seen else { return Ok(SwapOutcome::Absent) };
             let mut present = stored.clone();
             if let Err(error) = encryption.decrypt_in_place(key, &mut present) {
-                return Err(self.count_undecrypted(error));
+                self.stats.failures.undecrypted += 1;
+                self.publish();
+                return Err(error.into());
             }
             if present != expected {
                 return Ok(SwapOutcome::Differs);

@@ -226,7 +226,18 @@ pub enum GetError {
         /// What is wrong.
         what: &'static str,
     },
-    /// Over verbs: no READ completed in time ([`ClientOptions::deadline`](crate::ClientOptions::deadline)).
+    /// A server's answer has no room for the value ([`Client::get_two_sided`](crate::Client::get_two_sided)).
+    #[error(
+        "the value is {given} bytes long, and a server's answer has room for {max}; let the client READ it: `Client::get`"
+    )]
+    LongValue {
+        /// Length of the value.
+        given: usize,
+        /// Longest that the server sends.
+        max: usize,
+    },
+    /// No READ over verbs completed in time, or the server did not answer in time
+    /// ([`ClientOptions::deadline`](crate::ClientOptions::deadline)).
     #[error(
         "the server at {address} could not be read from within {}; it may be suspended (SIGSTOP) or unreachable",
         time(*deadline)
@@ -253,6 +264,61 @@ pub enum GetError {
     /// ([`ClientOptions::encryption`](crate::ClientOptions::encryption)).
     #[error(transparent)]
     Decrypt(#[from] DecryptError),
+}
+
+/// Why the server gave no answer to a request that carries no change of a key: [`Client::server_stats`](crate::Client::server_stats),
+/// [`Client::ask_for_snapshot`](crate::Client::ask_for_snapshot), [`Client::shrink`](crate::Client::shrink) and the like.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AskError {
+    /// The server lets this client read only, and this request would have it do something. Nothing was done.
+    #[error("{}", MutateError::ReadOnly { address: address.clone() })]
+    ReadOnly {
+        /// The address.
+        address: Address,
+    },
+    /// No answer in time. The server may still do what it was asked for.
+    #[error("the server at {address} did not answer within {}; it may be suspended (SIGSTOP) or busy", time(*deadline))]
+    Deadline {
+        /// The address.
+        address: Address,
+        /// The bound.
+        deadline: Duration,
+    },
+    /// The connection ended before the answer. The server may have done what it was asked for.
+    #[error("the server at {address} went away before it answered")]
+    ServerGone {
+        /// The address.
+        address: Address,
+        /// How the connection ended.
+        source: LinkError,
+    },
+    /// No connection. The server was asked for nothing.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+}
+
+impl From<AskError> for GetError {
+    fn from(error: AskError) -> GetError {
+        match error {
+            AskError::Deadline { address, deadline } => GetError::Deadline { address, deadline },
+            AskError::ServerGone { address, source } => GetError::ServerGone { address, source },
+            // Every client may read.
+            AskError::ReadOnly { address } => GetError::ServerGone { address, source: LinkError::Unexpected },
+            AskError::Connect(error) => GetError::Connect(error),
+        }
+    }
+}
+
+impl From<AskError> for MutateError {
+    fn from(error: AskError) -> MutateError {
+        match error {
+            AskError::ReadOnly { address } => MutateError::ReadOnly { address },
+            AskError::Deadline { address, deadline } => MutateError::Deadline { address, deadline },
+            AskError::ServerGone { address, source } => MutateError::ServerGone { address, source },
+            AskError::Connect(error) => MutateError::Connect(error),
+        }
+    }
 }
 
 impl From<ReadError> for GetError {
@@ -299,16 +365,6 @@ pub enum MutateError {
         /// Length given.
         given: usize,
         /// Longest allowed.
-        max: usize,
-    },
-    /// A server's answer has no room for the value ([`Client::get_two_sided`](crate::Client::get_two_sided)).
-    #[error(
-        "the value is {given} bytes long, and a server's answer has room for {max}; let the client READ it: `Client::get`"
-    )]
-    LongValue {
-        /// Length of the value.
-        given: usize,
-        /// Longest that the server sends.
         max: usize,
     },
     /// The table must grow for this key, and the system has refused the memory.
@@ -468,6 +524,7 @@ mod tests {
         fn sent<T: Send + Sync + std::error::Error + 'static>() {}
         sent::<GetError>();
         sent::<MutateError>();
+        sent::<AskError>();
         sent::<ConnectError>();
     }
 
@@ -498,7 +555,6 @@ mod tests {
         }
         let address = || Address::Shm("/nowhere".into());
         for error in [
-            MutateError::LongValue { given: 1, max: 0 },
             MutateError::ReadOnly { address: address() },
             MutateError::Deadline { address: address(), deadline: waited },
             MutateError::ServerGone { address: address(), source: LinkError::HungUp },

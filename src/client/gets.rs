@@ -1,6 +1,6 @@
 //! GETs: by READs, without the server; and, for comparison, by the server.
 
-use super::error::{GetError, MutateError};
+use super::error::{AskError, GetError};
 use super::handle::Handle;
 use super::{Client, ServerPath, on_path};
 use crate::outcome::{KeyError, PutError};
@@ -235,28 +235,29 @@ impl Client {
     /// do ([`ClientOptions::requests`](crate::ClientOptions::requests)).
     ///
     /// # Errors
-    /// [`MutateError`]; the variants about changes do not occur here, but for
-    /// [`MutateError::LongValue`]: the server sends no value of more than 4,080 bytes. Absence is
+    /// [`GetError`]. The server sends no value of more than 4,080 bytes ([`GetError::LongValue`]). Absence is
     /// `Ok(None)`.
-    pub fn get_two_sided(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, MutateError> {
+    pub fn get_two_sided(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, GetError> {
         let deadline = Instant::now() + self.options.deadline;
-        let value = self.ask_for_value(key, deadline)?;
-        let value = value.map(|value| self.decrypt_sent(key, value)).transpose()?;
-        Ok(value)
+        let stored = match self.ask_for_value(key, deadline)? {
+            Ok(stored) => stored,
+            Err(PutError::KeyLength { given, max }) => return Err(GetError::KeyLength { given, max }),
+            Err(PutError::ValueLength { given, max }) => return Err(GetError::LongValue { given, max }),
+            Err(_) => return Err(self.unexpected().into()),
+        };
+        stored.map(|stored| self.decrypt_sent(key, stored)).transpose()
     }
 
-    /// Asks for a value as it is stored.
+    /// Asks for a value as it is stored. The server, or the client in its place, may reject that.
+    #[expect(clippy::type_complexity, reason = "no answer, or a rejection, or absent, or a value")]
     pub(super) fn ask_for_value(
         &mut self,
         key: &[u8],
         deadline: Instant,
-    ) -> Result<Option<Vec<u8>>, MutateError> {
+    ) -> Result<Result<Option<Vec<u8>>, PutError>, AskError> {
         match self.ask(&Request::Get { key }, deadline)? {
-            Reply::Value(value) => Ok(value),
-            Reply::Put(Err(PutError::ValueLength { given, max })) => {
-                Err(MutateError::LongValue { given, max })
-            }
-            Reply::Put(Err(error)) => Err(error.into()),
+            Reply::Value(value) => Ok(Ok(value)),
+            Reply::Put(Err(error)) => Ok(Err(error)),
             _ => Err(self.unexpected()),
         }
     }

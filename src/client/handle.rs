@@ -1,6 +1,6 @@
 //! One thread's path to a server, as each fabric makes it.
 
-use super::error::{GetError, MutateError};
+use super::error::{AskError, GetError};
 use super::stats::ClientStats;
 use crate::layout::geometry::Geometry;
 use crate::process::Process;
@@ -49,7 +49,7 @@ pub(super) trait Handle: Clone {
         deadline: &mut Deadline,
         replies: &mut Vec<Reply>,
         stats: &mut ClientStats,
-    ) -> Result<(), MutateError>;
+    ) -> Result<(), AskError>;
 
     /// Drops the connection for changes. The next change opens another one.
     fn disconnect(&mut self);

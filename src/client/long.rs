@@ -1,6 +1,6 @@
 //! What a client does that waits for memory of long values, or compares a long value itself.
 
-use super::error::{GetError, MutateError};
+use super::error::{AskError, GetError, MutateError};
 use super::stats::is_busy;
 use super::{Client, ServerPath, on_path};
 use crate::layout::extent::{Expected, Reference};
@@ -58,7 +58,7 @@ impl Client {
         &mut self,
         request: &Request<'_>,
         deadline: Instant,
-    ) -> Result<Reply, MutateError> {
+    ) -> Result<Reply, AskError> {
         let mut wait = HeapWait::new(deadline);
         loop {
             let reply = self.ask(request, deadline)?;
@@ -90,7 +90,7 @@ impl Client {
         // Whatever the look finds, it is the table of a server that is there.
         match self.ask(&Request::LongDrop, deadline)? {
             Reply::Taken => {}
-            _ => return Err(self.unexpected()),
+            _ => return Err(self.unexpected().into()),
         }
         let max = self.geometry().value_max();
         if let Some(given) = [value.len(), expected.len()].into_iter().find(|given| *given > max) {
@@ -103,7 +103,7 @@ impl Client {
                 return Ok(SwapOutcome::Differs);
             }
             // A value of this length fits no slot.
-            let Some(extent) = extent else { return Err(self.unexpected()) };
+            let Some(extent) = extent else { return Err(self.unexpected().into()) };
             match self.swap_stored(key, Expected::Extent(extent), value, deadline)? {
                 SwapOutcome::Differs => rounds += 1,
                 outcome => return Ok(outcome),
@@ -136,6 +136,7 @@ impl Client {
 fn not_seen(error: GetError) -> MutateError {
     match error {
         GetError::KeyLength { given, max } => MutateError::KeyLength { given, max },
+        GetError::LongValue { given, max } => MutateError::ValueLength { given, max },
         GetError::Contended { retries: rounds, .. }
         | GetError::Inconclusive { retries: rounds, .. }
         | GetError::Replaced { times: rounds, .. } => MutateError::Busy { rounds },

@@ -20,7 +20,7 @@ mod stats;
 pub(crate) mod verbs;
 
 pub use counters::ClientCounters;
-pub use error::{ConnectError, GetError, LinkError, MutateError};
+pub use error::{AskError, ConnectError, GetError, LinkError, MutateError};
 pub use gets::BatchAnswer;
 pub use options::{ClientOptions, RequestPath};
 pub use pool::{ClientPool, PooledClient};
@@ -286,7 +286,7 @@ impl Client {
         }
     }
 
-    fn ask(&mut self, request: &Request<'_>, deadline: Instant) -> Result<Reply, MutateError> {
+    fn ask(&mut self, request: &Request<'_>, deadline: Instant) -> Result<Reply, AskError> {
         let mut deadline = Deadline { at: deadline, allowed: self.options.deadline };
         let mut replies = Vec::with_capacity(1);
         self.converse(std::slice::from_ref(request), &mut deadline, &mut replies)?;
@@ -299,7 +299,7 @@ impl Client {
         requests: &[Request<'_>],
         deadline: &mut Deadline,
         replies: &mut Vec<Reply>,
-    ) -> Result<(), MutateError> {
+    ) -> Result<(), AskError> {
         let answered = on_path!(&mut self.path, handle => match handle.process().is_this() {
             true => handle.converse(requests, deadline, replies, &mut self.stats),
             // Two processes with one mailbox, or one socket, would take each other's answers.
@@ -316,30 +316,30 @@ impl Client {
         let answered = match denied {
             Some(first) => {
                 replies.truncate(first);
-                Err(MutateError::ReadOnly { address: self.address.clone() })
+                Err(AskError::ReadOnly { address: self.address.clone() })
             }
             None => answered,
         };
         let both = requests.iter().zip(&*replies);
         both.for_each(|(request, reply)| self.stats.changes.count(request, reply));
         if let Err(error) = &answered {
-            self.stats.failures.count_request(error);
+            self.stats.failures.count_ask(error);
         }
         self.publish();
         answered
     }
 
     /// Drops the connection after a reply that does not belong to the request. Counts that.
-    fn unexpected(&mut self) -> MutateError {
+    fn unexpected(&mut self) -> AskError {
         let error = self.misunderstood();
-        self.stats.failures.count_request(&error);
+        self.stats.failures.count_ask(&error);
         self.publish();
         error
     }
 
-    fn misunderstood(&mut self) -> MutateError {
+    fn misunderstood(&mut self) -> AskError {
         on_path!(&mut self.path, handle => handle.disconnect());
-        MutateError::ServerGone { address: self.address.clone(), source: LinkError::Unexpected }
+        AskError::ServerGone { address: self.address.clone(), source: LinkError::Unexpected }
     }
 }
 

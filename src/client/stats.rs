@@ -1,6 +1,6 @@
 //! Counts of what a client did.
 
-use super::error::{GetError, MutateError};
+use super::error::{AskError, GetError};
 use crate::outcome::PutError;
 use crate::reader::{GetStats, HintCounts, ReadCounts};
 use crate::wire::{Reply, Request};
@@ -131,7 +131,7 @@ impl FailureCounts {
     #[cold]
     pub(super) fn count_get(&mut self, error: &GetError) {
         *match error {
-            GetError::KeyLength { .. } => &mut self.refused,
+            GetError::KeyLength { .. } | GetError::LongValue { .. } => &mut self.refused,
             GetError::Contended { .. } | GetError::Replaced { .. } => &mut self.contended,
             GetError::Inconclusive { .. } | GetError::Deadline { .. } => &mut self.deadlines,
             GetError::ServerGone { .. } | GetError::Connect(_) | GetError::Damaged { .. } => &mut self.gone,
@@ -140,11 +140,11 @@ impl FailureCounts {
     }
 
     #[cold]
-    pub(super) fn count_request(&mut self, error: &MutateError) {
+    pub(super) fn count_ask(&mut self, error: &AskError) {
         *match error {
-            MutateError::Deadline { .. } => &mut self.deadlines,
-            MutateError::ServerGone { .. } | MutateError::Connect(_) => &mut self.gone,
-            _ => &mut self.refused,
+            AskError::Deadline { .. } => &mut self.deadlines,
+            AskError::ServerGone { .. } | AskError::Connect(_) => &mut self.gone,
+            AskError::ReadOnly { .. } => &mut self.refused,
         } += 1;
     }
 }
@@ -214,13 +214,13 @@ mod tests {
             assert_eq!(kinds(counts), expected, "{error}");
         }
         for (error, expected) in [
-            (MutateError::Deadline { address: address(), deadline: within }, [1, 0, 0, 0]),
-            (MutateError::ServerGone { address: address(), source: hung_up() }, [0, 0, 1, 0]),
-            (MutateError::Connect(refused()), [0, 0, 1, 0]),
-            (MutateError::ReadOnly { address: address() }, [0, 0, 0, 1]),
+            (AskError::Deadline { address: address(), deadline: within }, [1, 0, 0, 0]),
+            (AskError::ServerGone { address: address(), source: hung_up() }, [0, 0, 1, 0]),
+            (AskError::Connect(refused()), [0, 0, 1, 0]),
+            (AskError::ReadOnly { address: address() }, [0, 0, 0, 1]),
         ] {
             let mut counts = FailureCounts::default();
-            counts.count_request(&error);
+            counts.count_ask(&error);
             assert_eq!(kinds(counts), expected, "{error}");
         }
         let (key, value, mode) = (&b"key"[..], &b"value"[..], PutMode::Upsert);

@@ -4,7 +4,7 @@ use crate::common::*;
 use crate::raw::Raw;
 use crate::table;
 use oneread::wire::{self};
-use oneread::{Address, Client, ClientOptions, Server, ServerConfig};
+use oneread::{Address, Client, ClientOptions, GetError, MutateError, Server, ServerConfig};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Mutex;
@@ -122,4 +122,14 @@ pub fn requests_of(stream: &mut UnixStream, n: usize) -> (Vec<u64>, bool) {
         }
     }
     (ids, taken < input.len())
+}
+
+/// The error that a change would have had that failed as this GET by the server did.
+pub fn as_change(error: GetError) -> MutateError {
+    match error {
+        GetError::Deadline { address, deadline } => MutateError::Deadline { address, deadline },
+        GetError::ServerGone { address, source } => MutateError::ServerGone { address, source },
+        GetError::Connect(error) => error.into(),
+        other => panic!("no change fails so: {other}"),
+    }
 }

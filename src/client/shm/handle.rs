@@ -6,7 +6,7 @@ use super::link::{WatchedLink, link_failed};
 use super::shared::{Publisher, ShmShared};
 use super::watch::Watch;
 use crate::address::Address;
-use crate::client::error::{ConnectError, GetError, LinkError, MutateError};
+use crate::client::error::{AskError, ConnectError, GetError, LinkError};
 use crate::client::handle::{Deadline, Handle};
 use crate::client::options::{ClientOptions, RequestPath};
 use crate::client::stats::ClientStats;
@@ -303,14 +303,14 @@ impl ShmHandle {
         Ok((conversation, wants_mailbox))
     }
 
-    fn lost(&mut self, error: LinkError) -> MutateError {
+    fn lost(&mut self, error: LinkError) -> AskError {
         self.disconnect();
         let address = self.shared.address().clone();
         match error {
             LinkError::Deadline(_) => {
-                MutateError::Deadline { address, deadline: self.shared.options().deadline }
+                AskError::Deadline { address, deadline: self.shared.options().deadline }
             }
-            source => MutateError::ServerGone { address, source },
+            source => AskError::ServerGone { address, source },
         }
     }
 }
@@ -347,7 +347,7 @@ impl Handle for ShmHandle {
         deadline: &mut Deadline,
         replies: &mut Vec<Reply>,
         stats: &mut ClientStats,
-    ) -> Result<(), MutateError> {
+    ) -> Result<(), AskError> {
         loop {
             let (conversation, wants_mailbox) = match self.prepare(requests, deadline.at) {
                 Ok(prepared) => prepared,
@@ -512,7 +512,7 @@ mod tests {
     }
 
     /// One request, until this instant.
-    fn ask(handle: &mut ShmHandle, request: Request<'_>, at: Instant) -> Result<Vec<Reply>, MutateError> {
+    fn ask(handle: &mut ShmHandle, request: Request<'_>, at: Instant) -> Result<Vec<Reply>, AskError> {
         let (mut deadline, mut replies) = (Deadline { at, allowed: Duration::ZERO }, Vec::new());
         let asked = handle.converse(&[request], &mut deadline, &mut replies, &mut ClientStats::default());
         asked.map(|()| replies)
@@ -555,7 +555,7 @@ mod tests {
                 let begun = Instant::now();
                 let late = ask(&mut handle, Request::Wake, begun + left);
                 let took = begun.elapsed();
-                let is_late = matches!(late, Err(MutateError::Deadline { deadline, .. }) if deadline == all);
+                let is_late = matches!(late, Err(AskError::Deadline { deadline, .. }) if deadline == all);
                 assert!(is_late, "{late:?}");
                 assert!((left..all).contains(&took), "{took:?} of {left:?}");
             }
@@ -779,7 +779,7 @@ mod tests {
             server.stop();
             // There is no server whose limits could reject it.
             let error = ask(put(&[1; 101])).unwrap_err();
-            assert!(matches!(error, MutateError::Connect(ConnectError::NotThere { .. })), "{error}");
+            assert!(matches!(error, AskError::Connect(ConnectError::NotThere { .. })), "{error}");
         }
     }
 }

@@ -8,7 +8,7 @@ mod herd;
 mod long;
 mod pairs;
 
-use super::error::{ConnectError, GetError, MutateError};
+use super::error::{AskError, ConnectError, GetError};
 use super::handle::{ATTEMPT_MAX, Deadline, Handle, RETRY_FIRST, RETRY_MAX};
 use super::options::ClientOptions;
 use super::send::send_fitting;
@@ -327,12 +327,12 @@ impl VerbsHandle {
         deadline: &mut Deadline,
         replies: &mut Vec<Reply>,
         counts: &mut RequestCounts,
-    ) -> Result<(), MutateError> {
+    ) -> Result<(), AskError> {
         loop {
             let mut has_sent = false;
             match self.converse_once(requests, deadline, replies, &mut has_sent, counts) {
                 // It was another server that would not have taken them.
-                Err(MutateError::ServerGone { .. }) if !has_sent && Instant::now() < deadline.at => {}
+                Err(AskError::ServerGone { .. }) if !has_sent && Instant::now() < deadline.at => {}
                 result => return result,
             }
         }
@@ -346,7 +346,7 @@ impl VerbsHandle {
         replies: &mut Vec<Reply>,
         has_sent: &mut bool,
         counts: &mut RequestCounts,
-    ) -> Result<(), MutateError> {
+    ) -> Result<(), AskError> {
         if self.connection.as_ref().is_some_and(Connection::is_closed) {
             self.take_counts();
             self.connection = None;
@@ -354,7 +354,7 @@ impl VerbsHandle {
         if let Err(error) = self.connected(deadline.at) {
             return Err(match is_late(&error, deadline.at) {
                 true => self.late(),
-                false => MutateError::Connect(error.into()),
+                false => AskError::Connect(error.into()),
             });
         }
         let Some(connection) = &mut self.connection else { return Err(self.late()) };
@@ -385,13 +385,13 @@ impl VerbsHandle {
             }
             Err(error) => {
                 self.connection = None;
-                Err(MutateError::ServerGone { address: self.address(), source: error.into() })
+                Err(AskError::ServerGone { address: self.address(), source: error.into() })
             }
         }
     }
 
-    fn late(&self) -> MutateError {
-        MutateError::Deadline { address: self.address(), deadline: self.shared.options.deadline }
+    fn late(&self) -> AskError {
+        AskError::Deadline { address: self.address(), deadline: self.shared.options.deadline }
     }
 }
 
@@ -427,7 +427,7 @@ impl Handle for VerbsHandle {
         deadline: &mut Deadline,
         replies: &mut Vec<Reply>,
         stats: &mut ClientStats,
-    ) -> Result<(), MutateError> {
+    ) -> Result<(), AskError> {
         let counts = &mut stats.requests;
         let Some(pairs) = self.shared.pairs.clone() else {
             return self.converse_alone(requests, deadline, replies, counts);
@@ -604,7 +604,7 @@ mod tests {
                 let mut stats = ClientStats::default();
                 let late = handle.converse(&[Request::Wake], &mut deadline, &mut replies, &mut stats);
                 let took = begun.elapsed();
-                let is_late = matches!(late, Err(MutateError::Deadline { deadline, .. }) if deadline == all);
+                let is_late = matches!(late, Err(AskError::Deadline { deadline, .. }) if deadline == all);
                 assert!(is_late, "{late:?}");
                 assert!((left..all).contains(&took), "{took:?} of {left:?}");
             }
