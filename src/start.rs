@@ -1,6 +1,7 @@
 //! Steps of a server's start that take long for a large table.
 
 use crate::cores::Cores;
+use crate::index::growth::pace::Pace;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,18 +36,20 @@ pub struct StartProgress {
     pub done: bool,
 }
 
-/// How a server starts: by how many threads, and who hears of it.
+/// How a server starts: by how many threads, who hears of it, and at what pace its table grows.
 #[derive(Debug)]
 pub(crate) struct Start {
     pub cores: Cores,
     pub tell: Option<fn(StartProgress)>,
     /// The start ends early when this is true.
     pub cancel: Option<Arc<AtomicBool>>,
+    /// How fast its splits and merges go.
+    pub pace: Pace,
 }
 
 impl Default for Start {
     fn default() -> Start {
-        Start { cores: Cores::all(), tell: None, cancel: None }
+        Start { cores: Cores::all(), tell: None, cancel: None, pace: Pace::shipped() }
     }
 }
 

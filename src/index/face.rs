@@ -5,7 +5,7 @@ use super::budget::Registrar;
 use super::extents::{ExtentDraft, NoMemory, Upload};
 use super::growth::Growth;
 #[cfg(feature = "sim")]
-use super::growth::{SPLIT_WAITS_MAX, handover_end};
+use super::growth::{handover_end, pace::Pace};
 use super::homes::NotHandedOver;
 use super::life::{self, RestoreError, Restored, Table};
 use super::recovered::{RecoverError, Recovered};
@@ -30,9 +30,9 @@ use std::time::Duration;
 
 /// Times that a put waits for grace periods at the most.
 #[cfg(feature = "sim")]
-pub(crate) fn waits_max(geometry: &Geometry) -> u32 {
+pub(crate) fn waits_max(geometry: &Geometry, pace: &Pace) -> u32 {
     // Beside those for a split, it may wait as any put does, to press one on.
-    WAITS_MAX + if geometry.grows() { SPLIT_WAITS_MAX } else { 0 }
+    WAITS_MAX + if geometry.grows() { pace.split_waits_max } else { 0 }
 }
 
 /// The server's side of a table: it makes every change.
@@ -524,6 +524,35 @@ impl Index {
     #[cfg(test)]
     pub(super) fn table(&self) -> &Table {
         &self.table
+    }
+
+    /// As [`Index::create`], at another pace.
+    ///
+    /// # Errors
+    /// As [`Index::create`].
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    pub fn create_at_pace(
+        region: Region,
+        geometry: Geometry,
+        clock: Clock,
+        pace: Pace,
+    ) -> Result<Index, RegionError> {
+        Index::create_by(region, geometry, clock, &Start { pace, ..Start::default() })
+    }
+
+    /// As [`Index::open`], at another pace.
+    ///
+    /// # Errors
+    /// As [`Index::open`].
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    pub fn open_at_pace(
+        region: Region,
+        clock: Clock,
+        pace: Pace,
+    ) -> Result<(Index, Recovered), RecoverError> {
+        Index::open_by(region, clock, &Start { pace, ..Start::default() })
     }
 
     /// Hands the table over to the next server, as a server that stops does. Returns whether it did.

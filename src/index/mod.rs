@@ -25,7 +25,7 @@
 mod budget;
 mod extents;
 mod face;
-mod growth;
+pub(crate) mod growth;
 mod heap;
 mod homes;
 mod life;

@@ -25,6 +25,7 @@ use crate::layout::segment::Named;
 use crate::layout::slot::{Key, Stored};
 use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome, SwapOutcome};
 use crate::region::Region;
+use crate::start::Start;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -89,9 +90,9 @@ pub(super) fn design_percents(geometry: &Geometry) -> u64 {
 
 impl Segment {
     /// The one of a table of one size.
-    pub fn whole(region: Region, geometry: Geometry, clock: Clock) -> Segment {
+    pub fn whole(region: Region, geometry: Geometry, clock: Clock, start: &Start) -> Segment {
         let budget = Budget::new(geometry.heap().bytes);
-        let extents = Extents::new(&region, &geometry, &clock, &budget);
+        let extents = Extents::new(&region, &geometry, &clock, &budget, start.pace.value_numbers);
         Segment::over(Homes::whole(region, geometry, clock), extents, Refusals::new())
     }
 

@@ -41,6 +41,7 @@ mod stores;
 pub(crate) mod turns;
 mod world;
 
+pub use crate::index::growth::pace::Pace;
 pub use choices::{Adversary, Bytes, Every, Random};
 pub use decided::{By, Decided};
 pub use history::{History, Instant, Recorder, Stalls};

@@ -16,6 +16,7 @@ use super::turns;
 use crate::clock::Clock;
 use crate::fabric::Fabric;
 use crate::fabric::shm::Shm;
+use crate::index::growth::pace::Pace;
 use crate::index::{Index, Recovered, waits_max};
 use crate::inspect::{Inspector, SlotReport};
 use crate::layout::geometry::{Geometry, SlotIx};
@@ -58,7 +59,8 @@ impl World {
     pub fn new(scene: Scene) -> World {
         let geometry = scene.geometry();
         let (region, recorder, clock) = memory(&geometry);
-        let index = Index::create(region, geometry, clock.clone()).expect("private memory needs no backing");
+        let index = Index::create_at_pace(region, geometry, clock.clone(), Pace::small())
+            .expect("private memory needs no backing");
         World::over(index, recorder, clock, scene)
     }
 
@@ -209,7 +211,7 @@ impl World {
         let did = turns::run(seed, scripts.iter().map(work).collect());
         let puts = scripts.iter().flatten().filter(|change| matches!(change, Change::Put(_))).count() as u64;
         let waited = self.index.counts().waits - waits;
-        let most = puts * u64::from(waits_max(self.index.geometry()));
+        let most = puts * u64::from(waits_max(self.index.geometry(), &Pace::small()));
         assert!(waited <= most, "{puts} puts have waited {waited} times");
         self.operations = operation;
         let mut all_done: BTreeMap<KeyNumber, Vec<Done>> = BTreeMap::new();
@@ -354,7 +356,8 @@ impl World {
     pub fn taken_over_at(&self, killed: Instant) -> Result<World, Box<Violation>> {
         let (region, recorder, clock) = memory(self.geometry());
         self.recorder.repeat(killed, &region, &clock);
-        let (index, found) = Index::open(region, clock.clone()).expect("a region that was served");
+        let (index, found) =
+            Index::open_at_pace(region, clock.clone(), Pace::small()).expect("a region that was served");
         let mut world = World::over(index, recorder, clock, self.scene);
         let taken_over = world.now();
         (world.operations, world.killed, world.log) = (self.operations, Some((killed, taken_over)), None);

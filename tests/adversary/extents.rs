@@ -6,8 +6,8 @@ use super::{COUNTED, EACH, LINES, LOADS, SLOW, grace, ns, several};
 use oneread::families::presets;
 use oneread::hints::Hints;
 use oneread::layout::geometry::Geometry;
-use oneread::sim::SimGetError;
 use oneread::sim::{Adversary, Aim, Hardware, History, Instant, Random, Recorder, Sim};
+use oneread::sim::{Pace, SimGetError};
 use oneread::{
     Clock, Config, Index, Layout, PutError, PutMode, PutOutcome, ReadError, Reader, Seeds, TableSize,
 };
@@ -57,7 +57,8 @@ impl Life {
     pub fn new(config: &Config, keys: u64) -> Life {
         let geometry = config.geometry().unwrap();
         let (region, recorder, clock) = recorded(&geometry);
-        let index = Arc::new(Index::create(region, geometry.clone(), clock.clone()).unwrap());
+        let index =
+            Arc::new(Index::create_at_pace(region, geometry.clone(), clock.clone(), Pace::small()).unwrap());
         let versions = (0..keys).map(|_| vec![ABSENT]).collect();
         Life { index, recorder, clock, geometry, versions, moved_before: 0 }
     }
@@ -98,7 +99,7 @@ impl Life {
     pub fn killed(&self, at: Instant) -> Life {
         let (region, recorder, clock) = recorded(&self.geometry);
         self.recorder.repeat(at, &region, &clock);
-        let (index, found) = Index::open(region, clock.clone()).unwrap();
+        let (index, found) = Index::open_at_pace(region, clock.clone(), Pace::small()).unwrap();
         assert_eq!(found.misplaced, 0, "killed at {}", at.0);
         let mut versions = self.versions.clone();
         for (number, versions) in versions.iter_mut().enumerate() {

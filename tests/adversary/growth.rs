@@ -6,7 +6,7 @@ use super::{EACH, HINTED, LINES, WORDS, grace, ns, several};
 use oneread::families::presets;
 use oneread::hints::Hints;
 use oneread::layout::geometry::{Geometry, SlotIx};
-use oneread::sim::{self, Adversary, Aim, Hardware, History, Instant, KeyNumber, Random};
+use oneread::sim::{self, Adversary, Aim, Hardware, History, Instant, KeyNumber, Pace, Random};
 use oneread::{Config, Index, Layout, PutMode, Seeds, TableSize};
 
 /// A table that has grown and shrunk.
@@ -39,7 +39,7 @@ fn grown(layout: Layout, seed: u64) -> Grown {
     let config = Config::new().layout(layout).size(size).key_max(16).value_max(value_max);
     let geometry = config.seeds(Seeds::from_number(seed)).grace(grace()).geometry().unwrap();
     let (region, mut recorder, mut clock) = recorded(&geometry);
-    let mut index = Index::create(region, geometry.clone(), clock.clone()).unwrap();
+    let mut index = Index::create_at_pace(region, geometry.clone(), clock.clone(), Pace::small()).unwrap();
     // In one table of three, servers end now and then.
     let ends = seed % 3 == 2;
     let (mut ended, mut before) = ([0; 2], [0; 3]);
@@ -86,7 +86,7 @@ fn grown(layout: Layout, seed: u64) -> Grown {
             }
             (recorder, clock) = (next_life.1, next_life.2);
             let found;
-            (index, found) = Index::open(next_life.0, clock.clone()).unwrap();
+            (index, found) = Index::open_at_pace(next_life.0, clock.clone(), Pace::small()).unwrap();
             assert_eq!(found.handed_over, stops);
             ended[usize::from(stops)] += 1;
             let (mut reader, mut value) = (index.reader(), Vec::new());

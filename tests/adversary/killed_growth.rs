@@ -4,7 +4,7 @@
 use super::cases::{client, recorded};
 use super::{COUNTED, LINES, LOADS, SLOW, WORDS, grace, several};
 use oneread::layout::geometry::Geometry;
-use oneread::sim::{self, Adversary, Aim, Hardware, History, Instant, KeyNumber, Random, Recorder};
+use oneread::sim::{self, Adversary, Aim, Hardware, History, Instant, KeyNumber, Pace, Random, Recorder};
 use oneread::{Clock, Config, Index, PutMode, Seeds, TableSize};
 use std::sync::Arc;
 
@@ -62,7 +62,7 @@ fn worked(layout: &str, work: Work, seed: u64) -> Worked {
     let config = Config::new().layout(layout).size(size).key_max(if is_long { 40 } else { 16 }).value_max(16);
     let geometry = config.seeds(Seeds::from_number(seed)).grace(grace()).geometry().unwrap();
     let (region, recorder, clock) = recorded(&geometry);
-    let index = Index::create(region, geometry.clone(), clock.clone()).unwrap();
+    let index = Index::create_at_pace(region, geometry.clone(), clock.clone(), Pace::small()).unwrap();
     let all = (0..segment_slots * 7 / 10).map(|n| key(n, is_long));
     let keys: Vec<_> = all.filter(|name| index.put(name, &name[..8], PutMode::Insert).is_ok()).collect();
     settle(&index, &clock);
@@ -106,7 +106,7 @@ impl Worked {
     fn killed(&self, killed: Instant) -> TakenOver<'_> {
         let (region, recorder, clock) = recorded(&self.geometry);
         self.recorder.repeat(killed, &region, &clock);
-        let (index, found) = Index::open(region, clock.clone()).unwrap();
+        let (index, found) = Index::open_at_pace(region, clock.clone(), Pace::small()).unwrap();
         assert_eq!(found.keys, self.keys.len() as u64, "killed at {killed:?}: {found:?}");
         let served = recorder.now();
         for _ in 0..6 {

@@ -33,8 +33,6 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-/// Numbers that are taken at a time: a takeover leaves out the rest of them.
-const NUMBERS: u64 = if cfg!(feature = "sim") { 4 } else { 1 << 16 };
 /// A block whose extents cannot move is looked at again after so long: a thread is about to name them.
 const AGAIN: Duration = Duration::from_millis(1);
 /// Words that are stored at a time.
@@ -48,6 +46,8 @@ pub(super) struct Extents {
     clock: Clock,
     heap: Mutex<HeapState>,
     budget: Arc<Budget>,
+    /// Numbers that are taken from the region's counter at a time: a takeover leaves out the rest of them.
+    numbers_at_a_time: u64,
     /// Of a table that grows, over verbs.
     registrar: OnceLock<Weak<dyn Registrar>>,
     /// Extents that slots name.
@@ -110,6 +110,7 @@ impl Extents {
         geometry: &Geometry,
         clock: &Clock,
         budget: &Arc<Budget>,
+        numbers_at_a_time: u64,
     ) -> Option<Arc<Extents>> {
         let space = geometry.heap();
         let backed = vec![false; space.bytes.checked_div(space.block_bytes)? as usize];
@@ -123,6 +124,7 @@ impl Extents {
             clock: clock.clone(),
             heap: Mutex::new(state),
             budget: Arc::clone(budget),
+            numbers_at_a_time,
             registrar: OnceLock::new(),
             named: AtomicU64::new(0),
             moved_bytes: AtomicU64::new(0),
@@ -218,7 +220,7 @@ impl Extents {
     fn number(&self) -> u64 {
         let mut state = lock(&self.heap);
         if state.numbers.is_empty() {
-            let end = state.numbers.end + NUMBERS;
+            let end = state.numbers.end + self.numbers_at_a_time;
             // The word goes up first. A killed server's stores end where its program did.
             obey(Rule::NumberFirst, || self.region.store(NUMBERS_WORD, end));
             state.numbers.end = end;

@@ -1,9 +1,7 @@
 //! Changes and idle time take splits and merges on.
 
 use super::Growth;
-use super::pace::{
-    HOMES_PER_INSERT, HOMES_PER_REMOVE, HOMES_PER_TIDY, HURRY_AT, LOOK_EVERY, PAIRS_LOOKED_AT, PRESS_ON_AT,
-};
+use super::pace::{HURRY_AT, LOOK_EVERY, PAIRS_LOOKED_AT, PRESS_ON_AT};
 use super::pairs::Driven;
 use crate::index::homes::WaitingTrace;
 use crate::index::segment::{Segment, WAITS_MAX};
@@ -20,7 +18,7 @@ impl Growth {
         if share.role != PairRole::Whole && segment.len() >= self.share_of_design(HURRY_AT) {
             self.drive_own(segment, guard);
         } else if self.under_way.load(Relaxed) > 0 {
-            self.drive_oldest(guard, HOMES_PER_INSERT);
+            self.drive_oldest(guard, self.pace.homes_per_insert);
         }
         if share.role == PairRole::Whole
             && segment.homes().counters().mine().inserts.load(Relaxed).is_multiple_of(LOOK_EVERY)
@@ -36,7 +34,7 @@ impl Growth {
     pub(super) fn after_remove(&self, segment: &Segment, guard: &Guard) {
         let share = segment.share().get();
         if self.under_way.load(Relaxed) > 0 {
-            self.drive_oldest(guard, HOMES_PER_REMOVE);
+            self.drive_oldest(guard, self.pace.homes_per_remove);
         }
         if share.role == PairRole::Whole
             && share.depth > 0
@@ -51,7 +49,7 @@ impl Growth {
     #[cold]
     fn drive_own(&self, segment: &Segment, guard: &Guard) {
         let Some(pair) = self.pair_of(segment) else { return };
-        self.drive(&pair, HOMES_PER_INSERT, guard);
+        self.drive(&pair, self.pace.homes_per_insert, guard);
         if segment.len() >= self.share_of_design(PRESS_ON_AT) {
             self.press_on(segment, guard);
         }
@@ -82,7 +80,7 @@ impl Growth {
             // This insert waits for it: no look is spared.
             lock(&pair.state).spare = 0;
             loop {
-                match self.drive(&pair, HOMES_PER_TIDY, guard) {
+                match self.drive(&pair, self.pace.homes_per_tidy, guard) {
                     Driven::On => {}
                     Driven::Ended => return,
                     Driven::Waits | Driven::Taken => break,
@@ -124,7 +122,8 @@ impl Growth {
     /// Takes away what is due and drives pairs on. Returns how long until there is more to do.
     pub fn tidy(&self) -> Option<Duration> {
         self.reap(usize::MAX);
-        let is_busy = self.under_way.load(Relaxed) > 0 && self.drive_oldest(&epoch::pin(), HOMES_PER_TIDY);
+        let is_busy =
+            self.under_way.load(Relaxed) > 0 && self.drive_oldest(&epoch::pin(), self.pace.homes_per_tidy);
         // Entries for the next doubling, a few at a time.
         let filled = lock(&self.directory).fill();
         if is_busy || filled.is_ok_and(|is_whole| !is_whole) {

@@ -96,3 +96,48 @@ impl FreeMemory {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::FreeMemory;
+    use crate::config::{Config, TableSize};
+    use crate::index::budget::Budget;
+
+    /// After a takeover, the memory between segments counts as taken only where the system has not taken it
+    /// back. There it is taken again without more memory; then the rest is.
+    #[test]
+    fn the_budget_counts_memory_that_was_left() {
+        let size = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(64) };
+        let geometry = Config { size, ..Config::short() }.geometry().unwrap();
+        let bytes = geometry.slots() * geometry.shape().bytes() as u64;
+        for (segments, free) in [
+            (vec![0], vec![]),
+            (vec![0, 1], vec![]),
+            (vec![0, 3, 5], vec![1, 2, 4]),
+            (vec![4], vec![0, 1, 2, 3]),
+        ] {
+            for is_kept in [false, true] {
+                let budget = Budget::new(8 * bytes);
+                let mut memory = FreeMemory::new(&geometry, &budget);
+                let told = std::cell::RefCell::new(Vec::new());
+                memory.left(&segments.iter().copied().collect(), |pieces| {
+                    told.borrow_mut().extend(pieces);
+                    !is_kept
+                });
+                let what = format!("{segments:?}, kept: {is_kept}");
+                assert_eq!(*told.borrow(), free, "{what}");
+                let taken = segments.len() + if is_kept { free.len() } else { 0 };
+                let left = (8 - taken as u64) * bytes;
+                assert!(budget.has(left) && !budget.has(left + 1), "{what}");
+                let mut again: Vec<u32> = (0..free.len()).filter_map(|_| memory.take(100)).collect();
+                again.sort_unstable();
+                assert_eq!(again, free, "{what}");
+                let left = (8 - segments.len() - free.len()) as u64 * bytes;
+                assert!(budget.has(left) && !budget.has(left + 1), "{what}");
+                let more: Vec<u32> = std::iter::from_fn(|| memory.take(100)).collect();
+                assert_eq!(more, (segments.last().unwrap() + 1..8).collect::<Vec<_>>(), "{what}");
+                assert!(!budget.has(1) && !memory.has_any(100), "{what}");
+            }
+        }
+    }
+}

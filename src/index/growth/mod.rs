@@ -40,17 +40,17 @@ mod handover;
 mod live;
 mod making;
 mod memory;
-mod pace;
+pub(crate) mod pace;
 mod pairs;
 mod room;
 mod routing;
+#[cfg(all(test, feature = "sim", not(loom)))]
+mod step_tests;
 mod steps;
 mod takeover;
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod tests;
 mod totals;
-#[cfg(all(test, not(loom)))]
-mod unit_tests;
 
 use crate::clock::Clock;
 use crate::index::budget::{Budget, Registrar};
@@ -69,6 +69,7 @@ use crate::sync::{Mutex, lock};
 use directory::Directory;
 use live::LiveSegments;
 use memory::FreeMemory;
+use pace::Pace;
 use pairs::Pairs;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
@@ -76,8 +77,6 @@ use totals::SplitTotals;
 
 #[cfg(feature = "sim")]
 pub(crate) use handover::handover_end;
-#[cfg(feature = "sim")]
-pub(super) use pace::SPLIT_WAITS_MAX;
 
 /// A table that grows.
 #[derive(Debug)]
@@ -85,6 +84,7 @@ pub(in crate::index) struct Growth {
     pub region: Region,
     pub geometry: Geometry,
     pub incarnation: u64,
+    pub(super) pace: Pace,
     pub grace: Grace,
     undo: UndoLines,
     pub extents: Option<Arc<Extents>>,
@@ -109,14 +109,14 @@ impl Drop for Growth {
 }
 
 impl Growth {
-    fn over(region: Region, geometry: Geometry, clock: Clock, incarnation: u64) -> Growth {
+    fn over(region: Region, geometry: Geometry, clock: Clock, incarnation: u64, pace: Pace) -> Growth {
         let undo = UndoLines::new();
         let in_front = geometry.slot_offset(geometry.segment_first(0));
         let budget = Budget::new(geometry.slots_end() - in_front);
         Growth {
             memory: Arc::new(Mutex::new(FreeMemory::new(&geometry, &budget))),
             directory: Mutex::new(Directory::new(&region, &geometry, &undo)),
-            extents: Extents::new(&region, &geometry, &clock, &budget),
+            extents: Extents::new(&region, &geometry, &clock, &budget, pace.value_numbers),
             grace: Grace::new(clock, geometry.grace()),
             live: LiveSegments::new(geometry.segments_max()),
             pairs: Mutex::default(),
@@ -125,6 +125,7 @@ impl Growth {
             registrar: OnceLock::new(),
             done: SplitTotals::default(),
             refusals: Refusals::new(),
+            pace,
             undo,
             region,
             geometry,
@@ -141,7 +142,7 @@ impl Growth {
     ) -> Result<Growth, RegionError> {
         assert!(region.bytes() >= geometry.region_bytes(), "the region is too short for the table");
         region.back(0..geometry.table_offset())?;
-        let growth = Growth::over(region, geometry, clock, 1);
+        let growth = Growth::over(region, geometry, clock, 1, start.pace);
         growth.publish_state(Phase::Starting);
         publish_superblock(&growth.region, &growth.geometry);
         let bytes = growth.segment_bytes();

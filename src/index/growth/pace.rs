@@ -1,45 +1,100 @@
 //! When segments are split and merged, and how much of that one change does.
+//!
+//! The loads at which a split or merge begins are the same everywhere. How fast it then goes is a [`Pace`]: a
+//! segment of a product has thousands of homes, one of the simulator has ten.
 
-/// Waits of a put whose segment is being split, in grace times. Others may drive the pair on, and be
-/// stopped by the system meanwhile.
-pub(in crate::index) const SPLIT_WAITS_MAX: u32 = if cfg!(feature = "sim") { 50 } else { 1_000 };
+use std::ops::Range;
 
-/// Homes by which an insert, a remove, and one call of [`Growth::tidy`] take a pair on.
-/// The simulator's segments are small.
-pub(super) const HOMES_PER_INSERT: u32 = if cfg!(feature = "sim") { 1 } else { 32 };
+/// How fast splits and merges go on, and how long puts wait for them. A server's is [`Pace::shipped`].
+///
+/// A pace changes no rule of the protocol. Any pace is safe: it decides which thread does how much, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// Homes that an insert carries over while a split or merge is under way.
+    pub homes_per_insert: u32,
+    /// The same of a remove.
+    pub homes_per_remove: u32,
+    /// The same of a server's idle moment, and of a put that finds no room in its segment.
+    pub homes_per_tidy: u32,
+    /// Each time that no home of a pair could be carried, the next changes do not try that pair. The first time,
+    /// one change skips it; then 3, 7, 15 changes, and so on up to this number.
+    pub skips_max: u32,
+    /// Grace times that a put waits while its segment is split, before the table counts as full. Other threads may
+    /// have the split in hand, and be stopped by the system meanwhile.
+    pub split_waits_max: u32,
+    /// Naps of 50 us of such a put when there is no grace time to wait for: another thread is at work. It may be
+    /// waiting for the disk of a region file, or for the CPU.
+    pub naps_max: u32,
+    /// While another thread makes a segment, a put that needs it waits for as long as that takes: the thread may be
+    /// registering memory, or waiting for a disk. Where threads run in turns, such a put naps instead.
+    pub waits_for_memory: bool,
+    /// Numbers of long values that are taken from the region's counter at a time. A takeover leaves out the rest.
+    pub value_numbers: u64,
+}
 
-pub(super) const HOMES_PER_REMOVE: u32 = if cfg!(feature = "sim") { 2 } else { 32 };
+impl Pace {
+    /// The pace of a server.
+    pub const fn shipped() -> Pace {
+        Pace {
+            homes_per_insert: 32,
+            homes_per_remove: 32,
+            homes_per_tidy: 512,
+            skips_max: 64,
+            split_waits_max: 1_000,
+            naps_max: TRIES_MAX,
+            waits_for_memory: true,
+            value_numbers: 1 << 16,
+        }
+    }
 
-pub(super) const HOMES_PER_TIDY: u32 = if cfg!(feature = "sim") { 3 } else { 512 };
+    /// A pace for segments of a few homes: a split takes many changes, so that readers, other changes and kills
+    /// come between.
+    #[cfg(feature = "sim")]
+    pub const fn small() -> Pace {
+        Pace {
+            homes_per_insert: 1,
+            homes_per_remove: 2,
+            homes_per_tidy: 3,
+            skips_max: 0,
+            split_waits_max: 50,
+            naps_max: 50,
+            waits_for_memory: false,
+            value_numbers: 4,
+        }
+    }
+}
+
+impl Default for Pace {
+    fn default() -> Pace {
+        Pace::shipped()
+    }
+}
 
 /// Changes of a thread after which it looks at the load of its segment.
 pub(super) const LOOK_EVERY: u64 = 16;
 
-/// A segment is split when so many hundredths of its layout's design load are used. Segments fill
+/// A segment is split when it has this many hundredths of its layout's design load. Segments fill
 /// nearly together, so they begin at loads that are spread over this range. While all segments pass
 /// through it, each gets some 1,500 inserts, and the inserts of all take 512 for each split: so splits
 /// do not pile up. A wider range costs load.
-pub(super) const SPLIT_AT: std::ops::Range<u64> = 86..96;
+pub(super) const SPLIT_AT: Range<u64> = 86..96;
 
-/// Of so many hundredths on, inserts drive the split of their own segment.
+/// From this many hundredths of the design load on, an insert drives the split of its own segment.
 pub(super) const HURRY_AT: u64 = 98;
 
-/// Of so many hundredths on, an insert ends the split of its segment before it returns.
+/// From this many hundredths on, an insert ends the split of its segment before it returns.
 pub(super) const PRESS_ON_AT: u64 = 104;
 
-/// Two segments are merged when the keys of both are fewer than so many hundredths of that for one.
-pub(super) const MERGE_AT: std::ops::Range<u64> = 52..62;
-
-/// A pair all of whose homes wait is left alone for twice as many looks each time, up to so many.
-pub(super) const LOOKS_SPARED_MAX: u32 = if cfg!(feature = "sim") { 0 } else { 64 };
+/// Two segments are merged when both together have fewer keys than this many hundredths of the design load of one.
+pub(super) const MERGE_AT: Range<u64> = 52..62;
 
 /// Pairs that a change looks at to find one that it can take on.
 pub(super) const PAIRS_LOOKED_AT: u64 = 4;
 
-/// On request, two segments are merged if both together have at most so many hundredths.
+/// On request, two segments are merged if both together have at most this many hundredths.
 pub(super) const SHRINK_TO: u64 = 85;
 
-/// A merge is given up when the parent has so many hundredths.
+/// A merge is given up when the parent has more than this many hundredths.
 pub(super) const GIVE_UP_AT: u64 = 95;
 
 /// Rounds of a put that finds its key elsewhere, or its segment without room, before it gives up.

@@ -1,7 +1,6 @@
 //! A put that finds no room in its segment.
 
 use super::Growth;
-use super::pace::{HOMES_PER_TIDY, SPLIT_WAITS_MAX, TRIES_MAX};
 use super::pairs::{Driven, NoSplit};
 use crate::index::refusals::NoPath;
 use crate::index::segment::{Segment, WAITS_MAX};
@@ -54,27 +53,24 @@ impl Growth {
         self.give_up_merge(&pair, segment);
         // A put waits for it: no look is spared.
         lock(&pair.state).spare = 0;
-        matches!(self.drive(&pair, HOMES_PER_TIDY, guard), Driven::Waits | Driven::Taken)
+        matches!(self.drive(&pair, self.pace.homes_per_tidy, guard), Driven::Waits | Driven::Taken)
             .then_some(NoSplit::Busy)
     }
 
     /// Waits for ghosts to go, which lets keys make room, if there is no other way.
     #[cold]
     pub(super) fn wait_for_room(&self, no_split: NoSplit, wait: &mut RoomWait) -> Result<(), PutError> {
-        /// The other thread may be waiting for the disk of a region file, or for the CPU.
-        const NAPS_MAX: u32 = if cfg!(feature = "sim") { 50 } else { TRIES_MAX };
-        if matches!(no_split, NoSplit::Making) && !cfg!(feature = "sim") {
-            // As long as it takes: it may be registering memory, or waiting for a disk.
+        if matches!(no_split, NoSplit::Making) && self.pace.waits_for_memory {
             drop(lock(&self.making));
             return Ok(());
         }
         let is_busy = no_split.is_busy();
-        if !wait.is_vain && wait.waits < if is_busy { SPLIT_WAITS_MAX } else { WAITS_MAX } {
+        if !wait.is_vain && wait.waits < if is_busy { self.pace.split_waits_max } else { WAITS_MAX } {
             if self.wait_for_grace() {
                 wait.waits += 1;
                 return Ok(());
             }
-            if is_busy && wait.naps < NAPS_MAX {
+            if is_busy && wait.naps < self.pace.naps_max {
                 // Another thread is at it.
                 wait.naps += u32::from(self.grace.until_next().is_none());
                 std::thread::sleep(Duration::from_micros(50));

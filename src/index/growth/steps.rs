@@ -4,7 +4,7 @@ use super::Growth;
 use super::carry::{Carried, carry, has_come};
 use super::directory::{Directory, place_of};
 use super::live::UnusedMemory;
-use super::pace::{GIVE_UP_AT, LOOKS_SPARED_MAX, MERGE_AT, SHRINK_TO, SPLIT_AT};
+use super::pace::{GIVE_UP_AT, MERGE_AT, SHRINK_TO, SPLIT_AT};
 use super::pairs::{Driven, NoSplit, Pair, PairState, Pairs, Toward};
 use crate::faults::{Rule, disobey, kept, obey};
 use crate::index::segment::{Segment, design_percents};
@@ -172,7 +172,7 @@ impl Growth {
             let Some(home) = state.next_home(all, |home| child.share().is_away(home) != to_child) else {
                 state.in_vain = 0;
                 if !state.left.is_empty() {
-                    state.spared = (2 * state.spared + 1).clamp(0, LOOKS_SPARED_MAX);
+                    state.spared = (2 * state.spared + 1).min(self.pace.skips_max);
                     state.spare = state.spared;
                     return Driven::Waits;
                 }

@@ -36,7 +36,7 @@ impl Growth {
         if phase == Phase::Starting {
             return Err(RecoverError::Unfinished);
         }
-        let growth = Growth::over(region, geometry, clock, incarnation + 1);
+        let growth = Growth::over(region, geometry, clock, incarnation + 1, start.pace);
         if phase == Phase::Stopped {
             if let Some(handover) = growth.handed_over(start.cores) {
                 // T7: if this server is killed from here on, nobody takes this handover again.

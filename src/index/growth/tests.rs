@@ -2,6 +2,7 @@
 //! merge given up. The next server loses nothing, has nothing twice, leaks nothing, and goes on.
 
 use super::Growth;
+use super::pace::Pace;
 use super::pairs::Driven;
 use crate::clock::Clock;
 use crate::config::{Config, TableSize};
@@ -101,7 +102,7 @@ impl Lived {
     fn of(config: Config) -> Lived {
         let geometry = config.geometry().unwrap();
         let (region, recorder, clock) = recorded(&geometry);
-        let index = Index::create(region, geometry, clock.clone()).unwrap();
+        let index = Index::create_at_pace(region, geometry, clock.clone(), Pace::small()).unwrap();
         Lived { index, clock, recorder, changes: Vec::new(), model: Model::new(), next_version: 1 }
     }
 
@@ -152,7 +153,7 @@ impl Lived {
         let (region, recorder, clock) = recorded(&geometry);
         self.recorder.repeat(at, &region, &clock);
         damage(&region);
-        let (index, found) = Index::open(region, clock.clone()).unwrap();
+        let (index, found) = Index::open_at_pace(region, clock.clone(), Pace::small()).unwrap();
         let done = self.changes.iter().take_while(|change| change.to <= at);
         let changes: Vec<_> = done.cloned().collect();
         let mut model = Model::new();
@@ -949,10 +950,13 @@ fn a_growing_table_half_made_is_not_taken_over() {
     for layout in LAYOUTS {
         let lived = Lived::new(layout, 3);
         lived.growth().publish_state(Phase::Starting);
-        let opened = Index::open(lived.index.region().alias(), Clock::manual());
+        let opened = Index::open_at_pace(lived.index.region().alias(), Clock::manual(), Pace::small());
         assert_eq!(opened.map(|(_, found)| found).unwrap_err(), RecoverError::Unfinished, "{layout}");
         lived.growth().publish_state(Phase::Serving);
-        assert!(Index::open(lived.index.region().alias(), Clock::manual()).is_ok(), "{layout}");
+        assert!(
+            Index::open_at_pace(lived.index.region().alias(), Clock::manual(), Pace::small()).is_ok(),
+            "{layout}"
+        );
     }
 }
 

@@ -50,7 +50,7 @@ impl OneSize {
     ) -> Result<OneSize, RegionError> {
         assert!(region.bytes() >= geometry.region_bytes(), "the region is too short for the table");
         region.back(0..geometry.table_offset())?;
-        let table = OneSize { segment: Segment::whole(region, geometry, clock), incarnation: 1 };
+        let table = OneSize { segment: Segment::whole(region, geometry, clock, start), incarnation: 1 };
         table.publish_state(Phase::Starting);
         publish_superblock(table.region(), table.geometry());
         let (slots, slot_bytes) = (table.geometry().main_slots(), table.geometry().shape().bytes() as u64);
@@ -70,7 +70,7 @@ impl OneSize {
             return Err(RecoverError::Unfinished);
         }
         let table =
-            OneSize { segment: Segment::whole(region, geometry, clock), incarnation: incarnation + 1 };
+            OneSize { segment: Segment::whole(region, geometry, clock, start), incarnation: incarnation + 1 };
         let homes = table.segment.homes();
         if phase == Phase::Stopped {
             if let Some(handover) = table.handed_over(start.cores) {

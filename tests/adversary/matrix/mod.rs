@@ -15,7 +15,7 @@ use oneread::hints::Hints;
 use oneread::inspect::Inspector;
 use oneread::layout::extent::Reference;
 use oneread::layout::geometry::Geometry;
-use oneread::sim::{Adversary, Aim, Hardware, History, Instant, Random, Recorder, SimGetError};
+use oneread::sim::{Adversary, Aim, Hardware, History, Instant, Pace, Random, Recorder, SimGetError};
 use oneread::{
     Clock, Config, Index, Layout, Limits, PutError, PutMode, PutOutcome, ReadError, Reader, Shm, SwapOutcome,
 };
@@ -243,7 +243,7 @@ impl Server {
     fn new(config: &Config) -> Server {
         let geometry = config.geometry().unwrap();
         let (region, recorder, clock) = recorded(&geometry);
-        let index = Index::create(region, geometry.clone(), clock.clone()).unwrap();
+        let index = Index::create_at_pace(region, geometry.clone(), clock.clone(), Pace::small()).unwrap();
         Server { index, recorder, clock, geometry, encrypted: Vec::new(), puts: AtomicU64::new(1) }
     }
 
@@ -406,7 +406,8 @@ impl Server {
     fn killed(&self, at: Instant, oracle: &Oracle) -> Result<(Server, Oracle, Instant), String> {
         let (region, recorder, clock) = recorded(&self.geometry);
         self.recorder.repeat(at, &region, &clock);
-        let (index, found) = Index::open(region, clock.clone()).map_err(|error| error.to_string())?;
+        let (index, found) =
+            Index::open_at_pace(region, clock.clone(), Pace::small()).map_err(|error| error.to_string())?;
         if found.misplaced + found.cut > 0 {
             return Err(format!("killed at {}: {found:?}", at.0));
         }

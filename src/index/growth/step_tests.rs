@@ -1,10 +1,12 @@
+//! Steps of splits and merges, one at a time.
+
 use super::Growth;
 use super::live::UnusedMemory;
-use super::memory::{FreeMemory, KEPT_FREE};
+use super::memory::KEPT_FREE;
+use super::pace::Pace;
 use super::pairs::Driven;
 use crate::clock::Clock;
 use crate::config::{Config, TableSize};
-use crate::index::budget::Budget;
 use crate::index::homes::{Trace, WaitingTrace};
 use crate::index::share::KeyShare;
 use crate::layout::segment::Named;
@@ -15,52 +17,25 @@ use crossbeam_epoch as epoch;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// After a takeover, the memory between segments counts as taken only where the system has not taken it
-/// back. There it is taken again without more memory; then the rest is.
-#[test]
-fn the_budget_counts_memory_that_was_left() {
-    let size = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(64) };
-    let geometry = Config { size, ..Config::short() }.geometry().unwrap();
-    let bytes = geometry.slots() * geometry.shape().bytes() as u64;
-    for (segments, free) in
-        [(vec![0], vec![]), (vec![0, 1], vec![]), (vec![0, 3, 5], vec![1, 2, 4]), (vec![4], vec![0, 1, 2, 3])]
-    {
-        for is_kept in [false, true] {
-            let budget = Budget::new(8 * bytes);
-            let mut memory = FreeMemory::new(&geometry, &budget);
-            let told = std::cell::RefCell::new(Vec::new());
-            memory.left(&segments.iter().copied().collect(), |pieces| {
-                told.borrow_mut().extend(pieces);
-                !is_kept
-            });
-            let what = format!("{segments:?}, kept: {is_kept}");
-            assert_eq!(*told.borrow(), free, "{what}");
-            let taken = segments.len() + if is_kept { free.len() } else { 0 };
-            let left = (8 - taken as u64) * bytes;
-            assert!(budget.has(left) && !budget.has(left + 1), "{what}");
-            let mut again: Vec<u32> = (0..free.len()).filter_map(|_| memory.take(100)).collect();
-            again.sort_unstable();
-            assert_eq!(again, free, "{what}");
-            let left = (8 - segments.len() - free.len()) as u64 * bytes;
-            assert!(budget.has(left) && !budget.has(left + 1), "{what}");
-            let more: Vec<u32> = std::iter::from_fn(|| memory.take(100)).collect();
-            assert_eq!(more, (segments.last().unwrap() + 1..8).collect::<Vec<_>>(), "{what}");
-            assert!(!budget.has(1) && !memory.has_any(100), "{what}");
-        }
-    }
-}
-
-/// A table of a few slots a segment, and its clock.
+/// A table of a few slots a segment, at a pace for these, and its clock.
 fn growing(bytes_max: u64) -> (Growth, Clock) {
     let size = TableSize::Growing { bytes_max, segment_slots: Some(64) };
     let geometry = Config { size, ..Config::short() }.geometry().unwrap();
     let (region, clock) = (Region::private(geometry.region_bytes()), Clock::manual());
-    (Growth::create_unready(region, geometry, clock.clone(), &Start::default()).unwrap(), clock)
+    (
+        Growth::create_unready(
+            region,
+            geometry,
+            clock.clone(),
+            &Start { pace: Pace::small(), ..Start::default() },
+        )
+        .unwrap(),
+        clock,
+    )
 }
 
 /// When there is more to do: at once while the directory's next half is not whole; a moment later while a pair
 /// waits for another thread, though no trace is due; and never when all is done.
-#[cfg(feature = "sim")]
 #[test]
 fn tidy_says_when_to_come_again() {
     let (growth, _clock) = growing(1 << 20);
@@ -82,7 +57,6 @@ fn tidy_says_when_to_come_again() {
 }
 
 /// A split that waits holds up no other.
-#[cfg(feature = "sim")]
 #[test]
 fn a_pair_that_waits_is_put_last() {
     let (growth, _clock) = growing(1 << 20);
@@ -106,7 +80,6 @@ fn a_pair_that_waits_is_put_last() {
 
 /// A put finds its segment full, and finds the merge in which that is the parent. It loses the CPU until the merge
 /// has ended, and the same two segments are a pair again: it gives nothing up.
-#[cfg(feature = "sim")]
 #[test]
 fn a_merge_that_has_ended_is_not_given_up() {
     let (growth, _clock) = growing(1 << 20);
@@ -147,7 +120,6 @@ fn a_trace_is_of_one_use_of_its_memory() {
 }
 
 /// Memory that comes back when the server has ended is the next one's: nothing is done with it.
-#[cfg(feature = "sim")]
 #[test]
 fn memory_that_comes_back_too_late_is_left_alone() {
     let (growth, _clock) = growing(1 << 20);
