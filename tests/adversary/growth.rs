@@ -31,15 +31,29 @@ fn key(n: u64) -> Vec<u8> {
     sim::key(sim::mixed(n as KeyNumber))
 }
 
-fn grown(layout: Layout, seed: u64) -> Grown {
+/// How large a table's segments are, how fast it splits and merges them, and how often its server ends.
+#[derive(Clone, Copy)]
+struct Scale {
+    segment_slots: [u64; 2],
+    pace: Pace,
+    /// Changes between two ends of a server, on average.
+    changes_a_life: usize,
+}
+
+/// A split of a segment with few homes takes about as many changes.
+const SMALL: Scale = Scale { segment_slots: [16, 32], pace: Pace::small(), changes_a_life: 60 };
+/// The pace of products. A split takes up to eight changes.
+const SHIPPED: Scale = Scale { segment_slots: [128, 256], pace: Pace::shipped(), changes_a_life: 1_500 };
+
+fn grown(layout: Layout, seed: u64, scale: Scale) -> Grown {
     let mut random = Random::new(seed);
-    let segment_slots = [16, 32][random.pick(2)].max(2 * u64::from(layout.window_slots()));
+    let segment_slots = scale.segment_slots[random.pick(2)].max(2 * u64::from(layout.window_slots()));
     let size = TableSize::Growing { bytes_max: 2 << 20, segment_slots: Some(segment_slots) };
     let value_max = [16, 70][random.pick(2)];
     let config = Config::new().layout(layout).size(size).key_max(16).value_max(value_max);
     let geometry = config.seeds(Seeds::from_number(seed)).grace(grace()).geometry().unwrap();
     let (region, mut recorder, mut clock) = recorded(&geometry);
-    let mut index = Index::create_at_pace(region, geometry.clone(), clock.clone(), Pace::small()).unwrap();
+    let mut index = Index::create_at_pace(region, geometry.clone(), clock.clone(), scale.pace).unwrap();
     // In one table of three, servers end now and then.
     let ends = seed % 3 == 2;
     let (mut ended, mut before) = ([0; 2], [0; 3]);
@@ -73,7 +87,7 @@ fn grown(layout: Layout, seed: u64) -> Grown {
                 4 => index.give_up_merges(),
                 _ => {}
             }
-            if !ends || random.pick(60) > 0 {
+            if !ends || random.pick(scale.changes_a_life) > 0 {
                 continue;
             }
             let stops = random.pick(2) == 0 && index.stop();
@@ -86,7 +100,7 @@ fn grown(layout: Layout, seed: u64) -> Grown {
             }
             (recorder, clock) = (next_life.1, next_life.2);
             let found;
-            (index, found) = Index::open_at_pace(next_life.0, clock.clone(), Pace::small()).unwrap();
+            (index, found) = Index::open_at_pace(next_life.0, clock.clone(), scale.pace).unwrap();
             assert_eq!(found.handed_over, stops);
             ended[usize::from(stops)] += 1;
             let (mut reader, mut value) = (index.reader(), Vec::new());
@@ -176,10 +190,11 @@ fn found_wrong(
     hardware: &[Hardware],
     seeds: u64,
     clients: u64,
+    scale: Scale,
 ) -> (Option<String>, u64, [u64; 6]) {
     let (mut gets, mut met) = (0, [0; 6]);
     for seed in 0..seeds {
-        let grown = grown(layout, seed);
+        let grown = grown(layout, seed, scale);
         let [killed, stopped] = grown.ended;
         for (sum, more) in
             met.iter_mut().zip([grown.splits, grown.merges, grown.given_up, 0, killed, stopped])
@@ -206,7 +221,7 @@ fn random_schedules_of_growth() {
     let is_long = std::env::var_os("ONEREAD_LONG").is_some();
     let (seeds, clients) = if is_long { (2_000, 2_000) } else { (12, 400) };
     for preset in presets() {
-        let (wrong, gets, met) = found_wrong(preset.layout, &EACH, seeds, clients);
+        let (wrong, gets, met) = found_wrong(preset.layout, &EACH, seeds, clients, SMALL);
         println!(
             "{}: {gets} GETs; splits, merges, merges given up, hits by hints, servers killed and stopped: {met:?}",
             preset.name
@@ -220,11 +235,28 @@ fn random_schedules_of_growth() {
     }
 }
 
+/// At the pace that ships, a change carries many homes at once, and a pair that waits is skipped.
+#[test]
+fn random_schedules_of_growth_at_the_shipped_pace() {
+    let is_long = std::env::var_os("ONEREAD_LONG").is_some();
+    let (seeds, clients) = if is_long { (60, 2_000) } else { (3, 200) };
+    for preset in presets() {
+        let (wrong, gets, met) = found_wrong(preset.layout, &EACH, seeds, clients, SHIPPED);
+        println!(
+            "{}: {gets} GETs; splits, merges, merges given up, hits by hints, servers killed and stopped: {met:?}",
+            preset.name
+        );
+        assert_eq!(wrong, None);
+        assert!(met[0] > 5 * seeds && met[1] > 2 * seeds, "{}: {met:?}", preset.name);
+        assert!(met[2].min(met[4] + met[5]) > 0, "{}: {met:?}", preset.name);
+    }
+}
+
 /// A client READs a directory entry once, even if the key that it looked for is not there.
 #[test]
 fn an_absent_key_teaches_the_entry() {
     for preset in presets() {
-        let grown = grown(preset.layout, 1);
+        let grown = grown(preset.layout, 1, SMALL);
         let mut choices = Random::new(1);
         let mut reader = client(&grown.history, &grown.geometry, LINES, &mut choices);
         let mut learned = 0;
@@ -248,7 +280,7 @@ fn an_absent_key_teaches_the_entry() {
 fn must_be_found(rule: oneread::faults::Rule, names: &[&str], hardware: &[Hardware], seeds: u64) {
     let broken = oneread::faults::Broken::rule(rule);
     let found = names.iter().find_map(|name| {
-        match std::panic::catch_unwind(|| found_wrong(name.parse().unwrap(), hardware, seeds, 400)) {
+        match std::panic::catch_unwind(|| found_wrong(name.parse().unwrap(), hardware, seeds, 400, SMALL)) {
             Ok((wrong, ..)) => wrong,
             Err(_) => Some(format!("{name}: the server ends")),
         }

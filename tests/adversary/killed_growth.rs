@@ -24,9 +24,30 @@ const WORKS: [Work; 4] =
 const LAYOUTS: [&str; 6] = ["bucketized:4", "windowed:8", "farm", "list", "cluster", "pilaf"];
 const EACH: [Hardware; 5] = [COUNTED, LOADS, LINES, SLOW, WORDS];
 
+/// How large the segments of a table are, how it splits and merges them, and where its server is killed.
+#[derive(Clone, Copy)]
+struct Scale {
+    segment_slots: u64,
+    pace: Pace,
+    /// Homes that are carried before time passes.
+    homes_at_once: u32,
+    /// The server is killed at each store whose number is a multiple of this.
+    kill_every: usize,
+}
+
+const SMALL: Scale = Scale { segment_slots: 16, pace: Pace::small(), homes_at_once: u32::MAX, kill_every: 1 };
+/// The pace of products. Inserts carry a split on, and time passes between them.
+const SHIPPED: Scale = Scale {
+    segment_slots: 128,
+    pace: Pace::shipped(),
+    homes_at_once: Pace::shipped().homes_per_insert,
+    kill_every: 17,
+};
+
 /// A table that did such work, and the keys that were there all the while.
 struct Worked {
     geometry: Geometry,
+    pace: Pace,
     recorder: Arc<Recorder>,
     begin: Instant,
     end: Instant,
@@ -54,15 +75,30 @@ fn key(n: u64, is_long: bool) -> Vec<u8> {
     if is_long { name.iter().copied().cycle().take(40).collect() } else { name }
 }
 
-fn worked(layout: &str, work: Work, seed: u64) -> Worked {
+/// Carries what is under way to its end.
+fn drive(index: &Index, clock: &Clock, scale: Scale) {
+    index.drive(scale.homes_at_once);
+    for _ in 0..1_000 {
+        let growth = index.growth();
+        if scale.homes_at_once == u32::MAX || growth.splitting + growth.merging == 0 {
+            return;
+        }
+        clock.advance(grace());
+        index.drive(scale.homes_at_once);
+    }
+    panic!("it does not end: {:?}", index.growth());
+}
+
+fn worked(layout: &str, work: Work, seed: u64, scale: Scale) -> Worked {
     let layout: oneread::Layout = layout.parse().unwrap();
-    let segment_slots = 16.max(2 * u64::from(layout.window_slots()));
-    let size = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(segment_slots) };
+    let segment_slots = scale.segment_slots.max(2 * u64::from(layout.window_slots()));
+    let size =
+        TableSize::Growing { bytes_max: scale.segment_slots << 16, segment_slots: Some(segment_slots) };
     let is_long = seed % 2 == 1;
     let config = Config::new().layout(layout).size(size).key_max(if is_long { 40 } else { 16 }).value_max(16);
     let geometry = config.seeds(Seeds::from_number(seed)).grace(grace()).geometry().unwrap();
     let (region, recorder, clock) = recorded(&geometry);
-    let index = Index::create_at_pace(region, geometry.clone(), clock.clone(), Pace::small()).unwrap();
+    let index = Index::create_at_pace(region, geometry.clone(), clock.clone(), scale.pace).unwrap();
     let all = (0..segment_slots * 7 / 10).map(|n| key(n, is_long));
     let keys: Vec<_> = all.filter(|name| index.put(name, &name[..8], PutMode::Insert).is_ok()).collect();
     settle(&index, &clock);
@@ -70,7 +106,7 @@ fn worked(layout: &str, work: Work, seed: u64) -> Worked {
         if index.growth().segments == 1 {
             index.split(&keys[0]);
         }
-        index.drive(u32::MAX);
+        drive(&index, &clock, scale);
         settle(&index, &clock);
     }
     let before = index.growth();
@@ -80,7 +116,7 @@ fn worked(layout: &str, work: Work, seed: u64) -> Worked {
         Work::Merge => index.merge(&keys[0]),
         Work::GivenUp { late } => {
             index.merge(&keys[0]);
-            index.drive(1);
+            index.drive(if scale.homes_at_once == u32::MAX { 1 } else { scale.homes_at_once });
             if late {
                 clock.advance(3 * grace());
                 // Takes traces away, and carries no home.
@@ -89,7 +125,7 @@ fn worked(layout: &str, work: Work, seed: u64) -> Worked {
             index.give_up_merges();
         }
     };
-    index.drive(u32::MAX);
+    drive(&index, &clock, scale);
     settle(&index, &clock);
     let (now, end) = (index.growth(), recorder.now());
     let did = [now.splits - before.splits, now.merges - before.merges, now.given_up - before.given_up];
@@ -99,14 +135,14 @@ fn worked(layout: &str, work: Work, seed: u64) -> Worked {
         Work::GivenUp { .. } => did[2] > 0,
     };
     assert!(is_done && !keys.is_empty(), "{layout}, {work:?}, seed {seed}: {did:?}");
-    Worked { geometry, recorder, begin, end, keys }
+    Worked { geometry, pace: scale.pace, recorder, begin, end, keys }
 }
 
 impl Worked {
     fn killed(&self, killed: Instant) -> TakenOver<'_> {
         let (region, recorder, clock) = recorded(&self.geometry);
         self.recorder.repeat(killed, &region, &clock);
-        let (index, found) = Index::open_at_pace(region, clock.clone(), Pace::small()).unwrap();
+        let (index, found) = Index::open_at_pace(region, clock.clone(), self.pace).unwrap();
         assert_eq!(found.keys, self.keys.len() as u64, "killed at {killed:?}: {found:?}");
         let served = recorder.now();
         for _ in 0..6 {
@@ -159,10 +195,11 @@ fn found_wrong(
     seed: u64,
     hardware: &[Hardware],
     gets: u64,
+    scale: Scale,
 ) -> Result<[u64; 2], String> {
-    let worked = worked(layout, work, seed);
+    let worked = worked(layout, work, seed, scale);
     let (mut kills, mut spanned) = (0, 0);
-    for at in worked.begin.0..=worked.end.0 {
+    for at in (worked.begin.0..=worked.end.0).step_by(scale.kill_every) {
         let taken_over = worked.killed(Instant(at));
         kills += 1;
         for (nth, &hardware) in (0..).zip(hardware) {
@@ -184,7 +221,7 @@ fn gets_that_span_a_takeover_of_a_table_that_grows() {
         for work in WORKS {
             let (mut kills, mut spanned) = (0, 0);
             for seed in 0..seeds {
-                match found_wrong(layout, work, seed, &EACH, gets) {
+                match found_wrong(layout, work, seed, &EACH, gets, SMALL) {
                     Ok([more, spans]) => (kills, spanned) = (kills + more, spanned + spans),
                     Err(wrong) => panic!("{wrong}"),
                 }
@@ -199,6 +236,30 @@ fn gets_that_span_a_takeover_of_a_table_that_grows() {
     }
 }
 
+/// The same at the pace that ships: a kill leaves many homes here and many there.
+#[test]
+fn gets_that_span_a_takeover_at_the_shipped_pace() {
+    let is_long = std::env::var_os("ONEREAD_LONG").is_some();
+    let (seeds, gets) = if is_long { (20, 40) } else { (1, 3) };
+    for layout in ["bucketized:4", "windowed:8", "list"] {
+        for work in WORKS {
+            let (mut kills, mut spanned) = (0, 0);
+            for seed in 0..seeds {
+                match found_wrong(layout, work, seed, &EACH, gets, SHIPPED) {
+                    Ok([more, spans]) => (kills, spanned) = (kills + more, spanned + spans),
+                    Err(wrong) => panic!("{wrong}"),
+                }
+            }
+            let all = kills * EACH.len() as u64 * gets;
+            println!("{layout}, {work:?}: {kills} kills, {spanned} of {all} GETs spanned a takeover");
+            assert!(
+                kills > 30 * seeds && spanned > all / 2,
+                "{layout}, {work:?}: {kills}, {spanned} of {all}"
+            );
+        }
+    }
+}
+
 /// T5 in tables that grow: without the count, an original goes unnoticed.
 #[cfg(feature = "faults")]
 #[test]
@@ -206,7 +267,8 @@ fn originals_of_a_killed_split_or_merge_that_go_uncounted() {
     use oneread::faults::{Broken, Rule};
     let _broken = Broken::rule(Rule::TakeoverCount);
     for work in [Work::Split, Work::Merge] {
-        let found = (0..4).find_map(|seed| found_wrong("windowed:8", work, seed, &[COUNTED], 20).err());
+        let found =
+            (0..4).find_map(|seed| found_wrong("windowed:8", work, seed, &[COUNTED], 20, SMALL).err());
         println!("{found:?}");
         assert!(found.is_some(), "case lost: {work:?}");
     }
