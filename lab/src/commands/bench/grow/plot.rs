@@ -1,6 +1,6 @@
 //! Draws `bench grow`: load, memory, READs and latencies while a table grows and shrinks.
 
-use super::{Outcome, Part};
+use super::outcome::{Outcome, PARTS, Part};
 use crate::page::{Axis, panel};
 use crate::plot::{
     Area, BLUE, INK, Label, ORANGE, Painted, RED, SMALL, TEAL, heading, line, name_ends, svg, text,
@@ -115,7 +115,7 @@ fn part_by_part(
     y.ticks().into_iter().try_for_each(|tick| panel.across(area, y.at(tick), &told(tick)))?;
     let mut ticks = vec![(LEFT, outcome.from)];
     // Counted from the most keys, and none near the ends, which have ticks of their own.
-    let every = super::PARTS as usize * grown.div_ceil(super::PARTS as usize * 3).max(1);
+    let every = PARTS as usize * grown.div_ceil(PARTS as usize * 3).max(1);
     let is_tick = |n: usize| n.abs_diff(grown).is_multiple_of(every) && n.min(parts.len() - n) >= every / 2;
     let inner = (1..parts.len()).filter(|&n| is_tick(n));
     ticks.extend(inner.chain([parts.len()]).map(|n| (at(n - 1), parts[n - 1].keys)));

@@ -1,6 +1,6 @@
 //! Draws the results of `bench rpc`: throughput and latency by the number of connections.
 
-use super::{Line, Operation, Outcome, Path};
+use super::outcome::{Line, Operation, Outcome, Path};
 use crate::plot::{Area, BLUE, GREEN, Label, Painted, Panel, RED, dashed, heading, line, name_ends, svg};
 use anyhow::{Result, ensure};
 use oneread_kit::show;
@@ -114,7 +114,7 @@ fn draw_panel(
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{line, outcome};
+    use super::super::outcome::tests::{line, outcome};
     use super::*;
     use crate::plot::tests::check;
 
