@@ -23,7 +23,7 @@ use crate::reader::{Limits, ReadCounts, Reader};
 use crate::region::Region;
 use crate::sim::Recorder;
 use crate::sim::{KeyNumber, key};
-use crate::sync::{AtomicU64, Ordering::Relaxed};
+use crate::sync::{AtomicU64, Ordering::Relaxed, model};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,25 +48,6 @@ fn list() -> Layout {
 fn region(geometry: &Geometry) -> Region {
     let recorder = Arc::new(Recorder::new(Clock::manual(), Duration::from_nanos(1)));
     recorder.region(geometry.region_bytes())
-}
-
-/// Runs `test` in every way there is with so many preemptions at most; how often that was.
-pub(crate) fn model(preemptions: usize, test: impl Fn() + Sync + Send + 'static) -> u64 {
-    let executions = Arc::new(std::sync::atomic::AtomicU64::new(0));
-    let counted = executions.clone();
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    builder.max_branches = 20_000;
-    let ended = catch_unwind(AssertUnwindSafe(|| {
-        builder.check(move || {
-            counted.fetch_add(1, Relaxed);
-            test();
-        });
-    }));
-    let executions = executions.load(Relaxed);
-    println!("{executions} executions");
-    ended.unwrap_or_else(|panic| resume_unwind(panic));
-    executions
 }
 
 /// (Generic, because a closure over a concrete fabric's landed window would have to live for ever.)

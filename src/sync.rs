@@ -63,6 +63,26 @@ pub(crate) fn lock_std<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
+/// Runs `test` in every way there is with at most this number of preemptions. Returns how often that was.
+#[cfg(all(loom, test))]
+pub(crate) fn model(preemptions: usize, test: impl Fn() + Sync + Send + 'static) -> u64 {
+    let executions = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let counted = executions.clone();
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.max_branches = 20_000;
+    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        builder.check(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+            test();
+        });
+    }));
+    let executions = executions.load(Ordering::Relaxed);
+    println!("{executions} executions");
+    ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    executions
+}
+
 /// Loom (0.7) tries pairs of accesses in both orders, but of each atomic it remembers only the last
 /// access. If a thread loads a word and then stores it, its own load hides that the other thread
 /// had loaded the word before. Loom then never tries the store before that load. So each load is

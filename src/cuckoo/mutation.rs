@@ -1,6 +1,6 @@
 //! How to make room: where a newcomer may go, and where an occupant may go to give way.
 //!
-//! The search (`index/search.rs`) finds the cheapest path of moves: fewest keys newly displaced,
+//! The search (`index/moves/search.rs`) finds the cheapest path of moves: fewest keys newly displaced,
 //! then fewest moves. For `windowed`, moves in the first layer displace no key: this is hopscotch
 //! displacement inside overlapping primary windows. Only when that layer is exhausted, the newcomer
 //! or a cheaper neighbour goes to its second window.

@@ -1,7 +1,7 @@
 //! The fabric of one host: a READ is loads from a mapping.
 //!
 //! A slot is read as a seqlock: stamp, words, stamp. The reader's fences pair with those of
-//! the slot writer (`index/writer.rs`): if any word loaded belongs to a later write than the first
+//! the slot writer (`index/slots/writer.rs`): if any word loaded belongs to a later write than the first
 //! stamp, the second load of the stamp shows it. No CRC, no clock, no system call; nothing is copied but
 //! a matching slot.
 
@@ -164,9 +164,9 @@ impl<'f> Fabric for Shm<'f> {
     fn mark(&mut self, home: u64) -> u64 {
         let begun = self.region.load(move_counter_word(home));
         // R3: the pass's loads come after. Pairs with the fence before W3 of the copy
-        // (`index/writer.rs`), which comes before the counter's add: whoever sees the count sees
+        // (`index/slots/writer.rs`), which comes before the counter's add: whoever sees the count sees
         // the copy. X9: of a second look, after the bytes of the value, too. Pairs with the fence before
-        // memory is used again (`index/extents.rs`).
+        // memory is used again (`index/extents/mod.rs`).
         fence(Ordering::Acquire);
         begun
     }
@@ -174,7 +174,7 @@ impl<'f> Fabric for Shm<'f> {
     #[inline]
     fn proof(&mut self, home: u64, mark: u64) -> Proof {
         // R4: the counter is loaded after the pass's loads. Pairs with the fence after the
-        // counter's add (`index/moves.rs`): whoever saw a source overwritten, or a filter bit
+        // counter's add (`index/homes/mod.rs`): whoever saw a source overwritten, or a filter bit
         // cleared, sees the count.
         fence(Ordering::Acquire);
         Proof::by_counter(mark, self.region.load(move_counter_word(home)))

@@ -1,6 +1,6 @@
 //! How to make room: displacement inside overlapping neighbourhoods, and the chain when that fails.
 //!
-//! The search (`index/search.rs`) moves each key only inside its own neighbourhood. So it displaces
+//! The search (`index/moves/search.rs`) moves each key only inside its own neighbourhood. So it displaces
 //! no key, and finds the path with the fewest moves.
 
 use crate::layout::geometry::Geometry;

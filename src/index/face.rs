@@ -263,7 +263,7 @@ impl Index {
         }
     }
 
-    /// Memory for a value of so many bytes, which does not fit its slot.
+    /// Memory for a value of `len` bytes, which does not fit its slot.
     ///
     /// # Errors
     /// [`PutError`]; the table is unchanged.
@@ -308,7 +308,7 @@ impl Index {
         }
     }
 
-    /// Begins a value of so many bytes that comes in pieces, if there is memory now. `None` if it fits its slot.
+    /// Begins a value of `len` bytes that comes in pieces, if there is memory now. `None` if it fits its slot.
     ///
     /// # Errors
     /// [`PutError`]; the table is unchanged.
@@ -316,7 +316,7 @@ impl Index {
         Ok(self.draft_at_once(key, len)?.map(Upload::new))
     }
 
-    /// Memory for a value of so many bytes, if there is some now. `None` if the value fits its slot.
+    /// Memory for a value of `len` bytes, if there is some now. `None` if the value fits its slot.
     ///
     /// # Errors
     /// [`PutError`]; the table is unchanged.
@@ -591,7 +591,7 @@ impl Index {
         self.growing().pair_up(key, is_merge)
     }
 
-    /// Takes the split or merge of the segment that has this key on by so many homes.
+    /// Takes the split or merge of the segment that has this key on by `homes` homes.
     #[cfg(feature = "sim")]
     #[doc(hidden)]
     pub fn drive_at(&self, key: &[u8], homes: u32) {
@@ -614,7 +614,7 @@ impl Index {
         walk.damaged
     }
 
-    /// Takes the oldest split or merge under way on by so many homes.
+    /// Takes the oldest split or merge under way on by `homes` homes.
     #[cfg(feature = "sim")]
     #[doc(hidden)]
     pub fn drive(&self, homes: u32) {

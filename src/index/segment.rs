@@ -33,7 +33,7 @@ use std::time::Duration;
 pub(super) const ROUNDS_MAX: u32 = 1_000;
 /// Times that a put without room waits for grace periods before the table counts as full.
 pub(super) const WAITS_MAX: u32 = 3;
-/// A put that takes so long is traced.
+/// A put that takes longer is logged.
 const SLOW_PUT: Duration = Duration::from_millis(10);
 
 /// One segment; in a table of one size, the table.
@@ -65,7 +65,7 @@ impl From<PutError> for Stop {
 
 /// A change of a key.
 #[derive(Clone, Copy, Debug)]
-enum Change {
+enum KeyChange {
     /// The key comes.
     Came,
     /// Its value is replaced. The slot named this extent before.
@@ -158,16 +158,19 @@ impl Segment {
     }
 
     /// How the directory names it.
+    #[inline]
     pub fn named(&self) -> Named {
         Named { memory: self.memory(), incarnation: self.geometry().incarnation() }
     }
 
     /// The number of keys.
+    #[inline]
     pub fn len(&self) -> u64 {
         self.homes().counters().keys()
     }
 
     /// What was done so far. Each counter is exact, but they may be read at different instants.
+    #[inline]
     pub fn counts(&self) -> IndexCounts {
         self.homes().counts()
     }
@@ -185,7 +188,7 @@ impl Segment {
         &self,
         locked: &mut Locked<'_>,
         key: Hashed<'_>,
-        change: Change,
+        change: KeyChange,
         write: impl FnOnce(&mut Locked<'_>) -> SlotWritten,
     ) {
         debug_assert!(self.slots().may_change(locked, key), "L2");
@@ -194,12 +197,12 @@ impl Segment {
         // Done: every look from here on sees it.
         let counters = self.homes().counters();
         match change {
-            Change::Came => {}
-            Change::Replaced(before) => {
+            KeyChange::Came => {}
+            KeyChange::Replaced(before) => {
                 self.ended(before, written);
                 count(&counters.mine().updates);
             }
-            Change::Left(before) => {
+            KeyChange::Left(before) => {
                 self.ended(before, written);
                 // Before the lock goes: a segment that is merged away is counted when all its homes have gone.
                 count(&counters.mine().removes);
@@ -239,7 +242,7 @@ impl Segment {
             return Err(Stop::NoRoom);
         }
         if let Sought::Free(slot) = seen {
-            self.change(&mut locked, key, Change::Came, |locked| {
+            self.change(&mut locked, key, KeyChange::Came, |locked| {
                 self.homes().place(locked, slot, key, value)
             });
             return Ok(PutOutcome::Inserted);
@@ -423,7 +426,7 @@ impl Segment {
         place: impl FnOnce(&mut Locked<'_>) -> SlotWritten,
     ) {
         match put {
-            Put::New => self.change(locked, key, Change::Came, place),
+            Put::New => self.change(locked, key, KeyChange::Came, place),
             Put::Copy => drop(place(locked)),
         }
     }
@@ -466,7 +469,7 @@ impl Segment {
     #[inline(never)]
     fn update(&self, locked: &mut Locked<'_>, slot: SlotIx, key: Hashed<'_>, value: Stored<'_>) {
         let before = self.reference_in(slot);
-        self.change(locked, key, Change::Replaced(before), |locked| {
+        self.change(locked, key, KeyChange::Replaced(before), |locked| {
             self.slots().rewrite(locked, slot, Some(key), value)
         });
     }
@@ -499,7 +502,7 @@ impl Segment {
         if !is_expected {
             return Ok(SwapOutcome::Differs);
         }
-        self.change(&mut locked, key, Change::Replaced(content.reference), |locked| {
+        self.change(&mut locked, key, KeyChange::Replaced(content.reference), |locked| {
             self.slots().rewrite(locked, slot, Some(key), value)
         });
         Ok(SwapOutcome::Swapped)
@@ -515,7 +518,9 @@ impl Segment {
         }
         let Some(slot) = self.slots().seek(key, may_be_displaced).at() else { return Ok(false) };
         let before = self.reference_in(slot);
-        self.change(&mut locked, key, Change::Left(before), |locked| self.homes().erase(locked, slot, key));
+        self.change(&mut locked, key, KeyChange::Left(before), |locked| {
+            self.homes().erase(locked, slot, key)
+        });
         drop(locked);
         self.moves.bring_home(slot);
         Ok(true)

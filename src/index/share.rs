@@ -282,7 +282,7 @@ mod tests {
 #[cfg(all(test, loom))]
 mod checked {
     use super::*;
-    use crate::loom_tests::model;
+    use crate::sync::model;
     use std::sync::Arc;
 
     /// Keys by their directory hashes: one that the segment never has, and one that it has all the while.

@@ -20,7 +20,7 @@
 //!
 //! # Validation
 //!
-//! The slot writer (`index/writer.rs`) makes every line's stamp odd, stores the bytes, and makes
+//! The slot writer (`index/slots/writer.rs`) makes every line's stamp odd, stores the bytes, and makes
 //! every line's stamp even. Readers have two independent checks. Each suffices under its own
 //! assumption:
 //!

@@ -57,16 +57,19 @@ impl Counters {
     }
 
     /// A key came from another segment. It also counts as an insert.
+    #[inline]
     pub fn came(&self) {
         self.came.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A key left for another segment, or a copy is taken away again.
+    #[inline]
     pub fn left(&self) {
         self.left.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A put waits for room.
+    #[inline]
     pub fn waits(&self) {
         count(&self.waits);
     }
@@ -86,7 +89,7 @@ impl Counters {
         self.parts.iter().map(|part| of(part).load(Ordering::Relaxed)).fold(0, u64::wrapping_add)
     }
 
-    /// The number of keys, while other threads change it: at least so many were there at one instant
+    /// The number of keys, while other threads change it. At least this number was there at one instant
     /// of this call. What is removed is counted later than what is inserted.
     pub fn keys(&self) -> u64 {
         let came = self.found.load(Ordering::Relaxed).wrapping_add(self.sum(|part| &part.inserts));
@@ -105,11 +108,13 @@ impl Counters {
     }
 
     /// How many keys went to another segment.
+    #[inline]
     pub fn gone(&self) -> u64 {
         self.left.load(Ordering::Relaxed)
     }
 
     /// The same as [`Counters::room_made`], and it goes up when a key goes to another segment, too.
+    #[inline]
     pub fn room_made_or_left(&self) -> u64 {
         self.room_made().wrapping_add(self.gone())
     }

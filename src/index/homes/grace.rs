@@ -271,7 +271,7 @@ mod tests {
 #[cfg(all(test, loom))]
 mod checked {
     use super::*;
-    use crate::loom_tests::model;
+    use crate::sync::model;
 
     fn trace(home: u64) -> WaitingTrace {
         WaitingTrace { memory: 0, incarnation: 0, trace: Trace::Filter { home } }

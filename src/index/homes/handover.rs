@@ -150,7 +150,7 @@ impl Homes {
         })
     }
 
-    /// The first so many blocks have been used. In a table that grows, all have memory behind them.
+    /// How many blocks have been used: those with lower numbers. In a table that grows, all have memory behind them.
     fn blocks_left(&self) -> u64 {
         if self.geometry().grows() {
             self.geometry().overflow_blocks()

@@ -89,8 +89,8 @@ impl Table {
         };
         let mut value = Vec::new();
         for (key, reference) in walk.long.drain(..) {
-            // X3: the name has ended after the step began, if it has, so its memory is not used again for
-            // so long.
+            // X3: if the name has ended, then after the step began. So its memory is not used again for this
+            // time.
             let kept = self.geometry().heap().kept_for(self.geometry().grace(), reference.len);
             value.clear();
             let is_there = self.extents().is_some_and(|extents| extents.read(&reference, &mut value));
@@ -131,7 +131,7 @@ impl Table {
     }
 }
 
-/// Whether memory that is kept for so long after a step began was not used again by then.
+/// Whether memory that is kept for this time after a step began was not used again when `took_ns` had passed.
 fn kept_in_time(took_ns: u64, kept: Duration) -> bool {
     u128::from(took_ns) < kept.as_nanos()
 }
@@ -169,7 +169,7 @@ fn walk_many(growth: &Growth, walk: &mut Walk, see: &mut dyn FnMut(&[u8], &[u8])
     let (mut at, mut seen) = (walk.part.start, StepKeys::default());
     while at < walk.part.end {
         seen.clear();
-        // Ends: each time in vain, a home of this step has gone to the other segment, or a pair
+        // Ends: each time that a look fails, a home of this step has gone to the other segment, or a pair
         // has begun or ended.
         let Some(end) = look(growth, at..walk.part.end, &homes, &mut seen) else { continue };
         seen.show(see);

@@ -42,6 +42,7 @@ impl Moves {
     }
 
     /// Looks for a path of moves that makes room for a key. `None` if the search reached its bounds first.
+    #[inline]
     pub fn find_path(&self, key: Hashed<'_>) -> Option<MovePath> {
         search::find_path(self.slots(), key)
     }

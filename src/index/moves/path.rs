@@ -28,6 +28,7 @@ use smallvec::SmallVec;
 
 impl Moves {
     /// Locks the slots of a path that was found without locks, and the windows of a key (L2).
+    #[inline]
     pub fn lock_path(&self, path: &MovePath, key: Hashed<'_>) -> Locked<'_> {
         let mut set = self.slots().stripes_of_key(key);
         self.slots().add_path(&mut set, path);
@@ -36,6 +37,7 @@ impl Moves {
 
     /// Puts a new key into the first slot of a path, whose keys move one step on. The caller holds its locks,
     /// and has seen that the path is still good.
+    #[inline]
     pub fn place_along(
         &self,
         locked: &mut Locked<'_>,
@@ -57,6 +59,7 @@ impl Moves {
     }
 
     /// The same keys, hashed.
+    #[inline]
     pub fn hashed_all<'k>(&self, keys: &'k [Key]) -> SmallVec<[Hashed<'k>; 4]> {
         keys.iter().map(|key| self.geometry().hashed(key)).collect()
     }

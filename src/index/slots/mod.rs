@@ -107,26 +107,31 @@ impl Slots {
     }
 
     /// [`SlotReader::occupant`].
+    #[inline]
     pub fn occupant(&self, slot: SlotIx) -> (Header, Key) {
         self.reader().occupant(slot)
     }
 
     /// [`SlotReader::holds`].
+    #[inline]
     pub fn holds(&self, slot: SlotIx, key: &[u8]) -> bool {
         self.reader().holds(slot, key)
     }
 
     /// [`SlotReader::image`].
+    #[inline]
     pub fn image(&self, slot: SlotIx) -> Image {
         self.reader().image(slot)
     }
 
     /// [`SlotReader::read`].
+    #[inline]
     pub fn read(&self, slot: SlotIx) -> Owned {
         self.reader().read(slot)
     }
 
     /// [`SlotReader::peek`].
+    #[inline]
     pub fn peek(&self, slot: SlotIx) -> Option<(Header, Key)> {
         self.reader().peek(slot)
     }
@@ -180,11 +185,13 @@ impl Slots {
     }
 
     /// [`Stripes::alone`].
+    #[inline]
     pub fn alone(&self) -> Locked<'_> {
         self.stripes.alone()
     }
 
     /// Locks a set of stripes (L3).
+    #[inline]
     pub fn lock(&self, set: StripeSet) -> Locked<'_> {
         self.stripes.lock(set)
     }
@@ -204,11 +211,13 @@ impl Slots {
     }
 
     /// Locks the stripe of one main slot.
+    #[inline]
     pub fn lock_slot(&self, slot: SlotIx) -> Locked<'_> {
         self.lock_ends(slot, slot)
     }
 
     /// Locks the stripe of a home slot.
+    #[inline]
     pub fn lock_home(&self, home: u64) -> Locked<'_> {
         self.lock_slot(self.geometry.window(home).first)
     }
@@ -227,11 +236,13 @@ impl Slots {
     }
 
     /// The number of stripes.
+    #[inline]
     pub fn stripe_count(&self) -> usize {
         self.stripes.len()
     }
 
     /// Looks at each stripe under its lock, one after the other.
+    #[inline]
     pub fn each_stripe<R>(&self, look: impl FnMut(usize, &mut Stripe) -> R) -> Vec<R> {
         self.stripes.each(look)
     }
@@ -281,6 +292,7 @@ impl Slots {
     }
 
     /// The home whose lock guards a block in use. `None` in builds without assertions.
+    #[inline]
     pub fn owner(&self, block: Block) -> Option<u64> {
         self.owners.home(block)
     }

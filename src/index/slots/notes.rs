@@ -22,7 +22,7 @@ pub(crate) enum Note {
     Stuck,
     /// Its key is displaced.
     Displaced,
-    /// Its key's home begins so many slots before it.
+    /// Its key's home begins this number of slots before it.
     AtHome(u8),
 }
 
