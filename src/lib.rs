@@ -99,7 +99,7 @@
 //! | share a client among threads, or tasks (feature `tokio`) | [`ClientPool`] |
 //! | say where the server is | [`Address`] |
 //! | bound what a GET or a change may take | [`ClientOptions::limits`], [`ClientOptions::deadline`] |
-//! | see why a GET, a change or a start failed | [`GetError`], [`MutateError`], [`ConnectError`], [`ServeError`] |
+//! | see why a GET, a change or a start failed, and what to do | [`GetError`], [`MutateError`], [`ConnectError`], [`ServeError`], [`ErrorKind`] |
 //! | keep values from the server | [`Encryption`], as [`ClientOptions::encryption`] |
 //! | go over RDMA | [`VerbsAddress`], [`VerbsOptions`], [`Token`] |
 //! | choose a layout | [`Config::layout`] and [`presets`] |
@@ -165,6 +165,7 @@ mod cores;
 mod cuckoo;
 pub mod docs;
 mod encryption;
+pub mod error;
 #[cfg(feature = "herd")]
 mod herd;
 mod hopscotch;
@@ -237,6 +238,7 @@ pub use client::{
 pub use clock::Clock;
 pub use config::{Config, ConfigError, TableSize};
 pub use encryption::{DecryptError, EncryptError, Encryption};
+pub use error::ErrorKind;
 pub use fabric::{Fabric, shm::Shm};
 pub use families::presets;
 pub use get::Retry;
