@@ -480,14 +480,14 @@ fn herd_replies_fit_a_packet(fake: &Fake) {
         Server::start(ServerConfig::new(at("127.0.0.1:0"), table).token(Token::new(TOKEN)).herd(true))
     };
     match start(1100) {
-        Err(ServeError::Verbs(SetupError::Herd { why, .. })) => {
+        Err(ServeError::Verbs(SetupError::Extension { why, .. })) => {
             assert!(why.contains("a datagram 1024 (the MTU): serve a table with shorter values"), "{why}");
         }
         other => panic!("{other:?}"),
     }
     fake.check_closed();
     let server = start(900).unwrap();
-    let herd = options().requests(RequestPath::Herd);
+    let herd = options().requests(RequestPath::HERD);
     let mut client = Client::connect_with(server.address(), herd).unwrap();
     client.put(b"key", &[7; 900]).unwrap();
     assert_eq!(client.get_two_sided(b"key").unwrap().as_deref(), Some(&[7; 900][..]));
@@ -1474,7 +1474,7 @@ fn herd_areas_are_apart(fake: &Fake) {
     let herd = ServerConfig::new(at("127.0.0.1:0"), table).herd(true);
     let server = Server::start(herd.token(Token::new(TOKEN))).unwrap();
     let mut options = options();
-    options.requests = RequestPath::Herd;
+    options.requests = RequestPath::HERD;
     let before = fake.count("live_pds");
     let mut clients: Vec<_> =
         (0..3).map(|_| Client::connect_with(server.address(), options.clone()).unwrap()).collect();
@@ -1496,7 +1496,7 @@ fn herd_over_uc_and_rc(fake: &Fake) {
         let server = Server::start(herd.token(Token::new(TOKEN))).unwrap();
         fake.set("FAKE_NO_UC", client_lacks_uc);
         let mut options = options();
-        options.requests = RequestPath::Herd;
+        options.requests = RequestPath::HERD;
         let mut client = Client::connect_with(server.address(), options).unwrap();
         fill(&mut client, KEYS);
         // From here on, the n-th WRITE or datagram is lost. RC loses none.
@@ -1554,7 +1554,7 @@ fn ways() -> impl Iterator<Item = ClientOptions> {
     let requests = [
         RequestPath::Message,
         #[cfg(feature = "herd")]
-        RequestPath::Herd,
+        RequestPath::HERD,
     ];
     let ways = requests.into_iter().flat_map(|requests| [None, Some(1), Some(2)].map(|n| (requests, n)));
     ways.flat_map(|(requests, pairs)| {
@@ -1852,7 +1852,7 @@ fn costs_over_a_shared_pair(fake: &Fake) {
 #[cfg(feature = "herd")]
 fn herd_clients_that_leave(fake: &Fake) {
     let server = serve_ways(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
-    let herd = options().requests(RequestPath::Herd);
+    let herd = options().requests(RequestPath::HERD);
     let mut stays = Client::connect_with(server.address(), herd.clone()).unwrap();
     let ask = |client: &mut Client| {
         client.put(b"key", b"value").unwrap();
@@ -1876,7 +1876,7 @@ fn herd_clients_that_leave(fake: &Fake) {
 fn serve_herd(workers: usize) -> (Server, ClientOptions) {
     let table = config(default_preset(), 4000, 16, 46, 7);
     let herd = ServerConfig::new(at("127.0.0.1:0"), table).herd(true).workers(workers);
-    (Server::start(herd.token(Token::new(TOKEN))).unwrap(), options().requests(RequestPath::Herd))
+    (Server::start(herd.token(Token::new(TOKEN))).unwrap(), options().requests(RequestPath::HERD))
 }
 
 /// Q4: requests for one key are done in their order, also when the first of them is lost and comes again
@@ -1935,7 +1935,7 @@ fn herd_welcomes_that_are_changed(_: &Fake) {
     ];
     for (n, (change, expected)) in changes.into_iter().enumerate() {
         let error = refused(&relay(change), herd.clone());
-        let is_refused = matches!(&error, SetupError::Herd { why, .. } if why.contains(expected));
+        let is_refused = matches!(&error, SetupError::Extension { why, .. } if why.contains(expected));
         assert!(is_refused, "{n}: {error}");
     }
     let mut client = Client::connect_with(&relay(str::to_owned), herd.clone()).unwrap();

@@ -71,7 +71,7 @@ fn all_ways_agree() {
     }
     let server = Server::start("verbs://127.0.0.1:0", &["--herd"]);
     let mut message = connect(&server.address, RequestPath::Message);
-    let mut herd = connect(&server.address, RequestPath::Herd);
+    let mut herd = connect(&server.address, RequestPath::HERD);
     let keys: Vec<Vec<u8>> = (0u8..60).map(|n| vec![n + 1; 1 + usize::from(n) % 40]).collect();
     for (n, key) in keys.iter().enumerate() {
         let writer = if n % 2 == 0 { &mut message } else { &mut herd };
@@ -106,7 +106,7 @@ fn many_at_once() {
         return;
     }
     let server = Server::start("verbs://127.0.0.1:0", &["--herd", "--workers=2"]);
-    let mut herd = connect(&server.address, RequestPath::Herd);
+    let mut herd = connect(&server.address, RequestPath::HERD);
     let pairs: Vec<_> = (0..1200u32).map(|n| ((n / 3).to_le_bytes(), n.to_le_bytes())).collect();
     for (n, answer) in herd.put_many(&pairs).unwrap().into_iter().enumerate() {
         assert_eq!(answer.unwrap(), if n % 3 == 0 { PutOutcome::Inserted } else { PutOutcome::Updated });
@@ -156,7 +156,7 @@ fn lost_packets() {
         return eprintln!("skipped lost_packets: it needs the two devices of tests/soft-roce-guest");
     }
     let server = Server::start("verbs://192.168.78.2:0?dev=rxe2", &["--herd", "--workers=2"]);
-    let mut herd = connect(&server.by("rxe1"), RequestPath::Herd);
+    let mut herd = connect(&server.by("rxe1"), RequestPath::HERD);
     let loss = Loss::begin();
     let mut inserts = 0;
     for n in 0..150u32 {
@@ -181,7 +181,7 @@ fn server_gone_and_back() {
     }
     let mut server = Server::start("verbs://127.0.0.1:0", &["--herd"]);
     let address = server.address.clone();
-    let options = patient().deadline(Duration::from_secs(8)).requests(RequestPath::Herd);
+    let options = patient().deadline(Duration::from_secs(8)).requests(RequestPath::HERD);
     let mut herd = Client::connect_with(&address, options).unwrap();
     herd.put(b"key", b"before").unwrap();
     server.kill();
@@ -206,10 +206,10 @@ fn server_gone_and_back() {
         ended = herd.get_two_sided(b"key");
     }
     let error = ended.unwrap_err();
-    let is_herd = matches!(error, GetError::Connect(ConnectError::Verbs(SetupError::Herd { .. })));
+    let is_herd = matches!(error, GetError::Connect(ConnectError::Verbs(SetupError::Extension { .. })));
     assert!(is_herd && error.to_string().contains("ServerConfig::herd"), "{error}");
-    let error = try_connect(&address, RequestPath::Herd).unwrap_err();
-    assert!(matches!(error, ConnectError::Verbs(SetupError::Herd { .. })), "{error}");
+    let error = try_connect(&address, RequestPath::HERD).unwrap_err();
+    assert!(matches!(error, ConnectError::Verbs(SetupError::Extension { .. })), "{error}");
     assert_eq!(connect(&address, RequestPath::Message).get_two_sided(b"key").unwrap(), None);
 }
 
@@ -221,7 +221,7 @@ fn clients_come_and_go() {
         return;
     }
     let server = Server::start("verbs://127.0.0.1:0", &["--herd"]);
-    let first = connect(&server.address, RequestPath::Herd);
+    let first = connect(&server.address, RequestPath::HERD);
     for round in 0..5u32 {
         std::thread::scope(|scope| {
             for number in 0..4u32 {

@@ -161,7 +161,7 @@ fn on_setup(error: &SetupError) -> Option<String> {
             "`oneread doctor` lists ports and GIDs".into()
         }
         #[cfg(feature = "herd")]
-        SetupError::Herd { .. } => "`oneread serve --herd` starts a server that takes them".into(),
+        SetupError::Extension { .. } => "`oneread serve --herd` starts a server that takes them".into(),
         _ => return None,
     })
 }
@@ -351,7 +351,7 @@ mod tests {
             (refused("this side is another"), "; `oneread doctor` lists ports and GIDs"),
             #[cfg(feature = "herd")]
             (
-                SetupError::Herd { why: "none".into(), source: None },
+                SetupError::Extension { name: "HERD", why: "none".into(), source: None },
                 "; `oneread serve --herd` starts a server that takes them",
             ),
         ] {

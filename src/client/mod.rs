@@ -354,8 +354,10 @@ impl Clone for Client {
 /// When requests cannot travel this way over the address's fabric.
 fn check_path(path: RequestPath, address: &Address) -> Result<(), ConnectError> {
     let why = match (address, path) {
-        #[cfg(feature = "herd")]
-        (Address::Shm(_), RequestPath::Herd) => "that is for verbs; on shm, use a mailbox, or messages",
+        #[cfg(feature = "verbs")]
+        (Address::Shm(_), RequestPath::Extension(_)) => {
+            "that is for verbs; on shm, use a mailbox, or messages"
+        }
         (Address::Verbs(_), RequestPath::Mailbox) => "that is for shm; over verbs, use messages",
         _ => return Ok(()),
     };

@@ -1,5 +1,7 @@
 //! Bounds on a client's operations, and the paths it uses.
 
+#[cfg(feature = "verbs")]
+use super::verbs::extension::RequestExtension;
 use crate::encryption::Encryption;
 use crate::reader::Limits;
 use crate::setters::setters;
@@ -90,12 +92,10 @@ pub enum RequestPath {
     /// for requests for up to 50. Each polls for less time where that was in vain. Then it sleeps,
     /// and the other side wakes it over the socket.
     Mailbox,
-    /// Only over verbs, for comparison: as in HERD (Kalia et al., SIGCOMM'14), the client WRITEs
-    /// requests and the replies are datagrams. The server must have been started with
-    /// [`ServerConfig::herd`](crate::ServerConfig::herd). Its workers never sleep while such a
-    /// client is connected.
-    #[cfg(feature = "herd")]
-    Herd,
+    /// Only over verbs: a way that the server offers beside messages.
+    #[cfg(feature = "verbs")]
+    #[doc(hidden)]
+    Extension(RequestExtension),
 }
 
 impl RequestPath {
@@ -105,8 +105,8 @@ impl RequestPath {
             RequestPath::Auto => "auto",
             RequestPath::Message => "message",
             RequestPath::Mailbox => "mailbox",
-            #[cfg(feature = "herd")]
-            RequestPath::Herd => "herd",
+            #[cfg(feature = "verbs")]
+            RequestPath::Extension(extension) => extension.name(),
         }
     }
 }

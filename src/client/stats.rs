@@ -67,8 +67,8 @@ impl ClientStats {
                 refused,
                 reattached,
                 undecrypted,
-                #[cfg(feature = "herd")]
-                &mut requests.herd,
+                #[cfg(feature = "verbs")]
+                &mut requests.extension,
             ])
             .for_each(each);
     }
@@ -159,18 +159,18 @@ pub struct RequestCounts {
     pub message: u64,
     /// Requests through a mailbox.
     pub mailbox: u64,
-    /// Requests as in HERD.
-    #[cfg(feature = "herd")]
-    pub herd: u64,
+    /// Requests in a way of their own ([`RequestPath::Extension`](crate::RequestPath::Extension)).
+    #[cfg(feature = "verbs")]
+    pub extension: u64,
 }
 
 impl std::ops::AddAssign for RequestCounts {
     fn add_assign(&mut self, other: RequestCounts) {
         self.message += other.message;
         self.mailbox += other.mailbox;
-        #[cfg(feature = "herd")]
+        #[cfg(feature = "verbs")]
         {
-            self.herd += other.herd;
+            self.extension += other.extension;
         }
     }
 }

@@ -2,49 +2,59 @@
 
 #![allow(unsafe_code)]
 
+use super::device::{open_for_datagrams, write};
 use super::sealed::{lay_out, seal};
-use super::{GRH, HerdJoin, HerdOffer, HerdWelcome, VERSION, WINDOW, WriteTransport, cell_bytes, refused};
+use super::{
+    GRH, HerdJoin, HerdOffer, HerdWelcome, VERSION, WINDOW, WriteTransport, cell_bytes, known, refused, told,
+};
+use crate::client::verbs::extension::{Deadline, ExtensionDraft, ExtensionPlace, ExtensionRequests};
+use crate::client::verbs::waiting::{Completes, WaitPlace};
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::reduce;
 use crate::mailbox::CellMark;
 use crate::verbs::bootstrap::Descriptor;
-use crate::verbs::device::{
-    Access, Buffer, CompletionQueue, Depth, QueuePair, Transport, Work, WorkKind, id, succeeded,
-};
+use crate::verbs::device::{Access, Buffer, CompletionQueue, Depth, QueuePair, Work, succeeded};
 use crate::verbs::error::{SetupError, VerbsError};
 use crate::verbs::ffi::Completion;
 use crate::verbs::station::Station;
+use crate::verbs::{QueueCounts, Wait};
 use crate::wire::{self, Reply, Request};
+use ibverbs_sys::ibv_qp_type;
+use serde_json::Value;
 use std::collections::VecDeque;
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Most completions taken by one poll.
+const POLLED: usize = 32;
 /// Receives posted: a repeated request may be answered twice.
 const RECEIVES: usize = 2 * WINDOW;
 /// The most completions that may come at once.
-pub(crate) const COMPLETIONS: usize = WINDOW + RECEIVES;
+const COMPLETIONS: usize = WINDOW + RECEIVES;
 /// A request without a reply is repeated after this time, then after twice as long each time. This
 /// is several times the grace period (2 ms) that a PUT may wait for, and longer than a busy
 /// machine's time slice.
 const REPEAT_FIRST: Duration = Duration::from_millis(10);
 const REPEAT_MAX: Duration = Duration::from_millis(200);
-/// Marks the work requests of HERD that are receives.
+/// Marks the work requests that are receives.
 const RECEIVE: u64 = 1 << 32;
 
 /// The client's queue pairs before the server's welcome.
-pub(crate) struct HerdDraft {
+struct HerdDraft {
     carrier: WriteTransport,
     requests: QueuePair,
     replies: QueuePair,
+    queue: Arc<CompletionQueue>,
+}
+
+/// Makes the client's end for a server with this offer.
+pub(super) fn draft(station: &Station, offer: Option<&Value>) -> Result<Box<dyn ExtensionDraft>, SetupError> {
+    Ok(Box::new(HerdDraft::new(station, offer.map(known).transpose()?)?))
 }
 
 impl HerdDraft {
-    /// Makes queue pairs for a server with this offer. Their completions go to `queue`.
-    pub fn new(
-        station: &Station,
-        queue: &Arc<CompletionQueue>,
-        offer: Option<HerdOffer>,
-    ) -> Result<HerdDraft, SetupError> {
+    fn new(station: &Station, offer: Option<HerdOffer>) -> Result<HerdDraft, SetupError> {
         let Some(offer) = offer else {
             return Err(refused("the server was started without `ServerConfig::herd`"));
         };
@@ -55,39 +65,41 @@ impl HerdDraft {
             );
             return Err(refused(why));
         }
+        let queue = CompletionQueue::new(station.domain().context().clone(), COMPLETIONS as u32)?;
         let pair = |transport, depth| {
             let (domain, route) = (station.domain().clone(), station.route().clone());
             QueuePair::new(domain, queue.clone(), None, transport, depth, route)
         };
         let depth = Depth { sends: WINDOW as u32, receives: 1 };
-        let (carrier, requests) = match pair(offer.carrier.transport(), depth) {
+        let (carrier, requests) = match pair(offer.carrier.pair_type(), depth) {
             Err(SetupError::Call { errno, .. }) if offer.carrier == WriteTransport::Uc => {
                 tracing::info!(errno, "the device has no UC: WRITEs go over RC");
-                (WriteTransport::Rc, pair(Transport::Rc, depth)?)
+                (WriteTransport::Rc, pair(ibv_qp_type::IBV_QPT_RC, depth)?)
             }
             made => (offer.carrier, made?),
         };
-        let mut replies = pair(Transport::Ud, Depth { sends: 1, receives: RECEIVES as u32 })?;
-        replies.open_for_datagrams()?;
-        Ok(HerdDraft { carrier, requests, replies })
+        let mut replies = pair(ibv_qp_type::IBV_QPT_UD, Depth { sends: 1, receives: RECEIVES as u32 })?;
+        open_for_datagrams(&mut replies, station)?;
+        Ok(HerdDraft { carrier, requests, replies, queue })
     }
+}
 
-    /// What the server must know to admit this client.
-    pub fn join(&self) -> HerdJoin {
-        HerdJoin {
+impl ExtensionDraft for HerdDraft {
+    fn join(&self) -> Value {
+        told(&HerdJoin {
             carrier: self.carrier,
             requests: self.requests.endpoint(),
             replies: self.replies.endpoint(),
-        }
+        })
     }
 
-    /// Connects to the area that the server has given.
-    pub fn complete(
-        self,
-        station: &Station,
-        seated: Option<HerdWelcome>,
-        geometry: &Geometry,
-    ) -> Result<HerdClient, SetupError> {
+    fn complete(
+        self: Box<Self>,
+        welcome: Option<&Value>,
+        place: ExtensionPlace<'_>,
+    ) -> Result<Box<dyn ExtensionRequests>, SetupError> {
+        let ExtensionPlace { station, geometry, stream, wait } = place;
+        let seated = welcome.map(known::<HerdWelcome>).transpose()?;
         let Some(HerdWelcome { requests: to, area, cell_bytes: stride, workers }) = seated else {
             return Err(refused("the server gave this client no place for its requests"));
         };
@@ -103,20 +115,25 @@ impl HerdDraft {
         if reply_bytes > station.route().mtu as usize {
             return Err(refused("a reply may be longer than this side's MTU; name a larger one with ?mtu="));
         }
-        let HerdDraft { mut requests, mut replies, .. } = self;
-        requests.connect(&to, Access::Local)?;
+        let HerdDraft { mut requests, mut replies, queue, .. } = *self;
+        requests.connect(&to, Access::LOCAL)?;
         let domain = station.domain();
-        let outgoing = Buffer::new(domain.clone(), WINDOW, cell_bytes(geometry), Access::Local)?;
-        let incoming = Buffer::new(domain.clone(), RECEIVES, GRH + reply_bytes, Access::Local)?;
+        let outgoing = Buffer::new(domain.clone(), WINDOW, cell_bytes(geometry), Access::LOCAL)?;
+        let incoming = Buffer::new(domain.clone(), RECEIVES, GRH + reply_bytes, Access::LOCAL)?;
         for cell in 0..RECEIVES {
             let element = incoming.element(cell, incoming.cell_bytes());
             // SAFETY: the cell is new, and posted nowhere else; the buffer outlives the queue pair.
-            unsafe { replies.post_receive(id::HERD | RECEIVE | cell as u64, element) }
+            unsafe { replies.post_receive(RECEIVE | cell as u64, element) }
                 .map_err(|e| SetupError::Call { call: "ibv_post_recv", errno: e.errno() })?;
         }
-        Ok(HerdClient {
+        Ok(Box::new(HerdClient {
             requests,
             replies,
+            queue,
+            geometry: geometry.clone(),
+            stream: stream.clone(),
+            wait,
+            polled: [Completion::default(); POLLED],
             outgoing,
             incoming,
             area,
@@ -125,17 +142,23 @@ impl HerdDraft {
             lanes: Default::default(),
             arrived: VecDeque::new(),
             sequence: 0,
-            repeats: 0,
-        })
+            counts: QueueCounts::default(),
+        }))
     }
 }
 
 /// A client's connection to HERD's workers.
 #[derive(Debug)]
-pub(crate) struct HerdClient {
+struct HerdClient {
     // Queue pairs are dropped before the buffers that their work requests name.
     requests: QueuePair,
     replies: QueuePair,
+    queue: Arc<CompletionQueue>,
+    geometry: Arc<Geometry>,
+    stream: Arc<TcpStream>,
+    wait: Wait,
+    /// The completions of the last poll.
+    polled: [Completion; POLLED],
     outgoing: Buffer,
     incoming: Buffer,
     area: Descriptor,
@@ -147,8 +170,7 @@ pub(crate) struct HerdClient {
     arrived: VecDeque<(usize, usize)>,
     /// The number of the last request.
     sequence: u64,
-    /// Requests written again since the last time they were counted.
-    pub repeats: u64,
+    counts: QueueCounts,
 }
 
 #[derive(Debug, Default)]
@@ -193,19 +215,81 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
     }
 }
 
-impl HerdClient {
-    /// Whether a datagram has arrived that nobody has looked at.
-    pub fn has_arrived(&self) -> bool {
-        !self.arrived.is_empty()
+impl ExtensionRequests for HerdClient {
+    fn call(
+        &mut self,
+        requests: &[Request<'_>],
+        deadline: &mut Deadline,
+        replies: &mut Vec<Reply>,
+    ) -> Result<(), VerbsError> {
+        let mut answers = vec![None; requests.len()];
+        let called = self.call_all(requests, deadline, &mut answers);
+        replies.extend(answers.into_iter().map_while(|reply| reply));
+        if called.is_err() {
+            // All unanswered requests are abandoned (Q4).
+            self.lanes.iter_mut().for_each(|lane| lane.waiting = None);
+        }
+        called
     }
 
-    /// Abandons all unanswered requests (Q4).
-    pub fn give_up(&mut self) {
-        self.lanes.iter_mut().for_each(|lane| lane.waiting = None);
+    fn take_counts(&mut self) -> QueueCounts {
+        std::mem::take(&mut self.counts)
+    }
+}
+
+impl Completes for HerdClient {
+    #[inline]
+    fn take_completions(&mut self) -> Result<bool, VerbsError> {
+        let n = self.queue.poll(&mut self.polled)?;
+        self.counts.completions += n as u64;
+        for i in 0..n {
+            self.take(self.polled[i])?;
+        }
+        Ok(n > 0)
+    }
+
+    fn waiting(&self) -> WaitPlace<'_> {
+        WaitPlace { queue: &self.queue, stream: &self.stream, wait: self.wait }
+    }
+}
+
+impl HerdClient {
+    /// Asks the workers, [`WINDOW`] requests at a time.
+    fn call_all(
+        &mut self,
+        requests: &[Request<'_>],
+        deadline: &mut Deadline,
+        replies: &mut [Option<Reply>],
+    ) -> Result<(), VerbsError> {
+        let (mut begun, mut answered) = (0, 0);
+        while answered < requests.len() {
+            while let Some(request) = requests.get(begun)
+                && let Some(lane) = self.lane_for(requests, begun)
+            {
+                self.begin(lane, begun, request)?;
+                begun += 1;
+            }
+            let now = Instant::now();
+            let until = self.repeat_due(now)?.min(deadline.at);
+            let waited = self.wait_until(until.saturating_duration_since(now), |this| {
+                !this.arrived.is_empty() || begun < requests.len() && this.lane_for(requests, begun).is_some()
+            });
+            match waited {
+                Ok(()) => {}
+                Err(VerbsError::Late { .. }) if Instant::now() < deadline.at => {}
+                Err(error) => return Err(error),
+            }
+            while let Some((request, reply)) = self.next_reply()? {
+                replies[request] = Some(reply);
+                answered += 1;
+                deadline.renew();
+            }
+        }
+        Ok(())
     }
 
     /// A free lane for this request. `None` also while another request for its key waits (Q4).
-    pub fn lane_for(&self, requests: &[Request<'_>], number: usize) -> Option<usize> {
+    fn lane_for(&self, requests: &[Request<'_>], number: usize) -> Option<usize> {
         let key = key_of(&requests[number]);
         let mut waiting = self.lanes.iter().filter_map(|lane| lane.waiting);
         if key.is_some() && waiting.any(|other| key_of(&requests[other.request]) == key) {
@@ -215,16 +299,10 @@ impl HerdClient {
     }
 
     /// WRITEs a request for the first time.
-    pub fn begin(
-        &mut self,
-        lane: usize,
-        number: usize,
-        request: &Request<'_>,
-        geometry: &Geometry,
-    ) -> Result<(), VerbsError> {
+    fn begin(&mut self, lane: usize, number: usize, request: &Request<'_>) -> Result<(), VerbsError> {
         self.sequence += 1;
         let worker = key_of(request)
-            .map_or(0, |key| reduce(geometry.seeds().shard(key), self.workers.len() as u64) as usize);
+            .map_or(0, |key| reduce(self.geometry.seeds().shard(key), self.workers.len() as u64) as usize);
         lay_out(&mut self.lanes[lane].bytes, |out| request.encode(self.sequence, out));
         self.lanes[lane].waiting = Some(Waiting {
             request: number,
@@ -237,7 +315,7 @@ impl HerdClient {
     }
 
     /// WRITEs again what has waited too long (Q2). Returns when the next one is due.
-    pub fn repeat_due(&mut self, now: Instant) -> Result<Instant, VerbsError> {
+    fn repeat_due(&mut self, now: Instant) -> Result<Instant, VerbsError> {
         let mut next = now + REPEAT_MAX;
         for lane in 0..WINDOW {
             let RequestCell { waiting: Some(waiting), is_writing, .. } = &mut self.lanes[lane] else {
@@ -250,7 +328,7 @@ impl HerdClient {
                 // would not help.
                 if !*is_writing {
                     waiting.mark.attempt += 1;
-                    self.repeats += 1;
+                    self.counts.repeats += 1;
                     self.write(lane)?;
                 }
             }
@@ -267,12 +345,9 @@ impl HerdClient {
         let bytes = unsafe { self.outgoing.fill(number, &[&lane.bytes]) };
         let offset = (worker * WINDOW + number) * self.stride;
         let work = Work {
-            id: id::HERD | number as u64,
+            id: number as u64,
             element: self.outgoing.element(number, bytes),
-            kind: WorkKind::Write {
-                address: self.area.address.wrapping_add(offset as u64),
-                key: self.area.key,
-            },
+            kind: write(self.area.address.wrapping_add(offset as u64), self.area.key),
             signalled: true,
         };
         lane.is_writing = true;
@@ -281,15 +356,15 @@ impl HerdClient {
         unsafe { self.requests.post([work]) }
     }
 
-    /// Takes one of this client's completions.
-    pub fn take(&mut self, completion: &Completion) -> Result<(), VerbsError> {
-        let number = completion.wr_id() & !id::KIND;
+    /// Takes a completion.
+    fn take(&mut self, completion: Completion) -> Result<(), VerbsError> {
+        let number = completion.wr_id();
         if number & RECEIVE == 0 {
-            succeeded(completion, "WRITE")?;
+            succeeded(&completion, "WRITE")?;
             self.lanes[number as usize].is_writing = false;
             return Ok(());
         }
-        succeeded(completion, "RECV")?;
+        succeeded(&completion, "RECV")?;
         let cell = (number & !RECEIVE) as usize;
         // A stray datagram is no reply (Q5). Its length is taken as 0, which is no reply's.
         let is_ours = self.workers.contains(&completion.src_qp);
@@ -299,14 +374,14 @@ impl HerdClient {
     }
 
     /// The next reply to a request that waits, and that request's index.
-    pub fn next_reply(&mut self) -> Result<Option<(usize, Reply)>, VerbsError> {
+    fn next_reply(&mut self) -> Result<Option<(usize, Reply)>, VerbsError> {
         while let Some((cell, length)) = self.arrived.pop_front() {
             // SAFETY: the receive has completed, and is posted again only below.
             let datagram = unsafe { self.incoming.bytes(cell, length) };
             let answer = datagram.get(GRH..).map(|bytes| answer(&mut self.lanes, bytes)).transpose();
             let element = self.incoming.element(cell, self.incoming.cell_bytes());
             // SAFETY: its receive has completed, and nobody borrows from it any more.
-            unsafe { self.replies.post_receive(id::HERD | RECEIVE | cell as u64, element) }?;
+            unsafe { self.replies.post_receive(RECEIVE | cell as u64, element) }?;
             if let Some(answer) = answer?.flatten() {
                 return Ok(Some(answer));
             }

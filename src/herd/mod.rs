@@ -28,45 +28,67 @@
 //!   and a client whose own device cannot do that falls back to RC. RC sends more packets
 //!   (acknowledgements); the rules are the same.
 
-pub(crate) mod client;
+mod client;
+mod device;
 mod sealed;
-pub(crate) mod server;
+mod server;
 
+use crate::client::verbs::extension::RequestExtension;
 use crate::layout::geometry::Geometry;
+use crate::server::verbs::extension::ServerExtension;
 use crate::verbs::bootstrap::Descriptor;
-use crate::verbs::device::{Endpoint, Transport};
+use crate::verbs::device::Endpoint;
 use crate::verbs::error::SetupError;
 use crate::wire;
+use crate::{RequestPath, ServerConfig};
+use ibverbs_sys::ibv_qp_type;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
+impl ServerConfig {
+    /// Over verbs, for comparison: clients may make requests as in HERD ([`RequestPath::HERD`]). Starts
+    /// `workers` more threads, which poll without sleeping while such a client is connected.
+    pub fn herd(mut self, yes: bool) -> ServerConfig {
+        self.extension = yes.then_some(ServerExtension { name: "herd", open: server::open });
+        self
+    }
+}
+
+impl RequestPath {
+    /// Only over verbs, for comparison: as in HERD (Kalia et al., SIGCOMM'14), the client WRITEs
+    /// requests and the replies are datagrams. The server must have been started with
+    /// [`ServerConfig::herd`]. Its workers never sleep while such a client is connected.
+    pub const HERD: RequestPath =
+        RequestPath::Extension(RequestExtension { name: "herd", draft: client::draft });
+}
+
 /// Version of the cells and datagrams.
-pub(crate) const VERSION: u32 = 1;
+const VERSION: u32 = 1;
 /// W: how many requests of one client may be unanswered. HERD's value is 4 (section 4.2).
-pub(crate) const WINDOW: usize = 4;
+const WINDOW: usize = 4;
 /// Bytes of the header that stands before a datagram in the receiver's memory.
-pub(crate) const GRH: usize = 40;
+const GRH: usize = 40;
 
 /// Which queue pairs carry the WRITEs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum WriteTransport {
+enum WriteTransport {
     Uc,
     Rc,
 }
 
 impl WriteTransport {
-    pub fn transport(self) -> Transport {
+    fn pair_type(self) -> ibv_qp_type::Type {
         match self {
-            WriteTransport::Uc => Transport::Uc,
-            WriteTransport::Rc => Transport::Rc,
+            WriteTransport::Uc => ibv_qp_type::IBV_QPT_UC,
+            WriteTransport::Rc => ibv_qp_type::IBV_QPT_RC,
         }
     }
 }
 
 /// Part of the challenge: this server takes requests HERD's way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct HerdOffer {
+struct HerdOffer {
     pub version: u32,
     /// The best transport that the server's device can do. RC is always possible.
     pub carrier: WriteTransport,
@@ -74,7 +96,7 @@ pub(crate) struct HerdOffer {
 
 /// Part of the client's answer: it will use HERD's way.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct HerdJoin {
+struct HerdJoin {
     pub carrier: WriteTransport,
     /// The queue pair that WRITEs requests.
     pub requests: Endpoint,
@@ -84,7 +106,7 @@ pub(crate) struct HerdJoin {
 
 /// Part of the welcome: where requests go, and where replies come from.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct HerdWelcome {
+struct HerdWelcome {
     /// The queue pair that receives the WRITEs.
     pub requests: Endpoint,
     /// The client's area: [`WINDOW`] cells for each worker.
@@ -100,13 +122,14 @@ fn cell_bytes(geometry: &Geometry) -> usize {
 }
 
 /// Encodes an extension of the conversation.
-pub(crate) fn told(what: &impl Serialize) -> serde_json::Value {
+fn told(what: &impl Serialize) -> serde_json::Value {
     serde_json::to_value(what).expect("numbers, names and lists")
 }
 
 /// Decodes an extension of the conversation.
-pub(crate) fn known<T: DeserializeOwned>(told: &serde_json::Value) -> Result<T, SetupError> {
-    T::deserialize(told).map_err(|e| SetupError::Herd {
+fn known<T: DeserializeOwned>(told: &serde_json::Value) -> Result<T, SetupError> {
+    T::deserialize(told).map_err(|e| SetupError::Extension {
+        name: "HERD",
         why: "the other side's answer makes no sense".into(),
         source: Some(Arc::new(e)),
     })
@@ -114,5 +137,5 @@ pub(crate) fn known<T: DeserializeOwned>(told: &serde_json::Value) -> Result<T, 
 
 /// The error for this reason.
 fn refused(why: impl Into<String>) -> SetupError {
-    SetupError::Herd { why: why.into(), source: None }
+    SetupError::Extension { name: "HERD", why: why.into(), source: None }
 }

@@ -2,21 +2,26 @@
 
 #![allow(unsafe_code)]
 
+use super::device::{AddressHandle, REMOTE_WRITE, address_of, open_for_datagrams, shared_words};
 use super::sealed;
-use super::{HerdJoin, HerdOffer, HerdWelcome, VERSION, WINDOW, WriteTransport, cell_bytes, known, refused};
+use super::{
+    HerdJoin, HerdOffer, HerdWelcome, VERSION, WINDOW, WriteTransport, cell_bytes, known, refused, told,
+};
 use crate::mailbox::{Once, glance};
 use crate::outcome::with_causes;
 use crate::server::caller::{Caller, Role};
 use crate::server::shared::ServerState;
+use crate::server::verbs::extension::{ExtensionAcceptor, ExtensionLease, OpenExtension};
 use crate::verbs::bootstrap::Descriptor;
 use crate::verbs::device::{
-    Access, AddressHandle, Buffer, CompletionQueue, Depth, ProtectionDomain, QueuePair, Transport, Work,
-    WorkKind, succeeded,
+    Access, Buffer, CompletionQueue, Depth, ProtectionDomain, QueuePair, Work, succeeded,
 };
 use crate::verbs::error::{SetupError, VerbsError};
 use crate::verbs::ffi::Completion;
 use crate::verbs::station::Station;
-use crate::wire;
+use crate::wire::{self, Reply, Request};
+use ibverbs_sys::ibv_qp_type;
+use serde_json::Value;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -29,7 +34,7 @@ const SWEEPS: u32 = 64;
 
 /// Admits clients: gives each an area.
 #[derive(Debug)]
-pub(crate) struct HerdAcceptor {
+struct HerdAcceptor {
     station: Arc<Station>,
     carrier: WriteTransport,
     cell_bytes: usize,
@@ -46,16 +51,15 @@ struct HerdSession {
     // The queue pair is dropped before the memory it writes.
     requests: QueuePair,
     area: Buffer,
+    /// The client's queue pair for datagrams.
     to: AddressHandle,
-    /// The number of the client's queue pair for datagrams.
-    number: u32,
     role: Role,
     gone: AtomicBool,
 }
 
 /// Keeps a client's area in use until it is dropped.
 #[derive(Debug)]
-pub(crate) struct HerdLease(Arc<HerdSession>);
+struct HerdLease(Arc<HerdSession>);
 
 impl Drop for HerdLease {
     fn drop(&mut self) {
@@ -63,9 +67,18 @@ impl Drop for HerdLease {
     }
 }
 
+/// Starts the workers. They end after the acceptor is dropped.
+pub(super) fn open(
+    shared: &Arc<ServerState>,
+    station: &Arc<Station>,
+    workers: usize,
+) -> Result<OpenExtension, SetupError> {
+    let (acceptor, threads) = HerdAcceptor::open(shared, station, workers)?;
+    Ok((Box::new(acceptor), threads))
+}
+
 impl HerdAcceptor {
-    /// Starts the workers. They end after the acceptor is dropped.
-    pub fn open(
+    fn open(
         shared: &Arc<ServerState>,
         station: &Arc<Station>,
         workers: usize,
@@ -109,13 +122,8 @@ impl HerdAcceptor {
         Ok((acceptor, threads))
     }
 
-    /// The offer in the challenge.
-    pub fn offer(&self) -> HerdOffer {
-        HerdOffer { version: VERSION, carrier: self.carrier }
-    }
-
     /// Gives a client an area and shows it to the workers. `Err` says why not.
-    pub fn admit(&self, join: &serde_json::Value, role: Role) -> Result<(HerdLease, HerdWelcome), String> {
+    fn area_for(&self, join: &Value, role: Role) -> Result<(HerdLease, HerdWelcome), String> {
         let join: HerdJoin = known(join).map_err(|error| with_causes(&error))?;
         if !crate::verbs::is_mtu(join.requests.mtu) {
             return Err(format!("{} bytes is no path MTU", join.requests.mtu));
@@ -128,23 +136,22 @@ impl HerdAcceptor {
                 domain.clone(),
                 self.silent.clone(),
                 None,
-                join.carrier.transport(),
+                join.carrier.pair_type(),
                 Depth { sends: 1, receives: 1 },
                 route.clone(),
             )?;
-            requests.connect(&join.requests, Access::RemoteWrite)?;
+            requests.connect(&join.requests, REMOTE_WRITE)?;
             let cells = self.workers.len() * WINDOW;
-            let area = Buffer::new(domain, cells, self.cell_bytes, Access::RemoteWrite)?;
-            let to = AddressHandle::new(shared.clone(), route, &join.replies.at)?;
-            let (number, gone) = (join.replies.at.num, AtomicBool::new(false));
-            Ok(HerdSession { requests, area, to, number, role, gone })
+            let area = Buffer::new(domain, cells, self.cell_bytes, REMOTE_WRITE)?;
+            let to = AddressHandle::new(&self.station, &join.replies.at)?;
+            Ok(HerdSession { requests, area, to, role, gone: AtomicBool::new(false) })
         };
         let session = made()
             .map_err(|error| format!("the server's end of HERD cannot be set up: {}", with_causes(&error)))?;
         let seated = HerdWelcome {
             requests: session.requests.endpoint(),
             area: Descriptor {
-                address: session.area.address(0),
+                address: address_of(&session.area, 0),
                 key: session.area.remote_key(),
                 bytes: (session.area.memory().cells() * session.area.cell_bytes()) as u64,
             },
@@ -160,11 +167,22 @@ impl HerdAcceptor {
     }
 }
 
+impl ExtensionAcceptor for HerdAcceptor {
+    fn offer(&self) -> Value {
+        told(&HerdOffer { version: VERSION, carrier: self.carrier })
+    }
+
+    fn admit(&self, asked: &Value, role: Role) -> Result<(ExtensionLease, Value), String> {
+        let (lease, welcome) = self.area_for(asked, role)?;
+        Ok((Box::new(lease), told(&welcome)))
+    }
+}
+
 /// UC if the device has it, otherwise RC.
 fn best_carrier(station: &Station, queue: &Arc<CompletionQueue>) -> Result<WriteTransport, SetupError> {
     let depth = Depth { sends: 1, receives: 1 };
     let (domain, route) = (station.domain().clone(), station.route().clone());
-    match QueuePair::new(domain, queue.clone(), None, Transport::Uc, depth, route) {
+    match QueuePair::new(domain, queue.clone(), None, ibv_qp_type::IBV_QPT_UC, depth, route) {
         Ok(_) => Ok(WriteTransport::Uc),
         Err(SetupError::Call { errno, .. }) => {
             tracing::info!(errno, "the device has no UC: WRITEs go over RC");
@@ -256,16 +274,21 @@ impl HerdWorker {
         let mut busy = false;
         let HerdWorker { shared, number, clients, replies, copy, .. } = self;
         for PolledClient { session, lanes } in clients {
-            let caller = &mut Caller::without_uploads(session.role);
+            let caller = &mut Caller::new(session.role);
             for (at, lane) in lanes.iter_mut().enumerate() {
-                let cell = session.area.shared_words(*number * WINDOW + at);
+                let cell = shared_words(&session.area, *number * WINDOW + at);
                 if glance(cell) == lane.taken() {
                     continue;
                 }
                 // Part of it may not have landed yet (Q1). Then a later sweep finds it.
                 let Some((mark, frame)) = sealed::open(cell, copy) else { continue };
                 busy = true;
-                if lane.take(mark, frame, |request| shared.answer(caller, request)) {
+                let answer = |request: Request<'_>| match request {
+                    // A client's requests come to several threads in no order, so none begins an upload.
+                    Request::LongBegin { .. } if session.role == Role::Change => Some(Reply::Unfit),
+                    request => shared.answer(caller, request),
+                };
+                if lane.take(mark, frame, answer) {
                     replies.send(session, lane.reply())?;
                 }
             }
@@ -296,9 +319,10 @@ impl Replies {
         let queue = CompletionQueue::new(domain.context().clone(), REPLIES as u32)?;
         let depth = Depth { sends: REPLIES as u32, receives: 1 };
         let route = station.route().clone();
-        let mut pair = QueuePair::new(domain.clone(), queue.clone(), None, Transport::Ud, depth, route)?;
-        pair.open_for_datagrams()?;
-        let outgoing = Buffer::new(domain.clone(), REPLIES, reply_bytes, Access::Local)?;
+        let mut pair =
+            QueuePair::new(domain.clone(), queue.clone(), None, ibv_qp_type::IBV_QPT_UD, depth, route)?;
+        open_for_datagrams(&mut pair, station)?;
+        let outgoing = Buffer::new(domain.clone(), REPLIES, reply_bytes, Access::LOCAL)?;
         Ok(Replies { pair, queue, outgoing, sent: 0, completed: 0 })
     }
 
@@ -313,11 +337,7 @@ impl Replies {
         let work = Work {
             id: self.sent,
             element: self.outgoing.element(cell, bytes),
-            kind: WorkKind::Datagram {
-                to: session.to.raw(),
-                number: session.number,
-                key: crate::verbs::device::DATAGRAM_KEY,
-            },
+            kind: session.to.datagram(),
             signalled: true,
         };
         // SAFETY: as above; the buffer outlives the queue pair, and the address outlives the SEND.
@@ -338,21 +358,5 @@ impl Replies {
             }
         }
         Ok(())
-    }
-}
-/// Gives a client that asks for it an area. Returns the area's lease and what to tell the client.
-/// `Err` says why not.
-pub(crate) fn admit(
-    acceptor: Option<&HerdAcceptor>,
-    asked: Option<&serde_json::Value>,
-    role: Role,
-) -> Result<(Option<HerdLease>, Option<serde_json::Value>), String> {
-    match (asked, acceptor) {
-        (None, _) => Ok((None, None)),
-        (Some(join), Some(acceptor)) => {
-            let (lease, welcome) = acceptor.admit(join, role)?;
-            Ok((Some(lease), Some(super::told(&welcome))))
-        }
-        (Some(_), None) => Err("it asks for HERD, which this server does not serve".into()),
     }
 }

@@ -35,21 +35,12 @@ enum UploadState {
         key: Box<[u8]>,
         value: Upload,
     },
-    /// This client's requests are not in one order, so they make no upload.
-    #[cfg_attr(not(feature = "herd"), expect(dead_code, reason = "for HERD"))]
-    Never,
 }
 
 impl Caller {
-    /// A client whose requests come in order.
+    /// A client that uploads nothing yet.
     pub fn new(role: Role) -> Caller {
         Caller { role, upload: UploadState::None }
-    }
-
-    /// A client whose requests come to several threads.
-    #[cfg(feature = "herd")]
-    pub fn without_uploads(role: Role) -> Caller {
-        Caller { role, upload: UploadState::Never }
     }
 
     pub fn role(&self) -> Role {
@@ -58,9 +49,6 @@ impl Caller {
 
     /// Begins an upload, and drops the one before. Does not wait for memory: the thread has other clients.
     pub fn begin(&mut self, index: &Index, key: &[u8], len: u32) -> Reply {
-        if matches!(self.upload, UploadState::Never) {
-            return Reply::Unfit;
-        }
         // First: its memory may be what this one gets.
         self.upload = UploadState::None;
         match index.upload(key, len as usize) {
@@ -107,18 +95,12 @@ impl Caller {
     fn whole(&mut self, key: &[u8]) -> Option<ExtentDraft> {
         match std::mem::take(&mut self.upload) {
             UploadState::Begun { key: begun, value } if *begun == *key => value.whole(),
-            UploadState::Never => {
-                self.upload = UploadState::Never;
-                None
-            }
             _ => None,
         }
     }
 
     fn refuse(&mut self) -> Reply {
-        if !matches!(self.upload, UploadState::Never) {
-            self.upload = UploadState::None;
-        }
+        self.upload = UploadState::None;
         Reply::Unfit
     }
 }

@@ -1,6 +1,8 @@
 //! What a server is told at its start.
 
 use super::snapshots::Snapshots;
+#[cfg(feature = "verbs")]
+use super::verbs::extension::ServerExtension;
 use crate::address::Address;
 use crate::config::Config;
 use crate::region::Backing;
@@ -74,11 +76,10 @@ pub struct ServerConfig {
     /// 16 MiB left beside it. The workers poll the mailboxes of clients that make
     /// requests, and stop at most 50 microseconds after a client's last request.
     pub mailbox_bytes_max: u64,
-    /// Over verbs, for comparison: clients may make requests as in HERD
-    /// ([`RequestPath::Herd`](crate::client::RequestPath::Herd)). Starts `workers` more threads,
-    /// which poll without sleeping while such a client is connected.
-    #[cfg(feature = "herd")]
-    pub herd: bool,
+    /// Over verbs: another way to make requests, beside messages, that the server offers.
+    #[cfg(feature = "verbs")]
+    #[doc(hidden)]
+    pub extension: Option<ServerExtension>,
     /// The snapshots that the server makes ([`Snapshots`]). A new table begins with the keys of the one
     /// that is there, which must be this user's or root's. (To begin with none, remove the file.) A table that is taken over has newer
     /// keys, and keeps them.
@@ -113,8 +114,8 @@ impl ServerConfig {
             read_token: Token::default(),
             wait: Wait::Block,
             mailbox_bytes_max: 64 << 20,
-            #[cfg(feature = "herd")]
-            herd: false,
+            #[cfg(feature = "verbs")]
+            extension: None,
             snapshots: None,
             restore: None,
             progress: None,
@@ -138,8 +139,6 @@ setters!(ServerConfig {
     read_token: Token,
     wait: Wait,
     mailbox_bytes_max: u64,
-    #[cfg(feature = "herd")]
-    herd: bool,
     snapshots: impl Into<Option<Snapshots>>,
     restore: impl Into<Option<PathBuf>>,
     progress: fn(StartProgress),

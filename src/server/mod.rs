@@ -19,7 +19,7 @@ mod snapshots;
 mod socket;
 mod table;
 #[cfg(feature = "verbs")]
-mod verbs;
+pub(crate) mod verbs;
 mod worker;
 
 pub use crate::start::{StartProgress, StartStep};
@@ -99,9 +99,10 @@ impl Server {
 
     fn start_unless_cancelled(config: ServerConfig) -> Result<Server, ServeError> {
         config.address.check()?;
-        #[cfg(feature = "herd")]
-        if config.herd && matches!(config.address, Address::Shm(_)) {
-            return Err(ServeError::Elsewhere { option: "herd", fabric: "verbs", address: config.address });
+        #[cfg(feature = "verbs")]
+        if let (Address::Shm(_), Some(extension)) = (&config.address, config.extension) {
+            let (option, address) = (extension.name, config.address);
+            return Err(ServeError::Elsewhere { option, fabric: "verbs", address });
         }
         if !config.read_token.is_empty() && (config.token.is_empty() || config.token == config.read_token) {
             return Err(ServeError::ReadToken);
@@ -161,8 +162,7 @@ impl Server {
                     token: config.token,
                     read_token: config.read_token,
                     wait: config.wait,
-                    #[cfg(feature = "herd")]
-                    herd: config.herd,
+                    extension: config.extension,
                     workers: config.workers,
                     progress: config.progress,
                 };

@@ -81,8 +81,8 @@ fn a_server_follows_its_config() {
     let usual = ServerConfig::new(address.clone(), table());
     let ServerConfig { workers, clients_max, token, wait, .. } = usual.clone();
     assert_eq!((workers, clients_max, token, wait), (2, 4096, Token::default(), Wait::Block));
-    #[cfg(feature = "herd")]
-    assert!(!usual.herd);
+    #[cfg(feature = "verbs")]
+    assert!(usual.extension.is_none());
     assert_eq!((usual.backing.clone(), usual.start), (Backing::Anonymous, StartMode::Create));
     assert!(usual.allow_uids.is_empty() && usual.allow_read_uids.is_empty() && usual.read_token.is_empty());
     assert_eq!((usual.clients_per_peer, usual.half_open, usual.unread_bytes_max), (1024, HALF_OPEN, 1 << 20));

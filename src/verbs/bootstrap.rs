@@ -1,7 +1,7 @@
 //! The conversation before the first READ, over TCP.
 //!
 //! ```text
-//! server  Challenge   version, nonce, whether it serves HERD
+//! server  Challenge   version, nonce, what extension it has
 //! client  Join        version, nonce, proof of the token, its queue pairs
 //! server  Welcome     proof of the token, its queue pairs, where the region is, the superblock
 //!     or  Refused     why

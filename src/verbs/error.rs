@@ -226,10 +226,12 @@ pub enum SetupError {
         /// This program's.
         ours: u32,
     },
-    /// Requests cannot be made HERD's way.
-    #[cfg(feature = "herd")]
-    #[error("HERD: {why}")]
-    Herd {
+    /// Requests cannot be made in the way that was asked for
+    /// ([`RequestPath::Extension`](crate::RequestPath::Extension)).
+    #[error("{name}: {why}")]
+    Extension {
+        /// Which way.
+        name: &'static str,
         /// Why not, and what mends it.
         why: String,
         /// What the decoder says of it.

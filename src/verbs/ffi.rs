@@ -14,18 +14,17 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::{Arc, OnceLock};
 
 macro_rules! functions {
-    ($($(#[$only:meta])* $name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
+    ($($name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
         /// The functions of the loaded library.
         #[derive(Debug)]
         pub(super) struct Functions {
-            $($(#[$only])* pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+            $(pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }
 
         impl Functions {
             fn of(library: &libloading::Library) -> Result<Functions, libloading::Error> {
                 Ok(Functions {
                     $(
-                        $(#[$only])*
                         // SAFETY: the symbol is a function of libibverbs' stable ABI with this
                         // signature (`same_signatures`), and the library is never unloaded.
                         $name: *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes())? },
@@ -37,7 +36,7 @@ macro_rules! functions {
         /// Never called. It compiles only if the signatures above are those of the headers.
         #[expect(dead_code, reason = "for the compiler to check")]
         fn same_signatures() {
-            $($(#[$only])* let _: unsafe extern "C" fn($($argument),*) $(-> $result)? = ibverbs_sys::$name;)*
+            $(let _: unsafe extern "C" fn($($argument),*) $(-> $result)? = ibverbs_sys::$name;)*
         }
     };
 }
@@ -68,30 +67,32 @@ functions! {
     ibv_create_qp(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
     ibv_modify_qp(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
     ibv_destroy_qp(*mut ibv_qp) -> c_int;
-    #[cfg(feature = "herd")]
-    ibv_create_ah(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah;
-    #[cfg(feature = "herd")]
-    ibv_destroy_ah(*mut ibv_ah) -> c_int;
 }
 
 /// The library's file name.
 const LIBRARY: &str = "libibverbs.so.1";
 
-/// The loaded library. The first call loads it; later calls return the same result.
+/// The loaded library. The first call loads it; later calls return the same result. It is never
+/// unloaded: its functions may be called until the process ends.
+///
+/// # Errors
+/// [`SetupError::Library`] when it is not there.
+pub(crate) fn library() -> Result<&'static libloading::Library, SetupError> {
+    static LOADED: OnceLock<Result<libloading::Library, Arc<libloading::Error>>> = OnceLock::new();
+    // SAFETY: libibverbs' initialisers only read the environment and its configuration files.
+    let loaded = LOADED.get_or_init(|| unsafe { libloading::Library::new(LIBRARY) }.map_err(Arc::new));
+    loaded.as_ref().map_err(|why| SetupError::Library { source: why.clone() })
+}
+
+/// The functions of the loaded library.
 ///
 /// # Errors
 /// [`SetupError::Library`] when it is not there or lacks a function.
 pub(super) fn functions() -> Result<&'static Functions, SetupError> {
-    static LOADED: OnceLock<Result<Functions, Arc<libloading::Error>>> = OnceLock::new();
-    let loaded = LOADED.get_or_init(|| {
-        // SAFETY: libibverbs' initialisers only read the environment and its configuration files.
-        let library = unsafe { libloading::Library::new(LIBRARY) }?;
-        let functions = Functions::of(&library)?;
-        // Never unloaded: the functions may be called until the process ends.
-        std::mem::forget(library);
-        Ok(functions)
-    });
-    loaded.as_ref().map_err(|why| SetupError::Library { source: why.clone() })
+    static FOUND: OnceLock<Result<Functions, Arc<libloading::Error>>> = OnceLock::new();
+    let library = library()?;
+    let found = FOUND.get_or_init(|| Functions::of(library).map_err(Arc::new));
+    found.as_ref().map_err(|why| SetupError::Library { source: why.clone() })
 }
 
 /// A completion as libibverbs writes it.

@@ -9,7 +9,7 @@
 //! | `bootstrap` | the conversation over TCP before the first READ |
 //!
 //! Nothing here knows keys or slots. The client's use of verbs is in `client/verbs/`, the server's
-//! in `server/verbs.rs`.
+//! in `server/verbs/`.
 //!
 //! Everything but the options and the choice of a GID needs the cargo feature
 //! `verbs`.
@@ -45,8 +45,7 @@ pub struct QueueCounts {
     pub reads: u64,
     /// Messages sent.
     pub messages: u64,
-    /// Those of HERD's requests that were written again because no reply had come.
-    #[cfg(feature = "herd")]
+    /// Requests of an extension that were made again because no reply had come. Messages are never lost.
     pub repeats: u64,
     /// Completions taken from the completion queue.
     pub completions: u64,
@@ -58,10 +57,7 @@ impl std::ops::AddAssign for QueueCounts {
         self.doorbells += other.doorbells;
         self.reads += other.reads;
         self.messages += other.messages;
-        #[cfg(feature = "herd")]
-        {
-            self.repeats += other.repeats;
-        }
+        self.repeats += other.repeats;
         self.completions += other.completions;
     }
 }

@@ -225,7 +225,7 @@ fn options_of_another_fabric_are_refused() {
     let _server = place.serve(default_preset());
     let refused = [
         #[cfg(feature = "herd")]
-        (&place.address, RequestPath::Herd),
+        (&place.address, RequestPath::HERD),
         (&verbs, RequestPath::Mailbox),
     ];
     for (at, requests) in refused {

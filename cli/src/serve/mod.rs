@@ -672,7 +672,9 @@ mod tests {
             (Token::new("for readers"), Token::default())
         );
         #[cfg(all(feature = "lab", feature = "verbs"))]
-        assert_eq!((how(&["--herd"]).herd, usual.herd), (true, false));
+        for (how, is_on) in [(how(&["--herd"]), true), (usual, false)] {
+            assert_eq!(format!("{how:?}").contains("extension: Some(herd)"), is_on, "{how:?}");
+        }
     }
 
     /// Each option reaches the table, and what is not given is that of the table's base.

@@ -15,41 +15,34 @@
 
 #![allow(unsafe_code)]
 
+use super::chunk_keys::ChunkKeys;
+use super::extension::{ExtensionPlace, ExtensionRequests};
+use super::landing::{LaneLanding, landing_for};
 use super::long::LongLanding;
-use super::pairs::LaneLanding;
+use super::waiting::{Completes, WaitPlace, check_stream, is_closed};
 use crate::address::VerbsAddress;
 use crate::client::lanes::{Posting, ReadWanted};
-use crate::client::options::ClientOptions;
-#[cfg(feature = "herd")]
-use crate::client::options::RequestPath;
+use crate::client::options::{ClientOptions, RequestPath};
 use crate::fabric::ReadId;
 use crate::fabric::landed::LandedWindow;
-#[cfg(feature = "herd")]
-use crate::herd::{
-    self,
-    client::{HerdClient, HerdDraft},
-};
-use crate::layout::chunk::{CHUNKS, chunk_of_value, chunk_of_window};
+use crate::layout::chunk::{chunk_of_value, chunk_of_window};
 use crate::layout::geometry::{Geometry, Window};
 use crate::layout::superblock::{SUPERBLOCK_WORDS, Superblock};
 use crate::verbs::bootstrap::MESSAGES_MAX;
 use crate::verbs::bootstrap::{self, Challenge, Descriptor, Handshake, Join, JoinAnswer, Welcome};
 use crate::verbs::device::{
-    Access, Buffer, CompletionQueue, Depth, Endpoint, ProtectionDomain, QueuePair, Transport, Work, WorkKind,
-    id, succeeded,
+    Access, Buffer, CompletionQueue, Depth, Endpoint, ProtectionDomain, QueuePair, Work, WorkKind, succeeded,
 };
 use crate::verbs::error::{SetupError, VerbsError};
 use crate::verbs::ffi::Completion;
 use crate::verbs::station::Station;
 use crate::verbs::{QueueCounts, VerbsOptions, Wait};
 use crate::wire;
-use ibverbs_sys::ibv_sge;
-use rustix::event::{PollFd, PollFlags, Timespec};
+use ibverbs_sys::{ibv_qp_type, ibv_sge};
 use std::collections::VecDeque;
 use std::error::Error;
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Most completions taken by one poll.
@@ -61,6 +54,14 @@ const CREDITS_MAX: usize = 1024;
 const SIGNAL_EVERY: usize = 16;
 /// Longest message that the client accepts from a server's welcome, in bytes.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
+
+/// The top bits of a work request's number hold its kind.
+mod id {
+    pub const READ: u64 = 0;
+    pub const SEND: u64 = 1 << 62;
+    pub const RECEIVE: u64 = 2 << 62;
+    pub const KIND: u64 = 3 << 62;
+}
 
 /// A connected queue pair with its buffers.
 #[derive(Debug)]
@@ -91,52 +92,8 @@ pub(crate) struct Connection {
     /// The completions of the last poll. Allocated once, because a GET polls dozens of times.
     polled: Box<[Completion; POLLED]>,
     counts: QueueCounts,
-    /// The state of HERD requests, if they are used. Their completions come to the same queue.
-    #[cfg(feature = "herd")]
-    pub(crate) herd: Option<HerdClient>,
-}
-
-/// The remote keys of the chunks of a table that grows, as far as they were READ (E0). Good as long as the
-/// connection: they are the server process's. `Send + Sync`.
-#[derive(Debug)]
-pub(crate) struct ChunkKeys {
-    /// 0 if it is not known; else the key, and a bit above it.
-    words: Box<[AtomicU64]>,
-}
-
-impl ChunkKeys {
-    fn new(geometry: &Geometry) -> ChunkKeys {
-        let chunks = if geometry.grows() { CHUNKS } else { 0 };
-        ChunkKeys { words: (0..chunks).map(|_| AtomicU64::new(0)).collect() }
-    }
-
-    /// The chunk of this window, if it must be READ first which key it has.
-    #[inline]
-    pub fn unknown(&self, geometry: &Geometry, window: Window) -> Option<u32> {
-        chunk_of_window(geometry, window).filter(|&chunk| !self.has(chunk))
-    }
-
-    /// The chunk of this byte of the heap, if it must be READ first which key it has.
-    pub fn unknown_to(&self, geometry: &Geometry, offset: u64) -> Option<u32> {
-        chunk_of_value(geometry, offset).filter(|&chunk| !self.has(chunk))
-    }
-
-    #[inline]
-    fn has(&self, chunk: u32) -> bool {
-        // Relaxed: a word is a whole key.
-        self.words[chunk as usize].load(Ordering::Relaxed) != 0
-    }
-
-    /// Takes in what its chunk slot says.
-    pub fn learn(&self, chunk: u32, key: u32) {
-        self.words[chunk as usize].store(1 << 32 | u64::from(key), Ordering::Relaxed);
-    }
-
-    /// The key of a chunk, as it was learnt.
-    #[inline]
-    fn known(&self, chunk: u32) -> u32 {
-        self.words[chunk as usize].load(Ordering::Relaxed) as u32
-    }
+    /// How requests are made instead of as messages, if the client wants that.
+    extension: Option<Box<dyn ExtensionRequests>>,
 }
 
 /// Counts of messages. They are sent, and answered, in order.
@@ -178,13 +135,12 @@ impl Connection {
         let limits = station.domain().context().limits();
         // When the queue pair fails, every work request completes: READs, and messages of both
         // directions.
-        let extra = extra_completions(options);
-        let others = (MESSAGES_MAX + extra) as i32;
+        let others = MESSAGES_MAX as i32;
         let queue_max = limits.max_qp_wr.min(limits.max_cqe.saturating_sub(others));
         let queue_max = (queue_max.max(0) as usize).saturating_sub(MESSAGES_MAX).max(1);
         let credits = credits.clamp(1, queue_max.min(CREDITS_MAX));
         let depth = Depth { sends: (credits + MESSAGES_MAX) as u32, receives: MESSAGES_MAX as u32 };
-        let room = (credits + 2 * MESSAGES_MAX + extra) as u32;
+        let room = (credits + 2 * MESSAGES_MAX) as u32;
         let queue = CompletionQueue::new(station.domain().context().clone(), room)?;
         // Declared before the queue pair, and so dropped after it, also when this function returns
         // an error.
@@ -193,15 +149,13 @@ impl Connection {
             station.domain().clone(),
             queue.clone(),
             None,
-            Transport::Rc,
+            ibv_qp_type::IBV_QPT_RC,
             depth,
             station.route().clone(),
         )?;
-        #[cfg(feature = "herd")]
         let draft = match options.requests {
-            RequestPath::Herd => {
-                let offer = challenge.extension.as_ref().map(herd::known).transpose()?;
-                Some(HerdDraft::new(&station, &queue, offer)?)
+            RequestPath::Extension(extension) => {
+                Some((extension.draft)(&station, challenge.extension.as_ref())?)
             }
             _ => None,
         };
@@ -212,10 +166,7 @@ impl Connection {
             proof: Default::default(),
             endpoint: pair.endpoint(),
             network: station.network(),
-            #[cfg(feature = "herd")]
-            extension: draft.as_ref().map(|draft| herd::told(&draft.join())),
-            #[cfg(not(feature = "herd"))]
-            extension: None,
+            extension: draft.as_ref().map(|draft| draft.join()),
         };
         bootstrap::prove(token, &challenge.nonce, &nonce, &mut join);
         talk.send(&join)?;
@@ -232,29 +183,26 @@ impl Connection {
         let geometry = table_of(&welcome).map_err(table)?;
         let mismatch = |source| SetupError::Mismatch { peer, source };
         station.check(&welcome.endpoint.at, welcome.network).map_err(mismatch)?;
-        pair.connect(&welcome.endpoint, Access::Local)?;
+        pair.connect(&welcome.endpoint, Access::LOCAL)?;
 
         let domain = station.domain();
         landing = landing_for(domain, &geometry, credits)?;
         let (messages, message_bytes) = (usize::from(welcome.messages), welcome.message_bytes as usize);
-        outgoing = Buffer::new(domain.clone(), messages, message_bytes, Access::Local)?;
-        incoming = Buffer::new(domain.clone(), messages, message_bytes, Access::Local)?;
+        outgoing = Buffer::new(domain.clone(), messages, message_bytes, Access::LOCAL)?;
+        incoming = Buffer::new(domain.clone(), messages, message_bytes, Access::LOCAL)?;
         for slot in 0..messages {
             let element = incoming.element(slot, incoming.cell_bytes());
             // SAFETY: the slot is new, and posted nowhere else; the buffer outlives the queue pair.
             unsafe { pair.post_receive(id::RECEIVE | slot as u64, element) }
                 .map_err(|e| SetupError::Call { call: "ibv_post_recv", errno: e.errno() })?;
         }
-        #[cfg(feature = "herd")]
-        let herd = draft
-            .map(|draft| {
-                draft.complete(&station, welcome.extension.as_ref().map(herd::known).transpose()?, &geometry)
-            })
-            .transpose()?;
         crate::verbs::keep_alive(&talk.stream);
         talk.stream
             .set_nonblocking(true)
             .map_err(|e| SetupError::Call { call: "fcntl", errno: e.raw_os_error().unwrap_or(0) })?;
+        let (geometry, stream) = (Arc::new(geometry), Arc::new(talk.stream));
+        let place = ExtensionPlace { station: &station, geometry: &geometry, stream: &stream, wait: *wait };
+        let extension = draft.map(|draft| draft.complete(welcome.extension.as_ref(), place)).transpose()?;
         Ok(Connection {
             pair,
             queue,
@@ -266,8 +214,8 @@ impl Connection {
             domain: domain.clone(),
             region: welcome.region,
             keys: Arc::new(ChunkKeys::new(&geometry)),
-            geometry: Arc::new(geometry),
-            stream: Arc::new(talk.stream),
+            geometry,
+            stream,
             wait: *wait,
             reads: VecDeque::with_capacity(credits),
             reads_handed_out: 0,
@@ -275,8 +223,7 @@ impl Connection {
             messages: Messages::default(),
             polled: Box::new([Completion::default(); POLLED]),
             counts: QueueCounts::default(),
-            #[cfg(feature = "herd")]
-            herd,
+            extension,
         })
     }
 
@@ -309,11 +256,11 @@ impl Connection {
 
     /// Takes the counts since the last call.
     pub fn take_counts(&mut self) -> QueueCounts {
-        #[cfg(feature = "herd")]
-        if let Some(herd) = &mut self.herd {
-            self.counts.repeats += std::mem::take(&mut herd.repeats);
+        let mut counts = std::mem::take(&mut self.counts);
+        if let Some(extension) = &mut self.extension {
+            counts += extension.take_counts();
         }
-        std::mem::take(&mut self.counts)
+        counts
     }
 
     // ---- READs ----------------------------------------------------------------------------------
@@ -465,6 +412,14 @@ impl Connection {
         Ok(())
     }
 
+    /// How requests are made instead of as messages, if the client wants that.
+    pub fn extension(&mut self) -> Option<&mut dyn ExtensionRequests> {
+        match &mut self.extension {
+            Some(extension) => Some(&mut **extension),
+            None => None,
+        }
+    }
+
     // ---- messages -------------------------------------------------------------------------------
 
     /// Longest message, in bytes.
@@ -504,7 +459,7 @@ impl Connection {
         let work = Work {
             id: id::SEND | self.messages.sent,
             element: self.outgoing.element(slot, bytes),
-            kind: WorkKind::Send,
+            kind: WorkKind::send(),
             signalled: true,
         };
         // SAFETY: as above. The slot is not written again before the message has been delivered.
@@ -552,84 +507,10 @@ impl Connection {
 
     // ---- completions ----------------------------------------------------------------------------
 
-    /// Takes completions until `enough`, for at most this time.
-    pub(crate) fn wait_until(
-        &mut self,
-        within: Duration,
-        enough: impl Fn(&Connection) -> bool,
-    ) -> Result<(), VerbsError> {
-        /// Polls before the clock is read and the thread yields.
-        const SPINS: u32 = 256;
-        /// Time between checks that the server is still there.
-        const LOOK: Duration = Duration::from_millis(1);
-        self.take_completions()?;
-        if enough(self) {
-            return Ok(());
-        }
-        let begun = Instant::now();
-        let (deadline, mut look) = (begun + within, begun + LOOK);
-        let mut spins = 0u32;
-        loop {
-            if self.take_completions()? && enough(self) {
-                return Ok(());
-            }
-            let is_gone = match self.wait {
-                // A poll is pause enough. Emulated processors, used to test without devices, give
-                // up their time slice at a PAUSE instruction.
-                Wait::Poll if spins < SPINS => {
-                    spins += 1;
-                    continue;
-                }
-                Wait::Poll => {
-                    spins = SPINS / 2;
-                    std::thread::yield_now();
-                    // This notices a server that is gone sooner than the device does.
-                    let is_due = Instant::now() >= look;
-                    if is_due {
-                        look += LOOK;
-                    }
-                    is_due && self.is_closed()
-                }
-                Wait::Block => {
-                    self.queue.arm()?;
-                    if self.take_completions()? && enough(self) {
-                        return Ok(());
-                    }
-                    let is_gone = self.block(deadline)?;
-                    self.queue.take_events();
-                    is_gone
-                }
-            };
-            if is_gone || Instant::now() >= deadline {
-                // The server may have answered before it went.
-                if self.take_completions()? && enough(self) {
-                    return Ok(());
-                }
-                self.check_stream()?;
-                return Err(VerbsError::Late { within });
-            }
-        }
-    }
-
-    /// Sleeps until the completion queue has an event, the server is gone, or the deadline has
-    /// come. Returns whether the server is gone.
-    fn block(&self, deadline: Instant) -> Result<bool, VerbsError> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-        let queue = self.queue.fd();
-        let mut watched =
-            [PollFd::from_borrowed_fd(queue, PollFlags::IN), PollFd::new(&*self.stream, PollFlags::RDHUP)];
-        match rustix::event::poll(&mut watched, Some(&timeout)) {
-            Ok(_) => Ok(!watched[1].revents().is_empty()),
-            Err(rustix::io::Errno::INTR) => Ok(false),
-            Err(e) => Err(VerbsError::Post { errno: e.raw_os_error() }),
-        }
-    }
-
     /// # Errors
     /// When the server has closed the connection.
     pub fn check_stream(&self) -> Result<(), VerbsError> {
-        if self.is_closed() { Err(VerbsError::Closed) } else { Ok(()) }
+        check_stream(&self.stream)
     }
 
     /// Whether the server has closed the connection.
@@ -641,8 +522,9 @@ impl Connection {
     pub fn stream(&self) -> &Arc<TcpStream> {
         &self.stream
     }
+}
 
-    /// Takes completions. Returns whether there were any.
+impl Completes for Connection {
     #[inline]
     fn take_completions(&mut self) -> Result<bool, VerbsError> {
         let n = self.queue.poll(&mut self.polled[..])?;
@@ -659,12 +541,6 @@ impl Connection {
                     succeeded(completion, "SEND")?;
                     self.messages.delivered = number + 1;
                 }
-                #[cfg(feature = "herd")]
-                id::HERD => {
-                    if let Some(herd) = &mut self.herd {
-                        herd.take(completion)?;
-                    }
-                }
                 _ => {
                     succeeded(completion, "RECV")?;
                     let Messages { sent, answered, ref arrived, .. } = self.messages;
@@ -680,33 +556,10 @@ impl Connection {
         }
         Ok(n > 0)
     }
-}
 
-/// Number of completions for work that is neither a READ nor a message.
-fn extra_completions(options: &ClientOptions) -> usize {
-    #[cfg(feature = "herd")]
-    if options.requests == RequestPath::Herd {
-        return herd::client::COMPLETIONS;
+    fn waiting(&self) -> WaitPlace<'_> {
+        WaitPlace { queue: &self.queue, stream: &self.stream, wait: self.wait }
     }
-    let _ = options;
-    0
-}
-
-/// Whether the server has closed this connection.
-pub(crate) fn is_closed(stream: &TcpStream) -> bool {
-    let mut watched = [PollFd::new(stream, PollFlags::RDHUP)];
-    matches!(rustix::event::poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(n) if n > 0)
-}
-
-/// Memory in which this many windows of any kind can land.
-pub(crate) fn landing_for(
-    domain: &Arc<ProtectionDomain>,
-    geometry: &Geometry,
-    windows: usize,
-) -> Result<Buffer, SetupError> {
-    let layout = geometry.layout();
-    let slots = layout.window_slots().max(layout.block_slots) as usize;
-    Buffer::new(domain.clone(), windows, slots * geometry.shape().bytes(), Access::Local)
 }
 
 /// What READs are of.
@@ -735,7 +588,7 @@ impl ReadTarget<'_> {
         };
         let address = self.region.address.wrapping_add(offset);
         let key = chunk.map_or(self.region.key, |chunk| self.keys.known(chunk));
-        Work { id: id::READ | number, element, kind: WorkKind::Read { address, key }, signalled }
+        Work { id: id::READ | number, element, kind: WorkKind::read(address, key), signalled }
     }
 }
 

@@ -1,6 +1,7 @@
 //! READs over a connection, as GETs see them.
 
-use super::connection::{ChunkKeys, Connection};
+use super::chunk_keys::ChunkKeys;
+use super::connection::Connection;
 use super::long;
 use super::pairs::LaneReader;
 use crate::client::lanes::ReadWanted;

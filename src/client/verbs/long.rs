@@ -37,7 +37,7 @@ impl LongLanding {
         if let Some(bytes) = self.need.change(have, bytes) {
             // The old memory first: the limit on locked memory need not hold both.
             self.memory = None;
-            self.memory = Some(Arc::new(Buffer::new(domain.clone(), 1, bytes, Access::Local)?));
+            self.memory = Some(Arc::new(Buffer::new(domain.clone(), 1, bytes, Access::LOCAL)?));
         }
         Ok(())
     }

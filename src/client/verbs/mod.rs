@@ -1,12 +1,14 @@
 //! The client's path over verbs: GETs and changes over one connection per handle, or over
 //! connections that all handles share. Failed connections are replaced.
 
+mod chunk_keys;
 pub(crate) mod connection;
+pub(crate) mod extension;
 mod fabric;
-#[cfg(feature = "herd")]
-mod herd;
+mod landing;
 mod long;
 mod pairs;
+pub(crate) mod waiting;
 
 use super::error::{AskError, ConnectError, GetError};
 use super::handle::{ATTEMPT_MAX, Deadline, Handle, RETRY_FIRST, RETRY_MAX};
@@ -359,16 +361,13 @@ impl VerbsHandle {
         }
         let Some(connection) = &mut self.connection else { return Err(self.late()) };
         let geometry = connection.geometry().clone();
-        let piece_max = Some(wire::FRAME_VALUE_MAX);
-        // A request in HERD is one frame: its requests come to several threads, in no order.
-        #[cfg(feature = "herd")]
-        let piece_max = piece_max.filter(|_| connection.herd.is_none());
+        // An extension's requests are handled in any order: pieces of a value have one.
+        let piece_max = Some(wire::FRAME_VALUE_MAX).filter(|_| connection.extension().is_none());
         let result = send_fitting(requests, &geometry, piece_max, replies, has_sent, |requests, replies| {
             let sent = requests.len() as u64;
-            #[cfg(feature = "herd")]
-            if connection.herd.is_some() {
-                counts.herd += sent;
-                return connection.call(requests, deadline, replies);
+            if let Some(extension) = connection.extension() {
+                counts.extension += sent;
+                return extension.call(requests, deadline, replies);
             }
             let first_id = self.next_id;
             self.next_id += sent;
@@ -497,13 +496,10 @@ fn retried<T>(
 
 /// Whether the next attempt would fail in the same way.
 fn is_final(error: &SetupError) -> bool {
-    #[cfg(feature = "herd")]
-    if matches!(error, SetupError::Herd { .. }) {
-        return true;
-    }
     matches!(
         error,
         SetupError::Token { .. }
+            | SetupError::Extension { .. }
             | SetupError::Version { .. }
             | SetupError::Library { .. }
             | SetupError::UnknownDevice { .. }

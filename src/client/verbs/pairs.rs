@@ -7,8 +7,11 @@
 
 #![allow(unsafe_code)]
 
-use super::connection::{self, ChunkKeys, Connection};
+use super::chunk_keys::ChunkKeys;
+use super::connection::Connection;
+use super::landing::LaneLanding;
 use super::long::LongLanding;
+use super::waiting::is_closed;
 use crate::client::lanes::{Lane, Mux, Posting, ReadQueue, ReadWanted};
 use crate::fabric::ReadId;
 use crate::fabric::landed::LandedWindow;
@@ -16,7 +19,7 @@ use crate::layout::geometry::{Geometry, Window};
 use crate::sync::lock_std;
 use crate::verbs::QueueCounts;
 use crate::verbs::Wait;
-use crate::verbs::device::{Buffer, CompletionQueue, ProtectionDomain};
+use crate::verbs::device::{CompletionQueue, ProtectionDomain};
 use crate::verbs::error::{SetupError, VerbsError};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::net::TcpStream;
@@ -71,26 +74,6 @@ impl ReadQueue for Connection {
 
 // ---- a handle's lane ----------------------------------------------------------------------------
 
-/// Memory of a lane.
-#[derive(Debug)]
-pub(crate) struct LaneLanding {
-    windows: Buffer,
-    /// Where long values land. Its owner exchanges it only while none of its READs is in flight, so nobody
-    /// waits for this lock.
-    long: Mutex<Option<Arc<Buffer>>>,
-}
-
-impl LaneLanding {
-    pub fn windows(&self) -> &Buffer {
-        &self.windows
-    }
-
-    /// The memory for a READ that is about to be posted. It stays at least until that has completed.
-    pub fn long(&self) -> Arc<Buffer> {
-        lock_std(&self.long).clone().expect("a value has room before it is fetched")
-    }
-}
-
 /// A handle's lane, and the geometry of the table that it reads.
 #[derive(Debug)]
 pub(crate) struct LaneReader {
@@ -128,7 +111,7 @@ impl LaneReader {
     /// handle.
     pub fn check(&mut self) -> Result<(), VerbsError> {
         // Only the stream is at hand here: the pump owns the connection.
-        if self.stream.upgrade().is_some_and(|stream| !connection::is_closed(&stream)) {
+        if self.stream.upgrade().is_some_and(|stream| !is_closed(&stream)) {
             return Ok(());
         }
         self.lane.fail(VerbsError::Closed, &mut self.counts);
@@ -142,12 +125,11 @@ impl LaneReader {
     /// Sees to it that a value of so many bytes can land. No READ may be in flight.
     pub fn make_room(&mut self, bytes: usize) -> Result<(), SetupError> {
         assert!(!self.is_reading(), "READs may land in memory that is exchanged");
-        // Let go of here and there before other memory is made.
-        let mut long = lock_std(&self.lane.landing().long);
-        *long = None;
-        let made = self.long.make_room(bytes, &self.domain);
-        *long = self.long.memory().cloned();
-        made
+        let LaneReader { lane, long, domain, .. } = self;
+        lane.landing().exchange_long(|| {
+            let made = long.make_room(bytes, domain);
+            (made, long.memory().cloned())
+        })
     }
 
     /// Replaces what is in `out` by the first bytes of the memory for long values. No READ may be in flight.
@@ -180,7 +162,7 @@ impl LaneReader {
             let words = window.slots as usize * geometry.shape().words();
             // SAFETY: the READ into this slot has completed, and the slot is not posted again
             // before this lane submits another, which takes `&mut self`.
-            let words = unsafe { landing.windows.words(slot, words) };
+            let words = unsafe { landing.windows().words(slot, words) };
             sink(token, &mut LandedWindow::new(geometry, window, words));
         });
         Ok(())
@@ -257,8 +239,7 @@ impl OpenPair {
 
     /// Registers memory for a lane. Called without any lock held.
     fn join(self) -> Result<LaneReader, SetupError> {
-        let windows = connection::landing_for(&self.domain, &self.geometry, self.credits)?;
-        let landing = LaneLanding { windows, long: Mutex::new(None) };
+        let landing = LaneLanding::new(&self.domain, &self.geometry, self.credits)?;
         let lane = self.link.join(landing, self.credits);
         let OpenPair { geometry, keys, stream, domain, message_max, .. } = self;
         let (counts, long) = (QueueCounts::default(), LongLanding::default());

@@ -3,8 +3,6 @@
 use super::host::VerbsServer;
 use super::session::VerbsSession;
 use super::worker::WorkerInbox;
-#[cfg(feature = "herd")]
-use crate::herd;
 use crate::outcome::with_causes;
 use crate::server::caller::Role;
 use crate::server::shared::{ACCEPT_AGAIN, Peer};
@@ -137,10 +135,7 @@ impl Acceptor {
         let _ = stream.set_nodelay(true);
         crate::verbs::keep_alive(&stream);
         let Ok(nonce) = bootstrap::nonce() else { return };
-        #[cfg(feature = "herd")]
-        let extension = self.host.herd.as_ref().map(|acceptor| herd::told(&acceptor.offer()));
-        #[cfg(not(feature = "herd"))]
-        let extension = None;
+        let extension = self.host.extension.as_ref().map(|extension| extension.offer());
         let challenge =
             Challenge { oneread: bootstrap::NAME.into(), version: bootstrap::VERSION, nonce, extension };
         let token = mio::Token(self.next);

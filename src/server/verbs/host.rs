@@ -1,8 +1,7 @@
 //! What the threads of a verbs server share.
 
 use super::chunks::RegisteredChunks;
-#[cfg(feature = "herd")]
-use crate::herd;
+use super::extension::ExtensionAcceptor;
 use crate::server::shared::ServerState;
 use crate::verbs::device::RegisteredRegion;
 use crate::verbs::station::Station;
@@ -21,6 +20,5 @@ pub(super) struct VerbsServer {
     pub read_token: Token,
     pub message_bytes: usize,
     pub wait: Wait,
-    #[cfg(feature = "herd")]
-    pub herd: Option<herd::server::HerdAcceptor>,
+    pub extension: Option<Box<dyn ExtensionAcceptor>>,
 }

@@ -7,14 +7,13 @@
 
 mod acceptor;
 mod chunks;
+pub(crate) mod extension;
 mod host;
 mod receives;
 mod session;
 mod worker;
 
 use crate::address::VerbsAddress;
-#[cfg(feature = "herd")]
-use crate::herd;
 use crate::layout::geometry::Geometry;
 use crate::layout::superblock::SUPERBLOCK_WORDS;
 use crate::server::end::Thread;
@@ -27,6 +26,7 @@ use crate::verbs::{Token, Wait};
 use crate::wire;
 use acceptor::Acceptor;
 use chunks::{RegisteredChunks, StartedChunks};
+use extension::ServerExtension;
 use host::VerbsServer;
 use mio::net::TcpListener;
 use std::io;
@@ -39,8 +39,7 @@ pub(in crate::server) struct VerbsServing {
     pub token: Token,
     pub read_token: Token,
     pub wait: Wait,
-    #[cfg(feature = "herd")]
-    pub herd: bool,
+    pub extension: Option<ServerExtension>,
     pub workers: usize,
     pub progress: Option<fn(StartProgress)>,
 }
@@ -70,10 +69,9 @@ pub(in crate::server) fn start(
     let (region, chunks) = register(&station, &shared, how.progress)?;
     let (chunks, chunk_thread) = chunks.unzip();
     let superblock = (0..SUPERBLOCK_WORDS).map(|word| shared.index.region().load(word)).collect();
-    let VerbsServing { token, read_token, wait, workers, .. } = how;
-    #[cfg(feature = "herd")]
-    let (herd, herd_threads) =
-        how.herd.then(|| herd::server::HerdAcceptor::open(&shared, &station, workers)).transpose()?.unzip();
+    let VerbsServing { token, read_token, wait, extension, workers, progress: _ } = how;
+    let open = |extension: ServerExtension| (extension.open)(&shared, &station, workers);
+    let (extension, extension_threads) = extension.map(open).transpose()?.unzip();
     let host = Arc::new(VerbsServer {
         shared,
         station,
@@ -84,8 +82,7 @@ pub(in crate::server) fn start(
         read_token,
         message_bytes,
         wait,
-        #[cfg(feature = "herd")]
-        herd,
+        extension,
     });
 
     let threads =
@@ -108,8 +105,7 @@ pub(in crate::server) fn start(
     all.push((Some(waker), thread));
     // These threads end with the last of the threads above: nobody asks them for anything any more.
     all.extend(chunk_thread.map(|thread| (None, thread)));
-    #[cfg(feature = "herd")]
-    all.extend(herd_threads.into_iter().flatten().map(|thread| (None, thread)));
+    all.extend(extension_threads.into_iter().flatten().map(|thread| (None, thread)));
     Ok(address.with_port(port))
 }
 

@@ -38,7 +38,7 @@ impl Receives {
     /// Posts the receives of one more client, each for a message of at most this length.
     pub fn add_client(&mut self, domain: &Arc<ProtectionDomain>, bytes: usize) -> Result<(), Box<dyn Error>> {
         let first = self.landing.len() * MESSAGES;
-        self.landing.push(Buffer::new(domain.clone(), MESSAGES, bytes, Access::Local)?);
+        self.landing.push(Buffer::new(domain.clone(), MESSAGES, bytes, Access::LOCAL)?);
         for slot in first..first + MESSAGES {
             self.post(Landed { slot, length: 0 })?;
         }

@@ -2,19 +2,19 @@
 
 #![allow(unsafe_code)]
 
+use super::extension::ExtensionLease;
 use super::host::VerbsServer;
 use super::receives::{Landed, MESSAGES, Receives};
-#[cfg(feature = "herd")]
-use crate::herd;
 use crate::outcome::with_causes;
 use crate::server::caller::{Caller, Role};
 use crate::server::shared::{Admission, ServerState};
 use crate::verbs::bootstrap::{self, Descriptor, Join, JoinAnswer, Nonce, Welcome};
 use crate::verbs::device::{
-    Access, Buffer, CompletionQueue, Depth, QueuePair, SharedReceives, Transport, Work, WorkKind,
+    Access, Buffer, CompletionQueue, Depth, QueuePair, SharedReceives, Work, WorkKind,
 };
 use crate::verbs::error::{SetupError, VerbsError};
 use crate::wire;
+use ibverbs_sys::ibv_qp_type;
 use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
 use std::collections::VecDeque;
@@ -44,9 +44,8 @@ pub(super) struct VerbsSession {
     ready: VecDeque<Vec<u8>>,
     /// Whether its queue pair has taken its last receive.
     is_spent: bool,
-    /// HERD's workers poll for the client while this exists.
-    #[cfg(feature = "herd")]
-    seating: Option<herd::server::HerdLease>,
+    /// What the server's extension keeps for the client, if it asked for that.
+    extension: Option<ExtensionLease>,
 }
 
 /// A message, and how many of its bytes are answered.
@@ -77,12 +76,12 @@ impl VerbsSession {
                 domain.clone(),
                 queue.clone(),
                 Some(receives.clone()),
-                Transport::Rc,
+                ibv_qp_type::IBV_QPT_RC,
                 Depth { sends: MESSAGES as u32, receives: 0 },
                 host.station.route().clone(),
             )?;
-            pair.connect(&join.endpoint, Access::RemoteRead)?;
-            let outgoing = Buffer::new(domain.clone(), MESSAGES, host.message_bytes, Access::Local)?;
+            pair.connect(&join.endpoint, Access::REMOTE_READ)?;
+            let outgoing = Buffer::new(domain.clone(), MESSAGES, host.message_bytes, Access::LOCAL)?;
             Ok((pair, outgoing))
         };
         let mtu = join.endpoint.mtu;
@@ -99,18 +98,14 @@ impl VerbsSession {
                 return Err((format!("the server's queue pair cannot be connected: {why}"), stream));
             }
         };
-        #[cfg(feature = "herd")]
-        let (seating, extension) =
-            match herd::server::admit(host.herd.as_ref(), join.extension.as_ref(), role) {
-                Ok(admitted) => admitted,
+        let (lease, extension) = match (&join.extension, &host.extension) {
+            (None, _) => (None, None),
+            (Some(asked), Some(extension)) => match extension.admit(asked, role) {
+                Ok((lease, told)) => (Some(lease), Some(told)),
                 Err(why) => return Err((why, stream)),
-            };
-        #[cfg(not(feature = "herd"))]
-        let extension = None;
-        #[cfg(not(feature = "herd"))]
-        if join.extension.is_some() {
-            return Err(("it asks for what this server does not serve".into(), stream));
-        }
+            },
+            (Some(_), None) => return Err(("it asks for what this server does not serve".into(), stream)),
+        };
         let mut welcome = Welcome {
             proof: Default::default(),
             endpoint: pair.endpoint(),
@@ -143,8 +138,7 @@ impl VerbsSession {
             answer: Vec::new(),
             ready,
             is_spent: false,
-            #[cfg(feature = "herd")]
-            seating,
+            extension: lease,
         })
     }
 
@@ -181,10 +175,7 @@ impl VerbsSession {
     /// Fails the queue pair of a client that is dropped, and posts the receives of its messages again.
     pub fn leave(&mut self, receives: &Receives) {
         self.pair.fail();
-        #[cfg(feature = "herd")]
-        {
-            self.seating = None;
-        }
+        self.extension = None;
         for request in self.requests.drain(..) {
             let _ = receives.post(request.landed);
         }
@@ -253,7 +244,7 @@ impl VerbsSession {
             let work = Work {
                 id: SEND | slot as u64,
                 element: self.outgoing.element(slot, bytes),
-                kind: WorkKind::Send,
+                kind: WorkKind::send(),
                 signalled: true,
             };
             // SAFETY: as above; it is written again only once it is free.

@@ -155,7 +155,7 @@ impl Rpc {
         let polled = match is_shm {
             true => self.polled(Path::Mailbox, connect(RequestPath::Mailbox))?,
             #[cfg(feature = "verbs")]
-            false => self.polled(Path::Herd, connect(RequestPath::Herd))?,
+            false => self.polled(Path::Herd, connect(RequestPath::HERD))?,
             #[cfg(not(feature = "verbs"))]
             false => None,
         };
@@ -267,7 +267,7 @@ impl Rpc {
 /// Whether the error says that the server does not take requests that way.
 fn is_not_taken(error: &ConnectError) -> bool {
     #[cfg(feature = "verbs")]
-    if matches!(error, ConnectError::Verbs(oneread::verbs::SetupError::Herd { .. })) {
+    if matches!(error, ConnectError::Verbs(oneread::verbs::SetupError::Extension { .. })) {
         return true;
     }
     matches!(error, ConnectError::RequestPath { .. })
@@ -302,7 +302,11 @@ mod tests {
         {
             use oneread::verbs::SetupError;
             let (peer, why) = ("127.0.0.1:7471".parse().unwrap(), "it takes none".into());
-            assert!(is_not_taken(&ConnectError::Verbs(SetupError::Herd { why, source: None })));
+            assert!(is_not_taken(&ConnectError::Verbs(SetupError::Extension {
+                name: "HERD",
+                why,
+                source: None
+            })));
             assert!(!is_not_taken(&ConnectError::Verbs(SetupError::Token { peer })));
         }
     }

@@ -1,0 +1,83 @@
+//! The client's end of an extension: a way to make requests over verbs beside messages.
+//!
+//! The conversation before the first READ has room for one. The server offers it in the challenge, a client
+//! that wants it says so in its answer, and the welcome has the rest. READs are as without. The server's end
+//! is in `server/verbs/extension.rs`.
+
+pub(crate) use crate::client::handle::Deadline;
+use crate::layout::geometry::Geometry;
+use crate::verbs::error::{SetupError, VerbsError};
+use crate::verbs::station::Station;
+use crate::verbs::{QueueCounts, Wait};
+use crate::wire::{Reply, Request};
+use serde_json::Value;
+use std::fmt;
+use std::net::TcpStream;
+use std::sync::Arc;
+
+/// An extension that a client may ask for ([`RequestPath::Extension`](crate::RequestPath::Extension)).
+#[derive(Clone, Copy)]
+pub struct RequestExtension {
+    pub(crate) name: &'static str,
+    /// Makes the client's end for a server with this offer.
+    pub(crate) draft: fn(&Station, Option<&Value>) -> Result<Box<dyn ExtensionDraft>, SetupError>,
+}
+
+impl RequestExtension {
+    /// Its name on the command line.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+}
+
+impl fmt::Debug for RequestExtension {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl PartialEq for RequestExtension {
+    fn eq(&self, other: &RequestExtension) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for RequestExtension {}
+
+/// The client's end before the server's welcome.
+pub(crate) trait ExtensionDraft {
+    /// What the client's answer to the challenge says of it.
+    fn join(&self) -> Value;
+
+    /// Makes it ready, by what the welcome says of it.
+    fn complete(
+        self: Box<Self>,
+        welcome: Option<&Value>,
+        place: ExtensionPlace<'_>,
+    ) -> Result<Box<dyn ExtensionRequests>, SetupError>;
+}
+
+/// The connection that an extension belongs to.
+pub(crate) struct ExtensionPlace<'a> {
+    pub station: &'a Station,
+    pub geometry: &'a Arc<Geometry>,
+    /// Its end shows that the server is gone.
+    pub stream: &'a Arc<TcpStream>,
+    pub wait: Wait,
+}
+
+/// The client's end of a connection's extension. Each request is one frame, and they may be handled in any
+/// order.
+pub(crate) trait ExtensionRequests: fmt::Debug + Send + Sync {
+    /// Makes the requests. Appends the replies in the order of the requests; after an error, those of the
+    /// first requests that were answered.
+    fn call(
+        &mut self,
+        requests: &[Request<'_>],
+        deadline: &mut Deadline,
+        replies: &mut Vec<Reply>,
+    ) -> Result<(), VerbsError>;
+
+    /// Takes the counts since the last call.
+    fn take_counts(&mut self) -> QueueCounts;
+}
