@@ -20,7 +20,7 @@ pub(super) struct Receives {
 }
 
 /// A receive that has completed, with its message. Whoever has it has the slot.
-pub(super) struct Landed {
+pub(super) struct LandedMessage {
     slot: usize,
     length: usize,
 }
@@ -40,7 +40,7 @@ impl Receives {
         let first = self.landing.len() * MESSAGES;
         self.landing.push(Buffer::new(domain.clone(), MESSAGES, bytes, Access::LOCAL)?);
         for slot in first..first + MESSAGES {
-            self.post(Landed { slot, length: 0 })?;
+            self.post(LandedMessage { slot, length: 0 })?;
         }
         Ok(())
     }
@@ -49,19 +49,19 @@ impl Receives {
     ///
     /// # Safety
     /// The receive of this slot of these has completed, and this is called once for the completion.
-    pub unsafe fn landed(&self, slot: usize, length: usize) -> Landed {
-        Landed { slot, length }
+    pub unsafe fn landed(&self, slot: usize, length: usize) -> LandedMessage {
+        LandedMessage { slot, length }
     }
 
     /// The message of a receive of these.
-    pub fn message<'a>(&'a self, Landed { slot, length }: &'a Landed) -> &'a [u8] {
+    pub fn message<'a>(&'a self, LandedMessage { slot, length }: &'a LandedMessage) -> &'a [u8] {
         // SAFETY: the receive has completed (`landed`), and is posted again only when `post` consumes
         // what the message is borrowed from.
         unsafe { self.landing[slot / MESSAGES].bytes(slot % MESSAGES, *length) }
     }
 
     /// Posts the receive again, for the next message.
-    pub fn post(&self, Landed { slot, .. }: Landed) -> Result<(), VerbsError> {
+    pub fn post(&self, LandedMessage { slot, .. }: LandedMessage) -> Result<(), VerbsError> {
         let buffer = &self.landing[slot / MESSAGES];
         let element = buffer.element(slot % MESSAGES, buffer.cell_bytes());
         // SAFETY: the slot is new or its receive has completed, and nobody borrows from it: it came by

@@ -4,7 +4,7 @@
 
 use super::extension::ExtensionLease;
 use super::host::VerbsServer;
-use super::receives::{Landed, MESSAGES, Receives};
+use super::receives::{LandedMessage, MESSAGES, Receives};
 use crate::outcome::with_causes;
 use crate::server::caller::{Caller, Role};
 use crate::server::shared::{Admission, ServerState};
@@ -50,7 +50,7 @@ pub(super) struct VerbsSession {
 
 /// A message, and how many of its bytes are answered.
 struct ReceivedMessage {
-    landed: Landed,
+    landed: LandedMessage,
     done: usize,
 }
 
@@ -193,7 +193,7 @@ impl VerbsSession {
 
     /// Takes a message. Returns whether it is the only one that waits. A client that has more
     /// unanswered than it may loses it: `Err` has its receive.
-    pub fn take(&mut self, landed: Landed) -> Result<bool, Landed> {
+    pub fn take(&mut self, landed: LandedMessage) -> Result<bool, LandedMessage> {
         if self.requests.len() + self.ready.len() >= MESSAGES {
             return Err(landed);
         }
