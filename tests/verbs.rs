@@ -543,7 +543,7 @@ fn bytes_sent() -> u64 {
 
 /// At 90 % after 2N replacements, with hints that know the keys: a hit takes at most 1.01 READs and
 /// 80 bytes. In each round, the device has as much to do as a reader in this process with hints of
-/// its own counts for the same table. So many bytes cross the link.
+/// its own counts for the same table, and that number of bytes crosses the link.
 #[test]
 fn hits_by_hints_take_one_slot() {
     needs_device!("hits_by_hints_take_one_slot");
@@ -568,7 +568,7 @@ fn hits_by_hints_take_one_slot() {
         [options(), unhinted].map(|options| Client::connect_with(&address, options).unwrap());
     let near = Hints::new(server.index().geometry(), usize::MAX).unwrap();
 
-    // What so many READs of so many bytes send: Ethernet, IP, UDP, BTH, AETH and ICRC of each answer.
+    // What these READs send, with the bytes that they bring: Ethernet, IP, UDP, BTH, AETH and ICRC of each answer.
     let on_the_link = |counts: ReadCounts| counts.reads * (14 + 20 + 8 + 12 + 4 + 4) + counts.bytes;
     // Each round is one clone's, which counts from 0 and shares the hints.
     let round = |client: &Client| {

@@ -16,7 +16,7 @@ use common::{patient, wait_for};
 const CHUNK: u64 = 16 << 20;
 /// Slots of a segment: 256 KiB.
 const SEGMENT_SLOTS: u64 = 4096;
-/// So many keys take three chunks.
+/// This number of keys takes three chunks.
 const KEYS: u64 = 600_000;
 
 fn serve(port: u16, backing: Backing) -> Option<Server> {

@@ -115,11 +115,13 @@ impl ExtensionDraft for HerdDraft {
         if reply_bytes > station.route().mtu as usize {
             return Err(refused("a reply may be longer than this side's MTU; name a larger one with ?mtu="));
         }
+        // Declared before the queue pairs, and so dropped after them, also when this returns an error.
+        let (outgoing, incoming);
         let HerdDraft { mut requests, mut replies, queue, .. } = *self;
         requests.connect(&to, Access::LOCAL)?;
         let domain = station.domain();
-        let outgoing = Buffer::new(domain.clone(), WINDOW, cell_bytes(geometry), Access::LOCAL)?;
-        let incoming = Buffer::new(domain.clone(), RECEIVES, GRH + reply_bytes, Access::LOCAL)?;
+        outgoing = Buffer::new(domain.clone(), WINDOW, cell_bytes(geometry), Access::LOCAL)?;
+        incoming = Buffer::new(domain.clone(), RECEIVES, GRH + reply_bytes, Access::LOCAL)?;
         for cell in 0..RECEIVES {
             let element = incoming.element(cell, incoming.cell_bytes());
             // SAFETY: the cell is new, and posted nowhere else; the buffer outlives the queue pair.

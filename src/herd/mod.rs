@@ -65,7 +65,7 @@ impl RequestPath {
 
 /// Version of the cells and datagrams.
 const VERSION: u32 = 1;
-/// W: how many requests of one client may be unanswered. HERD's value is 4 (section 4.2).
+/// W: the number of requests of one client that may be unanswered. HERD's value is 4 (section 4.2).
 const WINDOW: usize = 4;
 /// Bytes of the header that stands before a datagram in the receiver's memory.
 const GRH: usize = 40;

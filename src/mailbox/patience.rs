@@ -2,30 +2,30 @@
 
 use std::time::Duration;
 
-/// Of this many waits, one takes the longest time even if earlier ones were in vain.
+/// Of this many waits, one takes the longest time even if nothing came in the waits before.
 const PROBE: u32 = 256;
 
 /// Adapts the time to poll for something before sleeping. The time grows while polling succeeds. It
-/// shrinks, in the end to none, while polling is in vain, because the other side may need the same
+/// shrinks, in the end to none, while nothing comes, because the other side may need the same
 /// CPU. Now and then it is the longest, to notice when that has changed.
 #[derive(Debug)]
 pub(crate) struct SpinTime {
     least: Duration,
     most: Duration,
     now: Duration,
-    in_vain: u32,
+    misses: u32,
 }
 
 impl SpinTime {
     /// `least` is the shortest time worth polling.
     pub fn new(least: Duration, most: Duration) -> SpinTime {
-        SpinTime { least, most, now: most, in_vain: 0 }
+        SpinTime { least, most, now: most, misses: 0 }
     }
 
     /// Time to poll in this wait.
     #[inline]
     pub fn time(&self) -> Duration {
-        if self.in_vain % PROBE == PROBE - 1 { self.most } else { self.now }
+        if self.misses % PROBE == PROBE - 1 { self.most } else { self.now }
     }
 
     /// Records that polling succeeded.
@@ -34,13 +34,13 @@ impl SpinTime {
         // A probe that succeeds says that the other side has a CPU of its own again. If it only
         // polled a little longer, both sides would go on to find each other asleep.
         self.now = if self.now.is_zero() { self.most } else { self.most.min(2 * self.now) };
-        self.in_vain = 0;
+        self.misses = 0;
     }
 
-    /// Records that polling was in vain.
+    /// Records that nothing came while it polled.
     pub fn exhausted(&mut self) {
         self.now = Some(self.now / 2).filter(|time| *time >= self.least).unwrap_or_default();
-        self.in_vain = self.in_vain.wrapping_add(1);
+        self.misses = self.misses.wrapping_add(1);
     }
 }
 
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_shrinks_in_vain_and_grows_with_success() {
+    fn time_shrinks_with_misses_and_grows_with_success() {
         let [least, most] = [1, 8].map(Duration::from_micros);
         let mut patience = SpinTime::new(least, most);
         assert_eq!(patience.time(), most);
@@ -74,14 +74,14 @@ mod tests {
         for before in [0, 5, PROBE - 2] {
             (0..before).for_each(|_| patience.exhausted());
             patience.rewarded();
-            let mut in_vain = 0;
+            let mut misses = 0;
             patience.exhausted();
             (0..4).for_each(|_| patience.exhausted());
             while patience.time() < most {
                 patience.exhausted();
-                in_vain += 1;
+                misses += 1;
             }
-            assert_eq!(in_vain + 5, PROBE - 1, "after {before}");
+            assert_eq!(misses + 5, PROBE - 1, "after {before}");
         }
     }
 }

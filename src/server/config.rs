@@ -72,9 +72,9 @@ pub struct ServerConfig {
     /// On shm: most bytes that the mailboxes of all clients take together
     /// ([`RequestPath::Mailbox`](crate::client::RequestPath::Mailbox)). A mailbox takes 40 KiB with
     /// the default lengths, and up to 772 KiB with the longest slots. Clients without one make their requests
-    /// by message. With 0, no client has one; nor does a further one where the system has less than
-    /// 16 MiB left beside it. The workers poll the mailboxes of clients that make
-    /// requests, and stop at most 50 microseconds after a client's last request.
+    /// by message. With 0, no client has one. Where a further mailbox would leave the system less than
+    /// 16 MiB, it is not made. The workers poll the mailboxes of clients that make requests, and stop at
+    /// most 50 microseconds after a client's last request.
     pub mailbox_bytes_max: u64,
     /// Over verbs: another way to make requests, beside messages, that the server offers.
     #[cfg(feature = "verbs")]

@@ -396,7 +396,7 @@ mod tests {
         assert_eq!(advance(&get[5..]), None);
     }
 
-    /// Why it is hung up on, after as many turns as that takes: whoever loses the CPU needs another.
+    /// Why it is hung up on, however many turns that takes: whoever loses the CPU needs another.
     fn why(session: &mut Session, shared: &ServerState) -> String {
         loop {
             match session.advance(shared) {
@@ -489,7 +489,7 @@ mod tests {
     }
 
     /// A turn that ends before it has begun, because the worker lost the CPU, answers the first request
-    /// all the same. So a hello is not taken for something else, and no turn is in vain.
+    /// all the same. So a hello is not taken for something else, and each turn gets on.
     #[test]
     fn a_turn_answers_at_least_one_request() {
         let (mut session, mut client, server, _dir) = session();

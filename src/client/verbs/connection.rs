@@ -303,7 +303,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Sees to it that a value of so many bytes can land. No READ may be in flight.
+    /// Makes room for a value of this length to land. No READ may be in flight.
     pub fn make_room(&mut self, bytes: usize) -> Result<(), SetupError> {
         assert!(self.reads.is_empty(), "READs may land in memory that is exchanged");
         self.long.make_room(bytes, &self.domain)

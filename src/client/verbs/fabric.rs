@@ -58,12 +58,12 @@ pub(crate) struct Keyless {
     id: ReadId,
     window: Window,
     chunk: u32,
-    /// How often the key was READ in vain.
-    in_vain: u32,
+    /// How often the chunk's slot was READ and showed no key.
+    misses: u32,
 }
 
 /// READs of a chunk slot that shows no key. One that is being written does not for long.
-const IN_VAIN_MAX: u32 = 100;
+const MISSES_MAX: u32 = 100;
 
 impl ReadPath<'_> {
     fn keys(&self) -> &ChunkKeys {
@@ -147,7 +147,7 @@ impl Verbs<'_> {
         let keyed = |&(id, window): &(ReadId, Window)| match way.keys().unknown(geometry, window) {
             None => (id, window),
             Some(chunk) => {
-                keyless.push(Keyless { id, window, chunk, in_vain: 0 });
+                keyless.push(Keyless { id, window, chunk, misses: 0 });
                 (id, chunk_window(geometry, chunk))
             }
         };
@@ -159,7 +159,7 @@ impl Verbs<'_> {
     #[cold]
     fn learn(&mut self, chunk: u32) -> Result<(), VerbsError> {
         let Verbs { way, geometry, within, .. } = self;
-        for _ in 0..=IN_VAIN_MAX {
+        for _ in 0..=MISSES_MAX {
             let mut told = None;
             way.post(&[(0, chunk_window(geometry, chunk))])?;
             while told.is_none() {
@@ -202,9 +202,9 @@ impl Verbs<'_> {
                         way.keys().learn(read.chunk, key);
                         reads.push((read.id, read.window));
                     }
-                    None if read.in_vain == IN_VAIN_MAX => return Err(no_key(read.chunk)),
+                    None if read.misses == MISSES_MAX => return Err(no_key(read.chunk)),
                     None => {
-                        read.in_vain += 1;
+                        read.misses += 1;
                         reads.push((read.id, chunk_window(geometry, read.chunk)));
                         keyless.push(read);
                     }

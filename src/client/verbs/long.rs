@@ -30,8 +30,8 @@ pub(crate) struct LongLanding {
 }
 
 impl LongLanding {
-    /// Sees to it that there is room for a value of so many bytes, registered here. May let go of what was
-    /// there before: no READ into it may be in flight.
+    /// Makes room for a value of this length, registered here. It may let go of the memory before, so no
+    /// READ into that may be in flight.
     pub fn make_room(&mut self, bytes: usize, domain: &Arc<ProtectionDomain>) -> Result<(), SetupError> {
         let have = self.memory.as_ref().map_or(0, |memory| memory.cell_bytes());
         if let Some(bytes) = self.need.change(have, bytes) {
@@ -76,8 +76,8 @@ struct LongNeed {
 }
 
 impl LongNeed {
-    /// How much memory there is to be instead of `have` bytes, for a value of so many. `None` if what is
-    /// there stays.
+    /// The length of the memory that takes the place of `have` bytes, for a value of `bytes`. `None` if
+    /// the memory stays.
     fn change(&mut self, have: usize, bytes: usize) -> Option<usize> {
         let room = |bytes: usize| bytes.next_power_of_two().max(SHORTEST);
         if bytes > have {
@@ -98,8 +98,8 @@ impl LongNeed {
     }
 }
 
-/// The READs that bring these bytes, one stretch after the other: one of each, if the device carries so
-/// many bytes at a time.
+/// The READs that bring these bytes, one stretch after the other: one READ for each, if the device
+/// carries that length at a time.
 pub(crate) fn pieces(stretches: &[Stretch], message_max: usize) -> SmallVec<[ReadWanted; 4]> {
     let mut pieces = SmallVec::new();
     let mut before = 0;

@@ -322,7 +322,7 @@ impl VerbsHandle {
 
     // ---- changes --------------------------------------------------------------------------------
 
-    /// Sends requests over a connection that no other handle uses, as many per message as fit.
+    /// Sends requests over a connection that no other handle uses, with no more per message than fit.
     fn converse_alone(
         &mut self,
         requests: &[Request<'_>],

@@ -122,7 +122,7 @@ impl LaneReader {
         self.lane.submit(reads.iter().map(|&(token, window)| (token, ReadWanted::Window(window))));
     }
 
-    /// Sees to it that a value of so many bytes can land. No READ may be in flight.
+    /// Makes room for a value of this length to land. No READ may be in flight.
     pub fn make_room(&mut self, bytes: usize) -> Result<(), SetupError> {
         assert!(!self.is_reading(), "READs may land in memory that is exchanged");
         let LaneReader { lane, long, domain, .. } = self;
