@@ -444,7 +444,7 @@ fn late_answers(_: &Fake) {
                     Err(MutateError::Full { .. }) => {}
                     // By messages, a connection's requests are answered in order. After a late
                     // answer, the next ones are late, too.
-                    Err(GetError::Deadline { .. }) => late += 1,
+                    Err(MutateError::Deadline { .. }) => late += 1,
                     Err(error) => panic!("{options:?}: {error}"),
                 }
                 let (key, value) =

@@ -672,9 +672,7 @@ mod tests {
             (Token::new("for readers"), Token::default())
         );
         #[cfg(all(feature = "lab", feature = "verbs"))]
-        for (how, is_on) in [(how(&["--herd"]), true), (usual, false)] {
-            assert_eq!(format!("{how:?}").contains("extension: Some(herd)"), is_on, "{how:?}");
-        }
+        assert!(format!("{:?}", how(&["--herd"])).contains("extension: Some(herd)"));
     }
 
     /// Each option reaches the table, and what is not given is that of the table's base.
