@@ -5,12 +5,11 @@
 //! something, and a shorter input is a simpler one.
 #![forbid(unsafe_code)]
 
-#[cfg(feature = "encryption")]
 use oneread::Encryption;
 use oneread::ReadError;
 use oneread::fabric::landed::LandedWindow;
 use oneread::fabric::shm::Shm;
-use oneread::fabric::{Fabric, ReadId, Stretch};
+use oneread::fabric::{Direct, Fabric, ReadId, Stretch};
 use oneread::families::presets;
 use oneread::faults::{Broken, Rule};
 use oneread::get::Proof;
@@ -28,6 +27,8 @@ use oneread::reader::{Limits, Reader};
 use oneread::region::{Backing, Region};
 use oneread::sim::{Bytes, Hardware, Instant, Recorder, Unit, Witness};
 use oneread::sim::{KeyNumber, PlannedGet, Scene, Violation, World};
+#[cfg(feature = "encryption")]
+use oneread::sink::Sink;
 use oneread::wire::{self, Reply, Request};
 use oneread::{
     Clock, Config, Geometry, Index, Layout, PutError, PutMode, PutOutcome, RecoverError, RestoreError,
@@ -183,6 +184,8 @@ impl<'a> Memory<'a> {
     }
 }
 
+impl Direct for Memory<'_> {}
+
 impl Fabric for Memory<'_> {
     type Landed<'l>
         = LandedWindow<'l>
@@ -221,15 +224,14 @@ impl Fabric for Memory<'_> {
         self.proofs[self.reads as usize % self.proofs.len()] != Proof::Late
     }
 
-    fn fetch(&mut self, stretches: &[Stretch], out: &mut Vec<u8>) -> Result<(), ReadError> {
+    fn fetch(&mut self, stretches: &[Stretch], out: &mut impl Sink) -> Result<(), ReadError> {
         let heap = self.geometry.heap();
         let bytes: &[u8] = bytemuck::cast_slice(self.words);
-        out.clear();
         for &Stretch { offset, len } in stretches {
             self.reads += 1;
             let is_inside = heap.offset <= offset && offset + len as u64 <= heap.offset + heap.bytes;
             assert!(is_inside && len <= self.geometry.value_max(), "a READ of {len} bytes at {offset}");
-            out.extend_from_slice(&bytes[offset as usize..][..len]);
+            out.put(&bytes[offset as usize..][..len]);
         }
         Ok(())
     }

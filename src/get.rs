@@ -59,6 +59,7 @@ use crate::layout::hash::Hashed;
 use crate::layout::segment::{DirectoryEntry, HomeState, Named};
 use crate::layout::slot::{Header, Key};
 use crate::route::{Onward, SegmentRoute, Told};
+use crate::sink::Sink;
 use smallvec::SmallVec;
 use std::time::Duration;
 
@@ -84,9 +85,9 @@ impl Look {
 
 /// A window as a READ brought it. Its slots may be looked at in any order.
 pub trait Landed {
-    /// Looks for `key` in `slot`. On [`Look::Match`] the value replaces the content of `value`. On
-    /// any other result the content of `value` is unspecified.
-    fn look(&mut self, slot: SlotIx, key: &[u8], value: &mut Vec<u8>) -> Look;
+    /// Looks for `key` in `slot`. On [`Look::Match`] the value was put into `value`. On any other result,
+    /// what was put there does not count.
+    fn look(&mut self, slot: SlotIx, key: &[u8], value: &mut impl Sink) -> Look;
 
     /// The slot of `window` to look at first: one that seems to hold `key`. The glance proves
     /// nothing. It saves a hit the validation of the other slots, where that costs more than the
@@ -294,7 +295,7 @@ impl<'a> Get<'a> {
     /// by themselves (shm). Without it, a hit in a slot of several lines is judged as well, because
     /// the short copies of its stamp wrap (G7).
     #[inline]
-    pub fn feed<L: Landed>(&mut self, landed: &mut L, exact: bool, value: &mut Vec<u8>) -> Step {
+    pub fn feed<L: Landed>(&mut self, landed: &mut L, exact: bool, value: &mut impl Sink) -> Step {
         if let Some(route) = &mut self.route {
             route.begins = false;
             if route.reads_entry() {
@@ -529,7 +530,7 @@ impl<'a> HintedLook<'a> {
 
     /// Takes in one slot. Returns whether the key is in it.
     #[inline]
-    pub fn feed<L: Landed>(&mut self, slot: SlotIx, landed: &mut L, value: &mut Vec<u8>) -> bool {
+    pub fn feed<L: Landed>(&mut self, slot: SlotIx, landed: &mut L, value: &mut impl Sink) -> bool {
         if self.found.is_none() {
             // G9: as valid as any other hit.
             let look = breaking(Rule::HintHit, &[Rule::StampCheck, Rule::CrcCheck], || {
@@ -578,7 +579,7 @@ mod tests {
     struct Showing<F>(F);
 
     impl<F: FnMut(SlotIx) -> Look> Landed for Showing<F> {
-        fn look(&mut self, slot: SlotIx, _key: &[u8], _value: &mut Vec<u8>) -> Look {
+        fn look(&mut self, slot: SlotIx, _key: &[u8], _value: &mut impl Sink) -> Look {
             (self.0)(slot)
         }
     }
@@ -754,7 +755,7 @@ mod tests {
         }
 
         impl Landed for InUse {
-            fn look(&mut self, slot: SlotIx, _key: &[u8], _value: &mut Vec<u8>) -> Look {
+            fn look(&mut self, slot: SlotIx, _key: &[u8], _value: &mut impl Sink) -> Look {
                 let ghost = if slot == self.first { self.tag } else { 0 };
                 let header = Header { stamp: 4, crc: 0, klen: 0, ghost, vlen: 0, aux: 0 };
                 if self.torn == Some(slot) { Look::Torn } else { Look::Other(header) }
@@ -874,7 +875,7 @@ mod tests {
     }
 
     impl Landed for Glancing {
-        fn look(&mut self, slot: SlotIx, _key: &[u8], _value: &mut Vec<u8>) -> Look {
+        fn look(&mut self, slot: SlotIx, _key: &[u8], _value: &mut impl Sink) -> Look {
             self.looked_at.push(slot.0);
             Look::Other(Header { stamp: 2, crc: 0, klen: 0, ghost: 0, vlen: 0, aux: 0 })
         }

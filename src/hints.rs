@@ -367,7 +367,7 @@ mod tests {
     use crate::clock::Clock;
     use crate::config::{Config, TableSize};
     use crate::fabric::shm::{MappedSlots, Shm};
-    use crate::fabric::{Fabric, ReadId, Stretch};
+    use crate::fabric::{Direct, Fabric, ReadId, Stretch};
     use crate::families::presets;
     use crate::get::Proof;
     use crate::index::Index;
@@ -376,6 +376,7 @@ mod tests {
     use crate::outcome::{PutMode, ReadError};
     use crate::reader::{Limits, Reader};
     use crate::region::Region;
+    use crate::sink::Sink;
     use std::collections::VecDeque;
     use std::ops::ControlFlow;
     use std::time::Duration;
@@ -619,6 +620,8 @@ mod tests {
         }
     }
 
+    impl Direct for OneByOne {}
+
     impl Fabric for OneByOne {
         type Landed<'a> = MappedSlots<'static>;
         const EXACT: bool = true;
@@ -652,7 +655,7 @@ mod tests {
             self.shm.took_less(mark, allowance)
         }
 
-        fn fetch(&mut self, stretches: &[Stretch], out: &mut Vec<u8>) -> Result<(), ReadError> {
+        fn fetch(&mut self, stretches: &[Stretch], out: &mut impl Sink) -> Result<(), ReadError> {
             self.shm.fetch(stretches, out)
         }
     }

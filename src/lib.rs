@@ -177,6 +177,7 @@ mod outcome;
 mod process;
 mod route;
 mod setters;
+pub mod sink;
 #[doc(hidden)]
 pub mod snapshot;
 mod start;

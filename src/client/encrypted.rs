@@ -10,6 +10,7 @@ use crate::encryption::{DecryptError, Encryption};
 use crate::layout::extent::Expected;
 use crate::outcome::{PutError, PutMode, PutOutcome, SwapOutcome};
 use crate::reader::StoredAnswer;
+use crate::sink::Sink;
 use std::ops::{ControlFlow, Range};
 use std::time::Instant;
 
@@ -30,6 +31,28 @@ impl Client {
         }
         let stored = pairs.iter().zip(spans).map(|((key, _), span)| (key.as_ref(), &bytes[span]));
         self.put_each_stored(mode, stored, &mut |nth, answer| each(nth, answer.map_err(plain_rejection)))
+    }
+
+    /// A GET into any sink.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn get_decrypted_into<S: Sink>(
+        &mut self,
+        key: &[u8],
+        value: &mut S,
+    ) -> Result<S::Outcome, GetError> {
+        if let Some(vec) = value.as_vec() {
+            let is_found = self.get_decrypted(key, vec)?;
+            return Ok(value.outcome(is_found));
+        }
+        let mut plain = Vec::new();
+        let is_found = self.get_decrypted(key, &mut plain)?;
+        if !is_found {
+            value.put_none();
+        } else if value.begin(plain.len()) {
+            value.put(&plain);
+        }
+        Ok(value.outcome(is_found))
     }
 
     /// A GET that decrypts what it found. Out of line: a client without encryption pays for one branch.

@@ -5,6 +5,7 @@ use super::handle::Handle;
 use super::{Client, ServerPath, on_path};
 use crate::outcome::{KeyError, PutError};
 use crate::reader::StoredAnswer;
+use crate::sink::Sink;
 use crate::values::Values;
 use crate::wire::{Reply, Request};
 use std::ops::{ControlFlow, Range};
@@ -23,22 +24,23 @@ impl Client {
         Ok(self.get_into(key, &mut value)?.then_some(value))
     }
 
-    /// Replaces the contents of `value` with the value of `key`. Returns whether the key was found.
-    /// Allocates only if `value` is too small.
+    /// The value of `key` lands in `value`, a [`Sink`]. A vector's contents are replaced, and the outcome is
+    /// whether the key was found; it allocates only if the vector is too small. Into memory of a given length
+    /// it goes by a [`SliceSink`](crate::sink::SliceSink).
     ///
     /// # Errors
-    /// As [`Client::get`].
+    /// As [`Client::get`]. What is in `value` by then does not count.
     #[inline]
-    pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, GetError> {
+    pub fn get_into<S: Sink>(&mut self, key: &[u8], value: &mut S) -> Result<S::Outcome, GetError> {
         if self.options.encryption.is_some() {
-            return self.get_decrypted(key, value);
+            return self.get_decrypted_into(key, value);
         }
         self.get_stored(key, value)
     }
 
     /// The same for the value as it is stored.
     #[inline]
-    pub(super) fn get_stored(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, GetError> {
+    pub(super) fn get_stored<S: Sink>(&mut self, key: &[u8], value: &mut S) -> Result<S::Outcome, GetError> {
         let found = on_path!(&mut self.path, handle => {
             handle.get_into(&mut self.stats, &mut self.direct, key, value)
         });

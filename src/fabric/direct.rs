@@ -37,6 +37,7 @@ use crate::layout::segment::{self, HomeState};
 use crate::layout::slot::{Header, SlotShape};
 use crate::layout::words::{self, EIGHT_LINES, Words};
 
+use crate::sink::Sink;
 use crate::sync::{Ordering, fence};
 
 /// Asks for the first lines of the key's window. No effect but on time.
@@ -86,7 +87,7 @@ pub(crate) fn glance(
     memory: impl Loadable + Copy,
     geometry: &Geometry,
     key: &[u8],
-    value: &mut Vec<u8>,
+    value: &mut impl Sink,
 ) -> Option<bool> {
     if geometry.can_glance_simply(key) {
         return glance_simply::<false>(memory, geometry, geometry.hashed(key), value);
@@ -103,7 +104,7 @@ pub(crate) fn glance_expected(
     memory: impl Loadable + Copy,
     geometry: &Geometry,
     key: Hashed<'_>,
-    value: &mut Vec<u8>,
+    value: &mut impl Sink,
 ) -> Option<bool> {
     if geometry.can_glance_simply(key.key()) {
         return glance_simply::<true>(memory, geometry, key, value);
@@ -121,7 +122,7 @@ fn glance_simply<const EXPECTED: bool>(
     memory: impl Loadable + Copy,
     geometry: &Geometry,
     key: Hashed<'_>,
-    value: &mut Vec<u8>,
+    value: &mut impl Sink,
 ) -> Option<bool> {
     let begun = memory.word(move_counter_word(key.home()));
     // R3, as in `Shm::mark`.
@@ -152,7 +153,7 @@ fn glance_anywhere(
     geometry: &Geometry,
     key: &[u8],
     first: First,
-    value: &mut Vec<u8>,
+    value: &mut impl Sink,
 ) -> Option<bool> {
     let key = geometry.hashed_to(key, first);
     let begun = memory.word(move_counter_word(key.home()));
@@ -184,7 +185,7 @@ fn glance_ends(
     begun: u64,
     home_aux: u32,
     place: Option<EntryWord>,
-    value: &mut Vec<u8>,
+    value: &mut impl Sink,
 ) -> Option<bool> {
     // R4, as in `Shm::proof`.
     fence(Ordering::Acquire);
@@ -201,13 +202,13 @@ fn glance_ends(
     {
         return None;
     }
-    value.clear();
+    value.put_none();
     Some(false)
 }
 
 /// Whether the key is in these eight slots, and its value in `value`; `None` if that is not plain.
 #[inline(always)]
-fn glance_through(lines: impl Lines, key: &[u8], value: &mut Vec<u8>) -> Option<bool> {
+fn glance_through(lines: impl Lines, key: &[u8], value: &mut impl Sink) -> Option<bool> {
     let mut shown = lines.lines_with(key);
     while shown != 0 {
         if glance_at(lines.line(compare::first_line(shown)), key, value)? {
@@ -220,13 +221,13 @@ fn glance_through(lines: impl Lines, key: &[u8], value: &mut Vec<u8>) -> Option<
 
 /// The same for fewer slots.
 #[inline(never)]
-fn glance_through_few(lines: impl Lines, key: &[u8], value: &mut Vec<u8>) -> Option<bool> {
+fn glance_through_few(lines: impl Lines, key: &[u8], value: &mut impl Sink) -> Option<bool> {
     glance_through(lines, key, value)
 }
 
 /// Whether the key is in this slot, and its value in `value`; `None` if that is not plain.
 #[inline(always)]
-fn glance_at(slot: impl Words, key: &[u8], value: &mut Vec<u8>) -> Option<bool> {
+fn glance_at(slot: impl Words, key: &[u8], value: &mut impl Sink) -> Option<bool> {
     let first = stamp(slot)?;
     match mapped::line_value(slot, key, value) {
         LineShows::Value => is_still(slot, first).then_some(true),
@@ -258,7 +259,7 @@ pub(crate) fn look(
     geometry: &Geometry,
     key: &[u8],
     first: First,
-    value: &mut Vec<u8>,
+    value: &mut impl Sink,
     reads: &mut ReadCounts,
 ) -> Option<bool> {
     let hashed = geometry.hashed_to(key, first);
@@ -295,7 +296,7 @@ pub(crate) fn look(
     match seen {
         Seen::Key => Some(true),
         Seen::NoKey => {
-            value.clear();
+            value.put_none();
             Some(false)
         }
         Seen::Torn => {
@@ -313,7 +314,7 @@ fn further(
     key: Hashed<'_>,
     home_aux: u32,
     before: usize,
-    value: &mut Vec<u8>,
+    value: &mut impl Sink,
     reads: &mut ReadCounts,
 ) -> Seen {
     let Some(end) = KeyEnd::of(key.key()) else { return Seen::Torn };
@@ -347,7 +348,13 @@ fn aux(window: impl Words) -> u32 {
 
 /// Looks for the key in each slot of a window.
 #[inline(always)]
-fn look_through(shape: SlotShape, window: impl Words, key: &[u8], end: KeyEnd, value: &mut Vec<u8>) -> Seen {
+fn look_through(
+    shape: SlotShape,
+    window: impl Words,
+    key: &[u8],
+    end: KeyEnd,
+    value: &mut impl Sink,
+) -> Seen {
     let mut rest = window;
     while let Some((slot, after)) = rest.split(shape.words()) {
         if end.is_in(slot) {
@@ -363,7 +370,7 @@ fn look_through(shape: SlotShape, window: impl Words, key: &[u8], end: KeyEnd, v
 
 /// Looks at a slot that may have the key.
 #[inline(never)]
-fn look_at(shape: SlotShape, slot: impl Words, key: &[u8], value: &mut Vec<u8>) -> Seen {
+fn look_at(shape: SlotShape, slot: impl Words, key: &[u8], value: &mut impl Sink) -> Seen {
     let read = at_rest(slot, || {
         let header = words::header(slot);
         let matches = usize::from(header.klen) == key.len() && compare::begins_with(shape, slot, key);

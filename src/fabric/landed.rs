@@ -4,6 +4,7 @@ use crate::get::{Landed, Look};
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::segment;
 use crate::layout::slot::{Key, View, check};
+use crate::sink::Sink;
 
 /// A landed window. Nobody writes the memory it borrows any more.
 #[derive(Debug)]
@@ -32,7 +33,7 @@ impl<'a> LandedWindow<'a> {
 
 impl Landed for LandedWindow<'_> {
     #[inline]
-    fn look(&mut self, slot: SlotIx, key: &[u8], value: &mut Vec<u8>) -> Look {
+    fn look(&mut self, slot: SlotIx, key: &[u8], value: &mut impl Sink) -> Look {
         debug_assert!(self.window.contains(slot));
         match check(
             self.geometry.shape(),

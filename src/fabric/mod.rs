@@ -11,6 +11,7 @@ use crate::get::{Landed, Proof};
 use crate::layout::geometry::Window;
 use crate::layout::hash::Hashed;
 use crate::outcome::ReadError;
+use crate::sink::Sink;
 use std::time::Duration;
 
 /// Which GET of a batch a READ belongs to.
@@ -45,8 +46,52 @@ impl std::ops::AddAssign for ReadCounts {
     }
 }
 
+/// What a fabric may do whose READs are loads: look for a key without the GET machine. No other fabric can:
+/// for it, `impl Direct for MyFabric {}` is all.
+pub trait Direct {
+    /// Whether [`Direct::get_directly`] ever has an answer.
+    #[inline(always)]
+    fn is_direct(&self) -> bool {
+        false
+    }
+
+    /// Asks for the window in which a direct look for `key` begins. No effect but on time.
+    #[inline(always)]
+    fn expect(&self, key: Hashed<'_>) {
+        let _ = key;
+    }
+
+    /// What nearly every GET needs, where READs are loads: whether the key is in its primary
+    /// window, and its value in `value`. `None` says nothing, not even that the key's length may be.
+    #[inline(always)]
+    fn glance(&mut self, key: &[u8], value: &mut impl Sink) -> Option<bool> {
+        let _ = (key, value);
+        None
+    }
+
+    /// The same for a key that was asked for before ([`Direct::expect`]).
+    #[inline(always)]
+    fn glance_expected(&mut self, key: Hashed<'_>, value: &mut impl Sink) -> Option<bool> {
+        self.glance(key.key(), value)
+    }
+
+    /// Looks for a key without the GET machine, on a fabric whose READs are loads. Returns whether
+    /// it was there, and its value in `value`; `None` when only the machine can tell. Counts in
+    /// `reads`, but for the first window of a look that ended in an answer.
+    #[inline(always)]
+    fn get_directly(
+        &mut self,
+        key: Hashed<'_>,
+        value: &mut impl Sink,
+        reads: &mut ReadCounts,
+    ) -> Option<bool> {
+        let _ = (key, value, reads);
+        None
+    }
+}
+
 /// Carries READs of windows. One per thread: `&mut self` throughout.
-pub trait Fabric {
+pub trait Fabric: Direct {
     /// A window as this fabric lands it.
     type Landed<'a>: Landed
     where
@@ -70,11 +115,11 @@ pub trait Fabric {
     /// The fabric failed; whether some of them were posted is not known, and no READ in flight counts any more.
     fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), Self::Error>;
 
-    /// Waits for at least one READ, if any is in flight, and hands each completed one to `sink`.
+    /// Waits for at least one READ, if any is in flight, and hands each completed one to `take`.
     ///
     /// # Errors
     /// When the fabric failed; what was in flight is lost.
-    fn poll(&mut self, sink: impl FnMut(ReadId, &mut Self::Landed<'_>)) -> Result<(), Self::Error>;
+    fn poll(&mut self, take: impl FnMut(ReadId, &mut Self::Landed<'_>)) -> Result<(), Self::Error>;
 
     /// Checks, without a READ, that what is read is still served. Called before a key is refused for
     /// its length: the next server's table may take it.
@@ -83,41 +128,6 @@ pub trait Fabric {
     /// When it is not, as far as is known.
     fn check(&mut self) -> Result<(), Self::Error> {
         Ok(())
-    }
-
-    /// Whether [`Fabric::get_directly`] ever has an answer.
-    #[inline(always)]
-    fn is_direct(&self) -> bool {
-        false
-    }
-
-    /// Asks for the window in which a direct look for `key` begins. No effect but on time.
-    #[inline(always)]
-    fn expect(&self, key: Hashed<'_>) {
-        let _ = key;
-    }
-
-    /// What nearly every GET needs, on a fabric whose READs are loads: whether the key is in its primary
-    /// window, and its value in `value`. `None` says nothing, not even that the key's length may be.
-    #[inline(always)]
-    fn glance(&mut self, key: &[u8], value: &mut Vec<u8>) -> Option<bool> {
-        let _ = (key, value);
-        None
-    }
-
-    /// The same for a key that was asked for before ([`Fabric::expect`]).
-    #[inline(always)]
-    fn glance_expected(&mut self, key: Hashed<'_>, value: &mut Vec<u8>) -> Option<bool> {
-        self.glance(key.key(), value)
-    }
-
-    /// Looks for a key without the GET machine, on a fabric whose READs are loads. Returns whether
-    /// it was there, and its value in `value`; `None` when only the machine can tell. Counts in
-    /// `reads`, but for the first window of a look that ended in an answer.
-    #[inline(always)]
-    fn get_directly(&mut self, key: Hashed<'_>, value: &mut Vec<u8>, reads: &mut ReadCounts) -> Option<bool> {
-        let _ = (key, value, reads);
-        None
     }
 
     /// Whether misses rest on the counters of begun moves, not on time.
@@ -137,11 +147,11 @@ pub trait Fabric {
     fn took_less(&mut self, mark: Self::Mark, allowance: Duration) -> bool;
 
     /// READs these bytes, there and back: a READ of each stretch, all in flight at once. One after the other,
-    /// they replace the content of `out`; they prove nothing. Only while no READ is under way.
+    /// they are put into `out`, where the value has begun; they prove nothing. Only while no READ is under way.
     ///
     /// # Errors
     /// As [`post`](Fabric::post) and [`poll`](Fabric::poll).
-    fn fetch(&mut self, stretches: &[Stretch], out: &mut Vec<u8>) -> Result<(), Self::Error>;
+    fn fetch(&mut self, stretches: &[Stretch], out: &mut impl Sink) -> Result<(), Self::Error>;
 
     /// One READ, there and back. A fabric that need not queue may do better than post and poll.
     ///

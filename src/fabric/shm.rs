@@ -6,7 +6,7 @@
 //! a matching slot.
 
 use super::direct::{self, at_rest};
-use super::{Fabric, ReadCounts, ReadId, Stretch};
+use super::{Direct, Fabric, ReadCounts, ReadId, Stretch};
 use crate::get::{Landed, Look, Proof};
 use crate::layout::compare::{self, Loadable};
 use crate::layout::control::move_counter_word;
@@ -18,6 +18,7 @@ use crate::layout::words::{self, Words};
 use crate::outcome::ReadError;
 
 use crate::region::Region;
+use crate::sink::Sink;
 use crate::sync::{Ordering, fence};
 use smallvec::SmallVec;
 use std::time::Duration;
@@ -46,7 +47,7 @@ impl<'a> Shm<'a> {
         region: &Region,
         geometry: &Geometry,
         key: &[u8],
-        value: &mut Vec<u8>,
+        value: &mut impl Sink,
     ) -> Option<bool> {
         direct::glance(region, geometry, key, value)
     }
@@ -71,7 +72,7 @@ pub struct MappedSlots<'a> {
 
 impl Landed for MappedSlots<'_> {
     #[inline]
-    fn look(&mut self, slot: SlotIx, key: &[u8], value: &mut Vec<u8>) -> Look {
+    fn look(&mut self, slot: SlotIx, key: &[u8], value: &mut impl Sink) -> Look {
         let shape = self.geometry.shape();
         let words = self.region.words(self.geometry.slot_word(slot), shape.words());
         let read = at_rest(words, || {
@@ -101,6 +102,38 @@ impl Landed for MappedSlots<'_> {
     }
 }
 
+impl Direct for Shm<'_> {
+    #[inline(always)]
+    fn is_direct(&self) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    fn expect(&self, key: Hashed<'_>) {
+        direct::expect(self.region, self.geometry, key);
+    }
+
+    #[inline(always)]
+    fn glance(&mut self, key: &[u8], value: &mut impl Sink) -> Option<bool> {
+        direct::glance(self.region, self.geometry, key, value)
+    }
+
+    #[inline(always)]
+    fn glance_expected(&mut self, key: Hashed<'_>, value: &mut impl Sink) -> Option<bool> {
+        direct::glance_expected(self.region, self.geometry, key, value)
+    }
+
+    #[inline(always)]
+    fn get_directly(
+        &mut self,
+        key: Hashed<'_>,
+        value: &mut impl Sink,
+        reads: &mut ReadCounts,
+    ) -> Option<bool> {
+        direct::look(self.region, self.geometry, key.key(), key.first(), value, reads)
+    }
+}
+
 impl<'f> Fabric for Shm<'f> {
     type Landed<'a>
         = MappedSlots<'f>
@@ -127,37 +160,12 @@ impl<'f> Fabric for Shm<'f> {
     }
 
     #[inline]
-    fn poll(&mut self, mut sink: impl FnMut(ReadId, &mut MappedSlots<'f>)) -> Result<(), ReadError> {
+    fn poll(&mut self, mut take: impl FnMut(ReadId, &mut MappedSlots<'f>)) -> Result<(), ReadError> {
         let mut landed = self.landed();
         for (token, _) in self.posted.drain(..) {
-            sink(token, &mut landed);
+            take(token, &mut landed);
         }
         Ok(())
-    }
-
-    #[inline(always)]
-    fn is_direct(&self) -> bool {
-        true
-    }
-
-    #[inline(always)]
-    fn expect(&self, key: Hashed<'_>) {
-        direct::expect(self.region, self.geometry, key);
-    }
-
-    #[inline(always)]
-    fn glance(&mut self, key: &[u8], value: &mut Vec<u8>) -> Option<bool> {
-        direct::glance(self.region, self.geometry, key, value)
-    }
-
-    #[inline(always)]
-    fn glance_expected(&mut self, key: Hashed<'_>, value: &mut Vec<u8>) -> Option<bool> {
-        direct::glance_expected(self.region, self.geometry, key, value)
-    }
-
-    #[inline(always)]
-    fn get_directly(&mut self, key: Hashed<'_>, value: &mut Vec<u8>, reads: &mut ReadCounts) -> Option<bool> {
-        direct::look(self.region, self.geometry, key.key(), key.first(), value, reads)
     }
 
     #[inline]
@@ -185,8 +193,7 @@ impl<'f> Fabric for Shm<'f> {
         false
     }
 
-    fn fetch(&mut self, stretches: &[Stretch], out: &mut Vec<u8>) -> Result<(), ReadError> {
-        out.clear();
+    fn fetch(&mut self, stretches: &[Stretch], out: &mut impl Sink) -> Result<(), ReadError> {
         stretches.iter().for_each(|bytes| self.region.append_bytes(bytes.offset, bytes.len, out));
         Ok(())
     }

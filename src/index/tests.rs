@@ -23,6 +23,7 @@ use crate::observe::{self, Scheduler};
 use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome};
 use crate::region::{Backing, Region, RegionError};
 use crate::sim::{Adversary, History, Instant, Random, Recorder};
+use crate::sink::Sink;
 use crate::start::Start;
 use smallvec::SmallVec;
 use std::cell::Cell;
@@ -671,7 +672,7 @@ enum Cause {
 struct Sampled<'a>(&'a [Seen]);
 
 impl Landed for Sampled<'_> {
-    fn look(&mut self, slot: SlotIx, key: &[u8], _value: &mut Vec<u8>) -> Look {
+    fn look(&mut self, slot: SlotIx, key: &[u8], _value: &mut impl Sink) -> Look {
         let seen = &self.0[slot.0 as usize];
         if seen.key[..] == *key { Look::Match } else { Look::Other(seen.header) }
     }

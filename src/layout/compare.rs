@@ -206,23 +206,23 @@ pub(crate) fn lines_with(words: impl Words, key: &[u8]) -> u32 {
 }
 
 /// Four or eight lines, and a key, that can be compared at once.
-pub(crate) struct AtOnce<'a> {
+pub(crate) struct SideBySide<'a> {
     lines: &'a [[AtomicU64; LINE_WORDS]],
     /// The last eight bytes of the key, and its length.
     end: u64,
     len: usize,
 }
 
-impl<'a> AtOnce<'a> {
+impl<'a> SideBySide<'a> {
     /// `None` where the processor cannot, or where it is of no use.
     #[inline(always)]
-    pub fn of(words: &'a [AtomicU64], key: &[u8]) -> Option<AtOnce<'a>> {
+    pub fn of(words: &'a [AtomicU64], key: &[u8]) -> Option<SideBySide<'a>> {
         match (words.as_chunks().0, key.last_chunk(), key.len()) {
             (lines, Some(end), len @ ..=KeyEnd::KEY_MAX)
                 if cfg!(all(target_arch = "x86_64", not(loom), not(miri)))
                     && (lines.len() == 4 || lines.len() == 8) =>
             {
-                Some(AtOnce { lines, end: u64::from_le_bytes(*end), len })
+                Some(SideBySide { lines, end: u64::from_le_bytes(*end), len })
             }
             _ => None,
         }

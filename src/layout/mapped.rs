@@ -6,9 +6,9 @@
 use super::WORD;
 use super::compare::{FIRST_LINE_KEY, HEADER_WORDS, has_key, has_two_words, value_len};
 use super::extent::Reference;
-use super::replace::replace;
 use super::slot::{FURTHER, HEADER, Header, Key, SlotShape, Torn, View};
 use super::words::{LINE_WORDS, Words, header, image, load_line};
+use crate::sink::Sink;
 
 /// The slot's header and key; loads no more words than these take.
 #[inline]
@@ -45,14 +45,15 @@ pub(crate) fn value_into(
     shape: SlotShape,
     slot: impl Words,
     header: &Header,
-    value: &mut Vec<u8>,
+    value: &mut impl Sink,
 ) -> Result<(), Torn> {
     let (mut key_left, mut value_left) = (usize::from(header.klen), usize::from(header.vlen));
     if key_left + value_left > shape.payload_max() {
         return Err(Torn::Lengths);
     }
-    value.clear();
-    value.reserve(value_left);
+    if !value.begin(value_left) {
+        return Ok(());
+    }
     let mut rest = slot;
     if let Some((line, after)) = rest.split(LINE_WORDS) {
         let payload = &load_line(line)[HEADER..];
@@ -64,7 +65,7 @@ pub(crate) fn value_into(
             // A slot of less than a line.
             let image = image(rest);
             let payload = &bytemuck::cast_slice(&image)[HEADER..];
-            value.extend_from_slice(&payload[key_left..][..value_left]);
+            value.put(&payload[key_left..][..value_left]);
             break;
         };
         let payload = &load_line(line)[..FURTHER];
@@ -77,18 +78,23 @@ pub(crate) fn value_into(
 /// Appends to the value what this part of the payload, `N` bytes, has of it. (Whole parts of a length known
 /// beforehand are copied in place: a call for each takes longer.)
 #[inline(always)]
-fn append<const N: usize>(payload: &[u8], key_left: &mut usize, value_left: &mut usize, value: &mut Vec<u8>) {
+fn append<const N: usize>(
+    payload: &[u8],
+    key_left: &mut usize,
+    value_left: &mut usize,
+    value: &mut impl Sink,
+) {
     if *key_left == 0
         && *value_left >= N
         && let Some(whole) = payload.first_chunk::<N>()
     {
-        value.extend_from_slice(whole);
+        value.put(whole);
         *value_left -= N;
         return;
     }
     let behind_key = &payload[N.min(*key_left)..];
     let part = &behind_key[..behind_key.len().min(*value_left)];
-    value.extend_from_slice(part);
+    value.put(part);
     *key_left = key_left.saturating_sub(N);
     *value_left -= part.len();
 }
@@ -107,7 +113,7 @@ pub(crate) enum LineShows {
 /// Replaces `value` with the value in a slot of one line, if the slot holds `key`, and its lengths are such
 /// that a writer stores.
 #[inline(always)]
-pub(crate) fn line_value(slot: impl Words, key: &[u8], value: &mut Vec<u8>) -> LineShows {
+pub(crate) fn line_value(slot: impl Words, key: &[u8], value: &mut impl Sink) -> LineShows {
     // Usual keys, which end where a word does: their values go from word to word.
     if key.len() != 2 * WORD {
         return line_value_of_any(slot, key, value);
@@ -120,16 +126,16 @@ pub(crate) fn line_value(slot: impl Words, key: &[u8], value: &mut Vec<u8>) -> L
 }
 
 #[inline(always)]
-fn value_of<const N: usize>(value: &mut Vec<u8>, vlen: usize, word: impl Fn(usize) -> u64) -> LineShows {
+fn value_of<const N: usize>(value: &mut impl Sink, vlen: usize, word: impl Fn(usize) -> u64) -> LineShows {
     if vlen > N * WORD {
         return LineShows::Nonsense;
     }
-    replace::<N>(value, vlen, word);
+    value.put_words::<N>(vlen, word);
     LineShows::Value
 }
 
 #[inline(never)]
-fn line_value_of_any(slot: impl Words, key: &[u8], value: &mut Vec<u8>) -> LineShows {
+fn line_value_of_any(slot: impl Words, key: &[u8], value: &mut impl Sink) -> LineShows {
     let Some(vlen) = value_len(slot, key) else { return LineShows::NotIt };
     if !has_key(slot, key) {
         return LineShows::NotIt;

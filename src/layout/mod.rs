@@ -28,7 +28,6 @@ pub mod extent;
 pub mod geometry;
 pub mod hash;
 pub(crate) mod mapped;
-mod replace;
 pub mod segment;
 pub mod slot;
 pub mod superblock;

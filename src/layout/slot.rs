@@ -38,6 +38,7 @@
 use super::crc::{self, append, append_both};
 use super::extent::Reference;
 use super::{LINE, WORD};
+use crate::sink::Sink;
 use bytemuck::Zeroable;
 use smallvec::SmallVec;
 use std::mem::{offset_of, size_of};
@@ -457,11 +458,12 @@ impl<'a> View<'a> {
 
     /// Replaces the content of `out` with the value, or the reference to it. Allocates only if `out` is
     /// too small.
-    pub fn value_into(&self, out: &mut Vec<u8>) {
-        out.clear();
+    pub fn value_into(&self, out: &mut impl Sink) {
         let header = self.header();
         let (klen, vlen) = (usize::from(header.klen), header.value_bytes());
-        self.payload(klen, klen + vlen, |part| out.extend_from_slice(part));
+        if out.begin(vlen) {
+            self.payload(klen, klen + vlen, |part| out.put(part));
+        }
     }
 
     /// The reference to the value, if the slot has one.
@@ -481,14 +483,14 @@ impl<'a> View<'a> {
         out
     }
 
-    /// Gives payload bytes `from..to` to `sink`, line by line.
-    fn payload(&self, from: usize, to: usize, mut sink: impl FnMut(&'a [u8])) {
+    /// Gives payload bytes `from..to` to `take`, line by line.
+    fn payload(&self, from: usize, to: usize, mut take: impl FnMut(&'a [u8])) {
         let bytes: &'a [u8] = bytemuck::cast_slice(self.words);
         let mut at = 0;
         for piece in self.shape.pieces(to) {
             let skip = from.saturating_sub(at).min(piece.len());
             at += piece.len();
-            sink(&bytes[piece.start + skip..piece.end]);
+            take(&bytes[piece.start + skip..piece.end]);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Reader;
 use super::entries::KnownEntries;
-use super::one::WrongSlots;
+use super::look::WrongSlots;
 use super::patience::{Lag, Rest, RetryBudget, Round, SLEEP_NS};
 use crate::fabric::{Fabric, ReadId};
 use crate::get::{Get, HintedLook, Landed, Retry, Step};
@@ -287,8 +287,7 @@ impl<F: Fabric> Reader<'_, F> {
                     continue;
                 }
                 let is_found = step == Step::Found;
-                self.stats.gets += 1;
-                self.stats.hits += u64::from(is_found);
+                self.stats.answered(is_found);
                 self.hinted.hits += u64::from(is_found);
                 if each(*number, is_found.then_some(value)).is_break() {
                     // They must not be taken for READs of the next batch.
@@ -410,8 +409,7 @@ impl<F: Fabric> Reader<'_, F> {
                         match (lane.get.reference().filter(|_| lane.is_found), lane.mark) {
                             (Some(reference), Some(mark)) => named.push((lane.number, reference, mark)),
                             _ => {
-                                self.stats.gets += 1;
-                                self.stats.hits += u64::from(lane.is_found);
+                                self.stats.answered(lane.is_found);
                                 each(lane.number, lane.is_found.then_some(lane.value.as_slice()))?;
                             }
                         }

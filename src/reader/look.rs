@@ -3,18 +3,82 @@
 use super::Reader;
 use super::patience::RetryBudget;
 use crate::fabric::Fabric;
-use crate::get::Step;
+use crate::get::{HintedLook, Landed, Step};
+use crate::hints::Hints;
 use crate::layout::extent::Reference;
-use crate::layout::geometry::Window;
+use crate::layout::geometry::{SlotIx, Window};
+use crate::layout::slot::Key;
 use crate::outcome::{KeyLengthError, ReadError};
+use crate::sink::Sink;
+use smallvec::SmallVec;
 
 impl<F: Fabric> Reader<'_, F> {
+    /// The hinted look. `None` if the hints name no slots, or the key is in none of them. Out of line: a
+    /// reader without hints pays for one branch.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn look_where_hinted(
+        &mut self,
+        hints: &Hints,
+        key: &[u8],
+        value: &mut impl Sink,
+    ) -> Result<Option<Looked<F::Mark>>, F::Error> {
+        let key = self.geometry.hashed(key);
+        let windows = self.entries.hinted(hints, self.geometry, key);
+        if windows.is_empty() || windows.len() > self.fabric.credits() {
+            return Ok(None);
+        }
+        let mut look = HintedLook::new(self.geometry, key.key());
+        let needs_mark = self.geometry.has_heap() || !look.is_proof(F::EXACT);
+        let mark = needs_mark.then(|| self.fabric.mark(key.home()));
+        let mut wrong = WrongSlots::new();
+        let mut take = |nth: usize, landed: &mut F::Landed<'_>| {
+            let slot = windows[nth].first;
+            if !look.feed(slot, landed, value) {
+                wrong.push((slot, landed.occupant(slot)));
+            }
+        };
+        self.count_hinted(windows.len());
+        self.reads.doorbells += 1;
+        if let [window] = windows[..] {
+            self.fabric.read(window, |landed| take(0, landed))?;
+        } else {
+            let reads: Vec<_> = (0..).zip(windows.iter().copied()).collect();
+            self.fabric.post(&reads)?;
+            let mut left = reads.len();
+            while left > 0 {
+                self.fabric.poll(|nth, landed| {
+                    left -= 1;
+                    take(nth as usize, landed);
+                })?;
+            }
+        }
+        let proof = || self.fabric.proof(key.home(), mark.expect("taken where a hit needs proof"));
+        let ended = look.judge(F::EXACT, proof);
+        hints.correct_all(self.geometry, &wrong, key, ended == Some(Step::Found));
+        let Some(step) = ended else { return Ok(None) };
+        self.hinted.hits += u64::from(step == Step::Found);
+        Ok(Some(match (look.reference(), mark) {
+            (Some(reference), Some(mark)) => Looked::At(reference, mark),
+            _ if step == Step::Found => Looked::Here,
+            _ => Looked::Absent,
+        }))
+    }
+
+    /// Counts the READs of a hinted look.
+    pub(super) fn count_hinted(&mut self, slots: usize) {
+        self.hinted.hinted += 1;
+        self.hinted.reads += slots as u64;
+        self.reads.reads += slots as u64;
+        self.reads.bytes += (slots * self.geometry.shape().bytes()) as u64;
+    }
+
     /// The whole algorithm, but for bringing a value that is not in its slot.
     #[inline(never)]
     pub(super) fn look_up(
         &mut self,
         key: &[u8],
-        value: &mut Vec<u8>,
+        value: &mut impl Sink,
         patience: &mut RetryBudget,
     ) -> Result<Looked<F::Mark>, F::Error> {
         let mut get = self.entries.machine(self.geometry, key, self.fabric.is_by_counter());
@@ -45,7 +109,7 @@ impl<F: Fabric> Reader<'_, F> {
                 }
                 Step::Absent => {
                     self.entries.learn(&get);
-                    value.clear();
+                    value.put_none();
                     return Ok(Looked::Absent);
                 }
             };
@@ -85,3 +149,6 @@ pub(super) enum Looked<M> {
     /// The value is there. The mark is of the pass.
     At(Reference, M),
 }
+
+/// Slots that hints named, and that do not hold the key: what they seem to hold.
+pub(super) type WrongSlots = SmallVec<[(SlotIx, Key); 2]>;

@@ -37,6 +37,12 @@ impl std::ops::AddAssign for GetStats {
 }
 
 impl GetStats {
+    /// A GET has its answer.
+    pub(super) fn answered(&mut self, is_found: bool) {
+        self.gets += 1;
+        self.hits += u64::from(is_found);
+    }
+
     pub(super) fn count(&mut self, why: Retry) {
         match why {
             Retry::Torn => self.retries_torn += 1,

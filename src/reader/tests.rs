@@ -2,7 +2,7 @@ use super::patience::{Rest, RetryBudget, SLEEP_NS, YIELDS};
 use super::*;
 use crate::config::{Config, TableSize};
 use crate::fabric::shm::{MappedSlots, Shm};
-use crate::fabric::{ReadId, Stretch};
+use crate::fabric::{Direct, ReadId, Stretch};
 use crate::get::{Landed, Look, Proof, Retry};
 use crate::layout::chain::{Block, with_link};
 use crate::layout::control::move_counter_word;
@@ -11,6 +11,7 @@ use crate::layout::geometry::{SlotIx, Window};
 use crate::layout::slot::{Header, Key};
 use crate::outcome::{KeyLengthError, ReadError};
 use crate::region::Region;
+use crate::sink::Sink;
 use std::ops::ControlFlow;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
@@ -84,7 +85,7 @@ struct Shown<'a> {
 }
 
 impl Landed for Shown<'_> {
-    fn look(&mut self, slot: SlotIx, key: &[u8], _value: &mut Vec<u8>) -> Look {
+    fn look(&mut self, slot: SlotIx, key: &[u8], _value: &mut impl Sink) -> Look {
         let number = u32::from_le_bytes(key.try_into().unwrap());
         // Chains of single slots, block after block.
         let nth = slot.0.checked_sub(self.geometry.main_slots()).map_or(0, |block| block as u32 + 1);
@@ -112,6 +113,8 @@ struct Slow<'a, L, T> {
 
 /// What one poll brings at the most.
 const COMPLETIONS: usize = 16;
+
+impl<L, T> Direct for Slow<'_, L, T> {}
 
 impl<'g, L: FnMut(u64) -> u64, T: FnMut(u64, u32) -> bool> Fabric for Slow<'g, L, T> {
     type Landed<'a>
@@ -154,7 +157,7 @@ impl<'g, L: FnMut(u64) -> u64, T: FnMut(u64, u32) -> bool> Fabric for Slow<'g, L
         false
     }
 
-    fn fetch(&mut self, _stretches: &[Stretch], _out: &mut Vec<u8>) -> Result<(), ReadError> {
+    fn fetch(&mut self, _stretches: &[Stretch], _out: &mut impl Sink) -> Result<(), ReadError> {
         unreachable!("no value is so long")
     }
 
@@ -443,6 +446,8 @@ struct Moving {
     moves: u32,
 }
 
+impl Direct for Moving {}
+
 impl Fabric for Moving {
     type Landed<'a> = MappedSlots<'static>;
     const EXACT: bool = true;
@@ -474,7 +479,7 @@ impl Fabric for Moving {
         false
     }
 
-    fn fetch(&mut self, _stretches: &[Stretch], _out: &mut Vec<u8>) -> Result<(), ReadError> {
+    fn fetch(&mut self, _stretches: &[Stretch], _out: &mut impl Sink) -> Result<(), ReadError> {
         unreachable!("no value is so long")
     }
 
@@ -512,6 +517,8 @@ struct NoReads;
 
 const BROKEN: ReadError = ReadError::Contended { retries: 77, last: Retry::Torn };
 
+impl Direct for NoReads {}
+
 impl Fabric for NoReads {
     type Landed<'a>
         = Shown<'a>
@@ -539,7 +546,7 @@ impl Fabric for NoReads {
         false
     }
 
-    fn fetch(&mut self, _stretches: &[Stretch], _out: &mut Vec<u8>) -> Result<(), ReadError> {
+    fn fetch(&mut self, _stretches: &[Stretch], _out: &mut impl Sink) -> Result<(), ReadError> {
         unreachable!("no value is so long")
     }
 
@@ -672,12 +679,13 @@ impl Landed for InSlot {
         if slot.0.is_multiple_of(8) { Key::from_slice(&[1; 4]) } else { Key::new() }
     }
 
-    fn look(&mut self, _slot: SlotIx, _key: &[u8], value: &mut Vec<u8>) -> Look {
+    fn look(&mut self, _slot: SlotIx, _key: &[u8], value: &mut impl Sink) -> Look {
         match self.0 {
             Err(reference) => Look::Reference(reference),
             Ok(bytes) => {
-                value.clear();
-                value.extend_from_slice(bytes);
+                if value.begin(bytes.len()) {
+                    value.put(bytes);
+                }
                 Look::Match
             }
         }
@@ -690,6 +698,8 @@ impl Replaced<'_> {
         Reference { number: 1, offset, len: 700, crc: 0 }
     }
 }
+
+impl Direct for Replaced<'_> {}
 
 impl Fabric for Replaced<'_> {
     type Landed<'a>
@@ -726,10 +736,9 @@ impl Fabric for Replaced<'_> {
         self.failure.clone().map_or(Ok(()), Err)
     }
 
-    fn fetch(&mut self, stretches: &[Stretch], out: &mut Vec<u8>) -> Result<(), ReadError> {
+    fn fetch(&mut self, stretches: &[Stretch], out: &mut impl Sink) -> Result<(), ReadError> {
         self.check()?;
-        out.clear();
-        out.resize(stretches.iter().map(|bytes| bytes.len).sum(), 9);
+        stretches.iter().for_each(|bytes| out.put(&vec![9; bytes.len]));
         self.was_fetched = true;
         Ok(())
     }

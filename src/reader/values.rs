@@ -10,56 +10,50 @@ use crate::get::Retry;
 use crate::layout::crc;
 use crate::layout::extent::Reference;
 use crate::outcome::ReadError;
+use crate::sink::Sink;
 use smallvec::SmallVec;
 use std::ops::{ControlFlow, Range};
-
-/// A value that was found.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct FoundValue {
-    /// Its length.
-    pub len: usize,
-    /// Where it is, if it is not in its slot.
-    pub extent: Option<Reference>,
-}
 
 /// A batch READs so many bytes of long values with one doorbell, and a value that is longer alone: they
 /// land before the marks of their keys' passes are too old, and the memory that they land in stays small.
 const TOGETHER_BYTES: usize = 256 << 10;
 
 impl<F: Fabric> Reader<'_, F> {
-    /// Brings the part of the value that a look has found, and looks again as often as X4 demands.
+    /// Brings the bytes that are wanted of the value that a look has found, and looks again as often as X4
+    /// demands. Returns the extent, and `Some(None)` if the value is in its slot.
     pub(super) fn bring(
         &mut self,
         key: &[u8],
         mut looked: Looked<F::Mark>,
-        range: &Range<usize>,
-        part: &mut Vec<u8>,
+        value: &mut impl Sink,
         patience: &mut RetryBudget,
-    ) -> Result<Option<FoundValue>, F::Error> {
+    ) -> Result<Option<Option<Reference>>, F::Error> {
         let mut times = 0;
         loop {
             let (reference, mark) = match looked {
                 Looked::Absent => {
-                    part.clear();
+                    value.put_none();
                     return Ok(None);
                 }
-                Looked::Here => {
-                    let len = part.len();
-                    part.truncate(range.end);
-                    part.drain(..range.start.min(part.len()));
-                    return Ok(Some(FoundValue { len, extent: None }));
-                }
+                Looked::Here => return Ok(Some(None)),
                 Looked::At(reference, mark) => (reference, mark),
             };
-            self.fetch(&[self.stretch(&reference, range)?], part)?;
+            let Some(range) = value.begin_part(reference.len as usize) else {
+                return Ok(Some(Some(reference)));
+            };
+            self.fetch(&[self.stretch(&reference, range)?], value)?;
             times += 1;
-            let Some(again) = self.look_again(key, &reference, mark, part, patience)? else {
-                return Ok(Some(FoundValue { len: reference.len as usize, extent: Some(reference) }));
+            let Some(again) = self.look_again(key, &reference, mark, value.landed(), patience)? else {
+                return Ok(Some(Some(reference)));
             };
             looked = again;
             match looked {
                 Looked::Absent => {}
-                Looked::Here => std::mem::swap(part, &mut self.value),
+                Looked::Here => {
+                    if value.begin(self.value.len()) {
+                        value.put(&self.value);
+                    }
+                }
                 Looked::At(now, _) => {
                     self.stats.count(Retry::Replaced);
                     match patience.again(Retry::Replaced, self.clock.now_ns(), &self.limits) {
@@ -78,7 +72,7 @@ impl<F: Fabric> Reader<'_, F> {
         key: &[u8],
         reference: &Reference,
         mark: F::Mark,
-        part: &[u8],
+        part: Option<&[u8]>,
         patience: &mut RetryBudget,
     ) -> Result<Option<Looked<F::Mark>>, F::Error> {
         let allowance = self.geometry.heap().allowance(self.geometry.grace(), reference.len);
@@ -105,22 +99,18 @@ impl<F: Fabric> Reader<'_, F> {
         Ok(Some(again))
     }
 
-    /// Where this part of a long value is. May be empty.
-    fn stretch(&self, reference: &Reference, range: &Range<usize>) -> Result<Stretch, ReadError> {
+    /// Where these bytes of a long value are.
+    fn stretch(&self, reference: &Reference, range: Range<usize>) -> Result<Stretch, ReadError> {
         if !reference.is_sound(self.geometry) {
             return Err(ReadError::Damaged { what: "its slot names no place of the heap" });
         }
-        let len = reference.len as usize;
-        let start = range.start.min(len);
-        let end = range.end.clamp(start, len);
-        Ok(Stretch { offset: reference.offset + start as u64, len: end - start })
+        Ok(Stretch { offset: reference.offset + range.start as u64, len: range.len() })
     }
 
     /// READs parts of long values, one behind the other, with one doorbell.
-    fn fetch(&mut self, stretches: &[Stretch], parts: &mut Vec<u8>) -> Result<(), F::Error> {
+    fn fetch(&mut self, stretches: &[Stretch], parts: &mut impl Sink) -> Result<(), F::Error> {
         let bytes: usize = stretches.iter().map(|bytes| bytes.len).sum();
         if bytes == 0 {
-            parts.clear();
             return Ok(());
         }
         let reads = stretches.len() as u64;
@@ -129,15 +119,13 @@ impl<F: Fabric> Reader<'_, F> {
     }
 
     /// Over a network a whole value is checked once more, as a belt: X4 suffices.
-    fn check_crc(&self, reference: &Reference, part: &[u8]) -> Result<(), F::Error> {
-        let is_whole = !F::EXACT && part.len() == reference.len as usize;
-        if is_whole && kept(Rule::CrcCheck, || crc::append_long(0, part) == reference.crc) {
-            return Ok(());
+    fn check_crc(&self, reference: &Reference, part: Option<&[u8]>) -> Result<(), F::Error> {
+        let whole = part.filter(|part| !F::EXACT && part.len() == reference.len as usize);
+        let Some(whole) = whole else { return Ok(()) };
+        match kept(Rule::CrcCheck, || crc::append_long(0, whole) == reference.crc) {
+            true => Ok(()),
+            false => Err(ReadError::Damaged { what: "its CRC is another" }.into()),
         }
-        if is_whole {
-            return Err(ReadError::Damaged { what: "its CRC is another" }.into());
-        }
-        Ok(())
     }
 
     /// Brings the values of keys whose slots say where they are: as many with one doorbell as have
@@ -158,26 +146,27 @@ impl<F: Fabric> Reader<'_, F> {
             };
             let (together, others) = left.split_at(left.iter().take_while(fits).count().max(1));
             left = others;
-            let places = together.iter().map(|(_, reference, _)| self.stretch(reference, &(0..usize::MAX)));
+            let places =
+                together.iter().map(|(_, reference, _)| self.stretch(reference, 0..reference.len as usize));
             let places = places.collect::<Result<SmallVec<[_; 4]>, _>>()?;
+            values.clear();
             self.fetch(&places, &mut values)?;
             let mut rest = &values[..];
             for (number, reference, mark) in together {
                 let (part, others) = rest.split_at(reference.len as usize);
                 rest = others;
                 let (key, mut patience) = (keys(*number), RetryBudget::default());
-                let found = match self.look_again(key, reference, *mark, part, &mut patience)? {
+                let found = match self.look_again(key, reference, *mark, Some(part), &mut patience)? {
                     None => Some(part),
                     Some(again) => {
                         if let Looked::Here = again {
                             std::mem::swap(&mut value, &mut self.value);
                         }
-                        let brought = self.bring(key, again, &(0..usize::MAX), &mut value, &mut patience)?;
+                        let brought = self.bring(key, again, &mut value, &mut patience)?;
                         brought.map(|_| value.as_slice())
                     }
                 };
-                self.stats.gets += 1;
-                self.stats.hits += u64::from(found.is_some());
+                self.stats.answered(found.is_some());
                 if each(*number, found).is_break() {
                     return Ok(ControlFlow::Break(()));
                 }

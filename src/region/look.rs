@@ -1,7 +1,7 @@
 //! A region as readers look at it: windows of slots, lines, words.
 
 use super::words::Region;
-use crate::layout::compare::{self, AtOnce, Lines, Loadable};
+use crate::layout::compare::{self, Lines, Loadable, SideBySide};
 use crate::layout::words::{LINE_WORDS, Words};
 use crate::observe::ObservedBy;
 use crate::sync::{AtomicU64, Ordering};
@@ -41,10 +41,10 @@ impl Words for MappedWords<'_> {
 impl Lines for MappedWords<'_> {
     #[inline(always)]
     fn lines_with(self, key: &[u8]) -> u32 {
-        match AtOnce::of(self.words, key) {
-            Some(at_once) => {
-                at_once.lines().iter().for_each(|_| self.observed.access());
-                at_once.lines_with_key()
+        match SideBySide::of(self.words, key) {
+            Some(side_by_side) => {
+                side_by_side.lines().iter().for_each(|_| self.observed.access());
+                side_by_side.lines_with_key()
             }
             None => compare::lines_with(self, key),
         }

@@ -9,12 +9,19 @@ use std::mem::MaybeUninit;
 
 /// Loads all words into memory of that length. Not by way of a buffer on the stack: what is stored there in
 /// words and loaded in longer pieces waits for the stores, which takes ten times as long.
-pub(super) fn load_bytes(words: &[AtomicU64], to: &mut [MaybeUninit<u8>]) {
+pub(super) fn load_bytes<'m>(words: &[AtomicU64], to: &'m mut [MaybeUninit<u8>]) -> &'m mut [u8] {
     assert_eq!(words.len() * WORD, to.len(), "memory of this length");
-    #[cfg(all(target_arch = "x86_64", not(loom)))]
-    if to.len() >= STRING_MIN && std::arch::is_x86_feature_detected!("ermsb") {
-        return load_string(words, to);
+    match to.len() {
+        #[cfg(all(target_arch = "x86_64", not(loom)))]
+        STRING_MIN.. if std::arch::is_x86_feature_detected!("ermsb") => load_string(words, to),
+        _ => load_lines(words, to),
     }
+    // SAFETY: as many bytes were written as there are.
+    unsafe { std::slice::from_raw_parts_mut(to.as_mut_ptr().cast(), to.len()) }
+}
+
+/// Loads words line by line.
+fn load_lines(words: &[AtomicU64], to: &mut [MaybeUninit<u8>]) {
     let (lines, rest) = words.as_chunks::<LINE_WORDS>();
     let (to_lines, to_rest) = to.as_chunks_mut::<LINE>();
     for (to, line) in to_lines.iter_mut().zip(lines) {

@@ -7,6 +7,7 @@ use super::processor::{load_bytes, prefetch};
 use crate::layout::words::{EIGHT_LINES, LINE_WORDS};
 use crate::layout::{LINE, WORD};
 use crate::observe::{Observed, ObservedBy};
+use crate::sink::Sink;
 use crate::sync::{AtomicU64, Ordering};
 use memmap2::MmapRaw;
 use std::fmt;
@@ -302,20 +303,23 @@ impl Region {
         }
     }
 
-    /// Appends `len` bytes from byte `offset` on, loaded by words or in longer pieces, in no order.
-    pub(crate) fn append_bytes(&self, offset: u64, len: usize, out: &mut Vec<u8>) {
+    /// Puts `len` bytes from byte `offset` on, loaded by words or in longer pieces, in no order.
+    pub(crate) fn append_bytes(&self, offset: u64, len: usize, out: &mut impl Sink) {
         let (first, skip) = (offset as usize / WORD, offset as usize % WORD);
-        let words = self.words(first, (skip + len).div_ceil(WORD));
-        let (before, all) = (out.len(), words.len() * WORD);
-        out.reserve(all);
-        load_bytes(words, &mut out.spare_capacity_mut()[..all]);
-        // SAFETY:
-        // * so much was reserved;
-        // * `load_bytes` has written all of it.
-        unsafe { out.set_len(before + all) };
-        out.truncate(before + skip + len);
-        if skip > 0 {
-            out.drain(before..before + skip);
+        let mut words = self.words(first, (skip + len).div_ceil(WORD));
+        let mut left = len;
+        let part = |word: &AtomicU64| word.load(Ordering::Relaxed).to_le_bytes();
+        if let (1.., Some((word, others))) = (skip, words.split_first()) {
+            let end = WORD.min(skip + left);
+            out.put(&part(word)[skip..end]);
+            (words, left) = (others, left - (end - skip));
+        }
+        let (whole, rest) = words.split_at(left / WORD);
+        if !whole.is_empty() {
+            out.put_with(whole.len() * WORD, |at, to| load_bytes(&whole[at / WORD..][..to.len() / WORD], to));
+        }
+        if let Some(word) = rest.first() {
+            out.put(&part(word)[..left % WORD]);
         }
     }
 

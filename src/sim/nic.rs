@@ -4,7 +4,7 @@ use super::choices::Adversary;
 use super::history::{History, Instant};
 use crate::fabric::ReadCounts;
 use crate::fabric::landed::LandedWindow;
-use crate::fabric::{Fabric, ReadId, Stretch, direct};
+use crate::fabric::{Direct, Fabric, ReadId, Stretch, direct};
 use crate::get::Proof;
 use crate::layout::compare::{Lines, Loadable};
 use crate::layout::control::move_counter_word;
@@ -14,6 +14,7 @@ use crate::layout::slot::{COPY_SHIFT, View};
 use crate::layout::words::Words;
 use crate::layout::{LINE, WORD};
 use crate::outcome::ReadError;
+use crate::sink::Sink;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
@@ -374,49 +375,17 @@ impl<A: Adversary> Words for LoadedWords<'_, Loading<'_, '_, A>> {
 
 impl<A: Adversary> Lines for LoadedWords<'_, Loading<'_, '_, A>> {}
 
-impl<A: Adversary> Fabric for Sim<'_, A> {
-    type Landed<'l>
-        = LandedWindow<'l>
-    where
-        Self: 'l;
-    const EXACT: bool = false;
-    type Mark = Instant;
-    type Error = SimGetError;
-
-    fn credits(&self) -> usize {
-        8
-    }
-
-    fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), SimGetError> {
-        self.posted.extend(reads.iter().map(|&(token, window)| (token, window, self.now.get())));
-        Ok(())
-    }
-
-    fn poll(&mut self, mut sink: impl FnMut(ReadId, &mut LandedWindow<'_>)) -> Result<(), SimGetError> {
-        if self.posted.is_empty() {
-            return Ok(());
-        }
-        let one_in = self.hardware.error_one_in;
-        if one_in > 0 && self.adversary.pick(one_in) == 0 {
-            self.posted.clear();
-            return Err(SimGetError::ReadFailed);
-        }
-        let which = self.adversary.pick(self.posted.len());
-        let (token, window, posted) = self.posted.swap_remove(which);
-        let completed = self.land(window, posted);
-        self.now.set(self.now.get().max(completed));
-        if let Some(pass) = self.met.passes.last_mut() {
-            pass.to = self.now.get();
-        }
-        sink(token, &mut LandedWindow::new(self.geometry, window, &self.landing));
-        Ok(())
-    }
-
+impl<A: Adversary> Direct for Sim<'_, A> {
     fn is_direct(&self) -> bool {
         self.hardware.witness == Witness::Loads
     }
 
-    fn get_directly(&mut self, key: Hashed<'_>, value: &mut Vec<u8>, reads: &mut ReadCounts) -> Option<bool> {
+    fn get_directly(
+        &mut self,
+        key: Hashed<'_>,
+        value: &mut impl Sink,
+        reads: &mut ReadCounts,
+    ) -> Option<bool> {
         if !self.is_direct() {
             return None;
         }
@@ -435,6 +404,45 @@ impl<A: Adversary> Fabric for Sim<'_, A> {
         (pass.to, pass.proof) = (to, (found == Some(false)).then_some(Proof::NoMove));
         found
     }
+}
+
+impl<A: Adversary> Fabric for Sim<'_, A> {
+    type Landed<'l>
+        = LandedWindow<'l>
+    where
+        Self: 'l;
+    const EXACT: bool = false;
+    type Mark = Instant;
+    type Error = SimGetError;
+
+    fn credits(&self) -> usize {
+        8
+    }
+
+    fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), SimGetError> {
+        self.posted.extend(reads.iter().map(|&(token, window)| (token, window, self.now.get())));
+        Ok(())
+    }
+
+    fn poll(&mut self, mut take: impl FnMut(ReadId, &mut LandedWindow<'_>)) -> Result<(), SimGetError> {
+        if self.posted.is_empty() {
+            return Ok(());
+        }
+        let one_in = self.hardware.error_one_in;
+        if one_in > 0 && self.adversary.pick(one_in) == 0 {
+            self.posted.clear();
+            return Err(SimGetError::ReadFailed);
+        }
+        let which = self.adversary.pick(self.posted.len());
+        let (token, window, posted) = self.posted.swap_remove(which);
+        let completed = self.land(window, posted);
+        self.now.set(self.now.get().max(completed));
+        if let Some(pass) = self.met.passes.last_mut() {
+            pass.to = self.now.get();
+        }
+        take(token, &mut LandedWindow::new(self.geometry, window, &self.landing));
+        Ok(())
+    }
 
     fn took_less(&mut self, mark: Instant, allowance: Duration) -> bool {
         let took_ns = self.history.time_ns(self.now.get()).saturating_sub(self.history.last_ns(mark));
@@ -442,25 +450,24 @@ impl<A: Adversary> Fabric for Sim<'_, A> {
             && u128::from(took_ns / self.hardware.client_ns) < allowance.as_nanos()
     }
 
-    fn fetch(&mut self, stretches: &[Stretch], out: &mut Vec<u8>) -> Result<(), SimGetError> {
+    fn fetch(&mut self, stretches: &[Stretch], out: &mut impl Sink) -> Result<(), SimGetError> {
         let from = self.now.get();
         let latest = self.latest(from);
-        out.clear();
         for &Stretch { offset, len } in stretches {
             let (first, skip) = (offset as usize / WORD, offset as usize % WORD);
             let words = (skip + len).div_ceil(WORD);
             if self.is_direct() {
                 let memory = Loading { latest, sim: RefCell::new(&mut *self) };
                 let loaded = memory.words(first, words);
-                let bytes = (0..words).flat_map(|word| loaded.load(word).to_le_bytes());
-                out.extend(bytes.skip(skip).take(len));
+                let bytes: Vec<u8> = (0..words).flat_map(|word| loaded.load(word).to_le_bytes()).collect();
+                out.put(&bytes[skip..][..len]);
                 continue;
             }
             let what = || format!("bytes {offset}+{len}");
             let completed = self.sample(what, first..first + words, from, latest);
             self.now.set(self.now.get().max(completed));
             let bytes: &[u8] = bytemuck::cast_slice(&self.landing);
-            out.extend_from_slice(&bytes[skip..skip + len]);
+            out.put(&bytes[skip..skip + len]);
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 #![allow(dead_code, reason = "each test binary uses its part of this")]
 
 use oneread::fabric::shm::Shm;
-use oneread::fabric::{Fabric, ReadId, Stretch};
+use oneread::fabric::{Direct, Fabric, ReadId, Stretch};
 use oneread::families;
 use oneread::families::presets;
 use oneread::get::Proof;
@@ -15,6 +15,7 @@ use oneread::layout::hash::{Seeds, mix};
 use oneread::placement::Preset;
 use oneread::reader::{Limits, Reader};
 use oneread::region::{Backing, Region, RegionError};
+use oneread::sink::Sink;
 use oneread::wire::{self, Reply};
 use oneread::{
     Address, Client, ClientOptions, Clock, Config, Geometry, Index, KeyError, KeyLengthError, PutError,
@@ -237,6 +238,8 @@ impl Table {
 /// A fabric without its direct look: every GET goes through the machine.
 pub struct ByMachine<F>(pub F);
 
+impl<F> Direct for ByMachine<F> {}
+
 impl<F: Fabric> Fabric for ByMachine<F> {
     type Landed<'a>
         = F::Landed<'a>
@@ -270,7 +273,7 @@ impl<F: Fabric> Fabric for ByMachine<F> {
         self.0.took_less(mark, allowance)
     }
 
-    fn fetch(&mut self, stretches: &[Stretch], out: &mut Vec<u8>) -> Result<(), F::Error> {
+    fn fetch(&mut self, stretches: &[Stretch], out: &mut impl Sink) -> Result<(), F::Error> {
         self.0.fetch(stretches, out)
     }
 }

@@ -11,10 +11,11 @@ use super::demand::{
 use super::sample::put_message;
 use super::{Demand, Design, PlanError, SampleTable, Side, SplitPause, Workload, hinted_name};
 use oneread::fabric::landed::LandedWindow;
-use oneread::fabric::{Fabric, ReadId, Stretch};
+use oneread::fabric::{Direct, Fabric, ReadId, Stretch};
 use oneread::get::Proof;
 use oneread::hints::Hints;
 use oneread::layout::geometry::{Geometry, Window};
+use oneread::sink::Sink;
 use oneread::{Clock, Config, HintCounts, Layout, Limits, ReadCounts, ReadError, Reader, Region, TableSize};
 use serde::Serialize;
 use std::time::Duration;
@@ -177,6 +178,8 @@ impl<'f> Copying<'f> {
     }
 }
 
+impl Direct for Copying<'_> {}
+
 impl<'f> Fabric for Copying<'f> {
     type Landed<'a>
         = LandedWindow<'a>
@@ -217,13 +220,12 @@ impl<'f> Fabric for Copying<'f> {
         true
     }
 
-    fn fetch(&mut self, stretches: &[Stretch], out: &mut Vec<u8>) -> Result<(), ReadError> {
-        out.clear();
+    fn fetch(&mut self, stretches: &[Stretch], out: &mut impl Sink) -> Result<(), ReadError> {
         for bytes in stretches {
             let (first, skip) = (bytes.offset as usize / WORD, bytes.offset as usize % WORD);
             let words = (first..).take((skip + bytes.len).div_ceil(WORD));
-            let all = words.flat_map(|n| self.region.load(n).to_le_bytes());
-            out.extend(all.skip(skip).take(bytes.len));
+            let all: Vec<u8> = words.flat_map(|n| self.region.load(n).to_le_bytes()).collect();
+            out.put(&all[skip..][..bytes.len]);
         }
         Ok(())
     }

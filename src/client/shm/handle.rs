@@ -19,6 +19,7 @@ use crate::place;
 use crate::process::{self, Process};
 use crate::reader::{DirectAnswers, KnownEntries, Reader, StoredAnswer};
 use crate::region::Region;
+use crate::sink::Sink;
 use crate::wire::{self, Refusal, Reply, Request};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -127,20 +128,20 @@ impl ShmHandle {
 
     /// A GET. Nearly always a direct look suffices, and no reader is needed.
     #[inline]
-    pub fn get_into(
+    pub fn get_into<S: Sink>(
         &mut self,
         stats: &mut ClientStats,
         direct: &mut DirectAnswers,
         key: &[u8],
-        value: &mut Vec<u8>,
-    ) -> Result<bool, GetError> {
+        value: &mut S,
+    ) -> Result<S::Outcome, GetError> {
         self.attach_newest()?;
         let (region, geometry) = (self.attached.region(), &**self.attached.geometry());
         if self.hints.is_none()
             && let Some(found) = Shm::glance_from(region, geometry, key, value)
         {
             direct.count(found, geometry);
-            return Ok(found);
+            return Ok(value.outcome(found));
         }
         self.read(stats, |reader| reader.get_otherwise(key, value))
     }

@@ -28,6 +28,7 @@ use crate::fabric::landed::LandedWindow;
 use crate::layout::chunk::{chunk_of_value, chunk_of_window};
 use crate::layout::geometry::{Geometry, Window};
 use crate::layout::superblock::{SUPERBLOCK_WORDS, Superblock};
+use crate::sink::Sink;
 use crate::verbs::bootstrap::MESSAGES_MAX;
 use crate::verbs::bootstrap::{self, Challenge, Descriptor, Handshake, Join, JoinAnswer, Welcome};
 use crate::verbs::device::{
@@ -309,8 +310,8 @@ impl Connection {
         self.long.make_room(bytes, &self.domain)
     }
 
-    /// Replaces what is in `out` by the first bytes of the memory for long values. No READ may be in flight.
-    pub fn copy_long(&self, bytes: usize, out: &mut Vec<u8>) {
+    /// Puts into `out` the first bytes of the memory for long values. No READ may be in flight.
+    pub fn copy_long(&self, bytes: usize, out: &mut impl Sink) {
         assert!(self.reads.is_empty(), "READs may land in memory that is copied");
         // SAFETY: all READs into this memory have completed.
         unsafe { self.long.copy(bytes, out) };

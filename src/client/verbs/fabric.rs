@@ -7,11 +7,12 @@ use super::pairs::LaneReader;
 use crate::client::lanes::ReadWanted;
 use crate::clock::Clock;
 use crate::fabric::landed::LandedWindow;
-use crate::fabric::{Fabric, ReadId, Stretch};
+use crate::fabric::{Direct, Fabric, ReadId, Stretch};
 use crate::get::{Landed, Proof};
 use crate::layout::chunk::{chunk_slot, chunk_window, remote_key};
 use crate::layout::geometry::{Geometry, Window};
 use crate::outcome::ReadError;
+use crate::sink::Sink;
 use crate::verbs::error::{SetupError, VerbsError};
 use std::time::Duration;
 
@@ -121,7 +122,7 @@ impl ReadPath<'_> {
         }
     }
 
-    fn copy_long(&self, bytes: usize, out: &mut Vec<u8>) {
+    fn copy_long(&self, bytes: usize, out: &mut impl Sink) {
         match self {
             ReadPath::Own(connection) => connection.copy_long(bytes, out),
             ReadPath::Shared(seat) => seat.copy_long(bytes, out),
@@ -131,11 +132,11 @@ impl ReadPath<'_> {
     fn poll(
         &mut self,
         within: Duration,
-        sink: impl FnMut(ReadId, &mut LandedWindow<'_>),
+        take: impl FnMut(ReadId, &mut LandedWindow<'_>),
     ) -> Result<(), VerbsError> {
         match self {
-            ReadPath::Own(connection) => connection.poll(within, sink),
-            ReadPath::Shared(seat) => seat.poll(within, sink),
+            ReadPath::Own(connection) => connection.poll(within, take),
+            ReadPath::Shared(seat) => seat.poll(within, take),
         }
     }
 }
@@ -176,7 +177,7 @@ impl Verbs<'_> {
     /// Takes completions, until one is not a key's.
     fn poll_with_keys(
         &mut self,
-        mut sink: impl FnMut(ReadId, &mut LandedWindow<'_>),
+        mut take: impl FnMut(ReadId, &mut LandedWindow<'_>),
     ) -> Result<(), VerbsError> {
         loop {
             let Verbs { way, geometry, keyless, within, .. } = self;
@@ -184,7 +185,7 @@ impl Verbs<'_> {
             way.poll(*within, |id, landed| match keyless.iter().position(|read| read.id == id) {
                 None => {
                     others += 1;
-                    sink(id, landed);
+                    take(id, landed);
                 }
                 Some(at) => {
                     let read = keyless.swap_remove(at);
@@ -224,6 +225,8 @@ fn no_key(chunk: u32) -> VerbsError {
     VerbsError::Garbage { what }
 }
 
+impl Direct for Verbs<'_> {}
+
 impl Fabric for Verbs<'_> {
     type Landed<'a>
         = LandedWindow<'a>
@@ -247,10 +250,10 @@ impl Fabric for Verbs<'_> {
         Ok(())
     }
 
-    fn poll(&mut self, sink: impl FnMut(ReadId, &mut LandedWindow<'_>)) -> Result<(), VerbsGetError> {
+    fn poll(&mut self, take: impl FnMut(ReadId, &mut LandedWindow<'_>)) -> Result<(), VerbsGetError> {
         match self.keyless.is_empty() {
-            true => self.way.poll(self.within, sink)?,
-            false => self.poll_with_keys(sink)?,
+            true => self.way.poll(self.within, take)?,
+            false => self.poll_with_keys(take)?,
         }
         Ok(())
     }
@@ -271,7 +274,7 @@ impl Fabric for Verbs<'_> {
         u128::from(self.clock.now_ns().saturating_sub(mark)) < allowance.as_nanos()
     }
 
-    fn fetch(&mut self, stretches: &[Stretch], out: &mut Vec<u8>) -> Result<(), VerbsGetError> {
+    fn fetch(&mut self, stretches: &[Stretch], out: &mut impl Sink) -> Result<(), VerbsGetError> {
         for bytes in stretches {
             if let Some(chunk) = self.way.keys().unknown_to(self.geometry, bytes.offset) {
                 self.learn(chunk)?;

@@ -9,6 +9,7 @@
 
 use crate::client::lanes::ReadWanted;
 use crate::fabric::Stretch;
+use crate::sink::Sink;
 use crate::verbs::device::{Access, Buffer, ProtectionDomain};
 use crate::verbs::error::SetupError;
 use ibverbs_sys::ibv_sge;
@@ -46,15 +47,14 @@ impl LongLanding {
         self.memory.as_ref()
     }
 
-    /// Replaces what is in `out` by the first bytes.
+    /// Puts the first bytes into `out`.
     ///
     /// # Safety
     /// No READ into the memory is in flight.
-    pub unsafe fn copy(&self, bytes: usize, out: &mut Vec<u8>) {
-        out.clear();
+    pub unsafe fn copy(&self, bytes: usize, out: &mut impl Sink) {
         if let Some(memory) = &self.memory {
             // SAFETY: the caller's promise.
-            out.extend_from_slice(unsafe { memory.bytes(0, bytes) });
+            out.put(unsafe { memory.bytes(0, bytes) });
         }
     }
 }

@@ -21,6 +21,7 @@ use crate::hints::{HINT_BYTES, Hints, SharedHints};
 use crate::layout::geometry::Geometry;
 use crate::process::Process;
 use crate::reader::{DirectAnswers, KnownEntries, Reader, StoredAnswer};
+use crate::sink::Sink;
 
 use crate::sync::lock_std;
 use crate::verbs::QueueCounts;
@@ -140,13 +141,13 @@ impl VerbsHandle {
     // ---- GETs -----------------------------------------------------------------------------------
 
     /// Runs GETs. If the connection fails, runs them again on a new one, until the deadline.
-    pub(super) fn get_into(
+    pub(super) fn get_into<S: Sink>(
         &mut self,
         stats: &mut ClientStats,
         _: &mut DirectAnswers,
         key: &[u8],
-        value: &mut Vec<u8>,
-    ) -> Result<bool, GetError> {
+        value: &mut S,
+    ) -> Result<S::Outcome, GetError> {
         self.read(stats, |reader| reader.get_into(key, value))
     }
 

@@ -16,6 +16,7 @@ use crate::client::lanes::{Lane, Mux, Posting, ReadQueue, ReadWanted};
 use crate::fabric::ReadId;
 use crate::fabric::landed::LandedWindow;
 use crate::layout::geometry::{Geometry, Window};
+use crate::sink::Sink;
 use crate::sync::lock_std;
 use crate::verbs::QueueCounts;
 use crate::verbs::Wait;
@@ -132,8 +133,8 @@ impl LaneReader {
         })
     }
 
-    /// Replaces what is in `out` by the first bytes of the memory for long values. No READ may be in flight.
-    pub fn copy_long(&self, bytes: usize, out: &mut Vec<u8>) {
+    /// Puts into `out` the first bytes of the memory for long values. No READ may be in flight.
+    pub fn copy_long(&self, bytes: usize, out: &mut impl Sink) {
         assert!(!self.is_reading(), "READs may land in memory that is copied");
         // SAFETY: all READs into this memory have completed.
         unsafe { self.long.copy(bytes, out) };

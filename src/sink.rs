@@ -1,0 +1,460 @@
+//! Where a value lands: a [`Sink`].
+//!
+//! | sink | takes | a GET into it comes to |
+//! |---|---|---|
+//! | `Vec<u8>` | every value; allocates only if it is too small | whether the key was found |
+//! | [`SliceSink`] | values that fit memory of the caller's: a slice, registered memory, a buffer of another language | [`Filled`] |
+//! | [`LengthSink`] | no bytes | the value's length |
+//!
+//! While a GET looks, bytes of other values, or of parts of several, may come and go in a sink. They count
+//! only when the GET says that the key was found. After a miss a vector is empty. After an error, and in a
+//! slice after a miss, any bytes may be there.
+//!
+//! ```
+//! use oneread::sink::{Filled, SliceSink};
+//!
+//! # use oneread::{Address, Client, Config, Server, ServerConfig, TableSize};
+//! # let dir = tempfile::tempdir()?;
+//! # let address = Address::Shm(dir.path().join("s"));
+//! # let server = Server::start(ServerConfig::new(address.clone(), Config::new().size(TableSize::Keys(100))))?;
+//! # let mut client = Client::connect(&address)?;
+//! client.put(b"ACME", b"101.25")?;
+//! let mut memory = [0; 8];
+//! match client.get_into(b"ACME", &mut SliceSink::new(&mut memory))? {
+//!     Filled::Value(len) => assert_eq!(&memory[..len], b"101.25"),
+//!     Filled::TooLong(len) => println!("{len} bytes are needed"),
+//!     Filled::Absent => println!("no such key"),
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#![allow(unsafe_code)]
+
+use crate::layout::WORD;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+/// Takes the bytes of one value. Each look at a key begins again.
+pub trait Sink {
+    /// What a GET into it comes to.
+    type Outcome;
+
+    /// A value of this length begins: what was put before does not count any more. Returns whether its bytes
+    /// are wanted. If so, all of them are put, in order.
+    fn begin(&mut self, len: usize) -> bool;
+
+    /// The same for a value whose bytes can be had in part. Returns which of them are put.
+    #[inline]
+    fn begin_part(&mut self, len: usize) -> Option<Range<usize>> {
+        self.begin(len).then_some(0..len)
+    }
+
+    /// Puts the next bytes.
+    fn put(&mut self, bytes: &[u8]);
+
+    /// Puts the next `len` bytes, which `fill` writes: it is given memory, and where that begins among them,
+    /// and returns the same memory with bytes in it. The memory is a multiple of 64 bytes, but for the last.
+    fn put_with(&mut self, len: usize, mut fill: impl FnMut(usize, &mut [MaybeUninit<u8>]) -> &mut [u8]) {
+        let mut memory = [MaybeUninit::uninit(); 4096];
+        for at in (0..len).step_by(memory.len()) {
+            let part = (len - at).min(memory.len());
+            let filled: &[u8] = fill(at, &mut memory[..part]);
+            self.put(filled);
+        }
+    }
+
+    /// A value of the first `len` bytes of these `N` words.
+    ///
+    /// # Panics
+    /// When there are not so many.
+    #[inline(always)]
+    fn put_words<const N: usize>(&mut self, len: usize, word: impl Fn(usize) -> u64) {
+        assert!(len <= N * WORD, "no more bytes than there are");
+        if self.begin(len) {
+            let words: [[u8; WORD]; N] = std::array::from_fn(|n| word(n).to_le_bytes());
+            self.put(&words.as_flattened()[..len]);
+        }
+    }
+
+    /// There is no value.
+    fn put_none(&mut self);
+
+    /// The length of the value that began last, whether its bytes were wanted or not.
+    fn value_len(&self) -> usize;
+
+    /// The bytes that were put since a value began, where they can be looked at.
+    fn landed(&self) -> Option<&[u8]>;
+
+    /// The vector, if it is one: a value can then be decrypted where it has landed.
+    #[doc(hidden)]
+    fn as_vec(&mut self) -> Option<&mut Vec<u8>> {
+        None
+    }
+
+    /// What a GET comes to that has found its key, or has not.
+    fn outcome(&self, is_found: bool) -> Self::Outcome;
+}
+
+/// The contents are replaced. The outcome is whether the key was found.
+impl Sink for Vec<u8> {
+    type Outcome = bool;
+
+    #[inline]
+    fn begin(&mut self, len: usize) -> bool {
+        self.clear();
+        self.reserve(len);
+        true
+    }
+
+    #[inline]
+    fn put(&mut self, bytes: &[u8]) {
+        self.extend_from_slice(bytes);
+    }
+
+    fn put_with(&mut self, len: usize, mut fill: impl FnMut(usize, &mut [MaybeUninit<u8>]) -> &mut [u8]) {
+        self.reserve(len);
+        let before = self.len();
+        fill_all(&mut self.spare_capacity_mut()[..len], |memory| fill(0, memory));
+        // SAFETY: so much was reserved, and `fill_all` has checked that all of it was written.
+        unsafe { self.set_len(before + len) };
+    }
+
+    /// Copies all the words: that is quicker than to copy a length known at run time.
+    #[inline(always)]
+    fn put_words<const N: usize>(&mut self, len: usize, word: impl Fn(usize) -> u64) {
+        assert!(len <= N * WORD, "no more bytes than there are");
+        if self.capacity() < N * WORD {
+            make_room(self, N * WORD);
+        }
+        let to = self.as_mut_ptr().cast::<[u8; WORD]>();
+        for n in 0..N {
+            // SAFETY: the vector has memory for `N` words, and nobody else refers to it.
+            unsafe { to.add(n).write(word(n).to_le_bytes()) };
+        }
+        // SAFETY: `len` bytes, or more, were written.
+        unsafe { self.set_len(len) };
+    }
+
+    #[inline]
+    fn put_none(&mut self) {
+        self.clear();
+    }
+
+    #[inline]
+    fn value_len(&self) -> usize {
+        self.len()
+    }
+
+    #[inline]
+    fn landed(&self) -> Option<&[u8]> {
+        Some(self)
+    }
+
+    fn as_vec(&mut self) -> Option<&mut Vec<u8>> {
+        Some(self)
+    }
+
+    #[inline(always)]
+    fn outcome(&self, is_found: bool) -> bool {
+        is_found
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn make_room(out: &mut Vec<u8>, bytes: usize) {
+    out.clear();
+    out.reserve(bytes);
+    assert!(out.capacity() >= bytes, "room was made");
+}
+
+/// Lets `fill` write all of this memory.
+///
+/// # Panics
+/// When it returns other memory, or not all of it.
+fn fill_all(memory: &mut [MaybeUninit<u8>], fill: impl FnOnce(&mut [MaybeUninit<u8>]) -> &mut [u8]) {
+    let (start, len) = (memory.as_ptr().cast::<u8>(), memory.len());
+    let filled = fill(memory);
+    assert!(std::ptr::eq(filled.as_ptr(), start) && filled.len() == len, "the memory that was given, filled");
+}
+
+/// What a GET into memory of the caller's came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Filled {
+    /// The key is absent.
+    Absent,
+    /// The value has this length. Its bytes are at the beginning of the memory.
+    Value(usize),
+    /// The value has this length, and the memory less. No byte in it counts.
+    TooLong(usize),
+}
+
+/// Memory of the caller's. A value that is longer does not land in it.
+#[derive(Debug)]
+pub struct SliceSink<'a> {
+    /// The first `at` bytes of it are initialized.
+    memory: &'a mut [MaybeUninit<u8>],
+    at: usize,
+    /// The length of the value that began last.
+    len: usize,
+}
+
+impl<'a> SliceSink<'a> {
+    /// Values land in `memory`.
+    pub fn new(memory: &'a mut [u8]) -> SliceSink<'a> {
+        let (start, len) = (memory.as_mut_ptr().cast(), memory.len());
+        // SAFETY:
+        // * it is the memory of the slice, which nobody else uses for `'a`;
+        // * only initialized bytes are written into it, so it remains a slice of bytes.
+        SliceSink::uninit(unsafe { std::slice::from_raw_parts_mut(start, len) })
+    }
+
+    /// Values land in `memory`, which need not be initialized.
+    pub fn uninit(memory: &'a mut [MaybeUninit<u8>]) -> SliceSink<'a> {
+        SliceSink { memory, at: 0, len: 0 }
+    }
+
+    /// Values land in the `len` bytes at `start`: memory that a device or another language knows, too.
+    ///
+    /// # Safety
+    /// For as long as `'a`, these bytes can be written, and nobody else reads or writes them.
+    pub unsafe fn from_raw(start: *mut u8, len: usize) -> SliceSink<'a> {
+        // SAFETY: the caller has said that the memory is there, and nobody else's; it need not be initialized.
+        SliceSink::uninit(unsafe { std::slice::from_raw_parts_mut(start.cast(), len) })
+    }
+
+    /// The bytes of the value that landed last. Empty if it did not fit. They count only if the GET has said
+    /// that the key was found.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: so many bytes are initialized.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), self.at) }
+    }
+}
+
+impl Sink for SliceSink<'_> {
+    type Outcome = Filled;
+
+    #[inline]
+    fn begin(&mut self, len: usize) -> bool {
+        (self.at, self.len) = (0, len);
+        len <= self.memory.len()
+    }
+
+    #[inline]
+    fn put(&mut self, bytes: &[u8]) {
+        let to = &mut self.memory[self.at..][..bytes.len()];
+        to.iter_mut().zip(bytes).for_each(|(to, &byte)| *to = MaybeUninit::new(byte));
+        self.at += bytes.len();
+    }
+
+    fn put_with(&mut self, len: usize, mut fill: impl FnMut(usize, &mut [MaybeUninit<u8>]) -> &mut [u8]) {
+        fill_all(&mut self.memory[self.at..][..len], |memory| fill(0, memory));
+        self.at += len;
+    }
+
+    fn put_none(&mut self) {
+        (self.at, self.len) = (0, 0);
+    }
+
+    fn value_len(&self) -> usize {
+        self.len
+    }
+
+    fn landed(&self) -> Option<&[u8]> {
+        Some(self.bytes())
+    }
+
+    fn outcome(&self, is_found: bool) -> Filled {
+        match is_found {
+            false => Filled::Absent,
+            true if self.len <= self.memory.len() => Filled::Value(self.len),
+            true => Filled::TooLong(self.len),
+        }
+    }
+}
+
+/// Takes a value's length only. A value that is not in its slot is not READ. The outcome is the length, and
+/// `None` if the key is absent.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LengthSink(usize);
+
+impl Sink for LengthSink {
+    type Outcome = Option<usize>;
+
+    #[inline]
+    fn begin(&mut self, len: usize) -> bool {
+        self.0 = len;
+        false
+    }
+
+    fn put(&mut self, _bytes: &[u8]) {}
+
+    fn put_none(&mut self) {
+        self.0 = 0;
+    }
+
+    fn value_len(&self) -> usize {
+        self.0
+    }
+
+    fn landed(&self) -> Option<&[u8]> {
+        None
+    }
+
+    fn outcome(&self, is_found: bool) -> Option<usize> {
+        is_found.then_some(self.0)
+    }
+}
+
+/// Some bytes of a value, for another sink. The outcome is the length of the whole value.
+pub(crate) struct PartSink<'a, S> {
+    sink: &'a mut S,
+    range: Range<usize>,
+    len: usize,
+    /// The number of the next byte that is put.
+    at: usize,
+}
+
+impl<'a, S: Sink> PartSink<'a, S> {
+    /// These bytes, as far as the value has them.
+    pub fn new(range: Range<usize>, sink: &'a mut S) -> PartSink<'a, S> {
+        PartSink { sink, range, len: 0, at: 0 }
+    }
+
+    /// Which bytes of a value of this length.
+    fn range_of(&self, len: usize) -> Range<usize> {
+        let start = self.range.start.min(len);
+        start..self.range.end.clamp(start, len)
+    }
+}
+
+impl<S: Sink> Sink for PartSink<'_, S> {
+    type Outcome = Option<usize>;
+
+    fn begin(&mut self, len: usize) -> bool {
+        (self.len, self.at) = (len, 0);
+        self.sink.begin(self.range_of(len).len())
+    }
+
+    fn begin_part(&mut self, len: usize) -> Option<Range<usize>> {
+        let range = self.range_of(len);
+        self.begin(len).then(|| {
+            self.at = range.start;
+            range
+        })
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        let range = self.range_of(self.len);
+        let within = |number: usize| number.saturating_sub(self.at).min(bytes.len());
+        self.sink.put(&bytes[within(range.start)..within(range.end)]);
+        self.at += bytes.len();
+    }
+
+    fn put_with(&mut self, len: usize, fill: impl FnMut(usize, &mut [MaybeUninit<u8>]) -> &mut [u8]) {
+        let range = self.range_of(self.len);
+        assert!(range.start <= self.at && self.at + len <= range.end, "bytes that are wanted");
+        self.sink.put_with(len, fill);
+        self.at += len;
+    }
+
+    fn put_none(&mut self) {
+        self.len = 0;
+        self.sink.put_none();
+    }
+
+    fn value_len(&self) -> usize {
+        self.len
+    }
+
+    fn landed(&self) -> Option<&[u8]> {
+        self.sink.landed()
+    }
+
+    fn outcome(&self, is_found: bool) -> Option<usize> {
+        is_found.then_some(self.len)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Puts a value in pieces, in each of the ways that there are.
+    fn put<S: Sink>(sink: &mut S, value: &[u8]) -> S::Outcome {
+        if sink.begin(value.len()) {
+            let (begin, end) = value.split_at(value.len() / 3);
+            sink.put(begin);
+            sink.put(end);
+        }
+        sink.outcome(true)
+    }
+
+    fn put_at_once<S: Sink>(sink: &mut S, value: &[u8]) -> S::Outcome {
+        if let Some(range) = sink.begin_part(value.len()) {
+            let value = &value[range];
+            sink.put_with(value.len(), |at, memory| {
+                let len = memory.len();
+                let mut part = SliceSink::uninit(memory);
+                part.put(&value[at..][..len]);
+                // SAFETY: all of it has just been written.
+                unsafe { std::slice::from_raw_parts_mut(part.memory.as_mut_ptr().cast(), len) }
+            });
+        }
+        sink.outcome(true)
+    }
+
+    /// Values of every length about that of the memory. What does not fit says its length, and leaves no byte.
+    #[test]
+    fn slices_take_what_fits() {
+        let value: Vec<u8> = (1..=100).collect();
+        for len in 0..=100 {
+            for room in [0, 1, 7, 8, 50, 100] {
+                let mut memory = vec![0; room];
+                for at_once in [false, true] {
+                    let (value, fits) = (&value[..len], len <= room);
+                    let mut sink = SliceSink::new(&mut memory);
+                    let filled = if at_once { put_at_once(&mut sink, value) } else { put(&mut sink, value) };
+                    assert_eq!(filled, if fits { Filled::Value(len) } else { Filled::TooLong(len) });
+                    assert_eq!(sink.bytes(), if fits { value } else { &[] });
+                    sink.put_none();
+                    assert_eq!(sink.outcome(false), Filled::Absent);
+                }
+            }
+        }
+    }
+
+    /// The words of a value go to each sink as its bytes would.
+    #[test]
+    fn words_are_bytes() {
+        let word = |n: usize| u64::from_le_bytes(std::array::from_fn(|byte| (8 * n + byte) as u8));
+        let bytes: Vec<u8> = (0..32).collect();
+        for len in 0..=32 {
+            let (mut memory, mut vec, mut length) = ([0xff; 32], vec![9; 3], LengthSink::default());
+            let mut slice = SliceSink::new(&mut memory);
+            slice.put_words::<4>(len, word);
+            vec.put_words::<4>(len, word);
+            length.put_words::<4>(len, word);
+            assert_eq!((slice.bytes(), &vec[..]), (&bytes[..len], &bytes[..len]));
+            assert_eq!(length.outcome(true), Some(len));
+        }
+    }
+
+    /// A part of a value, put whole or only in part, is the part.
+    #[test]
+    fn parts_of_values() {
+        let value: Vec<u8> = (1..=60).collect();
+        for len in [0, 1, 30, 60] {
+            for (start, end) in (0..62).flat_map(|start| [0, 1, 20, 60, 99].map(|more| (start, start + more)))
+            {
+                let expected = &value[start.min(len)..end.min(len)];
+                let mut got = vec![7; 5];
+                assert_eq!(put(&mut PartSink::new(start..end, &mut got), &value[..len]), Some(len));
+                assert_eq!(got, expected, "{start}..{end} of {len}");
+                assert_eq!(put_at_once(&mut PartSink::new(start..end, &mut got), &value[..len]), Some(len));
+                assert_eq!(got, expected, "{start}..{end} of {len}");
+            }
+        }
+    }
+}
