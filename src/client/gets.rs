@@ -4,7 +4,7 @@ use super::error::{AskError, GetError};
 use super::handle::Handle;
 use super::{Client, ServerPath, on_path};
 use crate::outcome::{KeyError, PutError};
-use crate::reader::StoredAnswer;
+use crate::reader::{StoredAnswer, in_order};
 use crate::sink::Sink;
 use crate::values::Values;
 use crate::wire::{Reply, Request};
@@ -191,6 +191,55 @@ impl Client {
             }
         };
         self.get_batch(keys, each)?;
+        Ok(broken_off)
+    }
+
+    /// Like [`Client::get_many_with`], but calls `each` in the order of the keys. When it breaks off, no READ
+    /// is posted any more. So it costs little to ask for many keys of which the first ones are needed, up to
+    /// one that is absent. Answers that come before their turn are held back, copied: at most 128.
+    ///
+    /// ```
+    /// # use oneread::{Address, Client, Config, GetError, Server, ServerConfig, TableSize};
+    /// use std::ops::ControlFlow;
+    ///
+    /// /// How many of these keys are present before the first one that is absent.
+    /// fn present(client: &mut Client, keys: &[&[u8]]) -> Result<usize, GetError> {
+    ///     let found = client.get_many_in_order(keys, |number, value| match value {
+    ///         Ok(Some(_)) => ControlFlow::Continue(()),
+    ///         _ => ControlFlow::Break(number),
+    ///     })?;
+    ///     Ok(found.break_value().unwrap_or(keys.len()))
+    /// }
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let address = Address::Shm(dir.path().join("s"));
+    /// # let config = Config::new().size(TableSize::Keys(100));
+    /// # let server = Server::start(ServerConfig::new(address.clone(), config))?;
+    /// # let mut client = Client::connect(&address)?;
+    /// # client.put(b"a", b"")?;
+    /// # client.put(b"b", b"")?;
+    /// # client.put(b"d", b"")?;
+    /// # assert_eq!(present(&mut client, &[b"a", b"b", b"c", b"d"])?, 2);
+    /// # assert_eq!(present(&mut client, &[b"a", b"", b"b"])?, 1);
+    /// # assert_eq!(present(&mut client, &[b"a", b"b"])?, 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Client::get_many_with`].
+    pub fn get_many_in_order<K: AsRef<[u8]>, B>(
+        &mut self,
+        keys: &[K],
+        mut each: impl FnMut(usize, BatchAnswer<'_>) -> ControlFlow<B>,
+    ) -> Result<ControlFlow<B>, GetError> {
+        let mut broken_off = ControlFlow::Continue(());
+        let each = |number, answer: BatchAnswer<'_>| match each(number, answer) {
+            ControlFlow::Continue(()) => ControlFlow::Continue(()),
+            ControlFlow::Break(with) => {
+                broken_off = ControlFlow::Break(with);
+                ControlFlow::Break(())
+            }
+        };
+        let _ = in_order(keys, each, |some, each| self.get_batch(some, each))?;
         Ok(broken_off)
     }
 

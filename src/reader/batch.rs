@@ -3,6 +3,7 @@
 use super::Reader;
 use super::entries::KnownEntries;
 use super::look::WrongSlots;
+use super::order::in_order;
 use super::patience::{Lag, Rest, RetryBudget, Round, SLEEP_NS};
 use crate::fabric::{Fabric, ReadId};
 use crate::get::{Get, HintedLook, Landed, Retry, Step};
@@ -69,6 +70,20 @@ impl<F: Fabric> Reader<'_, F> {
             return self.get_fitting(keys, |number, value| each(number, Ok(value)));
         }
         self.get_fitting_of(&|number| keys[number].as_ref(), keys.len(), &mut each)
+    }
+
+    /// Like [`Reader::get_each`], but the answers come in the order of `keys`, those of keys that the table
+    /// cannot hold, too. When `each` breaks off, no READ is posted any more. So the first keys of a batch can be
+    /// asked for without paying for the others. Answers that come before their turn are held back, copied.
+    ///
+    /// # Errors
+    /// As [`Reader::get_each`].
+    pub fn get_in_order<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        each: impl FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, F::Error> {
+        in_order(keys, each, |some, each| self.get_each(some, each).map(|_| ()))
     }
 
     /// The rest of [`Reader::get_each`] where some keys do not fit.

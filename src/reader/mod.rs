@@ -5,6 +5,7 @@ mod batch;
 mod entries;
 mod look;
 mod one;
+mod order;
 mod patience;
 mod stats;
 mod values;
@@ -14,6 +15,7 @@ mod tests;
 
 pub use batch::StoredAnswer;
 pub(crate) use entries::KnownEntries;
+pub(crate) use order::in_order;
 pub use patience::Limits;
 pub(crate) use stats::DirectAnswers;
 pub use stats::{GetStats, HintCounts};

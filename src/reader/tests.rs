@@ -627,6 +627,61 @@ fn nothing_is_under_way_after_a_break() {
     }
 }
 
+/// In order, each key is answered once, in its turn, whatever comes first: some are torn for a while, some have
+/// several windows, some are refused. A caller that breaks off saves the READs that were not posted by then.
+#[test]
+fn answers_in_order() {
+    let geometry = list();
+    let mut keys: Vec<Vec<u8>> = (0..500u32).map(|n| n.to_le_bytes().to_vec()).collect();
+    keys[0].push(0);
+    keys[300].clear();
+    for credits in [1, 8, 64] {
+        let last = 100;
+        for breaks in [false, true] {
+            let clock = Clock::manual();
+            let fabric = Slow {
+                clock: clock.clone(),
+                credits,
+                posted: Default::default(),
+                takes_ns: |_| 10_000,
+                is_torn: |now, n| n % 7 == 1 && now < MS,
+                windows: |n| 1 + n % 3,
+                geometry: &geometry,
+                reads: 0,
+            };
+            let mut reader = Reader::new(fabric, &geometry, clock, Limits::default());
+            let mut next = 0;
+            let flow = reader.get_in_order(&keys, |number, answer| {
+                assert_eq!(number, next);
+                assert_eq!(answer.is_err(), [0, 300].contains(&number));
+                next += 1;
+                if breaks && number == last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            });
+            assert_eq!(flow.map(|flow| flow.is_break()), Ok(breaks), "{credits} credits");
+            assert_eq!(next, if breaks { last + 1 } else { keys.len() });
+            assert!(reader.fabric().posted.is_empty());
+            let reads = reader.fabric().reads - reader.stats().retries_torn;
+            // Keys have two windows on average.
+            match breaks {
+                true => assert!(reads < 2 * 128 + 64, "{reads} READs"),
+                false => assert!(reads > 900, "{reads} READs"),
+            }
+        }
+    }
+    // All READs take equally long: no more than those under way are in excess.
+    for credits in [1, 8, 64] {
+        let mut reader = reader_of(&geometry, |_| 1, credits, |_| 1_000);
+        let keys: Vec<_> = (0..100_000u32).map(u32::to_le_bytes).collect();
+        let each = |number, _: StoredAnswer<'_>| match number {
+            20 => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        };
+        assert_eq!(reader.get_in_order(&keys, each), Ok(ControlFlow::Break(())));
+        let reads = reader.fabric().reads;
+        assert!((21..=21 + credits as u64 + 16).contains(&reads), "{reads} READs, {credits} credits");
+    }
+}
+
 /// A key that the table does not take is refused before anything is READ, wherever it stands in a batch.
 #[test]
 fn lengths_are_looked_at_first() {
