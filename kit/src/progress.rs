@@ -1,6 +1,6 @@
 //! Progress of what takes long: one line on the terminal, gone when it is done.
 //!
-//! Nothing is drawn in the first [`QUIET`], nothing where stderr is no terminal, and nothing while this process
+//! Nothing is drawn in the first 300 ms, nothing where stderr is no terminal, and nothing while this process
 //! is in the background of its terminal (`oneread serve &`). A signal that ends the command says how far it came.
 
 use crate::{interrupt, show};
