@@ -17,18 +17,18 @@ impl Budget {
         Arc::new(Budget { bytes_max, taken: AtomicU64::new(0) })
     }
 
-    /// Whether so many bytes more may be taken. They may be gone a moment later.
+    /// Whether these bytes may be taken, too. They may be gone a moment later.
     pub fn has(&self, bytes: u64) -> bool {
         self.taken.load(Ordering::Relaxed) + bytes <= self.bytes_max
     }
 
-    /// Takes so many bytes, if they may be taken. Relaxed: it guards no memory, it only counts.
+    /// Takes these bytes, if they may be taken. Relaxed: it guards no memory, it only counts.
     pub fn take(&self, bytes: u64) -> bool {
         let more = |taken| Some(taken + bytes).filter(|&taken| taken <= self.bytes_max);
         self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
-    /// Gives so many bytes back.
+    /// Gives these bytes back.
     pub fn give(&self, bytes: u64) {
         self.taken.fetch_sub(bytes, Ordering::Relaxed);
     }

@@ -72,13 +72,13 @@ impl Refusals {
 pub(super) struct VainSearches(AtomicU64);
 
 impl VainSearches {
-    /// From so many failed searches on, searches are left out,
+    /// After this number of failed searches, searches are left out,
     const ENOUGH: u64 = 16;
-    /// but for one of so many.
+    /// but for one of this number.
     const ONE_OF: u64 = 64;
     const TIMES_BITS: u32 = 16;
 
-    /// So many puts in a row found no room, if none was made since.
+    /// How many puts in a row found no room. None, if room was made since.
     fn times(&self, room_made: u64) -> u64 {
         // Relaxed: only the word itself is communicated.
         let word = self.0.load(Ordering::Relaxed);
@@ -111,7 +111,7 @@ impl VainSearches {
         }
     }
 
-    /// Whether searches have been in vain for so long that this one is left out. Counts it.
+    /// Whether this search is left out, because the last 16 or more failed. Counts it.
     pub fn is_one_more(&self, room_made: u64) -> bool {
         let times = self.times(room_made);
         let is_left_out = times >= Self::ENOUGH && !times.is_multiple_of(Self::ONE_OF);
@@ -142,7 +142,7 @@ pub(super) mod tests {
     #[test]
     fn searches_in_vain_are_left_out() {
         let vain = VainSearches::default();
-        // So many of these puts search, and fail.
+        // How many of these puts search, and fail.
         let searches = |puts: u32, room_made| {
             (0..puts)
                 .filter(|_| {

@@ -177,7 +177,7 @@ impl Extents {
         reference.offset as usize / WORD
     }
 
-    /// Memory, and a number, for a value of so many bytes of the key with this hash.
+    /// Memory, and a number, for a value of this length, of the key with this hash.
     pub fn draft(self: &Arc<Extents>, hash: First, len: usize) -> Result<ExtentDraft, NoMemory> {
         let bytes = extent_bytes(len);
         let at = {

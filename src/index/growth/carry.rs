@@ -10,7 +10,7 @@ use crate::layout::slot::Key;
 /// What came of carrying the keys of a home into another segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::index) enum Carried {
-    /// So many keys have gone.
+    /// This number of keys has gone.
     All(u64),
     /// One did not fit. None has gone.
     NoRoom,

@@ -37,8 +37,8 @@ impl Growth {
 
     pub fn growth_counts(&self) -> GrowthCounts {
         let guard = epoch::pin();
-        let pairs = lock(&self.pairs).queue.clone();
-        let merging = |pair: &&Arc<Pair>| lock(&pair.state).toward != Toward::Child;
+        let pairs = lock(&self.pairs).all();
+        let merging = |pair: &&Arc<Pair>| pair.state().toward() != Toward::Child;
         let merging = pairs.iter().filter(merging).count() as u64;
         let (mut segments, mut depth) = (0, 0);
         let mut loads = [Vec::new(), Vec::new()];

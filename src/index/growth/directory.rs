@@ -17,7 +17,7 @@ pub(super) struct Directory {
     region: Region,
     geometry: Geometry,
     undo: UndoLines,
-    /// The directory uses so many bits of a key's directory hash.
+    /// Bits of a key's directory hash that number the entries.
     bits: u32,
     /// Entries written: those in use, and some of the next half.
     filled: u32,
@@ -40,7 +40,7 @@ impl Directory {
         let found = region.load(DIRECTORY_WORD);
         let bits = found.min(directory_bits_max(geometry).into()) as u32;
         if u64::from(bits) != found {
-            // The region is damaged. `place_of` believes the word.
+            // The region is damaged. `entry_word` believes the word.
             region.store(DIRECTORY_WORD, bits.into());
         }
         let mut directory = Directory::new(region, geometry, undo);
@@ -179,7 +179,7 @@ impl Directory {
 
 /// The first word of a key's entry, for the server, which has written it.
 #[inline]
-pub(super) fn place_of(region: &Region, geometry: &Geometry, directory: u32) -> u64 {
+pub(super) fn entry_word(region: &Region, geometry: &Geometry, directory: u32) -> u64 {
     let bits = region.load(DIRECTORY_WORD) as u32;
     // Pairs with the release fence in `deepen`.
     fence(Ordering::Acquire);

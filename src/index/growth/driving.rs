@@ -60,7 +60,7 @@ impl Growth {
     pub(super) fn drive_oldest(&self, guard: &Guard, homes: u32) -> bool {
         let mut taken = 0;
         for _ in 0..self.under_way.load(Relaxed).min(PAIRS_LOOKED_AT) {
-            let Some(pair) = lock(&self.pairs).queue.get(taken).cloned() else { return false };
+            let Some(pair) = lock(&self.pairs).nth(taken) else { return false };
             match self.drive(&pair, homes, guard) {
                 Driven::On | Driven::Ended => return true,
                 Driven::Taken => taken += 1,
@@ -77,8 +77,7 @@ impl Growth {
     fn press_on(&self, segment: &Segment, guard: &Guard) {
         for _ in 0..WAITS_MAX {
             let Some(pair) = self.pair_of(segment) else { return };
-            // This insert waits for it: no look is spared.
-            lock(&pair.state).spare = 0;
+            pair.state().urge();
             loop {
                 match self.drive(&pair, self.pace.homes_per_tidy, guard) {
                     Driven::On => {}

@@ -12,8 +12,8 @@ impl Growth {
     /// Gives up every merge under way. For the simulator.
     #[cfg(feature = "sim")]
     pub fn give_up_merges(&self) {
-        let pairs = lock(&self.pairs).queue.clone();
-        pairs.iter().for_each(|pair| self.turn_back(&mut lock(&pair.state)));
+        let pairs = lock(&self.pairs).all();
+        pairs.iter().for_each(|pair| self.turn_back(&mut pair.state()));
     }
 
     /// Begins to split the segment that has this key. For the simulator.
@@ -52,7 +52,7 @@ impl Growth {
         })
     }
 
-    /// Takes the pair on that the segment with this key is in, by so many homes. For the simulator.
+    /// Takes the pair on that the segment with this key is in, by up to this number of homes. For the simulator.
     #[cfg(feature = "sim")]
     pub fn drive_at(&self, key: &[u8], homes: u32) {
         let guard = epoch::pin();
@@ -62,7 +62,7 @@ impl Growth {
         }
     }
 
-    /// Takes the oldest pair on by so many homes. For the simulator.
+    /// Takes the oldest pair on by up to this number of homes. For the simulator.
     #[cfg(feature = "sim")]
     pub fn drive_on(&self, homes: u32) {
         self.drive_oldest(&epoch::pin(), homes);

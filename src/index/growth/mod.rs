@@ -98,7 +98,7 @@ pub(in crate::index) struct Growth {
     making: Mutex<()>,
     registrar: OnceLock<Weak<dyn Registrar>>,
     done: SplitTotals,
-    /// Of keys that found no room, and waited in vain.
+    /// Keys that found no room, though they waited for it.
     refusals: Refusals,
 }
 

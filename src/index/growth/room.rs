@@ -16,8 +16,8 @@ pub(super) struct RoomWait {
     waits: u32,
     /// Waits for another thread.
     naps: u32,
-    /// It would wait in vain: no slot of the segment is free, or another put waited a moment ago.
-    is_vain: bool,
+    /// Waiting makes no room: no slot of the segment is free, or another put has waited a moment ago, for nothing.
+    is_hopeless: bool,
     /// What the last search in the segment was, if another one follows.
     next: Option<NoPath>,
     searched: Option<NoPath>,
@@ -33,7 +33,7 @@ impl RoomWait {
         let now = NoPath { from, room_made };
         // Room that was made since the search began is not missed: it was counted before.
         self.searched = self.next.replace(now).filter(|&before| before == now);
-        self.is_vain = !no_split.is_busy()
+        self.is_hopeless = !no_split.is_busy()
             && (segment.homes().has_no_free_slot()
                 || growth.refusals.know(now)
                 || segment.would_leave_search_out());
@@ -51,8 +51,7 @@ impl Growth {
             return if is_refused { Some(NoSplit::Memory) } else { self.begin_split(segment).err() };
         };
         self.give_up_merge(&pair, segment);
-        // A put waits for it: no look is spared.
-        lock(&pair.state).spare = 0;
+        pair.state().urge();
         matches!(self.drive(&pair, self.pace.homes_per_tidy, guard), Driven::Waits | Driven::Taken)
             .then_some(NoSplit::Busy)
     }
@@ -65,7 +64,7 @@ impl Growth {
             return Ok(());
         }
         let is_busy = no_split.is_busy();
-        if !wait.is_vain && wait.waits < if is_busy { self.pace.split_waits_max } else { WAITS_MAX } {
+        if !wait.is_hopeless && wait.waits < if is_busy { self.pace.split_waits_max } else { WAITS_MAX } {
             if self.wait_for_grace() {
                 wait.waits += 1;
                 return Ok(());

@@ -1,7 +1,7 @@
 //! Which segment has a key; and changes, in the segment that has it.
 
 use super::Growth;
-use super::directory::place_of;
+use super::directory::entry_word;
 use super::pace::TRIES_MAX;
 use super::room::RoomWait;
 use crate::faults::{Rule, obey};
@@ -31,11 +31,11 @@ impl Growth {
             let share = segment.share().get();
             share.role != PairRole::Gone && share.covers(directory)
         };
-        let named = segment::memory(place_of(&self.region, &self.geometry, directory));
+        let named = segment::memory(entry_word(&self.region, &self.geometry, directory));
         let named = self.live.get(named, guard).filter(has);
         // The region may be damaged.
         let segment = named.or_else(|| self.live.all(guard).find(has)).expect("some segment has each key");
-        let pair = pairs.by_memory.get(&segment.memory()).map(|pair| [pair.parent, pair.child]);
+        let pair = pairs.of(segment.memory()).map(|pair| [pair.parent, pair.child]);
         match pair.map(|both| both.map(|memory| self.live.get(memory, guard))) {
             Some([Some(parent), Some(child)]) => (parent, parent.share().get(), Some(child)),
             _ => (segment, segment.share().get(), None),
@@ -46,9 +46,9 @@ impl Growth {
     #[inline]
     pub(super) fn find<'g>(&'g self, key: Hashed<'_>, guard: &'g Guard) -> Option<&'g Segment> {
         let directory = key.first().directory();
-        let place = place_of(&self.region, &self.geometry, directory);
+        let entry = entry_word(&self.region, &self.geometry, directory);
         let has = |memory| self.live.get(memory, guard).filter(|s| s.share().has(directory, key.home()));
-        has(segment::memory(place)).or_else(|| has(segment::other_memory(place)))
+        has(segment::memory(entry)).or_else(|| has(segment::other_memory(entry)))
     }
 
     /// Does something in the segment that has the key, wherever it goes meanwhile. `done` hears which

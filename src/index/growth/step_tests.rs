@@ -41,8 +41,8 @@ fn tidy_says_when_to_come_again() {
     let (growth, _clock) = growing(1 << 20);
     assert_eq!((0..4).map(|_| growth.tidy()).next_back(), Some(None));
     growth.split(b"a key");
-    let pair = lock(&growth.pairs).queue[0].clone();
-    let taken = lock(&pair.state);
+    let pair = lock(&growth.pairs).nth(0).unwrap();
+    let taken = pair.state();
     assert_eq!(growth.tidy(), Some(Duration::from_millis(1)));
     drop(taken);
     growth.drive_on(u32::MAX);
@@ -66,14 +66,14 @@ fn a_pair_that_waits_is_put_last() {
     for memory in [0, 1] {
         growth.begin_split(growth.live.get(memory, &guard).unwrap()).unwrap();
     }
-    let first = lock(&growth.pairs).queue[0].clone();
-    lock(&first.state).spare = u32::MAX;
+    let first = lock(&growth.pairs).nth(0).unwrap();
+    first.state().hold_up();
     for _ in 0..growth.geometry.homes() {
         growth.tidy();
     }
     let counts = growth.growth_counts();
     assert_eq!((counts.splits, counts.splitting), (2, 1), "{counts:?}");
-    lock(&first.state).spare = 0;
+    first.state().urge();
     growth.drive_on(u32::MAX);
     assert_eq!(growth.growth_counts().splitting, 0);
 }
@@ -86,7 +86,7 @@ fn a_merge_that_has_ended_is_not_given_up() {
     growth.split(b"a key");
     growth.drive_on(u32::MAX);
     growth.merge(b"a key");
-    let merge = lock(&growth.pairs).queue[0].clone();
+    let merge = lock(&growth.pairs).nth(0).unwrap();
     growth.drive_on(u32::MAX);
     assert_eq!(growth.growth_counts().merges, 1);
     // When what the merge has left is gone, and the child's memory is back.

@@ -2,7 +2,7 @@
 
 use super::Growth;
 use super::carry::{Carried, carry, has_come};
-use super::directory::{Directory, place_of};
+use super::directory::{Directory, entry_word};
 use super::live::UnusedMemory;
 use super::pace::{GIVE_UP_AT, MERGE_AT, SHRINK_TO, SPLIT_AT};
 use super::pairs::{Driven, NoSplit, Pair, PairState, Pairs, Toward};
@@ -11,17 +11,17 @@ use crate::index::segment::{Segment, design_percents};
 use crate::index::share::{KeyShare, PairRole};
 use crate::index::slots::Locked;
 use crate::layout::segment::{self, DirectoryEntry, HomeState, Named, Pending, directory_bits_max};
-use crate::sync::{Mutex, lock, try_lock};
+use crate::sync::{lock, try_lock};
 use crossbeam_epoch::{self as epoch, Guard};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Growth {
     pub(super) fn pair_of(&self, segment: &Segment) -> Option<Arc<Pair>> {
-        lock(&self.pairs).by_memory.get(&segment.memory()).cloned()
+        lock(&self.pairs).of(segment.memory()).cloned()
     }
 
-    /// So many hundredths of the keys for which a segment is meant.
+    /// This many hundredths of the keys for which a segment is meant.
     pub(super) fn share_of_design(&self, hundredths: u64) -> u64 {
         design_percents(&self.geometry) * hundredths / 10_000
     }
@@ -36,7 +36,7 @@ impl Growth {
         self.spread(MERGE_AT, share.prefix & segment::low(share.depth - 1), share.depth - 1)
     }
 
-    /// So many keys as suit a segment with this prefix, out of a range in hundredths of the design.
+    /// A number of keys out of a range, which is in hundredths of the design: a higher prefix, a higher number.
     fn spread(&self, range: std::ops::Range<u64>, prefix: u32, depth: u32) -> u64 {
         let (low, high) = (self.share_of_design(range.start), self.share_of_design(range.end));
         low + (((high - low) * u64::from(prefix)) >> depth)
@@ -73,7 +73,7 @@ impl Growth {
         let mut pairs = lock(&self.pairs);
         // Another thread may have been quicker.
         if parent.share().get() != share
-            || pairs.by_memory.contains_key(&parent.memory())
+            || pairs.of(parent.memory()).is_some()
             || !parent.homes().are_settled()
         {
             return unused(child, NoSplit::Busy);
@@ -104,14 +104,14 @@ impl Growth {
         let share = one.share().get();
         let Some(depth) = share.depth.checked_sub(1) else { return false };
         let sibling = share.prefix ^ 1 << depth;
-        let place = place_of(&self.region, &self.geometry, sibling);
-        let Some(other) = self.live.get(segment::memory(place), guard) else { return false };
+        let entry = entry_word(&self.region, &self.geometry, sibling);
+        let Some(other) = self.live.get(segment::memory(entry), guard) else { return false };
         let (parent, child) = if share.prefix >> depth & 1 == 0 { (one, other) } else { (other, one) };
         let mut pairs = lock(&self.pairs);
         let are_whole = [(one, share.prefix), (other, sibling)].into_iter().all(|(segment, prefix)| {
             segment.share().get() == KeyShare { prefix, depth: share.depth, role: PairRole::Whole }
                 && segment.homes().are_settled()
-                && !pairs.by_memory.contains_key(&segment.memory())
+                && pairs.of(segment.memory()).is_none()
         });
         if !are_whole || one.len() + other.len() >= keys_max {
             return false;
@@ -128,14 +128,13 @@ impl Growth {
     /// Gives a merge up into whose parent no key fits any more.
     pub(super) fn give_up_merge(&self, pair: &Pair, full: &Segment) {
         if full.memory() == pair.parent {
-            let mut state = lock(&pair.state);
-            self.turn_back(&mut state);
+            self.turn_back(&mut pair.state());
         }
     }
 
     pub(super) fn turn_back(&self, state: &mut PairState) {
-        if state.toward == Toward::Parent && !state.has_ended {
-            *state = PairState::new(Toward::Back);
+        if state.toward() == Toward::Parent && !state.has_ended() {
+            state.restart(Toward::Back);
             self.done.given_up.fetch_add(1, Relaxed);
         }
     }
@@ -147,11 +146,11 @@ impl Growth {
         self.live.all(&guard).filter(|segment| self.begin_merge(segment, &guard, keys_max)).count() as u64
     }
 
-    /// Takes a pair on by up to so many homes.
+    /// Takes a pair on by up to this number of homes.
     pub(super) fn drive(&self, pair: &Pair, homes: u32, guard: &Guard) -> Driven {
-        let Some(mut state) = try_lock(&pair.state) else { return Driven::Taken };
+        let Some(mut state) = pair.try_state() else { return Driven::Taken };
         // L9: its segments may be another pair by now.
-        if !kept(Rule::PairEnds, || !state.has_ended) {
+        if !kept(Rule::PairEnds, || !state.has_ended()) {
             return Driven::Ended;
         }
         let [Some(parent), Some(child)] =
@@ -159,26 +158,22 @@ impl Growth {
         else {
             return Driven::Ended;
         };
-        if let Some(fewer) = state.spare.checked_sub(1) {
-            state.spare = fewer;
+        if state.skip() {
             return Driven::Waits;
         }
         let all = self.geometry.homes();
         for _ in 0..homes {
-            if state.toward == Toward::Parent && parent.len() > self.share_of_design(GIVE_UP_AT) {
+            if state.toward() == Toward::Parent && parent.len() > self.share_of_design(GIVE_UP_AT) {
                 self.turn_back(&mut state);
             }
-            let to_child = state.toward != Toward::Parent;
+            let to_child = state.toward() != Toward::Parent;
             let Some(home) = state.next_home(all, |home| child.share().is_away(home) != to_child) else {
-                state.in_vain = 0;
-                if !state.left.is_empty() {
-                    state.spared = (2 * state.spared + 1).min(self.pace.skips_max);
-                    state.spare = state.spared;
+                if state.must_wait(self.pace.skips_max) {
                     return Driven::Waits;
                 }
                 return self.finish(parent, child, &mut state, guard);
             };
-            let carried = match state.toward {
+            let carried = match state.toward() {
                 Toward::Child => self.split_home(parent, child, home, false),
                 Toward::Parent => self.merge_home(parent, child, home),
                 Toward::Back => self.split_home(parent, child, home, true),
@@ -186,13 +181,10 @@ impl Growth {
             match carried {
                 Carried::All(keys) => {
                     self.done.moved.fetch_add(keys, Relaxed);
-                    (state.in_vain, state.spared) = (0, 0);
+                    state.went();
                 }
-                Carried::NoRoom if state.toward == Toward::Parent => self.turn_back(&mut state),
-                Carried::NoRoom | Carried::Stuck => {
-                    state.left.push_back(home);
-                    state.in_vain += 1;
-                }
+                Carried::NoRoom if state.toward() == Toward::Parent => self.turn_back(&mut state),
+                Carried::NoRoom | Carried::Stuck => state.failed(home),
             }
         }
         Driven::On
@@ -245,7 +237,7 @@ impl Growth {
 
     /// Ends a split or merge: the directory says what is so.
     fn finish(&self, parent: &Segment, child: &Segment, state: &mut PairState, guard: &Guard) -> Driven {
-        let toward = state.toward;
+        let toward = state.toward();
         // E6: until then a client may see a home marked whose keys are back.
         if toward == Toward::Back && !child.homes().are_settled() {
             return Driven::Waits;
@@ -253,7 +245,7 @@ impl Growth {
         // E2: every home has gone.
         let (homes, is_merge) = (self.geometry.homes(), toward == Toward::Parent);
         if child.share().homes_away() != if is_merge { homes } else { 0 } {
-            *state = PairState::new(toward);
+            state.restart(toward);
             return Driven::On;
         }
         let (share, named) = (parent.share().get(), child.named());
@@ -274,12 +266,9 @@ impl Growth {
             parent.share().set(KeyShare { depth: share.depth + 1, role: PairRole::Whole, ..share });
             self.done.splits.fetch_add(u64::from(toward == Toward::Child), Relaxed);
         }
-        for memory in [parent.memory(), child.memory()] {
-            pairs.by_memory.remove(&memory);
-        }
-        pairs.queue.retain(|pair| pair.parent != parent.memory());
-        state.has_ended = true;
-        self.under_way.store(pairs.queue.len() as u64, Relaxed);
+        pairs.remove(parent.memory(), child.memory());
+        state.end();
+        self.under_way.store(pairs.len(), Relaxed);
         drop((pairs, directory));
         if toward == Toward::Parent {
             self.retire(child, guard);
@@ -288,12 +277,8 @@ impl Growth {
     }
 
     pub(super) fn insert_pair(&self, pairs: &mut Pairs, parent: u32, child: u32, toward: Toward) {
-        let pair = Arc::new(Pair { parent, child, state: Mutex::new(PairState::new(toward)) });
-        for memory in [parent, child] {
-            pairs.by_memory.insert(memory, Arc::clone(&pair));
-        }
-        pairs.queue.push_back(pair);
-        self.under_way.store(pairs.queue.len() as u64, Relaxed);
+        pairs.add(parent, child, toward);
+        self.under_way.store(pairs.len(), Relaxed);
     }
 
     /// The directory names parent and child for their keys. `share` is the parent's.

@@ -295,10 +295,10 @@ impl Growth {
     /// The splits and merges under way. For a thread that is alone.
     pub fn pairs_left(&self) -> Vec<LeftPair> {
         let left = |pair: &Arc<Pair>| {
-            let Pair { parent, child, ref state } = **pair;
-            LeftPair { parent, child, toward: lock(state).toward }
+            let Pair { parent, child, .. } = **pair;
+            LeftPair { parent, child, toward: pair.state().toward() }
         };
-        lock(&self.pairs).queue.iter().map(left).collect()
+        lock(&self.pairs).all().iter().map(left).collect()
     }
 }
 

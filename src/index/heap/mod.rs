@@ -219,7 +219,7 @@ impl Heap {
         }
     }
 
-    /// Memory for an extent of so many bytes. Returns where it begins.
+    /// Memory for an extent of this length. Returns where it begins.
     ///
     /// # Errors
     /// [`HeapError`] when there is none.

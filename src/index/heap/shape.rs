@@ -71,7 +71,7 @@ impl HeapShape {
         bytes(u64::from(self.blocks) * u64::from(self.block_len))
     }
 
-    /// Granules of an extent of so many bytes. `None` if it is empty or too long.
+    /// Granules of an extent of this length in bytes. `None` if it is empty or too long.
     pub(super) fn granules(&self, extent_bytes: u64) -> Option<u32> {
         let len = extent_bytes.div_ceil(GRANULE);
         (1..=u64::from(self.longest)).contains(&len).then_some(len as u32)
@@ -91,7 +91,7 @@ impl HeapShape {
     }
 }
 
-/// So many granules in bytes.
+/// Granules in bytes.
 pub(super) fn bytes(granules: u64) -> u64 {
     granules * GRANULE
 }
