@@ -239,7 +239,7 @@ fn random_schedules_of_growth() {
 #[test]
 fn random_schedules_of_growth_at_the_shipped_pace() {
     let is_long = std::env::var_os("ONEREAD_LONG").is_some();
-    let (seeds, clients) = if is_long { (60, 2_000) } else { (3, 200) };
+    let (seeds, clients) = if is_long { (60, 2_000) } else { (3, 60) };
     for preset in presets() {
         let (wrong, gets, met) = found_wrong(preset.layout, &EACH, seeds, clients, SHIPPED);
         println!(
