@@ -24,7 +24,7 @@ use crate::region::Region;
 use crate::sim::Recorder;
 use crate::sim::{KeyNumber, key};
 use crate::sync::{AtomicU64, Ordering::Relaxed, model};
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -10,7 +10,7 @@ mod snapshot;
 mod table;
 mod walk;
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 pub(super) use one::OneSize;
 pub use snapshot::{RestoreError, Restored};
 pub(super) use snapshot::{begin, restore, save};

@@ -17,7 +17,8 @@ pub(super) use make::Mended;
 pub(super) use notes::{Note, Notes, has_room_for_ghost, home_slot};
 pub(super) use reader::{Owned, SlotReader, Sought};
 pub(super) use stripe::{Displaced, DisplacedAt, ENTRY_WORDS, Stripe, entries_in};
-pub(super) use stripes::{Locked, StripeSet, Stripes, add_stripe};
+pub(super) use stripes::{Locked, add_stripe};
+pub(crate) use stripes::{StripeSet, Stripes};
 pub(super) use undo::{UndoLines, before_the_write, restore_all};
 pub(super) use writer::SlotWriter;
 
