@@ -25,7 +25,7 @@
 //!         otherwise                                                         -> a pass, as above
 //! ```
 //!
-//! A value that is not in its slot, but where this says, takes one READ more (X4, `reader.rs`).
+//! A value that is not in its slot, but where this says, takes one READ more (X4, `reader/values.rs`).
 //!
 //! In a table that grows, a GET also finds its way through the directory (`route`):
 //!

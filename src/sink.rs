@@ -3,7 +3,7 @@
 //! | sink | takes | a GET into it comes to |
 //! |---|---|---|
 //! | `Vec<u8>` | every value; allocates only if it is too small | whether the key was found |
-//! | [`SliceSink`] | values that fit memory of the caller's: a slice, registered memory, a buffer of another language | [`Filled`] |
+//! | [`SliceSink`] | values that fit memory of the caller's: a slice, registered memory, a buffer of another language | [`SliceOutcome`] |
 //! | [`LengthSink`] | no bytes | the value's length |
 //!
 //! While a GET looks, bytes of other values, or of parts of several, may come and go in a sink. They count
@@ -11,7 +11,7 @@
 //! slice after a miss, any bytes may be there.
 //!
 //! ```
-//! use oneread::sink::{Filled, SliceSink};
+//! use oneread::sink::{SliceOutcome, SliceSink};
 //!
 //! # use oneread::{Address, Client, Config, Server, ServerConfig, TableSize};
 //! # let dir = tempfile::tempdir()?;
@@ -21,9 +21,9 @@
 //! client.put(b"ACME", b"101.25")?;
 //! let mut memory = [0; 8];
 //! match client.get_into(b"ACME", &mut SliceSink::new(&mut memory))? {
-//!     Filled::Value(len) => assert_eq!(&memory[..len], b"101.25"),
-//!     Filled::TooLong(len) => println!("{len} bytes are needed"),
-//!     Filled::Absent => println!("no such key"),
+//!     SliceOutcome::Value(len) => assert_eq!(&memory[..len], b"101.25"),
+//!     SliceOutcome::TooLong(len) => println!("{len} bytes are needed"),
+//!     SliceOutcome::Absent => println!("no such key"),
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -181,7 +181,7 @@ fn fill_all(memory: &mut [MaybeUninit<u8>], fill: impl FnOnce(&mut [MaybeUninit<
 /// What a GET into memory of the caller's came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Filled {
+pub enum SliceOutcome {
     /// The key is absent.
     Absent,
     /// The value has this length. Its bytes are at the beginning of the memory.
@@ -233,7 +233,7 @@ impl<'a> SliceSink<'a> {
 }
 
 impl Sink for SliceSink<'_> {
-    type Outcome = Filled;
+    type Outcome = SliceOutcome;
 
     #[inline]
     fn begin(&mut self, len: usize) -> bool {
@@ -265,11 +265,11 @@ impl Sink for SliceSink<'_> {
         Some(self.bytes())
     }
 
-    fn outcome(&self, is_found: bool) -> Filled {
+    fn outcome(&self, is_found: bool) -> SliceOutcome {
         match is_found {
-            false => Filled::Absent,
-            true if self.len <= self.memory.len() => Filled::Value(self.len),
-            true => Filled::TooLong(self.len),
+            false => SliceOutcome::Absent,
+            true if self.len <= self.memory.len() => SliceOutcome::Value(self.len),
+            true => SliceOutcome::TooLong(self.len),
         }
     }
 }
@@ -416,10 +416,13 @@ mod tests {
                     let (value, fits) = (&value[..len], len <= room);
                     let mut sink = SliceSink::new(&mut memory);
                     let filled = if at_once { put_at_once(&mut sink, value) } else { put(&mut sink, value) };
-                    assert_eq!(filled, if fits { Filled::Value(len) } else { Filled::TooLong(len) });
+                    assert_eq!(
+                        filled,
+                        if fits { SliceOutcome::Value(len) } else { SliceOutcome::TooLong(len) }
+                    );
                     assert_eq!(sink.bytes(), if fits { value } else { &[] });
                     sink.put_none();
-                    assert_eq!(sink.outcome(false), Filled::Absent);
+                    assert_eq!(sink.outcome(false), SliceOutcome::Absent);
                 }
             }
         }
