@@ -27,119 +27,12 @@ fn value_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
     }
 }
 
-/// Sends requests that the table takes, and uploads the values that fit no frame. Appends one reply for each
-/// request to `replies`; after an error, of those that were answered by then.
-fn send_uploading<E>(
-    requests: &[Request<'_>],
-    geometry: &Geometry,
-    piece_max: PieceMax,
-    replies: &mut Vec<Reply>,
-    mut send: impl FnMut(&[Request<'_>], &mut Vec<Reply>) -> Result<(), E>,
-) -> Result<(), E> {
-    let frame_max = wire::frame_value_max(geometry);
-    let is_long = |request: &Request<'_>| value_of(request).is_some_and(|value| value.len() > frame_max);
-    let Some(piece_max) = piece_max.filter(|_| requests.iter().any(is_long)) else {
-        return send(requests, replies);
-    };
-    let mut sending = Uploading { send, replies: vec![None; requests.len()], frames: Vec::new(), bytes: 0 };
-    let result = upload(requests, frame_max, piece_max, &mut sending);
-    // A request without a reply: the server does not speak the protocol, and the caller sees that. Of an upload
-    // that was cut off, nothing was answered.
-    let is_answer = |reply: &Reply| result.is_ok() || *reply != Reply::Taken;
-    replies.extend(sending.replies.into_iter().map_while(|reply| reply.filter(is_answer)));
-    result
-}
-
-fn upload<'a, E, S: FnMut(&[Request<'_>], &mut Vec<Reply>) -> Result<(), E>>(
-    requests: &[Request<'a>],
-    frame_max: usize,
-    piece_max: usize,
-    sending: &mut Uploading<'a, S>,
-) -> Result<(), E> {
-    for (nth, request) in requests.iter().enumerate() {
-        let (key, value, last) = match *request {
-            Request::Put { mode, key, value } if value.len() > frame_max => {
-                (key, value, Request::LongPut { mode, key })
-            }
-            Request::Swap { key, expected, value } if value.len() > frame_max => {
-                (key, value, Request::LongSwap { key, expected: Expected::Value(expected) })
-            }
-            Request::SwapExtent { key, expected, value } if value.len() > frame_max => {
-                (key, value, Request::LongSwap { key, expected: Expected::Extent(expected) })
-            }
-            short => {
-                sending.push(nth, short)?;
-                continue;
-            }
-        };
-        sending.push(nth, Request::LongBegin { key, len: value.len() as u32 })?;
-        for bytes in value.chunks(piece_max) {
-            if sending.is_refused(nth) {
-                break;
-            }
-            sending.push(nth, Request::LongPiece { bytes })?;
-        }
-        if !sending.is_refused(nth) {
-            sending.push(nth, last)?;
-        }
-    }
-    sending.flush()
-}
-
-/// Frames on their way, and what they were answered.
-struct Uploading<'a, S> {
-    send: S,
-    /// The reply to each request: the first that is not [`Reply::Taken`], or so far that.
-    replies: Vec<Option<Reply>>,
-    /// Frames to be sent, each with the number of its request.
-    frames: Vec<(usize, Request<'a>)>,
-    /// Bytes of values in them.
-    bytes: usize,
-}
-
-impl<'a, E, S: FnMut(&[Request<'_>], &mut Vec<Reply>) -> Result<(), E>> Uploading<'a, S> {
-    fn push(&mut self, nth: usize, frame: Request<'a>) -> Result<(), E> {
-        self.bytes += match frame {
-            Request::LongPiece { bytes } => bytes.len(),
-            _ => value_of(&frame).map_or(0, <[u8]>::len),
-        };
-        self.frames.push((nth, frame));
-        if self.bytes >= AHEAD_MAX || self.frames.len() >= BATCH { self.flush() } else { Ok(()) }
-    }
-
-    /// Whether the server has answered that it does not take the upload of this request.
-    fn is_refused(&self, nth: usize) -> bool {
-        self.replies[nth].as_ref().is_some_and(|reply| *reply != Reply::Taken)
-    }
-
-    fn flush(&mut self) -> Result<(), E> {
-        let frames = std::mem::take(&mut self.frames);
-        self.bytes = 0;
-        if frames.is_empty() {
-            return Ok(());
-        }
-        let requests: Vec<_> = frames.iter().map(|(_, request)| *request).collect();
-        let mut replies = Vec::with_capacity(requests.len());
-        let result = (self.send)(&requests, &mut replies);
-        if result.is_ok() && replies.len() != frames.len() {
-            return Ok(());
-        }
-        for ((nth, _), reply) in frames.into_iter().zip(replies) {
-            let so_far = &mut self.replies[nth];
-            if so_far.as_ref().is_none_or(|so_far| *so_far == Reply::Taken) {
-                *so_far = Some(reply);
-            }
-        }
-        result
-    }
-}
-
 /// Sends the requests that a table of this geometry takes, and inserts the rejections of the others
-/// among the replies, each in its place. A rejected request is not sent: no frame or slot could
-/// hold it. The geometry must be that of the server that `send` reaches. Another server may take what
-/// this one does not, so a rejection counts only if the server answers something: where none of the
-/// requests is sent, it is asked for its counters. Values that fit no frame are uploaded, in pieces of
-/// at most `piece_max`. `has_sent`: whether any of the requests was sent.
+/// among the replies, each in its place; after an error, as many replies as were there by then. A rejected request is
+/// not sent: no frame or slot could hold it. The geometry must be that of the server that `send` reaches. Another
+/// server may take what this one does not, so a rejection counts only if the server answers something: where none of
+/// the requests is sent, it is asked for its counters. Values that fit no frame are uploaded, in pieces of at most
+/// `piece_max`. `has_sent`: whether any of the requests was sent.
 pub(super) fn send_fitting<E>(
     requests: &[Request<'_>],
     geometry: &Geometry,
@@ -148,26 +41,30 @@ pub(super) fn send_fitting<E>(
     has_sent: &mut bool,
     mut send: impl FnMut(&[Request<'_>], &mut Vec<Reply>) -> Result<(), E>,
 ) -> Result<(), E> {
-    if fit(requests, geometry, piece_max) {
+    let frame_max = wire::frame_value_max(geometry);
+    let is_frame = |request: &Request<'_>| {
+        value_of(request).is_none_or(|value| value.len() <= frame_max)
+            && check(request, geometry, piece_max).is_ok()
+    };
+    // As nearly always: each is a frame, and its answer the reply.
+    if requests.iter().all(is_frame) {
         *has_sent = true;
-        return send_uploading(requests, geometry, piece_max, replies, send);
+        return send(requests, replies);
     }
-    let checked: Vec<_> =
-        requests.iter().map(|request| check(request, geometry, piece_max).map(|()| *request)).collect();
-    let fitting: Vec<_> = checked.iter().filter_map(|request| request.as_ref().ok().copied()).collect();
-    let mut answers = Vec::with_capacity(fitting.len().max(1));
-    let mut result = Ok(());
-    if fitting.is_empty() {
-        send(&[Request::Stat], &mut answers)?;
-    } else {
-        *has_sent = true;
-        result = send_uploading(&fitting, geometry, piece_max, &mut answers, send);
+    let rejection = |request| check(request, geometry, piece_max).err().map(|why| Reply::Put(Err(why)));
+    let answers: Vec<_> = requests.iter().map(rejection).collect();
+    if answers.iter().all(Option::is_some) {
+        send(&[Request::Stat], &mut Vec::with_capacity(1))?;
+        replies.extend(answers.into_iter().flatten());
+        return Ok(());
     }
-    let mut answers = answers.into_iter();
-    replies.extend(checked.into_iter().map_while(|request| match request {
-        Ok(_) => answers.next(),
-        Err(why) => Some(Reply::Put(Err(why))),
-    }));
+    *has_sent = true;
+    let mut sending = Sending { send, answers, frames: Vec::new(), bytes: 0 };
+    let result = sending.send_all(requests, frame_max, piece_max.unwrap_or(frame_max));
+    // A request without a reply: the server does not speak the protocol, and the caller sees that. Of an upload
+    // that was cut off, nothing was answered.
+    let is_answer = |reply: &Reply| result.is_ok() || *reply != Reply::Taken;
+    replies.extend(sending.answers.into_iter().map_while(|reply| reply.filter(is_answer)));
     result
 }
 
@@ -199,6 +96,92 @@ fn check(request: &Request<'_>, geometry: &Geometry, piece_max: PieceMax) -> Res
             }
             _ => Ok(()),
         },
+    }
+}
+
+/// Frames on their way, and what they were answered.
+struct Sending<'a, S> {
+    send: S,
+    /// What each request was answered: its rejection, or the first reply to one of its frames that is not
+    /// [`Reply::Taken`], or so far that.
+    answers: Vec<Option<Reply>>,
+    /// Frames to be sent, each with the number of its request.
+    frames: Vec<(usize, Request<'a>)>,
+    /// Bytes of values in them.
+    bytes: usize,
+}
+
+impl<'a, E, S: FnMut(&[Request<'_>], &mut Vec<Reply>) -> Result<(), E>> Sending<'a, S> {
+    /// Sends all requests that are not answered yet, in order, and in pieces where a value fits no frame.
+    fn send_all(&mut self, requests: &[Request<'a>], frame_max: usize, piece_max: usize) -> Result<(), E> {
+        for (nth, request) in requests.iter().enumerate() {
+            // The table does not take it.
+            if self.answers[nth].is_some() {
+                continue;
+            }
+            let (key, value, last) = match *request {
+                Request::Put { mode, key, value } if value.len() > frame_max => {
+                    (key, value, Request::LongPut { mode, key })
+                }
+                Request::Swap { key, expected, value } if value.len() > frame_max => {
+                    (key, value, Request::LongSwap { key, expected: Expected::Value(expected) })
+                }
+                Request::SwapExtent { key, expected, value } if value.len() > frame_max => {
+                    (key, value, Request::LongSwap { key, expected: Expected::Extent(expected) })
+                }
+                short => {
+                    self.push(nth, short)?;
+                    continue;
+                }
+            };
+            self.push(nth, Request::LongBegin { key, len: value.len() as u32 })?;
+            for bytes in value.chunks(piece_max) {
+                if self.is_refused(nth) {
+                    break;
+                }
+                self.push(nth, Request::LongPiece { bytes })?;
+            }
+            if !self.is_refused(nth) {
+                self.push(nth, last)?;
+            }
+        }
+        self.flush()
+    }
+
+    fn push(&mut self, nth: usize, frame: Request<'a>) -> Result<(), E> {
+        self.bytes += match frame {
+            Request::LongPiece { bytes } => bytes.len(),
+            _ => value_of(&frame).map_or(0, <[u8]>::len),
+        };
+        self.frames.push((nth, frame));
+        if self.bytes >= AHEAD_MAX || self.frames.len() >= BATCH { self.flush() } else { Ok(()) }
+    }
+
+    /// Whether the server has answered that it does not take the upload of this request.
+    fn is_refused(&self, nth: usize) -> bool {
+        self.answers[nth].as_ref().is_some_and(|reply| *reply != Reply::Taken)
+    }
+
+    fn flush(&mut self) -> Result<(), E> {
+        let frames = std::mem::take(&mut self.frames);
+        self.bytes = 0;
+        if frames.is_empty() {
+            return Ok(());
+        }
+        let requests: Vec<_> = frames.iter().map(|(_, request)| *request).collect();
+        let mut replies = Vec::with_capacity(requests.len());
+        let result = (self.send)(&requests, &mut replies);
+        // More than were asked for: nobody knows which belong to which.
+        if replies.len() > frames.len() {
+            return result;
+        }
+        for ((nth, _), reply) in frames.into_iter().zip(replies) {
+            let so_far = &mut self.answers[nth];
+            if so_far.as_ref().is_none_or(|so_far| *so_far == Reply::Taken) {
+                *so_far = Some(reply);
+            }
+        }
+        result
     }
 }
 

@@ -120,7 +120,7 @@ fn recorded(layout: &str, slots: u64, seed: u64) -> (Region, Arc<Recorder>, Cloc
 
 /// A slot at rest.
 #[derive(Clone, Debug, PartialEq)]
-struct Seen {
+struct SeenSlot {
     key: Key,
     value: Vec<u8>,
     header: Header,
@@ -137,17 +137,17 @@ fn word_of(key: &[u8]) -> u64 {
 }
 
 /// Every slot that was ever used.
-fn look(index: &Segment) -> Vec<Seen> {
+fn look(index: &Segment) -> Vec<SeenSlot> {
     let overflow = index.homes().blocks_ever_used() * u64::from(index.geometry().layout().block_slots);
     let seen = |slot| {
         let Owned { key, value, .. } = index.slots().read(slot);
-        Seen { key, value: value.to_vec(), header: index.slots().header(slot) }
+        SeenSlot { key, value: value.to_vec(), header: index.slots().header(slot) }
     };
     (0..index.geometry().main_slots() + overflow).map(|slot| seen(SlotIx(slot))).collect()
 }
 
 /// Where each key stands. Each stands in one slot.
-fn places(index: &Segment, slots: &[Seen]) -> BTreeMap<Key, SlotIx> {
+fn places(index: &Segment, slots: &[SeenSlot]) -> BTreeMap<Key, SlotIx> {
     let mut places = BTreeMap::new();
     for (n, seen) in slots.iter().enumerate().filter(|(_, seen)| !seen.key.is_empty()) {
         let other = places.insert(seen.key.clone(), SlotIx(n as u64));
@@ -174,7 +174,7 @@ fn chains(index: &Segment) -> Vec<(Block, u64)> {
 pub(super) fn check_books(index: &Segment) {
     let geometry = index.geometry();
     let (traces, slots) = (index.homes().grace().traces(), look(index));
-    for (slot, Seen { key, header, .. }) in (0..geometry.main_slots()).map(SlotIx).zip(&slots) {
+    for (slot, SeenSlot { key, header, .. }) in (0..geometry.main_slots()).map(SlotIx).zip(&slots) {
         let home_slot = || index.slots().home_slot(geometry.hashed(key));
         let is_right = match index.slots().notes().of(slot) {
             Note::Unknown => true,
@@ -279,18 +279,18 @@ struct Moved {
 }
 
 /// A table, and its state before the last change.
-struct Watch {
+struct WatchedTable {
     index: Index,
     clock: Clock,
     recorder: Arc<Recorder>,
-    before: Vec<Seen>,
-    changes: Vec<Watched>,
+    before: Vec<SeenSlot>,
+    changes: Vec<WatchedChange>,
     /// What the takeover of this table found.
     found: Recovered,
 }
 
 /// What is checked about a change when the history is known.
-struct Watched {
+struct WatchedChange {
     from: Instant,
     to: Instant,
     /// New entries of the queue.
@@ -304,22 +304,22 @@ struct Watched {
     came: Vec<(Key, Option<SlotIx>, SlotIx)>,
 }
 
-impl Watched {
+impl WatchedChange {
     fn heads_of(&self, block: Block) -> impl Iterator<Item = SlotIx> {
         self.heads.iter().filter(move |(linked, _)| *linked == block).map(|(_, head)| *head)
     }
 }
 
-impl Watch {
-    fn new(layout: &str, slots: u64, seed: u64) -> Watch {
+impl WatchedTable {
+    fn new(layout: &str, slots: u64, seed: u64) -> WatchedTable {
         let (region, recorder, clock, geometry) = recorded(layout, slots, seed);
         let index = Index::create(region, geometry, clock.clone()).unwrap();
-        Watch::over(index, clock, recorder, Recovered::default())
+        WatchedTable::over(index, clock, recorder, Recovered::default())
     }
 
-    fn over(index: Index, clock: Clock, recorder: Arc<Recorder>, found: Recovered) -> Watch {
+    fn over(index: Index, clock: Clock, recorder: Arc<Recorder>, found: Recovered) -> WatchedTable {
         let before = look(&index);
-        Watch { index, clock, recorder, before, changes: Vec::new(), found }
+        WatchedTable { index, clock, recorder, before, changes: Vec::new(), found }
     }
 
     /// Makes a change and returns its result and the keys that it moved. Afterwards the books are
@@ -330,7 +330,7 @@ impl Watch {
         let (from, traces) = (self.recorder.now(), index.homes().grace().traces());
         let (mut counted, counts) = (counters(index.region()), index.counts());
         let waits = counts.waits;
-        let heads_of = |slots: &[Seen]| {
+        let heads_of = |slots: &[SeenSlot]| {
             let links = slots.iter().enumerate().filter_map(|(n, seen)| {
                 let is_chained = index.geometry().overflow_blocks() > 0;
                 Some((
@@ -388,13 +388,13 @@ impl Watch {
         assert_eq!(more.inserts + counts.keys + counts.removes, counts.inserts + more.keys + more.removes);
         for (_, trace) in traces.iter().filter(|entry| left_behind.contains(entry)) {
             if let Trace::Ghost { slot, .. } = trace {
-                let ghost = |slots: &[Seen]| slots[slot.0 as usize].header.ghost;
+                let ghost = |slots: &[SeenSlot]| slots[slot.0 as usize].header.ghost;
                 assert_eq!(ghost(&after), ghost(&self.before), "the ghost in {slot:?}");
             }
         }
         let new: Vec<_> = left_behind.into_iter().filter(|entry| !traces.contains(entry)).collect();
         self.before = after;
-        self.changes.push(Watched { from, to: self.recorder.now(), new, left, heads, came });
+        self.changes.push(WatchedChange { from, to: self.recorder.now(), new, left, heads, came });
         (answer, moved)
     }
 
@@ -428,7 +428,7 @@ impl Watch {
 
     /// A copy is whole, and its move is counted (M4), before the original is overwritten (M1). When
     /// a displaced copy is whole, its home's filter has its bit (M5).
-    fn check_order(&self, history: &History, change: &Watched) {
+    fn check_order(&self, history: &History, change: &WatchedChange) {
         let index = &self.index;
         for (key, from, to) in &change.came {
             let (home, key_word) = (home_of(index, key), word_of(key));
@@ -574,19 +574,19 @@ impl Watch {
     }
 
     /// Another server takes the table over. This one was killed at instant `at`.
-    fn take_over(&self, at: Instant) -> Watch {
+    fn take_over(&self, at: Instant) -> WatchedTable {
         self.take_over_damaged(at, |_| {})
     }
 
     /// The same, after something happened to the region.
-    fn take_over_damaged(&self, at: Instant, damage: impl FnOnce(&Region)) -> Watch {
+    fn take_over_damaged(&self, at: Instant, damage: impl FnOnce(&Region)) -> WatchedTable {
         let next = self.open(at, damage);
         check_books(&next.index);
         next
     }
 
     /// The same, by a server that has not looked at anything yet.
-    fn open(&self, at: Instant, damage: impl FnOnce(&Region)) -> Watch {
+    fn open(&self, at: Instant, damage: impl FnOnce(&Region)) -> WatchedTable {
         let geometry = self.index.geometry().clone();
         let clock = Clock::manual();
         let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
@@ -603,7 +603,7 @@ impl Watch {
             assert!(more.iter().all(|&more| more > 0), "each counter goes up: {more:?}");
             assert_eq!(more.iter().sum::<u64>(), MOVE_COUNTERS + found.doubled);
         }
-        Watch::over(index, clock, recorder, found)
+        WatchedTable::over(index, clock, recorder, found)
     }
 
     /// The server stops. Returns the instant before.
@@ -619,7 +619,7 @@ fn key(n: u64) -> [u8; 8] {
 }
 
 /// Makes a random change of a key below `keys`, or lets time pass.
-fn some_change(watch: &mut Watch, random: &mut Random, keys: usize) {
+fn some_change(watch: &mut WatchedTable, random: &mut Random, keys: usize) {
     let n = key(random.pick(keys) as u64);
     match random.pick(16) {
         0..8 => drop(watch.put(&n, &(random.pick(1 << 16) as u64).to_le_bytes())),
@@ -637,7 +637,7 @@ fn the_books_are_right() {
         for seed in 0..8 {
             let slots = [6, 20, 64, 200][seed as usize % 4];
             let mut random = Random::new(seed);
-            let mut watch = Watch::new(preset.name, slots, seed);
+            let mut watch = WatchedTable::new(preset.name, slots, seed);
             let keys = slots as usize * 3 / 2 + 4;
             for _ in 0..3 {
                 let start = watch.recorder.now();
@@ -659,7 +659,7 @@ fn the_books_are_right() {
 
 /// What moved a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Cause {
+enum MoveCause {
     /// A newcomer.
     Kick,
     /// A free slot in its primary window.
@@ -669,7 +669,7 @@ enum Cause {
 }
 
 /// Slots as a pass samples them.
-struct Sampled<'a>(&'a [Seen]);
+struct Sampled<'a>(&'a [SeenSlot]);
 
 impl Landed for Sampled<'_> {
     fn look(&mut self, slot: SlotIx, key: &[u8], _value: &mut impl Sink) -> Look {
@@ -679,7 +679,7 @@ impl Landed for Sampled<'_> {
 }
 
 /// A quick pass of a GET that goes by the clock.
-fn pass(get: &mut Get<'_>, slots: &[Seen]) -> Step {
+fn pass(get: &mut Get<'_>, slots: &[SeenSlot]) -> Step {
     while let Step::Read(_) = get.feed(&mut Sampled(slots), false, &mut Vec::new()) {}
     get.judge(Proof::InGrace)
 }
@@ -687,7 +687,7 @@ fn pass(get: &mut Get<'_>, slots: &[Seen]) -> Step {
 /// A GET samples the slot that a key comes to before the move, and the slot that it leaves after
 /// it. It looks again, once. The same ghost, in the same slot under the same stamp, is an old one.
 /// Under another stamp or in another slot it is another ghost.
-fn check_ghost(index: &Index, before: &[Seen], after: &[Seen], moved: &Moved) {
+fn check_ghost(index: &Index, before: &[SeenSlot], after: &[SeenSlot], moved: &Moved) {
     let (from, tag) = (moved.from.0 as usize, tag_of(index, &moved.key));
     let mut sampled = before.to_vec();
     sampled[from] = after[from].clone();
@@ -702,7 +702,7 @@ fn check_ghost(index: &Index, before: &[Seen], after: &[Seen], moved: &Moved) {
     assert_eq!(pass(&mut get, &later), again, "{moved:?}: another stamp");
     assert_eq!(pass(&mut get, &later), Step::Absent);
     let mut elsewhere = before.to_vec();
-    elsewhere[from] = Seen { header: Header { ghost: 0, ..after[from].header }, ..after[from].clone() };
+    elsewhere[from] = SeenSlot { header: Header { ghost: 0, ..after[from].header }, ..after[from].clone() };
     let mut get = Get::new(index.geometry(), &moved.key);
     let other = get.start().first.0 as usize;
     assert_eq!(pass(&mut get, &sampled), again);
@@ -718,7 +718,7 @@ fn check_ghost(index: &Index, before: &[Seen], after: &[Seen], moved: &Moved) {
 /// goes later.
 #[test]
 fn every_tag_and_every_bit() {
-    use Cause::{Compaction, Homing, Kick};
+    use MoveCause::{Compaction, Homing, Kick};
     for (layout, slots, causes) in [
         ("windowed:8", 24, &[Kick, Homing][..]),
         ("bucketized:4", 24, &[Kick, Homing]),
@@ -728,11 +728,11 @@ fn every_tag_and_every_bit() {
         ("cluster", 12, &[Homing, Compaction]),
         ("list", 4, &[Homing, Compaction]),
     ] {
-        let mut watch = Watch::new(layout, slots, 1);
+        let mut watch = WatchedTable::new(layout, slots, 1);
         let mut random = Random::new(1);
         let mut of_tag: BTreeMap<u8, Vec<[u8; 8]>> = BTreeMap::new();
         (0..30_000).map(key).for_each(|key| of_tag.entry(tag_of(&watch.index, &key)).or_default().push(key));
-        let mut tags: BTreeSet<(Cause, u8)> =
+        let mut tags: BTreeSet<(MoveCause, u8)> =
             causes.iter().flat_map(|&cause| (1..=255).map(move |tag| (cause, tag))).collect();
         // Set, lingering, gone.
         let mut bits: BTreeSet<(u8, u64)> =
@@ -785,7 +785,7 @@ fn every_tag_and_every_bit() {
             let left: Vec<_> =
                 left.into_iter().map(|(home, key, _)| (home, bit_of(&watch.index, &key))).collect();
             let is_set =
-                |watch: &Watch, (home, bit): (u64, u64)| filter_at(&watch.index, home) >> bit & 1 == 1;
+                |watch: &WatchedTable, (home, bit): (u64, u64)| filter_at(&watch.index, home) >> bit & 1 == 1;
             for &of in &left {
                 assert!(is_set(&watch, of), "{layout}: the bit lingers: {of:?}");
                 bits.remove(&(1, of.1));
@@ -814,7 +814,7 @@ enum Write {
     Link,
 }
 
-fn write_of(index: &Index, before: &Seen, after: &Seen) -> Option<Write> {
+fn write_of(index: &Index, before: &SeenSlot, after: &SeenSlot) -> Option<Write> {
     let filter = u32::MAX >> (32 - filter_bits(index));
     let changed = before.header.aux ^ after.header.aux;
     let key = match (before.key.is_empty(), after.key.is_empty()) {
@@ -838,7 +838,7 @@ fn writes_over_ghosts<D>(layout: &str, during: impl Fn() -> D) -> BTreeMap<Write
     let mut writes: BTreeMap<Write, (u32, u32)> = BTreeMap::new();
     for seed in 0..120 {
         let slots = 8 + 8 * (seed % 3);
-        let watch = Watch::new(layout, slots, seed);
+        let watch = WatchedTable::new(layout, slots, seed);
         let (index, mut random) = (&watch.index, Random::new(seed));
         for n in 0..300 {
             let (before, traces) = (look(index), index.homes().grace().traces());
@@ -912,13 +912,13 @@ fn keys_of_home(index: &Index, home: u64) -> impl Iterator<Item = [u8; 8]> {
 
 /// A table whose home 0 has a chain of two blocks, the second one empty. The key that was in it
 /// was moved to the slot of a key that came home.
-fn emptied() -> (Watch, Block) {
+fn emptied() -> (WatchedTable, Block) {
     emptied_of("list", 1)
 }
 
 /// The same in another layout. `in_second` keys were in the second block.
-fn emptied_of(layout: &str, in_second: usize) -> (Watch, Block) {
-    let mut watch = Watch::new(layout, 4, 1);
+fn emptied_of(layout: &str, in_second: usize) -> (WatchedTable, Block) {
+    let mut watch = WatchedTable::new(layout, 4, 1);
     let layout = watch.index.geometry().layout();
     let before = layout.window_slots() as usize + layout.block_slots as usize;
     let keys: Vec<_> = keys_of_home(&watch.index, 0).take(before + in_second).collect();
@@ -985,7 +985,7 @@ fn empty_blocks_are_taken_over() {
     let (watch, block) = emptied();
     let mut watch = watch.take_over(watch.recorder.now());
     let slots = watch.index.counts().slots;
-    let is_linked = |watch: &Watch| chains(&watch.index).iter().any(|&(linked, _)| linked == block);
+    let is_linked = |watch: &WatchedTable| chains(&watch.index).iter().any(|&(linked, _)| linked == block);
     assert!(is_linked(&watch));
     let since_ns = watch.clock.now_ns();
     watch.wait(2 * GRACE - Duration::from_nanos(since_ns.min(TWICE_NS / 2)));
@@ -1012,7 +1012,7 @@ fn a_block_half_taken_is_taken_over() {
 }
 
 fn half_taken(layout: &str, blocks: u64) {
-    let mut watch = Watch::new(layout, 4, 1);
+    let mut watch = WatchedTable::new(layout, 4, 1);
     let mut keys: Vec<_> = keys_of_home(&watch.index, 0).take(200).collect();
     let (mut begun, mut n) = (watch.recorder.now(), 0);
     while watch.index.homes().blocks_ever_used() < blocks {
@@ -1051,7 +1051,7 @@ fn a_block_between_two_homes() -> (u32, u32) {
     let (mut used, mut uncounted) = (0, 0);
     for seed in 0..400 {
         let (mut watch, block) = emptied();
-        let is_waiting = |watch: &Watch| {
+        let is_waiting = |watch: &WatchedTable| {
             let is_reuse = |(_, trace): &(u64, Trace)| matches!(trace, Trace::Reuse { .. });
             watch.index.homes().grace().traces().iter().all(is_reuse)
         };
@@ -1102,7 +1102,7 @@ fn a_block_is_counted_before_it_is_given_back() {
 /// A chain gets as long as readers follow one, and no longer. Each key in it is found.
 #[test]
 fn a_chain_is_as_long_as_readers_follow() {
-    let mut watch = Watch::new("list", 200, 1);
+    let mut watch = WatchedTable::new("list", 200, 1);
     let keys: Vec<_> = keys_of_home(&watch.index, 0).take(chain::CHAIN_MAX as usize + 1).collect();
     let (newcomer, keys) = keys.split_last().unwrap();
     keys.iter().for_each(|key| assert_eq!(watch.put(key, b"").0, Ok(PutOutcome::Inserted)));
@@ -1126,7 +1126,7 @@ fn displaced_keys_come_home() {
         let (mut most, mut none) = (0, 0);
         for seed in 0..3 {
             let slots = [24, 80, 200][seed as usize % 3];
-            let mut watch = Watch::new(preset.name, slots, seed);
+            let mut watch = WatchedTable::new(preset.name, slots, seed);
             let there: Vec<_> = (0..3 * slots / 2)
                 .map(key)
                 .filter(|key| watch.index.put(key, b"", PutMode::Insert).is_ok())
@@ -1160,7 +1160,7 @@ fn displaced_keys_come_home() {
 /// A displaced key that stands on a ghost stays (M3). Another key of its home comes home instead.
 #[test]
 fn a_key_on_a_ghost_does_not_come_home() {
-    let index = Watch::new("list", 4, 1).index;
+    let index = WatchedTable::new("list", 4, 1).index;
     let keys: Vec<_> = keys_of_home(&index, 0).take(3).collect();
     keys.iter().for_each(|key| assert_eq!(index.put(key, b"", PutMode::Insert), Ok(PutOutcome::Inserted)));
     let home_slot = index.geometry().window(0).first;
@@ -1177,7 +1177,7 @@ fn a_key_on_a_ghost_does_not_come_home() {
 #[test]
 fn a_newcomer_takes_the_first_free_slot() {
     for layout in ["pilaf", "bucketized:4", "windowed:8", "farm", "list"] {
-        let watch = Watch::new(layout, 64, 1);
+        let watch = WatchedTable::new(layout, 64, 1);
         let index = &watch.index;
         let mut taken = [0; 3];
         for key in (0..80).map(key) {
@@ -1249,7 +1249,7 @@ fn a_put_waits_three_times() {
 #[test]
 fn refusals_are_remembered() {
     for layout in ["windowed:8", "bucketized:4", "pilaf", "farm", "list"] {
-        let watch = Watch::new(layout, 64, 1);
+        let watch = WatchedTable::new(layout, 64, 1);
         let index = &watch.index;
         let put = |key: &[u8; 8]| index.put(key, b"", PutMode::Insert);
         let newcomer = (0..).map(key).find(|key| put(key).is_err()).unwrap();
@@ -1273,7 +1273,7 @@ fn refusals_are_remembered() {
 #[test]
 fn room_made_during_a_search_is_room_made_since() {
     let full = || {
-        let watch = Watch::new("windowed:8", 64, 1);
+        let watch = WatchedTable::new("windowed:8", 64, 1);
         let index = &watch.index;
         // One key fewer is counted than there are. Else a put does not search when no slot is free.
         index.homes().counters().found(u64::MAX);
@@ -1324,7 +1324,7 @@ fn room_made_during_a_search_is_room_made_since() {
 /// A note that is out of date leads a put astray once. Then it is forgotten with its path.
 #[test]
 fn a_note_that_is_out_of_date_is_forgotten() {
-    let mut watch = Watch::new("windowed:8", 160, 1);
+    let mut watch = WatchedTable::new("windowed:8", 160, 1);
     let mut by_moves = 0;
     for newcomer in (0..140).map(key) {
         watch.settle();
@@ -1343,7 +1343,7 @@ fn a_note_that_is_out_of_date_is_forgotten() {
 /// nothing. An idle server takes all of them away, and learns when the next one is due.
 #[test]
 fn traces_are_taken_away_in_passing() {
-    let watch = Watch::new("windowed:8", 200, 1);
+    let watch = WatchedTable::new("windowed:8", 200, 1);
     let index = &watch.index;
     let mut keys = (0..).map(key);
     while index.homes().grace().traces().len() < 4 * 8 {
@@ -1418,7 +1418,7 @@ fn tables_get_so_full() {
 #[test]
 fn a_path_that_has_changed_is_not_walked() {
     for layout in ["windowed:8", "bucketized:4", "pilaf", "slotwise:8"] {
-        let mut watch = Watch::new(layout, 160, 1);
+        let mut watch = WatchedTable::new(layout, 160, 1);
         let (mut walked, mut longest, mut uncovered) = (0, 0, 0);
         for newcomer in (0..175).map(key) {
             watch.settle();
@@ -1589,7 +1589,7 @@ fn is_free(index: &Segment, slot: SlotIx) -> bool {
 fn right_filters_and_links_are_not_rewritten() {
     for layout in ["windowed:8", "list"] {
         let full = |seed| {
-            let mut watch = Watch::new(layout, 24, seed);
+            let mut watch = WatchedTable::new(layout, 24, seed);
             (0..30).for_each(|n| drop(watch.put(&key(n), b"")));
             (watch.index.homes().displaced() > 0).then_some(watch)
         };
@@ -1626,7 +1626,7 @@ fn refusals_say_why() {
 fn a_table_records_its_time_and_fits_its_region() {
     let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
     let begun = now();
-    let watch = Watch::new("list", 4, 1);
+    let watch = WatchedTable::new("list", 4, 1);
     let (geometry, superblock) = crate::inspect::Inspector::superblock(&watch.index.region()).unwrap();
     assert!((begun..=now()).contains(&superblock.created), "{}", superblock.created);
     assert_eq!((geometry, watch.index.incarnation()), (watch.index.geometry().clone(), 1));
@@ -1649,7 +1649,7 @@ fn a_takeover_is_taken_over() {
     for (layout, slots) in [("windowed:8", 12), ("bucketized:4", 12), ("farm", 8), ("list", 3)] {
         // In the middle of a move, with ghosts, filters and chains.
         let amid_a_move = |seed| {
-            let (mut watch, mut random) = (Watch::new(layout, slots, seed), Random::new(seed));
+            let (mut watch, mut random) = (WatchedTable::new(layout, slots, seed), Random::new(seed));
             for _ in 0..500 {
                 let begun = watch.recorder.now();
                 let n = key(random.pick(2 * slots as usize) as u64);
@@ -1692,7 +1692,7 @@ fn a_takeover_is_taken_over() {
 /// it.
 #[test]
 fn a_retired_table_is_taken_over() {
-    let mut watch = Watch::new("windowed:8", 12, 1);
+    let mut watch = WatchedTable::new("windowed:8", 12, 1);
     assert_eq!(watch.put(&key(1), b"").0, Ok(PutOutcome::Inserted));
     watch.index.publish_state(Phase::Retired);
     assert_eq!(State::from_word(watch.index.region().load(STATE_WORD)).phase, Phase::Retired);
@@ -1711,7 +1711,7 @@ fn a_retired_table_is_taken_over() {
 fn put_into_a_full_table(layout: &str, mode: PutMode) -> (u32, u32) {
     let (mut wrong, mut found) = (0, 0);
     for seed in 0..300 {
-        let watch = Watch::new(layout, 1, 1);
+        let watch = WatchedTable::new(layout, 1, 1);
         let index = &watch.index;
         let mut keys = (0..).map(key);
         // One key fewer is counted than there are. Else a put does not search when no slot is free.
@@ -1757,7 +1757,7 @@ fn put_into_a_full_table(layout: &str, mode: PutMode) -> (u32, u32) {
 /// other mutations do in passing. What is left would only be in its way.
 #[test]
 fn a_put_that_waits_takes_all_due_traces_away() {
-    let mut watch = Watch::new("windowed:8", 120, 1);
+    let mut watch = WatchedTable::new("windowed:8", 120, 1);
     let mut keys = (0..).map(key);
     while watch.index.homes().grace().traces().len() <= 2 * REAP_MAX {
         let next = keys.next().unwrap();
@@ -1773,9 +1773,9 @@ fn a_put_that_waits_takes_all_due_traces_away() {
 // ---- servers that stop --------------------------------------------------------------------------
 
 /// A table in use: with displaced keys and traces, unless the layout displaces hardly any.
-fn in_use(layout: &str, seed: u64) -> Watch {
+fn in_use(layout: &str, seed: u64) -> WatchedTable {
     let mut random = Random::new(seed);
-    let mut watch = Watch::new(layout, 20, seed);
+    let mut watch = WatchedTable::new(layout, 20, seed);
     for _ in 0..1000 {
         some_change(&mut watch, &mut random, 34);
         if watch.index.homes().displaced() >= 2 && watch.index.homes().grace().traces().len() >= 3 {
@@ -1864,7 +1864,7 @@ fn a_handover_that_was_not_read_is_handed_on() {
 }
 
 /// The words of a handover, and each as it is with a bit flipped, or zero, or the largest.
-fn damaged_handovers(watch: &Watch) -> impl Iterator<Item = (usize, u64)> + use<'_> {
+fn damaged_handovers(watch: &WatchedTable) -> impl Iterator<Item = (usize, u64)> + use<'_> {
     let geometry = &watch.index.geometry();
     let first =
         geometry.region_bytes().next_multiple_of(crate::layout::PAGE as u64) as usize / crate::layout::WORD;
@@ -1914,7 +1914,7 @@ fn a_damaged_handover_is_not_believed() {
 /// believed.
 #[test]
 fn a_handover_names_blocks_that_were_used() {
-    let mut watch = Watch::new("list", 20, 1);
+    let mut watch = WatchedTable::new("list", 20, 1);
     (0..30).map(key).for_each(|key| drop(watch.put(&key, b"")));
     (0..30).map(key).for_each(|key| drop(watch.remove(&key)));
     watch.settle();
@@ -1996,7 +1996,7 @@ fn relinked(blocks: usize, relink: impl Fn(&Index, &[SlotIx])) -> (usize, u64, u
 
 /// The table of [`relinked`], the number of keys found, and of links cut.
 fn taken_over(blocks: usize, relink: impl Fn(&Index, &[SlotIx])) -> (Index, usize, u64) {
-    let watch = Watch::new("list", 4, 1);
+    let watch = WatchedTable::new("list", 4, 1);
     let keys: Vec<_> = keys_of_home(&watch.index, 0).take(blocks + 1).collect();
     keys.iter()
         .for_each(|key| assert_eq!(watch.index.put(key, b"", PutMode::Insert), Ok(PutOutcome::Inserted)));
@@ -2113,7 +2113,7 @@ mod broken {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     /// Whether a server that takes over a table, after a stop and maybe more, has wrong books.
-    fn is_wrong(rules: &[Rule], then: impl Fn(Watch) -> Watch) -> bool {
+    fn is_wrong(rules: &[Rule], then: impl Fn(WatchedTable) -> WatchedTable) -> bool {
         let right = in_use("pilaf", 3);
         assert!(right.index.homes().displaced() >= 2 && right.index.homes().grace().traces().len() >= 3);
         right.stop();
@@ -2126,7 +2126,7 @@ mod broken {
         is_wrong
     }
 
-    fn taken_over_at_the_end(watch: Watch) -> Watch {
+    fn taken_over_at_the_end(watch: WatchedTable) -> WatchedTable {
         watch.take_over(watch.recorder.now())
     }
 
@@ -2142,7 +2142,7 @@ mod broken {
 
     #[test]
     fn a_handover_used_twice() {
-        let twice = |watch: Watch| {
+        let twice = |watch: WatchedTable| {
             let (mut next, mut random) = (watch.take_over(watch.recorder.now()), Random::new(1));
             (0..30).for_each(|_| some_change(&mut next, &mut random, 34));
             next.take_over(next.recorder.now())
@@ -2152,7 +2152,7 @@ mod broken {
 
     #[test]
     fn a_damaged_handover_that_is_believed() {
-        let damaged = |watch: Watch| {
+        let damaged = |watch: WatchedTable| {
             let (word, other) = damaged_handovers(&watch).nth(5).expect("the number of keys");
             watch.take_over_damaged(watch.recorder.now(), |region| region.store(word, other))
         };
@@ -2163,7 +2163,7 @@ mod broken {
     /// handover that is wrong.
     #[test]
     fn a_state_stored_before_the_handover() {
-        let killed = |watch: Watch| {
+        let killed = |watch: WatchedTable| {
             // An old handover stands behind the table, of an earlier stop of the same table.
             let mut next = watch.take_over(watch.recorder.now());
             let mut random = Random::new(2);

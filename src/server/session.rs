@@ -132,11 +132,11 @@ impl Session {
         self.flush()?;
         let all_answered = answered?;
         match filled {
-            Ok(Filled::More) => Ok(Fate::Again),
+            Ok(Intake::More) => Ok(Fate::Again),
             _ if !all_answered => Ok(Fate::Again),
-            Ok(Filled::Drained) => Ok(Fate::Stay),
+            Ok(Intake::Drained) => Ok(Fate::Stay),
             _ if self.answers_left(shared)? => Ok(Fate::Again),
-            Ok(Filled::Ended) => Err("it hung up".into()),
+            Ok(Intake::Ended) => Err("it hung up".into()),
             Err(error) => Err(error.to_string()),
         }
     }
@@ -150,21 +150,21 @@ impl Session {
         Ok(answered > 0)
     }
 
-    fn fill(&mut self) -> io::Result<Filled> {
+    fn fill(&mut self) -> io::Result<Intake> {
         let start = self.input.len();
         let most = if self.greeted { TURN_BYTES } else { QUIET_BYTES };
         while self.input.len() - start < most {
             let is_quiet = !self.greeted || self.input.is_empty();
             self.input.reserve(if is_quiet { QUIET_BYTES } else { CHUNK });
             match rustix::io::read(&self.stream, spare_capacity(&mut self.input)) {
-                Ok(0) => return Ok(Filled::Ended),
+                Ok(0) => return Ok(Intake::Ended),
                 Ok(_) => {}
                 Err(Errno::INTR) => {}
-                Err(Errno::WOULDBLOCK) => return Ok(Filled::Drained),
+                Err(Errno::WOULDBLOCK) => return Ok(Intake::Drained),
                 Err(e) => return Err(e.into()),
             }
         }
-        Ok(Filled::More)
+        Ok(Intake::More)
     }
 
     /// Answers the complete requests in the input, but no more than the first after `turn_ends`: a
@@ -325,7 +325,7 @@ impl Drop for Session {
     }
 }
 
-enum Filled {
+enum Intake {
     /// There may be more to read.
     More,
     /// Nothing more for now.

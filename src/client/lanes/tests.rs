@@ -19,7 +19,7 @@ struct Nic {
     armed: bool,
     /// The pace after the bell was armed, if different.
     pace_armed: Option<usize>,
-    counts: Counts,
+    counts: NicCounts,
 }
 
 /// A NIC's reference to a lane's memory. Like a raw pointer, it does not keep the lane's
@@ -48,13 +48,13 @@ impl Drop for Landing {
 }
 
 #[derive(Debug, Default, Clone, Copy)]
-struct Counts {
+struct NicCounts {
     doorbells: u64,
     reads: u64,
 }
 
-impl AddAssign for Counts {
-    fn add_assign(&mut self, other: Counts) {
+impl AddAssign for NicCounts {
+    fn add_assign(&mut self, other: NicCounts) {
         self.doorbells += other.doorbells;
         self.reads += other.reads;
     }
@@ -69,7 +69,7 @@ enum LaneBug {
 
 impl Nic {
     fn new(credits: usize, pace: usize) -> Nic {
-        let (log, shown, counts) = (Arc::default(), Arc::default(), Counts::default());
+        let (log, shown, counts) = (Arc::default(), Arc::default(), NicCounts::default());
         let (queue, succeed, armed, pace_armed) = (VecDeque::new(), usize::MAX, false, None);
         Nic { credits, pace, succeed, queue, hidden: 0, log, shown, armed, pace_armed, counts }
     }
@@ -78,7 +78,7 @@ impl Nic {
 impl ReadQueue for Nic {
     type Landing = Landing;
     type Bell = ();
-    type Counts = Counts;
+    type Counts = NicCounts;
     type Error = LaneBug;
 
     fn room(&self) -> usize {
@@ -101,7 +101,7 @@ impl ReadQueue for Nic {
         }
         assert!(self.queue.len() <= self.credits, "more READs than the queue pair holds");
         assert!(self.queue.len() > before, "an empty doorbell");
-        self.counts += Counts { doorbells: 1, reads: (self.queue.len() - before) as u64 };
+        self.counts += NicCounts { doorbells: 1, reads: (self.queue.len() - before) as u64 };
         Ok(())
     }
 
@@ -141,7 +141,7 @@ impl ReadQueue for Nic {
         LaneBug::Late
     }
 
-    fn take_counts(&mut self) -> Counts {
+    fn take_counts(&mut self) -> NicCounts {
         std::mem::take(&mut self.counts)
     }
 }
@@ -212,7 +212,7 @@ fn loom_two_lanes_over_one_place() {
         let run = |mut lane: Lane<Nic>, numbers: std::ops::Range<u64>| {
             for number in numbers {
                 submit(&mut lane, number..number + 1);
-                let mut counts = Counts::default();
+                let mut counts = NicCounts::default();
                 while take(&mut lane) == 0 {
                     lane.wait(LONG, &mut counts).expect("it does not fail");
                 }
@@ -234,7 +234,7 @@ mod with_threads {
     fn every_read_comes_back_in_order() {
         let link = Mux::new(Nic::new(3, 2), None);
         let mut lane = lane(&link, 8);
-        let (mut counts, mut next) = (Counts::default(), 0);
+        let (mut counts, mut next) = (NicCounts::default(), 0);
         for _ in 0..50 {
             submit(&mut lane, next..next + 8);
             next += 8;
@@ -268,7 +268,7 @@ mod with_threads {
         submit(&mut lanes[0], 0..16);
         submit(&mut lanes[1], 100..103);
         submit(&mut lanes[2], 200..202);
-        let mut counts = Counts::default();
+        let mut counts = NicCounts::default();
         for (number, wanted) in [(0, 16), (1, 3), (2, 2)] {
             let mut taken = 0;
             while taken < wanted {
@@ -316,7 +316,7 @@ mod with_threads {
         let link = Mux::new(Nic::new(4, 1), None);
         let (mut gone, mut stays) = (lane(&link, 4), lane(&link, 1));
         let memory = gone.landing().0.clone();
-        let mut counts = Counts::default();
+        let mut counts = NicCounts::default();
         submit(&mut gone, 0..4);
         link.pump.try_lock().expect("nobody pumps").round(&link).expect("it does not fail");
         drop(gone);
@@ -338,7 +338,7 @@ mod with_threads {
         let (mut gone, mut stays) = (lane(&link, 4), lane(&link, 1));
         submit(&mut gone, 0..4);
         drop(gone);
-        let mut counts = Counts::default();
+        let mut counts = NicCounts::default();
         submit(&mut stays, 9..10);
         while take(&mut stays) == 0 {
             stays.wait(LONG, &mut counts).expect("it does not fail");
@@ -358,7 +358,7 @@ mod with_threads {
         nic.succeed = 7;
         let link = Mux::new(nic, None);
         let (mut one, mut other) = (lane(&link, 4), lane(&link, 4));
-        let mut counts = Counts::default();
+        let mut counts = NicCounts::default();
         submit(&mut one, 0..4);
         submit(&mut other, 4..8);
         let mut taken = 0;
@@ -388,7 +388,7 @@ mod with_threads {
         let link = Mux::new(Nic::new(8, 1), None);
         let mut lane = lane(&link, 4);
         submit(&mut lane, 0..4);
-        lane.wait(LONG, &mut Counts::default()).expect("it does not fail");
+        lane.wait(LONG, &mut NicCounts::default()).expect("it does not fail");
         drop((link, lane)); // the NIC checks
     }
 
@@ -399,13 +399,13 @@ mod with_threads {
         submit(&mut one, 0..1);
         let stuck = link.pump.try_lock().expect("nobody pumps");
         let begun = Instant::now();
-        assert_eq!(one.wait(Duration::from_millis(30), &mut Counts::default()), Err(LaneBug::Late));
+        assert_eq!(one.wait(Duration::from_millis(30), &mut NicCounts::default()), Err(LaneBug::Late));
         assert!(begun.elapsed() >= Duration::from_millis(30));
         assert!(other.has_failed());
         assert!(stuck.queue.is_some());
         drop(stuck);
         // The next thread that pumps closes the queue pair.
-        assert_eq!(link.pump(false, &mut Counts::default(), || true), Err(LaneBug::Late));
+        assert_eq!(link.pump(false, &mut NicCounts::default(), || true), Err(LaneBug::Late));
         assert!(link.pump.try_lock().expect("nobody pumps").queue.is_none());
     }
 
@@ -416,7 +416,7 @@ mod with_threads {
         let link = Mux::new(nic, None);
         let mut lane = lane(&link, 1);
         submit(&mut lane, 0..1);
-        assert_eq!(lane.wait(LONG, &mut Counts::default()), Err(LaneBug::Gone));
+        assert_eq!(lane.wait(LONG, &mut NicCounts::default()), Err(LaneBug::Gone));
     }
 
     /// Of one doorbell's READs, every sixteenth completion and the last one are reported.
@@ -427,12 +427,12 @@ mod with_threads {
         let link = Mux::new(nic, None);
         let mut lane = lane(&link, 40);
         submit(&mut lane, 0..40);
-        lane.wait(LONG, &mut Counts::default()).expect("it does not fail");
+        lane.wait(LONG, &mut NicCounts::default()).expect("it does not fail");
         assert_eq!(*shown.lock().unwrap(), [15, 31, 39]);
     }
 
     fn pump(link: &Arc<Mux<Nic>>) {
-        let pumped = link.pump(false, &mut Counts::default(), || false);
+        let pumped = link.pump(false, &mut NicCounts::default(), || false);
         assert_eq!(pumped, Ok(Pumped::Yes));
     }
 
@@ -477,10 +477,10 @@ mod with_threads {
         pump(&link);
         drop(gone);
         // The NIC checks that this memory is there until the NIC itself is dropped.
-        one.fail(LaneBug::Gone, &mut Counts::default());
+        one.fail(LaneBug::Gone, &mut NicCounts::default());
         assert!(is_closed(&link) && memory.freed.load(Ordering::SeqCst));
         let link = Mux::new(Nic::new(8, 0), None);
-        let pumped = link.pump(false, &mut Counts::default(), || {
+        let pumped = link.pump(false, &mut NicCounts::default(), || {
             let _ = link.failed.set(LaneBug::Late);
             true
         });
@@ -490,7 +490,7 @@ mod with_threads {
         let link = Mux::new(nic, None);
         let mut lane = lane(&link, 3);
         submit(&mut lane, 0..3);
-        let mut counts = Counts::default();
+        let mut counts = NicCounts::default();
         assert_eq!(lane.wait(LONG, &mut counts), Err(LaneBug::Read));
         assert_eq!((counts.doorbells, counts.reads, is_closed(&link)), (1, 3, true));
     }
@@ -527,7 +527,7 @@ mod with_threads {
                 let (link, stop, dropped) = (&link, &stop, &dropped);
                 scope.spawn(move || {
                     let (mut lane, mut next) = (lane(link, 4), thread as u64 * 1_000_000);
-                    let mut counts = Counts::default();
+                    let mut counts = NicCounts::default();
                     while !stop.load(Ordering::Relaxed) {
                         // One thread is greedy.
                         let reads = if thread == 0 { 4 } else { 1 };

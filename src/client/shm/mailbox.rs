@@ -281,8 +281,8 @@ mod tests {
         let (mailbox, fd) = Mailbox::make(&geometry).unwrap();
         let mut cells = ClientMailbox::new(Mailbox::map(fd, &geometry).unwrap());
         /// Stores a reply each time the client sleeps.
-        struct Server<'a>(&'a Mailbox, Vec<Instant>);
-        impl BellSocket for Server<'_> {
+        struct PromptServer<'a>(&'a Mailbox, Vec<Instant>);
+        impl BellSocket for PromptServer<'_> {
             fn ring(&mut self, _: Instant) -> Result<(), LinkError> {
                 Ok(())
             }
@@ -293,7 +293,7 @@ mod tests {
                 Err(LinkError::Deadline(Duration::ZERO))
             }
         }
-        let (begun, mut server) = (Instant::now(), Server(&mailbox, Vec::new()));
+        let (begun, mut server) = (Instant::now(), PromptServer(&mailbox, Vec::new()));
         let mut deadline = Deadline { at: begun, allowed: Duration::from_secs(60) };
         let requests = [Request::Get { key: b"key" }; 3];
         let mut replies = Vec::new();

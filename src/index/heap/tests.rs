@@ -69,7 +69,7 @@ struct Tally {
 }
 
 /// A heap, and what must be so.
-struct World {
+struct HeapWorld {
     heap: Heap,
     shape: HeapShape,
     now: u64,
@@ -83,9 +83,9 @@ struct World {
     tally: Tally,
 }
 
-impl World {
-    fn new(shape: HeapShape) -> World {
-        World {
+impl HeapWorld {
+    fn new(shape: HeapShape) -> HeapWorld {
+        HeapWorld {
             heap: Heap::new(shape),
             shape,
             now: 0,
@@ -369,7 +369,7 @@ fn history(seed: u64) -> Tally {
     // Blocks that are no multiple of a word of bits, too.
     let (blocks, block_len) = (2 + dice.below(12), BLOCK + dice.below(2) * dice.below(70));
     let shape = HeapShape::new(bytes(blocks * block_len), bytes(block_len), bytes(LONGEST));
-    let mut world = World::new(shape.unwrap());
+    let mut world = HeapWorld::new(shape.unwrap());
     for _phase in 0..3 + dice.below(4) {
         // Lengths of a phase, and how full it may get.
         let longest = 1 + dice.below(LONGEST);
@@ -445,7 +445,7 @@ fn history(seed: u64) -> Tally {
 }
 
 /// An extent is removed, given back, or gets its name.
-fn end_one(world: &mut World, dice: &mut Dice) {
+fn end_one(world: &mut HeapWorld, dice: &mut Dice) {
     let from = dice.below(world.granules.len() as u64);
     let copy = world.moving.map(|(_, _, to)| to);
     let found = world.extents.range(from..).find(|&(&place, _)| Some(place) != copy);
@@ -488,7 +488,7 @@ fn histories_keep_the_rules() {
 const BUSY: Result<u64, HeapError> = Err(HeapError::Busy { wait: Duration::ZERO });
 
 /// `count` extents of `len` granules, which find memory at once. Returns their places.
-fn puts(world: &mut World, count: u64, len: u64) -> Vec<u64> {
+fn puts(world: &mut HeapWorld, count: u64, len: u64) -> Vec<u64> {
     (0..count).map(|_| world.put(len, true).unwrap()).collect()
 }
 
@@ -549,7 +549,7 @@ fn memory_waits_for_its_time() {
 /// However much is due, an allocation takes in what it needs. Here gaps of two granules come last.
 #[test]
 fn all_that_is_due_is_taken_in_for_a_put() {
-    let mut world = World::new(small(2));
+    let mut world = HeapWorld::new(small(2));
     let places = puts(&mut world, BLOCK, 1);
     places.iter().step_by(2).for_each(|&place| world.remove(place));
     world.now += 1;
@@ -566,7 +566,7 @@ fn all_that_is_due_is_taken_in_for_a_put() {
 /// The smallest gap that is long enough, and of these the first.
 #[test]
 fn the_smallest_gap_is_taken() {
-    let mut world = World::new(small(2));
+    let mut world = HeapWorld::new(small(2));
     let lens = [9, 1, 5, 1, 7, 1, 5, 1];
     let places: Vec<u64> = lens.iter().map(|&len| world.put(len, false).unwrap()).collect();
     [0, 2, 4, 6].into_iter().for_each(|n| world.give_back(places[n]));
@@ -584,7 +584,7 @@ fn the_smallest_gap_is_taken() {
 /// Y1: puts leave one block empty, also when that is the only room. Then the heap is full.
 #[test]
 fn the_reserve_is_not_for_puts() {
-    let mut world = World::new(small(3));
+    let mut world = HeapWorld::new(small(3));
     puts(&mut world, 8, LONGEST);
     assert_eq!(world.put(1, true), Err(HeapError::Full));
     assert_eq!(world.heap.empty.len(), 1);
@@ -598,7 +598,7 @@ fn the_reserve_is_not_for_puts() {
 /// the reserve, and all else of the block goes there.
 #[test]
 fn a_block_leaves_for_a_put() {
-    let mut world = World::new(small(3));
+    let mut world = HeapWorld::new(small(3));
     let places = puts(&mut world, 2 * BLOCK / 16, 16);
     // Every second extent of block 0, and two more of block 1.
     (0..16).step_by(2).for_each(|n| world.remove(places[n]));
@@ -633,7 +633,7 @@ fn a_block_leaves_for_a_put() {
 /// gaps of others, and then into the reserve. That one does not leave next.
 #[test]
 fn sparse_blocks_leave() {
-    let mut world = World::new(small(6));
+    let mut world = HeapWorld::new(small(6));
     let places = puts(&mut world, 5 * 4, LONGEST);
     // Block 3 keeps one extent, the others two each: 5 blocks, with gaps of 2 3/4 together.
     let keeps = |n: usize| n.is_multiple_of(4) || n % 4 == 2 && n / 4 != 3;
@@ -658,7 +658,7 @@ fn sparse_blocks_leave() {
 /// not leave next: another block fills it up.
 #[test]
 fn the_last_reserve_does_not_leave_next() {
-    let mut world = World::new(small(8));
+    let mut world = HeapWorld::new(small(8));
     for block in 0..7 {
         let places = [63, 64, 63, 64].map(|len| world.put(len, true).unwrap());
         assert_eq!(places, [0, 63, 127, 190].map(|at| block * BLOCK + at));
@@ -683,7 +683,7 @@ fn the_last_reserve_does_not_leave_next() {
 /// until it has one; then it comes up again. A copy that nobody names is dropped.
 #[test]
 fn extents_move_one_by_one() {
-    let mut world = World::new(small(6));
+    let mut world = HeapWorld::new(small(6));
     let places = puts(&mut world, 5 * 4, LONGEST);
     (0..20).filter(|n| n % 4 != 0).for_each(|n| world.remove(places[n]));
     world.extents.get_mut(&0).unwrap().is_named = false;
@@ -718,7 +718,7 @@ fn extents_move_one_by_one() {
 /// An extent that ended after it came up does not move, also if others of its block do.
 #[test]
 fn an_extent_that_ended_does_not_move() {
-    let mut world = World::new(small(6));
+    let mut world = HeapWorld::new(small(6));
     puts(&mut world, 2, LONGEST / 2);
     let places = puts(&mut world, 5 * 4 - 1, LONGEST);
     (0..19).filter(|n| n % 4 != 3).for_each(|n| world.remove(places[n]));
@@ -733,7 +733,7 @@ fn an_extent_that_ended_does_not_move() {
 /// What a put waits for is the last piece of a block, not the piece that was retired last.
 #[test]
 fn a_put_waits_until_a_block_is_empty() {
-    let mut world = World::new(small(2));
+    let mut world = HeapWorld::new(small(2));
     let places = puts(&mut world, 5, 48);
     for (place, ready_ns) in places.into_iter().zip([90, 30, 80, 40, 20]) {
         assert_eq!(world.heap.allocate(bytes(LONGEST), 0), Err(HeapError::Full));
@@ -761,7 +761,7 @@ fn a_put_waits_until_a_block_is_empty() {
 /// Y4: a block in which everything waits has left at once, and the next one may.
 #[test]
 fn a_block_without_extents_has_left() {
-    let mut world = World::new(small(6));
+    let mut world = HeapWorld::new(small(6));
     let places = puts(&mut world, 5 * 4, LONGEST);
     (0..20).filter(|&n| n % 4 != 0 && n / 4 != 3).for_each(|n| world.remove(places[n]));
     world.now = 100;
@@ -778,7 +778,7 @@ fn a_block_without_extents_has_left() {
 /// them.
 #[test]
 fn gaps_of_leaving_blocks_are_hidden() {
-    let mut world = World::new(small(4));
+    let mut world = HeapWorld::new(small(4));
     let places = puts(&mut world, 2 * BLOCK, 1);
     // Block 0 keeps every second granule, block 1 two of three.
     let goes = |n: usize| n % 2 == 1 && n < BLOCK as usize || n.is_multiple_of(3) && n >= BLOCK as usize;
@@ -804,7 +804,7 @@ fn gaps_of_leaving_blocks_are_hidden() {
 /// A block that is open again keeps its gaps, though some were still to be hidden when it left.
 #[test]
 fn gaps_of_a_block_that_is_open_again_are_not_hidden() {
-    let mut world = World::new(small(4));
+    let mut world = HeapWorld::new(small(4));
     puts(&mut world, BLOCK, 1);
     let places: Vec<u64> = (0..BLOCK).map(|_| world.put(1, false).unwrap()).collect();
     (0..BLOCK).step_by(2).for_each(|place| world.remove(place));
@@ -871,7 +871,7 @@ fn a_takeover_keeps_what_is_marked() {
 /// and puts wait for that.
 #[test]
 fn a_takeover_ends_what_was_leaving() {
-    let mut world = World::new(small(3));
+    let mut world = HeapWorld::new(small(3));
     puts(&mut world, 16, 16);
     let places = puts(&mut world, 16, 16);
     (0..16).step_by(2).for_each(|n| world.remove(places[n]));
@@ -918,7 +918,7 @@ fn a_heap_without_a_reserve_serves_its_gaps() {
 /// An empty block is lent once after each use, and not used meanwhile. One more stays empty.
 #[test]
 fn empty_blocks_are_lent() {
-    let mut world = World::new(small(4));
+    let mut world = HeapWorld::new(small(4));
     assert_eq!(world.heap.lend_block(0), None, "no memory was used");
     let places = puts(&mut world, 12, LONGEST);
     assert_eq!(world.heap.lend_block(0), None, "one is empty");
@@ -1004,10 +1004,10 @@ fn an_extent_ends_once() {
 
 /// Whoever asks for memory knows which extents there are, and how the heap places them. First all
 /// extents are short, then some stay in each place where a longer one could be, and so on. The heap
-/// is full only when it may be (`World::is_full`), and dense at rest.
+/// is full only when it may be (`HeapWorld::is_full`), and dense at rest.
 #[test]
 fn extents_that_spoil_longer_gaps() {
-    let mut world = World::new(small(20));
+    let mut world = HeapWorld::new(small(20));
     for len in [1, 2, 4, 8, 16, 32, LONGEST] {
         let mut tries = 0;
         loop {
@@ -1093,7 +1093,7 @@ fn extents_of_64_mib() {
 fn many_short_extents() {
     let shape = HeapShape::new(8 << 20, block_bytes(8 << 20, 4000), 4000).unwrap();
     assert_eq!((shape.blocks, shape.block_len), (512, 512));
-    let mut world = World::new(shape);
+    let mut world = HeapWorld::new(shape);
     let dice = &mut Dice(1);
     let mut places = Vec::new();
     while let Ok(place) = world.put(1 + dice.below(4), true) {
