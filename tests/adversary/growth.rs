@@ -35,15 +35,18 @@ fn key(n: u64) -> Vec<u8> {
 #[derive(Clone, Copy)]
 struct Scale {
     segment_slots: [u64; 2],
+    /// Keys at the most, in slots of a segment.
+    segments: u64,
     pace: Pace,
     /// Changes between two ends of a server, on average.
     changes_a_life: usize,
 }
 
 /// A split of a segment with few homes takes about as many changes.
-const SMALL: Scale = Scale { segment_slots: [16, 32], pace: Pace::small(), changes_a_life: 60 };
+const SMALL: Scale = Scale { segment_slots: [16, 32], segments: 8, pace: Pace::small(), changes_a_life: 60 };
 /// The pace of products. A split takes up to eight changes.
-const SHIPPED: Scale = Scale { segment_slots: [128, 256], pace: Pace::shipped(), changes_a_life: 1_500 };
+const SHIPPED: Scale =
+    Scale { segment_slots: [128, 256], segments: 4, pace: Pace::shipped(), changes_a_life: 700 };
 
 fn grown(layout: Layout, seed: u64, scale: Scale) -> Grown {
     let mut random = Random::new(seed);
@@ -61,7 +64,7 @@ fn grown(layout: Layout, seed: u64, scale: Scale) -> Grown {
         index.put(&key(n), &key(n), PutMode::Insert).unwrap();
     }
     let begin = recorder.now();
-    let most = 8 * segment_slots;
+    let most = scale.segments * segment_slots;
     let mut there: Vec<u64> = Vec::new();
     let mut next = STAY;
     for phase in 0..4 {

@@ -84,6 +84,8 @@ fn drive(index: &Index, clock: &Clock, scale: Scale) {
             return;
         }
         clock.advance(grace());
+        // Takes traces away, and carries no home.
+        assert_eq!(index.remove(b"no key"), Ok(false));
         index.drive(scale.homes_at_once);
     }
     panic!("it does not end: {:?}", index.growth());
