@@ -10,14 +10,16 @@
 //! any reservation, and from the 33rd on, a chunk is at most a sixteenth of what is in front of it. The heap's
 //! chunks follow those of the segments, and begin short again.
 
-use super::geometry::{Geometry, SlotIx, Window};
+use super::geometry::{CHUNK_SLOTS, Geometry};
 use super::slot::Content;
+use super::window::{SlotIx, Window};
 use std::ops::Range;
 
 /// Chunk slots of a table that grows: those of segments, then those of the heap.
-pub const CHUNKS: u32 = 2 * EACH;
+pub const CHUNKS: u32 = CHUNK_SLOTS;
 /// Chunks of segments, and of the heap.
 const EACH: u32 = SAME * GROUPS;
+const _: () = assert!(CHUNKS == 2 * EACH);
 /// Chunks of one length.
 const SAME: u32 = 32;
 /// Lengths of chunks.

@@ -6,9 +6,6 @@
 
 #![allow(unsafe_code)]
 
-use super::slot::HEADER;
-use super::{LINE, WORD};
-
 /// The CRC of `bytes` behind bytes whose CRC is `before`: 0 if there are none.
 #[inline]
 pub(crate) fn append(before: u32, bytes: &[u8]) -> u32 {
@@ -36,19 +33,6 @@ pub(crate) fn append_both<const N: usize>(before: u32, words: [u64; N], bytes: &
         return unsafe { with_instruction(before, words, bytes) };
     }
     crc32c::crc32c_append(crc32c::crc32c_append(before, bytemuck::cast_slice(&words)), bytes)
-}
-
-/// As [`append_both`] to nothing, of `bound`, and of the words of a slot of one line from its second on, up to
-/// the end of `payload` bytes behind its header.
-#[inline(always)]
-pub(crate) fn of_line(bound: [u64; 3], line: &[u64; LINE / WORD], payload: usize) -> u32 {
-    // A full line, the most usual case, has no loop.
-    if payload == LINE - HEADER {
-        let [_, a, b, c, d, e, f, g] = *line;
-        let [x, y, z] = bound;
-        return append_both(0, [x, y, z, a, b, c, d, e, f, g], &[]);
-    }
-    append_both(0, bound, &bytemuck::bytes_of(line)[WORD..HEADER + payload])
 }
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]

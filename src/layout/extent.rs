@@ -20,14 +20,14 @@
 //! 24..     value, and zeros up to the next multiple of 32
 //! ```
 
-use super::geometry::Geometry;
-use super::slot::REFERENCE_BYTES;
 use super::{PAGE, WORD};
 use std::mem::size_of;
 use std::time::Duration;
 
 /// The longest value of any table, in bytes.
 pub const VALUE_MAX: usize = 64 << 20;
+/// Bytes of a reference.
+pub const REFERENCE_BYTES: usize = 24;
 /// The longest heap, in bytes.
 pub(crate) const HEAP_BYTES_MAX: u64 = BLOCKS * BLOCK_BYTES_MAX;
 /// The longest block, in bytes.
@@ -108,16 +108,6 @@ impl Reference {
     /// The reference in a slot's bytes. It may say anything: see [`Reference::is_sound`].
     pub fn from_bytes(bytes: [u8; REFERENCE_BYTES]) -> Reference {
         bytemuck::cast(bytes)
-    }
-
-    /// Whether it leads to a value in the heap. No other is followed.
-    pub fn is_sound(&self, geometry: &Geometry) -> bool {
-        let heap = geometry.heap();
-        let begins = heap.offset + EXTENT_HEADER as u64;
-        let last = (heap.offset + heap.bytes).saturating_sub(self.len.into());
-        self.offset % GRANULE == begins % GRANULE
-            && (begins..=last).contains(&self.offset)
-            && (1..=geometry.value_max()).contains(&(self.len as usize))
     }
 }
 

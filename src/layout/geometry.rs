@@ -1,163 +1,14 @@
 //! Where everything is. Parsed once from a configuration or a superblock, and trusted from then on.
 
 use super::WORD;
-use super::chunk::CHUNKS;
-use super::extent::HeapSpace;
+use super::extent::{EXTENT_HEADER, GRANULE, HeapSpace, Reference};
+pub use super::family::{Family, Layout};
 use super::hash::{First, FirstHash, Hashed, SHORT_KEY, Seeds, reduce};
 use super::slot::{Identity, SlotShape};
+use super::undo;
+pub use super::window::{SlotIx, Window};
 use super::words::EIGHT_LINES;
-use std::ops::RangeInclusive;
 use std::time::Duration;
-
-/// The number of a slot in its table. Main slots come first, then overflow slots.
-///
-/// In a table that grows, slots of all segments are numbered through: those of the directory come
-/// first. The server also numbers the slots of one segment by themselves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SlotIx(pub u64);
-
-/// Consecutive slots, fetched by one READ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
-    /// The first slot.
-    pub first: SlotIx,
-    /// The number of slots.
-    pub slots: u32,
-    /// The use of the segment's memory that the slots are valid in; 0 where nothing is used again.
-    pub incarnation: u32,
-}
-
-impl Window {
-    /// Whether `slot` is in this window.
-    #[inline]
-    pub fn contains(&self, slot: SlotIx) -> bool {
-        slot.0.wrapping_sub(self.first.0) < u64::from(self.slots)
-    }
-
-    /// The number of the slot behind the last.
-    #[inline(always)]
-    pub(crate) fn end(&self) -> u64 {
-        self.first.0 + u64::from(self.slots)
-    }
-
-    /// The slot with this number among them, from 0 on.
-    #[inline]
-    pub(crate) fn slot(&self, number: u32) -> SlotIx {
-        SlotIx(self.first.0 + u64::from(number))
-    }
-
-    /// The same window of the segment that begins at this slot.
-    #[inline]
-    pub(crate) fn of_segment(self, first: SlotIx, incarnation: u32) -> Window {
-        Window { first: SlotIx(first.0 + self.first.0), slots: self.slots, incarnation }
-    }
-
-    /// The slots, in order.
-    #[inline]
-    pub fn iter(&self) -> impl DoubleEndedIterator<Item = SlotIx> + use<> {
-        (self.first.0..self.end()).map(SlotIx)
-    }
-}
-
-/// The three ways to place keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u32)]
-#[non_exhaustive]
-pub enum Family {
-    /// A key is in one of several windows.
-    Cuckoo = 1,
-    /// A key is in its neighbourhood or its home's overflow chain.
-    Hopscotch = 2,
-    /// A key is in its bucket or the bucket's overflow chain.
-    Chained = 3,
-}
-
-impl Family {
-    pub(crate) const ALL: [(Family, &'static str); 3] =
-        [(Family::Cuckoo, "cuckoo"), (Family::Hopscotch, "hopscotch"), (Family::Chained, "chained")];
-
-    pub(crate) fn from_number(n: u32) -> Option<Family> {
-        Family::ALL.iter().map(|f| f.0).find(|&f| f as u32 == n)
-    }
-
-    /// The family's name.
-    pub fn name(self) -> &'static str {
-        Family::ALL.iter().find(|f| f.0 == self).map_or("?", |f| f.1)
-    }
-
-    pub(crate) fn list() -> String {
-        let names: Vec<_> = Family::ALL.iter().map(|f| format!("{} ({})", f.1, f.0 as u32)).collect();
-        names.join(", ")
-    }
-}
-
-/// A layout: a family and its numbers.
-///
-/// Parse one from the name of a preset, as in `"windowed:16".parse::<Layout>()`, or choose your own
-/// numbers. [`Config::geometry`](crate::Config::geometry) refuses impossible ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Layout {
-    /// How keys are placed.
-    pub family: Family,
-    /// Windows that a key may be in: 2 or 3 in cuckoo layouts, 1 in those with overflow chains.
-    pub choices: u32,
-    /// Slots per bucket, the unit of placement: at least 1.
-    pub bucket_slots: u32,
-    /// Buckets per window, the unit of a READ: at least 1, and 1 in chained layouts. A window has
-    /// at most 64 slots.
-    pub window_buckets: u32,
-    /// Slots per overflow block: 1 to 64. Cuckoo layouts have no blocks, and 0 here.
-    pub block_slots: u32,
-}
-
-impl Layout {
-    /// Slots per window.
-    #[inline]
-    pub fn window_slots(self) -> u32 {
-        self.bucket_slots * self.window_buckets
-    }
-
-    /// Checks that each number is one that the family can have. Computes in 64 bits, because the
-    /// numbers may be anything.
-    pub(crate) fn check(self) -> Result<(), OutOfRange> {
-        let (choices, window_buckets, block_slots) = match self.family {
-            Family::Cuckoo => (2..=3, 1..=64, 0..=0),
-            Family::Hopscotch => (1..=1, 1..=64, 1..=64),
-            Family::Chained => (1..=1, 1..=1, 1..=64),
-        };
-        let window = u64::from(self.bucket_slots) * u64::from(self.window_buckets);
-        within("choices", self.choices.into(), choices)?;
-        within("bucket_slots", self.bucket_slots.into(), 1..=64)?;
-        within("window_buckets", self.window_buckets.into(), window_buckets)?;
-        within("bucket_slots * window_buckets", window, 1..=64)?;
-        within("block_slots", self.block_slots.into(), block_slots)
-    }
-}
-
-/// An impossible number in a geometry.
-pub(crate) struct OutOfRange {
-    pub field: &'static str,
-    pub value: u64,
-    pub allowed: RangeInclusive<u64>,
-}
-
-impl OutOfRange {
-    /// The allowed range in words.
-    pub fn allowed(&self) -> String {
-        match (self.allowed.start(), self.allowed.end()) {
-            (only, last) if only == last => only.to_string(),
-            (first, last) => format!("{first} to {last}"),
-        }
-    }
-}
-
-pub(crate) fn within(
-    field: &'static str,
-    value: u64,
-    allowed: RangeInclusive<u64>,
-) -> Result<(), OutOfRange> {
-    if allowed.contains(&value) { Ok(()) } else { Err(OutOfRange { field, value, allowed }) }
-}
 
 /// The most homes. With [`OVERFLOW_BLOCKS_MAX`], every size computed from numbers within their
 /// limits fits into 63 bits: (2^40 + 64) * 64 slots + 2^24 * 64 slots, times 4096 bytes, is below
@@ -178,6 +29,8 @@ pub(crate) fn segments_max(homes: u64, overflow_blocks: u64) -> u64 {
 
 /// Directory entries reserved for each segment there may be: segments are not all equally deep.
 const ENTRIES_PER_SEGMENT: u64 = 4;
+/// Slots behind the directory of a table that grows: one for each chunk that a device may register (`chunk.rs`).
+pub(super) const CHUNK_SLOTS: u32 = 384;
 /// The longest grace time.
 pub(crate) const GRACE_MAX: Duration = Duration::from_secs(60);
 
@@ -187,26 +40,39 @@ pub(crate) const GRACE_MAX: Duration = Duration::from_secs(60);
 /// Of a table that grows, this is the geometry of each segment, and says how many there may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    pub(crate) layout: Layout,
-    pub(crate) shape: SlotShape,
-    pub(crate) key_max: usize,
-    pub(crate) value_max: usize,
-    pub(crate) homes: u64,
-    pub(crate) overflow_blocks: u64,
+    layout: Layout,
+    shape: SlotShape,
+    key_max: usize,
+    value_max: usize,
+    homes: u64,
+    overflow_blocks: u64,
     /// The most segments of a table that grows; 0 in a table of one size.
-    pub(crate) segments_max: u64,
-    pub(crate) heap: HeapSpace,
-    pub(crate) grace: Duration,
-    pub(crate) generation: u64,
-    pub(crate) seeds: Seeds,
-    pub(crate) derived: Derived,
+    segments_max: u64,
+    heap: HeapSpace,
+    grace: Duration,
+    generation: u64,
+    seeds: Seeds,
+    derived: Derived,
+}
+
+/// The numbers from which all else of a table of one size follows, without a heap. Each is within its limits.
+pub(crate) struct Numbers {
+    pub layout: Layout,
+    pub shape: SlotShape,
+    pub key_max: usize,
+    pub value_max: usize,
+    pub homes: u64,
+    pub overflow_blocks: u64,
+    pub grace: Duration,
+    pub generation: u64,
+    pub seeds: Seeds,
 }
 
 /// What follows from the rest of a geometry. Kept, because every GET needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Derived {
+struct Derived {
     first_hash: FirstHash,
-    pub(crate) table_offset: u64,
+    table_offset: u64,
     /// Words from one home's slot to the next one's, and in a home's window.
     home_words: usize,
     window_words: usize,
@@ -229,8 +95,8 @@ pub(crate) struct Derived {
 }
 
 impl Derived {
-    pub fn of(layout: Layout, shape: SlotShape, key_max: usize, seeds: &Seeds) -> Derived {
-        let table_offset = super::undo::end(shape);
+    fn of(layout: Layout, shape: SlotShape, key_max: usize, seeds: &Seeds) -> Derived {
+        let table_offset = undo::end(shape);
         let window_words = layout.window_slots() as usize * shape.words();
         let glance_keys = if shape == SlotShape::LINE { key_max } else { 0 };
         let is_simple = window_words == EIGHT_LINES && glance_keys >= 8;
@@ -248,6 +114,29 @@ impl Derived {
             directory_words: 0,
             segment_words: 0,
             directory_slots: 0,
+        }
+    }
+}
+
+impl From<Numbers> for Geometry {
+    fn from(numbers: Numbers) -> Geometry {
+        let Numbers { layout, shape, key_max, value_max, homes, overflow_blocks, grace, generation, seeds } =
+            numbers;
+        let derived = Derived::of(layout, shape, key_max, &seeds);
+        let (segments_max, heap) = (0, HeapSpace::default());
+        Geometry {
+            layout,
+            shape,
+            key_max,
+            value_max,
+            homes,
+            overflow_blocks,
+            segments_max,
+            heap,
+            grace,
+            generation,
+            seeds,
+            derived,
         }
     }
 }
@@ -354,7 +243,7 @@ impl Geometry {
             self.derived.glance_keys_simply = 0;
             self.derived.directory_slots = (segments_max * ENTRIES_PER_SEGMENT).next_power_of_two();
             self.derived.directory_words =
-                (self.derived.directory_slots + u64::from(CHUNKS)) as usize * words;
+                (self.derived.directory_slots + u64::from(CHUNK_SLOTS)) as usize * words;
             self.derived.segment_words = self.slots() as usize * words;
         }
         self
@@ -374,7 +263,7 @@ impl Geometry {
     /// Slots in front of the first segment: those of the directory, and the chunk slots.
     #[inline]
     fn slots_in_front(&self) -> u64 {
-        if self.grows() { self.derived.directory_slots + u64::from(CHUNKS) } else { 0 }
+        if self.grows() { self.derived.directory_slots + u64::from(CHUNK_SLOTS) } else { 0 }
     }
     /// The geometry of one segment, whose slots are numbered by themselves.
     pub(crate) fn segment(&self, memory: u32, incarnation: u32) -> Geometry {
@@ -410,6 +299,10 @@ impl Geometry {
     /// The byte behind the last slot.
     pub(crate) fn slots_end(&self) -> u64 {
         self.table_offset() + self.slots_in_all() * self.shape.bytes() as u64
+    }
+    /// The same with this heap.
+    pub(super) fn with_heap_at(self, heap: HeapSpace) -> Geometry {
+        Geometry { heap, ..self }
     }
     /// The same with a heap of at most so many bytes for values of up to `value_max` bytes. `None` if they
     /// are too few.
@@ -521,18 +414,23 @@ impl Geometry {
     }
 }
 
+impl Reference {
+    /// Whether it leads to a value in the heap. No other is followed.
+    pub fn is_sound(&self, geometry: &Geometry) -> bool {
+        let heap = geometry.heap();
+        let begins = heap.offset + EXTENT_HEADER as u64;
+        let last = (heap.offset + heap.bytes).saturating_sub(self.len.into());
+        self.offset % GRANULE == begins % GRANULE
+            && (begins..=last).contains(&self.offset)
+            && (1..=geometry.value_max()).contains(&(self.len as usize))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::hash::First;
     use super::*;
     use crate::config::{Config, TableSize};
-
-    #[test]
-    fn families_by_number_and_name() {
-        let found = [0, 1, 2, 3, 4].map(|n| Family::from_number(n).map(Family::name));
-        assert_eq!(found, [None, Some("cuckoo"), Some("hopscotch"), Some("chained"), None]);
-        assert_eq!(Family::list(), "cuckoo (1), hopscotch (2), chained (3)");
-    }
 
     /// The geometry has what the configuration asked for, and everything is where docs/FORMAT.md
     /// says.

@@ -25,6 +25,7 @@ pub(crate) mod compare;
 pub mod control;
 pub(crate) mod crc;
 pub mod extent;
+pub(crate) mod family;
 pub mod geometry;
 pub mod hash;
 pub(crate) mod mapped;
@@ -32,6 +33,7 @@ pub mod segment;
 pub mod slot;
 pub mod superblock;
 pub mod undo;
+pub(crate) mod window;
 pub(crate) mod words;
 
 #[cfg(target_endian = "big")]

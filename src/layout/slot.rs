@@ -35,8 +35,8 @@
 //!
 //! A network reader takes keys and values only from a [`View`] that [`check`] made.
 
-use super::crc::{self, append, append_both};
-use super::extent::Reference;
+use super::crc::{append, append_both};
+use super::extent::{REFERENCE_BYTES, Reference};
 use super::{LINE, WORD};
 use crate::sink::Sink;
 use bytemuck::Zeroable;
@@ -51,8 +51,6 @@ pub const SLOT_BYTES_MAX: usize = 64 * LINE;
 pub const KEY_MAX: usize = 255;
 /// Payload bytes of a further line. Its last two bytes carry the copy of the stamp.
 pub(crate) const FURTHER: usize = LINE - 2;
-/// Bytes of a reference.
-pub const REFERENCE_BYTES: usize = 24;
 /// [`Header::vlen`] of a slot whose value is a reference. No value in a slot is so long.
 const REFERENCE_VLEN: u16 = 0x8000 | REFERENCE_BYTES as u16;
 /// Words in the header.
@@ -338,7 +336,7 @@ fn crc(shape: SlotShape, identity: Identity, words: &[u64]) -> u32 {
     let bound = [identity.generation, index, u64::from(header.stamp)];
     let payload = usize::from(header.klen) + header.value_bytes();
     if let (SlotShape::LINE, Ok(line)) = (shape, words.try_into()) {
-        return crc::of_line(bound, line, payload);
+        return crc_of_line(bound, line, payload);
     }
     let slot: &[u8] = bytemuck::cast_slice(words);
     let mut pieces = shape.pieces(payload);
@@ -348,6 +346,19 @@ fn crc(shape: SlotShape, identity: Identity, words: &[u64]) -> u32 {
         crc = append(crc, &slot[piece]);
     }
     crc
+}
+
+/// The CRC of `bound`, and of the words of a slot of one line from its second on, up to
+/// the end of `payload` bytes behind its header.
+#[inline(always)]
+fn crc_of_line(bound: [u64; 3], line: &[u64; LINE / WORD], payload: usize) -> u32 {
+    // A full line, the most usual case, has no loop.
+    if payload == LINE - HEADER {
+        let [_, a, b, c, d, e, f, g] = *line;
+        let [x, y, z] = bound;
+        return append_both(0, [x, y, z, a, b, c, d, e, f, g], &[]);
+    }
+    append_both(0, bound, &bytemuck::bytes_of(line)[WORD..HEADER + payload])
 }
 
 /// The position of the u16 copy of the stamp, in a word that ends a further line.

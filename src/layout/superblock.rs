@@ -3,13 +3,14 @@
 //! One checksum covers it. It is written once, when the region is made, before anybody reads it.
 //! What changes later is in the control page.
 
-use super::extent::{BLOCK_BYTES_MAX, HEAP_BYTES_MAX, HeapSpace, VALUE_MAX, block_bytes, extent_bytes};
-use super::geometry::{
-    Derived, Family, GRACE_MAX, Geometry, HOMES_MAX, Layout, OVERFLOW_BLOCKS_MAX, OutOfRange, segments_max,
-    within,
+use super::extent::{
+    BLOCK_BYTES_MAX, HEAP_BYTES_MAX, HeapSpace, REFERENCE_BYTES, VALUE_MAX, block_bytes, extent_bytes,
 };
+use super::family::{Family, Layout, OutOfRange, within};
+use super::geometry::{GRACE_MAX, Geometry, HOMES_MAX, Numbers, OVERFLOW_BLOCKS_MAX, segments_max};
 use super::hash::Seeds;
-use super::slot::{KEY_MAX, REFERENCE_BYTES, SlotShape};
+use super::slot::{KEY_MAX, SlotShape};
+use super::undo;
 use super::{PAGE, WORD};
 use std::mem::{offset_of, size_of};
 use std::time::Duration;
@@ -307,22 +308,19 @@ impl Superblock {
         within("key_max", self.key_max.into(), 1..=payload.saturating_sub(beside).min(KEY_MAX as u64))?;
         let value_max = if has_heap { VALUE_MAX as u64 } else { payload - u64::from(self.key_max) };
         within("value_max", self.value_max.into(), 0..=value_max)?;
-        let derived = Derived::of(layout, shape, self.key_max as usize, &self.seeds);
-        within("table_offset", self.table_offset, derived.table_offset..=derived.table_offset)?;
-        let geometry = Geometry {
+        let table_offset = undo::end(shape);
+        within("table_offset", self.table_offset, table_offset..=table_offset)?;
+        let geometry = Geometry::from(Numbers {
             layout,
             shape,
             key_max: self.key_max as usize,
             value_max: self.value_max as usize,
             homes: self.homes,
             overflow_blocks: self.overflow_blocks,
-            segments_max: 0,
-            heap: HeapSpace::default(),
             grace: Duration::from_nanos(self.grace_ns),
             generation: self.generation,
             seeds: self.seeds,
-            derived,
-        }
+        })
         .growing(self.segments_max);
         let geometry = self.with_heap(geometry)?;
         let need = geometry.region_bytes();
@@ -337,7 +335,7 @@ impl Superblock {
     fn with_heap(&self, geometry: Geometry) -> Result<Geometry, SuperblockError> {
         let mut heap = HeapSpace::default();
         if self.heap_bytes > 0 {
-            let least = block_bytes(self.heap_bytes, extent_bytes(geometry.value_max));
+            let least = block_bytes(self.heap_bytes, extent_bytes(geometry.value_max()));
             within("block_bytes", self.block_bytes, least..=BLOCK_BYTES_MAX)?;
             within("block_bytes % 4096", self.block_bytes % PAGE as u64, 0..=0)?;
             within("heap_bytes", self.heap_bytes, 2 * self.block_bytes..=HEAP_BYTES_MAX)?;
@@ -348,7 +346,7 @@ impl Superblock {
             let Superblock { heap_offset: offset, heap_bytes: bytes, block_bytes, rate, .. } = *self;
             heap = HeapSpace { offset, bytes, block_bytes, rate };
         }
-        Ok(Geometry { heap, ..geometry })
+        Ok(geometry.with_heap_at(heap))
     }
 }
 
@@ -443,7 +441,7 @@ mod tests {
             let slot: Set = |it, value| {
                 it.slot_bytes = value as u32;
                 let shape = SlotShape::from_bytes(value as usize);
-                it.table_offset = shape.map_or(it.table_offset, super::super::undo::end);
+                it.table_offset = shape.map_or(it.table_offset, undo::end);
             };
             let few = 1 << 40;
             [(0, false), (1, true), (few, true), (few + 1, false)]

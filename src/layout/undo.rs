@@ -7,8 +7,8 @@
 //!
 //! Lines begin at multiples of 64 bytes. The area of all lines begins behind the control page.
 
-use super::geometry::{Geometry, SlotIx};
 use super::slot::SlotShape;
+use super::window::SlotIx;
 use super::{LINE, PAGE, WORD};
 
 /// The number of undo lines. Under the model checker there is one, so that threads wait for it.
@@ -34,22 +34,21 @@ pub(crate) fn line_word(shape: SlotShape, line: usize) -> usize {
     (UNDO_OFFSET + line * line_bytes(shape)) / WORD
 }
 
-/// What the first word of an undo line says that keeps the image of `slot`.
+/// What the first word of an undo line says that keeps the image of this slot, numbered through.
 #[inline]
-pub(crate) fn name(geometry: &Geometry, slot: SlotIx) -> u64 {
-    geometry.numbered_through(slot).0 + 1
+pub(crate) fn name(slot: SlotIx) -> u64 {
+    slot.0 + 1
 }
 
-/// The slot that the first word of an undo line names. `None` if the line keeps nothing, or the
-/// table has no such slot.
-pub(crate) fn named(geometry: &Geometry, word: u64) -> Option<SlotIx> {
-    word.checked_sub(1).filter(|&number| number < geometry.slots_in_all()).map(SlotIx)
+/// The slot that the first word of an undo line names, of so many in the table. `None` if the line keeps
+/// nothing, or the table has no such slot.
+pub(crate) fn named(slots: u64, word: u64) -> Option<SlotIx> {
+    word.checked_sub(1).filter(|&number| number < slots).map(SlotIx)
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::config::{Config, TableSize};
 
     /// These positions are part of the format. The table begins on a page.
     #[test]
@@ -65,11 +64,8 @@ mod tests {
     /// A line names each slot of the table, or none.
     #[test]
     fn lines_name_slots_of_the_table() {
-        let config = Config { size: TableSize::Slots(100), ..Config::short() };
-        let geometry = config.geometry().unwrap();
-        let last = SlotIx(geometry.slots() - 1);
-        let name = |slot| name(&geometry, slot);
-        let named = [0, name(SlotIx(0)), name(last), name(last) + 1, u64::MAX].map(|w| named(&geometry, w));
-        assert_eq!(named, [None, Some(SlotIx(0)), Some(last), None, None]);
+        let (first, last) = (SlotIx(0), SlotIx(99));
+        let named = [0, name(first), name(last), name(last) + 1, u64::MAX].map(|word| named(100, word));
+        assert_eq!(named, [None, Some(first), Some(last), None, None]);
     }
 }

@@ -1,8 +1,7 @@
 //! Requests: what a client asks for.
 
 use super::frame::{Frame, HEAD, WireError, encode};
-use crate::layout::extent::{Expected, Reference};
-use crate::layout::slot::REFERENCE_BYTES;
+use crate::layout::extent::{Expected, REFERENCE_BYTES, Reference};
 use crate::outcome::PutMode;
 use bytemuck::{Pod, Zeroable};
 

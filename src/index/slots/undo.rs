@@ -62,7 +62,7 @@ impl UndoLines {
         region.copy(words, word + 1);
         // The line names a slot only when it has all of its image.
         compiler_fence(Ordering::Release);
-        region.store(word, name(geometry, slot));
+        region.store(word, name(geometry.numbered_through(slot)));
         // U1: all this before W1.
         compiler_fence(Ordering::Release);
         Some(Undo { region, word, _line: line })
@@ -130,7 +130,7 @@ pub(crate) fn restore_all(
         if name == 0 {
             continue;
         }
-        let restored = named(geometry, name).map_or(Some(false), |slot| restore(slot, line));
+        let restored = named(geometry.slots_in_all(), name).map_or(Some(false), |slot| restore(slot, line));
         if let Some(was_torn) = restored {
             torn += u64::from(was_torn);
             compiler_fence(Ordering::Release);

@@ -1,0 +1,13 @@
+//! The choices a table is made from: layout, size, longest key, longest value, grace time.
+//!
+//! [`crate::layout::geometry`] derives the bytes of a table from them.
+
+mod choices;
+mod error;
+mod names;
+mod sizes;
+#[cfg(test)]
+mod tests;
+
+pub use choices::{Config, TableSize};
+pub use error::ConfigError;
