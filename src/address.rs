@@ -1,6 +1,6 @@
 //! Addresses of servers: `shm:/path/to/socket` or `verbs://host:port`.
 
-use crate::place;
+use crate::files;
 use crate::verbs::{DeviceChoice, host_and_port, is_mtu};
 use std::fmt;
 use std::path::PathBuf;
@@ -96,7 +96,7 @@ impl Address {
     /// a socket in any of these folders, it is the first such one: a server that was started before this
     /// user had a session is found later, too.
     pub fn default_of_user() -> Address {
-        Address::Shm(place::socket())
+        Address::Shm(files::socket())
     }
 }
 

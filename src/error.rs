@@ -30,10 +30,10 @@ pub use crate::address::AddressError;
 pub use crate::client::{AskError, ConnectError, GetError, LinkError, MutateError};
 pub use crate::config::ConfigError;
 pub use crate::encryption::{DecryptError, EncryptError};
+pub use crate::files::FileError;
 pub use crate::index::{RecoverError, RestoreError};
 pub use crate::layout::superblock::SuperblockError;
 pub use crate::outcome::{KeyError, KeyLengthError, PutError, ReadError};
-pub use crate::place::PlaceError;
 pub use crate::region::RegionError;
 pub use crate::server::ServeError;
 pub use crate::snapshot::{SaveError, SnapshotError};
@@ -200,7 +200,7 @@ kind!(ServeError, error => match error {
     ServeError::Address(error) => error.kind(),
     ServeError::Config(error) => error.kind(),
     ServeError::Region(error) | ServeError::NoRoom { source: error, .. } => error.kind(),
-    ServeError::Place(error) => error.kind(),
+    ServeError::File(error) => error.kind(),
     ServeError::Recover { source, .. } => source.kind(),
     ServeError::Restore { source, .. } => source.kind(),
     ServeError::Snapshots(error) => error.kind(),
@@ -242,7 +242,7 @@ kind!(RegionError, error => match error {
     | RegionError::HugePages { .. }
     | RegionError::Unregistered { .. }
     | RegionError::NoRoom { .. } => System,
-    RegionError::Place(error) => error.kind(),
+    RegionError::File(error) => error.kind(),
     RegionError::Unsealed | RegionError::SeveralNames { .. } => Refused,
     RegionError::Unfinished { .. } | RegionError::Length { .. } => Corrupt,
     RegionError::Cancelled => Cancelled,
@@ -250,24 +250,24 @@ kind!(RegionError, error => match error {
     RegionError::InUse { .. } => Busy,
 });
 
-kind!(PlaceError, error => match error {
-    PlaceError::Kind { .. } => Invalid,
-    PlaceError::Owner { .. } | PlaceError::Writable { .. } | PlaceError::Readable { .. } => Refused,
-    PlaceError::Os { source, .. } => of_io(source),
+kind!(FileError, error => match error {
+    FileError::Kind { .. } => Invalid,
+    FileError::Owner { .. } | FileError::Writable { .. } | FileError::Readable { .. } => Refused,
+    FileError::Os { source, .. } => of_io(source),
 });
 
 // ---- snapshots ----------------------------------------------------------------------------------
 
 kind!(SaveError, error => match error {
     SaveError::Os { source, .. } => of_io(source),
-    SaveError::Place(error) => error.kind(),
+    SaveError::File(error) => error.kind(),
     SaveError::Busy { .. } => Busy,
     SaveError::BrokenOff => Cancelled,
 });
 
 kind!(SnapshotError, error => match error {
     SnapshotError::Open { source, .. } | SnapshotError::Read { source, .. } => of_io(source),
-    SnapshotError::Place { source } => source.kind(),
+    SnapshotError::File { source } => source.kind(),
     SnapshotError::Kind { .. } | SnapshotError::Foreign { .. } => Invalid,
     SnapshotError::Version { .. } => Incompatible,
     SnapshotError::Cut { .. } | SnapshotError::Damaged { .. } => Corrupt,
@@ -352,9 +352,9 @@ mod tests {
         assert_eq!(MutateError::from(read_only()).kind(), Refused);
         assert_eq!(GetError::from(read_only()).kind(), Incompatible, "every client may read");
         for denied in [io::ErrorKind::PermissionDenied, io::ErrorKind::NotFound] {
-            let os = PlaceError::Os { doing: "opening", path: "f".into(), source: denied.into() };
+            let os = FileError::Os { doing: "opening", path: "f".into(), source: denied.into() };
             let expected = if denied == io::ErrorKind::PermissionDenied { Refused } else { System };
-            assert_eq!(ServeError::Place(os).kind(), expected);
+            assert_eq!(ServeError::File(os).kind(), expected);
         }
     }
 

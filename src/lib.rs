@@ -199,6 +199,8 @@ pub mod families;
 #[doc(hidden)]
 pub mod faults;
 #[doc(hidden)]
+pub mod files;
+#[doc(hidden)]
 pub mod get;
 #[doc(hidden)]
 pub mod hints;
@@ -210,8 +212,6 @@ pub mod inspect;
 pub mod layout;
 #[doc(hidden)]
 pub mod peer;
-#[doc(hidden)]
-pub mod place;
 #[doc(hidden)]
 pub mod placement;
 #[doc(hidden)]
@@ -242,6 +242,7 @@ pub use encryption::{DecryptError, EncryptError, Encryption};
 pub use error::ErrorKind;
 pub use fabric::{Fabric, shm::Shm};
 pub use families::presets;
+pub use files::FileError;
 pub use get::Retry;
 pub use index::{Index, RecoverError, Recovered, RestoreError, Restored};
 pub use layout::geometry::{Family, Geometry, Layout};
@@ -251,7 +252,6 @@ pub use outcome::{
     GrowthCounts, HeapCounts, IndexCounts, KeyError, KeyLengthError, PutError, PutMode, PutOutcome,
     ReadError, SwapOutcome,
 };
-pub use place::PlaceError;
 pub use placement::Preset;
 pub use reader::{GetStats, HintCounts, Limits, ReadCounts, Reader};
 pub use region::{Backing, MemoryShare, Region, RegionError};

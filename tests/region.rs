@@ -1068,7 +1068,7 @@ fn one_server_for_each_address() {
     }
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "no lock is left");
     // Another process that keeps the lock keeps no server from serving.
-    let _kept = oneread::place::LockFile::take(&path, Duration::ZERO).unwrap().unwrap();
+    let _kept = oneread::files::LockFile::take(&path, Duration::ZERO).unwrap().unwrap();
     Server::start(ServerConfig::new(Address::Shm(path.clone()), golden_config())).unwrap().stop();
     let nowhere = ServerConfig::new(Address::Shm(path.join("socket")), golden_config());
     assert!(matches!(Server::start(nowhere), Err(ServeError::NoFolder { .. })));

@@ -7,7 +7,7 @@ mod common;
 use common::*;
 use oneread::wire::{PROTOCOL_VERSION, Request};
 use oneread::{
-    Address, Backing, Client, Config, ConnectError, MutateError, PlaceError, Refusal, RegionError,
+    Address, Backing, Client, Config, ConnectError, FileError, MutateError, Refusal, RegionError,
     RequestPath, RestoreError, ServeError, Server, ServerConfig, SnapshotError, Snapshots, StartMode,
     TableSize,
 };
@@ -48,7 +48,7 @@ fn a_region_file_of_another_user_is_refused() {
     for name in ["empty", "private", "table"] {
         let before = std::fs::metadata(path(name)).unwrap().len();
         match serve(&path(name)) {
-            Err(ServeError::Region(RegionError::Place(PlaceError::Owner { path: which, owner }))) => {
+            Err(ServeError::Region(RegionError::File(FileError::Owner { path: which, owner }))) => {
                 assert_eq!((which, owner), (path(name), STRANGER));
             }
             other => panic!("{name}: {other:?}"),
@@ -57,7 +57,7 @@ fn a_region_file_of_another_user_is_refused() {
     }
     for name in ["link", "dangling"] {
         match serve(&path(name)) {
-            Err(ServeError::Region(RegionError::Place(PlaceError::Kind { .. }))) => {}
+            Err(ServeError::Region(RegionError::File(FileError::Kind { .. }))) => {}
             other => panic!("{name}: {other:?}"),
         }
     }
@@ -101,7 +101,7 @@ fn default_places_child() {
     let places_of = |user| {
         as_user(user, || {
             let Address::Shm(socket) = Address::default_of_user() else { panic!("not shm") };
-            [oneread::place::regions(), socket.parent().unwrap().to_path_buf()]
+            [oneread::files::regions(), socket.parent().unwrap().to_path_buf()]
         })
     };
     // A user of whom nothing is there: not that of another run of this test.
@@ -120,11 +120,11 @@ fn default_places_child() {
     as_user(user, || {
         let config = ServerConfig::new(Address::default_of_user(), small());
         match Server::start(config) {
-            Err(ServeError::Place(PlaceError::Owner { path, owner: 1 })) => assert_eq!(path, *sockets),
+            Err(ServeError::File(FileError::Owner { path, owner: 1 })) => assert_eq!(path, *sockets),
             other => panic!("{other:?}"),
         }
         match serve(&regions.join("1.region")) {
-            Err(ServeError::Region(RegionError::Place(PlaceError::Owner { path, owner: 1 }))) => {
+            Err(ServeError::Region(RegionError::File(FileError::Owner { path, owner: 1 }))) => {
                 assert_eq!(path, *regions);
             }
             other => panic!("{other:?}"),
@@ -266,9 +266,9 @@ fn a_planted_snapshot_is_refused() {
     let own = config.clone().snapshots(Snapshots::new(path("theirs")));
     let refused = || match Server::start(own.clone()) {
         Err(ServeError::Restore {
-            source: RestoreError::Snapshot(SnapshotError::Place { source }), ..
+            source: RestoreError::Snapshot(SnapshotError::File { source }), ..
         }) => {
-            assert!(matches!(source, PlaceError::Owner { owner: STRANGER, .. }), "{source}");
+            assert!(matches!(source, FileError::Owner { owner: STRANGER, .. }), "{source}");
         }
         other => panic!("{other:?}"),
     };

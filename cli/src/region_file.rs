@@ -1,8 +1,8 @@
 //! The file that holds a server's table: where it is, what it is, and how it goes.
 
 use anyhow::{Context, Result};
+use oneread::files::{self, LockFile};
 use oneread::inspect::Inspector;
-use oneread::place::{self, LockFile};
 use oneread::region::{Region, RegionError};
 use oneread::{Address, Geometry, SuperblockError};
 use oneread_kit::show;
@@ -21,7 +21,7 @@ pub fn region_file(address: &Address) -> PathBuf {
         other => other.to_string().into(),
     };
     let hash = seahash::hash(name.as_encoded_bytes());
-    place::regions().join(format!("{hash:016x}.region"))
+    files::regions().join(format!("{hash:016x}.region"))
 }
 
 /// What a server that stopped has left, and what to do with it.

@@ -4,8 +4,8 @@ use crate::columns::{Column, Columns};
 use crate::{region_file, users};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use oneread::files::{self, LockFile};
 use oneread::inspect::Inspector;
-use oneread::place::{self, LockFile};
 use oneread::region::{Region, RegionError};
 use oneread_kit::folder::bytes_taken;
 use oneread_kit::{show, status};
@@ -71,7 +71,7 @@ impl Regions {
                 }))?;
             }
         } else if found.is_empty() {
-            show::say(format_args!("there are no region files in {}", place::regions().display()))?;
+            show::say(format_args!("there are no region files in {}", files::regions().display()))?;
         } else {
             show::say(table(&found).text())?;
             for file in &found {
@@ -143,7 +143,7 @@ fn in_default_places() -> Vec<PathBuf> {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
         entries.map(|entry| entry.path()).collect::<Vec<_>>()
     };
-    let own = place::regions();
+    let own = files::regions();
     let folders = own.parent().map(entries).unwrap_or_default().into_iter().filter(|path| {
         path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"oneread-"))
             && path.symlink_metadata().is_ok_and(|about| about.is_dir())

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use oneread::{Encryption, PlaceError, place};
+use oneread::{Encryption, FileError, files};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
@@ -34,8 +34,8 @@ impl SecretArgs {
 fn key_in(path: &Path) -> Result<Zeroizing<[u8; KEY_BYTES]>> {
     let name = path.display();
     let made = || format!("make one: (umask 077; openssl rand -hex 32 > {name})");
-    let mut file = match place::open_secret(path) {
-        Err(PlaceError::Os { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+    let mut file = match files::open_secret(path) {
+        Err(FileError::Os { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             bail!("there is no secret key in {name}; {}", made())
         }
         opened => opened?,

@@ -1,6 +1,6 @@
 //! What the command adds to the library's errors: the flag or the command that mends them.
 
-use oneread::place;
+use oneread::files;
 use oneread::{
     AskError, ConfigError, ConnectError, GetError, MutateError, PutError, RecoverError, Refusal, RequestPath,
     RestoreError, ServeError, SnapshotError, SuperblockError,
@@ -113,8 +113,8 @@ fn on_connect(error: &ConnectError) -> Option<String> {
                 "start one with `oneread serve --at {address}`, or name another address with --at; --wait 5s waits for one that is starting"
             )
         }
-        ConnectError::TurnedAway { source: Refusal::User { uid: place::UNMAPPED }, .. } => {
-            format!("`oneread serve --allow-uid {}` would let all of them in", place::UNMAPPED)
+        ConnectError::TurnedAway { source: Refusal::User { uid: files::UNMAPPED }, .. } => {
+            format!("`oneread serve --allow-uid {}` would let all of them in", files::UNMAPPED)
         }
         ConnectError::TurnedAway { source: Refusal::User { uid }, .. } => {
             format!("`oneread serve --allow-uid {uid}` lets that user in")

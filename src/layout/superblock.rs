@@ -381,7 +381,7 @@ mod tests {
         for preset in presets() {
             let geometry = geometry(preset.layout);
             let it = Superblock::new(&geometry, 12_345);
-            assert_eq!((it.magic.to_le_bytes(), it.version, it.stamp), (*b"ONEREAD\0", 5, 0));
+            assert_eq!((it.magic.to_le_bytes(), it.version, it.stamp), (*b"ONEREAD\0", FORMAT_VERSION, 0));
             assert_eq!((it.heap_offset, it.heap_bytes, it.block_bytes, it.rate), (0, 0, 0, 0));
             assert_eq!((it.segments_max, it.reserved, it.created), (0, 0, 12_345));
             assert_eq!((it.generation, it.seeds), (geometry.generation(), Seeds::from_number(9)));
@@ -548,10 +548,10 @@ mod tests {
         let good = Superblock::new(&geometry, 1);
         let mut it = Superblock { homes: 0, family: 77, ..good };
         let found = |it: &Superblock| it.geometry(0).unwrap_err();
-        (it.crc, it.stamp, it.version, it.magic) = (it.crc ^ 1, 7, 6, 3);
+        (it.crc, it.stamp, it.version, it.magic) = (it.crc ^ 1, 7, FORMAT_VERSION + 1, 3);
         assert_eq!(found(&it), SuperblockError::Magic { found: 3 });
         it.magic = MAGIC;
-        assert_eq!(found(&it), SuperblockError::Version { found: 6 });
+        assert_eq!(found(&it), SuperblockError::Version { found: FORMAT_VERSION + 1 });
         it.version = 0;
         assert_eq!(found(&it), SuperblockError::Version { found: 0 });
         it.version = FORMAT_VERSION;

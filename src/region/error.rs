@@ -1,6 +1,6 @@
 //! Why a region's memory could not be had, and what would help.
 
-use crate::place::PlaceError;
+use crate::files::FileError;
 use crate::units;
 use std::io;
 use std::path::PathBuf;
@@ -46,7 +46,7 @@ pub enum RegionError {
     },
     /// The file, or the folder of a default place, is not this user's alone.
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    File(#[from] FileError),
     /// The memory that a server handed over is not sealed, and no file of a trusted user either.
     #[error(
         "the server handed over memory that could be made shorter while it is read; it is no server of oneread's; name another address"

@@ -2,7 +2,7 @@
 
 use super::error::{RegionError, os};
 use super::room::{self, Room};
-use crate::place::{self, LockFile, PlaceError};
+use crate::files::{self, FileError, LockFile};
 use memmap2::MmapRaw;
 use rustix::fs::{MemfdFlags, OFlags};
 use std::fs::File;
@@ -36,7 +36,7 @@ impl OwnFile {
 
     /// The same, made here. It is removed from there when it is dropped, unless it is kept.
     pub fn made_at(mut self, path: &Path) -> OwnFile {
-        self.made_at = Some(place::fixed(path));
+        self.made_at = Some(files::fixed(path));
         self
     }
 
@@ -57,7 +57,7 @@ impl Drop for OwnFile {
     fn drop(&mut self) {
         let is_ours = self.lock.as_ref().is_some_and(LockFile::is_ours) && !*self.is_kept.get_mut();
         if let Some(path) = self.made_at.take_if(|_| is_ours)
-            && place::stands_at(&self.file, &path)
+            && files::stands_at(&self.file, &path)
         {
             let _ = std::fs::remove_file(path);
         }
@@ -179,17 +179,17 @@ const LOCK_WITHIN: Duration = Duration::from_millis(100);
 /// removes the file in between.
 pub(super) fn lock_file(path: &Path, create: bool) -> Result<OwnFile, RegionError> {
     let failed = |error| match error {
-        PlaceError::Os { source, .. } if source.kind() == io::ErrorKind::NotFound && !create => {
+        FileError::Os { source, .. } if source.kind() == io::ErrorKind::NotFound && !create => {
             RegionError::Missing { path: path.into() }
         }
-        PlaceError::Os { doing, path, source } => os(doing, path.display().to_string())(source),
+        FileError::Os { doing, path, source } => os(doing, path.display().to_string())(source),
         error => error.into(),
     };
-    place::prepare(path)?;
+    files::prepare(path)?;
     let lock = LockFile::take(path, LOCK_WITHIN).map_err(failed)?;
     let lock = lock.ok_or_else(|| RegionError::InUse { path: path.into() })?;
     let make = if create { OFlags::CREATE } else { OFlags::empty() };
-    let file = place::open_file(path, OFlags::RDWR | make).map_err(failed)?;
+    let file = files::open_file(path, OFlags::RDWR | make).map_err(failed)?;
     let about = |file: &File| file.metadata().map_err(os("looking at", path.display().to_string()));
     let (of_file, of_lock) = (about(&file)?, about(&lock.file)?);
     if of_file.nlink() > 1 || of_file.dev() != of_lock.dev() {

@@ -8,7 +8,7 @@ use super::file::{
 use super::room::{self, Room};
 use super::unfinished::{check_finished, is_unfinished};
 use super::words::Region;
-use crate::place;
+use crate::files;
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use std::fs::{File, Permissions};
@@ -85,7 +85,7 @@ impl Region {
     /// # Errors
     /// [`RegionError`] when it is not there, not safe, or cannot be mapped.
     pub fn open_to_read(path: &Path) -> Result<Region, RegionError> {
-        Region::map_file(path, place::open_file(path, OFlags::RDONLY)?)
+        Region::map_file(path, files::open_file(path, OFlags::RDONLY)?)
     }
 
     /// The same for a file that the caller has opened, and judged whose it is.
@@ -107,7 +107,7 @@ impl Region {
     pub(super) fn of_file(path: &Path, own: OwnFile) -> Result<Region, RegionError> {
         let name = path.display().to_string();
         // Clients are handed this second, read-only opening. With a copy of `file` they could write.
-        let share = place::open_file(path, OFlags::RDONLY)?;
+        let share = files::open_file(path, OFlags::RDONLY)?;
         let about = |file: &File| file.metadata().map_err(os("reading the length of", &name));
         let (ours, theirs) = (about(own.file())?, about(&share)?);
         if (ours.dev(), ours.ino()) != (theirs.dev(), theirs.ino()) {
@@ -218,7 +218,7 @@ impl Region {
         }
         let about = rustix::fs::fstat(&fd).map_err(|e| os("checking", what)(e.into()))?;
         let is_file = rustix::fs::FileType::from_raw_mode(about.st_mode).is_file();
-        if !(is_file && seals.contains(SealFlags::SEAL) && place::is_trusted(about.st_uid, trusted)) {
+        if !(is_file && seals.contains(SealFlags::SEAL) && files::is_trusted(about.st_uid, trusted)) {
             return Err(RegionError::Unsealed);
         }
         Region::map_shared(fd)
@@ -243,7 +243,7 @@ impl Region {
     /// Whether its file stands at the path: neither removed nor replaced since it was opened. `false` for
     /// memory that is no file.
     pub fn stands_at(&self, path: &Path) -> bool {
-        self.file().is_some_and(|file| place::stands_at(file, path))
+        self.file().is_some_and(|file| files::stands_at(file, path))
     }
 
     /// The file of its lock, if that was removed: nothing keeps a second server away any more.

@@ -2,10 +2,10 @@ use super::error::{os, unmapped};
 use super::file::{OwnFile, memfd};
 use super::memory::{Behind, huge_bytes};
 use super::*;
+use crate::files::{self, FileError, LockFile};
 use crate::layout::compare::Loadable;
 use crate::layout::words::{EIGHT_LINES, LINE_WORDS, Words};
 use crate::layout::{LINE, WORD};
-use crate::place::{self, LockFile, PlaceError};
 use memmap2::MmapOptions;
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::fs::{File, Permissions};
@@ -214,7 +214,7 @@ fn files_of_regions() {
     assert_eq!(Region::open_to_read(&path).unwrap().load(1), 42);
     std::fs::set_permissions(&path, Permissions::from_mode(0o660)).unwrap();
     let shared = Region::open_to_read(&path);
-    assert!(matches!(shared, Err(RegionError::Place(PlaceError::Writable { mode: 0o660, .. }))));
+    assert!(matches!(shared, Err(RegionError::File(FileError::Writable { mode: 0o660, .. }))));
     std::fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
     // What is handed out is not the file that has taken its place.
     let other = dir.path().join("other");
@@ -278,7 +278,7 @@ fn what_is_handed_over_is_checked() {
         let Ok(file) = tempfile::tempfile_in(folder) else { continue };
         file.set_len(8192).unwrap();
         Region::map_handed(file.try_clone().unwrap().into(), &[]).unwrap();
-        if place::own_uid() == 0 {
+        if files::own_uid() == 0 {
             rustix::fs::fchown(&file, Some(rustix::fs::Uid::from_raw(7)), None).unwrap();
             assert!(matches!(
                 Region::map_handed(file.try_clone().unwrap().into(), &[]),

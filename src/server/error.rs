@@ -2,8 +2,8 @@
 
 use crate::address::{Address, AddressError};
 use crate::config::{ConfigError, TableSize};
+use crate::files::FileError;
 use crate::index::{RecoverError, RestoreError};
-use crate::place::PlaceError;
 use crate::region::RegionError;
 use crate::snapshot::SaveError;
 #[cfg(feature = "verbs")]
@@ -26,7 +26,7 @@ pub enum ServeError {
     Region(#[from] RegionError),
     /// The folder of the default address is not this user's alone.
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    File(#[from] FileError),
     /// The table does not fit into the memory that is left. None was taken.
     #[error("the table does not fit; one of {fits} would")]
     NoRoom {

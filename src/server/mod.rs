@@ -29,9 +29,9 @@ pub use mailboxes::MailboxCounts;
 pub use snapshots::Snapshots;
 
 use crate::address::Address;
+use crate::files;
 use crate::index::{Index, Recovered, Restored};
 use crate::outcome::GrowthCounts;
-use crate::place;
 use crate::process::Process;
 use crate::region::Backing;
 use crate::snapshot::{SaveError, Saved, SnapshotPlace};
@@ -120,7 +120,7 @@ impl Server {
             Saver::new(place, snapshots.every, &index, begins)
         });
         let mut allow_uids = config.allow_uids;
-        allow_uids.push(place::own_uid());
+        allow_uids.push(files::own_uid());
         let shared = Arc::new(ServerState {
             index,
             stopping: AtomicBool::new(false),
@@ -134,7 +134,7 @@ impl Server {
             unread_bytes_max: config.unread_bytes_max,
             refusals: WarningLimit::default(),
             region_file: match config.backing {
-                Backing::File(path) => Some(place::fixed(&path)),
+                Backing::File(path) => Some(files::fixed(&path)),
                 _ => None,
             },
             looks: WarningLimit::default(),

@@ -3,11 +3,11 @@
 use super::caller::{Caller, Role};
 use super::mailboxes::{MailboxCounters, MailboxCounts, MailboxMemory};
 use super::snapshots::Saver;
+use crate::files;
 use crate::index::Index;
 use crate::layout::extent::Expected;
 use crate::outcome::PutError;
 use crate::outcome::ReadError;
-use crate::place;
 use crate::region::Region;
 use crate::sync::lock_std;
 use crate::wire::{self, Refusal, Reply, Request, ServerStats};
@@ -154,7 +154,7 @@ impl ServerState {
     pub(crate) fn admit(self: &Arc<ServerState>, peer: Peer) -> Result<Admission, Refusal> {
         let mut peers = lock_std(&self.peers);
         let count = peers.get(&peer).copied().unwrap_or(0);
-        let is_limited = peer != Peer::User(place::own_uid());
+        let is_limited = peer != Peer::User(files::own_uid());
         // Only counted up under the lock, so it cannot exceed the limit.
         if self.clients.load(Ordering::Relaxed) >= self.clients_max {
             return Err(Refusal::ServerFull { max: self.clients_max });

@@ -5,8 +5,8 @@ use super::end::Retired;
 use super::error::ServeError;
 use super::session;
 use crate::address::Address;
+use crate::files::{self, FileError, LockFile};
 use crate::outcome::with_causes;
-use crate::place::{self, LockFile, PlaceError};
 use crate::sync::lock_std;
 use crate::wire::Refusal;
 use mio::net::{UnixListener, UnixStream};
@@ -69,7 +69,7 @@ impl Socket {
     /// Takes what was bound to the path of this address.
     pub fn new(address: &Address, path: &Path, bound: Bound) -> Socket {
         let state = SocketState { bound, watched_by: Vec::new(), is_told: false };
-        Socket { address: address.clone(), path: place::fixed(path), state: Mutex::new(state) }
+        Socket { address: address.clone(), path: files::fixed(path), state: Mutex::new(state) }
     }
 
     /// The listener to accept from.
@@ -89,7 +89,7 @@ impl Socket {
     /// place stays. Says once what it found.
     pub fn look(&self) {
         let state = &mut *lock_std(&self.state);
-        if place::stands_at(&state.bound.file, &self.path) {
+        if files::stands_at(&state.bound.file, &self.path) {
             return;
         }
         let address = &self.address;
@@ -116,7 +116,7 @@ impl Socket {
     /// Binds the path again, unless another server is about to.
     fn bind_again(&self, watched_by: &[Registry]) -> Result<Bound, ServeError> {
         let failed = |source| ServeError::Listen { address: self.address.clone(), source };
-        place::prepare(&self.path)?;
+        files::prepare(&self.path)?;
         let _claim = claim(&self.path, Duration::ZERO).map_err(failed)?;
         let bound = bind(&self.address, &self.path)?;
         watched_by.iter().try_for_each(|registry| bound.watch(registry)).map_err(failed)?;
@@ -136,7 +136,7 @@ impl Socket {
     fn remove_by(self, _: &Retired, remove: impl FnOnce(&Path)) {
         let Socket { path, state, .. } = self;
         let Bound { listener, file } = state.into_inner().unwrap_or_else(PoisonError::into_inner).bound;
-        if place::stands_at(&file, &path) {
+        if files::stands_at(&file, &path) {
             remove(&path);
         }
         // Nobody connects any more, also if a child made by `fork` has the same listener.
@@ -151,7 +151,7 @@ impl Socket {
 
 /// Binds the socket, while no other server binds it.
 pub(super) fn listen(address: &Address, path: &Path) -> Result<Bound, ServeError> {
-    place::prepare(path)?;
+    files::prepare(path)?;
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
         return Err(ServeError::NoFolder { path: folder.into() });
     }
@@ -198,7 +198,7 @@ fn claim(path: &Path, within: Duration) -> io::Result<LockFile> {
     match LockFile::take(path, within) {
         Ok(Some(lock)) => Ok(lock),
         Ok(None) => Err(io::Error::new(io::ErrorKind::WouldBlock, "another process keeps its lock")),
-        Err(PlaceError::Os { source, .. }) => Err(source),
+        Err(FileError::Os { source, .. }) => Err(source),
         Err(error) => Err(io::Error::other(error)),
     }
 }

@@ -5,8 +5,8 @@ use super::{
     BLOCK_BYTES, BLOCK_HEAD_BYTES, BLOCK_MARK, BlockHead, Counts, HEAD_BYTES, Head, LAST_BYTES, LAST_MARK,
     RECORD_HEAD, SNAPSHOT_MAGIC, SNAPSHOT_VERSION, Saved, SnapshotTerms, take_record,
 };
+use crate::files::{self, FileError};
 use crate::layout::crc;
-use crate::place::{self, PlaceError};
 use bytemuck::Zeroable;
 use rustix::fs::{FileType, Mode, OFlags};
 use std::fs::File;
@@ -30,9 +30,9 @@ pub enum SnapshotError {
     },
     /// It stands where the server makes its own snapshots, and is not this user's alone.
     #[error("{source}; or name it with `restore`, if it is to be believed")]
-    Place {
+    File {
         /// Whose it is, or who may write to it.
-        source: PlaceError,
+        source: FileError,
     },
     /// It is something else: a folder, a pipe.
     #[error("{} is no file; name a snapshot", path.display())]
@@ -88,12 +88,12 @@ pub enum SnapshotError {
     },
 }
 
-impl From<PlaceError> for SnapshotError {
-    fn from(error: PlaceError) -> SnapshotError {
+impl From<FileError> for SnapshotError {
+    fn from(error: FileError) -> SnapshotError {
         match error {
-            PlaceError::Os { path, source, .. } => SnapshotError::Open { path, source },
-            PlaceError::Kind { path, .. } => SnapshotError::Kind { path },
-            source => SnapshotError::Place { source },
+            FileError::Os { path, source, .. } => SnapshotError::Open { path, source },
+            FileError::Kind { path, .. } => SnapshotError::Kind { path },
+            source => SnapshotError::File { source },
         }
     }
 }
@@ -161,7 +161,7 @@ impl Snapshot {
     /// # Errors
     /// [`SnapshotError`].
     pub(crate) fn open_own_head(path: &Path) -> Result<Snapshot, SnapshotError> {
-        Snapshot::head_of(path, place::open_file(path, OFlags::RDONLY)?)
+        Snapshot::head_of(path, files::open_file(path, OFlags::RDONLY)?)
     }
 
     /// The same for all of it.

@@ -336,7 +336,7 @@ fn the_old_snapshot_stays_until_the_new_one_is_whole() {
     let link = dir.path().join("link");
     std::os::unix::fs::symlink(&path, &link).unwrap();
     for bad in [dir.path(), &link, Path::new("/dev/null"), Path::new("/")] {
-        assert!(matches!(few.save(bad, &mut |_, _| true), Err(SaveError::Place(_))), "{bad:?}");
+        assert!(matches!(few.save(bad, &mut |_, _| true), Err(SaveError::File(_))), "{bad:?}");
     }
     // A folder takes the name meanwhile: the renaming fails, and the new file goes.
     let taken = dir.path().join("taken");

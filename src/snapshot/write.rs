@@ -5,7 +5,7 @@ use super::{
     BLOCK_BYTES, BLOCK_MARK, BlockHead, Counts, LAST_MARK, SnapshotTerms, append_record, since_1970,
     take_record,
 };
-use crate::place::{self, LockFile, PlaceError};
+use crate::files::{self, FileError, LockFile};
 use crate::region::room;
 use rustix::fs::{Advice, Mode, OFlags};
 use rustix::io::Errno;
@@ -73,7 +73,7 @@ pub enum SaveError {
     },
     /// What stands at the path, or beside it, is not to be replaced.
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    File(#[from] FileError),
     /// Another server, or another call, has this path.
     #[error(
         "another server makes snapshots at {}; its lock is on {}; name another path", path.display(), lock.display()
@@ -118,8 +118,8 @@ impl SaveError {
         let number = |error: &io::Error| error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
         match self {
             SaveError::Os { step, source, .. } => (*step, number(source)),
-            SaveError::Place(PlaceError::Os { source, .. }) => (SaveStep::Make, number(source)),
-            SaveError::Place(_) => (SaveStep::Make, Errno::PERM.raw_os_error()),
+            SaveError::File(FileError::Os { source, .. }) => (SaveStep::Make, number(source)),
+            SaveError::File(_) => (SaveStep::Make, Errno::PERM.raw_os_error()),
             SaveError::Busy { .. } => (SaveStep::Make, Errno::BUSY.raw_os_error()),
             SaveError::BrokenOff => (SaveStep::Write, Errno::CANCELED.raw_os_error()),
         }
@@ -169,19 +169,17 @@ impl SnapshotPlace {
         // What is no file is not to be replaced by one: a link that somebody made on purpose, a device.
         match std::fs::symlink_metadata(path) {
             Ok(about) if !about.is_file() => {
-                return Err(PlaceError::Kind { path: path.into(), expected: "file" }.into());
+                return Err(FileError::Kind { path: path.into(), expected: "file" }.into());
             }
             _ => {}
         }
         if path.file_name().is_none() {
-            return Err(PlaceError::Kind { path: path.into(), expected: "file" }.into());
+            return Err(FileError::Kind { path: path.into(), expected: "file" }.into());
         }
-        let path = &place::fixed(path);
+        let path = &files::fixed(path);
         let folder = path.parent().unwrap_or(Path::new("/"));
         let lock = LockFile::take(path, Duration::ZERO).map_err(|error| match error {
-            PlaceError::Os { source, .. } => {
-                SaveError::Os { step: SaveStep::Make, path: path.into(), source }
-            }
+            FileError::Os { source, .. } => SaveError::Os { step: SaveStep::Make, path: path.into(), source },
             error => error.into(),
         })?;
         let lock = lock.ok_or_else(|| SaveError::Busy { path: path.into(), lock: beside(path, ".lock") })?;
@@ -446,8 +444,8 @@ mod tests {
         let full = io::Error::from(Errno::NOSPC);
         let os = SaveError::Os { step: SaveStep::Sync, path: path.clone(), source: full };
         let nowhere = SnapshotPlace::claim(&path).expect_err("there is no such folder");
-        let kind = PlaceError::Kind { path: path.clone(), expected: "file" };
-        let refused = PlaceError::Os { doing: "opening", path: path.clone(), source: Errno::ACCESS.into() };
+        let kind = FileError::Kind { path: path.clone(), expected: "file" };
+        let refused = FileError::Os { doing: "opening", path: path.clone(), source: Errno::ACCESS.into() };
         for (error, code) in [
             (os, (SaveStep::Sync, Errno::NOSPC)),
             (nowhere, (SaveStep::Make, Errno::NOENT)),

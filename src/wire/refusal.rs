@@ -10,7 +10,7 @@ mod reason {
 }
 
 fn allowing(uid: u32) -> &'static str {
-    if uid == crate::place::UNMAPPED {
+    if uid == crate::files::UNMAPPED {
         ", who is nobody, or anybody without a number in the server's user namespace: a container must map the client's user to one"
     } else {
         "; the server's user can allow that in `ServerConfig::allow_uids` or `allow_read_uids`"

@@ -9,7 +9,7 @@ use oneread::reader::Limits;
 use oneread::region::Backing;
 use oneread::wire::{PROTOCOL_VERSION, Reply, Request};
 use oneread::{
-    Address, Client, ClientOptions, ConnectError, GetError, MutateError, PlaceError, PutOutcome, Refusal,
+    Address, Client, ClientOptions, ConnectError, FileError, GetError, MutateError, PutOutcome, Refusal,
     RegionError, RequestPath, Server, ServerConfig, StartMode, TableSize,
 };
 use rustix::process::Signal;
@@ -482,7 +482,7 @@ fn a_client_reads_the_file_of_a_server_that_is_gone() {
         permit(0o602);
         let error = connect().unwrap_err();
         assert!(
-            matches!(error, ConnectError::Region(RegionError::Place(PlaceError::Writable { .. }))),
+            matches!(error, ConnectError::Region(RegionError::File(FileError::Writable { .. }))),
             "{error}"
         );
         permit(0o600);

@@ -4,7 +4,7 @@
 //! the line that reports readiness. Until then a Ctrl-C reaches both; after that the server has a session of its own.
 
 use anyhow::{Context, Result, bail};
-use oneread::{Address, place};
+use oneread::{Address, files};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -31,7 +31,7 @@ pub fn log_file(address: &Address, named: Option<&Path>) -> Result<PathBuf> {
 pub fn start(address: &Address, log: Option<&Path>) -> Result<ExitCode> {
     let path = log_file(address, log)?;
     if let Address::Shm(socket) = address {
-        place::prepare(socket)?;
+        files::prepare(socket)?;
     }
     let name = path.display();
     let mut options = OpenOptions::new();

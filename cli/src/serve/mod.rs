@@ -9,7 +9,7 @@ use crate::snapshot;
 use crate::users::UserId;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use oneread::place;
+use oneread::files;
 use oneread::region::{Backing, RegionError};
 use oneread::verbs::Wait;
 use oneread::{
@@ -347,10 +347,10 @@ impl Serve {
         }
         let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
         let has_all = map.split_whitespace().eq(["0", "0", "4294967295"]);
-        if named.contains(&UserId(place::UNMAPPED)) && !has_all {
+        if named.contains(&UserId(files::UNMAPPED)) && !has_all {
             show::complain(format_args!(
                 "oneread: in this user namespace {} is every user without a number here: all of them are let in",
-                place::UNMAPPED,
+                files::UNMAPPED,
             ));
         }
     }
@@ -425,7 +425,7 @@ impl Serve {
                 path
             }
         };
-        place::prepare(&path)?;
+        files::prepare(&path)?;
         let found = match std::fs::symlink_metadata(&path) {
             Ok(about) if about.len() > 0 || !about.is_file() => look_into(&path),
             _ => Ok(None),

@@ -4,10 +4,10 @@ use super::link::{SocketLink, hello, link_failed, open_socket, process_of};
 use crate::address::Address;
 use crate::client::error::{ConnectError, LinkError};
 use crate::client::options::ClientOptions;
+use crate::files::FileError;
 use crate::layout::control::{Phase, STATE_WORD, State};
 use crate::layout::geometry::Geometry;
 use crate::layout::superblock::Superblock;
-use crate::place::PlaceError;
 use crate::region::{Region, RegionError};
 use crate::wire::{Refusal, Reply};
 use std::io;
@@ -120,9 +120,7 @@ pub(super) fn open_file(
     let region = match Region::open_to_read(path) {
         Ok(region) => region,
         // Then that no server is there is what matters.
-        Err(RegionError::Place(PlaceError::Os { source, .. }))
-            if source.kind() == io::ErrorKind::NotFound =>
-        {
+        Err(RegionError::File(FileError::Os { source, .. })) if source.kind() == io::ErrorKind::NotFound => {
             return Err(no_server);
         }
         Err(RegionError::Unfinished { path }) => {

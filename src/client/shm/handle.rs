@@ -11,11 +11,11 @@ use crate::client::handle::{Deadline, Handle};
 use crate::client::options::{ClientOptions, RequestPath};
 use crate::client::stats::ClientStats;
 use crate::fabric::shm::Shm;
+use crate::files;
 use crate::hints::Hints;
 use crate::layout::control::{Phase, STATE_WORD, State};
 use crate::layout::geometry::Geometry;
 use crate::outcome::ReadError;
-use crate::place;
 use crate::process::{self, Process};
 use crate::reader::{DirectAnswers, KnownEntries, Reader, StoredAnswer};
 use crate::region::Region;
@@ -57,7 +57,7 @@ impl ShmHandle {
     pub fn connect(socket: &Path, options: &ClientOptions) -> Result<ShmHandle, ConnectError> {
         let address = Address::Shm(socket.into());
         let mut options = options.clone();
-        options.server_uids.extend(place::appointed(socket));
+        options.server_uids.extend(files::appointed(socket));
         let (link, attachment) = match attach(&address, socket, &options.server_uids, options.deadline) {
             Ok((link, server, attachment)) => (Some((link, server)), attachment),
             Err(error) => (None, open_file(&address, &options, error)?),

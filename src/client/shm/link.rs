@@ -4,8 +4,8 @@ use super::mailbox::BellSocket;
 use crate::address::Address;
 use crate::client::error::{ConnectError, LinkError};
 use crate::client::handle::Deadline;
+use crate::files;
 use crate::peer::SocketPeer;
-use crate::place;
 use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
@@ -283,7 +283,7 @@ pub(super) fn open_socket(
     }
     // Whoever listens at the address, or listened when the connection was made.
     let uid = SocketPeer::of(&socket).map_err(os)?.uid;
-    if !place::is_trusted(uid, trusted) {
+    if !files::is_trusted(uid, trusted) {
         return Err(ConnectError::Stranger { address: address.clone(), uid });
     }
     Ok(UnixStream::from(socket))

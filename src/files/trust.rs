@@ -1,0 +1,159 @@
+//! Whose a file or folder is, and who else could change it.
+
+use rustix::fs::{FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why a file or folder is not safe to use. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FileError {
+    /// It is something else: a link, a folder, a device.
+    #[error("{} is no {expected}; name another path", path.display())]
+    Kind {
+        /// The path.
+        path: PathBuf,
+        /// What it should be.
+        expected: &'static str,
+    },
+    /// It belongs to another user, neither this one nor root.
+    #[error(
+        "{} belongs to user {owner}, who could read and change what is kept there; name another path, or have it removed",
+        path.display()
+    )]
+    Owner {
+        /// The path.
+        path: PathBuf,
+        /// The owner's number.
+        owner: u32,
+    },
+    /// Other users may write to it.
+    #[error("{0} may be written by other users (mode {mode:o}); chmod go-w {0}", path.display())]
+    Writable {
+        /// The path.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
+    /// It holds a secret, and other users may read it.
+    #[error("{0} holds a secret and may be read by other users (mode {mode:o}); chmod go= {0}", path.display())]
+    Readable {
+        /// The path.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
+    /// A system call failed.
+    #[error("{doing} {}", path.display())]
+    Os {
+        /// What was tried.
+        doing: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+}
+
+/// The user `nobody`. In a user namespace, the kernel also shows by this number every user who has none there.
+pub const UNMAPPED: u32 = 65534;
+
+/// The user that this thread acts as.
+pub(crate) fn own_uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// Whether what this user has made may be relied on: it is this process's own, root, or one of
+/// those named.
+pub(crate) fn is_trusted(uid: u32, named: &[u32]) -> bool {
+    uid == own_uid() || uid == 0 || named.contains(&uid)
+}
+
+/// The user to whom root has given the folder of this path: only that user and root can put anything there,
+/// and only root can make the path lead elsewhere. So whoever names the path names that user. `None` where
+/// others may write to a folder on the way, or own one, or where there is a link on it.
+pub(crate) fn appointed(path: &Path) -> Option<u32> {
+    let owner = |folder: &Path| {
+        let about = rustix::fs::lstat(folder).ok()?;
+        let is_folder = FileType::from_raw_mode(about.st_mode) == FileType::Directory;
+        (is_folder && about.st_mode & 0o022 == 0).then_some(about.st_uid)
+    };
+    let folder = path.parent().filter(|folder| folder.is_absolute())?;
+    folder.ancestors().skip(1).all(|above| owner(above) == Some(0)).then(|| owner(folder))?
+}
+
+/// Makes a folder, or checks that the one that is there belongs to this user alone.
+pub(super) fn make_own(folder: &Path, mode: u32) -> Result<(), FileError> {
+    let failed =
+        |e: Errno| FileError::Os { doing: "making the folder", path: folder.into(), source: e.into() };
+    let mode = Mode::from_raw_mode(mode);
+    match rustix::fs::mkdir(folder, mode) {
+        // The process's umask may have taken from the mode what others need.
+        Ok(()) => rustix::fs::chmod(folder, mode).map_err(failed)?,
+        Err(Errno::EXIST) => {}
+        Err(e) => return Err(failed(e)),
+    }
+    open_folder(folder)
+}
+
+/// Checks that a folder is there, and that nobody but this user and root can put anything into it.
+pub(super) fn open_folder(path: &Path) -> Result<(), FileError> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::PATH | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed(path, "folder", e))?;
+    let about = rustix::fs::fstat(&folder).map_err(|e| failed(path, "folder", e))?;
+    check(path, &about, FileType::Directory)
+}
+
+/// Opens a file, without following a link, if it is a file that only this user and root can write
+/// to. Whether others may read it is its owner's choice. A new file is this user's alone.
+///
+/// # Errors
+/// [`FileError`].
+pub fn open_file(path: &Path, flags: OFlags) -> Result<File, FileError> {
+    // NONBLOCK: opening a pipe or a device waits for nothing.
+    let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let mode = Mode::RUSR | Mode::WUSR;
+    let file = rustix::fs::open(path, flags, mode).map_err(|e| failed(path, "file", e))?;
+    let about = rustix::fs::fstat(&file).map_err(|e| failed(path, "file", e))?;
+    check(path, &about, FileType::RegularFile)?;
+    Ok(file.into())
+}
+
+/// Opens a file that holds a secret, to read it: as [`open_file`], and only this user and root may read
+/// it.
+///
+/// # Errors
+/// [`FileError`].
+pub fn open_secret(path: &Path) -> Result<File, FileError> {
+    let file = open_file(path, OFlags::RDONLY)?;
+    let about = rustix::fs::fstat(&file).map_err(|e| failed(path, "file", e))?;
+    if about.st_mode & 0o044 != 0 {
+        return Err(FileError::Readable { path: path.into(), mode: about.st_mode & 0o7777 });
+    }
+    Ok(file)
+}
+
+fn failed(path: &Path, expected: &'static str, error: Errno) -> FileError {
+    let path = path.to_path_buf();
+    match error {
+        Errno::LOOP | Errno::ISDIR | Errno::NOTDIR | Errno::NXIO => FileError::Kind { path, expected },
+        error => FileError::Os { doing: "opening", path, source: error.into() },
+    }
+}
+
+fn check(path: &Path, about: &Stat, expected: FileType) -> Result<(), FileError> {
+    let path = path.to_path_buf();
+    if FileType::from_raw_mode(about.st_mode) != expected {
+        let expected = if expected == FileType::Directory { "folder" } else { "file" };
+        return Err(FileError::Kind { path, expected });
+    }
+    if about.st_uid != own_uid() && about.st_uid != 0 {
+        return Err(FileError::Owner { path, owner: about.st_uid });
+    }
+    if about.st_mode & 0o022 != 0 {
+        return Err(FileError::Writable { path, mode: about.st_mode & 0o7777 });
+    }
+    Ok(())
+}
