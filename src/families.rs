@@ -3,8 +3,8 @@
 //! | question | asked by | answered in |
 //! | --- | --- | --- |
 //! | the presets | configuration | `*/mod.rs` |
-//! | the places where a key can be | GETs | `*/placement.rs` |
-//! | the places where a key may go to make room | puts and deletes | `*/mutation.rs` |
+//! | the windows where a key can be | GETs | `*/placement.rs` |
+//! | the windows where a key may go to make room | puts and deletes | `*/mutation.rs` |
 
 use crate::layout::geometry::{Family, Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;

@@ -321,7 +321,7 @@ mod tests {
     }
 
     /// A value that is not in its slot is the one that its reference names. If its bytes are others, or the
-    /// reference names no place of the heap, there is none.
+    /// reference names no bytes of the heap, there is none.
     #[test]
     fn values_that_are_not_what_they_were() {
         let config = Config { size: TableSize::Slots(64), value_max: 1000, ..Config::short() };
@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(inspector.value(&report), None);
     }
 
-    /// A walk over a region full of slots that nobody ends writing takes a bounded number of looks in vain.
+    /// A walk over a region full of slots that nobody ends writing gives up after a bounded number of looks.
     #[cfg(feature = "sim")]
     #[test]
     fn torn_slots_are_not_waited_for_one_by_one() {

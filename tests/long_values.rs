@@ -420,8 +420,11 @@ fn suspended_uploads_hold_up_nobody() {
     let (mut uploads, mut put, mut n) = (Vec::new(), 0, 0);
     for of_block in 1..=40 {
         let mut raw = Raw::greeted(&place.address);
-        let begin = Request::LongBegin { key: b"stays", len: LEN as u32 };
-        assert_eq!(raw.ask(&[begin, Request::LongPiece { bytes: &[3; 999] }]), [Reply::Taken, Reply::Taken]);
+        let begin = Request::UploadBegin { key: b"stays", len: LEN as u32 };
+        assert_eq!(
+            raw.ask(&[begin, Request::UploadPiece { bytes: &[3; 999] }]),
+            [Reply::Taken, Reply::Taken]
+        );
         uploads.push(raw);
         while n < of_block * 80 {
             client.insert(&key(n), &[1; 1_000]).unwrap();
@@ -445,8 +448,8 @@ fn suspended_uploads_hold_up_nobody() {
     // The uploads go on.
     for (nth, raw) in uploads.iter_mut().enumerate() {
         let key = format!("stays {nth}");
-        let (rest, put) = (vec![3; LEN - 999], Request::LongPut { mode: PutMode::Upsert, key: b"stays" });
-        let replies = raw.ask(&[Request::LongPiece { bytes: &rest }, put]);
+        let (rest, put) = (vec![3; LEN - 999], Request::UploadPut { mode: PutMode::Upsert, key: b"stays" });
+        let replies = raw.ask(&[Request::UploadPiece { bytes: &rest }, put]);
         assert!(matches!(replies[..], [Reply::Taken, Reply::Put(Ok(_))]), "{key}: {replies:?}");
         assert!(client.get(b"stays").unwrap().unwrap() == [3; LEN], "{key}");
     }
@@ -458,18 +461,22 @@ fn hostile_uploads() {
     let place = Place::new();
     let server = serve(&place, 64 * MIB, MIB);
     let mut raw = Raw::greeted(&place.address);
-    let begin = |len| Request::LongBegin { key: b"key", len };
+    let begin = |len| Request::UploadBegin { key: b"key", len };
     let bytes = vec![7; 5_000];
-    let piece = Request::LongPiece { bytes: &bytes };
-    let put = Request::LongPut { mode: PutMode::Upsert, key: b"key" };
-    let other = Request::LongPut { mode: PutMode::Upsert, key: b"other" };
-    let swap = Request::LongSwap { key: b"key", expected: Expected::Value(b"old") };
+    let piece = Request::UploadPiece { bytes: &bytes };
+    let put = Request::UploadPut { mode: PutMode::Upsert, key: b"key" };
+    let other = Request::UploadPut { mode: PutMode::Upsert, key: b"other" };
+    let swap = Request::UploadSwap { key: b"key", expected: Expected::Value(b"old") };
     let extent = Reference { number: 1, offset: 2, len: 3, crc: 4 };
-    let swap_extent = Request::LongSwap { key: b"key", expected: Expected::Extent(extent) };
+    let swap_extent = Request::UploadSwap { key: b"key", expected: Expected::Extent(extent) };
     let (taken, unfit) = (Reply::Taken, Reply::Unfit);
     for (what, requests, expected) in [
         ("nothing begun", vec![piece, put, swap, swap_extent], vec![&unfit; 4]),
-        ("dropped", vec![begin(5_000), piece, Request::LongDrop, put], vec![&taken, &taken, &taken, &unfit]),
+        (
+            "dropped",
+            vec![begin(5_000), piece, Request::UploadDrop, put],
+            vec![&taken, &taken, &taken, &unfit],
+        ),
         ("too many bytes", vec![begin(9_999), piece, piece, put], vec![&taken, &taken, &unfit, &unfit]),
         ("ends too early", vec![begin(5_001), piece, put, put], vec![&taken, &taken, &unfit, &unfit]),
         ("another key", vec![begin(5_000), piece, other, put], vec![&taken, &taken, &unfit, &unfit]),
@@ -485,8 +492,8 @@ fn hostile_uploads() {
         assert_eq!((server.stats().keys, server.index().heap().live_bytes), (0, 0), "{what}");
     }
     for (request, error) in [
-        (Request::LongBegin { key: b"", len: 5_000 }, PutError::KeyLength { given: 0, max: 16 }),
-        (Request::LongBegin { key: &[1; 17], len: 5_000 }, PutError::KeyLength { given: 17, max: 16 }),
+        (Request::UploadBegin { key: b"", len: 5_000 }, PutError::KeyLength { given: 0, max: 16 }),
+        (Request::UploadBegin { key: &[1; 17], len: 5_000 }, PutError::KeyLength { given: 17, max: 16 }),
         (begin(MIB as u32 + 1), PutError::ValueLength { given: MIB + 1, max: MIB }),
         (begin(u32::MAX), PutError::ValueLength { given: u32::MAX as usize, max: MIB }),
     ] {

@@ -88,7 +88,7 @@ impl Client {
         deadline: Instant,
     ) -> Result<SwapOutcome, MutateError> {
         // Whatever the look finds, it is the table of a server that is there.
-        match self.ask(&Request::LongDrop, deadline)? {
+        match self.ask(&Request::UploadDrop, deadline)? {
             Reply::Taken => {}
             _ => return Err(self.unexpected().into()),
         }

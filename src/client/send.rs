@@ -121,25 +121,25 @@ impl<'a, E, S: FnMut(&[Request<'_>], &mut Vec<Reply>) -> Result<(), E>> Sending<
             }
             let (key, value, last) = match *request {
                 Request::Put { mode, key, value } if value.len() > frame_max => {
-                    (key, value, Request::LongPut { mode, key })
+                    (key, value, Request::UploadPut { mode, key })
                 }
                 Request::Swap { key, expected, value } if value.len() > frame_max => {
-                    (key, value, Request::LongSwap { key, expected: Expected::Value(expected) })
+                    (key, value, Request::UploadSwap { key, expected: Expected::Value(expected) })
                 }
                 Request::SwapExtent { key, expected, value } if value.len() > frame_max => {
-                    (key, value, Request::LongSwap { key, expected: Expected::Extent(expected) })
+                    (key, value, Request::UploadSwap { key, expected: Expected::Extent(expected) })
                 }
                 short => {
                     self.push(nth, short)?;
                     continue;
                 }
             };
-            self.push(nth, Request::LongBegin { key, len: value.len() as u32 })?;
+            self.push(nth, Request::UploadBegin { key, len: value.len() as u32 })?;
             for bytes in value.chunks(piece_max) {
                 if self.is_refused(nth) {
                     break;
                 }
-                self.push(nth, Request::LongPiece { bytes })?;
+                self.push(nth, Request::UploadPiece { bytes })?;
             }
             if !self.is_refused(nth) {
                 self.push(nth, last)?;
@@ -150,7 +150,7 @@ impl<'a, E, S: FnMut(&[Request<'_>], &mut Vec<Reply>) -> Result<(), E>> Sending<
 
     fn push(&mut self, nth: usize, frame: Request<'a>) -> Result<(), E> {
         self.bytes += match frame {
-            Request::LongPiece { bytes } => bytes.len(),
+            Request::UploadPiece { bytes } => bytes.len(),
             _ => value_of(&frame).map_or(0, <[u8]>::len),
         };
         self.frames.push((nth, frame));

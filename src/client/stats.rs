@@ -249,7 +249,7 @@ mod tests {
             (Request::Remove { key }, Reply::Removed(Err(full())), [0, 0, 1, 1]),
             (Request::Get { key }, Reply::Value(None), [0; 4]),
             (Request::Get { key }, Reply::Put(Err(full())), [0; 4]),
-            (Request::LongDrop, Reply::Taken, [0; 4]),
+            (Request::UploadDrop, Reply::Taken, [0; 4]),
         ] {
             let mut counts = ChangeCounts::default();
             counts.count(&request, &reply);

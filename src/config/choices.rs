@@ -37,7 +37,7 @@ pub enum TableSize {
 }
 
 impl TableSize {
-    /// A table that grows and shrinks with its keys, and takes at most so many bytes.
+    /// A table that grows and shrinks with its keys, and takes at most `bytes_max` bytes.
     pub const fn up_to(bytes_max: u64) -> TableSize {
         TableSize::Growing { bytes_max, segment_slots: None }
     }

@@ -10,7 +10,7 @@ use crate::layout::hash::{Seeds, mix};
 use crate::layout::slot::{KEY_MAX, SLOT_BYTES_MAX, SlotShape};
 
 impl Config {
-    /// The largest size whose table, otherwise like this one, takes at most so many bytes, as `of` counts them.
+    /// The largest size whose table, otherwise like this one, takes at most `bytes` bytes, as `of` counts them.
     /// `None` if there is none.
     pub(crate) fn fitting(&self, bytes: u64, of: fn(&Geometry) -> u64) -> Option<TableSize> {
         let most = match self.size {
@@ -145,7 +145,7 @@ fn segment_slots_for(shape: SlotShape) -> u64 {
     ((1 << 20) / shape.bytes() as u64).clamp(1 << 10, 1 << 14)
 }
 
-/// The geometry of a table of as many such segments as fit into so many bytes, its directory included. It
+/// The geometry of a table of as many such segments as fit into `bytes_max` bytes, its directory included. It
 /// needs `least` bytes for something else.
 fn growing_to(segment: Geometry, bytes_max: u64, least: u64) -> Result<Geometry, ConfigError> {
     let of = |segments_max| segment.clone().growing(segments_max);

@@ -5,7 +5,7 @@
 //! displacement inside overlapping primary windows. Only when that layer is exhausted, the newcomer
 //! or a cheaper neighbour goes to its second window.
 //!
-//! `pilaf` walks at random, as cuckoo tables of its time do. All places of a key are equally good
+//! `pilaf` walks at random, as cuckoo tables of its time do. All slots of a key are equally good
 //! there. `docs/LAYOUTS.md` compares it with the breadth-first search on the same table.
 
 use super::placement::choices;

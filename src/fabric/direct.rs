@@ -74,7 +74,7 @@ fn locate(memory: impl Loadable + Copy, geometry: &Geometry, key: Hashed<'_>) ->
     fence(Ordering::Acquire);
     let number = key.first().directory() & segment::low(bits & 31);
     // A damaged directory word must not lead out of the region.
-    let word = segment::place_word(geometry, number & (geometry.directory_slots() - 1) as u32);
+    let word = segment::segment_word(geometry, number & (geometry.directory_slots() - 1) as u32);
     Some(EntryWord { bits: memory.word(word), word })
 }
 

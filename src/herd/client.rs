@@ -200,9 +200,9 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
         Request::Put { key, .. }
         | Request::Swap { key, .. }
         | Request::SwapExtent { key, .. }
-        | Request::LongBegin { key, .. }
-        | Request::LongPut { key, .. }
-        | Request::LongSwap { key, .. }
+        | Request::UploadBegin { key, .. }
+        | Request::UploadPut { key, .. }
+        | Request::UploadSwap { key, .. }
         | Request::Remove { key }
         | Request::Get { key } => Some(key),
         Request::Hello { .. }
@@ -210,8 +210,8 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
         | Request::Snapshot { .. }
         | Request::Growth { .. }
         | Request::Heap
-        | Request::LongPiece { .. }
-        | Request::LongDrop
+        | Request::UploadPiece { .. }
+        | Request::UploadDrop
         | Request::Mailbox { .. }
         | Request::Wake => None,
     }
@@ -426,15 +426,17 @@ mod tests {
             Request::Put { mode, key, value },
             Request::Swap { key, expected: value, value },
             Request::SwapExtent { key, expected, value },
-            Request::LongBegin { key, len: 7 },
-            Request::LongPut { mode, key },
-            Request::LongSwap { key, expected: Expected::Extent(expected) },
+            Request::UploadBegin { key, len: 7 },
+            Request::UploadPut { mode, key },
+            Request::UploadSwap { key, expected: Expected::Extent(expected) },
             Request::Remove { key },
             Request::Get { key },
         ] {
             assert_eq!(key_of(&request), Some(key), "{request:?}");
         }
-        for request in [Request::Stat, Request::Heap, Request::LongPiece { bytes: key }, Request::LongDrop] {
+        for request in
+            [Request::Stat, Request::Heap, Request::UploadPiece { bytes: key }, Request::UploadDrop]
+        {
             assert_eq!(key_of(&request), None, "{request:?}");
         }
     }

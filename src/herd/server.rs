@@ -285,7 +285,7 @@ impl HerdWorker {
                 busy = true;
                 let answer = |request: Request<'_>| match request {
                     // A client's requests come to several threads in no order, so none begins an upload.
-                    Request::LongBegin { .. } if session.role == Role::Change => Some(Reply::Unfit),
+                    Request::UploadBegin { .. } if session.role == Role::Change => Some(Reply::Unfit),
                     request => shared.answer(caller, request),
                 };
                 if lane.take(mark, frame, answer) {

@@ -23,7 +23,7 @@ use crate::layout::slot::Stored;
 use crate::outcome::{GrowthCounts, HeapCounts, IndexCounts, PutError, PutMode, PutOutcome, SwapOutcome};
 use crate::reader::Reader;
 use crate::region::{Region, RegionError};
-use crate::snapshot::{SaveError, Saved, Snapshot, SnapshotPlace, SnapshotWriter};
+use crate::snapshot::{SaveError, Saved, Snapshot, SnapshotPath, SnapshotWriter};
 use crate::start::Start;
 use std::path::Path;
 use std::time::Duration;
@@ -467,12 +467,12 @@ impl Index {
     /// # Errors
     /// [`SaveError`]. The file that was there before is still there.
     pub fn save(&self, path: &Path, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<Saved, SaveError> {
-        self.save_at(&SnapshotPlace::claim(path)?, progress)
+        self.save_at(&SnapshotPath::claim(path)?, progress)
     }
 
     pub(crate) fn save_at(
         &self,
-        place: &SnapshotPlace,
+        place: &SnapshotPath,
         progress: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Saved, SaveError> {
         self.save_by(life::begin(&self.table, place)?, progress)

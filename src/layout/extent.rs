@@ -38,14 +38,14 @@ pub(crate) const LONGEST_PART: u64 = 4;
 pub const EXTENT_HEADER: usize = 24;
 /// Words of that header.
 pub(crate) const EXTENT_HEADER_WORDS: usize = EXTENT_HEADER / WORD;
-/// Extents begin and end at multiples of so many bytes.
+/// Extents begin and end at multiples of this many bytes.
 pub const GRANULE: u64 = 32;
-/// The slowest client that a table is meant for brings so many bytes a microsecond.
+/// The slowest client that a table is meant for brings this many bytes a microsecond.
 const RATE: u64 = 1_000;
 /// As many blocks as a large heap has.
 const BLOCKS: u64 = 1_024;
 
-/// Bytes that the extent of a value of so many bytes takes.
+/// Bytes that the extent of a value of `len` bytes takes.
 #[inline]
 pub fn extent_bytes(len: usize) -> u64 {
     ((EXTENT_HEADER + len) as u64).next_multiple_of(GRANULE)
@@ -125,7 +125,7 @@ pub struct HeapSpace {
 }
 
 impl HeapSpace {
-    /// The heap behind this byte, of at most so many bytes, for values of at most `longest`. `None` if it
+    /// The heap behind this byte, of at most `bytes_max` bytes, for values of at most `longest`. `None` if it
     /// has no room for two blocks: one is kept free, to move extents into. A heap that is asked for with the
     /// length of this one is this one.
     pub(crate) fn behind(end: u64, bytes_max: u64, longest: usize) -> Option<HeapSpace> {

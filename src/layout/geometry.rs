@@ -21,7 +21,7 @@ pub(crate) const SEGMENTS_MAX: u64 = 1 << 22;
 /// Homes, and overflow blocks, of a segment: more, and links and sizes would not fit their words.
 pub(crate) const SEGMENT_HOMES_MAX: u64 = 1 << 17;
 
-/// The most segments that a table may have whose segments have so many homes and blocks: 0 if these
+/// The most segments that a table may have whose segments have `homes` homes and `overflow_blocks` blocks: 0 if these
 /// are too many for a segment.
 pub(crate) fn segments_max(homes: u64, overflow_blocks: u64) -> u64 {
     if homes.max(overflow_blocks) <= SEGMENT_HOMES_MAX { SEGMENTS_MAX } else { 0 }
@@ -81,7 +81,7 @@ struct Derived {
     first_word: usize,
     /// The longest key of which a direct look has a short form (`fabric/direct.rs`); 0 where there is none.
     glance_keys: usize,
-    /// Keys of 8 bytes and fewer than so many more have the simplest one: where windows have eight slots, and
+    /// Keys of 8 bytes and fewer than this many more have the simplest one: where windows have eight slots, and
     /// the table one size.
     glance_keys_simply: usize,
     /// What the slots of one segment are bound to: the number of its first slot, and which use of its
@@ -235,7 +235,7 @@ impl Geometry {
     pub fn directory_slots(&self) -> u64 {
         self.derived.directory_slots
     }
-    /// The geometry of a table of up to so many such segments; 0 for a table of one size.
+    /// The geometry of a table of up to `segments_max` such segments; 0 for a table of one size.
     pub(crate) fn growing(mut self, segments_max: u64) -> Geometry {
         self.segments_max = segments_max;
         let words = self.shape.words();
@@ -304,7 +304,7 @@ impl Geometry {
     pub(super) fn with_heap_at(self, heap: HeapSpace) -> Geometry {
         Geometry { heap, ..self }
     }
-    /// The same with a heap of at most so many bytes for values of up to `value_max` bytes. `None` if they
+    /// The same with a heap of at most `bytes_max` bytes for values of up to `value_max` bytes. `None` if they
     /// are too few.
     pub(crate) fn with_heap(mut self, bytes_max: u64) -> Option<Geometry> {
         self.heap = HeapSpace::behind(self.slots_end(), bytes_max, self.value_max)?;

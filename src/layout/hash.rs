@@ -73,7 +73,7 @@ impl Seeds {
     }
 }
 
-/// Keys of 8 to so many bytes are hashed in a few instructions, without a call.
+/// Keys of 8 to this many bytes are hashed in a few instructions, without a call.
 pub(crate) const SHORT_KEY: usize = 16;
 
 /// The hash that decides home and tags, ready to be computed.

@@ -5,7 +5,7 @@
 //! word of payload says where the keys of the entry are; the second, which use of that memory it is.
 //!
 //! ```text
-//! key of the slot     bits 0..5    depth: so many bits of the directory hash are the same for all keys
+//! key of the slot     bits 0..5    depth: how many bits of the directory hash all its keys share
 //!                     bits 5..7    pending: 0 nothing, 1 a child (split), 2 the parent (merge)
 //!                     bits 8..32   memory of the segment
 //!                     bits 32..56  memory of the child or parent
@@ -108,20 +108,20 @@ const MEMORY_MASK: u64 = (1 << 24) - 1;
 
 /// The memory in an entry's first word.
 #[inline(always)]
-pub(crate) fn memory(place: u64) -> u32 {
-    (place >> 8 & MEMORY_MASK) as u32
+pub(crate) fn memory(word: u64) -> u32 {
+    (word >> 8 & MEMORY_MASK) as u32
 }
 
 /// The memory of the other segment of a pair in an entry's first word. Without a pair it means nothing.
 #[inline(always)]
-pub(crate) fn other_memory(place: u64) -> u32 {
-    (place >> 32 & MEMORY_MASK) as u32
+pub(crate) fn other_memory(word: u64) -> u32 {
+    (word >> 32 & MEMORY_MASK) as u32
 }
 
 /// The depth in an entry's first word.
 #[inline(always)]
-pub(crate) fn depth(place: u64) -> u32 {
-    (place & 31) as u32
+pub(crate) fn depth(word: u64) -> u32 {
+    (word & 31) as u32
 }
 
 impl DirectoryEntry {
@@ -132,30 +132,30 @@ impl DirectoryEntry {
             Pending::Child(child) => (1, child),
             Pending::Parent(parent) => (2, parent),
         };
-        let place = u64::from(self.depth)
+        let word = u64::from(self.depth)
             | kind << 5
             | u64::from(self.segment.memory) << 8
             | u64::from(other.memory) << 32;
-        [place, u64::from(self.segment.incarnation) | u64::from(other.incarnation) << 32]
+        [word, u64::from(self.segment.incarnation) | u64::from(other.incarnation) << 32]
     }
 
     /// The entry in two words. `None` if they are none of a table with this geometry.
-    pub fn from_words(geometry: &Geometry, [place, uses]: [u64; 2]) -> Option<DirectoryEntry> {
+    pub fn from_words(geometry: &Geometry, [word, uses]: [u64; 2]) -> Option<DirectoryEntry> {
         let named = |memory: u64, incarnation: u64| {
             let memory = memory & MEMORY_MASK;
             (memory < geometry.segments_max())
                 .then_some(Named { memory: memory as u32, incarnation: incarnation as u32 })
         };
-        let other = || named(place >> 32, uses >> 32);
-        let pending = match place >> 5 & 3 {
+        let other = || named(word >> 32, uses >> 32);
+        let pending = match word >> 5 & 3 {
             0 => Pending::Nothing,
             1 => Pending::Child(other()?),
             2 => Pending::Parent(other()?),
             _ => return None,
         };
-        let depth = depth(place);
+        let depth = depth(word);
         let fits = depth <= directory_bits_max(geometry);
-        fits.then_some(DirectoryEntry { segment: named(place >> 8, uses)?, depth, pending })
+        fits.then_some(DirectoryEntry { segment: named(word >> 8, uses)?, depth, pending })
     }
 
     /// The entry in the key and the value of a directory slot.
@@ -195,7 +195,7 @@ pub(crate) fn entry_window(number: u32) -> Window {
 
 /// The region's word that is the first of a directory entry's payload.
 #[inline(always)]
-pub(crate) fn place_word(geometry: &Geometry, number: u32) -> usize {
+pub(crate) fn segment_word(geometry: &Geometry, number: u32) -> usize {
     geometry.slot_word(SlotIx(number.into())) + super::slot::HEADER / WORD
 }
 

@@ -258,7 +258,7 @@ pub fn encode(shape: SlotShape, identity: Identity, stamp: u32, content: &Conten
     words
 }
 
-/// Lays `content` out in so many words of zero. Stamp and CRC are left to [`seal`].
+/// Lays `content` out in these words, which are zero. Stamp and CRC are left to [`seal`].
 #[inline(always)]
 pub(crate) fn lay_out(shape: SlotShape, content: &Content<'_>, words: &mut [u64]) {
     let (key, value) = (content.key, content.value.bytes());

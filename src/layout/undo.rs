@@ -40,7 +40,7 @@ pub(crate) fn name(slot: SlotIx) -> u64 {
     slot.0 + 1
 }
 
-/// The slot that the first word of an undo line names, of so many in the table. `None` if the line keeps
+/// The slot that the first word of an undo line names; the table has `slots` of them. `None` if the line keeps
 /// nothing, or the table has no such slot.
 pub(crate) fn named(slots: u64, word: u64) -> Option<SlotIx> {
     word.checked_sub(1).filter(|&number| number < slots).map(SlotIx)

@@ -154,7 +154,7 @@ impl Region {
         Ok(Region::from_map(map, is_in_memory(&file), true, Some(share), Some(OwnFile::of(file, None))))
     }
 
-    /// Memory that this process and one other both write: so many zero bytes, and what the other is handed. It is
+    /// Memory that this process and one other both write: `bytes` zero bytes, and what the other is handed. It is
     /// there, and sealed: nobody can make it shorter, and have an access of the other side end in SIGBUS. (What the
     /// seals allow is to punch holes. They fill with zeros when they are touched, unless the system is then out of
     /// memory.)

@@ -110,11 +110,11 @@ impl Request<'_> {
     pub(super) fn is_of_upload(&self) -> bool {
         matches!(
             self,
-            Request::LongBegin { .. }
-                | Request::LongPiece { .. }
-                | Request::LongPut { .. }
-                | Request::LongSwap { .. }
-                | Request::LongDrop
+            Request::UploadBegin { .. }
+                | Request::UploadPiece { .. }
+                | Request::UploadPut { .. }
+                | Request::UploadSwap { .. }
+                | Request::UploadDrop
         )
     }
 }

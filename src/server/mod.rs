@@ -34,7 +34,7 @@ use crate::index::{Index, Recovered, Restored};
 use crate::outcome::GrowthCounts;
 use crate::process::Process;
 use crate::region::Backing;
-use crate::snapshot::{SaveError, Saved, SnapshotPlace};
+use crate::snapshot::{SaveError, Saved, SnapshotPath};
 use crate::wire::{ServerStats, SnapshotStatus};
 use end::{Ended, Retired, Thread};
 use mailboxes::{MailboxCounters, MailboxMemory};
@@ -109,7 +109,7 @@ impl Server {
         }
         // What cannot be written later is said now.
         let place =
-            config.snapshots.as_ref().map(|snapshots| SnapshotPlace::claim(&snapshots.path)).transpose()?;
+            config.snapshots.as_ref().map(|snapshots| SnapshotPath::claim(&snapshots.path)).transpose()?;
         let Prepared { index, recovered, restored, as_saved } = index_for(&config)?;
         let saver = config.snapshots.zip(place).map(|(snapshots, place)| {
             let begins = match as_saved {

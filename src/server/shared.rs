@@ -201,11 +201,11 @@ impl ServerState {
             Request::SwapExtent { key, expected, value } => {
                 Reply::Swapped(self.index.swap_at_once(key, Expected::Extent(expected), value))
             }
-            Request::LongBegin { key, len } => caller.begin(&self.index, key, len),
-            Request::LongPiece { bytes } => caller.take(bytes),
-            Request::LongPut { mode, key } => caller.put(&self.index, key, mode),
-            Request::LongSwap { key, expected } => caller.swap(&self.index, key, expected),
-            Request::LongDrop => caller.drop_upload(),
+            Request::UploadBegin { key, len } => caller.begin(&self.index, key, len),
+            Request::UploadPiece { bytes } => caller.take(bytes),
+            Request::UploadPut { mode, key } => caller.put(&self.index, key, mode),
+            Request::UploadSwap { key, expected } => caller.swap(&self.index, key, expected),
+            Request::UploadDrop => caller.drop_upload(),
             Request::Remove { key } => Reply::Removed(self.index.remove(key)),
             Request::Get { key } => self.look_up(key),
             Request::Stat => Reply::Stat(self.stats()),

@@ -4,7 +4,7 @@
 
 use crate::index::Index;
 use crate::setters::setters;
-use crate::snapshot::{SaveError, Saved, SnapshotPlace, since_1970};
+use crate::snapshot::{SaveError, Saved, SnapshotPath, since_1970};
 use crate::sync::lock_std;
 use crate::wire::SnapshotStatus;
 use std::path::PathBuf;
@@ -58,7 +58,7 @@ pub(super) enum Begins {
 /// Makes the snapshots of one server.
 #[derive(Debug)]
 pub(crate) struct Saver {
-    place: SnapshotPlace,
+    place: SnapshotPath,
     every: Option<Duration>,
     state: Mutex<SaverState>,
     changed: Condvar,
@@ -93,7 +93,7 @@ fn changes(index: &Index) -> u64 {
 const LONGEST_MS: u128 = u64::MAX as u128 - 1;
 
 impl Saver {
-    pub fn new(place: SnapshotPlace, every: Option<Duration>, index: &Index, begins: Begins) -> Saver {
+    pub fn new(place: SnapshotPath, every: Option<Duration>, index: &Index, begins: Begins) -> Saver {
         let now = Instant::now();
         let first =
             if begins == Begins::Otherwise { Some(now) } else { every.and_then(|e| now.checked_add(e)) };
@@ -262,7 +262,7 @@ mod tests {
     use std::cell::Cell;
 
     /// A table with more than one block of a snapshot, and a place for that.
-    fn filled() -> (Index, SnapshotPlace, tempfile::TempDir) {
+    fn filled() -> (Index, SnapshotPath, tempfile::TempDir) {
         let config = Config { size: TableSize::Slots(1000), value_max: 1000, ..Config::short() };
         let geometry = config.geometry().unwrap();
         let region = Region::private(geometry.region_bytes());
@@ -271,7 +271,7 @@ mod tests {
             index.put(&n.to_le_bytes(), &[7; 1000], PutMode::Insert).unwrap();
         }
         let dir = tempfile::tempdir().unwrap();
-        let place = SnapshotPlace::claim(&dir.path().join("snapshot")).unwrap();
+        let place = SnapshotPath::claim(&dir.path().join("snapshot")).unwrap();
         (index, place, dir)
     }
 
@@ -358,7 +358,7 @@ mod tests {
             (Begins::Otherwise, true, false),
         ] {
             for every in [None, Some(hour), Some(Duration::MAX)] {
-                let place = SnapshotPlace::claim(&dir.path().join("snapshot")).unwrap();
+                let place = SnapshotPath::claim(&dir.path().join("snapshot")).unwrap();
                 let saver = Saver::new(place, every, &index, begins);
                 let due = lock_std(&saver.state).due;
                 match (every, is_at_once) {

@@ -19,7 +19,7 @@ pub enum By {
     /// A counter of begun moves went up during a pass that found nothing of a key that was there
     /// all the time.
     Counter,
-    /// The home's filter sent the GET beyond the primary window, in vain.
+    /// The home's filter sent the GET beyond the primary window, and the key was not there.
     Filter,
     /// The GET found the key beyond the primary window.
     DisplacedHit,

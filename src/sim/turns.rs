@@ -37,7 +37,7 @@ struct TurnState {
 /// Which thread goes on, and for how long.
 #[derive(Debug)]
 enum Order {
-    /// Any, for a turn whose length has one of so many orders.
+    /// Any, for a turn whose length has one of this many orders.
     Random(Random, usize),
     /// The other one, for as long as it gets on.
     Other,
@@ -48,7 +48,7 @@ enum Order {
 pub enum StopAt {
     /// After the store that makes this instant the current one.
     Store(Instant),
-    /// Before a lock or an access to recorded memory, after so many of them.
+    /// Before a lock or an access to recorded memory, after this many of them.
     Access(usize),
 }
 
@@ -59,7 +59,7 @@ const LENGTHS: std::ops::RangeInclusive<usize> = 2..=10;
 /// After this many turns given away in a row, no thread ever goes on.
 const IN_VAIN_MAX: usize = 1_000;
 
-/// A thread that goes on for so many accesses while another one is stopped waits for that one, without
+/// A thread that goes on for a number of accesses while another one is stopped waits for that one, without
 /// a lock.
 const ALONE_MAX: usize = 50_000;
 

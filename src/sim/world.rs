@@ -35,7 +35,7 @@ pub struct World {
     scene: Scene,
     oracle: Oracle,
     operations: u64,
-    places: BTreeMap<KeyNumber, SlotIx>,
+    stands: BTreeMap<KeyNumber, SlotIx>,
     moves: Vec<Move>,
     killed: Option<(Instant, Instant)>,
     recovered: Recovered,
@@ -65,7 +65,7 @@ impl World {
     }
 
     fn over(index: Index, recorder: Arc<Recorder>, clock: Clock, scene: Scene) -> World {
-        let (oracle, operations, places, moves, killed) = Default::default();
+        let (oracle, operations, stands, moves, killed) = Default::default();
         let (log, met, recovered) = (Some(Mutex::default()), Decided::default(), Recovered::default());
         World {
             index,
@@ -74,7 +74,7 @@ impl World {
             scene,
             oracle,
             operations,
-            places,
+            stands,
             moves,
             killed,
             recovered,
@@ -249,7 +249,7 @@ impl World {
             return Err(Violation::new(number, during, what, "the same in both".into()));
         }
         self.moves.extend(&stores.moves);
-        self.places = self.oracle.explain(all_done, &stores, during)?;
+        self.stands = self.oracle.explain(all_done, &stores, during)?;
         for mine in looks {
             let mut seen: HashMap<KeyNumber, usize> = HashMap::new();
             for (number, answer, during) in mine {
@@ -365,8 +365,8 @@ impl World {
         world.check_counts()?;
         let reader_answers = |number| answer(&mut world.index.reader(), number);
         world.oracle = self.oracle.taken_over((killed, taken_over), found.torn, reader_answers)?;
-        let stand = world.oracle.keys().filter_map(|number| Some((number, world.place(number)?)));
-        world.places = stand.collect();
+        let stand = world.oracle.keys().filter_map(|number| Some((number, world.slot_of(number)?)));
+        world.stands = stand.collect();
         Ok(world)
     }
 
@@ -381,7 +381,7 @@ impl World {
         self.killed
     }
 
-    fn place(&self, number: KeyNumber) -> Option<SlotIx> {
+    fn slot_of(&self, number: KeyNumber) -> Option<SlotIx> {
         let key = key(number);
         let report = self.inspector().key(&key);
         report.windows.iter().flatten().find(|report| report.key == key).map(|report| report.slot)
@@ -416,18 +416,18 @@ impl World {
         };
         self.oracle.note(&done);
         if done.has.is_some() {
-            let place = self.place(done.number).expect("it was just put");
-            self.places.insert(done.number, place);
+            let slot = self.slot_of(done.number).expect("it was just put");
+            self.stands.insert(done.number, slot);
         } else {
-            self.places.remove(&done.number);
+            self.stands.remove(&done.number);
         }
         if self.index.counts().moves != moves {
-            for (key, stood) in std::mem::take(&mut self.places) {
-                let stands = self.place(key).expect("a key that is there");
+            for (key, stood) in std::mem::take(&mut self.stands) {
+                let stands = self.slot_of(key).expect("a key that is there");
                 if stands != stood {
                     self.moves.push(Move { key, began: done.from, from: stood, to: stands });
                 }
-                self.places.insert(key, stands);
+                self.stands.insert(key, stands);
             }
         }
         done.changes()

@@ -16,7 +16,7 @@ mod write;
 
 pub use read::{Snapshot, SnapshotBlock, SnapshotBlocks, SnapshotContent, SnapshotError};
 pub use write::{SaveError, SaveStep, Saved};
-pub(crate) use write::{SnapshotPlace, SnapshotWriter};
+pub(crate) use write::{SnapshotPath, SnapshotWriter};
 
 use crate::layout::crc;
 use crate::layout::geometry::{Family, GRACE_MAX, Geometry, Layout};

@@ -55,7 +55,7 @@ fn records(path: &Path) -> Result<Records, SnapshotError> {
 #[test]
 fn golden_snapshot() {
     let dir = tempfile::tempdir().unwrap();
-    let place = SnapshotPlace::claim(&dir.path().join("snapshot")).unwrap();
+    let place = SnapshotPath::claim(&dir.path().join("snapshot")).unwrap();
     let began = UNIX_EPOCH + Duration::from_nanos(0x0102_0304_0506_0708);
     let geometry = Config { value_max: 200, seeds: Some(Seeds::from_number(1)), ..Config::short() };
     let geometry = geometry.size(TableSize::Slots(1000)).geometry().unwrap();
@@ -262,7 +262,7 @@ fn a_head_across_two_pieces_is_found() {
     for within in [0, 1, 16, 31, 32, 33] {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("snapshot");
-        let place = SnapshotPlace::claim(&path).unwrap();
+        let place = SnapshotPath::claim(&path).unwrap();
         let mut writer = SnapshotWriter::new(&place, SnapshotTerms::of(&geometry, 7, UNIX_EPOCH)).unwrap();
         // The first piece begins behind the first byte of this block, and so many bytes of it are the next head's.
         let long = vec![7; PIECE + 1 - within - (BLOCK_HEAD_BYTES as usize + RECORD_HEAD + 4)];
@@ -326,12 +326,12 @@ fn the_old_snapshot_stays_until_the_new_one_is_whole() {
     let saved = many.save(&path, &mut |_, _| true).unwrap();
     assert_eq!((records(&path).unwrap().len(), saved.keys, names()), (700, 700, before));
 
-    let claimed = SnapshotPlace::claim(&path).unwrap();
+    let claimed = SnapshotPath::claim(&path).unwrap();
     assert!(matches!(few.save(&path, &mut |_, _| true), Err(SaveError::Busy { .. })));
     // As a child has it that is just being started.
     let inherited = claimed.lock.file.try_clone().unwrap();
     drop(claimed);
-    drop(SnapshotPlace::claim(&path).unwrap());
+    drop(SnapshotPath::claim(&path).unwrap());
     drop(inherited);
     let link = dir.path().join("link");
     std::os::unix::fs::symlink(&path, &link).unwrap();

@@ -143,9 +143,9 @@ pub struct Saved {
     pub damaged: u64,
 }
 
-/// The place of a snapshot, locked: nobody else makes snapshots there meanwhile.
+/// The path of a snapshot, locked: nobody else makes snapshots there meanwhile.
 #[derive(Debug)]
-pub(crate) struct SnapshotPlace {
+pub(crate) struct SnapshotPath {
     path: PathBuf,
     folder: PathBuf,
     /// The file's name until it is whole.
@@ -160,12 +160,12 @@ fn beside(path: &Path, ending: &str) -> PathBuf {
     name.into()
 }
 
-impl SnapshotPlace {
-    /// Locks the place of a snapshot, and finds out whether a file can be made there.
+impl SnapshotPath {
+    /// Locks the path of a snapshot, and finds out whether a file can be made there.
     ///
     /// # Errors
     /// [`SaveError`]; nothing has changed, but that there may be a file with the lock.
-    pub fn claim(path: &Path) -> Result<SnapshotPlace, SaveError> {
+    pub fn claim(path: &Path) -> Result<SnapshotPath, SaveError> {
         // What is no file is not to be replaced by one: a link that somebody made on purpose, a device.
         match std::fs::symlink_metadata(path) {
             Ok(about) if !about.is_file() => {
@@ -183,15 +183,15 @@ impl SnapshotPlace {
             error => error.into(),
         })?;
         let lock = lock.ok_or_else(|| SaveError::Busy { path: path.into(), lock: beside(path, ".lock") })?;
-        let place = SnapshotPlace {
+        let target = SnapshotPath {
             path: path.into(),
             folder: folder.into(),
             partial: beside(path, ".partial"),
             lock,
         };
-        drop(place.make().map_err(|source| place.failed(SaveStep::Make, source))?);
-        let _ = std::fs::remove_file(&place.partial);
-        Ok(place)
+        drop(target.make().map_err(|source| target.failed(SaveStep::Make, source))?);
+        let _ = std::fs::remove_file(&target.partial);
+        Ok(target)
     }
 
     /// The snapshot's path.
@@ -257,7 +257,7 @@ impl Syncing {
 /// Writes one snapshot. If this is dropped before [`SnapshotWriter::finish`], nothing is left of it.
 #[derive(Debug)]
 pub(crate) struct SnapshotWriter<'a> {
-    place: &'a SnapshotPlace,
+    target: &'a SnapshotPath,
     file: Option<File>,
     syncing: Option<Syncing>,
     id: u64,
@@ -277,21 +277,21 @@ impl Drop for SnapshotWriter<'_> {
     fn drop(&mut self) {
         let _ = self.syncing.take().map(Syncing::end);
         if self.file.take().is_some() {
-            let _ = std::fs::remove_file(&self.place.partial);
+            let _ = std::fs::remove_file(&self.target.partial);
         }
     }
 }
 
 impl<'a> SnapshotWriter<'a> {
     /// Begins a snapshot of a table with these terms.
-    pub fn new(place: &'a SnapshotPlace, terms: SnapshotTerms) -> Result<SnapshotWriter<'a>, SaveError> {
+    pub fn new(target: &'a SnapshotPath, terms: SnapshotTerms) -> Result<SnapshotWriter<'a>, SaveError> {
         let mut id = [0; 8];
-        let os = |source: Errno| place.failed(SaveStep::Make, source.into());
+        let os = |source: Errno| target.failed(SaveStep::Make, source.into());
         rustix::rand::getrandom(&mut id[..], rustix::rand::GetRandomFlags::empty()).map_err(os)?;
         let id = u64::from_le_bytes(id);
-        let file = place.make().map_err(|source| place.failed(SaveStep::Make, source))?;
+        let file = target.make().map_err(|source| target.failed(SaveStep::Make, source))?;
         let mut writer = SnapshotWriter {
-            place,
+            target,
             syncing: Syncing::start(&file),
             file: Some(file),
             id,
@@ -357,7 +357,7 @@ impl<'a> SnapshotWriter<'a> {
         let file = self.file.as_mut().expect("it is open until the end");
         let written =
             room::check_length(self.written + bytes.len() as u64).and_then(|()| file.write_all(bytes));
-        written.map_err(|source| self.place.failed(SaveStep::Write, source))?;
+        written.map_err(|source| self.target.failed(SaveStep::Write, source))?;
         self.written += bytes.len() as u64;
         if self.written - self.asked >= SYNC_BYTES
             && let Some(syncing) = &self.syncing
@@ -366,7 +366,7 @@ impl<'a> SnapshotWriter<'a> {
             if syncing.written.send(self.written).is_err() {
                 // The thread has ended, so it has failed.
                 let ended = self.syncing.take().map_or(Ok(()), Syncing::end);
-                return ended.map_err(|source| self.place.failed(SaveStep::Sync, source));
+                return ended.map_err(|source| self.target.failed(SaveStep::Sync, source));
             }
         }
         Ok(())
@@ -378,16 +378,16 @@ impl<'a> SnapshotWriter<'a> {
         self.write_blocks(0)?;
         let counts = Counts { ended_ns: since_1970(SystemTime::now()), damaged, ..self.counts };
         self.write_block(LAST_MARK, 0, bytemuck::bytes_of(&counts))?;
-        let place = self.place;
-        let failed = |step| move |source| place.failed(step, source);
+        let target = self.target;
+        let failed = |step| move |source| target.failed(step, source);
         self.syncing.take().map_or(Ok(()), Syncing::end).map_err(failed(SaveStep::Sync))?;
         let file = self.file.as_ref().expect("it is open until the end");
         // D3: the name, when all of it is on the disk.
         file.sync_all().map_err(failed(SaveStep::Sync))?;
-        std::fs::rename(&place.partial, &place.path).map_err(failed(SaveStep::Rename))?;
+        std::fs::rename(&target.partial, &target.path).map_err(failed(SaveStep::Rename))?;
         self.file = None;
         // Without this, a crash of the machine might bring the old name back.
-        let folder = File::open(&place.folder).and_then(|folder| folder.sync_all());
+        let folder = File::open(&target.folder).and_then(|folder| folder.sync_all());
         folder.map_err(failed(SaveStep::SyncName))?;
         Ok(Saved {
             began: self.began_at,
@@ -413,11 +413,11 @@ mod tests {
     #[test]
     fn a_snapshot_that_the_disk_has_not_gets_no_name() {
         let dir = tempfile::tempdir().unwrap();
-        let place = SnapshotPlace::claim(&dir.path().join("snapshot")).unwrap();
+        let target = SnapshotPath::claim(&dir.path().join("snapshot")).unwrap();
         let geometry = Config::short().size(TableSize::Slots(1000)).geometry().unwrap();
         let writer = || {
             let mut writer =
-                SnapshotWriter::new(&place, SnapshotTerms::of(&geometry, 7, SystemTime::now())).unwrap();
+                SnapshotWriter::new(&target, SnapshotTerms::of(&geometry, 7, SystemTime::now())).unwrap();
             writer.take(b"key", b"value");
             writer
         };
@@ -427,14 +427,14 @@ mod tests {
             failing.file = Some(File::options().write(true).open("/dev/null").unwrap());
             let error = failing.finish(0).unwrap_err();
             assert!(matches!(error, SaveError::Os { step: SaveStep::Sync, .. }), "{error}");
-            assert!(!place.partial.exists());
+            assert!(!target.partial.exists());
         };
         fails();
-        assert!(!place.path.exists(), "it has its name");
+        assert!(!target.path.exists(), "it has its name");
         writer().finish(0).unwrap();
-        let old = std::fs::read(&place.path).unwrap();
+        let old = std::fs::read(&target.path).unwrap();
         fails();
-        assert_eq!(std::fs::read(&place.path).unwrap(), old);
+        assert_eq!(std::fs::read(&target.path).unwrap(), old);
     }
 
     /// What a client is told about a snapshot that failed: the step, and the system's number.
@@ -443,7 +443,7 @@ mod tests {
         let (path, lock) = (PathBuf::from("/none/snapshot"), PathBuf::from("/none/lock"));
         let full = io::Error::from(Errno::NOSPC);
         let os = SaveError::Os { step: SaveStep::Sync, path: path.clone(), source: full };
-        let nowhere = SnapshotPlace::claim(&path).expect_err("there is no such folder");
+        let nowhere = SnapshotPath::claim(&path).expect_err("there is no such folder");
         let kind = FileError::Kind { path: path.clone(), expected: "file" };
         let refused = FileError::Os { doing: "opening", path: path.clone(), source: Errno::ACCESS.into() };
         for (error, code) in [
@@ -463,7 +463,7 @@ mod tests {
     #[test]
     fn an_error_that_is_told_once_is_not_lost() {
         let dir = tempfile::tempdir().unwrap();
-        let place = SnapshotPlace::claim(&dir.path().join("snapshot")).unwrap();
+        let target = SnapshotPath::claim(&dir.path().join("snapshot")).unwrap();
         let table = |value_max: usize, keys: u32| {
             let config = Config { size: TableSize::Slots(1000), value_max, ..Config::short() };
             let config = if value_max > 1000 { config.heap_bytes(4 << 20) } else { config };
@@ -477,10 +477,10 @@ mod tests {
         };
         let fails = |index: &Index, change: &dyn Fn(&mut SnapshotWriter<'_>)| {
             let terms = SnapshotTerms::of(index.geometry(), 7, SystemTime::now());
-            let mut writer = SnapshotWriter::new(&place, terms).unwrap();
+            let mut writer = SnapshotWriter::new(&target, terms).unwrap();
             change(&mut writer);
             let error = index.save_by(writer, &mut |_, _| true).unwrap_err();
-            assert!(!place.partial.exists() && !place.path.exists(), "{error}");
+            assert!(!target.partial.exists() && !target.path.exists(), "{error}");
             error
         };
         for (index, written) in [

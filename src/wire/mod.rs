@@ -18,9 +18,9 @@
 //! no reply and may be sent by either side, wakes the other one: something is in the memory.
 //!
 //! A value of more than [`FRAME_VALUE_MAX`] bytes, or of more than the table's longest, does not travel in
-//! one frame. It is *uploaded*: `LongBegin` names its key and length, `LongPiece`s bring its bytes in
-//! order, and `LongPut` or `LongSwap` puts it. Each has a reply, and they may be pipelined with each other
-//! and with other requests. A connection has one upload at a time. `LongDrop`, another `LongBegin`, and the
+//! one frame. It is *uploaded*: `UploadBegin` names its key and length, `UploadPiece`s bring its bytes in
+//! order, and `UploadPut` or `UploadSwap` puts it. Each has a reply, and they may be pipelined with each other
+//! and with other requests. A connection has one upload at a time. `UploadDrop`, another `UploadBegin`, and the
 //! end of the connection drop it. An upload that was refused takes nothing more: what follows of it is
 //! answered `Unfit`, and so is what belongs to no upload.
 //!

@@ -34,12 +34,12 @@ mod op {
     pub const SNAPSHOT: u16 = 11;
     pub const GROWTH: u16 = 12;
     pub const SWAP_EXTENT: u16 = 13;
-    pub const LONG_BEGIN: u16 = 14;
-    pub const LONG_PIECE: u16 = 15;
-    pub const LONG_PUT: u16 = 16;
-    pub const LONG_SWAP: u16 = 17;
-    pub const LONG_SWAP_EXTENT: u16 = 18;
-    pub const LONG_DROP: u16 = 19;
+    pub const UPLOAD_BEGIN: u16 = 14;
+    pub const UPLOAD_PIECE: u16 = 15;
+    pub const UPLOAD_PUT: u16 = 16;
+    pub const UPLOAD_SWAP: u16 = 17;
+    pub const UPLOAD_SWAP_EXTENT: u16 = 18;
+    pub const UPLOAD_DROP: u16 = 19;
     pub const HEAP: u16 = 20;
 }
 
@@ -79,33 +79,33 @@ pub enum Request<'a> {
         value: &'a [u8],
     },
     /// Begins the upload of a value, and drops the one before.
-    LongBegin {
+    UploadBegin {
         /// The key that it is for.
         key: &'a [u8],
         /// Bytes of the value.
         len: u32,
     },
     /// Brings the next bytes of the value.
-    LongPiece {
+    UploadPiece {
         /// The bytes.
         bytes: &'a [u8],
     },
     /// Puts the key with the value, all of which was brought.
-    LongPut {
+    UploadPut {
         /// What the put may do.
         mode: PutMode,
         /// The key.
         key: &'a [u8],
     },
     /// Puts the key with that value if its value is still the expected one.
-    LongSwap {
+    UploadSwap {
         /// The key.
         key: &'a [u8],
         /// The value that the key must have.
         expected: Expected<'a>,
     },
     /// Drops the upload, if there is one.
-    LongDrop,
+    UploadDrop,
     /// Removes a key.
     Remove {
         /// The key.
@@ -163,26 +163,26 @@ impl<'a> Request<'a> {
                 let klen = (key.len() as u16).to_le_bytes();
                 encode(out, op::SWAP_EXTENT, 0, id, &[&klen, &expected.to_bytes(), key, value]);
             }
-            Request::LongBegin { key, len } => {
-                encode(out, op::LONG_BEGIN, 0, id, &[&len.to_le_bytes(), key]);
+            Request::UploadBegin { key, len } => {
+                encode(out, op::UPLOAD_BEGIN, 0, id, &[&len.to_le_bytes(), key]);
             }
-            Request::LongPiece { bytes } => encode(out, op::LONG_PIECE, 0, id, &[bytes]),
-            Request::LongPut { mode, key } => {
+            Request::UploadPiece { bytes } => encode(out, op::UPLOAD_PIECE, 0, id, &[bytes]),
+            Request::UploadPut { mode, key } => {
                 let mode = match mode {
                     PutMode::Upsert => op::UPSERT,
                     PutMode::Insert => op::INSERT,
                     PutMode::Update => op::UPDATE,
                 };
-                encode(out, op::LONG_PUT, 0, id, &[&mode.to_le_bytes(), key]);
+                encode(out, op::UPLOAD_PUT, 0, id, &[&mode.to_le_bytes(), key]);
             }
-            Request::LongSwap { key, expected: Expected::Value(expected) } => {
+            Request::UploadSwap { key, expected: Expected::Value(expected) } => {
                 let klen = (key.len() as u16).to_le_bytes();
-                encode(out, op::LONG_SWAP, 0, id, &[&klen, key, expected]);
+                encode(out, op::UPLOAD_SWAP, 0, id, &[&klen, key, expected]);
             }
-            Request::LongSwap { key, expected: Expected::Extent(expected) } => {
-                encode(out, op::LONG_SWAP_EXTENT, 0, id, &[&expected.to_bytes(), key]);
+            Request::UploadSwap { key, expected: Expected::Extent(expected) } => {
+                encode(out, op::UPLOAD_SWAP_EXTENT, 0, id, &[&expected.to_bytes(), key]);
             }
-            Request::LongDrop => encode(out, op::LONG_DROP, 0, id, &[]),
+            Request::UploadDrop => encode(out, op::UPLOAD_DROP, 0, id, &[]),
             Request::Heap => encode(out, op::HEAP, 0, id, &[]),
             Request::Remove { key } => encode(out, op::REMOVE, 0, id, &[key]),
             Request::Get { key } => encode(out, op::GET, 0, id, &[key]),
@@ -219,7 +219,7 @@ impl<'a> Request<'a> {
             let (key, value) = rest.split_at_checked(u16::from_le_bytes(*klen).into())?;
             Some(Request::SwapExtent { key, expected: Reference::from_bytes(*expected), value })
         };
-        let long_put = || {
+        let upload_put = || {
             let (mode, key) = frame.body().split_first_chunk::<2>()?;
             let mode = match u16::from_le_bytes(*mode) {
                 op::UPSERT => PutMode::Upsert,
@@ -227,12 +227,12 @@ impl<'a> Request<'a> {
                 op::UPDATE => PutMode::Update,
                 _ => return None,
             };
-            Some(Request::LongPut { mode, key })
+            Some(Request::UploadPut { mode, key })
         };
-        let long_swap = || {
+        let upload_swap = || {
             let (klen, rest) = frame.body().split_first_chunk::<2>()?;
             let (key, expected) = rest.split_at_checked(u16::from_le_bytes(*klen).into())?;
-            Some(Request::LongSwap { key, expected: Expected::Value(expected) })
+            Some(Request::UploadSwap { key, expected: Expected::Value(expected) })
         };
         let flag = || match frame.body() {
             [0] => Ok(false),
@@ -263,21 +263,21 @@ impl<'a> Request<'a> {
             op::SNAPSHOT => Ok(Request::Snapshot { begin: flag()? }),
             op::GROWTH => Ok(Request::Growth { shrink: flag()? }),
             op::SWAP_EXTENT => swap_extent().ok_or(unfitting),
-            op::LONG_BEGIN => {
+            op::UPLOAD_BEGIN => {
                 let (len, key) = frame.body().split_first_chunk::<4>().ok_or(unfitting)?;
-                Ok(Request::LongBegin { key, len: u32::from_le_bytes(*len) })
+                Ok(Request::UploadBegin { key, len: u32::from_le_bytes(*len) })
             }
-            op::LONG_PIECE => Ok(Request::LongPiece { bytes: frame.body() }),
-            op::LONG_PUT => long_put().ok_or(unfitting),
-            op::LONG_SWAP => long_swap().ok_or(unfitting),
-            op::LONG_SWAP_EXTENT => {
+            op::UPLOAD_PIECE => Ok(Request::UploadPiece { bytes: frame.body() }),
+            op::UPLOAD_PUT => upload_put().ok_or(unfitting),
+            op::UPLOAD_SWAP => upload_swap().ok_or(unfitting),
+            op::UPLOAD_SWAP_EXTENT => {
                 let (expected, key) = frame.body().split_first_chunk().ok_or(unfitting)?;
                 let expected = Expected::Extent(Reference::from_bytes(*expected));
-                Ok(Request::LongSwap { key, expected })
+                Ok(Request::UploadSwap { key, expected })
             }
-            op::LONG_DROP if frame.body().is_empty() => Ok(Request::LongDrop),
+            op::UPLOAD_DROP if frame.body().is_empty() => Ok(Request::UploadDrop),
             op::HEAP if frame.body().is_empty() => Ok(Request::Heap),
-            op::STAT | op::WAKE | op::LONG_DROP | op::HEAP => Err(unfitting),
+            op::STAT | op::WAKE | op::UPLOAD_DROP | op::HEAP => Err(unfitting),
             op => Err(WireError::Unknown { op, status: frame.status() }),
         }
     }

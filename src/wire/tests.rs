@@ -98,8 +98,8 @@ fn golden_requests() {
     let after = |before: &[u8], rest: &[u8]| [before, named, rest].concat();
     let swap_extent = after(b"\x03\0", b"keyvalue");
     let long_swap_extent = after(b"", b"key");
-    let long_put = |mode| Request::LongPut { mode, key: b"key" };
-    let long_swap = |expected| Request::LongSwap { key: b"key", expected };
+    let long_put = |mode| Request::UploadPut { mode, key: b"key" };
+    let long_swap = |expected| Request::UploadSwap { key: b"key", expected };
     for (op, request, body) in [
         (1, Request::Hello { version: 0x0403_0201 }, &hello[..]),
         (2, put(PutMode::Upsert), b"\x03\0keyvalue"),
@@ -116,14 +116,14 @@ fn golden_requests() {
         (12, Request::Growth { shrink: false }, b"\0"),
         (12, Request::Growth { shrink: true }, b"\x01"),
         (13, Request::SwapExtent { key: b"key", expected: extent, value: b"value" }, &swap_extent),
-        (14, Request::LongBegin { key: b"key", len: 0x0403_0201 }, b"\x01\x02\x03\x04key"),
-        (15, Request::LongPiece { bytes: b"bytes" }, b"bytes"),
+        (14, Request::UploadBegin { key: b"key", len: 0x0403_0201 }, b"\x01\x02\x03\x04key"),
+        (15, Request::UploadPiece { bytes: b"bytes" }, b"bytes"),
         (16, long_put(PutMode::Upsert), b"\x02\0key"),
         (16, long_put(PutMode::Insert), b"\x03\0key"),
         (16, long_put(PutMode::Update), b"\x04\0key"),
         (17, long_swap(Expected::Value(b"old")), b"\x03\0keyold"),
         (18, long_swap(Expected::Extent(extent)), &long_swap_extent),
-        (19, Request::LongDrop, b""),
+        (19, Request::UploadDrop, b""),
         (20, Request::Heap, b""),
     ] {
         let id = 0x0102_0304_0506_0708;
@@ -416,11 +416,11 @@ fn the_longest_requests_and_replies() {
             let extent = Reference { number: 1, offset: 2, len: 3, crc: 4 };
             for request in [
                 Request::SwapExtent { key: &key, expected: extent, value: &value },
-                Request::LongBegin { key: &key, len: 1 },
-                Request::LongPiece { bytes: &value },
-                Request::LongPut { mode: PutMode::Upsert, key: &key },
-                Request::LongSwap { key: &key, expected: Expected::Value(&value) },
-                Request::LongSwap { key: &key, expected: Expected::Extent(extent) },
+                Request::UploadBegin { key: &key, len: 1 },
+                Request::UploadPiece { bytes: &value },
+                Request::UploadPut { mode: PutMode::Upsert, key: &key },
+                Request::UploadSwap { key: &key, expected: Expected::Value(&value) },
+                Request::UploadSwap { key: &key, expected: Expected::Extent(extent) },
             ] {
                 assert!(length(request) <= swap, "{request:?}");
             }
@@ -446,7 +446,7 @@ fn the_longest_requests_and_replies() {
             Request::Put { mode: PutMode::Upsert, key: &key, value: &value },
             Request::SwapExtent { key: &key, expected: extent, value: &value },
             Request::Remove { key: &key },
-            Request::LongDrop,
+            Request::UploadDrop,
         ] {
             let is_of_heaps = matches!(request, Request::SwapExtent { .. }) && !geometry.has_heap();
             assert!(fits_cells(&request, &geometry), "{request:?}");

@@ -183,5 +183,5 @@ pub(super) fn entry_word(region: &Region, geometry: &Geometry, directory: u32) -
     let bits = region.load(DIRECTORY_WORD) as u32;
     // Pairs with the release fence in `deepen`.
     fence(Ordering::Acquire);
-    region.load(segment::place_word(geometry, directory & segment::low(bits)))
+    region.load(segment::segment_word(geometry, directory & segment::low(bits)))
 }

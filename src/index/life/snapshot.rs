@@ -6,7 +6,7 @@ use super::walk::Walk;
 use crate::cores::Cores;
 use crate::outcome::{PutError, PutOutcome};
 use crate::snapshot::{
-    SaveError, Saved, Snapshot, SnapshotBlock, SnapshotError, SnapshotPlace, SnapshotTerms, SnapshotWriter,
+    SaveError, Saved, Snapshot, SnapshotBlock, SnapshotError, SnapshotPath, SnapshotTerms, SnapshotWriter,
 };
 use crate::sync::{Ordering, lock_std};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -68,7 +68,7 @@ pub struct Restored {
 }
 
 /// Begins a snapshot of a table.
-pub(crate) fn begin<'p>(table: &Table, place: &'p SnapshotPlace) -> Result<SnapshotWriter<'p>, SaveError> {
+pub(crate) fn begin<'p>(table: &Table, place: &'p SnapshotPath) -> Result<SnapshotWriter<'p>, SaveError> {
     let began = SystemTime::now();
     let terms = SnapshotTerms {
         main_slots: table.counts().main_slots,

@@ -273,11 +273,11 @@ fn readers_change_nothing() {
         Request::Remove { key },
         Request::Snapshot { begin: true },
         Request::Growth { shrink: true },
-        Request::LongBegin { key, len },
-        Request::LongPiece { bytes: value },
-        Request::LongPut { mode, key },
-        Request::LongSwap { key, expected: Expected::Extent(place) },
-        Request::LongDrop,
+        Request::UploadBegin { key, len },
+        Request::UploadPiece { bytes: value },
+        Request::UploadPut { mode, key },
+        Request::UploadSwap { key, expected: Expected::Extent(place) },
+        Request::UploadDrop,
     ] {
         assert_eq!(shared.answer(&mut caller, request), Some(Reply::Denied), "{request:?}");
     }
