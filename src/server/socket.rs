@@ -464,7 +464,7 @@ mod tests {
         bind(&busy, &SocketAddrUnix::new(&path).unwrap()).unwrap();
         listen(&busy, 0).unwrap();
         let mut clients = Vec::new();
-        while let Ok(client) = UnixStream::connect(&path) {
+        while let Ok(client) = mio::net::UnixStream::connect(&path) {
             clients.push(client);
         }
         let address = Address::Shm(path.clone());
