@@ -138,7 +138,7 @@ kind!(GetError, error => match error {
 kind!(MutateError, error => match error {
     MutateError::KeyLength { .. } | MutateError::ValueLength { .. } | MutateError::EncryptedLength { .. } => Invalid,
     MutateError::Full { .. } | MutateError::HeapFull { .. } => Full,
-    MutateError::HeapBusy { .. } | MutateError::Busy { .. } => Busy,
+    MutateError::HeapBusy { .. } | MutateError::Withdrawn | MutateError::Busy { .. } => Busy,
     MutateError::NoMemory { .. } | MutateError::HeapMemory { .. } => System,
     MutateError::ReadOnly { .. } => Refused,
     MutateError::Deadline { .. } => TimedOut,
@@ -169,7 +169,7 @@ kind!(WireError, _error => Incompatible);
 kind!(PutError, error => match error {
     PutError::KeyLength { .. } | PutError::ValueLength { .. } | PutError::EncryptedLength { .. } => Invalid,
     PutError::Full { .. } | PutError::HeapFull { .. } => Full,
-    PutError::HeapBusy { .. } | PutError::Busy { .. } => Busy,
+    PutError::HeapBusy { .. } | PutError::Withdrawn | PutError::Busy { .. } => Busy,
     PutError::NoMemory { .. } | PutError::HeapMemory { .. } => System,
 });
 

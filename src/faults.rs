@@ -83,6 +83,14 @@ pub enum Rule {
     StillHere,
     /// L9: a thread that has a pair looks, when it is the pair's one thread, whether the pair has ended.
     PairEnds,
+    /// L10: a change takes its key's turn, where changes may wait.
+    KeyTurn,
+    /// L11: nobody but the change that holds a slot takes it.
+    HeldSlot,
+    /// L12: a home with a held slot is not carried to another segment.
+    HeldHome,
+    /// L13: a change is made only when what it waits for has ended.
+    WaitFirst,
     /// A3: a side that goes to sleep fences its announcement before its last look. A side that
     /// stored fences its store before it looks for the announcement.
     BellFence,

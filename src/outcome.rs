@@ -135,6 +135,9 @@ pub enum PutError {
         /// Length of the value.
         given: usize,
     },
+    /// What the change had to wait for, before it is visible, has refused it. Nothing was changed.
+    #[error("the change was withdrawn before it was made; nothing was changed")]
+    Withdrawn,
     /// Other changes interfered each time.
     #[error("other changes came in between, {rounds} times in a row; try again")]
     Busy {

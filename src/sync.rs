@@ -58,6 +58,14 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     mutex.try_lock()
 }
 
+/// Unlocks a mutex. If threads wait for it, the one that came first has it next.
+pub(crate) fn unlock_fair<T>(guard: MutexGuard<'_, T>) {
+    #[cfg(loom)]
+    drop(guard);
+    #[cfg(not(loom))]
+    MutexGuard::unlock_fair(guard);
+}
+
 /// As [`lock`], for a mutex of the ends, which the model checker does not run.
 pub(crate) fn lock_std<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)

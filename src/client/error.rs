@@ -422,6 +422,9 @@ pub enum MutateError {
         /// Of these, bytes that values have which do not fit their slots.
         heap_bytes: u64,
     },
+    /// What the change had to wait for, before it is visible, has refused it. Nothing was changed.
+    #[error("{}", PutError::Withdrawn)]
+    Withdrawn,
     /// Other changes interfered each time. Try again.
     #[error("{}", PutError::Busy { rounds: *rounds })]
     Busy {
@@ -485,6 +488,7 @@ impl From<PutError> for MutateError {
             PutError::HeapFull { live_bytes, heap_bytes } => MutateError::HeapFull { live_bytes, heap_bytes },
             PutError::HeapBusy { given, waited } => MutateError::HeapBusy { given, waited },
             PutError::HeapMemory { given } => MutateError::HeapMemory { given },
+            PutError::Withdrawn => MutateError::Withdrawn,
         }
     }
 }
@@ -509,6 +513,7 @@ impl MutateError {
             }
             MutateError::HeapBusy { given, waited } => Some(PutError::HeapBusy { given, waited }),
             MutateError::HeapMemory { given } => Some(PutError::HeapMemory { given }),
+            MutateError::Withdrawn => Some(PutError::Withdrawn),
             _ => None,
         }
     }
@@ -548,6 +553,7 @@ mod tests {
             PutError::HeapFull { live_bytes: 12, heap_bytes: 13 },
             PutError::HeapBusy { given: 14, waited },
             PutError::HeapMemory { given: 15 },
+            PutError::Withdrawn,
             PutError::Busy { rounds: 16 },
         ] {
             let told = MutateError::from(error.clone());

@@ -9,6 +9,7 @@ use super::growth::{handover_end, pace::Pace};
 use super::homes::NotHandedOver;
 use super::life::{self, RestoreError, Restored, Table};
 use super::recovered::{RecoverError, Recovered};
+use super::seams::{Hearing, Nobody, Seams, Turn};
 #[cfg(feature = "sim")]
 use super::segment::WAITS_MAX;
 use super::segment::check_lengths;
@@ -26,6 +27,7 @@ use crate::region::{Region, RegionError};
 use crate::snapshot::{SaveError, Saved, Snapshot, SnapshotPath, SnapshotWriter};
 use crate::start::Start;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Times that a put waits for grace periods at the most.
@@ -41,6 +43,8 @@ pub(crate) fn waits_max(geometry: &Geometry, pace: &Pace) -> u32 {
 #[derive(Debug)]
 pub struct Index {
     table: Table,
+    /// Who hears of its changes, if anybody does.
+    hearing: Option<Box<Hearing>>,
 }
 
 /// What a thread does that finds memory for a long value waiting for readers.
@@ -88,7 +92,7 @@ impl Index {
         start: &Start,
         fill: impl FnOnce(&Index) -> Result<(), E>,
     ) -> Result<Index, E> {
-        let index = Index { table: Table::create_unready(region, geometry, clock, start)? };
+        let index = Index { table: Table::create_unready(region, geometry, clock, start)?, hearing: None };
         fill(&index)?;
         index.table.publish_state(Phase::Serving);
         Ok(index)
@@ -113,7 +117,26 @@ impl Index {
         start: &Start,
     ) -> Result<(Index, Recovered), RecoverError> {
         let (table, found) = Table::open(region, clock, start)?;
-        Ok((Index { table }, found))
+        Ok((Index { table, hearing: None }, found))
+    }
+
+    /// The same table, of whose changes `seams` hears from now on. They may have to wait for it.
+    #[doc(hidden)]
+    pub fn with_seams(self, seams: Arc<dyn Seams>) -> Index {
+        Index { hearing: Some(Box::new(Hearing::new(seams))), ..self }
+    }
+
+    /// Makes a change of a key when it is the key's turn (L10).
+    #[cold]
+    #[inline(never)]
+    fn in_turn<R>(
+        &self,
+        hearing: &Hearing,
+        key: &[u8],
+        change: impl FnOnce(&Turn<'_>) -> Result<R, PutError>,
+    ) -> Result<R, PutError> {
+        check_lengths(self.geometry(), key, &[])?;
+        hearing.in_turn(self.geometry().hashed(key).first().0, change)
     }
 
     /// Tells clients that this table is given up and that they must connect again.
@@ -257,9 +280,9 @@ impl Index {
 
     #[inline(always)]
     fn put_stored(&self, key: &[u8], value: Stored<'_>, mode: PutMode) -> Result<PutOutcome, PutError> {
-        match &self.table {
-            Table::One(one) => one.put(key, value, mode),
-            Table::Many(growth) => growth.put(key, value, mode),
+        match &self.hearing {
+            None => self.table.put(key, value, mode, Nobody),
+            Some(hearing) => self.in_turn(hearing, key, |turn| self.table.put(key, value, mode, turn)),
         }
     }
 
@@ -412,9 +435,9 @@ impl Index {
         expected: Expected<'_>,
         value: Stored<'_>,
     ) -> Result<SwapOutcome, PutError> {
-        match &self.table {
-            Table::One(one) => one.swap(key, expected, value),
-            Table::Many(growth) => growth.compare_and_swap(key, expected, value),
+        match &self.hearing {
+            None => self.table.swap(key, expected, value, Nobody),
+            Some(hearing) => self.in_turn(hearing, key, |turn| self.table.swap(key, expected, value, turn)),
         }
     }
 
@@ -423,9 +446,9 @@ impl Index {
     /// # Errors
     /// [`PutError::KeyLength`].
     pub fn remove(&self, key: &[u8]) -> Result<bool, PutError> {
-        match &self.table {
-            Table::One(one) => one.remove(key),
-            Table::Many(growth) => growth.remove(key),
+        match &self.hearing {
+            None => self.table.remove(key, Nobody),
+            Some(hearing) => self.in_turn(hearing, key, |turn| self.table.remove(key, turn)),
         }
     }
 
@@ -518,6 +541,12 @@ impl Index {
     /// As [`Table::hand_over`].
     pub(crate) fn hand_over(&self, within: Duration) -> Result<(), NotHandedOver> {
         self.table.hand_over(within)
+    }
+
+    /// How many keys are being changed, where somebody hears of it.
+    #[cfg(all(test, feature = "sim", not(loom)))]
+    pub(super) fn keys_under_way(&self) -> usize {
+        self.hearing.as_ref().map_or(0, |hearing| hearing.under_way())
     }
 
     /// The table behind the face.

@@ -3,6 +3,7 @@
 use super::Index;
 use super::life::Table;
 use super::moves::MovePath;
+use super::seams::Nobody;
 use super::segment::{Put, Segment};
 use super::slots::SlotWriter;
 pub(crate) use super::slots::{StripeSet, Stripes};
@@ -41,7 +42,9 @@ pub fn paths_by_two_slots(index: &Index, key: &[u8]) -> Option<[MovePath; 2]> {
 /// Puts `key` along a path found before. The key's bytes are also its value.
 pub fn put_along(index: &Index, path: &MovePath, key: &[u8]) -> Option<PutOutcome> {
     let index = only(index);
-    index.put_along(path, index.geometry().hashed(key), key.into(), PutMode::Upsert, Put::New)
+    let how = (PutMode::Upsert, Nobody);
+    let Ok(outcome) = index.put_along(path, index.geometry().hashed(key), key.into(), how, Put::New);
+    outcome
 }
 
 /// The number of main slots that hold `key`.

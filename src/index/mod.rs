@@ -13,7 +13,8 @@
 //! | `life` | how a table is made, taken over, handed over, walked over and saved (T, D) |
 //! | `face` | [`Index`]: lengths, long values |
 //!
-//! Beside them: `share` says which keys a segment has. `refusals` saves searches that would fail.
+//! Beside them: `seams` hears of each change before it is made and after, and may have it wait (L10 to L13).
+//! `share` says which keys a segment has. `refusals` saves searches that would fail.
 //! `extents` has the values that are too long for their slots, `heap` has their memory, and `budget`
 //! counts the memory that segments and extents have together. `publish` tells all clients the state of
 //! the table.
@@ -35,6 +36,7 @@ mod moves;
 mod publish;
 mod recovered;
 mod refusals;
+mod seams;
 mod segment;
 mod share;
 mod slots;
@@ -51,3 +53,4 @@ pub(crate) use face::waits_max;
 pub(crate) use growth::handover_end;
 pub use life::{RestoreError, Restored};
 pub use recovered::{RecoverError, Recovered};
+pub use seams::{Awaited, Changed, Decision, KeyChange, KeyPlace, Seams, SlotValue, Withdrawn};

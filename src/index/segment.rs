@@ -7,17 +7,19 @@
 //! remove  erase the live slot -> let a displaced key come home into it
 //! ```
 //!
-//! Each change of a key is made by [`Segment::change`]. There it is decided, and then it is done.
+//! A change of a key is decided, and then it is done: a key comes in [`Segment::come`], and is replaced or leaves
+//! in [`Segment::change`]. Whoever stands [`Between`] hears of both, and may have the change wait in the middle.
 
 use super::budget::Budget;
 use super::extents::Extents;
-use super::homes::{Grace, Homes, count};
+use super::homes::{ChainRoom, Grace, Homes, count};
 use super::moves::{MovePath, Moves};
 use super::refusals::{NoPath, Refusals, VainSearches};
+use super::seams::{Between, KeyChange, KeyPlace, Nobody};
 use super::share::{KeyShare, PairRole, SharedKeyShare};
-use super::slots::{Locked, SlotWritten, Slots, Sought, UndoLines};
+use super::slots::{HeldRoom, Locked, SlotWritten, Slots, Sought, UndoLines};
 use crate::clock::Clock;
-use crate::faults::{Rule, kept, obey};
+use crate::faults::{Rule, broken, kept};
 use crate::layout::extent::{Expected, Reference};
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::{First, Hashed};
@@ -55,6 +57,16 @@ pub(super) enum Stop {
     NoRoom,
     /// The put is refused.
     Refused(PutError),
+    /// The change must wait first ([`Between::wait`]).
+    Waits,
+}
+
+impl Stop {
+    /// A change must wait, and says so in one of these.
+    #[inline(always)]
+    fn waits<W>(_: W) -> Stop {
+        Stop::Waits
+    }
 }
 
 impl From<PutError> for Stop {
@@ -63,15 +75,15 @@ impl From<PutError> for Stop {
     }
 }
 
-/// A change of a key.
-#[derive(Clone, Copy, Debug)]
-enum KeyChange {
-    /// The key comes.
-    Came,
-    /// Its value is replaced. The slot named this extent before.
-    Replaced(Option<Reference>),
-    /// It leaves. The slot named this extent before.
-    Left(Option<Reference>),
+/// Room for a key that comes. Its locks are held since it was found.
+#[derive(Clone, Copy)]
+enum FoundRoom<'r> {
+    /// This slot is free.
+    Free(SlotIx),
+    /// The first slot of a path is, when these keys have moved.
+    Along(&'r MovePath, &'r [Hashed<'r>]),
+    /// In the chain of the key's home.
+    InChain(ChainRoom),
 }
 
 /// Whose key is put.
@@ -182,40 +194,110 @@ impl Segment {
 
     // ---- changes --------------------------------------------------------------------------------
 
-    /// Makes a change of a key. The caller holds the key's lock.
+    /// A key comes, for which there is room. The caller holds its locks.
     #[inline(always)]
-    fn change(
+    fn come<B: Between>(
         &self,
         locked: &mut Locked<'_>,
+        room: FoundRoom<'_>,
         key: Hashed<'_>,
-        change: KeyChange,
-        write: impl FnOnce(&mut Locked<'_>) -> SlotWritten,
-    ) {
+        value: Stored<'_>,
+        between: B,
+    ) -> Result<(), B::MustWait> {
         debug_assert!(self.slots().may_change(locked, key), "L2");
+        let change = || KeyChange::came(key.key(), value);
         // Decided: the outcome is known, and there is room. Nothing is visible.
-        let written = write(locked);
-        // Done: every look from here on sees it.
-        let counters = self.homes().counters();
-        match change {
-            KeyChange::Came => {}
-            KeyChange::Replaced(before) => {
-                self.ended(before, written);
-                count(&counters.mine().updates);
+        if let Err(must_wait) = between.decided(change) {
+            self.hold(locked, room, key, between);
+            return Err(must_wait);
+        }
+        // Done: every look sees it.
+        let slot = self.place(locked, room, key, value);
+        between.done(change, || self.place_of(slot));
+        Ok(())
+    }
+
+    /// Puts a new key where there is room for it. Returns the slot.
+    #[inline(always)]
+    fn place(
+        &self,
+        locked: &mut Locked<'_>,
+        room: FoundRoom<'_>,
+        key: Hashed<'_>,
+        value: Stored<'_>,
+    ) -> SlotIx {
+        match room {
+            FoundRoom::Free(slot) => {
+                self.homes().place(locked, slot, key, value);
+                slot
             }
-            KeyChange::Left(before) => {
-                self.ended(before, written);
-                // Before the lock goes: a segment that is merged away is counted when all its homes have gone.
-                count(&counters.mine().removes);
+            FoundRoom::Along(path, movers) => {
+                self.moves.place_along(locked, path, movers, key, value);
+                path[0]
+            }
+            FoundRoom::InChain(room) => {
+                self.homes().place_in_chain(locked, room, key, value);
+                self.homes().slot_in_chain(room)
             }
         }
     }
 
-    /// X3: a put or a remove has ended this name, if there was one.
+    /// Holds the room for a key that must wait before it comes (L11). Nothing of the key is stored.
+    #[cold]
+    fn hold<B: Between>(&self, locked: &mut Locked<'_>, room: FoundRoom<'_>, key: Hashed<'_>, between: B) {
+        let slot = match room {
+            FoundRoom::Free(slot) => slot,
+            FoundRoom::Along(path, movers) => self.moves.free_along(locked, path, movers),
+            FoundRoom::InChain(room) => self.homes().open_in_chain(locked, room, key.home()),
+        };
+        let room = HeldRoom { memory: self.memory(), slot, home: key.home() };
+        self.slots().hold(locked, room);
+        between.set_room(Some(room));
+    }
+
+    /// Puts a key into the slot that was held for it while it waited.
+    #[cold]
+    fn put_into_held<B: Between>(
+        &self,
+        room: &HeldRoom,
+        key: Hashed<'_>,
+        value: Stored<'_>,
+        between: B,
+    ) -> Result<PutOutcome, Stop> {
+        let mut locked = self.slots().lock_held(room);
+        if self.is_elsewhere(key) {
+            return Err(Stop::Elsewhere);
+        }
+        assert_eq!(room.memory, self.memory(), "L12: a home with a held slot stays where it is");
+        self.slots().let_go(&locked, room);
+        between.set_room(None);
+        let come = self.come(&mut locked, FoundRoom::Free(room.slot), key, value, between);
+        come.map_err(Stop::waits)?;
+        Ok(PutOutcome::Inserted)
+    }
+
+    /// Has a key replaced, or leave. The caller holds its locks. Its slot named this extent before.
     #[inline(always)]
-    fn ended(&self, reference: Option<Reference>, written: SlotWritten) {
-        if let (Some(reference), Some(extents)) = (reference, &self.extents) {
+    fn change<'c, B: Between>(
+        &self,
+        locked: &mut Locked<'_>,
+        (slot, before): (SlotIx, Option<Reference>),
+        change: impl Fn() -> KeyChange<'c>,
+        between: B,
+        write: impl FnOnce(&mut Locked<'_>) -> SlotWritten,
+    ) -> Result<(), B::MustWait> {
+        between.decided(&change)?;
+        let written = write(locked);
+        // X3: the put or remove has ended this name, if there was one.
+        if let (Some(reference), Some(extents)) = (before, &self.extents) {
             extents.ended(&reference, written);
         }
+        between.done(&change, || self.place_of(slot));
+        Ok(())
+    }
+
+    fn place_of(&self, slot: SlotIx) -> KeyPlace {
+        KeyPlace { memory: self.memory(), slot }
     }
 
     /// The reference in a slot whose lock is held.
@@ -228,23 +310,33 @@ impl Segment {
 
     /// Puts a key whose length fits.
     #[inline(always)]
-    pub fn put(&self, key: Hashed<'_>, value: Stored<'_>, mode: PutMode) -> Result<PutOutcome, Stop> {
+    pub fn put<B: Between>(
+        &self,
+        key: Hashed<'_>,
+        value: Stored<'_>,
+        mode: PutMode,
+        between: B,
+    ) -> Result<PutOutcome, Stop> {
+        if let Some(room) = between.room() {
+            return self.put_into_held(&room, key, value, between);
+        }
         let mut locked = self.slots().none();
         let may_be_displaced = self.slots().lock_key(&mut locked, key);
         if self.is_elsewhere(key) {
             return Err(Stop::Elsewhere);
         }
         let seen = self.slots().seek(key, may_be_displaced);
-        if let Some(answer) = self.put_over(&mut locked, seen.at(), key, value, mode) {
+        let answer = self.put_over(&mut locked, seen.at(), key, value, (mode, between));
+        if let Some(answer) = answer.map_err(Stop::waits)? {
             return Ok(answer);
         }
         if self.geometry().grows() && self.is_kept_for_a_split() {
             return Err(Stop::NoRoom);
         }
+        let seen = if B::MAY_WAIT { self.slots().pass_by_held(seen, key) } else { seen };
         if let Sought::Free(slot) = seen {
-            self.change(&mut locked, key, KeyChange::Came, |locked| {
-                self.homes().place(locked, slot, key, value)
-            });
+            let room = FoundRoom::Free(slot);
+            self.come(&mut locked, room, key, value, between).map_err(Stop::waits)?;
             return Ok(PutOutcome::Inserted);
         }
         if self.geometry().grows() {
@@ -253,7 +345,7 @@ impl Segment {
             return if self.homes().has_no_free_slot() || self.leaves_search_out() {
                 Err(Stop::NoRoom)
             } else {
-                self.put_with_moves(key, value, mode)
+                self.put_with_moves(key, value, mode, between)
             };
         }
         // L6 holds: the key's locks are held since it was looked for.
@@ -265,7 +357,7 @@ impl Segment {
             return Err(self.full().into());
         }
         drop(locked);
-        self.put_by_moving(key, value, mode)
+        self.put_by_moving(key, value, mode, between)
     }
 
     /// Whether the room that is left is for keys of the parent: without it the split would never end, nor
@@ -313,10 +405,16 @@ impl Segment {
 
     /// The rest of a put that found neither the key nor a free slot in its primary window.
     #[cold]
-    fn put_by_moving(&self, key: Hashed<'_>, value: Stored<'_>, mode: PutMode) -> Result<PutOutcome, Stop> {
+    fn put_by_moving<B: Between>(
+        &self,
+        key: Hashed<'_>,
+        value: Stored<'_>,
+        mode: PutMode,
+        between: B,
+    ) -> Result<PutOutcome, Stop> {
         let clock = self.homes().grace().clock();
         let begun_ns = clock.now_ns();
-        let answer = self.put_with_moves(key, value, mode);
+        let answer = self.put_with_moves(key, value, mode, between);
         let took = Duration::from_nanos(clock.now_ns().saturating_sub(begun_ns));
         if took >= SLOW_PUT {
             tracing::info!(?took, ?answer, keys = self.len(), "a slow put");
@@ -324,7 +422,13 @@ impl Segment {
         answer
     }
 
-    fn put_with_moves(&self, key: Hashed<'_>, value: Stored<'_>, mode: PutMode) -> Result<PutOutcome, Stop> {
+    fn put_with_moves<B: Between>(
+        &self,
+        key: Hashed<'_>,
+        value: Stored<'_>,
+        mode: PutMode,
+        between: B,
+    ) -> Result<PutOutcome, Stop> {
         let counters = self.homes().counters();
         let mut waits = 0;
         for _ in 0..ROUNDS_MAX {
@@ -335,7 +439,8 @@ impl Segment {
             let room_made = counters.room_made();
             let left = counters.gone();
             let Some(path) = self.moves.find_path(key) else {
-                if let Some(answer) = self.put_into_chain(key, value, mode, Put::New) {
+                let answer = self.put_into_chain(key, value, (mode, between), Put::New);
+                if let Some(answer) = answer.map_err(Stop::waits)? {
                     return Ok(answer);
                 }
                 self.vain.note(room_made.wrapping_add(left));
@@ -348,11 +453,17 @@ impl Segment {
                 }
                 // L6: another thread may have put the same key meanwhile.
                 let mut locked = self.slots().lock(self.slots().stripes_of_key(key));
-                let answer = obey(Rule::LastLook, || self.put_present(&mut locked, key, value, mode));
+                let answer = match broken(Rule::LastLook) {
+                    true => None,
+                    false => {
+                        self.put_present(&mut locked, key, value, (mode, between)).map_err(Stop::waits)?
+                    }
+                };
                 self.refusals.remember(NoPath::of(self.geometry(), key, room_made));
                 return answer.ok_or_else(|| self.full().into());
             };
-            if let Some(answer) = self.put_along(&path, key, value, mode, Put::New) {
+            let answer = self.put_along(&path, key, value, (mode, between), Put::New);
+            if let Some(answer) = answer.map_err(Stop::waits)? {
                 self.vain.forget();
                 return Ok(answer);
             }
@@ -363,126 +474,160 @@ impl Segment {
 
     /// Puts a key by moving others along a path that was found without locks. `None` when the path
     /// has changed since.
-    pub fn put_along(
+    pub fn put_along<B: Between>(
         &self,
         path: &MovePath,
         key: Hashed<'_>,
         value: Stored<'_>,
-        mode: PutMode,
+        how: (PutMode, B),
         put: Put,
-    ) -> Option<PutOutcome> {
+    ) -> Result<Option<PutOutcome>, B::MustWait> {
         let mut locked = self.moves.lock_path(path, key);
         if put == Put::New && self.is_elsewhere(key) {
-            return None;
+            return Ok(None);
         }
-        // L5: another thread may have put the same key meanwhile.
-        let answer = obey(Rule::LookAgain, || self.put_present(&mut locked, key, value, mode));
-        if answer.is_some() {
-            return answer;
+        if let Some(answer) = self.look_again(&mut locked, key, value, how)? {
+            return Ok(Some(answer));
         }
         let keys = self.moves.keys_along(path);
         let movers = self.moves.hashed_all(&keys);
         if !self.moves.still_good(&locked, path, &movers) {
-            return None;
+            return Ok(None);
         }
-        let place = |locked: &mut Locked<'_>| self.moves.place_along(locked, path, &movers, key, value);
-        self.put_new(&mut locked, key, put, place);
-        Some(PutOutcome::Inserted)
+        self.put_new(&mut locked, FoundRoom::Along(path, &movers), key, value, (put, how.1))?;
+        Ok(Some(PutOutcome::Inserted))
+    }
+
+    /// L5: another thread may have put the same key meanwhile.
+    #[inline(always)]
+    fn look_again<B: Between>(
+        &self,
+        locked: &mut Locked<'_>,
+        key: Hashed<'_>,
+        value: Stored<'_>,
+        how: (PutMode, B),
+    ) -> Result<Option<PutOutcome>, B::MustWait> {
+        if broken(Rule::LookAgain) { Ok(None) } else { self.put_present(locked, key, value, how) }
     }
 
     /// Puts a key into its home's chain, into a free slot or a new block. `None` when the layout
     /// has no chains, or no block is left.
-    fn put_into_chain(
+    fn put_into_chain<B: Between>(
         &self,
         key: Hashed<'_>,
         value: Stored<'_>,
-        mode: PutMode,
+        how: (PutMode, B),
         put: Put,
-    ) -> Option<PutOutcome> {
+    ) -> Result<Option<PutOutcome>, B::MustWait> {
         if !self.homes().has_chains() {
-            return None;
+            return Ok(None);
         }
         let mut locked = self.slots().lock(self.slots().stripes_of_key(key));
         if put == Put::New && self.is_elsewhere(key) {
-            return None;
+            return Ok(None);
         }
-        // L5: another thread may have put the same key meanwhile.
-        let answer = obey(Rule::LookAgain, || self.put_present(&mut locked, key, value, mode));
-        if answer.is_some() {
-            return answer;
+        if let Some(answer) = self.look_again(&mut locked, key, value, how)? {
+            return Ok(Some(answer));
         }
-        let room = self.homes().room_in_chain(key.home())?;
-        self.put_new(&mut locked, key, put, |locked| self.homes().place_in_chain(locked, room, key, value));
-        Some(PutOutcome::Inserted)
+        let Some(room) = self.homes().room_in_chain(key.home()) else { return Ok(None) };
+        self.put_new(&mut locked, FoundRoom::InChain(room), key, value, (put, how.1))?;
+        Ok(Some(PutOutcome::Inserted))
     }
 
     /// Puts a key for which there is room. That of a copy is no change: the key is elsewhere.
     #[inline(always)]
-    fn put_new(
+    fn put_new<B: Between>(
         &self,
         locked: &mut Locked<'_>,
+        room: FoundRoom<'_>,
         key: Hashed<'_>,
-        put: Put,
-        place: impl FnOnce(&mut Locked<'_>) -> SlotWritten,
-    ) {
+        value: Stored<'_>,
+        (put, between): (Put, B),
+    ) -> Result<(), B::MustWait> {
         match put {
-            Put::New => self.change(locked, key, KeyChange::Came, place),
-            Put::Copy => drop(place(locked)),
+            Put::New => self.come(locked, room, key, value, between)?,
+            Put::Copy => drop(self.place(locked, room, key, value)),
         }
+        Ok(())
     }
 
     /// Finishes a put whose key is present, or whose mode needs the key present. `None` otherwise.
-    fn put_present(
+    fn put_present<B: Between>(
         &self,
         locked: &mut Locked<'_>,
         key: Hashed<'_>,
         value: Stored<'_>,
-        mode: PutMode,
-    ) -> Option<PutOutcome> {
+        how: (PutMode, B),
+    ) -> Result<Option<PutOutcome>, B::MustWait> {
         let seen = self.slots().seek(key, self.slots().may_be_displaced(key));
-        self.put_over(locked, seen.at(), key, value, mode)
+        self.put_over(locked, seen.at(), key, value, how)
     }
 
     /// The same, where it is known which slot holds the key.
     #[inline(always)]
-    fn put_over(
+    fn put_over<B: Between>(
         &self,
         locked: &mut Locked<'_>,
         slot: Option<SlotIx>,
         key: Hashed<'_>,
         value: Stored<'_>,
-        mode: PutMode,
-    ) -> Option<PutOutcome> {
+        (mode, between): (PutMode, B),
+    ) -> Result<Option<PutOutcome>, B::MustWait> {
         debug_assert!(self.slots().may_change(locked, key), "L2");
-        match (slot, mode) {
+        Ok(match (slot, mode) {
             (None, PutMode::Update) => Some(PutOutcome::Missing),
             (None, _) => None,
             (Some(_), PutMode::Insert) => Some(PutOutcome::Exists),
             (Some(slot), _) => {
-                self.update(locked, slot, key, value);
+                self.update(locked, slot, key, value, between)?;
                 Some(PutOutcome::Updated)
             }
-        }
+        })
     }
 
     /// Puts another value into the slot that holds the key.
     #[inline(never)]
-    fn update(&self, locked: &mut Locked<'_>, slot: SlotIx, key: Hashed<'_>, value: Stored<'_>) {
+    fn update<B: Between>(
+        &self,
+        locked: &mut Locked<'_>,
+        slot: SlotIx,
+        key: Hashed<'_>,
+        value: Stored<'_>,
+        between: B,
+    ) -> Result<(), B::MustWait> {
         let before = self.reference_in(slot);
-        self.change(locked, key, KeyChange::Replaced(before), |locked| {
+        self.replace(locked, (slot, before), key, value, between)
+    }
+
+    /// The same of a slot that named this extent before.
+    #[inline(always)]
+    fn replace<B: Between>(
+        &self,
+        locked: &mut Locked<'_>,
+        (slot, before): (SlotIx, Option<Reference>),
+        key: Hashed<'_>,
+        value: Stored<'_>,
+        between: B,
+    ) -> Result<(), B::MustWait> {
+        debug_assert!(self.slots().may_change(locked, key), "L2");
+        let change = || KeyChange::replaced(key.key(), value);
+        self.change(locked, (slot, before), change, between, |locked| {
             self.slots().rewrite(locked, slot, Some(key), value)
-        });
+        })?;
+        count(&self.homes().counters().mine().updates);
+        Ok(())
     }
 
     // ---- swap, remove ---------------------------------------------------------------------------
 
     /// Puts `value` if the key's value is `expected`, of a key and values whose lengths fit. The key's lock
     /// is held from the look to the write (L2), so no other change of the key comes between.
-    pub fn swap(
+    pub fn swap<B: Between>(
         &self,
         key: Hashed<'_>,
         expected: Expected<'_>,
         value: Stored<'_>,
+        between: B,
     ) -> Result<SwapOutcome, Stop> {
         let mut locked = self.slots().none();
         let may_be_displaced = self.slots().lock_key(&mut locked, key);
@@ -499,28 +644,31 @@ impl Segment {
             (Expected::Value(expected), Some(now), Some(extents)) => extents.holds(&now, expected),
             (Expected::Value(expected), ..) => content.stored() == expected.into(),
         };
-        if !is_expected {
+        // What was compared before a wait has not changed since (L10), but an extent may have moved (X6).
+        if !is_expected && !between.may_go_on() {
             return Ok(SwapOutcome::Differs);
         }
-        self.change(&mut locked, key, KeyChange::Replaced(content.reference), |locked| {
-            self.slots().rewrite(locked, slot, Some(key), value)
-        });
+        let replaced = self.replace(&mut locked, (slot, content.reference), key, value, between);
+        replaced.map_err(Stop::waits)?;
         Ok(SwapOutcome::Swapped)
     }
 
     /// Removes a key whose length fits. Returns whether it was there.
     #[inline(always)]
-    pub fn remove(&self, key: Hashed<'_>) -> Result<bool, Stop> {
+    pub fn remove<B: Between>(&self, key: Hashed<'_>, between: B) -> Result<bool, Stop> {
         let mut locked = self.slots().none();
         let may_be_displaced = self.slots().lock_key(&mut locked, key);
         if self.is_elsewhere(key) {
             return Err(Stop::Elsewhere);
         }
         let Some(slot) = self.slots().seek(key, may_be_displaced).at() else { return Ok(false) };
-        let before = self.reference_in(slot);
-        self.change(&mut locked, key, KeyChange::Left(before), |locked| {
+        let (before, change) = (self.reference_in(slot), || KeyChange::left(key.key()));
+        let left = self.change(&mut locked, (slot, before), change, between, |locked| {
             self.homes().erase(locked, slot, key)
         });
+        left.map_err(Stop::waits)?;
+        // Before the lock goes: a segment that is merged away is counted when all its homes have gone.
+        count(&self.homes().counters().mine().removes);
         drop(locked);
         self.moves.bring_home(slot);
         Ok(true)
@@ -533,7 +681,7 @@ impl Segment {
     pub fn put_copy(&self, key: Hashed<'_>, value: Stored<'_>) -> bool {
         let is_in = self.put_copy_free(key, value)
             || self.put_copy_along(key, value)
-            || self.put_into_chain(key, value, PutMode::Insert, Put::Copy).is_some();
+            || matches!(self.put_into_chain(key, value, (PutMode::Insert, Nobody), Put::Copy), Ok(Some(_)));
         if is_in {
             self.homes().counters().came();
         }
@@ -543,7 +691,8 @@ impl Segment {
     fn put_copy_free(&self, key: Hashed<'_>, value: Stored<'_>) -> bool {
         let mut locked = self.slots().none();
         let may_be_displaced = self.slots().lock_key(&mut locked, key);
-        match self.slots().seek(key, may_be_displaced) {
+        let seen = self.slots().seek(key, may_be_displaced);
+        match self.slots().pass_by_held(seen, key) {
             Sought::Free(slot) => {
                 self.homes().place(&mut locked, slot, key, value);
                 true
@@ -556,7 +705,8 @@ impl Segment {
         /// Other threads may change a path that was found.
         const PATHS_MAX: u32 = 16;
         (0..PATHS_MAX).map_while(|_| self.moves.find_path(key)).any(|path| {
-            let is_in = self.put_along(&path, key, value, PutMode::Insert, Put::Copy).is_some();
+            let how = (PutMode::Insert, Nobody);
+            let is_in = matches!(self.put_along(&path, key, value, how, Put::Copy), Ok(Some(_)));
             if !is_in {
                 self.slots().notes().forget(&path);
             }

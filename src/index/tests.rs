@@ -6,6 +6,7 @@ use super::homes::{NotHandedOver, REAP_MAX, Trace};
 use super::life::OneSize as Index;
 use super::recovered::{RecoverError, Recovered};
 use super::refusals::NoPath;
+use super::seams::Nobody;
 use super::segment::{Put, ROUNDS_MAX, Segment};
 use super::slots::{DisplacedAt, Note, Owned, StripeSet};
 use crate::clock::Clock;
@@ -1433,7 +1434,8 @@ fn a_path_that_has_changed_is_not_walked() {
                 let was = index.slots().read(at);
                 index.slots().write(&index.slots().alone(), at, &Content { aux: was.aux, ..now });
                 let before = (look(index), index.counts());
-                let answer = index.put_along(&path, hashed, Stored::default(), PutMode::Insert, Put::New);
+                let how = (PutMode::Insert, Nobody);
+                let Ok(answer) = index.put_along(&path, hashed, Stored::default(), how, Put::New);
                 assert_eq!(answer, None, "{layout}: {at:?} of {path:?} is {now:?}");
                 assert_eq!((look(index), index.counts()), before);
                 index.slots().write(&index.slots().alone(), at, &was.content());
@@ -1470,8 +1472,11 @@ fn a_path_that_has_changed_is_not_walked() {
                 "{layout}: {path:?}"
             );
             watch.before = look(index);
-            let along =
-                |index: &Index| index.put_along(&path, hashed, Stored::default(), PutMode::Insert, Put::New);
+            let along = |index: &Index| {
+                let how = (PutMode::Insert, Nobody);
+                let Ok(answer) = index.put_along(&path, hashed, Stored::default(), how, Put::New);
+                answer
+            };
             let (answer, moved) = watch.change(along);
             assert_eq!((answer, moved.len()), (Some(PutOutcome::Inserted), movers.len()));
             let (answer, moved) = watch.change(along);

@@ -205,6 +205,12 @@ impl<'a> Stored<'a> {
         self.bytes
     }
 
+    /// The reference, if that is what the slot has.
+    pub(crate) fn as_reference(self) -> Option<Reference> {
+        let bytes = self.bytes.try_into().ok().filter(|_| self.is_reference)?;
+        Some(Reference::from_bytes(bytes))
+    }
+
     #[inline(always)]
     fn vlen(self) -> u16 {
         if self.is_reference { REFERENCE_VLEN } else { self.bytes.len() as u16 }

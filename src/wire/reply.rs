@@ -40,6 +40,7 @@ mod status {
     pub const HEAP_BUSY: u16 = 109;
     pub const HEAP_MEMORY: u16 = 110;
     pub const UNFIT: u16 = 111;
+    pub const WITHDRAWN: u16 = 112;
 }
 
 /// A reply.
@@ -136,6 +137,7 @@ impl Reply {
                         reply(status::FULL, bytemuck::bytes_of(&[keys, slots, bytes_max, heap_bytes]));
                     }
                     PutError::Busy { rounds } => reply(status::BUSY, &two(rounds.into(), 0)),
+                    PutError::Withdrawn => reply(status::WITHDRAWN, &[]),
                     PutError::NoMemory { keys, bytes } => reply(status::NO_MEMORY, &two(keys, bytes)),
                     PutError::HeapFull { live_bytes, heap_bytes } => {
                         reply(status::HEAP_FULL, &two(live_bytes, heap_bytes));
@@ -224,6 +226,7 @@ impl Reply {
             status::BUSY => {
                 two().map(|(rounds, _)| Reply::Put(Err(PutError::Busy { rounds: rounds as u32 })))?
             }
+            status::WITHDRAWN => Reply::Put(Err(PutError::Withdrawn)),
             _ => return Err(unknown),
         })
     }

@@ -1,6 +1,6 @@
 //! The keys of one home go to the other segment of a pair.
 
-use crate::faults::{Rule, in_order};
+use crate::faults::{Rule, broken, in_order};
 use crate::index::segment::Segment;
 use crate::index::slots::{Locked, has_room_for_ghost};
 use crate::layout::geometry::SlotIx;
@@ -14,7 +14,7 @@ pub(in crate::index) enum Carried {
     All(u64),
     /// One did not fit. None has gone.
     NoRoom,
-    /// One stands in a slot with a ghost (M3). None has gone.
+    /// One stands in a slot with a ghost (M3), or a slot is held for one (L12). None has gone.
     Stuck,
 }
 
@@ -34,7 +34,8 @@ pub(super) fn carry(
     let mut locked = slots.none();
     let all = from.homes().lock_keys_of(&mut locked, home);
     let going: Vec<(SlotIx, Key)> = all.into_iter().filter(|(_, key)| goes(geometry.hashed(key))).collect();
-    if !going.iter().all(|&(slot, _)| has_room_for_ghost(slots.header(slot).ghost)) {
+    let is_held = || slots.is_held_for(home) && !broken(Rule::HeldHome);
+    if !going.iter().all(|&(slot, _)| has_room_for_ghost(slots.header(slot).ghost)) || is_held() {
         return Carried::Stuck;
     }
     for (n, (slot, key)) in going.iter().enumerate() {

@@ -6,8 +6,10 @@ use super::pace::TRIES_MAX;
 use super::room::RoomWait;
 use crate::faults::{Rule, obey};
 use crate::index::homes::REAP_MAX;
+use crate::index::seams::{Between, LetsGo};
 use crate::index::segment::{Segment, Stop, check_lengths, check_stored};
 use crate::index::share::{KeyShare, PairRole};
+use crate::index::slots::HeldRoom;
 use crate::layout::extent::Expected;
 use crate::layout::hash::{First, Hashed};
 use crate::layout::segment::{self};
@@ -54,15 +56,24 @@ impl Growth {
     /// Does something in the segment that has the key, wherever it goes meanwhile. `done` hears which
     /// segment that was.
     #[inline]
-    fn in_segment<R>(
+    fn in_segment<B: Between, R>(
         &self,
         key: Hashed<'_>,
+        between: B,
         act: impl Fn(&Segment) -> Result<R, Stop>,
         done: impl Fn(&Segment, &R, &Guard),
     ) -> Result<R, PutError> {
+        let _held = LetsGo(between, |room: &HeldRoom| {
+            // L12: the segment stays.
+            let guard = epoch::pin();
+            self.live.get(room.memory, &guard).into_iter().for_each(|segment| segment.homes().let_go(room));
+        });
         let mut wait = RoomWait::default();
-        for tried in 0..TRIES_MAX {
+        let mut tried = 0;
+        // What has waited is made, as long as that may take.
+        while tried < TRIES_MAX || between.may_go_on() {
             give_way(tried);
+            tried += 1;
             let guard = epoch::pin();
             let Some(segment) = self.find(key, &guard) else { continue };
             match act(segment) {
@@ -72,12 +83,17 @@ impl Growth {
                 }
                 Err(Stop::Elsewhere) => {}
                 Err(Stop::Refused(error)) => return Err(error),
+                Err(Stop::Waits) => {
+                    drop(guard);
+                    between.wait()?;
+                }
                 Err(Stop::NoRoom) => {
                     let Some(no_split) = self.make_room(segment, &guard) else { continue };
                     wait.begin(self, segment, key, &no_split);
                     drop(guard);
                     if let Err(error) = self.wait_for_room(no_split, &mut wait) {
-                        return obey(Rule::LastLook, || self.last_look(key, &act, &done)).ok_or(error);
+                        let last = obey(Rule::LastLook, || self.last_look(key, between, &act, &done));
+                        return last.unwrap_or(Err(error));
                     }
                 }
             }
@@ -88,35 +104,51 @@ impl Growth {
     /// L6: before a put is refused.
     #[cold]
     #[inline(never)]
-    fn last_look<R>(
+    fn last_look<B: Between, R>(
         &self,
         key: Hashed<'_>,
+        between: B,
         act: &impl Fn(&Segment) -> Result<R, Stop>,
         done: &impl Fn(&Segment, &R, &Guard),
-    ) -> Option<R> {
-        for tried in 0..TRIES_MAX {
+    ) -> Option<Result<R, PutError>> {
+        let mut tried = 0;
+        while tried < TRIES_MAX || between.may_go_on() {
             give_way(tried);
+            tried += 1;
             let guard = epoch::pin();
             let Some(segment) = self.find(key, &guard) else { continue };
             match act(segment) {
                 Ok(result) => {
                     done(segment, &result, &guard);
-                    return Some(result);
+                    return Some(Ok(result));
                 }
                 Err(Stop::Elsewhere) => {}
+                Err(Stop::Waits) => {
+                    drop(guard);
+                    if let Err(withdrawn) = between.wait() {
+                        return Some(Err(withdrawn));
+                    }
+                }
                 Err(_) => return None,
             }
         }
         None
     }
 
-    pub fn put(&self, key: &[u8], value: Stored<'_>, mode: PutMode) -> Result<PutOutcome, PutError> {
+    pub fn put_by<B: Between>(
+        &self,
+        key: &[u8],
+        value: Stored<'_>,
+        mode: PutMode,
+        between: B,
+    ) -> Result<PutOutcome, PutError> {
         check_stored(&self.geometry, key, value)?;
         self.reap(REAP_MAX);
         let key = self.geometry.hashed(key);
         self.in_segment(
             key,
-            |segment| segment.put(key, value, mode),
+            between,
+            |segment| segment.put(key, value, mode, between),
             |segment, outcome, guard| {
                 if *outcome == PutOutcome::Inserted {
                     self.after_insert(segment, guard);
@@ -125,26 +157,28 @@ impl Growth {
         )
     }
 
-    pub fn compare_and_swap(
+    pub fn swap_by<B: Between>(
         &self,
         key: &[u8],
         expected: Expected<'_>,
         value: Stored<'_>,
+        between: B,
     ) -> Result<SwapOutcome, PutError> {
         check_lengths(&self.geometry, key, expected.bytes())?;
         check_stored(&self.geometry, key, value)?;
         self.reap(REAP_MAX);
         let key = self.geometry.hashed(key);
-        self.in_segment(key, |segment| segment.swap(key, expected, value), |_, _, _| {})
+        self.in_segment(key, between, |segment| segment.swap(key, expected, value, between), |_, _, _| {})
     }
 
-    pub fn remove(&self, key: &[u8]) -> Result<bool, PutError> {
+    pub fn remove_by<B: Between>(&self, key: &[u8], between: B) -> Result<bool, PutError> {
         check_lengths(&self.geometry, key, &[])?;
         self.reap(REAP_MAX);
         let key = self.geometry.hashed(key);
         self.in_segment(
             key,
-            |segment| segment.remove(key),
+            between,
+            |segment| segment.remove(key, between),
             |segment, was_there, guard| {
                 if *was_there {
                     self.after_remove(segment, guard);

@@ -8,10 +8,10 @@ use super::counters::count;
 use super::grace::Trace;
 use crate::families;
 use crate::faults::{Rule, disobey, in_order, kept, obey};
-use crate::index::slots::{DisplacedAt, Locked, Note, SlotWritten, has_room_for_ghost};
+use crate::index::slots::{DisplacedAt, HeldRoom, Locked, Note, SlotWritten, has_room_for_ghost};
 use crate::layout::chain::{self, Block, CHAIN_MAX};
 use crate::layout::control::move_counter_word;
-use crate::layout::geometry::SlotIx;
+use crate::layout::geometry::{SlotIx, Window};
 use crate::layout::hash::Hashed;
 use crate::layout::slot::{Content, Stored};
 use crate::sync::{Ordering, fence};
@@ -80,9 +80,7 @@ impl Homes {
                 self.place(locked, slot, key, value)
             }
             ChainRoom::New { block, tail } => {
-                let window = chain::window(self.geometry(), block);
-                // The block may be new, or have a link left from its last use.
-                window.iter().for_each(|slot| self.slots.write(locked, slot, &Content::default()));
+                let window = self.clean(locked, block);
                 let mut written = None;
                 in_order(
                     Rule::LinkFirst,
@@ -93,6 +91,47 @@ impl Homes {
                 written.expect("in either order, it is written")
             }
         }
+    }
+
+    /// The slot that a key comes into by this room.
+    pub fn slot_in_chain(&self, room: ChainRoom) -> SlotIx {
+        match room {
+            ChainRoom::Free { slot, .. } => slot,
+            ChainRoom::New { block, .. } => chain::window(self.geometry(), block).first,
+        }
+    }
+
+    /// Makes the room that was found in a home's chain a slot that may be held. The lock was held since.
+    pub fn open_in_chain(&self, locked: &mut Locked<'_>, room: ChainRoom, home: u64) -> SlotIx {
+        match room {
+            ChainRoom::Free { block, slot } => {
+                self.stripe(locked, home).forget_empty(block);
+                slot
+            }
+            ChainRoom::New { block, tail } => {
+                let window = self.clean(locked, block);
+                self.link(locked, tail, Some(block));
+                window.first
+            }
+        }
+    }
+
+    /// Frees all slots of a block that is about to be linked: it may be new, or have a link left from its last use.
+    fn clean(&self, locked: &Locked<'_>, block: Block) -> Window {
+        let window = chain::window(self.geometry(), block);
+        window.iter().for_each(|slot| self.slots.write(locked, slot, &Content::default()));
+        window
+    }
+
+    /// A slot that was held for a key is held no longer, and the key has not come.
+    pub fn let_go(&self, room: &HeldRoom) {
+        let mut locked = self.slots.lock_held(room);
+        self.slots.let_go(&locked, room);
+        if let Some(block) = chain::block_of(self.geometry(), room.slot) {
+            self.note_if_empty(&mut locked, room.home, block);
+        }
+        // A search that failed meanwhile might find this room.
+        count(&self.counters.mine().reaped);
     }
 
     /// Takes over the chains of a server that is gone: the blocks that are in use, with their homes, among
@@ -157,7 +196,8 @@ impl Homes {
 
     pub fn note_if_empty(&self, locked: &mut Locked<'_>, home: u64, block: Block) {
         let mut slots = chain::window(self.geometry(), block).iter();
-        if slots.all(|slot| self.slots.header(slot).is_free()) {
+        // L11: who holds a slot is about to use the block.
+        if slots.all(|slot| self.slots.may_take(slot)) {
             let due_ns = self.grace.due_ns(Rule::BlockGrace);
             self.stripe(locked, home).note_empty(block, due_ns);
             self.push_trace(due_ns, Trace::Unlink { home, block });

@@ -16,7 +16,7 @@ pub(crate) struct ThreadCounts {
     pub removes: AtomicU64,
     pub moves: AtomicU64,
     pub homings: AtomicU64,
-    /// Traces taken away.
+    /// Traces taken away, and held slots let go.
     pub reaped: AtomicU64,
 }
 

@@ -23,6 +23,7 @@ mod show;
 mod survey;
 mod traces;
 
+pub(super) use chains::ChainRoom;
 pub(super) use counters::{Counters, count};
 pub(super) use grace::{Grace, Trace, WaitingTrace};
 #[cfg(feature = "sim")]

@@ -8,7 +8,9 @@ use crate::index::homes::{
 };
 use crate::index::publish::{publish_state, publish_superblock};
 use crate::index::recovered::{RecoverError, Recovered};
+use crate::index::seams::{Between, LetsGo};
 use crate::index::segment::{Segment, Stop, check_lengths, check_stored};
+use crate::index::slots::HeldRoom;
 use crate::layout::WORD;
 use crate::layout::control::{Phase, STATE_WORD, State};
 use crate::layout::extent::Expected;
@@ -37,6 +39,7 @@ fn in_one(stop: Stop) -> PutError {
     match stop {
         Stop::Refused(error) => error,
         Stop::Elsewhere | Stop::NoRoom => unreachable!("the one segment has every key"),
+        Stop::Waits => unreachable!("nobody is between"),
     }
 }
 
@@ -157,38 +160,59 @@ impl OneSize {
         self.incarnation
     }
 
+    /// Makes a change, as often as it has to wait and once more.
+    #[inline(always)]
+    fn until_done<B: Between, R>(
+        &self,
+        between: B,
+        act: impl Fn() -> Result<R, Stop>,
+    ) -> Result<R, PutError> {
+        if !B::MAY_WAIT {
+            return act().map_err(in_one);
+        }
+        let _held = LetsGo(between, |room: &HeldRoom| self.segment.homes().let_go(room));
+        loop {
+            match act() {
+                Err(Stop::Waits) => between.wait()?,
+                result => return result.map_err(in_one),
+            }
+        }
+    }
+
     /// Puts `key` with `value`, as `mode` allows. Every GET that starts after the return sees it.
     ///
     /// # Errors
     /// [`PutError`]; the table is then unchanged.
     #[inline(always)]
-    pub fn put<'v>(
+    pub fn put_by<B: Between>(
         &self,
         key: &[u8],
-        value: impl Into<Stored<'v>>,
+        value: Stored<'_>,
         mode: PutMode,
+        between: B,
     ) -> Result<PutOutcome, PutError> {
-        let value = value.into();
         check_stored(self.geometry(), key, value)?;
         self.segment.homes().reap(REAP_MAX);
-        self.segment.put(self.geometry().hashed(key), value, mode).map_err(in_one)
+        let key = self.geometry().hashed(key);
+        self.until_done(between, || self.segment.put(key, value, mode, between))
     }
 
     /// Puts `value` if the key's value is `expected`.
     ///
     /// # Errors
     /// [`PutError::KeyLength`], or [`PutError::ValueLength`] for either value.
-    pub fn swap<'v>(
+    pub fn swap_by<B: Between>(
         &self,
         key: &[u8],
-        expected: impl Into<Expected<'v>>,
-        value: impl Into<Stored<'v>>,
+        expected: Expected<'_>,
+        value: Stored<'_>,
+        between: B,
     ) -> Result<SwapOutcome, PutError> {
-        let (expected, value) = (expected.into(), value.into());
         check_lengths(self.geometry(), key, expected.bytes())?;
         check_stored(self.geometry(), key, value)?;
         self.segment.homes().reap(REAP_MAX);
-        self.segment.swap(self.geometry().hashed(key), expected, value).map_err(in_one)
+        let key = self.geometry().hashed(key);
+        self.until_done(between, || self.segment.swap(key, expected, value, between))
     }
 
     /// Removes `key`. Returns whether it was there.
@@ -196,10 +220,11 @@ impl OneSize {
     /// # Errors
     /// [`PutError::KeyLength`].
     #[inline(always)]
-    pub fn remove(&self, key: &[u8]) -> Result<bool, PutError> {
+    pub fn remove_by<B: Between>(&self, key: &[u8], between: B) -> Result<bool, PutError> {
         check_lengths(self.geometry(), key, &[])?;
         self.segment.homes().reap(REAP_MAX);
-        self.segment.remove(self.geometry().hashed(key)).map_err(in_one)
+        let key = self.geometry().hashed(key);
+        self.until_done(between, || self.segment.remove(key, between))
     }
 
     /// Takes away every trace that is due. Mutations do this in passing; a server also does it when
@@ -215,6 +240,7 @@ impl OneSize {
 mod for_tests {
     use super::*;
     use crate::fabric::shm::Shm;
+    use crate::index::seams::Nobody;
     use crate::reader::{Limits, Reader};
     use std::ops::Deref;
 
@@ -227,6 +253,19 @@ mod for_tests {
     }
 
     impl OneSize {
+        pub fn put<'v>(
+            &self,
+            key: &[u8],
+            value: impl Into<Stored<'v>>,
+            mode: PutMode,
+        ) -> Result<PutOutcome, PutError> {
+            self.put_by(key, value.into(), mode, Nobody)
+        }
+
+        pub fn remove(&self, key: &[u8]) -> Result<bool, PutError> {
+            self.remove_by(key, Nobody)
+        }
+
         pub fn create(region: Region, geometry: Geometry, clock: Clock) -> Result<OneSize, RegionError> {
             OneSize::create_by(region, geometry, clock, &Start::default())
         }

@@ -7,14 +7,16 @@ use crate::index::extents::{ExtentNames, Extents};
 use crate::index::growth::Growth;
 use crate::index::homes::NotHandedOver;
 use crate::index::recovered::{RecoverError, Recovered};
+use crate::index::seams::Between;
 use crate::index::segment::Segment;
 use crate::index::slots::SlotWritten;
 use crate::layout::control::Phase;
-use crate::layout::extent::Reference;
+use crate::layout::extent::{Expected, Reference};
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::First;
+use crate::layout::slot::Stored;
 use crate::layout::superblock::Superblock;
-use crate::outcome::IndexCounts;
+use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome, SwapOutcome};
 use crate::reader::{Limits, Reader};
 use crate::region::{Region, RegionError};
 use crate::start::Start;
@@ -132,6 +134,44 @@ impl Table {
     pub fn reader(&self) -> Reader<'_, Shm<'_>> {
         let (fabric, geometry) = (Shm::new(self.region(), self.geometry()), self.geometry());
         Reader::new(fabric, geometry, self.clock().clone(), Limits::default())
+    }
+
+    /// Puts `key` with `value`, as `mode` allows.
+    #[inline(always)]
+    pub fn put<B: Between>(
+        &self,
+        key: &[u8],
+        value: Stored<'_>,
+        mode: PutMode,
+        between: B,
+    ) -> Result<PutOutcome, PutError> {
+        match self {
+            Table::One(one) => one.put_by(key, value, mode, between),
+            Table::Many(growth) => growth.put_by(key, value, mode, between),
+        }
+    }
+
+    /// Puts `value` if the key's value is `expected`.
+    pub fn swap<B: Between>(
+        &self,
+        key: &[u8],
+        expected: Expected<'_>,
+        value: Stored<'_>,
+        between: B,
+    ) -> Result<SwapOutcome, PutError> {
+        match self {
+            Table::One(one) => one.swap_by(key, expected, value, between),
+            Table::Many(growth) => growth.swap_by(key, expected, value, between),
+        }
+    }
+
+    /// Removes `key`. Returns whether it was there.
+    #[inline(always)]
+    pub fn remove<B: Between>(&self, key: &[u8], between: B) -> Result<bool, PutError> {
+        match self {
+            Table::One(one) => one.remove_by(key, between),
+            Table::Many(growth) => growth.remove_by(key, between),
+        }
     }
 
     /// Does something in the segment that has the keys with this hash; in each segment of a pair, if they

@@ -52,6 +52,15 @@ impl Moves {
         })
     }
 
+    /// Moves the keys of a path one step on, and leaves its first slot free. The caller holds its locks, and has
+    /// seen that the path is still good.
+    pub fn free_along(&self, locked: &mut Locked<'_>, path: &MovePath, movers: &[Hashed<'_>]) -> SlotIx {
+        if let Some(&moved) = movers.first() {
+            self.move_along(locked, path, movers, |locked| self.homes.vacate(locked, path[0], moved));
+        }
+        path[0]
+    }
+
     /// The keys in the slots of a path, but for its free end. The caller holds its locks.
     pub fn keys_along(&self, path: &MovePath) -> SmallVec<[Key; 4]> {
         let (_, from) = path.split_last().expect("a path has a slot");
@@ -72,7 +81,8 @@ impl Moves {
 
     fn is_as_found(&self, locked: &Locked<'_>, path: &MovePath, movers: &[Hashed<'_>]) -> bool {
         let &last = path.last().expect("a path has a slot");
-        self.slots().header(last).is_free()
+        // L11
+        self.slots().may_take(last)
             && movers.iter().zip(path.windows(2)).all(|(&mover, step)| {
                 let (from, to) = (step[0], step[1]);
                 let header = self.slots().header(from);

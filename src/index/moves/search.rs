@@ -9,7 +9,7 @@
 //! (MemC3, NSDI'13, section 4.2; libcuckoo, EuroSys'14, section 4.3).
 
 use crate::families::{self, destinations};
-use crate::index::slots::{Note, Notes, SlotReader, Slots, has_room_for_ghost, home_slot};
+use crate::index::slots::{Note, Slots, has_room_for_ghost, home_slot};
 use crate::layout::geometry::{SlotIx, Window};
 use crate::layout::hash::{Hashed, mix, reduce};
 use crate::layout::slot::Key;
@@ -65,7 +65,7 @@ const STEPS_MAX: usize = 512;
 /// windows that has a free slot. If none has, it evicts a random occupant. That key goes to one of
 /// its other windows, at random, but to one with a free slot if there is one. No slot is taken
 /// twice.
-fn walk(slots: SlotReader<'_>, newcomer: Hashed<'_>, round: u64) -> Option<MovePath> {
+fn walk(slots: &Slots, newcomer: Hashed<'_>, round: u64) -> Option<MovePath> {
     let mut path = MovePath::new();
     let mut random = mix(newcomer.first().0 ^ round);
     let mut pick = |n: usize| {
@@ -77,13 +77,14 @@ fn walk(slots: SlotReader<'_>, newcomer: Hashed<'_>, round: u64) -> Option<MoveP
         let mover = if path.is_empty() { newcomer } else { slots.geometry().hashed(&evicted) };
         let onward = destinations(slots.geometry(), mover, path.last().copied());
         let all = || onward.iter().flat_map(|d| d.window.iter());
-        let free: SmallVec<[SlotIx; 4]> = all().filter(|&slot| slots.header(slot).is_free()).collect();
+        let free: SmallVec<[SlotIx; 4]> = all().filter(|&slot| slots.may_take(slot)).collect();
         if !free.is_empty() {
             path.push(if path.is_empty() { free[0] } else { free[pick(free.len())] });
             return Some(path);
         }
         let evictable: SmallVec<[SlotIx; 4]> = all()
             .filter(|slot| has_room_for_ghost(slots.header(*slot).ghost) && !path.contains(slot))
+            .filter(|&slot| !slots.is_held(slot))
             .collect();
         if evictable.is_empty() {
             return None;
@@ -98,18 +99,17 @@ fn walk(slots: SlotReader<'_>, newcomer: Hashed<'_>, round: u64) -> Option<MoveP
 /// What a search reads.
 #[derive(Clone, Copy)]
 struct Searched<'a> {
-    slots: SlotReader<'a>,
-    notes: &'a Notes,
+    slots: &'a Slots,
 }
 
 impl<'a> Searched<'a> {
     fn of(slots: &'a Slots) -> Searched<'a> {
-        Searched { slots: slots.reader(), notes: slots.notes() }
+        Searched { slots }
     }
 
     /// What is known of a slot. Looks at the slot if nothing is. `None` while the slot is being written.
     fn note(self, slot: SlotIx) -> Option<Note> {
-        match self.notes.of(slot) {
+        match self.slots.notes().of(slot) {
             Note::Unknown => self.look(slot),
             known => Some(known),
         }
@@ -126,14 +126,14 @@ impl<'a> Searched<'a> {
         }
         let geometry = self.slots.geometry();
         let note = Note::of_key(geometry, slot, geometry.hashed(&key));
-        self.notes.learn(slot, note);
+        self.slots.notes().learn(slot, note);
         Some(note)
     }
 
     /// The first of these slots that has no key.
     #[inline(always)]
     fn first_free(self, window: Window) -> Option<SlotIx> {
-        self.notes.first_free(window, |slot| self.slots.header(slot).is_free())
+        self.slots.notes().first_free(window, |slot| self.slots.may_take(slot))
     }
 
     /// Where the key in a slot may go. `None` if it may not be moved, or another thread works there.
@@ -456,7 +456,7 @@ mod tests {
         OneSize::create(region, geometry, Clock::manual()).unwrap()
     }
 
-    fn displaced_by(slots: SlotReader<'_>, key: &[u8], at: Option<SlotIx>, to: SlotIx) -> usize {
+    fn displaced_by(slots: &Slots, key: &[u8], at: Option<SlotIx>, to: SlotIx) -> usize {
         let key = slots.geometry().hashed(key);
         let onward = destinations(slots.geometry(), key, at);
         assert!(onward.iter().any(|d| d.window.contains(to)), "a step leads into a window of the key");
@@ -465,7 +465,7 @@ mod tests {
     }
 
     /// The length of the shortest path that displaces no key, found from neighbour to neighbour.
-    fn shortest(slots: SlotReader<'_>, key: &[u8]) -> Option<usize> {
+    fn shortest(slots: &Slots, key: &[u8]) -> Option<usize> {
         let geometry = slots.geometry();
         let mut seen = vec![false; geometry.main_slots() as usize];
         let mut layer = vec![(None, key.to_vec())];
@@ -492,7 +492,7 @@ mod tests {
     }
 
     /// The least number of keys that a newcomer must displace, found by trying everything.
-    fn least_displaced(slots: SlotReader<'_>, key: &[u8]) -> Option<usize> {
+    fn least_displaced(slots: &Slots, key: &[u8]) -> Option<usize> {
         let geometry = slots.geometry();
         let mut cost = vec![usize::MAX; geometry.main_slots() as usize];
         let mut todo = vec![(None, key.to_vec(), 0)];
@@ -524,7 +524,7 @@ mod tests {
             let mut paths = [0; 3];
             for n in 0..300u64 {
                 let key = n.to_le_bytes();
-                let slots = index.slots().reader();
+                let slots = index.slots();
                 let path = find_path(index.slots(), index.geometry().hashed(&key));
                 let mut displaced = path.is_some().then_some(0);
                 let (mut mover, mut at) = (key.to_vec(), None);
@@ -558,14 +558,10 @@ mod tests {
             for n in 0..400u64 {
                 let _ = index.put(&n.to_le_bytes(), b"", PutMode::Insert);
                 for slot in (0..index.geometry().main_slots()).map(SlotIx) {
-                    let before = index.slots().reader().header(slot);
+                    let before = index.slots().header(slot);
                     if before.ghost != 0 && !before.is_free() {
-                        assert!(index.remove(&index.slots().reader().read(slot).key).unwrap());
-                        assert_eq!(
-                            index.slots().reader().header(slot).ghost,
-                            before.ghost,
-                            "{layout}, {slot:?}"
-                        );
+                        assert!(index.remove(&index.slots().read(slot).key).unwrap());
+                        assert_eq!(index.slots().header(slot).ghost, before.ghost, "{layout}, {slot:?}");
                         ghosts += 1;
                     }
                 }

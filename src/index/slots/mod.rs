@@ -4,6 +4,7 @@
 //! ([`SlotReader`]), and writes. A write keeps what it writes over ([`UndoLines`]), writes so that no torn
 //! read is accepted ([`SlotWriter`]), and notes what it wrote for searches ([`Notes`]).
 
+mod held;
 mod make;
 mod notes;
 mod owners;
@@ -13,6 +14,7 @@ mod stripes;
 mod undo;
 mod writer;
 
+pub(super) use held::HeldRoom;
 pub(super) use make::Mended;
 pub(super) use notes::{Note, Notes, has_room_for_ghost, home_slot};
 pub(super) use reader::{Owned, SlotReader, Sought};
@@ -23,7 +25,7 @@ pub(super) use undo::{UndoLines, before_the_write, restore_all};
 pub(super) use writer::SlotWriter;
 
 use crate::families;
-use crate::faults::{Rule, by_rule, disobey, kept, obey};
+use crate::faults::{Rule, broken, by_rule, disobey, kept, obey};
 use crate::layout::chain::{self, Block};
 use crate::layout::compare::Loadable;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
@@ -31,6 +33,7 @@ use crate::layout::hash::Hashed;
 use crate::layout::slot::{Content, Header, Image, Key, Stored, set_ghost_and_aux};
 use crate::region::Region;
 use crate::sync::AtomicU64;
+use held::HeldRooms;
 use owners::BlockOwners;
 use undo::Undo;
 
@@ -43,6 +46,7 @@ pub(crate) struct Slots {
     owners: BlockOwners,
     undo: UndoLines,
     notes: Notes,
+    held: HeldRooms,
 }
 
 /// A key's slot has been written. The time of an extent that it named before counts from after that (X3).
@@ -63,7 +67,8 @@ impl Slots {
 
     fn over(region: Region, geometry: Geometry, stripes: Stripes, undo: UndoLines) -> Slots {
         let notes = Notes::new(geometry.main_slots());
-        Slots { region, geometry, stripes, owners: BlockOwners::default(), undo, notes }
+        let (owners, held) = Default::default();
+        Slots { region, geometry, stripes, owners, undo, notes, held }
     }
 
     #[inline(always)]
@@ -172,9 +177,67 @@ impl Slots {
         windows.find_map(|window| self.reader().seek(window, key.key()).at())
     }
 
-    /// The first free slot of a window.
+    /// The first free slot of a window that is not held.
     pub fn free_slot(&self, window: Window) -> Option<SlotIx> {
-        window.iter().find(|&slot| self.header(slot).is_free())
+        window.iter().find(|&slot| self.may_take(slot))
+    }
+
+    /// Whether a key may come into this slot: it is free, and not held (L11). Without the slot's lock, a guess.
+    #[inline(always)]
+    pub fn may_take(&self, slot: SlotIx) -> bool {
+        self.header(slot).is_free() && !self.is_held(slot)
+    }
+
+    // ---- held slots -----------------------------------------------------------------------------
+
+    /// Whether a free slot is held for a key (L11). Without the slot's lock, a guess.
+    #[inline(always)]
+    pub fn is_held(&self, slot: SlotIx) -> bool {
+        self.held.any(|room| room.slot == slot) && !broken(Rule::HeldSlot)
+    }
+
+    /// Whether a slot is held for a key of this home (L12), whose lock is held.
+    #[inline]
+    pub fn is_held_for(&self, home: u64) -> bool {
+        self.held.any(|room| room.home == home)
+    }
+
+    /// What a look has shown, but for free slots that are held. The caller holds the key's locks.
+    #[inline]
+    pub fn pass_by_held(&self, seen: Sought, key: Hashed<'_>) -> Sought {
+        match seen {
+            Sought::Free(slot) if self.is_held(slot) => {
+                self.free_slot(self.geometry.primary(key)).map_or(Sought::Nowhere, Sought::Free)
+            }
+            seen => seen,
+        }
+    }
+
+    /// Locks a held slot, and the home of the key that it is held for.
+    pub fn lock_held(&self, room: &HeldRoom) -> Locked<'_> {
+        let home_slot = self.geometry.window(room.home).first;
+        self.lock_ends(
+            home_slot,
+            if room.slot.0 < self.geometry.main_slots() { room.slot } else { home_slot },
+        )
+    }
+
+    /// Holds a free slot.
+    pub fn hold(&self, locked: &Locked<'_>, room: HeldRoom) {
+        debug_assert!(self.may_write(locked, room.slot) && self.header(room.slot).is_free(), "L11");
+        debug_assert!(locked.covers(self.geometry.window(room.home).first), "L12");
+        self.held.add(room);
+        // A search that looks at the slot sees that it is held.
+        self.notes.forget(&[room.slot]);
+    }
+
+    /// Holds a slot no longer.
+    pub fn let_go(&self, locked: &Locked<'_>, room: &HeldRoom) {
+        debug_assert!(self.may_write(locked, room.slot), "L11");
+        self.held.remove(room);
+        if self.header(room.slot).is_free() {
+            self.notes.set(room.slot, Note::Free, false);
+        }
     }
 
     // ---- locks ----------------------------------------------------------------------------------

@@ -80,12 +80,6 @@ impl<'a> SlotReader<'a> {
         SlotReader { region, geometry }
     }
 
-    /// The geometry of the table.
-    #[inline(always)]
-    pub fn geometry(&self) -> &'a Geometry {
-        self.geometry
-    }
-
     pub fn words(&self, slot: SlotIx) -> &'a [AtomicU64] {
         self.region.words(self.geometry.slot_word(slot), self.geometry.shape().words())
     }

@@ -1,0 +1,286 @@
+//! The two seams of a change: where it is decided, and where it is done.
+//!
+//! ```text
+//! decided   under the key's lock: the outcome is known, there is room for it, nothing is visible
+//!   waits   nothing is locked; the room is held (L11, L12), the key's turn goes on (L10)
+//! done      under the key's lock: every look sees it
+//! ```
+//!
+//! [`Seams`] hears of both. A segment does not know who hears: it is told with each change who stands
+//! [`Between`]. That is nobody, which costs nothing, or a [`Turn`].
+
+#[cfg(all(test, feature = "sim", not(loom)))]
+mod tests;
+mod turns;
+
+use crate::faults::{Rule, broken};
+use crate::index::slots::HeldRoom;
+use crate::layout::extent::Reference;
+use crate::layout::geometry::SlotIx;
+use crate::layout::slot::Stored;
+use crate::outcome::PutError;
+use std::cell::Cell;
+use std::convert::Infallible;
+use std::fmt::Debug;
+use std::sync::Arc;
+use turns::KeyTurns;
+
+/// What became of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Changed {
+    /// It came.
+    Came,
+    /// It has another value.
+    Replaced,
+    /// It left.
+    Left,
+}
+
+/// A value, as its slot has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlotValue<'v> {
+    /// The value itself.
+    Inline(&'v [u8]),
+    /// The value does not fit the slot. It is written whole, and this says where.
+    Extent(Reference),
+}
+
+/// A change of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyChange<'c> {
+    /// What becomes of the key.
+    pub what: Changed,
+    /// The key.
+    pub key: &'c [u8],
+    /// The value that it has from then on. `None` if it leaves.
+    pub value: Option<SlotValue<'c>>,
+}
+
+/// Where a key stands that has changed, or stood that has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyPlace {
+    /// The number of the segment's memory; 0 in a table of one size.
+    pub memory: u32,
+    /// The slot of the segment.
+    pub slot: SlotIx,
+}
+
+/// Hears of every change of a table: each put, swap and remove that changes something, once before and once
+/// after. Keys that move, within a segment or between two, have not changed, nor have values that move.
+///
+/// Of each key it hears the changes in the order in which readers see them. Changes of other keys are heard by
+/// other threads at the same time. A change that was decided is done next, unless it was withdrawn.
+///
+/// Both calls are made under locks: they should be short, and may not use the table.
+pub trait Seams: Debug + Send + Sync {
+    /// A change is about to be made. It can be made: there is room. No reader sees anything of it yet.
+    fn decided(&self, change: &KeyChange<'_>) -> Decision;
+
+    /// A change was made: every look that begins from here on sees it. May not panic.
+    fn done(&self, change: &KeyChange<'_>, at: KeyPlace);
+}
+
+/// When a change is made that was decided.
+#[derive(Debug)]
+pub enum Decision {
+    /// At once.
+    Now,
+    /// When this has ended. Meanwhile the thread holds no lock, the room stays held, changes of the same key
+    /// wait behind this one, and all others go on.
+    After(Box<dyn Awaited>),
+}
+
+/// What a change waits for.
+pub trait Awaited: Debug {
+    /// Waits.
+    ///
+    /// # Errors
+    /// [`Withdrawn`]: the change is not made. The table is as if it had not been asked for.
+    fn wait(self: Box<Self>) -> Result<(), Withdrawn>;
+}
+
+/// A change is not made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Withdrawn;
+
+impl<'c> KeyChange<'c> {
+    #[inline(always)]
+    fn with_value(what: Changed, key: &'c [u8], value: Stored<'c>) -> KeyChange<'c> {
+        let value = value.as_reference().map_or(SlotValue::Inline(value.bytes()), SlotValue::Extent);
+        KeyChange { what, key, value: Some(value) }
+    }
+
+    #[inline(always)]
+    pub(in crate::index) fn came(key: &'c [u8], value: Stored<'c>) -> KeyChange<'c> {
+        KeyChange::with_value(Changed::Came, key, value)
+    }
+
+    #[inline(always)]
+    pub(in crate::index) fn replaced(key: &'c [u8], value: Stored<'c>) -> KeyChange<'c> {
+        KeyChange::with_value(Changed::Replaced, key, value)
+    }
+
+    #[inline(always)]
+    pub(in crate::index) fn left(key: &'c [u8]) -> KeyChange<'c> {
+        KeyChange { what: Changed::Left, key, value: None }
+    }
+}
+
+/// Who stands between the decision of one change and its effect.
+pub(in crate::index) trait Between: Copy {
+    /// Says that the change has to wait. No value, where none ever has to.
+    type MustWait: Debug;
+    /// Whether a change may have to.
+    const MAY_WAIT: bool;
+
+    /// The change is decided. The caller holds the key's lock.
+    ///
+    /// # Errors
+    /// It is not made now. The caller holds its room, lets all locks go, calls [`Between::wait`], and makes the
+    /// change again from the beginning.
+    fn decided<'c>(self, change: impl FnOnce() -> KeyChange<'c>) -> Result<(), Self::MustWait>;
+
+    /// The change is done. The caller holds the key's lock.
+    fn done<'c>(self, change: impl FnOnce() -> KeyChange<'c>, at: impl FnOnce() -> KeyPlace);
+
+    /// Waits.
+    ///
+    /// # Errors
+    /// [`PutError::Withdrawn`].
+    fn wait(self) -> Result<(), PutError>;
+
+    /// Whether the change was decided before, and may be made.
+    fn may_go_on(self) -> bool;
+
+    /// Remembers the room that is held for the change; forgets it.
+    fn set_room(self, room: Option<HeldRoom>);
+
+    /// The room that is held for the change.
+    fn room(self) -> Option<HeldRoom>;
+}
+
+/// Nobody hears of the change.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::index) struct Nobody;
+
+impl Between for Nobody {
+    type MustWait = Infallible;
+    const MAY_WAIT: bool = false;
+
+    #[inline(always)]
+    fn decided<'c>(self, _: impl FnOnce() -> KeyChange<'c>) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn done<'c>(self, _: impl FnOnce() -> KeyChange<'c>, _: impl FnOnce() -> KeyPlace) {}
+
+    fn wait(self) -> Result<(), PutError> {
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn may_go_on(self) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn set_room(self, _: Option<HeldRoom>) {}
+
+    #[inline(always)]
+    fn room(self) -> Option<HeldRoom> {
+        None
+    }
+}
+
+/// The one who hears of a table's changes, and whose turn it is with each key.
+#[derive(Debug)]
+pub(in crate::index) struct Hearing {
+    seams: Arc<dyn Seams>,
+    turns: KeyTurns,
+}
+
+impl Hearing {
+    pub fn new(seams: Arc<dyn Seams>) -> Hearing {
+        Hearing { seams, turns: KeyTurns::default() }
+    }
+
+    /// Makes a change of the key with this hash, when it is its turn (L10).
+    pub fn in_turn<R>(&self, hash: u64, change: impl FnOnce(&Turn<'_>) -> R) -> R {
+        self.turns.in_turn(hash, || {
+            let (awaited, may_go_on, room) = Default::default();
+            change(&Turn { seams: &*self.seams, awaited, may_go_on, room })
+        })
+    }
+
+    /// How many keys are being changed.
+    #[cfg(all(test, feature = "sim", not(loom)))]
+    pub fn under_way(&self) -> usize {
+        self.turns.len()
+    }
+}
+
+/// One change, whose key's turn it is.
+pub(in crate::index) struct Turn<'t> {
+    seams: &'t dyn Seams,
+    awaited: Cell<Option<Box<dyn Awaited>>>,
+    may_go_on: Cell<bool>,
+    room: Cell<Option<HeldRoom>>,
+}
+
+impl Between for &Turn<'_> {
+    type MustWait = ();
+    const MAY_WAIT: bool = true;
+
+    fn decided<'c>(self, change: impl FnOnce() -> KeyChange<'c>) -> Result<(), ()> {
+        if self.may_go_on.get() {
+            return Ok(());
+        }
+        match self.seams.decided(&change()) {
+            // L13
+            Decision::After(awaited) if !broken(Rule::WaitFirst) => {
+                self.awaited.set(Some(awaited));
+                Err(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn done<'c>(self, change: impl FnOnce() -> KeyChange<'c>, at: impl FnOnce() -> KeyPlace) {
+        self.may_go_on.set(false);
+        self.seams.done(&change(), at());
+    }
+
+    fn wait(self) -> Result<(), PutError> {
+        let awaited = self.awaited.take().expect("a change that must wait is told what for");
+        awaited.wait().map_err(|Withdrawn| PutError::Withdrawn)?;
+        self.may_go_on.set(true);
+        Ok(())
+    }
+
+    fn may_go_on(self) -> bool {
+        self.may_go_on.get()
+    }
+
+    fn set_room(self, room: Option<HeldRoom>) {
+        self.room.set(room);
+    }
+
+    fn room(self) -> Option<HeldRoom> {
+        self.room.get()
+    }
+}
+
+/// Lets the room of a change go, if it is still held when this is dropped: the change was withdrawn, or its
+/// thread panicked.
+pub(in crate::index) struct LetsGo<B: Between, F: Fn(&HeldRoom)>(pub B, pub F);
+
+impl<B: Between, F: Fn(&HeldRoom)> Drop for LetsGo<B, F> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if let Some(room) = self.0.room() {
+            self.0.set_room(None);
+            (self.1)(&room);
+        }
+    }
+}

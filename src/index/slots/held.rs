@@ -1,0 +1,44 @@
+//! Free slots that are held for keys whose changes wait (L11, L12).
+
+use crate::layout::geometry::SlotIx;
+use crate::sync::{Mutex, lock};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A free slot that is held for a key of this home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HeldRoom {
+    /// The number of the segment's memory.
+    pub memory: u32,
+    pub slot: SlotIx,
+    pub home: u64,
+}
+
+/// The held slots of a segment: at most one for each thread. A slot is held, and let go, under its own lock
+/// and its home's. So whoever has either of the two is certain of what is said here.
+#[derive(Debug, Default)]
+pub(super) struct HeldRooms {
+    /// How many there are: mostly none, and then nobody takes the lock. Relaxed: the locks of the slot and of
+    /// the home order it.
+    count: AtomicUsize,
+    all: Mutex<Vec<HeldRoom>>,
+}
+
+impl HeldRooms {
+    #[inline(always)]
+    pub fn any(&self, is_it: impl Fn(&HeldRoom) -> bool) -> bool {
+        self.count.load(Ordering::Relaxed) > 0 && lock(&self.all).iter().any(is_it)
+    }
+
+    pub fn add(&self, room: HeldRoom) {
+        let mut all = lock(&self.all);
+        debug_assert!(all.iter().all(|held| held.slot != room.slot), "L11: {room:?} is held already");
+        all.push(room);
+        self.count.store(all.len(), Ordering::Relaxed);
+    }
+
+    pub fn remove(&self, room: &HeldRoom) {
+        let mut all = lock(&self.all);
+        all.retain(|held| held != room);
+        self.count.store(all.len(), Ordering::Relaxed);
+    }
+}
