@@ -7,7 +7,7 @@ use super::sealed::{lay_out, seal};
 use super::{
     GRH, HerdJoin, HerdOffer, HerdWelcome, VERSION, WINDOW, WriteTransport, cell_bytes, known, refused, told,
 };
-use crate::client::verbs::extension::{Deadline, ExtensionDraft, ExtensionPlace, ExtensionRequests};
+use crate::client::verbs::extension::{Deadline, ExtensionDraft, ExtensionRequests};
 use crate::client::verbs::waiting::{Completes, WaitPlace};
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::reduce;
@@ -96,9 +96,11 @@ impl ExtensionDraft for HerdDraft {
     fn complete(
         self: Box<Self>,
         welcome: Option<&Value>,
-        place: ExtensionPlace<'_>,
+        station: &Station,
+        geometry: &Arc<Geometry>,
+        stream: &Arc<TcpStream>,
+        wait: Wait,
     ) -> Result<Box<dyn ExtensionRequests>, SetupError> {
-        let ExtensionPlace { station, geometry, stream, wait } = place;
         let seated = welcome.map(known::<HerdWelcome>).transpose()?;
         let Some(HerdWelcome { requests: to, area, cell_bytes: stride, workers }) = seated else {
             return Err(refused("the server gave this client no place for its requests"));

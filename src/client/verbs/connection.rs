@@ -16,7 +16,7 @@
 #![allow(unsafe_code)]
 
 use super::chunk_keys::ChunkKeys;
-use super::extension::{ExtensionPlace, ExtensionRequests};
+use super::extension::ExtensionRequests;
 use super::landing::{LaneLanding, landing_for};
 use super::long::LongLanding;
 use super::waiting::{Completes, WaitPlace, check_stream, is_closed};
@@ -202,8 +202,9 @@ impl Connection {
             .set_nonblocking(true)
             .map_err(|e| SetupError::Call { call: "fcntl", errno: e.raw_os_error().unwrap_or(0) })?;
         let (geometry, stream) = (Arc::new(geometry), Arc::new(talk.stream));
-        let place = ExtensionPlace { station: &station, geometry: &geometry, stream: &stream, wait: *wait };
-        let extension = draft.map(|draft| draft.complete(welcome.extension.as_ref(), place)).transpose()?;
+        let extension = draft
+            .map(|draft| draft.complete(welcome.extension.as_ref(), &station, &geometry, &stream, *wait))
+            .transpose()?;
         Ok(Connection {
             pair,
             queue,

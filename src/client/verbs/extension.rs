@@ -49,21 +49,16 @@ pub(crate) trait ExtensionDraft {
     /// What the client's answer to the challenge says of it.
     fn join(&self) -> Value;
 
-    /// Makes it ready, by what the welcome says of it.
+    /// Makes it ready, by what the welcome says of it. The end of `stream` will show that the server is
+    /// gone.
     fn complete(
         self: Box<Self>,
         welcome: Option<&Value>,
-        place: ExtensionPlace<'_>,
+        station: &Station,
+        geometry: &Arc<Geometry>,
+        stream: &Arc<TcpStream>,
+        wait: Wait,
     ) -> Result<Box<dyn ExtensionRequests>, SetupError>;
-}
-
-/// The connection that an extension belongs to.
-pub(crate) struct ExtensionPlace<'a> {
-    pub station: &'a Station,
-    pub geometry: &'a Arc<Geometry>,
-    /// Its end shows that the server is gone.
-    pub stream: &'a Arc<TcpStream>,
-    pub wait: Wait,
 }
 
 /// The client's end of a connection's extension. Each request is one frame, and they may be handled in any
