@@ -32,7 +32,27 @@ pub(crate) fn append_both<const N: usize>(before: u32, words: [u64; N], bytes: &
         // SAFETY: the processor has the instructions.
         return unsafe { with_instruction(before, words, bytes) };
     }
-    crc32c::crc32c_append(crc32c::crc32c_append(before, bytemuck::cast_slice(&words)), bytes)
+    without_instruction(without_instruction(before, bytemuck::cast_slice(&words)), bytes)
+}
+
+/// The same, by a table of the sums of single bytes: slow, for processors of before 2008.
+#[cold]
+fn without_instruction(before: u32, bytes: &[u8]) -> u32 {
+    const SUMS: [u32; 256] = {
+        let mut sums = [0; 256];
+        let mut byte = 0;
+        while byte < 256 {
+            let (mut sum, mut bit) = (byte as u32, 0);
+            while bit < 8 {
+                sum = sum >> 1 ^ (sum & 1) * 0x82f6_3b78;
+                bit += 1;
+            }
+            sums[byte] = sum;
+            byte += 1;
+        }
+        sums
+    };
+    !bytes.iter().fold(!before, |crc, &byte| SUMS[(crc as u8 ^ byte) as usize] ^ crc >> 8)
 }
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
@@ -86,11 +106,9 @@ mod tests {
         for len in 0..bytes.len() {
             for split in 0..=len {
                 let (first, second) = bytes[..len].split_at(split);
-                assert_eq!(
-                    append(append(0, first), second),
-                    crc32c::crc32c(&bytes[..len]),
-                    "{split} of {len}"
-                );
+                let sum = crc32c::crc32c(&bytes[..len]);
+                assert_eq!(append(append(0, first), second), sum, "{split} of {len}");
+                assert_eq!(without_instruction(without_instruction(0, first), second), sum, "{split} of {len}");
                 if let Some(([a, b], rest)) = second
                     .split_first_chunk()
                     .map(|(words, rest)| (bytemuck::cast::<[u8; 16], [u64; 2]>(*words), rest))
