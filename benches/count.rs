@@ -19,14 +19,17 @@
 
 use gungraun::{Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group};
 use oneread::fabric::Fabric;
-use oneread::get::{Landed, Look};
-use oneread::hints::Hints;
-use oneread::layout::hash::mix;
-use oneread::region::{Backing, Region};
-use oneread::server::ServerConfig;
+use oneread::internals::get::{Landed, Look};
+use oneread::internals::hints::Hints;
+use oneread::internals::layout::hash::mix;
+use oneread::internals::region::{Backing, Region};
+use oneread::internals::server::ServerConfig;
 use oneread::{
-    Address, Client, Clock, Config, Index, Layout, PutError, PutMode, PutOutcome, Reader, Seeds, Server, Shm,
-    TableSize, Values,
+    Address, Client, Config, PutMode, PutOutcome, Server, TableSize, Values,
+    embedded::{Clock, Index, Reader},
+    error::PutError,
+    fabric::Shm,
+    layout::{Layout, Seeds},
 };
 use serde_json::Value;
 use std::hint::black_box;

@@ -6,8 +6,8 @@
 //! and medians of rounds are shown. ONEREAD_THREADS (8) and ONEREAD_ROUNDS (5) set the number of
 //! threads and rounds, ONEREAD_MILLIS (1000) the length of a round.
 
-use oneread::server::ServerConfig;
-use oneread::verbs::{DeviceChoice, QueueCounts, VerbsOptions, Wait};
+use oneread::internals::server::ServerConfig;
+use oneread::internals::verbs::{DeviceChoice, QueueCounts, VerbsOptions, Wait};
 use oneread::{Address, BatchAnswer, Client, ClientOptions, Config, Server, TableSize, VerbsAddress};
 use std::ops::ControlFlow;
 use std::sync::Barrier;
@@ -27,7 +27,7 @@ struct Round {
 }
 
 fn key(number: u64) -> [u8; 8] {
-    oneread::layout::hash::mix(number).to_le_bytes()
+    oneread::internals::layout::hash::mix(number).to_le_bytes()
 }
 
 fn round(client: &Client, threads: usize, batch: usize, length: Duration) -> Round {

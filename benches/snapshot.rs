@@ -4,8 +4,12 @@
 //! `cargo bench -p oneread --bench snapshot -- FOLDER` writes into that folder, else into the system's
 //! folder for temporary files. ONEREAD_KEYS sets the number of keys (10 million).
 
-use oneread::region::{Backing, Region};
-use oneread::{Clock, Config, Index, PutMode, Snapshot, TableSize};
+use oneread::internals::region::{Backing, Region};
+use oneread::{
+    Config, PutMode, TableSize,
+    embedded::{Clock, Index},
+    snapshot::Snapshot,
+};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -14,7 +18,7 @@ use std::time::{Duration, Instant};
 
 fn key(n: u64) -> [u8; 16] {
     let mut key = [0; 16];
-    key[..8].copy_from_slice(&oneread::layout::hash::mix(n).to_le_bytes());
+    key[..8].copy_from_slice(&oneread::internals::layout::hash::mix(n).to_le_bytes());
     key[8..].copy_from_slice(&n.to_le_bytes());
     key
 }

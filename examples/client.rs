@@ -3,7 +3,7 @@
 //!
 //! It puts, gets and removes some keys, and shows what each error means for the caller.
 
-use oneread::{Address, Client, ConnectError, GetError, MutateError, PutError, PutOutcome};
+use oneread::{Address, Client, ConnectError, GetError, MutateError, PutOutcome, error::PutError};
 use std::error::Error;
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -3,12 +3,17 @@
 //! A fabric carries windows of slots, and says how long a GET may believe them. What is in them, and whether it
 //! is whole, is checked by the reader. So this one needs neither locks nor care.
 
-use oneread::fabric::landed::LandedWindow;
 use oneread::fabric::{Direct, Fabric, ReadId, Stretch};
-use oneread::get::Proof;
-use oneread::layout::geometry::Window;
+use oneread::internals::fabric::landed::LandedWindow;
+use oneread::internals::get::Proof;
+use oneread::internals::layout::geometry::Window;
 use oneread::sink::Sink;
-use oneread::{Clock, Config, Geometry, Index, Limits, PutMode, ReadError, Reader, Region, TableSize};
+use oneread::{
+    Config, Limits, PutMode, TableSize,
+    embedded::{Clock, Index, Reader, Region},
+    error::ReadError,
+    layout::Geometry,
+};
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};

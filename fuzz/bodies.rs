@@ -6,33 +6,38 @@
 #![forbid(unsafe_code)]
 
 use oneread::Encryption;
-use oneread::ReadError;
-use oneread::fabric::landed::LandedWindow;
-use oneread::fabric::shm::Shm;
+use oneread::error::ReadError;
 use oneread::fabric::{Direct, Fabric, ReadId, Stretch};
-use oneread::families::presets;
-use oneread::faults::{Broken, Rule};
-use oneread::get::Proof;
-use oneread::hints::Hints;
-use oneread::inspect::Inspector;
+use oneread::internals::fabric::landed::LandedWindow;
+use oneread::internals::fabric::shm::Shm;
+use oneread::internals::families::presets;
+use oneread::internals::faults::{Broken, Rule};
+use oneread::internals::get::Proof;
+use oneread::internals::hints::Hints;
+use oneread::internals::inspect::Inspector;
+use oneread::internals::layout::chain::{self, Block, CHAIN_MAX};
+use oneread::internals::layout::control::{DIRECTORY_WORD, Phase, STATE_WORD, State};
+use oneread::internals::layout::extent::{Reference, extent_bytes};
+use oneread::internals::layout::geometry::{SlotIx, Window};
+use oneread::internals::layout::hash::Seeds;
+use oneread::internals::layout::slot::{Content, Identity, Stored, View, check, encode};
+use oneread::internals::layout::superblock::{
+    FORMAT_VERSION, MAGIC, SUPERBLOCK_WORDS, Superblock, SuperblockError,
+};
+use oneread::internals::reader::{Limits, Reader};
+use oneread::internals::region::{Backing, Region};
+use oneread::internals::sim::{Bytes, Hardware, Instant, Recorder, Unit, Witness};
+use oneread::internals::sim::{KeyNumber, PlannedGet, Scene, Violation, World};
+use oneread::internals::wire::{self, Reply, Request};
 use oneread::layout::WORD;
-use oneread::layout::chain::{self, Block, CHAIN_MAX};
-use oneread::layout::control::{DIRECTORY_WORD, Phase, STATE_WORD, State};
-use oneread::layout::extent::{Reference, extent_bytes};
-use oneread::layout::geometry::{SlotIx, Window};
-use oneread::layout::hash::Seeds;
-use oneread::layout::slot::{Content, Identity, Stored, View, check, encode};
-use oneread::layout::superblock::{FORMAT_VERSION, MAGIC, SUPERBLOCK_WORDS, Superblock, SuperblockError};
-use oneread::reader::{Limits, Reader};
-use oneread::region::{Backing, Region};
-use oneread::sim::{Bytes, Hardware, Instant, Recorder, Unit, Witness};
-use oneread::sim::{KeyNumber, PlannedGet, Scene, Violation, World};
 #[cfg(feature = "encryption")]
 use oneread::sink::Sink;
-use oneread::wire::{self, Reply, Request};
 use oneread::{
-    Clock, Config, Geometry, Index, Layout, PutError, PutMode, PutOutcome, RecoverError, RestoreError,
-    Snapshot, SwapOutcome, TableSize,
+    Config, PutMode, PutOutcome, SwapOutcome, TableSize,
+    embedded::{Clock, Index},
+    error::{PutError, RecoverError, RestoreError},
+    layout::{Geometry, Layout},
+    snapshot::Snapshot,
 };
 use std::collections::{HashMap, HashSet};
 use std::fs::{File, OpenOptions};

@@ -15,7 +15,7 @@
 //!
 //! Kept, though no schedule here shows a difference: copies come before the depth and before the mark.
 
-use oneread::layout::hash::mix;
+use oneread::internals::layout::hash::mix;
 use std::collections::BTreeMap;
 
 /// The grace time: a READ and what rests on it fit into it, or it counts for nothing.

@@ -31,6 +31,7 @@ pub use crate::client::{AskError, ConnectError, GetError, LinkError, MutateError
 pub use crate::config::ConfigError;
 pub use crate::encryption::{DecryptError, EncryptError};
 pub use crate::files::FileError;
+pub use crate::get::Retry;
 pub use crate::index::{RecoverError, RestoreError};
 pub use crate::layout::superblock::SuperblockError;
 pub use crate::outcome::{KeyError, KeyLengthError, PutError, ReadError};
@@ -38,7 +39,7 @@ pub use crate::region::RegionError;
 pub use crate::server::ServeError;
 pub use crate::snapshot::{SaveError, SnapshotError};
 #[cfg(feature = "verbs")]
-pub use crate::verbs::gid::GidError;
+pub use crate::verbs::gid::{GidError, GidMismatch};
 #[cfg(feature = "verbs")]
 pub use crate::verbs::{SetupError, VerbsError};
 pub use crate::wire::{Refusal, WireError};

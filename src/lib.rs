@@ -94,17 +94,19 @@
 //! | serve a table | [`Server`], with a [`ServerConfig`] around the table's [`Config`] |
 //! | keep a table over restarts | [`Backing::File`] with [`StartMode::OpenOrCreate`] |
 //! | keep it over crashes of the machine | [`ServerConfig::snapshots`] |
-//! | change or read it in the server's own process | [`Server::index`]: an [`Index`] |
+//! | change or read it in the server's own process | [`Server::index`]: an [`Index`](embedded::Index) |
 //! | get and change keys from elsewhere | [`Client`], one clone for each thread; [`ClientOptions`] |
 //! | share a client among threads, or tasks (feature `tokio`) | [`ClientPool`] |
 //! | say where the server is | [`Address`] |
 //! | bound what a GET or a change may take | [`ClientOptions::limits`], [`ClientOptions::deadline`] |
-//! | see why a GET, a change or a start failed, and what to do | [`GetError`], [`MutateError`], [`ConnectError`], [`ServeError`], [`ErrorKind`] |
+//! | see why a GET, a change or a start failed, and what to do | [`GetError`], [`MutateError`], [`AskError`], [`ConnectError`], [`ServeError`]; the module [`error`] |
 //! | keep values from the server | [`Encryption`], as [`ClientOptions::encryption`] |
 //! | go over RDMA | [`VerbsAddress`], [`VerbsOptions`], [`Token`] |
-//! | choose a layout | [`Config::layout`] and [`presets`] |
-//! | count | [`Client::stats`], [`ClientPool::stats`], [`Server::stats`] |
-//! | have a table without a server or sockets | [`Region`], [`Index`] and [`Reader`] over a [`Fabric`] |
+//! | choose a layout | [`Config::layout`] and [`presets`]; the module [`layout`] |
+//! | count | [`Client::stats`], [`ClientPool::stats`], [`Server::stats`]; the module [`stats`] |
+//! | have a table without a server or sockets | the module [`embedded`]; over a network of your own, [`fabric`] |
+//! | have values land in your own memory | the module [`sink`] |
+//! | keep all keys and values in a file | the module [`snapshot`] |
 //!
 //! Whole programs are in the package's folder `examples`: `server.rs` and `client.rs`, `typed.rs` and
 //! `serde.rs` (the two above), and `tokio.rs`, a client in an async program.
@@ -159,113 +161,72 @@
 
 mod address;
 mod chained;
+mod client;
 mod clock;
 mod config;
 mod cores;
 mod cuckoo;
 pub mod docs;
+pub mod embedded;
 mod encryption;
 pub mod error;
+pub mod fabric;
+mod families;
+mod faults;
+mod files;
+mod get;
 #[cfg(feature = "herd")]
 mod herd;
+mod hints;
 mod hopscotch;
+mod index;
+mod inspect;
+pub mod internals;
+pub mod layout;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod mailbox;
 mod observe;
 mod outcome;
+mod peer;
+mod placement;
 mod process;
+mod reader;
+mod region;
 mod route;
+mod server;
 mod setters;
+#[cfg(feature = "sim")]
+mod sim;
 pub mod sink;
-#[doc(hidden)]
 pub mod snapshot;
 mod start;
+pub mod stats;
 mod sync;
+mod units;
 mod values;
+mod verbs;
+mod wire;
 
 // No page here, but its Rust is tested all the same.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 mod readme {}
 
-// Public for the tests, the fuzz targets, the benches and the command. Not for embedders.
-#[doc(hidden)]
-pub mod client;
-#[doc(hidden)]
-pub mod fabric;
-#[doc(hidden)]
-pub mod families;
-#[doc(hidden)]
-pub mod faults;
-#[doc(hidden)]
-pub mod files;
-#[doc(hidden)]
-pub mod get;
-#[doc(hidden)]
-pub mod hints;
-#[doc(hidden)]
-pub mod index;
-#[doc(hidden)]
-pub mod inspect;
-#[doc(hidden)]
-pub mod layout;
-#[doc(hidden)]
-pub mod peer;
-#[doc(hidden)]
-pub mod placement;
-#[doc(hidden)]
-pub mod reader;
-#[doc(hidden)]
-pub mod region;
-#[doc(hidden)]
-pub mod server;
-#[cfg(feature = "sim")]
-#[doc(hidden)]
-pub mod sim;
-#[doc(hidden)]
-pub mod units;
-#[doc(hidden)]
-pub mod verbs;
-#[doc(hidden)]
-pub mod wire;
-
-// What an embedder needs to configure, to call, to handle errors and to read counts.
-pub use address::{Address, AddressError, VerbsAddress};
+// What most programs need. The rest has a page for each purpose.
+pub use address::{Address, VerbsAddress};
 pub use client::{
-    AskError, BatchAnswer, ChangeCounts, Client, ClientCounters, ClientOptions, ClientPool, ClientStats,
-    ConnectError, FailureCounts, GetError, LinkError, MutateError, PooledClient, RequestCounts, RequestPath,
+    AskError, BatchAnswer, Client, ClientOptions, ClientPool, ConnectError, GetError, MutateError,
+    PooledClient, RequestPath,
 };
-pub use clock::Clock;
-pub use config::{Config, ConfigError, TableSize};
-pub use encryption::{DecryptError, EncryptError, Encryption};
+pub use config::{Config, TableSize};
+pub use encryption::Encryption;
 pub use error::ErrorKind;
-pub use fabric::{Fabric, shm::Shm};
 pub use families::presets;
-pub use files::FileError;
-pub use get::Retry;
-pub use index::{Index, RecoverError, Recovered, RestoreError, Restored};
-pub use layout::geometry::{Family, Geometry, Layout};
-pub use layout::hash::Seeds;
-pub use layout::superblock::SuperblockError;
-pub use outcome::{
-    GrowthCounts, HeapCounts, IndexCounts, KeyError, KeyLengthError, PutError, PutMode, PutOutcome,
-    ReadError, SwapOutcome,
-};
+pub use outcome::{PutMode, PutOutcome, SwapOutcome};
 pub use placement::Preset;
-pub use reader::{GetStats, HintCounts, Limits, ReadCounts, Reader};
-pub use region::{Backing, MemoryShare, Region, RegionError};
-pub use server::{
-    MailboxCounts, ServeError, Server, ServerConfig, Snapshots, StartMode, StartProgress, StartStep, Stopped,
-};
-pub use snapshot::{
-    SaveError, SaveStep, Saved, Snapshot, SnapshotBlock, SnapshotBlocks, SnapshotContent, SnapshotError,
-    SnapshotTerms,
-};
+pub use reader::Limits;
+pub use region::Backing;
+pub use server::{ServeError, Server, ServerConfig, Snapshots, StartMode};
 pub use values::Values;
-#[cfg(feature = "verbs")]
-pub use verbs::gid::{GidError, GidMismatch};
 pub use verbs::{DeviceChoice, Token, VerbsOptions, Wait};
-#[cfg(feature = "verbs")]
-pub use verbs::{QueueCounts, SetupError, VerbsError};
-pub use wire::{Refusal, ServerStats, SnapshotStatus, WireError};

@@ -199,7 +199,7 @@ pub enum KeyError {
 }
 
 /// Why a GET gave no answer, whatever the fabric. What a fabric can fail with besides is its own
-/// ([`Fabric::Error`](crate::Fabric::Error)).
+/// ([`Fabric::Error`](crate::fabric::Fabric::Error)).
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReadError {
@@ -260,7 +260,7 @@ pub(crate) fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
     causes.fold(error.to_string(), |told, cause| format!("{told}: {cause}"))
 }
 
-/// Counts of what the server did. See [`Index::counts`](crate::Index::counts).
+/// Counts of what the server did. See [`Index::counts`](crate::embedded::Index::counts).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IndexCounts {
@@ -285,7 +285,7 @@ pub struct IndexCounts {
 }
 
 /// What the memory of values is used for that do not fit their slots. See
-/// [`Index::heap`](crate::Index::heap). All zero where all of them fit. A reply carries it as it is.
+/// [`Index::heap`](crate::embedded::Index::heap). All zero where all of them fit. A reply carries it as it is.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[non_exhaustive]
@@ -315,7 +315,7 @@ pub struct HeapCounts {
 }
 
 /// What a table that grows is made of, and what it did to grow and shrink. See
-/// [`Index::growth`](crate::Index::growth).
+/// [`Index::growth`](crate::embedded::Index::growth).
 ///
 /// Loads are in parts of a million: keys divided by slots allocated, as in [`IndexCounts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -401,11 +401,11 @@ mod tests {
                 "a value of 9 bytes was not free within 20 ms",
             ),
             (
-                crate::RestoreError::TooMany { keys: 9, slots: 4 }.to_string(),
+                crate::index::RestoreError::TooMany { keys: 9, slots: 4 }.to_string(),
                 "has 9 keys, this table has 4 slots",
             ),
             (
-                crate::RestoreError::Full { restored: 2, keys: 9, source: full }.to_string(),
+                crate::index::RestoreError::Full { restored: 2, keys: 9, source: full }.to_string(),
                 "full after 2 of 9 keys",
             ),
         ];

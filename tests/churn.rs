@@ -5,11 +5,13 @@
 mod common;
 
 use common::*;
-use oneread::families::presets;
-use oneread::placement::Preset;
-use oneread::reader::Limits;
+use oneread::internals::families::presets;
+use oneread::internals::placement::Preset;
+use oneread::internals::reader::Limits;
 use oneread::{
-    Address, Client, ClientOptions, Clock, Config, Index, PutError, PutMode, PutOutcome, Server, ServerConfig,
+    Address, Client, ClientOptions, Config, PutMode, PutOutcome, Server, ServerConfig,
+    embedded::{Clock, Index},
+    error::PutError,
 };
 use std::ops::ControlFlow;
 use std::path::Path;

@@ -7,8 +7,8 @@ mod common;
 
 use common::{patient, value};
 use oneread::{
-    Address, Client, Config, GetError, MutateError, PutError, PutOutcome, Seeds, Server, ServerConfig,
-    TableSize,
+    Address, Client, Config, GetError, MutateError, PutOutcome, Server, ServerConfig, TableSize,
+    error::PutError, layout::Seeds,
 };
 use tempfile::TempDir;
 

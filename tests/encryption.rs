@@ -7,12 +7,13 @@ mod encrypted;
 
 use common::*;
 use encrypted::{STORED_MAX, assert_gets, check_parts, encrypted_values, ours};
-use oneread::placement::Preset;
-use oneread::region::Backing;
-use oneread::wire::{self, FRAME_VALUE_MAX, Request};
+use oneread::internals::placement::Preset;
+use oneread::internals::region::Backing;
+use oneread::internals::wire::{self, FRAME_VALUE_MAX, Request};
 use oneread::{
-    Address, Client, ClientOptions, Config, ConnectError, DecryptError, Encryption, GetError, KeyError,
-    MutateError, PutError, PutOutcome, RequestPath, Server, ServerConfig, SwapOutcome, TableSize,
+    Address, Client, ClientOptions, Config, ConnectError, Encryption, GetError, MutateError, PutOutcome,
+    RequestPath, Server, ServerConfig, SwapOutcome, TableSize,
+    error::{DecryptError, KeyError, PutError},
 };
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -1,11 +1,14 @@
 //! Values that do not fit their slots, in one process.
 
-use oneread::hints::Hints;
-use oneread::inspect::Inspector;
-use oneread::layout::extent::VALUE_MAX;
-use oneread::region::{Backing, Region};
+use oneread::internals::hints::Hints;
+use oneread::internals::inspect::Inspector;
+use oneread::internals::layout::extent::VALUE_MAX;
+use oneread::internals::region::{Backing, Region};
 use oneread::{
-    Clock, Config, ConfigError, Index, PutError, PutMode, PutOutcome, Seeds, SwapOutcome, TableSize,
+    Config, PutMode, PutOutcome, SwapOutcome, TableSize,
+    embedded::{Clock, Index},
+    error::{ConfigError, PutError},
+    layout::Seeds,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -230,7 +233,7 @@ fn churn() {
     let mut model: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
     let mut random = 7u64;
     let mut next = |below: u64| {
-        random = oneread::layout::hash::mix(random.wrapping_add(0x9e37_79b9_7f4a_7c15));
+        random = oneread::internals::layout::hash::mix(random.wrapping_add(0x9e37_79b9_7f4a_7c15));
         random % below
     };
     let mut got = Vec::new();
@@ -622,7 +625,7 @@ fn snapshots_have_long_values() {
 fn a_damaged_value_is_not_shown() {
     let (index, _) = table(config(8 << 20, 64 << 10));
     index.put(b"key", &value(1, 9_000), PutMode::Insert).unwrap();
-    let inspector = oneread::inspect::Inspector::new(index.region(), index.geometry());
+    let inspector = oneread::internals::inspect::Inspector::new(index.region(), index.geometry());
     let report = inspector.slots().find(|report| report.key == b"key").unwrap();
     assert_eq!(inspector.value(&report), Some(value(1, 9_000)));
     let word = report.reference().unwrap().offset as usize / 8 + 100;

@@ -7,9 +7,9 @@
 mod common;
 
 use common::{Process, config, default_preset, patient, told, value, wait_for};
-use oneread::client::RequestPath;
-use oneread::region::{Backing, RegionError};
-use oneread::server::StartMode;
+use oneread::internals::client::RequestPath;
+use oneread::internals::region::{Backing, RegionError};
+use oneread::internals::server::StartMode;
 use oneread::{
     Address, AskError, Client, ClientOptions, ClientPool, ConnectError, GetError, MutateError, PutOutcome,
     ServeError, Server, ServerConfig,

@@ -5,7 +5,7 @@
 #[path = "../fuzz/bodies.rs"]
 mod bodies;
 
-use oneread::sim::{Adversary, Random};
+use oneread::internals::sim::{Adversary, Random};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,10 @@
 //! A table that grows and shrinks while it is read.
 
 use oneread::{
-    Backing, Clock, Config, Index, Layout, PutMode, PutOutcome, Region, Seeds, TableSize, presets,
+    Backing, Config, PutMode, PutOutcome, TableSize,
+    embedded::{Clock, Index, Region},
+    layout::{Layout, Seeds},
+    presets,
 };
 use std::time::Duration;
 
@@ -51,7 +54,7 @@ fn every_layout_grows_and_shrinks() {
                 assert!(!found || value == key(!other));
             }
         }
-        let inspector = oneread::inspect::Inspector::new(index.region(), index.geometry());
+        let inspector = oneread::internals::inspect::Inspector::new(index.region(), index.geometry());
         let seen: std::collections::BTreeSet<_> =
             inspector.slots().map(|report| report.key).filter(|key| !key.is_empty()).collect();
         assert!(

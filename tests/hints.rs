@@ -6,9 +6,13 @@
 mod churned;
 
 use churned::*;
-use oneread::hints::Hints;
-use oneread::layout::hash::mix;
-use oneread::{HintCounts, Layout, ReadCounts, presets};
+use oneread::internals::hints::Hints;
+use oneread::internals::layout::hash::mix;
+use oneread::{
+    layout::Layout,
+    presets,
+    stats::{HintCounts, ReadCounts},
+};
 
 fn windowed() -> Layout {
     "windowed:8".parse().unwrap()
@@ -153,8 +157,11 @@ fn hints_while_the_table_churns() {
 #[cfg(feature = "sim")]
 #[test]
 fn the_same_over_the_simulated_nic() {
-    use oneread::sim::{Hardware, Random, Recorder, Sim, Unit, Witness};
-    use oneread::{Clock, Limits, Reader};
+    use oneread::internals::sim::{Hardware, Random, Recorder, Sim, Unit, Witness};
+    use oneread::{
+        Limits,
+        embedded::{Clock, Reader},
+    };
     use std::sync::Arc;
     use std::time::Duration;
     let geometry = geometry(windowed(), 1 << 12);

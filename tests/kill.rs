@@ -8,9 +8,13 @@
 mod common;
 
 use common::*;
-use oneread::faults::kill_after_stores;
-use oneread::region::{Backing, Region};
-use oneread::{Client, Clock, Config, Index, Layout, PutMode, ServerConfig, StartMode, TableSize};
+use oneread::internals::faults::kill_after_stores;
+use oneread::internals::region::{Backing, Region};
+use oneread::{
+    Client, Config, PutMode, ServerConfig, StartMode, TableSize,
+    embedded::{Clock, Index},
+    layout::Layout,
+};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -39,7 +43,7 @@ type Keys = BTreeMap<Vec<u8>, Vec<u8>>;
 fn prepared(file: &Path, layout: Layout) -> (Keys, Vec<u8>) {
     let config = Config::new().layout(layout).size(TableSize::Slots(48)).key_max(16).value_max(32);
     for seed in 0.. {
-        let config = config.seeds(oneread::Seeds::from_number(seed));
+        let config = config.seeds(oneread::layout::Seeds::from_number(seed));
         let mut keys = Keys::new();
         for n in 0..48 {
             let clock = Clock::manual();

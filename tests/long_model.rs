@@ -5,10 +5,15 @@
 mod common;
 
 use common::{Numbers, key};
-use oneread::families::presets;
-use oneread::layout::extent::VALUE_MAX;
-use oneread::region::{Backing, Region};
-use oneread::{Clock, Config, Index, Layout, PutError, PutMode, PutOutcome, Seeds, SwapOutcome, TableSize};
+use oneread::internals::families::presets;
+use oneread::internals::layout::extent::VALUE_MAX;
+use oneread::internals::region::{Backing, Region};
+use oneread::{
+    Config, PutMode, PutOutcome, SwapOutcome, TableSize,
+    embedded::{Clock, Index},
+    error::PutError,
+    layout::{Layout, Seeds},
+};
 use proptest::prelude::*;
 use proptest::test_runner::{Config as RunnerConfig, RngAlgorithm, TestRng, TestRunner};
 use std::collections::HashMap;

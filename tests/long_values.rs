@@ -3,11 +3,11 @@
 mod common;
 
 use common::*;
-use oneread::layout::extent::{Expected, Reference, extent_bytes};
-use oneread::wire::{self, FRAME_VALUE_MAX, PROTOCOL_VERSION, Reply, Request};
+use oneread::internals::layout::extent::{Expected, Reference, extent_bytes};
+use oneread::internals::wire::{self, FRAME_VALUE_MAX, PROTOCOL_VERSION, Reply, Request};
 use oneread::{
-    Address, Client, Config, GetError, HeapCounts, MutateError, PutError, PutMode, PutOutcome, RequestPath,
-    Server, ServerConfig, SwapOutcome, TableSize,
+    Address, Client, Config, GetError, MutateError, PutMode, PutOutcome, RequestPath, Server, ServerConfig,
+    SwapOutcome, TableSize, error::PutError, stats::HeapCounts,
 };
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

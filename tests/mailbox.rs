@@ -7,13 +7,13 @@ mod common;
 
 use common::*;
 use memmap2::{MmapOptions, MmapRaw};
-use oneread::client::LinkError;
-use oneread::placement::Preset;
-use oneread::region::Backing;
-use oneread::wire::{PROTOCOL_VERSION, Reply, Request};
+use oneread::internals::client::LinkError;
+use oneread::internals::placement::Preset;
+use oneread::internals::region::Backing;
+use oneread::internals::wire::{PROTOCOL_VERSION, Reply, Request};
 use oneread::{
-    Address, Client, ClientOptions, Config, ConnectError, MutateError, PutError, PutOutcome, RequestPath,
-    Server, ServerConfig, StartMode, TableSize,
+    Address, Client, ClientOptions, Config, ConnectError, MutateError, PutOutcome, RequestPath, Server,
+    ServerConfig, StartMode, TableSize, error::PutError,
 };
 use rustix::process::Signal;
 use std::io::{Read, Write};

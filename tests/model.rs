@@ -4,12 +4,12 @@
 mod common;
 
 use common::*;
-use oneread::fabric::shm::Shm;
-use oneread::inspect::Inspector;
-use oneread::layout::geometry::Family;
-use oneread::placement::Preset;
-use oneread::reader::{Limits, Reader};
-use oneread::{Clock, PutError, PutMode, PutOutcome};
+use oneread::internals::fabric::shm::Shm;
+use oneread::internals::inspect::Inspector;
+use oneread::internals::layout::geometry::Family;
+use oneread::internals::placement::Preset;
+use oneread::internals::reader::{Limits, Reader};
+use oneread::{PutMode, PutOutcome, embedded::Clock, error::PutError};
 use proptest::prelude::*;
 use proptest::test_runner::{Config as RunnerConfig, RngAlgorithm, TestRng, TestRunner};
 use std::collections::HashMap;
@@ -282,7 +282,7 @@ fn boundaries(preset: &Preset, key_max: usize, value_max: usize) {
         assert_eq!(table.index.compare_and_swap(&key, b"", b""), Err(wrong.clone()));
         assert_eq!(table.index.remove(&key), Err(wrong));
         let max = key_max;
-        let wrong = oneread::ReadError::KeyLength { given, max };
+        let wrong = oneread::error::ReadError::KeyLength { given, max };
         assert_eq!(table.index.reader().get_into(&key, &mut Vec::new()), Err(wrong.clone()));
         let many = table.index.reader().get_many(&[vec![1], key], |_, _| panic!("checked first"));
         assert_eq!(many, Err(wrong));

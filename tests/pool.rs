@@ -5,7 +5,7 @@
 mod common;
 
 use common::{config, default_preset, patient, wait_for};
-use oneread::server::StartMode;
+use oneread::internals::server::StartMode;
 use oneread::{Address, Backing, ClientPool, GetError, PutOutcome, Server, ServerConfig};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -7,22 +7,23 @@
 mod common;
 
 use common::*;
-use oneread::ReadError;
+use oneread::error::ReadError;
 use oneread::fabric::Fabric;
-use oneread::fabric::shm::Shm;
-use oneread::index::{RecoverError, Recovered};
-use oneread::inspect::Inspector;
-use oneread::layout::chain;
-use oneread::layout::geometry::Geometry;
-use oneread::layout::geometry::{Family, SlotIx};
-use oneread::layout::hash::Seeds;
-use oneread::layout::slot::{Content, Header, Identity, SlotShape, Torn, check, encode};
-use oneread::layout::superblock::{FORMAT_VERSION, Superblock, SuperblockError};
-use oneread::placement::Preset;
-use oneread::reader::{Limits, Reader};
-use oneread::region::{Backing, Region};
+use oneread::internals::fabric::shm::Shm;
+use oneread::internals::index::{RecoverError, Recovered};
+use oneread::internals::inspect::Inspector;
+use oneread::internals::layout::chain;
+use oneread::internals::layout::geometry::Geometry;
+use oneread::internals::layout::geometry::{Family, SlotIx};
+use oneread::internals::layout::hash::Seeds;
+use oneread::internals::layout::slot::{Content, Header, Identity, SlotShape, Torn, check, encode};
+use oneread::internals::layout::superblock::{FORMAT_VERSION, Superblock, SuperblockError};
+use oneread::internals::placement::Preset;
+use oneread::internals::reader::{Limits, Reader};
+use oneread::internals::region::{Backing, Region};
 use oneread::{
-    Address, Clock, Config, Index, PutMode, ServeError, Server, ServerConfig, StartMode, TableSize,
+    Address, Config, PutMode, ServeError, Server, ServerConfig, StartMode, TableSize,
+    embedded::{Clock, Index},
 };
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -450,7 +451,7 @@ fn files_that_are_no_region_are_refused() {
         for content in [&[][..], &vec![0; good.len()], &begun, &unfinished] {
             std::fs::write(&left.path, content).unwrap();
             for opened in [Region::open(&left.path), Region::open_to_read(&left.path)] {
-                assert!(matches!(opened, Err(oneread::RegionError::Unfinished { .. })), "{opened:?}");
+                assert!(matches!(opened, Err(oneread::error::RegionError::Unfinished { .. })), "{opened:?}");
             }
             assert_eq!(std::fs::read(&left.path).unwrap(), content);
         }
@@ -488,7 +489,7 @@ fn a_file_whose_heap_was_cut_off_is_refused() {
 /// the file.
 #[test]
 fn an_inspector_reports_what_is_there() {
-    let mut all = oneread::inspect::Occupancy::default();
+    let mut all = oneread::internals::inspect::Occupancy::default();
     on_every_preset(|preset| {
         let left = Left::with_keys(preset, 100, 92);
         let geometry = left.config.geometry().unwrap();
@@ -514,12 +515,15 @@ fn an_inspector_reports_what_is_there() {
         }
         let torn = places.iter().find(|(slot, _)| left.header(*slot).aux == 0).unwrap().clone();
         left.tear(torn.0);
-        let mask = u32::MAX >> (32 - oneread::families::filter_bits(&geometry));
+        let mask = u32::MAX >> (32 - oneread::internals::families::filter_bits(&geometry));
 
         let region = Region::open(&left.path).unwrap();
         let inspector = Inspector::new(&region, &geometry);
         let state = inspector.state();
-        assert_eq!((state.incarnation, state.phase), (5, oneread::layout::control::Phase::Retired));
+        assert_eq!(
+            (state.incarnation, state.phase),
+            (5, oneread::internals::layout::control::Phase::Retired)
+        );
         assert_eq!(inspector.moves_begun(), moves);
         let blocks = u64_at(4096 + 64 * 33);
         let used = geometry.main_slots() + blocks * u64::from(preset.layout.block_slots);
@@ -527,7 +531,7 @@ fn an_inspector_reports_what_is_there() {
         let report = inspector.slot(torn.0);
         assert_eq!((report.slot, report.verdict), (torn.0, Err(Torn::Writing)));
         assert_eq!((report.key.len(), report.value.len(), report.header.stamp % 2), (0, 0, 1));
-        let mut expected = oneread::inspect::Occupancy { torn: 1, ..Default::default() };
+        let mut expected = oneread::internals::inspect::Occupancy { torn: 1, ..Default::default() };
         for (slot, key) in places.iter().filter(|(slot, _)| *slot != torn.0) {
             let report = inspector.slot(*slot);
             assert_eq!((report.slot, &report.key, report.verdict), (*slot, key, Ok(())));
@@ -663,7 +667,7 @@ fn errors_in_garbage<F: Fabric<Error = ReadError>>(
 }
 
 /// Writes random bytes over all slots. In every second slot the stamps are even and equal.
-fn scribble(path: &Path, geometry: &oneread::Geometry, seed: u64) {
+fn scribble(path: &Path, geometry: &oneread::layout::Geometry, seed: u64) {
     let file = OpenOptions::new().write(true).open(path).unwrap();
     let mut numbers = Numbers(seed);
     for slot in 0..geometry.slots() {
@@ -1000,7 +1004,8 @@ fn a_key_doubled_across_windows_is_kept_once() {
                 let region = Region::open(&left.path).unwrap();
                 Inspector::new(&region, &geometry).slot(home)
             };
-            let aux = occupant.header.aux | oneread::families::filter_bit(&geometry, geometry.hashed(&key));
+            let aux = occupant.header.aux
+                | oneread::internals::families::filter_bit(&geometry, geometry.hashed(&key));
             left.write(home, &Content { key: &occupant.key, value: (&occupant.value).into(), ghost: 0, aux });
             left.write(
                 to,
@@ -1026,7 +1031,7 @@ fn a_key_doubled_across_windows_is_kept_once() {
 /// A file cannot be served twice. A table too large for its file is refused.
 #[test]
 fn one_server_for_each_file() {
-    let left = Left::with_keys(oneread::families::presets().next().unwrap(), 40, 20);
+    let left = Left::with_keys(oneread::internals::families::presets().next().unwrap(), 40, 20);
     let dir = tempfile::tempdir().unwrap();
     let config = |name: &str| {
         ServerConfig::new(Address::Shm(dir.path().join(name)), golden_config())
@@ -1036,7 +1041,10 @@ fn one_server_for_each_file() {
     let first = Server::start(config("a")).unwrap();
     assert_eq!(first.recovered(), Some(found(20, |_| {})));
     let second = Server::start(config("b")).expect_err("in use");
-    assert!(matches!(second, ServeError::Region(oneread::region::RegionError::InUse { .. })), "{second}");
+    assert!(
+        matches!(second, ServeError::Region(oneread::internals::region::RegionError::InUse { .. })),
+        "{second}"
+    );
     let same_place = ServerConfig::new(Address::Shm(dir.path().join("a")), golden_config());
     assert!(matches!(Server::start(same_place), Err(ServeError::AddressInUse { .. })));
     first.stop();
@@ -1068,7 +1076,7 @@ fn one_server_for_each_address() {
     }
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "no lock is left");
     // Another process that keeps the lock keeps no server from serving.
-    let _kept = oneread::files::LockFile::take(&path, Duration::ZERO).unwrap().unwrap();
+    let _kept = oneread::internals::files::LockFile::take(&path, Duration::ZERO).unwrap().unwrap();
     Server::start(ServerConfig::new(Address::Shm(path.clone()), golden_config())).unwrap().stop();
     let nowhere = ServerConfig::new(Address::Shm(path.join("socket")), golden_config());
     assert!(matches!(Server::start(nowhere), Err(ServeError::NoFolder { .. })));

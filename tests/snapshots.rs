@@ -4,10 +4,10 @@
 mod common;
 
 use common::*;
-use oneread::region::Backing;
+use oneread::internals::region::Backing;
 use oneread::{
-    Client, Config, RegionError, ServeError, Server, ServerConfig, Snapshot, SnapshotStatus, Snapshots,
-    StartMode, TableSize,
+    Client, Config, ServeError, Server, ServerConfig, Snapshots, StartMode, TableSize, error::RegionError,
+    snapshot::Snapshot, stats::SnapshotStatus,
 };
 use std::collections::BTreeMap;
 use std::fs;
@@ -222,7 +222,10 @@ fn a_server_does_not_begin_with_less_than_the_snapshot() {
     let _server = files.serve();
     let other = Place::new();
     let second = ServerConfig::new(other.address.clone(), table()).snapshots(Snapshots::new(&files.snapshot));
-    assert!(matches!(Server::start(second), Err(ServeError::Snapshots(oneread::SaveError::Busy { .. }))));
+    assert!(matches!(
+        Server::start(second),
+        Err(ServeError::Snapshots(oneread::error::SaveError::Busy { .. }))
+    ));
 }
 
 /// A server that could not start has served nobody: it makes no snapshot, neither of the empty table that it
@@ -485,7 +488,7 @@ impl Drop for Stop<'_> {
 fn churn() {
     on_every_preset(|preset| {
         let dir = tempfile::tempdir().unwrap();
-        let index = index(&config(preset, 4096, 16, 60, 11), oneread::Clock::System);
+        let index = index(&config(preset, 4096, 16, 60, 11), oneread::embedded::Clock::System);
         let fits =
             |n: &u32| index.put(&key(*n, 16), &value(u64::from(*n), 30), oneread::PutMode::Insert).is_ok();
         let wanted = (index.geometry().main_slots() * 9 / 10) as u32;
@@ -544,7 +547,7 @@ fn churn_of_a_table_that_grows() {
     on_every_preset(|preset| {
         let dir = tempfile::tempdir().unwrap();
         let config = config(preset, 512, 16, 60, 11).size(growing().size);
-        let index = index(&config, oneread::Clock::System);
+        let index = index(&config, oneread::embedded::Clock::System);
         let put = |n: u32| {
             index.put(&key(n, 16), &value(u64::from(n), 30), oneread::PutMode::Upsert).unwrap();
         };

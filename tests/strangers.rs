@@ -5,11 +5,11 @@
 mod common;
 
 use common::*;
-use oneread::wire::{PROTOCOL_VERSION, Request};
+use oneread::internals::wire::{PROTOCOL_VERSION, Request};
 use oneread::{
-    Address, Backing, Client, Config, ConnectError, FileError, MutateError, Refusal, RegionError,
-    RequestPath, RestoreError, ServeError, Server, ServerConfig, SnapshotError, Snapshots, StartMode,
-    TableSize,
+    Address, Backing, Client, Config, ConnectError, MutateError, RequestPath, ServeError, Server,
+    ServerConfig, Snapshots, StartMode, TableSize,
+    error::{FileError, Refusal, RegionError, RestoreError, SnapshotError},
 };
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -101,7 +101,7 @@ fn default_places_child() {
     let places_of = |user| {
         as_user(user, || {
             let Address::Shm(socket) = Address::default_of_user() else { panic!("not shm") };
-            [oneread::files::regions(), socket.parent().unwrap().to_path_buf()]
+            [oneread::internals::files::regions(), socket.parent().unwrap().to_path_buf()]
         })
     };
     // A user of whom nothing is there: not that of another run of this test.

@@ -10,14 +10,14 @@ mod forged;
 
 use common::*;
 use forged::{forged_welcomes, number_in, relay, with_field};
-use oneread::client::LinkError;
-use oneread::hints::Hints;
-use oneread::placement::Preset;
-use oneread::region::{Backing, Region};
-use oneread::verbs::{SetupError, Token, VerbsError, VerbsOptions, Wait};
+use oneread::internals::client::LinkError;
+use oneread::internals::hints::Hints;
+use oneread::internals::placement::Preset;
+use oneread::internals::region::{Backing, Region};
+use oneread::internals::verbs::{SetupError, Token, VerbsError, VerbsOptions, Wait};
 use oneread::{
-    Address, Client, ClientOptions, Clock, ConnectError, GetError, GidError, MutateError, PutMode,
-    ReadCounts, ServeError, Server, ServerConfig, StartMode,
+    Address, Client, ClientOptions, ConnectError, GetError, MutateError, PutMode, ServeError, Server,
+    ServerConfig, StartMode, embedded::Clock, error::GidError, stats::ReadCounts,
 };
 use rustix::process::Signal;
 use std::io::{Read, Write};

@@ -2,9 +2,9 @@
 //! `tests/soft-roce-guest`, or `tests/fake_ibverbs.c`. Without a device these tests pass without testing
 //! anything, and say so, unless ONEREAD_REQUIRE_VERBS is set.
 
-use oneread::region::Backing;
-use oneread::server::{ServerConfig, StartMode};
-use oneread::verbs::{DeviceChoice, SetupError, VerbsOptions};
+use oneread::internals::region::Backing;
+use oneread::internals::server::{ServerConfig, StartMode};
+use oneread::internals::verbs::{DeviceChoice, SetupError, VerbsOptions};
 use oneread::{Address, Client, ClientOptions, Config, PutMode, ServeError, Server, TableSize, VerbsAddress};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;

@@ -2,9 +2,9 @@
 //! or `tests/fake_ibverbs.c`. Without a device these tests pass without testing anything, and say
 //! so, unless ONEREAD_REQUIRE_VERBS is set.
 
-use oneread::region::Backing;
-use oneread::server::{ServerConfig, StartMode};
-use oneread::verbs::{DeviceChoice, QueueCounts, SetupError, VerbsOptions, Wait};
+use oneread::internals::region::Backing;
+use oneread::internals::server::{ServerConfig, StartMode};
+use oneread::internals::verbs::{DeviceChoice, QueueCounts, SetupError, VerbsOptions, Wait};
 use oneread::{Address, Client, ClientOptions, Config, ServeError, Server, TableSize, VerbsAddress};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};

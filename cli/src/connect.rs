@@ -4,9 +4,12 @@ use crate::region_file::region_file;
 use crate::users;
 use clap::Args;
 #[cfg(feature = "verbs")]
-use oneread::SetupError;
-use oneread::verbs::VerbsOptions;
-use oneread::{Address, Client, ClientOptions, ConnectError, Encryption, LinkError, Refusal};
+use oneread::error::SetupError;
+use oneread::internals::verbs::VerbsOptions;
+use oneread::{
+    Address, Client, ClientOptions, ConnectError, Encryption,
+    error::{LinkError, Refusal},
+};
 use oneread_kit::units::Period;
 use oneread_kit::{TokenArgs, show, units};
 use std::io;

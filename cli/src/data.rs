@@ -6,7 +6,7 @@ use crate::secret::SecretArgs;
 use crate::source::Source;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
-use oneread::{Client, PutError, PutMode, PutOutcome as Outcome, SwapOutcome};
+use oneread::{Client, PutMode, PutOutcome as Outcome, SwapOutcome, error::PutError};
 use oneread_kit::progress::Progress;
 use oneread_kit::{advice, show, status};
 use serde::Serialize;
@@ -155,7 +155,7 @@ impl Put {
         let value = if self.value == "-" {
             let mut value = Vec::new();
             // A value longer than any table takes is refused later. There is no need to read more.
-            let most = oneread::layout::extent::VALUE_MAX as u64 + 1;
+            let most = oneread::internals::layout::extent::VALUE_MAX as u64 + 1;
             std::io::stdin().lock().take(most).read_to_end(&mut value).context("reading stdin")?;
             value
         } else {

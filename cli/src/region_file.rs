@@ -1,10 +1,10 @@
 //! The file that holds a server's table: where it is, what it is, and how it goes.
 
 use anyhow::{Context, Result};
-use oneread::files::{self, LockFile};
-use oneread::inspect::Inspector;
-use oneread::region::{Region, RegionError};
-use oneread::{Address, Geometry, SuperblockError};
+use oneread::internals::files::{self, LockFile};
+use oneread::internals::inspect::Inspector;
+use oneread::internals::region::{Region, RegionError};
+use oneread::{Address, error::SuperblockError, layout::Geometry};
 use oneread_kit::show;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

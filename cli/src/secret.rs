@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use oneread::{Encryption, FileError, files};
+use oneread::{Encryption, error::FileError, internals::files};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;

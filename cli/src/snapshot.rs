@@ -3,10 +3,12 @@
 use crate::connect::Server;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use oneread::layout::slot::SlotShape;
+use oneread::internals::layout::slot::SlotShape;
 use oneread::{
-    Client, Config, PutError, PutMode, PutOutcome, Snapshot, SnapshotContent, SnapshotError, SnapshotStatus,
-    SnapshotTerms, TableSize,
+    Client, Config, PutMode, PutOutcome, TableSize,
+    error::{PutError, SnapshotError},
+    snapshot::{Snapshot, SnapshotContent, SnapshotTerms},
+    stats::SnapshotStatus,
 };
 use oneread_kit::progress::Progress;
 use oneread_kit::{show, status};
@@ -411,7 +413,7 @@ fn checked(snapshot: &Snapshot) -> Result<SnapshotContent> {
 }
 
 /// The table that a snapshot is of, with room for its keys. `layout` is the one that the user wants.
-pub fn config_for(path: &Path, layout: Option<oneread::Layout>) -> Result<Config> {
+pub fn config_for(path: &Path, layout: Option<oneread::layout::Layout>) -> Result<Config> {
     let snapshot = Snapshot::open(path)?;
     let SnapshotTerms { main_slots, bytes_max, key_max, value_max, slot_bytes, heap_bytes, grace, .. } =
         snapshot.terms();
@@ -476,8 +478,10 @@ mod tests {
         let path = std::env::temp_dir().join(format!("oneread-grows-{}.snap", std::process::id()));
         for size in [TableSize::up_to(64 << 20), TableSize::Slots(5_000)] {
             let geometry = Config::new().size(size).value_max(20).geometry().unwrap();
-            let region = oneread::Region::private(geometry.region_bytes());
-            let index = oneread::Index::create(region, geometry.clone(), oneread::Clock::System).unwrap();
+            let region = oneread::embedded::Region::private(geometry.region_bytes());
+            let index =
+                oneread::embedded::Index::create(region, geometry.clone(), oneread::embedded::Clock::System)
+                    .unwrap();
             index.put(b"key", b"value", PutMode::Upsert).unwrap();
             index.save(&path, &mut |_, _| true).unwrap();
             let again = config_for(&path, None).unwrap().geometry().unwrap();

@@ -6,7 +6,7 @@ mod command;
 mod common;
 
 use common::{SOON, is_there_a_device, patient, wait_for};
-use oneread::verbs::SetupError;
+use oneread::internals::verbs::SetupError;
 use oneread::{Address, Client, ConnectError, GetError, PutOutcome, RequestPath};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};

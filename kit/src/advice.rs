@@ -1,12 +1,12 @@
 //! What the command adds to the library's errors: the flag or the command that mends them.
 
-use oneread::files;
-use oneread::{
-    AskError, ConfigError, ConnectError, GetError, MutateError, PutError, RecoverError, Refusal, RequestPath,
-    RestoreError, ServeError, SnapshotError, SuperblockError,
-};
 #[cfg(feature = "verbs")]
-use oneread::{GidMismatch, LinkError, SetupError, VerbsError};
+use oneread::error::{GidMismatch, LinkError, SetupError, VerbsError};
+use oneread::internals::files;
+use oneread::{
+    AskError, ConnectError, GetError, MutateError, RequestPath, ServeError,
+    error::{ConfigError, PutError, RecoverError, Refusal, RestoreError, SnapshotError, SuperblockError},
+};
 use std::error::Error;
 use std::fmt::Display;
 
@@ -329,7 +329,7 @@ mod tests {
         ] {
             assert!(told(&error).ends_with("; as ONEREAD_TOKEN, or with --token-file"), "{error:#}");
         }
-        use oneread::verbs::gid::{AddressFamily, LinkLayer};
+        use oneread::internals::verbs::gid::{AddressFamily, LinkLayer};
         let refused = |why: &str| SetupError::Refused { peer, why: why.into() };
         let families = GidMismatch::Families { local: AddressFamily::V4, remote: AddressFamily::V6 };
         let layers = GidMismatch::LinkLayers { local: LinkLayer::InfiniBand, remote: LinkLayer::Ethernet };

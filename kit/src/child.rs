@@ -3,8 +3,8 @@
 
 use crate::folder::Folder;
 use anyhow::{Context, Result, ensure};
-use oneread::reader::Limits;
-use oneread::region::Region;
+use oneread::internals::reader::Limits;
+use oneread::internals::region::Region;
 use oneread::{Address, Client, ClientOptions, DeviceChoice, Token, VerbsAddress};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;

@@ -2,8 +2,8 @@
 
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, Command, Error};
-use oneread::Layout;
-use oneread::families::presets;
+use oneread::internals::families::presets;
+use oneread::layout::Layout;
 use std::ffi::OsStr;
 
 /// A layout: a preset by its name, or a family with numbers.

@@ -1,7 +1,7 @@
 //! The format of numbers and tables. Results go to stdout; errors go to stderr.
 
 use comfy_table::{Attribute, Cell, CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
-pub use oneread::units::{bytes, nanos, time};
+pub use oneread::internals::units::{bytes, nanos, time};
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;

@@ -10,14 +10,18 @@
 //! * `DashMap`, `papaya`: maps inside this process.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use oneread::region::{Backing, Region};
-use oneread::{Clock, Config, Index, Layout, PutMode, TableSize};
+use oneread::internals::region::{Backing, Region};
+use oneread::{
+    Config, PutMode, TableSize,
+    embedded::{Clock, Index},
+    layout::Layout,
+};
 use std::hint::black_box;
 
 const KEYS: u64 = 1_000_000;
 
 fn mix(x: u64) -> u64 {
-    oneread::layout::hash::mix(x)
+    oneread::internals::layout::hash::mix(x)
 }
 
 fn key(n: u64) -> [u8; 16] {
@@ -36,7 +40,7 @@ fn value(n: u64) -> [u8; 32] {
 /// The next key number of a random walk over `0..KEYS`.
 fn next(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    oneread::layout::hash::reduce(mix(*state), KEYS)
+    oneread::internals::layout::hash::reduce(mix(*state), KEYS)
 }
 
 fn index(layout: &str) -> Index {
@@ -60,7 +64,8 @@ fn get(c: &mut Criterion) {
     group.bench_function("bare 64-byte read", |b| {
         b.iter(|| {
             black_box(
-                lines[oneread::layout::hash::reduce(mix(next(&mut state)), lines.len() as u64) as usize],
+                lines[oneread::internals::layout::hash::reduce(mix(next(&mut state)), lines.len() as u64)
+                    as usize],
             )
         })
     });

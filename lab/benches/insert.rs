@@ -3,14 +3,18 @@
 //! with the same capacity reserved. Compare the lines of one run with each other.
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
-use oneread::region::{Backing, Region};
-use oneread::{Clock, Config, Index, Layout, PutMode, TableSize};
+use oneread::internals::region::{Backing, Region};
+use oneread::{
+    Config, PutMode, TableSize,
+    embedded::{Clock, Index},
+    layout::Layout,
+};
 
 const KEYS: u64 = 1_000_000;
 
 fn key(n: u64) -> [u8; 16] {
     let mut key = [0; 16];
-    key[..8].copy_from_slice(&oneread::layout::hash::mix(n).to_le_bytes());
+    key[..8].copy_from_slice(&oneread::internals::layout::hash::mix(n).to_le_bytes());
     key[8..].copy_from_slice(&n.to_le_bytes());
     key
 }

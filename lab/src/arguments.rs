@@ -2,7 +2,7 @@
 
 use crate::plan::{SHIPPED, Workload, rivals};
 use clap::builder::{StringValueParser, TypedValueParser};
-use oneread::families::presets;
+use oneread::internals::families::presets;
 use oneread_kit::names::Named;
 
 /// A layout, or a rival that `plan` knows.

@@ -570,8 +570,6 @@ mod tests {
         }
     }
 
-    /// A call that failed counts once, by what it failed of. An answer to a change counts by the change's kind,
-
     /// Only the errors of a closed connection become `HungUp`.
     #[test]
     fn a_closed_connection_is_a_hang_up() {

@@ -300,7 +300,6 @@ impl Client {
     }
 
     /// Asks for a value as it is stored. The server, or the client in its place, may reject that.
-    #[expect(clippy::type_complexity, reason = "no answer, or a rejection, or absent, or a value")]
     pub(super) fn ask_for_value(
         &mut self,
         key: &[u8],

@@ -59,7 +59,7 @@ pub struct ClientOptions {
     /// clones have the same. `None` stores and reads values as they are.
     ///
     /// What reads the table without a `Client` sees stored values: [`Client::region`](crate::Client::region),
-    /// an [`Index`](crate::Index), a [`Reader`](crate::Reader). `Encryption::decrypt` is for them.
+    /// an [`Index`](crate::embedded::Index), a [`Reader`](crate::embedded::Reader). `Encryption::decrypt` is for them.
     pub encryption: Option<Encryption>,
 }
 
@@ -73,7 +73,7 @@ pub enum RequestPath {
     /// [message](RequestPath::Message). If the server has no mailboxes, or no room for another one
     /// ([`ServerConfig::mailbox_bytes_max`](crate::ServerConfig::mailbox_bytes_max)), all go as
     /// messages; after a second without room the handle asks for one again. Over verbs, all go as
-    /// messages. [`ClientStats::requests`](crate::ClientStats::requests) tells which way requests went.
+    /// messages. [`ClientStats::requests`](crate::stats::ClientStats::requests) tells which way requests went.
     #[default]
     Auto,
     /// As messages: over the server's Unix socket, or over verbs by SEND and RECV on a queue pair.

@@ -4,11 +4,14 @@
 //! interprets bytes; it says how its samples may be believed ([`Fabric::EXACT`], [`Fabric::proof`]).
 
 pub(crate) mod direct;
-pub mod landed;
-pub mod shm;
+pub(crate) mod landed;
+pub(crate) mod shm;
 
-use crate::get::{Landed, Proof};
-use crate::layout::geometry::Window;
+pub use crate::get::{Landed, Look, Proof};
+pub use crate::layout::geometry::Window;
+pub use landed::LandedWindow;
+pub use shm::Shm;
+
 use crate::layout::hash::Hashed;
 use crate::outcome::ReadError;
 use crate::sink::Sink;

@@ -44,7 +44,7 @@ fn without_instruction(before: u32, bytes: &[u8]) -> u32 {
         while byte < 256 {
             let (mut sum, mut bit) = (byte as u32, 0);
             while bit < 8 {
-                sum = sum >> 1 ^ (sum & 1) * 0x82f6_3b78;
+                sum = (sum >> 1) ^ ((sum & 1) * 0x82f6_3b78);
                 bit += 1;
             }
             sums[byte] = sum;
@@ -52,7 +52,7 @@ fn without_instruction(before: u32, bytes: &[u8]) -> u32 {
         }
         sums
     };
-    !bytes.iter().fold(!before, |crc, &byte| SUMS[(crc as u8 ^ byte) as usize] ^ crc >> 8)
+    !bytes.iter().fold(!before, |crc, &byte| SUMS[(crc as u8 ^ byte) as usize] ^ (crc >> 8))
 }
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
@@ -108,7 +108,11 @@ mod tests {
                 let (first, second) = bytes[..len].split_at(split);
                 let sum = crc32c::crc32c(&bytes[..len]);
                 assert_eq!(append(append(0, first), second), sum, "{split} of {len}");
-                assert_eq!(without_instruction(without_instruction(0, first), second), sum, "{split} of {len}");
+                assert_eq!(
+                    without_instruction(without_instruction(0, first), second),
+                    sum,
+                    "{split} of {len}"
+                );
                 if let Some(([a, b], rest)) = second
                     .split_first_chunk()
                     .map(|(words, rest)| (bytemuck::cast::<[u8; 16], [u64; 2]>(*words), rest))

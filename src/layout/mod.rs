@@ -1,4 +1,21 @@
-//! Every byte that a remote reader can see.
+//! Layouts: where keys go; and every byte that a remote reader can see.
+//!
+//! A [`Layout`] says where a key may stand and how much a GET reads for it. Its [`Family`] is the
+//! algorithm: cuckoo, hopscotch or chained. [`presets`](crate::presets) have names. A [`Geometry`] is a
+//! layout with sizes: it places keys and slots in a region, and is what clients learn of a table when they
+//! connect. [`Config::geometry`](crate::Config::geometry) makes one.
+//!
+//! ```
+//! use oneread::layout::Layout;
+//! use oneread::{Config, TableSize};
+//!
+//! let layout: Layout = "hopscotch:8".parse()?;
+//! let geometry = Config::new().layout(layout).size(TableSize::Keys(1_000)).geometry()?;
+//! assert_eq!(geometry.layout(), &layout);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # The bytes
 //!
 //! A region holds, in this order (`docs/FORMAT.md` draws it):
 //!
@@ -18,23 +35,26 @@
 //!
 //! All integers are little-endian.
 
-pub mod chain;
+pub(crate) mod chain;
 #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "servers and clients over verbs"))]
-pub mod chunk;
+pub(crate) mod chunk;
 pub(crate) mod compare;
-pub mod control;
+pub(crate) mod control;
 pub(crate) mod crc;
-pub mod extent;
+pub(crate) mod extent;
 pub(crate) mod family;
-pub mod geometry;
-pub mod hash;
+pub(crate) mod geometry;
+pub(crate) mod hash;
 pub(crate) mod mapped;
-pub mod segment;
-pub mod slot;
-pub mod superblock;
-pub mod undo;
+pub(crate) mod segment;
+pub(crate) mod slot;
+pub(crate) mod superblock;
+pub(crate) mod undo;
 pub(crate) mod window;
 pub(crate) mod words;
+
+pub use geometry::{Family, Geometry, Layout};
+pub use hash::Seeds;
 
 #[cfg(target_endian = "big")]
 compile_error!("oneread's region format is little-endian and is read in place");

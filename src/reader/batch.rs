@@ -40,7 +40,7 @@ impl<F: Fabric> Reader<'_, F> {
     /// was late, answers are handed over only when no pass is under way: so a slow `each` makes no GET late twice.
     ///
     /// # Errors
-    /// [`ReadError`](crate::ReadError), or the fabric's own, as soon as one GET ends in one, or the batch
+    /// [`ReadError`](crate::error::ReadError), or the fabric's own, as soon as one GET ends in one, or the batch
     /// reaches its deadline; `each` has then not been called for every key.
     pub fn get_many<K: AsRef<[u8]>>(
         &mut self,

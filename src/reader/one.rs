@@ -15,7 +15,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
     /// if a vector is too small.
     ///
     /// # Errors
-    /// [`ReadError`](crate::ReadError), or the fabric's own; absence is not one. What is in `value` by then
+    /// [`ReadError`](crate::error::ReadError), or the fabric's own; absence is not one. What is in `value` by then
     /// does not count.
     #[inline]
     pub fn get_into<S: Sink>(&mut self, key: &[u8], value: &mut S) -> Result<S::Outcome, F::Error> {

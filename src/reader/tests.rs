@@ -142,7 +142,10 @@ impl<'g, L: FnMut(u64) -> u64, T: FnMut(u64, u32) -> bool> Fabric for Slow<'g, L
         self.clock.sleep_until(self.posted.front().expect("something is in flight").1);
         let now = self.clock.now_ns();
         for _ in 0..COMPLETIONS {
-            let Some((token, _)) = self.posted.pop_front_if(|(_, done)| *done <= now) else { break };
+            if self.posted.front().is_none_or(|&(_, done)| done > now) {
+                break;
+            }
+            let (token, _) = self.posted.pop_front().expect("it is there");
             let is_torn = &mut |number| (self.is_torn)(now, number);
             sink(token, &mut Shown { is_torn, windows: self.windows, geometry: self.geometry });
         }

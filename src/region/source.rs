@@ -21,7 +21,7 @@ use std::sync::Arc;
 impl Region {
     /// Makes a region of `bytes` zero bytes. An existing file must be empty, or hold a table that was never
     /// finished. The file is removed again with the region, unless a table is made in it
-    /// ([`Index::create`](crate::Index::create)).
+    /// ([`Index::create`](crate::embedded::Index::create)).
     ///
     /// # Errors
     /// [`RegionError`], with the likely cause.

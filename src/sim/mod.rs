@@ -10,7 +10,7 @@
 //! * [`Unit::Line`] is assumption H1: a 64-byte line is sampled at one instant.
 //! * [`Unit::Word`] is H0: only an 8-byte word is.
 //!
-//! Time is that of a manual [`Clock`](crate::Clock), which each store advances. A server that stops
+//! Time is that of a manual [`Clock`](crate::embedded::Clock), which each store advances. A server that stops
 //! for ever at some store is a history that ends there ([`History::until`]).
 //!
 //! | module | what it is |

@@ -275,7 +275,7 @@ mod tests {
         for locks in [false, true] {
             let orders = |stop: &dyn Fn(usize) -> StopAt| -> Vec<Vec<u64>> {
                 let order = |n| -> Vec<u64> {
-                    let recorder = Arc::new(Recorder::new(crate::Clock::manual(), Duration::ZERO));
+                    let recorder = Arc::new(Recorder::new(crate::clock::Clock::manual(), Duration::ZERO));
                     let (region, mutex) = (recorder.region(64), Mutex::new(()));
                     let work = |thread: u64| {
                         let (region, mutex) = (&region, &mutex);

@@ -158,7 +158,7 @@ fn any_damage_is_noticed() {
         let error = match Snapshot::open(&path) {
             Err(error) => error,
             Ok(snapshot) => match target.restore_from(&snapshot, &mut |_, _| {}) {
-                Err(crate::RestoreError::Snapshot(error)) => error,
+                Err(crate::index::RestoreError::Snapshot(error)) => error,
                 other => panic!("byte {at}: {other:?}"),
             },
         };
@@ -373,13 +373,16 @@ fn a_snapshot_goes_into_another_table() {
         }
         let small = make(config.value_max(99));
         let answer = small.restore_from(&snapshot, &mut |_, _| {});
-        assert!(matches!(answer, Err(crate::RestoreError::TooLong { what: "value", given: 100, max: 99 })));
+        assert!(matches!(
+            answer,
+            Err(crate::index::RestoreError::TooLong { what: "value", given: 100, max: 99 })
+        ));
         let narrow = make(config.value_max(100).key_max(3));
         let answer = narrow.restore_from(&snapshot, &mut |_, _| {});
-        assert!(matches!(answer, Err(crate::RestoreError::TooLong { what: "key", given: 4, max: 3 })));
+        assert!(matches!(answer, Err(crate::index::RestoreError::TooLong { what: "key", given: 4, max: 3 })));
         let few = make(config.value_max(100).size(TableSize::Slots(400)));
         let answer = few.restore_from(&snapshot, &mut |_, _| {});
-        assert!(matches!(answer, Err(crate::RestoreError::TooMany { keys: 700, .. })), "{answer:?}");
+        assert!(matches!(answer, Err(crate::index::RestoreError::TooMany { keys: 700, .. })), "{answer:?}");
         assert!(small.is_empty() && narrow.is_empty() && few.is_empty());
     }
     // How far it is, of all bytes twice: first the check, then the keys.
@@ -400,7 +403,9 @@ fn a_snapshot_goes_into_another_table() {
     let exact = index(700);
     match exact.restore_from(&snapshot, &mut |_, _| {}) {
         Ok(restored) => assert_eq!(restored.keys, exact.len()),
-        Err(crate::RestoreError::Full { restored, keys: 700, .. }) => assert_eq!(restored, exact.len()),
+        Err(crate::index::RestoreError::Full { restored, keys: 700, .. }) => {
+            assert_eq!(restored, exact.len())
+        }
         other => panic!("{other:?}"),
     }
 }

@@ -4,12 +4,12 @@ use super::cases::*;
 use super::every::{all_right, every_kill, every_schedule, kill_everywhere, taken_over};
 use super::random::{OPERATIONS, SHORT, SHORT_INTERLEAVED, Served, churned, interleaved, random_run};
 use super::{COUNTED, HINTED, KeyNumber, LINES, LOADS, SLOW, WORDS, grace, ns, with_grace};
-use oneread::Layout;
-use oneread::faults::{Broken, Rule};
-use oneread::inspect::SlotReport;
-use oneread::layout::geometry::SlotIx;
-use oneread::sim::Hardware;
-use oneread::sim::{Change, Instant, Move, World, key};
+use oneread::internals::faults::{Broken, Rule};
+use oneread::internals::inspect::SlotReport;
+use oneread::internals::layout::geometry::SlotIx;
+use oneread::internals::sim::Hardware;
+use oneread::internals::sim::{Change, Instant, Move, World, key};
+use oneread::layout::Layout;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -525,7 +525,7 @@ fn undo_line_of_two_threads() {
 /// A READ went to a wrong address and brings another slot's memory. Only the CRC notices this.
 #[test]
 fn crc_without_slot_number() {
-    use oneread::layout::slot::{Content, Identity, SlotShape, Torn, check, encode};
+    use oneread::internals::layout::slot::{Content, Identity, SlotShape, Torn, check, encode};
     let shape = SlotShape::from_bytes(64).unwrap();
     let (here, there) = (Identity { generation: 1, index: 4 }, Identity { generation: 1, index: 5 });
     let content = Content { key: b"key", value: b"value".into(), ..Content::default() };

@@ -1,11 +1,15 @@
 //! Small scenes: one mutation, and everything that a GET may see of it.
 
 use super::{KeyNumber, grace, ns};
-use oneread::layout::geometry::{Geometry, SlotIx};
-use oneread::region::Region;
-use oneread::sim::{Adversary, Every, Hardware, History, Instant, Random, Recorder, Sim};
-use oneread::sim::{Past, Scene, World, key};
-use oneread::{Clock, Index, Layout, Limits, Reader};
+use oneread::internals::layout::geometry::{Geometry, SlotIx};
+use oneread::internals::region::Region;
+use oneread::internals::sim::{Adversary, Every, Hardware, History, Instant, Random, Recorder, Sim};
+use oneread::internals::sim::{Past, Scene, World, key};
+use oneread::{
+    Limits,
+    embedded::{Clock, Index, Reader},
+    layout::Layout,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -227,7 +231,7 @@ pub fn leaves_twice(name: &str, slots: u64) -> Case {
     let found = puts_that_move(name, slots, ONE_LINE, 1).filter_map(|mut case| {
         let pusher = case.keys[case.keys.len() - 2];
         let moves = |case: &Case| -> Vec<_> {
-            let since = |moved: &&oneread::sim::Move| moved.began >= case.begin;
+            let since = |moved: &&oneread::internals::sim::Move| moved.began >= case.begin;
             case.world.moves().iter().filter(since).copied().collect()
         };
         let [first] = moves(&case)[..] else { return None };

@@ -3,8 +3,8 @@
 use super::cases::*;
 use super::random::churn;
 use super::{COUNTED, HINTED, KeyNumber, LINES, LOADS, SLOW, WORDS, grace, ns};
-use oneread::sim::{Every, Hardware, Instant, Random};
-use oneread::sim::{PlannedGet, Violation, World};
+use oneread::internals::sim::{Every, Hardware, Instant, Random};
+use oneread::internals::sim::{PlannedGet, Violation, World};
 
 /// Runs every schedule of `gets` GETs of each key, one after the other. Returns their number.
 pub fn every_schedule(case: &Case, hardware: Hardware, gets: usize) -> Result<u64, (u64, Box<Violation>)> {
@@ -371,7 +371,7 @@ fn every_schedule_of_a_block_used_again_by_another_server() {
 #[test]
 fn every_schedule_begun_in_a_takeover() {
     /// The last stores of a takeover. They only count the counters up.
-    const COUNTERS: usize = oneread::layout::control::MOVE_COUNTERS as usize;
+    const COUNTERS: usize = oneread::internals::layout::control::MOVE_COUNTERS as usize;
     for name in ["pilaf", "windowed:8", "farm", "list"] {
         let cases = match name {
             "list" => {

@@ -4,11 +4,11 @@
 use super::cases::{Whole, client, layout};
 use super::extents::{Life, Met, Table, WHOLE, config, key, value};
 use super::{COUNTED, LINES, LOADS, SLOW, grace, ns, passes};
-use oneread::families::presets;
-use oneread::inspect::Inspector;
-use oneread::layout::extent::Reference;
-use oneread::layout::geometry::SlotIx;
-use oneread::sim::{Aim, Hardware, Instant};
+use oneread::internals::families::presets;
+use oneread::internals::inspect::Inspector;
+use oneread::internals::layout::extent::Reference;
+use oneread::internals::layout::geometry::SlotIx;
+use oneread::internals::sim::{Aim, Hardware, Instant};
 use oneread::{PutMode, TableSize};
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,7 +73,7 @@ impl Story {
         let inspector = Inspector::new(self.life.index.region(), self.life.index.geometry());
         let windows = |number| inspector.windows(&key(number)).0;
         let slots = |number| -> Vec<SlotIx> {
-            let each = |window: &oneread::layout::geometry::Window| {
+            let each = |window: &oneread::internals::layout::geometry::Window| {
                 let first = window.first.0;
                 (first..first + u64::from(window.slots)).map(SlotIx).collect::<Vec<_>>()
             };
@@ -368,7 +368,7 @@ fn every_schedule_of_extents_after_each_kill() {
 mod broken {
     use super::super::with_grace;
     use super::*;
-    use oneread::faults::{Broken, Rule};
+    use oneread::internals::faults::{Broken, Rule};
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     /// While the rule is broken, some schedule of one of these stories shows it.

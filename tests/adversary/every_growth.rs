@@ -2,9 +2,9 @@
 
 use super::cases::{Whole, scene};
 use super::{COUNTED, HINTED, KeyNumber, LINES, LOADS, SLOW, grace, ns, passes};
-use oneread::layout::control::move_counter_word;
-use oneread::layout::geometry::SlotIx;
-use oneread::sim::{Hardware, Instant, PlannedGet, Scene, Violation, Witness, World, key};
+use oneread::internals::layout::control::move_counter_word;
+use oneread::internals::layout::geometry::SlotIx;
+use oneread::internals::sim::{Hardware, Instant, PlannedGet, Scene, Violation, Witness, World, key};
 #[cfg(feature = "faults")]
 use std::time::Duration;
 
@@ -458,7 +458,7 @@ fn given_up_settled_after(small: Small, after: Duration) -> Story {
 mod broken {
     use super::super::with_grace;
     use super::*;
-    use oneread::faults::{Broken, Rule};
+    use oneread::internals::faults::{Broken, Rule};
 
     /// While the rule is broken, some schedule shows it.
     fn must_be_caught(rule: Rule, tell: Tell, small: Small, hardware: Hardware) {

@@ -3,13 +3,16 @@
 
 use super::cases::{client, near, recorded};
 use super::{COUNTED, EACH, LINES, LOADS, SLOW, grace, ns, several};
-use oneread::families::presets;
-use oneread::hints::Hints;
-use oneread::layout::geometry::Geometry;
-use oneread::sim::{Adversary, Aim, Hardware, History, Instant, Random, Recorder, Sim};
-use oneread::sim::{Pace, SimGetError};
+use oneread::internals::families::presets;
+use oneread::internals::hints::Hints;
+use oneread::internals::layout::geometry::Geometry;
+use oneread::internals::sim::{Adversary, Aim, Hardware, History, Instant, Random, Recorder, Sim};
+use oneread::internals::sim::{Pace, SimGetError};
 use oneread::{
-    Clock, Config, Index, Layout, PutError, PutMode, PutOutcome, ReadError, Reader, Seeds, TableSize,
+    Config, PutMode, PutOutcome, TableSize,
+    embedded::{Clock, Index, Reader},
+    error::{PutError, ReadError},
+    layout::{Layout, Seeds},
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -401,8 +404,8 @@ fn random_schedules_of_extents() {
 
 /// A rule of extents is broken, and GETs, or the server itself, go wrong. No CRC is believed.
 #[cfg(feature = "faults")]
-fn must_be_found(rule: oneread::faults::Rule, hardware: &[Hardware]) {
-    use oneread::faults::{Broken, Rule};
+fn must_be_found(rule: oneread::internals::faults::Rule, hardware: &[Hardware]) {
+    use oneread::internals::faults::{Broken, Rule};
     let broken = [rule, Rule::CrcCheck].map(Broken::rule);
     // Without the CRC a line or a word may be of another write, where it is not the unit of sampling.
     let found = ["windowed:8", "cluster", "list"].iter().find_map(|name| {
@@ -420,11 +423,11 @@ fn must_be_found(rule: oneread::faults::Rule, hardware: &[Hardware]) {
 #[cfg(feature = "faults")]
 #[test]
 fn broken_rules_of_extents_are_found() {
-    use oneread::faults::Rule;
+    use oneread::internals::faults::Rule;
     // With the CRC left out nothing goes wrong, where stamps suffice.
     let hardware = [LINES, SLOW, COUNTED, LOADS];
     {
-        let _no_crc = oneread::faults::Broken::rule(Rule::CrcCheck);
+        let _no_crc = oneread::internals::faults::Broken::rule(Rule::CrcCheck);
         let (wrong, ..) = found_wrong("windowed:8".parse().unwrap(), &hardware, 0..12, 300);
         assert_eq!(wrong, None);
     }
@@ -445,7 +448,7 @@ fn broken_rules_of_extents_are_found() {
 #[cfg(feature = "faults")]
 #[test]
 fn a_moved_extent_keeps_its_number() {
-    use oneread::faults::{Broken, Rule};
+    use oneread::internals::faults::{Broken, Rule};
     let wrong = || {
         let table = moved_and_used_again();
         let hardware = [LINES, SLOW, COUNTED, LOADS];

@@ -3,11 +3,15 @@
 
 use super::cases::{client, near, recorded};
 use super::{EACH, HINTED, LINES, WORDS, grace, ns, several};
-use oneread::families::presets;
-use oneread::hints::Hints;
-use oneread::layout::geometry::{Geometry, SlotIx};
-use oneread::sim::{self, Adversary, Aim, Hardware, History, Instant, KeyNumber, Pace, Random};
-use oneread::{Config, Index, Layout, PutMode, Seeds, TableSize};
+use oneread::internals::families::presets;
+use oneread::internals::hints::Hints;
+use oneread::internals::layout::geometry::{Geometry, SlotIx};
+use oneread::internals::sim::{self, Adversary, Aim, Hardware, History, Instant, KeyNumber, Pace, Random};
+use oneread::{
+    Config, PutMode, TableSize,
+    embedded::Index,
+    layout::{Layout, Seeds},
+};
 
 /// A table that has grown and shrunk.
 struct Grown {
@@ -280,8 +284,8 @@ fn an_absent_key_teaches_the_entry() {
 
 /// A rule of growth is broken, and GETs, or the server itself, go wrong.
 #[cfg(feature = "faults")]
-fn must_be_found(rule: oneread::faults::Rule, names: &[&str], hardware: &[Hardware], seeds: u64) {
-    let broken = oneread::faults::Broken::rule(rule);
+fn must_be_found(rule: oneread::internals::faults::Rule, names: &[&str], hardware: &[Hardware], seeds: u64) {
+    let broken = oneread::internals::faults::Broken::rule(rule);
     let found = names.iter().find_map(|name| {
         match std::panic::catch_unwind(|| found_wrong(name.parse().unwrap(), hardware, seeds, 400, SMALL)) {
             Ok((wrong, ..)) => wrong,
@@ -296,7 +300,7 @@ fn must_be_found(rule: oneread::faults::Rule, names: &[&str], hardware: &[Hardwa
 #[cfg(feature = "faults")]
 #[test]
 fn broken_rules_of_growth_are_found() {
-    use oneread::faults::Rule;
+    use oneread::internals::faults::Rule;
     for (rule, hardware) in [
         (Rule::HintMiss, &[HINTED][..]),
         (Rule::DirectoryLast, &EACH),

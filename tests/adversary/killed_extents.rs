@@ -3,11 +3,11 @@
 
 use super::extents::{Life, config, key, value};
 use super::{grace, ns};
-use oneread::families::presets;
-use oneread::inspect::Inspector;
-use oneread::layout::extent::extent_bytes;
-use oneread::sim::{Adversary, Instant, Random};
-use oneread::{Config, Index, PutError, PutMode, PutOutcome, SwapOutcome, TableSize};
+use oneread::internals::families::presets;
+use oneread::internals::inspect::Inspector;
+use oneread::internals::layout::extent::extent_bytes;
+use oneread::internals::sim::{Adversary, Instant, Random};
+use oneread::{Config, PutMode, PutOutcome, SwapOutcome, TableSize, embedded::Index, error::PutError};
 use std::collections::BTreeMap;
 
 /// All keys of the table.

@@ -3,9 +3,15 @@
 
 use super::cases::{client, recorded};
 use super::{COUNTED, LINES, LOADS, SLOW, WORDS, grace, several};
-use oneread::layout::geometry::Geometry;
-use oneread::sim::{self, Adversary, Aim, Hardware, History, Instant, KeyNumber, Pace, Random, Recorder};
-use oneread::{Clock, Config, Index, PutMode, Seeds, TableSize};
+use oneread::internals::layout::geometry::Geometry;
+use oneread::internals::sim::{
+    self, Adversary, Aim, Hardware, History, Instant, KeyNumber, Pace, Random, Recorder,
+};
+use oneread::{
+    Config, PutMode, TableSize,
+    embedded::{Clock, Index},
+    layout::Seeds,
+};
 use std::sync::Arc;
 
 /// What the server was about when it was killed.
@@ -92,7 +98,7 @@ fn drive(index: &Index, clock: &Clock, scale: Scale) {
 }
 
 fn worked(layout: &str, work: Work, seed: u64, scale: Scale) -> Worked {
-    let layout: oneread::Layout = layout.parse().unwrap();
+    let layout: oneread::layout::Layout = layout.parse().unwrap();
     let segment_slots = scale.segment_slots.max(2 * u64::from(layout.window_slots()));
     let size = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(segment_slots) };
     let is_long = seed % 2 == 1;
@@ -265,7 +271,7 @@ fn gets_that_span_a_takeover_at_the_shipped_pace() {
 #[cfg(feature = "faults")]
 #[test]
 fn originals_of_a_killed_split_or_merge_that_go_uncounted() {
-    use oneread::faults::{Broken, Rule};
+    use oneread::internals::faults::{Broken, Rule};
     let _broken = Broken::rule(Rule::TakeoverCount);
     for work in [Work::Split, Work::Merge] {
         let found =

@@ -21,8 +21,8 @@ mod killed_growth;
 mod matrix;
 mod random;
 
-use oneread::sim::KeyNumber;
-use oneread::sim::{Hardware, Unit, Witness};
+use oneread::internals::sim::KeyNumber;
+use oneread::internals::sim::{Hardware, Unit, Witness};
 use std::cell::Cell;
 use std::time::Duration;
 

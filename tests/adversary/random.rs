@@ -2,13 +2,13 @@
 
 use super::cases::{HALF_LINE, ONE_LINE, TWO_LINES};
 use super::{KeyNumber, LINES, grace};
-use oneread::Layout;
-use oneread::families::presets;
-use oneread::layout::geometry::{Family, Window};
-use oneread::sim::{Adversary, Hardware, Instant, Random, Stalls, Unit, Witness};
-use oneread::sim::{
+use oneread::internals::families::presets;
+use oneread::internals::layout::geometry::{Family, Window};
+use oneread::internals::sim::{Adversary, Hardware, Instant, Random, Stalls, Unit, Witness};
+use oneread::internals::sim::{
     By, Change, Decided, Incident, IncidentKind, Past, PlannedGet, Scene, Violation, World, key,
 };
+use oneread::layout::Layout;
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -4,11 +4,15 @@
 #![allow(dead_code, reason = "each test binary uses its part of this")]
 
 use oneread::fabric::Fabric;
-use oneread::hints::Hints;
-use oneread::layout::hash::mix;
+use oneread::internals::hints::Hints;
+use oneread::internals::layout::hash::mix;
 use oneread::{
-    Clock, Config, Geometry, HintCounts, Index, Layout, Limits, PutError, PutMode, ReadCounts, Reader,
-    Region, Seeds, Shm, TableSize,
+    Config, Limits, PutMode, TableSize,
+    embedded::{Clock, Index, Reader, Region},
+    error::PutError,
+    fabric::Shm,
+    layout::{Geometry, Layout, Seeds},
+    stats::{HintCounts, ReadCounts},
 };
 use std::fmt::Debug;
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! Values that clients encrypt, over any fabric.
 
 use oneread::{
-    Client, DecryptError, Encryption, GetError, KeyError, MutateError, PutError, PutOutcome, SwapOutcome,
-    Values,
+    Client, Encryption, GetError, MutateError, PutOutcome, SwapOutcome, Values,
+    error::{DecryptError, KeyError, PutError},
 };
 use std::fmt;
 use std::ops::ControlFlow;

@@ -2,7 +2,7 @@
 //! with the fake one.
 
 use super::{TOKEN, at, options, refused};
-use oneread::verbs::SetupError;
+use oneread::internals::verbs::SetupError;
 use oneread::{Address, VerbsAddress};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};

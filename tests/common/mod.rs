@@ -3,23 +3,26 @@
 
 #![allow(dead_code, reason = "each test binary uses its part of this")]
 
-use oneread::fabric::shm::Shm;
 use oneread::fabric::{Direct, Fabric, ReadId, Stretch};
-use oneread::families;
-use oneread::families::presets;
-use oneread::get::Proof;
-use oneread::inspect::Inspector;
-use oneread::layout::chain::{self, Block};
-use oneread::layout::geometry::{Family, Window};
-use oneread::layout::hash::{Seeds, mix};
-use oneread::placement::Preset;
-use oneread::reader::{Limits, Reader};
-use oneread::region::{Backing, Region, RegionError};
+use oneread::internals::fabric::shm::Shm;
+use oneread::internals::families;
+use oneread::internals::families::presets;
+use oneread::internals::get::Proof;
+use oneread::internals::inspect::Inspector;
+use oneread::internals::layout::chain::{self, Block};
+use oneread::internals::layout::geometry::{Family, Window};
+use oneread::internals::layout::hash::{Seeds, mix};
+use oneread::internals::placement::Preset;
+use oneread::internals::reader::{Limits, Reader};
+use oneread::internals::region::{Backing, Region, RegionError};
+use oneread::internals::wire::{self, Reply};
 use oneread::sink::Sink;
-use oneread::wire::{self, Reply};
 use oneread::{
-    Address, Client, ClientOptions, Clock, Config, Geometry, Index, KeyError, KeyLengthError, PutError,
-    PutMode, PutOutcome, SaveError, ServeError, Server, ServerConfig, SwapOutcome, TableSize, Values,
+    Address, Client, ClientOptions, Config, PutMode, PutOutcome, ServeError, Server, ServerConfig,
+    SwapOutcome, TableSize, Values,
+    embedded::{Clock, Index},
+    error::{KeyError, KeyLengthError, PutError, SaveError},
+    layout::Geometry,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
@@ -540,7 +543,7 @@ pub fn linked_blocks(table: &Table) -> HashMap<Block, u64> {
 pub fn reads_expected(table: &Table, key: &[u8]) -> u64 {
     let inspector = table.inspector();
     let (windows, named) = inspector.windows(key);
-    let holds = |window: &oneread::layout::geometry::Window| {
+    let holds = |window: &oneread::internals::layout::geometry::Window| {
         window.iter().any(|slot| inspector.slot(slot).key == key)
     };
     match windows.iter().position(holds) {

@@ -4,8 +4,10 @@ use crate::common::*;
 use crate::fake::Fake;
 use crate::on_every_family;
 use crate::raw::Raw;
-use oneread::wire::{Reply, Request};
-use oneread::{Client, GetError, MutateError, PutError, PutOutcome, RequestPath, Server, ServerConfig};
+use oneread::internals::wire::{Reply, Request};
+use oneread::{
+    Client, GetError, MutateError, PutOutcome, RequestPath, Server, ServerConfig, error::PutError,
+};
 use rustix::process::Signal;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -65,11 +67,12 @@ fn stats_count_reads_exactly() {
         // A GET reads a slot again while its trace is being removed.
         wait_for("all traces to be gone", || server.index().tidy().is_none().then_some(()));
         std::thread::sleep(Duration::from_millis(5));
-        let inspector = oneread::inspect::Inspector::new(server.index().region(), &geometry);
+        let inspector = oneread::internals::inspect::Inspector::new(server.index().region(), &geometry);
         let reads = |key: &[u8]| {
             let (windows, named) = inspector.windows(key);
-            let holds =
-                |w: &oneread::layout::geometry::Window| w.iter().any(|s| inspector.slot(s).key == key);
+            let holds = |w: &oneread::internals::layout::geometry::Window| {
+                w.iter().any(|s| inspector.slot(s).key == key)
+            };
             let nth = windows.iter().position(holds).map(|nth| nth as u64 + 1);
             nth.unwrap_or(if named { windows.len() as u64 } else { 1 })
         };
@@ -182,7 +185,7 @@ fn counters_are_read_by_other_threads() {
     assert_eq!((read(), read().get.gets, read().get.hits), (client.stats(), 202, 201));
     client.get(b"").unwrap_err();
     assert_eq!((read(), read().failures.refused), (client.stats(), 1));
-    assert_eq!(client.clone().counters().stats(), oneread::ClientStats::default());
+    assert_eq!(client.clone().counters().stats(), oneread::stats::ClientStats::default());
     // While the handle works.
     std::thread::scope(|scope| {
         let working = scope.spawn(|| (0..20_000).for_each(|_| drop(client.get(b"a").unwrap())));
@@ -318,7 +321,11 @@ fn clones_share_only_the_mapping() {
                 });
             }
         });
-        assert_eq!(client.stats(), oneread::client::ClientStats::default(), "clones count for themselves");
+        assert_eq!(
+            client.stats(),
+            oneread::internals::client::ClientStats::default(),
+            "clones count for themselves"
+        );
         assert_eq!(server.index().len(), 800);
     });
 }

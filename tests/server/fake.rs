@@ -3,7 +3,7 @@
 use crate::common::*;
 use crate::raw::Raw;
 use crate::table;
-use oneread::wire::{self};
+use oneread::internals::wire::{self};
 use oneread::{Address, Client, ClientOptions, GetError, MutateError, Server, ServerConfig};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

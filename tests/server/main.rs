@@ -12,9 +12,9 @@ mod scripted;
 mod stopped;
 
 use common::*;
-use oneread::families::presets;
-use oneread::placement::Preset;
-use oneread::region::Backing;
+use oneread::internals::families::presets;
+use oneread::internals::placement::Preset;
+use oneread::internals::region::Backing;
 use oneread::{Client, ClientOptions, Config, Server, ServerConfig, StartMode};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;

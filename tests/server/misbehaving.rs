@@ -4,12 +4,12 @@ use crate::common::*;
 use crate::fake::as_change;
 use crate::raw::Raw;
 use crate::{on_every_family, table};
-use oneread::client::LinkError;
-use oneread::region::Backing;
-use oneread::wire::{self, PROTOCOL_VERSION, Reply, Request};
+use oneread::internals::client::LinkError;
+use oneread::internals::region::Backing;
+use oneread::internals::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use oneread::{
-    Address, Client, ClientOptions, ConnectError, MutateError, PutOutcome, Refusal, RequestPath, Server,
-    ServerConfig, StartMode,
+    Address, Client, ClientOptions, ConnectError, MutateError, PutOutcome, RequestPath, Server, ServerConfig,
+    StartMode, error::Refusal,
 };
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -405,7 +405,10 @@ fn misnumbered_replies_are_rejected() {
             |client| client.put(b"k", b"v").map(|put| assert_eq!(put, PutOutcome::Inserted)),
             |client| client.remove(b"k").map(|there| assert!(there)),
             |client| match client.get_two_sided(b"k") {
-                Ok(found) => Ok(assert_eq!(found.unwrap(), b"a value")),
+                Ok(found) => {
+                    assert_eq!(found.unwrap(), b"a value");
+                    Ok(())
+                }
                 Err(error) => Err(as_change(error)),
             },
             |client| {

@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use oneread::Address;
-use oneread::wire::{self, PROTOCOL_VERSION, Reply, Request};
+use oneread::internals::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 

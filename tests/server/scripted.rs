@@ -3,11 +3,11 @@
 use crate::common::*;
 use crate::fake::{Fake, as_change, requests_of};
 use crate::on_every_family;
-use oneread::client::LinkError;
-use oneread::wire::{self, Reply, Request};
+use oneread::internals::client::LinkError;
+use oneread::internals::wire::{self, Reply, Request};
 use oneread::{
-    Client, Config, ConnectError, GetError, MutateError, PutOutcome, Refusal, RequestPath, Server,
-    ServerConfig, TableSize,
+    Client, Config, ConnectError, GetError, MutateError, PutOutcome, RequestPath, Server, ServerConfig,
+    TableSize, error::Refusal,
 };
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -621,7 +621,7 @@ fn a_client_killed_in_the_middle_of_a_put() {
             assert_eq!(good.get(&key(n, 16)).unwrap(), Some(n.to_le_bytes().to_vec()));
         }
         let index = server.index();
-        let inspector = oneread::inspect::Inspector::new(index.region(), index.geometry());
+        let inspector = oneread::internals::inspect::Inspector::new(index.region(), index.geometry());
         let occupancy = inspector.occupancy(|_| {});
         assert_eq!(occupancy.torn, 0);
         assert_eq!(occupancy.live_main + occupancy.live_overflow, index.len());

@@ -3,14 +3,15 @@
 use crate::common::*;
 use crate::raw::Raw;
 use crate::{on_every_family, table};
-use oneread::client::LinkError;
-use oneread::placement::Preset;
-use oneread::reader::Limits;
-use oneread::region::Backing;
-use oneread::wire::{PROTOCOL_VERSION, Reply, Request};
+use oneread::internals::client::LinkError;
+use oneread::internals::placement::Preset;
+use oneread::internals::reader::Limits;
+use oneread::internals::region::Backing;
+use oneread::internals::wire::{PROTOCOL_VERSION, Reply, Request};
 use oneread::{
-    Address, Client, ClientOptions, ConnectError, FileError, GetError, MutateError, PutOutcome, Refusal,
-    RegionError, RequestPath, Server, ServerConfig, StartMode, TableSize,
+    Address, Client, ClientOptions, ConnectError, GetError, MutateError, PutOutcome, RequestPath, Server,
+    ServerConfig, StartMode, TableSize,
+    error::{FileError, Refusal, RegionError},
 };
 use rustix::process::Signal;
 use std::io::{Read, Write};
@@ -223,7 +224,7 @@ fn killed_while_changing() {
                 let found = index.reader().get_into(key, &mut got).unwrap();
                 assert!(found && got == *value, "{key:02x?} is missing, {recovered:?}");
             }
-            let inspector = oneread::inspect::Inspector::new(index.region(), index.geometry());
+            let inspector = oneread::internals::inspect::Inspector::new(index.region(), index.geometry());
             let occupancy = inspector.occupancy(|_| {});
             assert_eq!(occupancy.torn, 0);
             assert_eq!(occupancy.live_main + occupancy.live_overflow, recovered.keys);
@@ -597,9 +598,9 @@ fn a_client_has_a_table_shrink() {
     for path in [RequestPath::Message, RequestPath::Mailbox] {
         let mut client = Client::connect_with(&place.address, patient().requests(path)).unwrap();
         client.put(b"key", b"value").unwrap();
-        let none = oneread::GrowthCounts::default();
+        let none = oneread::stats::GrowthCounts::default();
         assert_eq!((client.growth().unwrap(), client.shrink().unwrap(), server.growth()), (none, none, none));
-        assert_eq!(client.heap().unwrap(), oneread::HeapCounts::default());
+        assert_eq!(client.heap().unwrap(), oneread::stats::HeapCounts::default());
     }
     server.stop();
     let size = TableSize::Growing { bytes_max: 8 << 20, segment_slots: Some(256) };

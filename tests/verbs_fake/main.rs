@@ -33,19 +33,19 @@ mod shared;
 use common::*;
 use fake::Fake;
 use fake_ibverbs::{compile, folder, is_guest};
-use oneread::client::LinkError;
-use oneread::families::presets;
-use oneread::get::Retry;
-use oneread::layout::geometry::{Family, SlotIx};
-use oneread::placement::Preset;
-use oneread::region::Backing;
-use oneread::server::StartMode;
-use oneread::verbs::{SetupError, Token, VerbsError, VerbsOptions, Wait};
+use oneread::internals::client::LinkError;
+use oneread::internals::families::presets;
+use oneread::internals::get::Retry;
+use oneread::internals::layout::geometry::{Family, SlotIx};
+use oneread::internals::placement::Preset;
+use oneread::internals::region::Backing;
+use oneread::internals::server::StartMode;
+use oneread::internals::verbs::{SetupError, Token, VerbsError, VerbsOptions, Wait};
 use oneread::{
-    Address, BatchAnswer, Client, ClientOptions, ConnectError, GetError, MutateError, PutError, PutMode,
-    PutOutcome, RequestPath, ServeError, Server,
+    Address, BatchAnswer, Client, ClientOptions, ConnectError, GetError, MutateError, PutMode, PutOutcome,
+    RequestPath, ServeError, Server, error::PutError,
 };
-use oneread::{Config, ServerConfig, TableSize, VerbsAddress, WireError};
+use oneread::{Config, ServerConfig, TableSize, VerbsAddress, error::WireError};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::ops::ControlFlow;

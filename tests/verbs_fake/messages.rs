@@ -82,7 +82,7 @@ fn answers_that_come_first(fake: &Fake) {
 /// fit into one message.
 const MESSAGE: usize = 4096;
 
-const REPLY: usize = 16 + size_of::<oneread::ServerStats>();
+const REPLY: usize = 16 + size_of::<oneread::stats::ServerStats>();
 
 const FRAMES: usize = MESSAGE / REPLY;
 

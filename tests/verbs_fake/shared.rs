@@ -41,7 +41,9 @@ fn costs_over_a_shared_pair(fake: &Fake) {
         let device = || ["reads", "doorbells"].map(|name| fake.count(name));
         let asked = |clients: &[Client; 2]| {
             let counts = clients.each_ref().map(|client| client.queue_counts().unwrap());
-            let sum = |of: fn(&oneread::verbs::QueueCounts) -> u64| counts.iter().map(of).sum::<u64>() as i64;
+            let sum = |of: fn(&oneread::internals::verbs::QueueCounts) -> u64| {
+                counts.iter().map(of).sum::<u64>() as i64
+            };
             [sum(|counts| counts.reads), sum(|counts| counts.doorbells), sum(|counts| counts.messages)]
         };
         let (before, asked_before) = (device(), asked(&clients));

@@ -4,7 +4,7 @@
 //! Files are looked up under a root folder, so that a test can lay out a machine. Nothing here
 //! fails: if a file is missing or makes no sense, its fact is missing.
 
-use oneread::verbs::gid::{Entry, GidKind, LinkLayer};
+use oneread::internals::verbs::gid::{Entry, GidKind, LinkLayer};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::fs::OpenOptions;

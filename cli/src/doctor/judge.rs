@@ -1,7 +1,7 @@
 //! What the facts mean: which fabrics will work, what is wrong, and the command that mends it.
 
 use super::facts::{Device, Distribution, Facts, HugePages, Interface, Module, Port};
-use oneread::verbs::gid::{self, Choice, GidError, GidQuery, LinkLayer, Ranked};
+use oneread::internals::verbs::gid::{self, Choice, GidError, GidQuery, LinkLayer, Ranked};
 use oneread_kit::show;
 use serde::Serialize;
 use std::io;

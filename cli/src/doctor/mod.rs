@@ -12,7 +12,7 @@ use comfy_table::{Attribute, Cell, Color, ColumnConstraint, Width};
 pub use facts::locked_memory_max;
 use facts::{Facts, InterfaceAddress, Live};
 use judge::{Diagnosis, Finding, Level, PortGids, Question};
-use oneread::region::{Backing, Region};
+use oneread::internals::region::{Backing, Region};
 use oneread::{Address, Client, ClientOptions, Config, ConnectError};
 use oneread_kit::show;
 use serde_json::json;

@@ -4,7 +4,7 @@
 //! the line that reports readiness. Until then a Ctrl-C reaches both; after that the server has a session of its own.
 
 use anyhow::{Context, Result, bail};
-use oneread::{Address, files};
+use oneread::{Address, internals::files};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;

@@ -9,12 +9,13 @@ use crate::snapshot;
 use crate::users::UserId;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use oneread::files;
-use oneread::region::{Backing, RegionError};
-use oneread::verbs::Wait;
+use oneread::internals::files;
+use oneread::internals::region::{Backing, RegionError};
+use oneread::internals::verbs::Wait;
 use oneread::{
-    Address, Config, Geometry, Layout, MemoryShare, ServeError, Server, ServerConfig, Snapshots, StartMode,
-    TableSize, Token,
+    Address, Config, ServeError, Server, ServerConfig, Snapshots, StartMode, TableSize, Token,
+    embedded::MemoryShare,
+    layout::{Geometry, Layout},
 };
 use oneread_kit::units::{ByteSize, Period, length, some_bytes, some_time};
 use oneread_kit::{TokenArgs, interrupt, names, show};

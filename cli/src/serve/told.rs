@@ -1,6 +1,10 @@
 //! What a server says of its table when it begins and ends, and on the way.
 
-use oneread::{Geometry, Recovered, StartProgress, StartStep};
+use oneread::{
+    embedded::Recovered,
+    layout::Geometry,
+    stats::{StartProgress, StartStep},
+};
 use oneread_kit::progress::Progress;
 use oneread_kit::show;
 use sd_notify::NotifyState;

@@ -1,8 +1,8 @@
 //! Figures of a table that several commands tell.
 
 use comfy_table::{Cell, ColumnConstraint};
-use oneread::layout::control::Phase;
-use oneread::layout::geometry::Geometry;
+use oneread::internals::layout::control::Phase;
+use oneread::internals::layout::geometry::Geometry;
 use oneread_kit::show;
 use serde_json::json;
 

@@ -6,11 +6,11 @@ use crate::source::Source;
 use anyhow::{Context, Result};
 use clap::Args;
 use comfy_table::Cell;
-use oneread::inspect::{Inspector, KeyReport, Occupancy, SlotReport};
-use oneread::layout::control::Phase;
-use oneread::layout::geometry::Geometry;
-use oneread::layout::slot::Torn;
-use oneread::layout::superblock::Superblock;
+use oneread::internals::inspect::{Inspector, KeyReport, Occupancy, SlotReport};
+use oneread::internals::layout::control::Phase;
+use oneread::internals::layout::geometry::Geometry;
+use oneread::internals::layout::slot::Torn;
+use oneread::internals::layout::superblock::Superblock;
 use oneread_kit::progress::Progress;
 use oneread_kit::show;
 use serde_json::json;
@@ -310,7 +310,7 @@ pub fn key_json(key: &KeyView) -> serde_json::Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oneread::region::Region;
+    use oneread::internals::region::Region;
 
     /// A GET of an absent key READs its further windows if the filter has its bit, and else the first one alone.
     #[test]
@@ -323,7 +323,9 @@ mod tests {
         let config = oneread::Config::new().size(oneread::TableSize::Slots(64)).key_max(16);
         let geometry = config.geometry().unwrap();
         let region = Region::private(geometry.region_bytes());
-        let index = oneread::Index::create(region, geometry.clone(), oneread::Clock::System).unwrap();
+        let index =
+            oneread::embedded::Index::create(region, geometry.clone(), oneread::embedded::Clock::System)
+                .unwrap();
         index.put(b"other", b"value", oneread::PutMode::Upsert).unwrap();
         let windows = Inspector::new(index.region(), &geometry).key(b"other").windows;
         let found = windows.into_iter().flatten().find(|slot| slot.key == b"other").unwrap();

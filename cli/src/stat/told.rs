@@ -3,9 +3,12 @@
 use super::figures::{add_geometry, geometry_json, phase, unbroken};
 use crate::snapshot;
 use comfy_table::{Attribute, Cell};
-use oneread::inspect::Inspector;
-use oneread::layout::geometry::Geometry;
-use oneread::{Client, GrowthCounts, HeapCounts, ServerStats, SnapshotStatus};
+use oneread::internals::inspect::Inspector;
+use oneread::internals::layout::geometry::Geometry;
+use oneread::{
+    Client,
+    stats::{GrowthCounts, HeapCounts, ServerStats, SnapshotStatus},
+};
 use oneread_kit::show;
 use serde_json::json;
 

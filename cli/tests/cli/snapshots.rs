@@ -168,7 +168,7 @@ fn a_full_disk_costs_no_snapshot() {
 /// been served from. The next one begins anew.
 #[test]
 fn a_table_that_was_half_restored_is_begun_again() {
-    use oneread::layout::control::{Phase, STATE_WORD, State};
+    use oneread::internals::layout::control::{Phase, STATE_WORD, State};
     let dir = tempfile::tempdir().unwrap();
     let region = region_in(dir.path());
     let snap = dir.path().join("table.snap").display().to_string();

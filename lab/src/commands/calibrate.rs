@@ -2,8 +2,11 @@
 
 use crate::plan::{COSTS, HostFigures, Profile, Sample, Surety, System, Workload};
 use anyhow::{Context, Result};
-use oneread::layout::hash::{mix, reduce};
-use oneread::{Backing, Clock, Config, Index, PutMode, Region, TableSize};
+use oneread::internals::layout::hash::{mix, reduce};
+use oneread::{
+    Backing, Config, PutMode, TableSize,
+    embedded::{Clock, Index, Region},
+};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;

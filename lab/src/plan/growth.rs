@@ -10,13 +10,19 @@ use super::demand::{
 };
 use super::sample::put_message;
 use super::{Demand, Design, PlanError, SampleTable, Side, SplitPause, Workload, hinted_name};
-use oneread::fabric::landed::LandedWindow;
 use oneread::fabric::{Direct, Fabric, ReadId, Stretch};
-use oneread::get::Proof;
-use oneread::hints::Hints;
-use oneread::layout::geometry::{Geometry, Window};
+use oneread::internals::fabric::landed::LandedWindow;
+use oneread::internals::get::Proof;
+use oneread::internals::hints::Hints;
+use oneread::internals::layout::geometry::{Geometry, Window};
 use oneread::sink::Sink;
-use oneread::{Clock, Config, HintCounts, Layout, Limits, ReadCounts, ReadError, Reader, Region, TableSize};
+use oneread::{
+    Config, Limits, TableSize,
+    embedded::{Clock, Reader, Region},
+    error::ReadError,
+    layout::Layout,
+    stats::{HintCounts, ReadCounts},
+};
 use serde::Serialize;
 use std::time::Duration;
 
@@ -171,7 +177,7 @@ struct Copying<'f> {
 }
 
 impl<'f> Copying<'f> {
-    fn reader(table: &'f oneread::Index) -> Reader<'f, Copying<'f>> {
+    fn reader(table: &'f oneread::embedded::Index) -> Reader<'f, Copying<'f>> {
         let (region, geometry) = (table.region(), table.geometry());
         let fabric = Copying { region, geometry, posted: Vec::new(), words: Vec::new(), directory: 0 };
         Reader::new(fabric, geometry, Clock::manual(), Limits::default())

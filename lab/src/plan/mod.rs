@@ -172,10 +172,10 @@ pub enum PlanError {
     },
     /// A layout cannot hold such keys and values.
     #[error(transparent)]
-    Config(#[from] oneread::ConfigError),
+    Config(#[from] oneread::error::ConfigError),
     /// The sample table could not be made.
     #[error("no memory for the sample table; take a smaller one")]
-    Memory(#[from] oneread::RegionError),
+    Memory(#[from] oneread::error::RegionError),
     /// The sample table took no key, or a GET of it failed.
     #[error("the sample of {layout} cannot be counted: {why}")]
     Sample {

@@ -4,10 +4,14 @@ use super::demand::{
     FILL, GET_HINTED_HIT, GET_HINTED_MISS, GET_HIT, GET_LINES, GET_MISS, HERD_NS, MESSAGE_HEADER, UPDATE,
 };
 use super::{Demand, Design, PlanError, Side, Workload};
-use oneread::hints::Hints;
-use oneread::layout::hash::{Seeds, mix};
+use oneread::internals::hints::Hints;
+use oneread::internals::layout::hash::{Seeds, mix};
 use oneread::{
-    Backing, Clock, Config, Index, IndexCounts, Layout, PutError, PutMode, ReadCounts, Region, TableSize,
+    Backing, Config, PutMode, TableSize,
+    embedded::{Clock, Index, Region},
+    error::PutError,
+    layout::Layout,
+    stats::{IndexCounts, ReadCounts},
 };
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;

@@ -12,7 +12,7 @@
 
 use super::{Demand, Design, PlanError, Resource, System};
 use hdrhistogram::Histogram;
-use oneread::layout::hash::{mix, reduce};
+use oneread::internals::layout::hash::{mix, reduce};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Zipf};

@@ -15,12 +15,14 @@ use std::fmt;
 use std::net::TcpStream;
 use std::sync::Arc;
 
+/// Makes the client's end of an extension for a server with this offer.
+pub(crate) type MakeDraft = fn(&Station, Option<&Value>) -> Result<Box<dyn ExtensionDraft>, SetupError>;
+
 /// An extension that a client may ask for ([`RequestPath::Extension`](crate::RequestPath::Extension)).
 #[derive(Clone, Copy)]
 pub struct RequestExtension {
     pub(crate) name: &'static str,
-    /// Makes the client's end for a server with this offer.
-    pub(crate) draft: fn(&Station, Option<&Value>) -> Result<Box<dyn ExtensionDraft>, SetupError>,
+    pub(crate) draft: MakeDraft,
 }
 
 impl RequestExtension {

@@ -239,9 +239,7 @@ impl OneSize {
 #[cfg(all(test, not(loom)))]
 mod for_tests {
     use super::*;
-    use crate::fabric::shm::Shm;
     use crate::index::seams::Nobody;
-    use crate::reader::{Limits, Reader};
     use std::ops::Deref;
 
     impl Deref for OneSize {
@@ -282,7 +280,10 @@ mod for_tests {
         }
 
         /// It does the same GET as clients.
-        pub fn reader(&self) -> Reader<'_, Shm<'_>> {
+        #[cfg(feature = "sim")]
+        pub fn reader(&self) -> crate::reader::Reader<'_, crate::fabric::shm::Shm<'_>> {
+            use crate::fabric::shm::Shm;
+            use crate::reader::{Limits, Reader};
             let (fabric, clock) = (Shm::new(self.region(), self.geometry()), self.homes().grace().clock());
             Reader::new(fabric, self.geometry(), clock.clone(), Limits::default())
         }

@@ -10,13 +10,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+/// Starts an extension with this number of workers. Its threads end after it is dropped.
+pub(crate) type OpenWith = fn(&Arc<ServerState>, &Arc<Station>, usize) -> Result<OpenExtension, SetupError>;
+
 /// An extension that a server may have.
 #[derive(Clone, Copy)]
 pub struct ServerExtension {
     /// The name of the option that turns it on.
     pub(crate) name: &'static str,
-    /// Starts it with this number of workers. Its threads end after it is dropped.
-    pub(crate) open: fn(&Arc<ServerState>, &Arc<Station>, usize) -> Result<OpenExtension, SetupError>,
+    pub(crate) open: OpenWith,
 }
 
 /// An extension in service, and its threads.

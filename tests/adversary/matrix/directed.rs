@@ -10,9 +10,9 @@
 
 use super::super::extents::config;
 use super::*;
-use oneread::layout::extent::Reference;
-use oneread::sim::{StopAt, interrupt};
-use oneread::{Layout, TableSize};
+use oneread::internals::layout::extent::Reference;
+use oneread::internals::sim::{StopAt, interrupt};
+use oneread::{TableSize, layout::Layout};
 
 const LAYOUTS: [&str; 4] = ["windowed:8", "bucketized:4", "farm", "list"];
 
@@ -290,7 +290,7 @@ impl Pair<'_> {
         let stage = self.stage();
         let (from, first) = (stage.server.now(), self.features[0]);
         if first == Feature::Walk {
-            let accesses = oneread::sim::accesses_of(|| drop(stage.act(first, false)));
+            let accesses = oneread::internals::sim::accesses_of(|| drop(stage.act(first, false)));
             return (1..accesses).step_by((accesses / EACH).max(1)).map(StopAt::Access).collect();
         }
         stage.act(first, false);
@@ -437,7 +437,7 @@ fn every_pair_in_chains() {
 #[cfg(feature = "faults")]
 mod broken {
     use super::*;
-    use oneread::faults::{Broken, Rule};
+    use oneread::internals::faults::{Broken, Rule};
 
     /// While a rule is broken, some schedule of these two features shows it.
     #[test]

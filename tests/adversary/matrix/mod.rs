@@ -11,13 +11,19 @@ use super::cases::{client, recorded};
 use super::extents::{WHOLE, key, value};
 use super::killed_extents::check_books;
 use super::{COUNTED, HINTED, LINES, LOADS, SLOW, several};
-use oneread::hints::Hints;
-use oneread::inspect::Inspector;
-use oneread::layout::extent::Reference;
-use oneread::layout::geometry::Geometry;
-use oneread::sim::{Adversary, Aim, Hardware, History, Instant, Pace, Random, Recorder, SimGetError};
+use oneread::internals::hints::Hints;
+use oneread::internals::inspect::Inspector;
+use oneread::internals::layout::extent::Reference;
+use oneread::internals::layout::geometry::Geometry;
+use oneread::internals::sim::{
+    Adversary, Aim, Hardware, History, Instant, Pace, Random, Recorder, SimGetError,
+};
 use oneread::{
-    Clock, Config, Index, Layout, Limits, PutError, PutMode, PutOutcome, ReadError, Reader, Shm, SwapOutcome,
+    Config, Limits, PutMode, PutOutcome, SwapOutcome,
+    embedded::{Clock, Index, Reader},
+    error::{PutError, ReadError},
+    fabric::Shm,
+    layout::Layout,
 };
 use std::collections::BTreeMap;
 use std::fmt;

@@ -3,8 +3,8 @@
 use super::super::extents::config;
 use super::super::{grace, ns};
 use super::*;
-use oneread::sim::{StopAt, interrupt, take_turns};
-use oneread::{Layout, TableSize};
+use oneread::internals::sim::{StopAt, interrupt, take_turns};
+use oneread::{TableSize, layout::Layout};
 
 /// Keys of one home, most of whose directory hashes agree in their last bits, and others.
 struct Keys {
@@ -280,7 +280,7 @@ fn random_pairs_in_chains() {
 #[cfg(feature = "faults")]
 mod broken {
     use super::*;
-    use oneread::faults::{Broken, Rule};
+    use oneread::internals::faults::{Broken, Rule};
 
     /// While a rule is broken, some table shows it.
     #[test]

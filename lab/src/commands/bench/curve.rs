@@ -9,8 +9,12 @@ use crate::plot::{
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use dashmap::DashMap;
-use oneread::layout::hash::{mix, reduce};
-use oneread::{Backing, Clock, Config, Index, Layout, PutMode, Region, TableSize};
+use oneread::internals::layout::hash::{mix, reduce};
+use oneread::{
+    Backing, Config, PutMode, TableSize,
+    embedded::{Clock, Index, Region},
+    layout::Layout,
+};
 use oneread_kit::progress::Progress;
 use oneread_kit::{names, show};
 use plotters::prelude::*;

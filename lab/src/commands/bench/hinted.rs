@@ -9,7 +9,7 @@ use crate::plot::{
 use anyhow::{Result, ensure};
 use clap::Args;
 use comfy_table::Cell;
-use oneread::Layout;
+use oneread::layout::Layout;
 use oneread_kit::progress::Progress;
 use oneread_kit::{names, show, units};
 use plotters::prelude::*;

@@ -8,9 +8,9 @@ use crate::measure::{key, machine};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use hdrhistogram::Histogram;
-use oneread::inspect::{Inspector, SlotReport};
-use oneread::layout::hash::mix;
-use oneread::{Client, Layout};
+use oneread::internals::inspect::{Inspector, SlotReport};
+use oneread::internals::layout::hash::mix;
+use oneread::{Client, layout::Layout};
 use oneread_kit::child::{Fabric, ServerChild};
 use oneread_kit::progress::Progress;
 use oneread_kit::{names, show};
@@ -423,8 +423,10 @@ mod tests {
     fn slots_are_looked_through() {
         let config = oneread::Config::new().size(oneread::TableSize::Slots(64));
         let geometry = config.geometry().unwrap();
-        let region = oneread::Region::private(geometry.region_bytes());
-        let index = oneread::Index::create(region, geometry.clone(), oneread::Clock::System).unwrap();
+        let region = oneread::embedded::Region::private(geometry.region_bytes());
+        let index =
+            oneread::embedded::Index::create(region, geometry.clone(), oneread::embedded::Clock::System)
+                .unwrap();
         for key in [b"one", b"two"] {
             index.put(key, b"value", oneread::PutMode::Upsert).unwrap();
         }
@@ -434,7 +436,7 @@ mod tests {
             let present = present.iter().map(|key| key.to_vec()).collect();
             let slots =
                 (0..times).flat_map(|_| inspector.slots()).map(|slot| match torn && slot.key == b"two" {
-                    true => SlotReport { verdict: Err(oneread::layout::slot::Torn::Crc), ..slot },
+                    true => SlotReport { verdict: Err(oneread::internals::layout::slot::Torn::Crc), ..slot },
                     false => slot,
                 });
             outcome.look_through(slots, &present);

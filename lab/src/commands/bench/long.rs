@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use comfy_table::{Attribute, Cell};
 use oneread::Client;
-use oneread::layout::hash::{mix, reduce};
+use oneread::internals::layout::hash::{mix, reduce};
 use oneread_kit::child::{Fabric, ServerChild};
 use oneread_kit::progress::Progress;
 use oneread_kit::show;

@@ -3,7 +3,7 @@
 use crate::measure::{VALUE_BYTES, key};
 use anyhow::{Result, ensure};
 use oneread::Client;
-use oneread::layout::hash::{mix, reduce};
+use oneread::internals::layout::hash::{mix, reduce};
 use std::hint::black_box;
 use std::ops::ControlFlow;
 use std::time::Instant;

@@ -8,10 +8,15 @@ use anyhow::{Context, Result};
 use clap::Args;
 use comfy_table::{Attribute, Cell};
 use dashmap::DashMap;
-use oneread::layout::hash::{mix, reduce};
-use oneread::region::{Backing, Region};
-use oneread::verbs::VerbsOptions;
-use oneread::{Client, ClientOptions, ClientStats, Clock, Config, Index, Layout, PutMode, TableSize};
+use oneread::internals::layout::hash::{mix, reduce};
+use oneread::internals::region::{Backing, Region};
+use oneread::internals::verbs::VerbsOptions;
+use oneread::{
+    Client, ClientOptions, Config, PutMode, TableSize,
+    embedded::{Clock, Index},
+    layout::Layout,
+    stats::ClientStats,
+};
 use oneread_kit::child::{Fabric, ServerChild};
 use oneread_kit::progress::Progress;
 use oneread_kit::{names, show};

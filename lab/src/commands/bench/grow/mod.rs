@@ -15,7 +15,7 @@ use crate::arguments::whole;
 use crate::measure::{KEY_BYTES, VALUE_BYTES, machine};
 use anyhow::{Result, ensure};
 use clap::Args;
-use oneread::{Address, Backing, Config, Layout, Server, ServerConfig, TableSize};
+use oneread::{Address, Backing, Config, Server, ServerConfig, TableSize, layout::Layout};
 use oneread_kit::folder::{Folder, bytes_behind};
 use oneread_kit::progress::Progress;
 use oneread_kit::{names, show};

@@ -5,7 +5,7 @@ use crate::measure::{quantile, told, told_ns};
 use anyhow::Result;
 use comfy_table::{Attribute, Cell};
 use hdrhistogram::Histogram;
-use oneread::layout::geometry::Geometry;
+use oneread::internals::layout::geometry::Geometry;
 use oneread_kit::show;
 use serde::Serialize;
 

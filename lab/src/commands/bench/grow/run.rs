@@ -6,7 +6,7 @@ use super::reader::{Page, Told};
 use super::seen::{Loads, Seen, Side, Which};
 use crate::measure::{key, value};
 use anyhow::{Context, Result, ensure};
-use oneread::{Index, PutMode, PutOutcome, Server};
+use oneread::{PutMode, PutOutcome, Server, embedded::Index};
 use oneread_kit::progress::Progress;
 use oneread_kit::show;
 use std::ops::Range;

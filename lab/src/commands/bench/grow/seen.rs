@@ -4,8 +4,8 @@ use super::reader::{StepReport, latencies};
 use crate::measure::quantile;
 use anyhow::Result;
 use hdrhistogram::Histogram;
-use oneread::layout::geometry::Geometry;
-use oneread::{Family, Index};
+use oneread::internals::layout::geometry::Geometry;
+use oneread::{embedded::Index, layout::Family};
 
 /// The two tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,8 +8,8 @@ mod round;
 use crate::measure::{KEY_BYTES, VALUE_BYTES, machine};
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use oneread::verbs::{VerbsOptions, Wait};
-use oneread::{Address, Client, ClientOptions, ConnectError, Layout, RequestPath};
+use oneread::internals::verbs::{VerbsOptions, Wait};
+use oneread::{Address, Client, ClientOptions, ConnectError, RequestPath, layout::Layout};
 use oneread_kit::child::{Fabric, ServerChild};
 use oneread_kit::progress::Progress;
 use oneread_kit::{TokenArgs, advice, interrupt, names, show};
@@ -267,7 +267,7 @@ impl Rpc {
 /// Whether the error says that the server does not take requests that way.
 fn is_not_taken(error: &ConnectError) -> bool {
     #[cfg(feature = "verbs")]
-    if matches!(error, ConnectError::Verbs(oneread::verbs::SetupError::Extension { .. })) {
+    if matches!(error, ConnectError::Verbs(oneread::internals::verbs::SetupError::Extension { .. })) {
         return true;
     }
     matches!(error, ConnectError::RequestPath { .. })
@@ -300,7 +300,7 @@ mod tests {
         assert!(!is_not_taken(&ConnectError::NotThere { address, source }));
         #[cfg(feature = "verbs")]
         {
-            use oneread::verbs::SetupError;
+            use oneread::internals::verbs::SetupError;
             let (peer, why) = ("127.0.0.1:7471".parse().unwrap(), "it takes none".into());
             assert!(is_not_taken(&ConnectError::Verbs(SetupError::Extension {
                 name: "HERD",

@@ -3,7 +3,7 @@
 use super::outcome::{Operation, Path, Tally};
 use crate::measure::{KEY_BYTES, VALUE_BYTES, key, value};
 use anyhow::{Context, Result, bail, ensure};
-use oneread::layout::hash::{mix, reduce};
+use oneread::internals::layout::hash::{mix, reduce};
 use oneread::{Client, PutOutcome};
 use oneread_kit::child::{CpuTime, ServerChild};
 use oneread_kit::progress::Progress;

@@ -1,0 +1,35 @@
+//! What clients, servers and tables count, and what a server says of its start and its end.
+//!
+//! Each number is exact, but those of one struct may be of different instants while others work. All
+//! structs are `#[non_exhaustive]`: later versions count more.
+//!
+//! ```
+//! # use oneread::{Address, Client, Config, Server, ServerConfig, TableSize};
+//! # let dir = tempfile::tempdir()?;
+//! # let address = Address::Shm(dir.path().join("s"));
+//! # let table = Config::new().size(TableSize::Keys(100));
+//! # let server = Server::start(ServerConfig::new(address.clone(), table))?;
+//! let mut client = Client::connect(&address)?;
+//! client.put(b"ACME", b"101.25")?;
+//! client.get(b"ACME")?;
+//! client.get(b"none")?;
+//! let stats = client.stats();
+//! assert_eq!((stats.get.gets, stats.get.hits), (2, 1));
+//! # server.stop();
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! | counted by | what |
+//! |---|---|
+//! | a handle ([`Client::stats`](crate::Client::stats)) | [`ClientStats`]: GETs, READs, changes, failures, hints |
+//! | all handles of a pool ([`ClientPool::stats`](crate::ClientPool::stats)) | the same, added up |
+//! | a server ([`Server::stats`](crate::Server::stats), or asked by a client) | [`ServerStats`] |
+//! | a table ([`Index::counts`](crate::embedded::Index::counts)) | [`IndexCounts`], [`GrowthCounts`], [`HeapCounts`] |
+
+pub use crate::client::{ChangeCounts, ClientCounters, ClientStats, FailureCounts, RequestCounts};
+pub use crate::outcome::{GrowthCounts, HeapCounts, IndexCounts};
+pub use crate::reader::{GetStats, HintCounts, ReadCounts};
+pub use crate::server::{MailboxCounts, StartProgress, StartStep, Stopped};
+#[cfg(feature = "verbs")]
+pub use crate::verbs::QueueCounts;
+pub use crate::wire::{ServerStats, SnapshotStatus};
