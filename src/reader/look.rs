@@ -13,10 +13,8 @@ use crate::sink::Sink;
 use smallvec::SmallVec;
 
 impl<F: Fabric> Reader<'_, F> {
-    /// The hinted look. `None` if the hints name no slots, or the key is in none of them. Out of line: a
-    /// reader without hints pays for one branch.
-    #[cold]
-    #[inline(never)]
+    /// The hinted look. `None` if the hints name no slots, or the key is in none of them.
+    #[inline]
     pub(super) fn look_where_hinted(
         &mut self,
         hints: &Hints,

@@ -87,6 +87,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
 
     /// The one GET by READs: where the hints say, if there are any; by the machine; and where the slot says.
     /// Returns the extent that the value is in, and `Some(None)` if it is in its slot.
+    #[inline]
     fn get_by_reads(
         &mut self,
         key: &[u8],
