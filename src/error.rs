@@ -14,17 +14,17 @@
 //!
 //! | kind | what happened | what to do |
 //! |---|---|---|
-//! | [`Invalid`](ErrorKind::Invalid) | the call asks for what cannot be: a length, an option, an address | change the call; the same one fails again |
-//! | [`Unreachable`](ErrorKind::Unreachable) | no server is there, or it went away | start it, and try again later; a change whose connection ended may have happened |
-//! | [`TimedOut`](ErrorKind::TimedOut) | no answer, or no conclusive look, in the time that the call allows | try again later, or allow more time; a change may still happen |
-//! | [`Busy`](ErrorKind::Busy) | others were in the way, each time | try again at once, or in a quieter moment |
-//! | [`Full`](ErrorKind::Full) | the table has no room | remove keys, or serve a larger table |
-//! | [`Refused`](ErrorKind::Refused) | this user, or whoever has this token, may not do that; or a file is open to others | give the permission, or be another user |
-//! | [`Incompatible`](ErrorKind::Incompatible) | the other side, a file or this build has another version, or lacks what is asked for | use the same version of oneread everywhere, and the cargo features that the call needs |
-//! | [`Corrupt`](ErrorKind::Corrupt) | bytes are not what was written | put the value again, or restore a snapshot |
-//! | [`Undecrypted`](ErrorKind::Undecrypted) | a value does not decrypt | give the secret key and namespace that it was put with |
-//! | [`System`](ErrorKind::System) | the operating system or a device refused: memory, descriptors, a disk, a port | give it what the message names; then the same call may succeed |
-//! | [`Cancelled`](ErrorKind::Cancelled) | the caller broke it off | nothing |
+//! | [`Invalid`] | the call asks for what cannot be: a length, an option, an address | change the call; the same one fails again |
+//! | [`Unreachable`] | no server is there, or it went away | start it, and try again later; a change whose connection ended may have happened |
+//! | [`TimedOut`] | no answer, or no conclusive look, in the time that the call allows | try again later, or allow more time; a change may still happen |
+//! | [`Busy`] | others were in the way, each time | try again at once, or in a quieter moment |
+//! | [`Full`] | the table has no room | remove keys, or serve a larger table |
+//! | [`Refused`] | this user, or whoever has this token, may not do that; or a file is open to others | give the permission, or be another user |
+//! | [`Incompatible`] | the other side, a file or this build has another version, or lacks what is asked for | use the same version of oneread everywhere, and the cargo features that the call needs |
+//! | [`Corrupt`] | bytes are not what was written | put the value again, or restore a snapshot |
+//! | [`Undecrypted`] | a value does not decrypt | give the secret key and namespace that it was put with |
+//! | [`System`] | the operating system or a device refused: memory, descriptors, a disk, a port | give it what the message names; then the same call may succeed |
+//! | [`Cancelled`] | the caller broke it off | nothing |
 
 pub use crate::address::AddressError;
 pub use crate::client::{AskError, ConnectError, GetError, LinkError, MutateError};
