@@ -38,6 +38,8 @@ impl<F: Fabric> Reader<'_, F> {
                 Looked::Here => return Ok(Some(None)),
                 Looked::At(reference, mark) => (reference, mark),
             };
+            // First: a slot may name any length, and the sink takes memory for it.
+            self.check_sound(&reference)?;
             let Some(range) = value.begin_part(reference.len as usize) else {
                 return Ok(Some(Some(reference)));
             };
@@ -99,11 +101,17 @@ impl<F: Fabric> Reader<'_, F> {
         Ok(Some(again))
     }
 
+    /// Checks that what a slot names is in the heap, and no longer than values of this table.
+    fn check_sound(&self, reference: &Reference) -> Result<(), ReadError> {
+        match reference.is_sound(self.geometry) {
+            true => Ok(()),
+            false => Err(ReadError::Damaged { what: "its slot names no place of the heap" }),
+        }
+    }
+
     /// Where these bytes of a long value are.
     fn stretch(&self, reference: &Reference, range: Range<usize>) -> Result<Stretch, ReadError> {
-        if !reference.is_sound(self.geometry) {
-            return Err(ReadError::Damaged { what: "its slot names no place of the heap" });
-        }
+        self.check_sound(reference)?;
         Ok(Stretch { offset: reference.offset + range.start as u64, len: range.len() })
     }
 
