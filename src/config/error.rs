@@ -8,7 +8,7 @@ use crate::units::{bytes, time};
 use std::io;
 use std::time::Duration;
 
-/// Why a table cannot be made from a [`Config`].
+/// Why a table cannot be made from a [`Config`](crate::Config).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {

@@ -35,7 +35,7 @@ impl FromStr for Layout {
     ///
     /// `family:d=2,b=3,w=4,o=5` gives the numbers themselves: choices, slots per bucket, buckets
     /// per window, slots per overflow block. `o` is omitted where there are no overflow blocks.
-    /// Numbers are not checked here: [`Config::geometry`] refuses impossible ones.
+    /// Numbers are not checked here: [`Config::geometry`](crate::Config::geometry) refuses impossible ones.
     fn from_str(text: &str) -> Result<Layout, ConfigError> {
         let (family, rest) = match text.split_once(':') {
             Some((f, rest)) if Family::ALL.iter().any(|x| x.1 == f) => (Some(f), rest),

@@ -10,11 +10,11 @@ use std::time::Duration;
 #[non_exhaustive]
 pub struct Limits {
     /// Passes that may be inconclusive. Then a [`Client`](crate::Client)'s GET ends in
-    /// [`GetError::Contended`](crate::GetError::Contended), a [`Reader`]'s in
+    /// [`GetError::Contended`](crate::GetError::Contended), a [`Reader`](crate::embedded::Reader)'s in
     /// [`ReadError::Contended`].
     pub retries_max: u32,
     /// Time that a GET may take once it has to look again. Then a [`Client`](crate::Client)'s GET
-    /// ends in [`GetError::Inconclusive`](crate::GetError::Inconclusive), a [`Reader`]'s in
+    /// ends in [`GetError::Inconclusive`](crate::GetError::Inconclusive), a [`Reader`](crate::embedded::Reader)'s in
     /// [`ReadError::Deadline`].
     ///
     /// A batch ends so when one of its keys has been looked for again for this long. It also ends

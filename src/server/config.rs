@@ -85,7 +85,7 @@ pub struct ServerConfig {
     /// keys, and keeps them.
     pub snapshots: Option<Snapshots>,
     /// A new table begins with the keys of this snapshot, and not with those of the one in
-    /// `snapshots`. A table that is taken over keeps its own: see [`Server::restored`].
+    /// `snapshots`. A table that is taken over keeps its own: see [`Server::restored`](crate::Server::restored).
     pub restore: Option<PathBuf>,
     /// Called now and then during steps of the start that take long for a large table.
     pub progress: Option<fn(StartProgress)>,

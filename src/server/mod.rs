@@ -56,7 +56,7 @@ use worker::ShmWorker;
 /// | [`start`](Server::start), new table | memory for the region (of a table that grows, for its first segment), and threads. Over verbs also the registration of that memory, some seconds per 10 GiB ([`ServerConfig::progress`]) |
 /// | [`start`](Server::start), takeover after [`stop`](Server::stop) | the same without memory |
 /// | [`start`](Server::start), new table from a snapshot | the same, and two readings of the file, the second at the speed of puts |
-/// | [`start`](Server::start), takeover after a kill | the same, and a pass over the whole table; first twice its grace time ([`Config::grace`]) |
+/// | [`start`](Server::start), takeover after a kill | the same, and a pass over the whole table; first twice its grace time ([`Config::grace`](crate::Config::grace)) |
 /// | [`stop`](Server::stop), or dropping the server | the end of its threads, each of which first ends the request that it is answering; with a region file, also for traces to go (some times its grace time, at most 1 s), and then until the handover is written: 16 bytes for each displaced key, 8 for each stripe and free block; with [`ServerConfig::snapshots`], also for a snapshot, if anything has changed since the last |
 /// | the other methods | nothing |
 ///

@@ -979,14 +979,14 @@ fn remote_keys_are_told_by_who_has_them() {
         };
         lived.growth().tell_key(0, 77).unwrap();
         assert_eq!(told(), 77u64.to_le_bytes(), "{layout}");
-        let nobody: std::sync::Weak<Nobody> = std::sync::Weak::new();
+        let nobody: std::sync::Weak<NoOneElse> = std::sync::Weak::new();
         lived.growth().register_with(nobody);
         assert!(told().is_empty(), "{layout}");
         lived.growth().tell_key(0, 78).unwrap();
         assert_eq!(told(), 78u64.to_le_bytes(), "{layout}");
     }
-    struct Nobody;
-    impl Registrar for Nobody {
+    struct NoOneElse;
+    impl Registrar for NoOneElse {
         fn before_use(&self, _: u32) -> Result<(), RegionError> {
             unreachable!("it is gone")
         }
