@@ -342,7 +342,7 @@ pub(crate) struct SharedHints {
 }
 
 impl SharedHints {
-    /// Of at most so many bytes. With 0 there are none.
+    /// Hints that take at most `bytes_max` bytes. With 0 there are none.
     pub fn new(bytes_max: usize) -> SharedHints {
         SharedHints { bytes_max, newest: Mutex::new(None) }
     }

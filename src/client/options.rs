@@ -89,7 +89,7 @@ pub enum RequestPath {
     /// A mailbox takes 40 KiB with the default lengths, and up to 772 KiB with the longest slots. The
     /// handle that connects has one, and each clone from its first request on. There is no system call
     /// while both sides are busy. A client polls for its reply for up to 20 microseconds, a server
-    /// for requests for up to 50. Each polls for less time where that was in vain. Then it sleeps,
+    /// for requests for up to 50. Each polls for less time where that found nothing. Then it sleeps,
     /// and the other side wakes it over the socket.
     Mailbox,
     /// Only over verbs: a way that the server offers beside messages.

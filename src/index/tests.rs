@@ -478,7 +478,7 @@ impl WatchedTable {
                         None
                     }
                     Trace::Unlink { block, .. } => {
-                        let slots = chain::window(&self.index.geometry(), block).iter();
+                        let slots = chain::window(self.index.geometry(), block).iter();
                         let emptied = |slot| {
                             let was_free = self.header(&history, slot, change.from).is_free();
                             self.at_rest(&history, slot, during, |header, _| header.is_free())
@@ -489,7 +489,7 @@ impl WatchedTable {
                     Trace::Reuse { block, .. } => {
                         let unlinked = |head| {
                             let is_so = |header: Header, _| {
-                                chain::link(&self.index.geometry(), header.aux) != Some(block)
+                                chain::link(self.index.geometry(), header.aux) != Some(block)
                             };
                             self.at_rest(&history, head, during, is_so)
                         };
@@ -502,7 +502,7 @@ impl WatchedTable {
                 assert!(is_after, "{trace:?} is due at {due_ns}, and is about {since_ns:?}");
                 // The head before it may have been unlinked just before, and keeps its link (B3).
                 let unlinked_too = |head: SlotIx| {
-                    let block = chain::block_of(&self.index.geometry(), head);
+                    let block = chain::block_of(self.index.geometry(), head);
                     let is_it =
                         |other: Trace| matches!(other, Trace::Reuse { block: b, .. } if Some(b) == block);
                     block.is_some() && change.new.iter().any(|&(_, other)| is_it(other))
@@ -516,7 +516,7 @@ impl WatchedTable {
             }
             for &(_, trace) in &change.new {
                 let Trace::Reuse { block, .. } = trace else { continue };
-                let emptied_ns = chain::window(&self.index.geometry(), block).iter().filter_map(|slot| {
+                let emptied_ns = chain::window(self.index.geometry(), block).iter().filter_map(|slot| {
                     let last = |header: &Header| !header.is_free();
                     self.last_at_rest(&history, slot, change.to, last).map(|at| history.time_ns(at))
                 });
@@ -1269,7 +1269,7 @@ fn refusals_are_remembered() {
     }
 }
 
-/// A put searches in vain while another thread makes room. Its refusal is older than that room: the
+/// A put finds no path while another thread makes room. Its refusal is older than that room: the
 /// same put, again, finds the path that there is now.
 #[test]
 fn room_made_during_a_search_is_room_made_since() {
@@ -1632,7 +1632,7 @@ fn a_table_records_its_time_and_fits_its_region() {
     let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
     let begun = now();
     let watch = WatchedTable::new("list", 4, 1);
-    let (geometry, superblock) = crate::inspect::Inspector::superblock(&watch.index.region()).unwrap();
+    let (geometry, superblock) = crate::inspect::Inspector::superblock(watch.index.region()).unwrap();
     assert!((begun..=now()).contains(&superblock.created), "{}", superblock.created);
     assert_eq!((geometry, watch.index.incarnation()), (watch.index.geometry().clone(), 1));
     let geometry = small("list", 400).geometry().unwrap();

@@ -24,8 +24,8 @@ pub(super) type Keys<'k> = dyn Fn(usize) -> &'k [u8] + 'k;
 /// goes to READs: the program of a batch is long, and else there would be one for each closure.
 pub(super) type Each<'e> = dyn FnMut(usize, Option<&[u8]>) -> ControlFlow<()> + 'e;
 
-/// A batch asks for the lines of so many keys at once, before it looks at those of as many before: four lines of
-/// each. A core has 10 to 24 line-fill buffers (docs/BENCHMARKS.md has the time for 16 keys).
+/// A batch asks for the lines of this number of keys at once, before it looks at those of the keys before:
+/// four lines of each. A core has 10 to 24 line-fill buffers (docs/BENCHMARKS.md has the time for 16 keys).
 const AHEAD: usize = 8;
 
 impl<F: Fabric> Reader<'_, F> {

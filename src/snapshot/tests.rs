@@ -264,7 +264,7 @@ fn a_head_across_two_pieces_is_found() {
         let path = dir.path().join("snapshot");
         let place = SnapshotPath::claim(&path).unwrap();
         let mut writer = SnapshotWriter::new(&place, SnapshotTerms::of(&geometry, 7, UNIX_EPOCH)).unwrap();
-        // The first piece begins behind the first byte of this block, and so many bytes of it are the next head's.
+        // The first piece begins behind the first byte of this block, and ends in the next head.
         let long = vec![7; PIECE + 1 - within - (BLOCK_HEAD_BYTES as usize + RECORD_HEAD + 4)];
         writer.take(b"long", &long);
         writer.take(b"short", b"value");

@@ -552,7 +552,7 @@ mod tests {
         assert!(watch.offer(&shared, link_to(&other)));
         assert!(linked_to(&watch).is_some_and(|link| Arc::ptr_eq(&link, &other)));
         assert!(is_hung_up(&server));
-        // The thread is at work, in vain.
+        // The thread is at work, and finds nobody.
         let watch = watched(&shared);
         shared.has_lost(&lost);
         assert!(

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-/// Refuses memory so many times.
+/// Refuses memory as often as it says.
 struct RefusingBlocks(AtomicU64);
 
 impl Registrar for RefusingBlocks {

@@ -29,6 +29,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
+#[cfg(feature = "verbs")]
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -73,7 +74,7 @@ fn config(layout: &str, seed: u64) -> Config {
     config_of(layout, seed, 16.max(2 * u64::from(layout.window_slots())))
 }
 
-/// A table of segments of so many slots.
+/// A table of segments of this number of slots.
 fn config_of(layout: crate::layout::geometry::Layout, seed: u64, segment_slots: u64) -> Config {
     let sized = |bytes_max| Config {
         layout,
@@ -516,7 +517,7 @@ fn broken_handovers_of_a_table_that_grows_are_noticed() {
     used_twice();
 }
 
-/// A table without keys, of two segments that a merge has begun to join: so many homes have gone.
+/// A table without keys, of two segments that a merge has begun to join: the first `homes` homes have gone.
 fn merging(layout: &str, homes: u32) -> Lived {
     let lived = Lived::new(layout, 3);
     lived.growth().split(b"a key");

@@ -649,7 +649,7 @@ fn work(index: &Index, clock: &Clock, thread: u64, seed: u64, changes: u64) -> V
     for change in 0..changes {
         let most = [4, 40][random.pick(2)];
         let n = random.pick(most) as u64;
-        let unique = (thread << 32 | change + 1).to_le_bytes();
+        let unique = ((thread << 32) | (change + 1)).to_le_bytes();
         let value = unique.repeat(if random.pick(4) == 0 { 9 } else { 1 });
         match random.pick(9) {
             0..4 => match index.put(&key(n), &value, PutMode::Upsert) {
