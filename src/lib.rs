@@ -109,7 +109,7 @@
 //! | keep all keys and values in a file | the module [`snapshot`] |
 //!
 //! Whole programs are in the package's folder `examples`: `server.rs` and `client.rs`, `typed.rs` and
-//! `serde.rs` (the two above), and `tokio.rs`, a client in an async program.
+//! `serde.rs` (the two above), `tokio.rs`, a client in an async program, and `fabric.rs`, READs that go another way.
 //!
 //! # Cargo features
 //!
