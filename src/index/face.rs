@@ -3,6 +3,7 @@
 #[cfg(feature = "verbs")]
 use super::budget::Registrar;
 use super::extents::{ExtentDraft, NoMemory, Upload};
+#[cfg(any(feature = "verbs", feature = "sim"))]
 use super::growth::Growth;
 #[cfg(feature = "sim")]
 use super::growth::{handover_end, pace::Pace};

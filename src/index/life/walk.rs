@@ -229,6 +229,7 @@ mod tests {
     use crate::config::{Config, TableSize};
     use crate::families::presets;
     use crate::index::Index;
+    use crate::index::growth::pace::Pace;
     use crate::layout::geometry::{Geometry, SlotIx};
     use crate::layout::hash::Seeds;
     use crate::outcome::PutMode;
@@ -403,7 +404,7 @@ mod tests {
     fn growing(layout: &str, seed: u64) -> Index {
         let size = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(SEGMENT_SLOTS) };
         let (region, geometry, clock) = memory_for(layout, size, seed);
-        let index = Index::create(region, geometry, clock).unwrap();
+        let index = Index::create_at_pace(region, geometry, clock, Pace::small()).unwrap();
         for n in 1..=2 * STAY {
             index.put(&n.to_le_bytes(), &value(n, 0), PutMode::Insert).unwrap();
         }
