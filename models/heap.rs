@@ -1,4 +1,4 @@
-//! A model of the memory of extents (`tests/extents_model.rs`): where they lie, which of them are moved,
+//! A model of the memory of extents (`models/extents.rs`): where they lie, which of them are moved,
 //! and how much memory that takes. The rules are checked here before the code has them.
 //!
 //! The *heap* is made of *blocks* of W granules. An extent lies in one block and has at most W / 4

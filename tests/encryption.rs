@@ -1,5 +1,5 @@
-//! Values that clients encrypt, on shm. `tests/verbs_fake.rs` has the same over verbs, and the format
-//! is tested beside it, in `src/encryption.rs`.
+//! Values that clients encrypt, on shm. `tests/verbs_fake/` has the same over verbs, and the format
+//! is tested beside it, in `src/encryption/xchacha/tests.rs`.
 
 mod common;
 #[path = "common/encrypted.rs"]

@@ -250,7 +250,7 @@ fn bad_pairs_in_a_batch() {
 #[test]
 fn limits_are_those_of_the_present_server() {
     let place = Place::new();
-    // (Over messages: `tests/server.rs`. That client uses both by default.)
+    // (Over messages: `tests/server/`. That client uses both by default.)
     let options = patient().requests(RequestPath::Mailbox);
     lengths_of_the_next_server(&options, |_, table| {
         Server::start(ServerConfig::new(place.address.clone(), *table)).unwrap()

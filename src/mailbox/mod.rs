@@ -16,7 +16,7 @@
 //! 12..16   length of the frame
 //! 16..20   if a NIC writes: CRC-32C of head (with 0 here) and frame; else 0
 //! 20..24   0
-//! 24..     the frame (wire.rs), numbered with the sequence number
+//! 24..     the frame (`wire/`), numbered with the sequence number
 //! ```
 //!
 //! # Rules
