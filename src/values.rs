@@ -56,6 +56,7 @@ impl Values {
     }
 
     /// Sets the outcome of key number `key`.
+    #[inline(always)]
     pub(crate) fn set(&mut self, key: usize, answer: Result<Option<&[u8]>, KeyError>) {
         match answer {
             Ok(value) => {

@@ -263,7 +263,10 @@ impl Client {
         if let Some(encryption) = self.options.encryption.clone() {
             return self.get_batch_decrypted(&encryption, keys, &mut each);
         }
-        self.get_batch_stored(keys, |number, answer| each(number, answer.map_err(KeyError::from)))
+        self.get_batch_stored(keys, |number, answer| match answer {
+            Ok(value) => each(number, Ok(value)),
+            Err(error) => each(number, Err(error.into())),
+        })
     }
 
     /// The same for values as they are stored.
