@@ -12,8 +12,8 @@
 //! let index = Index::create(region, geometry, Clock::System)?;
 //! index.put(b"ACME", b"101.25", PutMode::Upsert)?;
 //!
-//! let mut reader = index.reader();
-//! assert_eq!(reader.get(b"ACME")?.as_deref(), Some(&b"101.25"[..]));
+//! let (mut reader, mut value) = (index.reader(), Vec::new());
+//! assert!(reader.get_into(b"ACME", &mut value)? && value == b"101.25");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!

@@ -9,9 +9,9 @@
 //! use oneread::layout::Layout;
 //! use oneread::{Config, TableSize};
 //!
-//! let layout: Layout = "hopscotch:8".parse()?;
+//! let layout: Layout = "farm".parse()?;
 //! let geometry = Config::new().layout(layout).size(TableSize::Keys(1_000)).geometry()?;
-//! assert_eq!(geometry.layout(), &layout);
+//! assert_eq!(geometry.layout(), layout);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!

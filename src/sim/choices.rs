@@ -71,7 +71,7 @@ impl Adversary for Random {
 /// Decides in every possible way, one schedule after the other.
 ///
 /// ```
-/// # use oneread::sim::{Adversary, Every};
+/// # use oneread::internals::sim::{Adversary, Every};
 /// let mut every = Every::default();
 /// let mut seen = Vec::new();
 /// while every.next_schedule() {
