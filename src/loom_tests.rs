@@ -5,9 +5,8 @@
 use crate::clock::Clock;
 use crate::config::{Config, TableSize};
 use crate::cuckoo::WINDOWED_8;
-use crate::fabric::Fabric;
-use crate::fabric::Direct;
 use crate::fabric::shm::Shm;
+use crate::fabric::{Direct, Fabric};
 use crate::get::{Landed, Look};
 use crate::index::Index;
 use crate::index::loom_access::{
