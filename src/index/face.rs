@@ -283,7 +283,7 @@ impl Index {
     fn put_stored(&self, key: &[u8], value: Stored<'_>, mode: PutMode) -> Result<PutOutcome, PutError> {
         match &self.hearing {
             None => self.table.put(key, value, mode, Nobody),
-            Some(hearing) => self.in_turn(hearing, key, |turn| self.table.put(key, value, mode, turn)),
+            Some(hearing) => self.in_turn(hearing, key, move |turn| self.table.put(key, value, mode, turn)),
         }
     }
 
@@ -438,7 +438,9 @@ impl Index {
     ) -> Result<SwapOutcome, PutError> {
         match &self.hearing {
             None => self.table.swap(key, expected, value, Nobody),
-            Some(hearing) => self.in_turn(hearing, key, |turn| self.table.swap(key, expected, value, turn)),
+            Some(hearing) => {
+                self.in_turn(hearing, key, move |turn| self.table.swap(key, expected, value, turn))
+            }
         }
     }
 
@@ -449,7 +451,7 @@ impl Index {
     pub fn remove(&self, key: &[u8]) -> Result<bool, PutError> {
         match &self.hearing {
             None => self.table.remove(key, Nobody),
-            Some(hearing) => self.in_turn(hearing, key, |turn| self.table.remove(key, turn)),
+            Some(hearing) => self.in_turn(hearing, key, move |turn| self.table.remove(key, turn)),
         }
     }
 

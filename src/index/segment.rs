@@ -276,23 +276,35 @@ impl Segment {
         Ok(PutOutcome::Inserted)
     }
 
-    /// Has a key replaced, or leave. The caller holds its locks. Its slot named this extent before.
+    /// A key gets another value, or leaves. The caller holds its locks. It stands in this slot, which names this
+    /// extent.
     #[inline(always)]
-    fn change<'c, B: Between>(
+    fn change<B: Between>(
         &self,
         locked: &mut Locked<'_>,
+        key: Hashed<'_>,
         (slot, before): (SlotIx, Option<Reference>),
-        change: impl Fn() -> KeyChange<'c>,
+        value: Option<Stored<'_>>,
         between: B,
-        write: impl FnOnce(&mut Locked<'_>) -> SlotWritten,
     ) -> Result<(), B::MustWait> {
-        between.decided(&change)?;
-        let written = write(locked);
+        debug_assert!(self.slots().may_change(locked, key), "L2");
+        let change = || match value {
+            Some(value) => KeyChange::replaced(key.key(), value),
+            None => KeyChange::left(key.key()),
+        };
+        between.decided(change)?;
+        let written = match value {
+            Some(value) => self.slots().rewrite(locked, slot, Some(key), value),
+            None => self.homes().erase(locked, slot, key),
+        };
         // X3: the put or remove has ended this name, if there was one.
         if let (Some(reference), Some(extents)) = (before, &self.extents) {
             extents.ended(&reference, written);
         }
-        between.done(&change, || self.place_of(slot));
+        let mine = self.homes().counters().mine();
+        // Before the lock goes: a segment that is merged away is counted when all its homes have gone.
+        count(if value.is_some() { &mine.updates } else { &mine.removes });
+        between.done(change, || self.place_of(slot));
         Ok(())
     }
 
@@ -596,26 +608,7 @@ impl Segment {
         between: B,
     ) -> Result<(), B::MustWait> {
         let before = self.reference_in(slot);
-        self.replace(locked, (slot, before), key, value, between)
-    }
-
-    /// The same of a slot that named this extent before.
-    #[inline(always)]
-    fn replace<B: Between>(
-        &self,
-        locked: &mut Locked<'_>,
-        (slot, before): (SlotIx, Option<Reference>),
-        key: Hashed<'_>,
-        value: Stored<'_>,
-        between: B,
-    ) -> Result<(), B::MustWait> {
-        debug_assert!(self.slots().may_change(locked, key), "L2");
-        let change = || KeyChange::replaced(key.key(), value);
-        self.change(locked, (slot, before), change, between, |locked| {
-            self.slots().rewrite(locked, slot, Some(key), value)
-        })?;
-        count(&self.homes().counters().mine().updates);
-        Ok(())
+        self.change(locked, key, (slot, before), Some(value), between)
     }
 
     // ---- swap, remove ---------------------------------------------------------------------------
@@ -648,7 +641,7 @@ impl Segment {
         if !is_expected && !between.may_go_on() {
             return Ok(SwapOutcome::Differs);
         }
-        let replaced = self.replace(&mut locked, (slot, content.reference), key, value, between);
+        let replaced = self.change(&mut locked, key, (slot, content.reference), Some(value), between);
         replaced.map_err(Stop::waits)?;
         Ok(SwapOutcome::Swapped)
     }
@@ -662,13 +655,8 @@ impl Segment {
             return Err(Stop::Elsewhere);
         }
         let Some(slot) = self.slots().seek(key, may_be_displaced).at() else { return Ok(false) };
-        let (before, change) = (self.reference_in(slot), || KeyChange::left(key.key()));
-        let left = self.change(&mut locked, (slot, before), change, between, |locked| {
-            self.homes().erase(locked, slot, key)
-        });
-        left.map_err(Stop::waits)?;
-        // Before the lock goes: a segment that is merged away is counted when all its homes have gone.
-        count(&self.homes().counters().mine().removes);
+        let before = self.reference_in(slot);
+        self.change(&mut locked, key, (slot, before), None, between).map_err(Stop::waits)?;
         drop(locked);
         self.moves.bring_home(slot);
         Ok(true)

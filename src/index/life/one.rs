@@ -160,23 +160,10 @@ impl OneSize {
         self.incarnation
     }
 
-    /// Makes a change, as often as it has to wait and once more.
+    /// Lets the room of a change go that was held while it waited, if it is still held when this is dropped.
     #[inline(always)]
-    fn until_done<B: Between, R>(
-        &self,
-        between: B,
-        act: impl Fn() -> Result<R, Stop>,
-    ) -> Result<R, PutError> {
-        if !B::MAY_WAIT {
-            return act().map_err(in_one);
-        }
-        let _held = LetsGo(between, |room: &HeldRoom| self.segment.homes().let_go(room));
-        loop {
-            match act() {
-                Err(Stop::Waits) => between.wait()?,
-                result => return result.map_err(in_one),
-            }
-        }
+    fn lets_go<B: Between>(&self, between: B) -> LetsGo<B, impl Fn(&HeldRoom)> {
+        LetsGo(between, |room: &HeldRoom| self.segment.homes().let_go(room))
     }
 
     /// Puts `key` with `value`, as `mode` allows. Every GET that starts after the return sees it.
@@ -194,7 +181,13 @@ impl OneSize {
         check_stored(self.geometry(), key, value)?;
         self.segment.homes().reap(REAP_MAX);
         let key = self.geometry().hashed(key);
-        self.until_done(between, || self.segment.put(key, value, mode, between))
+        let _held = self.lets_go(between);
+        loop {
+            match self.segment.put(key, value, mode, between) {
+                Err(Stop::Waits) if B::MAY_WAIT => between.wait()?,
+                result => return result.map_err(in_one),
+            }
+        }
     }
 
     /// Puts `value` if the key's value is `expected`.
@@ -212,7 +205,13 @@ impl OneSize {
         check_stored(self.geometry(), key, value)?;
         self.segment.homes().reap(REAP_MAX);
         let key = self.geometry().hashed(key);
-        self.until_done(between, || self.segment.swap(key, expected, value, between))
+        let _held = self.lets_go(between);
+        loop {
+            match self.segment.swap(key, expected, value, between) {
+                Err(Stop::Waits) if B::MAY_WAIT => between.wait()?,
+                result => return result.map_err(in_one),
+            }
+        }
     }
 
     /// Removes `key`. Returns whether it was there.
@@ -224,7 +223,13 @@ impl OneSize {
         check_lengths(self.geometry(), key, &[])?;
         self.segment.homes().reap(REAP_MAX);
         let key = self.geometry().hashed(key);
-        self.until_done(between, || self.segment.remove(key, between))
+        let _held = self.lets_go(between);
+        loop {
+            match self.segment.remove(key, between) {
+                Err(Stop::Waits) if B::MAY_WAIT => between.wait()?,
+                result => return result.map_err(in_one),
+            }
+        }
     }
 
     /// Takes away every trace that is due. Mutations do this in passing; a server also does it when

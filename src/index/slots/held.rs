@@ -24,9 +24,24 @@ pub(super) struct HeldRooms {
 }
 
 impl HeldRooms {
+    /// Whether any slot is held.
     #[inline(always)]
-    pub fn any(&self, is_it: impl Fn(&HeldRoom) -> bool) -> bool {
-        self.count.load(Ordering::Relaxed) > 0 && lock(&self.all).iter().any(is_it)
+    pub fn are_any(&self) -> bool {
+        self.count.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether this slot is.
+    #[cold]
+    #[inline(never)]
+    pub fn is_held(&self, slot: SlotIx) -> bool {
+        lock(&self.all).iter().any(|room| room.slot == slot)
+    }
+
+    /// Whether one is for a key of this home.
+    #[cold]
+    #[inline(never)]
+    pub fn is_held_for(&self, home: u64) -> bool {
+        lock(&self.all).iter().any(|room| room.home == home)
     }
 
     pub fn add(&self, room: HeldRoom) {

@@ -49,6 +49,12 @@ pub(crate) struct Slots {
     held: HeldRooms,
 }
 
+/// What is written into a slot.
+enum SlotBytes<'b> {
+    Content(&'b Content<'b>),
+    Image(&'b mut Image),
+}
+
 /// A key's slot has been written. The time of an extent that it named before counts from after that (X3).
 pub(crate) struct SlotWritten(());
 
@@ -193,13 +199,13 @@ impl Slots {
     /// Whether a free slot is held for a key (L11). Without the slot's lock, a guess.
     #[inline(always)]
     pub fn is_held(&self, slot: SlotIx) -> bool {
-        self.held.any(|room| room.slot == slot) && !broken(Rule::HeldSlot)
+        self.held.are_any() && !broken(Rule::HeldSlot) && self.held.is_held(slot)
     }
 
     /// Whether a slot is held for a key of this home (L12), whose lock is held.
     #[inline]
     pub fn is_held_for(&self, home: u64) -> bool {
-        self.held.any(|room| room.home == home)
+        self.held.are_any() && self.held.is_held_for(home)
     }
 
     /// What a look has shown, but for free slots that are held. The caller holds the key's locks.
@@ -446,7 +452,7 @@ impl Slots {
         note: Note,
     ) -> SlotWritten {
         let (is_free, ghost) = (content.key.is_empty(), content.ghost);
-        self.write_by(locked, slot, is_free, ghost, note, |writer| writer.write(slot, content))
+        self.write_by(locked, slot, is_free, ghost, note, SlotBytes::Content(content))
     }
 
     /// The same by an image.
@@ -458,9 +464,7 @@ impl Slots {
         note: Note,
     ) -> SlotWritten {
         let header = Header::from_words([image[0], image[1]]);
-        self.write_by(locked, slot, header.is_free(), header.ghost, note, |writer| {
-            writer.write_image(slot, image);
-        })
+        self.write_by(locked, slot, header.is_free(), header.ghost, note, SlotBytes::Image(image))
     }
 
     fn writer(&self) -> SlotWriter<'_> {
@@ -482,7 +486,7 @@ impl Slots {
         is_free: bool,
         ghost: u8,
         note: Note,
-        write: impl FnOnce(SlotWriter<'_>),
+        bytes: SlotBytes<'_>,
     ) -> SlotWritten {
         debug_assert!(self.may_write(locked, slot), "L1: {slot:?} is written without its lock");
         let free = |undo: Option<Undo<'_>>| {
@@ -493,7 +497,10 @@ impl Slots {
         // U1
         let mut undo = obey(Rule::Undo, || obey(Rule::UndoFirst, || self.keep(slot, is_free)));
         disobey(Rule::UndoStays, || free(undo.take()));
-        write(self.writer());
+        match bytes {
+            SlotBytes::Content(content) => self.writer().write(slot, content),
+            SlotBytes::Image(image) => self.writer().write_image(slot, image),
+        }
         disobey(Rule::UndoFirst, || free(self.keep(slot, is_free)));
         // U2
         free(undo);

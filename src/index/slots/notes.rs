@@ -105,11 +105,15 @@ impl Notes {
         const FREE: u8 = Note::Free.to_byte();
         let first = window.first.0 as usize;
         let these = &self.0[first..first + window.slots as usize];
-        let number = (0..).zip(these).find(|(number, note)| match note.load(Ordering::Relaxed) {
-            UNKNOWN => is_free(window.slot(*number)),
-            note => note == FREE,
-        });
-        number.map(|(number, _)| window.slot(number))
+        for (number, note) in (0..).zip(these) {
+            let slot = window.slot(number);
+            match note.load(Ordering::Relaxed) {
+                FREE => return Some(slot),
+                UNKNOWN if is_free(slot) => return Some(slot),
+                _ => {}
+            }
+        }
+        None
     }
 
     /// Notes what was written into a slot, and whether it has a ghost beside a key. Overflow slots have no

@@ -114,8 +114,12 @@ impl<'a> SlotReader<'a> {
             }
             shown &= shown - 1;
         }
-        let free = (0..window.slots).find(|&number| lines.load(number as usize * LINE_WORDS + 1) as u8 == 0);
-        free.map_or(Sought::Nowhere, |number| Sought::Free(window.slot(number)))
+        for number in 0..window.slots {
+            if lines.load(number as usize * LINE_WORDS + 1) as u8 == 0 {
+                return Sought::Free(window.slot(number));
+            }
+        }
+        Sought::Nowhere
     }
 
     /// The same in slots that are not one line.
@@ -143,8 +147,12 @@ impl<'a> SlotReader<'a> {
             }
         }
         // Apart: the lines are near now, and each loop fits the registers.
-        let free = (0..).zip(slots).find(|(_, words)| klen(words) == 0);
-        free.map_or(Sought::Nowhere, |(number, _)| Sought::Free(window.slot(number)))
+        for (number, words) in (0..).zip(slots) {
+            if klen(words) == 0 {
+                return Sought::Free(window.slot(number));
+            }
+        }
+        Sought::Nowhere
     }
 
     /// The header and the key of a slot whose lock is held. As [`SlotReader::read`], without the value.
@@ -154,6 +162,7 @@ impl<'a> SlotReader<'a> {
     }
 
     /// The slot's header.
+    #[inline]
     pub fn header(&self, slot: SlotIx) -> Header {
         words::header(self.words(slot))
     }
