@@ -21,6 +21,7 @@ use crate::outcome::ReadError;
 use crate::outcome::{PutMode, PutOutcome, SwapOutcome};
 use crate::reader::{Limits, ReadCounts, Reader};
 use crate::region::Region;
+use crate::sim::Pace;
 use crate::sim::Recorder;
 use crate::sim::{KeyNumber, key};
 use crate::sync::{AtomicU64, Ordering::Relaxed, model};
@@ -257,7 +258,8 @@ fn growing() -> (Index, [KeyNumber; 2]) {
     let goes = |&number: &KeyNumber| geometry.hashed(&key(number)).first().directory() & 1 == 1;
     let mut going = (0..).filter(goes);
     let [first, second] = std::array::from_fn(|_| going.next().expect("every other key"));
-    let index = Index::create(region(&geometry), geometry.clone(), Clock::manual()).expect("private memory");
+    let index = Index::create_at_pace(region(&geometry), geometry.clone(), Clock::manual(), Pace::small())
+        .expect("private memory");
     index.put(&key(first), &key(first), PutMode::Insert).expect("room");
     (index, [first, second])
 }
