@@ -10,7 +10,8 @@
 //! by name: clients got hints, and directory entries of tables that grow; puts may have values that do
 //! not fit their slots; slots of several lines pay for the short look at slots of one; what a client's
 //! `get_range` and `value_len` count is told at once; puts leave room in the child of a split, and a full
-//! table's answer says which bound was met; a glance orders the entry before the counter. Each
+//! table's answer says which bound was met; a glance orders the entry before the counter; an update, and a put
+//! into a table that grows, go through the layers of the index; a long value lands in a sink. Each
 //! bench does 100 operations on a table of 2,000 slots, 90 % of them taken where nothing else is said.
 //! Keys are made before, and nothing is dropped. In `far` benches the caches have no line of the table. The
 //! server's clock is set by hand, so each run does the same.
@@ -320,7 +321,7 @@ macro_rules! operation {
 
 operation! {
     hit: present, |table| get_each(table, true);
-    [147, 674, 193, 677], grows: 229
+    [147, 701, 193, 704], grows: 229
 }
 operation! {
     miss: absent, |table| get_each(table, false);
@@ -343,23 +344,23 @@ operation! {
         let each = |n: usize, value: Option<&[u8]>| present[n / 64] |= u64::from(value.is_some()) << (n % 64);
         table.reader.get_many(&table.keys, each).is_ok() && black_box(present)[0] == u64::MAX
     };
-    [215, 723, 242, 726]
+    [213, 745, 242, 748]
 }
 operation! {
     put_with_room: with_room, |table| table.keys.iter().all(|key| table.put(key) == Ok(PutOutcome::Inserted));
-    [727, 1990, 829, 2066], grows: 1168
+    [668, 1981, 797, 2056], grows: 1220
 }
 operation! {
     put_without_room: without_room, |table| table.keys.iter().all(|key| table.put(key) == Ok(PutOutcome::Inserted));
-    [17130, 19700, 14640, 26500]
+    [16940, 19510, 14560, 26410]
 }
 operation! {
     update: present, |table| table.keys.iter().all(|key| table.put(key) == Ok(PutOutcome::Updated));
-    [763, 2184, 803, 2167]
+    [804, 2184, 843, 2167]
 }
 operation! {
     remove: present, |table| table.keys.iter().all(|key| table.index.remove(key) == Ok(true));
-    [1336, 2117, 1339, 1900]
+    [1314, 2113, 1319, 1898]
 }
 
 /// Single GETs.
@@ -389,11 +390,11 @@ fn hinted_miss(mut table: Box<Prepared>) -> Box<Prepared> {
 // All keys from none to 90 % of the slots, and the time that passes meanwhile.
 #[library_benchmark]
 #[bench::windowed_8_short(args = (nothing_there(setting("windowed:8", 16, 32, false))),
-    config = at_most(1804, load(90)))]
+    config = at_most(1770, load(90)))]
 #[bench::windowed_8_long(args = (nothing_there(setting("windowed:8", 32, 200, false))),
-    config = at_most(3585, load(90)))]
+    config = at_most(3560, load(90)))]
 #[bench::windowed_16_short(args = (nothing_there(setting("windowed:16", 16, 32, false))),
-    config = at_most(1402, load(90)))]
+    config = at_most(1400, load(90)))]
 #[bench::windowed_16_long(args = (nothing_there(setting("windowed:16", 32, 200, false))),
     config = at_most(3250, load(90)))]
 #[bench::windowed_8_short_grows(args = (nothing_there(setting("windowed:8", 16, 32, false).grows())),
@@ -426,7 +427,7 @@ fn refused(table: Box<Prepared>) -> Box<Prepared> {
 }
 
 #[library_benchmark]
-#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(170, OPERATIONS))]
+#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(160, OPERATIONS))]
 fn client_get(mut served: Box<Served>) -> Box<Served> {
     let Served { client, keys, got, .. } = &mut *served;
     assert!(keys.iter().all(|key| client.get_into(key, got).is_ok_and(|is_there| is_there)));
@@ -434,7 +435,7 @@ fn client_get(mut served: Box<Served>) -> Box<Served> {
 }
 
 #[library_benchmark]
-#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(254, OPERATIONS))]
+#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(240, OPERATIONS))]
 fn client_get_many(mut served: Box<Served>) -> Box<Served> {
     let Served { client, keys, values, .. } = &mut *served;
     assert!(client.get_many_into(keys, values).is_ok());

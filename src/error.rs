@@ -292,7 +292,7 @@ kind!(SetupError, error => match error {
     SetupError::Listen { source, .. } => of_io(source),
     SetupError::Connecting => Busy,
     SetupError::Refused { .. } | SetupError::Token { .. } => Refused,
-    SetupError::Version { .. } => Incompatible,
+    SetupError::Version { .. } | SetupError::Extension { .. } => Incompatible,
     SetupError::Table { .. } => Corrupt,
     _ => System,
 });

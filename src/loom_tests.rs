@@ -453,17 +453,17 @@ fn loom_writers_meet() {
 
 #[test]
 fn loom_reader_against_split() {
-    model(1, reader_against_split);
+    model(1, || on_a_large_stack(reader_against_split));
 }
 
 #[test]
 fn loom_reader_against_doubling() {
-    model(2, reader_against_doubling);
+    model(2, || on_a_large_stack(reader_against_doubling));
 }
 
 #[test]
 fn loom_inserter_against_split() {
-    model(2, inserter_against_split);
+    model(2, || on_a_large_stack(inserter_against_split));
 }
 
 #[test]
@@ -478,7 +478,7 @@ fn loom_inserter_against_merge() {
 
 #[test]
 fn loom_updater_against_doubling_and_split() {
-    model(1, updater_against_doubling_and_split);
+    model(1, || on_a_large_stack(updater_against_doubling_and_split));
 }
 
 #[test]
@@ -539,13 +539,13 @@ mod broken {
     #[test]
     fn loom_growth_rules() {
         for rule in [Rule::DepthFirst, Rule::CountBeforeErase, Rule::MoveCounter] {
-            must_be_caught(rule, 1, reader_against_split);
+            must_be_caught(rule, 1, || on_a_large_stack(reader_against_split));
         }
         for rule in [Rule::MarkFirst, Rule::CountBeforeErase, Rule::MoveCounter] {
             must_be_caught(rule, 1, || on_a_large_stack(reader_against_merge));
         }
-        must_be_caught(Rule::StillHere, 1, inserter_against_split);
-        must_be_caught(Rule::StillHere, 1, updater_against_doubling_and_split);
+        must_be_caught(Rule::StillHere, 1, || on_a_large_stack(inserter_against_split));
+        must_be_caught(Rule::StillHere, 1, || on_a_large_stack(updater_against_doubling_and_split));
     }
 
     #[test]
