@@ -345,7 +345,7 @@ pub(crate) fn break_all(faults: Faults) {
 #[cfg(feature = "faults")]
 static STORES_LEFT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(u64::MAX);
 
-/// Kills this process (SIGKILL) when it has stored so many more words into region files, and is about
+/// Kills this process (SIGKILL) when it has stored `stores` more words into region files, and is about
 /// to store another.
 #[cfg(feature = "faults")]
 pub fn kill_after_stores(stores: u64) {

@@ -66,7 +66,7 @@ pub trait Sink {
     /// A value of the first `len` bytes of these `N` words.
     ///
     /// # Panics
-    /// When there are not so many.
+    /// When `len` is more than `N` words have.
     #[inline(always)]
     fn put_words<const N: usize>(&mut self, len: usize, word: impl Fn(usize) -> u64) {
         assert!(len <= N * WORD, "no more bytes than there are");
@@ -227,7 +227,7 @@ impl<'a> SliceSink<'a> {
     /// The bytes of the value that landed last. Empty if it did not fit. They count only if the GET has said
     /// that the key was found.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: so many bytes are initialized.
+        // SAFETY: the first `at` bytes are initialized.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), self.at) }
     }
 }

@@ -31,7 +31,7 @@ impl Values {
     /// The value of key number `key`. `None` if the key is absent, or was refused.
     ///
     /// # Panics
-    /// When there are not so many keys.
+    /// When there is no key of this number.
     pub fn get(&self, key: usize) -> Option<&[u8]> {
         self.spans[key].clone().map(|span| &self.bytes[span])
     }

@@ -14,6 +14,21 @@ use std::time::Instant;
 /// The outcome of one key of a batch: its value, or `None` if it is absent.
 pub type BatchAnswer<'a> = Result<Option<&'a [u8]>, KeyError>;
 
+/// The same `each`, which leaves in `broken_off` what it breaks off with.
+#[inline]
+fn noting<B>(
+    broken_off: &mut ControlFlow<B>,
+    mut each: impl FnMut(usize, BatchAnswer<'_>) -> ControlFlow<B>,
+) -> impl FnMut(usize, BatchAnswer<'_>) -> ControlFlow<()> {
+    move |number, answer| match each(number, answer) {
+        ControlFlow::Continue(()) => ControlFlow::Continue(()),
+        ControlFlow::Break(with) => {
+            *broken_off = ControlFlow::Break(with);
+            ControlFlow::Break(())
+        }
+    }
+}
+
 impl Client {
     /// Returns the value of `key`. Usually 1 READ and 1 round trip.
     ///
@@ -180,17 +195,10 @@ impl Client {
     pub fn get_many_with<K: AsRef<[u8]>, B>(
         &mut self,
         keys: &[K],
-        mut each: impl FnMut(usize, BatchAnswer<'_>) -> ControlFlow<B>,
+        each: impl FnMut(usize, BatchAnswer<'_>) -> ControlFlow<B>,
     ) -> Result<ControlFlow<B>, GetError> {
         let mut broken_off = ControlFlow::Continue(());
-        let each = |number, answer: BatchAnswer<'_>| match each(number, answer) {
-            ControlFlow::Continue(()) => ControlFlow::Continue(()),
-            ControlFlow::Break(with) => {
-                broken_off = ControlFlow::Break(with);
-                ControlFlow::Break(())
-            }
-        };
-        self.get_batch(keys, each)?;
+        self.get_batch(keys, noting(&mut broken_off, each))?;
         Ok(broken_off)
     }
 
@@ -229,17 +237,10 @@ impl Client {
     pub fn get_many_in_order<K: AsRef<[u8]>, B>(
         &mut self,
         keys: &[K],
-        mut each: impl FnMut(usize, BatchAnswer<'_>) -> ControlFlow<B>,
+        each: impl FnMut(usize, BatchAnswer<'_>) -> ControlFlow<B>,
     ) -> Result<ControlFlow<B>, GetError> {
         let mut broken_off = ControlFlow::Continue(());
-        let each = |number, answer: BatchAnswer<'_>| match each(number, answer) {
-            ControlFlow::Continue(()) => ControlFlow::Continue(()),
-            ControlFlow::Break(with) => {
-                broken_off = ControlFlow::Break(with);
-                ControlFlow::Break(())
-            }
-        };
-        let _ = in_order(keys, each, |some, each| self.get_batch(some, each))?;
+        let _ = in_order(keys, noting(&mut broken_off, each), |some, each| self.get_batch(some, each))?;
         Ok(broken_off)
     }
 

@@ -232,7 +232,7 @@ fn batches_use_hints() {
     }
 }
 
-/// A fabric with so many READs under way, each of which completes alone.
+/// A fabric with `credits` READs under way, each of which completes alone.
 struct OneByOne {
     shm: Shm<'static>,
     credits: usize,

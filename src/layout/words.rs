@@ -18,7 +18,7 @@ pub(crate) trait Words: Copy {
     /// Loads the word with this number. Relaxed: pair it with a fence.
     fn load(self, word: usize) -> u64;
 
-    /// The first `words` words, and the others. `None` when there are not so many.
+    /// The first `words` words, and the others. `None` when there are fewer.
     fn split(self, words: usize) -> Option<(Self, Self)>;
 
     /// The line with this number.

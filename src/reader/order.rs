@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-/// The keys that are looked for before the answers of those before are all given: so many answers are held
-/// back at the most. More than a fabric has READs in flight.
+/// The keys that are looked for before the answers of those before are all given. No more answers are held
+/// back. More than a fabric has READs in flight.
 const AHEAD_KEYS: usize = 128;
 
 /// The outcome of one key, with the error of a key that has none.

@@ -14,7 +14,7 @@ use crate::sink::Sink;
 use smallvec::SmallVec;
 use std::ops::{ControlFlow, Range};
 
-/// A batch READs so many bytes of long values with one doorbell, and a value that is longer alone: they
+/// A batch READs up to this many bytes of long values with one doorbell, and a longer value alone: they
 /// land before the marks of their keys' passes are too old, and the memory that they land in stays small.
 const TOGETHER_BYTES: usize = 256 << 10;
 

@@ -222,7 +222,7 @@ pub(crate) mod tests {
         pub(crate) static PRETENDED: std::cell::Cell<Option<Room>> = const { std::cell::Cell::new(None) };
     }
 
-    /// Pretends to this thread that the machine has so many bytes left.
+    /// Pretends to this thread that the machine has `bytes` left.
     #[cfg(not(loom))]
     pub(crate) fn pretend(bytes: u64) {
         PRETENDED.set(Some(Room { bytes, whole: bytes, of: "a small machine".into() }));

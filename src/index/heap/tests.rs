@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// Granules of a block and of the longest extent of the small heaps here.
 const BLOCK: u64 = 256;
 const LONGEST: u64 = BLOCK / 4;
-/// How long an extent of so many granules waits.
+/// How long an extent of `len` granules waits.
 fn wait_ns(len: u64) -> u64 {
     20 + len / 8
 }
