@@ -91,16 +91,17 @@ impl ShmConnection {
         &self.geometry
     }
 
-    /// Whether the server has not closed it. A client with a mailbox makes no system call for that right
-    /// after its last conversation: it finds out while it waits for the reply. A request that its table does
-    /// not take is not sent, so for such a request the socket is always checked, as before a message.
-    pub fn is_linked(&mut self, requests: &[Request<'_>], wants_mailbox: bool, deadline: Instant) -> bool {
+    /// Whether the server has not closed it. Requests that may trust in that, because they go through a mailbox
+    /// and nobody has seen the server end, make no system call for it right after the last conversation: the
+    /// client finds out while it waits for the reply. A request that its table does not take is not sent, so for
+    /// such a request the socket is always checked, as before a message.
+    pub fn is_linked(&mut self, requests: &[Request<'_>], may_trust: bool, deadline: Instant) -> bool {
         /// Between the starts of two conversations, measured between their deadlines.
         const RECENT: Duration = Duration::from_millis(1);
         let last = std::mem::replace(&mut self.asked_until, deadline);
         let is_recent = deadline.saturating_duration_since(last) < RECENT;
         let has_mailbox = matches!(self.mailbox, MailboxState::There(_));
-        wants_mailbox && has_mailbox && is_recent && fit(requests, &self.geometry, Some(SOCKET_PIECE_MAX))
+        may_trust && has_mailbox && is_recent && fit(requests, &self.geometry, Some(SOCKET_PIECE_MAX))
             || !is_hung_up(self.stream())
     }
 

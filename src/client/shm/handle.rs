@@ -218,8 +218,9 @@ impl ShmHandle {
     fn is_linked(&mut self, requests: &[Request<'_>], deadline: Instant) -> bool {
         let Some(conversation) = &self.conversation else { return false };
         let wants_mailbox = self.wants_mailbox(requests, conversation.geometry());
+        let may_trust = wants_mailbox && self.shared.is_served();
         let conversation = self.conversation.as_mut();
-        conversation.is_some_and(|conversation| conversation.is_linked(requests, wants_mailbox, deadline))
+        conversation.is_some_and(|conversation| conversation.is_linked(requests, may_trust, deadline))
     }
 
     /// Takes the client's connection for changes, or opens another one.
