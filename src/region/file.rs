@@ -1,9 +1,9 @@
 //! The file that a region's memory is, with a name or without: making it, having memory behind it, its lock.
 
 use super::error::{RegionError, os};
+use super::mapping::{HarmlessAdvice, Mapping};
 use super::room::{self, Room};
 use crate::files::{self, FileError, LockFile};
-use memmap2::MmapRaw;
 use rustix::fs::{MemfdFlags, OFlags};
 use std::fs::File;
 use std::io;
@@ -85,13 +85,6 @@ pub(super) fn is_in_memory(file: impl AsFd) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|about| room::is_tmpfs(&about))
 }
 
-/// The length of the pages of a file on hugetlbfs.
-pub(super) fn huge_page(file: &File) -> Option<u64> {
-    const HUGETLBFS: u64 = 0x9584_58f6;
-    let about = rustix::fs::fstatfs(file).ok().filter(|about| about.f_type as u64 == HUGETLBFS)?;
-    Some(about.f_bsize as u64)
-}
-
 /// Makes a file longer.
 pub(super) fn set_len(file: &File, len: u64) -> io::Result<()> {
     room::check_length(len)?;
@@ -127,9 +120,17 @@ pub(super) fn check_more(file: &File, bytes: &Range<u64>) -> Result<(), RegionEr
     }
 }
 
+/// Whether nothing has been stored into these bytes of a file yet.
+pub(super) fn is_hole(file: &File, bytes: &Range<u64>) -> bool {
+    match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(bytes.start)) {
+        Ok(data) => data >= bytes.end,
+        Err(why) => why == rustix::io::Errno::NXIO,
+    }
+}
+
 /// Puts memory behind these bytes of a file, which is mapped from byte `mapped` on: afterwards the first
 /// store into any page of them is refused by nobody.
-pub(super) fn back(file: &File, map: &MmapRaw, mapped: u64, bytes: Range<u64>) -> Result<(), RegionError> {
+pub(super) fn back(file: &File, map: &Mapping, mapped: u64, bytes: Range<u64>) -> Result<(), RegionError> {
     let bytes = bytes.start..bytes.end.min(mapped + map.len() as u64);
     let has_pages = reserve(file, bytes.clone())? && is_in_memory(file);
     if !has_pages && !bytes.is_empty() {
@@ -157,13 +158,9 @@ pub(super) fn reserve(file: &File, bytes: Range<u64>) -> Result<bool, RegionErro
 
 /// Takes a file's pages by touching them, where the kernel can say that this fails (from 5.14 on). A disk's
 /// block that was reserved is not enough: a page of the cache that is longer than a block needs them all.
-fn populate(map: &MmapRaw, bytes: Range<u64>) -> Result<(), RegionError> {
+fn populate(map: &Mapping, bytes: Range<u64>) -> Result<(), RegionError> {
     let len = bytes.end - bytes.start;
-    let touch = || {
-        let touched = map.advise_range(memmap2::Advice::PopulateWrite, bytes.start as usize, len as usize);
-        touched.map_err(|error| rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO))
-    };
-    match rustix::io::retry_on_intr(touch) {
+    match rustix::io::retry_on_intr(|| map.advise(bytes.clone(), HarmlessAdvice::Take)) {
         Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(()),
         Err(_) => {
             let source = rustix::io::Errno::NOSPC.into();

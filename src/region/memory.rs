@@ -1,12 +1,12 @@
 //! The memory behind a region: taken, added, given back.
 
-#![allow(unsafe_code)]
-
 use super::error::{RegionError, os, unmapped};
 use super::file::{OwnFile, back, check_more, is_in_memory, set_len};
+#[cfg(feature = "verbs")]
+use super::mapping::HarmlessAdvice;
+use super::mapping::Mapping;
 use super::words::Region;
 use crate::layout::WORD;
-use memmap2::MmapOptions;
 use rustix::fs::FallocateFlags;
 use std::io;
 use std::ops::Range;
@@ -15,21 +15,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Region {
-    /// How many of its bytes this process has mapped in huge pages so far: pages are mapped when they
-    /// are first touched. Reads `/proc/self/smaps`, which walks the page tables; 0 without it.
-    pub fn huge_bytes(&self) -> u64 {
-        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
-        huge_bytes(&smaps, self.address())
-    }
-
     /// Sees to it that memory stands behind `bytes` of the region: what it has not got now would be missed
-    /// later, by a signal in the middle of a store.
+    /// later, by a signal in the middle of a store. Whole blocks of 2 MiB that have none yet get it in huge pages, where
+    /// the kernel can ([`Region::make_huge`]).
     ///
     /// # Errors
     /// [`RegionError`] when there is not enough.
     pub fn back(&self, bytes: Range<u64>) -> Result<(), RegionError> {
         match (self.file(), self.map()) {
-            (Some(file), Some(map)) => back(file, map, 0, bytes),
+            (Some(file), Some(map)) => {
+                self.take_huge(bytes.clone());
+                back(file, map, 0, bytes)
+            }
             _ => Ok(()),
         }
     }
@@ -69,11 +66,11 @@ impl Region {
         };
         check_more(file, &(start..end))?;
         set_len(file, end).map_err(os("making room for", what()))?;
-        let options = MmapOptions::new().offset(start).len(bytes as usize).map_raw(file);
-        let backed = options.map_err(unmapped(what(), bytes)).and_then(|map| {
-            back(file, &map, start, start..end)?;
-            Ok(map)
-        });
+        let backed =
+            Mapping::of_part(file, start, bytes, true).map_err(unmapped(what(), bytes)).and_then(|map| {
+                back(file, &map, start, start..end)?;
+                Ok(map)
+            });
         // Nobody has mapped what is behind.
         let map = backed.inspect_err(|_| drop(file.set_len(self.bytes())))?;
         // It has no lock: that goes with this region.
@@ -86,16 +83,16 @@ impl Region {
     /// time, and nobody sees how far it is. Best effort.
     #[cfg(feature = "verbs")]
     pub(crate) fn touch(&self, bytes: Range<u64>, mut progress: impl FnMut(u64)) {
-        const PIECE: usize = 64 << 20;
+        const PIECE: u64 = 64 << 20;
         self.pinned().store(true, Ordering::Relaxed);
         let Some(map) = self.map() else { return };
-        let (first, last) =
-            (bytes.start as usize & !(crate::layout::PAGE - 1), (bytes.end as usize).min(map.len()));
-        for start in (first..last).step_by(PIECE) {
+        let page = crate::layout::PAGE as u64;
+        let (first, last) = (bytes.start / page * page, bytes.end.min(map.len() as u64));
+        for start in (first..last).step_by(PIECE as usize) {
             let end = (start + PIECE).min(last);
             // Kernels before 5.14 do not know it: the NIC's driver then does all the work.
-            let _ = map.advise_range(memmap2::Advice::PopulateWrite, start, end - start);
-            progress((end - first) as u64);
+            let _ = map.advise(start..end, HarmlessAdvice::Take);
+            progress(end - first);
         }
     }
 
@@ -127,8 +124,8 @@ impl Region {
     /// mapped: they read as zero from now on. Best effort.
     pub(crate) fn discard(&self) {
         let Some(map) = self.map() else { return };
-        // SAFETY: the mapping stays; its words are only touched as atomics, and any words are good.
-        let _ = unsafe { map.unchecked_advise(memmap2::UncheckedAdvice::Remove) };
+        // Any words are good in it.
+        let _ = map.remove();
     }
 }
 
@@ -148,27 +145,4 @@ impl Behind<'_> {
             Behind::Apart(region) => region.store(word as usize, value),
         }
     }
-}
-
-/// The bytes in huge pages of the mapping that holds an address, from the text of `/proc/self/smaps`.
-pub(super) fn huge_bytes(smaps: &str, address: u64) -> u64 {
-    let mut is_ours = false;
-    let mut kib = 0;
-    for line in smaps.lines() {
-        let (first, rest) = line.split_once(' ').unwrap_or((line, ""));
-        match first.strip_suffix(':') {
-            // The first two are of reserved pages.
-            Some("Private_Hugetlb" | "Shared_Hugetlb" | "ShmemPmdMapped" | "FilePmdMapped") if is_ours => {
-                kib += rest.trim().trim_end_matches(" kB").parse().unwrap_or(0);
-            }
-            Some(_) => {}
-            // A mapping's first line: its addresses.
-            None => {
-                let number = |text| u64::from_str_radix(text, 16).ok();
-                let range = first.split_once('-').and_then(|(from, to)| Some(number(from)?..number(to)?));
-                is_ours = range.is_some_and(|range| range.contains(&address));
-            }
-        }
-    }
-    kib << 10
 }

@@ -16,13 +16,17 @@
 //! | `look.rs` | the region as a reader looks at it: windows of slots |
 //! | `backing.rs`, `source.rs` | where memory comes from: made, opened, handed over |
 //! | `file.rs`, `unfinished.rs` | the file behind it, its lock; whether its table was ever finished |
+//! | `mapping.rs` | memory mapped into this process, where huge pages may begin |
 //! | `memory.rs` | memory behind its bytes: taken, added, given back |
+//! | `huge.rs` | which of it is in huge pages |
 //! | `room.rs` | how much memory is left, and a table's default share |
 
 mod backing;
 mod error;
 mod file;
+mod huge;
 mod look;
+mod mapping;
 mod memory;
 mod processor;
 pub(crate) mod room;

@@ -3,13 +3,13 @@
 use super::backing::Backing;
 use super::error::{RegionError, os, unmapped};
 use super::file::{
-    OwnFile, huge_page, is_address_space_short, is_in_memory, leaves_room, lock_file, memfd, reserve, set_len,
+    OwnFile, is_address_space_short, is_in_memory, leaves_room, lock_file, memfd, reserve, set_len,
 };
+use super::mapping::{HUGE, HarmlessAdvice, Mapping, huge_page};
 use super::room::{self, Room};
 use super::unfinished::{check_finished, is_unfinished};
 use super::words::Region;
 use crate::files;
-use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use std::fs::{File, Permissions};
 use std::io;
@@ -44,7 +44,6 @@ impl Region {
                 Err(why) => tracing::debug!(%why, bytes, "no reserved huge pages for this table"),
             }
         }
-        const HUGE: u64 = 2 << 20;
         let bytes = if *backing == Backing::HugePages { bytes.next_multiple_of(HUGE) } else { bytes };
         check_room(backing, bytes, first)?;
         match backing {
@@ -115,7 +114,7 @@ impl Region {
             return Err(os("opening for reading", &name)(source));
         }
         let bytes = ours.len();
-        let map = MmapOptions::new().len(bytes as usize).map_raw(&**own.file());
+        let map = Mapping::of_file(own.file(), bytes, true);
         let map = map.map_err(|error| match huge_page(own.file()) {
             // All of its pages are reserved now.
             Some(_) => os("mapping", &name)(error),
@@ -127,16 +126,15 @@ impl Region {
     fn anonymous(flags: MemfdFlags, bytes: u64) -> Result<Region, RegionError> {
         let what = || format!("{bytes} bytes of shared memory");
         let file = memfd(flags, bytes)?;
-        let map = MmapOptions::new().len(bytes as usize).map_raw(&file).map_err(|source| {
-            match unmapped(what(), bytes)(source) {
+        let map =
+            Mapping::of_file(&file, bytes, true).map_err(|source| match unmapped(what(), bytes)(source) {
                 RegionError::AddressSpace { source, .. }
                     if flags.contains(MemfdFlags::HUGETLB) && !is_address_space_short(bytes) =>
                 {
                     RegionError::HugePages { bytes, source }
                 }
                 error => error,
-            }
-        })?;
+            })?;
         rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o600))
             .map_err(|e| os("protecting", what())(e.into()))?;
         // A seal against writers would keep the server from giving memory back. It is for where no
@@ -168,7 +166,7 @@ impl Region {
         let seals = SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(|e| os("sealing", what())(e.into()))?;
         reserve(&file, 0..bytes)?;
-        let map = MmapOptions::new().len(bytes as usize).map_raw(&file).map_err(unmapped(what(), bytes))?;
+        let map = Mapping::of_file(&file, bytes, true).map_err(unmapped(what(), bytes))?;
         Ok((Region::from_map(map, is_in_memory(&file), true, None, None), file.into()))
     }
 
@@ -186,7 +184,7 @@ impl Region {
             return Err(os("checking", what)(source));
         }
         let bytes = file.metadata().map_err(os("reading the length of", what))?.len();
-        let map = MmapOptions::new().len(bytes as usize).map_raw(&file).map_err(unmapped(what, bytes))?;
+        let map = Mapping::of_file(&file, bytes, true).map_err(unmapped(what, bytes))?;
         Ok(Region::from_map(map, is_in_memory(&file), true, None, None))
     }
 
@@ -198,7 +196,7 @@ impl Region {
         let file = File::from(fd);
         let what = "the region the server handed over";
         let bytes = file.metadata().map_err(os("reading the length of", what))?.len();
-        let map = MmapOptions::new().len(bytes as usize).map_raw_read_only(&file);
+        let map = Mapping::of_file(&file, bytes, false);
         let map = map.map_err(unmapped(what, bytes))?;
         Ok(Region::from_map(map, is_in_memory(&file), false, Some(file.into()), None))
     }
@@ -226,7 +224,7 @@ impl Region {
 
     /// A region in this mapping.
     pub(super) fn from_map(
-        map: MmapRaw,
+        map: Mapping,
         is_in_memory: bool,
         writable: bool,
         share: Option<OwnedFd>,
@@ -235,8 +233,8 @@ impl Region {
         // A window is read at random: fewer, larger TLB entries where the system allows it. Best effort.
         // A store into a page of a disk's file needs blocks for all of the page, holes too, and where the disk
         // has none, it ends in SIGBUS. So pages there are as short as can be: those read ahead are longer.
-        let advice = if is_in_memory { memmap2::Advice::HugePage } else { memmap2::Advice::Random };
-        let _ = map.advise(advice);
+        let advice = if is_in_memory { HarmlessAdvice::HugePages } else { HarmlessAdvice::AtRandom };
+        let _ = map.advise(0..map.len() as u64, advice);
         Region::mapped(map, writable, share, own)
     }
 

@@ -1,6 +1,8 @@
 use super::error::{os, unmapped};
 use super::file::{OwnFile, memfd};
-use super::memory::{Behind, huge_bytes};
+use super::huge::huge_bytes;
+use super::mapping::HarmlessAdvice;
+use super::memory::Behind;
 use super::*;
 use crate::files::{self, FileError, LockFile};
 use crate::layout::compare::Loadable;
@@ -417,6 +419,121 @@ fn huge_if_there_are_any() {
     let small = Region::create(&Backing::Anonymous, 1 << 20).unwrap();
     assert_eq!((small.bytes(), small.huge_bytes()), (1 << 20, 0));
     assert_eq!(Region::private(4096).huge_bytes(), 0);
+}
+
+const HUGE: u64 = 2 << 20;
+
+/// Whether the kernel moves shared memory into huge pages when it is told to: Linux 6.1 and later, with huge pages
+/// of 2 MiB, unless that is forbidden.
+fn kernel_moves_memory() -> bool {
+    let text = |name: &str| std::fs::read_to_string(name).unwrap_or_default();
+    let version = text("/proc/sys/kernel/osrelease");
+    let mut numbers = version.split('.').map(|part| part.parse().unwrap_or(0));
+    let is_new = (numbers.next(), numbers.next()) >= (Some(6), Some(1));
+    let folder = "/sys/kernel/mm/transparent_hugepage";
+    let is_long = text(&format!("{folder}/hpage_pmd_size")).trim() == HUGE.to_string();
+    is_new && is_long && !text(&format!("{folder}/shmem_enabled")).contains("[deny]")
+}
+
+/// A region that is as long as a huge page begins where one may begin, in every process, and what was reserved to get
+/// there is free again.
+#[test]
+fn regions_begin_where_huge_pages_may() {
+    let dir = tempfile::tempdir().unwrap();
+    for bytes in [4096, HUGE - 4096, HUGE, HUGE + 4096, 3 * HUGE, (7 * HUGE) | 8] {
+        let path = dir.path().join(bytes.to_string());
+        let regions = [
+            Region::private(bytes),
+            Region::create(&Backing::Anonymous, bytes).unwrap(),
+            Region::create(&Backing::File(path), bytes).unwrap(),
+        ];
+        let clients = [1, 2].map(|n: usize| Region::map_shared(regions[n].share().unwrap()).unwrap());
+        let last = bytes as usize / WORD - 1;
+        regions.iter().for_each(|region| region.store(last, bytes));
+        for region in regions.iter().chain(&clients) {
+            assert!(bytes < HUGE || region.address().is_multiple_of(HUGE), "{bytes}: {:x}", region.address());
+            assert_eq!((region.bytes(), region.load(last)), (bytes, bytes));
+        }
+        let [client, _] = &clients;
+        let range = client.address()..client.address() + bytes.next_multiple_of(4096);
+        for line in std::fs::read_to_string("/proc/self/maps").unwrap().lines() {
+            let (addresses, rest) = line.split_once(' ').unwrap();
+            let (from, to) = addresses.split_once('-').unwrap();
+            let [from, to] = [from, to].map(|text| u64::from_str_radix(text, 16).unwrap());
+            let is_beside = to == range.start || from == range.end;
+            assert!(!(is_beside && rest.starts_with("---p") && to - from < HUGE), "left beside it: {line}");
+        }
+    }
+}
+
+/// Empty memory is moved into huge pages: what is asked for and what shares a block with it, within bounds; for the
+/// server and for every client. Memory in use stays where it is.
+#[test]
+fn empty_memory_is_made_huge() {
+    if !kernel_moves_memory() {
+        eprintln!("skipped: this kernel does not move shared memory into huge pages");
+        return;
+    }
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    for backing in [Backing::Anonymous, Backing::File(dir.path().join("r"))] {
+        let region = Region::create(&backing, 8 * HUGE - 4096).unwrap();
+        if region.bytes() == 8 * HUGE {
+            eprintln!("skipped: pages are reserved here");
+            continue;
+        }
+        let client = Region::map_handed(region.share().unwrap(), &[]).unwrap();
+        let blocks = || region.backed_bytes() / HUGE;
+        // Block 1 is in use.
+        region.store(HUGE as usize / WORD + 600, 7);
+        assert_eq!((region.make_huge(4096..4097, 4096..u64::MAX), blocks()), (0, 0), "not all of it within");
+        let all = 0..u64::MAX;
+        assert_eq!((region.make_huge(4096..HUGE + 1, all.clone()), blocks()), (HUGE, 1));
+        assert_eq!((region.make_huge(0..2 * HUGE, all.clone()), blocks()), (0, 1), "once");
+        assert_eq!((region.make_huge(3 * HUGE - 1..3 * HUGE + 1, 0..3 * HUGE), blocks()), (HUGE, 2));
+        // What is to have memory gets it in huge pages as far as these go, and no more of it than is asked for.
+        region.back(4 * HUGE - 4096..6 * HUGE + 4096).unwrap();
+        assert_eq!(region.backed_bytes(), 4 * HUGE + 3 * 4096);
+        assert_eq!(region.huge_bytes(), 4 * HUGE);
+        // The last block is not whole.
+        assert_eq!(region.make_huge(7 * HUGE..8 * HUGE, all), 0);
+        assert_eq!(client.huge_bytes(), 0);
+        for block in [0, 1, 2, 4, 5] {
+            let word = (block * HUGE + 8) as usize / WORD;
+            region.store(word, block);
+            assert_eq!((client.load(word), client.load(word + 1)), (block, 0));
+        }
+        assert_eq!((region.load(HUGE as usize / WORD + 600), client.huge_bytes()), (7, 4 * HUGE));
+        // Half a page goes back, and the rest of it stays what it was.
+        region.store((4 * HUGE + HUGE / 2) as usize / WORD, 9);
+        assert_eq!(region.give_back(4 * HUGE..4 * HUGE + HUGE / 2), Some(HUGE / 2));
+        let of_half = |words: usize| client.load((4 * HUGE) as usize / WORD + words);
+        assert_eq!((of_half(1), of_half(HUGE as usize / 2 / WORD)), (0, 9));
+        assert_eq!(client.make_huge(0..8 * HUGE, 0..8 * HUGE), 0, "it is not the client's");
+    }
+}
+
+/// Where the kernel gives no huge page, or memory is of a kind that has none, memory is in small ones, and there is no
+/// error. The kernel is not asked again at once.
+#[test]
+fn where_no_page_is_huge() {
+    let refused = Region::create(&Backing::Anonymous, 4 * HUGE).unwrap();
+    let map = refused.map().unwrap();
+    map.advise(0..4 * HUGE, HarmlessAdvice::SmallPages).unwrap();
+    assert_eq!(refused.make_huge(HUGE..2 * HUGE, 0..4 * HUGE), 0);
+    assert!(!map.may_be_huge() && refused.backed_bytes() <= 4096);
+    refused.back(0..4 * HUGE).unwrap();
+    assert_eq!((refused.backed_bytes(), refused.huge_bytes()), (4 * HUGE, 0));
+    map.advise(0..4 * HUGE, HarmlessAdvice::HugePages).unwrap();
+    assert_eq!(refused.make_huge(0..4 * HUGE, 0..4 * HUGE), 0);
+
+    let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let on_disk = Region::create(&Backing::File(dir.path().join("r")), 4 * HUGE).unwrap();
+    for region in
+        [on_disk, Region::private(4 * HUGE), Region::create(&Backing::Anonymous, HUGE - 4096).unwrap()]
+    {
+        assert_eq!(region.make_huge(0..4 * HUGE, 0..4 * HUGE), 0, "{region:?}");
+        region.back(0..region.bytes()).unwrap();
+    }
 }
 
 /// Of all mappings, the one that holds the address counts, with every kind of huge page.

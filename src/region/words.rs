@@ -3,13 +3,13 @@
 #![allow(unsafe_code)]
 
 use super::file::OwnFile;
+use super::mapping::{HarmlessAdvice, Mapping};
 use super::processor::{load_bytes, prefetch};
 use crate::layout::words::{EIGHT_LINES, LINE_WORDS};
 use crate::layout::{LINE, WORD};
 use crate::observe::{Observed, ObservedBy};
 use crate::sink::Sink;
 use crate::sync::{AtomicU64, Ordering};
-use memmap2::MmapRaw;
 use std::fmt;
 use std::fs::File;
 use std::ops::Range;
@@ -40,8 +40,9 @@ pub struct Region {
 
 #[allow(dead_code, reason = "held for the memory, which is reached through `base`")]
 enum Memory {
-    Mapped(MmapRaw),
-    Private(Box<[AtomicU64]>),
+    Mapped(Mapping),
+    #[cfg(loom)]
+    OfTheModelChecker(Box<[AtomicU64]>),
 }
 
 // SAFETY: `base` points into `memory`, which lives as long as the region and is never unmapped or moved
@@ -59,13 +60,12 @@ impl fmt::Debug for Region {
 impl Region {
     /// A region in mapped memory. `handed` is what clients are handed, `own` the file that is its server's.
     pub(super) fn mapped(
-        map: MmapRaw,
+        map: Mapping,
         writable: bool,
         handed: Option<OwnedFd>,
         own: Option<OwnFile>,
     ) -> Region {
-        let (base, words) = (map.as_mut_ptr().cast(), map.len() / WORD);
-        let base = NonNull::new(base).unwrap_or(NonNull::dangling());
+        let (base, words) = (map.start().cast(), map.len() / WORD);
         let region = Region::of(base, words, writable, Memory::Mapped(map));
         Region {
             share: handed.map(Arc::new),
@@ -75,11 +75,25 @@ impl Region {
         }
     }
 
-    /// A region of `bytes` zero bytes in this process's own memory, which no other can map.
+    /// A region of `bytes` zero bytes in this process's own memory, which no other can map. In huge pages where the
+    /// system's settings allow them to who asks.
+    ///
+    /// # Panics
+    /// When this process can have no so many bytes.
+    #[cfg(not(loom))]
+    pub fn private(bytes: u64) -> Region {
+        let map = Mapping::private(bytes).expect("memory for a private region");
+        // Best effort.
+        let _ = map.advise(0..bytes, HarmlessAdvice::HugePages);
+        Region::mapped(map, true, None, None)
+    }
+
+    /// The same for the model checker, whose words are longer.
+    #[cfg(loom)]
     pub fn private(bytes: u64) -> Region {
         let words = bytes as usize / WORD;
         let memory: Box<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
-        Region::of(NonNull::from(&*memory).cast(), words, true, Memory::Private(memory))
+        Region::of(NonNull::from(&*memory).cast(), words, true, Memory::OfTheModelChecker(memory))
     }
 
     /// `base..base + words` lie in `memory`.
@@ -122,7 +136,8 @@ impl Region {
     pub fn bytes(&self) -> u64 {
         match &*self.memory {
             Memory::Mapped(map) => map.len() as u64,
-            Memory::Private(words) => (words.len() * WORD) as u64,
+            #[cfg(loom)]
+            Memory::OfTheModelChecker(words) => (words.len() * WORD) as u64,
         }
     }
 
@@ -137,11 +152,12 @@ impl Region {
         self.base.as_ptr() as u64
     }
 
-    /// The mapping. `None` if the memory is private.
-    pub(super) fn map(&self) -> Option<&MmapRaw> {
+    /// The mapping. The model checker has none.
+    pub(super) fn map(&self) -> Option<&Mapping> {
         match &*self.memory {
             Memory::Mapped(map) => Some(map),
-            Memory::Private(_) => None,
+            #[cfg(loom)]
+            Memory::OfTheModelChecker(_) => None,
         }
     }
 

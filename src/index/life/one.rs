@@ -14,7 +14,7 @@ use crate::index::slots::HeldRoom;
 use crate::layout::WORD;
 use crate::layout::control::{Phase, STATE_WORD, State};
 use crate::layout::extent::Expected;
-use crate::layout::geometry::Geometry;
+use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::slot::{Key, Stored};
 use crate::layout::superblock::Superblock;
 use crate::outcome::{PutError, PutMode, PutOutcome, SwapOutcome};
@@ -52,6 +52,8 @@ impl OneSize {
         start: &Start,
     ) -> Result<OneSize, RegionError> {
         assert!(region.bytes() >= geometry.region_bytes(), "the region is too short for the table");
+        let end = geometry.slot_offset(SlotIx(geometry.main_slots()));
+        region.make_huge(0..geometry.table_offset(), 0..end);
         region.back(0..geometry.table_offset())?;
         let table = OneSize { segment: Segment::whole(region, geometry, clock, start), incarnation: 1 };
         table.publish_state(Phase::Starting);

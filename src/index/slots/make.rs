@@ -25,6 +25,7 @@ impl Slots {
     pub fn make(&self, slots: Range<u64>) -> Result<(), RegionError> {
         let (region, geometry) = (self.region(), self.geometry());
         let (shape, at) = (geometry.shape(), |slot| geometry.slot_offset(SlotIx(slot)));
+        region.make_huge(at(slots.start)..at(slots.end), 0..at(geometry.main_slots()));
         region.back(at(slots.start)..at(slots.end))?;
         for slot in slots.map(SlotIx) {
             let base = geometry.slot_word(slot);
