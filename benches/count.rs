@@ -15,6 +15,13 @@
 //! bench does 100 operations on a table of 2,000 slots, 90 % of them taken where nothing else is said.
 //! Keys are made before, and nothing is dropped. In `far` benches the caches have no line of the table. The
 //! server's clock is set by hand, so each run does the same.
+//!
+//! `fill_growing` is a table with segments of the default size that grows from 2^10 keys to 2^16. The whole, which
+//! takes callgrind some minutes, is to 2^22 keys:
+//!
+//! ```sh
+//! ONEREAD_COUNT_TO=22 cargo bench -p oneread --bench count -- '*::fill_growing::*'
+//! ```
 
 #![allow(missing_docs, reason = "gungraun's macros make public items")]
 
@@ -43,6 +50,12 @@ const OPERATIONS: usize = 100;
 const SLOTS: u64 = 2_000;
 /// Keys that are put while a table grows fourfold.
 const GROWN: usize = 6 << 10;
+/// Keys that are there before a table grows by segments of the default size, as a logarithm, ...
+const FROM_LOG2: u32 = 10;
+/// ... and those that are there in the end, where `TO` says nothing else.
+const TO_LOG2: u32 = 16;
+/// The environment variable that does.
+const TO: &str = "ONEREAD_COUNT_TO";
 /// The simulated last-level cache. Larger than every table.
 const CACHE_BYTES: usize = 1 << 20;
 
@@ -53,24 +66,40 @@ struct Setting {
     key_bytes: usize,
     value_bytes: usize,
     is_far: bool,
-    /// The table has grown to its size.
-    grows: bool,
+    grows: Grows,
+}
+
+/// Whether a table grows to its size.
+#[derive(Clone, Copy)]
+enum Grows {
+    No,
+    /// By segments of an eighth of the slots.
+    BySmall,
+    /// By segments of the default size.
+    ByDefault,
 }
 
 const fn setting(layout: &'static str, key_bytes: usize, value_bytes: usize, is_far: bool) -> Setting {
-    Setting { layout, key_bytes, value_bytes, is_far, grows: false }
+    Setting { layout, key_bytes, value_bytes, is_far, grows: Grows::No }
 }
 
 impl Setting {
-    /// The same in a table that grows, by segments of an eighth of the slots.
+    /// The same in a table that grows, by small segments.
     fn grows(self) -> Setting {
-        Setting { grows: true, ..self }
+        Setting { grows: Grows::BySmall, ..self }
+    }
+
+    /// The same in a table that grows as a server's does.
+    fn grows_by_default(self) -> Setting {
+        Setting { grows: Grows::ByDefault, ..self }
     }
 
     fn table(self) -> Config {
         let size = match self.grows {
-            false => TableSize::Slots(SLOTS),
-            true => TableSize::Growing { bytes_max: 8 << 20, segment_slots: Some(SLOTS / 8) },
+            Grows::No => TableSize::Slots(SLOTS),
+            Grows::BySmall => TableSize::Growing { bytes_max: 8 << 20, segment_slots: Some(SLOTS / 8) },
+            // Four times what the keys take.
+            Grows::ByDefault => TableSize::up_to((64 << 20) + (256 << to_log2())),
         };
         Config::new()
             .layout(self.layout.parse::<Layout>().expect("a preset"))
@@ -209,6 +238,27 @@ fn growing(setting: Setting) -> Box<Prepared> {
     assert!(put_fast(&table));
     table.keys = setting.keys(1, GROWN);
     Box::new(table)
+}
+
+/// A table of the fewest keys, and all others to come.
+fn small(setting: Setting) -> Box<Prepared> {
+    let mut table = Prepared::with(setting, &[]);
+    let mut keys = setting.keys(0, 1 << to_log2());
+    let rest = keys.split_off(1 << FROM_LOG2);
+    table.keys = keys;
+    assert!(put_fast(&table));
+    table.keys = rest;
+    Box::new(table)
+}
+
+/// The keys to which a table grows by segments of the default size, as a logarithm.
+fn to_log2() -> u32 {
+    std::env::var(TO).map_or(TO_LOG2, |to| to.parse().expect("a number"))
+}
+
+/// The keys that are put meanwhile.
+fn fill_growing_puts() -> usize {
+    (1 << to_log2()) - (1 << FROM_LOG2)
 }
 
 /// Puts new keys at 200,000 a second, as in `oneread plan --growing`: traces are in the way.
@@ -413,6 +463,15 @@ fn grow(table: Box<Prepared>) -> Box<Prepared> {
     table
 }
 
+// Puts while a table grows from few keys to many, by segments of the default size.
+#[library_benchmark]
+#[bench::windowed_8_short_grows(args = (small(setting("windowed:8", 16, 32, false).grows_by_default())),
+    config = at_most(10450, fill_growing_puts()))]
+fn fill_growing(table: Box<Prepared>) -> Box<Prepared> {
+    assert!(put_fast(&table));
+    table
+}
+
 // Puts into a full table, of keys that were refused before.
 #[library_benchmark]
 #[bench::windowed_8_short(args = (full(setting("windowed:8", 16, 32, false))),
@@ -466,6 +525,7 @@ library_benchmark_group!(
         put_without_room,
         fill,
         grow,
+        fill_growing,
         update,
         remove,
         refused
@@ -479,7 +539,7 @@ mod harness {
     use gungraun::main;
 
     main!(
-        config = LibraryBenchmarkConfig::default().tool(Callgrind::with_args([
+        config = LibraryBenchmarkConfig::default().pass_through_env(TO).tool(Callgrind::with_args([
             "--I1=32768,8,64",
             "--D1=32768,8,64",
             "--LL=1048576,16,64",
@@ -511,6 +571,7 @@ fn count(summary: &Value) -> Option<Count> {
     let operations = match &*operation {
         "fill" => load(90),
         "grow" => GROWN,
+        "fill_growing" => fill_growing_puts(),
         _ => OPERATIONS,
     } as f64;
     let limit = total["regressions"][0]["Hard"]["limit"].as_f64().map(|limit| limit / operations);
