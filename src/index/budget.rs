@@ -17,9 +17,14 @@ impl Budget {
         Arc::new(Budget { bytes_max, taken: AtomicU64::new(0) })
     }
 
+    /// Bytes taken.
+    pub fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
+    }
+
     /// Whether these bytes may be taken, too. They may be gone a moment later.
     pub fn has(&self, bytes: u64) -> bool {
-        self.taken.load(Ordering::Relaxed) + bytes <= self.bytes_max
+        self.taken() + bytes <= self.bytes_max
     }
 
     /// Takes these bytes, if they may be taken. Relaxed: it guards no memory, it only counts.

@@ -8,6 +8,7 @@ use super::slot::{Identity, SlotShape};
 use super::undo;
 pub use super::window::{SlotIx, Window};
 use super::words::EIGHT_LINES;
+use std::ops::Range;
 use std::time::Duration;
 
 /// The most homes. With [`OVERFLOW_BLOCKS_MAX`], every size computed from numbers within their
@@ -321,6 +322,13 @@ impl Geometry {
     pub(crate) fn slots_in_all(&self) -> u64 {
         self.slots_in_front() + self.segments_max.max(1) * self.slots()
     }
+    /// The bytes of the region where slots are that have keys: of every segment that there may be, also if this is the
+    /// geometry of one.
+    pub(crate) fn bytes_of_slots(&self) -> Range<u64> {
+        let slot_bytes = self.shape.bytes() as u64;
+        let begin = undo::end(self.shape) + self.slots_in_front() * slot_bytes;
+        begin..begin + self.segments_max.max(1) * self.slots() * slot_bytes
+    }
     /// The number of a segment's slot among all.
     #[inline]
     pub(crate) fn numbered_through(&self, slot: SlotIx) -> SlotIx {
@@ -475,5 +483,11 @@ mod tests {
         assert_eq!([0, 3, 4, 92].map(|slot| it.home_of_slot(SlotIx(slot))), [0, 0, 1, 23]);
         assert!(last.iter().map(|slot| slot.0).eq(92..100));
         assert_eq!([91, 92, 99, 100].map(|n| last.contains(SlotIx(n))), [false, true, true, false]);
+        assert_eq!(it.bytes_of_slots(), table..it.region_bytes());
+        let growing = it.growing(5);
+        let first = growing.slot_offset(growing.segment_first(0));
+        for geometry in [&growing, &growing.segment(3, 7)] {
+            assert_eq!(geometry.bytes_of_slots(), first..growing.slots_end());
+        }
     }
 }

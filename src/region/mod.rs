@@ -32,7 +32,7 @@ mod processor;
 pub(crate) mod room;
 mod source;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod unfinished;
 mod words;
 

@@ -425,7 +425,7 @@ const HUGE: u64 = 2 << 20;
 
 /// Whether the kernel moves shared memory into huge pages when it is told to: Linux 6.1 and later, with huge pages
 /// of 2 MiB, unless that is forbidden.
-fn kernel_moves_memory() -> bool {
+pub(crate) fn kernel_moves_memory() -> bool {
     let text = |name: &str| std::fs::read_to_string(name).unwrap_or_default();
     let version = text("/proc/sys/kernel/osrelease");
     let mut numbers = version.split('.').map(|part| part.parse().unwrap_or(0));

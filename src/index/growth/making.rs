@@ -13,6 +13,7 @@ use crate::layout::segment::{HomeState, Named};
 use crate::region::RegionError;
 use crate::sync::lock;
 use crossbeam_epoch::Guard;
+use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 
@@ -50,6 +51,7 @@ impl Growth {
     }
 
     fn make_in(&self, memory: u32, share: KeyShare) -> Result<Segment, RegionError> {
+        self.make_huge(self.bytes_of(memory));
         if let Some(registrar) = self.registrar.get().and_then(Weak::upgrade) {
             // E0
             registrar.before_use(memory)?;
@@ -61,6 +63,11 @@ impl Growth {
         let header = HomeState { depth: share.depth, merged: false };
         segment.slots().make_again(header.in_aux(0))?;
         Ok(segment)
+    }
+
+    fn bytes_of(&self, memory: u32) -> Range<u64> {
+        let first = self.geometry.slot_offset(self.geometry.segment_first(memory));
+        first..first + self.segment_bytes()
     }
 
     /// Counts and logs that the system has refused memory, but logs not more often than every ten seconds.
@@ -100,8 +107,7 @@ impl Growth {
         let memory = segment.memory();
         add_counts(&mut lock(&self.done.gone), &segment.counts());
         let (pieces, region) = (Arc::clone(&self.memory), self.region.alias());
-        let first = self.geometry.slot_offset(self.geometry.segment_first(memory));
-        let bytes = first..first + self.segment_bytes();
+        let bytes = self.bytes_of(memory);
         // Threads that still have the segment may be about to take a trace away in it.
         self.live.remove(memory, guard, move |memory| lock(&pieces).put(memory, || region.give_back(bytes)));
         guard.flush();

@@ -50,6 +50,11 @@ impl FreeMemory {
         self.budget.have(taken as u64 * self.piece_bytes);
     }
 
+    /// What segments and values have taken.
+    pub(super) fn bytes_taken(&self) -> u64 {
+        self.budget.taken()
+    }
+
     pub(super) fn has_any(&self, segments_max: u64) -> bool {
         let has_piece = !self.bare.is_empty() || u64::from(self.used) < segments_max;
         !self.free.is_empty() || has_piece && self.budget.has(self.piece_bytes)

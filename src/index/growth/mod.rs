@@ -37,6 +37,7 @@ mod driving;
 #[cfg(feature = "sim")]
 mod for_sim;
 mod handover;
+mod huge;
 mod live;
 mod making;
 mod memory;
