@@ -35,7 +35,7 @@ enum Broken {
     GhostGoes,
     /// The counter of begun moves stands still.
     Moves,
-    /// The entry is not loaded again after a pass by the counter.
+    /// An entry that names a pair is not loaded again after a pass by the counter.
     EntryOnce,
     /// A home's depth is raised after its originals are overwritten.
     DepthAfterOverwrite,
@@ -765,8 +765,8 @@ impl Reader<'_> {
         Verdict::Endless
     }
 
-    /// The entry is loaded before and after each pass, and nothing rests on time. A miss holds if no
-    /// move began and the entry is the same. (A version of the directory that goes up before each
+    /// The entry is loaded before each pass, and if it names a pair after it, too; nothing rests on time. A miss
+    /// holds if no move began and the entry is the same. (A version of the directory that goes up before each
     /// change does not do: who loads it then has the new version and the old entry.)
     fn by_counter(&mut self) -> Verdict {
         let (world, broken) = (self.world, self.world.broken);
@@ -796,7 +796,9 @@ impl Reader<'_> {
                 }
             }
             time += self.random.one(&[0, 1, 5, 20, T, 6 * T]);
-            let is_same = self.sample(&world.entry, time, time) == entry || broken == Broken::EntryOnce;
+            let is_same = entry.pending == Pending::Nothing
+                || self.sample(&world.entry, time, time) == entry
+                || broken == Broken::EntryOnce;
             if self.sample(&world.moves, time, time) == moves && is_same {
                 return Verdict::Absent;
             }

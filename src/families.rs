@@ -23,11 +23,7 @@ pub fn presets() -> impl Iterator<Item = &'static Preset> {
 /// The number of bits in the filter of displaced keys, in a home's header.
 #[inline]
 pub fn filter_bits(geometry: &Geometry) -> u32 {
-    match geometry.layout().family {
-        Family::Cuckoo => cuckoo::placement::filter_bits(geometry),
-        Family::Hopscotch => hopscotch::placement::FILTER_BITS,
-        Family::Chained => chained::placement::FILTER_BITS,
-    }
+    geometry.filter_bits()
 }
 
 /// The key's bit in its home's `aux`.

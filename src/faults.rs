@@ -146,7 +146,7 @@ pub enum Rule {
     MarkStays,
     /// E7: the CRC of a slot covers which use of its segment's memory it is of.
     SegmentUse,
-    /// E8: a reader on shm loads the entry again after a pass that found nothing.
+    /// E8: a reader on shm loads an entry that names a pair again after a pass that found nothing.
     EntryAgain,
     /// E9: a pass by a client's clock counts from the READ of the entry that it rests on.
     EntryBound,

@@ -33,8 +33,8 @@
 //! network:  a remembered entry, or READ it.   a pass where it says
 //!           the home is split or merged?      READ the entry, a pass where it says, and then on to the
 //!                                             pending child or parent
-//! shm:      entry, a pass, and on to the pending child or parent if the home says so;
-//!           the entry again: the same?        judge
+//! shm:      entry, a pass.   it names no pair?  judge
+//!           on to the pending child or parent if the home says so; the entry again: the same?  judge
 //! ```
 //!
 //! A hit needs no proof: the slot's sample is the instant at which the GET takes effect. A hit in a
@@ -467,14 +467,15 @@ impl Get<'_> {
         }
     }
 
-    /// A pass on shm is at the end of its windows: it goes on to the pending segment if the home says
-    /// so, and then looks at the entry again (E8).
+    /// A pass on shm is at the end of its windows: where the entry names a pair, it goes on to the pending segment
+    /// if the home says so, and then looks at the entry again (E8).
     #[cold]
     fn at_the_end(&mut self) -> Step {
         let home = HomeState::of(self.home_aux);
         let Some(route) = &mut self.route else { return Step::Judge };
         match route.other_side(home) {
             Some(segment) => self.go(segment),
+            None if route.is_alone() => return Step::Judge,
             None => self.window = route.ask_again(),
         }
         Step::Read(self.window)

@@ -107,6 +107,11 @@ impl SegmentRoute {
         self.entry.filter(|_| self.was_read).map(|entry| (self.directory, entry))
     }
 
+    /// Whether the pass goes by an entry that names no pair: the key is in its segment, or nowhere (E8).
+    pub fn is_alone(&self) -> bool {
+        self.entry.is_some_and(|entry| entry.pending == Pending::Nothing)
+    }
+
     /// The window of the key's segment.
     pub fn place(&self, geometry: &Geometry, window: Window) -> Window {
         let Named { memory, incarnation } = self.at.segment;

@@ -3,9 +3,6 @@
 use crate::layout::chain;
 use crate::layout::geometry::{Geometry, Window};
 
-/// Bits of `aux` in the filter of displaced keys.
-pub const FILTER_BITS: u32 = chain::FILTER_BITS;
-
 /// The window to READ when a window whose first slot has this `aux` did not show the key.
 #[inline]
 pub fn after(geometry: &Geometry, head_aux: u32) -> Option<Window> {

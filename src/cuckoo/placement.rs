@@ -3,12 +3,6 @@
 use crate::layout::geometry::{Geometry, Window};
 use crate::layout::hash::{Hashed, mix};
 
-/// Bits of `aux` in the filter of displaced keys: all of them in a table of one size.
-#[inline]
-pub fn filter_bits(geometry: &Geometry) -> u32 {
-    32 >> u32::from(geometry.grows())
-}
-
 /// The window to READ when `read` windows (at least 1) did not show the key. `None` after the last.
 #[inline]
 pub fn after(geometry: &Geometry, key: Hashed<'_>, read: u32) -> Option<Window> {

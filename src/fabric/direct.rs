@@ -12,8 +12,8 @@
 //! counter unchanged                                                          -> Absent (G6)
 //! ```
 //!
-//! In a table that grows, the directory entry comes after the counter, and is loaded again before the
-//! counter is (E8). Where it, or the home's header, tells of a split or merge, the machine goes on.
+//! In a table that grows, the directory entry comes after the counter. Where it names a pair, it is loaded again
+//! before the counter is (E8), and where the home has gone to the other segment, the machine goes on.
 //!
 //! [`glance`] does this for the primary window alone, where slots are one line. It answers nearly every
 //! GET. Where it has no answer, [`look`] starts again.
@@ -29,7 +29,7 @@ use crate::get::Proof;
 use crate::layout::WORD;
 use crate::layout::chain::CHAIN_MAX;
 use crate::layout::compare::{self, KeyEnd, Lines, Loadable};
-use crate::layout::control::{DIRECTORY_WORD, move_counter_word};
+use crate::layout::control::{DIRECTORY_LINE, move_counter_line};
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::{First, Hashed};
 use crate::layout::mapped::{self, LineShows};
@@ -40,42 +40,87 @@ use crate::layout::words::{self, EIGHT_LINES, Words};
 use crate::sink::Sink;
 use crate::sync::{Ordering, fence};
 
-/// Asks for the first lines of the key's window. No effect but on time.
-#[inline(always)]
-pub(crate) fn expect(memory: impl Loadable + Copy, geometry: &Geometry, key: Hashed<'_>) {
-    let before = locate(memory, geometry, key).map_or(0, |entry| entry.words_before(geometry));
-    memory.expect(geometry.home_word(key.home()) + before);
+/// What a direct look for a key of a batch goes by when its turn comes. Made when the key's lines were asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Expected {
+    first: First,
+    /// The counter of begun moves, loaded before the entry.
+    begun: u64,
+    /// The directory entry's first word ([`locate`]).
+    entry: u64,
+    /// The word in which the primary window begins. Where damaged bytes have led, anywhere.
+    window: usize,
 }
 
-/// What a direct look goes by of the key's directory entry.
-#[derive(Clone, Copy)]
-struct EntryWord {
-    /// The entry's first word, and the number of that word.
-    bits: u64,
-    word: usize,
-}
+impl Expected {
+    /// Nothing was asked for: no glance has an answer.
+    pub(crate) const NOTHING: Expected = Expected { first: First(0), begun: 0, entry: 0, window: usize::MAX };
 
-impl EntryWord {
-    /// How many words before those of the segment the region has of others.
-    #[inline(always)]
-    fn words_before(self, geometry: &Geometry) -> usize {
-        geometry.words_before(segment::memory(self.bits))
+    /// The key's first hash.
+    pub(crate) fn first(&self) -> First {
+        self.first
     }
 }
 
-/// Loads where the key's segment is. `None` in a table of one size.
+/// Asks for the first lines of the key's window.
 #[inline(always)]
-fn locate(memory: impl Loadable + Copy, geometry: &Geometry, key: Hashed<'_>) -> Option<EntryWord> {
-    if !geometry.grows() {
-        return None;
+pub(crate) fn expect(memory: impl Loadable + Copy, geometry: &Geometry, key: &[u8]) -> Expected {
+    let key = geometry.hashed(key);
+    let control = memory.control();
+    let begun = begun(control, key.home());
+    let Some((entry, window)) = locate(memory, control, geometry, key) else {
+        return Expected { first: key.first(), ..Expected::NOTHING };
+    };
+    memory.expect(window);
+    Expected { first: key.first(), begun, entry, window }
+}
+
+/// The counter of begun moves, at the beginning of a look.
+#[inline(always)]
+fn begun(control: impl Words, home: u64) -> u64 {
+    let begun = control.line(move_counter_line(home)).load(0);
+    // R3, as in `Shm::mark`.
+    fence(Ordering::Acquire);
+    begun
+}
+
+/// The first word of the key's directory entry, and the word in which the key's window begins. In a table of
+/// one size there is no entry: 0, which names no pair. `None` where damaged bytes lead out of the region.
+#[inline(always)]
+fn locate(
+    memory: impl Loadable + Copy,
+    control: impl Words,
+    geometry: &Geometry,
+    key: Hashed<'_>,
+) -> Option<(u64, usize)> {
+    match geometry.grows() {
+        true => locate_if::<true>(memory, control, geometry, key),
+        false => locate_if::<false>(memory, control, geometry, key),
     }
-    let bits = memory.word(DIRECTORY_WORD) as u32;
+}
+
+/// The same where it is known whether the table grows.
+#[inline(always)]
+fn locate_if<const GROWS: bool>(
+    memory: impl Loadable + Copy,
+    control: impl Words,
+    geometry: &Geometry,
+    key: Hashed<'_>,
+) -> Option<(u64, usize)> {
+    if !GROWS {
+        return Some((0, geometry.home_word(key.home())));
+    }
+    let entry = entry(memory, control, geometry, key.first())?;
+    Some((entry, geometry.home_word_in(segment::memory(entry), key.home())))
+}
+
+/// Loads the first word of a directory entry. `None` where a damaged directory word leads out of the region.
+#[inline(always)]
+fn entry(memory: impl Loadable + Copy, control: impl Words, geometry: &Geometry, key: First) -> Option<u64> {
+    let bits = control.line(DIRECTORY_LINE).load(0) as u32;
     // Pairs with the release fence before the directory word is stored: the entries are there.
     fence(Ordering::Acquire);
-    let number = key.first().directory() & segment::low(bits & 31);
-    // A damaged directory word must not lead out of the region.
-    let word = segment::segment_word(geometry, number & (geometry.directory_slots() - 1) as u32);
-    Some(EntryWord { bits: memory.word(word), word })
+    memory.word_within(segment::segment_word(geometry, key.all_directory() & segment::low(bits & 31)))
 }
 
 /// What nearly every GET needs of the look below, where slots are one line: a look at the primary window.
@@ -89,66 +134,94 @@ pub(crate) fn glance(
     key: &[u8],
     value: &mut impl Sink,
 ) -> Option<bool> {
-    if geometry.can_glance_simply(key) {
+    if geometry.can_glance_in_one_size(key) {
         return glance_simply::<false>(memory, geometry, geometry.hashed(key), value);
     }
+    if geometry.can_glance_simply(key) {
+        return glance_simply::<true>(memory, geometry, geometry.hashed(key), value);
+    }
     if geometry.can_glance(key) {
-        return glance_anywhere(memory, geometry, key, geometry.hashed(key).first(), value);
+        return glance_elsewhere(memory, geometry, geometry.hashed(key), value);
     }
     None
 }
 
-/// The same for a key that is hashed, and whose lines were asked for.
+/// The simplest glance: at eight slots. Tables that grow have another one than those of one size.
+#[inline(always)]
+fn glance_simply<const GROWS: bool>(
+    memory: impl Loadable + Copy,
+    geometry: &Geometry,
+    key: Hashed<'_>,
+    value: &mut impl Sink,
+) -> Option<bool> {
+    let control = memory.control();
+    let begun = begun(control, key.home());
+    let (entry, first) = locate_if::<GROWS>(memory, control, geometry, key)?;
+    let window = memory.eight_lines_within(first)?;
+    match window.lines_with(key.key()) {
+        0 => glance_ends(memory, control, geometry, key, begun, entry, aux(window), value),
+        shown => match glance_at(window.line(compare::first_line(shown)), key.key(), value) {
+            // Others may end like this one.
+            Some(false) => glance_anywhere::<GROWS>(memory, geometry, key.key(), key.first(), value),
+            seen => seen,
+        },
+    }
+}
+
+/// The same for a key of a batch. Its lines are four and four: most keys are in the first four, and a wrong
+/// guess is cheap where the lines are near.
 #[inline(always)]
 pub(crate) fn glance_expected(
     memory: impl Loadable + Copy,
     geometry: &Geometry,
-    key: Hashed<'_>,
+    key: &[u8],
+    expected: &Expected,
     value: &mut impl Sink,
 ) -> Option<bool> {
-    if geometry.can_glance_simply(key.key()) {
-        return glance_simply::<true>(memory, geometry, key, value);
+    if geometry.can_glance_simply(key) {
+        let window = memory.eight_lines_within(expected.window)?;
+        let (four, others) = window.split(EIGHT_LINES / 2)?;
+        let shown = match four.lines_with(key) {
+            0 => others.lines_with(key) << compare::bit_of(4),
+            shown => shown,
+        };
+        let key = geometry.hashed_to(key, expected.first);
+        return match shown {
+            0 => {
+                let Expected { begun, entry, .. } = *expected;
+                glance_ends(memory, memory.control(), geometry, key, begun, entry, aux(window), value)
+            }
+            _ => match glance_at(window.line(compare::first_line(shown)), key.key(), value) {
+                // Others may end like this one.
+                Some(false) => glance_elsewhere(memory, geometry, key, value),
+                seen => seen,
+            },
+        };
     }
-    if geometry.can_glance(key.key()) {
-        return glance_anywhere(memory, geometry, key.key(), key.first(), value);
+    if geometry.can_glance(key) {
+        return glance_elsewhere(memory, geometry, geometry.hashed_to(key, expected.first), value);
     }
     None
 }
 
-/// The simplest glance. Lines that were asked for are four and four: most keys are in the first four, and a
-/// wrong guess is cheap where the lines are near.
+/// A glance that is not the simplest.
 #[inline(always)]
-fn glance_simply<const EXPECTED: bool>(
+fn glance_elsewhere(
     memory: impl Loadable + Copy,
     geometry: &Geometry,
     key: Hashed<'_>,
     value: &mut impl Sink,
 ) -> Option<bool> {
-    let begun = memory.word(move_counter_word(key.home()));
-    // R3, as in `Shm::mark`.
-    fence(Ordering::Acquire);
-    let window = memory.eight_lines(geometry.home_word(key.home()));
-    let shown = match window.split(EIGHT_LINES / 2) {
-        Some((four, others)) if EXPECTED => match four.lines_with(key.key()) {
-            0 => others.lines_with(key.key()) << compare::bit_of(4),
-            shown => shown,
-        },
-        _ => window.lines_with(key.key()),
-    };
-    if shown == 0 {
-        return glance_ends(memory, geometry, key, begun, aux(window), None, value);
-    }
-    match glance_at(window.line(compare::first_line(shown)), key.key(), value) {
-        // Others may end like this one.
-        Some(false) => glance_anywhere(memory, geometry, key.key(), key.first(), value),
-        seen => seen,
+    match geometry.grows() {
+        true => glance_anywhere::<true>(memory, geometry, key.key(), key.first(), value),
+        false => glance_anywhere::<false>(memory, geometry, key.key(), key.first(), value),
     }
 }
 
-/// The same for windows of any size, tables that grow, keys of any length, and where several keys of a window
-/// end in the same bytes.
+/// A glance at windows of any size, for keys of any length, and where several keys of a window end in the same
+/// bytes.
 #[inline(never)]
-fn glance_anywhere(
+fn glance_anywhere<const GROWS: bool>(
     memory: impl Loadable + Copy,
     geometry: &Geometry,
     key: &[u8],
@@ -156,13 +229,10 @@ fn glance_anywhere(
     value: &mut impl Sink,
 ) -> Option<bool> {
     let key = geometry.hashed_to(key, first);
-    let begun = memory.word(move_counter_word(key.home()));
-    // R3, as in `Shm::mark`.
-    fence(Ordering::Acquire);
-    let place = locate(memory, geometry, key);
-    let first = geometry.home_word(key.home()) + place.map_or(0, |place| place.words_before(geometry));
-    let words = geometry.window_words();
-    let window = memory.words(first, words);
+    let control = memory.control();
+    let begun = begun(control, key.home());
+    let (entry, first) = locate_if::<GROWS>(memory, control, geometry, key)?;
+    let window = memory.words_within(first, geometry.window_words())?;
     let mut rest = window;
     while let Some((lines, after)) = rest.split(EIGHT_LINES) {
         if glance_through(lines, key.key(), value)? {
@@ -173,37 +243,37 @@ fn glance_anywhere(
     if rest.len() > 0 && glance_through_few(rest, key.key(), value)? {
         return Some(true);
     }
-    glance_ends(memory, geometry, key, begun, aux(window), place, value)
+    glance_ends(memory, control, geometry, key, begun, entry, aux(window), value)
 }
 
 /// Whether a glance has shown that the key is absent.
 #[inline(always)]
 fn glance_ends(
     memory: impl Loadable + Copy,
+    control: impl Words,
     geometry: &Geometry,
     key: Hashed<'_>,
     begun: u64,
+    entry: u64,
     home_aux: u32,
-    place: Option<EntryWord>,
     value: &mut impl Sink,
 ) -> Option<bool> {
-    // R4, as in `Shm::proof`.
-    fence(Ordering::Acquire);
-    let is_same = place.is_none_or(|place| {
-        let is_same = is_unchanged(memory, place, home_aux);
-        // E8: the counter is loaded after the entry.
-        fence(Ordering::Acquire);
-        is_same
-    });
-    let begun_now = || memory.word(move_counter_word(key.home()));
     if families::may_be_displaced(geometry, key, home_aux)
-        || !is_same
-        || Proof::by_counter(begun, begun_now()) != Proof::NoMove
+        || !is_its_segment(memory, geometry, key, entry, home_aux)
+        || !is_unmoved(control, key, begun)
     {
         return None;
     }
     value.put_none();
     Some(false)
+}
+
+/// Whether nobody has begun to move a key with this home since the counter was loaded.
+#[inline(always)]
+fn is_unmoved(control: impl Words, key: Hashed<'_>, begun: u64) -> bool {
+    // R4, as in `Shm::proof`.
+    fence(Ordering::Acquire);
+    Proof::by_counter(begun, control.line(move_counter_line(key.home())).load(0)) == Proof::NoMove
 }
 
 /// Whether the key is in these eight slots, and its value in `value`; `None` if that is not plain.
@@ -236,11 +306,32 @@ fn glance_at(slot: impl Words, key: &[u8], value: &mut impl Sink) -> Option<bool
     }
 }
 
-/// Whether the directory entry is the same, and its segment's home not split further.
+/// Whether a miss in the entry's segment is one in the table (E8): where the entry names no other segment, it is.
 #[inline(always)]
-fn is_unchanged(memory: impl Loadable, place: EntryWord, home_aux: u32) -> bool {
-    let is_same = kept(Rule::EntryAgain, || memory.word(place.word) == place.bits);
-    is_same && HomeState::is_as_deep(home_aux, segment::depth(place.bits))
+fn is_its_segment(
+    memory: impl Loadable + Copy,
+    geometry: &Geometry,
+    key: Hashed<'_>,
+    entry: u64,
+    home_aux: u32,
+) -> bool {
+    !segment::is_paired(entry) || is_its_segment_still(memory, geometry, key.first(), entry, home_aux)
+}
+
+/// Whether the directory entry is the same, and its segment's home has not gone to the other one of the pair.
+#[cold]
+#[inline(never)]
+fn is_its_segment_still(
+    memory: impl Loadable + Copy,
+    geometry: &Geometry,
+    key: First,
+    entry: u64,
+    home_aux: u32,
+) -> bool {
+    // R4: the entry is loaded after the pass.
+    fence(Ordering::Acquire);
+    let is_same = || self::entry(memory, memory.control(), geometry, key) == Some(entry);
+    kept(Rule::EntryAgain, is_same) && HomeState::is_as_deep(home_aux, segment::depth(entry))
 }
 
 /// What a window shows.
@@ -264,34 +355,22 @@ pub(crate) fn look(
 ) -> Option<bool> {
     let hashed = geometry.hashed_to(key, first);
     let end = KeyEnd::of(hashed.key())?;
-    let counter = memory.words(move_counter_word(hashed.home()), 1);
-    let begun = counter.load(0);
-    // R3, as in `Shm::mark`.
-    fence(Ordering::Acquire);
-    let place = locate(memory, geometry, hashed);
-    let before = place.map_or(0, |place| place.words_before(geometry));
-    let shape = geometry.shape();
-    let (first, words) = geometry.home_window_words(hashed.home());
-    let window = memory.words(first + before, words);
-    memory.expect(first + before);
+    let control = memory.control();
+    let begun = begun(control, hashed.home());
+    let (entry, first) = locate(memory, control, geometry, hashed)?;
+    let before = first - geometry.home_word(hashed.home());
+    let (shape, words) = (geometry.shape(), geometry.window_words());
+    let window = memory.words_within(first, words)?;
+    memory.expect(first);
     let mut seen = look_through(shape, window, hashed.key(), end, value);
     let home_aux = aux(window);
     if matches!(seen, Seen::NoKey) && families::may_be_displaced(geometry, hashed, home_aux) {
         seen = further(memory, geometry, hashed, home_aux, before, value, reads);
     }
-    if let (Seen::NoKey, Some(place)) = (&seen, place) {
-        // R4, as below: the entry is loaded after the pass.
-        fence(Ordering::Acquire);
-        if !is_unchanged(memory, place, home_aux) {
-            seen = Seen::Torn;
-        }
-    }
-    if let Seen::NoKey = seen {
-        // R4, as in `Shm::proof`.
-        fence(Ordering::Acquire);
-        if Proof::by_counter(begun, counter.load(0)) != Proof::NoMove {
-            seen = Seen::Torn;
-        }
+    if matches!(seen, Seen::NoKey)
+        && !(is_its_segment(memory, geometry, hashed, entry, home_aux) && is_unmoved(control, hashed, begun))
+    {
+        seen = Seen::Torn;
     }
     match seen {
         Seen::Key => Some(true),
@@ -325,7 +404,8 @@ fn further(
         fence(Ordering::Acquire);
         let words = next.slots as usize * geometry.shape().words();
         count(reads, words);
-        let window = memory.words(geometry.slot_word(next.first) + before, words);
+        let next = memory.words_within(geometry.slot_word(next.first) + before, words);
+        let Some(window) = next else { return Seen::Torn };
         match look_through(geometry.shape(), window, key.key(), end, value) {
             Seen::NoKey => head_aux = aux(window),
             seen => return seen,

@@ -9,6 +9,7 @@ pub(crate) mod shm;
 
 pub use crate::get::{Landed, Look, Proof};
 pub use crate::layout::geometry::Window;
+pub use direct::Expected;
 pub use landed::LandedWindow;
 pub use shm::Shm;
 
@@ -58,10 +59,11 @@ pub trait Direct {
         false
     }
 
-    /// Asks for the window in which a direct look for `key` begins. No effect but on time.
+    /// Begins a direct look for `key`, and asks for the window in which it goes on.
     #[inline(always)]
-    fn expect(&self, key: Hashed<'_>) {
+    fn expect(&self, key: &[u8]) -> Expected {
         let _ = key;
+        Expected::NOTHING
     }
 
     /// What nearly every GET needs, where READs are loads: whether the key is in its primary
@@ -72,10 +74,11 @@ pub trait Direct {
         None
     }
 
-    /// The same for a key that was asked for before ([`Direct::expect`]).
+    /// The same for a key whose look has begun ([`Direct::expect`]).
     #[inline(always)]
-    fn glance_expected(&mut self, key: Hashed<'_>, value: &mut impl Sink) -> Option<bool> {
-        self.glance(key.key(), value)
+    fn glance_expected(&mut self, key: &[u8], expected: &Expected, value: &mut impl Sink) -> Option<bool> {
+        let _ = expected;
+        self.glance(key, value)
     }
 
     /// Looks for a key without the GET machine, on a fabric whose READs are loads. Returns whether

@@ -6,7 +6,7 @@
 //! a matching slot.
 
 use super::direct::{self, at_rest};
-use super::{Direct, Fabric, ReadCounts, ReadId, Stretch};
+use super::{Direct, Expected, Fabric, ReadCounts, ReadId, Stretch};
 use crate::get::{Landed, Look, Proof};
 use crate::layout::compare::{self, Loadable};
 use crate::layout::control::move_counter_word;
@@ -109,8 +109,8 @@ impl Direct for Shm<'_> {
     }
 
     #[inline(always)]
-    fn expect(&self, key: Hashed<'_>) {
-        direct::expect(self.region, self.geometry, key);
+    fn expect(&self, key: &[u8]) -> Expected {
+        direct::expect(self.region, self.geometry, key)
     }
 
     #[inline(always)]
@@ -119,8 +119,8 @@ impl Direct for Shm<'_> {
     }
 
     #[inline(always)]
-    fn glance_expected(&mut self, key: Hashed<'_>, value: &mut impl Sink) -> Option<bool> {
-        direct::glance_expected(self.region, self.geometry, key, value)
+    fn glance_expected(&mut self, key: &[u8], expected: &Expected, value: &mut impl Sink) -> Option<bool> {
+        direct::glance_expected(self.region, self.geometry, key, expected, value)
     }
 
     #[inline(always)]

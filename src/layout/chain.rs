@@ -11,12 +11,11 @@
 //!
 //! A block is `block_slots` consecutive slots in the overflow part of the table.
 
+use super::family::FILTER_BITS_BESIDE_LINK;
 use super::geometry::{Geometry, SlotIx, Window};
 use super::segment;
 
-/// Bits of `aux` that are the filter.
-pub const FILTER_BITS: u32 = 8;
-const LINK_SHIFT: u32 = FILTER_BITS;
+const LINK_SHIFT: u32 = FILTER_BITS_BESIDE_LINK;
 
 /// The bits of `aux` that are the link.
 #[inline]

@@ -36,10 +36,16 @@ pub(crate) trait Loadable {
     /// So many words, from the one with this number on.
     fn words(&self, first: usize, len: usize) -> Self::Words<'_>;
 
-    /// Loads one word. Relaxed: pair it with a fence.
+    /// The same. `None` if not all of them are there: where damaged bytes may have led.
+    fn words_within(&self, first: usize, len: usize) -> Option<Self::Words<'_>>;
+
+    /// The words of the control page.
+    fn control(&self) -> Self::Words<'_>;
+
+    /// Loads one word. Relaxed: pair it with a fence. `None` if there is none with this number.
     #[inline(always)]
-    fn word(&self, number: usize) -> u64 {
-        self.words(number, 1).load(0)
+    fn word_within(&self, number: usize) -> Option<u64> {
+        self.words_within(number, 1).map(|word| word.load(0))
     }
 
     /// Asks for the four lines that begin with this word, if that saves time: most keys are in the first four
@@ -49,10 +55,19 @@ pub(crate) trait Loadable {
         let _ = first;
     }
 
-    /// Eight lines, from the word with this number on.
+    /// Eight lines, from the word with this number on. `None` if not all of them are there.
+    #[inline(always)]
+    fn eight_lines_within(&self, first: usize) -> Option<Self::Words<'_>> {
+        self.words_within(first, EIGHT_LINES)
+    }
+
+    /// The same.
+    ///
+    /// # Panics
+    /// When not all of them are there.
     #[inline(always)]
     fn eight_lines(&self, first: usize) -> Self::Words<'_> {
-        self.words(first, EIGHT_LINES)
+        self.eight_lines_within(first).expect("a geometry names only slots that are there")
     }
 }
 
@@ -68,8 +83,18 @@ impl<T: Loadable> Loadable for &T {
     }
 
     #[inline(always)]
-    fn word(&self, number: usize) -> u64 {
-        T::word(self, number)
+    fn words_within(&self, first: usize, len: usize) -> Option<Self::Words<'_>> {
+        T::words_within(self, first, len)
+    }
+
+    #[inline(always)]
+    fn control(&self) -> Self::Words<'_> {
+        T::control(self)
+    }
+
+    #[inline(always)]
+    fn word_within(&self, number: usize) -> Option<u64> {
+        T::word_within(self, number)
     }
 
     #[inline(always)]
@@ -78,8 +103,8 @@ impl<T: Loadable> Loadable for &T {
     }
 
     #[inline(always)]
-    fn eight_lines(&self, first: usize) -> Self::Words<'_> {
-        T::eight_lines(self, first)
+    fn eight_lines_within(&self, first: usize) -> Option<Self::Words<'_>> {
+        T::eight_lines_within(self, first)
     }
 }
 
@@ -181,10 +206,10 @@ pub(super) fn value_len(slot: impl Words, key: &[u8]) -> Option<usize> {
     (usize::from(header as u8) == key.len()).then_some(usize::from((header >> 16) as u16))
 }
 
-/// The first of the lines that [`Lines::lines_with`] names.
+/// The first of the lines that [`Lines::lines_with`] names. (Of eight, as the compiler shall know.)
 #[inline(always)]
 pub(crate) fn first_line(shown: u32) -> usize {
-    shown.trailing_zeros() as usize / 2
+    shown.trailing_zeros() as usize / 2 % 8
 }
 
 /// The bit that stands for the line with this number.

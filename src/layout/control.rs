@@ -25,17 +25,28 @@ pub const MOVE_COUNTERS: u64 = if cfg!(loom) { 2 } else { 32 };
 /// The number of the region's word that holds the state.
 pub const STATE_WORD: usize = CONTROL_OFFSET / WORD;
 
-/// The number of the region's word that counts begun moves of keys whose home is `home`.
+/// Words of the control page.
+pub(crate) const CONTROL_WORDS: usize = PAGE / WORD;
+
+/// The line of the control page that counts begun moves of keys whose home is `home`.
+#[inline(always)]
+pub(crate) fn move_counter_line(home: u64) -> usize {
+    1 + (home % MOVE_COUNTERS) as usize
+}
+
+/// The number of the region's word that does.
 #[inline]
 pub fn move_counter_word(home: u64) -> usize {
-    STATE_WORD + (1 + (home % MOVE_COUNTERS) as usize) * (LINE / WORD)
+    STATE_WORD + move_counter_line(home) * (LINE / WORD)
 }
 
 /// The number of the region's word that counts the overflow blocks ever used.
 pub const BLOCKS_WORD: usize = STATE_WORD + (1 + MOVE_COUNTERS as usize) * (LINE / WORD);
 
 /// The number of the region's word that says how many bits of the directory hash the directory uses.
-pub const DIRECTORY_WORD: usize = BLOCKS_WORD + LINE / WORD;
+pub const DIRECTORY_WORD: usize = STATE_WORD + DIRECTORY_LINE * (LINE / WORD);
+/// The line of the control page in which that is.
+pub(crate) const DIRECTORY_LINE: usize = 2 + MOVE_COUNTERS as usize;
 /// The number of the region's word that counts uses of memory as segments.
 pub const INCARNATIONS_WORD: usize = DIRECTORY_WORD + LINE / WORD;
 /// The number of the region's word that no extent's number has reached (X1).

@@ -53,7 +53,19 @@ pub struct Layout {
     pub block_slots: u32,
 }
 
+/// Bits of `aux` that are the filter of displaced keys where a link is beside it.
+pub(super) const FILTER_BITS_BESIDE_LINK: u32 = 8;
+
 impl Layout {
+    /// Bits of `aux` that are the filter of displaced keys: a power of two. Without links, all that the state of
+    /// a home leaves.
+    pub(super) fn filter_bits(self, grows: bool) -> u32 {
+        match self.block_slots {
+            0 => 32 >> u32::from(grows),
+            _ => FILTER_BITS_BESIDE_LINK,
+        }
+    }
+
     /// Slots per window.
     #[inline]
     pub fn window_slots(self) -> u32 {

@@ -4,7 +4,7 @@ use super::WORD;
 use super::extent::{EXTENT_HEADER, GRANULE, HeapSpace, Reference};
 pub use super::family::{Family, Layout};
 use super::hash::{First, FirstHash, Hashed, SHORT_KEY, Seeds, reduce};
-use super::slot::{Identity, SlotShape};
+use super::slot::{HEADER, Identity, SlotShape};
 use super::undo;
 pub use super::window::{SlotIx, Window};
 use super::words::EIGHT_LINES;
@@ -74,17 +74,22 @@ pub(crate) struct Numbers {
 struct Derived {
     first_hash: FirstHash,
     table_offset: u64,
-    /// Words from one home's slot to the next one's, and in a home's window.
+    /// Words of a slot, from one home's slot to the next one's, and in a home's window.
+    slot_words: usize,
     home_words: usize,
     window_words: usize,
     window_slots: u32,
-    /// The word in which the first home's window begins.
+    /// The word in which the first home's window begins, and the first of that slot's payload.
     first_word: usize,
+    first_payload: usize,
+    /// Bits in the filter of displaced keys, in a home's header.
+    filter_bits: u32,
     /// The longest key of which a direct look has a short form (`fabric/direct.rs`); 0 where there is none.
     glance_keys: usize,
-    /// Keys of 8 bytes and fewer than this many more have the simplest one: where windows have eight slots, and
-    /// the table one size.
+    /// The longest key that has the simplest one: 0 where windows have another number of slots than eight.
     glance_keys_simply: usize,
+    /// The same; 0 also in a table that grows.
+    glance_keys_of_one_size: usize,
     /// What the slots of one segment are bound to: the number of its first slot, and which use of its
     /// memory this is.
     first_slot: u64,
@@ -93,6 +98,8 @@ struct Derived {
     directory_words: usize,
     segment_words: usize,
     directory_slots: u64,
+    /// The word in which the window of the first segment's first home begins.
+    first_segment_word: usize,
 }
 
 impl Derived {
@@ -100,21 +107,26 @@ impl Derived {
         let table_offset = undo::end(shape);
         let window_words = layout.window_slots() as usize * shape.words();
         let glance_keys = if shape == SlotShape::LINE { key_max } else { 0 };
-        let is_simple = window_words == EIGHT_LINES && glance_keys >= 8;
+        let glance_keys_simply = if window_words == EIGHT_LINES { glance_keys } else { 0 };
         Derived {
             first_hash: FirstHash::new(seeds),
             table_offset,
+            slot_words: shape.words(),
             home_words: layout.bucket_slots as usize * shape.words(),
             window_words,
             window_slots: layout.window_slots(),
             first_word: table_offset as usize / WORD,
+            first_payload: (table_offset as usize + HEADER) / WORD,
+            filter_bits: layout.filter_bits(false),
             glance_keys,
-            glance_keys_simply: if is_simple { glance_keys.min(SHORT_KEY) - 7 } else { 0 },
+            glance_keys_simply,
+            glance_keys_of_one_size: glance_keys_simply,
             first_slot: 0,
             incarnation: 0,
             directory_words: 0,
             segment_words: 0,
             directory_slots: 0,
+            first_segment_word: 0,
         }
     }
 }
@@ -223,10 +235,20 @@ impl Geometry {
     pub(crate) fn can_glance(&self, key: &[u8]) -> bool {
         key.len().wrapping_sub(1) < self.derived.glance_keys
     }
-    /// Whether the simplest one applies.
+    /// Whether the simplest one applies: where windows have eight slots, for keys of 8 to 16 bytes.
     #[inline(always)]
     pub(crate) fn can_glance_simply(&self, key: &[u8]) -> bool {
-        key.len().wrapping_sub(8) < self.derived.glance_keys_simply
+        matches!(key.len(), 8..=SHORT_KEY) && key.len() <= self.derived.glance_keys_simply
+    }
+    /// Whether it applies, and the table has one size.
+    #[inline(always)]
+    pub(crate) fn can_glance_in_one_size(&self, key: &[u8]) -> bool {
+        matches!(key.len(), 8..=SHORT_KEY) && key.len() <= self.derived.glance_keys_of_one_size
+    }
+    /// Bits in the filter of displaced keys, in a home's header: a power of two.
+    #[inline(always)]
+    pub(crate) fn filter_bits(&self) -> u32 {
+        self.derived.filter_bits
     }
     /// The most segments; 0 in a table of one size.
     pub fn segments_max(&self) -> u64 {
@@ -241,20 +263,15 @@ impl Geometry {
         self.segments_max = segments_max;
         let words = self.shape.words();
         if segments_max > 0 {
-            self.derived.glance_keys_simply = 0;
+            self.derived.filter_bits = self.layout.filter_bits(true);
+            self.derived.glance_keys_of_one_size = 0;
             self.derived.directory_slots = (segments_max * ENTRIES_PER_SEGMENT).next_power_of_two();
             self.derived.directory_words =
                 (self.derived.directory_slots + u64::from(CHUNK_SLOTS)) as usize * words;
             self.derived.segment_words = self.slots() as usize * words;
+            self.derived.first_segment_word = self.derived.first_word + self.derived.directory_words;
         }
         self
-    }
-    /// How many words of slots the region has before those of a segment. A number that is none of this
-    /// table leads to the last segment, not out of the region.
-    #[inline(always)]
-    pub(crate) fn words_before(&self, memory: u32) -> usize {
-        let memory = u64::from(memory).min(self.segments_max - 1) as usize;
-        self.derived.directory_words + memory * self.derived.segment_words
     }
     /// The first slot of a segment, numbered through.
     #[inline]
@@ -273,6 +290,7 @@ impl Geometry {
         let derived = Derived {
             table_offset,
             first_word: table_offset as usize / WORD,
+            first_payload: (table_offset as usize + HEADER) / WORD,
             first_slot: first.0,
             incarnation,
             ..self.derived.clone()
@@ -342,7 +360,12 @@ impl Geometry {
     /// The number of the region's word that is the first of `slot`.
     #[inline]
     pub(crate) fn slot_word(&self, slot: SlotIx) -> usize {
-        self.derived.first_word + slot.0 as usize * self.shape.words()
+        self.derived.first_word + slot.0 as usize * self.derived.slot_words
+    }
+    /// The number of the region's word that is the first of the slot's payload.
+    #[inline(always)]
+    pub(crate) fn payload_word(&self, slot: SlotIx) -> usize {
+        self.derived.first_payload + slot.0 as usize * self.derived.slot_words
     }
     /// The number of the region's word that is the first of a home's window, and how many words the
     /// window has.
@@ -354,6 +377,13 @@ impl Geometry {
     #[inline(always)]
     pub(crate) fn home_word(&self, home: u64) -> usize {
         self.derived.first_word + home as usize * self.derived.home_words
+    }
+    /// The first word of a home's window in the segment with this memory. A number that is none of this table may
+    /// lead out of the region, by fewer than 2^58 words.
+    #[inline(always)]
+    pub(crate) fn home_word_in(&self, memory: u32, home: u64) -> usize {
+        let Derived { first_segment_word, segment_words, home_words, .. } = &self.derived;
+        first_segment_word + memory as usize * segment_words + home as usize * home_words
     }
     /// The words of a home's window.
     #[inline(always)]

@@ -135,7 +135,13 @@ impl First {
     /// directory has. Neither tag has these bits, and they hardly matter for the home.
     #[inline(always)]
     pub fn directory(self) -> u32 {
-        (self.0 >> 24) as u32 & ((1 << DIRECTORY_BITS_MAX) - 1)
+        self.all_directory() & ((1 << DIRECTORY_BITS_MAX) - 1)
+    }
+
+    /// The same, and other bits above these, which are none of a sound directory.
+    #[inline(always)]
+    pub(crate) fn all_directory(self) -> u32 {
+        (self.0 >> 24) as u32
     }
 
     /// Which of `bits` (a power of two, at most 32) filter bits in the home's header stands for this key.

@@ -20,7 +20,6 @@
 //! The **state of a home** is in `aux` of its home slot: bits 26..31 its depth, bit 31 whether it is
 //! merged into the parent.
 
-use super::WORD;
 use super::geometry::{Geometry, SlotIx, Window};
 use super::hash::DIRECTORY_BITS_MAX;
 use super::slot::Content;
@@ -118,6 +117,12 @@ pub(crate) fn other_memory(word: u64) -> u32 {
     (word >> 32 & MEMORY_MASK) as u32
 }
 
+/// Whether an entry's first word names a pair.
+#[inline(always)]
+pub(crate) fn is_paired(word: u64) -> bool {
+    word >> 5 & 3 != 0
+}
+
 /// The depth in an entry's first word.
 #[inline(always)]
 pub(crate) fn depth(word: u64) -> u32 {
@@ -196,7 +201,7 @@ pub(crate) fn entry_window(number: u32) -> Window {
 /// The region's word that is the first of a directory entry's payload.
 #[inline(always)]
 pub(crate) fn segment_word(geometry: &Geometry, number: u32) -> usize {
-    geometry.slot_word(SlotIx(number.into())) + super::slot::HEADER / WORD
+    geometry.payload_word(SlotIx(number.into()))
 }
 
 #[cfg(all(test, not(loom)))]

@@ -5,11 +5,11 @@ use super::entries::KnownEntries;
 use super::look::WrongSlots;
 use super::order::in_order;
 use super::patience::{Lag, Rest, RetryBudget, Round, SLEEP_NS};
-use crate::fabric::{Fabric, ReadId};
+use crate::fabric::{Expected, Fabric, ReadId};
 use crate::get::{Get, HintedLook, Landed, Retry, Step};
 use crate::hints::{Hinted, Hints};
 use crate::layout::geometry::{Geometry, Window};
-use crate::layout::hash::{First, Hashed};
+use crate::layout::hash::Hashed;
 use crate::outcome::KeyLengthError;
 use std::ops::ControlFlow;
 
@@ -139,17 +139,17 @@ impl<F: Fabric> Reader<'_, F> {
         let (mut left, mut flow) = (Vec::new(), ControlFlow::Continue(()));
         // Looks that read a window, answers, and hits.
         let (mut looked, mut answered, mut found) = (0, 0, 0);
-        let mut firsts = [[First(0); AHEAD]; 2];
-        self.expect_all(keys, &mut firsts[0]);
+        let mut expected = [[Expected::NOTHING; AHEAD]; 2];
+        self.expect_all(keys, &mut expected[0]);
         let mut number = 0;
         'all: for (turn, block) in keys.chunks(AHEAD).enumerate() {
-            self.expect_all(&keys[number + block.len()..], &mut firsts[(turn + 1) % 2]);
-            for (key, first) in block.iter().zip(&firsts[turn % 2]) {
-                let key = self.geometry.hashed_to(key.as_ref(), *first);
+            self.expect_all(&keys[number + block.len()..], &mut expected[(turn + 1) % 2]);
+            for (key, expected) in block.iter().zip(&expected[turn % 2]) {
+                let key = key.as_ref();
                 number += 1;
-                let is_there = match self.fabric.glance_expected(key, &mut value) {
+                let is_there = match self.fabric.glance_expected(key, expected, &mut value) {
                     Some(is_there) => is_there,
-                    None => match self.look_directly(key, &mut value) {
+                    None => match self.look_directly(key, expected, &mut value) {
                         Ok(is_there) => is_there,
                         Err(reads) => {
                             left.push(number - 1);
@@ -173,21 +173,20 @@ impl<F: Fabric> Reader<'_, F> {
         flow.map_continue(|()| left)
     }
 
-    /// Asks for the lines of the first of these keys. Their first hashes come into `firsts`.
+    /// Asks for the lines of the first of these keys.
     #[inline(never)]
-    fn expect_all<K: AsRef<[u8]>>(&self, keys: &[K], firsts: &mut [First; AHEAD]) {
-        for (key, first) in keys.iter().zip(firsts) {
-            let key = self.geometry.hashed(key.as_ref());
-            self.fabric.expect(key);
-            *first = key.first();
+    fn expect_all<K: AsRef<[u8]>>(&self, keys: &[K], expected: &mut [Expected; AHEAD]) {
+        for (key, expected) in keys.iter().zip(expected) {
+            *expected = self.fabric.expect(key.as_ref());
         }
     }
 
     /// The whole direct look for a key of a batch. Where it has no answer, it says how many windows it read.
     #[cold]
     #[inline(never)]
-    fn look_directly(&mut self, key: Hashed<'_>, value: &mut Vec<u8>) -> Result<bool, u64> {
+    fn look_directly(&mut self, key: &[u8], expected: &Expected, value: &mut Vec<u8>) -> Result<bool, u64> {
         let before = self.reads.reads;
+        let key = self.geometry.hashed_to(key, expected.first());
         let found = self.fabric.get_directly(key, value, &mut self.reads);
         found.ok_or(self.reads.reads - before)
     }

@@ -2,6 +2,7 @@
 
 use super::words::Region;
 use crate::layout::compare::{self, Lines, Loadable, SideBySide};
+use crate::layout::control::{CONTROL_WORDS, STATE_WORD};
 use crate::layout::words::{LINE_WORDS, Words};
 use crate::observe::ObservedBy;
 use crate::sync::{AtomicU64, Ordering};
@@ -61,8 +62,22 @@ impl Loadable for Region {
     }
 
     #[inline(always)]
-    fn word(&self, number: usize) -> u64 {
-        self.load(number)
+    fn words_within(&self, first: usize, len: usize) -> Option<MappedWords<'_>> {
+        let words = self.slice_within(first, len)?;
+        self.accessed();
+        Some(MappedWords { words, observed: self.observer() })
+    }
+
+    #[inline(always)]
+    fn word_within(&self, number: usize) -> Option<u64> {
+        self.accessed();
+        self.word_at(number)
+    }
+
+    /// Each line's look is an access.
+    #[inline(always)]
+    fn control(&self) -> MappedWords<'_> {
+        MappedWords { words: self.slice(STATE_WORD, CONTROL_WORDS), observed: self.observer() }
     }
 
     #[inline(always)]
@@ -71,9 +86,9 @@ impl Loadable for Region {
     }
 
     #[inline(always)]
-    fn eight_lines(&self, first: usize) -> MappedWords<'_> {
-        let words = self.eight_lines_from(first);
+    fn eight_lines_within(&self, first: usize) -> Option<MappedWords<'_>> {
+        let words = self.eight_lines_from(first)?;
         self.accessed();
-        MappedWords { words, observed: self.observer() }
+        Some(MappedWords { words, observed: self.observer() })
     }
 }

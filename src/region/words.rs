@@ -214,17 +214,32 @@ impl Region {
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(first), len) }
     }
 
-    /// Eight lines from word `first` on, and no access. One comparison, where `slice` has two.
-    ///
-    /// # Panics
-    /// When they do not lie inside the region.
+    /// The same; `None` when they do not lie inside the region.
     #[inline(always)]
-    pub(super) fn eight_lines_from(&self, first: usize) -> &[AtomicU64] {
+    pub(super) fn slice_within(&self, first: usize, len: usize) -> Option<&[AtomicU64]> {
+        let is_inside = first.checked_add(len).is_some_and(|end| end <= self.words);
+        is_inside.then(|| self.slice(first, len))
+    }
+
+    /// Loads a word, and no access. Relaxed. `None` when it lies outside the region.
+    #[inline(always)]
+    pub(super) fn word_at(&self, word: usize) -> Option<u64> {
+        if word >= self.words {
+            return None;
+        }
+        // SAFETY: as in `slice`; the word lies inside the memory.
+        Some(unsafe { &*self.base.as_ptr().add(word) }.load(Ordering::Relaxed))
+    }
+
+    /// Eight lines from word `first` on, and no access. One comparison, where `slice` has two. `None` when they
+    /// do not lie inside the region.
+    #[inline(always)]
+    pub(super) fn eight_lines_from(&self, first: usize) -> Option<&[AtomicU64]> {
         if first >= self.eight_lines_end {
-            outside(first, EIGHT_LINES, self.words);
+            return None;
         }
         // SAFETY: as in `slice`; the range lies inside the memory, by the definition of `eight_lines_end`.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(first), EIGHT_LINES) }
+        Some(unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(first), EIGHT_LINES) })
     }
 
     /// Asks the CPU to fetch four lines from word `first` on. No effect but on time, wherever that is.

@@ -7,7 +7,7 @@ use crate::fabric::landed::LandedWindow;
 use crate::fabric::{Direct, Fabric, ReadId, Stretch, direct};
 use crate::get::Proof;
 use crate::layout::compare::{Lines, Loadable};
-use crate::layout::control::move_counter_word;
+use crate::layout::control::{CONTROL_WORDS, STATE_WORD, move_counter_word};
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;
 use crate::layout::slot::{COPY_SHIFT, View};
@@ -340,6 +340,15 @@ impl<A: Adversary> Loadable for Loading<'_, '_, A> {
         }
         LoadedWords { memory: self, range: (first, len) }
     }
+
+    /// Whatever is not there is a bug: no history has damaged bytes.
+    fn words_within(&self, first: usize, len: usize) -> Option<LoadedWords<'_, Self>> {
+        Some(self.words(first, len))
+    }
+
+    fn control(&self) -> LoadedWords<'_, Self> {
+        LoadedWords { memory: self, range: (STATE_WORD, CONTROL_WORDS) }
+    }
 }
 
 /// Some words of [`Loading`] memory: the first, and how many.
@@ -391,13 +400,17 @@ impl<A: Adversary> Direct for Sim<'_, A> {
         }
         let geometry = self.geometry;
         let from = self.mark(key.home());
-        // A glance without an answer leaves nothing behind, so it and the look that follows it are tried each
-        // by itself.
-        let glances = geometry.can_glance(key.key()) && self.adversary.pick(2) == 0;
+        // A glance without an answer leaves nothing behind, so it, the one of a batch, and the look that follows
+        // them are tried each by itself.
+        let way = if geometry.can_glance(key.key()) { self.adversary.pick(3) } else { 1 };
         let memory = Loading { latest: self.latest(from), sim: RefCell::new(self) };
-        let found = match glances {
-            true => direct::glance(&memory, geometry, key.key(), value),
-            false => direct::look(&memory, geometry, key.key(), key.first(), value, reads),
+        let found = match way {
+            0 => direct::glance(&memory, geometry, key.key(), value),
+            1 => direct::look(&memory, geometry, key.key(), key.first(), value, reads),
+            _ => {
+                let expected = direct::expect(&memory, geometry, key.key());
+                direct::glance_expected(&memory, geometry, key.key(), &expected, value)
+            }
         };
         let to = self.now.get();
         let pass = self.met.passes.last_mut().expect("begun above");
