@@ -468,6 +468,28 @@ impl Index {
         next.into_iter().chain(of_extents).min()
     }
 
+    /// Makes a segment that may be needed soon, of a table that grows: then no put makes it, which would take
+    /// milliseconds. Returns whether there may be more to do. At most four segments are made ahead, and less in a
+    /// small table. A server has a thread for this. A program that embeds an index may have one, too; without it, a
+    /// put that begins a split makes the segment. Takes milliseconds if there is something to do, else some
+    /// microseconds. Memory that the system refuses is counted ([`GrowthCounts::refused`]); the put that needs it
+    /// is told.
+    ///
+    /// [`GrowthCounts::refused`]: crate::stats::GrowthCounts::refused
+    pub fn make_ahead(&self) -> bool {
+        match &self.table {
+            Table::One(_) => false,
+            Table::Many(growth) => growth.make_ahead(),
+        }
+    }
+
+    /// The thread that calls [`Index::make_ahead`] from now on. It is unparked when there may be something to do.
+    pub(crate) fn set_maker(&self, thread: std::thread::Thread) {
+        if let Table::Many(growth) = &self.table {
+            growth.set_maker(thread);
+        }
+    }
+
     /// Begins every merge of two segments that leaves at most 85 % of what a segment is meant for.
     /// [`Index::tidy`], changes and a server's idle time take them on. Returns how many were begun; 0 for a
     /// table of one size.

@@ -28,6 +28,7 @@ mod extents;
 mod face;
 pub(crate) mod growth;
 mod heap;
+mod home_set;
 mod homes;
 mod life;
 #[cfg(all(test, loom))]

@@ -12,7 +12,8 @@
 
 use super::budget::Budget;
 use super::extents::Extents;
-use super::homes::{ChainRoom, Grace, Homes, count};
+use super::home_set::HomeSet;
+use super::homes::{ChainRoom, Grace, Homes, KeyAt, count};
 use super::moves::{MovePath, Moves};
 use super::refusals::{NoPath, Refusals, VainSearches};
 use super::seams::{Between, KeyChange, KeyPlace, Nobody};
@@ -664,6 +665,21 @@ impl Segment {
 
     // ---- copies of keys that go to another segment ----------------------------------------------
 
+    /// Takes copies of keys of these homes, which are in the other segment of a pair, whose locks the caller holds
+    /// (L7). Returns the homes of which one found no room; of these, no copy is left.
+    pub fn put_copies(&self, from: &Segment, homes: HomeSet, keys: &[KeyAt]) -> HomeSet {
+        let mut refused = homes.cleared();
+        for at in self.homes().put_copies_free(from.slots(), homes, keys) {
+            let content = from.slots().read(at.slot);
+            if !refused.contains(at.home()) && !self.put_copy(at.hashed(self.geometry()), content.stored()) {
+                refused.add(at.home());
+            }
+        }
+        let copied = keys.iter().filter(|at| refused.contains(at.home()));
+        copied.for_each(|at| self.take_copy_away(at.hashed(self.geometry())));
+        refused
+    }
+
     /// Takes a copy of a key that is in the other segment of a pair, whose locks the caller holds (L7).
     /// `false` if there is no room.
     pub fn put_copy(&self, key: Hashed<'_>, value: Stored<'_>) -> bool {
@@ -671,7 +687,7 @@ impl Segment {
             || self.put_copy_along(key, value)
             || matches!(self.put_into_chain(key, value, (PutMode::Insert, Nobody), Put::Copy), Ok(Some(_)));
         if is_in {
-            self.homes().counters().came();
+            self.homes().counters().came(1);
         }
         is_in
     }
@@ -708,7 +724,7 @@ impl Segment {
         let may_be_displaced = self.slots().lock_key(&mut locked, key);
         if let Some(slot) = self.slots().seek(key, may_be_displaced).at() {
             self.homes().erase(&mut locked, slot, key);
-            self.homes().counters().left();
+            self.homes().counters().left(1);
         }
     }
 
@@ -724,14 +740,11 @@ impl Segment {
         act: impl FnOnce(&Locked<'_>, SlotIx, &Key, Reference) -> R,
     ) -> Option<R> {
         let mut locked = self.slots().none();
-        let all = self.homes().lock_keys_of(&mut locked, self.geometry().home(hash.0));
-        all.iter()
-            .filter(|(_, key)| kept(Rule::MoveHere, || !self.is_elsewhere(self.geometry().hashed(key))))
-            .find_map(|(slot, key)| {
-                let reference = self.reference_in(*slot).filter(&is_it)?;
-                Some((slot, key, reference))
-            })
-            .map(|(slot, key, reference)| act(&locked, *slot, key, reference))
+        let home = HomeSet::one(self.geometry().home(hash.0));
+        let is_here = |key: Hashed<'_>| kept(Rule::MoveHere, || !self.is_elsewhere(key));
+        let all = self.homes().lock_keys_of(&mut locked, home, is_here);
+        let named = all.iter().find_map(|at| Some((at, self.reference_in(at.slot).filter(&is_it)?)));
+        named.map(|(at, reference)| act(&locked, at.slot, &at.key, reference))
     }
 
     /// X6: has the slot name another extent, if it still names the first.

@@ -5,6 +5,7 @@
 //! the other. Both segments know of each home whether it is *away*: whether the keys that the pair
 //! shares are on the other side.
 
+use super::home_set::HomeSet;
 use crate::layout::hash::{DIRECTORY_BITS_MAX, Hashed};
 use crate::layout::segment::{HomeState, low};
 use crate::sync::Ordering::Relaxed;
@@ -168,18 +169,15 @@ impl SharedKeyShare {
         self.homes_away.load(Relaxed)
     }
 
-    pub fn set_away(&self, home: u64, away: bool) {
-        if let Some(word) = self.away.get(home as usize / 64) {
-            let bit = 1 << (home % 64);
-            let before = if away {
-                word.fetch_or(bit, Ordering::Release)
+    pub fn set_away(&self, homes: HomeSet, away: bool) {
+        for (number, bits) in homes.words() {
+            let Some(word) = self.away.get(number) else { continue };
+            if away {
+                let before = word.fetch_or(bits, Ordering::Release);
+                self.homes_away.fetch_add((bits & !before).count_ones().into(), Relaxed);
             } else {
-                word.fetch_and(!bit, Ordering::Release)
-            };
-            match (before & bit != 0, away) {
-                (false, true) => drop(self.homes_away.fetch_add(1, Relaxed)),
-                (true, false) => drop(self.homes_away.fetch_sub(1, Relaxed)),
-                _ => {}
+                let before = word.fetch_and(!bits, Ordering::Release);
+                self.homes_away.fetch_sub((bits & before).count_ones().into(), Relaxed);
             }
         }
     }
@@ -271,8 +269,8 @@ mod tests {
                 }
                 let away = [0, 1].map(|n| both[n].homes_away());
                 assert_eq!(away, [gone, HOMES - gone]);
-                both[0].set_away(gone, true);
-                both[1].set_away(gone, false);
+                both[0].set_away(HomeSet::one(gone), true);
+                both[1].set_away(HomeSet::one(gone), false);
             }
         }
     }
@@ -292,7 +290,7 @@ mod checked {
     /// From `first`, with its one home away or not, over `whole` to `next`.
     fn from_pair_to_pair(first: (KeyShare, bool), whole: KeyShare, next: (KeyShare, bool)) {
         let share = Arc::new(SharedKeyShare::new(first.0, 1));
-        share.set_away(0, first.1);
+        share.set_away(HomeSet::one(0), first.1);
         let other = {
             let share = share.clone();
             loom::thread::spawn(move || {
@@ -307,7 +305,7 @@ mod checked {
     /// The same, by the look of a walk and by what a header is to say.
     fn looked_at(first: (KeyShare, bool), whole: KeyShare, next: (KeyShare, bool)) {
         let share = Arc::new(SharedKeyShare::new(first.0, 1));
-        share.set_away(0, first.1);
+        share.set_away(HomeSet::one(0), first.1);
         let other = {
             let share = share.clone();
             loom::thread::spawn(move || {

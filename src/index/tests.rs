@@ -220,7 +220,7 @@ pub(super) fn check_books(index: &Segment) {
                 assert_eq!(blocks.insert(block, "waiting"), None, "{block:?} waits to be used again");
                 assert_eq!(index.slots().owner(block), Some(home), "{block:?}");
             }
-            Trace::Settle { .. } => panic!("{trace:?} is left"),
+            Trace::Ghosts { .. } | Trace::Settle { .. } => panic!("{trace:?} is left"),
         }
     }
     assert!(ghosts.is_empty(), "nobody takes these ghosts away: {ghosts:?}");
@@ -495,7 +495,7 @@ impl WatchedTable {
                         };
                         change.heads_of(block).filter_map(unlinked).max()
                     }
-                    Trace::Settle { .. } => panic!("{trace:?} is left"),
+                    Trace::Ghosts { .. } | Trace::Settle { .. } => panic!("{trace:?} is left"),
                 };
                 let since_ns = since.map(|at| history.time_ns(at));
                 let is_after = since_ns.is_none_or(|since_ns| due_ns >= since_ns + TWICE_NS);
@@ -510,7 +510,7 @@ impl WatchedTable {
                 let needs_none = match trace {
                     Trace::Filter { .. } | Trace::Unlink { .. } => true,
                     Trace::Reuse { block, .. } => change.heads_of(block).any(unlinked_too),
-                    Trace::Ghost { .. } | Trace::Settle { .. } => false,
+                    Trace::Ghost { .. } | Trace::Ghosts { .. } | Trace::Settle { .. } => false,
                 };
                 assert!(since_ns.is_some() || needs_none, "{trace:?}: of when?");
             }

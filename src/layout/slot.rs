@@ -93,7 +93,7 @@ impl Header {
     }
 
     #[inline]
-    fn to_words(self) -> [u64; HEADER_WORDS] {
+    pub(crate) fn to_words(self) -> [u64; HEADER_WORDS] {
         bytemuck::cast(self)
     }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A thread and its waker. `None` for a thread that never sleeps, or that wakes when the others
+/// A thread and its waker. `None` for a thread that never sleeps but parked, or that wakes when the others
 /// end.
 pub(super) type Thread = (Option<Arc<mio::Waker>>, JoinHandle<()>);
 
@@ -25,6 +25,7 @@ impl Ended {
             if let Some(waker) = &waker {
                 let _ = waker.wake();
             }
+            thread.thread().unpark();
             let _ = thread.join();
         }
         Ended(())

@@ -185,6 +185,21 @@ impl Server {
                 .map_err(ServeError::Threads)?;
             server.threads.push((None, thread));
         }
+        if server.index().geometry().grows() {
+            let shared = server.shared.clone();
+            let thread = std::thread::Builder::new()
+                .name("oneread-grow".into())
+                .spawn(move || {
+                    shared.index.set_maker(std::thread::current());
+                    while !shared.is_stopping() {
+                        if !shared.index.make_ahead() {
+                            std::thread::park();
+                        }
+                    }
+                })
+                .map_err(ServeError::Threads)?;
+            server.threads.push((None, thread));
+        }
         server.has_served = true;
         server.index().region().keep();
         tracing::info!(address = %server.address, "serving");

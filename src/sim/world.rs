@@ -177,6 +177,7 @@ impl World {
     pub fn tidy(&self) {
         self.log(Change::Tidy);
         self.index.tidy();
+        self.index.make_ahead();
     }
 
     /// Puts a new value; `false` when the table is full.

@@ -1,63 +1,60 @@
-//! The keys of one home go to the other segment of a pair.
+//! The keys of some homes go to the other segment of a pair.
 
 use crate::faults::{Rule, broken, in_order};
+use crate::index::home_set::HomeSet;
 use crate::index::segment::Segment;
 use crate::index::slots::{Locked, has_room_for_ghost};
-use crate::layout::geometry::SlotIx;
 use crate::layout::hash::Hashed;
-use crate::layout::slot::Key;
 
-/// What came of carrying the keys of a home into another segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::index) enum Carried {
-    /// This number of keys has gone.
-    All(u64),
-    /// One did not fit. None has gone.
-    NoRoom,
-    /// One stands in a slot with a ghost (M3), or a slot is held for one (L12). None has gone.
-    Stuck,
+/// What came of carrying the keys of some homes into another segment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Carried {
+    /// The homes whose keys have gone, and how many keys these were.
+    pub gone: HomeSet,
+    pub keys: u64,
+    /// A key of these did not fit, so none of theirs has gone. Of all others, a key stands in a slot with a ghost
+    /// (M3), or a slot is held for one (L12).
+    pub no_room: HomeSet,
 }
 
-/// Carries the keys of a home that `goes` names from one segment into another: copies all, lets `first`
-/// write the header, overwrites the originals, and lets `then` say that they have gone. `rule` is
+/// Carries the keys of homes that `goes` names from one segment into another: copies all, lets `first`
+/// write the header of each home, overwrites the originals, and lets `then` say which homes have gone. `rule` is
 /// the switch that takes the second step last.
 pub(super) fn carry(
     from: &Segment,
     to: &Segment,
-    home: u64,
+    homes: HomeSet,
     goes: impl Fn(Hashed<'_>) -> bool,
     rule: Rule,
-    first: impl FnOnce(&mut Locked<'_>),
-    then: impl FnOnce(&mut Locked<'_>),
+    first: impl Fn(&mut Locked<'_>, u64),
+    then: impl FnOnce(HomeSet),
 ) -> Carried {
-    let (slots, geometry) = (from.slots(), from.geometry());
+    let slots = from.slots();
     let mut locked = slots.none();
-    let all = from.homes().lock_keys_of(&mut locked, home);
-    let going: Vec<(SlotIx, Key)> = all.into_iter().filter(|(_, key)| goes(geometry.hashed(key))).collect();
-    let is_held = || slots.is_held_for(home) && !broken(Rule::HeldHome);
-    if !going.iter().all(|&(slot, _)| has_room_for_ghost(slots.header(slot).ghost)) || is_held() {
-        return Carried::Stuck;
-    }
-    for (n, (slot, key)) in going.iter().enumerate() {
-        if !to.put_copy(geometry.hashed(key), slots.read(*slot).stored()) {
-            going[..n].iter().for_each(|(_, key)| to.take_copy_away(geometry.hashed(key)));
-            return Carried::NoRoom;
-        }
-    }
+    let mut going = from.homes().lock_keys_of(&mut locked, homes, goes);
+    let mut stuck = homes.cleared();
+    let held = homes.iter().filter(|&home| slots.is_held_for(home) && !broken(Rule::HeldHome));
+    held.for_each(|home| stuck.add(home));
+    let haunted = going.iter().filter(|at| !has_room_for_ghost(slots.header(at.slot).ghost));
+    haunted.for_each(|at| stuck.add(at.home()));
+    going.retain(|at| !stuck.contains(at.home()));
+    let no_room = to.put_copies(from, homes, &going);
+    going.retain(|at| !no_room.contains(at.home()));
+    let gone = homes.without(stuck).without(no_room);
     in_order(
         rule,
         &mut locked,
-        |locked| first(locked),
-        |locked| from.homes().vacate_all(locked, home, &going),
+        |locked| gone.iter().for_each(|home| first(locked, home)),
+        |locked| from.homes().vacate_all(locked, &going),
     );
-    then(&mut locked);
+    then(gone);
     drop(locked);
-    going.iter().for_each(|&(slot, _)| from.moves().bring_home(slot));
-    Carried::All(going.len() as u64)
+    going.iter().for_each(|at| from.moves().bring_home(at.slot));
+    Carried { gone, keys: going.len() as u64, no_room }
 }
 
-/// The keys of a home have come to `to`, under the lock of the home in `from`.
-pub(super) fn has_come(to: &Segment, from: &Segment, home: u64) {
-    to.share().set_away(home, false);
-    from.share().set_away(home, true);
+/// The keys of these homes have come to `to`, under the locks of the homes in `from`.
+pub(super) fn has_come(to: &Segment, from: &Segment, homes: HomeSet) {
+    to.share().set_away(homes, false);
+    from.share().set_away(homes, true);
 }

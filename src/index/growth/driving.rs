@@ -2,7 +2,7 @@
 
 use super::Growth;
 use super::pace::{HURRY_AT, LOOK_EVERY, PAIRS_LOOKED_AT, PRESS_ON_AT};
-use super::pairs::Driven;
+use super::pairs::{Driven, Pair};
 use crate::index::homes::WaitingTrace;
 use crate::index::segment::{Segment, WAITS_MAX};
 use crate::index::share::PairRole;
@@ -22,11 +22,15 @@ impl Growth {
         }
         if share.role == PairRole::Whole
             && segment.homes().counters().mine().inserts.load(Relaxed).is_multiple_of(LOOK_EVERY)
-            && segment.len() >= self.split_at(share)
-            && !self.was_refused()
         {
-            // A put that needs it says so.
-            let _ = self.begin_split(segment);
+            let keys = segment.len();
+            if keys >= self.soon_split_at(share) {
+                self.stock.may_need(share.depth + 1);
+            }
+            if keys >= self.split_at(share) && !self.was_refused() {
+                // A put that needs it says so.
+                let _ = self.begin_split(segment);
+            }
         }
     }
 
@@ -58,6 +62,10 @@ impl Growth {
     /// Takes the oldest pair on that can go on. Returns whether there was one.
     #[cold]
     pub(super) fn drive_oldest(&self, guard: &Guard, homes: u32) -> bool {
+        let rest_ns = self.all_rest_until_ns.load(Relaxed);
+        if rest_ns > 0 && self.grace.clock().now_ns() < rest_ns {
+            return false;
+        }
         let mut taken = 0;
         for _ in 0..self.under_way.load(Relaxed).min(PAIRS_LOOKED_AT) {
             let Some(pair) = lock(&self.pairs).nth(taken) else { return false };
@@ -68,7 +76,15 @@ impl Growth {
                 Driven::Waits => lock(&self.pairs).put_last(&pair),
             }
         }
+        let pairs = lock(&self.pairs);
+        self.all_rest_until_ns.store(pairs.rest_until_ns(), Relaxed);
         false
+    }
+
+    /// A put waits for this pair: the next look at it tries all homes that are left.
+    pub(super) fn urge(&self, pair: &Pair) {
+        pair.rest_until(0);
+        self.all_rest_until_ns.store(0, Relaxed);
     }
 
     /// Ends a split that inserts are about to overtake. This insert waits for ghosts to go where keys
@@ -77,7 +93,7 @@ impl Growth {
     fn press_on(&self, segment: &Segment, guard: &Guard) {
         for _ in 0..WAITS_MAX {
             let Some(pair) = self.pair_of(segment) else { return };
-            pair.state().urge();
+            self.urge(&pair);
             loop {
                 match self.drive(&pair, self.pace.homes_per_tidy, guard) {
                     Driven::On => {}

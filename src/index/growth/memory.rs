@@ -60,6 +60,14 @@ impl FreeMemory {
         !self.free.is_empty() || has_piece && self.budget.has(self.piece_bytes)
     }
 
+    /// Whether there is memory for this number of pieces.
+    pub(super) fn has_spare(&self, segments_max: u64, pieces: u64) -> bool {
+        let left = self.free.len() + self.bare.len();
+        let all = left as u64 + segments_max.saturating_sub(self.used.into());
+        let bare = pieces.saturating_sub(self.free.len() as u64);
+        all >= pieces && self.budget.has(bare * self.piece_bytes)
+    }
+
     pub(super) fn take(&mut self, segments_max: u64) -> Option<u32> {
         if let Some(memory) = self.free.pop() {
             return Some(memory);

@@ -25,7 +25,7 @@
 //! * `routing` finds the segment that has a key, and puts, swaps and removes there.
 //! * `room` is for a put that finds none. `driving` has changes, and idle time, take pairs on.
 //! * `steps` is a split or merge from its first entry to its last.
-//! * `making` takes memory for a segment, and gives it back.
+//! * `making` takes memory for a segment, and gives it back; `stock` does so ahead.
 //! * `carry` takes the keys of one home to the other segment of a pair.
 //! * `directory`, `live`, `memory`, `pairs` and `totals` keep what the rest work on; `pace` says when, and how much
 //!   at a time.
@@ -48,6 +48,7 @@ mod routing;
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod step_tests;
 mod steps;
+mod stock;
 mod takeover;
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod tests;
@@ -74,6 +75,7 @@ use pace::Pace;
 use pairs::Pairs;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
+use stock::Stock;
 use totals::SplitTotals;
 
 #[cfg(feature = "sim")]
@@ -94,9 +96,12 @@ pub(in crate::index) struct Growth {
     pairs: Mutex<Pairs>,
     /// As many pairs as there are. Relaxed: a hint that saves changes the lock.
     under_way: AtomicU64,
+    /// Until when all pairs rest ([`Pair::rests_until_ns`]); 0 if one may not. Relaxed: a hint.
+    all_rest_until_ns: AtomicU64,
     memory: Arc<Mutex<FreeMemory>>,
     /// One thread at a time makes a segment.
     making: Mutex<()>,
+    stock: Stock,
     registrar: OnceLock<Weak<dyn Registrar>>,
     done: SplitTotals,
     /// Keys that found no room, though they waited for it.
@@ -122,7 +127,9 @@ impl Growth {
             live: LiveSegments::new(geometry.segments_max()),
             pairs: Mutex::default(),
             under_way: AtomicU64::new(0),
+            all_rest_until_ns: AtomicU64::new(0),
             making: Mutex::default(),
+            stock: Stock::default(),
             registrar: OnceLock::new(),
             done: SplitTotals::default(),
             refusals: Refusals::new(),

@@ -16,9 +16,8 @@ pub struct Pace {
     pub homes_per_remove: u32,
     /// The same of a server's idle moment, and of a put that finds no room in its segment.
     pub homes_per_tidy: u32,
-    /// Each time that no home of a pair could be carried, the next changes do not try that pair. The first time,
-    /// one change skips it; then 3, 7, 15 changes, and so on up to this number.
-    pub skips_max: u32,
+    /// Homes that ghosts hold up are tried again when these ghosts have gone. Otherwise the next change tries them.
+    pub waits_for_ghosts: bool,
     /// Grace times that a put waits while its segment is split, before the table counts as full. Other threads may
     /// have the split in hand, and be stopped by the system meanwhile.
     pub split_waits_max: u32,
@@ -36,10 +35,10 @@ impl Pace {
     /// The pace of a server.
     pub const fn shipped() -> Pace {
         Pace {
-            homes_per_insert: 32,
-            homes_per_remove: 32,
+            homes_per_insert: 64,
+            homes_per_remove: 64,
             homes_per_tidy: 512,
-            skips_max: 64,
+            waits_for_ghosts: true,
             split_waits_max: 1_000,
             naps_max: TRIES_MAX,
             waits_for_memory: true,
@@ -55,7 +54,7 @@ impl Pace {
             homes_per_insert: 1,
             homes_per_remove: 2,
             homes_per_tidy: 3,
-            skips_max: 0,
+            waits_for_ghosts: false,
             split_waits_max: 50,
             naps_max: 50,
             waits_for_memory: false,

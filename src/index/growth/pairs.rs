@@ -1,9 +1,14 @@
 //! The list of splits and merges under way, and how far each is.
 
+use crate::index::home_set::HomeSet;
+use crate::index::homes::end_of_step;
+use crate::layout::geometry::Geometry;
 use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// All pairs: by the memory of either segment, and the oldest first.
 #[derive(Debug, Default)]
@@ -33,7 +38,8 @@ impl Pairs {
     }
 
     pub fn add(&mut self, parent: u32, child: u32, toward: Toward) {
-        let pair = Arc::new(Pair { parent, child, state: Mutex::new(PairState::new(toward)) });
+        let state = Mutex::new(PairState::new(toward));
+        let pair = Arc::new(Pair { parent, child, state, rests_until_ns: AtomicU64::new(0) });
         for memory in [parent, child] {
             self.by_memory.insert(memory, Arc::clone(&pair));
         }
@@ -45,6 +51,11 @@ impl Pairs {
             self.by_memory.remove(&memory);
         }
         self.queue.retain(|pair| pair.parent != parent);
+    }
+
+    /// Until when all of them rest; 0 if one does not.
+    pub fn rest_until_ns(&self) -> u64 {
+        self.queue.iter().map(|pair| pair.rests_until_ns()).min().unwrap_or(0)
     }
 
     /// This one counts as the newest from now on.
@@ -62,6 +73,9 @@ pub(in crate::index) struct Pair {
     pub parent: u32,
     pub child: u32,
     state: Mutex<PairState>,
+    /// No change takes the pair on before that time, in nanoseconds: the homes that are left wait for ghosts.
+    /// Relaxed: a hint.
+    rests_until_ns: AtomicU64,
 }
 
 impl Pair {
@@ -74,36 +88,36 @@ impl Pair {
     pub(super) fn try_state(&self) -> Option<MutexGuard<'_, PairState>> {
         try_lock(&self.state)
     }
+
+    pub(super) fn rests_until_ns(&self) -> u64 {
+        self.rests_until_ns.load(Relaxed)
+    }
+
+    /// No change takes the pair on before this time.
+    pub(super) fn rest_until(&self, at_ns: u64) {
+        self.rests_until_ns.store(at_ns, Relaxed);
+    }
 }
 
-/// How far a pair is. Its homes go one after the other, and then those that had to wait.
+/// How far a pair is. Its homes go one after the other. Then, in rounds, those that had to wait.
 #[derive(Debug)]
 pub(super) struct PairState {
     toward: Toward,
     /// The homes from this one on have not been tried.
     next: u64,
     /// Homes that were tried, and have to be tried again.
-    waiting: VecDeque<u64>,
-    /// Homes that failed one after the other, since the last one that could be carried.
-    failed: usize,
-    /// Looks at this pair that are still to be skipped.
-    skips: u32,
-    /// Looks that are skipped after the last round in which every home failed.
-    skips_last: u32,
+    waiting: VecDeque<HomeSet>,
+    /// The first of these are still to be tried in this round.
+    round: usize,
+    /// A home has gone since the round began.
+    has_gone_on: bool,
     has_ended: bool,
 }
 
 impl PairState {
     fn new(toward: Toward) -> PairState {
-        PairState {
-            toward,
-            next: 0,
-            waiting: VecDeque::new(),
-            failed: 0,
-            skips: 0,
-            skips_last: 0,
-            has_ended: false,
-        }
+        let (waiting, has_gone_on) = (VecDeque::new(), false);
+        PairState { toward, next: 0, waiting, round: 0, has_gone_on, has_ended: false }
     }
 
     pub fn toward(&self) -> Toward {
@@ -124,57 +138,62 @@ impl PairState {
         *self = PairState::new(toward);
     }
 
-    /// Whether this look at the pair is skipped. Counts it.
-    pub fn skip(&mut self) -> bool {
-        let fewer = self.skips.checked_sub(1);
-        self.skips = fewer.unwrap_or(0);
-        fewer.is_some()
-    }
-
-    /// A put waits for this pair: the next look is not skipped.
-    pub fn urge(&mut self) {
-        self.skips = 0;
-    }
-
-    /// The next looks are skipped.
-    #[cfg(all(test, feature = "sim", not(loom)))]
-    pub fn hold_up(&mut self) {
-        self.skips = u32::MAX;
-    }
-
-    /// The next home to try. `None` if all have gone, or each home that waits has failed since the last one went.
-    pub fn next_home(&mut self, homes: u64, has_gone: impl Fn(u64) -> bool) -> Option<u64> {
-        while self.next < homes {
-            self.next += 1;
-            if !has_gone(self.next - 1) {
-                return Some(self.next - 1);
+    /// The next homes to try: neighbours of one step, and at most this number. `None` at the end of a round.
+    pub fn next_homes(
+        &mut self,
+        geometry: &Geometry,
+        most: u32,
+        has_gone: impl Fn(u64) -> bool,
+    ) -> Option<HomeSet> {
+        while self.next < geometry.homes() {
+            let (mut homes, end) = (HomeSet::none_from(self.next), end_of_step(geometry, self.next));
+            while self.next < end && homes.len() < most {
+                if !has_gone(self.next) {
+                    homes.add(self.next);
+                }
+                self.next += 1;
+            }
+            if !homes.is_empty() {
+                return Some(homes);
             }
         }
-        if self.failed < self.waiting.len() { self.waiting.pop_front() } else { None }
+        self.round = self.round.checked_sub(1)?;
+        self.waiting.pop_front()
     }
 
-    /// A home has gone.
+    /// Homes have gone.
     pub fn went(&mut self) {
-        (self.failed, self.skips_last) = (0, 0);
+        self.has_gone_on = true;
     }
 
-    /// This home could not be carried. It is tried again when the others have been.
-    pub fn failed(&mut self, home: u64) {
-        self.waiting.push_back(home);
-        self.failed += 1;
-    }
-
-    /// There is no next home. Whether some wait: then the next looks are skipped, about twice as many as after the
-    /// last such round, and at most this number.
-    pub fn must_wait(&mut self, skips_max: u32) -> bool {
-        self.failed = 0;
-        if self.waiting.is_empty() {
-            return false;
+    /// These homes could not be carried. They are tried again when the others have been.
+    pub fn failed(&mut self, homes: HomeSet) {
+        if !homes.is_empty() {
+            self.waiting.push_back(homes);
         }
-        self.skips_last = (2 * self.skips_last + 1).min(skips_max);
-        self.skips = self.skips_last;
-        true
     }
+
+    /// All homes that had not gone were tried once. Begins another round with those that are left.
+    pub fn end_of_round(&mut self) -> RoundEnd {
+        self.round = self.waiting.len();
+        let has_gone_on = std::mem::take(&mut self.has_gone_on);
+        match self.round {
+            0 => RoundEnd::AllGone,
+            _ if has_gone_on => RoundEnd::SomeWent,
+            _ => RoundEnd::NoneWent,
+        }
+    }
+}
+
+/// How a round ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RoundEnd {
+    /// No home is left.
+    AllGone,
+    /// Some are, and some went.
+    SomeWent,
+    /// Each that was tried is left.
+    NoneWent,
 }
 
 /// Where the keys of a pair go.

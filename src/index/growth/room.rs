@@ -51,7 +51,7 @@ impl Growth {
             return if is_refused { Some(NoSplit::Memory) } else { self.begin_split(segment).err() };
         };
         self.give_up_merge(&pair, segment);
-        pair.state().urge();
+        self.urge(&pair);
         matches!(self.drive(&pair, self.pace.homes_per_tidy, guard), Driven::Waits | Driven::Taken)
             .then_some(NoSplit::Busy)
     }

@@ -67,13 +67,13 @@ fn a_pair_that_waits_is_put_last() {
         growth.begin_split(growth.live.get(memory, &guard).unwrap()).unwrap();
     }
     let first = lock(&growth.pairs).nth(0).unwrap();
-    first.state().hold_up();
+    first.rest_until(u64::MAX);
     for _ in 0..growth.geometry.homes() {
         growth.tidy();
     }
     let counts = growth.growth_counts();
     assert_eq!((counts.splits, counts.splitting), (2, 1), "{counts:?}");
-    first.state().urge();
+    growth.urge(&first);
     growth.drive_on(u32::MAX);
     assert_eq!(growth.growth_counts().splitting, 0);
 }

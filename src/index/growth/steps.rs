@@ -5,8 +5,9 @@ use super::carry::{Carried, carry, has_come};
 use super::directory::{Directory, entry_word};
 use super::live::UnusedMemory;
 use super::pace::{GIVE_UP_AT, MERGE_AT, SHRINK_TO, SPLIT_AT};
-use super::pairs::{Driven, NoSplit, Pair, PairState, Pairs, Toward};
+use super::pairs::{Driven, NoSplit, Pair, PairState, Pairs, RoundEnd, Toward};
 use crate::faults::{Rule, disobey, kept, obey};
+use crate::index::home_set::HomeSet;
 use crate::index::segment::{Segment, design_percents};
 use crate::index::share::{KeyShare, PairRole};
 use crate::index::slots::Locked;
@@ -51,19 +52,12 @@ impl Growth {
         if share.depth >= directory_bits_max(&self.geometry) {
             return Err(NoSplit::Limit);
         }
-        let Some(_making) = try_lock(&self.making) else { return Err(NoSplit::Making) };
-        if parent.share().get() != share {
-            return Err(NoSplit::Busy);
-        }
-        if !lock(&self.memory).has_any(self.geometry.segments_max()) {
-            return Err(NoSplit::Bound);
-        }
         let of_child = KeyShare {
             prefix: share.prefix | 1 << share.depth,
             depth: share.depth + 1,
             role: PairRole::Child,
         };
-        let child = self.make(of_child).map_err(|why| self.refused(why))?;
+        let child = self.child_for(parent, share, of_child)?;
         child.share().begin(of_child, true);
         let named = child.named();
         let unused = |child, no_split| {
@@ -97,6 +91,26 @@ impl Growth {
         self.insert_pair(&mut pairs, parent.memory(), named.memory, Toward::Child);
         disobey(Rule::DirectoryLast, || self.name_both(&mut directory, parent, named, share));
         Ok(())
+    }
+
+    /// A segment for the child of a split: one that was made ahead, or a new one.
+    fn child_for(&self, parent: &Segment, share: KeyShare, of_child: KeyShare) -> Result<Segment, NoSplit> {
+        if let Some(made) = self.stock.take(of_child.depth) {
+            return Ok(made);
+        }
+        let Some(_making) = try_lock(&self.making) else { return Err(NoSplit::Making) };
+        if parent.share().get() != share {
+            return Err(NoSplit::Busy);
+        }
+        if let Some(made) = self.stock.take(of_child.depth) {
+            return Ok(made);
+        }
+        if !lock(&self.memory).has_any(self.geometry.segments_max()) {
+            // One of another depth has the memory for this one.
+            let other = self.stock.take_any().ok_or(NoSplit::Bound)?;
+            lock(&self.memory).keep(UnusedMemory::of(other));
+        }
+        self.make(of_child).map_err(|why| self.refused(why))
     }
 
     /// Begins to merge a segment and its sibling, if both have fewer keys than this together.
@@ -158,79 +172,90 @@ impl Growth {
         else {
             return Driven::Ended;
         };
-        if state.skip() {
-            return Driven::Waits;
+        if pair.rests_until_ns() > 0 {
+            if self.grace.clock().now_ns() < pair.rests_until_ns() {
+                return Driven::Waits;
+            }
+            pair.rest_until(0);
         }
-        let all = self.geometry.homes();
-        for _ in 0..homes {
+        let mut left = homes;
+        while left > 0 {
             if state.toward() == Toward::Parent && parent.len() > self.share_of_design(GIVE_UP_AT) {
                 self.turn_back(&mut state);
             }
             let to_child = state.toward() != Toward::Parent;
-            let Some(home) = state.next_home(all, |home| child.share().is_away(home) != to_child) else {
-                if state.must_wait(self.pace.skips_max) {
-                    return Driven::Waits;
+            let has_gone = |home| child.share().is_away(home) != to_child;
+            let Some(homes) = state.next_homes(&self.geometry, left, has_gone) else {
+                match state.end_of_round() {
+                    RoundEnd::AllGone => return self.finish(parent, child, &mut state, guard),
+                    RoundEnd::SomeWent if !self.pace.waits_for_ghosts => continue,
+                    RoundEnd::NoneWent if !self.pace.waits_for_ghosts => {}
+                    RoundEnd::SomeWent | RoundEnd::NoneWent => {
+                        pair.rest_until(self.grace.due_ns(Rule::GhostGrace));
+                    }
                 }
-                return self.finish(parent, child, &mut state, guard);
+                return Driven::Waits;
             };
+            left = left.saturating_sub(homes.len());
             let carried = match state.toward() {
-                Toward::Child => self.split_home(parent, child, home, false),
-                Toward::Parent => self.merge_home(parent, child, home),
-                Toward::Back => self.split_home(parent, child, home, true),
+                Toward::Child => self.split_homes(parent, child, homes, false),
+                Toward::Parent => self.merge_homes(parent, child, homes),
+                Toward::Back => self.split_homes(parent, child, homes, true),
             };
-            match carried {
-                Carried::All(keys) => {
-                    self.done.moved.fetch_add(keys, Relaxed);
-                    state.went();
-                }
-                Carried::NoRoom if state.toward() == Toward::Parent => self.turn_back(&mut state),
-                Carried::NoRoom | Carried::Stuck => state.failed(home),
+            self.done.moved.fetch_add(carried.keys, Relaxed);
+            if !carried.gone.is_empty() {
+                state.went();
+            }
+            if state.toward() == Toward::Parent && !carried.no_room.is_empty() {
+                self.turn_back(&mut state);
+            } else {
+                state.failed(homes.without(carried.gone));
             }
         }
         Driven::On
     }
 
-    /// E3: the keys of a home that belong into the child go there. E6: `back`, after they had been merged.
-    fn split_home(&self, parent: &Segment, child: &Segment, home: u64, back: bool) -> Carried {
+    /// E3: the keys of homes that belong into the child go there. E6: `back`, after they had been merged.
+    fn split_homes(&self, parent: &Segment, child: &Segment, homes: HomeSet, back: bool) -> Carried {
         let depth = parent.share().get().depth;
         let raised = HomeState { depth: depth + 1, merged: false };
-        let raise = |locked: &mut Locked<'_>| parent.homes().set_header(locked, home, raised);
+        let raise = |locked: &mut Locked<'_>, home| parent.homes().set_header(locked, home, raised);
         carry(
             parent,
             child,
-            home,
+            homes,
             |key| key.first().directory() >> depth & 1 == 1,
             Rule::DepthFirst,
-            |locked| {
+            |locked, home| {
                 if !back {
-                    return raise(locked);
+                    return raise(locked, home);
                 }
                 parent.homes().settled(locked, home);
-                obey(Rule::DepthBack, || raise(locked));
+                obey(Rule::DepthBack, || raise(locked, home));
             },
-            |_| {
-                has_come(child, parent, home);
+            |gone| {
+                has_come(child, parent, gone);
                 if back {
-                    child.homes().settle_later(home, Rule::MarkStays);
+                    child.homes().settle_later(gone, Rule::MarkStays);
                 }
             },
         )
     }
 
-    /// E4: the keys of a home go into the parent.
-    fn merge_home(&self, parent: &Segment, child: &Segment, home: u64) -> Carried {
+    /// E4: the keys of homes go into the parent.
+    fn merge_homes(&self, parent: &Segment, child: &Segment, homes: HomeSet) -> Carried {
         let marked = HomeState { depth: child.share().get().depth, merged: true };
         carry(
             child,
             parent,
-            home,
+            homes,
             |_| true,
             Rule::MarkFirst,
-            |locked| child.homes().set_header(locked, home, marked),
-            |_| {
-                has_come(parent, child, home);
+            |locked, home| child.homes().set_header(locked, home, marked),
+            |gone| {
+                has_come(parent, child, gone);
                 // E5
-                parent.homes().settle_later(home, Rule::DepthStays);
+                parent.homes().settle_later(gone, Rule::DepthStays);
             },
         )
     }
@@ -278,6 +303,7 @@ impl Growth {
 
     pub(super) fn insert_pair(&self, pairs: &mut Pairs, parent: u32, child: u32, toward: Toward) {
         pairs.add(parent, child, toward);
+        self.all_rest_until_ns.store(0, Relaxed);
         self.under_way.store(pairs.len(), Relaxed);
     }
 

@@ -8,6 +8,7 @@ use super::pairs::{LeftPair, Pair, Toward};
 use crate::clock::Clock;
 use crate::cores::Cores;
 use crate::faults::{Rule, obey};
+use crate::index::home_set::HomeSet;
 use crate::index::recovered::{RecoverError, Recovered};
 use crate::index::segment::Segment;
 use crate::index::share::{KeyShare, PLACES, PairRole, places, reversed};
@@ -154,7 +155,9 @@ impl Growth {
                 parent.share().begin(parent.share().get(), false);
                 child.share().begin(child.share().get(), true);
                 let is_away = |home: &u64| away[*home as usize / 64] >> (home % 64) & 1 == 1;
-                (0..self.geometry.homes()).filter(is_away).for_each(|home| has_come(child, parent, home));
+                (0..self.geometry.homes())
+                    .filter(is_away)
+                    .for_each(|home| has_come(child, parent, HomeSet::one(home)));
             }
             self.insert_pair(&mut all, parent, child, toward);
         }
@@ -268,7 +271,7 @@ impl Growth {
                 found.keys -= 1;
             }
             if is_in_child {
-                has_come(child, parent, home);
+                has_come(child, parent, HomeSet::one(home));
             }
         }
         let nothing = Pending::Nothing;

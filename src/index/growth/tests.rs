@@ -10,6 +10,7 @@ use crate::families::presets;
 use crate::faults::Rule;
 use crate::index::Index;
 use crate::index::growth::handover_end;
+use crate::index::home_set::HomeSet;
 use crate::index::homes::Trace;
 use crate::index::life::Table;
 use crate::index::life::Walk;
@@ -545,7 +546,7 @@ fn an_old_note_settles_no_home() {
         assert!(is_unsettled(), "{layout}");
         lived.clock.advance(2 * GRACE);
         let (due_ns, old) = lived.growth().grace.pop_due().unwrap();
-        assert_eq!((old.memory, old.trace), (0, Trace::Settle { home: 0 }), "{layout}");
+        assert_eq!((old.memory, old.trace), (0, Trace::Settle { homes: HomeSet::one(0) }), "{layout}");
         lived.growth().give_up_merges();
         lived.settle(layout);
         lived.growth().merge(b"a key");

@@ -34,7 +34,13 @@ pub(crate) struct Counters {
 
 pub(crate) fn count(counter: &AtomicU64) {
     // Release: pairs with `room_made`. Whoever sees that a key has gone sees the note that its slot is free.
-    counter.fetch_add(1, Ordering::Release);
+    count_all(counter, 1);
+}
+
+/// The same of several.
+#[inline]
+pub(crate) fn count_all(counter: &AtomicU64, several: u64) {
+    counter.fetch_add(several, Ordering::Release);
 }
 
 std::thread_local! {
@@ -56,16 +62,16 @@ impl Counters {
         self.found.store(keys, Ordering::Relaxed);
     }
 
-    /// A key came from another segment. It also counts as an insert.
+    /// Keys came from another segment. They also count as inserts.
     #[inline]
-    pub fn came(&self) {
-        self.came.fetch_add(1, Ordering::Relaxed);
+    pub fn came(&self, keys: u64) {
+        self.came.fetch_add(keys, Ordering::Relaxed);
     }
 
-    /// A key left for another segment, or a copy is taken away again.
+    /// Keys left for another segment, or copies are taken away again.
     #[inline]
-    pub fn left(&self) {
-        self.left.fetch_add(1, Ordering::Relaxed);
+    pub fn left(&self, keys: u64) {
+        self.left.fetch_add(keys, Ordering::Relaxed);
     }
 
     /// A put waits for room.

@@ -12,6 +12,7 @@
 
 use crate::clock::Clock;
 use crate::faults::{Rule, wait_ns};
+use crate::index::home_set::HomeSet;
 use crate::layout::chain::Block;
 use crate::layout::geometry::SlotIx;
 use crate::sync::{AtomicU64, Mutex, Ordering, fence, lock};
@@ -24,14 +25,16 @@ use std::time::Duration;
 pub(crate) enum Trace {
     /// The ghost in a slot. The stripe of `guard` guards the slot.
     Ghost { slot: SlotIx, guard: SlotIx },
+    /// The ghosts in some main slots of one stripe: a bit for each slot from the first on.
+    Ghosts { first: SlotIx, slots: u64 },
     /// Lingering bits in the filter of a home.
     Filter { home: u64 },
     /// An empty block to take out of its home's chain.
     Unlink { home: u64, block: Block },
     /// An unlinked block to use again. `home` is the home whose chain it left.
     Reuse { home: u64, block: Block },
-    /// What a merge has left in the header of a home.
-    Settle { home: u64 },
+    /// What a merge has left in the headers of homes.
+    Settle { homes: HomeSet },
 }
 
 /// A trace, and its segment by the number of its memory.

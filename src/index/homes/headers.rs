@@ -4,6 +4,7 @@
 use super::Homes;
 use super::grace::Trace;
 use crate::faults::Rule;
+use crate::index::home_set::HomeSet;
 use crate::index::slots::Locked;
 use crate::layout::segment::HomeState;
 use crate::sync::Ordering::Relaxed;
@@ -36,15 +37,17 @@ impl Homes {
         }
     }
 
-    /// Has the header of a home say what is so, in twice the grace time. `rule` is the switch that
+    /// Has the headers of these homes say what is so, in twice the grace time. `rule` is the switch that
     /// shortens it.
-    pub fn settle_later(&self, home: u64, rule: Rule) {
-        let due_ns = self.grace.due_ns(rule);
-        let mut locked = self.slots.lock_home(home);
-        if self.stripe(&mut locked, home).settle_at(home, due_ns) {
-            self.unsettled.fetch_add(1, Relaxed);
+    pub fn settle_later(&self, homes: HomeSet, rule: Rule) {
+        if homes.is_empty() {
+            return;
         }
-        self.push_trace(due_ns, Trace::Settle { home });
+        let due_ns = self.grace.due_ns(rule);
+        let mut locked = self.lock_homes(homes);
+        let news = homes.iter().filter(|&home| self.stripe(&mut locked, home).settle_at(home, due_ns));
+        self.unsettled.fetch_add(news.count() as u64, Relaxed);
+        self.push_trace(due_ns, Trace::Settle { homes });
     }
 
     /// The header of a home is about to say what is so.
@@ -54,12 +57,14 @@ impl Homes {
         }
     }
 
-    /// Has the header of a home say what is so, unless that was put off to a later time.
-    pub(super) fn settle(&self, home: u64, due_ns: u64) {
-        let mut locked = self.slots.lock_home(home);
-        if self.stripe(&mut locked, home).settles_at(home, due_ns) {
-            self.set_header(&mut locked, home, self.share.state(home));
-            self.settled(&mut locked, home);
+    /// Has the headers of these homes say what is so, unless that was put off to a later time.
+    pub(super) fn settle(&self, homes: HomeSet, due_ns: u64) {
+        let mut locked = self.lock_homes(homes);
+        for home in homes.iter() {
+            if self.stripe(&mut locked, home).settles_at(home, due_ns) {
+                self.set_header(&mut locked, home, self.share.state(home));
+                self.settled(&mut locked, home);
+            }
         }
     }
 }

@@ -4,7 +4,7 @@ use super::Homes;
 use super::counters::count;
 use crate::cores::Cores;
 use crate::families;
-use crate::index::slots::{Locked, SlotWritten, StripeSet, add_stripe};
+use crate::index::slots::{Locked, SlotWritten};
 use crate::layout::extent::Reference;
 use crate::layout::geometry::SlotIx;
 use crate::layout::hash::Hashed;
@@ -39,46 +39,6 @@ impl Homes {
         }
         self.left_slot_of_home(locked, slot, key.home());
         written
-    }
-
-    /// Frees the slots of keys of a home that were copied to another segment, whose slots have room for their
-    /// ghosts.
-    pub fn vacate_all(&self, locked: &mut Locked<'_>, home: u64, gone: &[(SlotIx, Key)]) {
-        for (slot, key) in gone {
-            let key = self.geometry().hashed(key);
-            self.vacate(locked, *slot, key);
-            self.counters.left();
-            if !self.geometry().primary(key).contains(*slot) {
-                self.linger(locked, home, families::filter_bit(self.geometry(), key), *slot);
-            }
-        }
-        for (slot, _) in gone {
-            // An earlier one may have been filled by a later one.
-            if self.slots.header(*slot).is_free() {
-                self.left_slot_of_home(locked, *slot, home);
-            }
-        }
-    }
-
-    /// Locks a home and every slot that a key of it is in. Returns these slots and keys.
-    pub fn lock_keys_of(&self, locked: &mut Locked<'_>, home: u64) -> Vec<(SlotIx, Key)> {
-        let (geometry, window) = (self.geometry(), self.geometry().window(home));
-        let mut set = StripeSet::new();
-        self.slots.add_window(&mut set, window);
-        loop {
-            locked.lock(set.clone());
-            let displaced = self.stripe(locked, home).displaced_slots(home);
-            let guards = || displaced.iter().filter(|slot| slot.0 < geometry.main_slots());
-            if guards().all(|&slot| locked.covers(slot)) {
-                let all =
-                    window.iter().chain(displaced.iter().copied().filter(|&slot| !window.contains(slot)));
-                let occupants = all.map(|slot| (slot, self.slots.occupant(slot).1));
-                return occupants
-                    .filter(|(_, key)| !key.is_empty() && geometry.hashed(key).home() == home)
-                    .collect();
-            }
-            guards().for_each(|&slot| add_stripe(&mut set, self.slots.stripe_of(slot)));
-        }
     }
 
     /// All keys, with their homes. For a thread that is alone.

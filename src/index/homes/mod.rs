@@ -5,7 +5,7 @@
 //! The home's filter says of it what readers need. What a key leaves behind, a *trace*, waits in
 //! [`Grace`].
 //!
-//! * `keys` puts a key where there is room, and frees its slot.
+//! * `keys` puts a key where there is room, and frees its slot; `group` does so with all keys of neighbouring homes.
 //! * `chains` links and unlinks overflow blocks, and `blocks` has those that any home may take.
 //! * `headers` says in a home's header which of its keys are here, in a table that grows.
 //! * `traces` takes away what is due.
@@ -16,6 +16,7 @@ mod blocks;
 mod chains;
 mod counters;
 mod grace;
+mod group;
 mod handover;
 mod headers;
 mod keys;
@@ -26,12 +27,13 @@ mod traces;
 pub(super) use chains::ChainRoom;
 pub(super) use counters::{Counters, count};
 pub(super) use grace::{Grace, Trace, WaitingTrace};
+pub(super) use group::KeyAt;
 #[cfg(feature = "sim")]
 pub(super) use handover::handover_words_max;
 pub(super) use handover::{
     HEAD, Handover, NotHandedOver, handover_offset, has_no_undo, sum, traces_stay, write_down,
 };
-pub(super) use show::{homes_of_step, steps};
+pub(super) use show::{end_of_step, homes_of_step, steps};
 pub(super) use traces::REAP_MAX;
 
 use super::share::{KeyShare, SharedKeyShare};
@@ -216,10 +218,13 @@ impl Homes {
     fn push_trace(&self, due_ns: u64, trace: Trace) {
         let guard = match trace {
             Trace::Ghost { guard, .. } => guard,
-            Trace::Filter { home }
-            | Trace::Unlink { home, .. }
-            | Trace::Reuse { home, .. }
-            | Trace::Settle { home } => self.geometry().window(home).first,
+            Trace::Ghosts { first, .. } => first,
+            Trace::Filter { home } | Trace::Unlink { home, .. } | Trace::Reuse { home, .. } => {
+                self.geometry().window(home).first
+            }
+            Trace::Settle { homes } => {
+                self.geometry().window(homes.ends().map_or(0, |(first, _)| first)).first
+            }
         };
         self.grace.push(
             self.slots.stripe_of(guard),
@@ -251,22 +256,38 @@ impl Homes {
             set_ghost_and_aux(image, by_rule(Rule::GhostStays, before.ghost, 0), before.aux);
             return self.slots.write_image(locked, slot, image, note);
         };
-        debug_assert!(has_room_for_ghost(before.ghost), "M3");
-        set_ghost_and_aux(image, by_rule(Rule::Ghost, moved.ghost(), before.ghost), before.aux);
-        let begun = |homes: &mut &Homes| {
-            homes.region().add(move_counter_word(moved.home()));
-            // Pairs with R4: a reader that sees the slot overwritten sees the count. A reader that
-            // sees the count by R3 sees the copy, or its slot being written: the fence before W3 of
-            // the copy came earlier.
-            fence(Ordering::Release);
-        };
         let mut written = None;
         // M4
+        let begun = |homes: &mut &Homes| homes.count_moves([moved.home()]);
         in_order(Rule::CountBeforeErase, self, begun, |homes| {
-            written = Some(homes.slots.write_image(locked, slot, image, note));
+            written = Some(homes.leave_ghost(locked, slot, moved.ghost(), image, note));
         });
         let guard = self.slots.guard_of(slot, moved);
         self.push_trace(self.grace.due_ns(Rule::GhostGrace), Trace::Ghost { slot, guard });
         written.expect("in either order, it is written")
+    }
+
+    /// Counts that moves of keys of these homes have begun (M4).
+    fn count_moves(&self, homes: impl IntoIterator<Item = u64>) {
+        homes.into_iter().for_each(|home| self.region().add(move_counter_word(home)));
+        // Pairs with R4: a reader that sees a slot overwritten sees the count. A reader that sees the
+        // count by R3 sees the copy, or its slot being written: the fence before W3 of the copy came
+        // earlier. So it does with a header that was written before the count (E3, E4).
+        fence(Ordering::Release);
+    }
+
+    /// Writes an image over a key that was copied away, and whose ghost this is (M2).
+    fn leave_ghost(
+        &self,
+        locked: &Locked<'_>,
+        slot: SlotIx,
+        ghost: u8,
+        image: &mut Image,
+        note: Note,
+    ) -> SlotWritten {
+        let before = self.slots.header(slot);
+        debug_assert!(has_room_for_ghost(before.ghost), "M3");
+        set_ghost_and_aux(image, by_rule(Rule::Ghost, ghost, before.ghost), before.aux);
+        self.slots.write_image(locked, slot, image, note)
     }
 }

@@ -35,6 +35,11 @@ pub(crate) fn homes_of_step(geometry: &Geometry, step: u64) -> Range<u64> {
     from(step)..from(step + 1)
 }
 
+/// The home behind the last one of the step that has this home.
+pub(crate) fn end_of_step(geometry: &Geometry, home: u64) -> u64 {
+    homes_of_step(geometry, home * u64::from(geometry.layout().bucket_slots) / STEP_SLOTS).end
+}
+
 impl Homes {
     /// Locks the homes of a step, and their windows.
     pub fn lock_step(&self, homes: &Range<u64>) -> Locked<'_> {

@@ -3,6 +3,7 @@
 use super::Homes;
 use super::counters::count;
 use super::grace::Trace;
+use crate::layout::geometry::SlotIx;
 
 /// Traces that a change takes away in passing.
 pub(crate) const REAP_MAX: usize = 8;
@@ -28,6 +29,14 @@ impl Homes {
                 debug_assert!(self.slots.is_guarded_by(slot, guard), "L1: {guard:?} does not guard {slot:?}");
                 self.slots.take_ghost(&self.slots.lock_slot(guard), slot);
             }
+            Trace::Ghosts { first, slots } => {
+                let locked = self.slots.lock_slot(first);
+                let all = (0..64).filter(|bit| slots >> bit & 1 == 1).map(|bit| SlotIx(first.0 + bit));
+                for slot in all {
+                    debug_assert!(locked.covers(slot), "L1: {first:?} does not guard {slot:?}");
+                    self.slots.take_ghost(&locked, slot);
+                }
+            }
             Trace::Filter { home } => {
                 let mut locked = self.slots.lock_home(home);
                 self.stripe(&mut locked, home).expire(home, due_ns);
@@ -35,7 +44,7 @@ impl Homes {
             }
             Trace::Unlink { home, block } => self.unlink(home, block, due_ns),
             Trace::Reuse { home, block } => self.reuse(home, block),
-            Trace::Settle { home } => self.settle(home, due_ns),
+            Trace::Settle { homes } => self.settle(homes, due_ns),
             // The memory is `Growth`'s.
         }
     }

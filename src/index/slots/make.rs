@@ -43,17 +43,22 @@ impl Slots {
         let (region, geometry) = (self.region(), self.geometry());
         let at = |slot| geometry.slot_offset(SlotIx(slot));
         region.back_more(at(0)..at(geometry.slots()))?;
-        let first_stamp = mix(geometry.incarnation().into()) & 0xffff_fffe;
+        let first_stamp = mix(geometry.incarnation().into()) as u32 & !1;
         let bucket_slots = u64::from(geometry.layout().bucket_slots);
         for slot in (0..geometry.slots()).map(SlotIx) {
             let home = Some(geometry.home_of_slot(slot)).filter(|&home| home < geometry.homes());
             let is_home = home.is_some_and(|home| slot.0 == home * bucket_slots);
+            let content = Content { aux: if is_home { aux } else { 0 }, ..Content::default() };
             let word = geometry.slot_word(slot);
-            if region.load(word) == 0 {
-                region.store(word, first_stamp);
+            if region.load(word) != 0 {
+                self.writer().write(slot, &content);
+                continue;
             }
-            let aux = if is_home { aux } else { 0 };
-            self.writer().write(slot, &Content { aux, ..Content::default() });
+            // Nobody takes what is there for a slot: its CRC is none, and on shm it is no key. Most words
+            // stay zero.
+            let image = encode(geometry.shape(), geometry.identity(slot), first_stamp, &content);
+            stamp_copies(geometry.shape()).for_each(|copy| region.store(word + copy, image[copy]));
+            [1, 0].into_iter().for_each(|header| region.store(word + header, image[header]));
         }
         Ok(())
     }

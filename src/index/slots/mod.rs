@@ -30,11 +30,12 @@ use crate::layout::chain::{self, Block};
 use crate::layout::compare::Loadable;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;
-use crate::layout::slot::{Content, Header, Image, Key, Stored, set_ghost_and_aux};
+use crate::layout::slot::{Content, Header, Image, Key, Stored};
 use crate::region::Region;
 use crate::sync::AtomicU64;
 use held::HeldRooms;
 use owners::BlockOwners;
+use std::ops::Range;
 use undo::Undo;
 
 /// The slots of one segment, and what threads that write them need.
@@ -53,6 +54,8 @@ pub(crate) struct Slots {
 enum SlotBytes<'b> {
     Content(&'b Content<'b>),
     Image(&'b mut Image),
+    /// The key and the value stay.
+    Header(Header),
 }
 
 /// A key's slot has been written. The time of an extent that it named before counts from after that (X3).
@@ -305,6 +308,11 @@ impl Slots {
         self.stripes.of(slot)
     }
 
+    /// The stripes of neighbouring main slots.
+    pub fn stripes_of_all(&self, slots: Range<u64>) -> StripeSet {
+        self.stripes.of_all(slots)
+    }
+
     /// The number of stripes.
     #[inline]
     pub fn stripe_count(&self) -> usize {
@@ -422,18 +430,21 @@ impl Slots {
     pub fn set_aux(&self, locked: &Locked<'_>, slot: SlotIx, aux: u32) {
         let before = self.header(slot);
         if before.aux != aux {
-            let mut image = self.image(slot);
-            set_ghost_and_aux(&mut image, by_rule(Rule::GhostStays, before.ghost, 0), aux);
-            self.write_image(locked, slot, &mut image, self.notes.of_key_in(slot));
+            self.write_header(locked, slot, before, by_rule(Rule::GhostStays, before.ghost, 0), aux);
         }
     }
 
     /// Takes the ghost of a slot away.
     pub fn take_ghost(&self, locked: &Locked<'_>, slot: SlotIx) {
-        let mut image = self.image(slot);
-        let aux = Header::from_words([image[0], image[1]]).aux;
-        set_ghost_and_aux(&mut image, 0, aux);
-        self.write_image(locked, slot, &mut image, self.notes.of_key_in(slot));
+        let before = self.header(slot);
+        self.write_header(locked, slot, before, 0, before.aux);
+    }
+
+    /// Writes what belongs to the slot, not to its key.
+    fn write_header(&self, locked: &Locked<'_>, slot: SlotIx, before: Header, ghost: u8, aux: u32) {
+        let (is_free, note) = (before.is_free(), self.notes.of_key_in(slot));
+        let header = Header { ghost, aux, ..before };
+        self.write_by(locked, slot, is_free, ghost, note, SlotBytes::Header(header));
     }
 
     /// Replaces a slot's content. All slot writes go through here, or through
@@ -500,6 +511,7 @@ impl Slots {
         match bytes {
             SlotBytes::Content(content) => self.writer().write(slot, content),
             SlotBytes::Image(image) => self.writer().write_image(slot, image),
+            SlotBytes::Header(header) => self.writer().write_header(slot, header),
         }
         disobey(Rule::UndoFirst, || free(self.keep(slot, is_free)));
         // U2

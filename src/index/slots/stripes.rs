@@ -8,6 +8,7 @@ use crate::faults::{Rule, broken, by_rule};
 use crate::layout::geometry::SlotIx;
 use crate::sync::{Mutex, MutexGuard, lock};
 use smallvec::SmallVec;
+use std::ops::Range;
 use std::rc::Rc;
 
 /// Neighbouring slots share a stripe. A group of 64 is large enough that a window of 16 mostly lies
@@ -51,6 +52,19 @@ impl Stripes {
     #[inline]
     pub fn of(&self, slot: SlotIx) -> usize {
         (slot.0 >> GROUP_SHIFT) as usize & (self.all.len() - 1)
+    }
+
+    /// The stripes of neighbouring main slots.
+    pub fn of_all(&self, slots: Range<u64>) -> StripeSet {
+        let mut set = StripeSet::new();
+        let groups = slots.start >> GROUP_SHIFT..=slots.end.saturating_sub(1) >> GROUP_SHIFT;
+        groups.for_each(|group| add_stripe(&mut set, self.of(SlotIx(group << GROUP_SHIFT))));
+        set
+    }
+
+    /// Of the neighbours with which this slot shares a stripe, the first.
+    pub fn first_of_group(slot: SlotIx) -> SlotIx {
+        SlotIx(slot.0 >> GROUP_SHIFT << GROUP_SHIFT)
     }
 
     /// Locks a set of stripes (L3).

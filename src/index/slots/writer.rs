@@ -11,7 +11,10 @@
 
 use crate::faults::{Rule, broken, by_rule, disobey, obey};
 use crate::layout::geometry::{Geometry, SlotIx};
-use crate::layout::slot::{Content, Image, SlotShape, lay_out, lay_out_line, seal, stamp_copies, with_copy};
+use crate::layout::slot::{
+    Content, HEADER, Header, Image, SlotShape, lay_out, lay_out_line, seal, stamp_copies, with_copy,
+};
+use crate::layout::words::{self, Words};
 use crate::layout::{LINE, WORD};
 use crate::region::Region;
 use crate::sync::{Ordering, fence};
@@ -60,9 +63,31 @@ impl<'a> SlotWriter<'a> {
         }
     }
 
+    /// Replaces the slot's header, but for stamp and CRC. Makes 2 * lines + 1 stores.
+    #[inline]
+    pub fn write_header(&self, slot: SlotIx, header: Header) {
+        let (shape, first) = (self.geometry.shape(), self.geometry.slot_word(slot));
+        if shape == SlotShape::LINE {
+            let words = self.region.words(first, LINE_WORDS);
+            let mut line: [u64; LINE_WORDS] = std::array::from_fn(|word| Words::load(words, word));
+            line[1] = header.to_words()[1];
+            self.write_part(SlotShape::LINE, slot, &mut line, HEADER / WORD);
+        } else {
+            let mut image: Image = words::image(self.region.words(first, shape.words()));
+            image[1] = header.to_words()[1];
+            self.write_part(shape, slot, &mut image, HEADER / WORD);
+        }
+    }
+
     /// The same in a table of slots of this shape.
     #[inline(always)]
     fn write_as(&self, shape: SlotShape, slot: SlotIx, image: &mut [u64]) {
+        self.write_part(shape, slot, image, shape.words());
+    }
+
+    /// The same where the words from `same_from` on are what the slot has already.
+    #[inline(always)]
+    fn write_part(&self, shape: SlotShape, slot: SlotIx, image: &mut [u64], same_from: usize) {
         let words = self.region.stores(self.geometry.slot_word(slot), shape.words());
         let before = words.load(0);
         // An even stamp n gives n + 1 and n + 2. If a dead writer has left n + 1 here, further lines
@@ -88,7 +113,8 @@ impl<'a> SlotWriter<'a> {
                 image[w] = with_copy(image[w], odd);
             }
         }
-        words.store_all(1, &image[1..]);
+        let until = by_rule(Rule::KeyBytes, same_from, shape.words());
+        words.store_all(1, &image[1..until]);
         // Pairs with R1: a reader that sees the even stamp sees the words of W2 after its fence.
         obey(Rule::EvenFence, || fence(Ordering::Release));
         // W3. The first line comes last: a shm reader goes by it alone and must see the whole slot.

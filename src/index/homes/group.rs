@@ -1,0 +1,196 @@
+//! All keys of neighbouring homes at once: they go to another segment, or come from one.
+
+use super::Homes;
+use super::counters::count_all;
+use super::grace::Trace;
+use crate::families;
+use crate::faults::{Rule, in_order};
+use crate::index::home_set::HomeSet;
+use crate::index::slots::{Locked, Note, Slots, Stripes, add_stripe};
+use crate::layout::control::MOVE_COUNTERS;
+use crate::layout::geometry::{Geometry, SlotIx, Window};
+use crate::layout::hash::{First, Hashed};
+use crate::layout::slot::{Image, Key};
+use smallvec::SmallVec;
+use std::ops::Range;
+
+/// A key, and where it stands.
+#[derive(Debug)]
+pub(crate) struct KeyAt {
+    pub slot: SlotIx,
+    pub key: Key,
+    first: First,
+    home: u64,
+}
+
+impl KeyAt {
+    pub fn home(&self) -> u64 {
+        self.home
+    }
+
+    /// The key for a geometry of its table.
+    pub fn hashed(&self, geometry: &Geometry) -> Hashed<'_> {
+        geometry.hashed_to(&self.key, self.first)
+    }
+}
+
+/// The free slots in the windows of neighbouring homes: at most 64, and as many behind.
+struct FreeSlots {
+    first: u64,
+    bits: u128,
+}
+
+impl FreeSlots {
+    /// Takes the first one in a window.
+    fn take_in(&mut self, window: Window) -> Option<SlotIx> {
+        let shift = window.first.0 - self.first;
+        let within = self.bits >> shift & ((1 << window.slots) - 1);
+        if within == 0 {
+            return None;
+        }
+        let bit = shift + u64::from(within.trailing_zeros());
+        self.bits &= !(1 << bit);
+        Some(SlotIx(self.first + bit))
+    }
+}
+
+impl Homes {
+    /// The slots of the windows of these homes.
+    fn slots_of(&self, homes: HomeSet) -> Range<u64> {
+        let window = |home| self.geometry().window(home);
+        homes.ends().map_or(0..0, |(first, last)| window(first).first.0..window(last).end())
+    }
+
+    /// Locks these homes.
+    pub fn lock_homes(&self, homes: HomeSet) -> Locked<'_> {
+        self.slots.lock(self.slots.stripes_of_all(self.slots_of(homes)))
+    }
+
+    /// Locks these homes, and every slot that a key of them is in. Returns the keys that `wanted` names.
+    pub fn lock_keys_of(
+        &self,
+        locked: &mut Locked<'_>,
+        homes: HomeSet,
+        wanted: impl Fn(Hashed<'_>) -> bool,
+    ) -> Vec<KeyAt> {
+        let geometry = self.geometry();
+        let range = self.slots_of(homes);
+        let mut set = self.slots.stripes_of_all(range.clone());
+        let mut displaced: SmallVec<[SlotIx; 16]>;
+        loop {
+            locked.lock(set.clone());
+            displaced = SmallVec::new();
+            for home in homes.iter() {
+                // C3: of a home without a filter bit, no key is displaced.
+                if families::names_displaced(geometry, self.slots.aux(geometry.window(home).first)) {
+                    displaced.extend(self.stripe(locked, home).displaced_slots(home));
+                }
+            }
+            let guards = || displaced.iter().filter(|slot| slot.0 < geometry.main_slots());
+            if guards().all(|&slot| locked.covers(slot)) {
+                break;
+            }
+            guards().for_each(|&slot| add_stripe(&mut set, self.slots.stripe_of(slot)));
+        }
+        let mut keys = Vec::with_capacity(homes.len() as usize);
+        let further = displaced.into_iter().filter(|slot| !range.contains(&slot.0));
+        for slot in range.clone().map(SlotIx).chain(further) {
+            if self.slots.header(slot).is_free() {
+                continue;
+            }
+            let (_, key) = self.slots.occupant(slot);
+            let hashed = geometry.hashed(&key);
+            if homes.contains(hashed.home()) && wanted(hashed) {
+                let (first, home) = (hashed.first(), hashed.home());
+                keys.push(KeyAt { slot, key, first, home });
+            }
+        }
+        keys
+    }
+
+    /// Copies keys of these homes, which another segment has in its slots, into free slots of their primary windows.
+    /// Returns those that find none.
+    pub fn put_copies_free<'k>(&self, from: &Slots, homes: HomeSet, keys: &'k [KeyAt]) -> Vec<&'k KeyAt> {
+        if keys.is_empty() {
+            return Vec::new();
+        }
+        let range = self.slots_of(homes);
+        let locked = self.slots.lock(self.slots.stripes_of_all(range.clone()));
+        let is_free = |slot: u64| u128::from(self.slots.may_take(SlotIx(slot)));
+        let bits = range.clone().fold(0, |bits, slot| bits | is_free(slot) << (slot - range.start));
+        let mut free = FreeSlots { first: range.start, bits };
+        let mut left = Vec::new();
+        for at in keys {
+            let window = self.geometry().window(at.home);
+            let Some(slot) = free.take_in(window) else {
+                left.push(at);
+                continue;
+            };
+            let note = Note::AtHome((slot.0 - window.first.0) as u8);
+            self.overwrite(&locked, slot, None, &mut from.image(at.slot), note);
+        }
+        let copied = (keys.len() - left.len()) as u64;
+        count_all(&self.counters.mine().inserts, copied);
+        self.counters.came(copied);
+        left
+    }
+
+    /// Frees the slots of keys of these homes that were copied to another segment, whose slots have room for
+    /// their ghosts.
+    pub fn vacate_all(&self, locked: &mut Locked<'_>, gone: &[KeyAt]) {
+        if gone.is_empty() {
+            return;
+        }
+        // M4: one count for all of them.
+        let counters = gone.iter().fold(0u64, |counters, at| counters | 1 << (at.home % MOVE_COUNTERS));
+        in_order(
+            Rule::CountBeforeErase,
+            &mut *locked,
+            |_| self.count_moves((0..MOVE_COUNTERS).filter(|home| counters >> home & 1 == 1)),
+            |locked| {
+                let mut empty = Image::from_elem(0, self.geometry().shape().words());
+                for at in gone {
+                    empty.fill(0);
+                    self.leave_ghost(locked, at.slot, at.first.ghost(), &mut empty, Note::Free);
+                }
+            },
+        );
+        self.counters.left(gone.len() as u64);
+        self.push_ghosts(gone);
+        for at in gone {
+            let key = at.hashed(self.geometry());
+            if !self.geometry().primary(key).contains(at.slot) {
+                self.linger(locked, at.home, families::filter_bit(self.geometry(), key), at.slot);
+            }
+        }
+        for at in gone.iter().filter(|at| at.slot.0 >= self.geometry().main_slots()) {
+            // An earlier one may have been filled by a later one.
+            if self.slots.header(at.slot).is_free() {
+                self.left_slot_of_home(locked, at.slot, at.home);
+            }
+        }
+    }
+
+    /// Has the ghosts of these keys wait until they are due: those of one stripe together.
+    fn push_ghosts(&self, gone: &[KeyAt]) {
+        let due_ns = self.grace.due_ns(Rule::GhostGrace);
+        let mut together: Option<(SlotIx, u64)> = None;
+        for at in gone {
+            if at.slot.0 >= self.geometry().main_slots() {
+                let guard = self.slots.guard_of(at.slot, at.hashed(self.geometry()));
+                self.push_trace(due_ns, Trace::Ghost { slot: at.slot, guard });
+                continue;
+            }
+            let first = Stripes::first_of_group(at.slot);
+            let slots = 1 << (at.slot.0 - first.0);
+            match &mut together {
+                Some((of, all)) if *of == first => *all |= slots,
+                _ => {
+                    let before = together.replace((first, slots));
+                    before.inspect(|&(first, slots)| self.push_trace(due_ns, Trace::Ghosts { first, slots }));
+                }
+            }
+        }
+        together.inspect(|&(first, slots)| self.push_trace(due_ns, Trace::Ghosts { first, slots }));
+    }
+}
