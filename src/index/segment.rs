@@ -17,7 +17,7 @@ use super::homes::{ChainRoom, Grace, Homes, KeyAt, count};
 use super::moves::{MovePath, Moves};
 use super::refusals::{NoPath, Refusals, VainSearches};
 use super::seams::{Between, KeyChange, KeyPlace, Nobody};
-use super::share::{KeyShare, PairRole, SharedKeyShare};
+use super::share::{KeyShare, SharedKeyShare};
 use super::slots::{HeldRoom, Locked, SlotWritten, Slots, Sought, UndoLines};
 use crate::clock::Clock;
 use crate::faults::{Rule, broken, kept};
@@ -201,11 +201,11 @@ impl Segment {
         &self,
         locked: &mut Locked<'_>,
         room: FoundRoom<'_>,
-        key: Hashed<'_>,
+        key: &Hashed<'_>,
         value: Stored<'_>,
         between: B,
     ) -> Result<(), B::MustWait> {
-        debug_assert!(self.slots().may_change(locked, key), "L2");
+        debug_assert!(self.slots().may_change(locked, *key), "L2");
         let change = || KeyChange::came(key.key(), value);
         // Decided: the outcome is known, and there is room. Nothing is visible.
         if let Err(must_wait) = between.decided(change) {
@@ -224,7 +224,7 @@ impl Segment {
         &self,
         locked: &mut Locked<'_>,
         room: FoundRoom<'_>,
-        key: Hashed<'_>,
+        key: &Hashed<'_>,
         value: Stored<'_>,
     ) -> SlotIx {
         match room {
@@ -233,11 +233,11 @@ impl Segment {
                 slot
             }
             FoundRoom::Along(path, movers) => {
-                self.moves.place_along(locked, path, movers, key, value);
+                self.moves.place_along(locked, path, movers, *key, value);
                 path[0]
             }
             FoundRoom::InChain(room) => {
-                self.homes().place_in_chain(locked, room, key, value);
+                self.homes().place_in_chain(locked, room, *key, value);
                 self.homes().slot_in_chain(room)
             }
         }
@@ -245,7 +245,7 @@ impl Segment {
 
     /// Holds the room for a key that must wait before it comes (L11). Nothing of the key is stored.
     #[cold]
-    fn hold<B: Between>(&self, locked: &mut Locked<'_>, room: FoundRoom<'_>, key: Hashed<'_>, between: B) {
+    fn hold<B: Between>(&self, locked: &mut Locked<'_>, room: FoundRoom<'_>, key: &Hashed<'_>, between: B) {
         let slot = match room {
             FoundRoom::Free(slot) => slot,
             FoundRoom::Along(path, movers) => self.moves.free_along(locked, path, movers),
@@ -261,7 +261,7 @@ impl Segment {
     fn put_into_held<B: Between>(
         &self,
         room: &HeldRoom,
-        key: Hashed<'_>,
+        key: &Hashed<'_>,
         value: Stored<'_>,
         between: B,
     ) -> Result<PutOutcome, Stop> {
@@ -277,36 +277,50 @@ impl Segment {
         Ok(PutOutcome::Inserted)
     }
 
-    /// A key gets another value, or leaves. The caller holds its locks. It stands in this slot, which names this
-    /// extent.
+    /// A key gets another value. It stands in this slot, which names this extent. The caller holds its locks.
     #[inline(always)]
-    fn change<B: Between>(
+    fn replace<B: Between>(
         &self,
-        locked: &mut Locked<'_>,
-        key: Hashed<'_>,
+        locked: &Locked<'_>,
         (slot, before): (SlotIx, Option<Reference>),
-        value: Option<Stored<'_>>,
+        key: &Hashed<'_>,
+        value: Stored<'_>,
         between: B,
     ) -> Result<(), B::MustWait> {
-        debug_assert!(self.slots().may_change(locked, key), "L2");
-        let change = || match value {
-            Some(value) => KeyChange::replaced(key.key(), value),
-            None => KeyChange::left(key.key()),
-        };
+        debug_assert!(self.slots().may_change(locked, *key), "L2");
+        let change = || KeyChange::replaced(key.key(), value);
         between.decided(change)?;
-        let written = match value {
-            Some(value) => self.slots().rewrite(locked, slot, Some(key), value),
-            None => self.homes().erase(locked, slot, key),
-        };
-        // X3: the put or remove has ended this name, if there was one.
+        self.end_name(before, self.slots().rewrite(locked, slot, key, value));
+        count(&self.homes().counters().mine().updates);
+        between.done(change, || self.place_of(slot));
+        Ok(())
+    }
+
+    /// A key leaves this slot. The caller holds its locks.
+    #[inline(always)]
+    fn leave<B: Between>(
+        &self,
+        locked: &mut Locked<'_>,
+        slot: SlotIx,
+        key: &Hashed<'_>,
+        between: B,
+    ) -> Result<(), B::MustWait> {
+        let change = || KeyChange::left(key.key());
+        let before = self.reference_in(slot);
+        between.decided(change)?;
+        self.end_name(before, self.homes().erase(locked, slot, key));
+        // Before the lock goes: a segment that is merged away is counted when all its homes have gone.
+        count(&self.homes().counters().mine().removes);
+        between.done(change, || self.place_of(slot));
+        Ok(())
+    }
+
+    /// X3: a put or remove has ended this name, if there was one.
+    #[inline(always)]
+    fn end_name(&self, before: Option<Reference>, written: SlotWritten) {
         if let (Some(reference), Some(extents)) = (before, &self.extents) {
             extents.ended(&reference, written);
         }
-        let mine = self.homes().counters().mine();
-        // Before the lock goes: a segment that is merged away is counted when all its homes have gone.
-        count(if value.is_some() { &mine.updates } else { &mine.removes });
-        between.done(change, || self.place_of(slot));
-        Ok(())
     }
 
     fn place_of(&self, slot: SlotIx) -> KeyPlace {
@@ -325,7 +339,7 @@ impl Segment {
     #[inline(always)]
     pub fn put<B: Between>(
         &self,
-        key: Hashed<'_>,
+        key: &Hashed<'_>,
         value: Stored<'_>,
         mode: PutMode,
         between: B,
@@ -333,8 +347,8 @@ impl Segment {
         if let Some(room) = between.room() {
             return self.put_into_held(&room, key, value, between);
         }
-        let mut locked = self.slots().none();
-        let may_be_displaced = self.slots().lock_key(&mut locked, key);
+        let mut locked = self.slots().lock_primary(key);
+        let may_be_displaced = self.slots().lock_displaced(&mut locked, key);
         if self.is_elsewhere(key) {
             return Err(Stop::Elsewhere);
         }
@@ -343,7 +357,7 @@ impl Segment {
         if let Some(answer) = answer.map_err(Stop::waits)? {
             return Ok(answer);
         }
-        if self.geometry().grows() && self.is_kept_for_a_split() {
+        if self.geometry().grows() && self.share().is_child() && self.is_kept_for_a_split() {
             return Err(Stop::NoRoom);
         }
         let seen = if B::MAY_WAIT { self.slots().pass_by_held(seen, key) } else { seen };
@@ -364,7 +378,7 @@ impl Segment {
         // L6 holds: the key's locks are held since it was looked for.
         let room_made = self.homes().counters().room_made();
         if self.homes().has_no_free_slot()
-            || self.refusals.know(NoPath::of(self.geometry(), key, room_made))
+            || self.refusals.know(NoPath::of(self.geometry(), *key, room_made))
             || self.leaves_search_out()
         {
             return Err(self.full().into());
@@ -375,15 +389,13 @@ impl Segment {
 
     /// Whether the room that is left is for keys of the parent: without it the split would never end, nor
     /// could another one begin. The homes that have not come are expected to have as many keys each as
-    /// those that have.
+    /// those that have. The segment is a child.
+    #[inline(never)]
     fn is_kept_for_a_split(&self) -> bool {
         /// Below this load, in hundredths of the design load, it is not looked at.
         const LOOKED_AT: u64 = 60;
         /// The rest is kept if the load that is expected is at least this.
         const KEPT_FROM: u64 = 96;
-        if self.share().get().role != PairRole::Child {
-            return false;
-        }
         let (keys, design) = (self.len(), design_percents(self.geometry()));
         let homes = self.geometry().homes();
         let have_come = homes - self.share().homes_away();
@@ -392,7 +404,7 @@ impl Segment {
 
     /// Whether a key is not in this segment, or not any more (L8).
     #[inline(always)]
-    pub fn is_elsewhere(&self, key: Hashed<'_>) -> bool {
+    pub fn is_elsewhere(&self, key: &Hashed<'_>) -> bool {
         let has = || self.share().has(key.first().directory(), key.home());
         self.geometry().grows() && !kept(Rule::StillHere, has)
     }
@@ -420,7 +432,7 @@ impl Segment {
     #[cold]
     fn put_by_moving<B: Between>(
         &self,
-        key: Hashed<'_>,
+        key: &Hashed<'_>,
         value: Stored<'_>,
         mode: PutMode,
         between: B,
@@ -437,7 +449,7 @@ impl Segment {
 
     fn put_with_moves<B: Between>(
         &self,
-        key: Hashed<'_>,
+        key: &Hashed<'_>,
         value: Stored<'_>,
         mode: PutMode,
         between: B,
@@ -451,7 +463,7 @@ impl Segment {
             // Room that is made from here on, the search may have missed.
             let room_made = counters.room_made();
             let left = counters.gone();
-            let Some(path) = self.moves.find_path(key) else {
+            let Some(path) = self.moves.find_path(*key) else {
                 let answer = self.put_into_chain(key, value, (mode, between), Put::New);
                 if let Some(answer) = answer.map_err(Stop::waits)? {
                     return Ok(answer);
@@ -465,14 +477,14 @@ impl Segment {
                     continue;
                 }
                 // L6: another thread may have put the same key meanwhile.
-                let mut locked = self.slots().lock(self.slots().stripes_of_key(key));
+                let mut locked = self.slots().lock(self.slots().stripes_of_key(*key));
                 let answer = match broken(Rule::LastLook) {
                     true => None,
                     false => {
                         self.put_present(&mut locked, key, value, (mode, between)).map_err(Stop::waits)?
                     }
                 };
-                self.refusals.remember(NoPath::of(self.geometry(), key, room_made));
+                self.refusals.remember(NoPath::of(self.geometry(), *key, room_made));
                 return answer.ok_or_else(|| self.full().into());
             };
             let answer = self.put_along(&path, key, value, (mode, between), Put::New);
@@ -490,12 +502,12 @@ impl Segment {
     pub fn put_along<B: Between>(
         &self,
         path: &MovePath,
-        key: Hashed<'_>,
+        key: &Hashed<'_>,
         value: Stored<'_>,
         how: (PutMode, B),
         put: Put,
     ) -> Result<Option<PutOutcome>, B::MustWait> {
-        let mut locked = self.moves.lock_path(path, key);
+        let mut locked = self.moves.lock_path(path, *key);
         if put == Put::New && self.is_elsewhere(key) {
             return Ok(None);
         }
@@ -516,7 +528,7 @@ impl Segment {
     fn look_again<B: Between>(
         &self,
         locked: &mut Locked<'_>,
-        key: Hashed<'_>,
+        key: &Hashed<'_>,
         value: Stored<'_>,
         how: (PutMode, B),
     ) -> Result<Option<PutOutcome>, B::MustWait> {
@@ -527,7 +539,7 @@ impl Segment {
     /// has no chains, or no block is left.
     fn put_into_chain<B: Between>(
         &self,
-        key: Hashed<'_>,
+        key: &Hashed<'_>,
         value: Stored<'_>,
         how: (PutMode, B),
         put: Put,
@@ -535,7 +547,7 @@ impl Segment {
         if !self.homes().has_chains() {
             return Ok(None);
         }
-        let mut locked = self.slots().lock(self.slots().stripes_of_key(key));
+        let mut locked = self.slots().lock(self.slots().stripes_of_key(*key));
         if put == Put::New && self.is_elsewhere(key) {
             return Ok(None);
         }
@@ -553,7 +565,7 @@ impl Segment {
         &self,
         locked: &mut Locked<'_>,
         room: FoundRoom<'_>,
-        key: Hashed<'_>,
+        key: &Hashed<'_>,
         value: Stored<'_>,
         (put, between): (Put, B),
     ) -> Result<(), B::MustWait> {
@@ -568,11 +580,11 @@ impl Segment {
     fn put_present<B: Between>(
         &self,
         locked: &mut Locked<'_>,
-        key: Hashed<'_>,
+        key: &Hashed<'_>,
         value: Stored<'_>,
         how: (PutMode, B),
     ) -> Result<Option<PutOutcome>, B::MustWait> {
-        let seen = self.slots().seek(key, self.slots().may_be_displaced(key));
+        let seen = self.slots().seek(key, self.slots().may_be_displaced(*key));
         self.put_over(locked, seen.at(), key, value, how)
     }
 
@@ -582,34 +594,20 @@ impl Segment {
         &self,
         locked: &mut Locked<'_>,
         slot: Option<SlotIx>,
-        key: Hashed<'_>,
+        key: &Hashed<'_>,
         value: Stored<'_>,
         (mode, between): (PutMode, B),
     ) -> Result<Option<PutOutcome>, B::MustWait> {
-        debug_assert!(self.slots().may_change(locked, key), "L2");
+        debug_assert!(self.slots().may_change(locked, *key), "L2");
         Ok(match (slot, mode) {
             (None, PutMode::Update) => Some(PutOutcome::Missing),
             (None, _) => None,
             (Some(_), PutMode::Insert) => Some(PutOutcome::Exists),
             (Some(slot), _) => {
-                self.update(locked, slot, key, value, between)?;
+                self.replace(locked, (slot, self.reference_in(slot)), key, value, between)?;
                 Some(PutOutcome::Updated)
             }
         })
-    }
-
-    /// Puts another value into the slot that holds the key.
-    #[inline(never)]
-    fn update<B: Between>(
-        &self,
-        locked: &mut Locked<'_>,
-        slot: SlotIx,
-        key: Hashed<'_>,
-        value: Stored<'_>,
-        between: B,
-    ) -> Result<(), B::MustWait> {
-        let before = self.reference_in(slot);
-        self.change(locked, key, (slot, before), Some(value), between)
     }
 
     // ---- swap, remove ---------------------------------------------------------------------------
@@ -618,13 +616,13 @@ impl Segment {
     /// is held from the look to the write (L2), so no other change of the key comes between.
     pub fn swap<B: Between>(
         &self,
-        key: Hashed<'_>,
+        key: &Hashed<'_>,
         expected: Expected<'_>,
         value: Stored<'_>,
         between: B,
     ) -> Result<SwapOutcome, Stop> {
-        let mut locked = self.slots().none();
-        let may_be_displaced = self.slots().lock_key(&mut locked, key);
+        let mut locked = self.slots().lock_primary(key);
+        let may_be_displaced = self.slots().lock_displaced(&mut locked, key);
         if self.is_elsewhere(key) {
             return Err(Stop::Elsewhere);
         }
@@ -642,22 +640,21 @@ impl Segment {
         if !is_expected && !between.may_go_on() {
             return Ok(SwapOutcome::Differs);
         }
-        let replaced = self.change(&mut locked, key, (slot, content.reference), Some(value), between);
+        let replaced = self.replace(&locked, (slot, content.reference), key, value, between);
         replaced.map_err(Stop::waits)?;
         Ok(SwapOutcome::Swapped)
     }
 
     /// Removes a key whose length fits. Returns whether it was there.
     #[inline(always)]
-    pub fn remove<B: Between>(&self, key: Hashed<'_>, between: B) -> Result<bool, Stop> {
-        let mut locked = self.slots().none();
-        let may_be_displaced = self.slots().lock_key(&mut locked, key);
+    pub fn remove<B: Between>(&self, key: &Hashed<'_>, between: B) -> Result<bool, Stop> {
+        let mut locked = self.slots().lock_primary(key);
+        let may_be_displaced = self.slots().lock_displaced(&mut locked, key);
         if self.is_elsewhere(key) {
             return Err(Stop::Elsewhere);
         }
         let Some(slot) = self.slots().seek(key, may_be_displaced).at() else { return Ok(false) };
-        let before = self.reference_in(slot);
-        self.change(&mut locked, key, (slot, before), None, between).map_err(Stop::waits)?;
+        self.leave(&mut locked, slot, key, between).map_err(Stop::waits)?;
         drop(locked);
         self.moves.bring_home(slot);
         Ok(true)
@@ -683,18 +680,18 @@ impl Segment {
     /// Takes a copy of a key that is in the other segment of a pair, whose locks the caller holds (L7).
     /// `false` if there is no room.
     pub fn put_copy(&self, key: Hashed<'_>, value: Stored<'_>) -> bool {
-        let is_in = self.put_copy_free(key, value)
-            || self.put_copy_along(key, value)
-            || matches!(self.put_into_chain(key, value, (PutMode::Insert, Nobody), Put::Copy), Ok(Some(_)));
+        let is_in = self.put_copy_free(&key, value)
+            || self.put_copy_along(&key, value)
+            || matches!(self.put_into_chain(&key, value, (PutMode::Insert, Nobody), Put::Copy), Ok(Some(_)));
         if is_in {
             self.homes().counters().came(1);
         }
         is_in
     }
 
-    fn put_copy_free(&self, key: Hashed<'_>, value: Stored<'_>) -> bool {
-        let mut locked = self.slots().none();
-        let may_be_displaced = self.slots().lock_key(&mut locked, key);
+    fn put_copy_free(&self, key: &Hashed<'_>, value: Stored<'_>) -> bool {
+        let mut locked = self.slots().lock_primary(key);
+        let may_be_displaced = self.slots().lock_displaced(&mut locked, key);
         let seen = self.slots().seek(key, may_be_displaced);
         match self.slots().pass_by_held(seen, key) {
             Sought::Free(slot) => {
@@ -705,10 +702,10 @@ impl Segment {
         }
     }
 
-    fn put_copy_along(&self, key: Hashed<'_>, value: Stored<'_>) -> bool {
+    fn put_copy_along(&self, key: &Hashed<'_>, value: Stored<'_>) -> bool {
         /// Other threads may change a path that was found.
         const PATHS_MAX: u32 = 16;
-        (0..PATHS_MAX).map_while(|_| self.moves.find_path(key)).any(|path| {
+        (0..PATHS_MAX).map_while(|_| self.moves.find_path(*key)).any(|path| {
             let how = (PutMode::Insert, Nobody);
             let is_in = matches!(self.put_along(&path, key, value, how, Put::Copy), Ok(Some(_)));
             if !is_in {
@@ -720,10 +717,10 @@ impl Segment {
 
     /// Takes a copy away again.
     pub fn take_copy_away(&self, key: Hashed<'_>) {
-        let mut locked = self.slots().none();
-        let may_be_displaced = self.slots().lock_key(&mut locked, key);
-        if let Some(slot) = self.slots().seek(key, may_be_displaced).at() {
-            self.homes().erase(&mut locked, slot, key);
+        let mut locked = self.slots().lock_primary(&key);
+        let may_be_displaced = self.slots().lock_displaced(&mut locked, &key);
+        if let Some(slot) = self.slots().seek(&key, may_be_displaced).at() {
+            self.homes().erase(&mut locked, slot, &key);
             self.homes().counters().left(1);
         }
     }
@@ -741,7 +738,7 @@ impl Segment {
     ) -> Option<R> {
         let mut locked = self.slots().none();
         let home = HomeSet::one(self.geometry().home(hash.0));
-        let is_here = |key: Hashed<'_>| kept(Rule::MoveHere, || !self.is_elsewhere(key));
+        let is_here = |key: Hashed<'_>| kept(Rule::MoveHere, || !self.is_elsewhere(&key));
         let all = self.homes().lock_keys_of(&mut locked, home, is_here);
         let named = all.iter().find_map(|at| Some((at, self.reference_in(at.slot).filter(&is_it)?)));
         named.map(|(at, reference)| act(&locked, at.slot, &at.key, reference))
@@ -752,7 +749,7 @@ impl Segment {
         let is_it = |there: &Reference| kept(Rule::MoveCheck, || there.number == old.number);
         self.with_name(hash, is_it, |locked, slot, key, _| {
             let key = self.geometry().hashed(key);
-            self.slots().rewrite(locked, slot, Some(key), Stored::reference(&new.to_bytes()))
+            self.slots().rewrite(locked, slot, &key, Stored::reference(&new.to_bytes()))
         })
     }
 }

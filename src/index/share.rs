@@ -67,9 +67,14 @@ impl KeyShare {
         u64::from(self.depth) | (self.role as u64) << 5 | u64::from(self.prefix) << 8
     }
 
+    #[inline(always)]
     pub fn from_word(word: u64) -> KeyShare {
-        let role =
-            [PairRole::Whole, PairRole::Parent, PairRole::Child, PairRole::Gone][(word >> 5 & 3) as usize];
+        let role = match word >> 5 & 3 {
+            0 => PairRole::Whole,
+            1 => PairRole::Parent,
+            2 => PairRole::Child,
+            _ => PairRole::Gone,
+        };
         KeyShare { prefix: (word >> 8) as u32 & 0xff_ffff, depth: word as u32 & 31, role }
     }
 }
@@ -132,13 +137,19 @@ impl SharedKeyShare {
     }
 
     /// Acquire: pairs with the release of `set`.
-    #[inline]
+    #[inline(always)]
     pub fn get(&self) -> KeyShare {
         KeyShare::from_word(self.share.load(Ordering::Acquire))
     }
 
     pub fn set(&self, share: KeyShare) {
         self.share.store(share.to_word(), Ordering::Release);
+    }
+
+    /// Whether it is the child's of a pair. Without the pair, a guess.
+    #[inline(always)]
+    pub fn is_child(&self) -> bool {
+        self.get().role == PairRole::Child
     }
 
     /// Takes a role, with every home away, or none.
@@ -183,8 +194,18 @@ impl SharedKeyShare {
     }
 
     /// Whether a key of this home is in the segment.
-    #[inline]
+    #[inline(always)]
     pub fn has(&self, directory: u32, home: u64) -> bool {
+        let share = self.get();
+        match share.role {
+            // No home is away.
+            PairRole::Whole => share.covers(directory),
+            _ => self.has_in_pair(directory, home),
+        }
+    }
+
+    #[inline(never)]
+    fn has_in_pair(&self, directory: u32, home: u64) -> bool {
         let (share, is_away) = self.both(|| self.is_away(home));
         share.has(directory, is_away)
     }

@@ -362,6 +362,11 @@ impl Geometry {
     pub(crate) fn slot_word(&self, slot: SlotIx) -> usize {
         self.derived.first_word + slot.0 as usize * self.derived.slot_words
     }
+    /// The same in a table whose slots have this shape.
+    #[inline(always)]
+    pub(crate) fn slot_word_of(&self, shape: SlotShape, slot: SlotIx) -> usize {
+        self.derived.first_word + slot.0 as usize * shape.words()
+    }
     /// The number of the region's word that is the first of the slot's payload.
     #[inline(always)]
     pub(crate) fn payload_word(&self, slot: SlotIx) -> usize {

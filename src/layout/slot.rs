@@ -35,7 +35,7 @@
 //!
 //! A network reader takes keys and values only from a [`View`] that [`check`] made.
 
-use super::crc::{append, append_both};
+use super::crc::{append, append_both, of_line};
 use super::extent::{REFERENCE_BYTES, Reference};
 use super::{LINE, WORD};
 use crate::sink::Sink;
@@ -360,9 +360,7 @@ fn crc(shape: SlotShape, identity: Identity, words: &[u64]) -> u32 {
 fn crc_of_line(bound: [u64; 3], line: &[u64; LINE / WORD], payload: usize) -> u32 {
     // A full line, the most usual case, has no loop.
     if payload == LINE - HEADER {
-        let [_, a, b, c, d, e, f, g] = *line;
-        let [x, y, z] = bound;
-        return append_both(0, [x, y, z, a, b, c, d, e, f, g], &[]);
+        return of_line(bound, line);
     }
     append_both(0, bound, &bytemuck::bytes_of(line)[WORD..HEADER + payload])
 }

@@ -40,3 +40,4 @@ pub use backing::Backing;
 pub use error::RegionError;
 pub use room::MemoryShare;
 pub use words::Region;
+pub(crate) use words::StoreWords;

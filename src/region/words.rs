@@ -306,32 +306,8 @@ impl Region {
 
     /// Stores the words `from`, one after the other, from word `first` on. Relaxed, as
     /// [`Region::store`].
-    #[inline(always)]
     pub(crate) fn copy(&self, from: &[AtomicU64], first: usize) {
-        assert!(self.writable, "a store into a read-only region");
-        let to = self.words(first, from.len());
-        let copy = |n: usize, to: &AtomicU64, from: &AtomicU64| {
-            self.observed.access();
-            self.before_store();
-            let value = from.load(Ordering::Relaxed);
-            to.store(value, Ordering::Relaxed);
-            self.observed.stored(first + n, value);
-        };
-        // One line, as most often.
-        if let (Ok(from), Ok(to)) = (<&[_; LINE_WORDS]>::try_from(from), <&[_; LINE_WORDS]>::try_from(to)) {
-            return (0..LINE_WORDS).for_each(|n| copy(n, &to[n], &from[n]));
-        }
-        // Line by line: the loop over a line's words costs nothing.
-        let ((lines, rest), (to_lines, to_rest)) =
-            (from.as_chunks::<LINE_WORDS>(), to.as_chunks::<LINE_WORDS>());
-        for (line, (to, from)) in to_lines.iter().zip(lines).enumerate() {
-            for n in 0..LINE_WORDS {
-                copy(LINE_WORDS * line + n, &to[n], &from[n]);
-            }
-        }
-        for (n, (to, from)) in (LINE_WORDS * lines.len()..).zip(to_rest.iter().zip(rest)) {
-            copy(n, to, from);
-        }
+        self.stores(first, from.len()).copy(0, from);
     }
 
     /// Puts `len` bytes from byte `offset` on, loaded by words or in longer pieces, in no order.
@@ -387,7 +363,13 @@ pub(crate) struct StoreWords<'a> {
     words: &'a [AtomicU64],
 }
 
-impl StoreWords<'_> {
+impl<'a> StoreWords<'a> {
+    /// The words themselves, to be loaded from.
+    #[inline(always)]
+    pub fn words(&self) -> &'a [AtomicU64] {
+        self.words
+    }
+
     /// As [`Region::load`], of the word with this number among these.
     #[inline(always)]
     pub fn load(&self, word: usize) -> u64 {
@@ -412,6 +394,30 @@ impl StoreWords<'_> {
             self.region.before_store();
             to.store(value, Ordering::Relaxed);
             self.region.observed.stored(self.first + n, value);
+        }
+    }
+
+    /// Stores the words `from`, one after the other, from the word with this number on.
+    #[inline(always)]
+    pub fn copy(&self, first: usize, from: &[AtomicU64]) {
+        let to = &self.words[first..first + from.len()];
+        let copy = |n: usize, to: &AtomicU64, from: &AtomicU64| {
+            self.region.observed.access();
+            self.region.before_store();
+            let value = from.load(Ordering::Relaxed);
+            to.store(value, Ordering::Relaxed);
+            self.region.observed.stored(self.first + first + n, value);
+        };
+        // Line by line: the loop over a line's words costs nothing.
+        let ((lines, rest), (to_lines, to_rest)) =
+            (from.as_chunks::<LINE_WORDS>(), to.as_chunks::<LINE_WORDS>());
+        for (line, (to, from)) in to_lines.iter().zip(lines).enumerate() {
+            for n in 0..LINE_WORDS {
+                copy(LINE_WORDS * line + n, &to[n], &from[n]);
+            }
+        }
+        for (n, (to, from)) in (LINE_WORDS * lines.len()..).zip(to_rest.iter().zip(rest)) {
+            copy(n, to, from);
         }
     }
 }

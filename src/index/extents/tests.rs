@@ -164,7 +164,7 @@ fn keys_without_values_are_freed() {
                 segment.slots().rewrite(
                     &segment.slots().lock_slot(slot),
                     slot,
-                    Some(key),
+                    &key,
                     Stored::reference(&bytes),
                 );
                 Some(())
@@ -252,7 +252,7 @@ fn renamed_in_copy_and_original() -> [bool; 2] {
         unreachable!("it grows")
     };
     let (parent, _, child) = growth.pair_at(key.first().directory(), &guard);
-    let slot = parent.slots().seek(key, true).at().unwrap();
+    let slot = parent.slots().seek(&key, true).at().unwrap();
     let old = parent.reference_in(slot).unwrap();
     let copy = child.expect("a split is under way");
     assert!(copy.put_copy(key, parent.slots().read(slot).stored()));

@@ -12,17 +12,24 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 impl Growth {
-    #[inline]
+    /// Most inserts find that nothing is to be done, and should find it soon.
+    #[inline(always)]
     pub(super) fn after_insert(&self, segment: &Segment, guard: &Guard) {
+        let inserts = segment.homes().counters().mine().inserts.load(Relaxed);
+        if self.under_way.load(Relaxed) > 0 || inserts.is_multiple_of(LOOK_EVERY) {
+            self.look_after_insert(segment, guard, inserts);
+        }
+    }
+
+    #[inline(never)]
+    fn look_after_insert(&self, segment: &Segment, guard: &Guard, inserts: u64) {
         let share = segment.share().get();
         if share.role != PairRole::Whole && segment.len() >= self.share_of_design(HURRY_AT) {
             self.drive_own(segment, guard);
         } else if self.under_way.load(Relaxed) > 0 {
             self.drive_oldest(guard, self.pace.homes_per_insert);
         }
-        if share.role == PairRole::Whole
-            && segment.homes().counters().mine().inserts.load(Relaxed).is_multiple_of(LOOK_EVERY)
-        {
+        if share.role == PairRole::Whole && inserts.is_multiple_of(LOOK_EVERY) {
             let keys = segment.len();
             if keys >= self.soon_split_at(share) {
                 self.stock.may_need(share.depth + 1);
@@ -34,15 +41,23 @@ impl Growth {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn after_remove(&self, segment: &Segment, guard: &Guard) {
+        let removes = segment.homes().counters().mine().removes.load(Relaxed);
+        if self.under_way.load(Relaxed) > 0 || removes.is_multiple_of(LOOK_EVERY) {
+            self.look_after_remove(segment, guard, removes);
+        }
+    }
+
+    #[inline(never)]
+    fn look_after_remove(&self, segment: &Segment, guard: &Guard, removes: u64) {
         let share = segment.share().get();
         if self.under_way.load(Relaxed) > 0 {
             self.drive_oldest(guard, self.pace.homes_per_remove);
         }
         if share.role == PairRole::Whole
             && share.depth > 0
-            && segment.homes().counters().mine().removes.load(Relaxed).is_multiple_of(LOOK_EVERY)
+            && removes.is_multiple_of(LOOK_EVERY)
             && segment.len() < self.merge_at(share)
         {
             self.begin_merge(segment, guard, self.merge_at(share));

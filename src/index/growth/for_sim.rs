@@ -24,7 +24,7 @@ impl Growth {
             let guard = epoch::pin();
             // Memory comes back when no thread looks at it any more; tests have other threads.
             guard.flush();
-            let segment = self.find(self.geometry.hashed(key), &guard).expect("some segment has each key");
+            let segment = self.find(&self.geometry.hashed(key), &guard).expect("some segment has each key");
             match self.begin_split(segment) {
                 Err(NoSplit::Limit | NoSplit::Bound) => {}
                 begun => return begun.expect("a segment that is whole can be split"),
@@ -37,7 +37,7 @@ impl Growth {
     #[cfg(feature = "sim")]
     pub fn merge(&self, key: &[u8]) {
         let guard = epoch::pin();
-        let segment = self.find(self.geometry.hashed(key), &guard).expect("some segment has each key");
+        let segment = self.find(&self.geometry.hashed(key), &guard).expect("some segment has each key");
         assert!(self.begin_merge(segment, &guard, u64::MAX), "the segment can be merged");
     }
 
@@ -45,7 +45,7 @@ impl Growth {
     #[cfg(feature = "sim")]
     pub fn pair_up(&self, key: &[u8], is_merge: bool) -> bool {
         let guard = epoch::pin();
-        let segment = self.find(self.geometry.hashed(key), &guard);
+        let segment = self.find(&self.geometry.hashed(key), &guard);
         segment.is_some_and(|segment| match is_merge {
             true => self.begin_merge(segment, &guard, self.share_of_design(GIVE_UP_AT)),
             false => self.begin_split(segment).is_ok(),
@@ -56,7 +56,7 @@ impl Growth {
     #[cfg(feature = "sim")]
     pub fn drive_at(&self, key: &[u8], homes: u32) {
         let guard = epoch::pin();
-        let segment = self.find(self.geometry.hashed(key), &guard);
+        let segment = self.find(&self.geometry.hashed(key), &guard);
         if let Some(pair) = segment.and_then(|segment| self.pair_of(segment)) {
             self.drive(&pair, homes, &guard);
         }

@@ -4,7 +4,7 @@ use super::Growth;
 use super::directory::entry_word;
 use super::pace::TRIES_MAX;
 use super::room::RoomWait;
-use crate::faults::{Rule, obey};
+use crate::faults::{Rule, broken};
 use crate::index::homes::REAP_MAX;
 use crate::index::seams::{Between, LetsGo};
 use crate::index::segment::{Segment, Stop, check_lengths, check_stored};
@@ -45,20 +45,31 @@ impl Growth {
     }
 
     /// The segment that has a key now. It may have left when the segment is locked.
-    #[inline]
-    pub(super) fn find<'g>(&'g self, key: Hashed<'_>, guard: &'g Guard) -> Option<&'g Segment> {
-        let directory = key.first().directory();
-        let entry = entry_word(&self.region, &self.geometry, directory);
-        let has = |memory| self.live.get(memory, guard).filter(|s| s.share().has(directory, key.home()));
-        has(segment::memory(entry)).or_else(|| has(segment::other_memory(entry)))
+    #[inline(always)]
+    pub(super) fn find<'g>(&'g self, key: &Hashed<'_>, guard: &'g Guard) -> Option<&'g Segment> {
+        let entry = entry_word(&self.region, &self.geometry, key.first().directory());
+        self.live_with(segment::memory(entry), key, guard).or_else(|| self.find_other(entry, key, guard))
+    }
+
+    /// The same, where the entry's segment does not have the key.
+    #[cold]
+    fn find_other<'g>(&'g self, entry: u64, key: &Hashed<'_>, guard: &'g Guard) -> Option<&'g Segment> {
+        self.live_with(segment::other_memory(entry), key, guard)
+    }
+
+    /// The segment in this memory, if it has the key.
+    #[inline(always)]
+    fn live_with<'g>(&'g self, memory: u32, key: &Hashed<'_>, guard: &'g Guard) -> Option<&'g Segment> {
+        let has = |segment: &&Segment| segment.share().has(key.first().directory(), key.home());
+        self.live.get(memory, guard).filter(has)
     }
 
     /// Does something in the segment that has the key, wherever it goes meanwhile. `done` hears which
     /// segment that was.
-    #[inline]
+    #[inline(always)]
     fn in_segment<B: Between, R>(
         &self,
-        key: Hashed<'_>,
+        key: &Hashed<'_>,
         between: B,
         act: impl Fn(&Segment) -> Result<R, Stop>,
         done: impl Fn(&Segment, &R, &Guard),
@@ -68,7 +79,8 @@ impl Growth {
             let guard = epoch::pin();
             self.live.get(room.memory, &guard).into_iter().for_each(|segment| segment.homes().let_go(room));
         });
-        let mut wait = RoomWait::default();
+        let mut wait = None;
+        let mut refused = None;
         let mut tried = 0;
         // What has waited is made, as long as that may take.
         while tried < TRIES_MAX || between.may_go_on() {
@@ -82,57 +94,30 @@ impl Growth {
                     return Ok(result);
                 }
                 Err(Stop::Elsewhere) => {}
-                Err(Stop::Refused(error)) => return Err(error),
+                Err(Stop::Refused(error)) => return Err(refused.unwrap_or(error)),
                 Err(Stop::Waits) => {
                     drop(guard);
                     between.wait()?;
                 }
                 Err(Stop::NoRoom) => {
+                    if let Some(error) = refused {
+                        return Err(error);
+                    }
                     let Some(no_split) = self.make_room(segment, &guard) else { continue };
-                    wait.begin(self, segment, key, &no_split);
+                    let wait = wait.get_or_insert_with(RoomWait::default);
+                    wait.begin(self, segment, *key, &no_split);
                     drop(guard);
-                    if let Err(error) = self.wait_for_room(no_split, &mut wait) {
-                        let last = obey(Rule::LastLook, || self.last_look(key, between, &act, &done));
-                        return last.unwrap_or(Err(error));
+                    if let Err(error) = self.wait_for_room(no_split, wait) {
+                        if broken(Rule::LastLook) {
+                            return Err(error);
+                        }
+                        // L6: the put looks a last time before it is refused.
+                        (refused, tried) = (Some(error), 0);
                     }
                 }
             }
         }
-        Err(PutError::Busy { rounds: TRIES_MAX })
-    }
-
-    /// L6: before a put is refused.
-    #[cold]
-    #[inline(never)]
-    fn last_look<B: Between, R>(
-        &self,
-        key: Hashed<'_>,
-        between: B,
-        act: &impl Fn(&Segment) -> Result<R, Stop>,
-        done: &impl Fn(&Segment, &R, &Guard),
-    ) -> Option<Result<R, PutError>> {
-        let mut tried = 0;
-        while tried < TRIES_MAX || between.may_go_on() {
-            give_way(tried);
-            tried += 1;
-            let guard = epoch::pin();
-            let Some(segment) = self.find(key, &guard) else { continue };
-            match act(segment) {
-                Ok(result) => {
-                    done(segment, &result, &guard);
-                    return Some(Ok(result));
-                }
-                Err(Stop::Elsewhere) => {}
-                Err(Stop::Waits) => {
-                    drop(guard);
-                    if let Err(withdrawn) = between.wait() {
-                        return Some(Err(withdrawn));
-                    }
-                }
-                Err(_) => return None,
-            }
-        }
-        None
+        Err(refused.unwrap_or(PutError::Busy { rounds: TRIES_MAX }))
     }
 
     pub fn put_by<B: Between>(
@@ -146,9 +131,9 @@ impl Growth {
         self.reap(REAP_MAX);
         let key = self.geometry.hashed(key);
         self.in_segment(
-            key,
+            &key,
             between,
-            |segment| segment.put(key, value, mode, between),
+            |segment| segment.put(&key, value, mode, between),
             |segment, outcome, guard| {
                 if *outcome == PutOutcome::Inserted {
                     self.after_insert(segment, guard);
@@ -168,7 +153,7 @@ impl Growth {
         check_stored(&self.geometry, key, value)?;
         self.reap(REAP_MAX);
         let key = self.geometry.hashed(key);
-        self.in_segment(key, between, |segment| segment.swap(key, expected, value, between), |_, _, _| {})
+        self.in_segment(&key, between, |segment| segment.swap(&key, expected, value, between), |_, _, _| {})
     }
 
     pub fn remove_by<B: Between>(&self, key: &[u8], between: B) -> Result<bool, PutError> {
@@ -176,9 +161,9 @@ impl Growth {
         self.reap(REAP_MAX);
         let key = self.geometry.hashed(key);
         self.in_segment(
-            key,
+            &key,
             between,
-            |segment| segment.remove(key, between),
+            |segment| segment.remove(&key, between),
             |segment, was_there, guard| {
                 if *was_there {
                     self.after_remove(segment, guard);

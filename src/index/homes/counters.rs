@@ -44,17 +44,26 @@ pub(crate) fn count_all(counter: &AtomicU64, several: u64) {
 }
 
 std::thread_local! {
-    static PART: Cell<usize> = {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        Cell::new(NEXT.fetch_add(1, Ordering::Relaxed) % PARTS)
-    };
+    /// Where this thread counts, plus 1; 0 when it has not counted yet.
+    static PART: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Where this thread counts, plus 1, from now on.
+#[cold]
+fn take_part() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let part = NEXT.fetch_add(1, Ordering::Relaxed) % PARTS + 1;
+    PART.set(part);
+    part
 }
 
 impl Counters {
     /// This thread's counts.
     #[inline]
     pub fn mine(&self) -> &ThreadCounts {
-        &self.parts[PART.get() % PARTS]
+        let part = PART.get();
+        let part = if part == 0 { take_part() } else { part };
+        &self.parts[(part - 1) % PARTS]
     }
 
     /// Keys that were found at a takeover.

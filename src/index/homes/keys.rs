@@ -21,21 +21,21 @@ impl Homes {
         &self,
         locked: &mut Locked<'_>,
         slot: SlotIx,
-        key: Hashed<'_>,
+        key: &Hashed<'_>,
         value: Stored<'_>,
     ) -> SlotWritten {
         self.name_displaced(locked, slot, key);
-        let written = self.slots.rewrite(locked, slot, Some(key), value);
+        let written = self.slots.rewrite(locked, slot, key, value);
         count(&self.counters.mine().inserts);
         written
     }
 
     /// Frees the slot of a key that is removed (M6).
-    pub fn erase(&self, locked: &mut Locked<'_>, slot: SlotIx, key: Hashed<'_>) -> SlotWritten {
-        debug_assert!(self.slots.may_change(locked, key), "L2");
-        let written = self.slots.rewrite(locked, slot, None, Stored::default());
-        if !self.geometry().primary(key).contains(slot) {
-            self.linger(locked, key.home(), families::filter_bit(self.geometry(), key), slot);
+    pub fn erase(&self, locked: &mut Locked<'_>, slot: SlotIx, key: &Hashed<'_>) -> SlotWritten {
+        debug_assert!(self.slots.may_change(locked, *key), "L2");
+        let written = self.slots.free(locked, slot);
+        if !self.geometry().primary(*key).contains(slot) {
+            self.linger(locked, key.home(), families::filter_bit(self.geometry(), *key), slot);
         }
         self.left_slot_of_home(locked, slot, key.home());
         written

@@ -184,16 +184,16 @@ impl Homes {
     /// Has the register and the home's filter name a key that is to be put into this slot, if that
     /// is not in its primary window.
     #[inline(always)]
-    pub fn name_displaced(&self, locked: &mut Locked<'_>, slot: SlotIx, key: Hashed<'_>) {
-        debug_assert!(self.slots.may_change(locked, key), "L2");
-        if !self.geometry().primary(key).contains(slot) {
+    pub fn name_displaced(&self, locked: &mut Locked<'_>, slot: SlotIx, key: &Hashed<'_>) {
+        debug_assert!(self.slots.may_change(locked, *key), "L2");
+        if !self.geometry().primary(*key).contains(slot) {
             self.name(locked, slot, key);
         }
     }
 
     #[inline(never)]
-    fn name(&self, locked: &mut Locked<'_>, slot: SlotIx, key: Hashed<'_>) {
-        let (home, bit) = (key.home(), families::filter_bit(self.geometry(), key));
+    fn name(&self, locked: &mut Locked<'_>, slot: SlotIx, key: &Hashed<'_>) {
+        let (home, bit) = (key.home(), families::filter_bit(self.geometry(), *key));
         self.stripe(locked, home).add(home, Displaced { bit, place: DisplacedAt::At(slot) });
         self.set_filter(locked, home);
     }

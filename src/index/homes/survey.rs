@@ -17,7 +17,7 @@ use crate::layout::chain::{self, Block};
 use crate::layout::control::{BLOCKS_WORD, MOVE_COUNTERS};
 use crate::layout::geometry::SlotIx;
 use crate::layout::hash::Hashed;
-use crate::layout::slot::{Key, Stored};
+use crate::layout::slot::Key;
 use crate::start::Start;
 use std::ops::Range;
 
@@ -57,10 +57,10 @@ impl Homes {
     /// Frees the slot of a key whose value is nowhere. Only in a damaged region.
     pub fn drop_misplaced(&self, key: &[u8], found: &mut Recovered) {
         let key = self.geometry().hashed(key);
-        let mut locked = self.slots.none();
-        let may_be_displaced = self.slots.lock_key(&mut locked, key);
-        let Some(slot) = self.slots.seek(key, may_be_displaced).at() else { return };
-        self.erase(&mut locked, slot, key);
+        let mut locked = self.slots.lock_primary(&key);
+        let may_be_displaced = self.slots.lock_displaced(&mut locked, &key);
+        let Some(slot) = self.slots.seek(&key, may_be_displaced).at() else { return };
+        self.erase(&mut locked, slot, &key);
         count(&self.counters.mine().removes);
         found.misplaced += 1;
         found.keys = found.keys.saturating_sub(1);
@@ -218,7 +218,7 @@ impl Homes {
         } else if is_ours && self.may_be_at(key, slot, guard) {
             seen.displaced.push(slot);
         } else {
-            self.slots.rewrite(&self.slots.alone(), slot, None, Stored::default());
+            self.slots.free(&self.slots.alone(), slot);
             seen.found.misplaced += 1;
         }
     }

@@ -6,8 +6,8 @@
 //! | `place_over` | a new key, over one copied away, by `overwrite` | up | that key's |
 //! | `copy` | a key that moves, by `overwrite` | as `overwrite` | as `overwrite` |
 //! | `Homes::vacate` | no key, over one copied away, by `overwrite` | up | that key's |
-//! | `Homes::erase` | no key, over one removed, by `rewrite` | no | the slot's old one |
-//! | `Slots::rewrite` | what is given, over no key or the same one | no | the slot's old one |
+//! | `Homes::erase` | no key, over one removed, by `free` | no | the slot's old one |
+//! | `Slots::rewrite`, `Slots::free` | a key over no key or itself, no key over one | no | the slot's old one |
 //! | `Homes::overwrite` of a free slot | what is given | no | the slot's old one |
 //! | `Homes::overwrite` of another slot | what is given, over a key copied away | up | that key's |
 //! | `Slots::write`, `Slots::write_image` | what is given: the last step of all of them | no | the one given |
@@ -47,7 +47,7 @@ impl Moves {
         value: Stored<'_>,
     ) -> SlotWritten {
         self.move_along(locked, path, movers, |locked| match movers.first() {
-            None => self.homes.place(locked, path[0], key, value),
+            None => self.homes.place(locked, path[0], &key, value),
             Some(&moved) => self.place_over(locked, path[0], moved, key, value),
         })
     }
@@ -163,7 +163,7 @@ impl Moves {
         key: Hashed<'_>,
         value: Stored<'_>,
     ) -> SlotWritten {
-        self.homes.name_displaced(locked, slot, key);
+        self.homes.name_displaced(locked, slot, &key);
         let shape = self.geometry().shape();
         let mut image = Image::from_elem(0, shape.words());
         lay_out(shape, &Content { key: key.key(), value, ..Content::default() }, &mut image);

@@ -26,17 +26,20 @@ pub(super) use writer::SlotWriter;
 
 use crate::families;
 use crate::faults::{Rule, broken, by_rule, disobey, kept, obey};
+use crate::layout::WORD;
 use crate::layout::chain::{self, Block};
 use crate::layout::compare::Loadable;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;
-use crate::layout::slot::{Content, Header, Image, Key, Stored};
+use crate::layout::slot::{Content, HEADER, Header, Image, Key, SlotShape, Stored, lay_out, lay_out_line};
+use crate::layout::words::{self, LINE_WORDS, Words};
 use crate::region::Region;
 use crate::sync::AtomicU64;
 use held::HeldRooms;
 use owners::BlockOwners;
 use std::ops::Range;
 use undo::Undo;
+use writer::Target;
 
 /// The slots of one segment, and what threads that write them need.
 #[derive(Debug)]
@@ -48,14 +51,6 @@ pub(crate) struct Slots {
     undo: UndoLines,
     notes: Notes,
     held: HeldRooms,
-}
-
-/// What is written into a slot.
-enum SlotBytes<'b> {
-    Content(&'b Content<'b>),
-    Image(&'b mut Image),
-    /// The key and the value stay.
-    Header(Header),
 }
 
 /// A key's slot has been written. The time of an extent that it named before counts from after that (X3).
@@ -165,19 +160,18 @@ impl Slots {
     /// Looks for `key` in its primary window, and if it may be displaced in its others. The caller
     /// holds the key's locks.
     #[inline(always)]
-    pub fn seek(&self, key: Hashed<'_>, may_be_displaced: bool) -> Sought {
-        let primary = self.geometry.primary(key);
-        let seen = self.reader().seek(primary, key.key());
+    pub fn seek(&self, key: &Hashed<'_>, may_be_displaced: bool) -> Sought {
+        let seen = self.reader().seek(self.geometry.primary(*key), key.key());
         if may_be_displaced && seen.at().is_none() {
-            return self.find_displaced(key, primary).map_or(seen, Sought::At);
+            return self.find_displaced(key).map_or(seen, Sought::At);
         }
         seen
     }
 
     /// The slot outside the primary window that holds `key`.
     #[cold]
-    fn find_displaced(&self, key: Hashed<'_>, primary: Window) -> Option<SlotIx> {
-        let mut last = primary;
+    fn find_displaced(&self, &key: &Hashed<'_>) -> Option<SlotIx> {
+        let mut last = self.geometry.primary(key);
         let mut windows = (1..).map_while(|read| {
             let head_aux = self.aux(last.first);
             last = families::after(&self.geometry, key, read, head_aux)?;
@@ -213,10 +207,10 @@ impl Slots {
 
     /// What a look has shown, but for free slots that are held. The caller holds the key's locks.
     #[inline]
-    pub fn pass_by_held(&self, seen: Sought, key: Hashed<'_>) -> Sought {
+    pub fn pass_by_held(&self, seen: Sought, key: &Hashed<'_>) -> Sought {
         match seen {
             Sought::Free(slot) if self.is_held(slot) => {
-                self.free_slot(self.geometry.primary(key)).map_or(Sought::Nowhere, Sought::Free)
+                self.free_slot(self.geometry.primary(*key)).map_or(Sought::Nowhere, Sought::Free)
             }
             seen => seen,
         }
@@ -252,7 +246,6 @@ impl Slots {
     // ---- locks ----------------------------------------------------------------------------------
 
     /// Locks nothing yet.
-    #[inline(always)]
     pub fn none(&self) -> Locked<'_> {
         self.stripes.none()
     }
@@ -269,18 +262,29 @@ impl Slots {
         self.stripes.lock(set)
     }
 
-    /// Locks what a key's presence depends on: its primary window, and its other windows if the
-    /// home's filter says that the key may be there. Returns whether it says so.
+    /// Locks a key's primary window. [`Slots::lock_displaced`] goes on.
     #[inline(always)]
-    pub fn lock_key(&self, locked: &mut Locked<'_>, key: Hashed<'_>) -> bool {
-        let primary = self.geometry.primary(key);
-        Loadable::expect(&self.region, self.geometry.slot_word(primary.first));
-        locked.lock_two(self.stripes_of_window(primary));
-        let may_be_displaced = families::may_be_displaced(&self.geometry, key, self.aux(primary.first));
+    pub fn lock_primary(&self, key: &Hashed<'_>) -> Locked<'_> {
+        Loadable::expect(&self.region, self.geometry.home_word(key.home()));
+        self.stripes.lock_two(self.stripes_of_window(self.geometry.primary(*key)))
+    }
+
+    /// Locks the key's other windows besides, if the home's filter says that the key may be there. So what its
+    /// presence depends on is locked. Returns whether the filter says so.
+    #[inline(always)]
+    pub fn lock_displaced<'l>(&'l self, locked: &mut Locked<'l>, key: &Hashed<'_>) -> bool {
+        let home = self.region.load(self.geometry.home_word(key.home()) + 1);
+        let aux = Header::from_words([0, home]).aux;
+        let may_be_displaced = families::may_be_displaced(&self.geometry, *key, aux);
         if may_be_displaced {
-            locked.lock(self.stripes_of_key(key));
+            self.lock_all_windows(locked, key);
         }
         may_be_displaced
+    }
+
+    #[cold]
+    fn lock_all_windows<'l>(&'l self, locked: &mut Locked<'l>, key: &Hashed<'_>) {
+        locked.lock(self.stripes_of_key(*key));
     }
 
     /// Locks the stripe of one main slot.
@@ -297,9 +301,7 @@ impl Slots {
 
     /// Locks the stripes of two main slots.
     pub fn lock_ends(&self, first: SlotIx, last: SlotIx) -> Locked<'_> {
-        let mut locked = self.none();
-        locked.lock_two([first, last].map(|slot| self.stripe_of(slot)));
-        locked
+        self.stripes.lock_two([first, last].map(|slot| self.stripe_of(slot)))
     }
 
     /// The stripe of a main slot.
@@ -409,21 +411,66 @@ impl Slots {
 
     // ---- writes ---------------------------------------------------------------------------------
 
-    /// Writes key and value into a slot that is free, or whose occupant is updated; or no key, over
-    /// one that is removed. The slot keeps its ghost (M2) and its `aux`: they are about other keys.
+    /// Writes key and value into a slot that is free, or whose occupant is updated. The slot keeps its ghost
+    /// (M2) and its `aux`: they are about other keys.
     #[inline(always)]
     pub fn rewrite(
         &self,
         locked: &Locked<'_>,
         slot: SlotIx,
-        key: Option<Hashed<'_>>,
+        key: &Hashed<'_>,
         value: Stored<'_>,
     ) -> SlotWritten {
-        let before = self.header(slot);
+        let over = match self.geometry.shape() {
+            SlotShape::LINE => self.rewrite_by(SlotShape::LINE, locked, slot, key.key(), value),
+            _ => self.rewrite_other(locked, slot, key.key(), value),
+        };
+        // Of a key that stays, what is noted is still so.
+        if over.is_free() {
+            let note = Note::of_key(&self.geometry, slot, *key);
+            self.notes.set(slot, note, !has_room_for_ghost(over.ghost));
+        }
+        SlotWritten(())
+    }
+
+    /// Frees a slot whose occupant is removed. The slot keeps its ghost and its `aux`, likewise.
+    #[inline(always)]
+    pub fn free(&self, locked: &Locked<'_>, slot: SlotIx) -> SlotWritten {
+        match self.geometry.shape() {
+            SlotShape::LINE => self.rewrite_by(SlotShape::LINE, locked, slot, &[], Stored::default()),
+            _ => self.rewrite_other(locked, slot, &[], Stored::default()),
+        };
+        self.notes.set(slot, Note::Free, false);
+        SlotWritten(())
+    }
+
+    /// The same for slots that are not one line.
+    #[inline(never)]
+    fn rewrite_other(&self, locked: &Locked<'_>, slot: SlotIx, key: &[u8], value: Stored<'_>) -> Header {
+        self.rewrite_by(self.geometry.shape(), locked, slot, key, value)
+    }
+
+    /// The same for slots of this shape. Returns what the slot had before, and the ghost that it has.
+    #[inline(always)]
+    fn rewrite_by(
+        &self,
+        shape: SlotShape,
+        locked: &Locked<'_>,
+        slot: SlotIx,
+        key: &[u8],
+        value: Stored<'_>,
+    ) -> Header {
+        let target = self.writer().target(shape, slot);
+        let before = target.before();
         let ghost = by_rule(Rule::GhostStays, before.ghost, 0);
-        let note = key.map_or(Note::Free, |key| Note::of_key(&self.geometry, slot, key));
-        let key = key.map_or(&[][..], |key| key.key());
-        self.write_noted(locked, slot, &Content { key, value, ghost, aux: before.aux }, note)
+        let content = Content { key, value, ghost, aux: before.aux };
+        if shape == SlotShape::LINE {
+            self.write_target(locked, &target, key.is_empty(), &mut lay_out_line(&content), shape.words());
+        } else {
+            let mut image = image_of(shape, &content);
+            self.write_target(locked, &target, key.is_empty(), &mut image, shape.words());
+        }
+        Header { ghost, ..before }
     }
 
     /// Sets the `aux` of a slot. Writes only if that changes it.
@@ -442,31 +489,37 @@ impl Slots {
 
     /// Writes what belongs to the slot, not to its key.
     fn write_header(&self, locked: &Locked<'_>, slot: SlotIx, before: Header, ghost: u8, aux: u32) {
-        let (is_free, note) = (before.is_free(), self.notes.of_key_in(slot));
-        let header = Header { ghost, aux, ..before };
-        self.write_by(locked, slot, is_free, ghost, note, SlotBytes::Header(header));
+        let [_, header] = Header { ghost, aux, ..before }.to_words();
+        let (is_free, same_from) = (before.is_free(), HEADER / WORD);
+        if self.geometry.shape() == SlotShape::LINE {
+            let target = self.writer().target(SlotShape::LINE, slot);
+            let mut line: [u64; LINE_WORDS] = std::array::from_fn(|word| target.words().load(word));
+            line[1] = header;
+            self.write_target(locked, &target, is_free, &mut line, same_from);
+        } else {
+            let target = self.writer().target(self.geometry.shape(), slot);
+            let mut image = words::image(target.words());
+            image[1] = header;
+            self.write_target(locked, &target, is_free, &mut image, same_from);
+        }
+        self.note(slot, is_free, self.notes.of_key_in(slot), ghost);
     }
 
-    /// Replaces a slot's content. All slot writes go through here, or through
-    /// [`Slots::write_image`].
-    pub fn write(&self, locked: &Locked<'_>, slot: SlotIx, content: &Content<'_>) {
-        self.write_noted(locked, slot, content, Note::Unknown);
-    }
-
-    /// The same. `note` is about the key.
+    /// Notes what was written into a slot. `note` is about the key, if there is one.
     #[inline(always)]
-    fn write_noted(
-        &self,
-        locked: &Locked<'_>,
-        slot: SlotIx,
-        content: &Content<'_>,
-        note: Note,
-    ) -> SlotWritten {
-        let (is_free, ghost) = (content.key.is_empty(), content.ghost);
-        self.write_by(locked, slot, is_free, ghost, note, SlotBytes::Content(content))
+    fn note(&self, slot: SlotIx, is_free: bool, note: Note, ghost: u8) {
+        match is_free {
+            true => self.notes.set(slot, Note::Free, false),
+            false => self.notes.set(slot, note, !has_room_for_ghost(ghost)),
+        }
     }
 
-    /// The same by an image.
+    /// Replaces a slot's content.
+    pub fn write(&self, locked: &Locked<'_>, slot: SlotIx, content: &Content<'_>) {
+        self.write_image(locked, slot, &mut image_of(self.geometry.shape(), content), Note::Unknown);
+    }
+
+    /// The same by an image, whose stamps and CRC do not matter. `note` is about the key.
     pub fn write_image(
         &self,
         locked: &Locked<'_>,
@@ -475,51 +528,67 @@ impl Slots {
         note: Note,
     ) -> SlotWritten {
         let header = Header::from_words([image[0], image[1]]);
-        self.write_by(locked, slot, header.is_free(), header.ghost, note, SlotBytes::Image(image))
+        let is_free = header.is_free();
+        match <&mut [u64; LINE_WORDS]>::try_from(&mut image[..]) {
+            Ok(line) => {
+                let target = self.writer().target(SlotShape::LINE, slot);
+                self.write_target(locked, &target, is_free, line, LINE_WORDS);
+            }
+            Err(_) => {
+                let target = self.writer().target(self.geometry.shape(), slot);
+                self.write_target(locked, &target, is_free, image, target.shape.words());
+            }
+        }
+        self.note(slot, is_free, note, header.ghost);
+        SlotWritten(())
     }
 
+    #[inline(always)]
     fn writer(&self) -> SlotWriter<'_> {
         SlotWriter::new(&self.region, &self.geometry)
     }
 
     /// Keeps the image of a slot that is about to be written.
     #[inline(always)]
-    fn keep(&self, slot: SlotIx, is_free: bool) -> Option<Undo<'_>> {
+    fn keep(&self, target: &Target<'_>, is_free: bool) -> Option<Undo<'_>> {
         // What is erased stands elsewhere (M1), or a remove that is cut off takes effect.
-        if is_free { None } else { self.undo.keep(&self.region, &self.geometry, slot) }
+        if is_free { None } else { self.undo.keep_target(&self.region, &self.geometry, target) }
     }
 
+    /// All slot writes go through here. The slot `is_free` after the write. The words from `same_from` on stay
+    /// as they are.
     #[inline(always)]
-    fn write_by(
+    fn write_target(
         &self,
         locked: &Locked<'_>,
-        slot: SlotIx,
+        target: &Target<'_>,
         is_free: bool,
-        ghost: u8,
-        note: Note,
-        bytes: SlotBytes<'_>,
-    ) -> SlotWritten {
-        debug_assert!(self.may_write(locked, slot), "L1: {slot:?} is written without its lock");
+        image: &mut [u64],
+        same_from: usize,
+    ) {
+        debug_assert!(
+            self.may_write(locked, target.slot),
+            "L1: {:?} is written without its lock",
+            target.slot
+        );
         let free = |undo: Option<Undo<'_>>| {
             if let Some(undo) = undo {
                 undo.free();
             }
         };
         // U1
-        let mut undo = obey(Rule::Undo, || obey(Rule::UndoFirst, || self.keep(slot, is_free)));
+        let mut undo = obey(Rule::Undo, || obey(Rule::UndoFirst, || self.keep(target, is_free)));
         disobey(Rule::UndoStays, || free(undo.take()));
-        match bytes {
-            SlotBytes::Content(content) => self.writer().write(slot, content),
-            SlotBytes::Image(image) => self.writer().write_image(slot, image),
-            SlotBytes::Header(header) => self.writer().write_header(slot, header),
-        }
-        disobey(Rule::UndoFirst, || free(self.keep(slot, is_free)));
+        self.writer().write_image(target, image, same_from);
+        disobey(Rule::UndoFirst, || free(self.keep(target, is_free)));
         // U2
         free(undo);
-        match is_free {
-            true => self.notes.set(slot, Note::Free, false),
-            false => self.notes.set(slot, note, !has_room_for_ghost(ghost)),
-        }
-        SlotWritten(())
     }
+}
+
+/// The image of a slot of this shape with this content.
+fn image_of(shape: SlotShape, content: &Content<'_>) -> Image {
+    let mut image = Image::from_elem(0, shape.words());
+    lay_out(shape, content, &mut image);
+    image
 }

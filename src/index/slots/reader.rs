@@ -5,13 +5,10 @@ use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::mapped;
 use crate::layout::slot::{Content, Header, Image, Key, SlotShape, Stored, View};
-use crate::layout::words::{self, EIGHT_LINES, Words};
-use crate::layout::{LINE, WORD};
+use crate::layout::words::{self, LINE_WORDS, Words};
 use crate::region::Region;
 use crate::sync::{AtomicU64, Ordering, fence};
 use smallvec::SmallVec;
-
-const LINE_WORDS: usize = LINE / WORD;
 
 /// Reads slots of one table.
 #[derive(Clone, Copy, Debug)]
@@ -86,26 +83,31 @@ impl<'a> SlotReader<'a> {
 
     /// Looks for `key` in a window, for a thread that holds its locks.
     #[inline(always)]
-    pub fn seek(&self, window: Window, key: &[u8]) -> Sought {
-        let shape = self.geometry.shape();
-        let words = window.slots as usize * shape.words();
-        let all = self.region.words(self.geometry.slot_word(window.first), words);
-        match shape {
-            SlotShape::LINE if words == EIGHT_LINES && KeyEnd::of(key).is_some() => {
+    pub fn seek(self, window: Window, key: &[u8]) -> Sought {
+        match self.geometry.shape() {
+            SlotShape::LINE if window.slots == 8 && KeyEnd::of(key).is_some() => {
                 self.seek_in_eight(window, key)
             }
             SlotShape::LINE => {
-                let slots = all.as_chunks::<LINE_WORDS>().0.iter().map(|slot| &slot[..]);
+                let words = self.all_words(SlotShape::LINE, window);
+                let slots = words.as_chunks::<LINE_WORDS>().0.iter().map(|slot| &slot[..]);
                 self.seek_in(SlotShape::LINE, slots, window, key)
             }
-            _ => self.seek_other(all, window, key),
+            _ => self.seek_other(window, key),
         }
+    }
+
+    /// All words of a window, in a table whose slots have this shape.
+    #[inline(always)]
+    fn all_words(self, shape: SlotShape, window: Window) -> &'a [AtomicU64] {
+        let first = self.geometry.slot_word_of(shape, window.first);
+        self.region.words(first, window.slots as usize * shape.words())
     }
 
     /// The same in eight slots of one line.
     #[inline(always)]
-    fn seek_in_eight(&self, window: Window, key: &[u8]) -> Sought {
-        let lines = self.region.eight_lines(self.geometry.slot_word(window.first));
+    fn seek_in_eight(self, window: Window, key: &[u8]) -> Sought {
+        let lines = self.region.eight_lines(self.geometry.slot_word_of(SlotShape::LINE, window.first));
         let mut shown = lines.lines_with(key);
         while shown != 0 {
             let number = compare::first_line(shown);
@@ -124,15 +126,15 @@ impl<'a> SlotReader<'a> {
 
     /// The same in slots that are not one line.
     #[inline(never)]
-    fn seek_other(&self, all: &[AtomicU64], window: Window, key: &[u8]) -> Sought {
+    fn seek_other(self, window: Window, key: &[u8]) -> Sought {
         let shape = self.geometry.shape();
-        self.seek_in(shape, all.chunks_exact(shape.words()), window, key)
+        self.seek_in(shape, self.all_words(shape, window).chunks_exact(shape.words()), window, key)
     }
 
     /// The same in these slots of this shape.
     #[inline(always)]
     fn seek_in<'w>(
-        &self,
+        self,
         shape: SlotShape,
         slots: impl Iterator<Item = &'w [AtomicU64]> + Clone,
         window: Window,
@@ -170,7 +172,7 @@ impl<'a> SlotReader<'a> {
     /// The slot's `aux`.
     #[inline]
     pub fn aux(&self, slot: SlotIx) -> u32 {
-        Header::from_words([0, self.words(slot)[1].load(Ordering::Relaxed)]).aux
+        Header::from_words([0, self.region.load(self.geometry.slot_word(slot) + 1)]).aux
     }
 
     /// Whether the slot holds `key`.

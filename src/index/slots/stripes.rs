@@ -74,6 +74,15 @@ impl Stripes {
         locked
     }
 
+    /// Locks two stripes, or one named twice (L3).
+    #[inline(always)]
+    pub fn lock_two(&self, [a, b]: [usize; 2]) -> Locked<'_> {
+        let [first, second] = by_rule(Rule::LockOrder, [a.min(b), a.max(b)], [a, b]);
+        let lock = |number: usize| (number, lock(&self.all[number]));
+        let held = [Some(lock(first)), (second != first).then(|| lock(second))];
+        Locked { held, ..self.none() }
+    }
+
     /// Locks nothing yet.
     #[inline(always)]
     pub fn none(&self) -> Locked<'_> {
@@ -140,16 +149,6 @@ impl<'a> Locked<'a> {
         self.held[1] = held.next();
         if held.len() > 0 {
             self.others = Some(held.collect());
-        }
-    }
-
-    /// Locks two stripes, or one named twice (L3). None is locked yet.
-    #[inline(always)]
-    pub fn lock_two(&mut self, [a, b]: [usize; 2]) {
-        let [first, second] = by_rule(Rule::LockOrder, [a.min(b), a.max(b)], [a, b]);
-        self.held[0] = Some((first, lock(&self.stripes.all[first])));
-        if second != first {
-            self.held[1] = Some((second, lock(&self.stripes.all[second])));
         }
     }
 

@@ -5,12 +5,13 @@
 //! use waits for one.
 
 use super::reader::{Owned, SlotReader};
+use super::writer::{SlotWriter, Target};
 use crate::faults::{Rule, broken, kept};
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::slot::{Image, check};
 use crate::layout::undo::{UNDO_LINES, line_word, name, named};
 use crate::layout::words;
-use crate::region::Region;
+use crate::region::{Region, StoreWords};
 use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -36,10 +37,9 @@ std::thread_local! {
 /// An undo line that keeps a slot's image.
 #[must_use]
 pub(crate) struct Undo<'a> {
-    region: &'a Region,
-    word: usize,
+    line: StoreWords<'a>,
     /// Held until the line is free again.
-    _line: Option<MutexGuard<'a, ()>>,
+    _used: Option<MutexGuard<'a, ()>>,
 }
 
 impl UndoLines {
@@ -49,27 +49,36 @@ impl UndoLines {
 
     /// Keeps the slot's image, for a thread that is about to write the slot and holds its lock.
     /// `None` if nothing can be lost: the slot is free, or a dead writer has left it odd.
-    #[inline(always)]
     pub fn keep<'a>(&'a self, region: &'a Region, geometry: &Geometry, slot: SlotIx) -> Option<Undo<'a>> {
-        let shape = geometry.shape();
-        let words = region.words(geometry.slot_word(slot), shape.words());
-        let header = words::header(words);
-        if header.is_free() || !header.stamp.is_multiple_of(2) {
+        let target = SlotWriter::new(region, geometry).target(geometry.shape(), slot);
+        self.keep_target(region, geometry, &target)
+    }
+
+    /// The same of a slot that was found.
+    #[inline(always)]
+    pub fn keep_target<'a>(
+        &'a self,
+        region: &'a Region,
+        geometry: &Geometry,
+        target: &Target<'_>,
+    ) -> Option<Undo<'a>> {
+        let before = target.before();
+        if before.is_free() || !before.stamp.is_multiple_of(2) {
             return None;
         }
-        let (number, line) = self.claim();
-        let word = line_word(shape, number);
-        region.copy(words, word + 1);
+        let (number, used) = self.claim();
+        let line = region.stores(line_word(target.shape, number), 1 + target.shape.words());
+        line.copy(1, target.words());
         // The line names a slot only when it has all of its image.
         compiler_fence(Ordering::Release);
-        region.store(word, name(geometry.numbered_through(slot)));
+        line.store(0, name(geometry.numbered_through(target.slot)));
         // U1: all this before W1.
         compiler_fence(Ordering::Release);
-        Some(Undo { region, word, _line: line })
+        Some(Undo { line, _used: used })
     }
 
     /// A line that no other thread uses (U3), and its number.
-    #[inline]
+    #[inline(always)]
     fn claim(&self) -> (usize, Option<MutexGuard<'_, ()>>) {
         let last = LAST.get() % UNDO_LINES;
         if broken(Rule::UndoClaim) {
@@ -94,11 +103,11 @@ impl UndoLines {
 
 impl Undo<'_> {
     /// Lets the line keep nothing any more, because the slot is written (U2).
-    #[inline]
+    #[inline(always)]
     pub fn free(self) {
         // U2: all this after W3.
         compiler_fence(Ordering::Release);
-        self.region.store(self.word, 0);
+        self.line.store(0, 0);
     }
 }
 

@@ -12,14 +12,10 @@
 use crate::faults::{Rule, broken, by_rule, disobey, obey};
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::slot::{
-    Content, HEADER, Header, Image, SlotShape, lay_out, lay_out_line, seal, stamp_copies, with_copy,
+    Content, Header, Image, SlotShape, lay_out, lay_out_line, seal, stamp_copies, with_copy,
 };
-use crate::layout::words::{self, Words};
-use crate::layout::{LINE, WORD};
-use crate::region::Region;
-use crate::sync::{Ordering, fence};
-
-const LINE_WORDS: usize = LINE / WORD;
+use crate::region::{Region, StoreWords};
+use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Writes slots of one table, for a thread that holds their locks.
 #[derive(Clone, Copy, Debug)]
@@ -28,68 +24,66 @@ pub(crate) struct SlotWriter<'a> {
     geometry: &'a Geometry,
 }
 
+/// A slot that is about to be written.
+#[derive(Clone, Copy)]
+pub(crate) struct Target<'a> {
+    pub shape: SlotShape,
+    pub slot: SlotIx,
+    words: StoreWords<'a>,
+    /// Its first two words, before the write.
+    before: [u64; 2],
+}
+
+impl<'a> Target<'a> {
+    /// What the slot has before the write.
+    #[inline(always)]
+    pub fn before(&self) -> Header {
+        Header::from_words(self.before)
+    }
+
+    /// Its words, to be loaded from.
+    #[inline(always)]
+    pub fn words(&self) -> &'a [AtomicU64] {
+        self.words.words()
+    }
+}
+
 impl<'a> SlotWriter<'a> {
     #[inline(always)]
     pub fn new(region: &'a Region, geometry: &'a Geometry) -> SlotWriter<'a> {
         SlotWriter { region, geometry }
     }
 
+    /// A slot to be written, of a table whose slots have this shape.
+    #[inline(always)]
+    pub fn target(&self, shape: SlotShape, slot: SlotIx) -> Target<'a> {
+        debug_assert_eq!(shape, self.geometry.shape());
+        let words = self.region.stores(self.geometry.slot_word_of(shape, slot), shape.words());
+        Target { shape, slot, words, before: [words.load(0), words.load(1)] }
+    }
+
     /// Replaces the slot's content. Makes 2 * lines + words - 1 stores.
     #[inline]
     pub fn write(&self, slot: SlotIx, content: &Content<'_>) {
-        if self.geometry.shape() == SlotShape::LINE {
-            let mut image = lay_out_line(content);
-            self.write_as(SlotShape::LINE, slot, &mut image);
-        } else {
-            self.write_other(slot, content);
+        match self.geometry.shape() {
+            SlotShape::LINE => {
+                let target = self.target(SlotShape::LINE, slot);
+                self.write_image(&target, &mut lay_out_line(content), target.shape.words());
+            }
+            shape => {
+                let mut image = Image::from_elem(0, shape.words());
+                lay_out(shape, content, &mut image);
+                self.write_image(&self.target(shape, slot), &mut image, shape.words());
+            }
         }
-    }
-
-    /// The same for slots that are not one line.
-    #[inline(never)]
-    fn write_other(&self, slot: SlotIx, content: &Content<'_>) {
-        let shape = self.geometry.shape();
-        let mut image = Image::from_elem(0, shape.words());
-        lay_out(shape, content, &mut image);
-        self.write_as(shape, slot, &mut image);
     }
 
     /// Replaces the slot's content by that of an image, whose stamps and CRC do not matter.
-    #[inline]
-    pub fn write_image(&self, slot: SlotIx, image: &mut Image) {
-        match <&mut [u64; LINE_WORDS]>::try_from(&mut image[..]) {
-            Ok(line) => self.write_as(SlotShape::LINE, slot, line),
-            Err(_) => self.write_as(self.geometry.shape(), slot, image),
-        }
-    }
-
-    /// Replaces the slot's header, but for stamp and CRC. Makes 2 * lines + 1 stores.
-    #[inline]
-    pub fn write_header(&self, slot: SlotIx, header: Header) {
-        let (shape, first) = (self.geometry.shape(), self.geometry.slot_word(slot));
-        if shape == SlotShape::LINE {
-            let words = self.region.words(first, LINE_WORDS);
-            let mut line: [u64; LINE_WORDS] = std::array::from_fn(|word| Words::load(words, word));
-            line[1] = header.to_words()[1];
-            self.write_part(SlotShape::LINE, slot, &mut line, HEADER / WORD);
-        } else {
-            let mut image: Image = words::image(self.region.words(first, shape.words()));
-            image[1] = header.to_words()[1];
-            self.write_part(shape, slot, &mut image, HEADER / WORD);
-        }
-    }
-
-    /// The same in a table of slots of this shape.
+    /// The words from `same_from` on are what the slot has already: where that is the payload, this makes
+    /// 2 * lines + 1 stores.
     #[inline(always)]
-    fn write_as(&self, shape: SlotShape, slot: SlotIx, image: &mut [u64]) {
-        self.write_part(shape, slot, image, shape.words());
-    }
-
-    /// The same where the words from `same_from` on are what the slot has already.
-    #[inline(always)]
-    fn write_part(&self, shape: SlotShape, slot: SlotIx, image: &mut [u64], same_from: usize) {
-        let words = self.region.stores(self.geometry.slot_word(slot), shape.words());
-        let before = words.load(0);
+    pub fn write_image(&self, to: &Target<'_>, image: &mut [u64], same_from: usize) {
+        let Target { shape, slot, words, before: [before, _] } = *to;
         // An even stamp n gives n + 1 and n + 2. If a dead writer has left n + 1 here, further lines
         // may show its n + 2. So this write ends under n + 4 (U5).
         let odd = (before as u32) | 1;
