@@ -7,6 +7,7 @@ mod demo;
 mod doctor;
 mod habits;
 mod manual;
+mod pages;
 mod records;
 mod region_file;
 mod regions;

@@ -10,7 +10,9 @@
 use super::file::{check_more, is_hole, is_in_memory};
 use super::mapping::HUGE;
 use super::words::Region;
+use crate::layout::WORD;
 use std::ops::Range;
+use std::os::fd::AsFd;
 
 impl Region {
     /// Takes memory for the blocks of 2 MiB that `bytes` reach into, each in one huge page: those that have no
@@ -45,16 +47,73 @@ impl Region {
         taken.count() as u64 * HUGE
     }
 
+    /// From now on its memory is left in the pages that the system's settings give it. To be called before it has any.
+    pub fn leave_small(&self) {
+        if let Some(map) = self.map() {
+            map.never_huge();
+        }
+    }
+
+    /// Has this process map all of the region that has memory: loads a word of each block of 2 MiB. Some tenths of a
+    /// microsecond a block. Does nothing for memory of this process alone.
+    pub fn map_all(&self) {
+        let of_server = self.file().map(|file| file.as_fd());
+        let Some(file) = of_server.or(self.shared()) else { return };
+        let mut at = 0;
+        // A load where there is no memory would take some.
+        while let Ok(data) = rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {
+            if data / WORD as u64 >= self.bytes() / WORD as u64 {
+                break;
+            }
+            self.load((data / WORD as u64) as usize);
+            at = (data / HUGE + 1) * HUGE;
+        }
+    }
+
     /// How many of its bytes this process has mapped in huge pages so far: pages are mapped when they
     /// are first touched. Reads `/proc/self/smaps`, which walks the page tables; 0 without it.
     pub fn huge_bytes(&self) -> u64 {
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
-        huge_bytes(&smaps, self.address())
+        huge_bytes(&smaps, |mapping| mapping.addresses.contains(&self.address()))
+    }
+
+    /// The same of another process that has mapped the region, such as its server. `None` if this user may not look,
+    /// or that process has not mapped it.
+    pub fn huge_bytes_of(&self, process: u32) -> Option<u64> {
+        let of_server = self.file().map(|file| file.as_fd());
+        let about = rustix::fs::fstat(of_server.or(self.shared())?).ok()?;
+        let smaps = std::fs::read_to_string(format!("/proc/{process}/smaps")).ok()?;
+        let mut is_there = false;
+        let bytes = huge_bytes(&smaps, |mapping| {
+            let is_it = mapping.file == (about.st_dev, about.st_ino);
+            is_there |= is_it;
+            is_it
+        });
+        is_there.then_some(bytes)
     }
 }
 
-/// The bytes in huge pages of the mapping that holds an address, from the text of `/proc/self/smaps`.
-pub(super) fn huge_bytes(smaps: &str, address: u64) -> u64 {
+/// A mapping, as its first line in `/proc/PID/smaps` has it.
+pub(super) struct MappingTold {
+    pub addresses: Range<u64>,
+    /// Device and inode.
+    pub file: (u64, u64),
+}
+
+impl MappingTold {
+    fn parse(line: &str) -> Option<MappingTold> {
+        let number = |text| u64::from_str_radix(text, 16).ok();
+        let mut words = line.split_ascii_whitespace();
+        let (from, to) = words.next()?.split_once('-')?;
+        let (major, minor) = words.nth(2)?.split_once(':')?;
+        let device = rustix::fs::makedev(number(major)? as u32, number(minor)? as u32);
+        let file = (device, words.next()?.parse().ok()?);
+        Some(MappingTold { addresses: number(from)?..number(to)?, file })
+    }
+}
+
+/// The bytes in huge pages of some mappings, from the text of `/proc/PID/smaps`.
+pub(super) fn huge_bytes(smaps: &str, mut is_meant: impl FnMut(&MappingTold) -> bool) -> u64 {
     let mut is_ours = false;
     let mut kib = 0;
     for line in smaps.lines() {
@@ -65,12 +124,7 @@ pub(super) fn huge_bytes(smaps: &str, address: u64) -> u64 {
                 kib += rest.trim().trim_end_matches(" kB").parse().unwrap_or(0);
             }
             Some(_) => {}
-            // A mapping's first line: its addresses.
-            None => {
-                let number = |text| u64::from_str_radix(text, 16).ok();
-                let range = first.split_once('-').and_then(|(from, to)| Some(number(from)?..number(to)?));
-                is_ours = range.is_some_and(|range| range.contains(&address));
-            }
+            None => is_ours = MappingTold::parse(line).is_some_and(|mapping| is_meant(&mapping)),
         }
     }
     kib << 10

@@ -146,6 +146,11 @@ impl Mapping {
         *length == HUGE && (again_ns == 0 || Clock::System.now_ns() >= again_ns)
     }
 
+    /// From now on the kernel is not asked for huge pages.
+    pub fn never_huge(&self) {
+        self.huge_again_ns.store(u64::MAX, Relaxed);
+    }
+
     /// Takes memory for a block of [`HUGE`] bytes that has none, in one huge page. `false` if the kernel gives none:
     /// it may then have memory in part.
     pub fn take_huge(&self, block: &Range<u64>) -> bool {

@@ -10,6 +10,7 @@ use crate::layout::WORD;
 use rustix::fs::FallocateFlags;
 use std::io;
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -43,8 +44,9 @@ impl Region {
 
     /// How many of its bytes have memory, or a disk's blocks, behind them, as the system says.
     pub fn backed_bytes(&self) -> u64 {
-        match self.file() {
-            Some(file) => file.metadata().map_or(0, |about| about.blocks() * 512),
+        let of_server = self.file().map(|file| file.as_fd());
+        match of_server.or(self.shared()) {
+            Some(file) => rustix::fs::fstat(file).map_or(0, |about| about.st_blocks as u64 * 512),
             None => self.bytes(),
         }
     }

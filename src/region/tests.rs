@@ -509,6 +509,16 @@ fn empty_memory_is_made_huge() {
         let of_half = |words: usize| client.load((4 * HUGE) as usize / WORD + words);
         assert_eq!((of_half(1), of_half(HUGE as usize / 2 / WORD)), (0, 9));
         assert_eq!(client.make_huge(0..8 * HUGE, 0..8 * HUGE), 0, "it is not the client's");
+        // Another client has it so at once. It takes no memory by that.
+        let other = Region::map_handed(region.share().unwrap(), &[]).unwrap();
+        let before = region.backed_bytes();
+        other.map_all();
+        assert_eq!(
+            (other.huge_bytes(), other.backed_bytes(), region.backed_bytes()),
+            (3 * HUGE, before, before)
+        );
+        assert_eq!(other.huge_bytes_of(std::process::id()), Some(9 * HUGE), "in three mappings");
+        assert_eq!(other.huge_bytes_of(u32::MAX), None);
     }
 }
 
@@ -526,6 +536,11 @@ fn where_no_page_is_huge() {
     map.advise(0..4 * HUGE, HarmlessAdvice::HugePages).unwrap();
     assert_eq!(refused.make_huge(0..4 * HUGE, 0..4 * HUGE), 0);
 
+    let left = Region::create(&Backing::Anonymous, 4 * HUGE).unwrap();
+    left.leave_small();
+    left.back(0..4 * HUGE).unwrap();
+    assert_eq!((left.make_huge(0..4 * HUGE, 0..4 * HUGE), left.backed_bytes()), (0, 4 * HUGE));
+
     let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
     let on_disk = Region::create(&Backing::File(dir.path().join("r")), 4 * HUGE).unwrap();
     for region in
@@ -536,16 +551,23 @@ fn where_no_page_is_huge() {
     }
 }
 
-/// Of all mappings, the one that holds the address counts, with every kind of huge page.
+/// Of all mappings, those that are meant count, with every kind of huge page.
 #[test]
 fn smaps() {
     let text = "1000-3000 rw-s 00000000 00:01 7   /memfd:oneread (deleted)\n\
         Size:                  8 kB\nShmemPmdMapped:     2048 kB\nVmFlags: rd wr\n\
-        3000-5000 r--s 00000000 00:01 8   /a b: c\nShared_Hugetlb:     4096 kB\nPrivate_Hugetlb:  2048 kB\n\
-        FilePmdMapped: 2048 kB\nAnonHugePages: 2048 kB\n5000-6000 r--p 0 0 0\nShmemPmdMapped: 2048 kB\n";
-    let of = |address| huge_bytes(text, address) >> 20;
-    assert_eq!((of(0x1000), of(0x3000), of(0x4fff), of(0x6000)), (2, 8, 8, 0));
-    assert_eq!(huge_bytes("", 0) + huge_bytes("garbage\n: \n-\nShmemPmdMapped: x kB", 0), 0);
+        3000-5000 r--s 00000000 00:1a 8   /a b: c\nShared_Hugetlb:     4096 kB\nPrivate_Hugetlb:  2048 kB\n\
+        FilePmdMapped: 2048 kB\nAnonHugePages: 2048 kB\n5000-6000 r--p 0 00:00 0\nShmemPmdMapped: 2048 kB\n";
+    let at = |address| huge_bytes(text, |mapping| mapping.addresses.contains(&address)) >> 20;
+    assert_eq!((at(0x1000), at(0x3000), at(0x4fff), at(0x6000)), (2, 8, 8, 0));
+    let of = |minor, inode| {
+        let file = (rustix::fs::makedev(0, minor), inode);
+        huge_bytes(text, |mapping| mapping.file == file) >> 20
+    };
+    assert_eq!((of(1, 7), of(0x1a, 8), of(1, 8), of(0, 0)), (2, 8, 0, 2));
+    let bad =
+        "garbage\n: \n-\n1-2 r 0\n1-2 r 0 00:0 x\n1-2 r 0 0 1\nShmemPmdMapped: x kB\nShmemPmdMapped: 7 kB";
+    assert_eq!(huge_bytes("", |_| true) + huge_bytes(bad, |_| true), 0);
 }
 
 /// An error says what would help, where anybody knows.

@@ -36,6 +36,9 @@ pub struct ServerConfig {
     pub address: Address,
     /// Where the region's memory comes from.
     pub backing: Backing,
+    /// Whether memory is left in the pages that the system's settings give it. Else a table on tmpfs or in anonymous memory is
+    /// moved into huge pages of 2 MiB as it takes memory, whatever the settings are, where the kernel can (Linux 6.1).
+    pub small_pages: bool,
     /// What a new table is made from. A table that is taken over keeps its own geometry.
     pub table: Config,
     /// New table or existing one.
@@ -101,6 +104,7 @@ impl ServerConfig {
         ServerConfig {
             address,
             backing: Backing::Anonymous,
+            small_pages: false,
             table,
             start: StartMode::Create,
             workers: 2,
@@ -126,6 +130,7 @@ impl ServerConfig {
 
 setters!(ServerConfig {
     backing: Backing,
+    small_pages: bool,
     table: Config,
     start: StartMode,
     workers: usize,

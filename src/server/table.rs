@@ -45,6 +45,9 @@ pub(super) fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
                     }
                     error => error.into(),
                 })?;
+        if config.small_pages {
+            region.leave_small();
+        }
         let mut restored = None;
         let made = Index::create_filled(
             region,
@@ -74,7 +77,11 @@ pub(super) fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
             Snapshot::open_own_head(own)
                 .map_err(|e| ServeError::Restore { path: own.clone(), source: e.into() })?;
         }
-        let (index, recovered) = Index::open_by(Region::open(path)?, Clock::System, &start)
+        let region = Region::open(path)?;
+        if config.small_pages {
+            region.leave_small();
+        }
+        let (index, recovered) = Index::open_by(region, Clock::System, &start)
             .map_err(|source| ServeError::Recover { what: path.display().to_string(), source })?;
         Ok(Prepared { index, recovered: Some(recovered), restored: None, as_saved: None })
     };

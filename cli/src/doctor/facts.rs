@@ -103,6 +103,9 @@ pub struct Memory {
     /// When shared memory gets transparent huge pages: always, within_size, advise, never, deny or
     /// force; `None` if the kernel has none.
     pub transparent: Option<String>,
+    /// Whether the kernel moves shared memory into huge pages when a server tells it to, whatever that says
+    /// but "deny".
+    pub moves: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -370,13 +373,19 @@ fn memory(root: &Root) -> Memory {
     let mut limits = limits.split_whitespace().map(|limit| limit.parse().ok());
     let huge = root.list("sys/kernel/mm/hugepages");
     let transparent = root.text("sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    let release = root.text("proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut version = release.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
+    let is_new = (version.next(), version.next()) >= (Some(6), Some(1));
+    let length: Option<u64> = root.number("sys/kernel/mm/transparent_hugepage/hpage_pmd_size");
+    let transparent = transparent
+        // The file looks like "always within_size advise [never] deny force".
+        .and_then(|text| Some(text.split_once('[')?.1.split_once(']')?.0.to_string()));
     Memory {
+        moves: is_new && length == Some(2 << 20) && transparent.as_deref().is_some_and(|mode| mode != "deny"),
         memlock: limits.next().flatten(),
         memlock_hard: limits.next().flatten(),
         huge_pages: huge.iter().filter_map(|name| huge_pages(root, name)).collect(),
-        // The file looks like "always within_size advise [never] deny force".
-        transparent: transparent
-            .and_then(|text| Some(text.split_once('[')?.1.split_once(']')?.0.to_string())),
+        transparent,
     }
 }
 

@@ -204,13 +204,15 @@ fn dev_shm(facts: &Facts, question: &Question) -> Finding {
 }
 
 /// Huge pages are optional, so this is never more than a note.
-/// Tables in files get transparent huge pages, those without a file also reserved ones.
+/// From Linux 6.1 on a server has its memory moved into them. Before, tables in files get transparent ones, those
+/// without a file also reserved ones.
 fn huge_pages(facts: &Facts, question: &Question) -> Finding {
     const HUGE: u64 = 2 << 20;
     let memory = &facts.memory;
     let mode = memory.transparent.as_deref();
     let is_transparent = matches!(mode, Some("always" | "within_size" | "advise" | "force"));
     let transparent = match mode {
+        _ if memory.moves => "tables get them without being asked".into(),
         Some(_) if is_transparent => "region files get transparent ones".into(),
         Some(mode) => format!("region files get none ({mode})"),
         None => "region files get none: the kernel has no transparent ones".into(),
@@ -233,7 +235,7 @@ fn huge_pages(facts: &Facts, question: &Question) -> Finding {
         None => (false, "the kernel reserves none of 2 MiB".into(), None),
     };
     let found = format!("{transparent}; {reserved}");
-    if is_transparent || is_reserved {
+    if memory.moves || is_transparent || is_reserved {
         return finding(Level::Ok, found);
     }
     // What makes the pages of every table huge comes first.

@@ -6,6 +6,7 @@ mod judge;
 mod tests;
 
 use crate::connect::At;
+use crate::pages::Pages;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use comfy_table::{Attribute, Cell, Color, ColumnConstraint, Width};
@@ -17,6 +18,7 @@ use oneread::{Address, Client, ClientOptions, Config, ConnectError};
 use oneread_kit::show;
 use serde_json::json;
 use std::io;
+use std::iter::once;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -66,7 +68,7 @@ impl Doctor {
         };
         let facts = Facts::collect(&self.root, live(&self.root)?);
         let mut diagnosis = Diagnosis::of(&facts, &question);
-        diagnosis.findings.insert(0, server(&self.at.address()));
+        diagnosis.findings.splice(0..0, server(&self.at.address()));
         if self.json {
             show::say(report_json(&facts, &diagnosis))?;
         } else {
@@ -104,14 +106,21 @@ fn addresses() -> Result<Vec<InterfaceAddress>> {
     Ok(addresses.collect())
 }
 
-/// Finds out whether a server is there.
-fn server(address: &Address) -> Finding {
+/// Finds out whether a server is there, and in which pages its table is.
+fn server(address: &Address) -> Vec<Finding> {
     let options = ClientOptions::new().deadline(Duration::from_secs(1));
     let finding = |level, found: String| Finding::new(level, "server", found);
     let elsewhere =
         format!("oneread serve --at shm:/tmp/oneread-{}.sock &", rustix::process::getuid().as_raw());
-    match Client::connect_with(address, options) {
-        Ok(_) => finding(Level::Ok, format!("one answers at {address}")),
+    let found = match Client::connect_with(address, options) {
+        Ok(mut client) => {
+            let pid = client.server_stats().map_or(0, |stats| stats.pid);
+            let pages = client.region().map(|region| Pages::of(region, pid));
+            let pages = pages.map(|pages| {
+                Finding::new(Level::Ok, "its memory", format!("{} in huge pages", pages.told()))
+            });
+            return once(finding(Level::Ok, format!("one answers at {address}"))).chain(pages).collect();
+        }
         Err(ConnectError::NotThere { source, .. })
             if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>
         {
@@ -130,7 +139,8 @@ fn server(address: &Address) -> Finding {
             }
         }
         Err(error) => finding(Level::Warning, format!("{:#}", anyhow::Error::from(error))).command(elsewhere),
-    }
+    };
+    vec![found]
 }
 
 fn report(diagnosis: &Diagnosis<'_>, peer: Option<IpAddr>) -> Result<()> {

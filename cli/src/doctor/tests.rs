@@ -548,6 +548,19 @@ fn memory() {
     let facts = machine.remove("sys/kernel/mm/hugepages").facts();
     expect(&Diagnosis::of(&facts, &QUESTION), "huge pages", Level::Note, "reserves none of 2 MiB", "");
 
+    // A kernel that moves memory when it is told to, unless the administrator forbids that.
+    let length = "sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
+    let facts = machine.huge_pages(0, 0).write(length, "2097152\n").facts();
+    let found = "tables get them without being asked; none of 2 MiB free";
+    expect(&Diagnosis::of(&facts, &QUESTION), "huge pages", Level::Ok, found, "");
+    let denied = machine.shared_huge_pages("always within_size advise never [deny] force\n").facts();
+    expect(&Diagnosis::of(&denied, &QUESTION), "huge pages", Level::Note, "none (deny)", advise);
+    let older = machine.huge_pages(0, 0).write("proc/sys/kernel/osrelease", "6.0.19\n").facts();
+    expect(&Diagnosis::of(&older, &QUESTION), "huge pages", Level::Note, "none (never)", advise);
+    let longer = machine.write("proc/sys/kernel/osrelease", "6.12.1\n").write(length, "33554432\n").facts();
+    expect(&Diagnosis::of(&longer, &QUESTION), "huge pages", Level::Note, "none (never)", advise);
+    let facts = machine.remove("sys/kernel/mm/transparent_hugepage").facts();
+
     let greedy = Question { table_bytes: 1 << 60, ..QUESTION };
     let finding = find(&Diagnosis::of(&facts, &greedy), "/dev/shm").found.clone();
     assert!(finding.contains("a table of a million keys takes 1048576 TiB"), "{finding}");

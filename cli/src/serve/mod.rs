@@ -126,6 +126,10 @@ pub struct Serve {
     /// The same in pages of 2 MiB, or not at all: the administrator must have reserved enough
     #[arg(long)]
     huge_pages: bool,
+    /// Leave the table's memory in the pages that the system's settings give it: else it is moved into
+    /// pages of 2 MiB where the kernel can (Linux 6.1)
+    #[arg(long, conflicts_with = "huge_pages")]
+    small_pages: bool,
     /// The file for snapshots: written on request, and when the server stops; a new table begins with
     /// the keys in it
     #[arg(long, value_name = "FILE")]
@@ -299,6 +303,7 @@ impl Serve {
     fn how(&self, address: Address, config: Config, backing: Backing, token: Token) -> Result<ServerConfig> {
         let how = ServerConfig::new(address, config)
             .backing(backing)
+            .small_pages(self.small_pages)
             .start(StartMode::OpenOrCreate)
             .workers(self.workers.into())
             .allow_uids(numbers(&self.allow_uid))

@@ -6,6 +6,7 @@ mod told;
 mod watch;
 
 use crate::connect::Server;
+use crate::pages::Pages;
 use anyhow::Result;
 use clap::Args;
 use oneread_kit::show;
@@ -21,6 +22,7 @@ use told::Told;
   oneread stat --json | jq .server.keys
   oneread stat --json | jq .growth           segments, loads, splits, memory
   oneread stat --json | jq .heap             memory of values outside slots
+  oneread stat --json | jq .huge_pages       how much of it is in huge pages; not with --watch
   oneread stat --json | jq .snapshots.last   when the last snapshot was made
   oneread stat --json --watch 10s > log      one object a line
 
@@ -41,12 +43,18 @@ impl Stat {
     pub fn run(self) -> Result<ExitCode> {
         let mut client = self.server.connect()?;
         let address = client.address().to_string();
+        let is_watched = self.watch.is_some();
         let mut ask = || -> Result<(Told, serde_json::Value)> {
+            let stats = client.server_stats()?;
+            // To look takes a while in a large table.
+            let region = client.region().filter(|_| !is_watched);
+            let pages = region.map(|region| Pages::of(region, stats.pid));
             let told = Told {
-                stats: client.server_stats()?,
+                stats,
                 growth: client.growth()?,
                 heap: client.heap()?,
                 snapshots: client.snapshot_status()?,
+                pages,
             };
             let json = told.json(&client);
             Ok((told, json))

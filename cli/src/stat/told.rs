@@ -1,6 +1,7 @@
 //! What a server says of itself, as a table and as JSON.
 
 use super::figures::{add_geometry, geometry_json, phase, unbroken};
+use crate::pages::Pages;
 use crate::snapshot;
 use comfy_table::{Attribute, Cell};
 use oneread::internals::inspect::Inspector;
@@ -19,6 +20,7 @@ pub struct Told {
     pub growth: GrowthCounts,
     pub heap: HeapCounts,
     pub snapshots: SnapshotStatus,
+    pub pages: Option<Pages>,
 }
 
 impl Told {
@@ -28,7 +30,7 @@ impl Told {
     }
 
     pub fn json(&self, client: &Client) -> serde_json::Value {
-        let Told { stats, growth, heap, snapshots } = self;
+        let Told { stats, growth, heap, snapshots, pages } = self;
         let geometry = client.geometry();
         let inspector = client.region().map(|region| Inspector::new(region, geometry));
         json!({
@@ -67,6 +69,7 @@ impl Told {
             })),
             "heap": (heap.heap_bytes > 0).then(|| heap_json(heap)),
             "snapshots": snapshot::json(snapshots),
+            "huge_pages": pages.as_ref().map(Pages::json),
             "geometry": geometry_json(geometry),
             "region": inspector.map(|inspector| {
                 json!({ "phase": phase(inspector.state().phase), "moves_begun": inspector.moves_begun() })
@@ -75,7 +78,7 @@ impl Told {
     }
 
     pub fn table(&self, geometry: &Geometry) -> comfy_table::Table {
-        let Told { stats, growth, heap, snapshots } = self;
+        let Told { stats, growth, heap, snapshots, pages } = self;
         let mut table = show::facts();
         let n = |n: u64| show::number(show::count(n));
         let percent = |load: f64| format!("{:.1} %", 100.0 * load);
@@ -139,6 +142,9 @@ impl Told {
                 table.add_row(vec![Cell::new(name), show::number(value)]);
             }
         }
+        if let Some(pages) = pages {
+            table.add_row(vec![Cell::new("memory in huge pages"), show::number(pages.told())]);
+        }
         for (name, value) in snapshot::rows(snapshots) {
             table.add_row(vec![Cell::new(name), show::number(value)]);
         }
@@ -189,7 +195,7 @@ mod tests {
         let geometry = oneread::Config::new().size(oneread::TableSize::up_to(64 << 20)).geometry().unwrap();
         let told = |growth: GrowthCounts| {
             let (stats, heap) = (ServerStats::default(), HeapCounts::default());
-            let told = Told { stats, growth, heap, snapshots: SnapshotStatus::default() };
+            let told = Told { stats, growth, heap, ..Told::default() };
             let rows = show::cells(&told.table(&geometry));
             move |name: &str| rows.iter().find(|row| row[0].trim() == name).map(|row| row[1].clone())
         };
