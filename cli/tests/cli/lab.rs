@@ -292,6 +292,18 @@ fn a_table_grows_and_shrinks_while_it_is_read() {
         assert!((0.3..5.0).contains(&number("moves_per_insert")), "{found}");
         let (low, mean) = (number("load_min"), number("load_mean"));
         assert!(0.2 < low && low < mean && mean < 1.0, "{found}");
+        // 4,000 keys double three times, and nearly once more.
+        let doublings = found["doublings"].as_array().unwrap();
+        let shrinking = doublings.iter().filter(|at| at["shrinks"] == true).count();
+        assert_eq!((doublings.len(), shrinking), (8, 4), "{found}");
+        for at in doublings {
+            let (cpu, wall) =
+                (at["change_cpu_max_ms"].as_f64().unwrap(), at["change_max_ms"].as_f64().unwrap());
+            // The clocks of the CPU and of the wall are not the same, and the former is read outside.
+            assert!(0.0 < cpu && cpu < 2.0 * wall + 1.0, "{at}");
+            assert!((0.05..1.0).contains(&at["load"].as_f64().unwrap()), "{at}");
+            assert!(at["memory_load"].as_f64().unwrap() < 1.0, "{at}");
+        }
         let drawn = std::fs::read_to_string(svg).unwrap();
         assert!(drawn.starts_with("<svg") && drawn.contains("true load") && drawn.contains("p99.9, fixed"));
     }

@@ -19,7 +19,7 @@ use oneread::{Address, Backing, Config, Server, ServerConfig, TableSize, layout:
 use oneread_kit::folder::{Folder, bytes_behind};
 use oneread_kit::progress::Progress;
 use oneread_kit::{names, show};
-use outcome::{Doubling, Outcome, PARTS, Part};
+use outcome::{DoublingSeen, Outcome, PARTS, Part, mean_of};
 use processes::{Cpus, Readers};
 use reader::{Page, Told, pin};
 use run::Run;
@@ -46,6 +46,11 @@ status is 1 if one was not as it must be:
 Part by part, the same changes are made to a fixed table, made for all the keys.
 Its GETs meanwhile are what those of the growing table are compared with. The
 readers run on other CPUs than the servers, where there are two or more.
+
+For each doubling, GETs while a split or merge is under way are compared with
+those of the fixed table (x fixed) and with those of the growing one while none
+is (x quiet). The longest change is told by the clock on the wall, where others
+may have had the CPU, and by its own CPU time.
 
 A GET counts READs of windows, and of directory entries when it needs one whole.
 On this host it also loads one word of the directory each time.")]
@@ -173,9 +178,7 @@ impl Grow {
     }
 
     fn inserts(&self, run: &mut Run, sides: &mut [Side; 2], outcome: &mut Outcome) -> Result<()> {
-        let mut all = Loads::default();
-        let mut doubling = [Side::new()?, Side::new()?];
-        let mut doubling_loads = Loads::default();
+        let (mut all, mut doubling) = (Loads::default(), DoublingSeen::new(false)?);
         for (number, range) in self.parts().into_iter().enumerate() {
             let mut part = Part { keys: range.end, ..Part::default() };
             let mut loads = Loads::default();
@@ -193,25 +196,21 @@ impl Grow {
                     part.seconds = begun.elapsed().as_secs_f64();
                 }
                 run.end(&mut side.inserting, outcome, growing)?;
-                part.note(which, &side.inserting, side.cpu_max_ns, run.tables[0].index().geometry());
+                part.note(which, &side.inserting, side.cpu, run.tables[0].index().geometry());
                 sides[which as usize].add(&side)?;
-                doubling[which as usize].add(&side)?;
+                doubling.sides[which as usize].add(&side)?;
             }
             all.add(&loads);
-            doubling_loads.add(&loads);
-            self.end_part(part, &loads, run, outcome)?;
-            if (number + 1).is_multiple_of(PARTS as usize) || range.end == self.keys {
-                outcome.doublings.push(Doubling::of(range.end, &doubling, &doubling_loads));
-                doubling = [Side::new()?, Side::new()?];
-                doubling_loads = Loads::default();
-            }
+            let part = self.end_part(part, &loads, run, outcome)?;
+            doubling.end_part(&part, &loads, range.end == self.keys, outcome)?;
         }
         (outcome.load_min, outcome.load_mean) = (all.min, all.mean());
+        outcome.memory_load_mean = mean_of(outcome.parts.iter().map(|part| part.memory_load));
         Ok(())
     }
 
     fn removes(&self, run: &mut Run, sides: &mut [Side; 2], outcome: &mut Outcome) -> Result<()> {
-        let mut all = Loads::default();
+        let (mut all, mut doubling) = (Loads::default(), DoublingSeen::new(true)?);
         for (number, range) in self.parts().into_iter().rev().enumerate() {
             // Those put first go first.
             let gone = self.keys - range.end..self.keys - range.start;
@@ -230,11 +229,13 @@ impl Grow {
                     part.seconds = begun.elapsed().as_secs_f64();
                 }
                 run.end(&mut side.removing, outcome, growing)?;
-                part.note(which, &side.removing, side.cpu_max_ns, run.tables[0].index().geometry());
+                part.note(which, &side.removing, side.cpu, run.tables[0].index().geometry());
                 sides[which as usize].add(&side)?;
+                doubling.sides[which as usize].add(&side)?;
             }
             all.add(&loads);
-            self.end_part(part, &loads, run, outcome)?;
+            let part = self.end_part(part, &loads, run, outcome)?;
+            doubling.end_part(&part, &loads, range.start == self.from, outcome)?;
         }
         (outcome.shrinking_load_min, outcome.shrinking_load_mean) = (all.min, all.mean());
         // What can be merged on request is merged, while the readers go on.
@@ -256,14 +257,16 @@ impl Grow {
         sides[0].add(&side)
     }
 
-    fn end_part(&self, mut part: Part, loads: &Loads, run: &Run, outcome: &mut Outcome) -> Result<()> {
+    fn end_part(&self, mut part: Part, loads: &Loads, run: &Run, outcome: &mut Outcome) -> Result<Part> {
         let growing = &run.tables[0];
         (part.load_min, part.load_mean) = (loads.min, loads.mean());
         part.bytes = bytes_behind(growing)?;
+        let slot = growing.index().geometry().shape().bytes() as u64;
+        part.memory_load = (part.keys * slot) as f64 / part.bytes.max(1) as f64;
         part.segments = growing.index().growth().segments;
         part.seconds += outcome.parts.last().map_or(0.0, |last| last.seconds);
         outcome.bytes_max = outcome.bytes_max.max(part.bytes);
         outcome.parts.push(part);
-        Ok(())
+        Ok(part)
     }
 }

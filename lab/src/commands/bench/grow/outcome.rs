@@ -1,6 +1,6 @@
 //! What came of `bench grow`.
 
-use super::seen::{Loads, Seen, Side, Which, ratio};
+use super::seen::{CpuTimes, LONG_NS, Loads, Seen, Side, Which, ratio};
 use crate::measure::{quantile, told, told_ns};
 use anyhow::Result;
 use comfy_table::{Attribute, Cell};
@@ -35,10 +35,11 @@ pub struct Outcome {
     /// Page faults of the readers during inserts, for each million of GETs.
     pub faults_per_million: f64,
     pub fixed_faults_per_million: f64,
-    /// GETs while a split is under way, to those of the fixed table during the same inserts. Null
-    /// without a split.
+    /// GETs while a split is under way, to those of the fixed table during the same inserts, and to
+    /// those of the growing one while none is. Null without a split.
     pub p99_ratio: Option<f64>,
     pub p999_ratio: Option<f64>,
+    pub p999_quiet_ratio: Option<f64>,
     pub p99_ns: Option<u64>,
     pub p999_ns: Option<u64>,
     pub fixed_p99_ns: Option<u64>,
@@ -46,6 +47,7 @@ pub struct Outcome {
     /// The same during removes, while a merge is under way.
     pub merging_p99_ratio: Option<f64>,
     pub merging_p999_ratio: Option<f64>,
+    pub merging_p999_quiet_ratio: Option<f64>,
     /// Insert latencies.
     pub put_max_ms: f64,
     pub put_p50_ns: Option<u64>,
@@ -60,13 +62,18 @@ pub struct Outcome {
     /// The longest insert or remove by the CPU time that it took: other threads do not count.
     pub change_cpu_max_ms: f64,
     pub fixed_change_cpu_max_ms: f64,
+    /// Those that took more than 0.5 ms.
+    pub changes_long: u64,
+    pub fixed_changes_long: u64,
     /// Keys moved for each insert, within segments and from one to another; of these the latter.
     pub moves_per_insert: f64,
     pub split_moves_per_insert: f64,
     pub fixed_moves_per_insert: f64,
-    /// Keys to all slots, over the inserts.
+    /// Keys to all slots, over the inserts; the mean is one over the logarithm of the keys.
     pub load_min: f64,
     pub load_mean: f64,
+    /// Slots of keys to all memory, also that which stands ready for segments to come.
+    pub memory_load_mean: f64,
     pub fixed_load_end: f64,
     /// Over the removes.
     pub shrinking_load_min: f64,
@@ -86,24 +93,44 @@ pub struct Outcome {
     pub segments_max: u64,
     pub segments_end: u64,
     pub seconds: f64,
-    /// Inserts, by doublings of the keys.
+    /// Inserts, by doublings of the keys, then removes, by halvings.
     pub doublings: Vec<Doubling>,
     /// All parts in the order in which they were.
     pub parts: Vec<Part>,
 }
 
-/// The inserts by which the keys doubled.
+/// The inserts by which the keys doubled, or the removes by which they halved.
 #[derive(Debug, Serialize)]
 pub struct Doubling {
     /// So many keys there were then.
     pub keys: u64,
+    /// Keys were removed.
+    pub shrinks: bool,
     pub load: f64,
+    pub memory_load: f64,
     pub reads_per_get: Option<f64>,
+    /// GETs while a split or merge was under way, to those of the fixed table, and to those of the
+    /// growing one while none was.
     pub p99_ns: Option<u64>,
     pub p999_ns: Option<u64>,
     pub p99_ratio: Option<f64>,
     pub p999_ratio: Option<f64>,
-    pub put_max_ms: f64,
+    pub p999_quiet_ns: Option<u64>,
+    pub p999_quiet_ratio: Option<f64>,
+    /// The longest change by wall time and by CPU time, and those that took more than 0.5 ms of the latter.
+    pub change_max_ms: f64,
+    pub change_cpu_max_ms: f64,
+    pub changes_long: u64,
+    pub fixed_change_cpu_max_ms: f64,
+    pub fixed_changes_long: u64,
+}
+
+/// What is seen of both tables until the keys have doubled, or halved.
+pub struct DoublingSeen {
+    shrinks: bool,
+    pub sides: [Side; 2],
+    loads: Loads,
+    memory_loads: Vec<f64>,
 }
 
 /// One part: some inserts, or some removes.
@@ -117,6 +144,7 @@ pub struct Part {
     pub load_min: f64,
     pub load_mean: f64,
     pub bytes: u64,
+    pub memory_load: f64,
     pub segments: u64,
     pub reads_per_get: Option<f64>,
     pub directory_reads_per_get: Option<f64>,
@@ -124,6 +152,8 @@ pub struct Part {
     pub p50_ns: Option<u64>,
     pub p99_ns: Option<u64>,
     pub p999_ns: Option<u64>,
+    /// While no split or merge was under way.
+    pub p999_quiet_ns: Option<u64>,
     pub fixed_p50_ns: Option<u64>,
     pub fixed_p99_ns: Option<u64>,
     pub fixed_p999_ns: Option<u64>,
@@ -136,38 +166,78 @@ pub fn ms(ns: u64) -> f64 {
     ns as f64 / 1e6
 }
 
+/// The mean; 0 of nothing.
+pub fn mean_of(all: impl ExactSizeIterator<Item = f64>) -> f64 {
+    let count = all.len().max(1) as f64;
+    all.sum::<f64>() / count
+}
+
 impl Part {
-    pub fn note(&mut self, which: Which, seen: &Seen, cpu_max_ns: u64, geometry: &Geometry) {
+    pub fn note(&mut self, which: Which, seen: &Seen, cpu: CpuTimes, geometry: &Geometry) {
         let [p50, p99, p999] = [0.5, 0.99, 0.999].map(|part| quantile(&seen.all, part));
         match which {
             Which::Growing => {
                 (self.p50_ns, self.p99_ns, self.p999_ns) = (p50, p99, p999);
+                self.p999_quiet_ns = quantile(&seen.quiet, 0.999);
                 self.reads_per_get = seen.reads_per_get();
                 self.directory_reads_per_get = seen.directory_reads_per_get(geometry);
-                self.change_cpu_max_ms = ms(cpu_max_ns);
+                self.change_cpu_max_ms = ms(cpu.max_ns);
             }
             Which::Fixed => {
                 (self.fixed_p50_ns, self.fixed_p99_ns, self.fixed_p999_ns) = (p50, p99, p999);
                 self.fixed_reads_per_get = seen.reads_per_get();
-                self.fixed_change_cpu_max_ms = ms(cpu_max_ns);
+                self.fixed_change_cpu_max_ms = ms(cpu.max_ns);
             }
         }
     }
 }
 
-impl Doubling {
-    pub fn of(keys: u64, [growing, fixed]: &[Side; 2], loads: &Loads) -> Doubling {
-        let busy = |part| quantile(&growing.inserting.busy, part);
-        let ratio = |part| ratio(&growing.inserting, &fixed.inserting, part);
+impl DoublingSeen {
+    pub fn new(shrinks: bool) -> Result<DoublingSeen> {
+        let sides = [Side::new()?, Side::new()?];
+        Ok(DoublingSeen { shrinks, sides, loads: Loads::default(), memory_loads: Vec::new() })
+    }
+
+    /// A part has ended. So has the doubling, if it was its last one.
+    pub fn end_part(
+        &mut self,
+        part: &Part,
+        loads: &Loads,
+        is_last: bool,
+        outcome: &mut Outcome,
+    ) -> Result<()> {
+        self.loads.add(loads);
+        self.memory_loads.push(part.memory_load);
+        if is_last || self.memory_loads.len() == PARTS as usize {
+            outcome.doublings.push(self.doubling(part.keys));
+            *self = DoublingSeen::new(self.shrinks)?;
+        }
+        Ok(())
+    }
+
+    fn doubling(&self, keys: u64) -> Doubling {
+        let [growing, fixed] = &self.sides;
+        let (seen, fixed_seen, changes) = match self.shrinks {
+            false => (&growing.inserting, &fixed.inserting, &growing.puts),
+            true => (&growing.removing, &fixed.removing, &growing.removes),
+        };
         Doubling {
             keys,
-            load: loads.mean(),
-            reads_per_get: growing.inserting.reads_per_get(),
-            p99_ns: busy(0.99),
-            p999_ns: busy(0.999),
-            p99_ratio: ratio(0.99),
-            p999_ratio: ratio(0.999),
-            put_max_ms: ms(growing.puts.max()),
+            shrinks: self.shrinks,
+            load: self.loads.mean(),
+            memory_load: mean_of(self.memory_loads.iter().copied()),
+            reads_per_get: seen.reads_per_get(),
+            p99_ns: quantile(&seen.busy, 0.99),
+            p999_ns: quantile(&seen.busy, 0.999),
+            p99_ratio: ratio(&seen.busy, &fixed_seen.all, 0.99),
+            p999_ratio: ratio(&seen.busy, &fixed_seen.all, 0.999),
+            p999_quiet_ns: quantile(&seen.quiet, 0.999),
+            p999_quiet_ratio: ratio(&seen.busy, &seen.quiet, 0.999),
+            change_max_ms: ms(changes.max()),
+            change_cpu_max_ms: ms(growing.cpu.max_ns),
+            changes_long: growing.cpu.long,
+            fixed_change_cpu_max_ms: ms(fixed.cpu.max_ns),
+            fixed_changes_long: fixed.cpu.long,
         }
     }
 }
@@ -177,9 +247,12 @@ impl Outcome {
     pub fn judge(&mut self, [growing, fixed]: &[Side; 2], geometry: &Geometry) {
         let (up, fixed_up) = (&growing.inserting, &fixed.inserting);
         let (down, fixed_down) = (&growing.removing, &fixed.removing);
-        (self.p99_ratio, self.p999_ratio) = (ratio(up, fixed_up, 0.99), ratio(up, fixed_up, 0.999));
-        self.merging_p99_ratio = ratio(down, fixed_down, 0.99);
-        self.merging_p999_ratio = ratio(down, fixed_down, 0.999);
+        let ratios =
+            |seen: &Seen, fixed: &Seen| [0.99, 0.999].map(|part| ratio(&seen.busy, &fixed.all, part));
+        [self.p99_ratio, self.p999_ratio] = ratios(up, fixed_up);
+        [self.merging_p99_ratio, self.merging_p999_ratio] = ratios(down, fixed_down);
+        self.p999_quiet_ratio = ratio(&up.busy, &up.quiet, 0.999);
+        self.merging_p999_quiet_ratio = ratio(&down.busy, &down.quiet, 0.999);
         (self.p99_ns, self.p999_ns) = (quantile(&up.busy, 0.99), quantile(&up.busy, 0.999));
         self.fixed_p99_ns = quantile(&fixed_up.all, 0.99);
         self.fixed_p999_ns = quantile(&fixed_up.all, 0.999);
@@ -191,8 +264,9 @@ impl Outcome {
         [self.fixed_put_p50_ns, self.fixed_put_p99_ns, self.fixed_put_p9999_ns] = of(&fixed.puts);
         (self.put_max_ms, self.fixed_put_max_ms) = (ms(growing.puts.max()), ms(fixed.puts.max()));
         (self.remove_max_ms, self.fixed_remove_max_ms) = (ms(growing.removes.max()), ms(fixed.removes.max()));
-        self.change_cpu_max_ms = ms(growing.cpu_max_ns);
-        self.fixed_change_cpu_max_ms = ms(fixed.cpu_max_ns);
+        self.change_cpu_max_ms = ms(growing.cpu.max_ns);
+        self.fixed_change_cpu_max_ms = ms(fixed.cpu.max_ns);
+        (self.changes_long, self.fixed_changes_long) = (growing.cpu.long, fixed.cpu.long);
         self.reads_per_get = up.reads_per_get();
         self.directory_reads_per_get = up.directory_reads_per_get(geometry);
         self.fixed_reads_per_get = fixed_up.reads_per_get();
@@ -212,28 +286,34 @@ impl Outcome {
             show::machine(&self.machine),
             self.cpus
         ))?;
-        let mut table =
-            show::narrow_table(["keys", "load", "READs", "p99", "ratio", "p99.9", "ratio", "longest put"]);
         let ratio = |ratio| told(ratio, |ratio: f64| format!("{ratio:.2}"));
         let reads = |reads| told(reads, |reads: f64| format!("{reads:.3}"));
-        for at in &self.doublings {
-            table.add_row(vec![
-                Cell::new(show::count(at.keys)).add_attribute(Attribute::Bold),
-                show::number(format_args!("{:.0} %", 100.0 * at.load)),
-                show::number(reads(at.reads_per_get)),
-                show::number(told_ns(at.p99_ns)),
-                show::number(ratio(at.p99_ratio)),
-                show::number(told_ns(at.p999_ns)),
-                show::number(ratio(at.p999_ratio)),
-                show::number(show::nanos(1e6 * at.put_max_ms)),
+        let percent = |part: f64| format!("{:.0} %", 100.0 * part);
+        for (name, shrinks) in [("filled to", false), ("emptied to", true)] {
+            let mut table = show::narrow_table([
+                name, "load", "READs", "p99", "x fixed", "p99.9", "x fixed", "x quiet", "longest", "CPU",
             ]);
+            for at in self.doublings.iter().filter(|at| at.shrinks == shrinks) {
+                table.add_row(vec![
+                    Cell::new(show::count(at.keys)).add_attribute(Attribute::Bold),
+                    show::number(percent(at.load)),
+                    show::number(reads(at.reads_per_get)),
+                    show::number(told_ns(at.p99_ns)),
+                    show::number(ratio(at.p99_ratio)),
+                    show::number(told_ns(at.p999_ns)),
+                    show::number(ratio(at.p999_ratio)),
+                    show::number(ratio(at.p999_quiet_ratio)),
+                    show::number(show::nanos(1e6 * at.change_max_ms)),
+                    show::number(show::nanos(1e6 * at.change_cpu_max_ms)),
+                ]);
+            }
+            show::say(table)?;
         }
-        show::say(table)?;
         let mut facts = show::facts();
         let both = |ms: f64, fixed_ms: f64| {
             format!("{}, fixed {}", show::nanos(1e6 * ms), show::nanos(1e6 * fixed_ms))
         };
-        let percent = |min: f64, mean: f64| format!("{:.0} %, mean {:.0} %", 100.0 * min, 100.0 * mean);
+        let loads = |min, mean| format!("{}, mean {}", percent(min), percent(mean));
         for (name, told) in [
             ("GETs of the growing table", show::count(self.gets)),
             (
@@ -248,14 +328,27 @@ impl Outcome {
                 "while merging",
                 format!("p99 {}, p99.9 {}", ratio(self.merging_p99_ratio), ratio(self.merging_p999_ratio)),
             ),
+            (
+                "p99.9 to that of quiet times",
+                format!(
+                    "splitting {}, merging {}",
+                    ratio(self.p999_quiet_ratio),
+                    ratio(self.merging_p999_quiet_ratio)
+                ),
+            ),
             ("longest put", both(self.put_max_ms, self.fixed_put_max_ms)),
             ("longest change, by CPU time", both(self.change_cpu_max_ms, self.fixed_change_cpu_max_ms)),
+            (
+                &format!("changes of more than {} of it", show::nanos(LONG_NS as f64)),
+                format!("{}, fixed {}", show::count(self.changes_long), show::count(self.fixed_changes_long)),
+            ),
             (
                 "keys moved per insert",
                 format!("{:.2}, fixed {:.2}", self.moves_per_insert, self.fixed_moves_per_insert),
             ),
-            ("lowest load, growing", percent(self.load_min, self.load_mean)),
-            ("lowest load, shrinking", percent(self.shrinking_load_min, self.shrinking_load_mean)),
+            ("lowest load, growing", loads(self.load_min, self.load_mean)),
+            ("mean load of all memory, growing", percent(self.memory_load_mean)),
+            ("lowest load, shrinking", loads(self.shrinking_load_min, self.shrinking_load_mean)),
             (
                 "READs per GET",
                 format!("{}, at worst {}", reads(self.reads_per_get), reads(self.reads_per_get_max)),

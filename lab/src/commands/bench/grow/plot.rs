@@ -3,7 +3,7 @@
 use super::outcome::{Outcome, PARTS, Part};
 use crate::page::{Axis, panel};
 use crate::plot::{
-    Area, BLUE, INK, Label, ORANGE, Painted, RED, SMALL, TEAL, heading, line, name_ends, svg, text,
+    Area, BLUE, GREEN, INK, Label, ORANGE, Painted, RED, SMALL, TEAL, heading, line, name_ends, svg, text,
 };
 use anyhow::{Result, ensure};
 use oneread_kit::show;
@@ -23,6 +23,7 @@ const GROWING: RGBColor = RED;
 const PALE: RGBColor = ORANGE;
 const FIXED: RGBColor = BLUE;
 const FIXED_PALE: RGBColor = TEAL;
+const QUIET: RGBColor = GREEN;
 
 /// One line of a panel: its name, colour, and the value at a part, if there is one.
 type Drawn = (&'static str, RGBColor, fn(&Part) -> Option<f64>);
@@ -66,8 +67,9 @@ fn paint(area: &Area<'_>, outcome: &Outcome) -> Painted<'static> {
         &reads,
         |v| format!("{v:.2}"),
     )?;
-    let latencies: [Drawn; 4] = [
+    let latencies: [Drawn; 5] = [
         ("p99.9, growing", GROWING, |part| part.p999_ns.map(|ns| ns as f64)),
+        ("p99.9, quiet", QUIET, |part| part.p999_quiet_ns.map(|ns| ns as f64)),
         ("p99, growing", PALE, |part| part.p99_ns.map(|ns| ns as f64)),
         ("p99.9, fixed", FIXED, |part| part.fixed_p999_ns.map(|ns| ns as f64)),
         ("p99, fixed", FIXED_PALE, |part| part.fixed_p99_ns.map(|ns| ns as f64)),
@@ -152,6 +154,7 @@ mod tests {
             fixed_reads_per_get: Some(2.0),
             p99_ns: Some(500_000),
             p999_ns: Some(900_000),
+            p999_quiet_ns: Some(700_000),
             fixed_p99_ns: Some(100_000),
             fixed_p999_ns: Some(300_000),
             change_cpu_max_ms: 9.0,
@@ -166,6 +169,7 @@ mod tests {
             fixed_reads_per_get: Some(1.8),
             p99_ns: Some(10_000),
             p999_ns: Some(200_000),
+            p999_quiet_ns: Some(150_000),
             fixed_p99_ns: Some(1_000),
             fixed_p999_ns: Some(50_000),
             change_cpu_max_ms: 4.0,
@@ -186,6 +190,7 @@ mod tests {
             ("fixed_reads_per_get", Part { fixed_reads_per_get: Some(1.7), ..low }, FIXED),
             ("directory_reads_per_get", Part { directory_reads_per_get: Some(0.3), ..low }, PALE),
             ("p999_ns", Part { p999_ns: Some(220_000), ..low }, GROWING),
+            ("p999_quiet_ns", Part { p999_quiet_ns: Some(170_000), ..low }, QUIET),
             ("p99_ns", Part { p99_ns: Some(11_000), ..low }, PALE),
             ("fixed_p999_ns", Part { fixed_p999_ns: Some(45_000), ..low }, FIXED),
             ("fixed_p99_ns", Part { fixed_p99_ns: Some(1_100), ..low }, FIXED_PALE),

@@ -20,7 +20,9 @@ impl Which {
 
 /// What readers saw, added up.
 pub struct Seen {
+    /// GETs while a split or merge was under way, and those while none was.
     pub busy: Histogram<u64>,
+    pub quiet: Histogram<u64>,
     pub all: Histogram<u64>,
     pub gets: u64,
     pub hits: u64,
@@ -34,13 +36,36 @@ pub struct Seen {
 pub struct Side {
     pub puts: Histogram<u64>,
     pub removes: Histogram<u64>,
-    /// The longest change by this thread's own CPU time.
-    pub cpu_max_ns: u64,
+    pub cpu: CpuTimes,
     pub inserting: Seen,
     pub removing: Seen,
 }
 
-/// Loads looked at.
+/// The CPU time of changes. What other threads did meanwhile is no part of it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuTimes {
+    /// The longest.
+    pub max_ns: u64,
+    /// Changes that took longer than [`LONG_NS`].
+    pub long: u64,
+}
+
+/// No change is to take more CPU time.
+pub const LONG_NS: u64 = 500_000;
+
+impl CpuTimes {
+    pub fn took(&mut self, ns: u64) {
+        self.max_ns = self.max_ns.max(ns);
+        self.long += u64::from(ns > LONG_NS);
+    }
+
+    fn add(&mut self, more: CpuTimes) {
+        *self = CpuTimes { max_ns: self.max_ns.max(more.max_ns), long: self.long + more.long };
+    }
+}
+
+/// Loads looked at. Parts double the keys in equal steps of the logarithm, and each has as many looks: so a mean
+/// is one over the logarithm of the keys.
 #[derive(Clone, Copy, Debug)]
 pub struct Loads {
     pub min: f64,
@@ -72,16 +97,16 @@ impl Loads {
 
 impl Seen {
     pub fn new() -> Result<Seen> {
-        let [busy, all] = [latencies()?, latencies()?];
-        Ok(Seen { busy, all, gets: 0, hits: 0, reads: 0, bytes: 0, retries: 0, faults: 0 })
+        let [busy, quiet, all] = [latencies()?, latencies()?, latencies()?];
+        Ok(Seen { busy, quiet, all, gets: 0, hits: 0, reads: 0, bytes: 0, retries: 0, faults: 0 })
     }
 
     pub fn add_report(&mut self, report: &StepReport) -> Result<()> {
-        for &(ns, count) in &report.busy {
-            self.busy.record_n(ns, count)?;
-        }
-        for &(ns, count) in report.busy.iter().chain(&report.quiet) {
-            self.all.record_n(ns, count)?;
+        for (some, reported) in [(&mut self.busy, &report.busy), (&mut self.quiet, &report.quiet)] {
+            for &(ns, count) in reported {
+                some.record_n(ns, count)?;
+                self.all.record_n(ns, count)?;
+            }
         }
         self.gets += report.gets;
         self.hits += report.hits;
@@ -94,6 +119,7 @@ impl Seen {
 
     pub fn add(&mut self, more: &Seen) -> Result<()> {
         self.busy.add(&more.busy)?;
+        self.quiet.add(&more.quiet)?;
         self.all.add(&more.all)?;
         self.gets += more.gets;
         self.hits += more.hits;
@@ -122,11 +148,11 @@ impl Seen {
 impl Side {
     pub fn new() -> Result<Side> {
         let [puts, removes] = [latencies()?, latencies()?];
-        Ok(Side { puts, removes, cpu_max_ns: 0, inserting: Seen::new()?, removing: Seen::new()? })
+        Ok(Side { puts, removes, cpu: CpuTimes::default(), inserting: Seen::new()?, removing: Seen::new()? })
     }
 
     pub fn add(&mut self, more: &Side) -> Result<()> {
-        self.cpu_max_ns = self.cpu_max_ns.max(more.cpu_max_ns);
+        self.cpu.add(more.cpu);
         self.puts.add(&more.puts)?;
         self.removes.add(&more.removes)?;
         self.inserting.add(&more.inserting)?;
@@ -134,8 +160,8 @@ impl Side {
     }
 }
 
-/// The quantile of GETs while splits or merges were under way, to that of the fixed table.
-pub fn ratio(growing: &Seen, fixed: &Seen, part: f64) -> Option<f64> {
+/// A quantile of some GETs to that of others.
+pub fn ratio(some: &Histogram<u64>, others: &Histogram<u64>, part: f64) -> Option<f64> {
     let ns = |all| Some(quantile(all, part)? as f64);
-    Some(ns(&growing.busy)? / ns(&fixed.all)?)
+    Some(ns(some)? / ns(others)?)
 }
