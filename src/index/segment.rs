@@ -202,11 +202,11 @@ impl Segment {
         locked: &mut Locked<'_>,
         room: FoundRoom<'_>,
         key: &Hashed<'_>,
-        value: Stored<'_>,
+        value: &Stored<'_>,
         between: B,
     ) -> Result<(), B::MustWait> {
         debug_assert!(self.slots().may_change(locked, *key), "L2");
-        let change = || KeyChange::came(key.key(), value);
+        let change = || KeyChange::came(key.key(), *value);
         // Decided: the outcome is known, and there is room. Nothing is visible.
         if let Err(must_wait) = between.decided(change) {
             self.hold(locked, room, key, between);
@@ -225,19 +225,19 @@ impl Segment {
         locked: &mut Locked<'_>,
         room: FoundRoom<'_>,
         key: &Hashed<'_>,
-        value: Stored<'_>,
+        value: &Stored<'_>,
     ) -> SlotIx {
         match room {
             FoundRoom::Free(slot) => {
-                self.homes().place(locked, slot, key, value);
+                self.homes().place(locked, slot, key, *value);
                 slot
             }
             FoundRoom::Along(path, movers) => {
-                self.moves.place_along(locked, path, movers, *key, value);
+                self.moves.place_along(locked, path, movers, *key, *value);
                 path[0]
             }
             FoundRoom::InChain(room) => {
-                self.homes().place_in_chain(locked, room, *key, value);
+                self.homes().place_in_chain(locked, room, *key, *value);
                 self.homes().slot_in_chain(room)
             }
         }
@@ -262,7 +262,7 @@ impl Segment {
         &self,
         room: &HeldRoom,
         key: &Hashed<'_>,
-        value: Stored<'_>,
+        value: &Stored<'_>,
         between: B,
     ) -> Result<PutOutcome, Stop> {
         let mut locked = self.slots().lock_held(room);
@@ -284,13 +284,13 @@ impl Segment {
         locked: &Locked<'_>,
         (slot, before): (SlotIx, Option<Reference>),
         key: &Hashed<'_>,
-        value: Stored<'_>,
+        value: &Stored<'_>,
         between: B,
     ) -> Result<(), B::MustWait> {
         debug_assert!(self.slots().may_change(locked, *key), "L2");
-        let change = || KeyChange::replaced(key.key(), value);
+        let change = || KeyChange::replaced(key.key(), *value);
         between.decided(change)?;
-        self.end_name(before, self.slots().rewrite(locked, slot, key, value));
+        self.end_name(before, self.slots().rewrite(locked, slot, key.key(), *value, None));
         count(&self.homes().counters().mine().updates);
         between.done(change, || self.place_of(slot));
         Ok(())
@@ -340,7 +340,7 @@ impl Segment {
     pub fn put<B: Between>(
         &self,
         key: &Hashed<'_>,
-        value: Stored<'_>,
+        value: &Stored<'_>,
         mode: PutMode,
         between: B,
     ) -> Result<PutOutcome, Stop> {
@@ -433,7 +433,7 @@ impl Segment {
     fn put_by_moving<B: Between>(
         &self,
         key: &Hashed<'_>,
-        value: Stored<'_>,
+        value: &Stored<'_>,
         mode: PutMode,
         between: B,
     ) -> Result<PutOutcome, Stop> {
@@ -450,7 +450,7 @@ impl Segment {
     fn put_with_moves<B: Between>(
         &self,
         key: &Hashed<'_>,
-        value: Stored<'_>,
+        value: &Stored<'_>,
         mode: PutMode,
         between: B,
     ) -> Result<PutOutcome, Stop> {
@@ -503,7 +503,7 @@ impl Segment {
         &self,
         path: &MovePath,
         key: &Hashed<'_>,
-        value: Stored<'_>,
+        value: &Stored<'_>,
         how: (PutMode, B),
         put: Put,
     ) -> Result<Option<PutOutcome>, B::MustWait> {
@@ -529,7 +529,7 @@ impl Segment {
         &self,
         locked: &mut Locked<'_>,
         key: &Hashed<'_>,
-        value: Stored<'_>,
+        value: &Stored<'_>,
         how: (PutMode, B),
     ) -> Result<Option<PutOutcome>, B::MustWait> {
         if broken(Rule::LookAgain) { Ok(None) } else { self.put_present(locked, key, value, how) }
@@ -540,7 +540,7 @@ impl Segment {
     fn put_into_chain<B: Between>(
         &self,
         key: &Hashed<'_>,
-        value: Stored<'_>,
+        value: &Stored<'_>,
         how: (PutMode, B),
         put: Put,
     ) -> Result<Option<PutOutcome>, B::MustWait> {
@@ -566,7 +566,7 @@ impl Segment {
         locked: &mut Locked<'_>,
         room: FoundRoom<'_>,
         key: &Hashed<'_>,
-        value: Stored<'_>,
+        value: &Stored<'_>,
         (put, between): (Put, B),
     ) -> Result<(), B::MustWait> {
         match put {
@@ -581,7 +581,7 @@ impl Segment {
         &self,
         locked: &mut Locked<'_>,
         key: &Hashed<'_>,
-        value: Stored<'_>,
+        value: &Stored<'_>,
         how: (PutMode, B),
     ) -> Result<Option<PutOutcome>, B::MustWait> {
         let seen = self.slots().seek(key, self.slots().may_be_displaced(*key));
@@ -595,7 +595,7 @@ impl Segment {
         locked: &mut Locked<'_>,
         slot: Option<SlotIx>,
         key: &Hashed<'_>,
-        value: Stored<'_>,
+        value: &Stored<'_>,
         (mode, between): (PutMode, B),
     ) -> Result<Option<PutOutcome>, B::MustWait> {
         debug_assert!(self.slots().may_change(locked, *key), "L2");
@@ -618,7 +618,7 @@ impl Segment {
         &self,
         key: &Hashed<'_>,
         expected: Expected<'_>,
-        value: Stored<'_>,
+        value: &Stored<'_>,
         between: B,
     ) -> Result<SwapOutcome, Stop> {
         let mut locked = self.slots().lock_primary(key);
@@ -682,7 +682,7 @@ impl Segment {
     pub fn put_copy(&self, key: Hashed<'_>, value: Stored<'_>) -> bool {
         let is_in = self.put_copy_free(&key, value)
             || self.put_copy_along(&key, value)
-            || matches!(self.put_into_chain(&key, value, (PutMode::Insert, Nobody), Put::Copy), Ok(Some(_)));
+            || matches!(self.put_into_chain(&key, &value, (PutMode::Insert, Nobody), Put::Copy), Ok(Some(_)));
         if is_in {
             self.homes().counters().came(1);
         }
@@ -707,7 +707,7 @@ impl Segment {
         const PATHS_MAX: u32 = 16;
         (0..PATHS_MAX).map_while(|_| self.moves.find_path(*key)).any(|path| {
             let how = (PutMode::Insert, Nobody);
-            let is_in = matches!(self.put_along(&path, key, value, how, Put::Copy), Ok(Some(_)));
+            let is_in = matches!(self.put_along(&path, key, &value, how, Put::Copy), Ok(Some(_)));
             if !is_in {
                 self.slots().notes().forget(&path);
             }
@@ -748,8 +748,7 @@ impl Segment {
     pub fn rename(&self, hash: First, old: &Reference, new: &Reference) -> Option<SlotWritten> {
         let is_it = |there: &Reference| kept(Rule::MoveCheck, || there.number == old.number);
         self.with_name(hash, is_it, |locked, slot, key, _| {
-            let key = self.geometry().hashed(key);
-            self.slots().rewrite(locked, slot, &key, Stored::reference(&new.to_bytes()))
+            self.slots().rewrite(locked, slot, key, Stored::reference(&new.to_bytes()), None)
         })
     }
 }

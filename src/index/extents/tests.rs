@@ -164,8 +164,9 @@ fn keys_without_values_are_freed() {
                 segment.slots().rewrite(
                     &segment.slots().lock_slot(slot),
                     slot,
-                    &key,
+                    b"one",
                     Stored::reference(&bytes),
+                    None,
                 );
                 Some(())
             });

@@ -48,20 +48,18 @@ impl Growth {
     #[inline(always)]
     pub(super) fn find<'g>(&'g self, key: &Hashed<'_>, guard: &'g Guard) -> Option<&'g Segment> {
         let entry = entry_word(&self.region, &self.geometry, key.first().directory());
-        self.live_with(segment::memory(entry), key, guard).or_else(|| self.find_other(entry, key, guard))
+        if segment::is_paired(entry) {
+            return self.find_in_pair(entry, key, guard);
+        }
+        self.live.get(segment::memory(entry), guard)
     }
 
-    /// The same, where the entry's segment does not have the key.
-    #[cold]
-    fn find_other<'g>(&'g self, entry: u64, key: &Hashed<'_>, guard: &'g Guard) -> Option<&'g Segment> {
-        self.live_with(segment::other_memory(entry), key, guard)
-    }
-
-    /// The segment in this memory, if it has the key.
-    #[inline(always)]
-    fn live_with<'g>(&'g self, memory: u32, key: &Hashed<'_>, guard: &'g Guard) -> Option<&'g Segment> {
+    /// The same, by an entry of a pair.
+    #[inline(never)]
+    fn find_in_pair<'g>(&'g self, entry: u64, key: &Hashed<'_>, guard: &'g Guard) -> Option<&'g Segment> {
         let has = |segment: &&Segment| segment.share().has(key.first().directory(), key.home());
-        self.live.get(memory, guard).filter(has)
+        let of = |memory| self.live.get(memory, guard).filter(has);
+        of(segment::memory(entry)).or_else(|| of(segment::other_memory(entry)))
     }
 
     /// Does something in the segment that has the key, wherever it goes meanwhile. `done` hears which
@@ -79,7 +77,35 @@ impl Growth {
             let guard = epoch::pin();
             self.live.get(room.memory, &guard).into_iter().for_each(|segment| segment.homes().let_go(room));
         });
-        let mut wait = None;
+        // Mostly the first try is the last one.
+        let guard = epoch::pin();
+        let first = match self.find(key, &guard) {
+            None => Stop::Elsewhere,
+            Some(segment) => match act(segment) {
+                Err(stop) => stop,
+                Ok(result) => {
+                    done(segment, &result, &guard);
+                    return Ok(result);
+                }
+            },
+        };
+        drop(guard);
+        self.in_segment_again(key, between, first, act, done)
+    }
+
+    /// The same, after a first try.
+    #[cold]
+    #[inline(never)]
+    fn in_segment_again<B: Between, R>(
+        &self,
+        key: &Hashed<'_>,
+        between: B,
+        first: Stop,
+        act: impl Fn(&Segment) -> Result<R, Stop>,
+        done: impl Fn(&Segment, &R, &Guard),
+    ) -> Result<R, PutError> {
+        let mut first = Some(first);
+        let mut wait = RoomWait::default();
         let mut refused = None;
         let mut tried = 0;
         // What has waited is made, as long as that may take.
@@ -88,7 +114,7 @@ impl Growth {
             tried += 1;
             let guard = epoch::pin();
             let Some(segment) = self.find(key, &guard) else { continue };
-            match act(segment) {
+            match first.take().map_or_else(|| act(segment), Err) {
                 Ok(result) => {
                     done(segment, &result, &guard);
                     return Ok(result);
@@ -104,10 +130,9 @@ impl Growth {
                         return Err(error);
                     }
                     let Some(no_split) = self.make_room(segment, &guard) else { continue };
-                    let wait = wait.get_or_insert_with(RoomWait::default);
                     wait.begin(self, segment, *key, &no_split);
                     drop(guard);
-                    if let Err(error) = self.wait_for_room(no_split, wait) {
+                    if let Err(error) = self.wait_for_room(no_split, &mut wait) {
                         if broken(Rule::LastLook) {
                             return Err(error);
                         }
@@ -133,7 +158,7 @@ impl Growth {
         self.in_segment(
             &key,
             between,
-            |segment| segment.put(&key, value, mode, between),
+            |segment| segment.put(&key, &value, mode, between),
             |segment, outcome, guard| {
                 if *outcome == PutOutcome::Inserted {
                     self.after_insert(segment, guard);
@@ -153,7 +178,7 @@ impl Growth {
         check_stored(&self.geometry, key, value)?;
         self.reap(REAP_MAX);
         let key = self.geometry.hashed(key);
-        self.in_segment(&key, between, |segment| segment.swap(&key, expected, value, between), |_, _, _| {})
+        self.in_segment(&key, between, |segment| segment.swap(&key, expected, &value, between), |_, _, _| {})
     }
 
     pub fn remove_by<B: Between>(&self, key: &[u8], between: B) -> Result<bool, PutError> {

@@ -4,7 +4,7 @@ use super::Homes;
 use super::counters::count;
 use crate::cores::Cores;
 use crate::families;
-use crate::index::slots::{Locked, SlotWritten};
+use crate::index::slots::{Locked, Note, SlotWritten};
 use crate::layout::extent::Reference;
 use crate::layout::geometry::SlotIx;
 use crate::layout::hash::Hashed;
@@ -24,8 +24,9 @@ impl Homes {
         key: &Hashed<'_>,
         value: Stored<'_>,
     ) -> SlotWritten {
-        self.name_displaced(locked, slot, key);
-        let written = self.slots.rewrite(locked, slot, key, value);
+        let note = Note::of_key(self.geometry(), slot, *key);
+        self.name_displaced(locked, note, slot, key);
+        let written = self.slots.rewrite(locked, slot, key.key(), value, Some(note));
         count(&self.counters.mine().inserts);
         written
     }

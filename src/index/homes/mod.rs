@@ -182,11 +182,11 @@ impl Homes {
     }
 
     /// Has the register and the home's filter name a key that is to be put into this slot, if that
-    /// is not in its primary window.
+    /// is not in its primary window. `note` says so.
     #[inline(always)]
-    pub fn name_displaced(&self, locked: &mut Locked<'_>, slot: SlotIx, key: &Hashed<'_>) {
+    pub fn name_displaced(&self, locked: &mut Locked<'_>, note: Note, slot: SlotIx, key: &Hashed<'_>) {
         debug_assert!(self.slots.may_change(locked, *key), "L2");
-        if !self.geometry().primary(*key).contains(slot) {
+        if note == Note::Displaced {
             self.name(locked, slot, key);
         }
     }

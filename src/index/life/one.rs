@@ -185,7 +185,7 @@ impl OneSize {
         let key = self.geometry().hashed(key);
         let _held = self.lets_go(between);
         loop {
-            match self.segment.put(&key, value, mode, between) {
+            match self.segment.put(&key, &value, mode, between) {
                 Err(Stop::Waits) if B::MAY_WAIT => between.wait()?,
                 result => return result.map_err(in_one),
             }
@@ -209,7 +209,7 @@ impl OneSize {
         let key = self.geometry().hashed(key);
         let _held = self.lets_go(between);
         loop {
-            match self.segment.swap(&key, expected, value, between) {
+            match self.segment.swap(&key, expected, &value, between) {
                 Err(Stop::Waits) if B::MAY_WAIT => between.wait()?,
                 result => return result.map_err(in_one),
             }

@@ -163,11 +163,11 @@ impl Moves {
         key: Hashed<'_>,
         value: Stored<'_>,
     ) -> SlotWritten {
-        self.homes.name_displaced(locked, slot, &key);
+        let note = Note::of_key(self.geometry(), slot, key);
+        self.homes.name_displaced(locked, note, slot, &key);
         let shape = self.geometry().shape();
         let mut image = Image::from_elem(0, shape.words());
         lay_out(shape, &Content { key: key.key(), value, ..Content::default() }, &mut image);
-        let note = Note::of_key(self.geometry(), slot, key);
         let written = self.homes.overwrite(locked, slot, Some(moved), &mut image, note);
         count(&self.homes.counters().mine().inserts);
         written

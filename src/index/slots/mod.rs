@@ -411,46 +411,41 @@ impl Slots {
 
     // ---- writes ---------------------------------------------------------------------------------
 
-    /// Writes key and value into a slot that is free, or whose occupant is updated. The slot keeps its ghost
-    /// (M2) and its `aux`: they are about other keys.
+    /// Writes key and value into a slot that is free, and notes this of the key; or into the key's own slot, of
+    /// which all that is noted is still so. The slot keeps its ghost (M2) and its `aux`: they are about other
+    /// keys.
     #[inline(always)]
     pub fn rewrite(
         &self,
         locked: &Locked<'_>,
         slot: SlotIx,
-        key: &Hashed<'_>,
+        key: &[u8],
         value: Stored<'_>,
+        note: Option<Note>,
     ) -> SlotWritten {
-        let over = match self.geometry.shape() {
-            SlotShape::LINE => self.rewrite_by(SlotShape::LINE, locked, slot, key.key(), value),
-            _ => self.rewrite_other(locked, slot, key.key(), value),
+        let ghost = match self.geometry.shape() {
+            SlotShape::LINE => self.rewrite_by(SlotShape::LINE, locked, slot, key, value),
+            _ => self.rewrite_other(locked, slot, key, value),
         };
-        // Of a key that stays, what is noted is still so.
-        if over.is_free() {
-            let note = Note::of_key(&self.geometry, slot, *key);
-            self.notes.set(slot, note, !has_room_for_ghost(over.ghost));
+        if let Some(note) = note {
+            self.note(slot, key.is_empty(), note, ghost);
         }
         SlotWritten(())
     }
 
-    /// Frees a slot whose occupant is removed. The slot keeps its ghost and its `aux`, likewise.
+    /// Frees a slot whose occupant is removed, likewise.
     #[inline(always)]
     pub fn free(&self, locked: &Locked<'_>, slot: SlotIx) -> SlotWritten {
-        match self.geometry.shape() {
-            SlotShape::LINE => self.rewrite_by(SlotShape::LINE, locked, slot, &[], Stored::default()),
-            _ => self.rewrite_other(locked, slot, &[], Stored::default()),
-        };
-        self.notes.set(slot, Note::Free, false);
-        SlotWritten(())
+        self.rewrite(locked, slot, &[], Stored::default(), Some(Note::Free))
     }
 
-    /// The same for slots that are not one line.
+    /// Writes key and value into a slot that is not one line. Returns its ghost.
     #[inline(never)]
-    fn rewrite_other(&self, locked: &Locked<'_>, slot: SlotIx, key: &[u8], value: Stored<'_>) -> Header {
+    fn rewrite_other(&self, locked: &Locked<'_>, slot: SlotIx, key: &[u8], value: Stored<'_>) -> u8 {
         self.rewrite_by(self.geometry.shape(), locked, slot, key, value)
     }
 
-    /// The same for slots of this shape. Returns what the slot had before, and the ghost that it has.
+    /// The same of one of this shape.
     #[inline(always)]
     fn rewrite_by(
         &self,
@@ -459,7 +454,7 @@ impl Slots {
         slot: SlotIx,
         key: &[u8],
         value: Stored<'_>,
-    ) -> Header {
+    ) -> u8 {
         let target = self.writer().target(shape, slot);
         let before = target.before();
         let ghost = by_rule(Rule::GhostStays, before.ghost, 0);
@@ -470,7 +465,7 @@ impl Slots {
             let mut image = image_of(shape, &content);
             self.write_target(locked, &target, key.is_empty(), &mut image, shape.words());
         }
-        Header { ghost, ..before }
+        ghost
     }
 
     /// Sets the `aux` of a slot. Writes only if that changes it.

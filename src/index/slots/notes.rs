@@ -58,6 +58,7 @@ impl Note {
     }
 
     /// Of a slot with this key and no ghost.
+    #[inline(always)]
     pub fn of_key(geometry: &Geometry, slot: SlotIx, key: Hashed<'_>) -> Note {
         let primary = geometry.primary(key);
         // A window has at most 64 slots.

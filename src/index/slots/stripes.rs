@@ -74,13 +74,15 @@ impl Stripes {
         locked
     }
 
-    /// Locks two stripes, or one named twice (L3).
+    /// Locks two stripes, or one named twice (L3): mostly one.
     #[inline(always)]
     pub fn lock_two(&self, [a, b]: [usize; 2]) -> Locked<'_> {
+        let lock = |number: usize| Some((number, lock(&self.all[number])));
+        if a == b {
+            return Locked { held: [lock(a), None], ..self.none() };
+        }
         let [first, second] = by_rule(Rule::LockOrder, [a.min(b), a.max(b)], [a, b]);
-        let lock = |number: usize| (number, lock(&self.all[number]));
-        let held = [Some(lock(first)), (second != first).then(|| lock(second))];
-        Locked { held, ..self.none() }
+        Locked { held: [lock(first), lock(second)], ..self.none() }
     }
 
     /// Locks nothing yet.
