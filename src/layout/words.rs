@@ -63,6 +63,12 @@ pub(crate) fn image(slot: impl Words) -> Image {
     image
 }
 
+/// Loads all words of the slot into as many.
+#[inline(always)]
+pub(crate) fn load_all(slot: impl Words, into: &mut [u64]) {
+    into.iter_mut().enumerate().for_each(|(n, word)| *word = slot.load(n));
+}
+
 /// The bytes of a line.
 #[inline(always)]
 pub(crate) fn load_line(line: impl Words) -> [u8; LINE] {

@@ -49,7 +49,7 @@ pub(super) fn carry(
     );
     then(gone);
     drop(locked);
-    going.iter().for_each(|at| from.moves().bring_home(at.slot));
+    from.moves().bring_all_home(going.iter().map(|at| at.slot));
     Carried { gone, keys: going.len() as u64, no_room }
 }
 

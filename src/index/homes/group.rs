@@ -10,7 +10,7 @@ use crate::index::slots::{Locked, Note, Slots, Stripes, add_stripe};
 use crate::layout::control::MOVE_COUNTERS;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::{First, Hashed};
-use crate::layout::slot::{Image, Key};
+use crate::layout::slot::Key;
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -98,12 +98,13 @@ impl Homes {
             if self.slots.header(slot).is_free() {
                 continue;
             }
-            let (_, key) = self.slots.occupant(slot);
-            let hashed = geometry.hashed(&key);
-            if homes.contains(hashed.home()) && wanted(hashed) {
-                let (first, home) = (hashed.first(), hashed.home());
-                keys.push(KeyAt { slot, key, first, home });
-            }
+            self.slots.reader().with_key(slot, |key| {
+                let hashed = geometry.hashed(key);
+                if homes.contains(hashed.home()) && wanted(hashed) {
+                    let (first, home) = (hashed.first(), hashed.home());
+                    keys.push(KeyAt { slot, key: Key::from_slice(key), first, home });
+                }
+            });
         }
         keys
     }
@@ -127,7 +128,7 @@ impl Homes {
                 continue;
             };
             let note = Note::AtHome((slot.0 - window.first.0) as u8);
-            self.overwrite(&locked, slot, None, &mut from.image(at.slot), note);
+            self.slots.write_copy(&locked, slot, from.words(at.slot), note);
         }
         let copied = (keys.len() - left.len()) as u64;
         count_all(&self.counters.mine().inserts, copied);
@@ -147,13 +148,7 @@ impl Homes {
             Rule::CountBeforeErase,
             &mut *locked,
             |_| self.count_moves((0..MOVE_COUNTERS).filter(|home| counters >> home & 1 == 1)),
-            |locked| {
-                let mut empty = Image::from_elem(0, self.geometry().shape().words());
-                for at in gone {
-                    empty.fill(0);
-                    self.leave_ghost(locked, at.slot, at.first.ghost(), &mut empty, Note::Free);
-                }
-            },
+            |locked| gone.iter().for_each(|at| self.slots.vacate(locked, at.slot, at.first.ghost())),
         );
         self.counters.left(gone.len() as u64);
         self.push_ghosts(gone);

@@ -29,12 +29,35 @@ impl Moves {
         }
     }
 
+    /// The same with many slots, which are free, and mostly in increasing order. Of homes around them, each is
+    /// looked at once.
+    pub fn bring_all_home(&self, free: impl Iterator<Item = SlotIx>) {
+        if !families::homes_on_delete(self.geometry()) {
+            return;
+        }
+        // The homes before this one were looked at. The last of them that may have a displaced key.
+        let (mut looked_to, mut last) = (None, None);
+        for slot in free.filter(|slot| slot.0 < self.geometry().main_slots()) {
+            let around = self.homes_around(slot);
+            let from = looked_to.unwrap_or(around.start).max(around.start);
+            last = (from..around.end).rev().find(|&home| self.may_have_displaced(home)).or(last);
+            looked_to = Some(from.max(around.end));
+            if last.is_some_and(|last| last >= around.start) {
+                self.bring_home(slot);
+            }
+        }
+    }
+
+    /// Whether a key of a home is displaced: a guess, without its lock.
+    fn may_have_displaced(&self, home: u64) -> bool {
+        families::names_displaced(self.geometry(), self.slots().aux(self.geometry().window(home).first))
+    }
+
     /// Moves a displaced key of any home around into `free`. Returns the slot that it left.
     fn bring_any_home(&self, free: SlotIx) -> Option<SlotIx> {
         // No lock is held, so the filters are a guess.
-        let (slots, mask) = (self.slots(), families::filter_mask(self.geometry()));
         self.homes_around(free)
-            .filter(|&home| slots.aux(self.geometry().window(home).first) & mask != 0)
+            .filter(|&home| self.may_have_displaced(home))
             .find_map(|home| self.bring_one_home(home, free))
     }
 

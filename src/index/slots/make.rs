@@ -6,7 +6,7 @@ use super::undo::before_the_write;
 use crate::faults::{Rule, disobey};
 use crate::layout::geometry::SlotIx;
 use crate::layout::hash::mix;
-use crate::layout::slot::{Content, Header, Image, Key, check, encode, stamp_copies};
+use crate::layout::slot::{Content, Header, Image, Key, check, encode, seal, stamp_copies};
 use crate::layout::words;
 use crate::region::RegionError;
 use std::ops::Range;
@@ -45,18 +45,22 @@ impl Slots {
         region.back_more(at(0)..at(geometry.slots()))?;
         let first_stamp = mix(geometry.incarnation().into()) as u32 & !1;
         let bucket_slots = u64::from(geometry.layout().bucket_slots);
+        let [mut of_home, mut of_other] = [aux, 0].map(|aux| {
+            encode(geometry.shape(), geometry.identity(SlotIx(0)), 2, &Content { aux, ..Content::default() })
+        });
         for slot in (0..geometry.slots()).map(SlotIx) {
             let home = Some(geometry.home_of_slot(slot)).filter(|&home| home < geometry.homes());
             let is_home = home.is_some_and(|home| slot.0 == home * bucket_slots);
-            let content = Content { aux: if is_home { aux } else { 0 }, ..Content::default() };
             let word = geometry.slot_word(slot);
             if region.load(word) != 0 {
-                self.writer().write(slot, &content);
+                let aux = if is_home { aux } else { 0 };
+                self.writer().write(slot, &Content { aux, ..Content::default() });
                 continue;
             }
             // Nobody takes what is there for a slot: its CRC is none, and on shm it is no key. Most words
             // stay zero.
-            let image = encode(geometry.shape(), geometry.identity(slot), first_stamp, &content);
+            let image = if is_home { &mut of_home } else { &mut of_other };
+            seal(geometry.shape(), geometry.identity(slot), first_stamp, image);
             stamp_copies(geometry.shape()).for_each(|copy| region.store(word + copy, image[copy]));
             [1, 0].into_iter().for_each(|header| region.store(word + header, image[header]));
         }

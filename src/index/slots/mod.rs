@@ -31,8 +31,10 @@ use crate::layout::chain::{self, Block};
 use crate::layout::compare::Loadable;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;
-use crate::layout::slot::{Content, HEADER, Header, Image, Key, SlotShape, Stored, lay_out, lay_out_line};
-use crate::layout::words::{self, LINE_WORDS, Words};
+use crate::layout::slot::{
+    Content, HEADER, Header, Image, Key, SlotShape, Stored, lay_out, lay_out_line, set_ghost_and_aux,
+};
+use crate::layout::words::{self, LINE_WORDS};
 use crate::region::Region;
 use crate::sync::AtomicU64;
 use held::HeldRooms;
@@ -485,19 +487,67 @@ impl Slots {
     /// Writes what belongs to the slot, not to its key.
     fn write_header(&self, locked: &Locked<'_>, slot: SlotIx, before: Header, ghost: u8, aux: u32) {
         let [_, header] = Header { ghost, aux, ..before }.to_words();
-        let (is_free, same_from) = (before.is_free(), HEADER / WORD);
-        if self.geometry.shape() == SlotShape::LINE {
-            let target = self.writer().target(SlotShape::LINE, slot);
-            let mut line: [u64; LINE_WORDS] = std::array::from_fn(|word| target.words().load(word));
-            line[1] = header;
-            self.write_target(locked, &target, is_free, &mut line, same_from);
-        } else {
-            let target = self.writer().target(self.geometry.shape(), slot);
-            let mut image = words::image(target.words());
+        let note = self.notes.of_key_in(slot);
+        self.write_filled(locked, slot, HEADER / WORD, note, |target, image| {
+            words::load_all(target.words(), image);
             image[1] = header;
-            self.write_target(locked, &target, is_free, &mut image, same_from);
-        }
-        self.note(slot, is_free, self.notes.of_key_in(slot), ghost);
+        });
+    }
+
+    /// Writes the key and the value that another slot has, with the ghost and `aux` of this one, which is free.
+    pub fn write_copy(&self, locked: &Locked<'_>, slot: SlotIx, of: &[AtomicU64], note: Note) {
+        self.write_filled(locked, slot, usize::MAX, note, |target, image| {
+            let Header { ghost, aux, .. } = target.before();
+            words::load_all(of, image);
+            set_ghost_and_aux(image, by_rule(Rule::GhostStays, ghost, 0), aux);
+        });
+    }
+
+    /// Frees the slot of a key that was copied away, and whose ghost this is (M2).
+    pub fn vacate(&self, locked: &Locked<'_>, slot: SlotIx, ghost: u8) {
+        self.write_filled(locked, slot, usize::MAX, Note::Free, |target, image| {
+            let before = target.before();
+            debug_assert!(has_room_for_ghost(before.ghost), "M3");
+            set_ghost_and_aux(image, by_rule(Rule::Ghost, ghost, before.ghost), before.aux);
+        });
+    }
+
+    /// Writes the image that `fill` makes of zeros; its stamps and CRC do not matter. The words from `same_from` on
+    /// stay as they are.
+    #[inline(always)]
+    fn write_filled(
+        &self,
+        locked: &Locked<'_>,
+        slot: SlotIx,
+        same_from: usize,
+        note: Note,
+        fill: impl FnOnce(&Target<'_>, &mut [u64]),
+    ) {
+        let header = match self.geometry.shape() {
+            SlotShape::LINE => {
+                let target = self.writer().target(SlotShape::LINE, slot);
+                let mut line = [0; LINE_WORDS];
+                fill(&target, &mut line);
+                let header = Header::from_words([line[0], line[1]]);
+                self.write_target(locked, &target, header.is_free(), &mut line, same_from.min(LINE_WORDS));
+                header
+            }
+            shape => {
+                let target = self.writer().target(shape, slot);
+                let mut image = Image::from_elem(0, shape.words());
+                fill(&target, &mut image);
+                let header = Header::from_words([image[0], image[1]]);
+                self.write_target(
+                    locked,
+                    &target,
+                    header.is_free(),
+                    &mut image,
+                    same_from.min(shape.words()),
+                );
+                header
+            }
+        };
+        self.note(slot, header.is_free(), note, header.ghost);
     }
 
     /// Notes what was written into a slot. `note` is about the key, if there is one.

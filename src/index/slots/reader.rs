@@ -4,7 +4,7 @@ use crate::layout::compare::{self, KeyEnd, Lines, Loadable};
 use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::mapped;
-use crate::layout::slot::{Content, Header, Image, Key, SlotShape, Stored, View};
+use crate::layout::slot::{Content, HEADER, Header, Image, Key, SlotShape, Stored, View};
 use crate::layout::words::{self, LINE_WORDS, Words};
 use crate::region::Region;
 use crate::sync::{AtomicU64, Ordering, fence};
@@ -161,6 +161,21 @@ impl<'a> SlotReader<'a> {
     pub fn occupant(&self, slot: SlotIx) -> (Header, Key) {
         let seen = mapped::header_and_key(self.geometry.shape(), self.words(slot));
         seen.unwrap_or_else(|_| (bytemuck::Zeroable::zeroed(), Key::new()))
+    }
+
+    /// Shows the key of a slot whose lock is held; none, if the slot is damaged.
+    #[inline(always)]
+    pub fn with_key(&self, slot: SlotIx, see: impl FnOnce(&[u8])) {
+        let (shape, words) = (self.geometry.shape(), self.words(slot));
+        let klen = usize::from(words::header(words).klen);
+        if shape == SlotShape::LINE && klen <= shape.payload_max() {
+            see(&words::load_line(words)[HEADER..HEADER + klen]);
+        } else {
+            let (_, key) = self.occupant(slot);
+            if !key.is_empty() {
+                see(&key);
+            }
+        }
     }
 
     /// The slot's header.
