@@ -31,8 +31,8 @@ impl Growth {
         }
         if share.role == PairRole::Whole && inserts.is_multiple_of(LOOK_EVERY) {
             let keys = segment.len();
-            if keys >= self.soon_split_at(share) {
-                self.stock.may_need(share.depth + 1);
+            if keys < self.soon_split_at(share) || self.stock.is_awaited(share.depth + 1) {
+                return;
             }
             if keys >= self.split_at(share) && !self.was_refused() {
                 // A put that needs it says so.
@@ -152,6 +152,9 @@ impl Growth {
     /// Takes away what is due and drives pairs on. Returns how long until there is more to do.
     pub fn tidy(&self) -> Option<Duration> {
         self.reap(usize::MAX);
+        if self.stock.maker().is_none() {
+            while self.give_surplus_back() {}
+        }
         let is_busy =
             self.under_way.load(Relaxed) > 0 && self.drive_oldest(&epoch::pin(), self.pace.homes_per_tidy);
         // Entries for the next doubling, a few at a time.

@@ -16,6 +16,7 @@ use crossbeam_epoch::Guard;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
+use std::thread::Thread;
 
 impl Growth {
     /// From now on, memory is registered here before it is used.
@@ -101,16 +102,27 @@ impl Growth {
         Segment::part(region, geometry, grace, undo, named.memory, share, self.extents.clone())
     }
 
-    /// The memory of a segment that is merged may be used again, or given back, when no thread of this
-    /// server uses the segment any more (E7).
+    /// The memory of a segment that is merged may be used again when no thread of this server uses the segment any
+    /// more (E7).
     pub(super) fn retire(&self, segment: &Segment, guard: &Guard) {
         let memory = segment.memory();
         add_counts(&mut lock(&self.done.gone), &segment.counts());
-        let (pieces, region) = (Arc::clone(&self.memory), self.region.alias());
-        let bytes = self.bytes_of(memory);
+        let (pieces, maker) = (Arc::clone(&self.memory), self.stock.maker());
         // Threads that still have the segment may be about to take a trace away in it.
-        self.live.remove(memory, guard, move |memory| lock(&pieces).put(memory, || region.give_back(bytes)));
+        self.live.remove(memory, guard, move |memory| {
+            lock(&pieces).put(memory);
+            maker.inspect(Thread::unpark);
+        });
         guard.flush();
+    }
+
+    /// Gives memory that no segment needs soon back to the system. That takes long, so no change does it. Returns
+    /// whether there was any.
+    pub(super) fn give_surplus_back(&self) -> bool {
+        let Some(memory) = lock(&self.memory).take_surplus() else { return false };
+        let bytes = self.region.give_back(self.bytes_of(memory));
+        lock(&self.memory).returned(memory, bytes);
+        bytes.is_some()
     }
 
     /// The pieces of memory that no segment has.

@@ -23,6 +23,8 @@ pub(super) struct FreeMemory {
     /// Pieces ever used.
     pub(super) used: u32,
     pub(super) bytes_returned: u64,
+    /// The system takes no memory back.
+    keeps_all: bool,
     /// The server has ended. What is still to come back is the next one's.
     pub(super) closed: bool,
 }
@@ -31,7 +33,16 @@ impl FreeMemory {
     pub(super) fn new(geometry: &Geometry, budget: &Arc<Budget>) -> FreeMemory {
         let (budget, piece_bytes) = (Arc::clone(budget), geometry.slots() * geometry.shape().bytes() as u64);
         let (free, bare) = (Vec::new(), Vec::new());
-        FreeMemory { budget, piece_bytes, free, bare, used: 0, bytes_returned: 0, closed: false }
+        FreeMemory {
+            budget,
+            piece_bytes,
+            free,
+            bare,
+            used: 0,
+            bytes_returned: 0,
+            keeps_all: false,
+            closed: false,
+        }
     }
 
     /// The last server left these segments. `give_back` hears which pieces are free between them, and says
@@ -92,19 +103,28 @@ impl FreeMemory {
         self.free.push(memory.number());
     }
 
-    /// Takes a piece back. Gives its memory to the system if enough is free, where that is possible.
-    pub(super) fn put(&mut self, memory: UnusedMemory, give_back: impl FnOnce() -> Option<u64>) {
-        if self.closed {
-            return;
+    /// Takes a piece back, unless the server has ended.
+    pub(super) fn put(&mut self, memory: UnusedMemory) {
+        if !self.closed {
+            self.keep(memory);
         }
-        if self.free.len() < KEPT_FREE {
-            return self.keep(memory);
-        }
-        match give_back() {
-            None => self.keep(memory),
+    }
+
+    /// Takes a piece out whose memory the system may have back: the pieces that are left suffice for the next splits.
+    pub(super) fn take_surplus(&mut self) -> Option<u32> {
+        if self.closed || self.keeps_all || self.free.len() <= KEPT_FREE { None } else { self.free.pop() }
+    }
+
+    /// The system has taken the memory of a surplus piece, or cannot.
+    pub(super) fn returned(&mut self, memory: u32, bytes: Option<u64>) {
+        match bytes {
             Some(bytes) => {
                 self.bytes_returned += bytes;
-                self.put_bare(memory.number());
+                self.put_bare(memory);
+            }
+            None => {
+                self.keeps_all = true;
+                self.free.push(memory);
             }
         }
     }

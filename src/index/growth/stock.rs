@@ -13,8 +13,8 @@ use crate::index::share::{KeyShare, PairRole};
 use crate::sync::{Mutex, lock};
 use crossbeam_epoch as epoch;
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::thread::Thread;
 
 /// The most segments that are kept ahead. Beside that, at most one for each eight that there are.
@@ -32,6 +32,8 @@ pub(super) struct Stock {
     ready: Mutex<Vec<Segment>>,
     /// The depths of these, a bit for each. Relaxed: a hint.
     depths: AtomicU32,
+    /// The last one that was wanted could not be made. Relaxed: a hint.
+    cannot: AtomicBool,
     /// The thread that makes them.
     maker: OnceLock<Thread>,
 }
@@ -71,12 +73,18 @@ impl Stock {
         let _ = self.maker.set(thread);
     }
 
-    /// A segment of this depth may be needed soon.
-    #[inline]
-    pub fn may_need(&self, depth: u32) {
-        if self.depths.load(Relaxed) >> depth & 1 == 0 {
-            self.maker.get().inspect(|maker| maker.unpark());
+    pub fn maker(&self) -> Option<Thread> {
+        self.maker.get().cloned()
+    }
+
+    /// A segment of this depth may be needed soon. Returns whether the maker is about to make one, and has not.
+    pub fn is_awaited(&self, depth: u32) -> bool {
+        if self.depths.load(Relaxed) >> depth & 1 == 1 {
+            return false;
         }
+        // Also if it could not a moment ago: it tries again. Meanwhile, who needs one makes it, or is told.
+        let may_come = !self.cannot.load(Relaxed);
+        may_come & self.maker.get().inspect(|maker| maker.unpark()).is_some()
     }
 }
 
@@ -91,10 +99,13 @@ impl Growth {
         self.split_at(share) * SOON_AT / 100
     }
 
-    /// Makes a segment that may be needed soon, or gives one back that was made and is not. Returns whether there
-    /// may be more to do. What is needed is bounded: at most [`AHEAD_MAX`] segments, and one for each eight that
+    /// Makes a segment that may be needed soon, or gives memory back that is not needed. Returns whether there may be
+    /// more to do. What is needed is bounded: at most [`AHEAD_MAX`] segments, and one for each eight that
     /// there are.
     pub fn make_ahead(&self) -> bool {
+        if self.give_surplus_back() {
+            return true;
+        }
         let (mut wanted, segments) = self.depths_wanted();
         wanted.truncate(AHEAD_MAX.min(1 + segments / 8) as usize);
         let mut unneeded = None;
@@ -106,10 +117,16 @@ impl Growth {
             }
         }
         if let Some(segment) = unneeded.and_then(|depth| self.stock.take(depth)) {
-            self.give_back(segment);
+            lock(&self.memory).put(UnusedMemory::of(segment));
             return true;
         }
         let Some(&depth) = wanted.first() else { return false };
+        let is_made = self.make_one(depth);
+        self.stock.cannot.store(!is_made, Relaxed);
+        is_made
+    }
+
+    fn make_one(&self, depth: u32) -> bool {
         if self.was_refused() || !lock(&self.memory).has_spare(self.geometry.segments_max(), LEFT) {
             return false;
         }
@@ -133,12 +150,5 @@ impl Growth {
         // The least deep first: there, more segments follow.
         wanted.sort_unstable();
         (wanted, segments)
-    }
-
-    /// Gives the memory of a segment back that nobody has used.
-    fn give_back(&self, segment: Segment) {
-        let first = self.geometry.slot_offset(self.geometry.segment_first(segment.memory()));
-        let bytes = first..first + self.segment_bytes();
-        lock(&self.memory).put(UnusedMemory::of(segment), || self.region.give_back(bytes));
     }
 }

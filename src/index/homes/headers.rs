@@ -6,7 +6,7 @@ use super::grace::Trace;
 use crate::faults::Rule;
 use crate::index::home_set::HomeSet;
 use crate::index::slots::Locked;
-use crate::layout::segment::HomeState;
+use crate::layout::segment::{HomeState, STATE_MASK};
 use crate::sync::Ordering::Relaxed;
 
 impl Homes {
@@ -21,10 +21,12 @@ impl Homes {
     }
 
     /// Has the header of a home say this.
-    pub fn set_header(&self, locked: &mut Locked<'_>, home: u64, state: HomeState) {
+    pub fn set_header(&self, locked: &Locked<'_>, home: u64, state: HomeState) {
         let home_slot = self.geometry().window(home).first;
-        let aux = self.slots.header(home_slot).aux;
-        self.slots.set_aux(locked, home_slot, state.in_aux(aux));
+        let aux = self.slots.aux(home_slot);
+        if state.in_aux(aux) != aux {
+            self.slots.set_aux_part(locked, home_slot, STATE_MASK, state.in_aux(0));
+        }
     }
 
     /// Has every header say what is so. The homes of a split's child have not been merged: those that are

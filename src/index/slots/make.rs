@@ -45,14 +45,18 @@ impl Slots {
         region.back_more(at(0)..at(geometry.slots()))?;
         let first_stamp = mix(geometry.incarnation().into()) as u32 & !1;
         let bucket_slots = u64::from(geometry.layout().bucket_slots);
+        let (mut next_home, homes_end) = (SlotIx(0), geometry.homes() * bucket_slots);
         let [mut of_home, mut of_other] = [aux, 0].map(|aux| {
             encode(geometry.shape(), geometry.identity(SlotIx(0)), 2, &Content { aux, ..Content::default() })
         });
         for slot in (0..geometry.slots()).map(SlotIx) {
-            let home = Some(geometry.home_of_slot(slot)).filter(|&home| home < geometry.homes());
-            let is_home = home.is_some_and(|home| slot.0 == home * bucket_slots);
-            let word = geometry.slot_word(slot);
-            if region.load(word) != 0 {
+            let is_home = slot == next_home;
+            if is_home {
+                let next = slot.0 + bucket_slots;
+                next_home = SlotIx(if next < homes_end { next } else { u64::MAX });
+            }
+            let words = region.stores(geometry.slot_word(slot), geometry.shape().words());
+            if words.load(0) != 0 {
                 let aux = if is_home { aux } else { 0 };
                 self.writer().write(slot, &Content { aux, ..Content::default() });
                 continue;
@@ -61,8 +65,9 @@ impl Slots {
             // stay zero.
             let image = if is_home { &mut of_home } else { &mut of_other };
             seal(geometry.shape(), geometry.identity(slot), first_stamp, image);
-            stamp_copies(geometry.shape()).for_each(|copy| region.store(word + copy, image[copy]));
-            [1, 0].into_iter().for_each(|header| region.store(word + header, image[header]));
+            stamp_copies(geometry.shape()).for_each(|copy| words.store(copy, image[copy]));
+            words.store(1, image[1]);
+            words.store(0, image[0]);
         }
         Ok(())
     }

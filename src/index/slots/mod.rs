@@ -478,6 +478,17 @@ impl Slots {
         }
     }
 
+    /// Sets the part of a slot's `aux` that this mask names.
+    #[inline]
+    pub fn set_aux_part(&self, locked: &Locked<'_>, slot: SlotIx, mask: u32, part: u32) {
+        let note = self.notes.of_key_in(slot);
+        self.write_filled(locked, slot, HEADER / WORD, note, |target, image| {
+            words::load_all(target.words(), image);
+            let Header { ghost, aux, .. } = target.before();
+            set_ghost_and_aux(image, by_rule(Rule::GhostStays, ghost, 0), aux & !mask | part);
+        });
+    }
+
     /// Takes the ghost of a slot away.
     pub fn take_ghost(&self, locked: &Locked<'_>, slot: SlotIx) {
         let before = self.header(slot);
