@@ -119,20 +119,9 @@ impl Sink for Vec<u8> {
         unsafe { self.set_len(before + len) };
     }
 
-    /// Copies all the words: that is quicker than to copy a length known at run time.
     #[inline(always)]
     fn put_words<const N: usize>(&mut self, len: usize, word: impl Fn(usize) -> u64) {
-        assert!(len <= N * WORD, "no more bytes than there are");
-        if self.capacity() < N * WORD {
-            make_room(self, N * WORD);
-        }
-        let to = self.as_mut_ptr().cast::<[u8; WORD]>();
-        for n in 0..N {
-            // SAFETY: the vector has memory for `N` words, and nobody else refers to it.
-            unsafe { to.add(n).write(word(n).to_le_bytes()) };
-        }
-        // SAFETY: `len` bytes, or more, were written.
-        unsafe { self.set_len(len) };
+        put_words_at::<N>(self, 0, len, word);
     }
 
     #[inline]
@@ -160,12 +149,111 @@ impl Sink for Vec<u8> {
     }
 }
 
+/// Replaces what is in `out` from byte `start` on with the first `len` bytes of `N` words. Copies all the words:
+/// that is quicker than to copy a length known at run time.
+///
+/// # Panics
+/// When there are no bytes up to `start`, or `len` is more than `N` words have.
+#[inline(always)]
+fn put_words_at<const N: usize>(out: &mut Vec<u8>, start: usize, len: usize, word: impl Fn(usize) -> u64) {
+    assert!(len <= N * WORD, "no more bytes than there are");
+    assert!(start <= out.len(), "the bytes before are there");
+    if out.capacity() - start < N * WORD {
+        make_room(out, start, N * WORD);
+    }
+    // SAFETY: `start` is no more than the vector's capacity.
+    let to = unsafe { out.as_mut_ptr().add(start) }.cast::<[u8; WORD]>();
+    for n in 0..N {
+        // SAFETY: the vector has memory for `N` words from `start` on, and nobody else refers to it.
+        unsafe { to.add(n).write(word(n).to_le_bytes()) };
+    }
+    // SAFETY: the bytes before `start` were there, and `len` bytes from it on, or more, were written.
+    unsafe { out.set_len(start + len) };
+}
+
 #[cold]
 #[inline(never)]
-fn make_room(out: &mut Vec<u8>, bytes: usize) {
-    out.clear();
+fn make_room(out: &mut Vec<u8>, start: usize, bytes: usize) {
+    out.truncate(start);
     out.reserve(bytes);
-    assert!(out.capacity() >= bytes, "room was made");
+    assert!(out.len() == start && out.capacity() - start >= bytes, "room was made");
+}
+
+/// Values one behind the other, in one vector: the one that landed last can be kept. The outcome is whether the key
+/// was found.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TailSink {
+    bytes: Vec<u8>,
+    /// How many of them are kept: where each value begins.
+    kept: usize,
+}
+
+impl TailSink {
+    /// No values.
+    pub const fn new() -> TailSink {
+        TailSink { bytes: Vec::new(), kept: 0 }
+    }
+
+    /// All bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Keeps no value, but the memory.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.kept = 0;
+    }
+
+    /// Keeps the value that landed last. Returns where it is among the bytes.
+    #[inline(always)]
+    pub fn keep(&mut self) -> Range<usize> {
+        let value = self.kept..self.bytes.len();
+        self.kept = value.end;
+        value
+    }
+}
+
+impl Sink for TailSink {
+    type Outcome = bool;
+
+    #[inline]
+    fn begin(&mut self, len: usize) -> bool {
+        self.bytes.truncate(self.kept);
+        self.bytes.reserve(len);
+        true
+    }
+
+    #[inline]
+    fn put(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    fn put_with(&mut self, len: usize, fill: impl FnMut(usize, &mut [MaybeUninit<u8>]) -> &mut [u8]) {
+        self.bytes.put_with(len, fill);
+    }
+
+    #[inline(always)]
+    fn put_words<const N: usize>(&mut self, len: usize, word: impl Fn(usize) -> u64) {
+        put_words_at::<N>(&mut self.bytes, self.kept, len, word);
+    }
+
+    #[inline]
+    fn put_none(&mut self) {
+        self.bytes.truncate(self.kept);
+    }
+
+    fn value_len(&self) -> usize {
+        self.bytes.len() - self.kept
+    }
+
+    fn landed(&self) -> Option<&[u8]> {
+        Some(&self.bytes[self.kept..])
+    }
+
+    fn outcome(&self, is_found: bool) -> bool {
+        is_found
+    }
 }
 
 /// Lets `fill` write all of this memory.
@@ -436,10 +524,18 @@ mod tests {
         for len in 0..=32 {
             let (mut memory, mut vec, mut length) = ([0xff; 32], vec![9; 3], LengthSink::default());
             let mut slice = SliceSink::new(&mut memory);
+            let mut tail = TailSink::new();
+            tail.put(b"kept");
+            assert_eq!(tail.keep(), 0..4);
             slice.put_words::<4>(len, word);
             vec.put_words::<4>(len, word);
             length.put_words::<4>(len, word);
+            // What is not kept is replaced.
+            tail.put(b"another value");
+            tail.put_words::<4>(len, word);
             assert_eq!((slice.bytes(), &vec[..]), (&bytes[..len], &bytes[..len]));
+            assert_eq!((tail.landed(), tail.value_len()), (Some(&bytes[..len]), len));
+            assert_eq!((tail.keep(), &tail.bytes()[..4]), (4..4 + len, &b"kept"[..]));
             assert_eq!(length.outcome(true), Some(len));
         }
     }

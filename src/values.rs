@@ -1,21 +1,44 @@
 //! The values of a batch, in one buffer.
 
 use crate::outcome::KeyError;
-use std::ops::Range;
+use crate::reader::{Answers, StoredAnswer};
+use crate::sink::{Sink, TailSink};
+use std::ops::{ControlFlow, Range};
 
 /// The values of many keys, in the order of the keys. Use one again and again: it keeps its memory.
 #[derive(Clone, Debug, Default)]
 pub struct Values {
-    bytes: Vec<u8>,
-    /// Where each key's value is among the bytes. `None` for an absent key.
-    spans: Vec<Option<Range<usize>>>,
+    bytes: TailSink,
+    /// Where each key's value is among the bytes.
+    spans: Vec<Span>,
     refused: Vec<(usize, KeyError)>,
+}
+
+/// Some bytes: where they begin, and how many they are.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    start: usize,
+    len: usize,
+}
+
+impl Span {
+    /// In place of an absent key's. No value has this length.
+    const NONE: Span = Span { start: 0, len: usize::MAX };
+
+    #[inline(always)]
+    fn of(bytes: Range<usize>) -> Span {
+        Span { start: bytes.start, len: bytes.end - bytes.start }
+    }
+
+    fn in_bytes(self, bytes: &[u8]) -> Option<&[u8]> {
+        (self.len != Span::NONE.len).then(|| &bytes[self.start..][..self.len])
+    }
 }
 
 impl Values {
     /// No values.
     pub const fn new() -> Values {
-        Values { bytes: Vec::new(), spans: Vec::new(), refused: Vec::new() }
+        Values { bytes: TailSink::new(), spans: Vec::new(), refused: Vec::new() }
     }
 
     /// The number of keys.
@@ -33,12 +56,12 @@ impl Values {
     /// # Panics
     /// When there is no key of this number.
     pub fn get(&self, key: usize) -> Option<&[u8]> {
-        self.spans[key].clone().map(|span| &self.bytes[span])
+        self.spans[key].in_bytes(self.bytes.bytes())
     }
 
     /// The value of each key, in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Option<&[u8]>> {
-        self.spans.iter().map(|span| span.clone().map(|span| &self.bytes[span]))
+        self.spans.iter().map(|span| span.in_bytes(self.bytes.bytes()))
     }
 
     /// The numbers of the keys without an outcome, and why: the table cannot hold such a key, or with
@@ -51,23 +74,44 @@ impl Values {
     pub(crate) fn reset(&mut self, keys: usize) {
         self.bytes.clear();
         self.spans.clear();
-        self.spans.resize(keys, None);
+        self.spans.resize(keys, Span::NONE);
         self.refused.clear();
     }
 
     /// Sets the outcome of key number `key`.
-    #[inline(always)]
     pub(crate) fn set(&mut self, key: usize, answer: Result<Option<&[u8]>, KeyError>) {
         match answer {
-            Ok(value) => {
-                self.spans[key] = value.map(|value| {
-                    let start = self.bytes.len();
-                    self.bytes.extend_from_slice(value);
-                    start..self.bytes.len()
-                });
+            Ok(Some(value)) => {
+                self.bytes.begin(value.len());
+                self.bytes.put(value);
+                self.spans[key] = Span::of(self.bytes.keep());
             }
+            Ok(None) => {}
             Err(error) => self.refused.push((key, error)),
         }
+    }
+}
+
+/// Values land where they stay.
+impl Answers for Values {
+    type Sink = TailSink;
+
+    #[inline(always)]
+    fn sink(&mut self) -> &mut TailSink {
+        &mut self.bytes
+    }
+
+    #[inline(always)]
+    fn landed(&mut self, number: usize, is_there: bool) -> ControlFlow<()> {
+        if is_there {
+            self.spans[number] = Span::of(self.bytes.keep());
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn answer(&mut self, number: usize, answer: StoredAnswer<'_>) -> ControlFlow<()> {
+        self.set(number, answer.map_err(KeyError::from));
+        ControlFlow::Continue(())
     }
 }
 

@@ -9,7 +9,7 @@ use super::long::SWAP_ROUNDS_MAX;
 use crate::encryption::{DecryptError, Encryption};
 use crate::layout::extent::Expected;
 use crate::outcome::{PutError, PutMode, PutOutcome, SwapOutcome};
-use crate::reader::StoredAnswer;
+use crate::reader::{Called, StoredAnswer};
 use crate::sink::Sink;
 use std::ops::{ControlFlow, Range};
 use std::time::Instant;
@@ -112,7 +112,7 @@ impl Client {
         each: &mut dyn FnMut(usize, BatchAnswer<'_>) -> ControlFlow<()>,
     ) -> Result<(), GetError> {
         let (mut value, mut undecrypted) = (Vec::new(), 0);
-        let result = self.get_batch_stored(keys, |number, answer: StoredAnswer<'_>| match answer {
+        let mut each = |number: usize, answer: StoredAnswer<'_>| match answer {
             Ok(Some(stored)) => {
                 value.clear();
                 value.extend_from_slice(stored);
@@ -126,7 +126,8 @@ impl Client {
             }
             Ok(None) => each(number, Ok(None)),
             Err(error) => each(number, Err(error.into())),
-        });
+        };
+        let result = self.get_batch_stored(keys, &mut Called::new(Vec::new(), &mut each));
         if undecrypted > 0 {
             self.stats.failures.undecrypted += undecrypted;
             self.publish();

@@ -4,8 +4,8 @@ use super::error::{AskError, GetError};
 use super::handle::Handle;
 use super::{Client, ServerPath, on_path};
 use crate::outcome::{KeyError, PutError};
-use crate::reader::{StoredAnswer, in_order};
-use crate::sink::Sink;
+use crate::reader::{Answers, Called, StoredAnswer, in_order};
+use crate::sink::{LengthSink, Sink};
 use crate::values::Values;
 use crate::wire::{Reply, Request};
 use std::ops::{ControlFlow, Range};
@@ -26,6 +26,31 @@ fn noting<B>(
             *broken_off = ControlFlow::Break(with);
             ControlFlow::Break(())
         }
+    }
+}
+
+/// Which keys of a batch are present. Their values' bytes are not wanted.
+struct Present<'a> {
+    bits: &'a mut [u64],
+    length: LengthSink,
+}
+
+impl Answers for Present<'_> {
+    type Sink = LengthSink;
+
+    #[inline(always)]
+    fn sink(&mut self) -> &mut LengthSink {
+        &mut self.length
+    }
+
+    #[inline(always)]
+    fn landed(&mut self, number: usize, is_there: bool) -> ControlFlow<()> {
+        self.bits[number / 64] |= u64::from(is_there) << (number % 64);
+        ControlFlow::Continue(())
+    }
+
+    fn answer(&mut self, number: usize, answer: StoredAnswer<'_>) -> ControlFlow<()> {
+        self.landed(number, answer.is_ok_and(|value| value.is_some()))
     }
 }
 
@@ -142,7 +167,10 @@ impl Client {
     /// As [`Client::get_many`]. By then, `values` has some of the values.
     pub fn get_many_into<K: AsRef<[u8]>>(&mut self, keys: &[K], values: &mut Values) -> Result<(), GetError> {
         values.reset(keys.len());
-        self.get_all(keys, |number, answer| values.set(number, answer))
+        if self.options.encryption.is_some() {
+            return self.get_all(keys, |number, answer| values.set(number, answer));
+        }
+        self.get_batch_stored(keys, values)
     }
 
     /// Tells which of many keys are present: in bit `n % 64` of word `n / 64` of `present`, whether
@@ -158,10 +186,7 @@ impl Client {
     ) -> Result<(), GetError> {
         present.clear();
         present.resize(keys.len().div_ceil(64), 0);
-        self.get_batch_stored(keys, |number, answer| {
-            present[number / 64] |= u64::from(answer.is_ok_and(|value| value.is_some())) << (number % 64);
-            ControlFlow::Continue(())
-        })
+        self.get_batch_stored(keys, &mut Present { bits: present, length: LengthSink::default() })
     }
 
     /// Like [`Client::get_many`], but calls `each` with the index and the outcome of each key, in no
@@ -264,19 +289,17 @@ impl Client {
         if let Some(encryption) = self.options.encryption.clone() {
             return self.get_batch_decrypted(&encryption, keys, &mut each);
         }
-        self.get_batch_stored(keys, |number, answer| match answer {
-            Ok(value) => each(number, Ok(value)),
-            Err(error) => each(number, Err(error.into())),
-        })
+        let each = |number, answer: StoredAnswer<'_>| each(number, answer.map_err(KeyError::from));
+        self.get_batch_stored(keys, &mut Called::new(Vec::new(), each))
     }
 
     /// The same for values as they are stored.
     pub(super) fn get_batch_stored<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
-        each: impl FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>,
+        answers: &mut impl Answers,
     ) -> Result<(), GetError> {
-        match on_path!(&mut self.path, handle => handle.get_many(keys, each, &mut self.stats)) {
+        match on_path!(&mut self.path, handle => handle.get_many(keys, answers, &mut self.stats)) {
             Ok(_) => {
                 self.publish();
                 Ok(())

@@ -4,7 +4,7 @@ use super::error::{AskError, GetError};
 use super::stats::ClientStats;
 use crate::layout::geometry::Geometry;
 use crate::process::Process;
-use crate::reader::StoredAnswer;
+use crate::reader::Answers;
 use crate::wire::{Reply, Request};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -31,12 +31,12 @@ pub(super) trait Handle: Clone {
     /// Bytes of memory that its hints take.
     fn hint_bytes(&self) -> u64;
 
-    /// Calls `each` once per key with the key's index and outcome, in any order, until it breaks off.
+    /// Hands each key's outcome to `answers`, in any order, until it breaks off.
     /// Adds its counts to `stats`.
     fn get_many<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
-        each: impl FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>,
+        answers: &mut impl Answers,
         stats: &mut ClientStats,
     ) -> Result<ControlFlow<()>, GetError>;
 

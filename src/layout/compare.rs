@@ -33,10 +33,8 @@ pub(crate) trait Loadable {
     where
         Self: 'a;
 
-    /// So many words, from the one with this number on.
-    fn words(&self, first: usize, len: usize) -> Self::Words<'_>;
-
-    /// The same. `None` if not all of them are there: where damaged bytes may have led.
+    /// So many words, from the one with this number on. `None` if not all of them are there: where damaged bytes
+    /// may have led.
     fn words_within(&self, first: usize, len: usize) -> Option<Self::Words<'_>>;
 
     /// The words of the control page.
@@ -76,11 +74,6 @@ impl<T: Loadable> Loadable for &T {
         = T::Words<'a>
     where
         Self: 'a;
-
-    #[inline(always)]
-    fn words(&self, first: usize, len: usize) -> Self::Words<'_> {
-        T::words(self, first, len)
-    }
 
     #[inline(always)]
     fn words_within(&self, first: usize, len: usize) -> Option<Self::Words<'_>> {

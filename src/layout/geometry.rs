@@ -372,13 +372,7 @@ impl Geometry {
     pub(crate) fn payload_word(&self, slot: SlotIx) -> usize {
         self.derived.first_payload + slot.0 as usize * self.derived.slot_words
     }
-    /// The number of the region's word that is the first of a home's window, and how many words the
-    /// window has.
-    #[inline(always)]
-    pub(crate) fn home_window_words(&self, home: u64) -> (usize, usize) {
-        (self.home_word(home), self.derived.window_words)
-    }
-    /// The first of these words.
+    /// The number of the region's word that is the first of a home's window.
     #[inline(always)]
     pub(crate) fn home_word(&self, home: u64) -> usize {
         self.derived.first_word + home as usize * self.derived.home_words
@@ -514,7 +508,7 @@ mod tests {
         let of = |hash| it.primary(Hashed { key: b"", first: First(hash), home: it.home(hash) });
         assert_eq!(of(u64::MAX), last);
         assert_eq!(of(0), it.window(0));
-        assert_eq!([0, 23].map(|home| it.home_window_words(home)), [(2_560, 128), (4_032, 128)]);
+        assert_eq!(([0, 23].map(|home| it.home_word(home)), it.window_words()), ([2_560, 4_032], 128));
         assert_eq!([0, 3, 4, 92].map(|slot| it.home_of_slot(SlotIx(slot))), [0, 0, 1, 23]);
         assert!(last.iter().map(|slot| slot.0).eq(92..100));
         assert_eq!([91, 92, 99, 100].map(|n| last.contains(SlotIx(n))), [false, true, true, false]);

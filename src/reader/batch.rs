@@ -1,6 +1,7 @@
 //! Many GETs, with as many READs in flight as the fabric allows.
 
 use super::Reader;
+use super::answers::{Answers, Called, StoredAnswer};
 use super::entries::KnownEntries;
 use super::look::WrongSlots;
 use super::order::in_order;
@@ -10,12 +11,8 @@ use crate::get::{Get, HintedLook, Landed, Retry, Step};
 use crate::hints::{Hinted, Hints};
 use crate::layout::geometry::{Geometry, Window};
 use crate::layout::hash::Hashed;
-use crate::outcome::KeyLengthError;
+use crate::sink::Sink;
 use std::ops::ControlFlow;
-
-/// The outcome of one key of a batch: its value as it is stored, `None` if it is absent, or that the
-/// table cannot hold it.
-pub type StoredAnswer<'a> = Result<Option<&'a [u8]>, KeyLengthError>;
 
 /// A batch's keys by their numbers.
 pub(super) type Keys<'k> = dyn Fn(usize) -> &'k [u8] + 'k;
@@ -27,6 +24,17 @@ pub(super) type Each<'e> = dyn FnMut(usize, Option<&[u8]>) -> ControlFlow<()> + 
 /// A batch asks for the lines of this number of keys at once, before it looks at those of the keys before:
 /// four lines of each. A core has 10 to 24 line-fill buffers (docs/BENCHMARKS.md has the time for 16 keys).
 const AHEAD: usize = 8;
+
+/// What the direct looks of a batch came to.
+#[derive(Default)]
+struct Looks {
+    /// Hits.
+    found: u64,
+    /// Looks that had no answer, and read a window.
+    read: u64,
+    /// The keys without an answer.
+    left: Vec<usize>,
+}
 
 impl<F: Fabric> Reader<'_, F> {
     /// Looks many keys up with as many READs in flight as the fabric allows: whenever some have completed, a
@@ -47,12 +55,26 @@ impl<F: Fabric> Reader<'_, F> {
         keys: &[K],
         mut each: impl FnMut(usize, Option<&[u8]>),
     ) -> Result<(), F::Error> {
-        keys.iter().try_for_each(|key| self.check_key(key.as_ref()))?;
-        let to_the_end = |number, value: Option<&[u8]>| {
-            each(number, value);
-            ControlFlow::Continue(())
+        self.check_keys(keys)?;
+        let to_the_end = |number, answer: StoredAnswer<'_>| {
+            // No other key is refused.
+            answer.map_or(ControlFlow::Break(()), |value| {
+                each(number, value);
+                ControlFlow::Continue(())
+            })
         };
-        self.get_fitting(keys, to_the_end).map(|_| ())
+        self.get_each(keys, to_the_end).map(|_| ())
+    }
+
+    /// Refuses the first key that the table cannot hold.
+    #[inline]
+    fn check_keys<K: AsRef<[u8]>>(&mut self, keys: &[K]) -> Result<(), F::Error> {
+        // The longest, where none is longest of all. Quicker than to look at each by itself.
+        let longest = keys.iter().fold(0, |longest, key| key.as_ref().len().wrapping_sub(1).max(longest));
+        if longest < self.geometry.key_max() {
+            return Ok(());
+        }
+        keys.iter().try_for_each(|key| self.check_key(key.as_ref()))
     }
 
     /// Like [`Reader::get_many`], but a key that the table cannot hold has an outcome of its own, after
@@ -64,12 +86,34 @@ impl<F: Fabric> Reader<'_, F> {
     pub fn get_each<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
-        mut each: impl FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>,
+        each: impl FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, F::Error> {
-        if keys.iter().all(|key| self.length_of(key.as_ref()).is_ok()) {
-            return self.get_fitting(keys, |number, value| each(number, Ok(value)));
-        }
-        self.get_fitting_of(&|number| keys[number].as_ref(), keys.len(), &mut each)
+        let mut called = Called::new(std::mem::take(&mut self.value), each);
+        let flow = self.answer_each(keys, &mut called);
+        self.value = called.into_memory();
+        flow
+    }
+
+    /// The same, to whatever takes the answers.
+    ///
+    /// # Errors
+    /// As [`Reader::get_each`].
+    pub(crate) fn answer_each<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        answers: &mut impl Answers,
+    ) -> Result<ControlFlow<()>, F::Error> {
+        let left = if self.hints.is_some() || !self.fabric.is_direct() {
+            (0..keys.len()).collect()
+        } else {
+            match self.look_for_each(keys, answers) {
+                ControlFlow::Break(()) => return Ok(ControlFlow::Break(())),
+                ControlFlow::Continue(left) if left.is_empty() => return Ok(ControlFlow::Continue(())),
+                ControlFlow::Continue(left) => left,
+            }
+        };
+        let each = &mut |number, answer: StoredAnswer<'_>| answers.answer(number, answer);
+        self.answer_left(&|number| keys[number].as_ref(), left, each)
     }
 
     /// Like [`Reader::get_each`], but the answers come in the order of `keys`, those of keys that the table
@@ -86,91 +130,85 @@ impl<F: Fabric> Reader<'_, F> {
         in_order(keys, each, |some, each| self.get_each(some, each).map(|_| ()))
     }
 
-    /// The rest of [`Reader::get_each`] where some keys do not fit.
-    #[cold]
-    fn get_fitting_of(
+    /// Looks for the keys with these numbers, which no direct look has answered: those that fit come first.
+    #[inline(never)]
+    fn answer_left(
         &mut self,
         keys: &Keys<'_>,
-        len: usize,
+        left: Vec<usize>,
         each: &mut dyn FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, F::Error> {
-        let (mut fitting, mut others) = (Vec::new(), Vec::new());
-        for number in 0..len {
-            match self.length_of(keys(number)) {
-                Ok(()) => fitting.push(number),
-                Err(error) => others.push((number, error)),
+        let mut others = Vec::new();
+        let mut fits = |&number: &usize| match self.length_of(keys(number)) {
+            Ok(()) => true,
+            Err(error) => {
+                others.push((number, error));
+                false
             }
-        }
+        };
+        let fitting = left.into_iter().filter(&mut fits).collect();
         let those = self.ask_for(keys, fitting, &mut |number, value| each(number, Ok(value)))?;
-        if those.is_break() {
+        if those.is_break() || others.is_empty() {
             return Ok(those);
         }
         self.fabric.check()?;
         Ok(others.into_iter().try_for_each(|(number, error)| each(number, Err(error))))
     }
 
-    /// Looks for keys whose lengths were checked.
-    #[inline]
-    fn get_fitting<K: AsRef<[u8]>>(
+    /// Looks for keys directly, while the lines of those that follow come in. Returns the numbers of those that
+    /// have no answer yet.
+    fn look_for_each<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
-        mut each: impl FnMut(usize, Option<&[u8]>) -> ControlFlow<()>,
-    ) -> Result<ControlFlow<()>, F::Error> {
-        let left = if self.hints.is_some() || !self.fabric.is_direct() {
-            (0..keys.len()).collect()
-        } else {
-            match self.get_many_directly(keys, &mut each) {
-                ControlFlow::Break(()) => return Ok(ControlFlow::Break(())),
-                ControlFlow::Continue(left) if left.is_empty() => return Ok(ControlFlow::Continue(())),
-                ControlFlow::Continue(left) => left,
-            }
-        };
-        self.ask_for(&|number| keys[number].as_ref(), left, &mut each)
-    }
-
-    /// Looks for keys directly, while the lines of those that follow come in. Returns the numbers of those
-    /// that only the machine can tell.
-    fn get_many_directly<K: AsRef<[u8]>>(
-        &mut self,
-        keys: &[K],
-        each: &mut impl FnMut(usize, Option<&[u8]>) -> ControlFlow<()>,
+        answers: &mut impl Answers,
     ) -> ControlFlow<(), Vec<usize>> {
-        let mut value = std::mem::take(&mut self.value);
-        let (mut left, mut flow) = (Vec::new(), ControlFlow::Continue(()));
-        // Looks that read a window, answers, and hits.
-        let (mut looked, mut answered, mut found) = (0, 0, 0);
-        let mut expected = [[Expected::NOTHING; AHEAD]; 2];
-        self.expect_all(keys, &mut expected[0]);
-        let mut number = 0;
-        'all: for (turn, block) in keys.chunks(AHEAD).enumerate() {
-            self.expect_all(&keys[number + block.len()..], &mut expected[(turn + 1) % 2]);
-            for (key, expected) in block.iter().zip(&expected[turn % 2]) {
-                let key = key.as_ref();
-                number += 1;
-                let is_there = match self.fabric.glance_expected(key, expected, &mut value) {
-                    Some(is_there) => is_there,
-                    None => match self.look_directly(key, expected, &mut value) {
-                        Ok(is_there) => is_there,
-                        Err(reads) => {
-                            left.push(number - 1);
-                            looked += u64::from(reads > 0);
-                            continue;
-                        }
-                    },
-                };
-                answered += 1;
-                found += u64::from(is_there);
-                flow = each(number - 1, is_there.then_some(&value));
-                if flow.is_break() {
-                    break 'all;
-                }
+        let mut looks = Looks::default();
+        let [now, next] = &mut [[Expected::NOTHING; AHEAD]; 2];
+        let (mut now, mut next) = (now, next);
+        self.expect_all(keys, now);
+        let (mut ended, mut flow) = (0, ControlFlow::Continue(()));
+        while ended < keys.len() && flow.is_continue() {
+            let (some, others) = keys[ended..].split_at(AHEAD.min(keys.len() - ended));
+            self.expect_all(others, next);
+            match self.look_for_some(some, now, ended, answers, &mut looks) {
+                ControlFlow::Continue(()) => ended += some.len(),
+                ControlFlow::Break(at) => (ended, flow) = (at, ControlFlow::Break(())),
             }
+            std::mem::swap(&mut now, &mut next);
         }
-        looked += answered;
+        let Looks { found, read, left } = looks;
+        let answered = (ended - left.len()) as u64;
+        let looked = answered + read;
         self.direct.count_all(answered, found, self.geometry);
         self.direct.share_doorbells(looked - looked.div_ceil(AHEAD as u64));
-        self.value = value;
         flow.map_continue(|()| left)
+    }
+
+    /// Looks for keys that were asked for. The first has this number. Breaks off with the number behind the last.
+    /// (A function of its own: the fewer things are kept, the fewer go to the stack and back.)
+    #[inline(never)]
+    fn look_for_some<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        expected: &[Expected; AHEAD],
+        first: usize,
+        answers: &mut impl Answers,
+        looks: &mut Looks,
+    ) -> ControlFlow<usize> {
+        for (number, (key, expected)) in (first..).zip(keys.iter().zip(expected)) {
+            let is_there = match self.fabric.glance_expected(key.as_ref(), expected, answers.sink()) {
+                Some(is_there) => is_there,
+                None => match self.look_directly(number, key.as_ref(), expected, answers.sink(), looks) {
+                    Some(is_there) => is_there,
+                    None => continue,
+                },
+            };
+            looks.found += u64::from(is_there);
+            if answers.landed(number, is_there).is_break() {
+                return ControlFlow::Break(number + 1);
+            }
+        }
+        ControlFlow::Continue(())
     }
 
     /// Asks for the lines of the first of these keys.
@@ -181,14 +219,28 @@ impl<F: Fabric> Reader<'_, F> {
         }
     }
 
-    /// The whole direct look for a key of a batch. Where it has no answer, it says how many windows it read.
+    /// The whole direct look for a key of a batch.
     #[cold]
     #[inline(never)]
-    fn look_directly(&mut self, key: &[u8], expected: &Expected, value: &mut Vec<u8>) -> Result<bool, u64> {
+    fn look_directly(
+        &mut self,
+        number: usize,
+        key: &[u8],
+        expected: &Expected,
+        value: &mut impl Sink,
+        looks: &mut Looks,
+    ) -> Option<bool> {
         let before = self.reads.reads;
         let key = self.geometry.hashed_to(key, expected.first());
-        let found = self.fabric.get_directly(key, value, &mut self.reads);
-        found.ok_or(self.reads.reads - before)
+        let found = match self.geometry.may_hold(key.key()) {
+            true => self.fabric.get_directly(key, value, &mut self.reads),
+            false => None,
+        };
+        if found.is_none() {
+            looks.left.push(number);
+            looks.read += u64::from(self.reads.reads > before);
+        }
+        found
     }
 
     /// Looks for the keys with these numbers: where hints say, if there are any, and then

@@ -1,6 +1,7 @@
 //! Drives GET machines over a fabric: one at a time, or many in flight. Counts what it does, bounds what
 //! it may do.
 
+mod answers;
 mod batch;
 mod entries;
 mod look;
@@ -13,7 +14,8 @@ mod values;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub use batch::StoredAnswer;
+pub use answers::StoredAnswer;
+pub(crate) use answers::{Answers, Called};
 pub(crate) use entries::KnownEntries;
 pub(crate) use order::in_order;
 pub use patience::Limits;

@@ -56,12 +56,6 @@ impl Loadable for Region {
     type Words<'a> = MappedWords<'a>;
 
     #[inline(always)]
-    fn words(&self, first: usize, len: usize) -> MappedWords<'_> {
-        self.accessed();
-        MappedWords { words: self.slice(first, len), observed: self.observer() }
-    }
-
-    #[inline(always)]
     fn words_within(&self, first: usize, len: usize) -> Option<MappedWords<'_>> {
         let words = self.slice_within(first, len)?;
         self.accessed();

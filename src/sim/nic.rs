@@ -330,20 +330,16 @@ impl<A: Adversary> Loadable for Loading<'_, '_, A> {
     where
         Self: 'w;
 
-    fn words(&self, first: usize, len: usize) -> LoadedWords<'_, Self> {
+    /// Whatever is not there is a bug: no history has damaged bytes.
+    fn words_within(&self, first: usize, len: usize) -> Option<LoadedWords<'_, Self>> {
         if len > 1 {
             let mut sim = self.sim.borrow_mut();
             let main_end = sim.geometry.slot_word(SlotIx(sim.geometry.main_slots()));
-            let is_primary = first == sim.geometry.home_window_words(sim.aim.home).0;
+            let is_primary = first == sim.geometry.home_word(sim.aim.home);
             sim.met.further += u32::from(!is_primary);
             sim.met.blocks += u32::from(first >= main_end);
         }
-        LoadedWords { memory: self, range: (first, len) }
-    }
-
-    /// Whatever is not there is a bug: no history has damaged bytes.
-    fn words_within(&self, first: usize, len: usize) -> Option<LoadedWords<'_, Self>> {
-        Some(self.words(first, len))
+        Some(LoadedWords { memory: self, range: (first, len) })
     }
 
     fn control(&self) -> LoadedWords<'_, Self> {
@@ -471,7 +467,7 @@ impl<A: Adversary> Fabric for Sim<'_, A> {
             let words = (skip + len).div_ceil(WORD);
             if self.is_direct() {
                 let memory = Loading { latest, sim: RefCell::new(&mut *self) };
-                let loaded = memory.words(first, words);
+                let Some(loaded) = memory.words_within(first, words) else { continue };
                 let bytes: Vec<u8> = (0..words).flat_map(|word| loaded.load(word).to_le_bytes()).collect();
                 out.put(&bytes[skip..][..len]);
                 continue;

@@ -17,7 +17,7 @@ use crate::layout::control::{Phase, STATE_WORD, State};
 use crate::layout::geometry::Geometry;
 use crate::outcome::ReadError;
 use crate::process::{self, Process};
-use crate::reader::{DirectAnswers, KnownEntries, Reader, StoredAnswer};
+use crate::reader::{Answers, DirectAnswers, KnownEntries, Reader};
 use crate::region::Region;
 use crate::sink::Sink;
 use crate::wire::{self, Refusal, Reply, Request};
@@ -337,10 +337,10 @@ impl Handle for ShmHandle {
     fn get_many<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
-        each: impl FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>,
+        answers: &mut impl Answers,
         stats: &mut ClientStats,
     ) -> Result<ControlFlow<()>, GetError> {
-        self.read(stats, |reader| reader.get_each(keys, each))
+        self.read(stats, |reader| reader.answer_each(keys, answers))
     }
 
     fn converse(

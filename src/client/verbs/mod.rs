@@ -20,7 +20,7 @@ use crate::clock::Clock;
 use crate::hints::{HINT_BYTES, Hints, SharedHints};
 use crate::layout::geometry::Geometry;
 use crate::process::Process;
-use crate::reader::{DirectAnswers, KnownEntries, Reader, StoredAnswer};
+use crate::reader::{Answers, DirectAnswers, KnownEntries, Reader, StoredAnswer};
 use crate::sink::Sink;
 
 use crate::sync::lock_std;
@@ -415,10 +415,11 @@ impl Handle for VerbsHandle {
     fn get_many<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
-        mut each: impl FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>,
+        answers: &mut impl Answers,
         stats: &mut ClientStats,
     ) -> Result<ControlFlow<()>, GetError> {
-        self.get_batch(keys.iter().map(AsRef::as_ref).enumerate().collect(), &mut each, stats)
+        let each = &mut |number, answer: StoredAnswer<'_>| answers.answer(number, answer);
+        self.get_batch(keys.iter().map(AsRef::as_ref).enumerate().collect(), each, stats)
     }
 
     fn converse(

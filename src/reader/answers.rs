@@ -1,0 +1,63 @@
+//! Where the answers of a batch go.
+
+use crate::outcome::KeyLengthError;
+use crate::sink::Sink;
+use std::ops::ControlFlow;
+
+/// The outcome of one key of a batch: its value as it is stored, `None` if it is absent, or that the
+/// table cannot hold it.
+pub type StoredAnswer<'a> = Result<Option<&'a [u8]>, KeyLengthError>;
+
+/// Takes the answers of a batch, each with the key's number, until it breaks off.
+pub(crate) trait Answers {
+    /// Takes the values that are found by loads.
+    type Sink: Sink;
+
+    /// Where the value of the next key lands.
+    fn sink(&mut self) -> &mut Self::Sink;
+
+    /// The key has the value that landed last, or is absent.
+    fn landed(&mut self, number: usize, is_there: bool) -> ControlFlow<()>;
+
+    /// The key has this answer.
+    fn answer(&mut self, number: usize, answer: StoredAnswer<'_>) -> ControlFlow<()>;
+}
+
+/// Hands each answer to a function.
+pub(crate) struct Called<E> {
+    value: Vec<u8>,
+    each: E,
+}
+
+impl<E: FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>> Called<E> {
+    /// Values land in `value`, which may have memory.
+    #[inline]
+    pub fn new(value: Vec<u8>, each: E) -> Called<E> {
+        Called { value, each }
+    }
+
+    /// The memory in which values landed.
+    #[inline]
+    pub fn into_memory(self) -> Vec<u8> {
+        self.value
+    }
+}
+
+impl<E: FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>> Answers for Called<E> {
+    type Sink = Vec<u8>;
+
+    #[inline(always)]
+    fn sink(&mut self) -> &mut Vec<u8> {
+        &mut self.value
+    }
+
+    #[inline(always)]
+    fn landed(&mut self, number: usize, is_there: bool) -> ControlFlow<()> {
+        (self.each)(number, Ok(is_there.then_some(&self.value)))
+    }
+
+    #[inline]
+    fn answer(&mut self, number: usize, answer: StoredAnswer<'_>) -> ControlFlow<()> {
+        (self.each)(number, answer)
+    }
+}
