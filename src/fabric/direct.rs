@@ -42,7 +42,7 @@ use crate::sync::{Ordering, fence};
 
 /// What a direct look for a key of a batch goes by when its turn comes. Made when the key's lines were asked for.
 #[derive(Clone, Copy, Debug)]
-pub struct Expected {
+pub struct BegunLook {
     first: First,
     /// The counter of begun moves, loaded before the entry.
     begun: u64,
@@ -52,9 +52,10 @@ pub struct Expected {
     window: usize,
 }
 
-impl Expected {
+impl BegunLook {
     /// Nothing was asked for: no glance has an answer.
-    pub(crate) const NOTHING: Expected = Expected { first: First(0), begun: 0, entry: 0, window: usize::MAX };
+    pub(crate) const NOTHING: BegunLook =
+        BegunLook { first: First(0), begun: 0, entry: 0, window: usize::MAX };
 
     /// The key's first hash.
     pub(crate) fn first(&self) -> First {
@@ -64,15 +65,15 @@ impl Expected {
 
 /// Asks for the first lines of the key's window.
 #[inline(always)]
-pub(crate) fn expect(memory: impl Loadable + Copy, geometry: &Geometry, key: &[u8]) -> Expected {
+pub(crate) fn expect(memory: impl Loadable + Copy, geometry: &Geometry, key: &[u8]) -> BegunLook {
     let key = geometry.hashed(key);
     let control = memory.control();
     let begun = begun(control, key.home());
     let Some((entry, window)) = locate(memory, control, geometry, key) else {
-        return Expected { first: key.first(), ..Expected::NOTHING };
+        return BegunLook { first: key.first(), ..BegunLook::NOTHING };
     };
     memory.expect(window);
-    Expected { first: key.first(), begun, entry, window }
+    BegunLook { first: key.first(), begun, entry, window }
 }
 
 /// The counter of begun moves, at the beginning of a look.
@@ -175,7 +176,7 @@ pub(crate) fn glance_expected(
     memory: impl Loadable + Copy,
     geometry: &Geometry,
     key: &[u8],
-    expected: &Expected,
+    expected: &BegunLook,
     value: &mut impl Sink,
 ) -> Option<bool> {
     if geometry.can_glance_simply(key) {
@@ -188,7 +189,7 @@ pub(crate) fn glance_expected(
         let key = geometry.hashed_to(key, expected.first);
         return match shown {
             0 => {
-                let Expected { begun, entry, .. } = *expected;
+                let BegunLook { begun, entry, .. } = *expected;
                 glance_ends(memory, memory.control(), geometry, key, begun, entry, aux(window), value)
             }
             _ => match glance_at(window.line(compare::first_line(shown)), key.key(), value) {

@@ -9,7 +9,7 @@ pub(crate) mod shm;
 
 pub use crate::get::{Landed, Look, Proof};
 pub use crate::layout::geometry::Window;
-pub use direct::Expected;
+pub use direct::BegunLook;
 pub use landed::LandedWindow;
 pub use shm::Shm;
 
@@ -61,9 +61,9 @@ pub trait Direct {
 
     /// Begins a direct look for `key`, and asks for the window in which it goes on.
     #[inline(always)]
-    fn expect(&self, key: &[u8]) -> Expected {
+    fn expect(&self, key: &[u8]) -> BegunLook {
         let _ = key;
-        Expected::NOTHING
+        BegunLook::NOTHING
     }
 
     /// What nearly every GET needs, where READs are loads: whether the key is in its primary
@@ -76,7 +76,7 @@ pub trait Direct {
 
     /// The same for a key whose look has begun ([`Direct::expect`]).
     #[inline(always)]
-    fn glance_expected(&mut self, key: &[u8], expected: &Expected, value: &mut impl Sink) -> Option<bool> {
+    fn glance_expected(&mut self, key: &[u8], expected: &BegunLook, value: &mut impl Sink) -> Option<bool> {
         let _ = expected;
         self.glance(key, value)
     }

@@ -6,7 +6,7 @@
 //! a matching slot.
 
 use super::direct::{self, at_rest};
-use super::{Direct, Expected, Fabric, ReadCounts, ReadId, Stretch};
+use super::{BegunLook, Direct, Fabric, ReadCounts, ReadId, Stretch};
 use crate::get::{Landed, Look, Proof};
 use crate::layout::compare::{self, Loadable};
 use crate::layout::control::move_counter_word;
@@ -109,7 +109,7 @@ impl Direct for Shm<'_> {
     }
 
     #[inline(always)]
-    fn expect(&self, key: &[u8]) -> Expected {
+    fn expect(&self, key: &[u8]) -> BegunLook {
         direct::expect(self.region, self.geometry, key)
     }
 
@@ -119,7 +119,7 @@ impl Direct for Shm<'_> {
     }
 
     #[inline(always)]
-    fn glance_expected(&mut self, key: &[u8], expected: &Expected, value: &mut impl Sink) -> Option<bool> {
+    fn glance_expected(&mut self, key: &[u8], expected: &BegunLook, value: &mut impl Sink) -> Option<bool> {
         direct::glance_expected(self.region, self.geometry, key, expected, value)
     }
 

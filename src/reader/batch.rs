@@ -6,7 +6,7 @@ use super::entries::KnownEntries;
 use super::look::WrongSlots;
 use super::order::in_order;
 use super::patience::{Lag, Rest, RetryBudget, Round, SLEEP_NS};
-use crate::fabric::{Expected, Fabric, ReadId};
+use crate::fabric::{BegunLook, Fabric, ReadId};
 use crate::get::{Get, HintedLook, Landed, Retry, Step};
 use crate::hints::{Hinted, Hints};
 use crate::layout::geometry::{Geometry, Window};
@@ -27,7 +27,7 @@ const AHEAD: usize = 8;
 
 /// What the direct looks of a batch came to.
 #[derive(Default)]
-struct Looks {
+struct BatchLooks {
     /// Hits.
     found: u64,
     /// Looks that had no answer, and read a window.
@@ -162,8 +162,8 @@ impl<F: Fabric> Reader<'_, F> {
         keys: &[K],
         answers: &mut impl Answers,
     ) -> ControlFlow<(), Vec<usize>> {
-        let mut looks = Looks::default();
-        let [now, next] = &mut [[Expected::NOTHING; AHEAD]; 2];
+        let mut looks = BatchLooks::default();
+        let [now, next] = &mut [[BegunLook::NOTHING; AHEAD]; 2];
         let (mut now, mut next) = (now, next);
         self.expect_all(keys, now);
         let (mut ended, mut flow) = (0, ControlFlow::Continue(()));
@@ -176,7 +176,7 @@ impl<F: Fabric> Reader<'_, F> {
             }
             std::mem::swap(&mut now, &mut next);
         }
-        let Looks { found, read, left } = looks;
+        let BatchLooks { found, read, left } = looks;
         let answered = (ended - left.len()) as u64;
         let looked = answered + read;
         self.direct.count_all(answered, found, self.geometry);
@@ -190,10 +190,10 @@ impl<F: Fabric> Reader<'_, F> {
     fn look_for_some<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
-        expected: &[Expected; AHEAD],
+        expected: &[BegunLook; AHEAD],
         first: usize,
         answers: &mut impl Answers,
-        looks: &mut Looks,
+        looks: &mut BatchLooks,
     ) -> ControlFlow<usize> {
         for (number, (key, expected)) in (first..).zip(keys.iter().zip(expected)) {
             let is_there = match self.fabric.glance_expected(key.as_ref(), expected, answers.sink()) {
@@ -213,7 +213,7 @@ impl<F: Fabric> Reader<'_, F> {
 
     /// Asks for the lines of the first of these keys.
     #[inline(never)]
-    fn expect_all<K: AsRef<[u8]>>(&self, keys: &[K], expected: &mut [Expected; AHEAD]) {
+    fn expect_all<K: AsRef<[u8]>>(&self, keys: &[K], expected: &mut [BegunLook; AHEAD]) {
         for (key, expected) in keys.iter().zip(expected) {
             *expected = self.fabric.expect(key.as_ref());
         }
@@ -226,9 +226,9 @@ impl<F: Fabric> Reader<'_, F> {
         &mut self,
         number: usize,
         key: &[u8],
-        expected: &Expected,
+        expected: &BegunLook,
         value: &mut impl Sink,
-        looks: &mut Looks,
+        looks: &mut BatchLooks,
     ) -> Option<bool> {
         let before = self.reads.reads;
         let key = self.geometry.hashed_to(key, expected.first());
