@@ -22,7 +22,7 @@ use told::Told;
   oneread stat --json | jq .server.keys
   oneread stat --json | jq .growth           segments, loads, splits, memory
   oneread stat --json | jq .heap             memory of values outside slots
-  oneread stat --json | jq .huge_pages       how much of it is in huge pages; not with --watch
+  oneread stat --json | jq .huge_pages       how much of the table is in them
   oneread stat --json | jq .snapshots.last   when the last snapshot was made
   oneread stat --json --watch 10s > log      one object a line
 
