@@ -56,11 +56,6 @@ impl BegunLook {
     /// Nothing was asked for: no glance has an answer.
     pub(crate) const NOTHING: BegunLook =
         BegunLook { first: First(0), begun: 0, entry: 0, window: usize::MAX };
-
-    /// The key's first hash.
-    pub(crate) fn first(&self) -> First {
-        self.first
-    }
 }
 
 /// Asks for the first lines of the key's window.

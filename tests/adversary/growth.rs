@@ -242,7 +242,7 @@ fn random_schedules_of_growth() {
     }
 }
 
-/// At the pace that ships, a change carries many homes at once, and a pair that waits is skipped.
+/// At the pace that ships, a change carries many homes at once, and a pair whose homes wait for ghosts rests.
 #[test]
 fn random_schedules_of_growth_at_the_shipped_pace() {
     let is_long = std::env::var_os("ONEREAD_LONG").is_some();
@@ -255,7 +255,11 @@ fn random_schedules_of_growth_at_the_shipped_pace() {
         );
         assert_eq!(wrong, None);
         assert!(met[0] > 5 * seeds && met[1] > 2 * seeds, "{}: {met:?}", preset.name);
-        assert!(met[2].min(met[4] + met[5]) > 0, "{}: {met:?}", preset.name);
+        assert!(met[4] + met[5] > 0, "{}: {met:?}", preset.name);
+        // Where one change carries all homes of a segment, a merge is over before it is given up.
+        let homes = SHIPPED.segment_slots[1] / u64::from(preset.layout.bucket_slots);
+        let is_over_at_once = homes <= SHIPPED.pace.homes_per_insert.into();
+        assert_eq!(met[2] > 0, !is_over_at_once, "{}: {met:?}", preset.name);
     }
 }
 

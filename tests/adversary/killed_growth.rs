@@ -123,7 +123,8 @@ fn worked(layout: &str, work: Work, seed: u64, scale: Scale) -> Worked {
         Work::Merge => index.merge(&keys[0]),
         Work::GivenUp { late } => {
             index.merge(&keys[0]);
-            index.drive(if scale.homes_at_once == u32::MAX { 1 } else { scale.homes_at_once });
+            let half = geometry.homes() as u32 / 2;
+            index.drive(if scale.homes_at_once == u32::MAX { 1 } else { scale.homes_at_once.min(half) });
             if late {
                 clock.advance(3 * grace());
                 // Takes traces away, and carries no home.
