@@ -259,7 +259,7 @@ fn random_schedules_of_growth_at_the_shipped_pace() {
         // Where one change carries all homes of a segment, a merge is over before it is given up.
         let homes = SHIPPED.segment_slots[1] / u64::from(preset.layout.bucket_slots);
         let is_over_at_once = homes <= SHIPPED.pace.homes_per_insert.into();
-        assert_eq!(met[2] > 0, !is_over_at_once, "{}: {met:?}", preset.name);
+        assert!(met[2] > 0 || is_over_at_once, "{}: {met:?}", preset.name);
     }
 }
 

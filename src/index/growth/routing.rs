@@ -48,7 +48,8 @@ impl Growth {
     #[inline(always)]
     pub(super) fn find<'g>(&'g self, key: &Hashed<'_>, guard: &'g Guard) -> Option<&'g Segment> {
         let entry = entry_word(&self.region, &self.geometry, key.first().directory());
-        if segment::is_paired(entry) {
+        // (An entry that is stored too early names no pair, and the server must go on.)
+        if segment::is_paired(entry) || broken(Rule::DirectoryLast) {
             return self.find_in_pair(entry, key, guard);
         }
         self.live.get(segment::memory(entry), guard)
