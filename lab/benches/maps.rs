@@ -73,8 +73,12 @@ fn main() -> Result<()> {
 
 // ---- the mixes -------------------------------------------------------------------------------------
 
-/// A name, the operations, and what part of the keys is there before.
-const MIXES: [(&str, fn() -> Mix, f64); 4] = [
+/// A mix by its name, and the part of its keys that is there before.
+type NamedMix = (&'static str, fn() -> Mix, f64);
+/// A map by its name, and what runs a mix on it.
+type NamedMap = (&'static str, fn(&Workload) -> f64);
+
+const MIXES: [NamedMix; 4] = [
     ("read-heavy", || Mix { read: 98, insert: 1, remove: 1, update: 0, upsert: 0 }, 0.75),
     ("exchange", || Mix { read: 10, insert: 40, remove: 40, update: 10, upsert: 0 }, 0.75),
     ("uniform", Mix::uniform, 0.75),
@@ -82,7 +86,7 @@ const MIXES: [(&str, fn() -> Mix, f64); 4] = [
 ];
 
 /// Those that take turns, with the ways to run a mix over them.
-const RIVALS: [(&str, fn(&Workload) -> f64); 5] = [
+const RIVALS: [NamedMap; 5] = [
     ("DashMap", throughput::<Dash>),
     ("papaya", throughput::<Papaya>),
     ("scc", throughput::<Scc>),

@@ -56,6 +56,15 @@ impl BegunLook {
     /// Nothing was asked for: no glance has an answer.
     pub(crate) const NOTHING: BegunLook =
         BegunLook { first: First(0), begun: 0, entry: 0, window: usize::MAX };
+
+    /// The key, hashed: again, where no look has begun.
+    #[inline]
+    pub(crate) fn hashed<'k>(&self, geometry: &Geometry, key: &'k [u8]) -> Hashed<'k> {
+        match self.window {
+            usize::MAX => geometry.hashed(key),
+            _ => geometry.hashed_to(key, self.first),
+        }
+    }
 }
 
 /// Asks for the first lines of the key's window.
@@ -244,6 +253,7 @@ fn glance_anywhere<const GROWS: bool>(
 
 /// Whether a glance has shown that the key is absent.
 #[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "it is a part of the functions that call it, once for each")]
 fn glance_ends(
     memory: impl Loadable + Copy,
     control: impl Words,

@@ -198,7 +198,7 @@ impl<F: Fabric> Reader<'_, F> {
         for (number, (key, expected)) in (first..).zip(keys.iter().zip(expected)) {
             let is_there = match self.fabric.glance_expected(key.as_ref(), expected, answers.sink()) {
                 Some(is_there) => is_there,
-                None => match self.look_directly(number, key.as_ref(), answers.sink(), looks) {
+                None => match self.look_directly(number, key.as_ref(), expected, answers.sink(), looks) {
                     Some(is_there) => is_there,
                     None => continue,
                 },
@@ -226,11 +226,12 @@ impl<F: Fabric> Reader<'_, F> {
         &mut self,
         number: usize,
         key: &[u8],
+        expected: &BegunLook,
         value: &mut impl Sink,
         looks: &mut BatchLooks,
     ) -> Option<bool> {
         let before = self.reads.reads;
-        let key = self.geometry.hashed(key);
+        let key = expected.hashed(self.geometry, key);
         let found = match self.geometry.may_hold(key.key()) {
             true => self.fabric.get_directly(key, value, &mut self.reads),
             false => None,

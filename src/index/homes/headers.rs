@@ -35,7 +35,7 @@ impl Homes {
         for home in 0..self.geometry().homes() {
             let state = self.share.state(home);
             let state = HomeState { merged: state.merged && !is_of_split, ..state };
-            self.set_header(&mut self.slots.lock_home(home), home, state);
+            self.set_header(&self.slots.lock_home(home), home, state);
         }
     }
 
@@ -64,7 +64,7 @@ impl Homes {
         let mut locked = self.lock_homes(homes);
         for home in homes.iter() {
             if self.stripe(&mut locked, home).settles_at(home, due_ns) {
-                self.set_header(&mut locked, home, self.share.state(home));
+                self.set_header(&locked, home, self.share.state(home));
                 self.settled(&mut locked, home);
             }
         }
