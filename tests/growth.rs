@@ -126,7 +126,7 @@ fn the_next_server_goes_on() {
             there[n as usize] = put;
             let growth = index.growth();
             let is_under_way = growth.splitting + growth.merging > 0;
-            if is_under_way && step % 4 == 0 || step % 397 == 0 {
+            if is_under_way || step % 397 == 0 {
                 cut_off[0] += growth.splitting;
                 cut_off[1] += growth.merging;
                 drop(index);
