@@ -129,7 +129,9 @@ impl Mapping {
             HarmlessAdvice::AtRandom => Advice::Random,
             HarmlessAdvice::Take => Advice::LinuxPopulateWrite,
         };
-        let (at, len) = self.part(&bytes);
+        // The kernel takes no advice that begins within a page. The mapping begins with one.
+        let page = rustix::param::page_size() as u64;
+        let (at, len) = self.part(&(bytes.start / page * page..bytes.end));
         // SAFETY: the bytes are a part of this mapping, and none of these advices changes a word of them.
         unsafe { madvise(at, len, advice) }
     }
