@@ -386,7 +386,7 @@ operation! {
         };
         table.reader.get_many(&table.keys, each).is_ok()
     };
-    [211, 733, 267, 735], grows: 218
+    [215, 747, 267, 749], grows: 222
 }
 operation! {
     contains_many: present, |table| {
@@ -394,7 +394,7 @@ operation! {
         let each = |n: usize, value: Option<&[u8]>| present[n / 64] |= u64::from(value.is_some()) << (n % 64);
         table.reader.get_many(&table.keys, each).is_ok() && black_box(present)[0] == u64::MAX
     };
-    [184, 690, 241, 691]
+    [189, 704, 241, 705]
 }
 operation! {
     put_with_room: with_room, |table| table.keys.iter().all(|key| table.put(key) == Ok(PutOutcome::Inserted));
@@ -486,7 +486,7 @@ fn refused(table: Box<Prepared>) -> Box<Prepared> {
 }
 
 #[library_benchmark]
-#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(150, OPERATIONS))]
+#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(153, OPERATIONS))]
 fn client_get(mut served: Box<Served>) -> Box<Served> {
     let Served { client, keys, got, .. } = &mut *served;
     assert!(keys.iter().all(|key| client.get_into(key, got).is_ok_and(|is_there| is_there)));
@@ -494,7 +494,7 @@ fn client_get(mut served: Box<Served>) -> Box<Served> {
 }
 
 #[library_benchmark]
-#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(171, OPERATIONS))]
+#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(178, OPERATIONS))]
 fn client_get_many(mut served: Box<Served>) -> Box<Served> {
     let Served { client, keys, values, .. } = &mut *served;
     assert!(client.get_many_into(keys, values).is_ok());
@@ -502,7 +502,7 @@ fn client_get_many(mut served: Box<Served>) -> Box<Served> {
 }
 
 #[library_benchmark]
-#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(155, OPERATIONS))]
+#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(160, OPERATIONS))]
 fn client_contains_many(mut served: Box<Served>) -> Box<Served> {
     let Served { client, keys, present, .. } = &mut *served;
     assert!(client.contains_many(keys, present).is_ok());
