@@ -461,7 +461,9 @@ fn regions_begin_where_huge_pages_may() {
             let (from, to) = addresses.split_once('-').unwrap();
             let [from, to] = [from, to].map(|text| u64::from_str_radix(text, 16).unwrap());
             let is_beside = to == range.start || from == range.end;
-            assert!(!(is_beside && rest.starts_with("---p") && to - from < HUGE), "left beside it: {line}");
+            // (A page alone may guard the stack of another test's thread.)
+            let is_left = rest.starts_with("---p") && (4097..HUGE).contains(&(to - from));
+            assert!(!(is_beside && is_left), "left beside it: {line}");
         }
     }
 }
