@@ -190,8 +190,9 @@ fn killed_between_any_two_stores() {
                 stores += 1;
             }
             println!("{layout}: {}: {kills} kills, {torn} slots half written", change.name);
+            // A ghost is taken away by three stores, between which the slot is half written.
             assert!(
-                if change.stops { kills > 5 } else { kills > 8 && torn > 4 },
+                if change.stops { kills > 5 } else { kills > 8 && torn > 1 },
                 "{layout}: {}: {kills} kills, {torn} torn",
                 change.name
             );

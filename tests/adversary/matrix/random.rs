@@ -285,7 +285,7 @@ mod broken {
     /// While a rule is broken, some table shows it.
     #[test]
     fn broken_rules_are_found_at_random() {
-        const SEEDS: u64 = 60;
+        const SEEDS: u64 = 300;
         let mut lost = Vec::new();
         for rule in [Rule::MoveCheck, Rule::ExtentFirst, Rule::NumberFirst, Rule::Undo, Rule::DepthFirst] {
             let _broken = Broken::rule(rule);
