@@ -303,7 +303,7 @@ impl Served {
     }
 }
 
-/// More than a table with so many short keys ever takes.
+/// More than a table with this number of short keys ever takes.
 fn bytes_max(keys: u64) -> u64 {
     4 * 64 * keys + (64 << 20)
 }

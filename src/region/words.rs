@@ -79,7 +79,7 @@ impl Region {
     /// system's settings allow them to who asks.
     ///
     /// # Panics
-    /// When this process can have no so many bytes.
+    /// When this process cannot have this number of bytes.
     #[cfg(not(loom))]
     pub fn private(bytes: u64) -> Region {
         let map = Mapping::private(bytes).expect("memory for a private region");

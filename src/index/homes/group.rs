@@ -57,8 +57,7 @@ impl FreeSlots {
 impl Homes {
     /// The slots of the windows of these homes.
     fn slots_of(&self, homes: HomeSet) -> Range<u64> {
-        let window = |home| self.geometry().window(home);
-        homes.ends().map_or(0..0, |(first, last)| window(first).first.0..window(last).end())
+        homes.ends().map_or(0..0, |(first, last)| self.slots_of_step(&(first..last + 1)))
     }
 
     /// Locks these homes.

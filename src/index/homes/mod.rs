@@ -256,11 +256,13 @@ impl Homes {
             set_ghost_and_aux(image, by_rule(Rule::GhostStays, before.ghost, 0), before.aux);
             return self.slots.write_image(locked, slot, image, note);
         };
+        debug_assert!(has_room_for_ghost(before.ghost), "M3");
+        set_ghost_and_aux(image, by_rule(Rule::Ghost, moved.ghost(), before.ghost), before.aux);
         let mut written = None;
         // M4
         let begun = |homes: &mut &Homes| homes.count_moves([moved.home()]);
         in_order(Rule::CountBeforeErase, self, begun, |homes| {
-            written = Some(homes.leave_ghost(locked, slot, moved.ghost(), image, note));
+            written = Some(homes.slots.write_image(locked, slot, image, note));
         });
         let guard = self.slots.guard_of(slot, moved);
         self.push_trace(self.grace.due_ns(Rule::GhostGrace), Trace::Ghost { slot, guard });
@@ -274,20 +276,5 @@ impl Homes {
         // count by R3 sees the copy, or its slot being written: the fence before W3 of the copy came
         // earlier. So it does with a header that was written before the count (E3, E4).
         fence(Ordering::Release);
-    }
-
-    /// Writes an image over a key that was copied away, and whose ghost this is (M2).
-    fn leave_ghost(
-        &self,
-        locked: &Locked<'_>,
-        slot: SlotIx,
-        ghost: u8,
-        image: &mut Image,
-        note: Note,
-    ) -> SlotWritten {
-        let before = self.slots.header(slot);
-        debug_assert!(has_room_for_ghost(before.ghost), "M3");
-        set_ghost_and_aux(image, by_rule(Rule::Ghost, ghost, before.ghost), before.aux);
-        self.slots.write_image(locked, slot, image, note)
     }
 }

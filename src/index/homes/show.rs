@@ -48,7 +48,8 @@ impl Homes {
         self.slots.lock_ends(SlotIx(slots.start), SlotIx(slots.end - 1))
     }
 
-    fn slots_of_step(&self, homes: &Range<u64>) -> Range<u64> {
+    /// The slots of the windows of neighbouring homes.
+    pub(super) fn slots_of_step(&self, homes: &Range<u64>) -> Range<u64> {
         let (first, last) = (self.geometry().window(homes.start), self.geometry().window(homes.end - 1));
         first.first.0..last.end()
     }
