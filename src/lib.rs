@@ -103,7 +103,7 @@
 //! | keep values from the server | [`Encryption`], as [`ClientOptions::encryption`] |
 //! | go over RDMA | [`VerbsAddress`], [`VerbsOptions`], [`Token`] |
 //! | choose a layout | [`Config::layout`] and [`presets`]; the module [`layout`] |
-//! | count | [`Client::stats`], [`ClientPool::stats`], [`Server::stats`]; the module [`stats`] |
+//! | count | [`Client::stats`], [`ClientPool::stats`], [`Server::stats`]; the module [`stats`]; for Prometheus and others the module `metrics` (feature `metrics`) |
 //! | have a table without a server or sockets | the module [`embedded`]; over a network of your own, [`fabric`] |
 //! | have values land in your own memory | the module [`sink`] |
 //! | keep all keys and values in a file | the module [`snapshot`] |
@@ -118,6 +118,7 @@
 //! | feature | adds | needs |
 //! |---|---|---|
 //! | `encryption` | `Encryption::new`: values that only clients with a key can read | nothing |
+//! | `metrics` | the module `metrics`: all counts, for the facade crate of that name | nothing |
 //! | `tokio` | `ClientPool::run`: changes from tasks of a tokio program | nothing |
 //! | `verbs` | addresses that begin with `verbs:` ([VERBS.md]) | to build: the headers of libibverbs, and libclang; to run: `libibverbs.so.1` and a device |
 //! | `herd` | for comparison: requests made HERD's way; enables `verbs` | as `verbs` |
@@ -186,6 +187,8 @@ pub mod layout;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod mailbox;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 mod observe;
 mod outcome;
 mod peer;

@@ -24,12 +24,15 @@
 //! | a handle ([`Client::stats`](crate::Client::stats)) | [`ClientStats`]: GETs, READs, changes, failures, hints |
 //! | all handles of a pool ([`ClientPool::stats`](crate::ClientPool::stats)) | the same, added up |
 //! | a server ([`Server::stats`](crate::Server::stats), or asked by a client) | [`ServerStats`] |
+//! | a server, of the requests that it refused ([`Server::refused`](crate::Server::refused)) | [`RefusedCounts`] |
 //! | a table ([`Index::counts`](crate::embedded::Index::counts)) | [`IndexCounts`], [`GrowthCounts`], [`HeapCounts`] |
+//!
+//! With the cargo feature `metrics`, `oneread::metrics` gives all of them to the facade crate of that name.
 
 pub use crate::client::{ChangeCounts, ClientCounters, ClientStats, FailureCounts, RequestCounts};
 pub use crate::outcome::{GrowthCounts, HeapCounts, IndexCounts};
 pub use crate::reader::{GetStats, HintCounts, ReadCounts};
-pub use crate::server::{MailboxCounts, StartProgress, StartStep, Stopped};
+pub use crate::server::{MailboxCounts, RefusedCounts, StartProgress, StartStep, Stopped};
 #[cfg(feature = "verbs")]
 pub use crate::verbs::QueueCounts;
 pub use crate::wire::{ServerStats, SnapshotStatus};

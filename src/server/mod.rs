@@ -13,6 +13,7 @@ mod end;
 mod error;
 mod mailbox;
 mod mailboxes;
+mod refused;
 mod session;
 pub(crate) mod shared;
 mod snapshots;
@@ -26,6 +27,7 @@ pub use crate::start::{StartProgress, StartStep};
 pub use config::{ServerConfig, StartMode};
 pub use error::ServeError;
 pub use mailboxes::MailboxCounts;
+pub use refused::RefusedCounts;
 pub use snapshots::Snapshots;
 
 use crate::address::Address;
@@ -38,6 +40,7 @@ use crate::snapshot::{SaveError, Saved, SnapshotPath};
 use crate::wire::{ServerStats, SnapshotStatus};
 use end::{Ended, Retired, Thread};
 use mailboxes::{MailboxCounters, MailboxMemory};
+use refused::RefusedCounters;
 use shared::{ServerState, WarningLimit};
 use snapshots::{Begins, Saver};
 use socket::Socket;
@@ -141,6 +144,7 @@ impl Server {
             is_loss_told: AtomicBool::new(false),
             mailbox_memory: MailboxMemory::new(config.mailbox_bytes_max),
             mailboxes: MailboxCounters::default(),
+            refused: RefusedCounters::default(),
             saver,
         });
         let mut server = Server {
@@ -269,6 +273,16 @@ impl Server {
     /// different moments.
     pub fn mailbox_counts(&self) -> MailboxCounts {
         self.shared.mailbox_counts()
+    }
+
+    /// Requests for changes that were refused, by cause, since the server started.
+    pub fn refused(&self) -> RefusedCounts {
+        self.shared.refused.read()
+    }
+
+    /// The most connections that there may be ([`ServerConfig::clients_max`]).
+    pub fn clients_max(&self) -> u64 {
+        self.shared.clients_max
     }
 
     /// Stops serving: closes every connection and removes the socket. A region file is handed over

@@ -2,6 +2,7 @@
 
 use super::caller::{Caller, Role};
 use super::mailboxes::{MailboxCounters, MailboxCounts, MailboxMemory};
+use super::refused::RefusedCounters;
 use super::snapshots::Saver;
 use crate::files;
 use crate::index::Index;
@@ -94,6 +95,7 @@ pub(crate) struct ServerState {
     /// What the mailboxes of clients on shm may take.
     pub(super) mailbox_memory: MailboxMemory,
     pub(super) mailboxes: MailboxCounters,
+    pub(super) refused: RefusedCounters,
     /// Makes snapshots, if this server makes any.
     pub(super) saver: Option<Saver>,
 }
@@ -191,22 +193,31 @@ impl ServerState {
             | Request::Growth { shrink: true }
                 if is_reader =>
             {
+                self.refused.count_read_only();
                 Reply::Denied
             }
-            request if is_reader && request.is_of_upload() => Reply::Denied,
-            Request::Put { mode, key, value } => Reply::Put(self.index.put_at_once(key, value, mode)),
+            request if is_reader && request.is_of_upload() => {
+                // One upload counts once.
+                if matches!(request, Request::UploadBegin { .. }) {
+                    self.refused.count_read_only();
+                }
+                Reply::Denied
+            }
+            Request::Put { mode, key, value } => {
+                self.counted(Reply::Put(self.index.put_at_once(key, value, mode)))
+            }
             Request::Swap { key, expected, value } => {
-                Reply::Swapped(self.index.swap_at_once(key, Expected::Value(expected), value))
+                self.counted(Reply::Swapped(self.index.swap_at_once(key, Expected::Value(expected), value)))
             }
             Request::SwapExtent { key, expected, value } => {
-                Reply::Swapped(self.index.swap_at_once(key, Expected::Extent(expected), value))
+                self.counted(Reply::Swapped(self.index.swap_at_once(key, Expected::Extent(expected), value)))
             }
-            Request::UploadBegin { key, len } => caller.begin(&self.index, key, len),
+            Request::UploadBegin { key, len } => self.counted(caller.begin(&self.index, key, len)),
             Request::UploadPiece { bytes } => caller.take(bytes),
-            Request::UploadPut { mode, key } => caller.put(&self.index, key, mode),
-            Request::UploadSwap { key, expected } => caller.swap(&self.index, key, expected),
+            Request::UploadPut { mode, key } => self.counted(caller.put(&self.index, key, mode)),
+            Request::UploadSwap { key, expected } => self.counted(caller.swap(&self.index, key, expected)),
             Request::UploadDrop => caller.drop_upload(),
-            Request::Remove { key } => Reply::Removed(self.index.remove(key)),
+            Request::Remove { key } => self.counted(Reply::Removed(self.index.remove(key))),
             Request::Get { key } => self.look_up(key),
             Request::Stat => Reply::Stat(self.stats()),
             Request::Growth { shrink } => {
@@ -221,6 +232,14 @@ impl ServerState {
                 Reply::Snapshot(self.saver.as_ref().map(look).unwrap_or_default())
             }
         })
+    }
+
+    /// The answer to a change, which counts if it was refused.
+    fn counted(&self, reply: Reply) -> Reply {
+        if let Reply::Put(Err(error)) | Reply::Swapped(Err(error)) | Reply::Removed(Err(error)) = &reply {
+            self.refused.count(error);
+        }
+        reply
     }
 
     fn look_up(&self, key: &[u8]) -> Reply {

@@ -45,6 +45,7 @@ pub(super) fn shared() -> ServerState {
         is_loss_told: AtomicBool::new(false),
         mailbox_memory: MailboxMemory::new(config.mailbox_bytes_max),
         mailboxes: MailboxCounters::default(),
+        refused: RefusedCounters::default(),
         saver: None,
     }
 }

@@ -1,0 +1,618 @@
+//! What is counted, for the facade crate [`metrics`](https://docs.rs/metrics), and so for its exporters: Prometheus
+//! and others (cargo feature `metrics`).
+//!
+//! ```
+//! # use oneread::{Address, Client, Config, Server, ServerConfig, TableSize};
+//! # let dir = tempfile::tempdir()?;
+//! # let address = Address::Shm(dir.path().join("s"));
+//! # let table = Config::new().size(TableSize::Keys(100));
+//! # let server = Server::start(ServerConfig::new(address.clone(), table))?;
+//! # let mut client = Client::connect(&address)?;
+//! oneread::metrics::describe(); // once, when the program's recorder is there
+//!
+//! // At each scrape, or every few seconds:
+//! oneread::metrics::record(&server, &[("table", "prices")]);
+//! oneread::metrics::record(&client.stats(), &[("reader", "prices")]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! [`record`] reads the counts that are there anyway. Between two calls nothing is done: no GET and no put takes an
+//! instruction more than without the feature. A call of a server takes a look at each of its segments and
+//! one system call; there are about 50 series, whatever the table holds.
+//!
+//! Nothing is timed, because a look at the clock takes as long as a GET. `oneread bench` measures times.
+//!
+//! The names keep [Prometheus' conventions](https://prometheus.io/docs/practices/naming/): a counter ends in
+//! `_total`, and what is not just a number names its unit. Counters begin with the server, or the
+//! client's handle. Recorders take a counter that falls for one that stands still: so give a server that takes the
+//! place of another one in the same process labels of its own.
+
+use crate::client::ClientStats;
+use crate::index::Index;
+use crate::outcome::{GrowthCounts, HeapCounts, IndexCounts};
+use crate::server::{MailboxCounts, RefusedCounts, Server};
+use crate::wire::SnapshotStatus;
+use ::metrics::{Key, Label, Level, Metadata, Recorder, Unit, with_recorder};
+
+/// One thing that is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Metric {
+    /// Its name, as `oneread_keys`.
+    pub name: &'static str,
+    /// What it is, in a sentence.
+    pub help: &'static str,
+    /// A label that tells it from others of its name, as the cause of a refusal. There are a few of
+    /// each, all known at compile time.
+    pub label: Option<(&'static str, &'static str)>,
+}
+
+impl Metric {
+    /// The unit that the name ends in.
+    fn unit(&self) -> Unit {
+        let name = self.name.strip_suffix("_total").unwrap_or(self.name);
+        match name.rsplit('_').next() {
+            Some("bytes") => Unit::Bytes,
+            Some("seconds") => Unit::Seconds,
+            _ => Unit::Count,
+        }
+    }
+}
+
+/// What a metric says at present.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Figure {
+    /// It only grows.
+    Counter(u64),
+    /// It goes up and down.
+    Gauge(f64),
+}
+
+/// Who counts: a [`Server`], an [`Index`], and [`ClientStats`].
+pub trait Counted {
+    /// Calls `each` with all that is counted.
+    fn visit(&self, each: impl FnMut(&Metric, Figure));
+}
+
+/// Gives names, units and meaning of all metrics to the recorder that is in force here.
+pub fn describe() {
+    with_recorder(|recorder| {
+        OF_TABLE.iter().for_each(|row| row.describe(recorder));
+        OF_GROWTH.iter().for_each(|row| row.describe(recorder));
+        OF_HEAP.iter().for_each(|row| row.describe(recorder));
+        OF_SERVER.iter().for_each(|row| row.describe(recorder));
+        OF_SNAPSHOTS.iter().for_each(|row| row.describe(recorder));
+        OF_CLIENT.iter().for_each(|row| row.describe(recorder));
+    });
+}
+
+/// Gives all that `counted` counts to the recorder that is in force here, with these labels, which should tell apart
+/// what a program has several of.
+pub fn record(counted: &impl Counted, labels: &[(&'static str, &str)]) {
+    const METADATA: Metadata<'static> = Metadata::new("oneread", Level::INFO, Some(module_path!()));
+    let given: Vec<Label> = labels.iter().map(|&(name, value)| Label::new(name, value.to_owned())).collect();
+    with_recorder(|recorder| {
+        counted.visit(|metric, figure| {
+            let mut labels = given.clone();
+            labels.extend(metric.label.map(|(name, value)| Label::from_static_parts(name, value)));
+            let key = Key::from_parts(metric.name, labels);
+            match figure {
+                Figure::Counter(count) => recorder.register_counter(&key, &METADATA).absolute(count),
+                Figure::Gauge(value) => recorder.register_gauge(&key, &METADATA).set(value),
+            }
+        });
+    });
+}
+
+/// How a metric's figure is found in what is counted.
+enum Finding<T> {
+    Counter(fn(&T) -> u64),
+    Gauge(fn(&T) -> f64),
+}
+
+/// A metric of `T`.
+struct Row<T> {
+    metric: Metric,
+    value: Finding<T>,
+}
+
+impl<T> Row<T> {
+    const fn counter(name: &'static str, help: &'static str, value: fn(&T) -> u64) -> Row<T> {
+        Row { metric: Metric { name, help, label: None }, value: Finding::Counter(value) }
+    }
+
+    const fn gauge(name: &'static str, help: &'static str, value: fn(&T) -> f64) -> Row<T> {
+        Row { metric: Metric { name, help, label: None }, value: Finding::Gauge(value) }
+    }
+
+    /// A counter with a label.
+    const fn by(
+        name: &'static str,
+        help: &'static str,
+        label: (&'static str, &'static str),
+        value: fn(&T) -> u64,
+    ) -> Row<T> {
+        Row { metric: Metric { name, help, label: Some(label) }, value: Finding::Counter(value) }
+    }
+
+    fn describe(&self, recorder: &dyn Recorder) {
+        let Metric { name, help, .. } = self.metric;
+        let unit = Some(self.metric.unit());
+        match self.value {
+            Finding::Counter(_) => recorder.describe_counter(name.into(), unit, help.into()),
+            Finding::Gauge(_) => recorder.describe_gauge(name.into(), unit, help.into()),
+        }
+    }
+}
+
+fn visit_rows<T>(rows: &[Row<T>], of: &T, each: &mut impl FnMut(&Metric, Figure)) {
+    for Row { metric, value } in rows {
+        let figure = match value {
+            Finding::Counter(count) => Figure::Counter(count(of)),
+            Finding::Gauge(value) => Figure::Gauge(value(of)),
+        };
+        each(metric, figure);
+    }
+}
+
+/// What each table counts.
+struct TableFigures {
+    counts: IndexCounts,
+    incarnation: u64,
+    backed_bytes: u64,
+    bytes_max: u64,
+}
+
+const OF_TABLE: &[Row<TableFigures>] = &[
+    Row::gauge("oneread_keys", "Keys in the table.", |of| of.counts.keys as f64),
+    Row::gauge("oneread_slots", "Slots allocated: main slots, and overflow slots ever used.", |of| {
+        of.counts.slots as f64
+    }),
+    Row::gauge("oneread_main_slots", "Main slots.", |of| of.counts.main_slots as f64),
+    Row::gauge("oneread_load_ratio", "Keys divided by slots allocated.", |of| {
+        of.counts.keys as f64 / of.counts.slots.max(1) as f64
+    }),
+    Row::counter("oneread_inserts_total", "Keys inserted.", |of| of.counts.inserts),
+    Row::counter("oneread_updates_total", "Keys updated.", |of| of.counts.updates),
+    Row::counter("oneread_removes_total", "Keys removed.", |of| of.counts.removes),
+    Row::counter("oneread_moves_total", "Keys moved from one slot to another.", |of| of.counts.moves),
+    Row::counter("oneread_homings_total", "Moves by which deletes brought displaced keys home.", |of| {
+        of.counts.homings
+    }),
+    Row::counter("oneread_put_waits_total", "Waits of puts for grace periods to end.", |of| of.counts.waits),
+    Row::gauge(
+        "oneread_memory_bytes",
+        "Bytes of the table with memory behind them, as the system says.",
+        |of| of.backed_bytes as f64,
+    ),
+    Row::gauge("oneread_memory_limit_bytes", "The most bytes that the table may take.", |of| {
+        of.bytes_max as f64
+    }),
+    Row::counter(
+        "oneread_takeovers_total",
+        "Times that a server took this table over from the one before.",
+        |of| of.incarnation.saturating_sub(1),
+    ),
+];
+
+const OF_GROWTH: &[Row<GrowthCounts>] = &[
+    Row::gauge("oneread_segments", "Segments that have keys.", |of| of.segments as f64),
+    Row::gauge("oneread_segments_limit", "The most segments that there may be.", |of| of.segments_max as f64),
+    Row::gauge("oneread_segment_depth", "Bits of the hash that tell the deepest segments apart.", |of| {
+        of.depth as f64
+    }),
+    Row::gauge("oneread_segment_load_lowest_ratio", "Keys by slots of the emptiest segment.", |of| {
+        of.load_min_ppm as f64 / 1e6
+    }),
+    Row::gauge("oneread_segment_load_highest_ratio", "Keys by slots of the fullest segment.", |of| {
+        of.load_max_ppm as f64 / 1e6
+    }),
+    Row::gauge("oneread_splitting", "Splits under way.", |of| of.splitting as f64),
+    Row::gauge("oneread_merging", "Merges under way.", |of| of.merging as f64),
+    Row::counter("oneread_splits_total", "Splits that are complete.", |of| of.splits),
+    Row::counter("oneread_merges_total", "Merges that are complete.", |of| of.merges),
+    Row::counter("oneread_merges_given_up_total", "Merges given up, because keys came back.", |of| {
+        of.given_up
+    }),
+    Row::counter("oneread_segment_moves_total", "Keys moved from one segment to another.", |of| of.moved),
+    Row::counter(
+        "oneread_memory_refused_total",
+        "Times that the system refused memory for a segment.",
+        |of| of.refused,
+    ),
+    Row::counter(
+        "oneread_memory_returned_bytes_total",
+        "Bytes of segments given back to the system.",
+        |of| of.bytes_returned,
+    ),
+];
+
+const OF_HEAP: &[Row<HeapCounts>] = &[
+    Row::gauge("oneread_heap_values", "Values that do not fit their slots.", |of| of.values as f64),
+    Row::gauge("oneread_heap_live_bytes", "Bytes of the heap in use.", |of| of.live_bytes as f64),
+    Row::gauge(
+        "oneread_heap_waiting_bytes",
+        "Bytes that readers may still read, of values that went.",
+        |of| of.waiting_bytes as f64,
+    ),
+    Row::gauge("oneread_heap_gap_bytes", "Bytes free in blocks that have values.", |of| of.gap_bytes as f64),
+    Row::gauge("oneread_heap_largest_gap_bytes", "The longest gap in such a block.", |of| {
+        of.largest_gap_bytes as f64
+    }),
+    Row::gauge("oneread_heap_block_bytes", "Bytes of a block.", |of| of.block_bytes as f64),
+    Row::gauge("oneread_heap_blocks", "Blocks of the heap.", |of| of.blocks as f64),
+    Row::gauge("oneread_heap_open_blocks", "Blocks that have values.", |of| of.open_blocks as f64),
+    Row::gauge("oneread_heap_limit_bytes", "Length of the heap.", |of| of.heap_bytes as f64),
+    Row::counter("oneread_heap_moved_bytes_total", "Bytes moved, so that blocks become free.", |of| {
+        of.moved_bytes
+    }),
+    Row::counter("oneread_heap_returned_bytes_total", "Bytes of the heap given back to the system.", |of| {
+        of.returned_bytes
+    }),
+];
+
+/// What a server counts beside its table.
+struct ServerFigures {
+    clients: u64,
+    clients_max: u64,
+    refused: RefusedCounts,
+    mailboxes: MailboxCounts,
+}
+
+const REFUSED: &str = "Requests for changes that were refused, by cause.";
+
+const OF_SERVER: &[Row<ServerFigures>] = &[
+    Row::gauge("oneread_connections", "Connections of clients.", |of| of.clients as f64),
+    Row::gauge("oneread_connections_limit", "The most connections that there may be.", |of| {
+        of.clients_max as f64
+    }),
+    Row::by("oneread_changes_refused_total", REFUSED, ("cause", "full"), |of| of.refused.full),
+    Row::by("oneread_changes_refused_total", REFUSED, ("cause", "heap_full"), |of| of.refused.heap_full),
+    Row::by("oneread_changes_refused_total", REFUSED, ("cause", "heap_busy"), |of| of.refused.heap_busy),
+    Row::by("oneread_changes_refused_total", REFUSED, ("cause", "no_memory"), |of| of.refused.no_memory),
+    Row::by("oneread_changes_refused_total", REFUSED, ("cause", "length"), |of| of.refused.length),
+    Row::by("oneread_changes_refused_total", REFUSED, ("cause", "busy"), |of| of.refused.busy),
+    Row::by("oneread_changes_refused_total", REFUSED, ("cause", "withdrawn"), |of| of.refused.withdrawn),
+    Row::by("oneread_changes_refused_total", REFUSED, ("cause", "read_only"), |of| of.refused.read_only),
+    Row::counter("oneread_mailbox_requests_total", "Requests through mailboxes.", |of| of.mailboxes.requests),
+    Row::counter("oneread_mailbox_sweeps_total", "Polls of all mailboxes in use.", |of| of.mailboxes.sweeps),
+    Row::counter("oneread_mailbox_rests_total", "Times a quiet mailbox was no longer polled.", |of| {
+        of.mailboxes.rests
+    }),
+    Row::counter("oneread_mailbox_rings_total", "Times a sleeping client was woken.", |of| {
+        of.mailboxes.rings
+    }),
+    Row::counter("oneread_mailbox_refused_total", "Mailboxes refused, because there was no room.", |of| {
+        of.mailboxes.refused
+    }),
+    Row::gauge("oneread_mailbox_bytes", "Bytes of all mailboxes.", |of| of.mailboxes.bytes as f64),
+];
+
+const OF_SNAPSHOTS: &[Row<SnapshotStatus>] = &[
+    Row::gauge("oneread_snapshot_interval_seconds", "Time between snapshots. 0: only on request.", |of| {
+        of.every().map_or(0.0, |every| every.as_secs_f64())
+    }),
+    Row::gauge(
+        "oneread_snapshot_last_timestamp_seconds",
+        "Time up to which the last snapshot made has every change, since 1970. 0: none was made yet.",
+        |of| of.saved_ms as f64 / 1e3,
+    ),
+    Row::gauge("oneread_snapshot_last_duration_seconds", "How long the last snapshot made took.", |of| {
+        of.took_us as f64 / 1e6
+    }),
+    Row::gauge("oneread_snapshot_last_keys", "Keys in the last snapshot made.", |of| of.keys as f64),
+    Row::gauge("oneread_snapshot_last_bytes", "Bytes of the last snapshot made.", |of| of.bytes as f64),
+    Row::gauge(
+        "oneread_snapshot_failed_timestamp_seconds",
+        "Time of the last snapshot that failed, since 1970. 0: none has failed yet.",
+        |of| of.failed_ms as f64 / 1e3,
+    ),
+];
+
+const RETRIES: &str = "Looks at a key repeated, by cause.";
+const REQUESTS: &str = "Requests sent, by the way they went.";
+const CHANGES: &str = "Changes that the server answered, by kind.";
+const FAILURES: &str = "Calls that failed, by cause.";
+
+const OF_CLIENT: &[Row<ClientStats>] = &[
+    Row::counter("oneread_client_gets_total", "GETs answered.", |of| of.get.gets),
+    Row::counter("oneread_client_hits_total", "GETs that found their key.", |of| of.get.hits),
+    Row::by("oneread_client_retries_total", RETRIES, ("cause", "torn"), |of| of.get.retries_torn),
+    Row::by("oneread_client_retries_total", RETRIES, ("cause", "moved"), |of| of.get.retries_moved),
+    Row::by("oneread_client_retries_total", RETRIES, ("cause", "late"), |of| of.get.retries_late),
+    Row::by("oneread_client_retries_total", RETRIES, ("cause", "chain"), |of| of.get.retries_chain),
+    Row::by("oneread_client_retries_total", RETRIES, ("cause", "replaced"), |of| of.get.retries_replaced),
+    Row::counter("oneread_client_reads_total", "READs.", |of| of.read.reads),
+    Row::counter("oneread_client_read_bytes_total", "Bytes that READs asked for.", |of| of.read.bytes),
+    Row::counter("oneread_client_doorbells_total", "Doorbells rung, or round trips.", |of| of.read.doorbells),
+    Row::counter("oneread_client_hinted_gets_total", "GETs that began with single slots, by hints.", |of| {
+        of.hints.hinted
+    }),
+    Row::counter("oneread_client_hint_hits_total", "GETs that found their key by a hint.", |of| {
+        of.hints.hits
+    }),
+    Row::counter("oneread_client_hint_reads_total", "READs of single slots, by hints.", |of| of.hints.reads),
+    Row::by("oneread_client_requests_total", REQUESTS, ("path", "message"), |of| of.requests.message),
+    Row::by("oneread_client_requests_total", REQUESTS, ("path", "mailbox"), |of| of.requests.mailbox),
+    #[cfg(feature = "verbs")]
+    Row::by("oneread_client_requests_total", REQUESTS, ("path", "extension"), |of| of.requests.extension),
+    Row::by("oneread_client_changes_total", CHANGES, ("kind", "put"), |of| of.changes.puts),
+    Row::by("oneread_client_changes_total", CHANGES, ("kind", "swap"), |of| of.changes.swaps),
+    Row::by("oneread_client_changes_total", CHANGES, ("kind", "remove"), |of| of.changes.removes),
+    Row::counter(
+        "oneread_client_changes_refused_total",
+        "Of these changes, those that were refused.",
+        |of| of.changes.rejected,
+    ),
+    Row::by("oneread_client_failures_total", FAILURES, ("cause", "deadline"), |of| of.failures.deadlines),
+    Row::by("oneread_client_failures_total", FAILURES, ("cause", "contended"), |of| of.failures.contended),
+    Row::by("oneread_client_failures_total", FAILURES, ("cause", "gone"), |of| of.failures.gone),
+    Row::by("oneread_client_failures_total", FAILURES, ("cause", "refused"), |of| of.failures.refused),
+    Row::by("oneread_client_failures_total", FAILURES, ("cause", "undecrypted"), |of| {
+        of.failures.undecrypted
+    }),
+    Row::counter(
+        "oneread_client_reattached_total",
+        "Times it switched to a new region, or reconnected.",
+        |of| of.reattached,
+    ),
+];
+
+/// All that a table counts. One that does not grow has no metrics of growth, and one without a heap none of that.
+impl Counted for Index {
+    fn visit(&self, mut each: impl FnMut(&Metric, Figure)) {
+        let geometry = self.geometry();
+        let figures = TableFigures {
+            counts: self.counts(),
+            incarnation: self.incarnation(),
+            backed_bytes: self.region().backed_bytes(),
+            bytes_max: geometry.bytes_max(),
+        };
+        visit_rows(OF_TABLE, &figures, &mut each);
+        if geometry.grows() {
+            visit_rows(OF_GROWTH, &self.growth(), &mut each);
+        }
+        if geometry.has_heap() {
+            visit_rows(OF_HEAP, &self.heap(), &mut each);
+        }
+    }
+}
+
+/// What its table counts, connections, refusals, mailboxes and, if it makes any, snapshots.
+impl Counted for Server {
+    fn visit(&self, mut each: impl FnMut(&Metric, Figure)) {
+        self.index().visit(&mut each);
+        let figures = ServerFigures {
+            clients: self.stats().clients,
+            clients_max: self.clients_max(),
+            refused: self.refused(),
+            mailboxes: self.mailbox_counts(),
+        };
+        visit_rows(OF_SERVER, &figures, &mut each);
+        if let Some(status) = self.snapshot_status() {
+            visit_rows(OF_SNAPSHOTS, &status, &mut each);
+        }
+    }
+}
+
+impl Counted for ClientStats {
+    fn visit(&self, mut each: impl FnMut(&Metric, Figure)) {
+        visit_rows(OF_CLIENT, self, &mut each);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::address::Address;
+    use crate::client::{ChangeCounts, FailureCounts, RequestCounts};
+    use crate::config::{Config, TableSize};
+    use crate::outcome::PutMode;
+    use crate::reader::{GetStats, HintCounts, ReadCounts};
+    use crate::server::ServerConfig;
+    use ::metrics::{Counter, Gauge, Histogram, KeyName, SharedString, with_local_recorder};
+    use std::cell::RefCell;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    /// The figures of rows that are whole numbers as counted, in the order of their values.
+    fn sorted<T>(rows: &[Row<T>], of: &T) -> Vec<u64> {
+        let mut all = Vec::new();
+        visit_rows(rows, of, &mut |_, figure| {
+            all.push(match figure {
+                Figure::Counter(count) => count,
+                Figure::Gauge(value) => value as u64,
+            });
+        });
+        all.sort_unstable();
+        all
+    }
+
+    /// Each count has one metric: a field more does not compile here, one that is told twice or never is noticed.
+    #[test]
+    fn each_count_has_its_metric() {
+        let client = ClientStats {
+            get: GetStats {
+                gets: 1,
+                hits: 2,
+                retries_torn: 3,
+                retries_moved: 4,
+                retries_late: 5,
+                retries_chain: 6,
+                retries_replaced: 7,
+            },
+            read: ReadCounts { reads: 8, bytes: 9, doorbells: 10 },
+            hints: HintCounts { hinted: 11, hits: 12, reads: 13 },
+            requests: RequestCounts {
+                message: 14,
+                mailbox: 15,
+                #[cfg(feature = "verbs")]
+                extension: 26,
+            },
+            changes: ChangeCounts { puts: 16, swaps: 17, removes: 18, rejected: 19 },
+            failures: FailureCounts { deadlines: 20, contended: 21, gone: 22, refused: 23, undecrypted: 24 },
+            reattached: 25,
+        };
+        let last = if cfg!(feature = "verbs") { 26 } else { 25 };
+        assert_eq!(sorted(OF_CLIENT, &client), Vec::from_iter(1..=last));
+
+        let counts = IndexCounts {
+            keys: 30,
+            inserts: 2,
+            updates: 3,
+            removes: 4,
+            moves: 5,
+            homings: 6,
+            waits: 7,
+            slots: 15,
+            main_slots: 9,
+        };
+        let table = TableFigures { counts, incarnation: 11, backed_bytes: 11, bytes_max: 12 };
+        // Among them 2 for the load, 10 for the takeovers.
+        assert_eq!(sorted(OF_TABLE, &table), [2, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 15, 30]);
+
+        const PPM: u64 = 1_000_000;
+        let growth = GrowthCounts {
+            segments: 1,
+            segments_max: 2,
+            depth: 3,
+            load_min_ppm: 4 * PPM,
+            load_max_ppm: 5 * PPM,
+            splitting: 6,
+            merging: 7,
+            splits: 8,
+            merges: 9,
+            given_up: 10,
+            moved: 11,
+            refused: 12,
+            // Those of the region stand for them.
+            bytes_backed: 99,
+            bytes_max: 99,
+            bytes_returned: 13,
+        };
+        assert_eq!(sorted(OF_GROWTH, &growth), Vec::from_iter(1..=13));
+
+        let heap = HeapCounts {
+            values: 1,
+            live_bytes: 2,
+            waiting_bytes: 3,
+            gap_bytes: 4,
+            largest_gap_bytes: 5,
+            block_bytes: 6,
+            blocks: 7,
+            open_blocks: 8,
+            heap_bytes: 9,
+            moved_bytes: 10,
+            returned_bytes: 11,
+        };
+        assert_eq!(sorted(OF_HEAP, &heap), Vec::from_iter(1..=11));
+
+        let server = ServerFigures {
+            clients: 1,
+            clients_max: 2,
+            refused: RefusedCounts {
+                full: 3,
+                heap_full: 4,
+                heap_busy: 5,
+                no_memory: 6,
+                length: 7,
+                busy: 8,
+                withdrawn: 9,
+                read_only: 10,
+            },
+            mailboxes: MailboxCounts {
+                requests: 11,
+                sweeps: 12,
+                rests: 13,
+                rings: 14,
+                refused: 15,
+                bytes: 16,
+            },
+        };
+        assert_eq!(sorted(OF_SERVER, &server), Vec::from_iter(1..=16));
+
+        let mut snapshots =
+            SnapshotStatus { every_ms: 1_000, saved_ms: 2_000, took_us: 3_000_000, ..Default::default() };
+        (snapshots.keys, snapshots.bytes, snapshots.failed_ms) = (4, 5, 6_000);
+        assert_eq!(sorted(OF_SNAPSHOTS, &snapshots), Vec::from_iter(1..=6));
+        snapshots.every_ms = u64::MAX;
+        assert_eq!(sorted(OF_SNAPSHOTS, &snapshots)[0], 0, "only on request");
+    }
+
+    /// What a recorder was told.
+    #[derive(Default)]
+    struct Notebook {
+        described: RefCell<BTreeSet<String>>,
+        units: RefCell<BTreeMap<String, Unit>>,
+        recorded: RefCell<BTreeSet<String>>,
+    }
+
+    impl Notebook {
+        fn describe(&self, kind: &str, name: KeyName, unit: Option<Unit>, help: SharedString) {
+            assert!(!help.is_empty());
+            self.described.borrow_mut().insert(format!("{kind} {}", name.as_str()));
+            self.units.borrow_mut().insert(name.as_str().into(), unit.unwrap());
+        }
+
+        fn record(&self, kind: &str, key: &Key) {
+            assert!(self.described.borrow().contains(&format!("{kind} {}", key.name())), "{key:?}");
+            assert!(self.recorded.borrow_mut().insert(key.to_string()), "twice: {key:?}");
+        }
+    }
+
+    impl Recorder for Notebook {
+        fn describe_counter(&self, name: KeyName, unit: Option<Unit>, help: SharedString) {
+            self.describe("counter", name, unit, help);
+        }
+        fn describe_gauge(&self, name: KeyName, unit: Option<Unit>, help: SharedString) {
+            self.describe("gauge", name, unit, help);
+        }
+        fn describe_histogram(&self, name: KeyName, _: Option<Unit>, _: SharedString) {
+            panic!("{name:?}");
+        }
+        fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+            self.record("counter", key);
+            Counter::noop()
+        }
+        fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+            self.record("gauge", key);
+            Gauge::noop()
+        }
+        fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+            panic!("{key:?}");
+        }
+    }
+
+    /// Everything is described as what it is recorded as, has the labels that were given, and its own.
+    #[test]
+    fn recorders_are_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = Address::Shm(dir.path().join("sock"));
+        let table = Config::new().size(TableSize::up_to(64 << 20));
+        let server = Server::start(ServerConfig::new(address, table)).unwrap();
+        server.index().put(b"key", b"value", PutMode::Upsert).unwrap();
+        let told = Notebook::default();
+        with_local_recorder(&told, || {
+            describe();
+            record(&server, &[("table", "prices")]);
+            record(&ClientStats::default(), &[("table", "prices"), ("zone", "b")]);
+        });
+        let recorded = told.recorded.take();
+        for key in [
+            "Key(oneread_keys, [table = prices])",
+            "Key(oneread_changes_refused_total, [table = prices, cause = full])",
+            "Key(oneread_client_retries_total, [table = prices, zone = b, cause = torn])",
+        ] {
+            assert!(recorded.contains(key), "no {key} in {recorded:#?}");
+        }
+        assert!(recorded.iter().all(|key| key.contains("table = prices")), "{recorded:#?}");
+        assert!(recorded.len() > 70, "{}", recorded.len());
+        let units = told.units.take();
+        assert_eq!(units["oneread_memory_bytes"], Unit::Bytes);
+        assert_eq!(units["oneread_client_read_bytes_total"], Unit::Bytes);
+        assert_eq!(units["oneread_snapshot_interval_seconds"], Unit::Seconds);
+        assert_eq!(units["oneread_keys"], Unit::Count);
+        let mut keys = None;
+        server.visit(|metric, figure| keys = keys.or((metric.name == "oneread_keys").then_some(figure)));
+        assert_eq!(keys, Some(Figure::Gauge(1.0)));
+    }
+}

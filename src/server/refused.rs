@@ -1,0 +1,114 @@
+//! Counts of the changes that a server refused, by cause.
+
+use crate::outcome::PutError;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Requests for changes that a server refused, by cause ([`Server::refused`](super::Server::refused)). Those
+/// that an embedder makes through the index itself do not count: their errors are his.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RefusedCounts {
+    /// The table was full ([`PutError::Full`]).
+    pub full: u64,
+    /// The heap was full ([`PutError::HeapFull`]).
+    pub heap_full: u64,
+    /// Memory for a long value was not free yet ([`PutError::HeapBusy`]). Clients ask again until their deadline,
+    /// and each time counts.
+    pub heap_busy: u64,
+    /// The system refused memory for a segment, or for a long value ([`PutError::NoMemory`],
+    /// [`PutError::HeapMemory`]).
+    pub no_memory: u64,
+    /// The key or the value was too long, or the key empty.
+    pub length: u64,
+    /// Other changes interfered each time ([`PutError::Busy`]).
+    pub busy: u64,
+    /// What the change had to wait for refused it ([`PutError::Withdrawn`]).
+    pub withdrawn: u64,
+    /// The client may only read.
+    pub read_only: u64,
+}
+
+/// The atomic counters behind [`RefusedCounts`].
+#[derive(Debug, Default)]
+pub(super) struct RefusedCounters {
+    full: AtomicU64,
+    heap_full: AtomicU64,
+    heap_busy: AtomicU64,
+    no_memory: AtomicU64,
+    length: AtomicU64,
+    busy: AtomicU64,
+    withdrawn: AtomicU64,
+    read_only: AtomicU64,
+}
+
+impl RefusedCounters {
+    #[cold]
+    pub fn count(&self, error: &PutError) {
+        let cause = match error {
+            PutError::Full { .. } => &self.full,
+            PutError::HeapFull { .. } => &self.heap_full,
+            PutError::HeapBusy { .. } => &self.heap_busy,
+            PutError::NoMemory { .. } | PutError::HeapMemory { .. } => &self.no_memory,
+            PutError::KeyLength { .. } | PutError::ValueLength { .. } | PutError::EncryptedLength { .. } => {
+                &self.length
+            }
+            PutError::Busy { .. } => &self.busy,
+            PutError::Withdrawn => &self.withdrawn,
+        };
+        // Relaxed, here and below: only the numbers are communicated.
+        cause.fetch_add(1, Ordering::Relaxed);
+    }
+
+    #[cold]
+    pub fn count_read_only(&self) {
+        self.read_only.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn read(&self) -> RefusedCounts {
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        RefusedCounts {
+            full: of(&self.full),
+            heap_full: of(&self.heap_full),
+            heap_busy: of(&self.heap_busy),
+            no_memory: of(&self.no_memory),
+            length: of(&self.length),
+            busy: of(&self.busy),
+            withdrawn: of(&self.withdrawn),
+            read_only: of(&self.read_only),
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    /// Each error counts for one cause.
+    #[test]
+    fn causes_are_told_apart() {
+        let waited = Duration::ZERO;
+        type Cause = fn(&RefusedCounts) -> u64;
+        let causes: [(PutError, Cause); 9] = [
+            (PutError::Full { keys: 1, slots: 1, bytes_max: 0, heap_bytes: 0 }, |of| of.full),
+            (PutError::HeapFull { live_bytes: 1, heap_bytes: 1 }, |of| of.heap_full),
+            (PutError::HeapBusy { given: 1, waited }, |of| of.heap_busy),
+            (PutError::NoMemory { keys: 1, bytes: 1 }, |of| of.no_memory),
+            (PutError::HeapMemory { given: 1 }, |of| of.no_memory),
+            (PutError::KeyLength { given: 0, max: 1 }, |of| of.length),
+            (PutError::ValueLength { given: 2, max: 1 }, |of| of.length),
+            (PutError::Busy { rounds: 1 }, |of| of.busy),
+            (PutError::Withdrawn, |of| of.withdrawn),
+        ];
+        for (error, cause) in causes {
+            let counters = RefusedCounters::default();
+            counters.count(&error);
+            counters.count_read_only();
+            let RefusedCounts { full, heap_full, heap_busy, no_memory, length, busy, withdrawn, read_only } =
+                counters.read();
+            assert_eq!(cause(&counters.read()), 1, "{error}");
+            let others = full + heap_full + heap_busy + no_memory + length + busy + withdrawn;
+            assert_eq!((others, read_only), (1, 1), "{error}");
+        }
+    }
+}
