@@ -1,6 +1,7 @@
 //! `serve`: creates or takes over a table, and serves it until a signal.
 
 mod daemon;
+mod scraped;
 mod told;
 
 use crate::connect::At;
@@ -19,14 +20,16 @@ use oneread::{
 };
 use oneread_kit::units::{ByteSize, Period, length, some_bytes, some_time};
 use oneread_kit::{TokenArgs, interrupt, names, show};
+use scraped::{Listener, Watched};
 use sd_notify::NotifyState;
 use signal_hook::consts::SIGXFSZ;
 use signal_hook::iterator::Signals;
+use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
 use told::{notify, recovered_json, show_start, size_now, size_of, taken_over};
 
 /// Serve a table until SIGINT or SIGTERM
@@ -47,6 +50,7 @@ use told::{notify, recovered_json, show_start, size_now, size_of, taken_over};
   oneread serve --snapshot /var/lib/oneread/t.snap --snapshot-every 60s
       a table that survives a crash of the machine, but for a minute's changes
   oneread serve --restore /backup/t.snap   a new table with these keys
+  oneread serve --metrics 127.0.0.1:9464   its counts for Prometheus
   ONEREAD_TOKEN=secret oneread serve --at verbs://0.0.0.0:7471
       over RDMA (built with --features verbs)
 
@@ -185,6 +189,10 @@ pub struct Serve {
     #[cfg(all(feature = "lab", feature = "verbs"))]
     #[arg(long)]
     herd: bool,
+    /// Answer scrapes of Prometheus at http://ADDR/metrics, as in 127.0.0.1:9464; whoever reaches ADDR may
+    /// read the counts (no key, no value), and port 0 is any that is free
+    #[arg(long, value_name = "ADDR", value_parser = scraped::address)]
+    metrics: Option<SocketAddr>,
     /// Go into the background when the table is served; `oneread stop` ends it
     #[arg(long)]
     daemonize: bool,
@@ -256,6 +264,8 @@ impl Serve {
         }
         let how = self.how(address, config, backing.clone(), token)?.cancel(cancel);
         raise_descriptors(self.clients_max);
+        // An address that cannot be is told before a table is made.
+        let scrapes = self.metrics.map(Listener::bind).transpose()?;
         let server = match Server::start(how) {
             Err(ServeError::Cancelled) => {
                 show::complain("oneread: stopped before the table was ready; nothing is left of a new one");
@@ -265,10 +275,15 @@ impl Serve {
         };
         self.warn_of_users(server.address());
         let pid_file = self.pid_file.as_deref().map(daemon::PidFile::new).transpose()?;
-        self.announce(&server, &backing, share)?;
+        self.announce(&server, &backing, share, scrapes.as_ref())?;
+        let server = Watched::new(Mutex::new(Some(server)));
+        if let Some(scrapes) = scrapes {
+            scrapes.answer(server.clone()).context("starting the thread that answers scrapes")?;
+        }
         notify(&[NotifyState::Ready, NotifyState::MainPid(std::process::id())]);
         signals.forever().next();
         notify(&[NotifyState::Stopping]);
+        let server = server.lock().unwrap_or_else(PoisonError::into_inner).take().context("the server")?;
         let address = server.address().clone();
         let bytes = server.index().region().backed_bytes();
         let stopped = server.stop();
@@ -489,7 +504,13 @@ impl Serve {
     }
 
     /// Reports readiness, from the background as the last that is seen of it.
-    fn announce(&self, server: &Server, backing: &Backing, share: Option<MemoryShare>) -> Result<()> {
+    fn announce(
+        &self,
+        server: &Server,
+        backing: &Backing,
+        share: Option<MemoryShare>,
+        scrapes: Option<&Listener>,
+    ) -> Result<()> {
         let log = match self.detached {
             true => Some(daemon::log_file(&self.at.address(), self.log.as_deref())?),
             false => None,
@@ -497,7 +518,7 @@ impl Serve {
         if self.detached {
             daemon::leave_terminal()?;
         }
-        show::say(self.readiness(server, backing, share, log.as_deref()))?;
+        show::say(self.readiness(server, backing, share, log.as_deref(), scrapes.map(Listener::url)))?;
         if self.detached { daemon::close_output() } else { Ok(()) }
     }
 
@@ -507,6 +528,7 @@ impl Serve {
         backing: &Backing,
         share: Option<MemoryShare>,
         log: Option<&Path>,
+        metrics: Option<String>,
     ) -> String {
         let index = server.index();
         let geometry = index.geometry();
@@ -537,6 +559,7 @@ impl Serve {
                 "restored": restored,
                 "pid": std::process::id(),
                 "log": log,
+                "metrics": metrics,
             })
             .to_string();
         }
@@ -554,8 +577,9 @@ impl Serve {
         let log = log.map_or(String::new(), |log| {
             format!("\nin the background, process {}; its log is {}", std::process::id(), log.display())
         });
+        let metrics = metrics.map_or(String::new(), |url| format!("\nmetrics at {url}"));
         format!(
-            "serving {} at {}: {size}, slots of {} bytes, in {where_to}, {found}{log}",
+            "serving {} at {}: {size}, slots of {} bytes, in {where_to}, {found}{metrics}{log}",
             geometry.layout(),
             server.address(),
             geometry.shape().bytes(),

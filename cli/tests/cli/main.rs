@@ -5,6 +5,7 @@ mod command;
 mod growth;
 #[cfg(feature = "lab")]
 mod lab;
+mod metrics;
 mod region_files;
 mod served;
 mod servers;
