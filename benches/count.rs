@@ -208,13 +208,19 @@ fn absent(setting: Setting) -> Box<Prepared> {
     Prepared::with(setting, &setting.keys(0, load(90))).on(setting.keys(1, OPERATIONS))
 }
 
-/// New keys, each with a free slot in its primary window.
+/// New keys that find a free slot: in another table, they moved no key.
 fn with_room(setting: Setting) -> Box<Prepared> {
-    let mut table = Prepared::with(setting, &setting.keys(0, load(50)));
+    let there = setting.keys(0, load(50));
     let mut keys = setting.keys(1, 2 * OPERATIONS);
-    keys.retain(|key| table.has_room(key));
+    let other = Prepared::with(setting, &there);
+    other.rest();
+    let moves = || other.index.counts().moves;
+    keys.retain(|key| {
+        let before = moves();
+        other.put(key) == Ok(PutOutcome::Inserted) && moves() == before
+    });
     keys.truncate(OPERATIONS);
-    table.on(keys)
+    Prepared::with(setting, &there).on(keys)
 }
 
 /// New keys, none with a free slot in its primary window.

@@ -1,6 +1,8 @@
 //! Neighbouring homes.
 
-/// Some of up to 64 neighbouring homes. Those of one step (`homes/step.rs`) have their own slots in one stripe.
+use std::ops::Range;
+
+/// Some of up to 64 neighbouring homes. Those of one step (`homes/show.rs`) have their own slots in one stripe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HomeSet {
     first: u64,
@@ -9,14 +11,14 @@ pub(super) struct HomeSet {
 }
 
 impl HomeSet {
-    /// None of the homes from this one on.
-    pub const fn none_from(first: u64) -> HomeSet {
-        HomeSet { first, bits: 0 }
-    }
-
     /// One home.
     pub const fn one(home: u64) -> HomeSet {
         HomeSet { first: home, bits: 1 }
+    }
+
+    /// These homes: at least one, and at most 64.
+    pub fn of(homes: Range<u64>) -> HomeSet {
+        HomeSet { first: homes.start, bits: u64::MAX >> (64 - (homes.end - homes.start)) }
     }
 
     /// None of the same homes.
@@ -33,6 +35,12 @@ impl HomeSet {
     pub fn without(self, others: HomeSet) -> HomeSet {
         debug_assert_eq!(self.first, others.first);
         HomeSet { bits: self.bits & !others.bits, ..self }
+    }
+
+    /// At most so many, the first ones.
+    pub fn first_few(self, most: u32) -> HomeSet {
+        let behind = (most..self.len()).fold(0, |behind, _| behind | 1 << (self.bits & !behind).ilog2());
+        HomeSet { bits: self.bits & !behind, ..self }
     }
 
     pub fn contains(self, home: u64) -> bool {
@@ -55,8 +63,12 @@ impl HomeSet {
 
     /// The homes, in order.
     pub fn iter(self) -> impl Iterator<Item = u64> {
-        let bits = std::iter::successors(Some(self.bits), |bits| Some(bits & bits.wrapping_sub(1)));
-        bits.take_while(|&bits| bits != 0).map(move |bits| self.first + u64::from(bits.trailing_zeros()))
+        let mut bits = self.bits;
+        std::iter::from_fn(move || {
+            let next = (bits != 0).then(|| self.first + u64::from(bits.trailing_zeros()));
+            bits &= bits.wrapping_sub(1);
+            next
+        })
     }
 
     /// The same homes as bits of an array of words, a bit for each home of the segment: the number of each word
@@ -66,6 +78,13 @@ impl HomeSet {
         let low = (word, self.bits << shift);
         let high = (word + 1, if shift == 0 { 0 } else { self.bits >> (64 - shift) });
         [low, high].into_iter().filter(|&(_, bits)| bits != 0)
+    }
+
+    /// Those whose bits are set in such an array. `word` gives its words, 0 behind the last.
+    pub fn set_in(self, word: impl Fn(usize) -> u64) -> HomeSet {
+        let (number, shift) = ((self.first / 64) as usize, self.first % 64);
+        let high = if shift == 0 { 0 } else { word(number + 1) << (64 - shift) };
+        HomeSet { bits: self.bits & (word(number) >> shift | high), ..self }
     }
 }
 
@@ -77,7 +96,7 @@ mod tests {
     #[test]
     fn a_set_has_what_was_added() {
         for first in [0, 1, 63, 64, 100] {
-            let mut set = HomeSet::none_from(first);
+            let mut set = HomeSet::one(first).cleared();
             assert!(set.is_empty() && set.ends().is_none() && set.words().next().is_none());
             let homes = [first + 2, first + 31, first + 63];
             homes.iter().for_each(|&home| set.add(home));
@@ -87,6 +106,14 @@ mod tests {
                 (0..64).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| word as u64 * 64 + bit)
             });
             assert_eq!(by_words.collect::<Vec<_>>(), homes);
+            let mut words = [0u64; 4];
+            set.words().for_each(|(number, bits)| words[number] = bits);
+            assert_eq!(HomeSet::of(first..first + 64).set_in(|number| words[number]), set);
+            assert_eq!(HomeSet::of(first..first + 3).set_in(|number| words[number]).len(), 1);
+            for few in 0..5 {
+                let expected = &homes[..few.min(3)];
+                assert_eq!(set.first_few(few as u32).iter().collect::<Vec<_>>(), expected);
+            }
             let all = first.saturating_sub(1)..first + 70;
             assert_eq!(all.filter(|&home| set.contains(home)).collect::<Vec<_>>(), homes);
             let mut others = set.cleared();

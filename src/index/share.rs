@@ -175,6 +175,11 @@ impl SharedKeyShare {
             .is_some_and(|word| word.load(Ordering::Acquire) >> (home % 64) & 1 == 1)
     }
 
+    /// Those of these homes that are away. Acquire, as [`SharedKeyShare::is_away`].
+    pub fn away_among(&self, homes: HomeSet) -> HomeSet {
+        homes.set_in(|number| self.away.get(number).map_or(0, |word| word.load(Ordering::Acquire)))
+    }
+
     /// How many homes are away. Exact for the thread that has the pair, a guess for others.
     pub fn homes_away(&self) -> u64 {
         self.homes_away.load(Relaxed)

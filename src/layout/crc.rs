@@ -53,6 +53,32 @@ pub(crate) fn of_line(first: [u64; 3], line: &[u64; 8]) -> u32 {
     of_line_without(first, line)
 }
 
+/// As [`append_both`], of these words alone: of a free slot, which has no payload.
+#[inline(always)]
+pub(crate) fn of_words(words: [u64; 4]) -> u32 {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if std::arch::is_x86_feature_detected!("sse4.2") {
+        let ([a, b, c, d], mut crc) = (words, u64::from(u32::MAX));
+        // SAFETY: the processor has the instructions. They touch no memory.
+        unsafe {
+            std::arch::asm!(
+                "crc32 {crc}, {a}",
+                "crc32 {crc}, {b}",
+                "crc32 {crc}, {c}",
+                "crc32 {crc}, {d}",
+                crc = inout(reg) crc,
+                a = in(reg) a,
+                b = in(reg) b,
+                c = in(reg) c,
+                d = in(reg) d,
+                options(pure, nomem, nostack, preserves_flags),
+            );
+        }
+        return !(crc as u32);
+    }
+    append_both(0, words, &[])
+}
+
 /// The same where the processor has no instruction for it.
 #[cold]
 #[inline(never)]
@@ -148,6 +174,7 @@ mod tests {
         // The line's first word does not count.
         summed.remove(3);
         assert_eq!(of_line([a, b, c], &line), crc32c::crc32c(bytemuck::cast_slice(&summed)));
+        assert_eq!(of_words([a, b, c, line[1]]), crc32c::crc32c(bytemuck::cast_slice(&summed[..4])));
     }
 
     /// The check value of the catalogue of CRCs, and the crate's answers for every length and split.

@@ -35,7 +35,7 @@
 //!
 //! A network reader takes keys and values only from a [`View`] that [`check`] made.
 
-use super::crc::{append, append_both, of_line};
+use super::crc::{append, append_both, of_line, of_words};
 use super::extent::{REFERENCE_BYTES, Reference};
 use super::{LINE, WORD};
 use crate::sink::Sink;
@@ -361,6 +361,10 @@ fn crc_of_line(bound: [u64; 3], line: &[u64; LINE / WORD], payload: usize) -> u3
     // A full line, the most usual case, has no loop.
     if payload == LINE - HEADER {
         return of_line(bound, line);
+    }
+    if payload == 0 {
+        let [a, b, c] = bound;
+        return of_words([a, b, c, line[1]]);
     }
     append_both(0, bound, &bytemuck::bytes_of(line)[WORD..HEADER + payload])
 }

@@ -1,6 +1,6 @@
 //! The keys of some homes go to the other segment of a pair.
 
-use crate::faults::{Rule, broken, in_order};
+use crate::faults::{Rule, by_rule, in_order};
 use crate::index::home_set::HomeSet;
 use crate::index::segment::Segment;
 use crate::index::slots::{Locked, has_room_for_ghost};
@@ -32,9 +32,7 @@ pub(super) fn carry(
     let slots = from.slots();
     let mut locked = slots.none();
     let mut going = from.homes().lock_keys_of(&mut locked, homes, goes);
-    let mut stuck = homes.cleared();
-    let held = homes.iter().filter(|&home| slots.is_held_for(home) && !broken(Rule::HeldHome));
-    held.for_each(|home| stuck.add(home));
+    let mut stuck = by_rule(Rule::HeldHome, slots.held_among(homes), homes.cleared());
     let haunted = going.iter().filter(|at| !has_room_for_ghost(slots.header(at.slot).ghost));
     haunted.for_each(|at| stuck.add(at.home()));
     going.retain(|at| !stuck.contains(at.home()));

@@ -138,21 +138,19 @@ impl PairState {
         *self = PairState::new(toward);
     }
 
-    /// The next homes to try: neighbours of one step, and at most this number. `None` at the end of a round.
+    /// The next homes to try: neighbours of one step, and at most this number. `left` says which of some have not
+    /// gone. `None` at the end of a round.
     pub fn next_homes(
         &mut self,
         geometry: &Geometry,
         most: u32,
-        has_gone: impl Fn(u64) -> bool,
+        left: impl Fn(HomeSet) -> HomeSet,
     ) -> Option<HomeSet> {
         while self.next < geometry.homes() {
-            let (mut homes, end) = (HomeSet::none_from(self.next), end_of_step(geometry, self.next));
-            while self.next < end && homes.len() < most {
-                if !has_gone(self.next) {
-                    homes.add(self.next);
-                }
-                self.next += 1;
-            }
+            let end = end_of_step(geometry, self.next);
+            let all = left(HomeSet::of(self.next..end));
+            let homes = all.first_few(most);
+            self.next = if homes == all { end } else { homes.ends().map_or(self.next, |(_, last)| last + 1) };
             if !homes.is_empty() {
                 return Some(homes);
             }

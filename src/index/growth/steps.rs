@@ -184,8 +184,11 @@ impl Growth {
                 self.turn_back(&mut state);
             }
             let to_child = state.toward() != Toward::Parent;
-            let has_gone = |home| child.share().is_away(home) != to_child;
-            let Some(homes) = state.next_homes(&self.geometry, left, has_gone) else {
+            let still_here = |homes| {
+                let away = child.share().away_among(homes);
+                if to_child { away } else { homes.without(away) }
+            };
+            let Some(homes) = state.next_homes(&self.geometry, left, still_here) else {
                 match state.end_of_round() {
                     RoundEnd::AllGone => return self.finish(parent, child, &mut state, guard),
                     RoundEnd::SomeWent if !self.pace.waits_for_ghosts => continue,

@@ -44,7 +44,8 @@ impl FreeSlots {
     /// Takes the first one in a window.
     fn take_in(&mut self, window: Window) -> Option<SlotIx> {
         let shift = window.first.0 - self.first;
-        let within = self.bits >> shift & ((1 << window.slots) - 1);
+        // A window has at most 64 slots.
+        let within = (self.bits >> shift) as u64 & (u64::MAX >> (64 - window.slots));
         if within == 0 {
             return None;
         }
@@ -92,11 +93,14 @@ impl Homes {
             guards().for_each(|&slot| add_stripe(&mut set, self.slots.stripe_of(slot)));
         }
         let mut keys = Vec::with_capacity(homes.len() as usize);
-        let further = displaced.into_iter().filter(|slot| !range.contains(&slot.0));
-        for slot in range.clone().map(SlotIx).chain(further) {
-            if self.slots.header(slot).is_free() {
-                continue;
-            }
+        let mut occupied = self.slots.occupied(&range);
+        let near = std::iter::from_fn(|| {
+            let next = (occupied != 0).then(|| SlotIx(range.start + u64::from(occupied.trailing_zeros())));
+            occupied &= occupied.wrapping_sub(1);
+            next
+        });
+        let is_further = |slot: &SlotIx| !range.contains(&slot.0) && !self.slots.header(*slot).is_free();
+        for slot in near.chain(displaced.into_iter().filter(is_further)) {
             self.slots.reader().with_key(slot, |key| {
                 let hashed = geometry.hashed(key);
                 if homes.contains(hashed.home()) && wanted(hashed) {
@@ -116,9 +120,7 @@ impl Homes {
         }
         let range = self.slots_of(homes);
         let locked = self.slots.lock(self.slots.stripes_of_all(range.clone()));
-        let is_free = |slot: u64| u128::from(self.slots.may_take(SlotIx(slot)));
-        let bits = range.clone().fold(0, |bits, slot| bits | is_free(slot) << (slot - range.start));
-        let mut free = FreeSlots { first: range.start, bits };
+        let mut free = FreeSlots { first: range.start, bits: self.slots.free_among(&range) };
         let mut left = Vec::new();
         for at in keys {
             let window = self.geometry().window(at.home);

@@ -109,7 +109,9 @@ impl Moves {
         for (step, &mover) in path.windows(2).zip(movers).rev() {
             let (from, to) = (step[0], step[1]);
             let left = self.copy(locked, mover, from, to, moved, &mut filters);
-            came_home.extend(left.map(|(home, bit)| (home, bit, from)));
+            if let Some((home, bit)) = left {
+                came_home.push((home, bit, from));
+            }
             moved = Some(mover);
         }
         let finished = finish(locked);

@@ -6,7 +6,7 @@ use super::undo::before_the_write;
 use crate::faults::{Rule, disobey};
 use crate::layout::geometry::SlotIx;
 use crate::layout::hash::mix;
-use crate::layout::slot::{Content, Header, Image, Key, check, encode, seal, stamp_copies};
+use crate::layout::slot::{Content, Header, Image, Key, SlotShape, check, encode, seal, stamp_copies};
 use crate::layout::words;
 use crate::region::RegionError;
 use std::ops::Range;
@@ -43,19 +43,31 @@ impl Slots {
         let (region, geometry) = (self.region(), self.geometry());
         let at = |slot| geometry.slot_offset(SlotIx(slot));
         region.back_more(at(0)..at(geometry.slots()))?;
+        match geometry.shape() {
+            SlotShape::LINE => self.free_all(SlotShape::LINE, aux),
+            shape => self.free_all(shape, aux),
+        }
+        Ok(())
+    }
+
+    /// Makes each slot of a segment, whose slots have this shape, a free one at rest.
+    #[inline(always)]
+    fn free_all(&self, shape: SlotShape, aux: u32) {
+        let (region, geometry) = (self.region(), self.geometry());
         let first_stamp = mix(geometry.incarnation().into()) as u32 & !1;
         let bucket_slots = u64::from(geometry.layout().bucket_slots);
         let (mut next_home, homes_end) = (SlotIx(0), geometry.homes() * bucket_slots);
         let [mut of_home, mut of_other] = [aux, 0].map(|aux| {
-            encode(geometry.shape(), geometry.identity(SlotIx(0)), 2, &Content { aux, ..Content::default() })
+            encode(shape, geometry.identity(SlotIx(0)), 2, &Content { aux, ..Content::default() })
         });
+        let (of_home, of_other) = (&mut of_home[..shape.words()], &mut of_other[..shape.words()]);
         for slot in (0..geometry.slots()).map(SlotIx) {
             let is_home = slot == next_home;
             if is_home {
                 let next = slot.0 + bucket_slots;
                 next_home = SlotIx(if next < homes_end { next } else { u64::MAX });
             }
-            let words = region.stores(geometry.slot_word(slot), geometry.shape().words());
+            let words = region.stores(geometry.slot_word_of(shape, slot), shape.words());
             if words.load(0) != 0 {
                 let aux = if is_home { aux } else { 0 };
                 self.writer().write(slot, &Content { aux, ..Content::default() });
@@ -63,13 +75,12 @@ impl Slots {
             }
             // Nobody takes what is there for a slot: its CRC is none, and on shm it is no key. Most words
             // stay zero.
-            let image = if is_home { &mut of_home } else { &mut of_other };
-            seal(geometry.shape(), geometry.identity(slot), first_stamp, image);
-            stamp_copies(geometry.shape()).for_each(|copy| words.store(copy, image[copy]));
+            let image = if is_home { &mut *of_home } else { &mut *of_other };
+            seal(shape, geometry.identity(slot), first_stamp, image);
+            stamp_copies(shape).for_each(|copy| words.store(copy, image[copy]));
             words.store(1, image[1]);
             words.store(0, image[0]);
         }
-        Ok(())
     }
 
     /// U4: gives a slot that a dead writer was writing over the content that it had before, if the undo

@@ -26,6 +26,7 @@ pub(super) use writer::SlotWriter;
 
 use crate::families;
 use crate::faults::{Rule, broken, by_rule, disobey, kept, obey};
+use crate::index::home_set::HomeSet;
 use crate::layout::WORD;
 use crate::layout::chain::{self, Block};
 use crate::layout::compare::Loadable;
@@ -193,6 +194,27 @@ impl Slots {
         self.header(slot).is_free() && !self.is_held(slot)
     }
 
+    /// Those of at most 128 neighbouring slots that have a key: a bit for each from the first on.
+    pub fn occupied(&self, slots: &Range<u64>) -> u128 {
+        let (each, count) = (self.geometry.shape().words(), (slots.end - slots.start) as usize);
+        let words = self.region.words(self.geometry.slot_word(SlotIx(slots.start)), count * each);
+        let bits = words.chunks_exact(each).fold(0u128, |bits, slot| {
+            let is_free = words::header(slot).is_free();
+            bits >> 1 | u128::from(!is_free) << 127
+        });
+        if count == 0 { 0 } else { bits >> (128 - count) }
+    }
+
+    /// Those into which a key may come, as [`Slots::may_take`] says of one.
+    pub fn free_among(&self, slots: &Range<u64>) -> u128 {
+        let mut free = !self.occupied(slots);
+        if self.held.are_any() {
+            let held = (0..slots.end - slots.start).filter(|bit| self.is_held(SlotIx(slots.start + bit)));
+            held.for_each(|bit| free &= !(1 << bit));
+        }
+        free
+    }
+
     // ---- held slots -----------------------------------------------------------------------------
 
     /// Whether a free slot is held for a key (L11). Without the slot's lock, a guess.
@@ -201,10 +223,13 @@ impl Slots {
         self.held.are_any() && !broken(Rule::HeldSlot) && self.held.is_held(slot)
     }
 
-    /// Whether a slot is held for a key of this home (L12), whose lock is held.
-    #[inline]
-    pub fn is_held_for(&self, home: u64) -> bool {
-        self.held.are_any() && self.held.is_held_for(home)
+    /// Those of these homes, whose locks are held, for whose keys a slot is held (L12).
+    pub fn held_among(&self, homes: HomeSet) -> HomeSet {
+        let mut held = homes.cleared();
+        if self.held.are_any() {
+            homes.iter().filter(|&home| self.held.is_held_for(home)).for_each(|home| held.add(home));
+        }
+        held
     }
 
     /// What a look has shown, but for free slots that are held. The caller holds the key's locks.
@@ -500,7 +525,10 @@ impl Slots {
         let [_, header] = Header { ghost, aux, ..before }.to_words();
         let note = self.notes.of_key_in(slot);
         self.write_filled(locked, slot, HEADER / WORD, note, |target, image| {
-            words::load_all(target.words(), image);
+            // A free slot has no payload.
+            if !before.is_free() {
+                words::load_all(target.words(), image);
+            }
             image[1] = header;
         });
     }
