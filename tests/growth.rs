@@ -21,6 +21,63 @@ fn growing_by(layout: Layout, segment_slots: u64, bytes_max: u64, seed: u64, clo
     Index::create(region, geometry, clock).unwrap()
 }
 
+/// A table that is told how many keys will come is as large by then, and copies hardly any from segment to segment.
+/// One that is told too much takes what it may, and serves.
+#[test]
+fn every_layout_grows_before_its_keys_come() {
+    const KEYS: u64 = 20_000;
+    for preset in presets() {
+        let filled = |foreseen: u64, there: u64| {
+            let index = growing(preset.layout, 256, 16 << 20, 1);
+            let put = |n| {
+                let outcome = index.put(&key(n), &key(!n), PutMode::Insert);
+                assert_eq!(outcome, Ok(PutOutcome::Inserted), "{}: {n}", preset.name);
+            };
+            (0..there).for_each(put);
+            index.grow_for(foreseen);
+            let (before, growth) = (index.growth().moved, index.growth());
+            assert!((growth.splitting, growth.merging) == (0, 0) || there > 0, "{growth:?}");
+            (there..KEYS).for_each(put);
+            let mut reader = index.reader();
+            let mut value = Vec::new();
+            for n in 0..KEYS {
+                assert!(reader.get_into(&key(n), &mut value).unwrap() && value == key(!n), "{}", preset.name);
+            }
+            (growth.segments, index.growth().moved - before, index.growth())
+        };
+        let (_, moved, surprised) = filled(0, 0);
+        assert!(moved > KEYS / 2, "{}: {moved}", preset.name);
+        for there in [0, KEYS / 5] {
+            let (segments, moved, growth) = filled(KEYS, there);
+            assert!(moved < KEYS / 20, "{}: {moved}", preset.name);
+            assert!(segments * 10 > surprised.segments * 8, "{}: {segments}, {surprised:?}", preset.name);
+            assert!(growth.segments * 10 < surprised.segments * 13, "{}: {growth:?}", preset.name);
+        }
+        let (segments, ..) = filled(u64::MAX, 0);
+        assert!(segments > 2 * surprised.segments, "{}: {segments}", preset.name);
+    }
+}
+
+/// A client says how many keys will come, and a thread of the server sees to it.
+#[test]
+fn a_client_foresees_keys() {
+    use oneread::internals::server::ServerConfig;
+    use oneread::{Address, Client, Server};
+    let folder = tempfile::tempdir().unwrap();
+    let address = Address::Shm(folder.path().join("socket"));
+    let size = TableSize::Growing { bytes_max: 64 << 20, segment_slots: Some(1 << 10) };
+    let table = Config::new().size(size).key_max(8).value_max(8);
+    let _server = Server::start(ServerConfig::new(address.clone(), table)).unwrap();
+    let mut client = Client::connect(&address).unwrap();
+    assert_eq!(client.growth().unwrap().segments, 1);
+    client.grow_for(20_000).unwrap();
+    let begun = std::time::Instant::now();
+    while client.growth().unwrap().segments < 20 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", client.growth());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 fn key(n: u64) -> [u8; 8] {
     n.to_le_bytes()
 }

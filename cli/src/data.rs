@@ -337,6 +337,7 @@ impl Load {
         if stdin && std::io::stdin().is_terminal() {
             show::complain("oneread: reading lines from the terminal; Ctrl-D ends them");
         }
+        let mut file_bytes = None;
         let (input, bar): (Box<dyn Read>, _) = if stdin {
             let mut input = std::io::BufReader::new(std::io::stdin());
             // As much as there is: of a pipe, all that its writer wrote first.
@@ -362,6 +363,7 @@ impl Load {
                 let inner = inner.to_possible_value().expect("none is hidden");
                 bail!("{name} is compressed; {unpack} {name} | oneread load --format {} -", inner.get_name());
             }
+            file_bytes = Some(about.len());
             (Box::new(file), Progress::of_bytes(about.len(), "loading"))
         };
         let mut client = self.server.connect_with(self.secret.encryption()?)?;
@@ -386,7 +388,8 @@ impl Load {
             }
         });
         let is_guess = self.format.is_none();
-        let mut loading = Loading { mode, bar: &bar, loaded: &summary, is_refused: false, is_guess };
+        let mut loading =
+            Loading { mode, bar: &bar, loaded: &summary, is_refused: false, file_bytes, is_guess };
         let loaded = loading.load(&mut client, &mut records, stdin, begun);
         bar.finish();
         let summary = lock(&summary);
@@ -455,6 +458,8 @@ struct Loading<'a> {
     loaded: &'a Mutex<Loaded>,
     /// Whether puts were refused for want of room, memory or time.
     is_refused: bool,
+    /// Bytes of the file, until the server was told how many keys may come of them. None of stdin.
+    file_bytes: Option<u64>,
     /// Whether nobody has said what the format is.
     is_guess: bool,
 }
@@ -496,6 +501,11 @@ impl Loading<'_> {
                 show::count(LINES_TO_TELL)
             );
             if batch.len() >= if self.is_refused { BATCH_OF_REFUSED } else { BATCH } {
+                if let Some(bytes) = self.file_bytes.take() {
+                    // A guess, by the lines so far. A server that does not grow for it grows as it goes.
+                    let lines = seen * bytes / records.bytes().max(1);
+                    let _ = client.grow_for(lines);
+                }
                 self.put(client, &mut batch, &mut numbers)?;
                 let lines = lock(self.loaded).summary.lines;
                 self.bar.set_position(if stdin { lines } else { records.bytes() });

@@ -57,6 +57,17 @@ impl Client {
         self.ask_for(&Request::Growth { shrink: true }, growth)
     }
 
+    /// Has the server make a table that grows as large as it becomes with this many keys in all, and does not wait:
+    /// a thread of the server goes on with it, ahead of the puts that follow. Keys that do not come leave the table
+    /// larger than it need be; [`Client::shrink`] mends that. A table of one size stays as it is.
+    ///
+    /// # Errors
+    /// [`AskError`] when the server does not answer, or this client may only read. A server of a version before
+    /// this request ends the connection; the next call makes another one.
+    pub fn grow_for(&mut self, keys: u64) -> Result<GrowthCounts, AskError> {
+        self.ask_for(&Request::GrowFor { keys }, growth)
+    }
+
     /// Returns what the memory of the server's long values is used for; all zero for a table whose values all
     /// fit their slots.
     ///

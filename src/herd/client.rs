@@ -211,6 +211,7 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
         | Request::Stat
         | Request::Snapshot { .. }
         | Request::Growth { .. }
+        | Request::GrowFor { .. }
         | Request::Heap
         | Request::UploadPiece { .. }
         | Request::UploadDrop

@@ -483,6 +483,27 @@ impl Index {
         }
     }
 
+    /// Makes a table that grows as large as it becomes with this many keys in all, before they come: then no put
+    /// splits a segment. A segment without keys is split some four times sooner than one with. Returns when that
+    /// is done, or when there is no memory for more; a put that needs more is told. Some 2 ms for each segment.
+    /// Keys that do not come leave the table larger than it need be: [`Index::shrink`] merges segments again.
+    /// A table of one size stays as it is.
+    ///
+    /// [`Index::restore_from`] does this by itself.
+    pub fn grow_for(&self, keys: u64) {
+        if let Table::Many(growth) = &self.table {
+            growth.foresee(keys);
+            while growth.grow_as_foreseen() {}
+        }
+    }
+
+    /// The same, which [`Index::make_ahead`] does later.
+    pub(crate) fn foresee(&self, keys: u64) {
+        if let Table::Many(growth) = &self.table {
+            growth.foresee(keys);
+        }
+    }
+
     /// The thread that calls [`Index::make_ahead`] from now on. It is unparked when there may be something to do.
     pub(crate) fn set_maker(&self, thread: std::thread::Thread) {
         if let Table::Many(growth) = &self.table {

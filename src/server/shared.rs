@@ -191,6 +191,7 @@ impl ServerState {
             | Request::Remove { .. }
             | Request::Snapshot { begin: true }
             | Request::Growth { shrink: true }
+            | Request::GrowFor { .. }
                 if is_reader =>
             {
                 self.refused.count_read_only();
@@ -224,6 +225,10 @@ impl ServerState {
                 if shrink {
                     self.index.shrink();
                 }
+                Reply::Growth(self.index.growth())
+            }
+            Request::GrowFor { keys } => {
+                self.index.foresee(keys);
                 Reply::Growth(self.index.growth())
             }
             Request::Heap => Reply::Heap(self.index.heap()),

@@ -41,6 +41,7 @@ mod op {
     pub const UPLOAD_SWAP_EXTENT: u16 = 18;
     pub const UPLOAD_DROP: u16 = 19;
     pub const HEAP: u16 = 20;
+    pub const GROW_FOR: u16 = 21;
 }
 
 /// A request, borrowed from the receive buffer.
@@ -128,6 +129,11 @@ pub enum Request<'a> {
         /// Has segments with few keys merged, too.
         shrink: bool,
     },
+    /// Says how many keys a table that grows will have, and asks what it is made of.
+    GrowFor {
+        /// All keys, those that are there included.
+        keys: u64,
+    },
     /// Asks what the memory of long values is used for.
     Heap,
     /// Asks for a mailbox, which further requests may go through.
@@ -189,6 +195,7 @@ impl<'a> Request<'a> {
             Request::Stat => encode(out, op::STAT, 0, id, &[]),
             Request::Snapshot { begin } => encode(out, op::SNAPSHOT, 0, id, &[&[u8::from(*begin)]]),
             Request::Growth { shrink } => encode(out, op::GROWTH, 0, id, &[&[u8::from(*shrink)]]),
+            Request::GrowFor { keys } => encode(out, op::GROW_FOR, 0, id, &[&keys.to_le_bytes()]),
             Request::Mailbox { version } => encode(out, op::MAILBOX, 0, id, &[&version.to_le_bytes()]),
             Request::Wake => encode(out, op::WAKE, 0, id, &[]),
         }
@@ -262,6 +269,10 @@ impl<'a> Request<'a> {
             op::WAKE if frame.body().is_empty() => Ok(Request::Wake),
             op::SNAPSHOT => Ok(Request::Snapshot { begin: flag()? }),
             op::GROWTH => Ok(Request::Growth { shrink: flag()? }),
+            op::GROW_FOR => {
+                let keys = frame.body().try_into().map_err(|_| unfitting)?;
+                Ok(Request::GrowFor { keys: u64::from_le_bytes(keys) })
+            }
             op::SWAP_EXTENT => swap_extent().ok_or(unfitting),
             op::UPLOAD_BEGIN => {
                 let (len, key) = frame.body().split_first_chunk::<4>().ok_or(unfitting)?;

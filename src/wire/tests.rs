@@ -126,6 +126,7 @@ fn golden_requests() {
         (18, long_swap(Expected::Extent(extent)), &long_swap_extent),
         (19, Request::UploadDrop, b""),
         (20, Request::Heap, b""),
+        (21, Request::GrowFor { keys: 0x0807_0605_0403_0201 }, b"\x01\x02\x03\x04\x05\x06\x07\x08"),
     ] {
         let id = 0x0102_0304_0506_0708;
         let expected = frame(op, 0, id, body);

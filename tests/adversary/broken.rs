@@ -641,7 +641,9 @@ fn interleaved_threads_find_broken_rules() {
     found_interleaved(&[Off(Rule::PathCheck)], &["pilaf", "windowed:8"]);
     found_interleaved(&[Off(Rule::LockOrder)], &["bucketized:4"]);
     found_interleaved(&[Off(Rule::LookAgain)], &["windowed:8", "farm"]);
-    found_interleaved(&[Off(Rule::LastLook)], &["pilaf", "list"]);
+    found_interleaved(&[Off(Rule::LastLook)], &["pilaf"]);
+    // Rare there: once in 50 runs.
+    found_at_random(&[Off(Rule::LastLook)], &["list"], interleaved, (240, SHORT_INTERLEAVED.1));
     found_interleaved(&[Off(Rule::MoveCounter)], &["windowed:8"]);
     found_interleaved(&[Off(Rule::CountBeforeErase)], &["windowed:8"]);
 }

@@ -36,6 +36,7 @@ mod directory;
 mod driving;
 #[cfg(feature = "sim")]
 mod for_sim;
+mod foreseen;
 mod handover;
 mod huge;
 mod live;
@@ -102,6 +103,8 @@ pub(in crate::index) struct Growth {
     /// One thread at a time makes a segment.
     making: Mutex<()>,
     stock: Stock,
+    /// Keys that the table will have, as somebody said; 0 where it is as large as it is then. Relaxed: a hint.
+    foreseen: AtomicU64,
     registrar: OnceLock<Weak<dyn Registrar>>,
     done: SplitTotals,
     /// Keys that found no room, though they waited for it.
@@ -130,6 +133,7 @@ impl Growth {
             all_rest_until_ns: AtomicU64::new(0),
             making: Mutex::default(),
             stock: Stock::default(),
+            foreseen: AtomicU64::new(0),
             registrar: OnceLock::new(),
             done: SplitTotals::default(),
             refusals: Refusals::new(),

@@ -106,6 +106,9 @@ impl Growth {
         if self.give_surplus_back() {
             return true;
         }
+        if self.grow_as_foreseen() {
+            return true;
+        }
         let (mut wanted, segments) = self.depths_wanted();
         wanted.truncate(AHEAD_MAX.min(1 + segments / 8) as usize);
         let mut unneeded = None;

@@ -137,6 +137,14 @@ pub(crate) fn restore(
     if content.keys > slots {
         return Err(RestoreError::TooMany { keys: content.keys, slots });
     }
+    if let Table::Many(growth) = table {
+        growth.foresee(content.keys);
+        while growth.grow_as_foreseen() {
+            if !progress(bytes, 2 * bytes) {
+                return Err(RestoreError::Cancelled);
+            }
+        }
+    }
     let keys = AtomicU64::new(0);
     let full = std::sync::Mutex::new(None);
     let is_over = AtomicBool::new(false);

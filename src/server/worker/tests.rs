@@ -273,6 +273,7 @@ fn readers_change_nothing() {
         Request::Remove { key },
         Request::Snapshot { begin: true },
         Request::Growth { shrink: true },
+        Request::GrowFor { keys: 1 },
         Request::UploadBegin { key, len },
         Request::UploadPiece { bytes: value },
         Request::UploadPut { mode, key },
