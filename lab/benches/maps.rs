@@ -313,25 +313,31 @@ fn bytes_max(keys: u64) -> u64 {
 fn fill(asked: &Arguments) -> Result<()> {
     let keys = asked.keys;
     // Of each, its times on the wall and of the CPU.
-    let mut rounds = vec![[Vec::new(), Vec::new()]; 3];
+    let mut rounds = vec![[Vec::new(), Vec::new()]; 4];
     let note = |rounds: &mut [Vec<f64>; 2], took: [f64; 2]| {
         rounds.iter_mut().zip(took).for_each(|(times, ns)| times.push(ns));
     };
     for _ in 0..asked.rounds {
         let map: DashMap<[u8; 16], [u8; 32], FxBuildHasher> = DashMap::default();
-        note(&mut rounds[0], each_ns(keys, |key, value| map.insert(key, value).is_none())?);
+        note(&mut rounds[0], each_ns(keys, || {}, |key, value| map.insert(key, value).is_none())?);
         drop(map);
-        for (n, size) in [TableSize::Keys(keys), TableSize::up_to(bytes_max(keys))].into_iter().enumerate() {
+        let grows = TableSize::up_to(bytes_max(keys));
+        for (n, size) in [TableSize::Keys(keys), grows, grows].into_iter().enumerate() {
             let served = Served::new(Config::new().key_max(16).value_max(32).size(size))?;
             let index = served.server.index();
             let put = |key: [u8; 16], value: [u8; 32]| {
                 index.put(&key, &value, PutMode::Insert) == Ok(PutOutcome::Inserted)
             };
-            note(&mut rounds[n + 1], each_ns(keys, put)?);
+            let foresee = || {
+                if n == 2 {
+                    index.grow_for(keys);
+                }
+            };
+            note(&mut rounds[n + 1], each_ns(keys, foresee, put)?);
         }
     }
     let mut table = show::narrow_table(["a fill", "a put", "to DashMap", "CPU time", "to DashMap"]);
-    let names = ["DashMap, no capacity reserved", "one size", "growing"];
+    let names = ["DashMap, no capacity reserved", "one size", "growing", "growing, its keys foreseen"];
     for (name, all) in names.into_iter().zip(&rounds) {
         let mut row = vec![Cell::new(name)];
         for (times, of_dash) in all.iter().zip(&rounds[0]) {
@@ -343,9 +349,15 @@ fn fill(asked: &Arguments) -> Result<()> {
     Ok(show::say(format_args!("to {} keys\n{table}", show::count(keys)))?)
 }
 
-/// The time of one put, on average: on the wall, and of this thread's CPU. Each must say that the key is new.
-fn each_ns(keys: u64, mut put: impl FnMut([u8; 16], [u8; 32]) -> bool) -> Result<[f64; 2]> {
+/// The time of one put, on average, with what comes before them all: on the wall, and of this thread's CPU. Each
+/// must say that the key is new.
+fn each_ns(
+    keys: u64,
+    before: impl FnOnce(),
+    mut put: impl FnMut([u8; 16], [u8; 32]) -> bool,
+) -> Result<[f64; 2]> {
     let (begun, cpu_begun) = (Instant::now(), cpu_now());
+    before();
     let mut new = 0;
     for n in 0..keys {
         let (mut key, mut value) = ([0; 16], [0; 32]);

@@ -287,7 +287,7 @@ fn invalid_frames_are_refused() {
     let hello = |magic: &[u8; 8], more: usize| [&magic[..], &vec![0; more]].concat();
     for (op, status, body, expected) in [
         (0, 0, vec![], unknown(0, 0)),
-        (21, 3, vec![], unknown(21, 3)),
+        (22, 3, vec![], unknown(22, 3)),
         (0x8000, 6, vec![1], unknown(0x8000, 6)),
         (1, 0, hello(b"ONEREAD!", 8), unfitting(1, 16)),
         (1, 0, hello(b"ONEREAD?", 7), unfitting(1, 15)),
@@ -318,6 +318,8 @@ fn invalid_frames_are_refused() {
         (18, 0, vec![0; 23], unfitting(18, 23)),
         (19, 0, vec![0], unfitting(19, 1)),
         (20, 0, vec![0], unfitting(20, 1)),
+        (21, 0, vec![0; 7], unfitting(21, 7)),
+        (21, 0, vec![0; 9], unfitting(21, 9)),
     ] {
         let bytes = frame(op, status, 1, &body);
         let decoded = decode(&bytes).unwrap().unwrap();

@@ -27,7 +27,11 @@ impl Growth {
             return false;
         }
         let guard = epoch::pin();
-        for segment in self.live.all(&guard).filter(|segment| self.will_be_split(segment, keys)) {
+        let mut segments: Vec<_> =
+            self.live.all(&guard).filter(|segment| self.will_be_split(segment, keys)).collect();
+        // Where memory ends, all are as deep.
+        segments.sort_unstable_by_key(|segment| segment.share().get().depth);
+        for segment in segments {
             match self.begin_split(segment) {
                 Ok(()) => {
                     let Some(pair) = self.pair_of(segment) else { return true };
