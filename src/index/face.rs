@@ -484,8 +484,9 @@ impl Index {
     }
 
     /// Makes a table that grows as large as it becomes with this many keys in all, before they come: then no put
-    /// splits a segment. A segment without keys is split some four times sooner than one with. Returns when that
-    /// is done, or when there is no memory for more; a put that needs more is told. Some 2 ms for each segment.
+    /// splits a segment, and no key is copied. Returns when that is done, or when there is no memory for more; a
+    /// put that needs more is told. Takes some 3 ms for each segment. Where a thread makes segments beside the puts
+    /// ([`Index::make_ahead`]), one thread that then puts them all gains nothing by it; several do.
     /// Keys that do not come leave the table larger than it need be: [`Index::shrink`] merges segments again.
     /// A table of one size stays as it is.
     ///
