@@ -308,9 +308,9 @@ fn tables_that_grow_are_saved_and_restored() {
         let mut is_there =
             |n: u32| reader.get_into(&key(n, 16), &mut got).unwrap() && got == value(n.into(), 30);
         assert!((0..KEYS).all(&mut is_there));
-        // It grew before the keys came.
+        // It grew before the keys came. A segment that happens to get more than its part is still split then.
         let growth = server.index().growth();
-        assert!(growth.moved <= u64::from(KEYS) / 10, "{growth:?}");
+        assert!(growth.moved <= u64::from(KEYS) / 3, "{growth:?}");
         let segments = growth.segments;
         drop(reader);
         // Snapshots of the last round's table are what the next one begins with.
