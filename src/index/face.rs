@@ -492,8 +492,8 @@ impl Index {
     ///
     /// [`Index::restore_from`] does this by itself.
     pub fn grow_for(&self, keys: u64) {
+        self.foresee(keys);
         if let Table::Many(growth) = &self.table {
-            growth.foresee(keys);
             while growth.grow_as_foreseen() {}
         }
     }

@@ -37,7 +37,7 @@ impl HomeSet {
         HomeSet { bits: self.bits & !others.bits, ..self }
     }
 
-    /// At most so many, the first ones.
+    /// The first ones, at most this number.
     pub fn first_few(self, most: u32) -> HomeSet {
         let behind = (most..self.len()).fold(0, |behind, _| behind | 1 << (self.bits & !behind).ilog2());
         HomeSet { bits: self.bits & !behind, ..self }

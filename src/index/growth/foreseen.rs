@@ -11,7 +11,7 @@ use crossbeam_epoch as epoch;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Growth {
-    /// The table will have so many keys. [`Growth::grow_as_foreseen`] makes it as large as it is then.
+    /// The table will have this number of keys. [`Growth::grow_as_foreseen`] makes it as large as it is then.
     pub fn foresee(&self, keys: u64) {
         self.foreseen.fetch_max(keys, Relaxed);
         if let Some(maker) = self.stock.maker() {
@@ -50,7 +50,7 @@ impl Growth {
         self.foreseen.compare_exchange(keys, 0, Relaxed, Relaxed).is_err()
     }
 
-    /// Whether a segment is split by the time the table has so many keys.
+    /// Whether a segment is split by the time the table has this number of keys.
     fn will_be_split(&self, segment: &Segment, keys: u64) -> bool {
         let share = segment.share().get();
         share.role == PairRole::Whole && segment.len().max(keys >> share.depth) >= self.split_at(share)
