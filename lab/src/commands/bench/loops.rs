@@ -1,9 +1,9 @@
 //! Loops that are timed. Each checks that its operations did what they should.
 
-use crate::measure::{VALUE_BYTES, key};
+use crate::measure::{KEY_BYTES, VALUE_BYTES, key};
 use anyhow::{Result, ensure};
-use oneread::Client;
 use oneread::internals::layout::hash::{mix, reduce};
+use oneread::{Client, Values};
 use std::hint::black_box;
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -24,18 +24,40 @@ pub fn timed(n: u64, mut op: impl FnMut(u64) -> Result<bool>) -> Result<u64> {
     Ok(spent.as_nanos() as u64)
 }
 
-/// The time in nanoseconds of GETs of `n` keys in batches of 256. Each must be found.
+/// The time in nanoseconds of GETs of `n` keys in batches of 256, each value passed to a callback. Each must be found.
 pub fn get_many(client: &mut Client, n: u64, pick: impl Fn(u64) -> u64) -> Result<u64> {
+    in_batches(n, pick, |keys| {
+        let mut found = 0;
+        let _ = client.get_many_with(keys, |_, value| {
+            found += u64::from(matches!(value, Ok(Some(value)) if value.len() == VALUE_BYTES));
+            ControlFlow::<()>::Continue(())
+        })?;
+        Ok(found)
+    })
+}
+
+/// The same, the values of a batch one behind the other in one buffer.
+pub fn get_many_into(client: &mut Client, n: u64, pick: impl Fn(u64) -> u64) -> Result<u64> {
+    let mut values = Values::default();
+    in_batches(n, pick, |keys| {
+        client.get_many_into(keys, &mut values)?;
+        Ok(values.iter().filter(|value| value.is_some_and(|value| value.len() == VALUE_BYTES)).count() as u64)
+    })
+}
+
+/// The time of `n` keys in batches of 256. `get` says how many of a batch were found: all must be.
+fn in_batches(
+    n: u64,
+    pick: impl Fn(u64) -> u64,
+    mut get: impl FnMut(&[[u8; KEY_BYTES]]) -> Result<u64>,
+) -> Result<u64> {
     let begun = Instant::now();
     let mut found = 0;
     let mut keys = Vec::with_capacity(256);
     for first in (0..n).step_by(256) {
         keys.clear();
         keys.extend((first..(first + 256).min(n)).map(|i| key(pick(i))));
-        let _ = client.get_many_with(&keys, |_, value| {
-            found += u64::from(matches!(value, Ok(Some(value)) if value.len() == VALUE_BYTES));
-            ControlFlow::<()>::Continue(())
-        })?;
+        found += get(&keys)?;
     }
     let spent = begun.elapsed();
     ensure!(

@@ -1,6 +1,6 @@
 //! `bench get` and `bench insert`: beside bare memory and maps in one process, or over verbs.
 
-use super::loops::{bare, get_many, spread, timed};
+use super::loops::{bare, get_many, get_many_into, spread, timed};
 use crate::measure::{KEY_BYTES, VALUE_BYTES, key, machine, median, value};
 #[cfg(feature = "verbs")]
 use anyhow::ensure;
@@ -148,7 +148,7 @@ impl Timing {
         // All contestants use the same random order; each round has another.
         let pick = |round: u32, i: u64| reduce(mix(i ^ u64::from(round) << 40), n);
         let mut out = Vec::new();
-        let mut client_many = client.clone();
+        let (mut client_many, mut client_into) = (client.clone(), client.clone());
         let mut contestants: Vec<Contestant<'_>> = vec![
             ("bare, one after the other", 1, Box::new(|round| Ok(bare(memory, n, round, true)))),
             ("bare, all at once", 1, Box::new(|round| Ok(bare(memory, n, round, false)))),
@@ -162,6 +162,11 @@ impl Timing {
                 }),
             ),
             ("oneread get_many", 1, Box::new(|round| get_many(&mut client_many, n, |i| pick(round, i)))),
+            (
+                "oneread get_many_into",
+                1,
+                Box::new(|round| get_many_into(&mut client_into, n, |i| pick(round, i))),
+            ),
             (
                 "dashmap",
                 1,
