@@ -35,6 +35,7 @@ pub use crate::get::Retry;
 pub use crate::index::{RecoverError, RestoreError};
 pub use crate::layout::superblock::SuperblockError;
 pub use crate::outcome::{KeyError, KeyLengthError, PutError, ReadError};
+pub use crate::part::PartError;
 pub use crate::region::RegionError;
 pub use crate::server::ServeError;
 pub use crate::snapshot::{SaveError, SnapshotError};
@@ -141,6 +142,9 @@ kind!(MutateError, error => match error {
     MutateError::Full { .. } | MutateError::HeapFull { .. } => Full,
     MutateError::HeapBusy { .. } | MutateError::Withdrawn | MutateError::Busy { .. } => Busy,
     MutateError::NoMemory { .. } | MutateError::HeapMemory { .. } => System,
+    MutateError::Part(error) => error.kind(),
+    MutateError::Encrypted => Invalid,
+    MutateError::OldServer => Incompatible,
     MutateError::ReadOnly { .. } => Refused,
     MutateError::Deadline { .. } => TimedOut,
     MutateError::ServerGone { source, .. } => of_ended(source),
@@ -172,6 +176,13 @@ kind!(PutError, error => match error {
     PutError::Full { .. } | PutError::HeapFull { .. } => Full,
     PutError::HeapBusy { .. } | PutError::Withdrawn | PutError::Busy { .. } => Busy,
     PutError::NoMemory { .. } | PutError::HeapMemory { .. } => System,
+    PutError::Part(error) => error.kind(),
+    PutError::OldServer => Incompatible,
+});
+
+kind!(PartError, error => match error {
+    PartError::Other { .. } => Incompatible,
+    _ => Invalid,
 });
 
 kind!(ReadError, error => match error {
@@ -373,6 +384,8 @@ mod tests {
             (PutError::HeapBusy { given: 14, waited }, Busy),
             (PutError::HeapMemory { given: 15 }, System),
             (PutError::Busy { rounds: 16 }, Busy),
+            (PutError::Part(PartError::CounterLength { given: 7 }), Invalid),
+            (PutError::OldServer, Incompatible),
         ] {
             assert_eq!((error.kind(), MutateError::from(error).kind()), (expected, expected));
         }

@@ -91,6 +91,8 @@ pub enum Rule {
     HeldHome,
     /// L13: a change is made only when what it waits for has ended.
     WaitFirst,
+    /// L14: a change that depends on the value sees it under the lock under which it is made.
+    ValueUnderLock,
     /// A3: a side that goes to sleep fences its announcement before its last look. A side that
     /// stored fences its store before it looks for the announcement.
     BellFence,

@@ -271,6 +271,7 @@ const OF_SERVER: &[Row<ServerFigures>] = &[
     Row::by("oneread_changes_refused_total", REFUSED, ("cause", "heap_busy"), |of| of.refused.heap_busy),
     Row::by("oneread_changes_refused_total", REFUSED, ("cause", "no_memory"), |of| of.refused.no_memory),
     Row::by("oneread_changes_refused_total", REFUSED, ("cause", "length"), |of| of.refused.length),
+    Row::by("oneread_changes_refused_total", REFUSED, ("cause", "part"), |of| of.refused.part),
     Row::by("oneread_changes_refused_total", REFUSED, ("cause", "busy"), |of| of.refused.busy),
     Row::by("oneread_changes_refused_total", REFUSED, ("cause", "withdrawn"), |of| of.refused.withdrawn),
     Row::by("oneread_changes_refused_total", REFUSED, ("cause", "read_only"), |of| of.refused.read_only),
@@ -339,6 +340,7 @@ const OF_CLIENT: &[Row<ClientStats>] = &[
     Row::by("oneread_client_changes_total", CHANGES, ("kind", "put"), |of| of.changes.puts),
     Row::by("oneread_client_changes_total", CHANGES, ("kind", "swap"), |of| of.changes.swaps),
     Row::by("oneread_client_changes_total", CHANGES, ("kind", "remove"), |of| of.changes.removes),
+    Row::by("oneread_client_changes_total", CHANGES, ("kind", "part"), |of| of.changes.parts),
     Row::counter(
         "oneread_client_changes_refused_total",
         "Of these changes, those that were refused.",
@@ -446,13 +448,13 @@ mod tests {
                 message: 14,
                 mailbox: 15,
                 #[cfg(feature = "verbs")]
-                extension: 26,
+                extension: 27,
             },
-            changes: ChangeCounts { puts: 16, swaps: 17, removes: 18, rejected: 19 },
+            changes: ChangeCounts { puts: 16, swaps: 17, removes: 18, parts: 26, rejected: 19 },
             failures: FailureCounts { deadlines: 20, contended: 21, gone: 22, refused: 23, undecrypted: 24 },
             reattached: 25,
         };
-        let last = if cfg!(feature = "verbs") { 26 } else { 25 };
+        let last = if cfg!(feature = "verbs") { 27 } else { 26 };
         assert_eq!(sorted(OF_CLIENT, &client), Vec::from_iter(1..=last));
 
         let counts = IndexCounts {
@@ -515,6 +517,7 @@ mod tests {
                 heap_busy: 5,
                 no_memory: 6,
                 length: 7,
+                part: 17,
                 busy: 8,
                 withdrawn: 9,
                 read_only: 10,
@@ -528,7 +531,7 @@ mod tests {
                 bytes: 16,
             },
         };
-        assert_eq!(sorted(OF_SERVER, &server), Vec::from_iter(1..=16));
+        assert_eq!(sorted(OF_SERVER, &server), Vec::from_iter(1..=17));
 
         let mut snapshots =
             SnapshotStatus { every_ms: 1_000, saved_ms: 2_000, took_us: 3_000_000, ..Default::default() };

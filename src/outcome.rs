@@ -5,6 +5,7 @@ use crate::encryption::DecryptError;
 use crate::get::Retry;
 use crate::layout::extent::VALUE_MAX;
 use crate::layout::slot::KEY_MAX;
+use crate::part::PartError;
 use crate::units::time;
 use std::time::Duration;
 
@@ -135,6 +136,14 @@ pub enum PutError {
         /// Length of the value.
         given: usize,
     },
+    /// A change of a part does not fit the value that is there. Nothing was changed.
+    #[error(transparent)]
+    Part(#[from] PartError),
+    /// The server is of a version that does not know this kind of change. Nothing was sent.
+    #[error(
+        "the server is of a version that does not know this kind of change; nothing was changed; use the same version of oneread on both sides"
+    )]
+    OldServer,
     /// What the change had to wait for, before it is visible, has refused it. Nothing was changed.
     #[error("the change was withdrawn before it was made; nothing was changed")]
     Withdrawn,

@@ -154,7 +154,30 @@ fn long_values_are_encrypted() {
             ] {
                 assert_eq!(ours.compare_and_swap(key, expected, new).unwrap(), outcome, "{len} by {path:?}");
             }
+            // To absence, and from it.
+            for (expected, new, outcome) in [
+                (Some(&other), None, SwapOutcome::Differs),
+                (Some(&value), None, SwapOutcome::Swapped),
+                (Some(&value), None, SwapOutcome::Absent),
+                (None, Some(&value), SwapOutcome::Swapped),
+                (None, Some(&other), SwapOutcome::Differs),
+            ] {
+                let (expected, new) =
+                    (expected.map(|value| &value[..]), new.map(|value: &Vec<u8>| &value[..]));
+                assert_eq!(ours.compare_exchange(key, expected, new).unwrap(), outcome, "{len} by {path:?}");
+            }
             assert!(ours.get(key).unwrap() == Some(value));
+            // The server cannot change a part of what it cannot read, and is not asked.
+            let before = ours.stats();
+            let refused = [
+                ours.add(key, 1, Some(0)).map(drop),
+                ours.or(key, b"\x01").map(drop),
+                ours.and_not(key, b"\x01").map(drop),
+                ours.append(key, b"+", usize::MAX).map(drop),
+                ours.add_many(&[(key, 1)], None).map(drop),
+            ];
+            assert!(refused.iter().all(|error| matches!(error, Err(MutateError::Encrypted))), "{refused:?}");
+            assert_eq!(ours.stats().requests, before.requests);
         }
         let pairs =
             [(&b"one"[..], value_of(1, 50_000)), (b"two", value_of(2, 9)), (b"six", value_of(6, FITS))];

@@ -533,7 +533,7 @@ impl Raw {
         let mut stream = UnixStream::connect(address.socket().unwrap()).unwrap();
         stream.set_read_timeout(Some(SOON)).unwrap();
         for (request, expected) in [
-            (Request::Hello { version: PROTOCOL_VERSION }, Reply::Welcome { version: PROTOCOL_VERSION }),
+            (Request::Hello { version: PROTOCOL_VERSION }, Reply::WELCOME),
             (Request::Mailbox { version: VERSION }, Reply::Mailbox { version: VERSION }),
         ] {
             let mut bytes = Vec::new();
@@ -606,7 +606,7 @@ fn mailboxes_of_another_version() {
             receive(&stream)
         };
         let (welcome, _) = ask(&Request::Hello { version: PROTOCOL_VERSION });
-        assert_eq!(welcome, Reply::Welcome { version: PROTOCOL_VERSION });
+        assert_eq!(welcome, Reply::WELCOME);
         for version in [0, 1, VERSION + 1, u32::MAX] {
             let (reply, memory) = ask(&Request::Mailbox { version });
             assert_eq!(reply, Reply::Refused { version: ours });

@@ -12,6 +12,16 @@ use crate::wire::{FRAME_VALUE_MAX, Reply, Request};
 use rustc_hash::FxHashMap;
 use std::time::Instant;
 
+/// Most requests whose replies tell values that are sent ahead of them, as [`BATCH`].
+const BATCH_TOLD: usize = 32;
+
+/// What the replies to changes tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReplyTells {
+    Outcomes,
+    Values,
+}
+
 impl Client {
     /// Inserts `key`, or updates its value. 1 round trip to the server. A value of more than 4,080 bytes
     /// goes in pieces, with 1 round trip for each MiB. It takes effect at once, with the last of them.
@@ -44,7 +54,8 @@ impl Client {
 
     /// Puts `value` if the value of `key` is `expected`, byte for byte: no other change of the key
     /// comes between. 1 round trip to the server. To try again after [`SwapOutcome::Differs`], get the
-    /// value first, by 1 READ. Where the key has to be absent, use [`Client::insert`].
+    /// value first, by 1 READ. Where the key has to be absent, use [`Client::insert`]; [`Client::compare_exchange`] is
+    /// both.
     ///
     /// As long as values do not repeat, at most one of several clients that expect the same value gets
     /// [`SwapOutcome::Swapped`].
@@ -68,6 +79,48 @@ impl Client {
         expected: &[u8],
         value: &[u8],
     ) -> Result<SwapOutcome, MutateError> {
+        self.swap(key, expected, Some(value))
+    }
+
+    /// Removes `key` if its value is `expected`: a [`Client::compare_and_swap`] to absence, with the same promise and at
+    /// the same cost. [`SwapOutcome::Swapped`]: it is removed.
+    ///
+    /// It may be repeated after [`MutateError::Deadline`] or [`MutateError::ServerGone`], if nobody puts the same value
+    /// again meanwhile.
+    ///
+    /// # Errors
+    /// As [`Client::compare_and_swap`], and [`MutateError::OldServer`] from a server of a version before this.
+    pub fn remove_if(&mut self, key: &[u8], expected: &[u8]) -> Result<SwapOutcome, MutateError> {
+        self.swap(key, expected, None)
+    }
+
+    /// A compare-and-swap between any two states of a key, of which `None` is absence. From a value it is
+    /// [`Client::compare_and_swap`] or [`Client::remove_if`]; from absence to a value [`Client::insert`], and then
+    /// [`SwapOutcome::Differs`] if the key is there; from absence to absence a look, by READs.
+    ///
+    /// # Errors
+    /// As these.
+    pub fn compare_exchange(
+        &mut self,
+        key: &[u8],
+        expected: Option<&[u8]>,
+        value: Option<&[u8]>,
+    ) -> Result<SwapOutcome, MutateError> {
+        let is_absent = match (expected, value) {
+            (Some(expected), value) => return self.swap(key, expected, value),
+            (None, Some(value)) => self.insert(key, value)? == PutOutcome::Inserted,
+            (None, None) => self.look(key)?.is_none(),
+        };
+        Ok(if is_absent { SwapOutcome::Swapped } else { SwapOutcome::Differs })
+    }
+
+    /// A compare-and-swap to a value, or to absence.
+    fn swap(
+        &mut self,
+        key: &[u8],
+        expected: &[u8],
+        value: Option<&[u8]>,
+    ) -> Result<SwapOutcome, MutateError> {
         if let Some(encryption) = self.options.encryption.clone() {
             return self.swap_decrypted(&encryption, key, expected, value);
         }
@@ -83,12 +136,13 @@ impl Client {
         &mut self,
         key: &[u8],
         expected: Expected<'_>,
-        value: &[u8],
+        value: Option<&[u8]>,
         deadline: Instant,
     ) -> Result<SwapOutcome, MutateError> {
-        let request = match expected {
-            Expected::Value(expected) => Request::Swap { key, expected, value },
-            Expected::Extent(expected) => Request::SwapExtent { key, expected, value },
+        let request = match (expected, value) {
+            (expected, None) => Request::RemoveIf { key, expected },
+            (Expected::Value(expected), Some(value)) => Request::Swap { key, expected, value },
+            (Expected::Extent(expected), Some(value)) => Request::SwapExtent { key, expected, value },
         };
         match self.ask_until_free(&request, deadline)? {
             Reply::Swapped(Ok(outcome)) => Ok(outcome),
@@ -214,7 +268,7 @@ impl Client {
             Reply::Put(Err(error)) => Some(Err(error)),
             _ => None,
         };
-        self.ask_each(requests, answer, each)
+        self.ask_each(requests, BATCH, answer, each)
     }
 
     fn put_each<K: AsRef<[u8]>, V: AsRef<[u8]>>(
@@ -239,36 +293,52 @@ impl Client {
             Reply::Put(answer) => Some(answer),
             _ => None,
         };
+        self.ask_each_until_free(&puts, ReplyTells::Outcomes, answer, each)
+    }
+
+    /// Makes changes of keys, and again those that find memory waiting for readers: these come after the others, and only
+    /// if they are the last ones of their keys.
+    pub(super) fn ask_each_until_free<A>(
+        &mut self,
+        changes: &[Request<'_>],
+        told: ReplyTells,
+        answer: impl Fn(Reply) -> Option<Result<A, PutError>> + Copy,
+        each: &mut dyn FnMut(usize, Result<A, PutError>),
+    ) -> Result<(), MutateError> {
+        let batch = match told {
+            ReplyTells::Outcomes => BATCH,
+            ReplyTells::Values => BATCH_TOLD,
+        };
         let mut busy = Vec::new();
-        let mut asked = self.ask_each(puts.iter().copied(), answer, |nth, answer| match answer {
+        let mut asked = self.ask_each(changes.iter().copied(), batch, answer, |nth, answer| match answer {
             Err(error @ PutError::HeapBusy { .. }) => busy.push((nth, error)),
             answer => each(nth, answer),
         });
         if busy.is_empty() {
             return asked;
         }
-        let last: FxHashMap<_, _> = pairs_of(&puts).map(|(nth, key)| (key, nth)).collect();
-        let is_last = |nth| pairs_of(&puts[nth..=nth]).all(|(_, key)| last[key] == nth);
+        let last: FxHashMap<_, _> = keys_of(changes).map(|(nth, key)| (key, nth)).collect();
+        let is_last = |nth| keys_of(&changes[nth..=nth]).all(|(_, key)| last[key] == nth);
         let (mut waiting, mut ended): (Vec<_>, Vec<_>) = busy.into_iter().partition(|(nth, _)| is_last(*nth));
         let within = self.options.deadline;
         let mut wait = HeapWait::new(Instant::now() + within);
         while asked.is_ok() && !waiting.is_empty() && wait.again() {
             let again = std::mem::take(&mut waiting);
             let before = again.len();
-            asked =
-                self.ask_each(again.iter().map(|(nth, _)| puts[*nth]), answer, |n, answer| match answer {
-                    Err(error @ PutError::HeapBusy { .. }) => waiting.push((again[n].0, error)),
-                    answer => each(again[n].0, answer),
-                });
+            let requests = again.iter().map(|(nth, _)| changes[*nth]);
+            asked = self.ask_each(requests, batch, answer, |n, answer| match answer {
+                Err(error @ PutError::HeapBusy { .. }) => waiting.push((again[n].0, error)),
+                answer => each(again[n].0, answer),
+            });
             if waiting.len() < before {
                 wait.renew(within);
             }
         }
         ended.append(&mut waiting);
         for (nth, error) in ended {
-            let answer = Err(wait.in_all(error));
-            self.stats.changes.count_final(&puts[nth], &Reply::Put(answer.clone()));
-            each(nth, answer);
+            let error = wait.in_all(error);
+            self.stats.changes.count_final(&changes[nth], &Reply::Put(Err(error.clone())));
+            each(nth, Err(error));
         }
         self.publish();
         asked
@@ -279,14 +349,15 @@ impl Client {
     fn ask_each<'a, A>(
         &mut self,
         requests: impl Iterator<Item = Request<'a>>,
+        batch: usize,
         answer: impl Fn(Reply) -> Option<A>,
         mut each: impl FnMut(usize, A),
     ) -> Result<(), MutateError> {
         let mut requests = requests.peekable();
-        let (mut nth, mut replies) = (0, Vec::with_capacity(BATCH));
+        let (mut nth, mut replies) = (0, Vec::with_capacity(batch));
         while requests.peek().is_some() {
-            let batch: Vec<_> = requests.by_ref().take(BATCH).collect();
-            let asked = self.converse(&batch, &mut Deadline::within(self.options.deadline), &mut replies);
+            let now: Vec<_> = requests.by_ref().take(batch).collect();
+            let asked = self.converse(&now, &mut Deadline::within(self.options.deadline), &mut replies);
             for reply in replies.drain(..) {
                 each(nth, answer(reply).ok_or_else(|| self.unexpected())?);
                 nth += 1;
@@ -314,10 +385,10 @@ impl Client {
     }
 }
 
-/// The number and the key of each put.
-fn pairs_of<'a>(puts: &[Request<'a>]) -> impl Iterator<Item = (usize, &'a [u8])> {
-    puts.iter().enumerate().filter_map(|(nth, put)| match put {
-        Request::Put { key, .. } => Some((nth, *key)),
+/// The number and the key of each change.
+fn keys_of<'a>(changes: &[Request<'a>]) -> impl Iterator<Item = (usize, &'a [u8])> {
+    changes.iter().enumerate().filter_map(|(nth, change)| match change {
+        Request::Put { key, .. } | Request::Part { key, .. } => Some((nth, *key)),
         _ => None,
     })
 }

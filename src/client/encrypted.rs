@@ -145,10 +145,10 @@ impl Client {
         encryption: &Encryption,
         key: &[u8],
         expected: &[u8],
-        value: &[u8],
+        value: Option<&[u8]>,
     ) -> Result<SwapOutcome, MutateError> {
         let deadline = Instant::now() + self.options.deadline;
-        let new = encryption.encrypt(key, value)?;
+        let new = value.map(|value| encryption.encrypt(key, value)).transpose()?;
         let mut rounds = 0;
         loop {
             // The server sends no long value. The client reads it.
@@ -159,7 +159,8 @@ impl Client {
             // The server has just been asked, so this is its geometry. What it would reject does not
             // depend on what stands there.
             let max = self.geometry().value_max();
-            for given in [value.len(), expected.len()].map(|plain| plain + Encryption::OVERHEAD) {
+            let lengths = [value.map_or(0, <[u8]>::len), expected.len()];
+            for given in lengths.map(|plain| plain + Encryption::OVERHEAD) {
                 if given > max {
                     return Err(plain_rejection(PutError::ValueLength { given, max }).into());
                 }
@@ -175,7 +176,7 @@ impl Client {
                 return Ok(SwapOutcome::Differs);
             }
             let expected_now = extent.map_or(Expected::Value(&stored), Expected::Extent);
-            match self.swap_stored(key, expected_now, &new, deadline).map_err(plain_error)? {
+            match self.swap_stored(key, expected_now, new.as_deref(), deadline).map_err(plain_error)? {
                 SwapOutcome::Differs => rounds += 1,
                 outcome => return Ok(outcome),
             }

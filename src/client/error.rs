@@ -6,6 +6,7 @@ use crate::encryption::{DecryptError, EncryptError};
 use crate::get::Retry;
 use crate::layout::superblock::SuperblockError;
 use crate::outcome::{PutError, ReadError};
+use crate::part::PartError;
 use crate::region::RegionError;
 use crate::units::time;
 #[cfg(feature = "verbs")]
@@ -422,6 +423,18 @@ pub enum MutateError {
         /// Of these, bytes that values have which do not fit their slots.
         heap_bytes: u64,
     },
+    /// A change of a part does not fit the value that is there. Nothing was changed.
+    #[error(transparent)]
+    Part(#[from] PartError),
+    /// This client encrypts (`ClientOptions::encryption`), and the server would have to change a value that it cannot
+    /// read. Nothing was sent.
+    #[error(
+        "values of this client are encrypted, and a server cannot change a part of one; get the value, change it, and put it with `Client::compare_and_swap`"
+    )]
+    Encrypted,
+    /// The server is of a version that does not know this kind of change. Nothing was sent.
+    #[error("{}", PutError::OldServer)]
+    OldServer,
     /// What the change had to wait for, before it is visible, has refused it. Nothing was changed.
     #[error("{}", PutError::Withdrawn)]
     Withdrawn,
@@ -489,6 +502,8 @@ impl From<PutError> for MutateError {
             PutError::HeapBusy { given, waited } => MutateError::HeapBusy { given, waited },
             PutError::HeapMemory { given } => MutateError::HeapMemory { given },
             PutError::Withdrawn => MutateError::Withdrawn,
+            PutError::Part(error) => MutateError::Part(error),
+            PutError::OldServer => MutateError::OldServer,
         }
     }
 }
@@ -514,6 +529,8 @@ impl MutateError {
             MutateError::HeapBusy { given, waited } => Some(PutError::HeapBusy { given, waited }),
             MutateError::HeapMemory { given } => Some(PutError::HeapMemory { given }),
             MutateError::Withdrawn => Some(PutError::Withdrawn),
+            MutateError::Part(error) => Some(PutError::Part(error)),
+            MutateError::OldServer => Some(PutError::OldServer),
             _ => None,
         }
     }
@@ -555,6 +572,8 @@ mod tests {
             PutError::HeapMemory { given: 15 },
             PutError::Withdrawn,
             PutError::Busy { rounds: 16 },
+            PutError::Part(PartError::CounterRange { value: 17, delta: -18 }),
+            PutError::OldServer,
         ] {
             let told = MutateError::from(error.clone());
             assert_eq!((told.rejection(), told.to_string()), (Some(error.clone()), error.to_string()));
@@ -565,6 +584,7 @@ mod tests {
             MutateError::Deadline { address: address(), deadline: waited },
             MutateError::ServerGone { address: address(), source: LinkError::HungUp },
             MutateError::Connect(ConnectError::Refused { address: address(), theirs: 1 }),
+            MutateError::Encrypted,
         ] {
             assert_eq!(error.rejection(), None, "{error}");
         }

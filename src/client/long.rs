@@ -84,7 +84,7 @@ impl Client {
         &mut self,
         key: &[u8],
         expected: &[u8],
-        value: &[u8],
+        value: Option<&[u8]>,
         deadline: Instant,
     ) -> Result<SwapOutcome, MutateError> {
         // Whatever the look finds, it is the table of a server that is there.
@@ -93,7 +93,9 @@ impl Client {
             _ => return Err(self.unexpected().into()),
         }
         let max = self.geometry().value_max();
-        if let Some(given) = [value.len(), expected.len()].into_iter().find(|given| *given > max) {
+        if let Some(given) =
+            [value.map_or(0, <[u8]>::len), expected.len()].into_iter().find(|given| *given > max)
+        {
             return Err(MutateError::ValueLength { given, max });
         }
         let mut rounds = 0;

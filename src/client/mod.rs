@@ -12,6 +12,7 @@ mod handle;
 mod lanes;
 mod long;
 mod options;
+mod parts;
 mod pool;
 mod send;
 mod shm;

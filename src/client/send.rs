@@ -29,13 +29,13 @@ fn value_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
 
 /// Sends the requests that a table of this geometry takes, and inserts the rejections of the others
 /// among the replies, each in its place; after an error, as many replies as were there by then. A rejected request is
-/// not sent: no frame or slot could hold it. The geometry must be that of the server that `send` reaches. Another
+/// not sent: no frame or slot could hold it. Geometry and level must be those of the server that `send` reaches. Another
 /// server may take what this one does not, so a rejection counts only if the server answers something: where none of
 /// the requests is sent, it is asked for its counters. Values that fit no frame are uploaded, in pieces of at most
 /// `piece_max`. `has_sent`: whether any of the requests was sent.
 pub(super) fn send_fitting<E>(
     requests: &[Request<'_>],
-    geometry: &Geometry,
+    (geometry, level): (&Geometry, u16),
     piece_max: PieceMax,
     replies: &mut Vec<Reply>,
     has_sent: &mut bool,
@@ -44,14 +44,15 @@ pub(super) fn send_fitting<E>(
     let frame_max = wire::frame_value_max(geometry);
     let is_frame = |request: &Request<'_>| {
         value_of(request).is_none_or(|value| value.len() <= frame_max)
-            && check(request, geometry, piece_max).is_ok()
+            && check(request, (geometry, level), piece_max).is_ok()
     };
     // As nearly always: each is a frame, and its answer the reply.
     if requests.iter().all(is_frame) {
         *has_sent = true;
         return send(requests, replies);
     }
-    let rejection = |request| check(request, geometry, piece_max).err().map(|why| Reply::Put(Err(why)));
+    let rejection =
+        |request| check(request, (geometry, level), piece_max).err().map(|why| Reply::Put(Err(why)));
     let answers: Vec<_> = requests.iter().map(rejection).collect();
     if answers.iter().all(Option::is_some) {
         send(&[Request::Stat], &mut Vec::with_capacity(1))?;
@@ -68,12 +69,19 @@ pub(super) fn send_fitting<E>(
     result
 }
 
-/// Whether a table of this geometry takes all of these requests.
-pub(super) fn fit(requests: &[Request<'_>], geometry: &Geometry, piece_max: PieceMax) -> bool {
-    requests.iter().all(|request| check(request, geometry, piece_max).is_ok())
+/// Whether a server of this level, with a table of this geometry, takes all of these requests.
+pub(super) fn fit(requests: &[Request<'_>], server: (&Geometry, u16), piece_max: PieceMax) -> bool {
+    requests.iter().all(|request| check(request, server, piece_max).is_ok())
 }
 
-fn check(request: &Request<'_>, geometry: &Geometry, piece_max: PieceMax) -> Result<(), PutError> {
+fn check(
+    request: &Request<'_>,
+    (geometry, level): (&Geometry, u16),
+    piece_max: PieceMax,
+) -> Result<(), PutError> {
+    if request.level() > level {
+        return Err(PutError::OldServer);
+    }
     let (key_max, frame_max) = (geometry.key_max(), wire::frame_value_max(geometry));
     let value_max = piece_max.map_or(frame_max, |_| geometry.value_max());
     match request {
@@ -81,6 +89,8 @@ fn check(request: &Request<'_>, geometry: &Geometry, piece_max: PieceMax) -> Res
         | Request::Swap { key, .. }
         | Request::SwapExtent { key, .. }
         | Request::Remove { key }
+        | Request::RemoveIf { key, .. }
+        | Request::Part { key, .. }
         | Request::Get { key }
             if key.is_empty() || key.len() > key_max =>
         {
@@ -89,6 +99,14 @@ fn check(request: &Request<'_>, geometry: &Geometry, piece_max: PieceMax) -> Res
         // A longer one is expected by an extent.
         Request::Swap { expected, .. } if expected.len() > frame_max => {
             Err(PutError::ValueLength { given: expected.len(), max: frame_max })
+        }
+        Request::RemoveIf { expected, .. } if expected.bytes().len() > frame_max => {
+            Err(PutError::ValueLength { given: expected.bytes().len(), max: frame_max })
+        }
+        // It goes in one piece.
+        Request::Part { part, .. } => {
+            let (given, max) = (part.len_after(0), piece_max.unwrap_or(frame_max).min(geometry.value_max()));
+            if given > max { Err(PutError::ValueLength { given, max }) } else { Ok(()) }
         }
         request => match value_of(request) {
             Some(value) if value.len() > value_max => {
@@ -191,6 +209,8 @@ mod tests {
     use crate::client::error::LinkError;
     use crate::config::{Config, TableSize};
     use crate::outcome::PutMode;
+    use crate::part::{PartChange, Tell};
+    use crate::wire::LEVEL;
 
     /// A request that does not fit is not sent, and its rejection takes the place of its reply.
     /// Missing replies are not made up.
@@ -203,6 +223,9 @@ mod tests {
         let long = [1; 5];
         let key_length = |given| Reply::Put(Err(PutError::KeyLength { given, max: 4 }));
         let value_length = Reply::Put(Err(PutError::ValueLength { given: 5, max: 4 }));
+        let part = |key, part| Request::Part { key, part, tell: Tell::Nothing };
+        // No value of this table is a counter.
+        let counter_length = Reply::Put(Err(PutError::ValueLength { given: 8, max: 4 }));
         // Each request, and its rejection if any.
         let all = [
             (put(b"k", b"v"), None),
@@ -217,6 +240,13 @@ mod tests {
             (swap(b"k", b"", &long), Some(value_length.clone())),
             (Request::Remove { key: b"four" }, None),
             (Request::Remove { key: &long }, Some(key_length(5))),
+            (Request::RemoveIf { key: b"four", expected: Expected::Value(b"four") }, None),
+            (Request::RemoveIf { key: b"", expected: Expected::Value(b"") }, Some(key_length(0))),
+            (Request::RemoveIf { key: b"k", expected: Expected::Value(&long) }, Some(value_length.clone())),
+            (part(b"four", PartChange::Or { bits: b"four" }), None),
+            (part(&long, PartChange::Or { bits: b"" }), Some(key_length(5))),
+            (part(b"k", PartChange::Append { bytes: &long, len_max: 9 }), Some(value_length.clone())),
+            (part(b"k", PartChange::Add { delta: 1, initial: None }), Some(counter_length)),
             (Request::Get { key: b"k" }, None),
             (Request::Get { key: b"" }, Some(key_length(0))),
             (Request::Stat, None),
@@ -232,7 +262,7 @@ mod tests {
                     Ok::<_, LinkError>(())
                 };
                 let (mut replies, mut has_sent) = (Vec::new(), false);
-                send_fitting(&asked, &geometry, Some(4), &mut replies, &mut has_sent, send).unwrap();
+                send_fitting(&asked, (&geometry, LEVEL), Some(4), &mut replies, &mut has_sent, send).unwrap();
                 let mut fitting = 0;
                 let expected = wrong.iter().map(|wrong| {
                     wrong.clone().unwrap_or_else(|| {
@@ -255,7 +285,7 @@ mod tests {
                 replies.extend(vec![Reply::Value(None); come]);
                 result.take().unwrap()
             };
-            let result = send_fitting(asked, &geometry, piece_max, &mut replies, &mut false, send);
+            let result = send_fitting(asked, (&geometry, LEVEL), piece_max, &mut replies, &mut false, send);
             (replies.len(), result.is_ok())
         };
         assert_eq!(ask(&asked, None, 1, Ok(())), (2, true));

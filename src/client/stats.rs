@@ -49,7 +49,7 @@ impl ClientStats {
             retries_replaced,
         } = get;
         let ReadCounts { reads, bytes, doorbells } = read;
-        let ChangeCounts { puts, swaps, removes, rejected } = changes;
+        let ChangeCounts { puts, swaps, removes, parts, rejected } = changes;
         let FailureCounts { deadlines, contended, gone, refused, undecrypted } = failures;
         [gets, hits, retries_torn, retries_moved, retries_late, retries_chain, reads, bytes, doorbells]
             .into_iter()
@@ -60,6 +60,7 @@ impl ClientStats {
                 puts,
                 swaps,
                 removes,
+                parts,
                 rejected,
                 deadlines,
                 contended,
@@ -80,10 +81,12 @@ impl ClientStats {
 pub struct ChangeCounts {
     /// Puts, inserts and updates.
     pub puts: u64,
-    /// Compare-and-swaps.
+    /// Compare-and-swaps, those to absence included.
     pub swaps: u64,
     /// Removes.
     pub removes: u64,
+    /// Changes of a part of a value ([`Client::change_part`](crate::Client::change_part)).
+    pub parts: u64,
     /// Of all these, those that were rejected: lengths, a full table, interference.
     pub rejected: u64,
 }
@@ -117,12 +120,15 @@ impl ChangeCounts {
     pub(super) fn count_final(&mut self, request: &Request<'_>, reply: &Reply) {
         *match request {
             Request::Put { .. } => &mut self.puts,
-            Request::Swap { .. } | Request::SwapExtent { .. } => &mut self.swaps,
+            Request::Swap { .. } | Request::SwapExtent { .. } | Request::RemoveIf { .. } => &mut self.swaps,
+            Request::Part { .. } => &mut self.parts,
             Request::Remove { .. } => &mut self.removes,
             _ => return,
         } += 1;
-        let is_rejected =
-            matches!(reply, Reply::Put(Err(_)) | Reply::Swapped(Err(_)) | Reply::Removed(Err(_)));
+        let is_rejected = matches!(
+            reply,
+            Reply::Put(Err(_)) | Reply::Swapped(Err(_)) | Reply::Removed(Err(_)) | Reply::Part(Err(_))
+        );
         self.rejected += u64::from(is_rejected);
     }
 }
@@ -177,7 +183,9 @@ impl std::ops::AddAssign for RequestCounts {
 
 /// Whether a reply says that there will be memory later.
 pub(super) fn is_busy(reply: &Reply) -> bool {
-    let (Reply::Put(Err(error)) | Reply::Swapped(Err(error))) = reply else { return false };
+    let (Reply::Put(Err(error)) | Reply::Swapped(Err(error)) | Reply::Part(Err(error))) = reply else {
+        return false;
+    };
     matches!(error, PutError::HeapBusy { .. })
 }
 
@@ -187,7 +195,9 @@ mod tests {
     use crate::address::Address;
     use crate::client::error::{ConnectError, LinkError};
     use crate::get::Retry;
+    use crate::layout::extent::Expected;
     use crate::outcome::{PutMode, PutOutcome, SwapOutcome};
+    use crate::part::{PartChange, Tell};
     use std::time::Duration;
 
     /// unless it says that the change is to be asked for again.
@@ -227,33 +237,41 @@ mod tests {
         let extent = crate::layout::extent::Reference { number: 1, offset: 2, len: 3, crc: 4 };
         let busy = || PutError::HeapBusy { given: 1, waited: within };
         let full = || PutError::Full { keys: 1, slots: 1, bytes_max: 0, heap_bytes: 0 };
-        // Puts, swaps, removes, rejected.
+        // Puts, swaps, removes, parts, rejected.
+        let (part, tell) = (PartChange::Or { bits: value }, Tell::Nothing);
         for (request, reply, expected) in [
-            (Request::Put { mode, key, value }, Reply::Put(Ok(PutOutcome::Exists)), [1, 0, 0, 0]),
-            (Request::Put { mode, key, value }, Reply::Put(Err(full())), [1, 0, 0, 1]),
-            (Request::Put { mode, key, value }, Reply::Put(Err(busy())), [0; 4]),
+            (Request::Put { mode, key, value }, Reply::Put(Ok(PutOutcome::Exists)), [1, 0, 0, 0, 0]),
+            (Request::Put { mode, key, value }, Reply::Put(Err(full())), [1, 0, 0, 0, 1]),
+            (Request::Put { mode, key, value }, Reply::Put(Err(busy())), [0; 5]),
             (
                 Request::Swap { key, expected: value, value },
                 Reply::Swapped(Ok(SwapOutcome::Absent)),
-                [0, 1, 0, 0],
+                [0, 1, 0, 0, 0],
             ),
-            (Request::Swap { key, expected: value, value }, Reply::Put(Err(full())), [0, 1, 0, 1]),
-            (Request::Swap { key, expected: value, value }, Reply::Swapped(Err(full())), [0, 1, 0, 1]),
-            (Request::Swap { key, expected: value, value }, Reply::Swapped(Err(busy())), [0; 4]),
+            (Request::Swap { key, expected: value, value }, Reply::Put(Err(full())), [0, 1, 0, 0, 1]),
+            (Request::Swap { key, expected: value, value }, Reply::Swapped(Err(full())), [0, 1, 0, 0, 1]),
+            (Request::Swap { key, expected: value, value }, Reply::Swapped(Err(busy())), [0; 5]),
             (
                 Request::SwapExtent { key, expected: extent, value },
                 Reply::Swapped(Ok(SwapOutcome::Differs)),
-                [0, 1, 0, 0],
+                [0, 1, 0, 0, 0],
             ),
-            (Request::Remove { key }, Reply::Removed(Ok(false)), [0, 0, 1, 0]),
-            (Request::Remove { key }, Reply::Removed(Err(full())), [0, 0, 1, 1]),
-            (Request::Get { key }, Reply::Value(None), [0; 4]),
-            (Request::Get { key }, Reply::Put(Err(full())), [0; 4]),
-            (Request::UploadDrop, Reply::Taken, [0; 4]),
+            (Request::Remove { key }, Reply::Removed(Ok(false)), [0, 0, 1, 0, 0]),
+            (Request::Remove { key }, Reply::Removed(Err(full())), [0, 0, 1, 0, 1]),
+            (
+                Request::RemoveIf { key, expected: Expected::Extent(extent) },
+                Reply::Put(Err(full())),
+                [0, 1, 0, 0, 1],
+            ),
+            (Request::Part { key, part, tell }, Reply::Put(Err(busy())), [0; 5]),
+            (Request::Part { key, part, tell }, Reply::Put(Err(full())), [0, 0, 0, 1, 1]),
+            (Request::Get { key }, Reply::Value(None), [0; 5]),
+            (Request::Get { key }, Reply::Put(Err(full())), [0; 5]),
+            (Request::UploadDrop, Reply::Taken, [0; 5]),
         ] {
             let mut counts = ChangeCounts::default();
             counts.count(&request, &reply);
-            let counted = [counts.puts, counts.swaps, counts.removes, counts.rejected];
+            let counted = [counts.puts, counts.swaps, counts.removes, counts.parts, counts.rejected];
             assert_eq!(counted, expected, "{request:?}, {reply:?}");
         }
     }

@@ -206,12 +206,15 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
         | Request::UploadPut { key, .. }
         | Request::UploadSwap { key, .. }
         | Request::Remove { key }
+        | Request::RemoveIf { key, .. }
+        | Request::Part { key, .. }
         | Request::Get { key } => Some(key),
         Request::Hello { .. }
         | Request::Stat
         | Request::Snapshot { .. }
         | Request::Growth { .. }
         | Request::GrowFor { .. }
+        | Request::Clear { .. }
         | Request::Heap
         | Request::UploadPiece { .. }
         | Request::UploadDrop

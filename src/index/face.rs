@@ -2,6 +2,7 @@
 
 #[cfg(feature = "verbs")]
 use super::budget::Registrar;
+use super::decide::{Becomes, Decides, Swap};
 use super::extents::{ExtentDraft, NoMemory, Upload};
 #[cfg(any(feature = "verbs", feature = "sim"))]
 use super::growth::Growth;
@@ -13,7 +14,7 @@ use super::recovered::{RecoverError, Recovered};
 use super::seams::{Hearing, Nobody, Seams, Turn};
 #[cfg(feature = "sim")]
 use super::segment::WAITS_MAX;
-use super::segment::check_lengths;
+use super::segment::{check_lengths, check_stored};
 use crate::clock::Clock;
 use crate::cores::Cores;
 use crate::fabric::shm::Shm;
@@ -257,7 +258,7 @@ impl Index {
     }
 
     #[inline(always)]
-    fn put_by(
+    pub(super) fn put_by(
         &self,
         key: &[u8],
         value: &[u8],
@@ -396,8 +397,24 @@ impl Index {
         self.swap_by(key, expected, value, HeapPatience::None)
     }
 
+    /// Removes `key` if its value is `expected`: a compare-and-swap to absence.
+    ///
+    /// # Errors
+    /// As [`Index::compare_and_swap`].
+    pub fn remove_if(&self, key: &[u8], expected: &[u8]) -> Result<SwapOutcome, PutError> {
+        self.remove_expected(key, Expected::Value(expected))
+    }
+
+    pub(crate) fn remove_expected(
+        &self,
+        key: &[u8],
+        expected: Expected<'_>,
+    ) -> Result<SwapOutcome, PutError> {
+        self.swap_stored(key, expected, Becomes::Leaves)
+    }
+
     #[inline(always)]
-    fn swap_by(
+    pub(super) fn swap_by(
         &self,
         key: &[u8],
         expected: Expected<'_>,
@@ -405,7 +422,7 @@ impl Index {
         patience: HeapPatience,
     ) -> Result<SwapOutcome, PutError> {
         if self.geometry().is_inline(key, value.len()) {
-            return self.swap_stored(key, expected, value.into());
+            return self.swap_stored(key, expected, Becomes::Has(value.into()));
         }
         let mut draft = self.draft(key, value.len(), patience)?;
         draft.write(value);
@@ -423,25 +440,35 @@ impl Index {
         mut draft: ExtentDraft,
     ) -> Result<SwapOutcome, PutError> {
         let reference = draft.finish().to_bytes();
-        let outcome = self.swap_stored(key, expected, Stored::reference(&reference))?;
+        let outcome = self.swap_stored(key, expected, Becomes::Has(Stored::reference(&reference)))?;
         if outcome == SwapOutcome::Swapped {
             draft.named();
         }
         Ok(outcome)
     }
 
-    fn swap_stored(
+    pub(super) fn swap_stored(
         &self,
         key: &[u8],
         expected: Expected<'_>,
-        value: Stored<'_>,
+        becomes: Becomes<'_>,
     ) -> Result<SwapOutcome, PutError> {
-        match &self.hearing {
-            None => self.table.swap(key, expected, value, Nobody),
-            Some(hearing) => {
-                self.in_turn(hearing, key, move |turn| self.table.swap(key, expected, value, turn))
-            }
+        check_lengths(self.geometry(), key, expected.bytes())?;
+        if let Becomes::Has(value) = becomes {
+            check_stored(self.geometry(), key, value)?;
         }
+        let mut swap = Swap::new(expected, becomes, self.table.extents().map(|extents| &**extents));
+        self.changed(key, &mut swap)?;
+        Ok(swap.outcome())
+    }
+
+    /// Makes a change that depends on what the key has.
+    pub(super) fn changed(&self, key: &[u8], change: &mut impl Decides) -> Result<(), PutError> {
+        match &self.hearing {
+            None => self.table.change(key, change, Nobody),
+            Some(hearing) => self.in_turn(hearing, key, |turn| self.table.change(key, change, turn)),
+        }
+        .map(drop)
     }
 
     /// Removes `key`. Returns whether it was there.
@@ -597,7 +624,6 @@ impl Index {
     }
 
     /// The table behind the face.
-    #[cfg(test)]
     pub(super) fn table(&self) -> &Table {
         &self.table
     }

@@ -8,10 +8,10 @@
 //! | `slots` | who may look at a slot and write it: locks, undo lines, notes (L1, L2, W, U) |
 //! | `homes` | which keys of a home are displaced, what readers are told, what stays for them (M2, M4, M5, B) |
 //! | `moves` | how keys make room for others, and come home (M1, M3, M6) |
-//! | `segment` | puts, swaps and removes of one segment |
+//! | `segment` | puts, removes and changes that depend on the value (`decide`), of one segment |
 //! | `growth` | a table of many segments: which has a key, how they are split and merged (E) |
 //! | `life` | how a table is made, taken over, handed over, walked over and saved (T, D) |
-//! | `face` | [`Index`]: lengths, long values |
+//! | `face`, `parts`, `clear` | [`Index`]: lengths, long values, parts of values |
 //!
 //! Beside them: `seams` hears of each change before it is made and after, and may have it wait (L10 to L13).
 //! `share` says which keys a segment has. `refusals` saves searches that would fail.
@@ -24,6 +24,8 @@
 //! `by_rule`, `in_order`) are constants in a real build, which keeps every rule.
 
 mod budget;
+mod clear;
+mod decide;
 mod extents;
 mod face;
 pub(crate) mod growth;
@@ -34,6 +36,7 @@ mod life;
 #[cfg(all(test, loom))]
 pub(crate) mod loom_access;
 mod moves;
+mod parts;
 mod publish;
 mod recovered;
 mod refusals;
@@ -46,6 +49,8 @@ mod tests;
 
 #[cfg(feature = "verbs")]
 pub(crate) use budget::Registrar;
+pub(crate) use clear::ClearPlace;
+pub use clear::Cleared;
 pub(crate) use extents::{ExtentDraft, Upload};
 pub use face::Index;
 #[cfg(feature = "sim")]

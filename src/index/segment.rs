@@ -11,22 +11,23 @@
 //! in [`Segment::change`]. Whoever stands [`Between`] hears of both, and may have the change wait in the middle.
 
 use super::budget::Budget;
+use super::decide::{Becomes, Decides};
 use super::extents::Extents;
 use super::home_set::HomeSet;
 use super::homes::{ChainRoom, Grace, Homes, KeyAt, count};
 use super::moves::{MovePath, Moves};
 use super::refusals::{NoPath, Refusals, VainSearches};
-use super::seams::{Between, KeyChange, KeyPlace, Nobody};
+use super::seams::{Between, Changed, KeyChange, KeyPlace, Nobody};
 use super::share::{KeyShare, SharedKeyShare};
-use super::slots::{HeldRoom, Locked, SlotWritten, Slots, Sought, UndoLines};
+use super::slots::{HeldRoom, Locked, Owned, SlotWritten, Slots, Sought, UndoLines};
 use crate::clock::Clock;
 use crate::faults::{Rule, broken, kept};
-use crate::layout::extent::{Expected, Reference};
+use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::{First, Hashed};
 use crate::layout::segment::Named;
 use crate::layout::slot::{Key, Stored};
-use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome, SwapOutcome};
+use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome};
 use crate::region::Region;
 use crate::start::Start;
 use std::sync::Arc;
@@ -610,39 +611,56 @@ impl Segment {
         })
     }
 
-    // ---- swap, remove ---------------------------------------------------------------------------
+    // ---- changes that depend on the value, removes ---------------------------------------------------------------------------
 
-    /// Puts `value` if the key's value is `expected`, of a key and values whose lengths fit. The key's lock
-    /// is held from the look to the write (L2), so no other change of the key comes between.
-    pub fn swap<B: Between>(
+    /// Makes a change that depends on what the key has, of a key whose length fits. The key's lock is held from the
+    /// look to the write (L2, L14), so no other change of the key comes between. Returns what became of the key.
+    pub fn change<B: Between>(
         &self,
         key: &Hashed<'_>,
-        expected: Expected<'_>,
-        value: &Stored<'_>,
+        change: &mut impl Decides,
         between: B,
-    ) -> Result<SwapOutcome, Stop> {
+    ) -> Result<Option<Changed>, Stop> {
+        for _ in 0..ROUNDS_MAX {
+            let seen_early = broken(Rule::ValueUnderLock).then(|| self.seen(key));
+            let mut locked = self.slots().lock_primary(key);
+            let may_be_displaced = self.slots().lock_displaced(&mut locked, key);
+            if self.is_elsewhere(key) {
+                return Err(Stop::Elsewhere);
+            }
+            let slot = self.slots().seek(key, may_be_displaced).at();
+            let there = seen_early.unwrap_or_else(|| slot.map(|slot| self.slots().read(slot)));
+            match (slot, change.decide(there.as_ref(), between.may_go_on())?) {
+                (_, Becomes::Stays) | (None, Becomes::Leaves) => return Ok(None),
+                (Some(slot), Becomes::Has(value)) => {
+                    let before = there.and_then(|there| there.reference);
+                    self.replace(&locked, (slot, before), key, &value, between).map_err(Stop::waits)?;
+                    return Ok(Some(Changed::Replaced));
+                }
+                (Some(slot), Becomes::Leaves) => {
+                    self.leave(&mut locked, slot, key, between).map_err(Stop::waits)?;
+                    drop(locked);
+                    self.moves.bring_home(slot);
+                    return Ok(Some(Changed::Left));
+                }
+                (None, Becomes::Has(value)) => {
+                    drop(locked);
+                    // It comes if it is still absent then (L5, L6). If not, it is decided again.
+                    if self.put(key, &value, PutMode::Insert, between)? == PutOutcome::Inserted {
+                        return Ok(Some(Changed::Came));
+                    }
+                }
+            }
+        }
+        Err(PutError::Busy { rounds: ROUNDS_MAX }.into())
+    }
+
+    /// What a key has at an instant.
+    #[cold]
+    fn seen(&self, key: &Hashed<'_>) -> Option<Owned> {
         let mut locked = self.slots().lock_primary(key);
         let may_be_displaced = self.slots().lock_displaced(&mut locked, key);
-        if self.is_elsewhere(key) {
-            return Err(Stop::Elsewhere);
-        }
-        let Some(slot) = self.slots().seek(key, may_be_displaced).at() else {
-            return Ok(SwapOutcome::Absent);
-        };
-        let content = self.slots().read(slot);
-        let is_expected = match (expected, content.reference, &self.extents) {
-            // X7: a slot that names the extent that the client has read has the value that it has read.
-            (Expected::Extent(expected), now, _) => now == Some(expected),
-            (Expected::Value(expected), Some(now), Some(extents)) => extents.holds(&now, expected),
-            (Expected::Value(expected), ..) => content.stored() == expected.into(),
-        };
-        // What was compared before a wait has not changed since (L10), but an extent may have moved (X6).
-        if !is_expected && !between.may_go_on() {
-            return Ok(SwapOutcome::Differs);
-        }
-        let replaced = self.replace(&locked, (slot, content.reference), key, value, between);
-        replaced.map_err(Stop::waits)?;
-        Ok(SwapOutcome::Swapped)
+        self.slots().seek(key, may_be_displaced).at().map(|slot| self.slots().read(slot))
     }
 
     /// Removes a key whose length fits. Returns whether it was there.

@@ -20,6 +20,8 @@ pub struct RefusedCounts {
     pub no_memory: u64,
     /// The key or the value was too long, or the key empty.
     pub length: u64,
+    /// A change of a part did not fit the value ([`PutError::Part`]).
+    pub part: u64,
     /// Other changes interfered each time ([`PutError::Busy`]).
     pub busy: u64,
     /// What the change had to wait for refused it ([`PutError::Withdrawn`]).
@@ -36,6 +38,7 @@ pub(super) struct RefusedCounters {
     heap_busy: AtomicU64,
     no_memory: AtomicU64,
     length: AtomicU64,
+    part: AtomicU64,
     busy: AtomicU64,
     withdrawn: AtomicU64,
     read_only: AtomicU64,
@@ -52,7 +55,10 @@ impl RefusedCounters {
             PutError::KeyLength { .. } | PutError::ValueLength { .. } | PutError::EncryptedLength { .. } => {
                 &self.length
             }
+            PutError::Part(_) => &self.part,
             PutError::Busy { .. } => &self.busy,
+            // A client's own answer.
+            PutError::OldServer => return,
             PutError::Withdrawn => &self.withdrawn,
         };
         // Relaxed, here and below: only the numbers are communicated.
@@ -72,6 +78,7 @@ impl RefusedCounters {
             heap_busy: of(&self.heap_busy),
             no_memory: of(&self.no_memory),
             length: of(&self.length),
+            part: of(&self.part),
             busy: of(&self.busy),
             withdrawn: of(&self.withdrawn),
             read_only: of(&self.read_only),
@@ -82,6 +89,7 @@ impl RefusedCounters {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::part::PartError;
     use std::time::Duration;
 
     /// Each error counts for one cause.
@@ -89,7 +97,7 @@ mod tests {
     fn causes_are_told_apart() {
         let waited = Duration::ZERO;
         type Cause = fn(&RefusedCounts) -> u64;
-        let causes: [(PutError, Cause); 9] = [
+        let causes: [(PutError, Cause); 10] = [
             (PutError::Full { keys: 1, slots: 1, bytes_max: 0, heap_bytes: 0 }, |of| of.full),
             (PutError::HeapFull { live_bytes: 1, heap_bytes: 1 }, |of| of.heap_full),
             (PutError::HeapBusy { given: 1, waited }, |of| of.heap_busy),
@@ -97,6 +105,7 @@ mod tests {
             (PutError::HeapMemory { given: 1 }, |of| of.no_memory),
             (PutError::KeyLength { given: 0, max: 1 }, |of| of.length),
             (PutError::ValueLength { given: 2, max: 1 }, |of| of.length),
+            (PutError::Part(PartError::CounterLength { given: 1 }), |of| of.part),
             (PutError::Busy { rounds: 1 }, |of| of.busy),
             (PutError::Withdrawn, |of| of.withdrawn),
         ];
@@ -104,10 +113,11 @@ mod tests {
             let counters = RefusedCounters::default();
             counters.count(&error);
             counters.count_read_only();
-            let RefusedCounts { full, heap_full, heap_busy, no_memory, length, busy, withdrawn, read_only } =
-                counters.read();
-            assert_eq!(cause(&counters.read()), 1, "{error}");
-            let others = full + heap_full + heap_busy + no_memory + length + busy + withdrawn;
+            let counts = counters.read();
+            let RefusedCounts { full, heap_full, heap_busy, no_memory, length, .. } = counts;
+            let RefusedCounts { part, busy, withdrawn, read_only, .. } = counts;
+            assert_eq!(cause(&counts), 1, "{error}");
+            let others = full + heap_full + heap_busy + no_memory + length + part + busy + withdrawn;
             assert_eq!((others, read_only), (1, 1), "{error}");
         }
     }

@@ -207,7 +207,7 @@ impl Session {
             }
             Request::Hello { .. } => {
                 let region = shared.index.region().shared().ok_or("the region is private")?;
-                self.send_with(id, &Reply::Welcome { version: PROTOCOL_VERSION }, &region)?;
+                self.send_with(id, &Reply::WELCOME, &region)?;
                 self.greeted = true;
             }
             _ if !self.greeted => return Err("it did not say hello first".into()),
@@ -412,7 +412,7 @@ mod tests {
     #[test]
     fn a_conversation_begins_with_one_hello() {
         let refused = frames_of(&[Reply::Refused { version: PROTOCOL_VERSION }]);
-        let welcome = frames_of(&[Reply::Welcome { version: PROTOCOL_VERSION }]);
+        let welcome = frames_of(&[Reply::WELCOME]);
         let (twice, nothing) = ([&welcome[..], &refused[..]].concat(), Vec::new());
         let other = Request::Hello { version: PROTOCOL_VERSION + 1 };
         let long = [0xff; 16].to_vec();

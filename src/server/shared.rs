@@ -5,7 +5,7 @@ use super::mailboxes::{MailboxCounters, MailboxCounts, MailboxMemory};
 use super::refused::RefusedCounters;
 use super::snapshots::Saver;
 use crate::files;
-use crate::index::Index;
+use crate::index::{ClearPlace, Cleared, Index};
 use crate::layout::extent::Expected;
 use crate::outcome::PutError;
 use crate::outcome::ReadError;
@@ -189,6 +189,9 @@ impl ServerState {
             | Request::Swap { .. }
             | Request::SwapExtent { .. }
             | Request::Remove { .. }
+            | Request::RemoveIf { .. }
+            | Request::Part { .. }
+            | Request::Clear { .. }
             | Request::Snapshot { begin: true }
             | Request::Growth { shrink: true }
             | Request::GrowFor { .. }
@@ -219,6 +222,14 @@ impl ServerState {
             Request::UploadSwap { key, expected } => self.counted(caller.swap(&self.index, key, expected)),
             Request::UploadDrop => caller.drop_upload(),
             Request::Remove { key } => self.counted(Reply::Removed(self.index.remove(key))),
+            Request::RemoveIf { key, expected } => {
+                self.counted(Reply::Swapped(self.index.remove_expected(key, expected)))
+            }
+            Request::Part { key, part, tell } => {
+                let tell_max = wire::frame_value_max(self.index.geometry());
+                self.counted(Reply::Part(self.index.part_at_once(key, part, tell, tell_max)))
+            }
+            Request::Clear { place } => self.counted(self.clear_on(place)),
             Request::Get { key } => self.look_up(key),
             Request::Stat => Reply::Stat(self.stats()),
             Request::Growth { shrink } => {
@@ -241,10 +252,27 @@ impl ServerState {
 
     /// The answer to a change, which counts if it was refused.
     fn counted(&self, reply: Reply) -> Reply {
-        if let Reply::Put(Err(error)) | Reply::Swapped(Err(error)) | Reply::Removed(Err(error)) = &reply {
+        if let Reply::Put(Err(error))
+        | Reply::Swapped(Err(error))
+        | Reply::Removed(Err(error))
+        | Reply::Part(Err(error)) = &reply
+        {
             self.refused.count(error);
         }
         reply
+    }
+
+    /// Takes a removal of all keys on from a place.
+    fn clear_on(&self, place: [u64; 2]) -> Reply {
+        /// A client's turn may be twice as long.
+        const STEP: Duration = Duration::from_millis(1);
+        match self.index.clear_on(ClearPlace(place), STEP) {
+            Ok(Cleared { removed, progress_ppm, next }) => {
+                let ClearPlace(place) = next.unwrap_or_default();
+                Reply::Cleared { removed, progress_ppm: progress_ppm.into(), place }
+            }
+            Err(error) => Reply::Put(Err(error)),
+        }
     }
 
     fn look_up(&self, key: &[u8]) -> Reply {

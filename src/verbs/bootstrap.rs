@@ -48,6 +48,9 @@ pub(crate) struct Challenge {
     pub oneread: String,
     pub version: u32,
     pub nonce: Nonce,
+    /// Which requests the server knows ([`LEVEL`](crate::wire::LEVEL)).
+    #[serde(default)]
+    pub level: u16,
     /// What the server offers in addition. Other modules define its content.
     pub extension: Option<serde_json::Value>,
 }

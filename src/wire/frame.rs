@@ -4,6 +4,9 @@ use bytemuck::{Pod, Zeroable};
 
 /// Version of the control protocol.
 pub const PROTOCOL_VERSION: u32 = 2;
+/// Which requests this version knows beyond the first ones of its protocol: those up to this *level*
+/// ([`Request::level`](super::Request::level)). A server's welcome tells its level; that of one that knew none is 0.
+pub const LEVEL: u16 = 1;
 
 /// Longest body, in bytes: longer than any key and value with their lengths.
 pub const BODY_MAX: usize = 1 << 16;

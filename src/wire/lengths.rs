@@ -4,6 +4,7 @@ use super::counts::{ServerStats, SnapshotStatus};
 use super::frame::HEAD;
 use super::request::Request;
 use crate::layout::geometry::Geometry;
+use crate::part::{PartChange, Tell};
 
 /// Longest value that travels in one frame, in bytes; of a table with shorter ones, the table's longest. A
 /// reply with it is 4 KiB long: a datagram, too, can carry it.
@@ -18,6 +19,9 @@ const COUNTS_BYTES: usize = {
     if stats > status { stats } else { status }
 };
 
+/// Bytes of a change of a part before its key: its head, and a bound. One of a counter has as many as its value more.
+const PART_BYTES: usize = 8;
+
 /// Longest value that travels in one frame to or from a table of this geometry, in bytes.
 pub fn frame_value_max(geometry: &Geometry) -> usize {
     FRAME_VALUE_MAX.min(geometry.value_max())
@@ -25,8 +29,9 @@ pub fn frame_value_max(geometry: &Geometry) -> usize {
 
 /// Longest request for a table of this geometry, in bytes. (Over a socket, pieces of uploads may be longer.)
 pub fn request_bytes_max(geometry: &Geometry) -> usize {
-    // A compare-and-swap: two lengths, a key, two values.
-    HEAD + 2 * size_of::<u16>() + geometry.key_max() + 2 * frame_value_max(geometry)
+    // A compare-and-swap: two lengths, a key, two values. Where values have a byte or two, an append.
+    let value_max = frame_value_max(geometry);
+    HEAD + geometry.key_max() + (2 * size_of::<u16>() + 2 * value_max).max(PART_BYTES + value_max)
 }
 
 /// Longest reply for a table of this geometry, in bytes.
@@ -37,7 +42,19 @@ pub fn reply_bytes_max(geometry: &Geometry) -> usize {
 /// Longest reply to this request, in bytes.
 #[cfg(feature = "verbs")]
 pub(crate) fn reply_bytes_max_to(request: &Request<'_>, geometry: &Geometry) -> usize {
-    if matches!(request, Request::Get { .. }) { reply_bytes_max(geometry) } else { HEAD + COUNTS_BYTES }
+    if tells_value(request) { reply_bytes_max(geometry) } else { HEAD + COUNTS_BYTES }
+}
+
+/// Whether the reply may have a value as long as a frame takes.
+fn tells_value(request: &Request<'_>) -> bool {
+    match request {
+        Request::Get { .. } => true,
+        Request::Part { part: PartChange::Add { .. }, .. } | Request::Part { tell: Tell::Nothing, .. } => {
+            false
+        }
+        Request::Part { .. } => true,
+        _ => false,
+    }
 }
 
 /// Longest value in a request or reply through a mailbox, in bytes: one that stands in its slot. What has longer
@@ -57,7 +74,10 @@ pub(crate) fn fits_cells(request: &Request<'_>, geometry: &Geometry) -> bool {
     let longest = match request {
         Request::Put { value, .. } | Request::SwapExtent { value, .. } => value.len(),
         Request::Swap { expected, value, .. } => expected.len().max(value.len()),
-        Request::Get { .. } => frame_value_max(geometry),
+        request if tells_value(request) => frame_value_max(geometry),
+        Request::RemoveIf { expected, .. } => expected.bytes().len(),
+        // Cells have room for two values.
+        Request::Part { part, .. } => part.bytes().len().max(PART_BYTES / 2),
         _ => 0,
     };
     longest <= cell_value_max(geometry)

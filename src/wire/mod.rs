@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The first request is `Hello`, with magic and protocol version. Its reply, `Welcome`, carries a
-//! descriptor of the region that can only be mapped for reading. After that, requests may be
+//! descriptor of the region that can only be mapped for reading, and says which requests came to the protocol
+//! that this server knows ([`LEVEL`]): a client sends it no others. After that, requests may be
 //! pipelined. Replies come in the order of the requests.
 //!
 //! A client may ask for a [mailbox](crate::server::ServerConfig::mailbox_bytes_max) with the request
@@ -36,7 +37,7 @@ mod request;
 mod tests;
 
 pub use counts::{ServerStats, SnapshotStatus};
-pub use frame::{BODY_MAX, Frame, PROTOCOL_VERSION, WireError, decode};
+pub use frame::{BODY_MAX, Frame, LEVEL, PROTOCOL_VERSION, WireError, decode};
 #[cfg(feature = "verbs")]
 pub(crate) use lengths::reply_bytes_max_to;
 pub use lengths::{FRAME_VALUE_MAX, frame_value_max, reply_bytes_max, request_bytes_max};

@@ -1,9 +1,10 @@
 //! Replies: what the server answers.
 
 use super::counts::{GrowthBody, ServerStats, SnapshotStatus};
-use super::frame::{Frame, WireError, decode, encode};
+use super::frame::{Frame, LEVEL, PROTOCOL_VERSION, WireError, decode, encode};
 use super::refusal::Refusal;
 use crate::outcome::{GrowthCounts, HeapCounts, PutError, PutOutcome, SwapOutcome};
+use crate::part::{PartEffect, PartError, PartOutcome};
 
 /// The operation of a reply.
 const REPLY: u16 = 0x8000;
@@ -28,6 +29,10 @@ mod status {
     pub const GROWTH: u16 = 16;
     pub const HEAP: u16 = 17;
     pub const TAKEN: u16 = 18;
+    pub const CLEARED: u16 = 19;
+    /// The first of eight: four effects, each without a value and with one.
+    pub const PARTS: u16 = 40;
+    pub const PARTS_END: u16 = 48;
     pub const KEY_LENGTH: u16 = 100;
     pub const VALUE_LENGTH: u16 = 101;
     pub const FULL: u16 = 102;
@@ -41,7 +46,12 @@ mod status {
     pub const HEAP_MEMORY: u16 = 110;
     pub const UNFIT: u16 = 111;
     pub const WITHDRAWN: u16 = 112;
+    pub const PART: u16 = 113;
 }
+
+/// What a change of a part did, in the order of its statuses.
+const EFFECTS: [PartEffect; 4] =
+    [PartEffect::Inserted, PartEffect::Updated, PartEffect::Unchanged, PartEffect::Absent];
 
 /// A reply.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,7 +59,9 @@ pub enum Reply {
     /// The server accepts the client. The region's descriptor comes with it.
     Welcome {
         /// The server's protocol version.
-        version: u32,
+        version: u16,
+        /// Which requests it knows besides ([`LEVEL`](super::LEVEL)).
+        level: u16,
     },
     /// How a put ended.
     Put(Result<PutOutcome, PutError>),
@@ -57,6 +69,17 @@ pub enum Reply {
     Swapped(Result<SwapOutcome, PutError>),
     /// How a remove ended.
     Removed(Result<bool, PutError>),
+    /// How a change of a part ended.
+    Part(Result<PartOutcome, PutError>),
+    /// How far a removal of all keys came.
+    Cleared {
+        /// Keys removed by this request.
+        removed: u64,
+        /// Parts of a million that are done; all, and the removal has ended.
+        progress_ppm: u64,
+        /// Where it goes on.
+        place: [u64; 2],
+    },
     /// What the server found.
     Value(Option<Vec<u8>>),
     /// The server's counters.
@@ -91,12 +114,17 @@ pub enum Reply {
 }
 
 impl Reply {
+    /// The answer to a hello, of a server of this version.
+    pub const WELCOME: Reply = Reply::Welcome { version: PROTOCOL_VERSION as u16, level: LEVEL };
+
     /// Appends this reply to `out`.
     pub fn encode(&self, id: u64, out: &mut Vec<u8>) {
         let mut reply = |status, body: &[u8]| encode(out, REPLY, status, id, &[body]);
         let two = |a: u64, b: u64| [a.to_le_bytes(), b.to_le_bytes()].concat();
         match self {
-            Reply::Welcome { version } => reply(status::WELCOME, &version.to_le_bytes()),
+            Reply::Welcome { version, level } => {
+                reply(status::WELCOME, &[version.to_le_bytes(), level.to_le_bytes()].concat());
+            }
             Reply::Refused { version } => reply(status::REFUSED, &version.to_le_bytes()),
             Reply::TurnedAway(why) => {
                 let (code, about) = why.to_parts();
@@ -113,6 +141,14 @@ impl Reply {
             Reply::Swapped(Ok(SwapOutcome::Differs)) => reply(status::DIFFERS, &[]),
             Reply::Swapped(Ok(SwapOutcome::Absent)) => reply(status::SWAP_ABSENT, &[]),
             Reply::Removed(Ok(there)) => reply(status::REMOVED, &[u8::from(*there)]),
+            Reply::Part(Ok(PartOutcome { effect, value })) => {
+                let nth = EFFECTS.iter().position(|of| of == effect).expect("all effects are there");
+                let status = status::PARTS + 2 * nth as u16 + u16::from(value.is_some());
+                reply(status, value.as_deref().unwrap_or_default());
+            }
+            Reply::Cleared { removed, progress_ppm, place: [a, b] } => {
+                reply(status::CLEARED, bytemuck::bytes_of(&[*removed, *progress_ppm, *a, *b]));
+            }
             Reply::Value(Some(value)) => reply(status::VALUE, value),
             Reply::Value(None) => reply(status::ABSENT, &[]),
             Reply::Stat(stats) => reply(status::STAT, bytemuck::bytes_of(stats)),
@@ -121,7 +157,10 @@ impl Reply {
             Reply::Heap(counts) => reply(status::HEAP, bytemuck::bytes_of(counts)),
             Reply::Taken => reply(status::TAKEN, &[]),
             Reply::Unfit => reply(status::UNFIT, &[]),
-            Reply::Put(Err(error)) | Reply::Swapped(Err(error)) | Reply::Removed(Err(error)) => {
+            Reply::Put(Err(error))
+            | Reply::Swapped(Err(error))
+            | Reply::Removed(Err(error))
+            | Reply::Part(Err(error)) => {
                 match *error {
                     PutError::KeyLength { given, max } => {
                         reply(status::KEY_LENGTH, &two(given as u64, max as u64));
@@ -138,6 +177,9 @@ impl Reply {
                     }
                     PutError::Busy { rounds } => reply(status::BUSY, &two(rounds.into(), 0)),
                     PutError::Withdrawn => reply(status::WITHDRAWN, &[]),
+                    PutError::Part(error) => reply(status::PART, bytemuck::bytes_of(&error.to_parts())),
+                    // Not a server's answer: its client says so.
+                    PutError::OldServer => reply(status::UNFIT, &[]),
                     PutError::NoMemory { keys, bytes } => reply(status::NO_MEMORY, &two(keys, bytes)),
                     PutError::HeapFull { live_bytes, heap_bytes } => {
                         reply(status::HEAP_FULL, &two(live_bytes, heap_bytes));
@@ -167,7 +209,10 @@ impl Reply {
             Ok((both[0], both[1]))
         };
         Ok(match frame.status() {
-            status::WELCOME => Reply::Welcome { version: version()? },
+            status::WELCOME => {
+                let both = version()?;
+                Reply::Welcome { version: both as u16, level: (both >> u16::BITS) as u16 }
+            }
             status::REFUSED => Reply::Refused { version: version()? },
             status::TURNED_AWAY => Reply::TurnedAway(Refusal::from_parts(two()?)),
             status::DENIED => Reply::Denied,
@@ -183,6 +228,23 @@ impl Reply {
             status::REMOVED => Reply::Removed(Ok(*frame.body().first().ok_or(unfitting)? != 0)),
             status::VALUE => Reply::Value(Some(frame.body().to_vec())),
             status::ABSENT => Reply::Value(None),
+            of @ status::PARTS..status::PARTS_END => {
+                let (nth, is_told) = ((of - status::PARTS) / 2, (of - status::PARTS) % 2 == 1);
+                if !is_told && !frame.body().is_empty() {
+                    return Err(unfitting);
+                }
+                let value = is_told.then(|| frame.body().to_vec());
+                Reply::Part(Ok(PartOutcome { effect: EFFECTS[usize::from(nth)], value }))
+            }
+            status::CLEARED => {
+                let [removed, progress_ppm, a, b] =
+                    bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?;
+                Reply::Cleared { removed, progress_ppm, place: [a, b] }
+            }
+            status::PART => {
+                let parts = bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?;
+                Reply::Put(Err(PutError::Part(PartError::from_parts(parts))))
+            }
             status::STAT => {
                 Reply::Stat(bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?)
             }

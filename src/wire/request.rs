@@ -3,7 +3,9 @@
 use super::frame::{Frame, HEAD, WireError, encode};
 use crate::layout::extent::{Expected, REFERENCE_BYTES, Reference};
 use crate::outcome::PutMode;
+use crate::part::{PartChange, Tell};
 use bytemuck::{Pod, Zeroable};
+use smallvec::SmallVec;
 
 /// The first bytes of a `Hello`.
 const HELLO_MAGIC: u64 = u64::from_le_bytes(*b"ONEREAD?");
@@ -42,6 +44,20 @@ mod op {
     pub const UPLOAD_DROP: u16 = 19;
     pub const HEAP: u16 = 20;
     pub const GROW_FOR: u16 = 21;
+    pub const PART: u16 = 22;
+    pub const REMOVE_IF: u16 = 23;
+    pub const REMOVE_IF_EXTENT: u16 = 24;
+    pub const CLEAR: u16 = 25;
+}
+
+/// Kinds of changes of a part.
+mod part {
+    pub const ADD: u8 = 1;
+    /// With what an absent key counts as.
+    pub const ADD_FROM: u8 = 2;
+    pub const OR: u8 = 3;
+    pub const AND_NOT: u8 = 4;
+    pub const APPEND: u8 = 5;
 }
 
 /// A request, borrowed from the receive buffer.
@@ -112,6 +128,27 @@ pub enum Request<'a> {
         /// The key.
         key: &'a [u8],
     },
+    /// Removes a key if its value is still the expected one.
+    RemoveIf {
+        /// The key.
+        key: &'a [u8],
+        /// The value that the key must have.
+        expected: Expected<'a>,
+    },
+    /// Changes a part of a value.
+    Part {
+        /// The key.
+        key: &'a [u8],
+        /// The change.
+        part: PartChange<'a>,
+        /// Which value the reply tells.
+        tell: Tell,
+    },
+    /// Removes some of all keys.
+    Clear {
+        /// How far it has come, as the last reply says; zeros at first.
+        place: [u64; 2],
+    },
     /// Asks the server to look up a key. This is a GET without one-sided READs, for comparison.
     Get {
         /// The key.
@@ -146,6 +183,14 @@ pub enum Request<'a> {
 }
 
 impl<'a> Request<'a> {
+    /// The level that a server must have to know it ([`LEVEL`](super::LEVEL)).
+    pub fn level(&self) -> u16 {
+        match self {
+            Request::Part { .. } | Request::RemoveIf { .. } | Request::Clear { .. } => 1,
+            _ => 0,
+        }
+    }
+
     /// Appends this request to `out`.
     pub fn encode(&self, id: u64, out: &mut Vec<u8>) {
         match self {
@@ -191,6 +236,15 @@ impl<'a> Request<'a> {
             Request::UploadDrop => encode(out, op::UPLOAD_DROP, 0, id, &[]),
             Request::Heap => encode(out, op::HEAP, 0, id, &[]),
             Request::Remove { key } => encode(out, op::REMOVE, 0, id, &[key]),
+            Request::RemoveIf { key, expected: Expected::Value(expected) } => {
+                let klen = (key.len() as u16).to_le_bytes();
+                encode(out, op::REMOVE_IF, 0, id, &[&klen, key, expected]);
+            }
+            Request::RemoveIf { key, expected: Expected::Extent(expected) } => {
+                encode(out, op::REMOVE_IF_EXTENT, 0, id, &[&expected.to_bytes(), key]);
+            }
+            Request::Part { key, part, tell } => encode_part(out, id, key, part, *tell),
+            Request::Clear { place } => encode(out, op::CLEAR, 0, id, &[bytemuck::bytes_of(place)]),
             Request::Get { key } => encode(out, op::GET, 0, id, &[key]),
             Request::Stat => encode(out, op::STAT, 0, id, &[]),
             Request::Snapshot { begin } => encode(out, op::SNAPSHOT, 0, id, &[&[u8::from(*begin)]]),
@@ -241,6 +295,11 @@ impl<'a> Request<'a> {
             let (key, expected) = rest.split_at_checked(u16::from_le_bytes(*klen).into())?;
             Some(Request::UploadSwap { key, expected: Expected::Value(expected) })
         };
+        let remove_if = || {
+            let (klen, rest) = frame.body().split_first_chunk::<2>()?;
+            let (key, expected) = rest.split_at_checked(u16::from_le_bytes(*klen).into())?;
+            Some(Request::RemoveIf { key, expected: Expected::Value(expected) })
+        };
         let flag = || match frame.body() {
             [0] => Ok(false),
             [1] => Ok(true),
@@ -260,6 +319,17 @@ impl<'a> Request<'a> {
             op::UPDATE => put(PutMode::Update),
             op::SWAP => swap().ok_or(unfitting),
             op::REMOVE => Ok(Request::Remove { key: frame.body() }),
+            op::REMOVE_IF => remove_if().ok_or(unfitting),
+            op::REMOVE_IF_EXTENT => {
+                let (expected, key) = frame.body().split_first_chunk().ok_or(unfitting)?;
+                let expected = Expected::Extent(Reference::from_bytes(*expected));
+                Ok(Request::RemoveIf { key, expected })
+            }
+            op::PART => decode_part(frame.body()).ok_or(unfitting),
+            op::CLEAR => {
+                let place = bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?;
+                Ok(Request::Clear { place })
+            }
             op::GET => Ok(Request::Get { key: frame.body() }),
             op::STAT if frame.body().is_empty() => Ok(Request::Stat),
             op::MAILBOX => {
@@ -292,4 +362,66 @@ impl<'a> Request<'a> {
             op => Err(WireError::Unknown { op, status: frame.status() }),
         }
     }
+}
+
+/// Appends a change of a part: its kind, what it tells, the key's length; the numbers of the kind; key and bytes.
+fn encode_part(out: &mut Vec<u8>, id: u64, key: &[u8], part: &PartChange<'_>, tell: Tell) {
+    let mut numbers = SmallVec::<[u8; 16]>::new();
+    let (kind, bytes) = match part {
+        PartChange::Add { delta, initial } => {
+            numbers.extend_from_slice(&delta.to_le_bytes());
+            let initial = initial.map(u64::to_le_bytes);
+            initial.iter().for_each(|initial| numbers.extend_from_slice(initial));
+            (if initial.is_some() { part::ADD_FROM } else { part::ADD }, &[][..])
+        }
+        PartChange::Or { bits } => (part::OR, *bits),
+        PartChange::AndNot { bits } => (part::AND_NOT, *bits),
+        PartChange::Append { bytes, len_max } => {
+            // No value is longer.
+            let len_max = u32::try_from(*len_max).unwrap_or(u32::MAX);
+            numbers.extend_from_slice(&len_max.to_le_bytes());
+            (part::APPEND, *bytes)
+        }
+    };
+    let tell = match tell {
+        Tell::Nothing => 0,
+        Tell::Before => 1,
+        Tell::After => 2,
+    };
+    let [low, high] = (key.len() as u16).to_le_bytes();
+    encode(out, op::PART, 0, id, &[&[kind, tell, low, high], &numbers, key, bytes]);
+}
+
+fn decode_part(body: &[u8]) -> Option<Request<'_>> {
+    let ([kind, tell, low, high], rest) = body.split_first_chunk::<4>()?;
+    let klen = usize::from(u16::from_le_bytes([*low, *high]));
+    let tell = match tell {
+        0 => Tell::Nothing,
+        1 => Tell::Before,
+        2 => Tell::After,
+        _ => return None,
+    };
+    let (part, key) = match *kind {
+        part::ADD | part::ADD_FROM => {
+            let (delta, mut rest) = rest.split_first_chunk::<8>()?;
+            let mut initial = None;
+            if *kind == part::ADD_FROM {
+                let (from, key) = rest.split_first_chunk::<8>()?;
+                (initial, rest) = (Some(u64::from_le_bytes(*from)), key);
+            }
+            let (key, []) = rest.split_at_checked(klen)? else { return None };
+            (PartChange::Add { delta: i64::from_le_bytes(*delta), initial }, key)
+        }
+        part::OR | part::AND_NOT => {
+            let (key, bits) = rest.split_at_checked(klen)?;
+            (if *kind == part::OR { PartChange::Or { bits } } else { PartChange::AndNot { bits } }, key)
+        }
+        part::APPEND => {
+            let (len_max, rest) = rest.split_first_chunk::<4>()?;
+            let (key, bytes) = rest.split_at_checked(klen)?;
+            (PartChange::Append { bytes, len_max: u32::from_le_bytes(*len_max) as usize }, key)
+        }
+        _ => return None,
+    };
+    Some(Request::Part { key, part, tell })
 }

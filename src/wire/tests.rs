@@ -2,13 +2,14 @@ use super::frame::HEAD;
 use super::*;
 use crate::layout::extent::{Expected, Reference};
 use crate::outcome::{GrowthCounts, HeapCounts, IndexCounts, PutError, PutMode, PutOutcome, SwapOutcome};
+use crate::part::{PartChange, PartEffect, PartError, PartOutcome, Tell};
 use proptest::prelude::*;
 
 proptest! {
     /// Any bytes give a frame, ask for more, or are an error. A request that decodes encodes to
     /// itself.
     #[test]
-    fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), op in 0u16..22, len in 0u32..64) {
+    fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), op in 0u16..26, len in 0u32..64) {
         let mut framed = bytes.clone();
         if framed.len() >= HEAD {
             framed[..4].copy_from_slice(&len.to_le_bytes());
@@ -31,7 +32,7 @@ proptest! {
 #[test]
 fn replies_round_trip() {
     let replies = [
-        Reply::Welcome { version: 1 },
+        Reply::Welcome { version: 1, level: 2 },
         Reply::Refused { version: 9 },
         Reply::Mailbox { version: 1 },
         Reply::Wake,
@@ -53,6 +54,12 @@ fn replies_round_trip() {
         Reply::Heap(HeapCounts { values: 1, returned_bytes: 2, ..Default::default() }),
         Reply::Taken,
         Reply::Unfit,
+        Reply::Part(Ok(PartOutcome { effect: PartEffect::Inserted, value: None })),
+        Reply::Part(Ok(PartOutcome { effect: PartEffect::Updated, value: Some(b"value".to_vec()) })),
+        Reply::Part(Ok(PartOutcome { effect: PartEffect::Unchanged, value: Some(Vec::new()) })),
+        Reply::Part(Ok(PartOutcome { effect: PartEffect::Absent, value: None })),
+        Reply::Cleared { removed: 1, progress_ppm: 2, place: [3, 4] },
+        Reply::Put(Err(PutError::Part(PartError::CounterRange { value: 3, delta: -4 }))),
         Reply::Put(Err(PutError::KeyLength { given: 0, max: 255 })),
         Reply::Put(Err(PutError::ValueLength { given: 100, max: 32 })),
         Reply::Put(Err(PutError::Full { keys: 9, slots: 10, bytes_max: 11, heap_bytes: 12 })),
@@ -101,6 +108,10 @@ fn golden_requests() {
     let long_swap_extent = after(b"", b"key");
     let long_put = |mode| Request::UploadPut { mode, key: b"key" };
     let long_swap = |expected| Request::UploadSwap { key: b"key", expected };
+    let remove_if = |expected| Request::RemoveIf { key: b"key", expected };
+    let part = |part, tell| Request::Part { key: b"key", part, tell };
+    let add = |delta, initial| part(PartChange::Add { delta, initial }, Tell::Nothing);
+    let append = PartChange::Append { bytes: b"bytes", len_max: 0x0102_0304 };
     for (op, request, body) in [
         (1, Request::Hello { version: 0x0403_0201 }, &hello[..]),
         (2, put(PutMode::Upsert), b"\x03\0keyvalue"),
@@ -127,6 +138,14 @@ fn golden_requests() {
         (19, Request::UploadDrop, b""),
         (20, Request::Heap, b""),
         (21, Request::GrowFor { keys: 0x0807_0605_0403_0201 }, b"\x01\x02\x03\x04\x05\x06\x07\x08"),
+        (22, add(-2, None), b"\x01\0\x03\0\xfe\xff\xff\xff\xff\xff\xff\xffkey"),
+        (22, add(1, Some(2)), b"\x02\0\x03\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0key"),
+        (22, part(PartChange::Or { bits: b"bits" }, Tell::Before), b"\x03\x01\x03\0keybits"),
+        (22, part(PartChange::AndNot { bits: b"bits" }, Tell::After), b"\x04\x02\x03\0keybits"),
+        (22, part(append, Tell::Nothing), b"\x05\0\x03\0\x04\x03\x02\x01keybytes"),
+        (23, remove_if(Expected::Value(b"old")), b"\x03\0keyold"),
+        (24, remove_if(Expected::Extent(extent)), &long_swap_extent),
+        (25, Request::Clear { place: [1, 2] }, b"\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0"),
     ] {
         let id = 0x0102_0304_0506_0708;
         let expected = frame(op, 0, id, body);
@@ -203,8 +222,13 @@ fn golden_replies() {
     };
     assert_eq!((heap.values, heap.live_bytes, heap.returned_bytes), (1, 2, 11));
     let growth_body = [halves, (8..=15).flat_map(u64::to_le_bytes).collect()].concat();
+    let parted = |effect, value: Option<&[u8]>| {
+        Reply::Part(Ok(PartOutcome { effect, value: value.map(<[u8]>::to_vec) }))
+    };
+    let cleared = Reply::Cleared { removed: 1, progress_ppm: 2, place: [3, 4] };
+    let range = PartError::CounterRange { value: 14, delta: 15 };
     for (status, reply, body) in [
-        (1, Reply::Welcome { version: 0x0102_0304 }, vec![4, 3, 2, 1]),
+        (1, Reply::Welcome { version: 0x0304, level: 0x0102 }, vec![4, 3, 2, 1]),
         (2, Reply::Put(Ok(PutOutcome::Inserted)), vec![]),
         (3, Reply::Put(Ok(PutOutcome::Updated)), vec![]),
         (4, Reply::Put(Ok(PutOutcome::Exists)), vec![]),
@@ -223,6 +247,13 @@ fn golden_replies() {
         (16, Reply::Growth(growth), growth_body),
         (17, Reply::Heap(heap), (1..=11).flat_map(u64::to_le_bytes).collect()),
         (18, Reply::Taken, vec![]),
+        (19, cleared, (1..=4).flat_map(u64::to_le_bytes).collect()),
+        (40, parted(PartEffect::Inserted, None), vec![]),
+        (41, parted(PartEffect::Inserted, Some(b"value")), b"value".to_vec()),
+        (43, parted(PartEffect::Updated, Some(b"")), vec![]),
+        (44, parted(PartEffect::Unchanged, None), vec![]),
+        (46, parted(PartEffect::Absent, None), vec![]),
+        (113, Reply::Put(Err(PutError::Part(range))), [vec![2], vec![0; 7], two(14, 15)].concat()),
         (111, Reply::Unfit, vec![]),
         (112, Reply::Put(Err(PutError::Withdrawn)), vec![]),
         (100, Reply::Put(Err(PutError::KeyLength { given: 300, max: 16 })), two(300, 16)),
@@ -251,13 +282,14 @@ fn golden_replies() {
         assert_eq!((decoded.id, decoded.length), (id, expected.len()));
         assert_eq!(Reply::decode(&decoded), Ok(reply));
     }
-    // Errors of removes and swaps look like those of puts.
-    let (mut removed, mut swapped, mut put) = (Vec::new(), Vec::new(), Vec::new());
+    // Errors of other changes look like those of puts.
+    let (mut removed, mut swapped, mut parted, mut put) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    Reply::Part(Err(PutError::KeyLength { given: 1, max: 2 })).encode(5, &mut parted);
     let error = PutError::KeyLength { given: 1, max: 2 };
     Reply::Removed(Err(error.clone())).encode(5, &mut removed);
     Reply::Swapped(Err(error.clone())).encode(5, &mut swapped);
     Reply::Put(Err(error)).encode(5, &mut put);
-    assert_eq!((&removed, &swapped), (&put, &put));
+    assert_eq!((&removed, &swapped, &parted), (&put, &put, &put));
 }
 
 /// A frame decodes only when its last byte is there. A frame that is too long is refused at its
@@ -287,7 +319,7 @@ fn invalid_frames_are_refused() {
     let hello = |magic: &[u8; 8], more: usize| [&magic[..], &vec![0; more]].concat();
     for (op, status, body, expected) in [
         (0, 0, vec![], unknown(0, 0)),
-        (22, 3, vec![], unknown(22, 3)),
+        (99, 3, vec![], unknown(99, 3)),
         (0x8000, 6, vec![1], unknown(0x8000, 6)),
         (1, 0, hello(b"ONEREAD!", 8), unfitting(1, 16)),
         (1, 0, hello(b"ONEREAD?", 7), unfitting(1, 15)),
@@ -320,6 +352,19 @@ fn invalid_frames_are_refused() {
         (20, 0, vec![0], unfitting(20, 1)),
         (21, 0, vec![0; 7], unfitting(21, 7)),
         (21, 0, vec![0; 9], unfitting(21, 9)),
+        (22, 0, vec![3, 0, 0], unfitting(22, 3)),
+        (22, 0, vec![0, 0, 0, 0], unfitting(22, 4)),
+        (22, 0, vec![6, 0, 0, 0], unfitting(22, 4)),
+        (22, 0, vec![3, 3, 0, 0], unfitting(22, 4)),
+        (22, 0, vec![3, 0, 2, 0, 7], unfitting(22, 5)),
+        (22, 0, [&[1, 0, 1, 0][..], &[0; 8]].concat(), unfitting(22, 12)),
+        (22, 0, [&[1, 0, 0, 0][..], &[0; 9]].concat(), unfitting(22, 13)),
+        (22, 0, [&[2, 0, 0, 0][..], &[0; 15]].concat(), unfitting(22, 19)),
+        (22, 0, vec![5, 0, 0, 0, 1, 2, 3], unfitting(22, 7)),
+        (23, 0, vec![2, 0, 7], unfitting(23, 3)),
+        (24, 0, vec![0; 23], unfitting(24, 23)),
+        (25, 0, vec![0; 15], unfitting(25, 15)),
+        (25, 0, vec![0; 17], unfitting(25, 17)),
     ] {
         let bytes = frame(op, status, 1, &body);
         let decoded = decode(&bytes).unwrap().unwrap();
@@ -338,9 +383,13 @@ fn invalid_frames_are_refused() {
         (0x8000, 15, 95, unfitting(0x8000, 95)),
         (0x8000, 16, 95, unfitting(0x8000, 95)),
         (0x8000, 17, 87, unfitting(0x8000, 87)),
-        (0x8000, 19, 0, unknown(0x8000, 19)),
+        (0x8000, 19, 31, unfitting(0x8000, 31)),
+        (0x8000, 20, 0, unknown(0x8000, 20)),
+        (0x8000, 40, 1, unfitting(0x8000, 1)),
+        (0x8000, 48, 0, unknown(0x8000, 48)),
         (0x8000, 108, 4, unfitting(0x8000, 4)),
-        (0x8000, 113, 4, unknown(0x8000, 113)),
+        (0x8000, 113, 4, unfitting(0x8000, 4)),
+        (0x8000, 114, 4, unknown(0x8000, 114)),
         (0x8000, 106, 8, unfitting(0x8000, 8)),
         (0x8000, 1, 3, unfitting(0x8000, 3)),
         (0x8000, 104, 5, unfitting(0x8000, 5)),
@@ -415,8 +464,20 @@ fn the_longest_requests_and_replies() {
         };
         let put = length(Request::Put { mode: PutMode::Upsert, key: &key, value: &value });
         let swap = length(Request::Swap { key: &key, expected: &value, value: &value });
-        assert_eq!(swap, request_bytes_max(&geometry), "{key_max}, {value_max}");
+        assert!(swap == request_bytes_max(&geometry) || value_max < 4, "{key_max}, {value_max}");
         assert!(put <= swap && length(Request::Remove { key: &key }) <= swap);
+        let tell = Tell::Before;
+        let part = |part| Request::Part { key: &key, part, tell };
+        let counter = PartChange::Add { delta: 1, initial: Some(2) };
+        let add = part(counter);
+        for (part, needs) in [
+            (add, 8),
+            (part(PartChange::Or { bits: &value }), 0),
+            (part(PartChange::Append { bytes: &value, len_max: 9 }), 0),
+            (Request::RemoveIf { key: &key, expected: Expected::Value(&value) }, 0),
+        ] {
+            assert!(length(part) <= request_bytes_max(&geometry) || value_max < needs, "{part:?}");
+        }
         if geometry.has_heap() {
             let extent = Reference { number: 1, offset: 2, len: 3, crc: 4 };
             for request in [
@@ -431,7 +492,7 @@ fn the_longest_requests_and_replies() {
             }
         }
         let mut found = Vec::new();
-        Reply::Value(Some(value)).encode(7, &mut found);
+        Reply::Value(Some(value.clone())).encode(7, &mut found);
         let mut full = Vec::new();
         Reply::Put(Err(PutError::Full { keys: 1, slots: 2, bytes_max: 3, heap_bytes: 4 }))
             .encode(7, &mut full);
@@ -451,8 +512,15 @@ fn the_longest_requests_and_replies() {
             Request::Put { mode: PutMode::Upsert, key: &key, value: &value },
             Request::SwapExtent { key: &key, expected: extent, value: &value },
             Request::Remove { key: &key },
+            Request::RemoveIf { key: &key, expected: Expected::Value(&value) },
+            Request::Part { key: &key, part: PartChange::Or { bits: &value }, tell: Tell::Nothing },
             Request::UploadDrop,
         ] {
+            let is_of_parts = matches!(request, Request::Part { .. });
+            if is_of_parts && value.len() < 4 {
+                assert!(!fits_cells(&request, &geometry), "an append might not");
+                continue;
+            }
             let is_of_heaps = matches!(request, Request::SwapExtent { .. }) && !geometry.has_heap();
             assert!(fits_cells(&request, &geometry), "{request:?}");
             assert!(length(request) <= request_max || is_of_heaps, "{request:?}");
@@ -462,10 +530,25 @@ fn the_longest_requests_and_replies() {
             Request::Swap { key: &key, expected: b"", value: &longer },
             Request::SwapExtent { key: &key, expected: extent, value: &longer },
             Request::Put { mode: PutMode::Upsert, key: &key, value: &longer },
+            Request::RemoveIf { key: &key, expected: Expected::Value(&longer) },
+            Request::Part { key: &key, part: PartChange::Or { bits: &longer }, tell: Tell::Nothing },
         ] {
             assert!(!fits_cells(&request, &geometry), "{request:?}");
         }
         assert_eq!(fits_cells(&Request::Get { key: &key }, &geometry), !geometry.has_heap());
+        // A counter is short; another value that is told may be as long as any.
+        assert_eq!(fits_cells(&add, &geometry), value.len() >= 4);
+        assert!(length(add) <= request_max || value.len() < 8);
+        if value.len() >= 4 {
+            let append = Request::Part {
+                key: &key,
+                part: PartChange::Append { bytes: &value, len_max: 9 },
+                tell: Tell::Nothing,
+            };
+            assert!(fits_cells(&append, &geometry) && length(append) <= request_max);
+            let told = Request::Part { key: &key, part: PartChange::Or { bits: b"" }, tell };
+            assert_eq!(fits_cells(&told, &geometry), !geometry.has_heap());
+        }
         let mut found = Vec::new();
         Reply::Value(Some(value)).encode(7, &mut found);
         assert_eq!(found.len().max(stats.len()), reply_max);

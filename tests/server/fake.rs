@@ -3,7 +3,7 @@
 use crate::common::*;
 use crate::raw::Raw;
 use crate::table;
-use oneread::internals::wire::{self};
+use oneread::internals::wire::{self, Reply};
 use oneread::{Address, Client, ClientOptions, GetError, MutateError, Server, ServerConfig};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -51,13 +51,18 @@ impl Fake {
     /// Answers a hello as the true server does. Returns the server's end of the connection, or
     /// `None` if the client is gone.
     pub fn welcome(&self, stream: &mut UnixStream) -> Option<Raw> {
+        self.welcome_as(stream, |welcome| welcome)
+    }
+
+    /// The same, but the client is told something else.
+    pub fn welcome_as(&self, stream: &mut UnixStream, told: impl Fn(Reply) -> Reply) -> Option<Raw> {
         let mut hello = [0; 32];
         stream.read_exact(&mut hello).ok()?;
         let mut raw = Raw::connect(&self.place.address);
         raw.stream.write_all(&hello).unwrap();
         let (welcome, memory) = receive(&raw.stream);
         let mut bytes = Vec::new();
-        welcome.encode(0, &mut bytes);
+        told(welcome).encode(0, &mut bytes);
         send_with(stream, &bytes, &memory.expect("a region"));
         Some(raw)
     }

@@ -7,6 +7,7 @@ mod common;
 mod clients;
 mod fake;
 mod misbehaving;
+mod parts;
 mod raw;
 mod scripted;
 mod stopped;

@@ -22,7 +22,7 @@ impl Raw {
     pub fn greeted(address: &Address) -> Raw {
         let mut raw = Raw::connect(address);
         raw.send(&Request::Hello { version: PROTOCOL_VERSION });
-        assert_eq!(raw.reply(), Some(Reply::Welcome { version: PROTOCOL_VERSION }));
+        assert_eq!(raw.reply(), Some(Reply::WELCOME));
         raw
     }
 

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 #[test]
 fn answers_to_no_request() {
     type Question = fn(&mut Client) -> Result<(), MutateError>;
-    let asks: [Question; 16] = [
+    let asks: [Question; 22] = [
         |client| client.put(b"k", b"v").map(drop),
         |client| client.insert(b"k", b"v").map(drop),
         |client| client.update(b"k", b"v").map(drop),
@@ -39,6 +39,12 @@ fn answers_to_no_request() {
         |client| client.put_many(&[(b"k", b"v"), (b"l", b"v")]).map(drop),
         |client| client.update_many(&[(b"k", b"v")]).map(drop),
         |client| client.remove_many(&[b"k", b"l"]).map(drop),
+        |client| client.add(b"k", 1, None).map(drop),
+        |client| client.append(b"k", b"v", 9).map(drop),
+        |client| client.add_many(&[(b"k", 1), (b"l", 1)], None).map(drop),
+        |client| client.remove_if(b"k", b"v").map(drop),
+        |client| client.remove_if(b"k", &[1; 5_000]).map(drop),
+        |client| client.clear().map(drop),
     ];
     let fake = Fake::new();
     let (connections, denies) = (AtomicUsize::new(0), AtomicBool::new(false));

@@ -101,7 +101,10 @@ impl ShmConnection {
         let last = std::mem::replace(&mut self.asked_until, deadline);
         let is_recent = deadline.saturating_duration_since(last) < RECENT;
         let has_mailbox = matches!(self.mailbox, MailboxState::There(_));
-        may_trust && has_mailbox && is_recent && fit(requests, &self.geometry, Some(SOCKET_PIECE_MAX))
+        may_trust
+            && has_mailbox
+            && is_recent
+            && fit(requests, (&self.geometry, self.link.level()), Some(SOCKET_PIECE_MAX))
             || !is_hung_up(self.stream())
     }
 
@@ -143,7 +146,8 @@ impl ShmConnection {
         counts: &mut RequestCounts,
     ) -> Result<(), LinkError> {
         let ShmConnection { link, geometry, mailbox, next_id, .. } = self;
-        send_fitting(requests, geometry, Some(SOCKET_PIECE_MAX), replies, has_sent, |requests, replies| {
+        let server = (&**geometry, link.level());
+        send_fitting(requests, server, Some(SOCKET_PIECE_MAX), replies, has_sent, |requests, replies| {
             let sent = requests.len() as u64;
             match mailbox {
                 MailboxState::There(mailbox) if wants_mailbox => {

@@ -490,7 +490,7 @@ mod tests {
             connect_to(Reply::TurnedAway(Refusal::User { uid: 9 })),
             ConnectError::TurnedAway { source: Refusal::User { uid: 9 }, .. }
         ));
-        for reply in [Reply::Welcome { version: PROTOCOL_VERSION }, Reply::Wake, Reply::Unfit] {
+        for reply in [Reply::WELCOME, Reply::Wake, Reply::Unfit] {
             let error = connect_to(reply);
             assert!(matches!(error, ConnectError::Link { source: LinkError::Unexpected, .. }), "{error}");
         }

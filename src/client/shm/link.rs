@@ -25,18 +25,25 @@ pub(super) struct SocketLink {
     /// Shared with the watch, if that watches this connection.
     stream: Arc<UnixStream>,
     input: Vec<u8>,
+    /// Which requests the server knows, as its welcome says.
+    level: u16,
     /// The whole time allowed, for error messages.
     allowed: Duration,
 }
 
 impl SocketLink {
     pub fn new(stream: Arc<UnixStream>, allowed: Duration) -> SocketLink {
-        SocketLink { stream, input: Vec::new(), allowed }
+        SocketLink { stream, input: Vec::new(), level: 0, allowed }
     }
 
     /// The same link, for errors that name another time.
     pub fn allowing(self, allowed: Duration) -> SocketLink {
         SocketLink { allowed, ..self }
+    }
+
+    /// Which requests the server knows ([`wire::LEVEL`]).
+    pub fn level(&self) -> u16 {
+        self.level
     }
 
     #[cfg(test)]
@@ -81,6 +88,9 @@ impl SocketLink {
             return Err(LinkError::Unexpected);
         }
         self.input.drain(..frame.length);
+        if let Reply::Welcome { level, .. } = reply {
+            self.level = level;
+        }
         Ok(Some(reply))
     }
 

@@ -90,6 +90,8 @@ pub(crate) struct Connection {
     reads_handed_out: u64,
     reads_completed: u64,
     messages: Messages,
+    /// Which requests the server knows.
+    level: u16,
     /// The completions of the last poll. Allocated once, because a GET polls dozens of times.
     polled: Box<[Completion; POLLED]>,
     counts: QueueCounts,
@@ -223,6 +225,7 @@ impl Connection {
             reads_handed_out: 0,
             reads_completed: 0,
             messages: Messages::default(),
+            level: challenge.level,
             polled: Box::new([Completion::default(); POLLED]),
             counts: QueueCounts::default(),
             extension,
@@ -423,6 +426,11 @@ impl Connection {
     }
 
     // ---- messages -------------------------------------------------------------------------------
+
+    /// Which requests the server knows ([`wire::LEVEL`]).
+    pub fn level(&self) -> u16 {
+        self.level
+    }
 
     /// Longest message, in bytes.
     pub fn message_bytes(&self) -> usize {
@@ -652,6 +660,7 @@ mod tests {
             oneread: name.into(),
             version,
             nonce: [1; 32],
+            level: 0,
             extension: None,
         };
         for name in ["", "verb", "verbs2", "Verbs"] {

@@ -364,7 +364,8 @@ impl VerbsHandle {
         let geometry = connection.geometry().clone();
         // An extension's requests are handled in any order: pieces of a value have one.
         let piece_max = Some(wire::FRAME_VALUE_MAX).filter(|_| connection.extension().is_none());
-        let result = send_fitting(requests, &geometry, piece_max, replies, has_sent, |requests, replies| {
+        let server = (&*geometry, connection.level());
+        let result = send_fitting(requests, server, piece_max, replies, has_sent, |requests, replies| {
             let sent = requests.len() as u64;
             if let Some(extension) = connection.extension() {
                 counts.extension += sent;

@@ -5,16 +5,16 @@ use super::directory::entry_word;
 use super::pace::TRIES_MAX;
 use super::room::RoomWait;
 use crate::faults::{Rule, broken};
+use crate::index::decide::Decides;
 use crate::index::homes::REAP_MAX;
-use crate::index::seams::{Between, LetsGo};
+use crate::index::seams::{Between, Changed, LetsGo};
 use crate::index::segment::{Segment, Stop, check_lengths, check_stored};
 use crate::index::share::{KeyShare, PairRole};
 use crate::index::slots::HeldRoom;
-use crate::layout::extent::Expected;
 use crate::layout::hash::{First, Hashed};
 use crate::layout::segment::{self};
 use crate::layout::slot::Stored;
-use crate::outcome::{PutError, PutMode, PutOutcome, SwapOutcome};
+use crate::outcome::{PutError, PutMode, PutOutcome};
 use crate::sync::{lock, yield_now};
 use crossbeam_epoch::{self as epoch, Guard};
 use std::time::Duration;
@@ -70,7 +70,7 @@ impl Growth {
         &self,
         key: &Hashed<'_>,
         between: B,
-        act: impl Fn(&Segment) -> Result<R, Stop>,
+        mut act: impl FnMut(&Segment) -> Result<R, Stop>,
         done: impl Fn(&Segment, &R, &Guard),
     ) -> Result<R, PutError> {
         let _held = LetsGo(between, |room: &HeldRoom| {
@@ -102,7 +102,7 @@ impl Growth {
         key: &Hashed<'_>,
         between: B,
         first: Stop,
-        act: impl Fn(&Segment) -> Result<R, Stop>,
+        mut act: impl FnMut(&Segment) -> Result<R, Stop>,
         done: impl Fn(&Segment, &R, &Guard),
     ) -> Result<R, PutError> {
         let mut first = Some(first);
@@ -168,18 +168,25 @@ impl Growth {
         )
     }
 
-    pub fn swap_by<B: Between>(
+    pub fn change_by<B: Between>(
         &self,
         key: &[u8],
-        expected: Expected<'_>,
-        value: Stored<'_>,
+        change: &mut impl Decides,
         between: B,
-    ) -> Result<SwapOutcome, PutError> {
-        check_lengths(&self.geometry, key, expected.bytes())?;
-        check_stored(&self.geometry, key, value)?;
+    ) -> Result<Option<Changed>, PutError> {
+        check_lengths(&self.geometry, key, &[])?;
         self.reap(REAP_MAX);
         let key = self.geometry.hashed(key);
-        self.in_segment(&key, between, |segment| segment.swap(&key, expected, &value, between), |_, _, _| {})
+        self.in_segment(
+            &key,
+            between,
+            |segment| segment.change(&key, change, between),
+            |segment, changed, guard| match changed {
+                Some(Changed::Came) => self.after_insert(segment, guard),
+                Some(Changed::Left) => self.after_remove(segment, guard),
+                Some(Changed::Replaced) | None => {}
+            },
+        )
     }
 
     pub fn remove_by<B: Between>(&self, key: &[u8], between: B) -> Result<bool, PutError> {

@@ -15,5 +15,4 @@ pub(super) use one::OneSize;
 pub use snapshot::{RestoreError, Restored};
 pub(super) use snapshot::{begin, restore, save};
 pub(super) use table::Table;
-#[cfg(feature = "sim")]
 pub(super) use walk::Walk;

@@ -3,21 +3,21 @@
 use crate::clock::Clock;
 use crate::cores::Cores;
 use crate::faults::{Rule, kept, obey};
+use crate::index::decide::Decides;
 use crate::index::homes::{
     Handover, NotHandedOver, REAP_MAX, handover_offset, has_no_undo, traces_stay, write_down,
 };
 use crate::index::publish::{publish_state, publish_superblock};
 use crate::index::recovered::{RecoverError, Recovered};
-use crate::index::seams::{Between, LetsGo};
+use crate::index::seams::{Between, Changed, LetsGo};
 use crate::index::segment::{Segment, Stop, check_lengths, check_stored};
 use crate::index::slots::HeldRoom;
 use crate::layout::WORD;
 use crate::layout::control::{Phase, STATE_WORD, State};
-use crate::layout::extent::Expected;
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::slot::{Key, Stored};
 use crate::layout::superblock::Superblock;
-use crate::outcome::{PutError, PutMode, PutOutcome, SwapOutcome};
+use crate::outcome::{PutError, PutMode, PutOutcome};
 use crate::region::{Region, RegionError};
 use crate::start::{Start, StartStep};
 use std::ops::Range;
@@ -192,24 +192,22 @@ impl OneSize {
         }
     }
 
-    /// Puts `value` if the key's value is `expected`.
+    /// Makes a change that depends on what the key has. Returns what became of the key.
     ///
     /// # Errors
-    /// [`PutError::KeyLength`], or [`PutError::ValueLength`] for either value.
-    pub fn swap_by<B: Between>(
+    /// [`PutError::KeyLength`], and what the change says.
+    pub fn change_by<B: Between>(
         &self,
         key: &[u8],
-        expected: Expected<'_>,
-        value: Stored<'_>,
+        change: &mut impl Decides,
         between: B,
-    ) -> Result<SwapOutcome, PutError> {
-        check_lengths(self.geometry(), key, expected.bytes())?;
-        check_stored(self.geometry(), key, value)?;
+    ) -> Result<Option<Changed>, PutError> {
+        check_lengths(self.geometry(), key, &[])?;
         self.segment.homes().reap(REAP_MAX);
         let key = self.geometry().hashed(key);
         let _held = self.lets_go(between);
         loop {
-            match self.segment.swap(&key, expected, &value, between) {
+            match self.segment.change(&key, change, between) {
                 Err(Stop::Waits) if B::MAY_WAIT => between.wait()?,
                 result => return result.map_err(in_one),
             }

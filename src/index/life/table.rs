@@ -3,20 +3,21 @@
 use super::one::OneSize;
 use crate::clock::Clock;
 use crate::fabric::shm::Shm;
+use crate::index::decide::Decides;
 use crate::index::extents::{ExtentNames, Extents};
 use crate::index::growth::Growth;
 use crate::index::homes::NotHandedOver;
 use crate::index::recovered::{RecoverError, Recovered};
-use crate::index::seams::Between;
+use crate::index::seams::{Between, Changed};
 use crate::index::segment::Segment;
 use crate::index::slots::SlotWritten;
 use crate::layout::control::Phase;
-use crate::layout::extent::{Expected, Reference};
+use crate::layout::extent::Reference;
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::First;
 use crate::layout::slot::Stored;
 use crate::layout::superblock::Superblock;
-use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome, SwapOutcome};
+use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome};
 use crate::reader::{Limits, Reader};
 use crate::region::{Region, RegionError};
 use crate::start::Start;
@@ -151,17 +152,16 @@ impl Table {
         }
     }
 
-    /// Puts `value` if the key's value is `expected`.
-    pub fn swap<B: Between>(
+    /// Makes a change that depends on what the key has. Returns what became of the key.
+    pub fn change<B: Between>(
         &self,
         key: &[u8],
-        expected: Expected<'_>,
-        value: Stored<'_>,
+        change: &mut impl Decides,
         between: B,
-    ) -> Result<SwapOutcome, PutError> {
+    ) -> Result<Option<Changed>, PutError> {
         match self {
-            Table::One(one) => one.swap_by(key, expected, value, between),
-            Table::Many(growth) => growth.swap_by(key, expected, value, between),
+            Table::One(one) => one.change_by(key, change, between),
+            Table::Many(growth) => growth.change_by(key, change, between),
         }
     }
 

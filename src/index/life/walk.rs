@@ -38,6 +38,20 @@ pub(crate) struct Walk {
     long: Vec<(Key, Reference)>,
 }
 
+impl Walk {
+    /// One that has come to this place ([`Walk::place`]). Any numbers do: the walk may then leave keys out.
+    pub fn at([step, part]: [u64; 2]) -> Walk {
+        let (start, end) = (part as u32, (part >> u32::BITS) as u32);
+        let part = if start <= end && end <= PLACES { start..end } else { 0..0 };
+        Walk { step: step.min(u64::from(u32::MAX)), part, ..Walk::default() }
+    }
+
+    /// How far it came, in two numbers.
+    pub fn place(&self) -> [u64; 2] {
+        [self.step, u64::from(self.part.start) | u64::from(self.part.end) << u32::BITS]
+    }
+}
+
 /// What one step has seen of a segment or a pair.
 #[derive(Debug, Default)]
 struct StepKeys {
@@ -101,6 +115,17 @@ impl Table {
                 walk.damaged += 1;
             }
         }
+        had_some
+    }
+
+    /// The same for keys alone: it reads no value that is not in its slot.
+    pub(crate) fn walk_keys(&self, walk: &mut Walk, see: &mut dyn FnMut(&[u8])) -> bool {
+        let mut see_key = |key: &[u8], _: &[u8]| see(key);
+        let had_some = match self {
+            Table::One(one) => walk_one(one.segment(), walk, &mut see_key),
+            Table::Many(growth) => walk_many(growth, walk, &mut see_key),
+        };
+        walk.long.drain(..).for_each(|(key, _)| see(&key));
         had_some
     }
 

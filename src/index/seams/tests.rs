@@ -15,6 +15,7 @@ use crate::index::slots::Note;
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::Seeds;
 use crate::outcome::{PutError, PutMode, PutOutcome, ReadError, SwapOutcome};
+use crate::part::{PartChange, PartEffect, PartOutcome, Tell};
 use crate::reader::{Limits, Reader};
 use crate::region::Region;
 use crate::sim::{Adversary, Instant, Random, Recorder, take_turns};
@@ -280,12 +281,21 @@ fn every_change_waits_or_is_withdrawn() {
             let swap = |value: &[u8]| {
                 index.compare_and_swap(&name, old, value).map(|swap| swap == SwapOutcome::Swapped)
             };
-            let acts: [(Act<'_>, Option<&[u8]>); 5] = [
+            let append = |bytes: &[u8]| {
+                let part = PartChange::Append { bytes, len_max: 240 };
+                let appended = index.change_part(&name, part, Tell::Nothing);
+                appended.map(|appended| appended.effect == PartEffect::Updated)
+            };
+            let [more, much_more] = [&b"+"[..], &[b'+'; 40]].map(|bytes| [old, bytes].concat());
+            let acts: [(Act<'_>, Option<&[u8]>); 8] = [
                 (Box::new(|| put(b"new")), Some(b"new")),
                 (Box::new(|| put(&long)), Some(&long)),
                 (Box::new(|| swap(b"new")), Some(b"new")),
                 (Box::new(|| swap(&long)), Some(&long)),
                 (Box::new(|| index.remove(&name)), None),
+                (Box::new(|| append(b"+")), Some(&more)),
+                (Box::new(|| append(&[b'+'; 40])), Some(&much_more)),
+                (Box::new(|| index.remove_if(&name, old).map(|swap| swap == SwapOutcome::Swapped)), None),
             ];
             for (act, new) in &acts {
                 for ends in [Ends::Withdrawn, Ends::Panics, Ends::Made] {
@@ -651,7 +661,7 @@ fn work(index: &Index, clock: &Clock, thread: u64, seed: u64, changes: u64) -> V
         let n = random.pick(most) as u64;
         let unique = ((thread << 32) | (change + 1)).to_le_bytes();
         let value = unique.repeat(if random.pick(4) == 0 { 9 } else { 1 });
-        match random.pick(9) {
+        match random.pick(10) {
             0..4 => match index.put(&key(n), &value, PutMode::Upsert) {
                 Ok(_) => effects.push((n, Some(value))),
                 Err(PutError::Withdrawn | PutError::Full { .. } | PutError::HeapBusy { .. }) => {}
@@ -673,7 +683,13 @@ fn work(index: &Index, clock: &Clock, thread: u64, seed: u64, changes: u64) -> V
                     Err(error) => panic!("{error}"),
                 }
             }
-            7 if grows => {
+            7 => match index.change_part(&key(n), PartChange::Or { bits: &unique }, Tell::After) {
+                Ok(PartOutcome { effect: PartEffect::Unchanged, .. }) => {}
+                Ok(PartOutcome { value, .. }) => effects.push((n, value)),
+                Err(PutError::Withdrawn | PutError::Full { .. } | PutError::HeapBusy { .. }) => {}
+                Err(error) => panic!("{error}"),
+            },
+            8 if grows => {
                 index.pair_up(&key(n), random.pick(2) == 0);
                 index.drive(1 + random.pick(8) as u32);
             }

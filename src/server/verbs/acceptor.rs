@@ -9,6 +9,7 @@ use crate::server::shared::{ACCEPT_AGAIN, Peer};
 use crate::verbs::Token;
 use crate::verbs::bootstrap::{self, Challenge, Join, JoinAnswer, Nonce};
 use crate::verbs::device::DeviceEvent;
+use crate::wire::LEVEL;
 use mio::net::{TcpListener, TcpStream};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Waker};
@@ -136,8 +137,13 @@ impl Acceptor {
         crate::verbs::keep_alive(&stream);
         let Ok(nonce) = bootstrap::nonce() else { return };
         let extension = self.host.extension.as_ref().map(|extension| extension.offer());
-        let challenge =
-            Challenge { oneread: bootstrap::NAME.into(), version: bootstrap::VERSION, nonce, extension };
+        let challenge = Challenge {
+            oneread: bootstrap::NAME.into(),
+            version: bootstrap::VERSION,
+            nonce,
+            level: LEVEL,
+            extension,
+        };
         let token = mio::Token(self.next);
         self.next += 1;
         // The socket's buffer is empty, so these few bytes are sent whole or not at all.

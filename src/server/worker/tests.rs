@@ -16,7 +16,7 @@ use crate::server::socket::{Bound, listen};
 use crate::server::table::index_for;
 use crate::server::tests::{HALF_OPEN, HELLO, be_written, frame, reply, shared, table, uid};
 use crate::server::{Server, ServerConfig};
-use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
+use crate::wire::{self, Reply, Request};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream as Stream;
 use std::path::{Path, PathBuf};
@@ -57,7 +57,7 @@ impl Second {
         let (mut stream, token) = self.client();
         stream.write_all(&frame(&HELLO)).unwrap();
         self.worker.serve(token);
-        assert_eq!(reply(&mut stream), Some(Reply::Welcome { version: PROTOCOL_VERSION }));
+        assert_eq!(reply(&mut stream), Some(Reply::WELCOME));
         (stream, token)
     }
 

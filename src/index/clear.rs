@@ -1,0 +1,64 @@
+//! Removing all keys, in steps of some microseconds.
+
+use super::face::Index;
+use super::life::Walk;
+use crate::layout::slot::Key;
+use crate::outcome::PutError;
+use std::time::Duration;
+
+/// How far a removal of all keys has come: a server keeps nothing of it between two steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ClearPlace(pub [u64; 2]);
+
+/// What a step of a removal of all keys did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cleared {
+    /// Keys removed.
+    pub removed: u64,
+    /// Parts of a million of the table that have been gone through.
+    pub progress_ppm: u32,
+    /// Where the next step begins. `None`: this was the last one.
+    pub(crate) next: Option<ClearPlace>,
+}
+
+impl Index {
+    /// Removes every key that is there all the while. Returns how many were removed.
+    ///
+    /// It goes through the table in steps of some microseconds and removes each key by itself, as
+    /// [`Index::remove`] does. So GETs and other changes go on, and it is no instant: a key that is put meanwhile may be
+    /// removed by it, or stay. `progress` hears how far it has come, and may break it off by returning `false`.
+    ///
+    /// # Errors
+    /// As [`Index::remove`]: some keys were removed, and none of the others.
+    pub fn clear(&self, progress: &mut dyn FnMut(Cleared) -> bool) -> Result<u64, PutError> {
+        let (mut place, mut removed) = (ClearPlace::default(), 0);
+        loop {
+            let step = self.clear_on(place, Duration::from_millis(1))?;
+            removed += step.removed;
+            match step.next {
+                Some(next) if progress(Cleared { removed, ..step }) => place = next,
+                _ => return Ok(removed),
+            }
+        }
+    }
+
+    /// Takes it on from a place for about this long.
+    pub(crate) fn clear_on(&self, place: ClearPlace, within: Duration) -> Result<Cleared, PutError> {
+        let clock = self.table().clock();
+        let ends_ns = clock.now_ns().saturating_add(within.as_nanos() as u64);
+        let (mut walk, mut keys, mut removed) = (Walk::at(place.0), Vec::<Key>::new(), 0);
+        loop {
+            let had_some = self.table().walk_keys(&mut walk, &mut |key| keys.push(key.into()));
+            for key in keys.drain(..) {
+                removed += u64::from(self.remove(&key)?);
+            }
+            if !had_some || clock.now_ns() >= ends_ns {
+                let (done, all) = self.table().walked(&walk);
+                let progress_ppm =
+                    if had_some { (done.min(all) * 999_999 / all.max(1)) as u32 } else { 1_000_000 };
+                let next = had_some.then(|| ClearPlace(walk.place()));
+                return Ok(Cleared { removed, progress_ppm, next });
+            }
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Changes that depend on the value that is there (L14): a compare-and-swap, a change of a part of a value.
+//!
+//! A segment shows a change what the key has, under the key's lock, and is told what becomes of it. Nothing else
+//! comes between. A change that has more to do than a lock may be held for, because a value is in an extent or
+//! becomes one, lets the key be, makes the value without a lock, and swaps it in (X7).
+
+use super::extents::Extents;
+use super::slots::Owned;
+use crate::layout::extent::Expected;
+use crate::layout::geometry::Geometry;
+use crate::layout::slot::Stored;
+use crate::outcome::{PutError, SwapOutcome};
+use crate::part::{PartChange, PartEffect, PartError, PartOutcome, Tell, ValueBytes};
+
+/// What becomes of a key.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Becomes<'v> {
+    /// It stays as it is.
+    Stays,
+    /// It has this value.
+    Has(Stored<'v>),
+    /// It leaves, if it is there.
+    Leaves,
+}
+
+/// A change that is decided when it is known what is there.
+pub(super) trait Decides {
+    /// What becomes of the key that has this. Its lock is held. It may be asked again, if the change begins again;
+    /// `may_go_on` if the change was decided, and has waited since.
+    ///
+    /// # Errors
+    /// The key stays as it is.
+    fn decide(&mut self, there: Option<&Owned>, may_go_on: bool) -> Result<Becomes<'_>, PutError>;
+}
+
+/// A compare-and-swap.
+#[derive(Debug)]
+pub(super) struct Swap<'a> {
+    expected: Expected<'a>,
+    becomes: Becomes<'a>,
+    extents: Option<&'a Extents>,
+    outcome: SwapOutcome,
+}
+
+impl<'a> Swap<'a> {
+    pub fn new(expected: Expected<'a>, becomes: Becomes<'a>, extents: Option<&'a Extents>) -> Swap<'a> {
+        Swap { expected, becomes, extents, outcome: SwapOutcome::Absent }
+    }
+
+    /// What was found and done.
+    pub fn outcome(&self) -> SwapOutcome {
+        self.outcome
+    }
+}
+
+impl Decides for Swap<'_> {
+    fn decide(&mut self, there: Option<&Owned>, may_go_on: bool) -> Result<Becomes<'_>, PutError> {
+        let Some(there) = there else {
+            self.outcome = SwapOutcome::Absent;
+            return Ok(Becomes::Stays);
+        };
+        let is_expected = match (self.expected, there.reference, self.extents) {
+            // X7: a slot that names the extent that the client has read has the value that it has read.
+            (Expected::Extent(expected), now, _) => now == Some(expected),
+            (Expected::Value(expected), Some(now), Some(extents)) => extents.holds(&now, expected),
+            (Expected::Value(expected), ..) => there.stored() == expected.into(),
+        };
+        // What was compared before a wait has not changed since (L10), but an extent may have moved (X6).
+        if is_expected || may_go_on {
+            self.outcome = SwapOutcome::Swapped;
+            return Ok(self.becomes);
+        }
+        self.outcome = SwapOutcome::Differs;
+        Ok(Becomes::Stays)
+    }
+}
+
+/// A change of a part of a value.
+#[derive(Debug)]
+pub(super) struct PartWork<'a> {
+    pub part: PartChange<'a>,
+    pub tell: Tell,
+    /// The longest value that can be told.
+    pub tell_max: usize,
+}
+
+/// What a change of a part made of a value.
+#[derive(Debug, Default)]
+pub(super) struct MadePart {
+    pub value: ValueBytes,
+    pub told: Option<Vec<u8>>,
+}
+
+impl PartWork<'_> {
+    /// Makes it of a value, or of absence.
+    pub fn make(
+        &self,
+        geometry: &Geometry,
+        before: Option<ValueBytes>,
+    ) -> Result<(PartEffect, MadePart), PutError> {
+        let is_there = before.is_some();
+        let mut value = before.unwrap_or_default();
+        let told = |value: &[u8]| match value.len() > self.tell_max {
+            true => Err(PartError::AnswerLength { given: value.len(), max: self.tell_max }),
+            false => Ok(Some(value.to_vec())),
+        };
+        let before = if self.tell == Tell::Before && is_there { told(&value)? } else { None };
+        let effect = self.part.apply(&mut value, is_there)?;
+        if effect == PartEffect::Absent {
+            return Ok((effect, MadePart::default()));
+        }
+        let (given, max) = (value.len(), geometry.value_max());
+        if given > max {
+            return Err(PutError::ValueLength { given, max });
+        }
+        let told = if self.tell == Tell::After { told(&value)? } else { before };
+        Ok((effect, MadePart { value, told }))
+    }
+}
+
+/// The same as a change of a key whose value stands in its slot, before and after.
+#[derive(Debug)]
+pub(super) struct PartInSlot<'a> {
+    pub work: &'a PartWork<'a>,
+    pub geometry: &'a Geometry,
+    pub key: &'a [u8],
+    made: MadePart,
+    found: FoundPart,
+}
+
+/// What a change of a part found.
+#[derive(Debug)]
+pub(super) enum FoundPart {
+    /// It did this.
+    Short(PartEffect),
+    /// The key has this, and it or what it would become does not fit the slot. Nothing was changed.
+    Long(Option<Owned>),
+}
+
+impl<'a> PartInSlot<'a> {
+    pub fn new(work: &'a PartWork<'a>, geometry: &'a Geometry, key: &'a [u8]) -> PartInSlot<'a> {
+        PartInSlot { work, geometry, key, made: MadePart::default(), found: FoundPart::Long(None) }
+    }
+
+    /// What was done. `Err`: what is there, if it does not fit a slot or would not.
+    pub fn outcome(self) -> Result<PartOutcome, Option<Owned>> {
+        match self.found {
+            FoundPart::Short(effect) => Ok(PartOutcome { effect, value: self.made.told }),
+            FoundPart::Long(there) => Err(there),
+        }
+    }
+}
+
+impl Decides for PartInSlot<'_> {
+    fn decide(&mut self, there: Option<&Owned>, _: bool) -> Result<Becomes<'_>, PutError> {
+        let len = self.work.part.len_after(there.map_or(0, |there| there.value.len()));
+        let is_long = there.is_some_and(|there| there.reference.is_some());
+        if is_long || !self.geometry.is_inline(self.key, len) {
+            self.found = FoundPart::Long(there.cloned());
+            return Ok(Becomes::Stays);
+        }
+        let (effect, made) = self.work.make(self.geometry, there.map(|there| there.value.clone()))?;
+        (self.found, self.made) = (FoundPart::Short(effect), made);
+        Ok(match effect {
+            PartEffect::Inserted | PartEffect::Updated => Becomes::Has((&self.made.value).into()),
+            PartEffect::Unchanged | PartEffect::Absent => Becomes::Stays,
+        })
+    }
+}

@@ -1,0 +1,104 @@
+//! Changes of a part of a value, of any length (L14).
+
+#[cfg(all(test, feature = "sim", not(loom)))]
+mod tests;
+
+use super::decide::{Becomes, PartInSlot, PartWork};
+use super::face::{HeapPatience, Index};
+use super::segment::ROUNDS_MAX;
+use super::slots::Owned;
+use crate::layout::extent::Expected;
+use crate::outcome::{PutError, PutMode, PutOutcome, SwapOutcome};
+use crate::part::{PartChange, PartEffect, PartOutcome, Tell, ValueBytes};
+
+impl Index {
+    /// Changes a part of the value of `key`. The value before or after is told, if that is asked for.
+    ///
+    /// A value that stands in its slot is changed under the key's lock. One that does not, or that would not any more,
+    /// is copied and swapped in: that takes time and memory for the whole value, and begins again where another
+    /// change of the key comes between. Either way no other change of the key comes between the value that it is
+    /// made of and the one that it makes.
+    ///
+    /// # Errors
+    /// [`PutError`]; the table is then unchanged. [`PutError::Part`] where the change does not fit the value.
+    pub fn change_part(&self, key: &[u8], part: PartChange<'_>, tell: Tell) -> Result<PartOutcome, PutError> {
+        self.part_by(key, &PartWork { part, tell, tell_max: usize::MAX }, HeapPatience::Waits)
+    }
+
+    /// The same for a thread that may not wait ([`Index::put_at_once`]), and can tell values up to this length.
+    pub(crate) fn part_at_once(
+        &self,
+        key: &[u8],
+        part: PartChange<'_>,
+        tell: Tell,
+        tell_max: usize,
+    ) -> Result<PartOutcome, PutError> {
+        self.part_by(key, &PartWork { part, tell, tell_max }, HeapPatience::None)
+    }
+
+    fn part_by(
+        &self,
+        key: &[u8],
+        work: &PartWork<'_>,
+        patience: HeapPatience,
+    ) -> Result<PartOutcome, PutError> {
+        for _ in 0..ROUNDS_MAX {
+            let mut in_slot = PartInSlot::new(work, self.geometry(), key);
+            self.changed(key, &mut in_slot)?;
+            let there = match in_slot.outcome() {
+                Ok(outcome) => return Ok(outcome),
+                Err(there) => there,
+            };
+            if let Some(outcome) = self.part_of_long(key, there, work, patience)? {
+                return Ok(outcome);
+            }
+        }
+        Err(PutError::Busy { rounds: ROUNDS_MAX })
+    }
+
+    /// The same, where the value is in an extent or comes into one: by a compare-and-swap of what was there.
+    /// `None` if the key has changed meanwhile, or its value has moved.
+    #[cold]
+    fn part_of_long(
+        &self,
+        key: &[u8],
+        there: Option<Owned>,
+        work: &PartWork<'_>,
+        patience: HeapPatience,
+    ) -> Result<Option<PartOutcome>, PutError> {
+        let (expected, before) = match &there {
+            None => (None, None),
+            Some(there) => match there.reference {
+                None => (Some(Expected::Value(&there.value)), Some(there.value.clone())),
+                Some(reference) => {
+                    let mut value = Vec::new();
+                    // What was read counts only if the slot still names it then (X2, X7).
+                    let is_read = self.table().extents().is_some_and(|of| of.read(&reference, &mut value));
+                    if !is_read {
+                        tracing::error!(?reference, "a slot names what is no extent; put the value again");
+                        return Err(PutError::Busy { rounds: 0 });
+                    }
+                    (Some(Expected::Extent(reference)), Some(ValueBytes::from_vec(value)))
+                }
+            },
+        };
+        let made = work.make(self.geometry(), before);
+        let is_other = matches!(made, Ok((PartEffect::Inserted | PartEffect::Updated, _)));
+        let is_so = match (expected, &made) {
+            (Some(expected), Ok((_, made))) if is_other => {
+                self.swap_by(key, expected, &made.value, patience)? == SwapOutcome::Swapped
+            }
+            (None, Ok((_, made))) if is_other => {
+                self.put_by(key, &made.value, PutMode::Insert, patience)? == PutOutcome::Inserted
+            }
+            // Nothing is to be stored, but it must be true.
+            (Some(expected), _) => self.swap_stored(key, expected, Becomes::Stays)? == SwapOutcome::Swapped,
+            // It was absent under its lock.
+            (None, _) => true,
+        };
+        if !is_so {
+            return Ok(None);
+        }
+        made.map(|(effect, made)| Some(PartOutcome { effect, value: made.told }))
+    }
+}
