@@ -20,8 +20,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// Decodes a key or value from the command line: text, or hex.
-fn decode(text: &str, hex: bool) -> Result<Vec<u8>> {
+pub fn decode(text: &str, hex: bool) -> Result<Vec<u8>> {
     if hex { records::from_hex(text).map_err(anyhow::Error::msg) } else { Ok(text.as_bytes().to_vec()) }
+}
+
+/// A value from the command line; `-` is stdin.
+pub fn given_value(text: &str, hex: bool) -> Result<Vec<u8>> {
+    if text != "-" {
+        return decode(text, hex);
+    }
+    let mut value = Vec::new();
+    // A value longer than any table takes is refused later. There is no need to read more.
+    let most = oneread::internals::layout::extent::VALUE_MAX as u64 + 1;
+    std::io::stdin().lock().take(most).read_to_end(&mut value).context("reading stdin")?;
+    Ok(value)
 }
 
 /// Print the values of keys; the client finds them in the server's memory by itself
@@ -99,17 +111,28 @@ impl Get {
     }
 }
 
-/// What `put` and `del` share.
+/// What the commands that change a key share.
 #[derive(Debug, Args)]
-struct ChangeOptions {
+pub struct ChangeOptions {
     /// Keys and values are in hex (a value from stdin is taken as it is)
     #[arg(long)]
-    hex: bool,
+    pub hex: bool,
     /// Print the outcome as a JSON object
     #[arg(long)]
-    json: bool,
+    pub json: bool,
     #[command(flatten)]
-    server: Server,
+    pub server: Server,
+}
+
+impl ChangeOptions {
+    pub fn say_outcome(&self, name: &str) -> Result<()> {
+        if self.json {
+            show::say(serde_json::json!({ "outcome": name }))?;
+        } else {
+            show::say(name)?;
+        }
+        Ok(())
+    }
 }
 
 /// Insert a key or update its value
@@ -150,17 +173,8 @@ pub struct Put {
 
 impl Put {
     pub fn run(self) -> Result<ExitCode> {
-        let ChangeOptions { hex, json, server } = &self.options;
-        let key = decode(&self.key, *hex)?;
-        let value = if self.value == "-" {
-            let mut value = Vec::new();
-            // A value longer than any table takes is refused later. There is no need to read more.
-            let most = oneread::internals::layout::extent::VALUE_MAX as u64 + 1;
-            std::io::stdin().lock().take(most).read_to_end(&mut value).context("reading stdin")?;
-            value
-        } else {
-            decode(&self.value, *hex)?
-        };
+        let ChangeOptions { hex, server, .. } = &self.options;
+        let (key, value) = (decode(&self.key, *hex)?, given_value(&self.value, *hex)?);
         let expected = self.if_value.as_deref().map(|text| decode(text, *hex)).transpose()?;
         let mut client = server.connect_with(self.secret.encryption()?)?;
         let (name, done) = match expected {
@@ -183,11 +197,7 @@ impl Put {
                 }
             }
         };
-        if *json {
-            show::say(serde_json::json!({ "outcome": name }))?;
-        } else {
-            show::say(name)?;
-        }
+        self.options.say_outcome(name)?;
         Ok(status(done))
     }
 }

@@ -3,7 +3,7 @@
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// What users of Redis type, and what to type instead.
-const COMMANDS: [(&[&str], &str); 12] = [
+const COMMANDS: [(&[&str], &str); 14] = [
     (&["mget"], "`oneread get` takes several keys"),
     (&["setnx"], "`oneread put --insert KEY VALUE` puts only keys that are absent"),
     (&["mset", "import"], "`oneread load FILE` puts many keys"),
@@ -13,12 +13,11 @@ const COMMANDS: [(&[&str], &str); 12] = [
     (&["shutdown"], "`oneread stop` stops the server"),
     (&["start", "server"], "`oneread serve --daemonize` starts a server in the background"),
     (&["save", "bgsave"], "`oneread snapshot` has the server write all keys into a file"),
-    (&["flushall", "flushdb"], "`oneread serve --fresh` begins with an empty table"),
+    (&["flushall", "flushdb"], "`oneread clear --yes` removes all keys"),
     (&["expire", "ttl", "setex"], "keys do not expire; `oneread del` removes them"),
-    (
-        &["incr", "decr", "append"],
-        "values are changed as a whole: `oneread put --if-value OLD KEY NEW` does it atomically",
-    ),
+    (&["incrby", "decr", "decrby"], "`oneread add KEY -- -1` takes 1 away, and `oneread add KEY 5` adds 5"),
+    (&["setbit"], "`oneread or KEY BITS` sets bits, and `oneread and-not` clears them"),
+    (&["getset", "cas"], "`oneread put --if-value OLD KEY NEW` changes a value if nobody else has"),
 ];
 
 /// What only a build with the laboratory has. Clap knows these names there, and asks nobody for advice.

@@ -8,6 +8,7 @@ mod doctor;
 mod habits;
 mod manual;
 mod pages;
+mod parts;
 mod records;
 mod region_file;
 mod regions;
@@ -70,6 +71,12 @@ enum Command {
     Put(data::Put),
     #[command(visible_aliases = ["delete", "rm"])]
     Del(data::Del),
+    #[command(visible_alias = "incr")]
+    Add(parts::Add),
+    Append(parts::Append),
+    Or(parts::Or),
+    AndNot(parts::AndNot),
+    Clear(parts::Clear),
     Load(data::Load),
     Dump(data::Dump),
     Snapshot(snapshot::Take),
@@ -134,6 +141,11 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Get(command) => command.run(),
         Command::Put(command) => command.run(),
         Command::Del(command) => command.run(),
+        Command::Add(command) => command.run(),
+        Command::Append(command) => command.run(),
+        Command::Or(command) => command.run(),
+        Command::AndNot(command) => command.run(),
+        Command::Clear(command) => command.run(),
         Command::Load(command) => command.run(),
         Command::Dump(command) => command.run(),
         Command::Snapshot(command) => command.run(),

@@ -50,6 +50,45 @@ fn long_values() {
 }
 
 #[test]
+fn add_append_or_clear() {
+    let served = Served::start(&["--anonymous", "--capacity", "1000"]);
+    let says = |arguments: &[&str], status| stdout(&expect(served.run(arguments), status));
+    assert_eq!(says(&["add", "n", "--update"], 1), "missing\n");
+    assert_eq!(says(&["add", "n"], 0), "1\n");
+    assert_eq!(says(&["add", "n", "41"], 0), "42\n");
+    assert_eq!(says(&["incr", "n", "--", "-2"], 0), "40\n");
+    assert_eq!(says(&["add", "m", "-3", "--initial", "9"], 0), "6\n");
+    assert_eq!(json(&expect(served.run(&["add", "n", "--json"]), 0))["value"], 41);
+    assert_eq!(says(&["get", "--hex", "6e"], 0), "2900000000000000\n");
+    let out = expect(served.run(&["add", "n", "--", "-42"]), 1);
+    assert!(stderr(&out).contains("the counter is 41, and -42"), "{out:?}");
+    expect(served.run(&["add", "n", "--update", "--initial", "1"]), 2);
+
+    assert_eq!(says(&["append", "log", "ab"], 0), "inserted\n");
+    assert_eq!(says(&["append", "--max", "4", "log", "cd"], 0), "updated\n");
+    let out = expect(served.run(&["append", "--max", "4", "log", "e"]), 1);
+    assert!(stderr(&out).contains("would be 5 bytes long, and the bound"), "{out:?}");
+    assert_eq!(
+        stdout(&expect(run_with_input(&["append", "log", "-", "--at", &served.at], b"ef"), 0)),
+        "updated\n"
+    );
+    assert_eq!(says(&["get", "log"], 0), "abcdef\n");
+    let out = expect(served.run(&["add", "log"]), 1);
+    assert!(stderr(&out).contains("6 bytes long, and a counter has 8"), "{out:?}");
+
+    assert_eq!(says(&["and-not", "seen", "01"], 1), "missing\n");
+    assert_eq!(says(&["or", "seen", "0180"], 0), "inserted\n");
+    assert_eq!(says(&["or", "seen", "01"], 0), "unchanged\n");
+    assert_eq!(json(&expect(served.run(&["and-not", "--json", "seen", "0080"]), 0))["outcome"], "updated");
+    assert_eq!(says(&["get", "--hex", "7365656e"], 0), "0100\n");
+
+    let out = expect(served.run(&["clear"]), 1);
+    assert!(stderr(&out).contains("say --yes"), "{out:?}");
+    assert_eq!(says(&["clear", "--yes"], 0), "removed 4\n");
+    assert_eq!(json(&expect(served.run(&["clear", "--yes", "--json"]), 0))["removed"], 0);
+}
+
+#[test]
 fn put_get_del() {
     let served = Served::start(&["--anonymous", "--capacity", "1000"]);
     assert_eq!(stdout(&expect(served.run(&["put", "k", "v"]), 0)), "inserted\n");
