@@ -96,6 +96,7 @@
 //! | keep it over crashes of the machine | [`ServerConfig::snapshots`] |
 //! | change or read it in the server's own process | [`Server::index`]: an [`Index`](embedded::Index) |
 //! | get and change keys from elsewhere | [`Client`], one clone for each thread; [`ClientOptions`] |
+//! | count, set bits or append without a get | [`Client::add`], [`Client::or`], [`Client::append`], [`Client::change_part`] |
 //! | share a client among threads, or tasks (feature `tokio`) | [`ClientPool`] |
 //! | say where the server is | [`Address`] |
 //! | bound what a GET or a change may take | [`ClientOptions::limits`], [`ClientOptions::deadline`] |

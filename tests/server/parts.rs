@@ -95,11 +95,11 @@ fn parts_are_changed() {
         );
         assert_eq!(client.get(b"log").unwrap().as_ref(), Some(&whole), "nothing is changed");
         let counts = client.stats().changes;
-        assert_eq!((counts.parts - before.parts, counts.rejected - before.rejected), (81, 8));
+        assert_eq!((counts.parts - before.parts, counts.rejected - before.rejected), (79, 7));
         assert_eq!(client.clear().unwrap(), 3);
     }
     // The client itself rejects what is too long for a request.
-    assert_eq!(server.refused().part, 3 * 6);
+    assert_eq!(server.refused().part, 3 * 5);
     assert_eq!(server.stats().keys, 0);
 }
 
