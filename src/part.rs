@@ -87,7 +87,7 @@ impl PartOutcome {
 #[non_exhaustive]
 pub enum PartError {
     /// The value is no counter.
-    #[error("the value is {given} bytes long, and a counter has 8 (`u64::to_le_bytes`); put one first")]
+    #[error("the value is {given} bytes long, and a counter has 8; put one first")]
     CounterLength {
         /// Length of the value.
         given: usize,

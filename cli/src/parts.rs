@@ -12,7 +12,7 @@ use std::process::ExitCode;
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   oneread add visits                    adds 1
-  oneread add visits -- -5              takes 5 away
+  oneread add visits -5                 takes 5 away
   oneread add tickets --initial 1000    an absent key counts as 1000
   oneread add visits --update           only if it is present
 

@@ -429,7 +429,7 @@ pub enum MutateError {
     /// This client encrypts (`ClientOptions::encryption`), and the server would have to change a value that it cannot
     /// read. Nothing was sent.
     #[error(
-        "values of this client are encrypted, and a server cannot change a part of one; get the value, change it, and put it with `Client::compare_and_swap`"
+        "values of this client are encrypted, and a server cannot change a part of one; get the value, change it, and compare-and-swap it"
     )]
     Encrypted,
     /// The server is of a version that does not know this kind of change. Nothing was sent.

@@ -56,11 +56,11 @@ fn add_append_or_clear() {
     assert_eq!(says(&["add", "n", "--update"], 1), "missing\n");
     assert_eq!(says(&["add", "n"], 0), "1\n");
     assert_eq!(says(&["add", "n", "41"], 0), "42\n");
-    assert_eq!(says(&["incr", "n", "--", "-2"], 0), "40\n");
+    assert_eq!(says(&["incr", "n", "-2"], 0), "40\n");
     assert_eq!(says(&["add", "m", "-3", "--initial", "9"], 0), "6\n");
     assert_eq!(json(&expect(served.run(&["add", "n", "--json"]), 0))["value"], 41);
     assert_eq!(says(&["get", "--hex", "6e"], 0), "2900000000000000\n");
-    let out = expect(served.run(&["add", "n", "--", "-42"]), 1);
+    let out = expect(served.run(&["add", "n", "-42"]), 1);
     assert!(stderr(&out).contains("the counter is 41, and -42"), "{out:?}");
     expect(served.run(&["add", "n", "--update", "--initial", "1"]), 2);
 

@@ -25,6 +25,7 @@ fn config(layout: &str, size: TableSize, seed: u64) -> Config {
         key_max: 8,
         value_max: VALUE_MAX,
         inline_max: Some(30),
+        heap_bytes: matches!(size, TableSize::Slots(_)).then_some(1 << 18),
         grace: GRACE,
         seeds: Some(Seeds::from_number(seed)),
         ..Config::default()
@@ -98,11 +99,14 @@ fn parts_are_made_of_the_value_that_is_there() {
             let (index, clock) = table(&config);
             let (mut map, mut random) = (BTreeMap::new(), Random::new(seed));
             for _ in 0..3_000 {
-                let n = random.pick(40) as u64;
-                let bytes: Vec<u8> = (0..random.pick(24)).map(|_| random.pick(8) as u8).collect();
+                let bytes: Vec<u8> = (0..random.pick(48)).map(|_| random.pick(8) as u8).collect();
                 let delta = random.pick(5) as i64 - 2;
                 let initial = (random.pick(2) == 0).then(|| random.pick(4) as u64);
-                let part = match random.pick(8) {
+                let kind = random.pick(8);
+                // Most counters have keys of their own.
+                let is_counter = matches!(kind, 4 | 5) && random.pick(4) > 0;
+                let n = if is_counter { 50 + random.pick(8) } else { random.pick(40) } as u64;
+                let part = match kind {
                     0 => PartChange::Or { bits: &bytes },
                     1 => PartChange::AndNot { bits: &bytes },
                     2 | 3 => PartChange::Append { bytes: &bytes, len_max: [20, 60, 300][random.pick(3)] },
