@@ -27,7 +27,7 @@
 //! | [`Cancelled`] | the caller broke it off | nothing |
 
 pub use crate::address::AddressError;
-pub use crate::client::{AskError, ConnectError, GetError, LinkError, MutateError};
+pub use crate::client::{AskError, ConnectError, FeedError, GetError, LinkError, MutateError};
 pub use crate::config::ConfigError;
 pub use crate::encryption::{DecryptError, EncryptError};
 pub use crate::files::FileError;
@@ -43,7 +43,7 @@ pub use crate::snapshot::{SaveError, SnapshotError};
 pub use crate::verbs::gid::{GidError, GidMismatch};
 #[cfg(feature = "verbs")]
 pub use crate::verbs::{SetupError, VerbsError};
-pub use crate::wire::{Refusal, WireError};
+pub use crate::wire::{FeedRefusal, Refusal, WireError};
 
 use std::io;
 
@@ -158,6 +158,23 @@ kind!(AskError, error => match error {
     AskError::Deadline { .. } => TimedOut,
     AskError::ServerGone { source, .. } => of_ended(source),
     AskError::Connect(error) => error.kind(),
+});
+
+kind!(FeedError, error => match error {
+    FeedError::Refused { why, .. } => why.kind(),
+    FeedError::PrefixLength { .. } | FeedError::Cursor { .. } => Invalid,
+    FeedError::Unsupported { .. } => Incompatible,
+    FeedError::Get(error) => error.kind(),
+    FeedError::Ask(error) => error.kind(),
+});
+
+kind!(FeedRefusal, refusal => match refusal {
+    FeedRefusal::OtherTable { .. }
+    | FeedRefusal::Future { .. }
+    | FeedRefusal::Cursor
+    | FeedRefusal::Prefix { .. } => Invalid,
+    FeedRefusal::Off => Refused,
+    FeedRefusal::Room | FeedRefusal::Other { .. } => Incompatible,
 });
 
 kind!(Refusal, refusal => match refusal {

@@ -130,6 +130,24 @@ pub enum Rule {
     WalkPlaces,
     /// D5: a step of a walk counts only if no home went to the other segment of a pair meanwhile.
     WalkPair,
+    /// D6: a scan shows the keys of a look in order, and goes on behind the last of them.
+    ScanOrder,
+    /// J1: a change is told under its key's lock.
+    FeedLock,
+    /// J2: the feed is on, and its number known, before a walk begins that is to join it.
+    FeedStart,
+    /// J3: the number that belongs to a look is taken under the look's locks.
+    FeedNumber,
+    /// J4: a look at a pair counts only if no key of it was changed between its two segments.
+    FeedPair,
+    /// J5: the number of the oldest record goes up before words of older ones are written over.
+    RingFirst,
+    /// J5: who has read a record looks whether it is still one.
+    RingLook,
+    /// J6: who has missed changes is told.
+    FeedGap,
+    /// J7: while a walk goes on, changes are told only of keys that it has passed.
+    FeedPassed,
     /// G9: a slot that a hint named is validated before it is a hit.
     HintHit,
     /// G9: a GET whose hint named the wrong slot looks everywhere.

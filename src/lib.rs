@@ -110,7 +110,7 @@
 //! | keep all keys and values in a file | the module [`snapshot`] |
 //!
 //! Whole programs are in the package's folder `examples`: `server.rs` and `client.rs`, `typed.rs` and
-//! `serde.rs` (the two above), `tokio.rs`, a client in an async program, and `fabric.rs`, READs that go another way.
+//! `serde.rs` (the two above), `tokio.rs` and `feed.rs`, a client and a follower in an async program, and `fabric.rs`, READs that go another way.
 //!
 //! # Cargo features
 //!
@@ -143,7 +143,7 @@
 //!   Clients cannot write to the region. [SECURITY.md] says who is trusted.
 //! * **Every wait for the server has a bound.** [`ClientOptions`] sets it, and an error names it.
 //!
-//! What it does not do: transactions over several keys, iteration by clients, expiry, eviction.
+//! What it does not do: transactions over several keys, expiry, eviction.
 //!
 //! # Read on
 //!
@@ -221,14 +221,15 @@ mod readme {}
 // What most programs need. The rest has a page for each purpose.
 pub use address::{Address, VerbsAddress};
 pub use client::{
-    AskError, BatchAnswer, Client, ClientOptions, ClientPool, ConnectError, GetError, MutateError,
-    PooledClient, RequestPath,
+    AskError, BatchAnswer, Changes, Client, ClientOptions, ClientPool, ConnectError, FeedError, FeedFrom,
+    FeedItem, FeedOptions, FeedPosition, GapCause, GetError, MutateError, PooledClient, RequestPath, Scan,
+    ScanCursor, ScannedKey,
 };
 pub use config::{Config, TableSize};
 pub use encryption::Encryption;
 pub use error::ErrorKind;
 pub use families::presets;
-pub use index::Cleared;
+pub use index::{Cleared, LeftCause};
 pub use outcome::{PutMode, PutOutcome, SwapOutcome};
 pub use part::{PartChange, PartEffect, PartOutcome, Tell};
 pub use placement::Preset;

@@ -64,7 +64,7 @@ fn types_have_names_of_their_own() {
 fn ids(text: &str) -> BTreeSet<String> {
     let is_id = |word: &&str| {
         let mut chars = word.chars();
-        let letter = chars.next().is_some_and(|letter| "ABCDEGHKLMNQRSTUWX".contains(letter));
+        let letter = chars.next().is_some_and(|letter| "ABCDEGHJKLMNQRSTUWX".contains(letter));
         letter && (2..=3).contains(&word.len()) && chars.all(|digit| digit.is_ascii_digit())
     };
     text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(is_id).map(str::to_owned).collect()

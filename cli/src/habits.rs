@@ -3,13 +3,14 @@
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// What users of Redis type, and what to type instead.
-const COMMANDS: [(&[&str], &str); 14] = [
+const COMMANDS: [(&[&str], &str); 15] = [
     (&["mget"], "`oneread get` takes several keys"),
     (&["setnx"], "`oneread put --insert KEY VALUE` puts only keys that are absent"),
     (&["mset", "import"], "`oneread load FILE` puts many keys"),
-    (&["keys", "scan", "list", "ls", "export"], "`oneread dump` prints all keys and values"),
+    (&["list", "export"], "`oneread scan --values` prints all keys and values"),
     (&["exists", "strlen"], "`oneread get KEY` has exit status 1 if the key is absent"),
-    (&["dbsize", "monitor", "status"], "`oneread stat` counts keys and changes, --watch again and again"),
+    (&["dbsize", "status"], "`oneread stat` counts keys and changes, --watch again and again"),
+    (&["monitor", "subscribe", "psubscribe"], "`oneread watch` prints changes as they come"),
     (&["shutdown"], "`oneread stop` stops the server"),
     (&["start", "server"], "`oneread serve --daemonize` starts a server in the background"),
     (&["save", "bgsave"], "`oneread snapshot` has the server write all keys into a file"),

@@ -12,6 +12,7 @@ mod parts;
 mod records;
 mod region_file;
 mod regions;
+mod scan;
 mod secret;
 mod serve;
 mod shrink;
@@ -20,6 +21,7 @@ mod source;
 mod stat;
 mod stop;
 mod users;
+mod watch;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use oneread_kit::{advice, show};
@@ -42,7 +44,9 @@ fn examples() -> String {
   oneread serve --daemonize      serve a table at the default address
   oneread put greeting hello     the server executes this
   oneread get greeting           the client alone: the server is not asked
-  oneread load words.tsv         many keys from a file{lab}
+  oneread load words.tsv         many keys from a file
+  oneread keys 'user:*'          keys that match
+  oneread watch                  changes, as they come{lab}
   oneread doctor                 which fabrics work here, how to mend the others
 
 `oneread COMMAND --help` has examples for each command. RUST_LOG=debug prints
@@ -79,10 +83,14 @@ enum Command {
     Clear(parts::Clear),
     Load(data::Load),
     Dump(data::Dump),
+    #[command(visible_alias = "ls")]
+    Keys(scan::Keys),
+    Scan(scan::Take),
     Snapshot(snapshot::Take),
     Restore(snapshot::Restore),
     #[command(visible_alias = "info")]
     Stat(stat::Stat),
+    Watch(watch::Watch),
     Shrink(shrink::Shrink),
     Inspect(stat::inspect::Inspect),
     Regions(regions::Regions),
@@ -148,9 +156,12 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Clear(command) => command.run(),
         Command::Load(command) => command.run(),
         Command::Dump(command) => command.run(),
+        Command::Keys(command) => command.run(),
+        Command::Scan(command) => command.run(),
         Command::Snapshot(command) => command.run(),
         Command::Restore(command) => command.run(),
         Command::Stat(command) => command.run(),
+        Command::Watch(command) => command.run(),
         Command::Shrink(command) => command.run(),
         Command::Inspect(command) => command.run(),
         Command::Regions(command) => command.run(),

@@ -359,9 +359,7 @@ fn escape(bytes: &[u8], out: &mut impl Write) -> io::Result<()> {
 pub fn write(out: &mut impl Write, format: Format, key: &[u8], value: &[u8]) -> io::Result<()> {
     match format {
         Format::Tsv => {
-            let plain = key.strip_prefix(BOM);
-            out.write_all(if plain.is_some() { br"\xef\xbb\xbf" } else { b"" })?;
-            escape(plain.unwrap_or(key), out)?;
+            escape_key(key, out)?;
             out.write_all(b"\t")?;
             escape(value, out)?;
             out.write_all(b"\n")
@@ -377,6 +375,18 @@ pub fn write(out: &mut impl Write, format: Format, key: &[u8], value: &[u8]) -> 
             writeln!(out, "{line}")
         }
     }
+}
+
+/// Writes a key on a line of its own, as a record of [`Format::Tsv`] has it.
+pub fn write_key(out: &mut impl Write, key: &[u8]) -> io::Result<()> {
+    escape_key(key, out)?;
+    out.write_all(b"\n")
+}
+
+fn escape_key(key: &[u8], out: &mut impl Write) -> io::Result<()> {
+    let plain = key.strip_prefix(BOM);
+    out.write_all(if plain.is_some() { br"\xef\xbb\xbf" } else { b"" })?;
+    escape(plain.unwrap_or(key), out)
 }
 
 fn quote(bytes: &[u8], out: &mut impl Write) -> io::Result<()> {

@@ -4,7 +4,7 @@
 use oneread::error::{GidMismatch, LinkError, SetupError, VerbsError};
 use oneread::internals::files;
 use oneread::{
-    AskError, ConnectError, GetError, MutateError, RequestPath, ServeError,
+    AskError, ConnectError, FeedError, GetError, MutateError, RequestPath, ServeError,
     error::{ConfigError, PutError, RecoverError, Refusal, RestoreError, SnapshotError, SuperblockError},
 };
 use std::error::Error;
@@ -20,7 +20,7 @@ pub fn told(error: &anyhow::Error) -> String {
 }
 
 /// What the command calls what the library's errors name.
-const NAMES: [(&str, &str); 16] = [
+const NAMES: [(&str, &str); 17] = [
     ("`Client::get`", "`oneread get`"),
     ("`ClientOptions::server_uids`", "--server-user"),
     ("`Config::grace`", "--grace"),
@@ -32,6 +32,7 @@ const NAMES: [(&str, &str); 16] = [
     ("`ServerConfig::allow_uids`", "--allow-uid"),
     ("`ServerConfig::clients_max`", "--clients-max"),
     ("`ServerConfig::clients_per_peer`", "--clients-per-peer"),
+    ("`ServerConfig::feed_bytes`", "`serve --feed-max`"),
     ("`ServerConfig::herd`", "--herd"),
     ("`ServerConfig::token`", "--token-file"),
     ("`StartMode::OpenOrCreate`", "`oneread serve`"),
@@ -54,6 +55,9 @@ fn on(error: &(dyn Error + 'static)) -> Option<String> {
         return on_connect(error);
     }
     if let Some(AskError::Connect(error)) = error.downcast_ref() {
+        return on_connect(error);
+    }
+    if let Some(FeedError::Ask(AskError::Connect(error))) = error.downcast_ref() {
         return on_connect(error);
     }
     if let Some(error) = error.downcast_ref() {

@@ -11,7 +11,7 @@ use crate::region::RegionError;
 use crate::units::time;
 #[cfg(feature = "verbs")]
 use crate::verbs::{SetupError, VerbsError};
-use crate::wire::{PROTOCOL_VERSION, Refusal, WireError};
+use crate::wire::{FeedRefusal, PROTOCOL_VERSION, Refusal, WireError};
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -297,6 +297,47 @@ pub enum AskError {
     /// No connection. The server was asked for nothing.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+}
+
+/// Why a scan, or the feed of changes, gave no answer. Nothing of what came before is wrong, and the same call can be made
+/// again.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FeedError {
+    /// The server has no answer to this.
+    #[error("the server at {address} refuses: {why}")]
+    Refused {
+        /// The address.
+        address: Address,
+        /// Why.
+        why: FeedRefusal,
+    },
+    /// The prefix is longer than any key.
+    #[error("a prefix of {given} bytes, and the longest key of this table has {max}")]
+    PrefixLength {
+        /// Length given.
+        given: usize,
+        /// Longest key.
+        max: usize,
+    },
+    /// Bytes that are no cursor of a scan.
+    #[error("{given} bytes that are no cursor of a scan")]
+    Cursor {
+        /// How many.
+        given: usize,
+    },
+    /// The server hangs up at this request each time: it is of a version before scans and feeds.
+    #[error("the server at {address} knows no such request; use the same version of oneread on both sides")]
+    Unsupported {
+        /// The address.
+        address: Address,
+    },
+    /// A value could not be read.
+    #[error("a value that the server does not send could not be read")]
+    Get(#[from] GetError),
+    /// The server did not answer.
+    #[error(transparent)]
+    Ask(#[from] AskError),
 }
 
 impl From<AskError> for GetError {

@@ -6,6 +6,8 @@ mod changes;
 mod counters;
 mod encrypted;
 mod error;
+mod feed;
+mod follow;
 mod gets;
 mod handle;
 #[cfg(any(feature = "verbs", test))]
@@ -14,6 +16,7 @@ mod long;
 mod options;
 mod parts;
 mod pool;
+mod scan;
 mod send;
 mod shm;
 mod stats;
@@ -21,10 +24,13 @@ mod stats;
 pub(crate) mod verbs;
 
 pub use counters::ClientCounters;
-pub use error::{AskError, ConnectError, GetError, LinkError, MutateError};
+pub use error::{AskError, ConnectError, FeedError, GetError, LinkError, MutateError};
+pub use feed::{Changes, FeedFrom, FeedItem, FeedOptions};
+pub use follow::{FeedPosition, GapCause};
 pub use gets::BatchAnswer;
 pub use options::{ClientOptions, RequestPath};
 pub use pool::{ClientPool, PooledClient};
+pub use scan::{Scan, ScanCursor, ScannedKey};
 pub use stats::{ChangeCounts, ClientStats, FailureCounts, RequestCounts};
 
 use crate::address::Address;

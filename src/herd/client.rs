@@ -216,6 +216,7 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
         | Request::GrowFor { .. }
         | Request::Clear { .. }
         | Request::Heap
+        | Request::Feed(_)
         | Request::UploadPiece { .. }
         | Request::UploadDrop
         | Request::Mailbox { .. }

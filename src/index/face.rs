@@ -4,12 +4,13 @@
 use super::budget::Registrar;
 use super::decide::{Becomes, Decides, Swap};
 use super::extents::{ExtentDraft, NoMemory, Upload};
+use super::feed::Feed;
 #[cfg(any(feature = "verbs", feature = "sim"))]
 use super::growth::Growth;
 #[cfg(feature = "sim")]
 use super::growth::{handover_end, pace::Pace};
 use super::homes::NotHandedOver;
-use super::life::{self, RestoreError, Restored, Table};
+use super::life::{self, RestoreError, Restored, ScanPoint, Table};
 use super::recovered::{RecoverError, Recovered};
 use super::seams::{Hearing, Nobody, Seams, Turn};
 #[cfg(feature = "sim")]
@@ -610,6 +611,20 @@ impl Index {
     ) -> Result<Restored, RestoreError> {
         let put = |key: &[u8], value: &[u8]| self.put(key, value, PutMode::Upsert);
         life::restore(&self.table, put, snapshot, cores, progress)
+    }
+
+    /// Who is told of the table's changes.
+    pub(crate) fn feed(&self) -> &Feed {
+        self.table.feed()
+    }
+
+    /// As [`Table::scan`].
+    pub(crate) fn scan(
+        &self,
+        point: &mut ScanPoint,
+        take: &mut dyn FnMut(&[u8], Option<&[u8]>) -> bool,
+    ) -> Option<u64> {
+        self.table.scan(point, take)
     }
 
     /// As [`Table::hand_over`].

@@ -13,7 +13,7 @@
 //! | `life` | how a table is made, taken over, handed over, walked over and saved (T, D) |
 //! | `face`, `parts`, `clear` | [`Index`]: lengths, long values, parts of values |
 //!
-//! Beside them: `seams` hears of each change before it is made and after, and may have it wait (L10 to L13).
+//! Beside them: `feed` tells whoever asks of all changes (J). `seams` hears of each change before it is made and after, and may have it wait (L10 to L13).
 //! `share` says which keys a segment has. `refusals` saves searches that would fail.
 //! `extents` has the values that are too long for their slots, `heap` has their memory, and `budget`
 //! counts the memory that segments and extents have together. `publish` tells all clients the state of
@@ -28,6 +28,7 @@ mod clear;
 mod decide;
 mod extents;
 mod face;
+mod feed;
 pub(crate) mod growth;
 mod heap;
 mod home_set;
@@ -55,8 +56,11 @@ pub(crate) use extents::{ExtentDraft, Upload};
 pub use face::Index;
 #[cfg(feature = "sim")]
 pub(crate) use face::waits_max;
+pub use feed::LeftCause;
+pub(crate) use feed::{ChangeRecord, RecordValue};
 #[cfg(feature = "sim")]
 pub(crate) use growth::handover_end;
+pub(crate) use life::ScanPoint;
 pub use life::{RestoreError, Restored};
 pub use recovered::{RecoverError, Recovered};
 pub use seams::{Awaited, Changed, Decision, KeyChange, KeyPlace, Seams, SlotValue, Withdrawn};

@@ -13,6 +13,7 @@
 use super::budget::Budget;
 use super::decide::{Becomes, Decides};
 use super::extents::Extents;
+use super::feed::{Feed, LeftCause};
 use super::home_set::HomeSet;
 use super::homes::{ChainRoom, Grace, Homes, KeyAt, count};
 use super::moves::{MovePath, Moves};
@@ -21,7 +22,7 @@ use super::seams::{Between, Changed, KeyChange, KeyPlace, Nobody};
 use super::share::{KeyShare, SharedKeyShare};
 use super::slots::{HeldRoom, Locked, Owned, SlotWritten, Slots, Sought, UndoLines};
 use crate::clock::Clock;
-use crate::faults::{Rule, broken, kept};
+use crate::faults::{Rule, broken, disobey, kept};
 use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::{First, Hashed};
@@ -46,6 +47,8 @@ pub(crate) struct Segment {
     moves: Moves,
     /// Where long values are, if there are any.
     extents: Option<Arc<Extents>>,
+    /// Who is told of changes. All segments of a table have one.
+    feed: Arc<Feed>,
     refusals: Refusals,
     vain: VainSearches,
 }
@@ -125,7 +128,32 @@ impl Segment {
     }
 
     fn over(homes: Homes, extents: Option<Arc<Extents>>, refusals: Refusals) -> Segment {
-        Segment { moves: Moves::new(homes), extents, refusals, vain: VainSearches::default() }
+        let (moves, feed, vain) = (Moves::new(homes), Arc::default(), VainSearches::default());
+        Segment { moves, extents, feed, refusals, vain }
+    }
+
+    /// The same segment, whose changes are told to this feed.
+    pub fn with_feed(self, feed: &Arc<Feed>) -> Segment {
+        Segment { feed: Arc::clone(feed), ..self }
+    }
+
+    /// Who is told of changes.
+    #[inline(always)]
+    pub fn feed(&self) -> &Arc<Feed> {
+        &self.feed
+    }
+
+    /// J1: tells the feed of a change that is visible, under its key's lock.
+    #[inline(always)]
+    fn tell<'c>(&self, change: impl FnOnce() -> KeyChange<'c>) {
+        if self.feed.is_on() {
+            self.feed.tell(&change(), LeftCause::Removed);
+        }
+    }
+
+    /// Lets the lock of a key go, and takes it again.
+    fn lock_again(&self, locked: &mut Locked<'_>, key: &Hashed<'_>) {
+        locked.lock(self.slots().stripes_of_key(*key));
     }
 
     #[inline(always)]
@@ -215,7 +243,9 @@ impl Segment {
         }
         // Done: every look sees it.
         let slot = self.place(locked, room, key, value);
+        disobey(Rule::FeedLock, || self.lock_again(locked, key));
         between.done(change, || self.place_of(slot));
+        self.tell(change);
         Ok(())
     }
 
@@ -294,6 +324,7 @@ impl Segment {
         self.end_name(before, self.slots().rewrite(locked, slot, key.key(), *value, None));
         count(&self.homes().counters().mine().updates);
         between.done(change, || self.place_of(slot));
+        self.tell(change);
         Ok(())
     }
 
@@ -312,7 +343,9 @@ impl Segment {
         self.end_name(before, self.homes().erase(locked, slot, key));
         // Before the lock goes: a segment that is merged away is counted when all its homes have gone.
         count(&self.homes().counters().mine().removes);
+        disobey(Rule::FeedLock, || self.lock_again(locked, key));
         between.done(change, || self.place_of(slot));
+        self.tell(change);
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 use crate::index::{ExtentDraft, Index, Upload};
 use crate::layout::extent::Expected;
 use crate::outcome::PutMode;
-use crate::wire::{Reply, Request};
+use crate::wire::{self, Reply, Request};
 
 /// What a client may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub(crate) enum Role {
 pub(crate) struct Caller {
     role: Role,
     upload: UploadState,
+    /// Bytes of a reply to it.
+    reply_bytes: usize,
 }
 
 /// A value that a client uploads. There is one at a time, so the memory that clients hold without a slot
@@ -40,7 +42,17 @@ enum UploadState {
 impl Caller {
     /// A client that uploads nothing yet.
     pub fn new(role: Role) -> Caller {
-        Caller { role, upload: UploadState::None }
+        Caller { role, upload: UploadState::None, reply_bytes: 0 }
+    }
+
+    /// The same client, where replies may have so many bytes.
+    pub fn with_replies_of(self, reply_bytes: usize) -> Caller {
+        Caller { reply_bytes, ..self }
+    }
+
+    /// Bytes of keys or changes that a reply has room for.
+    pub fn feed_room(&self) -> usize {
+        wire::feed_room(self.reply_bytes)
     }
 
     pub fn role(&self) -> Role {

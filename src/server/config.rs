@@ -79,6 +79,11 @@ pub struct ServerConfig {
     /// 16 MiB, it is not made. The workers poll the mailboxes of clients that make requests, and stop at
     /// most 50 microseconds after a client's last request.
     pub mailbox_bytes_max: u64,
+    /// Bytes of memory for the last changes, for clients that follow them
+    /// ([`Client::changes`](crate::Client::changes)), rounded down to a power of two; where they begin takes a
+    /// quarter more. It is taken when the first client follows. A client that falls further behind misses some, and
+    /// is told. With 0, there is no feed of changes.
+    pub feed_bytes: u64,
     /// Over verbs: another way to make requests, beside messages, that the server offers.
     #[cfg(feature = "verbs")]
     #[doc(hidden)]
@@ -118,6 +123,7 @@ impl ServerConfig {
             read_token: Token::default(),
             wait: Wait::Block,
             mailbox_bytes_max: 64 << 20,
+            feed_bytes: 8 << 20,
             #[cfg(feature = "verbs")]
             extension: None,
             snapshots: None,
@@ -144,6 +150,7 @@ setters!(ServerConfig {
     read_token: Token,
     wait: Wait,
     mailbox_bytes_max: u64,
+    feed_bytes: u64,
     snapshots: impl Into<Option<Snapshots>>,
     restore: impl Into<Option<PathBuf>>,
     progress: fn(StartProgress),

@@ -11,6 +11,7 @@ pub(crate) mod caller;
 mod config;
 mod end;
 mod error;
+pub(crate) mod feed;
 mod mailbox;
 mod mailboxes;
 mod refused;
@@ -145,6 +146,7 @@ impl Server {
             mailbox_memory: MailboxMemory::new(config.mailbox_bytes_max),
             mailboxes: MailboxCounters::default(),
             refused: RefusedCounters::default(),
+            feed_bytes: config.feed_bytes,
             saver,
         });
         let mut server = Server {

@@ -64,7 +64,7 @@ impl Session {
     pub fn new(stream: UnixStream, role: Role, admission: Admission) -> Session {
         Session {
             stream,
-            caller: Caller::new(role),
+            caller: Caller::new(role).with_replies_of(wire::BODY_MAX),
             _admission: admission,
             input: Vec::new(),
             output: Vec::new(),

@@ -1,6 +1,7 @@
 //! The state that a server's threads share, and the answer to a request.
 
 use super::caller::{Caller, Role};
+use super::feed;
 use super::mailboxes::{MailboxCounters, MailboxCounts, MailboxMemory};
 use super::refused::RefusedCounters;
 use super::snapshots::Saver;
@@ -96,6 +97,8 @@ pub(crate) struct ServerState {
     pub(super) mailbox_memory: MailboxMemory,
     pub(super) mailboxes: MailboxCounters,
     pub(super) refused: RefusedCounters,
+    /// What the feed of changes may take for them.
+    pub(super) feed_bytes: u64,
     /// Makes snapshots, if this server makes any.
     pub(super) saver: Option<Saver>,
 }
@@ -243,6 +246,9 @@ impl ServerState {
                 Reply::Growth(self.index.growth())
             }
             Request::Heap => Reply::Heap(self.index.heap()),
+            Request::Feed(request) => {
+                Reply::Feed(feed::answer(&self.index, request, self.feed_bytes, caller.feed_room()))
+            }
             Request::Snapshot { begin } => {
                 let look = if begin { Saver::ask } else { Saver::status };
                 Reply::Snapshot(self.saver.as_ref().map(look).unwrap_or_default())

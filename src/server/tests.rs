@@ -44,6 +44,7 @@ pub(super) fn shared() -> ServerState {
         looks: WarningLimit::default(),
         is_loss_told: AtomicBool::new(false),
         mailbox_memory: MailboxMemory::new(config.mailbox_bytes_max),
+        feed_bytes: config.feed_bytes,
         mailboxes: MailboxCounters::default(),
         refused: RefusedCounters::default(),
         saver: None,

@@ -74,6 +74,8 @@ pub(crate) fn fits_cells(request: &Request<'_>, geometry: &Geometry) -> bool {
     let longest = match request {
         Request::Put { value, .. } | Request::SwapExtent { value, .. } => value.len(),
         Request::Swap { expected, value, .. } => expected.len().max(value.len()),
+        // As many as a message has room for.
+        Request::Feed(_) => return false,
         request if tells_value(request) => frame_value_max(geometry),
         Request::RemoveIf { expected, .. } => expected.bytes().len(),
         // Cells have room for two values.

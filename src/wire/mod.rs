@@ -28,6 +28,7 @@
 //! Decoding takes any bytes. It gives a frame, asks for more bytes, or says what is wrong.
 
 mod counts;
+mod feed;
 mod frame;
 mod lengths;
 mod refusal;
@@ -37,6 +38,11 @@ mod request;
 mod tests;
 
 pub use counts::{ServerStats, SnapshotStatus};
+pub use feed::FeedRefusal;
+pub(crate) use feed::{
+    ChangedBody, ChangedWriter, FeedReply, FeedRequest, ScannedBody, ScannedWriter, SentKey, SentValue,
+    feed_room,
+};
 pub use frame::{BODY_MAX, Frame, LEVEL, PROTOCOL_VERSION, WireError, decode};
 #[cfg(feature = "verbs")]
 pub(crate) use lengths::reply_bytes_max_to;

@@ -1,6 +1,7 @@
 //! Replies: what the server answers.
 
 use super::counts::{GrowthBody, ServerStats, SnapshotStatus};
+use super::feed::FeedReply;
 use super::frame::{Frame, LEVEL, PROTOCOL_VERSION, WireError, decode, encode};
 use super::refusal::Refusal;
 use crate::outcome::{GrowthCounts, HeapCounts, PutError, PutOutcome, SwapOutcome};
@@ -111,6 +112,8 @@ pub enum Reply {
     },
     /// Wakes the client: a reply is in the mailbox. Belongs to no request on the socket.
     Wake,
+    /// Keys, or changes.
+    Feed(FeedReply),
 }
 
 impl Reply {
@@ -133,6 +136,7 @@ impl Reply {
             Reply::Denied => reply(status::DENIED, &[]),
             Reply::Mailbox { version } => reply(status::MAILBOX, &version.to_le_bytes()),
             Reply::Wake => reply(status::WAKE, &[]),
+            Reply::Feed(answer) => answer.encode(&mut reply),
             Reply::Put(Ok(PutOutcome::Inserted)) => reply(status::INSERTED, &[]),
             Reply::Put(Ok(PutOutcome::Updated)) => reply(status::UPDATED, &[]),
             Reply::Put(Ok(PutOutcome::Exists)) => reply(status::EXISTS, &[]),
@@ -289,7 +293,7 @@ impl Reply {
                 two().map(|(rounds, _)| Reply::Put(Err(PutError::Busy { rounds: rounds as u32 })))?
             }
             status::WITHDRAWN => Reply::Put(Err(PutError::Withdrawn)),
-            _ => return Err(unknown),
+            _ => return FeedReply::decode(frame).unwrap_or(Err(unknown)).map(Reply::Feed),
         })
     }
 }

@@ -1,5 +1,6 @@
 //! Requests: what a client asks for.
 
+use super::feed::FeedRequest;
 use super::frame::{Frame, HEAD, WireError, encode};
 use crate::layout::extent::{Expected, REFERENCE_BYTES, Reference};
 use crate::outcome::PutMode;
@@ -180,6 +181,8 @@ pub enum Request<'a> {
     },
     /// Wakes the server: requests are in the mailbox. Has no reply.
     Wake,
+    /// Asks for keys, or for changes.
+    Feed(FeedRequest<'a>),
 }
 
 impl<'a> Request<'a> {
@@ -187,6 +190,7 @@ impl<'a> Request<'a> {
     pub fn level(&self) -> u16 {
         match self {
             Request::Part { .. } | Request::RemoveIf { .. } | Request::Clear { .. } => 1,
+            Request::Feed(_) => 2,
             _ => 0,
         }
     }
@@ -252,6 +256,7 @@ impl<'a> Request<'a> {
             Request::GrowFor { keys } => encode(out, op::GROW_FOR, 0, id, &[&keys.to_le_bytes()]),
             Request::Mailbox { version } => encode(out, op::MAILBOX, 0, id, &[&version.to_le_bytes()]),
             Request::Wake => encode(out, op::WAKE, 0, id, &[]),
+            Request::Feed(request) => request.encode(id, out),
         }
     }
 
@@ -359,7 +364,10 @@ impl<'a> Request<'a> {
             op::UPLOAD_DROP if frame.body().is_empty() => Ok(Request::UploadDrop),
             op::HEAP if frame.body().is_empty() => Ok(Request::Heap),
             op::STAT | op::WAKE | op::UPLOAD_DROP | op::HEAP => Err(unfitting),
-            op => Err(WireError::Unknown { op, status: frame.status() }),
+            op => {
+                let unknown = Err(WireError::Unknown { op, status: frame.status() });
+                FeedRequest::decode(frame).map_or(unknown, |request| request.map(Request::Feed))
+            }
         }
     }
 }

@@ -184,6 +184,10 @@ pub struct Serve {
     /// clients without one use messages (shm only)
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     mailbox_max: ByteSize,
+    /// Memory for the last changes, for those who follow them (`oneread watch`); taken when the first one
+    /// does, and a quarter more; 0: nobody can
+    #[arg(long, value_name = "SIZE", default_value = "8MiB")]
+    feed_max: ByteSize,
     /// Also take requests HERD's way, for comparison; keeps cores busy; wants a --value-max that fits a
     /// datagram (verbs only)
     #[cfg(all(feature = "lab", feature = "verbs"))]
@@ -334,6 +338,7 @@ impl Serve {
             .token(token)
             .wait(if self.poll { Wait::Poll } else { Wait::Block })
             .mailbox_bytes_max(self.mailbox_max.0)
+            .feed_bytes(self.feed_max.0)
             .snapshots(
                 self.snapshot
                     .as_ref()
@@ -682,6 +687,7 @@ mod tests {
         assert_eq!((usual.half_open, usual.clients_per_peer), (own.half_open, own.clients_per_peer));
         assert_eq!(usual.unread_bytes_max, own.unread_bytes_max);
         assert_eq!((usual.mailbox_bytes_max, usual.wait), (own.mailbox_bytes_max, own.wait));
+        assert_eq!((usual.feed_bytes, how(&["--feed-max", "1MiB"]).feed_bytes), (own.feed_bytes, 1 << 20));
         assert_eq!((&usual.snapshots, &usual.restore), (&None, &None));
         let users = how(&["--allow-uid", "5", "--allow-uid", "6", "--allow-read-uid", "7"]);
         assert_eq!((users.allow_uids, users.allow_read_uids), (vec![5, 6], vec![7]));

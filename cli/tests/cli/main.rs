@@ -2,6 +2,7 @@
 
 #[path = "../command/mod.rs"]
 mod command;
+mod feed;
 mod growth;
 #[cfg(feature = "lab")]
 mod lab;

@@ -367,7 +367,9 @@ impl VerbsHandle {
         let server = (&*geometry, connection.level());
         let result = send_fitting(requests, server, piece_max, replies, has_sent, |requests, replies| {
             let sent = requests.len() as u64;
-            if let Some(extension) = connection.extension() {
+            // Keys and changes come in replies as long as a message.
+            let is_feed = matches!(requests, [Request::Feed(_)]);
+            if let Some(extension) = connection.extension().filter(|_| !is_feed) {
                 counts.extension += sent;
                 return extension.call(requests, deadline, replies);
             }

@@ -35,9 +35,14 @@ pub(crate) fn homes_of_step(geometry: &Geometry, step: u64) -> Range<u64> {
     from(step)..from(step + 1)
 }
 
+/// The step of a home.
+pub(crate) fn step_of(geometry: &Geometry, home: u64) -> u64 {
+    home * u64::from(geometry.layout().bucket_slots) / STEP_SLOTS
+}
+
 /// The home behind the last one of the step that has this home.
 pub(crate) fn end_of_step(geometry: &Geometry, home: u64) -> u64 {
-    homes_of_step(geometry, home * u64::from(geometry.layout().bucket_slots) / STEP_SLOTS).end
+    homes_of_step(geometry, step_of(geometry, home)).end
 }
 
 impl Homes {

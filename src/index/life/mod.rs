@@ -3,15 +3,17 @@
 //!
 //! * `one` is a table of one size.
 //! * `table` is either, from its making to its handover.
-//! * `walk` shows all keys, while they change. `snapshot` makes a file of them, and puts them back.
+//! * `walk` shows all keys, while they change; `scan` does so for somebody who asks for some of them at a time. `snapshot` makes a file of them, and puts them back.
 
 mod one;
+mod scan;
 mod snapshot;
 mod table;
 mod walk;
 
 #[cfg(all(test, not(loom)))]
 pub(super) use one::OneSize;
+pub(crate) use scan::ScanPoint;
 pub use snapshot::{RestoreError, Restored};
 pub(super) use snapshot::{begin, restore, save};
 pub(super) use table::Table;

@@ -5,6 +5,7 @@ use crate::clock::Clock;
 use crate::fabric::shm::Shm;
 use crate::index::decide::Decides;
 use crate::index::extents::{ExtentNames, Extents};
+use crate::index::feed::Feed;
 use crate::index::growth::Growth;
 use crate::index::homes::NotHandedOver;
 use crate::index::recovered::{RecoverError, Recovered};
@@ -128,6 +129,14 @@ impl Table {
         match self {
             Table::One(one) => one.segment().extents(),
             Table::Many(growth) => growth.extents.as_ref(),
+        }
+    }
+
+    /// Who is told of changes.
+    pub fn feed(&self) -> &Feed {
+        match self {
+            Table::One(one) => one.segment().feed(),
+            Table::Many(growth) => &growth.feed,
         }
     }
 

@@ -14,7 +14,7 @@
 //! certain from its bytes in which part and in which step it is shown, wherever it goes meanwhile.
 
 use super::table::Table;
-use crate::faults::{Rule, kept};
+use crate::faults::{Rule, disobey, kept};
 use crate::index::growth::Growth;
 use crate::index::homes::{homes_of_step, steps};
 use crate::index::segment::Segment;
@@ -54,13 +54,15 @@ impl Walk {
 
 /// What one step has seen of a segment or a pair.
 #[derive(Debug, Default)]
-struct StepKeys {
+pub(super) struct StepKeys {
     /// Keys and values.
     bytes: Vec<u8>,
     /// The lengths of each.
     lengths: Vec<(usize, usize)>,
     long: Vec<(Key, Reference)>,
     damaged: u64,
+    /// The number of the feed's next change, under the locks of the first segment and of the last (J3).
+    numbers: Option<(u64, u64)>,
 }
 
 impl StepKeys {
@@ -70,20 +72,42 @@ impl StepKeys {
         self.lengths.push((key.len(), value.len()));
     }
 
-    fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.bytes.clear();
         self.lengths.clear();
         self.long.clear();
         self.damaged = 0;
+        self.numbers = None;
+    }
+
+    /// Keys whose values are in their slots.
+    fn short(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        let mut rest = &self.bytes[..];
+        self.lengths.iter().map(move |&(key, value)| {
+            let (record, after) = rest.split_at(key + value);
+            rest = after;
+            record.split_at(key)
+        })
+    }
+
+    /// All keys, with their values where these are in their slots.
+    pub fn all(&self) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
+        let long = self.long.iter().map(|(key, _)| (&key[..], None));
+        self.short().map(|(key, value)| (key, Some(value))).chain(long)
     }
 
     fn show(&self, see: &mut dyn FnMut(&[u8], &[u8])) {
-        let mut rest = &self.bytes[..];
-        for &(key, value) in &self.lengths {
-            let (record, after) = rest.split_at(key + value);
-            see(&record[..key], &record[key..]);
-            rest = after;
-        }
+        self.short().for_each(|(key, value)| see(key, value));
+    }
+
+    /// The numbers that the feed's next change had when the first and the last segment were looked into.
+    pub fn numbers(&self) -> Range<u64> {
+        self.numbers.map_or(0..0, |(first, last)| first..last)
+    }
+
+    fn note(&mut self, number: u64) {
+        let first = self.numbers.map_or(number, |(first, _)| first);
+        self.numbers = Some((first, number));
     }
 }
 
@@ -205,6 +229,22 @@ fn walk_many(growth: &Growth, walk: &mut Walk, see: &mut dyn FnMut(&[u8], &[u8])
     true
 }
 
+/// [`look`] in any table. One of one size has all places.
+pub(super) fn look_at(
+    table: &Table,
+    places_left: Range<u32>,
+    homes: &Range<u64>,
+    seen: &mut StepKeys,
+) -> Option<u32> {
+    match table {
+        Table::Many(growth) => look(growth, places_left, homes, seen),
+        Table::One(one) => {
+            look_into(one.segment(), &places_left, homes, seen);
+            Some(PLACES)
+        }
+    }
+}
+
 /// Looks at the keys of these homes in the segment, or the pair, that has the first of these places.
 /// Returns the place at which its keys end. `None` if keys went from one segment to the other
 /// meanwhile: then nothing of it counts (D5).
@@ -243,6 +283,14 @@ fn look_into(
         }
     });
     seen.damaged += damaged;
+    let mut number = segment.feed().next();
+    drop(locked);
+    disobey(Rule::FeedNumber, || {
+        // Other threads may go on.
+        segment.region().load(0);
+        number = segment.feed().next();
+    });
+    seen.note(number);
     here
 }
 

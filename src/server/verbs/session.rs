@@ -130,7 +130,7 @@ impl VerbsSession {
             pair,
             outgoing,
             stream,
-            caller: Caller::new(role),
+            caller: Caller::new(role).with_replies_of(host.message_bytes),
             _admission: admission,
             welcome,
             free,

@@ -1,0 +1,187 @@
+//! `watch`: prints changes as they come.
+
+use crate::connect::Server;
+use crate::records::{self, Format, Pair};
+use crate::secret::SecretArgs;
+use anyhow::{Context, Result};
+use clap::Args;
+use oneread::{Changes, ErrorKind, FeedFrom, FeedItem, FeedOptions, GapCause, LeftCause};
+use oneread_kit::{advice, show};
+use serde::Serialize;
+use std::io::{BufWriter, StdoutLock, Write};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Print changes as they come: which keys came, were replaced, and left
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  oneread watch                         every change from now on
+  oneread watch user: --values          of keys that begin with user:
+  oneread watch --keys                  first all keys, then what becomes of them
+  oneread watch --json | jq .key
+  oneread watch --from 4711             from this change of this server on
+
+A line has the number of the change, what became of the key (came, replaced,
+left), the key and, with --values, its value, with tabs between. With --keys,
+lines with `key` and no number come first, then `joined`. With --json it is
+{\"number\": 4711, \"change\": \"came\", \"key\": ..., \"value\": ...}; left has a cause.
+
+The server keeps the last changes in memory and waits for nobody. What was
+missed is a line with `gap`: from which number to which, and why. With --keys,
+all keys come again then. If the server goes away, this waits until it is back.")]
+pub struct Watch {
+    /// Only keys that begin with this
+    #[arg(value_name = "PREFIX")]
+    prefix: Option<String>,
+    /// Print values, too
+    #[arg(long)]
+    values: bool,
+    /// Print all keys first, and again after each gap
+    #[arg(long, conflicts_with = "from")]
+    keys: bool,
+    /// Begin with the change of this number
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    from: Option<u64>,
+    /// Print one JSON object for each change
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    secret: SecretArgs,
+    #[command(flatten)]
+    server: Server,
+}
+
+/// The longest wait before output that is there is written anyway.
+const LOOK: Duration = Duration::from_secs(1);
+/// Time between attempts to reach a server that has gone.
+const AGAIN: Duration = Duration::from_millis(100);
+
+impl Watch {
+    pub fn run(self) -> Result<ExitCode> {
+        let client = self.server.connect_with(self.secret.encryption()?)?;
+        let from = match self.from {
+            Some(number) => FeedFrom::Number(number),
+            None if self.keys => FeedFrom::Keys,
+            None => FeedFrom::Now,
+        };
+        let prefix = self.prefix.clone().unwrap_or_default();
+        let mut changes = client.changes(FeedOptions::new().from(from).prefix(prefix).values(self.values))?;
+        let mut out = show::out();
+        let mut is_gone = false;
+        loop {
+            match self.print_some(&mut changes, &mut out) {
+                Ok(()) => is_gone = false,
+                Err(error) => {
+                    let kind = error.downcast_ref::<oneread::FeedError>().map(oneread::FeedError::kind);
+                    if !matches!(kind, Some(ErrorKind::Unreachable | ErrorKind::TimedOut | ErrorKind::Busy)) {
+                        return Err(error);
+                    }
+                    out.flush()?;
+                    if !is_gone {
+                        show::complain(format_args!("oneread: {}; waiting for it", advice::told(&error)));
+                    }
+                    is_gone = true;
+                    std::thread::sleep(AGAIN);
+                }
+            }
+        }
+    }
+
+    /// Prints what is there, and waits for more.
+    fn print_some(&self, changes: &mut Changes, out: &mut BufWriter<StdoutLock<'_>>) -> Result<()> {
+        while let Some(item) = changes.next(Duration::ZERO)? {
+            self.print(out, &item)?;
+            self.resync_after(changes, &item)?;
+        }
+        out.flush().context("writing the output")?;
+        if let Some(item) = changes.next(LOOK)? {
+            self.print(out, &item)?;
+            self.resync_after(changes, &item)?;
+        }
+        Ok(())
+    }
+
+    fn resync_after(&self, changes: &mut Changes, item: &FeedItem) -> Result<()> {
+        match item {
+            FeedItem::Gap { .. } if self.keys => Ok(changes.resync()?),
+            _ => Ok(()),
+        }
+    }
+
+    fn print(&self, out: &mut impl Write, item: &FeedItem) -> Result<()> {
+        let line = Line::of(item);
+        if self.json {
+            writeln!(out, "{}", serde_json::to_string(&line)?)?;
+            return Ok(());
+        }
+        let number = line.number.map_or_else(|| "-".into(), |number| number.to_string());
+        write!(out, "{number}\t{}", line.change)?;
+        if let Some(to) = line.to {
+            write!(out, "\t{to}")?;
+        }
+        if let Some(cause) = line.cause {
+            write!(out, "\t{cause}")?;
+        }
+        match (line.key, line.value) {
+            (Some(key), Some(value)) => {
+                write!(out, "\t")?;
+                records::write(out, Format::Tsv, key, value)?;
+            }
+            (Some(key), None) => {
+                write!(out, "\t")?;
+                records::write_key(out, key)?;
+            }
+            (None, _) => writeln!(out)?,
+        }
+        Ok(())
+    }
+}
+
+/// What is printed of a change.
+#[derive(Debug, Default, Serialize)]
+struct Line<'i> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    number: Option<u64>,
+    change: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    to: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cause: Option<&'static str>,
+    #[serde(flatten)]
+    pair: Option<Pair>,
+    #[serde(skip)]
+    key: Option<&'i [u8]>,
+    #[serde(skip)]
+    value: Option<&'i [u8]>,
+}
+
+impl<'i> Line<'i> {
+    fn of(item: &'i FeedItem) -> Line<'i> {
+        let (number, change, key, value) = match item {
+            FeedItem::Key { key, value } => (None, "key", Some(key), value.as_ref()),
+            FeedItem::Came { number, key, value } => (Some(*number), "came", Some(key), value.as_ref()),
+            FeedItem::Replaced { number, key, value } => {
+                (Some(*number), "replaced", Some(key), value.as_ref())
+            }
+            FeedItem::Left { number, key, .. } => (Some(*number), "left", Some(key), None),
+            FeedItem::Gap { from, .. } => (Some(from.number), "gap", None, None),
+            FeedItem::Joined => (None, "joined", None, None),
+            _ => (None, "unknown", None, None),
+        };
+        let to = match item {
+            FeedItem::Gap { to, .. } => Some(to.number),
+            _ => None,
+        };
+        let cause = match item {
+            FeedItem::Gap { cause: GapCause::TooSlow, .. } => Some("too slow"),
+            FeedItem::Gap { cause: GapCause::OtherServer, .. } => Some("another server"),
+            FeedItem::Gap { cause: GapCause::OtherTable, .. } => Some("another table"),
+            FeedItem::Left { cause: LeftCause::Removed, .. } => Some("removed"),
+            FeedItem::Left { .. } | FeedItem::Gap { .. } => Some("unknown"),
+            _ => None,
+        };
+        let (key, value) = (key.map(Vec::as_slice), value.map(Vec::as_slice));
+        let pair = key.map(|key| Pair::new(key, value));
+        Line { number, change, to, cause, pair, key, value }
+    }
+}

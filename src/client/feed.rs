@@ -1,0 +1,253 @@
+//! The feed of changes, as a program follows it.
+
+use super::Client;
+use super::error::FeedError;
+use super::follow::{FeedPosition, FeedSource, Follower, GapCause, Heard, HeardValue};
+use crate::index::{Changed, LeftCause};
+use crate::setters::setters;
+use crate::wire::{FeedRefusal, FeedReply, FeedRequest, SentKey, SentValue};
+use std::time::{Duration, Instant};
+
+/// The pause before the server is asked again that had nothing new: it doubles from the first to the last.
+const PAUSE_FIRST: Duration = Duration::from_micros(50);
+const PAUSE_MAX: Duration = Duration::from_millis(5);
+
+/// Where a program begins to follow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FeedFrom {
+    /// With the next change.
+    #[default]
+    Now,
+    /// With all keys that are there, and then what becomes of them.
+    Keys,
+    /// Where another one stopped ([`Changes::position`]). What is not there any more is a gap.
+    Position(FeedPosition),
+    /// With the change of this number, of the server that is there.
+    Number(u64),
+}
+
+/// What a program follows.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct FeedOptions {
+    /// Where it begins.
+    pub from: FeedFrom,
+    /// Only keys that begin with this.
+    pub prefix: Vec<u8>,
+    /// Whether it wants values.
+    pub values: bool,
+}
+
+impl FeedOptions {
+    /// The next change of any key, and no values.
+    pub fn new() -> FeedOptions {
+        FeedOptions::default()
+    }
+}
+
+setters!(FeedOptions {
+    from: FeedFrom,
+    prefix: impl Into<Vec<u8>>,
+    values: bool,
+});
+
+/// What a program hears.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FeedItem {
+    /// The walk shows a key. Nothing was heard of it before, since the walk began. What is heard of it later is what
+    /// becomes of it.
+    Key {
+        /// The key.
+        key: Vec<u8>,
+        /// Its value, if values are wanted, as in [`FeedItem::Came`].
+        value: Option<Vec<u8>>,
+    },
+    /// The walk has shown all keys. What was neither shown nor came since it began is not there.
+    Joined,
+    /// A key came.
+    Came {
+        /// The number of the change.
+        number: u64,
+        /// The key.
+        key: Vec<u8>,
+        /// Its value, if values are wanted. One that does not stand in its slot, the client gets when it hears of it:
+        /// that may be a later one, or `None` if the key has gone by then.
+        value: Option<Vec<u8>>,
+    },
+    /// A key has another value.
+    Replaced {
+        /// The number of the change.
+        number: u64,
+        /// The key.
+        key: Vec<u8>,
+        /// Its value, as in [`FeedItem::Came`].
+        value: Option<Vec<u8>>,
+    },
+    /// A key left.
+    Left {
+        /// The number of the change.
+        number: u64,
+        /// The key.
+        key: Vec<u8>,
+        /// Why.
+        cause: LeftCause,
+    },
+    /// Changes are missing. What follows is what comes after them. [`Changes::resync`] tells what is there.
+    Gap {
+        /// The first that is missing.
+        from: FeedPosition,
+        /// The next one that is told.
+        to: FeedPosition,
+        /// Why.
+        cause: GapCause,
+    },
+}
+
+/// Follows the changes of a table. [`Client::changes`] begins it. It has a handle of its own, so other requests do
+/// not wait for it.
+#[derive(Debug)]
+pub struct Changes {
+    asking: Asking,
+    follower: Follower,
+}
+
+impl Client {
+    /// Follows the changes of the table, from now on or from where `options` says: which keys came, were replaced and
+    /// left, in order for each key, and each change once. Starts the server's feed if nobody follows it yet: from the
+    /// return on, every change is told.
+    ///
+    /// The server keeps the last changes in memory ([`ServerConfig::feed_bytes`](crate::ServerConfig::feed_bytes)) and
+    /// waits for nobody. Who falls further behind, or follows a server that was replaced, is told of a
+    /// [`Gap`](FeedItem::Gap), and calls [`Changes::resync`].
+    ///
+    /// Costs 1 round trip for up to 60 KiB of changes, over verbs 4 KiB. While nothing changes, the server is asked at
+    /// most every 5 ms. Each change costs the server some 100 ns more as long as somebody follows.
+    ///
+    /// # Errors
+    /// [`FeedError`]. A position of another table, or one that is not there yet, is refused.
+    pub fn changes(&self, options: FeedOptions) -> Result<Changes, FeedError> {
+        let at = match options.from {
+            FeedFrom::Now | FeedFrom::Keys => FeedPosition::default(),
+            FeedFrom::Position(position) => position,
+            FeedFrom::Number(number) => FeedPosition { number, ..FeedPosition::default() },
+        };
+        let FeedOptions { from, prefix, values } = options;
+        let asking = Asking { client: self.clone(), prefix, values };
+        let mut changes = Changes { asking, follower: Follower::new(at) };
+        match from {
+            FeedFrom::Keys => changes.resync()?,
+            _ => drop(changes.follower.step(&mut changes.asking)?),
+        }
+        Ok(changes)
+    }
+}
+
+impl Changes {
+    /// What comes next. `None` if nothing has come within this time: asks once at least. An error says what is wrong
+    /// now, and the next call asks again: the server may be back, and then what was missed is a gap.
+    ///
+    /// # Errors
+    /// [`FeedError`]. Nothing that was not given is lost.
+    pub fn next(&mut self, within: Duration) -> Result<Option<FeedItem>, FeedError> {
+        let (begun, mut pause) = (Instant::now(), PAUSE_FIRST);
+        loop {
+            if let Some(heard) = self.follower.peek() {
+                let item = self.asking.item(heard)?;
+                self.follower.take();
+                return Ok(Some(item));
+            }
+            if self.follower.step(&mut self.asking)? {
+                continue;
+            }
+            let left = within.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            std::thread::sleep(pause.min(left));
+            pause = (2 * pause).min(PAUSE_MAX);
+        }
+    }
+
+    /// Tells all keys that are there, and then what becomes of them: from now on, each key as it was at an instant
+    /// ([`FeedItem::Key`]), then its changes, and no other. Whoever keeps a copy of the table empties it first. What
+    /// was to be given before is not: it is in what follows.
+    ///
+    /// # Errors
+    /// [`FeedError`].
+    pub fn resync(&mut self) -> Result<(), FeedError> {
+        self.follower.join(&mut self.asking)
+    }
+
+    /// Where a follower goes on that is to hear what this one has not given.
+    pub fn position(&self) -> FeedPosition {
+        self.follower.position()
+    }
+}
+
+/// Whom a follower asks.
+#[derive(Debug)]
+struct Asking {
+    client: Client,
+    prefix: Vec<u8>,
+    values: bool,
+}
+
+impl Asking {
+    fn item(&mut self, heard: &Heard) -> Result<FeedItem, FeedError> {
+        Ok(match heard {
+            Heard::Joined => FeedItem::Joined,
+            Heard::Gap { from, to, cause } => FeedItem::Gap { from: *from, to: *to, cause: *cause },
+            Heard::Key(key, value) => FeedItem::Key { value: self.value(key, value)?, key: key.clone() },
+            &Heard::Change { number, what, cause, ref key, ref value } => {
+                let value = self.value(key, value)?;
+                let key = key.clone();
+                match what {
+                    Changed::Came => FeedItem::Came { number, key, value },
+                    Changed::Replaced => FeedItem::Replaced { number, key, value },
+                    Changed::Left => FeedItem::Left { number, key, cause },
+                }
+            }
+        })
+    }
+
+    fn value(&mut self, key: &[u8], value: &HeardValue) -> Result<Option<Vec<u8>>, FeedError> {
+        let value = match value {
+            HeardValue::None => SentValue::None,
+            HeardValue::Here(value) => SentValue::Here(value),
+            HeardValue::Elsewhere => SentValue::Elsewhere,
+        };
+        Ok(self.client.sent_value(&SentKey { key, value })?.flatten())
+    }
+}
+
+impl FeedSource for Asking {
+    type Error = FeedError;
+
+    fn look(&mut self, table: u64, cursor: &[u8]) -> Result<Vec<u8>, FeedError> {
+        let (values, prefix) = (self.values, &self.prefix[..]);
+        match self.client.ask_feed(FeedRequest::Scan { table, values, prefix, cursor })? {
+            FeedReply::Scanned(body) => Ok(body),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    fn changes(&mut self, from: FeedPosition, end: u64, passed: Option<&[u8]>) -> Result<Vec<u8>, FeedError> {
+        let FeedPosition { table, incarnation, number: from } = from;
+        let (values, prefix) = (self.values, &self.prefix[..]);
+        let request = FeedRequest::Changes { table, incarnation, from, end, values, prefix, passed };
+        match self.client.ask_feed(request)? {
+            FeedReply::Changed(body) => Ok(body),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    fn is_of_other_table(&self, error: &FeedError) -> bool {
+        matches!(error, FeedError::Refused { why: FeedRefusal::OtherTable { .. }, .. })
+    }
+
+    fn nonsense(&mut self) -> FeedError {
+        self.client.unexpected().into()
+    }
+}

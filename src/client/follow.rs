@@ -1,0 +1,289 @@
+//! Follows a table: its changes, and a walk that joins them without a hole (J2, J6 to J8).
+//!
+//! ```text
+//! start the feed: number p ── look 1, number n1 ── changes p..n1 of keys passed before look 1 ── keys of look 1
+//!                          ── look 2, number n2 ── changes n1..n2 of keys passed by look 1    ── keys of look 2 ...
+//! ```
+//!
+//! It asks somebody else, so tests can have it ask an index.
+
+use crate::faults::{Rule, broken};
+use crate::index::{Changed, LeftCause};
+use crate::wire::{ChangedBody, ScannedBody, SentKey, SentValue};
+use std::collections::VecDeque;
+
+/// The place of a follower in a feed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FeedPosition {
+    /// The generation of the table; 0 for any.
+    pub table: u64,
+    /// Which server of this table counts, by its incarnation. 0 with any table.
+    pub incarnation: u64,
+    /// The number of the next change; 0 for the one that comes next.
+    pub number: u64,
+}
+
+/// Why changes are missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum GapCause {
+    /// Newer changes have taken their place in the server's memory. Who is told was too slow, or was away.
+    TooSlow,
+    /// Another server has the table since, and numbers begin anew. `from` is a number of the old one, `to` of the new
+    /// one.
+    OtherServer,
+    /// Another table is served there since.
+    OtherTable,
+}
+
+/// Where a key's value is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum HeardValue {
+    None,
+    Here(Vec<u8>),
+    /// A GET finds it.
+    Elsewhere,
+}
+
+/// What a follower hears.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// The walk shows a key.
+    Key(Vec<u8>, HeardValue),
+    /// The walk has shown all keys.
+    Joined,
+    /// A key has changed.
+    Change { number: u64, what: Changed, cause: LeftCause, key: Vec<u8>, value: HeardValue },
+    /// Changes are missing.
+    Gap { from: FeedPosition, to: FeedPosition, cause: GapCause },
+}
+
+/// Whom a follower asks. Either answers with a reply's body.
+pub(super) trait FeedSource {
+    type Error;
+
+    /// Asks for the next looks of a walk over this table.
+    fn look(&mut self, table: u64, cursor: &[u8]) -> Result<Vec<u8>, Self::Error>;
+
+    /// Asks for changes from a place on, up to the one with the number `end`; if a walk has passed only some keys, of
+    /// these.
+    fn changes(
+        &mut self,
+        from: FeedPosition,
+        end: u64,
+        passed: Option<&[u8]>,
+    ) -> Result<Vec<u8>, Self::Error>;
+
+    /// Whether an error says that another table is there.
+    fn is_of_other_table(&self, error: &Self::Error) -> bool;
+
+    /// The answer to a body that makes no sense.
+    fn nonsense(&mut self) -> Self::Error;
+}
+
+/// One look of a walk.
+#[derive(Clone, Debug)]
+struct OwnLook {
+    number: u64,
+    keys: Vec<(Vec<u8>, HeardValue)>,
+    cursor: Vec<u8>,
+}
+
+/// A walk that is to join the feed.
+#[derive(Clone, Debug, Default)]
+struct Joining {
+    /// What it has passed. Empty: nothing.
+    cursor: Vec<u8>,
+    /// Looks whose keys are not told yet.
+    looks: VecDeque<OwnLook>,
+}
+
+/// Follows a table.
+#[derive(Debug)]
+pub(super) struct Follower {
+    at: FeedPosition,
+    /// Whether it has heard anything yet: until then, a wrong place is its caller's error.
+    has_begun: bool,
+    joining: Option<Joining>,
+    heard: VecDeque<Heard>,
+}
+
+fn owned(value: SentValue<'_>) -> HeardValue {
+    match value {
+        SentValue::None => HeardValue::None,
+        SentValue::Here(value) => HeardValue::Here(value.to_vec()),
+        SentValue::Elsewhere => HeardValue::Elsewhere,
+    }
+}
+
+impl Follower {
+    /// Follows from there on.
+    pub fn new(at: FeedPosition) -> Follower {
+        Follower { at, has_begun: false, joining: None, heard: VecDeque::new() }
+    }
+
+    /// The place behind everything that was taken.
+    pub fn position(&self) -> FeedPosition {
+        let place_of = |heard: &Heard| match heard {
+            Heard::Change { number, .. } => Some(FeedPosition { number: *number, ..self.at }),
+            Heard::Gap { from, .. } => Some(*from),
+            Heard::Key(..) | Heard::Joined => None,
+        };
+        self.heard.iter().find_map(place_of).unwrap_or(self.at)
+    }
+
+    /// Whether a walk goes on.
+    #[cfg(all(test, feature = "sim", not(loom)))]
+    pub fn is_joining(&self) -> bool {
+        self.joining.is_some()
+    }
+
+    /// What was heard next.
+    pub fn peek(&self) -> Option<&Heard> {
+        self.heard.front()
+    }
+
+    /// Takes it.
+    pub fn take(&mut self) -> Option<Heard> {
+        self.heard.pop_front()
+    }
+
+    /// Begins a walk over all keys, and drops what was heard and not taken: the walk shows what came of it.
+    pub fn join<S: FeedSource>(&mut self, source: &mut S) -> Result<(), S::Error> {
+        let now = FeedPosition { number: 0, ..self.at };
+        let mut looks = VecDeque::new();
+        if broken(Rule::FeedStart) {
+            looks = looks_from(source, FeedPosition::default(), &[])?;
+        }
+        // J2: before the first look.
+        (self.at, self.has_begun) = (place_of(source, now, self.has_begun)?, true);
+        self.heard.clear();
+        self.joining = Some(Joining { cursor: Vec::new(), looks });
+        Ok(())
+    }
+
+    /// Makes one request, or tells the keys of a look. Returns whether there was anything to do.
+    pub fn step<S: FeedSource>(&mut self, source: &mut S) -> Result<bool, S::Error> {
+        let Some(joining) = &mut self.joining else {
+            return self.hear(source, u64::MAX, None);
+        };
+        let Some(look) = joining.looks.front() else {
+            match looks_from(source, self.at, &joining.cursor) {
+                Ok(looks) if !looks.is_empty() => joining.looks = looks,
+                // It is another server's. The next request tells.
+                Ok(_) => return self.hear(source, u64::MAX, None),
+                Err(error) => return self.begin_anew(source, error),
+            }
+            return Ok(true);
+        };
+        if self.at.number < look.number {
+            let (end, passed) = (look.number, joining.cursor.clone());
+            return self.hear(source, end, Some(&passed));
+        }
+        let Some(look) = joining.looks.pop_front() else { return Ok(false) };
+        self.heard.extend(look.keys.into_iter().map(|(key, value)| Heard::Key(key, value)));
+        joining.cursor = look.cursor;
+        if joining.cursor.is_empty() {
+            self.joining = None;
+            self.heard.push_back(Heard::Joined);
+        }
+        Ok(true)
+    }
+
+    /// Asks for changes up to the one with the number `end`.
+    fn hear<S: FeedSource>(
+        &mut self,
+        source: &mut S,
+        end: u64,
+        passed: Option<&[u8]>,
+    ) -> Result<bool, S::Error> {
+        let body = match source.changes(self.at, end, passed) {
+            Ok(body) => body,
+            Err(error) => return self.begin_anew(source, error),
+        };
+        let Some(mut body) = ChangedBody::of(&body) else { return Err(source.nonsense()) };
+        let (before, is_any) = (self.at, self.at.table == 0);
+        let from =
+            FeedPosition { table: body.table, incarnation: body.incarnation, number: body.numbers.start };
+        let mut heard = Vec::new();
+        let is_other = !is_any && (before.table, before.incarnation) != (from.table, from.incarnation);
+        // J6
+        let is_gap = before.number > 0 && (is_other || from.number > before.number);
+        if is_gap && !broken(Rule::FeedGap) {
+            let cause = if is_other { GapCause::OtherServer } else { GapCause::TooSlow };
+            self.heard.push_back(Heard::Gap { from: before, to: from, cause });
+            // What the walk has shown is not what is there any more.
+            (self.at, self.joining) = (from, None);
+            return Ok(true);
+        }
+        loop {
+            match body.next() {
+                Ok(None) => break,
+                Ok(Some(change)) => heard.push(Heard::Change {
+                    number: change.number,
+                    what: change.what,
+                    cause: change.cause,
+                    key: change.key.key.to_vec(),
+                    value: owned(change.key.value),
+                }),
+                Err(()) => return Err(source.nonsense()),
+            }
+        }
+        (self.at, self.has_begun) = (FeedPosition { number: body.numbers.end, ..from }, true);
+        let is_new = !heard.is_empty() || self.at.number > before.number;
+        self.heard.extend(heard);
+        Ok(is_new)
+    }
+
+    /// After an error: where another table is served, its feed is followed, and that is a gap.
+    fn begin_anew<S: FeedSource>(&mut self, source: &mut S, error: S::Error) -> Result<bool, S::Error> {
+        if !self.has_begun || !source.is_of_other_table(&error) {
+            return Err(error);
+        }
+        let (from, to) = (self.at, place_of(source, FeedPosition::default(), false)?);
+        (self.at, self.joining) = (to, None);
+        self.heard.push_back(Heard::Gap { from, to, cause: GapCause::OtherTable });
+        Ok(true)
+    }
+}
+
+/// Starts the feed if it is off, and returns the place of its next change.
+fn place_of<S: FeedSource>(
+    source: &mut S,
+    now: FeedPosition,
+    may_differ: bool,
+) -> Result<FeedPosition, S::Error> {
+    let asked = source.changes(now, u64::MAX, None);
+    let body = match asked {
+        Err(error) if may_differ && source.is_of_other_table(&error) => {
+            source.changes(FeedPosition::default(), u64::MAX, None)?
+        }
+        asked => asked?,
+    };
+    let Some(body) = ChangedBody::of(&body) else { return Err(source.nonsense()) };
+    Ok(FeedPosition { table: body.table, incarnation: body.incarnation, number: body.numbers.end })
+}
+
+/// The next looks; none if another server has made them than the one whose changes are followed.
+fn looks_from<S: FeedSource>(
+    source: &mut S,
+    at: FeedPosition,
+    cursor: &[u8],
+) -> Result<VecDeque<OwnLook>, S::Error> {
+    let body = source.look(at.table, cursor)?;
+    let Some(body) = ScannedBody::of(&body) else { return Err(source.nonsense()) };
+    if at.table != 0 && body.incarnation != at.incarnation {
+        return Ok(VecDeque::new());
+    }
+    let key = |key: &SentKey<'_>| (key.key.to_vec(), owned(key.value));
+    let looks = body.looks.iter().map(|look| OwnLook {
+        number: look.number,
+        keys: look.keys.iter().map(key).collect(),
+        cursor: look.cursor.to_vec(),
+    });
+    Ok(looks.collect())
+}
+
+#[cfg(all(test, feature = "sim", not(loom)))]
+mod tests;

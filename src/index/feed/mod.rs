@@ -1,0 +1,123 @@
+//! The feed: the changes of a table, one after the other, for whoever asks (J1 to J8).
+//!
+//! Without a listener there is no ring, and a change looks at one flag. The first who asks starts it. It ends by
+//! itself when the ring has gone round and nobody has asked meanwhile: then all who listened have missed something
+//! anyway, and are told when they ask again.
+
+mod ring;
+
+pub(crate) use ring::{ChangeRecord, RecordValue};
+
+use crate::index::seams::KeyChange;
+use crate::sync::{Ordering, fence};
+use ring::Ring;
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Why a key left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LeftCause {
+    /// Somebody removed it.
+    Removed,
+    /// A cause that a newer server knows.
+    Other(u8),
+}
+
+impl LeftCause {
+    pub(crate) fn to_byte(self) -> u8 {
+        match self {
+            LeftCause::Removed => 0,
+            LeftCause::Other(byte) => byte,
+        }
+    }
+
+    pub(crate) fn from_byte(byte: u8) -> LeftCause {
+        match byte {
+            0 => LeftCause::Removed,
+            byte => LeftCause::Other(byte),
+        }
+    }
+}
+
+/// The feed of a table.
+#[derive(Debug, Default)]
+pub(crate) struct Feed {
+    /// Whether changes are told. It is looked at under the key's lock (J1).
+    is_on: AtomicBool,
+    ring: OnceLock<Ring>,
+}
+
+impl Feed {
+    /// Whether changes are told. Relaxed: the key's lock orders it (J1).
+    #[inline(always)]
+    pub fn is_on(&self) -> bool {
+        self.is_on.load(Relaxed)
+    }
+
+    /// A change is visible, and its key's lock is held.
+    #[cold]
+    #[inline(never)]
+    pub fn tell(&self, change: &KeyChange<'_>, cause: LeftCause) {
+        // Pairs with the release in `start`: who saw the flag sees the ring.
+        fence(Ordering::Acquire);
+        let Some(ring) = self.ring.get() else { return };
+        let mut turn = ring.turn();
+        // Another thread may have ended it while this one waited for its turn.
+        if self.is_on() && !ring.push(&mut turn, change, cause) {
+            self.is_on.store(false, Relaxed);
+        }
+    }
+
+    /// Starts the feed if it is off (J2). `bytes` is what its first start takes for records. Returns the number of
+    /// the next change. Takes some microseconds.
+    pub fn start(&self, bytes: u64) -> u64 {
+        let is_new = self.ring.get().is_none();
+        let ring = self.ring.get_or_init(|| Ring::new(bytes));
+        ring.ask();
+        if self.is_on() {
+            return ring.next();
+        }
+        let turn = ring.turn();
+        if self.is_on() {
+            return ring.next();
+        }
+        if !is_new {
+            // J6
+            ring.skip(&turn);
+        }
+        // Pairs with the fence in `tell`.
+        self.is_on.store(true, Ordering::Release);
+        ring.next()
+    }
+
+    /// The number of the next change, 0 before the first start. Whoever holds a key's lock, while the feed is on,
+    /// knows that all earlier changes of the key have lower numbers, and all later ones have not (J3).
+    pub fn next(&self) -> u64 {
+        self.ring.get().map_or(0, Ring::next)
+    }
+
+    /// Shows changes with these numbers, as [`Ring::read`].
+    pub fn read(&self, range: Range<u64>, see: &mut dyn FnMut(u64, &ChangeRecord<'_>) -> bool) -> Range<u64> {
+        let Some(ring) = self.ring.get() else { return range.start..range.start };
+        ring.ask();
+        ring.read(range, see)
+    }
+
+    /// Whether a change with such a key was told with a number in this range, or may have been.
+    pub fn was_told(&self, range: Range<u64>, is_such: impl Fn(&[u8]) -> bool) -> bool {
+        if range.is_empty() {
+            return false;
+        }
+        let mut was_told = false;
+        let read = self.ring.get().map(|ring| {
+            ring.read(range.clone(), &mut |_, record| {
+                was_told |= is_such(record.key);
+                !was_told
+            })
+        });
+        was_told || read != Some(range)
+    }
+}

@@ -1,0 +1,111 @@
+//! Scans, and changes from the feed: what the server answers to those who ask for them.
+
+use crate::faults::{Rule, kept};
+use crate::index::{Index, ScanPoint};
+use crate::wire::{ChangedWriter, FeedRefusal, FeedReply, FeedRequest, ScannedWriter, SentValue};
+
+/// Looks of a scan for one request: each takes some microseconds.
+const LOOKS_MAX: usize = 32;
+/// Changes that are looked at for one request, whether they are wanted or not.
+const CHANGES_MAX: u64 = 1 << 13;
+
+/// Answers a request, in a body of at most `room` bytes. `feed_bytes`: what the feed's records may take.
+pub(crate) fn answer(index: &Index, request: FeedRequest<'_>, feed_bytes: u64, room: usize) -> FeedReply {
+    let answer = match request {
+        FeedRequest::Scan { table, values, prefix, cursor } => {
+            check(index, table, prefix).and_then(|()| scan(index, values, prefix, cursor, room))
+        }
+        FeedRequest::Changes { table, prefix, .. } => match feed_bytes {
+            0 => Err(FeedRefusal::Off),
+            _ => check(index, table, prefix).and_then(|()| changes(index, request, feed_bytes, room)),
+        },
+    };
+    answer.unwrap_or_else(FeedReply::Refused)
+}
+
+fn check(index: &Index, table: u64, prefix: &[u8]) -> Result<(), FeedRefusal> {
+    let (this, max) = (index.geometry().generation(), index.geometry().key_max());
+    if table != 0 && table != this {
+        return Err(FeedRefusal::OtherTable { given: table, this });
+    }
+    if prefix.len() > max {
+        return Err(FeedRefusal::Prefix { given: prefix.len(), max });
+    }
+    Ok(())
+}
+
+fn point(index: &Index, cursor: &[u8]) -> Result<ScanPoint, FeedRefusal> {
+    ScanPoint::from_bytes(cursor, index.geometry()).map_err(|why| {
+        tracing::debug!(why, "a cursor that no scan has had");
+        FeedRefusal::Cursor
+    })
+}
+
+fn scan(
+    index: &Index,
+    values: bool,
+    prefix: &[u8],
+    cursor: &[u8],
+    room: usize,
+) -> Result<FeedReply, FeedRefusal> {
+    let geometry = index.geometry();
+    let mut point = point(index, cursor)?;
+    let mut out =
+        ScannedWriter::new(geometry.generation(), index.incarnation(), room).ok_or(FeedRefusal::Room)?;
+    for nth in 0..LOOKS_MAX {
+        out.begin();
+        let number = index.scan(&mut point, &mut |key, value| {
+            let value = match value {
+                _ if !values => SentValue::None,
+                Some(value) => SentValue::Here(value),
+                None => SentValue::Elsewhere,
+            };
+            !key.starts_with(prefix) || out.key(key, value)
+        });
+        let cursor = if point.is_at_end() { Vec::new() } else { point.to_bytes(geometry) };
+        debug_assert!(nth == 0 || number.is_some(), "the end was told");
+        out.end(number.unwrap_or_else(|| index.feed().next()), &cursor);
+        if cursor.is_empty() || !out.has_room() {
+            break;
+        }
+    }
+    Ok(out.finish())
+}
+
+fn changes(
+    index: &Index,
+    request: FeedRequest<'_>,
+    feed_bytes: u64,
+    room: usize,
+) -> Result<FeedReply, FeedRefusal> {
+    let FeedRequest::Changes { table: given, incarnation, from, end, values, prefix, passed } = request
+    else {
+        unreachable!("the caller has looked")
+    };
+    let (geometry, this) = (index.geometry(), index.incarnation());
+    let passed = passed.map(|cursor| point(index, cursor)).transpose()?;
+    let mut out = ChangedWriter::new(room).ok_or(FeedRefusal::Room)?;
+    let next = index.feed().start(feed_bytes);
+    let table = geometry.generation();
+    // The numbers of a server that was before this one say nothing here. That is a gap, and he sees it.
+    if from == 0 || given != 0 && incarnation < this {
+        return Ok(out.finish(table, this, next..next));
+    }
+    if given != 0 && incarnation > this {
+        return Err(FeedRefusal::Future { given: incarnation, next: this });
+    }
+    if from > next {
+        return Err(FeedRefusal::Future { given: from, next });
+    }
+    let end = end.min(from.saturating_add(CHANGES_MAX));
+    // J7
+    let has_passed = |key: &[u8]| {
+        let point = passed.as_ref();
+        point.is_none_or(|point| kept(Rule::FeedPassed, || point.has_passed(geometry, key)))
+    };
+    let numbers = index.feed().read(from..end, &mut |number, change| {
+        let is_wanted = change.key.starts_with(prefix) && has_passed(change.key);
+        !is_wanted || out.change(number, change, values)
+    });
+    Ok(out.finish(table, this, numbers))
+}
