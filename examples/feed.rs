@@ -1,10 +1,10 @@
 //! Following a table in a tokio program: `cargo run --example feed --features tokio`.
 //!
-//! A [`Changes`] waits for the server, so a thread of its own follows, and hands on what it hears through a
+//! A [`ChangeFeed`] waits for the server, so a thread of its own follows, and hands on what it hears through a
 //! channel. A task keeps a copy of the table by it: it begins with all keys, and empties its copy after a gap.
 
 use oneread::{
-    Address, Changes, Client, Config, FeedFrom, FeedItem, FeedOptions, Server, ServerConfig, TableSize,
+    Address, ChangeFeed, Client, Config, FeedFrom, FeedItem, FeedOptions, Server, ServerConfig, TableSize,
 };
 use std::collections::HashMap;
 use std::error::Error;
@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
 
 /// Follows until nobody takes what it hears.
-fn follow(mut changes: Changes, heard: &mpsc::Sender<FeedItem>) {
+fn follow(mut changes: ChangeFeed, heard: &mpsc::Sender<FeedItem>) {
     while !heard.is_closed() {
         match changes.next(Duration::from_millis(100)) {
             Ok(Some(item)) => {

@@ -221,7 +221,7 @@ mod readme {}
 // What most programs need. The rest has a page for each purpose.
 pub use address::{Address, VerbsAddress};
 pub use client::{
-    AskError, BatchAnswer, Changes, Client, ClientOptions, ClientPool, ConnectError, FeedError, FeedFrom,
+    AskError, BatchAnswer, ChangeFeed, Client, ClientOptions, ClientPool, ConnectError, FeedError, FeedFrom,
     FeedItem, FeedOptions, FeedPosition, GapCause, GetError, MutateError, PooledClient, RequestPath, Scan,
     ScanCursor, ScannedKey,
 };

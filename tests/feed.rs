@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use oneread::internals::region::Backing;
 use oneread::{
-    Changes, Client, Config, ErrorKind, FeedError, FeedFrom, FeedItem, FeedOptions, GapCause, LeftCause,
+    ChangeFeed, Client, Config, ErrorKind, FeedError, FeedFrom, FeedItem, FeedOptions, GapCause, LeftCause,
     ScanCursor, Server, ServerConfig, StartMode, TableSize,
     error::{AskError, FeedRefusal},
 };
@@ -35,7 +35,7 @@ type Copied = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// Follows into a copy, and begins anew after a gap. Returns how many changes were heard, and gaps. `None` when nothing
 /// comes any more.
-fn hear(changes: &mut Changes, copy: &mut Copied, within: Duration) -> Option<[u64; 2]> {
+fn hear(changes: &mut ChangeFeed, copy: &mut Copied, within: Duration) -> Option<[u64; 2]> {
     match changes.next(within).unwrap()? {
         FeedItem::Key { key, value } => {
             assert_eq!(copy.insert(key, value.unwrap()), None, "shown twice");
@@ -63,7 +63,7 @@ fn hear(changes: &mut Changes, copy: &mut Copied, within: Duration) -> Option<[u
     }
 }
 
-fn hear_all(changes: &mut Changes, copy: &mut Copied) -> [u64; 2] {
+fn hear_all(changes: &mut ChangeFeed, copy: &mut Copied) -> [u64; 2] {
     let mut sum = [0, 0];
     while let Some([heard, gaps]) = hear(changes, copy, Duration::ZERO) {
         sum = [sum[0] + heard, sum[1] + gaps];
@@ -105,7 +105,9 @@ fn scans_and_followers_beside_changes() {
         let server = serve(&place, table);
         let mut staying = client(&place);
         let stay: Copied = (0..500).map(|n| (format!("stays:{n}").into_bytes(), vec![n as u8; 20])).collect();
-        stay.iter().for_each(|(key, value)| drop(staying.put(key, value).unwrap()));
+        for (key, value) in &stay {
+            staying.put(key, value).unwrap();
+        }
         let ends = AtomicBool::new(false);
         let (mut copy, mut heard, mut scans) = (Copied::new(), [0, 0], 0);
         let left: Vec<Copied> = std::thread::scope(|scope| {
@@ -230,7 +232,9 @@ fn another_server_is_a_gap() {
     };
     let server = start(config());
     let mut client = client(&place);
-    (0..3_000).for_each(|n| drop(client.put(&name(n), &name(n)).unwrap()));
+    for n in 0..3_000 {
+        client.put(&name(n), &name(n)).unwrap();
+    }
     let mut changes = client.changes(FeedOptions::new().from(FeedFrom::Keys).values(true)).unwrap();
     let mut copy = Copied::new();
     hear_all(&mut changes, &mut copy);
@@ -238,9 +242,7 @@ fn another_server_is_a_gap() {
     // A scan stops in the middle, and its cursor is kept as bytes.
     let mut seen = BTreeSet::new();
     let mut scan = client.scan();
-    for _ in 0..2 {
-        seen.extend(scan.next_batch().unwrap().unwrap().into_iter().map(|found| found.key));
-    }
+    seen.extend(scan.next_batch().unwrap().unwrap().into_iter().map(|found| found.key));
     let cursor = scan.cursor().to_bytes();
     assert!((1..3_000).contains(&seen.len()), "{}", seen.len());
     drop(server.stop());
@@ -301,7 +303,9 @@ fn bad_input_is_refused() {
     let place = Place::new();
     let server = serve(&place, growing());
     let mut client = client(&place);
-    (0..2_000).for_each(|n| drop(client.put(&name(n), b"value").unwrap()));
+    for n in 0..2_000 {
+        client.put(&name(n), b"value").unwrap();
+    }
     let from = |from| FeedOptions::new().from(from);
     let error = client.changes(from(FeedFrom::Number(5))).unwrap_err();
     assert!(is_refused(&error, |why| *why == FeedRefusal::Future { given: 5, next: 1 }), "{error}");
@@ -366,7 +370,9 @@ fn long_values_are_brought() {
     let mut client = client(&place);
     let value = |n: u64| vec![n as u8; (n * n * 10) as usize];
     let mut changes = client.changes(FeedOptions::new().values(true)).unwrap();
-    (0..100).for_each(|n| drop(client.put(&name(n), &value(n)).unwrap()));
+    for n in 0..100 {
+        client.put(&name(n), &value(n)).unwrap();
+    }
     let there = all(&mut client);
     assert!((0..100).all(|n| there[&name(n)] == value(n)));
     let mut copy = Copied::new();

@@ -595,7 +595,7 @@ does not decrypt is reported and left out, and the exit status is 1.
 Reads the region slot by slot and asks the server nothing. It is no snapshot: a
 key that is put, removed or moved meanwhile may be printed or not, or twice. A
 table that grows still moves keys for some seconds after a load. `oneread
-snapshot` misses none.")]
+snapshot` misses none, nor does `oneread scan`.")]
 pub struct Dump {
     /// The output format
     #[arg(long, default_value = "tsv")]

@@ -5,7 +5,7 @@ use crate::records::{self, Format, Pair};
 use crate::secret::SecretArgs;
 use anyhow::{Context, Result};
 use clap::Args;
-use oneread::{Changes, ErrorKind, FeedFrom, FeedItem, FeedOptions, GapCause, LeftCause};
+use oneread::{ChangeFeed, ErrorKind, FeedFrom, FeedItem, FeedOptions, GapCause, LeftCause};
 use oneread_kit::{advice, show};
 use serde::Serialize;
 use std::io::{BufWriter, StdoutLock, Write};
@@ -88,7 +88,7 @@ impl Watch {
     }
 
     /// Prints what is there, and waits for more.
-    fn print_some(&self, changes: &mut Changes, out: &mut BufWriter<StdoutLock<'_>>) -> Result<()> {
+    fn print_some(&self, changes: &mut ChangeFeed, out: &mut BufWriter<StdoutLock<'_>>) -> Result<()> {
         while let Some(item) = changes.next(Duration::ZERO)? {
             self.print(out, &item)?;
             self.resync_after(changes, &item)?;
@@ -101,7 +101,7 @@ impl Watch {
         Ok(())
     }
 
-    fn resync_after(&self, changes: &mut Changes, item: &FeedItem) -> Result<()> {
+    fn resync_after(&self, changes: &mut ChangeFeed, item: &FeedItem) -> Result<()> {
         match item {
             FeedItem::Gap { .. } if self.keys => Ok(changes.resync()?),
             _ => Ok(()),

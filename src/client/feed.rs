@@ -2,7 +2,7 @@
 
 use super::Client;
 use super::error::FeedError;
-use super::follow::{FeedPosition, FeedSource, Follower, GapCause, Heard, HeardValue};
+use super::follow::{FeedPosition, FeedSource, Follower, GapCause, HeardItem, HeardValue};
 use crate::index::{Changed, LeftCause};
 use crate::setters::setters;
 use crate::wire::{FeedRefusal, FeedReply, FeedRequest, SentKey, SentValue};
@@ -21,7 +21,7 @@ pub enum FeedFrom {
     Now,
     /// With all keys that are there, and then what becomes of them.
     Keys,
-    /// Where another one stopped ([`Changes::position`]). What is not there any more is a gap.
+    /// Where another one stopped ([`ChangeFeed::position`]). What is not there any more is a gap.
     Position(FeedPosition),
     /// With the change of this number, of the server that is there.
     Number(u64),
@@ -94,7 +94,7 @@ pub enum FeedItem {
         /// Why.
         cause: LeftCause,
     },
-    /// Changes are missing. What follows is what comes after them. [`Changes::resync`] tells what is there.
+    /// Changes are missing. What follows is what comes after them. [`ChangeFeed::resync`] tells what is there.
     Gap {
         /// The first that is missing.
         from: FeedPosition,
@@ -108,7 +108,7 @@ pub enum FeedItem {
 /// Follows the changes of a table. [`Client::changes`] begins it. It has a handle of its own, so other requests do
 /// not wait for it.
 #[derive(Debug)]
-pub struct Changes {
+pub struct ChangeFeed {
     asking: Asking,
     follower: Follower,
 }
@@ -120,14 +120,14 @@ impl Client {
     ///
     /// The server keeps the last changes in memory ([`ServerConfig::feed_bytes`](crate::ServerConfig::feed_bytes)) and
     /// waits for nobody. Who falls further behind, or follows a server that was replaced, is told of a
-    /// [`Gap`](FeedItem::Gap), and calls [`Changes::resync`].
+    /// [`Gap`](FeedItem::Gap), and calls [`ChangeFeed::resync`].
     ///
     /// Costs 1 round trip for up to 60 KiB of changes, over verbs 4 KiB. While nothing changes, the server is asked at
     /// most every 5 ms. Each change costs the server some 100 ns more as long as somebody follows.
     ///
     /// # Errors
     /// [`FeedError`]. A position of another table, or one that is not there yet, is refused.
-    pub fn changes(&self, options: FeedOptions) -> Result<Changes, FeedError> {
+    pub fn changes(&self, options: FeedOptions) -> Result<ChangeFeed, FeedError> {
         let at = match options.from {
             FeedFrom::Now | FeedFrom::Keys => FeedPosition::default(),
             FeedFrom::Position(position) => position,
@@ -135,7 +135,7 @@ impl Client {
         };
         let FeedOptions { from, prefix, values } = options;
         let asking = Asking { client: self.clone(), prefix, values };
-        let mut changes = Changes { asking, follower: Follower::new(at) };
+        let mut changes = ChangeFeed { asking, follower: Follower::new(at) };
         match from {
             FeedFrom::Keys => changes.resync()?,
             _ => drop(changes.follower.step(&mut changes.asking)?),
@@ -144,7 +144,7 @@ impl Client {
     }
 }
 
-impl Changes {
+impl ChangeFeed {
     /// What comes next. `None` if nothing has come within this time: asks once at least. An error says what is wrong
     /// now, and the next call asks again: the server may be back, and then what was missed is a gap.
     ///
@@ -154,9 +154,8 @@ impl Changes {
         let (begun, mut pause) = (Instant::now(), PAUSE_FIRST);
         loop {
             if let Some(heard) = self.follower.peek() {
-                let item = self.asking.item(heard)?;
-                self.follower.take();
-                return Ok(Some(item));
+                self.asking.bring(heard)?;
+                return Ok(self.follower.take().map(item));
             }
             if self.follower.step(&mut self.asking)? {
                 continue;
@@ -195,30 +194,42 @@ struct Asking {
 }
 
 impl Asking {
-    fn item(&mut self, heard: &Heard) -> Result<FeedItem, FeedError> {
-        Ok(match heard {
-            Heard::Joined => FeedItem::Joined,
-            Heard::Gap { from, to, cause } => FeedItem::Gap { from: *from, to: *to, cause: *cause },
-            Heard::Key(key, value) => FeedItem::Key { value: self.value(key, value)?, key: key.clone() },
-            &Heard::Change { number, what, cause, ref key, ref value } => {
-                let value = self.value(key, value)?;
-                let key = key.clone();
-                match what {
-                    Changed::Came => FeedItem::Came { number, key, value },
-                    Changed::Replaced => FeedItem::Replaced { number, key, value },
-                    Changed::Left => FeedItem::Left { number, key, cause },
-                }
-            }
-        })
-    }
-
-    fn value(&mut self, key: &[u8], value: &HeardValue) -> Result<Option<Vec<u8>>, FeedError> {
-        let value = match value {
-            HeardValue::None => SentValue::None,
+    /// Brings the value, decrypted, of what was heard next.
+    fn bring(&mut self, heard: &mut HeardItem) -> Result<(), FeedError> {
+        let (HeardItem::Key(key, value) | HeardItem::Change { key, value, .. }) = heard else {
+            return Ok(());
+        };
+        let sent = match value {
+            HeardValue::None => return Ok(()),
+            HeardValue::Here(_) if !self.client.encrypts() => return Ok(()),
             HeardValue::Here(value) => SentValue::Here(value),
             HeardValue::Elsewhere => SentValue::Elsewhere,
         };
-        Ok(self.client.sent_value(&SentKey { key, value })?.flatten())
+        let brought = self.client.sent_value(&SentKey { key, value: sent })?.flatten();
+        *value = brought.map_or(HeardValue::None, HeardValue::Here);
+        Ok(())
+    }
+}
+
+/// What is given, of what was heard and brought.
+fn item(heard: HeardItem) -> FeedItem {
+    let plain = |value| match value {
+        HeardValue::Here(value) => Some(value),
+        HeardValue::None | HeardValue::Elsewhere => None,
+    };
+    match heard {
+        HeardItem::Joined => FeedItem::Joined,
+        HeardItem::Gap { from, to, cause } => FeedItem::Gap { from, to, cause },
+        HeardItem::Key(key, value) => FeedItem::Key { key, value: plain(value) },
+        HeardItem::Change { number, what: Changed::Came, key, value, .. } => {
+            FeedItem::Came { number, key, value: plain(value) }
+        }
+        HeardItem::Change { number, what: Changed::Replaced, key, value, .. } => {
+            FeedItem::Replaced { number, key, value: plain(value) }
+        }
+        HeardItem::Change { number, what: Changed::Left, key, cause, .. } => {
+            FeedItem::Left { number, key, cause }
+        }
     }
 }
 

@@ -1,8 +1,9 @@
-//! Follows a table: its changes, and a walk that joins them without a hole (J2, J6 to J8).
+//! Follows a table: its changes, and a walk that joins them without a hole (J2, J6, J7).
 //!
 //! ```text
-//! start the feed: number p ── look 1, number n1 ── changes p..n1 of keys passed before look 1 ── keys of look 1
-//!                          ── look 2, number n2 ── changes n1..n2 of keys passed by look 1    ── keys of look 2 ...
+//! start the feed: number p
+//! look 1: number n1 ── changes p to n1 of keys passed before ── its keys
+//! look 2: number n2 ── changes n1 to n2 of keys passed before ── its keys ...
 //! ```
 //!
 //! It asks somebody else, so tests can have it ask an index.
@@ -48,7 +49,7 @@ pub(super) enum HeardValue {
 
 /// What a follower hears.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Heard {
+pub(super) enum HeardItem {
     /// The walk shows a key.
     Key(Vec<u8>, HeardValue),
     /// The walk has shown all keys.
@@ -106,7 +107,7 @@ pub(super) struct Follower {
     /// Whether it has heard anything yet: until then, a wrong place is its caller's error.
     has_begun: bool,
     joining: Option<Joining>,
-    heard: VecDeque<Heard>,
+    heard: VecDeque<HeardItem>,
 }
 
 fn owned(value: SentValue<'_>) -> HeardValue {
@@ -125,10 +126,10 @@ impl Follower {
 
     /// The place behind everything that was taken.
     pub fn position(&self) -> FeedPosition {
-        let place_of = |heard: &Heard| match heard {
-            Heard::Change { number, .. } => Some(FeedPosition { number: *number, ..self.at }),
-            Heard::Gap { from, .. } => Some(*from),
-            Heard::Key(..) | Heard::Joined => None,
+        let place_of = |heard: &HeardItem| match heard {
+            HeardItem::Change { number, .. } => Some(FeedPosition { number: *number, ..self.at }),
+            HeardItem::Gap { from, .. } => Some(*from),
+            HeardItem::Key(..) | HeardItem::Joined => None,
         };
         self.heard.iter().find_map(place_of).unwrap_or(self.at)
     }
@@ -140,12 +141,12 @@ impl Follower {
     }
 
     /// What was heard next.
-    pub fn peek(&self) -> Option<&Heard> {
-        self.heard.front()
+    pub fn peek(&mut self) -> Option<&mut HeardItem> {
+        self.heard.front_mut()
     }
 
     /// Takes it.
-    pub fn take(&mut self) -> Option<Heard> {
+    pub fn take(&mut self) -> Option<HeardItem> {
         self.heard.pop_front()
     }
 
@@ -182,11 +183,11 @@ impl Follower {
             return self.hear(source, end, Some(&passed));
         }
         let Some(look) = joining.looks.pop_front() else { return Ok(false) };
-        self.heard.extend(look.keys.into_iter().map(|(key, value)| Heard::Key(key, value)));
+        self.heard.extend(look.keys.into_iter().map(|(key, value)| HeardItem::Key(key, value)));
         joining.cursor = look.cursor;
         if joining.cursor.is_empty() {
             self.joining = None;
-            self.heard.push_back(Heard::Joined);
+            self.heard.push_back(HeardItem::Joined);
         }
         Ok(true)
     }
@@ -212,7 +213,7 @@ impl Follower {
         let is_gap = before.number > 0 && (is_other || from.number > before.number);
         if is_gap && !broken(Rule::FeedGap) {
             let cause = if is_other { GapCause::OtherServer } else { GapCause::TooSlow };
-            self.heard.push_back(Heard::Gap { from: before, to: from, cause });
+            self.heard.push_back(HeardItem::Gap { from: before, to: from, cause });
             // What the walk has shown is not what is there any more.
             (self.at, self.joining) = (from, None);
             return Ok(true);
@@ -220,7 +221,7 @@ impl Follower {
         loop {
             match body.next() {
                 Ok(None) => break,
-                Ok(Some(change)) => heard.push(Heard::Change {
+                Ok(Some(change)) => heard.push(HeardItem::Change {
                     number: change.number,
                     what: change.what,
                     cause: change.cause,
@@ -243,7 +244,7 @@ impl Follower {
         }
         let (from, to) = (self.at, place_of(source, FeedPosition::default(), false)?);
         (self.at, self.joining) = (to, None);
-        self.heard.push_back(Heard::Gap { from, to, cause: GapCause::OtherTable });
+        self.heard.push_back(HeardItem::Gap { from, to, cause: GapCause::OtherTable });
         Ok(true)
     }
 }

@@ -25,7 +25,7 @@ pub(crate) mod verbs;
 
 pub use counters::ClientCounters;
 pub use error::{AskError, ConnectError, FeedError, GetError, LinkError, MutateError};
-pub use feed::{Changes, FeedFrom, FeedItem, FeedOptions};
+pub use feed::{ChangeFeed, FeedFrom, FeedItem, FeedOptions};
 pub use follow::{FeedPosition, GapCause};
 pub use gets::BatchAnswer;
 pub use options::{ClientOptions, RequestPath};

@@ -99,6 +99,11 @@ impl Client {
         }
     }
 
+    /// Whether values are stored encrypted.
+    pub(super) fn encrypts(&self) -> bool {
+        self.options.encryption.is_some()
+    }
+
     /// The value of a key that was sent: `None` if the key has gone since.
     pub(super) fn sent_value(&mut self, key: &SentKey<'_>) -> Result<Option<Option<Vec<u8>>>, FeedError> {
         Ok(match key.value {

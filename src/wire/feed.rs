@@ -42,7 +42,7 @@ pub(crate) const FEED_REPLY_MAX: usize = 60 << 10;
 
 /// Longest cursor, in bytes.
 const CURSOR_MAX: usize = 24 + KEY_MAX;
-/// Bytes in front of a key and its value.
+/// FeedBytes in front of a key and its value.
 const KEY_HEAD: usize = 4;
 /// The least room for a reply: whatever is asked for, it brings one key.
 const ROOM_MIN: usize = 1 << 10;
@@ -103,7 +103,7 @@ impl<'a> FeedRequest<'a> {
     /// `None` if it is another request.
     pub(super) fn decode(frame: &Frame<'a>) -> Option<Result<FeedRequest<'a>, WireError>> {
         let unfitting = WireError::Body { op: frame.op(), len: frame.body().len() };
-        let mut bytes = Bytes(frame.body());
+        let mut bytes = FeedBytes(frame.body());
         let request = match frame.op() {
             number::SCAN => (|| {
                 let table = bytes.u64()?;
@@ -279,7 +279,7 @@ fn append_key(out: &mut Vec<u8>, room: usize, key: &[u8], value: SentValue<'_>) 
 #[derive(Debug)]
 pub(crate) struct ScannedWriter {
     body: Vec<u8>,
-    /// Bytes of the body, less a cursor.
+    /// FeedBytes of the body, less a cursor.
     room: usize,
     /// Where the look begins that is being written.
     look: usize,
@@ -399,11 +399,11 @@ pub(crate) struct ScannedBody<'a> {
 impl<'a> ScannedBody<'a> {
     /// `None` if the body makes no sense.
     pub fn of(body: &'a [u8]) -> Option<ScannedBody<'a>> {
-        let mut bytes = Bytes(body);
+        let mut bytes = FeedBytes(body);
         let (table, incarnation, mut looks) = (bytes.u64()?, bytes.u64()?, Vec::new());
         while !bytes.0.is_empty() {
             let (number, len) = (bytes.u64()?, bytes.u32()?);
-            let (mut of_keys, mut keys) = (Bytes(bytes.take(len as usize)?), Vec::new());
+            let (mut of_keys, mut keys) = (FeedBytes(bytes.take(len as usize)?), Vec::new());
             while !of_keys.0.is_empty() {
                 keys.push(of_keys.key()?);
             }
@@ -432,13 +432,13 @@ pub(crate) struct ChangedBody<'a> {
     pub incarnation: u64,
     /// The changes that it tells of, or passes over.
     pub numbers: Range<u64>,
-    rest: Bytes<'a>,
+    rest: FeedBytes<'a>,
 }
 
 impl<'a> ChangedBody<'a> {
     /// `None` if the body makes no sense.
     pub fn of(body: &'a [u8]) -> Option<ChangedBody<'a>> {
-        let mut rest = Bytes(body);
+        let mut rest = FeedBytes(body);
         let [table, incarnation, from, next] = rest.four()?;
         (from <= next).then_some(ChangedBody { table, incarnation, numbers: from..next, rest })
     }
@@ -466,9 +466,9 @@ impl<'a> ChangedBody<'a> {
 
 /// Takes bytes apart, from the front.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Bytes<'a>(&'a [u8]);
+struct FeedBytes<'a>(&'a [u8]);
 
-impl<'a> Bytes<'a> {
+impl<'a> FeedBytes<'a> {
     fn take(&mut self, len: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(len)?;
         self.0 = rest;
@@ -516,7 +516,7 @@ impl<'a> Bytes<'a> {
     }
 }
 
-/// Bytes of a reply that are left for its body where a whole reply has so many.
+/// FeedBytes of a reply that are left for its body where a whole reply has so many.
 pub(crate) fn feed_room(reply_bytes: usize) -> usize {
     reply_bytes.saturating_sub(HEAD).min(FEED_REPLY_MAX)
 }

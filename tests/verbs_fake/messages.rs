@@ -1,6 +1,8 @@
 //! Messages and their answers: order, number, length, and receives that are never lost.
 
 use super::*;
+use oneread::{FeedFrom, FeedItem, FeedOptions};
+use std::collections::BTreeMap;
 
 stories! {
     hanging_up_while_asking,
@@ -17,6 +19,7 @@ stories! {
     misnumbered_answers,
     late_answers,
     answers_beyond_the_bound,
+    scans_and_followers,
 }
 
 /// A client may hang up at any time, even when its message has just arrived and the server has not
@@ -523,4 +526,34 @@ fn answers_beyond_the_bound(fake: &Fake) {
         }
     }
     fill(&mut connect(&server), 300);
+}
+
+/// Over verbs, too, a scan shows each key once, and a follower hears of each change: in replies as long as a message.
+fn scans_and_followers(_: &Fake) {
+    const KEYS: u32 = 2000;
+    let server = serve(20_000);
+    let mut client = connect(&server);
+    fill(&mut client, KEYS / 2);
+    let options = FeedOptions::new().from(FeedFrom::Keys).values(true);
+    let mut changes = client.changes(options).unwrap();
+    fill(&mut client, KEYS);
+    let right: BTreeMap<_, _> = (0..KEYS).map(ours).collect();
+    let (mut copy, mut shown) = (BTreeMap::new(), BTreeMap::new());
+    while let Some(item) = changes.next(Duration::ZERO).unwrap() {
+        match item {
+            FeedItem::Key { key, value }
+            | FeedItem::Came { key, value, .. }
+            | FeedItem::Replaced { key, value, .. } => drop(copy.insert(key, value.unwrap())),
+            FeedItem::Joined => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(copy == right, "{} of {} keys", copy.len(), right.len());
+    let before = client.queue_counts().unwrap().messages;
+    for found in client.scan().values(true) {
+        let found = found.unwrap();
+        assert_eq!(shown.insert(found.key, found.value.unwrap()), None, "shown twice");
+    }
+    assert!(shown == right, "{} of {} keys", shown.len(), right.len());
+    assert!(client.queue_counts().unwrap().messages - before > 10);
 }

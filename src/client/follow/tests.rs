@@ -18,14 +18,14 @@ use std::time::Duration;
 const GRACE: Duration = Duration::from_micros(200);
 
 /// Asks an index.
-struct Direct<'i> {
+struct DirectSource<'i> {
     index: &'i Index,
     /// Bytes of the feed, and of a reply.
     feed_bytes: u64,
     room: usize,
 }
 
-impl Direct<'_> {
+impl DirectSource<'_> {
     fn ask(&self, request: FeedRequest<'_>) -> Result<Vec<u8>, FeedRefusal> {
         match feed::answer(self.index, request, self.feed_bytes, self.room) {
             FeedReply::Scanned(body) | FeedReply::Changed(body) => Ok(body),
@@ -34,7 +34,7 @@ impl Direct<'_> {
     }
 }
 
-impl FeedSource for Direct<'_> {
+impl FeedSource for DirectSource<'_> {
     type Error = FeedRefusal;
 
     fn look(&mut self, table: u64, cursor: &[u8]) -> Result<Vec<u8>, FeedRefusal> {
@@ -82,21 +82,21 @@ fn here(value: HeardValue) -> Result<Vec<u8>, String> {
 
 impl Known {
     /// Returns whether it has to begin anew.
-    fn hear(&mut self, heard: Heard) -> Result<bool, String> {
+    fn hear(&mut self, heard: HeardItem) -> Result<bool, String> {
         match heard {
-            Heard::Gap { .. } => {
+            HeardItem::Gap { .. } => {
                 (self.keys, self.met) = Default::default();
                 (self.last, self.gaps) = (0, self.gaps + 1);
                 return Ok(true);
             }
-            Heard::Joined => self.joined += 1,
-            Heard::Key(key, value) => {
+            HeardItem::Joined => self.joined += 1,
+            HeardItem::Key(key, value) => {
                 if self.met.insert(key.clone(), ()).is_some() {
                     return Err(format!("the walk shows {key:?}, of which something was heard"));
                 }
                 self.keys.insert(key, here(value)?);
             }
-            Heard::Change { number, what, key, value, .. } => {
+            HeardItem::Change { number, what, key, value, .. } => {
                 if number <= self.last {
                     return Err(format!("change {number} after {}", self.last));
                 }
@@ -175,7 +175,8 @@ fn change(index: &Index, run: Run, seed: u64, changes: u64) {
 /// Follows until the others have ended and everything is heard.
 fn follow(index: &Index, run: Run, working: &AtomicU64, seed: u64) -> Result<Known, String> {
     let mut random = Random::new(seed);
-    let mut source = Direct { index, feed_bytes: run.feed_bytes, room: (1 << 10) + random.pick(2) * 3_000 };
+    let mut source =
+        DirectSource { index, feed_bytes: run.feed_bytes, room: (1 << 10) + random.pick(2) * 3_000 };
     let (mut known, mut follower) = (Known::default(), Follower::new(FeedPosition::default()));
     follower.join(&mut source).map_err(|error| error.to_string())?;
     loop {

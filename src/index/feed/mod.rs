@@ -1,4 +1,4 @@
-//! The feed: the changes of a table, one after the other, for whoever asks (J1 to J8).
+//! The feed: the changes of a table, one after the other, for whoever asks (J1 to J7).
 //!
 //! Without a listener there is no ring, and a change looks at one flag. The first who asks starts it. It ends by
 //! itself when the ring has gone round and nobody has asked meanwhile: then all who listened have missed something
@@ -10,7 +10,7 @@ pub(crate) use ring::{ChangeRecord, RecordValue};
 
 use crate::index::seams::KeyChange;
 use crate::sync::{Ordering, fence};
-use ring::Ring;
+use ring::ChangeRing;
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
@@ -47,7 +47,7 @@ impl LeftCause {
 pub(crate) struct Feed {
     /// Whether changes are told. It is looked at under the key's lock (J1).
     is_on: AtomicBool,
-    ring: OnceLock<Ring>,
+    ring: OnceLock<ChangeRing>,
 }
 
 impl Feed {
@@ -75,7 +75,7 @@ impl Feed {
     /// the next change. Takes some microseconds.
     pub fn start(&self, bytes: u64) -> u64 {
         let is_new = self.ring.get().is_none();
-        let ring = self.ring.get_or_init(|| Ring::new(bytes));
+        let ring = self.ring.get_or_init(|| ChangeRing::new(bytes));
         ring.ask();
         if self.is_on() {
             return ring.next();
@@ -96,10 +96,10 @@ impl Feed {
     /// The number of the next change, 0 before the first start. Whoever holds a key's lock, while the feed is on,
     /// knows that all earlier changes of the key have lower numbers, and all later ones have not (J3).
     pub fn next(&self) -> u64 {
-        self.ring.get().map_or(0, Ring::next)
+        self.ring.get().map_or(0, ChangeRing::next)
     }
 
-    /// Shows changes with these numbers, as [`Ring::read`].
+    /// Shows changes with these numbers, as [`ChangeRing::read`].
     pub fn read(&self, range: Range<u64>, see: &mut dyn FnMut(u64, &ChangeRecord<'_>) -> bool) -> Range<u64> {
         let Some(ring) = self.ring.get() else { return range.start..range.start };
         ring.ask();

@@ -48,7 +48,7 @@ pub(crate) struct ChangeRecord<'r> {
 
 /// The ring.
 #[derive(Debug)]
-pub(super) struct Ring {
+pub(super) struct ChangeRing {
     memory: Region,
     words: u64,
     starts: u64,
@@ -63,7 +63,7 @@ pub(super) struct Ring {
 }
 
 /// What a record's first word says.
-struct Head {
+struct RecordHead {
     key: u64,
     value: u64,
     what: u64,
@@ -71,13 +71,13 @@ struct Head {
     kind: u64,
 }
 
-impl Head {
+impl RecordHead {
     fn to_word(&self) -> u64 {
         self.key | self.what << 16 | self.kind << 20 | self.cause << 24 | self.value << 32
     }
 
-    fn from_word(word: u64) -> Head {
-        Head {
+    fn from_word(word: u64) -> RecordHead {
+        RecordHead {
             key: word & 0xffff,
             value: word >> 32,
             what: word >> 16 & 15,
@@ -98,17 +98,17 @@ fn words_of(bytes: u64) -> u64 {
 /// A copy of a record's words.
 pub(super) type RecordWords = SmallVec<[u64; 32]>;
 
-impl Ring {
+impl ChangeRing {
     /// A ring whose records take `bytes`, rounded down to a power of two, and their starts a quarter of that.
-    pub fn new(bytes: u64) -> Ring {
+    pub fn new(bytes: u64) -> ChangeRing {
         let words = 1 << (bytes / WORD as u64).max(4 * WORDS_PER_START).ilog2();
         let starts = words / WORDS_PER_START;
         let memory = Region::private((words + starts) * WORD as u64);
         let (first, next, asked) = (AtomicU64::new(1), AtomicU64::new(1), AtomicU64::new(1));
-        Ring { memory, words, starts, first, next, asked, end: Mutex::new(0) }
+        ChangeRing { memory, words, starts, first, next, asked, end: Mutex::new(0) }
     }
 
-    /// The number of the next record. Acquire: pairs with the release of [`Ring::push`].
+    /// The number of the next record. Acquire: pairs with the release of [`ChangeRing::push`].
     pub fn next(&self) -> u64 {
         self.next.load(Ordering::Acquire)
     }
@@ -145,7 +145,7 @@ impl Ring {
             RecordValue::Here(bytes) => (1, bytes),
             RecordValue::Elsewhere => (2, &[][..]),
         };
-        let head = Head {
+        let head = RecordHead {
             key: change.key.len() as u64,
             value: bytes.len() as u64,
             what: change.what as u64,
@@ -242,7 +242,7 @@ impl Ring {
         words.clear();
         let begins = self.memory.load(self.start_word(number));
         let word = |at: u64| self.memory.load((begins.wrapping_add(at) % self.words) as usize);
-        let head = Head::from_word(word(0));
+        let head = RecordHead::from_word(word(0));
         // What is being written over may say anything.
         if head.words() <= self.words {
             words.extend((0..head.words()).map(word));
@@ -256,7 +256,7 @@ impl Ring {
 /// What the words of a record say. A record that is whole says something.
 fn record(bytes: &[u8]) -> Option<ChangeRecord<'_>> {
     let (head, rest) = bytes.split_first_chunk::<WORD>()?;
-    let head = Head::from_word(u64::from_le_bytes(*head));
+    let head = RecordHead::from_word(u64::from_le_bytes(*head));
     let (key, value) = rest.split_at_checked(WORD * words_of(head.key) as usize)?;
     let what = match head.what {
         0 => Changed::Came,
@@ -282,13 +282,13 @@ mod tests {
         KeyChange { what, key, value: value.map(SlotValue::Inline) }
     }
 
-    fn push(ring: &Ring, key: &[u8], value: Option<&[u8]>) -> bool {
+    fn push(ring: &ChangeRing, key: &[u8], value: Option<&[u8]>) -> bool {
         ring.push(&mut ring.turn(), &change(key, value), LeftCause::Removed)
     }
 
     type Seen = Vec<(u64, Vec<u8>, Option<Vec<u8>>)>;
 
-    fn read(ring: &Ring, range: Range<u64>) -> (Seen, Range<u64>) {
+    fn read(ring: &ChangeRing, range: Range<u64>) -> (Seen, Range<u64>) {
         let mut seen = Seen::new();
         let read = ring.read(range, &mut |number, record| {
             let value = match record.value {
@@ -305,7 +305,7 @@ mod tests {
     /// and who asks for one of them is told where the rest begins.
     #[test]
     fn records_come_back_until_they_are_written_over() {
-        let ring = Ring::new(1 << 12);
+        let ring = ChangeRing::new(1 << 12);
         let key = |n: u64| vec![n as u8; 1 + n as usize % 255];
         let value = |n: u64| (n % 3 > 0).then(|| vec![!n as u8; n as usize % 60]);
         for n in 1..=500 {
@@ -325,7 +325,7 @@ mod tests {
     /// number.
     #[test]
     fn records_are_bounded() {
-        let ring = Ring::new(1 << 10);
+        let ring = ChangeRing::new(1 << 10);
         assert!(push(&ring, b"key", Some(&[1; 500])));
         ring.read(1..2, &mut |_, record| {
             assert_eq!(record.value, RecordValue::Elsewhere);
@@ -342,7 +342,7 @@ mod tests {
     /// When nobody has asked while all of it was written over, nothing more is told.
     #[test]
     fn a_ring_that_nobody_reads_ends() {
-        let ring = Ring::new(1 << 10);
+        let ring = ChangeRing::new(1 << 10);
         let told = (0..1_000).take_while(|_| push(&ring, b"k", None)).count();
         assert_eq!(told, 32);
         ring.ask();
@@ -356,7 +356,7 @@ mod tests {
     /// Two threads tell and one reads what it can: each record is whole, those of a thread are in order, and
     /// what was missed is missing at the front.
     fn beside(seconds: f64) -> Result<[u64; 2], String> {
-        let ring = &Ring::new(1 << 12);
+        let ring = &ChangeRing::new(1 << 12);
         let ends = &AtomicBool::new(false);
         let faults = crate::faults::all_broken();
         std::thread::scope(|scope| {
