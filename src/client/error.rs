@@ -326,7 +326,7 @@ pub enum FeedError {
         /// How many.
         given: usize,
     },
-    /// The server hangs up at this request each time: it is of a version before scans and feeds.
+    /// The server is of a version before scans and feeds. Nothing was sent.
     #[error("the server at {address} knows no such request; use the same version of oneread on both sides")]
     Unsupported {
         /// The address.

@@ -1,7 +1,8 @@
 //! Scans: all keys, by requests to the server.
 
 use super::Client;
-use super::error::{AskError, FeedError, LinkError};
+use super::error::FeedError;
+use crate::outcome::PutError;
 use crate::wire::{FeedReply, FeedRequest, Reply, Request, ScannedBody, SentKey, SentValue};
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -80,22 +81,16 @@ impl Client {
         if given > max {
             return Err(FeedError::PrefixLength { given, max });
         }
-        let mut has_hung_up = false;
-        loop {
-            match self.ask(&Request::Feed(request), Instant::now() + self.options.deadline) {
-                Ok(Reply::Feed(FeedReply::Refused(why))) => {
-                    return Err(FeedError::Refused { address: self.address.clone(), why });
-                }
-                Ok(Reply::Feed(reply)) => return Ok(reply),
-                Ok(_) => return Err(self.unexpected().into()),
-                // A server of an older version hangs up at what it does not know, each time. Another one may just
-                // have ended.
-                Err(error) if is_hung_up(&error) && !has_hung_up => has_hung_up = true,
-                Err(error) if is_hung_up(&error) => {
-                    return Err(FeedError::Unsupported { address: self.address.clone() });
-                }
-                Err(error) => return Err(error.into()),
+        match self.ask(&Request::Feed(request), Instant::now() + self.options.deadline)? {
+            Reply::Feed(FeedReply::Refused(why)) => {
+                Err(FeedError::Refused { address: self.address.clone(), why })
             }
+            Reply::Feed(reply) => Ok(reply),
+            // It was not sent.
+            Reply::Put(Err(PutError::OldServer)) => {
+                Err(FeedError::Unsupported { address: self.address.clone() })
+            }
+            _ => Err(self.unexpected().into()),
         }
     }
 
@@ -112,12 +107,6 @@ impl Client {
             SentValue::Elsewhere => self.get(key.key)?.map(Some),
         })
     }
-}
-
-/// Whether the other side ended the connection.
-fn is_hung_up(error: &AskError) -> bool {
-    let AskError::ServerGone { source, .. } = error else { return false };
-    !matches!(source, LinkError::Unexpected | LinkError::Wire(_))
 }
 
 impl Scan<'_> {
