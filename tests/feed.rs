@@ -96,6 +96,15 @@ fn work(client: &mut Client, thread: u64, ends: &AtomicBool) -> Copied {
     own
 }
 
+/// Has workers end, also when the test fails.
+struct EndsLater<'e>(&'e AtomicBool);
+
+impl Drop for EndsLater<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// While two clients change a table that grows, by two threads of the server, scans show each key that stays once, and
 /// who follows has in the end what is there.
 #[test]
@@ -117,6 +126,7 @@ fn scans_and_followers_beside_changes() {
                     scope.spawn(move || work(&mut client, thread, ends))
                 })
                 .collect();
+            let ending = EndsLater(&ends);
             let options = FeedOptions::new().from(FeedFrom::Keys).values(true);
             let mut changes = staying.changes(options).unwrap();
             let begun = Instant::now();
@@ -130,7 +140,7 @@ fn scans_and_followers_beside_changes() {
                     heard = [heard[0] + more[0], heard[1] + more[1]];
                 }
             }
-            ends.store(true, Ordering::Relaxed);
+            drop(ending);
             let left = workers.into_iter().map(|worker| worker.join().unwrap()).collect();
             hear_all(&mut changes, &mut copy);
             left

@@ -22,8 +22,8 @@ use std::ops::Range;
 mod number {
     pub const SCAN: u16 = 40;
     pub const CHANGES: u16 = 41;
-    pub const SCANNED: u16 = 40;
-    pub const CHANGED: u16 = 41;
+    pub const SCANNED: u16 = 60;
+    pub const CHANGED: u16 = 61;
     pub const REFUSED: u16 = 140;
 }
 
@@ -584,6 +584,13 @@ mod tests {
             let (reply, mut bytes) = (Reply::Feed(FeedReply::Refused(refusal)), Vec::new());
             reply.encode(7, &mut bytes);
             assert_eq!(bytes, frame(0x8000, 140, &numbers(&body)), "{refusal:?}");
+            assert_eq!(Reply::decode(&decode(&bytes).unwrap().unwrap()), Ok(reply));
+        }
+        let bodies = [(60, FeedReply::Scanned(vec![1, 2])), (61, FeedReply::Changed(vec![1, 2]))];
+        for (status, reply) in bodies.map(|(status, reply)| (status, Reply::Feed(reply))) {
+            let mut bytes = Vec::new();
+            reply.encode(7, &mut bytes);
+            assert_eq!(bytes, frame(0x8000, status, &[1, 2]));
             assert_eq!(Reply::decode(&decode(&bytes).unwrap().unwrap()), Ok(reply));
         }
     }
