@@ -33,7 +33,7 @@ use oneread::internals::layout::hash::mix;
 use oneread::internals::region::{Backing, Region};
 use oneread::internals::server::ServerConfig;
 use oneread::{
-    Address, Client, Config, PutMode, PutOutcome, Server, TableSize, Values,
+    Address, Client, Config, PartChange, PartEffect, PutMode, PutOutcome, Server, TableSize, Tell, Values,
     embedded::{Clock, Index, Reader},
     error::PutError,
     fabric::Shm,
@@ -415,8 +415,19 @@ operation! {
     [562, 2075, 623, 2058]
 }
 operation! {
+    part: present, |table| table.keys.iter().all(|key| set_bits(table, key));
+    [1539, 4258, 1594, 4237], grows: 1630
+}
+operation! {
     remove: present, |table| table.keys.iter().all(|key| table.index.remove(key) == Ok(true));
     [1141, 2012, 1131, 1750]
+}
+
+/// A change of a part: it reads the value, and rewrites the slot.
+#[inline(always)]
+fn set_bits(table: &Prepared, key: &[u8]) -> bool {
+    let set = table.index.change_part(key, PartChange::Or { bits: &[0x80; 8] }, Tell::Nothing);
+    set.is_ok_and(|set| set.effect == PartEffect::Updated)
 }
 
 /// Single GETs.
@@ -533,6 +544,7 @@ library_benchmark_group!(
         grow,
         fill_growing,
         update,
+        part,
         remove,
         refused
     ]
