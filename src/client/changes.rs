@@ -114,6 +114,59 @@ impl Client {
         Ok(if is_absent { SwapOutcome::Swapped } else { SwapOutcome::Differs })
     }
 
+    /// Many of [`Client::compare_exchange`]. Returns one answer per key, in order. Costs what [`Client::put_many`] costs,
+    /// and is no transaction either. Where the client has to look itself (expected values of more than 4,080
+    /// bytes, absence both ways, encryption), it makes all of them one by one.
+    ///
+    /// # Errors
+    /// As [`Client::put_many`], and [`Client::compare_exchange`] for what is no answer of a table.
+    #[expect(clippy::type_complexity, reason = "a key, and its value before and after")]
+    pub fn compare_exchange_many<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &mut self,
+        swaps: &[(K, Option<V>, Option<V>)],
+    ) -> Result<Vec<Result<SwapOutcome, PutError>>, MutateError> {
+        let swaps: Vec<(&[u8], Option<&[u8]>, Option<&[u8]>)> = swaps
+            .iter()
+            .map(|(key, expected, value)| {
+                (key.as_ref(), expected.as_ref().map(V::as_ref), value.as_ref().map(V::as_ref))
+            })
+            .collect();
+        let is_compared_here = |(_, expected, value): &(&[u8], Option<&[u8]>, Option<&[u8]>)| match expected {
+            Some(expected) => expected.len() > FRAME_VALUE_MAX,
+            None => value.is_none(),
+        };
+        if self.options.encryption.is_some() || swaps.iter().any(is_compared_here) {
+            let one = |(key, expected, value)| match self.compare_exchange(key, expected, value) {
+                Ok(outcome) => Ok(Ok(outcome)),
+                Err(error) => error.rejection().map(Err).ok_or(error),
+            };
+            return swaps.into_iter().map(one).collect();
+        }
+        let requests: Vec<_> = swaps
+            .into_iter()
+            .filter_map(|(key, expected, value)| match (expected, value) {
+                (Some(expected), Some(value)) => Some(Request::Swap { key, expected, value }),
+                (Some(expected), None) => {
+                    Some(Request::RemoveIf { key, expected: Expected::Value(expected) })
+                }
+                (None, Some(value)) => Some(Request::Put { mode: PutMode::Insert, key, value }),
+                (None, None) => None,
+            })
+            .collect();
+        let answer = |reply| match reply {
+            Reply::Swapped(outcome) => Some(outcome),
+            Reply::Put(Ok(PutOutcome::Inserted)) => Some(Ok(SwapOutcome::Swapped)),
+            Reply::Put(Ok(_)) => Some(Ok(SwapOutcome::Differs)),
+            Reply::Put(Err(error)) => Some(Err(error)),
+            _ => None,
+        };
+        let mut answers = vec![None; requests.len()];
+        self.ask_each_until_free(&requests, ReplyTells::Outcomes, answer, &mut |nth, answer| {
+            answers[nth] = Some(answer);
+        })?;
+        Ok(answers.into_iter().flatten().collect())
+    }
+
     /// A compare-and-swap to a value, or to absence.
     fn swap(
         &mut self,
@@ -388,7 +441,10 @@ impl Client {
 /// The number and the key of each change.
 fn keys_of<'a>(changes: &[Request<'a>]) -> impl Iterator<Item = (usize, &'a [u8])> {
     changes.iter().enumerate().filter_map(|(nth, change)| match change {
-        Request::Put { key, .. } | Request::Part { key, .. } => Some((nth, *key)),
+        Request::Put { key, .. }
+        | Request::Part { key, .. }
+        | Request::Swap { key, .. }
+        | Request::RemoveIf { key, .. } => Some((nth, *key)),
         _ => None,
     })
 }

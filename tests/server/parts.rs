@@ -122,6 +122,25 @@ fn a_swap_begins_and_ends_with_absence() {
             assert_eq!(client.remove_if(b"key", value).unwrap(), SwapOutcome::Differs);
             assert_eq!(client.remove_if(b"key", &other).unwrap(), SwapOutcome::Swapped);
             assert_eq!(client.get(b"key").unwrap(), None);
+            // The same in a batch, of which the client makes some one by one.
+            let (value, other) = (value.to_vec(), other);
+            for is_one_by_one in [false, true] {
+                let mut swaps = vec![
+                    (b"key", None, Some(value.clone())),
+                    (b"key", None, Some(value.clone())),
+                    (b"key", Some(other.clone()), None),
+                    (b"key", Some(value.clone()), Some(other.clone())),
+                    (b"key", Some(other.clone()), None),
+                    (b"key", Some(other.clone()), None),
+                ];
+                if is_one_by_one {
+                    swaps.push((b"key", None, None));
+                }
+                let swapped = client.compare_exchange_many(&swaps).unwrap();
+                use SwapOutcome::{Absent, Differs, Swapped};
+                let expected = [Swapped, Differs, Differs, Swapped, Swapped, Absent, Swapped].map(Ok);
+                assert_eq!(swapped, expected[..swaps.len()]);
+            }
         }
     }
     assert_eq!((server.stats().keys, server.index().heap().values), (0, 0));

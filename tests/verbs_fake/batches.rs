@@ -8,6 +8,7 @@ stories! {
     #[cfg(feature = "encryption")]
     values_are_encrypted,
     full_tables_in_a_batch,
+    parts_of_values,
 }
 
 /// Batches have an outcome for each key, and may end early. Values are swapped.
@@ -36,6 +37,45 @@ fn values_are_encrypted(fake: &Fake) {
         fake.set("FAKE_FAIL_NTH_READ", 100);
         check_all(&mut client, 200);
         assert_eq!(client.stats().failures.undecrypted, 0);
+    }
+}
+
+/// Parts of values are changed, one by one and in batches, also where each answer is as long as the longest value. Swaps
+/// begin and end with absence. All keys are removed.
+fn parts_of_values(_: &Fake) {
+    for options in ways() {
+        let server = serve_ways(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
+        let mut client = Client::connect_with(server.address(), options).unwrap();
+        assert_eq!(client.add(b"n", 5, Some(7)).unwrap(), Some(12));
+        let range = PartError::CounterRange { value: 12, delta: -13 };
+        assert_eq!(client.add(b"n", -13, None).unwrap_err().rejection(), Some(range.into()));
+        assert_eq!(client.append(b"log", &[7; 46], 46).unwrap(), PartEffect::Inserted);
+        let too_long = PutError::ValueLength { given: 47, max: 46 };
+        assert_eq!(client.append(b"log", b"+", 99).unwrap_err().rejection(), Some(too_long));
+        assert_eq!(client.and_not(b"log", &[1; 46]).unwrap(), PartEffect::Updated);
+        let deltas: Vec<_> = (0..900i64).map(|n| ([n as u8 % 3], n)).collect();
+        let sums: Vec<_> =
+            client.add_many(&deltas, Some(0)).unwrap().into_iter().map(Result::unwrap).collect();
+        let expected = (0..900u64).map(|n| Some((0..=n).filter(|m| m % 256 % 3 == n % 256 % 3).sum()));
+        assert_eq!(sums, expected.collect::<Vec<_>>());
+        let told = client.change_parts(&[(b"log", PartChange::Or { bits: b"" }); 300], Tell::After).unwrap();
+        let log = PartOutcome::clone(told[0].as_ref().unwrap());
+        assert_eq!((log.effect, log.value), (PartEffect::Unchanged, Some(vec![6; 46])));
+        assert!(told.iter().all(|same| *same == told[0]));
+        let swaps = [
+            (&b"log"[..], Some(vec![6; 46]), None),
+            (b"log", Some(vec![6; 46]), None),
+            (b"log", None, Some(vec![5; 46])),
+            (b"log", None, Some(vec![4; 46])),
+            (b"log", Some(vec![5; 46]), Some(vec![3; 46])),
+        ];
+        let swapped: Vec<_> =
+            client.compare_exchange_many(&swaps).unwrap().into_iter().map(Result::unwrap).collect();
+        use SwapOutcome::{Absent, Differs, Swapped};
+        assert_eq!(swapped, [Swapped, Absent, Swapped, Differs, Swapped]);
+        assert_eq!(client.get(b"log").unwrap(), Some(vec![3; 46]));
+        assert_eq!(client.clear().unwrap(), 5);
+        assert_eq!(server.stats().keys, 0);
     }
 }
 
