@@ -139,7 +139,8 @@ kind!(GetError, error => match error {
 
 kind!(MutateError, error => match error {
     MutateError::KeyLength { .. } | MutateError::ValueLength { .. } | MutateError::EncryptedLength { .. } => Invalid,
-    MutateError::Full { .. } | MutateError::HeapFull { .. } => Full,
+    MutateError::TimeToLive { .. } | MutateError::NoLife => Invalid,
+    MutateError::Full { .. } | MutateError::HeapFull { .. } | MutateError::EntryNumbers => Full,
     MutateError::HeapBusy { .. } | MutateError::Withdrawn | MutateError::Busy { .. } => Busy,
     MutateError::NoMemory { .. } | MutateError::HeapMemory { .. } => System,
     MutateError::Part(error) => error.kind(),
@@ -190,7 +191,8 @@ kind!(WireError, _error => Incompatible);
 
 kind!(PutError, error => match error {
     PutError::KeyLength { .. } | PutError::ValueLength { .. } | PutError::EncryptedLength { .. } => Invalid,
-    PutError::Full { .. } | PutError::HeapFull { .. } => Full,
+    PutError::TimeToLive { .. } | PutError::NoLife => Invalid,
+    PutError::Full { .. } | PutError::HeapFull { .. } | PutError::EntryNumbers => Full,
     PutError::HeapBusy { .. } | PutError::Withdrawn | PutError::Busy { .. } => Busy,
     PutError::NoMemory { .. } | PutError::HeapMemory { .. } => System,
     PutError::Part(error) => error.kind(),
@@ -304,7 +306,7 @@ kind!(SnapshotError, error => match error {
 
 kind!(RestoreError, error => match error {
     RestoreError::Snapshot(error) => error.kind(),
-    RestoreError::TooLong { .. } => Invalid,
+    RestoreError::TooLong { .. } | RestoreError::Life => Invalid,
     RestoreError::TooMany { .. } => Full,
     RestoreError::Cancelled => Cancelled,
     RestoreError::Full { source, .. } => source.kind(),

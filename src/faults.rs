@@ -79,6 +79,12 @@ pub enum Rule {
     LookAgain,
     /// L6: a put looks for its key a last time before it answers that the table is full.
     LastLook,
+    /// V1: with each value an entry gets a number that no entry had.
+    EntryNumber,
+    /// V3: an entry's time is noted when the entry is visible.
+    NoteLater,
+    /// V2: an entry is removed at its end only if the life that the slot has under the key's lock has ended.
+    ExpiryCheck,
     /// L8: under its locks, a change looks whether the segment still has the key.
     StillHere,
     /// L9: a thread that has a pair looks, when it is the pair's one thread, whether the pair has ended.

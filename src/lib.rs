@@ -230,7 +230,7 @@ pub use encryption::Encryption;
 pub use error::ErrorKind;
 pub use families::presets;
 pub use index::{Cleared, LeftCause};
-pub use outcome::{PutMode, PutOutcome, SwapOutcome};
+pub use outcome::{PutMode, PutOptions, PutOutcome, SwapOutcome};
 pub use part::{PartChange, PartEffect, PartOutcome, Tell};
 pub use placement::Preset;
 pub use reader::Limits;

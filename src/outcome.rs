@@ -44,6 +44,49 @@ pub enum PutMode {
     Update,
 }
 
+/// What a put may do, and how long the entry lives.
+///
+/// ```
+/// use oneread::{PutMode, PutOptions};
+/// use std::time::Duration;
+///
+/// let lock = PutOptions::new().mode(PutMode::Insert).ttl(Duration::from_secs(10));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PutOptions {
+    /// Whether the key may, or must, be there.
+    pub mode: PutMode,
+    /// How long the entry lives from now on, rounded up to an eighth of a second; `None`: until it is removed or
+    /// put again. Only in a table whose entries have a life ([`Config::life`](crate::Config::life)).
+    pub ttl: Option<Duration>,
+}
+
+crate::setters::setters!(PutOptions {
+    mode: PutMode,
+    ttl: impl Into<Option<Duration>>,
+});
+
+impl PutOptions {
+    /// An upsert, of an entry that does not end by itself.
+    pub fn new() -> PutOptions {
+        PutOptions { mode: PutMode::Upsert, ttl: None }
+    }
+}
+
+impl Default for PutOptions {
+    /// The same as [`PutOptions::new`].
+    fn default() -> PutOptions {
+        PutOptions::new()
+    }
+}
+
+impl From<PutMode> for PutOptions {
+    fn from(mode: PutMode) -> PutOptions {
+        PutOptions { mode, ttl: None }
+    }
+}
+
 /// Why a key could not be put.
 #[derive(Debug, thiserror::Error, Clone, PartialEq)]
 #[non_exhaustive]
@@ -147,6 +190,22 @@ pub enum PutError {
     /// What the change had to wait for, before it is visible, has refused it. Nothing was changed.
     #[error("the change was withdrawn before it was made; nothing was changed")]
     Withdrawn,
+    /// The time to live is none that an entry can have. Nothing was changed.
+    #[error(
+        "the entry is to live for {}, which is none, or ends later than this table can say (17 years after it was made); give another time, or none", time(*given)
+    )]
+    TimeToLive {
+        /// The time given.
+        given: Duration,
+    },
+    /// A time to live was given, and entries of this table have none. Nothing was changed.
+    #[error(
+        "entries of this table live until they are removed; for a time to live, make it with `Config::life`"
+    )]
+    NoLife,
+    /// All numbers of entries were given. Nothing was changed.
+    #[error("this table has given every number that an entry can have; make a new one")]
+    EntryNumbers,
     /// Other changes interfered each time.
     #[error("other changes came in between, {rounds} times in a row; try again")]
     Busy {

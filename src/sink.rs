@@ -5,6 +5,7 @@
 //! | `Vec<u8>` | every value; allocates only if it is too small | whether the key was found |
 //! | [`SliceSink`] | values that fit memory of the caller's: a slice, registered memory, a buffer of another language | [`SliceOutcome`] |
 //! | [`LengthSink`] | no bytes | the value's length |
+//! | [`LifeSink`] | no bytes | the entry's life |
 //!
 //! While a GET looks, bytes of other values, or of parts of several, may come and go in a sink. They count
 //! only when the GET says that the key was found. After a miss a vector is empty. After an error, and in a
@@ -31,6 +32,7 @@
 #![allow(unsafe_code)]
 
 use crate::layout::WORD;
+use crate::layout::life::Life;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -38,6 +40,8 @@ use std::ops::Range;
 pub trait Sink {
     /// What a GET into it comes to.
     type Outcome;
+    /// Whether [`Sink::put_life`] is called. If not, a GET has no work with lives.
+    const WANTS_LIFE: bool = false;
 
     /// A value of this length begins: what was put before does not count any more. Returns whether its bytes
     /// are wanted. If so, all of them are put, in order.
@@ -78,6 +82,12 @@ pub trait Sink {
 
     /// There is no value.
     fn put_none(&mut self);
+
+    /// The life of the entry whose value, or part of it, comes next; `None` in a table whose entries have none.
+    #[inline]
+    fn put_life(&mut self, life: Option<Life>) {
+        let _ = life;
+    }
 
     /// The length of the value that began last, whether its bytes were wanted or not.
     fn value_len(&self) -> usize;
@@ -392,6 +402,91 @@ impl Sink for LengthSink {
 
     fn outcome(&self, is_found: bool) -> Option<usize> {
         is_found.then_some(self.0)
+    }
+}
+
+/// Takes the life of an entry only. A value that is not in its slot is not READ. The outcome is `None` if the key is
+/// absent, and otherwise the life, if entries have one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LifeSink(Option<Life>);
+
+impl LifeSink {
+    /// The life of the entry that was looked at last.
+    #[inline]
+    pub fn life(&self) -> Option<Life> {
+        self.0
+    }
+}
+
+impl Sink for LifeSink {
+    type Outcome = Option<Option<Life>>;
+    const WANTS_LIFE: bool = true;
+
+    #[inline]
+    fn begin(&mut self, _len: usize) -> bool {
+        false
+    }
+
+    fn put(&mut self, _bytes: &[u8]) {}
+
+    fn put_none(&mut self) {
+        self.0 = None;
+    }
+
+    #[inline]
+    fn put_life(&mut self, life: Option<Life>) {
+        self.0 = life;
+    }
+
+    fn value_len(&self) -> usize {
+        0
+    }
+
+    fn landed(&self) -> Option<&[u8]> {
+        None
+    }
+
+    fn outcome(&self, is_found: bool) -> Option<Option<Life>> {
+        is_found.then_some(self.0)
+    }
+}
+
+/// Takes a value with the entry's life. The outcome is whether the key was found.
+pub(crate) struct EntrySink<'a> {
+    pub value: &'a mut Vec<u8>,
+    pub life: Option<Life>,
+}
+
+impl Sink for EntrySink<'_> {
+    type Outcome = bool;
+    const WANTS_LIFE: bool = true;
+
+    fn begin(&mut self, len: usize) -> bool {
+        self.value.begin(len)
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        self.value.put(bytes);
+    }
+
+    fn put_none(&mut self) {
+        self.value.put_none();
+    }
+
+    fn put_life(&mut self, life: Option<Life>) {
+        self.life = life;
+    }
+
+    fn value_len(&self) -> usize {
+        self.value.value_len()
+    }
+
+    fn landed(&self) -> Option<&[u8]> {
+        self.value.landed()
+    }
+
+    fn outcome(&self, is_found: bool) -> bool {
+        is_found
     }
 }
 

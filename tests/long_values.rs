@@ -448,7 +448,8 @@ fn suspended_uploads_hold_up_nobody() {
     // The uploads go on.
     for (nth, raw) in uploads.iter_mut().enumerate() {
         let key = format!("stays {nth}");
-        let (rest, put) = (vec![3; LEN - 999], Request::UploadPut { mode: PutMode::Upsert, key: b"stays" });
+        let (rest, put) =
+            (vec![3; LEN - 999], Request::UploadPut { options: PutMode::Upsert.into(), key: b"stays" });
         let replies = raw.ask(&[Request::UploadPiece { bytes: &rest }, put]);
         assert!(matches!(replies[..], [Reply::Taken, Reply::Put(Ok(_))]), "{key}: {replies:?}");
         assert!(client.get(b"stays").unwrap().unwrap() == [3; LEN], "{key}");
@@ -464,8 +465,8 @@ fn hostile_uploads() {
     let begin = |len| Request::UploadBegin { key: b"key", len };
     let bytes = vec![7; 5_000];
     let piece = Request::UploadPiece { bytes: &bytes };
-    let put = Request::UploadPut { mode: PutMode::Upsert, key: b"key" };
-    let other = Request::UploadPut { mode: PutMode::Upsert, key: b"other" };
+    let put = Request::UploadPut { options: PutMode::Upsert.into(), key: b"key" };
+    let other = Request::UploadPut { options: PutMode::Upsert.into(), key: b"other" };
     let swap = Request::UploadSwap { key: b"key", expected: Expected::Value(b"old") };
     let extent = Reference { number: 1, offset: 2, len: 3, crc: 4 };
     let swap_extent = Request::UploadSwap { key: b"key", expected: Expected::Extent(extent) };
@@ -506,7 +507,7 @@ fn hostile_uploads() {
     let swaps = [begin(5_000), piece, swap_extent];
     assert_eq!(raw.ask(&swaps)[2], Reply::Swapped(Ok(SwapOutcome::Absent)));
     for value in [&bytes[..9], &bytes] {
-        let request = Request::Put { mode: PutMode::Upsert, key: b"key", value };
+        let request = Request::Put { options: PutMode::Upsert.into(), key: b"key", value };
         assert!(matches!(raw.ask(&[request])[..], [Reply::Put(Ok(_))]));
         assert_eq!(raw.ask(&swaps)[2], Reply::Swapped(Ok(SwapOutcome::Differs)));
         let short = Request::SwapExtent { key: b"key", expected: extent, value: b"" };

@@ -62,7 +62,7 @@ fn superblock_is_pinned() {
     assert_eq!(superblock.geometry(geometry.region_bytes()), Ok(geometry));
     // As in docs/FORMAT.md: the CRC-32C of the bytes before it, with a stamp of zero.
     assert_eq!(superblock.crc, crc32c::crc32c(&bytes[..252]));
-    assert_eq!(FORMAT_VERSION, 6);
+    assert_eq!(FORMAT_VERSION, 7);
 }
 
 /// The three pictures of a slot in `docs/FORMAT.md`, in bytes.

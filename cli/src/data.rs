@@ -6,8 +6,9 @@ use crate::secret::SecretArgs;
 use crate::source::Source;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
-use oneread::{Client, PutMode, PutOutcome as Outcome, SwapOutcome, error::PutError};
+use oneread::{Client, PutMode, PutOptions, PutOutcome as Outcome, SwapOutcome, error::PutError};
 use oneread_kit::progress::Progress;
+use oneread_kit::units::Period;
 use oneread_kit::{advice, show, status};
 use serde::Serialize;
 use std::collections::HashMap;
@@ -143,6 +144,7 @@ impl ChangeOptions {
   oneread put --insert lock me          only if it is absent
   oneread put --update greeting hi      only if it is present
   oneread put --if-value hi greeting ho only if its value is `hi`
+  oneread put --ttl 10s lock me         gone after ten seconds
   oneread put -- -dash- -value-         keys and values that begin with a dash
   (umask 077; openssl rand -hex 32 > secret)
   oneread put --key-file secret a b     the server sees no value; `get` needs
@@ -162,6 +164,9 @@ pub struct Put {
     /// Put only if the key is present
     #[arg(long)]
     update: bool,
+    /// The entry ends after this time, as in 500ms, 10s, 1h (a table made with `serve --life`)
+    #[arg(long, value_name = "TIME", conflicts_with = "if_value")]
+    ttl: Option<Period>,
     /// Put only if the key has this value (in hex with --hex)
     #[arg(long, value_name = "VALUE", conflicts_with_all = ["insert", "update"])]
     if_value: Option<String>,
@@ -184,12 +189,13 @@ impl Put {
                 SwapOutcome::Absent => ("missing", false),
             },
             None => {
-                let outcome = match (self.insert, self.update) {
-                    (true, _) => client.insert(&key, &value),
-                    (_, true) => client.update(&key, &value),
-                    _ => client.put(&key, &value),
+                let mode = match (self.insert, self.update) {
+                    (true, _) => PutMode::Insert,
+                    (_, true) => PutMode::Update,
+                    _ => PutMode::Upsert,
                 };
-                match outcome? {
+                let options = PutOptions::from(mode).ttl(self.ttl.map(|Period(ttl)| ttl));
+                match client.put_with(&key, &value, options)? {
                     Outcome::Inserted => ("inserted", true),
                     Outcome::Updated => ("updated", true),
                     Outcome::Exists => ("exists", false),

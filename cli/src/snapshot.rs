@@ -4,6 +4,7 @@ use crate::connect::Server;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use oneread::internals::layout::slot::SlotShape;
+use oneread::layout::LIFE_BYTES;
 use oneread::{
     Client, Config, PutMode, PutOutcome, TableSize,
     error::{PutError, SnapshotError},
@@ -420,10 +421,13 @@ pub fn config_for(path: &Path, layout: Option<oneread::layout::Layout>) -> Resul
     let own = snapshot.terms().layout;
     let mut config =
         Config::new().layout(layout.unwrap_or(own)).key_max(key_max).value_max(value_max).grace(grace);
+    let has_life = snapshot.terms().made.is_some();
+    config = config.life(has_life);
     if heap_bytes > 0 {
         let shape =
             SlotShape::from_bytes(slot_bytes).context("the snapshot's slots have an impossible size")?;
-        config = config.inline_max(shape.payload_max().saturating_sub(key_max));
+        config = config
+            .inline_max(shape.payload_max().saturating_sub(key_max + if has_life { LIFE_BYTES } else { 0 }));
         if bytes_max.is_none() {
             config = config.heap_bytes(heap_bytes);
         }

@@ -7,7 +7,7 @@ use super::handle::Deadline;
 use super::long::HeapWait;
 use super::send::BATCH;
 use crate::layout::extent::Expected;
-use crate::outcome::{PutError, PutMode, PutOutcome, SwapOutcome};
+use crate::outcome::{PutError, PutMode, PutOptions, PutOutcome, SwapOutcome};
 use crate::wire::{FRAME_VALUE_MAX, Reply, Request};
 use rustc_hash::FxHashMap;
 use std::time::Instant;
@@ -33,7 +33,27 @@ impl Client {
     /// # Errors
     /// [`MutateError`] says whether the change may have happened.
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<PutOutcome, MutateError> {
-        self.put_one(PutMode::Upsert, key, value)
+        self.put_one(PutMode::Upsert.into(), key, value)
+    }
+
+    /// The same as [`Client::put`], [`Client::insert`] or [`Client::update`], of an entry that may end by itself:
+    /// no sooner than its time, and at most a second later as long as the server runs. A GET may find it until
+    /// then. A put without a time takes the time away; a swap keeps it.
+    ///
+    /// The time counts from when the server makes the change, by a clock that also runs while the machine is
+    /// suspended, and goes on when the server is gone and another one takes the table over. If the machine was
+    /// started again meanwhile, what is left goes by the time of day.
+    ///
+    /// # Errors
+    /// As [`Client::put`]; [`PutError::NoLife`] in a table whose entries have none, [`PutError::TimeToLive`] for a
+    /// time of 0, or one that ends later than the table can say.
+    pub fn put_with(
+        &mut self,
+        key: &[u8],
+        value: &[u8],
+        options: PutOptions,
+    ) -> Result<PutOutcome, MutateError> {
+        self.put_one(options, key, value)
     }
 
     /// Inserts `key` if it is absent. Returns [`PutOutcome::Inserted`] or [`PutOutcome::Exists`].
@@ -41,7 +61,7 @@ impl Client {
     /// # Errors
     /// As [`Client::put`].
     pub fn insert(&mut self, key: &[u8], value: &[u8]) -> Result<PutOutcome, MutateError> {
-        self.put_one(PutMode::Insert, key, value)
+        self.put_one(PutMode::Insert.into(), key, value)
     }
 
     /// Updates `key` if it is present. Returns [`PutOutcome::Updated`] or [`PutOutcome::Missing`].
@@ -49,7 +69,7 @@ impl Client {
     /// # Errors
     /// As [`Client::put`].
     pub fn update(&mut self, key: &[u8], value: &[u8]) -> Result<PutOutcome, MutateError> {
-        self.put_one(PutMode::Update, key, value)
+        self.put_one(PutMode::Update.into(), key, value)
     }
 
     /// Puts `value` if the value of `key` is `expected`, byte for byte: no other change of the key
@@ -341,7 +361,8 @@ impl Client {
         pairs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
         each: &mut dyn FnMut(usize, Result<PutOutcome, PutError>),
     ) -> Result<(), MutateError> {
-        let puts: Vec<_> = pairs.map(|(key, value)| Request::Put { mode, key, value }).collect();
+        let puts: Vec<_> =
+            pairs.map(|(key, value)| Request::Put { options: mode.into(), key, value }).collect();
         let answer = |reply| match reply {
             Reply::Put(answer) => Some(answer),
             _ => None,
@@ -420,18 +441,23 @@ impl Client {
         Ok(())
     }
 
-    fn put_one(&mut self, mode: PutMode, key: &[u8], value: &[u8]) -> Result<PutOutcome, MutateError> {
+    fn put_one(&mut self, options: PutOptions, key: &[u8], value: &[u8]) -> Result<PutOutcome, MutateError> {
         if let Some(encryption) = &self.options.encryption {
             let stored = encryption.encrypt(key, value)?;
-            return self.put_stored(mode, key, &stored).map_err(encrypted::plain_error);
+            return self.put_stored(options, key, &stored).map_err(encrypted::plain_error);
         }
-        self.put_stored(mode, key, value)
+        self.put_stored(options, key, value)
     }
 
     /// Puts a value as it is to be stored.
-    fn put_stored(&mut self, mode: PutMode, key: &[u8], value: &[u8]) -> Result<PutOutcome, MutateError> {
+    fn put_stored(
+        &mut self,
+        options: PutOptions,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<PutOutcome, MutateError> {
         let deadline = Instant::now() + self.options.deadline;
-        match self.ask_until_free(&Request::Put { mode, key, value }, deadline)? {
+        match self.ask_until_free(&Request::Put { options, key, value }, deadline)? {
             Reply::Put(answer) => Ok(answer?),
             _ => Err(self.unexpected().into()),
         }

@@ -479,6 +479,18 @@ pub enum MutateError {
     /// What the change had to wait for, before it is visible, has refused it. Nothing was changed.
     #[error("{}", PutError::Withdrawn)]
     Withdrawn,
+    /// The time to live is none that an entry can have. Nothing was changed.
+    #[error("{}", PutError::TimeToLive { given: *given })]
+    TimeToLive {
+        /// The time given.
+        given: Duration,
+    },
+    /// A time to live was given, and entries of this table have none. Nothing was changed.
+    #[error("{}", PutError::NoLife)]
+    NoLife,
+    /// All numbers of entries were given. Nothing was changed.
+    #[error("{}", PutError::EntryNumbers)]
+    EntryNumbers,
     /// Other changes interfered each time. Try again.
     #[error("{}", PutError::Busy { rounds: *rounds })]
     Busy {
@@ -545,6 +557,9 @@ impl From<PutError> for MutateError {
             PutError::Withdrawn => MutateError::Withdrawn,
             PutError::Part(error) => MutateError::Part(error),
             PutError::OldServer => MutateError::OldServer,
+            PutError::TimeToLive { given } => MutateError::TimeToLive { given },
+            PutError::NoLife => MutateError::NoLife,
+            PutError::EntryNumbers => MutateError::EntryNumbers,
         }
     }
 }
@@ -572,6 +587,9 @@ impl MutateError {
             MutateError::Withdrawn => Some(PutError::Withdrawn),
             MutateError::Part(error) => Some(PutError::Part(error)),
             MutateError::OldServer => Some(PutError::OldServer),
+            MutateError::TimeToLive { given } => Some(PutError::TimeToLive { given }),
+            MutateError::NoLife => Some(PutError::NoLife),
+            MutateError::EntryNumbers => Some(PutError::EntryNumbers),
             _ => None,
         }
     }
@@ -612,6 +630,9 @@ mod tests {
             PutError::HeapBusy { given: 14, waited },
             PutError::HeapMemory { given: 15 },
             PutError::Withdrawn,
+            PutError::TimeToLive { given: waited },
+            PutError::NoLife,
+            PutError::EntryNumbers,
             PutError::Busy { rounds: 16 },
             PutError::Part(PartError::CounterRange { value: 17, delta: -18 }),
             PutError::OldServer,

@@ -12,6 +12,7 @@ mod gets;
 mod handle;
 #[cfg(any(feature = "verbs", test))]
 mod lanes;
+mod lives;
 mod long;
 mod options;
 mod parts;

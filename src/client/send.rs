@@ -138,8 +138,8 @@ impl<'a, E, S: FnMut(&[Request<'_>], &mut Vec<Reply>) -> Result<(), E>> Sending<
                 continue;
             }
             let (key, value, last) = match *request {
-                Request::Put { mode, key, value } if value.len() > frame_max => {
-                    (key, value, Request::UploadPut { mode, key })
+                Request::Put { options, key, value } if value.len() > frame_max => {
+                    (key, value, Request::UploadPut { options, key })
                 }
                 Request::Swap { key, expected, value } if value.len() > frame_max => {
                     (key, value, Request::UploadSwap { key, expected: Expected::Value(expected) })
@@ -218,7 +218,7 @@ mod tests {
     fn rejections_are_in_their_places() {
         let config = Config { size: TableSize::Keys(10), key_max: 4, value_max: 4, ..Config::default() };
         let geometry = config.geometry().unwrap();
-        let put = |key, value| Request::Put { mode: PutMode::Upsert, key, value };
+        let put = |key, value| Request::Put { options: PutMode::Upsert.into(), key, value };
         let swap = |key, expected, value| Request::Swap { key, expected, value };
         let long = [1; 5];
         let key_length = |given| Reply::Put(Err(PutError::KeyLength { given, max: 4 }));

@@ -240,9 +240,13 @@ mod tests {
         // Puts, swaps, removes, parts, rejected.
         let (part, tell) = (PartChange::Or { bits: value }, Tell::Nothing);
         for (request, reply, expected) in [
-            (Request::Put { mode, key, value }, Reply::Put(Ok(PutOutcome::Exists)), [1, 0, 0, 0, 0]),
-            (Request::Put { mode, key, value }, Reply::Put(Err(full())), [1, 0, 0, 0, 1]),
-            (Request::Put { mode, key, value }, Reply::Put(Err(busy())), [0; 5]),
+            (
+                Request::Put { options: mode.into(), key, value },
+                Reply::Put(Ok(PutOutcome::Exists)),
+                [1, 0, 0, 0, 0],
+            ),
+            (Request::Put { options: mode.into(), key, value }, Reply::Put(Err(full())), [1, 0, 0, 0, 1]),
+            (Request::Put { options: mode.into(), key, value }, Reply::Put(Err(busy())), [0; 5]),
             (
                 Request::Swap { key, expected: value, value },
                 Reply::Swapped(Ok(SwapOutcome::Absent)),

@@ -89,6 +89,9 @@ pub struct Config {
     /// has as much as its main slots, and at least what its longest values need: two blocks, each with room
     /// for four. One that grows takes what extents need from its `bytes_max`.
     pub heap_bytes: Option<u64>,
+    /// Whether entries have a [`Life`](crate::layout::Life): a number that tells whether it is still the same
+    /// entry, and a time when it ends. It takes 12 bytes of each slot. Without it, a time to live is refused.
+    pub life: bool,
     /// The grace time T, at most 60 s. A pass over a network that finds nothing is trusted only if
     /// it took less than T; otherwise the GET looks again. The traces of a moved key stay for 2T.
     /// Zero is safe only if every reader is on this host: no pass over a network takes less.
@@ -104,6 +107,7 @@ setters!(Config {
     value_max: usize,
     inline_max: impl Into<Option<usize>>,
     heap_bytes: impl Into<Option<u64>>,
+    life: bool,
     grace: Duration,
     seeds: impl Into<Option<Seeds>>,
 });
@@ -121,6 +125,7 @@ impl Default for Config {
             value_max: 1 << 20,
             inline_max: None,
             heap_bytes: None,
+            life: false,
             grace: Duration::from_millis(2),
             seeds: None,
         }
@@ -142,8 +147,9 @@ impl From<&Geometry> for Config {
             },
             key_max: it.key_max(),
             value_max: it.value_max(),
-            inline_max: it.has_heap().then(|| it.shape().payload_max().saturating_sub(it.key_max())),
+            inline_max: it.has_heap().then(|| it.beside_key_max()),
             heap_bytes: it.has_heap().then_some(heap_bytes),
+            life: it.has_life(),
             grace: it.grace(),
             seeds: Some(*it.seeds()),
         }

@@ -7,6 +7,7 @@ use crate::layout::geometry::{
     GRACE_MAX, Geometry, HOMES_MAX, Layout, Numbers, OVERFLOW_BLOCKS_MAX, SEGMENT_HOMES_MAX, SEGMENTS_MAX,
 };
 use crate::layout::hash::{Seeds, mix};
+use crate::layout::life::LIFE_BYTES;
 use crate::layout::slot::{KEY_MAX, SLOT_BYTES_MAX, SlotShape};
 
 impl Config {
@@ -92,6 +93,7 @@ impl Config {
             shape,
             key_max: self.key_max,
             value_max: self.value_max,
+            has_life: self.life,
             homes,
             overflow_blocks,
             grace: self.grace,
@@ -124,16 +126,17 @@ impl Config {
         if value_max > VALUE_MAX {
             return Err(ConfigError::LongestValue { given: value_max });
         }
-        let for_lengths = |value_max| SlotShape::for_lengths(key_max, value_max);
+        let life_bytes = if self.life { LIFE_BYTES } else { 0 };
+        let for_lengths = |value_max| SlotShape::for_lengths(key_max, value_max + life_bytes);
         let wants_heap = self.heap_bytes.is_some()
             || self.inline_max.map_or(for_lengths(value_max).is_none(), |max| max < value_max);
         let inline_max = match self.inline_max {
             Some(inline_max) => inline_max.min(value_max),
-            None if wants_heap => value_max.min(TWO_LINES.saturating_sub(key_max)),
+            None if wants_heap => value_max.min(TWO_LINES.saturating_sub(key_max + life_bytes)),
             None => value_max,
         };
         let inline_max = if wants_heap { inline_max.max(REFERENCE_BYTES) } else { value_max };
-        let room = SlotShape::from_bytes(SLOT_BYTES_MAX).map_or(0, SlotShape::payload_max);
+        let room = SlotShape::from_bytes(SLOT_BYTES_MAX).map_or(0, SlotShape::payload_max) - life_bytes;
         // Without a heap, slots can hold the longest value.
         let shape = for_lengths(inline_max).ok_or(ConfigError::InlineMax { key_max, inline_max, room })?;
         Ok((shape, wants_heap))

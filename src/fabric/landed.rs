@@ -41,13 +41,16 @@ impl Landed for LandedWindow<'_> {
             self.slot(slot),
         ) {
             Err(_) => Look::Torn,
-            Ok(view) if view.holds(key) => match view.reference() {
-                Some(reference) => Look::Reference(reference),
-                None => {
-                    view.value_into(value);
-                    Look::Match
+            Ok(view) if view.holds(key) => {
+                view.life_into(value);
+                match view.reference() {
+                    Some(reference) => Look::Reference(reference),
+                    None => {
+                        view.value_into(value);
+                        Look::Match
+                    }
                 }
-            },
+            }
             Ok(view) => Look::Other(view.header()),
         }
     }

@@ -80,7 +80,7 @@ impl Landed for MappedSlots<'_> {
             if usize::from(header.klen) != key.len() || !compare::begins_with(shape, words, key) {
                 return Look::Other(header);
             }
-            match mapped::reference(shape, words, &header) {
+            match mapped::reference(shape, words, &header, value) {
                 Some(reference) => Look::Reference(reference),
                 None if mapped::value_into(shape, words, &header, value).is_ok() => Look::Match,
                 None => Look::Torn,

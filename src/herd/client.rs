@@ -430,11 +430,11 @@ mod tests {
         let (value, expected) = (&b"value"[..], Reference { number: 1, offset: 64, len: 7, crc: 3 });
         let mode = PutMode::Upsert;
         for request in [
-            Request::Put { mode, key, value },
+            Request::Put { options: mode.into(), key, value },
             Request::Swap { key, expected: value, value },
             Request::SwapExtent { key, expected, value },
             Request::UploadBegin { key, len: 7 },
-            Request::UploadPut { mode, key },
+            Request::UploadPut { options: mode.into(), key },
             Request::UploadSwap { key, expected: Expected::Extent(expected) },
             Request::Remove { key },
             Request::Get { key },

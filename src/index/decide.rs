@@ -8,6 +8,7 @@ use super::extents::Extents;
 use super::slots::Owned;
 use crate::layout::extent::Expected;
 use crate::layout::geometry::Geometry;
+use crate::layout::life::Life;
 use crate::layout::slot::Stored;
 use crate::outcome::{PutError, SwapOutcome};
 use crate::part::{PartChange, PartEffect, PartError, PartOutcome, Tell, ValueBytes};
@@ -31,6 +32,25 @@ pub(super) trait Decides {
     /// # Errors
     /// The key stays as it is.
     fn decide(&mut self, there: Option<&Owned>, may_go_on: bool) -> Result<Becomes<'_>, PutError>;
+}
+
+/// A change of an entry that has a life: another number with each value (V1), the same owner and end.
+#[derive(Debug)]
+pub(super) struct Alive<'a, D> {
+    pub change: &'a mut D,
+    /// The life that it has if the key is absent.
+    pub life: Life,
+}
+
+impl<D: Decides> Decides for Alive<'_, D> {
+    fn decide(&mut self, there: Option<&Owned>, may_go_on: bool) -> Result<Becomes<'_>, PutError> {
+        let before = there.and_then(|there| there.life).unwrap_or(self.life);
+        let life = Life { number: self.life.number, ..before };
+        Ok(match self.change.decide(there, may_go_on)? {
+            Becomes::Has(value) => Becomes::Has(value.with_life(Some(life))),
+            other => other,
+        })
+    }
 }
 
 /// A compare-and-swap.
@@ -63,7 +83,7 @@ impl Decides for Swap<'_> {
             // X7: a slot that names the extent that the client has read has the value that it has read.
             (Expected::Extent(expected), now, _) => now == Some(expected),
             (Expected::Value(expected), Some(now), Some(extents)) => extents.holds(&now, expected),
-            (Expected::Value(expected), ..) => there.stored() == expected.into(),
+            (Expected::Value(expected), ..) => there.value[..] == *expected,
         };
         // What was compared before a wait has not changed since (L10), but an extent may have moved (X6).
         if is_expected || may_go_on {

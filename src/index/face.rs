@@ -2,7 +2,7 @@
 
 #[cfg(feature = "verbs")]
 use super::budget::Registrar;
-use super::decide::{Becomes, Decides, Swap};
+use super::decide::{Alive, Becomes, Decides, Swap};
 use super::extents::{ExtentDraft, NoMemory, Upload};
 use super::feed::Feed;
 #[cfg(any(feature = "verbs", feature = "sim"))]
@@ -11,6 +11,7 @@ use super::growth::Growth;
 use super::growth::{handover_end, pace::Pace};
 use super::homes::NotHandedOver;
 use super::life::{self, RestoreError, Restored, ScanPoint, Table};
+use super::lives::Lives;
 use super::recovered::{RecoverError, Recovered};
 use super::seams::{Hearing, Nobody, Seams, Turn};
 #[cfg(feature = "sim")]
@@ -24,7 +25,9 @@ use crate::layout::control::Phase;
 use crate::layout::extent::Expected;
 use crate::layout::geometry::Geometry;
 use crate::layout::slot::Stored;
-use crate::outcome::{GrowthCounts, HeapCounts, IndexCounts, PutError, PutMode, PutOutcome, SwapOutcome};
+use crate::outcome::{
+    GrowthCounts, HeapCounts, IndexCounts, PutError, PutMode, PutOptions, PutOutcome, SwapOutcome,
+};
 use crate::reader::Reader;
 use crate::region::{Region, RegionError};
 use crate::snapshot::{SaveError, Saved, Snapshot, SnapshotPath, SnapshotWriter};
@@ -46,6 +49,8 @@ pub(crate) fn waits_max(geometry: &Geometry, pace: &Pace) -> u32 {
 #[derive(Debug)]
 pub struct Index {
     table: Table,
+    /// The lives of its entries, if they have any.
+    lives: Option<Box<Lives>>,
     /// Who hears of its changes, if anybody does.
     hearing: Option<Box<Hearing>>,
 }
@@ -95,7 +100,9 @@ impl Index {
         start: &Start,
         fill: impl FnOnce(&Index) -> Result<(), E>,
     ) -> Result<Index, E> {
-        let index = Index { table: Table::create_unready(region, geometry, clock, start)?, hearing: None };
+        let lives = geometry.has_life().then(|| Box::new(Lives::make(&region, &clock)));
+        let table = Table::create_unready(region, geometry, clock, start)?;
+        let index = Index { table, lives, hearing: None };
         fill(&index)?;
         index.table.publish_state(Phase::Serving);
         Ok(index)
@@ -119,8 +126,13 @@ impl Index {
         clock: Clock,
         start: &Start,
     ) -> Result<(Index, Recovered), RecoverError> {
-        let (table, found) = Table::open(region, clock, start)?;
-        Ok((Index { table, hearing: None }, found))
+        let (table, found) = Table::open(region, clock.clone(), start)?;
+        let lives = table.geometry().has_life().then(|| {
+            let lives = Lives::open(table.region(), &clock);
+            lives.take_over(&table);
+            Box::new(lives)
+        });
+        Ok((Index { table, lives, hearing: None }, found))
     }
 
     /// The same table, of whose changes `seams` hears from now on. They may have to wait for it.
@@ -244,7 +256,16 @@ impl Index {
     /// # Errors
     /// [`PutError`]; the table is then unchanged.
     pub fn put(&self, key: &[u8], value: &[u8], mode: PutMode) -> Result<PutOutcome, PutError> {
-        self.put_by(key, value, mode, HeapPatience::Waits)
+        self.put_by(key, value, mode.into(), HeapPatience::Waits)
+    }
+
+    /// The same, of an entry that may end by itself. It is gone at most a second after its time, where somebody
+    /// calls [`Index::tidy`] that often, or changes keys.
+    ///
+    /// # Errors
+    /// [`PutError`]; the table is then unchanged.
+    pub fn put_with(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<PutOutcome, PutError> {
+        self.put_by(key, value, options, HeapPatience::Waits)
     }
 
     /// The same for a thread that may not wait: if memory becomes free only later, the error is
@@ -253,9 +274,9 @@ impl Index {
         &self,
         key: &[u8],
         value: &[u8],
-        mode: PutMode,
+        options: PutOptions,
     ) -> Result<PutOutcome, PutError> {
-        self.put_by(key, value, mode, HeapPatience::None)
+        self.put_by(key, value, options, HeapPatience::None)
     }
 
     #[inline(always)]
@@ -263,11 +284,11 @@ impl Index {
         &self,
         key: &[u8],
         value: &[u8],
-        mode: PutMode,
+        options: PutOptions,
         patience: HeapPatience,
     ) -> Result<PutOutcome, PutError> {
         if self.geometry().is_inline(key, value.len()) {
-            return self.put_stored(key, value.into(), mode);
+            return self.put_stored(key, value.into(), options);
         }
         let mut draft = self.draft(key, value.len(), patience)?;
         let mut outcome = Ok(PutOutcome::Missing);
@@ -276,13 +297,61 @@ impl Index {
             Rule::ExtentFirst,
             &mut draft,
             |draft| draft.write(value),
-            |draft| outcome = self.put_stored(key, Stored::reference(&draft.finish().to_bytes()), mode),
+            |draft| outcome = self.put_stored(key, Stored::reference(&draft.finish().to_bytes()), options),
         );
         draft.after(outcome)
     }
 
     #[inline(always)]
-    fn put_stored(&self, key: &[u8], value: Stored<'_>, mode: PutMode) -> Result<PutOutcome, PutError> {
+    fn put_stored(&self, key: &[u8], value: Stored<'_>, options: PutOptions) -> Result<PutOutcome, PutError> {
+        match &self.lives {
+            None if options.ttl.is_some() => Err(PutError::NoLife),
+            None => self.put_told(key, value, options.mode),
+            Some(lives) => self.put_alive(lives, key, value, options),
+        }
+    }
+
+    /// Puts an entry that has a life.
+    #[cold]
+    fn put_alive(
+        &self,
+        lives: &Lives,
+        key: &[u8],
+        value: Stored<'_>,
+        options: PutOptions,
+    ) -> Result<PutOutcome, PutError> {
+        let life = lives.life(self.region(), options.ttl)?;
+        let mut outcome = Ok(PutOutcome::Missing);
+        // V3. Of a put that is refused, a time is noted for nothing.
+        in_order(
+            Rule::NoteLater,
+            &mut outcome,
+            |outcome| **outcome = self.put_told(key, value.with_life(Some(life)), options.mode),
+            |_| {
+                if options.ttl.is_some() {
+                    lives.ends(self.geometry().hashed(key).first(), life);
+                }
+            },
+        );
+        self.after_change(lives);
+        outcome
+    }
+
+    /// Ends what has ended, where no server does.
+    fn after_change(&self, lives: &Lives) {
+        const IN_PASSING: usize = 64;
+        if lives.looks_now() {
+            self.expire(lives, IN_PASSING);
+        }
+    }
+
+    /// Removes up to so many entries that have ended. Returns how long until there is more to do.
+    fn expire(&self, lives: &Lives, max: usize) -> Option<Duration> {
+        lives.expire(&self.table, max, |key, now| self.remove_by(key, Some(now)) == Ok(true))
+    }
+
+    #[inline(always)]
+    fn put_told(&self, key: &[u8], value: Stored<'_>, mode: PutMode) -> Result<PutOutcome, PutError> {
         match &self.hearing {
             None => self.table.put(key, value, mode, Nobody),
             Some(hearing) => self.in_turn(hearing, key, move |turn| self.table.put(key, value, mode, turn)),
@@ -362,10 +431,10 @@ impl Index {
         &self,
         key: &[u8],
         mut draft: ExtentDraft,
-        mode: PutMode,
+        options: PutOptions,
     ) -> Result<PutOutcome, PutError> {
         let reference = draft.finish().to_bytes();
-        let outcome = self.put_stored(key, Stored::reference(&reference), mode);
+        let outcome = self.put_stored(key, Stored::reference(&reference), options);
         draft.after(outcome)
     }
 
@@ -465,6 +534,18 @@ impl Index {
 
     /// Makes a change that depends on what the key has.
     pub(super) fn changed(&self, key: &[u8], change: &mut impl Decides) -> Result<(), PutError> {
+        match &self.lives {
+            None => self.changed_told(key, change),
+            Some(lives) => {
+                let life = lives.life(self.region(), None)?;
+                self.changed_told(key, &mut Alive { change, life })?;
+                self.after_change(lives);
+                Ok(())
+            }
+        }
+    }
+
+    fn changed_told(&self, key: &[u8], change: &mut impl Decides) -> Result<(), PutError> {
         match &self.hearing {
             None => self.table.change(key, change, Nobody),
             Some(hearing) => self.in_turn(hearing, key, |turn| self.table.change(key, change, turn)),
@@ -477,23 +558,39 @@ impl Index {
     /// # Errors
     /// [`PutError::KeyLength`].
     pub fn remove(&self, key: &[u8]) -> Result<bool, PutError> {
+        self.remove_by(key, None)
+    }
+
+    /// The same, or only if the entry has `ended` by this tick.
+    #[inline(always)]
+    fn remove_by(&self, key: &[u8], ended: Option<u64>) -> Result<bool, PutError> {
         match &self.hearing {
-            None => self.table.remove(key, Nobody),
-            Some(hearing) => self.in_turn(hearing, key, move |turn| self.table.remove(key, turn)),
+            None => self.table.remove(key, ended, Nobody),
+            Some(hearing) => self.in_turn(hearing, key, move |turn| self.table.remove(key, ended, turn)),
         }
     }
 
-    /// Takes away every trace that is due, and takes the splits and merges that are under way a step
-    /// on. Mutations do this in passing; a server also does it when idle. Returns how long until
-    /// there is more to do.
+    /// Takes away every trace that is due, removes entries that have come to their end, and takes the splits and
+    /// merges that are under way a step on. Mutations do this in passing; a server also does it when idle. Returns
+    /// how long until there is more to do.
     pub fn tidy(&self) -> Option<Duration> {
+        /// Entries that end at once: some milliseconds of work.
+        const AT_ONCE: usize = 1_000;
         let next = match &self.table {
             Table::One(one) => one.tidy(),
             Table::Many(growth) => growth.tidy(),
         };
-        let Some(extents) = self.table.extents() else { return next };
-        let of_extents = if extents.tidy(&self.table) { Some(Duration::ZERO) } else { extents.until_next() };
-        next.into_iter().chain(of_extents).min()
+        let of_lives = self.lives.as_ref().and_then(|lives| self.expire(lives, AT_ONCE));
+        let extents = self.table.extents();
+        let of_extents = extents.and_then(|extents| {
+            if extents.tidy(&self.table) { Some(Duration::ZERO) } else { extents.until_next() }
+        });
+        [next, of_lives, of_extents].into_iter().flatten().min()
+    }
+
+    /// Entries that came to their end and were removed, since the server began; 0 where entries have no life.
+    pub fn expired(&self) -> u64 {
+        self.lives.as_ref().map_or(0, |lives| lives.expired())
     }
 
     /// Makes a segment that may be needed soon, of a table that grows: then no put makes it, which would take
@@ -573,7 +670,15 @@ impl Index {
         place: &SnapshotPath,
         progress: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Saved, SaveError> {
-        self.save_by(life::begin(&self.table, place)?, progress)
+        self.save_by(self.begin_snapshot(place)?, progress)
+    }
+
+    /// Begins [`Index::save_at`].
+    pub(crate) fn begin_snapshot<'p>(
+        &self,
+        place: &'p SnapshotPath,
+    ) -> Result<SnapshotWriter<'p>, SaveError> {
+        life::begin(&self.table, self.lives.as_ref().map(|lives| lives.made()), place)
     }
 
     /// The rest of [`Index::save_at`], by a writer that has begun.
@@ -609,7 +714,7 @@ impl Index {
         cores: Cores,
         progress: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Restored, RestoreError> {
-        let put = |key: &[u8], value: &[u8]| self.put(key, value, PutMode::Upsert);
+        let put = |key: &[u8], value: &[u8], ttl| self.put_with(key, value, PutOptions::new().ttl(ttl));
         life::restore(&self.table, put, snapshot, cores, progress)
     }
 
@@ -727,7 +832,7 @@ impl Index {
     #[doc(hidden)]
     pub fn show_all(&self, see: &mut dyn FnMut(&[u8], &[u8])) -> u64 {
         let mut walk = life::Walk::default();
-        while self.table.walk(&mut walk, see) {}
+        while self.table.walk(&mut walk, &mut |key, value, _| see(key, value)) {}
         walk.damaged
     }
 

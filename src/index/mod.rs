@@ -15,6 +15,7 @@
 //!
 //! Beside them: `feed` tells whoever asks of all changes (J). `seams` hears of each change before it is made and after, and may have it wait (L10 to L13).
 //! `share` says which keys a segment has. `refusals` saves searches that would fail.
+//! `lives` numbers entries, and ends them when their time has come; `numbers` gives none twice.
 //! `extents` has the values that are too long for their slots, `heap` has their memory, and `budget`
 //! counts the memory that segments and extents have together. `publish` tells all clients the state of
 //! the table.
@@ -34,9 +35,11 @@ mod heap;
 mod home_set;
 mod homes;
 mod life;
+mod lives;
 #[cfg(all(test, loom))]
 pub(crate) mod loom_access;
 mod moves;
+mod numbers;
 mod parts;
 mod publish;
 mod recovered;

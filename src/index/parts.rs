@@ -89,7 +89,7 @@ impl Index {
                 self.swap_by(key, expected, &made.value, patience)? == SwapOutcome::Swapped
             }
             (None, Ok((_, made))) if is_other => {
-                self.put_by(key, &made.value, PutMode::Insert, patience)? == PutOutcome::Inserted
+                self.put_by(key, &made.value, PutMode::Insert.into(), patience)? == PutOutcome::Inserted
             }
             // Nothing is to be stored, but it must be true.
             (Some(expected), _) => self.swap_stored(key, expected, Becomes::Stays)? == SwapOutcome::Swapped,

@@ -15,7 +15,7 @@ use super::decide::{Becomes, Decides};
 use super::extents::Extents;
 use super::feed::{Feed, LeftCause};
 use super::home_set::HomeSet;
-use super::homes::{ChainRoom, Grace, Homes, KeyAt, count};
+use super::homes::{ChainRoom, Grace, Homes, KeyAt, count, homes_of_step, steps};
 use super::moves::{MovePath, Moves};
 use super::refusals::{NoPath, Refusals, VainSearches};
 use super::seams::{Between, Changed, KeyChange, KeyPlace, Nobody};
@@ -26,6 +26,7 @@ use crate::faults::{Rule, broken, disobey, kept};
 use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::{First, Hashed};
+use crate::layout::life::Life;
 use crate::layout::segment::Named;
 use crate::layout::slot::{Key, Stored};
 use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome};
@@ -696,15 +697,20 @@ impl Segment {
         self.slots().seek(key, may_be_displaced).at().map(|slot| self.slots().read(slot))
     }
 
-    /// Removes a key whose length fits. Returns whether it was there.
+    /// Removes a key whose length fits, or only if its life has `ended` by this tick. Returns whether it was there.
     #[inline(always)]
-    pub fn remove<B: Between>(&self, key: &Hashed<'_>, between: B) -> Result<bool, Stop> {
+    pub fn remove<B: Between>(&self, key: &Hashed<'_>, ended: Option<u64>, between: B) -> Result<bool, Stop> {
         let mut locked = self.slots().lock_primary(key);
         let may_be_displaced = self.slots().lock_displaced(&mut locked, key);
         if self.is_elsewhere(key) {
             return Err(Stop::Elsewhere);
         }
         let Some(slot) = self.slots().seek(key, may_be_displaced).at() else { return Ok(false) };
+        if let Some(now) = ended
+            && kept(Rule::ExpiryCheck, || !self.slots().life(slot).is_some_and(|life| life.has_ended(now)))
+        {
+            return Ok(false);
+        }
         self.leave(&mut locked, slot, key, between).map_err(Stop::waits)?;
         drop(locked);
         self.moves.bring_home(slot);
@@ -776,6 +782,31 @@ impl Segment {
         }
     }
 
+    // ---- lives ----------------------------------------------------------------------------------
+
+    /// The keys with this hash, and their lives. `None` if there are none.
+    pub fn lives_of(&self, hash: First) -> Option<Vec<(Key, Life)>> {
+        let mut locked = self.slots().none();
+        let home = HomeSet::one(self.geometry().home(hash.0));
+        let is_it = |key: Hashed<'_>| key.first() == hash && !self.is_elsewhere(&key);
+        let all = self.homes().lock_keys_of(&mut locked, home, is_it);
+        let lives = all.into_iter().filter_map(|at| Some((self.slots().life(at.slot)?, at.key)));
+        Some(lives.map(|(life, key)| (key, life)).collect()).filter(|lives: &Vec<_>| !lives.is_empty())
+    }
+
+    /// Shows the hash and the life of each key.
+    pub fn show_lives(&self, see: &mut dyn FnMut(First, Life)) {
+        let mut damaged = 0;
+        for homes in (0..steps(self.geometry())).map(|step| homes_of_step(self.geometry(), step)) {
+            let mut locked = self.homes().lock_step(&homes);
+            self.homes().show(&mut locked, homes, &mut damaged, &mut |key, shown| {
+                if let Some(life) = shown.life {
+                    see(key.first(), life);
+                }
+            });
+        }
+    }
+
     // ---- extents --------------------------------------------------------------------------------
 
     /// Does something with the slot of a key with this hash that names such an extent, under its lock. `None`
@@ -799,7 +830,8 @@ impl Segment {
     pub fn rename(&self, hash: First, old: &Reference, new: &Reference) -> Option<SlotWritten> {
         let is_it = |there: &Reference| kept(Rule::MoveCheck, || there.number == old.number);
         self.with_name(hash, is_it, |locked, slot, key, _| {
-            self.slots().rewrite(locked, slot, key, Stored::reference(&new.to_bytes()), None)
+            let (bytes, life) = (new.to_bytes(), self.slots().life(slot));
+            self.slots().rewrite(locked, slot, key, Stored::reference(&bytes).with_life(life), None)
         })
     }
 }
@@ -820,6 +852,9 @@ pub(super) fn check_lengths(geometry: &Geometry, key: &[u8], value: &[u8]) -> Re
 #[inline(always)]
 pub(super) fn check_stored(geometry: &Geometry, key: &[u8], value: Stored<'_>) -> Result<(), PutError> {
     check_lengths(geometry, key, value.bytes())?;
-    debug_assert!(geometry.is_inline(key, value.bytes().len()), "a long value has an extent");
+    debug_assert!(
+        key.len() + value.slot_bytes() <= geometry.shape().payload_max(),
+        "a long value has an extent"
+    );
     Ok(())
 }

@@ -5,7 +5,7 @@
 
 #![allow(unsafe_code)]
 
-use super::slot::{HEADER, SlotShape, View};
+use super::slot::{HEADER, Header, SlotShape, View};
 use super::words::{EIGHT_LINES, LINE_WORDS, Words, image};
 use super::{LINE, WORD};
 use crate::sync::AtomicU64;
@@ -192,11 +192,12 @@ pub(super) fn has_key(slot: impl Words, key: &[u8]) -> bool {
     KeyEnd::of(key).is_some_and(|end| end.is_in(slot) && end.follows(slot, key))
 }
 
-/// The length of the value that the slot says it has; `None` if this key has another length.
+/// The length of the value that the slot says it has, more than any slot has room for if that is a reference;
+/// `None` if this key has another length.
 #[inline(always)]
 pub(super) fn value_len(slot: impl Words, key: &[u8]) -> Option<usize> {
-    let header = slot.load(1);
-    (usize::from(header as u8) == key.len()).then_some(usize::from((header >> 16) as u16))
+    let word = slot.load(1);
+    (usize::from(word as u8) == key.len()).then(|| Header::from_words([0, word]).inline_bytes())
 }
 
 /// The first of the lines that [`Lines::lines_with`] names. (Of eight, as the compiler shall know.)

@@ -7,6 +7,9 @@
 //! page + 2176   directory of a table that grows: how many bits of the directory hash it uses
 //! page + 2240   incarnations: how often memory has become a segment
 //! page + 2304   no extent has this number, or a higher one (X1)
+//! page + 2368   no entry has this number, or a higher one (X1); of a table whose entries have a life
+//! page + 2432   when the table was made: by the clock of this start of the machine, in nanoseconds; which start
+//! page + 2496   the same in nanoseconds since 1970
 //! ```
 //!
 //! Each word has its own line, so a reader's line is invalidated only when its word changes.
@@ -52,7 +55,15 @@ pub const INCARNATIONS_WORD: usize = DIRECTORY_WORD + LINE / WORD;
 /// The number of the region's word that no extent's number has reached (X1).
 pub const NUMBERS_WORD: usize = INCARNATIONS_WORD + LINE / WORD;
 
-const _: () = assert!((NUMBERS_WORD + 1) * WORD <= CONTROL_OFFSET + PAGE);
+/// The number of the region's word that no entry's number has reached (X1).
+pub const ENTRIES_WORD: usize = NUMBERS_WORD + LINE / WORD;
+/// The number of the region's word that says when the table was made, by the clock of this start of the machine;
+/// the next word says which start.
+pub const EPOCH_WORD: usize = ENTRIES_WORD + LINE / WORD;
+/// The number of the region's word that says when the table was made, in nanoseconds since 1970.
+pub const MADE_WORD: usize = EPOCH_WORD + LINE / WORD;
+
+const _: () = assert!((MADE_WORD + 1) * WORD <= CONTROL_OFFSET + PAGE);
 
 /// What the state word says about the table. GETs on shm look at it before they begin, and refuse
 /// [`Phase::Retired`] only. GETs over a network do not look at it.
@@ -126,6 +137,7 @@ mod tests {
         assert_eq!(counters, (520..776).step_by(8).collect::<Vec<_>>(), "one to a line, behind the state's");
         assert_eq!(move_counter_word(MOVE_COUNTERS * 7 + 3), counters[3], "homes share counters");
         assert_eq!([BLOCKS_WORD, DIRECTORY_WORD, INCARNATIONS_WORD, NUMBERS_WORD], [776, 784, 792, 800]);
+        assert_eq!([ENTRIES_WORD, EPOCH_WORD, MADE_WORD], [808, 816, 824]);
     }
 
     #[test]

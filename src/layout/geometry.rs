@@ -4,6 +4,7 @@ use super::WORD;
 use super::extent::{EXTENT_HEADER, GRANULE, HeapSpace, Reference};
 pub use super::family::{Family, Layout};
 use super::hash::{First, FirstHash, Hashed, SHORT_KEY, Seeds, reduce};
+use super::life::LIFE_BYTES;
 use super::slot::{HEADER, Identity, SlotShape};
 use super::undo;
 pub use super::window::{SlotIx, Window};
@@ -47,6 +48,8 @@ pub struct Geometry {
     value_max: usize,
     homes: u64,
     overflow_blocks: u64,
+    /// Bytes of life behind each value.
+    life_bytes: usize,
     /// The most segments of a table that grows; 0 in a table of one size.
     segments_max: u64,
     heap: HeapSpace,
@@ -62,6 +65,7 @@ pub(crate) struct Numbers {
     pub shape: SlotShape,
     pub key_max: usize,
     pub value_max: usize,
+    pub has_life: bool,
     pub homes: u64,
     pub overflow_blocks: u64,
     pub grace: Duration,
@@ -133,10 +137,11 @@ impl Derived {
 
 impl From<Numbers> for Geometry {
     fn from(numbers: Numbers) -> Geometry {
-        let Numbers { layout, shape, key_max, value_max, homes, overflow_blocks, grace, generation, seeds } =
-            numbers;
+        let Numbers { layout, shape, key_max, value_max, has_life, .. } = numbers;
+        let Numbers { homes, overflow_blocks, grace, generation, seeds, .. } = numbers;
         let derived = Derived::of(layout, shape, key_max, &seeds);
         let (segments_max, heap) = (0, HeapSpace::default());
+        let life_bytes = if has_life { LIFE_BYTES } else { 0 };
         Geometry {
             layout,
             shape,
@@ -144,6 +149,7 @@ impl From<Numbers> for Geometry {
             value_max,
             homes,
             overflow_blocks,
+            life_bytes,
             segments_max,
             heap,
             grace,
@@ -188,10 +194,19 @@ impl Geometry {
     pub fn heap(&self) -> &HeapSpace {
         &self.heap
     }
+    /// Whether entries have a [`Life`](super::Life): a number, an owner, a time when they end.
+    #[inline(always)]
+    pub fn has_life(&self) -> bool {
+        self.life_bytes > 0
+    }
     /// Whether a value stands in the slot itself, with this key.
     #[inline(always)]
     pub(crate) fn is_inline(&self, key: &[u8], value_bytes: usize) -> bool {
-        key.len() + value_bytes <= self.shape.payload_max()
+        key.len() + value_bytes + self.life_bytes <= self.shape.payload_max()
+    }
+    /// Bytes of a slot for the value, beside the longest key.
+    pub(crate) fn beside_key_max(&self) -> usize {
+        self.shape.payload_max().saturating_sub(self.key_max + self.life_bytes)
     }
     /// The number of homes.
     pub fn homes(&self) -> u64 {

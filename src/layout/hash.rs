@@ -120,7 +120,7 @@ impl FirstHash {
 pub const DIRECTORY_BITS_MAX: u32 = 24;
 
 /// A key's first hash: home from the high bits, tags from the low ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct First(pub u64);
 
 impl First {

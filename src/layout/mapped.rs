@@ -4,9 +4,9 @@
 //! caller holds the slot's lock, or validates the stamp around the call.
 
 use super::WORD;
-use super::compare::{FIRST_LINE_KEY, HEADER_WORDS, has_key, has_two_words, value_len};
+use super::compare::{FIRST_LINE_KEY, HEADER_WORDS, has_key, has_two_words, line_holds, value_len};
 use super::extent::Reference;
-use super::slot::{FURTHER, HEADER, Header, Key, SlotShape, Torn, View};
+use super::slot::{FURTHER, HEADER, Header, Image, Key, SlotShape, Torn, View};
 use super::words::{LINE_WORDS, Words, header, image, load_line};
 use crate::sink::Sink;
 
@@ -27,16 +27,35 @@ pub(crate) fn header_and_key(shape: SlotShape, slot: impl Words) -> Result<(Head
     Ok((header, key))
 }
 
-/// The reference that the slot has for a value; `header` is the slot's.
+/// The reference that the slot has for a value; `header` is the slot's. A sink that wants the entry's life has
+/// it.
 #[inline]
-pub(crate) fn reference(shape: SlotShape, slot: impl Words, header: &Header) -> Option<Reference> {
-    if header.is_reference() { reference_of(shape, slot) } else { None }
+pub(crate) fn reference(
+    shape: SlotShape,
+    slot: impl Words,
+    header: &Header,
+    value: &mut impl Sink,
+) -> Option<Reference> {
+    if !header.is_reference() {
+        return None;
+    }
+    put_life(shape, slot, header, value);
+    reference_of(shape, slot)
 }
 
 #[cold]
 fn reference_of(shape: SlotShape, slot: impl Words) -> Option<Reference> {
     let image = image(slot);
     View::consistent(shape, &image).ok()?.reference()
+}
+
+/// Puts the entry's life into a sink that wants it; `header` is the slot's.
+#[inline(always)]
+fn put_life<S: Sink>(shape: SlotShape, slot: impl Words, header: &Header, value: &mut S) {
+    if S::WANTS_LIFE {
+        let image = if header.has_life() { image(slot) } else { Image::new() };
+        value.put_life(View::consistent(shape, &image).ok().and_then(|view| view.life()));
+    }
 }
 
 /// Replaces `value` with the value that the slot has; `header` is the slot's. A reference is none.
@@ -47,10 +66,11 @@ pub(crate) fn value_into(
     header: &Header,
     value: &mut impl Sink,
 ) -> Result<(), Torn> {
-    let (mut key_left, mut value_left) = (usize::from(header.klen), usize::from(header.vlen));
+    let (mut key_left, mut value_left) = (usize::from(header.klen), header.inline_bytes());
     if key_left + value_left > shape.payload_max() {
         return Err(Torn::Lengths);
     }
+    put_life(shape, slot, header, value);
     if !value.begin(value_left) {
         return Ok(());
     }
@@ -113,7 +133,10 @@ pub(crate) enum LineShows {
 /// Replaces `value` with the value in a slot of one line, if the slot holds `key`, and its lengths are such
 /// that a writer stores.
 #[inline(always)]
-pub(crate) fn line_value(slot: impl Words, key: &[u8], value: &mut impl Sink) -> LineShows {
+pub(crate) fn line_value<S: Sink>(slot: impl Words, key: &[u8], value: &mut S) -> LineShows {
+    if S::WANTS_LIFE && line_holds(slot, key) {
+        put_life(SlotShape::LINE, slot, &header(slot), value);
+    }
     // Usual keys, which end where a word does: their values go from word to word.
     if key.len() != 2 * WORD {
         return line_value_of_any(slot, key, value);
@@ -155,7 +178,7 @@ mod tests {
     use super::*;
     use crate::layout::LINE;
     use crate::layout::compare::{KeyEnd, begins_with};
-    use crate::layout::slot::{Content, Identity, Image, encode};
+    use crate::layout::slot::{Content, Identity, encode};
     use crate::sync::AtomicU64;
 
     fn mapped(image: &[u64]) -> Vec<AtomicU64> {

@@ -45,6 +45,7 @@ pub(crate) mod extent;
 pub(crate) mod family;
 pub(crate) mod geometry;
 pub(crate) mod hash;
+pub(crate) mod life;
 pub(crate) mod mapped;
 pub(crate) mod segment;
 pub(crate) mod slot;
@@ -55,6 +56,7 @@ pub(crate) mod words;
 
 pub use geometry::{Family, Geometry, Layout};
 pub use hash::Seeds;
+pub use life::{LIFE_BYTES, Life};
 
 #[cfg(target_endian = "big")]
 compile_error!("oneread's region format is little-endian and is read in place");

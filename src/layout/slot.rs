@@ -5,10 +5,10 @@
 //!          4..8    crc     u32  CRC-32C of generation, slot index, stamp, bytes 8..16, key, value
 //!          8       klen    u8   0: free
 //!          9       ghost   u8   tag of a key that moved out of here (M2), or 0
-//!         10..12   vlen    u16  bytes of value; 0x8018: the value is a reference
+//!         10..12   vlen    u16  bytes of value; 0x8018: the value is a reference; + 0x4000: with a life
 //!         12..16   aux     u32  of a home or head of a chain block: filter of displaced keys, link
-//!         16..64   key, then value
-//! line n   0..62   value (or key) goes on
+//!         16..64   key, then value, then the entry's life (`life.rs`)
+//! line n   0..62   life, value or key goes on
 //!         62..64   u16 copy of the low half of the stamp
 //! ```
 //!
@@ -37,6 +37,7 @@
 
 use super::crc::{append, append_both, of_line, of_words};
 use super::extent::{REFERENCE_BYTES, Reference};
+use super::life::{LIFE_BYTES, Life};
 use super::{LINE, WORD};
 use crate::sink::Sink;
 use bytemuck::Zeroable;
@@ -53,6 +54,8 @@ pub const KEY_MAX: usize = 255;
 pub(crate) const FURTHER: usize = LINE - 2;
 /// [`Header::vlen`] of a slot whose value is a reference. No value in a slot is so long.
 const REFERENCE_VLEN: u16 = 0x8000 | REFERENCE_BYTES as u16;
+/// Set in [`Header::vlen`] where the entry's life stands behind the value.
+const WITH_LIFE: u16 = 0x4000;
 /// Words in the header.
 const HEADER_WORDS: usize = HEADER / WORD;
 
@@ -69,7 +72,7 @@ pub struct Header {
     /// Tag of a key that moved out of this slot (M2), or 0. It stays for at least twice the grace
     /// time, until the server takes it away.
     pub ghost: u8,
-    /// Length of the value in bytes, or the mark of a reference.
+    /// Length of the value in bytes, or the mark of a reference; and whether the entry's life stands behind.
     pub vlen: u16,
     /// Filter of displaced keys and link, in the first slot of a home or chain block. Otherwise 0.
     pub aux: u32,
@@ -100,13 +103,31 @@ impl Header {
     /// Bytes that the slot has for the value.
     #[inline(always)]
     pub(crate) fn value_bytes(&self) -> usize {
-        if self.is_reference() { REFERENCE_BYTES } else { usize::from(self.vlen) }
+        if self.is_reference() { REFERENCE_BYTES } else { self.inline_bytes() }
+    }
+
+    /// The same of a value that is no reference; of a reference, more than any slot has.
+    #[inline(always)]
+    pub(super) fn inline_bytes(&self) -> usize {
+        usize::from(self.vlen & !WITH_LIFE)
+    }
+
+    /// Bytes of key, value and life.
+    #[inline(always)]
+    pub(super) fn payload_bytes(&self) -> usize {
+        usize::from(self.klen) + self.value_bytes() + if self.has_life() { LIFE_BYTES } else { 0 }
     }
 
     /// Whether these bytes are a reference, not the value.
     #[inline(always)]
     pub fn is_reference(&self) -> bool {
-        self.vlen == REFERENCE_VLEN
+        self.vlen & !WITH_LIFE == REFERENCE_VLEN
+    }
+
+    /// Whether the entry's life stands behind the value.
+    #[inline(always)]
+    pub fn has_life(&self) -> bool {
+        self.vlen & WITH_LIFE != 0
     }
 
     /// Whether the slot holds no key.
@@ -191,12 +212,25 @@ impl SlotShape {
 pub struct Stored<'a> {
     bytes: &'a [u8],
     is_reference: bool,
+    life: Option<Life>,
 }
 
 impl<'a> Stored<'a> {
     /// A reference to the value.
     pub fn reference(bytes: &'a [u8; REFERENCE_BYTES]) -> Stored<'a> {
-        Stored { bytes, is_reference: true }
+        Stored { bytes, is_reference: true, life: None }
+    }
+
+    /// The same with this life behind it.
+    #[inline(always)]
+    pub(crate) fn with_life(self, life: Option<Life>) -> Stored<'a> {
+        Stored { life, ..self }
+    }
+
+    /// Bytes in the slot.
+    #[inline(always)]
+    pub(crate) fn slot_bytes(self) -> usize {
+        self.bytes.len() + if self.life.is_some() { LIFE_BYTES } else { 0 }
     }
 
     /// The value, or the reference to it.
@@ -213,7 +247,8 @@ impl<'a> Stored<'a> {
 
     #[inline(always)]
     fn vlen(self) -> u16 {
-        if self.is_reference { REFERENCE_VLEN } else { self.bytes.len() as u16 }
+        let vlen = if self.is_reference { REFERENCE_VLEN } else { self.bytes.len() as u16 };
+        vlen | if self.life.is_some() { WITH_LIFE } else { 0 }
     }
 }
 
@@ -221,7 +256,7 @@ impl<'a, B: AsRef<[u8]> + ?Sized> From<&'a B> for Stored<'a> {
     /// The value itself.
     #[inline(always)]
     fn from(value: &'a B) -> Stored<'a> {
-        Stored { bytes: value.as_ref(), is_reference: false }
+        Stored { bytes: value.as_ref(), is_reference: false, life: None }
     }
 }
 
@@ -268,14 +303,18 @@ pub fn encode(shape: SlotShape, identity: Identity, stamp: u32, content: &Conten
 #[inline(always)]
 pub(crate) fn lay_out(shape: SlotShape, content: &Content<'_>, words: &mut [u64]) {
     let (key, value) = (content.key, content.value.bytes());
-    debug_assert!(key.len() + value.len() <= shape.payload_max());
+    let life = content.value.life.map(Life::to_bytes);
+    let mut left = [key, value, life.as_ref().map_or(&[], |life| &life[..])];
+    let len = left.iter().map(|part| part.len()).sum();
+    debug_assert!(len <= shape.payload_max());
     let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
-    let (mut key_left, mut value_left) = (key, value);
-    for piece in shape.pieces(key.len() + value.len()) {
-        let room = &mut bytes[piece];
-        let (for_key, for_value) = room.split_at_mut(key_left.len().min(room.len()));
-        key_left = fill(for_key, key_left);
-        value_left = fill(for_value, value_left);
+    for piece in shape.pieces(len) {
+        let mut room = &mut bytes[piece];
+        for part in &mut left {
+            let (here, further) = std::mem::take(&mut room).split_at_mut(part.len().min(room.len()));
+            *part = fill(here, part);
+            room = further;
+        }
     }
     words[..HEADER_WORDS].copy_from_slice(&header_of(content).to_words());
 }
@@ -297,8 +336,9 @@ fn header_of(content: &Content<'_>) -> Header {
 pub(crate) fn lay_out_line(content: &Content<'_>) -> [u64; LINE / WORD] {
     let [none, header] = header_of(content).to_words();
     // Usual lengths, word for word: a call for each copy takes longer.
-    if let (([k0, k1], []), ([v0, v1, v2, v3], [])) =
-        (content.key.as_chunks(), content.value.bytes().as_chunks())
+    if content.value.life.is_none()
+        && let (([k0, k1], []), ([v0, v1, v2, v3], [])) =
+            (content.key.as_chunks(), content.value.bytes().as_chunks())
     {
         let [k0, k1, v0, v1, v2, v3] = [k0, k1, v0, v1, v2, v3].map(|word| u64::from_le_bytes(*word));
         return [none, header, k0, k1, v0, v1, v2, v3];
@@ -340,7 +380,7 @@ fn crc(shape: SlotShape, identity: Identity, words: &[u64]) -> u32 {
     let index = if crate::faults::broken(crate::faults::Rule::CrcBindsSlot) { 0 } else { identity.index };
     let header = Header::from_words([words[0], words[1]]);
     let bound = [identity.generation, index, u64::from(header.stamp)];
-    let payload = usize::from(header.klen) + header.value_bytes();
+    let payload = header.payload_bytes();
     if let (SlotShape::LINE, Ok(line)) = (shape, words.try_into()) {
         return crc_of_line(bound, line, payload);
     }
@@ -414,7 +454,7 @@ pub fn check(shape: SlotShape, identity: Identity, words: &[u64]) -> Result<View
             return Err(Torn::Stamps);
         }
     }
-    if usize::from(header.klen) + header.value_bytes() > shape.payload_max() {
+    if header.payload_bytes() > shape.payload_max() {
         return Err(Torn::Lengths);
     }
     if !broken(Rule::CrcCheck) && header.crc != crc(shape, identity, words) {
@@ -440,9 +480,7 @@ impl<'a> View<'a> {
     pub(crate) fn consistent(shape: SlotShape, words: &'a [u64]) -> Result<View<'a>, Torn> {
         let view = View { shape, words };
         let header = view.header();
-        if words.len() != shape.words()
-            || usize::from(header.klen) + header.value_bytes() > shape.payload_max()
-        {
+        if words.len() != shape.words() || header.payload_bytes() > shape.payload_max() {
             return Err(Torn::Lengths);
         }
         Ok(view)
@@ -500,6 +538,26 @@ impl<'a> View<'a> {
         let mut out = SmallVec::new();
         self.payload(klen, klen + vlen, |part| out.extend_from_slice(part));
         out
+    }
+
+    /// The entry's life, if it stands behind the value.
+    pub(crate) fn life(&self) -> Option<Life> {
+        let header = self.header();
+        if !header.has_life() {
+            return None;
+        }
+        let from = usize::from(header.klen) + header.value_bytes();
+        let mut bytes = SmallVec::<[u8; LIFE_BYTES]>::new();
+        self.payload(from, from + LIFE_BYTES, |part| bytes.extend_from_slice(part));
+        Some(Life::from_bytes(bytes[..].try_into().expect("12 bytes")))
+    }
+
+    /// Puts the entry's life into a sink that wants it.
+    #[inline(always)]
+    pub(crate) fn life_into<S: Sink>(&self, out: &mut S) {
+        if S::WANTS_LIFE {
+            out.put_life(self.life());
+        }
     }
 
     /// Gives payload bytes `from..to` to `take`, line by line.

@@ -9,6 +9,7 @@ use super::extent::{
 use super::family::{Family, Layout, OutOfRange, within};
 use super::geometry::{GRACE_MAX, Geometry, HOMES_MAX, Numbers, OVERFLOW_BLOCKS_MAX, segments_max};
 use super::hash::Seeds;
+use super::life::LIFE_BYTES;
 use super::slot::{KEY_MAX, SlotShape};
 use super::undo;
 use super::{PAGE, WORD};
@@ -18,7 +19,9 @@ use std::time::Duration;
 /// "ONEREAD" and a zero byte.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"ONEREAD\0");
 /// Version of the region format that this build reads and writes.
-pub const FORMAT_VERSION: u32 = 6;
+pub const FORMAT_VERSION: u32 = 7;
+/// In [`Superblock::flags`]: entries have a life.
+const FLAG_LIFE: u32 = 1;
 
 /// The superblock as it stands at byte 0 of a region.
 #[repr(C)]
@@ -73,8 +76,8 @@ pub struct Superblock {
     pub block_bytes: u64,
     /// Bytes a microsecond that the slowest reader brings.
     pub rate: u64,
-    /// Zero.
-    pub reserved: u32,
+    /// Bit 0: entries have a life ([`Life`](super::Life)). The others are zero.
+    pub flags: u32,
     /// CRC-32C of everything before this field.
     pub crc: u32,
 }
@@ -100,7 +103,7 @@ const _: () = {
     assert!(offset_of!(Superblock, heap_bytes) == 224);
     assert!(offset_of!(Superblock, block_bytes) == 232);
     assert!(offset_of!(Superblock, rate) == 240);
-    assert!(offset_of!(Superblock, reserved) == 248);
+    assert!(offset_of!(Superblock, flags) == 248);
     assert!(offset_of!(Superblock, crc) == 252);
 };
 
@@ -220,7 +223,7 @@ impl Superblock {
             heap_bytes: geometry.heap().bytes,
             block_bytes: geometry.heap().block_bytes,
             rate: geometry.heap().rate,
-            reserved: 0,
+            flags: if geometry.has_life() { FLAG_LIFE } else { 0 },
             crc: 0,
         };
         it.crc = it.computed_crc();
@@ -302,11 +305,14 @@ impl Superblock {
             allowed: "32 or 64 to 4096 in steps of 64".into(),
         })?;
         let payload = shape.payload_max() as u64;
+        within("flags", self.flags.into(), 0..=u64::from(FLAG_LIFE))?;
+        let has_life = self.flags & FLAG_LIFE != 0;
+        let life = if has_life { LIFE_BYTES as u64 } else { 0 };
         // With a heap, a reference stands beside the longest key.
         let has_heap = self.heap_bytes > 0;
-        let beside = if has_heap { REFERENCE_BYTES as u64 } else { 0 };
+        let beside = life + if has_heap { REFERENCE_BYTES as u64 } else { 0 };
         within("key_max", self.key_max.into(), 1..=payload.saturating_sub(beside).min(KEY_MAX as u64))?;
-        let value_max = if has_heap { VALUE_MAX as u64 } else { payload - u64::from(self.key_max) };
+        let value_max = if has_heap { VALUE_MAX as u64 } else { payload - life - u64::from(self.key_max) };
         within("value_max", self.value_max.into(), 0..=value_max)?;
         let table_offset = undo::end(shape);
         within("table_offset", self.table_offset, table_offset..=table_offset)?;
@@ -315,6 +321,7 @@ impl Superblock {
             shape,
             key_max: self.key_max as usize,
             value_max: self.value_max as usize,
+            has_life,
             homes: self.homes,
             overflow_blocks: self.overflow_blocks,
             grace: Duration::from_nanos(self.grace_ns),
@@ -383,7 +390,7 @@ mod tests {
             let it = Superblock::new(&geometry, 12_345);
             assert_eq!((it.magic.to_le_bytes(), it.version, it.stamp), (*b"ONEREAD\0", FORMAT_VERSION, 0));
             assert_eq!((it.heap_offset, it.heap_bytes, it.block_bytes, it.rate), (0, 0, 0, 0));
-            assert_eq!((it.segments_max, it.reserved, it.created), (0, 0, 12_345));
+            assert_eq!((it.segments_max, it.flags, it.created), (0, 0, 12_345));
             assert_eq!((it.generation, it.seeds), (geometry.generation(), Seeds::from_number(9)));
             let layout = preset.layout;
             assert_eq!((it.family, it.choices), (layout.family as u32, layout.choices));

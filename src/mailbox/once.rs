@@ -62,7 +62,8 @@ mod tests {
         let mut done = 0;
         let mut take = |sequence, attempt| {
             let mut frame = Vec::new();
-            Request::Put { mode: PutMode::Insert, key: b"k", value: b"v" }.encode(sequence, &mut frame);
+            Request::Put { options: PutMode::Insert.into(), key: b"k", value: b"v" }
+                .encode(sequence, &mut frame);
             let is_answered = lane.take(CellMark { sequence, attempt }, &frame, |_| {
                 done += 1;
                 Some(Reply::Put(Ok(if done == 1 { PutOutcome::Inserted } else { PutOutcome::Exists })))

@@ -3,7 +3,7 @@
 
 use crate::index::{ExtentDraft, Index, Upload};
 use crate::layout::extent::Expected;
-use crate::outcome::PutMode;
+use crate::outcome::PutOptions;
 use crate::wire::{self, Reply, Request};
 
 /// What a client may do.
@@ -83,9 +83,9 @@ impl Caller {
     }
 
     /// Puts the value, all of which must be there.
-    pub fn put(&mut self, index: &Index, key: &[u8], mode: PutMode) -> Reply {
+    pub fn put(&mut self, index: &Index, key: &[u8], options: PutOptions) -> Reply {
         match self.whole(key) {
-            Some(draft) => Reply::Put(index.put_draft(key, draft, mode)),
+            Some(draft) => Reply::Put(index.put_draft(key, draft, options)),
             None => self.refuse(),
         }
     }

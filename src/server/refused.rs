@@ -26,6 +26,9 @@ pub struct RefusedCounts {
     pub busy: u64,
     /// What the change had to wait for refused it ([`PutError::Withdrawn`]).
     pub withdrawn: u64,
+    /// The time to live was none that an entry can have, or entries have none ([`PutError::TimeToLive`],
+    /// [`PutError::NoLife`]); or all numbers of entries were given ([`PutError::EntryNumbers`]).
+    pub life: u64,
     /// The client may only read.
     pub read_only: u64,
 }
@@ -41,6 +44,7 @@ pub(super) struct RefusedCounters {
     part: AtomicU64,
     busy: AtomicU64,
     withdrawn: AtomicU64,
+    life: AtomicU64,
     read_only: AtomicU64,
 }
 
@@ -60,6 +64,7 @@ impl RefusedCounters {
             // A client's own answer.
             PutError::OldServer => return,
             PutError::Withdrawn => &self.withdrawn,
+            PutError::TimeToLive { .. } | PutError::NoLife | PutError::EntryNumbers => &self.life,
         };
         // Relaxed, here and below: only the numbers are communicated.
         cause.fetch_add(1, Ordering::Relaxed);
@@ -81,6 +86,7 @@ impl RefusedCounters {
             part: of(&self.part),
             busy: of(&self.busy),
             withdrawn: of(&self.withdrawn),
+            life: of(&self.life),
             read_only: of(&self.read_only),
         }
     }
@@ -97,7 +103,7 @@ mod tests {
     fn causes_are_told_apart() {
         let waited = Duration::ZERO;
         type Cause = fn(&RefusedCounts) -> u64;
-        let causes: [(PutError, Cause); 10] = [
+        let causes: [(PutError, Cause); 13] = [
             (PutError::Full { keys: 1, slots: 1, bytes_max: 0, heap_bytes: 0 }, |of| of.full),
             (PutError::HeapFull { live_bytes: 1, heap_bytes: 1 }, |of| of.heap_full),
             (PutError::HeapBusy { given: 1, waited }, |of| of.heap_busy),
@@ -108,6 +114,9 @@ mod tests {
             (PutError::Part(PartError::CounterLength { given: 1 }), |of| of.part),
             (PutError::Busy { rounds: 1 }, |of| of.busy),
             (PutError::Withdrawn, |of| of.withdrawn),
+            (PutError::TimeToLive { given: waited }, |of| of.life),
+            (PutError::NoLife, |of| of.life),
+            (PutError::EntryNumbers, |of| of.life),
         ];
         for (error, cause) in causes {
             let counters = RefusedCounters::default();
@@ -115,9 +124,9 @@ mod tests {
             counters.count_read_only();
             let counts = counters.read();
             let RefusedCounts { full, heap_full, heap_busy, no_memory, length, .. } = counts;
-            let RefusedCounts { part, busy, withdrawn, read_only, .. } = counts;
+            let RefusedCounts { part, busy, withdrawn, life, read_only, .. } = counts;
             assert_eq!(cause(&counts), 1, "{error}");
-            let others = full + heap_full + heap_busy + no_memory + length + part + busy + withdrawn;
+            let others = full + heap_full + heap_busy + no_memory + length + part + busy + withdrawn + life;
             assert_eq!((others, read_only), (1, 1), "{error}");
         }
     }

@@ -533,7 +533,8 @@ mod tests {
         let (mut session, mut client, server, _dir) = session();
         client.write_all(&frames(&[HELLO])).unwrap();
         assert!(matches!(session.advance(&server.shared), Fate::Stay));
-        let put = Request::Put { mode: crate::outcome::PutMode::Insert, key: b"last", value: b"value" };
+        let put =
+            Request::Put { options: crate::outcome::PutMode::Insert.into(), key: b"last", value: b"value" };
         session.has_read(&frames(&[Request::Remove { key: b"none" }]).repeat(100_000));
         session.has_read(&frames(&[put]));
         client.shutdown(std::net::Shutdown::Write).unwrap();
@@ -570,7 +571,7 @@ mod tests {
         for number in 1..=memory::WINDOW {
             let mut frame = Vec::new();
             let mode = crate::outcome::PutMode::Upsert;
-            Request::Put { mode, key: b"key", value: b"value" }.encode(number, &mut frame);
+            Request::Put { options: mode.into(), key: b"key", value: b"value" }.encode(number, &mut frame);
             assert!(crate::mailbox::store(theirs.request(number), number, &frame));
         }
         theirs.client().announce(memory::WINDOW);

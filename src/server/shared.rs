@@ -210,8 +210,8 @@ impl ServerState {
                 }
                 Reply::Denied
             }
-            Request::Put { mode, key, value } => {
-                self.counted(Reply::Put(self.index.put_at_once(key, value, mode)))
+            Request::Put { options, key, value } => {
+                self.counted(Reply::Put(self.index.put_at_once(key, value, options)))
             }
             Request::Swap { key, expected, value } => {
                 self.counted(Reply::Swapped(self.index.swap_at_once(key, Expected::Value(expected), value)))
@@ -221,7 +221,7 @@ impl ServerState {
             }
             Request::UploadBegin { key, len } => self.counted(caller.begin(&self.index, key, len)),
             Request::UploadPiece { bytes } => caller.take(bytes),
-            Request::UploadPut { mode, key } => self.counted(caller.put(&self.index, key, mode)),
+            Request::UploadPut { options, key } => self.counted(caller.put(&self.index, key, options)),
             Request::UploadSwap { key, expected } => self.counted(caller.swap(&self.index, key, expected)),
             Request::UploadDrop => caller.drop_upload(),
             Request::Remove { key } => self.counted(Reply::Removed(self.index.remove(key))),

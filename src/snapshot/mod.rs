@@ -20,13 +20,18 @@ pub(crate) use write::{SnapshotPath, SnapshotWriter};
 
 use crate::layout::crc;
 use crate::layout::geometry::{Family, GRACE_MAX, Geometry, Layout};
+use crate::layout::life::Life;
 use bytemuck::{Pod, Zeroable};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The first bytes of a snapshot.
 pub const SNAPSHOT_MAGIC: [u8; 8] = *b"ONESNAP\0";
 /// Version of the format.
-pub const SNAPSHOT_VERSION: u32 = 2;
+pub const SNAPSHOT_VERSION: u32 = 3;
+/// The version before, whose entries have no life. It is read as well.
+const VERSION_WITHOUT_LIFE: u32 = 2;
+/// In the length of a record's value: the entry's life stands behind the value.
+const WITH_LIFE: u32 = 1 << 31;
 
 /// A block of records begins with this.
 const BLOCK_MARK: u32 = u32::from_le_bytes(*b"BLCK");
@@ -73,7 +78,9 @@ struct Head {
     grace_ns: u64,
     bytes_max: u64,
     heap_bytes: u64,
-    reserved: [u64; 2],
+    /// Of a table whose entries have a life: when it was made.
+    made_ns: u64,
+    reserved: u64,
 }
 
 /// The head of a block, as the file has it.
@@ -153,6 +160,8 @@ pub struct SnapshotTerms {
     pub incarnation: u64,
     /// When the snapshot began. Every change acknowledged before is in it.
     pub began: SystemTime,
+    /// When the table was made, if its entries have a life: their times count from then on.
+    pub made: Option<SystemTime>,
 }
 
 impl SnapshotTerms {
@@ -169,6 +178,7 @@ impl SnapshotTerms {
             generation: geometry.generation(),
             incarnation,
             began,
+            made: None,
         }
     }
 
@@ -194,7 +204,8 @@ impl SnapshotTerms {
             grace_ns: self.grace.as_nanos() as u64,
             bytes_max: self.bytes_max.unwrap_or(0),
             heap_bytes: self.heap_bytes,
-            reserved: [0; 2],
+            made_ns: self.made.map_or(0, since_1970),
+            reserved: 0,
         };
         Head { crc: head.sum(), ..head }
     }
@@ -229,6 +240,9 @@ impl SnapshotTerms {
             generation: head.generation,
             incarnation: head.incarnation,
             began: UNIX_EPOCH + Duration::from_nanos(head.began_ns),
+            made: Some(head.made_ns)
+                .filter(|&ns| ns > 0 && head.version != VERSION_WITHOUT_LIFE)
+                .map(|ns| UNIX_EPOCH + Duration::from_nanos(ns)),
         })
     }
 }
@@ -239,25 +253,35 @@ pub(crate) fn since_1970(time: SystemTime) -> u64 {
 }
 
 /// Appends a record.
-fn append_record(out: &mut Vec<u8>, key: &[u8], value: &[u8]) {
+fn append_record(out: &mut Vec<u8>, (key, value, life): Record<'_>) {
+    let flag = if life.is_some() { WITH_LIFE } else { 0 };
     out.extend_from_slice(&(key.len() as u32).to_le_bytes());
-    out.extend_from_slice(&(value.len() as u32).to_le_bytes());
+    out.extend_from_slice(&(value.len() as u32 | flag).to_le_bytes());
     out.extend_from_slice(key);
     out.extend_from_slice(value);
+    out.extend(life.map(Life::to_bytes).iter().flatten());
 }
 
+/// A key, its value, and the entry's life.
+pub(crate) type Record<'a> = (&'a [u8], &'a [u8], Option<Life>);
+
 /// Takes the first record off. `None` if the bytes do not begin with a whole one.
-fn take_record<'a>(bytes: &mut &'a [u8]) -> Option<(&'a [u8], &'a [u8])> {
+fn take_record<'a>(bytes: &mut &'a [u8]) -> Option<Record<'a>> {
     let (klen, rest) = bytes.split_first_chunk()?;
     let (vlen, rest) = rest.split_first_chunk()?;
     let (klen, vlen) = (u32::from_le_bytes(*klen), u32::from_le_bytes(*vlen));
+    let (vlen, has_life) = (vlen & !WITH_LIFE, vlen & WITH_LIFE != 0);
     if !(1..=KEY_BYTES_MAX).contains(&klen) || vlen > VALUE_BYTES_MAX {
         return None;
     }
     let (key, rest) = rest.split_at_checked(klen as usize)?;
     let (value, rest) = rest.split_at_checked(vlen as usize)?;
+    let (life, rest) = match has_life {
+        true => rest.split_first_chunk().map(|(life, rest)| (Some(Life::from_bytes(*life)), rest))?,
+        false => (None, rest),
+    };
     *bytes = rest;
-    Some((key, value))
+    Some((key, value, life))
 }
 
 #[cfg(all(test, not(loom)))]

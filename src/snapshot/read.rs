@@ -3,9 +3,11 @@
 
 use super::{
     BLOCK_BYTES, BLOCK_HEAD_BYTES, BLOCK_MARK, BlockHead, Counts, HEAD_BYTES, Head, LAST_BYTES, LAST_MARK,
-    RECORD_HEAD, SNAPSHOT_MAGIC, SNAPSHOT_VERSION, Saved, SnapshotTerms, take_record,
+    RECORD_HEAD, Record, SNAPSHOT_MAGIC, SNAPSHOT_VERSION, Saved, SnapshotTerms, VERSION_WITHOUT_LIFE,
+    take_record,
 };
 use crate::files::{self, FileError};
+use crate::layout::LIFE_BYTES;
 use crate::layout::crc;
 use bytemuck::Zeroable;
 use rustix::fs::{FileType, Mode, OFlags};
@@ -198,7 +200,7 @@ impl Snapshot {
         if there.len() < HEAD_BYTES as usize {
             return Err(self.cut("the head"));
         }
-        if head.version != SNAPSHOT_VERSION {
+        if ![VERSION_WITHOUT_LIFE, SNAPSHOT_VERSION].contains(&head.version) {
             return Err(SnapshotError::Version { path: self.path.clone(), found: head.version });
         }
         if head.crc != head.sum() {
@@ -334,6 +336,11 @@ pub struct SnapshotBlock {
 impl SnapshotBlock {
     /// The keys and their values.
     pub fn records(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        self.entries().map(|(key, value, _)| (key, value))
+    }
+
+    /// The same, with the lives of entries that have one.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = Record<'_>> {
         let mut rest = &self.payload[..];
         std::iter::from_fn(move || take_record(&mut rest))
     }
@@ -386,7 +393,7 @@ impl SnapshotBlocks<'_> {
         let is_last = head.mark == LAST_MARK;
         let bytes_max = match is_last {
             true => size_of::<Counts>(),
-            false => BLOCK_BYTES + RECORD_HEAD + of.terms.key_max + of.terms.value_max,
+            false => BLOCK_BYTES + RECORD_HEAD + of.terms.key_max + of.terms.value_max + LIFE_BYTES,
         };
         if head.bytes as usize > bytes_max {
             return Err(of.damaged(at + 4, "a block is longer than any"));
@@ -413,8 +420,13 @@ impl SnapshotBlocks<'_> {
         let (mut rest, mut seen) = (&payload[..], Counts::default());
         while !rest.is_empty() {
             let byte = start + (payload.len() - rest.len()) as u64;
-            let (key, value) =
+            let (key, value, life) =
                 take_record(&mut rest).ok_or_else(|| of.damaged(byte, "the lengths of a record"))?;
+            if life.is_some() != of.terms.made.is_some() {
+                return Err(
+                    of.damaged(byte, "a record has a life, or has none, where the head says otherwise")
+                );
+            }
             if key.len() > of.terms.key_max || value.len() > of.terms.value_max {
                 return Err(of.damaged(byte, "a record is longer than the head allows"));
             }
@@ -504,6 +516,7 @@ impl SnapshotTerms {
             generation: 0,
             incarnation: 0,
             began: UNIX_EPOCH,
+            made: None,
         }
     }
 }

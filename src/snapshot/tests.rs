@@ -60,8 +60,8 @@ fn golden_snapshot() {
     let geometry = Config { value_max: 200, seeds: Some(Seeds::from_number(1)), ..Config::short() };
     let geometry = geometry.size(TableSize::Slots(1000)).geometry().unwrap();
     let mut writer = SnapshotWriter::new(&place, SnapshotTerms::of(&geometry, 7, began)).unwrap();
-    writer.take(b"key", b"value");
-    writer.take(b"k", b"");
+    writer.take((b"key", b"value", None));
+    writer.take((b"k", b"", None));
     writer.finish(0).unwrap();
     let mut bytes = fs::read(dir.path().join("snapshot")).unwrap();
     let id = u64::from_le_bytes(bytes[16..24].try_into().unwrap());
@@ -70,7 +70,7 @@ fn golden_snapshot() {
 
     let mut head = Vec::new();
     head.extend(b"ONESNAP\0");
-    head.extend(word(2));
+    head.extend(word(3));
     head.extend([0; 4]);
     head.extend(id.to_le_bytes());
     head.extend(geometry.generation().to_le_bytes());
@@ -266,8 +266,8 @@ fn a_head_across_two_pieces_is_found() {
         let mut writer = SnapshotWriter::new(&place, SnapshotTerms::of(&geometry, 7, UNIX_EPOCH)).unwrap();
         // The first piece begins behind the first byte of this block, and ends in the next head.
         let long = vec![7; PIECE + 1 - within - (BLOCK_HEAD_BYTES as usize + RECORD_HEAD + 4)];
-        writer.take(b"long", &long);
-        writer.take(b"short", b"value");
+        writer.take((b"long", &long, None));
+        writer.take((b"short", b"value", None));
         writer.finish(0).unwrap();
         let mut bytes = fs::read(&path).unwrap();
         bytes[1000] ^= 1;

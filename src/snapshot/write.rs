@@ -2,7 +2,7 @@
 //! takes the place of the old one.
 
 use super::{
-    BLOCK_BYTES, BLOCK_MARK, BlockHead, Counts, LAST_MARK, SnapshotTerms, append_record, since_1970,
+    BLOCK_BYTES, BLOCK_MARK, BlockHead, Counts, LAST_MARK, Record, SnapshotTerms, append_record, since_1970,
     take_record,
 };
 use crate::files::{self, FileError, LockFile};
@@ -309,8 +309,9 @@ impl<'a> SnapshotWriter<'a> {
 
     /// Takes a record. Only copies it: the caller holds locks.
     #[inline]
-    pub fn take(&mut self, key: &[u8], value: &[u8]) {
-        append_record(&mut self.records, key, value);
+    pub fn take(&mut self, record: Record<'_>) {
+        let (key, value, _) = record;
+        append_record(&mut self.records, record);
         self.counts.longest_key = self.counts.longest_key.max(key.len() as u32);
         self.counts.longest_value = self.counts.longest_value.max(value.len() as u32);
     }
@@ -418,7 +419,7 @@ mod tests {
         let writer = || {
             let mut writer =
                 SnapshotWriter::new(&target, SnapshotTerms::of(&geometry, 7, SystemTime::now())).unwrap();
-            writer.take(b"key", b"value");
+            writer.take((b"key", b"value", None));
             writer
         };
         let fails = || {

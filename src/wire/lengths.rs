@@ -22,6 +22,9 @@ const COUNTS_BYTES: usize = {
 /// Bytes of a change of a part before its key: its head, and a bound. One of a counter has as many as its value more.
 const PART_BYTES: usize = 8;
 
+/// Bytes of a put with a time to live before its key: mode, time, length of the key.
+const PUT_FOR_BYTES: usize = 12;
+
 /// Longest value that travels in one frame to or from a table of this geometry, in bytes.
 pub fn frame_value_max(geometry: &Geometry) -> usize {
     FRAME_VALUE_MAX.min(geometry.value_max())
@@ -29,9 +32,11 @@ pub fn frame_value_max(geometry: &Geometry) -> usize {
 
 /// Longest request for a table of this geometry, in bytes. (Over a socket, pieces of uploads may be longer.)
 pub fn request_bytes_max(geometry: &Geometry) -> usize {
-    // A compare-and-swap: two lengths, a key, two values. Where values have a byte or two, an append.
+    // A compare-and-swap: two lengths, a key, two values. Where values have few bytes, an append, or a put with a
+    // time to live.
     let value_max = frame_value_max(geometry);
-    HEAD + geometry.key_max() + (2 * size_of::<u16>() + 2 * value_max).max(PART_BYTES + value_max)
+    let one_value = if geometry.has_life() { PUT_FOR_BYTES } else { PART_BYTES };
+    HEAD + geometry.key_max() + (2 * size_of::<u16>() + 2 * value_max).max(one_value + value_max)
 }
 
 /// Longest reply for a table of this geometry, in bytes.
@@ -72,13 +77,14 @@ pub(crate) fn cell_frames_max(geometry: &Geometry) -> (usize, usize) {
 /// Whether a request that the table takes fits a cell of a mailbox, and so does its reply.
 pub(crate) fn fits_cells(request: &Request<'_>, geometry: &Geometry) -> bool {
     let longest = match request {
+        // Cells have room for two values.
+        Request::Put { value, options, .. } if options.ttl.is_some() => value.len().max(PUT_FOR_BYTES - 4),
         Request::Put { value, .. } | Request::SwapExtent { value, .. } => value.len(),
         Request::Swap { expected, value, .. } => expected.len().max(value.len()),
         // As many as a message has room for.
         Request::Feed(_) => return false,
         request if tells_value(request) => frame_value_max(geometry),
         Request::RemoveIf { expected, .. } => expected.bytes().len(),
-        // Cells have room for two values.
         Request::Part { part, .. } => part.bytes().len().max(PART_BYTES / 2),
         _ => 0,
     };

@@ -48,6 +48,9 @@ mod status {
     pub const UNFIT: u16 = 111;
     pub const WITHDRAWN: u16 = 112;
     pub const PART: u16 = 113;
+    pub const TIME_TO_LIVE: u16 = 160;
+    pub const NO_LIFE: u16 = 161;
+    pub const ENTRY_NUMBERS: u16 = 162;
 }
 
 /// What a change of a part did, in the order of its statuses.
@@ -184,6 +187,12 @@ impl Reply {
                     PutError::Part(error) => reply(status::PART, bytemuck::bytes_of(&error.to_parts())),
                     // Not a server's answer: its client says so.
                     PutError::OldServer => reply(status::UNFIT, &[]),
+                    PutError::TimeToLive { given } => {
+                        let given = u64::try_from(given.as_nanos()).unwrap_or(u64::MAX);
+                        reply(status::TIME_TO_LIVE, &two(given, 0));
+                    }
+                    PutError::NoLife => reply(status::NO_LIFE, &[]),
+                    PutError::EntryNumbers => reply(status::ENTRY_NUMBERS, &[]),
                     PutError::NoMemory { keys, bytes } => reply(status::NO_MEMORY, &two(keys, bytes)),
                     PutError::HeapFull { live_bytes, heap_bytes } => {
                         reply(status::HEAP_FULL, &two(live_bytes, heap_bytes));
@@ -293,6 +302,12 @@ impl Reply {
                 two().map(|(rounds, _)| Reply::Put(Err(PutError::Busy { rounds: rounds as u32 })))?
             }
             status::WITHDRAWN => Reply::Put(Err(PutError::Withdrawn)),
+            status::TIME_TO_LIVE => two().map(|(given, _)| {
+                let given = std::time::Duration::from_nanos(given);
+                Reply::Put(Err(PutError::TimeToLive { given }))
+            })?,
+            status::NO_LIFE => Reply::Put(Err(PutError::NoLife)),
+            status::ENTRY_NUMBERS => Reply::Put(Err(PutError::EntryNumbers)),
             _ => return FeedReply::decode(frame).unwrap_or(Err(unknown)).map(Reply::Feed),
         })
     }

@@ -3,10 +3,11 @@
 use super::feed::FeedRequest;
 use super::frame::{Frame, HEAD, WireError, encode};
 use crate::layout::extent::{Expected, REFERENCE_BYTES, Reference};
-use crate::outcome::PutMode;
+use crate::outcome::{PutMode, PutOptions};
 use crate::part::{PartChange, Tell};
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
+use std::time::Duration;
 
 /// The first bytes of a `Hello`.
 const HELLO_MAGIC: u64 = u64::from_le_bytes(*b"ONEREAD?");
@@ -49,6 +50,8 @@ mod op {
     pub const REMOVE_IF: u16 = 23;
     pub const REMOVE_IF_EXTENT: u16 = 24;
     pub const CLEAR: u16 = 25;
+    pub const PUT_FOR: u16 = 60;
+    pub const UPLOAD_PUT_FOR: u16 = 61;
 }
 
 /// Kinds of changes of a part.
@@ -61,6 +64,37 @@ mod part {
     pub const APPEND: u8 = 5;
 }
 
+/// The operation that stands for a mode.
+fn op_of(mode: PutMode) -> u16 {
+    match mode {
+        PutMode::Upsert => op::UPSERT,
+        PutMode::Insert => op::INSERT,
+        PutMode::Update => op::UPDATE,
+    }
+}
+
+fn mode_of(op: u16) -> Option<PutMode> {
+    Some(match op {
+        op::UPSERT => PutMode::Upsert,
+        op::INSERT => PutMode::Insert,
+        op::UPDATE => PutMode::Update,
+        _ => return None,
+    })
+}
+
+/// A time to live, as it is sent: no longer than a word says, which no table takes.
+fn nanoseconds(ttl: Duration) -> [u8; 8] {
+    u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX).to_le_bytes()
+}
+
+/// The options of a put of an entry that ends.
+fn take_options(body: &[u8]) -> Option<(PutOptions, &[u8])> {
+    let (op, rest) = body.split_first_chunk()?;
+    let (ttl, rest) = rest.split_first_chunk()?;
+    let ttl = Duration::from_nanos(u64::from_le_bytes(*ttl));
+    Some((PutOptions::from(mode_of(u16::from_le_bytes(*op))?).ttl(ttl), rest))
+}
+
 /// A request, borrowed from the receive buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request<'a> {
@@ -71,8 +105,8 @@ pub enum Request<'a> {
     },
     /// Puts a key.
     Put {
-        /// What the put may do.
-        mode: PutMode,
+        /// What the put may do, and how long the entry lives.
+        options: PutOptions,
         /// The key.
         key: &'a [u8],
         /// The value.
@@ -110,8 +144,8 @@ pub enum Request<'a> {
     },
     /// Puts the key with the value, all of which was brought.
     UploadPut {
-        /// What the put may do.
-        mode: PutMode,
+        /// What the put may do, and how long the entry lives.
+        options: PutOptions,
         /// The key.
         key: &'a [u8],
     },
@@ -202,13 +236,15 @@ impl<'a> Request<'a> {
                 let body = HelloBody { magic: HELLO_MAGIC, version: *version, reserved: 0 };
                 encode(out, op::HELLO, 0, id, &[bytemuck::bytes_of(&body)]);
             }
-            Request::Put { mode, key, value } => {
-                let op = match mode {
-                    PutMode::Upsert => op::UPSERT,
-                    PutMode::Insert => op::INSERT,
-                    PutMode::Update => op::UPDATE,
-                };
-                encode(out, op, 0, id, &[&(key.len() as u16).to_le_bytes(), key, value]);
+            Request::Put { options, key, value } => {
+                let (op, klen) = (op_of(options.mode), (key.len() as u16).to_le_bytes());
+                match options.ttl {
+                    None => encode(out, op, 0, id, &[&klen, key, value]),
+                    Some(ttl) => {
+                        let body = [&op.to_le_bytes()[..], &nanoseconds(ttl), &klen, key, value];
+                        encode(out, op::PUT_FOR, 0, id, &body);
+                    }
+                }
             }
             Request::Swap { key, expected, value } => {
                 let lengths = [key.len() as u16, expected.len() as u16].map(u16::to_le_bytes).concat();
@@ -222,13 +258,12 @@ impl<'a> Request<'a> {
                 encode(out, op::UPLOAD_BEGIN, 0, id, &[&len.to_le_bytes(), key]);
             }
             Request::UploadPiece { bytes } => encode(out, op::UPLOAD_PIECE, 0, id, &[bytes]),
-            Request::UploadPut { mode, key } => {
-                let mode = match mode {
-                    PutMode::Upsert => op::UPSERT,
-                    PutMode::Insert => op::INSERT,
-                    PutMode::Update => op::UPDATE,
-                };
-                encode(out, op::UPLOAD_PUT, 0, id, &[&mode.to_le_bytes(), key]);
+            Request::UploadPut { options, key } => {
+                let op = op_of(options.mode).to_le_bytes();
+                match options.ttl {
+                    None => encode(out, op::UPLOAD_PUT, 0, id, &[&op, key]),
+                    Some(ttl) => encode(out, op::UPLOAD_PUT_FOR, 0, id, &[&op, &nanoseconds(ttl), key]),
+                }
             }
             Request::UploadSwap { key, expected: Expected::Value(expected) } => {
                 let klen = (key.len() as u16).to_le_bytes();
@@ -270,7 +305,13 @@ impl<'a> Request<'a> {
             let (klen, rest) = frame.body().split_first_chunk::<2>().ok_or(unfitting)?;
             let (key, value) =
                 rest.split_at_checked(usize::from(u16::from_le_bytes(*klen))).ok_or(unfitting)?;
-            Ok(Request::Put { mode, key, value })
+            Ok(Request::Put { options: PutMode::into(mode), key, value })
+        };
+        let put_for = || {
+            let (options, rest) = take_options(frame.body())?;
+            let (klen, rest) = rest.split_first_chunk::<2>()?;
+            let (key, value) = rest.split_at_checked(u16::from_le_bytes(*klen).into())?;
+            Some(Request::Put { options, key, value })
         };
         let swap = || {
             let (klen, rest) = frame.body().split_first_chunk::<2>()?;
@@ -287,13 +328,12 @@ impl<'a> Request<'a> {
         };
         let upload_put = || {
             let (mode, key) = frame.body().split_first_chunk::<2>()?;
-            let mode = match u16::from_le_bytes(*mode) {
-                op::UPSERT => PutMode::Upsert,
-                op::INSERT => PutMode::Insert,
-                op::UPDATE => PutMode::Update,
-                _ => return None,
-            };
-            Some(Request::UploadPut { mode, key })
+            let options = mode_of(u16::from_le_bytes(*mode))?.into();
+            Some(Request::UploadPut { options, key })
+        };
+        let upload_put_for = || {
+            let (options, key) = take_options(frame.body())?;
+            Some(Request::UploadPut { options, key })
         };
         let upload_swap = || {
             let (klen, rest) = frame.body().split_first_chunk::<2>()?;
@@ -355,6 +395,8 @@ impl<'a> Request<'a> {
             }
             op::UPLOAD_PIECE => Ok(Request::UploadPiece { bytes: frame.body() }),
             op::UPLOAD_PUT => upload_put().ok_or(unfitting),
+            op::PUT_FOR => put_for().ok_or(unfitting),
+            op::UPLOAD_PUT_FOR => upload_put_for().ok_or(unfitting),
             op::UPLOAD_SWAP => upload_swap().ok_or(unfitting),
             op::UPLOAD_SWAP_EXTENT => {
                 let (expected, key) = frame.body().split_first_chunk().ok_or(unfitting)?;

@@ -1,7 +1,9 @@
 use super::frame::HEAD;
 use super::*;
 use crate::layout::extent::{Expected, Reference};
-use crate::outcome::{GrowthCounts, HeapCounts, IndexCounts, PutError, PutMode, PutOutcome, SwapOutcome};
+use crate::outcome::{
+    GrowthCounts, HeapCounts, IndexCounts, PutError, PutMode, PutOptions, PutOutcome, SwapOutcome,
+};
 use crate::part::{PartChange, PartEffect, PartError, PartOutcome, Tell};
 use proptest::prelude::*;
 
@@ -9,7 +11,7 @@ proptest! {
     /// Any bytes give a frame, ask for more, or are an error. A request that decodes encodes to
     /// itself.
     #[test]
-    fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), op in 0u16..26, len in 0u32..64) {
+    fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), op in prop_oneof![0u16..26, 60u16..62], len in 0u32..64) {
         let mut framed = bytes.clone();
         if framed.len() >= HEAD {
             framed[..4].copy_from_slice(&len.to_le_bytes());
@@ -99,14 +101,17 @@ fn frame(op: u16, status: u16, id: u64, body: &[u8]) -> Vec<u8> {
 #[test]
 fn golden_requests() {
     assert_eq!((PROTOCOL_VERSION, BODY_MAX, HEAD, FRAME_VALUE_MAX), (2, 65_536, 16, 4_080));
-    let put = |mode| Request::Put { mode, key: b"key", value: b"value" };
+    let put = |mode: PutMode| Request::Put { options: mode.into(), key: b"key", value: b"value" };
     let hello = b"ONEREAD?\x01\x02\x03\x04\0\0\0\0";
     let extent = Reference { number: 1, offset: 2, len: 3, crc: 4 };
     let named = b"\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x03\0\0\0\x04\0\0\0";
     let after = |before: &[u8], rest: &[u8]| [before, named, rest].concat();
     let swap_extent = after(b"\x03\0", b"keyvalue");
     let long_swap_extent = after(b"", b"key");
-    let long_put = |mode| Request::UploadPut { mode, key: b"key" };
+    let long_put = |mode: PutMode| Request::UploadPut { options: mode.into(), key: b"key" };
+    let ttl = std::time::Duration::from_nanos(0x0807_0605_0403_0201);
+    let options = PutOptions::from(PutMode::Insert).ttl(ttl);
+    let put_for = Request::Put { options, key: b"key", value: b"value" };
     let long_swap = |expected| Request::UploadSwap { key: b"key", expected };
     let remove_if = |expected| Request::RemoveIf { key: b"key", expected };
     let part = |part, tell| Request::Part { key: b"key", part, tell };
@@ -137,6 +142,8 @@ fn golden_requests() {
         (18, long_swap(Expected::Extent(extent)), &long_swap_extent),
         (19, Request::UploadDrop, b""),
         (20, Request::Heap, b""),
+        (60, put_for, b"\x03\0\x01\x02\x03\x04\x05\x06\x07\x08\x03\0keyvalue"),
+        (61, Request::UploadPut { options, key: b"key" }, b"\x03\0\x01\x02\x03\x04\x05\x06\x07\x08key"),
         (21, Request::GrowFor { keys: 0x0807_0605_0403_0201 }, b"\x01\x02\x03\x04\x05\x06\x07\x08"),
         (22, add(-2, None), b"\x01\0\x03\0\xfe\xff\xff\xff\xff\xff\xff\xffkey"),
         (22, add(1, Some(2)), b"\x02\0\x03\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0key"),
@@ -256,6 +263,9 @@ fn golden_replies() {
         (113, Reply::Put(Err(PutError::Part(range))), [vec![2], vec![0; 7], two(14, 15)].concat()),
         (111, Reply::Unfit, vec![]),
         (112, Reply::Put(Err(PutError::Withdrawn)), vec![]),
+        (160, Reply::Put(Err(PutError::TimeToLive { given: std::time::Duration::from_nanos(9) })), two(9, 0)),
+        (161, Reply::Put(Err(PutError::NoLife)), vec![]),
+        (162, Reply::Put(Err(PutError::EntryNumbers)), vec![]),
         (100, Reply::Put(Err(PutError::KeyLength { given: 300, max: 16 })), two(300, 16)),
         (101, Reply::Put(Err(PutError::ValueLength { given: 301, max: 17 })), two(301, 17)),
         (
@@ -374,7 +384,7 @@ fn invalid_frames_are_refused() {
     for (body, key, value) in [(&b"\x02\0ke"[..], &b"ke"[..], &b""[..]), (b"\0\0v", b"", b"v")] {
         let bytes = frame(2, 0, 1, body);
         let put = Request::decode(&decode(&bytes).unwrap().unwrap());
-        assert_eq!(put, Ok(Request::Put { mode: PutMode::Upsert, key, value }));
+        assert_eq!(put, Ok(Request::Put { options: PutMode::Upsert.into(), key, value }));
     }
     for (op, status, length, expected) in [
         (5, 6, 1, unknown(5, 6)),
@@ -462,7 +472,7 @@ fn the_longest_requests_and_replies() {
             request.encode(7, &mut bytes);
             bytes.len()
         };
-        let put = length(Request::Put { mode: PutMode::Upsert, key: &key, value: &value });
+        let put = length(Request::Put { options: PutMode::Upsert.into(), key: &key, value: &value });
         let swap = length(Request::Swap { key: &key, expected: &value, value: &value });
         assert!(swap == request_bytes_max(&geometry) || value_max < 4, "{key_max}, {value_max}");
         assert!(put <= swap && length(Request::Remove { key: &key }) <= swap);
@@ -484,7 +494,7 @@ fn the_longest_requests_and_replies() {
                 Request::SwapExtent { key: &key, expected: extent, value: &value },
                 Request::UploadBegin { key: &key, len: 1 },
                 Request::UploadPiece { bytes: &value },
-                Request::UploadPut { mode: PutMode::Upsert, key: &key },
+                Request::UploadPut { options: PutMode::Upsert.into(), key: &key },
                 Request::UploadSwap { key: &key, expected: Expected::Value(&value) },
                 Request::UploadSwap { key: &key, expected: Expected::Extent(extent) },
             ] {
@@ -509,7 +519,7 @@ fn the_longest_requests_and_replies() {
         assert_eq!(length(swap), request_max);
         for request in [
             swap,
-            Request::Put { mode: PutMode::Upsert, key: &key, value: &value },
+            Request::Put { options: PutMode::Upsert.into(), key: &key, value: &value },
             Request::SwapExtent { key: &key, expected: extent, value: &value },
             Request::Remove { key: &key },
             Request::RemoveIf { key: &key, expected: Expected::Value(&value) },
@@ -529,7 +539,7 @@ fn the_longest_requests_and_replies() {
             Request::Swap { key: &key, expected: &longer, value: b"" },
             Request::Swap { key: &key, expected: b"", value: &longer },
             Request::SwapExtent { key: &key, expected: extent, value: &longer },
-            Request::Put { mode: PutMode::Upsert, key: &key, value: &longer },
+            Request::Put { options: PutMode::Upsert.into(), key: &key, value: &longer },
             Request::RemoveIf { key: &key, expected: Expected::Value(&longer) },
             Request::Part { key: &key, part: PartChange::Or { bits: &longer }, tell: Tell::Nothing },
         ] {

@@ -270,15 +270,15 @@ fn the_server_checks_lengths_too() {
     let long = [7; 300];
     for (request, expected) in [
         (
-            Request::Put { mode: oneread::PutMode::Upsert, key: &long, value: b"" },
+            Request::Put { options: oneread::PutMode::Upsert.into(), key: &long, value: b"" },
             PutError::KeyLength { given: 300, max: 16 },
         ),
         (
-            Request::Put { mode: oneread::PutMode::Insert, key: b"", value: b"" },
+            Request::Put { options: oneread::PutMode::Insert.into(), key: b"", value: b"" },
             PutError::KeyLength { given: 0, max: 16 },
         ),
         (
-            Request::Put { mode: oneread::PutMode::Update, key: b"k", value: &long },
+            Request::Put { options: oneread::PutMode::Update.into(), key: b"k", value: &long },
             PutError::ValueLength { given: 300, max: 32 },
         ),
         (

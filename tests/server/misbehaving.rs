@@ -63,7 +63,7 @@ fn a_bad_client_costs_its_own_connection() {
         good.put(b"good", b"1").unwrap();
         let mut numbers = Numbers(1);
         let mut kept = Vec::new();
-        let put = Request::Put { mode: oneread::PutMode::Upsert, key: b"bad", value: b"value" };
+        let put = Request::Put { options: oneread::PutMode::Upsert.into(), key: b"bad", value: b"value" };
         for round in 0..20 {
             // Random bytes, before and after the hello. In every other round, the first 4 bytes are
             // a valid length, so that the server must check the rest.

@@ -117,6 +117,9 @@ pub struct Serve {
     /// can hold it, else what slots of 128 bytes hold]
     #[arg(long, value_name = "SIZE", value_parser = length)]
     inline_max: Option<usize>,
+    /// Entries have a life: a number, and a time when they end (`put --ttl`); 12 bytes of each slot
+    #[arg(long)]
+    life: bool,
     /// Grace time: how long a GET over a network may take, as in 500us, 2ms [default: 2ms]
     #[arg(long, value_name = "TIME")]
     grace: Option<Period>,
@@ -433,6 +436,7 @@ impl Serve {
             .value_max(self.value_max.unwrap_or(base.value_max))
             .heap_bytes(self.heap.map(|ByteSize(bytes)| bytes).or(base.heap_bytes))
             .inline_max(self.inline_max.or(base.inline_max))
+            .life(self.life || base.life)
             .grace(self.grace.map_or(base.grace, |Period(grace)| grace))
     }
 
@@ -483,6 +487,8 @@ impl Serve {
         compare("layout", has.layout().to_string(), asked.layout.to_string());
         compare("key-max", has.key_max().to_string(), asked.key_max.to_string());
         compare("value-max", has.value_max().to_string(), asked.value_max.to_string());
+        let said = |has_life| if has_life { "yes" } else { "no" }.to_string();
+        compare("life", said(has.has_life()), said(asked.life));
         compare("grace", show::time(has.grace()), show::time(asked.grace));
         match asked.geometry() {
             Ok(asked_for) => {
@@ -559,6 +565,7 @@ impl Serve {
                 "key_max": geometry.key_max(),
                 "value_max": geometry.value_max(),
                 "heap_bytes": geometry.heap().bytes,
+                "life": geometry.has_life(),
                 "grace_us": geometry.grace().as_micros() as u64,
                 "recovered": recovered,
                 "restored": restored,

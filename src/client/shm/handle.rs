@@ -529,7 +529,7 @@ mod tests {
         let table = Config { size: TableSize::Keys(10), value_max: 100, ..Config::short() };
         let _server = Server::start(ServerConfig::new(Address::Shm(socket.clone()), table)).unwrap();
         let small = Config { value_max: 8, ..table }.geometry().unwrap();
-        let put = Request::Put { mode: PutMode::Upsert, key: b"key", value: &[1; 50] };
+        let put = Request::Put { options: PutMode::Upsert.into(), key: b"key", value: &[1; 50] };
         let mut handle = ShmHandle::connect(&socket, &ClientOptions::default()).unwrap();
         let (stream, theirs) = UnixStream::pair().unwrap();
         stream.set_nonblocking(true).unwrap();
@@ -761,7 +761,7 @@ mod tests {
             let config = ServerConfig::new(Address::Shm(socket.clone()), table);
             Server::start(config).unwrap()
         };
-        let put = |value| Request::Put { mode: PutMode::Upsert, key: b"key", value };
+        let put = |value| Request::Put { options: PutMode::Upsert.into(), key: b"key", value };
         for requests in [RequestPath::Auto, RequestPath::Message, RequestPath::Mailbox] {
             let server = serve(8);
             let options = ClientOptions { requests, ..ClientOptions::default() };

@@ -18,6 +18,7 @@ use crate::clock::Clock;
 use crate::faults::{Rule, by_rule, kept, obey, wait_ns};
 use crate::index::budget::{Budget, Registrar};
 use crate::index::heap::{Heap, HeapError, HeapMarks, HeapShape, HeapUsage};
+use crate::index::numbers::Numbers;
 use crate::index::slots::SlotWritten;
 use crate::layout::control::NUMBERS_WORD;
 use crate::layout::extent::{EXTENT_HEADER, EXTENT_HEADER_WORDS, Reference, extent_bytes};
@@ -46,8 +47,6 @@ pub(super) struct Extents {
     clock: Clock,
     heap: Mutex<HeapState>,
     budget: Arc<Budget>,
-    /// Numbers that are taken from the region's counter at a time: a takeover leaves out the rest of them.
-    numbers_at_a_time: u64,
     /// Of a table that grows, over verbs.
     registrar: OnceLock<Weak<dyn Registrar>>,
     /// Extents that slots name.
@@ -59,8 +58,7 @@ pub(super) struct Extents {
 #[derive(Debug)]
 struct HeapState {
     heap: Heap,
-    /// Numbers that are taken and not used.
-    numbers: Range<u64>,
+    numbers: Numbers,
     /// Which blocks have memory that counts.
     backed: Vec<bool>,
     /// Which blocks slots may name memory in.
@@ -114,9 +112,9 @@ impl Extents {
     ) -> Option<Arc<Extents>> {
         let space = geometry.heap();
         let backed = vec![false; space.bytes.checked_div(space.block_bytes)? as usize];
-        let number = region.load(NUMBERS_WORD);
         let (heap, used) = (Heap::new(shape(geometry)), backed.clone());
-        let (numbers, uploads) = (number..number, FxHashMap::default());
+        let (numbers, uploads) =
+            (Numbers::from(region, NUMBERS_WORD, numbers_at_a_time), FxHashMap::default());
         let state = HeapState { heap, numbers, backed, used, has_moved: false, is_stuck: false, uploads };
         Some(Arc::new(Extents {
             region: region.alias(),
@@ -124,7 +122,6 @@ impl Extents {
             clock: clock.clone(),
             heap: Mutex::new(state),
             budget: Arc::clone(budget),
-            numbers_at_a_time,
             registrar: OnceLock::new(),
             named: AtomicU64::new(0),
             moved_bytes: AtomicU64::new(0),
@@ -218,15 +215,7 @@ impl Extents {
 
     /// X1: a number that no extent ever had.
     fn number(&self) -> u64 {
-        let mut state = lock(&self.heap);
-        if state.numbers.is_empty() {
-            let end = state.numbers.end + self.numbers_at_a_time;
-            // The word goes up first. A killed server's stores end where its program did.
-            obey(Rule::NumberFirst, || self.region.store(NUMBERS_WORD, end));
-            state.numbers.end = end;
-        }
-        state.numbers.start += 1;
-        state.numbers.start - 1
+        lock(&self.heap).numbers.next(&self.region)
     }
 
     /// From now on, blocks are registered here before they are used (E0).

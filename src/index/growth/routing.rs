@@ -189,14 +189,19 @@ impl Growth {
         )
     }
 
-    pub fn remove_by<B: Between>(&self, key: &[u8], between: B) -> Result<bool, PutError> {
+    pub fn remove_by<B: Between>(
+        &self,
+        key: &[u8],
+        ended: Option<u64>,
+        between: B,
+    ) -> Result<bool, PutError> {
         check_lengths(&self.geometry, key, &[])?;
         self.reap(REAP_MAX);
         let key = self.geometry.hashed(key);
         self.in_segment(
             &key,
             between,
-            |segment| segment.remove(&key, between),
+            |segment| segment.remove(&key, ended, between),
             |segment, was_there, guard| {
                 if *was_there {
                     self.after_remove(segment, guard);

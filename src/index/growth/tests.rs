@@ -21,6 +21,7 @@ use crate::index::tests::check_books;
 use crate::layout::control::Phase;
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::Seeds;
+use crate::layout::life::Life;
 use crate::layout::slot::Key;
 use crate::observe::{Scheduler, schedule};
 use crate::outcome::{PutError, PutMode, PutOutcome};
@@ -190,7 +191,7 @@ impl Lived {
     /// Each key is there, once, with its value, and no other.
     fn check(&self, when: &str) {
         let (mut seen, mut walk) = (Vec::new(), Walk::default());
-        let mut see = |key: &[u8], value: &[u8]| {
+        let mut see = |key: &[u8], value: &[u8], _: Option<Life>| {
             let [key, value] = [key, value].map(|word| u64::from_le_bytes(word.try_into().unwrap()));
             assert_eq!(value >> 32, key);
             seen.push((key, value & u64::from(u32::MAX)));

@@ -12,6 +12,7 @@ use crate::index::slots::{DisplacedAt, Locked, StripeSet};
 use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::Hashed;
+use crate::layout::life::Life;
 use crate::layout::slot::{Image, View, check};
 use crate::layout::words;
 use crate::sync::{Ordering, fence};
@@ -20,8 +21,18 @@ use std::ops::Range;
 /// Slots whose homes a step of a walk visits: those of one stripe, side by side.
 const STEP_SLOTS: u64 = 64;
 
-/// Takes a key, its value, and the reference if that is one.
-pub(crate) type SeeKey<'s> = dyn FnMut(Hashed<'_>, &[u8], Option<Reference>) + 's;
+/// What a slot has besides its key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shown<'v> {
+    /// The value, or the reference to it.
+    pub value: &'v [u8],
+    /// The reference, if that is one.
+    pub reference: Option<Reference>,
+    pub life: Option<Life>,
+}
+
+/// Takes a key, and what its slot has besides.
+pub(crate) type SeeKey<'s> = dyn FnMut(Hashed<'_>, Shown<'_>) + 's;
 
 /// The steps of a walk over a segment.
 pub(crate) fn steps(geometry: &Geometry) -> u64 {
@@ -75,7 +86,7 @@ impl Homes {
             // A key of another home is shown with that home, a displaced one by the register.
             if homes.contains(&hashed.home()) && self.geometry().primary(hashed).contains(slot) {
                 view.value_into(&mut value);
-                see(hashed, &value, view.reference());
+                see(hashed, Shown { value: &value, reference: view.reference(), life: view.life() });
             }
         }
         disobey(Rule::WalkLock, || {
@@ -94,7 +105,8 @@ impl Homes {
                 let image = self.at_rest(slot);
                 let Some(view) = self.sound(slot, &image, damaged) else { continue };
                 view.value_into(&mut value);
-                see(self.geometry().hashed(&view.key()), &value, view.reference());
+                let shown = Shown { value: &value, reference: view.reference(), life: view.life() };
+                see(self.geometry().hashed(&view.key()), shown);
             }
         }
     }

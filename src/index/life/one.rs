@@ -214,18 +214,23 @@ impl OneSize {
         }
     }
 
-    /// Removes `key`. Returns whether it was there.
+    /// Removes `key`, or only if its life has `ended` by this tick. Returns whether it was there.
     ///
     /// # Errors
     /// [`PutError::KeyLength`].
     #[inline(always)]
-    pub fn remove_by<B: Between>(&self, key: &[u8], between: B) -> Result<bool, PutError> {
+    pub fn remove_by<B: Between>(
+        &self,
+        key: &[u8],
+        ended: Option<u64>,
+        between: B,
+    ) -> Result<bool, PutError> {
         check_lengths(self.geometry(), key, &[])?;
         self.segment.homes().reap(REAP_MAX);
         let key = self.geometry().hashed(key);
         let _held = self.lets_go(between);
         loop {
-            match self.segment.remove(&key, between) {
+            match self.segment.remove(&key, ended, between) {
                 Err(Stop::Waits) if B::MAY_WAIT => between.wait()?,
                 result => return result.map_err(in_one),
             }
@@ -266,7 +271,7 @@ mod for_tests {
         }
 
         pub fn remove(&self, key: &[u8]) -> Result<bool, PutError> {
-            self.remove_by(key, Nobody)
+            self.remove_by(key, None, Nobody)
         }
 
         pub fn create(region: Region, geometry: Geometry, clock: Clock) -> Result<OneSize, RegionError> {

@@ -4,6 +4,7 @@
 use super::table::Table;
 use super::walk::Walk;
 use crate::cores::Cores;
+use crate::layout::life::TICK_NS;
 use crate::outcome::{PutError, PutOutcome};
 use crate::snapshot::{
     SaveError, Saved, Snapshot, SnapshotBlock, SnapshotError, SnapshotPath, SnapshotTerms, SnapshotWriter,
@@ -40,6 +41,11 @@ pub enum RestoreError {
         /// Slots of the table, at most.
         slots: u64,
     },
+    /// Its entries have a life, and those of the table have none. The table is unchanged.
+    #[error(
+        "entries of the snapshot may have times at which they end, those of this table have none; make it with `Config::life`"
+    )]
+    Life,
     /// The start of the server was cancelled ([`ServerConfig::cancel`](crate::ServerConfig::cancel)).
     #[error("restoring was cancelled")]
     Cancelled,
@@ -68,10 +74,16 @@ pub struct Restored {
 }
 
 /// Begins a snapshot of a table.
-pub(crate) fn begin<'p>(table: &Table, place: &'p SnapshotPath) -> Result<SnapshotWriter<'p>, SaveError> {
+/// `made`: when it was made, if its entries have a life.
+pub(crate) fn begin<'p>(
+    table: &Table,
+    made: Option<SystemTime>,
+    place: &'p SnapshotPath,
+) -> Result<SnapshotWriter<'p>, SaveError> {
     let began = SystemTime::now();
     let terms = SnapshotTerms {
         main_slots: table.counts().main_slots,
+        made,
         ..SnapshotTerms::of(table.geometry(), table.incarnation(), began)
     };
     SnapshotWriter::new(place, terms)
@@ -87,8 +99,8 @@ pub(crate) fn save(
     let mut walk = Walk::default();
     let mut flushed = Ok(false);
     loop {
-        let had_some = table.walk(&mut walk, &mut |key, value| {
-            writer.take(key, value);
+        let had_some = table.walk(&mut walk, &mut |key, value, life| {
+            writer.take((key, value, life));
             // Under no lock: it is not from a slot.
             if !table.geometry().is_inline(key, value.len()) && flushed.is_ok() {
                 flushed = writer.flush();
@@ -116,7 +128,7 @@ pub(crate) fn save(
 /// bytes of how many were read, and ends it early by returning `false`.
 pub(crate) fn restore(
     table: &Table,
-    put: impl Fn(&[u8], &[u8]) -> Result<PutOutcome, PutError> + Sync,
+    put: impl Fn(&[u8], &[u8], Option<Duration>) -> Result<PutOutcome, PutError> + Sync,
     snapshot: &Snapshot,
     cores: Cores,
     progress: &mut dyn FnMut(u64, u64) -> bool,
@@ -132,6 +144,10 @@ pub(crate) fn restore(
         if given > max {
             return Err(RestoreError::TooLong { what, given, max });
         }
+    }
+    let made = snapshot.terms().made;
+    if made.is_some() && !table.geometry().has_life() {
+        return Err(RestoreError::Life);
     }
     let slots = table.geometry().slots() * table.geometry().segments_max().max(1);
     if content.keys > slots {
@@ -151,11 +167,19 @@ pub(crate) fn restore(
     let (send, blocks) = std::sync::mpsc::sync_channel::<SnapshotBlock>(2 * cores.0);
     let blocks = std::sync::Mutex::new(blocks);
     let put_all = |block: SnapshotBlock| {
-        for (key, value) in block.records() {
+        for (key, value, life) in block.entries() {
             if is_over.load(Ordering::Relaxed) {
                 break;
             }
-            match put(key, value) {
+            let left = life.zip(made).filter(|(life, _)| life.expiry != 0).map(|(life, made)| {
+                // By the time of day: the clock of another start of the machine says nothing.
+                let ends = made + Duration::from_nanos(u64::from(life.expiry) * TICK_NS);
+                ends.duration_since(SystemTime::now()).unwrap_or_default()
+            });
+            if left.is_some_and(|left| left.is_zero()) {
+                continue;
+            }
+            match put(key, value, left) {
                 Ok(_) => drop(keys.fetch_add(1, Ordering::Relaxed)),
                 Err(error) => {
                     is_over.store(true, Ordering::Relaxed);

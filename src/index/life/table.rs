@@ -16,12 +16,14 @@ use crate::layout::control::Phase;
 use crate::layout::extent::Reference;
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::First;
-use crate::layout::slot::Stored;
+use crate::layout::life::Life;
+use crate::layout::slot::{Key, Stored};
 use crate::layout::superblock::Superblock;
 use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome};
 use crate::reader::{Limits, Reader};
 use crate::region::{Region, RegionError};
 use crate::start::Start;
+use crossbeam_epoch as epoch;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -174,12 +176,27 @@ impl Table {
         }
     }
 
-    /// Removes `key`. Returns whether it was there.
+    /// Removes `key`, or only if its life has `ended` by this tick. Returns whether it was there.
     #[inline(always)]
-    pub fn remove<B: Between>(&self, key: &[u8], between: B) -> Result<bool, PutError> {
+    pub fn remove<B: Between>(&self, key: &[u8], ended: Option<u64>, between: B) -> Result<bool, PutError> {
         match self {
-            Table::One(one) => one.remove_by(key, between),
-            Table::Many(growth) => growth.remove_by(key, between),
+            Table::One(one) => one.remove_by(key, ended, between),
+            Table::Many(growth) => growth.remove_by(key, ended, between),
+        }
+    }
+
+    /// The keys with this hash, and their lives.
+    pub fn lives_of(&self, hash: First) -> Vec<(Key, Life)> {
+        self.with_segment_of(hash, |segment| segment.lives_of(hash)).unwrap_or_default()
+    }
+
+    /// Shows the hash and the life of each key. Nobody changes the table meanwhile.
+    pub fn show_lives(&self, see: &mut dyn FnMut(First, Life)) {
+        match self {
+            Table::One(one) => one.segment().show_lives(see),
+            Table::Many(growth) => {
+                growth.live.all(&epoch::pin()).for_each(|segment| segment.show_lives(see));
+            }
         }
     }
 

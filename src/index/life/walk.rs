@@ -16,12 +16,14 @@
 use super::table::Table;
 use crate::faults::{Rule, disobey, kept};
 use crate::index::growth::Growth;
-use crate::index::homes::{homes_of_step, steps};
+use crate::index::homes::{Shown, homes_of_step, steps};
 use crate::index::segment::Segment;
 use crate::index::share::{HomesHere, PLACES, PairRole, places, reversed};
 use crate::layout::extent::Reference;
+use crate::layout::life::Life;
 use crate::layout::slot::Key;
 use crate::outcome::ReadError;
+use crate::sink::EntrySink;
 use crossbeam_epoch as epoch;
 use std::ops::Range;
 use std::time::Duration;
@@ -35,7 +37,7 @@ pub(crate) struct Walk {
     /// Slots that do not pass a remote reader's checks. What stands there is not shown.
     pub damaged: u64,
     /// Keys of this step whose values are not in their slots.
-    long: Vec<(Key, Reference)>,
+    long: Vec<LongValue>,
 }
 
 impl Walk {
@@ -52,24 +54,35 @@ impl Walk {
     }
 }
 
+/// A key whose value is not in its slot.
+#[derive(Debug)]
+struct LongValue {
+    key: Key,
+    reference: Reference,
+    life: Option<Life>,
+}
+
+/// Takes a key, its value, and the entry's life.
+pub(crate) type SeeEntry<'s> = dyn FnMut(&[u8], &[u8], Option<Life>) + 's;
+
 /// What one step has seen of a segment or a pair.
 #[derive(Debug, Default)]
 pub(super) struct StepKeys {
     /// Keys and values.
     bytes: Vec<u8>,
-    /// The lengths of each.
-    lengths: Vec<(usize, usize)>,
-    long: Vec<(Key, Reference)>,
+    /// The lengths of each, and its life.
+    lengths: Vec<(usize, usize, Option<Life>)>,
+    long: Vec<LongValue>,
     damaged: u64,
     /// The number of the feed's next change, under the locks of the first segment and of the last (J3).
     numbers: Option<(u64, u64)>,
 }
 
 impl StepKeys {
-    fn add(&mut self, key: &[u8], value: &[u8]) {
+    fn add(&mut self, key: &[u8], value: &[u8], life: Option<Life>) {
         self.bytes.extend_from_slice(key);
         self.bytes.extend_from_slice(value);
-        self.lengths.push((key.len(), value.len()));
+        self.lengths.push((key.len(), value.len(), life));
     }
 
     pub fn clear(&mut self) {
@@ -81,23 +94,24 @@ impl StepKeys {
     }
 
     /// Keys whose values are in their slots.
-    fn short(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+    fn short(&self) -> impl Iterator<Item = (&[u8], &[u8], Option<Life>)> {
         let mut rest = &self.bytes[..];
-        self.lengths.iter().map(move |&(key, value)| {
+        self.lengths.iter().map(move |&(key, value, life)| {
             let (record, after) = rest.split_at(key + value);
             rest = after;
-            record.split_at(key)
+            let (key, value) = record.split_at(key);
+            (key, value, life)
         })
     }
 
     /// All keys, with their values where these are in their slots.
     pub fn all(&self) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
-        let long = self.long.iter().map(|(key, _)| (&key[..], None));
-        self.short().map(|(key, value)| (key, Some(value))).chain(long)
+        let long = self.long.iter().map(|long| (&long.key[..], None));
+        self.short().map(|(key, value, _)| (key, Some(value))).chain(long)
     }
 
-    fn show(&self, see: &mut dyn FnMut(&[u8], &[u8])) {
-        self.short().for_each(|(key, value)| see(key, value));
+    fn show(&self, see: &mut SeeEntry<'_>) {
+        self.short().for_each(|(key, value, life)| see(key, value, life));
     }
 
     /// The numbers that the feed's next change had when the first and the last segment were looked into.
@@ -118,7 +132,7 @@ impl Table {
     /// Over all steps, it shows each key that is in the table all the while, once, with a value that
     /// the key has at an instant of the step. A key that is put or removed meanwhile is shown once or
     /// not at all.
-    pub(crate) fn walk(&self, walk: &mut Walk, see: &mut dyn FnMut(&[u8], &[u8])) -> bool {
+    pub(crate) fn walk(&self, walk: &mut Walk, see: &mut SeeEntry<'_>) -> bool {
         let clock = self.clock();
         let begun_ns = clock.now_ns();
         let had_some = match self {
@@ -126,15 +140,17 @@ impl Table {
             Table::Many(growth) => walk_many(growth, walk, see),
         };
         let mut value = Vec::new();
-        for (key, reference) in walk.long.drain(..) {
+        for LongValue { key, reference, life } in walk.long.drain(..) {
             // X3: if the name has ended, then after the step began. So its memory is not used again for this
             // time.
             let kept = self.geometry().heap().kept_for(self.geometry().grace(), reference.len);
             value.clear();
             let is_there = self.extents().is_some_and(|extents| extents.read(&reference, &mut value));
             let took_ns = clock.now_ns() - begun_ns;
-            if is_there && kept_in_time(took_ns, kept) || self.has_one_now(&key, &mut value) {
-                see(&key, &value);
+            if is_there && kept_in_time(took_ns, kept) {
+                see(&key, &value, life);
+            } else if let Some(life) = self.has_one_now(&key, &mut value) {
+                see(&key, &value, life);
             } else if !is_there {
                 walk.damaged += 1;
             }
@@ -144,23 +160,24 @@ impl Table {
 
     /// The same for keys alone: it reads no value that is not in its slot.
     pub(crate) fn walk_keys(&self, walk: &mut Walk, see: &mut dyn FnMut(&[u8])) -> bool {
-        let mut see_key = |key: &[u8], _: &[u8]| see(key);
+        let mut see_key = |key: &[u8], _: &[u8], _: Option<Life>| see(key);
         let had_some = match self {
             Table::One(one) => walk_one(one.segment(), walk, &mut see_key),
             Table::Many(growth) => walk_many(growth, walk, &mut see_key),
         };
-        walk.long.drain(..).for_each(|(key, _)| see(&key));
+        walk.long.drain(..).for_each(|long| see(&long.key));
         had_some
     }
 
-    /// Brings the value that a key has by now, if it is still there.
+    /// Brings the value that a key has by now, if it is still there. Returns its entry's life.
     #[cold]
-    fn has_one_now(&self, key: &[u8], value: &mut Vec<u8>) -> bool {
+    fn has_one_now(&self, key: &[u8], value: &mut Vec<u8>) -> Option<Option<Life>> {
+        let mut entry = EntrySink { value, life: None };
         // Ends: a server thread can read faster than its others can replace.
         loop {
-            match self.reader().get_into(key, value) {
-                Ok(is_there) => return is_there,
-                Err(ReadError::Damaged { .. } | ReadError::KeyLength { .. }) => return false,
+            match self.reader().get_into(key, &mut entry) {
+                Ok(is_there) => return is_there.then_some(entry.life),
+                Err(ReadError::Damaged { .. } | ReadError::KeyLength { .. }) => return None,
                 Err(_) => {}
             }
         }
@@ -186,7 +203,7 @@ fn kept_in_time(took_ns: u64, kept: Duration) -> bool {
 }
 
 /// [`Table::walk`] in a table of one size.
-fn walk_one(segment: &Segment, walk: &mut Walk, see: &mut dyn FnMut(&[u8], &[u8])) -> bool {
+fn walk_one(segment: &Segment, walk: &mut Walk, see: &mut SeeEntry<'_>) -> bool {
     let homes = homes_of_step(segment.geometry(), walk.step);
     if homes.is_empty() {
         return false;
@@ -194,15 +211,17 @@ fn walk_one(segment: &Segment, walk: &mut Walk, see: &mut dyn FnMut(&[u8], &[u8]
     walk.step += 1;
     let mut locked = segment.homes().lock_step(&homes);
     let Walk { damaged, long, .. } = walk;
-    segment.homes().show(&mut locked, homes, damaged, &mut |key, value, reference| match reference {
-        None => see(key.key(), value),
-        Some(reference) => long.push((key.key().into(), reference)),
+    segment.homes().show(&mut locked, homes, damaged, &mut |key, Shown { value, reference, life }| {
+        match reference {
+            None => see(key.key(), value, life),
+            Some(reference) => long.push(LongValue { key: key.key().into(), reference, life }),
+        }
     });
     true
 }
 
 /// [`Table::walk`] in a table that grows.
-fn walk_many(growth: &Growth, walk: &mut Walk, see: &mut dyn FnMut(&[u8], &[u8])) -> bool {
+fn walk_many(growth: &Growth, walk: &mut Walk, see: &mut SeeEntry<'_>) -> bool {
     let mut homes = homes_of_step(&growth.geometry, walk.step);
     if walk.part.is_empty() || homes.is_empty() {
         let first = walk.part.end;
@@ -271,14 +290,15 @@ fn look_into(
     // No key of these homes leaves while they are locked.
     let here = segment.share().homes_here(homes);
     let mut damaged = 0;
-    segment.homes().show(&mut locked, homes.clone(), &mut damaged, &mut |key, value, reference| {
+    segment.homes().show(&mut locked, homes.clone(), &mut damaged, &mut |key, shown| {
+        let Shown { value, reference, life } = shown;
         let directory = key.first().directory();
         // D4: other places have been seen, or will be.
         let is_in_part = || places_left.contains(&reversed(directory));
         if here.has(directory, key.home()) && kept(Rule::WalkPlaces, is_in_part) {
             match reference {
-                None => seen.add(key.key(), value),
-                Some(reference) => seen.long.push((key.key().into(), reference)),
+                None => seen.add(key.key(), value, life),
+                Some(reference) => seen.long.push(LongValue { key: key.key().into(), reference, life }),
             }
         }
     });
@@ -372,7 +392,7 @@ mod tests {
 
     fn walk(index: &OneSize) -> (Shown, u64) {
         let (mut seen, mut walk) = (Shown::new(), Walk::default());
-        let mut see = |key: &[u8], value: &[u8]| {
+        let mut see = |key: &[u8], value: &[u8], _: Option<Life>| {
             seen.entry(u64::from_le_bytes(key.try_into().unwrap())).or_default().push(value.to_vec());
         };
         while walk_one(index, &mut walk, &mut see) {}
@@ -514,7 +534,7 @@ mod tests {
 
     fn walk_all(index: &Index) -> (Shown, u64) {
         let (mut seen, mut walk) = (Shown::new(), Walk::default());
-        let mut see = |key: &[u8], value: &[u8]| {
+        let mut see = |key: &[u8], value: &[u8], _: Option<Life>| {
             seen.entry(u64::from_le_bytes(key.try_into().unwrap())).or_default().push(value.to_vec());
         };
         let mut done = 0;
@@ -583,7 +603,7 @@ mod tests {
         index.put(b"short", b"value", PutMode::Insert).unwrap();
         index.put(b"long", &[1; 1_000], PutMode::Insert).unwrap();
         let (mut shown, mut walk) = (Vec::new(), Walk::default());
-        let mut see = |key: &[u8], _: &[u8]| {
+        let mut see = |key: &[u8], _: &[u8], _: Option<Life>| {
             shown.push(key.to_vec());
             if key == b"short" {
                 assert!(index.remove(b"long").unwrap());

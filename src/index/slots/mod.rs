@@ -32,6 +32,7 @@ use crate::layout::chain::{self, Block};
 use crate::layout::compare::Loadable;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;
+use crate::layout::life::Life;
 use crate::layout::slot::{
     Content, HEADER, Header, Image, Key, SlotShape, Stored, lay_out, lay_out_line, set_ghost_and_aux,
 };
@@ -111,6 +112,12 @@ impl Slots {
     #[inline]
     pub fn header(&self, slot: SlotIx) -> Header {
         self.reader().header(slot)
+    }
+
+    /// [`SlotReader::life`].
+    #[inline]
+    pub fn life(&self, slot: SlotIx) -> Option<Life> {
+        self.reader().life(slot)
     }
 
     /// [`SlotReader::aux`].

@@ -3,6 +3,7 @@
 use crate::layout::compare::{self, KeyEnd, Lines, Loadable};
 use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
+use crate::layout::life::Life;
 use crate::layout::mapped;
 use crate::layout::slot::{Content, HEADER, Header, Image, Key, SlotShape, Stored, View};
 use crate::layout::words::{self, LINE_WORDS, Words};
@@ -24,6 +25,7 @@ pub(crate) struct Owned {
     /// The value, or the reference to it: [`Owned::stored`] tells which.
     pub value: SmallVec<[u8; 112]>,
     pub reference: Option<Reference>,
+    pub life: Option<Life>,
     pub ghost: u8,
     pub aux: u32,
 }
@@ -31,14 +33,22 @@ pub(crate) struct Owned {
 impl Owned {
     pub fn of(view: View<'_>) -> Owned {
         let Header { ghost, aux, .. } = view.header();
-        Owned { key: view.key(), value: view.value(), reference: view.reference(), ghost, aux }
+        Owned {
+            key: view.key(),
+            value: view.value(),
+            reference: view.reference(),
+            life: view.life(),
+            ghost,
+            aux,
+        }
     }
 
     pub fn stored(&self) -> Stored<'_> {
-        match self.reference {
+        let stored = match self.reference {
             None => (&self.value).into(),
             Some(_) => Stored::reference(self.value[..].try_into().expect("the bytes of a reference")),
-        }
+        };
+        stored.with_life(self.life)
     }
 
     pub fn content(&self) -> Content<'_> {
@@ -188,6 +198,11 @@ impl<'a> SlotReader<'a> {
     #[inline]
     pub fn aux(&self, slot: SlotIx) -> u32 {
         Header::from_words([0, self.region.load(self.geometry.slot_word(slot) + 1)]).aux
+    }
+
+    /// The life of the entry in a slot whose lock is held.
+    pub fn life(&self, slot: SlotIx) -> Option<Life> {
+        self.header(slot).has_life().then(|| self.read(slot).life).flatten()
     }
 
     /// Whether the slot holds `key`.

@@ -205,7 +205,7 @@ fn requests_beyond_a_turn_are_answered_later() {
     let (mut stream, token) = second.greeted();
     second.miss_events();
     let mut requests = frame(&GET).repeat(REQUESTS);
-    requests.extend(frame(&Request::Put { mode: PutMode::Insert, key: b"last", value: b"value" }));
+    requests.extend(frame(&Request::Put { options: PutMode::Insert.into(), key: b"last", value: b"value" }));
     second.worker.sessions.get_mut(&token).unwrap().has_read(&requests);
     second.worker.serve(token);
     assert_eq!(second.worker.unfinished, [token]);
@@ -267,7 +267,7 @@ fn readers_change_nothing() {
     let (key, value, mode, len) = (&b"key"[..], &b"value"[..], PutMode::Upsert, 100);
     let place = Reference { number: 1, offset: 4096, len: 100, crc: 0 };
     for request in [
-        Request::Put { mode, key, value },
+        Request::Put { options: mode.into(), key, value },
         Request::Swap { key, expected: value, value },
         Request::SwapExtent { key, expected: place, value },
         Request::Remove { key },
@@ -276,7 +276,7 @@ fn readers_change_nothing() {
         Request::GrowFor { keys: 1 },
         Request::UploadBegin { key, len },
         Request::UploadPiece { bytes: value },
-        Request::UploadPut { mode, key },
+        Request::UploadPut { options: mode.into(), key },
         Request::UploadSwap { key, expected: Expected::Extent(place) },
         Request::UploadDrop,
     ] {

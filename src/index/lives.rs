@@ -1,0 +1,238 @@
+//! The lives of a table's entries: their numbers, and when they end.
+//!
+//! ```text
+//! put     number ─ slot ─ its time is noted
+//! tidy    times that have come ─ the keys with these hashes ─ those that have ended are removed
+//! ```
+//!
+//! A noted time is a hint, as a note of a slot is: what counts is the slot's own life, under the key's lock.
+//! So one time suffices for a key, the soonest: when it has come and the entry lives on, its present time is
+//! noted.
+
+use super::life::Table;
+use super::numbers::Numbers;
+use crate::clock::Clock;
+use crate::faults::{Rule, by_rule};
+use crate::layout::control::{ENTRIES_WORD, EPOCH_WORD, MADE_WORD};
+use crate::layout::hash::First;
+use crate::layout::life::{ENTRY_NUMBERS_END, Life, expiry_after, tick_at};
+use crate::layout::slot::Key;
+use crate::outcome::PutError;
+use crate::region::Region;
+use crate::sync::{Mutex, lock};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Numbers of entries that are taken from the region at a time.
+const NUMBERS_AT_A_TIME: u64 = 1 << 10;
+/// Ticks after which an entry is looked at again that has ended and could not be removed.
+const AGAIN_TICKS: u32 = 8;
+/// Changes between two looks at what has ended, where nobody tidies.
+const LOOK_EVERY: u64 = 32;
+
+/// The lives of a table whose entries have one.
+#[derive(Debug)]
+pub(super) struct Lives {
+    clock: Clock,
+    /// When the table was made, by the clock; before 0, if the machine has started since.
+    epoch_ns: i64,
+    numbers: Mutex<Numbers>,
+    times: Mutex<Times>,
+    /// The soonest of the times; `u64::MAX`: none. Relaxed: a hint, stored under the lock.
+    soonest: AtomicU64,
+    changes: AtomicU64,
+    expired: AtomicU64,
+}
+
+/// When entries may have ended.
+#[derive(Debug, Default)]
+struct Times {
+    /// The hashes of keys by ticks.
+    due: BTreeMap<u32, Vec<First>>,
+    /// The soonest tick of each hash.
+    of: FxHashMap<First, u32>,
+}
+
+impl Times {
+    /// Notes a time, unless an earlier one is noted.
+    fn note(&mut self, hash: First, tick: u32) {
+        let noted = self.of.entry(hash).or_insert(u32::MAX);
+        if tick < *noted {
+            *noted = tick;
+            self.due.entry(tick).or_default().push(hash);
+        }
+    }
+
+    /// Takes a hash whose time has come.
+    fn take(&mut self, now: u64) -> Option<First> {
+        loop {
+            let mut first = self.due.first_entry().filter(|first| u64::from(*first.key()) <= now)?;
+            let tick = *first.key();
+            let hash = first.get_mut().pop();
+            if first.get().is_empty() {
+                first.remove();
+            }
+            let Some(hash) = hash else { continue };
+            // Else an earlier time was noted later, and this one is of no use.
+            if self.of.get(&hash) == Some(&tick) {
+                self.of.remove(&hash);
+                return Some(hash);
+            }
+        }
+    }
+
+    fn soonest(&self) -> u64 {
+        self.due.first_key_value().map_or(u64::MAX, |(&tick, _)| tick.into())
+    }
+}
+
+/// Nanoseconds since 1970.
+fn wall_ns() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+}
+
+/// Tells one start of the machine from another. 0 if the system does not say.
+fn boot() -> u64 {
+    let id = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.iter().fold(0, |all, &byte| crate::layout::hash::mix(all ^ u64::from(byte)))
+}
+
+impl Lives {
+    /// Those of a new table.
+    pub fn make(region: &Region, clock: &Clock) -> Lives {
+        // From 1 on: a takeover can tell that they were never begun.
+        region.store(ENTRIES_WORD, 1);
+        Lives::begin(region, clock, clock.now_ns() as i64)
+    }
+
+    /// Those of a table that another server had.
+    pub fn open(region: &Region, clock: &Clock) -> Lives {
+        let (epoch_ns, made_ns) = (region.load(EPOCH_WORD) as i64, region.load(MADE_WORD));
+        let is_same_boot = region.load(EPOCH_WORD + 1) == boot() || matches!(clock, Clock::Manual(_));
+        // The clock has begun again. What entries have left goes by the time of day.
+        let by_day = || clock.now_ns() as i64 - wall_ns().saturating_sub(made_ns) as i64;
+        Lives::begin(region, clock, if is_same_boot { epoch_ns } else { by_day() })
+    }
+
+    fn begin(region: &Region, clock: &Clock, epoch_ns: i64) -> Lives {
+        let since_made_ns = (clock.now_ns() as i64 - epoch_ns).max(0) as u64;
+        region.store(EPOCH_WORD, epoch_ns as u64);
+        region.store(EPOCH_WORD + 1, boot());
+        region.store(MADE_WORD, wall_ns().saturating_sub(since_made_ns));
+        Lives {
+            clock: clock.clone(),
+            epoch_ns,
+            numbers: Mutex::new(Numbers::from(region, ENTRIES_WORD, NUMBERS_AT_A_TIME)),
+            times: Mutex::default(),
+            soonest: AtomicU64::new(u64::MAX),
+            changes: AtomicU64::new(0),
+            expired: AtomicU64::new(0),
+        }
+    }
+
+    /// Notes the times of all entries of a table that another server had.
+    pub fn take_over(&self, table: &Table) {
+        table.show_lives(&mut |hash, life| self.ends(hash, life));
+    }
+
+    /// When the table was made, by the time of day.
+    pub fn made(&self) -> SystemTime {
+        SystemTime::now() - Duration::from_nanos(self.since_made_ns())
+    }
+
+    /// Nanoseconds since the table was made.
+    fn since_made_ns(&self) -> u64 {
+        (self.clock.now_ns() as i64 - self.epoch_ns).max(0) as u64
+    }
+
+    /// The table's tick.
+    pub fn now(&self) -> u64 {
+        tick_at(self.since_made_ns())
+    }
+
+    /// The life of an entry that is to be put. `ttl`: how long it lives.
+    ///
+    /// # Errors
+    /// [`PutError::TimeToLive`], [`PutError::EntryNumbers`].
+    pub fn life(&self, region: &Region, ttl: Option<Duration>) -> Result<Life, PutError> {
+        let expiry = match ttl {
+            None => 0,
+            Some(ttl) if ttl.is_zero() => return Err(PutError::TimeToLive { given: ttl }),
+            Some(ttl) => {
+                expiry_after(self.since_made_ns(), ttl).ok_or(PutError::TimeToLive { given: ttl })?
+            }
+        };
+        let number = lock(&self.numbers).next(region);
+        if number >= ENTRY_NUMBERS_END {
+            return Err(PutError::EntryNumbers);
+        }
+        Ok(Life { number: by_rule(Rule::EntryNumber, number, 1), owner: 0, expiry })
+    }
+
+    /// An entry of a key with this hash, which is visible, has this life.
+    pub fn ends(&self, hash: First, life: Life) {
+        if life.expiry != 0 {
+            let mut times = lock(&self.times);
+            times.note(hash, life.expiry);
+            self.soonest.store(times.soonest(), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a change should look at what has ended: one of so many does.
+    pub fn looks_now(&self) -> bool {
+        self.changes.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY) && self.is_due()
+    }
+
+    fn is_due(&self) -> bool {
+        let soonest = self.soonest.load(Ordering::Relaxed);
+        soonest != u64::MAX && soonest <= self.now()
+    }
+
+    /// Takes up to `max` keys whose times have come: those that have ended are passed to `remove`, which says
+    /// whether it did. Returns how long until there is more to do.
+    pub fn expire(
+        &self,
+        table: &Table,
+        max: usize,
+        mut remove: impl FnMut(&Key, u64) -> bool,
+    ) -> Option<Duration> {
+        let now = self.now();
+        if self.soonest.load(Ordering::Relaxed) <= now {
+            for _ in 0..max {
+                let taken = {
+                    let mut times = lock(&self.times);
+                    let taken = times.take(now);
+                    self.soonest.store(times.soonest(), Ordering::Relaxed);
+                    taken
+                };
+                let Some(hash) = taken else { break };
+                self.end(table, hash, now, &mut remove);
+            }
+        }
+        let soonest = self.soonest.load(Ordering::Relaxed);
+        (soonest != u64::MAX).then(|| {
+            let due_ns = soonest.saturating_mul(crate::layout::life::TICK_NS);
+            Duration::from_nanos(due_ns.saturating_sub(self.since_made_ns()))
+        })
+    }
+
+    /// Ends the entries with this hash that have come to their end, and notes the times of the others.
+    fn end(&self, table: &Table, hash: First, now: u64, remove: &mut impl FnMut(&Key, u64) -> bool) {
+        for (key, life) in table.lives_of(hash) {
+            if life.has_ended(now) && remove(&key, now) {
+                self.expired.fetch_add(1, Ordering::Relaxed);
+            } else {
+                // It lives on. Or it has another life by now, whose time is noted; or it could not be removed.
+                let again = now as u32 + AGAIN_TICKS;
+                self.ends(hash, Life { expiry: life.expiry.max(again), ..life });
+            }
+        }
+    }
+
+    /// Entries that have ended, and were removed.
+    pub fn expired(&self) -> u64 {
+        self.expired.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,393 @@
+//! Entries that end, and their numbers (V), by the index alone and through a server.
+
+use oneread::embedded::{Clock, Index};
+use oneread::error::{MutateError, PutError};
+use oneread::internals::region::{Backing, Region};
+use oneread::layout::{Life, Seeds};
+use oneread::sink::LifeSink;
+use oneread::snapshot::Snapshot;
+use oneread::{
+    Address, Client, Config, PutMode, PutOptions, PutOutcome, Server, ServerConfig, SwapOutcome, TableSize,
+};
+use std::time::{Duration, Instant};
+
+const LAYOUTS: [&str; 4] = ["windowed:8", "cuckoo:3x4", "hopscotch:8", "chained:8"];
+const SECOND: Duration = Duration::from_secs(1);
+const KEYS: u64 = 900;
+
+/// Slots of one line, in which lives take room from values, and an extent for what is longer.
+fn config(layout: &str, size: TableSize) -> Config {
+    let config = Config::new().layout(layout.parse().unwrap()).size(size).seeds(Seeds::from_number(5));
+    config.key_max(8).value_max(3_000).inline_max(28).grace(Duration::ZERO).life(true)
+}
+
+fn sizes() -> [TableSize; 2] {
+    [TableSize::Slots(2_000), TableSize::Growing { bytes_max: 64 << 20, segment_slots: Some(256) }]
+}
+
+fn region(index: &Config) -> Region {
+    Region::create(&Backing::Anonymous, index.geometry().unwrap().region_bytes()).unwrap()
+}
+
+/// An index whose clock stands still until it is moved.
+fn index(config: &Config) -> (Index, Clock) {
+    let clock = Clock::manual();
+    (Index::create(region(config), config.geometry().unwrap(), clock.clone()).unwrap(), clock)
+}
+
+fn key(n: u64) -> [u8; 8] {
+    (n + 1).to_le_bytes()
+}
+
+/// Short values, and some that do not fit their slots.
+fn value(n: u64, version: u8) -> Vec<u8> {
+    vec![version; if n.is_multiple_of(7) { 3_000 } else { n as usize % 29 }]
+}
+
+fn ttl(time: Duration) -> PutOptions {
+    PutOptions::new().ttl(time)
+}
+
+fn tidy(index: &Index) {
+    while index.tidy() == Some(Duration::ZERO) {}
+}
+
+fn life(index: &Index, key: &[u8]) -> Option<Life> {
+    index.reader().get_into(key, &mut LifeSink::default()).unwrap().flatten()
+}
+
+/// Each key is there with its value until its time has come, and gone a second later; keys without a time stay.
+/// Meanwhile the table grows, keys move, and values move to other memory.
+#[test]
+fn entries_end_in_their_time() {
+    for (layout, size) in LAYOUTS.iter().flat_map(|layout| sizes().map(|size| (layout, size))) {
+        let (index, clock) = index(&config(layout, size));
+        let ends = |n: u64| (!n.is_multiple_of(3)).then(|| SECOND * (1 + n as u32 % 10));
+        for n in 0..KEYS {
+            let outcome = index.put_with(&key(n), &value(n, 1), PutOptions::new().ttl(ends(n)));
+            assert_eq!(outcome, Ok(PutOutcome::Inserted), "{layout} {size:?} {n}");
+        }
+        let mut got = Vec::new();
+        for second in 0..=12 {
+            tidy(&index);
+            for n in 0..KEYS {
+                let is_there = index.reader().get_into(&key(n), &mut got).unwrap();
+                let case = format!("{layout} {size:?}: key {n} after {second} s");
+                match ends(n) {
+                    Some(end) if SECOND * second > end => assert!(!is_there, "{case}"),
+                    Some(end) if SECOND * second == end => {}
+                    _ => assert!(is_there && got == value(n, 1), "{case}"),
+                }
+            }
+            clock.advance(SECOND);
+        }
+        assert_eq!(index.len(), KEYS.div_ceil(3), "{layout} {size:?}");
+    }
+}
+
+/// Nobody tidies: changes end what has ended.
+#[test]
+fn changes_end_others_in_passing() {
+    let (index, clock) = index(&config("windowed:8", sizes()[1]));
+    for n in 0..KEYS {
+        index.put_with(&key(n), b"ends", ttl(SECOND)).unwrap();
+    }
+    clock.advance(2 * SECOND);
+    for n in 0..2_000 {
+        index.put(&key(KEYS), &value(1, n as u8), PutMode::Upsert).unwrap();
+    }
+    assert_eq!(index.len(), 1);
+}
+
+/// A time that was noted for an entry does not end the one that has come in its place: not one with another time,
+/// nor one without. A shorter time counts at once.
+#[test]
+fn another_time_counts_instead() {
+    for layout in LAYOUTS {
+        let (index, clock) = index(&config(layout, sizes()[1]));
+        let is_there = |n| index.reader().get_into(&key(n), &mut Vec::new()).unwrap();
+        for n in 0..6 {
+            index.put_with(&key(n), b"", ttl(10 * SECOND)).unwrap();
+        }
+        index.put_with(&key(1), b"", ttl(20 * SECOND)).unwrap();
+        index.put(&key(2), b"", PutMode::Update).unwrap();
+        index.put_with(&key(3), b"", ttl(SECOND)).unwrap();
+        assert_eq!(index.compare_and_swap(&key(4), b"", b"swapped"), Ok(SwapOutcome::Swapped));
+        assert_eq!(index.remove(&key(5)), Ok(true));
+        index.put(&key(5), b"", PutMode::Insert).unwrap();
+        let steps: [(u64, [bool; 6]); 3] = [
+            (2, [true, true, true, false, true, true]),
+            (9, [false, true, true, false, false, true]),
+            (10, [false, false, true, false, false, true]),
+        ];
+        for (seconds, there) in steps {
+            clock.advance(SECOND * seconds as u32);
+            tidy(&index);
+            assert_eq!([0, 1, 2, 3, 4, 5].map(is_there), there, "{layout}: {seconds} s later");
+        }
+    }
+}
+
+/// V1: an entry keeps its number while it moves, and gets another with each value. No number comes twice, also not
+/// after a takeover. What is noted of its end is noted again by the next server.
+#[test]
+fn numbers_and_times_outlive_the_server() {
+    for (layout, size) in LAYOUTS.iter().flat_map(|layout| sizes().map(|size| (layout, size))) {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("region");
+        let (config, clock) = (config(layout, size), Clock::manual());
+        let (geometry, kept) = (config.geometry().unwrap(), Backing::File(file.clone()));
+        let memory = Region::create(&kept, geometry.region_bytes()).unwrap();
+        let index = Index::create(memory, geometry, clock.clone()).unwrap();
+        let mut numbers = std::collections::BTreeSet::new();
+        let all = |index: &Index| (0..KEYS).map(|n| life(index, &key(n)).unwrap()).collect::<Vec<_>>();
+        for n in 0..KEYS {
+            index.put_with(&key(n), &value(n, 1), ttl(SECOND * (10 + n as u32 % 10))).unwrap();
+        }
+        let first = all(&index);
+        assert!(first.iter().all(|life| numbers.insert(life.number)), "{layout}");
+        for n in 0..KEYS / 2 {
+            let outcome = match n % 2 {
+                0 => index.put(&key(n), &value(n, 1), PutMode::Update).map(|_| ()),
+                _ => index.compare_and_swap(&key(n), &value(n, 1), &value(n, 1)).map(|_| ()),
+            };
+            outcome.unwrap();
+        }
+        let second = all(&index);
+        for (n, (before, now)) in first.iter().zip(&second).enumerate() {
+            match n as u64 {
+                n if n >= KEYS / 2 => assert_eq!(before, now, "{layout} {n}"),
+                n if n % 2 == 0 => assert!(now.expiry == 0 && numbers.insert(now.number), "{layout} {n}"),
+                _ => assert!(now.expiry == before.expiry && numbers.insert(now.number), "{layout} {n}"),
+            }
+        }
+        // The server is gone without a word.
+        drop(index);
+        let memory = Region::open(&file).unwrap();
+        let (next, found) = Index::open(memory, clock.clone()).unwrap();
+        assert_eq!((found.keys, all(&next)), (KEYS, second), "{layout} {size:?}");
+        next.put(&key(KEYS), b"", PutMode::Insert).unwrap();
+        assert!(numbers.insert(life(&next, &key(KEYS)).unwrap().number), "{layout}");
+        clock.advance(15 * SECOND + SECOND / 2);
+        tidy(&next);
+        for n in 0..KEYS {
+            let is_there = (n < KEYS / 2 && n % 2 == 0) || 10 + n % 10 > 15;
+            assert_eq!(life(&next, &key(n)).is_some(), is_there, "{layout} {size:?} {n}");
+        }
+    }
+}
+
+/// A snapshot carries what is left of each time, and is refused by a table whose entries have none.
+#[test]
+fn snapshots_carry_times() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("snapshot");
+    let (index, _) = index(&config("windowed:8", sizes()[1]));
+    for n in 0..KEYS {
+        let time = (n % 2 == 0).then(|| SECOND * (100 + n as u32));
+        index.put_with(&key(n), &value(n, 1), PutOptions::new().ttl(time)).unwrap();
+    }
+    index.save(&path, &mut |_, _| true).unwrap();
+    let snapshot = Snapshot::open(&path).unwrap();
+    for size in sizes() {
+        let (other, clock) = self::index(&config("hopscotch:8", size));
+        clock.advance(1_000 * SECOND);
+        assert_eq!(other.restore_from(&snapshot, &mut |_, _| {}).unwrap().keys, KEYS);
+        for n in 0..KEYS {
+            let life = life(&other, &key(n)).unwrap();
+            let left = u64::from(life.expiry) / 8;
+            // This has not taken a minute.
+            let expected = 1_000 + 100 + n;
+            let is_right =
+                if n % 2 == 0 { (expected - 60..=expected).contains(&left) } else { life.expiry == 0 };
+            assert!(is_right, "key {n} ends after {left} s");
+        }
+    }
+    let (plain, _) = self::index(&config("windowed:8", sizes()[0]).life(false));
+    let refused = plain.restore_from(&snapshot, &mut |_, _| {}).unwrap_err().to_string();
+    assert!(refused.contains("Config::life"), "{refused}");
+    assert!(plain.is_empty());
+}
+
+/// Times that no entry can have, and tables whose entries have none, are refused, and change nothing.
+#[test]
+fn impossible_times_are_refused() {
+    let (alive, _) = index(&config("windowed:8", sizes()[0]));
+    for given in [Duration::ZERO, Duration::from_secs(1 << 30), Duration::MAX] {
+        assert_eq!(alive.put_with(b"key", b"", ttl(given)), Err(PutError::TimeToLive { given }));
+    }
+    assert_eq!(alive.put_with(b"key", b"", ttl(Duration::from_nanos(1))), Ok(PutOutcome::Inserted));
+    let (plain, _) = index(&config("windowed:8", sizes()[0]).life(false));
+    assert_eq!(plain.put_with(b"key", b"", ttl(SECOND)), Err(PutError::NoLife));
+    assert!(plain.is_empty() && life(&plain, b"key").is_none());
+}
+
+/// Through a server: a time to live on every way that a value goes, the number of an entry, whether it is still the
+/// same, and what is left of its time.
+#[test]
+fn clients_have_entries_that_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let address = Address::Shm(dir.path().join("table"));
+    let server = Server::start(ServerConfig::new(
+        address.clone(),
+        Config::new().key_max(16).value_max(1 << 20).size(TableSize::up_to(64 << 20)).life(true),
+    ))
+    .unwrap();
+    let mut client = Client::connect(&address).unwrap();
+    let begun = Instant::now();
+    let values = [vec![1; 3], vec![2; 4_000], vec![3; 600_000]];
+    for (n, value) in values.iter().enumerate() {
+        assert_eq!(client.put_with(&[n as u8; 4], value, ttl(2 * SECOND)).unwrap(), PutOutcome::Inserted);
+    }
+    client.put(b"stays", b"here").unwrap();
+    let insert = ttl(SECOND).mode(PutMode::Insert);
+    assert_eq!(client.put_with(b"stays", b"there", insert).unwrap(), PutOutcome::Exists);
+    let keys: Vec<Vec<u8>> =
+        (0..3).map(|n| vec![n; 4]).chain([b"stays".to_vec(), b"none".to_vec()]).collect();
+    let lives: Vec<_> = keys.iter().map(|key| client.life(key).unwrap()).collect();
+    assert_eq!(lives[4], None);
+    for life in lives[..3].iter().flatten() {
+        let left = client.ends_in(life).unwrap();
+        assert!(left <= 2 * SECOND + SECOND / 8 && left + begun.elapsed() >= 2 * SECOND, "{left:?}");
+    }
+    assert_eq!(client.ends_in(&lives[3].unwrap()), None);
+    let numbers: Vec<u64> = lives.iter().map(|life| life.map_or(0, |life| life.number)).collect();
+    assert_eq!(client.revalidate(&keys, &numbers).unwrap(), [true, true, true, true, false]);
+    client.put(b"stays", b"here").unwrap();
+    assert_eq!(client.revalidate(&keys, &numbers).unwrap(), [true, true, true, false, false]);
+    assert_eq!(client.get(&keys[2]).unwrap().as_deref(), Some(&values[2][..]));
+    let given = Duration::ZERO;
+    assert!(matches!(
+        client.put_with(b"key", b"", ttl(given)),
+        Err(MutateError::TimeToLive { given: Duration::ZERO })
+    ));
+    // By itself: the server is idle.
+    while server.stats().keys > 1 {
+        assert!(begun.elapsed() < 60 * SECOND, "they are still there");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(begun.elapsed() >= 2 * SECOND, "too early");
+    assert_eq!(client.revalidate(&keys, &numbers).unwrap(), [false; 5]);
+    assert_eq!(client.get(b"stays").unwrap().as_deref(), Some(&b"here"[..]));
+}
+
+#[cfg(feature = "faults")]
+mod broken {
+    use super::*;
+    use oneread::internals::faults::{Broken, Rule};
+    use oneread::internals::index::{Awaited, Decision, KeyChange, KeyPlace, Seams, Withdrawn};
+    use std::sync::Arc;
+
+    /// V1: who asks whether an entry is the same is told so although it has another value.
+    fn another_value_looks_the_same() -> bool {
+        let (index, _) = index(&config("windowed:8", sizes()[1]));
+        let number = || life(&index, b"key").unwrap().number;
+        index.put(b"key", b"one", PutMode::Upsert).unwrap();
+        let first = number();
+        index.put(b"key", b"two", PutMode::Upsert).unwrap();
+        number() == first
+    }
+
+    #[test]
+    fn numbers_tell_values_apart() {
+        assert!(!another_value_looks_the_same());
+        let _broken = Broken::rule(Rule::EntryNumber);
+        assert!(another_value_looks_the_same());
+    }
+
+    /// V2: an entry is removed although it has got another time since its end was seen.
+    fn ends_too_early(is_broken: bool) -> bool {
+        const ROUNDS: u64 = 20_000;
+        let (index, clock) = index(&config("windowed:8", sizes()[1]));
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // A rule is broken on one thread: that which ends entries.
+                let broken = is_broken.then(|| Broken::rule(Rule::ExpiryCheck));
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    index.tidy();
+                }
+                drop(broken);
+            });
+            let is_lost = (0..ROUNDS).any(|_| {
+                index.put_with(b"key", b"", ttl(SECOND)).unwrap();
+                clock.advance(2 * SECOND);
+                index.put(b"key", b"", PutMode::Upsert).unwrap();
+                life(&index, b"key").is_none()
+            });
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            is_lost
+        })
+    }
+
+    #[test]
+    fn ends_count_under_the_lock() {
+        assert!(!ends_too_early(false));
+        assert!(ends_too_early(true));
+    }
+
+    /// V3: the time of an entry that waits is noted, has come, and finds nothing.
+    fn stays_for_ever() -> bool {
+        let (index, clock) = index(&config("windowed:8", sizes()[1]));
+        let waits = Arc::new(Meanwhile::default());
+        let index = Arc::new(index.with_seams(Arc::clone(&waits) as Arc<dyn Seams>));
+        let (other, of_other) = (Arc::downgrade(&index), clock.clone());
+        waits.set(move || {
+            of_other.advance(2 * SECOND);
+            tidy(&other.upgrade().unwrap());
+        });
+        index.put_with(b"key", b"", ttl(SECOND)).unwrap();
+        clock.advance(100 * SECOND);
+        tidy(&index);
+        life(&index, b"key").is_some()
+    }
+
+    #[test]
+    fn times_are_noted_when_entries_are_there() {
+        assert!(!stays_for_ever());
+        let _broken = Broken::rule(Rule::NoteLater);
+        assert!(stays_for_ever());
+    }
+
+    /// Does something while the next change waits.
+    #[derive(Default)]
+    struct Meanwhile(std::sync::Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+    impl std::fmt::Debug for Meanwhile {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("Meanwhile")
+        }
+    }
+
+    impl Meanwhile {
+        fn set(&self, act: impl FnOnce() + Send + 'static) {
+            *self.0.lock().unwrap() = Some(Box::new(act));
+        }
+    }
+
+    struct Act(Box<dyn FnOnce() + Send>);
+
+    impl std::fmt::Debug for Act {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("Act")
+        }
+    }
+
+    impl Awaited for Act {
+        fn wait(self: Box<Self>) -> Result<(), Withdrawn> {
+            (self.0)();
+            Ok(())
+        }
+    }
+
+    impl Seams for Meanwhile {
+        fn decided(&self, _change: &KeyChange<'_>) -> Decision {
+            match self.0.lock().unwrap().take() {
+                Some(act) => Decision::After(Box::new(Act(act))),
+                None => Decision::Now,
+            }
+        }
+
+        fn done(&self, _change: &KeyChange<'_>, _at: KeyPlace) {}
+    }
+}
