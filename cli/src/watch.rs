@@ -177,6 +177,7 @@ impl<'i> Line<'i> {
             FeedItem::Gap { cause: GapCause::OtherServer, .. } => Some("another server"),
             FeedItem::Gap { cause: GapCause::OtherTable, .. } => Some("another table"),
             FeedItem::Left { cause: LeftCause::Removed, .. } => Some("removed"),
+            FeedItem::Left { cause: LeftCause::Expired, .. } => Some("expired"),
             FeedItem::Left { .. } | FeedItem::Gap { .. } => Some("unknown"),
             _ => None,
         };

@@ -1,7 +1,7 @@
 //! Removing all keys, in steps of some microseconds.
 
 use super::face::Index;
-use super::life::Walk;
+use super::whole::Walk;
 use crate::layout::slot::Key;
 use crate::outcome::PutError;
 use std::time::Duration;

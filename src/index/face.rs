@@ -10,13 +10,13 @@ use super::growth::Growth;
 #[cfg(feature = "sim")]
 use super::growth::{handover_end, pace::Pace};
 use super::homes::NotHandedOver;
-use super::life::{self, RestoreError, Restored, ScanPoint, Table};
 use super::lives::Lives;
 use super::recovered::{RecoverError, Recovered};
 use super::seams::{Hearing, Nobody, Seams, Turn};
 #[cfg(feature = "sim")]
 use super::segment::WAITS_MAX;
 use super::segment::{check_lengths, check_stored};
+use super::whole::{self, RestoreError, Restored, ScanPoint, Table};
 use crate::clock::Clock;
 use crate::cores::Cores;
 use crate::fabric::shm::Shm;
@@ -678,7 +678,7 @@ impl Index {
         &self,
         place: &'p SnapshotPath,
     ) -> Result<SnapshotWriter<'p>, SaveError> {
-        life::begin(&self.table, self.lives.as_ref().map(|lives| lives.made()), place)
+        whole::begin(&self.table, self.lives.as_ref().map(|lives| lives.made()), place)
     }
 
     /// The rest of [`Index::save_at`], by a writer that has begun.
@@ -687,7 +687,7 @@ impl Index {
         writer: SnapshotWriter<'_>,
         progress: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Saved, SaveError> {
-        life::save(&self.table, writer, progress)
+        whole::save(&self.table, writer, progress)
     }
 
     /// Puts every key of a snapshot into the table, over what is there. All cores work at it. First
@@ -715,7 +715,7 @@ impl Index {
         progress: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Restored, RestoreError> {
         let put = |key: &[u8], value: &[u8], ttl| self.put_with(key, value, PutOptions::new().ttl(ttl));
-        life::restore(&self.table, put, snapshot, cores, progress)
+        whole::restore(&self.table, put, snapshot, cores, progress)
     }
 
     /// Who is told of the table's changes.
@@ -831,7 +831,7 @@ impl Index {
     #[cfg(feature = "sim")]
     #[doc(hidden)]
     pub fn show_all(&self, see: &mut dyn FnMut(&[u8], &[u8])) -> u64 {
-        let mut walk = life::Walk::default();
+        let mut walk = whole::Walk::default();
         while self.table.walk(&mut walk, &mut |key, value, _| see(key, value)) {}
         walk.damaged
     }

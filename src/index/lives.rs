@@ -9,8 +9,8 @@
 //! So one time suffices for a key, the soonest: when it has come and the entry lives on, its present time is
 //! noted.
 
-use super::life::Table;
 use super::numbers::Numbers;
+use super::whole::Table;
 use crate::clock::Clock;
 use crate::faults::{Rule, by_rule};
 use crate::layout::control::{ENTRIES_WORD, EPOCH_WORD, MADE_WORD};

@@ -1,12 +1,12 @@
 //! Access to single parts of the index, for the model checker.
 
 use super::Index;
-use super::life::Table;
 use super::moves::MovePath;
 use super::seams::Nobody;
 use super::segment::{Put, Segment};
 use super::slots::SlotWriter;
 pub(crate) use super::slots::{StripeSet, Stripes};
+use super::whole::Table;
 use crate::families;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::slot::Content;

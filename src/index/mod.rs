@@ -10,7 +10,7 @@
 //! | `moves` | how keys make room for others, and come home (M1, M3, M6) |
 //! | `segment` | puts, removes and changes that depend on the value (`decide`), of one segment |
 //! | `growth` | a table of many segments: which has a key, how they are split and merged (E) |
-//! | `life` | how a table is made, taken over, handed over, walked over and saved (T, D) |
+//! | `whole` | how a table is made, taken over, handed over, walked over and saved (T, D) |
 //! | `face`, `parts`, `clear` | [`Index`]: lengths, long values, parts of values |
 //!
 //! Beside them: `feed` tells whoever asks of all changes (J). `seams` hears of each change before it is made and after, and may have it wait (L10 to L13).
@@ -34,7 +34,6 @@ pub(crate) mod growth;
 mod heap;
 mod home_set;
 mod homes;
-mod life;
 mod lives;
 #[cfg(all(test, loom))]
 pub(crate) mod loom_access;
@@ -50,6 +49,7 @@ mod share;
 mod slots;
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod tests;
+mod whole;
 
 #[cfg(feature = "verbs")]
 pub(crate) use budget::Registrar;
@@ -63,7 +63,7 @@ pub use feed::LeftCause;
 pub(crate) use feed::{ChangeRecord, RecordValue};
 #[cfg(feature = "sim")]
 pub(crate) use growth::handover_end;
-pub(crate) use life::ScanPoint;
-pub use life::{RestoreError, Restored};
 pub use recovered::{RecoverError, Recovered};
 pub use seams::{Awaited, Changed, Decision, KeyChange, KeyPlace, Seams, SlotValue, Withdrawn};
+pub(crate) use whole::ScanPoint;
+pub use whole::{RestoreError, Restored};

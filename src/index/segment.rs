@@ -146,9 +146,9 @@ impl Segment {
 
     /// J1: tells the feed of a change that is visible, under its key's lock.
     #[inline(always)]
-    fn tell<'c>(&self, change: impl FnOnce() -> KeyChange<'c>) {
+    fn tell<'c>(&self, change: impl FnOnce() -> KeyChange<'c>, cause: LeftCause) {
         if self.feed.is_on() {
-            self.feed.tell(&change(), LeftCause::Removed);
+            self.feed.tell(&change(), cause);
         }
     }
 
@@ -246,7 +246,7 @@ impl Segment {
         let slot = self.place(locked, room, key, value);
         disobey(Rule::FeedLock, || self.lock_again(locked, key));
         between.done(change, || self.place_of(slot));
-        self.tell(change);
+        self.tell(change, LeftCause::Removed);
         Ok(())
     }
 
@@ -325,7 +325,7 @@ impl Segment {
         self.end_name(before, self.slots().rewrite(locked, slot, key.key(), *value, None));
         count(&self.homes().counters().mine().updates);
         between.done(change, || self.place_of(slot));
-        self.tell(change);
+        self.tell(change, LeftCause::Removed);
         Ok(())
     }
 
@@ -336,7 +336,7 @@ impl Segment {
         locked: &mut Locked<'_>,
         slot: SlotIx,
         key: &Hashed<'_>,
-        between: B,
+        (cause, between): (LeftCause, B),
     ) -> Result<(), B::MustWait> {
         let change = || KeyChange::left(key.key());
         let before = self.reference_in(slot);
@@ -346,7 +346,7 @@ impl Segment {
         count(&self.homes().counters().mine().removes);
         disobey(Rule::FeedLock, || self.lock_again(locked, key));
         between.done(change, || self.place_of(slot));
-        self.tell(change);
+        self.tell(change, cause);
         Ok(())
     }
 
@@ -672,7 +672,7 @@ impl Segment {
                     return Ok(Some(Changed::Replaced));
                 }
                 (Some(slot), Becomes::Leaves) => {
-                    self.leave(&mut locked, slot, key, between).map_err(Stop::waits)?;
+                    self.leave(&mut locked, slot, key, (LeftCause::Removed, between)).map_err(Stop::waits)?;
                     drop(locked);
                     self.moves.bring_home(slot);
                     return Ok(Some(Changed::Left));
@@ -711,7 +711,8 @@ impl Segment {
         {
             return Ok(false);
         }
-        self.leave(&mut locked, slot, key, between).map_err(Stop::waits)?;
+        let cause = if ended.is_some() { LeftCause::Expired } else { LeftCause::Removed };
+        self.leave(&mut locked, slot, key, (cause, between)).map_err(Stop::waits)?;
         drop(locked);
         self.moves.bring_home(slot);
         Ok(true)

@@ -3,12 +3,12 @@
 
 use super::growth::handover_end;
 use super::homes::{NotHandedOver, REAP_MAX, Trace};
-use super::life::OneSize as Index;
 use super::recovered::{RecoverError, Recovered};
 use super::refusals::NoPath;
 use super::seams::Nobody;
 use super::segment::{Put, ROUNDS_MAX, Segment};
 use super::slots::{DisplacedAt, Note, Owned, StripeSet};
+use super::whole::OneSize as Index;
 use crate::clock::Clock;
 use crate::config::{Config, TableSize};
 use crate::families;

@@ -1,7 +1,7 @@
 //! The server: owns the region, makes every change, and shares the region for reading.
 //!
 //! A takeover begins here: [`Server::start`] calls `index_for` (`table.rs`), which opens the region
-//! file and calls [`Index::open`] (`index/life/table.rs`). Only then are the socket and the threads made.
+//! file and calls [`Index::open`] (`index/whole/table.rs`). Only then are the socket and the threads made.
 //!
 //! Each worker thread runs an event loop over its own connections and changes the shared [`Index`]
 //! directly. A client that sends invalid bytes, stops in the middle of a frame, never reads its

@@ -8,7 +8,7 @@
 //!   one is whole and on the disk.
 //! * `read` takes any bytes. Nothing of a block is used before its CRC fits, and no more memory is
 //!   taken than the file has bytes.
-//! * `index/life/snapshot.rs` has `index/life/walk.rs` show the keys (D1, D2), and puts them into a table again.
+//! * `index/whole/snapshot.rs` has `index/whole/walk.rs` show the keys (D1, D2), and puts them into a table again.
 //! * `server/snapshots.rs` decides when.
 
 mod read;

@@ -22,6 +22,8 @@ use std::sync::atomic::Ordering::Relaxed;
 pub enum LeftCause {
     /// Somebody removed it.
     Removed,
+    /// Its entry came to its end ([`PutOptions::ttl`](crate::PutOptions::ttl)).
+    Expired,
     /// A cause that a newer server knows.
     Other(u8),
 }
@@ -30,6 +32,7 @@ impl LeftCause {
     pub(crate) fn to_byte(self) -> u8 {
         match self {
             LeftCause::Removed => 0,
+            LeftCause::Expired => 1,
             LeftCause::Other(byte) => byte,
         }
     }
@@ -37,6 +40,7 @@ impl LeftCause {
     pub(crate) fn from_byte(byte: u8) -> LeftCause {
         match byte {
             0 => LeftCause::Removed,
+            1 => LeftCause::Expired,
             byte => LeftCause::Other(byte),
         }
     }

@@ -45,7 +45,7 @@ pub(super) struct GrowthHandover {
 }
 
 impl Growth {
-    /// As [`Table::hand_over`](crate::index::life::Table::hand_over). Splits and merges stay as they are.
+    /// As [`Table::hand_over`](crate::index::whole::Table::hand_over). Splits and merges stay as they are.
     pub fn hand_over(&self, within: Duration) -> Result<(), NotHandedOver> {
         let reap = || self.reap(usize::MAX);
         if obey(Rule::StopAtRest, || traces_stay(&self.grace, reap, within)) {

@@ -298,7 +298,7 @@ mod tests {
     use crate::clock::Clock;
     use crate::config::{Config, TableSize};
     use crate::cores::Cores;
-    use crate::index::life::OneSize;
+    use crate::index::whole::OneSize;
     use crate::layout::slot::Content;
     use crate::outcome::PutMode;
     use crate::region::Region;

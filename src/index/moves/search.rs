@@ -421,8 +421,8 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::config::{Config, TableSize};
-    use crate::index::life::OneSize;
     use crate::index::slots::SlotWriter;
+    use crate::index::whole::OneSize;
     use crate::layout::hash::Seeds;
     use crate::layout::slot::Content;
     use crate::outcome::PutMode;
