@@ -169,7 +169,7 @@ impl Client {
                 (Some(expected), None) => {
                     Some(Request::RemoveIf { key, expected: Expected::Value(expected) })
                 }
-                (None, Some(value)) => Some(Request::Put { mode: PutMode::Insert, key, value }),
+                (None, Some(value)) => Some(Request::Put { options: PutMode::Insert.into(), key, value }),
                 (None, None) => None,
             })
             .collect();
