@@ -175,6 +175,7 @@ kind!(FeedRefusal, refusal => match refusal {
     | FeedRefusal::Cursor
     | FeedRefusal::Prefix { .. } => Invalid,
     FeedRefusal::Off => Refused,
+    FeedRefusal::Memory { .. } => System,
     FeedRefusal::Room | FeedRefusal::Other { .. } => Incompatible,
 });
 

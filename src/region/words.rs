@@ -80,20 +80,28 @@ impl Region {
     ///
     /// # Panics
     /// When this process cannot have this number of bytes.
-    #[cfg(not(loom))]
     pub fn private(bytes: u64) -> Region {
-        let map = Mapping::private(bytes).expect("memory for a private region");
+        Region::try_private(bytes).expect("memory for a private region")
+    }
+
+    /// The same.
+    ///
+    /// # Errors
+    /// When this process cannot have this number of bytes.
+    #[cfg(not(loom))]
+    pub(crate) fn try_private(bytes: u64) -> std::io::Result<Region> {
+        let map = Mapping::private(bytes)?;
         // Best effort.
         let _ = map.advise(0..bytes, HarmlessAdvice::HugePages);
-        Region::mapped(map, true, None, None)
+        Ok(Region::mapped(map, true, None, None))
     }
 
     /// The same for the model checker, whose words are longer.
     #[cfg(loom)]
-    pub fn private(bytes: u64) -> Region {
+    pub(crate) fn try_private(bytes: u64) -> std::io::Result<Region> {
         let words = bytes as usize / WORD;
         let memory: Box<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
-        Region::of(NonNull::from(&*memory).cast(), words, true, Memory::OfTheModelChecker(memory))
+        Ok(Region::of(NonNull::from(&*memory).cast(), words, true, Memory::OfTheModelChecker(memory)))
     }
 
     /// `base..base + words` lie in `memory`.

@@ -85,7 +85,11 @@ fn changes(
     let (geometry, this) = (index.geometry(), index.incarnation());
     let passed = passed.map(|cursor| point(index, cursor)).transpose()?;
     let mut out = ChangedWriter::new(room).ok_or(FeedRefusal::Room)?;
-    let next = index.feed().start(feed_bytes);
+    let started = index.feed().start(feed_bytes);
+    let next = started.map_err(|error| {
+        tracing::warn!(%error, "no memory for a feed of changes");
+        FeedRefusal::Memory { bytes: feed_bytes }
+    })?;
     let table = geometry.generation();
     // The numbers of a server that was before this one say nothing here. That is a gap, and he sees it.
     if from == 0 || given != 0 && incarnation < this {

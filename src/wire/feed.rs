@@ -35,6 +35,7 @@ mod reason {
     pub const PREFIX: u64 = 4;
     pub const OFF: u64 = 5;
     pub const ROOM: u64 = 6;
+    pub const MEMORY: u64 = 7;
 }
 
 /// Longest body of such a reply over a socket, in bytes.
@@ -206,6 +207,12 @@ pub enum FeedRefusal {
     /// The server has no feed.
     #[error("the server has no feed of changes (`ServerConfig::feed_bytes` is 0)")]
     Off,
+    /// The server's system has no memory for the feed.
+    #[error("the server's system has refused {bytes} bytes for the feed of changes")]
+    Memory {
+        /// Bytes of changes.
+        bytes: u64,
+    },
     /// A reply that goes this way has no room for a key.
     #[error("a reply that goes this way has no room for a key")]
     Room,
@@ -226,6 +233,7 @@ impl FeedRefusal {
             FeedRefusal::Prefix { given, max } => [reason::PREFIX, given as u64, max as u64],
             FeedRefusal::Off => [reason::OFF, 0, 0],
             FeedRefusal::Room => [reason::ROOM, 0, 0],
+            FeedRefusal::Memory { bytes } => [reason::MEMORY, bytes, 0],
             FeedRefusal::Other { code } => [code, 0, 0],
         }
     }
@@ -238,6 +246,7 @@ impl FeedRefusal {
             reason::PREFIX => FeedRefusal::Prefix { given: a as usize, max: b as usize },
             reason::OFF => FeedRefusal::Off,
             reason::ROOM => FeedRefusal::Room,
+            reason::MEMORY => FeedRefusal::Memory { bytes: a },
             code => FeedRefusal::Other { code },
         }
     }
@@ -579,6 +588,7 @@ mod tests {
             (FeedRefusal::Prefix { given: 8, max: 9 }, [4, 8, 9]),
             (FeedRefusal::Off, [5, 0, 0]),
             (FeedRefusal::Room, [6, 0, 0]),
+            (FeedRefusal::Memory { bytes: 8 }, [7, 8, 0]),
             (FeedRefusal::Other { code: 99 }, [99, 0, 0]),
         ] {
             let (reply, mut bytes) = (Reply::Feed(FeedReply::Refused(refusal)), Vec::new());

@@ -11,6 +11,7 @@ pub(crate) use ring::{ChangeRecord, RecordValue};
 use crate::index::seams::KeyChange;
 use crate::sync::{Ordering, fence};
 use ring::ChangeRing;
+use std::io;
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
@@ -77,24 +78,33 @@ impl Feed {
 
     /// Starts the feed if it is off (J2). `bytes` is what its first start takes for records. Returns the number of
     /// the next change. Takes some microseconds.
-    pub fn start(&self, bytes: u64) -> u64 {
-        let is_new = self.ring.get().is_none();
-        let ring = self.ring.get_or_init(|| ChangeRing::new(bytes));
+    ///
+    /// # Errors
+    /// When the system has no memory for the ring.
+    pub fn start(&self, bytes: u64) -> io::Result<u64> {
+        let ring = match self.ring.get() {
+            Some(ring) => ring,
+            None => {
+                let made = ChangeRing::new(bytes)?;
+                // Of two threads, the first.
+                self.ring.get_or_init(|| made)
+            }
+        };
         ring.ask();
         if self.is_on() {
-            return ring.next();
+            return Ok(ring.next());
         }
         let turn = ring.turn();
         if self.is_on() {
-            return ring.next();
+            return Ok(ring.next());
         }
-        if !is_new {
-            // J6
+        if ring.next() > 1 {
+            // J6: it was on before.
             ring.skip(&turn);
         }
         // Pairs with the fence in `tell`.
         self.is_on.store(true, Ordering::Release);
-        ring.next()
+        Ok(ring.next())
     }
 
     /// The number of the next change, 0 before the first start. Whoever holds a key's lock, while the feed is on,

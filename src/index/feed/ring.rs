@@ -17,6 +17,7 @@ use crate::layout::WORD;
 use crate::region::Region;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, fence, lock};
 use smallvec::SmallVec;
+use std::io;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -100,12 +101,15 @@ pub(super) type RecordWords = SmallVec<[u64; 32]>;
 
 impl ChangeRing {
     /// A ring whose records take `bytes`, rounded down to a power of two, and their starts a quarter of that.
-    pub fn new(bytes: u64) -> ChangeRing {
+    ///
+    /// # Errors
+    /// When the system has no memory for it.
+    pub fn new(bytes: u64) -> io::Result<ChangeRing> {
         let words = 1 << (bytes / WORD as u64).max(4 * WORDS_PER_START).ilog2();
         let starts = words / WORDS_PER_START;
-        let memory = Region::private((words + starts) * WORD as u64);
+        let memory = Region::try_private((words + starts) * WORD as u64)?;
         let (first, next, asked) = (AtomicU64::new(1), AtomicU64::new(1), AtomicU64::new(1));
-        ChangeRing { memory, words, starts, first, next, asked, end: Mutex::new(0) }
+        Ok(ChangeRing { memory, words, starts, first, next, asked, end: Mutex::new(0) })
     }
 
     /// The number of the next record. Acquire: pairs with the release of [`ChangeRing::push`].
@@ -305,7 +309,7 @@ mod tests {
     /// and who asks for one of them is told where the rest begins.
     #[test]
     fn records_come_back_until_they_are_written_over() {
-        let ring = ChangeRing::new(1 << 12);
+        let ring = ChangeRing::new(1 << 12).unwrap();
         let key = |n: u64| vec![n as u8; 1 + n as usize % 255];
         let value = |n: u64| (n % 3 > 0).then(|| vec![!n as u8; n as usize % 60]);
         for n in 1..=500 {
@@ -325,7 +329,7 @@ mod tests {
     /// number.
     #[test]
     fn records_are_bounded() {
-        let ring = ChangeRing::new(1 << 10);
+        let ring = ChangeRing::new(1 << 10).unwrap();
         assert!(push(&ring, b"key", Some(&[1; 500])));
         ring.read(1..2, &mut |_, record| {
             assert_eq!(record.value, RecordValue::Elsewhere);
@@ -342,7 +346,7 @@ mod tests {
     /// When nobody has asked while all of it was written over, nothing more is told.
     #[test]
     fn a_ring_that_nobody_reads_ends() {
-        let ring = ChangeRing::new(1 << 10);
+        let ring = ChangeRing::new(1 << 10).unwrap();
         let told = (0..1_000).take_while(|_| push(&ring, b"k", None)).count();
         assert_eq!(told, 32);
         ring.ask();
@@ -356,7 +360,7 @@ mod tests {
     /// Two threads tell and one reads what it can: each record is whole, those of a thread are in order, and
     /// what was missed is missing at the front.
     fn beside(seconds: f64) -> Result<[u64; 2], String> {
-        let ring = &ChangeRing::new(1 << 12);
+        let ring = &ChangeRing::new(1 << 12).unwrap();
         let ends = &AtomicBool::new(false);
         let faults = crate::faults::all_broken();
         std::thread::scope(|scope| {
