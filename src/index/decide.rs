@@ -154,7 +154,7 @@ pub(super) enum FoundPart {
     /// It did this.
     Short(PartEffect),
     /// The key has this, and it or what it would become does not fit the slot. Nothing was changed.
-    Long(Option<Owned>),
+    Long(Option<Box<Owned>>),
 }
 
 impl<'a> PartInSlot<'a> {
@@ -163,7 +163,7 @@ impl<'a> PartInSlot<'a> {
     }
 
     /// What was done. `Err`: what is there, if it does not fit a slot or would not.
-    pub fn outcome(self) -> Result<PartOutcome, Option<Owned>> {
+    pub fn outcome(self) -> Result<PartOutcome, Option<Box<Owned>>> {
         match self.found {
             FoundPart::Short(effect) => Ok(PartOutcome { effect, value: self.made.told }),
             FoundPart::Long(there) => Err(there),
@@ -176,7 +176,7 @@ impl Decides for PartInSlot<'_> {
         let len = self.work.part.len_after(there.map_or(0, |there| there.value.len()));
         let is_long = there.is_some_and(|there| there.reference.is_some());
         if is_long || !self.geometry.is_inline(self.key, len) {
-            self.found = FoundPart::Long(there.cloned());
+            self.found = FoundPart::Long(there.cloned().map(Box::new));
             return Ok(Becomes::Stays);
         }
         let (effect, made) = self.work.make(self.geometry, there.map(|there| there.value.clone()))?;

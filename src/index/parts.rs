@@ -62,7 +62,7 @@ impl Index {
     fn part_of_long(
         &self,
         key: &[u8],
-        there: Option<Owned>,
+        there: Option<Box<Owned>>,
         work: &PartWork<'_>,
         patience: HeapPatience,
     ) -> Result<Option<PartOutcome>, PutError> {
