@@ -574,8 +574,8 @@ impl Index {
     /// merges that are under way a step on. Mutations do this in passing; a server also does it when idle. Returns
     /// how long until there is more to do.
     pub fn tidy(&self) -> Option<Duration> {
-        /// Entries that end at once: some milliseconds of work.
-        const AT_ONCE: usize = 1_000;
+        /// Entries that end at a time: some tenths of a millisecond.
+        const AT_ONCE: usize = 100;
         let next = match &self.table {
             Table::One(one) => one.tidy(),
             Table::Many(growth) => growth.tidy(),

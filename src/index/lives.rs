@@ -225,8 +225,9 @@ impl Lives {
                 self.expired.fetch_add(1, Ordering::Relaxed);
             } else {
                 // It lives on. Or it has another life by now, whose time is noted; or it could not be removed.
-                let again = now as u32 + AGAIN_TICKS;
-                self.ends(hash, Life { expiry: life.expiry.max(again), ..life });
+                let again = u32::try_from(now).unwrap_or(u32::MAX).saturating_add(AGAIN_TICKS);
+                let expiry = if life.has_ended(now) { again } else { life.expiry };
+                self.ends(hash, Life { expiry, ..life });
             }
         }
     }

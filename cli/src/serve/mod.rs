@@ -13,6 +13,7 @@ use clap::Args;
 use oneread::internals::files;
 use oneread::internals::region::{Backing, RegionError};
 use oneread::internals::verbs::Wait;
+use oneread::layout::LIFE_BYTES;
 use oneread::{
     Address, Config, ServeError, Server, ServerConfig, Snapshots, StartMode, TableSize, Token,
     embedded::MemoryShare,
@@ -103,7 +104,7 @@ pub struct Serve {
     /// A table of one size: the number of its main slots
     #[arg(long, value_name = "N")]
     slots: Option<u64>,
-    /// Longest key in bytes, up to 255 [default: 86]
+    /// Longest key in bytes, up to 255 [default: 86; with --life 74]
     #[arg(long, value_name = "BYTES")]
     key_max: Option<usize>,
     /// Longest value, as in 78, 1MiB; up to 64MiB [default: 1MiB]
@@ -432,7 +433,12 @@ impl Serve {
                 (_, _, Some(ByteSize(n))) => TableSize::up_to(n),
                 _ => base.size,
             })
-            .key_max(self.key_max.unwrap_or(base.key_max))
+            .key_max(self.key_max.unwrap_or(if self.life && base == Config::new().size(base.size) {
+                // Slots stay as short as those of other tables.
+                base.key_max - LIFE_BYTES
+            } else {
+                base.key_max
+            }))
             .value_max(self.value_max.unwrap_or(base.value_max))
             .heap_bytes(self.heap.map(|ByteSize(bytes)| bytes).or(base.heap_bytes))
             .inline_max(self.inline_max.or(base.inline_max))
