@@ -311,7 +311,8 @@ pub(crate) fn lay_out(shape: SlotShape, content: &Content<'_>, words: &mut [u64]
     for piece in shape.pieces(len) {
         let mut room = &mut bytes[piece];
         for part in &mut left {
-            let (here, further) = std::mem::take(&mut room).split_at_mut(part.len().min(room.len()));
+            let fits = part.len().min(room.len());
+            let (here, further) = std::mem::take(&mut room).split_at_mut(fits);
             *part = fill(here, part);
             room = further;
         }
