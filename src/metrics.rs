@@ -518,7 +518,7 @@ mod tests {
                 heap_busy: 5,
                 no_memory: 6,
                 length: 7,
-                part: 17,
+                part: 18,
                 busy: 8,
                 withdrawn: 9,
                 life: 10,
@@ -533,7 +533,7 @@ mod tests {
                 bytes: 17,
             },
         };
-        assert_eq!(sorted(OF_SERVER, &server), Vec::from_iter(1..=17));
+        assert_eq!(sorted(OF_SERVER, &server), Vec::from_iter(1..=18));
 
         let mut snapshots =
             SnapshotStatus { every_ms: 1_000, saved_ms: 2_000, took_us: 3_000_000, ..Default::default() };

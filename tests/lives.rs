@@ -11,14 +11,15 @@ use oneread::{
 };
 use std::time::{Duration, Instant};
 
-const LAYOUTS: [&str; 4] = ["windowed:8", "cuckoo:3x4", "hopscotch:8", "chained:8"];
+const LAYOUTS: [&str; 4] = ["windowed:8", "bucketized:4", "farm", "cluster"];
 const SECOND: Duration = Duration::from_secs(1);
 const KEYS: u64 = 900;
 
 /// Slots of one line, in which lives take room from values, and an extent for what is longer.
 fn config(layout: &str, size: TableSize) -> Config {
+    let heap = matches!(size, TableSize::Slots(_)).then_some(8 << 20);
     let config = Config::new().layout(layout.parse().unwrap()).size(size).seeds(Seeds::from_number(5));
-    config.key_max(8).value_max(3_000).inline_max(28).grace(Duration::ZERO).life(true)
+    config.key_max(8).value_max(3_000).inline_max(28).heap_bytes(heap).grace(Duration::ZERO).life(true)
 }
 
 fn sizes() -> [TableSize; 2] {
@@ -190,7 +191,7 @@ fn snapshots_carry_times() {
     index.save(&path, &mut |_, _| true).unwrap();
     let snapshot = Snapshot::open(&path).unwrap();
     for size in sizes() {
-        let (other, clock) = self::index(&config("hopscotch:8", size));
+        let (other, clock) = self::index(&config("farm", size));
         clock.advance(1_000 * SECOND);
         assert_eq!(other.restore_from(&snapshot, &mut |_, _| {}).unwrap().keys, KEYS);
         for n in 0..KEYS {

@@ -4,37 +4,8 @@ use super::error::GetError;
 use super::{Client, ServerPath};
 use crate::layout::control::EPOCH_WORD;
 use crate::layout::life::{Life, TICK_NS};
-use crate::reader::{Answers, StoredAnswer};
 use crate::sink::LifeSink;
-use std::ops::ControlFlow;
 use std::time::Duration;
-
-/// Whether the entries of a batch are still those with these numbers.
-struct Same<'a> {
-    numbers: &'a [u64],
-    same: &'a mut [bool],
-    life: LifeSink,
-}
-
-impl Answers for Same<'_> {
-    type Sink = LifeSink;
-
-    #[inline(always)]
-    fn sink(&mut self) -> &mut LifeSink {
-        &mut self.life
-    }
-
-    #[inline(always)]
-    fn landed(&mut self, number: usize, is_there: bool) -> ControlFlow<()> {
-        let life = self.life.life().filter(|_| is_there);
-        self.same[number] = life.is_some_and(|life| life.number == self.numbers[number]);
-        ControlFlow::Continue(())
-    }
-
-    fn answer(&mut self, number: usize, answer: StoredAnswer<'_>) -> ControlFlow<()> {
-        self.landed(number, answer.is_ok_and(|value| value.is_some()))
-    }
-}
 
 impl Client {
     /// Returns the life of the entry that `key` has: its number, owner and end. `None` if the key is absent, or
@@ -50,21 +21,26 @@ impl Client {
     /// Tells of each key whether its entry is still the one with this number ([`Client::life`]): then it was there
     /// all the time, with the same value. Each put, swap or other change of a value gives the entry another
     /// number, one that no entry of the table ever had (V1). A key that is absent, or that the table cannot hold,
-    /// is not the same. The cost is that of [`Client::contains_many`]: usually 1 READ for each key.
+    /// is not the same. Usually 1 READ and 1 round trip for each key, one key after the other.
     ///
     /// This is for what a value only points to, in memory of somebody else's: fetch that, then ask whether the
     /// entry is still the same.
     ///
     /// # Errors
-    /// As [`Client::get_many`].
+    /// As [`Client::get`].
     ///
     /// # Panics
     /// When there are more or fewer numbers than keys.
     pub fn revalidate<K: AsRef<[u8]>>(&mut self, keys: &[K], numbers: &[u64]) -> Result<Vec<bool>, GetError> {
         assert_eq!(keys.len(), numbers.len(), "a number for each key");
-        let mut same = vec![false; keys.len()];
-        self.get_batch_stored(keys, &mut Same { numbers, same: &mut same, life: LifeSink::default() })?;
-        Ok(same)
+        let pairs = keys.iter().zip(numbers);
+        pairs
+            .map(|(key, &number)| match self.life(key.as_ref()) {
+                Ok(life) => Ok(life.is_some_and(|life| life.number == number)),
+                Err(GetError::KeyLength { .. }) => Ok(false),
+                Err(error) => Err(error),
+            })
+            .collect()
     }
 
     /// How long an entry with this life will be there. Zero: it has ended, and is gone at most a second later.

@@ -9,7 +9,7 @@
 //! So one time suffices for a key, the soonest: when it has come and the entry lives on, its present time is
 //! noted.
 
-use super::numbers::Numbers;
+use super::numbers::NumberSource;
 use super::whole::Table;
 use crate::clock::Clock;
 use crate::faults::{Rule, by_rule};
@@ -38,7 +38,7 @@ pub(super) struct Lives {
     clock: Clock,
     /// When the table was made, by the clock; before 0, if the machine has started since.
     epoch_ns: i64,
-    numbers: Mutex<Numbers>,
+    numbers: Mutex<NumberSource>,
     times: Mutex<Times>,
     /// The soonest of the times; `u64::MAX`: none. Relaxed: a hint, stored under the lock.
     soonest: AtomicU64,
@@ -124,7 +124,7 @@ impl Lives {
         Lives {
             clock: clock.clone(),
             epoch_ns,
-            numbers: Mutex::new(Numbers::from(region, ENTRIES_WORD, NUMBERS_AT_A_TIME)),
+            numbers: Mutex::new(NumberSource::from(region, ENTRIES_WORD, NUMBERS_AT_A_TIME)),
             times: Mutex::default(),
             soonest: AtomicU64::new(u64::MAX),
             changes: AtomicU64::new(0),

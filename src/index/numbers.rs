@@ -6,7 +6,7 @@ use std::ops::Range;
 
 /// Numbers of one kind. The caller has a lock.
 #[derive(Debug)]
-pub(super) struct Numbers {
+pub(super) struct NumberSource {
     /// The word of the region that no number has reached.
     word: usize,
     /// Numbers that are taken from it at a time: a takeover leaves out the rest of them.
@@ -15,11 +15,11 @@ pub(super) struct Numbers {
     taken: Range<u64>,
 }
 
-impl Numbers {
+impl NumberSource {
     /// Those from the one on that this word of the region says.
-    pub fn from(region: &Region, word: usize, at_a_time: u64) -> Numbers {
+    pub fn from(region: &Region, word: usize, at_a_time: u64) -> NumberSource {
         let first = region.load(word);
-        Numbers { word, at_a_time, taken: first..first }
+        NumberSource { word, at_a_time, taken: first..first }
     }
 
     /// X1: a number that was never given.

@@ -707,7 +707,7 @@ impl Segment {
         }
         let Some(slot) = self.slots().seek(key, may_be_displaced).at() else { return Ok(false) };
         if let Some(now) = ended
-            && kept(Rule::ExpiryCheck, || !self.slots().life(slot).is_some_and(|life| life.has_ended(now)))
+            && !kept(Rule::ExpiryCheck, || self.slots().life(slot).is_some_and(|life| life.has_ended(now)))
         {
             return Ok(false);
         }

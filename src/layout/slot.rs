@@ -638,8 +638,7 @@ mod tests {
                     _ if is_copy => Some(Torn::Stamps),
                     0..2 if bytes > LINE => Some(Torn::Stamps),
                     8 | 10 | 11 => {
-                        let said = |header: Header| usize::from(header.klen) + usize::from(header.vlen);
-                        let lengths = said(Header::from_words([changed[0], changed[1]]));
+                        let lengths = Header::from_words([changed[0], changed[1]]).payload_bytes();
                         Some(if lengths > s.payload_max() { Torn::Lengths } else { Torn::Crc })
                     }
                     _ if at < HEADER || is_payload => Some(Torn::Crc),

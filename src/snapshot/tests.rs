@@ -127,9 +127,9 @@ fn golden_snapshot() {
         assert!(matches!(error, SnapshotError::Damaged { byte: b, .. } if b == byte as u64), "{error}");
         assert!(error.to_string().contains(field), "{error}");
     }
-    bytes[8] = 3;
+    bytes[8] = 4;
     fs::write(&path, bytes).unwrap();
-    assert!(matches!(Snapshot::open(&path), Err(SnapshotError::Version { found: 3, .. })));
+    assert!(matches!(Snapshot::open(&path), Err(SnapshotError::Version { found: 4, .. })));
 }
 
 /// What is written is read again, with values of any length, in one block and in many.

@@ -18,7 +18,7 @@ use crate::clock::Clock;
 use crate::faults::{Rule, by_rule, kept, obey, wait_ns};
 use crate::index::budget::{Budget, Registrar};
 use crate::index::heap::{Heap, HeapError, HeapMarks, HeapShape, HeapUsage};
-use crate::index::numbers::Numbers;
+use crate::index::numbers::NumberSource;
 use crate::index::slots::SlotWritten;
 use crate::layout::control::NUMBERS_WORD;
 use crate::layout::extent::{EXTENT_HEADER, EXTENT_HEADER_WORDS, Reference, extent_bytes};
@@ -58,7 +58,7 @@ pub(super) struct Extents {
 #[derive(Debug)]
 struct HeapState {
     heap: Heap,
-    numbers: Numbers,
+    numbers: NumberSource,
     /// Which blocks have memory that counts.
     backed: Vec<bool>,
     /// Which blocks slots may name memory in.
@@ -114,7 +114,7 @@ impl Extents {
         let backed = vec![false; space.bytes.checked_div(space.block_bytes)? as usize];
         let (heap, used) = (Heap::new(shape(geometry)), backed.clone());
         let (numbers, uploads) =
-            (Numbers::from(region, NUMBERS_WORD, numbers_at_a_time), FxHashMap::default());
+            (NumberSource::from(region, NUMBERS_WORD, numbers_at_a_time), FxHashMap::default());
         let state = HeapState { heap, numbers, backed, used, has_moved: false, is_stuck: false, uploads };
         Some(Arc::new(Extents {
             region: region.alias(),
