@@ -278,6 +278,7 @@ mod broken {
     use oneread::internals::faults::{Broken, Rule};
     use oneread::internals::index::{Awaited, Decision, KeyChange, KeyPlace, Seams, Withdrawn};
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
     /// V1: who asks whether an entry is the same is told so although it has another value.
     fn another_value_looks_the_same() -> bool {
@@ -300,13 +301,14 @@ mod broken {
     fn ends_too_early(is_broken: bool) -> bool {
         const ROUNDS: u64 = 20_000;
         let (index, clock) = index(&config("windowed:8", sizes()[1]));
-        let is_over = std::sync::atomic::AtomicBool::new(false);
+        let (is_over, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 // A rule is broken on one thread: that which ends entries.
                 let broken = is_broken.then(|| Broken::rule(Rule::ExpiryCheck));
-                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                while !is_over.load(Relaxed) {
                     index.tidy();
+                    rounds.fetch_add(1, Relaxed);
                 }
                 drop(broken);
             });
@@ -314,9 +316,14 @@ mod broken {
                 index.put_with(b"key", b"", ttl(SECOND)).unwrap();
                 clock.advance(2 * SECOND);
                 index.put(b"key", b"", PutMode::Upsert).unwrap();
+                // What the other thread had seen by then, it has done.
+                let seen = rounds.load(Relaxed);
+                while rounds.load(Relaxed) < seen + 2 {
+                    std::thread::yield_now();
+                }
                 life(&index, b"key").is_none()
             });
-            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            is_over.store(true, Relaxed);
             is_lost
         })
     }

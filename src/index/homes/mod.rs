@@ -33,7 +33,7 @@ pub(super) use handover::handover_words_max;
 pub(super) use handover::{
     HEAD, Handover, NotHandedOver, handover_offset, has_no_undo, sum, traces_stay, write_down,
 };
-pub(super) use show::{Shown, end_of_step, homes_of_step, step_of, steps};
+pub(super) use show::{SlotShown, end_of_step, homes_of_step, step_of, steps};
 pub(super) use traces::REAP_MAX;
 
 use super::share::{KeyShare, SharedKeyShare};

@@ -23,7 +23,7 @@ const STEP_SLOTS: u64 = 64;
 
 /// What a slot has besides its key.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shown<'v> {
+pub(crate) struct SlotShown<'v> {
     /// The value, or the reference to it.
     pub value: &'v [u8],
     /// The reference, if that is one.
@@ -32,7 +32,7 @@ pub(crate) struct Shown<'v> {
 }
 
 /// Takes a key, and what its slot has besides.
-pub(crate) type SeeKey<'s> = dyn FnMut(Hashed<'_>, Shown<'_>) + 's;
+pub(crate) type SeeKey<'s> = dyn FnMut(Hashed<'_>, SlotShown<'_>) + 's;
 
 /// The steps of a walk over a segment.
 pub(crate) fn steps(geometry: &Geometry) -> u64 {
@@ -86,7 +86,7 @@ impl Homes {
             // A key of another home is shown with that home, a displaced one by the register.
             if homes.contains(&hashed.home()) && self.geometry().primary(hashed).contains(slot) {
                 view.value_into(&mut value);
-                see(hashed, Shown { value: &value, reference: view.reference(), life: view.life() });
+                see(hashed, SlotShown { value: &value, reference: view.reference(), life: view.life() });
             }
         }
         disobey(Rule::WalkLock, || {
@@ -105,7 +105,7 @@ impl Homes {
                 let image = self.at_rest(slot);
                 let Some(view) = self.sound(slot, &image, damaged) else { continue };
                 view.value_into(&mut value);
-                let shown = Shown { value: &value, reference: view.reference(), life: view.life() };
+                let shown = SlotShown { value: &value, reference: view.reference(), life: view.life() };
                 see(self.geometry().hashed(&view.key()), shown);
             }
         }

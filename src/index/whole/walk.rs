@@ -16,7 +16,7 @@
 use super::table::Table;
 use crate::faults::{Rule, disobey, kept};
 use crate::index::growth::Growth;
-use crate::index::homes::{Shown, homes_of_step, steps};
+use crate::index::homes::{SlotShown, homes_of_step, steps};
 use crate::index::segment::Segment;
 use crate::index::share::{HomesHere, PLACES, PairRole, places, reversed};
 use crate::layout::extent::Reference;
@@ -211,7 +211,7 @@ fn walk_one(segment: &Segment, walk: &mut Walk, see: &mut SeeEntry<'_>) -> bool 
     walk.step += 1;
     let mut locked = segment.homes().lock_step(&homes);
     let Walk { damaged, long, .. } = walk;
-    segment.homes().show(&mut locked, homes, damaged, &mut |key, Shown { value, reference, life }| {
+    segment.homes().show(&mut locked, homes, damaged, &mut |key, SlotShown { value, reference, life }| {
         match reference {
             None => see(key.key(), value, life),
             Some(reference) => long.push(LongValue { key: key.key().into(), reference, life }),
@@ -291,7 +291,7 @@ fn look_into(
     let here = segment.share().homes_here(homes);
     let mut damaged = 0;
     segment.homes().show(&mut locked, homes.clone(), &mut damaged, &mut |key, shown| {
-        let Shown { value, reference, life } = shown;
+        let SlotShown { value, reference, life } = shown;
         let directory = key.first().directory();
         // D4: other places have been seen, or will be.
         let is_in_part = || places_left.contains(&reversed(directory));
