@@ -16,7 +16,7 @@ use super::seams::{Hearing, Nobody, Seams, Turn};
 #[cfg(feature = "sim")]
 use super::segment::WAITS_MAX;
 use super::segment::{check_lengths, check_stored};
-use super::whole::{self, RestoreError, Restored, ScanPoint, Table};
+use super::whole::{self, RestoreError, Restored, ScanPoint, Table, TakeKey};
 use crate::clock::Clock;
 use crate::cores::Cores;
 use crate::fabric::shm::Shm;
@@ -100,8 +100,9 @@ impl Index {
         start: &Start,
         fill: impl FnOnce(&Index) -> Result<(), E>,
     ) -> Result<Index, E> {
-        let lives = geometry.has_life().then(|| Box::new(Lives::make(&region, &clock)));
-        let table = Table::create_unready(region, geometry, clock, start)?;
+        let table = Table::create_unready(region, geometry, clock.clone(), start)?;
+        let has_life = table.geometry().has_life();
+        let lives = has_life.then(|| Box::new(Lives::make(table.region(), &clock)));
         let index = Index { table, lives, hearing: None };
         fill(&index)?;
         index.table.publish_state(Phase::Serving);
@@ -724,11 +725,7 @@ impl Index {
     }
 
     /// As [`Table::scan`].
-    pub(crate) fn scan(
-        &self,
-        point: &mut ScanPoint,
-        take: &mut dyn FnMut(&[u8], Option<&[u8]>) -> bool,
-    ) -> Option<u64> {
+    pub(crate) fn scan(&self, point: &mut ScanPoint, take: &mut TakeKey<'_>) -> Option<u64> {
         self.table.scan(point, take)
     }
 

@@ -93,7 +93,7 @@ impl<'a> FeedRequest<'a> {
                 encode(out, number::SCAN, 0, id, &parts);
             }
             FeedRequest::Changes { table, incarnation, from, end, values, prefix, passed } => {
-                let flags = u8::from(values) * VALUES | u8::from(passed.is_some()) * PASSED;
+                let flags = (u8::from(values) * VALUES) | (u8::from(passed.is_some()) * PASSED);
                 let numbers = [table, incarnation, from, end].map(u64::to_le_bytes).concat();
                 let parts = [&numbers, &[flags, prefix.len() as u8][..], prefix, passed.unwrap_or_default()];
                 encode(out, number::CHANGES, 0, id, &parts);

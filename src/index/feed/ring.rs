@@ -311,7 +311,7 @@ mod tests {
     fn records_come_back_until_they_are_written_over() {
         let ring = ChangeRing::new(1 << 12).unwrap();
         let key = |n: u64| vec![n as u8; 1 + n as usize % 255];
-        let value = |n: u64| (n % 3 > 0).then(|| vec![!n as u8; n as usize % 60]);
+        let value = |n: u64| (!n.is_multiple_of(3)).then(|| vec![!n as u8; n as usize % 60]);
         for n in 1..=500 {
             ring.ask();
             assert!(push(&ring, &key(n), value(n).as_deref()));

@@ -14,7 +14,7 @@ mod walk;
 
 #[cfg(all(test, not(loom)))]
 pub(super) use one::OneSize;
-pub(crate) use scan::ScanPoint;
+pub(crate) use scan::{ScanPoint, TakeKey};
 pub use snapshot::{RestoreError, Restored};
 pub(super) use snapshot::{begin, restore, save};
 pub(super) use table::Table;

@@ -21,6 +21,9 @@ const HEAD_BYTES: usize = 20;
 /// Its last bytes: a checksum of the rest.
 const CRC_BYTES: usize = 4;
 
+/// Takes a key, with its value where that is in its slot. Returns whether there is room for more.
+pub(crate) type TakeKey<'s> = dyn FnMut(&[u8], Option<&[u8]>) -> bool + 's;
+
 /// How far a scan came.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ScanPoint {
@@ -127,11 +130,7 @@ impl Table {
     /// with their values where these are in their slots, until `take` returns `false`: that key, and those behind it,
     /// are for the next look. Runs under no lock. Returns the number that the feed's next change had under their
     /// locks (J3), or `None` if no key is left.
-    pub fn scan(
-        &self,
-        point: &mut ScanPoint,
-        take: &mut dyn FnMut(&[u8], Option<&[u8]>) -> bool,
-    ) -> Option<u64> {
+    pub fn scan(&self, point: &mut ScanPoint, take: &mut TakeKey<'_>) -> Option<u64> {
         if point.part.is_empty() {
             if point.is_at_end() {
                 return None;
