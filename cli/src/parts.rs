@@ -97,8 +97,8 @@ impl Append {
   oneread or seen 01                    the lowest bit of the first byte
   oneread or seen 000080                the highest bit of the third byte
 
-The bits are in hex, for the first bytes of the value. An absent key gets them as
-its value; more bytes than the value has are an error. No other change comes
+The bits are in hex, for the first bytes of the value. An absent key gets them
+as its value; more bytes than the value has are an error. No other change comes
 between.
 
 Prints the outcome: inserted or updated, or unchanged if all were set; with
@@ -126,8 +126,8 @@ impl Or {
 
 The bits are in hex, as for `oneread or`. No other change comes between.
 
-Prints the outcome: updated, unchanged if all were clear, or missing; with --json
-as {\"outcome\": \"updated\"}. Exit status 1 if the key was not there.")]
+Prints the outcome: updated, unchanged if all were clear, or missing; with
+--json as {\"outcome\": \"updated\"}. Exit status 1 if the key was not there.")]
 pub struct AndNot {
     /// The key
     key: String,

@@ -17,7 +17,7 @@ use std::time::Duration;
 #[command(after_help = "EXAMPLES
   oneread watch                         every change from now on
   oneread watch user: --values          of keys that begin with user:
-  oneread watch --keys                  first all keys, then what becomes of them
+  oneread watch --keys                  first all keys, then their changes
   oneread watch --json | jq .key
   oneread watch --from 4711             from this change of this server on
 

@@ -20,13 +20,14 @@ pub fn told(error: &anyhow::Error) -> String {
 }
 
 /// What the command calls what the library's errors name.
-const NAMES: [(&str, &str); 17] = [
+const NAMES: [(&str, &str); 18] = [
     ("`Client::get`", "`oneread get`"),
     ("`ClientOptions::server_uids`", "--server-user"),
     ("`Config::grace`", "--grace"),
     ("`Config::heap_bytes`", "--heap"),
     ("`Config::inline_max`", "--inline-max"),
     ("`Config::key_max`", "`serve --key-max`"),
+    ("`Config::life`", "`serve --life`"),
     ("`Config::value_max`", "`serve --value-max`"),
     ("`ServerConfig::allow_read_uids`", "--allow-read-uid"),
     ("`ServerConfig::allow_uids`", "--allow-uid"),

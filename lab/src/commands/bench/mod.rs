@@ -41,7 +41,7 @@ use timing::Timing;
   bare, all at once
       the same, with addresses known beforehand: the limit of the memory
   oneread get       from a server in another process
-  oneread get_many  the same, 256 keys at a time, each value passed to a callback
+  oneread get_many  the same, 256 keys at a time, each value to a callback
   oneread get_many_into
       the same, the values copied into one buffer
   dashmap, papaya, scc
