@@ -321,7 +321,7 @@ pub enum FeedError {
         max: usize,
     },
     /// Bytes that are no cursor of a scan.
-    #[error("{given} bytes that are no cursor of a scan")]
+    #[error("{given} bytes that are no cursor of a scan; begin anew")]
     Cursor {
         /// How many.
         given: usize,

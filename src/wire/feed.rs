@@ -208,16 +208,18 @@ pub enum FeedRefusal {
     #[error("the server has no feed of changes (`ServerConfig::feed_bytes` is 0)")]
     Off,
     /// The server's system has no memory for the feed.
-    #[error("the server's system has refused {bytes} bytes for the feed of changes")]
+    #[error(
+        "the server's system has refused {bytes} bytes for the feed of changes; free memory, or have it serve a shorter one (`ServerConfig::feed_bytes`)"
+    )]
     Memory {
         /// Bytes of changes.
         bytes: u64,
     },
     /// A reply that goes this way has no room for a key.
-    #[error("a reply that goes this way has no room for a key")]
+    #[error("a reply that goes this way has no room for a key; have shorter ones")]
     Room,
     /// A reason that this version does not know.
-    #[error("for reason {code}, which this version does not know")]
+    #[error("for reason {code}, which this version does not know; use a newer one")]
     Other {
         /// The reason.
         code: u64,
