@@ -37,17 +37,25 @@ pub(super) trait Decides {
 /// A change of an entry that has a life: another number with each value (V1), the same owner and end.
 #[derive(Debug)]
 pub(super) struct Alive<'a, D> {
-    pub change: &'a mut D,
+    change: &'a mut D,
     /// The life that it has if the key is absent.
-    pub life: Life,
+    new: Life,
+    /// The one that it has.
+    life: Life,
+}
+
+impl<'a, D> Alive<'a, D> {
+    pub fn new(change: &'a mut D, new: Life) -> Alive<'a, D> {
+        Alive { change, new, life: new }
+    }
 }
 
 impl<D: Decides> Decides for Alive<'_, D> {
     fn decide(&mut self, there: Option<&Owned>, may_go_on: bool) -> Result<Becomes<'_>, PutError> {
-        let before = there.and_then(|there| there.life).unwrap_or(self.life);
-        let life = Life { number: self.life.number, ..before };
+        let before = there.and_then(|there| there.life).unwrap_or(self.new);
+        self.life = Life { number: self.new.number, ..before };
         Ok(match self.change.decide(there, may_go_on)? {
-            Becomes::Has(value) => Becomes::Has(value.with_life(Some(life))),
+            Becomes::Has(value) => Becomes::Has(value.with_life(Some(&self.life))),
             other => other,
         })
     }

@@ -327,7 +327,7 @@ impl Index {
         in_order(
             Rule::NoteLater,
             &mut outcome,
-            |outcome| **outcome = self.put_told(key, value.with_life(Some(life)), options.mode),
+            |outcome| **outcome = self.put_told(key, value.with_life(Some(&life)), options.mode),
             |_| {
                 if options.ttl.is_some() {
                     lives.ends(self.geometry().hashed(key).first(), life);
@@ -539,7 +539,7 @@ impl Index {
             None => self.changed_told(key, change),
             Some(lives) => {
                 let life = lives.life(self.region(), None)?;
-                self.changed_told(key, &mut Alive { change, life })?;
+                self.changed_told(key, &mut Alive::new(change, life))?;
                 self.after_change(lives);
                 Ok(())
             }

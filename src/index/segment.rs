@@ -832,7 +832,7 @@ impl Segment {
         let is_it = |there: &Reference| kept(Rule::MoveCheck, || there.number == old.number);
         self.with_name(hash, is_it, |locked, slot, key, _| {
             let (bytes, life) = (new.to_bytes(), self.slots().life(slot));
-            self.slots().rewrite(locked, slot, key, Stored::reference(&bytes).with_life(life), None)
+            self.slots().rewrite(locked, slot, key, Stored::reference(&bytes).with_life(life.as_ref()), None)
         })
     }
 }

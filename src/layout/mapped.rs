@@ -6,7 +6,7 @@
 use super::WORD;
 use super::compare::{FIRST_LINE_KEY, HEADER_WORDS, has_key, has_two_words, line_holds, value_len};
 use super::extent::Reference;
-use super::slot::{FURTHER, HEADER, Header, Image, Key, SlotShape, Torn, View};
+use super::slot::{FURTHER, HEADER, Header, Key, SlotShape, Torn, View};
 use super::words::{LINE_WORDS, Words, header, image, load_line};
 use crate::sink::Sink;
 
@@ -53,8 +53,8 @@ fn reference_of(shape: SlotShape, slot: impl Words) -> Option<Reference> {
 #[inline(always)]
 fn put_life<S: Sink>(shape: SlotShape, slot: impl Words, header: &Header, value: &mut S) {
     if S::WANTS_LIFE {
-        let image = if header.has_life() { image(slot) } else { Image::new() };
-        value.put_life(View::consistent(shape, &image).ok().and_then(|view| view.life()));
+        let image = header.has_life().then(|| image(slot));
+        value.put_life(image.and_then(|image| View::consistent(shape, &image).ok()?.life()));
     }
 }
 
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
     use crate::layout::LINE;
     use crate::layout::compare::{KeyEnd, begins_with};
-    use crate::layout::slot::{Content, Identity, encode};
+    use crate::layout::slot::{Content, Identity, Image, encode};
     use crate::sync::AtomicU64;
 
     fn mapped(image: &[u64]) -> Vec<AtomicU64> {

@@ -212,7 +212,7 @@ impl SlotShape {
 pub struct Stored<'a> {
     bytes: &'a [u8],
     is_reference: bool,
-    life: Option<Life>,
+    life: Option<&'a Life>,
 }
 
 impl<'a> Stored<'a> {
@@ -223,7 +223,7 @@ impl<'a> Stored<'a> {
 
     /// The same with this life behind it.
     #[inline(always)]
-    pub(crate) fn with_life(self, life: Option<Life>) -> Stored<'a> {
+    pub(crate) fn with_life(self, life: Option<&'a Life>) -> Stored<'a> {
         Stored { life, ..self }
     }
 
@@ -303,7 +303,7 @@ pub fn encode(shape: SlotShape, identity: Identity, stamp: u32, content: &Conten
 #[inline(always)]
 pub(crate) fn lay_out(shape: SlotShape, content: &Content<'_>, words: &mut [u64]) {
     let (key, value) = (content.key, content.value.bytes());
-    let life = content.value.life.map(Life::to_bytes);
+    let life = content.value.life.map(|life| life.to_bytes());
     let mut left = [key, value, life.as_ref().map_or(&[], |life| &life[..])];
     let len = left.iter().map(|part| part.len()).sum();
     debug_assert!(len <= shape.payload_max());

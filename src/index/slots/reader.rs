@@ -48,7 +48,7 @@ impl Owned {
             None => (&self.value).into(),
             Some(_) => Stored::reference(self.value[..].try_into().expect("the bytes of a reference")),
         };
-        stored.with_life(self.life)
+        stored.with_life(self.life.as_ref())
     }
 
     pub fn content(&self) -> Content<'_> {
