@@ -19,11 +19,12 @@ use crate::layout::life::{ENTRY_NUMBERS_END, Life, expiry_after, tick_at};
 use crate::layout::slot::Key;
 use crate::outcome::PutError;
 use crate::region::Region;
+use crate::snapshot::since_1970;
 use crate::sync::{Mutex, lock};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 /// Numbers of entries that are taken from the region at a time.
 const NUMBERS_AT_A_TIME: u64 = 1 << 10;
@@ -88,11 +89,6 @@ impl Times {
     }
 }
 
-/// Nanoseconds since 1970.
-fn wall_ns() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
-}
-
 /// Tells one start of the machine from another. 0 if the system does not say.
 fn boot() -> u64 {
     let id = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
@@ -112,7 +108,7 @@ impl Lives {
         let (epoch_ns, made_ns) = (region.load(EPOCH_WORD) as i64, region.load(MADE_WORD));
         let is_same_boot = region.load(EPOCH_WORD + 1) == boot() || matches!(clock, Clock::Manual(_));
         // The clock has begun again. What entries have left goes by the time of day.
-        let by_day = || clock.now_ns() as i64 - wall_ns().saturating_sub(made_ns) as i64;
+        let by_day = || clock.now_ns() as i64 - since_1970(SystemTime::now()).saturating_sub(made_ns) as i64;
         Lives::begin(region, clock, if is_same_boot { epoch_ns } else { by_day() })
     }
 
@@ -120,7 +116,7 @@ impl Lives {
         let since_made_ns = (clock.now_ns() as i64 - epoch_ns).max(0) as u64;
         region.store(EPOCH_WORD, epoch_ns as u64);
         region.store(EPOCH_WORD + 1, boot());
-        region.store(MADE_WORD, wall_ns().saturating_sub(since_made_ns));
+        region.store(MADE_WORD, since_1970(SystemTime::now()).saturating_sub(since_made_ns));
         Lives {
             clock: clock.clone(),
             epoch_ns,
