@@ -314,7 +314,8 @@ fn bad_input_is_refused() {
     let place = Place::new();
     let server = serve(&place, growing());
     let mut client = client(&place);
-    for n in 0..2_000 {
+    // Of more bytes than a reply of a scan has, wherever they stand.
+    for n in 0..10_000 {
         client.put(&name(n), b"value").unwrap();
     }
     let from = |from| FeedOptions::new().from(from);
