@@ -49,7 +49,9 @@ pub struct Geometry {
     homes: u64,
     overflow_blocks: u64,
     /// Bytes of life behind each value.
-    life_bytes: usize,
+    has_life: bool,
+    /// The most bytes of a key and its value in a slot.
+    inline_max: usize,
     /// The most segments of a table that grows; 0 in a table of one size.
     segments_max: u64,
     heap: HeapSpace,
@@ -141,7 +143,6 @@ impl From<Numbers> for Geometry {
         let Numbers { homes, overflow_blocks, grace, generation, seeds, .. } = numbers;
         let derived = Derived::of(layout, shape, key_max, &seeds);
         let (segments_max, heap) = (0, HeapSpace::default());
-        let life_bytes = if has_life { LIFE_BYTES } else { 0 };
         Geometry {
             layout,
             shape,
@@ -149,7 +150,8 @@ impl From<Numbers> for Geometry {
             value_max,
             homes,
             overflow_blocks,
-            life_bytes,
+            has_life,
+            inline_max: shape.payload_max() - if has_life { LIFE_BYTES } else { 0 },
             segments_max,
             heap,
             grace,
@@ -197,16 +199,16 @@ impl Geometry {
     /// Whether entries have a [`Life`](super::Life): a number, an owner, a time when they end.
     #[inline(always)]
     pub fn has_life(&self) -> bool {
-        self.life_bytes > 0
+        self.has_life
     }
     /// Whether a value stands in the slot itself, with this key.
     #[inline(always)]
     pub(crate) fn is_inline(&self, key: &[u8], value_bytes: usize) -> bool {
-        key.len() + value_bytes + self.life_bytes <= self.shape.payload_max()
+        key.len() + value_bytes <= self.inline_max
     }
     /// Bytes of a slot for the value, beside the longest key.
     pub(crate) fn beside_key_max(&self) -> usize {
-        self.shape.payload_max().saturating_sub(self.key_max + self.life_bytes)
+        self.inline_max.saturating_sub(self.key_max)
     }
     /// The number of homes.
     pub fn homes(&self) -> u64 {

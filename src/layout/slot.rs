@@ -211,14 +211,15 @@ impl SlotShape {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stored<'a> {
     bytes: &'a [u8],
-    is_reference: bool,
+    /// [`Header::vlen`], without a life.
+    vlen: u16,
     life: Option<&'a Life>,
 }
 
 impl<'a> Stored<'a> {
     /// A reference to the value.
     pub fn reference(bytes: &'a [u8; REFERENCE_BYTES]) -> Stored<'a> {
-        Stored { bytes, is_reference: true, life: None }
+        Stored { bytes, vlen: REFERENCE_VLEN, life: None }
     }
 
     /// The same with this life behind it.
@@ -241,14 +242,13 @@ impl<'a> Stored<'a> {
 
     /// The reference, if that is what the slot has.
     pub(crate) fn as_reference(self) -> Option<Reference> {
-        let bytes = self.bytes.try_into().ok().filter(|_| self.is_reference)?;
+        let bytes = self.bytes.try_into().ok().filter(|_| self.vlen == REFERENCE_VLEN)?;
         Some(Reference::from_bytes(bytes))
     }
 
     #[inline(always)]
     fn vlen(self) -> u16 {
-        let vlen = if self.is_reference { REFERENCE_VLEN } else { self.bytes.len() as u16 };
-        vlen | if self.life.is_some() { WITH_LIFE } else { 0 }
+        self.vlen | if self.life.is_some() { WITH_LIFE } else { 0 }
     }
 }
 
@@ -256,7 +256,8 @@ impl<'a, B: AsRef<[u8]> + ?Sized> From<&'a B> for Stored<'a> {
     /// The value itself.
     #[inline(always)]
     fn from(value: &'a B) -> Stored<'a> {
-        Stored { bytes: value.as_ref(), is_reference: false, life: None }
+        let bytes = value.as_ref();
+        Stored { bytes, vlen: bytes.len() as u16, life: None }
     }
 }
 
@@ -302,19 +303,20 @@ pub fn encode(shape: SlotShape, identity: Identity, stamp: u32, content: &Conten
 /// Lays `content` out in these words, which are zero. Stamp and CRC are left to [`seal`].
 #[inline(always)]
 pub(crate) fn lay_out(shape: SlotShape, content: &Content<'_>, words: &mut [u64]) {
-    let (key, value) = (content.key, content.value.bytes());
     let life = content.value.life.map(|life| life.to_bytes());
-    let mut left = [key, value, life.as_ref().map_or(&[], |life| &life[..])];
-    let len = left.iter().map(|part| part.len()).sum();
+    let (mut key, mut value, mut life) =
+        (content.key, content.value.bytes(), life.as_ref().map_or(&[][..], |life| life));
+    let len = key.len() + value.len() + life.len();
     debug_assert!(len <= shape.payload_max());
     let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
     for piece in shape.pieces(len) {
-        let mut room = &mut bytes[piece];
-        for part in &mut left {
-            let fits = part.len().min(room.len());
-            let (here, further) = std::mem::take(&mut room).split_at_mut(fits);
-            *part = fill(here, part);
-            room = further;
+        let room = &mut bytes[piece];
+        let (for_key, room) = room.split_at_mut(key.len().min(room.len()));
+        let (for_value, for_life) = room.split_at_mut(value.len().min(room.len()));
+        key = fill(for_key, key);
+        value = fill(for_value, value);
+        if !for_life.is_empty() {
+            life = fill(for_life, life);
         }
     }
     words[..HEADER_WORDS].copy_from_slice(&header_of(content).to_words());
@@ -381,10 +383,14 @@ fn crc(shape: SlotShape, identity: Identity, words: &[u64]) -> u32 {
     let index = if crate::faults::broken(crate::faults::Rule::CrcBindsSlot) { 0 } else { identity.index };
     let header = Header::from_words([words[0], words[1]]);
     let bound = [identity.generation, index, u64::from(header.stamp)];
-    let payload = header.payload_bytes();
     if let (SlotShape::LINE, Ok(line)) = (shape, words.try_into()) {
-        return crc_of_line(bound, line, payload);
+        // Full of a key and its value, the most usual case: without a mark, a length is what it says.
+        if usize::from(header.klen) + usize::from(header.vlen) == LINE - HEADER {
+            return of_line(bound, line);
+        }
+        return crc_of_line(bound, line, header.payload_bytes());
     }
+    let payload = header.payload_bytes();
     let slot: &[u8] = bytemuck::cast_slice(words);
     let mut pieces = shape.pieces(payload);
     let end = pieces.next().map_or(HEADER, |first| first.end);
