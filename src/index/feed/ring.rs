@@ -430,3 +430,57 @@ mod tests {
         }
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use crate::sync::model;
+    use std::sync::Arc;
+
+    fn push(ring: &ChangeRing, byte: u8) {
+        let value = SlotValue::Inline(&[byte; 16][..]);
+        let change = KeyChange { what: Changed::Came, key: &[byte; 8], value: Some(value) };
+        ring.ask();
+        assert!(ring.push(&mut ring.turn(), &change, LeftCause::Removed));
+    }
+
+    /// The ring has room for four records. The fifth is told while a reader reads the first, whose words it takes:
+    /// the reader shows it whole, or begins behind it.
+    fn reader_against_a_record_written_over() {
+        let ring = Arc::new(ChangeRing::new(0).expect("private memory"));
+        (1..5).for_each(|byte| push(&ring, byte));
+        let reader = {
+            let ring = Arc::clone(&ring);
+            loom::thread::spawn(move || {
+                let mut shown = None;
+                let read = ring.read(1..2, &mut |number, record| {
+                    assert_eq!((number, record.key), (1, &[1; 8][..]), "another record");
+                    assert_eq!(record.value, RecordValue::Here(&[1; 16]), "a mixture");
+                    shown = Some(number);
+                    true
+                });
+                assert_eq!(read.contains(&1), shown.is_some());
+            })
+        };
+        push(&ring, 5);
+        reader.join().expect("the reader ends");
+        assert!(!ring.read(1..2, &mut |_, _| true).contains(&1), "it was written over");
+    }
+
+    #[test]
+    fn loom_reader_against_a_record_written_over() {
+        model(2, reader_against_a_record_written_over);
+    }
+
+    #[cfg(feature = "faults")]
+    #[test]
+    fn loom_rules_of_the_ring() {
+        for rule in [Rule::RingLook, Rule::RingFirst] {
+            let _broken = crate::faults::Broken::rule(rule);
+            let ended = std::panic::catch_unwind(|| model(2, reader_against_a_record_written_over));
+            let panic = ended.expect_err("not caught");
+            // A stack that is too small is another kind of panic.
+            assert!(panic.is::<String>(), "{rule:?}: nothing asserted has failed");
+        }
+    }
+}
