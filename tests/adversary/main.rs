@@ -18,6 +18,7 @@ mod extents;
 mod growth;
 mod killed_extents;
 mod killed_growth;
+mod killed_lives;
 mod matrix;
 mod random;
 
