@@ -47,7 +47,7 @@ struct Copy {
 impl Copy {
     fn hear(&mut self, item: FeedItem) {
         match item {
-            FeedItem::Key { key, value }
+            FeedItem::Key { key, value, .. }
             | FeedItem::Came { key, value, .. }
             | FeedItem::Replaced { key, value, .. } => {
                 self.keys.insert(key, value.unwrap_or_default());

@@ -108,6 +108,7 @@ kind!(ConnectError, error => match error {
     #[cfg(feature = "verbs")]
     ConnectError::Verbs(error) => error.kind(),
     ConnectError::Superblock { source, .. } => source.kind(),
+    ConnectError::Owner { source, .. } => source.kind(),
 });
 
 kind!(LinkError, error => match error {
@@ -140,6 +141,8 @@ kind!(GetError, error => match error {
 kind!(MutateError, error => match error {
     MutateError::KeyLength { .. } | MutateError::ValueLength { .. } | MutateError::EncryptedLength { .. } => Invalid,
     MutateError::TimeToLive { .. } | MutateError::NoLife => Invalid,
+    MutateError::OwnerNumber { .. } | MutateError::NoOwners => Invalid,
+    MutateError::OwnerGone { .. } => Refused,
     MutateError::Full { .. } | MutateError::HeapFull { .. } | MutateError::EntryNumbers => Full,
     MutateError::HeapBusy { .. } | MutateError::Withdrawn | MutateError::Busy { .. } => Busy,
     MutateError::NoMemory { .. } | MutateError::HeapMemory { .. } => System,
@@ -196,6 +199,8 @@ kind!(PutError, error => match error {
     PutError::Full { .. } | PutError::HeapFull { .. } | PutError::EntryNumbers => Full,
     PutError::HeapBusy { .. } | PutError::Withdrawn | PutError::Busy { .. } => Busy,
     PutError::NoMemory { .. } | PutError::HeapMemory { .. } => System,
+    PutError::OwnerNumber { .. } | PutError::NoOwners => Invalid,
+    PutError::OwnerGone { .. } => Refused,
     PutError::Part(error) => error.kind(),
     PutError::OldServer => Incompatible,
 });
@@ -322,7 +327,7 @@ kind!(SetupError, error => match error {
     SetupError::NotThere { .. } | SetupError::Handshake { .. } | SetupError::Mismatch { .. } => Unreachable,
     SetupError::Listen { source, .. } => of_io(source),
     SetupError::Connecting => Busy,
-    SetupError::Refused { .. } | SetupError::Token { .. } => Refused,
+    SetupError::Refused { .. } | SetupError::Token { .. } | SetupError::Owner { .. } => Refused,
     SetupError::Version { .. } | SetupError::Extension { .. } => Incompatible,
     SetupError::Table { .. } => Corrupt,
     _ => System,

@@ -204,12 +204,32 @@ pub enum Rule {
     MoveHere,
     /// X9: the server fences the end of an extent's name before it stores into that memory again.
     NameFence,
+    /// O1: nobody is told that an owner has gone before its entries are hidden.
+    OwnerFirst,
+    /// O1: an owner's entries are hidden when its puts under way have ended, and it puts nothing after that.
+    OwnerPuts,
+    /// O2: a reader that finds an entry with an owner looks whether it is hidden.
+    OwnerMask,
+    /// O2: an entry that was not hidden counts only if no bit may have been cleared since before it was found.
+    OwnerProof,
+    /// O2: a hidden entry is no miss before another look has found the same one.
+    OwnerAgain,
+    /// O3: a change treats a hidden entry as absent.
+    OwnerAbsent,
+    /// O4: a bit is cleared no earlier than twice the grace time after the owner's last entry has gone.
+    OwnerGrace,
+    /// O4: the counters of begun moves go up between the owner's last entry and its bit.
+    OwnerCount,
+    /// O5: an entry is removed with its owner only if that is its owner under the key's lock.
+    OwnerCheck,
+    /// O6: while the server is stopped, no owner is away.
+    OwnerAwake,
 }
 
 #[cfg(feature = "faults")]
 impl Rule {
     /// The last rule.
-    const LAST: Rule = Rule::NameFence;
+    const LAST: Rule = Rule::OwnerAwake;
 
     /// The rule's bit in a set of rules.
     const fn bit(self) -> u128 {

@@ -275,6 +275,7 @@ const OF_SERVER: &[Row<ServerFigures>] = &[
     Row::by("oneread_changes_refused_total", REFUSED, ("cause", "busy"), |of| of.refused.busy),
     Row::by("oneread_changes_refused_total", REFUSED, ("cause", "withdrawn"), |of| of.refused.withdrawn),
     Row::by("oneread_changes_refused_total", REFUSED, ("cause", "life"), |of| of.refused.life),
+    Row::by("oneread_changes_refused_total", REFUSED, ("cause", "owner"), |of| of.refused.owner),
     Row::by("oneread_changes_refused_total", REFUSED, ("cause", "read_only"), |of| of.refused.read_only),
     Row::counter("oneread_mailbox_requests_total", "Requests through mailboxes.", |of| of.mailboxes.requests),
     Row::counter("oneread_mailbox_sweeps_total", "Polls of all mailboxes in use.", |of| of.mailboxes.sweeps),
@@ -522,6 +523,7 @@ mod tests {
                 busy: 8,
                 withdrawn: 9,
                 life: 10,
+                owner: 19,
                 read_only: 11,
             },
             mailboxes: MailboxCounts {
@@ -533,7 +535,7 @@ mod tests {
                 bytes: 17,
             },
         };
-        assert_eq!(sorted(OF_SERVER, &server), Vec::from_iter(1..=18));
+        assert_eq!(sorted(OF_SERVER, &server), Vec::from_iter(1..=19));
 
         let mut snapshots =
             SnapshotStatus { every_ms: 1_000, saved_ms: 2_000, took_us: 3_000_000, ..Default::default() };

@@ -4,6 +4,7 @@
 use crate::encryption::DecryptError;
 use crate::get::Retry;
 use crate::layout::extent::VALUE_MAX;
+use crate::layout::owners::OWNER_MAX;
 use crate::layout::slot::KEY_MAX;
 use crate::part::PartError;
 use crate::units::time;
@@ -206,6 +207,23 @@ pub enum PutError {
     /// All numbers of entries were given. Nothing was changed.
     #[error("this table has given every number that an entry can have; make a new one")]
     EntryNumbers,
+    /// The number is none that an owner can have. Nothing was changed.
+    #[error("{given} is no number of an owner; give one of 1 to {OWNER_MAX}")]
+    OwnerNumber {
+        /// The number given.
+        given: u16,
+    },
+    /// The owner was removed, or was away for longer than it may. Nothing was changed.
+    #[error(
+        "owner {owner} was removed, or was away for longer than it said, and its entries go; connect again as this owner (`Client::owner`) when they are gone"
+    )]
+    OwnerGone {
+        /// The owner.
+        owner: u16,
+    },
+    /// Entries of this table have no owners. Nothing was changed.
+    #[error("entries of this table have no owners; make it with `Config::owners`")]
+    NoOwners,
     /// Other changes interfered each time.
     #[error("other changes came in between, {rounds} times in a row; try again")]
     Busy {

@@ -33,6 +33,7 @@
 
 use crate::layout::WORD;
 use crate::layout::life::Life;
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -473,6 +474,129 @@ impl Sink for EntrySink<'_> {
         self.value.put_none();
     }
 
+    fn put_life(&mut self, life: Option<Life>) {
+        self.life = life;
+    }
+
+    fn value_len(&self) -> usize {
+        self.value.value_len()
+    }
+
+    fn landed(&self) -> Option<&[u8]> {
+        self.value.landed()
+    }
+
+    fn outcome(&self, is_found: bool) -> bool {
+        is_found
+    }
+}
+
+/// The same for another sink: what lands there is its, and the life stays here.
+pub(crate) struct BesideLife<'a, S> {
+    sink: &'a mut S,
+    life: Option<Life>,
+}
+
+impl<'a, S> BesideLife<'a, S> {
+    pub fn new(sink: &'a mut S) -> BesideLife<'a, S> {
+        BesideLife { sink, life: None }
+    }
+
+    /// The life of the entry that was looked at last.
+    pub fn life(&self) -> Option<Life> {
+        self.life
+    }
+}
+
+impl<S: Sink> Sink for BesideLife<'_, S> {
+    type Outcome = S::Outcome;
+    const WANTS_LIFE: bool = true;
+
+    fn begin(&mut self, len: usize) -> bool {
+        self.sink.begin(len)
+    }
+
+    fn begin_part(&mut self, len: usize) -> Option<Range<usize>> {
+        self.sink.begin_part(len)
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        self.sink.put(bytes);
+    }
+
+    fn put_with(&mut self, len: usize, fill: impl FnMut(usize, &mut [MaybeUninit<u8>]) -> &mut [u8]) {
+        self.sink.put_with(len, fill);
+    }
+
+    fn put_none(&mut self) {
+        self.sink.put_none();
+    }
+
+    fn put_life(&mut self, life: Option<Life>) {
+        self.life = life;
+        self.sink.put_life(life);
+    }
+
+    fn value_len(&self) -> usize {
+        self.sink.value_len()
+    }
+
+    fn landed(&self) -> Option<&[u8]> {
+        self.sink.landed()
+    }
+
+    fn as_vec(&mut self) -> Option<&mut Vec<u8>> {
+        self.sink.as_vec()
+    }
+
+    fn outcome(&self, is_found: bool) -> S::Outcome {
+        self.sink.outcome(is_found)
+    }
+}
+
+/// Takes what a second look shows of a value that another sink is for: with the life, if that one wants it.
+pub(crate) struct SecondSink<S> {
+    value: Vec<u8>,
+    life: Option<Life>,
+    first: PhantomData<S>,
+}
+
+impl<S> SecondSink<S> {
+    /// In this memory.
+    pub fn new(value: Vec<u8>) -> SecondSink<S> {
+        SecondSink { value, life: None, first: PhantomData }
+    }
+
+    pub fn into_parts(self) -> (Vec<u8>, Option<Life>) {
+        (self.value, self.life)
+    }
+}
+
+impl<S: Sink> Sink for SecondSink<S> {
+    type Outcome = bool;
+    const WANTS_LIFE: bool = S::WANTS_LIFE;
+
+    #[inline]
+    fn begin(&mut self, len: usize) -> bool {
+        self.value.begin(len)
+    }
+
+    #[inline]
+    fn put(&mut self, bytes: &[u8]) {
+        self.value.put(bytes);
+    }
+
+    #[inline(always)]
+    fn put_words<const N: usize>(&mut self, len: usize, word: impl Fn(usize) -> u64) {
+        self.value.put_words::<N>(len, word);
+    }
+
+    #[inline]
+    fn put_none(&mut self) {
+        self.value.put_none();
+    }
+
+    #[inline]
     fn put_life(&mut self, life: Option<Life>) {
         self.life = life;
     }

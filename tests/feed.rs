@@ -37,7 +37,7 @@ type Copied = BTreeMap<Vec<u8>, Vec<u8>>;
 /// comes any more.
 fn hear(changes: &mut ChangeFeed, copy: &mut Copied, within: Duration) -> Option<[u64; 2]> {
     match changes.next(within).unwrap()? {
-        FeedItem::Key { key, value } => {
+        FeedItem::Key { key, value, .. } => {
             assert_eq!(copy.insert(key, value.unwrap()), None, "shown twice");
             Some([0, 0])
         }
@@ -170,13 +170,14 @@ fn a_prefix_a_number_and_a_position() {
     }
     client.put(b"user:\0", b"three").unwrap();
     client.remove(b"user:\0").unwrap();
-    let came = |number, n: u8| FeedItem::Came { number, key: [b"user:", &[n][..]].concat(), value: None };
+    let came =
+        |number, n: u8| FeedItem::Came { number, key: [b"user:", &[n][..]].concat(), value: None, owner: 0 };
     let (key, cause) = (b"user:\0".to_vec(), LeftCause::Removed);
     let right = [
         came(1, 0),
         came(3, 1),
         came(5, 2),
-        FeedItem::Replaced { number: 7, key: key.clone(), value: None },
+        FeedItem::Replaced { number: 7, key: key.clone(), value: None, owner: 0 },
         FeedItem::Left { number: 8, key, cause },
     ];
     let mut positions = vec![users.position()];
@@ -194,7 +195,8 @@ fn a_prefix_a_number_and_a_position() {
         assert_eq!(again.next(Duration::ZERO).unwrap(), None);
     }
     let mut last = client.changes(FeedOptions::new().from(FeedFrom::Number(6)).values(true)).unwrap();
-    let item = FeedItem::Came { number: 6, key: b"other:\x02".to_vec(), value: Some(b"two".to_vec()) };
+    let item =
+        FeedItem::Came { number: 6, key: b"other:\x02".to_vec(), value: Some(b"two".to_vec()), owner: 0 };
     assert_eq!(last.next(Duration::ZERO).unwrap(), Some(item));
     let keys: BTreeSet<_> =
         client.scan().prefix(b"other:").map(|found| found.unwrap()).map(|it| (it.key, it.value)).collect();
@@ -220,7 +222,10 @@ fn who_is_too_slow_is_told_which_are_missing() {
     assert_eq!(changes.next(Duration::ZERO).unwrap(), None, "the ring had ended");
     client.put(b"one more", b"value").unwrap();
     let item = changes.next(SOON).unwrap();
-    assert_eq!(item, Some(FeedItem::Came { number: to.number, key: b"one more".to_vec(), value: None }));
+    assert_eq!(
+        item,
+        Some(FeedItem::Came { number: to.number, key: b"one more".to_vec(), value: None, owner: 0 })
+    );
     // Its copy is whole again after a walk.
     let mut changes = client.changes(FeedOptions::new().from(FeedFrom::Keys).values(true)).unwrap();
     let mut copy = Copied::new();
@@ -270,7 +275,7 @@ fn another_server_is_a_gap() {
                 (gaps, copy) = (gaps + 1, Copied::new());
                 changes.resync().unwrap();
             }
-            Ok(Some(FeedItem::Key { key, value } | FeedItem::Came { key, value, .. })) => {
+            Ok(Some(FeedItem::Key { key, value, .. } | FeedItem::Came { key, value, .. })) => {
                 copy.insert(key, value.unwrap());
             }
             Ok(_) => {}
@@ -459,7 +464,9 @@ fn a_million_changes() {
     let (put, begun) = (begun.elapsed(), Instant::now());
     for n in 0..CHANGES {
         match changes.next(SOON).unwrap() {
-            Some(FeedItem::Came { number, key, value } | FeedItem::Replaced { number, key, value }) => {
+            Some(
+                FeedItem::Came { number, key, value, .. } | FeedItem::Replaced { number, key, value, .. },
+            ) => {
                 assert_eq!((number, &key[..]), (n + 1, &(n % 50_000).to_le_bytes()[..]));
                 assert_eq!(value.as_deref(), Some(&n.to_le_bytes()[..]));
             }

@@ -119,6 +119,9 @@ impl Watch {
         if let Some(to) = line.to {
             write!(out, "\t{to}")?;
         }
+        if let (Some(owner), None) = (line.owner, line.key) {
+            write!(out, "\t{owner}")?;
+        }
         if let Some(cause) = line.cause {
             write!(out, "\t{cause}")?;
         }
@@ -147,6 +150,8 @@ struct Line<'i> {
     to: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cause: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    owner: Option<u16>,
     #[serde(flatten)]
     pair: Option<Pair>,
     #[serde(skip)]
@@ -158,12 +163,13 @@ struct Line<'i> {
 impl<'i> Line<'i> {
     fn of(item: &'i FeedItem) -> Line<'i> {
         let (number, change, key, value) = match item {
-            FeedItem::Key { key, value } => (None, "key", Some(key), value.as_ref()),
-            FeedItem::Came { number, key, value } => (Some(*number), "came", Some(key), value.as_ref()),
-            FeedItem::Replaced { number, key, value } => {
+            FeedItem::Key { key, value, .. } => (None, "key", Some(key), value.as_ref()),
+            FeedItem::Came { number, key, value, .. } => (Some(*number), "came", Some(key), value.as_ref()),
+            FeedItem::Replaced { number, key, value, .. } => {
                 (Some(*number), "replaced", Some(key), value.as_ref())
             }
             FeedItem::Left { number, key, .. } => (Some(*number), "left", Some(key), None),
+            FeedItem::OwnerGone { number, .. } => (Some(*number), "owner gone", None, None),
             FeedItem::Gap { from, .. } => (Some(from.number), "gap", None, None),
             FeedItem::Joined => (None, "joined", None, None),
             _ => (None, "unknown", None, None),
@@ -183,6 +189,13 @@ impl<'i> Line<'i> {
         };
         let (key, value) = (key.map(Vec::as_slice), value.map(Vec::as_slice));
         let pair = key.map(|key| Pair::new(key, value));
-        Line { number, change, to, cause, pair, key, value }
+        let owner = match item {
+            FeedItem::Key { owner, .. }
+            | FeedItem::Came { owner, .. }
+            | FeedItem::Replaced { owner, .. }
+            | FeedItem::OwnerGone { owner, .. } => Some(*owner).filter(|&owner| owner != 0),
+            _ => None,
+        };
+        Line { number, change, to, cause, owner, pair, key, value }
     }
 }

@@ -129,6 +129,16 @@ pub enum ConnectError {
         /// The file.
         path: PathBuf,
     },
+    /// The server does not let the client be this owner ([`ClientOptions::owner`](crate::ClientOptions::owner)).
+    #[error("the client cannot be owner {owner} at the server at {address}")]
+    Owner {
+        /// The address.
+        address: Address,
+        /// The owner.
+        owner: u16,
+        /// Why.
+        source: PutError,
+    },
     /// The superblock of the region is not valid.
     #[error("the region of the server at {address} cannot be read")]
     Superblock {
@@ -491,6 +501,22 @@ pub enum MutateError {
     /// All numbers of entries were given. Nothing was changed.
     #[error("{}", PutError::EntryNumbers)]
     EntryNumbers,
+    /// The number is none that an owner can have.
+    #[error("{}", PutError::OwnerNumber { given: *given })]
+    OwnerNumber {
+        /// The number given.
+        given: u16,
+    },
+    /// The client puts as an owner ([`Client::owner`](crate::Client::owner)) who was removed, or was away for longer than
+    /// it said. Nothing was changed.
+    #[error("{}", PutError::OwnerGone { owner: *owner })]
+    OwnerGone {
+        /// The owner.
+        owner: u16,
+    },
+    /// Entries of this table have no owners.
+    #[error("{}", PutError::NoOwners)]
+    NoOwners,
     /// Other changes interfered each time. Try again.
     #[error("{}", PutError::Busy { rounds: *rounds })]
     Busy {
@@ -560,6 +586,9 @@ impl From<PutError> for MutateError {
             PutError::TimeToLive { given } => MutateError::TimeToLive { given },
             PutError::NoLife => MutateError::NoLife,
             PutError::EntryNumbers => MutateError::EntryNumbers,
+            PutError::OwnerNumber { given } => MutateError::OwnerNumber { given },
+            PutError::OwnerGone { owner } => MutateError::OwnerGone { owner },
+            PutError::NoOwners => MutateError::NoOwners,
         }
     }
 }
@@ -590,6 +619,9 @@ impl MutateError {
             MutateError::TimeToLive { given } => Some(PutError::TimeToLive { given }),
             MutateError::NoLife => Some(PutError::NoLife),
             MutateError::EntryNumbers => Some(PutError::EntryNumbers),
+            MutateError::OwnerNumber { given } => Some(PutError::OwnerNumber { given }),
+            MutateError::OwnerGone { owner } => Some(PutError::OwnerGone { owner }),
+            MutateError::NoOwners => Some(PutError::NoOwners),
             _ => None,
         }
     }

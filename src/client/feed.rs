@@ -63,6 +63,8 @@ pub enum FeedItem {
         key: Vec<u8>,
         /// Its value, if values are wanted, as in [`FeedItem::Came`].
         value: Option<Vec<u8>>,
+        /// Whose entry it is; 0: nobody's.
+        owner: u16,
     },
     /// The walk has shown all keys. What was neither shown nor came since it began is not there.
     Joined,
@@ -75,6 +77,8 @@ pub enum FeedItem {
         /// Its value, if values are wanted. One that does not stand in its slot, the client gets when it hears of it:
         /// that may be a later one, or `None` if the key has gone by then.
         value: Option<Vec<u8>>,
+        /// Whose entry it is; 0: nobody's.
+        owner: u16,
     },
     /// A key has another value.
     Replaced {
@@ -84,6 +88,8 @@ pub enum FeedItem {
         key: Vec<u8>,
         /// Its value, as in [`FeedItem::Came`].
         value: Option<Vec<u8>>,
+        /// Whose entry it is; 0: nobody's.
+        owner: u16,
     },
     /// A key left.
     Left {
@@ -93,6 +99,14 @@ pub enum FeedItem {
         key: Vec<u8>,
         /// Why.
         cause: LeftCause,
+    },
+    /// All entries of an owner have gone: every key whose entry is this owner's by what was heard of it. Told
+    /// whatever prefix was asked for.
+    OwnerGone {
+        /// The number of the change.
+        number: u64,
+        /// The owner.
+        owner: u16,
     },
     /// Changes are missing. What follows is what comes after them. [`ChangeFeed::resync`] tells what is there.
     Gap {
@@ -196,7 +210,7 @@ struct Asking {
 impl Asking {
     /// Brings the value, decrypted, of what was heard next.
     fn bring(&mut self, heard: &mut HeardItem) -> Result<(), FeedError> {
-        let (HeardItem::Key(key, value) | HeardItem::Change { key, value, .. }) = heard else {
+        let (HeardItem::Key(key, value, _) | HeardItem::Change { key, value, .. }) = heard else {
             return Ok(());
         };
         let sent = match value {
@@ -205,7 +219,7 @@ impl Asking {
             HeardValue::Here(value) => SentValue::Here(value),
             HeardValue::Elsewhere => SentValue::Elsewhere,
         };
-        let brought = self.client.sent_value(&SentKey { key, value: sent })?.flatten();
+        let brought = self.client.sent_value(&SentKey { key, owner: 0, value: sent })?.flatten();
         *value = brought.map_or(HeardValue::None, HeardValue::Here);
         Ok(())
     }
@@ -220,12 +234,15 @@ fn item(heard: HeardItem) -> FeedItem {
     match heard {
         HeardItem::Joined => FeedItem::Joined,
         HeardItem::Gap { from, to, cause } => FeedItem::Gap { from, to, cause },
-        HeardItem::Key(key, value) => FeedItem::Key { key, value: plain(value) },
-        HeardItem::Change { number, what: Changed::Came, key, value, .. } => {
-            FeedItem::Came { number, key, value: plain(value) }
+        HeardItem::Key(key, value, owner) => FeedItem::Key { key, value: plain(value), owner },
+        HeardItem::Change { number, what: Changed::Came, key, value, owner, .. } => {
+            FeedItem::Came { number, key, value: plain(value), owner }
         }
-        HeardItem::Change { number, what: Changed::Replaced, key, value, .. } => {
-            FeedItem::Replaced { number, key, value: plain(value) }
+        HeardItem::Change { number, what: Changed::Replaced, key, value, owner, .. } => {
+            FeedItem::Replaced { number, key, value: plain(value), owner }
+        }
+        HeardItem::Change { number, cause: LeftCause::OwnerGone, key, owner, .. } if key.is_empty() => {
+            FeedItem::OwnerGone { number, owner }
         }
         HeardItem::Change { number, what: Changed::Left, key, cause, .. } => {
             FeedItem::Left { number, key, cause }

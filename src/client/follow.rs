@@ -51,11 +51,11 @@ pub(super) enum HeardValue {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum HeardItem {
     /// The walk shows a key.
-    Key(Vec<u8>, HeardValue),
+    Key(Vec<u8>, HeardValue, u16),
     /// The walk has shown all keys.
     Joined,
-    /// A key has changed.
-    Change { number: u64, what: Changed, cause: LeftCause, key: Vec<u8>, value: HeardValue },
+    /// A key has changed; or, if it is empty, an owner has gone.
+    Change { number: u64, what: Changed, cause: LeftCause, key: Vec<u8>, value: HeardValue, owner: u16 },
     /// Changes are missing.
     Gap { from: FeedPosition, to: FeedPosition, cause: GapCause },
 }
@@ -87,7 +87,7 @@ pub(super) trait FeedSource {
 #[derive(Clone, Debug)]
 struct OwnLook {
     number: u64,
-    keys: Vec<(Vec<u8>, HeardValue)>,
+    keys: Vec<(Vec<u8>, HeardValue, u16)>,
     cursor: Vec<u8>,
 }
 
@@ -183,7 +183,8 @@ impl Follower {
             return self.hear(source, end, Some(&passed));
         }
         let Some(look) = joining.looks.pop_front() else { return Ok(false) };
-        self.heard.extend(look.keys.into_iter().map(|(key, value)| HeardItem::Key(key, value)));
+        let heard = look.keys.into_iter().map(|(key, value, owner)| HeardItem::Key(key, value, owner));
+        self.heard.extend(heard);
         joining.cursor = look.cursor;
         if joining.cursor.is_empty() {
             self.joining = None;
@@ -227,6 +228,7 @@ impl Follower {
                     cause: change.cause,
                     key: change.key.key.to_vec(),
                     value: owned(change.key.value),
+                    owner: change.key.owner,
                 }),
                 Err(()) => return Err(source.nonsense()),
             }
@@ -277,7 +279,7 @@ fn looks_from<S: FeedSource>(
     if at.table != 0 && body.incarnation != at.incarnation {
         return Ok(VecDeque::new());
     }
-    let key = |key: &SentKey<'_>| (key.key.to_vec(), owned(key.value));
+    let key = |key: &SentKey<'_>| (key.key.to_vec(), owned(key.value), key.owner);
     let looks = body.looks.iter().map(|look| OwnLook {
         number: look.number,
         keys: look.keys.iter().map(key).collect(),

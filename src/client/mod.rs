@@ -15,6 +15,7 @@ mod lanes;
 mod lives;
 mod long;
 mod options;
+mod owners;
 mod parts;
 mod pool;
 mod scan;
@@ -29,7 +30,7 @@ pub use error::{AskError, ConnectError, FeedError, GetError, LinkError, MutateEr
 pub use feed::{ChangeFeed, FeedFrom, FeedItem, FeedOptions};
 pub use follow::{FeedPosition, GapCause};
 pub use gets::BatchAnswer;
-pub use options::{ClientOptions, RequestPath};
+pub use options::{ClientOptions, OwnerOptions, RequestPath};
 pub use pool::{ClientPool, PooledClient};
 pub use scan::{Scan, ScanCursor, ScannedKey};
 pub use stats::{ChangeCounts, ClientStats, FailureCounts, RequestCounts};

@@ -61,6 +61,28 @@ pub struct ClientOptions {
     /// What reads the table without a `Client` sees stored values: [`Client::region`](crate::Client::region),
     /// an [`Index`](crate::embedded::Index), a [`Reader`](crate::embedded::Reader). `Encryption::decrypt` is for them.
     pub encryption: Option<Encryption>,
+    /// As which owner the client puts; all its connections are sessions of the owner
+    /// ([`Client::owner`](crate::Client::owner)).
+    pub owner: Option<OwnerOptions>,
+}
+
+/// As which owner a client puts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OwnerOptions {
+    /// The owner's number, 1 to [`OWNER_MAX`](crate::layout::OWNER_MAX). Who has which is up to the clients of a table.
+    pub number: u16,
+    /// How long the owner may be away. When it has had no session for so long, its entries go.
+    pub absent_for: Duration,
+}
+
+setters!(OwnerOptions { number: u16, absent_for: Duration });
+
+impl OwnerOptions {
+    /// The owner with this number, who may be away for 10 s.
+    pub fn new(number: u16) -> OwnerOptions {
+        OwnerOptions { number, absent_for: Duration::from_secs(10) }
+    }
 }
 
 /// How requests to the server (changes, [`Client::get_two_sided`](crate::Client::get_two_sided),
@@ -124,6 +146,7 @@ impl Default for ClientOptions {
             region: None,
             verbs: VerbsOptions::default(),
             encryption: None,
+            owner: None,
         }
     }
 }
@@ -138,6 +161,7 @@ setters!(ClientOptions {
     region: PathBuf,
     verbs: VerbsOptions,
     encryption: impl Into<Option<Encryption>>,
+    owner: impl Into<Option<OwnerOptions>>,
 });
 
 impl ClientOptions {
@@ -200,6 +224,7 @@ mod tests {
             region: None,
             verbs: VerbsOptions::default(),
             encryption: None,
+            owner: None,
         };
         assert_eq!(ClientOptions::default(), expected);
     }

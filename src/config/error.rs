@@ -92,6 +92,9 @@ pub enum ConfigError {
         /// What was asked for.
         given: Duration,
     },
+    /// Entries are to have owners, and no life that would say whose they are.
+    #[error("`Config::owners` needs `Config::life`; ask for both, or for neither")]
+    Owners,
     /// A number that is impossible for a layout of this family.
     #[error(
         "a {family} layout with {field} = {value} is impossible, allowed is {allowed}; there are: {}",

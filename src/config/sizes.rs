@@ -53,6 +53,9 @@ impl Config {
         if !(1..=KEY_MAX).contains(&self.key_max) {
             return Err(ConfigError::KeyMax { given: self.key_max });
         }
+        if self.owners && !self.life {
+            return Err(ConfigError::Owners);
+        }
         let (shape, has_heap) = self.shape()?;
         if self.grace > GRACE_MAX {
             return Err(ConfigError::Grace { given: self.grace });
@@ -94,6 +97,7 @@ impl Config {
             key_max: self.key_max,
             value_max: self.value_max,
             has_life: self.life,
+            has_owners: self.owners,
             homes,
             overflow_blocks,
             grace: self.grace,

@@ -112,7 +112,7 @@ fn every_table_is_made_again() {
         let grace = Duration::from_nanos(ns);
         let seeds = Some(Seeds::from_number(seed));
         let asked =
-            Config { layout, size, key_max, value_max, inline_max, heap_bytes, life: seed.is_multiple_of(3), grace, seeds };
+            Config { layout, size, key_max, value_max, inline_max, heap_bytes, life: seed.is_multiple_of(3), owners: seed.is_multiple_of(6), grace, seeds };
         let Ok(table) = asked.geometry() else { return Ok(()) };
         let kind = &made[usize::from(table.grows()) + 2 * usize::from(table.has_heap())];
         kind.set(kind.get() + 1);

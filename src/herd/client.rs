@@ -215,6 +215,8 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
         | Request::Growth { .. }
         | Request::GrowFor { .. }
         | Request::Clear { .. }
+        | Request::Owner { .. }
+        | Request::RemoveOwner { .. }
         | Request::Heap
         | Request::Feed(_)
         | Request::UploadPiece { .. }

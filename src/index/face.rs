@@ -11,11 +11,12 @@ use super::growth::Growth;
 use super::growth::{handover_end, pace::Pace};
 use super::homes::NotHandedOver;
 use super::lives::Lives;
+use super::owners::{OwnerPut, OwnerSession, Owners};
 use super::recovered::{RecoverError, Recovered};
-use super::seams::{Hearing, Nobody, Seams, Turn};
+use super::seams::{Changed, Hearing, Nobody, Seams, Turn};
 #[cfg(feature = "sim")]
 use super::segment::WAITS_MAX;
-use super::segment::{check_lengths, check_stored};
+use super::segment::{Which, check_lengths, check_stored};
 use super::whole::{self, RestoreError, Restored, ScanPoint, Table, TakeKey};
 use crate::clock::Clock;
 use crate::cores::Cores;
@@ -24,7 +25,7 @@ use crate::faults::{Rule, in_order};
 use crate::layout::control::Phase;
 use crate::layout::extent::Expected;
 use crate::layout::geometry::Geometry;
-use crate::layout::slot::Stored;
+use crate::layout::slot::{Key, Stored};
 use crate::outcome::{
     GrowthCounts, HeapCounts, IndexCounts, PutError, PutMode, PutOptions, PutOutcome, SwapOutcome,
 };
@@ -51,6 +52,8 @@ pub struct Index {
     table: Table,
     /// The lives of its entries, if they have any.
     lives: Option<Box<Lives>>,
+    /// Whose they are, if they may have owners.
+    owners: Option<Owners>,
     /// Who hears of its changes, if anybody does.
     hearing: Option<Box<Hearing>>,
 }
@@ -103,7 +106,8 @@ impl Index {
         let table = Table::create_unready(region, geometry, clock.clone(), start)?;
         let has_life = table.geometry().has_life();
         let lives = has_life.then(|| Box::new(Lives::make(table.region(), &clock)));
-        let index = Index { table, lives, hearing: None };
+        let owners = table.geometry().has_owners().then(|| Owners::make(&clock));
+        let index = Index { table, lives, owners, hearing: None };
         fill(&index)?;
         index.table.publish_state(Phase::Serving);
         Ok(index)
@@ -133,7 +137,8 @@ impl Index {
             lives.take_over(&table);
             Box::new(lives)
         });
-        Ok((Index { table, lives, hearing: None }, found))
+        let owners = table.geometry().has_owners().then(|| Owners::open(&table, &clock));
+        Ok((Index { table, lives, owners, hearing: None }, found))
     }
 
     /// The same table, of whose changes `seams` hears from now on. They may have to wait for it.
@@ -257,7 +262,7 @@ impl Index {
     /// # Errors
     /// [`PutError`]; the table is then unchanged.
     pub fn put(&self, key: &[u8], value: &[u8], mode: PutMode) -> Result<PutOutcome, PutError> {
-        self.put_by(key, value, mode.into(), HeapPatience::Waits)
+        self.put_by(key, value, mode.into(), None, HeapPatience::Waits)
     }
 
     /// The same, of an entry that may end by itself. It is gone at most a second after its time, where somebody
@@ -266,7 +271,7 @@ impl Index {
     /// # Errors
     /// [`PutError`]; the table is then unchanged.
     pub fn put_with(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<PutOutcome, PutError> {
-        self.put_by(key, value, options, HeapPatience::Waits)
+        self.put_by(key, value, options, None, HeapPatience::Waits)
     }
 
     /// The same for a thread that may not wait: if memory becomes free only later, the error is
@@ -276,8 +281,9 @@ impl Index {
         key: &[u8],
         value: &[u8],
         options: PutOptions,
+        owner: Option<&OwnerSession>,
     ) -> Result<PutOutcome, PutError> {
-        self.put_by(key, value, options, HeapPatience::None)
+        self.put_by(key, value, options, owner, HeapPatience::None)
     }
 
     #[inline(always)]
@@ -286,10 +292,11 @@ impl Index {
         key: &[u8],
         value: &[u8],
         options: PutOptions,
+        owner: Option<&OwnerSession>,
         patience: HeapPatience,
     ) -> Result<PutOutcome, PutError> {
         if self.geometry().is_inline(key, value.len()) {
-            return self.put_stored(key, value.into(), options);
+            return self.put_stored(key, value.into(), options, owner);
         }
         let mut draft = self.draft(key, value.len(), patience)?;
         let mut outcome = Ok(PutOutcome::Missing);
@@ -298,17 +305,26 @@ impl Index {
             Rule::ExtentFirst,
             &mut draft,
             |draft| draft.write(value),
-            |draft| outcome = self.put_stored(key, Stored::reference(&draft.finish().to_bytes()), options),
+            |draft| {
+                let reference = draft.finish().to_bytes();
+                outcome = self.put_stored(key, Stored::reference(&reference), options, owner);
+            },
         );
         draft.after(outcome)
     }
 
     #[inline(always)]
-    fn put_stored(&self, key: &[u8], value: Stored<'_>, options: PutOptions) -> Result<PutOutcome, PutError> {
+    fn put_stored(
+        &self,
+        key: &[u8],
+        value: Stored<'_>,
+        options: PutOptions,
+        owner: Option<&OwnerSession>,
+    ) -> Result<PutOutcome, PutError> {
         match &self.lives {
             None if options.ttl.is_some() => Err(PutError::NoLife),
             None => self.put_told(key, value, options.mode),
-            Some(lives) => self.put_alive(lives, key, value, options),
+            Some(lives) => self.put_alive(lives, key, value, options, owner),
         }
     }
 
@@ -320,8 +336,10 @@ impl Index {
         key: &[u8],
         value: Stored<'_>,
         options: PutOptions,
+        owner: Option<&OwnerSession>,
     ) -> Result<PutOutcome, PutError> {
-        let life = lives.life(self.region(), options.ttl)?;
+        let put = owner.map(OwnerSession::begin_put).transpose()?;
+        let life = lives.life(self.region(), options.ttl, put.as_ref().map_or(0, OwnerPut::owner))?;
         let mut outcome = Ok(PutOutcome::Missing);
         // V3. Of a put that is refused, a time is noted for nothing.
         in_order(
@@ -334,6 +352,9 @@ impl Index {
                 }
             },
         );
+        if let (Some(put), Ok(PutOutcome::Inserted | PutOutcome::Updated)) = (put, &outcome) {
+            put.note(self.geometry().hashed(key).first(), &self.table);
+        }
         self.after_change(lives);
         outcome
     }
@@ -348,7 +369,7 @@ impl Index {
 
     /// Removes up to so many entries that have ended. Returns how long until there is more to do.
     fn expire(&self, lives: &Lives, max: usize) -> Option<Duration> {
-        lives.expire(&self.table, max, |key, now| self.remove_by(key, Some(now)) == Ok(true))
+        lives.expire(&self.table, max, |key, now| self.remove_by(key, Which::Ended(now)) == Ok(true))
     }
 
     #[inline(always)]
@@ -433,9 +454,10 @@ impl Index {
         key: &[u8],
         mut draft: ExtentDraft,
         options: PutOptions,
+        owner: Option<&OwnerSession>,
     ) -> Result<PutOutcome, PutError> {
         let reference = draft.finish().to_bytes();
-        let outcome = self.put_stored(key, Stored::reference(&reference), options);
+        let outcome = self.put_stored(key, Stored::reference(&reference), options, owner);
         draft.after(outcome)
     }
 
@@ -529,29 +551,37 @@ impl Index {
             check_stored(self.geometry(), key, value)?;
         }
         let mut swap = Swap::new(expected, becomes, self.table.extents().map(|extents| &**extents));
-        self.changed(key, &mut swap)?;
+        self.changed(key, &mut swap, None)?;
         Ok(swap.outcome())
     }
 
-    /// Makes a change that depends on what the key has.
-    pub(super) fn changed(&self, key: &[u8], change: &mut impl Decides) -> Result<(), PutError> {
+    /// Makes a change that depends on what the key has. A key that comes is this owner's.
+    pub(super) fn changed(
+        &self,
+        key: &[u8],
+        change: &mut impl Decides,
+        owner: Option<&OwnerSession>,
+    ) -> Result<(), PutError> {
         match &self.lives {
-            None => self.changed_told(key, change),
+            None => self.changed_told(key, change).map(drop),
             Some(lives) => {
-                let life = lives.life(self.region(), None)?;
-                self.changed_told(key, &mut Alive::new(change, life))?;
+                let put = owner.map(OwnerSession::begin_put).transpose()?;
+                let life = lives.life(self.region(), None, put.as_ref().map_or(0, OwnerPut::owner))?;
+                let changed = self.changed_told(key, &mut Alive::new(change, life))?;
+                if let (Some(put), Some(Changed::Came)) = (put, changed) {
+                    put.note(self.geometry().hashed(key).first(), &self.table);
+                }
                 self.after_change(lives);
                 Ok(())
             }
         }
     }
 
-    fn changed_told(&self, key: &[u8], change: &mut impl Decides) -> Result<(), PutError> {
+    fn changed_told(&self, key: &[u8], change: &mut impl Decides) -> Result<Option<Changed>, PutError> {
         match &self.hearing {
             None => self.table.change(key, change, Nobody),
             Some(hearing) => self.in_turn(hearing, key, |turn| self.table.change(key, change, turn)),
         }
-        .map(drop)
     }
 
     /// Removes `key`. Returns whether it was there.
@@ -559,19 +589,19 @@ impl Index {
     /// # Errors
     /// [`PutError::KeyLength`].
     pub fn remove(&self, key: &[u8]) -> Result<bool, PutError> {
-        self.remove_by(key, None)
+        self.remove_by(key, Which::Any)
     }
 
-    /// The same, or only if the entry has `ended` by this tick.
+    /// The same, if the entry is such a one.
     #[inline(always)]
-    fn remove_by(&self, key: &[u8], ended: Option<u64>) -> Result<bool, PutError> {
+    fn remove_by(&self, key: &[u8], which: Which) -> Result<bool, PutError> {
         match &self.hearing {
-            None => self.table.remove(key, ended, Nobody),
-            Some(hearing) => self.in_turn(hearing, key, move |turn| self.table.remove(key, ended, turn)),
+            None => self.table.remove(key, which, Nobody),
+            Some(hearing) => self.in_turn(hearing, key, move |turn| self.table.remove(key, which, turn)),
         }
     }
 
-    /// Takes away every trace that is due, removes entries that have come to their end, and takes the splits and
+    /// Takes away every trace that is due, removes entries that have come to their end or whose owner has gone, and takes the splits and
     /// merges that are under way a step on. Mutations do this in passing; a server also does it when idle. Returns
     /// how long until there is more to do.
     pub fn tidy(&self) -> Option<Duration> {
@@ -582,11 +612,13 @@ impl Index {
             Table::Many(growth) => growth.tidy(),
         };
         let of_lives = self.lives.as_ref().and_then(|lives| self.expire(lives, AT_ONCE));
+        let remove = |key: &Key, owner| self.remove_by(key, Which::Of(owner)).is_ok();
+        let of_owners = self.owners.as_ref().and_then(|owners| owners.tidy(&self.table, AT_ONCE, remove));
         let extents = self.table.extents();
         let of_extents = extents.and_then(|extents| {
             if extents.tidy(&self.table) { Some(Duration::ZERO) } else { extents.until_next() }
         });
-        [next, of_lives, of_extents].into_iter().flatten().min()
+        [next, of_lives, of_owners, of_extents].into_iter().flatten().min()
     }
 
     /// Entries that came to their end and were removed, since the server began; 0 where entries have no life.
@@ -715,8 +747,13 @@ impl Index {
         cores: Cores,
         progress: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Restored, RestoreError> {
-        let put = |key: &[u8], value: &[u8], ttl| self.put_with(key, value, PutOptions::new().ttl(ttl));
+        let put = |key: &[u8], value: &[u8], ttl, owner| self.restore_one(key, value, ttl, owner);
         whole::restore(&self.table, put, snapshot, cores, progress)
+    }
+
+    /// The owners of its entries, if these may have any.
+    pub(super) fn owners(&self) -> Option<&Owners> {
+        self.owners.as_ref()
     }
 
     /// Who is told of the table's changes.

@@ -33,6 +33,11 @@ const AGAIN_TICKS: u32 = 8;
 /// Changes between two looks at what has ended, where nobody tidies.
 const LOOK_EVERY: u64 = 32;
 
+/// The tick at which an entry is looked at again that should have gone.
+fn soon(now: u64) -> u32 {
+    u32::try_from(now).unwrap_or(u32::MAX).saturating_add(AGAIN_TICKS)
+}
+
 /// The lives of a table whose entries have one.
 #[derive(Debug)]
 pub(super) struct Lives {
@@ -148,11 +153,11 @@ impl Lives {
         tick_at(self.since_made_ns())
     }
 
-    /// The life of an entry that is to be put. `ttl`: how long it lives.
+    /// The life of an entry that is to be put. `ttl`: how long it lives. `owner`: whose it is; 0: nobody's.
     ///
     /// # Errors
     /// [`PutError::TimeToLive`], [`PutError::EntryNumbers`].
-    pub fn life(&self, region: &Region, ttl: Option<Duration>) -> Result<Life, PutError> {
+    pub fn life(&self, region: &Region, ttl: Option<Duration>, owner: u16) -> Result<Life, PutError> {
         let expiry = match ttl {
             None => 0,
             Some(ttl) if ttl.is_zero() => return Err(PutError::TimeToLive { given: ttl }),
@@ -164,7 +169,7 @@ impl Lives {
         if number >= ENTRY_NUMBERS_END {
             return Err(PutError::EntryNumbers);
         }
-        Ok(Life { number: by_rule(Rule::EntryNumber, number, 1), owner: 0, expiry })
+        Ok(Life { number: by_rule(Rule::EntryNumber, number, 1), owner, expiry })
     }
 
     /// An entry of a key with this hash, which is visible, has this life.
@@ -216,13 +221,15 @@ impl Lives {
 
     /// Ends the entries with this hash that have come to their end, and notes the times of the others.
     fn end(&self, table: &Table, hash: First, now: u64, remove: &mut impl FnMut(&Key, u64) -> bool) {
-        for (key, life) in table.lives_of(hash) {
+        let Some(lives) = table.lives_of(hash) else {
+            return self.ends(hash, Life { expiry: soon(now), ..Life::default() });
+        };
+        for (key, life) in lives {
             if life.has_ended(now) && remove(&key, now) {
                 self.expired.fetch_add(1, Ordering::Relaxed);
             } else {
                 // It lives on. Or it has another life by now, whose time is noted; or it could not be removed.
-                let again = u32::try_from(now).unwrap_or(u32::MAX).saturating_add(AGAIN_TICKS);
-                let expiry = if life.has_ended(now) { again } else { life.expiry };
+                let expiry = if life.has_ended(now) { soon(now) } else { life.expiry };
                 self.ends(hash, Life { expiry, ..life });
             }
         }

@@ -15,7 +15,8 @@
 //!
 //! Beside them: `feed` tells whoever asks of all changes (J). `seams` hears of each change before it is made and after, and may have it wait (L10 to L13).
 //! `share` says which keys a segment has. `refusals` saves searches that would fail.
-//! `lives` numbers entries, and ends them when their time has come; `numbers` gives none twice.
+//! `lives` numbers entries, and ends them when their time has come; `numbers` gives none twice. `owners` says whose
+//! they are, and has all of an owner go at once; `entries` is what both ask of a segment.
 //! `extents` has the values that are too long for their slots, `heap` has their memory, and `budget`
 //! counts the memory that segments and extents have together. `publish` tells all clients the state of
 //! the table.
@@ -27,6 +28,7 @@
 mod budget;
 mod clear;
 mod decide;
+mod entries;
 mod extents;
 mod face;
 mod feed;
@@ -39,6 +41,8 @@ mod lives;
 pub(crate) mod loom_access;
 mod moves;
 mod numbers;
+mod owned;
+mod owners;
 mod parts;
 mod publish;
 mod recovered;
@@ -63,6 +67,7 @@ pub use feed::LeftCause;
 pub(crate) use feed::{ChangeRecord, RecordValue};
 #[cfg(feature = "sim")]
 pub(crate) use growth::handover_end;
+pub use owners::OwnerSession;
 pub use recovered::{RecoverError, Recovered};
 pub use seams::{Awaited, Changed, Decision, KeyChange, KeyPlace, Seams, SlotValue, Withdrawn};
 pub(crate) use whole::ScanPoint;

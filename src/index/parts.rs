@@ -5,6 +5,7 @@ mod tests;
 
 use super::decide::{Becomes, PartInSlot, PartWork};
 use super::face::{HeapPatience, Index};
+use super::owners::OwnerSession;
 use super::segment::ROUNDS_MAX;
 use super::slots::Owned;
 use crate::layout::extent::Expected;
@@ -22,7 +23,7 @@ impl Index {
     /// # Errors
     /// [`PutError`]; the table is then unchanged. [`PutError::Part`] where the change does not fit the value.
     pub fn change_part(&self, key: &[u8], part: PartChange<'_>, tell: Tell) -> Result<PartOutcome, PutError> {
-        self.part_by(key, &PartWork { part, tell, tell_max: usize::MAX }, HeapPatience::Waits)
+        self.part_by(key, &PartWork { part, tell, tell_max: usize::MAX }, None, HeapPatience::Waits)
     }
 
     /// The same for a thread that may not wait ([`Index::put_at_once`]), and can tell values up to this length.
@@ -32,24 +33,26 @@ impl Index {
         part: PartChange<'_>,
         tell: Tell,
         tell_max: usize,
+        owner: Option<&OwnerSession>,
     ) -> Result<PartOutcome, PutError> {
-        self.part_by(key, &PartWork { part, tell, tell_max }, HeapPatience::None)
+        self.part_by(key, &PartWork { part, tell, tell_max }, owner, HeapPatience::None)
     }
 
     fn part_by(
         &self,
         key: &[u8],
         work: &PartWork<'_>,
+        owner: Option<&OwnerSession>,
         patience: HeapPatience,
     ) -> Result<PartOutcome, PutError> {
         for _ in 0..ROUNDS_MAX {
             let mut in_slot = PartInSlot::new(work, self.geometry(), key);
-            self.changed(key, &mut in_slot)?;
+            self.changed(key, &mut in_slot, owner)?;
             let there = match in_slot.outcome() {
                 Ok(outcome) => return Ok(outcome),
                 Err(there) => there,
             };
-            if let Some(outcome) = self.part_of_long(key, there, work, patience)? {
+            if let Some(outcome) = self.part_of_long(key, there, work, (owner, patience))? {
                 return Ok(outcome);
             }
         }
@@ -64,7 +67,7 @@ impl Index {
         key: &[u8],
         there: Option<Box<Owned>>,
         work: &PartWork<'_>,
-        patience: HeapPatience,
+        (owner, patience): (Option<&OwnerSession>, HeapPatience),
     ) -> Result<Option<PartOutcome>, PutError> {
         let (expected, before) = match &there {
             None => (None, None),
@@ -89,7 +92,8 @@ impl Index {
                 self.swap_by(key, expected, &made.value, patience)? == SwapOutcome::Swapped
             }
             (None, Ok((_, made))) if is_other => {
-                self.put_by(key, &made.value, PutMode::Insert.into(), patience)? == PutOutcome::Inserted
+                self.put_by(key, &made.value, PutMode::Insert.into(), owner, patience)?
+                    == PutOutcome::Inserted
             }
             // Nothing is to be stored, but it must be true.
             (Some(expected), _) => self.swap_stored(key, expected, Becomes::Stays)? == SwapOutcome::Swapped,

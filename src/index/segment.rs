@@ -15,7 +15,7 @@ use super::decide::{Becomes, Decides};
 use super::extents::Extents;
 use super::feed::{Feed, LeftCause};
 use super::home_set::HomeSet;
-use super::homes::{ChainRoom, Grace, Homes, KeyAt, count, homes_of_step, steps};
+use super::homes::{ChainRoom, Grace, Homes, KeyAt, count};
 use super::moves::{MovePath, Moves};
 use super::refusals::{NoPath, Refusals, VainSearches};
 use super::seams::{Between, Changed, KeyChange, KeyPlace, Nobody};
@@ -90,6 +90,17 @@ enum FoundRoom<'r> {
     Along(&'r MovePath, &'r [Hashed<'r>]),
     /// In the chain of the key's home.
     InChain(ChainRoom),
+}
+
+/// Which entry of a key is removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Which {
+    /// Any that is not hidden.
+    Any,
+    /// One that has ended by this tick (V2).
+    Ended(u64),
+    /// One of this owner's, which are hidden (O5).
+    Of(u16),
 }
 
 /// Whose key is put.
@@ -309,18 +320,22 @@ impl Segment {
         Ok(PutOutcome::Inserted)
     }
 
-    /// A key gets another value. It stands in this slot, which names this extent. The caller holds its locks.
+    /// A key gets another value. It stands in this slot, which names this extent. The caller holds its locks. A key
+    /// whose entry there is `hidden` comes, for whoever hears of it (O3).
     #[inline(always)]
     fn replace<B: Between>(
         &self,
         locked: &Locked<'_>,
-        (slot, before): (SlotIx, Option<Reference>),
+        (slot, before, hidden): (SlotIx, Option<Reference>, bool),
         key: &Hashed<'_>,
         value: &Stored<'_>,
         between: B,
     ) -> Result<(), B::MustWait> {
         debug_assert!(self.slots().may_change(locked, *key), "L2");
-        let change = || KeyChange::replaced(key.key(), *value);
+        let change = || match hidden {
+            false => KeyChange::replaced(key.key(), *value),
+            true => KeyChange::came(key.key(), *value),
+        };
         between.decided(change)?;
         self.end_name(before, self.slots().rewrite(locked, slot, key.key(), *value, None));
         count(&self.homes().counters().mine().updates);
@@ -329,14 +344,14 @@ impl Segment {
         Ok(())
     }
 
-    /// A key leaves this slot. The caller holds its locks.
+    /// A key leaves this slot. The caller holds its locks. It is told with this cause, if with any.
     #[inline(always)]
     fn leave<B: Between>(
         &self,
         locked: &mut Locked<'_>,
         slot: SlotIx,
         key: &Hashed<'_>,
-        (cause, between): (LeftCause, B),
+        (cause, between): (Option<LeftCause>, B),
     ) -> Result<(), B::MustWait> {
         let change = || KeyChange::left(key.key());
         let before = self.reference_in(slot);
@@ -346,7 +361,9 @@ impl Segment {
         count(&self.homes().counters().mine().removes);
         disobey(Rule::FeedLock, || self.lock_again(locked, key));
         between.done(change, || self.place_of(slot));
-        self.tell(change, cause);
+        if let Some(cause) = cause {
+            self.tell(change, cause);
+        }
         Ok(())
     }
 
@@ -634,12 +651,19 @@ impl Segment {
         (mode, between): (PutMode, B),
     ) -> Result<Option<PutOutcome>, B::MustWait> {
         debug_assert!(self.slots().may_change(locked, *key), "L2");
+        // O3: what is hidden is absent, and its slot is the key's.
+        let hidden = slot.is_some_and(|slot| self.is_hidden(slot));
         Ok(match (slot, mode) {
             (None, PutMode::Update) => Some(PutOutcome::Missing),
             (None, _) => None,
+            (Some(_), PutMode::Update) if hidden => Some(PutOutcome::Missing),
+            (Some(slot), _) if hidden => {
+                self.replace(locked, (slot, self.reference_in(slot), true), key, value, between)?;
+                Some(PutOutcome::Inserted)
+            }
             (Some(_), PutMode::Insert) => Some(PutOutcome::Exists),
             (Some(slot), _) => {
-                self.replace(locked, (slot, self.reference_in(slot)), key, value, between)?;
+                self.replace(locked, (slot, self.reference_in(slot), false), key, value, between)?;
                 Some(PutOutcome::Updated)
             }
         })
@@ -664,15 +688,22 @@ impl Segment {
             }
             let slot = self.slots().seek(key, may_be_displaced).at();
             let there = seen_early.unwrap_or_else(|| slot.map(|slot| self.slots().read(slot)));
-            match (slot, change.decide(there.as_ref(), between.may_go_on())?) {
+            let before = there.as_ref().and_then(|there| there.reference);
+            // O3: what is hidden is absent, and its slot is the key's.
+            let is_hidden = |there: &Owned| there.life.is_some_and(|life| self.hides(&life));
+            let shown = there.as_ref().filter(|there| !is_hidden(there));
+            match (slot, change.decide(shown, between.may_go_on())?) {
                 (_, Becomes::Stays) | (None, Becomes::Leaves) => return Ok(None),
+                (Some(_), Becomes::Leaves) if shown.is_none() => return Ok(None),
                 (Some(slot), Becomes::Has(value)) => {
-                    let before = there.and_then(|there| there.reference);
-                    self.replace(&locked, (slot, before), key, &value, between).map_err(Stop::waits)?;
-                    return Ok(Some(Changed::Replaced));
+                    let hidden = shown.is_none();
+                    let seen = (slot, before, hidden);
+                    self.replace(&locked, seen, key, &value, between).map_err(Stop::waits)?;
+                    return Ok(Some(if hidden { Changed::Came } else { Changed::Replaced }));
                 }
                 (Some(slot), Becomes::Leaves) => {
-                    self.leave(&mut locked, slot, key, (LeftCause::Removed, between)).map_err(Stop::waits)?;
+                    let cause = Some(LeftCause::Removed);
+                    self.leave(&mut locked, slot, key, (cause, between)).map_err(Stop::waits)?;
                     drop(locked);
                     self.moves.bring_home(slot);
                     return Ok(Some(Changed::Left));
@@ -697,21 +728,32 @@ impl Segment {
         self.slots().seek(key, may_be_displaced).at().map(|slot| self.slots().read(slot))
     }
 
-    /// Removes a key whose length fits, or only if its life has `ended` by this tick. Returns whether it was there.
+    /// Removes a key whose length fits, if its entry is such a one. Returns whether it was there.
     #[inline(always)]
-    pub fn remove<B: Between>(&self, key: &Hashed<'_>, ended: Option<u64>, between: B) -> Result<bool, Stop> {
+    pub fn remove<B: Between>(&self, key: &Hashed<'_>, which: Which, between: B) -> Result<bool, Stop> {
         let mut locked = self.slots().lock_primary(key);
         let may_be_displaced = self.slots().lock_displaced(&mut locked, key);
         if self.is_elsewhere(key) {
             return Err(Stop::Elsewhere);
         }
         let Some(slot) = self.slots().seek(key, may_be_displaced).at() else { return Ok(false) };
-        if let Some(now) = ended
-            && !kept(Rule::ExpiryCheck, || self.slots().life(slot).is_some_and(|life| life.has_ended(now)))
-        {
+        let hidden = self.is_hidden(slot);
+        let has =
+            |is_such: &dyn Fn(&Life) -> bool| self.slots().life(slot).is_some_and(|life| is_such(&life));
+        let (is_it, cause) = match which {
+            Which::Any => (!hidden, LeftCause::Removed),
+            Which::Ended(now) => {
+                (kept(Rule::ExpiryCheck, || has(&|life| life.has_ended(now))), LeftCause::Expired)
+            }
+            Which::Of(owner) => {
+                (kept(Rule::OwnerCheck, || has(&|life| life.owner == owner)), LeftCause::OwnerGone)
+            }
+        };
+        if !is_it {
             return Ok(false);
         }
-        let cause = if ended.is_some() { LeftCause::Expired } else { LeftCause::Removed };
+        // What was hidden has left before.
+        let cause = (!hidden).then_some(cause);
         self.leave(&mut locked, slot, key, (cause, between)).map_err(Stop::waits)?;
         drop(locked);
         self.moves.bring_home(slot);
@@ -780,31 +822,6 @@ impl Segment {
         if let Some(slot) = self.slots().seek(&key, may_be_displaced).at() {
             self.homes().erase(&mut locked, slot, &key);
             self.homes().counters().left(1);
-        }
-    }
-
-    // ---- lives ----------------------------------------------------------------------------------
-
-    /// The keys with this hash, and their lives. `None` if there are none.
-    pub fn lives_of(&self, hash: First) -> Option<Vec<(Key, Life)>> {
-        let mut locked = self.slots().none();
-        let home = HomeSet::one(self.geometry().home(hash.0));
-        let is_it = |key: Hashed<'_>| key.first() == hash && !self.is_elsewhere(&key);
-        let all = self.homes().lock_keys_of(&mut locked, home, is_it);
-        let lives = all.into_iter().filter_map(|at| Some((self.slots().life(at.slot)?, at.key)));
-        Some(lives.map(|(life, key)| (key, life)).collect()).filter(|lives: &Vec<_>| !lives.is_empty())
-    }
-
-    /// Shows the hash and the life of each key.
-    pub fn show_lives(&self, see: &mut dyn FnMut(First, Life)) {
-        let mut damaged = 0;
-        for homes in (0..steps(self.geometry())).map(|step| homes_of_step(self.geometry(), step)) {
-            let mut locked = self.homes().lock_step(&homes);
-            self.homes().show(&mut locked, homes, &mut damaged, &mut |key, shown| {
-                if let Some(life) = shown.life {
-                    see(key.first(), life);
-                }
-            });
         }
     }
 

@@ -5,6 +5,7 @@ use super::extent::{EXTENT_HEADER, GRANULE, HeapSpace, Reference};
 pub use super::family::{Family, Layout};
 use super::hash::{First, FirstHash, Hashed, SHORT_KEY, Seeds, reduce};
 use super::life::LIFE_BYTES;
+use super::owners::{self, OWNERS_BYTES};
 use super::slot::{HEADER, Identity, SlotShape};
 use super::undo;
 pub use super::window::{SlotIx, Window};
@@ -52,6 +53,8 @@ pub struct Geometry {
     has_life: bool,
     /// The most bytes of a key and its value in a slot.
     inline_max: usize,
+    /// Whether entries may have owners.
+    has_owners: bool,
     /// The most segments of a table that grows; 0 in a table of one size.
     segments_max: u64,
     heap: HeapSpace,
@@ -68,6 +71,7 @@ pub(crate) struct Numbers {
     pub key_max: usize,
     pub value_max: usize,
     pub has_life: bool,
+    pub has_owners: bool,
     pub homes: u64,
     pub overflow_blocks: u64,
     pub grace: Duration,
@@ -96,6 +100,8 @@ struct Derived {
     glance_keys_simply: usize,
     /// The same; 0 also in a table that grows.
     glance_keys_of_one_size: usize,
+    /// The longest key of which a look has the answer: 0 where an entry may be hidden.
+    plain_key_max: usize,
     /// What the slots of one segment are bound to: the number of its first slot, and which use of its
     /// memory this is.
     first_slot: u64,
@@ -108,11 +114,17 @@ struct Derived {
     first_segment_word: usize,
 }
 
+/// Byte offset of slot 0.
+pub(super) fn table_offset(shape: SlotShape, has_owners: bool) -> u64 {
+    undo::end(shape) + if has_owners { OWNERS_BYTES } else { 0 }
+}
+
 impl Derived {
-    fn of(layout: Layout, shape: SlotShape, key_max: usize, seeds: &Seeds) -> Derived {
-        let table_offset = undo::end(shape);
+    fn of(layout: Layout, shape: SlotShape, key_max: usize, seeds: &Seeds, has_owners: bool) -> Derived {
+        let table_offset = table_offset(shape, has_owners);
+        let plain_key_max = if has_owners { 0 } else { key_max };
         let window_words = layout.window_slots() as usize * shape.words();
-        let glance_keys = if shape == SlotShape::LINE { key_max } else { 0 };
+        let glance_keys = if shape == SlotShape::LINE { plain_key_max } else { 0 };
         let glance_keys_simply = if window_words == EIGHT_LINES { glance_keys } else { 0 };
         Derived {
             first_hash: FirstHash::new(seeds),
@@ -127,6 +139,7 @@ impl Derived {
             glance_keys,
             glance_keys_simply,
             glance_keys_of_one_size: glance_keys_simply,
+            plain_key_max,
             first_slot: 0,
             incarnation: 0,
             directory_words: 0,
@@ -139,9 +152,9 @@ impl Derived {
 
 impl From<Numbers> for Geometry {
     fn from(numbers: Numbers) -> Geometry {
-        let Numbers { layout, shape, key_max, value_max, has_life, .. } = numbers;
+        let Numbers { layout, shape, key_max, value_max, has_life, has_owners, .. } = numbers;
         let Numbers { homes, overflow_blocks, grace, generation, seeds, .. } = numbers;
-        let derived = Derived::of(layout, shape, key_max, &seeds);
+        let derived = Derived::of(layout, shape, key_max, &seeds, has_owners);
         let (segments_max, heap) = (0, HeapSpace::default());
         Geometry {
             layout,
@@ -152,6 +165,7 @@ impl From<Numbers> for Geometry {
             overflow_blocks,
             has_life,
             inline_max: shape.payload_max() - if has_life { LIFE_BYTES } else { 0 },
+            has_owners,
             segments_max,
             heap,
             grace,
@@ -183,6 +197,11 @@ impl Geometry {
     pub(crate) fn may_hold(&self, key: &[u8]) -> bool {
         key.len().wrapping_sub(1) < self.key_max
     }
+    /// The same, and what a look at it shows is what is so: nothing hides an entry.
+    #[inline(always)]
+    pub(crate) fn may_hold_plainly(&self, key: &[u8]) -> bool {
+        key.len().wrapping_sub(1) < self.derived.plain_key_max
+    }
     /// The longest value, in bytes.
     pub fn value_max(&self) -> usize {
         self.value_max
@@ -200,6 +219,25 @@ impl Geometry {
     #[inline(always)]
     pub fn has_life(&self) -> bool {
         self.has_life
+    }
+    /// Whether entries may have owners, whose entries can be hidden all at once.
+    #[inline(always)]
+    pub fn has_owners(&self) -> bool {
+        self.has_owners
+    }
+    /// The number of the region's word in which the owner's bit is, of a table with owners (O1).
+    #[inline]
+    pub(crate) fn owner_word(&self, owner: u16) -> usize {
+        self.mask_offset() as usize / WORD + owners::mask_word(owner)
+    }
+    /// The number of the region's word in which the owner's time is.
+    pub(crate) fn owner_time_word(&self, owner: u16) -> usize {
+        self.mask_offset() as usize / WORD + owners::time_word(owner)
+    }
+    /// Byte offset of the mask of hidden owners.
+    #[inline]
+    pub(crate) fn mask_offset(&self) -> u64 {
+        undo::end(self.shape)
     }
     /// Whether a value stands in the slot itself, with this key.
     #[inline(always)]
@@ -361,7 +399,7 @@ impl Geometry {
     /// geometry of one.
     pub(crate) fn bytes_of_slots(&self) -> Range<u64> {
         let slot_bytes = self.shape.bytes() as u64;
-        let begin = undo::end(self.shape) + self.slots_in_front() * slot_bytes;
+        let begin = table_offset(self.shape, self.has_owners) + self.slots_in_front() * slot_bytes;
         begin..begin + self.segments_max.max(1) * self.slots() * slot_bytes
     }
     /// The number of a segment's slot among all.

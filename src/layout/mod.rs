@@ -23,6 +23,7 @@
 //! 0        superblock       4 KiB   who I am, where things are          (superblock.rs)
 //! 4 KiB    control page     4 KiB   state word, counters of begun moves (control.rs)
 //! 8 KiB    undo lines               slots that are being written over   (undo.rs)
+//! ...      owners                   where entries have owners: which are hidden (owners.rs)
 //! ...      main slots               homes and windows                   (slot.rs, geometry.rs)
 //! ...      overflow slots           chain blocks, where the layout has them
 //! ...      heap                     extents, where values may be too long for slots (extent.rs)
@@ -47,6 +48,7 @@ pub(crate) mod geometry;
 pub(crate) mod hash;
 pub(crate) mod life;
 pub(crate) mod mapped;
+pub(crate) mod owners;
 pub(crate) mod segment;
 pub(crate) mod slot;
 pub(crate) mod superblock;
@@ -57,6 +59,7 @@ pub(crate) mod words;
 pub use geometry::{Family, Geometry, Layout};
 pub use hash::Seeds;
 pub use life::{LIFE_BYTES, Life};
+pub use owners::OWNER_MAX;
 
 #[cfg(target_endian = "big")]
 compile_error!("oneread's region format is little-endian and is read in place");

@@ -240,6 +240,12 @@ impl<'a> Stored<'a> {
         self.bytes
     }
 
+    /// Whose entry it is; 0: nobody's.
+    #[inline(always)]
+    pub(crate) fn owner(self) -> u16 {
+        self.life.map_or(0, |life| life.owner)
+    }
+
     /// The reference, if that is what the slot has.
     pub(crate) fn as_reference(self) -> Option<Reference> {
         let bytes = self.bytes.try_into().ok().filter(|_| self.vlen == REFERENCE_VLEN)?;

@@ -7,11 +7,10 @@ use super::extent::{
     BLOCK_BYTES_MAX, HEAP_BYTES_MAX, HeapSpace, REFERENCE_BYTES, VALUE_MAX, block_bytes, extent_bytes,
 };
 use super::family::{Family, Layout, OutOfRange, within};
-use super::geometry::{GRACE_MAX, Geometry, HOMES_MAX, Numbers, OVERFLOW_BLOCKS_MAX, segments_max};
+use super::geometry::{self, GRACE_MAX, Geometry, HOMES_MAX, Numbers, OVERFLOW_BLOCKS_MAX, segments_max};
 use super::hash::Seeds;
 use super::life::LIFE_BYTES;
 use super::slot::{KEY_MAX, SlotShape};
-use super::undo;
 use super::{PAGE, WORD};
 use std::mem::{offset_of, size_of};
 use std::time::Duration;
@@ -22,6 +21,8 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"ONEREAD\0");
 pub const FORMAT_VERSION: u32 = 7;
 /// In [`Superblock::flags`]: entries have a life.
 const FLAG_LIFE: u32 = 1;
+/// In [`Superblock::flags`]: they may have owners. Only with a life.
+const FLAG_OWNERS: u32 = 2;
 
 /// The superblock as it stands at byte 0 of a region.
 #[repr(C)]
@@ -76,7 +77,7 @@ pub struct Superblock {
     pub block_bytes: u64,
     /// Bytes a microsecond that the slowest reader brings.
     pub rate: u64,
-    /// Bit 0: entries have a life ([`Life`](super::Life)). The others are zero.
+    /// Bit 0: entries have a life ([`Life`](super::Life)); bit 1: and may have owners. The others are zero.
     pub flags: u32,
     /// CRC-32C of everything before this field.
     pub crc: u32,
@@ -223,7 +224,8 @@ impl Superblock {
             heap_bytes: geometry.heap().bytes,
             block_bytes: geometry.heap().block_bytes,
             rate: geometry.heap().rate,
-            flags: if geometry.has_life() { FLAG_LIFE } else { 0 },
+            flags: if geometry.has_life() { FLAG_LIFE } else { 0 }
+                | if geometry.has_owners() { FLAG_OWNERS } else { 0 },
             crc: 0,
         };
         it.crc = it.computed_crc();
@@ -305,8 +307,12 @@ impl Superblock {
             allowed: "32 or 64 to 4096 in steps of 64".into(),
         })?;
         let payload = shape.payload_max() as u64;
-        within("flags", self.flags.into(), 0..=u64::from(FLAG_LIFE))?;
-        let has_life = self.flags & FLAG_LIFE != 0;
+        within("flags", self.flags.into(), 0..=u64::from(FLAG_LIFE | FLAG_OWNERS))?;
+        let (has_life, has_owners) = (self.flags & FLAG_LIFE != 0, self.flags & FLAG_OWNERS != 0);
+        if has_owners && !has_life {
+            let (field, value, allowed) = ("flags", self.flags.into(), "0, 1 or 3".into());
+            return Err(SuperblockError::Field { field, value, allowed });
+        }
         let life = if has_life { LIFE_BYTES as u64 } else { 0 };
         // With a heap, a reference stands beside the longest key.
         let has_heap = self.heap_bytes > 0;
@@ -314,7 +320,7 @@ impl Superblock {
         within("key_max", self.key_max.into(), 1..=payload.saturating_sub(beside).min(KEY_MAX as u64))?;
         let value_max = if has_heap { VALUE_MAX as u64 } else { payload - life - u64::from(self.key_max) };
         within("value_max", self.value_max.into(), 0..=value_max)?;
-        let table_offset = undo::end(shape);
+        let table_offset = geometry::table_offset(shape, has_owners);
         within("table_offset", self.table_offset, table_offset..=table_offset)?;
         let geometry = Geometry::from(Numbers {
             layout,
@@ -322,6 +328,7 @@ impl Superblock {
             key_max: self.key_max as usize,
             value_max: self.value_max as usize,
             has_life,
+            has_owners,
             homes: self.homes,
             overflow_blocks: self.overflow_blocks,
             grace: Duration::from_nanos(self.grace_ns),
@@ -359,6 +366,7 @@ impl Superblock {
 
 #[cfg(test)]
 mod tests {
+    use super::super::undo;
     use super::*;
     use crate::config::{Config, TableSize};
     use crate::families::presets;

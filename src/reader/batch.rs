@@ -139,20 +139,43 @@ impl<F: Fabric> Reader<'_, F> {
         each: &mut dyn FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, F::Error> {
         let mut others = Vec::new();
-        let mut fits = |&number: &usize| match self.length_of(keys(number)) {
-            Ok(()) => true,
-            Err(error) => {
-                others.push((number, error));
-                false
-            }
+        let mut fits = |&number: &usize| {
+            let fits = self.geometry.may_hold_plainly(keys(number));
+            others.extend((!fits).then_some(number));
+            fits
         };
         let fitting = left.into_iter().filter(&mut fits).collect();
         let those = self.ask_for(keys, fitting, &mut |number, value| each(number, Ok(value)))?;
         if those.is_break() || others.is_empty() {
             return Ok(those);
         }
-        self.fabric.check()?;
-        Ok(others.into_iter().try_for_each(|(number, error)| each(number, Err(error))))
+        self.answer_others(keys, others, each)
+    }
+
+    /// The answers for keys that are not looked for plainly. Those that the table cannot hold come last.
+    #[cold]
+    fn answer_others(
+        &mut self,
+        keys: &Keys<'_>,
+        numbers: Vec<usize>,
+        each: &mut dyn FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, F::Error> {
+        let (mut value, mut wrong) = (Vec::new(), Vec::new());
+        for number in numbers {
+            let key = keys(number);
+            if let Err(error) = self.length_of(key) {
+                wrong.push((number, error));
+                continue;
+            }
+            let found = self.get_unhidden(key, self.hints, &mut value)?;
+            if each(number, Ok(found.map(|_| &value[..]))).is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        if !wrong.is_empty() {
+            self.fabric.check()?;
+        }
+        Ok(wrong.into_iter().try_for_each(|(number, error)| each(number, Err(error))))
     }
 
     /// Looks for keys directly, while the lines of those that follow come in. Returns the numbers of those that
@@ -232,7 +255,7 @@ impl<F: Fabric> Reader<'_, F> {
     ) -> Option<bool> {
         let before = self.reads.reads;
         let key = expected.hashed(self.geometry, key);
-        let found = match self.geometry.may_hold(key.key()) {
+        let found = match self.geometry.may_hold_plainly(key.key()) {
             true => self.fabric.get_directly(key, value, &mut self.reads),
             false => None,
         };

@@ -7,6 +7,7 @@ mod entries;
 mod look;
 mod one;
 mod order;
+mod owned;
 mod patience;
 mod stats;
 mod values;

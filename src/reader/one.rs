@@ -35,7 +35,10 @@ impl<'g, F: Fabric> Reader<'g, F> {
         key: &[u8],
         value: &mut S,
     ) -> Result<S::Outcome, F::Error> {
-        self.check_key(key)?;
+        if !self.geometry.may_hold_plainly(key) {
+            let found = self.get_unhidden(key, self.hints, value)?;
+            return Ok(value.outcome(found.is_some()));
+        }
         if self.hints.is_none()
             && let Some(found) = self.fabric.get_directly(self.geometry.hashed(key), value, &mut self.reads)
         {
@@ -52,8 +55,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<Option<Option<Reference>>, F::Error> {
-        self.check_key(key)?;
-        self.get_by_reads(key, None, value)
+        self.get_any(key, value)
     }
 
     /// Looks `key` up; the bytes `range` of its value land in `part`. Returns the length of the whole value;
@@ -68,9 +70,8 @@ impl<'g, F: Fabric> Reader<'g, F> {
         range: Range<usize>,
         part: &mut S,
     ) -> Result<Option<usize>, F::Error> {
-        self.check_key(key)?;
         let mut part = PartSink::new(range, part);
-        let found = self.get_by_reads(key, None, &mut part)?;
+        let found = self.get_any(key, &mut part)?;
         Ok(part.outcome(found.is_some()))
     }
 
@@ -79,10 +80,18 @@ impl<'g, F: Fabric> Reader<'g, F> {
     /// # Errors
     /// As [`Reader::get_into`].
     pub fn value_len(&mut self, key: &[u8]) -> Result<Option<usize>, F::Error> {
-        self.check_key(key)?;
         let mut length = LengthSink::default();
-        let found = self.get_by_reads(key, None, &mut length)?;
+        let found = self.get_any(key, &mut length)?;
         Ok(length.outcome(found.is_some()))
+    }
+
+    /// A GET of any key, without hints.
+    #[inline]
+    fn get_any(&mut self, key: &[u8], value: &mut impl Sink) -> Result<Option<Option<Reference>>, F::Error> {
+        match self.geometry.may_hold_plainly(key) {
+            true => self.get_by_reads(key, None, value),
+            false => self.get_unhidden(key, None, value),
+        }
     }
 
     /// The one GET by READs: where the hints say, if there are any; by the machine; and where the slot says.
@@ -94,20 +103,31 @@ impl<'g, F: Fabric> Reader<'g, F> {
         hints: Option<&Hints>,
         value: &mut impl Sink,
     ) -> Result<Option<Option<Reference>>, F::Error> {
-        let mut patience = RetryBudget::default();
+        let found = self.look_and_bring(key, hints, value, &mut RetryBudget::default())?;
+        self.stats.answered(found.is_some());
+        Ok(found)
+    }
+
+    /// The same, not counted.
+    #[inline]
+    pub(super) fn look_and_bring(
+        &mut self,
+        key: &[u8],
+        hints: Option<&Hints>,
+        value: &mut impl Sink,
+        patience: &mut RetryBudget,
+    ) -> Result<Option<Option<Reference>>, F::Error> {
         let hinted = match hints {
             None => None,
             Some(hints) => self.look_where_hinted(hints, key, value)?,
         };
         let looked = match hinted {
             Some(looked) => looked,
-            None => self.look_up(key, value, &mut patience)?,
+            None => self.look_up(key, value, patience)?,
         };
-        let found = match looked {
+        Ok(match looked {
             Looked::Here => Some(None),
-            looked => self.bring(key, looked, value, &mut patience)?,
-        };
-        self.stats.answered(found.is_some());
-        Ok(found)
+            looked => self.bring(key, looked, value, patience)?,
+        })
     }
 }

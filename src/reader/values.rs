@@ -9,8 +9,9 @@ use crate::faults::{Rule, by_rule, kept};
 use crate::get::Retry;
 use crate::layout::crc;
 use crate::layout::extent::Reference;
+use crate::layout::life::Life;
 use crate::outcome::ReadError;
-use crate::sink::Sink;
+use crate::sink::{SecondSink, Sink};
 use smallvec::SmallVec;
 use std::ops::{ControlFlow, Range};
 
@@ -21,11 +22,11 @@ const TOGETHER_BYTES: usize = 256 << 10;
 impl<F: Fabric> Reader<'_, F> {
     /// Brings the bytes that are wanted of the value that a look has found, and looks again as often as X4
     /// demands. Returns the extent, and `Some(None)` if the value is in its slot.
-    pub(super) fn bring(
+    pub(super) fn bring<S: Sink>(
         &mut self,
         key: &[u8],
         mut looked: Looked<F::Mark>,
-        value: &mut impl Sink,
+        value: &mut S,
         patience: &mut RetryBudget,
     ) -> Result<Option<Option<Reference>>, F::Error> {
         let mut times = 0;
@@ -45,10 +46,14 @@ impl<F: Fabric> Reader<'_, F> {
             };
             self.fetch(&[self.stretch(&reference, range)?], value)?;
             times += 1;
-            let Some(again) = self.look_again(key, &reference, mark, value.landed(), patience)? else {
+            let part = value.landed();
+            let Some((again, life)) = self.look_again::<S>(key, &reference, mark, part, patience)? else {
                 return Ok(Some(Some(reference)));
             };
             looked = again;
+            if S::WANTS_LIFE {
+                value.put_life(life);
+            }
             match looked {
                 Looked::Absent => {}
                 Looked::Here => {
@@ -69,23 +74,24 @@ impl<F: Fabric> Reader<'_, F> {
 
     /// Whether bytes that were READ are the value, or a part of it (X4): `None` if they are. Else what another
     /// look has shown; a value that is in its slot is then in `self.value`.
-    fn look_again(
+    fn look_again<S: Sink>(
         &mut self,
         key: &[u8],
         reference: &Reference,
         mark: F::Mark,
         part: Option<&[u8]>,
         patience: &mut RetryBudget,
-    ) -> Result<Option<Looked<F::Mark>>, F::Error> {
+    ) -> Result<Option<(Looked<F::Mark>, Option<Life>)>, F::Error> {
         let allowance = self.geometry.heap().allowance(self.geometry.grace(), reference.len);
         let is_proven = self.fabric.took_less(mark, allowance);
         if kept(Rule::ExtentLook, || is_proven) {
             return self.check_crc(reference, part).map(|()| None);
         }
         // The second look, begun after the last byte. It has another place for a short value.
-        let mut short = std::mem::take(&mut self.value);
+        let mut short = SecondSink::<S>::new(std::mem::take(&mut self.value));
         let again = self.look_up(key, &mut short, patience);
-        self.value = short;
+        let (value, life) = short.into_parts();
+        self.value = value;
         let again = again?;
         let is_same = match &again {
             Looked::At(now, _) => by_rule(
@@ -98,7 +104,7 @@ impl<F: Fabric> Reader<'_, F> {
         if is_same {
             return self.check_crc(reference, part).map(|()| None);
         }
-        Ok(Some(again))
+        Ok(Some((again, life)))
     }
 
     /// Checks that what a slot names is in the heap, and no longer than values of this table.
@@ -116,7 +122,7 @@ impl<F: Fabric> Reader<'_, F> {
     }
 
     /// READs parts of long values, one behind the other, with one doorbell.
-    fn fetch(&mut self, stretches: &[Stretch], parts: &mut impl Sink) -> Result<(), F::Error> {
+    pub(super) fn fetch(&mut self, stretches: &[Stretch], parts: &mut impl Sink) -> Result<(), F::Error> {
         let bytes: usize = stretches.iter().map(|bytes| bytes.len).sum();
         if bytes == 0 {
             return Ok(());
@@ -164,9 +170,10 @@ impl<F: Fabric> Reader<'_, F> {
                 let (part, others) = rest.split_at(reference.len as usize);
                 rest = others;
                 let (key, mut patience) = (keys(*number), RetryBudget::default());
-                let found = match self.look_again(key, reference, *mark, Some(part), &mut patience)? {
+                let again = self.look_again::<Vec<u8>>(key, reference, *mark, Some(part), &mut patience)?;
+                let found = match again {
                     None => Some(part),
-                    Some(again) => {
+                    Some((again, _)) => {
                         if let Looked::Here = again {
                             std::mem::swap(&mut value, &mut self.value);
                         }

@@ -1,10 +1,11 @@
 //! What the server keeps of a client from one request to the next: what it may do, and a value that it
 //! uploads.
 
-use crate::index::{ExtentDraft, Index, Upload};
+use crate::index::{ExtentDraft, Index, OwnerSession, Upload};
 use crate::layout::extent::Expected;
 use crate::outcome::PutOptions;
 use crate::wire::{self, Reply, Request};
+use std::time::Duration;
 
 /// What a client may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub(crate) struct Caller {
     upload: UploadState,
     /// Bytes of a reply to it.
     reply_bytes: usize,
+    /// Whose what it puts is, if it is an owner.
+    owner: Option<OwnerSession>,
 }
 
 /// A value that a client uploads. There is one at a time, so the memory that clients hold without a slot
@@ -42,7 +45,7 @@ enum UploadState {
 impl Caller {
     /// A client that uploads nothing yet.
     pub fn new(role: Role) -> Caller {
-        Caller { role, upload: UploadState::None, reply_bytes: 0 }
+        Caller { role, upload: UploadState::None, reply_bytes: 0, owner: None }
     }
 
     /// The same client, where replies may have so many bytes.
@@ -57,6 +60,22 @@ impl Caller {
 
     pub fn role(&self) -> Role {
         self.role
+    }
+
+    /// The owner's session that it is.
+    pub fn owner(&self) -> Option<&OwnerSession> {
+        self.owner.as_ref()
+    }
+
+    /// It is a session of this owner from now on.
+    pub fn be_owner(&mut self, index: &Index, number: u16, absent_for: Duration) -> Reply {
+        match index.owner(number, absent_for) {
+            Ok(session) => {
+                self.owner = Some(session);
+                Reply::Taken
+            }
+            Err(error) => Reply::Put(Err(error)),
+        }
     }
 
     /// Begins an upload, and drops the one before. Does not wait for memory: the thread has other clients.
@@ -85,7 +104,7 @@ impl Caller {
     /// Puts the value, all of which must be there.
     pub fn put(&mut self, index: &Index, key: &[u8], options: PutOptions) -> Reply {
         match self.whole(key) {
-            Some(draft) => Reply::Put(index.put_draft(key, draft, options)),
+            Some(draft) => Reply::Put(index.put_draft(key, draft, options, self.owner.as_ref())),
             None => self.refuse(),
         }
     }

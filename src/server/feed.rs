@@ -54,13 +54,13 @@ fn scan(
         ScannedWriter::new(geometry.generation(), index.incarnation(), room).ok_or(FeedRefusal::Room)?;
     for nth in 0..LOOKS_MAX {
         out.begin();
-        let number = index.scan(&mut point, &mut |key, value| {
+        let number = index.scan(&mut point, &mut |key, value, owner| {
             let value = match value {
                 _ if !values => SentValue::None,
                 Some(value) => SentValue::Here(value),
                 None => SentValue::Elsewhere,
             };
-            !key.starts_with(prefix) || out.key(key, value)
+            !key.starts_with(prefix) || out.key(key, owner, value)
         });
         let cursor = if point.is_at_end() { Vec::new() } else { point.to_bytes(geometry) };
         debug_assert!(nth == 0 || number.is_some(), "the end was told");
@@ -108,7 +108,8 @@ fn changes(
         point.is_none_or(|point| kept(Rule::FeedPassed, || point.has_passed(geometry, key)))
     };
     let numbers = index.feed().read(from..end, &mut |number, change| {
-        let is_wanted = change.key.starts_with(prefix) && has_passed(change.key);
+        // That an owner has gone may concern any key.
+        let is_wanted = change.key.is_empty() || change.key.starts_with(prefix) && has_passed(change.key);
         !is_wanted || out.change(number, change, values)
     });
     Ok(out.finish(table, this, numbers))

@@ -309,6 +309,7 @@ impl Server {
         if let Some(saver) = &shared.saver {
             saver.end();
         }
+        shared.index.end_owners();
         let ended = Ended::new(&shared.stopping, threads);
         // A start that failed leaves nothing behind.
         let saver = shared.saver.as_ref().filter(|_| *has_served);

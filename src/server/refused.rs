@@ -29,6 +29,8 @@ pub struct RefusedCounts {
     /// The time to live was none that an entry can have, or entries have none ([`PutError::TimeToLive`],
     /// [`PutError::NoLife`]); or all numbers of entries were given ([`PutError::EntryNumbers`]).
     pub life: u64,
+    /// The owner was removed ([`PutError::OwnerGone`]), its number was none, or entries have no owners.
+    pub owner: u64,
     /// The client may only read.
     pub read_only: u64,
 }
@@ -45,6 +47,7 @@ pub(super) struct RefusedCounters {
     busy: AtomicU64,
     withdrawn: AtomicU64,
     life: AtomicU64,
+    owner: AtomicU64,
     read_only: AtomicU64,
 }
 
@@ -65,6 +68,7 @@ impl RefusedCounters {
             PutError::OldServer => return,
             PutError::Withdrawn => &self.withdrawn,
             PutError::TimeToLive { .. } | PutError::NoLife | PutError::EntryNumbers => &self.life,
+            PutError::OwnerNumber { .. } | PutError::OwnerGone { .. } | PutError::NoOwners => &self.owner,
         };
         // Relaxed, here and below: only the numbers are communicated.
         cause.fetch_add(1, Ordering::Relaxed);
@@ -87,6 +91,7 @@ impl RefusedCounters {
             busy: of(&self.busy),
             withdrawn: of(&self.withdrawn),
             life: of(&self.life),
+            owner: of(&self.owner),
             read_only: of(&self.read_only),
         }
     }
@@ -103,7 +108,7 @@ mod tests {
     fn causes_are_told_apart() {
         let waited = Duration::ZERO;
         type Cause = fn(&RefusedCounts) -> u64;
-        let causes: [(PutError, Cause); 13] = [
+        let causes: [(PutError, Cause); 16] = [
             (PutError::Full { keys: 1, slots: 1, bytes_max: 0, heap_bytes: 0 }, |of| of.full),
             (PutError::HeapFull { live_bytes: 1, heap_bytes: 1 }, |of| of.heap_full),
             (PutError::HeapBusy { given: 1, waited }, |of| of.heap_busy),
@@ -117,6 +122,9 @@ mod tests {
             (PutError::TimeToLive { given: waited }, |of| of.life),
             (PutError::NoLife, |of| of.life),
             (PutError::EntryNumbers, |of| of.life),
+            (PutError::OwnerNumber { given: 0 }, |of| of.owner),
+            (PutError::OwnerGone { owner: 1 }, |of| of.owner),
+            (PutError::NoOwners, |of| of.owner),
         ];
         for (error, cause) in causes {
             let counters = RefusedCounters::default();
@@ -124,9 +132,10 @@ mod tests {
             counters.count_read_only();
             let counts = counters.read();
             let RefusedCounts { full, heap_full, heap_busy, no_memory, length, .. } = counts;
-            let RefusedCounts { part, busy, withdrawn, life, read_only, .. } = counts;
+            let RefusedCounts { part, busy, withdrawn, life, owner, read_only, .. } = counts;
             assert_eq!(cause(&counts), 1, "{error}");
-            let others = full + heap_full + heap_busy + no_memory + length + part + busy + withdrawn + life;
+            let others =
+                full + heap_full + heap_busy + no_memory + length + part + busy + withdrawn + life + owner;
             assert_eq!((others, read_only), (1, 1), "{error}");
         }
     }

@@ -195,6 +195,8 @@ impl ServerState {
             | Request::RemoveIf { .. }
             | Request::Part { .. }
             | Request::Clear { .. }
+            | Request::Owner { .. }
+            | Request::RemoveOwner { .. }
             | Request::Snapshot { begin: true }
             | Request::Growth { shrink: true }
             | Request::GrowFor { .. }
@@ -211,7 +213,7 @@ impl ServerState {
                 Reply::Denied
             }
             Request::Put { options, key, value } => {
-                self.counted(Reply::Put(self.index.put_at_once(key, value, options)))
+                self.counted(Reply::Put(self.index.put_at_once(key, value, options, caller.owner())))
             }
             Request::Swap { key, expected, value } => {
                 self.counted(Reply::Swapped(self.index.swap_at_once(key, Expected::Value(expected), value)))
@@ -230,9 +232,13 @@ impl ServerState {
             }
             Request::Part { key, part, tell } => {
                 let tell_max = wire::frame_value_max(self.index.geometry());
-                self.counted(Reply::Part(self.index.part_at_once(key, part, tell, tell_max)))
+                self.counted(Reply::Part(self.index.part_at_once(key, part, tell, tell_max, caller.owner())))
             }
             Request::Clear { place } => self.counted(self.clear_on(place)),
+            Request::Owner { number, absent_for } => {
+                self.counted(caller.be_owner(&self.index, number, absent_for))
+            }
+            Request::RemoveOwner { number } => self.counted(Reply::Removed(self.index.remove_owner(number))),
             Request::Get { key } => self.look_up(key),
             Request::Stat => Reply::Stat(self.stats()),
             Request::Growth { shrink } => {

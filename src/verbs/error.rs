@@ -168,6 +168,12 @@ pub enum SetupError {
         /// The error number.
         errno: i32,
     },
+    /// The client cannot be the owner that it is to be (`ClientOptions::owner`).
+    #[error("the client cannot be the owner that it is to be; the cause says why")]
+    Owner {
+        /// What the server says, or how the connection failed.
+        source: Cause,
+    },
     /// Nobody listens at the address.
     #[error("no server at {address}")]
     NotThere {

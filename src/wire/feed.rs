@@ -3,14 +3,14 @@
 //! ```text
 //! Scan       table u64, flags u8, length u8, prefix, cursor
 //! Scanned    table u64, incarnation u64, then looks: number u64, bytes u32, keys; length u16, cursor (none: no key is left)
-//!            a key: length u8, value u8, length u16, key, value
+//!            a key: length u8, value u8, length u16, owner u16, key, value
 //! Changes    table u64, incarnation u64, from u64, end u64, flags u8, length u8, prefix, cursor of a scan
 //! Changed    table u64, incarnation u64, from u64, next u64, then changes:
 //!            number u64, what u8, cause u8, and a key as above
 //! Refused    code u64, two numbers u64
 //! ```
 //!
-//! The byte `value` of a key: 0 there is none, or it was not asked for; 1 it is here; 2 a GET finds it. A cursor is
+//! That an owner has gone is told as a change without a key. The byte `value` of a key: 0 there is none, or it was not asked for; 1 it is here; 2 a GET finds it. A cursor is
 //! the server's: nobody else looks into it.
 
 use super::frame::{Frame, HEAD, WireError, encode};
@@ -44,7 +44,7 @@ pub(crate) const FEED_REPLY_MAX: usize = 60 << 10;
 /// Longest cursor, in bytes.
 const CURSOR_MAX: usize = 24 + KEY_MAX;
 /// FeedBytes in front of a key and its value.
-const KEY_HEAD: usize = 4;
+const KEY_HEAD: usize = 6;
 /// The least room for a reply: whatever is asked for, it brings one key.
 const ROOM_MIN: usize = 1 << 10;
 
@@ -266,7 +266,7 @@ pub(crate) enum SentValue<'a> {
 }
 
 /// Appends a key, if there is room for it in so many bytes. A value for which there is none is elsewhere.
-fn append_key(out: &mut Vec<u8>, room: usize, key: &[u8], value: SentValue<'_>) -> bool {
+fn append_key(out: &mut Vec<u8>, room: usize, key: &[u8], owner: u16, value: SentValue<'_>) -> bool {
     let (kind, bytes) = match value {
         SentValue::None => (0, &[][..]),
         SentValue::Here(bytes) => (1, bytes),
@@ -274,13 +274,14 @@ fn append_key(out: &mut Vec<u8>, room: usize, key: &[u8], value: SentValue<'_>) 
     };
     let value_len = u16::try_from(bytes.len());
     let Ok(value_len) = value_len.map(u16::to_le_bytes) else {
-        return append_key(out, room, key, SentValue::Elsewhere);
+        return append_key(out, room, key, owner, SentValue::Elsewhere);
     };
     if out.len() + KEY_HEAD + key.len() + bytes.len() > room {
         return false;
     }
     out.extend([key.len() as u8, kind]);
     out.extend(value_len);
+    out.extend(owner.to_le_bytes());
     out.extend(key);
     out.extend(bytes);
     true
@@ -318,10 +319,10 @@ impl ScannedWriter {
     }
 
     /// Adds a key, if there is room.
-    pub fn key(&mut self, key: &[u8], value: SentValue<'_>) -> bool {
+    pub fn key(&mut self, key: &[u8], owner: u16, value: SentValue<'_>) -> bool {
         let is_first = self.looks == 0 && self.body.len() == self.look + Self::LOOK_HEAD;
-        append_key(&mut self.body, self.room, key, value)
-            || is_first && append_key(&mut self.body, self.room, key, SentValue::Elsewhere)
+        append_key(&mut self.body, self.room, key, owner, value)
+            || is_first && append_key(&mut self.body, self.room, key, owner, SentValue::Elsewhere)
     }
 
     /// Ends the look.
@@ -364,8 +365,9 @@ impl ChangedWriter {
             RecordValue::Elsewhere if values => SentValue::Elsewhere,
             _ => SentValue::None,
         };
-        let is_in = append_key(&mut self.body, self.room, change.key, value)
-            || is_first && append_key(&mut self.body, self.room, change.key, SentValue::Elsewhere);
+        let is_in = append_key(&mut self.body, self.room, change.key, change.owner, value)
+            || is_first
+                && append_key(&mut self.body, self.room, change.key, change.owner, SentValue::Elsewhere);
         if !is_in {
             self.body.truncate(before);
         }
@@ -384,6 +386,8 @@ impl ChangedWriter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SentKey<'a> {
     pub key: &'a [u8],
+    /// Whose entry it is; 0: nobody's.
+    pub owner: u16,
     pub value: SentValue<'a>,
 }
 
@@ -416,7 +420,7 @@ impl<'a> ScannedBody<'a> {
             let (number, len) = (bytes.u64()?, bytes.u32()?);
             let (mut of_keys, mut keys) = (FeedBytes(bytes.take(len as usize)?), Vec::new());
             while !of_keys.0.is_empty() {
-                keys.push(of_keys.key()?);
+                keys.push(of_keys.key().filter(|key| !key.key.is_empty())?);
             }
             let len = bytes.u16()?;
             looks.push(SentLook { number, keys, cursor: bytes.take(len.into())? });
@@ -469,7 +473,8 @@ impl<'a> ChangedBody<'a> {
                 _ => return None,
             };
             let (cause, key) = (LeftCause::from_byte(cause), rest.key()?);
-            self.numbers.contains(&number).then_some(SentChange { number, what, cause, key })
+            let has_key = !key.key.is_empty() || what == Changed::Left && cause == LeftCause::OwnerGone;
+            (has_key && self.numbers.contains(&number)).then_some(SentChange { number, what, cause, key })
         })();
         change.map(Some).ok_or(())
     }
@@ -515,7 +520,7 @@ impl<'a> FeedBytes<'a> {
 
     fn key(&mut self) -> Option<SentKey<'a>> {
         let [key, kind] = self.array()?;
-        let value = self.u16()?;
+        let (value, owner) = (self.u16()?, self.u16()?);
         let (key, value) = (self.take(key.into())?, self.take(value.into())?);
         let value = match kind {
             0 => SentValue::None,
@@ -523,7 +528,7 @@ impl<'a> FeedBytes<'a> {
             2 => SentValue::Elsewhere,
             _ => return None,
         };
-        (!key.is_empty()).then_some(SentKey { key, value })
+        Some(SentKey { key, owner, value })
     }
 }
 
@@ -634,11 +639,11 @@ mod tests {
         let value = [5; 500];
         let mut out = ScannedWriter::new(1, 2, ROOM_MIN).unwrap();
         out.begin();
-        assert!(out.key(b"a", SentValue::None) && out.key(b"b", SentValue::Here(b"value")));
+        assert!(out.key(b"a", 0, SentValue::None) && out.key(b"b", 7, SentValue::Here(b"value")));
         out.end(3, b"cursor");
         out.begin();
-        assert!(out.key(b"c", SentValue::Here(&value)));
-        assert!(!out.key(b"d", SentValue::Here(&value)), "no room");
+        assert!(out.key(b"c", 0, SentValue::Here(&value)));
+        assert!(!out.key(b"d", 0, SentValue::Here(&value)), "no room");
         assert!(!out.has_room());
         out.end(4, b"");
         assert!(
@@ -647,11 +652,14 @@ mod tests {
         let FeedReply::Scanned(body) = out.finish() else { unreachable!() };
         assert!(body.len() <= ROOM_MIN);
         let scanned = ScannedBody::of(&body).unwrap();
-        let key = |key, value| SentKey { key, value };
+        let key = |key, value| SentKey { key, owner: 0, value };
         let looks = [
             SentLook {
                 number: 3,
-                keys: vec![key(b"a", SentValue::None), key(b"b", SentValue::Here(b"value"))],
+                keys: vec![
+                    key(b"a", SentValue::None),
+                    SentKey { owner: 7, ..key(b"b", SentValue::Here(b"value")) },
+                ],
                 cursor: b"cursor",
             },
             SentLook { number: 4, keys: vec![key(b"c", SentValue::Here(&value))], cursor: b"" },
@@ -659,21 +667,26 @@ mod tests {
         assert_eq!((scanned.table, scanned.incarnation, &scanned.looks[..]), (1, 2, &looks[..]));
         let mut first = ScannedWriter::new(1, 2, ROOM_MIN).unwrap();
         first.begin();
-        assert!(first.key(&[1; 255], SentValue::Here(&[6; 5_000])), "elsewhere");
+        assert!(first.key(&[1; 255], 0, SentValue::Here(&[6; 5_000])), "elsewhere");
         first.end(1, &[2; CURSOR_MAX]);
         let FeedReply::Scanned(long) = first.finish() else { unreachable!() };
         assert_eq!(ScannedBody::of(&long).unwrap().looks[0].keys, [key(&[1; 255], SentValue::Elsewhere)]);
 
-        let record = |what, value| ChangeRecord { what, cause: LeftCause::Removed, key: b"key", value };
+        let record =
+            |what, value| ChangeRecord { what, cause: LeftCause::Removed, key: b"key", owner: 0, value };
         let mut out = ChangedWriter::new(ROOM_MIN).unwrap();
         assert!(out.change(3, &record(Changed::Came, RecordValue::Here(&[7; 5_000])), true));
         assert!(out.change(4, &record(Changed::Left, RecordValue::None), true));
         assert!(out.change(5, &record(Changed::Replaced, RecordValue::Here(b"v")), false));
         assert!(out.change(6, &record(Changed::Replaced, RecordValue::Here(b"v")), true));
-        assert!(!out.change(7, &record(Changed::Came, RecordValue::Here(&[7; 5_000])), true), "no room");
-        let FeedReply::Changed(changed) = out.finish(1, 2, 3..7) else { unreachable!() };
+        let gone = LeftCause::OwnerGone;
+        let of_owner =
+            ChangeRecord { key: b"", owner: 9, cause: gone, ..record(Changed::Left, RecordValue::None) };
+        assert!(out.change(7, &of_owner, true));
+        assert!(!out.change(8, &record(Changed::Came, RecordValue::Here(&[7; 5_000])), true), "no room");
+        let FeedReply::Changed(changed) = out.finish(1, 2, 3..8) else { unreachable!() };
         let mut taken = ChangedBody::of(&changed).unwrap();
-        assert_eq!((taken.table, taken.incarnation, taken.numbers.clone()), (1, 2, 3..7));
+        assert_eq!((taken.table, taken.incarnation, taken.numbers.clone()), (1, 2, 3..8));
         for (number, what, value) in [
             (3, Changed::Came, SentValue::Elsewhere),
             (4, Changed::Left, SentValue::None),
@@ -683,6 +696,9 @@ mod tests {
             let right = SentChange { number, what, cause: LeftCause::Removed, key: key(b"key", value) };
             assert_eq!(taken.next(), Ok(Some(right)));
         }
+        let of_owner = SentKey { key: b"", owner: 9, value: SentValue::None };
+        let right = SentChange { number: 7, what: Changed::Left, cause: gone, key: of_owner };
+        assert_eq!(taken.next(), Ok(Some(right)));
         assert_eq!(taken.next(), Ok(None));
         for bytes in [body, long, changed] {
             for cut in 0..bytes.len() {

@@ -51,6 +51,9 @@ mod status {
     pub const TIME_TO_LIVE: u16 = 160;
     pub const NO_LIFE: u16 = 161;
     pub const ENTRY_NUMBERS: u16 = 162;
+    pub const OWNER_NUMBER: u16 = 180;
+    pub const OWNER_GONE: u16 = 181;
+    pub const NO_OWNERS: u16 = 182;
 }
 
 /// What a change of a part did, in the order of its statuses.
@@ -193,6 +196,9 @@ impl Reply {
                     }
                     PutError::NoLife => reply(status::NO_LIFE, &[]),
                     PutError::EntryNumbers => reply(status::ENTRY_NUMBERS, &[]),
+                    PutError::OwnerNumber { given } => reply(status::OWNER_NUMBER, &two(given.into(), 0)),
+                    PutError::OwnerGone { owner } => reply(status::OWNER_GONE, &two(owner.into(), 0)),
+                    PutError::NoOwners => reply(status::NO_OWNERS, &[]),
                     PutError::NoMemory { keys, bytes } => reply(status::NO_MEMORY, &two(keys, bytes)),
                     PutError::HeapFull { live_bytes, heap_bytes } => {
                         reply(status::HEAP_FULL, &two(live_bytes, heap_bytes));
@@ -308,6 +314,13 @@ impl Reply {
             })?,
             status::NO_LIFE => Reply::Put(Err(PutError::NoLife)),
             status::ENTRY_NUMBERS => Reply::Put(Err(PutError::EntryNumbers)),
+            status::OWNER_NUMBER => {
+                two().map(|(given, _)| Reply::Put(Err(PutError::OwnerNumber { given: given as u16 })))?
+            }
+            status::OWNER_GONE => {
+                two().map(|(owner, _)| Reply::Put(Err(PutError::OwnerGone { owner: owner as u16 })))?
+            }
+            status::NO_OWNERS => Reply::Put(Err(PutError::NoOwners)),
             _ => return FeedReply::decode(frame).unwrap_or(Err(unknown)).map(Reply::Feed),
         })
     }

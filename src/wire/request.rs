@@ -52,6 +52,8 @@ mod op {
     pub const CLEAR: u16 = 25;
     pub const PUT_FOR: u16 = 60;
     pub const UPLOAD_PUT_FOR: u16 = 61;
+    pub const OWNER: u16 = 80;
+    pub const REMOVE_OWNER: u16 = 81;
 }
 
 /// Kinds of changes of a part.
@@ -215,6 +217,18 @@ pub enum Request<'a> {
     },
     /// Wakes the server: requests are in the mailbox. Has no reply.
     Wake,
+    /// Makes the connection a session of an owner, until it ends: what is put is the owner's.
+    Owner {
+        /// The owner.
+        number: u16,
+        /// How long it may be without a session.
+        absent_for: Duration,
+    },
+    /// Hides all entries of an owner, and has them removed.
+    RemoveOwner {
+        /// The owner.
+        number: u16,
+    },
     /// Asks for keys, or for changes.
     Feed(FeedRequest<'a>),
 }
@@ -224,7 +238,7 @@ impl<'a> Request<'a> {
     pub fn level(&self) -> u16 {
         match self {
             Request::Part { .. } | Request::RemoveIf { .. } | Request::Clear { .. } => 1,
-            Request::Feed(_) => 2,
+            Request::Feed(_) | Request::Owner { .. } | Request::RemoveOwner { .. } => 2,
             _ => 0,
         }
     }
@@ -291,6 +305,10 @@ impl<'a> Request<'a> {
             Request::GrowFor { keys } => encode(out, op::GROW_FOR, 0, id, &[&keys.to_le_bytes()]),
             Request::Mailbox { version } => encode(out, op::MAILBOX, 0, id, &[&version.to_le_bytes()]),
             Request::Wake => encode(out, op::WAKE, 0, id, &[]),
+            Request::Owner { number, absent_for } => {
+                encode(out, op::OWNER, 0, id, &[&number.to_le_bytes(), &nanoseconds(*absent_for)]);
+            }
+            Request::RemoveOwner { number } => encode(out, op::REMOVE_OWNER, 0, id, &[&number.to_le_bytes()]),
             Request::Feed(request) => request.encode(id, out),
         }
     }
@@ -402,6 +420,16 @@ impl<'a> Request<'a> {
                 let (expected, key) = frame.body().split_first_chunk().ok_or(unfitting)?;
                 let expected = Expected::Extent(Reference::from_bytes(*expected));
                 Ok(Request::UploadSwap { key, expected })
+            }
+            op::OWNER => {
+                let (number, time) = frame.body().split_first_chunk().ok_or(unfitting)?;
+                let time = time.try_into().map_err(|_| unfitting)?;
+                let absent_for = Duration::from_nanos(u64::from_le_bytes(time));
+                Ok(Request::Owner { number: u16::from_le_bytes(*number), absent_for })
+            }
+            op::REMOVE_OWNER => {
+                let number = frame.body().try_into().map_err(|_| unfitting)?;
+                Ok(Request::RemoveOwner { number: u16::from_le_bytes(number) })
             }
             op::UPLOAD_DROP if frame.body().is_empty() => Ok(Request::UploadDrop),
             op::HEAP if frame.body().is_empty() => Ok(Request::Heap),

@@ -541,7 +541,7 @@ fn scans_and_followers(_: &Fake) {
     let (mut copy, mut shown) = (BTreeMap::new(), BTreeMap::new());
     while let Some(item) = changes.next(Duration::ZERO).unwrap() {
         match item {
-            FeedItem::Key { key, value }
+            FeedItem::Key { key, value, .. }
             | FeedItem::Came { key, value, .. }
             | FeedItem::Replaced { key, value, .. } => drop(copy.insert(key, value.unwrap())),
             FeedItem::Joined => {}

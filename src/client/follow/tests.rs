@@ -90,7 +90,7 @@ impl Known {
                 return Ok(true);
             }
             HeardItem::Joined => self.joined += 1,
-            HeardItem::Key(key, value) => {
+            HeardItem::Key(key, value, _) => {
                 if self.met.insert(key.clone(), ()).is_some() {
                     return Err(format!("the walk shows {key:?}, of which something was heard"));
                 }
@@ -287,7 +287,7 @@ fn scans(run: Run, seed: u64) -> Result<u64, String> {
             let point = crate::index::ScanPoint::from_bytes(&cursor, shared.geometry());
             let Ok(mut point) = point else { return Some(Err(format!("{cursor:?}: {point:?}"))) };
             let mut left = random.pick(6);
-            shared.scan(&mut point, &mut |key, _| {
+            shared.scan(&mut point, &mut |key, _, _| {
                 let is_taken = left > 0;
                 if is_taken {
                     *shown.entry(key.to_vec()).or_default() += 1;

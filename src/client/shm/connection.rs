@@ -1,15 +1,16 @@
 //! A handle's connection for changes: messages over the socket, or a mailbox.
 
-use super::link::{MEMORY_ID, SocketLink, is_hung_up};
+use super::link::{MEMORY_ID, SocketLink, is_hung_up, link_failed};
 use super::mailbox::ClientMailbox;
 use crate::address::Address;
 use crate::client::error::{ConnectError, LinkError};
 use crate::client::handle::Deadline;
-use crate::client::options::RequestPath;
+use crate::client::options::{OwnerOptions, RequestPath};
 use crate::client::send::{fit, send_fitting};
 use crate::client::stats::RequestCounts;
 use crate::layout::geometry::Geometry;
 use crate::mailbox::memory::{self, Mailbox};
+use crate::outcome::PutError;
 use crate::wire::{Reply, Request, SOCKET_PIECE_MAX};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -25,11 +26,26 @@ pub(super) struct ShmConnection {
     /// The geometry of the server at the other end.
     geometry: Arc<Geometry>,
     mailbox: MailboxState,
+    owner: OwnerAnswer,
     /// Number of the next message.
     next_id: u64,
     /// The deadline of the last requests.
     asked_until: Instant,
 }
+
+/// What the server has answered to a connection that is to be a session of an owner.
+#[derive(Debug)]
+enum OwnerAnswer {
+    /// It was not asked, or has said yes.
+    Taken,
+    /// It was asked that this owner's session begin.
+    Awaited(u16),
+    /// It does not know owners.
+    OldServer(u16),
+}
+
+/// The number of the request that it begin.
+const OWNER_ID: u64 = 0;
 
 /// Whether a connection has a mailbox.
 #[derive(Debug)]
@@ -56,7 +72,49 @@ impl MailboxState {
 impl ShmConnection {
     /// A connection on which nothing but the hello was said.
     pub fn new(link: SocketLink, geometry: Arc<Geometry>, asked_until: Instant) -> ShmConnection {
-        ShmConnection { link, geometry, mailbox: MailboxState::Unasked, next_id: 0, asked_until }
+        let (mailbox, owner) = (MailboxState::Unasked, OwnerAnswer::Taken);
+        ShmConnection { link, geometry, mailbox, owner, next_id: OWNER_ID, asked_until }
+    }
+
+    /// The same, which is to be a session of this owner. Does not wait for the answer.
+    pub fn as_owner(mut self, owner: Option<OwnerOptions>) -> ShmConnection {
+        let Some(OwnerOptions { number, absent_for }) = owner else { return self };
+        let (request, mut bytes) = (Request::Owner { number, absent_for }, Vec::new());
+        if self.link.level() < request.level() {
+            self.owner = OwnerAnswer::OldServer(number);
+            return self;
+        }
+        request.encode(OWNER_ID, &mut bytes);
+        // The socket has room for it. If the server has hung up, reading will tell.
+        let _ = self.link.send(&bytes, Instant::now());
+        (self.owner, self.next_id) = (OwnerAnswer::Awaited(number), OWNER_ID + 1);
+        self
+    }
+
+    /// Waits until the server has said whether it takes the connection as a session of the owner.
+    ///
+    /// # Errors
+    /// When it does not, or the link failed.
+    pub fn check_owner(&mut self, address: &Address, deadline: Instant) -> Result<(), ConnectError> {
+        let (owner, source) = match self.owner {
+            OwnerAnswer::Taken => return Ok(()),
+            OwnerAnswer::OldServer(owner) => (owner, PutError::OldServer),
+            OwnerAnswer::Awaited(owner) => {
+                let (mut replies, mut deadline) =
+                    (Vec::new(), Deadline { at: deadline, allowed: Duration::ZERO });
+                let received = self.link.receive_replies(OWNER_ID..OWNER_ID + 1, &mut deadline, &mut replies);
+                match received.map(|()| replies.pop()) {
+                    Ok(Some(Reply::Taken)) => {
+                        self.owner = OwnerAnswer::Taken;
+                        return Ok(());
+                    }
+                    Ok(Some(Reply::Put(Err(error)))) => (owner, error),
+                    Ok(_) => return Err(link_failed(address, LinkError::Unexpected)),
+                    Err(error) => return Err(link_failed(address, error)),
+                }
+            }
+        };
+        Err(ConnectError::Owner { address: address.clone(), owner, source })
     }
 
     /// The same, for the next handle that uses it: its errors name the time allowed.

@@ -68,7 +68,10 @@ impl ShmHandle {
             .as_ref()
             .zip(server)
             .map(|(link, server)| WatchedLink { stream: link.stream().clone(), server });
-        let spare = link.map(|link| ShmConnection::new(link, attached.geometry().clone(), Instant::now()));
+        let spare = link.map(|link| {
+            let connection = ShmConnection::new(link, attached.geometry().clone(), Instant::now());
+            connection.as_owner(options.owner)
+        });
         let shared = ShmShared::new(address.clone(), socket, options.clone(), attached.clone(), spare);
         let shared = Arc::new(shared);
         let is_linked = watched.is_some();
@@ -78,8 +81,8 @@ impl ShmHandle {
         let (news, heard, conversation) = (process::word(), UNHEARD, None);
         let mut handle =
             ShmHandle { shared, attached, hints, entries, conversation, reattached: 0, news, heard, watch };
-        if options.requests == RequestPath::Mailbox && is_linked {
-            // Fails here if the server has no mailboxes.
+        if (options.requests == RequestPath::Mailbox || options.owner.is_some()) && is_linked {
+            // Fails here if the server has no mailboxes, or does not take it as the owner.
             handle.prepare(&[], Instant::now() + options.deadline)?;
         }
         Ok(handle)
@@ -267,7 +270,8 @@ impl ShmHandle {
         let is_watched = self.watch.as_ref().is_some_and(|watch| watch.offer(&self.shared, offered));
         // If the thread has connected meanwhile, that connection is enough.
         if is_watched || !self.takes_spare(deadline) {
-            self.conversation = Some(ShmConnection::new(link, geometry, deadline));
+            let connection = ShmConnection::new(link, geometry, deadline);
+            self.conversation = Some(connection.as_owner(self.shared.options().owner));
         }
         Ok(true)
     }
@@ -298,6 +302,7 @@ impl ShmHandle {
         let geometry = self.conversation.as_ref().expect("opened above").geometry();
         let wants_mailbox = self.wants_mailbox(requests, geometry);
         let conversation = self.conversation.as_mut().expect("opened above");
+        conversation.check_owner(self.shared.address(), deadline)?;
         if wants_mailbox {
             let (address, path) = (self.shared.address(), self.shared.options().requests);
             conversation.ask_for_mailbox(address, path, deadline)?;

@@ -10,6 +10,7 @@ use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
 use std::io::{self, IoSliceMut, Read, Write};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -137,7 +138,16 @@ impl SocketLink {
         let mut out = Vec::new();
         requests.iter().zip(first_id..).for_each(|(request, id)| request.encode(id, &mut out));
         self.send(&out, deadline.at)?;
-        let mut missing = first_id..first_id + requests.len() as u64;
+        self.receive_replies(first_id..first_id + requests.len() as u64, deadline, replies)
+    }
+
+    /// Receives the replies to requests with these numbers, which were sent.
+    pub fn receive_replies(
+        &mut self,
+        mut missing: Range<u64>,
+        deadline: &mut Deadline,
+        replies: &mut Vec<Reply>,
+    ) -> Result<(), LinkError> {
         loop {
             let (mut taken, before) = (0, replies.len());
             while !missing.is_empty() {

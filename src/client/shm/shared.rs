@@ -232,7 +232,8 @@ impl ShmShared {
             return Ok(Greeted::Late);
         }
         let linked = WatchedLink { stream: greeting.link.stream().clone(), server: greeting.server };
-        *lock_std(&self.spare) = Some(ShmConnection::new(greeting.link, geometry, Instant::now()));
+        let connection = ShmConnection::new(greeting.link, geometry, Instant::now());
+        *lock_std(&self.spare) = Some(connection.as_owner(self.options.owner));
         tracing::info!(address = %self.address, "reconnected");
         Ok(Greeted::Linked(linked))
     }

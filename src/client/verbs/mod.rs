@@ -10,15 +10,16 @@ mod long;
 mod pairs;
 pub(crate) mod waiting;
 
-use super::error::{AskError, ConnectError, GetError};
+use super::error::{AskError, ConnectError, GetError, LinkError};
 use super::handle::{ATTEMPT_MAX, Deadline, Handle, RETRY_FIRST, RETRY_MAX};
-use super::options::ClientOptions;
+use super::options::{ClientOptions, OwnerOptions};
 use super::send::send_fitting;
 use super::stats::{ClientStats, RequestCounts};
 use crate::address::{Address, VerbsAddress};
 use crate::clock::Clock;
 use crate::hints::{HINT_BYTES, Hints, SharedHints};
 use crate::layout::geometry::Geometry;
+use crate::outcome::PutError;
 use crate::process::Process;
 use crate::reader::{Answers, DirectAnswers, KnownEntries, Reader, StoredAnswer};
 use crate::sink::Sink;
@@ -87,6 +88,23 @@ impl VerbsShared {
         opened
     }
 
+    /// Makes a connection for changes a session of the owner, if the client puts as one.
+    fn begin_owner(&self, connection: &mut Connection, deadline: Instant) -> Result<(), SetupError> {
+        let Some(OwnerOptions { number, absent_for }) = self.options.owner else { return Ok(()) };
+        let (request, mut replies) = (Request::Owner { number, absent_for }, Vec::new());
+        if connection.level() < request.level() {
+            return Err(SetupError::Owner { source: Arc::new(PutError::OldServer) });
+        }
+        let mut deadline = Deadline { at: deadline, allowed: Duration::ZERO };
+        let failed = |source| SetupError::Owner { source };
+        talk(connection, &[request], 0, &mut deadline, &mut replies).map_err(|e| failed(Arc::new(e)))?;
+        match replies.pop() {
+            Some(Reply::Taken) => Ok(()),
+            Some(Reply::Put(Err(error))) => Err(failed(Arc::new(error))),
+            _ => Err(failed(Arc::new(LinkError::Unexpected))),
+        }
+    }
+
     fn join(&self, place: &PairLease, within: Duration) -> Result<LaneReader, SetupError> {
         place.join(self.options.verbs.wait, within, || self.open(self.options.verbs.credits, within))
     }
@@ -106,7 +124,9 @@ impl VerbsHandle {
         let (mut connection, mut seat, mut place) = (None, None, None);
         let geometry = match &shared.pairs {
             None => {
-                connection.insert(shared.open(options.verbs.credits, options.deadline)?).geometry().clone()
+                let opened = connection.insert(shared.open(options.verbs.credits, options.deadline)?);
+                shared.begin_owner(opened, Instant::now() + options.deadline)?;
+                opened.geometry().clone()
             }
             Some(pairs) => {
                 let place = place.insert(pairs.place());
@@ -291,7 +311,8 @@ impl VerbsHandle {
         if self.connection.is_none() {
             // Where queue pairs are shared, this connection carries no READs.
             let credits = if self.shared.pairs.is_some() { 1 } else { self.shared.options.verbs.credits };
-            let connection = retried(deadline, |within| self.shared.open(credits, within))?;
+            let mut connection = retried(deadline, |within| self.shared.open(credits, within))?;
+            self.shared.begin_owner(&mut connection, deadline)?;
             if self.shared.pairs.is_none() {
                 self.geometry = connection.geometry().clone();
                 self.entries = KnownEntries::default();
@@ -369,7 +390,9 @@ impl VerbsHandle {
             let sent = requests.len() as u64;
             // Keys and changes come in replies as long as a message.
             let is_feed = matches!(requests, [Request::Feed(_)]);
-            if let Some(extension) = connection.extension().filter(|_| !is_feed) {
+            // What goes as an extension's request is nobody's.
+            let is_owner = self.shared.options.owner.is_some();
+            if let Some(extension) = connection.extension().filter(|_| !is_feed && !is_owner) {
                 counts.extension += sent;
                 return extension.call(requests, deadline, replies);
             }
@@ -511,6 +534,7 @@ fn is_final(error: &SetupError) -> bool {
             | SetupError::UnknownPort { .. }
             | SetupError::Mtu { .. }
             | SetupError::Register { .. }
+            | SetupError::Owner { .. }
     )
 }
 

@@ -56,7 +56,7 @@ fn a_value_comes_in_uneven_pieces() {
                 draft.write(bytes);
             }
             assert_eq!(draft.left(), 0);
-            index.put_draft(b"key", draft, PutMode::Insert.into()).unwrap();
+            index.put_draft(b"key", draft, PutMode::Insert.into(), None).unwrap();
             let mut got = Vec::new();
             assert!(index.reader().get_into(b"key", &mut got).unwrap());
             assert_eq!(got, value[..len], "{len} bytes in pieces of {piece}");
@@ -79,7 +79,7 @@ fn an_unfinished_upload_is_waited_for_with_pauses() {
     let waits: Vec<_> = (0..100).map(|_| index.tidy()).collect();
     assert!(is_leaving() && waits.iter().filter(|wait| **wait == Some(AGAIN)).count() > 40, "{waits:?}");
     draft.write(&[3; 240]);
-    index.put_draft(b"key", draft, PutMode::Insert.into()).unwrap();
+    index.put_draft(b"key", draft, PutMode::Insert.into(), None).unwrap();
     for _ in 0..100 {
         clock.advance(AGAIN);
         index.tidy();
@@ -116,7 +116,7 @@ fn an_unfinished_upload_moves() {
         assert!(upload.write(&value[len..]) && !upload.write(b"more"));
         let draft = upload.whole().unwrap();
         assert!(lock(&index.table().extents().unwrap().heap).uploads.is_empty());
-        index.put_draft(b"key", draft, PutMode::Insert.into()).unwrap();
+        index.put_draft(b"key", draft, PutMode::Insert.into(), None).unwrap();
         let mut got = Vec::new();
         assert!(index.reader().get_into(b"key", &mut got).unwrap() && got == value, "{len} bytes");
         (36..41u64).for_each(|n| assert!(index.remove(&n.to_le_bytes()).unwrap()));

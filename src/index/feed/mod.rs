@@ -25,6 +25,8 @@ pub enum LeftCause {
     Removed,
     /// Its entry came to its end ([`PutOptions::ttl`](crate::PutOptions::ttl)).
     Expired,
+    /// Its owner was removed, or was away for too long. One change tells it of all entries of the owner.
+    OwnerGone,
     /// A cause that a newer server knows.
     Other(u8),
 }
@@ -34,6 +36,7 @@ impl LeftCause {
         match self {
             LeftCause::Removed => 0,
             LeftCause::Expired => 1,
+            LeftCause::OwnerGone => 3,
             LeftCause::Other(byte) => byte,
         }
     }
@@ -42,6 +45,7 @@ impl LeftCause {
         match byte {
             0 => LeftCause::Removed,
             1 => LeftCause::Expired,
+            3 => LeftCause::OwnerGone,
             byte => LeftCause::Other(byte),
         }
     }
@@ -73,6 +77,13 @@ impl Feed {
         // Another thread may have ended it while this one waited for its turn.
         if self.is_on() && !ring.push(&mut turn, change, cause) {
             self.is_on.store(false, Relaxed);
+        }
+    }
+
+    /// The entries of an owner are hidden.
+    pub fn tell_owner(&self, owner: u16) {
+        if self.is_on() {
+            self.tell(&KeyChange::owner_gone(owner), LeftCause::OwnerGone);
         }
     }
 
@@ -128,7 +139,8 @@ impl Feed {
         let mut was_told = false;
         let read = self.ring.get().map(|ring| {
             ring.read(range.clone(), &mut |_, record| {
-                was_told |= is_such(record.key);
+                // That an owner has gone is no change of one key.
+                was_told |= !record.key.is_empty() && is_such(record.key);
                 !was_told
             })
         });

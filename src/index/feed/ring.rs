@@ -43,7 +43,10 @@ pub(crate) struct ChangeRecord<'r> {
     pub what: Changed,
     /// Why a key left.
     pub cause: LeftCause,
+    /// Empty where an owner has gone.
     pub key: &'r [u8],
+    /// Whose entry it is, or who has gone; 0: nobody.
+    pub owner: u16,
     pub value: RecordValue<'r>,
 }
 
@@ -66,6 +69,7 @@ pub(super) struct ChangeRing {
 /// What a record's first word says.
 struct RecordHead {
     key: u64,
+    owner: u64,
     value: u64,
     what: u64,
     cause: u64,
@@ -74,16 +78,17 @@ struct RecordHead {
 
 impl RecordHead {
     fn to_word(&self) -> u64 {
-        self.key | self.what << 16 | self.kind << 20 | self.cause << 24 | self.value << 32
+        self.key | self.what << 8 | self.kind << 12 | self.cause << 16 | self.value << 24 | self.owner << 48
     }
 
     fn from_word(word: u64) -> RecordHead {
         RecordHead {
-            key: word & 0xffff,
-            value: word >> 32,
-            what: word >> 16 & 15,
-            cause: word >> 24 & 255,
-            kind: word >> 20 & 15,
+            key: word & 255,
+            owner: word >> 48,
+            value: word >> 24 & 0xff_ffff,
+            what: word >> 8 & 15,
+            cause: word >> 16 & 255,
+            kind: word >> 12 & 15,
         }
     }
 
@@ -151,6 +156,7 @@ impl ChangeRing {
         };
         let head = RecordHead {
             key: change.key.len() as u64,
+            owner: change.owner.into(),
             value: bytes.len() as u64,
             what: change.what as u64,
             cause: cause.to_byte().into(),
@@ -184,7 +190,8 @@ impl ChangeRing {
 
     /// Whether a record with this key and value takes at most a quarter of the ring.
     fn has_room_for(&self, key: &[u8], value: &[u8]) -> bool {
-        4 * (HEAD_WORDS + words_of(key.len() as u64) + words_of(value.len() as u64)) <= self.words
+        value.len() < 1 << 24
+            && 4 * (HEAD_WORDS + words_of(key.len() as u64) + words_of(value.len() as u64)) <= self.words
     }
 
     /// The oldest record that stays when record `number` ends there.
@@ -272,8 +279,8 @@ fn record(bytes: &[u8]) -> Option<ChangeRecord<'_>> {
         1 => RecordValue::Here(value.get(..head.value as usize)?),
         _ => RecordValue::Elsewhere,
     };
-    let cause = LeftCause::from_byte(head.cause as u8);
-    Some(ChangeRecord { what, cause, key: key.get(..head.key as usize)?, value })
+    let (cause, owner) = (LeftCause::from_byte(head.cause as u8), head.owner as u16);
+    Some(ChangeRecord { what, cause, key: key.get(..head.key as usize)?, owner, value })
 }
 
 #[cfg(all(test, not(loom)))]
@@ -283,7 +290,7 @@ mod tests {
 
     fn change<'c>(key: &'c [u8], value: Option<&'c [u8]>) -> KeyChange<'c> {
         let what = if value.is_some() { Changed::Replaced } else { Changed::Left };
-        KeyChange { what, key, value: value.map(SlotValue::Inline) }
+        KeyChange { what, key, value: value.map(SlotValue::Inline), owner: 0 }
     }
 
     fn push(ring: &ChangeRing, key: &[u8], value: Option<&[u8]>) -> bool {

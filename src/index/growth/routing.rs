@@ -7,13 +7,14 @@ use super::room::RoomWait;
 use crate::faults::{Rule, broken};
 use crate::index::decide::Decides;
 use crate::index::homes::REAP_MAX;
-use crate::index::seams::{Between, Changed, LetsGo};
-use crate::index::segment::{Segment, Stop, check_lengths, check_stored};
+use crate::index::seams::{Between, Changed, LetsGo, Nobody};
+use crate::index::segment::{Segment, Stop, Which, check_lengths, check_stored};
 use crate::index::share::{KeyShare, PairRole};
 use crate::index::slots::HeldRoom;
 use crate::layout::hash::{First, Hashed};
+use crate::layout::life::Life;
 use crate::layout::segment::{self};
-use crate::layout::slot::Stored;
+use crate::layout::slot::{Key, Stored};
 use crate::outcome::{PutError, PutMode, PutOutcome};
 use crate::sync::{lock, yield_now};
 use crossbeam_epoch::{self as epoch, Guard};
@@ -189,25 +190,26 @@ impl Growth {
         )
     }
 
-    pub fn remove_by<B: Between>(
-        &self,
-        key: &[u8],
-        ended: Option<u64>,
-        between: B,
-    ) -> Result<bool, PutError> {
+    pub fn remove_by<B: Between>(&self, key: &[u8], which: Which, between: B) -> Result<bool, PutError> {
         check_lengths(&self.geometry, key, &[])?;
         self.reap(REAP_MAX);
         let key = self.geometry.hashed(key);
         self.in_segment(
             &key,
             between,
-            |segment| segment.remove(&key, ended, between),
+            |segment| segment.remove(&key, which, between),
             |segment, was_there, guard| {
                 if *was_there {
                     self.after_remove(segment, guard);
                 }
             },
         )
+    }
+
+    /// The keys with this hash, and their lives. `None` if they go from segment to segment too often.
+    pub fn lives_of(&self, hash: First) -> Option<Vec<(Key, Life)>> {
+        let any = self.geometry.hashed_to(&[], hash);
+        self.in_segment(&any, Nobody, |segment| segment.lives_of(hash), |_, _, _| {}).ok()
     }
 
     /// Does something in the segment that has the keys with this hash, or in both of the pair that has

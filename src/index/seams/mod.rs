@@ -54,6 +54,8 @@ pub struct KeyChange<'c> {
     pub key: &'c [u8],
     /// The value that it has from then on. `None` if it leaves.
     pub value: Option<SlotValue<'c>>,
+    /// Whose entry it is from then on; 0: nobody's.
+    pub owner: u16,
 }
 
 /// Where a key stands that has changed, or stood that has left.
@@ -106,8 +108,9 @@ pub struct Withdrawn;
 impl<'c> KeyChange<'c> {
     #[inline(always)]
     fn with_value(what: Changed, key: &'c [u8], value: Stored<'c>) -> KeyChange<'c> {
+        let owner = value.owner();
         let value = value.as_reference().map_or(SlotValue::Inline(value.bytes()), SlotValue::Extent);
-        KeyChange { what, key, value: Some(value) }
+        KeyChange { what, key, value: Some(value), owner }
     }
 
     #[inline(always)]
@@ -120,9 +123,13 @@ impl<'c> KeyChange<'c> {
         KeyChange::with_value(Changed::Replaced, key, value)
     }
 
+    pub(in crate::index) fn owner_gone(owner: u16) -> KeyChange<'static> {
+        KeyChange { what: Changed::Left, key: &[], value: None, owner }
+    }
+
     #[inline(always)]
     pub(in crate::index) fn left(key: &'c [u8]) -> KeyChange<'c> {
-        KeyChange { what: Changed::Left, key, value: None }
+        KeyChange { what: Changed::Left, key, value: None, owner: 0 }
     }
 }
 

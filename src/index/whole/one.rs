@@ -10,7 +10,7 @@ use crate::index::homes::{
 use crate::index::publish::{publish_state, publish_superblock};
 use crate::index::recovered::{RecoverError, Recovered};
 use crate::index::seams::{Between, Changed, LetsGo};
-use crate::index::segment::{Segment, Stop, check_lengths, check_stored};
+use crate::index::segment::{Segment, Stop, Which, check_lengths, check_stored};
 use crate::index::slots::HeldRoom;
 use crate::layout::WORD;
 use crate::layout::control::{Phase, STATE_WORD, State};
@@ -214,23 +214,18 @@ impl OneSize {
         }
     }
 
-    /// Removes `key`, or only if its life has `ended` by this tick. Returns whether it was there.
+    /// Removes `key`, if its entry is such a one. Returns whether it was there.
     ///
     /// # Errors
     /// [`PutError::KeyLength`].
     #[inline(always)]
-    pub fn remove_by<B: Between>(
-        &self,
-        key: &[u8],
-        ended: Option<u64>,
-        between: B,
-    ) -> Result<bool, PutError> {
+    pub fn remove_by<B: Between>(&self, key: &[u8], which: Which, between: B) -> Result<bool, PutError> {
         check_lengths(self.geometry(), key, &[])?;
         self.segment.homes().reap(REAP_MAX);
         let key = self.geometry().hashed(key);
         let _held = self.lets_go(between);
         loop {
-            match self.segment.remove(&key, ended, between) {
+            match self.segment.remove(&key, which, between) {
                 Err(Stop::Waits) if B::MAY_WAIT => between.wait()?,
                 result => return result.map_err(in_one),
             }
@@ -271,7 +266,7 @@ mod for_tests {
         }
 
         pub fn remove(&self, key: &[u8]) -> Result<bool, PutError> {
-            self.remove_by(key, None, Nobody)
+            self.remove_by(key, Which::Any, Nobody)
         }
 
         pub fn create(region: Region, geometry: Geometry, clock: Clock) -> Result<OneSize, RegionError> {

@@ -21,8 +21,8 @@ const HEAD_BYTES: usize = 20;
 /// Its last bytes: a checksum of the rest.
 const CRC_BYTES: usize = 4;
 
-/// Takes a key, with its value where that is in its slot. Returns whether there is room for more.
-pub(crate) type TakeKey<'s> = dyn FnMut(&[u8], Option<&[u8]>) -> bool + 's;
+/// Takes a key, with its value where that is in its slot, and its owner. Returns whether there is room for more.
+pub(crate) type TakeKey<'s> = dyn FnMut(&[u8], Option<&[u8]>, u16) -> bool + 's;
 
 /// How far a scan came.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -148,14 +148,14 @@ impl Table {
                 break end;
             }
         };
-        let placed = seen.all().map(|(key, value)| (position(geometry, key).0, key, value));
+        let placed = seen.all().map(|(key, value, owner)| (position(geometry, key).0, key, value, owner));
         let mut keys: Vec<_> = placed.collect();
         obey(Rule::ScanOrder, || keys.sort_unstable());
-        for &(place, key, value) in &keys {
+        for &(place, key, value, owner) in &keys {
             if (place, key) <= (point.at, &point.after[..]) {
                 continue;
             }
-            if !take(key, value) {
+            if !take(key, value, owner) {
                 return Some(seen.numbers().start);
             }
             point.go_behind(place, key);

@@ -128,7 +128,7 @@ pub(crate) fn save(
 /// bytes of how many were read, and ends it early by returning `false`.
 pub(crate) fn restore(
     table: &Table,
-    put: impl Fn(&[u8], &[u8], Option<Duration>) -> Result<PutOutcome, PutError> + Sync,
+    put: impl Fn(&[u8], &[u8], Option<Duration>, u16) -> Result<PutOutcome, PutError> + Sync,
     snapshot: &Snapshot,
     cores: Cores,
     progress: &mut dyn FnMut(u64, u64) -> bool,
@@ -179,7 +179,9 @@ pub(crate) fn restore(
             if left.is_some_and(|left| left.is_zero()) {
                 continue;
             }
-            match put(key, value, left) {
+            match put(key, value, left, life.map_or(0, |life| life.owner)) {
+                // Its owner is being removed.
+                Ok(PutOutcome::Missing) => {}
                 Ok(_) => drop(keys.fetch_add(1, Ordering::Relaxed)),
                 Err(error) => {
                     is_over.store(true, Ordering::Relaxed);

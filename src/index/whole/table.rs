@@ -3,6 +3,7 @@
 use super::one::OneSize;
 use crate::clock::Clock;
 use crate::fabric::shm::Shm;
+use crate::faults::Rule;
 use crate::index::decide::Decides;
 use crate::index::extents::{ExtentNames, Extents};
 use crate::index::feed::Feed;
@@ -10,9 +11,9 @@ use crate::index::growth::Growth;
 use crate::index::homes::NotHandedOver;
 use crate::index::recovered::{RecoverError, Recovered};
 use crate::index::seams::{Between, Changed};
-use crate::index::segment::Segment;
+use crate::index::segment::{Segment, Which};
 use crate::index::slots::SlotWritten;
-use crate::layout::control::Phase;
+use crate::layout::control::{MOVE_COUNTERS, Phase};
 use crate::layout::extent::Reference;
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::First;
@@ -176,18 +177,31 @@ impl Table {
         }
     }
 
-    /// Removes `key`, or only if its life has `ended` by this tick. Returns whether it was there.
+    /// Removes `key`, if its entry is such a one. Returns whether it was there.
     #[inline(always)]
-    pub fn remove<B: Between>(&self, key: &[u8], ended: Option<u64>, between: B) -> Result<bool, PutError> {
+    pub fn remove<B: Between>(&self, key: &[u8], which: Which, between: B) -> Result<bool, PutError> {
         match self {
-            Table::One(one) => one.remove_by(key, ended, between),
-            Table::Many(growth) => growth.remove_by(key, ended, between),
+            Table::One(one) => one.remove_by(key, which, between),
+            Table::Many(growth) => growth.remove_by(key, which, between),
         }
     }
 
-    /// The keys with this hash, and their lives.
-    pub fn lives_of(&self, hash: First) -> Vec<(Key, Life)> {
-        self.with_segment_of(hash, |segment| segment.lives_of(hash)).unwrap_or_default()
+    /// The keys with this hash, and their lives. `None` if that cannot be seen now.
+    pub fn lives_of(&self, hash: First) -> Option<Vec<(Key, Life)>> {
+        match self {
+            Table::One(one) => one.segment().lives_of(hash).ok(),
+            Table::Many(growth) => growth.lives_of(hash),
+        }
+    }
+
+    /// Lets every counter of begun moves go up, if the rule is kept: whoever has loaded one before looks again.
+    pub fn count_all_moves(&self, rule: Rule) {
+        let guard = epoch::pin();
+        let any = match self {
+            Table::One(one) => Some(one.segment()),
+            Table::Many(growth) => growth.live.all(&guard).next(),
+        };
+        any.into_iter().for_each(|segment| segment.homes().count_homes(0..MOVE_COUNTERS, rule));
     }
 
     /// Shows the hash and the life of each key. Nobody changes the table meanwhile.

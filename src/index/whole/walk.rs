@@ -104,10 +104,11 @@ impl StepKeys {
         })
     }
 
-    /// All keys, with their values where these are in their slots.
-    pub fn all(&self) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
-        let long = self.long.iter().map(|long| (&long.key[..], None));
-        self.short().map(|(key, value, _)| (key, Some(value))).chain(long)
+    /// All keys, with their values where these are in their slots, and their owners.
+    pub fn all(&self) -> impl Iterator<Item = (&[u8], Option<&[u8]>, u16)> {
+        let owner = |life: Option<Life>| life.map_or(0, |life| life.owner);
+        let long = self.long.iter().map(move |long| (&long.key[..], None, owner(long.life)));
+        self.short().map(move |(key, value, life)| (key, Some(value), owner(life))).chain(long)
     }
 
     fn show(&self, see: &mut SeeEntry<'_>) {
@@ -212,6 +213,10 @@ fn walk_one(segment: &Segment, walk: &mut Walk, see: &mut SeeEntry<'_>) -> bool 
     let mut locked = segment.homes().lock_step(&homes);
     let Walk { damaged, long, .. } = walk;
     segment.homes().show(&mut locked, homes, damaged, &mut |key, SlotShown { value, reference, life }| {
+        // O3
+        if life.is_some_and(|life| segment.hides(&life)) {
+            return;
+        }
         match reference {
             None => see(key.key(), value, life),
             Some(reference) => long.push(LongValue { key: key.key().into(), reference, life }),
@@ -295,7 +300,9 @@ fn look_into(
         let directory = key.first().directory();
         // D4: other places have been seen, or will be.
         let is_in_part = || places_left.contains(&reversed(directory));
-        if here.has(directory, key.home()) && kept(Rule::WalkPlaces, is_in_part) {
+        // O3
+        let is_hidden = life.is_some_and(|life| segment.hides(&life));
+        if !is_hidden && here.has(directory, key.home()) && kept(Rule::WalkPlaces, is_in_part) {
             match reference {
                 None => seen.add(key.key(), value, life),
                 Some(reference) => seen.long.push(LongValue { key: key.key().into(), reference, life }),

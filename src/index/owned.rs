@@ -1,0 +1,71 @@
+//! Entries with owners, by an embedder or a server.
+
+use super::face::{HeapPatience, Index};
+use super::owners::{OwnerSession, Owners};
+use crate::outcome::{PutError, PutOptions, PutOutcome};
+use std::time::Duration;
+
+impl Index {
+    /// Begins a session of an owner, of the number 1 to [`OWNER_MAX`](crate::layout::OWNER_MAX). An owner may have
+    /// several. When the last one was dropped, and no other has begun for as long as it has said, its entries are
+    /// hidden, all at once, and then removed by [`Index::tidy`]. While nobody calls that, nobody is away; nor is anybody
+    /// after a takeover for less than the longest time that was said, which then counts up to twice.
+    ///
+    /// # Errors
+    /// [`PutError::NoOwners`], [`PutError::OwnerNumber`], [`PutError::OwnerGone`] while its entries are being removed.
+    pub fn owner(&self, number: u16, absent_for: Duration) -> Result<OwnerSession, PutError> {
+        self.all_owners()?.session(self.region(), self.geometry(), number, absent_for)
+    }
+
+    /// Puts an entry of this owner's.
+    ///
+    /// # Errors
+    /// As [`Index::put_with`]; [`PutError::OwnerGone`] when the owner was removed.
+    pub fn put_of(
+        &self,
+        owner: &OwnerSession,
+        key: &[u8],
+        value: &[u8],
+        options: PutOptions,
+    ) -> Result<PutOutcome, PutError> {
+        self.put_by(key, value, options, Some(owner), HeapPatience::Waits)
+    }
+
+    /// Hides all entries of an owner at once: with the return, no GET, change, walk or snapshot finds one of them. They are
+    /// removed later, by [`Index::tidy`]. Its sessions put nothing any more; a new one begins when the last entry has gone.
+    /// Waits for its puts that are under way. Returns whether there was such an owner.
+    ///
+    /// # Errors
+    /// [`PutError::NoOwners`]
+    pub fn remove_owner(&self, number: u16) -> Result<bool, PutError> {
+        Ok(self.all_owners()?.remove(self.table(), number))
+    }
+
+    /// Puts an entry of a snapshot. Where entries have no owners, it is nobody's. One whose owner's entries are just
+    /// being removed is left out.
+    pub(super) fn restore_one(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        ttl: Option<Duration>,
+        owner: u16,
+    ) -> Result<PutOutcome, PutError> {
+        let options = PutOptions::new().ttl(ttl);
+        let Some(owners) = self.owners().filter(|_| owner != 0) else {
+            return self.put_with(key, value, options);
+        };
+        match owners.session_of_entry(self.region(), self.geometry(), owner) {
+            Some(session) => self.put_by(key, value, options, Some(&session), HeapPatience::Waits),
+            None => Ok(PutOutcome::Missing),
+        }
+    }
+
+    /// The server ends, and with it the sessions of owners: that is no reason for their entries to go.
+    pub(crate) fn end_owners(&self) {
+        self.owners().into_iter().for_each(Owners::end);
+    }
+
+    fn all_owners(&self) -> Result<&Owners, PutError> {
+        self.owners().ok_or(PutError::NoOwners)
+    }
+}

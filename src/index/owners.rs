@@ -1,0 +1,488 @@
+//! Owners of entries: who has which, and how all entries of one go at once (O).
+//!
+//! ```text
+//! put      the owner is there ─ slot ─ its hash is noted                    puts are counted meanwhile
+//! gone     no more puts ─ those under way end ─ its bit is set ─ it is told
+//! tidy     hashes that were noted ─ its entries are removed ─ 2T ─ counters go up ─ its bit is cleared
+//! ```
+//!
+//! What is noted of an entry is a hint, as its time is (`lives.rs`): what counts is the owner in its slot, under the
+//! key's lock.
+
+#[cfg(all(test, feature = "sim", not(loom)))]
+mod tests;
+
+use super::whole::Table;
+use crate::clock::Clock;
+use crate::faults::{Rule, broken, by_rule, in_order, kept, wait_ns};
+use crate::layout::geometry::Geometry;
+use crate::layout::hash::First;
+use crate::layout::life::Life;
+use crate::layout::owners::{MASK_WORDS, OWNER_MAX, bit, time_in, with_time};
+use crate::layout::slot::Key;
+use crate::outcome::PutError;
+use crate::region::Region;
+use crate::sync::{Mutex, lock, try_lock, yield_now};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// How long an owner may be away of whom it was never said: one of a snapshot.
+const ABSENT_FOR: Duration = Duration::from_secs(60);
+/// Owners whose turn it is in one tidying.
+const OWNERS_AT_ONCE: usize = 64;
+/// Hashes of an owner from which on old ones are looked at when one is noted.
+const HASHES_LOOKED_AT: usize = 1 << 10;
+/// Time between two looks at who is away, while somebody is.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// What the longest time between two looks counts as.
+const STEP_MAX: Duration = Duration::from_millis(200);
+
+/// The owners of a table.
+#[derive(Debug)]
+pub(super) struct Owners(Arc<OwnersInCommon>);
+
+#[derive(Debug)]
+struct OwnersInCommon {
+    /// Also guards the words of the region that say something of an owner.
+    all: Mutex<FxHashMap<u16, Arc<OneOwner>>>,
+    /// Owners that are away, or hidden.
+    going: Mutex<VecDeque<Arc<OneOwner>>>,
+    /// How many these are. Relaxed: a hint.
+    going_count: AtomicU64,
+    /// One thread at a time takes owners on.
+    tidying: Mutex<()>,
+    awake: AwakeTime,
+    /// The server ends: nobody goes any more because he is away.
+    is_over: AtomicBool,
+}
+
+/// The time for which the server was there to see who is: while it is stopped, it does not go on (O6).
+#[derive(Debug)]
+struct AwakeTime {
+    clock: Clock,
+    /// When somebody last looked, and how long the server had been awake then.
+    last_and_awake_ns: Mutex<(u64, u64)>,
+}
+
+impl AwakeTime {
+    fn now_ns(&self) -> u64 {
+        let (last_ns, awake_ns) = &mut *lock(&self.last_and_awake_ns);
+        let now_ns = self.clock.now_ns();
+        let step_ns = now_ns.saturating_sub(*last_ns);
+        *awake_ns += by_rule(Rule::OwnerAwake, step_ns.min(STEP_MAX.as_nanos() as u64), step_ns);
+        *last_ns = now_ns;
+        *awake_ns
+    }
+}
+
+#[derive(Debug)]
+struct OneOwner {
+    number: u16,
+    state: Mutex<OwnerState>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// It may put.
+    Here,
+    /// It may not any more, and what it was putting ends.
+    Closing,
+    /// Its entries are hidden.
+    Hidden {
+        /// When its bit may be cleared, since the last of its entries has gone.
+        clear_at_ns: Option<u64>,
+    },
+}
+
+#[derive(Debug)]
+struct OwnerState {
+    stage: Stage,
+    /// Whether it is among those that are away, or hidden.
+    is_going: bool,
+    sessions: u64,
+    /// Its puts under way.
+    puts: u64,
+    /// How long it may be away.
+    absent_for: Duration,
+    /// Since when it is, by the time for which the server was awake.
+    absent_since_ns: u64,
+    hashes: OwnedHashes,
+}
+
+/// The hashes of the keys that an owner has, and of some that it had.
+#[derive(Debug, Default)]
+struct OwnedHashes {
+    all: FxHashSet<First>,
+    /// The same, those first that were not looked at for longest.
+    order: VecDeque<First>,
+}
+
+impl OwnedHashes {
+    /// Notes a hash. Of many, two old ones are looked at for each new one, so that no more than half have gone.
+    fn note(&mut self, hash: First, is_there: impl Fn(First) -> bool) {
+        if !self.all.insert(hash) {
+            return;
+        }
+        if self.order.len() >= HASHES_LOOKED_AT {
+            for _ in 0..2 {
+                let Some(old) = self.order.pop_front() else { break };
+                if is_there(old) {
+                    self.order.push_back(old);
+                } else {
+                    self.all.remove(&old);
+                }
+            }
+        }
+        self.order.push_back(hash);
+    }
+
+    fn take(&mut self) -> Option<First> {
+        let hash = self.order.pop_front()?;
+        self.all.remove(&hash);
+        Some(hash)
+    }
+}
+
+/// A session of an owner. When the last one of an owner was dropped, and none has begun for as long as it said, the
+/// owner's entries go.
+#[derive(Debug)]
+pub struct OwnerSession {
+    shared: Arc<OwnersInCommon>,
+    owner: Arc<OneOwner>,
+    absent_for: Duration,
+}
+
+impl OwnerSession {
+    /// The owner.
+    pub fn owner(&self) -> u16 {
+        self.owner.number
+    }
+
+    /// Begins a put of the owner.
+    ///
+    /// # Errors
+    /// [`PutError::OwnerGone`]
+    pub(super) fn begin_put(&self) -> Result<OwnerPut<'_>, PutError> {
+        let mut state = lock(&self.owner.state);
+        if state.stage != Stage::Here && !broken(Rule::OwnerPuts) {
+            return Err(PutError::OwnerGone { owner: self.owner.number });
+        }
+        state.puts += 1;
+        Ok(OwnerPut(&self.owner))
+    }
+}
+
+impl Drop for OwnerSession {
+    fn drop(&mut self) {
+        let awake_ns = self.shared.awake.now_ns();
+        let mut state = lock(&self.owner.state);
+        state.sessions -= 1;
+        if state.sessions == 0 && state.stage == Stage::Here {
+            (state.absent_since_ns, state.absent_for) = (awake_ns, self.absent_for);
+            drop(state);
+            self.shared.goes(&self.owner);
+        }
+    }
+}
+
+/// A put of an owner that is under way.
+#[derive(Debug)]
+pub(super) struct OwnerPut<'s>(&'s OneOwner);
+
+impl OwnerPut<'_> {
+    pub fn owner(&self) -> u16 {
+        self.0.number
+    }
+
+    /// The entry of a key with this hash is visible.
+    pub fn note(&self, hash: First, table: &Table) {
+        let owner = self.0.number;
+        lock(&self.0.state).hashes.note(hash, |old| has_one_of(table, old, owner));
+    }
+}
+
+impl Drop for OwnerPut<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.state).puts -= 1;
+    }
+}
+
+/// Whether a key with this hash has an entry of this owner, as far as that can be seen now.
+fn has_one_of(table: &Table, hash: First, owner: u16) -> bool {
+    table.lives_of(hash).is_none_or(|lives| lives.iter().any(|(_, life)| life.owner == owner))
+}
+
+impl OwnersInCommon {
+    /// It is away, or hidden.
+    fn goes(&self, owner: &Arc<OneOwner>) {
+        if std::mem::replace(&mut lock(&owner.state).is_going, true) {
+            return;
+        }
+        let mut going = lock(&self.going);
+        going.push_back(Arc::clone(owner));
+        self.going_count.store(going.len() as u64, Relaxed);
+    }
+}
+
+impl Owners {
+    /// Those of a new table.
+    pub fn make(clock: &Clock) -> Owners {
+        let awake = AwakeTime { clock: clock.clone(), last_and_awake_ns: Mutex::new((clock.now_ns(), 0)) };
+        let (all, going, going_count, tidying, is_over) = Default::default();
+        Owners(Arc::new(OwnersInCommon { all, going, going_count, tidying, awake, is_over }))
+    }
+
+    /// Those of a table that another server had: whoever has entries is away since now, and whose entries were hidden,
+    /// theirs are removed.
+    pub fn open(table: &Table, clock: &Clock) -> Owners {
+        let owners = Owners::make(clock);
+        let (region, geometry) = (table.region(), table.geometry());
+        table.show_lives(&mut |hash, life: Life| {
+            if (1..=OWNER_MAX).contains(&life.owner) {
+                let owner = owners.found(region, geometry, life.owner);
+                lock(&owner.state).hashes.note(hash, |_| true);
+            }
+        });
+        for word in 0..MASK_WORDS as u16 {
+            let first = word * u64::BITS as u16;
+            let hidden = region.load(geometry.owner_word(first));
+            for owner in
+                (0..u64::BITS as u16).map(|nth| first + nth).filter(|&owner| hidden & bit(owner) != 0)
+            {
+                if (1..=OWNER_MAX).contains(&owner) {
+                    let owner = owners.found(region, geometry, owner);
+                    lock(&owner.state).stage = Stage::Hidden { clear_at_ns: None };
+                }
+            }
+        }
+        owners
+    }
+
+    /// An owner that has entries, or had some, and no session.
+    fn found(&self, region: &Region, geometry: &Geometry, number: u16) -> Arc<OneOwner> {
+        let mut all = lock(&self.0.all);
+        let mut is_new = false;
+        let owner = Arc::clone(all.entry(number).or_insert_with(|| {
+            is_new = true;
+            let absent_for = time_in(region.load(geometry.owner_time_word(number)), number);
+            OneOwner::new(number, absent_for.unwrap_or(ABSENT_FOR), self.0.awake.now_ns())
+        }));
+        if is_new {
+            self.0.goes(&owner);
+        }
+        owner
+    }
+
+    /// Begins a session of an owner, who may be away for so long between two.
+    ///
+    /// # Errors
+    /// [`PutError::OwnerNumber`], [`PutError::OwnerGone`] as long as its entries are being removed.
+    pub fn session(
+        &self,
+        region: &Region,
+        geometry: &Geometry,
+        number: u16,
+        absent_for: Duration,
+    ) -> Result<OwnerSession, PutError> {
+        if !(1..=OWNER_MAX).contains(&number) {
+            return Err(PutError::OwnerNumber { given: number });
+        }
+        let mut all = lock(&self.0.all);
+        let owner = all.entry(number).or_insert_with(|| OneOwner::new(number, absent_for, 0));
+        let mut state = lock(&owner.state);
+        if state.stage != Stage::Here {
+            return Err(PutError::OwnerGone { owner: number });
+        }
+        // For the next server: the longest time that a session has said.
+        let longest = if state.sessions > 0 { state.absent_for.max(absent_for) } else { absent_for };
+        (state.absent_for, state.sessions) = (longest, state.sessions + 1);
+        drop(state);
+        let owner = Arc::clone(owner);
+        let word = geometry.owner_time_word(number);
+        region.store(word, with_time(region.load(word), number, Some(longest)));
+        Ok(OwnerSession { shared: Arc::clone(&self.0), owner, absent_for })
+    }
+
+    /// A session for an entry of a snapshot, whose owner is not known to be there. `None` if its entries are being
+    /// removed.
+    pub fn session_of_entry(
+        &self,
+        region: &Region,
+        geometry: &Geometry,
+        number: u16,
+    ) -> Option<OwnerSession> {
+        let number = Some(number).filter(|number| (1..=OWNER_MAX).contains(number))?;
+        let owner = self.found(region, geometry, number);
+        let mut state = lock(&owner.state);
+        if state.stage != Stage::Here {
+            return None;
+        }
+        state.sessions += 1;
+        let absent_for = state.absent_for;
+        drop(state);
+        Some(OwnerSession { shared: Arc::clone(&self.0), owner, absent_for })
+    }
+
+    /// Hides all entries of an owner, and has them removed. Returns whether it had a session or an entry. Waits for its
+    /// puts that are under way.
+    pub fn remove(&self, table: &Table, number: u16) -> bool {
+        let owner = lock(&self.0.all).get(&number).map(Arc::clone);
+        owner.is_some_and(|owner| self.hide(table, &owner))
+    }
+
+    /// O1. Returns whether this call has hidden them.
+    fn hide(&self, table: &Table, owner: &Arc<OneOwner>) -> bool {
+        let (region, geometry) = (table.region(), table.geometry());
+        {
+            let mut state = lock(&owner.state);
+            if state.stage != Stage::Here {
+                return false;
+            }
+            state.stage = Stage::Closing;
+        }
+        let word = geometry.owner_word(owner.number);
+        while kept_waiting(owner) {
+            region.load(word);
+            yield_now();
+        }
+        in_order(
+            Rule::OwnerFirst,
+            (),
+            |()| {
+                let _all = lock(&self.0.all);
+                region.store(word, region.load(word) | bit(owner.number));
+            },
+            |()| table.feed().tell_owner(owner.number),
+        );
+        lock(&owner.state).stage = Stage::Hidden { clear_at_ns: None };
+        self.0.goes(owner);
+        true
+    }
+
+    /// From now on nobody goes because he is away: the server ends, and with it all sessions (O6).
+    pub fn end(&self) {
+        self.0.is_over.store(true, Relaxed);
+    }
+
+    /// Takes owners on that are away or hidden: up to `max` entries are passed to `remove`, which says whether they are
+    /// gone. Returns how long until there is more to do.
+    pub fn tidy(
+        &self,
+        table: &Table,
+        mut max: usize,
+        mut remove: impl FnMut(&Key, u16) -> bool,
+    ) -> Option<Duration> {
+        if self.0.going_count.load(Relaxed) == 0 {
+            return None;
+        }
+        // Whoever is at it returns when there is more.
+        let _turn = try_lock(&self.0.tidying)?;
+        let mut next = None;
+        let mut later =
+            |within: Duration| next = Some(next.map_or(within, |next: Duration| next.min(within)));
+        let turns = lock(&self.0.going).len();
+        for _ in 0..turns.min(OWNERS_AT_ONCE) {
+            let owner = {
+                let mut going = lock(&self.0.going);
+                let owner = going.pop_front();
+                self.0.going_count.store(going.len() as u64, Relaxed);
+                owner
+            };
+            let Some(owner) = owner else { break };
+            lock(&owner.state).is_going = false;
+            if let Some(within) = self.take_on(table, &owner, &mut max, &mut remove) {
+                later(within);
+                self.0.goes(&owner);
+            }
+        }
+        if turns > OWNERS_AT_ONCE {
+            later(Duration::from_millis(1));
+        }
+        next
+    }
+
+    /// Takes an owner on. Returns when its next turn is; `None` if it is here, or gone for good.
+    fn take_on(
+        &self,
+        table: &Table,
+        owner: &Arc<OneOwner>,
+        max: &mut usize,
+        remove: &mut impl FnMut(&Key, u16) -> bool,
+    ) -> Option<Duration> {
+        let mut state = lock(&owner.state);
+        match state.stage {
+            // It has another turn when it is hidden.
+            Stage::Closing => None,
+            Stage::Here if state.sessions > 0 => None,
+            Stage::Here => {
+                let away_ns = self.0.awake.now_ns().saturating_sub(state.absent_since_ns);
+                let left = state.absent_for.saturating_sub(Duration::from_nanos(away_ns));
+                if !left.is_zero() || self.0.is_over.load(Relaxed) {
+                    return Some(left.clamp(Duration::from_millis(1), LOOK_EVERY));
+                }
+                drop(state);
+                self.hide(table, owner);
+                Some(Duration::ZERO)
+            }
+            Stage::Hidden { clear_at_ns } => {
+                while let Some(hash) = (*max > 0).then(|| state.hashes.take()).flatten() {
+                    drop(state);
+                    *max -= 1;
+                    let are_gone = remove_all_of(table, hash, owner.number, remove);
+                    state = lock(&owner.state);
+                    if !are_gone {
+                        state.hashes.note(hash, |_| true);
+                        return Some(Duration::from_millis(1));
+                    }
+                }
+                if !state.hashes.all.is_empty() {
+                    return Some(Duration::ZERO);
+                }
+                let now_ns = table.clock().now_ns();
+                let grace_ns = 2 * table.geometry().grace().as_nanos() as u64;
+                let at_ns = clear_at_ns.unwrap_or_else(|| now_ns + wait_ns(Rule::OwnerGrace, grace_ns));
+                state.stage = Stage::Hidden { clear_at_ns: Some(at_ns) };
+                if now_ns < at_ns {
+                    return Some(Duration::from_nanos(at_ns - now_ns));
+                }
+                drop(state);
+                self.clear(table, owner.number);
+                None
+            }
+        }
+    }
+
+    /// O4: the number may be used again.
+    fn clear(&self, table: &Table, number: u16) {
+        let (region, geometry) = (table.region(), table.geometry());
+        let mut all = lock(&self.0.all);
+        table.count_all_moves(Rule::OwnerCount);
+        let (word, time) = (geometry.owner_word(number), geometry.owner_time_word(number));
+        region.store(time, with_time(region.load(time), number, None));
+        region.store(word, region.load(word) & !bit(number));
+        all.remove(&number);
+    }
+}
+
+impl OneOwner {
+    fn new(number: u16, absent_for: Duration, absent_since_ns: u64) -> Arc<OneOwner> {
+        let (is_going, sessions, puts, hashes) = Default::default();
+        let state =
+            OwnerState { stage: Stage::Here, is_going, sessions, puts, absent_for, absent_since_ns, hashes };
+        Arc::new(OneOwner { number, state: Mutex::new(state) })
+    }
+}
+
+/// Whether puts of the owner are under way.
+fn kept_waiting(owner: &OneOwner) -> bool {
+    !kept(Rule::OwnerPuts, || lock(&owner.state).puts == 0)
+}
+
+/// Removes the entries of this owner whose keys have this hash. Returns whether none is there any more.
+fn remove_all_of(table: &Table, hash: First, owner: u16, remove: &mut impl FnMut(&Key, u16) -> bool) -> bool {
+    let Some(lives) = table.lives_of(hash) else { return false };
+    lives.iter().filter(|(_, life)| life.owner == owner).all(|(key, _)| remove(key, owner))
+}

@@ -1,0 +1,240 @@
+//! An owner goes and comes again while others change its key, and read it. Threads take turns, in any order that the
+//! locks allow.
+
+use crate::clock::Clock;
+use crate::config::{Config, TableSize};
+use crate::index::{Index, LeftCause};
+use crate::layout::hash::Seeds;
+use crate::outcome::{PutMode, PutOptions};
+use crate::sim::{Recorder, turns};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+const GRACE: Duration = Duration::from_micros(200);
+const HOUR: Duration = Duration::from_secs(3600);
+const OWNER: u16 = 7;
+const KEY: &[u8] = b"key";
+/// Orders that are tried.
+const SEEDS: u64 = 300;
+
+fn index(seed: u64, size: TableSize) -> Index {
+    let config = Config {
+        size,
+        key_max: 8,
+        value_max: 16,
+        grace: GRACE,
+        seeds: Some(Seeds::from_number(seed)),
+        life: true,
+        owners: true,
+        ..Config::default()
+    };
+    let (geometry, clock) = (config.geometry().unwrap(), Clock::manual());
+    let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
+    Index::create(recorder.region(geometry.region_bytes()), geometry, clock).unwrap()
+}
+
+fn any_index(seed: u64) -> Index {
+    let growing = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(64) };
+    index(seed, if seed.is_multiple_of(2) { TableSize::Slots(64) } else { growing })
+}
+
+/// Takes the table on until the owner may come again, and begins its session.
+fn session(index: &Index) -> crate::index::OwnerSession {
+    loop {
+        if let Ok(session) = index.owner(OWNER, HOUR) {
+            return session;
+        }
+        index.tidy();
+        index.table().clock().advance(GRACE);
+    }
+}
+
+fn got(index: &Index) -> Option<u64> {
+    let mut value = Vec::new();
+    let is_there = index.reader().get_into(KEY, &mut value).unwrap();
+    is_there.then(|| u64::from_le_bytes(value.try_into().unwrap()))
+}
+
+type OwnerWork<'w> = Box<dyn FnOnce() -> Option<String> + Send + 'w>;
+
+fn wrong(seed: u64, works: Vec<OwnerWork<'_>>) -> Option<String> {
+    turns::run(seed, works).into_iter().flatten().next()
+}
+
+/// What an owner had is found by a GET that begins after it was removed.
+fn comes_back(seed: u64) -> Option<String> {
+    const TIMES: u64 = 4;
+    let index = any_index(seed);
+    let (removed, is_over) = (AtomicU64::new(0), AtomicU64::new(0));
+    let goes = || {
+        for nth in 1..=TIMES {
+            let session = session(&index);
+            index.put_of(&session, KEY, &nth.to_le_bytes(), PutOptions::new()).unwrap();
+            assert!(index.remove_owner(OWNER).unwrap());
+            removed.store(nth, Relaxed);
+        }
+        is_over.store(1, Relaxed);
+        None
+    };
+    let reads = || {
+        while is_over.load(Relaxed) == 0 {
+            let before = removed.load(Relaxed);
+            if let Some(nth) = got(&index).filter(|&nth| nth <= before) {
+                return Some(format!("entry {nth} is found after {before} was removed"));
+            }
+        }
+        None
+    };
+    wrong(seed, vec![Box::new(goes), Box::new(reads)])
+}
+
+/// A key that always has an entry, whosever, is absent.
+fn is_missed(seed: u64) -> Option<String> {
+    const TIMES: u64 = 4;
+    let index = any_index(seed);
+    index.put(KEY, &0u64.to_le_bytes(), PutMode::Insert).unwrap();
+    let is_over = AtomicU64::new(0);
+    let goes = || {
+        for nth in 1..=TIMES {
+            let session = session(&index);
+            index.put_of(&session, KEY, &nth.to_le_bytes(), PutOptions::new()).unwrap();
+            index.put(KEY, &nth.to_le_bytes(), PutMode::Upsert).unwrap();
+            assert!(index.remove_owner(OWNER).unwrap());
+        }
+        is_over.store(1, Relaxed);
+        None
+    };
+    let reads = || {
+        while is_over.load(Relaxed) == 0 {
+            if got(&index).is_none() {
+                return Some("it is absent".into());
+            }
+        }
+        None
+    };
+    wrong(seed, vec![Box::new(goes), Box::new(reads)])
+}
+
+/// What another puts in the place of a hidden entry goes with it.
+fn takes_another(seed: u64) -> Option<String> {
+    let index = any_index(seed);
+    let removed = AtomicU64::new(0);
+    let goes = || {
+        let session = session(&index);
+        index.put_of(&session, KEY, &1u64.to_le_bytes(), PutOptions::new()).unwrap();
+        index.remove_owner(OWNER).unwrap();
+        removed.store(1, Relaxed);
+        drop(self::session(&index));
+        None
+    };
+    let puts = || {
+        while removed.load(Relaxed) == 0 {
+            got(&index);
+        }
+        index.put(KEY, &2u64.to_le_bytes(), PutMode::Upsert).unwrap();
+        None
+    };
+    let wrong = wrong(seed, vec![Box::new(goes), Box::new(puts)]);
+    wrong.or_else(|| (got(&index) != Some(2)).then(|| "what came in its place is gone".into()))
+}
+
+/// Who hears that an owner has gone still finds what it had.
+fn is_told_early(seed: u64) -> Option<String> {
+    let index = any_index(seed);
+    let from = index.feed().start(1 << 16).unwrap();
+    let session = session(&index);
+    index.put_of(&session, KEY, &1u64.to_le_bytes(), PutOptions::new()).unwrap();
+    let goes = || {
+        assert!(index.remove_owner(OWNER).unwrap());
+        None
+    };
+    let hears = || {
+        loop {
+            let mut has_gone = false;
+            index.feed().read(from..u64::MAX, &mut |_, change| {
+                let is_it = change.key.is_empty() && change.owner == OWNER;
+                has_gone |= is_it && change.cause == LeftCause::OwnerGone;
+                true
+            });
+            let found = got(&index);
+            if has_gone {
+                return found.map(|_| "it was heard, and is found".into());
+            }
+        }
+    };
+    wrong(seed, vec![Box::new(goes), Box::new(hears)])
+}
+
+/// Two threads of a server remove and tidy at once, a third one puts as the owner: what was acknowledged before the
+/// removal is gone, what comes later is refused, and in the end nothing is left.
+fn is_left_over(seed: u64) -> Option<String> {
+    let index = any_index(seed);
+    let session = session(&index);
+    let is_removed = AtomicU64::new(0);
+    let puts = || {
+        for nth in 1..=20u64 {
+            let before = is_removed.load(Relaxed);
+            let put = index.put_of(&session, &nth.to_le_bytes(), b"value", PutOptions::new());
+            if before > 0 && put.is_ok() {
+                return Some(format!("put {nth} came after the removal"));
+            }
+        }
+        None
+    };
+    let goes = || {
+        (0..seed % 100).for_each(|_| assert!(got(&index).is_none()));
+        index.remove_owner(OWNER).unwrap();
+        is_removed.store(1, Relaxed);
+        drop(self::session(&index));
+        (!index.is_empty()).then(|| "the number is given again, and entries are left".into())
+    };
+    let tidies = || {
+        for _ in 0..20 {
+            index.tidy();
+            index.table().clock().advance(GRACE / 2);
+        }
+        None
+    };
+    wrong(seed, vec![Box::new(puts), Box::new(goes), Box::new(tidies)])
+}
+
+type OwnerCase = fn(u64) -> Option<String>;
+
+#[test]
+fn owners_go_at_once_whatever_others_do() {
+    let cases: [(&str, OwnerCase); 5] = [
+        ("comes back", comes_back),
+        ("is missed", is_missed),
+        ("takes another", takes_another),
+        ("is told early", is_told_early),
+        ("is left over", is_left_over),
+    ];
+    for (name, case) in cases {
+        for seed in 0..SEEDS {
+            assert_eq!(case(seed), None, "{name}, seed {seed}");
+        }
+    }
+}
+
+/// Each rule that is broken is noticed in some order.
+#[cfg(feature = "faults")]
+#[test]
+fn broken_rules_are_noticed() {
+    use crate::faults::{Broken, Rule};
+    let cases: [(Rule, OwnerCase); 7] = [
+        (Rule::OwnerMask, comes_back),
+        (Rule::OwnerProof, comes_back),
+        (Rule::OwnerCount, comes_back),
+        (Rule::OwnerAgain, is_missed),
+        (Rule::OwnerCheck, takes_another),
+        (Rule::OwnerFirst, is_told_early),
+        (Rule::OwnerPuts, is_left_over),
+    ];
+    for (rule, case) in cases {
+        let _broken = Broken::rule(rule);
+        let found = (0..20 * SEEDS).find_map(|seed| Some((seed, case(seed)?)));
+        let (seed, wrong) = found.unwrap_or_else(|| panic!("case lost: {rule:?}"));
+        println!("{rule:?} broken: seed {seed}: {wrong}");
+    }
+}

@@ -1,0 +1,510 @@
+//! Owners of entries (O), by the index alone and through a server.
+
+use oneread::embedded::{Clock, Index, OwnerSession};
+use oneread::error::{ConnectError, MutateError, PutError};
+use oneread::internals::region::{Backing, Region};
+use oneread::layout::{OWNER_MAX, Seeds};
+use oneread::sink::LifeSink;
+use oneread::snapshot::Snapshot;
+use oneread::{
+    Address, Client, Config, FeedItem, FeedOptions, OwnerOptions, PartChange, PutMode, PutOptions,
+    PutOutcome, Server, ServerConfig, StartMode, SwapOutcome, TableSize, Tell,
+};
+use std::time::{Duration, Instant};
+
+const LAYOUTS: [&str; 4] = ["windowed:8", "bucketized:4", "farm", "cluster"];
+const SECOND: Duration = Duration::from_secs(1);
+const MILLI: Duration = Duration::from_millis(1);
+const GRACE: Duration = Duration::from_millis(2);
+const KEYS: u64 = 600;
+/// Whose entries go.
+const GONE: u16 = 7;
+/// Whose stay.
+const STAYS: u16 = OWNER_MAX;
+
+fn config(layout: &str, size: TableSize) -> Config {
+    let heap = matches!(size, TableSize::Slots(_)).then_some(8 << 20);
+    let config = Config::new().layout(layout.parse().unwrap()).size(size).seeds(Seeds::from_number(5));
+    let config = config.key_max(8).value_max(3_000).inline_max(28).heap_bytes(heap).grace(GRACE);
+    config.life(true).owners(true)
+}
+
+fn sizes() -> [TableSize; 2] {
+    [TableSize::Slots(2_000), TableSize::Growing { bytes_max: 64 << 20, segment_slots: Some(256) }]
+}
+
+fn all() -> impl Iterator<Item = (&'static str, TableSize)> {
+    LAYOUTS.into_iter().flat_map(|layout| sizes().map(|size| (layout, size)))
+}
+
+fn index(config: &Config) -> (Index, Clock) {
+    let (clock, geometry) = (Clock::manual(), config.geometry().unwrap());
+    let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
+    (Index::create(region, geometry, clock.clone()).unwrap(), clock)
+}
+
+fn key(n: u64) -> [u8; 8] {
+    (n + 1).to_le_bytes()
+}
+
+/// Short values, and some that do not fit their slots.
+fn value(n: u64) -> Vec<u8> {
+    vec![1; if n.is_multiple_of(7) { 3_000 } else { n as usize % 29 }]
+}
+
+/// Whose key this is: some are nobody's.
+fn owner_of(n: u64) -> u16 {
+    [GONE, STAYS, 0][n as usize % 3]
+}
+
+/// Takes the table on until nothing is left to do for so long.
+fn tidy(index: &Index, clock: &Clock, time: Duration) {
+    let steps = time.as_millis().div_ceil(50);
+    for _ in 0..=steps {
+        while index.tidy() == Some(Duration::ZERO) {}
+        clock.advance(time / (steps as u32).max(1));
+    }
+}
+
+/// Puts all keys. Returns the sessions.
+fn fill(index: &Index, absent_for: Duration) -> [OwnerSession; 2] {
+    let sessions = [GONE, STAYS].map(|owner| index.owner(owner, absent_for).unwrap());
+    for n in 0..KEYS {
+        let outcome = match owner_of(n) {
+            0 => index.put(&key(n), &value(n), PutMode::Insert),
+            GONE => index.put_of(&sessions[0], &key(n), &value(n), PutMode::Insert.into()),
+            _ => index.put_of(&sessions[1], &key(n), &value(n), PutMode::Insert.into()),
+        };
+        assert_eq!(outcome, Ok(PutOutcome::Inserted));
+    }
+    sessions
+}
+
+/// Every way of reading shows exactly the keys whose owner is not this one.
+fn check_all_but(index: &Index, gone: u16, case: &str) {
+    let (mut reader, mut got) = (index.reader(), Vec::new());
+    let keys: Vec<[u8; 8]> = (0..KEYS).map(key).collect();
+    let is_there = |n: u64| gone == 0 || owner_of(n) != gone;
+    for n in 0..KEYS {
+        let found = reader.get_into(&key(n), &mut got).unwrap();
+        assert_eq!(found, is_there(n), "{case}: {n}");
+        assert!(!found || got == value(n), "{case}: {n}");
+        let len = reader.value_len(&key(n)).unwrap();
+        assert_eq!(len, is_there(n).then(|| value(n).len()), "{case}: {n}");
+        let range = reader.get_range(&key(n), 1..5, &mut got).unwrap();
+        assert_eq!(range.is_some(), is_there(n), "{case}: {n}");
+        let life = reader.get_into(&key(n), &mut LifeSink::default()).unwrap().flatten();
+        assert_eq!(life.map(|life| life.owner), is_there(n).then(|| owner_of(n)), "{case}: {n}");
+    }
+    let mut answered = 0;
+    reader
+        .get_many(&keys, |n, got| {
+            assert_eq!(got.is_some(), is_there(n as u64), "{case}: {n}");
+            answered += 1;
+        })
+        .unwrap();
+    assert_eq!(answered, KEYS, "{case}");
+    #[cfg(feature = "sim")]
+    check_shown(index, is_there, case);
+}
+
+/// What a snapshot would have.
+#[cfg(feature = "sim")]
+fn check_shown(index: &Index, is_there: impl Fn(u64) -> bool, case: &str) {
+    let mut shown = 0;
+    index.show_all(&mut |key, _| {
+        let n = u64::from_le_bytes(key.try_into().unwrap()) - 1;
+        assert!(is_there(n), "{case}: {n} is shown");
+        shown += 1;
+    });
+    assert_eq!(shown, (0..KEYS).filter(|&n| is_there(n)).count(), "{case}");
+}
+
+fn refused(index: &Index, owner: u16) -> bool {
+    matches!(index.owner(owner, SECOND), Err(PutError::OwnerGone { owner: of }) if of == owner)
+}
+
+/// With the return of one call, no way of reading finds an entry of the owner; what is there of the others stays. Then
+/// they are removed, and the number is given again, no earlier than twice the grace time after.
+#[test]
+fn entries_of_an_owner_are_hidden_at_once() {
+    for (layout, size) in all() {
+        let case = format!("{layout} {size:?}");
+        let (index, clock) = index(&config(layout, size));
+        let sessions = fill(&index, SECOND);
+        check_all_but(&index, 0, &case);
+        assert_eq!(index.remove_owner(GONE), Ok(true), "{case}");
+        check_all_but(&index, GONE, &case);
+        assert_eq!(index.len(), KEYS, "{case}: they are only hidden");
+        // Late puts, and others'.
+        let late = index.put_of(&sessions[0], &key(KEYS), b"", PutOptions::new());
+        assert_eq!(late, Err(PutError::OwnerGone { owner: GONE }), "{case}");
+        assert_eq!(index.remove_owner(GONE), Ok(false), "{case}: once is enough");
+        assert!(refused(&index, GONE), "{case}");
+        // Until they are removed, bit by bit.
+        while index.len() > KEYS - KEYS / 3 {
+            let before = index.len();
+            assert!(index.tidy().is_some(), "{case}: there is more to do");
+            assert!(before - index.len() <= 100, "{case}: a bounded step");
+            check_all_but(&index, GONE, &case);
+        }
+        index.tidy();
+        clock.advance(2 * GRACE - Duration::from_nanos(1));
+        index.tidy();
+        assert!(refused(&index, GONE), "{case}: readers may have seen one");
+        clock.advance(Duration::from_nanos(1));
+        index.tidy();
+        let again = index.owner(GONE, SECOND).unwrap();
+        let late = index.put_of(&sessions[0], &key(0), b"", PutOptions::new());
+        assert_eq!(late, Err(PutError::OwnerGone { owner: GONE }), "{case}: another session's");
+        check_all_but(&index, GONE, &case);
+        for n in (0..KEYS).filter(|&n| owner_of(n) == GONE) {
+            index.put_of(&again, &key(n), &value(n), PutMode::Insert.into()).unwrap();
+        }
+        check_all_but(&index, 0, &case);
+    }
+}
+
+/// Every change treats a hidden entry as absent, and its slot is used.
+#[test]
+fn hidden_is_absent_for_changes() {
+    for (layout, size) in all() {
+        let case = format!("{layout} {size:?}");
+        let (index, _) = index(&config(layout, size));
+        let _sessions = fill(&index, SECOND);
+        index.remove_owner(GONE).unwrap();
+        let mut mine = (0..KEYS).filter(|&n| owner_of(n) == GONE);
+        for n in mine.by_ref().take(40) {
+            let key = key(n);
+            assert_eq!(index.put(&key, b"new", PutMode::Update), Ok(PutOutcome::Missing), "{case}");
+            assert_eq!(index.compare_and_swap(&key, &value(n), b"new"), Ok(SwapOutcome::Absent), "{case}");
+            assert_eq!(index.remove_if(&key, &value(n)), Ok(SwapOutcome::Absent), "{case}");
+            assert_eq!(index.remove(&key), Ok(false), "{case}");
+            match n % 3 {
+                0 => assert_eq!(index.put(&key, b"new", PutMode::Insert), Ok(PutOutcome::Inserted)),
+                1 => assert_eq!(index.put(&key, b"new", PutMode::Upsert), Ok(PutOutcome::Inserted)),
+                _ => {
+                    let add = PartChange::Add { delta: 5, initial: Some(7) };
+                    let told = index.change_part(&key, add, Tell::After).unwrap();
+                    assert_eq!(told.value.unwrap(), 12u64.to_le_bytes(), "{case}");
+                }
+            }
+            let life = index.reader().get_into(&key, &mut LifeSink::default()).unwrap().flatten();
+            assert_eq!(life.unwrap().owner, 0, "{case}: whoever puts has it");
+        }
+        assert_eq!(index.len(), KEYS, "{case}: in the slots that they were in");
+        while index.tidy() == Some(Duration::ZERO) {}
+        assert_eq!(index.len(), KEYS - mine.count() as u64, "{case}: what came in their place stays");
+    }
+}
+
+/// A change of an entry that is there leaves it whose it is; a put makes it whose the put is.
+#[test]
+fn who_puts_has_it() {
+    let (index, _) = index(&config("windowed:8", sizes()[1]));
+    let owner = || {
+        let life = index.reader().get_into(b"key", &mut LifeSink::default()).unwrap().flatten();
+        life.map(|life| life.owner)
+    };
+    let session = index.owner(GONE, SECOND).unwrap();
+    index.put_of(&session, b"key", b"one", PutOptions::new()).unwrap();
+    assert_eq!(owner(), Some(GONE));
+    assert_eq!(index.compare_and_swap(b"key", b"one", b"two"), Ok(SwapOutcome::Swapped));
+    assert_eq!(owner(), Some(GONE));
+    index.put(b"key", b"three", PutMode::Upsert).unwrap();
+    assert_eq!(owner(), Some(0));
+    index.put_of(&session, b"key", b"four", PutOptions::new()).unwrap();
+    index.remove_owner(GONE).unwrap();
+    assert_eq!((owner(), index.len()), (None, 1));
+}
+
+/// An owner is away when its last session has gone, for as long as it has said. Who comes again in time keeps all.
+#[test]
+fn owners_may_be_away() {
+    let (index, clock) = index(&config("windowed:8", sizes()[1]));
+    let sessions = fill(&index, 10 * SECOND);
+    let second = index.owner(GONE, 10 * SECOND).unwrap();
+    drop(sessions);
+    tidy(&index, &clock, 9 * SECOND);
+    drop(index.owner(STAYS, 10 * SECOND).unwrap());
+    tidy(&index, &clock, 9 * SECOND);
+    check_all_but(&index, 0, "one has a session, one came again");
+    drop(second);
+    let stays = index.owner(STAYS, 10 * SECOND).unwrap();
+    tidy(&index, &clock, 11 * SECOND);
+    check_all_but(&index, GONE, "one has gone");
+    assert_eq!(index.len(), KEYS - KEYS / 3);
+    // The server was stopped: that is nobody's absence.
+    drop(stays);
+    index.tidy();
+    clock.advance(100 * SECOND);
+    index.tidy();
+    check_all_but(&index, GONE, "the server was away itself");
+    tidy(&index, &clock, 11 * SECOND);
+    assert_eq!(index.len(), KEYS / 3);
+}
+
+/// Numbers that nobody has, and tables without owners.
+#[test]
+fn impossible_owners_are_refused() {
+    let (with, _) = index(&config("windowed:8", sizes()[0]));
+    for given in [0, u16::MAX] {
+        assert_eq!(with.owner(given, SECOND).unwrap_err(), PutError::OwnerNumber { given });
+        assert_eq!(with.remove_owner(given), Ok(false));
+    }
+    assert_eq!(with.remove_owner(1), Ok(false));
+    assert!(with.owner(OWNER_MAX, Duration::MAX).is_ok() && with.owner(1, Duration::ZERO).is_ok());
+    let (without, _) = index(&config("windowed:8", sizes()[0]).owners(false));
+    assert_eq!(without.owner(1, SECOND).unwrap_err(), PutError::NoOwners);
+    assert_eq!(without.remove_owner(1), Err(PutError::NoOwners));
+    let no_life = config("windowed:8", sizes()[0]).life(false).geometry().unwrap_err().to_string();
+    assert!(no_life.contains("Config::life"), "{no_life}");
+}
+
+/// The next server finds who has gone, goes on removing, and gives the others their time again.
+#[test]
+fn owners_outlive_the_server() {
+    for (layout, size) in all() {
+        let case = format!("{layout} {size:?}");
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("region");
+        let (config, clock) = (config(layout, size), Clock::manual());
+        let (geometry, kept) = (config.geometry().unwrap(), Backing::File(file.clone()));
+        let index =
+            Index::create(Region::create(&kept, geometry.region_bytes()).unwrap(), geometry, clock.clone())
+                .unwrap();
+        let sessions = fill(&index, 10 * SECOND);
+        index.remove_owner(GONE).unwrap();
+        index.tidy();
+        assert!(index.len() > KEYS - KEYS / 3 && index.len() < KEYS, "{case}: half of it is done");
+        // The server is gone without a word.
+        drop((sessions, index));
+        let (index, _) = Index::open(Region::open(&file).unwrap(), clock.clone()).unwrap();
+        check_all_but(&index, GONE, &case);
+        assert!(refused(&index, GONE), "{case}");
+        tidy(&index, &clock, SECOND);
+        assert_eq!(index.len(), KEYS - KEYS / 3, "{case}");
+        check_all_but(&index, GONE, &case);
+        drop(index.owner(GONE, SECOND).unwrap());
+        // 10 s are kept as 16.384.
+        tidy(&index, &clock, 9 * SECOND);
+        check_all_but(&index, GONE, &case);
+        tidy(&index, &clock, 10 * SECOND);
+        assert_eq!(index.len(), KEYS / 3, "{case}: nobody has come for them");
+    }
+}
+
+/// A snapshot has what is not hidden, and whose it is. Where nobody comes for it, it goes.
+#[test]
+fn snapshots_carry_owners() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("snapshot");
+    let (index, _) = index(&config("windowed:8", sizes()[1]));
+    let _sessions = fill(&index, SECOND);
+    index.remove_owner(GONE).unwrap();
+    assert_eq!(index.save(&path, &mut |_, _| true).unwrap().keys, KEYS - KEYS / 3);
+    let snapshot = Snapshot::open(&path).unwrap();
+    let (other, clock) = self::index(&config("farm", sizes()[1]));
+    other.restore_from(&snapshot, &mut |_, _| {}).unwrap();
+    check_all_but(&other, GONE, "restored");
+    tidy(&other, &clock, 59 * SECOND);
+    check_all_but(&other, GONE, "restored, and waited for");
+    tidy(&other, &clock, 2 * SECOND);
+    assert_eq!(other.len(), KEYS / 3);
+    let (without, _) = self::index(&config("farm", sizes()[0]).owners(false));
+    assert_eq!(without.restore_from(&snapshot, &mut |_, _| {}).unwrap().keys, KEYS - KEYS / 3);
+}
+
+fn serve(dir: &std::path::Path, workers: usize) -> (Server, Address) {
+    let address = Address::Shm(dir.join("table"));
+    let config = config("windowed:8", TableSize::up_to(64 << 20)).value_max(1 << 20);
+    let server = ServerConfig::new(address.clone(), config).workers(workers);
+    (Server::start(server).unwrap(), address)
+}
+
+/// Waits until something is so.
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < 60 * SECOND, "{what}");
+        std::thread::sleep(5 * MILLI);
+    }
+}
+
+/// Through a server: a client puts as an owner, on every way that a value goes. Another one removes it. Who follows hears
+/// of it once.
+#[test]
+fn clients_are_owners() {
+    for workers in [1, 2] {
+        let dir = tempfile::tempdir().unwrap();
+        let (server, address) = serve(dir.path(), workers);
+        let mut other = Client::connect(&address).unwrap();
+        let mut changes = other.changes(FeedOptions::new().prefix(b"none".to_vec())).unwrap();
+        let mut client = other.owner(OwnerOptions::new(GONE).absent_for(3600 * SECOND)).unwrap();
+        let mut clone = client.clone();
+        for (n, len) in [3, 2_000, 5_000, 600_000].into_iter().enumerate() {
+            let put = if n % 2 == 0 { &mut client } else { &mut clone };
+            assert_eq!(put.put(&[n as u8; 4], &vec![1; len]).unwrap(), PutOutcome::Inserted);
+            assert_eq!(other.get(&[n as u8; 4]).unwrap().map(|value| value.len()), Some(len));
+            assert_eq!(other.life(&[n as u8; 4]).unwrap().unwrap().owner, GONE);
+        }
+        let many: Vec<([u8; 4], [u8; 2])> =
+            (0..2_000u32).map(|n| ((n << 8 | 1).to_le_bytes(), [2; 2])).collect();
+        assert!(client.put_many(&many).unwrap().iter().all(|put| *put == Ok(PutOutcome::Inserted)));
+        other.put(b"own", b"value").unwrap();
+        assert!(other.remove_owner(GONE).unwrap());
+        let keys: Vec<[u8; 4]> = many.iter().map(|(key, _)| *key).chain((0..4).map(|n| [n; 4])).collect();
+        assert!(other.get_many(&keys).unwrap().iter().all(|got| *got == Ok(None)));
+        let mut present = Vec::new();
+        other.contains_many(&keys, &mut present).unwrap();
+        assert!(present.iter().all(|&bits| bits == 0));
+        assert!(!other.contains(&keys[0]).unwrap() && other.get_two_sided(&keys[0]).unwrap().is_none());
+        let left: Vec<_> = other.scan().map(|key| key.unwrap().key).collect();
+        assert_eq!(left, [b"own"]);
+        assert!(matches!(client.put(b"late", b""), Err(MutateError::OwnerGone { owner: GONE })));
+        assert!(matches!(clone.insert(b"late", b""), Err(MutateError::OwnerGone { owner: GONE })));
+        let item = changes.next(60 * SECOND).unwrap();
+        assert!(matches!(item, Some(FeedItem::OwnerGone { owner: GONE, .. })), "{item:?}");
+        until("they are removed", || server.stats().keys == 1);
+        assert_eq!(changes.next(Duration::ZERO).unwrap(), None, "once");
+        let mut again = None;
+        until("the number is free", || {
+            again = other.owner(OwnerOptions::new(GONE)).ok();
+            again.is_some()
+        });
+        again.unwrap().put(b"late", b"").unwrap();
+        assert!(matches!(client.put(b"late", b""), Err(MutateError::OwnerGone { owner: GONE })));
+        let wrong = other.owner(OwnerOptions::new(0)).unwrap_err();
+        let is_right =
+            matches!(&wrong, ConnectError::Owner { source: PutError::OwnerNumber { given: 0 }, .. });
+        assert!(is_right, "{wrong}");
+    }
+}
+
+/// The entries of a client that is gone go when its time is over, by themselves; those of one that has another session
+/// stay. A follower hears of each owner.
+#[test]
+fn entries_go_with_their_clients() {
+    let dir = tempfile::tempdir().unwrap();
+    let (server, address) = serve(dir.path(), 2);
+    let other = Client::connect(&address).unwrap();
+    let mut changes = other.changes(FeedOptions::new()).unwrap();
+    let owner = |number| other.owner(OwnerOptions::new(number).absent_for(100 * MILLI)).unwrap();
+    let (mut one, mut two, _two) = (owner(1), owner(2), owner(2));
+    one.put(b"one", b"").unwrap();
+    two.put(b"two", b"").unwrap();
+    drop((one, two));
+    until("it goes", || server.stats().keys == 1);
+    let mut heard = Vec::new();
+    while let Some(item) = changes.next(Duration::ZERO).unwrap() {
+        heard.push(item);
+    }
+    let came = |number, key: &[u8], owner| FeedItem::Came { number, key: key.to_vec(), value: None, owner };
+    let expected = [came(1, b"one", 1), came(2, b"two", 2), FeedItem::OwnerGone { number: 3, owner: 1 }];
+    assert_eq!(heard, expected);
+    assert!(other.clone().contains(b"two").unwrap());
+}
+
+/// A client that only reads stays an owner when the server is replaced.
+#[test]
+fn sessions_begin_again_by_themselves() {
+    let dir = tempfile::tempdir().unwrap();
+    let address = Address::Shm(dir.path().join("table"));
+    let file = Backing::File(dir.path().join("region"));
+    let start = || {
+        let config = config("windowed:8", TableSize::up_to(64 << 20));
+        Server::start(
+            ServerConfig::new(address.clone(), config).backing(file.clone()).start(StartMode::OpenOrCreate),
+        )
+        .unwrap()
+    };
+    let server = start();
+    let other = Client::connect(&address).unwrap();
+    let mut client = other.owner(OwnerOptions::new(GONE).absent_for(SECOND)).unwrap();
+    client.put(b"key", b"value").unwrap();
+    server.stop();
+    let server = start();
+    let begun = Instant::now();
+    while begun.elapsed() < 4 * SECOND {
+        assert!(client.contains(b"key").unwrap());
+        std::thread::sleep(20 * MILLI);
+    }
+    client.put(b"other", b"value").unwrap();
+    assert_eq!(client.life(b"other").unwrap().unwrap().owner, GONE);
+    drop(client);
+    until("they go", || server.stats().keys == 0);
+}
+
+/// How long it takes to hide an owner with many entries: it is one store, whatever the number.
+#[test]
+fn hiding_takes_one_store() {
+    let config =
+        Config::new().size(TableSize::up_to(64 << 20)).key_max(8).value_max(8).life(true).owners(true);
+    let (index, _) = index(&config);
+    let session = index.owner(GONE, SECOND).unwrap();
+    for n in 0..200_000 {
+        index.put_of(&session, &key(n), b"", PutOptions::new()).unwrap();
+    }
+    let begun = Instant::now();
+    index.remove_owner(GONE).unwrap();
+    println!("{} entries hidden in {:?}", index.len(), begun.elapsed());
+    assert!((0..1_000).all(|n| !index.reader().get_into(&key(n), &mut Vec::new()).unwrap()));
+    let begun = Instant::now();
+    while index.tidy() == Some(Duration::ZERO) {}
+    println!("and removed in {:?}", begun.elapsed());
+    assert!(index.is_empty());
+}
+
+#[cfg(feature = "faults")]
+mod broken {
+    use super::*;
+    use oneread::internals::faults::{Broken, Rule};
+
+    fn with_one() -> (Index, Clock, OwnerSession) {
+        let (index, clock) = index(&config("windowed:8", sizes()[1]));
+        let session = index.owner(GONE, SECOND).unwrap();
+        index.put_of(&session, b"key", b"value", PutOptions::new()).unwrap();
+        (index, clock, session)
+    }
+
+    /// O3: an insert finds an entry that no reader finds.
+    fn is_in_the_way() -> bool {
+        let (index, ..) = with_one();
+        index.remove_owner(GONE).unwrap();
+        index.put(b"key", b"", PutMode::Insert) == Ok(PutOutcome::Exists)
+    }
+
+    /// O4: the number is given again while a reader by the clock may still have seen an entry of the one before.
+    fn is_given_early() -> bool {
+        let (index, ..) = with_one();
+        index.remove_owner(GONE).unwrap();
+        while index.tidy() == Some(Duration::ZERO) {}
+        index.tidy();
+        index.owner(GONE, SECOND).is_ok()
+    }
+
+    /// O6: the time for which the server was stopped counts as an owner's.
+    fn goes_with_the_server() -> bool {
+        let (index, clock, session) = with_one();
+        drop(session);
+        index.tidy();
+        clock.advance(100 * SECOND);
+        index.tidy();
+        index.tidy();
+        !index.reader().get_into(b"key", &mut Vec::new()).unwrap()
+    }
+
+    #[test]
+    fn broken_rules_are_noticed() {
+        let cases: [(Rule, fn() -> bool); 3] = [
+            (Rule::OwnerAbsent, is_in_the_way),
+            (Rule::OwnerGrace, is_given_early),
+            (Rule::OwnerAwake, goes_with_the_server),
+        ];
+        for (rule, is_wrong) in cases {
+            assert!(!is_wrong(), "{rule:?}");
+            let _broken = Broken::rule(rule);
+            assert!(is_wrong(), "{rule:?} broken");
+        }
+    }
+}
