@@ -1,6 +1,7 @@
 //! `get`, `put`, `del`, `load`, `dump`: read and write keys and values.
 
 use crate::connect::Server;
+use crate::owner;
 use crate::records::{self, Format, Pair, Records};
 use crate::secret::SecretArgs;
 use crate::source::Source;
@@ -167,6 +168,12 @@ pub struct Put {
     /// The entry ends after this time, as in 500ms, 10s, 1h (a table made with `serve --life`)
     #[arg(long, value_name = "TIME", conflicts_with = "if_value")]
     ttl: Option<Period>,
+    /// The entry is this owner's, 1 to 65534, and goes with it (a table made with `serve --owners`)
+    #[arg(long, value_name = "N", conflicts_with = "if_value")]
+    owner: Option<u16>,
+    /// How long the owner may be without a session, as in 500ms, 10s [default: 10s]
+    #[arg(long, value_name = "TIME", requires = "owner")]
+    absent_for: Option<Period>,
     /// Put only if the key has this value (in hex with --hex)
     #[arg(long, value_name = "VALUE", conflicts_with_all = ["insert", "update"])]
     if_value: Option<String>,
@@ -182,6 +189,9 @@ impl Put {
         let (key, value) = (decode(&self.key, *hex)?, given_value(&self.value, *hex)?);
         let expected = self.if_value.as_deref().map(|text| decode(text, *hex)).transpose()?;
         let mut client = server.connect_with(self.secret.encryption()?)?;
+        if let Some(number) = self.owner {
+            client = client.owner(owner::options(number, self.absent_for))?;
+        }
         let (name, done) = match expected {
             Some(expected) => match client.compare_and_swap(&key, &expected, &value)? {
                 SwapOutcome::Swapped => ("updated", true),

@@ -7,6 +7,7 @@ mod demo;
 mod doctor;
 mod habits;
 mod manual;
+mod owner;
 mod pages;
 mod parts;
 mod records;
@@ -91,6 +92,7 @@ enum Command {
     #[command(visible_alias = "info")]
     Stat(stat::Stat),
     Watch(watch::Watch),
+    Owner(owner::Owner),
     Shrink(shrink::Shrink),
     Inspect(stat::inspect::Inspect),
     Regions(regions::Regions),
@@ -162,6 +164,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Restore(command) => command.run(),
         Command::Stat(command) => command.run(),
         Command::Watch(command) => command.run(),
+        Command::Owner(command) => command.run(),
         Command::Shrink(command) => command.run(),
         Command::Inspect(command) => command.run(),
         Command::Regions(command) => command.run(),

@@ -121,6 +121,9 @@ pub struct Serve {
     /// Entries have a life: a number, and a time when they end (`put --ttl`); 12 bytes of each slot
     #[arg(long)]
     life: bool,
+    /// Entries may have owners, with whom they go (`put --owner`, `owner`); includes --life
+    #[arg(long)]
+    owners: bool,
     /// Grace time: how long a GET over a network may take, as in 500us, 2ms [default: 2ms]
     #[arg(long, value_name = "TIME")]
     grace: Option<Period>,
@@ -433,16 +436,19 @@ impl Serve {
                 (_, _, Some(ByteSize(n))) => TableSize::up_to(n),
                 _ => base.size,
             })
-            .key_max(self.key_max.unwrap_or(if self.life && base == Config::new().size(base.size) {
-                // Slots stay as short as those of other tables.
-                base.key_max - LIFE_BYTES
-            } else {
-                base.key_max
-            }))
+            .key_max(self.key_max.unwrap_or(
+                if (self.life || self.owners) && base == Config::new().size(base.size) {
+                    // Slots stay as short as those of other tables.
+                    base.key_max - LIFE_BYTES
+                } else {
+                    base.key_max
+                },
+            ))
             .value_max(self.value_max.unwrap_or(base.value_max))
             .heap_bytes(self.heap.map(|ByteSize(bytes)| bytes).or(base.heap_bytes))
             .inline_max(self.inline_max.or(base.inline_max))
-            .life(self.life || base.life)
+            .life(self.life || self.owners || base.life)
+            .owners(self.owners || base.owners)
             .grace(self.grace.map_or(base.grace, |Period(grace)| grace))
     }
 
@@ -493,8 +499,9 @@ impl Serve {
         compare("layout", has.layout().to_string(), asked.layout.to_string());
         compare("key-max", has.key_max().to_string(), asked.key_max.to_string());
         compare("value-max", has.value_max().to_string(), asked.value_max.to_string());
-        let said = |has_life| if has_life { "yes" } else { "no" }.to_string();
+        let said = |has_some| if has_some { "yes" } else { "no" }.to_string();
         compare("life", said(has.has_life()), said(asked.life));
+        compare("owners", said(has.has_owners()), said(asked.owners));
         compare("grace", show::time(has.grace()), show::time(asked.grace));
         match asked.geometry() {
             Ok(asked_for) => {
@@ -572,6 +579,7 @@ impl Serve {
                 "value_max": geometry.value_max(),
                 "heap_bytes": geometry.heap().bytes,
                 "life": geometry.has_life(),
+                "owners": geometry.has_owners(),
                 "grace_us": geometry.grace().as_micros() as u64,
                 "recovered": recovered,
                 "restored": restored,
