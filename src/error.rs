@@ -100,7 +100,7 @@ kind!(ConnectError, error => match error {
     ConnectError::NotThere { .. } | ConnectError::NoTable { .. } => Unreachable,
     ConnectError::NoAccess { .. } | ConnectError::Stranger { .. } => Refused,
     ConnectError::TurnedAway { source, .. } => source.kind(),
-    ConnectError::Forked { .. } => Invalid,
+    ConnectError::Forked { .. } | ConnectError::ExactExpiry { .. } => Invalid,
     ConnectError::Descriptors { .. } => System,
     ConnectError::Refused { .. } | ConnectError::RequestPath { .. } | ConnectError::NotBuilt { .. } => Incompatible,
     ConnectError::Link { source, .. } => source.kind(),
@@ -245,6 +245,7 @@ kind!(ServeError, error => match error {
     ServeError::NothingToOpen
     | ServeError::Elsewhere { .. }
     | ServeError::ReadToken
+    | ServeError::TimeToLive(_)
     | ServeError::NoSocket { .. }
     | ServeError::NoFolder { .. } => Invalid,
     ServeError::AddressInUse { .. } => Busy,

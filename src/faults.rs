@@ -85,6 +85,8 @@ pub enum Rule {
     NoteLater,
     /// V2: an entry is removed at its end only if the life that the slot has under the key's lock has ended.
     ExpiryCheck,
+    /// V4: a reader that is to be exact takes an entry whose slot says that it has ended for absent.
+    ReaderExpiry,
     /// L8: under its locks, a change looks whether the segment still has the key.
     StillHere,
     /// L9: a thread that has a pair looks, when it is the pair's one thread, whether the pair has ended.

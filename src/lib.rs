@@ -208,6 +208,8 @@ pub mod snapshot;
 mod start;
 pub mod stats;
 mod sync;
+mod table_clock;
+mod times;
 mod units;
 mod values;
 mod verbs;

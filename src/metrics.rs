@@ -18,21 +18,27 @@
 //!
 //! [`record`] reads the counts that are there anyway. Between two calls nothing is done: no GET and no put takes an
 //! instruction more than without the feature. A call of a server takes a look at each of its segments and
-//! a system call or two. There are at most 59 series of a server, whatever its table holds.
+//! a system call or two. There are at most 87 series of a server, whatever its table holds: 24 of them are the
+//! histogram of puts.
 //!
-//! Nothing is timed: two looks at the clock are a good part of a GET, and of a put. `oneread bench` measures times.
+//! Times are taken only on request ([`ServerConfig::timed`](crate::ServerConfig::timed),
+//! [`ClientOptions::timed`](crate::ClientOptions::timed)): two looks at the clock are a good part of a GET, and of a
+//! put. They are counts by ranges. The facade takes histograms sample by sample, so [`record`] leaves them out;
+//! [`prometheus_histograms`] writes them as Prometheus reads them.
 //!
 //! The names keep [Prometheus' conventions](https://prometheus.io/docs/practices/naming/): a counter ends in
 //! `_total`, and what is not just a number names its unit. Counters begin with the server, or the
 //! client's handle. Recorders take a counter that falls for one that stands still: so give a server that takes the
 //! place of another one in the same process labels of its own.
 
-use crate::client::ClientStats;
+use crate::client::{Client, ClientStats};
 use crate::index::Index;
 use crate::outcome::{GrowthCounts, HeapCounts, IndexCounts};
 use crate::server::{MailboxCounts, RefusedCounts, Server};
-use crate::wire::SnapshotStatus;
+use crate::times::{TIME_RANGES, TimeCounts};
+use crate::wire::{ServerTimes, SnapshotStatus};
 use ::metrics::{Key, Label, Level, Metadata, Recorder, Unit, with_recorder};
+use std::fmt::Write;
 
 /// One thing that is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,17 +67,19 @@ impl Metric {
 
 /// What a metric says at present.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Figure {
+pub enum Figure<'a> {
     /// It only grows.
     Counter(u64),
     /// It goes up and down.
     Gauge(f64),
+    /// A histogram of how long calls took.
+    Times(&'a TimeCounts),
 }
 
-/// Who counts: a [`Server`], an [`Index`], and [`ClientStats`].
+/// Who counts: a [`Server`], an [`Index`], a [`Client`], and [`ClientStats`].
 pub trait Counted {
     /// Calls `each` with all that is counted.
-    fn visit(&self, each: impl FnMut(&Metric, Figure));
+    fn visit(&self, each: impl FnMut(&Metric, Figure<'_>));
 }
 
 /// Gives names, units and meaning of all metrics to the recorder that is in force here.
@@ -99,9 +107,41 @@ pub fn record(counted: &impl Counted, labels: &[(&'static str, &str)]) {
             match figure {
                 Figure::Counter(count) => recorder.register_counter(&key, &METADATA).absolute(count),
                 Figure::Gauge(value) => recorder.register_gauge(&key, &METADATA).set(value),
+                // See the module's documentation.
+                Figure::Times(_) => {}
             }
         });
     });
+}
+
+/// The histograms of `counted`, as Prometheus' text format has them, with these labels: to be sent behind what an
+/// exporter renders. Empty where no times are taken.
+pub fn prometheus_histograms(counted: &impl Counted, labels: &[(&'static str, &str)]) -> String {
+    let given: Vec<String> = labels.iter().map(|(name, value)| format!("{name}={value:?}")).collect();
+    let given = given.join(",");
+    let mut text = String::new();
+    counted.visit(|metric, figure| {
+        let Figure::Times(times) = figure else { return };
+        let Metric { name, help, .. } = metric;
+        text += &format!("# HELP {name} {help}\n# TYPE {name} histogram\n");
+        let mut line = |part: &str, more: &str, value: &dyn std::fmt::Display| {
+            let labels = [&given[..], more].into_iter().filter(|label| !label.is_empty());
+            let labels = labels.collect::<Vec<_>>().join(",");
+            let labels = if labels.is_empty() { labels } else { format!("{{{labels}}}") };
+            // To a string nothing fails.
+            let _ = writeln!(text, "{part}{labels} {value}");
+        };
+        let mut so_far = 0;
+        for range in 0..TIME_RANGES {
+            so_far += times.ranges[range];
+            let end = TimeCounts::range_end(range).map(|end| end.as_secs_f64().to_string());
+            let le = format!("le=\"{}\"", end.as_deref().unwrap_or("+Inf"));
+            line(&format!("{name}_bucket"), &le, &so_far);
+        }
+        line(&format!("{name}_sum"), "", &(times.sum_ns as f64 / 1e9));
+        line(&format!("{name}_count"), "", &so_far);
+    });
+    text
 }
 
 /// How a metric's figure is found in what is counted.
@@ -145,7 +185,7 @@ impl<T> Row<T> {
     }
 }
 
-fn visit_rows<T>(rows: &[Row<T>], of: &T, each: &mut impl FnMut(&Metric, Figure)) {
+fn visit_rows<T>(rows: &[Row<T>], of: &T, each: &mut impl FnMut(&Metric, Figure<'_>)) {
     for Row { metric, value } in rows {
         let figure = match value {
             Finding::Counter(count) => Figure::Counter(count(of)),
@@ -257,7 +297,11 @@ struct ServerFigures {
     clients_max: u64,
     refused: RefusedCounts,
     mailboxes: MailboxCounts,
+    times: ServerTimes,
 }
+
+const PUT_SECONDS: Metric =
+    Metric { name: "oneread_put_seconds", help: "How long the server took for a put.", label: None };
 
 const REFUSED: &str = "Requests for changes that were refused, by cause.";
 
@@ -289,6 +333,20 @@ const OF_SERVER: &[Row<ServerFigures>] = &[
         of.mailboxes.refused
     }),
     Row::gauge("oneread_mailbox_bytes", "Bytes of all mailboxes.", |of| of.mailboxes.bytes as f64),
+    Row::counter("oneread_expired_total", "Entries that came to their end, and were removed.", |of| {
+        of.times.expired
+    }),
+    Row::gauge(
+        "oneread_expiry_lag_seconds",
+        "How long the first entry that has ended, and is still there, has been due.",
+        |of| of.times.expiry_lag_ns as f64 / 1e9,
+    ),
+    Row::gauge("oneread_feed_lag_changes", "Changes that the follower who asked last had not seen.", |of| {
+        of.times.feed_lag as f64
+    }),
+    Row::counter("oneread_feed_gaps_total", "Times that a follower had missed changes.", |of| {
+        of.times.feed_gaps
+    }),
 ];
 
 const OF_SNAPSHOTS: &[Row<SnapshotStatus>] = &[
@@ -311,6 +369,9 @@ const OF_SNAPSHOTS: &[Row<SnapshotStatus>] = &[
         |of| of.failed_ms as f64 / 1e3,
     ),
 ];
+
+const GET_SECONDS: Metric =
+    Metric { name: "oneread_client_get_seconds", help: "How long a GET of one key took.", label: None };
 
 const RETRIES: &str = "Looks at a key repeated, by cause.";
 const REQUESTS: &str = "Requests sent, by the way they went.";
@@ -364,7 +425,7 @@ const OF_CLIENT: &[Row<ClientStats>] = &[
 
 /// All that a table counts. One that does not grow has no metrics of growth, and one without a heap none of that.
 impl Counted for Index {
-    fn visit(&self, mut each: impl FnMut(&Metric, Figure)) {
+    fn visit(&self, mut each: impl FnMut(&Metric, Figure<'_>)) {
         let geometry = self.geometry();
         let figures = TableFigures {
             counts: self.counts(),
@@ -382,17 +443,22 @@ impl Counted for Index {
     }
 }
 
-/// What its table counts, connections, refusals, mailboxes and, if it makes any, snapshots.
+/// What its table counts, connections, refusals, mailboxes, followers and, if it makes any, snapshots; and how long
+/// puts took, if it takes the time.
 impl Counted for Server {
-    fn visit(&self, mut each: impl FnMut(&Metric, Figure)) {
+    fn visit(&self, mut each: impl FnMut(&Metric, Figure<'_>)) {
         self.index().visit(&mut each);
         let figures = ServerFigures {
             clients: self.stats().clients,
             clients_max: self.clients_max(),
             refused: self.refused(),
             mailboxes: self.mailbox_counts(),
+            times: self.times(),
         };
         visit_rows(OF_SERVER, &figures, &mut each);
+        if figures.times.is_timed != 0 {
+            each(&PUT_SECONDS, Figure::Times(&figures.times.puts));
+        }
         if let Some(status) = self.snapshot_status() {
             visit_rows(OF_SNAPSHOTS, &status, &mut each);
         }
@@ -400,8 +466,18 @@ impl Counted for Server {
 }
 
 impl Counted for ClientStats {
-    fn visit(&self, mut each: impl FnMut(&Metric, Figure)) {
+    fn visit(&self, mut each: impl FnMut(&Metric, Figure<'_>)) {
         visit_rows(OF_CLIENT, self, &mut each);
+    }
+}
+
+/// The same, and how long GETs took, if it takes the time.
+impl Counted for Client {
+    fn visit(&self, mut each: impl FnMut(&Metric, Figure<'_>)) {
+        self.stats().visit(&mut each);
+        if let Some(times) = self.get_times() {
+            each(&GET_SECONDS, Figure::Times(times));
+        }
     }
 }
 
@@ -425,6 +501,7 @@ mod tests {
             all.push(match figure {
                 Figure::Counter(count) => count,
                 Figure::Gauge(value) => value as u64,
+                Figure::Times(_) => unreachable!("no row has any"),
             });
         });
         all.sort_unstable();
@@ -534,8 +611,14 @@ mod tests {
                 refused: 16,
                 bytes: 17,
             },
+            times: {
+                let mut times =
+                    ServerTimes { expired: 20, expiry_lag_ns: 21_000_000_000, ..Default::default() };
+                (times.feed_lag, times.feed_gaps) = (22, 23);
+                times
+            },
         };
-        assert_eq!(sorted(OF_SERVER, &server), Vec::from_iter(1..=19));
+        assert_eq!(sorted(OF_SERVER, &server), Vec::from_iter(1..=23));
 
         let mut snapshots =
             SnapshotStatus { every_ms: 1_000, saved_ms: 2_000, took_us: 3_000_000, ..Default::default() };
@@ -589,6 +672,40 @@ mod tests {
         }
     }
 
+    /// A histogram is told as Prometheus reads it: what each bucket has, those before it have, too.
+    #[test]
+    fn histograms_are_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = Address::Shm(dir.path().join("sock"));
+        let config = ServerConfig::new(address.clone(), Config::new().size(TableSize::Keys(100)));
+        let server = Server::start(config.timed(true)).unwrap();
+        let mut client = Client::connect(&address).unwrap();
+        for n in 0..10u32 {
+            client.put(&n.to_le_bytes(), b"value").unwrap();
+        }
+        let text = prometheus_histograms(&server, &[("table", "a \"b\"")]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[1], "# TYPE oneread_put_seconds histogram");
+        assert!(
+            lines[2].starts_with(r#"oneread_put_seconds_bucket{table="a \"b\"",le="0.000001024"} "#),
+            "{text}"
+        );
+        let count = |line: &str| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap();
+        let buckets = &lines[2..2 + TIME_RANGES];
+        assert!(buckets.is_sorted_by(|a, b| count(a) <= count(b)), "{text}");
+        assert!(buckets[TIME_RANGES - 1].contains(r#"le="+Inf"} 10"#), "{text}");
+        let [sum, all] = lines[2 + TIME_RANGES..] else { panic!("{text}") };
+        assert!(sum.starts_with("oneread_put_seconds_sum{table=") && count(sum) > 0.0, "{text}");
+        assert!(all.starts_with("oneread_put_seconds_count{table=") && count(all) == 10.0, "{text}");
+        // Who takes no times has none.
+        assert_eq!(prometheus_histograms(&client, &[]), "");
+        let mut timed = Client::connect_with(&address, crate::ClientOptions::new().timed(true)).unwrap();
+        timed.get(b"key").unwrap();
+        let text = prometheus_histograms(&timed, &[]);
+        assert!(text.contains("oneread_client_get_seconds_bucket{le=\"+Inf\"} 1\n"), "{text}");
+        assert!(text.contains("\noneread_client_get_seconds_count 1\n"), "{text}");
+    }
+
     /// Everything is described as what it is recorded as, has the labels that were given, and its own.
     #[test]
     fn recorders_are_told() {
@@ -619,7 +736,10 @@ mod tests {
         assert_eq!(units["oneread_snapshot_interval_seconds"], Unit::Seconds);
         assert_eq!(units["oneread_keys"], Unit::Count);
         let mut keys = None;
-        server.visit(|metric, figure| keys = keys.or((metric.name == "oneread_keys").then_some(figure)));
-        assert_eq!(keys, Some(Figure::Gauge(1.0)));
+        server.visit(|metric, figure| match figure {
+            Figure::Gauge(value) if metric.name == "oneread_keys" => keys = Some(value),
+            _ => {}
+        });
+        assert_eq!(keys, Some(1.0));
     }
 }

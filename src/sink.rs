@@ -452,6 +452,67 @@ impl Sink for LifeSink {
     }
 }
 
+/// Passes a value on, and keeps the entry's life. The outcome is whether the key was found.
+pub(crate) struct JudgedSink<'a, S> {
+    sink: &'a mut S,
+    life: Option<Life>,
+}
+
+impl<'a, S: Sink> JudgedSink<'a, S> {
+    /// The value goes to this sink.
+    pub fn new(sink: &'a mut S) -> JudgedSink<'a, S> {
+        JudgedSink { sink, life: None }
+    }
+
+    /// The life of the entry that was looked at last.
+    pub fn life(&self) -> Option<Life> {
+        self.life
+    }
+}
+
+impl<S: Sink> Sink for JudgedSink<'_, S> {
+    type Outcome = bool;
+    const WANTS_LIFE: bool = true;
+
+    fn begin(&mut self, len: usize) -> bool {
+        self.sink.begin(len)
+    }
+
+    fn begin_part(&mut self, len: usize) -> Option<Range<usize>> {
+        self.sink.begin_part(len)
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        self.sink.put(bytes);
+    }
+
+    fn put_with(&mut self, len: usize, fill: impl FnMut(usize, &mut [MaybeUninit<u8>]) -> &mut [u8]) {
+        self.sink.put_with(len, fill);
+    }
+
+    fn put_none(&mut self) {
+        self.life = None;
+        self.sink.put_none();
+    }
+
+    fn put_life(&mut self, life: Option<Life>) {
+        self.life = life;
+        self.sink.put_life(life);
+    }
+
+    fn value_len(&self) -> usize {
+        self.sink.value_len()
+    }
+
+    fn landed(&self) -> Option<&[u8]> {
+        self.sink.landed()
+    }
+
+    fn outcome(&self, is_found: bool) -> bool {
+        is_found
+    }
+}
+
 /// Takes a value with the entry's life. The outcome is whether the key was found.
 pub(crate) struct EntrySink<'a> {
     pub value: &'a mut Vec<u8>,

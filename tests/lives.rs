@@ -272,6 +272,124 @@ fn clients_have_entries_that_end() {
     assert_eq!(client.get(b"stays").unwrap().as_deref(), Some(&b"here"[..]));
 }
 
+/// What a server left that ended with these keys in its table, and no longer ends them: `keys` of them end at once, in
+/// their slots and outside; one stays.
+struct Left {
+    _dir: tempfile::TempDir,
+    address: Address,
+    region: std::path::PathBuf,
+}
+
+impl Left {
+    fn new(keys: u64) -> Left {
+        // The server must have stopped before the first of them ends. On a slow machine that takes longer.
+        (0..6).find_map(|n| Left::ending_after(keys, SECOND / 2 * (1 << n))).expect("a server stops in 16 s")
+    }
+
+    /// `None` if the server was still there when the first key ended.
+    fn ending_after(keys: u64, time: Duration) -> Option<Left> {
+        let dir = tempfile::tempdir().unwrap();
+        let (address, region) = (Address::Shm(dir.path().join("sock")), dir.path().join("region"));
+        let config = ServerConfig::new(address.clone(), config("windowed:8", sizes()[1]));
+        let server = Server::start(config.backing(Backing::File(region.clone()))).unwrap();
+        server.index().put(&key(keys), b"stays", PutMode::Insert).unwrap();
+        let begun = Instant::now();
+        for n in 0..keys {
+            server.index().put_with(&key(n), &value(n, 1), ttl(time)).unwrap();
+        }
+        server.stop();
+        let put_within = begun.elapsed();
+        if put_within >= time {
+            return None;
+        }
+        // Its end is rounded up to an eighth of a second.
+        std::thread::sleep(time + SECOND / 4);
+        Some(Left { _dir: dir, address, region })
+    }
+
+    fn reader(&self, is_exact: bool) -> Client {
+        let options = oneread::ClientOptions::new().region(self.region.clone()).exact_expiry(is_exact);
+        Client::connect_with(&self.address, options).unwrap()
+    }
+}
+
+/// Without a server nobody removes what has ended. A usual reader finds it; by no call does an exact one. What has not
+/// ended both find.
+#[test]
+fn exact_readers_find_nothing_that_has_ended() {
+    const KEYS: u64 = 30;
+    let left = Left::new(KEYS);
+    let keys: Vec<[u8; 8]> = (0..=KEYS).map(key).collect();
+    for is_exact in [false, true] {
+        let mut client = left.reader(is_exact);
+        for n in 0..=KEYS {
+            let is_there = n == KEYS || !is_exact;
+            let expected = is_there.then(|| if n == KEYS { b"stays".to_vec() } else { value(n, 1) });
+            let len = expected.as_ref().map(Vec::len);
+            assert_eq!(client.get(&key(n)).unwrap(), expected, "{n}");
+            assert_eq!(client.contains(&key(n)).unwrap(), is_there, "{n}");
+            assert_eq!(client.value_len(&key(n)).unwrap(), len, "{n}");
+            let mut part = Vec::new();
+            assert_eq!(client.get_range(&key(n), 0..2, &mut part).unwrap(), len, "{n}");
+            assert_eq!(client.life(&key(n)).unwrap().is_some(), is_there, "{n}");
+        }
+        let there = if is_exact { 1 } else { keys.len() };
+        let many = client.get_many(&keys).unwrap();
+        assert_eq!(many.iter().filter(|value| matches!(value, Ok(Some(_)))).count(), there);
+        assert_eq!(many[KEYS as usize].as_ref().unwrap().as_deref(), Some(&b"stays"[..]));
+        let mut present = Vec::new();
+        client.contains_many(&keys, &mut present).unwrap();
+        assert_eq!(present.iter().map(|word| word.count_ones()).sum::<u32>(), there as u32);
+        // A key that the table cannot hold is an error of its own.
+        let many = client.get_many(&[&[1; 9][..], &key(KEYS)]).unwrap();
+        assert!(many[0].is_err() && many[1].as_ref().unwrap().is_some(), "{many:?}");
+    }
+}
+
+/// A client over verbs has no clock to be exact by, and says so.
+#[test]
+fn exact_readers_are_on_shm() {
+    let options = oneread::ClientOptions::new().exact_expiry(true);
+    let refused = Client::connect_with(&"verbs://127.0.0.1:1".parse().unwrap(), options).unwrap_err();
+    assert!(matches!(refused, oneread::ConnectError::ExactExpiry { .. }), "{refused}");
+}
+
+/// A table's own time to live counts where a put has none, on every way that a key comes, and goes with no table to
+/// the next server. A time that cannot be, and a table whose entries have no life, are refused at the start.
+#[test]
+fn a_table_has_a_time_to_live() {
+    let dir = tempfile::tempdir().unwrap();
+    let address = Address::Shm(dir.path().join("sock"));
+    let server = |config: Config, ttl| Server::start(ServerConfig::new(address.clone(), config).ttl(ttl));
+    let table = Config::new().key_max(16).value_max(64).size(TableSize::Keys(1_000)).life(true);
+    for (config, ttl) in [(table, Duration::ZERO), (table, Duration::MAX), (table.life(false), SECOND)] {
+        let refused = server(config, ttl).unwrap_err();
+        assert!(matches!(refused, oneread::ServeError::TimeToLive(_)), "{refused}");
+    }
+    let server = server(table, SECOND).unwrap();
+    let mut client = Client::connect(&address).unwrap();
+    let begun = Instant::now();
+    client.put(b"put", b"").unwrap();
+    client.insert_many(&[("many", "")]).unwrap();
+    client.add(b"part", 1, Some(0)).unwrap();
+    let longer = ttl(1_000 * SECOND);
+    client.put_with(b"longer", b"", longer).unwrap();
+    client.put_many_with(longer, &[("longer too", "")], |_, put| assert!(put.is_ok())).unwrap();
+    for (name, is_longer) in
+        [("put", false), ("many", false), ("part", false), ("longer", true), ("longer too", true)]
+    {
+        let life = client.life(name.as_bytes()).unwrap().expect(name);
+        let left = client.ends_in(&life).expect(name);
+        assert_eq!(left > 500 * SECOND, is_longer, "{name}: {left:?}");
+    }
+    while server.stats().keys > 2 {
+        assert!(begun.elapsed() < 60 * SECOND, "they are still there");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(begun.elapsed() >= SECOND, "too early");
+    assert!(client.contains(b"longer").unwrap() && client.contains(b"longer too").unwrap());
+}
+
 #[cfg(feature = "faults")]
 mod broken {
     use super::*;
@@ -294,6 +412,16 @@ mod broken {
         assert!(!another_value_looks_the_same());
         let _broken = Broken::rule(Rule::EntryNumber);
         assert!(another_value_looks_the_same());
+    }
+
+    /// V4: an exact reader finds what has ended.
+    #[test]
+    fn exact_readers_judge() {
+        let left = Left::new(1);
+        let mut client = left.reader(true);
+        assert_eq!(client.get(&key(0)).unwrap(), None);
+        let _broken = Broken::rule(Rule::ReaderExpiry);
+        assert!(client.get(&key(0)).unwrap().is_some());
     }
 
     /// V2: an entry is removed although it has got another time since its end was seen. Who ends it sees that while the

@@ -20,7 +20,7 @@ pub fn told(error: &anyhow::Error) -> String {
 }
 
 /// What the command calls what the library's errors name.
-const NAMES: [(&str, &str); 18] = [
+const NAMES: [(&str, &str); 19] = [
     ("`Client::get`", "`oneread get`"),
     ("`ClientOptions::server_uids`", "--server-user"),
     ("`Config::grace`", "--grace"),
@@ -36,6 +36,7 @@ const NAMES: [(&str, &str); 18] = [
     ("`ServerConfig::feed_bytes`", "`serve --feed-max`"),
     ("`ServerConfig::herd`", "--herd"),
     ("`ServerConfig::token`", "--token-file"),
+    ("`ServerConfig::ttl`", "`serve --ttl`"),
     ("`StartMode::OpenOrCreate`", "`oneread serve`"),
     ("`TableSize::up_to`", "`serve --max-memory`"),
     ("`VerbsOptions::token`", "--token-file"),

@@ -2,8 +2,8 @@
 
 use super::Client;
 use super::error::AskError;
-use crate::outcome::{GrowthCounts, HeapCounts};
-use crate::wire::{Reply, Request, ServerStats, SnapshotStatus};
+use crate::outcome::{GrowthCounts, HeapCounts, PutError};
+use crate::wire::{Reply, Request, ServerStats, ServerTimes, SnapshotStatus};
 use std::time::Instant;
 
 impl Client {
@@ -76,6 +76,19 @@ impl Client {
     pub fn heap(&mut self) -> Result<HeapCounts, AskError> {
         self.ask_for(&Request::Heap, |reply| match reply {
             Reply::Heap(counts) => Some(counts),
+            _ => None,
+        })
+    }
+
+    /// Returns how long the server's puts take, and what it counts besides. `None` from a server of a version
+    /// before this.
+    ///
+    /// # Errors
+    /// [`AskError`] when the server does not answer.
+    pub fn server_times(&mut self) -> Result<Option<ServerTimes>, AskError> {
+        self.ask_for(&Request::Times, |reply| match reply {
+            Reply::Times(times) => Some(Some(*times)),
+            Reply::Put(Err(PutError::OldServer)) => Some(None),
             _ => None,
         })
     }

@@ -291,7 +291,7 @@ impl Client {
         Ok(answers)
     }
 
-    /// As [`Client::put_many`], as `mode` says, but calls `each` with the number of each pair and its answer,
+    /// As [`Client::put_many`], as `options` say for all ([`PutMode`], or [`PutOptions`] with a time to live), but calls `each` with the number of each pair and its answer,
     /// as the answers come, mostly in the order of the pairs. So after an error it is known what was
     /// answered before; of the other pairs, any may have been put.
     ///
@@ -314,15 +314,16 @@ impl Client {
     /// As [`Client::put_many`].
     pub fn put_many_with<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         &mut self,
-        mode: PutMode,
+        options: impl Into<PutOptions>,
         pairs: &[(K, V)],
         mut each: impl FnMut(usize, Result<PutOutcome, PutError>),
     ) -> Result<(), MutateError> {
+        let options = options.into();
         if let Some(encryption) = self.options.encryption.clone() {
-            return self.put_each_encrypted(&encryption, mode, pairs, &mut each);
+            return self.put_each_encrypted(&encryption, options, pairs, &mut each);
         }
         let stored = pairs.iter().map(|(key, value)| (key.as_ref(), value.as_ref()));
-        self.put_each_stored(mode, stored, &mut each)
+        self.put_each_stored(options, stored, &mut each)
     }
 
     /// As [`Client::remove_many`], but calls `each` with the number of each key, and whether it was
@@ -357,12 +358,11 @@ impl Client {
     /// Puts values as they are to be stored.
     pub(super) fn put_each_stored<'a>(
         &mut self,
-        mode: PutMode,
+        options: PutOptions,
         pairs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
         each: &mut dyn FnMut(usize, Result<PutOutcome, PutError>),
     ) -> Result<(), MutateError> {
-        let puts: Vec<_> =
-            pairs.map(|(key, value)| Request::Put { options: mode.into(), key, value }).collect();
+        let puts: Vec<_> = pairs.map(|(key, value)| Request::Put { options, key, value }).collect();
         let answer = |reply| match reply {
             Reply::Put(answer) => Some(answer),
             _ => None,

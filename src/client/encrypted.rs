@@ -8,7 +8,7 @@ use super::gets::BatchAnswer;
 use super::long::SWAP_ROUNDS_MAX;
 use crate::encryption::{DecryptError, Encryption};
 use crate::layout::extent::Expected;
-use crate::outcome::{PutError, PutMode, PutOutcome, SwapOutcome};
+use crate::outcome::{PutError, PutOptions, PutOutcome, SwapOutcome};
 use crate::reader::{Called, StoredAnswer};
 use crate::sink::Sink;
 use std::ops::{ControlFlow, Range};
@@ -19,7 +19,7 @@ impl Client {
     pub(super) fn put_each_encrypted<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         &mut self,
         encryption: &Encryption,
-        mode: PutMode,
+        options: PutOptions,
         pairs: &[(K, V)],
         each: &mut dyn FnMut(usize, Result<PutOutcome, PutError>),
     ) -> Result<(), MutateError> {
@@ -30,7 +30,7 @@ impl Client {
             spans.push(start..bytes.len());
         }
         let stored = pairs.iter().zip(spans).map(|((key, _), span)| (key.as_ref(), &bytes[span]));
-        self.put_each_stored(mode, stored, &mut |nth, answer| each(nth, answer.map_err(plain_rejection)))
+        self.put_each_stored(options, stored, &mut |nth, answer| each(nth, answer.map_err(plain_rejection)))
     }
 
     /// A GET into any sink.

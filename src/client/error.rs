@@ -97,6 +97,14 @@ pub enum ConnectError {
         /// Why not, and what to do about it.
         why: String,
     },
+    /// Over verbs a client cannot tell when entries end ([`ClientOptions::exact_expiry`](crate::ClientOptions::exact_expiry)).
+    #[error(
+        "over verbs a client does not have the clock of the server at {address}; connect without exact expiry, and entries are gone at most a second after their end"
+    )]
+    ExactExpiry {
+        /// The address.
+        address: Address,
+    },
     /// The connection failed.
     #[error("talking to the server at {address}")]
     Link {

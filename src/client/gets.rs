@@ -3,9 +3,9 @@
 use super::error::{AskError, GetError};
 use super::handle::Handle;
 use super::{Client, ServerPath, on_path};
-use crate::outcome::{KeyError, PutError};
+use crate::outcome::{KeyError, KeyLengthError, PutError};
 use crate::reader::{Answers, Called, StoredAnswer, in_order};
-use crate::sink::{LengthSink, Sink};
+use crate::sink::{JudgedSink, LengthSink, PartSink, Sink};
 use crate::values::Values;
 use crate::wire::{Reply, Request};
 use std::ops::{ControlFlow, Range};
@@ -109,6 +109,9 @@ impl Client {
         if self.options.encryption.is_some() {
             return self.get_range_decrypted(key, range, part);
         }
+        if self.options.exact_expiry {
+            return self.get_stored(key, &mut PartSink::new(range, part));
+        }
         let found = on_path!(&mut self.path, handle => {
             handle.read(&mut self.stats, |reader| reader.get_range(key, range.clone(), part))
         });
@@ -124,10 +127,14 @@ impl Client {
     /// As [`Client::get`]. With encryption, [`GetError::Decrypt`] if the stored value is too short for an
     /// encrypted one.
     pub fn value_len(&mut self, key: &[u8]) -> Result<Option<usize>, GetError> {
-        let found = on_path!(&mut self.path, handle => {
-            handle.read(&mut self.stats, |reader| reader.value_len(key))
-        });
-        let found = self.count_get(found)?;
+        let found = if self.options.exact_expiry {
+            self.get_stored(key, &mut LengthSink::default())?
+        } else {
+            let found = on_path!(&mut self.path, handle => {
+                handle.read(&mut self.stats, |reader| reader.value_len(key))
+            });
+            self.count_get(found)?
+        };
         if self.options.encryption.is_some() {
             return found.map(|stored| self.plain_len(stored)).transpose();
         }
@@ -299,6 +306,9 @@ impl Client {
         keys: &[K],
         answers: &mut impl Answers,
     ) -> Result<(), GetError> {
+        if self.options.exact_expiry {
+            return self.get_each_exactly(keys, answers);
+        }
         match on_path!(&mut self.path, handle => handle.get_many(keys, answers, &mut self.stats)) {
             Ok(_) => {
                 self.publish();
@@ -306,6 +316,29 @@ impl Client {
             }
             Err(error) => Err(self.count_failed_get(error)),
         }
+    }
+
+    /// The same, one by one, without those that have come to their end (V4).
+    #[cold]
+    fn get_each_exactly<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        answers: &mut impl Answers,
+    ) -> Result<(), GetError> {
+        for (number, key) in keys.iter().enumerate() {
+            let flow = match self.get_stored(key.as_ref(), &mut JudgedSink::new(answers.sink())) {
+                Ok(is_there) => answers.landed(number, is_there),
+                Err(GetError::KeyLength { given, max }) => {
+                    answers.answer(number, Err(KeyLengthError { given, max }))
+                }
+                Err(error) => return Err(error),
+            };
+            if flow.is_break() {
+                break;
+            }
+        }
+        self.publish();
+        Ok(())
     }
 
     /// Returns the value of `key` as the server looks it up: a two-sided GET, the baseline for

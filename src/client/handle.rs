@@ -5,6 +5,7 @@ use super::stats::ClientStats;
 use crate::layout::geometry::Geometry;
 use crate::process::Process;
 use crate::reader::Answers;
+use crate::times::TimeCounts;
 use crate::wire::{Reply, Request};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -27,6 +28,9 @@ pub(super) trait Handle: Clone {
 
     /// Times it switched to a new region, or reconnected.
     fn reattached(&self) -> u64;
+
+    /// How long its GETs of one key took, if it takes the time.
+    fn times(&self) -> Option<&TimeCounts>;
 
     /// Bytes of memory that its hints take.
     fn hint_bytes(&self) -> u64;

@@ -2,9 +2,10 @@
 
 use super::error::GetError;
 use super::{Client, ServerPath};
-use crate::layout::control::EPOCH_WORD;
+use crate::clock::Clock;
 use crate::layout::life::{Life, TICK_NS};
 use crate::sink::LifeSink;
+use crate::table_clock;
 use std::time::Duration;
 
 impl Client {
@@ -48,8 +49,9 @@ impl Client {
     pub fn ends_in(&self, life: &Life) -> Option<Duration> {
         match &self.path {
             ServerPath::Shm(handle) if life.expiry != 0 => {
-                let made_ns = handle.region().load(EPOCH_WORD) as i64;
-                let now_ns = crate::clock::Clock::default().now_ns() as i64;
+                let clock = Clock::default();
+                let (made_ns, now_ns) =
+                    (table_clock::epoch_ns(handle.region(), &clock), clock.now_ns() as i64);
                 let end_ns = made_ns.saturating_add((u64::from(life.expiry) * TICK_NS) as i64);
                 Some(Duration::from_nanos(end_ns.saturating_sub(now_ns).max(0) as u64))
             }

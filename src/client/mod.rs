@@ -40,6 +40,7 @@ use crate::encryption::Encryption;
 use crate::layout::geometry::Geometry;
 use crate::reader::DirectAnswers;
 use crate::region::Region;
+use crate::times::TimeCounts;
 use crate::wire::{Reply, Request};
 use counters::GETS_APART;
 use handle::{Deadline, Handle};
@@ -181,6 +182,9 @@ impl Client {
         let options = options.bounded();
         address.check()?;
         check_path(options.requests, address)?;
+        if options.exact_expiry && !matches!(address, Address::Shm(_)) {
+            return Err(ConnectError::ExactExpiry { address: address.clone() });
+        }
         let path = match address {
             Address::Shm(socket) => ServerPath::Shm(shm::ShmHandle::connect(socket, &options)?),
             #[cfg(feature = "verbs")]
@@ -242,6 +246,11 @@ impl Client {
         self.direct.add_gets_to(&mut stats.get);
         self.direct.add_reads_to(&mut stats.read);
         stats
+    }
+
+    /// How long this handle's GETs of one key took. `None` without [`ClientOptions::timed`].
+    pub fn get_times(&self) -> Option<&TimeCounts> {
+        on_path!(&self.path, handle => handle.times())
     }
 
     /// Bytes of memory for hints ([`ClientOptions::hint_bytes`]), 0 without. All clones share them.

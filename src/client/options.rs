@@ -64,6 +64,19 @@ pub struct ClientOptions {
     /// As which owner the client puts; all its connections are sessions of the owner
     /// ([`Client::owner`](crate::Client::owner)).
     pub owner: Option<OwnerOptions>,
+    /// On shm: whether GETs judge by themselves whether an entry has come to its end ([`PutOptions::ttl`](crate::PutOptions::ttl)), by
+    /// the time in its slot and this host's clock. Without it, a GET may find an entry until the server has removed
+    /// it: at most a second after its end as long as the server runs, and all the time that it is suspended or away. With it, no
+    /// GET finds one that had ended when the GET began. It costs a look at the clock a GET, and a batch looks for one key
+    /// after the other. [`Client::get_two_sided`](crate::Client::get_two_sided), scans, and changes see what the server has.
+    ///
+    /// Over verbs a client does not have the server's clock: it cannot connect with this
+    /// ([`ConnectError::ExactExpiry`](crate::ConnectError::ExactExpiry)). Client and server must be in one
+    /// time namespace of the kernel, as they are unless somebody has made another one (`unshare --time`).
+    pub exact_expiry: bool,
+    /// Whether the time of each GET of one key is taken ([`Client::get_times`](crate::Client::get_times)): two looks
+    /// at the clock, some tens of nanoseconds, and the quickest way of a GET on shm is not gone. Without it, a GET pays nothing for that.
+    pub timed: bool,
 }
 
 /// As which owner a client puts.
@@ -147,6 +160,8 @@ impl Default for ClientOptions {
             verbs: VerbsOptions::default(),
             encryption: None,
             owner: None,
+            exact_expiry: false,
+            timed: false,
         }
     }
 }
@@ -162,6 +177,8 @@ setters!(ClientOptions {
     verbs: VerbsOptions,
     encryption: impl Into<Option<Encryption>>,
     owner: impl Into<Option<OwnerOptions>>,
+    exact_expiry: bool,
+    timed: bool,
 });
 
 impl ClientOptions {
@@ -225,6 +242,8 @@ mod tests {
             verbs: VerbsOptions::default(),
             encryption: None,
             owner: None,
+            exact_expiry: false,
+            timed: false,
         };
         assert_eq!(ClientOptions::default(), expected);
     }

@@ -218,6 +218,7 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
         | Request::Owner { .. }
         | Request::RemoveOwner { .. }
         | Request::Heap
+        | Request::Times
         | Request::Feed(_)
         | Request::UploadPiece { .. }
         | Request::UploadDrop

@@ -141,6 +141,21 @@ impl Index {
         Ok((Index { table, lives, owners, hearing: None }, found))
     }
 
+    /// The same table, where an entry that is put without a time of its own lives so long. It does not go with the table to
+    /// the next server.
+    ///
+    /// # Errors
+    /// [`PutError::NoLife`] of a table whose entries have none, [`PutError::TimeToLive`] for a time of 0, or one that ends later
+    /// than the table can say.
+    pub fn with_ttl(mut self, ttl: Option<Duration>) -> Result<Index, PutError> {
+        if let Some(given) = ttl {
+            let lives = self.lives.take().ok_or(PutError::NoLife)?.with_ttl(ttl);
+            lives.check(given)?;
+            self.lives = Some(Box::new(lives));
+        }
+        Ok(self)
+    }
+
     /// The same table, of whose changes `seams` hears from now on. They may have to wait for it.
     #[doc(hidden)]
     pub fn with_seams(self, seams: Arc<dyn Seams>) -> Index {
@@ -347,9 +362,7 @@ impl Index {
             &mut outcome,
             |outcome| **outcome = self.put_told(key, value.with_life(Some(&life)), options.mode),
             |_| {
-                if options.ttl.is_some() {
-                    lives.ends(self.geometry().hashed(key).first(), life);
-                }
+                lives.ends(|| self.geometry().hashed(key).first(), life);
             },
         );
         if let (Some(put), Ok(PutOutcome::Inserted | PutOutcome::Updated)) = (put, &outcome) {
@@ -571,6 +584,8 @@ impl Index {
                 if let (Some(put), Some(Changed::Came)) = (put, changed) {
                     put.note(self.geometry().hashed(key).first(), &self.table);
                 }
+                // V3. If the key was there, it keeps its end, and a time is noted for nothing.
+                lives.ends(|| self.geometry().hashed(key).first(), life);
                 self.after_change(lives);
                 Ok(())
             }
@@ -624,6 +639,12 @@ impl Index {
     /// Entries that came to their end and were removed, since the server began; 0 where entries have no life.
     pub fn expired(&self) -> u64 {
         self.lives.as_ref().map_or(0, |lives| lives.expired())
+    }
+
+    /// How long the first of the entries that have ended and are still there has been due; zero if there is none.
+    /// It is a second at most where somebody calls [`Index::tidy`] that often.
+    pub fn expiry_lag(&self) -> Duration {
+        self.lives.as_ref().map_or(Duration::ZERO, |lives| lives.lag())
     }
 
     /// Makes a segment that may be needed soon, of a table that grows: then no put makes it, which would take

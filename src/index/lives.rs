@@ -13,14 +13,14 @@ use super::numbers::NumberSource;
 use super::whole::Table;
 use crate::clock::Clock;
 use crate::faults::{Rule, by_rule};
-use crate::layout::control::{ENTRIES_WORD, EPOCH_WORD, MADE_WORD};
+use crate::layout::control::ENTRIES_WORD;
 use crate::layout::hash::First;
-use crate::layout::life::{ENTRY_NUMBERS_END, Life, expiry_after, tick_at};
+use crate::layout::life::{ENTRY_NUMBERS_END, Life, TICK_NS, expiry_after, tick_at};
 use crate::layout::slot::Key;
 use crate::outcome::PutError;
 use crate::region::Region;
-use crate::snapshot::since_1970;
 use crate::sync::{Mutex, lock};
+use crate::table_clock;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -44,6 +44,8 @@ pub(super) struct Lives {
     clock: Clock,
     /// When the table was made, by the clock; before 0, if the machine has started since.
     epoch_ns: i64,
+    /// How long entries live that are put without a time; `None`: until they are removed.
+    ttl: Option<Duration>,
     numbers: Mutex<NumberSource>,
     times: Mutex<Times>,
     /// The soonest of the times; `u64::MAX`: none. Relaxed: a hint, stored under the lock.
@@ -94,12 +96,6 @@ impl Times {
     }
 }
 
-/// Tells one start of the machine from another. 0 if the system does not say.
-fn boot() -> u64 {
-    let id = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    id.iter().fold(0, |all, &byte| crate::layout::hash::mix(all ^ u64::from(byte)))
-}
-
 impl Lives {
     /// Those of a new table.
     pub fn make(region: &Region, clock: &Clock) -> Lives {
@@ -110,21 +106,15 @@ impl Lives {
 
     /// Those of a table that another server had.
     pub fn open(region: &Region, clock: &Clock) -> Lives {
-        let (epoch_ns, made_ns) = (region.load(EPOCH_WORD) as i64, region.load(MADE_WORD));
-        let is_same_boot = region.load(EPOCH_WORD + 1) == boot() || matches!(clock, Clock::Manual(_));
-        // The clock has begun again. What entries have left goes by the time of day.
-        let by_day = || clock.now_ns() as i64 - since_1970(SystemTime::now()).saturating_sub(made_ns) as i64;
-        Lives::begin(region, clock, if is_same_boot { epoch_ns } else { by_day() })
+        Lives::begin(region, clock, table_clock::epoch_ns(region, clock))
     }
 
     fn begin(region: &Region, clock: &Clock, epoch_ns: i64) -> Lives {
-        let since_made_ns = (clock.now_ns() as i64 - epoch_ns).max(0) as u64;
-        region.store(EPOCH_WORD, epoch_ns as u64);
-        region.store(EPOCH_WORD + 1, boot());
-        region.store(MADE_WORD, since_1970(SystemTime::now()).saturating_sub(since_made_ns));
+        table_clock::begin(region, clock, epoch_ns);
         Lives {
             clock: clock.clone(),
             epoch_ns,
+            ttl: None,
             numbers: Mutex::new(NumberSource::from(region, ENTRIES_WORD, NUMBERS_AT_A_TIME)),
             times: Mutex::default(),
             soonest: AtomicU64::new(u64::MAX),
@@ -133,9 +123,14 @@ impl Lives {
         }
     }
 
+    /// The same, where an entry that is put without a time lives so long.
+    pub fn with_ttl(self, ttl: Option<Duration>) -> Lives {
+        Lives { ttl, ..self }
+    }
+
     /// Notes the times of all entries of a table that another server had.
     pub fn take_over(&self, table: &Table) {
-        table.show_lives(&mut |hash, life| self.ends(hash, life));
+        table.show_lives(&mut |hash, life| self.ends(|| hash, life));
     }
 
     /// When the table was made, by the time of day.
@@ -145,7 +140,7 @@ impl Lives {
 
     /// Nanoseconds since the table was made.
     fn since_made_ns(&self) -> u64 {
-        (self.clock.now_ns() as i64 - self.epoch_ns).max(0) as u64
+        table_clock::since_ns(self.epoch_ns, &self.clock)
     }
 
     /// The table's tick.
@@ -153,18 +148,13 @@ impl Lives {
         tick_at(self.since_made_ns())
     }
 
-    /// The life of an entry that is to be put. `ttl`: how long it lives. `owner`: whose it is; 0: nobody's.
+    /// The life of an entry that is to be put. `ttl`: how long it lives, if not as long as all. `owner`: whose it is; 0:
+    /// nobody's.
     ///
     /// # Errors
     /// [`PutError::TimeToLive`], [`PutError::EntryNumbers`].
     pub fn life(&self, region: &Region, ttl: Option<Duration>, owner: u16) -> Result<Life, PutError> {
-        let expiry = match ttl {
-            None => 0,
-            Some(ttl) if ttl.is_zero() => return Err(PutError::TimeToLive { given: ttl }),
-            Some(ttl) => {
-                expiry_after(self.since_made_ns(), ttl).ok_or(PutError::TimeToLive { given: ttl })?
-            }
-        };
+        let expiry = ttl.or(self.ttl).map_or(Ok(0), |ttl| self.check(ttl))?;
         let number = lock(&self.numbers).next(region);
         if number >= ENTRY_NUMBERS_END {
             return Err(PutError::EntryNumbers);
@@ -172,11 +162,20 @@ impl Lives {
         Ok(Life { number: by_rule(Rule::EntryNumber, number, 1), owner, expiry })
     }
 
+    /// The tick in which an entry ends that is put now, and is to live so long.
+    ///
+    /// # Errors
+    /// [`PutError::TimeToLive`].
+    pub fn check(&self, ttl: Duration) -> Result<u32, PutError> {
+        let expiry = if ttl.is_zero() { None } else { expiry_after(self.since_made_ns(), ttl) };
+        expiry.ok_or(PutError::TimeToLive { given: ttl })
+    }
+
     /// An entry of a key with this hash, which is visible, has this life.
-    pub fn ends(&self, hash: First, life: Life) {
+    pub fn ends(&self, hash: impl FnOnce() -> First, life: Life) {
         if life.expiry != 0 {
             let mut times = lock(&self.times);
-            times.note(hash, life.expiry);
+            times.note(hash(), life.expiry);
             self.soonest.store(times.soonest(), Ordering::Relaxed);
         }
     }
@@ -214,7 +213,7 @@ impl Lives {
         }
         let soonest = self.soonest.load(Ordering::Relaxed);
         (soonest != u64::MAX).then(|| {
-            let due_ns = soonest.saturating_mul(crate::layout::life::TICK_NS);
+            let due_ns = soonest.saturating_mul(TICK_NS);
             Duration::from_nanos(due_ns.saturating_sub(self.since_made_ns()))
         })
     }
@@ -222,7 +221,7 @@ impl Lives {
     /// Ends the entries with this hash that have come to their end, and notes the times of the others.
     fn end(&self, table: &Table, hash: First, now: u64, remove: &mut impl FnMut(&Key, u64) -> bool) {
         let Some(lives) = table.lives_of(hash) else {
-            return self.ends(hash, Life { expiry: soon(now), ..Life::default() });
+            return self.ends(|| hash, Life { expiry: soon(now), ..Life::default() });
         };
         for (key, life) in lives {
             if life.has_ended(now) && remove(&key, now) {
@@ -230,9 +229,15 @@ impl Lives {
             } else {
                 // It lives on. Or it has another life by now, whose time is noted; or it could not be removed.
                 let expiry = if life.has_ended(now) { soon(now) } else { life.expiry };
-                self.ends(hash, Life { expiry, ..life });
+                self.ends(|| hash, Life { expiry, ..life });
             }
         }
+    }
+
+    /// How long the soonest time has been over.
+    pub fn lag(&self) -> Duration {
+        let soonest = self.soonest.load(Ordering::Relaxed);
+        Duration::from_nanos(self.since_made_ns().saturating_sub(soonest.saturating_mul(TICK_NS)))
     }
 
     /// Entries that have ended, and were removed.

@@ -41,6 +41,10 @@ pub struct ServerConfig {
     pub small_pages: bool,
     /// What a new table is made from. A table that is taken over keeps its own geometry.
     pub table: Config,
+    /// How long entries live that are put without a time of their own ([`PutOptions::ttl`](crate::PutOptions::ttl)): in a
+    /// table whose entries have a life ([`Config::life`](crate::Config::life)). It does not go with a table to the
+    /// next server. `None`: until they are removed.
+    pub ttl: Option<Duration>,
     /// New table or existing one.
     pub start: StartMode,
     /// Threads that serve requests. With 0, the server starts one.
@@ -84,6 +88,9 @@ pub struct ServerConfig {
     /// quarter more. It is taken when the first client follows. A client that falls further behind misses some, and
     /// is told. With 0, there is no feed of changes.
     pub feed_bytes: u64,
+    /// Whether the server takes the time of each put that clients ask for ([`Server::times`](crate::Server::times)):
+    /// two looks at the clock, some tens of nanoseconds. Without it, a put pays nothing for that.
+    pub timed: bool,
     /// Over verbs: another way to make requests, beside messages, that the server offers.
     #[cfg(feature = "verbs")]
     #[doc(hidden)]
@@ -111,6 +118,7 @@ impl ServerConfig {
             backing: Backing::Anonymous,
             small_pages: false,
             table,
+            ttl: None,
             start: StartMode::Create,
             workers: 2,
             allow_uids: Vec::new(),
@@ -124,6 +132,7 @@ impl ServerConfig {
             wait: Wait::Block,
             mailbox_bytes_max: 64 << 20,
             feed_bytes: 8 << 20,
+            timed: false,
             #[cfg(feature = "verbs")]
             extension: None,
             snapshots: None,
@@ -138,6 +147,7 @@ setters!(ServerConfig {
     backing: Backing,
     small_pages: bool,
     table: Config,
+    ttl: impl Into<Option<Duration>>,
     start: StartMode,
     workers: usize,
     allow_uids: impl Into<Vec<u32>>,
@@ -151,6 +161,7 @@ setters!(ServerConfig {
     wait: Wait,
     mailbox_bytes_max: u64,
     feed_bytes: u64,
+    timed: bool,
     snapshots: impl Into<Option<Snapshots>>,
     restore: impl Into<Option<PathBuf>>,
     progress: fn(StartProgress),

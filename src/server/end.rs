@@ -2,15 +2,15 @@
 //!
 //! Each step needs the proof that the step before returns, so no other order compiles.
 
+use super::turns::EventLoop;
 use crate::index::Index;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A thread and its waker. `None` for a thread that never sleeps but parked, or that wakes when the others
+/// A thread and its event loop. `None` for a thread that never sleeps but parked, or that wakes when the others
 /// end.
-pub(super) type Thread = (Option<Arc<mio::Waker>>, JoinHandle<()>);
+pub(super) type Thread = (Option<EventLoop>, JoinHandle<()>);
 
 /// Proof that no thread of the server answers requests any more.
 #[derive(Debug)]
@@ -20,9 +20,9 @@ impl Ended {
     /// Tells the threads to stop and waits for them.
     pub fn new(stopping: &AtomicBool, threads: &mut Vec<Thread>) -> Ended {
         stopping.store(true, Ordering::Release);
-        for (waker, thread) in threads.drain(..) {
+        for (event_loop, thread) in threads.drain(..) {
             // The waker is kept until the thread has ended: closing it would discard its event.
-            if let Some(waker) = &waker {
+            if let Some(EventLoop { waker, .. }) = &event_loop {
                 let _ = waker.wake();
             }
             thread.thread().unpark();

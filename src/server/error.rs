@@ -4,6 +4,7 @@ use crate::address::{Address, AddressError};
 use crate::config::{ConfigError, TableSize};
 use crate::files::FileError;
 use crate::index::{RecoverError, RestoreError};
+use crate::outcome::PutError;
 use crate::region::RegionError;
 use crate::snapshot::SaveError;
 #[cfg(feature = "verbs")]
@@ -80,6 +81,9 @@ pub enum ServeError {
         "a token for readers keeps nobody from changes without another one for changes; set `ServerConfig::token`, too"
     )]
     ReadToken,
+    /// No entry of this table can live as long as [`ServerConfig::ttl`](super::ServerConfig::ttl) says.
+    #[error("`ServerConfig::ttl` does not fit this table; it needs a time above 0, and `Config::life`")]
+    TimeToLive(#[source] PutError),
     /// Another server is at the address.
     #[error("another server is at {address}; stop it, or serve at another address")]
     AddressInUse {

@@ -3,21 +3,53 @@
 use crate::faults::{Rule, kept};
 use crate::index::{Index, ScanPoint};
 use crate::wire::{ChangedWriter, FeedRefusal, FeedReply, FeedRequest, ScannedWriter, SentValue};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Looks of a scan for one request: each takes some microseconds.
 const LOOKS_MAX: usize = 32;
 /// Changes that are looked at for one request, whether they are wanted or not.
 const CHANGES_MAX: u64 = 1 << 13;
 
+/// What those who follow changes were told.
+#[derive(Debug, Default)]
+pub(crate) struct FollowerCounters {
+    /// Changes that the one who asked last had not seen. Relaxed, as the next: statistics.
+    lag: AtomicU64,
+    /// Times that changes were missed.
+    gaps: AtomicU64,
+}
+
+impl FollowerCounters {
+    /// Somebody asks from this number on, and is told of these changes, of those before `next`.
+    fn count(&self, from: u64, told_from: u64, next: u64) {
+        self.lag.store(next.saturating_sub(from), Ordering::Relaxed);
+        if told_from > from {
+            self.gaps.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// How far the one who asked last was behind, and how often changes were missed.
+    pub fn read(&self) -> (u64, u64) {
+        (self.lag.load(Ordering::Relaxed), self.gaps.load(Ordering::Relaxed))
+    }
+}
+
 /// Answers a request, in a body of at most `room` bytes. `feed_bytes`: what the feed's records may take.
-pub(crate) fn answer(index: &Index, request: FeedRequest<'_>, feed_bytes: u64, room: usize) -> FeedReply {
+pub(crate) fn answer(
+    index: &Index,
+    request: FeedRequest<'_>,
+    feed_bytes: u64,
+    room: usize,
+    followers: &FollowerCounters,
+) -> FeedReply {
     let answer = match request {
         FeedRequest::Scan { table, values, prefix, cursor } => {
             check(index, table, prefix).and_then(|()| scan(index, values, prefix, cursor, room))
         }
         FeedRequest::Changes { table, prefix, .. } => match feed_bytes {
             0 => Err(FeedRefusal::Off),
-            _ => check(index, table, prefix).and_then(|()| changes(index, request, feed_bytes, room)),
+            _ => check(index, table, prefix)
+                .and_then(|()| changes(index, request, feed_bytes, room, followers)),
         },
     };
     answer.unwrap_or_else(FeedReply::Refused)
@@ -77,6 +109,7 @@ fn changes(
     request: FeedRequest<'_>,
     feed_bytes: u64,
     room: usize,
+    followers: &FollowerCounters,
 ) -> Result<FeedReply, FeedRefusal> {
     let FeedRequest::Changes { table: given, incarnation, from, end, values, prefix, passed } = request
     else {
@@ -112,5 +145,6 @@ fn changes(
         let is_wanted = change.key.is_empty() || change.key.starts_with(prefix) && has_passed(change.key);
         !is_wanted || out.change(number, change, values)
     });
+    followers.count(from, numbers.start, next);
     Ok(out.finish(table, this, numbers))
 }

@@ -14,12 +14,14 @@ mod error;
 pub(crate) mod feed;
 mod mailbox;
 mod mailboxes;
+mod put_times;
 mod refused;
 mod session;
 pub(crate) mod shared;
 mod snapshots;
 mod socket;
 mod table;
+mod turns;
 #[cfg(feature = "verbs")]
 pub(crate) mod verbs;
 mod worker;
@@ -38,9 +40,10 @@ use crate::outcome::GrowthCounts;
 use crate::process::Process;
 use crate::region::Backing;
 use crate::snapshot::{SaveError, Saved, SnapshotPath};
-use crate::wire::{ServerStats, SnapshotStatus};
+use crate::wire::{ServerStats, ServerTimes, SnapshotStatus};
 use end::{Ended, Retired, Thread};
 use mailboxes::{MailboxCounters, MailboxMemory};
+use put_times::PutTimes;
 use refused::RefusedCounters;
 use shared::{ServerState, WarningLimit};
 use snapshots::{Begins, Saver};
@@ -48,6 +51,7 @@ use socket::Socket;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use table::{Prepared, index_for};
 use worker::ShmWorker;
 
@@ -62,6 +66,7 @@ use worker::ShmWorker;
 /// | [`start`](Server::start), new table from a snapshot | the same, and two readings of the file, the second at the speed of puts |
 /// | [`start`](Server::start), takeover after a kill | the same, and a pass over the whole table; first twice its grace time ([`Config::grace`](crate::Config::grace)) |
 /// | [`stop`](Server::stop), or dropping the server | the end of its threads, each of which first ends the request that it is answering; with a region file, also for traces to go (some times its grace time, at most 1 s), and then until the handover is written: 16 bytes for each displaced key, 8 for each stripe and free block; with [`ServerConfig::snapshots`], also for a snapshot, if anything has changed since the last |
+/// | [`stuck_threads`](Server::stuck_threads) | the threads, some microseconds; at most as long as it is told |
 /// | the other methods | nothing |
 ///
 /// In an async program, leave the first three to a thread that may block (`spawn_blocking`).
@@ -115,6 +120,7 @@ impl Server {
         let place =
             config.snapshots.as_ref().map(|snapshots| SnapshotPath::claim(&snapshots.path)).transpose()?;
         let Prepared { index, recovered, restored, as_saved } = index_for(&config)?;
+        let index = index.with_ttl(config.ttl).map_err(ServeError::TimeToLive)?;
         let saver = config.snapshots.zip(place).map(|(snapshots, place)| {
             let begins = match as_saved {
                 Some(saved) => Begins::AsSaved(saved),
@@ -147,6 +153,8 @@ impl Server {
             mailboxes: MailboxCounters::default(),
             refused: RefusedCounters::default(),
             feed_bytes: config.feed_bytes,
+            followers: feed::FollowerCounters::default(),
+            put_times: config.timed.then(|| Box::new(PutTimes::new())),
             saver,
         });
         let mut server = Server {
@@ -218,12 +226,12 @@ impl Server {
         for number in 0..workers.max(1) {
             let worker = ShmWorker::new(self.shared.clone(), socket.clone(), number == 0)
                 .map_err(ServeError::Threads)?;
-            let waker = worker.waker().map_err(ServeError::Threads)?;
+            let event_loop = worker.event_loop().map_err(ServeError::Threads)?;
             let thread = std::thread::Builder::new()
                 .name(format!("oneread-{number}"))
                 .spawn(move || worker.run())
                 .map_err(ServeError::Threads)?;
-            self.threads.push((Some(Arc::new(waker)), thread));
+            self.threads.push((Some(event_loop), thread));
         }
         Ok(())
     }
@@ -280,6 +288,23 @@ impl Server {
     /// Requests for changes that were refused, by cause, since the server started.
     pub fn refused(&self) -> RefusedCounts {
         self.shared.refused.read()
+    }
+
+    /// Has each thread that serves clients take a turn of its event loop, and returns the names of those that have
+    /// begun none after this time. Usually there is none, after some microseconds. It is for whoever watches the
+    /// server from within its process, as `oneread serve` does for systemd: a thread that is named here answers
+    /// no request. GETs need none of these threads. The threads that make snapshots and memory are not among
+    /// them: they may wait for a disk, and nobody waits for them.
+    pub fn stuck_threads(&self, within: Duration) -> Vec<String> {
+        let loops: Vec<_> = self.threads.iter().filter(|(event_loop, _)| event_loop.is_some()).collect();
+        let stuck = turns::stuck(loops.iter().filter_map(|(event_loop, _)| event_loop.as_ref()), within);
+        let name = |place: usize| loops[place].1.thread().name().unwrap_or("unnamed").to_owned();
+        stuck.into_iter().map(name).collect()
+    }
+
+    /// How long puts take, if the server takes the time ([`ServerConfig::timed`]), and what it counts besides.
+    pub fn times(&self) -> ServerTimes {
+        self.shared.times()
     }
 
     /// The most connections that there may be ([`ServerConfig::clients_max`]).

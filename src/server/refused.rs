@@ -35,6 +35,15 @@ pub struct RefusedCounts {
     pub read_only: u64,
 }
 
+impl RefusedCounts {
+    /// All of them.
+    pub fn all(&self) -> u64 {
+        let RefusedCounts { full, heap_full, heap_busy, no_memory, length, part, .. } = self;
+        let RefusedCounts { busy, withdrawn, life, owner, read_only, .. } = self;
+        full + heap_full + heap_busy + no_memory + length + part + busy + withdrawn + life + owner + read_only
+    }
+}
+
 /// The atomic counters behind [`RefusedCounts`].
 #[derive(Debug, Default)]
 pub(super) struct RefusedCounters {
@@ -136,7 +145,7 @@ mod tests {
             assert_eq!(cause(&counts), 1, "{error}");
             let others =
                 full + heap_full + heap_busy + no_memory + length + part + busy + withdrawn + life + owner;
-            assert_eq!((others, read_only), (1, 1), "{error}");
+            assert_eq!((others, read_only, counts.all()), (1, 1, 2), "{error}");
         }
     }
 }

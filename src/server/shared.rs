@@ -3,6 +3,7 @@
 use super::caller::{Caller, Role};
 use super::feed;
 use super::mailboxes::{MailboxCounters, MailboxCounts, MailboxMemory};
+use super::put_times::PutTimes;
 use super::refused::RefusedCounters;
 use super::snapshots::Saver;
 use crate::files;
@@ -12,7 +13,7 @@ use crate::outcome::PutError;
 use crate::outcome::ReadError;
 use crate::region::Region;
 use crate::sync::lock_std;
-use crate::wire::{self, Refusal, Reply, Request, ServerStats};
+use crate::wire::{self, Refusal, Reply, Request, ServerStats, ServerTimes};
 use rustc_hash::FxHashMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -99,6 +100,10 @@ pub(crate) struct ServerState {
     pub(super) refused: RefusedCounters,
     /// What the feed of changes may take for them.
     pub(super) feed_bytes: u64,
+    /// What its followers were told.
+    pub(super) followers: feed::FollowerCounters,
+    /// How long puts take, if the server takes the time.
+    pub(super) put_times: Option<Box<PutTimes>>,
     /// Makes snapshots, if this server makes any.
     pub(super) saver: Option<Saver>,
 }
@@ -213,7 +218,10 @@ impl ServerState {
                 Reply::Denied
             }
             Request::Put { options, key, value } => {
-                self.counted(Reply::Put(self.index.put_at_once(key, value, options, caller.owner())))
+                let owner = caller.owner();
+                self.timed(key, || {
+                    self.counted(Reply::Put(self.index.put_at_once(key, value, options, owner)))
+                })
             }
             Request::Swap { key, expected, value } => {
                 self.counted(Reply::Swapped(self.index.swap_at_once(key, Expected::Value(expected), value)))
@@ -223,7 +231,9 @@ impl ServerState {
             }
             Request::UploadBegin { key, len } => self.counted(caller.begin(&self.index, key, len)),
             Request::UploadPiece { bytes } => caller.take(bytes),
-            Request::UploadPut { options, key } => self.counted(caller.put(&self.index, key, options)),
+            Request::UploadPut { options, key } => {
+                self.timed(key, || self.counted(caller.put(&self.index, key, options)))
+            }
             Request::UploadSwap { key, expected } => self.counted(caller.swap(&self.index, key, expected)),
             Request::UploadDrop => caller.drop_upload(),
             Request::Remove { key } => self.counted(Reply::Removed(self.index.remove(key))),
@@ -252,14 +262,39 @@ impl ServerState {
                 Reply::Growth(self.index.growth())
             }
             Request::Heap => Reply::Heap(self.index.heap()),
+            Request::Times => Reply::Times(Box::new(self.times())),
             Request::Feed(request) => {
-                Reply::Feed(feed::answer(&self.index, request, self.feed_bytes, caller.feed_room()))
+                let (room, followers) = (caller.feed_room(), &self.followers);
+                Reply::Feed(feed::answer(&self.index, request, self.feed_bytes, room, followers))
             }
             Request::Snapshot { begin } => {
                 let look = if begin { Saver::ask } else { Saver::status };
                 Reply::Snapshot(self.saver.as_ref().map(look).unwrap_or_default())
             }
         })
+    }
+
+    /// Makes a put, and takes the time if this server does.
+    #[inline(always)]
+    fn timed(&self, key: &[u8], put: impl FnOnce() -> Reply) -> Reply {
+        match &self.put_times {
+            None => put(),
+            Some(times) => times.taken(key, put),
+        }
+    }
+
+    pub(super) fn times(&self) -> ServerTimes {
+        let (lag, gaps) = self.followers.read();
+        ServerTimes {
+            expired: self.index.expired(),
+            expiry_lag_ns: self.index.expiry_lag().as_nanos() as u64,
+            refused: self.refused.read().all(),
+            feed_lag: lag,
+            feed_gaps: gaps,
+            is_timed: self.put_times.is_some().into(),
+            puts: self.put_times.as_ref().map(|times| times.counts()).unwrap_or_default(),
+            slowest: self.put_times.as_ref().map(|times| times.slowest()).unwrap_or_default(),
+        }
     }
 
     /// The answer to a change, which counts if it was refused.

@@ -9,6 +9,7 @@ use crate::region::{Region, RegionError};
 use crate::verbs::{Token, Wait};
 use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use caller::{Caller, Role};
+use feed::FollowerCounters;
 use shared::Peer;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -45,6 +46,8 @@ pub(super) fn shared() -> ServerState {
         is_loss_told: AtomicBool::new(false),
         mailbox_memory: MailboxMemory::new(config.mailbox_bytes_max),
         feed_bytes: config.feed_bytes,
+        followers: FollowerCounters::default(),
+        put_times: None,
         mailboxes: MailboxCounters::default(),
         refused: RefusedCounters::default(),
         saver: None,
@@ -107,6 +110,7 @@ fn a_server_follows_its_config() {
             server.threads.iter().map(|(_, thread)| thread.thread().name().unwrap()).collect();
         let expected: Vec<_> = (0..threads).map(|number| format!("oneread-{number}")).collect();
         assert_eq!(names, expected);
+        assert_eq!(server.stuck_threads(Duration::from_secs(60)), [""; 0], "all turn");
         assert_eq!(server.shared.allow_uids, [1_234_567, 1_234_568, uid()]);
         assert_eq!(server.shared.allow_read_uids, [1_234_568, uid(), 1_234_569]);
         assert_eq!(

@@ -4,6 +4,7 @@ use super::mailbox::Visit;
 use super::session::{self, Fate, Session};
 use super::shared::{ACCEPT_AGAIN, Peer, ServerState};
 use super::socket::{LISTENER, Socket};
+use super::turns::{EventLoop, TurnCount};
 use crate::peer::SocketPeer;
 use crate::wire::Refusal;
 use mio::net::UnixStream;
@@ -52,6 +53,7 @@ pub(super) struct ShmWorker {
     /// Whether this worker wakes up now and then: for traces of changes that no worker made (an
     /// embedder's), and to see whether socket and region are still there.
     looks_around: bool,
+    turns: Arc<TurnCount>,
 }
 
 impl ShmWorker {
@@ -72,12 +74,14 @@ impl ShmWorker {
             next: FIRST_SESSION,
             unfinished: Vec::new(),
             looks_around,
+            turns: Arc::default(),
         })
     }
 
-    /// What wakes it from its sleep. There is one.
-    pub fn waker(&self) -> io::Result<Waker> {
-        Waker::new(self.poll.registry(), WAKER)
+    /// What wakes it from its sleep, and says how often it has turned. There is one.
+    pub fn event_loop(&self) -> io::Result<EventLoop> {
+        let waker = Arc::new(Waker::new(self.poll.registry(), WAKER)?);
+        Ok(EventLoop { waker, turns: self.turns.clone() })
     }
 
     /// Serves until the server stops.
@@ -85,6 +89,7 @@ impl ShmWorker {
         let mut events = Events::with_capacity(256);
         let mut chores_done = Instant::now();
         while !self.shared.is_stopping() {
+            self.turns.count();
             let is_polling = !self.awake.is_empty() && self.unfinished.is_empty();
             let timeout = if is_polling && chores_done.elapsed() < CHORES {
                 Some(Duration::ZERO)

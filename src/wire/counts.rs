@@ -2,6 +2,7 @@
 
 use crate::outcome::{GrowthCounts, IndexCounts};
 use crate::snapshot::SaveStep;
+use crate::times::TimeCounts;
 use bytemuck::{Pod, Zeroable};
 use std::time::Duration;
 
@@ -126,6 +127,66 @@ impl From<GrowthBody> for GrowthCounts {
             bytes_returned: body.bytes_returned,
         }
     }
+}
+
+/// Slow puts that a server remembers.
+pub const SLOW_PUTS: usize = 5;
+/// Bytes of a key that it remembers of one.
+pub const SLOW_KEY_MAX: usize = 31;
+
+/// A put that took long.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[non_exhaustive]
+pub struct SlowPut {
+    /// How long it took, in nanoseconds.
+    pub took_ns: u64,
+    key_len: u8,
+    key: [u8; SLOW_KEY_MAX],
+}
+
+impl Default for SlowPut {
+    fn default() -> SlowPut {
+        SlowPut::zeroed()
+    }
+}
+
+impl SlowPut {
+    pub(crate) fn new(key: &[u8], took_ns: u64) -> SlowPut {
+        let len = key.len().min(SLOW_KEY_MAX);
+        let mut slow = SlowPut { took_ns, key_len: len as u8, ..SlowPut::default() };
+        slow.key[..len].copy_from_slice(&key[..len]);
+        slow
+    }
+
+    /// The key, or the beginning of a long one.
+    pub fn key(&self) -> &[u8] {
+        &self.key[..usize::from(self.key_len).min(SLOW_KEY_MAX)]
+    }
+}
+
+/// What a server counts and measures besides [`ServerStats`], as a reply carries it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[non_exhaustive]
+pub struct ServerTimes {
+    /// Entries that came to their end and were removed, since the server began.
+    pub expired: u64,
+    /// How long the first of those that have ended and are still there has been due, in nanoseconds.
+    pub expiry_lag_ns: u64,
+    /// Requests for changes that were refused, for any cause.
+    pub refused: u64,
+    /// Changes that the follower who asked last had not seen yet.
+    pub feed_lag: u64,
+    /// Times that a follower was told of a gap.
+    pub feed_gaps: u64,
+    /// 1: the server takes the times of puts ([`ServerConfig::timed`](crate::ServerConfig::timed)). 0: what follows
+    /// is zeros.
+    pub is_timed: u64,
+    /// How long puts took.
+    pub puts: TimeCounts,
+    /// The slowest of the last ten seconds, the slowest first; the rest are zeros.
+    pub slowest: [SlowPut; SLOW_PUTS],
 }
 
 /// What became of a server's snapshots, as a reply carries it. Times are in milliseconds since 1970.

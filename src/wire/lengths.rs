@@ -1,6 +1,6 @@
 //! How long requests and replies may be. Buffers, messages and cells are sized by that.
 
-use super::counts::{ServerStats, SnapshotStatus};
+use super::counts::{ServerStats, ServerTimes, SnapshotStatus};
 use super::frame::HEAD;
 use super::request::Request;
 use crate::layout::geometry::Geometry;
@@ -47,7 +47,11 @@ pub fn reply_bytes_max(geometry: &Geometry) -> usize {
 /// Longest reply to this request, in bytes.
 #[cfg(feature = "verbs")]
 pub(crate) fn reply_bytes_max_to(request: &Request<'_>, geometry: &Geometry) -> usize {
-    if tells_value(request) { reply_bytes_max(geometry) } else { HEAD + COUNTS_BYTES }
+    match request {
+        Request::Times => HEAD + size_of::<ServerTimes>(),
+        request if tells_value(request) => reply_bytes_max(geometry),
+        _ => HEAD + COUNTS_BYTES,
+    }
 }
 
 /// Whether the reply may have a value as long as a frame takes.
@@ -82,7 +86,7 @@ pub(crate) fn fits_cells(request: &Request<'_>, geometry: &Geometry) -> bool {
         Request::Put { value, .. } | Request::SwapExtent { value, .. } => value.len(),
         Request::Swap { expected, value, .. } => expected.len().max(value.len()),
         // As many as a message has room for.
-        Request::Feed(_) => return false,
+        Request::Feed(_) | Request::Times => return false,
         request if tells_value(request) => frame_value_max(geometry),
         Request::RemoveIf { expected, .. } => expected.bytes().len(),
         Request::Part { part, .. } => part.bytes().len().max(PART_BYTES / 2),

@@ -37,7 +37,8 @@ mod request;
 #[cfg(test)]
 mod tests;
 
-pub use counts::{ServerStats, SnapshotStatus};
+pub(crate) use counts::{SLOW_KEY_MAX, SLOW_PUTS};
+pub use counts::{ServerStats, ServerTimes, SlowPut, SnapshotStatus};
 pub use feed::FeedRefusal;
 pub(crate) use feed::{
     ChangedBody, ChangedWriter, FeedReply, FeedRequest, ScannedBody, ScannedWriter, SentKey, SentValue,

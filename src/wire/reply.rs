@@ -1,6 +1,6 @@
 //! Replies: what the server answers.
 
-use super::counts::{GrowthBody, ServerStats, SnapshotStatus};
+use super::counts::{GrowthBody, ServerStats, ServerTimes, SnapshotStatus};
 use super::feed::FeedReply;
 use super::frame::{Frame, LEVEL, PROTOCOL_VERSION, WireError, decode, encode};
 use super::refusal::Refusal;
@@ -31,6 +31,7 @@ mod status {
     pub const HEAP: u16 = 17;
     pub const TAKEN: u16 = 18;
     pub const CLEARED: u16 = 19;
+    pub const TIMES: u16 = 62;
     /// The first of eight: four effects, each without a value and with one.
     pub const PARTS: u16 = 40;
     pub const PARTS_END: u16 = 48;
@@ -97,6 +98,8 @@ pub enum Reply {
     Growth(GrowthCounts),
     /// What the memory of long values is used for.
     Heap(HeapCounts),
+    /// How long puts take, and what the server counts besides.
+    Times(Box<ServerTimes>),
     /// A part of an upload was taken, or an upload dropped.
     Taken,
     /// A request belongs to no upload, or does not fit the one that there is. That one is dropped.
@@ -165,6 +168,7 @@ impl Reply {
             Reply::Snapshot(about) => reply(status::SNAPSHOT, bytemuck::bytes_of(about)),
             Reply::Growth(counts) => reply(status::GROWTH, bytemuck::bytes_of(&GrowthBody::from(*counts))),
             Reply::Heap(counts) => reply(status::HEAP, bytemuck::bytes_of(counts)),
+            Reply::Times(times) => reply(status::TIMES, bytemuck::bytes_of(&**times)),
             Reply::Taken => reply(status::TAKEN, &[]),
             Reply::Unfit => reply(status::UNFIT, &[]),
             Reply::Put(Err(error))
@@ -277,6 +281,10 @@ impl Reply {
             }
             status::HEAP => {
                 Reply::Heap(bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?)
+            }
+            status::TIMES => {
+                let times = bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?;
+                Reply::Times(Box::new(times))
             }
             status::TAKEN => Reply::Taken,
             status::UNFIT => Reply::Unfit,

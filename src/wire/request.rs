@@ -52,6 +52,7 @@ mod op {
     pub const CLEAR: u16 = 25;
     pub const PUT_FOR: u16 = 60;
     pub const UPLOAD_PUT_FOR: u16 = 61;
+    pub const TIMES: u16 = 62;
     pub const OWNER: u16 = 80;
     pub const REMOVE_OWNER: u16 = 81;
 }
@@ -210,6 +211,8 @@ pub enum Request<'a> {
     },
     /// Asks what the memory of long values is used for.
     Heap,
+    /// Asks how long puts take, and for what the server counts besides.
+    Times,
     /// Asks for a mailbox, which further requests may go through.
     Mailbox {
         /// The client's version of mailboxes.
@@ -238,7 +241,7 @@ impl<'a> Request<'a> {
     pub fn level(&self) -> u16 {
         match self {
             Request::Part { .. } | Request::RemoveIf { .. } | Request::Clear { .. } => 1,
-            Request::Feed(_) | Request::Owner { .. } | Request::RemoveOwner { .. } => 2,
+            Request::Feed(_) | Request::Times | Request::Owner { .. } | Request::RemoveOwner { .. } => 2,
             _ => 0,
         }
     }
@@ -288,6 +291,7 @@ impl<'a> Request<'a> {
             }
             Request::UploadDrop => encode(out, op::UPLOAD_DROP, 0, id, &[]),
             Request::Heap => encode(out, op::HEAP, 0, id, &[]),
+            Request::Times => encode(out, op::TIMES, 0, id, &[]),
             Request::Remove { key } => encode(out, op::REMOVE, 0, id, &[key]),
             Request::RemoveIf { key, expected: Expected::Value(expected) } => {
                 let klen = (key.len() as u16).to_le_bytes();
@@ -433,7 +437,8 @@ impl<'a> Request<'a> {
             }
             op::UPLOAD_DROP if frame.body().is_empty() => Ok(Request::UploadDrop),
             op::HEAP if frame.body().is_empty() => Ok(Request::Heap),
-            op::STAT | op::WAKE | op::UPLOAD_DROP | op::HEAP => Err(unfitting),
+            op::TIMES if frame.body().is_empty() => Ok(Request::Times),
+            op::STAT | op::WAKE | op::UPLOAD_DROP | op::HEAP | op::TIMES => Err(unfitting),
             op => {
                 let unknown = Err(WireError::Unknown { op, status: frame.status() });
                 FeedRequest::decode(frame).map_or(unknown, |request| request.map(Request::Feed))

@@ -11,7 +11,7 @@ proptest! {
     /// Any bytes give a frame, ask for more, or are an error. A request that decodes encodes to
     /// itself.
     #[test]
-    fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), op in prop_oneof![0u16..26, 60u16..62], len in 0u32..64) {
+    fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), op in prop_oneof![0u16..26, 60u16..63], len in 0u32..64) {
         let mut framed = bytes.clone();
         if framed.len() >= HEAD {
             framed[..4].copy_from_slice(&len.to_le_bytes());
@@ -54,6 +54,7 @@ fn replies_round_trip() {
         Reply::Snapshot(SnapshotStatus { every_ms: 1, failure: 2, ..Default::default() }),
         Reply::Growth(GrowthCounts { segments: 1, bytes_backed: 2, ..Default::default() }),
         Reply::Heap(HeapCounts { values: 1, returned_bytes: 2, ..Default::default() }),
+        Reply::Times(Box::new(ServerTimes { expired: 1, is_timed: 2, ..Default::default() })),
         Reply::Taken,
         Reply::Unfit,
         Reply::Part(Ok(PartOutcome { effect: PartEffect::Inserted, value: None })),
@@ -142,6 +143,7 @@ fn golden_requests() {
         (18, long_swap(Expected::Extent(extent)), &long_swap_extent),
         (19, Request::UploadDrop, b""),
         (20, Request::Heap, b""),
+        (62, Request::Times, b""),
         (60, put_for, b"\x03\0\x01\x02\x03\x04\x05\x06\x07\x08\x03\0keyvalue"),
         (61, Request::UploadPut { options, key: b"key" }, b"\x03\0\x01\x02\x03\x04\x05\x06\x07\x08key"),
         (21, Request::GrowFor { keys: 0x0807_0605_0403_0201 }, b"\x01\x02\x03\x04\x05\x06\x07\x08"),
@@ -232,6 +234,13 @@ fn golden_replies() {
     let parted = |effect, value: Option<&[u8]>| {
         Reply::Part(Ok(PartOutcome { effect, value: value.map(<[u8]>::to_vec) }))
     };
+    let mut times = ServerTimes { expired: 1, expiry_lag_ns: 2, refused: 3, ..Default::default() };
+    (times.feed_lag, times.feed_gaps, times.is_timed) = (4, 5, 6);
+    (times.puts.ranges, times.puts.sum_ns) = (std::array::from_fn(|range| 7 + range as u64), 29);
+    times.slowest[0] = SlowPut::new(b"a key", 30);
+    let mut times_body: Vec<u8> = (1..=30).flat_map(u64::to_le_bytes).collect();
+    times_body.extend(b"\x05a key");
+    times_body.resize(6 * 8 + 23 * 8 + 5 * 40, 0);
     let cleared = Reply::Cleared { removed: 1, progress_ppm: 2, place: [3, 4] };
     let range = PartError::CounterRange { value: 14, delta: 15 };
     for (status, reply, body) in [
@@ -255,6 +264,7 @@ fn golden_replies() {
         (17, Reply::Heap(heap), (1..=11).flat_map(u64::to_le_bytes).collect()),
         (18, Reply::Taken, vec![]),
         (19, cleared, (1..=4).flat_map(u64::to_le_bytes).collect()),
+        (62, Reply::Times(Box::new(times)), times_body),
         (40, parted(PartEffect::Inserted, None), vec![]),
         (41, parted(PartEffect::Inserted, Some(b"value")), b"value".to_vec()),
         (43, parted(PartEffect::Updated, Some(b"")), vec![]),

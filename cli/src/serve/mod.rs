@@ -3,6 +3,7 @@
 mod daemon;
 mod scraped;
 mod told;
+mod watchdog;
 
 use crate::connect::At;
 use crate::region_file::{is_of_region, look_into, region_file, remove, what_stays};
@@ -124,6 +125,9 @@ pub struct Serve {
     /// Entries may have owners, with whom they go (`put --owner`, `owner`); includes --life
     #[arg(long)]
     owners: bool,
+    /// Entries that are put without a time of their own end after this one, as in 10s, 1h; includes --life
+    #[arg(long, value_name = "TIME", value_parser = some_time)]
+    ttl: Option<Period>,
     /// Grace time: how long a GET over a network may take, as in 500us, 2ms [default: 2ms]
     #[arg(long, value_name = "TIME")]
     grace: Option<Period>,
@@ -204,6 +208,9 @@ pub struct Serve {
     /// read the counts (no key, no value), and port 0 is any that is free
     #[arg(long, value_name = "ADDR", value_parser = scraped::address)]
     metrics: Option<SocketAddr>,
+    /// Take the time of each put, for `oneread top`; --metrics does so, too
+    #[arg(long)]
+    put_times: bool,
     /// Go into the background when the table is served; `oneread stop` ends it
     #[arg(long)]
     daemonize: bool,
@@ -292,6 +299,7 @@ impl Serve {
             scrapes.answer(server.clone()).context("starting the thread that answers scrapes")?;
         }
         notify(&[NotifyState::Ready, NotifyState::MainPid(std::process::id())]);
+        watchdog::begin(server.clone()).context("starting the thread that tells systemd's watchdog")?;
         signals.forever().next();
         notify(&[NotifyState::Stopping]);
         let server = server.lock().unwrap_or_else(PoisonError::into_inner).take().context("the server")?;
@@ -346,6 +354,8 @@ impl Serve {
             .wait(if self.poll { Wait::Poll } else { Wait::Block })
             .mailbox_bytes_max(self.mailbox_max.0)
             .feed_bytes(self.feed_max.0)
+            .ttl(self.ttl.map(|Period(ttl)| ttl))
+            .timed(self.put_times || self.metrics.is_some())
             .snapshots(
                 self.snapshot
                     .as_ref()
@@ -426,6 +436,11 @@ impl Serve {
         Ok(Some(share))
     }
 
+    /// Whether entries of a new table are to have a life.
+    fn gives_life(&self) -> bool {
+        self.life || self.owners || self.ttl.is_some()
+    }
+
     /// `base` with the options that the user gave.
     fn config(&self, base: Config) -> Config {
         Config::new()
@@ -436,18 +451,16 @@ impl Serve {
                 (_, _, Some(ByteSize(n))) => TableSize::up_to(n),
                 _ => base.size,
             })
-            .key_max(self.key_max.unwrap_or(
-                if (self.life || self.owners) && base == Config::new().size(base.size) {
-                    // Slots stay as short as those of other tables.
-                    base.key_max - LIFE_BYTES
-                } else {
-                    base.key_max
-                },
-            ))
+            .key_max(self.key_max.unwrap_or(if self.gives_life() && base == Config::new().size(base.size) {
+                // Slots stay as short as those of other tables.
+                base.key_max - LIFE_BYTES
+            } else {
+                base.key_max
+            }))
             .value_max(self.value_max.unwrap_or(base.value_max))
             .heap_bytes(self.heap.map(|ByteSize(bytes)| bytes).or(base.heap_bytes))
             .inline_max(self.inline_max.or(base.inline_max))
-            .life(self.life || self.owners || base.life)
+            .life(self.gives_life() || base.life)
             .owners(self.owners || base.owners)
             .grace(self.grace.map_or(base.grace, |Period(grace)| grace))
     }
@@ -709,6 +722,11 @@ mod tests {
         assert_eq!(usual.unread_bytes_max, own.unread_bytes_max);
         assert_eq!((usual.mailbox_bytes_max, usual.wait), (own.mailbox_bytes_max, own.wait));
         assert_eq!((usual.feed_bytes, how(&["--feed-max", "1MiB"]).feed_bytes), (own.feed_bytes, 1 << 20));
+        assert_eq!((usual.ttl, how(&["--ttl", "90s"]).ttl), (None, Some(Duration::from_secs(90))));
+        assert_eq!(
+            [&[][..], &["--put-times"], &["--metrics", "127.0.0.1:0"]].map(|options| how(options).timed),
+            [false, true, true]
+        );
         assert_eq!((&usual.snapshots, &usual.restore), (&None, &None));
         let users = how(&["--allow-uid", "5", "--allow-uid", "6", "--allow-read-uid", "7"]);
         assert_eq!((users.allow_uids, users.allow_read_uids), (vec![5, 6], vec![7]));

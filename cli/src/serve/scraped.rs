@@ -124,7 +124,7 @@ impl Exporter {
         let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         let server = server.as_ref()?;
         metrics::with_local_recorder(&self.recorder, || oneread::metrics::record(server, &[]));
-        Some(self.text.render())
+        Some(self.text.render() + &oneread::metrics::prometheus_histograms(server, &[]))
     }
 
     /// Answers one request, and hangs up.

@@ -1,13 +1,14 @@
 //! What a server tells Prometheus: true figures, with names, types and meanings as its conventions ask for.
 
-use crate::served::{Served, expect, feed, json, run, run_with_input, stderr, stdout, wait_for};
+use crate::served::{SOON, Served, expect, feed, json, run, run_with_input, stderr, stdout, wait_for};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 
 /// The address in what a server says of its metrics.
 fn scraped_at(url: &Value) -> SocketAddr {
@@ -62,8 +63,15 @@ impl Scrape {
         *self.series.get(series).unwrap_or_else(|| panic!("no {series} in {self:#?}"))
     }
 
+    /// Those of series; a histogram has several, which begin with its name.
     fn names(&self) -> BTreeSet<&str> {
-        self.series.keys().map(|series| series.split('{').next().unwrap()).collect()
+        let name = |series: &'_ str| series.split('{').next().unwrap().len();
+        let whole = |name: &'_ str| {
+            let parts = ["_bucket", "_sum", "_count"].iter().find_map(|part| name.strip_suffix(part));
+            parts.filter(|name| self.types.get(*name).is_some_and(|kind| kind == "histogram")).map(str::len)
+        };
+        let names = self.series.keys().map(|series| &series[..name(series)]);
+        names.map(|name| &name[..whole(name).unwrap_or(name.len())]).collect()
     }
 
     /// Each has a meaning and a type. Its name begins with the program's, and ends with the unit if it has one, and
@@ -73,7 +81,7 @@ impl Scrape {
         let typed: BTreeSet<&str> = self.types.keys().map(String::as_str).collect();
         assert_eq!((&self.names(), &self.names()), (&described, &typed));
         for (name, kind) in &self.types {
-            assert!(matches!(&kind[..], "counter" | "gauge"), "{name}: {kind}");
+            assert!(matches!(&kind[..], "counter" | "gauge" | "histogram"), "{name}: {kind}");
             assert_eq!(name.ends_with("_total"), kind == "counter", "{name}: {kind}");
             let is_lower = |c: char| c.is_ascii_lowercase() || c == '_';
             assert!(name.starts_with("oneread_") && name.chars().all(is_lower), "{name}");
@@ -85,7 +93,7 @@ impl Scrape {
             assert!(!name.contains("_ms") && !name.contains("_ppm") && !name.contains("percent"), "{name}");
             assert!(help.ends_with('.'), "{name}: {help}");
         }
-        assert!(self.series.len() < 70, "{} series", self.series.len());
+        assert!(self.series.len() < 100, "{} series", self.series.len());
     }
 }
 
@@ -142,6 +150,39 @@ fn metrics_are_true() {
         assert_eq!(told[part][field].as_f64(), Some(scrape.get(series)), "{series}");
     }
     assert!(!scrape.names().iter().any(|name| name.contains("snapshot")), "it makes none");
+    // Each put by a client counts: 30,000 and two, and the two that were refused before they were sent do not.
+    assert_eq!(scrape.get("oneread_put_seconds_count"), 30_002.0);
+    assert_eq!(scrape.get("oneread_put_seconds_bucket{le=\"+Inf\"}"), 30_002.0);
+    let mean = scrape.get("oneread_put_seconds_sum") / 30_002.0;
+    assert!((1e-8..1.0).contains(&mean), "{mean}");
+}
+
+/// What ends is counted when it goes; what a follower missed, when it asks.
+#[test]
+fn ends_and_gaps_are_counted() {
+    use oneread::{Client, FeedFrom, FeedItem, FeedOptions, PutOptions};
+    let options =
+        ["--anonymous", "--slots", "6400", "--life", "--feed-max", "4KiB", "--metrics", "127.0.0.1:0"];
+    let served = Served::start(&options);
+    let at = scraped_at(&served.ready["metrics"]);
+    let mut client = Client::connect(&served.at.parse().unwrap()).unwrap();
+    let from = FeedOptions::new().from(FeedFrom::Now);
+    let mut changes = client.clone().changes(from).unwrap();
+    assert!(changes.next(Duration::ZERO).unwrap().is_none());
+    assert_eq!(Scrape::of(at).get("oneread_feed_gaps_total"), 0.0);
+    for n in 0..1_000u32 {
+        let options = PutOptions::new().ttl(Duration::from_millis(1));
+        client.put_with(&n.to_le_bytes(), b"value", options).unwrap();
+    }
+    let gap = changes.next(SOON).unwrap();
+    assert!(matches!(gap, Some(FeedItem::Gap { .. })), "{gap:?}");
+    let scrape = Scrape::of(at);
+    assert!(scrape.get("oneread_feed_gaps_total") >= 1.0 && scrape.get("oneread_feed_lag_changes") > 100.0);
+    wait_for("the end of each", || {
+        let scrape = Scrape::of(at);
+        let is_quiet = scrape.get("oneread_expiry_lag_seconds") == 0.0;
+        (scrape.get("oneread_expired_total") == 1_000.0 && is_quiet).then_some(())
+    });
 }
 
 /// Refusals have their causes, of a table of one size and without a heap, which has no figures of these.
@@ -276,8 +317,7 @@ fn alerts_are_about_metrics_that_there_are() {
         scrape.get(&format!("oneread_changes_refused_total{{cause=\"{cause}\"}}"));
     }
 
-    if Command::new("promtool").arg("--version").output().is_err() {
-        eprintln!("skipped: promtool is not installed");
+    if !is_installed("promtool") {
         return;
     }
     let checked = Command::new("promtool").args(["check", "rules"]).arg(&rules).output().unwrap();
@@ -288,4 +328,106 @@ fn alerts_are_about_metrics_that_there_are() {
     feed(&mut check, ask(at, "GET /metrics HTTP/1.1\r\n\r\n").1.as_bytes());
     let checked = expect(check.wait_with_output().unwrap(), 0);
     assert_eq!((stdout(&checked), stderr(&checked)), (String::new(), String::new()));
+}
+
+/// Whether this program of Prometheus' is there.
+fn is_installed(program: &str) -> bool {
+    let is_there = Command::new(program).arg("--version").output().is_ok();
+    if !is_there {
+        eprintln!("skipped: {program} is not installed; on Debian: apt-get install prometheus");
+        assert!(std::env::var_os("ONEREAD_NO_SKIP").is_none(), "{program} is not installed");
+    }
+    is_there
+}
+
+/// Prometheus, which ends with the test.
+struct Prometheus {
+    child: Child,
+    at: SocketAddr,
+    _dir: TempDir,
+}
+
+impl Prometheus {
+    /// It scrapes this server, and evaluates the alerts, five times a second.
+    fn start(scraped: SocketAddr) -> Prometheus {
+        let dir = tempfile::tempdir().unwrap();
+        let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/alerts.yml");
+        let config = dir.path().join("prometheus.yml");
+        let text = format!(
+            "global: {{scrape_interval: 200ms, evaluation_interval: 200ms}}\n\
+             rule_files: [{rules:?}]\n\
+             scrape_configs: [{{job_name: oneread, static_configs: [{{targets: ['{scraped}']}}]}}]\n"
+        );
+        std::fs::write(&config, text).unwrap();
+        let mut command = Command::new("prometheus");
+        command.arg(format!("--config.file={}", config.display()));
+        command.arg(format!("--storage.tsdb.path={}", dir.path().join("data").display()));
+        command.args(["--web.listen-address=127.0.0.1:0", "--log.format=json"]);
+        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
+        let listens = |line: &String| line.contains("\"Listening on\"");
+        let line = log.by_ref().map(Result::unwrap).find(listens).expect("it listens");
+        let line: Value = serde_json::from_str(&line).unwrap();
+        // It would wait if nobody read what it says.
+        std::thread::spawn(move || log.for_each(drop));
+        Prometheus { child, at: line["address"].as_str().unwrap().parse().unwrap(), _dir: dir }
+    }
+
+    /// What its interface answers. `None` until it is there.
+    fn ask(&self, path: &str) -> Option<Value> {
+        let request = format!("GET /api/v1/{path} HTTP/1.0\r\nHost: here\r\n\r\n");
+        let (head, body) = ask(self.at, &request);
+        head.contains(" 200 ").then(|| serde_json::from_str(&body).unwrap())
+    }
+
+    /// The value of an expression that has one series.
+    fn value(&self, expression: &str) -> Option<f64> {
+        let expression = ["{%7B", "}%7D", "\"%22"].iter().fold(expression.to_owned(), |all, pair| {
+            let (plain, encoded) = pair.split_at(1);
+            all.replace(plain, encoded)
+        });
+        let answer = self.ask(&format!("query?query={expression}"))?;
+        let [one] = &answer["data"]["result"].as_array()?[..] else { return None };
+        one["value"][1].as_str()?.parse().ok()
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Prometheus itself reads what the server tells, finds the histogram's quantiles, takes all alerts, and notices that
+/// the server is gone.
+#[test]
+fn prometheus_scrapes_the_server() {
+    if !is_installed("prometheus") {
+        return;
+    }
+    let mut served =
+        Served::start(&["--metrics", "127.0.0.1:0", "--anonymous", "--max-memory", "64MiB", "--life"]);
+    served.load(0..2_000);
+    let prometheus = Prometheus::start(scraped_at(&served.ready["metrics"]));
+    let wait_until = |expression: &str, is_so: &dyn Fn(f64) -> bool| {
+        wait_for(expression, || prometheus.value(expression).filter(|value| is_so(*value)))
+    };
+    wait_until("up", &|up| up == 1.0);
+    wait_until("oneread_keys", &|keys| keys == 2_000.0);
+    wait_until("oneread_put_seconds_count", &|puts| puts == 2_000.0);
+    let median = wait_until("histogram_quantile(0.5,oneread_put_seconds_bucket)", &|_| true);
+    assert!((1e-8..1.0).contains(&median), "{median}");
+
+    // Before the first scrape no server was there.
+    let rules = wait_for("all alerts to be quiet", || {
+        let answer = prometheus.ask("rules")?;
+        let rules = answer["data"]["groups"][0]["rules"].as_array()?.clone();
+        rules.iter().all(|rule| rule["health"] == "ok" && rule["state"] == "inactive").then_some(rules)
+    });
+    assert!(rules.len() >= 10, "{rules:?}");
+    served.signal(rustix::process::Signal::KILL);
+    served.child.wait().unwrap();
+    wait_until("up", &|up| up == 0.0);
+    wait_until("ALERTS{alertname=\"OnereadNoServer\"}", &|_| true);
 }

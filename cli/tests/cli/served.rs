@@ -178,6 +178,12 @@ pub fn on_a_terminal(arguments: &[&str]) -> String {
 /// Begins a command on a terminal of 80 columns and 24 lines, and returns the terminal's other side.
 #[track_caller]
 pub fn begin_on_a_terminal(arguments: &[&str]) -> (Child, std::fs::File) {
+    begin_on_a_terminal_with(arguments, &[])
+}
+
+/// The same with these variables in the command's environment.
+#[track_caller]
+pub fn begin_on_a_terminal_with(arguments: &[&str], environment: &[(&str, &str)]) -> (Child, std::fs::File) {
     use rustix::fs::{Mode, OFlags};
     use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
     let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
@@ -192,6 +198,7 @@ pub fn begin_on_a_terminal(arguments: &[&str]) -> (Child, std::fs::File) {
     let mut command = Command::new("setsid");
     command.args(["--ctty", "--wait", env!("CARGO_BIN_EXE_oneread")]).args(arguments);
     let mut command = alone(command);
+    command.envs(environment.iter().copied());
     let child =
         command.env("TERM", "xterm").stdin(stdin).stdout(stdout).stderr(stderr).spawn().expect("setsid");
     (child, terminal.into())

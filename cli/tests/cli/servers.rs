@@ -1,9 +1,10 @@
 //! A server starts, is waited for and stops as it was told to.
 
 use crate::command::{alone, oneread};
-use crate::served::{SOON, Served, ends, expect, json, run, run_with_input, stderr, stdout};
+use crate::served::{SOON, Served, ends, expect, json, run, run_with_input, stderr, stdout, wait_for};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// Valgrind finds no invalid access and no leak, in the server or in a client.
 #[test]
@@ -164,4 +165,110 @@ fn systemd_is_told() {
     assert_eq!(hear(), format!("READY=1\nMAINPID={}\n", served.child.id()));
     served.signal(rustix::process::Signal::TERM);
     assert_eq!(hear(), "STOPPING=1\n");
+}
+
+/// A server that hangs ends nothing. Exact readers find no entry after its end all the same; usual ones still do, and
+/// that is what they are told. When it goes on, the entries are gone within a second.
+#[test]
+fn exact_readers_need_no_server_that_runs() {
+    use oneread::{Client, ClientOptions, PutOptions};
+    const KEYS: u32 = 500;
+    /// An end is rounded up to the next one.
+    const TICK: Duration = Duration::from_millis(125);
+    let hangs = Duration::from_secs(if std::env::var_os("ONEREAD_LONG").is_some() { 15 } else { 3 });
+    let served = Served::start(&["--anonymous", "--slots", "6400", "--life"]);
+    let address = served.at.parse().unwrap();
+    let mut usual = Client::connect(&address).unwrap();
+    let mut exact = Client::connect_with(&address, ClientOptions::new().exact_expiry(true)).unwrap();
+    let begun = Instant::now();
+    // A tenth of them ends after each tenth of the time. Of each key, when its time began, at the soonest and the latest.
+    let time = |n: u32| hangs * (n % 10 + 1) / 10;
+    let put: Vec<[Duration; 2]> = (0..KEYS)
+        .map(|n| {
+            let before = begun.elapsed();
+            usual.put_with(&n.to_le_bytes(), b"value", PutOptions::new().ttl(time(n))).unwrap();
+            [before, begun.elapsed()]
+        })
+        .collect();
+    served.suspend();
+    let hung = begun.elapsed();
+    // Of these the server has removed none.
+    let left: Vec<u32> = (0..KEYS).filter(|&n| put[n as usize][0] + time(n) > hung).collect();
+    assert!(left.len() >= KEYS as usize / 10, "{hung:?} for {KEYS} puts");
+    let (mut found, mut ended) = (0, 0);
+    while begun.elapsed() < hung + hangs + Duration::from_millis(500) {
+        for n in 0..KEYS {
+            let [soonest, latest] = put[n as usize].map(|begun| begun + time(n));
+            let before = begun.elapsed();
+            let is_there = exact.contains(&n.to_le_bytes()).unwrap();
+            let after = begun.elapsed();
+            if is_there {
+                assert!(before < latest + TICK, "{n} is found at {before:?}, and ends at {latest:?}");
+                found += 1;
+            } else {
+                assert!(after >= soonest, "{n} is lost at {after:?}, and ends at {soonest:?}");
+                ended += 1;
+            }
+        }
+    }
+    assert!(found > 0 && ended >= KEYS, "{found}, {ended}");
+    let keys: Vec<[u8; 4]> = left.iter().map(|n| n.to_le_bytes()).collect();
+    let values = usual.get_many(&keys).unwrap();
+    assert!(values.iter().all(|value| matches!(value, Ok(Some(_)))), "it is not exact");
+    assert!(exact.get_many(&keys).unwrap().iter().all(|value| matches!(value, Ok(None))));
+    served.signal(rustix::process::Signal::CONT);
+    wait_for("the end of all", || (usual.server_stats().ok()?.keys == 0).then_some(()));
+}
+
+/// The thread of a process that has this name.
+fn thread_of(process: u32, name: &str) -> Option<nix::unistd::Pid> {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let is_named = |folder: &Path| {
+        std::fs::read_to_string(folder.join("comm")).is_ok_and(|comm| comm.trim_end() == name)
+    };
+    let thread = threads.map(|thread| thread.unwrap().path()).find(|folder| is_named(folder))?;
+    thread.file_name()?.to_str()?.parse().ok().map(nix::unistd::Pid::from_raw)
+}
+
+/// systemd's watchdog hears of the server only while each of its workers turns. One worker is held, and nothing
+/// else of the process: the thread that tells systemd goes on, and does not.
+#[test]
+fn the_watchdog_hears_of_workers_that_turn() {
+    use nix::sys::ptrace;
+    use nix::sys::wait::{WaitPidFlag, waitpid};
+    let dir = tempfile::tempdir().unwrap();
+    let socket = std::os::unix::net::UnixDatagram::bind(dir.path().join("notify")).unwrap();
+    let said = dir.path().join("said");
+    let mut command = oneread();
+    // It is asked four times a second.
+    command.env("NOTIFY_SOCKET", dir.path().join("notify")).env("WATCHDOG_USEC", "1000000");
+    command.stderr(std::fs::File::create(&said).unwrap());
+    let served = Served::start_by(command, dir, &["--anonymous", "--slots", "64", "--workers", "2"]);
+    let hears_within = |time| {
+        socket.set_read_timeout(Some(time)).unwrap();
+        let mut message = [0; 256];
+        socket.recv(&mut message).ok().map(|len| String::from_utf8(message[..len].to_vec()).unwrap())
+    };
+    assert!(hears_within(SOON).unwrap().starts_with("READY=1\n"));
+    for _ in 0..3 {
+        assert_eq!(hears_within(SOON).as_deref(), Some("WATCHDOG=1\n"));
+    }
+
+    let worker = wait_for("the second worker", || thread_of(served.child.id(), "oneread-1"));
+    if let Err(why) = ptrace::seize(worker, ptrace::Options::empty()) {
+        eprintln!("skipped: no process may trace another here ({why})");
+        assert!(std::env::var_os("ONEREAD_NO_SKIP").is_none(), "a thread cannot be held here: {why}");
+        return;
+    }
+    ptrace::interrupt(worker).unwrap();
+    waitpid(worker, Some(WaitPidFlag::__WALL)).unwrap();
+    wait_for("word of the thread that hangs", || {
+        std::fs::read_to_string(&said).unwrap().contains("oneread-1 hangs").then_some(())
+    });
+    // What was told before.
+    while hears_within(Duration::from_millis(1)).is_some() {}
+    assert_eq!(hears_within(Duration::from_secs(2)), None, "one of its workers hangs");
+
+    ptrace::detach(worker, None).unwrap();
+    assert_eq!(hears_within(SOON).as_deref(), Some("WATCHDOG=1\n"));
 }

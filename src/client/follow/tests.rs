@@ -7,7 +7,7 @@ use crate::index::Index;
 use crate::index::growth::pace::Pace;
 use crate::layout::hash::Seeds;
 use crate::outcome::PutMode;
-use crate::server::feed;
+use crate::server::feed::{self, FollowerCounters};
 use crate::sim::{Adversary, Random, Recorder, turns};
 use crate::wire::{FeedRefusal, FeedReply, FeedRequest};
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ struct DirectSource<'i> {
 
 impl DirectSource<'_> {
     fn ask(&self, request: FeedRequest<'_>) -> Result<Vec<u8>, FeedRefusal> {
-        match feed::answer(self.index, request, self.feed_bytes, self.room) {
+        match feed::answer(self.index, request, self.feed_bytes, self.room, &FollowerCounters::default()) {
             FeedReply::Scanned(body) | FeedReply::Changed(body) => Ok(body),
             FeedReply::Refused(why) => Err(why),
         }

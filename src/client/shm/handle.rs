@@ -11,15 +11,19 @@ use crate::client::handle::{Deadline, Handle};
 use crate::client::options::{ClientOptions, RequestPath};
 use crate::client::stats::ClientStats;
 use crate::fabric::shm::Shm;
+use crate::faults::{Rule, by_rule};
 use crate::files;
 use crate::hints::Hints;
 use crate::layout::control::{Phase, STATE_WORD, State};
 use crate::layout::geometry::Geometry;
+use crate::layout::life::tick_at;
 use crate::outcome::ReadError;
 use crate::process::{self, Process};
 use crate::reader::{Answers, DirectAnswers, KnownEntries, Reader};
 use crate::region::Region;
-use crate::sink::Sink;
+use crate::sink::{JudgedSink, Sink};
+use crate::table_clock;
+use crate::times::TimeCounts;
 use crate::wire::{self, Refusal, Reply, Request};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -34,6 +38,27 @@ const MAILBOX_BATCH: usize = 32;
 /// No news that there are: the handle looks again at its next GET.
 const UNHEARD: u64 = u64::MAX;
 
+/// How a handle's GETs begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GetWay {
+    /// With a glance, which suffices nearly always.
+    Glances,
+    /// With hints.
+    Hinted,
+    /// The time is taken, or the GET is exact.
+    Otherwise,
+}
+
+impl GetWay {
+    fn of(options: &ClientOptions, hints: &Option<Arc<Hints>>) -> GetWay {
+        match hints {
+            _ if options.exact_expiry || options.timed => GetWay::Otherwise,
+            None => GetWay::Glances,
+            Some(_) => GetWay::Hinted,
+        }
+    }
+}
+
 /// One thread's path to the server.
 #[derive(Debug)]
 pub(in crate::client) struct ShmHandle {
@@ -41,6 +66,9 @@ pub(in crate::client) struct ShmHandle {
     attached: Arc<Attachment>,
     /// Hints of the table attached to, if the client wants any.
     hints: Option<Arc<Hints>>,
+    way: GetWay,
+    /// How long GETs of one key took, if that is asked for.
+    times: Option<Box<TimeCounts>>,
     /// Directory entries of that table, if it grows.
     entries: KnownEntries,
     conversation: Option<ShmConnection>,
@@ -79,8 +107,20 @@ impl ShmHandle {
         let (watch, mut hints, entries) = (Some(Arc::new(watch)), None, KnownEntries::default());
         shared.hints().refresh(attached.geometry(), &mut hints);
         let (news, heard, conversation) = (process::word(), UNHEARD, None);
-        let mut handle =
-            ShmHandle { shared, attached, hints, entries, conversation, reattached: 0, news, heard, watch };
+        let (way, times) = (GetWay::of(&options, &hints), options.timed.then(Box::default));
+        let mut handle = ShmHandle {
+            shared,
+            attached,
+            hints,
+            way,
+            times,
+            entries,
+            conversation,
+            reattached: 0,
+            news,
+            heard,
+            watch,
+        };
         if (options.requests == RequestPath::Mailbox || options.owner.is_some()) && is_linked {
             // Fails here if the server has no mailboxes, or does not take it as the owner.
             handle.prepare(&[], Instant::now() + options.deadline)?;
@@ -140,13 +180,58 @@ impl ShmHandle {
     ) -> Result<S::Outcome, GetError> {
         self.attach_newest()?;
         let (region, geometry) = (self.attached.region(), &**self.attached.geometry());
-        if self.hints.is_none()
+        if self.way == GetWay::Glances
             && let Some(found) = Shm::glance_from(region, geometry, key, value)
         {
             direct.count(found, geometry);
             return Ok(value.outcome(found));
         }
+        if self.way == GetWay::Otherwise {
+            return self.get_specially(stats, key, value);
+        }
         self.read(stats, |reader| reader.get_otherwise(key, value))
+    }
+
+    /// A GET that takes the time, or is exact.
+    #[cold]
+    #[inline(never)]
+    fn get_specially<S: Sink>(
+        &mut self,
+        stats: &mut ClientStats,
+        key: &[u8],
+        value: &mut S,
+    ) -> Result<S::Outcome, GetError> {
+        let begun = self.times.is_some().then(Instant::now);
+        let outcome = match self.shared.options().exact_expiry {
+            true => self.get_exact(stats, key, value).map(|found| value.outcome(found)),
+            false => self.read(stats, |reader| reader.get_otherwise(key, value)),
+        };
+        if let (Some(times), Some(begun)) = (&mut self.times, begun) {
+            times.add(begun.elapsed());
+        }
+        outcome
+    }
+
+    /// A GET that finds no entry which has come to its end (V4). Returns whether it found one.
+    fn get_exact<S: Sink>(
+        &mut self,
+        stats: &mut ClientStats,
+        key: &[u8],
+        value: &mut S,
+    ) -> Result<bool, GetError> {
+        let mut judged = JudgedSink::new(value);
+        let is_there = self.read(stats, |reader| reader.get_otherwise(key, &mut judged))?;
+        let Some(life) = judged.life().filter(|life| is_there && life.expiry != 0) else {
+            return Ok(is_there);
+        };
+        // Behind the look: what had ended when the GET began has ended by now.
+        let (region, clock) = (self.attached.region(), self.shared.clock());
+        let now = tick_at(table_clock::since_ns(table_clock::epoch_ns(region, clock), clock));
+        let has_ended = by_rule(Rule::ReaderExpiry, life.has_ended(now), false);
+        if has_ended {
+            value.put_none();
+        }
+        Ok(!has_ended)
     }
 
     /// Switches to a newer region if there is one. Fails when the region may no longer be read, or not by this
@@ -184,6 +269,7 @@ impl ShmHandle {
     fn reattach(&mut self) {
         self.attached = self.shared.newest();
         self.shared.hints().refresh(self.attached.geometry(), &mut self.hints);
+        self.way = GetWay::of(self.shared.options(), &self.hints);
         // Nobody says that it is the same table in the same state.
         self.entries = KnownEntries::default();
         self.reattached += 1;
@@ -335,6 +421,10 @@ impl Handle for ShmHandle {
         self.reattached
     }
 
+    fn times(&self) -> Option<&TimeCounts> {
+        self.times.as_deref()
+    }
+
     fn hint_bytes(&self) -> u64 {
         self.hints.as_ref().map_or(0, |hints| hints.bytes())
     }
@@ -389,6 +479,8 @@ impl Clone for ShmHandle {
             shared: self.shared.clone(),
             attached: self.attached.clone(),
             hints: self.hints.clone(),
+            way: self.way,
+            times: self.times.as_ref().map(|_| Box::default()),
             entries: self.entries.clone(),
             conversation: None,
             reattached: 0,
@@ -510,8 +602,20 @@ mod tests {
         let shared = Arc::new(shared);
         let attached = shared.newest();
         let (hints, entries, watch, conversation) = Default::default();
-        let (news, heard) = (process::word(), UNHEARD);
-        ShmHandle { shared, attached, hints, entries, conversation, reattached: 0, news, heard, watch }
+        let (news, heard, way, times) = (process::word(), UNHEARD, GetWay::Glances, None);
+        ShmHandle {
+            shared,
+            attached,
+            hints,
+            way,
+            times,
+            entries,
+            conversation,
+            reattached: 0,
+            news,
+            heard,
+            watch,
+        }
     }
 
     fn enters(attachment: &Attachment, phase: Phase) {

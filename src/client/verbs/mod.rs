@@ -25,6 +25,7 @@ use crate::reader::{Answers, DirectAnswers, KnownEntries, Reader, StoredAnswer};
 use crate::sink::Sink;
 
 use crate::sync::lock_std;
+use crate::times::TimeCounts;
 use crate::verbs::QueueCounts;
 use crate::verbs::error::{SetupError, VerbsError};
 use crate::verbs::station::Station;
@@ -57,6 +58,8 @@ pub(crate) struct VerbsHandle {
     /// Directory entries of that table, if it grows.
     entries: KnownEntries,
     counts: QueueCounts,
+    /// How long GETs of one key took, if that is asked for.
+    times: Option<Box<TimeCounts>>,
     /// Times it got a connection, or a seat on one.
     connected: u64,
     next_id: u64,
@@ -144,6 +147,7 @@ impl VerbsHandle {
             hints,
             entries,
             counts,
+            times: options.timed.then(Box::default),
             connected: 1,
             next_id: 0,
         })
@@ -168,7 +172,12 @@ impl VerbsHandle {
         key: &[u8],
         value: &mut S,
     ) -> Result<S::Outcome, GetError> {
-        self.read(stats, |reader| reader.get_into(key, value))
+        let begun = self.times.is_some().then(Instant::now);
+        let outcome = self.read(stats, |reader| reader.get_into(key, value));
+        if let (Some(times), Some(begun)) = (&mut self.times, begun) {
+            times.add(begun.elapsed());
+        }
+        outcome
     }
 
     /// Looks for the keys of `open`, each with its number in the batch.
@@ -434,6 +443,10 @@ impl Handle for VerbsHandle {
         self.connected.saturating_sub(1)
     }
 
+    fn times(&self) -> Option<&TimeCounts> {
+        self.times.as_deref()
+    }
+
     fn hint_bytes(&self) -> u64 {
         self.hints.as_ref().map_or(0, |hints| hints.bytes())
     }
@@ -493,6 +506,7 @@ impl Clone for VerbsHandle {
             hints: self.hints.clone(),
             entries: self.entries.clone(),
             counts: QueueCounts::default(),
+            times: self.times.as_ref().map(|_| Box::default()),
             connected: 0,
             next_id: 0,
         }
@@ -620,6 +634,7 @@ mod tests {
                 hints: None,
                 entries: KnownEntries::default(),
                 counts: QueueCounts::default(),
+                times: None,
                 connected: 0,
                 next_id: 0,
             };

@@ -6,6 +6,7 @@ use super::worker::WorkerInbox;
 use crate::outcome::with_causes;
 use crate::server::caller::Role;
 use crate::server::shared::{ACCEPT_AGAIN, Peer};
+use crate::server::turns::{EventLoop, TurnCount};
 use crate::verbs::Token;
 use crate::verbs::bootstrap::{self, Challenge, Join, JoinAnswer, Nonce};
 use crate::verbs::device::DeviceEvent;
@@ -40,6 +41,7 @@ pub(super) struct Acceptor {
     joining: HashMap<mio::Token, PendingSession>,
     next: usize,
     inboxes: Vec<WorkerInbox>,
+    turns: Arc<TurnCount>,
 }
 
 /// A client that has not joined yet.
@@ -56,13 +58,15 @@ impl Acceptor {
         host: Arc<VerbsServer>,
         mut listener: TcpListener,
         inboxes: Vec<WorkerInbox>,
-    ) -> io::Result<(Acceptor, Arc<Waker>)> {
+    ) -> io::Result<(Acceptor, EventLoop)> {
         let poll = Poll::new()?;
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
         let events = host.station.domain().context().events_fd().as_raw_fd();
         poll.registry().register(&mut SourceFd(&events), EVENTS, Interest::READABLE)?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
-        Ok((Acceptor { host, poll, listener, joining: HashMap::new(), next: FIRST_CLIENT, inboxes }, waker))
+        let (joining, turns) = (HashMap::new(), Arc::<TurnCount>::default());
+        let event_loop = EventLoop { waker, turns: turns.clone() };
+        Ok((Acceptor { host, poll, listener, joining, next: FIRST_CLIENT, inboxes, turns }, event_loop))
     }
 
     /// Lets clients in until the server stops.
@@ -71,6 +75,7 @@ impl Acceptor {
         let mut more = false;
         let join_within = self.host.shared.half_open;
         while !self.host.shared.is_stopping() {
+            self.turns.count();
             let timeout = match more {
                 true => Some(ACCEPT_AGAIN),
                 false => (!self.joining.is_empty()).then_some(join_within / 4),

@@ -94,15 +94,15 @@ pub(in crate::server) fn start(
             .name(format!("oneread-{number}"))
             .spawn(move || worker.run())
             .map_err(threads)?;
-        all.push((Some(inbox.waker().clone()), thread));
+        all.push((Some(inbox.event_loop().clone()), thread));
         inboxes.push(inbox);
     }
-    let (acceptor, waker) = Acceptor::new(host, listener, inboxes).map_err(threads)?;
+    let (acceptor, event_loop) = Acceptor::new(host, listener, inboxes).map_err(threads)?;
     let thread = std::thread::Builder::new()
         .name("oneread-acceptor".into())
         .spawn(move || acceptor.run())
         .map_err(threads)?;
-    all.push((Some(waker), thread));
+    all.push((Some(event_loop), thread));
     // These threads end with the last of the threads above: nobody asks them for anything any more.
     all.extend(chunk_thread.map(|thread| (None, thread)));
     all.extend(extension_threads.into_iter().flatten().map(|thread| (None, thread)));

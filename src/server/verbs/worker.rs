@@ -5,6 +5,7 @@
 use super::host::VerbsServer;
 use super::receives::{MESSAGES, Receives};
 use super::session::{SEND, VerbsSession};
+use crate::server::turns::{EventLoop, TurnCount};
 use crate::verbs::Wait;
 use crate::verbs::device::{CompletionQueue, SharedReceives, succeeded};
 use crate::verbs::error::{SetupError, VerbsError};
@@ -37,7 +38,7 @@ pub(super) struct WorkerInbox {
     receives: Arc<SharedReceives>,
     clients: Arc<AtomicUsize>,
     events: mpsc::Sender<WorkerEvent>,
-    waker: Arc<Waker>,
+    event_loop: EventLoop,
 }
 
 /// A message from the acceptor to a worker.
@@ -65,9 +66,9 @@ impl WorkerInbox {
         (&self.queue, &self.receives)
     }
 
-    /// What wakes the worker.
-    pub fn waker(&self) -> &Arc<Waker> {
-        &self.waker
+    /// What wakes the worker, and says how often it has turned.
+    pub fn event_loop(&self) -> &EventLoop {
+        &self.event_loop
     }
 
     /// Gives the worker a client. The worker learns of it before the client learns that it has joined.
@@ -77,13 +78,13 @@ impl WorkerInbox {
         if self.events.send(WorkerEvent::Joined(Box::new(client))).is_err() {
             self.clients.store(usize::MAX / 2, Ordering::Relaxed);
         }
-        let _ = self.waker.wake();
+        let _ = self.event_loop.waker.wake();
     }
 
     /// Tells that the device has reported the last receive of a queue pair, whoever's it is.
     pub fn tell_of_last_receive(&self, number: u32) {
         let _ = self.events.send(WorkerEvent::LastReceive { number });
-        let _ = self.waker.wake();
+        let _ = self.event_loop.waker.wake();
     }
 }
 
@@ -109,6 +110,8 @@ pub(super) struct VerbsWorker {
     receives: Receives,
     /// Clients with unanswered messages, each once.
     turns: VecDeque<u32>,
+    /// Those of its own event loop.
+    turned: Arc<TurnCount>,
 }
 
 impl VerbsWorker {
@@ -130,13 +133,14 @@ impl VerbsWorker {
         poll.registry().register(&mut SourceFd(&fd), COMPLETIONS, Interest::READABLE).map_err(os)?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER).map_err(os)?);
         let (sender, events) = mpsc::channel();
+        let turned = Arc::<TurnCount>::default();
         let count = Arc::new(AtomicUsize::new(0));
         let inbox = WorkerInbox {
             queue: queue.clone(),
             receives: receives.clone(),
             clients: count.clone(),
             events: sender,
-            waker,
+            event_loop: EventLoop { waker, turns: turned.clone() },
         };
         let worker = VerbsWorker {
             host,
@@ -150,6 +154,7 @@ impl VerbsWorker {
             queue,
             receives: Receives::new(receives),
             turns: VecDeque::new(),
+            turned,
         };
         Ok((worker, inbox))
     }
@@ -168,6 +173,7 @@ impl VerbsWorker {
         const ROUNDS: u32 = 1024;
         let mut rounds = 0;
         while !self.host.shared.is_stopping() {
+            self.turned.count();
             let busy = self.take_completions()? | self.take_turns();
             rounds += 1;
             if rounds < ROUNDS && (busy || self.host.wait == Wait::Poll) {

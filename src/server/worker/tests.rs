@@ -288,6 +288,7 @@ fn readers_change_nothing() {
         Request::Snapshot { begin: false },
         Request::Growth { shrink: false },
         Request::Heap,
+        Request::Times,
     ] {
         let reply = shared.answer(&mut caller, request);
         assert!(reply.is_some_and(|reply| reply != Reply::Denied), "{request:?}");
