@@ -10,10 +10,12 @@ mod manual;
 mod owner;
 mod pages;
 mod parts;
+mod prompt;
 mod records;
 mod region_file;
 mod regions;
 mod scan;
+mod screen;
 mod secret;
 mod serve;
 mod shrink;
@@ -21,6 +23,7 @@ mod snapshot;
 mod source;
 mod stat;
 mod stop;
+mod top;
 mod users;
 mod watch;
 
@@ -50,8 +53,8 @@ fn examples() -> String {
   oneread watch                  changes, as they come{lab}
   oneread doctor                 which fabrics work here, how to mend the others
 
-`oneread COMMAND --help` has examples for each command. RUST_LOG=debug prints
-more on stderr."
+`oneread` alone, on a terminal, is a prompt for these commands. `oneread COMMAND
+--help` has examples for each. RUST_LOG=debug prints more on stderr."
     )
 }
 
@@ -91,6 +94,7 @@ enum Command {
     Restore(snapshot::Restore),
     #[command(visible_alias = "info")]
     Stat(stat::Stat),
+    Top(top::Top),
     Watch(watch::Watch),
     Owner(owner::Owner),
     Shrink(shrink::Shrink),
@@ -117,6 +121,9 @@ impl Command {
 }
 
 fn main() -> ExitCode {
+    if prompt::is_wanted() {
+        return ended(prompt::run(&Cli::command()));
+    }
     let cli = Cli::try_parse().unwrap_or_else(|error| {
         let advice = habits::advice(&error);
         let _ = error.print();
@@ -131,7 +138,12 @@ fn main() -> ExitCode {
     let ansi = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
     log.with_ansi(ansi).init();
-    match run(cli) {
+    ended(run(cli))
+}
+
+/// The status of a command that has ended, whose error is told.
+fn ended(outcome: anyhow::Result<ExitCode>) -> ExitCode {
+    match outcome {
         Ok(status) => status,
         // The reader of the pipe has closed it (`oneread dump | head`).
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
@@ -163,6 +175,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Snapshot(command) => command.run(),
         Command::Restore(command) => command.run(),
         Command::Stat(command) => command.run(),
+        Command::Top(command) => command.run(),
         Command::Watch(command) => command.run(),
         Command::Owner(command) => command.run(),
         Command::Shrink(command) => command.run(),

@@ -1,8 +1,8 @@
 //! `stat`: the server's counters and the shape of its table.
 
-mod figures;
+pub mod figures;
 pub mod inspect;
-mod told;
+pub mod told;
 mod watch;
 
 use crate::connect::Server;
@@ -45,17 +45,10 @@ impl Stat {
         let address = client.address().to_string();
         let is_watched = self.watch.is_some();
         let mut ask = || -> Result<(Told, serde_json::Value)> {
-            let stats = client.server_stats()?;
+            let mut told = Told::of(&mut client)?;
             // To look takes a while in a large table.
             let region = client.region().filter(|_| !is_watched);
-            let pages = region.map(|region| Pages::of(region, stats.pid));
-            let told = Told {
-                stats,
-                growth: client.growth()?,
-                heap: client.heap()?,
-                snapshots: client.snapshot_status()?,
-                pages,
-            };
+            told.pages = region.map(|region| Pages::of(region, told.stats.pid));
             let json = told.json(&client);
             Ok((told, json))
         };

@@ -24,6 +24,17 @@ pub struct Told {
 }
 
 impl Told {
+    /// Asks the server.
+    pub fn of(client: &mut Client) -> anyhow::Result<Told> {
+        Ok(Told {
+            stats: client.server_stats()?,
+            growth: client.growth()?,
+            heap: client.heap()?,
+            snapshots: client.snapshot_status()?,
+            pages: None,
+        })
+    }
+
     /// Keys to slots.
     pub fn load(&self) -> f64 {
         self.stats.keys as f64 / self.stats.slots as f64

@@ -2,7 +2,8 @@
 
 use crate::command::{alone, oneread};
 use crate::served::{
-    Served, doctor_on_server, expect, json, on_a_terminal, region_in, run, stderr, stdout, wait_for,
+    SOON, Served, begin_on_a_terminal_with, doctor_on_server, expect, json, on_a_terminal, region_in, run,
+    stderr, stdout, wait_for, without_escapes,
 };
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -59,6 +60,7 @@ fn output_fits_the_terminal() {
         vec!["bench", "long", "--sizes", "64,65536", "--mib", "2", "--rounds", "1"],
         vec!["bench", "long", "--help"],
         vec!["plan", "--sample-slots", "4096", "--design", "windowed:8", "--simulate", "1000"],
+        [&["top", "--once"][..], &at].concat(),
         vec!["--help"],
     ];
     for command in [
@@ -69,6 +71,7 @@ fn output_fits_the_terminal() {
         "load",
         "dump",
         "stat",
+        "top",
         "inspect",
         "regions",
         "layouts",
@@ -378,4 +381,129 @@ fn the_doctor_looks_for_the_server() {
         told.contains("this user cannot start one there") && command.contains("shm:/tmp/oneread-"),
         "{told}"
     );
+}
+
+/// `oneread` alone is a prompt on a terminal, and prints its help on a pipe. The prompt runs commands as a shell does,
+/// completes commands and keys, goes on after errors and Ctrl-C, and remembers what was typed.
+#[test]
+fn a_prompt_is_there_for_people() {
+    let on_a_pipe = expect(run(&[]), 2);
+    assert!(stderr(&on_a_pipe).contains("Usage: oneread"), "{on_a_pipe:?}");
+
+    let served = Served::start(&["--anonymous", "--slots", "640"]);
+    let state = served.dir.path().join("state");
+    let environment = [("ONEREAD_AT", served.at.as_str()), ("XDG_STATE_HOME", state.to_str().unwrap())];
+    let mut prompt = Prompt::open(&environment);
+    prompt.answer("0 keys");
+    // Each: what is typed, and what then is there before the next prompt.
+    for (typed, shown) in [
+        ("put 'user 1' \"a b\"\r", "inserted"),
+        ("insert user:2 x\r", "inserted"),
+        ("insert user:2 y\r", "exists"),
+        ("get user:2\r", "\r\nx\r\n"),
+        // The rest of the words is completed.
+        ("ge\tuser:\t\r", "\r\nx\r\n"),
+        ("get \"user 1\"\r", "a b"),
+        ("keys user*\r", "user:2"),
+        ("scan\r", "user:2"),
+        ("add n 5\r", "\r\n5\r\n"),
+        ("get none\r", "no key \"none\""),
+        ("frobnicate\r", "unrecognized subcommand"),
+        ("get 'a\r", "a quote"),
+        ("remove user:2\r", "removed"),
+        ("help\r", "Only here:"),
+        // A line that is given up, and a command that is.
+        ("get some\x03", "get some"),
+        ("history\r", "insert user:2 y"),
+    ] {
+        prompt.type_in(typed);
+        prompt.answer(shown);
+    }
+    prompt.type_in("watch\r");
+    // It may have begun to follow after that put.
+    wait_for("a change that is seen", || {
+        expect(served.run(&["put", "new", "value"]), 0);
+        prompt.shows("new").then_some(())
+    });
+    prompt.type_in("\x03");
+    prompt.answer("^C");
+    prompt.type_in(" get hidden\r");
+    prompt.answer("no key \"hidden\"");
+    prompt.type_in("\x04");
+    assert!(prompt.ends().success());
+
+    let kept = std::fs::read_to_string(state.join("oneread/history")).unwrap();
+    assert!(kept.contains("get user:2\n") && !kept.contains("hidden"), "{kept}");
+    let mut again = Prompt::open(&environment);
+    again.answer("keys");
+    // The line before the last.
+    again.type_in("\x1b[A\x1b[A\r");
+    again.answer("get user:2");
+}
+
+/// A prompt on a terminal of its own, and somebody who sits there.
+struct Prompt {
+    child: std::process::Child,
+    terminal: std::fs::File,
+    /// What the terminal has shown since it was looked at.
+    shown: String,
+    bytes: std::sync::mpsc::Receiver<Vec<u8>>,
+}
+
+impl Prompt {
+    fn open(environment: &[(&str, &str)]) -> Prompt {
+        use std::io::Read;
+        let (child, terminal) = begin_on_a_terminal_with(&[], environment);
+        let (sender, bytes) = std::sync::mpsc::channel();
+        let mut side = terminal.try_clone().unwrap();
+        std::thread::spawn(move || {
+            let mut some = [0; 4096];
+            // It ends with EIO when the command has.
+            while let Ok(len @ 1..) = side.read(&mut some) {
+                if sender.send(some[..len].to_vec()).is_err() {
+                    return;
+                }
+            }
+        });
+        Prompt { child, terminal, shown: String::new(), bytes }
+    }
+
+    fn type_in(&mut self, text: &str) {
+        use std::io::Write;
+        self.shown.clear();
+        self.terminal.write_all(text.as_bytes()).unwrap();
+    }
+
+    /// Whether it shows this by now.
+    fn shows(&mut self, text: &str) -> bool {
+        self.shown.extend(self.bytes.try_iter().map(|bytes| String::from_utf8_lossy(&bytes).into_owned()));
+        without_escapes(&self.shown).contains(text)
+    }
+
+    /// What it shows, this text among it, when it waits for the next line.
+    #[track_caller]
+    fn answer(&mut self, text: &str) -> String {
+        let give_up = std::time::Instant::now() + SOON;
+        loop {
+            let has_text = self.shows(text);
+            let plain = without_escapes(&self.shown);
+            // The cursor is then set behind it.
+            if has_text && plain.trim_end_matches('\r').ends_with("oneread> ") {
+                return plain;
+            }
+            assert!(std::time::Instant::now() < give_up, "no {text:?} in {plain:?}");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+
+    fn ends(&mut self) -> std::process::ExitStatus {
+        wait_for("the end of the prompt", || self.child.try_wait().unwrap())
+    }
+}
+
+impl Drop for Prompt {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
