@@ -114,7 +114,7 @@ impl Seen<'_> {
 
     fn table(&self) -> Columns<4> {
         let mut table = Columns::new([
-            Column::text(""),
+            Column::text("").least(10),
             Column::number("now"),
             Column::number("at most").rank(1),
             Column::number("a second"),
@@ -144,10 +144,9 @@ impl Seen<'_> {
         counted("  of these, ended", |look| look.times().expired);
         counted("keys moved", |look| look.told.stats.moves);
         if growth.segments > 0 {
-            let now =
-                format!("{}, {} splitting", show::count(growth.segments), show::count(growth.splitting));
-            let most = show::count(growth.segments_max);
+            let (now, most) = (show::count(growth.segments), show::count(growth.segments_max));
             table.row(["segments".into(), now, most, self.rate(|look| look.told.growth.segments)]);
+            table.row(["  splitting".into(), show::count(growth.splitting), blank(), blank()]);
             let mut counted = |name: &str, figure: Figure| {
                 table.row([name.into(), show::count(figure(self.now)), blank(), self.rate(figure)]);
             };
@@ -281,7 +280,7 @@ mod tests {
         assert_eq!(row("removes"), "k/s 1");
         assert_eq!(row("of these, ended"), "/s 500");
         assert!(
-            text.contains("put times since the last look: half below 8.19 us, 99 % below 8.19 us"),
+            text.contains("put times since the last look: half below 8.19 µs, 99 % below 8.19 µs"),
             "{text}"
         );
         let mut other = now.clone();

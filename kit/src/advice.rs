@@ -20,14 +20,16 @@ pub fn told(error: &anyhow::Error) -> String {
 }
 
 /// What the command calls what the library's errors name.
-const NAMES: [(&str, &str); 19] = [
+const NAMES: [(&str, &str); 21] = [
     ("`Client::get`", "`oneread get`"),
+    ("`Client::owner`", "--owner"),
     ("`ClientOptions::server_uids`", "--server-user"),
     ("`Config::grace`", "--grace"),
     ("`Config::heap_bytes`", "--heap"),
     ("`Config::inline_max`", "--inline-max"),
     ("`Config::key_max`", "`serve --key-max`"),
     ("`Config::life`", "`serve --life`"),
+    ("`Config::owners`", "`serve --owners`"),
     ("`Config::value_max`", "`serve --value-max`"),
     ("`ServerConfig::allow_read_uids`", "--allow-read-uid"),
     ("`ServerConfig::allow_uids`", "--allow-uid"),

@@ -407,6 +407,8 @@ fn a_prompt_is_there_for_people() {
         ("keys user*\r", "user:2"),
         ("scan\r", "user:2"),
         ("add n 5\r", "\r\n5\r\n"),
+        // Two lines at once: none is lost.
+        ("add n 1\radd n 1\r", "\r\n7\r\n"),
         ("get none\r", "no key \"none\""),
         ("frobnicate\r", "unrecognized subcommand"),
         ("get 'a\r", "a quote"),
