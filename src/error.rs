@@ -143,6 +143,8 @@ kind!(MutateError, error => match error {
     MutateError::TimeToLive { .. } | MutateError::NoLife => Invalid,
     MutateError::OwnerNumber { .. } | MutateError::NoOwners => Invalid,
     MutateError::OwnerGone { .. } => Refused,
+    MutateError::AlreadyStarted => Busy,
+    MutateError::NotStarted | MutateError::StartedLength { .. } => Invalid,
     MutateError::Full { .. } | MutateError::HeapFull { .. } | MutateError::EntryNumbers => Full,
     MutateError::HeapBusy { .. } | MutateError::Withdrawn | MutateError::Busy { .. } => Busy,
     MutateError::NoMemory { .. } | MutateError::HeapMemory { .. } => System,
@@ -201,6 +203,8 @@ kind!(PutError, error => match error {
     PutError::NoMemory { .. } | PutError::HeapMemory { .. } => System,
     PutError::OwnerNumber { .. } | PutError::NoOwners => Invalid,
     PutError::OwnerGone { .. } => Refused,
+    PutError::AlreadyStarted => Busy,
+    PutError::NotStarted | PutError::StartedLength { .. } => Invalid,
     PutError::Part(error) => error.kind(),
     PutError::OldServer => Incompatible,
 });

@@ -226,12 +226,16 @@ pub enum Rule {
     OwnerCheck,
     /// O6: while the server is stopped, no owner is away.
     OwnerAwake,
+    /// P1: a key has one put that is started.
+    StartOnce,
+    /// P1: a key that is started keeps its slot when it is removed.
+    StartKeeps,
 }
 
 #[cfg(feature = "faults")]
 impl Rule {
     /// The last rule.
-    const LAST: Rule = Rule::OwnerAwake;
+    const LAST: Rule = Rule::StartKeeps;
 
     /// The rule's bit in a set of rules.
     const fn bit(self) -> u128 {

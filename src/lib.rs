@@ -225,7 +225,7 @@ pub use address::{Address, VerbsAddress};
 pub use client::{
     AskError, BatchAnswer, ChangeFeed, Client, ClientOptions, ClientPool, ConnectError, FeedError, FeedFrom,
     FeedItem, FeedOptions, FeedPosition, GapCause, GetError, MutateError, OwnerOptions, PooledClient,
-    RequestPath, Scan, ScanCursor, ScannedKey,
+    PutTicket, RequestPath, Scan, ScanCursor, ScannedKey,
 };
 pub use config::{Config, TableSize};
 pub use encryption::Encryption;

@@ -224,6 +224,20 @@ pub enum PutError {
     /// Entries of this table have no owners. Nothing was changed.
     #[error("entries of this table have no owners; make it with `Config::owners`")]
     NoOwners,
+    /// Another put of the key was started, and is neither committed nor given up. Nothing was changed.
+    #[error("a put of this key was started already; wait until it is committed or given up")]
+    AlreadyStarted,
+    /// No such put was started by this client, or its time is over. Nothing was changed.
+    #[error("no such put was started by this client, or its time is over; start it again")]
+    NotStarted,
+    /// Not all bytes of a started put have come, or more. Nothing was changed.
+    #[error("{given} bytes of a put that was started with {stated}; give as many as were stated")]
+    StartedLength {
+        /// Bytes given.
+        given: usize,
+        /// Bytes stated when it was started.
+        stated: usize,
+    },
     /// Other changes interfered each time.
     #[error("other changes came in between, {rounds} times in a row; try again")]
     Busy {

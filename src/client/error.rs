@@ -522,6 +522,20 @@ pub enum MutateError {
         /// The owner.
         owner: u16,
     },
+    /// Another put of the key was started ([`Client::put_start`](crate::Client::put_start)). Nothing was changed.
+    #[error("{}", PutError::AlreadyStarted)]
+    AlreadyStarted,
+    /// This handle has no such put any more. Nothing was changed.
+    #[error("{}", PutError::NotStarted)]
+    NotStarted,
+    /// Another number of bytes than was stated. Nothing was changed.
+    #[error("{}", PutError::StartedLength { given: *given, stated: *stated })]
+    StartedLength {
+        /// Bytes given.
+        given: usize,
+        /// Bytes stated when it was started.
+        stated: usize,
+    },
     /// Entries of this table have no owners.
     #[error("{}", PutError::NoOwners)]
     NoOwners,
@@ -597,6 +611,9 @@ impl From<PutError> for MutateError {
             PutError::OwnerNumber { given } => MutateError::OwnerNumber { given },
             PutError::OwnerGone { owner } => MutateError::OwnerGone { owner },
             PutError::NoOwners => MutateError::NoOwners,
+            PutError::AlreadyStarted => MutateError::AlreadyStarted,
+            PutError::NotStarted => MutateError::NotStarted,
+            PutError::StartedLength { given, stated } => MutateError::StartedLength { given, stated },
         }
     }
 }
@@ -630,6 +647,9 @@ impl MutateError {
             MutateError::OwnerNumber { given } => Some(PutError::OwnerNumber { given }),
             MutateError::OwnerGone { owner } => Some(PutError::OwnerGone { owner }),
             MutateError::NoOwners => Some(PutError::NoOwners),
+            MutateError::AlreadyStarted => Some(PutError::AlreadyStarted),
+            MutateError::NotStarted => Some(PutError::NotStarted),
+            MutateError::StartedLength { given, stated } => Some(PutError::StartedLength { given, stated }),
             _ => None,
         }
     }

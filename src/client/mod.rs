@@ -22,6 +22,7 @@ mod scan;
 mod send;
 mod shm;
 mod stats;
+mod two_steps;
 #[cfg(feature = "verbs")]
 pub(crate) mod verbs;
 
@@ -34,6 +35,7 @@ pub use options::{ClientOptions, OwnerOptions, RequestPath};
 pub use pool::{ClientPool, PooledClient};
 pub use scan::{Scan, ScanCursor, ScannedKey};
 pub use stats::{ChangeCounts, ClientStats, FailureCounts, RequestCounts};
+pub use two_steps::PutTicket;
 
 use crate::address::Address;
 use crate::encryption::Encryption;

@@ -208,6 +208,10 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
         | Request::Remove { key }
         | Request::RemoveIf { key, .. }
         | Request::Part { key, .. }
+        | Request::PutStart { key, .. }
+        | Request::PutPiece { key, .. }
+        | Request::PutCommit { key, .. }
+        | Request::PutAbort { key, .. }
         | Request::Get { key } => Some(key),
         Request::Hello { .. }
         | Request::Stat

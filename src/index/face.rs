@@ -17,9 +17,9 @@ use super::seams::{Changed, Hearing, Nobody, Seams, Turn};
 #[cfg(feature = "sim")]
 use super::segment::WAITS_MAX;
 use super::segment::{Which, check_lengths, check_stored};
-use super::whole::{self, RestoreError, Restored, ScanPoint, Table, TakeKey};
+use super::started::StartedPuts;
+use super::whole::{ScanPoint, Table, TakeKey};
 use crate::clock::Clock;
-use crate::cores::Cores;
 use crate::fabric::shm::Shm;
 use crate::faults::{Rule, in_order};
 use crate::layout::control::Phase;
@@ -31,9 +31,7 @@ use crate::outcome::{
 };
 use crate::reader::Reader;
 use crate::region::{Region, RegionError};
-use crate::snapshot::{SaveError, Saved, Snapshot, SnapshotPath, SnapshotWriter};
 use crate::start::Start;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,6 +52,8 @@ pub struct Index {
     lives: Option<Box<Lives>>,
     /// Whose they are, if they may have owners.
     owners: Option<Owners>,
+    /// Puts in two steps, if there may be any.
+    started: Option<StartedPuts>,
     /// Who hears of its changes, if anybody does.
     hearing: Option<Box<Hearing>>,
 }
@@ -106,8 +106,10 @@ impl Index {
         let table = Table::create_unready(region, geometry, clock.clone(), start)?;
         let has_life = table.geometry().has_life();
         let lives = has_life.then(|| Box::new(Lives::make(table.region(), &clock)));
-        let owners = table.geometry().has_owners().then(|| Owners::make(&clock));
-        let index = Index { table, lives, owners, hearing: None };
+        let has_owners = table.geometry().has_owners();
+        let owners = has_owners.then(|| Owners::make(&clock));
+        let started = has_owners.then(|| StartedPuts::new(table.region(), table.geometry(), Vec::new()));
+        let index = Index { table, lives, owners, started, hearing: None };
         fill(&index)?;
         index.table.publish_state(Phase::Serving);
         Ok(index)
@@ -138,7 +140,9 @@ impl Index {
             Box::new(lives)
         });
         let owners = table.geometry().has_owners().then(|| Owners::open(&table, &clock));
-        Ok((Index { table, lives, owners, hearing: None }, found))
+        let (owners, left_over) = owners.unzip();
+        let started = left_over.map(|keys| StartedPuts::new(table.region(), table.geometry(), keys));
+        Ok((Index { table, lives, owners, started, hearing: None }, found))
     }
 
     /// The same table, where an entry that is put without a time of its own lives so long. It does not go with the table to
@@ -353,6 +357,20 @@ impl Index {
         options: PutOptions,
         owner: Option<&OwnerSession>,
     ) -> Result<PutOutcome, PutError> {
+        let outcome = self.put_living(key, value, options, owner);
+        self.after_change(lives);
+        outcome
+    }
+
+    /// The same. Nothing else is done in passing.
+    pub(super) fn put_living(
+        &self,
+        key: &[u8],
+        value: Stored<'_>,
+        options: PutOptions,
+        owner: Option<&OwnerSession>,
+    ) -> Result<PutOutcome, PutError> {
+        let Some(lives) = self.lives() else { return Err(PutError::NoLife) };
         let put = owner.map(OwnerSession::begin_put).transpose()?;
         let life = lives.life(self.region(), options.ttl, put.as_ref().map_or(0, OwnerPut::owner))?;
         let mut outcome = Ok(PutOutcome::Missing);
@@ -368,7 +386,6 @@ impl Index {
         if let (Some(put), Ok(PutOutcome::Inserted | PutOutcome::Updated)) = (put, &outcome) {
             put.note(self.geometry().hashed(key).first(), &self.table);
         }
-        self.after_change(lives);
         outcome
     }
 
@@ -386,7 +403,12 @@ impl Index {
     }
 
     #[inline(always)]
-    fn put_told(&self, key: &[u8], value: Stored<'_>, mode: PutMode) -> Result<PutOutcome, PutError> {
+    pub(super) fn put_told(
+        &self,
+        key: &[u8],
+        value: Stored<'_>,
+        mode: PutMode,
+    ) -> Result<PutOutcome, PutError> {
         match &self.hearing {
             None => self.table.put(key, value, mode, Nobody),
             Some(hearing) => self.in_turn(hearing, key, move |turn| self.table.put(key, value, mode, turn)),
@@ -516,7 +538,10 @@ impl Index {
         key: &[u8],
         expected: Expected<'_>,
     ) -> Result<SwapOutcome, PutError> {
-        self.swap_stored(key, expected, Becomes::Leaves)
+        match &self.started {
+            None => self.swap_stored(key, expected, Becomes::Leaves),
+            Some(started) => self.remove_expected_unless_started(started, key, expected),
+        }
     }
 
     #[inline(always)]
@@ -592,7 +617,11 @@ impl Index {
         }
     }
 
-    fn changed_told(&self, key: &[u8], change: &mut impl Decides) -> Result<Option<Changed>, PutError> {
+    pub(super) fn changed_told(
+        &self,
+        key: &[u8],
+        change: &mut impl Decides,
+    ) -> Result<Option<Changed>, PutError> {
         match &self.hearing {
             None => self.table.change(key, change, Nobody),
             Some(hearing) => self.in_turn(hearing, key, |turn| self.table.change(key, change, turn)),
@@ -610,6 +639,14 @@ impl Index {
     /// The same, if the entry is such a one.
     #[inline(always)]
     fn remove_by(&self, key: &[u8], which: Which) -> Result<bool, PutError> {
+        match &self.started {
+            None => self.remove_plainly(key, which),
+            Some(started) => self.remove_unless_started(started, key, which),
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn remove_plainly(&self, key: &[u8], which: Which) -> Result<bool, PutError> {
         match &self.hearing {
             None => self.table.remove(key, which, Nobody),
             Some(hearing) => self.in_turn(hearing, key, move |turn| self.table.remove(key, which, turn)),
@@ -629,11 +666,12 @@ impl Index {
         let of_lives = self.lives.as_ref().and_then(|lives| self.expire(lives, AT_ONCE));
         let remove = |key: &Key, owner| self.remove_by(key, Which::Of(owner)).is_ok();
         let of_owners = self.owners.as_ref().and_then(|owners| owners.tidy(&self.table, AT_ONCE, remove));
+        let of_started = self.started.as_ref().and_then(|started| self.tidy_started(started));
         let extents = self.table.extents();
         let of_extents = extents.and_then(|extents| {
             if extents.tidy(&self.table) { Some(Duration::ZERO) } else { extents.until_next() }
         });
-        [next, of_lives, of_owners, of_extents].into_iter().flatten().min()
+        [next, of_lives, of_owners, of_started, of_extents].into_iter().flatten().min()
     }
 
     /// Entries that came to their end and were removed, since the server began; 0 where entries have no life.
@@ -703,73 +741,12 @@ impl Index {
         }
     }
 
-    /// Writes a snapshot of the table while it is served. Each key that was there when it began, and
-    /// is unchanged, is in it. A key that is changed meanwhile is there with one of the values that it
-    /// has meanwhile, or not at all if it was absent at an instant.
-    ///
-    /// The file is written under another name (`PATH.partial`), and takes its place when the disk has
-    /// it. `PATH.lock` keeps others from the same path. Changes go on: a put waits for some
-    /// microseconds at most. Takes one thread, memory for some blocks of 256 KiB, and as much of the
-    /// disk as it gives. `progress` hears how many parts of how many are done, and may break off by
-    /// returning `false`.
-    ///
-    /// # Errors
-    /// [`SaveError`]. The file that was there before is still there.
-    pub fn save(&self, path: &Path, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<Saved, SaveError> {
-        self.save_at(&SnapshotPath::claim(path)?, progress)
+    pub(super) fn started(&self) -> Option<&StartedPuts> {
+        self.started.as_ref()
     }
 
-    pub(crate) fn save_at(
-        &self,
-        place: &SnapshotPath,
-        progress: &mut dyn FnMut(u64, u64) -> bool,
-    ) -> Result<Saved, SaveError> {
-        self.save_by(self.begin_snapshot(place)?, progress)
-    }
-
-    /// Begins [`Index::save_at`].
-    pub(crate) fn begin_snapshot<'p>(
-        &self,
-        place: &'p SnapshotPath,
-    ) -> Result<SnapshotWriter<'p>, SaveError> {
-        whole::begin(&self.table, self.lives.as_ref().map(|lives| lives.made()), place)
-    }
-
-    /// The rest of [`Index::save_at`], by a writer that has begun.
-    pub(crate) fn save_by(
-        &self,
-        writer: SnapshotWriter<'_>,
-        progress: &mut dyn FnMut(u64, u64) -> bool,
-    ) -> Result<Saved, SaveError> {
-        whole::save(&self.table, writer, progress)
-    }
-
-    /// Puts every key of a snapshot into the table, over what is there. All cores work at it. First
-    /// the whole snapshot is checked: one that is damaged, or that does not fit, changes nothing.
-    /// `progress` hears how many bytes of how many were read; each byte is read twice.
-    ///
-    /// # Errors
-    /// [`RestoreError`], which says whether the table was changed.
-    pub fn restore_from(
-        &self,
-        snapshot: &Snapshot,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<Restored, RestoreError> {
-        self.restore_from_by(snapshot, Cores::all(), &mut |at, of| {
-            progress(at, of);
-            true
-        })
-    }
-
-    /// The same, which ends early when `progress` returns `false`.
-    pub(crate) fn restore_from_by(
-        &self,
-        snapshot: &Snapshot,
-        cores: Cores,
-        progress: &mut dyn FnMut(u64, u64) -> bool,
-    ) -> Result<Restored, RestoreError> {
-        let put = |key: &[u8], value: &[u8], ttl, owner| self.restore_one(key, value, ttl, owner);
-        whole::restore(&self.table, put, snapshot, cores, progress)
+    pub(super) fn lives(&self) -> Option<&Lives> {
+        self.lives.as_deref()
     }
 
     /// The owners of its entries, if these may have any.
@@ -886,7 +863,7 @@ impl Index {
     #[cfg(feature = "sim")]
     #[doc(hidden)]
     pub fn show_all(&self, see: &mut dyn FnMut(&[u8], &[u8])) -> u64 {
-        let mut walk = whole::Walk::default();
+        let mut walk = super::whole::Walk::default();
         while self.table.walk(&mut walk, &mut |key, value, _| see(key, value)) {}
         walk.damaged
     }

@@ -16,7 +16,8 @@
 //! Beside them: `feed` tells whoever asks of all changes (J). `seams` hears of each change before it is made and after, and may have it wait (L10 to L13).
 //! `share` says which keys a segment has. `refusals` saves searches that would fail.
 //! `lives` numbers entries, and ends them when their time has come; `numbers` gives none twice. `owners` says whose
-//! they are, and has all of an owner go at once; `entries` is what both ask of a segment.
+//! they are, and has all of an owner go at once; `entries` is what both ask of a segment. `started` has
+//! the puts in two steps that are not committed, which `two_steps` makes.
 //! `extents` has the values that are too long for their slots, `heap` has their memory, and `budget`
 //! counts the memory that segments and extents have together. `publish` tells all clients the state of
 //! the table.
@@ -47,12 +48,15 @@ mod parts;
 mod publish;
 mod recovered;
 mod refusals;
+mod saved;
 mod seams;
 mod segment;
 mod share;
 mod slots;
+mod started;
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod tests;
+mod two_steps;
 mod whole;
 
 #[cfg(feature = "verbs")]
@@ -70,5 +74,6 @@ pub(crate) use growth::handover_end;
 pub use owners::OwnerSession;
 pub use recovered::{RecoverError, Recovered};
 pub use seams::{Awaited, Changed, Decision, KeyChange, KeyPlace, Seams, SlotValue, Withdrawn};
+pub use started::StartSession;
 pub(crate) use whole::ScanPoint;
 pub use whole::{RestoreError, Restored};

@@ -18,7 +18,7 @@ use crate::faults::{Rule, broken, by_rule, in_order, kept, wait_ns};
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::First;
 use crate::layout::life::Life;
-use crate::layout::owners::{MASK_WORDS, OWNER_MAX, bit, time_in, with_time};
+use crate::layout::owners::{MASK_WORDS, NOT_COMMITTED, OWNER_MAX, bit, time_in, with_time};
 use crate::layout::slot::Key;
 use crate::outcome::PutError;
 use crate::region::Region;
@@ -237,13 +237,17 @@ impl Owners {
 
     /// Those of a table that another server had: whoever has entries is away since now, and whose entries were hidden,
     /// theirs are removed.
-    pub fn open(table: &Table, clock: &Clock) -> Owners {
+    /// Also returns the hashes of keys with entries that are not committed.
+    pub fn open(table: &Table, clock: &Clock) -> (Owners, Vec<First>) {
+        let mut not_committed = Vec::new();
         let owners = Owners::make(clock);
         let (region, geometry) = (table.region(), table.geometry());
         table.show_lives(&mut |hash, life: Life| {
             if (1..=OWNER_MAX).contains(&life.owner) {
                 let owner = owners.found(region, geometry, life.owner);
                 lock(&owner.state).hashes.note(hash, |_| true);
+            } else if life.owner == NOT_COMMITTED {
+                not_committed.push(hash);
             }
         });
         for word in 0..MASK_WORDS as u16 {
@@ -258,7 +262,7 @@ impl Owners {
                 }
             }
         }
-        owners
+        (owners, not_committed)
     }
 
     /// An owner that has entries, or had some, and no session.

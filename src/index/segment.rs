@@ -27,6 +27,7 @@ use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::{First, Hashed};
 use crate::layout::life::Life;
+use crate::layout::owners::NOT_COMMITTED;
 use crate::layout::segment::Named;
 use crate::layout::slot::{Key, Stored};
 use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome};
@@ -332,9 +333,10 @@ impl Segment {
         between: B,
     ) -> Result<(), B::MustWait> {
         debug_assert!(self.slots().may_change(locked, *key), "L2");
-        let change = || match hidden {
-            false => KeyChange::replaced(key.key(), *value),
-            true => KeyChange::came(key.key(), *value),
+        let change = || match (hidden, value.owner()) {
+            (false, NOT_COMMITTED) => KeyChange::left(key.key()),
+            (false, _) => KeyChange::replaced(key.key(), *value),
+            (true, _) => KeyChange::came(key.key(), *value),
         };
         between.decided(change)?;
         self.end_name(before, self.slots().rewrite(locked, slot, key.key(), *value, None));

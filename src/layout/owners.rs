@@ -14,6 +14,8 @@ use std::time::Duration;
 const OWNERS: usize = 1 << 16;
 /// The highest number of an owner.
 pub const OWNER_MAX: u16 = u16::MAX - 1;
+/// Whose entries are not committed: always hidden.
+pub(crate) const NOT_COMMITTED: u16 = u16::MAX;
 /// Bytes of the mask.
 const MASK_BYTES: usize = OWNERS / 8;
 /// Bytes of mask and times.

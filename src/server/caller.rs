@@ -1,9 +1,9 @@
 //! What the server keeps of a client from one request to the next: what it may do, and a value that it
 //! uploads.
 
-use crate::index::{ExtentDraft, Index, OwnerSession, Upload};
+use crate::index::{ExtentDraft, Index, OwnerSession, StartSession, Upload};
 use crate::layout::extent::Expected;
-use crate::outcome::PutOptions;
+use crate::outcome::{PutError, PutOptions};
 use crate::wire::{self, Reply, Request};
 use std::time::Duration;
 
@@ -25,6 +25,8 @@ pub(crate) struct Caller {
     reply_bytes: usize,
     /// Whose what it puts is, if it is an owner.
     owner: Option<OwnerSession>,
+    /// Whose puts in two steps end with it, if it has started any.
+    starts: Option<StartSession>,
 }
 
 /// A value that a client uploads. There is one at a time, so the memory that clients hold without a slot
@@ -45,7 +47,7 @@ enum UploadState {
 impl Caller {
     /// A client that uploads nothing yet.
     pub fn new(role: Role) -> Caller {
-        Caller { role, upload: UploadState::None, reply_bytes: 0, owner: None }
+        Caller { role, upload: UploadState::None, reply_bytes: 0, owner: None, starts: None }
     }
 
     /// The same client, where replies may have so many bytes.
@@ -76,6 +78,39 @@ impl Caller {
             }
             Err(error) => Reply::Put(Err(error)),
         }
+    }
+
+    /// Starts a put in two steps.
+    pub fn put_start(&mut self, index: &Index, key: &[u8], len: u32, within: Duration) -> Reply {
+        let session = match self.starts.take().map_or_else(|| index.start_session(), Ok) {
+            Ok(session) => self.starts.insert(session),
+            Err(error) => return Reply::Put(Err(error)),
+        };
+        match index.put_start(session, key, len as usize, within) {
+            Ok(ticket) => Reply::Value(Some(ticket.to_le_bytes().to_vec())),
+            Err(error) => Reply::Put(Err(error)),
+        }
+    }
+
+    /// Takes the next bytes of its value.
+    pub fn put_piece(&self, index: &Index, key: &[u8], ticket: u64, bytes: &[u8]) -> Reply {
+        let Some(session) = &self.starts else { return Reply::Put(Err(PutError::NotStarted)) };
+        match index.put_piece(session, key, ticket, bytes) {
+            Ok(()) => Reply::Taken,
+            Err(error) => Reply::Put(Err(error)),
+        }
+    }
+
+    /// Commits it.
+    pub fn put_commit(&self, index: &Index, key: &[u8], ticket: u64) -> Reply {
+        let Some(session) = &self.starts else { return Reply::Put(Err(PutError::NotStarted)) };
+        Reply::Put(index.put_commit(session, key, ticket, self.owner.as_ref()))
+    }
+
+    /// Gives it up.
+    pub fn put_abort(&self, index: &Index, key: &[u8], ticket: u64) -> Reply {
+        let Some(session) = &self.starts else { return Reply::Removed(Ok(false)) };
+        Reply::Removed(index.put_abort(session, key, ticket))
     }
 
     /// Begins an upload, and drops the one before. Does not wait for memory: the thread has other clients.

@@ -78,6 +78,8 @@ impl RefusedCounters {
             PutError::Withdrawn => &self.withdrawn,
             PutError::TimeToLive { .. } | PutError::NoLife | PutError::EntryNumbers => &self.life,
             PutError::OwnerNumber { .. } | PutError::OwnerGone { .. } | PutError::NoOwners => &self.owner,
+            PutError::AlreadyStarted => &self.busy,
+            PutError::NotStarted | PutError::StartedLength { .. } => &self.length,
         };
         // Relaxed, here and below: only the numbers are communicated.
         cause.fetch_add(1, Ordering::Relaxed);

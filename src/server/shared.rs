@@ -210,6 +210,10 @@ impl ServerState {
                 self.refused.count_read_only();
                 Reply::Denied
             }
+            request if is_reader && request.is_of_two_steps() => {
+                self.refused.count_read_only();
+                Reply::Denied
+            }
             request if is_reader && request.is_of_upload() => {
                 // One upload counts once.
                 if matches!(request, Request::UploadBegin { .. }) {
@@ -248,6 +252,14 @@ impl ServerState {
             Request::Owner { number, absent_for } => {
                 self.counted(caller.be_owner(&self.index, number, absent_for))
             }
+            Request::PutStart { key, len, within } => {
+                self.counted(caller.put_start(&self.index, key, len, within))
+            }
+            Request::PutPiece { key, ticket, bytes } => {
+                self.counted(caller.put_piece(&self.index, key, ticket, bytes))
+            }
+            Request::PutCommit { key, ticket } => self.counted(caller.put_commit(&self.index, key, ticket)),
+            Request::PutAbort { key, ticket } => self.counted(caller.put_abort(&self.index, key, ticket)),
             Request::RemoveOwner { number } => self.counted(Reply::Removed(self.index.remove_owner(number))),
             Request::Get { key } => self.look_up(key),
             Request::Stat => Reply::Stat(self.stats()),

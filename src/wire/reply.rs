@@ -55,6 +55,9 @@ mod status {
     pub const OWNER_NUMBER: u16 = 180;
     pub const OWNER_GONE: u16 = 181;
     pub const NO_OWNERS: u16 = 182;
+    pub const ALREADY_STARTED: u16 = 190;
+    pub const NOT_STARTED: u16 = 191;
+    pub const STARTED_LENGTH: u16 = 192;
 }
 
 /// What a change of a part did, in the order of its statuses.
@@ -203,6 +206,11 @@ impl Reply {
                     PutError::OwnerNumber { given } => reply(status::OWNER_NUMBER, &two(given.into(), 0)),
                     PutError::OwnerGone { owner } => reply(status::OWNER_GONE, &two(owner.into(), 0)),
                     PutError::NoOwners => reply(status::NO_OWNERS, &[]),
+                    PutError::AlreadyStarted => reply(status::ALREADY_STARTED, &[]),
+                    PutError::NotStarted => reply(status::NOT_STARTED, &[]),
+                    PutError::StartedLength { given, stated } => {
+                        reply(status::STARTED_LENGTH, &two(given as u64, stated as u64));
+                    }
                     PutError::NoMemory { keys, bytes } => reply(status::NO_MEMORY, &two(keys, bytes)),
                     PutError::HeapFull { live_bytes, heap_bytes } => {
                         reply(status::HEAP_FULL, &two(live_bytes, heap_bytes));
@@ -329,6 +337,12 @@ impl Reply {
                 two().map(|(owner, _)| Reply::Put(Err(PutError::OwnerGone { owner: owner as u16 })))?
             }
             status::NO_OWNERS => Reply::Put(Err(PutError::NoOwners)),
+            status::ALREADY_STARTED => Reply::Put(Err(PutError::AlreadyStarted)),
+            status::NOT_STARTED => Reply::Put(Err(PutError::NotStarted)),
+            status::STARTED_LENGTH => two().map(|(given, stated)| {
+                let (given, stated) = (given as usize, stated as usize);
+                Reply::Put(Err(PutError::StartedLength { given, stated }))
+            })?,
             _ => return FeedReply::decode(frame).unwrap_or(Err(unknown)).map(Reply::Feed),
         })
     }

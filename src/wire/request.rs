@@ -55,6 +55,10 @@ mod op {
     pub const TIMES: u16 = 62;
     pub const OWNER: u16 = 80;
     pub const REMOVE_OWNER: u16 = 81;
+    pub const PUT_START: u16 = 90;
+    pub const PUT_PIECE: u16 = 91;
+    pub const PUT_COMMIT: u16 = 92;
+    pub const PUT_ABORT: u16 = 93;
 }
 
 /// Kinds of changes of a part.
@@ -232,6 +236,38 @@ pub enum Request<'a> {
         /// The owner.
         number: u16,
     },
+    /// Starts a put in two steps. The reply has its ticket.
+    PutStart {
+        /// The key.
+        key: &'a [u8],
+        /// Bytes of the value.
+        len: u32,
+        /// How long its room is held.
+        within: Duration,
+    },
+    /// The next bytes of the value.
+    PutPiece {
+        /// The key.
+        key: &'a [u8],
+        /// The put's ticket.
+        ticket: u64,
+        /// The bytes.
+        bytes: &'a [u8],
+    },
+    /// Commits it.
+    PutCommit {
+        /// The key.
+        key: &'a [u8],
+        /// The put's ticket.
+        ticket: u64,
+    },
+    /// Gives it up.
+    PutAbort {
+        /// The key.
+        key: &'a [u8],
+        /// The put's ticket.
+        ticket: u64,
+    },
     /// Asks for keys, or for changes.
     Feed(FeedRequest<'a>),
 }
@@ -242,8 +278,20 @@ impl<'a> Request<'a> {
         match self {
             Request::Part { .. } | Request::RemoveIf { .. } | Request::Clear { .. } => 1,
             Request::Feed(_) | Request::Times | Request::Owner { .. } | Request::RemoveOwner { .. } => 2,
+            request if request.is_of_two_steps() => 2,
             _ => 0,
         }
+    }
+
+    /// Whether it is one of a put in two steps.
+    pub fn is_of_two_steps(&self) -> bool {
+        matches!(
+            self,
+            Request::PutStart { .. }
+                | Request::PutPiece { .. }
+                | Request::PutCommit { .. }
+                | Request::PutAbort { .. }
+        )
     }
 
     /// Appends this request to `out`.
@@ -313,6 +361,19 @@ impl<'a> Request<'a> {
                 encode(out, op::OWNER, 0, id, &[&number.to_le_bytes(), &nanoseconds(*absent_for)]);
             }
             Request::RemoveOwner { number } => encode(out, op::REMOVE_OWNER, 0, id, &[&number.to_le_bytes()]),
+            Request::PutStart { key, len, within } => {
+                encode(out, op::PUT_START, 0, id, &[&len.to_le_bytes(), &nanoseconds(*within), key]);
+            }
+            Request::PutPiece { key, ticket, bytes } => {
+                let klen = (key.len() as u16).to_le_bytes();
+                encode(out, op::PUT_PIECE, 0, id, &[&ticket.to_le_bytes(), &klen, key, bytes]);
+            }
+            Request::PutCommit { key, ticket } => {
+                encode(out, op::PUT_COMMIT, 0, id, &[&ticket.to_le_bytes(), key]);
+            }
+            Request::PutAbort { key, ticket } => {
+                encode(out, op::PUT_ABORT, 0, id, &[&ticket.to_le_bytes(), key]);
+            }
             Request::Feed(request) => request.encode(id, out),
         }
     }
@@ -430,6 +491,27 @@ impl<'a> Request<'a> {
                 let time = time.try_into().map_err(|_| unfitting)?;
                 let absent_for = Duration::from_nanos(u64::from_le_bytes(time));
                 Ok(Request::Owner { number: u16::from_le_bytes(*number), absent_for })
+            }
+            op::PUT_START => {
+                let (len, rest) = frame.body().split_first_chunk().ok_or(unfitting)?;
+                let (within, key) = rest.split_first_chunk().ok_or(unfitting)?;
+                let within = Duration::from_nanos(u64::from_le_bytes(*within));
+                Ok(Request::PutStart { key, len: u32::from_le_bytes(*len), within })
+            }
+            op::PUT_PIECE => {
+                let (ticket, rest) = frame.body().split_first_chunk().ok_or(unfitting)?;
+                let (klen, rest) = rest.split_first_chunk().ok_or(unfitting)?;
+                let (key, bytes) =
+                    rest.split_at_checked(u16::from_le_bytes(*klen).into()).ok_or(unfitting)?;
+                Ok(Request::PutPiece { key, ticket: u64::from_le_bytes(*ticket), bytes })
+            }
+            op::PUT_COMMIT | op::PUT_ABORT => {
+                let (ticket, key) = frame.body().split_first_chunk().ok_or(unfitting)?;
+                let ticket = u64::from_le_bytes(*ticket);
+                Ok(match frame.op() {
+                    op::PUT_COMMIT => Request::PutCommit { key, ticket },
+                    _ => Request::PutAbort { key, ticket },
+                })
             }
             op::REMOVE_OWNER => {
                 let number = frame.body().try_into().map_err(|_| unfitting)?;

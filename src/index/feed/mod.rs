@@ -9,6 +9,7 @@ mod ring;
 pub(crate) use ring::{ChangeRecord, RecordValue};
 
 use crate::index::seams::KeyChange;
+use crate::layout::owners::NOT_COMMITTED;
 use crate::sync::{Ordering, fence};
 use ring::ChangeRing;
 use std::io;
@@ -70,6 +71,9 @@ impl Feed {
     #[cold]
     #[inline(never)]
     pub fn tell(&self, change: &KeyChange<'_>, cause: LeftCause) {
+        if change.owner == NOT_COMMITTED {
+            return;
+        }
         // Pairs with the release in `start`: who saw the flag sees the ring.
         fence(Ordering::Acquire);
         let Some(ring) = self.ring.get() else { return };

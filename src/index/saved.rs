@@ -1,0 +1,78 @@
+//! Snapshots of a table, and their way back into one.
+
+use super::face::Index;
+use super::whole::{self, RestoreError, Restored};
+use crate::cores::Cores;
+use crate::snapshot::{SaveError, Saved, Snapshot, SnapshotPath, SnapshotWriter};
+use std::path::Path;
+
+impl Index {
+    /// Writes a snapshot of the table while it is served. Each key that was there when it began, and
+    /// is unchanged, is in it. A key that is changed meanwhile is there with one of the values that it
+    /// has meanwhile, or not at all if it was absent at an instant.
+    ///
+    /// The file is written under another name (`PATH.partial`), and takes its place when the disk has
+    /// it. `PATH.lock` keeps others from the same path. Changes go on: a put waits for some
+    /// microseconds at most. Takes one thread, memory for some blocks of 256 KiB, and as much of the
+    /// disk as it gives. `progress` hears how many parts of how many are done, and may break off by
+    /// returning `false`.
+    ///
+    /// # Errors
+    /// [`SaveError`]. The file that was there before is still there.
+    pub fn save(&self, path: &Path, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<Saved, SaveError> {
+        self.save_at(&SnapshotPath::claim(path)?, progress)
+    }
+
+    pub(crate) fn save_at(
+        &self,
+        place: &SnapshotPath,
+        progress: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Result<Saved, SaveError> {
+        self.save_by(self.begin_snapshot(place)?, progress)
+    }
+
+    /// Begins [`Index::save_at`].
+    pub(crate) fn begin_snapshot<'p>(
+        &self,
+        place: &'p SnapshotPath,
+    ) -> Result<SnapshotWriter<'p>, SaveError> {
+        whole::begin(self.table(), self.lives().map(|lives| lives.made()), place)
+    }
+
+    /// The rest of [`Index::save_at`], by a writer that has begun.
+    pub(crate) fn save_by(
+        &self,
+        writer: SnapshotWriter<'_>,
+        progress: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Result<Saved, SaveError> {
+        whole::save(self.table(), writer, progress)
+    }
+
+    /// Puts every key of a snapshot into the table, over what is there. All cores work at it. First
+    /// the whole snapshot is checked: one that is damaged, or that does not fit, changes nothing.
+    /// `progress` hears how many bytes of how many were read; each byte is read twice.
+    ///
+    /// # Errors
+    /// [`RestoreError`], which says whether the table was changed.
+    pub fn restore_from(
+        &self,
+        snapshot: &Snapshot,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Restored, RestoreError> {
+        self.restore_from_by(snapshot, Cores::all(), &mut |at, of| {
+            progress(at, of);
+            true
+        })
+    }
+
+    /// The same, which ends early when `progress` returns `false`.
+    pub(crate) fn restore_from_by(
+        &self,
+        snapshot: &Snapshot,
+        cores: Cores,
+        progress: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Result<Restored, RestoreError> {
+        let put = |key: &[u8], value: &[u8], ttl, owner| self.restore_one(key, value, ttl, owner);
+        whole::restore(self.table(), put, snapshot, cores, progress)
+    }
+}

@@ -1,0 +1,290 @@
+//! Puts in two steps (P), by the index alone and through a server.
+
+use oneread::embedded::{Clock, Index, StartSession};
+use oneread::error::{MutateError, PutError};
+use oneread::internals::region::{Backing, Region};
+use oneread::layout::Seeds;
+use oneread::snapshot::Snapshot;
+use oneread::{
+    Address, Client, Config, FeedItem, FeedOptions, OwnerOptions, PutMode, PutOptions, PutOutcome, Server,
+    ServerConfig, SwapOutcome, TableSize,
+};
+use std::time::{Duration, Instant};
+
+const LAYOUTS: [&str; 4] = ["windowed:8", "bucketized:4", "farm", "cluster"];
+const SECOND: Duration = Duration::from_secs(1);
+const GRACE: Duration = Duration::from_millis(2);
+const KEY: &[u8] = b"key";
+
+fn config(layout: &str, size: TableSize) -> Config {
+    let heap = matches!(size, TableSize::Slots(_)).then_some(1 << 20);
+    let config = Config::new().layout(layout.parse().unwrap()).size(size).seeds(Seeds::from_number(5));
+    let config = config.key_max(8).value_max(3_000).inline_max(28).heap_bytes(heap).grace(GRACE);
+    config.life(true).owners(true)
+}
+
+fn sizes() -> [TableSize; 2] {
+    [TableSize::Slots(128), TableSize::Growing { bytes_max: 4 << 20, segment_slots: Some(128) }]
+}
+
+fn all() -> impl Iterator<Item = (&'static str, TableSize)> {
+    LAYOUTS.into_iter().flat_map(|layout| sizes().map(|size| (layout, size)))
+}
+
+fn index(config: &Config) -> (Index, Clock) {
+    let (clock, geometry) = (Clock::manual(), config.geometry().unwrap());
+    let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
+    (Index::create(region, geometry, clock.clone()).unwrap(), clock)
+}
+
+fn got(index: &Index, key: &[u8]) -> Option<Vec<u8>> {
+    let mut value = Vec::new();
+    index.reader().get_into(key, &mut value).unwrap().then_some(value)
+}
+
+fn tidy(index: &Index) {
+    while index.tidy() == Some(Duration::ZERO) {}
+}
+
+fn commit(index: &Index, session: &StartSession, ticket: u64, value: &[u8]) -> Result<PutOutcome, PutError> {
+    value.chunks(1_000).try_for_each(|bytes| index.put_piece(session, KEY, ticket, bytes))?;
+    index.put_commit(session, KEY, ticket, None)
+}
+
+/// Short, and so long that it has memory of its own.
+const LENGTHS: [usize; 3] = [0, 20, 3_000];
+
+/// Until it is committed, everybody sees what was there before; then the value.
+#[test]
+fn a_value_is_seen_when_it_is_committed() {
+    for (layout, size) in all() {
+        let (index, _) = index(&config(layout, size));
+        let session = index.start_session().unwrap();
+        for (nth, len) in LENGTHS.into_iter().enumerate() {
+            let case = format!("{layout} {size:?}: {len}");
+            let value = vec![1 + nth as u8; len];
+            let ticket = index.put_start(&session, KEY, len, SECOND).unwrap();
+            assert_eq!(got(&index, KEY), None, "{case}");
+            assert_eq!(index.put(KEY, b"", PutMode::Update), Ok(PutOutcome::Missing), "{case}");
+            assert_eq!(index.remove(KEY), Ok(false), "{case}");
+            let again = index.put_start(&session, KEY, 1, SECOND);
+            assert_eq!(again, Err(PutError::AlreadyStarted), "{case}");
+            assert_eq!(commit(&index, &session, ticket, &value), Ok(PutOutcome::Inserted), "{case}");
+            assert_eq!(got(&index, KEY).as_ref(), Some(&value), "{case}");
+            assert_eq!(index.put_commit(&session, KEY, ticket, None), Err(PutError::NotStarted), "{case}");
+            // Over a value that is there, which others may change meanwhile.
+            let ticket = index.put_start(&session, KEY, 5, SECOND).unwrap();
+            assert_eq!(got(&index, KEY).as_ref(), Some(&value), "{case}");
+            index.put(KEY, b"between", PutMode::Update).unwrap();
+            assert_eq!(got(&index, KEY).as_deref(), Some(&b"between"[..]), "{case}");
+            assert_eq!(commit(&index, &session, ticket, b"after"), Ok(PutOutcome::Updated), "{case}");
+            assert_eq!(got(&index, KEY).as_deref(), Some(&b"after"[..]), "{case}");
+            assert_eq!((index.remove(KEY), index.len()), (Ok(true), 0), "{case}");
+        }
+    }
+}
+
+/// A commit finds its room, however full the table is by then, and whatever became of the key.
+#[test]
+fn a_commit_needs_no_room() {
+    type Meanwhile = fn(&Index, &Clock);
+    let meanwhile: [(&str, bool, Meanwhile); 5] = [
+        ("nothing", false, |_, _| {}),
+        ("removed", true, |index, _| assert_eq!(index.remove(KEY), Ok(true))),
+        ("removed if", true, |index, _| assert_eq!(index.remove_if(KEY, b"old"), Ok(SwapOutcome::Swapped))),
+        ("put and removed", false, |index, _| {
+            assert_eq!(index.put(KEY, b"other", PutMode::Insert), Ok(PutOutcome::Inserted));
+            assert_eq!(index.remove(KEY), Ok(true));
+        }),
+        ("ended", true, |index, clock| {
+            index.put_with(KEY, b"old", PutOptions::new().ttl(SECOND)).unwrap();
+            clock.advance(2 * SECOND);
+            tidy(index);
+        }),
+    ];
+    for ((layout, size), len) in all().flat_map(|of| [20, 3_000].map(|len| (of, len))) {
+        for (what, is_there, act) in meanwhile {
+            let case = format!("{layout} {size:?}: {len}, {what}");
+            let (index, clock) = index(&config(layout, size));
+            let session = index.start_session().unwrap();
+            if is_there {
+                index.put(KEY, b"old", PutMode::Insert).unwrap();
+            }
+            let ticket = index.put_start(&session, KEY, len, 100 * SECOND).unwrap();
+            act(&index, &clock);
+            // Others take all that is left.
+            let mut n = 0u64;
+            let mut refused = 0;
+            while refused < 10 {
+                n += 1;
+                let value = vec![7; if n % 2 == 0 { 3_000 } else { 20 }];
+                refused += u32::from(index.put(&n.to_le_bytes(), &value, PutMode::Insert).is_err());
+                clock.advance(GRACE / 4);
+            }
+            assert_eq!(got(&index, KEY), None, "{case}");
+            let value = vec![9; len];
+            assert_eq!(commit(&index, &session, ticket, &value), Ok(PutOutcome::Inserted), "{case}");
+            assert_eq!(got(&index, KEY), Some(value), "{case}");
+        }
+    }
+}
+
+/// What is not committed ends: given up, with its session, or with its time. It leaves nothing.
+#[test]
+fn what_is_not_committed_ends() {
+    for (layout, size) in all() {
+        for is_there in [false, true] {
+            let case = format!("{layout} {size:?}: {is_there}");
+            let (index, clock) = index(&config(layout, size));
+            if is_there {
+                index.put(KEY, b"old", PutMode::Insert).unwrap();
+            }
+            let before = |what: &str| {
+                tidy(&index);
+                assert_eq!(got(&index, KEY).is_some(), is_there, "{case}: {what}");
+                assert_eq!(index.len(), u64::from(is_there), "{case}: {what}");
+                clock.advance(SECOND);
+                tidy(&index);
+                assert_eq!(index.heap().live_bytes, 0, "{case}: {what}");
+            };
+            let session = index.start_session().unwrap();
+            let ticket = index.put_start(&session, KEY, 3_000, SECOND).unwrap();
+            assert_eq!(index.put_abort(&session, KEY, ticket), Ok(true), "{case}");
+            assert_eq!(index.put_abort(&session, KEY, ticket), Ok(false), "{case}");
+            before("given up");
+            let ticket = index.put_start(&session, KEY, 3_000, SECOND).unwrap();
+            clock.advance(SECOND);
+            before("its time was over");
+            assert_eq!(index.put_commit(&session, KEY, ticket, None), Err(PutError::NotStarted), "{case}");
+            let other = index.start_session().unwrap();
+            let ticket = index.put_start(&other, KEY, 3_000, 100 * SECOND).unwrap();
+            // Another's.
+            assert_eq!(index.put_commit(&session, KEY, ticket, None), Err(PutError::NotStarted), "{case}");
+            assert_eq!(index.put_piece(&session, KEY, ticket, b""), Err(PutError::NotStarted), "{case}");
+            assert_eq!(index.put_abort(&session, KEY, ticket), Ok(false), "{case}");
+            drop(other);
+            before("its session has ended");
+            let ticket = index.put_start(&session, KEY, 5, SECOND).unwrap();
+            let given = index.put_piece(&session, KEY, ticket, b"sixsix");
+            assert_eq!(given, Err(PutError::StartedLength { given: 6, stated: 5 }), "{case}");
+            index.put_piece(&session, KEY, ticket, b"four").unwrap();
+            let short = index.put_commit(&session, KEY, ticket, None);
+            assert_eq!(short, Err(PutError::StartedLength { given: 4, stated: 5 }), "{case}");
+            assert_eq!(index.put_abort(&session, KEY, ticket), Ok(true), "{case}");
+            before("too short");
+        }
+    }
+}
+
+/// The next server finds nothing of what was not committed, and may start it again at once. A snapshot has none of it.
+#[test]
+fn a_takeover_ends_it() {
+    for (layout, size) in all() {
+        let case = format!("{layout} {size:?}");
+        let dir = tempfile::tempdir().unwrap();
+        let (file, saved) = (dir.path().join("region"), dir.path().join("saved"));
+        let (config, clock) = (config(layout, size), Clock::manual());
+        let (geometry, kept) = (config.geometry().unwrap(), Backing::File(file.clone()));
+        let memory = Region::create(&kept, geometry.region_bytes()).unwrap();
+        let index = Index::create(memory, geometry, clock.clone()).unwrap();
+        let session = index.start_session().unwrap();
+        index.put(b"stays", b"", PutMode::Insert).unwrap();
+        for n in 0..20u64 {
+            index.put_start(&session, &n.to_le_bytes(), 20, SECOND).unwrap();
+        }
+        index.put_start(&session, KEY, 3_000, SECOND).unwrap();
+        assert_eq!(index.save(&saved, &mut |_, _| true).unwrap().keys, 1, "{case}");
+        assert!(Snapshot::open(&saved).is_ok());
+        // Without a word.
+        std::mem::forget(session);
+        drop(index);
+        let (index, _) = Index::open(Region::open(&file).unwrap(), clock.clone()).unwrap();
+        assert_eq!(got(&index, KEY), None, "{case}");
+        let session = index.start_session().unwrap();
+        let ticket = index.put_start(&session, KEY, 4, SECOND).unwrap();
+        tidy(&index);
+        assert_eq!(index.len(), 2, "{case}: one stays, one is started");
+        assert_eq!(commit(&index, &session, ticket, b"four"), Ok(PutOutcome::Inserted), "{case}");
+        assert_eq!(got(&index, KEY).as_deref(), Some(&b"four"[..]), "{case}");
+    }
+}
+
+/// Through a server: values of all lengths, an owner's, and what a follower hears. Without owners, it is refused.
+#[test]
+fn clients_put_in_two_steps() {
+    let dir = tempfile::tempdir().unwrap();
+    let address = Address::Shm(dir.path().join("table"));
+    let config = Config::new().key_max(8).value_max(1 << 20).size(TableSize::up_to(64 << 20));
+    let config = config.life(true).owners(true);
+    let server = Server::start(ServerConfig::new(address.clone(), config)).unwrap();
+    let mut other = Client::connect(&address).unwrap();
+    let mut client = other.owner(OwnerOptions::new(7)).unwrap();
+    let mut changes = other.changes(FeedOptions::new()).unwrap();
+    for (nth, len) in [0, 8, 4_080, 4_081, 600_000].into_iter().enumerate() {
+        let (key, value) = ([b'k', nth as u8], vec![nth as u8; len]);
+        let ticket = client.put_start(&key, len, 60 * SECOND).unwrap();
+        assert_eq!((ticket.key(), other.get(&key).unwrap()), (&key[..], None));
+        let again = other.put_start(&key, 1, SECOND);
+        assert!(matches!(again, Err(MutateError::AlreadyStarted)), "{again:?}");
+        assert_eq!(client.put_commit(ticket, &value).unwrap(), PutOutcome::Inserted);
+        assert_eq!(other.get(&key).unwrap(), Some(value));
+        assert_eq!(other.life(&key).unwrap().unwrap().owner, 7);
+        let number = 1 + nth as u64;
+        let came = FeedItem::Came { number, key: key.to_vec(), value: None, owner: 7 };
+        assert_eq!(changes.next(60 * SECOND).unwrap(), Some(came));
+    }
+    let ticket = client.put_start(b"short", 5, SECOND).unwrap();
+    let wrong = client.put_commit(ticket, b"four");
+    assert!(matches!(wrong, Err(MutateError::StartedLength { given: 4, stated: 5 })), "{wrong:?}");
+    let ticket = client.put_start(b"short", 5, 60 * SECOND).unwrap();
+    assert!(client.put_abort(ticket).unwrap());
+    let ticket = client.put_start(b"ends", 5, 3_600 * SECOND).unwrap();
+    drop((client, ticket));
+    let begun = Instant::now();
+    while !matches!(other.put_start(b"ends", 5, SECOND), Ok(_)) {
+        assert!(begun.elapsed() < 60 * SECOND, "it does not end with its client");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(changes.next(Duration::ZERO).unwrap(), None, "what is not committed is heard by nobody");
+    drop(server);
+    let plain = Address::Shm(dir.path().join("plain"));
+    let _server = Server::start(ServerConfig::new(plain.clone(), config.life(false).owners(false))).unwrap();
+    let refused = Client::connect(&plain).unwrap().put_start(KEY, 1, SECOND);
+    assert!(matches!(refused, Err(MutateError::NoOwners)), "{refused:?}");
+}
+
+#[cfg(feature = "faults")]
+mod broken {
+    use super::*;
+    use oneread::internals::faults::{Broken, Rule};
+
+    /// P1: the second start takes the first one's place.
+    fn is_started_twice() -> bool {
+        let (index, _) = index(&config("windowed:8", sizes()[1]));
+        let session = index.start_session().unwrap();
+        index.put_start(&session, KEY, 1, SECOND).unwrap();
+        index.put_start(&session, KEY, 1, SECOND).is_ok()
+    }
+
+    /// P1: a remove gives the room away.
+    fn finds_no_room() -> bool {
+        let (index, _) = index(&config("windowed:8", sizes()[0]));
+        let session = index.start_session().unwrap();
+        index.put(KEY, b"old", PutMode::Insert).unwrap();
+        let ticket = index.put_start(&session, KEY, 1, SECOND).unwrap();
+        index.remove(KEY).unwrap();
+        (0..1_000u64).for_each(|n| drop(index.put(&n.to_le_bytes(), b"", PutMode::Insert)));
+        commit(&index, &session, ticket, b"1").is_err()
+    }
+
+    #[test]
+    fn broken_rules_are_noticed() {
+        let cases: [(Rule, fn() -> bool); 2] =
+            [(Rule::StartOnce, is_started_twice), (Rule::StartKeeps, finds_no_room)];
+        for (rule, is_wrong) in cases {
+            assert!(!is_wrong(), "{rule:?}");
+            let _broken = Broken::rule(rule);
+            assert!(is_wrong(), "{rule:?} broken");
+        }
+    }
+}
