@@ -87,6 +87,14 @@ pub enum Rule {
     ExpiryCheck,
     /// V4: a reader that is to be exact takes an entry whose slot says that it has ended for absent.
     ReaderExpiry,
+    /// Z1: a policy hears under the key's lock that the key came, or left.
+    RecordLock,
+    /// Z2: a pin is noted before the key is looked for under its lock.
+    PinFirst,
+    /// Z2: under the key's lock, an entry that is to make room is looked for among the pins.
+    PinLook,
+    /// Z3: a put without room has an entry go from where its key may stand.
+    EvictBeside,
     /// L8: under its locks, a change looks whether the segment still has the key.
     StillHere,
     /// L9: a thread that has a pair looks, when it is the pair's one thread, whether the pair has ended.

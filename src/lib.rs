@@ -227,7 +227,7 @@ pub use client::{
     FeedItem, FeedOptions, FeedPosition, GapCause, GetError, MutateError, OwnerOptions, PooledClient,
     PutTicket, RequestPath, Scan, ScanCursor, ScannedKey,
 };
-pub use config::{Config, TableSize};
+pub use config::{Config, Evict, TableSize};
 pub use encryption::Encryption;
 pub use error::ErrorKind;
 pub use families::presets;

@@ -18,7 +18,7 @@
 //!
 //! [`record`] reads the counts that are there anyway. Between two calls nothing is done: no GET and no put takes an
 //! instruction more than without the feature. A call of a server takes a look at each of its segments and
-//! a system call or two. There are at most 87 series of a server, whatever its table holds: 24 of them are the
+//! a system call or two. There are at most 92 series of a server, whatever its table holds: 24 of them are the
 //! histogram of puts.
 //!
 //! Times are taken only on request ([`ServerConfig::timed`](crate::ServerConfig::timed),
@@ -33,7 +33,7 @@
 
 use crate::client::{Client, ClientStats};
 use crate::index::Index;
-use crate::outcome::{GrowthCounts, HeapCounts, IndexCounts};
+use crate::outcome::{EvictCounts, GrowthCounts, HeapCounts, IndexCounts};
 use crate::server::{MailboxCounts, RefusedCounts, Server};
 use crate::times::{TIME_RANGES, TimeCounts};
 use crate::wire::{ServerTimes, SnapshotStatus};
@@ -88,6 +88,7 @@ pub fn describe() {
         OF_TABLE.iter().for_each(|row| row.describe(recorder));
         OF_GROWTH.iter().for_each(|row| row.describe(recorder));
         OF_HEAP.iter().for_each(|row| row.describe(recorder));
+        OF_EVICTION.iter().for_each(|row| row.describe(recorder));
         OF_SERVER.iter().for_each(|row| row.describe(recorder));
         OF_SNAPSHOTS.iter().for_each(|row| row.describe(recorder));
         OF_CLIENT.iter().for_each(|row| row.describe(recorder));
@@ -291,6 +292,16 @@ const OF_HEAP: &[Row<HeapCounts>] = &[
     }),
 ];
 
+const EVICTED: &str =
+    "Entries that left to make room, by what for: keys, in time or when a put needed it; long values.";
+
+const OF_EVICTION: &[Row<EvictCounts>] = &[
+    Row::by("oneread_evictions_total", EVICTED, ("cause", "ahead"), |of| of.ahead),
+    Row::by("oneread_evictions_total", EVICTED, ("cause", "put"), |of| of.at_put),
+    Row::by("oneread_evictions_total", EVICTED, ("cause", "heap"), |of| of.for_heap),
+    Row::gauge("oneread_pinned_keys", "Keys that do not leave to make room.", |of| of.pinned as f64),
+];
+
 /// What a server counts beside its table.
 struct ServerFigures {
     clients: u64,
@@ -320,6 +331,7 @@ const OF_SERVER: &[Row<ServerFigures>] = &[
     Row::by("oneread_changes_refused_total", REFUSED, ("cause", "withdrawn"), |of| of.refused.withdrawn),
     Row::by("oneread_changes_refused_total", REFUSED, ("cause", "life"), |of| of.refused.life),
     Row::by("oneread_changes_refused_total", REFUSED, ("cause", "owner"), |of| of.refused.owner),
+    Row::by("oneread_changes_refused_total", REFUSED, ("cause", "pinned"), |of| of.refused.pinned),
     Row::by("oneread_changes_refused_total", REFUSED, ("cause", "read_only"), |of| of.refused.read_only),
     Row::counter("oneread_mailbox_requests_total", "Requests through mailboxes.", |of| of.mailboxes.requests),
     Row::counter("oneread_mailbox_sweeps_total", "Polls of all mailboxes in use.", |of| of.mailboxes.sweeps),
@@ -439,6 +451,9 @@ impl Counted for Index {
         }
         if geometry.has_heap() {
             visit_rows(OF_HEAP, &self.heap(), &mut each);
+        }
+        if self.evicts() {
+            visit_rows(OF_EVICTION, &self.evictions(), &mut each);
         }
     }
 }
@@ -601,6 +616,7 @@ mod tests {
                 withdrawn: 9,
                 life: 10,
                 owner: 19,
+                pinned: 24,
                 read_only: 11,
             },
             mailboxes: MailboxCounts {
@@ -618,7 +634,10 @@ mod tests {
                 times
             },
         };
-        assert_eq!(sorted(OF_SERVER, &server), Vec::from_iter(1..=23));
+        assert_eq!(sorted(OF_SERVER, &server), Vec::from_iter(1..=24));
+
+        let evicted = EvictCounts { ahead: 1, at_put: 2, for_heap: 3, pinned: 4, ..EvictCounts::default() };
+        assert_eq!(sorted(OF_EVICTION, &evicted), Vec::from_iter(1..=4));
 
         let mut snapshots =
             SnapshotStatus { every_ms: 1_000, saved_ms: 2_000, took_us: 3_000_000, ..Default::default() };

@@ -88,6 +88,31 @@ impl From<PutMode> for PutOptions {
     }
 }
 
+/// What left to make room for others ([`ServerConfig::evict`](crate::ServerConfig::evict)). All zero where nothing does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EvictCounts {
+    /// Entries that left to keep room free for keys.
+    pub ahead: u64,
+    /// Entries that left because a put found no room for its key.
+    pub at_put: u64,
+    /// Entries that left for memory of values that do not fit their slots.
+    pub for_heap: u64,
+    /// Puts that were refused, because all that could make room for them was pinned.
+    pub refused: u64,
+    /// Entries that the policy knows, at present.
+    pub records: u64,
+    /// Keys that are pinned, at present.
+    pub pinned: u64,
+}
+
+impl EvictCounts {
+    /// All entries that left to make room.
+    pub fn evicted(&self) -> u64 {
+        self.ahead + self.at_put + self.for_heap
+    }
+}
+
 /// Why a key could not be put.
 #[derive(Debug, thiserror::Error, Clone, PartialEq)]
 #[non_exhaustive]
@@ -237,6 +262,16 @@ pub enum PutError {
         given: usize,
         /// Bytes stated when it was started.
         stated: usize,
+    },
+    /// All that could make room for the key, or its value, is pinned ([`Client::pin`](crate::Client::pin)). Nothing
+    /// was changed.
+    #[error("all that could make room is pinned; unpin keys, or serve a larger table")]
+    Pinned,
+    /// This connection has all the pins that it may have. Nothing was pinned.
+    #[error("this connection has {max} pins, as many as it may have; unpin keys, or pin from another one")]
+    Pins {
+        /// As many as it may have.
+        max: u32,
     },
     /// Other changes interfered each time.
     #[error("other changes came in between, {rounds} times in a row; try again")]

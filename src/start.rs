@@ -1,5 +1,6 @@
 //! Steps of a server's start that take long for a large table.
 
+use crate::config::Evict;
 use crate::cores::Cores;
 use crate::index::growth::pace::Pace;
 use std::ops::Range;
@@ -45,11 +46,13 @@ pub(crate) struct Start {
     pub cancel: Option<Arc<AtomicBool>>,
     /// How fast its splits and merges go.
     pub pace: Pace,
+    /// By what entries of a new table make room for others, if they do.
+    pub evict: Option<Evict>,
 }
 
 impl Default for Start {
     fn default() -> Start {
-        Start { cores: Cores::all(), tell: None, cancel: None, pace: Pace::shipped() }
+        Start { cores: Cores::all(), tell: None, cancel: None, pace: Pace::shipped(), evict: None }
     }
 }
 

@@ -539,6 +539,16 @@ pub enum MutateError {
     /// Entries of this table have no owners.
     #[error("{}", PutError::NoOwners)]
     NoOwners,
+    /// All that could make room for the key, or its value, is pinned ([`Client::pin`](crate::Client::pin)). Nothing
+    /// was changed.
+    #[error("{}", PutError::Pinned)]
+    Pinned,
+    /// This connection has all the pins that it may have. Nothing was pinned.
+    #[error("{}", PutError::Pins { max: *max })]
+    Pins {
+        /// As many as it may have.
+        max: u32,
+    },
     /// Other changes interfered each time. Try again.
     #[error("{}", PutError::Busy { rounds: *rounds })]
     Busy {
@@ -614,6 +624,8 @@ impl From<PutError> for MutateError {
             PutError::AlreadyStarted => MutateError::AlreadyStarted,
             PutError::NotStarted => MutateError::NotStarted,
             PutError::StartedLength { given, stated } => MutateError::StartedLength { given, stated },
+            PutError::Pinned => MutateError::Pinned,
+            PutError::Pins { max } => MutateError::Pins { max },
         }
     }
 }
@@ -650,6 +662,8 @@ impl MutateError {
             MutateError::AlreadyStarted => Some(PutError::AlreadyStarted),
             MutateError::NotStarted => Some(PutError::NotStarted),
             MutateError::StartedLength { given, stated } => Some(PutError::StartedLength { given, stated }),
+            MutateError::Pinned => Some(PutError::Pinned),
+            MutateError::Pins { max } => Some(PutError::Pins { max }),
             _ => None,
         }
     }
@@ -693,6 +707,8 @@ mod tests {
             PutError::TimeToLive { given: waited },
             PutError::NoLife,
             PutError::EntryNumbers,
+            PutError::Pinned,
+            PutError::Pins { max: 19 },
             PutError::Busy { rounds: 16 },
             PutError::Part(PartError::CounterRange { value: 17, delta: -18 }),
             PutError::OldServer,

@@ -113,7 +113,11 @@ impl Client {
             return self.get_stored(key, &mut PartSink::new(range, part));
         }
         let found = on_path!(&mut self.path, handle => {
-            handle.read(&mut self.stats, |reader| reader.get_range(key, range.clone(), part))
+            let found = handle.read(&mut self.stats, |reader| reader.get_range(key, range.clone(), part));
+            if matches!(found, Ok(Some(_))) {
+                handle.note(key);
+            }
+            found
         });
         self.count_get(found)
     }

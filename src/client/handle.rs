@@ -35,6 +35,9 @@ pub(super) trait Handle: Clone {
     /// Bytes of memory that its hints take.
     fn hint_bytes(&self) -> u64;
 
+    /// A GET has found a key, by another way than [`Handle::get_many`].
+    fn note(&mut self, _key: &[u8]) {}
+
     /// Hands each key's outcome to `answers`, in any order, until it breaks off.
     /// Adds its counts to `stats`.
     fn get_many<K: AsRef<[u8]>>(

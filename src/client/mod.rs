@@ -17,6 +17,7 @@ mod long;
 mod options;
 mod owners;
 mod parts;
+mod pins;
 mod pool;
 mod scan;
 mod send;

@@ -91,6 +91,8 @@ fn check(
         | Request::Remove { key }
         | Request::RemoveIf { key, .. }
         | Request::Part { key, .. }
+        | Request::Pin { key }
+        | Request::Unpin { key }
         | Request::Get { key }
             if key.is_empty() || key.len() > key_max =>
         {

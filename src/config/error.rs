@@ -1,5 +1,6 @@
 //! Why a table cannot be made from a configuration.
 
+use super::evict::Evict;
 use crate::families::presets;
 use crate::layout::extent::{HEAP_BYTES_MAX, VALUE_MAX};
 use crate::layout::geometry::GRACE_MAX;
@@ -15,6 +16,12 @@ pub enum ConfigError {
     /// No preset of that name.
     #[error("unknown layout {given:?}; there are: {}", preset_names())]
     UnknownLayout {
+        /// What was asked for.
+        given: String,
+    },
+    /// No policy of that name.
+    #[error("unknown policy {given:?}; there are: {}", policy_names())]
+    UnknownPolicy {
         /// What was asked for.
         given: String,
     },
@@ -116,6 +123,10 @@ pub enum ConfigError {
         /// The operating system's answer.
         source: io::Error,
     },
+}
+
+fn policy_names() -> String {
+    Evict::ALL.map(|(_, name)| name).join(", ")
 }
 
 pub(super) fn preset_names() -> String {

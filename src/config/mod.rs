@@ -4,6 +4,7 @@
 
 mod choices;
 mod error;
+mod evict;
 mod names;
 mod sizes;
 #[cfg(test)]
@@ -11,3 +12,4 @@ mod tests;
 
 pub use choices::{Config, TableSize};
 pub use error::ConfigError;
+pub use evict::Evict;

@@ -151,6 +151,26 @@ pub(crate) fn glance(
     None
 }
 
+/// The same for a key that is hashed.
+#[inline(always)]
+pub(crate) fn glance_hashed(
+    memory: impl Loadable + Copy,
+    geometry: &Geometry,
+    key: Hashed<'_>,
+    value: &mut impl Sink,
+) -> Option<bool> {
+    if geometry.can_glance_in_one_size(key.key()) {
+        return glance_simply::<false>(memory, geometry, key, value);
+    }
+    if geometry.can_glance_simply(key.key()) {
+        return glance_simply::<true>(memory, geometry, key, value);
+    }
+    if geometry.can_glance(key.key()) {
+        return glance_elsewhere(memory, geometry, key, value);
+    }
+    None
+}
+
 /// The simplest glance: at eight slots. Tables that grow have another one than those of one size.
 #[inline(always)]
 fn glance_simply<const GROWS: bool>(

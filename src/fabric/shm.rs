@@ -52,6 +52,17 @@ impl<'a> Shm<'a> {
         direct::glance(region, geometry, key, value)
     }
 
+    /// The same for a key that is hashed.
+    #[inline(always)]
+    pub(crate) fn glance_hashed(
+        region: &Region,
+        geometry: &Geometry,
+        key: Hashed<'_>,
+        value: &mut impl Sink,
+    ) -> Option<bool> {
+        direct::glance_hashed(region, geometry, key, value)
+    }
+
     /// Asks for the first lines of a window.
     #[inline]
     fn expect_window(&self, window: Window) {

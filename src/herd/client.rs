@@ -221,6 +221,8 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
         | Request::Clear { .. }
         | Request::Owner { .. }
         | Request::RemoveOwner { .. }
+        | Request::Pin { .. }
+        | Request::Unpin { .. }
         | Request::Heap
         | Request::Times
         | Request::Feed(_)

@@ -1,14 +1,24 @@
-//! What a segment says of the lives of its entries: which keys have one, and which of them are hidden.
+//! What a segment says of its entries: which keys there are with a hash, their lives, and which of them are hidden.
 
 use super::home_set::HomeSet;
-use super::homes::{homes_of_step, steps};
-use super::segment::{Segment, Stop};
+use super::homes::{KeyAt, homes_of_step, steps};
+use super::segment::{Segment, Stop, design_percents};
 use crate::faults::{Rule, broken};
 use crate::layout::geometry::SlotIx;
 use crate::layout::hash::{First, Hashed};
 use crate::layout::life::Life;
 use crate::layout::owners;
 use crate::layout::slot::Key;
+
+/// An entry, as it was seen under its key's lock.
+#[derive(Clone, Debug)]
+pub(super) struct EntrySeen {
+    pub key: Key,
+    /// Whether its value is an extent.
+    pub is_long: bool,
+    /// Whether it is hidden (O3).
+    pub is_hidden: bool,
+}
 
 impl Segment {
     /// Whether the entry in a slot whose lock is held is hidden (O3).
@@ -45,15 +55,46 @@ impl Segment {
     }
 
     /// Shows the hash and the life of each key.
-    pub fn show_lives(&self, see: &mut dyn FnMut(First, Life)) {
+    pub fn show_lives(&self, see: &mut dyn FnMut(First, Option<Life>)) {
         let mut damaged = 0;
         for homes in (0..steps(self.geometry())).map(|step| homes_of_step(self.geometry(), step)) {
             let mut locked = self.homes().lock_step(&homes);
             self.homes().show(&mut locked, homes, &mut damaged, &mut |key, shown| {
-                if let Some(life) = shown.life {
-                    see(key.first(), life);
-                }
+                see(key.first(), shown.life);
             });
         }
+    }
+
+    /// The entries of keys with this hash.
+    pub fn entries_of(&self, hash: First) -> Result<Vec<EntrySeen>, Stop> {
+        let mut locked = self.slots().none();
+        let any = self.geometry().hashed_to(&[], hash);
+        let is_it = |key: Hashed<'_>| key.first() == hash;
+        let all = self.homes().lock_keys_of(&mut locked, HomeSet::one(any.home()), is_it);
+        if self.is_elsewhere(&any) {
+            return Err(Stop::Elsewhere);
+        }
+        let seen = |at: KeyAt| EntrySeen {
+            is_long: self.slots().header(at.slot).is_reference(),
+            is_hidden: self.is_hidden(at.slot),
+            key: at.key,
+        };
+        Ok(all.into_iter().map(seen).collect())
+    }
+
+    /// Whether the segment has more keys than it is meant for.
+    pub fn is_crowded(&self) -> bool {
+        self.len() * 100 > design_percents(self.geometry())
+    }
+
+    /// The keys in the primary window of a key. `None` if that is in another segment.
+    pub fn keys_beside(&self, key: &Hashed<'_>) -> Option<Vec<Key>> {
+        let _locked = self.slots().lock_primary(key);
+        if self.is_elsewhere(key) {
+            return None;
+        }
+        let window = self.geometry().primary(*key);
+        let keys = (window.first.0..window.end()).map(|slot| self.slots().occupant(SlotIx(slot)).1);
+        Some(keys.filter(|key| !key.is_empty()).collect())
     }
 }

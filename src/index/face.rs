@@ -3,6 +3,7 @@
 #[cfg(feature = "verbs")]
 use super::budget::Registrar;
 use super::decide::{Alive, Becomes, Decides, Swap};
+use super::evicting;
 use super::extents::{ExtentDraft, NoMemory, Upload};
 use super::feed::Feed;
 #[cfg(any(feature = "verbs", feature = "sim"))]
@@ -56,6 +57,8 @@ pub struct Index {
     started: Option<StartedPuts>,
     /// Who hears of its changes, if anybody does.
     hearing: Option<Box<Hearing>>,
+    /// Whether entries make room for others.
+    evicts: bool,
 }
 
 /// What a thread does that finds memory for a long value waiting for readers.
@@ -106,10 +109,11 @@ impl Index {
         let table = Table::create_unready(region, geometry, clock.clone(), start)?;
         let has_life = table.geometry().has_life();
         let lives = has_life.then(|| Box::new(Lives::make(table.region(), &clock)));
+        start.evict.map(|policy| evicting::begin(&table, policy)).transpose()?;
         let has_owners = table.geometry().has_owners();
         let owners = has_owners.then(|| Owners::make(&clock));
         let started = has_owners.then(|| StartedPuts::new(table.region(), table.geometry(), Vec::new()));
-        let index = Index { table, lives, owners, started, hearing: None };
+        let index = Index { table, lives, owners, started, hearing: None, evicts: start.evict.is_some() };
         fill(&index)?;
         index.table.publish_state(Phase::Serving);
         Ok(index)
@@ -142,7 +146,17 @@ impl Index {
         let owners = table.geometry().has_owners().then(|| Owners::open(&table, &clock));
         let (owners, left_over) = owners.unzip();
         let started = left_over.map(|keys| StartedPuts::new(table.region(), table.geometry(), keys));
-        Ok((Index { table, lives, owners, started, hearing: None }, found))
+        Ok((Index { table, lives, owners, started, hearing: None, evicts: false }, found))
+    }
+
+    /// Whether entries make room for others.
+    pub fn evicts(&self) -> bool {
+        self.evicts
+    }
+
+    /// The same table, which has begun to evict.
+    pub(super) fn evicting(self) -> Index {
+        Index { evicts: true, ..self }
     }
 
     /// The same table, where an entry that is put without a time of its own lives so long. It does not go with the table to
@@ -340,6 +354,20 @@ impl Index {
         options: PutOptions,
         owner: Option<&OwnerSession>,
     ) -> Result<PutOutcome, PutError> {
+        match self.evicts {
+            false => self.put_lived(key, value, options, owner),
+            true => self.make_evicting(key, || self.put_lived(key, value, options, owner)),
+        }
+    }
+
+    #[inline(always)]
+    fn put_lived(
+        &self,
+        key: &[u8],
+        value: Stored<'_>,
+        options: PutOptions,
+        owner: Option<&OwnerSession>,
+    ) -> Result<PutOutcome, PutError> {
         match &self.lives {
             None if options.ttl.is_some() => Err(PutError::NoLife),
             None => self.put_told(key, value, options.mode),
@@ -446,7 +474,14 @@ impl Index {
         loop {
             let wait = match extents.draft(hash, len) {
                 Ok(draft) => return Ok(draft),
+                Err(NoMemory::Refused(full @ PutError::HeapFull { .. })) => {
+                    self.evict_for_value(len, full)?
+                }
                 Err(NoMemory::Refused(error)) => return Err(error),
+                // Without memory for a reserve no extent moves: those that go make the room.
+                Err(NoMemory::Busy(wait)) if self.evicts && extents.is_at_bound() => {
+                    self.evict_for_value(len, PutError::Pinned).unwrap_or(wait)
+                }
                 Err(NoMemory::Busy(wait)) => wait,
             };
             let waited = Duration::from_nanos(clock.now_ns() - begun_ns);
@@ -600,6 +635,18 @@ impl Index {
         change: &mut impl Decides,
         owner: Option<&OwnerSession>,
     ) -> Result<(), PutError> {
+        match self.evicts {
+            false => self.changed_lived(key, change, owner),
+            true => self.make_evicting(key, || self.changed_lived(key, change, owner)),
+        }
+    }
+
+    fn changed_lived(
+        &self,
+        key: &[u8],
+        change: &mut impl Decides,
+        owner: Option<&OwnerSession>,
+    ) -> Result<(), PutError> {
         match &self.lives {
             None => self.changed_told(key, change).map(drop),
             Some(lives) => {
@@ -638,7 +685,7 @@ impl Index {
 
     /// The same, if the entry is such a one.
     #[inline(always)]
-    fn remove_by(&self, key: &[u8], which: Which) -> Result<bool, PutError> {
+    pub(super) fn remove_by(&self, key: &[u8], which: Which) -> Result<bool, PutError> {
         match &self.started {
             None => self.remove_plainly(key, which),
             Some(started) => self.remove_unless_started(started, key, which),
@@ -671,7 +718,8 @@ impl Index {
         let of_extents = extents.and_then(|extents| {
             if extents.tidy(&self.table) { Some(Duration::ZERO) } else { extents.until_next() }
         });
-        [next, of_lives, of_owners, of_started, of_extents].into_iter().flatten().min()
+        let of_evicting = (self.evicts && self.tidy_evicting()).then_some(Duration::ZERO);
+        [next, of_lives, of_owners, of_started, of_extents, of_evicting].into_iter().flatten().min()
     }
 
     /// Entries that came to their end and were removed, since the server began; 0 where entries have no life.
@@ -756,7 +804,7 @@ impl Index {
 
     /// Who is told of the table's changes.
     pub(crate) fn feed(&self) -> &Feed {
-        self.table.feed()
+        self.table.told().feed()
     }
 
     /// As [`Table::scan`].

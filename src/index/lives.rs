@@ -130,7 +130,7 @@ impl Lives {
 
     /// Notes the times of all entries of a table that another server had.
     pub fn take_over(&self, table: &Table) {
-        table.show_lives(&mut |hash, life| self.ends(|| hash, life));
+        table.show_lives(&mut |hash, life| life.into_iter().for_each(|life| self.ends(|| hash, life)));
     }
 
     /// When the table was made, by the time of day.

@@ -15,6 +15,7 @@
 //!
 //! Beside them: `feed` tells whoever asks of all changes (J). `seams` hears of each change before it is made and after, and may have it wait (L10 to L13).
 //! `share` says which keys a segment has. `refusals` saves searches that would fail.
+//! `evict` chooses entries that leave to make room for others, and `evicting` has them leave (Z).
 //! `lives` numbers entries, and ends them when their time has come; `numbers` gives none twice. `owners` says whose
 //! they are, and has all of an owner go at once; `entries` is what both ask of a segment. `started` has
 //! the puts in two steps that are not committed, which `two_steps` makes.
@@ -30,6 +31,8 @@ mod budget;
 mod clear;
 mod decide;
 mod entries;
+mod evict;
+mod evicting;
 mod extents;
 mod face;
 mod feed;
@@ -56,6 +59,7 @@ mod slots;
 mod started;
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod tests;
+mod told;
 mod two_steps;
 mod whole;
 
@@ -63,6 +67,9 @@ mod whole;
 pub(crate) use budget::Registrar;
 pub(crate) use clear::ClearPlace;
 pub use clear::Cleared;
+pub use evict::KeyPin;
+#[doc(hidden)]
+pub use evict::{Policy, Rank, Sight, policy};
 pub(crate) use extents::{ExtentDraft, Upload};
 pub use face::Index;
 #[cfg(feature = "sim")]

@@ -242,7 +242,8 @@ impl Owners {
         let mut not_committed = Vec::new();
         let owners = Owners::make(clock);
         let (region, geometry) = (table.region(), table.geometry());
-        table.show_lives(&mut |hash, life: Life| {
+        table.show_lives(&mut |hash, life: Option<Life>| {
+            let Some(life) = life else { return };
             if (1..=OWNER_MAX).contains(&life.owner) {
                 let owner = owners.found(region, geometry, life.owner);
                 lock(&owner.state).hashes.note(hash, |_| true);
@@ -359,7 +360,7 @@ impl Owners {
                 let _all = lock(&self.0.all);
                 region.store(word, region.load(word) | bit(owner.number));
             },
-            |()| table.feed().tell_owner(owner.number),
+            |()| table.told().feed().tell_owner(owner.number),
         );
         lock(&owner.state).stage = Stage::Hidden { clear_at_ns: None };
         self.0.goes(owner);

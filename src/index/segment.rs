@@ -12,8 +12,9 @@
 
 use super::budget::Budget;
 use super::decide::{Becomes, Decides};
+use super::evict::Evictor;
 use super::extents::Extents;
-use super::feed::{Feed, LeftCause};
+use super::feed::LeftCause;
 use super::home_set::HomeSet;
 use super::homes::{ChainRoom, Grace, Homes, KeyAt, count};
 use super::moves::{MovePath, Moves};
@@ -21,6 +22,7 @@ use super::refusals::{NoPath, Refusals, VainSearches};
 use super::seams::{Between, Changed, KeyChange, KeyPlace, Nobody};
 use super::share::{KeyShare, SharedKeyShare};
 use super::slots::{HeldRoom, Locked, Owned, SlotWritten, Slots, Sought, UndoLines};
+use super::told::Told;
 use crate::clock::Clock;
 use crate::faults::{Rule, broken, disobey, kept};
 use crate::layout::extent::Reference;
@@ -50,7 +52,7 @@ pub(crate) struct Segment {
     /// Where long values are, if there are any.
     extents: Option<Arc<Extents>>,
     /// Who is told of changes. All segments of a table have one.
-    feed: Arc<Feed>,
+    told: Arc<Told>,
     refusals: Refusals,
     vain: VainSearches,
 }
@@ -102,6 +104,8 @@ pub(super) enum Which {
     Ended(u64),
     /// One of this owner's, which are hidden (O5).
     Of(u16),
+    /// One that nobody has pinned (Z2): it makes room for others.
+    Unpinned,
 }
 
 /// Whose key is put.
@@ -141,26 +145,27 @@ impl Segment {
     }
 
     fn over(homes: Homes, extents: Option<Arc<Extents>>, refusals: Refusals) -> Segment {
-        let (moves, feed, vain) = (Moves::new(homes), Arc::default(), VainSearches::default());
-        Segment { moves, extents, feed, refusals, vain }
+        let (moves, told, vain) = (Moves::new(homes), Arc::default(), VainSearches::default());
+        Segment { moves, extents, told, refusals, vain }
     }
 
-    /// The same segment, whose changes are told to this feed.
-    pub fn with_feed(self, feed: &Arc<Feed>) -> Segment {
-        Segment { feed: Arc::clone(feed), ..self }
+    /// The same segment, of whose changes these are told.
+    pub fn with_told(self, told: &Arc<Told>) -> Segment {
+        Segment { told: Arc::clone(told), ..self }
     }
 
     /// Who is told of changes.
     #[inline(always)]
-    pub fn feed(&self) -> &Arc<Feed> {
-        &self.feed
+    pub fn told(&self) -> &Arc<Told> {
+        &self.told
     }
 
     /// J1: tells the feed of a change that is visible, under its key's lock.
     #[inline(always)]
     fn tell<'c>(&self, change: impl FnOnce() -> KeyChange<'c>, cause: LeftCause) {
-        if self.feed.is_on() {
-            self.feed.tell(&change(), cause);
+        let feed = self.told.feed();
+        if feed.is_on() {
+            feed.tell(&change(), cause);
         }
     }
 
@@ -257,6 +262,10 @@ impl Segment {
         // Done: every look sees it.
         let slot = self.place(locked, room, key, value);
         disobey(Rule::FeedLock, || self.lock_again(locked, key));
+        disobey(Rule::RecordLock, || self.lock_again(locked, key));
+        if let Some(evictor) = self.told.evictor() {
+            evictor.came(key.first());
+        }
         between.done(change, || self.place_of(slot));
         self.tell(change, LeftCause::Removed);
         Ok(())
@@ -341,6 +350,9 @@ impl Segment {
         between.decided(change)?;
         self.end_name(before, self.slots().rewrite(locked, slot, key.key(), *value, None));
         count(&self.homes().counters().mine().updates);
+        if let Some(evictor) = self.told.evictor() {
+            evictor.replaced(key.first());
+        }
         between.done(change, || self.place_of(slot));
         self.tell(change, LeftCause::Removed);
         Ok(())
@@ -362,6 +374,10 @@ impl Segment {
         // Before the lock goes: a segment that is merged away is counted when all its homes have gone.
         count(&self.homes().counters().mine().removes);
         disobey(Rule::FeedLock, || self.lock_again(locked, key));
+        disobey(Rule::RecordLock, || self.lock_again(locked, key));
+        if let Some(evictor) = self.told.evictor() {
+            evictor.left(key.first());
+        }
         between.done(change, || self.place_of(slot));
         if let Some(cause) = cause {
             self.tell(change, cause);
@@ -526,7 +542,7 @@ impl Segment {
                 if self.geometry().grows() {
                     return Err(Stop::NoRoom);
                 }
-                if waits < WAITS_MAX && self.homes().wait_for_grace() {
+                if waits < WAITS_MAX && self.told.evictor().is_none() && self.homes().wait_for_grace() {
                     waits += 1;
                     continue;
                 }
@@ -746,6 +762,11 @@ impl Segment {
             Which::Any => (!hidden, LeftCause::Removed),
             Which::Ended(now) => {
                 (kept(Rule::ExpiryCheck, || has(&|life| life.has_ended(now))), LeftCause::Expired)
+            }
+            // Z2
+            Which::Unpinned => {
+                let is_pinned = |evictor: &Evictor| evictor.is_pinned(key.first());
+                (!self.told.evictor().is_some_and(is_pinned), LeftCause::Evicted)
             }
             Which::Of(owner) => {
                 (kept(Rule::OwnerCheck, || has(&|life| life.owner == owner)), LeftCause::OwnerGone)

@@ -29,7 +29,7 @@ impl Decides for Vacate<'_> {
         let is_it = there.is_some_and(|there| match self.which {
             Which::Any => true,
             Which::Ended(now) => there.life.is_some_and(|life| life.has_ended(now)),
-            Which::Of(_) => false,
+            Which::Of(_) | Which::Unpinned => false,
         });
         self.was_there = is_it;
         Ok(if is_it { Becomes::Has(self.hidden) } else { Becomes::Stays })

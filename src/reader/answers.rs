@@ -61,3 +61,34 @@ impl<E: FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>> Answers for Called<E>
         (self.each)(number, answer)
     }
 }
+
+/// Notes the number of each key that is found.
+pub(crate) struct Noting<'a, A, N> {
+    pub answers: &'a mut A,
+    pub note: N,
+}
+
+impl<A: Answers, N: FnMut(usize)> Answers for Noting<'_, A, N> {
+    type Sink = A::Sink;
+
+    #[inline(always)]
+    fn sink(&mut self) -> &mut A::Sink {
+        self.answers.sink()
+    }
+
+    #[inline(always)]
+    fn landed(&mut self, number: usize, is_there: bool) -> ControlFlow<()> {
+        if is_there {
+            (self.note)(number);
+        }
+        self.answers.landed(number, is_there)
+    }
+
+    #[inline]
+    fn answer(&mut self, number: usize, answer: StoredAnswer<'_>) -> ControlFlow<()> {
+        if matches!(answer, Ok(Some(_))) {
+            (self.note)(number);
+        }
+        self.answers.answer(number, answer)
+    }
+}

@@ -33,11 +33,13 @@ pub(crate) mod room;
 mod source;
 #[cfg(test)]
 pub(crate) mod tests;
+mod touches;
 mod unfinished;
 mod words;
 
 pub use backing::Backing;
 pub use error::RegionError;
 pub use room::MemoryShare;
+pub(crate) use touches::TouchMap;
 pub use words::Region;
 pub(crate) use words::StoreWords;

@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU8};
 
 /// A mapped region. `Send + Sync`: it is only touched word by word.
 pub struct Region {
@@ -153,6 +153,11 @@ impl Region {
     #[cfg(feature = "verbs")]
     pub(crate) fn start(&self) -> *mut u8 {
         self.base.as_ptr().cast()
+    }
+
+    /// Its first byte, for who touches it by bytes alone and asks for none outside.
+    pub(super) fn first_byte(&self) -> NonNull<AtomicU8> {
+        self.base.cast()
     }
 
     /// The address of its first byte.

@@ -1,11 +1,14 @@
 //! What the server keeps of a client from one request to the next: what it may do, and a value that it
 //! uploads.
 
-use crate::index::{ExtentDraft, Index, OwnerSession, StartSession, Upload};
+use crate::index::{ExtentDraft, Index, KeyPin, OwnerSession, StartSession, Upload};
 use crate::layout::extent::Expected;
 use crate::outcome::{PutError, PutOptions};
 use crate::wire::{self, Reply, Request};
 use std::time::Duration;
+
+/// Most pins of a client at a time.
+const PINS_MAX: u32 = 1 << 12;
 
 /// What a client may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +24,8 @@ pub(crate) enum Role {
 pub(crate) struct Caller {
     role: Role,
     upload: UploadState,
+    /// What it has pinned. The pins end with it.
+    pins: Vec<KeyPin>,
     /// Bytes of a reply to it.
     reply_bytes: usize,
     /// Whose what it puts is, if it is an owner.
@@ -47,7 +52,14 @@ enum UploadState {
 impl Caller {
     /// A client that uploads nothing yet.
     pub fn new(role: Role) -> Caller {
-        Caller { role, upload: UploadState::None, reply_bytes: 0, owner: None, starts: None }
+        Caller {
+            role,
+            upload: UploadState::None,
+            pins: Vec::new(),
+            reply_bytes: 0,
+            owner: None,
+            starts: None,
+        }
     }
 
     /// The same client, where replies may have so many bytes.
@@ -92,6 +104,21 @@ impl Caller {
         }
     }
 
+    /// Pins a key.
+    pub fn pin(&mut self, index: &Index, key: &[u8]) -> Reply {
+        if self.pins.len() >= PINS_MAX as usize {
+            return Reply::Put(Err(PutError::Pins { max: PINS_MAX }));
+        }
+        match index.pin(key) {
+            Ok(pin) => {
+                let is_there = pin.is_some();
+                self.pins.extend(pin);
+                Reply::Pin(is_there)
+            }
+            Err(error) => Reply::Put(Err(error)),
+        }
+    }
+
     /// Takes the next bytes of its value.
     pub fn put_piece(&self, index: &Index, key: &[u8], ticket: u64, bytes: &[u8]) -> Reply {
         let Some(session) = &self.starts else { return Reply::Put(Err(PutError::NotStarted)) };
@@ -111,6 +138,14 @@ impl Caller {
     pub fn put_abort(&self, index: &Index, key: &[u8], ticket: u64) -> Reply {
         let Some(session) = &self.starts else { return Reply::Removed(Ok(false)) };
         Reply::Removed(index.put_abort(session, key, ticket))
+    }
+
+    /// Takes a pin back.
+    pub fn unpin(&mut self, index: &Index, key: &[u8]) -> Reply {
+        let hash = index.geometry().hashed(key).first();
+        let its = self.pins.iter().position(|pin| pin.hash() == hash);
+        its.into_iter().for_each(|nth| drop(self.pins.swap_remove(nth)));
+        Reply::Pin(its.is_some())
     }
 
     /// Begins an upload, and drops the one before. Does not wait for memory: the thread has other clients.

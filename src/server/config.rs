@@ -4,7 +4,7 @@ use super::snapshots::Snapshots;
 #[cfg(feature = "verbs")]
 use super::verbs::extension::ServerExtension;
 use crate::address::Address;
-use crate::config::Config;
+use crate::config::{Config, Evict};
 use crate::region::Backing;
 use crate::setters::setters;
 use crate::start::StartProgress;
@@ -91,6 +91,9 @@ pub struct ServerConfig {
     /// Whether the server takes the time of each put that clients ask for ([`Server::times`](crate::Server::times)):
     /// two looks at the clock, some tens of nanoseconds. Without it, a put pays nothing for that.
     pub timed: bool,
+    /// By what entries make room for others where the table, or its memory for long values, is at its limit. `None`:
+    /// none does, and a put without room is refused. It is no part of the table: the next server may have another one.
+    pub evict: Option<Evict>,
     /// Over verbs: another way to make requests, beside messages, that the server offers.
     #[cfg(feature = "verbs")]
     #[doc(hidden)]
@@ -133,6 +136,7 @@ impl ServerConfig {
             mailbox_bytes_max: 64 << 20,
             feed_bytes: 8 << 20,
             timed: false,
+            evict: None,
             #[cfg(feature = "verbs")]
             extension: None,
             snapshots: None,
@@ -162,6 +166,7 @@ setters!(ServerConfig {
     mailbox_bytes_max: u64,
     feed_bytes: u64,
     timed: bool,
+    evict: impl Into<Option<Evict>>,
     snapshots: impl Into<Option<Snapshots>>,
     restore: impl Into<Option<PathBuf>>,
     progress: fn(StartProgress),

@@ -31,6 +31,9 @@ pub struct RefusedCounts {
     pub life: u64,
     /// The owner was removed ([`PutError::OwnerGone`]), its number was none, or entries have no owners.
     pub owner: u64,
+    /// All that could make room was pinned, or a connection had all pins that it may have ([`PutError::Pinned`],
+    /// [`PutError::Pins`]).
+    pub pinned: u64,
     /// The client may only read.
     pub read_only: u64,
 }
@@ -39,8 +42,9 @@ impl RefusedCounts {
     /// All of them.
     pub fn all(&self) -> u64 {
         let RefusedCounts { full, heap_full, heap_busy, no_memory, length, part, .. } = self;
-        let RefusedCounts { busy, withdrawn, life, owner, read_only, .. } = self;
-        full + heap_full + heap_busy + no_memory + length + part + busy + withdrawn + life + owner + read_only
+        let RefusedCounts { busy, withdrawn, life, owner, pinned, read_only, .. } = self;
+        let of_memory = full + heap_full + heap_busy + no_memory + pinned;
+        of_memory + length + part + busy + withdrawn + life + owner + read_only
     }
 }
 
@@ -57,6 +61,7 @@ pub(super) struct RefusedCounters {
     withdrawn: AtomicU64,
     life: AtomicU64,
     owner: AtomicU64,
+    pinned: AtomicU64,
     read_only: AtomicU64,
 }
 
@@ -80,6 +85,7 @@ impl RefusedCounters {
             PutError::OwnerNumber { .. } | PutError::OwnerGone { .. } | PutError::NoOwners => &self.owner,
             PutError::AlreadyStarted => &self.busy,
             PutError::NotStarted | PutError::StartedLength { .. } => &self.length,
+            PutError::Pinned | PutError::Pins { .. } => &self.pinned,
         };
         // Relaxed, here and below: only the numbers are communicated.
         cause.fetch_add(1, Ordering::Relaxed);
@@ -103,6 +109,7 @@ impl RefusedCounters {
             withdrawn: of(&self.withdrawn),
             life: of(&self.life),
             owner: of(&self.owner),
+            pinned: of(&self.pinned),
             read_only: of(&self.read_only),
         }
     }
@@ -119,7 +126,7 @@ mod tests {
     fn causes_are_told_apart() {
         let waited = Duration::ZERO;
         type Cause = fn(&RefusedCounts) -> u64;
-        let causes: [(PutError, Cause); 16] = [
+        let causes: [(PutError, Cause); 18] = [
             (PutError::Full { keys: 1, slots: 1, bytes_max: 0, heap_bytes: 0 }, |of| of.full),
             (PutError::HeapFull { live_bytes: 1, heap_bytes: 1 }, |of| of.heap_full),
             (PutError::HeapBusy { given: 1, waited }, |of| of.heap_busy),
@@ -136,6 +143,8 @@ mod tests {
             (PutError::OwnerNumber { given: 0 }, |of| of.owner),
             (PutError::OwnerGone { owner: 1 }, |of| of.owner),
             (PutError::NoOwners, |of| of.owner),
+            (PutError::Pinned, |of| of.pinned),
+            (PutError::Pins { max: 1 }, |of| of.pinned),
         ];
         for (error, cause) in causes {
             let counters = RefusedCounters::default();
@@ -143,10 +152,10 @@ mod tests {
             counters.count_read_only();
             let counts = counters.read();
             let RefusedCounts { full, heap_full, heap_busy, no_memory, length, .. } = counts;
-            let RefusedCounts { part, busy, withdrawn, life, owner, read_only, .. } = counts;
+            let RefusedCounts { part, busy, withdrawn, life, owner, pinned, read_only, .. } = counts;
             assert_eq!(cause(&counts), 1, "{error}");
-            let others =
-                full + heap_full + heap_busy + no_memory + length + part + busy + withdrawn + life + owner;
+            let others = full + heap_full + heap_busy + no_memory + length + part + busy + withdrawn;
+            let others = others + life + owner + pinned;
             assert_eq!((others, read_only, counts.all()), (1, 1, 2), "{error}");
         }
     }

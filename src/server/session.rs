@@ -5,14 +5,16 @@ use super::mailbox::{ServerMailbox, Visit};
 use super::shared::{Admission, ServerState};
 use crate::mailbox::memory;
 use crate::outcome::with_causes;
+use crate::region::TouchMap;
 use crate::wire::{self, PROTOCOL_VERSION, Refusal, Reply, Request};
 use mio::net::UnixStream;
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use smallvec::SmallVec;
 use std::io::{self, IoSlice, Write};
 use std::net::Shutdown;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -207,7 +209,8 @@ impl Session {
             }
             Request::Hello { .. } => {
                 let region = shared.index.region().shared().ok_or("the region is private")?;
-                self.send_with(id, &Reply::WELCOME, &region)?;
+                let touches = shared.index.touches().and_then(TouchMap::handed);
+                self.send_with(id, &Reply::WELCOME, &region, touches)?;
                 self.greeted = true;
             }
             _ if !self.greeted => return Err("it did not say hello first".into()),
@@ -236,7 +239,7 @@ impl Session {
         }
         let why = match ServerMailbox::new(room, geometry) {
             Ok(Some((mailbox, memory))) => {
-                self.send_with(id, &Reply::Mailbox { version }, &memory)?;
+                self.send_with(id, &Reply::Mailbox { version }, &memory, None)?;
                 self.mailbox = Some(mailbox);
                 self.has_rung = true;
                 return Ok(());
@@ -253,12 +256,19 @@ impl Session {
         Ok(())
     }
 
-    /// Sends a reply with a descriptor.
-    fn send_with(&mut self, id: u64, reply: &Reply, memory: &impl AsFd) -> Result<(), String> {
+    /// Sends a reply with a descriptor, or two.
+    fn send_with(
+        &mut self,
+        id: u64,
+        reply: &Reply,
+        memory: &impl AsFd,
+        second: Option<&OwnedFd>,
+    ) -> Result<(), String> {
         let mut out = Vec::new();
         reply.encode(id, &mut out);
-        let fds = [memory.as_fd()];
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let fds: SmallVec<[BorrowedFd<'_>; 2]> =
+            std::iter::once(memory.as_fd()).chain(second.map(AsFd::as_fd)).collect();
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         ancillary.push(SendAncillaryMessage::ScmRights(&fds));
         // The socket's buffer is empty, so these few bytes are sent whole or not at all.

@@ -202,6 +202,8 @@ impl ServerState {
             | Request::Clear { .. }
             | Request::Owner { .. }
             | Request::RemoveOwner { .. }
+            | Request::Pin { .. }
+            | Request::Unpin { .. }
             | Request::Snapshot { begin: true }
             | Request::Growth { shrink: true }
             | Request::GrowFor { .. }
@@ -261,6 +263,8 @@ impl ServerState {
             Request::PutCommit { key, ticket } => self.counted(caller.put_commit(&self.index, key, ticket)),
             Request::PutAbort { key, ticket } => self.counted(caller.put_abort(&self.index, key, ticket)),
             Request::RemoveOwner { number } => self.counted(Reply::Removed(self.index.remove_owner(number))),
+            Request::Pin { key } => self.counted(caller.pin(&self.index, key)),
+            Request::Unpin { key } => caller.unpin(&self.index, key),
             Request::Get { key } => self.look_up(key),
             Request::Stat => Reply::Stat(self.stats()),
             Request::Growth { shrink } => {

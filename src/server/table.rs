@@ -22,7 +22,12 @@ pub(super) struct Prepared {
 
 /// Makes or opens it, as the configuration says.
 pub(super) fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
-    let start = Start { tell: config.progress, cancel: config.cancel.clone(), ..Start::default() };
+    let start = Start {
+        tell: config.progress,
+        cancel: config.cancel.clone(),
+        evict: config.evict,
+        ..Start::default()
+    };
     let own = config.snapshots.as_ref().map(|snapshots| &snapshots.path);
     let source = config.restore.as_ref().or_else(|| own.filter(|path| path.symlink_metadata().is_ok()));
     let create = || -> Result<Prepared, ServeError> {
@@ -83,6 +88,10 @@ pub(super) fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
         }
         let (index, recovered) = Index::open_by(region, Clock::System, &start)
             .map_err(|source| ServeError::Recover { what: path.display().to_string(), source })?;
+        let index = match config.evict {
+            Some(policy) => index.with_eviction(policy)?,
+            None => index,
+        };
         Ok(Prepared { index, recovered: Some(recovered), restored: None, as_saved: None })
     };
     match (config.start, &config.backing) {

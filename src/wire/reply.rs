@@ -58,6 +58,9 @@ mod status {
     pub const ALREADY_STARTED: u16 = 190;
     pub const NOT_STARTED: u16 = 191;
     pub const STARTED_LENGTH: u16 = 192;
+    pub const PIN: u16 = 70;
+    pub const PINNED: u16 = 170;
+    pub const PINS: u16 = 171;
 }
 
 /// What a change of a part did, in the order of its statuses.
@@ -91,6 +94,8 @@ pub enum Reply {
         /// Where it goes on.
         place: [u64; 2],
     },
+    /// Whether a key is there, and pinned; or was pinned, and is not any more.
+    Pin(bool),
     /// What the server found.
     Value(Option<Vec<u8>>),
     /// The server's counters.
@@ -165,6 +170,7 @@ impl Reply {
             Reply::Cleared { removed, progress_ppm, place: [a, b] } => {
                 reply(status::CLEARED, bytemuck::bytes_of(&[*removed, *progress_ppm, *a, *b]));
             }
+            Reply::Pin(is_so) => reply(status::PIN, &[u8::from(*is_so)]),
             Reply::Value(Some(value)) => reply(status::VALUE, value),
             Reply::Value(None) => reply(status::ABSENT, &[]),
             Reply::Stat(stats) => reply(status::STAT, bytemuck::bytes_of(stats)),
@@ -211,6 +217,8 @@ impl Reply {
                     PutError::StartedLength { given, stated } => {
                         reply(status::STARTED_LENGTH, &two(given as u64, stated as u64));
                     }
+                    PutError::Pinned => reply(status::PINNED, &[]),
+                    PutError::Pins { max } => reply(status::PINS, &two(max.into(), 0)),
                     PutError::NoMemory { keys, bytes } => reply(status::NO_MEMORY, &two(keys, bytes)),
                     PutError::HeapFull { live_bytes, heap_bytes } => {
                         reply(status::HEAP_FULL, &two(live_bytes, heap_bytes));
@@ -343,6 +351,9 @@ impl Reply {
                 let (given, stated) = (given as usize, stated as usize);
                 Reply::Put(Err(PutError::StartedLength { given, stated }))
             })?,
+            status::PIN => Reply::Pin(*frame.body().first().ok_or(unfitting)? != 0),
+            status::PINNED => Reply::Put(Err(PutError::Pinned)),
+            status::PINS => two().map(|(max, _)| Reply::Put(Err(PutError::Pins { max: max as u32 })))?,
             _ => return FeedReply::decode(frame).unwrap_or(Err(unknown)).map(Reply::Feed),
         })
     }

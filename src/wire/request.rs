@@ -51,6 +51,8 @@ mod op {
     pub const REMOVE_IF_EXTENT: u16 = 24;
     pub const CLEAR: u16 = 25;
     pub const PUT_FOR: u16 = 60;
+    pub const PIN: u16 = 70;
+    pub const UNPIN: u16 = 71;
     pub const UPLOAD_PUT_FOR: u16 = 61;
     pub const TIMES: u16 = 62;
     pub const OWNER: u16 = 80;
@@ -191,6 +193,16 @@ pub enum Request<'a> {
         /// How far it has come, as the last reply says; zeros at first.
         place: [u64; 2],
     },
+    /// Has a key that is there stay, as far as making room for others goes, while the connection lasts.
+    Pin {
+        /// The key.
+        key: &'a [u8],
+    },
+    /// Takes that back.
+    Unpin {
+        /// The key.
+        key: &'a [u8],
+    },
     /// Asks the server to look up a key. This is a GET without one-sided READs, for comparison.
     Get {
         /// The key.
@@ -279,6 +291,7 @@ impl<'a> Request<'a> {
             Request::Part { .. } | Request::RemoveIf { .. } | Request::Clear { .. } => 1,
             Request::Feed(_) | Request::Times | Request::Owner { .. } | Request::RemoveOwner { .. } => 2,
             request if request.is_of_two_steps() => 2,
+            Request::Pin { .. } | Request::Unpin { .. } => 2,
             _ => 0,
         }
     }
@@ -350,6 +363,8 @@ impl<'a> Request<'a> {
             }
             Request::Part { key, part, tell } => encode_part(out, id, key, part, *tell),
             Request::Clear { place } => encode(out, op::CLEAR, 0, id, &[bytemuck::bytes_of(place)]),
+            Request::Pin { key } => encode(out, op::PIN, 0, id, &[key]),
+            Request::Unpin { key } => encode(out, op::UNPIN, 0, id, &[key]),
             Request::Get { key } => encode(out, op::GET, 0, id, &[key]),
             Request::Stat => encode(out, op::STAT, 0, id, &[]),
             Request::Snapshot { begin } => encode(out, op::SNAPSHOT, 0, id, &[&[u8::from(*begin)]]),
@@ -458,6 +473,8 @@ impl<'a> Request<'a> {
                 let place = bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?;
                 Ok(Request::Clear { place })
             }
+            op::PIN => Ok(Request::Pin { key: frame.body() }),
+            op::UNPIN => Ok(Request::Unpin { key: frame.body() }),
             op::GET => Ok(Request::Get { key: frame.body() }),
             op::STAT if frame.body().is_empty() => Ok(Request::Stat),
             op::MAILBOX => {

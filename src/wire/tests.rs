@@ -276,6 +276,9 @@ fn golden_replies() {
         (160, Reply::Put(Err(PutError::TimeToLive { given: std::time::Duration::from_nanos(9) })), two(9, 0)),
         (161, Reply::Put(Err(PutError::NoLife)), vec![]),
         (162, Reply::Put(Err(PutError::EntryNumbers)), vec![]),
+        (70, Reply::Pin(true), vec![1]),
+        (170, Reply::Put(Err(PutError::Pinned)), vec![]),
+        (171, Reply::Put(Err(PutError::Pins { max: 9 })), two(9, 0)),
         (100, Reply::Put(Err(PutError::KeyLength { given: 300, max: 16 })), two(300, 16)),
         (101, Reply::Put(Err(PutError::ValueLength { given: 301, max: 17 })), two(301, 17)),
         (

@@ -16,7 +16,7 @@ use oneread::internals::region::{Backing, RegionError};
 use oneread::internals::verbs::Wait;
 use oneread::layout::LIFE_BYTES;
 use oneread::{
-    Address, Config, ServeError, Server, ServerConfig, Snapshots, StartMode, TableSize, Token,
+    Address, Config, Evict, ServeError, Server, ServerConfig, Snapshots, StartMode, TableSize, Token,
     embedded::MemoryShare,
     layout::{Geometry, Layout},
 };
@@ -199,6 +199,10 @@ pub struct Serve {
     /// does, and a quarter more; 0: nobody can
     #[arg(long, value_name = "SIZE", default_value = "8MiB")]
     feed_max: ByteSize,
+    /// Where the table or its memory for long values is full, have entries make room for others, by this
+    /// policy: s3-fifo, sieve or clock; without it, puts are refused then
+    #[arg(long, value_name = "POLICY")]
+    evict: Option<Evict>,
     /// Also take requests HERD's way, for comparison; keeps cores busy; wants a --value-max that fits a
     /// datagram (verbs only)
     #[cfg(all(feature = "lab", feature = "verbs"))]
@@ -356,6 +360,7 @@ impl Serve {
             .feed_bytes(self.feed_max.0)
             .ttl(self.ttl.map(|Period(ttl)| ttl))
             .timed(self.put_times || self.metrics.is_some())
+            .evict(self.evict)
             .snapshots(
                 self.snapshot
                     .as_ref()

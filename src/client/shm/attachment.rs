@@ -1,6 +1,6 @@
 //! A region mapped for reading, and where it comes from: a server, or a file that a server left.
 
-use super::link::{SocketLink, hello, link_failed, open_socket, process_of};
+use super::link::{HandedMemory, SocketLink, hello, link_failed, open_socket, process_of};
 use crate::address::Address;
 use crate::client::error::{ConnectError, LinkError};
 use crate::client::options::ClientOptions;
@@ -8,7 +8,7 @@ use crate::files::FileError;
 use crate::layout::control::{Phase, STATE_WORD, State};
 use crate::layout::geometry::Geometry;
 use crate::layout::superblock::Superblock;
-use crate::region::{Region, RegionError};
+use crate::region::{Region, RegionError, TouchMap};
 use crate::wire::{Refusal, Reply};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -26,6 +26,8 @@ pub(super) struct Attachment {
     /// 0 until it is published.
     version: u64,
     is_file: bool,
+    /// Where GETs note what they have found, if the server wants to know.
+    touches: Option<TouchMap>,
 }
 
 impl Attachment {
@@ -34,10 +36,11 @@ impl Attachment {
         address: &Address,
         trusted: &[u32],
         reply: Reply,
-        fd: Option<OwnedFd>,
+        handed: HandedMemory,
     ) -> Result<Attachment, ConnectError> {
         let failed = |source| link_failed(address, source);
-        let fd = match (reply, fd) {
+        let HandedMemory { first, second } = handed;
+        let fd = match (reply, first) {
             (Reply::Welcome { .. }, Some(fd)) => fd,
             (Reply::Refused { version: theirs }, _) => {
                 return Err(ConnectError::Refused { address: address.clone(), theirs });
@@ -53,7 +56,12 @@ impl Attachment {
             .map_err(|source| ConnectError::Superblock { address: address.clone(), source })?;
         let incarnation = State::from_word(region.load(STATE_WORD)).incarnation;
         let identity = (stat.st_dev, stat.st_ino, incarnation);
-        Ok(Attachment { region, geometry: Arc::new(geometry), identity, version: 0, is_file: false })
+        // What is noted helps the server. Without it, GETs are as right as with it.
+        let touches = second.and_then(|fd| {
+            TouchMap::map(fd).inspect_err(|why| tracing::warn!(%why, "reads are not noted")).ok()
+        });
+        let geometry = Arc::new(geometry);
+        Ok(Attachment { region, geometry, identity, version: 0, is_file: false, touches })
     }
 
     #[inline]
@@ -64,6 +72,20 @@ impl Attachment {
     #[inline]
     pub fn geometry(&self) -> &Arc<Geometry> {
         &self.geometry
+    }
+
+    /// Where GETs note what they have found, if the server wants to know.
+    #[inline(always)]
+    pub fn touches(&self) -> Option<&TouchMap> {
+        self.touches.as_ref()
+    }
+
+    /// A GET has found this key.
+    #[inline]
+    pub fn note(&self, key: &[u8]) {
+        if let Some(touches) = &self.touches {
+            touches.note(self.geometry.hashed(key).first());
+        }
     }
 
     /// Tells regions apart, and servers.
@@ -98,8 +120,8 @@ pub(super) fn attach(
     let stream = Arc::new(open_socket(address, socket, trusted, within, deadline)?);
     let server = process_of(&stream);
     let mut link = SocketLink::new(stream, within);
-    let (reply, fd) = link.ask_for_memory(&hello(), deadline).map_err(|e| link_failed(address, e))?;
-    let attachment = Attachment::new(address, trusted, reply, fd)?;
+    let (reply, handed) = link.ask_for_memory(&hello(), deadline).map_err(|e| link_failed(address, e))?;
+    let attachment = Attachment::new(address, trusted, reply, handed)?;
     Ok((link, server, attachment))
 }
 
@@ -136,7 +158,7 @@ pub(super) fn open_file(
     tracing::warn!(%address, path = %path.display(), "no server answers; reading its region file");
     // No server's: every server has an incarnation of at least 1.
     let (geometry, identity) = (Arc::new(geometry), (0, 0, 0));
-    Ok(Attachment { region, geometry, identity, version: 0, is_file: true })
+    Ok(Attachment { region, geometry, identity, version: 0, is_file: true, touches: None })
 }
 
 #[cfg(all(test, not(loom)))]
@@ -154,6 +176,6 @@ pub(super) mod tests {
         let geometry = Config { size: TableSize::Slots(8), ..Config::short() }.geometry().unwrap();
         let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
         let geometry = Arc::new(geometry);
-        Attachment { region, geometry, identity, version: 0, is_file: false }
+        Attachment { region, geometry, identity, version: 0, is_file: false, touches: None }
     }
 }

@@ -1,6 +1,6 @@
 //! A handle's connection for changes: messages over the socket, or a mailbox.
 
-use super::link::{MEMORY_ID, SocketLink, is_hung_up, link_failed};
+use super::link::{HandedMemory, MEMORY_ID, SocketLink, is_hung_up, link_failed};
 use super::mailbox::ClientMailbox;
 use crate::address::Address;
 use crate::client::error::{ConnectError, LinkError};
@@ -235,7 +235,7 @@ fn take_mailbox(
     let mut request = Vec::new();
     Request::Mailbox { version: memory::VERSION }.encode(MEMORY_ID, &mut request);
     let fd = match link.ask_for_memory(&request, deadline) {
-        Ok((Reply::Mailbox { version: memory::VERSION }, Some(fd))) => fd,
+        Ok((Reply::Mailbox { version: memory::VERSION }, HandedMemory { first: Some(fd), .. })) => fd,
         Ok((Reply::Refused { version: 0 }, _)) => {
             return Err(refused(
                 "it has none; give it more of `ServerConfig::mailbox_bytes_max`, or use `RequestPath::Auto`"

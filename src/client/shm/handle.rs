@@ -19,7 +19,7 @@ use crate::layout::geometry::Geometry;
 use crate::layout::life::tick_at;
 use crate::outcome::ReadError;
 use crate::process::{self, Process};
-use crate::reader::{Answers, DirectAnswers, KnownEntries, Reader};
+use crate::reader::{Answers, DirectAnswers, KnownEntries, Noting, Reader};
 use crate::region::Region;
 use crate::sink::{JudgedSink, Sink};
 use crate::table_clock;
@@ -43,6 +43,8 @@ const UNHEARD: u64 = u64::MAX;
 enum GetWay {
     /// With a glance, which suffices nearly always.
     Glances,
+    /// The same, and what is found is noted for the server.
+    Notes,
     /// With hints.
     Hinted,
     /// The time is taken, or the GET is exact.
@@ -50,9 +52,10 @@ enum GetWay {
 }
 
 impl GetWay {
-    fn of(options: &ClientOptions, hints: &Option<Arc<Hints>>) -> GetWay {
+    fn of(options: &ClientOptions, hints: &Option<Arc<Hints>>, attached: &Attachment) -> GetWay {
         match hints {
             _ if options.exact_expiry || options.timed => GetWay::Otherwise,
+            None if attached.touches().is_some() => GetWay::Notes,
             None => GetWay::Glances,
             Some(_) => GetWay::Hinted,
         }
@@ -107,7 +110,7 @@ impl ShmHandle {
         let (watch, mut hints, entries) = (Some(Arc::new(watch)), None, KnownEntries::default());
         shared.hints().refresh(attached.geometry(), &mut hints);
         let (news, heard, conversation) = (process::word(), UNHEARD, None);
-        let (way, times) = (GetWay::of(&options, &hints), options.timed.then(Box::default));
+        let (way, times) = (GetWay::of(&options, &hints, &attached), options.timed.then(Box::default));
         let mut handle = ShmHandle {
             shared,
             attached,
@@ -180,16 +183,43 @@ impl ShmHandle {
     ) -> Result<S::Outcome, GetError> {
         self.attach_newest()?;
         let (region, geometry) = (self.attached.region(), &**self.attached.geometry());
-        if self.way == GetWay::Glances
-            && let Some(found) = Shm::glance_from(region, geometry, key, value)
+        if self.way == GetWay::Glances {
+            if let Some(found) = Shm::glance_from(region, geometry, key, value) {
+                direct.count(found, geometry);
+                return Ok(value.outcome(found));
+            }
+        } else if self.way == GetWay::Notes
+            && let Some(touches) = self.attached.touches()
         {
-            direct.count(found, geometry);
-            return Ok(value.outcome(found));
+            let key = geometry.hashed(key);
+            if let Some(found) = Shm::glance_hashed(region, geometry, key, value) {
+                if found {
+                    touches.note(key.first());
+                }
+                direct.count(found, geometry);
+                return Ok(value.outcome(found));
+            }
         }
-        if self.way == GetWay::Otherwise {
-            return self.get_specially(stats, key, value);
+        self.get_otherwise(stats, key, value)
+    }
+
+    /// A GET for which no glance suffices.
+    #[inline(never)]
+    fn get_otherwise<S: Sink>(
+        &mut self,
+        stats: &mut ClientStats,
+        key: &[u8],
+        value: &mut S,
+    ) -> Result<S::Outcome, GetError> {
+        let hits = stats.get.hits;
+        let outcome = match self.way {
+            GetWay::Otherwise => self.get_specially(stats, key, value),
+            _ => self.read(stats, |reader| reader.get_otherwise(key, value)),
+        }?;
+        if stats.get.hits > hits {
+            self.attached.note(key);
         }
-        self.read(stats, |reader| reader.get_otherwise(key, value))
+        Ok(outcome)
     }
 
     /// A GET that takes the time, or is exact.
@@ -269,7 +299,7 @@ impl ShmHandle {
     fn reattach(&mut self) {
         self.attached = self.shared.newest();
         self.shared.hints().refresh(self.attached.geometry(), &mut self.hints);
-        self.way = GetWay::of(self.shared.options(), &self.hints);
+        self.way = GetWay::of(self.shared.options(), &self.hints, &self.attached);
         // Nobody says that it is the same table in the same state.
         self.entries = KnownEntries::default();
         self.reattached += 1;
@@ -435,7 +465,12 @@ impl Handle for ShmHandle {
         answers: &mut impl Answers,
         stats: &mut ClientStats,
     ) -> Result<ControlFlow<()>, GetError> {
-        self.read(stats, |reader| reader.answer_each(keys, answers))
+        if self.attached.touches().is_none() {
+            return self.read(stats, |reader| reader.answer_each(keys, answers));
+        }
+        let attached = Arc::clone(&self.attached);
+        let note = |number: usize| attached.note(keys[number].as_ref());
+        self.read(stats, |reader| reader.answer_each(keys, &mut Noting { answers, note }))
     }
 
     fn converse(

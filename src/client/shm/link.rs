@@ -20,6 +20,13 @@ use std::time::{Duration, Instant};
 /// The number of requests whose reply comes with memory, and of their replies.
 pub(super) const MEMORY_ID: u64 = 0;
 
+/// What came with a reply. A welcome comes with the region, and perhaps with where a client notes what it reads.
+#[derive(Debug, Default)]
+pub(super) struct HandedMemory {
+    pub first: Option<OwnedFd>,
+    pub second: Option<OwnedFd>,
+}
+
 /// A connection to the server.
 #[derive(Debug)]
 pub(super) struct SocketLink {
@@ -56,22 +63,21 @@ impl SocketLink {
         &self.stream
     }
 
-    /// Sends a request whose reply comes with a descriptor. Returns both; the descriptor may be
-    /// missing.
+    /// Sends a request whose reply comes with descriptors. Returns both; descriptors may be missing.
     pub fn ask_for_memory(
         &mut self,
         request: &[u8],
         deadline: Instant,
-    ) -> Result<(Reply, Option<OwnedFd>), LinkError> {
+    ) -> Result<(Reply, HandedMemory), LinkError> {
         // A server that refuses hangs up at once. Its refusal can still be read.
         let sent = self.send(request, deadline);
-        let mut fd = None;
+        let mut handed = HandedMemory::default();
         loop {
             if let Some(reply) = self.memory_reply()? {
-                return Ok((reply, fd));
+                return Ok((reply, handed));
             }
             self.wait(PollFlags::IN, deadline)?;
-            match self.receive_memory(&mut fd) {
+            match self.receive_memory(&mut handed) {
                 Err(LinkError::HungUp) => {
                     sent?;
                     return Err(LinkError::HungUp);
@@ -95,8 +101,8 @@ impl SocketLink {
         Ok(Some(reply))
     }
 
-    /// Receives what is there of such a reply, and its descriptor. Does not wait.
-    pub fn receive_memory(&mut self, fd: &mut Option<OwnedFd>) -> Result<(), LinkError> {
+    /// Receives what is there of such a reply, and its descriptors. Does not wait.
+    pub fn receive_memory(&mut self, handed: &mut HandedMemory) -> Result<(), LinkError> {
         let mut chunk = [0u8; 256];
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -116,8 +122,10 @@ impl SocketLink {
             return Err(LinkError::Os(rustix::io::Errno::MFILE.into()));
         }
         for message in ancillary.drain() {
-            if let RecvAncillaryMessage::ScmRights(mut fds) = message {
-                *fd = fds.next().or(fd.take());
+            if let RecvAncillaryMessage::ScmRights(mut fds) = message
+                && let Some(first) = fds.next()
+            {
+                *handed = HandedMemory { first: Some(first), second: fds.next() };
             }
         }
         if received.bytes == 0 {

@@ -2,7 +2,9 @@
 
 use super::attachment::Attachment;
 use super::connection::ShmConnection;
-use super::link::{SocketLink, WatchedLink, hello, is_hung_up, link_failed, open_socket, process_of};
+use super::link::{
+    HandedMemory, SocketLink, WatchedLink, hello, is_hung_up, link_failed, open_socket, process_of,
+};
 use crate::address::Address;
 use crate::client::error::{ConnectError, LinkError};
 use crate::client::options::ClientOptions;
@@ -216,17 +218,18 @@ impl ShmShared {
         let mut link = SocketLink::new(Arc::new(stream), allowed);
         // An empty socket takes it. If the server has hung up, reading will tell.
         let _ = link.send(&hello(), now);
-        Ok(Greeting { link, server, fd: None, seen })
+        Ok(Greeting { link, server, handed: HandedMemory::default(), seen })
     }
 
     /// Reads what has come of the answer to a hello. If it is all there, maps the region.
     pub fn receive_welcome(&self, mut greeting: Greeting) -> Result<Greeted, ConnectError> {
-        let Greeting { link, fd, seen, .. } = &mut greeting;
-        let reply = link.receive_memory(fd).and_then(|()| link.memory_reply());
+        let Greeting { link, handed, seen, .. } = &mut greeting;
+        let reply = link.receive_memory(handed).and_then(|()| link.memory_reply());
         let Some(reply) = reply.map_err(|e| link_failed(&self.address, e))? else {
             return Ok(Greeted::NotYet(greeting));
         };
-        let attachment = Attachment::new(&self.address, &self.options.server_uids, reply, fd.take())?;
+        let handed = std::mem::take(handed);
+        let attachment = Attachment::new(&self.address, &self.options.server_uids, reply, handed)?;
         let geometry = attachment.geometry().clone();
         if !self.publish(*seen, attachment, Publisher::Watcher) {
             return Ok(Greeted::Late);
@@ -245,7 +248,7 @@ pub(super) struct Greeting {
     link: SocketLink,
     server: Option<OwnedFd>,
     /// The region's descriptor, if it has come.
-    fd: Option<OwnedFd>,
+    handed: HandedMemory,
     seen: SeenVersion,
 }
 
@@ -316,7 +319,7 @@ pub(super) mod tests {
     /// A connection that waits for the answer to its hello.
     pub(in crate::client::shm) fn greeting(stream: &Arc<UnixStream>) -> Greeting {
         let link = SocketLink::new(stream.clone(), Duration::ZERO);
-        Greeting { link, server: None, fd: None, seen: SeenVersion(0) }
+        Greeting { link, server: None, handed: HandedMemory::default(), seen: SeenVersion(0) }
     }
 
     /// A connection that is left to the next handle is taken once, by its time, and not if the server has

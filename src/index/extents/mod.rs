@@ -67,6 +67,8 @@ struct HeapState {
     has_moved: bool,
     /// All of them came up, and none could move.
     is_stuck: bool,
+    /// Where the last extent ended that was to make room ([`Extents::next_to_go`]).
+    hand: u64,
     /// What clients upload, by its place.
     uploads: FxHashMap<u64, Arc<UploadCell>>,
 }
@@ -115,7 +117,8 @@ impl Extents {
         let (heap, used) = (Heap::new(shape(geometry)), backed.clone());
         let (numbers, uploads) =
             (NumberSource::from(region, NUMBERS_WORD, numbers_at_a_time), FxHashMap::default());
-        let state = HeapState { heap, numbers, backed, used, has_moved: false, is_stuck: false, uploads };
+        let (has_moved, is_stuck, hand) = (false, false, 0);
+        let state = HeapState { heap, numbers, backed, used, has_moved, is_stuck, hand, uploads };
         Some(Arc::new(Extents {
             region: region.alias(),
             geometry: geometry.clone(),
@@ -369,6 +372,44 @@ impl Extents {
             state.is_stuck = !has_moved && state.heap.is_leaving();
         }
         next
+    }
+
+    /// The hash and the number of the next extent, as they stand there: a hand goes through a block from its beginning
+    /// to its end, and then on in the one with the least in use. So what goes leaves room for one that is longer.
+    pub fn next_to_go(&self) -> Option<(First, u64)> {
+        let mut state = lock(&self.heap);
+        let block_bytes = self.geometry.heap().block_bytes;
+        let at = state.heap.extent_from(state.hand)?;
+        // Who has allocated there may still be putting memory behind it.
+        if !state.backed[(at / block_bytes) as usize] {
+            return None;
+        }
+        state.hand = at + 1;
+        drop(state);
+        let first = (self.geometry.heap().offset + at) as usize / WORD;
+        let [number, hash] = std::array::from_fn(|n| self.region.load(first + n));
+        Some((First(hash), number))
+    }
+
+    /// Whether the table has no memory for another block, because segments have what is left.
+    pub fn is_at_bound(&self) -> bool {
+        self.geometry.grows() && !self.budget.has(self.geometry.heap().block_bytes)
+    }
+
+    /// Whether so much of the memory is in use that some of it should become free before it is needed.
+    pub fn is_crowded(&self) -> bool {
+        let block_bytes = self.geometry.heap().block_bytes;
+        let state = lock(&self.heap);
+        let (live, mut most) = state.heap.filled();
+        if self.geometry.grows() {
+            // Segments have taken what is left.
+            if self.budget.has(block_bytes) {
+                return false;
+            }
+            let backed = state.backed.iter().filter(|&&is_backed| is_backed).count() as u64;
+            most = most.min(backed.saturating_sub(1) * block_bytes);
+        }
+        live > most - most / 16
     }
 
     /// Gives a block without extents back to the system, if there is one. Returns whether there was.

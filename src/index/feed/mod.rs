@@ -28,6 +28,8 @@ pub enum LeftCause {
     Expired,
     /// Its owner was removed, or was away for too long. One change tells it of all entries of the owner.
     OwnerGone,
+    /// It made room for another one ([`ServerConfig::evict`](crate::ServerConfig::evict)).
+    Evicted,
     /// A cause that a newer server knows.
     Other(u8),
 }
@@ -38,6 +40,7 @@ impl LeftCause {
             LeftCause::Removed => 0,
             LeftCause::Expired => 1,
             LeftCause::OwnerGone => 3,
+            LeftCause::Evicted => 2,
             LeftCause::Other(byte) => byte,
         }
     }
@@ -47,6 +50,7 @@ impl LeftCause {
             0 => LeftCause::Removed,
             1 => LeftCause::Expired,
             3 => LeftCause::OwnerGone,
+            2 => LeftCause::Evicted,
             byte => LeftCause::Other(byte),
         }
     }

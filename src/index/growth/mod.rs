@@ -58,12 +58,12 @@ mod totals;
 use crate::clock::Clock;
 use crate::index::budget::{Budget, Registrar};
 use crate::index::extents::Extents;
-use crate::index::feed::Feed;
 use crate::index::homes::Grace;
 use crate::index::publish::{publish_state, publish_superblock};
 use crate::index::refusals::Refusals;
 use crate::index::share::KeyShare;
 use crate::index::slots::UndoLines;
+use crate::index::told::Told;
 use crate::layout::control::Phase;
 use crate::layout::geometry::Geometry;
 use crate::layout::segment::{DirectoryEntry, Pending};
@@ -93,7 +93,7 @@ pub(in crate::index) struct Growth {
     pub grace: Grace,
     undo: UndoLines,
     pub extents: Option<Arc<Extents>>,
-    pub feed: Arc<Feed>,
+    pub told: Arc<Told>,
     pub live: LiveSegments,
     directory: Mutex<Directory>,
     pairs: Mutex<Pairs>,
@@ -128,7 +128,7 @@ impl Growth {
             memory: Arc::new(Mutex::new(FreeMemory::new(&geometry, &budget))),
             directory: Mutex::new(Directory::new(&region, &geometry, &undo)),
             extents: Extents::new(&region, &geometry, &clock, &budget, pace.value_numbers),
-            feed: Arc::default(),
+            told: Arc::default(),
             grace: Grace::new(clock, geometry.grace()),
             live: LiveSegments::new(geometry.segments_max()),
             pairs: Mutex::default(),

@@ -1,13 +1,15 @@
 //! A put that finds no room in its segment.
 
 use super::Growth;
+use super::directory::entry_word;
 use super::pairs::{Driven, NoSplit};
 use crate::index::refusals::NoPath;
 use crate::index::segment::{Segment, WAITS_MAX};
-use crate::layout::hash::Hashed;
+use crate::layout::hash::{First, Hashed};
+use crate::layout::segment;
 use crate::outcome::PutError;
 use crate::sync::lock;
-use crossbeam_epoch::Guard;
+use crossbeam_epoch::{self as epoch, Guard};
 use std::time::Duration;
 
 /// How a put that found no room waits for it.
@@ -41,6 +43,19 @@ impl RoomWait {
 }
 
 impl Growth {
+    /// Whether the segment of keys with this hash has more of them than it is meant for, and cannot be split, because
+    /// the table has all that it may have.
+    pub fn is_crowded(&self, hash: First) -> bool {
+        let entry = entry_word(&self.region, &self.geometry, hash.directory());
+        let guard = epoch::pin();
+        let segment = self.live.get(segment::memory(entry), &guard);
+        !segment::is_paired(entry) && segment.is_some_and(Segment::is_crowded) && self.is_at_bound()
+    }
+
+    fn is_at_bound(&self) -> bool {
+        !lock(&self.memory).has_any(self.geometry.segments_max()) && !self.stock.has_any()
+    }
+
     /// Makes room in a segment that has none for a key, by a split. Returns why that is not possible
     /// now.
     #[cold]
@@ -64,7 +79,12 @@ impl Growth {
             return Ok(());
         }
         let is_busy = no_split.is_busy();
-        if !wait.is_hopeless && wait.waits < if is_busy { self.pace.split_waits_max } else { WAITS_MAX } {
+        // Where entries make room for others, none waits for ghosts to.
+        let may_wait = is_busy || self.told.evictor().is_none();
+        if may_wait
+            && !wait.is_hopeless
+            && wait.waits < if is_busy { self.pace.split_waits_max } else { WAITS_MAX }
+        {
             if self.wait_for_grace() {
                 wait.waits += 1;
                 return Ok(());

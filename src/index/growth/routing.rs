@@ -6,6 +6,7 @@ use super::pace::TRIES_MAX;
 use super::room::RoomWait;
 use crate::faults::{Rule, broken};
 use crate::index::decide::Decides;
+use crate::index::entries::EntrySeen;
 use crate::index::homes::REAP_MAX;
 use crate::index::seams::{Between, Changed, LetsGo, Nobody};
 use crate::index::segment::{Segment, Stop, Which, check_lengths, check_stored};
@@ -210,6 +211,12 @@ impl Growth {
     pub fn lives_of(&self, hash: First) -> Option<Vec<(Key, Life)>> {
         let any = self.geometry.hashed_to(&[], hash);
         self.in_segment(&any, Nobody, |segment| segment.lives_of(hash), |_, _, _| {}).ok()
+    }
+
+    /// The entries of keys with this hash. None if they go from segment to segment too often.
+    pub fn entries_of(&self, hash: First) -> Vec<EntrySeen> {
+        let any = self.geometry.hashed_to(&[], hash);
+        self.in_segment(&any, Nobody, |segment| segment.entries_of(hash), |_, _, _| {}).unwrap_or_default()
     }
 
     /// Does something in the segment that has the keys with this hash, or in both of the pair that has

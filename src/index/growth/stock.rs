@@ -56,6 +56,11 @@ impl Stock {
         Some(segment)
     }
 
+    /// Whether there is any.
+    pub fn has_any(&self) -> bool {
+        self.depths.load(Relaxed) != 0
+    }
+
     /// Keeps a segment that is not needed now.
     pub fn keep(&self, segment: Segment) {
         let mut ready = lock(&self.ready);

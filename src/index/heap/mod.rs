@@ -324,6 +324,29 @@ impl Heap {
         self.leaving.is_some_and(|leaving| self.blocks[leaving.block as usize].used > 0)
     }
 
+    /// Where the next extent begins, from this byte on, in the same block if it is open; else the first one in the
+    /// open block with the least in use.
+    pub fn extent_from(&self, offset: u64) -> Option<u64> {
+        let in_block = |block: u32, at: u32| {
+            let its = self.blocks.get(block as usize).filter(|its| its.used_for == BlockUse::Open)?;
+            let found = its.extent_in(at.min(self.shape.block_len)..self.shape.block_len)?;
+            Some(self.shape.offset(Spot { block, at: found }))
+        };
+        let Spot { block, at } = self.shape.spot_behind(offset);
+        let has_any = |(block, _): &(&HeapBlock, u32)| block.used_for == BlockUse::Open && block.used > 0;
+        let others = || self.blocks.iter().zip(0..).filter(has_any);
+        in_block(block, at).or_else(|| {
+            let (_, least) = others().min_by_key(|(block, _)| block.used)?;
+            in_block(least, 0)
+        })
+    }
+
+    /// Bytes of extents, and of the blocks that they may have, but for the one that stays empty.
+    pub fn filled(&self) -> (u64, u64) {
+        let blocks = self.shape.capacity_bytes() - bytes(u64::from(self.shape.block_len));
+        (bytes(self.used), blocks)
+    }
+
     /// When [`Heap::next_move`] has something to do, if nothing else happens: zero if it has now.
     /// `None` while nothing waits and nothing is to move.
     pub fn next_due_ns(&self) -> Option<u64> {

@@ -86,6 +86,12 @@ impl HeapShape {
         is_good.then_some(Spot { block, at })
     }
 
+    /// The first place from a byte on.
+    pub(super) fn spot_behind(&self, offset: u64) -> Spot {
+        let (granule, block_len) = (offset.div_ceil(GRANULE), u64::from(self.block_len));
+        Spot { block: (granule / block_len) as u32, at: (granule % block_len) as u32 }
+    }
+
     pub(super) fn offset(&self, spot: Spot) -> u64 {
         bytes(u64::from(spot.block) * u64::from(self.block_len) + u64::from(spot.at))
     }

@@ -5,14 +5,15 @@ use crate::clock::Clock;
 use crate::fabric::shm::Shm;
 use crate::faults::Rule;
 use crate::index::decide::Decides;
+use crate::index::entries::EntrySeen;
 use crate::index::extents::{ExtentNames, Extents};
-use crate::index::feed::Feed;
 use crate::index::growth::Growth;
 use crate::index::homes::NotHandedOver;
 use crate::index::recovered::{RecoverError, Recovered};
 use crate::index::seams::{Between, Changed};
 use crate::index::segment::{Segment, Which};
 use crate::index::slots::SlotWritten;
+use crate::index::told::Told;
 use crate::layout::control::{MOVE_COUNTERS, Phase};
 use crate::layout::extent::Reference;
 use crate::layout::geometry::Geometry;
@@ -136,10 +137,11 @@ impl Table {
     }
 
     /// Who is told of changes.
-    pub fn feed(&self) -> &Feed {
+    #[inline]
+    pub fn told(&self) -> &Told {
         match self {
-            Table::One(one) => one.segment().feed(),
-            Table::Many(growth) => &growth.feed,
+            Table::One(one) => one.segment().told(),
+            Table::Many(growth) => &growth.told,
         }
     }
 
@@ -204,8 +206,38 @@ impl Table {
         any.into_iter().for_each(|segment| segment.homes().count_homes(0..MOVE_COUNTERS, rule));
     }
 
+    /// The entries of keys with this hash.
+    pub fn entries_of(&self, hash: First) -> Vec<EntrySeen> {
+        match self {
+            Table::One(one) => one.segment().entries_of(hash).unwrap_or_default(),
+            Table::Many(growth) => growth.entries_of(hash),
+        }
+    }
+
+    /// The key whose slot names the extent with this number, and the bytes of that. `None` if none does.
+    pub fn key_of_extent(&self, hash: First, number: u64) -> Option<(Key, u64)> {
+        self.with_segment_of(hash, |segment| {
+            let is_it = |there: &Reference| there.number == number;
+            segment.with_name(hash, is_it, |_, _, key, there| (key.clone(), there.len.into()))
+        })
+    }
+
+    /// The keys in the primary window of a key: when one of them leaves, there is a slot for it.
+    pub fn keys_beside(&self, key: &[u8]) -> Vec<Key> {
+        let key = self.geometry().hashed(key);
+        self.with_segment_of(key.first(), |segment| segment.keys_beside(&key)).unwrap_or_default()
+    }
+
+    /// Whether there is more in the segment of a key with this hash than it is meant for, and no other to take some.
+    pub fn is_crowded(&self, hash: First) -> bool {
+        match self {
+            Table::One(one) => one.segment().is_crowded(),
+            Table::Many(growth) => growth.is_crowded(hash),
+        }
+    }
+
     /// Shows the hash and the life of each key. Nobody changes the table meanwhile.
-    pub fn show_lives(&self, see: &mut dyn FnMut(First, Life)) {
+    pub fn show_lives(&self, see: &mut dyn FnMut(First, Option<Life>)) {
         match self {
             Table::One(one) => one.segment().show_lives(see),
             Table::Many(growth) => {

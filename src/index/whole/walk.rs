@@ -310,12 +310,12 @@ fn look_into(
         }
     });
     seen.damaged += damaged;
-    let mut number = segment.feed().next();
+    let mut number = segment.told().feed().next();
     drop(locked);
     disobey(Rule::FeedNumber, || {
         // Other threads may go on.
         segment.region().load(0);
-        number = segment.feed().next();
+        number = segment.told().feed().next();
     });
     seen.note(number);
     here

@@ -1,12 +1,14 @@
 //! `bench`: the time of a GET and of an insert, compared with bare memory and with maps in one
 //! process. `bench rpc` compares GETs by READ with GETs that the server does. `bench kill` kills
 //! servers. `bench grow` lets a table grow and shrink. `bench hints` counts what hints save meanwhile.
-//! `bench tiered` runs a storage contest's workload. `bench long` times GETs of long values.
+//! `bench tiered` runs a storage contest's workload. `bench long` times GETs of long values. `bench cache` counts what a table
+//! finds whose entries make room for others.
 //!
 //! On one machine, the comparison is fair as far as it can be: rounds of all contestants alternate,
 //! and medians are reported. The in-process maps do less: their readers share a process with their
 //! writers.
 
+mod cache;
 mod curve;
 mod grow;
 mod hinted;
@@ -34,6 +36,7 @@ use timing::Timing;
   oneread bench hints
   oneread bench tiered
   oneread bench long
+  oneread bench cache
 
 `get`: one thread reads present keys of 16 bytes with values of 32, at random.
   bare, one after the other
@@ -73,6 +76,7 @@ enum What {
     Hints(hinted::HintsBench),
     Tiered(tiered::Tiered),
     Long(long::Long),
+    Cache(cache::CacheBench),
     GrowReader(grow::reader::GrowReader),
 }
 
@@ -88,6 +92,7 @@ impl Bench {
             What::Hints(hints) => hints.run(),
             What::Tiered(tiered) => tiered.run(),
             What::Long(long) => long.run(),
+            What::Cache(cache) => cache.run(),
             What::GrowReader(reader) => reader.run(),
         }
     }

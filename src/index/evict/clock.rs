@@ -1,0 +1,51 @@
+//! CLOCK: one queue. Who was read since the hand was there goes to the front; who was not leaves.
+
+use super::policy::{LOOKS_MAX, Policy, Rank, Sight};
+use super::records::EntryRecords;
+use crate::layout::hash::First;
+
+#[derive(Debug, Default)]
+pub(super) struct ClockPolicy {
+    queue: EntryRecords<1>,
+}
+
+impl Policy for ClockPolicy {
+    fn came(&mut self, hash: First) {
+        if self.queue.find(hash).is_none() {
+            self.queue.insert(hash, 0);
+        }
+    }
+
+    fn left(&mut self, hash: First) {
+        if let Some(at) = self.queue.find(hash) {
+            self.queue.remove(at);
+        }
+    }
+
+    fn victim(&mut self, look: &mut dyn FnMut(First) -> Sight) -> Option<First> {
+        let mut spare = None;
+        for _ in 0..self.queue.len(0).min(LOOKS_MAX) {
+            let at = self.queue.back(0)?;
+            match look(self.queue.hash(at)) {
+                Sight::Unread => {
+                    spare = Some(at);
+                    break;
+                }
+                Sight::Read => spare = spare.or(Some(at)),
+                Sight::Pinned => {}
+            }
+            self.queue.to_front(at, 0);
+        }
+        let hash = self.queue.hash(spare?);
+        self.queue.remove(spare?);
+        Some(hash)
+    }
+
+    fn rank(&self, hash: First) -> Rank {
+        if self.queue.find(hash).is_some() { Rank::Kept } else { Rank::Unknown }
+    }
+
+    fn len(&self) -> usize {
+        self.queue.len(0)
+    }
+}

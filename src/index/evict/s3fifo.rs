@@ -1,0 +1,81 @@
+//! `s3-fifo`: a small queue for who comes, a main one for who was read in the small one, and the hashes of who left
+//! the small one unread.
+//!
+//! The paper counts up to three reads of each entry. Here one bit tells whether it was read since the hand was there,
+//! because readers leave no more: so an entry goes to the main queue if it was read at all, and stays there as
+//! long as it is read in each round.
+
+use super::policy::{LOOKS_MAX, Policy, Rank, Sight};
+use super::records::EntryRecords;
+use crate::layout::hash::First;
+
+const SMALL: u8 = 0;
+const MAIN: u8 = 1;
+/// No entries, but hashes of some that have left.
+const GHOSTS: u8 = 2;
+
+/// The small queue has one of so many entries.
+const SMALL_ONE_OF: usize = 10;
+
+#[derive(Debug, Default)]
+pub(super) struct S3FifoPolicy {
+    queues: EntryRecords<3>,
+}
+
+impl Policy for S3FifoPolicy {
+    fn came(&mut self, hash: First) {
+        match self.queues.find(hash) {
+            None => self.queues.insert(hash, SMALL),
+            Some(at) if self.queues.list(at) == GHOSTS => self.queues.to_front(at, MAIN),
+            Some(_) => {}
+        }
+    }
+
+    fn left(&mut self, hash: First) {
+        if let Some(at) = self.queues.find(hash).filter(|&at| self.queues.list(at) != GHOSTS) {
+            self.queues.remove(at);
+        }
+    }
+
+    fn victim(&mut self, look: &mut dyn FnMut(First) -> Sight) -> Option<First> {
+        let mut spare = None;
+        for _ in 0..self.len().min(LOOKS_MAX) {
+            let is_from_small = self.queues.len(SMALL) * SMALL_ONE_OF >= self.len();
+            let (from, other) = if is_from_small { (SMALL, MAIN) } else { (MAIN, SMALL) };
+            let at = self.queues.back(from).or_else(|| self.queues.back(other))?;
+            match look(self.queues.hash(at)) {
+                Sight::Unread => {
+                    spare = Some(at);
+                    break;
+                }
+                Sight::Read => spare = spare.or(Some(at)),
+                Sight::Pinned => {}
+            }
+            self.queues.to_front(at, MAIN);
+        }
+        let at = spare?;
+        let hash = self.queues.hash(at);
+        if self.queues.list(at) == SMALL {
+            self.queues.to_front(at, GHOSTS);
+        } else {
+            self.queues.remove(at);
+        }
+        while self.queues.len(GHOSTS) > self.len() {
+            let oldest = self.queues.back(GHOSTS)?;
+            self.queues.remove(oldest);
+        }
+        Some(hash)
+    }
+
+    fn rank(&self, hash: First) -> Rank {
+        match self.queues.find(hash).map(|at| self.queues.list(at)) {
+            Some(MAIN) => Rank::Kept,
+            Some(SMALL) => Rank::New,
+            _ => Rank::Unknown,
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.queues.len(SMALL) + self.queues.len(MAIN)
+    }
+}

@@ -1,0 +1,253 @@
+//! Entries leave so that others find room (Z1 to Z5).
+//!
+//! ```text
+//! a key came, its segment is crowded    one or two go, by the policy
+//! a put finds no room for its key       one of those goes that stand where the key may
+//! no memory for a long value            extents go, one beside the other, until it fits
+//! ```
+//!
+//! Each leaves as a key does that is removed, and then the put tries again. Nobody looks at more than some dozens.
+
+use super::evict::{EvictFor, Evictor, KeyPin, Sight};
+use super::face::Index;
+use super::segment::{Which, check_lengths};
+use super::whole::Table;
+use crate::config::Evict;
+use crate::faults::{Rule, broken, in_order};
+use crate::layout::extent::extent_bytes;
+use crate::layout::hash::First;
+use crate::outcome::{EvictCounts, PutError};
+use crate::region::{RegionError, TouchMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Times that a put has an entry go from where its key may stand.
+const TRIES_MAX: u32 = 16;
+/// Entries that go for a key that came, at most: one more than came, until the segment is not crowded any more.
+const AHEAD_MAX: u32 = 2;
+/// Extents that are looked at for a value, before its put is told to come again.
+const EXTENTS_AT_ONCE: u32 = 64;
+
+/// From now on entries of a table make room for others.
+pub(super) fn begin(table: &Table, policy: Evict) -> Result<(), RegionError> {
+    let evictor = Evictor::new(table.geometry(), policy)?;
+    table.show_lives(&mut |hash, _| evictor.came(hash));
+    table.told().set_evictor(evictor);
+    Ok(())
+}
+
+impl Index {
+    /// The same table, in which from now on entries make room for others, by this policy. Notes each key: that takes
+    /// some 100 ns for each, and nobody may change the table meanwhile.
+    ///
+    /// # Errors
+    /// [`RegionError`] when there is no memory for what clients note of their GETs.
+    ///
+    /// # Panics
+    /// The second time.
+    pub fn with_eviction(self, policy: Evict) -> Result<Index, RegionError> {
+        begin(self.table(), policy)?;
+        Ok(self.evicting())
+    }
+
+    fn evictor(&self) -> Option<&Evictor> {
+        self.table().told().evictor()
+    }
+
+    /// What left to make room for others.
+    pub fn evictions(&self) -> EvictCounts {
+        self.evictor().map_or_else(EvictCounts::default, Evictor::counts)
+    }
+
+    /// What clients note of their GETs, where entries make room for others.
+    pub(crate) fn touches(&self) -> Option<&TouchMap> {
+        self.evictor().map(Evictor::touches)
+    }
+
+    /// Makes a change of a key that may need room.
+    #[cold]
+    pub(super) fn make_evicting<R>(
+        &self,
+        key: &[u8],
+        mut change: impl FnMut() -> Result<R, PutError>,
+    ) -> Result<R, PutError> {
+        let Some(evictor) = self.evictor() else { return change() };
+        for _ in 0..TRIES_MAX {
+            match change() {
+                Err(PutError::Full { .. } | PutError::NoMemory { .. }) if !broken(Rule::EvictBeside) => {
+                    if !self.evict_beside(evictor, key) {
+                        evictor.count_refused();
+                        return Err(PutError::Pinned);
+                    }
+                }
+                done => {
+                    self.keep_room(evictor, self.geometry().hashed(key).first());
+                    return done;
+                }
+            }
+        }
+        change()
+    }
+
+    /// Has entries go where a key with this hash came.
+    fn keep_room(&self, evictor: &Evictor, came: First) {
+        for _ in 0..AHEAD_MAX {
+            if !self.table().is_crowded(came) || !self.evict_next(evictor, came) {
+                break;
+            }
+        }
+        self.keep_heap_room(evictor, came);
+    }
+
+    /// Has the entry go that is next by the policy. Returns whether there was one.
+    fn evict_next(&self, evictor: &Evictor, by: First) -> bool {
+        /// Records of keys that are not there any more, and the like.
+        const RECORDS_MAX: u32 = 4;
+        for _ in 0..RECORDS_MAX {
+            let Some(hash) = evictor.victim(by) else { return false };
+            let entries = self.table().entries_of(hash);
+            let gone =
+                entries.iter().filter(|entry| self.evict(evictor, &entry.key, EvictFor::Ahead)).count();
+            if gone > 0 {
+                return true;
+            }
+            if !entries.is_empty() {
+                // It was pinned meanwhile, or went to another segment.
+                evictor.came(hash);
+            }
+        }
+        false
+    }
+
+    /// Z3: has one of those go that stand where this key may, the one for which there is least. `false`: all are pinned.
+    fn evict_beside(&self, evictor: &Evictor, key: &[u8]) -> bool {
+        let mut beside = self.table().keys_beside(key);
+        let hash = |key: &[u8]| self.geometry().hashed(key).first();
+        let all = beside.len();
+        beside.retain(|key| !evictor.is_pinned(hash(key)));
+        beside.sort_by_cached_key(|key| evictor.rank(hash(key)));
+        // Who was pinned meanwhile stays. Where a slot has become free, the put tries again.
+        let is_one_gone = beside.iter().any(|key| self.evict(evictor, key, EvictFor::Put));
+        is_one_gone || all < self.geometry().window(0).slots as usize
+    }
+
+    /// Has an entry go, unless it is pinned. Returns whether it did.
+    fn evict(&self, evictor: &Evictor, key: &[u8], why: EvictFor) -> bool {
+        let is_gone = self.remove_by(key, Which::Unpinned) == Ok(true);
+        if is_gone {
+            evictor.count(why);
+        }
+        is_gone
+    }
+
+    // ---- memory of long values ------------------------------------------------------------------
+
+    /// Has some extents go if little memory is left. Returns whether there may be more to do.
+    fn keep_heap_room(&self, evictor: &Evictor, by: First) -> bool {
+        /// Entries without an extent that the policy may name before the next extent goes.
+        const OTHERS_MAX: u32 = 4;
+        let Some(extents) = self.table().extents().filter(|extents| extents.is_crowded()) else {
+            return false;
+        };
+        for _ in 0..OTHERS_MAX {
+            let Some(hash) = evictor.victim(by) else { break };
+            let entries = self.table().entries_of(hash);
+            let long = entries.iter().filter(|entry| entry.is_long);
+            let gone = long.filter(|entry| self.evict(evictor, &entry.key, EvictFor::Heap)).count();
+            if gone < entries.len() {
+                evictor.came(hash);
+            }
+            if gone > 0 && !extents.is_crowded() {
+                return false;
+            }
+        }
+        for _ in 0..OTHERS_MAX {
+            let Some((hash, number)) = extents.next_to_go() else { return false };
+            if hash != by && evictor.look(hash) == Sight::Unread {
+                self.evict_extent(evictor, hash, number);
+            }
+        }
+        extents.is_crowded()
+    }
+
+    /// The same in idle time. Returns whether there is more to do.
+    pub(super) fn tidy_evicting(&self) -> bool {
+        const AT_ONCE: u64 = 16;
+        let Some(evictor) = self.evictor() else { return false };
+        let (before, mut has_more) = (self.evictions().for_heap, true);
+        // Each time by another policy.
+        (0..AT_ONCE).for_each(|n| {
+            let by = First(before.wrapping_add(n) << 24);
+            has_more = has_more && self.keep_heap_room(evictor, by);
+        });
+        has_more && self.evictions().for_heap > before
+    }
+
+    /// Z4: there is no memory for a value of this length. Has extents go until as many bytes are free, or so many were
+    /// looked at. Returns how long to wait before the next try.
+    ///
+    /// # Errors
+    /// `full` where nothing can go, [`PutError::Pinned`] where nothing may.
+    #[cold]
+    pub(super) fn evict_for_value(&self, len: usize, full: PutError) -> Result<Duration, PutError> {
+        /// Extents that may be pinned, or not named yet.
+        const LOOKS_MAX: u32 = 4096;
+        let (Some(evictor), Some(extents)) = (self.evictor(), self.table().extents()) else {
+            return Err(full);
+        };
+        let (geometry, now_ns) = (self.geometry(), self.table().clock().now_ns());
+        if let Some(wait) = evictor.settles_in(now_ns) {
+            return Ok(wait);
+        }
+        let (mut gone, mut looks) = (0, 0);
+        while gone < EXTENTS_AT_ONCE && looks < LOOKS_MAX {
+            let Some((hash, number)) = extents.next_to_go() else { break };
+            looks += 1;
+            let Some(bytes) = self.evict_extent(evictor, hash, number) else { continue };
+            gone += 1;
+            if evictor.freed(bytes) >= extent_bytes(len) {
+                // What has gone is free when no reader can be at it any more.
+                let longest = geometry.heap().kept_for(geometry.grace(), geometry.value_max() as u32);
+                evictor.settle_until(now_ns + longest.as_nanos() as u64);
+                break;
+            }
+        }
+        if gone == 0 {
+            evictor.count_refused();
+            return Err(if looks == 0 { full } else { PutError::Pinned });
+        }
+        Ok(Duration::ZERO)
+    }
+
+    /// Has the key go that names this extent, unless it is pinned. Returns the bytes of the extent if it did.
+    fn evict_extent(&self, evictor: &Evictor, hash: First, number: u64) -> Option<u64> {
+        let (key, len) = self.table().key_of_extent(hash, number)?;
+        self.evict(evictor, &key, EvictFor::Heap).then(|| extent_bytes(len as usize))
+    }
+
+    // ---- pins -----------------------------------------------------------------------------------
+
+    /// Pins a key that is there: as long as the pin is held, it does not leave to make room for others. `None`: it is
+    /// not there, and nothing is pinned. It still ends at its time, and whoever removes it removes it. Where nothing
+    /// makes room for others, every key is as if it were pinned.
+    ///
+    /// # Errors
+    /// [`PutError::KeyLength`].
+    pub fn pin(&self, key: &[u8]) -> Result<Option<KeyPin>, PutError> {
+        check_lengths(self.geometry(), key, &[])?;
+        let hash = self.geometry().hashed(key).first();
+        let pins = self.evictor().map_or_else(Arc::default, |evictor| Arc::clone(evictor.pins()));
+        let (mut pin, mut is_there) = (None, false);
+        // Z2
+        in_order(
+            Rule::PinFirst,
+            (&mut pin, &mut is_there),
+            |(pin, _)| **pin = Some(pins.pin(hash)),
+            |(_, is_there)| {
+                **is_there =
+                    self.table().entries_of(hash).iter().any(|seen| !seen.is_hidden && *seen.key == *key)
+            },
+        );
+        Ok(pin.filter(|_| is_there))
+    }
+}

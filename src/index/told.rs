@@ -1,0 +1,33 @@
+//! Who is told of a table's changes, under their keys' locks. All segments of a table have one.
+
+use super::evict::Evictor;
+use super::feed::Feed;
+use std::sync::OnceLock;
+
+/// Who is told.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    feed: Feed,
+    evictor: OnceLock<Evictor>,
+}
+
+impl Told {
+    #[inline(always)]
+    pub fn feed(&self) -> &Feed {
+        &self.feed
+    }
+
+    /// Who chooses the entries that make room, where any do.
+    #[inline(always)]
+    pub fn evictor(&self) -> Option<&Evictor> {
+        self.evictor.get()
+    }
+
+    /// From now on entries make room for others.
+    ///
+    /// # Panics
+    /// The second time.
+    pub fn set_evictor(&self, evictor: Evictor) {
+        assert!(self.evictor.set(evictor).is_ok(), "a table begins to evict once");
+    }
+}
