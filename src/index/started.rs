@@ -10,7 +10,7 @@ use crate::layout::geometry::Geometry;
 use crate::layout::hash::First;
 use crate::layout::owners::{NOT_COMMITTED, bit};
 use crate::region::Region;
-use crate::sync::{Mutex, MutexGuard, lock};
+use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -113,6 +113,11 @@ impl StartedPuts {
 
     pub fn lock(&self) -> MutexGuard<'_, StartsState> {
         lock(&self.0.state)
+    }
+
+    /// The same, if nobody has it: not even this thread, which has an entry leave to make room.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, StartsState>> {
+        try_lock(&self.0.state)
     }
 
     pub fn next_ns(&self) -> u64 {

@@ -189,7 +189,9 @@ impl Index {
         key: &[u8],
         which: Which,
     ) -> Result<bool, PutError> {
-        let state = started.lock();
+        // What makes room may be asked for by a thread that has the lock.
+        let state = if which == Which::Unpinned { started.try_lock() } else { Some(started.lock()) };
+        let Some(state) = state else { return Ok(false) };
         if !state.all.contains_key(key) || broken(Rule::StartKeeps) {
             return self.remove_plainly(key, which);
         }
