@@ -22,7 +22,7 @@ use super::refusals::{NoPath, Refusals, VainSearches};
 use super::seams::{Between, Changed, KeyChange, KeyPlace, Nobody};
 use super::share::{KeyShare, SharedKeyShare};
 use super::slots::{HeldRoom, Locked, Owned, SlotWritten, Slots, Sought, UndoLines};
-use super::told::Told;
+use super::told::Hearers;
 use crate::clock::Clock;
 use crate::faults::{Rule, broken, disobey, kept};
 use crate::layout::extent::Reference;
@@ -52,7 +52,7 @@ pub(crate) struct Segment {
     /// Where long values are, if there are any.
     extents: Option<Arc<Extents>>,
     /// Who is told of changes. All segments of a table have one.
-    told: Arc<Told>,
+    told: Arc<Hearers>,
     refusals: Refusals,
     vain: VainSearches,
 }
@@ -150,13 +150,13 @@ impl Segment {
     }
 
     /// The same segment, of whose changes these are told.
-    pub fn with_told(self, told: &Arc<Told>) -> Segment {
+    pub fn with_told(self, told: &Arc<Hearers>) -> Segment {
         Segment { told: Arc::clone(told), ..self }
     }
 
     /// Who is told of changes.
     #[inline(always)]
-    pub fn told(&self) -> &Arc<Told> {
+    pub fn told(&self) -> &Arc<Hearers> {
         &self.told
     }
 

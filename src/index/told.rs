@@ -6,12 +6,12 @@ use std::sync::OnceLock;
 
 /// Who is told.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct Hearers {
     feed: Feed,
     evictor: OnceLock<Evictor>,
 }
 
-impl Told {
+impl Hearers {
     #[inline(always)]
     pub fn feed(&self) -> &Feed {
         &self.feed

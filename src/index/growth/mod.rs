@@ -63,7 +63,7 @@ use crate::index::publish::{publish_state, publish_superblock};
 use crate::index::refusals::Refusals;
 use crate::index::share::KeyShare;
 use crate::index::slots::UndoLines;
-use crate::index::told::Told;
+use crate::index::told::Hearers;
 use crate::layout::control::Phase;
 use crate::layout::geometry::Geometry;
 use crate::layout::segment::{DirectoryEntry, Pending};
@@ -93,7 +93,7 @@ pub(in crate::index) struct Growth {
     pub grace: Grace,
     undo: UndoLines,
     pub extents: Option<Arc<Extents>>,
-    pub told: Arc<Told>,
+    pub told: Arc<Hearers>,
     pub live: LiveSegments,
     directory: Mutex<Directory>,
     pairs: Mutex<Pairs>,

@@ -13,7 +13,7 @@ use crate::index::recovered::{RecoverError, Recovered};
 use crate::index::seams::{Between, Changed};
 use crate::index::segment::{Segment, Which};
 use crate::index::slots::SlotWritten;
-use crate::index::told::Told;
+use crate::index::told::Hearers;
 use crate::layout::control::{MOVE_COUNTERS, Phase};
 use crate::layout::extent::Reference;
 use crate::layout::geometry::Geometry;
@@ -138,7 +138,7 @@ impl Table {
 
     /// Who is told of changes.
     #[inline]
-    pub fn told(&self) -> &Told {
+    pub fn told(&self) -> &Hearers {
         match self {
             Table::One(one) => one.segment().told(),
             Table::Many(growth) => &growth.told,
