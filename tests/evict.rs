@@ -246,7 +246,7 @@ fn what_clients_read_stays() {
                 .heap_bytes(8 << 20);
             let server = serve(&place, table, policy);
             let mut client = client(&place);
-            let long = |n: u64| if n % 5 == 0 { vec![9; 200] } else { value(n)[..8].to_vec() };
+            let long = |n: u64| if n.is_multiple_of(5) { vec![9; 200] } else { value(n)[..8].to_vec() };
             (0..HOT).for_each(|n| assert!(client.put(&key(n), &long(n)).is_ok()));
             let hot: Vec<_> = (0..HOT).map(key).collect();
             for n in HOT..12_000 {
@@ -353,7 +353,7 @@ fn all_at_once() {
     let heap =
         Config::new().key_max(8).value_max(3_000).inline_max(28).life(true).grace(Duration::from_micros(50));
     let table = heap.size(TableSize::Growing { bytes_max: 6 << 20, segment_slots: Some(256) });
-    let long = |n: u64| vec![n as u8; if n % 7 == 0 { 3_000 } else { 8 + n as usize % 20 }];
+    let long = |n: u64| vec![n as u8; if n.is_multiple_of(7) { 3_000 } else { 8 + n as usize % 20 }];
     for round in 0..2 {
         let config = ServerConfig::new(place.address.clone(), table).evict(policies()[round]);
         let server =
@@ -368,13 +368,13 @@ fn all_at_once() {
                         let mut pinned = Vec::new();
                         for n in 0..30_000u64 {
                             let n = (n * 2 + writer) * 7_919 % KEYS;
-                            let ends = (n % 5 == 0).then_some(Duration::from_millis(200));
+                            let ends = n.is_multiple_of(5).then_some(Duration::from_millis(200));
                             client.put_with(&key(n), &long(n), PutOptions::new().ttl(ends)).unwrap();
                             puts.fetch_add(1, Ordering::Relaxed);
-                            if n % 5 != 0 && pinned.len() < 50 && client.pin(&key(n)).unwrap() {
+                            if !n.is_multiple_of(5) && pinned.len() < 50 && client.pin(&key(n)).unwrap() {
                                 pinned.push(n);
                             }
-                            if n % 64 == 0 {
+                            if n.is_multiple_of(64) {
                                 for &n in &pinned {
                                     assert_eq!(client.get(&key(n)).unwrap(), Some(long(n)), "{n} is pinned");
                                 }

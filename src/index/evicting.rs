@@ -1,4 +1,4 @@
-//! Entries leave so that others find room (Z1 to Z5).
+//! Entries leave so that others find room (Z1 to Z4).
 //!
 //! ```text
 //! a key came, its segment is crowded    one or two go, by the policy

@@ -19,6 +19,9 @@ use std::ops::{ControlFlow, Range};
 /// land before the marks of their keys' passes are too old, and the memory that they land in stays small.
 const TOGETHER_BYTES: usize = 256 << 10;
 
+/// What another look has shown, and the life of the entry that it found.
+type LookedAgain<M> = (Looked<M>, Option<Life>);
+
 impl<F: Fabric> Reader<'_, F> {
     /// Brings the bytes that are wanted of the value that a look has found, and looks again as often as X4
     /// demands. Returns the extent, and `Some(None)` if the value is in its slot.
@@ -81,7 +84,7 @@ impl<F: Fabric> Reader<'_, F> {
         mark: F::Mark,
         part: Option<&[u8]>,
         patience: &mut RetryBudget,
-    ) -> Result<Option<(Looked<F::Mark>, Option<Life>)>, F::Error> {
+    ) -> Result<Option<LookedAgain<F::Mark>>, F::Error> {
         let allowance = self.geometry.heap().allowance(self.geometry.grace(), reference.len);
         let is_proven = self.fabric.took_less(mark, allowance);
         if kept(Rule::ExtentLook, || is_proven) {

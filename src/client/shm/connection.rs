@@ -77,7 +77,7 @@ impl ShmConnection {
     }
 
     /// The same, which is to be a session of this owner. Does not wait for the answer.
-    pub fn as_owner(mut self, owner: Option<OwnerOptions>) -> ShmConnection {
+    pub fn of_owner(mut self, owner: Option<OwnerOptions>) -> ShmConnection {
         let Some(OwnerOptions { number, absent_for }) = owner else { return self };
         let (request, mut bytes) = (Request::Owner { number, absent_for }, Vec::new());
         if self.link.level() < request.level() {

@@ -101,7 +101,7 @@ impl ShmHandle {
             .map(|(link, server)| WatchedLink { stream: link.stream().clone(), server });
         let spare = link.map(|link| {
             let connection = ShmConnection::new(link, attached.geometry().clone(), Instant::now());
-            connection.as_owner(options.owner)
+            connection.of_owner(options.owner)
         });
         let shared = ShmShared::new(address.clone(), socket, options.clone(), attached.clone(), spare);
         let shared = Arc::new(shared);
@@ -387,7 +387,7 @@ impl ShmHandle {
         // If the thread has connected meanwhile, that connection is enough.
         if is_watched || !self.takes_spare(deadline) {
             let connection = ShmConnection::new(link, geometry, deadline);
-            self.conversation = Some(connection.as_owner(self.shared.options().owner));
+            self.conversation = Some(connection.of_owner(self.shared.options().owner));
         }
         Ok(true)
     }

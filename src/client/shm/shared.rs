@@ -236,7 +236,7 @@ impl ShmShared {
         }
         let linked = WatchedLink { stream: greeting.link.stream().clone(), server: greeting.server };
         let connection = ShmConnection::new(greeting.link, geometry, Instant::now());
-        *lock_std(&self.spare) = Some(connection.as_owner(self.options.owner));
+        *lock_std(&self.spare) = Some(connection.of_owner(self.options.owner));
         tracing::info!(address = %self.address, "reconnected");
         Ok(Greeted::Linked(linked))
     }

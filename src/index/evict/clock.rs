@@ -34,7 +34,7 @@ impl Policy for ClockPolicy {
                 Sight::Read => spare = spare.or(Some(at)),
                 Sight::Pinned => {}
             }
-            self.queue.to_front(at, 0);
+            self.queue.put_first(at, 0);
         }
         let hash = self.queue.hash(spare?);
         self.queue.remove(spare?);
@@ -45,7 +45,7 @@ impl Policy for ClockPolicy {
         if self.queue.find(hash).is_some() { Rank::Kept } else { Rank::Unknown }
     }
 
-    fn len(&self) -> usize {
+    fn entries(&self) -> usize {
         self.queue.len(0)
     }
 }

@@ -174,7 +174,7 @@ impl Evictor {
     pub fn counts(&self) -> EvictCounts {
         let [ahead, at_put, for_heap, refused] = [&self.ahead, &self.at_put, &self.for_heap, &self.refused]
             .map(|count| count.load(Ordering::Relaxed));
-        let records = self.policies.iter().map(|policy| lock(policy).len() as u64).sum();
+        let records = self.policies.iter().map(|policy| lock(policy).entries() as u64).sum();
         EvictCounts { ahead, at_put, for_heap, refused, records, pinned: self.pins.len() as u64 }
     }
 

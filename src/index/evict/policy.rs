@@ -48,7 +48,7 @@ pub trait Policy: fmt::Debug + Send {
     fn rank(&self, hash: First) -> Rank;
 
     /// How many entries it has records of.
-    fn len(&self) -> usize;
+    fn entries(&self) -> usize;
 }
 
 /// A policy that has no records yet.

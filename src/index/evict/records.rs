@@ -95,7 +95,7 @@ impl<const LISTS: usize> EntryRecords<LISTS> {
     }
 
     /// Has a record go to the front of a list.
-    pub fn to_front(&mut self, at: RecordAt, list: u8) {
+    pub fn put_first(&mut self, at: RecordAt, list: u8) {
         self.unlink(at.0);
         self.records[at.0 as usize].list = list;
         self.link(at.0);

@@ -26,7 +26,7 @@ impl Policy for S3FifoPolicy {
     fn came(&mut self, hash: First) {
         match self.queues.find(hash) {
             None => self.queues.insert(hash, SMALL),
-            Some(at) if self.queues.list(at) == GHOSTS => self.queues.to_front(at, MAIN),
+            Some(at) if self.queues.list(at) == GHOSTS => self.queues.put_first(at, MAIN),
             Some(_) => {}
         }
     }
@@ -39,8 +39,8 @@ impl Policy for S3FifoPolicy {
 
     fn victim(&mut self, look: &mut dyn FnMut(First) -> Sight) -> Option<First> {
         let mut spare = None;
-        for _ in 0..self.len().min(LOOKS_MAX) {
-            let is_from_small = self.queues.len(SMALL) * SMALL_ONE_OF >= self.len();
+        for _ in 0..self.entries().min(LOOKS_MAX) {
+            let is_from_small = self.queues.len(SMALL) * SMALL_ONE_OF >= self.entries();
             let (from, other) = if is_from_small { (SMALL, MAIN) } else { (MAIN, SMALL) };
             let at = self.queues.back(from).or_else(|| self.queues.back(other))?;
             match look(self.queues.hash(at)) {
@@ -51,16 +51,16 @@ impl Policy for S3FifoPolicy {
                 Sight::Read => spare = spare.or(Some(at)),
                 Sight::Pinned => {}
             }
-            self.queues.to_front(at, MAIN);
+            self.queues.put_first(at, MAIN);
         }
         let at = spare?;
         let hash = self.queues.hash(at);
         if self.queues.list(at) == SMALL {
-            self.queues.to_front(at, GHOSTS);
+            self.queues.put_first(at, GHOSTS);
         } else {
             self.queues.remove(at);
         }
-        while self.queues.len(GHOSTS) > self.len() {
+        while self.queues.len(GHOSTS) > self.entries() {
             let oldest = self.queues.back(GHOSTS)?;
             self.queues.remove(oldest);
         }
@@ -75,7 +75,7 @@ impl Policy for S3FifoPolicy {
         }
     }
 
-    fn len(&self) -> usize {
+    fn entries(&self) -> usize {
         self.queues.len(SMALL) + self.queues.len(MAIN)
     }
 }

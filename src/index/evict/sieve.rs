@@ -57,7 +57,7 @@ impl Policy for SievePolicy {
         if self.queue.find(hash).is_some() { Rank::Kept } else { Rank::Unknown }
     }
 
-    fn len(&self) -> usize {
+    fn entries(&self) -> usize {
         self.queue.len(0)
     }
 }

@@ -22,7 +22,7 @@ fn run(which: Evict, entries: usize, keys: impl IntoIterator<Item = u64>) -> Vec
         }
         there.insert(key);
         policy.came(First(key));
-        assert_eq!(policy.len(), there.len());
+        assert_eq!(policy.entries(), there.len());
     }
     hits
 }
@@ -100,14 +100,15 @@ fn records_come_and_go() {
                     there.remove(&key);
                 }
                 _ => {
-                    let look =
-                        &mut |hash: First| if mix(hash.0 ^ n) % 3 == 0 { Sight::Unread } else { Sight::Read };
+                    let look = &mut |hash: First| {
+                        if mix(hash.0 ^ n).is_multiple_of(3) { Sight::Unread } else { Sight::Read }
+                    };
                     let gone = policy.victim(look).map(|hash| hash.0);
                     assert_eq!(gone.is_some(), !there.is_empty(), "{which}");
                     assert!(gone.is_none_or(|gone| there.remove(&gone)), "{which}");
                 }
             }
-            assert_eq!(policy.len(), there.len(), "{which}");
+            assert_eq!(policy.entries(), there.len(), "{which}");
             assert_eq!(policy.rank(First(key)) != Rank::Unknown, there.contains(&key), "{which}");
         }
         let all = std::iter::from_fn(|| policy.victim(&mut |_| Sight::Unread));
@@ -237,7 +238,8 @@ mod tables {
     #[test]
     fn broken_records_and_pins_are_noticed() {
         use crate::faults::{Broken, Rule};
-        let cases: [(Rule, fn(TableSize, u64) -> Option<String>); 3] = [
+        type Turn = fn(TableSize, u64) -> Option<String>;
+        let cases: [(Rule, Turn); 3] = [
             (Rule::RecordLock, turn_of_records),
             (Rule::PinFirst, turn_of_pins),
             (Rule::PinLook, turn_of_pins),

@@ -200,13 +200,16 @@ impl CacheBench {
             })?;
             measured.push(timed);
         }
-        let ratio = |of: fn(&(Histogram<u64>, Histogram<u64>)) -> Option<u64>| {
+        let ratio = |of: fn(&GetAndPutTimes) -> Option<u64>| {
             let [quiet, busy] = [0, 1].map(|nth| measured.get(nth).and_then(of));
             Some(busy? as f64 / quiet?.max(1) as f64)
         };
         Ok([ratio(|(gets, _)| quantile(gets, 0.999)), ratio(|(_, puts)| quantile(puts, 0.99))])
     }
 }
+
+/// In nanoseconds.
+type GetAndPutTimes = (Histogram<u64>, Histogram<u64>);
 
 /// A server of this process, whose table has room for so many keys.
 fn serve(folder: &Path, policy: Evict, size: TableSize) -> Result<Server> {
