@@ -1,6 +1,8 @@
 //! How long requests and replies may be. Buffers, messages and cells are sized by that.
 
-use super::counts::{ServerStats, ServerTimes, SnapshotStatus};
+#[cfg(feature = "verbs")]
+use super::counts::ServerTimes;
+use super::counts::{ServerStats, SnapshotStatus};
 use super::frame::HEAD;
 use super::request::Request;
 use crate::layout::geometry::Geometry;

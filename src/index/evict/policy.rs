@@ -41,7 +41,7 @@ pub trait Policy: fmt::Debug + Send {
     fn left(&mut self, hash: First);
 
     /// Takes the record of the entry that goes next out. `look` tells what is seen of an entry, of at most
-    /// [`LOOKS_MAX`] of them. `None`: none of these may go.
+    /// 64 of them. `None`: none of these may go.
     fn victim(&mut self, look: &mut dyn FnMut(First) -> Sight) -> Option<First>;
 
     /// How much there is for keeping an entry.
