@@ -126,9 +126,9 @@ impl Index {
         let all = beside.len();
         beside.retain(|key| !evictor.is_pinned(hash(key)));
         beside.sort_by_cached_key(|key| evictor.rank(hash(key)));
-        // Who was pinned meanwhile stays. Where a slot has become free, the put tries again.
+        // Who was pinned meanwhile stays, and another thread may have had one go: the put tries again.
         let is_one_gone = beside.iter().any(|key| self.evict(evictor, key, EvictFor::Put));
-        is_one_gone || all < self.geometry().window(0).slots as usize
+        is_one_gone || !beside.is_empty() || all < self.geometry().window(0).slots as usize
     }
 
     /// Has an entry go, unless it is pinned. Returns whether it did.
@@ -199,11 +199,14 @@ impl Index {
         if let Some(wait) = evictor.settles_in(now_ns) {
             return Ok(wait);
         }
-        let (mut gone, mut looks) = (0, 0);
+        let (mut gone, mut looks, mut leaving) = (0, 0, false);
         while gone < EXTENTS_AT_ONCE && looks < LOOKS_MAX {
             let Some((hash, number)) = extents.next_to_go() else { break };
             looks += 1;
-            let Some(bytes) = self.evict_extent(evictor, hash, number) else { continue };
+            let Some(bytes) = self.evict_extent(evictor, hash, number) else {
+                leaving |= !evictor.is_pinned(hash);
+                continue;
+            };
             gone += 1;
             if evictor.freed(bytes) >= extent_bytes(len) {
                 // What has gone is free when no reader can be at it any more.
@@ -212,7 +215,7 @@ impl Index {
                 break;
             }
         }
-        if gone == 0 {
+        if gone == 0 && !leaving {
             evictor.count_refused();
             return Err(if looks == 0 { full } else { PutError::Pinned });
         }

@@ -439,6 +439,10 @@ impl ShmHandle {
 }
 
 impl Handle for ShmHandle {
+    fn note(&mut self, key: &[u8]) {
+        self.attached.note(key);
+    }
+
     fn process(&self) -> Process {
         self.shared.process()
     }

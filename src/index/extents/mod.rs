@@ -378,12 +378,8 @@ impl Extents {
     /// to its end, and then on in the one with the least in use. So what goes leaves room for one that is longer.
     pub fn next_to_go(&self) -> Option<(First, u64)> {
         let mut state = lock(&self.heap);
-        let block_bytes = self.geometry.heap().block_bytes;
-        let at = state.heap.extent_from(state.hand)?;
-        // Who has allocated there may still be putting memory behind it.
-        if !state.backed[(at / block_bytes) as usize] {
-            return None;
-        }
+        // Who has allocated in another may still be putting memory behind it.
+        let at = state.heap.extent_from(state.hand, |block| state.backed[block])?;
         state.hand = at + 1;
         drop(state);
         let first = (self.geometry.heap().offset + at) as usize / WORD;

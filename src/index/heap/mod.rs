@@ -325,15 +325,20 @@ impl Heap {
     }
 
     /// Where the next extent begins, from this byte on, in the same block if it is open; else the first one in the
-    /// open block with the least in use.
-    pub fn extent_from(&self, offset: u64) -> Option<u64> {
+    /// open block with the least in use. Of those blocks that have memory.
+    pub fn extent_from(&self, offset: u64, is_backed: impl Fn(usize) -> bool) -> Option<u64> {
         let in_block = |block: u32, at: u32| {
             let its = self.blocks.get(block as usize).filter(|its| its.used_for == BlockUse::Open)?;
+            if !is_backed(block as usize) {
+                return None;
+            }
             let found = its.extent_in(at.min(self.shape.block_len)..self.shape.block_len)?;
             Some(self.shape.offset(Spot { block, at: found }))
         };
         let Spot { block, at } = self.shape.spot_behind(offset);
-        let has_any = |(block, _): &(&HeapBlock, u32)| block.used_for == BlockUse::Open && block.used > 0;
+        let has_any = |&(block, nth): &(&HeapBlock, u32)| {
+            block.used_for == BlockUse::Open && block.used > 0 && is_backed(nth as usize)
+        };
         let others = || self.blocks.iter().zip(0..).filter(has_any);
         in_block(block, at).or_else(|| {
             let (_, least) = others().min_by_key(|(block, _)| block.used)?;
