@@ -443,12 +443,12 @@ fn loom_writers_lock_stripes() {
 
 #[test]
 fn loom_writers_cross() {
-    model(2, writers_cross);
+    model(2, || on_a_large_stack(writers_cross));
 }
 
 #[test]
 fn loom_writers_meet() {
-    model(2, writers_meet);
+    model(2, || on_a_large_stack(writers_meet));
 }
 
 #[test]
@@ -552,8 +552,8 @@ mod broken {
     fn loom_lock_rules() {
         must_be_caught(Rule::LockOrder, 2, writers_lock_stripes);
         for rule in [Rule::SlotLock, Rule::PathCheck] {
-            must_be_caught(rule, 2, writers_cross);
+            must_be_caught(rule, 2, || on_a_large_stack(writers_cross));
         }
-        must_be_caught(Rule::LookAgain, 2, writers_meet);
+        must_be_caught(Rule::LookAgain, 2, || on_a_large_stack(writers_meet));
     }
 }

@@ -3,7 +3,9 @@
 #![allow(unsafe_code)]
 
 use super::file::OwnFile;
-use super::mapping::{HarmlessAdvice, Mapping};
+#[cfg(not(loom))]
+use super::mapping::HarmlessAdvice;
+use super::mapping::Mapping;
 use super::processor::{load_bytes, prefetch};
 use crate::layout::words::{EIGHT_LINES, LINE_WORDS};
 use crate::layout::{LINE, WORD};

@@ -446,7 +446,7 @@ mod loom_tests {
 
     fn push(ring: &ChangeRing, byte: u8) {
         let value = SlotValue::Inline(&[byte; 16][..]);
-        let change = KeyChange { what: Changed::Came, key: &[byte; 8], value: Some(value) };
+        let change = KeyChange { what: Changed::Came, key: &[byte; 8], value: Some(value), owner: 0 };
         ring.ask();
         assert!(ring.push(&mut ring.turn(), &change, LeftCause::Removed));
     }
