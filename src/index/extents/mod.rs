@@ -374,8 +374,8 @@ impl Extents {
         next
     }
 
-    /// The hash and the number of the next extent, as they stand there: a hand goes through a block from its beginning
-    /// to its end, and then on in the one with the least in use. So what goes leaves room for one that is longer.
+    /// The hash and the number of the next extent, as they stand there: a hand goes through the blocks, one after the
+    /// other. So what goes leaves room for one that is longer, and a block of pinned ones is passed by.
     pub fn next_to_go(&self) -> Option<(First, u64)> {
         let mut state = lock(&self.heap);
         // Who has allocated in another may still be putting memory behind it.

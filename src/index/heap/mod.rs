@@ -324,8 +324,7 @@ impl Heap {
         self.leaving.is_some_and(|leaving| self.blocks[leaving.block as usize].used > 0)
     }
 
-    /// Where the next extent begins, from this byte on, in the same block if it is open; else the first one in the
-    /// open block with the least in use. Of those blocks that have memory.
+    /// Where the next extent begins, from this byte on, round and round, in open blocks that have memory.
     pub fn extent_from(&self, offset: u64, is_backed: impl Fn(usize) -> bool) -> Option<u64> {
         let in_block = |block: u32, at: u32| {
             let its = self.blocks.get(block as usize).filter(|its| its.used_for == BlockUse::Open)?;
@@ -336,14 +335,9 @@ impl Heap {
             Some(self.shape.offset(Spot { block, at: found }))
         };
         let Spot { block, at } = self.shape.spot_behind(offset);
-        let has_any = |&(block, nth): &(&HeapBlock, u32)| {
-            block.used_for == BlockUse::Open && block.used > 0 && is_backed(nth as usize)
-        };
-        let others = || self.blocks.iter().zip(0..).filter(has_any);
-        in_block(block, at).or_else(|| {
-            let (_, least) = others().min_by_key(|(block, _)| block.used)?;
-            in_block(least, 0)
-        })
+        let blocks = self.blocks.len() as u32;
+        let others = || (1..=blocks).map(|n| (block + n) % blocks);
+        in_block(block, at).or_else(|| others().find_map(|block| in_block(block, 0)))
     }
 
     /// Bytes of extents, and of the blocks that they may have, but for the one that stays empty.
