@@ -3,6 +3,7 @@
 use super::home_set::HomeSet;
 use super::homes::{KeyAt, homes_of_step, steps};
 use super::segment::{Segment, Stop, design_percents};
+use super::slots::Locked;
 use crate::faults::{Rule, broken};
 use crate::layout::geometry::SlotIx;
 use crate::layout::hash::{First, Hashed};
@@ -40,16 +41,22 @@ impl Segment {
         word & owners::bit(owner) != 0 && !broken(Rule::OwnerAbsent)
     }
 
-    /// The keys with this hash, and their lives.
-    pub fn lives_of(&self, hash: First) -> Result<Vec<(Key, Life)>, Stop> {
-        let mut locked = self.slots().none();
+    /// The keys with this hash, with their home locked.
+    fn lock_hashed(&self, locked: &mut Locked<'_>, hash: First) -> Result<Vec<KeyAt>, Stop> {
         let any = self.geometry().hashed_to(&[], hash);
         let is_it = |key: Hashed<'_>| key.first() == hash;
-        let all = self.homes().lock_keys_of(&mut locked, HomeSet::one(any.home()), is_it);
+        let all = self.homes().lock_keys_of(locked, HomeSet::one(any.home()), is_it);
         // Which segment has a key follows from its hash.
         if self.is_elsewhere(&any) {
             return Err(Stop::Elsewhere);
         }
+        Ok(all)
+    }
+
+    /// The keys with this hash, and their lives.
+    pub fn lives_of(&self, hash: First) -> Result<Vec<(Key, Life)>, Stop> {
+        let mut locked = self.slots().none();
+        let all = self.lock_hashed(&mut locked, hash)?;
         let lives = all.into_iter().filter_map(|at| Some((self.slots().life(at.slot)?, at.key)));
         Ok(lives.map(|(life, key)| (key, life)).collect())
     }
@@ -68,12 +75,7 @@ impl Segment {
     /// The entries of keys with this hash.
     pub fn entries_of(&self, hash: First) -> Result<Vec<EntrySeen>, Stop> {
         let mut locked = self.slots().none();
-        let any = self.geometry().hashed_to(&[], hash);
-        let is_it = |key: Hashed<'_>| key.first() == hash;
-        let all = self.homes().lock_keys_of(&mut locked, HomeSet::one(any.home()), is_it);
-        if self.is_elsewhere(&any) {
-            return Err(Stop::Elsewhere);
-        }
+        let all = self.lock_hashed(&mut locked, hash)?;
         let seen = |at: KeyAt| EntrySeen {
             is_long: self.slots().header(at.slot).is_reference(),
             is_hidden: self.is_hidden(at.slot),

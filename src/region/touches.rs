@@ -35,7 +35,7 @@ unsafe impl Send for TouchMap {}
 unsafe impl Sync for TouchMap {}
 
 impl TouchMap {
-    /// For a table of so many slots: two bytes for each, but at least 4 KiB and at most 16 MiB. In a larger table, more
+    /// For a table with `slots` slots: two bytes for each, but at least 4 KiB and at most 16 MiB. In a larger table, more
     /// keys share a byte, of which the last one read counts.
     ///
     /// # Errors
