@@ -226,7 +226,7 @@ fn found_wrong(
 #[test]
 fn random_schedules_of_growth() {
     let is_long = std::env::var_os("ONEREAD_LONG").is_some();
-    let (seeds, clients) = if is_long { (2_000, 2_000) } else { (12, 400) };
+    let (seeds, clients) = if is_long { (2_000, 2_000) } else { (6, 400) };
     for preset in presets() {
         let (wrong, gets, met) = found_wrong(preset.layout, &EACH, seeds, clients, SMALL);
         println!(

@@ -224,7 +224,7 @@ fn found_wrong(
 #[test]
 fn gets_that_span_a_takeover_of_a_table_that_grows() {
     let is_long = std::env::var_os("ONEREAD_LONG").is_some();
-    let (seeds, gets) = if is_long { (50, 40) } else { (2, 3) };
+    let (seeds, gets) = if is_long { (50, 40) } else { (2, 2) };
     for layout in LAYOUTS {
         for work in WORKS {
             let (mut kills, mut spanned) = (0, 0);
