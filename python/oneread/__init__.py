@@ -1,0 +1,56 @@
+"""A hash index in shared memory: any process of this host reads it in a microsecond.
+
+>>> import oneread
+>>> with oneread.Server(keys=1000) as server, oneread.Client(server.address) as client:
+...     client.put(b"ACME", b"101.25")
+...     client.get(b"ACME")
+True
+b'101.25'
+"""
+
+from __future__ import annotations
+
+from oneread._errors import (
+    Busy,
+    Cancelled,
+    Closed,
+    Corrupt,
+    Disconnected,
+    Full,
+    Incompatible,
+    Invalid,
+    KeyTooLong,
+    OnereadError,
+    Refused,
+    SystemRefused,
+    Timeout,
+    TooShort,
+    Undecrypted,
+    ValueTooLong,
+)
+from oneread._native import Client, PutTicket, Server, __version__
+from oneread._types import Life
+
+__all__ = [
+    "Busy",
+    "Cancelled",
+    "Client",
+    "Closed",
+    "Corrupt",
+    "Disconnected",
+    "Full",
+    "Incompatible",
+    "Invalid",
+    "KeyTooLong",
+    "Life",
+    "OnereadError",
+    "PutTicket",
+    "Refused",
+    "Server",
+    "SystemRefused",
+    "Timeout",
+    "TooShort",
+    "Undecrypted",
+    "ValueTooLong",
+    "__version__",
+]

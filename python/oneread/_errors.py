@@ -1,0 +1,86 @@
+"""Why a call failed: one class for each thing that a caller can do about it.
+
+Every error is an :class:`OnereadError`, and its text says what to do. Some are also the error that Python has for
+such a thing, so that code which knows nothing of oneread catches them.
+"""
+
+from __future__ import annotations
+
+
+class OnereadError(Exception):
+    """Any error of this package.
+
+    ``position`` says which key of a batch it is about, counted from 0; ``None`` otherwise. ``rejected`` has all keys of
+    a batch that the table did not take.
+    """
+
+    position: int | None = None
+    rejected: list[int] = []
+
+
+class Invalid(OnereadError, ValueError):
+    """The call asks for what cannot be: a length, an option, an address. The same call fails again."""
+
+
+class KeyTooLong(Invalid):
+    """The key's length is none that this table takes. An empty key is one, too."""
+
+
+class ValueTooLong(Invalid):
+    """The value is longer than this table takes."""
+
+
+class TooShort(Invalid):
+    """The value does not fit the buffer that it was to land in. ``needed`` says how long it is."""
+
+    needed: int = 0
+
+
+class Closed(Invalid):
+    """The object was closed, or stopped, before."""
+
+
+class Disconnected(OnereadError, ConnectionError):
+    """No server is there, or it went away. A change whose connection ended may have happened."""
+
+
+class Timeout(OnereadError, TimeoutError):
+    """No answer in time. A change may still happen."""
+
+
+class Busy(OnereadError):
+    """Others were in the way, each time. Try again."""
+
+
+class Full(OnereadError):
+    """The table has no room, or what could make room is pinned."""
+
+
+class Refused(OnereadError, PermissionError):
+    """This user, or whoever has this token, may not do that; or a file is open to others."""
+
+
+class Incompatible(OnereadError):
+    """The other side, a file or this build has another version, or lacks what is asked for."""
+
+
+class Corrupt(OnereadError):
+    """Bytes are not what was written."""
+
+
+class Undecrypted(OnereadError):
+    """A value does not decrypt: another secret key, or no encrypted value."""
+
+
+class SystemRefused(OnereadError, OSError):
+    """The operating system refused: memory, descriptors, a disk, a port."""
+
+
+class Cancelled(OnereadError):
+    """The caller broke it off."""
+
+
+# They are named where a program finds them.
+for _name, _class in list(globals().items()):
+    if isinstance(_class, type) and issubclass(_class, OnereadError):
+        _class.__module__ = "oneread"

@@ -1,0 +1,350 @@
+//! Changes: requests to the server.
+
+use super::Client;
+use crate::convert::{bytes_of, optional_bytes_of, seconds};
+use crate::error::{Classed, error_at, raised, told};
+use crate::keys::{Items, check_lengths};
+use crate::options;
+use oneread::error::PutError;
+use oneread::{MutateError, PartEffect, PutMode, PutOptions, PutOutcome, SwapOutcome};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::{Bound, PyAny, PyAnyMethods, PyErr, PyResult, Python};
+use std::borrow::Cow;
+use std::sync::{Mutex, PoisonError};
+
+/// After so many changes of a batch, some milliseconds, it is looked whether the program is to be interrupted.
+const UNINTERRUPTED: usize = 4096;
+
+/// A put that was started, and is to be committed or given up.
+#[pyo3::pyclass(frozen, module = "oneread")]
+pub(crate) struct PutTicket {
+    /// `None` once it was used.
+    ticket: Mutex<Option<oneread::PutTicket>>,
+    key: Vec<u8>,
+}
+
+impl PutTicket {
+    fn take(&self) -> Result<oneread::PutTicket, MutateError> {
+        self.ticket.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or(MutateError::NotStarted)
+    }
+}
+
+#[pyo3::pymethods]
+impl PutTicket {
+    /// The key.
+    #[getter]
+    fn key(&self) -> &[u8] {
+        &self.key
+    }
+}
+
+/// What became of the changes of a batch.
+#[derive(Default)]
+struct Outcomes {
+    /// How many were made, or had nothing to do.
+    made: usize,
+    /// How many keys are new, or were there.
+    counted: usize,
+    /// The keys that the table did not take, and why the first.
+    rejected: Vec<usize>,
+    why: Option<PutError>,
+}
+
+impl Outcomes {
+    fn note(&mut self, number: usize, outcome: Result<bool, PutError>) {
+        match outcome {
+            Ok(counts) => {
+                self.made += 1;
+                self.counted += usize::from(counts);
+            }
+            Err(error) => {
+                if self.rejected.is_empty() {
+                    self.why = Some(error);
+                }
+                self.rejected.push(number);
+            }
+        }
+    }
+
+    /// What the caller is told at the end.
+    fn end(self, py: Python<'_>, count: usize) -> PyResult<usize> {
+        let (Some(error), Some(&first)) = (self.why, self.rejected.first()) else { return Ok(self.counted) };
+        let text = format!("key {first}: {}; {} of {count} changes were made", told(&error), self.made);
+        let told = error_at(py, error.class(), text, first);
+        told.value(py).setattr("rejected", self.rejected)?;
+        Err(told)
+    }
+
+    /// What the caller is told after an error that has ended all.
+    #[cold]
+    fn broken_off(&self, py: Python<'_>, error: &MutateError, count: usize) -> PyErr {
+        let told = raised(py, error);
+        let note = format!("{} of {count} changes were made before", self.made);
+        let _ = told.value(py).call_method1("add_note", (note,));
+        told
+    }
+}
+
+fn changes(effect: PartEffect) -> bool {
+    matches!(effect, PartEffect::Inserted | PartEffect::Updated)
+}
+
+impl Client {
+    fn put_one(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        value: &Bound<'_, PyAny>,
+        (mode, ttl): (PutMode, Option<f64>),
+    ) -> PyResult<PutOutcome> {
+        let (key, value) = (bytes_of(key, "a key")?, bytes_of(value, "a value")?);
+        let options = PutOptions::new().mode(mode).ttl(options::ttl(py, ttl)?);
+        self.ask(py, |client| client.put_with(&key, &value, options))
+    }
+}
+
+#[pyo3::pymethods]
+impl Client {
+    /// Inserts the key, or updates its value. Whether it is new.
+    #[pyo3(signature = (key, value, /, *, ttl=None))]
+    fn put(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        value: &Bound<'_, PyAny>,
+        ttl: Option<f64>,
+    ) -> PyResult<bool> {
+        Ok(self.put_one(py, key, value, (PutMode::Upsert, ttl))? == PutOutcome::Inserted)
+    }
+
+    /// Inserts the key if it is absent. Whether it was.
+    #[pyo3(signature = (key, value, /, *, ttl=None))]
+    fn insert(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        value: &Bound<'_, PyAny>,
+        ttl: Option<f64>,
+    ) -> PyResult<bool> {
+        Ok(self.put_one(py, key, value, (PutMode::Insert, ttl))? == PutOutcome::Inserted)
+    }
+
+    /// Updates the key's value if it is present. Whether it was.
+    #[pyo3(signature = (key, value, /, *, ttl=None))]
+    fn update(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        value: &Bound<'_, PyAny>,
+        ttl: Option<f64>,
+    ) -> PyResult<bool> {
+        Ok(self.put_one(py, key, value, (PutMode::Update, ttl))? == PutOutcome::Updated)
+    }
+
+    /// Removes the key. Whether it was there.
+    #[pyo3(signature = (key, /))]
+    fn remove(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let key = bytes_of(key, "a key")?;
+        self.ask(py, |client| client.remove(&key))
+    }
+
+    /// Gives the key `value` if it has `expected`, where `None` is absence. Whether it had.
+    #[pyo3(signature = (key, expected, value, /))]
+    fn compare_exchange(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        expected: Option<&Bound<'_, PyAny>>,
+        value: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<bool> {
+        let key = bytes_of(key, "a key")?;
+        let expected = optional_bytes_of(expected, "the expected value")?;
+        let value = optional_bytes_of(value, "a value")?;
+        let swap = |client: &mut oneread::Client| {
+            client.compare_exchange(&key, expected.as_deref(), value.as_deref())
+        };
+        Ok(self.ask(py, swap)? == SwapOutcome::Swapped)
+    }
+
+    /// Adds to a counter, 8 bytes of value, the lowest first. What it is then. An absent key counts as `initial`; without
+    /// one it stays absent, and the answer is `None`.
+    #[pyo3(signature = (key, delta=1, /, *, initial=None))]
+    fn add(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        delta: i64,
+        initial: Option<u64>,
+    ) -> PyResult<Option<u64>> {
+        let key = bytes_of(key, "a key")?;
+        self.ask(py, |client| client.add(&key, delta, initial))
+    }
+
+    /// Sets bits of the value. Whether that has changed it. An absent key gets these bits as its value.
+    #[pyo3(signature = (key, bits, /))]
+    fn or_(&self, py: Python<'_>, key: &Bound<'_, PyAny>, bits: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let (key, bits) = (bytes_of(key, "a key")?, bytes_of(bits, "bits")?);
+        self.ask(py, |client| client.or(&key, &bits)).map(changes)
+    }
+
+    /// Clears bits of the value. Whether that has changed it.
+    #[pyo3(signature = (key, bits, /))]
+    fn and_not(&self, py: Python<'_>, key: &Bound<'_, PyAny>, bits: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let (key, bits) = (bytes_of(key, "a key")?, bytes_of(bits, "bits")?);
+        self.ask(py, |client| client.and_not(&key, &bits)).map(changes)
+    }
+
+    /// Appends to the value, which may then have `len_max` bytes, or as many as the table takes. Whether that has changed
+    /// it. An absent key counts as one with an empty value.
+    #[pyo3(signature = (key, value, /, *, len_max=None))]
+    fn append(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        value: &Bound<'_, PyAny>,
+        len_max: Option<usize>,
+    ) -> PyResult<bool> {
+        let (key, value) = (bytes_of(key, "a key")?, bytes_of(value, "what is appended")?);
+        self.ask(py, |client| {
+            let len_max = len_max.unwrap_or_else(|| client.value_max());
+            client.append(&key, &value, len_max)
+        })
+        .map(changes)
+    }
+
+    /// Puts many keys with their values. How many keys are new.
+    ///
+    /// Lengths are looked at first: where one is wrong, nothing is put. What the table has no room for is an error that
+    /// names those keys, `rejected`; the others are put. After any other error, some may be put.
+    #[pyo3(signature = (keys, values, /, *, ttl=None, width=None, value_width=None))]
+    fn put_many(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        values: &Bound<'_, PyAny>,
+        ttl: Option<f64>,
+        width: Option<usize>,
+        value_width: Option<usize>,
+    ) -> PyResult<usize> {
+        let keys = Items::of(keys, width, "keys")?;
+        let values = Items::of(values, value_width, "values")?;
+        let count = keys.len();
+        if values.len() != count {
+            let text = format!("there are {count} keys, and {} values; give one for each", values.len());
+            return Err(PyValueError::new_err(text));
+        }
+        let options = PutOptions::new().ttl(options::ttl(py, ttl)?);
+        let (keys, values) = (keys.keep(py)?, values.keep(py)?);
+        let key_bytes = keys.bytes("key")?;
+        check_lengths(py, &key_bytes, 0, self.longest_key(py)?)?;
+        let value_bytes = values.bytes("value")?;
+        let value_max = self.shared(py, oneread::Client::value_max)?;
+        if let Some(long) = value_bytes.iter().position(|value| value.len() > value_max) {
+            let why = MutateError::ValueLength { given: value_bytes[long].len(), max: value_max };
+            return Err(error_at(py, why.class(), format!("value {long}: {why}"), long));
+        }
+        let pairs: Vec<(Cow<'_, [u8]>, Cow<'_, [u8]>)> = key_bytes.into_iter().zip(value_bytes).collect();
+        let mut outcomes = Outcomes::default();
+        for (nth, part) in pairs.chunks(UNINTERRUPTED).enumerate() {
+            let (handles, noted) = (self.handles(py)?, &mut outcomes);
+            let asked = py.detach(|| {
+                handles.with(|client| {
+                    client.put_many_with(options, part, |number, outcome| {
+                        let is_new = outcome.map(|outcome| outcome == PutOutcome::Inserted);
+                        noted.note(nth * UNINTERRUPTED + number, is_new);
+                    })
+                })
+            });
+            asked
+                .ok_or_else(|| super::closed(py))?
+                .map_err(|error| outcomes.broken_off(py, &error, count))?;
+            if pairs.len() > UNINTERRUPTED {
+                py.check_signals()?;
+            }
+        }
+        outcomes.end(py, count)
+    }
+
+    /// Removes many keys. How many were there. Errors are as those of `put_many`.
+    #[pyo3(signature = (keys, /, *, width=None))]
+    fn remove_many(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, width: Option<usize>) -> PyResult<usize> {
+        let keys = Items::of(keys, width, "keys")?;
+        let count = keys.len();
+        let kept = keys.keep(py)?;
+        let bytes = kept.bytes("key")?;
+        check_lengths(py, &bytes, 0, self.longest_key(py)?)?;
+        let mut outcomes = Outcomes::default();
+        for (nth, part) in bytes.chunks(UNINTERRUPTED).enumerate() {
+            let (handles, noted) = (self.handles(py)?, &mut outcomes);
+            let asked = py.detach(|| {
+                handles.with(|client| {
+                    client.remove_many_with(part, |number, there| {
+                        noted.note(nth * UNINTERRUPTED + number, there)
+                    })
+                })
+            });
+            asked
+                .ok_or_else(|| super::closed(py))?
+                .map_err(|error| outcomes.broken_off(py, &error, count))?;
+            if count > UNINTERRUPTED {
+                py.check_signals()?;
+            }
+        }
+        outcomes.end(py, count)
+    }
+
+    /// Removes all keys. How many there were.
+    fn clear(&self, py: Python<'_>) -> PyResult<u64> {
+        self.ask(py, |client| client.clear())
+    }
+
+    /// Removes all entries of an owner, and the owner. Whether there was one.
+    #[pyo3(signature = (number, /))]
+    fn remove_owner(&self, py: Python<'_>, number: u16) -> PyResult<bool> {
+        self.ask(py, |client| client.remove_owner(number))
+    }
+
+    /// Keeps the key from leaving to make room for others, until `unpin`, or the client is closed. Whether it is there.
+    #[pyo3(signature = (key, /))]
+    fn pin(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let key = bytes_of(key, "a key")?;
+        self.ask_bound(py, |client| client.pin(&key))
+    }
+
+    /// Takes a pin of this client away. Whether there was one.
+    #[pyo3(signature = (key, /))]
+    fn unpin(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let key = bytes_of(key, "a key")?;
+        self.ask_bound(py, |client| client.unpin(&key))
+    }
+
+    /// Starts a put with a value of `length` bytes: the server holds the room for it, for `within` seconds. Nobody sees
+    /// it before `put_commit`.
+    #[pyo3(signature = (key, length, /, *, within=10.0))]
+    fn put_start(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        length: usize,
+        within: f64,
+    ) -> PyResult<PutTicket> {
+        let key = bytes_of(key, "a key")?;
+        let within = seconds(py, within, "within")?;
+        let ticket = self.ask_bound(py, |client| client.put_start(&key, length, within))?;
+        Ok(PutTicket { ticket: Mutex::new(Some(ticket)), key: key.into_owned() })
+    }
+
+    /// Puts the value of a put that was started. Whether the key is new.
+    #[pyo3(signature = (ticket, value, /))]
+    fn put_commit(&self, py: Python<'_>, ticket: &PutTicket, value: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let value = bytes_of(value, "a value")?;
+        let commit = |client: &mut oneread::Client| client.put_commit(ticket.take()?, &value);
+        Ok(self.ask_bound(py, commit)? == PutOutcome::Inserted)
+    }
+
+    /// Gives up a put that was started. Whether its room was still held.
+    #[pyo3(signature = (ticket, /))]
+    fn put_abort(&self, py: Python<'_>, ticket: &PutTicket) -> PyResult<bool> {
+        self.ask_bound(py, |client| client.put_abort(ticket.take()?))
+    }
+}

@@ -1,0 +1,274 @@
+//! `oneread.Client`: the library's client, with Python's buffers.
+
+mod batch;
+mod changes;
+mod gets;
+
+pub(crate) use changes::PutTicket;
+
+use crate::convert::seconds;
+use crate::counts;
+use crate::error::{Raise, error_of, raised};
+use crate::handles::Handles;
+use crate::options::{self, Arguments, ClientArguments};
+use oneread::{Address, ClientOptions, GetError, OwnerOptions};
+use pyo3::exceptions::PyOverflowError;
+use pyo3::prelude::{Bound, Py, PyAny, PyResult, Python};
+use pyo3::types::PyDict;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::time::{Duration, Instant};
+
+/// The pause of a GET that has to look again, without the interpreter's lock.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// A connection to a table. Any thread may use it, and several at a time.
+///
+/// Gets read the server's memory, without the server. Changes are requests to it.
+#[pyo3::pyclass(frozen, module = "oneread", weakref)]
+pub(crate) struct Client {
+    address: Address,
+    options: ClientOptions,
+    /// How long a GET may take in all.
+    get_timeout: Duration,
+    /// Those of this process. In a child made by `fork`, at first those of its parent.
+    handles: AtomicPtr<Handles>,
+}
+
+impl Client {
+    fn connect(py: Python<'_>, address: Address, arguments: ClientArguments) -> PyResult<Client> {
+        crate::log::begin();
+        let ClientArguments { options, get_timeout } = arguments;
+        let connected = py.detach(|| oneread::Client::connect_with(&address, options.clone())).raise(py)?;
+        let handles = AtomicPtr::new(Box::into_raw(Box::new(Handles::new(connected))));
+        Ok(Client { address, options, get_timeout, handles })
+    }
+
+    /// The handles of this process. Connects, in a child of the process that has connected.
+    #[inline]
+    fn handles(&self, py: Python<'_>) -> PyResult<&Handles> {
+        let handles = self.known_handles();
+        if handles.are_of_this_process() { Ok(handles) } else { self.connect_again(py, handles) }
+    }
+
+    #[allow(unsafe_code)]
+    #[inline]
+    fn known_handles(&self) -> &Handles {
+        // Acquire: pairs with the release of who stored them, so they are whole.
+        let handles = self.handles.load(Ordering::Acquire);
+        // SAFETY: it came from a box. Those of a parent stay for ever, and those of this process until `self` is
+        // dropped.
+        unsafe { &*handles }
+    }
+
+    /// In a child made by `fork`: connects as the parent did. The parent's handles stay as they are, in memory that
+    /// nobody uses: a thread that is not there may have been using them, or their locks.
+    #[cold]
+    fn connect_again(&self, py: Python<'_>, parents: &Handles) -> PyResult<&Handles> {
+        if !parents.are_open() {
+            return Err(closed(py));
+        }
+        let connected =
+            py.detach(|| oneread::Client::connect_with(&self.address, self.options.clone())).raise(py)?;
+        let made = Box::into_raw(Box::new(Handles::new(connected)));
+        let parents = std::ptr::from_ref(parents).cast_mut();
+        // Release: pairs with the acquiring load, so that the handles are whole. Acquire: those of another thread are.
+        let stored = self.handles.compare_exchange(parents, made, Ordering::AcqRel, Ordering::Acquire);
+        if stored.is_err() {
+            // Another thread was first.
+            drop_box(made);
+        }
+        Ok(self.known_handles())
+    }
+
+    /// A GET. A look that is inconclusive for long is made again, in between without the interpreter's lock, and it
+    /// ends where the program is interrupted.
+    #[inline]
+    fn look<R>(
+        &self,
+        py: Python<'_>,
+        mut work: impl FnMut(&mut oneread::Client) -> Result<R, GetError>,
+    ) -> PyResult<R> {
+        match self.handles(py)?.with(&mut work) {
+            Some(Ok(found)) => Ok(found),
+            looked => self.look_again(py, looked, &mut work),
+        }
+    }
+
+    #[cold]
+    fn look_again<R>(
+        &self,
+        py: Python<'_>,
+        mut looked: Option<Result<R, GetError>>,
+        work: &mut impl FnMut(&mut oneread::Client) -> Result<R, GetError>,
+    ) -> PyResult<R> {
+        let begun = Instant::now();
+        loop {
+            match looked {
+                None => return Err(closed(py)),
+                Some(Ok(found)) => return Ok(found),
+                Some(Err(GetError::Inconclusive { retries, last, .. })) => {
+                    if begun.elapsed() >= self.get_timeout {
+                        let error = GetError::Inconclusive { within: self.get_timeout, retries, last };
+                        return Err(raised(py, &error));
+                    }
+                }
+                Some(Err(error)) => return Err(raised(py, &error)),
+            }
+            py.check_signals()?;
+            py.detach(|| std::thread::sleep(PAUSE));
+            looked = self.handles(py)?.with(&mut *work);
+        }
+    }
+
+    /// Something that may wait for the server, without the interpreter's lock.
+    #[inline]
+    fn ask<R: Send, E: crate::error::Classed + Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut oneread::Client) -> Result<R, E> + Send,
+    ) -> PyResult<R> {
+        let handles = self.handles(py)?;
+        match py.detach(|| handles.with(work)) {
+            Some(answered) => answered.raise(py),
+            None => Err(closed(py)),
+        }
+    }
+
+    /// The same, on the connection that pins and started puts belong to.
+    fn ask_bound<R: Send, E: crate::error::Classed + Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut oneread::Client) -> Result<R, E> + Send,
+    ) -> PyResult<R> {
+        let handles = self.handles(py)?;
+        match py.detach(|| handles.with_bound(work)) {
+            Some(answered) => answered.raise(py),
+            None => Err(closed(py)),
+        }
+    }
+
+    /// What all handles have in common.
+    fn shared<R>(&self, py: Python<'_>, look: impl FnOnce(&oneread::Client) -> R) -> PyResult<R> {
+        self.handles(py)?.look(look).ok_or_else(|| closed(py))
+    }
+
+    /// The longest key that the table takes.
+    fn longest_key(&self, py: Python<'_>) -> PyResult<usize> {
+        self.shared(py, |client| client.geometry().key_max())
+    }
+}
+
+#[allow(unsafe_code)]
+fn drop_box(handles: *mut Handles) {
+    // SAFETY: it came from a box, and nobody else has it.
+    drop(unsafe { Box::from_raw(handles) });
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // Those of a parent stay: see `connect_again`.
+        if self.known_handles().are_of_this_process() {
+            drop_box(*self.handles.get_mut());
+        }
+    }
+}
+
+#[cold]
+pub(crate) fn closed(py: Python<'_>) -> pyo3::PyErr {
+    error_of(py, "Closed", "this client was closed; connect another one".into())
+}
+
+#[pyo3::pymethods]
+impl Client {
+    #[new]
+    #[pyo3(signature = (address=None, *, timeout=None, **options))]
+    fn new(
+        py: Python<'_>,
+        address: Option<&Bound<'_, PyAny>>,
+        timeout: Option<f64>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Client> {
+        let address = options::address(py, address)?;
+        let arguments = Arguments::new(py, options)?;
+        let options = arguments.client(timeout)?;
+        arguments.end("Client")?;
+        Client::connect(py, address, options)
+    }
+
+    /// Another client, which puts as this owner.
+    #[pyo3(signature = (number, *, absent_for=10.0))]
+    fn owner(&self, py: Python<'_>, number: u16, absent_for: f64) -> PyResult<Client> {
+        let owner = OwnerOptions::new(number).absent_for(seconds(py, absent_for, "absent_for")?);
+        let options = self.options.clone().owner(owner);
+        let get_timeout = self.get_timeout;
+        Client::connect(py, self.address.clone(), ClientArguments { options, get_timeout })
+    }
+
+    /// The server's address.
+    #[getter]
+    fn address(&self) -> String {
+        self.address.to_string()
+    }
+
+    /// The longest key that the table takes, in bytes.
+    #[getter]
+    fn key_max(&self, py: Python<'_>) -> PyResult<usize> {
+        self.longest_key(py)
+    }
+
+    /// The longest value that this client can put, in bytes.
+    #[getter]
+    fn value_max(&self, py: Python<'_>) -> PyResult<usize> {
+        self.shared(py, oneread::Client::value_max)
+    }
+
+    /// Whether a server was there when the client last looked.
+    #[getter]
+    fn is_served(&self, py: Python<'_>) -> PyResult<bool> {
+        self.shared(py, oneread::Client::is_served)
+    }
+
+    /// What this client did, in all threads of this process.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let handles = self.handles(py)?;
+        counts::of_client(py, &py.detach(|| handles.stats()))
+    }
+
+    /// What the server did, since it started. Asks the server.
+    fn server_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        counts::of_server(py, &self.ask(py, |client| client.server_stats())?)
+    }
+
+    /// Ends the client's connections. Calls of other threads that wait for the server end first. Closing it again does
+    /// nothing.
+    fn close(&self, py: Python<'_>) {
+        let handles = self.known_handles();
+        if handles.are_of_this_process() {
+            py.detach(|| handles.close());
+        }
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, pyo3::types::PyTuple>) {
+        self.close(py);
+    }
+
+    fn __repr__(&self) -> String {
+        format!("oneread.Client({:?})", self.address.to_string())
+    }
+
+    /// How many keys are in the table. Asks the server.
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        let keys = self.ask(py, |client| client.server_stats())?.keys;
+        usize::try_from(keys).map_err(|_| PyOverflowError::new_err(keys))
+    }
+
+    /// A client is true, whatever is in its table.
+    fn __bool__(&self) -> bool {
+        true
+    }
+}

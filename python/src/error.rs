@@ -1,0 +1,149 @@
+//! The library's errors as Python's: the classes of `oneread/_errors.py`, with the library's text.
+
+use oneread::ErrorKind;
+use oneread::error::{
+    AskError, ConfigError, ConnectError, FeedError, GetError, KeyError, MutateError, PutError, ReadError,
+    RegionError, ServeError, SnapshotError,
+};
+use pyo3::prelude::{Bound, Py, PyAny, PyAnyMethods, PyErr, PyModule, PyResult, Python};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+use std::error::Error;
+use std::fmt::Write;
+
+/// What a caller does about an error of the library: its class.
+fn class_of(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::Invalid => "Invalid",
+        ErrorKind::Unreachable => "Disconnected",
+        ErrorKind::TimedOut => "Timeout",
+        ErrorKind::Busy => "Busy",
+        ErrorKind::Full => "Full",
+        ErrorKind::Refused => "Refused",
+        ErrorKind::Incompatible => "Incompatible",
+        ErrorKind::Corrupt => "Corrupt",
+        ErrorKind::Undecrypted => "Undecrypted",
+        ErrorKind::System => "SystemRefused",
+        ErrorKind::Cancelled => "Cancelled",
+        _ => "OnereadError",
+    }
+}
+
+/// An error of the library, with its class.
+pub(crate) trait Classed: Error {
+    fn class(&self) -> &'static str;
+}
+
+/// Those whose class follows from their kind alone.
+macro_rules! by_kind {
+    ($($error:ty),*) => {$(
+        impl Classed for $error {
+            fn class(&self) -> &'static str {
+                class_of(self.kind())
+            }
+        }
+    )*};
+}
+
+by_kind!(AskError, ConfigError, ConnectError, FeedError, ReadError, RegionError, ServeError, SnapshotError);
+
+impl Classed for GetError {
+    fn class(&self) -> &'static str {
+        match self {
+            GetError::KeyLength { .. } => "KeyTooLong",
+            error => class_of(error.kind()),
+        }
+    }
+}
+
+impl Classed for KeyError {
+    fn class(&self) -> &'static str {
+        match self {
+            KeyError::Length(_) => "KeyTooLong",
+            error => class_of(error.kind()),
+        }
+    }
+}
+
+impl Classed for MutateError {
+    fn class(&self) -> &'static str {
+        match self {
+            MutateError::KeyLength { .. } => "KeyTooLong",
+            MutateError::ValueLength { .. } | MutateError::EncryptedLength { .. } => "ValueTooLong",
+            error => class_of(error.kind()),
+        }
+    }
+}
+
+impl Classed for PutError {
+    fn class(&self) -> &'static str {
+        match self {
+            PutError::KeyLength { .. } => "KeyTooLong",
+            PutError::ValueLength { .. } | PutError::EncryptedLength { .. } => "ValueTooLong",
+            error => class_of(error.kind()),
+        }
+    }
+}
+
+/// The error in words, with its causes.
+pub(crate) fn told(error: &dyn Error) -> String {
+    let (mut text, mut cause) = (error.to_string(), error.source());
+    while let Some(error) = cause {
+        let _ = write!(text, ": {error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// An error of the library, raised.
+pub(crate) trait Raise<R> {
+    fn raise(self, py: Python<'_>) -> PyResult<R>;
+}
+
+impl<R, E: Classed> Raise<R> for Result<R, E> {
+    #[inline]
+    fn raise(self, py: Python<'_>) -> PyResult<R> {
+        match self {
+            Ok(value) => Ok(value),
+            Err(error) => Err(raised(py, &error)),
+        }
+    }
+}
+
+/// This error of the library.
+#[cold]
+pub(crate) fn raised(py: Python<'_>, error: &dyn Classed) -> PyErr {
+    error_of(py, error.class(), told(error))
+}
+
+/// An error of this class.
+#[cold]
+pub(crate) fn error_of(py: Python<'_>, class: &str, text: String) -> PyErr {
+    match class_named(py, class) {
+        Ok(class) => PyErr::from_type(class, text),
+        Err(error) => error,
+    }
+}
+
+/// An error about one key of a batch.
+#[cold]
+pub(crate) fn error_at(py: Python<'_>, class: &str, text: String, position: usize) -> PyErr {
+    let error = error_of(py, class, text);
+    match error.value(py).setattr("position", position) {
+        Ok(()) => error,
+        Err(other) => other,
+    }
+}
+
+fn class_named<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyType>> {
+    static ERRORS: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    let errors = ERRORS.get_or_try_init(py, || PyModule::import(py, "oneread._errors").map(Bound::unbind))?;
+    Ok(errors.bind(py).getattr(name)?.cast_into::<PyType>()?)
+}
+
+/// A class of `oneread/_types.py`.
+pub(crate) fn typed<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+    static TYPES: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    let types = TYPES.get_or_try_init(py, || PyModule::import(py, "oneread._types").map(Bound::unbind))?;
+    types.bind(py).getattr(name)
+}

@@ -1,0 +1,262 @@
+//! Keyword arguments as the library's options, by the same names.
+
+use crate::convert::{bytes_of, optional_seconds, seconds};
+use crate::error::error_of;
+use oneread::{
+    Address, Backing, ClientOptions, Config, Encryption, Evict, Limits, OwnerOptions, RequestPath,
+    ServerConfig, Snapshots, StartMode, TableSize,
+};
+use pyo3::prelude::{Bound, PyAny, PyAnyMethods, PyResult, Python};
+use pyo3::types::{PyDict, PyDictMethods, PyString, PyStringMethods};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// The time that a GET may take at once, before it is looked whether the program is to be interrupted.
+pub(crate) const SLICE: Duration = Duration::from_millis(10);
+
+/// An address: text as on the command line, or a path. `None`: the user's default one.
+pub(crate) fn address(py: Python<'_>, given: Option<&Bound<'_, PyAny>>) -> PyResult<Address> {
+    let Some(given) = given.filter(|given| !given.is_none()) else { return Ok(Address::default_of_user()) };
+    match given.cast::<PyString>() {
+        Ok(text) => {
+            let text = text.to_str()?;
+            text.parse::<Address>().map_err(|error| error_of(py, "Invalid", error.to_string()))
+        }
+        Err(_) => Ok(Address::Shm(given.extract::<PathBuf>()?)),
+    }
+}
+
+fn parsed<T: FromStr<Err: std::fmt::Display>>(py: Python<'_>, text: &str) -> PyResult<T> {
+    text.parse::<T>().map_err(|error| error_of(py, "Invalid", error.to_string()))
+}
+
+fn unknown<T>(py: Python<'_>, name: &str, given: &str, known: &str) -> PyResult<T> {
+    Err(error_of(py, "Invalid", format!("{name} is {given:?}; there are: {known}")))
+}
+
+/// The options of a client.
+pub(crate) struct ClientArguments {
+    pub options: ClientOptions,
+    /// How long a GET may take in all.
+    pub get_timeout: Duration,
+}
+
+/// Takes each keyword argument by its name; what is left is none of ours.
+pub(crate) struct Arguments<'py> {
+    left: Bound<'py, PyDict>,
+}
+
+impl<'py> Arguments<'py> {
+    pub fn new(py: Python<'py>, given: Option<&Bound<'py, PyDict>>) -> PyResult<Arguments<'py>> {
+        let left = match given {
+            Some(given) => given.copy()?,
+            None => PyDict::new(py),
+        };
+        Ok(Arguments { left })
+    }
+
+    /// An argument that is there, and is not `None`.
+    fn any(&self, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let found = self.left.get_item(name)?;
+        if found.is_some() {
+            self.left.del_item(name)?;
+        }
+        Ok(found.filter(|found| !found.is_none()))
+    }
+
+    fn take<T>(&self, name: &str) -> PyResult<Option<T>>
+    where
+        T: for<'a> pyo3::FromPyObject<'a, 'py, Error: Into<pyo3::PyErr>>,
+    {
+        let Some(found) = self.any(name)? else { return Ok(None) };
+        match found.extract::<T>() {
+            Ok(value) => Ok(Some(value)),
+            Err(error) => {
+                let error: pyo3::PyErr = error.into();
+                let _ = error.value(self.left.py()).call_method1("add_note", (format!("argument {name}"),));
+                Err(error)
+            }
+        }
+    }
+
+    fn time(&self, name: &str) -> PyResult<Option<Duration>> {
+        optional_seconds(self.left.py(), self.take::<f64>(name)?, name)
+    }
+
+    /// Refuses what nobody has taken.
+    pub fn end(self, what: &str) -> PyResult<()> {
+        match self.left.keys().get_item(0) {
+            Err(_) => Ok(()),
+            Ok(name) => Err(pyo3::exceptions::PyTypeError::new_err(format!("{what} has no argument {name}"))),
+        }
+    }
+
+    pub fn client(&self, timeout: Option<f64>) -> PyResult<ClientArguments> {
+        let py = self.left.py();
+        let mut options = ClientOptions::new();
+        let mut get_timeout = Limits::new().deadline;
+        if let Some(timeout) = optional_seconds(py, timeout, "timeout")? {
+            options.deadline = timeout;
+            get_timeout = get_timeout.min(timeout);
+        }
+        if let Some(time) = self.time("get_timeout")? {
+            get_timeout = time;
+        }
+        options.limits = Limits::new().deadline(get_timeout.min(SLICE));
+        if let Some(lease) = self.time("lease")? {
+            options.lease = lease;
+        }
+        if let Some(path) = self.take::<String>("requests")? {
+            options.requests = match &*path {
+                "auto" => RequestPath::Auto,
+                "message" => RequestPath::Message,
+                "mailbox" => RequestPath::Mailbox,
+                _ => return unknown(py, "requests", &path, "auto, message, mailbox"),
+            };
+        }
+        options.hint_bytes = self.take("hint_bytes")?;
+        options.server_uids = self.take("server_uids")?.unwrap_or_default();
+        options.region = self.take("region")?;
+        options.exact_expiry = self.take("exact_expiry")?.unwrap_or_default();
+        options.timed = self.take("timed")?.unwrap_or_default();
+        let namespace = self.any("encryption_namespace")?;
+        if let Some(key) = self.any("encryption_key")? {
+            let key = bytes_of(&key, "encryption_key")?;
+            let Ok(key) = <&[u8; 32]>::try_from(&*key) else {
+                let text = format!("encryption_key is {} bytes long, and has to be 32, at random", key.len());
+                return Err(error_of(py, "Invalid", text));
+            };
+            let namespace = match &namespace {
+                Some(namespace) => bytes_of(namespace, "encryption_namespace")?.into_owned(),
+                None => Vec::new(),
+            };
+            options.encryption = Some(Encryption::new(key, namespace));
+        }
+        if let Some(number) = self.take::<u16>("owner")? {
+            let owner = OwnerOptions::new(number);
+            options.owner = Some(match self.time("absent_for")? {
+                Some(time) => owner.absent_for(time),
+                None => owner,
+            });
+        }
+        Ok(ClientArguments { options, get_timeout })
+    }
+
+    /// What a table is made from.
+    pub fn table(&self) -> PyResult<Config> {
+        let py = self.left.py();
+        let mut config = Config::new();
+        if let Some(layout) = self.take::<String>("layout")? {
+            config.layout = parsed(py, &layout)?;
+        }
+        let sizes = [
+            self.take("keys")?.map(TableSize::Keys),
+            self.take("slots")?.map(TableSize::Slots),
+            match (self.take("bytes_max")?, self.take("segment_slots")?) {
+                (Some(bytes_max), segment_slots) => Some(TableSize::Growing { bytes_max, segment_slots }),
+                (None, Some(_)) => {
+                    return Err(error_of(py, "Invalid", "segment_slots needs bytes_max; give both".into()));
+                }
+                (None, None) => None,
+            },
+        ];
+        let mut given = sizes.into_iter().flatten();
+        if let Some(size) = given.next() {
+            config.size = size;
+        }
+        if given.next().is_some() {
+            let text = "a table has one size; give one of keys, slots and bytes_max".into();
+            return Err(error_of(py, "Invalid", text));
+        }
+        if let Some(key_max) = self.take("key_max")? {
+            config.key_max = key_max;
+        }
+        if let Some(value_max) = self.take("value_max")? {
+            config.value_max = value_max;
+        }
+        config.inline_max = self.take("inline_max")?;
+        config.heap_bytes = self.take("heap_bytes")?;
+        config.life = self.take("life")?.unwrap_or_default();
+        config.owners = self.take("owners")?.unwrap_or_default();
+        if let Some(grace) = self.time("grace")? {
+            config.grace = grace;
+        }
+        Ok(config)
+    }
+
+    /// Where memory comes from.
+    pub fn backing(&self) -> PyResult<Backing> {
+        let Some(given) = self.any("backing")? else { return Ok(Backing::Anonymous) };
+        if let Ok(text) = given.cast::<PyString>() {
+            match text.to_str()? {
+                "anonymous" => return Ok(Backing::Anonymous),
+                "huge" => return Ok(Backing::HugePages),
+                _ => {}
+            }
+        }
+        given.extract().map(Backing::File)
+    }
+
+    pub fn server(&self, address: Address) -> PyResult<ServerConfig> {
+        let py = self.left.py();
+        let table = self.table()?;
+        let mut config = ServerConfig::new(address, table).backing(self.backing()?);
+        config.small_pages = self.take("small_pages")?.unwrap_or_default();
+        config.ttl = self.time("ttl")?;
+        if config.ttl.is_some() {
+            config.table.life = true;
+        }
+        if let Some(start) = self.take::<String>("start")? {
+            config.start = match &*start {
+                "create" => StartMode::Create,
+                "open" => StartMode::Open,
+                "open_or_create" => StartMode::OpenOrCreate,
+                _ => return unknown(py, "start", &start, "create, open, open_or_create"),
+            };
+        }
+        macro_rules! numbers {
+            ($($name:ident),*) => {$(
+                if let Some(number) = self.take(stringify!($name))? {
+                    config.$name = number;
+                }
+            )*};
+        }
+        numbers!(
+            workers,
+            allow_uids,
+            allow_read_uids,
+            clients_max,
+            clients_per_peer,
+            unread_bytes_max,
+            mailbox_bytes_max,
+            feed_bytes,
+            timed
+        );
+        if let Some(time) = self.time("half_open")? {
+            config.half_open = time;
+        }
+        if let Some(policy) = self.take::<String>("evict")? {
+            config.evict = Some(parsed::<Evict>(py, &policy)?);
+        }
+        let every = self.time("snapshots_every")?;
+        match (self.take::<PathBuf>("snapshots")?, every) {
+            (Some(path), every) => config.snapshots = Some(Snapshots::new(path).every(every)),
+            (None, Some(_)) => {
+                return Err(error_of(
+                    py,
+                    "Invalid",
+                    "snapshots_every needs snapshots, the file's path".into(),
+                ));
+            }
+            (None, None) => {}
+        }
+        config.restore = self.take("restore")?;
+        Ok(config)
+    }
+}
+
+/// A time to live.
+pub(crate) fn ttl(py: Python<'_>, given: Option<f64>) -> PyResult<Option<Duration>> {
+    given.map(|given| seconds(py, given, "ttl")).transpose()
+}

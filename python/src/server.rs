@@ -1,0 +1,123 @@
+//! `oneread.Server`: a server in this process.
+
+use crate::counts;
+use crate::error::{Raise, error_of};
+use crate::fork;
+use crate::options::{self, Arguments};
+use oneread::ServeError;
+use pyo3::prelude::{Bound, Py, PyAny, PyResult, Python};
+use pyo3::types::PyDict;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// A table, served by threads of this process, which need no interpreter. Stops at the latest when it is collected.
+#[pyo3::pyclass(frozen, module = "oneread", weakref)]
+pub(crate) struct Server {
+    process: u64,
+    address: String,
+    /// `None` once it was stopped.
+    running: Mutex<Option<oneread::Server>>,
+}
+
+impl Server {
+    /// Looks at the running server.
+    fn with<R>(&self, py: Python<'_>, look: impl FnOnce(&oneread::Server) -> R) -> PyResult<R> {
+        if self.process != fork::process() {
+            let text =
+                "this server is one of the process that has made this one (fork); connect a Client to it";
+            return Err(error_of(py, "Closed", text.into()));
+        }
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*running {
+            Some(server) => Ok(look(server)),
+            None => Err(error_of(py, "Closed", "this server was stopped; start another one".into())),
+        }
+    }
+}
+
+#[pyo3::pymethods]
+impl Server {
+    #[new]
+    #[pyo3(signature = (address=None, **options))]
+    fn new(
+        py: Python<'_>,
+        address: Option<&Bound<'_, PyAny>>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Server> {
+        crate::log::begin();
+        let arguments = Arguments::new(py, options)?;
+        let mut config = arguments.server(options::address(py, address)?)?;
+        arguments.end("Server")?;
+        let cancel = Arc::new(AtomicBool::new(false));
+        config.cancel = Some(cancel.clone());
+        // A large table takes seconds. Meanwhile the program may be interrupted.
+        let starts = std::thread::Builder::new()
+            .name("oneread-start".into())
+            .spawn(move || oneread::Server::start(config))
+            .map_err(ServeError::Threads)
+            .raise(py)?;
+        while !starts.is_finished() {
+            if let Err(interrupted) = py.check_signals() {
+                cancel.store(true, Ordering::Relaxed);
+                let _ = py.detach(|| starts.join());
+                return Err(interrupted);
+            }
+            py.detach(|| std::thread::sleep(Duration::from_micros(500)));
+        }
+        let started = match starts.join() {
+            Ok(started) => started.raise(py)?,
+            Err(_) => {
+                return Err(error_of(py, "OnereadError", "the server panicked while it started".into()));
+            }
+        };
+        let address = started.address().to_string();
+        Ok(Server { process: fork::process(), address, running: Mutex::new(Some(started)) })
+    }
+
+    /// The address that clients connect to.
+    #[getter]
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Ends the server. Stopping it again does nothing; in a child made by `fork` it does nothing, either.
+    fn stop(&self, py: Python<'_>) {
+        if self.process != fork::process() {
+            return;
+        }
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(server) = running {
+            py.detach(|| server.stop());
+        }
+    }
+
+    /// What the server did, since it started.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.with(py, oneread::Server::stats)?;
+        counts::of_server(py, &stats)
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, pyo3::types::PyTuple>) {
+        self.stop(py);
+    }
+
+    fn __repr__(&self) -> String {
+        format!("oneread.Server({:?})", self.address)
+    }
+
+    /// How many keys are in the table.
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, |server| server.stats().keys as usize)
+    }
+
+    /// A server is true, whatever is in its table.
+    fn __bool__(&self) -> bool {
+        true
+    }
+}
