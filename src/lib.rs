@@ -224,8 +224,8 @@ mod readme {}
 pub use address::{Address, VerbsAddress};
 pub use client::{
     AskError, BatchAnswer, ChangeFeed, Client, ClientOptions, ClientPool, ConnectError, FeedError, FeedFrom,
-    FeedItem, FeedOptions, FeedPosition, GapCause, GetError, MutateError, OwnerOptions, PooledClient,
-    PutTicket, RequestPath, Scan, ScanCursor, ScannedKey,
+    FeedItem, FeedOptions, FeedPosition, GapCause, GetError, LifeAnswer, MutateError, OwnerOptions,
+    PooledClient, PutTicket, RequestPath, Scan, ScanCursor, ScannedKey,
 };
 pub use config::{Config, Evict, TableSize};
 pub use encryption::Encryption;

@@ -9,6 +9,7 @@ use oneread::snapshot::Snapshot;
 use oneread::{
     Address, Client, Config, PutMode, PutOptions, PutOutcome, Server, ServerConfig, SwapOutcome, TableSize,
 };
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 const LAYOUTS: [&str; 4] = ["windowed:8", "bucketized:4", "farm", "cluster"];
@@ -253,6 +254,23 @@ fn clients_have_entries_that_end() {
     }
     assert_eq!(client.ends_in(&lives[3].unwrap()), None);
     let numbers: Vec<u64> = lives.iter().map(|life| life.map_or(0, |life| life.number)).collect();
+    // Values and lives in one batch: of slots, of longer values, of a key that is absent, and up to a break.
+    let mut told = vec![None; keys.len()];
+    let batch = client.get_many_with_life(&keys, |n, answer| {
+        told[n] = Some(answer.unwrap().map(|(value, life)| (value.to_vec(), life)));
+        ControlFlow::Continue(())
+    });
+    batch.unwrap();
+    for (n, told) in told.into_iter().enumerate() {
+        let expected = lives[n].map(|life| (client.get(&keys[n]).unwrap().unwrap(), Some(life)));
+        assert_eq!(told, Some(expected), "{n}");
+    }
+    let mut calls = 0;
+    let broken_off = client.get_many_with_life(&keys, |_, _| {
+        calls += 1;
+        ControlFlow::Break(())
+    });
+    assert!(broken_off.is_ok() && calls == 1, "{calls}");
     assert_eq!(client.revalidate(&keys, &numbers).unwrap(), [true, true, true, true, false]);
     client.put(b"stays", b"here").unwrap();
     assert_eq!(client.revalidate(&keys, &numbers).unwrap(), [true, true, true, false, false]);

@@ -4,11 +4,107 @@ use super::error::GetError;
 use super::{Client, ServerPath};
 use crate::clock::Clock;
 use crate::layout::life::{Life, TICK_NS};
-use crate::sink::LifeSink;
+use crate::outcome::KeyError;
+use crate::reader::{Answers, StoredAnswer};
+use crate::sink::{JudgedSink, LengthSink, LifeSink, Sink};
 use crate::table_clock;
+use std::ops::ControlFlow;
 use std::time::Duration;
 
+/// The outcome of one key of a batch: its value, with the life of the entry if the table's entries have one; `None` if
+/// the key is absent.
+pub type LifeAnswer<'a> = Result<Option<(&'a [u8], Option<Life>)>, KeyError>;
+
+/// Whether an entry is there, and its life if the table's entries have one.
+type FoundLife = Result<Option<Option<Life>>, KeyError>;
+
+/// Hands on what landed in a sink, with the entry's life.
+struct WithLives<'a, S, E> {
+    landed: JudgedSink<'a, S>,
+    each: E,
+    /// Keys whose values came without their lives.
+    left: Vec<usize>,
+    is_over: bool,
+}
+
+impl<'a, S, E> WithLives<'a, S, E>
+where
+    E: FnMut(usize, FoundLife, &JudgedSink<'a, S>) -> ControlFlow<()>,
+{
+    #[inline(always)]
+    fn hand_on(&mut self, number: usize, found: FoundLife) -> ControlFlow<()> {
+        let flow = (self.each)(number, found, &self.landed);
+        self.is_over |= flow.is_break();
+        flow
+    }
+}
+
+impl<'a, S, E> Answers for WithLives<'a, S, E>
+where
+    S: Sink,
+    E: FnMut(usize, FoundLife, &JudgedSink<'a, S>) -> ControlFlow<()>,
+{
+    type Sink = JudgedSink<'a, S>;
+
+    #[inline(always)]
+    fn sink(&mut self) -> &mut JudgedSink<'a, S> {
+        &mut self.landed
+    }
+
+    #[inline(always)]
+    fn landed(&mut self, number: usize, is_there: bool) -> ControlFlow<()> {
+        self.hand_on(number, Ok(is_there.then(|| self.landed.life())))
+    }
+
+    fn answer(&mut self, number: usize, answer: StoredAnswer<'_>) -> ControlFlow<()> {
+        match answer {
+            Ok(Some(_)) => {
+                self.left.push(number);
+                ControlFlow::Continue(())
+            }
+            Ok(None) => self.hand_on(number, Ok(None)),
+            Err(error) => self.hand_on(number, Err(error.into())),
+        }
+    }
+}
+
 impl Client {
+    /// Like [`Client::get_many_with`], and tells with each value the life of its entry. On shm as quick. Over verbs the
+    /// READs of the batch bring values alone: each key that is there takes 1 READ and 1 round trip more, one key
+    /// after the other. Values are as they are stored: they are not decrypted.
+    ///
+    /// # Errors
+    /// As [`Client::get_many`]. By then, `each` may have been called for some of the keys.
+    pub fn get_many_with_life<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        mut each: impl FnMut(usize, LifeAnswer<'_>) -> ControlFlow<()>,
+    ) -> Result<(), GetError> {
+        self.lives_of(keys, &mut Vec::new(), |number, answer, landed| {
+            let value = landed.landed().unwrap_or_default();
+            each(number, answer.map(|life| life.map(|life| (value, life))))
+        })
+    }
+
+    /// Hands the lives of many entries on, with the sink in which each one's value has landed.
+    fn lives_of<'a, K: AsRef<[u8]>, S: Sink>(
+        &mut self,
+        keys: &[K],
+        sink: &'a mut S,
+        each: impl FnMut(usize, FoundLife, &JudgedSink<'a, S>) -> ControlFlow<()>,
+    ) -> Result<(), GetError> {
+        let mut answers = WithLives { landed: JudgedSink::new(sink), each, left: Vec::new(), is_over: false };
+        self.get_batch_stored(keys, &mut answers)?;
+        for number in std::mem::take(&mut answers.left) {
+            if answers.is_over {
+                break;
+            }
+            let is_there = self.get_stored(keys[number].as_ref(), &mut answers.landed)?;
+            let _ = answers.landed(number, is_there);
+        }
+        Ok(())
+    }
+
     /// Returns the life of the entry that `key` has: its number, owner and end. `None` if the key is absent, or
     /// if the table's entries have none ([`Config::life`](crate::Config::life)). Usually 1 READ. The value is
     /// not decrypted.
@@ -22,7 +118,7 @@ impl Client {
     /// Tells of each key whether its entry is still the one with this number ([`Client::life`]): then it was there
     /// all the time, with the same value. Each put, swap or other change of a value gives the entry another
     /// number, one that no entry of the table ever had (V1). A key that is absent, or that the table cannot hold,
-    /// is not the same. Usually 1 READ and 1 round trip for each key, one key after the other.
+    /// is not the same. Usually 1 READ for each key; over verbs 2, and 1 round trip, one key after the other.
     ///
     /// This is for what a value only points to, in memory of somebody else's: fetch that, then ask whether the
     /// entry is still the same.
@@ -34,14 +130,13 @@ impl Client {
     /// When there are more or fewer numbers than keys.
     pub fn revalidate<K: AsRef<[u8]>>(&mut self, keys: &[K], numbers: &[u64]) -> Result<Vec<bool>, GetError> {
         assert_eq!(keys.len(), numbers.len(), "a number for each key");
-        let pairs = keys.iter().zip(numbers);
-        pairs
-            .map(|(key, &number)| match self.life(key.as_ref()) {
-                Ok(life) => Ok(life.is_some_and(|life| life.number == number)),
-                Err(GetError::KeyLength { .. }) => Ok(false),
-                Err(error) => Err(error),
-            })
-            .collect()
+        let mut same = vec![false; keys.len()];
+        self.lives_of(keys, &mut LengthSink::default(), |number, answer, _| {
+            let life = answer.ok().flatten().flatten();
+            same[number] = life.is_some_and(|life| life.number == numbers[number]);
+            ControlFlow::Continue(())
+        })?;
+        Ok(same)
     }
 
     /// How long an entry with this life will be there. Zero: it has ended, and is gone at most a second later.

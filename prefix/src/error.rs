@@ -1,0 +1,130 @@
+//! What goes wrong, and what to do about it.
+
+use oneread::error::{ConnectError, FeedError, GetError, MutateError, PutError};
+
+/// What was given as digests is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DigestError {
+    /// No digest has this width.
+    #[error(
+        "a digest has 8, 16, 32 or 36 bytes, and {given} were given; take `Digests::texts` for other lengths"
+    )]
+    Width {
+        /// The width given.
+        given: usize,
+    },
+    /// There are bytes behind the last digest.
+    #[error("{bytes} bytes are no whole number of digests of {width}; was the buffer cut?")]
+    Length {
+        /// Bytes given.
+        bytes: usize,
+        /// The width given.
+        width: usize,
+    },
+    /// Digests of several widths.
+    #[error(
+        "digest {number} has {given} bytes and the first one {width}; give each width in a call of its own"
+    )]
+    Mixed {
+        /// Its number, from 0.
+        number: usize,
+        /// Its width.
+        given: usize,
+        /// The first one's.
+        width: usize,
+    },
+}
+
+/// Why an index did not answer, or did not change.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PrefixError {
+    /// What was given as digests is none. Nothing was done.
+    #[error(transparent)]
+    Digest(#[from] DigestError),
+    /// As many results, locations or numbers are needed as there are digests. Nothing was done.
+    #[error("{digests} digests and {given} of what belongs to them were given; give one for each")]
+    Count {
+        /// Digests given.
+        digests: usize,
+        /// Of the others.
+        given: usize,
+    },
+    /// The table was not made for this index.
+    #[error("the table at {address} {why}; make one with `{index}::config`")]
+    Table {
+        /// The table's address.
+        address: oneread::Address,
+        /// What it lacks.
+        why: &'static str,
+        /// The index.
+        index: &'static str,
+    },
+    /// A name is empty or too long. Nothing was done.
+    #[error("a name has 1 to {max} bytes, and {given} were given; shorten it")]
+    Name {
+        /// Bytes given.
+        given: usize,
+        /// Most.
+        max: usize,
+    },
+    /// All numbers of holders are taken, some of them by holders that were dropped and are not cleaned yet.
+    #[error(
+        "all {max} numbers of holders are taken; `PlacementIndex::clean` frees those of dropped ones, or make a wider table"
+    )]
+    Holders {
+        /// As many as the table has.
+        max: usize,
+    },
+    /// The holder was dropped, or its table is another one. What was added for it does not count.
+    #[error(
+        "holder {number} ({name}) was dropped, or the table is another one; register it again with `PlacementIndex::holder`"
+    )]
+    HolderGone {
+        /// Its number.
+        number: u16,
+        /// Its name.
+        name: String,
+    },
+    /// No holder has this number.
+    #[error("no holder has the number {number}; was it dropped? `PlacementIndex::holders` lists them")]
+    NoHolder {
+        /// The number given.
+        number: u16,
+    },
+    /// Others changed the same group each time.
+    #[error("others changed the same group {rounds} times in between; try again")]
+    Busy {
+        /// Attempts made.
+        rounds: u32,
+    },
+    /// Bytes of events that are not of a published format. Nothing was done.
+    #[error("event {number}: {why}; is the publisher's version another one?")]
+    Event {
+        /// The event's number in what was given, from 0.
+        number: usize,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// A lookup failed.
+    #[error(transparent)]
+    Get(#[from] GetError),
+    /// A change failed. It may have happened, as the error says.
+    #[error(transparent)]
+    Change(#[from] MutateError),
+    /// A change of one key was refused, after those before it.
+    #[error(transparent)]
+    Refused(#[from] PutError),
+    /// A handle could not be connected.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The keys could not be walked over.
+    #[error(transparent)]
+    Scan(#[from] FeedError),
+}
+
+/// Refuses lists of different lengths.
+pub(crate) fn one_each(digests: usize, given: usize) -> Result<(), PrefixError> {
+    if digests == given { Ok(()) } else { Err(PrefixError::Count { digests, given }) }
+}
