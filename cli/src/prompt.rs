@@ -3,6 +3,7 @@
 //! A line is a command as it would stand in a shell, and is run as there: by this program, once more. So its
 //! words, options and errors are the same, and Ctrl-C ends it and not the prompt.
 
+use crate::again;
 use crate::connect::Server;
 use anyhow::{Context as _, Result};
 use clap::Parser;
@@ -22,7 +23,7 @@ use std::fs::DirBuilder;
 use std::io::{self, IsTerminal};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::sync::Arc;
 
 /// Lines that are remembered.
@@ -45,7 +46,7 @@ const OF_A_KEY: [&str; 11] =
 
 /// Whether the command is to open the prompt: nothing else is asked of it, and somebody sits there.
 pub fn is_wanted() -> bool {
-    std::env::args_os().len() == 1 && io::stdin().is_terminal() && io::stdout().is_terminal()
+    again::arguments().is_empty() && io::stdin().is_terminal() && io::stdout().is_terminal()
 }
 
 /// How the table is reached, as for any command.
@@ -150,8 +151,7 @@ fn command_of(mut words: Vec<String>) -> Option<Vec<String>> {
 
 /// Runs a command to its end. What went wrong it says itself.
 fn run_command(words: &[String]) -> Result<()> {
-    let program = std::env::current_exe().context("finding this program's own file")?;
-    Command::new(program).args(words).status().context("running the command")?;
+    again::command()?.args(words).status().context("running the command")?;
     if let [word] = words
         && word == "help"
     {

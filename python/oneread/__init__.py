@@ -28,24 +28,28 @@ from oneread._errors import (
     Undecrypted,
     ValueTooLong,
 )
-from oneread._native import Client, PutTicket, Server, __version__
-from oneread._types import Life
+from oneread._native import Changes, Client, Index, PutTicket, Scan, Server, __version__, log_level
+from oneread._types import Change, Life
 
 __all__ = [
     "Busy",
     "Cancelled",
+    "Change",
+    "Changes",
     "Client",
     "Closed",
     "Corrupt",
     "Disconnected",
     "Full",
     "Incompatible",
+    "Index",
     "Invalid",
     "KeyTooLong",
     "Life",
     "OnereadError",
     "PutTicket",
     "Refused",
+    "Scan",
     "Server",
     "SystemRefused",
     "Timeout",
@@ -53,4 +57,5 @@ __all__ = [
     "Undecrypted",
     "ValueTooLong",
     "__version__",
+    "log_level",
 ]

@@ -6,14 +6,18 @@
 //! No call panics on what a program gives it. Whatever waits is done without the interpreter's lock.
 
 mod client;
+mod command;
 mod convert;
 mod counts;
 mod error;
+mod feed;
 mod fork;
 mod handles;
+mod index;
 mod keys;
 mod log;
 mod options;
+mod scan;
 mod server;
 mod sinks;
 
@@ -27,5 +31,19 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<client::Client>()?;
     module.add_class::<client::PutTicket>()?;
     module.add_class::<server::Server>()?;
+    module.add_class::<index::Index>()?;
+    module.add_class::<scan::Scan>()?;
+    module.add_class::<feed::Changes>()?;
+    module.add_function(pyo3::wrap_pyfunction!(log::log_level, module)?)?;
+    module.add_function(pyo3::wrap_pyfunction!(command::main, module)?)?;
     Ok(())
 }
+
+/// Python's objects begin at multiples of this.
+const OBJECT_ALIGN: usize = 16;
+
+const _: () = {
+    assert!(align_of::<client::Client>() <= OBJECT_ALIGN && align_of::<client::PutTicket>() <= OBJECT_ALIGN);
+    assert!(align_of::<server::Server>() <= OBJECT_ALIGN && align_of::<index::Index>() <= OBJECT_ALIGN);
+    assert!(align_of::<scan::Scan>() <= OBJECT_ALIGN && align_of::<feed::Changes>() <= OBJECT_ALIGN);
+};

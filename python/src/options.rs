@@ -198,15 +198,25 @@ impl<'py> Arguments<'py> {
         given.extract().map(Backing::File)
     }
 
+    /// What an index without a server is made from.
+    pub fn index(&self) -> PyResult<(Config, Backing, Option<Duration>, Option<Evict>)> {
+        let (mut config, ttl) = (self.table()?, self.time("ttl")?);
+        config.life |= ttl.is_some();
+        Ok((config, self.backing()?, ttl, self.evict()?))
+    }
+
+    fn evict(&self) -> PyResult<Option<Evict>> {
+        let policy = self.take::<String>("evict")?;
+        policy.map(|policy| parsed::<Evict>(self.left.py(), &policy)).transpose()
+    }
+
     pub fn server(&self, address: Address) -> PyResult<ServerConfig> {
         let py = self.left.py();
         let table = self.table()?;
         let mut config = ServerConfig::new(address, table).backing(self.backing()?);
         config.small_pages = self.take("small_pages")?.unwrap_or_default();
         config.ttl = self.time("ttl")?;
-        if config.ttl.is_some() {
-            config.table.life = true;
-        }
+        config.table.life |= config.ttl.is_some();
         if let Some(start) = self.take::<String>("start")? {
             config.start = match &*start {
                 "create" => StartMode::Create,
@@ -236,9 +246,7 @@ impl<'py> Arguments<'py> {
         if let Some(time) = self.time("half_open")? {
             config.half_open = time;
         }
-        if let Some(policy) = self.take::<String>("evict")? {
-            config.evict = Some(parsed::<Evict>(py, &policy)?);
-        }
+        config.evict = self.evict()?;
         let every = self.time("snapshots_every")?;
         match (self.take::<PathBuf>("snapshots")?, every) {
             (Some(path), every) => config.snapshots = Some(Snapshots::new(path).every(every)),

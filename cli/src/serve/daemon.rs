@@ -3,13 +3,15 @@
 //! This process starts itself once more, as a process without threads of its own would by `fork`, and waits for
 //! the line that reports readiness. Until then a Ctrl-C reaches both; after that the server has a session of its own.
 
+use crate::again;
 use anyhow::{Context, Result, bail};
 use oneread::{Address, internals::files};
+use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{ExitCode, Stdio};
 
 /// The file for what a server in the background has to say: beside its socket, if none is named.
 pub fn log_file(address: &Address, named: Option<&Path>) -> Result<PathBuf> {
@@ -40,10 +42,9 @@ pub fn start(address: &Address, log: Option<&Path>) -> Result<ExitCode> {
     let options = options.custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32);
     let mut log = options.open(&path).with_context(|| format!("opening the log {name}"))?;
     let told_before = log.seek(SeekFrom::End(0))?;
-    let program = std::env::current_exe().context("finding this program's own file")?;
-    let arguments = std::env::args_os().skip(1);
-    let mut server = Command::new(program)
-        .args(arguments.map(|given| if given == "--daemonize" { "--detached".into() } else { given }))
+    let arguments = again::arguments().iter();
+    let mut server = again::command()?
+        .args(arguments.map(|given| if given == "--daemonize" { OsStr::new("--detached") } else { given }))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log.try_clone()?)

@@ -122,7 +122,7 @@ impl Client {
 
     /// Something that may wait for the server, without the interpreter's lock.
     #[inline]
-    fn ask<R: Send, E: crate::error::Classed + Send>(
+    pub(crate) fn ask<R: Send, E: crate::error::Classed + Send>(
         &self,
         py: Python<'_>,
         work: impl FnOnce(&mut oneread::Client) -> Result<R, E> + Send,

@@ -1,0 +1,219 @@
+//! The `oneread` command: its arguments and subcommands. A library, because the Python package has the command, too.
+
+mod again;
+mod columns;
+mod connect;
+mod data;
+mod demo;
+mod doctor;
+mod habits;
+mod manual;
+mod owner;
+mod pages;
+mod parts;
+mod prompt;
+mod records;
+mod region_file;
+mod regions;
+mod scan;
+mod screen;
+mod secret;
+mod serve;
+mod shrink;
+mod snapshot;
+mod source;
+mod stat;
+mod stop;
+mod top;
+mod users;
+mod watch;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use oneread_kit::{advice, show};
+use std::ffi::OsString;
+use std::io::{self, IsTerminal};
+use std::process::ExitCode;
+
+/// Examples of what this build has.
+fn examples() -> String {
+    let lab = match cfg!(feature = "lab") {
+        true => {
+            "
+  oneread layouts                what a GET costs, layout by layout
+  oneread plan --clients 256     which resource would bind, on which hardware"
+        }
+        false => "",
+    };
+    format!(
+        "EXAMPLES
+  oneread demo                   the first minute: watch it work on real data
+  oneread serve --daemonize      serve a table at the default address
+  oneread put greeting hello     the server executes this
+  oneread get greeting           the client alone: the server is not asked
+  oneread load words.tsv         many keys from a file
+  oneread keys 'user:*'          keys that match
+  oneread watch                  changes, as they come{lab}
+  oneread doctor                 which fabrics work here, how to mend the others
+
+`oneread` alone, on a terminal, is a prompt for these commands. `oneread COMMAND
+--help` has examples for each. RUST_LOG=debug prints more on stderr."
+    )
+}
+
+/// A hash index in a server's memory that clients search by themselves.
+///
+/// The server holds the table. Clients map it (or READ it over RDMA) and look keys up without the
+/// server's CPU. Only the server changes the table.
+#[derive(Debug, Parser)]
+#[command(name = "oneread", version, after_help = examples())]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Serve(Box<serve::Serve>),
+    Stop(stop::Stop),
+    Ping(stop::Ping),
+    Get(data::Get),
+    #[command(visible_alias = "set")]
+    Put(data::Put),
+    #[command(visible_aliases = ["delete", "rm"])]
+    Del(data::Del),
+    #[command(visible_alias = "incr")]
+    Add(parts::Add),
+    Append(parts::Append),
+    Or(parts::Or),
+    AndNot(parts::AndNot),
+    Clear(parts::Clear),
+    Load(data::Load),
+    Dump(data::Dump),
+    #[command(visible_alias = "ls")]
+    Keys(scan::Keys),
+    Scan(scan::Take),
+    Snapshot(snapshot::Take),
+    Restore(snapshot::Restore),
+    #[command(visible_alias = "info")]
+    Stat(stat::Stat),
+    Top(top::Top),
+    Watch(watch::Watch),
+    Owner(owner::Owner),
+    Shrink(shrink::Shrink),
+    Inspect(stat::inspect::Inspect),
+    Regions(regions::Regions),
+    #[cfg(feature = "lab")]
+    #[command(flatten)]
+    Lab(oneread_lab::Lab),
+    Demo(demo::Demo),
+    Doctor(doctor::Doctor),
+    Completions(manual::Completions),
+    Man(manual::Man),
+}
+
+impl Command {
+    /// The log level when RUST_LOG is not set.
+    fn log_filter(&self) -> tracing_subscriber::EnvFilter {
+        tracing_subscriber::EnvFilter::new(match self {
+            // A client that lives as long as one command reports a lost server as its error.
+            Command::Serve(_) => "warn",
+            _ => "error",
+        })
+    }
+}
+
+/// Runs the command as a program of its own. Returns its status.
+pub fn main() -> ExitCode {
+    run(Vec::new(), std::env::args_os().skip(1).collect())
+}
+
+/// Runs the command with these words. Returns its status, or ends the process with one. `program` and its first words are
+/// what runs it once more, if it is no program of its own. To be called once in a process: it takes the log, and signals.
+pub fn run(program: Vec<OsString>, arguments: Vec<OsString>) -> ExitCode {
+    again::was_run(program, arguments);
+    if prompt::is_wanted() {
+        return ended(prompt::run(&Cli::command()));
+    }
+    let words = std::iter::once(OsString::from("oneread")).chain(again::arguments().iter().cloned());
+    let cli = Cli::try_parse_from(words).unwrap_or_else(|error| {
+        let advice = habits::advice(&error);
+        let _ = error.print();
+        if let Some(advice) = advice {
+            show::complain(format_args!("\n  tip: {advice}"));
+        }
+        std::process::exit(error.exit_code());
+    });
+    let filter =
+        tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| cli.command.log_filter());
+    // Colors are for people, not for files.
+    let ansi = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    log.with_ansi(ansi).init();
+    ended(run_parsed(cli))
+}
+
+/// The status of a command that has ended, whose error is told.
+fn ended(outcome: anyhow::Result<ExitCode>) -> ExitCode {
+    match outcome {
+        Ok(status) => status,
+        // The reader of the pipe has closed it (`oneread dump | head`).
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            show::complain(format_args!("oneread: error: {}", advice::told(&error)));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs the command. Errors of usage have already ended the process with status 2.
+fn run_parsed(cli: Cli) -> anyhow::Result<ExitCode> {
+    match cli.command {
+        Command::Serve(command) => command.run(),
+        Command::Stop(command) => command.run(),
+        Command::Ping(command) => command.run(),
+        Command::Get(command) => command.run(),
+        Command::Put(command) => command.run(),
+        Command::Del(command) => command.run(),
+        Command::Add(command) => command.run(),
+        Command::Append(command) => command.run(),
+        Command::Or(command) => command.run(),
+        Command::AndNot(command) => command.run(),
+        Command::Clear(command) => command.run(),
+        Command::Load(command) => command.run(),
+        Command::Dump(command) => command.run(),
+        Command::Keys(command) => command.run(),
+        Command::Scan(command) => command.run(),
+        Command::Snapshot(command) => command.run(),
+        Command::Restore(command) => command.run(),
+        Command::Stat(command) => command.run(),
+        Command::Top(command) => command.run(),
+        Command::Watch(command) => command.run(),
+        Command::Owner(command) => command.run(),
+        Command::Shrink(command) => command.run(),
+        Command::Inspect(command) => command.run(),
+        Command::Regions(command) => command.run(),
+        #[cfg(feature = "lab")]
+        Command::Lab(command) => command.run(),
+        Command::Demo(command) => command.run(),
+        Command::Doctor(command) => command.run(),
+        Command::Completions(command) => command.run(Cli::command()),
+        Command::Man(command) => command.run(Cli::command()),
+    }
+}
+
+/// Whether the reader of our output has closed it.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The reader of a pipe may go at any time. Other errors of output are errors.
+    #[test]
+    fn a_closed_pipe_is_no_error() {
+        let of = |kind: io::ErrorKind| is_broken_pipe(&anyhow::Error::from(io::Error::from(kind)));
+        assert!(of(io::ErrorKind::BrokenPipe) && !of(io::ErrorKind::StorageFull));
+    }
+}
