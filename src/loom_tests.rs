@@ -210,7 +210,7 @@ fn writers_cross() {
     };
     let other = {
         let (index, put) = (index.clone(), put.clone());
-        loom::thread::spawn(move || put(&index, 1))
+        with_a_large_stack(move || put(&index, 1))
     };
     let inserted = [put(&index, 0), other.join().expect("the other thread ends")];
     assert!(inserted[0] || inserted[1], "one of them was first");
@@ -223,7 +223,8 @@ fn writers_cross() {
 }
 
 /// Two server threads put the same key at once, each along a good path of its own, found before the other changed
-/// anything: the key comes to stand in one slot, once inserted and once updated.
+/// anything: the key comes to stand in one slot, once inserted and once updated. All that either does is under the
+/// locks of the newcomer's two slots, so the executions are few, whatever the bound.
 fn writers_meet() {
     /// With this seed each of the two slots in which the newcomer may stand is taken by a key that can go to a free one.
     const SEED: u64 = 4;
@@ -233,7 +234,7 @@ fn writers_meet() {
     let put = move |index: &Index, n: usize| put_along(index, &paths[n], &newcomer);
     let other = {
         let (index, put) = (index.clone(), put.clone());
-        loom::thread::spawn(move || put(&index, 1))
+        with_a_large_stack(move || put(&index, 1))
     };
     let mut answers = [put(&index, 0), other.join().expect("the other thread ends")];
     answers.sort_by_key(|answer| *answer != Some(PutOutcome::Inserted));
@@ -296,10 +297,14 @@ fn merging() -> (Index, [KeyNumber; 2]) {
     (index, keys)
 }
 
-/// Runs a test whose frames are too large for a stack of loom's.
+/// A thread for what has frames that are too large for a stack of loom's.
+fn with_a_large_stack<T: 'static>(work: impl FnOnce() -> T + 'static) -> loom::thread::JoinHandle<T> {
+    loom::thread::Builder::new().stack_size(1 << 16).spawn(work).expect("a thread")
+}
+
+/// Runs a test in such a thread.
 fn on_a_large_stack(test: fn()) {
-    let thread = loom::thread::Builder::new().stack_size(1 << 16).spawn(test);
-    thread.expect("a thread").join().expect("the test ends");
+    with_a_large_stack(test).join().expect("the test ends");
 }
 
 /// Two segments become one while a reader looks directly for a key that goes to the other one.

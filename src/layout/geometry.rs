@@ -227,7 +227,7 @@ impl Geometry {
     }
     /// The number of the region's word in which the owner's bit is, of a table with owners (O1).
     #[inline]
-    pub(crate) fn owner_word(&self, owner: u16) -> usize {
+    pub fn owner_word(&self, owner: u16) -> usize {
         self.mask_offset() as usize / WORD + owners::mask_word(owner)
     }
     /// The number of the region's word in which the owner's time is.

@@ -281,12 +281,14 @@ impl<'a, A: Adversary> Sim<'a, A> {
     }
 }
 
-/// Whether no write of these words' slots is under way, by their stamps. Extents have none.
+/// Whether no write of these words' slots is under way, by their stamps. Extents have none, and what stands before
+/// the slots.
 fn is_whole(history: &History, geometry: &Geometry, mut words: Range<usize>, at: Instant) -> bool {
     let slot_words = geometry.shape().words();
     let first = geometry.slot_word(SlotIx(0));
     let heap = geometry.heap();
-    if (heap.offset..heap.offset + heap.bytes).contains(&((words.start * WORD) as u64)) {
+    if words.start < first || (heap.offset..heap.offset + heap.bytes).contains(&((words.start * WORD) as u64))
+    {
         return true;
     }
     words.all(|word| {

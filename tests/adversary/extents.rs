@@ -34,15 +34,15 @@ pub fn value(put: u64, len: usize) -> Vec<u8> {
 /// A value that a key had, or its absence: from the beginning of the change that made it to the end of the
 /// next one.
 #[derive(Clone, Debug)]
-struct Version {
-    value: Option<Vec<u8>>,
-    from: Instant,
+pub struct Version {
+    pub value: Option<Vec<u8>>,
+    pub from: Instant,
     /// When that change had ended.
-    made: Instant,
+    pub made: Instant,
 }
 
 /// The first version of every key.
-const ABSENT: Version = Version { value: None, from: Instant(0), made: Instant(0) };
+pub const ABSENT: Version = Version { value: None, from: Instant(0), made: Instant(0) };
 
 /// A server over a recorded region. It remembers the values that the first keys had.
 pub struct Life {
@@ -94,6 +94,11 @@ impl Life {
         }
     }
 
+    /// Notes that a key left with one store, which made this instant.
+    pub fn note_at(&mut self, number: u64, at: Instant) {
+        self.versions[number as usize].push(Version { value: None, from: at, made: at });
+    }
+
     fn moved_bytes(&self) -> u64 {
         self.moved_before + self.index.heap().moved_bytes
     }
@@ -131,6 +136,7 @@ impl Life {
             history: self.recorder.history(self.geometry.region_bytes()),
             geometry: self.geometry.clone(),
             versions: self.versions.clone(),
+            leaps: Vec::new(),
         }
     }
 }
@@ -140,7 +146,9 @@ pub struct Table {
     pub geometry: Geometry,
     pub history: History,
     /// Of each key, in order.
-    versions: Vec<Vec<Version>>,
+    pub versions: Vec<Vec<Version>>,
+    /// When else something happens that matters to GETs.
+    pub leaps: Vec<Instant>,
 }
 
 /// Blocks of the heap. With few, extents move often; with more, memory that they left is used again soon.
@@ -234,16 +242,19 @@ pub struct Met {
     pub batches: u64,
     /// Batches of more than one value that was not in its slot.
     pub long_together: u64,
+    /// GETs during which all entries of their key's owner were hidden with one store.
+    pub hidden: u64,
 }
 
 impl Table {
     /// GETs of one client.
-    fn client(&self, hardware: Hardware, seed: u64, gets: usize, met: &mut Met) -> Result<(), String> {
+    pub fn client(&self, hardware: Hardware, seed: u64, gets: usize, met: &mut Met) -> Result<(), String> {
         let mut choices = Random::new(seed);
         let mut random = Random::new(!seed);
         let number = random.pick(self.versions.len());
         let mut leaps: Vec<Instant> =
             self.versions[number].iter().flat_map(|version| [version.from, version.made]).collect();
+        leaps.extend(&self.leaps);
         leaps.sort();
         leaps.dedup();
         let mut reader = client(&self.history, &self.geometry, hardware, &mut choices);
@@ -297,6 +308,8 @@ impl Table {
             Err(error) => return Err(format!("key {number} from {}: {error}", from.0)),
         };
         met.long += u64::from(len.is_some_and(|len| len > 30));
+        let at_once = |version: &Version| version.from == version.made && (from..=to).contains(&version.made);
+        met.hidden += u64::from(self.versions[number].iter().skip(1).any(at_once));
         self.judge(number, len, &range, &got, from..to)
     }
 

@@ -14,12 +14,14 @@ mod cases;
 mod every;
 mod every_extents;
 mod every_growth;
+mod every_owners;
 mod extents;
 mod growth;
 mod killed_extents;
 mod killed_growth;
 mod killed_lives;
 mod matrix;
+mod owners;
 mod random;
 
 use oneread::internals::sim::KeyNumber;
