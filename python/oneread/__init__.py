@@ -28,10 +28,14 @@ from oneread._errors import (
     Undecrypted,
     ValueTooLong,
 )
+from oneread._keys import Key
 from oneread._native import Changes, Client, Index, PutTicket, Scan, Server, __version__, log_level
 from oneread._types import Change, Life
+from oneread.aio import AsyncChanges, DictChange, DictChanges
+from oneread.shared import SharedDict, memoize, metrics
 
 __all__ = [
+    "AsyncChanges",
     "Busy",
     "Cancelled",
     "Change",
@@ -39,11 +43,14 @@ __all__ = [
     "Client",
     "Closed",
     "Corrupt",
+    "DictChange",
+    "DictChanges",
     "Disconnected",
     "Full",
     "Incompatible",
     "Index",
     "Invalid",
+    "Key",
     "KeyTooLong",
     "Life",
     "OnereadError",
@@ -51,6 +58,7 @@ __all__ = [
     "Refused",
     "Scan",
     "Server",
+    "SharedDict",
     "SystemRefused",
     "Timeout",
     "TooShort",
@@ -58,4 +66,6 @@ __all__ = [
     "ValueTooLong",
     "__version__",
     "log_level",
+    "memoize",
+    "metrics",
 ]

@@ -1,0 +1,232 @@
+"""Where a :class:`SharedDict` is, who has it open, and who starts its server.
+
+All of a dict is in this user's folder of region files, in memory: ``/dev/shm/oneread-UID``, or below
+``$ONEREAD_SHM``. So it is gone with the machine, and all of it at once::
+
+    NAME.dict        the table
+    NAME.dict.sock   its server's socket
+    NAME.dict.json   what it was made as
+    NAME.dict.log    what its server has to say
+    NAME.dict.open   locked, shared, by each process that has it open, and by its server when the last one has gone
+    NAME.dict.start  locked by the process that opens it
+
+The kernel lets go of a lock when its process ends, however that was. A child made by `fork` has its parent's lock
+too: it ends when both have ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import re
+import select
+import signal
+import stat
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from oneread import _native
+from oneread._errors import Disconnected, Incompatible, OnereadError, Refused, SystemRefused, Timeout
+
+log = logging.getLogger("oneread")
+
+# The longest path of a socket.
+SOCKET_MAX = 107
+
+
+def folder() -> Path:
+    """This user's folder. Made if it is not there; refused if others could change what is in it."""
+    shm = os.environ.get("ONEREAD_SHM", "")
+    path = Path(shm if shm.startswith("/") else "/dev/shm") / f"oneread-{os.geteuid()}"
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        about = path.lstat()
+    except OSError as error:
+        raise SystemRefused(error.errno, f"no folder for shared dicts: {error.strerror}", str(path)) from error
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
+        raise Refused(f"{path} is another user's, or others may write to it; remove it, or set ONEREAD_SHM elsewhere")
+    return path
+
+
+class Place:
+    """The files of the dict with a name."""
+
+    def __init__(self, name: str) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", name):
+            raise ValueError(f"no name for a dict: {name!r}; it has up to 64 letters, digits, and any of . _ -")
+        self.name = name
+        self.region = folder() / f"{name}.dict"
+        self.socket = self.beside("sock")
+        if len(os.fsencode(self.socket)) > SOCKET_MAX:
+            raise ValueError(f"the name is too long for a socket: {self.socket}; at most {SOCKET_MAX} bytes")
+
+    def beside(self, what: str) -> Path:
+        return self.region.with_name(f"{self.region.name}.{what}")
+
+    @property
+    def address(self) -> str:
+        return f"shm:{self.socket}"
+
+    @contextmanager
+    def starting(self, within: float) -> Iterator[None]:
+        """Nobody else opens this dict meanwhile."""
+        fd = self.open_lock("start")
+        try:
+            end = time.monotonic() + within
+            while not lock(fd, fcntl.LOCK_EX):
+                if time.monotonic() > end:
+                    raise Timeout(f"another process has been opening {self.name!r} for {within:g} s; try again")
+                time.sleep(0.002)
+            yield
+        finally:
+            os.close(fd)
+
+    def open_lock(self, what: str) -> int:
+        path = self.beside(what)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        if os.fstat(fd).st_uid != os.geteuid():
+            os.close(fd)
+            raise Refused(f"{path} is another user's; choose another name")
+        return fd
+
+    def about(self) -> dict[str, Any] | None:
+        """What the dict was made as; ``None`` if there is none."""
+        try:
+            about = json.loads(self.beside("json").read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+        return about if isinstance(about, dict) else None
+
+    def remember(self, about: dict[str, Any]) -> None:
+        partial = self.beside("json.partial")
+        partial.write_text(json.dumps(about))
+        partial.replace(self.beside("json"))
+
+    def forget(self) -> None:
+        # Who waits for the end waits for the last of these.
+        for path in (self.region, self.beside("json")):
+            path.unlink(missing_ok=True)
+
+    def is_served(self) -> bool:
+        try:
+            _native.Client(self.address, timeout=1.0).close()
+        except Disconnected:
+            return False
+        return True
+
+    def start(self, within: float) -> None:
+        """Starts the dict's server, in a session of its own, and returns when it serves."""
+        command = [sys.executable, "-m", "oneread._keeper", self.name]
+        log.info("starting a server for the shared dict %r: %s", self.name, " ".join(command))
+        # What this process can import, the server can, too.
+        here = str(Path(__file__).resolve().parent.parent)
+        others = os.environ.get("PYTHONPATH")
+        paths = {"PYTHONPATH": os.pathsep.join([here, others] if others else [here])}
+        said = self.beside("log")
+        with said.open("wb") as errors:
+            server = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+                cwd="/",
+                env={**os.environ, **paths},
+            )
+        assert server.stdout is not None
+        with server.stdout as out:
+            is_ready = ready_within(out.fileno(), within)
+        if not is_ready:
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
+        # What was started is only the parent of the server, and has ended.
+        server.wait()
+        if not is_ready:
+            text = said.read_text(errors="replace").strip() or f"it has not begun to serve within {within:g} s"
+            raise OnereadError(f"the server of the shared dict {self.name!r} did not start: {text} ({said})")
+
+
+def ready_within(fd: int, within: float) -> bool:
+    """Whether a process says within this time that it serves. One that ended says nothing."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN | select.POLLHUP)
+    return bool(poll.poll(1000 * within)) and os.read(fd, 5) == b"ready"
+
+
+def lock(fd: int, how: int) -> bool:
+    """Takes a lock if it is to be had now."""
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def await_end(place: Place, within: float) -> None:
+    """Returns when the server of a dict that nobody has open has ended."""
+    end = time.monotonic() + within
+    while place.about() is not None and place.is_served():
+        if time.monotonic() > end:
+            raise Timeout(f"the server of the shared dict {place.name!r} has not ended within {within:g} s; try again")
+        time.sleep(0.002)
+
+
+def open_place(
+    place: Place, create: bool, asked: dict[str, Any], made: dict[str, Any], within: float
+) -> tuple[int, dict[str, Any]]:
+    """Opens the dict, and starts its server if nobody has. Returns the lock that keeps it open, and what it was made
+    as. ``asked``: what it must be. ``made``: what it becomes if it is made now.
+    """
+    with place.starting(within):
+        fd = place.open_lock("open")
+        try:
+            # With this lock nobody else has it open, and no server ends just now.
+            is_first = lock(fd, fcntl.LOCK_EX)
+            about = place.about()
+            is_served = about is not None and place.is_served()
+            if is_first and about is not None and about["lives"] != "for ever":
+                if about["lives"] == "until last" and is_served:
+                    # The last one has just closed it, and its server has not heard of that yet.
+                    fcntl.flock(fd, fcntl.LOCK_UN)
+                    await_end(place, within)
+                    is_served = False
+                if not is_served:
+                    # Otherwise its server was killed, and so were all that had it open.
+                    place.forget()
+                    about = None
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            os.utime(fd)
+            if about is None and not create:
+                raise FileNotFoundError(f"there is no shared dict {place.name!r}, and create=False")
+            if about is not None:
+                differ = [
+                    f"{what}={about.get(what)!r}, asked for was {how!r}"
+                    for what, how in asked.items()
+                    if about.get(what) != how
+                ]
+                if differ:
+                    raise Incompatible(
+                        f"the shared dict {place.name!r} is there, and has {'; '.join(differ)}; "
+                        "leave that out to open it as it is, or choose another name"
+                    )
+            if not is_served:
+                is_new, about = about is None, about or {**made, **asked}
+                place.remember(about)
+                try:
+                    place.start(within)
+                except OnereadError:
+                    if is_new:
+                        place.forget()
+                    raise
+            assert about is not None
+            return fd, about
+        except BaseException:
+            os.close(fd)
+            raise

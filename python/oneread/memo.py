@@ -1,0 +1,240 @@
+"""Results of functions that all processes share: what is behind :meth:`SharedDict.memoize`."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import inspect
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
+
+from oneread import _keys
+from oneread._errors import Disconnected, Full, Refused, ValueTooLong
+from oneread._native import Client
+
+log = logging.getLogger("oneread")
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+# How long who waits for another's result sleeps between two looks: it doubles from the first to the last.
+PAUSE_FIRST, PAUSE_MAX = 0.0001, 0.01
+# How long a lock stays whose owner is gone from the server's view: killed, or connecting anew.
+ABSENT = 1.0
+# Owners have numbers from 1 to this.
+OWNER_MAX = 65_534
+
+
+def canonical(value: Any) -> bytes:
+    """Bytes that are the same in all processes for equal arguments. ``TypeError`` where that is not certain."""
+    kind = type(value)
+    if kind is str:
+        raw = value.encode()
+    elif kind is bytes:
+        raw = value
+    elif value is None or kind is bool or kind is int or kind is float:
+        raw = repr(value).encode()
+    elif kind is tuple or kind is list:
+        raw = b"".join(map(canonical, value))
+    elif kind is dict:
+        raw = b"".join(sorted(canonical(pair) for pair in value.items()))
+    elif kind is set or kind is frozenset:
+        raw = b"".join(sorted(map(canonical, value)))
+    else:
+        raise TypeError(
+            f"memoize does not know when two {kind.__name__} are the same; say it by key=, a function of the arguments"
+        )
+    return b"%b:%d:%b" % (kind.__name__.encode(), len(raw), raw)
+
+
+class Memoized(Protocol[P, R_co]):
+    """A function whose results are kept."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    def forget(self, *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Removes the result of this call. Returns whether it was there."""
+
+
+class Decorator(Protocol):
+    def __call__(self, function: Callable[P, R], /) -> Memoized[P, R]: ...
+
+
+class Store(Protocol):
+    """Where results are kept."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def client(self) -> Client: ...
+    def get_raw(self, raw: bytes) -> bytes | None: ...
+    def put_raw(self, raw: bytes, value: Any, ttl: float | None) -> None: ...
+    def dumps(self, value: Any) -> Any: ...
+    def loads(self, raw: bytes) -> Any: ...
+
+
+class Memo:
+    """The locks of one dict in one process."""
+
+    def __init__(self, shared: Store) -> None:
+        self.shared = shared
+        self.counts = {"hits": 0, "computed": 0, "waited": 0, "not_kept": 0}
+        self._guard = threading.Lock()
+        self._owner: Client | None = None
+        self._pid = 0
+
+    def owner(self) -> Client:
+        """Whose entries go with this process. A child made by `fork` is another one."""
+        with self._guard:
+            if self._owner is None or self._pid != os.getpid():
+                self._owner, self._pid = new_owner(self.shared.client), os.getpid()
+            return self._owner
+
+    def close(self) -> None:
+        with self._guard:
+            if self._owner is not None and self._pid == os.getpid():
+                self._owner.close()
+            self._owner = None
+
+
+def new_owner(client: Client) -> Client:
+    """A client whose entries go with it, as an owner that nobody else is: it has an entry that says so, which goes
+    with it, too."""
+    while True:
+        number = random.SystemRandom().randint(1, OWNER_MAX)
+        try:
+            owner = client.owner(number, absent_for=ABSENT)
+        except Refused:
+            # One with this number is just going.
+            continue
+        if owner.insert(_keys.LOCK + b"%d" % number, b""):
+            return owner
+        owner.close()
+
+
+class Call:
+    """One call of a memoized function, whose result may be there, be computed by another, or by this one."""
+
+    def __init__(self, memo: Memo, digest: bytes, ttl: float | None, lock_ttl: float | None) -> None:
+        self.memo, self.ttl, self.lock_ttl = memo, ttl, lock_ttl
+        self.result, self.lock = _keys.RESULT + digest, _keys.LOCK + digest
+        self.token = os.urandom(8)
+        self.holder: Client | None = None
+        self.value: Any = None
+
+    def is_there(self) -> bool:
+        """Whether there is a result, which is :attr:`value` then."""
+        shared = self.memo.shared
+        raw = shared.get_raw(self.result)
+        if raw is None:
+            return False
+        self.value = shared.loads(raw)
+        self.memo.counts["hits"] += 1
+        return True
+
+    def is_mine(self) -> bool:
+        """Whether this call is to compute the result: nobody else does from now on."""
+        try:
+            holder = self.memo.owner()
+            if not holder.insert(self.lock, self.token, ttl=self.lock_ttl):
+                return False
+            self.holder = holder
+        except Full as error:
+            # It is computed, and not kept.
+            log.warning("a result of %r is computed without a lock: %s", self.memo.shared.name, error)
+        return True
+
+    def pauses(self) -> Iterator[float]:
+        """How long to wait before each further look. It ends when there is a result, or this call is to compute
+        it: :attr:`is_found` says which."""
+        pause = PAUSE_FIRST
+        self.is_found = self.is_there()
+        while not self.is_found:
+            if self.is_mine():
+                # It may have come between the look and the lock.
+                self.is_found = self.is_there()
+                if self.is_found:
+                    self.let_go()
+                return
+            if pause == PAUSE_FIRST:
+                self.memo.counts["waited"] += 1
+            yield pause
+            pause = min(2 * pause, PAUSE_MAX)
+            self.is_found = self.is_there()
+
+    def keep(self, value: Any) -> None:
+        self.memo.counts["computed"] += 1
+        shared = self.memo.shared
+        try:
+            shared.put_raw(self.result, shared.dumps(value), self.ttl)
+        except (Full, ValueTooLong) as error:
+            self.memo.counts["not_kept"] += 1
+            log.warning("a result is not kept in %r: %s", shared.name, error)
+
+    def let_go(self) -> None:
+        holder, self.holder = self.holder, None
+        if holder is not None:
+            # The lock may have ended, and be another's now. Without a server, it ends with this process.
+            with suppress(Disconnected):
+                holder.compare_exchange(self.lock, self.token, None)
+
+
+def memoized(
+    open_memo: Callable[[], Memo], ttl: float | None, key: Callable[..., Any] | None, lock_ttl: float | None
+) -> Decorator:
+    """The decorator. ``open_memo`` is called when a result is asked for."""
+
+    def decorate(function: Callable[P, R], /) -> Memoized[P, R]:
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(f"{function.__qualname__} is a generator, whose result cannot be kept; return a list")
+        name = f"{function.__module__}.{function.__qualname__}"
+
+        def digest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+            what = (args, kwargs) if key is None else key(*args, **kwargs)
+            return hashlib.blake2b(canonical((name, what)), digest_size=16).digest()
+
+        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+            return Call(open_memo(), digest(args, kwargs), ttl, lock_ttl)
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            asked = call(args, kwargs)
+            for pause in asked.pauses():
+                time.sleep(pause)
+            if asked.is_found:
+                return asked.value
+            try:
+                value = function(*args, **kwargs)
+                asked.keep(value)
+                return value
+            finally:
+                asked.let_go()
+
+        @functools.wraps(function)
+        async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
+            asked = call(args, kwargs)
+            for pause in asked.pauses():
+                await asyncio.sleep(pause)
+            if asked.is_found:
+                return asked.value
+            try:
+                value = await cast(Any, function(*args, **kwargs))
+                asked.keep(value)
+                return value
+            finally:
+                asked.let_go()
+
+        def forget(*args: Any, **kwargs: Any) -> bool:
+            return bool(open_memo().shared.client.remove(_keys.RESULT + digest(args, kwargs)))
+
+        chosen: Any = async_wrapper if inspect.iscoroutinefunction(function) else wrapper
+        chosen.forget = forget
+        return chosen  # type: ignore[no-any-return]
+
+    return decorate

@@ -1,0 +1,95 @@
+"""Changes of a dict: for a loop, and for `asyncio`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+from dicts import begin, outcome, shm
+
+from oneread import SharedDict
+from oneread.aio import DictChange
+
+__all__ = ["shm"]
+
+
+def test_a_loop_hears_what_happens(shm: Path) -> None:
+    with SharedDict("loop") as shared:
+        shared["a"] = 1
+        changes = shared.changes(start="keys")
+        assert next(changes) == DictChange("key", "a", 1)
+        assert next(changes).kind == "joined"
+        shared["b"] = [2]
+        shared["b"] = [3]
+        del shared["b"]
+        assert next(changes) == DictChange("came", "b", [2])
+        assert next(changes) == DictChange("replaced", "b", [3])
+        left = next(changes)
+        assert (left.kind, left.key, left.value) == ("left", "b", None) and left.cause
+
+
+def test_what_memoize_keeps_is_not_told(shm: Path) -> None:
+    with SharedDict("hidden") as shared:
+        changes = shared.changes()
+
+        @shared.memoize()
+        def f(n: int) -> int:
+            return n
+
+        assert f(1) == 1
+        shared["a"] = 1
+        assert next(changes) == DictChange("came", "a", 1)
+
+
+def test_a_coroutine_hears_what_other_processes_do(shm: Path) -> None:
+    program = """
+        from oneread import SharedDict
+        shared = SharedDict("async", create=False)
+        for n in range(2000):
+            shared[n] = str(n)
+    """
+
+    async def follow(shared: SharedDict) -> list[object]:
+        heard = []
+        async with shared.changes_async() as changes:
+            async for change in changes:
+                assert change.kind == "came" and change.value == str(change.key)
+                heard.append(change.key)
+                if change.key == 1999:
+                    break
+        return heard
+
+    async def main() -> None:
+        with SharedDict("async") as shared:
+            followers = [asyncio.create_task(follow(shared)) for _ in range(3)]
+            # They have begun when they wait for a descriptor.
+            await asyncio.sleep(0.2)
+            other = begin(program)
+            threads = threading.active_count()
+            heard = await asyncio.wait_for(asyncio.gather(*followers), 60)
+            assert heard == [list(range(2000))] * 3
+            assert threading.active_count() <= threads
+            outcome(other)
+
+    asyncio.run(main())
+
+
+def test_who_is_cancelled_leaves_nothing_behind(shm: Path) -> None:
+    async def main() -> None:
+        with SharedDict("cancelled") as shared:
+            changes = shared.changes_async()
+            waiting = asyncio.create_task(changes.__anext__())
+            await asyncio.sleep(0.1)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            shared["a"] = 1
+            # What it has not given is not lost.
+            assert await asyncio.wait_for(changes.__anext__(), 30) == DictChange("came", "a", 1)
+            changes.close()
+            with pytest.raises(StopAsyncIteration):
+                await changes.__anext__()
+
+    asyncio.run(main())

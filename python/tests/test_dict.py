@@ -1,0 +1,253 @@
+"""`SharedDict`: a dict, in several processes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dicts import begin, outcome, say, said, shm
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import oneread
+from oneread import SharedDict
+from oneread._keys import decode, encode
+
+__all__ = ["shm"]
+
+PLAIN = st.one_of(st.text(max_size=12), st.binary(max_size=12), st.integers())
+KEYS = st.recursive(PLAIN, lambda parts: st.lists(parts, max_size=3).map(tuple), max_leaves=6)
+
+
+@given(KEYS, KEYS)
+def test_a_key_is_its_bytes_and_no_other_key_has_them(one: Any, other: Any) -> None:
+    assert decode(encode(one)) == one
+    assert (encode(one) == encode(other)) == (one == other and repr(one) == repr(other))
+    assert encode(one), "no key is empty"
+
+
+def test_what_is_no_key_is_said_to_be_none(shm: Path) -> None:
+    with SharedDict("keys") as shared:
+        for key in (None, 1.5, ["a"], {"a": 1}, bytearray(b"a"), object()):
+            with pytest.raises(TypeError, match="a key is a str"):
+                shared[key] = 1  # type: ignore[index]
+            with pytest.raises(TypeError):
+                shared[("part", key)]  # type: ignore[index]
+        with pytest.raises(oneread.KeyTooLong):
+            shared["k" * 70_000] = 1
+        assert len(shared) == 0
+
+
+def test_it_is_a_dict(shm: Path) -> None:
+    with SharedDict("dict") as shared:
+        entries: dict[Any, Any] = {"a": 1, b"a": [2], 1: None, ("a", 1): {"x": "y"}, "": b"", "ü": 1.5}
+        shared.update(entries, named=7)
+        entries["named"] = 7
+        assert len(shared) == len(entries) and shared == entries
+        assert set(shared) == set(entries) and set(shared.keys()) == set(entries)
+        assert sorted(map(repr, shared.values())) == sorted(map(repr, entries.values()))
+        assert dict(shared.items()) == entries
+        assert shared.get_many(["a", "no", 1], default="?") == [1, "?", None]
+        assert "a" in shared and "b" not in shared and shared.get("b") is None and shared.get("b", 3) == 3
+        with pytest.raises(KeyError, match="'b'"):
+            shared["b"]
+        with pytest.raises(KeyError):
+            del shared["b"]
+        with pytest.raises(KeyError):
+            shared.pop("b")
+        assert shared.pop("b", None) is None and shared.pop("a") == 1 and "a" not in shared
+        assert shared.setdefault("a", 5) == 5 and shared.setdefault("a", 6) == 5
+        assert shared[True] is None, "True is 1, as in a dict"
+        for _ in range(len(shared)):
+            key, value = shared.popitem()
+            assert entries.pop(key) == value or key == "a"
+        with pytest.raises(KeyError):
+            shared.popitem()
+        shared["a"] = 1
+        shared.clear()
+        assert len(shared) == 0 and not list(shared) and repr(shared) == "SharedDict('dict')"
+
+
+OTHER = """
+    import pickle, sys
+    from oneread import SharedDict
+    shared = SharedDict(sys.argv[1], create=False)
+    print("open", flush=True)
+    for line in sys.stdin:
+        what, *given = pickle.loads(bytes.fromhex(line))
+        try:
+            told = (True, getattr(shared, what)(*given))
+        except KeyError:
+            told = (False, None)
+        print(pickle.dumps(told).hex(), flush=True)
+"""
+
+
+def asked(process: subprocess.Popen[str], *call: Any) -> Any:
+    say(process, pickle.dumps(call).hex())
+    return pickle.loads(bytes.fromhex(said(process)))
+
+
+SOME = st.sampled_from(["a", b"a", 1, ("a", 1), "b", ""])
+VALUES = st.one_of(st.none(), st.integers(), st.binary(max_size=300), st.lists(st.text(max_size=4), max_size=3))
+CALLS = st.one_of(
+    st.tuples(st.just("__setitem__"), SOME, VALUES),
+    st.tuples(st.sampled_from(["__getitem__", "__delitem__", "__contains__", "pop", "get"]), SOME),
+    st.tuples(st.just("setdefault"), SOME, VALUES),
+    st.tuples(st.just("update"), st.dictionaries(SOME, VALUES, max_size=4)),
+    st.tuples(st.sampled_from(["__len__", "clear"])),
+)
+
+
+def test_two_processes_see_what_one_dict_would_hold(shm: Path) -> None:
+    with SharedDict("model") as shared:
+        other = begin(OTHER, "model")
+        assert said(other) == "open"
+
+        @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(st.lists(st.tuples(st.booleans(), CALLS), max_size=20))
+        def follow(calls: list[tuple[bool, tuple[Any, ...]]]) -> None:
+            model: dict[Any, Any] = {}
+            shared.clear()
+            for in_other, (what, *given) in calls:
+                try:
+                    expected = (True, getattr(model, what)(*given))
+                except KeyError:
+                    expected = (False, None)
+                if in_other:
+                    assert asked(other, what, *given) == expected
+                    continue
+                try:
+                    told = (True, getattr(shared, what)(*given))
+                except KeyError:
+                    told = (False, None)
+                assert told == expected
+            assert dict(shared.items()) == model
+
+        follow()
+        other.stdin.close()  # type: ignore[union-attr]
+        assert other.wait(60) == 0
+
+
+@pytest.mark.parametrize("codec", ["pickle", "msgpack", "raw", (lambda v: v[::-1], lambda raw: raw[::-1])])
+def test_values_go_through_the_codec(shm: Path, codec: Any) -> None:
+    with SharedDict("codec", codec=codec) as shared:
+        shared["a"] = b"some bytes"
+        assert shared["a"] == b"some bytes" and shared.get("a") == b"some bytes"
+        with SharedDict("codec", codec=codec) as again:
+            assert list(again.values()) == [b"some bytes"]
+        if codec == "raw":
+            assert shared.client.get(shared.raw_key("a")) == b"some bytes"
+            shared["a"] = memoryview(bytearray(b"buffer"))
+            assert shared["a"] == b"buffer"
+            with pytest.raises(TypeError):
+                shared["a"] = 5
+        if isinstance(codec, tuple):
+            with pytest.raises(oneread.OnereadError, match="codec of its maker's"):
+                SharedDict("codec")
+        other = "raw" if codec != "raw" else "pickle"
+        with pytest.raises(oneread.Incompatible, match=f"codec='.*', asked for was '{other}'"):
+            SharedDict("codec", codec=other)
+    with pytest.raises(ValueError, match="no codec 'json'"):
+        SharedDict("codec", codec="json")
+
+
+class Stubborn:
+    def __reduce__(self) -> Any:
+        raise RuntimeError("it does not want to")
+
+
+def test_a_value_that_does_not_pickle_changes_nothing(shm: Path) -> None:
+    with SharedDict("stubborn") as shared:
+        shared["a"] = 1
+        with pytest.raises(RuntimeError, match="does not want"):
+            shared["a"] = Stubborn()
+        with pytest.raises(RuntimeError):
+            shared.update({"a": 2, "b": Stubborn()})
+        with pytest.raises(RuntimeError):
+            shared.setdefault("c", Stubborn())
+        assert dict(shared.items()) == {"a": 1}
+
+
+def test_one_of_many_processes_gets_an_entry(shm: Path) -> None:
+    program = """
+        import sys
+        from oneread import SharedDict
+        shared = SharedDict("queue", create=False)
+        print(sum(shared.pop(n, None) is not None for n in range(500)), shared.setdefault("first", int(sys.argv[1])))
+    """
+    with SharedDict("queue") as shared:
+        shared.update({n: "work" for n in range(500)})
+        told = [outcome(p).split() for p in [begin(program, str(n)) for n in range(3)]]
+        assert sum(int(count) for count, _ in told) == 500
+        assert {int(first) for _, first in told} == {shared["first"]}
+
+
+def test_a_child_made_by_fork_uses_it_on(shm: Path) -> None:
+    with SharedDict("fork") as shared:
+        shared["parent"] = 1
+        pid = os.fork()
+        if pid == 0:
+            try:
+                shared["child"] = shared["parent"] + 1
+                os._exit(0)
+            except BaseException:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert shared["child"] == 2
+
+
+def test_it_goes_to_other_processes_by_name(shm: Path) -> None:
+    with SharedDict("pickled", memory="64MiB", ttl=100) as shared:
+        shared["a"] = 1
+        program = """
+            import pickle, sys
+            shared = pickle.loads(bytes.fromhex(sys.argv[1]))
+            shared["a"] += 1
+        """
+        outcome(begin(program, pickle.dumps(shared).hex()))
+        assert shared["a"] == 2
+
+
+def test_entries_end_after_their_time(shm: Path) -> None:
+    from dicts import within
+
+    with SharedDict("ttl", ttl=0.2) as shared:
+        shared["a"] = 1
+        shared.put("b", 1, ttl=100)
+        shared.put_many({"c": 1}, ttl=0.2)
+        shared.setdefault("d", 1)
+        assert set(shared) >= {"b"}
+        within(10, lambda: set(shared) == {"b"}, "all but b end")
+        assert "a" not in shared and "b" in shared
+
+
+def test_a_full_dict_says_so_or_makes_room(shm: Path) -> None:
+    value = os.urandom(64 << 10)
+    with SharedDict("full", memory="16MiB", value_max="64KiB", codec="raw") as shared:
+        with pytest.raises(oneread.Full):
+            for n in range(1_000):
+                shared[n] = value
+    with SharedDict("cache", memory="16MiB", value_max="64KiB", codec="raw", evict="s3-fifo") as shared:
+        for n in range(1_000):
+            shared[n] = value
+        assert 0 < len(shared) < 1_000
+        with pytest.raises(oneread.ValueTooLong):
+            shared["a"] = value + value
+
+
+def test_threads_use_one_dict(shm: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with SharedDict("threads") as shared, ThreadPoolExecutor(4) as pool:
+
+        def work(first: int) -> int:
+            for n in range(first, first + 200):
+                shared[n] = n
+            return sum(shared[n] for n in range(first, first + 200))
+
+        assert sum(pool.map(work, range(0, 1_600, 200))) == sum(range(1_600))

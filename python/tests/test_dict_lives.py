@@ -1,0 +1,170 @@
+"""How long a `SharedDict` lives, and who may have it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dicts import begin, is_running, outcome, pid_of, said, say, shm, within
+
+import oneread
+from oneread import SharedDict
+
+__all__ = ["shm"]
+
+HOLDER = """
+    import sys
+    from oneread import SharedDict
+    shared = SharedDict(*sys.argv[1:])
+    print(shared.client.server_stats()["pid"], flush=True)
+    sys.stdin.readline()
+"""
+
+
+def files(shm: Path) -> set[str]:
+    return {path.name for path in shm.glob("*/*") if path.suffix not in (".open", ".start", ".log")}
+
+
+def test_processes_that_come_at_once_have_one_server(shm: Path) -> None:
+    holders = [begin(HOLDER, "race") for _ in range(6)]
+    pids = {said(holder) for holder in holders}
+    assert len(pids) == 1
+    pid = int(pids.pop())
+    for holder in holders[:-1]:
+        say(holder, "end")
+        outcome(holder)
+    assert is_running(pid), "one still has it open"
+    holders[-1].kill()
+    holders[-1].communicate()
+    within(30, lambda: not is_running(pid), "the server ends with the last, however that ended")
+    assert files(shm) == set()
+
+
+def test_the_next_one_begins_with_nothing(shm: Path) -> None:
+    for _ in range(5):
+        with SharedDict("again") as shared:
+            assert dict(shared.items()) == {}
+            shared["a"] = 1
+    with pytest.raises(oneread.Closed):
+        shared["a"]
+
+
+def test_it_stays_for_a_while(shm: Path) -> None:
+    with SharedDict("while", lives=1.0) as shared:
+        shared["a"] = 1
+        pid = pid_of(shared)
+    with SharedDict("while", create=False) as shared:
+        assert shared["a"] == 1 and pid_of(shared) == pid
+    within(30, lambda: not is_running(pid), "a second later it ends")
+    with pytest.raises(FileNotFoundError, match="no shared dict 'while'"):
+        SharedDict("while", create=False)
+
+
+def test_it_stays_for_ever(shm: Path) -> None:
+    with SharedDict("ever", lives="for ever") as shared:
+        shared["a"] = 1
+        pid = pid_of(shared)
+    assert is_running(pid)
+    os.kill(pid, signal.SIGTERM)
+    within(30, lambda: not is_running(pid), "it can be stopped")
+    with SharedDict("ever") as shared:
+        assert shared["a"] == 1, "the next server has the table"
+        assert pid_of(shared) != pid
+
+
+def test_a_killed_server_is_started_anew(shm: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with SharedDict("killed") as shared:
+        shared["a"] = 1
+        os.kill(pid_of(shared), signal.SIGKILL)
+        shared["b"] = 2
+        assert dict(shared.items()) == {"a": 1, "b": 2}
+    assert "the server of the shared dict 'killed' is gone" in caplog.text
+
+
+def test_all_are_killed_and_nothing_is_left(shm: Path) -> None:
+    holder = begin(HOLDER, "all")
+    pid = int(said(holder))
+    os.kill(pid, signal.SIGKILL)
+    holder.kill()
+    holder.communicate()
+    with SharedDict("all", memory="32MiB") as shared:
+        assert len(shared) == 0
+
+
+def test_other_sizes_are_named(shm: Path) -> None:
+    with SharedDict("sizes", memory="64MiB", key_max=40, lives=5) as shared:
+        for differs, how in [
+            ({"memory": "1GiB"}, "memory=67108864, asked for was 1073741824"),
+            ({"key_max": 41}, "key_max=40, asked for was 41"),
+            ({"lives": "for ever"}, "lives=5, asked for was 'for ever'"),
+            ({"evict": "sieve"}, "evict=None, asked for was 'sieve'"),
+        ]:
+            options: dict[str, Any] = differs
+            with pytest.raises(oneread.Incompatible, match=how):
+                SharedDict("sizes", **options)
+        with SharedDict("sizes", memory=64 << 20, lives=5.0), SharedDict("sizes"):
+            pass
+        shared["a"] = 1
+
+
+def test_what_cannot_be_is_refused(shm: Path) -> None:
+    for name in ("", "a/b", "../a", ".a", "a" * 65, "a b"):
+        with pytest.raises(ValueError, match="no name"):
+            SharedDict(name)
+    options: list[tuple[dict[str, Any], str]] = [
+        ({"memory": "1 apple"}, "no size"),
+        ({"lives": "long"}, "lives='long'"),
+        ({"lives": -1}, "lives=-1"),
+        ({"codec": "json"}, "no codec"),
+    ]
+    for given, why in options:
+        with pytest.raises(ValueError, match=why):
+            SharedDict("a", **given)
+    with pytest.raises(oneread.OnereadError, match="evict|policy|lru"):
+        SharedDict("a", evict="lru")
+    with pytest.raises(oneread.OnereadError):
+        SharedDict("a", memory=1)
+    # What failed is in nobody's way.
+    with SharedDict("a") as shared:
+        shared["a"] = 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_another_users_folder_is_refused(shm: Path) -> None:
+    folder = shm / "oneread-0"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 65534, 65534)
+    with pytest.raises(oneread.Refused, match="another user's"):
+        SharedDict("a")
+    os.chown(folder, 0, 0)
+    (folder / "a.dict.open").touch()
+    os.chown(folder / "a.dict.open", 65534, 65534)
+    with pytest.raises(oneread.Refused, match="another user's; choose another name"):
+        SharedDict("a")
+
+
+def test_nothing_is_left_open(shm: Path) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    with SharedDict("leak") as shared:
+        shared["a"] = 1
+    before = descriptors()
+    for _ in range(10):
+        with SharedDict("leak") as shared:
+            shared["a"] = 1
+    within(10, lambda: descriptors() <= before, "descriptors are closed")
+
+
+def test_others_go_on_while_its_server_sleeps(shm: Path) -> None:
+    with SharedDict("sleeps") as shared:
+        shared["a"] = 1
+        pid = pid_of(shared)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            assert shared["a"] == 1 and shared.get("b") is None
+        finally:
+            os.kill(pid, signal.SIGCONT)

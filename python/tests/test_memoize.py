@@ -1,0 +1,243 @@
+"""`memoize`: of all who ask at once, one computes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dicts import begin, outcome, said, shm, within
+
+import oneread
+from oneread import SharedDict
+from oneread.memo import canonical
+
+__all__ = ["shm"]
+
+COMPUTES = """
+    import os, sys, time
+    import oneread
+    shared = oneread.SharedDict("memo")
+
+    @shared.memoize()
+    def slow(n):
+        print("computes", flush=True)
+        time.sleep(float(sys.argv[1]))
+        return n * n, os.getpid()
+
+    print(slow(7)[0], flush=True)
+"""
+
+
+def test_one_process_computes(shm: Path) -> None:
+    with SharedDict("memo") as shared:
+        told = [outcome(process).split() for process in [begin(COMPUTES, "0.5") for _ in range(4)]]
+        assert all(words[-1] == "49" for words in told)
+        assert sum("computes" in words for words in told) == 1
+        assert list(shared) == [], "results are no entries"
+
+
+def test_a_killed_process_lets_another_compute(shm: Path) -> None:
+    with SharedDict("memo"):
+        first = begin(COMPUTES, "1000")
+        assert said(first) == "computes"
+        second = begin(COMPUTES, "0")
+        with pytest.raises(TimeoutError):
+            # It waits as long as the first is there.
+            wait_for_line(second, 1.5)
+        first.kill()
+        begun = time.monotonic()
+        assert outcome(second).split() == ["computes", "49"]
+        assert time.monotonic() - begun < 30
+        first.communicate()
+
+
+def wait_for_line(process: Any, seconds: float) -> None:
+    import select
+
+    if not select.select([process.stdout], [], [], seconds)[0]:
+        raise TimeoutError
+
+
+def test_one_thread_computes(shm: Path) -> None:
+    with SharedDict("threads") as shared, ThreadPoolExecutor(8) as pool:
+        computed = []
+
+        @shared.memoize()
+        def slow(n: int) -> int:
+            computed.append(n)
+            time.sleep(0.2)
+            return n * n
+
+        assert list(pool.map(slow, [3] * 8)) == [9] * 8
+        assert computed == [3] and slow.__name__ == "slow"
+        counts = shared.stats()["memoize"]
+        assert counts["computed"] == 1 and counts["hits"] == 7
+
+
+def test_an_exception_is_not_kept(shm: Path) -> None:
+    with SharedDict("exceptions") as shared:
+        calls = []
+
+        @shared.memoize()
+        def fails_once(n: int) -> int:
+            calls.append(n)
+            if len(calls) == 1:
+                raise RuntimeError("not yet")
+            return n
+
+        with pytest.raises(RuntimeError, match="not yet"):
+            fails_once(1)
+        assert fails_once(1) == 1 and fails_once(1) == 1
+        assert calls == [1, 1]
+
+
+def test_tasks_wait_for_one_of_them(shm: Path) -> None:
+    with SharedDict("tasks") as shared:
+        computed = []
+
+        @shared.memoize(ttl=100)
+        async def slow(n: int) -> int:
+            computed.append(n)
+            await asyncio.sleep(0.2)
+            if n < 0:
+                raise ValueError("negative")
+            return n * n
+
+        async def main() -> None:
+            beats = 0
+
+            async def beat() -> None:
+                nonlocal beats
+                while True:
+                    beats += 1
+                    await asyncio.sleep(0.01)
+
+            beating = asyncio.create_task(beat())
+            assert await asyncio.gather(*(slow(5) for _ in range(6))) == [25] * 6
+            assert beats > 5, "the loop went on"
+            beating.cancel()
+            with pytest.raises(ValueError, match="negative"):
+                await slow(-1)
+            # Who is cancelled lets go.
+            task = asyncio.create_task(slow(6))
+            await asyncio.sleep(0.05)
+            task.cancel()
+            assert await asyncio.wait_for(slow(6), 20) == 36
+
+        asyncio.run(main())
+        assert computed == [5, -1, 6, 6]
+
+
+def test_none_is_a_result_and_results_end(shm: Path) -> None:
+    with SharedDict("ends") as shared:
+        calls = []
+
+        @shared.memoize(ttl=0.2)
+        def nothing(n: int) -> None:
+            calls.append(n)
+
+        nothing(1)
+        nothing(1)
+        assert calls == [1]
+
+        def is_called_again() -> bool:
+            nothing(1)
+            return len(calls) == 2
+
+        within(10, is_called_again, "the result ends")
+        assert nothing.forget(1) and not nothing.forget(1)  # type: ignore[attr-defined]
+        nothing(1)
+        assert calls == [1, 1, 1]
+
+
+def test_calls_are_told_apart(shm: Path) -> None:
+    with SharedDict("apart") as shared:
+        calls = []
+
+        @shared.memoize()
+        def f(*args: Any, **kwargs: Any) -> int:
+            calls.append((args, kwargs))
+            return len(calls)
+
+        @shared.memoize()
+        def g(*args: Any) -> int:
+            calls.append((args, {}))
+            return len(calls)
+
+        @shared.memoize(key=lambda rows, by: by)
+        def h(rows: Any, by: str) -> int:
+            calls.append(((rows, by), {}))
+            return len(calls)
+
+        different = [
+            lambda: f(1), lambda: f(1.0), lambda: f(True), lambda: f("1"), lambda: f(b"1"), lambda: f(None),
+            lambda: f((1,)), lambda: f([1]), lambda: f(1, 2), lambda: f((1, 2)), lambda: f(n=1), lambda: f({"n": 1}),
+            lambda: g(1), lambda: h(object(), "a"), lambda: h(object(), "b"),
+        ]  # fmt: skip
+        results = [call() for call in different]
+        assert results == list(range(1, 16)) and [call() for call in different] == results
+        assert f({"a": 1, "b": 2}) == f({"b": 2, "a": 1}) and f({1, 2}) == f({2, 1})
+        with pytest.raises(TypeError, match="when two object are the same; say it by key="):
+            f(object())
+        with pytest.raises(TypeError, match="generator"):
+            shared.memoize()(lambda: (yield))
+
+
+def test_the_same_in_every_process(shm: Path) -> None:
+    """Not so with `hash`, nor with `pickle`: it writes an object that it has seen as a reference."""
+    program = "from oneread.memo import canonical; print(canonical((['a', 'a'], {'x', 'y', 'z'}, 1.5, None)).hex())"
+    here = canonical((["a", "".join(["a"])], {"z", "y", "x"}, 1.5, None)).hex()
+    assert {outcome(begin(program)) for _ in range(3)} == {here}
+
+
+def test_what_does_not_fit_is_computed_each_time(shm: Path) -> None:
+    with SharedDict("fit", memory="16MiB", value_max=1_000) as shared:
+        calls = []
+
+        @shared.memoize()
+        def long(n: int) -> bytes:
+            calls.append(n)
+            return bytes(n)
+
+        assert long(5_000) == bytes(5_000) == long(5_000) and long(5) == long(5)
+        assert calls == [5_000, 5_000, 5]
+        assert shared.stats()["memoize"]["not_kept"] == 2
+
+
+def test_a_lock_may_end_by_itself(shm: Path) -> None:
+    with SharedDict("locks") as shared, ThreadPoolExecutor(2) as pool:
+        began = []
+
+        @shared.memoize(lock_ttl=0.2)
+        def slow() -> int:
+            began.append(time.monotonic())
+            nth = len(began)
+            # The first is at it until the second has the result.
+            if nth == 1:
+                within(30, lambda: len(began) == 2, "another begins")
+            return nth
+
+        assert 2 in [call.result() for call in [pool.submit(slow), pool.submit(slow)]]
+        assert len(began) == 2
+
+
+def test_the_decorator_opens_a_dict_of_its_own(shm: Path) -> None:
+    program = """
+        import oneread, time
+
+        @oneread.memoize("functions", ttl=100, lives=5)
+        def f(n):
+            print("computes", end=" ")
+            return n + 1
+
+        print(f(1), f(1))
+    """
+    assert outcome(begin(program)) == "computes 2 2"
+    assert outcome(begin(program)) == "2 2"
+    with SharedDict("functions", create=False) as shared:
+        # What tells that the processes are there goes with them.
+        within(30, lambda: len(shared) == 1, "one result is kept")
