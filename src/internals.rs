@@ -11,6 +11,7 @@ macro_rules! opened {
 }
 
 opened! {
+    breaking
     client
     config
     faults

@@ -162,6 +162,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod address;
+mod breaking;
 mod chained;
 mod client;
 mod clock;

@@ -8,6 +8,7 @@ use crate::client::Client;
 use crate::convert::{bytes_of, seconds};
 use crate::error::{Classed, Raise, error_of, told, typed};
 use crate::fork;
+use crate::waiting::detached;
 use oneread::{ChangeFeed, FeedError, FeedFrom, FeedItem, FeedOptions, FeedPosition, GapCause, LeftCause};
 use pyo3::prelude::{Bound, Py, PyAny, PyAnyMethods, PyErr, PyResult, Python};
 use pyo3::types::{PyBytes, PyString};
@@ -124,7 +125,7 @@ impl Changes {
             let text = "this feed is one of the process that has made this one (fork); begin another one";
             return Err(error_of(py, "Closed", text.into()));
         }
-        Ok(py.detach(|| work(&mut self.follower.lock().unwrap_or_else(PoisonError::into_inner))))
+        detached(py, || work(&mut self.follower.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
     /// What comes next, within this time. Waits once, for a slice of it at most.

@@ -3,6 +3,7 @@
 use super::error::{AskError, GetError, MutateError};
 use super::stats::is_busy;
 use super::{Client, ServerPath, on_path};
+use crate::breaking::sleeps_until;
 use crate::layout::extent::{Expected, Reference};
 use crate::outcome::{PutError, SwapOutcome};
 use crate::wire::{Reply, Request};
@@ -30,7 +31,7 @@ impl HeapWait {
 
     /// Sleeps for a while. Returns `false`, and does not sleep, if the deadline comes before.
     pub fn again(&mut self) -> bool {
-        if Instant::now() + self.pause >= self.deadline {
+        if Instant::now() + self.pause >= self.deadline || sleeps_until(self.deadline).is_none() {
             return false;
         }
         std::thread::sleep(self.pause);

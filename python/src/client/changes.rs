@@ -2,9 +2,10 @@
 
 use super::Client;
 use crate::convert::{bytes_of, optional_bytes_of, seconds};
-use crate::error::{Classed, error_at, raised, told};
+use crate::error::{Classed, Raise, error_at, told};
 use crate::keys::{Items, check_lengths};
 use crate::options;
+use crate::waiting::detached;
 use oneread::error::PutError;
 use oneread::{MutateError, PartEffect, PutMode, PutOptions, PutOutcome, SwapOutcome};
 use pyo3::exceptions::PyValueError;
@@ -77,11 +78,10 @@ impl Outcomes {
 
     /// What the caller is told after an error that has ended all.
     #[cold]
-    fn broken_off(&self, py: Python<'_>, error: &MutateError, count: usize) -> PyErr {
-        let told = raised(py, error);
-        let note = format!("{} of {count} changes were made before", self.made);
-        let _ = told.value(py).call_method1("add_note", (note,));
-        told
+    fn broken_off(&self, py: Python<'_>, error: PyErr, count: usize) -> PyErr {
+        let note = format!("{} of {count} changes were made before; more may have been", self.made);
+        let _ = error.value(py).call_method1("add_note", (note,));
+        error
     }
 }
 
@@ -247,7 +247,7 @@ impl Client {
         let mut outcomes = Outcomes::default();
         for (nth, part) in pairs.chunks(UNINTERRUPTED).enumerate() {
             let (handles, noted) = (self.handles(py)?, &mut outcomes);
-            let asked = py.detach(|| {
+            let asked = detached(py, || {
                 handles.with(|client| {
                     client.put_many_with(options, part, |number, outcome| {
                         let is_new = outcome.map(|outcome| outcome == PutOutcome::Inserted);
@@ -255,9 +255,8 @@ impl Client {
                     })
                 })
             });
-            asked
-                .ok_or_else(|| super::closed(py))?
-                .map_err(|error| outcomes.broken_off(py, &error, count))?;
+            let asked = asked.and_then(|asked| asked.ok_or_else(|| super::closed(py))?.raise(py));
+            asked.map_err(|error| outcomes.broken_off(py, error, count))?;
             if pairs.len() > UNINTERRUPTED {
                 py.check_signals()?;
             }
@@ -276,16 +275,15 @@ impl Client {
         let mut outcomes = Outcomes::default();
         for (nth, part) in bytes.chunks(UNINTERRUPTED).enumerate() {
             let (handles, noted) = (self.handles(py)?, &mut outcomes);
-            let asked = py.detach(|| {
+            let asked = detached(py, || {
                 handles.with(|client| {
                     client.remove_many_with(part, |number, there| {
                         noted.note(nth * UNINTERRUPTED + number, there)
                     })
                 })
             });
-            asked
-                .ok_or_else(|| super::closed(py))?
-                .map_err(|error| outcomes.broken_off(py, &error, count))?;
+            let asked = asked.and_then(|asked| asked.ok_or_else(|| super::closed(py))?.raise(py));
+            asked.map_err(|error| outcomes.broken_off(py, error, count))?;
             if count > UNINTERRUPTED {
                 py.check_signals()?;
             }

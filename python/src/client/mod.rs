@@ -11,6 +11,7 @@ use crate::counts;
 use crate::error::{Raise, error_of, raised};
 use crate::handles::Handles;
 use crate::options::{self, Arguments, ClientArguments};
+use crate::waiting::detached;
 use oneread::{Address, ClientOptions, GetError, OwnerOptions};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::{Bound, Py, PyAny, PyResult, Python};
@@ -38,7 +39,8 @@ impl Client {
     fn connect(py: Python<'_>, address: Address, arguments: ClientArguments) -> PyResult<Client> {
         crate::log::begin();
         let ClientArguments { options, get_timeout } = arguments;
-        let connected = py.detach(|| oneread::Client::connect_with(&address, options.clone())).raise(py)?;
+        let connected =
+            detached(py, || oneread::Client::connect_with(&address, options.clone()))?.raise(py)?;
         let handles = AtomicPtr::new(Box::into_raw(Box::new(Handles::new(connected))));
         Ok(Client { address, options, get_timeout, handles })
     }
@@ -68,7 +70,7 @@ impl Client {
             return Err(closed(py));
         }
         let connected =
-            py.detach(|| oneread::Client::connect_with(&self.address, self.options.clone())).raise(py)?;
+            detached(py, || oneread::Client::connect_with(&self.address, self.options.clone()))?.raise(py)?;
         let made = Box::into_raw(Box::new(Handles::new(connected)));
         let parents = std::ptr::from_ref(parents).cast_mut();
         // Release: pairs with the acquiring load, so that the handles are whole. Acquire: those of another thread are.
@@ -128,7 +130,7 @@ impl Client {
         work: impl FnOnce(&mut oneread::Client) -> Result<R, E> + Send,
     ) -> PyResult<R> {
         let handles = self.handles(py)?;
-        match py.detach(|| handles.with(work)) {
+        match detached(py, || handles.with(work))? {
             Some(answered) => answered.raise(py),
             None => Err(closed(py)),
         }
@@ -141,7 +143,7 @@ impl Client {
         work: impl FnOnce(&mut oneread::Client) -> Result<R, E> + Send,
     ) -> PyResult<R> {
         let handles = self.handles(py)?;
-        match py.detach(|| handles.with_bound(work)) {
+        match detached(py, || handles.with_bound(work))? {
             Some(answered) => answered.raise(py),
             None => Err(closed(py)),
         }

@@ -2,6 +2,7 @@
 
 use super::mailbox::BellSocket;
 use crate::address::Address;
+use crate::breaking::sleeps_until;
 use crate::client::error::{ConnectError, LinkError};
 use crate::client::handle::Deadline;
 use crate::files;
@@ -216,12 +217,14 @@ impl SocketLink {
         Ok(())
     }
 
-    /// Waits until the stream is ready, at most until the deadline.
+    /// Waits until the stream is ready, at most until the deadline, and no longer than that is wanted.
     fn wait(&self, what: PollFlags, deadline: Instant) -> Result<(), LinkError> {
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let until = sleeps_until(deadline).ok_or(LinkError::Deadline(self.allowed))?;
+            let left = until.saturating_duration_since(Instant::now());
             let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
             match rustix::event::poll(&mut [PollFd::new(&self.stream, what)], Some(&timeout)) {
+                Ok(0) if until < deadline => {}
                 Ok(0) => return Err(LinkError::Deadline(self.allowed)),
                 Ok(_) => return Ok(()),
                 Err(rustix::io::Errno::INTR) => {}
@@ -298,7 +301,9 @@ pub(super) fn open_socket(
     loop {
         match rustix::net::connect(&socket, &name) {
             Ok(()) => break,
-            Err(rustix::io::Errno::AGAIN) if Instant::now() < deadline => {
+            Err(rustix::io::Errno::AGAIN)
+                if Instant::now() < deadline && sleeps_until(deadline).is_some() =>
+            {
                 std::thread::sleep(Duration::from_millis(1));
             }
             Err(rustix::io::Errno::AGAIN) => {
@@ -399,6 +404,23 @@ mod tests {
         drop(server);
         let gone = link.sleep(soon);
         assert!(matches!(gone, Err(LinkError::HungUp)), "{gone:?}");
+    }
+
+    /// A wait ends before its deadline when it is not wanted any more, and not before.
+    #[test]
+    fn a_wait_that_is_not_wanted_ends() {
+        use crate::breaking::breakable;
+        use std::sync::atomic::{AtomicU32, Ordering};
+        static ASKED: AtomicU32 = AtomicU32::new(0);
+        let (stream, _server) = UnixStream::pair().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let mut link = SocketLink::new(Arc::new(stream), Duration::from_secs(3600));
+        let deadline = Instant::now() + Duration::from_secs(3600);
+        let ended = breakable(|| ASKED.fetch_add(1, Ordering::Relaxed) == 2, || link.sleep(deadline));
+        assert!(matches!(ended, Err(LinkError::Deadline(_))), "{ended:?}");
+        assert_eq!(ASKED.load(Ordering::Relaxed), 3);
+        let late = breakable(|| false, || link.sleep(Instant::now() + Duration::from_millis(1)));
+        assert!(matches!(late, Err(LinkError::Deadline(_))), "{late:?}");
     }
 
     /// Each answer renews the deadline, so that a batch is bounded by the time without one. What came before an

@@ -1,0 +1,406 @@
+"""The native part among threads and processes: forks, signals, ends, leaks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from native import outcome, python, served, until
+
+import oneread
+from oneread import Client, Server
+
+
+def in_child(work: Any) -> None:
+    """Does work in a child made by `fork`."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException as error:
+            os.write(2, f"in the child: {error!r}\n".encode())
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_client_connects_anew_in_a_child() -> None:
+    with served() as (server, client):
+        client.put(b"a", b"1")
+        pinned = client.put_many([b"p"], [b""])
+
+        def child() -> None:
+            assert client.get(b"a") == b"1" and client.put(b"child", b"2") and client.get_many([b"a"]) == [b"1"]
+            assert client.stats()["changes"]["puts"] == 1, "counts of its own"
+            in_child(lambda: client.put(b"grandchild", b"3"))
+            for other in [lambda: len(server), lambda: server.stats()]:
+                with pytest.raises(oneread.Closed, match="fork"):
+                    other()
+            server.stop()
+
+        assert pinned == 1
+        in_child(child)
+        assert client.get(b"child") == b"2" and client.get(b"grandchild") == b"3" and len(server) == 4
+        changes, index = client.changes(), oneread.Index(keys=10)
+        index.put(b"a", b"1")
+
+        def refused() -> None:
+            with pytest.raises(oneread.Closed):
+                next(changes)
+            with pytest.raises(oneread.Closed):
+                index.put(b"b", b"")
+            assert index.get(b"a") == b"1"
+
+        in_child(refused)
+        client.close()
+        in_child(lambda: pytest.raises(oneread.Closed, client.get, b"a"))
+
+
+def test_forks_while_threads_use_the_client() -> None:
+    with served() as (_, client):
+        client.put(b"a", b"1")
+        stop = threading.Event()
+
+        def use() -> None:
+            while not stop.is_set():
+                client.get_many([b"a"] * 5000)
+                client.put(b"b", b"2")
+
+        threads = [threading.Thread(target=use) for _ in range(4)]
+        [thread.start() for thread in threads]
+        try:
+            for n in range(10):
+                in_child(lambda: (client.put(b"child", b""), client.get(b"a"), client.pin(b"a")))
+        finally:
+            stop.set()
+            [thread.join() for thread in threads]
+
+
+def read(address: str, count: int) -> int:
+    with Client(address) as client:
+        return sum(client.get(b"%d" % n) == b"v" for n in range(count))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_pools_of_processes(method: str) -> None:
+    with served() as (server, client):
+        client.put_many([b"%d" % n for n in range(100)], [b"v"] * 100)
+        with multiprocessing.get_context(method).Pool(2) as pool:
+            assert pool.starmap(read, [(server.address, 100)] * 4) == [100] * 4
+
+
+def test_threads_share_a_client() -> None:
+    with served(keys=20_000) as (_, client), ThreadPoolExecutor(24) as pool:
+
+        def work(thread: int) -> int:
+            for n in range(200):
+                key = b"%d:%d" % (thread, n)
+                assert client.put(key, key) and client.get(key) == key and client.add(b"all", 1, initial=0)
+            return len([value for value in client.get_many([b"%d:%d" % (thread, n) for n in range(200)]) if value])
+
+        assert list(pool.map(work, range(24))) == [200] * 24
+        assert client.get(b"all") == (24 * 200).to_bytes(8, "little")
+
+
+def suspended() -> Any:
+    """A server in another process, which does not answer; the process, and its address."""
+    server = python(
+        """
+        import sys, tempfile, oneread
+        with tempfile.TemporaryDirectory(prefix="or-", dir="/tmp") as folder:
+            with oneread.Server(folder + "/s", keys=100, life=True, owners=True) as server:
+                print(server.address, flush=True)
+                sys.stdin.read()
+        """
+    )
+    assert server.stdout is not None
+    return server, server.stdout.readline().strip()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "client.put(b'a', b'1')",
+        "client.put_many([b'a', b'b'], [b'', b''])",
+        "client.put(b'a', bytes(1 << 20))",
+        "client.pin(b'a')",
+        "next(client.scan())",
+        "next(changes)",
+        "oneread.Client(address, timeout=3600)",
+    ],
+)
+def test_ctrl_c_ends_every_wait(call: str) -> None:
+    server, address = suspended()
+    try:
+        program = python(
+            f"""
+            import sys, oneread
+            address = sys.argv[1]
+            client = oneread.Client(address, timeout=3600)
+            client.put(b"a", b"")
+            changes = client.changes()
+            print("ready", flush=True)
+            sys.stdin.readline()
+            print("calls", flush=True)
+            try:
+                {call}
+            except KeyboardInterrupt:
+                print("interrupted", client.get(b"a"))
+            """,
+            address,
+        )
+        assert program.stdin is not None and program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        server.send_signal(signal.SIGSTOP)
+        program.stdin.write("\n")
+        program.stdin.flush()
+        assert program.stdout.readline() == "calls\n"
+        time.sleep(0.2)
+        begun = time.monotonic()
+        program.send_signal(signal.SIGINT)
+        assert outcome(program) == "interrupted b''\n"
+        assert time.monotonic() - begun < 30
+    finally:
+        server.send_signal(signal.SIGCONT)
+        outcome(server, "")
+
+
+def test_a_handler_of_a_signal_may_use_the_client() -> None:
+    """And if it raises nothing, the wait goes on."""
+    with served() as (_, client), client.changes() as changes:
+
+        def handler(*_: object) -> None:
+            client.put(b"from the handler", b"1")
+
+        before = signal.signal(signal.SIGALRM, handler)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            assert next(changes).key == b"from the handler"
+        finally:
+            signal.signal(signal.SIGALRM, before)
+
+
+def test_the_end_of_the_program_while_threads_read() -> None:
+    """Daemon threads that read, put, follow and log are no reason to crash."""
+    program = """
+        import sys, threading, time, tempfile, logging, oneread
+        logging.basicConfig(level=1)
+        oneread.log_level(1)
+        folder = tempfile.mkdtemp(prefix="or-", dir="/tmp")
+        server = oneread.Server(folder + "/s", keys=1000)
+        client = oneread.Client(server.address)
+        keys = [b"%d" % n for n in range(900)]
+        client.put_many(keys, keys)
+        changes, others = client.changes(), client.changes()
+        others.fileno()
+        def forever(call):
+            while True:
+                call()
+        for call in [lambda: client.get(b"7"), lambda: client.get_many(b"1" * 20000, width=1),
+                     lambda: client.put(b"7", b"7"), lambda: next(changes), lambda: others.poll(0.1),
+                     lambda: client.get_many(keys), lambda: list(client.scan())]:
+            threading.Thread(target=forever, args=(call,), daemon=True).start()
+        time.sleep(float(sys.argv[1]))
+        print("ends")
+    """
+    for programs in [[python(program, str(0.05 + n / 20)) for n in range(3)] for _ in range(2)]:
+        for process in programs:
+            assert outcome(process) == "ends\n"
+
+
+def test_the_lock_of_the_interpreter_is_given_back() -> None:
+    """While a call waits for a server that does not answer, other threads run."""
+    server, address = suspended()
+    try:
+        with Client(address, timeout=1.0) as client:
+            client.put(b"a", b"1")
+            server.send_signal(signal.SIGSTOP)
+            raised: list[BaseException] = []
+
+            def put() -> None:
+                try:
+                    client.put(b"b", b"")
+                except oneread.OnereadError as error:
+                    raised.append(error)
+
+            thread = threading.Thread(target=put)
+            thread.start()
+            turns = 0
+            while thread.is_alive():
+                assert client.get(b"a") == b"1"
+                turns += 1
+            assert turns > 100 and isinstance(raised[0], oneread.Timeout) and isinstance(raised[0], TimeoutError)
+    finally:
+        server.send_signal(signal.SIGCONT)
+        outcome(server, "")
+
+
+def test_a_server_that_is_killed_and_comes_back() -> None:
+    server, address = suspended()
+    client = Client(address, lease=0.1, timeout=5)
+    client.put(b"a", b"1")
+    server.kill()
+    server.wait()
+
+    def is_gone() -> bool:
+        try:
+            client.get(b"a")
+            return False
+        except oneread.Disconnected:
+            return True
+
+    until(is_gone)
+    with pytest.raises(oneread.Disconnected):
+        client.put(b"a", b"2")
+    with Server(address.removeprefix("shm:"), keys=100):
+        client.put(b"a", b"3")
+        until(lambda: client.get(b"a") == b"3")
+    os.rmdir(os.path.dirname(address.removeprefix("shm:")))
+
+
+def resident() -> int:
+    with open("/proc/self/statm") as counts:
+        return int(counts.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_nothing_leaks() -> None:
+    """Memory and descriptors, over calls that succeed and calls that fail, and over clients that come and go."""
+    with served(keys=3000, key_max=16, value_max=1 << 16) as (server, client):
+        keys = [b"%016d" % n for n in range(1000)]
+        flat, out = b"".join(keys), bytearray(1000 * 100)
+        client.put_many(keys, [b"v" * 100] * 1000)
+        client.put(b"long", b"v" * 50_000)
+
+        def calls() -> None:
+            for key in keys:
+                client.get(key)
+                key in client
+                client.get(b"none", 1)
+            for _ in range(20):
+                client.get_many(keys)
+                client.get_many_into(flat, out, width=16)
+                client.contains_many(np.frombuffer(flat, "S16"))
+                client.put_many(np.frombuffer(flat, "S16"), bytes(out), value_width=100)
+                client.get(b"long")
+                list(client.scan(values=True, prefix=b"00000000000001"))
+                for wrong in [lambda: client.get("x"), lambda: client.get_many([b"x" * 17]), lambda: client.get_into(b"long", out[:3])]:  # type: ignore[call-overload]
+                    with pytest.raises((TypeError, ValueError)):
+                        wrong()
+
+        def comings() -> None:
+            for _ in range(10):
+                with Client(server.address) as other, other.changes() as changes:
+                    other.put(keys[0], b"v" * 100)
+                    changes.fileno()
+                    assert next(changes).key == keys[0]
+
+        calls(), comings()
+        until(lambda: server.stats()["clients"] <= 3)
+        descriptors, before = len(os.listdir("/proc/self/fd")), resident()
+        for _ in range(20):
+            calls()
+            comings()
+        until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors + 2)
+        assert resident() - before < 8 << 20
+
+
+keys = st.sampled_from([b"%d" % n for n in range(8)])
+values = st.binary(max_size=300)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(["put", "insert", "update", "append"]), keys, values),
+        st.tuples(st.sampled_from(["remove", "get", "get_into", "contains"]), keys, st.just(b"")),
+        st.tuples(st.just("get_many"), keys, st.just(b"")),
+        st.tuples(st.just("swap"), keys, values),
+    ),
+    max_size=40,
+)
+
+OTHER = """
+    import sys, oneread
+    client = oneread.Client(sys.argv[1])
+    for line in sys.stdin:
+        kind, key, value = line.rstrip("\\n").split(" ")
+        key, value = bytes.fromhex(key), bytes.fromhex(value)
+        if kind in ("put", "insert", "update", "append"):
+            answer = getattr(client, kind)(key, value)
+        elif kind == "swap":
+            answer = client.compare_exchange(key, client.get(key), value)
+        elif kind == "remove":
+            answer = client.remove(key)
+        elif kind == "contains":
+            answer = key in client
+        elif kind == "get_many":
+            answer = client.get_many([key, b"none", key])
+        elif kind == "get_into":
+            buffer = bytearray(2000)
+            length = client.get_into(key, buffer)
+            answer = None if length is None else bytes(buffer[:length])
+        else:
+            answer = client.get(key)
+        print(repr(answer), flush=True)
+"""
+
+
+def expected(model: dict[bytes, bytes], kind: str, key: bytes, value: bytes) -> object:
+    there = model.get(key)
+    match kind:
+        case "put":
+            model[key] = value
+            return there is None
+        case "insert":
+            model.setdefault(key, value)
+            return there is None
+        case "update":
+            if there is not None:
+                model[key] = value
+            return there is not None
+        case "append":
+            if len(there or b"") + len(value) > 1000:
+                return None
+            model[key] = (there or b"") + value
+            return there is None or value != b""
+        case "swap":
+            model[key] = value
+            return True
+        case "remove":
+            model.pop(key, None)
+            return there is not None
+        case "contains":
+            return there is not None
+        case "get_many":
+            return [there, None, there]
+        case _:
+            return there
+
+
+def test_two_processes_are_one_dict() -> None:
+    with served(keys=100, key_max=8, value_max=1000) as (server, client):
+        others = [python(OTHER, server.address) for _ in range(2)]
+
+        @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(steps, st.randoms(use_true_random=False))
+        def agree(steps: list[tuple[str, bytes, bytes]], random: Any) -> None:
+            client.clear()
+            model: dict[bytes, bytes] = {}
+            for kind, key, value in steps:
+                if (answer := expected(model, kind, key, value)) is None and kind == "append":
+                    continue
+                other = random.choice(others)
+                other.stdin.write(f"{kind} {key.hex()} {value.hex()}\n")
+                other.stdin.flush()
+                assert other.stdout.readline() == repr(answer) + "\n", (kind, key, value)
+            assert dict(client.scan(values=True)) == model and len(client) == len(model)
+
+        agree()
+        for other in others:
+            outcome(other, "")
