@@ -41,6 +41,11 @@ impl Held {
                 "{what} is in a buffer with gaps; copy it into one without (numpy.ascontiguousarray)"
             )));
         }
+        if has_objects(buffer.format().to_bytes()) {
+            return Err(PyTypeError::new_err(format!(
+                "{what} is in a buffer of objects, and has to be bytes"
+            )));
+        }
         Ok(Held(buffer))
     }
 
@@ -78,6 +83,11 @@ impl Held {
     pub fn start(&self) -> *mut u8 {
         self.0.buf_ptr().cast()
     }
+}
+
+/// Whether items of this format have pointers to objects in them. (Names of fields stand between colons.)
+fn has_objects(format: &[u8]) -> bool {
+    format.split(|&byte| byte == b':').step_by(2).any(|part| part.contains(&b'O'))
 }
 
 #[cold]

@@ -19,7 +19,8 @@ import oneread
 def served(**options: Any) -> Iterator[tuple[oneread.Server, oneread.Client]]:
     """A server, with a short path, and a client of it."""
     with tempfile.TemporaryDirectory(prefix="or-", dir="/tmp") as folder:
-        options.setdefault("keys", 1000)
+        if not options.keys() & {"slots", "bytes_max"}:
+            options.setdefault("keys", 1000)
         with oneread.Server(Path(folder) / "s", **options) as server, oneread.Client(server.address) as client:
             yield server, client
 

@@ -181,6 +181,7 @@ def test_wrong_keys_are_named(client: Client) -> None:
         ([7], None),
         ([None], None),
         (np.zeros(2, object), None),
+        (np.zeros(2, [("a", object), ("Of", "u8")]), None),
     ],
 )
 def test_wrong_shapes(client: Client, keys: Any, width: int | None) -> None:
