@@ -20,6 +20,7 @@ mod growth;
 mod killed_extents;
 mod killed_growth;
 mod killed_lives;
+mod killed_owners;
 mod matrix;
 mod owners;
 mod random;

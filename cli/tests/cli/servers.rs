@@ -220,6 +220,45 @@ fn exact_readers_need_no_server_that_runs() {
     wait_for("the end of all", || (usual.server_stats().ok()?.keys == 0).then_some(()));
 }
 
+/// A server that was stopped for longer than its owners may be away does not take that for their absence. Who has a
+/// session stays; who left while it was stopped goes, but not before the server was awake for as long as he may be away.
+/// What had come to its end meanwhile is removed.
+#[test]
+fn a_server_that_was_stopped_does_not_take_its_absence_for_its_owners() {
+    use oneread::{Client, OwnerOptions, PutOptions};
+    /// The most of the time in which it was stopped that counts.
+    const COUNTS: Duration = Duration::from_millis(200);
+    let is_long = std::env::var_os("ONEREAD_LONG").is_some();
+    let [stopped, away] = if is_long { [15, 8] } else { [3, 2] }.map(Duration::from_secs);
+    let served = Served::start(&["--anonymous", "--slots", "640", "--owners"]);
+    let mut reader = Client::connect(&served.at.parse().unwrap()).unwrap();
+    let [mut bound, mut leaves] =
+        [1, 2].map(|number| reader.owner(OwnerOptions::new(number).absent_for(away)).unwrap());
+    bound.put(b"bound", b"").unwrap();
+    leaves.put(b"leaves", b"").unwrap();
+    let ends = PutOptions::new().ttl(stopped / 2);
+    for n in 0..100u32 {
+        reader.put_with(&n.to_le_bytes(), b"", ends).unwrap();
+    }
+    served.suspend();
+    drop(leaves);
+    let begun = Instant::now();
+    while begun.elapsed() < stopped {
+        let there: [&[u8]; 2] = [b"bound", b"leaves"];
+        assert!(there.iter().all(|key| reader.contains(key).unwrap()));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let goes_on = Instant::now();
+    served.signal(rustix::process::Signal::CONT);
+    wait_for("the end of what was due", || (reader.server_stats().ok()?.keys <= 2).then_some(()));
+    wait_for("the end of who has left", || (!reader.contains(b"leaves").unwrap()).then_some(()));
+    let took = goes_on.elapsed();
+    assert!(took + COUNTS >= away, "he goes after {took:?}, and may be away for {away:?}");
+    assert!(reader.contains(b"bound").unwrap());
+    bound.put(b"bound", b"again").unwrap();
+    assert_eq!(reader.server_stats().unwrap().keys, 1);
+}
+
 /// The thread of a process that has this name.
 fn thread_of(process: u32, name: &str) -> Option<nix::unistd::Pid> {
     let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
