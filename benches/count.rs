@@ -37,7 +37,7 @@ use oneread::{
     embedded::{Clock, Index, Reader},
     error::PutError,
     fabric::Shm,
-    layout::{Layout, Seeds},
+    layout::{Layout, Seeds, SoughtKey},
 };
 use serde_json::Value;
 use std::hint::black_box;
@@ -184,7 +184,8 @@ impl Prepared {
         let geometry = self.index.geometry();
         let window = geometry.primary(geometry.hashed(key));
         let fabric = self.reader.fabric_mut();
-        let mut is_free = |slots: &mut _, slot| match Landed::look(slots, slot, b"another", &mut self.got) {
+        let wanted = SoughtKey { key: geometry.hashed(b"another"), others: &[] };
+        let mut is_free = |slots: &mut _, slot| match Landed::look(slots, slot, wanted, &mut self.got) {
             Look::Other(header) => header.is_free(),
             _ => false,
         };

@@ -918,7 +918,7 @@ impl Hostile {
         };
         let bytes = it.to_bytes();
         let (ghost, aux) = (header.ghost, header.aux);
-        let content = Content { key: &name, value: Stored::reference(&bytes), ghost, aux };
+        let content = Content { key: &name, value: Stored::in_heap(&bytes), ghost, aux };
         let identity = Identity { generation: self.geometry.generation(), index: slot };
         let image = encode(self.geometry.shape(), identity, header.stamp.wrapping_add(2), &content);
         let at = self.geometry.slot_offset(SlotIx(slot)) as usize / WORD;

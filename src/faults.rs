@@ -8,6 +8,14 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Rule {
+    /// F1: a digest has 128 bits. With fewer, many are equal.
+    WideDigest,
+    /// F1: a reader that finds a key's digest compares the whole key.
+    WholeKeyRead,
+    /// F1: a server that finds a key's digest compares the whole key.
+    WholeKeyHeld,
+    /// F2: a GET that has found another key with the same digest goes on without it.
+    OthersPassed,
     /// W1: the writer makes every stamp odd before it stores a byte.
     OddPass,
     /// S1: the reader checks the stamps.

@@ -55,9 +55,10 @@ use crate::faults::{Rule, breaking, broken, disobey, kept};
 use crate::layout::chain::CHAIN_MAX;
 use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
-use crate::layout::hash::Hashed;
+use crate::layout::hash::{First, Hashed};
+use crate::layout::long::SoughtKey;
 use crate::layout::segment::{DirectoryEntry, HomeState, Named};
-use crate::layout::slot::{Header, Key};
+use crate::layout::slot::Header;
 use crate::route::{Onward, SegmentRoute, Told};
 use crate::sink::Sink;
 use smallvec::SmallVec;
@@ -85,16 +86,17 @@ impl Look {
 
 /// A window as a READ brought it. Its slots may be looked at in any order.
 pub trait Landed {
-    /// Looks for `key` in `slot`. On [`Look::Match`] the value was put into `value`. On any other result,
-    /// what was put there does not count.
-    fn look(&mut self, slot: SlotIx, key: &[u8], value: &mut impl Sink) -> Look;
+    /// Looks for a key in `slot`. On [`Look::Match`] the value was put into `value`. On any other result,
+    /// what was put there does not count. Of a key that does not fit its slot, [`Look::Reference`] says that the
+    /// digest is the same, and that the extent is none of the others' (F1, F2).
+    fn look(&mut self, slot: SlotIx, wanted: SoughtKey<'_>, value: &mut impl Sink) -> Look;
 
-    /// The slot of `window` to look at first: one that seems to hold `key`. The glance proves
+    /// The slot of `window` to look at first: one that seems to hold the key. The glance proves
     /// nothing. It saves a hit the validation of the other slots, where that costs more than the
     /// glance.
     #[inline]
-    fn glance(&self, window: Window, key: &[u8]) -> Option<SlotIx> {
-        let _ = (window, key);
+    fn glance(&self, window: Window, wanted: SoughtKey<'_>) -> Option<SlotIx> {
+        let _ = (window, wanted);
         None
     }
 
@@ -104,10 +106,10 @@ pub trait Landed {
         None
     }
 
-    /// The key that seems to be in `slot`; empty for none. It proves nothing: it is for hints.
-    fn occupant(&self, slot: SlotIx) -> Key {
+    /// The first hash of the key that seems to be in `slot`. It proves nothing: it is for hints.
+    fn occupant(&self, slot: SlotIx) -> Option<First> {
         let _ = slot;
-        Key::new()
+        None
     }
 }
 
@@ -170,6 +172,8 @@ pub enum Retry {
     Chain,
     /// The value was replaced, or moved, while it was read.
     Replaced,
+    /// The extent was another key's, whose digest is the same (F2).
+    OtherKey,
 }
 
 /// Ghosts of the key that a pass saw: slot, stamp, and use of the memory. There is rarely one, and never
@@ -181,6 +185,8 @@ type Ghosts = SmallVec<[(SlotIx, u32, u32); 2]>;
 pub struct Get<'a> {
     geometry: &'a Geometry,
     key: Hashed<'a>,
+    /// Extents that are other keys' of the same digest.
+    others: &'a [u64],
     ghost: u8,
     primary: Window,
     /// The window being read, and the number of windows that this pass has read before it.
@@ -208,6 +214,7 @@ impl<'a> Get<'a> {
         Get {
             geometry,
             key,
+            others: &[],
             ghost: key.ghost(),
             primary,
             window: primary,
@@ -243,6 +250,11 @@ impl<'a> Get<'a> {
         get
     }
 
+    /// The same GET, which passes over these extents (F2).
+    pub(crate) fn past(self, others: &'a [u64]) -> Get<'a> {
+        Get { others, ..self }
+    }
+
     /// The entry that this GET has READ and went by, for the client to remember.
     #[inline]
     pub(crate) fn learned(&self) -> Option<(u32, DirectoryEntry)> {
@@ -275,8 +287,8 @@ impl<'a> Get<'a> {
 
     /// The key.
     #[inline]
-    pub(crate) fn key(&self) -> &'a [u8] {
-        self.key.key()
+    pub(crate) fn key(&self) -> Hashed<'a> {
+        self.key
     }
 
     /// The window being READ.
@@ -303,10 +315,11 @@ impl<'a> Get<'a> {
             }
         }
         let mut torn = false;
-        let likely = landed.glance(self.window, self.key.key());
+        let wanted = SoughtKey { key: self.key, others: self.others };
+        let likely = landed.glance(self.window, wanted);
         let others = self.window.iter().filter(|slot| Some(*slot) != likely);
         for slot in likely.into_iter().chain(others) {
-            match landed.look(slot, self.key.key(), value) {
+            match landed.look(slot, wanted, value) {
                 look @ (Look::Match | Look::Reference(_)) => {
                     self.reference = look.reference();
                     if exact || self.geometry.shape().lines() == 1 {
@@ -517,7 +530,7 @@ impl Get<'_> {
 #[derive(Debug)]
 pub struct HintedLook<'a> {
     geometry: &'a Geometry,
-    key: &'a [u8],
+    key: Hashed<'a>,
     found: Option<SlotIx>,
     reference: Option<Reference>,
 }
@@ -525,7 +538,7 @@ pub struct HintedLook<'a> {
 impl<'a> HintedLook<'a> {
     /// A look for a key of 1 to [`Geometry::key_max`] bytes.
     #[inline]
-    pub fn new(geometry: &'a Geometry, key: &'a [u8]) -> HintedLook<'a> {
+    pub fn new(geometry: &'a Geometry, key: Hashed<'a>) -> HintedLook<'a> {
         HintedLook { geometry, key, found: None, reference: None }
     }
 
@@ -535,7 +548,7 @@ impl<'a> HintedLook<'a> {
         if self.found.is_none() {
             // G9: as valid as any other hit.
             let look = breaking(Rule::HintHit, &[Rule::StampCheck, Rule::CrcCheck], || {
-                landed.look(slot, self.key, value)
+                landed.look(slot, SoughtKey { key: self.key, others: &[] }, value)
             });
             self.reference = look.reference();
             self.found = matches!(look, Look::Match | Look::Reference(_)).then_some(slot);
@@ -580,7 +593,7 @@ mod tests {
     struct Showing<F>(F);
 
     impl<F: FnMut(SlotIx) -> Look> Landed for Showing<F> {
-        fn look(&mut self, slot: SlotIx, _key: &[u8], _value: &mut impl Sink) -> Look {
+        fn look(&mut self, slot: SlotIx, _: SoughtKey<'_>, _value: &mut impl Sink) -> Look {
             (self.0)(slot)
         }
     }
@@ -734,7 +747,7 @@ mod tests {
             ([Look::Torn, place(2)], [false, true], Some(2)),
             ([free(), Look::Match], [false, true], None),
         ] {
-            let mut look = HintedLook::new(&geometry, b"key");
+            let mut look = HintedLook::new(&geometry, geometry.hashed(b"key"));
             for (slot, (shows, found)) in (0..).map(SlotIx).zip(looks.iter().zip(found)) {
                 let mut landed = Showing(|_| *shows);
                 assert_eq!(look.feed(slot, &mut landed, &mut Vec::new()), found, "{looks:?}");
@@ -756,7 +769,7 @@ mod tests {
         }
 
         impl Landed for InUse {
-            fn look(&mut self, slot: SlotIx, _key: &[u8], _value: &mut impl Sink) -> Look {
+            fn look(&mut self, slot: SlotIx, _: SoughtKey<'_>, _value: &mut impl Sink) -> Look {
                 let ghost = if slot == self.first { self.tag } else { 0 };
                 let header = Header { stamp: 4, crc: 0, klen: 0, ghost, vlen: 0, aux: 0 };
                 if self.torn == Some(slot) { Look::Torn } else { Look::Other(header) }
@@ -876,12 +889,12 @@ mod tests {
     }
 
     impl Landed for Glancing {
-        fn look(&mut self, slot: SlotIx, _key: &[u8], _value: &mut impl Sink) -> Look {
+        fn look(&mut self, slot: SlotIx, _: SoughtKey<'_>, _value: &mut impl Sink) -> Look {
             self.looked_at.push(slot.0);
             Look::Other(Header { stamp: 2, crc: 0, klen: 0, ghost: 0, vlen: 0, aux: 0 })
         }
 
-        fn glance(&self, _window: Window, _key: &[u8]) -> Option<SlotIx> {
+        fn glance(&self, _window: Window, _: SoughtKey<'_>) -> Option<SlotIx> {
             self.likely
         }
     }

@@ -43,7 +43,6 @@ use crate::get::Landed;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::{First, Hashed};
 use crate::layout::segment::{DirectoryEntry, Named};
-use crate::layout::slot::Key;
 use crate::sync::lock_std;
 use smallvec::SmallVec;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -228,7 +227,7 @@ impl Hints {
     }
 
     /// A window was READ for `key`.
-    pub(crate) fn learn<L: Landed>(&self, geometry: &Geometry, window: Window, landed: &L, key: &[u8]) {
+    pub(crate) fn learn<L: Landed>(&self, window: Window, landed: &L, key: Hashed<'_>) {
         let known = window.end().wrapping_sub(self.first.0);
         if window.first < self.first || known > self.slots {
             return;
@@ -237,31 +236,29 @@ impl Hints {
             self.known.fetch_max(known, Ordering::Relaxed);
         }
         let is_whole = self.is_whole();
-        let occupants: SmallVec<[(SlotIx, Key); 8]> =
-            window.iter().map(|slot| (slot, landed.occupant(slot))).collect();
-        let is_here = occupants.iter().any(|(_, occupant)| occupant[..] == *key);
-        let key = geometry.hashed(key);
-        for (slot, occupant) in &occupants {
-            if is_whole || occupant[..] == *key.key() {
-                self.put(geometry, *slot, occupant);
+        let occupants: SmallVec<[_; 8]> = window.iter().map(|slot| (slot, landed.occupant(slot))).collect();
+        let is_here = occupants.iter().any(|(_, occupant)| *occupant == Some(key.first()));
+        for &(slot, occupant) in &occupants {
+            if is_whole || occupant == Some(key.first()) {
+                self.put(slot, occupant);
             }
             // More than two slots may have matched, so that none was READ.
-            if is_whole && is_here && Tags::of(key.first()).has(self.tag(*slot)) {
-                self.correct(geometry, *slot, occupant, key, true);
+            if is_whole && is_here && Tags::of(key.first()).has(self.tag(slot)) {
+                self.correct(slot, occupant, key, true);
             }
         }
     }
 
-    /// The slot seems to hold this key, or none if that is empty.
-    fn put(&self, geometry: &Geometry, slot: SlotIx, occupant: &[u8]) {
+    /// The slot seems to hold the key with this hash, or none.
+    fn put(&self, slot: SlotIx, occupant: Option<First>) {
         let tag = self.tag(slot);
-        if occupant.is_empty() {
+        let Some(first) = occupant else {
             if tag != 0 {
                 self.set(slot, 0);
             }
             return;
-        }
-        let tags = Tags::of(geometry.hashed(occupant).first());
+        };
+        let tags = Tags::of(first);
         if !tags.has(tag) {
             self.set(slot, tags.0[0]);
         }
@@ -269,32 +266,19 @@ impl Hints {
 
     /// The tags of these slots matched `key`, which is not there. `is_elsewhere`: it was found in
     /// another slot.
-    pub(crate) fn correct_all(
-        &self,
-        geometry: &Geometry,
-        wrong: &[(SlotIx, Key)],
-        key: Hashed<'_>,
-        is_elsewhere: bool,
-    ) {
-        for (slot, occupant) in wrong {
-            self.correct(geometry, *slot, occupant, key, is_elsewhere);
+    pub(crate) fn correct_all(&self, wrong: &[(SlotIx, Option<First>)], key: Hashed<'_>, is_elsewhere: bool) {
+        for &(slot, occupant) in wrong {
+            self.correct(slot, occupant, key, is_elsewhere);
         }
     }
 
-    fn correct(
-        &self,
-        geometry: &Geometry,
-        slot: SlotIx,
-        occupant: &[u8],
-        key: Hashed<'_>,
-        is_elsewhere: bool,
-    ) {
-        if *occupant == *key.key() {
+    fn correct(&self, slot: SlotIx, occupant: Option<First>, key: Hashed<'_>, is_elsewhere: bool) {
+        if occupant == Some(key.first()) {
             // A move's other copy.
             return;
         }
         let tag = self.tag(slot);
-        let theirs = (!occupant.is_empty()).then(|| Tags::of(geometry.hashed(occupant).first()));
+        let theirs = occupant.map(Tags::of);
         let theirs = theirs.filter(|tags| self.is_whole() || tags.has(tag));
         match theirs {
             // Right of its occupant. Only keys that are there are worth another tag: absent ones

@@ -27,9 +27,10 @@ pub struct SlotReport {
     pub header: Header,
     /// Whether a remote reader accepts the slot: stamps and CRC, as in [`check`].
     pub verdict: Result<(), Torn>,
-    /// The key; empty if the slot is free or not accepted.
+    /// The key; empty if the slot is free or not accepted, or if its key was in an extent and is not there any more.
     pub key: Vec<u8>,
-    /// The value, or the reference to it; empty if the slot is free or not accepted.
+    /// The value, or the reference to it; empty if the slot is free or not accepted. Of a key that does not fit its
+    /// slot, with a digest of it in front.
     /// [`Inspector::value`] follows the reference.
     pub value: Vec<u8>,
 }
@@ -37,8 +38,8 @@ pub struct SlotReport {
 impl SlotReport {
     /// Where the value is, if it is not in the slot.
     pub fn reference(&self) -> Option<Reference> {
-        let bytes = self.value[..].try_into().ok().filter(|_| self.header.is_reference())?;
-        Some(Reference::from_bytes(bytes))
+        let bytes = self.value.last_chunk().filter(|_| self.header.is_reference())?;
+        Some(Reference::from_bytes(*bytes))
     }
 }
 
@@ -128,7 +129,24 @@ impl<'a> Inspector<'a> {
         }
         let mut value = Vec::new();
         self.region.append_bytes(reference.offset, reference.len as usize, &mut value);
-        (crc::append_long(0, &value) == reference.crc).then_some(value)
+        if crc::append_long(0, &value) != reference.crc {
+            return None;
+        }
+        let before = self.geometry.bytes_before_value(&report.key);
+        (before <= value.len()).then(|| value.split_off(before))
+    }
+
+    /// The key of a slot that was accepted. One in an extent that is not there any more has another digest.
+    fn key_of(&self, view: &View<'_>) -> Vec<u8> {
+        let Some(long) = view.long_key() else { return view.key().to_vec() };
+        let (mut key, len) = (Vec::new(), view.header().klen);
+        if long.reference.is_sound(self.geometry) && u32::from(len) <= long.reference.len {
+            self.region.append_bytes(long.reference.offset, len.into(), &mut key);
+        }
+        if !long.may_be(self.geometry, self.geometry.hashed(&key)) {
+            key.clear();
+        }
+        key
     }
 
     fn slot_of(&self, geometry: &Geometry, slot: SlotIx) -> SlotReport {
@@ -152,7 +170,7 @@ impl<'a> Inspector<'a> {
         let (mut key, mut value) = (Vec::new(), Vec::new());
         let header = Header::from_words([image[0], image[1]]);
         if let (Ok(()), Ok(view)) = (verdict, View::consistent(shape, &image)) {
-            key = view.key().to_vec();
+            key = self.key_of(&view);
             view.value_into(&mut value);
         }
         SlotReport { slot, header, verdict, key, value }

@@ -15,6 +15,7 @@ use crate::index::loom_access::{
 use crate::layout::PAGE;
 use crate::layout::geometry::{Geometry, Layout, SlotIx, Window};
 use crate::layout::hash::Seeds;
+use crate::layout::long::SoughtKey;
 use crate::mailbox::memory::Bell;
 use crate::mailbox::{glance, load, store};
 use crate::outcome::ReadError;
@@ -52,8 +53,8 @@ fn region(geometry: &Geometry) -> Region {
 }
 
 /// (Generic, because a closure over a concrete fabric's landed window would have to live for ever.)
-fn look<F: Fabric>(fabric: &mut F, window: Window, key: &[u8], value: &mut Vec<u8>) -> Look {
-    let looked = fabric.read(window, |landed| landed.look(window.first, key, value));
+fn look<F: Fabric>(fabric: &mut F, window: Window, wanted: SoughtKey<'_>, value: &mut Vec<u8>) -> Look {
+    let looked = fabric.read(window, |landed| landed.look(window.first, wanted, value));
     looked.unwrap_or(Look::Torn)
 }
 
@@ -72,7 +73,9 @@ fn reader_against_writer() {
     let window = Window { first: SlotIx(0), slots: 1, incarnation: 0 };
     let mut shm = Shm::new(&region, &geometry);
     for wanted in [1, 2] {
-        match look(&mut shm, window, &key(wanted), &mut value) {
+        let name = key(wanted);
+        let this = SoughtKey { key: geometry.hashed(&name), others: &[] };
+        match look(&mut shm, window, this, &mut value) {
             Look::Match => assert_eq!(value, key(wanted), "a mixture"),
             Look::Other(header) => assert_eq!((header.klen, header.stamp % 2), (8, 0)),
             Look::Torn => {}

@@ -398,6 +398,7 @@ const OF_CLIENT: &[Row<ClientStats>] = &[
     Row::by("oneread_client_retries_total", RETRIES, ("cause", "late"), |of| of.get.retries_late),
     Row::by("oneread_client_retries_total", RETRIES, ("cause", "chain"), |of| of.get.retries_chain),
     Row::by("oneread_client_retries_total", RETRIES, ("cause", "replaced"), |of| of.get.retries_replaced),
+    Row::by("oneread_client_retries_total", RETRIES, ("cause", "other_key"), |of| of.get.retries_other_key),
     Row::counter("oneread_client_reads_total", "READs.", |of| of.read.reads),
     Row::counter("oneread_client_read_bytes_total", "Bytes that READs asked for.", |of| of.read.bytes),
     Row::counter("oneread_client_doorbells_total", "Doorbells rung, or round trips.", |of| of.read.doorbells),
@@ -535,6 +536,7 @@ mod tests {
                 retries_late: 5,
                 retries_chain: 6,
                 retries_replaced: 7,
+                retries_other_key: 27,
             },
             read: ReadCounts { reads: 8, bytes: 9, doorbells: 10 },
             hints: HintCounts { hinted: 11, hits: 12, reads: 13 },
@@ -542,13 +544,13 @@ mod tests {
                 message: 14,
                 mailbox: 15,
                 #[cfg(feature = "verbs")]
-                extension: 27,
+                extension: 28,
             },
             changes: ChangeCounts { puts: 16, swaps: 17, removes: 18, parts: 26, rejected: 19 },
             failures: FailureCounts { deadlines: 20, contended: 21, gone: 22, refused: 23, undecrypted: 24 },
             reattached: 25,
         };
-        let last = if cfg!(feature = "verbs") { 27 } else { 26 };
+        let last = if cfg!(feature = "verbs") { 28 } else { 27 };
         assert_eq!(sorted(OF_CLIENT, &client), Vec::from_iter(1..=last));
 
         let counts = IndexCounts {

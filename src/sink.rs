@@ -267,6 +267,73 @@ impl Sink for TailSink {
     }
 }
 
+/// Compares the first bytes with a key, and passes what is behind it on to a sink in which a value has begun.
+pub(crate) struct KeySink<'a, S> {
+    /// What is still to come of the key.
+    key: &'a [u8],
+    is_its: bool,
+    value: &'a mut S,
+}
+
+impl<'a, S: Sink> KeySink<'a, S> {
+    pub fn new(key: &'a [u8], value: &'a mut S) -> KeySink<'a, S> {
+        KeySink { key, is_its: true, value }
+    }
+
+    /// Whether the key has come, all of it, and no other.
+    pub fn is_its(&self) -> bool {
+        self.is_its && self.key.is_empty()
+    }
+}
+
+impl<S: Sink> Sink for KeySink<'_, S> {
+    type Outcome = bool;
+
+    fn begin(&mut self, len: usize) -> bool {
+        self.value.begin(len)
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        let (now, later) = self.key.split_at(self.key.len().min(bytes.len()));
+        let (key, value) = bytes.split_at(now.len());
+        self.is_its &= key == now;
+        self.key = later;
+        if !value.is_empty() {
+            self.value.put(value);
+        }
+    }
+
+    fn put_with(&mut self, len: usize, mut fill: impl FnMut(usize, &mut [MaybeUninit<u8>]) -> &mut [u8]) {
+        // The key is somewhere in this. The bytes behind it land where the value is to be, without a copy between.
+        const KEY_AND_LINE: usize = 320;
+        let mut memory = [MaybeUninit::uninit(); KEY_AND_LINE];
+        let first = if self.key.is_empty() { 0 } else { len.min(KEY_AND_LINE) };
+        if first > 0 {
+            let filled: &[u8] = fill(0, &mut memory[..first]);
+            self.put(filled);
+        }
+        if len > first {
+            self.value.put_with(len - first, |at, memory| fill(first + at, memory));
+        }
+    }
+
+    fn put_none(&mut self) {
+        self.value.put_none();
+    }
+
+    fn value_len(&self) -> usize {
+        self.value.value_len()
+    }
+
+    fn landed(&self) -> Option<&[u8]> {
+        self.value.landed()
+    }
+
+    fn outcome(&self, _is_found: bool) -> bool {
+        self.is_its()
+    }
+}
+
 /// Lets `fill` write all of this memory.
 ///
 /// # Panics

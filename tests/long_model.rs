@@ -6,6 +6,8 @@ mod common;
 
 use common::{Numbers, key};
 use oneread::internals::families::presets;
+#[cfg(feature = "faults")]
+use oneread::internals::faults::{Broken, Rule};
 use oneread::internals::layout::extent::VALUE_MAX;
 use oneread::internals::region::{Backing, Region};
 use oneread::{
@@ -21,7 +23,8 @@ use std::path::Path;
 use std::time::Duration;
 
 const GRACE: Duration = Duration::from_micros(100);
-const KEY_MAX: usize = 16;
+/// The longest key: one that stands in its slot, and one that does not.
+const KEY_MAX: [usize; 2] = [16, 120];
 const KEYS: u32 = 24;
 
 /// A value: how it is filled, and its length.
@@ -62,6 +65,8 @@ enum LongOp {
 struct LongStory {
     layout: Layout,
     grows: bool,
+    /// The longest key.
+    key_max: usize,
     /// The longest value, as a power of two.
     longest: u32,
     seed: u64,
@@ -70,11 +75,13 @@ struct LongStory {
 
 fn stories(longest: std::ops::RangeInclusive<u32>, ops: usize) -> impl Strategy<Value = LongStory> {
     let layouts: Vec<Layout> = presets().map(|preset| preset.layout).collect();
-    let shape = (prop::sample::select(layouts), any::<bool>(), longest, any::<u64>(), 1..ops);
-    shape.prop_flat_map(|(layout, grows, longest, seed, length)| {
+    let lengths = (prop::sample::select(&KEY_MAX[..]), longest);
+    let shape = (prop::sample::select(layouts), any::<bool>(), lengths, any::<u64>(), 1..ops);
+    shape.prop_flat_map(|(layout, grows, (key_max, longest), seed, length)| {
         prop::collection::vec(op(longest), length).prop_map(move |ops| LongStory {
             layout,
             grows,
+            key_max,
             longest,
             seed,
             ops,
@@ -109,6 +116,7 @@ struct Checked {
     /// `None` between two servers.
     index: Option<Index>,
     clock: Clock,
+    key_max: usize,
     model: HashMap<u32, Filled>,
     /// Puts for which the heap had no room.
     refused: u64,
@@ -117,12 +125,12 @@ struct Checked {
 impl Checked {
     fn new(story: &LongStory, file: &Path) -> Checked {
         // Two blocks. One is the reserve, and the other one takes four of the longest values.
-        let heap_bytes = (9 << story.longest) + (2 << 12);
+        let heap_bytes = (9 << story.longest) + (4 << 12);
         let size = match story.grows {
             true => TableSize::Growing { bytes_max: 2 * heap_bytes + (4 << 20), segment_slots: Some(256) },
             false => TableSize::Slots(64),
         };
-        let config = Config::new().layout(story.layout).size(size).key_max(KEY_MAX);
+        let config = Config::new().layout(story.layout).size(size).key_max(story.key_max);
         let config = config.value_max((1 << story.longest).min(VALUE_MAX)).inline_max(64);
         let config = config.grace(GRACE).seeds(Seeds::from_number(story.seed));
         let config = if story.grows { config } else { config.heap_bytes(heap_bytes) };
@@ -132,7 +140,7 @@ impl Checked {
             Region::create_sparse(&backing, geometry.region_bytes(), geometry.bytes_at_first()).unwrap();
         let clock = Clock::manual();
         let index = Index::create(region, geometry, clock.clone()).unwrap();
-        Checked { index: Some(index), clock, model: HashMap::new(), refused: 0 }
+        Checked { index: Some(index), clock, key_max: story.key_max, model: HashMap::new(), refused: 0 }
     }
 
     fn index(&self) -> &Index {
@@ -146,7 +154,8 @@ impl Checked {
                 assert_eq!(outcome, right);
                 true
             }
-            Err(PutError::HeapFull { .. }) => {
+            // Keys with one digest have the same windows, and only so many slots.
+            Err(PutError::HeapFull { .. } | PutError::Full { .. }) => {
                 self.refused += 1;
                 false
             }
@@ -164,7 +173,7 @@ impl Checked {
                     (_, true) => PutOutcome::Updated,
                     (_, false) => PutOutcome::Inserted,
                 };
-                let outcome = self.index().put(&key(k, KEY_MAX), &v.bytes(), mode);
+                let outcome = self.index().put(&key(k, self.key_max), &v.bytes(), mode);
                 let has_changed = matches!(right, PutOutcome::Updated | PutOutcome::Inserted);
                 if self.took(outcome, right) && has_changed {
                     self.model.insert(k, v);
@@ -186,14 +195,14 @@ impl Checked {
                 if expected.len() > self.index().geometry().value_max() {
                     return;
                 }
-                let outcome = self.index().compare_and_swap(&key(k, KEY_MAX), &expected, &v.bytes());
+                let outcome = self.index().compare_and_swap(&key(k, self.key_max), &expected, &v.bytes());
                 if self.took(outcome, right) && right == SwapOutcome::Swapped {
                     self.model.insert(k, v);
                 }
             }
             LongOp::Remove(k) => {
                 let was_there = self.model.remove(&k).is_some();
-                assert_eq!(self.index().remove(&key(k, KEY_MAX)), Ok(was_there));
+                assert_eq!(self.index().remove(&key(k, self.key_max)), Ok(was_there));
             }
             LongOp::Get(k) => self.check(k),
             LongOp::Range(k, from, to) => {
@@ -201,7 +210,7 @@ impl Checked {
                 let len = there.map_or(0, |v| v.len);
                 let [from, to] = [from, to].map(|part| (part * len as f64) as usize);
                 let mut part = vec![0xee; 3];
-                let found = self.index().reader().get_range(&key(k, KEY_MAX), from..to, &mut part);
+                let found = self.index().reader().get_range(&key(k, self.key_max), from..to, &mut part);
                 assert_eq!(found, Ok(there.map(|v| v.len)));
                 let right = there.map(|v| v.bytes()).unwrap_or_default();
                 assert!(
@@ -211,7 +220,7 @@ impl Checked {
             }
             LongOp::Batch(first) => {
                 let numbers: Vec<u32> = (first..first + 6).collect();
-                let keys: Vec<_> = numbers.iter().map(|&k| key(k, KEY_MAX)).collect();
+                let keys: Vec<_> = numbers.iter().map(|&k| key(k, self.key_max)).collect();
                 let mut answers = 0;
                 let each = |n: usize, value: Option<&[u8]>| {
                     answers += 1;
@@ -239,7 +248,7 @@ impl Checked {
 
     /// A key's value, and its length.
     fn check(&self, k: u32) {
-        let (name, right) = (key(k, KEY_MAX), self.model.get(&k));
+        let (name, right) = (key(k, self.key_max), self.model.get(&k));
         let (mut reader, mut got) = (self.index().reader(), vec![0xee; 3]);
         assert_eq!(reader.get_into(&name, &mut got), Ok(right.is_some()), "key {k}");
         assert!(right.is_none_or(|v| got == v.bytes()), "key {k} is not {right:?}");
@@ -265,7 +274,7 @@ fn tell(story: &LongStory) -> [u64; 3] {
     let long = checked.model.values().filter(|v| v.len > 128).count();
     assert!(heap.values as usize >= long, "{long}: {heap:?}");
     // All memory comes back.
-    (0..KEYS).for_each(|k| assert!(checked.index().remove(&key(k, KEY_MAX)).is_ok()));
+    (0..KEYS).for_each(|k| assert!(checked.index().remove(&key(k, story.key_max)).is_ok()));
     for _ in 0..1_000 {
         let Some(wait) = checked.index().tidy() else { break };
         checked.clock.advance(wait.max(GRACE));
@@ -306,4 +315,16 @@ fn a_table_of_the_longest_values_is_a_map() {
     let [values, refused, moved] = for_stories(cases, stories(26..=26, 60));
     println!("{cases} tables: {values} values in heaps, {refused} puts refused, {moved} bytes moved");
     assert!(values > u64::from(cases));
+}
+
+/// The same with digests of five bits: half of the keys that are in extents have another one's digest.
+#[cfg(feature = "faults")]
+#[test]
+fn keys_of_equal_digests_are_keys_of_their_own() {
+    let _few_bits = Broken::rule(Rule::WideDigest);
+    let cases = if std::env::var_os("ONEREAD_LONG").is_some() { 10_000 } else { 300 };
+    let long = stories(6..=12, 240).prop_map(|story| LongStory { key_max: KEY_MAX[1], ..story });
+    let [values, refused, moved] = for_stories(cases, long);
+    println!("{cases} tables: {values} values in heaps, {refused} puts refused, {moved} bytes moved");
+    assert!(values > 3 * u64::from(cases) && moved > 10_000);
 }

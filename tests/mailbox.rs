@@ -262,7 +262,7 @@ fn limits_are_those_of_the_present_server() {
 #[test]
 fn longest_and_empty_values() {
     let place = Place::new();
-    let table = Config::new().size(TableSize::Keys(200)).key_max(255).value_max(3699);
+    let table = Config::new().size(TableSize::Keys(200)).key_max(255).key_inline(255).value_max(3699);
     let config = ServerConfig::new(place.address.clone(), table);
     let _server = Server::start(config).unwrap();
     let mut client = place.client();

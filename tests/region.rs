@@ -177,7 +177,7 @@ const GOLDEN_SUPERBLOCK: &str = "\
     0bc942ee9086c171b9b501d1d854bb71\n\
     80021590ff0b4dc30000000000000000\n\
     00000000000000000000000000000000\n\
-    000000000000000000000000afdfb173\n\
+    0000000000000000000010002e2e744c\n\
 ";
 const GOLDEN_HALF_LINE: &str = "\
     020001000855f2ca0367070001000080\n\
@@ -395,6 +395,7 @@ fn impossible_fields_are_noticed() {
             ("block_slots", (48, 65)),
             ("slot_bytes", (52, 96)),
             ("key_max", (56, 0)),
+            ("key_inline", (248, 17 << 16)),
             ("homes", (64, 0)),
             ("homes", (68, 1 << 9)),
             ("overflow_blocks", (72, 1 << 24)),

@@ -3,6 +3,7 @@
 use crate::connect::Server;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use oneread::internals::layout::extent::REFERENCE_BYTES;
 use oneread::internals::layout::slot::SlotShape;
 use oneread::layout::LIFE_BYTES;
 use oneread::{
@@ -423,11 +424,15 @@ pub fn config_for(path: &Path, layout: Option<oneread::layout::Layout>) -> Resul
         Config::new().layout(layout.unwrap_or(own)).key_max(key_max).value_max(value_max).grace(grace);
     let has_life = snapshot.terms().made.is_some();
     config = config.life(has_life);
-    if heap_bytes > 0 {
+    if heap_bytes == 0 {
+        config = config.key_inline(key_max);
+    } else {
         let shape =
             SlotShape::from_bytes(slot_bytes).context("the snapshot's slots have an impossible size")?;
-        config = config
-            .inline_max(shape.payload_max().saturating_sub(key_max + if has_life { LIFE_BYTES } else { 0 }));
+        // What stood in slots stands in slots again.
+        let room = shape.payload_max().saturating_sub(if has_life { LIFE_BYTES } else { 0 });
+        let key_inline = key_max.min(room.saturating_sub(REFERENCE_BYTES));
+        config = config.key_inline(key_inline).inline_max(room - key_inline);
         if bytes_max.is_none() {
             config = config.heap_bytes(heap_bytes);
         }

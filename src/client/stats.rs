@@ -47,13 +47,14 @@ impl ClientStats {
             retries_late,
             retries_chain,
             retries_replaced,
+            retries_other_key,
         } = get;
         let ReadCounts { reads, bytes, doorbells } = read;
         let ChangeCounts { puts, swaps, removes, parts, rejected } = changes;
         let FailureCounts { deadlines, contended, gone, refused, undecrypted } = failures;
         [gets, hits, retries_torn, retries_moved, retries_late, retries_chain, reads, bytes, doorbells]
             .into_iter()
-            .chain([retries_replaced])
+            .chain([retries_replaced, retries_other_key])
             .chain([&mut hints.hinted, &mut hints.hits, &mut hints.reads])
             .chain([&mut requests.message, &mut requests.mailbox])
             .chain([

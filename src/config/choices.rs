@@ -2,10 +2,9 @@
 
 use crate::cuckoo;
 use crate::layout::LINE;
-use crate::layout::extent::REFERENCE_BYTES;
 use crate::layout::geometry::{Geometry, Layout};
 use crate::layout::hash::Seeds;
-use crate::layout::slot::{FURTHER, HEADER};
+use crate::layout::slot::{FURTHER, HEADER, KEY_MAX};
 use crate::setters::setters;
 use std::fmt;
 use std::time::Duration;
@@ -74,18 +73,23 @@ pub struct Config {
     pub size: TableSize,
     /// Longest key: 1 to 255 bytes.
     pub key_max: usize,
+    /// Longest key that stands in its slot, so that a GET is 1 READ. A longer one is in an *extent* with its value,
+    /// whatever that is: a GET of it takes one READ more. This sets the size of slots, with `inline_max`. `None`:
+    /// `key_max`, and no more than what two lines (128 bytes) have room for: 86 bytes, 74 with a life. With 0, no key
+    /// stands in its slot.
+    pub key_inline: Option<usize>,
     /// Longest value, at most 64 MiB. A value that does not fit its slot beside the key is an *extent* of
     /// its own: a GET of it takes one READ more.
     pub value_max: usize,
-    /// Longest value that stands in its slot, beside the longest key. This sets the size of slots. `None`:
-    /// `value_max` where a slot can hold that, otherwise what two lines (128 bytes) have room for. Beside a
-    /// shorter key a longer value stands in the slot, too.
+    /// Longest value that stands in its slot, beside the longest key that does. This sets the size of slots. `None`:
+    /// `value_max` where a slot can hold that, otherwise what two lines (128 bytes) have room for.
+    /// Beside a shorter key a longer value stands in the slot, too.
     pub inline_max: Option<usize>,
     /// The most memory for extents, in bytes. It is taken block by block as values need it; in huge pages, and
     /// over verbs in a table of one size, all of it at the start.
     ///
-    /// `None`: a table whose values all stand in their slots has none. That is so where slots can hold
-    /// `value_max` (about 4 KiB less `key_max`), and `inline_max` asks for no less. Another table of one size
+    /// `None`: a table whose keys and values all stand in their slots has none. That is so where slots can hold
+    /// `value_max` (about 4 KiB less `key_max`), and `key_inline` and `inline_max` ask for no less. Another table of one size
     /// has as much as its main slots, and at least what its longest values need: two blocks, each with room
     /// for four. One that grows takes what extents need from its `bytes_max`.
     pub heap_bytes: Option<u64>,
@@ -108,6 +112,7 @@ setters!(Config {
     layout: Layout,
     size: TableSize,
     key_max: usize,
+    key_inline: impl Into<Option<usize>>,
     value_max: usize,
     inline_max: impl Into<Option<usize>>,
     heap_bytes: impl Into<Option<u64>>,
@@ -118,15 +123,15 @@ setters!(Config {
 });
 
 impl Default for Config {
-    /// `windowed:8` for one million keys of at most 86 bytes, with values of at most 1 MiB, and a grace
+    /// `windowed:8` for one million keys of at most 255 bytes, with values of at most 1 MiB, and a grace
     /// time of 2 ms. Slots have two lines (128 bytes): key and value stand in one if they have 110 bytes
-    /// together, and a GET is 1 READ. Longer values are extents, and 1 READ more.
+    /// together, and a GET is 1 READ. Longer values, and keys of more than 86 bytes, are in extents, and 1 READ more.
     fn default() -> Config {
         Config {
             layout: cuckoo::WINDOWED_8,
             size: TableSize::Keys(1_000_000),
-            // As long as a slot of two lines can have beside a reference.
-            key_max: TWO_LINES - REFERENCE_BYTES,
+            key_max: KEY_MAX,
+            key_inline: None,
             value_max: 1 << 20,
             inline_max: None,
             heap_bytes: None,
@@ -152,8 +157,9 @@ impl From<&Geometry> for Config {
                 TableSize::Slots(it.main_slots())
             },
             key_max: it.key_max(),
+            key_inline: Some(it.key_inline()),
             value_max: it.value_max(),
-            inline_max: it.has_heap().then(|| it.beside_key_max()),
+            inline_max: it.has_heap().then(|| it.beside_key_inline()),
             heap_bytes: it.has_heap().then_some(heap_bytes),
             life: it.has_life(),
             owners: it.has_owners(),

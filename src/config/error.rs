@@ -64,10 +64,10 @@ pub enum ConfigError {
         given: usize,
     },
     /// Key and value together do not fit into the largest slot. Longer values need not.
-    #[error("a key of {key_max} and a value of {inline_max} bytes do not fit into the largest slot, which holds {room}; lower `Config::inline_max` to {}, or leave it out", room - key_max)]
+    #[error("a key of {key_inline} and a value of {inline_max} bytes do not fit into the largest slot, which holds {room}; lower `Config::inline_max` to {}, or leave it out", room - key_inline)]
     InlineMax {
-        /// Longest key asked for.
-        key_max: usize,
+        /// Longest key asked for that stands in its slot.
+        key_inline: usize,
         /// Longest value asked for that stands in its slot.
         inline_max: usize,
         /// Bytes of payload in the largest slot.

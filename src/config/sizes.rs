@@ -8,6 +8,7 @@ use crate::layout::geometry::{
 };
 use crate::layout::hash::{Seeds, mix};
 use crate::layout::life::LIFE_BYTES;
+use crate::layout::long::LONG_KEY_BYTES;
 use crate::layout::slot::{KEY_MAX, SLOT_BYTES_MAX, SlotShape};
 
 impl Config {
@@ -56,7 +57,7 @@ impl Config {
         if self.owners && !self.life {
             return Err(ConfigError::Owners);
         }
-        let (shape, has_heap) = self.shape()?;
+        let (shape, key_inline, has_heap) = self.shape()?;
         if self.grace > GRACE_MAX {
             return Err(ConfigError::Grace { given: self.grace });
         }
@@ -95,6 +96,7 @@ impl Config {
             layout,
             shape,
             key_max: self.key_max,
+            key_inline,
             value_max: self.value_max,
             has_life: self.life,
             has_owners: self.owners,
@@ -105,7 +107,7 @@ impl Config {
             generation: mix(seeds.shard[3]),
             seeds,
         });
-        let heap_need = 2 * block_bytes(0, extent_bytes(self.value_max));
+        let heap_need = 2 * block_bytes(0, extent_bytes(geometry.extent_max()));
         let (geometry, heap_bytes) = match self.size {
             TableSize::Growing { bytes_max, .. } => {
                 let least = if has_heap && self.heap_bytes.is_none() { heap_need } else { 0 };
@@ -124,26 +126,35 @@ impl Config {
         geometry.ok_or(ConfigError::HeapBytes { value_max: self.value_max, given, need: heap_need })
     }
 
-    /// The shape of slots, and whether values may be too long for them.
-    fn shape(&self) -> Result<(SlotShape, bool), ConfigError> {
+    /// The shape of slots, the longest key that stands in one, and whether keys or values may be too long for them.
+    fn shape(&self) -> Result<(SlotShape, usize, bool), ConfigError> {
         let Config { key_max, value_max, .. } = *self;
         if value_max > VALUE_MAX {
             return Err(ConfigError::LongestValue { given: value_max });
         }
         let life_bytes = if self.life { LIFE_BYTES } else { 0 };
-        let for_lengths = |value_max| SlotShape::for_lengths(key_max, value_max + life_bytes);
-        let wants_heap = self.heap_bytes.is_some()
+        let key_inline = self.key_inline.unwrap_or(TWO_LINES - REFERENCE_BYTES - life_bytes).min(key_max);
+        let for_lengths = |value_max| SlotShape::for_lengths(key_inline, value_max + life_bytes);
+        let has_long_keys = key_inline < key_max;
+        let has_long_values = self.heap_bytes.is_some()
             || self.inline_max.map_or(for_lengths(value_max).is_none(), |max| max < value_max);
         let inline_max = match self.inline_max {
             Some(inline_max) => inline_max.min(value_max),
-            None if wants_heap => value_max.min(TWO_LINES.saturating_sub(key_max + life_bytes)),
+            None if has_long_values => value_max.min(TWO_LINES.saturating_sub(key_inline + life_bytes)),
             None => value_max,
         };
-        let inline_max = if wants_heap { inline_max.max(REFERENCE_BYTES) } else { value_max };
+        // A slot has room for a reference beside each key that stands in it, and for what there is of a longer one.
+        let least = match (has_long_keys, has_long_values) {
+            (true, _) => LONG_KEY_BYTES.saturating_sub(key_inline).max(REFERENCE_BYTES),
+            (false, true) => REFERENCE_BYTES,
+            (false, false) => 0,
+        };
+        let inline_max = inline_max.max(least);
         let room = SlotShape::from_bytes(SLOT_BYTES_MAX).map_or(0, SlotShape::payload_max) - life_bytes;
         // Without a heap, slots can hold the longest value.
-        let shape = for_lengths(inline_max).ok_or(ConfigError::InlineMax { key_max, inline_max, room })?;
-        Ok((shape, wants_heap))
+        let error = ConfigError::InlineMax { key_inline, inline_max, room };
+        let shape = for_lengths(inline_max).ok_or(error)?;
+        Ok((shape, key_inline, has_long_keys || has_long_values))
     }
 }
 

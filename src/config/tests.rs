@@ -57,7 +57,9 @@ fn what_a_refusal_asks_for_is_taken() {
     assert!(most.geometry().unwrap().heap().bytes <= HEAP_BYTES_MAX);
     // What is too long is named: here values that are to stand in their slots.
     let inline = Config { inline_max: Some(5_000), ..most }.geometry().unwrap_err();
-    let ConfigError::InlineMax { key_max: 32, inline_max: 5_000, room } = inline else { panic!("{inline}") };
+    let ConfigError::InlineMax { key_inline: 32, inline_max: 5_000, room } = inline else {
+        panic!("{inline}")
+    };
     assert!(Config { inline_max: Some(room - 32), ..most }.geometry().is_ok());
 }
 
@@ -104,25 +106,27 @@ fn every_table_is_made_again() {
         growing
     ];
     let length = |bits| up_to(bits).prop_map(|n| n as usize);
-    let lengths = (1..=KEY_MAX, length(26), proptest::option::of(length(13)));
+    let key_inline = proptest::option::of(0..=KEY_MAX);
+    let lengths = (1..=KEY_MAX, key_inline, length(26), proptest::option::of(length(13)));
     let heap_bytes = proptest::option::of(up_to(44));
     let made = [const { std::cell::Cell::new(0u32) }; 4];
     let given = (layout, size, lengths, heap_bytes, any::<u64>(), 0..1_000_000u64);
-    proptest!(ProptestConfig::with_cases(2_048), |((layout, size, (key_max, value_max, inline_max), heap_bytes, seed, ns) in given)| {
+    proptest!(ProptestConfig::with_cases(2_048), |((layout, size, (key_max, key_inline, value_max, inline_max), heap_bytes, seed, ns) in given)| {
         let grace = Duration::from_nanos(ns);
         let seeds = Some(Seeds::from_number(seed));
         let asked =
-            Config { layout, size, key_max, value_max, inline_max, heap_bytes, life: seed.is_multiple_of(3), owners: seed.is_multiple_of(6), grace, seeds };
+            Config { layout, size, key_max, key_inline, value_max, inline_max, heap_bytes, life: seed.is_multiple_of(3), owners: seed.is_multiple_of(6), grace, seeds };
         let Ok(table) = asked.geometry() else { return Ok(()) };
         let kind = &made[usize::from(table.grows()) + 2 * usize::from(table.has_heap())];
         kind.set(kind.get() + 1);
         let as_it_is = Config::from(&table);
-        for parts in 0..8 {
+        for parts in 0..16 {
             let is_given = |part: u32| parts >> part & 1 == 1;
             let again = Config {
                 size: if is_given(0) { size } else { as_it_is.size },
                 inline_max: inline_max.filter(|_| is_given(1)).or(as_it_is.inline_max),
                 heap_bytes: heap_bytes.filter(|_| is_given(2)).or(as_it_is.heap_bytes),
+                key_inline: key_inline.filter(|_| is_given(3)).or(as_it_is.key_inline),
                 ..as_it_is
             };
             prop_assert_eq!(again.geometry(), Ok(table.clone()), "{:?}", again);
@@ -132,16 +136,17 @@ fn every_table_is_made_again() {
     assert!(made.iter().all(|&tables| tables >= 10), "of one size, growing, and each with a heap: {made:?}");
 }
 
-/// Without a word about lengths, keys of up to 86 bytes and values of up to 1 MiB fit. Slots have two lines,
-/// and no more than a slot's memory is set aside for long values beside it.
+/// Without a word about lengths, keys of up to 255 bytes and values of up to 1 MiB fit. Slots have two lines,
+/// and no more than a slot's memory is set aside for long keys and values beside it.
 #[test]
 fn the_default_takes_ordinary_data() {
     let sized = |size| Config::new().size(size).geometry().unwrap();
     for keys in [1, 100, 1_000_000] {
         let it = sized(TableSize::Keys(keys));
-        assert_eq!((it.key_max(), it.value_max(), it.shape().bytes()), (86, 1 << 20, 128));
+        assert_eq!((it.key_max(), it.value_max(), it.shape().bytes()), (255, 1 << 20, 128));
+        assert_eq!(it.key_inline(), 86);
         let slots = it.main_slots() * 128;
-        let need = 2 * block_bytes(0, extent_bytes(1 << 20));
+        let need = 2 * block_bytes(0, extent_bytes(255 + (1 << 20)));
         let heap = it.heap();
         assert!(heap.bytes <= slots.max(need) && heap.bytes + 2 * heap.block_bytes > slots, "{heap:?}");
         assert!(heap.bytes >= 2 * heap.block_bytes, "{heap:?}");
@@ -149,12 +154,12 @@ fn the_default_takes_ordinary_data() {
         assert!(it.bytes_at_first() < slots + (64 << 10));
     }
     let growing = sized(TableSize::up_to(1 << 30));
-    assert_eq!((growing.key_max(), growing.value_max(), growing.shape().bytes()), (86, 1 << 20, 128));
+    assert_eq!((growing.key_max(), growing.value_max(), growing.shape().bytes()), (255, 1 << 20, 128));
     assert!(growing.has_heap() && growing.bytes_max() <= 1 << 30);
     // With what is inline, and what is not.
     let it = sized(TableSize::Keys(100));
     for (key, value, inline) in
-        [(1, 109, true), (86, 24, true), (32, 78, true), (86, 25, false), (1, 110, false)]
+        [(1, 109, true), (86, 24, true), (32, 78, true), (86, 25, false), (1, 110, false), (87, 0, false)]
     {
         assert_eq!(it.is_inline(&vec![0; key], value), inline, "{key}, {value}");
     }
@@ -178,11 +183,21 @@ fn lengths_mean_the_same_in_both_sizes() {
         assert_eq!(of(it.value_max(200).inline_max(100)), (192, true));
         assert_eq!(of(it.value_max(200).heap_bytes(1 << 20)), (128, true));
         assert_eq!(of(Config::new()), (128, true));
-        assert_eq!(of(Config::new().key_max(255)), (320, true));
+        assert_eq!(of(Config::new().key_inline(255)), (320, true));
+        assert_eq!(of(Config::new().key_max(86)), (128, true));
+        assert_eq!(of(Config::new().life(true)), (128, true));
+        // In slots of one line, whose entries have no life, there is room for what a slot has of a long key.
+        assert_eq!(of(Config::new().key_inline(0).inline_max(0)), (64, true));
+        assert_eq!(of(Config::new().key_inline(24).inline_max(0)), (64, true));
+        assert_eq!(of(Config::new().key_inline(25).inline_max(0)), (128, true));
+        assert_eq!(of(Config::new().key_inline(0).inline_max(0).life(true)), (128, true));
+        assert_eq!(of(it.key_inline(31)), (128, true));
         assert_eq!(of(Config::new().inline_max(200)), (320, true));
         assert_eq!(of(Config::new().inline_max(0)), (128, true));
         assert_eq!(of(Config::new().key_max(16).inline_max(24)), (64, true));
-        assert_eq!(of(Config::new().value_max(32)), (192, false));
+        assert_eq!(of(Config::new().value_max(32)), (192, true));
+        assert_eq!(of(Config::new().value_max(200)), (320, true));
+        assert_eq!(of(Config::new().key_max(86).value_max(32)), (192, false));
     }
 }
 
@@ -318,8 +333,9 @@ fn sizes_out_of_range_are_refused() {
 #[test]
 fn lengths_and_times_out_of_range_are_refused() {
     let made = |key_max, value_max, grace| {
+        let seeds = Some(Seeds::from_number(1));
         let config =
-            Config { key_max, value_max, grace, seeds: Some(Seeds::from_number(1)), ..Config::default() };
+            Config { key_max, key_inline: Some(key_max), value_max, grace, seeds, ..Config::default() };
         config.geometry().map(|it| it.shape().bytes())
     };
     // The room of the largest slot, as docs/FORMAT.md counts it.

@@ -380,7 +380,7 @@ pub(crate) fn look(
     reads: &mut ReadCounts,
 ) -> Option<bool> {
     let hashed = geometry.hashed_to(key, first);
-    let end = KeyEnd::of(hashed.key())?;
+    let end = KeyEnd::of(hashed.key()).filter(|_| !geometry.is_long(key))?;
     let control = memory.control();
     let begun = begun(control, hashed.home());
     let (entry, first) = locate(memory, control, geometry, hashed)?;

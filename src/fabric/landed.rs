@@ -2,8 +2,10 @@
 
 use crate::get::{Landed, Look};
 use crate::layout::geometry::{Geometry, SlotIx, Window};
+use crate::layout::hash::First;
+use crate::layout::long::SoughtKey;
 use crate::layout::segment;
-use crate::layout::slot::{Key, View, check};
+use crate::layout::slot::{View, check};
 use crate::sink::Sink;
 
 /// A landed window. Nobody writes the memory it borrows any more.
@@ -29,11 +31,24 @@ impl<'a> LandedWindow<'a> {
         let at = (slot.0 - self.window.first.0) as usize * words;
         &self.words[at..at + words]
     }
+
+    /// Whether the slot has the key, or what it has of a long one.
+    #[inline]
+    fn shows(&self, view: &View<'_>, wanted: SoughtKey<'_>) -> bool {
+        let key = wanted.key.key();
+        if usize::from(view.header().klen) != key.len() {
+            return false;
+        }
+        match view.long_key() {
+            Some(long) => wanted.may_be(self.geometry, &long),
+            None => view.holds(key),
+        }
+    }
 }
 
 impl Landed for LandedWindow<'_> {
     #[inline]
-    fn look(&mut self, slot: SlotIx, key: &[u8], value: &mut impl Sink) -> Look {
+    fn look(&mut self, slot: SlotIx, wanted: SoughtKey<'_>, value: &mut impl Sink) -> Look {
         debug_assert!(self.window.contains(slot));
         match check(
             self.geometry.shape(),
@@ -41,7 +56,7 @@ impl Landed for LandedWindow<'_> {
             self.slot(slot),
         ) {
             Err(_) => Look::Torn,
-            Ok(view) if view.holds(key) => {
+            Ok(view) if self.shows(&view, wanted) => {
                 view.life_into(value);
                 match view.reference() {
                     Some(reference) => Look::Reference(reference),
@@ -57,10 +72,12 @@ impl Landed for LandedWindow<'_> {
 
     /// Comparing keys costs less than the CRC of a slot.
     #[inline]
-    fn glance(&self, window: Window, key: &[u8]) -> Option<SlotIx> {
+    fn glance(&self, window: Window, wanted: SoughtKey<'_>) -> Option<SlotIx> {
         debug_assert_eq!(window, self.window);
         let shape = self.geometry.shape();
-        window.iter().find(|slot| View::consistent(shape, self.slot(*slot)).is_ok_and(|view| view.holds(key)))
+        let shows =
+            |slot| View::consistent(shape, self.slot(slot)).is_ok_and(|view| self.shows(&view, wanted));
+        window.iter().find(|slot| shows(*slot))
     }
 
     fn entry(&self, slot: SlotIx) -> Option<[u64; 2]> {
@@ -68,11 +85,13 @@ impl Landed for LandedWindow<'_> {
         segment::words(&view.key(), &view.value())
     }
 
-    fn occupant(&self, slot: SlotIx) -> Key {
-        match View::consistent(self.geometry.shape(), self.slot(slot)) {
-            Ok(view) if view.header().stamp.is_multiple_of(2) => view.key(),
-            _ => Key::new(),
-        }
+    fn occupant(&self, slot: SlotIx) -> Option<First> {
+        let view = View::consistent(self.geometry.shape(), self.slot(slot)).ok()?;
+        let is_there = !view.header().is_free() && view.header().stamp.is_multiple_of(2);
+        is_there.then(|| match view.long_key() {
+            Some(long) => long.first(),
+            None => self.geometry.hashed(&view.key()).first(),
+        })
     }
 }
 
@@ -97,10 +116,14 @@ mod tests {
         };
         (0..4).for_each(|n| put(&mut words, n, &[b'a' + n as u8; 5]));
         let mut value = Vec::new();
+        let geometry = &geometry;
+        fn wanted<'a>(geometry: &Geometry, key: &'a [u8]) -> SoughtKey<'a> {
+            SoughtKey { key: geometry.hashed(key), others: &[] }
+        }
         let landed = |words: &[u64], key: &[u8], value: &mut Vec<u8>| {
-            let mut landed = LandedWindow::new(&geometry, window, words);
-            let likely = landed.glance(window, key);
-            likely.map(|slot| (slot, landed.look(slot, key, value)))
+            let mut landed = LandedWindow::new(geometry, window, words);
+            let likely = landed.glance(window, wanted(geometry, key));
+            likely.map(|slot| (slot, landed.look(slot, wanted(geometry, key), value)))
         };
         assert_eq!(landed(&words, b"ccccc", &mut value), Some((at(2), Look::Match)));
         assert_eq!(value, b"value");
@@ -112,7 +135,8 @@ mod tests {
         // Nor is a free slot believed whose CRC is wrong.
         put(&mut words, 3, b"");
         words[3 * shape.words() + 1] ^= 1 << 40;
-        let look = LandedWindow::new(&geometry, window, &words).look(at(3), b"ccccc", &mut value);
+        let look =
+            LandedWindow::new(geometry, window, &words).look(at(3), wanted(geometry, b"ccccc"), &mut value);
         assert_eq!(look, Look::Torn);
         // Lengths that go beyond the slot.
         words[2 * shape.words() + 1] = u64::MAX;

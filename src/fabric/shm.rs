@@ -11,9 +11,9 @@ use crate::get::{Landed, Look, Proof};
 use crate::layout::compare::{self, Loadable};
 use crate::layout::control::move_counter_word;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
-use crate::layout::hash::Hashed;
+use crate::layout::hash::{First, Hashed};
+use crate::layout::long::SoughtKey;
 use crate::layout::mapped;
-use crate::layout::slot::Key;
 use crate::layout::words::{self, Words};
 use crate::outcome::ReadError;
 
@@ -83,12 +83,18 @@ pub struct MappedSlots<'a> {
 
 impl Landed for MappedSlots<'_> {
     #[inline]
-    fn look(&mut self, slot: SlotIx, key: &[u8], value: &mut impl Sink) -> Look {
-        let shape = self.geometry.shape();
+    fn look(&mut self, slot: SlotIx, wanted: SoughtKey<'_>, value: &mut impl Sink) -> Look {
+        let (shape, key) = (self.geometry.shape(), wanted.key.key());
         let words = self.region.words(self.geometry.slot_word(slot), shape.words());
         let read = at_rest(words, || {
             let header = words::header(words);
-            if usize::from(header.klen) != key.len() || !compare::begins_with(shape, words, key) {
+            let shows = || match header.is_long_key() {
+                true => {
+                    mapped::long_key(shape, words).is_some_and(|long| wanted.may_be(self.geometry, &long))
+                }
+                false => compare::begins_with(shape, words, key),
+            };
+            if usize::from(header.klen) != key.len() || !shows() {
                 return Look::Other(header);
             }
             match mapped::reference(shape, words, &header, value) {
@@ -105,11 +111,16 @@ impl Landed for MappedSlots<'_> {
         at_rest(words, || [2, 3].map(|word| Words::load(words, word)))
     }
 
-    fn occupant(&self, slot: SlotIx) -> Key {
+    fn occupant(&self, slot: SlotIx) -> Option<First> {
         let shape = self.geometry.shape();
         let words = self.region.words(self.geometry.slot_word(slot), shape.words());
-        let read = at_rest(words, || mapped::header_and_key(shape, words));
-        read.and_then(Result::ok).map(|(_, key)| key).unwrap_or_default()
+        at_rest(words, || {
+            let (header, key) = mapped::header_and_key(shape, words).ok()?;
+            match header.is_long_key() {
+                true => mapped::long_key(shape, words).map(|long| long.first()),
+                false => (!header.is_free()).then(|| self.geometry.hashed(&key).first()),
+            }
+        })?
     }
 }
 
@@ -240,7 +251,8 @@ mod tests {
                 region.store(base + 1, 8 | vlen << 16);
                 region.store(base + 2, u64::from_le_bytes(*b"mykeyis8"));
                 let mut value = vec![1, 2, 3];
-                let look = shm.landed().look(slot, b"mykeyis8", &mut value);
+                let wanted = SoughtKey { key: geometry.hashed(b"mykeyis8"), others: &[] };
+                let look = shm.landed().look(slot, wanted, &mut value);
                 assert_eq!(look == Look::Match, hits, "{value_max}: {vlen}: {look:?}");
                 assert_eq!(look == Look::Torn, !hits, "{value_max}: {vlen}: {look:?}");
                 assert!(!hits || value.len() as u64 == vlen);

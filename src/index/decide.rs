@@ -64,6 +64,7 @@ impl<D: Decides> Decides for Alive<'_, D> {
 /// A compare-and-swap.
 #[derive(Debug)]
 pub(super) struct Swap<'a> {
+    key: &'a [u8],
     expected: Expected<'a>,
     becomes: Becomes<'a>,
     extents: Option<&'a Extents>,
@@ -71,8 +72,13 @@ pub(super) struct Swap<'a> {
 }
 
 impl<'a> Swap<'a> {
-    pub fn new(expected: Expected<'a>, becomes: Becomes<'a>, extents: Option<&'a Extents>) -> Swap<'a> {
-        Swap { expected, becomes, extents, outcome: SwapOutcome::Absent }
+    pub fn new(
+        key: &'a [u8],
+        expected: Expected<'a>,
+        becomes: Becomes<'a>,
+        extents: Option<&'a Extents>,
+    ) -> Swap<'a> {
+        Swap { key, expected, becomes, extents, outcome: SwapOutcome::Absent }
     }
 
     /// What was found and done.
@@ -90,7 +96,7 @@ impl Decides for Swap<'_> {
         let is_expected = match (self.expected, there.reference, self.extents) {
             // X7: a slot that names the extent that the client has read has the value that it has read.
             (Expected::Extent(expected), now, _) => now == Some(expected),
-            (Expected::Value(expected), Some(now), Some(extents)) => extents.holds(&now, expected),
+            (Expected::Value(expected), Some(now), Some(extents)) => extents.holds(&now, self.key, expected),
             (Expected::Value(expected), ..) => there.value[..] == *expected,
         };
         // What was compared before a wait has not changed since (L10), but an extent may have moved (X6).

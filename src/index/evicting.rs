@@ -183,13 +183,13 @@ impl Index {
         has_more && self.evictions().for_heap > before
     }
 
-    /// Z4: there is no memory for a value of this length. Has extents go until as many bytes are free, or so many were
+    /// Z4: there is no memory for an extent of this length. Has extents go until as many bytes are free, or so many were
     /// looked at. Returns how long to wait before the next try.
     ///
     /// # Errors
     /// `full` where nothing can go, [`PutError::Pinned`] where nothing may.
     #[cold]
-    pub(super) fn evict_for_value(&self, len: usize, full: PutError) -> Result<Duration, PutError> {
+    pub(super) fn evict_for_extent(&self, len: usize, full: PutError) -> Result<Duration, PutError> {
         /// Extents that may be pinned, or not named yet.
         const LOOKS_MAX: u32 = 4096;
         let (Some(evictor), Some(extents)) = (self.evictor(), self.table().extents()) else {
@@ -210,7 +210,7 @@ impl Index {
             gone += 1;
             if evictor.freed(bytes) >= extent_bytes(len) {
                 // What has gone is free when no reader can be at it any more.
-                let longest = geometry.heap().kept_for(geometry.grace(), geometry.value_max() as u32);
+                let longest = geometry.heap().kept_for(geometry.grace(), geometry.extent_max() as u32);
                 evictor.settle_until(now_ns + longest.as_nanos() as u64);
                 break;
             }

@@ -339,8 +339,8 @@ impl Index {
             &mut draft,
             |draft| draft.write(value),
             |draft| {
-                let reference = draft.finish().to_bytes();
-                outcome = self.put_stored(key, Stored::reference(&reference), options, owner);
+                let named = self.geometry().slot_reference(key, draft.finish());
+                outcome = self.put_stored(key, named.stored(), options, owner);
             },
         );
         draft.after(outcome)
@@ -443,7 +443,7 @@ impl Index {
         }
     }
 
-    /// Memory for a value of `len` bytes, which does not fit its slot.
+    /// Memory for a value of `len` bytes, which does not fit its slot; behind its key, if that does not.
     ///
     /// # Errors
     /// [`PutError`]; the table is unchanged.
@@ -461,26 +461,30 @@ impl Index {
             return Err(PutError::ValueLength { given: len, max: geometry.value_max() });
         };
         let (hash, clock) = (geometry.hashed(key).first(), self.table.clock());
+        let before = &key[..geometry.bytes_before_value(key)];
         // Each put takes on what is to be done.
         extents.tidy(&self.table);
         let begun_ns = clock.now_ns();
         let patience = match patience {
             HeapPatience::None => Duration::ZERO,
             HeapPatience::Waits => {
-                let longest = geometry.heap().kept_for(geometry.grace(), geometry.value_max() as u32);
+                let longest = geometry.heap().kept_for(geometry.grace(), geometry.extent_max() as u32);
                 4 * longest + Duration::from_secs(1)
             }
         };
         loop {
-            let wait = match extents.draft(hash, len) {
-                Ok(draft) => return Ok(draft),
+            let wait = match extents.draft(hash, before.len() + len) {
+                Ok(mut draft) => {
+                    draft.write(before);
+                    return Ok(draft);
+                }
                 Err(NoMemory::Refused(full @ PutError::HeapFull { .. })) => {
-                    self.evict_for_value(len, full)?
+                    self.evict_for_extent(before.len() + len, full)?
                 }
                 Err(NoMemory::Refused(error)) => return Err(error),
                 // Without memory for a reserve no extent moves: those that go make the room.
                 Err(NoMemory::Busy(wait)) if self.evicts && extents.is_at_bound() => {
-                    self.evict_for_value(len, PutError::Pinned).unwrap_or(wait)
+                    self.evict_for_extent(before.len() + len, PutError::Pinned).unwrap_or(wait)
                 }
                 Err(NoMemory::Busy(wait)) => wait,
             };
@@ -526,8 +530,8 @@ impl Index {
         options: PutOptions,
         owner: Option<&OwnerSession>,
     ) -> Result<PutOutcome, PutError> {
-        let reference = draft.finish().to_bytes();
-        let outcome = self.put_stored(key, Stored::reference(&reference), options, owner);
+        let named = self.geometry().slot_reference(key, draft.finish());
+        let outcome = self.put_stored(key, named.stored(), options, owner);
         draft.after(outcome)
     }
 
@@ -605,8 +609,8 @@ impl Index {
         expected: Expected<'_>,
         mut draft: ExtentDraft,
     ) -> Result<SwapOutcome, PutError> {
-        let reference = draft.finish().to_bytes();
-        let outcome = self.swap_stored(key, expected, Becomes::Has(Stored::reference(&reference)))?;
+        let named = self.geometry().slot_reference(key, draft.finish());
+        let outcome = self.swap_stored(key, expected, Becomes::Has(named.stored()))?;
         if outcome == SwapOutcome::Swapped {
             draft.named();
         }
@@ -623,7 +627,7 @@ impl Index {
         if let Becomes::Has(value) = becomes {
             check_stored(self.geometry(), key, value)?;
         }
-        let mut swap = Swap::new(expected, becomes, self.table.extents().map(|extents| &**extents));
+        let mut swap = Swap::new(key, expected, becomes, self.table.extents().map(|extents| &**extents));
         self.changed(key, &mut swap, None)?;
         Ok(swap.outcome())
     }

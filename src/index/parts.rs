@@ -76,7 +76,8 @@ impl Index {
                 Some(reference) => {
                     let mut value = Vec::new();
                     // What was read counts only if the slot still names it then (X2, X7).
-                    let is_read = self.table().extents().is_some_and(|of| of.read(&reference, &mut value));
+                    let is_read =
+                        self.table().extents().is_some_and(|of| of.read(&reference, key, &mut value));
                     if !is_read {
                         tracing::error!(?reference, "a slot names what is no extent; put the value again");
                         return Err(PutError::Busy { rounds: 0 });

@@ -871,8 +871,8 @@ impl Segment {
     pub fn rename(&self, hash: First, old: &Reference, new: &Reference) -> Option<SlotWritten> {
         let is_it = |there: &Reference| kept(Rule::MoveCheck, || there.number == old.number);
         self.with_name(hash, is_it, |locked, slot, key, _| {
-            let (bytes, life) = (new.to_bytes(), self.slots().life(slot));
-            self.slots().rewrite(locked, slot, key, Stored::reference(&bytes).with_life(life.as_ref()), None)
+            let (new, life) = (self.geometry().slot_reference(key, *new), self.slots().life(slot));
+            self.slots().rewrite(locked, slot, key, new.stored().with_life(life.as_ref()), None)
         })
     }
 }
@@ -892,9 +892,10 @@ pub(super) fn check_lengths(geometry: &Geometry, key: &[u8], value: &[u8]) -> Re
 /// The same of what a slot is to have for a value.
 #[inline(always)]
 pub(super) fn check_stored(geometry: &Geometry, key: &[u8], value: Stored<'_>) -> Result<(), PutError> {
-    check_lengths(geometry, key, value.bytes())?;
+    // What is in an extent was checked when that was begun.
+    check_lengths(geometry, key, if value.is_reference() { &[] } else { value.bytes() })?;
     debug_assert!(
-        key.len() + value.slot_bytes() <= geometry.shape().payload_max(),
+        geometry.slot_key_bytes(key) + value.slot_bytes() <= geometry.shape().payload_max(),
         "a long value has an extent"
     );
     Ok(())

@@ -19,6 +19,7 @@ use crate::layout::chain::{self, Block};
 use crate::layout::control::{BLOCKS_WORD, MOVE_COUNTERS, Phase, STATE_WORD, State, move_counter_word};
 use crate::layout::geometry::{Family, Geometry, SlotIx};
 use crate::layout::hash::Seeds;
+use crate::layout::long::SoughtKey;
 use crate::layout::slot::{Content, Header, Key, Stored};
 use crate::observe::{self, Scheduler};
 use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome};
@@ -75,7 +76,7 @@ fn is_displaced(index: &Segment, key: &[u8], slot: SlotIx) -> bool {
 /// Long keys that begin alike, and end alike, in one window, are keys of their own.
 #[test]
 fn long_keys_that_begin_and_end_alike() {
-    let config = Config { key_max: 100, ..small("windowed:8", 8) };
+    let config = Config { key_max: 100, key_inline: Some(100), ..small("windowed:8", 8) };
     let geometry = config.geometry().unwrap();
     let region = Region::private(geometry.region_bytes());
     let index = Index::create(region, geometry, Clock::System).unwrap();
@@ -673,9 +674,9 @@ enum MoveCause {
 struct Sampled<'a>(&'a [SeenSlot]);
 
 impl Landed for Sampled<'_> {
-    fn look(&mut self, slot: SlotIx, key: &[u8], _value: &mut impl Sink) -> Look {
+    fn look(&mut self, slot: SlotIx, wanted: SoughtKey<'_>, _value: &mut impl Sink) -> Look {
         let seen = &self.0[slot.0 as usize];
-        if seen.key[..] == *key { Look::Match } else { Look::Other(seen.header) }
+        if seen.key[..] == *wanted.key.key() { Look::Match } else { Look::Other(seen.header) }
     }
 }
 

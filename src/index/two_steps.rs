@@ -49,7 +49,8 @@ impl Index {
     /// everybody sees what was there before, also nothing. Returns its ticket.
     ///
     /// # Errors
-    /// [`PutError::AlreadyStarted`]; and as [`Index::put`], if there is no room.
+    /// [`PutError::AlreadyStarted`]; [`PutError::KeyLength`] for a key that does not fit its slot; and as
+    /// [`Index::put`], if there is no room.
     pub fn put_start(
         &self,
         session: &StartSession,
@@ -58,6 +59,10 @@ impl Index {
         within: Duration,
     ) -> Result<u64, PutError> {
         let started = self.all_started()?;
+        if self.geometry().is_long(key) {
+            // What keeps its slot would be an extent of its own, which a remove might not get.
+            return Err(PutError::KeyLength { given: key.len(), max: self.geometry().key_inline() });
+        }
         let upload = self.upload(key, len)?;
         let within_ns = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);
         let ends_ns = self.table().clock().now_ns().saturating_add(within_ns);
@@ -125,8 +130,8 @@ impl Index {
             Some(upload) => match upload.whole() {
                 None => Err(PutError::StartedLength { given, stated }),
                 Some(mut draft) => {
-                    let reference = draft.finish().to_bytes();
-                    let put = self.put_living(key, Stored::reference(&reference), PutOptions::new(), owner);
+                    let named = self.geometry().slot_reference(key, draft.finish());
+                    let put = self.put_living(key, named.stored(), PutOptions::new(), owner);
                     draft.after(put)
                 }
             },
@@ -220,7 +225,7 @@ impl Index {
         check_lengths(self.geometry(), key, expected.bytes())?;
         let life = self.not_committed()?;
         let hidden = Becomes::Has(Stored::from(&[]).with_life(Some(&life)));
-        let mut swap = Swap::new(expected, hidden, self.table().extents().map(|extents| &**extents));
+        let mut swap = Swap::new(key, expected, hidden, self.table().extents().map(|extents| &**extents));
         self.changed_told(key, &mut swap)?;
         Ok(swap.outcome())
     }

@@ -7,8 +7,10 @@
 //! 0..8     number   u64  of the extent; no other ever had it (X1)
 //! 8..16    offset   u64  byte of the region where the value begins; a multiple of 8
 //! 16..20   length   u32  bytes of value
-//! 20..24   crc      u32  CRC-32C of the value
+//! 20..24   crc      u32  CRC-32 of the value
 //! ```
+//!
+//! A key that does not fit its slot stands in front of its value (`long.rs`): then length and CRC are those of both.
 //!
 //! The extent itself, at a multiple of 32 bytes of the *heap*, which is behind the slots:
 //!
@@ -68,7 +70,7 @@ pub struct Reference {
     pub offset: u64,
     /// Bytes of value.
     pub len: u32,
-    /// CRC-32C of the value.
+    /// CRC-32 of the value.
     pub crc: u32,
 }
 

@@ -66,6 +66,13 @@ impl Seeds {
         mix(first.0 ^ self.second)
     }
 
+    /// The other half of a long key's digest (`long.rs`): another function than the first hash, with seeds that
+    /// follow from the second one's.
+    pub(super) fn check(&self, key: &[u8]) -> u64 {
+        let [a, b, c, d] = [1, 2, 3, 4].map(|n| mix(self.second.wrapping_add(n)));
+        seahash::hash_seeded(key, a, b, c, d)
+    }
+
     /// The hash kept for sharding: independent of homes, windows and tags.
     pub fn shard(&self, key: &[u8]) -> u64 {
         let [a, b, c, d] = self.shard;
@@ -249,8 +256,8 @@ mod tests {
         assert_eq!(hashes, expected);
         let first = FirstHash::new(&seeds);
         assert!((1..=255).all(|len| first.of(&key[..len]) == first.of_any(&key[..len])), "one function");
-        let others = (seeds.second(First(7)), seeds.shard(b"key"));
-        assert_eq!(others, (0x189a_ca47_8414_b1fe, 0x4b44_e44a_c5a1_92ea));
+        let others = (seeds.second(First(7)), seeds.shard(b"key"), seeds.check(b"key"));
+        assert_eq!(others, (0x189a_ca47_8414_b1fe, 0x4b44_e44a_c5a1_92ea, 0xcbb9_f125_c3f6_e6ca));
     }
 
     #[test]

@@ -6,16 +6,17 @@
 use super::WORD;
 use super::compare::{FIRST_LINE_KEY, HEADER_WORDS, has_key, has_two_words, line_holds, value_len};
 use super::extent::Reference;
+use super::long::LongKey;
 use super::slot::{FURTHER, HEADER, Header, Key, SlotShape, Torn, View};
 use super::words::{LINE_WORDS, Words, header, image, load_line};
 use crate::sink::Sink;
 
-/// The slot's header and key; loads no more words than these take.
+/// The slot's header and key, which is empty if the slot does not have it; loads no more words than these take.
 #[inline]
 pub(crate) fn header_and_key(shape: SlotShape, slot: impl Words) -> Result<(Header, Key), Torn> {
     let header = header(slot);
     let klen = usize::from(header.klen);
-    if klen > FIRST_LINE_KEY || klen > shape.payload_max() {
+    if klen > FIRST_LINE_KEY || klen > shape.payload_max() || header.is_long_key() {
         return View::consistent(shape, &image(slot)).map(|view| (view.header(), view.key()));
     }
     let mut words = [0u64; FIRST_LINE_KEY / WORD];
@@ -47,6 +48,13 @@ pub(crate) fn reference(
 fn reference_of(shape: SlotShape, slot: impl Words) -> Option<Reference> {
     let image = image(slot);
     View::consistent(shape, &image).ok()?.reference()
+}
+
+/// What the slot has of a key that does not fit it.
+#[cold]
+pub(crate) fn long_key(shape: SlotShape, slot: impl Words) -> Option<LongKey> {
+    let image = image(slot);
+    View::consistent(shape, &image).ok()?.long_key()
 }
 
 /// Puts the entry's life into a sink that wants it; `header` is the slot's.

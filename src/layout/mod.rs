@@ -47,6 +47,7 @@ pub(crate) mod family;
 pub(crate) mod geometry;
 pub(crate) mod hash;
 pub(crate) mod life;
+pub(crate) mod long;
 pub(crate) mod mapped;
 pub(crate) mod owners;
 pub(crate) mod segment;
@@ -59,6 +60,7 @@ pub(crate) mod words;
 pub use geometry::{Family, Geometry, Layout};
 pub use hash::Seeds;
 pub use life::{LIFE_BYTES, Life};
+pub use long::SoughtKey;
 pub use owners::OWNER_MAX;
 
 #[cfg(target_endian = "big")]

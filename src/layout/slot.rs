@@ -5,7 +5,8 @@
 //!          4..8    crc     u32  CRC-32C of generation, slot index, stamp, bytes 8..16, key, value
 //!          8       klen    u8   0: free
 //!          9       ghost   u8   tag of a key that moved out of here (M2), or 0
-//!         10..12   vlen    u16  bytes of value; 0x8018: the value is a reference; + 0x4000: with a life
+//!         10..12   vlen    u16  bytes of value; 0x8018: the value is a reference; 0x8028: so is the key
+//!                               (`long.rs`); + 0x4000: with a life
 //!         12..16   aux     u32  of a home or head of a chain block: filter of displaced keys, link
 //!         16..64   key, then value, then the entry's life (`life.rs`)
 //! line n   0..62   life, value or key goes on
@@ -38,6 +39,7 @@
 use super::crc::{append, append_both, of_line, of_words};
 use super::extent::{REFERENCE_BYTES, Reference};
 use super::life::{LIFE_BYTES, Life};
+use super::long::{LONG_KEY_BYTES, LongKey};
 use super::{LINE, WORD};
 use crate::sink::Sink;
 use bytemuck::Zeroable;
@@ -52,8 +54,12 @@ pub const SLOT_BYTES_MAX: usize = 64 * LINE;
 pub const KEY_MAX: usize = 255;
 /// Payload bytes of a further line. Its last two bytes carry the copy of the stamp.
 pub(crate) const FURTHER: usize = LINE - 2;
-/// [`Header::vlen`] of a slot whose value is a reference. No value in a slot is so long.
-const REFERENCE_VLEN: u16 = 0x8000 | REFERENCE_BYTES as u16;
+/// Set in [`Header::vlen`] where the value is in an extent. No value in a slot is so long.
+const IN_HEAP: u16 = 0x8000;
+/// [`Header::vlen`] of a slot that has a reference for its value.
+const REFERENCE_VLEN: u16 = IN_HEAP | REFERENCE_BYTES as u16;
+/// The same of one that has a digest for its key besides ([`LongKey`]).
+const LONG_KEY_VLEN: u16 = IN_HEAP | LONG_KEY_BYTES as u16;
 /// Set in [`Header::vlen`] where the entry's life stands behind the value.
 const WITH_LIFE: u16 = 0x4000;
 /// Words in the header.
@@ -67,7 +73,7 @@ pub struct Header {
     pub stamp: u32,
     /// CRC-32C over generation, slot index, stamp, the rest of the header, key and value.
     pub crc: u32,
-    /// Length of the key in bytes; 0 when the slot is free.
+    /// Length of the key in bytes, whether it is in the slot or not; 0 when the slot is free.
     pub klen: u8,
     /// Tag of a key that moved out of this slot (M2), or 0. It stays for at least twice the grace
     /// time, until the server takes it away.
@@ -100,10 +106,16 @@ impl Header {
         bytemuck::cast(self)
     }
 
-    /// Bytes that the slot has for the value.
+    /// Bytes that the slot has for the value; of a long key, for both.
     #[inline(always)]
     pub(crate) fn value_bytes(&self) -> usize {
-        if self.is_reference() { REFERENCE_BYTES } else { self.inline_bytes() }
+        if self.is_reference() { self.inline_bytes() & !usize::from(IN_HEAP) } else { self.inline_bytes() }
+    }
+
+    /// Bytes of the key that the slot has.
+    #[inline(always)]
+    pub(super) fn key_bytes(&self) -> usize {
+        if self.is_long_key() { 0 } else { usize::from(self.klen) }
     }
 
     /// The same of a value that is no reference; of a reference, more than any slot has.
@@ -115,13 +127,21 @@ impl Header {
     /// Bytes of key, value and life.
     #[inline(always)]
     pub(super) fn payload_bytes(&self) -> usize {
-        usize::from(self.klen) + self.value_bytes() + if self.has_life() { LIFE_BYTES } else { 0 }
+        let inline = usize::from(self.klen) + self.inline_bytes();
+        let both = if self.vlen & IN_HEAP == 0 { inline } else { self.key_bytes() + self.value_bytes() };
+        both + if self.has_life() { LIFE_BYTES } else { 0 }
     }
 
-    /// Whether these bytes are a reference, not the value.
+    /// Whether the slot has a reference, not the value.
     #[inline(always)]
     pub fn is_reference(&self) -> bool {
-        self.vlen & !WITH_LIFE == REFERENCE_VLEN
+        matches!(self.vlen & !WITH_LIFE, REFERENCE_VLEN | LONG_KEY_VLEN)
+    }
+
+    /// Whether it has a digest besides, not the key.
+    #[inline(always)]
+    pub fn is_long_key(&self) -> bool {
+        self.vlen & !WITH_LIFE == LONG_KEY_VLEN
     }
 
     /// Whether the entry's life stands behind the value.
@@ -217,9 +237,22 @@ pub struct Stored<'a> {
 }
 
 impl<'a> Stored<'a> {
-    /// A reference to the value.
-    pub fn reference(bytes: &'a [u8; REFERENCE_BYTES]) -> Stored<'a> {
-        Stored { bytes, vlen: REFERENCE_VLEN, life: None }
+    /// A reference to the value, or what a slot has of a long key.
+    pub fn in_heap(bytes: &'a [u8]) -> Stored<'a> {
+        debug_assert!([REFERENCE_BYTES, LONG_KEY_BYTES].contains(&bytes.len()));
+        Stored { bytes, vlen: IN_HEAP | bytes.len() as u16, life: None }
+    }
+
+    /// Whether it stands for the key, too.
+    #[inline(always)]
+    fn is_long_key(self) -> bool {
+        self.vlen == LONG_KEY_VLEN
+    }
+
+    /// Whether the value is in an extent.
+    #[inline(always)]
+    pub(crate) fn is_reference(self) -> bool {
+        self.vlen & IN_HEAP != 0
     }
 
     /// The same with this life behind it.
@@ -248,8 +281,8 @@ impl<'a> Stored<'a> {
 
     /// The reference, if that is what the slot has.
     pub(crate) fn as_reference(self) -> Option<Reference> {
-        let bytes = self.bytes.try_into().ok().filter(|_| self.vlen == REFERENCE_VLEN)?;
-        Some(Reference::from_bytes(bytes))
+        let bytes = self.bytes.last_chunk().filter(|_| self.is_reference())?;
+        Some(Reference::from_bytes(*bytes))
     }
 
     #[inline(always)]
@@ -271,9 +304,9 @@ impl<'a, B: AsRef<[u8]> + ?Sized> From<&'a B> for Stored<'a> {
 /// occupant.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Content<'a> {
-    /// The key; empty for a free slot.
+    /// The key; empty for a free slot. The whole key, whether the slot has it or not.
     pub key: &'a [u8],
-    /// The value, or a reference to it.
+    /// The value, or a reference to it; of a long key, with its digest.
     pub value: Stored<'a>,
     /// See [`Header::ghost`].
     pub ghost: u8,
@@ -312,6 +345,9 @@ pub(crate) fn lay_out(shape: SlotShape, content: &Content<'_>, words: &mut [u64]
     let life = content.value.life.map(|life| life.to_bytes());
     let (mut key, mut value, mut life) =
         (content.key, content.value.bytes(), life.as_ref().map_or(&[][..], |life| life));
+    if content.value.is_long_key() {
+        key = &[];
+    }
     let len = key.len() + value.len() + life.len();
     debug_assert!(len <= shape.payload_max());
     let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
@@ -507,7 +543,8 @@ impl<'a> View<'a> {
 
     /// Whether this slot holds `key`. A free slot holds none: keys have at least one byte.
     pub fn holds(&self, key: &[u8]) -> bool {
-        if key.is_empty() || usize::from(self.header().klen) != key.len() {
+        let header = self.header();
+        if key.is_empty() || usize::from(header.klen) != key.len() || header.is_long_key() {
             return false;
         }
         let bytes: &[u8] = bytemuck::cast_slice(self.words);
@@ -519,18 +556,24 @@ impl<'a> View<'a> {
         })
     }
 
-    /// The key; empty when the slot is free.
+    /// The key; empty when the slot is free, or does not have it ([`View::long_key`]).
     pub fn key(&self) -> Key {
         let mut out = Key::new();
-        self.payload(0, usize::from(self.header().klen), |part| out.extend_from_slice(part));
+        self.payload(0, self.header().key_bytes(), |part| out.extend_from_slice(part));
         out
+    }
+
+    /// What the slot has of a key that does not fit it.
+    pub(crate) fn long_key(&self) -> Option<LongKey> {
+        let bytes = self.header().is_long_key().then(|| self.value())?;
+        Some(LongKey::from_bytes(bytes[..].try_into().expect("40 bytes")))
     }
 
     /// Replaces the content of `out` with the value, or the reference to it. Allocates only if `out` is
     /// too small.
     pub fn value_into(&self, out: &mut impl Sink) {
         let header = self.header();
-        let (klen, vlen) = (usize::from(header.klen), header.value_bytes());
+        let (klen, vlen) = (header.key_bytes(), header.value_bytes());
         if out.begin(vlen) {
             self.payload(klen, klen + vlen, |part| out.put(part));
         }
@@ -541,13 +584,13 @@ impl<'a> View<'a> {
         if !self.header().is_reference() {
             return None;
         }
-        Some(Reference::from_bytes(self.value()[..].try_into().expect("24 bytes")))
+        self.value().last_chunk().map(|bytes| Reference::from_bytes(*bytes))
     }
 
     /// The value, or the reference to it.
     pub(crate) fn value(&self) -> SmallVec<[u8; 112]> {
         let header = self.header();
-        let (klen, vlen) = (usize::from(header.klen), header.value_bytes());
+        let (klen, vlen) = (header.key_bytes(), header.value_bytes());
         let mut out = SmallVec::new();
         self.payload(klen, klen + vlen, |part| out.extend_from_slice(part));
         out
@@ -559,7 +602,7 @@ impl<'a> View<'a> {
         if !header.has_life() {
             return None;
         }
-        let from = usize::from(header.klen) + header.value_bytes();
+        let from = header.key_bytes() + header.value_bytes();
         let mut bytes = SmallVec::<[u8; LIFE_BYTES]>::new();
         self.payload(from, from + LIFE_BYTES, |part| bytes.extend_from_slice(part));
         Some(Life::from_bytes(bytes[..].try_into().expect("12 bytes")))

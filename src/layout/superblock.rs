@@ -10,6 +10,7 @@ use super::family::{Family, Layout, OutOfRange, within};
 use super::geometry::{self, GRACE_MAX, Geometry, HOMES_MAX, Numbers, OVERFLOW_BLOCKS_MAX, segments_max};
 use super::hash::Seeds;
 use super::life::LIFE_BYTES;
+use super::long::LONG_KEY_BYTES;
 use super::slot::{KEY_MAX, SlotShape};
 use super::{PAGE, WORD};
 use std::mem::{offset_of, size_of};
@@ -20,9 +21,9 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"ONEREAD\0");
 /// Version of the region format that this build reads and writes.
 pub const FORMAT_VERSION: u32 = 7;
 /// In [`Superblock::flags`]: entries have a life.
-const FLAG_LIFE: u32 = 1;
+const FLAG_LIFE: u16 = 1;
 /// In [`Superblock::flags`]: they may have owners. Only with a life.
-const FLAG_OWNERS: u32 = 2;
+const FLAG_OWNERS: u16 = 2;
 
 /// The superblock as it stands at byte 0 of a region.
 #[repr(C)]
@@ -78,7 +79,9 @@ pub struct Superblock {
     /// Bytes a microsecond that the slowest reader brings.
     pub rate: u64,
     /// Bit 0: entries have a life ([`Life`](super::Life)); bit 1: and may have owners. The others are zero.
-    pub flags: u32,
+    pub flags: u16,
+    /// The longest key that stands in its slot, in bytes.
+    pub key_inline: u16,
     /// CRC-32C of everything before this field.
     pub crc: u32,
 }
@@ -105,6 +108,7 @@ const _: () = {
     assert!(offset_of!(Superblock, block_bytes) == 232);
     assert!(offset_of!(Superblock, rate) == 240);
     assert!(offset_of!(Superblock, flags) == 248);
+    assert!(offset_of!(Superblock, key_inline) == 250);
     assert!(offset_of!(Superblock, crc) == 252);
 };
 
@@ -226,6 +230,7 @@ impl Superblock {
             rate: geometry.heap().rate,
             flags: if geometry.has_life() { FLAG_LIFE } else { 0 }
                 | if geometry.has_owners() { FLAG_OWNERS } else { 0 },
+            key_inline: geometry.key_inline() as u16,
             crc: 0,
         };
         it.crc = it.computed_crc();
@@ -314,10 +319,15 @@ impl Superblock {
             return Err(SuperblockError::Field { field, value, allowed });
         }
         let life = if has_life { LIFE_BYTES as u64 } else { 0 };
-        // With a heap, a reference stands beside the longest key.
+        // With a heap, a reference stands beside a key, or what there is of a longer one.
         let has_heap = self.heap_bytes > 0;
         let beside = life + if has_heap { REFERENCE_BYTES as u64 } else { 0 };
-        within("key_max", self.key_max.into(), 1..=payload.saturating_sub(beside).min(KEY_MAX as u64))?;
+        let longest = payload.saturating_sub(beside).min(KEY_MAX as u64);
+        let may_be_long = has_heap && payload >= life + LONG_KEY_BYTES as u64;
+        within("key_max", self.key_max.into(), 1..=if may_be_long { KEY_MAX as u64 } else { longest })?;
+        let key_inline = longest.min(self.key_max.into());
+        let least = if may_be_long { 0 } else { key_inline };
+        within("key_inline", self.key_inline.into(), least..=key_inline)?;
         let value_max = if has_heap { VALUE_MAX as u64 } else { payload - life - u64::from(self.key_max) };
         within("value_max", self.value_max.into(), 0..=value_max)?;
         let table_offset = geometry::table_offset(shape, has_owners);
@@ -326,6 +336,7 @@ impl Superblock {
             layout,
             shape,
             key_max: self.key_max as usize,
+            key_inline: self.key_inline.into(),
             value_max: self.value_max as usize,
             has_life,
             has_owners,
@@ -349,7 +360,7 @@ impl Superblock {
     fn with_heap(&self, geometry: Geometry) -> Result<Geometry, SuperblockError> {
         let mut heap = HeapSpace::default();
         if self.heap_bytes > 0 {
-            let least = block_bytes(self.heap_bytes, extent_bytes(geometry.value_max()));
+            let least = block_bytes(self.heap_bytes, extent_bytes(geometry.extent_max()));
             within("block_bytes", self.block_bytes, least..=BLOCK_BYTES_MAX)?;
             within("block_bytes % 4096", self.block_bytes % PAGE as u64, 0..=0)?;
             within("heap_bytes", self.heap_bytes, 2 * self.block_bytes..=HEAP_BYTES_MAX)?;
@@ -405,6 +416,7 @@ mod tests {
             assert_eq!((it.bucket_slots, it.window_buckets), (layout.bucket_slots, layout.window_buckets));
             assert_eq!((it.block_slots, it.slot_bytes), (layout.block_slots, 128));
             assert_eq!((it.key_max, it.value_max, it.grace_ns), (20, 70, 1_500_000));
+            assert_eq!(it.key_inline, 20);
             assert_eq!((it.homes, it.overflow_blocks), (geometry.homes(), geometry.overflow_blocks()));
             assert_eq!((it.table_offset, it.region_bytes), (20_480, geometry.region_bytes()));
             assert_eq!(it.geometry(it.region_bytes), Ok(geometry.clone()));
@@ -447,7 +459,8 @@ mod tests {
                 }
             };
             let homes: Set = |it, value| it.homes = value;
-            let key_max: Set = |it, value| it.key_max = value as u32;
+            let key_max: Set = |it, value| (it.key_max, it.key_inline) = (value as u32, value as u16);
+            let key_inline: Set = |it, value| it.key_inline = value as u16;
             let value_max: Set = |it, value| it.value_max = value as u32;
             let blocks: Set = |it, value| it.overflow_blocks = value;
             let grace: Set = |it, value| it.grace_ns = value;
@@ -490,13 +503,18 @@ mod tests {
             [(0, false), (1, true), (40, true)]
                 .into_iter()
                 .for_each(|(value, good)| check("key_max", key_max, value, good, "1"));
+            // Without a heap, each key stands in its slot.
+            [(0, false), (19, false), (20, true), (21, false)]
+                .into_iter()
+                .for_each(|(value, good)| check("key_inline", key_inline, value, good, "20"));
             [(0, false), (31, false), (96, false), (128, true), (192, true), (4096, true), (4160, false)]
                 .into_iter()
                 .for_each(|(value, good)| check("slot_bytes", slot, value, good, "64 to 4096"));
             // A key takes no more than its slot has, and never more than 255 bytes.
             for (slot_bytes, most, value_max) in [(128, 110, 0), (4096, 255, 70)] {
                 for (key_max, good) in [(most, true), (most + 1, false)] {
-                    let changed = sealed(Superblock { slot_bytes, key_max, value_max, ..it });
+                    let key_inline = key_max as u16;
+                    let changed = sealed(Superblock { slot_bytes, key_max, key_inline, value_max, ..it });
                     match changed.geometry(u64::MAX) {
                         Err(SuperblockError::Field { field: "key_max", value, .. }) => {
                             assert!(!good && value == u64::from(key_max), "{key_max}");
@@ -546,8 +564,19 @@ mod tests {
         refused("region_bytes", Superblock { region_bytes: it.region_bytes - 1, ..it });
         refused("value_max", Superblock { value_max: VALUE_MAX as u32 + 1, ..it });
         refused("value_max", Superblock { heap_bytes: 0, ..it });
-        // Beside the longest key stands a reference.
-        refused("key_max", Superblock { key_max: 87, ..it });
+        // Beside the longest key that stands in its slot is a reference. There may be longer ones, up to 255 bytes.
+        refused("key_max", Superblock { key_max: 256, ..it });
+        refused("key_inline", Superblock { key_inline: 33, ..it });
+        refused("key_inline", Superblock { key_max: 255, key_inline: 87, ..it });
+        let long = Config::from(&geometry).key_max(255).key_inline(86).inline_max(24).geometry().unwrap();
+        let it = Superblock::new(&long, 1);
+        assert_eq!((it.key_max, it.key_inline, it.slot_bytes), (255, 86, 128));
+        assert_eq!(it.geometry(it.region_bytes).as_ref(), Ok(&long));
+        // In slots of half a line, and of one whose entries have a life, is no room for what there is of such a key.
+        for (slot_bytes, flags, key_inline) in [(32, 0, 0), (64, FLAG_LIFE, 12)] {
+            refused("key_max", Superblock { slot_bytes, flags, key_inline, ..it });
+        }
+        let it = Superblock::new(&geometry, 1);
         // A region that ends in its heap, or before it, is cut off.
         for have in [geometry.slots_end(), it.heap_offset, it.region_bytes - 1] {
             let need = it.region_bytes;

@@ -162,7 +162,8 @@ mod tests {
     use crate::outcome::with_causes;
 
     fn geometry(key_max: usize, value_max: usize) -> Geometry {
-        Config { size: TableSize::Keys(10), key_max, value_max, ..Config::default() }.geometry().unwrap()
+        let (size, key_inline) = (TableSize::Keys(10), Some(key_max));
+        Config { size, key_max, key_inline, value_max, ..Config::default() }.geometry().unwrap()
     }
 
     /// Client and server may be of different builds, so the places of bells and cells are part of
@@ -177,7 +178,7 @@ mod tests {
             (8, 6, 64, 192),
             (8, 7, 128, 192),
             (255, 3699, 7744, 3776),
-            // The default, and others whose values do not all stand in their slots.
+            // Tables whose values do not all stand in their slots.
             (86, 1 << 20, 384, 192),
             (16, 64 << 20, 320, 192),
         ] {

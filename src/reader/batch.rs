@@ -364,7 +364,7 @@ impl<F: Fabric> Reader<'_, F> {
             }
             for (at, step) in ended.drain(..) {
                 let PendingHint { number, key, wrong, value, .. } = &looks[at];
-                hints.correct_all(geometry, wrong, *key, step == Some(Step::Found));
+                hints.correct_all(wrong, *key, step == Some(Step::Found));
                 idle.push(at);
                 let Some(step) = step else {
                     missed.push(*number);
@@ -443,10 +443,10 @@ impl<F: Fabric> Reader<'_, F> {
                 ready.clear();
             }
             // What has completed makes room for what comes next, while the rest is still under way.
-            let (hints, geometry) = (self.hints, self.geometry);
+            let hints = self.hints;
             self.fabric.poll(|token, window| {
                 let lane = &mut lanes[token as usize];
-                hints.inspect(|hints| hints.learn(geometry, lane.get.window(), window, lane.get.key()));
+                hints.inspect(|hints| hints.learn(lane.get.window(), window, lane.get.key()));
                 landed.push((token, lane.get.feed(window, F::EXACT, &mut lane.value)));
             })?;
             in_flight -= landed.len();
@@ -539,7 +539,7 @@ struct PendingHint<'a, M> {
 
 impl<'a, M> PendingHint<'a, M> {
     fn new(geometry: &'a Geometry, number: usize, key: Hashed<'a>, windows: Hinted) -> Self {
-        let look = HintedLook::new(geometry, key.key());
+        let look = HintedLook::new(geometry, key);
         let (landed, wrong, mark, value) = (0, WrongSlots::new(), None, Vec::new());
         PendingHint { look, number, key, windows, landed, wrong, mark, value }
     }

@@ -7,7 +7,7 @@ use crate::get::{HintedLook, Landed, Step};
 use crate::hints::Hints;
 use crate::layout::extent::Reference;
 use crate::layout::geometry::{SlotIx, Window};
-use crate::layout::slot::Key;
+use crate::layout::hash::First;
 use crate::outcome::{KeyLengthError, ReadError};
 use crate::sink::Sink;
 use smallvec::SmallVec;
@@ -26,7 +26,7 @@ impl<F: Fabric> Reader<'_, F> {
         if windows.is_empty() || windows.len() > self.fabric.credits() {
             return Ok(None);
         }
-        let mut look = HintedLook::new(self.geometry, key.key());
+        let mut look = HintedLook::new(self.geometry, key);
         let needs_mark = self.geometry.has_heap() || !look.is_proof(F::EXACT);
         let mark = needs_mark.then(|| self.fabric.mark(key.home()));
         let mut wrong = WrongSlots::new();
@@ -53,7 +53,7 @@ impl<F: Fabric> Reader<'_, F> {
         }
         let proof = || self.fabric.proof(key.home(), mark.expect("taken where a hit needs proof"));
         let ended = look.judge(F::EXACT, proof);
-        hints.correct_all(self.geometry, &wrong, key, ended == Some(Step::Found));
+        hints.correct_all(&wrong, key, ended == Some(Step::Found));
         let Some(step) = ended else { return Ok(None) };
         self.hinted.hits += u64::from(step == Step::Found);
         Ok(Some(match (look.reference(), mark) {
@@ -71,15 +71,16 @@ impl<F: Fabric> Reader<'_, F> {
         self.reads.bytes += (slots * self.geometry.shape().bytes()) as u64;
     }
 
-    /// The whole algorithm, but for bringing a value that is not in its slot.
+    /// The whole algorithm, but for bringing a value that is not in its slot. Passes over extents of `others` (F2).
     #[inline(never)]
     pub(super) fn look_up(
         &mut self,
         key: &[u8],
+        others: &[u64],
         value: &mut impl Sink,
         patience: &mut RetryBudget,
     ) -> Result<Looked<F::Mark>, F::Error> {
-        let mut get = self.entries.machine(self.geometry, key, self.fabric.is_by_counter());
+        let mut get = self.entries.machine(self.geometry, key, self.fabric.is_by_counter()).past(others);
         let home = get.home();
         let mut mark = self.fabric.mark(home);
         let mut step = Step::Read(get.start());
@@ -88,9 +89,9 @@ impl<F: Fabric> Reader<'_, F> {
                 Step::Read(window) => {
                     self.reads.doorbells += 1;
                     self.count_read(window);
-                    let (hints, geometry) = (self.hints, self.geometry);
+                    let hints = self.hints;
                     self.fabric.read(window, |landed| {
-                        hints.inspect(|hints| hints.learn(geometry, window, landed, key));
+                        hints.inspect(|hints| hints.learn(window, landed, get.key()));
                         get.feed(landed, F::EXACT, value)
                     })?
                 }
@@ -149,4 +150,4 @@ pub(super) enum Looked<M> {
 }
 
 /// Slots that hints named, and that do not hold the key: what they seem to hold.
-pub(super) type WrongSlots = SmallVec<[(SlotIx, Key); 2]>;
+pub(super) type WrongSlots = SmallVec<[(SlotIx, Option<First>); 2]>;

@@ -3,6 +3,7 @@
 use super::Reader;
 use super::look::Looked;
 use super::patience::RetryBudget;
+use super::values::Others;
 use crate::fabric::Fabric;
 use crate::hints::Hints;
 use crate::layout::extent::Reference;
@@ -123,11 +124,11 @@ impl<'g, F: Fabric> Reader<'g, F> {
         };
         let looked = match hinted {
             Some(looked) => looked,
-            None => self.look_up(key, value, patience)?,
+            None => self.look_up(key, &[], value, patience)?,
         };
         Ok(match looked {
             Looked::Here => Some(None),
-            looked => self.bring(key, looked, value, patience)?,
+            looked => self.bring(key, Others::new(), looked, value, patience)?,
         })
     }
 }

@@ -8,7 +8,6 @@
 //! ```
 
 use super::Reader;
-use super::look::Looked;
 use super::patience::RetryBudget;
 use crate::fabric::{Fabric, Proof, Stretch};
 use crate::faults::{Rule, broken, kept};
@@ -90,11 +89,11 @@ impl<F: Fabric> Reader<'_, F> {
             return Ok(Some(false));
         }
         let mut again = LifeSink::default();
-        Ok(match self.look_up(key, &mut again, patience)? {
-            Looked::Absent => Some(false),
+        Ok(match self.look_and_bring(key, None, &mut again, patience)? {
+            None => Some(false),
             // Then it was there when its owner's bit was read.
             _ if again.life().is_some_and(|now| now.number == life.number) => Some(!is_hidden),
-            Looked::Here | Looked::At(..) => None,
+            Some(_) => None,
         })
     }
 

@@ -22,6 +22,8 @@ pub struct GetStats {
     pub retries_chain: u64,
     /// Looks at keys repeated because the value was replaced, or moved, while it was read.
     pub retries_replaced: u64,
+    /// Looks at keys repeated because another key has the same digest.
+    pub retries_other_key: u64,
 }
 
 impl std::ops::AddAssign for GetStats {
@@ -33,6 +35,7 @@ impl std::ops::AddAssign for GetStats {
         self.retries_late += other.retries_late;
         self.retries_chain += other.retries_chain;
         self.retries_replaced += other.retries_replaced;
+        self.retries_other_key += other.retries_other_key;
     }
 }
 
@@ -50,6 +53,7 @@ impl GetStats {
             Retry::Late => self.retries_late += 1,
             Retry::Chain => self.retries_chain += 1,
             Retry::Replaced => self.retries_replaced += 1,
+            Retry::OtherKey => self.retries_other_key += 1,
         }
     }
 }

@@ -8,7 +8,9 @@ use crate::layout::chain::{Block, with_link};
 use crate::layout::control::move_counter_word;
 use crate::layout::extent::Reference;
 use crate::layout::geometry::{SlotIx, Window};
-use crate::layout::slot::{Header, Key};
+use crate::layout::hash::First;
+use crate::layout::long::SoughtKey;
+use crate::layout::slot::Header;
 use crate::outcome::{KeyLengthError, ReadError};
 use crate::region::Region;
 use crate::sink::Sink;
@@ -85,8 +87,8 @@ struct Shown<'a> {
 }
 
 impl Landed for Shown<'_> {
-    fn look(&mut self, slot: SlotIx, key: &[u8], _value: &mut impl Sink) -> Look {
-        let number = u32::from_le_bytes(key.try_into().unwrap());
+    fn look(&mut self, slot: SlotIx, wanted: SoughtKey<'_>, _value: &mut impl Sink) -> Look {
+        let number = u32::from_le_bytes(wanted.key.key().try_into().unwrap());
         // Chains of single slots, block after block.
         let nth = slot.0.checked_sub(self.geometry.main_slots()).map_or(0, |block| block as u32 + 1);
         let aux = with_link(self.geometry, 0xff, (nth + 1 < (self.windows)(number)).then_some(Block(nth)));
@@ -727,17 +729,17 @@ struct Replaced<'g> {
 }
 
 /// The bytes in the key's slot, or where the value is.
-struct InSlot(Result<&'static [u8], Reference>);
+struct InSlot(Result<&'static [u8], Reference>, First);
 
 const SHORT: &[u8] = b"short";
 
 impl Landed for InSlot {
     /// For hints: the key seems to be in one slot of eight, so in one of each window.
-    fn occupant(&self, slot: SlotIx) -> Key {
-        if slot.0.is_multiple_of(8) { Key::from_slice(&[1; 4]) } else { Key::new() }
+    fn occupant(&self, slot: SlotIx) -> Option<First> {
+        slot.0.is_multiple_of(8).then_some(self.1)
     }
 
-    fn look(&mut self, _slot: SlotIx, _key: &[u8], value: &mut impl Sink) -> Look {
+    fn look(&mut self, _slot: SlotIx, _: SoughtKey<'_>, value: &mut impl Sink) -> Look {
         match self.0 {
             Err(reference) => Look::Reference(reference),
             Ok(bytes) => {
@@ -779,7 +781,8 @@ impl Fabric for Replaced<'_> {
 
     fn poll(&mut self, mut sink: impl FnMut(ReadId, &mut InSlot)) -> Result<(), ReadError> {
         let there = if self.was_fetched { Ok(SHORT) } else { Err(self.reference()) };
-        self.posted.drain(..).for_each(|token| sink(token, &mut InSlot(there)));
+        let first = self.geometry.hashed(&[1; 4]).first();
+        self.posted.drain(..).for_each(|token| sink(token, &mut InSlot(there, first)));
         Ok(())
     }
 
@@ -924,6 +927,7 @@ fn counts_are_added_up() {
         retries_late: 5 * n,
         retries_chain: 6 * n,
         retries_replaced: 7 * n,
+        retries_other_key: 8 * n,
     };
     let mut sum = counts(10);
     sum += counts(100);
@@ -937,9 +941,14 @@ fn counts_are_added_up() {
     reads += numbers(100);
     assert_eq!(reads, numbers(110));
     let mut counted = counts(10);
-    for (times, why) in
-        [(2, Retry::Torn), (3, Retry::Moved), (4, Retry::Late), (5, Retry::Chain), (6, Retry::Replaced)]
-    {
+    for (times, why) in [
+        (2, Retry::Torn),
+        (3, Retry::Moved),
+        (4, Retry::Late),
+        (5, Retry::Chain),
+        (6, Retry::Replaced),
+        (7, Retry::OtherKey),
+    ] {
         (0..times).for_each(|_| counted.count(why));
     }
     let expected = GetStats {
@@ -948,6 +957,7 @@ fn counts_are_added_up() {
         retries_late: 54,
         retries_chain: 65,
         retries_replaced: 76,
+        retries_other_key: 87,
         ..counts(10)
     };
     assert_eq!(counted, expected);

@@ -1,17 +1,17 @@
-//! Brings values that are not in their slots (X4).
+//! Brings values that are not in their slots (X4), and keys that are not (F).
 
 use super::Reader;
 use super::batch::{Each, Keys};
 use super::look::Looked;
 use super::patience::RetryBudget;
 use crate::fabric::{Fabric, ReadCounts, Stretch};
-use crate::faults::{Rule, by_rule, kept};
+use crate::faults::{Rule, broken, by_rule, kept};
 use crate::get::Retry;
 use crate::layout::crc;
 use crate::layout::extent::Reference;
 use crate::layout::life::Life;
 use crate::outcome::ReadError;
-use crate::sink::{SecondSink, Sink};
+use crate::sink::{KeySink, SecondSink, Sink};
 use smallvec::SmallVec;
 use std::ops::{ControlFlow, Range};
 
@@ -22,12 +22,16 @@ const TOGETHER_BYTES: usize = 256 << 10;
 /// What another look has shown, and the life of the entry that it found.
 type LookedAgain<M> = (Looked<M>, Option<Life>);
 
+/// Extents that a GET has seen to be other keys' with the same digest: their numbers.
+pub(super) type Others = SmallVec<[u64; 2]>;
+
 impl<F: Fabric> Reader<'_, F> {
     /// Brings the bytes that are wanted of the value that a look has found, and looks again as often as X4
     /// demands. Returns the extent, and `Some(None)` if the value is in its slot.
     pub(super) fn bring<S: Sink>(
         &mut self,
         key: &[u8],
+        mut others: Others,
         mut looked: Looked<F::Mark>,
         value: &mut S,
         patience: &mut RetryBudget,
@@ -43,16 +47,25 @@ impl<F: Fabric> Reader<'_, F> {
                 Looked::At(reference, mark) => (reference, mark),
             };
             // First: a slot may name any length, and the sink takes memory for it.
-            self.check_sound(&reference)?;
-            let Some(range) = value.begin_part(reference.len as usize) else {
+            let before = self.bytes_before_value(key, &reference)?;
+            let range = value.begin_part(reference.len as usize - before);
+            if before == 0 && range.is_none() {
                 return Ok(Some(Some(reference)));
-            };
-            self.fetch(&[self.stretch(&reference, range)?], value)?;
+            }
+            let is_its = self.fetch_part(key, &reference, range, value)?;
             times += 1;
+            if !is_its {
+                if broken(Rule::OthersPassed) {
+                    value.put_none();
+                    return Ok(None);
+                }
+                self.pass_over(&reference, &mut others, patience)?;
+                looked = self.look_up(key, &others, value, patience)?;
+                continue;
+            }
             let part = value.landed();
-            let Some((again, life)) = self.look_again::<S>(key, &reference, mark, part, patience)? else {
-                return Ok(Some(Some(reference)));
-            };
+            let again = self.look_again::<S>(key, &others, &reference, mark, part, patience)?;
+            let Some((again, life)) = again else { return Ok(Some(Some(reference))) };
             looked = again;
             if S::WANTS_LIFE {
                 value.put_life(life);
@@ -80,6 +93,7 @@ impl<F: Fabric> Reader<'_, F> {
     fn look_again<S: Sink>(
         &mut self,
         key: &[u8],
+        others: &[u64],
         reference: &Reference,
         mark: F::Mark,
         part: Option<&[u8]>,
@@ -88,11 +102,11 @@ impl<F: Fabric> Reader<'_, F> {
         let allowance = self.geometry.heap().allowance(self.geometry.grace(), reference.len);
         let is_proven = self.fabric.took_less(mark, allowance);
         if kept(Rule::ExtentLook, || is_proven) {
-            return self.check_crc(reference, part).map(|()| None);
+            return self.check_crc(key, reference, part).map(|()| None);
         }
         // The second look, begun after the last byte. It has another place for a short value.
         let mut short = SecondSink::<S>::new(std::mem::take(&mut self.value));
-        let again = self.look_up(key, &mut short, patience);
+        let again = self.look_up(key, others, &mut short, patience);
         let (value, life) = short.into_parts();
         self.value = value;
         let again = again?;
@@ -105,9 +119,57 @@ impl<F: Fabric> Reader<'_, F> {
             Looked::Absent | Looked::Here => false,
         };
         if is_same {
-            return self.check_crc(reference, part).map(|()| None);
+            return self.check_crc(key, reference, part).map(|()| None);
         }
         Ok(Some((again, life)))
+    }
+
+    /// Bytes in front of the value in this extent, if it is the key's.
+    fn bytes_before_value(&self, key: &[u8], reference: &Reference) -> Result<usize, ReadError> {
+        self.check_sound(reference)?;
+        let before = self.geometry.bytes_before_value(key);
+        match before <= reference.len as usize {
+            true => Ok(before),
+            false => Err(ReadError::Damaged { what: "its slot names no place for its key" }),
+        }
+    }
+
+    /// READs the bytes that are wanted of a value; of a key that does not fit its slot, the key, too. Returns
+    /// whether that is this one (F1).
+    fn fetch_part(
+        &mut self,
+        key: &[u8],
+        reference: &Reference,
+        range: Option<Range<usize>>,
+        value: &mut impl Sink,
+    ) -> Result<bool, F::Error> {
+        let before = self.geometry.bytes_before_value(key);
+        let Range { start, end } = range.unwrap_or_default();
+        let part = self.stretch(reference, before + start..before + end)?;
+        if before == 0 {
+            return self.fetch(&[part], value).map(|()| true);
+        }
+        let mut parts = KeySink::new(key, value);
+        match start {
+            0 => self.fetch(&[self.stretch(reference, 0..before + end)?], &mut parts)?,
+            _ => self.fetch(&[self.stretch(reference, 0..before)?, part], &mut parts)?,
+        }
+        Ok(kept(Rule::WholeKeyRead, || parts.is_its()))
+    }
+
+    /// F2: the key has not this number, or not any more, and the GET goes on without it.
+    #[cold]
+    fn pass_over(
+        &mut self,
+        reference: &Reference,
+        others: &mut Others,
+        patience: &mut RetryBudget,
+    ) -> Result<(), F::Error> {
+        self.stats.count(Retry::OtherKey);
+        others.push(reference.number);
+        let rest = patience.again(Retry::OtherKey, self.clock.now_ns(), &self.limits)?;
+        rest.take(&self.clock);
+        Ok(())
     }
 
     /// Checks that what a slot names is in the heap, and no longer than values of this table.
@@ -136,10 +198,13 @@ impl<F: Fabric> Reader<'_, F> {
     }
 
     /// Over a network a whole value is checked once more, as a belt: X4 suffices.
-    fn check_crc(&self, reference: &Reference, part: Option<&[u8]>) -> Result<(), F::Error> {
-        let whole = part.filter(|part| !F::EXACT && part.len() == reference.len as usize);
+    fn check_crc(&self, key: &[u8], reference: &Reference, part: Option<&[u8]>) -> Result<(), F::Error> {
+        let before = &key[..self.geometry.bytes_before_value(key)];
+        let len = before.len() + part.map_or(0, <[u8]>::len);
+        let whole = part.filter(|_| !F::EXACT && len == reference.len as usize);
         let Some(whole) = whole else { return Ok(()) };
-        match kept(Rule::CrcCheck, || crc::append_long(0, whole) == reference.crc) {
+        let crc = || crc::append_long(crc::append_long(0, before), whole);
+        match kept(Rule::CrcCheck, || crc() == reference.crc) {
             true => Ok(()),
             false => Err(ReadError::Damaged { what: "its CRC is another" }.into()),
         }
@@ -170,17 +235,27 @@ impl<F: Fabric> Reader<'_, F> {
             self.fetch(&places, &mut values)?;
             let mut rest = &values[..];
             for (number, reference, mark) in together {
-                let (part, others) = rest.split_at(reference.len as usize);
-                rest = others;
-                let (key, mut patience) = (keys(*number), RetryBudget::default());
-                let again = self.look_again::<Vec<u8>>(key, reference, *mark, Some(part), &mut patience)?;
+                let (part, behind) = rest.split_at(reference.len as usize);
+                rest = behind;
+                let (key, mut patience, mut others) = (keys(*number), RetryBudget::default(), Others::new());
+                let (before, part) = part.split_at(self.bytes_before_value(key, reference)?);
+                let is_its = before.is_empty() || kept(Rule::WholeKeyRead, || before == key);
+                let again = if is_its {
+                    let part = Some(part);
+                    let again =
+                        self.look_again::<Vec<u8>>(key, &others, reference, *mark, part, &mut patience)?;
+                    again.map(|(again, _)| again)
+                } else {
+                    self.pass_over(reference, &mut others, &mut patience)?;
+                    Some(self.look_up(key, &others, &mut value, &mut patience)?)
+                };
+                if is_its && matches!(again, Some(Looked::Here)) {
+                    std::mem::swap(&mut value, &mut self.value);
+                }
                 let found = match again {
                     None => Some(part),
-                    Some((again, _)) => {
-                        if let Looked::Here = again {
-                            std::mem::swap(&mut value, &mut self.value);
-                        }
-                        let brought = self.bring(key, again, &mut value, &mut patience)?;
+                    Some(again) => {
+                        let brought = self.bring(key, others, again, &mut value, &mut patience)?;
                         brought.map(|_| value.as_slice())
                     }
                 };

@@ -474,8 +474,8 @@ fn the_longest_requests_and_replies() {
         (255, 1 << 20),
     ] {
         let heap_bytes = (value_max > 3_600).then_some(1 << 30);
-        let config =
-            Config { key_max, value_max, heap_bytes, size: TableSize::Slots(8), ..Config::default() };
+        let (size, key_inline) = (TableSize::Slots(8), Some(key_max));
+        let config = Config { key_max, key_inline, value_max, heap_bytes, size, ..Config::default() };
         let geometry = config.geometry().unwrap();
         let frame_max = frame_value_max(&geometry);
         assert_eq!(frame_max, geometry.value_max().min(4_080));

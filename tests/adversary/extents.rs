@@ -14,6 +14,7 @@ use oneread::{
     error::{PutError, ReadError},
     layout::{Layout, Seeds},
 };
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -22,8 +23,25 @@ const KEYS: u64 = 5;
 /// The longest value.
 const VALUE_MAX: usize = 240;
 
-pub fn key(n: u64) -> [u8; 8] {
-    n.to_le_bytes()
+thread_local! {
+    static KEY_BYTES: Cell<usize> = const { Cell::new(8) };
+}
+
+/// Keys of a slot of one line that it has no room for, beside a reference.
+const LONG_KEY_BYTES: usize = 30;
+
+/// Runs a test with keys that do not fit their slots.
+fn with_long_keys<R>(then: impl FnOnce() -> R) -> R {
+    let before = KEY_BYTES.replace(LONG_KEY_BYTES);
+    let result = then();
+    KEY_BYTES.set(before);
+    result
+}
+
+pub fn key(n: u64) -> Vec<u8> {
+    let mut key = n.to_le_bytes().to_vec();
+    key.resize(KEY_BYTES.get(), n as u8);
+    key
 }
 
 /// A value that tells which put made it, in each of its words.
@@ -160,9 +178,10 @@ pub fn config(layout: Layout, seed: u64) -> Config {
     Config::new()
         .layout(layout)
         .size(TableSize::Slots(64))
-        .key_max(8)
+        .key_max(KEY_BYTES.get())
+        .key_inline(8)
         .value_max(VALUE_MAX)
-        // A reference fits beside the key, and short values do.
+        // A reference fits beside a short key, and short values do.
         .inline_max(30)
         .heap_bytes(blocks(seed) * 4096)
         .grace(grace())
@@ -238,6 +257,8 @@ pub struct Met {
     pub gets: u64,
     pub long: u64,
     pub again: u64,
+    /// Looks at keys with the digest of another one.
+    pub others: u64,
     pub replaced: u64,
     pub batches: u64,
     /// Batches of more than one value that was not in its slot.
@@ -275,6 +296,7 @@ impl Table {
             }
         }
         met.again += reader.stats().retries_replaced;
+        met.others += reader.stats().retries_other_key;
         Ok(())
     }
 
@@ -412,6 +434,35 @@ fn random_schedules_of_extents() {
         assert!(met.long_together > met.batches / 4 && met.batches > seeds, "{}: {met:?}", preset.name);
         let [moved_bytes, _, killed] = servers;
         assert!(moved_bytes > 1_000 * seeds && killed > seeds, "{}: {servers:?}", preset.name);
+    }
+}
+
+/// The same with keys that do not fit their slots, most of which have another one's digest.
+#[cfg(feature = "faults")]
+#[test]
+fn random_schedules_of_equal_digests() {
+    use oneread::internals::faults::{Broken, Rule};
+    let _few_bits = Broken::rule(Rule::WideDigest);
+    let is_long = std::env::var_os("ONEREAD_LONG").is_some();
+    let (seeds, clients) = if is_long { (1_000, 1_000) } else { (8, 200) };
+    for preset in presets() {
+        let (wrong, met, servers) = with_long_keys(|| found_wrong(preset.layout, &EACH, 0..seeds, clients));
+        println!("{}: {met:?}; bytes moved, puts refused, servers killed: {servers:?}", preset.name);
+        assert_eq!(wrong, None);
+        assert!(met.long > met.gets / 4 && met.again > seeds && met.others > met.gets / 20, "{met:?}");
+        let [moved_bytes, _, killed] = servers;
+        assert!(moved_bytes > 1_000 * seeds && killed > seeds, "{}: {servers:?}", preset.name);
+    }
+}
+
+/// A rule of keys that do not fit their slots is broken, and GETs, or the server itself, go wrong.
+#[cfg(feature = "faults")]
+#[test]
+fn broken_rules_of_long_keys_are_found() {
+    use oneread::internals::faults::{Broken, Rule};
+    let _few_bits = Broken::rule(Rule::WideDigest);
+    for rule in [Rule::WholeKeyRead, Rule::WholeKeyHeld, Rule::OthersPassed] {
+        with_long_keys(|| must_be_found(rule, &[LINES, SLOW, COUNTED, LOADS]));
     }
 }
 

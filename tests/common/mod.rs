@@ -85,6 +85,7 @@ pub fn config(preset: &Preset, slots: u64, key_max: usize, value_max: usize, see
         .layout(preset.layout)
         .size(TableSize::Slots(slots))
         .key_max(key_max)
+        .key_inline(key_max)
         .value_max(value_max)
         .grace(GRACE)
         .seeds(Seeds::from_number(seed))
@@ -907,9 +908,8 @@ pub fn lengths_of_the_next_server(
         }),
         ("contains", false, |client, key, _| Ok(client.contains(key).map(|_| ())?)),
     ];
-    let table = |(key_max, value_max)| {
-        config(default_preset(), 0, 8, 8, 3).size(TableSize::Keys(200)).key_max(key_max).value_max(value_max)
-    };
+    let table =
+        |(key_max, value_max)| config(default_preset(), 0, key_max, value_max, 3).size(TableSize::Keys(200));
     let mut server = serve(None, &table(SMALL));
     let mut client = Client::connect_with(server.address(), options.clone()).unwrap();
     let asks = changes.map(|ask| (ask, false)).into_iter().chain(gets.map(|ask| (ask, true)));

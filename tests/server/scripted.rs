@@ -591,7 +591,7 @@ fn a_full_backlog() {
 #[test]
 fn batches_longer_than_a_socket() {
     let place = Place::new();
-    let table = Config::new().size(TableSize::Keys(600)).key_max(255).value_max(3699);
+    let table = Config::new().size(TableSize::Keys(600)).key_max(255).key_inline(255).value_max(3699);
     let _server = Server::start(ServerConfig::new(place.address.clone(), table)).unwrap();
     let mut client = place.client();
     let pairs: Vec<_> = (0..520).map(|n| (key(n, 255), value(n.into(), 3699 - n as usize))).collect();

@@ -14,7 +14,6 @@ use clap::Args;
 use oneread::internals::files;
 use oneread::internals::region::{Backing, RegionError};
 use oneread::internals::verbs::Wait;
-use oneread::layout::LIFE_BYTES;
 use oneread::{
     Address, Config, Evict, ServeError, Server, ServerConfig, Snapshots, StartMode, TableSize, Token,
     embedded::MemoryShare,
@@ -105,9 +104,13 @@ pub struct Serve {
     /// A table of one size: the number of its main slots
     #[arg(long, value_name = "N")]
     slots: Option<u64>,
-    /// Longest key in bytes, up to 255 [default: 86; with --life 74]
+    /// Longest key in bytes, up to 255 [default: 255]
     #[arg(long, value_name = "BYTES")]
     key_max: Option<usize>,
+    /// Longest key that stands in its slot; a GET of a longer one takes a READ more [default: --key-max, or
+    /// what slots of 128 bytes hold: 86, with --life 74]
+    #[arg(long, value_name = "BYTES")]
+    key_inline: Option<usize>,
     /// Longest value, as in 78, 1MiB; up to 64MiB [default: 1MiB]
     #[arg(long, value_name = "SIZE", value_parser = length)]
     value_max: Option<usize>,
@@ -456,12 +459,8 @@ impl Serve {
                 (_, _, Some(ByteSize(n))) => TableSize::up_to(n),
                 _ => base.size,
             })
-            .key_max(self.key_max.unwrap_or(if self.gives_life() && base == Config::new().size(base.size) {
-                // Slots stay as short as those of other tables.
-                base.key_max - LIFE_BYTES
-            } else {
-                base.key_max
-            }))
+            .key_max(self.key_max.unwrap_or(base.key_max))
+            .key_inline(self.key_inline.or(base.key_inline))
             .value_max(self.value_max.unwrap_or(base.value_max))
             .heap_bytes(self.heap.map(|ByteSize(bytes)| bytes).or(base.heap_bytes))
             .inline_max(self.inline_max.or(base.inline_max))
@@ -777,6 +776,7 @@ mod tests {
             (["--capacity", "5"], base.size(TableSize::Keys(5))),
             (["--max-memory", "1GiB"], base.size(TableSize::up_to(1 << 30))),
             (["--key-max", "5"], base.key_max(5)),
+            (["--key-inline", "5"], base.key_inline(5)),
             (["--value-max", "2KiB"], base.value_max(2048)),
             (["--value-max", "0"], base.value_max(0)),
             (["--heap", "3MiB"], base.heap_bytes(3 << 20)),

@@ -148,7 +148,7 @@ impl Extents {
                 bad(nth);
             }
         }
-        let longest = self.geometry.heap().kept_for(self.geometry.grace(), self.geometry.value_max() as u32);
+        let longest = self.geometry.heap().kept_for(self.geometry.grace(), self.geometry.extent_max() as u32);
         let wait = wait_ns(Rule::TakeoverExtents, longest.as_nanos() as u64);
         self.named.store(named, Ordering::Relaxed);
         let begins = self.geometry.heap().offset;
@@ -177,7 +177,7 @@ impl Extents {
         reference.offset as usize / WORD
     }
 
-    /// Memory, and a number, for a value of this length, of the key with this hash.
+    /// Memory, and a number, for an extent of this length, of the key with this hash.
     pub fn draft(self: &Arc<Extents>, hash: First, len: usize) -> Result<ExtentDraft, NoMemory> {
         let bytes = extent_bytes(len);
         let at = {
@@ -277,23 +277,28 @@ impl Extents {
         self.clock.now_ns() + wait_ns(Rule::ExtentGrace, kept.as_nanos() as u64)
     }
 
-    /// Appends the value that a slot names. For a thread that keeps its name from ending, or checks
+    /// Appends the value that the slot of this key names. For a thread that keeps its name from ending, or checks
     /// afterwards that it has not ended.
-    pub fn read(&self, reference: &Reference, out: &mut Vec<u8>) -> bool {
-        if !reference.is_sound(&self.geometry) {
+    pub fn read(&self, reference: &Reference, key: &[u8], out: &mut Vec<u8>) -> bool {
+        let before = self.geometry.bytes_before_value(key);
+        if !reference.is_sound(&self.geometry) || before > reference.len as usize {
             return false;
         }
-        self.region.append_bytes(reference.offset, reference.len as usize, out);
+        self.region.append_bytes(reference.offset + before as u64, reference.len as usize - before, out);
         true
     }
 
-    /// Whether the value that a slot names is this one. The caller holds the key's lock.
-    pub fn holds(&self, reference: &Reference, value: &[u8]) -> bool {
-        if reference.len as usize != value.len() || reference.crc != crc::append_long(0, value) {
+    /// Whether the value that the slot of this key names is this one. The caller holds the key's lock.
+    pub fn holds(&self, reference: &Reference, key: &[u8], value: &[u8]) -> bool {
+        let before = &key[..self.geometry.bytes_before_value(key)];
+        let len = before.len() + value.len();
+        if reference.len as usize != len
+            || reference.crc != crc::append_long(crc::append_long(0, before), value)
+        {
             return false;
         }
         let mut bytes = Vec::new();
-        self.read(reference, &mut bytes) && bytes == value
+        self.read(reference, key, &mut bytes) && bytes == value
     }
 
     /// X6: takes in memory that has waited, and has one extent move if one is to. Returns whether there is
@@ -458,7 +463,7 @@ impl Extents {
 /// The shape of a table's heap.
 fn shape(geometry: &Geometry) -> HeapShape {
     let heap = geometry.heap();
-    let longest = extent_bytes(geometry.value_max());
+    let longest = extent_bytes(geometry.extent_max());
     HeapShape::new(heap.bytes, heap.block_bytes, longest).expect("a geometry's heap has a shape")
 }
 

@@ -165,7 +165,7 @@ fn keys_without_values_are_freed() {
                     &segment.slots().lock_slot(slot),
                     slot,
                     b"one",
-                    Stored::reference(&bytes),
+                    Stored::in_heap(&bytes),
                     None,
                 );
                 Some(())

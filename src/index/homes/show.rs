@@ -81,7 +81,7 @@ impl Homes {
             }
             let image = words::image(self.slots.words(slot));
             let Some(view) = self.sound(slot, &image, damaged) else { continue };
-            let key = view.key();
+            let key = self.slots.reader().key_of(&view);
             let hashed = self.geometry().hashed(&key);
             // A key of another home is shown with that home, a displaced one by the register.
             if homes.contains(&hashed.home()) && self.geometry().primary(hashed).contains(slot) {
@@ -106,7 +106,7 @@ impl Homes {
                 let Some(view) = self.sound(slot, &image, damaged) else { continue };
                 view.value_into(&mut value);
                 let shown = SlotShown { value: &value, reference: view.reference(), life: view.life() };
-                see(self.geometry().hashed(&view.key()), shown);
+                see(self.geometry().hashed(&self.slots.reader().key_of(&view)), shown);
             }
         }
     }

@@ -106,7 +106,7 @@ impl Slots {
         if let Ok(view) = view
             && header.ghost == 0
         {
-            return Mended { key: view.key(), aux: header.aux, was_torn: false };
+            return Mended { key: self.reader().key_of(&view), aux: header.aux, was_torn: false };
         }
         let was_torn = view.is_err();
         let mut mended = view.map_or_else(|_| Owned::default(), |_| self.read(slot));

@@ -1,9 +1,12 @@
 //! Looks at slots, for a thread that holds their locks; [`SlotReader::peek`] is for one that does not.
 
+use crate::faults::{Rule, kept};
 use crate::layout::compare::{self, KeyEnd, Lines, Loadable};
 use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
+use crate::layout::hash::Hashed;
 use crate::layout::life::Life;
+use crate::layout::long::LongKey;
 use crate::layout::mapped;
 use crate::layout::slot::{Content, HEADER, Header, Image, Key, SlotShape, Stored, View};
 use crate::layout::words::{self, LINE_WORDS, Words};
@@ -21,8 +24,9 @@ pub(crate) struct SlotReader<'a> {
 /// A slot's content in private memory.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Owned {
+    /// The whole key, also if the slot does not have it.
     pub key: Key,
-    /// The value, or the reference to it: [`Owned::stored`] tells which.
+    /// The value, or the reference to it, with the digest of a long key: [`Owned::stored`] tells which.
     pub value: SmallVec<[u8; 112]>,
     pub reference: Option<Reference>,
     pub life: Option<Life>,
@@ -31,22 +35,10 @@ pub(crate) struct Owned {
 }
 
 impl Owned {
-    pub fn of(view: View<'_>) -> Owned {
-        let Header { ghost, aux, .. } = view.header();
-        Owned {
-            key: view.key(),
-            value: view.value(),
-            reference: view.reference(),
-            life: view.life(),
-            ghost,
-            aux,
-        }
-    }
-
     pub fn stored(&self) -> Stored<'_> {
         let stored = match self.reference {
             None => (&self.value).into(),
-            Some(_) => Stored::reference(self.value[..].try_into().expect("the bytes of a reference")),
+            Some(_) => Stored::in_heap(&self.value),
         };
         stored.with_life(self.life.as_ref())
     }
@@ -95,6 +87,7 @@ impl<'a> SlotReader<'a> {
     #[inline(always)]
     pub fn seek(self, window: Window, key: &[u8]) -> Sought {
         match self.geometry.shape() {
+            _ if self.geometry.is_long(key) => self.seek_long(window, key),
             SlotShape::LINE if window.slots == 8 && KeyEnd::of(key).is_some() => {
                 self.seek_in_eight(window, key)
             }
@@ -134,6 +127,76 @@ impl<'a> SlotReader<'a> {
         Sought::Nowhere
     }
 
+    /// The same for a key that does not fit its slot.
+    #[cold]
+    #[inline(never)]
+    fn seek_long(self, window: Window, key: &[u8]) -> Sought {
+        let key = self.geometry.hashed(key);
+        match window.iter().find(|&slot| self.holds_long(slot, key)) {
+            Some(slot) => Sought::At(slot),
+            None => {
+                let free = window.iter().find(|&slot| self.header(slot).is_free());
+                free.map_or(Sought::Nowhere, Sought::Free)
+            }
+        }
+    }
+
+    /// Whether the slot holds a key that does not fit it (F1).
+    fn holds_long(&self, slot: SlotIx, key: Hashed<'_>) -> bool {
+        let (shape, words) = (self.geometry.shape(), self.words(slot));
+        if usize::from(words::header(words).klen) != key.key().len() {
+            return false;
+        }
+        let is_it = |long: LongKey| {
+            kept(Rule::WholeKeyHeld, || self.whole_key(&long, key.key().len())[..] == *key.key())
+        };
+        mapped::long_key(shape, words).is_some_and(|long| long.may_be(self.geometry, key) && is_it(long))
+    }
+
+    /// The key in an extent that a slot names. Of a slot in a damaged region, a key that is not its own: it has another
+    /// digest, so it is found to be in the wrong place.
+    fn whole_key(&self, long: &LongKey, len: usize) -> Key {
+        let reference = &long.reference;
+        let mut bytes = Vec::with_capacity(len);
+        if reference.is_sound(self.geometry) && len <= reference.len as usize {
+            self.region.append_bytes(reference.offset, len, &mut bytes);
+        }
+        bytes.resize(len, 0);
+        Key::from_vec(bytes)
+    }
+
+    /// The key of a slot that was looked at.
+    pub fn key_of(&self, view: &View<'_>) -> Key {
+        match view.long_key() {
+            Some(long) => self.whole_key(&long, view.header().klen.into()),
+            None => view.key(),
+        }
+    }
+
+    /// All that a slot has that was looked at.
+    pub fn owned(&self, view: View<'_>) -> Owned {
+        let Header { ghost, aux, .. } = view.header();
+        Owned {
+            key: self.key_of(&view),
+            value: view.value(),
+            reference: view.reference(),
+            life: view.life(),
+            ghost,
+            aux,
+        }
+    }
+
+    /// The header and the key of a slot. Without its lock, any bytes.
+    fn header_and_key(&self, slot: SlotIx) -> Option<(Header, Key)> {
+        let (shape, words) = (self.geometry.shape(), self.words(slot));
+        let (header, key) = mapped::header_and_key(shape, words).ok()?;
+        if header.is_long_key() {
+            let long = mapped::long_key(shape, words)?;
+            return Some((header, self.whole_key(&long, header.klen.into())));
+        }
+        Some((header, key))
+    }
+
     /// The same in slots that are not one line.
     #[inline(never)]
     fn seek_other(self, window: Window, key: &[u8]) -> Sought {
@@ -169,16 +232,16 @@ impl<'a> SlotReader<'a> {
 
     /// The header and the key of a slot whose lock is held. As [`SlotReader::read`], without the value.
     pub fn occupant(&self, slot: SlotIx) -> (Header, Key) {
-        let seen = mapped::header_and_key(self.geometry.shape(), self.words(slot));
-        seen.unwrap_or_else(|_| (bytemuck::Zeroable::zeroed(), Key::new()))
+        self.header_and_key(slot).unwrap_or_else(|| (bytemuck::Zeroable::zeroed(), Key::new()))
     }
 
     /// Shows the key of a slot whose lock is held; none, if the slot is damaged.
     #[inline(always)]
     pub fn with_key(&self, slot: SlotIx, see: impl FnOnce(&[u8])) {
         let (shape, words) = (self.geometry.shape(), self.words(slot));
-        let klen = usize::from(words::header(words).klen);
-        if shape == SlotShape::LINE && klen <= shape.payload_max() {
+        let header = words::header(words);
+        let klen = usize::from(header.klen);
+        if shape == SlotShape::LINE && klen <= shape.payload_max() && !header.is_long_key() {
             see(&words::load_line(words)[HEADER..HEADER + klen]);
         } else {
             let (_, key) = self.occupant(slot);
@@ -207,6 +270,9 @@ impl<'a> SlotReader<'a> {
 
     /// Whether the slot holds `key`.
     pub fn holds(&self, slot: SlotIx, key: &[u8]) -> bool {
+        if self.geometry.is_long(key) {
+            return self.holds_long(slot, self.geometry.hashed(key));
+        }
         let words = self.words(slot);
         usize::from(words::header(words).klen) == key.len() && begins_with(self.geometry.shape(), words, key)
     }
@@ -224,7 +290,7 @@ impl<'a> SlotReader<'a> {
     /// The slot's content, as [`SlotReader::image`].
     pub fn read(&self, slot: SlotIx) -> Owned {
         let image = self.image(slot);
-        Owned::of(View::consistent(self.geometry.shape(), &image).expect("zeros at the worst"))
+        self.owned(View::consistent(self.geometry.shape(), &image).expect("zeros at the worst"))
     }
 
     /// Reads header and key of a slot whose lock is not held. `None` while the slot is being
@@ -232,9 +298,9 @@ impl<'a> SlotReader<'a> {
     pub fn peek(&self, slot: SlotIx) -> Option<(Header, Key)> {
         let words = self.words(slot);
         let stamp = words[0].load(Ordering::Relaxed);
-        // Fences as in the shm reader: R1 and R2.
+        // Fences as in the shm reader: R1, and R2; and as in its second look, X9, because a long key is in an extent.
         fence(Ordering::Acquire);
-        let seen = mapped::header_and_key(self.geometry.shape(), words).ok()?;
+        let seen = self.header_and_key(slot)?;
         fence(Ordering::Acquire);
         (stamp & 1 == 0 && words[0].load(Ordering::Relaxed) == stamp).then_some(seen)
     }

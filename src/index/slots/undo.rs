@@ -124,7 +124,7 @@ pub(crate) fn before_the_write(
     let view = check(shape, geometry.identity(slot), &image).ok()?;
     let (header, stamp) = (view.header(), SlotReader::new(region, geometry).header(slot).stamp);
     let is_torn = kept(Rule::RestoreStamp, || stamp == header.stamp.wrapping_add(1));
-    is_torn.then(|| Owned::of(view))
+    is_torn.then(|| SlotReader::new(region, geometry).owned(view))
 }
 
 /// U4 for each undo line whose slot `restore` has, and says whether it was torn. Returns how many were.

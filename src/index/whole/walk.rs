@@ -146,7 +146,7 @@ impl Table {
             // time.
             let kept = self.geometry().heap().kept_for(self.geometry().grace(), reference.len);
             value.clear();
-            let is_there = self.extents().is_some_and(|extents| extents.read(&reference, &mut value));
+            let is_there = self.extents().is_some_and(|extents| extents.read(&reference, &key, &mut value));
             let took_ns = clock.now_ns() - begun_ns;
             if is_there && kept_in_time(took_ns, kept) {
                 see(&key, &value, life);
