@@ -37,7 +37,7 @@ impl Client {
         let max = self.geometry().value_max();
         let length = u32::try_from(len).map_err(|_| PutError::ValueLength { given: len, max })?;
         let deadline = Instant::now() + self.options.deadline;
-        match self.ask(&Request::PutStart { key, len: length, within }, deadline)? {
+        match self.ask_until_free(&Request::PutStart { key, len: length, within }, deadline)? {
             Reply::Value(Some(bytes)) => match bytes.try_into() {
                 Ok(number) => Ok(PutTicket { key: key.to_vec(), number: u64::from_le_bytes(number) }),
                 Err(_) => Err(self.unexpected().into()),

@@ -348,7 +348,10 @@ impl Segment {
             (true, _) => KeyChange::came(key.key(), *value),
         };
         between.decided(change)?;
-        self.end_name(before, self.slots().rewrite(locked, slot, key.key(), *value, None));
+        // Not of an extent that stays the key's.
+        let ends = |before: &Reference| value.as_reference().is_none_or(|now| now.number != before.number);
+        let written = self.slots().rewrite(locked, slot, key.key(), *value, None);
+        self.end_name(before.filter(ends), written);
         count(&self.homes().counters().mine().updates);
         if let Some(evictor) = self.told.evictor() {
             evictor.replaced(key.first());
@@ -711,13 +714,21 @@ impl Segment {
             let is_hidden = |there: &Owned| there.life.is_some_and(|life| self.hides(&life));
             let shown = there.as_ref().filter(|there| !is_hidden(there));
             match (slot, change.decide(shown, between.may_go_on())?) {
-                (_, Becomes::Stays) | (None, Becomes::Leaves) => return Ok(None),
+                (_, Becomes::Stays) | (None, Becomes::Leaves | Becomes::Hides(_)) => return Ok(None),
                 (Some(_), Becomes::Leaves) if shown.is_none() => return Ok(None),
                 (Some(slot), Becomes::Has(value)) => {
                     let hidden = shown.is_none();
                     let seen = (slot, before, hidden);
                     self.replace(&locked, seen, key, &value, between).map_err(Stop::waits)?;
                     return Ok(Some(if hidden { Changed::Came } else { Changed::Replaced }));
+                }
+                (Some(slot), Becomes::Hides(life)) => {
+                    let seen = (slot, before, shown.is_none());
+                    // A key that does not fit its slot stays where it is.
+                    let kept = there.as_ref().filter(|_| self.geometry().is_long(key.key()));
+                    let value = kept.map_or(Stored::from(&[]), Owned::stored).with_life(Some(&life));
+                    self.replace(&locked, seen, key, &value, between).map_err(Stop::waits)?;
+                    return Ok(Some(Changed::Left));
                 }
                 (Some(slot), Becomes::Leaves) => {
                     let cause = Some(LeftCause::Removed);

@@ -75,6 +75,13 @@ impl Drop for StartSession {
     }
 }
 
+impl StartedPut {
+    /// Bytes that have come.
+    pub fn given(&self) -> usize {
+        self.upload.as_ref().map_or(self.bytes.len(), |upload| self.len.saturating_sub(upload.left()))
+    }
+}
+
 impl StartsState {
     /// The number of another one.
     pub fn ticket(&mut self) -> u64 {

@@ -9,6 +9,7 @@ use super::started::{StartSession, StartedPut, StartedPuts};
 use crate::faults::{Rule, broken};
 use crate::layout::extent::Expected;
 use crate::layout::life::Life;
+use crate::layout::long::SlotReference;
 use crate::layout::owners::NOT_COMMITTED;
 use crate::layout::slot::Stored;
 use crate::outcome::{PutError, PutMode, PutOptions, PutOutcome, SwapOutcome};
@@ -17,22 +18,23 @@ use std::time::Duration;
 /// Keys of the last server's that are looked at in one tidying.
 const LEFT_OVER_AT_ONCE: usize = 100;
 
-/// A key leaves, and its slot stays its own.
-struct Vacate<'a> {
+/// A key that is started leaves, if its entry is such a one.
+struct Vacate {
     which: Which,
-    hidden: Stored<'a>,
-    was_there: bool,
+    hidden: Life,
+    has_left: bool,
 }
 
-impl Decides for Vacate<'_> {
+impl Decides for Vacate {
     fn decide(&mut self, there: Option<&Owned>, _: bool) -> Result<Becomes<'_>, PutError> {
-        let is_it = there.is_some_and(|there| match self.which {
-            Which::Any => true,
-            Which::Ended(now) => there.life.is_some_and(|life| life.has_ended(now)),
-            Which::Of(_) | Which::Unpinned => false,
-        });
-        self.was_there = is_it;
-        Ok(if is_it { Becomes::Has(self.hidden) } else { Becomes::Stays })
+        self.has_left = match (there, self.which) {
+            (Some(_), Which::Any) => true,
+            (Some(there), Which::Ended(now)) => there.life.is_some_and(|life| life.has_ended(now)),
+            // It is hidden, with its owner.
+            (None, Which::Of(_)) => true,
+            (Some(_), Which::Of(_) | Which::Unpinned) | (None, _) => false,
+        };
+        Ok(if self.has_left { Becomes::Hides(self.hidden) } else { Becomes::Stays })
     }
 }
 
@@ -49,8 +51,7 @@ impl Index {
     /// everybody sees what was there before, also nothing. Returns its ticket.
     ///
     /// # Errors
-    /// [`PutError::AlreadyStarted`]; [`PutError::KeyLength`] for a key that does not fit its slot; and as
-    /// [`Index::put`], if there is no room.
+    /// [`PutError::AlreadyStarted`]; and as [`Index::put`], if there is no room.
     pub fn put_start(
         &self,
         session: &StartSession,
@@ -59,11 +60,9 @@ impl Index {
         within: Duration,
     ) -> Result<u64, PutError> {
         let started = self.all_started()?;
-        if self.geometry().is_long(key) {
-            // What keeps its slot would be an extent of its own, which a remove might not get.
-            return Err(PutError::KeyLength { given: key.len(), max: self.geometry().key_inline() });
-        }
         let upload = self.upload(key, len)?;
+        // Of a key that does not fit its slot, what keeps the slot names an extent, too.
+        let mut kept = if self.geometry().is_long(key) { self.draft_at_once(key, 0)? } else { None };
         let within_ns = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);
         let ends_ns = self.table().clock().now_ns().saturating_add(within_ns);
         // P1: who removes the key comes before, or finds it started.
@@ -72,7 +71,13 @@ impl Index {
             return Err(PutError::AlreadyStarted);
         }
         let (ticket, life) = (state.ticket(), self.not_committed()?);
-        self.put_told(key, Stored::from(&[]).with_life(Some(&life)), PutMode::Insert)?;
+        let named = kept.as_mut().map(|draft| self.geometry().slot_reference(key, draft.finish()));
+        let hidden = named.as_ref().map_or(Stored::from(&[]), SlotReference::stored).with_life(Some(&life));
+        let put = self.put_told(key, hidden, PutMode::Insert);
+        match kept {
+            Some(draft) => draft.after(put)?,
+            None => put?,
+        };
         let put = StartedPut { ticket, session: session.id(), len, bytes: Vec::new(), upload, ends_ns };
         state.all.insert(key.into(), put);
         started.set_next(&state);
@@ -92,7 +97,7 @@ impl Index {
     ) -> Result<(), PutError> {
         let mut state = self.all_started()?.lock();
         let put = state.of(key, ticket, session.id()).ok_or(PutError::NotStarted)?;
-        let given = put.bytes.len() + bytes.len();
+        let given = put.given() + bytes.len();
         let fits = match &put.upload {
             Some(upload) => upload.write(bytes),
             None if given > put.len => false,
@@ -120,8 +125,8 @@ impl Index {
         let started = self.all_started()?;
         let mut state = started.lock();
         let put = state.of(key, ticket, session.id()).ok_or(PutError::NotStarted)?;
-        let (given, stated) = (put.bytes.len(), put.len);
-        if put.upload.is_none() && given != stated {
+        let (given, stated) = (put.given(), put.len);
+        if given != stated {
             return Err(PutError::StartedLength { given, stated });
         }
         let Some(put) = state.all.remove(key) else { return Err(PutError::NotStarted) };
@@ -200,15 +205,10 @@ impl Index {
         if !state.all.contains_key(key) || broken(Rule::StartKeeps) {
             return self.remove_plainly(key, which);
         }
-        let life = self.not_committed()?;
-        let hidden = Stored::from(&[]).with_life(Some(&life));
-        if let Which::Of(_) = which {
-            return self.put_told(key, hidden, PutMode::Insert).map(|put| put == PutOutcome::Inserted);
-        }
         check_lengths(self.geometry(), key, &[])?;
-        let mut vacate = Vacate { which, hidden, was_there: false };
+        let mut vacate = Vacate { which, hidden: self.not_committed()?, has_left: false };
         self.changed_told(key, &mut vacate)?;
-        Ok(vacate.was_there)
+        Ok(vacate.has_left)
     }
 
     /// The same, if the key has the expected value.
@@ -223,8 +223,7 @@ impl Index {
             return self.swap_stored(key, expected, Becomes::Leaves);
         }
         check_lengths(self.geometry(), key, expected.bytes())?;
-        let life = self.not_committed()?;
-        let hidden = Becomes::Has(Stored::from(&[]).with_life(Some(&life)));
+        let hidden = Becomes::Hides(self.not_committed()?);
         let mut swap = Swap::new(key, expected, hidden, self.table().extents().map(|extents| &**extents));
         self.changed_told(key, &mut swap)?;
         Ok(swap.outcome())

@@ -493,6 +493,11 @@ impl Upload {
         fits.map(|draft| draft.write(bytes)).is_some()
     }
 
+    /// Bytes that are still to come.
+    pub fn left(&self) -> usize {
+        lock(&self.cell).as_ref().map_or(0, ExtentDraft::left)
+    }
+
     /// The value, which does not move any more. `None` if it is not whole.
     pub fn whole(self) -> Option<ExtentDraft> {
         self.take().filter(|draft| draft.left() == 0)
