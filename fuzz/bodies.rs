@@ -98,6 +98,7 @@ fn config(input: &mut Input<'_>) -> Config {
         .layout(layout)
         .size(TableSize::Slots(1 + input.below(32) as u64))
         .key_max(key_max)
+        .key_inline(key_max)
         .value_max(value_max)
         .grace(GRACE)
         .seeds(Seeds::from_number(u64::from(input.byte())))
@@ -235,7 +236,8 @@ impl Fabric for Memory<'_> {
         for &Stretch { offset, len } in stretches {
             self.reads += 1;
             let is_inside = heap.offset <= offset && offset + len as u64 <= heap.offset + heap.bytes;
-            assert!(is_inside && len <= self.geometry.value_max(), "a READ of {len} bytes at {offset}");
+            let longest = self.geometry.value_max() + self.geometry.key_max();
+            assert!(is_inside && len <= longest, "a READ of {len} bytes at {offset}");
             out.put(&bytes[offset as usize..][..len]);
         }
         Ok(())
@@ -834,13 +836,20 @@ fn grown_over(region: Region, geometry: &Geometry, keys: &[Vec<u8>], input: &mut
 
 // ---- reference_bytes ----------------------------------------------------------------------------
 
-/// The same table, with values that do not fit its slots.
+/// The same table, with values that do not fit its slots, nor do the longest keys.
 fn with_heap(config: Config, input: &mut Input<'_>) -> Config {
-    config.value_max(LONG_MAX).inline_max(30).heap_bytes((2 + input.below(2) as u64) * 4096)
+    config
+        .key_inline(config.key_max.min(24))
+        .value_max(LONG_MAX)
+        .inline_max(30)
+        .heap_bytes((2 + input.below(2) as u64) * 4096)
 }
 
 /// The longest value of such a table.
 const LONG_MAX: usize = 240;
+/// The longest key, and what a slot has of one that does not fit it: two hashes, and a reference.
+const LONG_KEY_MAX: usize = 60;
+const LONG_KEY_BYTES: usize = 40;
 
 /// A table whose slots name what follows from the input, and whose heap has any bytes.
 struct Hostile {
@@ -849,15 +858,15 @@ struct Hostile {
 }
 
 impl Hostile {
-    fn new(input: &mut Input<'_>) -> Hostile {
+    fn new(input: &mut Input<'_>, key_max: usize) -> Hostile {
         let size = TableSize::Slots(16 + input.below(16) as u64);
-        let config = Config::new().layout(input.layout()).size(size).key_max(8).grace(GRACE);
+        let config = Config::new().layout(input.layout()).size(size).key_max(key_max).grace(GRACE);
         let config = with_heap(config.seeds(Seeds::from_number(1)), input);
         let geometry = config.geometry().expect("a possible configuration");
         let region = Region::private(geometry.region_bytes());
         let index = Index::create(region, geometry.clone(), Clock::manual()).expect("memory");
         for n in 0..KEYS {
-            let _ = index.put(&key(n, 8), &value(n, input.below(LONG_MAX + 1)), PutMode::Upsert);
+            let _ = index.put(&key(n, key_max), &value(n, input.below(LONG_MAX + 1)), PutMode::Upsert);
         }
         let words = words_of(index.region(), &geometry);
         let mut hostile = Hostile { geometry, words };
@@ -888,7 +897,7 @@ impl Hostile {
 
     /// A slot with a key names another place, length, number or CRC.
     fn change_reference(&mut self, input: &mut Input<'_>) {
-        let name = key(input.byte() % KEYS, 8);
+        let name = key(input.byte() % KEYS, self.geometry.key_max());
         let Some(slot) = self.slots_with(&name).next() else { return };
         let view = self.view(slot).expect("it is valid");
         let (header, was) = (view.header(), view.reference());
@@ -916,7 +925,11 @@ impl Hostile {
             _ if what & 64 == 0 => it.crc,
             _ => input.u32(),
         };
-        let bytes = it.to_bytes();
+        // Behind the hashes of a key that does not fit its slot.
+        let mut bytes = Vec::new();
+        view.value_into(&mut bytes);
+        bytes.truncate(if header.is_long_key() { bytes.len() - size_of::<Reference>() } else { 0 });
+        bytes.extend(it.to_bytes());
         let (ghost, aux) = (header.ghost, header.aux);
         let content = Content { key: &name, value: Stored::in_heap(&bytes), ghost, aux };
         let identity = Identity { generation: self.geometry.generation(), index: slot };
@@ -932,8 +945,21 @@ impl Hostile {
         check(shape, identity, &self.words[at..at + shape.words()]).ok()
     }
 
+    /// Valid slots that hold a key, or a digest that may be its.
     fn slots_with<'a>(&'a self, key: &'a [u8]) -> impl Iterator<Item = u64> + 'a {
-        (0..self.geometry.slots()).filter(move |&slot| self.view(slot).is_some_and(|view| view.holds(key)))
+        let first = self.geometry.hashed(key).first().0.to_le_bytes();
+        let is_its = move |view: View<'_>| {
+            let (header, mut bytes) = (view.header(), Vec::new());
+            view.value_into(&mut bytes);
+            let is_long = header.is_long_key() && usize::from(header.klen) == key.len();
+            view.holds(key) || is_long && bytes.starts_with(&first)
+        };
+        (0..self.geometry.slots()).filter(move |&slot| self.view(slot).is_some_and(is_its))
+    }
+
+    /// Bytes of the key in front of its value.
+    fn before_value(&self, key: &[u8]) -> usize {
+        if key.len() > self.geometry.key_inline() { key.len() } else { 0 }
     }
 
     /// What a reference leads to, if it leads into the heap.
@@ -948,7 +974,8 @@ impl Hostile {
     fn has_length(&self, key: &[u8], len: usize) -> bool {
         self.slots_with(key).any(|slot| {
             let view = self.view(slot).expect("it is valid");
-            view.reference().map_or(usize::from(view.header().vlen), |it| it.len as usize) == len
+            let in_heap = |it: Reference| (it.len as usize).wrapping_sub(self.before_value(key));
+            view.reference().map_or(usize::from(view.header().vlen), in_heap) == len
         })
     }
 
@@ -960,7 +987,9 @@ impl Hostile {
             view.value_into(&mut inline);
             match view.reference() {
                 None => is_it(&inline),
-                Some(it) => self.bytes_at(&it).is_some_and(&is_it),
+                Some(it) => self.bytes_at(&it).is_some_and(|bytes| {
+                    bytes.strip_prefix(&key[..self.before_value(key)]).is_some_and(&is_it)
+                }),
             }
         })
     }
@@ -1008,7 +1037,7 @@ impl Hostile {
     }
 }
 
-/// A table whose slots name places, lengths and numbers of any kind. Readers end in the bytes that a valid
+/// A table whose slots name places, lengths and numbers of any kind, of values or of keys with their values. Readers end in the bytes that a valid
 /// slot leads to, in a miss or in an error, and READ only the heap. A server that takes the region over
 /// keeps what can be a value, and its books are right. Returns how many GETs ended in each way.
 pub fn reference_bytes(data: &[u8]) -> [u64; 3] {
@@ -1016,9 +1045,10 @@ pub fn reference_bytes(data: &[u8]) -> [u64; 3] {
     let flags = input.byte();
     let part = input.below(LONG_MAX)..usize::from(input.byte()) + LONG_MAX * usize::from(flags >> 7);
     let part = part.start.min(part.end)..part.end;
-    let hostile = Hostile::new(input);
+    let key_max = if flags & 0x40 == 0 { 8 } else { LONG_KEY_MAX };
+    let hostile = Hostile::new(input, key_max);
     let geometry = &hostile.geometry;
-    let keys: Vec<_> = (0..KEYS + 2).map(|n| key(n, 8)).collect();
+    let keys: Vec<_> = (0..KEYS + 2).map(|n| key(n, key_max)).collect();
     let memory = Memory::new(geometry, &hostile.words, flags);
     let mut reader = Reader::new(memory, geometry, Clock::manual(), LIMITS);
     let ends = hostile.gets(&mut reader, &keys, part.clone());
@@ -1151,9 +1181,15 @@ fn stays_inside(geometry: &Geometry, superblock: &Superblock, have: u64) {
     }
     let (room, heap) = (geometry.shape().payload_max(), geometry.heap());
     let beside = if heap.bytes > 0 { size_of::<Reference>() } else { geometry.value_max() };
-    assert!(geometry.key_max() + beside <= room, "longest key and value do not fit into a slot");
+    assert!(geometry.key_inline() + beside <= room, "longest key and value do not fit into a slot");
+    let has_long_keys = geometry.key_inline() < geometry.key_max();
+    assert!(
+        !has_long_keys || heap.bytes > 0 && LONG_KEY_BYTES <= room,
+        "nor does what stands for a longer key"
+    );
     assert!(heap.bytes == 0 || heap.offset.checked_add(heap.bytes) == Some(bytes));
-    assert!(heap.bytes == 0 || extent_bytes(geometry.value_max()) <= heap.block_bytes / 4);
+    let longest = geometry.value_max() + if has_long_keys { geometry.key_max() } else { 0 };
+    assert!(heap.bytes == 0 || extent_bytes(longest) <= heap.block_bytes / 4);
     let mut again = Superblock::new(geometry, superblock.created);
     again.stamp = superblock.stamp;
     assert_eq!(again.geometry(have).as_ref(), Ok(geometry));

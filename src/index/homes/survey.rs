@@ -206,9 +206,11 @@ impl Homes {
         if key.is_empty() {
             return;
         }
+        // Of one in an extent: the digest is its own.
+        let is_whole = self.slots.holds(slot, key);
         let key = self.geometry().hashed(key);
         let primary = self.geometry().primary(key);
-        let is_ours = self.share.get().covers(key.first().directory());
+        let is_ours = is_whole && self.share.get().covers(key.first().directory());
         if is_ours && primary.contains(slot) {
             seen.found.keys += 1;
             let later = slot.0 + 1..primary.end();

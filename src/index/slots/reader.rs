@@ -153,8 +153,8 @@ impl<'a> SlotReader<'a> {
         mapped::long_key(shape, words).is_some_and(|long| long.may_be(self.geometry, key) && is_it(long))
     }
 
-    /// The key in an extent that a slot names. Of a slot in a damaged region, a key that is not its own: it has another
-    /// digest, so it is found to be in the wrong place.
+    /// The key in an extent that a slot names. Of a slot in a damaged region, a key that is not its own, which a takeover
+    /// frees: it has another digest.
     fn whole_key(&self, long: &LongKey, len: usize) -> Key {
         let reference = &long.reference;
         let mut bytes = Vec::with_capacity(len);
