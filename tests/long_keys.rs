@@ -4,10 +4,14 @@
 mod common;
 
 use common::*;
-use oneread::internals::region::Backing;
+use oneread::embedded::{Clock, Index};
+use oneread::internals::region::{Backing, Region};
+use oneread::layout::{Geometry, LIFE_BYTES, Life};
+use oneread::sink::LifeSink;
+use oneread::snapshot::Snapshot;
 use oneread::{
-    Client, Config, FeedFrom, FeedItem, FeedOptions, PutMode, PutOptions, PutOutcome, RequestPath, Server,
-    ServerConfig, StartMode, SwapOutcome, TableSize, error::PutError, layout::Geometry,
+    Client, Config, Evict, FeedFrom, FeedItem, FeedOptions, PutMode, PutOptions, PutOutcome, RequestPath,
+    Server, ServerConfig, StartMode, SwapOutcome, TableSize, error::PutError,
 };
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -259,13 +263,174 @@ fn takeovers_and_snapshots() {
         check(&next);
         let other = Place::new();
         let restored = serve(&other, table);
-        let from = oneread::snapshot::Snapshot::open(&snapshot).unwrap();
+        let from = Snapshot::open(&snapshot).unwrap();
         restored.index().restore_from(&from, &mut |_, _| {}).unwrap();
         check(&restored);
         let short = Place::new();
         let refused =
             serve(&short, table.key_max(24)).index().restore_from(&from, &mut |_, _| {}).unwrap_err();
         assert!(refused.to_string().contains("255"), "{refused}");
+    }
+}
+
+/// They have owners and ends, by which they go, also of the next server and of a table that is made of a snapshot.
+#[test]
+fn owners_and_ends_outlive_the_server() {
+    const SECOND: Duration = Duration::from_secs(1);
+    const GONE: u16 = 7;
+    let owner_of = |n: usize| [GONE, 9, 0][n % 3];
+    let ends = |n: usize| (n / 3).is_multiple_of(2);
+    for table in sizes() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, saved) = (dir.path().join("region"), dir.path().join("saved"));
+        let (geometry, clock) = (table.life(true).owners(true).geometry().unwrap(), Clock::manual());
+        let memory = Region::create(&Backing::File(file.clone()), geometry.region_bytes()).unwrap();
+        let index = Index::create(memory, geometry.clone(), clock.clone()).unwrap();
+        let sessions = [GONE, 9].map(|owner| index.owner(owner, 1_000 * SECOND).unwrap());
+        let keys = keys();
+        // Of key and value together, beside a life.
+        let room = geometry.shape().payload_max() - LIFE_BYTES;
+        for (n, key) in keys.iter().enumerate() {
+            let options = PutOptions::new().ttl(ends(n).then_some(10 * SECOND));
+            let put = match owner_of(n) {
+                0 => index.put_with(key, &value(n), options),
+                owner => index.put_of(&sessions[usize::from(owner != GONE)], key, &value(n), options),
+            };
+            assert_eq!(put, Ok(PutOutcome::Inserted));
+        }
+        let lives = |index: &Index| -> Vec<_> {
+            let mut reader = index.reader();
+            let mut life = |key| reader.get_into(key, &mut LifeSink::default()).unwrap().flatten();
+            keys.iter().map(|key| life(&key[..])).collect()
+        };
+        let check = |index: &Index, is_there: &dyn Fn(usize) -> bool, what: &str| {
+            let (mut reader, mut got) = (index.reader(), Vec::new());
+            for (n, key) in keys.iter().enumerate() {
+                let found = reader.get_into(key, &mut got).unwrap();
+                assert_eq!(found, is_there(n), "{what}: {} bytes", key.len());
+                assert!(!found || got == value(n), "{what}: {} bytes", key.len());
+            }
+        };
+        let tidied = |index: &Index, clock: &Clock| {
+            for _ in 0..100 {
+                while index.tidy() == Some(Duration::ZERO) {}
+                clock.advance(SECOND / 100);
+            }
+            let lives = lives(index);
+            let is_short = |n: usize| keys[n].len() <= 24 && keys[n].len() + value(n).len() <= room;
+            let in_heap = (0..keys.len()).filter(|&n| lives[n].is_some() && !is_short(n)).count();
+            assert_eq!(index.heap().values, in_heap as u64, "no other has memory");
+        };
+        let before = lives(&index);
+        assert!((0..keys.len()).all(|n| before[n].is_some_and(|life| life.owner == owner_of(n))));
+        index.save(&saved, &mut |_, _| true).unwrap();
+        // Without a word.
+        drop((sessions, index));
+        let (index, found) = Index::open(Region::open(&file).unwrap(), clock.clone()).unwrap();
+        assert_eq!((found.keys, found.misplaced), (keys.len() as u64, 0));
+        assert!(lives(&index) == before, "a takeover changes no life");
+        check(&index, &|_| true, "taken over");
+        assert_eq!(index.remove_owner(GONE), Ok(true));
+        check(&index, &|n| owner_of(n) != GONE, "hidden");
+        tidied(&index, &clock);
+        clock.advance(10 * SECOND);
+        tidied(&index, &clock);
+        let stays = |n: usize| owner_of(n) != GONE && !ends(n);
+        check(&index, &stays, "ended");
+        assert_eq!(index.len(), (0..keys.len()).filter(|&n| stays(n)).count() as u64);
+        let clock = Clock::manual();
+        let memory = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
+        let restored = Index::create(memory, geometry.clone(), clock.clone()).unwrap();
+        restored.restore_from(&Snapshot::open(&saved).unwrap(), &mut |_, _| {}).unwrap();
+        check(&restored, &|_| true, "restored");
+        let owners = |life: Option<Life>| life.map(|life| (life.owner, life.expiry != 0));
+        let after = lives(&restored);
+        assert!((0..keys.len()).all(|n| owners(after[n]) == Some((owner_of(n), ends(n)))));
+        assert_eq!(restored.remove_owner(GONE), Ok(true));
+        check(&restored, &|n| owner_of(n) != GONE, "restored, and hidden");
+        clock.advance(11 * SECOND);
+        tidied(&restored, &clock);
+        check(&restored, &stays, "restored, and ended");
+    }
+}
+
+/// They make room for others, and others for them: every put goes through, in a table that is too small for
+/// them, and nobody finds what is not there.
+#[test]
+fn entries_make_room() {
+    const PUTS: usize = 12_000;
+    let growing = TableSize::Growing { bytes_max: 3 << 20, segment_slots: Some(256) };
+    // Of all lengths.
+    let key = |n: usize| -> Vec<u8> {
+        let number = n.to_le_bytes();
+        number.into_iter().cycle().take(8 + n * 31 % 248).collect()
+    };
+    let value = |n: usize| vec![n as u8; if n.is_multiple_of(7) { 3_000 } else { n % 40 }];
+    for (size, heap) in [(TableSize::Slots(2_000), Some(1 << 20)), (growing, None)] {
+        let table = Config::new().size(size).key_inline(24).inline_max(24).value_max(3_000);
+        let geometry = table.heap_bytes(heap).grace(Duration::ZERO).geometry().unwrap();
+        for (policy, _) in Evict::ALL {
+            let case = format!("{size:?} {policy:?}");
+            let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
+            let index = Index::create(region, geometry.clone(), Clock::System).unwrap();
+            let index = index.with_eviction(policy).unwrap();
+            let found = |n: usize| {
+                let mut got = Vec::new();
+                let found = index.reader().get_into(&key(n), &mut got).unwrap();
+                assert!(!found || got == value(n), "{case}: {n}");
+                found
+            };
+            let pinned: Vec<_> = (0..PUTS)
+                .filter_map(|n| {
+                    let put = index.put(&key(n), &value(n), PutMode::Upsert);
+                    assert_eq!(put, Ok(PutOutcome::Inserted), "{case}: {n}");
+                    assert!(found(n), "{case}: {n}");
+                    n.is_multiple_of(500).then(|| (n, index.pin(&key(n)).unwrap().expect("it is there")))
+                })
+                .collect();
+            assert!(pinned.iter().all(|&(n, _)| found(n)), "{case}: pinned");
+            let (counts, keys) = (index.evictions(), index.len());
+            println!("{case}: {keys} keys, {counts:?}, {:?}", index.heap());
+            assert_eq!((0..PUTS).filter(|&n| found(n)).count() as u64, keys, "{case}");
+            assert_eq!((counts.evicted(), counts.records), (PUTS as u64 - keys, keys), "{case}");
+            let long = (0..PUTS).filter(|&n| key(n).len() > 24 && found(n)).count();
+            assert!(
+                counts.for_heap > 1_000 && counts.evicted() > 5_000 && long > 500,
+                "{case}: {long}, {counts:?}"
+            );
+        }
+    }
+}
+
+/// An encrypted value is bound to the whole key: under another one, in whichever byte that differs, it is none.
+#[cfg(feature = "encryption")]
+#[test]
+fn encrypted_values_are_the_keys_own() {
+    use oneread::{Encryption, GetError};
+    let secret = || Encryption::new(&[7; 32], "tests");
+    for table in sizes() {
+        let place = Place::new();
+        let _server = serve(&place, table);
+        let mut plain = client(&place, RequestPath::Auto);
+        let options = patient().encryption(secret());
+        let mut ours = Client::connect_with(&place.address, options).unwrap();
+        for len in [24, 25, 100, 255] {
+            let (whole, text) = (vec![b'k'; len], vec![5; 100]);
+            ours.put(&whole, &text).unwrap();
+            assert_eq!(ours.get(&whole).unwrap(), Some(text.clone()));
+            let stored = plain.get(&whole).unwrap().unwrap();
+            assert_eq!(secret().decrypt(&whole, &stored), Ok(text.clone()));
+            for at in 0..len {
+                let mut other = whole.clone();
+                other[at] ^= 1;
+                plain.put(&other, &stored).unwrap();
+                let got = ours.get(&other);
+                assert!(matches!(got, Err(GetError::Decrypt(_))), "{len}, {at}: {got:?}");
+            }
+            assert_eq!(ours.get(&whole).unwrap(), Some(text.clone()));
+            assert_eq!(ours.compare_and_swap(&whole, &text, b"next").unwrap(), SwapOutcome::Swapped);
+            assert_eq!(ours.get(&whole).unwrap().as_deref(), Some(&b"next"[..]));
+        }
     }
 }
 

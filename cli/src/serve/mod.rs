@@ -62,10 +62,10 @@ on. `oneread stat` shows how far the table has grown; `oneread shrink` gives
 memory back. With --capacity or --slots, the table has that size, all of it is
 taken at once, and a full table is an error.
 
-Keys have up to 86 bytes and values up to 1 MiB, unless --key-max and
+Keys have up to 255 bytes and values up to 1 MiB, unless --key-max and
 --value-max say otherwise. Slots have 128 bytes then: a key and a value of 110
-bytes together fit one. A longer value is in memory of its own, the heap, and a
-GET of it takes two READs. With --inline-max, values up to that length stand in
+bytes together fit one. A longer value, or a key of more than 86 bytes, is in
+memory of its own, the heap, and a GET of it takes two READs. With --inline-max, values up to that length stand in
 their slots, which are as long as that needs. With a --value-max that a slot can
 hold, up to about 3.8 KiB, all values do.
 
@@ -107,8 +107,8 @@ pub struct Serve {
     /// Longest key in bytes, up to 255 [default: 255]
     #[arg(long, value_name = "BYTES")]
     key_max: Option<usize>,
-    /// Longest key that stands in its slot; a GET of a longer one takes a READ more [default: --key-max, or
-    /// what slots of 128 bytes hold: 86, with --life 74]
+    /// Longest key that stands in its slot; a GET of a longer one takes a READ more [default: --key-max, up
+    /// to what slots of 128 bytes hold: 86, with --life 74]
     #[arg(long, value_name = "BYTES")]
     key_inline: Option<usize>,
     /// Longest value, as in 78, 1MiB; up to 64MiB [default: 1MiB]
@@ -118,7 +118,7 @@ pub struct Serve {
     /// --max-memory allows; in a table of one size, as much as its slots, and room for a few of the longest]
     #[arg(long, value_name = "SIZE", value_parser = some_bytes)]
     heap: Option<ByteSize>,
-    /// Longest value that stands in its slot, with the longest key, in bytes [default: --value-max if a slot
+    /// Longest value that stands in its slot, with the longest key there, in bytes [default: --value-max if a slot
     /// can hold it, else what slots of 128 bytes hold]
     #[arg(long, value_name = "SIZE", value_parser = length)]
     inline_max: Option<usize>,
