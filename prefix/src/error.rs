@@ -87,26 +87,17 @@ pub enum PrefixError {
         /// Its name.
         name: String,
     },
-    /// No holder has this number.
-    #[error("no holder has the number {number}; was it dropped? `PlacementIndex::holders` lists them")]
-    NoHolder {
-        /// The number given.
-        number: u16,
-    },
     /// Others changed the same group each time.
     #[error("others changed the same group {rounds} times in between; try again")]
     Busy {
         /// Attempts made.
         rounds: u32,
     },
-    /// Bytes of events that are not of a published format. Nothing was done.
-    #[error("event {number}: {why}; is the publisher's version another one?")]
-    Event {
-        /// The event's number in what was given, from 0.
-        number: usize,
-        /// What is wrong with it.
-        why: &'static str,
-    },
+    /// Events name blocks without their place in a prompt.
+    #[error(
+        "events tell no place in a prompt, and this table has groups; make one with `PlacementIndex::config`"
+    )]
+    Grouped,
     /// A lookup failed.
     #[error(transparent)]
     Get(#[from] GetError),

@@ -9,6 +9,7 @@
 //! | index | answers | an entry |
 //! |---|---|---|
 //! | [`LocationIndex`] | where each block is: tier, address and length at an endpoint | one line of 64 bytes |
+//! | [`PlacementIndex`] | who has each block, and how long a prefix each has | one line of 64 bytes; or eight blocks in six lines |
 //!
 //! ```
 //! use oneread::{Address, Client, PutOptions, Server, ServerConfig, TableSize};
@@ -39,10 +40,17 @@
 
 mod digests;
 mod error;
+mod events;
+mod groups;
+mod holders;
 mod location;
 mod names;
+mod placement;
 
 pub use digests::{Digests, KEY_BYTES, Key, WIDTHS};
 pub use error::{DigestError, PrefixError};
+pub use events::{EventOutcome, EventStream, KvEvent};
+pub use holders::{HOLDERS_MAX, Holder};
 pub use location::{Found, LOCATION_BYTES, Location, LocationIndex, Search};
 pub use names::NAME_MAX;
+pub use placement::{Cleaned, PlacementIndex};

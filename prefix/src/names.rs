@@ -53,6 +53,14 @@ pub(crate) fn put_name(client: &mut Client, name: &str, id: &NameId) -> Result<(
     Ok(())
 }
 
+/// Keeps a name from making room for other entries. 1 round trip for 20 bytes.
+pub(crate) fn pin_name(client: &mut Client, id: &NameId) -> Result<(), PrefixError> {
+    for part in 0..usize::from(id[0]).div_ceil(PART_BYTES) {
+        client.pin(&part_key(id, part))?;
+    }
+    Ok(())
+}
+
 /// The name of an id. `None` if a part of it is not there, or is none of it. 1 READ for 20 bytes.
 pub(crate) fn name_of(client: &mut Client, id: &NameId) -> Result<Option<String>, PrefixError> {
     let parts = usize::from(id[0]).div_ceil(PART_BYTES);

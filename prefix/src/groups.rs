@@ -1,0 +1,175 @@
+//! Eight neighbours in one entry.
+//!
+//! A *group* is the blocks 8n to 8n + 7 of a prompt. Its entry has the digest of its first block as key, and the
+//! sets of up to eight blocks with a tag for each:
+//!
+//! ```text
+//! 0       1 if some blocks did not find room (the group is *branched*), else 0
+//! 1..8    zero
+//! then for each block   tag (u64), set
+//! ```
+//!
+//! Prompts that part inside a group share its entry: nine blocks may want to stand there. The ninth one, at place `i` of its
+//! group, begins an entry of its own, whose key is its digest, and the first one is marked as branched. So who does not find
+//! a block in a branched entry looks at the entry of that block, and goes on there: at most eight entries a group, and
+//! one where prompts do not part. Nothing is moved when prompts part later.
+//!
+//! A tag is 64 bits of the digest. Within an entry two blocks have the same one with 2^-58.
+
+use crate::digests::Key;
+use crate::holders::HolderSet;
+
+/// Blocks of a group.
+pub(crate) const GROUP: usize = 8;
+const HEADER: usize = 8;
+const TAG: usize = 8;
+
+/// The longest value of a group whose sets have `width` bytes.
+pub(crate) const fn value_max(width: usize) -> usize {
+    HEADER + GROUP * (TAG + width)
+}
+
+#[inline]
+pub(crate) fn tag_of(key: &Key) -> u64 {
+    let [a, b] = bytemuck::cast::<Key, [u64; 2]>(*key).map(u64::from_le);
+    a ^ b.rotate_left(32)
+}
+
+/// The bytes of a group's entry, as they were READ.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Group<'a> {
+    is_branched: bool,
+    cells: &'a [u8],
+    cell: usize,
+}
+
+impl<'a> Group<'a> {
+    /// `None` for bytes that are no group with sets of this width.
+    #[inline]
+    pub fn of(value: &'a [u8], width: usize) -> Option<Group<'a>> {
+        let (header, cells) = value.split_first_chunk::<HEADER>()?;
+        let cell = TAG + width;
+        let is_whole = cells.len().is_multiple_of(cell) && cells.len() <= GROUP * cell;
+        (is_whole && header[0] <= 1).then_some(Group { is_branched: header[0] == 1, cells, cell })
+    }
+
+    /// Whether a block that is not here may have an entry of its own.
+    #[inline]
+    pub fn is_branched(&self) -> bool {
+        self.is_branched
+    }
+
+    /// The set of a block. The blocks of a prompt mostly stand in order: `hint` is where it is looked for first.
+    #[inline]
+    pub fn set(&self, tag: u64, hint: usize) -> Option<HolderSet> {
+        let is_it = |cell: &&[u8]| cell.first_chunk() == Some(&tag.to_le_bytes());
+        let hinted = self.cells.get(hint * self.cell..(hint + 1) * self.cell).filter(is_it);
+        let cell = hinted.or_else(|| self.cells.chunks_exact(self.cell).find(is_it))?;
+        Some(HolderSet::from_bytes(&cell[TAG..]))
+    }
+
+    /// To change it.
+    pub fn to_owned(self) -> OwnedGroup {
+        let cell = |cell: &[u8]| {
+            let (tag, set) = cell.split_at(TAG);
+            (u64::from_le_bytes(tag.try_into().unwrap_or_default()), HolderSet::from_bytes(set))
+        };
+        let cells = self.cells.chunks_exact(self.cell).map(cell).collect();
+        OwnedGroup { is_branched: self.is_branched, cells }
+    }
+}
+
+/// A group's entry that is being changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct OwnedGroup {
+    pub is_branched: bool,
+    cells: Vec<(u64, HolderSet)>,
+}
+
+impl OwnedGroup {
+    pub fn has(&self, tag: u64) -> bool {
+        self.cells.iter().any(|(of, _)| *of == tag)
+    }
+
+    /// Adds a holder to a block. Returns whether the block is there, or found room. There always is room for the entry's
+    /// first block, which has the tag `head`.
+    pub fn add(&mut self, tag: u64, holder: HolderSet, head: u64) -> bool {
+        if let Some((_, set)) = self.cells.iter_mut().find(|(of, _)| *of == tag) {
+            *set = set.or(holder);
+            return true;
+        }
+        let is_head_there = tag == head || self.has(head);
+        let has_room = self.cells.len() < GROUP - usize::from(!is_head_there);
+        if has_room {
+            self.cells.push((tag, holder));
+        }
+        has_room
+    }
+
+    /// Takes holders out of the block with this tag, of all blocks if there is none given. Blocks without a holder go.
+    pub fn take(&mut self, tag: Option<u64>, holders: HolderSet) {
+        for (of, set) in &mut self.cells {
+            if tag.is_none_or(|tag| tag == *of) {
+                *set = set.and_not(holders);
+            }
+        }
+        self.cells.retain(|(_, set)| !set.is_empty());
+    }
+
+    /// Its bytes. `None`: it is not needed.
+    pub fn to_bytes(&self, width: usize) -> Option<Vec<u8>> {
+        if self.cells.is_empty() && !self.is_branched {
+            return None;
+        }
+        let mut bytes = vec![0; HEADER];
+        bytes[0] = u8::from(self.is_branched);
+        for (tag, set) in &self.cells {
+            bytes.extend_from_slice(&tag.to_le_bytes());
+            bytes.extend_from_slice(&set.to_bytes(width));
+        }
+        Some(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A group survives its bytes; no other bytes are one, and none makes a look panic.
+    #[test]
+    fn groups_have_bytes() {
+        for width in [1, 20, 32] {
+            let mut group = OwnedGroup { is_branched: true, ..OwnedGroup::default() };
+            for n in 0..GROUP as u64 {
+                assert!(group.add(n << 40, HolderSet::of(n as u16), 0));
+            }
+            assert!(!group.add(99, HolderSet::of(1), 0), "there is no ninth");
+            assert!(group.add(0, HolderSet::of(7), 0));
+            let bytes = group.to_bytes(width).unwrap();
+            assert_eq!(bytes.len(), value_max(width));
+            let seen = Group::of(&bytes, width).unwrap();
+            assert_eq!(seen.to_owned(), group);
+            assert!(seen.is_branched());
+            for hint in 0..10 {
+                assert_eq!(seen.set(3 << 40, hint), Some(HolderSet::of(3)));
+                assert_eq!(seen.set(0, hint), Some(HolderSet::of(0).or(HolderSet::of(7))));
+                assert_eq!(seen.set(99, hint), None);
+            }
+            for length in 0..bytes.len() {
+                let is_one = length >= HEADER && (length - HEADER).is_multiple_of(TAG + width);
+                assert_eq!(Group::of(&bytes[..length], width).is_some(), is_one);
+            }
+            group.take(Some(0), HolderSet::of(7));
+            group.take(Some(1 << 40), HolderSet::of(1));
+            assert!(group.has(0) && !group.has(1 << 40));
+            group.take(Some(0), HolderSet::of(0));
+            assert!(group.add(1 << 40, HolderSet::of(1), 0), "there is room for one");
+            assert!(!group.add(99, HolderSet::of(1), 0), "the last place is the first block's");
+            assert!(group.add(0, HolderSet::of(0), 0));
+            group.take(None, HolderSet::from_bytes(&[0xff; 32]));
+            assert_eq!(group.to_bytes(width), Some(vec![1, 0, 0, 0, 0, 0, 0, 0]));
+            group.is_branched = false;
+            assert_eq!(group.to_bytes(width), None);
+        }
+    }
+}

@@ -1,0 +1,632 @@
+//! Who has each block, and how long a prefix each holder has.
+
+use crate::digests::{Digests, KEY_BYTES, Key};
+use crate::error::PrefixError;
+use crate::groups::{GROUP, Group, OwnedGroup, tag_of, value_max};
+use crate::holders::{self, HOLDERS_MAX, Holder, HolderSet, Record};
+use oneread::stats::ClientStats;
+use oneread::{Client, Config, PartChange, PartEffect, ScanCursor, ScannedKey, SwapOutcome, TableSize, Tell};
+use std::collections::BTreeMap;
+use std::ops::{ControlFlow, Range};
+
+/// Others may come between so often where a group is changed.
+const ROUNDS: u32 = 1_000;
+
+/// How blocks stand in a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// Each in an entry of its own.
+    Single,
+    /// Eight neighbours of a prompt in one.
+    Grouped,
+}
+
+/// What a step of [`PlacementIndex::clean`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Cleaned {
+    /// Entries that were looked at.
+    pub entries: usize,
+    /// Numbers of holders that are free again.
+    pub freed: usize,
+    /// No holder that was dropped is left to be cleaned.
+    pub is_done: bool,
+}
+
+/// A pass over the table that takes holders out of all sets.
+#[derive(Clone, Debug)]
+struct Pass {
+    cursor: Option<ScanCursor>,
+    targets: Vec<(u16, Record)>,
+}
+
+/// Who has each block: digest -> a set of up to 256 holders.
+///
+/// [`PlacementIndex::match_prefix`] answers what a router asks: how long a prefix has each worker? It is one pass
+/// over the prompt, by READs of the caller, and ends when no holder is left.
+///
+/// A table has one of two forms, chosen when it is made:
+///
+/// | made by | an entry | READs a block | for |
+/// |---|---|---|---|
+/// | [`PlacementIndex::config`] | a block, in one line of 64 bytes | 1 | digests in any order: events without position, single keys |
+/// | [`PlacementIndex::grouped_config`] | eight neighbours of a prompt, in six lines (256 holders) | 1/8, and more where prompts part | digests from a prompt's first block on |
+///
+/// Blocks stay when their holders restart: the index is the server's, not the router's. Changes are requests to the server,
+/// which makes each in one step; of single blocks many at a time, of groups by compare-and-swap.
+///
+/// `Send`, one handle a thread, as [`Client`]; [`Clone`] makes another one.
+#[derive(Clone, Debug)]
+pub struct PlacementIndex {
+    client: Client,
+    form: Form,
+    /// Bytes of a set.
+    width: usize,
+    pass: Option<Pass>,
+    /// Memory for values of groups.
+    value: Vec<u8>,
+}
+
+/// Bytes of sets of so many holders.
+fn width_of(holders: u16) -> usize {
+    usize::from(holders).clamp(1, HOLDERS_MAX).div_ceil(8)
+}
+
+impl PlacementIndex {
+    /// What a table is made from that has an entry for each block: one line of 64 bytes for up to 256 holders. With
+    /// [`Config::life`] replaced by `true` one line is enough for 160.
+    pub fn config(size: TableSize, holders: u16) -> Config {
+        Config::new().size(size).key_max(KEY_BYTES).value_max(width_of(holders).max(20))
+    }
+
+    /// What a table is made from that has an entry for eight neighbours of a prompt: six lines for 256 holders, five for
+    /// 160, four for 96. [`TableSize::Keys`] then counts groups.
+    pub fn grouped_config(size: TableSize, holders: u16) -> Config {
+        Config::new().size(size).key_max(KEY_BYTES).value_max(value_max(width_of(holders)))
+    }
+
+    /// Over the table of this client. The client is nobody's: it has no owner.
+    ///
+    /// # Errors
+    /// [`PrefixError::Table`] if the table was not made for this.
+    pub fn new(client: Client) -> Result<PlacementIndex, PrefixError> {
+        let (key_max, longest) = (client.geometry().key_max(), client.value_max());
+        let (form, width) = if longest <= HOLDERS_MAX / 8 {
+            (Form::Single, longest)
+        } else {
+            let width = (1..=HOLDERS_MAX / 8).find(|&width| value_max(width) == longest);
+            (Form::Grouped, width.unwrap_or_default())
+        };
+        if key_max < KEY_BYTES || width == 0 || form == Form::Single && width < 20 {
+            let address = client.address().clone();
+            let why = "has other lengths of keys and values";
+            return Err(PrefixError::Table { address, why, index: "PlacementIndex" });
+        }
+        Ok(PlacementIndex { client, form, width, pass: None, value: Vec::new() })
+    }
+
+    /// Whether eight neighbours stand in one entry.
+    pub fn is_grouped(&self) -> bool {
+        self.form == Form::Grouped
+    }
+
+    /// Most holders at a time: as long is the list that [`PlacementIndex::match_prefix`] fills.
+    pub fn holders_max(&self) -> usize {
+        self.width * 8
+    }
+
+    // ---- holders --------------------------------------------------------------------------------
+
+    /// The holder of this name, 1 to 200 bytes; a new one if no live one has it. A worker that has lost its blocks is
+    /// dropped first. 1 READ for each number there can be, and some round trips.
+    ///
+    /// # Errors
+    /// [`PrefixError::Name`]; [`PrefixError::Holders`] if no number is free.
+    pub fn holder(&mut self, name: &str) -> Result<Holder, PrefixError> {
+        holders::register(&mut self.client, name, self.width)
+    }
+
+    /// All live holders. 1 READ for each number there can be, and those of the names.
+    ///
+    /// # Errors
+    /// [`PrefixError::Get`].
+    pub fn holders(&mut self) -> Result<Vec<Holder>, PrefixError> {
+        let max = self.holders_max();
+        holders::all(&mut self.client, max)
+    }
+
+    /// Hides a holder: as soon as this returns, it has no block for any reader. Returns whether it was there. Its bits are
+    /// taken out of the sets by [`PlacementIndex::clean`]. 1 READ and 2 round trips, however many blocks it has. It may be
+    /// repeated.
+    ///
+    /// # Errors
+    /// [`PrefixError::Get`], [`PrefixError::Change`].
+    pub fn drop_holder(&mut self, holder: &Holder) -> Result<bool, PrefixError> {
+        holders::hide(&mut self.client, holder, self.width)
+    }
+
+    /// Takes holders that were dropped out of the sets, in a step: about `entries` entries are looked at, and those that
+    /// have such a holder are changed. Goes on where the last step ended; when all entries were seen, the numbers are
+    /// free. Call it now and then, from one handle: by several it is no quicker.
+    ///
+    /// A client that was stopped in the middle of an add for so long that its holder was dropped, cleaned, and the number
+    /// given again, takes its blocks back when it goes on, with an error. In between, they may be taken for the next
+    /// holder's.
+    ///
+    /// # Errors
+    /// [`PrefixError::Scan`], [`PrefixError::Get`], [`PrefixError::Change`]. The next step begins a pass again.
+    pub fn clean(&mut self, entries: usize) -> Result<Cleaned, PrefixError> {
+        let begun = self.pass.take();
+        let is_first = begun.is_none();
+        let mut pass = match begun {
+            Some(pass) => pass,
+            None => {
+                let max = self.holders_max();
+                let targets = holders::leaving(&mut self.client, max)?;
+                for (number, _) in &targets {
+                    holders::clear_live(&mut self.client, *number, self.width)?;
+                }
+                Pass { cursor: None, targets }
+            }
+        };
+        // Another client may have cleaned one meanwhile, and the number be somebody else's.
+        holders::still(&mut self.client, &mut pass.targets)?;
+        if pass.targets.is_empty() {
+            return Ok(Cleaned { is_done: is_first, ..Cleaned::default() });
+        }
+        let gone = pass.targets.iter().fold(HolderSet::default(), |all, (of, _)| all.or(HolderSet::of(*of)));
+        let mut cleaned = Cleaned::default();
+        while cleaned.entries < entries.max(1) {
+            let Some(batch) = self.next_entries(&mut pass.cursor)? else {
+                for (number, record) in &pass.targets {
+                    cleaned.freed += usize::from(holders::free(&mut self.client, *number, record)?);
+                }
+                return Ok(cleaned);
+            };
+            cleaned.entries += batch.len();
+            let block = |entry: ScannedKey| Some((Key::try_from(entry.key).ok()?, entry.value?));
+            let mut blocks: Vec<(Key, Vec<u8>)> = batch.into_iter().filter_map(block).collect();
+            blocks.retain(|(_, value)| self.has(value, gone));
+            match self.form {
+                Form::Single => {
+                    let keys: Vec<Key> = blocks.into_iter().map(|(key, _)| key).collect();
+                    self.take_from(&keys, gone)?;
+                }
+                Form::Grouped => self.clean_groups(blocks, gone)?,
+            }
+        }
+        self.pass = Some(pass);
+        Ok(cleaned)
+    }
+
+    /// The next entries of a walk over the table. `None` at its end.
+    fn next_entries(
+        &mut self,
+        cursor: &mut Option<ScanCursor>,
+    ) -> Result<Option<Vec<ScannedKey>>, PrefixError> {
+        let mut scan = self.client.scan().values(true);
+        if let Some(cursor) = cursor.take() {
+            scan = scan.from(cursor);
+        }
+        let batch = scan.next_batch()?;
+        *cursor = Some(scan.cursor());
+        Ok(batch)
+    }
+
+    /// Whether an entry has one of these holders.
+    fn has(&self, value: &[u8], holders: HolderSet) -> bool {
+        match self.form {
+            Form::Single => !HolderSet::from_bytes(value).and(holders).is_empty(),
+            Form::Grouped => Group::of(value, self.width).is_some_and(|group| {
+                let group = group.to_owned();
+                let mut without = group.clone();
+                without.take(None, holders);
+                group != without
+            }),
+        }
+    }
+
+    // ---- changes --------------------------------------------------------------------------------
+
+    /// A holder has blocks: all of these digests from `from` on. In a grouped table `digests` begin with a prompt's
+    /// first block; in the other they may be any, and those before `from` play no part. Repeated, it changes nothing.
+    /// Returns how many blocks it did not have before; in a grouped table, how many entries were changed.
+    ///
+    /// Costs 2 READs and what [`Client::put_many`] costs; in a grouped table 1 READ and 1 compare-and-swap for each group.
+    ///
+    /// # Errors
+    /// [`PrefixError::HolderGone`] if the holder was dropped, before or meanwhile; what was added is then taken back.
+    /// [`PrefixError::Change`], [`PrefixError::Refused`] (a full table): some may have been added.
+    pub fn add(&mut self, holder: &Holder, digests: &Digests<'_>, from: usize) -> Result<usize, PrefixError> {
+        holders::check(&mut self.client, holder)?;
+        let bit = HolderSet::of(holder.number());
+        let keys = digests.keys();
+        let added = match self.form {
+            Form::Single => self.add_to(&keys[from.min(keys.len())..], bit)?,
+            Form::Grouped => self.change_groups(keys, from, bit, Change::Add)?,
+        };
+        if let Err(gone) = holders::check(&mut self.client, holder) {
+            self.take(keys, from, bit)?;
+            return Err(gone);
+        }
+        Ok(added)
+    }
+
+    /// A holder no longer has blocks: these digests from `from` on, as in [`PlacementIndex::add`]. Blocks without a holder are
+    /// removed. Returns how many it had; in a grouped table, how many entries were changed. Costs what
+    /// [`PlacementIndex::add`] costs, and as much again for blocks that are removed.
+    ///
+    /// # Errors
+    /// As [`PlacementIndex::add`].
+    pub fn drop(
+        &mut self,
+        holder: &Holder,
+        digests: &Digests<'_>,
+        from: usize,
+    ) -> Result<usize, PrefixError> {
+        holders::check(&mut self.client, holder)?;
+        self.take(digests.keys(), from, HolderSet::of(holder.number()))
+    }
+
+    fn take(&mut self, keys: &[Key], from: usize, holders: HolderSet) -> Result<usize, PrefixError> {
+        match self.form {
+            Form::Single => self.take_from(&keys[from.min(keys.len())..], holders),
+            Form::Grouped => self.change_groups(keys, from, holders, Change::Take),
+        }
+    }
+
+    fn add_to(&mut self, keys: &[Key], holder: HolderSet) -> Result<usize, PrefixError> {
+        let bits = holder.to_bytes(self.width);
+        let pairs: Vec<(&Key, &[u8])> = keys.iter().map(|key| (key, &bits[..])).collect();
+        let mut added = 0;
+        for effect in self.client.or_many(&pairs)? {
+            added += usize::from(matches!(effect?, PartEffect::Inserted | PartEffect::Updated));
+        }
+        Ok(added)
+    }
+
+    fn take_from(&mut self, keys: &[Key], holders: HolderSet) -> Result<usize, PrefixError> {
+        let bits = &holders.to_bytes(self.width)[..];
+        let parts: Vec<_> = keys.iter().map(|key| (key, PartChange::AndNot { bits })).collect();
+        let (mut taken, mut empty) = (0, Vec::new());
+        for (key, outcome) in keys.iter().zip(self.client.change_parts(&parts, Tell::After)?) {
+            let outcome = outcome?;
+            taken += usize::from(outcome.effect == PartEffect::Updated);
+            let is_empty = outcome.value.as_deref().is_some_and(|set| HolderSet::from_bytes(set).is_empty());
+            if is_empty {
+                // Unless somebody has added a holder again.
+                empty.push((key, outcome.value, None));
+            }
+        }
+        for removed in self.client.compare_exchange_many(&empty)? {
+            removed?;
+        }
+        Ok(taken)
+    }
+
+    // ---- groups ---------------------------------------------------------------------------------
+
+    /// Changes the sets of a prompt's blocks from `from` on. Returns how many entries were changed.
+    fn change_groups(
+        &mut self,
+        keys: &[Key],
+        from: usize,
+        holders: HolderSet,
+        change: Change,
+    ) -> Result<usize, PrefixError> {
+        let mut left: Vec<usize> = (from / GROUP..keys.len().div_ceil(GROUP)).collect();
+        let mut changed = 0;
+        for _ in 0..ROUNDS {
+            if left.is_empty() {
+                return Ok(changed);
+            }
+            let (mut entries, mut again) = (Entries::new(), Vec::new());
+            let heads: Vec<Key> = left.iter().map(|&group| keys[group * GROUP]).collect();
+            let values = self.client.get_many(&heads)?;
+            for ((&group, head), value) in left.iter().zip(&heads).zip(values) {
+                let entry = self.entry(group, value.ok().flatten());
+                entries.entry(*head).or_insert(entry);
+                let blocks = group * GROUP..keys.len().min((group + 1) * GROUP);
+                match change {
+                    Change::Take => self.take_in_group(keys, blocks, from, holders, &mut entries)?,
+                    Change::Add => {
+                        if !self.add_in_group(keys, blocks, from, holders, &mut entries)? {
+                            again.push(group);
+                        }
+                    }
+                }
+            }
+            let (mut groups, mut swaps) = (Vec::new(), Vec::new());
+            for (key, entry) in entries {
+                let after = entry.after.to_bytes(self.width);
+                if entry.before != after {
+                    groups.push(entry.group);
+                    swaps.push((key, entry.before, after));
+                }
+            }
+            for (group, outcome) in groups.into_iter().zip(self.client.compare_exchange_many(&swaps)?) {
+                match outcome? {
+                    SwapOutcome::Swapped => changed += 1,
+                    // Somebody else's change came between.
+                    _ => again.push(group),
+                }
+            }
+            again.sort_unstable();
+            again.dedup();
+            left = again;
+        }
+        Err(PrefixError::Busy { rounds: ROUNDS })
+    }
+
+    /// Adds holders to the blocks of one group, beginning with the entry of its first block. Returns whether all is
+    /// done: an entry is seen to be branched by all before the entry of a block that did not find room is written.
+    fn add_in_group(
+        &mut self,
+        keys: &[Key],
+        blocks: Range<usize>,
+        from: usize,
+        holders: HolderSet,
+        entries: &mut Entries,
+    ) -> Result<bool, PrefixError> {
+        let group = blocks.start / GROUP;
+        let mut at = keys[blocks.start];
+        for block in blocks {
+            let (key, tag) = (keys[block], tag_of(&keys[block]));
+            let is_elsewhere = |entry: &Entry| entry.after.is_branched && !entry.after.has(tag);
+            if key != at && entries.get(&at).is_some_and(is_elsewhere) {
+                self.bring(group, &key, entries)?;
+                if entries.get(&key).is_some_and(|entry| entry.after.has(tag)) {
+                    at = key;
+                }
+            }
+            if block < from {
+                continue;
+            }
+            let head = tag_of(&at);
+            let Some(entry) = entries.get_mut(&at) else { continue };
+            if entry.after.add(tag, holders, head) {
+                continue;
+            }
+            if !entry.after.is_branched {
+                entry.after.is_branched = true;
+                return Ok(false);
+            }
+            // The entry that this block begins was READ above.
+            at = key;
+            if let Some(entry) = entries.get_mut(&at) {
+                entry.after.add(tag, holders, tag);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes holders out of the blocks of one group, wherever they may stand.
+    fn take_in_group(
+        &mut self,
+        keys: &[Key],
+        blocks: Range<usize>,
+        from: usize,
+        holders: HolderSet,
+        entries: &mut Entries,
+    ) -> Result<(), PrefixError> {
+        let group = blocks.start / GROUP;
+        let mut reached = vec![keys[blocks.start]];
+        for block in blocks {
+            let key = keys[block];
+            let is_branched = |at: &Key| entries.get(at).is_some_and(|entry| entry.after.is_branched);
+            if !reached.contains(&key) && reached.iter().any(is_branched) {
+                self.bring(group, &key, entries)?;
+                reached.push(key);
+            }
+            for at in reached.iter().filter(|_| block >= from) {
+                if let Some(entry) = entries.get_mut(at) {
+                    entry.after.take(Some(tag_of(&key)), holders);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// READs the entry that a block may have begun, unless it is known.
+    fn bring(&mut self, group: usize, key: &Key, entries: &mut Entries) -> Result<(), PrefixError> {
+        if !entries.contains_key(key) {
+            let value = self.client.get(key)?;
+            entries.insert(*key, self.entry(group, value));
+        }
+        Ok(())
+    }
+
+    fn entry(&self, group: usize, before: Option<Vec<u8>>) -> Entry {
+        let after = self.owned(before.as_deref());
+        Entry { group, before, after }
+    }
+
+    /// A group to be changed. What is no group is replaced.
+    fn owned(&self, value: Option<&[u8]>) -> OwnedGroup {
+        value.and_then(|value| Group::of(value, self.width)).map(Group::to_owned).unwrap_or_default()
+    }
+
+    fn clean_groups(&mut self, blocks: Vec<(Key, Vec<u8>)>, gone: HolderSet) -> Result<(), PrefixError> {
+        let mut left = blocks;
+        for _ in 0..ROUNDS {
+            if left.is_empty() {
+                return Ok(());
+            }
+            let swaps: Vec<(Key, Option<Vec<u8>>, Option<Vec<u8>>)> = left
+                .drain(..)
+                .map(|(key, before)| {
+                    let mut group = self.owned(Some(&before));
+                    group.take(None, gone);
+                    (key, Some(before), group.to_bytes(self.width))
+                })
+                .collect();
+            let outcomes = self.client.compare_exchange_many(&swaps)?;
+            for ((key, ..), outcome) in swaps.into_iter().zip(outcomes) {
+                if outcome? == SwapOutcome::Differs
+                    && let Some(value) = self.client.get(&key)?.filter(|value| self.has(value, gone))
+                {
+                    left.push((key, value));
+                }
+            }
+        }
+        Err(PrefixError::Busy { rounds: ROUNDS })
+    }
+
+    // ---- lookups --------------------------------------------------------------------------------
+
+    /// The length of the prefix that each holder has, in blocks, into `lengths`: one for each number that a holder can
+    /// have ([`PlacementIndex::holders_max`]), 0 for those without any. Returns the longest.
+    ///
+    /// 1 READ for the live holders, and 1 a block, in a grouped table 1 for eight and more where prompts part; no more than
+    /// 128 READs behind the longest prefix. A block that nobody has ends all of them.
+    ///
+    /// # Errors
+    /// [`PrefixError::Count`] where `lengths` has another length; [`PrefixError::Get`].
+    pub fn match_prefix(&mut self, digests: &Digests<'_>, lengths: &mut [u32]) -> Result<usize, PrefixError> {
+        if lengths.len() != self.holders_max() {
+            return Err(PrefixError::Count { digests: self.holders_max(), given: lengths.len() });
+        }
+        lengths.fill(0);
+        let keys = digests.keys();
+        let mut pass = Match { left: holders::live(&mut self.client)?, lengths, ended: 0 };
+        if pass.left.is_empty() || keys.is_empty() {
+            return Ok(0);
+        }
+        match self.form {
+            Form::Single => {
+                let _ = self.client.get_many_in_order(keys, |block, answer| match answer {
+                    Ok(Some(set)) => pass.block(block, HolderSet::from_bytes(set)),
+                    _ => pass.block::<()>(block, HolderSet::default()),
+                })?;
+            }
+            Form::Grouped => self.match_groups(keys, &mut pass)?,
+        }
+        pass.end(keys.len());
+        Ok(pass.ended)
+    }
+
+    fn match_groups(&mut self, keys: &[Key], pass: &mut Match<'_>) -> Result<(), PrefixError> {
+        let heads: Vec<Key> = keys.iter().step_by(GROUP).copied().collect();
+        let (width, mut first) = (self.width, 0);
+        let mut value = std::mem::take(&mut self.value);
+        while first < heads.len() {
+            // The block whose entry is to be READ before the next group is.
+            let stopped = self.client.get_many_in_order(&heads[first..], |nth, answer| {
+                let blocks = (first + nth) * GROUP..keys.len().min((first + nth + 1) * GROUP);
+                let group = answer.ok().flatten().and_then(|value| Group::of(value, width));
+                match pass.group(keys, blocks, group) {
+                    ControlFlow::Continue(()) => ControlFlow::Continue(()),
+                    ControlFlow::Break(branch) => ControlFlow::Break(branch),
+                }
+            })?;
+            let ControlFlow::Break(mut branch) = stopped else { break };
+            loop {
+                let Some(block) = branch else {
+                    self.value = value;
+                    return Ok(());
+                };
+                let group = match self.client.get_into(&keys[block], &mut value)? {
+                    true => Group::of(&value, width),
+                    false => None,
+                };
+                // Its own entry has the block, or nobody has: it is looked for no further.
+                let group = group.filter(|group| group.set(tag_of(&keys[block]), 0).is_some());
+                let end = keys.len().min((block / GROUP + 1) * GROUP);
+                match pass.group(keys, block..end, group) {
+                    ControlFlow::Continue(()) => {
+                        first = end.div_ceil(GROUP);
+                        break;
+                    }
+                    ControlFlow::Break(next) => branch = next,
+                }
+            }
+        }
+        self.value = value;
+        Ok(())
+    }
+
+    /// What its client counts: GETs, READs, bytes, round trips.
+    pub fn stats(&self) -> ClientStats {
+        self.client.stats()
+    }
+
+    /// The client, for all else.
+    pub fn client(&mut self) -> &mut Client {
+        &mut self.client
+    }
+}
+
+/// An entry as it is, and as it is to be, with the number of its group in the prompt.
+#[derive(Debug)]
+struct Entry {
+    group: usize,
+    before: Option<Vec<u8>>,
+    after: OwnedGroup,
+}
+
+type Entries = BTreeMap<Key, Entry>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    Add,
+    Take,
+}
+
+/// A pass over a prompt.
+struct Match<'a> {
+    /// Holders that have all blocks so far.
+    left: HolderSet,
+    lengths: &'a mut [u32],
+    /// The longest length of those that have ended.
+    ended: usize,
+}
+
+impl Match<'_> {
+    /// The block has these holders. Breaks off when none is left.
+    #[inline]
+    fn block<B: Default>(&mut self, block: usize, set: HolderSet) -> ControlFlow<B> {
+        let next = self.left.and(set);
+        if next != self.left {
+            let gone = self.left.and_not(set);
+            gone.for_each(|number| {
+                if let Some(length) = self.lengths.get_mut(number) {
+                    *length = block as u32;
+                }
+            });
+            self.left = next;
+            self.ended = block;
+        }
+        if next.is_empty() { ControlFlow::Break(B::default()) } else { ControlFlow::Continue(()) }
+    }
+
+    /// The blocks of a group, as far as this entry has them. Breaks off with a block that may have an entry of its own,
+    /// or with nothing, when no holder is left.
+    #[inline]
+    fn group(
+        &mut self,
+        keys: &[Key],
+        blocks: Range<usize>,
+        group: Option<Group<'_>>,
+    ) -> ControlFlow<Option<usize>> {
+        for (hint, block) in blocks.enumerate() {
+            let set = group.and_then(|group| group.set(tag_of(&keys[block]), hint));
+            if set.is_none() && hint > 0 && group.is_some_and(|group| group.is_branched()) {
+                return ControlFlow::Break(Some(block));
+            }
+            self.block(block, set.unwrap_or_default())?;
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Those that are left have all blocks.
+    fn end(&mut self, blocks: usize) {
+        if !self.left.is_empty() {
+            self.left.for_each(|number| {
+                if let Some(length) = self.lengths.get_mut(number) {
+                    *length = blocks as u32;
+                }
+            });
+            self.ended = blocks;
+        }
+    }
+}

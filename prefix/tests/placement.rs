@@ -1,0 +1,379 @@
+//! The index of holders, in both of its forms, beside a map that does the same.
+
+use oneread::{Address, Backing, Client, Config, Evict, Server, ServerConfig, StartMode, TableSize};
+use oneread_prefix::{Digests, EventStream, Holder, Key, KvEvent, PlacementIndex, PrefixError};
+use proptest::collection::vec;
+use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_oneof, proptest};
+use std::collections::{BTreeMap, BTreeSet};
+
+const HOLDERS: u16 = 160;
+const SIZE: TableSize = TableSize::Keys(4_000);
+
+/// The digest of a block: of its tokens, and all those before it.
+fn chain(tokens: &[u8]) -> Vec<Key> {
+    let mut before = 1u128;
+    let next = |&token: &u8| {
+        before = (before ^ u128::from(token) ^ before >> 61)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+        before.to_le_bytes()
+    };
+    tokens.iter().map(next).collect()
+}
+
+/// A prompt of a family whose members part at many places.
+fn prompt(branch: [u8; 3], length: usize) -> Vec<Key> {
+    let token = |n: usize| match n {
+        0..5 => 0,
+        5..11 => branch[0],
+        11..20 => branch[1] * u8::from(n >= 13),
+        _ => branch[2],
+    };
+    chain(&(0..length).map(token).collect::<Vec<_>>())
+}
+
+struct Scene {
+    dir: tempfile::TempDir,
+    server: Option<Server>,
+}
+
+impl Scene {
+    fn new(table: Config, evict: Option<Evict>) -> Scene {
+        let dir = tempfile::tempdir().unwrap();
+        let mut scene = Scene { dir, server: None };
+        scene.serve(table, evict);
+        scene
+    }
+
+    fn serve(&mut self, table: Config, evict: Option<Evict>) {
+        let backing = Backing::File(self.dir.path().join("region"));
+        let config = ServerConfig::new(self.address(), table).backing(backing);
+        self.server = Some(Server::start(config.start(StartMode::OpenOrCreate).evict(evict)).unwrap());
+    }
+
+    fn address(&self) -> Address {
+        Address::Shm(self.dir.path().join("socket"))
+    }
+
+    fn index(&self) -> PlacementIndex {
+        PlacementIndex::new(Client::connect(&self.address()).unwrap()).unwrap()
+    }
+}
+
+/// Both forms of a table.
+fn forms() -> [Config; 2] {
+    [PlacementIndex::config(SIZE, HOLDERS), PlacementIndex::grouped_config(SIZE, HOLDERS)]
+}
+
+/// Has the index clean until nothing is left.
+fn clean(index: &mut PlacementIndex, entries: usize) -> usize {
+    let mut freed = 0;
+    loop {
+        let step = index.clean(entries).unwrap();
+        freed += step.freed;
+        if step.is_done {
+            return freed;
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Add {
+        by: usize,
+        holder: usize,
+        branch: [u8; 3],
+        length: usize,
+        from: usize,
+    },
+    Drop {
+        by: usize,
+        holder: usize,
+        branch: [u8; 3],
+        length: usize,
+        from: usize,
+    },
+    /// And it registers again.
+    DropHolder {
+        by: usize,
+        holder: usize,
+    },
+    CleanSome {
+        by: usize,
+        entries: usize,
+    },
+    CleanAll,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let branch = (0..7u8, 0..6u8, 0..3u8).prop_map(|(a, b, c)| [a, b, c]);
+    let range = (0..2usize, 0..3usize, branch, 1..30usize, 0..30usize);
+    prop_oneof![
+        8 => range.clone().prop_map(|(by, holder, branch, length, from)| {
+            Op::Add { by, holder, branch, length, from: if from > 15 { 0 } else { from } }
+        }),
+        4 => range.prop_map(|(by, holder, branch, length, from)| Op::Drop { by, holder, branch, length, from }),
+        1 => (0..2usize, 0..3usize).prop_map(|(by, holder)| Op::DropHolder { by, holder }),
+        2 => (0..2usize, 1..50usize).prop_map(|(by, entries)| Op::CleanSome { by, entries }),
+        1 => Just(Op::CleanAll),
+    ]
+}
+
+/// Blocks by the holder that has them.
+type Model = BTreeMap<usize, BTreeSet<Key>>;
+
+/// Asks for all prompts of the family.
+fn compare(index: &mut PlacementIndex, holders: &[Holder], model: &Model) {
+    let mut lengths = vec![9; index.holders_max()];
+    for branch in (0..7).flat_map(|a| (0..6).flat_map(move |b| (0..3).map(move |c| [a, b, c]))) {
+        let keys = prompt(branch, 29);
+        let longest = index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap();
+        let mut expected = vec![0; lengths.len()];
+        for (n, holder) in holders.iter().enumerate() {
+            let has = |key: &&Key| model.get(&n).is_some_and(|of_it| of_it.contains(*key));
+            expected[usize::from(holder.number())] = keys.iter().take_while(has).count() as u32;
+        }
+        assert_eq!(lengths, expected, "{branch:?}");
+        assert_eq!(longest as u32, expected.into_iter().max().unwrap());
+    }
+}
+
+fn story(table: Config, ops: Vec<Op>) {
+    let scene = Scene::new(table, None);
+    let mut indexes = [scene.index(), scene.index()];
+    let mut reader = scene.index();
+    let mut holders: Vec<Holder> =
+        (0..3).map(|n| indexes[n % 2].holder(&format!("worker {n}")).unwrap()).collect();
+    let mut model = Model::new();
+    for op in ops {
+        match op {
+            Op::Add { by, holder, branch, length, from } => {
+                let keys = prompt(branch, length);
+                indexes[by].add(&holders[holder], &Digests::from(&keys[..]), from).unwrap();
+                model.entry(holder).or_default().extend(keys.iter().skip(from));
+            }
+            Op::Drop { by, holder, branch, length, from } => {
+                let keys = prompt(branch, length);
+                indexes[by].drop(&holders[holder], &Digests::from(&keys[..]), from).unwrap();
+                let of_it = model.entry(holder).or_default();
+                of_it.retain(|key| !keys[from.min(keys.len())..].contains(key));
+            }
+            Op::DropHolder { by, holder } => {
+                let gone = holders[holder].clone();
+                assert!(indexes[by].drop_holder(&gone).unwrap());
+                assert!(!indexes[1 - by].drop_holder(&gone).unwrap(), "once is enough");
+                model.remove(&holder);
+                let late = indexes[1 - by].add(&gone, &Digests::from(&prompt([0; 3], 3)[..]), 0).unwrap_err();
+                assert!(matches!(late, PrefixError::HolderGone { .. }), "{late}");
+                compare(&mut reader, &holders, &model);
+                holders[holder] = indexes[by].holder(gone.name()).unwrap();
+                assert_ne!(holders[holder].number(), gone.number(), "not before it is clean");
+            }
+            Op::CleanSome { by, entries } => drop(indexes[by].clean(entries).unwrap()),
+            Op::CleanAll => {
+                clean(&mut indexes[0], 100);
+            }
+        }
+    }
+    compare(&mut reader, &holders, &model);
+    // When all is taken out, nothing is left but names and what marks branches.
+    clean(&mut indexes[1], 1_000);
+    compare(&mut reader, &holders, &model);
+    for holder in &holders {
+        assert!(indexes[0].drop_holder(holder).unwrap());
+    }
+    assert_eq!(clean(&mut indexes[0], 7), 3);
+    let entries = reader.client().scan().map(|entry| entry.unwrap().key).filter(|key| key.len() == 16);
+    assert!(reader_is_grouped(&scene) || entries.count() == 0);
+    // The numbers are given again.
+    assert_eq!(indexes[0].holder("another").unwrap().number(), 0);
+}
+
+fn reader_is_grouped(scene: &Scene) -> bool {
+    scene.index().is_grouped()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Adds, drops and ends of holders by two clients, with prompts that part at many places, repeated and out of order:
+    /// another client is told what the model has.
+    #[test]
+    fn it_does_what_a_map_does(is_grouped in any::<bool>(), ops in vec(op(), 1..60)) {
+        story(forms()[usize::from(is_grouped)], ops);
+    }
+}
+
+/// One group with more blocks than an entry has room for, as a system prompt has that all requests begin with: every
+/// branch is found, by one READ more, and is taken out again.
+#[test]
+fn groups_branch() {
+    let scene = Scene::new(forms()[1], None);
+    let mut index = scene.index();
+    let holder = index.holder("worker").unwrap();
+    let prompts: Vec<Vec<Key>> = (0..100).map(|n| chain(&[&[0; 3][..], &[n; 13]].concat())).collect();
+    for keys in &prompts {
+        index.add(&holder, &Digests::from(&keys[..]), 0).unwrap();
+    }
+    let mut lengths = vec![0; index.holders_max()];
+    let before = index.stats().read.reads;
+    for keys in &prompts {
+        assert_eq!(index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap(), 16);
+        assert_eq!(lengths[usize::from(holder.number())], 16);
+    }
+    let reads = index.stats().read.reads - before;
+    // The mask, two groups, and the branch; a few keys stand outside their primary windows.
+    assert!((300..=450).contains(&reads), "{reads} READs for 100 prompts of 16 blocks");
+    for keys in &prompts {
+        index.drop(&holder, &Digests::from(&keys[..]), 3).unwrap();
+        assert_eq!(index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap(), 3);
+    }
+}
+
+/// A lookup READs no more than a batch behind the longest prefix, and in a grouped table one entry for eight blocks.
+#[test]
+fn lookups_cost_what_they_say() {
+    for (table, per_block) in forms().into_iter().zip([1.0, 0.125]) {
+        let scene = Scene::new(table, None);
+        let mut index = scene.index();
+        let (one, other) = (index.holder("one").unwrap(), index.holder("other").unwrap());
+        let keys = chain(&[7; 2_000]);
+        index.add(&one, &Digests::from(&keys[..1_600]), 0).unwrap();
+        index.add(&other, &Digests::from(&keys[..800]), 0).unwrap();
+        let mut lengths = vec![0; index.holders_max()];
+        let before = index.stats().read.reads;
+        assert_eq!(index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap(), 1_600);
+        let reads = (index.stats().read.reads - before) as f64;
+        assert_eq!(lengths[usize::from(one.number())], 1_600);
+        assert_eq!(lengths[usize::from(other.number())], 800);
+        assert!(reads <= 1_728.0 * per_block * 1.1 + 2.0 && reads >= 1_600.0 * per_block, "{reads} READs");
+        let before = index.stats().read.reads;
+        let absent = chain(&[8; 2_000]);
+        assert_eq!(index.match_prefix(&Digests::from(&absent[..]), &mut lengths).unwrap(), 0);
+        assert!(index.stats().read.reads - before <= 140);
+    }
+}
+
+/// The server is started again over the same region, and holders and blocks are still there; over a new table
+/// nobody is live, and lookups are empty until holders register again.
+#[test]
+fn holders_outlive_their_server() {
+    for table in forms() {
+        let mut scene = Scene::new(table, None);
+        let mut index = scene.index();
+        let holder = index.holder("worker").unwrap();
+        let keys = prompt([1, 2, 1], 29);
+        index.add(&holder, &Digests::from(&keys[..]), 0).unwrap();
+        drop(scene.server.take());
+        scene.serve(table, None);
+        let mut router = scene.index();
+        let mut lengths = vec![0; router.holders_max()];
+        assert_eq!(router.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap(), 29);
+        assert_eq!(router.holders().unwrap(), [holder.clone()]);
+        assert_eq!(router.holder("worker").unwrap(), holder);
+        drop((router, index));
+        drop(scene.server.take());
+        std::fs::remove_file(scene.dir.path().join("region")).unwrap();
+        scene.serve(table, None);
+        let mut router = scene.index();
+        assert_eq!(router.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap(), 0);
+        let gone = router.add(&holder, &Digests::from(&keys[..]), 0).unwrap_err();
+        assert!(gone.to_string().contains("register it again"), "{gone}");
+    }
+}
+
+/// A server whose entries make room for others: lengths may be shorter than what was added, and never longer; holders stay,
+/// because they are pinned.
+#[test]
+fn what_leaves_only_shortens() {
+    for table in [
+        PlacementIndex::config(TableSize::Keys(600), HOLDERS),
+        PlacementIndex::grouped_config(TableSize::Keys(600), HOLDERS),
+    ] {
+        let scene = Scene::new(table, Some(Evict::ALL[0].0));
+        let (mut index, mut router) = (scene.index(), scene.index());
+        let holders = ["a", "b"].map(|name| index.holder(name).unwrap());
+        let mut lengths = vec![0; index.holders_max()];
+        let prompts: Vec<Vec<Key>> = (0..200u8).map(|n| chain(&[n; 40])).collect();
+        let mut found = 0;
+        for (n, keys) in prompts.iter().enumerate() {
+            index.add(&holders[n % 2], &Digests::from(&keys[..n % 41]), 0).unwrap();
+            for (n, keys) in prompts[..=n].iter().enumerate().rev().take(20) {
+                router.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap();
+                let [has, other] = [n % 2, 1 - n % 2].map(|n| lengths[usize::from(holders[n].number())]);
+                assert!(has as usize <= n % 41 && other == 0, "{n}: {has} {other}");
+                found += has;
+            }
+        }
+        assert!(found > 1_000, "{found} blocks were found");
+        assert_eq!(router.holders().unwrap().len(), 2);
+    }
+}
+
+/// Events as engines publish them: a parent that comes after its child, batches that repeat, come late or are missing,
+/// an engine that clears its blocks.
+#[test]
+fn events_are_taken_in() {
+    let [single, grouped] = forms();
+    let scene = Scene::new(single, None);
+    let mut index = scene.index();
+    let holder = index.holder("engine").unwrap();
+    let mut stream = EventStream::new(&index, holder.clone()).unwrap();
+    let (keys, mut lengths) = (chain(&[3; 8]), vec![0; index.holders_max()]);
+    let stored = |blocks: std::ops::Range<usize>| KvEvent::Stored { digests: Digests::from(&keys[blocks]) };
+    let mut length =
+        |index: &mut PlacementIndex| index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap();
+    let outcome = stream.take(&mut index, 7, &[stored(4..8)]).unwrap();
+    assert_eq!((outcome.added, outcome.missed, length(&mut index)), (4, 0, 0), "its parent is unknown");
+    let outcome = stream.take(&mut index, 8, &[stored(0..4), stored(2..6)]).unwrap();
+    assert_eq!((outcome.added, length(&mut index)), (4, 8), "it came late");
+    let removed = || KvEvent::Removed { digests: Digests::from(&keys[6..]) };
+    let outcome = stream.take(&mut index, 10, &[removed(), removed()]).unwrap();
+    assert_eq!((outcome.removed, outcome.missed, length(&mut index)), (2, 1, 6));
+    for late in [7, 8, 9, 10] {
+        let outcome = stream.take(&mut index, late, &[stored(0..8)]).unwrap();
+        assert!(outcome.is_late && outcome.added == 0);
+        assert_eq!(length(&mut index), 6, "{late} is late");
+    }
+    stream.take(&mut index, 11, &[stored(6..8), KvEvent::Cleared, stored(0..1)]).unwrap();
+    assert_eq!(length(&mut index), 1);
+    assert_ne!(stream.holder().number(), holder.number());
+    // Somebody takes the engine for dead.
+    index.drop_holder(stream.holder()).unwrap();
+    let gone = stream.take(&mut index, 12, &[stored(1..2)]).unwrap_err();
+    assert!(matches!(gone, PrefixError::HolderGone { .. }), "{gone}");
+    stream.clear(&mut index).unwrap();
+    assert_eq!(stream.take(&mut index, 12, &[stored(0..2)]).unwrap().added, 2);
+    assert_eq!(length(&mut index), 2);
+    let scene = Scene::new(grouped, None);
+    let mut index = scene.index();
+    let holder = index.holder("engine").unwrap();
+    assert!(matches!(EventStream::new(&index, holder), Err(PrefixError::Grouped)));
+}
+
+/// All numbers taken, none known, wrong tables, lists of other lengths: an error that names it.
+#[test]
+fn bad_input_is_named() {
+    let table = PlacementIndex::grouped_config(TableSize::Keys(500), 8);
+    let scene = Scene::new(table, None);
+    let mut index = scene.index();
+    assert_eq!(index.holders_max(), 8);
+    let refused = index.match_prefix(&Digests::from(&prompt([0; 3], 9)[..]), &mut [0; 7]).unwrap_err();
+    assert!(matches!(refused, PrefixError::Count { digests: 8, given: 7 }), "{refused}");
+    let address = Address::Shm(scene.dir.path().join("other"));
+    let other = Config::new().size(TableSize::Keys(100));
+    let _server = Server::start(ServerConfig::new(address.clone(), other)).unwrap();
+    let refused = PlacementIndex::new(Client::connect(&address).unwrap()).unwrap_err().to_string();
+    assert!(refused.contains("`PlacementIndex::config`"), "{refused}");
+    drop(index);
+    let scene = Scene::new(PlacementIndex::config(TableSize::Keys(2_000), 160), None);
+    let mut index = scene.index();
+    let holders: Vec<Holder> = (0..160).map(|n| index.holder(&format!("{n}")).unwrap()).collect();
+    let refused = index.holder("one more").unwrap_err();
+    assert!(matches!(refused, PrefixError::Holders { max: 160 }), "{refused}");
+    assert_eq!(index.holders().unwrap(), holders);
+    assert!(index.drop_holder(&holders[77]).unwrap());
+    assert!(matches!(index.holder("one more"), Err(PrefixError::Holders { .. })), "it is not clean yet");
+    assert_eq!(clean(&mut index, 100), 1);
+    assert_eq!(index.holder("one more").unwrap().number(), 77);
+    assert!(matches!(index.drop_holder(&holders[77]), Ok(false)));
+}
