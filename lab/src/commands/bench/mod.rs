@@ -2,7 +2,7 @@
 //! process. `bench rpc` compares GETs by READ with GETs that the server does. `bench kill` kills
 //! servers. `bench grow` lets a table grow and shrink. `bench hints` counts what hints save meanwhile.
 //! `bench tiered` runs a storage contest's workload. `bench long` times GETs of long values. `bench cache` counts what a table
-//! finds whose entries make room for others.
+//! finds whose entries make room for others. `bench trace` routes a trace's requests by an index.
 //!
 //! On one machine, the comparison is fair as far as it can be: rounds of all contestants alternate,
 //! and medians are reported. The in-process maps do less: their readers share a process with their
@@ -15,9 +15,11 @@ mod hinted;
 mod kill;
 mod long;
 mod loops;
+mod requests;
 mod rpc;
 mod tiered;
 mod timing;
+mod trace;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -37,6 +39,7 @@ use timing::Timing;
   oneread bench tiered
   oneread bench long
   oneread bench cache
+  oneread bench trace FILE
 
 `get`: one thread reads present keys of 16 bytes with values of 32, at random.
   bare, one after the other
@@ -77,6 +80,7 @@ enum What {
     Tiered(tiered::Tiered),
     Long(long::Long),
     Cache(cache::CacheBench),
+    Trace(trace::TraceBench),
     GrowReader(grow::reader::GrowReader),
 }
 
@@ -93,6 +97,7 @@ impl Bench {
             What::Tiered(tiered) => tiered.run(),
             What::Long(long) => long.run(),
             What::Cache(cache) => cache.run(),
+            What::Trace(trace) => trace.run(),
             What::GrowReader(reader) => reader.run(),
         }
     }
