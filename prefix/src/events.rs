@@ -69,7 +69,7 @@ impl EventStream {
     }
 
     /// Takes a batch of events in. A batch with a number that was heard, or a lower one, is left out. After an error the
-    /// same batch may be taken in again. Costs what [`PlacementIndex::add`] and [`PlacementIndex::drop`] cost, for each event.
+    /// same batch may be taken in again. Costs what [`PlacementIndex::add`] and [`PlacementIndex::remove`] cost, for each event.
     ///
     /// # Errors
     /// As these. [`PrefixError::HolderGone`] when somebody has dropped the holder: [`EventStream::clear`] makes
@@ -88,7 +88,7 @@ impl EventStream {
         for event in events {
             match event {
                 KvEvent::Stored { digests } => outcome.added += index.add(&self.holder, digests, 0)?,
-                KvEvent::Removed { digests } => outcome.removed += index.drop(&self.holder, digests, 0)?,
+                KvEvent::Removed { digests } => outcome.removed += index.remove(&self.holder, digests, 0)?,
                 KvEvent::Cleared => self.clear(index)?,
             }
         }

@@ -258,7 +258,7 @@ impl PlacementIndex {
     ///
     /// # Errors
     /// As [`PlacementIndex::add`].
-    pub fn drop(
+    pub fn remove(
         &mut self,
         holder: &Holder,
         digests: &Digests<'_>,
@@ -503,6 +503,29 @@ impl PlacementIndex {
         }
         pass.end(keys.len());
         Ok(pass.ended)
+    }
+
+    /// Calls `each` with every block and the number of every live holder that has it, whether they have those before it or not. 1
+    /// READ for the live holders, and 1 a block.
+    ///
+    /// # Errors
+    /// [`PrefixError::Grouped`] for a table whose blocks stand in groups; [`PrefixError::Get`].
+    pub fn holders_of(
+        &mut self,
+        digests: &Digests<'_>,
+        mut each: impl FnMut(usize, u16),
+    ) -> Result<(), PrefixError> {
+        if self.is_grouped() {
+            return Err(PrefixError::Grouped);
+        }
+        let live = holders::live(&mut self.client)?;
+        let _ = self.client.get_many_in_order(digests.keys(), |block, answer| {
+            if let Ok(Some(set)) = answer {
+                HolderSet::from_bytes(set).and(live).for_each(|number| each(block, number as u16));
+            }
+            ControlFlow::<()>::Continue(())
+        })?;
+        Ok(())
     }
 
     fn match_groups(&mut self, keys: &[Key], pass: &mut Match<'_>) -> Result<(), PrefixError> {

@@ -153,7 +153,7 @@ fn story(table: Config, ops: Vec<Op>) {
             }
             Op::Drop { by, holder, branch, length, from } => {
                 let keys = prompt(branch, length);
-                indexes[by].drop(&holders[holder], &Digests::from(&keys[..]), from).unwrap();
+                indexes[by].remove(&holders[holder], &Digests::from(&keys[..]), from).unwrap();
                 let of_it = model.entry(holder).or_default();
                 of_it.retain(|key| !keys[from.min(keys.len())..].contains(key));
             }
@@ -224,7 +224,7 @@ fn groups_branch() {
     // The mask, two groups, and the branch; a few keys stand outside their primary windows.
     assert!((300..=450).contains(&reads), "{reads} READs for 100 prompts of 16 blocks");
     for keys in &prompts {
-        index.drop(&holder, &Digests::from(&keys[..]), 3).unwrap();
+        index.remove(&holder, &Digests::from(&keys[..]), 3).unwrap();
         assert_eq!(index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap(), 3);
     }
 }

@@ -145,7 +145,7 @@ impl Asked {
         match self {
             Asked::Placement { index, holders, .. } => {
                 for (keys, blocks) in left {
-                    index.drop(&holders[engine], &Digests::from(&keys[..blocks.end]), blocks.start)?;
+                    index.remove(&holders[engine], &Digests::from(&keys[..blocks.end]), blocks.start)?;
                 }
                 for (keys, blocks) in came {
                     index.add(&holders[engine], &Digests::from(&keys[..blocks.end]), blocks.start)?;
