@@ -47,6 +47,12 @@ macro_rules! by_kind {
 
 by_kind!(AskError, ConfigError, ConnectError, FeedError, ReadError, RegionError, ServeError, SnapshotError);
 
+impl<E: Classed> Classed for Box<E> {
+    fn class(&self) -> &'static str {
+        (**self).class()
+    }
+}
+
 impl Classed for GetError {
     fn class(&self) -> &'static str {
         match self {

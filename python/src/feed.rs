@@ -371,7 +371,7 @@ impl Client {
         if let Some(prefix) = prefix {
             options.prefix = bytes_of(prefix, "prefix")?.into_owned();
         }
-        let feed = self.ask(py, |client| client.changes(options))?;
+        let feed = self.ask(py, |client| client.changes(options).map_err(Box::new))?;
         Ok(Changes { process: fork::process(), follower: Mutex::new(Follower::Caller(Box::new(feed))) })
     }
 }

@@ -44,12 +44,12 @@ impl Scan {
                 Some(cursor) => scan.from(cursor.clone()),
                 None => scan,
             };
-            match scan.next_batch()? {
+            match scan.next_batch().map_err(Box::new)? {
                 Some(batch) => place.ready.extend(batch),
                 None => place.has_ended = true,
             }
             place.cursor = Some(scan.cursor());
-            Ok::<_, oneread::FeedError>(())
+            Ok::<_, Box<oneread::FeedError>>(())
         })
     }
 }

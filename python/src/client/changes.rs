@@ -10,7 +10,6 @@ use oneread::error::PutError;
 use oneread::{MutateError, PartEffect, PutMode, PutOptions, PutOutcome, SwapOutcome};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::{Bound, PyAny, PyAnyMethods, PyErr, PyResult, Python};
-use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
 
 /// After so many changes of a batch, some milliseconds, it is looked whether the program is to be interrupted.
@@ -243,7 +242,7 @@ impl Client {
             let why = MutateError::ValueLength { given: value_bytes[long].len(), max: value_max };
             return Err(error_at(py, why.class(), format!("value {long}: {why}"), long));
         }
-        let pairs: Vec<(Cow<'_, [u8]>, Cow<'_, [u8]>)> = key_bytes.into_iter().zip(value_bytes).collect();
+        let pairs: Vec<_> = key_bytes.into_iter().zip(value_bytes).collect();
         let mut outcomes = Outcomes::default();
         for (nth, part) in pairs.chunks(UNINTERRUPTED).enumerate() {
             let (handles, noted) = (self.handles(py)?, &mut outcomes);
