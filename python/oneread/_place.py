@@ -86,6 +86,8 @@ class Place:
                 time.sleep(0.002)
             yield
         finally:
+            # Closing it is not enough: a child that another thread has just made has a copy.
+            fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
     def open_lock(self, what: str) -> int:

@@ -87,18 +87,22 @@ class Memo:
         self.counts = {"hits": 0, "computed": 0, "waited": 0, "not_kept": 0}
         self._guard = threading.Lock()
         self._owner: Client | None = None
-        self._pid = 0
 
     def owner(self) -> Client:
-        """Whose entries go with this process. A child made by `fork` is another one."""
+        """Whose entries go with this process."""
         with self._guard:
-            if self._owner is None or self._pid != os.getpid():
-                self._owner, self._pid = new_owner(self.shared.client), os.getpid()
+            if self._owner is None:
+                self._owner = new_owner(self.shared.client)
             return self._owner
+
+    def is_child(self) -> None:
+        """This process was made by `fork`: it is another owner."""
+        self._guard = threading.Lock()
+        self._owner = None
 
     def close(self) -> None:
         with self._guard:
-            if self._owner is not None and self._pid == os.getpid():
+            if self._owner is not None:
                 self._owner.close()
             self._owner = None
 

@@ -361,6 +361,17 @@ class _Values(ValuesView[Any]):
         return (value for _, value in self._mapping._entries())
 
 
+def _is_child() -> None:
+    """This process was made by `fork`: threads that are not there may have had locks."""
+    for shared in list(OPEN.values()):
+        shared._lock = threading.Lock()
+        if shared._memo is not None:
+            shared._memo.is_child()
+
+
+os.register_at_fork(after_in_child=_is_child)
+
+
 def _opened(name: str, options: dict[str, Any]) -> SharedDict:
     return SharedDict(name, **options)
 

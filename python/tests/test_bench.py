@@ -21,7 +21,7 @@ TABLE = Path(__file__).parent.parent / "bench" / "table.py"
 def test_the_table_is_made(shm: Path) -> None:
     pytest.importorskip("numpy")
     told, picture = shm / "table.json", shm / "table.svg"
-    options = ["--keys", "20000", "--rounds", "2", "--seconds", "0.2", "--json", str(told)]
+    options = ["--keys", "5000", "--rounds", "2", "--seconds", "0.2", "--json", str(told)]
     try:
         import matplotlib  # noqa: F401
 

@@ -251,3 +251,13 @@ def test_threads_use_one_dict(shm: Path) -> None:
             return sum(shared[n] for n in range(first, first + 200))
 
         assert sum(pool.map(work, range(0, 1_600, 200))) == sum(range(1_600))
+
+
+def test_its_counts_are_a_dict(shm: Path) -> None:
+    with SharedDict("counts") as shared:
+        shared["a"] = 1
+        for _ in range(3):
+            shared.get("a")
+        counts = oneread.metrics()["counts"]
+        assert counts["get"]["hits"] == 3 and counts["changes"]["puts"] == 1 and counts == shared.stats()
+    assert "counts" not in oneread.metrics()

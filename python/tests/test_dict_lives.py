@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from dicts import begin, is_running, outcome, pid_of, said, say, shm, within
 
 import oneread
 from oneread import SharedDict
+from oneread._place import Place
 
 __all__ = ["shm"]
 
@@ -144,6 +146,20 @@ def test_another_users_folder_is_refused(shm: Path) -> None:
     os.chown(folder / "a.dict.open", 65534, 65534)
     with pytest.raises(oneread.Refused, match="another user's; choose another name"):
         SharedDict("a")
+
+
+def test_a_child_that_comes_while_it_is_opened_is_in_nobodys_way(shm: Path) -> None:
+    place = Place("child")
+    with place.starting(1):
+        child = os.fork()
+        if child == 0:
+            time.sleep(1000)
+    try:
+        with SharedDict("child", start_within=20) as shared:
+            shared["a"] = 1
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_nothing_is_left_open(shm: Path) -> None:

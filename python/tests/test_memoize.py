@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -60,6 +61,33 @@ def wait_for_line(process: Any, seconds: float) -> None:
 
     if not select.select([process.stdout], [], [], seconds)[0]:
         raise TimeoutError
+
+
+def test_a_child_made_by_fork_has_locks_of_its_own(shm: Path) -> None:
+    with SharedDict("fork") as shared:
+        inside, outside = os.pipe()
+
+        @shared.memoize()
+        def f(n: int) -> int:
+            if os.getpid() != parent:
+                os.write(outside, b"!")
+                time.sleep(1000)
+            return n
+
+        parent = os.getpid()
+        assert f(1) == 1
+        child = os.fork()
+        if child == 0:
+            try:
+                f(2)
+            finally:
+                os._exit(1)
+        assert os.read(inside, 1) == b"!"
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        begun = time.monotonic()
+        assert f(2) == 2
+        assert time.monotonic() - begun < 30
 
 
 def test_one_thread_computes(shm: Path) -> None:
