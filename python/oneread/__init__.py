@@ -31,7 +31,7 @@ from oneread._errors import (
 from oneread._keys import Key
 from oneread._native import Changes, Client, Index, PutTicket, Scan, Server, __version__, log_level
 from oneread._types import Change, Life
-from oneread.aio import AsyncChanges, DictChange, DictChanges
+from oneread.aio import AsyncChanges, DictChange, DictChanges, changes_async
 from oneread.shared import SharedDict, memoize, metrics
 
 __all__ = [
@@ -65,6 +65,7 @@ __all__ = [
     "Undecrypted",
     "ValueTooLong",
     "__version__",
+    "changes_async",
     "log_level",
     "memoize",
     "metrics",

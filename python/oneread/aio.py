@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, Literal, TypeVar
 
 from oneread import _keys
 from oneread._keys import Key
+from oneread._native import Changes, Client
+from oneread._types import Change
 
-if TYPE_CHECKING:
-    from oneread._native import Changes
+Told = TypeVar("Told")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class DictChanges:
     def close(self) -> None:
         self._feed.close()
 
-    def _told(self, change: Any) -> DictChange | None:
+    def told(self, change: Change) -> DictChange | None:
         """The change; ``None`` for what is no entry of the dict."""
         if change.kind in ("joined", "gap"):
             return DictChange(change.kind, cause=change.cause)
@@ -57,14 +58,18 @@ class DictChanges:
 
     def __next__(self) -> DictChange:
         while True:
-            told = self._told(next(self._feed))
+            told = self.told(next(self._feed))
             if told is not None:
                 return told
 
     def poll(self, timeout: float = 0.0) -> DictChange | None:
         """The next change; ``None`` if there is none within so many seconds, or one that is no entry of the dict."""
         change = self._feed.poll(timeout)
-        return None if change is None else self._told(change)
+        return None if change is None else self.told(change)
+
+    def asynchronous(self) -> AsyncChanges[DictChange]:
+        """The same for ``async for``."""
+        return AsyncChanges(self._feed, self.told)
 
     def __enter__(self) -> DictChanges:
         return self
@@ -73,56 +78,73 @@ class DictChanges:
         self.close()
 
 
-class AsyncChanges:
-    """The same for ``async for``. One coroutine at a time waits for it.
+class AsyncChanges(Generic[Told]):
+    """What happens in a table, for ``async for``. One coroutine at a time waits for it.
 
-    For each feed one thread of the library asks the server, without the interpreter; the loop waits for a
-    descriptor. A coroutine that is cancelled loses no change.
+    For each feed one thread of the library asks the server, without the interpreter; the loop waits for a descriptor.
+    A coroutine that is cancelled loses no change.
     """
 
-    def __init__(self, changes: DictChanges) -> None:
-        self._changes = changes
+    def __init__(self, feed: Changes, told: Callable[[Change], Told | None]) -> None:
+        """``told``: what is told of a change; ``None``: nothing."""
+        self._feed, self._tell = feed, told
         self._is_open = True
+        self._waiting: asyncio.Future[None] | None = None
 
     def resync(self) -> None:
         """From now on all keys that are there come, and then what becomes of them."""
-        self._changes.resync()
+        self._feed.resync()
 
     def close(self) -> None:
-        """Ends it: also for who waits."""
+        """Ends it, also for who waits."""
         self._is_open = False
-        self._changes.close()
+        if self._waiting is not None:
+            # The descriptor is not closed while the loop waits for it.
+            self._waiting.get_loop().remove_reader(self._feed.fileno())
+            self._wake()
+        self._feed.close()
 
-    def __aiter__(self) -> AsyncChanges:
+    def __aiter__(self) -> AsyncChanges[Told]:
         return self
 
-    async def __anext__(self) -> DictChange:
+    async def __anext__(self) -> Told:
         while self._is_open:
-            change = self._changes._feed.poll()
+            change = self._feed.poll()
             if change is None:
-                await readable(self._changes._feed.fileno())
-            elif (told := self._changes._told(change)) is not None:
+                await self._wait()
+            elif (told := self._tell(change)) is not None:
                 return told
         raise StopAsyncIteration
 
-    async def __aenter__(self) -> AsyncChanges:
+    async def _wait(self) -> None:
+        """Returns when there is something to poll, or this is closed."""
+        loop, fd = asyncio.get_running_loop(), self._feed.fileno()
+        self._waiting = loop.create_future()
+        loop.add_reader(fd, self._wake)
+        try:
+            await self._waiting
+        finally:
+            self._waiting = None
+            if self._is_open:
+                loop.remove_reader(fd)
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def __aenter__(self) -> AsyncChanges[Told]:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
 
-async def readable(fd: int) -> None:
-    """Returns when there is something to read."""
-    loop = asyncio.get_running_loop()
-    is_so = loop.create_future()
-
-    def tell() -> None:
-        if not is_so.done():
-            is_so.set_result(None)
-
-    loop.add_reader(fd, tell)
-    try:
-        await is_so
-    finally:
-        loop.remove_reader(fd)
+def changes_async(
+    client: Client,
+    *,
+    start: Literal["now", "keys"] | tuple[int, int, int] | None = None,
+    prefix: bytes | None = None,
+    values: bool = False,
+) -> AsyncChanges[Change]:
+    """As ``client.changes(...)``, for ``async for``."""
+    return AsyncChanges(client.changes(start=start, prefix=prefix, values=values), lambda change: change)

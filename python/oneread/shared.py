@@ -13,7 +13,7 @@ from oneread import _codecs, _keys, _place
 from oneread._errors import Disconnected, OnereadError
 from oneread._keys import Key
 from oneread._native import Client
-from oneread.aio import AsyncChanges, DictChanges
+from oneread.aio import AsyncChanges, DictChange, DictChanges
 from oneread.memo import Decorator, Memo, memoized
 
 log = logging.getLogger("oneread")
@@ -289,9 +289,9 @@ class SharedDict(MutableMapping[Key, Any]):
         """What happens from now on; with ``"keys"``, all that is there first."""
         return DictChanges(self._client.changes(start=start, values=True), self.loads)
 
-    def changes_async(self, *, start: Literal["now", "keys"] = "now") -> AsyncChanges:
+    def changes_async(self, *, start: Literal["now", "keys"] = "now") -> AsyncChanges[DictChange]:
         """The same for ``async for``."""
-        return AsyncChanges(self.changes(start=start))
+        return self.changes(start=start).asynchronous()
 
     # Many entries.
 

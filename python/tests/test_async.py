@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from dicts import begin, outcome, shm
 
+import oneread
 from oneread import SharedDict
 from oneread.aio import DictChange
 
@@ -76,6 +77,18 @@ def test_a_coroutine_hears_what_other_processes_do(shm: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_clients_changes_are_bytes(shm: Path) -> None:
+    async def main() -> None:
+        with SharedDict("raw", codec="raw") as shared:
+            async with oneread.changes_async(shared.client, prefix=b"a", values=True) as changes:
+                shared["b"] = b"1"
+                shared["a"] = b"2"
+                change = await asyncio.wait_for(anext(changes), 30)
+                assert (change.kind, change.key, change.value) == ("came", b"a", b"2")
+
+    asyncio.run(main())
+
+
 def test_who_is_cancelled_leaves_nothing_behind(shm: Path) -> None:
     async def main() -> None:
         with SharedDict("cancelled") as shared:
@@ -88,7 +101,11 @@ def test_who_is_cancelled_leaves_nothing_behind(shm: Path) -> None:
             shared["a"] = 1
             # What it has not given is not lost.
             assert await asyncio.wait_for(changes.__anext__(), 30) == DictChange("came", "a", 1)
+            waiting = asyncio.create_task(changes.__anext__())
+            await asyncio.sleep(0.1)
             changes.close()
+            with pytest.raises(StopAsyncIteration):
+                await asyncio.wait_for(waiting, 30)
             with pytest.raises(StopAsyncIteration):
                 await changes.__anext__()
 
