@@ -166,6 +166,7 @@ impl<'a> SlotReader<'a> {
     }
 
     /// The key of a slot that was looked at.
+    #[inline(never)]
     pub fn key_of(&self, view: &View<'_>) -> Key {
         match view.long_key() {
             Some(long) => self.whole_key(&long, view.header().klen.into()),
@@ -174,16 +175,21 @@ impl<'a> SlotReader<'a> {
     }
 
     /// All that a slot has that was looked at.
+    #[inline(always)]
     pub fn owned(&self, view: View<'_>) -> Owned {
         let Header { ghost, aux, .. } = view.header();
-        Owned {
-            key: self.key_of(&view),
+        let mut owned = Owned {
+            key: view.key(),
             value: view.value(),
             reference: view.reference(),
             life: view.life(),
             ghost,
             aux,
+        };
+        if view.header().is_long_key() {
+            owned.key = self.key_of(&view);
         }
+        owned
     }
 
     /// The header and the key of a slot. Without its lock, any bytes.
