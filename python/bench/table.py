@@ -1,6 +1,6 @@
 """Lookups from Python, beside what is used for them now: `python bench/table.py`.
 
-One run, one thread, in rounds: in each, every contender is asked for the same random keys, and another begins. A
+One run, one thread, in rounds: in each, every contender is asked for random keys of its own, and another begins. A
 figure is the median of the rounds. Then what oneread costs besides: puts, long values, a SharedDict, and eight
 processes. `--json` and `--picture` (SVG; needs matplotlib) write what was measured. The machine should be idle: the
 load is written down, too.
@@ -56,11 +56,12 @@ def lookups(contenders: list[Contender], keys: Any, rounds: int) -> dict[str, di
     times: dict[str, dict[int, list[float]]] = {c.name: {size: [] for size in SIZES} for c in contenders}
     for nth in range(rounds):
         for size in SIZES:
-            asked = rng.choice(keys, max(size, 200))
             # Another begins in each round.
             for contender in contenders[nth % len(contenders) :] + contenders[: nth % len(contenders)]:
                 if size > contender.most:
                     continue
+                # What one has asked for is in the caches of those that have it in the same memory.
+                asked = rng.choice(keys, max(size, 200))
                 if size == 1:
                     took = one_by_one(contender.get, asked.tolist())
                 else:
@@ -122,9 +123,10 @@ def memory() -> dict[str, int]:
     return {what: int(lines[what].split()[0]) for what in ("RssAnon", "RssShmem")}
 
 
-def reader(address: str, keys: Any, begin: Any, for_seconds: float, told: Any) -> None:
+def reader(address: str, key_count: int, begin: Any, for_seconds: float, told: Any) -> None:
     client = oneread.Client(address)
-    given, into = np.random.default_rng(os.getpid()).choice(keys, 10_000), np.empty((10_000, VALUE), np.uint8)
+    given = np.random.default_rng(os.getpid()).choice(keys_of(key_count), 10_000)
+    into = np.empty((10_000, VALUE), np.uint8)
     client.get_many_into(given, into)
     begin.wait()
     done, begun = 0, time.perf_counter()
@@ -134,11 +136,13 @@ def reader(address: str, keys: Any, begin: Any, for_seconds: float, told: Any) -
     told.put((done / took, memory()))
 
 
-def processes(address: str, keys: Any, count: int, for_seconds: float) -> tuple[float, list[dict[str, int]]]:
+def processes(address: str, key_count: int, count: int, for_seconds: float) -> tuple[float, list[dict[str, int]]]:
     """How many keys a second so many processes look up together, and their memory."""
-    context = multiprocessing.get_context("fork")
+    # New ones: they have nothing of this process's memory.
+    context = multiprocessing.get_context("spawn")
     begin, told = context.Barrier(count), context.Queue()
-    children = [context.Process(target=reader, args=(address, keys, begin, for_seconds, told)) for _ in range(count)]
+    given = (address, key_count, begin, for_seconds, told)
+    children = [context.Process(target=reader, args=given) for _ in range(count)]
     for child in children:
         child.start()
     all_told = [told.get(timeout=60 + for_seconds) for _ in children]
@@ -147,10 +151,10 @@ def processes(address: str, keys: Any, count: int, for_seconds: float) -> tuple[
     return sum(rate for rate, _ in all_told), [of for _, of in all_told]
 
 
-def scaling(address: str, keys: Any, for_seconds: float) -> dict[str, Any]:
+def scaling(address: str, key_count: int, for_seconds: float) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0))
-    alone, _ = processes(address, keys, 1, for_seconds)
-    together, of = processes(address, keys, 8, for_seconds)
+    alone, _ = processes(address, key_count, 1, for_seconds)
+    together, of = processes(address, key_count, 8, for_seconds)
     share = together / alone / cores
     return {"cores": cores, "alone": alone, "eight": together, "of the cores": share, "memory KiB": of}
 
@@ -175,7 +179,7 @@ def show(result: dict[str, Any]) -> None:
     own = max(of["RssAnon"] for of in eight["memory KiB"]) >> 10
     print(
         f"8 processes on {eight['cores']} cores: {eight['of the cores']:.2f} of the cores' single rate; "
-        f"each has up to {own} MiB of its own"
+        f"each has up to {own} MiB of its own, Python and NumPy included"
     )
     print("\nload " + " ".join(f"{load:.2f}" for load in result["load"]) + " at the start, " + result["machine"])
     for name, why in result["missing"].items():
@@ -228,7 +232,7 @@ def main() -> None:
                 "puts": puts(contenders, given.rounds),
                 "long values": long_values(table.client, given.rounds),
                 "SharedDict": shared_dict(given.rounds),
-                "processes": scaling(address, keys, given.seconds),
+                "processes": scaling(address, given.keys, given.seconds),
             }
         finally:
             for contender in reversed(contenders):

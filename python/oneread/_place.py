@@ -116,16 +116,19 @@ class Place:
         for path in (self.region, self.beside("json")):
             path.unlink(missing_ok=True)
 
-    def is_served(self) -> bool:
+    def is_served(self, within: float) -> bool:
+        """Whether a server is there. One that does not answer within this time is: ``Timeout``."""
         try:
-            _native.Client(self.address, timeout=1.0).close()
+            _native.Client(self.address, timeout=within).close()
         except Disconnected:
             return False
         return True
 
     def start(self, within: float) -> None:
         """Starts the dict's server, in a session of its own, and returns when it serves."""
-        command = [sys.executable, "-m", "oneread._keeper", self.name]
+        # Where Python is part of another program, that is the one to find.
+        python = os.environ.get("ONEREAD_PYTHON") or sys.executable
+        command = [python, "-m", "oneread._keeper", self.name]
         log.info("starting a server for the shared dict %r: %s", self.name, " ".join(command))
         # What this process can import, the server can, too.
         here = str(Path(__file__).resolve().parent.parent)
@@ -174,7 +177,7 @@ def lock(fd: int, how: int) -> bool:
 def await_end(place: Place, within: float) -> None:
     """Returns when the server of a dict that nobody has open has ended."""
     end = time.monotonic() + within
-    while place.about() is not None and place.is_served():
+    while place.about() is not None and place.is_served(within):
         if time.monotonic() > end:
             raise Timeout(f"the server of the shared dict {place.name!r} has not ended within {within:g} s; try again")
         time.sleep(0.002)
@@ -192,7 +195,7 @@ def open_place(
             # With this lock nobody else has it open, and no server ends just now.
             is_first = lock(fd, fcntl.LOCK_EX)
             about = place.about()
-            is_served = about is not None and place.is_served()
+            is_served = about is not None and place.is_served(within)
             if is_first and about is not None and about["lives"] != "for ever":
                 if about["lives"] == "until last" and is_served:
                     # The last one has just closed it, and its server has not heard of that yet.

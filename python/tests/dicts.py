@@ -44,7 +44,7 @@ def pid_of(shared: oneread.SharedDict) -> int:
 
 def stop(socket: str) -> None:
     try:
-        with oneread.Client(f"shm:{socket}", timeout=1) as client:
+        with oneread.Client(f"shm:{socket}", timeout=30) as client:
             os.kill(client.server_stats()["pid"], 15)
     except oneread.Disconnected:
         pass

@@ -55,14 +55,16 @@ def test_the_next_one_begins_with_nothing(shm: Path) -> None:
 
 
 def test_it_stays_for_a_while(shm: Path) -> None:
-    with SharedDict("while", lives=1.0) as shared:
+    with SharedDict("while", lives=600) as shared:
         shared["a"] = 1
         pid = pid_of(shared)
     with SharedDict("while", create=False) as shared:
         assert shared["a"] == 1 and pid_of(shared) == pid
-    within(30, lambda: not is_running(pid), "a second later it ends")
-    with pytest.raises(FileNotFoundError, match="no shared dict 'while'"):
-        SharedDict("while", create=False)
+    with SharedDict("short", lives=0.5) as shared:
+        pid = pid_of(shared)
+    within(60, lambda: not is_running(pid), "half a second later it ends")
+    with pytest.raises(FileNotFoundError, match="no shared dict 'short'"):
+        SharedDict("short", create=False)
 
 
 def test_it_stays_for_ever(shm: Path) -> None:
