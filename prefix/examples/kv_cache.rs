@@ -1,9 +1,9 @@
 //! Four engines and a router over one index, driven by a trace, while everything is killed and started again:
 //! `cargo run -p oneread-prefix --example kv_cache [TRACE.jsonl]`.
 //!
-//! Each is a process of its own. An engine keeps blocks in a pool, a file that the others read. The index of locations
-//! tells where a block is, the index of holders which engine has the longest prefix. Then the driver kills engines,
-//! the router, and the server of both indexes (SIGKILL), each in the middle of its work.
+//! Each is a process of its own. An engine keeps blocks in a pool, a file that the others read. The index of
+//! locations tells where a block is, the index of holders which engine has the longest prefix. Then the driver
+//! kills engines, the router, and the server of both indexes (SIGKILL), each in the middle of its work.
 //!
 //! The order of an engine's steps is what keeps locations right:
 //!
@@ -181,8 +181,8 @@ impl Engine {
         Location { endpoint: self.endpoint, tier: 1, address, length: BLOCK as u32 }
     }
 
-    /// Fetches what others have of a prompt, and stores all of it. Returns how many blocks were fetched and were still
-    /// in the index afterwards, and how many of these were other bytes.
+    /// Fetches what others have of a prompt, and stores all of it. Returns how many blocks were fetched and were
+    /// still in the index afterwards, and how many of these were other bytes.
     fn answer(&mut self, prompt: &[Key]) -> Outcome<(usize, usize)> {
         let digests = Digests::from(prompt);
         let mut found = vec![Found::default(); prompt.len()];
@@ -441,8 +441,8 @@ fn child() {
     }
 }
 
-/// Engines, router and server are killed and started again. Every request is answered, blocks are shared, and none that was
-/// valid is wrong.
+/// Engines, router and server are killed and started again. Every request is answered, blocks are shared, and none
+/// that was valid is wrong.
 #[test]
 fn nothing_is_wrong_when_everything_is_killed() {
     let told = run(None).unwrap();

@@ -5,8 +5,8 @@ use crate::error::PrefixError;
 use crate::holders::Holder;
 use crate::placement::PlacementIndex;
 
-/// A change of an engine's blocks, as vLLM (`BlockStored`, `BlockRemoved`, `AllBlocksCleared`), SGLang and Dynamo publish
-/// them. Whoever hears them decodes them: numbers of 64 bits are digests of 8 bytes.
+/// A change of an engine's blocks, as vLLM (`BlockStored`, `BlockRemoved`, `AllBlocksCleared`), SGLang and Dynamo
+/// publish them. Whoever hears them decodes them: numbers of 64 bits are digests of 8 bytes.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum KvEvent<'a> {
@@ -68,8 +68,9 @@ impl EventStream {
         &self.holder
     }
 
-    /// Takes a batch of events in. A batch with a number that was heard, or a lower one, is left out. After an error the
-    /// same batch may be taken in again. Costs what [`PlacementIndex::add`] and [`PlacementIndex::remove`] cost, for each event.
+    /// Takes a batch of events in. A batch with a number that was heard, or a lower one, is left out. After an
+    /// error the same batch may be taken in again. Costs what [`PlacementIndex::add`] and
+    /// [`PlacementIndex::remove`] cost, for each event.
     ///
     /// # Errors
     /// As these. [`PrefixError::HolderGone`] when somebody has dropped the holder: [`EventStream::clear`] makes

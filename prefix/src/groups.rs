@@ -9,10 +9,10 @@
 //! then for each block   tag (u64), set
 //! ```
 //!
-//! Prompts that part inside a group share its entry: nine blocks may want to stand there. The ninth one, at place `i` of its
-//! group, begins an entry of its own, whose key is its digest, and the first one is marked as branched. So who does not find
-//! a block in a branched entry looks at the entry of that block, and goes on there: at most eight entries a group, and
-//! one where prompts do not part. Nothing is moved when prompts part later.
+//! Prompts that part inside a group share its entry: nine blocks may want to stand there. The ninth one, at place
+//! `i` of its group, begins an entry of its own, whose key is its digest, and the first one is marked as branched.
+//! So who does not find a block in a branched entry looks at the entry of that block, and goes on there: at most
+//! eight entries a group, and one where prompts do not part. Nothing is moved when prompts part later.
 //!
 //! A tag is 64 bits of the digest. Within an entry two blocks have the same one with 2^-58.
 
@@ -91,8 +91,8 @@ impl OwnedGroup {
         self.cells.iter().any(|(of, _)| *of == tag)
     }
 
-    /// Adds a holder to a block. Returns whether the block is there, or found room. There always is room for the entry's
-    /// first block, which has the tag `head`.
+    /// Adds a holder to a block. Returns whether the block is there, or found room. There always is room for the
+    /// entry's first block, which has the tag `head`.
     pub fn add(&mut self, tag: u64, holder: HolderSet, head: u64) -> bool {
         if let Some((_, set)) = self.cells.iter_mut().find(|(of, _)| *of == tag) {
             *set = set.or(holder);
@@ -106,7 +106,8 @@ impl OwnedGroup {
         has_room
     }
 
-    /// Takes holders out of the block with this tag, of all blocks if there is none given. Blocks without a holder go.
+    /// Takes holders out of the block with this tag, of all blocks if there is none given. Blocks without a holder
+    /// go.
     pub fn take(&mut self, tag: Option<u64>, holders: HolderSet) {
         for (of, set) in &mut self.cells {
             if tag.is_none_or(|tag| tag == *of) {

@@ -5,6 +5,8 @@ use crate::error::{PrefixError, one_each};
 use crate::names::{endpoint_name, intern};
 use bytemuck::{Pod, Zeroable};
 use oneread::error::PutError;
+use oneread::layout::Life;
+use oneread::sink::Sink;
 use oneread::stats::ClientStats;
 use oneread::{
     BatchAnswer, Client, Config, LifeAnswer, OwnerOptions, PutOptions, PutOutcome, SwapOutcome, TableSize,
@@ -113,12 +115,69 @@ impl Found {
     /// What an answer says. A value that is no location is none.
     #[inline]
     fn of(answer: LifeAnswer<'_>) -> Found {
-        let Ok(Some((value, Some(life)))) = answer else { return Found::default() };
+        match answer {
+            Ok(Some((value, Some(life)))) => Found::at(value, life),
+            _ => Found::default(),
+        }
+    }
+
+    #[inline]
+    fn at(value: &[u8], Life { number, owner, .. }: Life) -> Found {
         let Some(Location { endpoint, tier, address, length }) = Location::from_bytes(value) else {
             return Found::default();
         };
-        let (number, owner) = (life.number, life.owner);
         Found { address, number, length, endpoint, owner, tier, is_there: 1, zero: [0; 4] }
+    }
+}
+
+/// Takes a location and its entry's life. The outcome is what was found.
+#[derive(Default)]
+struct FoundSink {
+    bytes: [u8; LOCATION_BYTES],
+    /// Bytes that are there, and those that the value has.
+    at: usize,
+    len: usize,
+    life: Option<Life>,
+}
+
+impl Sink for FoundSink {
+    type Outcome = Found;
+    const WANTS_LIFE: bool = true;
+
+    fn begin(&mut self, len: usize) -> bool {
+        (self.at, self.len) = (0, len);
+        len <= LOCATION_BYTES
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        let end = self.at + bytes.len();
+        if let Some(to) = self.bytes.get_mut(self.at..end) {
+            to.copy_from_slice(bytes);
+            self.at = end;
+        }
+    }
+
+    fn put_none(&mut self) {
+        (self.at, self.len, self.life) = (0, 0, None);
+    }
+
+    fn put_life(&mut self, life: Option<Life>) {
+        self.life = life;
+    }
+
+    fn value_len(&self) -> usize {
+        self.len
+    }
+
+    fn landed(&self) -> Option<&[u8]> {
+        Some(&self.bytes[..self.at])
+    }
+
+    fn outcome(&self, is_found: bool) -> Found {
+        match self.life {
+            Some(life) if is_found => Found::at(&self.bytes[..self.at], life),
+            _ => Found::default(),
+        }
     }
 }
 
@@ -126,7 +185,8 @@ impl Found {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Search {
-    /// Every block, from the first on. READs the prefix, and at most 128 blocks behind it. (HiCache: all pages.)
+    /// Every block, from the first on. READs the prefix, and over verbs at most 128 blocks behind it. (HiCache: all
+    /// pages.)
     Exact,
     /// Whoever stores here stores no block without those before it, and loses the last ones first: so the length is
     /// searched for, with some log2(n) READs one after the other. Where that does not hold, any length up to a block
@@ -140,11 +200,12 @@ pub enum Search {
 /// Where each block is: digest -> tier, address and length at an endpoint.
 ///
 /// It answers by READs of the caller, in batches: about 1 READ of a window a block (docs/LAYOUTS.md has the bytes),
-/// in loads on shm, and without the server's CPU. Changes are requests to the server, as many ahead of their replies as
-/// [`Client::put_many`] sends.
+/// in loads on shm, and without the server's CPU. Changes are requests to the server, as many ahead of their
+/// replies as [`Client::put_many`] sends.
 ///
-/// It allocates nothing in engines' memory and moves no data. An owner removes a location, or its owner's entries as a
-/// whole, *before* it uses the memory for anything else. A reader fetches, then calls [`LocationIndex::revalidate`].
+/// It allocates nothing in engines' memory and moves no data. An owner removes a location, or its owner's entries
+/// as a whole, *before* it uses the memory for anything else. A reader fetches, then calls
+/// [`LocationIndex::revalidate`].
 ///
 /// `Send`, one handle a thread, as [`Client`]; [`Clone`] makes another one.
 #[derive(Clone, Debug)]
@@ -199,9 +260,9 @@ impl LocationIndex {
         Ok(self.client.remove_owner(number)?)
     }
 
-    /// The number of an endpoint's name, 1 to 200 bytes: for [`Location::endpoint`]. The same name has the same number
-    /// for as long as the table lives, also after its record was evicted (but for names whose hashes of 32 bits
-    /// collide). 1 READ, and 2 round trips for a name that is new.
+    /// The number of an endpoint's name, 1 to 200 bytes: for [`Location::endpoint`]. The same name has the same
+    /// number for as long as the table lives, also after its record was evicted (but for names whose hashes of 32
+    /// bits collide). 1 READ, and 2 round trips for a name that is new.
     ///
     /// Ask with a handle that is no owner's: what an owner puts goes with it, names, too.
     ///
@@ -213,8 +274,8 @@ impl LocationIndex {
         Ok(number)
     }
 
-    /// The name of an endpoint. The first time 2 READs or more, then none. `None` if there is no such number, or its record was
-    /// evicted and its engine has not asked for it again.
+    /// The name of an endpoint. The first time 2 READs or more, then none. `None` if there is no such number, or
+    /// its record was evicted and its engine has not asked for it again.
     ///
     /// # Errors
     /// [`PrefixError::Get`].
@@ -229,8 +290,8 @@ impl LocationIndex {
 
     // ---- changes --------------------------------------------------------------------------------
 
-    /// Puts where blocks are; one location for each digest. The last put of a block counts. Returns an answer for each.
-    /// Costs what [`Client::put_many`] costs: 1 round trip for some hundreds on shm.
+    /// Puts where blocks are; one location for each digest. The last put of a block counts. Returns an answer for
+    /// each. Costs what [`Client::put_many`] costs: 1 round trip for some hundreds on shm.
     ///
     /// # Errors
     /// [`PrefixError::Count`]; [`PrefixError::Change`] when the connection failed, or the owner is gone; some may
@@ -249,14 +310,14 @@ impl LocationIndex {
         Ok(answers)
     }
 
-    /// Removes blocks that still are where the caller says: what others have put in their place stays. Returns how many
-    /// it has removed. Costs what [`Client::put_many`] costs.
+    /// Removes blocks that still are where the caller says: what others have put in their place stays. Returns how
+    /// many it has removed. Costs what [`Client::put_many`] costs.
     ///
     /// # Errors
     /// As [`LocationIndex::put`]. It may be repeated.
     pub fn remove(&mut self, digests: &Digests<'_>, locations: &[Location]) -> Result<usize, PrefixError> {
         one_each(digests.len(), locations.len())?;
-        let swaps: Vec<(&Key, Option<[u8; LOCATION_BYTES]>, Option<[u8; LOCATION_BYTES]>)> = digests
+        let swaps: Vec<_> = digests
             .keys()
             .iter()
             .zip(locations)
@@ -271,8 +332,10 @@ impl LocationIndex {
 
     // ---- lookups --------------------------------------------------------------------------------
 
-    /// Finds all blocks, one after the other into `found`. Returns how many are there. About 1 READ a block. (Over verbs
-    /// 2 for each that is there: [`Client::get_many_with_life`].)
+    /// Finds all blocks, in the order of the digests, into `found`. Returns how many are there. 1 READ a block, and
+    /// a look at the word that tells whether its owner is hidden. Where the table has owners, as
+    /// [`LocationIndex::config`] makes it, they are looked for one after the other: over verbs each takes 2 round
+    /// trips.
     ///
     /// # Errors
     /// [`PrefixError::Count`]; [`PrefixError::Get`], then `found` has some of the answers.
@@ -282,7 +345,7 @@ impl LocationIndex {
     }
 
     /// Finds blocks from the first on, up to one that is not there. Returns how many there are; `found` behind them
-    /// is all zero. READs the prefix, and at most 128 blocks behind it.
+    /// is all zero. READs the prefix, and on shm hardly more; over verbs at most 128 blocks behind it.
     ///
     /// # Errors
     /// As [`LocationIndex::locate_many`].
@@ -294,7 +357,10 @@ impl LocationIndex {
         one_each(digests.len(), found.len())?;
         let mut length = 0;
         for (keys, found) in digests.keys().chunks(PART).zip(found.chunks_mut(PART)) {
-            self.locate(keys, found)?;
+            self.look(keys, found, |found| match found.is_there() {
+                true => ControlFlow::Continue(()),
+                false => ControlFlow::Break(()),
+            })?;
             let there = found.iter().take_while(|found| found.is_there()).count();
             length += there;
             if there < keys.len() {
@@ -306,14 +372,41 @@ impl LocationIndex {
     }
 
     fn locate(&mut self, keys: &[Key], found: &mut [Found]) -> Result<usize, PrefixError> {
-        found.fill(Found::default());
         let mut there = 0;
-        self.client.get_many_with_life(keys, |number, answer| {
-            found[number] = Found::of(answer);
-            there += usize::from(found[number].is_there());
+        self.look(keys, found, |found| {
+            there += usize::from(found.is_there());
             ControlFlow::Continue(())
         })?;
         Ok(there)
+    }
+
+    /// Looks for blocks, and breaks off where `each` does, if answers come in order.
+    fn look(
+        &mut self,
+        keys: &[Key],
+        found: &mut [Found],
+        mut each: impl FnMut(&Found) -> ControlFlow<()>,
+    ) -> Result<(), PrefixError> {
+        found.fill(Found::default());
+        if self.client.geometry().has_owners() {
+            // The library looks for one such key after the other in a batch, too, and then again for its life.
+            let mut sink = FoundSink::default();
+            for (key, found) in keys.iter().zip(found) {
+                *found = self.client.get_into(key, &mut sink)?;
+                if each(found).is_break() {
+                    break;
+                }
+            }
+            return Ok(());
+        }
+        let mut in_order = 0;
+        self.client.get_many_with_life(keys, |number, answer| {
+            found[number] = Found::of(answer);
+            let flow = each(&found[number]);
+            in_order += usize::from(number == in_order);
+            if in_order == number + 1 { flow } else { ControlFlow::Continue(()) }
+        })?;
+        Ok(())
     }
 
     /// Tells which blocks are there: bit `n % 64` of word `n / 64`. Replaces the contents of `present`. About 1
@@ -364,9 +457,9 @@ impl LocationIndex {
         }
     }
 
-    /// Tells of each block whether it is still the entry that was found: then its location has been in the table all the
-    /// time since, and what was fetched from there meanwhile is the block, if owners remove before they reuse. Returns
-    /// how many are the same. 1 READ a block; over verbs 2, and a round trip each.
+    /// Tells of each block whether it is still the entry that was found: then its location has been in the table
+    /// all the time since, and what was fetched from there meanwhile is the block, if owners remove before they
+    /// reuse. Returns how many are the same. Costs what [`LocationIndex::locate_many`] costs.
     ///
     /// # Errors
     /// [`PrefixError::Count`]; [`PrefixError::Get`].
@@ -378,10 +471,10 @@ impl LocationIndex {
     ) -> Result<usize, PrefixError> {
         one_each(digests.len(), found.len())?;
         one_each(digests.len(), same.len())?;
-        let numbers: Vec<u64> = found.iter().map(|found| found.number).collect();
-        let answers = self.client.revalidate(digests.keys(), &numbers)?;
-        for ((same, is_same), found) in same.iter_mut().zip(answers).zip(found) {
-            *same = is_same && found.is_there();
+        let mut now = vec![Found::default(); found.len()];
+        self.look(digests.keys(), &mut now, |_| ControlFlow::Continue(()))?;
+        for ((same, before), now) in same.iter_mut().zip(found).zip(&now) {
+            *same = before.is_there() && now.is_there() && before.number == now.number;
         }
         Ok(same.iter().filter(|&&same| same).count())
     }

@@ -52,8 +52,8 @@ struct Pass {
 /// | [`PlacementIndex::config`] | a block, in one line of 64 bytes | 1 | digests in any order: events without position, single keys |
 /// | [`PlacementIndex::grouped_config`] | eight neighbours of a prompt, in six lines (256 holders) | 1/8, and more where prompts part | digests from a prompt's first block on |
 ///
-/// Blocks stay when their holders restart: the index is the server's, not the router's. Changes are requests to the server,
-/// which makes each in one step; of single blocks many at a time, of groups by compare-and-swap.
+/// Blocks stay when their holders restart: the index is the server's, not the router's. Changes are requests to the
+/// server, which makes each in one step; of single blocks many at a time, of groups by compare-and-swap.
 ///
 /// `Send`, one handle a thread, as [`Client`]; [`Clone`] makes another one.
 #[derive(Clone, Debug)]
@@ -79,8 +79,8 @@ impl PlacementIndex {
         Config::new().size(size).key_max(KEY_BYTES).value_max(width_of(holders).max(20))
     }
 
-    /// What a table is made from that has an entry for eight neighbours of a prompt: six lines for 256 holders, five for
-    /// 160, four for 96. [`TableSize::Keys`] then counts groups.
+    /// What a table is made from that has an entry for eight neighbours of a prompt: six lines for 256 holders,
+    /// five for 160, four for 96. [`TableSize::Keys`] then counts groups.
     pub fn grouped_config(size: TableSize, holders: u16) -> Config {
         Config::new().size(size).key_max(KEY_BYTES).value_max(value_max(width_of(holders)))
     }
@@ -135,9 +135,9 @@ impl PlacementIndex {
         holders::all(&mut self.client, max)
     }
 
-    /// Hides a holder: as soon as this returns, it has no block for any reader. Returns whether it was there. Its bits are
-    /// taken out of the sets by [`PlacementIndex::clean`]. 1 READ and 2 round trips, however many blocks it has. It may be
-    /// repeated.
+    /// Hides a holder: as soon as this returns, it has no block for any reader. Returns whether it was there. Its
+    /// bits are taken out of the sets by [`PlacementIndex::clean`]. 1 READ and 2 round trips, however many blocks
+    /// it has. It may be repeated.
     ///
     /// # Errors
     /// [`PrefixError::Get`], [`PrefixError::Change`].
@@ -145,13 +145,13 @@ impl PlacementIndex {
         holders::hide(&mut self.client, holder, self.width)
     }
 
-    /// Takes holders that were dropped out of the sets, in a step: about `entries` entries are looked at, and those that
-    /// have such a holder are changed. Goes on where the last step ended; when all entries were seen, the numbers are
-    /// free. Call it now and then, from one handle: by several it is no quicker.
+    /// Takes holders that were dropped out of the sets, in a step: about `entries` entries are looked at, and those
+    /// that have such a holder are changed. Goes on where the last step ended; when all entries were seen, the
+    /// numbers are free. Call it now and then, from one handle: by several it is no quicker.
     ///
-    /// A client that was stopped in the middle of an add for so long that its holder was dropped, cleaned, and the number
-    /// given again, takes its blocks back when it goes on, with an error. In between, they may be taken for the next
-    /// holder's.
+    /// A client that was stopped in the middle of an add for so long that its holder was dropped, cleaned, and the
+    /// number given again, takes its blocks back when it goes on, with an error. In between, they may be taken for
+    /// the next holder's.
     ///
     /// # Errors
     /// [`PrefixError::Scan`], [`PrefixError::Get`], [`PrefixError::Change`]. The next step begins a pass again.
@@ -232,7 +232,8 @@ impl PlacementIndex {
     /// first block; in the other they may be any, and those before `from` play no part. Repeated, it changes nothing.
     /// Returns how many blocks it did not have before; in a grouped table, how many entries were changed.
     ///
-    /// Costs 2 READs and what [`Client::put_many`] costs; in a grouped table 1 READ and 1 compare-and-swap for each group.
+    /// Costs 2 READs and what [`Client::put_many`] costs; in a grouped table 1 READ and 1 compare-and-swap for each
+    /// group.
     ///
     /// # Errors
     /// [`PrefixError::HolderGone`] if the holder was dropped, before or meanwhile; what was added is then taken back.
@@ -252,8 +253,8 @@ impl PlacementIndex {
         Ok(added)
     }
 
-    /// A holder no longer has blocks: these digests from `from` on, as in [`PlacementIndex::add`]. Blocks without a holder are
-    /// removed. Returns how many it had; in a grouped table, how many entries were changed. Costs what
+    /// A holder no longer has blocks: these digests from `from` on, as in [`PlacementIndex::add`]. Blocks without a
+    /// holder are removed. Returns how many it had; in a grouped table, how many entries were changed. Costs what
     /// [`PlacementIndex::add`] costs, and as much again for blocks that are removed.
     ///
     /// # Errors
@@ -452,7 +453,7 @@ impl PlacementIndex {
             if left.is_empty() {
                 return Ok(());
             }
-            let swaps: Vec<(Key, Option<Vec<u8>>, Option<Vec<u8>>)> = left
+            let swaps: Vec<_> = left
                 .drain(..)
                 .map(|(key, before)| {
                     let mut group = self.owned(Some(&before));
@@ -474,11 +475,11 @@ impl PlacementIndex {
 
     // ---- lookups --------------------------------------------------------------------------------
 
-    /// The length of the prefix that each holder has, in blocks, into `lengths`: one for each number that a holder can
-    /// have ([`PlacementIndex::holders_max`]), 0 for those without any. Returns the longest.
+    /// The length of the prefix that each holder has, in blocks, into `lengths`: one for each number that a holder
+    /// can have ([`PlacementIndex::holders_max`]), 0 for those without any. Returns the longest.
     ///
-    /// 1 READ for the live holders, and 1 a block, in a grouped table 1 for eight and more where prompts part; no more than
-    /// 128 READs behind the longest prefix. A block that nobody has ends all of them.
+    /// 1 READ for the live holders, and 1 a block, in a grouped table 1 for eight and more where prompts part; no
+    /// more than 128 READs behind the longest prefix. A block that nobody has ends all of them.
     ///
     /// # Errors
     /// [`PrefixError::Count`] where `lengths` has another length; [`PrefixError::Get`].
@@ -505,8 +506,8 @@ impl PlacementIndex {
         Ok(pass.ended)
     }
 
-    /// Calls `each` with every block and the number of every live holder that has it, whether they have those before it or not. 1
-    /// READ for the live holders, and 1 a block.
+    /// Calls `each` with every block and the number of every live holder that has it, whether they have those
+    /// before it or not. 1 READ for the live holders, and 1 a block.
     ///
     /// # Errors
     /// [`PrefixError::Grouped`] for a table whose blocks stand in groups; [`PrefixError::Get`].
@@ -622,8 +623,8 @@ impl Match<'_> {
         if next.is_empty() { ControlFlow::Break(B::default()) } else { ControlFlow::Continue(()) }
     }
 
-    /// The blocks of a group, as far as this entry has them. Breaks off with a block that may have an entry of its own,
-    /// or with nothing, when no holder is left.
+    /// The blocks of a group, as far as this entry has them. Breaks off with a block that may have an entry of its
+    /// own, or with nothing, when no holder is left.
     #[inline]
     fn group(
         &mut self,

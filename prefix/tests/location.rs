@@ -173,9 +173,9 @@ proptest! {
                 }
                 Op::RemoveOwner { owner: number } => {
                     assert!(nobody.remove_owner(number as u16).unwrap());
-                    for n in 0..BLOCKS {
+                    for (n, changed) in changed.iter_mut().enumerate() {
                         let is_its = model.get(&n).is_some_and(|(_, owner)| usize::from(*owner) == number);
-                        changed[n] |= is_its && model.remove(&n).is_some();
+                        *changed |= is_its && model.remove(&n).is_some();
                     }
                     // At once.
                     compare(&mut reader, &prompt, &model);
@@ -254,6 +254,20 @@ fn blocks_that_leave_are_missing() {
         }
     }
     assert!((500..4_000).contains(&there), "{there} are there");
+}
+
+/// A prefix is READ up to its end, and hardly further.
+#[test]
+fn a_prefix_costs_its_length() {
+    let scene = Scene::new(TableSize::Keys(3_000), None);
+    let (mut index, prompt) = (scene.index(), prompt());
+    let locations: Vec<Location> = (0..70).map(at).collect();
+    index.put(&Digests::from(&prompt[..70]), &locations, PutOptions::new()).unwrap();
+    let mut found = vec![Found::default(); BLOCKS];
+    let before = index.stats().read.reads;
+    assert_eq!(index.locate_prefix(&Digests::from(&prompt[..]), &mut found).unwrap(), 70);
+    let reads = index.stats().read.reads - before;
+    assert!((71..=80).contains(&reads), "{reads} READs");
 }
 
 /// Lists of different lengths, wrong widths and wrong tables are refused by name, and nothing is done.

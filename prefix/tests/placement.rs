@@ -195,8 +195,8 @@ fn reader_is_grouped(scene: &Scene) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Adds, drops and ends of holders by two clients, with prompts that part at many places, repeated and out of order:
-    /// another client is told what the model has.
+    /// Adds, drops and ends of holders by two clients, with prompts that part at many places, repeated and out of
+    /// order: another client is told what the model has.
     #[test]
     fn it_does_what_a_map_does(is_grouped in any::<bool>(), ops in vec(op(), 1..60)) {
         story(forms()[usize::from(is_grouped)], ops);
@@ -253,6 +253,18 @@ fn lookups_cost_what_they_say() {
     }
 }
 
+/// How many lines of 64 bytes an entry has.
+#[test]
+fn entries_have_the_lines_they_say() {
+    for (holders, single, grouped) in [(256, 1, 6), (160, 1, 5), (96, 1, 4)] {
+        let lines = |table: Config| table.geometry().unwrap().shape().bytes() / 64;
+        assert_eq!(lines(PlacementIndex::config(SIZE, holders)), single, "{holders}");
+        assert_eq!(lines(PlacementIndex::grouped_config(SIZE, holders)), grouped, "{holders}");
+    }
+    let with_life = PlacementIndex::config(SIZE, 160).life(true);
+    assert_eq!(with_life.geometry().unwrap().shape().bytes(), 64);
+}
+
 /// The server is started again over the same region, and holders and blocks are still there; over a new table
 /// nobody is live, and lookups are empty until holders register again.
 #[test]
@@ -268,7 +280,7 @@ fn holders_outlive_their_server() {
         let mut router = scene.index();
         let mut lengths = vec![0; router.holders_max()];
         assert_eq!(router.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap(), 29);
-        assert_eq!(router.holders().unwrap(), [holder.clone()]);
+        assert_eq!(router.holders().unwrap(), std::slice::from_ref(&holder));
         assert_eq!(router.holder("worker").unwrap(), holder);
         drop((router, index));
         drop(scene.server.take());
@@ -281,8 +293,8 @@ fn holders_outlive_their_server() {
     }
 }
 
-/// A server whose entries make room for others: lengths may be shorter than what was added, and never longer; holders stay,
-/// because they are pinned.
+/// A server whose entries make room for others: lengths may be shorter than what was added, and never longer;
+/// holders stay, because they are pinned.
 #[test]
 fn what_leaves_only_shortens() {
     for table in [
@@ -309,8 +321,8 @@ fn what_leaves_only_shortens() {
     }
 }
 
-/// Events as engines publish them: a parent that comes after its child, batches that repeat, come late or are missing,
-/// an engine that clears its blocks.
+/// Events as engines publish them: a parent that comes after its child, batches that repeat, come late or are
+/// missing, an engine that clears its blocks.
 #[test]
 fn events_are_taken_in() {
     let [single, grouped] = forms();

@@ -39,8 +39,8 @@ fn key(unit: u64, block: usize) -> Key {
     key
 }
 
-/// The prompt of a request, each of whose blocks is split into so many. Blocks of the trace that follow the same block
-/// are different, but prompts part anywhere in them: so they have some of their small blocks in common.
+/// The prompt of a request, each of whose blocks is split into so many. Blocks of the trace that follow the same
+/// block are different, but prompts part anywhere in them: so they have some of their small blocks in common.
 pub fn prompt_of(request: &TracedRequest, split: usize) -> Prompt {
     let (mut keys, mut units) = (Vec::with_capacity(request.hash_ids.len() * split), Vec::new());
     let mut before = 0;
