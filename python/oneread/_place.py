@@ -174,13 +174,23 @@ def lock(fd: int, how: int) -> bool:
     return True
 
 
-def await_end(place: Place, within: float) -> None:
-    """Returns when the server of a dict that nobody has open has ended."""
-    end = time.monotonic() + within
-    while place.about() is not None and place.is_served(within):
-        if time.monotonic() > end:
-            raise Timeout(f"the server of the shared dict {place.name!r} has not ended within {within:g} s; try again")
-        time.sleep(0.002)
+def begin_anew(place: Place, fd: int, within: float) -> None:
+    """Nobody has the dict open. Forgets it, if it was to live as long as somebody has."""
+    about = place.about()
+    if about is None or about["lives"] == "for ever":
+        return
+    if place.is_served(within):
+        if about["lives"] != "until last":
+            return
+        # The last one has just closed it, and its server has not heard of that yet.
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        end = time.monotonic() + within
+        while place.about() is not None and place.is_served(within):
+            if time.monotonic() > end:
+                raise Timeout(f"the server of the shared dict {place.name!r} does not end; try again")
+            time.sleep(0.002)
+    # Otherwise its server was killed, and so were all that had it open.
+    place.forget()
 
 
 def open_place(
@@ -192,22 +202,15 @@ def open_place(
     with place.starting(within):
         fd = place.open_lock("open")
         try:
-            # With this lock nobody else has it open, and no server ends just now.
-            is_first = lock(fd, fcntl.LOCK_EX)
-            about = place.about()
-            is_served = about is not None and place.is_served(within)
-            if is_first and about is not None and about["lives"] != "for ever":
-                if about["lives"] == "until last" and is_served:
-                    # The last one has just closed it, and its server has not heard of that yet.
-                    fcntl.flock(fd, fcntl.LOCK_UN)
-                    await_end(place, within)
-                    is_served = False
-                if not is_served:
-                    # Otherwise its server was killed, and so were all that had it open.
-                    place.forget()
-                    about = None
+            if lock(fd, fcntl.LOCK_EX):
+                # Nobody else has it open, and no server ends just now. One that waits for its end sees the time.
+                os.utime(fd)
+                begin_anew(place, fd, within)
+            # Waits for a server that is just ending.
             fcntl.flock(fd, fcntl.LOCK_SH)
             os.utime(fd)
+            about = place.about()
+            is_served = about is not None and place.is_served(within)
             if about is None and not create:
                 raise FileNotFoundError(f"there is no shared dict {place.name!r}, and create=False")
             if about is not None:

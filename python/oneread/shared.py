@@ -85,7 +85,7 @@ class SharedDict(MutableMapping[Key, Any]):
             "memory": None if memory is None else byte_count(memory),
             "codec": None if codec is None else _codecs.codec_of(codec)[0],
             "evict": evict,
-            "lives": lives,
+            "lives": "until last" if lives == 0 else lives,
             "key_max": key_max,
             "value_max": None if value_max is None else byte_count(value_max),
         }

@@ -67,6 +67,14 @@ def test_it_stays_for_a_while(shm: Path) -> None:
         SharedDict("short", create=False)
 
 
+def test_who_comes_while_it_ends_has_a_server(shm: Path) -> None:
+    for nth in range(40):
+        with SharedDict("ends", lives=0.01) as shared:
+            shared["a"] = nth
+            assert shared["a"] == nth
+        time.sleep(0.0005 * nth)
+
+
 def test_it_stays_for_ever(shm: Path) -> None:
     with SharedDict("ever", lives="for ever") as shared:
         shared["a"] = 1
