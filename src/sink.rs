@@ -580,6 +580,51 @@ impl<S: Sink> Sink for JudgedSink<'_, S> {
     }
 }
 
+/// A value with the entry's life, in memory of its own. The outcome is whether the key was found.
+#[derive(Debug, Default)]
+pub(crate) struct LivedValue {
+    pub value: Vec<u8>,
+    pub life: Option<Life>,
+}
+
+impl Sink for LivedValue {
+    type Outcome = bool;
+    const WANTS_LIFE: bool = true;
+
+    fn begin(&mut self, len: usize) -> bool {
+        self.value.begin(len)
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        self.value.put(bytes);
+    }
+
+    fn put_with(&mut self, len: usize, fill: impl FnMut(usize, &mut [MaybeUninit<u8>]) -> &mut [u8]) {
+        self.value.put_with(len, fill);
+    }
+
+    fn put_none(&mut self) {
+        self.life = None;
+        self.value.put_none();
+    }
+
+    fn put_life(&mut self, life: Option<Life>) {
+        self.life = life;
+    }
+
+    fn value_len(&self) -> usize {
+        self.value.len()
+    }
+
+    fn landed(&self) -> Option<&[u8]> {
+        Some(&self.value)
+    }
+
+    fn outcome(&self, is_found: bool) -> bool {
+        is_found
+    }
+}
+
 /// Takes a value with the entry's life. The outcome is whether the key was found.
 pub(crate) struct EntrySink<'a> {
     pub value: &'a mut Vec<u8>,

@@ -22,9 +22,6 @@ type FoundLife = Result<Option<Option<Life>>, KeyError>;
 struct WithLives<'a, S, E> {
     landed: JudgedSink<'a, S>,
     each: E,
-    /// Keys whose values came without their lives.
-    left: Vec<usize>,
-    is_over: bool,
 }
 
 impl<'a, S, E> WithLives<'a, S, E>
@@ -33,9 +30,7 @@ where
 {
     #[inline(always)]
     fn hand_on(&mut self, number: usize, found: FoundLife) -> ControlFlow<()> {
-        let flow = (self.each)(number, found, &self.landed);
-        self.is_over |= flow.is_break();
-        flow
+        (self.each)(number, found, &self.landed)
     }
 }
 
@@ -56,11 +51,17 @@ where
         self.hand_on(number, Ok(is_there.then(|| self.landed.life())))
     }
 
+    fn put_life(&mut self, life: Option<Life>) {
+        self.landed.put_life(life);
+    }
+
     fn answer(&mut self, number: usize, answer: StoredAnswer<'_>) -> ControlFlow<()> {
         match answer {
-            Ok(Some(_)) => {
-                self.left.push(number);
-                ControlFlow::Continue(())
+            Ok(Some(value)) => {
+                if self.landed.begin(value.len()) {
+                    self.landed.put(value);
+                }
+                self.landed(number, true)
             }
             Ok(None) => self.hand_on(number, Ok(None)),
             Err(error) => self.hand_on(number, Err(error.into())),
@@ -69,9 +70,7 @@ where
 }
 
 impl Client {
-    /// Like [`Client::get_many_with`], and tells with each value the life of its entry. On shm as quick. Over verbs the
-    /// READs of the batch bring values alone: each key that is there takes 1 READ and 1 round trip more, one key
-    /// after the other. Values are as they are stored: they are not decrypted.
+    /// Like [`Client::get_many_with`], and tells with each value the life of its entry. As quick as that. Values are as they are stored: they are not decrypted.
     ///
     /// # Errors
     /// As [`Client::get_many`]. By then, `each` may have been called for some of the keys.
@@ -93,16 +92,8 @@ impl Client {
         sink: &'a mut S,
         each: impl FnMut(usize, FoundLife, &JudgedSink<'a, S>) -> ControlFlow<()>,
     ) -> Result<(), GetError> {
-        let mut answers = WithLives { landed: JudgedSink::new(sink), each, left: Vec::new(), is_over: false };
-        self.get_batch_stored(keys, &mut answers)?;
-        for number in std::mem::take(&mut answers.left) {
-            if answers.is_over {
-                break;
-            }
-            let is_there = self.get_stored(keys[number].as_ref(), &mut answers.landed)?;
-            let _ = answers.landed(number, is_there);
-        }
-        Ok(())
+        let mut answers = WithLives { landed: JudgedSink::new(sink), each };
+        self.get_batch_stored(keys, &mut answers).map(drop)
     }
 
     /// Returns the life of the entry that `key` has: its number, owner and end. `None` if the key is absent, or
@@ -118,7 +109,7 @@ impl Client {
     /// Tells of each key whether its entry is still the one with this number ([`Client::life`]): then it was there
     /// all the time, with the same value. Each put, swap or other change of a value gives the entry another
     /// number, one that no entry of the table ever had (V1). A key that is absent, or that the table cannot hold,
-    /// is not the same. Usually 1 READ for each key; over verbs 2, and 1 round trip, one key after the other.
+    /// is not the same. Usually 1 READ for each key, all under way at once.
     ///
     /// This is for what a value only points to, in memory of somebody else's: fetch that, then ask whether the
     /// entry is still the same.

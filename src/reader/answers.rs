@@ -1,5 +1,6 @@
 //! Where the answers of a batch go.
 
+use crate::layout::life::Life;
 use crate::outcome::KeyLengthError;
 use crate::sink::Sink;
 use std::ops::ControlFlow;
@@ -19,8 +20,21 @@ pub(crate) trait Answers {
     /// The key has the value that landed last, or is absent.
     fn landed(&mut self, number: usize, is_there: bool) -> ControlFlow<()>;
 
+    /// The life of the entry whose value comes as the next answer, if the table's entries have one.
+    fn put_life(&mut self, life: Option<Life>) {
+        let _ = life;
+    }
+
     /// The key has this answer.
     fn answer(&mut self, number: usize, answer: StoredAnswer<'_>) -> ControlFlow<()>;
+}
+
+/// A value that a batch has found, in memory of the batch.
+pub(super) struct FoundValue<'v, M> {
+    pub value: &'v [u8],
+    pub life: Option<Life>,
+    /// Of the pass that has found it.
+    pub mark: Option<M>,
 }
 
 /// Hands each answer to a function.
@@ -82,6 +96,10 @@ impl<A: Answers, N: FnMut(usize)> Answers for Noting<'_, A, N> {
             (self.note)(number);
         }
         self.answers.landed(number, is_there)
+    }
+
+    fn put_life(&mut self, life: Option<Life>) {
+        self.answers.put_life(life);
     }
 
     #[inline]

@@ -1,7 +1,7 @@
 //! Many GETs, with as many READs in flight as the fabric allows.
 
 use super::Reader;
-use super::answers::{Answers, Called, StoredAnswer};
+use super::answers::{Answers, Called, FoundValue, StoredAnswer};
 use super::entries::KnownEntries;
 use super::look::WrongSlots;
 use super::order::in_order;
@@ -9,9 +9,11 @@ use super::patience::{Lag, Rest, RetryBudget, Round, SLEEP_NS};
 use crate::fabric::{BegunLook, Fabric, ReadId};
 use crate::get::{Get, HintedLook, Landed, Retry, Step};
 use crate::hints::{Hinted, Hints};
+use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, Window};
 use crate::layout::hash::Hashed;
-use crate::sink::Sink;
+use crate::layout::life::Life;
+use crate::sink::{LivedValue, Sink};
 use std::ops::ControlFlow;
 
 /// A batch's keys by their numbers.
@@ -19,7 +21,10 @@ pub(super) type Keys<'k> = dyn Fn(usize) -> &'k [u8] + 'k;
 
 /// Where a batch's answers go, with their keys' numbers, until it breaks off. By reference wherever time
 /// goes to READs: the program of a batch is long, and else there would be one for each closure.
-pub(super) type Each<'e> = dyn FnMut(usize, Option<&[u8]>) -> ControlFlow<()> + 'e;
+pub(super) type Each<'e, M> = dyn FnMut(usize, Option<FoundValue<'_, M>>) -> ControlFlow<()> + 'e;
+
+/// The same for answers as they are handed out, with the lives of entries that have one.
+pub(super) type EachLived<'e> = dyn FnMut(usize, StoredAnswer<'_>, Option<Life>) -> ControlFlow<()> + 'e;
 
 /// A batch asks for the lines of this number of keys at once, before it looks at those of the keys before:
 /// four lines of each. A core has 10 to 24 line-fill buffers (docs/BENCHMARKS.md has the time for 16 keys).
@@ -112,7 +117,10 @@ impl<F: Fabric> Reader<'_, F> {
                 ControlFlow::Continue(left) => left,
             }
         };
-        let each = &mut |number, answer: StoredAnswer<'_>| answers.answer(number, answer);
+        let each = &mut |number, answer: StoredAnswer<'_>, life| {
+            answers.put_life(life);
+            answers.answer(number, answer)
+        };
         self.answer_left(&|number| keys[number].as_ref(), left, each)
     }
 
@@ -136,7 +144,7 @@ impl<F: Fabric> Reader<'_, F> {
         &mut self,
         keys: &Keys<'_>,
         left: Vec<usize>,
-        each: &mut dyn FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>,
+        each: &mut EachLived<'_>,
     ) -> Result<ControlFlow<()>, F::Error> {
         let mut others = Vec::new();
         let mut fits = |&number: &usize| {
@@ -145,7 +153,10 @@ impl<F: Fabric> Reader<'_, F> {
             fits
         };
         let fitting = left.into_iter().filter(&mut fits).collect();
-        let those = self.ask_for(keys, fitting, &mut |number, value| each(number, Ok(value)))?;
+        let those = self.ask_for(keys, fitting, &mut |number, found| {
+            let (value, life) = found.map(|found| (found.value, found.life)).unzip();
+            each(number, Ok(value), life.flatten())
+        })?;
         if those.is_break() || others.is_empty() {
             return Ok(those);
         }
@@ -157,25 +168,24 @@ impl<F: Fabric> Reader<'_, F> {
     fn answer_others(
         &mut self,
         keys: &Keys<'_>,
-        numbers: Vec<usize>,
-        each: &mut dyn FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>,
+        mut numbers: Vec<usize>,
+        each: &mut EachLived<'_>,
     ) -> Result<ControlFlow<()>, F::Error> {
-        let (mut value, mut wrong) = (Vec::new(), Vec::new());
-        for number in numbers {
-            let key = keys(number);
-            if let Err(error) = self.length_of(key) {
+        let mut wrong = Vec::new();
+        numbers.retain(|&number| match self.length_of(keys(number)) {
+            Ok(()) => true,
+            Err(error) => {
                 wrong.push((number, error));
-                continue;
+                false
             }
-            let found = self.get_unhidden(key, self.hints, &mut value)?;
-            if each(number, Ok(found.map(|_| &value[..]))).is_break() {
-                return Ok(ControlFlow::Break(()));
-            }
+        });
+        if self.answer_unhidden(keys, numbers, each)?.is_break() {
+            return Ok(ControlFlow::Break(()));
         }
         if !wrong.is_empty() {
             self.fabric.check()?;
         }
-        Ok(wrong.into_iter().try_for_each(|(number, error)| each(number, Err(error))))
+        Ok(wrong.into_iter().try_for_each(|(number, error)| each(number, Err(error), None)))
     }
 
     /// Looks for keys directly, while the lines of those that follow come in. Returns the numbers of those that
@@ -269,11 +279,11 @@ impl<F: Fabric> Reader<'_, F> {
     /// Looks for the keys with these numbers: where hints say, if there are any, and then
     /// everywhere.
     #[inline(never)]
-    fn ask_for(
+    pub(super) fn ask_for(
         &mut self,
         keys: &Keys<'_>,
         numbers: Vec<usize>,
-        each: &mut Each<'_>,
+        each: &mut Each<'_, F::Mark>,
     ) -> Result<ControlFlow<()>, F::Error> {
         let left = match self.hints {
             None => ControlFlow::Continue(numbers),
@@ -292,7 +302,7 @@ impl<F: Fabric> Reader<'_, F> {
         hints: &Hints,
         keys: &Keys<'_>,
         numbers: Vec<usize>,
-        each: &mut Each<'_>,
+        each: &mut Each<'_, F::Mark>,
     ) -> Result<ControlFlow<(), Vec<usize>>, F::Error> {
         let geometry = self.geometry;
         let credits = self.fabric.credits();
@@ -322,7 +332,7 @@ impl<F: Fabric> Reader<'_, F> {
             while let Some(mut look) =
                 next.take_if(|look| in_flight + ready.len() + look.windows.len() <= credits)
             {
-                if geometry.has_heap() || !look.look.is_proof(F::EXACT) {
+                if geometry.has_heap() || geometry.has_owners() || !look.look.is_proof(F::EXACT) {
                     look.mark = Some(self.fabric.mark(look.key.home()));
                 }
                 let at = idle.pop().unwrap_or(looks.len());
@@ -372,13 +382,15 @@ impl<F: Fabric> Reader<'_, F> {
                 };
                 if let (Some(reference), Some(mark)) = (looks[at].look.reference(), looks[at].mark) {
                     self.hinted.hits += 1;
-                    named.push((*number, reference, mark));
+                    named.push(NamedValue { number: *number, reference, mark, life: value.life });
                     continue;
                 }
                 let is_found = step == Step::Found;
                 self.stats.answered(is_found);
                 self.hinted.hits += u64::from(is_found);
-                if each(*number, is_found.then_some(value)).is_break() {
+                let mark = looks[at].mark;
+                let found = FoundValue { value: &value.value, life: value.life, mark };
+                if each(*number, is_found.then_some(found)).is_break() {
                     // They must not be taken for READs of the next batch.
                     while in_flight > 0 {
                         self.fabric.poll(|_, _| in_flight -= 1)?;
@@ -396,7 +408,7 @@ impl<F: Fabric> Reader<'_, F> {
         &mut self,
         keys: &Keys<'_>,
         numbers: Vec<usize>,
-        each: &mut Each<'_>,
+        each: &mut Each<'_, F::Mark>,
     ) -> Result<ControlFlow<()>, F::Error> {
         let lanes_max = self.fabric.credits().min(numbers.len());
         let mut todo = numbers.into_iter().map(|number| (number, keys(number)));
@@ -496,10 +508,15 @@ impl<F: Fabric> Reader<'_, F> {
                         looking_again -= usize::from(lane.patience.has_begun());
                         late -= usize::from(lane.is_late);
                         match (lane.get.reference().filter(|_| lane.is_found), lane.mark) {
-                            (Some(reference), Some(mark)) => named.push((lane.number, reference, mark)),
-                            _ => {
+                            (Some(reference), Some(mark)) => {
+                                let (number, life) = (lane.number, lane.value.life);
+                                named.push(NamedValue { number, reference, mark, life });
+                            }
+                            (_, mark) => {
                                 self.stats.answered(lane.is_found);
-                                each(lane.number, lane.is_found.then_some(lane.value.as_slice()))?;
+                                let LivedValue { value, life } = &lane.value;
+                                let found = FoundValue { value, life: *life, mark };
+                                each(lane.number, lane.is_found.then_some(found))?;
                             }
                         }
                         self.entries.learn(&lane.get);
@@ -524,6 +541,15 @@ impl<F: Fabric> Reader<'_, F> {
     }
 }
 
+/// A key whose value is not in its slot, but where that says.
+pub(super) struct NamedValue<M> {
+    pub number: usize,
+    pub reference: Reference,
+    /// Of the pass that has found it.
+    pub mark: M,
+    pub life: Option<Life>,
+}
+
 /// One of several hinted looks in flight.
 struct PendingHint<'a, M> {
     look: HintedLook<'a>,
@@ -534,13 +560,13 @@ struct PendingHint<'a, M> {
     landed: usize,
     wrong: WrongSlots,
     mark: Option<M>,
-    value: Vec<u8>,
+    value: LivedValue,
 }
 
 impl<'a, M> PendingHint<'a, M> {
     fn new(geometry: &'a Geometry, number: usize, key: Hashed<'a>, windows: Hinted) -> Self {
         let look = HintedLook::new(geometry, key);
-        let (landed, wrong, mark, value) = (0, WrongSlots::new(), None, Vec::new());
+        let (landed, wrong, mark, value) = (0, WrongSlots::new(), None, LivedValue::default());
         PendingHint { look, number, key, windows, landed, wrong, mark, value }
     }
 
@@ -561,7 +587,7 @@ struct PendingGet<'a, M> {
     number: usize,
     /// Of the pass under way.
     mark: Option<M>,
-    value: Vec<u8>,
+    value: LivedValue,
     patience: RetryBudget,
     is_found: bool,
     /// Has it looked again because it was late?
@@ -571,7 +597,8 @@ struct PendingGet<'a, M> {
 impl<'a, M> PendingGet<'a, M> {
     fn new(get: Get<'a>, number: usize) -> Self {
         let patience = RetryBudget::default();
-        PendingGet { get, number, mark: None, value: Vec::new(), patience, is_found: false, is_late: false }
+        let value = LivedValue::default();
+        PendingGet { get, number, mark: None, value, patience, is_found: false, is_late: false }
     }
 
     fn restart(&mut self, get: Get<'a>, number: usize) {

@@ -8,6 +8,7 @@
 //! ```
 
 use super::Reader;
+use super::batch::{EachLived, Keys};
 use super::patience::RetryBudget;
 use crate::fabric::{Fabric, Proof, Stretch};
 use crate::faults::{Rule, broken, kept};
@@ -17,7 +18,16 @@ use crate::layout::WORD;
 use crate::layout::extent::Reference;
 use crate::layout::life::Life;
 use crate::layout::owners;
-use crate::sink::{BesideLife, LifeSink, Sink};
+use crate::sink::{BesideLife, LifeSink, LivedValue, Sink};
+use std::ops::{ControlFlow, Range};
+
+/// A value of a batch that has an owner: where its bytes are among those of all.
+struct OwnedValue<M> {
+    number: usize,
+    life: Life,
+    mark: Option<M>,
+    value: Range<usize>,
+}
 
 impl<F: Fabric> Reader<'_, F> {
     /// A GET of a key that cannot be looked for plainly: nothing may be hidden, or no table holds such a key.
@@ -66,6 +76,89 @@ impl<F: Fabric> Reader<'_, F> {
         Ok(found)
     }
 
+    /// The same for many keys: their looks are under way at the same time, and so many at a time are followed by one
+    /// READ of the bits of all their owners. A key of which that does not decide is asked for by itself.
+    pub(super) fn answer_unhidden(
+        &mut self,
+        keys: &Keys<'_>,
+        numbers: Vec<usize>,
+        each: &mut EachLived<'_>,
+    ) -> Result<ControlFlow<()>, F::Error> {
+        /// Keys before a READ of the bits: their marks are not too old by then.
+        const TOGETHER: usize = 128;
+        if self.fabric.is_direct() {
+            return self.answer_unhidden_one_by_one(keys, numbers, each);
+        }
+        let (mut bytes, mut mask) = (Vec::new(), Vec::new());
+        for some in numbers.chunks(TOGETHER) {
+            // Values that have an owner, one behind the other.
+            let mut owned: Vec<OwnedValue<F::Mark>> = Vec::new();
+            bytes.clear();
+            let flow = self.ask_for(keys, some.to_vec(), &mut |number, found| {
+                let Some(found) = found else { return each(number, Ok(None), None) };
+                match found.life.filter(|life| life.owner != 0) {
+                    None => each(number, Ok(Some(found.value)), found.life),
+                    Some(life) => {
+                        let start = bytes.len();
+                        bytes.extend_from_slice(found.value);
+                        owned.push(OwnedValue { number, life, mark: found.mark, value: start..bytes.len() });
+                        ControlFlow::Continue(())
+                    }
+                }
+            })?;
+            if flow.is_break() {
+                return Ok(flow);
+            }
+            let words = owned.iter().map(|it| self.geometry.owner_word(it.life.owner));
+            let Some((first, last)) = words.clone().min().zip(words.max()) else { continue };
+            mask.clear();
+            let len = (last + 1 - first) * WORD;
+            self.fetch(&[Stretch { offset: (first * WORD) as u64, len }], &mut mask)?;
+            for OwnedValue { number, life, mark, value } in owned {
+                let key = keys(number);
+                let at = (self.geometry.owner_word(life.owner) - first) * WORD;
+                let word = mask.get(at..at + WORD).and_then(|word| word.try_into().ok());
+                let is_hidden = word.map_or(0, u64::from_le_bytes) & owners::bit(life.owner) != 0;
+                let home = self.geometry.hashed(key).home();
+                let is_proven = mark.is_some_and(|mark| self.is_proven(home, mark));
+                let flow = if (!is_hidden && is_proven) || broken(Rule::OwnerMask) {
+                    each(number, Ok(Some(&bytes[value])), Some(life))
+                } else {
+                    self.stats.take_back();
+                    let mut again = LivedValue::default();
+                    let found = self.get_unhidden(key, None, &mut again)?;
+                    each(number, Ok(found.map(|_| &again.value[..])), again.life)
+                };
+                if flow.is_break() {
+                    return Ok(flow);
+                }
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// The same where READs are loads.
+    fn answer_unhidden_one_by_one(
+        &mut self,
+        keys: &Keys<'_>,
+        numbers: Vec<usize>,
+        each: &mut EachLived<'_>,
+    ) -> Result<ControlFlow<()>, F::Error> {
+        let mut value = LivedValue::default();
+        for number in numbers {
+            let found = self.get_unhidden(keys(number), self.hints, &mut value)?;
+            if each(number, Ok(found.map(|_| &value.value[..])), value.life).is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Whether no bit was cleared since `mark` that was set when the entry was found.
+    fn is_proven(&mut self, home: u64, mark: F::Mark) -> bool {
+        kept(Rule::OwnerProof, || matches!(self.fabric.proof(home, mark), Proof::NoMove | Proof::InGrace))
+    }
+
     /// Whether an entry is there for readers that a look since `mark` has found. `None` if it was there, and that is all
     /// that is known.
     fn is_visible(
@@ -80,9 +173,7 @@ impl<F: Fabric> Reader<'_, F> {
         }
         let is_hidden = self.is_hidden(life.owner)?;
         let home = self.geometry.hashed(key).home();
-        // No bit was cleared that was set when the entry was found.
-        let is_so_since = || matches!(self.fabric.proof(home, mark), Proof::NoMove | Proof::InGrace);
-        if !is_hidden && kept(Rule::OwnerProof, is_so_since) {
+        if !is_hidden && self.is_proven(home, mark) {
             return Ok(Some(true));
         }
         if is_hidden && broken(Rule::OwnerAgain) {

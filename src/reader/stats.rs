@@ -46,6 +46,12 @@ impl GetStats {
         self.hits += u64::from(is_found);
     }
 
+    /// A hit is looked for again, and counts then.
+    pub(super) fn take_back(&mut self) {
+        self.gets -= 1;
+        self.hits -= 1;
+    }
+
     pub(super) fn count(&mut self, why: Retry) {
         match why {
             Retry::Torn => self.retries_torn += 1,

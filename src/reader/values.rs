@@ -1,7 +1,8 @@
 //! Brings values that are not in their slots (X4), and keys that are not (F).
 
 use super::Reader;
-use super::batch::{Each, Keys};
+use super::answers::FoundValue;
+use super::batch::{Each, Keys, NamedValue};
 use super::look::Looked;
 use super::patience::RetryBudget;
 use crate::fabric::{Fabric, ReadCounts, Stretch};
@@ -11,7 +12,7 @@ use crate::layout::crc;
 use crate::layout::extent::Reference;
 use crate::layout::life::Life;
 use crate::outcome::ReadError;
-use crate::sink::{KeySink, SecondSink, Sink};
+use crate::sink::{KeySink, LivedValue, SecondSink, Sink};
 use smallvec::SmallVec;
 use std::ops::{ControlFlow, Range};
 
@@ -215,26 +216,25 @@ impl<F: Fabric> Reader<'_, F> {
     pub(super) fn finish_each(
         &mut self,
         keys: &Keys<'_>,
-        named: Vec<(usize, Reference, F::Mark)>,
-        each: &mut Each<'_>,
+        named: Vec<NamedValue<F::Mark>>,
+        each: &mut Each<'_, F::Mark>,
     ) -> Result<ControlFlow<()>, F::Error> {
-        let (mut values, mut value) = (Vec::new(), Vec::new());
+        let (mut values, mut value) = (Vec::new(), LivedValue::default());
         let mut left = &named[..];
         while !left.is_empty() {
             let mut bytes = 0;
-            let fits = |(_, reference, _): &&(usize, Reference, F::Mark)| {
-                bytes += reference.len as usize;
+            let fits = |named: &&NamedValue<F::Mark>| {
+                bytes += named.reference.len as usize;
                 bytes <= TOGETHER_BYTES
             };
             let (together, others) = left.split_at(left.iter().take_while(fits).count().max(1));
             left = others;
-            let places =
-                together.iter().map(|(_, reference, _)| self.stretch(reference, 0..reference.len as usize));
+            let places = together.iter().map(|it| self.stretch(&it.reference, 0..it.reference.len as usize));
             let places = places.collect::<Result<SmallVec<[_; 4]>, _>>()?;
             values.clear();
             self.fetch(&places, &mut values)?;
             let mut rest = &values[..];
-            for (number, reference, mark) in together {
+            for NamedValue { number, reference, mark, life } in together {
                 let (part, behind) = rest.split_at(reference.len as usize);
                 rest = behind;
                 let (key, mut patience, mut others) = (keys(*number), RetryBudget::default(), Others::new());
@@ -243,20 +243,25 @@ impl<F: Fabric> Reader<'_, F> {
                 let again = if is_its {
                     let part = Some(part);
                     let again =
-                        self.look_again::<Vec<u8>>(key, &others, reference, *mark, part, &mut patience)?;
-                    again.map(|(again, _)| again)
+                        self.look_again::<LivedValue>(key, &others, reference, *mark, part, &mut patience)?;
+                    again.map(|(again, life)| {
+                        value.life = life;
+                        again
+                    })
                 } else {
                     self.pass_over(reference, &mut others, &mut patience)?;
                     Some(self.look_up(key, &others, &mut value, &mut patience)?)
                 };
                 if is_its && matches!(again, Some(Looked::Here)) {
-                    std::mem::swap(&mut value, &mut self.value);
+                    std::mem::swap(&mut value.value, &mut self.value);
                 }
+                // The mark is of the first pass: after another, who goes by it asks for more.
+                let (mark, life) = (Some(*mark), *life);
                 let found = match again {
-                    None => Some(part),
+                    None => Some(FoundValue { value: part, life, mark }),
                     Some(again) => {
                         let brought = self.bring(key, others, again, &mut value, &mut patience)?;
-                        brought.map(|_| value.as_slice())
+                        brought.map(|_| FoundValue { value: &value.value, life: value.life, mark })
                     }
                 };
                 self.stats.answered(found.is_some());

@@ -9,6 +9,7 @@ stories! {
     values_are_encrypted,
     full_tables_in_a_batch,
     parts_of_values,
+    batches_in_a_table_with_owners,
 }
 
 /// Batches have an outcome for each key, and may end early. Values are swapped.
@@ -107,5 +108,56 @@ fn full_tables_in_a_batch(_: &Fake) {
         }
         assert!(there >= 32 && there == server.index().len(), "{there} keys");
         assert_eq!(client.stats().reattached, 0);
+    }
+}
+
+/// A batch in a table with owners has its READs under way at the same time, and one more for the bits of the owners of
+/// so many keys. So has a look whether entries are still the same.
+fn batches_in_a_table_with_owners(fake: &Fake) {
+    const KEYS: u32 = 200;
+    /// Keys before a READ of bits.
+    const TOGETHER: u32 = 128;
+    let table = config(default_preset(), 2000, 16, 46, 7).grace(CALM).life(true).owners(true);
+    let server = serve_ways(at("127.0.0.1:0"), table);
+    for (nth, options) in both_paths(16).into_iter().enumerate() {
+        let mut client = Client::connect_with(server.address(), options).unwrap();
+        // One whose bit is in the first word, and one whose bit is in the last.
+        let [one, other] = [1 + nth as u16, 65_534 - nth as u16];
+        let [mut of_one, mut of_other] =
+            [one, other].map(|owner| client.owner(OwnerOptions::new(owner)).unwrap());
+        for n in 0..KEYS {
+            let (key, value) = ours(n);
+            [&mut client, &mut of_one, &mut of_other][n as usize % 3].put(&key, &value).unwrap();
+        }
+        let reads = |act: &mut dyn FnMut()| {
+            let before = fake.count("reads");
+            act();
+            fake.count("reads") - before
+        };
+        // Some keys are displaced.
+        let most = i64::from(KEYS + KEYS / 8 + KEYS.div_ceil(TOGETHER));
+        let took = reads(&mut || {
+            for (n, found) in client.get_many(&keys(KEYS)).unwrap().into_iter().enumerate() {
+                assert_eq!(found, Ok(Some(ours(n as u32).1)), "key {n}");
+            }
+        });
+        assert!((i64::from(KEYS)..=most).contains(&took), "{took} READs of {KEYS} keys");
+        let numbers: Vec<u64> =
+            keys(KEYS).iter().map(|key| client.life(key).unwrap().unwrap().number).collect();
+        let took = reads(&mut || {
+            assert_eq!(client.revalidate(&keys(KEYS), &numbers).unwrap(), [true; KEYS as usize]);
+        });
+        assert!((i64::from(KEYS)..=most).contains(&took), "{took} READs of {KEYS} keys");
+        client.put(&ours(0).0, b"").unwrap();
+        assert!(client.remove_owner(one).unwrap());
+        let there = |n: usize| n % 3 != 1;
+        for (n, found) in client.get_many(&keys(KEYS)).unwrap().into_iter().enumerate() {
+            assert_eq!(found.unwrap().is_some(), there(n), "key {n}");
+        }
+        for (n, same) in client.revalidate(&keys(KEYS), &numbers).unwrap().into_iter().enumerate() {
+            assert_eq!(same, n > 0 && there(n), "key {n}");
+        }
+        let counted = client.stats().get;
+        assert_eq!(counted.gets - counted.hits, 2 * u64::from(KEYS / 3 + 1), "hidden ones are absent");
     }
 }

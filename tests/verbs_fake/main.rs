@@ -42,8 +42,9 @@ use oneread::internals::region::Backing;
 use oneread::internals::server::StartMode;
 use oneread::internals::verbs::{SetupError, Token, VerbsError, VerbsOptions, Wait};
 use oneread::{
-    Address, BatchAnswer, Client, ClientOptions, ConnectError, GetError, MutateError, PartChange, PartEffect,
-    PartOutcome, PutMode, PutOutcome, RequestPath, ServeError, Server, SwapOutcome, Tell,
+    Address, BatchAnswer, Client, ClientOptions, ConnectError, GetError, MutateError, OwnerOptions,
+    PartChange, PartEffect, PartOutcome, PutMode, PutOutcome, RequestPath, ServeError, Server, SwapOutcome,
+    Tell,
     error::{PartError, PutError},
 };
 use oneread::{Config, ServerConfig, TableSize, VerbsAddress, error::WireError};

@@ -19,6 +19,7 @@ use crate::address::{Address, VerbsAddress};
 use crate::clock::Clock;
 use crate::hints::{HINT_BYTES, Hints, SharedHints};
 use crate::layout::geometry::Geometry;
+use crate::layout::life::Life;
 use crate::outcome::PutError;
 use crate::process::Process;
 use crate::reader::{Answers, DirectAnswers, KnownEntries, Reader, StoredAnswer};
@@ -184,18 +185,20 @@ impl VerbsHandle {
     fn get_batch(
         &mut self,
         mut open: Vec<(usize, &[u8])>,
-        each: &mut dyn FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>,
+        answers: &mut impl Answers,
         stats: &mut ClientStats,
     ) -> Result<ControlFlow<()>, GetError> {
         self.read(stats, |reader| {
             let asked: Vec<&[u8]> = open.iter().map(|(_, key)| *key).collect();
             let mut answered = vec![false; asked.len()];
-            let mut flow = ControlFlow::Continue(());
-            let result = reader.get_each(&asked, |i, answer| {
-                answered[i] = true;
-                flow = each(open[i].0, answer);
-                flow
-            });
+            let mut those = OpenAnswers {
+                answers: &mut *answers,
+                open: &open,
+                answered: &mut answered,
+                flow: ControlFlow::Continue(()),
+            };
+            let result = reader.answer_each(&asked, &mut those);
+            let flow = those.flow;
             if flow.is_break() {
                 return Ok(flow);
             }
@@ -457,8 +460,7 @@ impl Handle for VerbsHandle {
         answers: &mut impl Answers,
         stats: &mut ClientStats,
     ) -> Result<ControlFlow<()>, GetError> {
-        let each = &mut |number, answer: StoredAnswer<'_>| answers.answer(number, answer);
-        self.get_batch(keys.iter().map(AsRef::as_ref).enumerate().collect(), each, stats)
+        self.get_batch(keys.iter().map(AsRef::as_ref).enumerate().collect(), answers, stats)
     }
 
     fn converse(
@@ -485,6 +487,39 @@ impl Handle for VerbsHandle {
         if let Some(pairs) = &self.shared.pairs {
             pairs.changes.forget();
         }
+    }
+}
+
+/// Hands on the answers of those keys of a batch that had none yet.
+struct OpenAnswers<'a, A> {
+    answers: &'a mut A,
+    /// These keys, by their numbers in the whole batch.
+    open: &'a [(usize, &'a [u8])],
+    answered: &'a mut [bool],
+    flow: ControlFlow<()>,
+}
+
+impl<A: Answers> Answers for OpenAnswers<'_, A> {
+    type Sink = A::Sink;
+
+    fn sink(&mut self) -> &mut A::Sink {
+        self.answers.sink()
+    }
+
+    fn landed(&mut self, number: usize, is_there: bool) -> ControlFlow<()> {
+        self.answered[number] = true;
+        self.flow = self.answers.landed(self.open[number].0, is_there);
+        self.flow
+    }
+
+    fn put_life(&mut self, life: Option<Life>) {
+        self.answers.put_life(life);
+    }
+
+    fn answer(&mut self, number: usize, answer: StoredAnswer<'_>) -> ControlFlow<()> {
+        self.answered[number] = true;
+        self.flow = self.answers.answer(self.open[number].0, answer);
+        self.flow
     }
 }
 

@@ -182,7 +182,8 @@ impl CacheBench {
         const OWNER: u16 = 1;
         const LOOKS: u64 = 100;
         let address = Address::Shm(folder.join("owned"));
-        let table = Config::new().size(TableSize::Keys(self.owned)).key_max(16).value_max(32).owners(true);
+        let table =
+            Config::new().size(TableSize::Keys(self.owned)).key_max(16).value_max(32).life(true).owners(true);
         let served = Server::start(ServerConfig::new(address, table).workers(1))?;
         let mut other = Client::connect(served.address())?;
         let mut owner = other.owner(OwnerOptions::new(OWNER))?;
