@@ -8,6 +8,14 @@
 pub mod cookbook {}
 
 #[doc = include_str!("links.md")]
+#[doc = include_str!("../../docs/PYTHON.md")]
+pub mod python {}
+
+#[doc = include_str!("links.md")]
+#[doc = include_str!("../../docs/KV-CACHE.md")]
+pub mod kv_cache {}
+
+#[doc = include_str!("links.md")]
 #[doc = include_str!("../../docs/OPERATIONS.md")]
 pub mod operations {}
 
