@@ -90,7 +90,7 @@ fn add_append_or_clear() {
 
 #[test]
 fn put_get_del() {
-    let served = Served::start(&["--anonymous", "--capacity", "1000"]);
+    let served = Served::start(&["--anonymous", "--capacity", "1000", "--key-max", "86"]);
     assert_eq!(stdout(&expect(served.run(&["put", "k", "v"]), 0)), "inserted\n");
     assert_eq!(stdout(&expect(served.run(&["put", "k", "w"]), 0)), "updated\n");
     assert_eq!(stdout(&expect(served.run(&["put", "--insert", "k", "x"]), 1)), "exists\n");
@@ -463,8 +463,15 @@ fn keys_are_given_in_hex() {
     assert_eq!((&looked["key"]["key"], &looked["key"]["reads"]), (&"kk".into(), &1.into()), "{looked}");
     assert_eq!(looked["occupancy"], Value::Null, "the table was not read");
     assert!(json(&expect(served.run(&["inspect", "--json"]), 0))["occupancy"].is_object());
-    let out = expect(served.run(&["inspect", "--key", &"k".repeat(87)]), 1);
-    assert!(stderr(&out).contains("87 bytes long, this table takes 1 to 86"), "{out:?}");
+    let out = expect(served.run(&["inspect", "--key", &"k".repeat(256)]), 1);
+    assert!(stderr(&out).contains("256 bytes long, this table takes 1 to 255"), "{out:?}");
+    // One that does not fit its slot.
+    let long = "k".repeat(255);
+    expect(served.run(&["put", &long, "v"]), 0);
+    assert_eq!(stdout(&expect(served.run(&["get", "-n", &long]), 0)), "v");
+    let looked = json(&expect(served.run(&["inspect", "--json", "--quick", "--key", &long]), 0));
+    assert_eq!(looked["key"]["key"], long.as_str(), "{looked}");
+    expect(served.run(&["del", &long]), 0);
     expect(served.run(&["inspect", "--hex"]), 2);
     for command in [&["get", "--hex", "0"][..], &["del", "--hex", "0g"], &["put", "--hex", "6b6b", "1"]] {
         assert!(stderr(&expect(served.run(command), 1)).contains("is no hex"), "{command:?}");
