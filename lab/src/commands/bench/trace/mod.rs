@@ -328,3 +328,43 @@ fn table(rows: &[TraceRow]) -> comfy_table::Table {
     }
     table
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A small trace of the published shape, whose prompts part inside blocks, through caches that overflow: no answer is
+    /// wrong, every request goes to an engine with the longest prefix, and groups save READs.
+    #[test]
+    fn a_small_trace_is_routed() {
+        let folder = tempfile::tempdir().unwrap();
+        let trace = folder.path().join("small.jsonl");
+        let (mut text, mut chats, mut next) = (String::new(), vec![Vec::new(); 12], 100u64);
+        for n in 0..150usize {
+            let chat: &mut Vec<u64> = &mut chats[n * 7 % 12];
+            if chat.is_empty() {
+                chat.extend((0..3).map(|block| n as u64 % 2 * 3 + block));
+            }
+            chat.extend([next, next + 1]);
+            next += 2;
+            let line = format!(
+                "\"input_length\": {}, \"output_length\": 9, \"hash_ids\": {chat:?}",
+                chat.len() * 512
+            );
+            text += &format!("{{\"timestamp\": {}, {line}}}\n", n * 100);
+        }
+        std::fs::write(&trace, text).unwrap();
+        let bench = TraceBench { trace, engines: 4, part: 0.2, split: 16, requests: None, json: true };
+        let requests = requests::read(&bench.trace).unwrap();
+        let prompts: Vec<Prompt> = requests.iter().map(|request| prompt_of(request, 16)).collect();
+        let row = |name| bench.ask(name, &prompts, 306 * 16, folder.path(), &Progress::hidden()).unwrap();
+        let rows = ["placement", "grouped", "locations"].map(row);
+        for row in &rows {
+            assert_eq!((row.requests, row.wrong, row.routed_to_longest), (150, 0, 1.0), "{row:?}");
+            assert!((0.3..1.0).contains(&row.hit_ratio), "{row:?}");
+        }
+        let [single, grouped, _] = rows;
+        assert!((1.0..1.3).contains(&single.reads_per_block), "{single:?}");
+        assert!((0.125..0.25).contains(&grouped.reads_per_block), "{grouped:?}");
+    }
+}
