@@ -11,10 +11,9 @@
 //! not fit their slots; slots of several lines pay for the short look at slots of one; what a client's
 //! `get_range` and `value_len` count is told at once; puts leave room in the child of a split, and a full
 //! table's answer says which bound was met; a glance orders the entry before the counter; an update, and a put
-//! into a table that grows, go through the layers of the index; a long value lands in a sink; who copies a slot asks whether its
-//! key stands in it. Each
-//! bench does 100 operations on a table of 2,000 slots, 90 % of them taken where nothing else is said.
-//! Keys are made before, and nothing is dropped. In `far` benches the caches have no line of the table. The
+//! into a table that grows, go through the layers of the index; a long value lands in a sink; who copies a slot asks
+//! whether its key stands in it. Each bench does 100 operations on a table of 2,000 slots, 90 % of them taken where
+//! nothing else is said. Keys are made before, and nothing is dropped. In `far` benches the caches have no line of the table. The
 //! server's clock is set by hand, so each run does the same.
 //!
 //! `fill_growing` is a table with segments of the default size that grows from 2^10 keys to 2^16. The whole, which
@@ -34,7 +33,7 @@ use oneread::internals::layout::hash::mix;
 use oneread::internals::region::{Backing, Region};
 use oneread::internals::server::ServerConfig;
 use oneread::{
-    Address, Client, Config, PartChange, PartEffect, PutMode, PutOutcome, Server, TableSize, Tell, Values,
+    Address, Client, Config, Evict, PartChange, PartEffect, PutMode, PutOutcome, Server, TableSize, Tell, Values,
     embedded::{Clock, Index, Reader},
     error::PutError,
     fabric::Shm,
@@ -298,9 +297,19 @@ struct Served {
 }
 
 fn served(setting: Setting) -> Box<Served> {
+    served_by(setting, None)
+}
+
+/// The same, where entries make room for others: GETs note what they read.
+fn noting(setting: Setting) -> Box<Served> {
+    served_by(setting, Some(Evict::S3Fifo))
+}
+
+fn served_by(setting: Setting, evict: Option<Evict>) -> Box<Served> {
     let folder = tempfile::tempdir().expect("a folder");
     let address = Address::Shm(folder.path().join("socket"));
-    let server = Server::start(ServerConfig::new(address.clone(), setting.table())).expect("a server");
+    let config = ServerConfig::new(address.clone(), setting.table()).evict(evict);
+    let server = Server::start(config).expect("a server");
     let keys = setting.keys(0, load(90));
     for key in &keys {
         server.index().put(key, &vec![7; setting.value_bytes], PutMode::Upsert).expect("room");
@@ -506,6 +515,8 @@ fn refused(table: Box<Prepared>) -> Box<Prepared> {
 
 #[library_benchmark]
 #[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(153, OPERATIONS))]
+#[bench::windowed_8_short_noted(args = (noting(setting("windowed:8", 16, 32, false))),
+    config = at_most(158, OPERATIONS))]
 fn client_get(mut served: Box<Served>) -> Box<Served> {
     let Served { client, keys, got, .. } = &mut *served;
     assert!(keys.iter().all(|key| client.get_into(key, got).is_ok_and(|is_there| is_there)));

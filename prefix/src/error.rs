@@ -112,7 +112,13 @@ pub enum PrefixError {
     Connect(#[from] ConnectError),
     /// The keys could not be walked over.
     #[error(transparent)]
-    Scan(#[from] FeedError),
+    Scan(Box<FeedError>),
+}
+
+impl From<FeedError> for PrefixError {
+    fn from(error: FeedError) -> PrefixError {
+        PrefixError::Scan(Box::new(error))
+    }
 }
 
 /// Refuses lists of different lengths.
