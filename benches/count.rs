@@ -33,7 +33,8 @@ use oneread::internals::layout::hash::mix;
 use oneread::internals::region::{Backing, Region};
 use oneread::internals::server::ServerConfig;
 use oneread::{
-    Address, Client, Config, Evict, PartChange, PartEffect, PutMode, PutOutcome, Server, TableSize, Tell, Values,
+    Address, Client, Config, Evict, PartChange, PartEffect, PutMode, PutOutcome, Server, TableSize, Tell,
+    Values,
     embedded::{Clock, Index, Reader},
     error::PutError,
     fabric::Shm,

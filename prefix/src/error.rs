@@ -55,7 +55,7 @@ pub enum PrefixError {
     #[error("the table at {address} {why}; make one with `{index}::config`")]
     Table {
         /// The table's address.
-        address: oneread::Address,
+        address: Box<oneread::Address>,
         /// What it lacks.
         why: &'static str,
         /// The index.
@@ -103,16 +103,28 @@ pub enum PrefixError {
     Get(#[from] GetError),
     /// A change failed. It may have happened, as the error says.
     #[error(transparent)]
-    Change(#[from] MutateError),
+    Change(Box<MutateError>),
     /// A change of one key was refused, after those before it.
     #[error(transparent)]
     Refused(#[from] PutError),
     /// A handle could not be connected.
     #[error(transparent)]
-    Connect(#[from] ConnectError),
+    Connect(Box<ConnectError>),
     /// The keys could not be walked over.
     #[error(transparent)]
     Scan(Box<FeedError>),
+}
+
+impl From<MutateError> for PrefixError {
+    fn from(error: MutateError) -> PrefixError {
+        PrefixError::Change(Box::new(error))
+    }
+}
+
+impl From<ConnectError> for PrefixError {
+    fn from(error: ConnectError) -> PrefixError {
+        PrefixError::Connect(Box::new(error))
+    }
 }
 
 impl From<FeedError> for PrefixError {

@@ -236,7 +236,7 @@ impl LocationIndex {
             () => None,
         };
         if let Some(why) = lacks {
-            let address = client.address().clone();
+            let address = Box::new(client.address().clone());
             return Err(PrefixError::Table { address, why, index: "LocationIndex" });
         }
         Ok(LocationIndex { client, names: HashMap::new() })

@@ -98,7 +98,7 @@ impl PlacementIndex {
             (Form::Grouped, width.unwrap_or_default())
         };
         if key_max < KEY_BYTES || width == 0 || form == Form::Single && width < 20 {
-            let address = client.address().clone();
+            let address = Box::new(client.address().clone());
             let why = "has other lengths of keys and values";
             return Err(PrefixError::Table { address, why, index: "PlacementIndex" });
         }

@@ -59,7 +59,9 @@ fn owner(index: &LocationIndex, number: u16) -> LocationIndex {
     loop {
         match index.as_owner(OwnerOptions::new(number).absent_for(SOON)) {
             Ok(index) => return index,
-            Err(PrefixError::Connect(ConnectError::Owner { .. })) if begun.elapsed() < SOON => {
+            Err(PrefixError::Connect(why))
+                if matches!(*why, ConnectError::Owner { .. }) && begun.elapsed() < SOON =>
+            {
                 std::thread::sleep(Duration::from_millis(1));
             }
             Err(error) => panic!("{error}"),
@@ -184,7 +186,7 @@ proptest! {
                     );
                     let is_refused = match late {
                         Ok(answers) => matches!(answers[0], Err(PutError::OwnerGone { .. })),
-                        Err(PrefixError::Change(MutateError::OwnerGone { .. })) => true,
+                        Err(PrefixError::Change(why)) if matches!(*why, MutateError::OwnerGone { .. }) => true,
                         Err(_) => false,
                     };
                     assert!(is_refused, "a late put of an owner that is gone");

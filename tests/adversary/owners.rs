@@ -277,7 +277,7 @@ impl Owned {
         let bytes = value(put, LENGTHS[(put + filler) as usize % LENGTHS.len()]);
         self.change("another key", |it| {
             let put = match &it.sessions[at] {
-                Some(session) if put % 2 == 0 => {
+                Some(session) if put.is_multiple_of(2) => {
                     it.index.put_of(session, &key(filler), &bytes, PutOptions::new()).err()
                 }
                 _ => it.index.put(&key(filler), &bytes, PutMode::Upsert).err(),
@@ -342,11 +342,13 @@ fn by_one_thread(layout: Layout, seed: u64) -> (Table, Happened) {
 
 // ---- two threads ------------------------------------------------------------------------------------
 
+/// A key, what it has then, whose that is, from when to when.
+type Changed = (usize, Option<Vec<u8>>, u16, Instant, Instant);
+
 /// What a thread did with keys of its own.
 #[derive(Default)]
 struct Did {
-    /// Key, what it has then, whose that is, from when to when.
-    changes: Vec<(usize, Option<Vec<u8>>, u16, Instant, Instant)>,
+    changes: Vec<Changed>,
     came_again: u64,
     refused: u64,
 }
