@@ -17,9 +17,6 @@ from oneread import _native
 from oneread._errors import OnereadError
 from oneread._place import Place, lock
 
-# With lives and owners of entries, slots have 128 bytes then.
-KEY_MAX = 74
-
 
 def until_last(fd: int, idle: float) -> None:
     """Returns, with the lock, when nobody has had the dict open for so many seconds."""
@@ -47,7 +44,7 @@ def serve(place: Place, about: dict[str, Any]) -> _native.Server:
         # The locks of `memoize` go with their processes.
         life=True,
         owners=True,
-        **{"key_max": KEY_MAX, **options},
+        **options,
     )
 
 
