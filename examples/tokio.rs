@@ -40,8 +40,8 @@ async fn main() -> Outcome {
     for task in tasks {
         task.await??;
     }
-    let error = pool.run(|client| client.put(&[0; 100], b"")).await?.expect_err("too long a key");
-    assert!(error.to_string().contains("100 bytes"), "{error}");
+    let error = pool.run(|client| client.put(&[0; 300], b"")).await?.expect_err("too long a key");
+    assert!(error.to_string().contains("300 bytes"), "{error}");
     println!("{} keys, {} GETs", server.stats().keys, pool.stats().get.gets);
     // Waits for the server's threads.
     tokio::task::spawn_blocking(|| server.stop()).await?;

@@ -43,6 +43,8 @@ pub trait Sink {
     type Outcome;
     /// Whether [`Sink::put_life`] is called. If not, a GET has no work with lives.
     const WANTS_LIFE: bool = false;
+    /// Whether it takes any of a value's bytes. In a batch, a value that is not in its slot is else not READ.
+    const WANTS_BYTES: bool = true;
 
     /// A value of this length begins: what was put before does not count any more. Returns whether its bytes
     /// are wanted. If so, all of them are put, in order.
@@ -447,6 +449,7 @@ pub struct LengthSink(usize);
 
 impl Sink for LengthSink {
     type Outcome = Option<usize>;
+    const WANTS_BYTES: bool = false;
 
     #[inline]
     fn begin(&mut self, len: usize) -> bool {
@@ -489,6 +492,7 @@ impl LifeSink {
 impl Sink for LifeSink {
     type Outcome = Option<Option<Life>>;
     const WANTS_LIFE: bool = true;
+    const WANTS_BYTES: bool = false;
 
     #[inline]
     fn begin(&mut self, _len: usize) -> bool {
@@ -540,6 +544,7 @@ impl<'a, S: Sink> JudgedSink<'a, S> {
 impl<S: Sink> Sink for JudgedSink<'_, S> {
     type Outcome = bool;
     const WANTS_LIFE: bool = true;
+    const WANTS_BYTES: bool = S::WANTS_BYTES;
 
     fn begin(&mut self, len: usize) -> bool {
         self.sink.begin(len)

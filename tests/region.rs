@@ -62,7 +62,7 @@ fn superblock_is_pinned() {
     assert_eq!(superblock.geometry(geometry.region_bytes()), Ok(geometry));
     // As in docs/FORMAT.md: the CRC-32C of the bytes before it, with a stamp of zero.
     assert_eq!(superblock.crc, crc32c::crc32c(&bytes[..252]));
-    assert_eq!(FORMAT_VERSION, 7);
+    assert_eq!(FORMAT_VERSION, 8);
 }
 
 /// The three pictures of a slot in `docs/FORMAT.md`, in bytes.
@@ -162,7 +162,7 @@ fn hashes_are_pinned() {
 }
 
 const GOLDEN_SUPERBLOCK: &str = "\
-    4f4e4552454144000700000000000000\n\
+    4f4e4552454144000800000000000000\n\
     23b02a6d55af09db0000000000000000\n\
     01000000020000000100000008000000\n\
     00000000400000001000000020000000\n\
@@ -177,7 +177,7 @@ const GOLDEN_SUPERBLOCK: &str = "\
     0bc942ee9086c171b9b501d1d854bb71\n\
     80021590ff0b4dc30000000000000000\n\
     00000000000000000000000000000000\n\
-    0000000000000000000010002e2e744c\n\
+    000000000000000000001000c505a646\n\
 ";
 const GOLDEN_HALF_LINE: &str = "\
     020001000855f2ca0367070001000080\n\

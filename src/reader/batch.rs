@@ -103,10 +103,10 @@ impl<F: Fabric> Reader<'_, F> {
     ///
     /// # Errors
     /// As [`Reader::get_each`].
-    pub(crate) fn answer_each<K: AsRef<[u8]>>(
+    pub(crate) fn answer_each<K: AsRef<[u8]>, A: Answers>(
         &mut self,
         keys: &[K],
-        answers: &mut impl Answers,
+        answers: &mut A,
     ) -> Result<ControlFlow<()>, F::Error> {
         let left = if self.hints.is_some() || !self.fabric.is_direct() {
             (0..keys.len()).collect()
@@ -117,6 +117,7 @@ impl<F: Fabric> Reader<'_, F> {
                 ControlFlow::Continue(left) => left,
             }
         };
+        self.wants_bytes = A::Sink::WANTS_BYTES;
         let each = &mut |number, answer: StoredAnswer<'_>, life| {
             answers.put_life(life);
             answers.answer(number, answer)

@@ -43,6 +43,8 @@ pub struct Reader<'g, F> {
     hinted: HintCounts,
     /// Where a batch's values land.
     value: Vec<u8>,
+    /// Whether who takes a batch's answers wants bytes of values.
+    wants_bytes: bool,
     /// Directory entries, in a table that grows. On shm they only say how many bits it uses.
     entries: KnownEntries,
 }
@@ -51,7 +53,21 @@ impl<'g, F: Fabric> Reader<'g, F> {
     /// A reader of the table with this geometry.
     pub fn new(fabric: F, geometry: &'g Geometry, clock: Clock, limits: Limits) -> Reader<'g, F> {
         let (stats, reads, direct, hinted, value, entries) = Default::default();
-        Reader { fabric, geometry, clock, limits, stats, reads, direct, hints: None, hinted, value, entries }
+        let (hints, wants_bytes) = (None, true);
+        Reader {
+            fabric,
+            geometry,
+            clock,
+            limits,
+            stats,
+            reads,
+            direct,
+            hints,
+            hinted,
+            value,
+            wants_bytes,
+            entries,
+        }
     }
 
     /// The same reader with hints. Each GET first READs the single slots that they name, and teaches

@@ -19,6 +19,8 @@ use crate::layout::extent::Reference;
 use crate::layout::life::Life;
 use crate::layout::owners;
 use crate::sink::{BesideLife, LifeSink, LivedValue, Sink};
+use rustc_hash::FxHashSet;
+use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
 
 /// A value of a batch that has an owner: where its bytes are among those of all.
@@ -86,28 +88,39 @@ impl<F: Fabric> Reader<'_, F> {
     ) -> Result<ControlFlow<()>, F::Error> {
         /// Keys before a READ of the bits: their marks are not too old by then.
         const TOGETHER: usize = 128;
+        /// Bytes of their values from which on it is made for fewer keys.
+        const TOGETHER_BYTES: usize = 1 << 20;
         if self.fabric.is_direct() {
             return self.answer_unhidden_one_by_one(keys, numbers, each);
         }
-        let (mut bytes, mut mask) = (Vec::new(), Vec::new());
-        for some in numbers.chunks(TOGETHER) {
+        let (mut bytes, mut mask, mut again) = (Vec::new(), Vec::new(), LivedValue::default());
+        let mut left = VecDeque::from(numbers);
+        while !left.is_empty() {
+            let mut some: Vec<usize> = left.drain(..TOGETHER.min(left.len())).collect();
             // Values that have an owner, one behind the other.
             let mut owned: Vec<OwnedValue<F::Mark>> = Vec::new();
+            let mut answered = FxHashSet::default();
             bytes.clear();
-            let flow = self.ask_for(keys, some.to_vec(), &mut |number, found| {
+            let flow = self.ask_for(keys, some.clone(), &mut |number, found| {
+                answered.insert(number);
                 let Some(found) = found else { return each(number, Ok(None), None) };
-                match found.life.filter(|life| life.owner != 0) {
-                    None => each(number, Ok(Some(found.value)), found.life),
-                    Some(life) => {
-                        let start = bytes.len();
-                        bytes.extend_from_slice(found.value);
-                        owned.push(OwnedValue { number, life, mark: found.mark, value: start..bytes.len() });
-                        ControlFlow::Continue(())
-                    }
+                let Some(life) = found.life.filter(|life| life.owner != 0) else {
+                    return each(number, Ok(Some(found.value)), found.life);
+                };
+                let start = bytes.len();
+                bytes.extend_from_slice(found.value);
+                owned.push(OwnedValue { number, life, mark: found.mark, value: start..bytes.len() });
+                match bytes.len() {
+                    TOGETHER_BYTES.. => ControlFlow::Break(()),
+                    _ => ControlFlow::Continue(()),
                 }
             })?;
             if flow.is_break() {
-                return Ok(flow);
+                if bytes.len() < TOGETHER_BYTES {
+                    return Ok(flow);
+                }
+                some.retain(|number| !answered.contains(number));
+                some.into_iter().rev().for_each(|number| left.push_front(number));
             }
             let words = owned.iter().map(|it| self.geometry.owner_word(it.life.owner));
             let Some((first, last)) = words.clone().min().zip(words.max()) else { continue };
@@ -125,9 +138,7 @@ impl<F: Fabric> Reader<'_, F> {
                     each(number, Ok(Some(&bytes[value])), Some(life))
                 } else {
                     self.stats.take_back();
-                    let mut again = LivedValue::default();
-                    let found = self.get_unhidden(key, None, &mut again)?;
-                    each(number, Ok(found.map(|_| &again.value[..])), again.life)
+                    self.answer_unhidden_one(keys, number, None, &mut again, each)?
                 };
                 if flow.is_break() {
                     return Ok(flow);
@@ -146,12 +157,29 @@ impl<F: Fabric> Reader<'_, F> {
     ) -> Result<ControlFlow<()>, F::Error> {
         let mut value = LivedValue::default();
         for number in numbers {
-            let found = self.get_unhidden(keys(number), self.hints, &mut value)?;
-            if each(number, Ok(found.map(|_| &value.value[..])), value.life).is_break() {
+            if self.answer_unhidden_one(keys, number, self.hints, &mut value, each)?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
         }
         Ok(ControlFlow::Continue(()))
+    }
+
+    /// The same for one key. Its value may land in `value`.
+    fn answer_unhidden_one(
+        &mut self,
+        keys: &Keys<'_>,
+        number: usize,
+        hints: Option<&Hints>,
+        value: &mut LivedValue,
+        each: &mut EachLived<'_>,
+    ) -> Result<ControlFlow<()>, F::Error> {
+        if self.wants_bytes {
+            let found = self.get_unhidden(keys(number), hints, value)?;
+            return Ok(each(number, Ok(found.map(|_| &value.value[..])), value.life));
+        }
+        let mut life = LifeSink::default();
+        let found = self.get_unhidden(keys(number), hints, &mut life)?;
+        Ok(each(number, Ok(found.map(|_| &[][..])), life.life()))
     }
 
     /// Whether no bit was cleared since `mark` that was set when the entry was found.

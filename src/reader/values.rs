@@ -229,14 +229,29 @@ impl<F: Fabric> Reader<'_, F> {
             };
             let (together, others) = left.split_at(left.iter().take_while(fits).count().max(1));
             left = others;
-            let places = together.iter().map(|it| self.stretch(&it.reference, 0..it.reference.len as usize));
+            let lens = together.iter().map(|it| {
+                let before = self.bytes_before_value(keys(it.number), &it.reference)?;
+                Ok(if self.wants_bytes { it.reference.len as usize } else { before })
+            });
+            let lens = lens.collect::<Result<SmallVec<[_; 4]>, ReadError>>()?;
+            let places = together.iter().zip(&lens).filter(|&(_, &len)| len > 0);
+            let places = places.map(|(it, &len)| self.stretch(&it.reference, 0..len));
             let places = places.collect::<Result<SmallVec<[_; 4]>, _>>()?;
             values.clear();
             self.fetch(&places, &mut values)?;
             let mut rest = &values[..];
-            for NamedValue { number, reference, mark, life } in together {
-                let (part, behind) = rest.split_at(reference.len as usize);
+            for (NamedValue { number, reference, mark, life }, &len) in together.iter().zip(&lens) {
+                let (part, behind) = rest.split_at(len);
                 rest = behind;
+                if len == 0 {
+                    // The slot says all that is wanted.
+                    let (value, life, mark) = (part, *life, Some(*mark));
+                    self.stats.answered(true);
+                    if each(*number, Some(FoundValue { value, life, mark })).is_break() {
+                        return Ok(ControlFlow::Break(()));
+                    }
+                    continue;
+                }
                 let (key, mut patience, mut others) = (keys(*number), RetryBudget::default(), Others::new());
                 let (before, part) = part.split_at(self.bytes_before_value(key, reference)?);
                 let is_its = before.is_empty() || kept(Rule::WholeKeyRead, || before == key);

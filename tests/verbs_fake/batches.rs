@@ -10,6 +10,7 @@ stories! {
     full_tables_in_a_batch,
     parts_of_values,
     batches_in_a_table_with_owners,
+    batches_of_long_values_with_owners,
 }
 
 /// Batches have an outcome for each key, and may end early. Values are swapped.
@@ -159,5 +160,39 @@ fn batches_in_a_table_with_owners(fake: &Fake) {
         }
         let counted = client.stats().get;
         assert_eq!(counted.gets - counted.hits, 2 * u64::from(KEYS / 3 + 1), "hidden ones are absent");
+    }
+}
+
+/// Values of any length come in a batch, whose entries have owners or none. Who wants no bytes of them causes no READ of
+/// any, but of keys that do not fit their slots.
+fn batches_of_long_values_with_owners(fake: &Fake) {
+    const KEYS: u32 = 24;
+    let table = config(default_preset(), 256, 16, 300_000, 7).inline_max(40).heap_bytes(32 << 20).grace(CALM);
+    let server = serve_ways(at("127.0.0.1:0"), table.key_max(200).life(true).owners(true));
+    for options in both_paths(16) {
+        let mut client = Client::connect_with(server.address(), options).unwrap();
+        let mut owned = client.owner(OwnerOptions::new(7)).unwrap();
+        let long = |n: u32| value(n.into(), [20, 4_000, 250_000, 299_999][n as usize % 4]);
+        // Each third key does not fit its slot.
+        let keys: Vec<_> = (0..KEYS).map(|n| key(n.into(), if n % 3 == 0 { 100 } else { 16 })).collect();
+        for (n, key) in (0..KEYS).zip(&keys) {
+            [&mut client, &mut owned][n as usize % 2].put(key, &long(n)).unwrap();
+        }
+        for (n, found) in (0..KEYS).zip(client.get_many(&keys).unwrap()) {
+            assert_eq!(found, Ok(Some(long(n))), "key {n}");
+        }
+        let numbers: Vec<u64> = keys.iter().map(|key| client.life(key).unwrap().unwrap().number).collect();
+        fake.set("counts", 0);
+        assert_eq!(client.revalidate(&keys, &numbers).unwrap(), [true; KEYS as usize]);
+        let (mut present, all) = (Vec::new(), (1 << KEYS) - 1);
+        client.contains_many(&keys, &mut present).unwrap();
+        assert_eq!(present, [all]);
+        let bytes = fake.count("bytes");
+        assert!(bytes < 200_000, "{bytes} bytes: no value was READ");
+        assert!(client.remove_owner(7).unwrap());
+        for (n, found) in (0..KEYS).zip(client.get_many(&keys).unwrap()) {
+            assert_eq!(found, Ok((n % 2 == 0).then(|| long(n))), "key {n}");
+        }
+        client.clear().unwrap();
     }
 }

@@ -65,9 +65,9 @@ taken at once, and a full table is an error.
 Keys have up to 255 bytes and values up to 1 MiB, unless --key-max and
 --value-max say otherwise. Slots have 128 bytes then: a key and a value of 110
 bytes together fit one. A longer value, or a key of more than 86 bytes, is in
-memory of its own, the heap, and a GET of it takes two READs. With --inline-max, values up to that length stand in
-their slots, which are as long as that needs. With a --value-max that a slot can
-hold, up to about 3.8 KiB, all values do.
+memory of its own, the heap, and a GET of it takes two READs. With --inline-max,
+values up to that length stand in their slots, which are as long as that needs.
+With a --value-max that a slot can hold, up to about 3.8 KiB, all values do.
 
 The table is in a file in memory (/dev/shm). It survives a restart of the
 server, but not a reboot. With --region on a disk it also survives a clean

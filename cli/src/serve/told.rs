@@ -125,7 +125,8 @@ mod tests {
         let geometry = Config::new().size(TableSize::Slots(5_000)).geometry().unwrap();
         let [slots, bytes] = [show::count(geometry.slots()), show::bytes(geometry.region_bytes())];
         assert_eq!(size_now(&geometry, 7, None), format!("{slots} slots, up to {bytes}"));
-        let geometry = Config::new().size(TableSize::Slots(5_000)).value_max(20).geometry().unwrap();
+        let geometry =
+            Config::new().size(TableSize::Slots(5_000)).key_max(16).value_max(20).geometry().unwrap();
         let bytes = show::bytes(geometry.region_bytes());
         assert_eq!(size_now(&geometry, 7, None), format!("{slots} slots, {bytes}"));
     }

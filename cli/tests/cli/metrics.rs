@@ -120,7 +120,7 @@ fn metrics_are_true() {
     expect(run_with_input(&["put", "long", "-", "--at", &served.at], &[b'v'; 100_000]), 0);
     // None of these changes anything.
     for _ in 0..2 {
-        expect(served.run(&["put", &"k".repeat(87), "v"]), 1);
+        expect(served.run(&["put", &"k".repeat(256), "v"]), 1);
     }
 
     let told = json(&expect(served.run(&["stat", "--json"]), 0));
@@ -188,7 +188,8 @@ fn ends_and_gaps_are_counted() {
 /// Refusals have their causes, of a table of one size and without a heap, which has no figures of these.
 #[test]
 fn refusals_are_counted_by_cause() {
-    let options = ["--anonymous", "--slots", "64", "--value-max", "20", "--metrics", "[::1]:0"];
+    let options =
+        ["--anonymous", "--slots", "64", "--key-max", "16", "--value-max", "20", "--metrics", "[::1]:0"];
     // Some machines have no IPv6.
     let options = match TcpListener::bind("[::1]:0") {
         Ok(_) => options,

@@ -45,7 +45,8 @@ fn long_values() {
         options.iter().map(|&option| if option == "64MiB" { "128MiB" } else { option }).collect();
     let out = expect(run(&[&["serve", "--at", &unused], &more[..]].concat()), 1);
     assert!(stderr(&out).contains("it has heap ") && stderr(&out).contains("--fresh"), "{out:?}");
-    let served = Served::start(&["--anonymous", "--capacity", "1000", "--value-max", "78"]);
+    let served =
+        Served::start(&["--anonymous", "--capacity", "1000", "--key-max", "16", "--value-max", "78"]);
     assert_eq!(json(&expect(served.run(&["stat", "--json"]), 0))["heap"], Value::Null);
 }
 
