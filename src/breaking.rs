@@ -9,50 +9,93 @@ use std::time::{Duration, Instant};
 /// After so long it is asked again.
 const ASKED_AFTER: Duration = Duration::from_millis(50);
 
-thread_local!(static IS_UNWANTED: Cell<Option<fn() -> bool>> = const { Cell::new(None) });
+/// Who is asked whether this thread's waits are still wanted, and when next. `None`: 50 ms after the first wait begins.
+#[derive(Clone, Copy)]
+struct Asked {
+    is_unwanted: fn() -> bool,
+    next: Option<Instant>,
+}
 
-/// Does work of this thread whose waits for a server on shm end when `is_unwanted` says so. It is asked every 50 ms, and
-/// when a signal comes.
+thread_local!(static ASKED: Cell<Option<Asked>> = const { Cell::new(None) });
+
+/// Does work of this thread whose waits for a server on shm end when `is_unwanted` says so. It is asked every 50 ms while
+/// they last, and when a signal interrupts one. A wait that is over sooner asks nobody.
 pub fn breakable<R>(is_unwanted: fn() -> bool, work: impl FnOnce() -> R) -> R {
     /// Puts back what was there, also after a panic.
-    struct Before(Option<fn() -> bool>);
+    struct Before(Option<Asked>);
 
     impl Drop for Before {
         fn drop(&mut self) {
-            IS_UNWANTED.set(self.0);
+            ASKED.set(self.0);
         }
     }
 
-    let _before = Before(IS_UNWANTED.replace(Some(is_unwanted)));
+    let _before = Before(ASKED.replace(Some(Asked { is_unwanted, next: None })));
     work()
 }
 
 /// Until when this thread sleeps that waits until `deadline`. `None`: its wait is not wanted any more.
 pub(crate) fn sleeps_until(deadline: Instant) -> Option<Instant> {
-    match IS_UNWANTED.get() {
-        None => Some(deadline),
-        Some(is_unwanted) if is_unwanted() => None,
-        Some(_) => Some(deadline.min(Instant::now() + ASKED_AFTER)),
+    let Some(Asked { is_unwanted, mut next }) = ASKED.get() else { return Some(deadline) };
+    if next.is_some_and(|next| next <= Instant::now()) {
+        if is_unwanted() {
+            return None;
+        }
+        next = None;
+    }
+    let next = next.unwrap_or_else(|| Instant::now() + ASKED_AFTER);
+    ASKED.set(Some(Asked { is_unwanted, next: Some(next) }));
+    Some(deadline.min(next))
+}
+
+/// A signal has interrupted this thread's wait: it is asked before the next one.
+pub(crate) fn interrupted() {
+    if let Some(asked) = ASKED.get() {
+        ASKED.set(Some(Asked { next: Some(Instant::now()), ..asked }));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     /// A wait is broken off only where that was asked for.
     #[test]
     fn waits_are_broken_off_where_that_was_asked_for() {
         let deadline = Instant::now() + Duration::from_secs(3600);
+        interrupted();
         assert_eq!(sleeps_until(deadline), Some(deadline));
         breakable(
             || false,
             || {
                 assert!(sleeps_until(deadline).is_some_and(|until| until < deadline));
-                breakable(|| true, || assert_eq!(sleeps_until(deadline), None));
-                assert!(sleeps_until(deadline).is_some_and(|until| until < deadline));
+                breakable(
+                    || true,
+                    || {
+                        assert!(
+                            sleeps_until(deadline).is_some_and(|until| until < deadline),
+                            "it waits first"
+                        );
+                        interrupted();
+                        assert_eq!(sleeps_until(deadline), None);
+                    },
+                );
+                interrupted();
+                assert!(sleeps_until(deadline).is_some_and(|until| until > Instant::now()));
             },
         );
         assert_eq!(sleeps_until(deadline), Some(deadline));
+    }
+
+    /// Waits that follow each other ask together every 50 ms, however short each is.
+    #[test]
+    fn short_waits_ask_now_and_then() {
+        static ASKS: AtomicU32 = AtomicU32::new(0);
+        let count = || ASKS.fetch_add(1, Ordering::Relaxed) == 1;
+        let (begun, deadline) = (Instant::now(), Instant::now() + Duration::from_secs(3600));
+        breakable(count, || while sleeps_until(deadline).is_some() {});
+        assert!(begun.elapsed() >= 2 * ASKED_AFTER);
+        assert_eq!(ASKS.load(Ordering::Relaxed), 2);
     }
 }

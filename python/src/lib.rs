@@ -28,6 +28,7 @@ use pyo3::prelude::{Bound, PyModule, PyModuleMethods, PyResult};
 #[pyo3::pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     fork::watch();
+    waiting::begin(module.py())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<client::Client>()?;
     module.add_class::<client::PutTicket>()?;

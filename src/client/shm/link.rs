@@ -2,7 +2,7 @@
 
 use super::mailbox::BellSocket;
 use crate::address::Address;
-use crate::breaking::sleeps_until;
+use crate::breaking::{interrupted, sleeps_until};
 use crate::client::error::{ConnectError, LinkError};
 use crate::client::handle::Deadline;
 use crate::files;
@@ -227,7 +227,7 @@ impl SocketLink {
                 Ok(0) if until < deadline => {}
                 Ok(0) => return Err(LinkError::Deadline(self.allowed)),
                 Ok(_) => return Ok(()),
-                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::INTR) => interrupted(),
                 Err(e) => return Err(LinkError::Os(e.into())),
             }
         }
