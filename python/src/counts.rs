@@ -27,7 +27,8 @@ pub(crate) fn of_client<'py>(py: Python<'py>, stats: &ClientStats) -> PyResult<B
             retries_moved,
             retries_late,
             retries_chain,
-            retries_replaced
+            retries_replaced,
+            retries_other_key
         ),
     )?;
     all.set_item("read", dict!(py, stats.read, reads, bytes, doorbells))?;
