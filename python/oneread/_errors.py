@@ -49,7 +49,7 @@ class Timeout(OnereadError, TimeoutError):
 
 
 class Busy(OnereadError):
-    """Others were in the way, each time. Try again."""
+    """Others were in the way, each time; or a signal's handler interrupts just such a call. Try again, later."""
 
 
 class Full(OnereadError):

@@ -8,6 +8,7 @@ use crate::client::Client;
 use crate::convert::{bytes_of, seconds};
 use crate::error::{Classed, Raise, error_of, told, typed};
 use crate::fork;
+use crate::turn::Turn;
 use crate::waiting::detached;
 use oneread::{ChangeFeed, FeedError, FeedFrom, FeedItem, FeedOptions, FeedPosition, GapCause, LeftCause};
 use pyo3::prelude::{Bound, Py, PyAny, PyAnyMethods, PyErr, PyResult, Python};
@@ -15,7 +16,7 @@ use pyo3::types::{PyBytes, PyString};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 /// After so long it is looked whether the program is to be interrupted, or the feed closed.
@@ -102,12 +103,30 @@ impl Shared {
     }
 }
 
+/// What a thread hears that follows until this is dropped.
+struct Following {
+    process: u64,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        // In a child, a lock may be held by a thread that is not there.
+        if self.process == fork::process() {
+            self.shared.lock().closed = true;
+            self.shared.changed.notify_all();
+        }
+    }
+}
+
 /// Who asks the server.
+#[derive(Default)]
 enum Follower {
     /// Who takes a change.
     Caller(Box<ChangeFeed>),
     /// A thread.
-    Thread(Arc<Shared>),
+    Thread(Following),
+    #[default]
     Closed,
 }
 
@@ -115,17 +134,18 @@ enum Follower {
 #[pyo3::pyclass(frozen, module = "oneread", weakref)]
 pub(crate) struct Changes {
     process: u64,
-    follower: Mutex<Follower>,
+    follower: Turn<Follower>,
 }
 
 impl Changes {
-    /// Locks, without the interpreter's lock: another thread may wait for a change.
+    /// Does work that may wait, without the interpreter's lock, after other threads.
     fn with<R: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut Follower) -> R + Send) -> PyResult<R> {
         if self.process != fork::process() {
             let text = "this feed is one of the process that has made this one (fork); begin another one";
             return Err(error_of(py, "Closed", text.into()));
         }
-        detached(py, || work(&mut self.follower.lock().unwrap_or_else(PoisonError::into_inner)))
+        let mut taken = self.follower.take(py)?.ok_or_else(|| closed(py))?;
+        detached(py, move || work(&mut taken))
     }
 
     /// What comes next, within this time. Waits once, for a slice of it at most.
@@ -136,8 +156,7 @@ impl Changes {
                 let heard = feed.next(within).map_err(|error| wrong(&error));
                 Some(heard.map(|item| item.map(|item| (item, feed.position()))).transpose())
             }
-            Follower::Thread(shared) => {
-                let shared = shared.clone();
+            Follower::Thread(Following { shared, .. }) => {
                 let mut waiting = shared.lock();
                 if waiting.heard.is_empty() && !within.is_zero() {
                     let waited = shared.changed.wait_timeout(waiting, within);
@@ -246,14 +265,8 @@ impl Changes {
     /// A descriptor that is readable while there is something to poll. From the first call on, a thread of the library
     /// asks the server.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
-        let made = self.with(py, |follower| match std::mem::replace(follower, Follower::Closed) {
-            Follower::Closed => Ok(None),
-            Follower::Thread(shared) => {
-                let number = shared.readable.as_raw_fd();
-                *follower = Follower::Thread(shared);
-                Ok(Some(number))
-            }
-            Follower::Caller(feed) => {
+        let number = self.with(py, |follower| {
+            if let Follower::Caller(feed) = follower {
                 let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
                 let waiting = Waiting {
                     heard: VecDeque::new(),
@@ -261,25 +274,28 @@ impl Changes {
                     resync: false,
                     closed: false,
                 };
-                let shared = match rustix::event::eventfd(0, flags) {
-                    Ok(readable) => {
-                        Arc::new(Shared { waiting: Mutex::new(waiting), changed: Condvar::new(), readable })
+                let readable = rustix::event::eventfd(0, flags)?;
+                let shared =
+                    Arc::new(Shared { waiting: Mutex::new(waiting), changed: Condvar::new(), readable });
+                let (hand, handed) = mpsc::channel();
+                let follows = shared.clone();
+                // The feed is handed over when the thread is there: a system that refuses one does not end the feed.
+                std::thread::Builder::new().name("oneread-changes".into()).spawn(move || {
+                    if let Ok(feed) = handed.recv() {
+                        follows.follow(feed);
                     }
-                    Err(error) => {
-                        *follower = Follower::Caller(feed);
-                        return Err(io::Error::from(error));
-                    }
-                };
-                let (number, follows) = (shared.readable.as_raw_fd(), shared.clone());
-                std::thread::Builder::new()
-                    .name("oneread-changes".into())
-                    .spawn(move || follows.follow(*feed))
-                    .map(drop)?;
-                *follower = Follower::Thread(shared);
-                Ok(Some(number))
+                })?;
+                let following = Follower::Thread(Following { process: self.process, shared });
+                if let Follower::Caller(feed) = std::mem::replace(follower, following) {
+                    let _ = hand.send(*feed);
+                }
             }
+            io::Result::Ok(match follower {
+                Follower::Thread(Following { shared, .. }) => Some(shared.readable.as_raw_fd()),
+                _ => None,
+            })
         })?;
-        made?.ok_or_else(|| closed(py))
+        number?.ok_or_else(|| closed(py))
     }
 
     /// From now on all keys that are there come, and then what becomes of them.
@@ -287,7 +303,7 @@ impl Changes {
         let synced = self.with(py, |follower| match follower {
             Follower::Closed => None,
             Follower::Caller(feed) => Some(feed.resync()),
-            Follower::Thread(shared) => {
+            Follower::Thread(Following { shared, .. }) => {
                 let mut waiting = shared.lock();
                 waiting.heard.clear();
                 waiting.resync = true;
@@ -305,14 +321,16 @@ impl Changes {
         let position = self.with(py, |follower| match follower {
             Follower::Closed => None,
             Follower::Caller(feed) => Some(feed.position()),
-            Follower::Thread(shared) => Some(shared.lock().position),
+            Follower::Thread(Following { shared, .. }) => Some(shared.lock().position),
         })?;
         position.map(triple).ok_or_else(|| closed(py))
     }
 
-    /// Ends the feed. Closing it again does nothing.
+    /// Ends the feed. A call that waits for a change ends soon after, as closed. Closing it again does nothing.
     fn close(&self, py: Python<'_>) {
-        let _ = self.with(py, Follower::close);
+        if self.process == fork::process() {
+            py.detach(|| drop(self.follower.close()));
+        }
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -322,24 +340,6 @@ impl Changes {
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, pyo3::types::PyTuple>) {
         self.close(py);
-    }
-}
-
-impl Follower {
-    fn close(&mut self) {
-        if let Follower::Thread(shared) = std::mem::replace(self, Follower::Closed) {
-            shared.lock().closed = true;
-            shared.changed.notify_all();
-        }
-    }
-}
-
-impl Drop for Changes {
-    fn drop(&mut self) {
-        // In a child, a lock may be held by a thread that is not there.
-        if self.process == fork::process() {
-            self.follower.get_mut().unwrap_or_else(PoisonError::into_inner).close();
-        }
     }
 }
 
@@ -372,6 +372,6 @@ impl Client {
             options.prefix = bytes_of(prefix, "prefix")?.into_owned();
         }
         let feed = self.ask(py, |client| client.changes(options).map_err(Box::new))?;
-        Ok(Changes { process: fork::process(), follower: Mutex::new(Follower::Caller(Box::new(feed))) })
+        Ok(Changes { process: fork::process(), follower: Turn::new(Follower::Caller(Box::new(feed))) })
     }
 }

@@ -1,20 +1,70 @@
 //! The library's handles of one Python client. A handle serves one thread at a time. Threads take turns at a few of
 //! them, and never wait for one: who finds all in use makes another one, for one call.
+//!
+//! No lock is held while a call waits for the server: handlers of signals run then, and may close the client.
 
 use crate::fork;
+use crate::turn::{Taken, Turn};
+use crate::waiting::detached;
 use oneread::Client;
 use oneread::stats::ClientStats;
+use pyo3::prelude::{PyResult, Python};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError, RwLock, TryLockError};
+use std::sync::{Mutex, PoisonError, RwLock};
 
 /// As many threads have a handle of their own.
 const SLOTS: usize = 16;
 
 /// A handle, on lines of its own: others' locks do not slow it down.
 #[repr(align(128))]
-#[derive(Default)]
-struct Slot(Mutex<Option<Client>>);
+struct Slot {
+    /// `None` before it is used.
+    client: Turn<Option<Client>>,
+    /// What it had done when it was last taken, or closed.
+    before: Mutex<ClientStats>,
+}
+
+impl Slot {
+    fn new(client: Option<Client>) -> Slot {
+        Slot { client: Turn::new(client), before: Mutex::default() }
+    }
+
+    fn note(&self, stats: ClientStats) {
+        *self.before.lock().unwrap_or_else(PoisonError::into_inner) = stats;
+    }
+
+    /// Does work that may wait, and run handlers of signals, with its handle, which is taken.
+    fn work<R>(
+        &self,
+        mut taken: Taken<'_, Option<Client>>,
+        handles: &Handles,
+        work: impl FnOnce(&mut Client) -> R,
+    ) -> Option<R> {
+        if taken.is_none() {
+            *taken = Some(handles.another()?);
+        }
+        let client = taken.as_mut()?;
+        self.note(client.stats());
+        let outcome = work(client);
+        self.note(client.stats());
+        Some(outcome)
+    }
+
+    /// What it did, as of when it was taken if it is.
+    fn stats(&self) -> ClientStats {
+        match self.client.look(|client| client.as_ref().map(Client::stats)) {
+            Some(stats) => stats.unwrap_or_default(),
+            None => *self.before.lock().unwrap_or_else(PoisonError::into_inner),
+        }
+    }
+
+    fn close(&self) {
+        if let Some(client) = self.client.close() {
+            self.note(client.stats());
+        }
+    }
+}
 
 /// The handles of one Python client, in one process.
 pub(crate) struct Handles {
@@ -23,10 +73,10 @@ pub(crate) struct Handles {
     /// What others are cloned from. `None` once they are closed.
     first: RwLock<Option<Client>>,
     slots: [Slot; SLOTS],
-    /// What the handles did that are no more.
+    /// What the handles did that were for one call.
     gone: Mutex<ClientStats>,
     /// The handle whose connection pins and started puts belong to.
-    bound: Mutex<Option<Client>>,
+    bound: Slot,
 }
 
 /// The slot at which this thread looks first.
@@ -45,14 +95,14 @@ fn own_slot() -> usize {
 
 impl Handles {
     pub fn new(client: Client) -> Handles {
-        let slots: [Slot; SLOTS] = Default::default();
-        *slots[own_slot()].0.lock().unwrap_or_else(PoisonError::into_inner) = Some(client.clone());
+        let own = own_slot();
+        let slots = std::array::from_fn(|number| Slot::new((number == own).then(|| client.clone())));
         Handles {
             process: fork::process(),
             first: RwLock::new(Some(client)),
             slots,
             gone: Mutex::default(),
-            bound: Mutex::default(),
+            bound: Slot::new(None),
         }
     }
 
@@ -63,28 +113,25 @@ impl Handles {
         self.process == fork::process()
     }
 
-    /// Does work with a handle that nobody else uses meanwhile. `None` if they are closed. Does not wait.
+    /// Does work with a handle that nobody else uses meanwhile. It must not wait, nor run anything of Python. `None` if
+    /// they are closed. Does not wait.
     #[inline]
     pub fn with<R>(&self, work: impl FnOnce(&mut Client) -> R) -> Option<R> {
-        match self.slots[own_slot()].0.try_lock() {
-            Ok(mut slot) if slot.is_some() => slot.as_mut().map(work),
-            _ => self.with_another(work),
+        if let Some(mut place) = self.slots[own_slot()].client.now()
+            && let Some(Some(client)) = place.thing()
+        {
+            return Some(work(client));
         }
+        self.wait_with(work)
     }
 
-    #[cold]
-    fn with_another<R>(&self, work: impl FnOnce(&mut Client) -> R) -> Option<R> {
+    /// The same for work that may wait, and run handlers of signals.
+    pub fn wait_with<R>(&self, work: impl FnOnce(&mut Client) -> R) -> Option<R> {
         let own = own_slot();
-        for number in (own..SLOTS).chain(0..own) {
-            let mut slot = match self.slots[number].0.try_lock() {
-                Ok(slot) => slot,
-                Err(TryLockError::Poisoned(slot)) => slot.into_inner(),
-                Err(TryLockError::WouldBlock) => continue,
-            };
-            if slot.is_none() {
-                *slot = Some(self.another()?);
+        for slot in self.slots[own..].iter().chain(&self.slots[..own]) {
+            if let Ok(taken) = slot.client.try_take() {
+                return slot.work(taken, self, work);
             }
-            return slot.as_mut().map(work);
         }
         let mut client = self.another()?;
         let outcome = work(&mut client);
@@ -101,14 +148,20 @@ impl Handles {
         self.first.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The same with the one handle that pins and started puts belong to. Waits for other threads that use it: not to be
-    /// called with the interpreter's lock.
-    pub fn with_bound<R>(&self, work: impl FnOnce(&mut Client) -> R) -> Option<R> {
-        let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
-        if bound.is_none() {
-            *bound = Some(self.another()?);
+    /// The same with the one handle that pins and started puts belong to, without the interpreter's lock. Waits for other
+    /// threads that use it.
+    ///
+    /// # Errors
+    /// What a handler of a signal has raised. `Busy` in a handler that interrupts such work of this thread.
+    pub fn wait_with_bound<R: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut Client) -> R + Send,
+    ) -> PyResult<Option<R>> {
+        match self.bound.client.take(py)? {
+            Some(taken) => detached(py, move || self.bound.work(taken, self, work)),
+            None => Ok(None),
         }
-        bound.as_mut().map(work)
     }
 
     /// Looks at what all handles have in common. `None` if they are closed.
@@ -116,27 +169,16 @@ impl Handles {
         self.first.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(look)
     }
 
-    /// The sum of what all handles did. Waits for those in use: not to be called with the interpreter's lock.
+    /// The sum of what all handles did; without what a call does that still waits. Does not wait for those in use.
     pub fn stats(&self) -> ClientStats {
         let mut sum = *self.gone.lock().unwrap_or_else(PoisonError::into_inner);
-        let slots = self.slots.iter().map(|slot| &slot.0);
-        for slot in slots.chain([&self.bound]) {
-            if let Some(client) = &*slot.lock().unwrap_or_else(PoisonError::into_inner) {
-                sum += client.stats();
-            }
-        }
+        self.slots.iter().chain([&self.bound]).for_each(|slot| sum += slot.stats());
         sum
     }
 
-    /// Closes them all. Waits for those in use: not to be called with the interpreter's lock.
+    /// Closes them all. Those in use close when their calls end, for which it does not wait.
     pub fn close(&self) {
-        self.first.write().unwrap_or_else(PoisonError::into_inner).take();
-        let slots = self.slots.iter().map(|slot| &slot.0);
-        for slot in slots.chain([&self.bound]) {
-            let closed = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(client) = closed {
-                *self.gone.lock().unwrap_or_else(PoisonError::into_inner) += client.stats();
-            }
-        }
+        drop(self.first.write().unwrap_or_else(PoisonError::into_inner).take());
+        self.slots.iter().chain([&self.bound]).for_each(Slot::close);
     }
 }

@@ -20,6 +20,7 @@ mod options;
 mod scan;
 mod server;
 mod sinks;
+mod turn;
 mod waiting;
 
 use pyo3::prelude::{Bound, PyModule, PyModuleMethods, PyResult};

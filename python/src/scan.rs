@@ -3,12 +3,13 @@
 use crate::client::Client;
 use crate::convert::bytes_of;
 use crate::error::Raise;
+use crate::turn::Turn;
 use oneread::{ScanCursor, ScannedKey};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::{Bound, Py, PyAny, PyResult, Python};
 use pyo3::types::PyBytes;
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The keys of a table, or keys with values, one after the other.
 #[pyo3::pyclass(frozen, module = "oneread")]
@@ -16,7 +17,10 @@ pub(crate) struct Scan {
     client: Py<Client>,
     prefix: Vec<u8>,
     values: bool,
+    /// Locked for moments only, in which nothing of Python runs.
     at: Mutex<Place>,
+    /// Who asks the server has it.
+    asks: Turn<()>,
 }
 
 /// How far a scan has come.
@@ -29,26 +33,37 @@ struct Place {
 }
 
 impl Scan {
+    fn place(&self) -> MutexGuard<'_, Place> {
+        self.at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn next_ready(&self) -> (Option<ScannedKey>, bool) {
-        let mut place = self.at.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = self.place();
         (place.ready.pop_front(), place.has_ended)
     }
 
     /// Asks the server for more.
     fn ask(&self, py: Python<'_>) -> PyResult<()> {
-        let client = self.client.get();
-        client.ask(py, |client| {
-            let mut place = self.at.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.asks.take(py)?;
+        let cursor = {
+            let place = self.place();
+            // Another thread may have asked meanwhile.
+            if !place.ready.is_empty() || place.has_ended {
+                return Ok(());
+            }
+            place.cursor.clone()
+        };
+        self.client.get().ask(py, |client| {
             let scan = client.scan().prefix(&self.prefix).values(self.values);
-            let mut scan = match &place.cursor {
-                Some(cursor) => scan.from(cursor.clone()),
+            let mut scan = match cursor {
+                Some(cursor) => scan.from(cursor),
                 None => scan,
             };
-            match scan.next_batch().map_err(Box::new)? {
-                Some(batch) => place.ready.extend(batch),
-                None => place.has_ended = true,
-            }
+            let batch = scan.next_batch().map_err(Box::new)?;
+            let mut place = self.place();
             place.cursor = Some(scan.cursor());
+            place.has_ended = batch.is_none();
+            place.ready.extend(batch.into_iter().flatten());
             Ok::<_, Box<oneread::FeedError>>(())
         })
     }
@@ -82,12 +97,10 @@ impl Scan {
     /// Where another scan, with the same arguments, goes on. Keys that this one has not given yet come again.
     #[getter]
     fn cursor<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
-        let place = self.at.lock().unwrap_or_else(PoisonError::into_inner);
-        place
-            .cursor
-            .as_ref()
-            .filter(|_| place.ready.is_empty())
-            .map(|cursor| PyBytes::new(py, &cursor.to_bytes()))
+        let place = self.place();
+        let cursor = place.cursor.as_ref().filter(|_| place.ready.is_empty()).map(ScanCursor::to_bytes);
+        drop(place);
+        cursor.map(|cursor| PyBytes::new(py, &cursor))
     }
 }
 
@@ -110,6 +123,7 @@ impl Client {
             Some(cursor) => Some(ScanCursor::from_bytes(&bytes_of(cursor, "cursor")?).raise(py)?),
             None => None,
         };
-        Ok(Scan { client: slf, prefix, values, at: Mutex::new(Place { cursor, ..Place::default() }) })
+        let at = Mutex::new(Place { cursor, ..Place::default() });
+        Ok(Scan { client: slf, prefix, values, at, asks: Turn::new(()) })
     }
 }

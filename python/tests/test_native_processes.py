@@ -203,6 +203,149 @@ def test_a_handler_of_a_signal_may_use_the_client() -> None:
             signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.parametrize(
+    ("call", "meanwhile", "afterwards"),
+    [
+        ("client.put(b'a', b'1')", "client.stats(), client.close()", "client.get(b'a')"),
+        ("client.put_many([b'a', b'b'], [b'', b''])", "client.close(), client.stats()", "client.put(b'a', b'')"),
+        ("next(client.scan())", "client.close()", "client.put(b'a', b'')"),
+        ("next(scan)", "scan.cursor, expect(oneread.Busy, next, scan)", "client.close(), client.pin(b'a')"),
+        ("client.pin(b'a')", "expect(oneread.Busy, client.unpin, b'a'), client.close()", "client.unpin(b'a')"),
+        ("client.put_start(b'a', 1)", "expect(oneread.Busy, client.unpin, b'a'), client.stats(), client.close()", "client.pin(b'a')"),
+        ("next(changes)", "expect(oneread.Busy, changes.poll), changes.close()", "changes.poll()"),
+    ],
+)
+def test_a_handler_of_a_signal_may_close_what_waits(call: str, meanwhile: str, afterwards: str) -> None:
+    """While a call waits for a server that does not answer: until the handler has done its work."""
+    server, address = suspended()
+    program = python(
+        f"""
+        import faulthandler, os, signal, sys, oneread
+        faulthandler.dump_traceback_later(50, exit=True)
+        address, server = sys.argv[1], int(sys.argv[2])
+        client = oneread.Client(address, timeout=3600)
+        client.put(b"a", b"")
+        changes, scan = client.changes(), client.scan()
+
+        def expect(error, call, *arguments):
+            try:
+                call(*arguments)
+            except error:
+                return
+            raise AssertionError
+
+        def handler(*_):
+            print("handles", flush=True)
+            {meanwhile}
+            print("handled", flush=True)
+
+        signal.signal(signal.SIGALRM, handler)
+        print("ready", flush=True)
+        sys.stdin.readline()
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        try:
+            {call}
+            print("returns")
+        except oneread.Closed:
+            print("closed")
+        try:
+            {afterwards}
+        except oneread.Closed:
+            print("closed")
+        """,
+        address,
+        str(server.pid),
+    )
+    try:
+        assert program.stdin is not None and program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        stop(server)
+        program.stdin.write("\n")
+        program.stdin.flush()
+        assert program.stdout.readline() == "handles\n"
+        assert program.stdout.readline() == "handled\n", program.communicate(timeout=60)
+        server.send_signal(signal.SIGCONT)
+        ended = outcome(program)
+        assert ended == ("closed\n" * 2 if "changes" in call else "returns\nclosed\n")
+    finally:
+        program.kill()
+        server.send_signal(signal.SIGCONT)
+        outcome(server, "")
+
+
+def test_threads_take_turns_at_a_scan_a_feed_and_pins() -> None:
+    """None keeps the interpreter's lock while it waits for another."""
+    server, address = suspended()
+    program = python(
+        """
+        import faulthandler, sys, threading, oneread
+        faulthandler.dump_traceback_later(50, exit=True)
+        client = oneread.Client(sys.argv[1], timeout=3600)
+        client.put_many([b"%d" % n for n in range(50)], [b""] * 50)
+        scan, changes = client.scan(), client.changes()
+        print("ready", flush=True)
+        sys.stdin.readline()
+        got = [[] for _ in range(3)]
+        threads = [threading.Thread(target=lambda mine=mine: mine.extend(scan)) for mine in got]
+        threads += [threading.Thread(target=client.pin, args=(b"1",)) for _ in range(3)]
+        threads += [threading.Thread(target=changes.poll, args=(0.1,)) for _ in range(3)]
+        [thread.start() for thread in threads]
+        # Longer than any of them waits before it looks for signals.
+        threads[0].join(0.3)
+        print("waits", scan.cursor, flush=True)
+        [thread.join() for thread in threads]
+        assert sorted(key for mine in got for key in mine) == sorted(b"%d" % n for n in range(50))
+        assert scan.cursor is not None and client.stats()["get"]["retries_other_key"] == 0
+        """,
+        address,
+    )
+    try:
+        assert program.stdin is not None and program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        stop(server)
+        program.stdin.write("\n")
+        program.stdin.flush()
+        assert program.stdout.readline() == "waits None\n", program.communicate(timeout=60)
+        server.send_signal(signal.SIGCONT)
+        outcome(program)
+    finally:
+        program.kill()
+        server.send_signal(signal.SIGCONT)
+        outcome(server, "")
+
+
+def test_a_feed_that_gets_no_thread_goes_on() -> None:
+    server, address = suspended()
+    program = python(
+        """
+        import resource, sys, oneread
+        client = oneread.Client(sys.argv[1])
+        changes = client.changes()
+        client.put(b"a", b"")
+        assert changes.poll(60).key == b"a"
+        before = changes.position
+        limits = resource.getrlimit(resource.RLIMIT_AS)
+        # There is no room for a thread's stack.
+        resource.setrlimit(resource.RLIMIT_AS, (1, limits[1]))
+        try:
+            changes.fileno()
+        except OSError:
+            print("refused")
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+        assert changes.position == before
+        client.put(b"b", b"")
+        assert changes.poll(60).key == b"b"
+        client.put(b"c", b"")
+        assert changes.fileno() == changes.fileno() and changes.poll(60).key == b"c"
+        """,
+        address,
+    )
+    try:
+        assert outcome(program) == "refused\n"
+    finally:
+        outcome(server, "")
+
+
 def test_the_end_of_the_program_while_threads_read() -> None:
     """Daemon threads that read, put, follow and log are no reason to crash."""
     program = """

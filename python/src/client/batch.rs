@@ -131,7 +131,7 @@ impl Client {
             let part = &bytes[from * width..until * width];
             let (first, each_of) = (from, &mut *each);
             let looked = py.detach(|| {
-                handles.with(|client| {
+                handles.wait_with(|client| {
                     let (mut from, mut found) = (first, 0);
                     for chunk in part.chunks(CHUNK * width) {
                         let keys: Vec<&[u8]> = chunk.chunks_exact(width).collect();

@@ -247,7 +247,7 @@ impl Client {
         for (nth, part) in pairs.chunks(UNINTERRUPTED).enumerate() {
             let (handles, noted) = (self.handles(py)?, &mut outcomes);
             let asked = detached(py, || {
-                handles.with(|client| {
+                handles.wait_with(|client| {
                     client.put_many_with(options, part, |number, outcome| {
                         let is_new = outcome.map(|outcome| outcome == PutOutcome::Inserted);
                         noted.note(nth * UNINTERRUPTED + number, is_new);
@@ -275,7 +275,7 @@ impl Client {
         for (nth, part) in bytes.chunks(UNINTERRUPTED).enumerate() {
             let (handles, noted) = (self.handles(py)?, &mut outcomes);
             let asked = detached(py, || {
-                handles.with(|client| {
+                handles.wait_with(|client| {
                     client.remove_many_with(part, |number, there| {
                         noted.note(nth * UNINTERRUPTED + number, there)
                     })

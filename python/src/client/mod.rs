@@ -130,7 +130,7 @@ impl Client {
         work: impl FnOnce(&mut oneread::Client) -> Result<R, E> + Send,
     ) -> PyResult<R> {
         let handles = self.handles(py)?;
-        match detached(py, || handles.with(work))? {
+        match detached(py, || handles.wait_with(work))? {
             Some(answered) => answered.raise(py),
             None => Err(closed(py)),
         }
@@ -143,7 +143,7 @@ impl Client {
         work: impl FnOnce(&mut oneread::Client) -> Result<R, E> + Send,
     ) -> PyResult<R> {
         let handles = self.handles(py)?;
-        match detached(py, || handles.with_bound(work))? {
+        match handles.wait_with_bound(py, work)? {
             Some(answered) => answered.raise(py),
             None => Err(closed(py)),
         }
@@ -230,7 +230,7 @@ impl Client {
         self.shared(py, oneread::Client::is_served)
     }
 
-    /// What this client did, in all threads of this process.
+    /// What this client did, in all threads of this process. What a call does that still waits is counted at its end.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let handles = self.handles(py)?;
         counts::of_client(py, &py.detach(|| handles.stats()))
@@ -241,8 +241,8 @@ impl Client {
         counts::of_server(py, &self.ask(py, |client| client.server_stats())?)
     }
 
-    /// Ends the client's connections. Calls of other threads that wait for the server end first. Closing it again does
-    /// nothing.
+    /// Ends the client's connections. One on which a call waits for the server ends after that call. Closing it again
+    /// does nothing.
     fn close(&self, py: Python<'_>) {
         let handles = self.known_handles();
         if handles.are_of_this_process() {
