@@ -97,13 +97,25 @@ impl EventStream {
         Ok(outcome)
     }
 
-    /// Drops the holder, and registers another one with its name: it has no blocks.
+    /// Drops the holder, and registers another one with its name: it has no blocks. Batches go on where they were:
+    /// for an engine that begins again with their numbers, there is [`EventStream::restarted`].
     ///
     /// # Errors
     /// As [`PlacementIndex::drop_holder`] and [`PlacementIndex::holder`].
     pub fn clear(&mut self, index: &mut PlacementIndex) -> Result<(), PrefixError> {
         index.drop_holder(&self.holder)?;
         self.holder = index.holder(self.holder.name())?;
+        Ok(())
+    }
+
+    /// The engine has been started again: it has no blocks, and the next batch may have any number, as with a new
+    /// stream. What it published before must not be taken in afterwards: the numbers of its new life would be late.
+    ///
+    /// # Errors
+    /// As [`EventStream::clear`]. It may be repeated.
+    pub fn restarted(&mut self, index: &mut PlacementIndex) -> Result<(), PrefixError> {
+        self.clear(index)?;
+        self.next = None;
         Ok(())
     }
 }

@@ -5,26 +5,50 @@
 //! record  '#' 'h' number (u32)   ->  state (u8), incarnation (u32), the name's id
 //! ```
 //!
-//! The mask is READ once a batch, and a holder counts only if its bit is there: so to hide a holder is one change.
-//! The record comes first, in both directions of a holder's life:
+//! # Numbers
 //!
-//! 1. A registration claims a number by inserting its record, then sets the bit.
-//! 2. A drop marks the record as leaving, then clears the bit. From then on adds are refused, because they look at
-//!    the record before and after. Where a drop ended between the two, cleaning does the second.
-//! 3. Cleaning takes the bit out of all sets, then removes the record: the number is free.
+//! A record says what its number is: *free*, *live* or *leaving*. Without a record nothing is known of the number,
+//! because the record may have had to make room for other entries: it is taken for one that is leaving. Each step is
+//! one compare-and-swap of the record:
 //!
-//! If the mask is lost (another table, an eviction), nobody is live until holders register again: then lookups are
-//! too short, and none is wrong. Who registers pins mask, record and name against eviction.
+//! | step | from | to |
+//! |---|---|---|
+//! | registration | free | live, with a new incarnation |
+//! | drop | live | leaving |
+//! | cleaning begins | no record | leaving, with a new incarnation |
+//! | cleaning ends: a walk took the bit out of all sets | the leaving record with which it began | free |
+//!
+//! So a number is given only where a record says that no set has it. An incarnation is leaving once at most, so the
+//! last step knows that the record was there during the whole walk, and nobody had the number. Adds look at the
+//! record before and after. What eviction takes of this, in any order, makes numbers unknown, and never free. In a
+//! new table all are unknown: the first registration walks over it.
+//!
+//! Who registers pins mask, record and name; who cleans pins the records. Pins end with a connection, and with the
+//! server.
+//!
+//! # The mask
+//!
+//! It is READ once a batch, and a holder counts only if its bit is there: so to hide a holder is one change. Bit and
+//! record are two entries. Whoever changes the record *settles* the bit afterwards: sees the record, makes the bit
+//! agree with it, sees the record again, and begins again if it is another one by then.
+//!
+//! *When all settling has ended, the bits agree with the records.* Take the last change of a bit. Who made it saw the
+//! same record before and after. If the record has changed later, then the one who changed it looked at the bit later
+//! still: had it not agreed, there would have been one more change. While two settle one number, for a moment a
+//! dropped holder may be seen, or a live one not. Who dies in between leaves such a bit behind: registrations and
+//! cleaning look at all numbers, and settle those that do not agree. An evicted mask is mended in the same way. Until
+//! then nobody is live: lookups are too short, and none is wrong.
 
 use crate::error::PrefixError;
-use crate::names::{ID_BYTES, NameId, id_of, name_of, pin_name, put_name, record_key};
-use oneread::{Client, PartChange, PartEffect, SwapOutcome};
+use crate::names::{ID_BYTES, NameId, id_of, name_of, pin_name, pin_once, put_name, record_key};
+use oneread::{Client, PartChange, SwapOutcome, Tell};
 
 /// The most holders of a table.
 pub const HOLDERS_MAX: usize = 256;
 const MASK: &[u8] = b"#m";
 const LIVE: u8 = 1;
 const LEAVING: u8 = 2;
+const FREE: u8 = 3;
 const RECORD_BYTES: usize = 5 + ID_BYTES;
 
 /// Holders, a bit each.
@@ -53,6 +77,10 @@ impl HolderSet {
         let mut set = HolderSet::default();
         set.0[usize::from(number) / 64] = 1 << (number % 64);
         set
+    }
+
+    fn has(self, number: u16) -> bool {
+        !self.and(HolderSet::of(number)).is_empty()
     }
 
     #[inline]
@@ -129,7 +157,7 @@ impl Record {
         Some(Record { state: bytes[0], incarnation, id: id.try_into().ok()? })
     }
 
-    pub fn is_live(&self) -> bool {
+    fn is_live(&self) -> bool {
         self.state == LIVE
     }
 }
@@ -148,50 +176,100 @@ pub(crate) fn live(client: &mut Client) -> Result<HolderSet, PrefixError> {
     })
 }
 
-/// The records of all holders there are, with their numbers. 1 READ for each number that there can be.
-pub(crate) fn records(client: &mut Client, max: usize) -> Result<Vec<(u16, Record)>, PrefixError> {
-    let keys: Vec<[u8; 6]> = (0..max as u16).map(key_of).collect();
-    let found = client.get_many(&keys)?;
-    let record = |(number, value): (u16, _)| match value {
-        Ok(Some(bytes)) => Record::from_bytes(Vec::as_slice(&bytes)).map(|record| (number, record)),
-        _ => None,
-    };
-    Ok((0..).zip(found).filter_map(record).collect())
+/// What is known of each number. 1 READ for each.
+fn records(client: &mut Client, width: usize) -> Result<Vec<Option<Record>>, PrefixError> {
+    let keys: Vec<[u8; 6]> = (0..width as u16 * 8).map(key_of).collect();
+    let record = |value: Result<Option<Vec<u8>>, _>| Record::from_bytes(&value.ok()??);
+    Ok(client.get_many(&keys)?.into_iter().map(record).collect())
 }
 
-/// The live holder of this name; a new one if there is none.
-pub(crate) fn register(client: &mut Client, name: &str, width: usize) -> Result<Holder, PrefixError> {
-    let id = id_of(name)?;
-    let max = width * 8;
-    let known = records(client, max)?;
-    let mut mine = known.iter().find(|(_, record)| record.is_live() && record.id == id).copied();
-    if mine.is_none() {
-        put_name(client, name, &id)?;
-        let record = Record { state: LIVE, incarnation: rand::random(), id };
-        for number in 0..max as u16 {
-            let is_taken = known.iter().any(|(taken, _)| *taken == number);
-            if !is_taken
-                && client.compare_exchange(&key_of(number), None, Some(&record.to_bytes()))?
-                    == SwapOutcome::Swapped
-            {
-                mine = Some((number, record));
-                break;
-            }
+/// What is known of a number. 1 READ.
+fn record_of(client: &mut Client, number: u16) -> Result<Option<Record>, PrefixError> {
+    Ok(client.get(&key_of(number))?.as_deref().and_then(Record::from_bytes))
+}
+
+/// Has the bit of a number agree with its record, and returns this. 3 READs, and 1 round trip for a change; again
+/// as often as others change the record meanwhile.
+fn settle(client: &mut Client, number: u16, width: usize) -> Result<Option<Record>, PrefixError> {
+    let mut record = record_of(client, number)?;
+    loop {
+        let is_live = record.is_some_and(|record| record.is_live());
+        if live(client)?.has(number) != is_live {
+            let bits = &HolderSet::of(number).to_bytes(width)[..];
+            let change = if is_live { PartChange::Or { bits } } else { PartChange::AndNot { bits } };
+            client.change_part(MASK, change, Tell::Nothing)?;
+        }
+        let now = record_of(client, number)?;
+        if now == record {
+            return Ok(record);
+        }
+        record = now;
+    }
+}
+
+/// Settles the bits that do not agree with these records. 1 READ where all do.
+fn mend(client: &mut Client, known: &[Option<Record>], width: usize) -> Result<(), PrefixError> {
+    let live = live(client)?;
+    for (number, record) in (0..).zip(known) {
+        if live.has(number) != record.is_some_and(|record| record.is_live()) {
+            settle(client, number, width)?;
         }
     }
-    let (number, record) = mine.ok_or(PrefixError::Holders { max })?;
-    client.or(MASK, &HolderSet::of(number).to_bytes(width))?;
-    client.pin(MASK)?;
-    client.pin(&key_of(number))?;
-    pin_name(client, &id)?;
-    Ok(Holder { number, incarnation: record.incarnation, name: name.into() })
+    Ok(())
+}
+
+/// The live holder of this name; a new one if there is none. `None` if there is none, no number is known to be free,
+/// and nothing is known of some: a walk over the table will tell.
+pub(crate) fn register(client: &mut Client, name: &str, width: usize) -> Result<Option<Holder>, PrefixError> {
+    let id = id_of(name)?;
+    loop {
+        let known = records(client, width)?;
+        mend(client, &known, width)?;
+        let find = |wanted: &dyn Fn(&Record) -> bool| {
+            (0..).zip(&known).find_map(|(n, record)| record.filter(wanted).map(|record| (n, record)))
+        };
+        let (number, record) = match find(&|record| record.is_live() && record.id == id) {
+            Some(mine) => mine,
+            None => {
+                let Some((number, free)) = find(&|record| record.state == FREE) else {
+                    let is_unknown = known.iter().any(Option::is_none);
+                    return if is_unknown {
+                        Ok(None)
+                    } else {
+                        Err(PrefixError::Holders { max: known.len() })
+                    };
+                };
+                let record = Record { state: LIVE, incarnation: rand::random(), id };
+                if !swap(client, number, free, record)? {
+                    continue;
+                }
+                (number, record)
+            }
+        };
+        put_name(client, name, &id)?;
+        // What was dropped, or had to make room, meanwhile is registered again.
+        if pin_once(client, &key_of(number))?
+            && pin_name(client, &id)?
+            && settle(client, number, width)? == Some(record)
+            && pin_once(client, MASK)?
+        {
+            return Ok(Some(Holder { number, incarnation: record.incarnation, name: name.into() }));
+        }
+    }
+}
+
+/// Changes a record. Returns whether it was the one before.
+fn swap(client: &mut Client, number: u16, before: Record, after: Record) -> Result<bool, PrefixError> {
+    let swapped =
+        client.compare_exchange(&key_of(number), Some(&before.to_bytes()), Some(&after.to_bytes()))?;
+    Ok(swapped == SwapOutcome::Swapped)
 }
 
 /// All live holders. READs every record, and the names.
-pub(crate) fn all(client: &mut Client, max: usize) -> Result<Vec<Holder>, PrefixError> {
+pub(crate) fn all(client: &mut Client, width: usize) -> Result<Vec<Holder>, PrefixError> {
     let mut holders = Vec::new();
-    for (number, record) in records(client, max)? {
-        if record.is_live()
+    for (number, record) in (0..).zip(records(client, width)?) {
+        if let Some(record) = record.filter(Record::is_live)
             && let Some(name) = name_of(client, &record.id)?
         {
             holders.push(Holder { number, incarnation: record.incarnation, name });
@@ -202,43 +280,52 @@ pub(crate) fn all(client: &mut Client, max: usize) -> Result<Vec<Holder>, Prefix
 
 /// Refuses a holder that was dropped. 1 READ.
 pub(crate) fn check(client: &mut Client, holder: &Holder) -> Result<(), PrefixError> {
-    let record = client.get(&key_of(holder.number))?;
-    let record = record.as_deref().and_then(Record::from_bytes);
+    let record = record_of(client, holder.number)?;
     if record.is_some_and(|it| it.is_live() && it.incarnation == holder.incarnation) {
         return Ok(());
     }
     Err(PrefixError::HolderGone { number: holder.number, name: holder.name.clone() })
 }
 
-/// Hides a holder. Returns whether it was there. 1 READ and 2 round trips.
+/// Hides a holder. Returns whether it was there. 4 READs and 2 round trips.
 pub(crate) fn hide(client: &mut Client, holder: &Holder, width: usize) -> Result<bool, PrefixError> {
-    let record = client.get(&key_of(holder.number))?;
-    let Some(record) = record.as_deref().and_then(Record::from_bytes) else { return Ok(false) };
-    if record.incarnation != holder.incarnation {
-        return Ok(false);
+    let record = record_of(client, holder.number)?;
+    let was_there = match record.filter(|it| it.is_live() && it.incarnation == holder.incarnation) {
+        Some(record) => swap(client, holder.number, record, Record { state: LEAVING, ..record })?,
+        None => false,
+    };
+    // Also where it was not: whoever has dropped it may not have come to the bit, or the record had to make room.
+    settle(client, holder.number, width)?;
+    Ok(was_there)
+}
+
+/// Numbers that are to be cleaned: of holders that were dropped, and those of which nothing is known. Nobody is given
+/// one of them before it is free. 2 READs a number, and some round trips for each that is to be cleaned.
+pub(crate) fn leaving(client: &mut Client, width: usize) -> Result<Vec<(u16, Record)>, PrefixError> {
+    let mut swaps = Vec::new();
+    for (number, record) in (0..).zip(records(client, width)?) {
+        if record.is_none() {
+            let record = Record { state: LEAVING, incarnation: rand::random(), id: NameId::default() };
+            swaps.push((key_of(number), None, Some(record.to_bytes())));
+        }
     }
-    let leaving = Record { state: LEAVING, ..record }.to_bytes();
-    let swapped =
-        client.compare_exchange(&key_of(holder.number), Some(&record.to_bytes()), Some(&leaving))?;
-    clear_live(client, holder.number, width)?;
-    Ok(swapped == SwapOutcome::Swapped && record.is_live())
+    for swapped in client.compare_exchange_many(&swaps)? {
+        swapped?;
+    }
+    let known = records(client, width)?;
+    mend(client, &known, width)?;
+    let mut targets = Vec::new();
+    for (number, record) in (0..).zip(known) {
+        if let Some(record) = record.filter(|record| record.state == LEAVING)
+            && pin_once(client, &key_of(number))?
+        {
+            targets.push((number, record));
+        }
+    }
+    Ok(targets)
 }
 
-/// Takes the bit of a leaving holder out of the mask. It is repeated for one whose drop ended in the middle.
-pub(crate) fn clear_live(client: &mut Client, number: u16, width: usize) -> Result<PartEffect, PrefixError> {
-    let bits = &HolderSet::of(number).to_bytes(width);
-    let cleared = client.change_part(MASK, PartChange::AndNot { bits }, oneread::Tell::Nothing)?;
-    Ok(cleared.effect)
-}
-
-/// Holders that are leaving: they are to be cleaned.
-pub(crate) fn leaving(client: &mut Client, max: usize) -> Result<Vec<(u16, Record)>, PrefixError> {
-    let mut records = records(client, max)?;
-    records.retain(|(_, record)| !record.is_live());
-    Ok(records)
-}
-
-/// Whether these holders are the same ones still, and leaving.
+/// Leaves out those that somebody else has cleaned meanwhile. 1 READ for each.
 pub(crate) fn still(client: &mut Client, targets: &mut Vec<(u16, Record)>) -> Result<(), PrefixError> {
     let keys: Vec<[u8; 6]> = targets.iter().map(|(number, _)| key_of(*number)).collect();
     let found = client.get_many(&keys)?;
@@ -250,9 +337,15 @@ pub(crate) fn still(client: &mut Client, targets: &mut Vec<(u16, Record)>) -> Re
     Ok(())
 }
 
-/// Frees the number of a holder that no block has any more. Returns whether this call did.
-pub(crate) fn free(client: &mut Client, number: u16, record: &Record) -> Result<bool, PrefixError> {
-    client.unpin(&key_of(number))?;
-    let freed = client.compare_exchange(&key_of(number), Some(&record.to_bytes()), None)?;
-    Ok(freed == SwapOutcome::Swapped)
+/// Frees numbers that no set has any more, but for those that somebody else has freed. Returns how many this call did.
+pub(crate) fn free(client: &mut Client, targets: Vec<(u16, Record)>) -> Result<usize, PrefixError> {
+    let swap = |(number, record): (u16, Record)| {
+        (key_of(number), Some(record.to_bytes()), Some(Record { state: FREE, ..record }.to_bytes()))
+    };
+    let swaps: Vec<_> = targets.into_iter().map(swap).collect();
+    let mut freed = 0;
+    for swapped in client.compare_exchange_many(&swaps)? {
+        freed += usize::from(swapped? == SwapOutcome::Swapped);
+    }
+    Ok(freed)
 }

@@ -6,7 +6,6 @@ use crate::names::{endpoint_name, intern};
 use bytemuck::{Pod, Zeroable};
 use oneread::error::PutError;
 use oneread::layout::Life;
-use oneread::sink::Sink;
 use oneread::stats::ClientStats;
 use oneread::{
     BatchAnswer, Client, Config, LifeAnswer, OwnerOptions, PutOptions, PutOutcome, SwapOutcome, TableSize,
@@ -130,57 +129,6 @@ impl Found {
     }
 }
 
-/// Takes a location and its entry's life. The outcome is what was found.
-#[derive(Default)]
-struct FoundSink {
-    bytes: [u8; LOCATION_BYTES],
-    /// Bytes that are there, and those that the value has.
-    at: usize,
-    len: usize,
-    life: Option<Life>,
-}
-
-impl Sink for FoundSink {
-    type Outcome = Found;
-    const WANTS_LIFE: bool = true;
-
-    fn begin(&mut self, len: usize) -> bool {
-        (self.at, self.len) = (0, len);
-        len <= LOCATION_BYTES
-    }
-
-    fn put(&mut self, bytes: &[u8]) {
-        let end = self.at + bytes.len();
-        if let Some(to) = self.bytes.get_mut(self.at..end) {
-            to.copy_from_slice(bytes);
-            self.at = end;
-        }
-    }
-
-    fn put_none(&mut self) {
-        (self.at, self.len, self.life) = (0, 0, None);
-    }
-
-    fn put_life(&mut self, life: Option<Life>) {
-        self.life = life;
-    }
-
-    fn value_len(&self) -> usize {
-        self.len
-    }
-
-    fn landed(&self) -> Option<&[u8]> {
-        Some(&self.bytes[..self.at])
-    }
-
-    fn outcome(&self, is_found: bool) -> Found {
-        match self.life {
-            Some(life) if is_found => Found::at(&self.bytes[..self.at], life),
-            _ => Found::default(),
-        }
-    }
-}
-
 /// Which blocks must be there for a prefix to count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -246,13 +194,15 @@ impl LocationIndex {
     /// away for as long as it says, or by [`LocationIndex::remove_owner`].
     ///
     /// # Errors
-    /// [`PrefixError::Connect`], with the reason.
+    /// [`PrefixError::Connect`], with the reason. While blocks of the owner's last life are still being removed, the
+    /// number is not given: try again. That takes 1 s for some ten thousands of them.
     pub fn as_owner(&self, owner: OwnerOptions) -> Result<LocationIndex, PrefixError> {
         LocationIndex::new(self.client.owner(owner)?)
     }
 
     /// Hides all blocks of an owner at once, and has them removed. Whoever restarts under an owner's number calls it
-    /// first. Returns whether there was such an owner. 1 round trip.
+    /// first, then [`LocationIndex::as_owner`] until it is taken. Returns whether there was such an owner. 1 round
+    /// trip.
     ///
     /// # Errors
     /// [`PrefixError::Change`].
@@ -332,10 +282,9 @@ impl LocationIndex {
 
     // ---- lookups --------------------------------------------------------------------------------
 
-    /// Finds all blocks, in the order of the digests, into `found`. Returns how many are there. 1 READ a block, and
-    /// a look at the word that tells whether its owner is hidden. Where the table has owners, as
-    /// [`LocationIndex::config`] makes it, they are looked for one after the other: over verbs each takes 2 round
-    /// trips.
+    /// Finds all blocks, in the order of the digests, into `found`. Returns how many are there. Costs what
+    /// [`Client::get_many_with_life`] costs: about 1 READ a block, many under way at once, and for a block of an
+    /// owner a look at the word that tells whether the owner is hidden.
     ///
     /// # Errors
     /// [`PrefixError::Count`]; [`PrefixError::Get`], then `found` has some of the answers.
@@ -388,17 +337,6 @@ impl LocationIndex {
         mut each: impl FnMut(&Found) -> ControlFlow<()>,
     ) -> Result<(), PrefixError> {
         found.fill(Found::default());
-        if self.client.geometry().has_owners() {
-            // The library looks for one such key after the other in a batch, too, and then again for its life.
-            let mut sink = FoundSink::default();
-            for (key, found) in keys.iter().zip(found) {
-                *found = self.client.get_into(key, &mut sink)?;
-                if each(found).is_break() {
-                    break;
-                }
-            }
-            return Ok(());
-        }
         let mut in_order = 0;
         self.client.get_many_with_life(keys, |number, answer| {
             found[number] = Found::of(answer);

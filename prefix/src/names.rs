@@ -53,12 +53,21 @@ pub(crate) fn put_name(client: &mut Client, name: &str, id: &NameId) -> Result<(
     Ok(())
 }
 
-/// Keeps a name from making room for other entries. 1 round trip for 20 bytes.
-pub(crate) fn pin_name(client: &mut Client, id: &NameId) -> Result<(), PrefixError> {
+/// Keeps an entry from making room for others, however often the same client asks for it. Returns whether it is
+/// there. 2 round trips.
+pub(crate) fn pin_once(client: &mut Client, key: &[u8]) -> Result<bool, PrefixError> {
+    client.unpin(key)?;
+    Ok(client.pin(key)?)
+}
+
+/// Keeps a name from making room for other entries. Returns whether it is there. 2 round trips for 20 bytes.
+pub(crate) fn pin_name(client: &mut Client, id: &NameId) -> Result<bool, PrefixError> {
     for part in 0..usize::from(id[0]).div_ceil(PART_BYTES) {
-        client.pin(&part_key(id, part))?;
+        if !pin_once(client, &part_key(id, part))? {
+            return Ok(false);
+        }
     }
-    Ok(())
+    Ok(true)
 }
 
 /// The name of an id. `None` if a part of it is not there, or is none of it. 1 READ for 20 bytes.

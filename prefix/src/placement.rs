@@ -120,10 +120,22 @@ impl PlacementIndex {
     /// The holder of this name, 1 to 200 bytes; a new one if no live one has it. A worker that has lost its blocks is
     /// dropped first. 1 READ for each number there can be, and some round trips.
     ///
+    /// Where nothing tells which numbers are free, it cleans the whole table first, as [`PlacementIndex::clean`]
+    /// does. That is so in a new table, and where all that told of them had to make room for other entries.
+    ///
+    /// Its entries are pinned for as long as this handle is connected. They may have to make room afterwards, in a
+    /// table that evicts: then the holder is gone.
+    ///
     /// # Errors
-    /// [`PrefixError::Name`]; [`PrefixError::Holders`] if no number is free.
+    /// [`PrefixError::Name`]; [`PrefixError::Holders`] if no number is free; those of [`PlacementIndex::clean`].
     pub fn holder(&mut self, name: &str) -> Result<Holder, PrefixError> {
-        holders::register(&mut self.client, name, self.width)
+        loop {
+            if let Some(holder) = holders::register(&mut self.client, name, self.width)? {
+                return Ok(holder);
+            }
+            self.pass = None;
+            self.clean(usize::MAX)?;
+        }
     }
 
     /// All live holders. 1 READ for each number there can be, and those of the names.
@@ -131,13 +143,13 @@ impl PlacementIndex {
     /// # Errors
     /// [`PrefixError::Get`].
     pub fn holders(&mut self) -> Result<Vec<Holder>, PrefixError> {
-        let max = self.holders_max();
-        holders::all(&mut self.client, max)
+        holders::all(&mut self.client, self.width)
     }
 
-    /// Hides a holder: as soon as this returns, it has no block for any reader. Returns whether it was there. Its
-    /// bits are taken out of the sets by [`PlacementIndex::clean`]. 1 READ and 2 round trips, however many blocks
-    /// it has. It may be repeated.
+    /// Hides a holder: as soon as this returns, it has no block for any reader. (A reader may see it for a moment
+    /// more while the same name is being registered.) Returns whether it was there. Its bits are taken out of the
+    /// sets by [`PlacementIndex::clean`]. 4 READs and 2 round trips, however many blocks it has. It may be
+    /// repeated.
     ///
     /// # Errors
     /// [`PrefixError::Get`], [`PrefixError::Change`].
@@ -147,7 +159,11 @@ impl PlacementIndex {
 
     /// Takes holders that were dropped out of the sets, in a step: about `entries` entries are looked at, and those
     /// that have such a holder are changed. Goes on where the last step ended; when all entries were seen, the
-    /// numbers are free. Call it now and then, from one handle: by several it is no quicker.
+    /// numbers are free. Call it now and then, from one handle that stays: by several it is no quicker, and what one
+    /// has just freed, and a new holder has just added, another may take away.
+    ///
+    /// Numbers of which nothing is known are cleaned, too: all in a new table, and those whose records had to make
+    /// room. The handle pins the records of what it cleans for as long as it is connected.
     ///
     /// A client that was stopped in the middle of an add for so long that its holder was dropped, cleaned, and the
     /// number given again, takes its blocks back when it goes on, with an error. In between, they may be taken for
@@ -160,32 +176,32 @@ impl PlacementIndex {
         let is_first = begun.is_none();
         let mut pass = match begun {
             Some(pass) => pass,
-            None => {
-                let max = self.holders_max();
-                let targets = holders::leaving(&mut self.client, max)?;
-                for (number, _) in &targets {
-                    holders::clear_live(&mut self.client, *number, self.width)?;
-                }
-                Pass { cursor: None, targets }
-            }
+            None => Pass { cursor: None, targets: holders::leaving(&mut self.client, self.width)? },
         };
-        // Another client may have cleaned one meanwhile, and the number be somebody else's.
-        holders::still(&mut self.client, &mut pass.targets)?;
-        if pass.targets.is_empty() {
-            return Ok(Cleaned { is_done: is_first, ..Cleaned::default() });
-        }
-        let gone = pass.targets.iter().fold(HolderSet::default(), |all, (of, _)| all.or(HolderSet::of(*of)));
+        let all = |pass: &Pass| {
+            pass.targets.iter().fold(HolderSet::default(), |all, (of, _)| all.or(HolderSet::of(*of)))
+        };
         let mut cleaned = Cleaned::default();
         while cleaned.entries < entries.max(1) {
+            if pass.targets.is_empty() {
+                return Ok(Cleaned { is_done: is_first && cleaned.entries == 0, ..cleaned });
+            }
             let Some(batch) = self.next_entries(&mut pass.cursor)? else {
-                for (number, record) in &pass.targets {
-                    cleaned.freed += usize::from(holders::free(&mut self.client, *number, record)?);
-                }
+                cleaned.freed = holders::free(&mut self.client, pass.targets)?;
                 return Ok(cleaned);
             };
             cleaned.entries += batch.len();
             let block = |entry: ScannedKey| Some((Key::try_from(entry.key).ok()?, entry.value?));
             let mut blocks: Vec<(Key, Vec<u8>)> = batch.into_iter().filter_map(block).collect();
+            let gone = all(&pass);
+            blocks.retain(|(_, value)| self.has(value, gone));
+            if blocks.is_empty() {
+                continue;
+            }
+            // Another client may have cleaned one meanwhile, and the number be somebody else's. If it is not by now,
+            // what was read is not somebody else's either.
+            holders::still(&mut self.client, &mut pass.targets)?;
+            let gone = all(&pass);
             blocks.retain(|(_, value)| self.has(value, gone));
             match self.form {
                 Form::Single => {
@@ -255,7 +271,8 @@ impl PlacementIndex {
 
     /// A holder no longer has blocks: these digests from `from` on, as in [`PlacementIndex::add`]. Blocks without a
     /// holder are removed. Returns how many it had; in a grouped table, how many entries were changed. Costs what
-    /// [`PlacementIndex::add`] costs, and as much again for blocks that are removed.
+    /// [`PlacementIndex::add`] costs, and as much again for blocks that are removed; in a grouped table 1 READ for
+    /// each block of these groups, all under way at once, and 1 compare-and-swap for each entry that has one.
     ///
     /// # Errors
     /// As [`PlacementIndex::add`].
@@ -322,14 +339,28 @@ impl PlacementIndex {
                 return Ok(changed);
             }
             let (mut entries, mut again) = (Entries::new(), Vec::new());
-            let heads: Vec<Key> = left.iter().map(|&group| keys[group * GROUP]).collect();
-            let values = self.client.get_many(&heads)?;
-            for ((&group, head), value) in left.iter().zip(&heads).zip(values) {
+            let blocks_of = |group: usize| group * GROUP..keys.len().min((group + 1) * GROUP);
+            // A block may stand in its own entry also where the first one does not say so: that may have had to make
+            // room, and have come again. What is not taken out of there would be told when it is branched again.
+            let begun_by = |&group: &usize| match change {
+                Change::Add => group * GROUP..group * GROUP + 1,
+                Change::Take => blocks_of(group),
+            };
+            let (mut owners, mut begins) = (Vec::new(), Vec::new());
+            for group in &left {
+                for block in begun_by(group) {
+                    owners.push(*group);
+                    begins.push(keys[block]);
+                }
+            }
+            for ((group, key), value) in owners.into_iter().zip(&begins).zip(self.client.get_many(&begins)?) {
                 let entry = self.entry(group, value.ok().flatten());
-                entries.entry(*head).or_insert(entry);
-                let blocks = group * GROUP..keys.len().min((group + 1) * GROUP);
+                entries.entry(*key).or_insert(entry);
+            }
+            for &group in &left {
+                let blocks = blocks_of(group);
                 match change {
-                    Change::Take => self.take_in_group(keys, blocks, from, holders, &mut entries)?,
+                    Change::Take => take_in_group(keys, blocks, from, holders, &mut entries),
                     Change::Add => {
                         if !self.add_in_group(keys, blocks, from, holders, &mut entries)? {
                             again.push(group);
@@ -399,33 +430,6 @@ impl PlacementIndex {
             }
         }
         Ok(true)
-    }
-
-    /// Takes holders out of the blocks of one group, wherever they may stand.
-    fn take_in_group(
-        &mut self,
-        keys: &[Key],
-        blocks: Range<usize>,
-        from: usize,
-        holders: HolderSet,
-        entries: &mut Entries,
-    ) -> Result<(), PrefixError> {
-        let group = blocks.start / GROUP;
-        let mut reached = vec![keys[blocks.start]];
-        for block in blocks {
-            let key = keys[block];
-            let is_branched = |at: &Key| entries.get(at).is_some_and(|entry| entry.after.is_branched);
-            if !reached.contains(&key) && reached.iter().any(is_branched) {
-                self.bring(group, &key, entries)?;
-                reached.push(key);
-            }
-            for at in reached.iter().filter(|_| block >= from) {
-                if let Some(entry) = entries.get_mut(at) {
-                    entry.after.take(Some(tag_of(&key)), holders);
-                }
-            }
-        }
-        Ok(())
     }
 
     /// READs the entry that a block may have begun, unless it is known.
@@ -594,6 +598,18 @@ type Entries = BTreeMap<Key, Entry>;
 enum Change {
     Add,
     Take,
+}
+
+/// Takes holders out of the blocks of one group, in each entry where they may stand: one that a block before has
+/// begun, or their own.
+fn take_in_group(keys: &[Key], blocks: Range<usize>, from: usize, holders: HolderSet, entries: &mut Entries) {
+    for block in blocks.clone().filter(|&block| block >= from) {
+        for at in &keys[blocks.start..=block] {
+            if let Some(entry) = entries.get_mut(at) {
+                entry.after.take(Some(tag_of(&keys[block])), holders);
+            }
+        }
+    }
 }
 
 /// A pass over a prompt.

@@ -298,8 +298,8 @@ fn holders_outlive_their_server() {
 #[test]
 fn what_leaves_only_shortens() {
     for table in [
-        PlacementIndex::config(TableSize::Keys(600), HOLDERS),
-        PlacementIndex::grouped_config(TableSize::Keys(600), HOLDERS),
+        PlacementIndex::config(TableSize::Keys(2_000), HOLDERS),
+        PlacementIndex::grouped_config(TableSize::Keys(300), 8),
     ] {
         let scene = Scene::new(table, Some(Evict::ALL[0].0));
         let (mut index, mut router) = (scene.index(), scene.index());
@@ -318,6 +318,177 @@ fn what_leaves_only_shortens() {
         }
         assert!(found > 1_000, "{found} blocks were found");
         assert_eq!(router.holders().unwrap().len(), 2);
+    }
+}
+
+/// The keys of the index's own entries: mask, records, names.
+fn own_keys(client: &mut Client) -> Vec<Vec<u8>> {
+    client.scan().map(|entry| entry.unwrap().key).filter(|key| key.len() < 16).collect()
+}
+
+fn record_key(number: u8) -> [u8; 6] {
+    [b'#', b'h', number, 0, 0, 0]
+}
+
+/// Records, the mask, or all of it had to make room for other entries, before and after a drop: who registers then
+/// is told nothing of what those before had, also where he has their numbers after cleaning.
+#[test]
+fn numbers_are_not_inherited() {
+    for (table, is_dropped, goes) in forms()
+        .into_iter()
+        .flat_map(|table| [(table, false), (table, true)])
+        .flat_map(|(table, is_dropped)| [0, 1, 2, 3].map(|goes| (table, is_dropped, goes)))
+    {
+        let scene = Scene::new(table, None);
+        let (mut old, mut index) = (scene.index(), scene.index());
+        let dead = old.holder("dead").unwrap();
+        assert_eq!(dead.number(), 0);
+        let (keys, mut lengths) = (prompt([1, 2, 1], 29), vec![0; index.holders_max()]);
+        old.add(&dead, &Digests::from(&keys[..]), 0).unwrap();
+        if is_dropped {
+            assert!(old.drop_holder(&dead).unwrap());
+        }
+        let client = old.client();
+        let gone = match goes {
+            0 => vec![record_key(0).to_vec()],
+            1 => vec![b"#m".to_vec()],
+            2 => vec![b"#m".to_vec(), record_key(0).to_vec()],
+            _ => own_keys(client),
+        };
+        for key in gone {
+            client.remove(&key).unwrap();
+        }
+        let knows_dead = goes == 1 && !is_dropped;
+        let alive = index.holder("alive").unwrap();
+        assert_eq!(alive.number(), if goes == 3 { 0 } else { 1 });
+        let longest = index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap();
+        assert_eq!(longest, if knows_dead { 29 } else { 0 }, "{is_dropped} {goes}: the mask is mended");
+        assert_eq!(lengths[usize::from(alive.number())], 0, "{is_dropped} {goes}");
+        assert_eq!(index.holders().unwrap().len(), if knows_dead { 2 } else { 1 });
+        if !knows_dead {
+            assert!(!old.drop_holder(&dead).unwrap());
+            let late = old.add(&dead, &Digests::from(&keys[..]), 0).unwrap_err();
+            assert!(matches!(late, PrefixError::HolderGone { .. }), "{late}");
+        }
+        index.add(&alive, &Digests::from(&keys[..9]), 0).unwrap();
+        assert_eq!(clean(&mut index, 10), usize::from(!knows_dead && goes != 3));
+        let next = index.holder("next").unwrap();
+        index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap();
+        assert_eq!(lengths[usize::from(alive.number())], 9);
+        assert_eq!(lengths[usize::from(next.number())], 0, "{is_dropped} {goes}");
+    }
+}
+
+/// Somebody was killed between a record and the mask's bit, in either direction: registrations and cleaning mend it.
+#[test]
+fn the_mask_is_mended() {
+    let scene = Scene::new(forms()[0], None);
+    let (mut index, mut router) = (scene.index(), scene.index());
+    let (one, two) = (index.holder("one").unwrap(), index.holder("two").unwrap());
+    let (keys, mut lengths) = (prompt([1, 2, 1], 29), vec![0; index.holders_max()]);
+    let mut told = |router: &mut PlacementIndex| {
+        router.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap();
+        [&one, &two].map(|holder| lengths[usize::from(holder.number())])
+    };
+    for holder in [&one, &two] {
+        index.add(holder, &Digests::from(&keys[..]), 0).unwrap();
+    }
+    let bit = |holder: &Holder| [1u8 << holder.number()];
+    for by_cleaning in [false, true] {
+        index.client().and_not(b"#m", &bit(&one)).unwrap();
+        assert_eq!(told(&mut router), [0, 29]);
+        match by_cleaning {
+            true => assert!(router.clean(1).unwrap().is_done),
+            false => drop(router.holder("two").unwrap()),
+        }
+        assert_eq!(told(&mut router), [29, 29]);
+    }
+    assert!(index.drop_holder(&two).unwrap());
+    for n in 0..3 {
+        index.client().or(b"#m", &bit(&two)).unwrap();
+        assert_eq!(told(&mut router), [29, 29]);
+        match n {
+            0 => drop(router.holder("one").unwrap()),
+            // Whoever hears of the drop a second time does the rest of it.
+            1 => assert!(!router.drop_holder(&two).unwrap()),
+            _ => drop(router.clean(1).unwrap()),
+        }
+        assert_eq!(told(&mut router), [29, 0], "{n}");
+    }
+}
+
+/// Clients that register, drop and clean the same names at the same time: when all is quiet, the holders that may add
+/// are those that lookups see, and no two have the same number.
+#[test]
+fn the_mask_agrees_when_all_is_quiet() {
+    let scene = Scene::new(forms()[0], None);
+    let key = &prompt([0; 3], 1)[..];
+    let work = |n: usize| {
+        let mut index = scene.index();
+        // 90 registrations and 60 drops use no more numbers than there are.
+        for round in 0..30 {
+            let holder = index.holder(["a", "b"][(n + round) % 2]).unwrap();
+            // Others may have dropped it.
+            let _ = index.add(&holder, &Digests::from(key), 0);
+            if round % 3 != 2 {
+                index.drop_holder(&holder).unwrap();
+            }
+            if n == 0 {
+                index.clean(1_000).unwrap();
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for n in 0..3 {
+            scope.spawn(move || work(n));
+        }
+    });
+    let (mut index, mut lengths) = (scene.index(), vec![0; HOLDERS.into()]);
+    let mask = index.client().get(b"#m").unwrap().unwrap();
+    let live: Vec<u16> = (0..HOLDERS).filter(|n| mask[usize::from(n / 8)] >> (n % 8) & 1 == 1).collect();
+    let holders = index.holders().unwrap();
+    assert_eq!(holders.iter().map(Holder::number).collect::<Vec<_>>(), live);
+    for holder in &holders {
+        index.add(holder, &Digests::from(key), 0).unwrap();
+    }
+    index.match_prefix(&Digests::from(key), &mut lengths).unwrap();
+    for n in 0..HOLDERS {
+        assert_eq!(lengths[usize::from(n)], u32::from(live.contains(&n)), "{n}");
+    }
+}
+
+/// The entry with which a group begins had to make room, and comes again: a block that stands in its own entry is
+/// taken out of there all the same, and is not told when the group is branched again.
+#[test]
+fn what_is_removed_stays_removed_without_its_head() {
+    let branches = |range: std::ops::Range<u8>| -> Vec<Vec<Key>> {
+        range.map(|n| chain(&[&[0; 3][..], &[n; 5]].concat())).collect()
+    };
+    for comes_again in [0, 1, 4] {
+        let scene = Scene::new(forms()[1], None);
+        let mut index = scene.index();
+        let holder = index.holder("worker").unwrap();
+        let (early, later) = (branches(0..20), branches(20..40));
+        for keys in &early {
+            index.add(&holder, &Digests::from(&keys[..]), 0).unwrap();
+        }
+        assert!(index.client().remove(&early[0][0]).unwrap());
+        for keys in &early[..comes_again] {
+            index.add(&holder, &Digests::from(&keys[..]), 0).unwrap();
+        }
+        for keys in &early {
+            index.remove(&holder, &Digests::from(&keys[..]), 3).unwrap();
+        }
+        for keys in &later {
+            index.add(&holder, &Digests::from(&keys[..]), 0).unwrap();
+        }
+        let mut lengths = vec![0; index.holders_max()];
+        for keys in &early {
+            assert_eq!(index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap(), 3);
+        }
+        for keys in &later {
+            assert_eq!(index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap(), 8);
+        }
     }
 }
 
@@ -356,6 +527,12 @@ fn events_are_taken_in() {
     stream.clear(&mut index).unwrap();
     assert_eq!(stream.take(&mut index, 12, &[stored(0..2)]).unwrap().added, 2);
     assert_eq!(length(&mut index), 2);
+    // The engine begins again with its numbers.
+    assert!(stream.take(&mut index, 0, &[stored(0..3)]).unwrap().is_late);
+    stream.restarted(&mut index).unwrap();
+    assert_eq!(length(&mut index), 0);
+    let outcome = stream.take(&mut index, 0, &[stored(0..3)]).unwrap();
+    assert_eq!((outcome.added, outcome.missed, outcome.is_late, length(&mut index)), (3, 0, false, 3));
     let scene = Scene::new(grouped, None);
     let mut index = scene.index();
     let holder = index.holder("engine").unwrap();
