@@ -188,23 +188,61 @@ fn record_of(client: &mut Client, number: u16) -> Result<Option<Record>, PrefixE
     Ok(client.get(&key_of(number))?.as_deref().and_then(Record::from_bytes))
 }
 
-/// Has the bit of a number agree with its record, and returns this. 3 READs, and 1 round trip for a change; again
-/// as often as others change the record meanwhile.
-fn settle(client: &mut Client, number: u16, width: usize) -> Result<Option<Record>, PrefixError> {
-    let mut record = record_of(client, number)?;
-    loop {
-        let is_live = record.is_some_and(|record| record.is_live());
-        if live(client)?.has(number) != is_live {
-            let bits = &HolderSet::of(number).to_bytes(width)[..];
-            let change = if is_live { PartChange::Or { bits } } else { PartChange::AndNot { bits } };
-            client.change_part(MASK, change, Tell::Nothing)?;
+/// A number's record, and its bit in the mask.
+trait Slot {
+    type Error;
+
+    fn record(&mut self) -> Result<Option<Record>, Self::Error>;
+    fn has_bit(&mut self) -> Result<bool, Self::Error>;
+    fn change_bit(&mut self, is_set: bool) -> Result<(), Self::Error>;
+
+    /// Has the bit agree with the record, and returns this.
+    fn settle(&mut self) -> Result<Option<Record>, Self::Error> {
+        let mut record = self.record()?;
+        loop {
+            let is_live = record.is_some_and(|record| record.is_live());
+            if self.has_bit()? != is_live {
+                self.change_bit(is_live)?;
+            }
+            let now = self.record()?;
+            if now == record {
+                return Ok(record);
+            }
+            record = now;
         }
-        let now = record_of(client, number)?;
-        if now == record {
-            return Ok(record);
-        }
-        record = now;
     }
+}
+
+/// Both in a table.
+struct TableSlot<'a> {
+    client: &'a mut Client,
+    number: u16,
+    width: usize,
+}
+
+impl Slot for TableSlot<'_> {
+    type Error = PrefixError;
+
+    fn record(&mut self) -> Result<Option<Record>, PrefixError> {
+        record_of(self.client, self.number)
+    }
+
+    fn has_bit(&mut self) -> Result<bool, PrefixError> {
+        Ok(live(self.client)?.has(self.number))
+    }
+
+    fn change_bit(&mut self, is_set: bool) -> Result<(), PrefixError> {
+        let bits = &HolderSet::of(self.number).to_bytes(self.width)[..];
+        let change = if is_set { PartChange::Or { bits } } else { PartChange::AndNot { bits } };
+        self.client.change_part(MASK, change, Tell::Nothing)?;
+        Ok(())
+    }
+}
+
+/// Settles a number, and returns its record. 3 READs, and 1 round trip for a change; again as often as others change
+/// the record meanwhile.
+fn settle(client: &mut Client, number: u16, width: usize) -> Result<Option<Record>, PrefixError> {
+    TableSlot { client, number, width }.settle()
 }
 
 /// Settles the bits that do not agree with these records. 1 READ where all do.
@@ -348,4 +386,113 @@ pub(crate) fn free(client: &mut Client, targets: Vec<(u16, Record)>) -> Result<u
         freed += usize::from(swapped? == SwapOutcome::Swapped);
     }
     Ok(freed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+
+    fn record(state: u8, incarnation: u32) -> Option<Record> {
+        Some(Record { state, incarnation, id: NameId::default() })
+    }
+
+    /// What a client does with the one number.
+    #[derive(Clone, Copy, Debug)]
+    enum Script {
+        Drop(u32),
+        /// Registers a name that is live already, or mends the mask.
+        Settle,
+        /// Frees it after this incarnation, and registers the next.
+        Next(u32),
+    }
+
+    /// One number, and clients that begin at a step of another's, and end before it goes on.
+    struct Model {
+        record: Option<Record>,
+        bit: bool,
+        steps: usize,
+        starts: Vec<(usize, Script)>,
+    }
+
+    impl Model {
+        /// The next step of whoever runs, unless somebody else comes between.
+        fn step(&mut self) {
+            let now = self.steps;
+            self.steps += 1;
+            while let Some(nth) = self.starts.iter().position(|(at, _)| *at == now) {
+                let (_, script) = self.starts.remove(nth);
+                self.run(script);
+            }
+        }
+
+        fn swap(&mut self, before: Option<Record>, after: Option<Record>) -> bool {
+            self.step();
+            let is_it = self.record == before;
+            if is_it {
+                self.record = after;
+            }
+            is_it
+        }
+
+        fn run(&mut self, script: Script) {
+            match script {
+                Script::Drop(of) => drop(self.swap(record(LIVE, of), record(LEAVING, of))),
+                Script::Settle => {}
+                Script::Next(after) => {
+                    if !self.swap(record(LEAVING, after), record(FREE, after))
+                        || !self.swap(record(FREE, after), record(LIVE, after + 1))
+                    {
+                        return;
+                    }
+                }
+            }
+            let Ok(_) = self.settle();
+        }
+    }
+
+    impl Slot for Model {
+        type Error = Infallible;
+
+        fn record(&mut self) -> Result<Option<Record>, Infallible> {
+            self.step();
+            Ok(self.record)
+        }
+
+        fn has_bit(&mut self) -> Result<bool, Infallible> {
+            self.step();
+            Ok(self.bit)
+        }
+
+        fn change_bit(&mut self, is_set: bool) -> Result<(), Infallible> {
+            self.step();
+            self.bit = is_set;
+            Ok(())
+        }
+    }
+
+    /// Whoever comes between whom, at whichever step: at the end the bit agrees with the record.
+    #[test]
+    fn the_bit_agrees_when_all_is_quiet() {
+        let scripts = [Script::Drop(1), Script::Settle, Script::Next(1), Script::Drop(2)];
+        let mut seen = 0;
+        for first in 0..scripts.len() {
+            let others: Vec<Script> = (1..4).map(|n| scripts[(first + n) % 4]).collect();
+            for at in 0..14 * 14 * 14 {
+                let starts = [at % 14, at / 14 % 14, at / 196];
+                for bit in [false, true] {
+                    let starts = starts.into_iter().zip(others.iter().copied()).collect();
+                    let mut model = Model { record: record(LIVE, 1), bit, steps: 0, starts };
+                    model.run(scripts[first]);
+                    while let Some((_, script)) = model.starts.pop() {
+                        model.run(script);
+                    }
+                    let is_live = model.record.is_some_and(|record| record.is_live());
+                    assert_eq!(model.bit, is_live, "{first} {at} {bit}: {:?}", model.record);
+                    seen |= 1 << model.record.map_or(0, |record| record.state * 2 + record.incarnation as u8);
+                }
+            }
+        }
+        assert_eq!(seen, 1 << (LEAVING * 2 + 1) | 1 << (LIVE * 2 + 2) | 1 << (LEAVING * 2 + 2), "all ends");
+    }
 }
