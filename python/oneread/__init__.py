@@ -17,6 +17,7 @@ from oneread._errors import (
     Corrupt,
     Disconnected,
     Full,
+    HolderGone,
     Incompatible,
     Invalid,
     KeyTooLong,
@@ -29,17 +30,31 @@ from oneread._errors import (
     ValueTooLong,
 )
 from oneread._keys import Key
-from oneread._native import Changes, Client, Index, PutTicket, Scan, Server, __version__, log_level
-from oneread._types import Change, Life
+from oneread._native import (
+    Changes,
+    Client,
+    Holder,
+    Index,
+    LocationIndex,
+    PlacementIndex,
+    PutTicket,
+    Scan,
+    Server,
+    __version__,
+    log_level,
+)
+from oneread._types import FOUND, Change, Cleaned, Life, Location
 from oneread.aio import AsyncChanges, DictChange, DictChanges, changes_async
 from oneread.shared import SharedDict, memoize, metrics
 
 __all__ = [
+    "FOUND",
     "AsyncChanges",
     "Busy",
     "Cancelled",
     "Change",
     "Changes",
+    "Cleaned",
     "Client",
     "Closed",
     "Corrupt",
@@ -47,13 +62,18 @@ __all__ = [
     "DictChanges",
     "Disconnected",
     "Full",
+    "Holder",
+    "HolderGone",
     "Incompatible",
     "Index",
     "Invalid",
     "Key",
     "KeyTooLong",
     "Life",
+    "Location",
+    "LocationIndex",
     "OnereadError",
+    "PlacementIndex",
     "PutTicket",
     "Refused",
     "Scan",

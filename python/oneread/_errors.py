@@ -56,6 +56,10 @@ class Full(OnereadError):
     """The table has no room, or what could make room is pinned."""
 
 
+class HolderGone(OnereadError):
+    """The holder of blocks was dropped, or its table is another one. Register it again."""
+
+
 class Refused(OnereadError, PermissionError):
     """This user, or whoever has this token, may not do that; or a file is open to others."""
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol, Self, TypedDict, TypeVar, Unpack, fin
 
 from _typeshed import ReadableBuffer, WriteableBuffer
 
-from oneread._types import Change, Life
+from oneread._types import Change, Cleaned, Life, Location
 
 class _Array(Protocol):
     """An array of NumPy's, or one that is like it. (Before Python 3.12, a type checker sees no buffer in it.)"""
@@ -24,7 +24,20 @@ _Position = tuple[int, int, int]
 # One buffer of keys, or values, with one width, or many buffers.
 _Many = _Bytes | Iterable[_Bytes]
 
-__all__ = ["Changes", "Client", "Index", "PutTicket", "Scan", "Server", "__version__", "log_level", "main"]
+__all__ = [
+    "Changes",
+    "Client",
+    "Holder",
+    "Index",
+    "LocationIndex",
+    "PlacementIndex",
+    "PutTicket",
+    "Scan",
+    "Server",
+    "__version__",
+    "log_level",
+    "main",
+]
 __version__: str
 
 class _ClientOptions(TypedDict, total=False):
@@ -228,6 +241,97 @@ class Index:
     def __len__(self) -> int: ...
     def __bool__(self) -> bool: ...
     def __contains__(self, key: _Bytes, /) -> bool: ...
+
+# Digests of blocks: one buffer of them, many buffers, or texts.
+_Digests = _Bytes | Iterable[_Bytes] | Sequence[str]
+# Where they are: a buffer of records, or tuples (endpoint, tier, address, length).
+_Locations = _Bytes | Iterable[Location | tuple[int, int, int, int]]
+
+class _LocationTable(TypedDict):
+    key_max: int
+    value_max: int
+    life: bool
+    owners: bool
+
+class _PlacementTable(TypedDict):
+    key_max: int
+    value_max: int
+
+@final
+class LocationIndex:
+    def __new__(cls, client: Client, /, *, secret: _Bytes | None = None) -> Self: ...
+    @staticmethod
+    def table() -> _LocationTable: ...
+    def as_owner(self, number: int, /, *, absent_for: float = 10.0) -> LocationIndex: ...
+    def remove_owner(self, number: int, /) -> bool: ...
+    def endpoint(self, name: str, /) -> int: ...
+    def endpoint_name(self, number: int, /) -> str | None: ...
+    def put(
+        self,
+        digests: _Digests,
+        locations: _Locations,
+        /,
+        *,
+        width: int | None = None,
+        ttl: float | None = None,
+        replace: bool = True,
+    ) -> int: ...
+    def remove(self, digests: _Digests, locations: _Locations, /, *, width: int | None = None) -> int: ...
+    def locate_many(
+        self, digests: _Digests, /, *, width: int | None = None, out: _Memory | None = None
+    ) -> tuple[int, Any]: ...
+    def locate_prefix(
+        self, digests: _Digests, /, *, width: int | None = None, out: _Memory | None = None
+    ) -> tuple[int, Any]: ...
+    def contains_many(
+        self, digests: _Digests, /, *, width: int | None = None, out: _Memory | None = None
+    ) -> Any: ...
+    def longest_prefix(
+        self,
+        digests: _Digests,
+        /,
+        *,
+        search: Literal["exact", "prefix_closed"] | int | None = None,
+        width: int | None = None,
+    ) -> int: ...
+    def revalidate(
+        self, digests: _Digests, found: _Bytes, /, *, width: int | None = None, out: _Memory | None = None
+    ) -> Any: ...
+    def stats(self) -> dict[str, Any]: ...
+
+@final
+class Holder:
+    @property
+    def number(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class PlacementIndex:
+    def __new__(cls, client: Client, /, *, secret: _Bytes | None = None) -> Self: ...
+    @staticmethod
+    def table(holders: int = 256, *, grouped: bool = False) -> _PlacementTable: ...
+    @property
+    def is_grouped(self) -> bool: ...
+    @property
+    def holders_max(self) -> int: ...
+    def holder(self, name: str, /) -> Holder: ...
+    def holders(self) -> list[Holder]: ...
+    def drop_holder(self, holder: Holder, /) -> bool: ...
+    def clean(self, entries: int = 10_000, /) -> Cleaned: ...
+    def add(
+        self, holder: Holder, digests: _Digests, /, *, start: int = 0, width: int | None = None
+    ) -> int: ...
+    def remove(
+        self, holder: Holder, digests: _Digests, /, *, start: int = 0, width: int | None = None
+    ) -> int: ...
+    def match_prefix(
+        self, digests: _Digests, /, *, width: int | None = None, out: _Memory | None = None
+    ) -> tuple[int, Any]: ...
+    def holders_of(self, digests: _Digests, /, *, width: int | None = None) -> list[list[int]]: ...
+    def stats(self) -> dict[str, Any]: ...
 
 def log_level(level: int) -> None: ...
 def main(program: list[str], arguments: list[str]) -> int: ...

@@ -2,7 +2,64 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import struct
+from array import array
+from typing import Any, NamedTuple
+
+try:
+    import numpy
+except ImportError:
+    numpy = None  # type: ignore[assignment]
+
+FOUND = struct.Struct("<QQIIHB?4x")
+"""A record of what :class:`LocationIndex` has found of a block: ``address``, ``number`` (of the entry), ``length``,
+``endpoint``, ``owner``, ``tier``, ``is_there``; all zero for a block that is not there. An array of NumPy's has fields
+of these names; without NumPy, ``FOUND.iter_unpack`` reads them."""
+
+_FIELDS = {
+    "names": ["address", "number", "length", "endpoint", "owner", "tier", "is_there"],
+    "formats": ["<u8", "<u8", "<u4", "<u4", "<u2", "u1", "?"],
+    "offsets": [0, 8, 16, 20, 24, 26, 27],
+    "itemsize": FOUND.size,
+}
+
+
+def found_records(count: int) -> Any:
+    """So many records, all zero."""
+    return bytearray(FOUND.size * count) if numpy is None else numpy.zeros(count, numpy.dtype(_FIELDS))  # type: ignore
+
+
+def found_bools(count: int) -> Any:
+    """So many bools, one byte each, all false."""
+    return bytearray(count) if numpy is None else numpy.zeros(count, "?")
+
+
+def found_lengths(count: int) -> Any:
+    """So many numbers of 32 bits, all zero."""
+    return array("I", bytes(4 * count)) if numpy is None else numpy.zeros(count, "u4")
+
+
+class Location(NamedTuple):
+    """Where a block is."""
+
+    endpoint: int
+    """The number of the endpoint's name."""
+    tier: int
+    """As the engines number theirs: device, host, disk."""
+    address: int
+    length: int
+    """Its bytes."""
+
+
+class Cleaned(NamedTuple):
+    """What a step of :meth:`PlacementIndex.clean` did."""
+
+    entries: int
+    """Entries that were looked at."""
+    freed: int
+    """Numbers of holders that are free again."""
+    is_done: bool
+    """No holder that was dropped is left to be cleaned."""
 
 
 class Life(NamedTuple):

@@ -5,6 +5,7 @@ use oneread::error::{
     AskError, ConfigError, ConnectError, FeedError, GetError, KeyError, MutateError, PutError, ReadError,
     RegionError, ServeError, SnapshotError,
 };
+use oneread_prefix::PrefixError;
 use pyo3::prelude::{Bound, Py, PyAny, PyAnyMethods, PyErr, PyModule, PyResult, Python};
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
@@ -87,6 +88,27 @@ impl Classed for PutError {
             PutError::KeyLength { .. } => "KeyTooLong",
             PutError::ValueLength { .. } | PutError::EncryptedLength { .. } => "ValueTooLong",
             error => class_of(error.kind()),
+        }
+    }
+}
+
+impl Classed for PrefixError {
+    fn class(&self) -> &'static str {
+        match self {
+            PrefixError::Digest(_)
+            | PrefixError::Count { .. }
+            | PrefixError::Name { .. }
+            | PrefixError::Grouped => "Invalid",
+            PrefixError::Table { .. } => "Incompatible",
+            PrefixError::Holders { .. } => "Full",
+            PrefixError::HolderGone { .. } => "HolderGone",
+            PrefixError::Busy { .. } => "Busy",
+            PrefixError::Get(error) => error.class(),
+            PrefixError::Change(error) => error.class(),
+            PrefixError::Refused(error) => error.class(),
+            PrefixError::Connect(error) => error.class(),
+            PrefixError::Scan(error) => error.class(),
+            _ => "OnereadError",
         }
     }
 }

@@ -17,6 +17,7 @@ mod index;
 mod keys;
 mod log;
 mod options;
+mod prefix;
 mod scan;
 mod server;
 mod sinks;
@@ -37,6 +38,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<index::Index>()?;
     module.add_class::<scan::Scan>()?;
     module.add_class::<feed::Changes>()?;
+    module.add_class::<prefix::LocationIndex>()?;
+    module.add_class::<prefix::PlacementIndex>()?;
+    module.add_class::<prefix::Holder>()?;
     module.add_function(pyo3::wrap_pyfunction!(log::log_level, module)?)?;
     module.add_function(pyo3::wrap_pyfunction!(command::main, module)?)?;
     Ok(())
@@ -48,5 +52,8 @@ const OBJECT_ALIGN: usize = 16;
 const _: () = {
     assert!(align_of::<client::Client>() <= OBJECT_ALIGN && align_of::<client::PutTicket>() <= OBJECT_ALIGN);
     assert!(align_of::<server::Server>() <= OBJECT_ALIGN && align_of::<index::Index>() <= OBJECT_ALIGN);
+    assert!(align_of::<prefix::LocationIndex>() <= OBJECT_ALIGN);
+    assert!(align_of::<prefix::PlacementIndex>() <= OBJECT_ALIGN);
+    assert!(align_of::<prefix::Holder>() <= OBJECT_ALIGN);
     assert!(align_of::<scan::Scan>() <= OBJECT_ALIGN && align_of::<feed::Changes>() <= OBJECT_ALIGN);
 };

@@ -40,7 +40,7 @@ impl PutTicket {
 
 /// What became of the changes of a batch.
 #[derive(Default)]
-struct Outcomes {
+pub(crate) struct Outcomes {
     /// How many were made, or had nothing to do.
     made: usize,
     /// How many keys are new, or were there.
@@ -51,7 +51,7 @@ struct Outcomes {
 }
 
 impl Outcomes {
-    fn note(&mut self, number: usize, outcome: Result<bool, PutError>) {
+    pub fn note(&mut self, number: usize, outcome: Result<bool, PutError>) {
         match outcome {
             Ok(counts) => {
                 self.made += 1;
@@ -67,7 +67,7 @@ impl Outcomes {
     }
 
     /// What the caller is told at the end.
-    fn end(self, py: Python<'_>, count: usize) -> PyResult<usize> {
+    pub fn end(self, py: Python<'_>, count: usize) -> PyResult<usize> {
         let (Some(error), Some(&first)) = (self.why, self.rejected.first()) else { return Ok(self.counted) };
         let text = format!("key {first}: {}; {} of {count} changes were made", told(&error), self.made);
         let told = error_at(py, error.class(), text, first);

@@ -4,7 +4,7 @@ mod batch;
 mod changes;
 mod gets;
 
-pub(crate) use changes::PutTicket;
+pub(crate) use changes::{Outcomes, PutTicket};
 
 use crate::convert::seconds;
 use crate::counts;
@@ -150,8 +150,13 @@ impl Client {
     }
 
     /// What all handles have in common.
-    fn shared<R>(&self, py: Python<'_>, look: impl FnOnce(&oneread::Client) -> R) -> PyResult<R> {
+    pub(crate) fn shared<R>(&self, py: Python<'_>, look: impl FnOnce(&oneread::Client) -> R) -> PyResult<R> {
         self.handles(py)?.look(look).ok_or_else(|| closed(py))
+    }
+
+    /// How long a GET may take in all.
+    pub(crate) fn get_timeout(&self) -> Duration {
+        self.get_timeout
     }
 
     /// The longest key that the table takes.
@@ -199,7 +204,7 @@ impl Client {
 
     /// Another client, which puts as this owner.
     #[pyo3(signature = (number, *, absent_for=10.0))]
-    fn owner(&self, py: Python<'_>, number: u16, absent_for: f64) -> PyResult<Client> {
+    pub(crate) fn owner(&self, py: Python<'_>, number: u16, absent_for: f64) -> PyResult<Client> {
         let owner = OwnerOptions::new(number).absent_for(seconds(py, absent_for, "absent_for")?);
         let options = self.options.clone().owner(owner);
         let get_timeout = self.get_timeout;

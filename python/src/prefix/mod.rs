@@ -1,0 +1,118 @@
+//! The indexes for caches of LLM engines, of `oneread-prefix`, over a Python client.
+
+mod location;
+mod placement;
+mod shelf;
+
+pub(crate) use location::LocationIndex;
+pub(crate) use placement::{Holder, PlacementIndex};
+
+use crate::convert::{Held, bytes_of};
+use crate::error::{Raise, error_of, typed};
+use crate::keys::Items;
+use bytemuck::Pod;
+use oneread_prefix::{Digests, Key, PrefixError};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::{Bound, PyAny, PyAnyMethods, PyResult, Python};
+use pyo3::types::{PyString, PyStringMethods};
+
+/// What texts are hashed with: 16 bytes, all 0 if nothing is given.
+fn secret_of(py: Python<'_>, given: Option<&Bound<'_, PyAny>>) -> PyResult<[u8; 16]> {
+    let Some(given) = given else { return Ok([0; 16]) };
+    let bytes = bytes_of(given, "secret")?;
+    <[u8; 16]>::try_from(&*bytes).map_err(|_| {
+        let text = format!("secret is {} bytes long, and has to be 16, at random", bytes.len());
+        error_of(py, "Invalid", text)
+    })
+}
+
+/// The keys of blocks: of one contiguous buffer of digests, of many buffers, or of texts. They are copied, because
+/// others may write to a buffer meanwhile.
+fn keys_of(
+    py: Python<'_>,
+    digests: &Bound<'_, PyAny>,
+    width: Option<usize>,
+    secret: &[u8; 16],
+) -> PyResult<Vec<Key>> {
+    let items = Items::of(digests, width, "digests")?;
+    let count = items.len();
+    let digests = match &items {
+        _ if count == 0 => return Ok(Vec::new()),
+        Items::Fixed { held, width, .. } => Digests::packed(held.bytes(py), *width),
+        sequence => {
+            let objects = sequence.some(0, count)?;
+            let texts: Vec<_> = objects.iter().map_while(|object| object.cast::<PyString>().ok()).collect();
+            match texts.len() {
+                0 => Digests::slices(&sequence.bytes(py, 0, count, &objects, "digest")?),
+                texts_given if texts_given == count => {
+                    let texts = texts.iter().map(|text| text.to_cow()).collect::<PyResult<Vec<_>>>()?;
+                    let bytes: Vec<&[u8]> = texts.iter().map(|text| text.as_bytes()).collect();
+                    Ok(Digests::texts(&bytes, secret))
+                }
+                other => {
+                    let text = format!("digest {other} is no str, and those before it are; give one kind");
+                    return Err(PyTypeError::new_err(text));
+                }
+            }
+        }
+    };
+    Ok(digests.map_err(PrefixError::from).raise(py)?.keys().to_vec())
+}
+
+/// Memory that answers land in: what the caller gave, or new memory of the kind `make` of `oneread/_types.py`.
+struct Out<'py> {
+    object: Bound<'py, PyAny>,
+    held: Held,
+}
+
+impl<'py> Out<'py> {
+    /// # Errors
+    /// `ValueError` for memory that does not have `count` items of this type, or begins in the middle of one.
+    fn of<T: Pod>(
+        py: Python<'py>,
+        given: Option<Bound<'py, PyAny>>,
+        make: &str,
+        count: usize,
+    ) -> PyResult<Out<'py>> {
+        let object = match given {
+            Some(given) => given,
+            None => typed(py, make)?.call1((count,))?,
+        };
+        let held = Held::writable(&object, "out")?;
+        let needed = count * size_of::<T>();
+        if held.len() != needed {
+            let text = format!("out has {} bytes, and {needed} are needed; give as many", held.len());
+            return Err(PyValueError::new_err(text));
+        }
+        if !held.start().cast::<T>().is_aligned() {
+            let text =
+                format!("out does not begin at a multiple of {} bytes; give another one", align_of::<T>());
+            return Err(PyValueError::new_err(text));
+        }
+        Ok(Out { object, held })
+    }
+
+    /// Its items.
+    #[allow(unsafe_code)]
+    fn items<T: Pod>(&mut self) -> &mut [T] {
+        let count = self.held.len() / size_of::<T>();
+        let start = self.held.start().cast::<T>();
+        if count == 0 || !start.is_aligned() {
+            return &mut [];
+        }
+        // SAFETY: so many items are there, any bytes are one, and they can be written to until the buffer is released.
+        // The caller of the package has said that nobody else uses them meanwhile; keys and records were copied.
+        unsafe { std::slice::from_raw_parts_mut(start, count) }
+    }
+}
+
+/// Items of a buffer, copied.
+fn copied<T: Pod>(py: Python<'_>, object: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<T>> {
+    let held = Held::new(object, what)?;
+    let bytes = held.bytes(py);
+    if !bytes.len().is_multiple_of(size_of::<T>()) {
+        let text = format!("{what} have {} bytes, no multiple of {}", bytes.len(), size_of::<T>());
+        return Err(PyValueError::new_err(text));
+    }
+    Ok(bytemuck::pod_collect_to_vec(bytes))
+}

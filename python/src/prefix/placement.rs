@@ -1,0 +1,197 @@
+//! `oneread.PlacementIndex`: who has each block.
+
+use super::shelf::Shelf;
+use super::{Out, keys_of, secret_of};
+use crate::client::Client;
+use crate::counts;
+use crate::error::typed;
+use oneread::TableSize;
+use oneread_prefix::{Digests, Key};
+use pyo3::prelude::{Bound, Py, PyAny, PyAnyMethods, PyResult, Python};
+use pyo3::types::{PyDict, PyDictMethods};
+
+/// A worker that has blocks.
+#[pyo3::pyclass(frozen, eq, hash, module = "oneread")]
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Holder {
+    holder: oneread_prefix::Holder,
+}
+
+#[pyo3::pymethods]
+impl Holder {
+    /// Its number: the place of its length in what `match_prefix` gives.
+    #[getter]
+    fn number(&self) -> u16 {
+        self.holder.number()
+    }
+
+    /// Its name.
+    #[getter]
+    fn name(&self) -> &str {
+        self.holder.name()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("oneread.Holder({}, {:?})", self.holder.number(), self.holder.name())
+    }
+}
+
+/// Who has each block: digest -> a set of up to 256 holders.
+///
+/// Lookups read the server's memory, without the server. Any thread may use it, and several at a time.
+#[pyo3::pyclass(frozen, module = "oneread", weakref)]
+pub(crate) struct PlacementIndex {
+    shelf: Shelf<oneread_prefix::PlacementIndex>,
+    /// Those that clean: a handle remembers how far it has come.
+    cleaners: Shelf<oneread_prefix::PlacementIndex>,
+    secret: [u8; 16],
+    is_grouped: bool,
+    holders_max: usize,
+}
+
+impl PlacementIndex {
+    fn keys(&self, digests: &Bound<'_, PyAny>, width: Option<usize>) -> PyResult<Vec<Key>> {
+        keys_of(digests.py(), digests, width, &self.secret)
+    }
+}
+
+#[pyo3::pymethods]
+impl PlacementIndex {
+    #[new]
+    #[pyo3(signature = (client, /, *, secret=None))]
+    fn new(
+        py: Python<'_>,
+        client: Py<Client>,
+        secret: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<PlacementIndex> {
+        let secret = secret_of(py, secret)?;
+        let shelf = Shelf::<oneread_prefix::PlacementIndex>::new(py, client.clone_ref(py))?;
+        let (is_grouped, holders_max) = shelf.with(py, |index| (index.is_grouped(), index.holders_max()))?;
+        let cleaners = Shelf::new(py, client)?;
+        Ok(PlacementIndex { shelf, cleaners, secret, is_grouped, holders_max })
+    }
+
+    /// What a `Server` for so many holders is made with, beside its size. `grouped`: eight neighbours of a prompt stand
+    /// in one entry.
+    #[staticmethod]
+    #[pyo3(signature = (holders=256, *, grouped=false))]
+    fn table(py: Python<'_>, holders: u16, grouped: bool) -> PyResult<Bound<'_, PyDict>> {
+        let size = TableSize::Keys(1);
+        let config = match grouped {
+            false => oneread_prefix::PlacementIndex::config(size, holders),
+            true => oneread_prefix::PlacementIndex::grouped_config(size, holders),
+        };
+        let options = PyDict::new(py);
+        options.set_item("key_max", config.key_max)?;
+        options.set_item("value_max", config.value_max)?;
+        Ok(options)
+    }
+
+    /// Whether eight neighbours stand in one entry.
+    #[getter]
+    fn is_grouped(&self) -> bool {
+        self.is_grouped
+    }
+
+    /// Most holders at a time.
+    #[getter]
+    fn holders_max(&self) -> usize {
+        self.holders_max
+    }
+
+    /// The holder of this name; a new one if no live one has it.
+    #[pyo3(signature = (name, /))]
+    fn holder(&self, py: Python<'_>, name: &str) -> PyResult<Holder> {
+        Ok(Holder { holder: self.shelf.ask(py, |index| index.holder(name))? })
+    }
+
+    /// All live holders.
+    fn holders(&self, py: Python<'_>) -> PyResult<Vec<Holder>> {
+        let all = self.shelf.ask(py, oneread_prefix::PlacementIndex::holders)?;
+        Ok(all.into_iter().map(|holder| Holder { holder }).collect())
+    }
+
+    /// Hides a holder: it has no block for any reader from now on. Whether it was there.
+    #[pyo3(signature = (holder, /))]
+    fn drop_holder(&self, py: Python<'_>, holder: &Holder) -> PyResult<bool> {
+        self.shelf.ask(py, |index| index.drop_holder(&holder.holder))
+    }
+
+    /// Takes holders that were dropped out of the sets, in a step of about so many entries.
+    #[pyo3(signature = (entries=10_000, /))]
+    fn clean<'py>(&self, py: Python<'py>, entries: usize) -> PyResult<Bound<'py, PyAny>> {
+        let cleaned = self.cleaners.ask(py, |index| index.clean(entries))?;
+        typed(py, "Cleaned")?.call1((cleaned.entries, cleaned.freed, cleaned.is_done))
+    }
+
+    /// A holder has these blocks, from `start` on. How many it did not have; in a grouped table, how many entries were
+    /// changed.
+    #[pyo3(signature = (holder, digests, /, *, start=0, width=None))]
+    fn add(
+        &self,
+        py: Python<'_>,
+        holder: &Holder,
+        digests: &Bound<'_, PyAny>,
+        start: usize,
+        width: Option<usize>,
+    ) -> PyResult<usize> {
+        let keys = self.keys(digests, width)?;
+        self.shelf.ask(py, |index| index.add(&holder.holder, &Digests::from(&keys[..]), start))
+    }
+
+    /// A holder no longer has these blocks, from `start` on. How many it had, as of `add`.
+    #[pyo3(signature = (holder, digests, /, *, start=0, width=None))]
+    fn remove(
+        &self,
+        py: Python<'_>,
+        holder: &Holder,
+        digests: &Bound<'_, PyAny>,
+        start: usize,
+        width: Option<usize>,
+    ) -> PyResult<usize> {
+        let keys = self.keys(digests, width)?;
+        self.shelf.ask(py, |index| index.remove(&holder.holder, &Digests::from(&keys[..]), start))
+    }
+
+    /// How long a prefix each holder has. The longest, and one length for each number of a holder, in `out`, or in a new
+    /// NumPy array; in an `array.array` where there is no NumPy.
+    #[pyo3(signature = (digests, /, *, width=None, out=None))]
+    fn match_prefix<'py>(
+        &self,
+        py: Python<'py>,
+        digests: &Bound<'py, PyAny>,
+        width: Option<usize>,
+        out: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<(usize, Bound<'py, PyAny>)> {
+        let keys = self.keys(digests, width)?;
+        let mut out = Out::of::<u32>(py, out, "found_lengths", self.holders_max)?;
+        let lengths = out.items::<u32>();
+        let matched = |index: &mut oneread_prefix::PlacementIndex| {
+            index.match_prefix(&Digests::from(&keys[..]), lengths)
+        };
+        Ok((self.shelf.look(py, keys.len(), matched)?, out.object))
+    }
+
+    /// The numbers of the live holders that have each block.
+    #[pyo3(signature = (digests, /, *, width=None))]
+    fn holders_of(
+        &self,
+        py: Python<'_>,
+        digests: &Bound<'_, PyAny>,
+        width: Option<usize>,
+    ) -> PyResult<Vec<Vec<u16>>> {
+        let keys = self.keys(digests, width)?;
+        self.shelf.look(py, keys.len(), |index| {
+            let mut all = vec![Vec::new(); keys.len()];
+            index.holders_of(&Digests::from(&keys[..]), |block, number| all[block].push(number))?;
+            Ok(all)
+        })
+    }
+
+    /// What this index did, but for calls that other threads are in.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let mut sum = self.shelf.stats();
+        sum += self.cleaners.stats();
+        counts::of_client(py, &sum)
+    }
+}

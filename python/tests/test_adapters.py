@@ -1,0 +1,386 @@
+"""The adapters, against fakes that have the engines' signatures. What is written of these was read in the packages."""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from native import served
+
+import oneread
+from oneread import Location
+from oneread.adapters.hicache import HiCacheIndex, scope_of
+from oneread.adapters.mooncake import StoreIndex
+from oneread.adapters.vllm import TierIndex
+
+PAGE, SLOTS = 64, 4
+
+
+@pytest.fixture
+def client() -> Iterator[oneread.Client]:
+    with served(**oneread.LocationIndex.table()) as (_, client):
+        yield client
+
+
+def has_signatures(ours: type, published: type) -> None:
+    names = [name for name, of in vars(published).items() if inspect.isfunction(of) and name != "__init__"]
+    assert names
+    for name in names:
+        mine, theirs = (inspect.signature(getattr(of, name)).parameters.values() for of in (ours, published))
+        shape = [(of.name, of.kind, of.default is of.empty) for of in theirs]
+        assert [(of.name, of.kind, of.default is of.empty) for of in mine] == shape, name
+
+
+# ---- SGLang ----
+
+
+class HiCacheStorage(ABC):
+    """Of SGLang 0.5.23, sglang/srt/mem_cache/hicache_storage.py: what the adapter has in its place."""
+
+    @abstractmethod
+    def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any: ...
+    @abstractmethod
+    def batch_get(self, keys: list[str], target_locations: Any = None, target_sizes: Any = None) -> Any: ...
+    @abstractmethod
+    def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool: ...
+    @abstractmethod
+    def batch_set(
+        self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
+    ) -> bool: ...
+    @abstractmethod
+    def exists(self, key: str) -> bool: ...
+    def batch_exists(self, keys: list[str], extra_info: Any = None) -> int: ...  # type: ignore[empty-body]
+    def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any: ...
+    def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> Any: ...
+    def batch_set_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> Any: ...
+    def batch_get_v2(self, transfers: Any, extra_info: Any = None) -> Any: ...
+    def batch_set_v2(self, transfers: Any, extra_info: Any = None) -> Any: ...
+
+
+class Registers:
+    """What SGLang's class does with pools."""
+
+    def register_mem_pool_host(self, mem_pool_host: Any) -> None:
+        self.mem_pool_host = mem_pool_host
+
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
+        self.__dict__.setdefault("registered_pools", {})[host_pool_name] = host_pool
+
+
+class PoolName(str, Enum):
+    KV = "kv"
+    MAMBA = "mamba"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class PoolHitPolicy(str, Enum):
+    ALL_PAGES = "all_pages"
+    TRAILING_PAGES = "trailing_pages"
+    BLOCK_GROUPS = "block_groups"
+
+
+@dataclass
+class PoolTransfer:
+    name: PoolName
+    host_indices: Any = None
+    device_indices: Any = None
+    keys: list[str] | None = None
+    hit_policy: PoolHitPolicy = PoolHitPolicy.ALL_PAGES
+
+
+@dataclass
+class PoolTransferResult:
+    kv_hit_pages: int
+    extra_pool_hit_pages: dict[str, int]
+    restorable_prefix_pages: list[int] | None = None
+
+
+class HostPool:
+    """A pool of pages with keys and values apart, as SGLang's page-first layout has them."""
+
+    page_size = SLOTS
+
+    def __init__(self, pages: int) -> None:
+        self.memory = bytearray(2 * PAGE * pages)
+        self._start = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        self._values = PAGE * pages
+
+    def get_page_buffer_meta(self, indices: list[int]) -> tuple[list[int], list[int]]:
+        starts = [self._start + PAGE * (index // SLOTS) for index in indices[::SLOTS]]
+        addresses = [address for start in starts for address in (start, start + self._values)]
+        return addresses, [PAGE] * len(addresses)
+
+    def fill(self, page: int, byte: int) -> None:
+        for start in (PAGE * page, self._values + PAGE * page):
+            self.memory[start : start + PAGE] = bytes([byte]) * PAGE
+
+    def has(self, page: int) -> set[int]:
+        starts = (PAGE * page, self._values + PAGE * page)
+        return {byte for start in starts for byte in self.memory[start : start + PAGE]}
+
+
+class Network:
+    """Memory of all engines: one for each endpoint."""
+
+    def __init__(self) -> None:
+        self.arenas: dict[str, bytearray] = {}
+        self.after_fetch: Any = lambda: None
+
+
+class Arena:
+    """The memory of an engine that others reach."""
+
+    def __init__(self, network: Network, name: str, pages: int = 100) -> None:
+        self.network, self.name, self.pages = network, name, pages
+        self.memory = network.arenas[name] = bytearray(2 * PAGE * pages)
+        self.next, self.freed = 0, []  # type: int, list[Location]
+
+    def store(self, texts: Any, pages: Any) -> list[tuple[int, int, int] | None]:
+        places: list[tuple[int, int, int] | None] = []
+        for page in pages:
+            if self.next == self.pages:
+                places.append(None)
+                continue
+            begins = 2 * PAGE * self.next
+            self.next += 1
+            self.memory[begins : begins + 2 * PAGE] = b"".join(ctypes.string_at(*piece) for piece in page)
+            places.append((1, begins, 2 * PAGE))
+        return places
+
+    def fetch(self, wanted: Any) -> list[bool]:
+        for endpoint, place, page in wanted:
+            data = bytes(self.network.arenas[endpoint][place.address : place.address + place.length])
+            for address, size in page:
+                ctypes.memmove(address, data[:size], size)
+                data = data[size:]
+        self.network.after_fetch()
+        return [True] * len(wanted)
+
+    def free(self, places: Any) -> None:
+        self.freed.extend(places)
+
+
+class Storage(HiCacheIndex, Registers, HiCacheStorage):
+    pass
+
+
+def engine(client: oneread.Client, network: Network, number: int, pages: int = 16) -> tuple[Storage, HostPool, Arena]:
+    name = f"engine {number}"
+    arena, pool = Arena(network, name), HostPool(pages)
+    index = oneread.LocationIndex(client)
+    storage = Storage(index, name, number, arena, absent_for=60.0, scope="|m", result=PoolTransferResult)
+    storage.register_mem_pool_host(pool)
+    return storage, pool, arena
+
+
+def indices(*pages: int) -> list[int]:
+    return [SLOTS * page + slot for page in pages for slot in range(SLOTS)]
+
+
+def test_hicache_has_the_signatures_of_sglang() -> None:
+    has_signatures(HiCacheIndex, HiCacheStorage)
+
+
+def test_engines_fetch_each_others_pages(client: oneread.Client) -> None:
+    network = Network()
+    (a, a_pool, _), (b, b_pool, b_arena) = (engine(client, network, number) for number in (1, 2))
+    keys = [f"{n:064x}" for n in range(4)]
+    for page in range(3):
+        a_pool.fill(page, 10 + page)
+    assert a.batch_set_v1(keys[:3], indices(0, 1, 2)) == [True] * 3
+    assert b.batch_exists(keys) == 3 and b.exists(keys[0]) and not b.exists(keys[3])
+    assert b.batch_get_v1(keys, indices(4, 5, 6, 7)) == [True, True, True, False]
+    assert [b_pool.has(page) for page in (4, 5, 6, 7)] == [{10}, {11}, {12}, {0}]
+    # What another has stored is not stored again.
+    assert b.batch_set_v1(keys, indices(4, 5, 6, 7)) == [True] * 4
+    assert b_arena.next == 1 and b_arena.freed == []
+    assert a.forget([keys[0] + "|m"], [Location(a._endpoint, 1, 0, 2 * PAGE)]) == 1 and not b.exists(keys[0])
+    # Its engine begins anew, and none of its pages is there.
+    assert b.batch_exists(keys[1:]) == 3
+    engine(client, network, 1)
+    assert b.batch_exists(keys[1:]) == 0 and b.batch_exists(keys[3:]) == 1
+
+
+def test_a_page_that_goes_while_it_is_fetched_is_not_valid(client: oneread.Client) -> None:
+    network = Network()
+    (a, _, _), (b, _, _) = (engine(client, network, number) for number in (1, 2))
+    a.batch_set_v1(["x", "y"], indices(0, 1))
+    index = oneread.LocationIndex(client)
+
+    def goes() -> None:
+        index.remove(["y|m"], index.locate_many(["y|m"])[1])
+
+    network.after_fetch = goes
+    assert b.batch_get_v1(["x", "y"], indices(0, 1)) == [True, False]
+
+
+def test_who_is_second_frees_its_memory(client: oneread.Client) -> None:
+    network = Network()
+    (a, _, a_arena), (b, _, b_arena) = (engine(client, network, number) for number in (1, 2))
+    stores = b_arena.store
+
+    def late(texts: Any, pages: Any) -> Any:
+        a.batch_set_v1(["x"], indices(0))
+        return stores(texts, pages)
+
+    b_arena.store = late  # type: ignore[method-assign]
+    assert b.batch_set_v1(["x", "y"], indices(0, 1)) == [True, True]
+    assert [place.address for place in b_arena.freed] == [0] and a_arena.freed == []
+    # A page twice in a call is stored once; what finds no room is said.
+    assert a.batch_set_v1(["z", "z"], indices(2, 2)) == [True, True] and a_arena.next == 2
+    a_arena.pages = a_arena.next
+    assert a.batch_set_v1(["z", "w"], indices(2, 3)) == [True, False]
+
+
+def test_a_full_table_frees_what_it_does_not_take() -> None:
+    with served(slots=64, **oneread.LocationIndex.table()) as (_, client):
+        storage, _, arena = engine(client, Network(), 1, pages=100)
+        keys = [str(n) for n in range(100)]
+        stored = storage.batch_set_v1(keys, indices(*range(100)))
+        assert 0 < sum(stored) < 64
+        assert len(arena.freed) == 100 - sum(stored)
+        assert [storage.exists(key) for key in keys] == stored
+
+
+def test_other_pools_have_policies(client: oneread.Client) -> None:
+    storage, _, _ = engine(client, Network(), 1)
+    storage.register_mem_host_pool_v2(HostPool(16), PoolName.MAMBA)
+    keys = [str(n) for n in range(8)]
+    storage.batch_set_v1(keys[:6], indices(*range(6)))
+    there = [keys[n] for n in (0, 1, 3, 4)]
+    transfer = PoolTransfer(PoolName.MAMBA, host_indices=indices(0, 1, 2, 3), keys=there)
+    assert storage.batch_set_v2([transfer]) == {"mamba": [True] * 4}
+    assert storage.batch_get_v2([transfer]) == {"mamba": [True] * 4}
+
+    def asked(policy: PoolHitPolicy, wanted: int = 0) -> PoolTransferResult:
+        result = storage.batch_exists_v2(keys, [PoolTransfer(PoolName.MAMBA, keys=keys[:wanted], hit_policy=policy)])
+        assert isinstance(result, PoolTransferResult)
+        return result
+
+    assert storage.batch_exists_v2(keys) == PoolTransferResult(6, {"kv": 6}, [1, 2, 3, 4, 5, 6])
+    assert asked(PoolHitPolicy.ALL_PAGES) == PoolTransferResult(2, {"kv": 6, "mamba": 2}, [1, 2])
+    assert asked(PoolHitPolicy.TRAILING_PAGES, 1) == PoolTransferResult(5, {"kv": 6, "mamba": 5}, [1, 2, 4, 5])
+    assert asked(PoolHitPolicy.TRAILING_PAGES, 2) == PoolTransferResult(5, {"kv": 6, "mamba": 5}, [1, 2, 5])
+    assert asked(PoolHitPolicy.TRAILING_PAGES, 3) == PoolTransferResult(2, {"kv": 6, "mamba": 2}, [1, 2])
+    with pytest.raises(ValueError, match="not known"):
+        asked(PoolHitPolicy.BLOCK_GROUPS)
+
+
+def test_ranks_have_pages_of_their_own() -> None:
+    config = SimpleNamespace(
+        model_name="m", pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, dcp_rank=0, dcp_size=1, is_mla_model=False
+    )
+    scopes = {scope_of(SimpleNamespace(**{**vars(config), "tp_rank": rank, "tp_size": 2})) for rank in (0, 1)}
+    assert len(scopes) == 2
+    latent = {**vars(config), "is_mla_model": True}
+    scopes = {scope_of(SimpleNamespace(**{**latent, "tp_rank": rank, "tp_size": 2})) for rank in (0, 1)}
+    assert len(scopes) == 1
+
+
+# ---- vLLM ----
+
+
+class LookupResult(Enum):
+    """Of vLLM 0.33.0, vllm/v1/kv_offload/base.py."""
+
+    MISS = auto()
+    HIT = auto()
+    HIT_PENDING = auto()
+    RETRY = auto()
+
+
+class SecondaryTierManager(ABC):
+    """Of vLLM 0.33.0, vllm/v1/kv_offload/tiering/base.py: the call that asks."""
+
+    @abstractmethod
+    def lookup(self, key: bytes, req_context: Any) -> LookupResult: ...
+
+
+class Tier(TierIndex, SecondaryTierManager):
+    pass
+
+
+@pytest.mark.parametrize("hash_bytes", [32, 16])
+def test_a_tier_is_asked_for_a_block(client: oneread.Client, hash_bytes: int) -> None:
+    has_signatures(TierIndex, SecondaryTierManager)
+    index = oneread.LocationIndex(client)
+    tier, other = Tier(index, LookupResult), Tier(index, LookupResult)
+    keys = [bytes([n]) * hash_bytes + group.to_bytes(4, "big") for n in range(3) for group in (0, 1)]
+    assert {tier.lookup(key, None) for key in keys} == {LookupResult.MISS}
+    tier.store_begins(keys[:2])
+    tier.store_begins(keys[1:2])
+    assert [tier.lookup(key, None) for key in keys[:3]] == [LookupResult.RETRY] * 2 + [LookupResult.MISS]
+    assert other.lookup(keys[0], None) is LookupResult.MISS
+    tier.store_ends(keys[:2], None)
+    assert [tier.lookup(key, None) for key in keys[:2]] == [LookupResult.MISS, LookupResult.RETRY]
+    tier.store_ends(keys[1:2], [Location(1, 2, 4096, 64)])
+    assert tier.lookup(keys[1], None) is other.lookup(keys[1], None) is LookupResult.HIT
+    found = other.locate(keys)
+    assert other.are_same(keys, found) == [False, True] + [False] * 4
+    index.remove([keys[1]] if hash_bytes == 32 else [keys[1].hex()], [Location(1, 2, 4096, 64)])
+    assert other.are_same(keys, found) == [False] * 6 and tier.lookup(keys[1], None) is LookupResult.MISS
+
+
+def test_a_lookup_of_a_tier_asks_nobody(client: oneread.Client) -> None:
+    index = oneread.LocationIndex(client)
+    tier = Tier(index, LookupResult)
+    keys = [bytes([n]) * 36 for n in range(100)]
+    tier.store_ends(keys, [Location(1, 1, n, 1) for n in range(100)])
+    before = index.stats()["requests"]
+    assert {tier.lookup(key, None) for key in keys} == {LookupResult.HIT}
+    assert index.stats()["requests"] == before
+
+
+def test_what_asks_a_closed_client_finds_nothing(client: oneread.Client) -> None:
+    index = oneread.LocationIndex(client)
+    storage, _, _ = engine(client, Network(), 1)
+    tier, store = Tier(index, LookupResult), StoreIndex(index)
+    storage.batch_set_v1(["a"], indices(0))
+    client.close()
+    with oneread.Client(client.address) as another:
+        assert oneread.LocationIndex(another).contains_many(["a|m"])[0]
+    assert tier.lookup(bytes(36), None) is LookupResult.MISS
+    assert store.batch_is_exist(["a", "b"]) == [-1, -1] and store.batch_get_replica_desc(["a"]) == {}
+
+
+# ---- Mooncake ----
+
+
+class MooncakeDistributedStore:
+    """Of mooncake-transfer-engine-non-cuda 0.3.13.post1, mooncake.store: the calls that ask."""
+
+    def batch_is_exist(self, keys: list[str]) -> list[int]: ...  # type: ignore[empty-body]
+    def batch_get_replica_desc(self, keys: list[str]) -> dict[str, list[Any]]: ...  # type: ignore[empty-body]
+    def get_replica_desc(self, key: str) -> list[Any]: ...  # type: ignore[empty-body]
+
+
+def test_a_store_tells_replicas(client: oneread.Client) -> None:
+    has_signatures(StoreIndex, MooncakeDistributedStore)
+    index = oneread.LocationIndex(client)
+    store = StoreIndex(index, disk_tiers={3})
+    memory, disk = index.endpoint("10.0.0.7:12345"), index.endpoint("/data/object 2")
+    keys = ["k/1", "k/2", "k/3"]
+    index.put(keys[:2], [Location(memory, 1, 1 << 40, 65_536), Location(disk, 3, 0, 100)])
+    assert store.batch_is_exist(keys) == [1, 1, 0] and store.is_exist("k/1") == 1 and store.is_exist("no") == 0
+    replicas = store.batch_get_replica_desc(keys)
+    assert list(replicas) == keys[:2] and store.get_replica_desc("k/3") == []
+    (one,), (two,) = replicas.values()
+    assert one.status.name == "COMPLETE" and one.status.value == 3
+    assert one.is_memory_replica() and not one.is_disk_replica() and not one.is_local_disk_replica()
+    buffer = one.get_memory_descriptor().buffer_descriptor
+    assert (buffer.transport_endpoint, buffer.buffer_address, buffer.size) == ("10.0.0.7:12345", 1 << 40, 65_536)
+    file = two.get_disk_descriptor()
+    assert two.is_disk_replica() and (file.file_path, file.object_size) == ("/data/object 2", 100)
+    with pytest.raises(RuntimeError, match="no disk replica"):
+        one.get_disk_descriptor()
+    with pytest.raises(RuntimeError, match="no memory replica"):
+        two.get_memory_descriptor()

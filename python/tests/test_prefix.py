@@ -1,0 +1,268 @@
+"""The indexes for caches of LLM engines: buffers in, arrays out, and errors that name what is wrong."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from native import outcome, python, served, until
+
+import oneread
+from oneread import FOUND, Location
+
+np = pytest.importorskip("numpy")
+
+
+@contextmanager
+def locations(**options: Any) -> Iterator[tuple[oneread.Client, oneread.LocationIndex]]:
+    with served(**{**oneread.LocationIndex.table(), **options}) as (_, client):
+        yield client, oneread.LocationIndex(client)
+
+
+@contextmanager
+def placements(holders: int = 256, grouped: bool = False) -> Iterator[oneread.PlacementIndex]:
+    with served(**oneread.PlacementIndex.table(holders, grouped=grouped)) as (_, client):
+        yield oneread.PlacementIndex(client)
+
+
+def prompt(blocks: int, width: int = 16, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, (blocks, width), np.uint8)
+
+
+def at(endpoint: int, blocks: int) -> list[Location]:
+    return [Location(endpoint, 1, 4096 * block, 4096) for block in range(blocks)]
+
+
+@pytest.mark.parametrize("width", [8, 16, 32, 36])
+def test_locations_come_as_records(width: int) -> None:
+    with locations() as (_, index):
+        endpoint = index.endpoint("10.0.0.7:7400")
+        assert index.endpoint_name(endpoint) == "10.0.0.7:7400" and index.endpoint_name(endpoint + 1) is None
+        digests = prompt(10, width)
+        assert index.put(digests[:7], at(endpoint, 7)) == 7
+        count, found = index.locate_many(digests)
+        assert count == 7 and found.dtype.itemsize == FOUND.size == 32
+        assert found["is_there"].tolist() == [True] * 7 + [False] * 3
+        assert found["address"][:7].tolist() == [4096 * block for block in range(7)]
+        assert set(found["endpoint"][:7]) == {endpoint} and set(found["tier"][:7]) == {1}
+        # The same digests as bytes, and as many buffers; into the memory of the caller.
+        memory = bytearray(10 * FOUND.size)
+        assert index.locate_many(digests.tobytes(), width=width, out=memory) == (7, memory)
+        assert memory == found.tobytes()
+        records = list(FOUND.iter_unpack(memory))
+        assert records[3][0] == 3 * 4096 and records[3][-1] is True and records[9] == (0, 0, 0, 0, 0, 0, False)
+        listed = index.locate_many([row.tobytes() for row in digests])
+        assert listed[0] == 7 and (listed[1] == found).all()
+        # What was found names what is removed, and only that.
+        assert index.remove(digests[:2], found[:2]) == 2 and index.remove(digests[:2], found[:2]) == 0
+
+
+def test_prefixes() -> None:
+    with locations() as (_, index):
+        digests = prompt(300)
+        there = np.ones(300, bool)
+        there[200] = there[297] = False
+        index.put(digests[there], at(1, 298))
+        assert index.longest_prefix(digests) == index.longest_prefix(digests, search="exact") == 200
+        assert index.longest_prefix(digests[:150], search="prefix_closed") == 150
+        assert index.longest_prefix(digests, search=2) == 300 and index.longest_prefix(digests, search=3) == 297
+        count, found = index.locate_prefix(digests)
+        assert count == 200 and found["is_there"].tolist() == [True] * 200 + [False] * 100
+        assert (index.contains_many(digests) == there).all()
+        out = bytearray(b"\7" * 300)
+        assert index.contains_many(digests, out=out) is out and list(out) == there.tolist()
+
+
+def test_more_blocks_than_are_looked_for_with_the_lock() -> None:
+    with locations(keys=10_000) as (_, index):
+        digests = prompt(5000)
+        index.put(digests[:4000], at(1, 4000))
+        count, found = index.locate_many(digests)
+        assert count == 4000 and index.longest_prefix(digests) == 4000
+        assert index.contains_many(digests).sum() == 4000
+        assert index.revalidate(digests, found).sum() == 4000
+
+
+def test_texts_are_hashed_with_a_secret() -> None:
+    with locations() as (client, index):
+        other = oneread.LocationIndex(client, secret=bytes(range(16)))
+        keys = ["model/a", "model/b" * 20]
+        index.put(keys, at(1, 2))
+        assert list(index.contains_many(keys)) == [True, True] and not other.contains_many(keys).any()
+        with pytest.raises(TypeError, match="digest 1 is no str"):
+            index.contains_many(["a", b"12345678"])  # type: ignore[arg-type]
+        with pytest.raises(oneread.Invalid, match="secret is 3 bytes"):
+            oneread.LocationIndex(client, secret=b"abc")
+
+
+def test_what_was_fetched_is_revalidated() -> None:
+    with locations() as (_, index):
+        digests = prompt(4)
+        index.put(digests[:3], at(1, 3))
+        _, found = index.locate_many(digests)
+        assert index.put(digests[1:2], [(1, 1, 9 * 4096, 4096)]) == 0
+        index.remove(digests[2:3], at(1, 3)[2:])
+        assert list(index.revalidate(digests, found)) == [True, False, False, False]
+        out = bytearray(b"\7\7\7\7")
+        assert index.revalidate(digests, found.tobytes(), out=out) is out and out == b"\1\0\0\0"
+        # What is there stays, if that is asked for.
+        assert index.put(digests, at(2, 4), replace=False) == 2
+        assert index.locate_many(digests)[1]["endpoint"].tolist() == [1, 1, 2, 2]
+
+
+def test_an_owner_takes_its_blocks_along() -> None:
+    with locations() as (_, index):
+        digests = prompt(5)
+        engine = index.as_owner(7, absent_for=60.0)
+        engine.put(digests, at(1, 5))
+        assert index.locate_many(digests)[1]["owner"].tolist() == [7] * 5
+        assert index.remove_owner(7) and not index.contains_many(digests).any()
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_who_has_how_long_a_prefix(grouped: bool) -> None:
+    with placements(96, grouped) as index:
+        assert index.is_grouped is grouped and index.holders_max == (96 if grouped else 160)
+        a, b = index.holder("worker a"), index.holder("worker b")
+        assert a != b and index.holder("worker a") == a and hash(a) == hash(index.holder("worker a"))
+        assert {(holder.number, holder.name) for holder in index.holders()} == {
+            (a.number, "worker a"),
+            (b.number, "worker b"),
+        }
+        digests = prompt(40)
+        assert index.add(a, digests) == (5 if grouped else 40)
+        index.add(b, digests[:16])
+        longest, lengths = index.match_prefix(digests)
+        assert longest == 40 and lengths.dtype == np.uint32 and len(lengths) == index.holders_max
+        assert lengths[a.number] == 40 and lengths[b.number] == 16 and lengths.sum() == 56
+        out = np.full(index.holders_max, 7, np.uint32)
+        assert index.match_prefix(digests.tobytes(), width=16, out=out) == (40, out)
+        assert (out == lengths).all()
+        index.add(b, digests, start=16)
+        assert index.match_prefix(digests)[1][b.number] == 40
+        index.remove(b, digests, start=8)
+        assert index.match_prefix(digests)[1][b.number] == 8
+        if grouped:
+            with pytest.raises(oneread.Invalid, match="groups"):
+                index.holders_of(digests)
+        else:
+            assert index.holders_of(digests[6:10]) == [[a.number, b.number]] * 2 + [[a.number]] * 2
+
+
+def test_a_holder_that_was_dropped_has_nothing() -> None:
+    with placements() as index:
+        a = index.holder("a")
+        digests = prompt(20)
+        index.add(a, digests)
+        assert index.drop_holder(a) and not index.drop_holder(a)
+        assert index.match_prefix(digests)[0] == 0 and index.holders() == []
+        with pytest.raises(oneread.HolderGone, match="register it again"):
+            index.add(a, digests)
+        seen = freed = 0
+        while not (cleaned := index.clean(8)).is_done:
+            seen, freed = seen + cleaned.entries, freed + cleaned.freed
+        assert seen >= 20 and freed == 1
+
+
+def test_wrong_input_is_named() -> None:
+    with locations() as (_, index):
+        with pytest.raises(oneread.Invalid, match="12 were given"):
+            index.contains_many(bytes(24), width=12)
+        with pytest.raises(ValueError, match="no multiple of 16"):
+            index.contains_many(bytes(24), width=16)
+        with pytest.raises(TypeError, match="say how long each is"):
+            index.contains_many(bytes(24))
+        with pytest.raises(oneread.Invalid, match="digest 1 has 16 bytes and the first one 8"):
+            index.contains_many([bytes(8), bytes(16)])
+        with pytest.raises(BufferError, match="gaps"):
+            index.contains_many(prompt(8)[::2])
+        digests = prompt(2)
+        with pytest.raises(oneread.Invalid, match="2 digests and 1 of"):
+            index.put(digests, at(1, 1))
+        with pytest.raises(oneread.Invalid, match="location 1 is of a block that is not there"):
+            index.put(digests[:1], at(1, 1))
+            index.remove(digests, index.locate_many(digests)[1])
+        with pytest.raises(OverflowError) as error:
+            index.put(digests, [(1, 1, 0, 1), (1, 1, 0, 1 << 32)])
+        assert "location 1" in error.value.__notes__
+        with pytest.raises(ValueError, match="out has 63 bytes, and 64 are needed"):
+            index.locate_many(digests, out=bytearray(63))
+        with pytest.raises(ValueError, match="out does not begin at a multiple of 8"):
+            index.locate_many(digests, out=memoryview(bytearray(65))[1:])
+        with pytest.raises(BufferError, match="read-only"):
+            index.locate_many(digests, out=bytes(64))
+        with pytest.raises(oneread.Invalid, match="there are: exact"):
+            index.longest_prefix(digests, search="longest")  # type: ignore[arg-type]
+        with pytest.raises(oneread.Invalid, match="1 to 200 bytes"):
+            index.endpoint("")
+        assert index.locate_many(b"")[0] == index.put([], []) == index.longest_prefix([]) == 0
+    with served(value_max=64) as (_, client):
+        with pytest.raises(oneread.Incompatible, match="keeps no lives of entries; make one with `LocationIndex"):
+            oneread.LocationIndex(client)
+        with pytest.raises(oneread.Incompatible, match="other lengths"):
+            oneread.PlacementIndex(client)
+    with placements() as placement, pytest.raises(ValueError, match="are needed"):
+        placement.match_prefix(digests, out=bytearray(4))
+    with pytest.raises(oneread.Closed):
+        index.contains_many(digests)
+
+
+def test_a_full_table_names_the_blocks() -> None:
+    with locations(slots=64) as (_, index):
+        digests = prompt(500)
+        with pytest.raises(oneread.Full) as error:
+            index.put(digests, at(1, 500))
+        there = index.contains_many(digests)
+        assert error.value.rejected == np.flatnonzero(~there).tolist() and 0 < there.sum() <= 64
+
+
+def test_threads_and_children_have_handles_of_their_own() -> None:
+    with locations() as (_, index):
+        digests = prompt(100)
+        index.put(digests, at(1, 100))
+        counts: list[int] = []
+
+        def look() -> None:
+            counts.extend(index.locate_many(digests)[0] for _ in range(50))
+
+        threads = [threading.Thread(target=look) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert counts == [100] * 400
+        assert index.stats()["get"]["hits"] >= 40_000
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if index.locate_many(digests)[0] == 100 and index.put(digests, at(2, 100)) == 0 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert set(index.locate_many(digests)[1]["endpoint"]) == {2}
+
+
+def test_lookups_go_on_while_the_server_is_suspended(tmp_path: Any) -> None:
+    server = python(
+        """
+        import sys, oneread
+        with oneread.Server(sys.argv[1], keys=1000, **oneread.LocationIndex.table()) as server:
+            print(server.address, flush=True)
+            sys.stdin.read()
+        """,
+        str(tmp_path / "s"),
+    )
+    assert server.stdout is not None
+    with oneread.Client(server.stdout.readline().strip()) as client:
+        index = oneread.LocationIndex(client)
+        digests = prompt(50)
+        index.put(digests, at(1, 50))
+        os.kill(server.pid, 19)
+        state = f"/proc/{server.pid}/stat"
+        until(lambda: open(state).read().rpartition(")")[2].split()[0] == "T")
+        try:
+            assert index.longest_prefix(digests) == 50
+        finally:
+            os.kill(server.pid, 18)
+    outcome(server, "")
