@@ -33,6 +33,7 @@ from oneread._keys import Key
 from oneread._native import (
     Changes,
     Client,
+    EventStream,
     Holder,
     Index,
     LocationIndex,
@@ -43,7 +44,7 @@ from oneread._native import (
     __version__,
     log_level,
 )
-from oneread._types import FOUND, Change, Cleaned, Life, Location
+from oneread._types import FOUND, Change, Cleaned, EventOutcome, Life, Location
 from oneread.aio import AsyncChanges, DictChange, DictChanges, changes_async
 from oneread.shared import SharedDict, memoize, metrics
 
@@ -61,6 +62,8 @@ __all__ = [
     "DictChange",
     "DictChanges",
     "Disconnected",
+    "EventOutcome",
+    "EventStream",
     "Full",
     "Holder",
     "HolderGone",

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol, Self, TypedDict, TypeVar, Unpack, fin
 
 from _typeshed import ReadableBuffer, WriteableBuffer
 
-from oneread._types import Change, Cleaned, Life, Location
+from oneread._types import Change, Cleaned, EventOutcome, Life, Location
 
 class _Array(Protocol):
     """An array of NumPy's, or one that is like it. (Before Python 3.12, a type checker sees no buffer in it.)"""
@@ -27,6 +27,7 @@ _Many = _Bytes | Iterable[_Bytes]
 __all__ = [
     "Changes",
     "Client",
+    "EventStream",
     "Holder",
     "Index",
     "LocationIndex",
@@ -332,6 +333,21 @@ class PlacementIndex:
     ) -> tuple[int, Any]: ...
     def holders_of(self, digests: _Digests, /, *, width: int | None = None) -> list[list[int]]: ...
     def stats(self) -> dict[str, Any]: ...
+
+@final
+class EventStream:
+    def __new__(cls, index: PlacementIndex, holder: Holder, /) -> Self: ...
+    @property
+    def holder(self) -> Holder: ...
+    def take(
+        self,
+        number: int,
+        events: Iterable[tuple[Literal["stored", "removed"], _Digests] | tuple[Literal["cleared"]]],
+        /,
+        *,
+        width: int | None = None,
+    ) -> EventOutcome: ...
+    def clear(self) -> None: ...
 
 def log_level(level: int) -> None: ...
 def main(program: list[str], arguments: list[str]) -> int: ...

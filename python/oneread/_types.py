@@ -62,6 +62,19 @@ class Cleaned(NamedTuple):
     """No holder that was dropped is left to be cleaned."""
 
 
+class EventOutcome(NamedTuple):
+    """What came of a batch of :meth:`EventStream.take`."""
+
+    added: int
+    """Blocks that the holder did not have before."""
+    removed: int
+    """Blocks that it had."""
+    is_late: bool
+    """It was heard before, or comes after a later one: nothing was done."""
+    missed: int
+    """Batches before this one that were not heard."""
+
+
 class Life(NamedTuple):
     """Which entry a key has, whose it is, and how long it lives."""
 

@@ -41,6 +41,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<prefix::LocationIndex>()?;
     module.add_class::<prefix::PlacementIndex>()?;
     module.add_class::<prefix::Holder>()?;
+    module.add_class::<prefix::EventStream>()?;
     module.add_function(pyo3::wrap_pyfunction!(log::log_level, module)?)?;
     module.add_function(pyo3::wrap_pyfunction!(command::main, module)?)?;
     Ok(())
@@ -55,5 +56,6 @@ const _: () = {
     assert!(align_of::<prefix::LocationIndex>() <= OBJECT_ALIGN);
     assert!(align_of::<prefix::PlacementIndex>() <= OBJECT_ALIGN);
     assert!(align_of::<prefix::Holder>() <= OBJECT_ALIGN);
+    assert!(align_of::<prefix::EventStream>() <= OBJECT_ALIGN);
     assert!(align_of::<scan::Scan>() <= OBJECT_ALIGN && align_of::<feed::Changes>() <= OBJECT_ALIGN);
 };

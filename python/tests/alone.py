@@ -12,4 +12,20 @@ with tempfile.TemporaryDirectory(prefix="or-", dir="/tmp") as folder:
         assert isinstance(found, bytearray) and list(found) == [1, 0, 1]
         values = bytearray(3)
         assert client.get_many_into(b"axc", values, width=1) == 2 and values == b"1\x003"
+    table = oneread.LocationIndex.table()
+    with oneread.Server(os.path.join(folder, "l"), keys=100, **table) as server, oneread.Client(server.address) as client:
+        index = oneread.LocationIndex(client)
+        index.put(bytes(16), [(1, 2, 3, 4)], width=16)
+        count, found = index.locate_many(bytes(32), width=16)
+        assert count == 2 and isinstance(found, bytearray)
+        address, number, length, endpoint, owner, tier, is_there = next(oneread.FOUND.iter_unpack(found))
+        assert (endpoint, tier, address, length, owner, is_there) == (1, 2, 3, 4, 0, True)
+        assert index.revalidate(bytes(32), found, width=16) == index.contains_many(bytes(32), width=16) == b"\1\1"
+    table = oneread.PlacementIndex.table()
+    with oneread.Server(os.path.join(folder, "p"), keys=100, **table) as server, oneread.Client(server.address) as client:
+        index = oneread.PlacementIndex(client)
+        holder = index.holder("worker")
+        index.add(holder, bytes(16), width=16)
+        longest, lengths = index.match_prefix(bytes(48), width=16)
+        assert longest == lengths[holder.number] == 3 == sum(lengths)
 print("it works alone")

@@ -82,16 +82,35 @@ def test_python_reads_what_the_command_serves() -> None:
     assert run("served_by_command").splitlines()[-1] == "hello"
 
 
-def test_the_samples_of_the_docs_run(shm: Path) -> None:
+def test_engines_fetch_pages_with_the_calls_of_sglang() -> None:
+    pytest.importorskip("numpy")
+    assert run("hicache_pages").splitlines() == [
+        "engine 1 has stored 24 pages, in 24 of its own",
+        "engine 2 finds 24 pages, and has fetched 24",
+        "engine 2 has stored 40 pages, in 16 of its own",
+        "engine 1 finds 40 pages, and has fetched 40",
+    ]
+
+
+def test_a_tier_of_vllm_is_asked_by_its_scheduler() -> None:
+    assert run("vllm_tier") == "32 of 32 blocks hit, and were loaded\n"
+
+
+def test_objects_are_looked_up_with_the_calls_of_mooncake() -> None:
+    assert run("mooncake_lookups") == "600 at 10.0.0.1:12345, 300 at 10.0.0.2:12345\n"
+
+
+@pytest.mark.parametrize(("page", "lines"), [("PYTHON", 50), ("KV-CACHE", 15)])
+def test_the_samples_of_the_docs_run(shm: Path, page: str, lines: int) -> None:
     pytest.importorskip("numpy")
     blocks: list[str] = []
     inside = False
-    for line in (EXAMPLES.parent.parent / "docs" / "PYTHON.md").read_text().splitlines():
+    for line in (EXAMPLES.parent.parent / "docs" / f"{page}.md").read_text().splitlines():
         if line.startswith("```"):
             inside = line == "```python"
         elif inside:
             blocks.append(line)
-    assert len(blocks) > 50
+    assert len(blocks) > lines
     program = shm / "samples.py"
     program.write_text("\n".join(blocks))
     subprocess.run([sys.executable, str(program)], env=environment(), check=True, timeout=120)

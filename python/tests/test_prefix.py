@@ -168,6 +168,32 @@ def test_a_holder_that_was_dropped_has_nothing() -> None:
         assert seen >= 20 and freed == 1
 
 
+def test_events_of_an_engine_are_taken_in() -> None:
+    with placements() as index:
+        stream = oneread.EventStream(index, index.holder("engine"))
+        number = stream.holder.number
+        # As engines publish them: numbers of 64 bits.
+        blocks = np.arange(1, 11, dtype=np.uint64)
+        assert stream.take(5, [("stored", blocks), ("removed", blocks[8:])]) == (10, 2, False, 0)
+        assert index.match_prefix(blocks)[1][number] == 8
+        assert stream.take(5, [("removed", blocks)]).is_late
+        assert stream.take(8, [("stored", blocks.tobytes())], width=8) == oneread.EventOutcome(2, 0, False, 2)
+        before = stream.holder
+        assert stream.take(9, [("cleared",), ("stored", blocks[:1])]).added == 1
+        assert stream.holder != before and stream.holder.name == "engine"
+        assert index.match_prefix(blocks)[0] == 1
+        index.drop_holder(stream.holder)
+        with pytest.raises(oneread.HolderGone):
+            stream.take(10, [("stored", blocks)])
+        stream.clear()
+        assert stream.take(10, [("stored", blocks)]).added == 10
+        with pytest.raises(oneread.Invalid, match="there are: stored, removed, cleared") as error:
+            stream.take(11, [("stored", blocks), ("gone", blocks)])  # type: ignore[list-item]
+        assert "event 1" in error.value.__notes__
+    with placements(96, grouped=True) as index, pytest.raises(oneread.Invalid, match="groups"):
+        oneread.EventStream(index, index.holder("engine"))
+
+
 def test_wrong_input_is_named() -> None:
     with locations() as (_, index):
         with pytest.raises(oneread.Invalid, match="12 were given"):

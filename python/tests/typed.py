@@ -37,6 +37,19 @@ def program(path: Path) -> Iterator[str]:
             except oneread.Full as error:
                 assert_type(error.position, int | None)
                 assert_type(error.rejected, list[int])
+    with oneread.Server(path, keys=1000, **oneread.LocationIndex.table()) as server:
+        blocks = oneread.LocationIndex(oneread.Client(server.address), secret=bytes(16))
+        assert_type(blocks.put(keys, [oneread.Location(1, 0, 0, 4096)] * 10, ttl=1.0), int)
+        assert_type(blocks.put(["a text"], [(1, 0, 0, 4096)], replace=False), int)
+        count, found = blocks.locate_many(keys, out=bytearray(320))
+        assert_type(count, int)
+        assert_type(blocks.longest_prefix(keys, search="prefix_closed"), int)
+        blocks.revalidate(keys, found)
+    with oneread.Server(path, keys=1000, **oneread.PlacementIndex.table(96, grouped=True)) as server:
+        holders = oneread.PlacementIndex(oneread.Client(server.address))
+        assert_type(holders.holder("a"), oneread.Holder)
+        assert_type(holders.add(holders.holder("a"), keys, start=8), int)
+        assert_type(holders.clean(), oneread.Cleaned)
     index = oneread.Index(keys=10, backing="huge")
     assert_type(index.get(b"key", b""), bytes)
     assert_type(len(index), int)

@@ -41,9 +41,8 @@ fn locations_of(py: Python<'_>, given: &Bound<'_, PyAny>) -> PyResult<Vec<Locati
     }
     let mut all = Vec::new();
     for (number, item) in given.try_iter()?.enumerate() {
-        let (endpoint, tier, address, length) = item?.extract().map_err(|error: PyErr| {
+        let (endpoint, tier, address, length) = item?.extract().inspect_err(|error: &PyErr| {
             let _ = error.value(py).call_method1("add_note", (format!("location {number}"),));
-            error
         })?;
         all.push(Location { endpoint, tier, address, length });
     }

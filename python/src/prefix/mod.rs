@@ -1,9 +1,11 @@
 //! The indexes for caches of LLM engines, of `oneread-prefix`, over a Python client.
 
+mod events;
 mod location;
 mod placement;
 mod shelf;
 
+pub(crate) use events::EventStream;
 pub(crate) use location::LocationIndex;
 pub(crate) use placement::{Holder, PlacementIndex};
 

@@ -6,7 +6,7 @@ use crate::client::Client;
 use crate::counts;
 use crate::error::typed;
 use oneread::TableSize;
-use oneread_prefix::{Digests, Key};
+use oneread_prefix::{Digests, Key, PrefixError};
 use pyo3::prelude::{Bound, Py, PyAny, PyAnyMethods, PyResult, Python};
 use pyo3::types::{PyDict, PyDictMethods};
 
@@ -15,6 +15,16 @@ use pyo3::types::{PyDict, PyDictMethods};
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Holder {
     holder: oneread_prefix::Holder,
+}
+
+impl Holder {
+    pub(super) fn of(holder: oneread_prefix::Holder) -> Holder {
+        Holder { holder }
+    }
+
+    pub(super) fn inner(&self) -> &oneread_prefix::Holder {
+        &self.holder
+    }
 }
 
 #[pyo3::pymethods]
@@ -50,7 +60,25 @@ pub(crate) struct PlacementIndex {
 }
 
 impl PlacementIndex {
-    fn keys(&self, digests: &Bound<'_, PyAny>, width: Option<usize>) -> PyResult<Vec<Key>> {
+    /// See `Shelf::with`.
+    pub(super) fn with<R>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut oneread_prefix::PlacementIndex) -> R,
+    ) -> PyResult<R> {
+        self.shelf.with(py, work)
+    }
+
+    /// See `Shelf::ask`.
+    pub(super) fn ask<R: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnMut(&mut oneread_prefix::PlacementIndex) -> Result<R, PrefixError> + Send,
+    ) -> PyResult<R> {
+        self.shelf.ask(py, work)
+    }
+
+    pub(super) fn keys(&self, digests: &Bound<'_, PyAny>, width: Option<usize>) -> PyResult<Vec<Key>> {
         keys_of(digests.py(), digests, width, &self.secret)
     }
 }
