@@ -4,38 +4,40 @@ from __future__ import annotations
 
 import struct
 from array import array
+from functools import cache
 from typing import Any, NamedTuple
-
-try:
-    import numpy
-except ImportError:
-    numpy = None  # type: ignore[assignment]
 
 FOUND = struct.Struct("<QQIIHB?4x")
 """A record of what :class:`LocationIndex` has found of a block: ``address``, ``number`` (of the entry), ``length``,
 ``endpoint``, ``owner``, ``tier``, ``is_there``; all zero for a block that is not there. An array of NumPy's has fields
 of these names; without NumPy, ``FOUND.iter_unpack`` reads them."""
 
-_FIELDS = {
-    "names": ["address", "number", "length", "endpoint", "owner", "tier", "is_there"],
-    "formats": ["<u8", "<u8", "<u4", "<u4", "<u2", "u1", "?"],
-    "offsets": [0, 8, 16, 20, 24, 26, 27],
-    "itemsize": FOUND.size,
-}
+
+@cache
+def _numpy() -> tuple[Any, Any]:
+    """NumPy, and the type of a record; looked for when arrays are asked for. ``None`` if it is not there."""
+    try:
+        import numpy
+    except ImportError:
+        return None, None
+    fields = {
+        "names": ["address", "number", "length", "endpoint", "owner", "tier", "is_there"],
+        "formats": ["<u8", "<u8", "<u4", "<u4", "<u2", "u1", "?"],
+        "offsets": [0, 8, 16, 20, 24, 26, 27],
+        "itemsize": FOUND.size,
+    }
+    return numpy, numpy.dtype(fields)  # type: ignore[call-overload]
 
 
 def found_records(count: int) -> Any:
     """So many records, all zero."""
-    return bytearray(FOUND.size * count) if numpy is None else numpy.zeros(count, numpy.dtype(_FIELDS))  # type: ignore
-
-
-def found_bools(count: int) -> Any:
-    """So many bools, one byte each, all false."""
-    return bytearray(count) if numpy is None else numpy.zeros(count, "?")
+    numpy, record = _numpy()
+    return bytearray(FOUND.size * count) if numpy is None else numpy.zeros(count, record)
 
 
 def found_lengths(count: int) -> Any:
     """So many numbers of 32 bits, all zero."""
+    numpy, _ = _numpy()
     return array("I", bytes(4 * count)) if numpy is None else numpy.zeros(count, "u4")
 
 

@@ -202,7 +202,10 @@ def test_engines_fetch_each_others_pages(client: oneread.Client) -> None:
     assert [b_pool.has(page) for page in (4, 5, 6, 7)] == [{10}, {11}, {12}, {0}]
     # What another has stored is not stored again.
     assert b.batch_set_v1(keys, indices(4, 5, 6, 7)) == [True] * 4
+    assert b.batch_set_v1(keys, indices(4, 5, 6, 7)) == [True] * 4
     assert b_arena.next == 1 and b_arena.freed == []
+    assert b.batch_exists([]) == 0 and b.batch_get_v1([], []) == b.batch_set_v1([], []) == []
+    assert b.batch_exists_v2([], [PoolTransfer(PoolName.MAMBA)]) == PoolTransferResult(0, {}, [])
     assert a.forget([keys[0] + "|m"], [Location(a._endpoint, 1, 0, 2 * PAGE)]) == 1 and not b.exists(keys[0])
     # Its engine begins anew, and none of its pages is there.
     assert b.batch_exists(keys[1:]) == 3
@@ -372,6 +375,7 @@ def test_a_store_tells_replicas(client: oneread.Client) -> None:
     index.put(keys[:2], [Location(memory, 1, 1 << 40, 65_536), Location(disk, 3, 0, 100)])
     assert store.batch_is_exist(keys) == [1, 1, 0] and store.is_exist("k/1") == 1 and store.is_exist("no") == 0
     replicas = store.batch_get_replica_desc(keys)
+    assert store.batch_is_exist([]) == [] and store.batch_get_replica_desc([]) == {}
     assert list(replicas) == keys[:2] and store.get_replica_desc("k/3") == []
     (one,), (two,) = replicas.values()
     assert one.status.name == "COMPLETE" and one.status.value == 3

@@ -273,5 +273,5 @@ def pages_of(pool: Any, host_indices: Any, count: int) -> list[Page]:
 
 def records(found: Any) -> list[tuple[Location, bool]]:
     """What was found: where each is, and whether it is there."""
-    unpacked = FOUND.iter_unpack(memoryview(found).cast("B"))
+    unpacked = FOUND.iter_unpack(found)
     return [(Location(at[3], at[5], at[0], at[2]), at[6]) for at in unpacked]

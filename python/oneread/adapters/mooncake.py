@@ -104,7 +104,7 @@ class StoreIndex:
         """Where each key is that is there. Nothing, if it could not be told."""
         try:
             found = self._index.locate_many(keys)[1]
-            all_of = zip(keys, FOUND.iter_unpack(memoryview(found).cast("B")))
+            all_of = zip(keys, FOUND.iter_unpack(found))
             described = {key: self._described(*record) for key, record in all_of}
         except OnereadError as error:
             log.warning("Mooncake: no key could be looked up: %s", error)

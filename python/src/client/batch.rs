@@ -206,7 +206,7 @@ impl Rows {
 }
 
 /// New bools, one for each key: a NumPy array where NumPy is there, else a bytearray.
-fn bools(py: Python<'_>, count: usize) -> PyResult<Bound<'_, PyAny>> {
+pub(crate) fn bools(py: Python<'_>, count: usize) -> PyResult<Bound<'_, PyAny>> {
     static ZEROS: PyOnceLock<Option<Py<PyAny>>> = PyOnceLock::new();
     let zeros = ZEROS.get_or_init(py, || py.import("numpy").ok()?.getattr("zeros").ok().map(Bound::unbind));
     match zeros {

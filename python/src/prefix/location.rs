@@ -1,8 +1,8 @@
 //! `oneread.LocationIndex`: where each block is.
 
 use super::shelf::Shelf;
-use super::{Out, copied, keys_of, secret_of};
-use crate::client::{Client, Outcomes};
+use super::{Out, copied, keys_of, made, secret_of};
+use crate::client::{Client, Outcomes, bools};
 use crate::convert::has_buffer;
 use crate::counts;
 use crate::error::error_of;
@@ -148,7 +148,7 @@ impl LocationIndex {
         out: Option<Bound<'py, PyAny>>,
     ) -> PyResult<(usize, Bound<'py, PyAny>)> {
         let keys = self.keys(digests, width)?;
-        let mut out = Out::of::<Found>(py, out, "found_records", keys.len())?;
+        let mut out = Out::of::<Found>(out, keys.len(), || made(py, "found_records", keys.len()))?;
         let found = out.items::<Found>();
         let locate =
             |index: &mut oneread_prefix::LocationIndex| index.locate_many(&Digests::from(&keys[..]), found);
@@ -166,7 +166,7 @@ impl LocationIndex {
         out: Option<Bound<'py, PyAny>>,
     ) -> PyResult<(usize, Bound<'py, PyAny>)> {
         let keys = self.keys(digests, width)?;
-        let mut out = Out::of::<Found>(py, out, "found_records", keys.len())?;
+        let mut out = Out::of::<Found>(out, keys.len(), || made(py, "found_records", keys.len()))?;
         let found = out.items::<Found>();
         let locate =
             |index: &mut oneread_prefix::LocationIndex| index.locate_prefix(&Digests::from(&keys[..]), found);
@@ -184,7 +184,7 @@ impl LocationIndex {
         out: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let keys = self.keys(digests, width)?;
-        let mut out = Out::of::<u8>(py, out, "found_bools", keys.len())?;
+        let mut out = Out::of::<u8>(out, keys.len(), || bools(py, keys.len()))?;
         let present = self.shelf.look(py, keys.len(), |index| {
             let mut present = Vec::new();
             index.contains_many(&Digests::from(&keys[..]), &mut present)?;
@@ -236,7 +236,7 @@ impl LocationIndex {
     ) -> PyResult<Bound<'py, PyAny>> {
         let keys = self.keys(digests, width)?;
         let found = copied::<Found>(py, found, "found")?;
-        let mut out = Out::of::<u8>(py, out, "found_bools", keys.len())?;
+        let mut out = Out::of::<u8>(out, keys.len(), || bools(py, keys.len()))?;
         let mut same = vec![false; keys.len()];
         self.shelf
             .look(py, keys.len(), |index| index.revalidate(&Digests::from(&keys[..]), &found, &mut same))?;

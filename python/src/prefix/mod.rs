@@ -61,7 +61,12 @@ fn keys_of(
     Ok(digests.map_err(PrefixError::from).raise(py)?.keys().to_vec())
 }
 
-/// Memory that answers land in: what the caller gave, or new memory of the kind `make` of `oneread/_types.py`.
+/// New memory of a kind that `oneread/_types.py` has.
+fn made<'py>(py: Python<'py>, kind: &str, count: usize) -> PyResult<Bound<'py, PyAny>> {
+    typed(py, kind)?.call1((count,))
+}
+
+/// Memory that answers land in: what the caller gave, or new memory.
 struct Out<'py> {
     object: Bound<'py, PyAny>,
     held: Held,
@@ -71,15 +76,11 @@ impl<'py> Out<'py> {
     /// # Errors
     /// `ValueError` for memory that does not have `count` items of this type, or begins in the middle of one.
     fn of<T: Pod>(
-        py: Python<'py>,
         given: Option<Bound<'py, PyAny>>,
-        make: &str,
         count: usize,
+        make: impl FnOnce() -> PyResult<Bound<'py, PyAny>>,
     ) -> PyResult<Out<'py>> {
-        let object = match given {
-            Some(given) => given,
-            None => typed(py, make)?.call1((count,))?,
-        };
+        let object = given.map_or_else(make, Ok)?;
         let held = Held::writable(&object, "out")?;
         let needed = count * size_of::<T>();
         if held.len() != needed {

@@ -1,7 +1,7 @@
 //! `oneread.PlacementIndex`: who has each block.
 
 use super::shelf::Shelf;
-use super::{Out, keys_of, secret_of};
+use super::{Out, keys_of, made, secret_of};
 use crate::client::Client;
 use crate::counts;
 use crate::error::typed;
@@ -192,7 +192,7 @@ impl PlacementIndex {
         out: Option<Bound<'py, PyAny>>,
     ) -> PyResult<(usize, Bound<'py, PyAny>)> {
         let keys = self.keys(digests, width)?;
-        let mut out = Out::of::<u32>(py, out, "found_lengths", self.holders_max)?;
+        let mut out = Out::of::<u32>(out, self.holders_max, || made(py, "found_lengths", self.holders_max))?;
         let lengths = out.items::<u32>();
         let matched = |index: &mut oneread_prefix::PlacementIndex| {
             index.match_prefix(&Digests::from(&keys[..]), lengths)
