@@ -174,7 +174,7 @@ fn batches_of_long_values_with_owners(fake: &Fake) {
         let mut owned = client.owner(OwnerOptions::new(7)).unwrap();
         let long = |n: u32| value(n.into(), [20, 4_000, 250_000, 299_999][n as usize % 4]);
         // Each third key does not fit its slot.
-        let keys: Vec<_> = (0..KEYS).map(|n| key(n.into(), if n % 3 == 0 { 100 } else { 16 })).collect();
+        let keys: Vec<_> = (0..KEYS).map(|n| key(n, if n % 3 == 0 { 100 } else { 16 })).collect();
         for (n, key) in (0..KEYS).zip(&keys) {
             [&mut client, &mut owned][n as usize % 2].put(key, &long(n)).unwrap();
         }
