@@ -69,9 +69,9 @@ pub enum PrefixError {
         /// Most.
         max: usize,
     },
-    /// All numbers of holders are taken, some of them by holders that were dropped and are not cleaned yet.
+    /// All numbers of holders are taken by live ones.
     #[error(
-        "all {max} numbers of holders are taken; `PlacementIndex::clean` frees those of dropped ones, or make a wider table"
+        "all {max} numbers of holders are taken; drop those that are gone (`PlacementIndex::drop_holder`), or make a wider table"
     )]
     Holders {
         /// As many as the table has.

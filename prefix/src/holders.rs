@@ -256,8 +256,8 @@ fn mend(client: &mut Client, known: &[Option<Record>], width: usize) -> Result<(
     Ok(())
 }
 
-/// The live holder of this name; a new one if there is none. `None` if there is none, no number is known to be free,
-/// and nothing is known of some: a walk over the table will tell.
+/// The live holder of this name; a new one if there is none. `None` if no number is known to be free, and some are
+/// not live: they are to be cleaned.
 pub(crate) fn register(client: &mut Client, name: &str, width: usize) -> Result<Option<Holder>, PrefixError> {
     let id = id_of(name)?;
     loop {
@@ -270,12 +270,8 @@ pub(crate) fn register(client: &mut Client, name: &str, width: usize) -> Result<
             Some(mine) => mine,
             None => {
                 let Some((number, free)) = find(&|record| record.state == FREE) else {
-                    let is_unknown = known.iter().any(Option::is_none);
-                    return if is_unknown {
-                        Ok(None)
-                    } else {
-                        Err(PrefixError::Holders { max: known.len() })
-                    };
+                    let is_full = known.iter().all(|record| record.is_some_and(|record| record.is_live()));
+                    return if is_full { Err(PrefixError::Holders { max: known.len() }) } else { Ok(None) };
                 };
                 let record = Record { state: LIVE, incarnation: rand::random(), id };
                 if !swap(client, number, free, record)? {

@@ -74,7 +74,8 @@ fn width_of(holders: u16) -> usize {
 
 impl PlacementIndex {
     /// What a table is made from that has an entry for each block: one line of 64 bytes for up to 256 holders. With
-    /// [`Config::life`] replaced by `true` one line is enough for 160.
+    /// [`Config::life`] replaced by `true` one line is enough for 160. There is an entry more for each number that a
+    /// holder can have, and for 20 bytes of each name.
     pub fn config(size: TableSize, holders: u16) -> Config {
         Config::new().size(size).key_max(KEY_BYTES).value_max(width_of(holders).max(20))
     }
@@ -120,14 +121,16 @@ impl PlacementIndex {
     /// The holder of this name, 1 to 200 bytes; a new one if no live one has it. A worker that has lost its blocks is
     /// dropped first. 1 READ for each number there can be, and some round trips.
     ///
-    /// Where nothing tells which numbers are free, it cleans the whole table first, as [`PlacementIndex::clean`]
-    /// does. That is so in a new table, and where all that told of them had to make room for other entries.
+    /// Where no number is known to be free, it cleans the whole table first, as [`PlacementIndex::clean`] does. That
+    /// is so in a new table, and where numbers were dropped and not cleaned, or what told that they are free had to
+    /// make room for other entries. There is an entry for each number afterwards.
     ///
     /// Its entries are pinned for as long as this handle is connected. They may have to make room afterwards, in a
     /// table that evicts: then the holder is gone.
     ///
     /// # Errors
-    /// [`PrefixError::Name`]; [`PrefixError::Holders`] if no number is free; those of [`PlacementIndex::clean`].
+    /// [`PrefixError::Name`]; [`PrefixError::Holders`] if all numbers are live ones'; those of
+    /// [`PlacementIndex::clean`].
     pub fn holder(&mut self, name: &str) -> Result<Holder, PrefixError> {
         loop {
             if let Some(holder) = holders::register(&mut self.client, name, self.width)? {

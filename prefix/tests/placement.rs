@@ -425,8 +425,7 @@ fn the_mask_agrees_when_all_is_quiet() {
     let key = &prompt([0; 3], 1)[..];
     let work = |n: usize| {
         let mut index = scene.index();
-        // 90 registrations and 60 drops use no more numbers than there are.
-        for round in 0..30 {
+        for round in 0..60 {
             let holder = index.holder(["a", "b"][(n + round) % 2]).unwrap();
             // Others may have dropped it.
             let _ = index.add(&holder, &Digests::from(key), 0);
@@ -561,8 +560,7 @@ fn bad_input_is_named() {
     assert!(matches!(refused, PrefixError::Holders { max: 160 }), "{refused}");
     assert_eq!(index.holders().unwrap(), holders);
     assert!(index.drop_holder(&holders[77]).unwrap());
-    assert!(matches!(index.holder("one more"), Err(PrefixError::Holders { .. })), "it is not clean yet");
-    assert_eq!(clean(&mut index, 100), 1);
-    assert_eq!(index.holder("one more").unwrap().number(), 77);
+    assert_eq!(index.holder("one more").unwrap().number(), 77, "it cleans first");
+    assert_eq!(clean(&mut index, 100), 0);
     assert!(matches!(index.drop_holder(&holders[77]), Ok(false)));
 }
