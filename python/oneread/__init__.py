@@ -1,4 +1,4 @@
-"""A hash index in shared memory: any process of this host reads it in a microsecond.
+"""A hash index in shared memory: any process of this host reads it without asking the server.
 
 >>> import oneread
 >>> with oneread.Server(keys=1000) as server, oneread.Client(server.address) as client:
@@ -46,7 +46,7 @@ from oneread._native import (
 )
 from oneread._types import FOUND, Change, Cleaned, EventOutcome, Life, Location
 from oneread.aio import AsyncChanges, DictChange, DictChanges, changes_async
-from oneread.shared import SharedDict, memoize, metrics
+from oneread.shared import SharedDict, delete_dict, memoize, metrics
 
 __all__ = [
     "FOUND",
@@ -89,6 +89,7 @@ __all__ = [
     "ValueTooLong",
     "__version__",
     "changes_async",
+    "delete_dict",
     "log_level",
     "memoize",
     "metrics",

@@ -1,4 +1,4 @@
-"""The process that serves a :class:`SharedDict`: ``python -m oneread._keeper NAME``.
+"""The process that serves a :class:`SharedDict`.
 
 It ends when it is told to (SIGTERM, ``oneread stop``), and when the last process has gone that has the dict open:
 at once, after a time, or never.
@@ -80,9 +80,6 @@ def main(name: str) -> None:
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         server.stop()
-        if ends:
+        # Another folder, made after this one was removed, is others'.
+        if ends and place.is_here(fd):
             place.forget()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

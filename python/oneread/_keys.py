@@ -71,6 +71,11 @@ def decode(raw: bytes) -> Key:
     raise ValueError(f"no key of a SharedDict: {raw!r}")
 
 
+def is_lock(raw: bytes) -> bool:
+    """Whether this is a lock of :func:`memoize`'s, or says that an owner of locks is there."""
+    return raw[:1] == LOCK
+
+
 def is_hidden(raw: bytes) -> bool:
     """Whether this is an entry of :func:`memoize`'s, and no key of the dict."""
     return raw[:1] in (RESULT, LOCK)

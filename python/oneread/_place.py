@@ -4,6 +4,7 @@ All of a dict is in this user's folder of region files, in memory: ``/dev/shm/on
 ``$ONEREAD_SHM``. So it is gone with the machine, and all of it at once::
 
     NAME.dict        the table
+    NAME.dict.lock   locked by its server
     NAME.dict.sock   its server's socket
     NAME.dict.json   what it was made as
     NAME.dict.log    what its server has to say
@@ -33,12 +34,25 @@ from pathlib import Path
 from typing import Any
 
 from oneread import _native
-from oneread._errors import Disconnected, Incompatible, OnereadError, Refused, SystemRefused, Timeout
+from oneread._errors import Busy, Disconnected, Incompatible, OnereadError, Refused, SystemRefused, Timeout
 
 log = logging.getLogger("oneread")
 
 # The longest path of a socket.
 SOCKET_MAX = 107
+
+# What a server's process runs: this package, wherever it is, and nothing else of what is beside it. Its words: where
+# the package is, and the dict's name.
+KEEPER = """\
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("oneread", sys.argv[1])
+sys.modules["oneread"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["oneread"])
+from oneread import _keeper
+_keeper.main(sys.argv[2])
+"""
+# How long who closes a dict waits for who opens it just then, and for an answer of its server.
+CLOSE_WAITS, CLOSE_ASKS = 0.2, 1.0
 
 
 def folder() -> Path:
@@ -112,9 +126,36 @@ class Place:
         partial.replace(self.beside("json"))
 
     def forget(self) -> None:
+        """Removes what is left of it. No server is there, and none is started meanwhile."""
         # Who waits for the end waits for the last of these.
-        for path in (self.region, self.beside("json")):
+        for path in (self.socket, self.region, self.beside("lock"), self.beside("json")):
             path.unlink(missing_ok=True)
+
+    def is_here(self, fd: int) -> bool:
+        """Whether a lock is the one that others find here. It is not if the folder was removed."""
+        try:
+            there = os.stat(self.beside("open"))
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(there, os.fstat(fd))
+
+    def stop(self, within: float) -> None:
+        """Stops its server, and returns when that has ended."""
+        try:
+            with _native.Client(self.address, timeout=within) as client:
+                server = os.pidfd_open(client.server_stats()["pid"])
+        except (Disconnected, ProcessLookupError):
+            return
+        try:
+            signal.pidfd_send_signal(server, signal.SIGTERM)
+            poll = select.poll()
+            poll.register(server, select.POLLIN)
+            if not poll.poll(1000 * within):
+                raise Timeout(f"the server of the shared dict {self.name!r} does not end; try again")
+        except ProcessLookupError:
+            pass
+        finally:
+            os.close(server)
 
     def is_served(self, within: float) -> bool:
         """Whether a server is there. One that does not answer within this time is: ``Timeout``."""
@@ -128,12 +169,10 @@ class Place:
         """Starts the dict's server, in a session of its own, and returns when it serves."""
         # Where Python is part of another program, that is the one to find.
         python = os.environ.get("ONEREAD_PYTHON") or sys.executable
-        command = [python, "-m", "oneread._keeper", self.name]
-        log.info("starting a server for the shared dict %r: %s", self.name, " ".join(command))
-        # What this process can import, the server can, too.
-        here = str(Path(__file__).resolve().parent.parent)
-        others = os.environ.get("PYTHONPATH")
-        paths = {"PYTHONPATH": os.pathsep.join([here, others] if others else [here])}
+        package = str(Path(__file__).resolve().with_name("__init__.py"))
+        # -P: what is in the working directory is no module.
+        command = [python, "-P", "-c", KEEPER, package, self.name]
+        log.info("starting a server for the shared dict %r, by %s", self.name, python)
         said = self.beside("log")
         with said.open("wb") as errors:
             server = subprocess.Popen(
@@ -143,7 +182,6 @@ class Place:
                 stderr=errors,
                 start_new_session=True,
                 cwd="/",
-                env={**os.environ, **paths},
             )
         assert server.stdout is not None
         with server.stdout as out:
@@ -172,6 +210,51 @@ def lock(fd: int, how: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def check_here(place: Place, fd: int) -> None:
+    if not place.is_here(fd):
+        raise Disconnected(
+            f"the folder was removed: {place.region.parent}, with the shared dict {place.name!r}; close it, and open "
+            "it again (docs/PYTHON.md says who removes such folders: RemoveIPC)"
+        )
+
+
+def let_go(place: Place, fd: int, lives: Any) -> None:
+    """Closes the lock that keeps a dict open. The last one ends it, if its server was killed and cannot."""
+    os.close(fd)
+    if lives == "for ever":
+        return
+    # If another process opens it just now, that one closes it later.
+    with suppress(OnereadError, OSError), place.starting(CLOSE_WAITS):
+        fd = place.open_lock("open")
+        try:
+            if lock(fd, fcntl.LOCK_EX) and not place.is_served(CLOSE_ASKS):
+                place.forget()
+        finally:
+            os.close(fd)
+
+
+def delete(place: Place, within: float) -> bool:
+    """Ends a dict that nobody has open. Returns whether it was there."""
+    with place.starting(within):
+        fd = place.open_lock("open")
+        try:
+            end = time.monotonic() + within
+            while not lock(fd, fcntl.LOCK_EX):
+                # Its server has the lock if it is just ending.
+                if lock(fd, fcntl.LOCK_SH):
+                    raise Busy(f"a process has the shared dict {place.name!r} open; close it there, and try again")
+                if time.monotonic() > end:
+                    raise Timeout(f"the server of the shared dict {place.name!r} does not end; try again")
+                time.sleep(0.002)
+            is_there = place.about() is not None
+            place.stop(within)
+            place.forget()
+            place.beside("log").unlink(missing_ok=True)
+            return is_there
+        finally:
+            os.close(fd)
 
 
 def begin_anew(place: Place, fd: int, within: float) -> None:
@@ -208,6 +291,7 @@ def open_place(
                 begin_anew(place, fd, within)
             # Waits for a server that is just ending.
             fcntl.flock(fd, fcntl.LOCK_SH)
+            check_here(place, fd)
             os.utime(fd)
             about = place.about()
             is_served = about is not None and place.is_served(within)

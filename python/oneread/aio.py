@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from oneread import _keys
 from oneread._keys import Key
@@ -13,6 +13,11 @@ from oneread._native import Changes, Client
 from oneread._types import Change
 
 Told = TypeVar("Told")
+Ask: TypeAlias = Callable[..., Any]
+
+
+def _call(call: Callable[..., Any], *args: Any) -> Any:
+    return call(*args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +39,9 @@ class DictChange:
 class DictChanges:
     """Iterates over what happens in a dict. Each step waits for it."""
 
-    def __init__(self, feed: Changes, loads: Callable[[bytes], Any]) -> None:
-        self._feed, self._loads = feed, loads
+    def __init__(self, feed: Changes, loads: Callable[[bytes], Any], ask: Ask) -> None:
+        """``ask``: calls, and starts a server where none is there."""
+        self._feed, self._loads, self._ask = feed, loads, ask
 
     def resync(self) -> None:
         """From now on all keys that are there come, and then what becomes of them."""
@@ -58,18 +64,18 @@ class DictChanges:
 
     def __next__(self) -> DictChange:
         while True:
-            told = self.told(next(self._feed))
+            told = self.told(self._ask(next, self._feed))
             if told is not None:
                 return told
 
     def poll(self, timeout: float = 0.0) -> DictChange | None:
         """The next change; ``None`` if there is none within so many seconds, or one that is no entry of the dict."""
-        change = self._feed.poll(timeout)
+        change: Change | None = self._ask(self._feed.poll, timeout)
         return None if change is None else self.told(change)
 
     def asynchronous(self) -> AsyncChanges[DictChange]:
         """The same for ``async for``."""
-        return AsyncChanges(self._feed, self.told)
+        return AsyncChanges(self._feed, self.told, self._ask)
 
     def __enter__(self) -> DictChanges:
         return self
@@ -85,9 +91,9 @@ class AsyncChanges(Generic[Told]):
     A coroutine that is cancelled loses no change.
     """
 
-    def __init__(self, feed: Changes, told: Callable[[Change], Told | None]) -> None:
+    def __init__(self, feed: Changes, told: Callable[[Change], Told | None], ask: Ask = _call) -> None:
         """``told``: what is told of a change; ``None``: nothing."""
-        self._feed, self._tell = feed, told
+        self._feed, self._tell, self._ask = feed, told, ask
         self._is_open = True
         self._waiting: asyncio.Future[None] | None = None
 
@@ -109,7 +115,7 @@ class AsyncChanges(Generic[Told]):
 
     async def __anext__(self) -> Told:
         while self._is_open:
-            change = self._feed.poll()
+            change = self._ask(self._feed.poll)
             if change is None:
                 await self._wait()
             elif (told := self._tell(change)) is not None:

@@ -11,12 +11,13 @@ import os
 import random
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 from oneread import _keys
-from oneread._errors import Disconnected, Full, Refused, ValueTooLong
+from oneread._errors import Busy, Disconnected, Invalid, OnereadError, Refused
 from oneread._native import Client
 
 log = logging.getLogger("oneread")
@@ -30,6 +31,10 @@ PAUSE_FIRST, PAUSE_MAX = 0.0001, 0.01
 ABSENT = 1.0
 # Owners have numbers from 1 to this.
 OWNER_MAX = 65_534
+# How many numbers are tried. One is refused while its owner is just going, or because this process may have none.
+OWNER_TRIES = 100
+# How often a lock is tried for, where each time its owner has gone.
+LOCK_TRIES = 3
 
 
 def canonical(value: Any) -> bytes:
@@ -54,6 +59,51 @@ def canonical(value: Any) -> bytes:
     return b"%b:%d:%b" % (kind.__name__.encode(), len(raw), raw)
 
 
+def fingerprint(code: types.CodeType) -> bytes:
+    """Bytes that are the same wherever this interpreter compiles the same text, and seldom for another one. What only
+    says where the text stands is not in it.
+    """
+    parts = [code.co_code, code.co_exceptiontable, constant(code.co_consts)]
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    counts = (code.co_flags, code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
+    parts.append(repr((names, counts)).encode())
+    return canonical(parts)
+
+
+def constant(value: Any) -> bytes:
+    """The same for what stands in code."""
+    if isinstance(value, types.CodeType):
+        return fingerprint(value)
+    if isinstance(value, (tuple, frozenset)):
+        parts = list(map(constant, value))
+        # A set has another order in each process.
+        return canonical([type(value).__name__, parts if isinstance(value, tuple) else sorted(parts)])
+    return canonical([type(value).__name__, repr(value)])
+
+
+def identity(function: Callable[..., Any], name: str | None) -> bytes:
+    """What tells a function apart from all others of this user. ``TypeError`` where nothing does."""
+    if name is not None:
+        return canonical(("name", name))
+    inner = inspect.unwrap(function)
+    code, qualname = getattr(inner, "__code__", None), getattr(function, "__qualname__", "<unnamed>")
+    # The main module has another name in children of multiprocessing.
+    file = os.path.realpath(code.co_filename) if isinstance(code, types.CodeType) else str(function.__module__)
+    if "<" in qualname or inspect.ismethod(function) or "<" in os.path.basename(file):
+        raise TypeError(
+            f"memoize cannot tell {qualname} of {file} apart from others of that name: it is a lambda, within a "
+            "function, a bound method, or in no file; give it a name: memoize(name=...)"
+        )
+    if not isinstance(code, types.CodeType):
+        return canonical((file, qualname))
+    try:
+        defaults = canonical([inner.__defaults__, inner.__kwdefaults__])
+    except TypeError:
+        # They are objects: who changes them calls `forget`.
+        defaults = b""
+    return canonical((file, qualname, fingerprint(code), defaults))
+
+
 class Memoized(Protocol[P, R_co]):
     """A function whose results are kept."""
 
@@ -73,6 +123,9 @@ class Store(Protocol):
     def name(self) -> str: ...
     @property
     def client(self) -> Client: ...
+    @property
+    def _evicts(self) -> bool: ...
+    def _ask(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any: ...
     def get_raw(self, raw: bytes) -> bytes | None: ...
     def put_raw(self, raw: bytes, value: Any, ttl: float | None) -> None: ...
     def dumps(self, value: Any) -> Any: ...
@@ -85,19 +138,26 @@ class Memo:
     def __init__(self, shared: Store) -> None:
         self.shared = shared
         self.counts = {"hits": 0, "computed": 0, "waited": 0, "not_kept": 0}
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
         self._owner: Client | None = None
 
     def owner(self) -> Client:
         """Whose entries go with this process."""
         with self._guard:
             if self._owner is None:
-                self._owner = new_owner(self.shared.client)
+                self._owner = self.shared._ask(new_owner, self.shared.client, self.shared._evicts)
             return self._owner
+
+    def is_gone(self, owner: Client) -> None:
+        """The server has seen nothing of this owner for a while, and takes nothing of it any more."""
+        with self._guard:
+            if self._owner is owner:
+                # Other threads may just ask it: it closes when the last one has let go of it.
+                self._owner = None
 
     def is_child(self) -> None:
         """This process was made by `fork`: it is another owner."""
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
         self._owner = None
 
     def close(self) -> None:
@@ -107,19 +167,22 @@ class Memo:
             self._owner = None
 
 
-def new_owner(client: Client) -> Client:
+def new_owner(client: Client, evicts: bool) -> Client:
     """A client whose entries go with it, as an owner that nobody else is: it has an entry that says so, which goes
     with it, too."""
-    while True:
+    refused: Refused | None = None
+    for _ in range(OWNER_TRIES):
         number = random.SystemRandom().randint(1, OWNER_MAX)
         try:
             owner = client.owner(number, absent_for=ABSENT)
-        except Refused:
-            # One with this number is just going.
+        except Refused as error:
+            refused = error
             continue
-        if owner.insert(_keys.LOCK + b"%d" % number, b""):
+        says = _keys.LOCK + b"%d" % number
+        if owner.insert(says, b"") and (not evicts or owner.pin(says)):
             return owner
         owner.close()
+    raise refused or Busy(f"{OWNER_TRIES} owners have numbers of others; try again")
 
 
 class Call:
@@ -135,7 +198,13 @@ class Call:
     def is_there(self) -> bool:
         """Whether there is a result, which is :attr:`value` then."""
         shared = self.memo.shared
-        raw = shared.get_raw(self.result)
+        try:
+            raw = shared.get_raw(self.result)
+        except Invalid:
+            raise
+        except OnereadError as error:
+            log.warning("nobody knows whether a result is in %r: %s", shared.name, error)
+            return False
         if raw is None:
             return False
         self.value = shared.loads(raw)
@@ -144,15 +213,35 @@ class Call:
 
     def is_mine(self) -> bool:
         """Whether this call is to compute the result: nobody else does from now on."""
-        try:
-            holder = self.memo.owner()
-            if not holder.insert(self.lock, self.token, ttl=self.lock_ttl):
-                return False
-            self.holder = holder
-        except Full as error:
-            # It is computed, and not kept.
-            log.warning("a result of %r is computed without a lock: %s", self.memo.shared.name, error)
+        memo, shared = self.memo, self.memo.shared
+        why: OnereadError | None = None
+        for _ in range(LOCK_TRIES):
+            try:
+                holder = memo.owner()
+                try:
+                    return bool(shared._ask(self._is_locked, holder))
+                except Refused as error:
+                    memo.is_gone(holder)
+                    why = error
+            except Invalid:
+                raise
+            except OnereadError as error:
+                why = error
+                break
+        # It may not be kept either.
+        log.warning("a result of %r is computed without a lock: %s", shared.name, why)
         return True
+
+    def _is_locked(self, holder: Client) -> bool:
+        """Whether this call has the lock now. If it may have it from before its server went, it looks."""
+        shared = self.memo.shared
+        if not holder.insert(self.lock, self.token, ttl=self.lock_ttl) and shared.get_raw(self.lock) != self.token:
+            return False
+        self.holder = holder
+        # If it has gone before it was pinned, it is tried for again.
+        if shared._evicts and not holder.pin(self.lock):
+            self.holder = None
+        return self.holder is not None
 
     def pauses(self) -> Iterator[float]:
         """How long to wait before each further look. It ends when there is a result, or this call is to compute
@@ -177,31 +266,40 @@ class Call:
         shared = self.memo.shared
         try:
             shared.put_raw(self.result, shared.dumps(value), self.ttl)
-        except (Full, ValueTooLong) as error:
+        except Exception as error:
+            # It was asked for, and is there. What a codec raises may be anything.
             self.memo.counts["not_kept"] += 1
             log.warning("a result is not kept in %r: %s", shared.name, error)
 
     def let_go(self) -> None:
         holder, self.holder = self.holder, None
         if holder is not None:
-            # The lock may have ended, and be another's now. Without a server, it ends with this process.
-            with suppress(Disconnected):
-                holder.compare_exchange(self.lock, self.token, None)
+            shared = self.memo.shared
+            # The lock may have ended, and be another's now. Where this fails, it ends with its owner.
+            with suppress(OnereadError):
+                shared._ask(holder.compare_exchange, self.lock, self.token, None)
+            if shared._evicts:
+                with suppress(OnereadError):
+                    holder.unpin(self.lock)
 
 
 def memoized(
-    open_memo: Callable[[], Memo], ttl: float | None, key: Callable[..., Any] | None, lock_ttl: float | None
+    open_memo: Callable[[], Memo],
+    name: str | None,
+    ttl: float | None,
+    key: Callable[..., Any] | None,
+    lock_ttl: float | None,
 ) -> Decorator:
     """The decorator. ``open_memo`` is called when a result is asked for."""
 
     def decorate(function: Callable[P, R], /) -> Memoized[P, R]:
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(f"{function.__qualname__} is a generator, whose result cannot be kept; return a list")
-        name = f"{function.__module__}.{function.__qualname__}"
+        its_own = identity(function, name)
 
         def digest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
             what = (args, kwargs) if key is None else key(*args, **kwargs)
-            return hashlib.blake2b(canonical((name, what)), digest_size=16).digest()
+            return hashlib.blake2b(canonical((its_own, what)), digest_size=16).digest()
 
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
             return Call(open_memo(), digest(args, kwargs), ttl, lock_ttl)
@@ -235,7 +333,8 @@ def memoized(
                 asked.let_go()
 
         def forget(*args: Any, **kwargs: Any) -> bool:
-            return bool(open_memo().shared.client.remove(_keys.RESULT + digest(args, kwargs)))
+            shared = open_memo().shared
+            return bool(shared._ask(shared.client.remove, _keys.RESULT + digest(args, kwargs)))
 
         chosen: Any = async_wrapper if inspect.iscoroutinefunction(function) else wrapper
         chosen.forget = forget

@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
+from itertools import islice
 from typing import Any, Literal, TypeAlias, overload
 
 from oneread import _codecs, _keys, _place
@@ -23,8 +24,15 @@ Lives: TypeAlias = Literal["until last", "for ever"] | float
 # Those that are open, for `oneread.metrics`.
 OPEN: weakref.WeakValueDictionary[int, SharedDict] = weakref.WeakValueDictionary()
 
+# What is not opened yet.
+OPENING: weakref.WeakSet[_Opening] = weakref.WeakSet()
+
 UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 MISSING: Any = object()
+# How often a call starts a server where none is there.
+MENDS = 2
+# How many keys go at once where all go.
+CLEARED = 4096
 # What a dict is made as of which nothing else is asked.
 MADE = {"memory": 1 << 30, "codec": "pickle", "evict": None, "lives": "until last", "key_max": None, "value_max": None}
 
@@ -43,8 +51,8 @@ def byte_count(size: int | str) -> int:
 class SharedDict(MutableMapping[Key, Any]):
     """A dict that all processes of this user on this host share, by its name.
 
-    The first that opens it starts a server process. All read its memory by themselves, in a microsecond or two, and
-    ask the server for changes. A value that was got is a copy: a change of it is seen when it is put again.
+    The first that opens it starts a server process. All read its memory by themselves, and ask the server for changes.
+    A value that was got is a copy: a change of it is seen when it is put again.
 
     ``memory``: the most that it may take, in bytes or as in ``"8GiB"``; it begins with some MiB. Default: 1 GiB.
     ``ttl``: seconds after which an entry ends that this object puts, unless the call says otherwise.
@@ -52,7 +60,8 @@ class SharedDict(MutableMapping[Key, Any]):
     ``evict``: what happens where it is full. ``None``: a put of another key raises :class:`Full`. ``"s3-fifo"``,
     ``"sieve"``, ``"clock"``: an entry leaves that was not read lately.
     ``lives``: ``"until last"``: as long as a process has it open. A number: and so many seconds more.
-    ``"for ever"``: until ``oneread stop``, or until the machine stops.
+    ``"for ever"``: until :func:`oneread.delete_dict`, or until the machine stops; ``oneread stop`` stops a server, and
+    no entry is lost.
     ``key_max``, ``value_max``: the longest key and value in bytes, as they are stored.
     ``create=False``: it must be there.
 
@@ -62,7 +71,12 @@ class SharedDict(MutableMapping[Key, Any]):
     **Pickle runs code.** Whoever may put into the dict can run anything in every process that gets from it. That is
     this user, and nobody else unless you share the folder. Take ``"msgpack"`` or ``"raw"`` if that is too much.
 
-    Any thread may use it, and a child made by `fork`. It can be pickled: whoever unpickles it opens it by name.
+    Without a server, because that was killed or stopped, the next call of any process starts one, which takes over the
+    table. A call that may have happened already, and would not be the same twice, raises :class:`Disconnected` then:
+    ``del`` and :meth:`pop` of a key that has gone meanwhile.
+
+    Any thread may use it, and a child made by `fork`. It can be pickled: whoever unpickles it opens it by name, as long
+    as it is there.
     """
 
     def __init__(
@@ -94,15 +108,17 @@ class SharedDict(MutableMapping[Key, Any]):
         self._own_codec = codec if isinstance(codec, tuple) else None
         self._place = _place.Place(name)
         self._start_within = start_within
-        self._lock = threading.Lock()
+        # A signal's handler may close it while its thread has this.
+        self._lock = threading.RLock()
         self._fd, about = _place.open_place(self._place, create, self._asked, MADE, start_within)
         try:
             self._name_codec, self.dumps, self.loads = _codecs.codec_of(self._codec(about["codec"]))
             self._client = Client(self._place.address)
         except BaseException:
-            os.close(self._fd)
+            _place.let_go(self._place, self._fd, about["lives"])
             raise
-        self._closing = weakref.finalize(self, os.close, self._fd)
+        self._evicts = about["evict"] is not None
+        self._closing = weakref.finalize(self, _place.let_go, self._place, self._fd, about["lives"])
         self._bind()
         self._memo: Memo | None = None
         OPEN[id(self)] = self
@@ -121,7 +137,7 @@ class SharedDict(MutableMapping[Key, Any]):
         self._get, self._put = self._client.get, self._client.put
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {**self._asked, "ttl": self._ttl, "start_within": self._start_within}
+        options = {**self._asked, "create": False, "ttl": self._ttl, "start_within": self._start_within}
         if self._own_codec is not None:
             options["codec"] = self._own_codec
         return _opened, (self.name, options)
@@ -176,9 +192,19 @@ class SharedDict(MutableMapping[Key, Any]):
         with self._lock:
             if not self._closing.alive:
                 raise error
+            _place.check_here(self._place, self._fd)
             log.warning("the server of the shared dict %r is gone: %s", self.name, error)
             fd, _ = _place.open_place(self._place, True, self._asked, MADE, self._start_within)
             os.close(fd)
+
+    def _ask(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """What a call gives that may happen twice. Starts a server where none is there."""
+        for _ in range(MENDS):
+            try:
+                return call(*args, **named)
+            except Disconnected as error:
+                self._mend(error)
+        return call(*args, **named)
 
     # One entry.
 
@@ -186,8 +212,8 @@ class SharedDict(MutableMapping[Key, Any]):
         raw = key.encode() if type(key) is str and key else _keys.encode(key)
         try:
             value = self._get(raw)
-        except Disconnected as error:
-            value = self._mend_and_get(error, raw)
+        except Disconnected:
+            value = self._ask(self._get, raw)
         if value is None:
             raise KeyError(key)
         return self.loads(value)
@@ -196,56 +222,61 @@ class SharedDict(MutableMapping[Key, Any]):
         raw = key.encode() if type(key) is str and key else _keys.encode(key)
         try:
             value = self._get(raw)
-        except Disconnected as error:
-            value = self._mend_and_get(error, raw)
+        except Disconnected:
+            value = self._ask(self._get, raw)
         return default if value is None else self.loads(value)
 
     def get_raw(self, raw: bytes) -> bytes | None:
         try:
             return self._get(raw)
-        except Disconnected as error:
-            return self._mend_and_get(error, raw)
-
-    def _mend_and_get(self, error: Disconnected, raw: bytes) -> bytes | None:
-        self._mend(error)
-        return self._get(raw)
+        except Disconnected:
+            value: bytes | None = self._ask(self._get, raw)
+            return value
 
     def __contains__(self, key: object) -> bool:
         raw = _keys.encode(key)  # type: ignore[arg-type]
         try:
             return raw in self._client
-        except Disconnected as error:
-            self._mend(error)
-            return raw in self._client
+        except Disconnected:
+            return bool(self._ask(self._client.__contains__, raw))
 
     def put(self, key: Key, value: Any, *, ttl: float | None = None) -> None:
         """Puts an entry that ends after ``ttl`` seconds; without it, after those of the dict, if it has any."""
         self.put_raw(_keys.encode(key), self.dumps(value), self._ttl if ttl is None else ttl)
 
     def put_raw(self, raw: bytes, value: Any, ttl: float | None) -> None:
-        try:
-            self._put(raw, value, ttl=ttl)
-        except Disconnected as error:
-            # Twice is as good as once.
-            self._mend(error)
-            self._put(raw, value, ttl=ttl)
+        # Twice is as good as once.
+        self._ask(self._put, raw, value, ttl=ttl)
 
     def __setitem__(self, key: Key, value: Any) -> None:
         self.put(key, value)
 
     def __delitem__(self, key: Key) -> None:
-        if not self._client.remove(_keys.encode(key)):
+        raw = _keys.encode(key)
+        try:
+            was_there = self._client.remove(raw)
+        except Disconnected as error:
+            self._mend(error)
+            was_there = self._client.remove(raw)
+            if not was_there:
+                # Nobody knows whether this call has removed it.
+                raise
+        if not was_there:
             raise KeyError(key)
 
     def setdefault(self, key: Key, default: Any = None) -> Any:
         """The value that is there; else puts this one. Of several processes, one puts."""
         raw, made = _keys.encode(key), self.dumps(default)
         while True:
-            value = self._get(raw)
+            value = self.get_raw(raw)
             if value is not None:
                 return self.loads(value)
-            if self._client.insert(raw, made, ttl=self._ttl):
-                return default
+            try:
+                if self._client.insert(raw, made, ttl=self._ttl):
+                    return default
+            except Disconnected as error:
+                # If it was put, it is the value that is there.
+                self._mend(error)
 
     @overload
     def pop(self, key: Key, /) -> Any: ...
@@ -254,9 +285,18 @@ class SharedDict(MutableMapping[Key, Any]):
     def pop(self, key: Key, default: Any = MISSING) -> Any:
         """Takes an entry out. Of several processes, one gets it."""
         raw = _keys.encode(key)
-        while (value := self._get(raw)) is not None:
-            if self._client.compare_exchange(raw, value, None):
-                return self.loads(value)
+        lost: Disconnected | None = None
+        while (value := self.get_raw(raw)) is not None:
+            try:
+                if self._client.compare_exchange(raw, value, None):
+                    return self.loads(value)
+            except Disconnected as error:
+                # If it is there again, this call has not taken it.
+                self._mend(error)
+                lost = error
+        if lost is not None:
+            # Nobody knows whether this call has taken it.
+            raise lost
         if default is MISSING:
             raise KeyError(key)
         return default
@@ -278,16 +318,21 @@ class SharedDict(MutableMapping[Key, Any]):
             return self._memo
 
     def memoize(
-        self, *, ttl: float | None = None, key: Callable[..., Any] | None = None, lock_ttl: float | None = None
+        self,
+        *,
+        name: str | None = None,
+        ttl: float | None = None,
+        key: Callable[..., Any] | None = None,
+        lock_ttl: float | None = None,
     ) -> Decorator:
         """As :func:`oneread.memoize`, in this dict. The dict does not show results as entries."""
-        return memoized(self.memo, self._ttl if ttl is None else ttl, key, lock_ttl)
+        return memoized(self.memo, name, self._ttl if ttl is None else ttl, key, lock_ttl)
 
     # What happens.
 
     def changes(self, *, start: Literal["now", "keys"] = "now") -> DictChanges:
         """What happens from now on; with ``"keys"``, all that is there first."""
-        return DictChanges(self._client.changes(start=start, values=True), self.loads)
+        return DictChanges(self._ask(self._client.changes, start=start, values=True), self.loads, self._ask)
 
     def changes_async(self, *, start: Literal["now", "keys"] = "now") -> AsyncChanges[DictChange]:
         """The same for ``async for``."""
@@ -298,7 +343,7 @@ class SharedDict(MutableMapping[Key, Any]):
     def get_many(self, keys: Iterable[Key], default: Any = None) -> list[Any]:
         """The values of these keys, in their order, by one call."""
         loads = self.loads
-        values = self._client.get_many([_keys.encode(key) for key in keys])
+        values = self._ask(self._client.get_many, [_keys.encode(key) for key in keys])
         return [default if value is None else loads(value) for value in values]
 
     def put_many(self, entries: Mapping[Key, Any] | Iterable[tuple[Key, Any]], *, ttl: float | None = None) -> None:
@@ -307,7 +352,7 @@ class SharedDict(MutableMapping[Key, Any]):
         dumps = self.dumps
         raw = [(_keys.encode(key), dumps(value)) for key, value in pairs]
         ttl = self._ttl if ttl is None else ttl
-        self._client.put_many([key for key, _ in raw], [value for _, value in raw], ttl=ttl)
+        self._ask(self._client.put_many, [key for key, _ in raw], [value for _, value in raw], ttl=ttl)
 
     def update(self, entries: Any = (), /, **named: Any) -> None:
         """As that of a dict, by one call."""
@@ -316,25 +361,38 @@ class SharedDict(MutableMapping[Key, Any]):
         self.put_many(pairs)
 
     def clear(self) -> None:
-        """Removes all that is there, results of :meth:`memoize` included."""
-        self._client.clear()
+        """Removes all that is there, results of :meth:`memoize` included; not its locks: who computes goes on alone."""
+        found = (raw for raw in self._scan() if not _keys.is_lock(raw))
+        while some := list(islice(found, CLEARED)):
+            self._ask(self._client.remove_many, some)
 
     # All entries.
 
     def __len__(self) -> int:
         """How many entries the table has now: those that have just ended, and results of :meth:`memoize`, included.
         A question to the server."""
-        return len(self._client)
+        count: int = self._ask(self._client.__len__)
+        return count
+
+    def _scan(self, values: bool = False) -> Iterator[Any]:
+        scan = self._client.scan(values=values)
+        while True:
+            try:
+                yield from scan
+                return
+            except Disconnected as error:
+                # With another server, it goes on where it was.
+                self._mend(error)
 
     def _entries(self) -> Iterator[tuple[Key, Any]]:
-        for raw, value in self._client.scan(values=True):
+        for raw, value in self._scan(values=True):
             if not _keys.is_hidden(raw):
                 yield _keys.decode(raw), self.loads(value)
 
     def __iter__(self) -> Iterator[Key]:
         """All keys, in no order. One that is there throughout is shown once; one that comes or goes meanwhile once
         or not at all."""
-        for raw in self._client.scan():
+        for raw in self._scan():
             if not _keys.is_hidden(raw):
                 yield _keys.decode(raw)
 
@@ -360,11 +418,16 @@ class _Values(ValuesView[Any]):
     def __iter__(self) -> Iterator[Any]:
         return (value for _, value in self._mapping._entries())
 
+    def __contains__(self, value: object) -> bool:
+        return any(found is value or found == value for found in self)
+
 
 def _is_child() -> None:
     """This process was made by `fork`: threads that are not there may have had locks."""
+    for opening in list(OPENING):
+        opening.lock = threading.RLock()
     for shared in list(OPEN.values()):
-        shared._lock = threading.Lock()
+        shared._lock = threading.RLock()
         if shared._memo is not None:
             shared._memo.is_child()
 
@@ -376,9 +439,28 @@ def _opened(name: str, options: dict[str, Any]) -> SharedDict:
     return SharedDict(name, **options)
 
 
+class _Opening:
+    """The dict that `memoize` opens at the first call."""
+
+    def __init__(self, open_dict: Callable[[], SharedDict]) -> None:
+        self.lock = threading.RLock()
+        self._open_dict = open_dict
+        self._memo: Memo | None = None
+        OPENING.add(self)
+
+    def memo(self) -> Memo:
+        if self._memo is None:
+            with self.lock:
+                if self._memo is None:
+                    self._memo = self._open_dict().memo()
+        return self._memo
+
+
 def memoize(
-    name: str = "memoize",
+    shared: str = "memoize",
+    /,
     *,
+    name: str | None = None,
     ttl: float | None = None,
     key: Callable[..., Any] | None = None,
     lock_ttl: float | None = None,
@@ -390,26 +472,27 @@ def memoize(
     and processes of this user, one computes. If its process is killed, another begins about a second later. An
     exception goes to whoever computed; it is not kept, and one of those who wait computes then.
 
-    Functions are told apart by module and name, calls by their arguments: ``None``, bool, int, float, str, bytes, and
-    lists, tuples, dicts and sets of them. ``key``: a function of the arguments that returns what tells calls apart.
+    Functions are told apart by file, name, code and defaults. A function that was changed has none of its old results;
+    of what it calls, nobody looks at the code. ``name``: what tells it apart instead, for as long as you say. A lambda,
+    a function within a function, a bound method, and one that is in no file need it (``TypeError`` otherwise): others
+    of that kind may have the same name. Calls are told apart by their arguments: ``None``, bool, int, float, str,
+    bytes, and lists, tuples, dicts and sets of them. ``key``: a function of the arguments that returns what tells calls
+    apart.
+
     ``ttl``: seconds after which a result ends. ``lock_ttl``: seconds after which another computes, although the first
     is still at it; without it, all wait as long as that takes. ``f.forget(*args)`` removes a result.
 
-    They are kept in the :class:`SharedDict` of this name, which the first call opens, with the other options.
+    They are kept in the :class:`SharedDict` named ``shared``, which the first call opens, with the other options. What
+    cannot be kept is returned nevertheless, with a warning.
     """
-    state: dict[str, Memo] = {}
-    guard = threading.Lock()
+    return memoized(_Opening(lambda: SharedDict(shared, **options)).memo, name, ttl, key, lock_ttl)
 
-    def open_memo() -> Memo:
-        memo = state.get("memo")
-        if memo is None:
-            with guard:
-                memo = state.get("memo")
-                if memo is None:
-                    memo = state["memo"] = SharedDict(name, **options).memo()
-        return memo
 
-    return memoized(open_memo, ttl, key, lock_ttl)
+def delete_dict(name: str, *, within: float = 30.0) -> bool:
+    """Stops the server of a :class:`SharedDict` that no process has open, and removes all that it held. Returns whether
+    it was there. :class:`Busy` if a process has it open.
+    """
+    return _place.delete(_place.Place(name), within)
 
 
 def metrics() -> dict[str, dict[str, Any]]:

@@ -57,6 +57,12 @@ def within(seconds: float, is_so: Callable[[], Any], what: str) -> None:
         time.sleep(0.01)
 
 
+def kill_server(shared: oneread.SharedDict) -> None:
+    pid = pid_of(shared)
+    os.kill(pid, 9)
+    within(30, lambda: not is_running(pid), "it is killed")
+
+
 def is_running(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

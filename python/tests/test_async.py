@@ -35,7 +35,7 @@ def test_what_memoize_keeps_is_not_told(shm: Path) -> None:
     with SharedDict("hidden") as shared:
         changes = shared.changes()
 
-        @shared.memoize()
+        @shared.memoize(name="f")
         def f(n: int) -> int:
             return n
 

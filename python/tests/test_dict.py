@@ -72,6 +72,19 @@ def test_it_is_a_dict(shm: Path) -> None:
         assert len(shared) == 0 and not list(shared) and repr(shared) == "SharedDict('dict')"
 
 
+def test_values_are_looked_at_while_they_go(shm: Path) -> None:
+    with SharedDict("values") as shared:
+        shared.update({1: "a", 2: "b", 3: "c"})
+        assert "b" in shared.values() and "d" not in shared.values()
+
+        class Removes:
+            def __eq__(self, other: object) -> bool:
+                shared.clear()
+                return False
+
+        assert Removes() not in shared.values() and not shared
+
+
 OTHER = """
     import pickle, sys
     from oneread import SharedDict

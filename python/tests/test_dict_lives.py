@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import pickle
+import shutil
 import signal
+import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dicts import begin, is_running, outcome, pid_of, said, say, shm, within
+from dicts import HERE, begin, is_running, kill_server, outcome, pid_of, said, say, shm, within
 
 import oneread
 from oneread import SharedDict
+from oneread import _place
 from oneread._place import Place
 
 __all__ = ["shm"]
@@ -94,6 +100,187 @@ def test_a_killed_server_is_started_anew(shm: Path, caplog: pytest.LogCaptureFix
         shared["b"] = 2
         assert dict(shared.items()) == {"a": 1, "b": 2}
     assert "the server of the shared dict 'killed' is gone" in caplog.text
+
+
+def test_every_call_starts_a_server_where_none_is(shm: Path) -> None:
+    with SharedDict("calls") as shared:
+        shared["a"] = 1
+        calls: list[tuple[Any, Any]] = [
+            (lambda: shared.update({"c": 3, "d": 4}), None),
+            (lambda: shared.__delitem__("c"), None),
+            (lambda: shared.setdefault("a", 9), 1),
+            (lambda: shared.setdefault("new", 9), 9),
+            (lambda: shared.pop("new"), 9),
+            (lambda: shared.get_many(["a", "new", "c"]), [1, None, None]),
+            (lambda: len(shared), 2),
+            (lambda: sorted(shared), ["a", "d"]),
+            (lambda: sorted(shared.items()), [("a", 1), ("d", 4)]),
+            (lambda: shared.changes().close(), None),
+            (lambda: shared.clear(), None),
+            (lambda: len(shared), 0),
+        ]
+        for call, expected in calls:
+            kill_server(shared)
+            assert call() == expected
+            # Some calls need no server.
+            len(shared)
+        shared["a"] = 1
+        kill_server(shared)
+        assert shared.popitem() == ("a", 1) and not shared
+        kill_server(shared)
+        # Whether it was there before nobody knows.
+        with pytest.raises(oneread.Disconnected):
+            del shared["a"]
+        with pytest.raises(KeyError):
+            del shared["a"]
+
+
+def test_who_takes_an_entry_says_when_nobody_knows(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost:
+        """A client whose server goes with what it was asked for."""
+
+        def compare_exchange(self, raw: bytes, *_: object) -> bool:
+            client.remove(raw)
+            raise oneread.Disconnected("gone")
+
+    with SharedDict("taken") as shared:
+        shared["a"] = 1
+        client = shared.client
+        monkeypatch.setattr(shared, "_client", Lost())
+        with pytest.raises(oneread.Disconnected):
+            shared.pop("a", None)
+        monkeypatch.undo()
+        assert "a" not in shared
+
+
+def test_a_loop_goes_on_with_the_next_server(shm: Path) -> None:
+    with SharedDict("loop") as shared:
+        shared.update({n: n for n in range(5_000)})
+        keys = iter(shared)
+        seen = [next(keys)]
+        kill_server(shared)
+        seen.extend(keys)
+        assert len(seen) == 5_000 and set(seen) == set(range(5_000))
+
+
+def test_a_feed_starts_a_server_and_goes_on(shm: Path) -> None:
+    with SharedDict("feed") as shared:
+        changes = shared.changes()
+        kill_server(shared)
+        told = changes.poll(0.1)
+        assert is_running(pid_of(shared)), "who only listens has started one"
+        while told is None:
+            told = changes.poll(30)
+        assert told.kind == "gap"
+        shared["a"] = 1
+        assert next(changes) == oneread.DictChange("came", "a", 1)
+
+
+def test_the_last_one_removes_what_a_killed_server_left(shm: Path) -> None:
+    with SharedDict("left") as shared, SharedDict("left"):
+        shared["a"] = 1
+        kill_server(shared)
+        assert files(shm)
+    assert files(shm) == set()
+    holder = begin("""
+        import os
+        from oneread import SharedDict
+        shared = SharedDict("left")
+        shared["a"] = 1
+        os.kill(shared.client.server_stats()["pid"], 9)
+    """)
+    outcome(holder)
+    assert files(shm) == set(), "also where nobody has closed it"
+    with SharedDict("stays", lives="for ever") as shared:
+        shared["a"] = 1
+        kill_server(shared)
+    with SharedDict("stays") as shared:
+        assert shared["a"] == 1
+    assert oneread.delete_dict("stays")
+
+
+def test_a_dict_is_deleted_that_nobody_has_open(shm: Path) -> None:
+    with SharedDict("deleted", lives="for ever") as shared:
+        shared["a"] = 1
+        pid = pid_of(shared)
+        with pytest.raises(oneread.Busy, match="has the shared dict 'deleted' open"):
+            oneread.delete_dict("deleted")
+        assert shared["a"] == 1
+    assert oneread.delete_dict("deleted") and not is_running(pid) and files(shm) == set()
+    assert not oneread.delete_dict("deleted")
+    with SharedDict("deleted", lives=600) as shared:
+        assert dict(shared.items()) == {}
+    assert oneread.delete_dict("deleted") and files(shm) == set()
+
+
+def test_who_removes_the_folder_is_named(shm: Path) -> None:
+    with SharedDict("folder") as old:
+        old["a"] = 1
+        shutil.rmtree(shm / f"oneread-{os.geteuid()}")
+        with SharedDict("folder") as new:
+            assert dict(new.items()) == {}, "who comes now finds nothing"
+            new["b"] = 2
+            pid = pid_of(old)
+            assert pid_of(new) != pid
+            old.close()
+            within(30, lambda: not is_running(pid), "the old one ends")
+            assert new["b"] == 2 and pid_of(new) != pid
+            new["c"] = 3
+            with SharedDict("folder", create=False) as again:
+                assert dict(again.items()) == {"b": 2, "c": 3}
+    with SharedDict("folder") as shared:
+        kill_server(shared)
+        shutil.rmtree(shm / f"oneread-{os.geteuid()}")
+        with pytest.raises(oneread.Disconnected, match="the folder was removed"):
+            shared["a"] = 1
+
+
+def test_whoever_unpickles_it_when_it_has_ended_is_told(shm: Path) -> None:
+    with SharedDict("ended") as shared:
+        pickled = pickle.dumps(shared)
+        pickle.loads(pickled).close()
+    with pytest.raises(FileNotFoundError, match="no shared dict 'ended'"):
+        pickle.loads(pickled)
+
+
+def test_its_server_finds_the_standard_library_first(shm: Path) -> None:
+    package = shm / "site" / "oneread"
+    shutil.copytree(HERE.parent / "oneread", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    native = Path(oneread._native.__file__)
+    (package / native.name).symlink_to(native)
+    (shm / "site" / "json.py").write_text("raise RuntimeError('this is no json')")
+    program = """if True:
+        import sys
+        sys.path.append(sys.argv[1])
+        from oneread import SharedDict
+        with SharedDict("first") as shared:
+            shared["a"] = 1
+            print(shared["a"])
+    """
+    command = [sys.executable, "-E", "-S", "-c", program, str(shm / "site")]
+    assert subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout == "1\n"
+
+
+def test_a_signals_handler_may_close_it_while_a_server_starts(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = SharedDict("handler")
+    kill_server(shared)
+    raised: list[BaseException] = []
+
+    def close_instead(*_: object) -> None:
+        shared.close()
+        raise oneread.Disconnected("it was closed")
+
+    def put() -> None:
+        try:
+            shared["a"] = 1
+        except oneread.Disconnected as error:
+            raised.append(error)
+
+    monkeypatch.setattr(_place, "open_place", close_instead)
+    thread = threading.Thread(target=put, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive() and str(raised[0]) == "it was closed"
 
 
 def test_all_are_killed_and_nothing_is_left(shm: Path) -> None:

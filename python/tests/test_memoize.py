@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
+import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dicts import begin, outcome, said, shm, within
+from dicts import begin, kill_server, outcome, said, shm, within
 
 import oneread
-from oneread import SharedDict
+from oneread import SharedDict, _keys
 from oneread.memo import canonical
+from oneread.shared import OPENING
 
 __all__ = ["shm"]
 
@@ -23,7 +28,7 @@ COMPUTES = """
     import oneread
     shared = oneread.SharedDict("memo")
 
-    @shared.memoize()
+    @shared.memoize(name="slow")
     def slow(n):
         print("computes", flush=True)
         time.sleep(float(sys.argv[1]))
@@ -67,7 +72,7 @@ def test_a_child_made_by_fork_has_locks_of_its_own(shm: Path) -> None:
     with SharedDict("fork") as shared:
         inside, outside = os.pipe()
 
-        @shared.memoize()
+        @shared.memoize(name="f")
         def f(n: int) -> int:
             if os.getpid() != parent:
                 os.write(outside, b"!")
@@ -90,11 +95,107 @@ def test_a_child_made_by_fork_has_locks_of_its_own(shm: Path) -> None:
         assert time.monotonic() - begun < 30
 
 
+def test_a_child_opens_what_another_thread_was_opening(shm: Path) -> None:
+    @oneread.memoize("opens", name="f")
+    def f(n: int) -> int:
+        return n
+
+    has, ends = threading.Event(), threading.Event()
+
+    def open_it() -> None:
+        for opening in list(OPENING):
+            opening.lock.acquire()
+        has.set()
+        ends.wait(60)
+
+    thread = threading.Thread(target=open_it)
+    thread.start()
+    has.wait(60)
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(30)
+            os._exit(0 if f(1) == 1 else 1)
+        finally:
+            os._exit(2)
+    try:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        ends.set()
+        thread.join()
+
+
+def locks(shared: SharedDict) -> list[bytes]:
+    """Its locks, and what says that this process has such."""
+    return list(shared.client.scan(prefix=_keys.LOCK))
+
+
+def test_without_a_server_it_starts_one(shm: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with SharedDict("served") as shared:
+        calls = []
+
+        @shared.memoize(name="f")
+        def f(n: int) -> int:
+            calls.append(n)
+            if n >= 3:
+                kill_server(shared)
+            if n == 4 and calls.count(4) == 1:
+                raise RuntimeError("not yet")
+            return n
+
+        assert f(1) == 1
+        kill_server(shared)
+        assert f(2) == f(2) == 2
+        # It goes while a result is computed.
+        assert f(3) == f(3) == 3
+        with pytest.raises(RuntimeError):
+            f(4)
+        assert f(4) == f(4) == 4
+        kill_server(shared)
+        assert f.forget(1)
+        assert f(1) == 1
+        assert calls == [1, 2, 3, 4, 4, 1]
+        within(30, lambda: len(locks(shared)) == 1, "all locks are let go")
+    assert "without a lock" not in caplog.text
+
+
+def test_an_owner_that_the_server_has_given_up_is_another(shm: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with SharedDict("owner") as shared:
+
+        @shared.memoize(name="f")
+        def f(n: int) -> int:
+            assert len(locks(shared)) == 2
+            return n
+
+        assert f(1) == 1
+        (says,) = locks(shared)
+        assert shared.client.remove_owner(int(says[1:]))
+        assert f(2) == 2
+        assert locks(shared) != [says]
+    assert "without a lock" not in caplog.text
+
+
+def test_locks_stay_where_entries_leave_and_all_is_cleared(shm: Path) -> None:
+    with SharedDict("pinned", memory="16MiB", value_max="64KiB", codec="raw", evict="s3-fifo") as shared:
+
+        @shared.memoize(name="f")
+        def f() -> bytes:
+            for n in range(1_000):
+                shared[n] = bytes(64 << 10)
+            assert len(locks(shared)) == 2 and len(shared) < 1_000
+            shared.clear()
+            assert len(locks(shared)) == 2 == len(shared)
+            return b"done"
+
+        assert f() == b"done" == f()
+        assert len(locks(shared)) == 1
+
+
 def test_one_thread_computes(shm: Path) -> None:
     with SharedDict("threads") as shared, ThreadPoolExecutor(8) as pool:
         computed = []
 
-        @shared.memoize()
+        @shared.memoize(name="slow")
         def slow(n: int) -> int:
             computed.append(n)
             time.sleep(0.2)
@@ -110,7 +211,7 @@ def test_an_exception_is_not_kept(shm: Path) -> None:
     with SharedDict("exceptions") as shared:
         calls = []
 
-        @shared.memoize()
+        @shared.memoize(name="fails_once")
         def fails_once(n: int) -> int:
             calls.append(n)
             if len(calls) == 1:
@@ -128,7 +229,7 @@ def test_tasks_wait_for_one_of_them(shm: Path) -> None:
         computed = []
         first = {6: 1_000.0}
 
-        @shared.memoize(ttl=100)
+        @shared.memoize(name="slow", ttl=100)
         async def slow(n: int) -> int:
             computed.append(n)
             await asyncio.sleep(first.pop(n, 0.2))
@@ -165,7 +266,7 @@ def test_none_is_a_result_and_results_end(shm: Path) -> None:
     with SharedDict("ends") as shared:
         calls = []
 
-        @shared.memoize()
+        @shared.memoize(name="nothing")
         def nothing(n: int) -> None:
             calls.append(n)
 
@@ -176,7 +277,7 @@ def test_none_is_a_result_and_results_end(shm: Path) -> None:
         nothing(1)
         assert calls == [1, 1]
 
-        @shared.memoize(ttl=0.2)
+        @shared.memoize(name="soon", ttl=0.2)
         def soon(n: int) -> None:
             calls.append(n)
 
@@ -193,17 +294,17 @@ def test_calls_are_told_apart(shm: Path) -> None:
     with SharedDict("apart") as shared:
         calls = []
 
-        @shared.memoize()
+        @shared.memoize(name="f")
         def f(*args: Any, **kwargs: Any) -> int:
             calls.append((args, kwargs))
             return len(calls)
 
-        @shared.memoize()
+        @shared.memoize(name="g")
         def g(*args: Any) -> int:
             calls.append((args, {}))
             return len(calls)
 
-        @shared.memoize(key=lambda rows, by: by)
+        @shared.memoize(name="h", key=lambda rows, by: by)
         def h(rows: Any, by: str) -> int:
             calls.append(((rows, by), {}))
             return len(calls)
@@ -233,7 +334,7 @@ def test_what_does_not_fit_is_computed_each_time(shm: Path) -> None:
     with SharedDict("fit", memory="16MiB", value_max=1_000) as shared:
         calls = []
 
-        @shared.memoize()
+        @shared.memoize(name="long")
         def long(n: int) -> bytes:
             calls.append(n)
             return bytes(n)
@@ -243,11 +344,81 @@ def test_what_does_not_fit_is_computed_each_time(shm: Path) -> None:
         assert shared.stats()["memoize"]["not_kept"] == 2
 
 
+def test_what_cannot_be_kept_is_returned(shm: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with SharedDict("lambda") as shared:
+
+        @shared.memoize(name="f")
+        def f(n: int) -> Any:
+            return lambda: n
+
+        assert f(1)() == 1 == f(1)()
+        assert shared.stats()["memoize"]["not_kept"] == 2
+    assert "a result is not kept in 'lambda'" in caplog.text
+
+
+SCRIPT = """
+import oneread
+
+@oneread.memoize("scripts", ttl=1000, lives=600)
+def load(kind="a"):
+    print("computes", end=" ")
+    return RESULT if kind in {"a", "b", "c", "d"} else None
+
+print(load(), load())
+"""
+
+
+def test_functions_of_other_programs_are_others(shm: Path) -> None:
+    def told(name: str, text: str) -> str:
+        script = shm / name
+        script.write_text(text)
+        paths = {"PYTHONPATH": str(Path(oneread.__file__).parent.parent)}
+        process = subprocess.Popen(
+            [sys.executable, str(script)], env={**os.environ, **paths}, stdout=subprocess.PIPE, text=True
+        )
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 0
+        return out
+
+    one = SCRIPT.replace("RESULT", "1")
+    assert told("one.py", one) == "computes 1 1\n"
+    assert told("two.py", one) == "computes 1 1\n"
+    for nth in range(3):
+        # Sets have another order in each process, and lines may move.
+        assert told("one.py", "#\n" * nth + one) == "1 1\n"
+    assert told("one.py", SCRIPT.replace("RESULT", "2")) == "computes 2 2\n"
+    assert told("one.py", one.replace('"a", "b"', '"a", "e"')) == "computes 1 1\n"
+    assert told("one.py", one.replace('kind="a"', 'kind="x"')) == "computes None None\n"
+    assert told("one.py", one) == "1 1\n"
+
+
+class Rows:
+    def of(self, by: str) -> str:
+        return by
+
+
+def test_what_has_no_name_of_its_own_needs_one(shm: Path) -> None:
+    def within_another(n: int) -> int:
+        return n
+
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec("def typed(n): return n", scope)
+    for function in (lambda n: n, within_another, Rows().of, scope["typed"]):
+        with pytest.raises(TypeError, match=r"memoize\(name=\.\.\.\)"):
+            oneread.memoize()(function)
+        oneread.memoize(name="it")(function)
+    oneread.memoize(key=lambda rows, by: by)(Rows.of)
+    oneread.memoize()(test_the_same_in_every_process)
+    with SharedDict("named") as shared:
+        assert shared.memoize(name="it")(lambda n: n)(1) == 1
+        assert shared.memoize(name="other")(lambda n: n + 1)(1) == 2
+
+
 def test_a_lock_may_end_by_itself(shm: Path) -> None:
     with SharedDict("locks") as shared, ThreadPoolExecutor(2) as pool:
         began = []
 
-        @shared.memoize(lock_ttl=0.2)
+        @shared.memoize(name="slow", lock_ttl=0.2)
         def slow() -> int:
             began.append(time.monotonic())
             nth = len(began)
@@ -264,7 +435,7 @@ def test_the_decorator_opens_a_dict_of_its_own(shm: Path) -> None:
     program = """
         import oneread, time
 
-        @oneread.memoize("functions", ttl=1000, lives=600)
+        @oneread.memoize("functions", name="f", ttl=1000, lives=600)
         def f(n):
             print("computes", end=" ")
             return n + 1
