@@ -159,6 +159,34 @@ def test_without_a_server_it_starts_one(shm: Path, caplog: pytest.LogCaptureFixt
     assert "without a lock" not in caplog.text
 
 
+def test_a_lock_is_had_also_if_nobody_has_said_so(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost:
+        """A client whose server goes when it has done what it was asked for."""
+
+        def insert(self, raw: bytes, value: bytes, *, ttl: float | None) -> bool:
+            is_put = owner.insert(raw, value, ttl=ttl)
+            if is_put:
+                raise oneread.Disconnected("gone")
+            return is_put
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(owner, name)
+
+    with SharedDict("lost") as shared:
+
+        @shared.memoize(name="f")
+        def f(n: int) -> int:
+            assert len(locks(shared)) == 2
+            return n
+
+        memo = shared.memo()
+        owner = memo.owner()
+        monkeypatch.setattr(memo, "_owner", Lost())
+        assert f(1) == 1, "it does not wait for itself"
+        assert len(locks(shared)) == 1
+        monkeypatch.undo()
+
+
 def test_an_owner_that_the_server_has_given_up_is_another(shm: Path, caplog: pytest.LogCaptureFixture) -> None:
     with SharedDict("owner") as shared:
 
@@ -176,13 +204,14 @@ def test_an_owner_that_the_server_has_given_up_is_another(shm: Path, caplog: pyt
 
 
 def test_locks_stay_where_entries_leave_and_all_is_cleared(shm: Path) -> None:
-    with SharedDict("pinned", memory="16MiB", value_max="64KiB", codec="raw", evict="s3-fifo") as shared:
+    with SharedDict("pinned", memory="2MiB", value_max=64, codec="raw", evict="s3-fifo") as shared:
 
         @shared.memoize(name="f")
         def f() -> bytes:
-            for n in range(1_000):
-                shared[n] = bytes(64 << 10)
-            assert len(locks(shared)) == 2 and len(shared) < 1_000
+            # Slots are what it has not enough of.
+            for n in range(0, 20_000, 2_000):
+                shared.update({m: b"" for m in range(n, n + 2_000)})
+            assert len(locks(shared)) == 2 and len(shared) < 10_000
             shared.clear()
             assert len(locks(shared)) == 2 == len(shared)
             return b"done"
