@@ -209,9 +209,9 @@ def test_locks_stay_where_entries_leave_and_all_is_cleared(shm: Path) -> None:
         @shared.memoize(name="f")
         def f() -> bytes:
             # Slots are what it has not enough of.
-            for n in range(0, 20_000, 2_000):
+            for n in range(0, 10_000, 2_000):
                 shared.update({m: b"" for m in range(n, n + 2_000)})
-            assert len(locks(shared)) == 2 and len(shared) < 10_000
+            assert len(locks(shared)) == 2 and len(shared) < 8_000
             shared.clear()
             assert len(locks(shared)) == 2 == len(shared)
             return b"done"
