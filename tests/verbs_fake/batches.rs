@@ -168,7 +168,8 @@ fn batches_in_a_table_with_owners(fake: &Fake) {
 fn batches_of_long_values_with_owners(fake: &Fake) {
     const KEYS: u32 = 24;
     let table = config(default_preset(), 256, 16, 300_000, 7).inline_max(40).heap_bytes(32 << 20).grace(CALM);
-    let server = serve_ways(at("127.0.0.1:0"), table.key_max(200).life(true).owners(true));
+    let table = table.key_max(200).life(true).owners(true);
+    let server = Server::start(ServerConfig::new(at("127.0.0.1:0"), table).token(Token::new(TOKEN))).unwrap();
     for options in both_paths(16) {
         let mut client = Client::connect_with(server.address(), options).unwrap();
         let mut owned = client.owner(OwnerOptions::new(7)).unwrap();
