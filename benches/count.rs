@@ -517,7 +517,7 @@ fn refused(table: Box<Prepared>) -> Box<Prepared> {
 #[library_benchmark]
 #[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(153, OPERATIONS))]
 #[bench::windowed_8_short_noted(args = (noting(setting("windowed:8", 16, 32, false))),
-    config = at_most(158, OPERATIONS))]
+    config = at_most(195, OPERATIONS))]
 fn client_get(mut served: Box<Served>) -> Box<Served> {
     let Served { client, keys, got, .. } = &mut *served;
     assert!(keys.iter().all(|key| client.get_into(key, got).is_ok_and(|is_there| is_there)));
