@@ -22,7 +22,7 @@ with tempfile.TemporaryDirectory(prefix="or-", dir="/tmp") as folder:
         assert (endpoint, tier, address, length, owner, is_there) == (1, 2, 3, 4, 0, True)
         assert index.revalidate(bytes(32), found, width=16) == index.contains_many(bytes(32), width=16) == b"\1\1"
     table = oneread.PlacementIndex.table()
-    with oneread.Server(os.path.join(folder, "p"), keys=100, **table) as server, oneread.Client(server.address) as client:
+    with oneread.Server(os.path.join(folder, "p"), keys=1000, **table) as server, oneread.Client(server.address) as client:
         index = oneread.PlacementIndex(client)
         holder = index.holder("worker")
         index.add(holder, bytes(16), width=16)
