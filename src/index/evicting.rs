@@ -8,8 +8,10 @@
 //!
 //! Each leaves as a key does that is removed, and then the put tries again. Nobody looks at more than some dozens.
 
+use super::entries::EntrySeen;
 use super::evict::{EvictFor, Evictor, KeyPin, Sight};
 use super::face::Index;
+use super::seams::Nobody;
 use super::segment::{Which, check_lengths};
 use super::whole::Table;
 use crate::config::Evict;
@@ -111,12 +113,15 @@ impl Index {
             if gone > 0 {
                 return true;
             }
-            if !entries.is_empty() {
-                // It was pinned meanwhile, or went to another segment.
-                evictor.came(hash);
-            }
+            // It was pinned meanwhile, or a thread has it.
+            self.note_again(&entries);
         }
         false
+    }
+
+    /// Z1: the policy knows those of these entries that are there: another thread may have removed one meanwhile.
+    fn note_again(&self, entries: &[EntrySeen]) {
+        entries.iter().for_each(|entry| drop(self.table().remove(&entry.key, Which::Noted, Nobody)));
     }
 
     /// Z3: has one of those go that stand where this key may, the one for which there is least. `false`: all are pinned.
@@ -155,7 +160,7 @@ impl Index {
             let long = entries.iter().filter(|entry| entry.is_long);
             let gone = long.filter(|entry| self.evict(evictor, &entry.key, EvictFor::Heap)).count();
             if gone < entries.len() {
-                evictor.came(hash);
+                self.note_again(&entries);
             }
             if gone > 0 && !extents.is_crowded() {
                 return false;

@@ -106,6 +106,8 @@ pub(super) enum Which {
     Of(u16),
     /// One that nobody has pinned (Z2): it makes room for others.
     Unpinned,
+    /// None: the policy that chooses who leaves has a record of it from now on (Z1).
+    Noted,
 }
 
 /// Whose key is put.
@@ -778,6 +780,10 @@ impl Segment {
             Which::Unpinned => {
                 let is_pinned = |evictor: &Evictor| evictor.is_pinned(key.first());
                 (!self.told.evictor().is_some_and(is_pinned), LeftCause::Evicted)
+            }
+            Which::Noted => {
+                self.told.evictor().inspect(|evictor| evictor.came(key.first()));
+                return Ok(false);
             }
             Which::Of(owner) => {
                 (kept(Rule::OwnerCheck, || has(&|life| life.owner == owner)), LeftCause::OwnerGone)

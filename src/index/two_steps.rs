@@ -32,7 +32,7 @@ impl Decides for Vacate {
             (Some(there), Which::Ended(now)) => there.life.is_some_and(|life| life.has_ended(now)),
             // It is hidden, with its owner.
             (None, Which::Of(_)) => true,
-            (Some(_), Which::Of(_) | Which::Unpinned) | (None, _) => false,
+            (Some(_), Which::Of(_) | Which::Unpinned | Which::Noted) | (None, _) => false,
         };
         Ok(if self.has_left { Becomes::Hides(self.hidden) } else { Becomes::Stays })
     }
