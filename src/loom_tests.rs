@@ -301,7 +301,9 @@ fn merging() -> (Index, [KeyNumber; 2]) {
 }
 
 /// A thread for what has frames that are too large for a stack of loom's.
-fn with_a_large_stack<T: 'static>(work: impl FnOnce() -> T + 'static) -> loom::thread::JoinHandle<T> {
+fn with_a_large_stack<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> loom::thread::JoinHandle<T> {
     loom::thread::Builder::new().stack_size(1 << 16).spawn(work).expect("a thread")
 }
 
