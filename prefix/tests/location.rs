@@ -1,13 +1,13 @@
 //! The index of locations, beside a map that does the same.
 
+mod scene;
+
 use oneread::error::{ConnectError, MutateError, PutError};
-use oneread::{
-    Address, Backing, Client, Config, Evict, OwnerOptions, PutOptions, Server, ServerConfig, StartMode,
-    TableSize,
-};
+use oneread::{Address, Client, Config, Evict, OwnerOptions, PutOptions, Server, ServerConfig, TableSize};
 use oneread_prefix::{DigestError, Digests, Found, Key, Location, LocationIndex, PrefixError, Search};
 use proptest::collection::vec;
 use proptest::prelude::{Just, ProptestConfig, Strategy, prop_oneof, proptest};
+use scene::Scene;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -25,32 +25,8 @@ fn at(n: u64) -> Location {
     Location { endpoint: n as u32 % 5, tier: n as u8, address: n << 20, length: n as u32 }
 }
 
-struct Scene {
-    dir: tempfile::TempDir,
-    server: Option<Server>,
-}
-
-impl Scene {
-    fn new(size: TableSize, evict: Option<Evict>) -> Scene {
-        let dir = tempfile::tempdir().unwrap();
-        let mut scene = Scene { dir, server: None };
-        scene.serve(LocationIndex::config(size), evict);
-        scene
-    }
-
-    fn serve(&mut self, table: Config, evict: Option<Evict>) {
-        let backing = Backing::File(self.dir.path().join("region"));
-        let config = ServerConfig::new(self.address(), table).backing(backing);
-        self.server = Some(Server::start(config.start(StartMode::OpenOrCreate).evict(evict)).unwrap());
-    }
-
-    fn address(&self) -> Address {
-        Address::Shm(self.dir.path().join("socket"))
-    }
-
-    fn index(&self) -> LocationIndex {
-        LocationIndex::new(Client::connect(&self.address()).unwrap()).unwrap()
-    }
+fn served(size: TableSize, evict: Option<Evict>) -> Scene<LocationIndex> {
+    Scene::new(LocationIndex::new, LocationIndex::config(size), evict)
 }
 
 /// An owner's handle. While its entries of before are being removed, the number is not given.
@@ -145,7 +121,7 @@ proptest! {
     /// and what was found before is the same exactly where nothing has changed.
     #[test]
     fn it_does_what_a_map_does(ops in vec(op(), 1..40)) {
-        let scene = Scene::new(TableSize::Keys(2_000), None);
+        let scene = served(TableSize::Keys(2_000), None);
         let (mut nobody, mut reader, prompt) = (scene.index(), scene.index(), prompt());
         let mut owners = [1, 2].map(|number| owner(&nobody, number));
         let mut model: HashMap<usize, (Location, u16)> = HashMap::new();
@@ -210,7 +186,7 @@ proptest! {
 /// server has been restarted.
 #[test]
 fn endpoints_have_numbers() {
-    let mut scene = Scene::new(TableSize::Keys(1_000), None);
+    let mut scene = served(TableSize::Keys(1_000), None);
     let (mut one, mut other) = (scene.index(), scene.index());
     let names: Vec<String> = (0..100).map(|n| format!("host-{n}:{}", "x".repeat(n))).collect();
     let numbers: Vec<u32> = names.iter().map(|name| one.endpoint(name).unwrap()).collect();
@@ -234,7 +210,7 @@ fn endpoints_have_numbers() {
 /// A server whose entries make room for others: what is found is always right, and what has left is missing, no more.
 #[test]
 fn blocks_that_leave_are_missing() {
-    let scene = Scene::new(TableSize::Keys(1_000), Some(Evict::ALL[0].0));
+    let scene = served(TableSize::Keys(1_000), Some(Evict::ALL[0].0));
     let (mut writer, mut reader) = (scene.index(), scene.index());
     let keys: Vec<Key> = (1..=8_000u128)
         .map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835).to_le_bytes())
@@ -261,7 +237,7 @@ fn blocks_that_leave_are_missing() {
 /// A prefix is READ up to its end, and hardly further.
 #[test]
 fn a_prefix_costs_its_length() {
-    let scene = Scene::new(TableSize::Keys(3_000), None);
+    let scene = served(TableSize::Keys(3_000), None);
     let (mut index, prompt) = (scene.index(), prompt());
     let locations: Vec<Location> = (0..70).map(at).collect();
     index.put(&Digests::from(&prompt[..70]), &locations, PutOptions::new()).unwrap();
@@ -275,7 +251,7 @@ fn a_prefix_costs_its_length() {
 /// Lists of different lengths, wrong widths and wrong tables are refused by name, and nothing is done.
 #[test]
 fn bad_input_is_named() {
-    let scene = Scene::new(TableSize::Keys(1_000), None);
+    let scene = served(TableSize::Keys(1_000), None);
     let mut index = scene.index();
     let (prompt, mut found) = (prompt(), [Found::default(); 3]);
     let digests = Digests::from(&prompt[..4]);

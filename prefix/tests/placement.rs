@@ -1,9 +1,12 @@
 //! The index of holders, in both of its forms, beside a map that does the same.
 
-use oneread::{Address, Backing, Client, Config, Evict, Server, ServerConfig, StartMode, TableSize};
+mod scene;
+
+use oneread::{Address, Client, Config, Evict, Server, ServerConfig, TableSize};
 use oneread_prefix::{Digests, EventStream, Holder, Key, KvEvent, PlacementIndex, PrefixError};
 use proptest::collection::vec;
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_oneof, proptest};
+use scene::Scene;
 use std::collections::{BTreeMap, BTreeSet};
 
 const HOLDERS: u16 = 160;
@@ -31,32 +34,8 @@ fn prompt(branch: [u8; 3], length: usize) -> Vec<Key> {
     chain(&(0..length).map(token).collect::<Vec<_>>())
 }
 
-struct Scene {
-    dir: tempfile::TempDir,
-    server: Option<Server>,
-}
-
-impl Scene {
-    fn new(table: Config, evict: Option<Evict>) -> Scene {
-        let dir = tempfile::tempdir().unwrap();
-        let mut scene = Scene { dir, server: None };
-        scene.serve(table, evict);
-        scene
-    }
-
-    fn serve(&mut self, table: Config, evict: Option<Evict>) {
-        let backing = Backing::File(self.dir.path().join("region"));
-        let config = ServerConfig::new(self.address(), table).backing(backing);
-        self.server = Some(Server::start(config.start(StartMode::OpenOrCreate).evict(evict)).unwrap());
-    }
-
-    fn address(&self) -> Address {
-        Address::Shm(self.dir.path().join("socket"))
-    }
-
-    fn index(&self) -> PlacementIndex {
-        PlacementIndex::new(Client::connect(&self.address()).unwrap()).unwrap()
-    }
+fn served(table: Config, evict: Option<Evict>) -> Scene<PlacementIndex> {
+    Scene::new(PlacementIndex::new, table, evict)
 }
 
 /// Both forms of a table.
@@ -138,7 +117,7 @@ fn compare(index: &mut PlacementIndex, holders: &[Holder], model: &Model) {
 }
 
 fn story(table: Config, ops: Vec<Op>) {
-    let scene = Scene::new(table, None);
+    let scene = served(table, None);
     let mut indexes = [scene.index(), scene.index()];
     let mut reader = scene.index();
     let mut holders: Vec<Holder> =
@@ -188,7 +167,7 @@ fn story(table: Config, ops: Vec<Op>) {
     assert_eq!(indexes[0].holder("another").unwrap().number(), 0);
 }
 
-fn reader_is_grouped(scene: &Scene) -> bool {
+fn reader_is_grouped(scene: &Scene<PlacementIndex>) -> bool {
     scene.index().is_grouped()
 }
 
@@ -207,7 +186,7 @@ proptest! {
 /// branch is found, by one READ more, and is taken out again.
 #[test]
 fn groups_branch() {
-    let scene = Scene::new(forms()[1], None);
+    let scene = served(forms()[1], None);
     let mut index = scene.index();
     let holder = index.holder("worker").unwrap();
     let prompts: Vec<Vec<Key>> = (0..100).map(|n| chain(&[&[0; 3][..], &[n; 13]].concat())).collect();
@@ -233,7 +212,7 @@ fn groups_branch() {
 #[test]
 fn lookups_cost_what_they_say() {
     for (table, per_block) in forms().into_iter().zip([1.0, 0.125]) {
-        let scene = Scene::new(table, None);
+        let scene = served(table, None);
         let mut index = scene.index();
         let (one, other) = (index.holder("one").unwrap(), index.holder("other").unwrap());
         let keys = chain(&[7; 2_000]);
@@ -270,7 +249,7 @@ fn entries_have_the_lines_they_say() {
 #[test]
 fn holders_outlive_their_server() {
     for table in forms() {
-        let mut scene = Scene::new(table, None);
+        let mut scene = served(table, None);
         let mut index = scene.index();
         let holder = index.holder("worker").unwrap();
         let keys = prompt([1, 2, 1], 29);
@@ -301,7 +280,7 @@ fn what_leaves_only_shortens() {
         PlacementIndex::config(TableSize::Keys(2_000), HOLDERS),
         PlacementIndex::grouped_config(TableSize::Keys(300), 8),
     ] {
-        let scene = Scene::new(table, Some(Evict::ALL[0].0));
+        let scene = served(table, Some(Evict::ALL[0].0));
         let (mut index, mut router) = (scene.index(), scene.index());
         let holders = ["a", "b"].map(|name| index.holder(name).unwrap());
         let mut lengths = vec![0; index.holders_max()];
@@ -339,7 +318,7 @@ fn numbers_are_not_inherited() {
         .flat_map(|table| [(table, false), (table, true)])
         .flat_map(|(table, is_dropped)| [0, 1, 2, 3].map(|goes| (table, is_dropped, goes)))
     {
-        let scene = Scene::new(table, None);
+        let scene = served(table, None);
         let (mut old, mut index) = (scene.index(), scene.index());
         let dead = old.holder("dead").unwrap();
         assert_eq!(dead.number(), 0);
@@ -382,7 +361,7 @@ fn numbers_are_not_inherited() {
 /// Somebody was killed between a record and the mask's bit, in either direction: registrations and cleaning mend it.
 #[test]
 fn the_mask_is_mended() {
-    let scene = Scene::new(forms()[0], None);
+    let scene = served(forms()[0], None);
     let (mut index, mut router) = (scene.index(), scene.index());
     let (one, two) = (index.holder("one").unwrap(), index.holder("two").unwrap());
     let (keys, mut lengths) = (prompt([1, 2, 1], 29), vec![0; index.holders_max()]);
@@ -421,7 +400,7 @@ fn the_mask_is_mended() {
 /// are those that lookups see, and no two have the same number.
 #[test]
 fn the_mask_agrees_when_all_is_quiet() {
-    let scene = Scene::new(forms()[0], None);
+    let scene = served(forms()[0], None);
     let key = &prompt([0; 3], 1)[..];
     let work = |n: usize| {
         let mut index = scene.index();
@@ -464,7 +443,7 @@ fn what_is_removed_stays_removed_without_its_head() {
         range.map(|n| chain(&[&[0; 3][..], &[n; 5]].concat())).collect()
     };
     for comes_again in [0, 1, 4] {
-        let scene = Scene::new(forms()[1], None);
+        let scene = served(forms()[1], None);
         let mut index = scene.index();
         let holder = index.holder("worker").unwrap();
         let (early, later) = (branches(0..20), branches(20..40));
@@ -496,7 +475,7 @@ fn what_is_removed_stays_removed_without_its_head() {
 #[test]
 fn events_are_taken_in() {
     let [single, grouped] = forms();
-    let scene = Scene::new(single, None);
+    let scene = served(single, None);
     let mut index = scene.index();
     let holder = index.holder("engine").unwrap();
     let mut stream = EventStream::new(&index, holder.clone()).unwrap();
@@ -532,7 +511,7 @@ fn events_are_taken_in() {
     assert_eq!(length(&mut index), 0);
     let outcome = stream.take(&mut index, 0, &[stored(0..3)]).unwrap();
     assert_eq!((outcome.added, outcome.missed, outcome.is_late, length(&mut index)), (3, 0, false, 3));
-    let scene = Scene::new(grouped, None);
+    let scene = served(grouped, None);
     let mut index = scene.index();
     let holder = index.holder("engine").unwrap();
     assert!(matches!(EventStream::new(&index, holder), Err(PrefixError::Grouped)));
@@ -542,7 +521,7 @@ fn events_are_taken_in() {
 #[test]
 fn bad_input_is_named() {
     let table = PlacementIndex::grouped_config(TableSize::Keys(500), 8);
-    let scene = Scene::new(table, None);
+    let scene = served(table, None);
     let mut index = scene.index();
     assert_eq!(index.holders_max(), 8);
     let refused = index.match_prefix(&Digests::from(&prompt([0; 3], 9)[..]), &mut [0; 7]).unwrap_err();
@@ -553,7 +532,7 @@ fn bad_input_is_named() {
     let refused = PlacementIndex::new(Client::connect(&address).unwrap()).unwrap_err().to_string();
     assert!(refused.contains("`PlacementIndex::config`"), "{refused}");
     drop(index);
-    let scene = Scene::new(PlacementIndex::config(TableSize::Keys(2_000), 160), None);
+    let scene = served(PlacementIndex::config(TableSize::Keys(2_000), 160), None);
     let mut index = scene.index();
     let holders: Vec<Holder> = (0..160).map(|n| index.holder(&format!("{n}")).unwrap()).collect();
     let refused = index.holder("one more").unwrap_err();
