@@ -8,10 +8,14 @@ use crate::counts;
 use crate::error::error_of;
 use crate::options;
 use oneread::{PutMode, PutOptions, PutOutcome, TableSize};
-use oneread_prefix::{Digests, Found, Key, Location, Search};
+use oneread_prefix::{Digests, Found, Key, Location, PrefixError, Search};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::{Bound, Py, PyAny, PyAnyMethods, PyErr, PyResult, Python};
 use pyo3::types::{PyDict, PyDictMethods, PyString};
+
+/// One of the library's lookups.
+type Locates =
+    fn(&mut oneread_prefix::LocationIndex, &Digests<'_>, &mut [Found]) -> Result<usize, PrefixError>;
 
 /// Where each block is: digest -> tier, address and length at an endpoint.
 ///
@@ -25,6 +29,21 @@ pub(crate) struct LocationIndex {
 impl LocationIndex {
     fn keys(&self, digests: &Bound<'_, PyAny>, width: Option<usize>) -> PyResult<Vec<Key>> {
         keys_of(digests.py(), digests, width, &self.secret)
+    }
+
+    /// A lookup, which leaves a record for each block in `out`, or in a new array, and says how many are there.
+    fn locate<'py>(
+        &self,
+        py: Python<'py>,
+        (digests, width): (&Bound<'py, PyAny>, Option<usize>),
+        out: Option<Bound<'py, PyAny>>,
+        look: Locates,
+    ) -> PyResult<(usize, Bound<'py, PyAny>)> {
+        let keys = self.keys(digests, width)?;
+        let mut out = Out::of::<Found>(out, keys.len(), || made(py, "found_records", keys.len()))?;
+        let found = out.items::<Found>();
+        let count = self.shelf.look(py, keys.len(), |index| look(index, &Digests::from(&keys[..]), found))?;
+        Ok((count, out.object))
     }
 }
 
@@ -147,12 +166,7 @@ impl LocationIndex {
         width: Option<usize>,
         out: Option<Bound<'py, PyAny>>,
     ) -> PyResult<(usize, Bound<'py, PyAny>)> {
-        let keys = self.keys(digests, width)?;
-        let mut out = Out::of::<Found>(out, keys.len(), || made(py, "found_records", keys.len()))?;
-        let found = out.items::<Found>();
-        let locate =
-            |index: &mut oneread_prefix::LocationIndex| index.locate_many(&Digests::from(&keys[..]), found);
-        Ok((self.shelf.look(py, keys.len(), locate)?, out.object))
+        self.locate(py, (digests, width), out, oneread_prefix::LocationIndex::locate_many)
     }
 
     /// Finds blocks from the first on, up to one that is not there. How many there are, and records as of
@@ -165,12 +179,7 @@ impl LocationIndex {
         width: Option<usize>,
         out: Option<Bound<'py, PyAny>>,
     ) -> PyResult<(usize, Bound<'py, PyAny>)> {
-        let keys = self.keys(digests, width)?;
-        let mut out = Out::of::<Found>(out, keys.len(), || made(py, "found_records", keys.len()))?;
-        let found = out.items::<Found>();
-        let locate =
-            |index: &mut oneread_prefix::LocationIndex| index.locate_prefix(&Digests::from(&keys[..]), found);
-        Ok((self.shelf.look(py, keys.len(), locate)?, out.object))
+        self.locate(py, (digests, width), out, oneread_prefix::LocationIndex::locate_prefix)
     }
 
     /// Which blocks are there: one bool for each, in `out`, or in a new NumPy array; in a bytearray where there is no
