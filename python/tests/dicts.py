@@ -10,6 +10,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,14 @@ def shm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         # A server that is to live longer than its test, or is just ending.
         stop(str(socket))
     within(60, lambda: not any(socket.exists() for socket in sockets), "servers end")
-    shutil.rmtree(folder)
+    within(60, lambda: is_removed(folder), "their files go")
+
+
+def is_removed(folder: Path) -> bool:
+    """Removes a folder, from which a server that is ending removes files, too."""
+    with suppress(FileNotFoundError):
+        shutil.rmtree(folder)
+    return not folder.exists()
 
 
 def pid_of(shared: oneread.SharedDict) -> int:
