@@ -4,15 +4,19 @@
 //! sets of up to eight blocks with a tag for each:
 //!
 //! ```text
-//! 0       1 if some blocks did not find room (the group is *branched*), else 0
+//! 0       1 if it is branched, else 0
 //! 1..8    zero
 //! then for each block   tag (u64), set
 //! ```
 //!
-//! Prompts that part inside a group share its entry: nine blocks may want to stand there. The ninth one, at place
-//! `i` of its group, begins an entry of its own, whose key is its digest, and the first one is marked as branched.
-//! So who does not find a block in a branched entry looks at the entry of that block, and goes on there: at most
-//! eight entries a group, and one where prompts do not part. Nothing is moved when prompts part later.
+//! Prompts that part inside a group share its entry: nine blocks may want to stand there. When the ninth one comes,
+//! the entry is marked as *branched*, and from then on its tags stay as they are: none comes, and one that has no
+//! holder any more keeps its place. So where a block stands is decided once. A prompt has a *path* through its group:
+//! the group's entry, and the entries that its blocks begin. A block stands in the first entry of the path that has
+//! its tag, else in the last one; if that is branched, the block begins an entry of its own, whose key is its digest.
+//! That makes at most eight entries, and one where prompts do not part. Nothing is ever moved. Whoever adds a tag
+//! swaps an entry that is not branched, and whoever begins an entry has READ a branched one: the two cannot both
+//! happen to a block.
 //!
 //! A tag is 64 bits of the digest. Within an entry two blocks have the same one with 2^-58.
 
@@ -100,21 +104,29 @@ impl OwnedGroup {
         }
         let is_head_there = tag == head || self.has(head);
         let has_room = self.cells.len() < GROUP - usize::from(!is_head_there);
+        let has_room = has_room && (!self.is_branched || tag == head);
         if has_room {
             self.cells.push((tag, holder));
         }
         has_room
     }
 
+    /// Tags stay as they are from now on, and that of its first block is one of them.
+    pub fn branch(&mut self, head: u64) {
+        self.add(head, HolderSet::default(), head);
+        self.is_branched = true;
+    }
+
     /// Takes holders out of the block with this tag, of all blocks if there is none given. Blocks without a holder
-    /// go.
+    /// go, unless the entry is branched.
     pub fn take(&mut self, tag: Option<u64>, holders: HolderSet) {
         for (of, set) in &mut self.cells {
             if tag.is_none_or(|tag| tag == *of) {
                 *set = set.and_not(holders);
             }
         }
-        self.cells.retain(|(_, set)| !set.is_empty());
+        let is_branched = self.is_branched;
+        self.cells.retain(|(_, set)| is_branched || !set.is_empty());
     }
 
     /// Its bytes. `None`: it is not needed.
@@ -140,11 +152,14 @@ mod tests {
     #[test]
     fn groups_have_bytes() {
         for width in [1, 20, 32] {
-            let mut group = OwnedGroup { is_branched: true, ..OwnedGroup::default() };
-            for n in 0..GROUP as u64 {
+            let mut group = OwnedGroup::default();
+            for n in 1..GROUP as u64 {
                 assert!(group.add(n << 40, HolderSet::of(n as u16), 0));
             }
+            assert!(!group.add(99, HolderSet::of(1), 0), "the last place is the first block's");
+            group.branch(0);
             assert!(!group.add(99, HolderSet::of(1), 0), "there is no ninth");
+            assert!(group.add(0, HolderSet::of(0), 0));
             assert!(group.add(0, HolderSet::of(7), 0));
             let bytes = group.to_bytes(width).unwrap();
             assert_eq!(bytes.len(), value_max(width));
@@ -162,15 +177,17 @@ mod tests {
             }
             group.take(Some(0), HolderSet::of(7));
             group.take(Some(1 << 40), HolderSet::of(1));
-            assert!(group.has(0) && !group.has(1 << 40));
-            group.take(Some(0), HolderSet::of(0));
-            assert!(group.add(1 << 40, HolderSet::of(1), 0), "there is room for one");
-            assert!(!group.add(99, HolderSet::of(1), 0), "the last place is the first block's");
-            assert!(group.add(0, HolderSet::of(0), 0));
-            group.take(None, HolderSet::from_bytes(&[0xff; 32]));
-            assert_eq!(group.to_bytes(width), Some(vec![1, 0, 0, 0, 0, 0, 0, 0]));
+            assert!(group.has(0) && group.has(1 << 40), "tags stay");
+            assert!(!group.add(99, HolderSet::of(1), 0), "nobody's place is given to another");
             group.is_branched = false;
+            group.take(None, HolderSet::of(5));
+            assert!(!group.has(1 << 40) && !group.has(5 << 40));
+            assert!(group.add(99, HolderSet::of(1), 0), "there is room");
+            group.take(None, HolderSet::from_bytes(&[0xff; 32]));
             assert_eq!(group.to_bytes(width), None);
+            group.branch(7);
+            let bytes = group.to_bytes(width).unwrap();
+            assert_eq!(Group::of(&bytes, width).unwrap().set(7, 0), Some(HolderSet::default()));
         }
     }
 }

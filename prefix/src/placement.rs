@@ -64,7 +64,7 @@ pub struct PlacementIndex {
     width: usize,
     pass: Option<Pass>,
     /// Memory for values of groups.
-    value: Vec<u8>,
+    values: Vec<Vec<u8>>,
 }
 
 /// Bytes of sets of so many holders.
@@ -103,7 +103,7 @@ impl PlacementIndex {
             let why = "has other lengths of keys and values";
             return Err(PrefixError::Table { address, why, index: "PlacementIndex" });
         }
-        Ok(PlacementIndex { client, form, width, pass: None, value: Vec::new() })
+        Ok(PlacementIndex { client, form, width, pass: None, values: Vec::new() })
     }
 
     /// Whether eight neighbours stand in one entry.
@@ -394,7 +394,7 @@ impl PlacementIndex {
     }
 
     /// Adds holders to the blocks of one group, beginning with the entry of its first block. Returns whether all is
-    /// done: an entry is seen to be branched by all before the entry of a block that did not find room is written.
+    /// done: an entry is branched for all to see before that of a block that did not find room is begun.
     fn add_in_group(
         &mut self,
         keys: &[Key],
@@ -404,32 +404,26 @@ impl PlacementIndex {
         entries: &mut Entries,
     ) -> Result<bool, PrefixError> {
         let group = blocks.start / GROUP;
-        let mut at = keys[blocks.start];
+        let mut path = vec![keys[blocks.start]];
         for block in blocks {
             let (key, tag) = (keys[block], tag_of(&keys[block]));
-            let is_elsewhere = |entry: &Entry| entry.after.is_branched && !entry.after.has(tag);
-            if key != at && entries.get(&at).is_some_and(is_elsewhere) {
-                self.bring(group, &key, entries)?;
-                if entries.get(&key).is_some_and(|entry| entry.after.has(tag)) {
-                    at = key;
+            let has = |at: &&Key| entries.get(*at).is_some_and(|entry| entry.after.has(tag));
+            let at = match (path.iter().find(has), path.last()) {
+                (Some(at), _) => *at,
+                (None, Some(last)) if *last == key || !entries.get(last).is_some_and(Entry::is_branched) => {
+                    *last
                 }
-            }
-            if block < from {
-                continue;
-            }
+                _ => {
+                    self.bring(group, &key, entries)?;
+                    path.push(key);
+                    key
+                }
+            };
+            let Some(entry) = entries.get_mut(&at).filter(|_| block >= from) else { continue };
             let head = tag_of(&at);
-            let Some(entry) = entries.get_mut(&at) else { continue };
-            if entry.after.add(tag, holders, head) {
-                continue;
-            }
-            if !entry.after.is_branched {
-                entry.after.is_branched = true;
+            if !entry.after.add(tag, holders, head) {
+                entry.after.branch(head);
                 return Ok(false);
-            }
-            // The entry that this block begins was READ above.
-            at = key;
-            if let Some(entry) = entries.get_mut(&at) {
-                entry.after.add(tag, holders, tag);
             }
         }
         Ok(true)
@@ -537,33 +531,43 @@ impl PlacementIndex {
     }
 
     fn match_groups(&mut self, keys: &[Key], pass: &mut Match<'_>) -> Result<(), PrefixError> {
+        let mut values = std::mem::take(&mut self.values);
+        let matched = self.match_groups_in(keys, pass, &mut values);
+        self.values = values;
+        matched
+    }
+
+    /// `values` is memory for the entries of a prompt's path through a group.
+    fn match_groups_in(
+        &mut self,
+        keys: &[Key],
+        pass: &mut Match<'_>,
+        values: &mut Vec<Vec<u8>>,
+    ) -> Result<(), PrefixError> {
         let heads: Vec<Key> = keys.iter().step_by(GROUP).copied().collect();
         let (width, mut first) = (self.width, 0);
-        let mut value = std::mem::take(&mut self.value);
+        values.resize(GROUP, Vec::new());
         while first < heads.len() {
-            // The block whose entry is to be READ before the next group is.
+            // Breaks off with the block whose entry is to be READ before the next group is.
             let stopped = self.client.get_many_in_order(&heads[first..], |nth, answer| {
                 let blocks = (first + nth) * GROUP..keys.len().min((first + nth + 1) * GROUP);
-                let group = answer.ok().flatten().and_then(|value| Group::of(value, width));
-                match pass.group(keys, blocks, group) {
-                    ControlFlow::Continue(()) => ControlFlow::Continue(()),
-                    ControlFlow::Break(branch) => ControlFlow::Break(branch),
-                }
+                let value = answer.ok().flatten().unwrap_or_default();
+                pass.group(keys, blocks, Group::of(value, width).as_slice()).map_break(|branch| {
+                    values[0].clear();
+                    values[0].extend_from_slice(value);
+                    branch
+                })
             })?;
             let ControlFlow::Break(mut branch) = stopped else { break };
-            loop {
-                let Some(block) = branch else {
-                    self.value = value;
-                    return Ok(());
-                };
-                let group = match self.client.get_into(&keys[block], &mut value)? {
-                    true => Group::of(&value, width),
-                    false => None,
-                };
-                // Its own entry has the block, or nobody has: it is looked for no further.
-                let group = group.filter(|group| group.set(tag_of(&keys[block]), 0).is_some());
+            for nth in 1.. {
+                let Some(block) = branch else { return Ok(()) };
+                if !self.client.get_into(&keys[block], &mut values[nth])? {
+                    values[nth].clear();
+                }
+                let path: Vec<_> =
+                    values[..=nth].iter().filter_map(|value| Group::of(value, width)).collect();
                 let end = keys.len().min((block / GROUP + 1) * GROUP);
-                match pass.group(keys, block..end, group) {
+                match pass.group(keys, block..end, &path) {
                     ControlFlow::Continue(()) => {
                         first = end.div_ceil(GROUP);
                         break;
@@ -572,7 +576,6 @@ impl PlacementIndex {
                 }
             }
         }
-        self.value = value;
         Ok(())
     }
 
@@ -593,6 +596,12 @@ struct Entry {
     group: usize,
     before: Option<Vec<u8>>,
     after: OwnedGroup,
+}
+
+impl Entry {
+    fn is_branched(&self) -> bool {
+        self.after.is_branched
+    }
 }
 
 type Entries = BTreeMap<Key, Entry>;
@@ -642,18 +651,19 @@ impl Match<'_> {
         if next.is_empty() { ControlFlow::Break(B::default()) } else { ControlFlow::Continue(()) }
     }
 
-    /// The blocks of a group, as far as this entry has them. Breaks off with a block that may have an entry of its
-    /// own, or with nothing, when no holder is left.
+    /// The blocks of a group, or those from one on that may have begun the last entry of the path. Breaks off with the
+    /// next one that may have begun an entry, or with nothing, when no holder is left.
     #[inline]
     fn group(
         &mut self,
         keys: &[Key],
         blocks: Range<usize>,
-        group: Option<Group<'_>>,
+        path: &[Group<'_>],
     ) -> ControlFlow<Option<usize>> {
         for (hint, block) in blocks.enumerate() {
-            let set = group.and_then(|group| group.set(tag_of(&keys[block]), hint));
-            if set.is_none() && hint > 0 && group.is_some_and(|group| group.is_branched()) {
+            let tag = tag_of(&keys[block]);
+            let set = path.iter().find_map(|group| group.set(tag, hint));
+            if set.is_none() && hint > 0 && path.last().is_some_and(Group::is_branched) {
                 return ControlFlow::Break(Some(block));
             }
             self.block(block, set.unwrap_or_default())?;

@@ -208,6 +208,37 @@ fn groups_branch() {
     }
 }
 
+/// Where a block stands is decided once: a holder that has it, and not those before it, is found again when it gets
+/// them, whatever came and went meanwhile.
+#[test]
+fn blocks_stay_where_they_stand() {
+    let scene = served(forms()[1], None);
+    let mut index = scene.index();
+    let [late, early] = ["late", "early"].map(|name| index.holder(name).unwrap());
+    let of = |branch: u8| chain(&[[0; 4], [branch; 4]].concat());
+    let mut lengths = vec![0; index.holders_max()];
+    for branch in 0..10 {
+        index.add(&early, &Digests::from(&of(branch)[..]), 0).unwrap();
+    }
+    for branch in 0..10 {
+        let keys = of(branch);
+        index.add(&late, &Digests::from(&keys[..]), 5).unwrap();
+    }
+    // All entries have room.
+    for branch in 0..10 {
+        index.remove(&early, &Digests::from(&of(branch)[..]), 0).unwrap();
+    }
+    for branch in (0..10).rev() {
+        let keys = of(branch);
+        index.add(&early, &Digests::from(&keys[..]), 0).unwrap();
+        index.add(&late, &Digests::from(&keys[..5]), 0).unwrap();
+    }
+    for branch in 0..10 {
+        index.match_prefix(&Digests::from(&of(branch)[..]), &mut lengths).unwrap();
+        assert_eq!([&late, &early].map(|holder| lengths[usize::from(holder.number())]), [8, 8], "{branch}");
+    }
+}
+
 /// A lookup READs no more than a batch behind the longest prefix, and in a grouped table one entry for eight blocks.
 #[test]
 fn lookups_cost_what_they_say() {
