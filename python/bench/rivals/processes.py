@@ -32,6 +32,9 @@ from systems import Locations, Placements, System
 
 # Blocks that are put by one call.
 PART = 2_000
+# How long after the last one was due lookups may go on.
+GRACE = 20.0
+NOT_BEGUN = f"had not begun {GRACE:g} s after the last one was due"
 
 
 def private_bytes(pid: int | str = "self") -> int:
@@ -158,6 +161,15 @@ class Asker:
                     begun = due
             if begun - start > seconds:
                 break
+            if pace and now - start > seconds + GRACE:
+                # Those that still are due have had no answer.
+                failed.append(True)
+                ended.append(now)
+                took.append(now - begun)
+                wrong.append(False)
+                dead.append(False)
+                errors[NOT_BEGUN] = errors.get(NOT_BEGUN, 0) + 1
+                continue
             before, answer, is_right, is_dead = self.truth.now(), None, True, False
             try:
                 answer = self.system.look(prepared)

@@ -211,7 +211,7 @@ def draw(result: dict[str, Any], folder: Path) -> None:
             axes.title.set_fontsize(9)
             axes.grid(True, alpha=0.3)
             if axes.lines:
-                axes.legend(fontsize=7, loc="upper right")
+                axes.legend(fontsize=7, loc="lower right")
             else:
                 axes.axis("off")
         line[0].set_ylabel("longest, ms")
