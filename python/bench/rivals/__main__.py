@@ -68,7 +68,10 @@ def main() -> None:
     given = parser.parse_args()
     sizes = QUICK if given.quick else Sizes()
     if given.blocks:
-        sizes = dataclasses.replace(sizes, blocks=given.blocks, doomed=given.blocks)
+        # Whole prompts.
+        chain = max(1, min(sizes.chain, given.blocks))
+        blocks = max(chain, given.blocks - given.blocks % chain)
+        sizes = dataclasses.replace(sizes, blocks=blocks, doomed=blocks, chain=chain)
     if given.fill_seconds:
         sizes = dataclasses.replace(sizes, fill_seconds=given.fill_seconds)
     names = None if given.only is None else [name.strip() for name in given.only.split(";")]
