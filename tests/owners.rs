@@ -7,8 +7,8 @@ use oneread::layout::{OWNER_MAX, Seeds};
 use oneread::sink::LifeSink;
 use oneread::snapshot::Snapshot;
 use oneread::{
-    Address, Client, Config, FeedItem, FeedOptions, OwnerOptions, PartChange, PutMode, PutOptions,
-    PutOutcome, Server, ServerConfig, StartMode, SwapOutcome, TableSize, Tell,
+    Address, Client, ClientOptions, Config, FeedItem, FeedOptions, OwnerOptions, PartChange, PutMode,
+    PutOptions, PutOutcome, Server, ServerConfig, StartMode, SwapOutcome, TableSize, Tell,
 };
 use std::time::{Duration, Instant};
 
@@ -453,6 +453,48 @@ fn hiding_takes_one_store() {
     while index.tidy() == Some(Duration::ZERO) {}
     println!("and removed in {:?}", begun.elapsed());
     assert!(index.is_empty());
+}
+
+/// A reader that judges by an entry's time asks for its owner's bit, too: it finds what neither has ended nor is
+/// hidden. The server is gone before it has removed anything that ends; a usual reader finds that.
+#[test]
+fn exact_readers_ask_for_owners_too() {
+    const KEYS: u64 = 120;
+    let dir = tempfile::tempdir().unwrap();
+    // The server must have stopped before the first of them ends. On a slow machine that takes longer.
+    let left = (0..6).find_map(|n| {
+        let (begun, time) = (Instant::now(), SECOND * (1 << n));
+        let (address, region) = (Address::Shm(dir.path().join("table")), dir.path().join("region"));
+        let config = config("windowed:8", TableSize::Slots(2_000));
+        let _ = std::fs::remove_file(&region);
+        let config = ServerConfig::new(address.clone(), config).backing(Backing::File(region.clone()));
+        let server = Server::start(config).unwrap();
+        let nobody = Client::connect(&address).unwrap();
+        let client = |owner| nobody.owner(OwnerOptions::new(owner).absent_for(3600 * SECOND)).unwrap();
+        let mut clients = [client(GONE), client(STAYS), nobody.clone()];
+        for n in 0..KEYS {
+            let ends = PutOptions::new().ttl((n % 4 == 0).then_some(time));
+            clients[n as usize % 3].put_with(&key(n), &value(n), ends).unwrap();
+        }
+        assert!(clients[1].remove_owner(GONE).unwrap());
+        server.stop();
+        (begun.elapsed() < time).then(|| std::thread::sleep(time + SECOND / 4))?;
+        Some((address, region))
+    });
+    let (address, region) = left.expect("a server stops in half a minute");
+    let keys: Vec<_> = (0..KEYS).map(key).collect();
+    for is_exact in [false, true] {
+        let options = ClientOptions::new().region(region.clone()).exact_expiry(is_exact);
+        let mut client = Client::connect_with(&address, options).unwrap();
+        let is_there = |n: u64| owner_of(n) != GONE && (n % 4 != 0 || !is_exact);
+        let many = client.get_many(&keys).unwrap();
+        for (n, got) in (0..KEYS).zip(many) {
+            let expected = is_there(n).then(|| value(n));
+            assert_eq!(client.get(&key(n)).unwrap(), expected, "{n}, exact: {is_exact}");
+            assert_eq!(got.unwrap(), expected, "{n} of many, exact: {is_exact}");
+            assert_eq!(client.life(&key(n)).unwrap().is_some(), is_there(n), "{n}, exact: {is_exact}");
+        }
+    }
 }
 
 #[cfg(feature = "faults")]

@@ -136,26 +136,6 @@ fn entry(memory: impl Loadable + Copy, control: impl Words, geometry: &Geometry,
 pub(crate) fn glance(
     memory: impl Loadable + Copy,
     geometry: &Geometry,
-    key: &[u8],
-    value: &mut impl Sink,
-) -> Option<bool> {
-    if geometry.can_glance_in_one_size(key) {
-        return glance_simply::<false>(memory, geometry, geometry.hashed(key), value);
-    }
-    if geometry.can_glance_simply(key) {
-        return glance_simply::<true>(memory, geometry, geometry.hashed(key), value);
-    }
-    if geometry.can_glance(key) {
-        return glance_elsewhere(memory, geometry, geometry.hashed(key), value);
-    }
-    None
-}
-
-/// The same for a key that is hashed.
-#[inline(always)]
-pub(crate) fn glance_hashed(
-    memory: impl Loadable + Copy,
-    geometry: &Geometry,
     key: Hashed<'_>,
     value: &mut impl Sink,
 ) -> Option<bool> {
@@ -595,7 +575,7 @@ mod tests {
             }
             let look = |key: &[u8]| {
                 let mut value = vec![9];
-                (glance(&region, &geometry, key, &mut value), value)
+                (glance(&region, &geometry, geometry.hashed(key), &mut value), value)
             };
             for key in &keys {
                 assert_eq!(look(key), (Some(true), key[..8].to_vec()));

@@ -41,18 +41,7 @@ impl<'a> Shm<'a> {
         Shm { region, geometry, posted: SmallVec::new() }
     }
 
-    /// [`Fabric::glance`], without a fabric.
-    #[inline(always)]
-    pub(crate) fn glance_from(
-        region: &Region,
-        geometry: &Geometry,
-        key: &[u8],
-        value: &mut impl Sink,
-    ) -> Option<bool> {
-        direct::glance(region, geometry, key, value)
-    }
-
-    /// The same for a key that is hashed.
+    /// [`Fabric::glance`] for a key that is hashed, without a fabric.
     #[inline(always)]
     pub(crate) fn glance_hashed(
         region: &Region,
@@ -60,7 +49,7 @@ impl<'a> Shm<'a> {
         key: Hashed<'_>,
         value: &mut impl Sink,
     ) -> Option<bool> {
-        direct::glance_hashed(region, geometry, key, value)
+        direct::glance(region, geometry, key, value)
     }
 
     /// Asks for the first lines of a window.
@@ -137,7 +126,7 @@ impl Direct for Shm<'_> {
 
     #[inline(always)]
     fn glance(&mut self, key: &[u8], value: &mut impl Sink) -> Option<bool> {
-        direct::glance(self.region, self.geometry, key, value)
+        direct::glance(self.region, self.geometry, self.geometry.hashed(key), value)
     }
 
     #[inline(always)]

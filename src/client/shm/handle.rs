@@ -183,37 +183,27 @@ impl ShmHandle {
     ) -> Result<S::Outcome, GetError> {
         self.attach_newest()?;
         let (region, geometry) = (self.attached.region(), &**self.attached.geometry());
-        if self.way == GetWay::Glances
-            && let Some(found) = Shm::glance_from(region, geometry, key, value)
-        {
-            direct.count(found, geometry);
-            return Ok(value.outcome(found));
-        }
-        self.get_otherwise(stats, direct, key, value)
-    }
-
-    /// A GET for which no glance suffices, or that is noted. (Apart, because the other has fewer registers to save.)
-    #[inline(never)]
-    fn get_otherwise<S: Sink>(
-        &mut self,
-        stats: &mut ClientStats,
-        direct: &mut DirectAnswers,
-        key: &[u8],
-        value: &mut S,
-    ) -> Result<S::Outcome, GetError> {
-        let (region, geometry) = (self.attached.region(), &**self.attached.geometry());
-        if self.way == GetWay::Notes
-            && let Some(touches) = self.attached.touches()
-        {
-            let key = geometry.hashed(key);
-            if let Some(found) = Shm::glance_hashed(region, geometry, key, value) {
-                if found {
-                    touches.note(key.first());
+        if matches!(self.way, GetWay::Glances | GetWay::Notes) {
+            let hashed = geometry.hashed(key);
+            if let Some(found) = Shm::glance_hashed(region, geometry, hashed, value) {
+                if found && let Some(touches) = self.attached.touches() {
+                    touches.note(hashed.first());
                 }
                 direct.count(found, geometry);
                 return Ok(value.outcome(found));
             }
         }
+        self.get_otherwise(stats, key, value)
+    }
+
+    /// A GET for which no glance suffices.
+    #[inline(never)]
+    fn get_otherwise<S: Sink>(
+        &mut self,
+        stats: &mut ClientStats,
+        key: &[u8],
+        value: &mut S,
+    ) -> Result<S::Outcome, GetError> {
         let hits = stats.get.hits;
         let outcome = match self.way {
             GetWay::Otherwise => self.get_specially(stats, key, value),
