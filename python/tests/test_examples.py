@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -29,35 +31,61 @@ def run(name: str) -> str:
     return subprocess.run(command, env=environment(), check=True, timeout=120, capture_output=True, text=True).stdout
 
 
-def test_workers_of_gunicorn_share_a_cache(shm: Path) -> None:
-    pytest.importorskip("gunicorn")
-    command = [sys.executable, "-m", "gunicorn", "--workers", "4", "--bind", "127.0.0.1:0", "--chdir", str(EXAMPLES)]
-    log = (shm / "gunicorn.log").open("w")
-    server = subprocess.Popen([*command, "gunicorn_cache:app"], env=environment(), stderr=log)
+@contextmanager
+def serving(folder: Path, told: str, *command: str) -> Iterator[Callable[[str], dict[str, object]]]:
+    """Runs workers on a port that they tell behind these words; what gets a path from one of them."""
+    log = folder / "log"
+    with log.open("w") as to:
+        server = subprocess.Popen(
+            [sys.executable, "-m", *command], env=environment(), stderr=to, stdout=to, cwd=folder, start_new_session=True
+        )
     try:
-        text = (shm / "gunicorn.log").read_text
-        within(60, lambda: "Listening at: " in text(), "gunicorn listens")
-        address = text().partition("Listening at: ")[2].split()[0]
+        within(60, lambda: told in log.read_text() or server.poll() is not None, "workers listen")
+        assert told in log.read_text(), log.read_text()
+        address = log.read_text().partition(told)[2].split()[0]
 
         def get(path: str) -> dict[str, object]:
             # Each over a connection of its own, which any worker may take.
             with urllib.request.urlopen(address + path, timeout=60) as answer:
                 return dict(json.load(answer))
 
-        answered_by: set[object] = set()
-
-        def has_asked_two_workers() -> bool:
-            with ThreadPoolExecutor(8) as pool:
-                pages = list(pool.map(get, ["/news"] * 16))
-            answered_by.update(page["answered_by"] for page in pages)
-            assert len({page["computed_by"] for page in pages}) == 1
-            return len(answered_by) >= 2
-
-        within(60, has_asked_two_workers, "two workers answer")
+        yield get
     finally:
         server.terminate()
         server.wait(30)
-        log.close()
+
+
+def pages_of_two_workers(get: Callable[[str], dict[str, object]]) -> int:
+    """Gets a page until two have answered, which one has computed. How often it was asked for."""
+    answered_by: set[object] = set()
+    asked = 0
+
+    def has_asked_two_workers() -> bool:
+        nonlocal asked
+        with ThreadPoolExecutor(8) as pool:
+            pages = list(pool.map(get, ["/news"] * 16))
+        asked += 16
+        answered_by.update(page["answered_by"] for page in pages)
+        assert len({page["computed_by"] for page in pages}) == 1
+        return len(answered_by) >= 2
+
+    within(60, has_asked_two_workers, "two workers answer")
+    return asked
+
+
+def test_workers_of_gunicorn_share_a_cache(shm: Path) -> None:
+    pytest.importorskip("gunicorn")
+    words = ["--workers", "4", "--bind", "127.0.0.1:0", "--chdir", str(EXAMPLES), "gunicorn_cache:app"]
+    with serving(shm, "Listening at: ", "gunicorn", *words) as get:
+        pages_of_two_workers(get)
+
+
+def test_workers_of_uvicorn_share_a_cache(shm: Path) -> None:
+    pytest.importorskip("uvicorn")
+    words = ["--workers", "4", "--port", "0", "--app-dir", str(EXAMPLES), "uvicorn_cache:app"]
+    with serving(shm, "Uvicorn running on ", "uvicorn", *words) as get:
+        asked = pages_of_two_workers(get)
+        assert get("/hits") == {"hits": asked}
 
 
 def test_a_pool_reads_one_table(shm: Path) -> None:
