@@ -44,7 +44,7 @@ from oneread._native import (
     __version__,
     log_level,
 )
-from oneread._types import FOUND, Change, Cleaned, EventOutcome, Life, Location
+from oneread._types import FOUND, Change, Cleaned, EventOutcome, Life, Location, SnapshotStatus
 from oneread.aio import AsyncChanges, DictChange, DictChanges, changes_async
 from oneread.shared import SharedDict, delete_dict, memoize, metrics
 
@@ -82,6 +82,7 @@ __all__ = [
     "Scan",
     "Server",
     "SharedDict",
+    "SnapshotStatus",
     "SystemRefused",
     "Timeout",
     "TooShort",

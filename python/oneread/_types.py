@@ -77,6 +77,33 @@ class EventOutcome(NamedTuple):
     """Batches before this one that were not heard."""
 
 
+class SnapshotStatus(NamedTuple):
+    """What became of a server's snapshots. Snapshots that somebody asked for have numbers, from 1 on."""
+
+    is_on: bool
+    """The server makes snapshots."""
+    every: float | None
+    """Seconds between them; ``None``: only when asked for, and when the server stops, or none at all."""
+    asked: int
+    """The last one that somebody asked for."""
+    begun: int
+    finished: int
+    """The last one that has ended, made or not."""
+    saved: int
+    """The last one that was made. If it is less than ``finished``, the last one has failed."""
+    progress: float
+    """What part is done of the one being made, up to 1."""
+    saved_at: float | None
+    """The last one made has every change up to this time, as of :func:`time.time`."""
+    took: float
+    """So many seconds did it take."""
+    keys: int
+    bytes: int
+    """The size of its file."""
+    failure: str | None
+    """Why one has failed, the last time."""
+
+
 class Life(NamedTuple):
     """Which entry a key has, whose it is, and how long it lives."""
 

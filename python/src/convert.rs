@@ -8,7 +8,7 @@ use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::prelude::{Bound, PyAny, PyAnyMethods, PyErr, PyResult, Python};
 use pyo3::types::{PyBytes, PyBytesMethods, PyString, PyTypeMethods};
 use std::borrow::Cow;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The bytes of an object. Those of `bytes` are borrowed: nothing changes them. Those of another buffer are copied,
 /// because others may write to it while the interpreter's lock is not held.
@@ -103,10 +103,14 @@ fn no_buffer(object: &Bound<'_, PyAny>, what: &str, error: PyErr) -> PyErr {
     told
 }
 
-/// A time, given in seconds.
+/// A time, given in seconds. The library adds it to the clock's.
 pub(crate) fn seconds(py: Python<'_>, seconds: f64, what: &str) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(seconds)
-        .map_err(|error| error_of(py, "Invalid", format!("{what} is {seconds}: {error}; give seconds")))
+    let wrong = |why: &str| error_of(py, "Invalid", format!("{what} is {seconds}: {why}; give seconds"));
+    let time = Duration::try_from_secs_f64(seconds).map_err(|error| wrong(&error.to_string()))?;
+    match Instant::now().checked_add(time.saturating_mul(2)) {
+        Some(_) => Ok(time),
+        None => Err(wrong("no clock goes so far")),
+    }
 }
 
 /// The same where there may be none.

@@ -1,7 +1,8 @@
 //! Counts as dicts.
 
-use oneread::stats::{ClientStats, ServerStats};
-use pyo3::prelude::{Bound, PyResult, Python};
+use crate::error::typed;
+use oneread::stats::{ClientStats, GrowthCounts, ServerStats, SnapshotStatus};
+use pyo3::prelude::{Bound, PyAny, PyAnyMethods, PyResult, Python};
 use pyo3::types::{PyDict, PyDictMethods};
 
 /// A dict of these fields.
@@ -56,5 +57,47 @@ pub(crate) fn of_server<'py>(py: Python<'py>, stats: &ServerStats) -> PyResult<B
         clients,
         pid,
         incarnation
+    ))
+}
+
+/// What a table is made of, and what it did to grow and shrink.
+pub(crate) fn of_growth<'py>(py: Python<'py>, counts: &GrowthCounts) -> PyResult<Bound<'py, PyDict>> {
+    Ok(dict!(
+        py,
+        counts,
+        segments,
+        segments_max,
+        depth,
+        load_min_ppm,
+        load_max_ppm,
+        splitting,
+        merging,
+        splits,
+        merges,
+        given_up,
+        moved,
+        refused,
+        bytes_backed,
+        bytes_max,
+        bytes_returned
+    ))
+}
+
+/// What became of a server's snapshots.
+pub(crate) fn of_snapshots<'py>(py: Python<'py>, status: &SnapshotStatus) -> PyResult<Bound<'py, PyAny>> {
+    let seconds = |ms: u64| ms as f64 / 1000.0;
+    typed(py, "SnapshotStatus")?.call1((
+        status.is_on(),
+        status.every().map(|every| every.as_secs_f64()),
+        status.asked,
+        status.begun,
+        status.finished,
+        status.saved,
+        status.progress_ppm as f64 / 1e6,
+        (status.saved_ms != 0).then(|| seconds(status.saved_ms)),
+        status.took_us as f64 / 1e6,
+        status.keys,
+        status.bytes,
+        status.failure().map(|(step, error)| format!("{step}: {error}")),
     ))
 }

@@ -140,10 +140,7 @@ pub(crate) struct Changes {
 impl Changes {
     /// Does work that may wait, without the interpreter's lock, after other threads.
     fn with<R: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut Follower) -> R + Send) -> PyResult<R> {
-        if self.process != fork::process() {
-            let text = "this feed is one of the process that has made this one (fork); begin another one";
-            return Err(error_of(py, "Closed", text.into()));
-        }
+        fork::check(py, self.process, "feed", "begin another one")?;
         let mut taken = self.follower.take(py)?.ok_or_else(|| closed(py))?;
         detached(py, move || work(&mut taken))
     }

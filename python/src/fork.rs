@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code)]
 
+use crate::error::error_of;
+use pyo3::prelude::{PyResult, Python};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,4 +30,16 @@ pub(crate) fn watch() {
 pub(crate) fn process() -> u64 {
     // Relaxed: as above.
     FORKS.load(Ordering::Relaxed)
+}
+
+/// Refuses what only the process may use that has made it: in a child, a thread may have its lock that is not there.
+///
+/// # Errors
+/// `Closed`, which says what it is, and what to do instead.
+pub(crate) fn check(py: Python<'_>, made_in: u64, what: &str, instead: &str) -> PyResult<()> {
+    if made_in == process() {
+        return Ok(());
+    }
+    let text = format!("this {what} is one of the process that has made this one (fork); {instead}");
+    Err(error_of(py, "Closed", text))
 }

@@ -1,7 +1,8 @@
 //! `oneread.Index`: a table without a server, in this process.
 
 use crate::convert::bytes_of;
-use crate::error::{Raise, error_at, error_of, raised};
+use crate::counts;
+use crate::error::{Raise, error_at, raised};
 use crate::fork;
 use crate::keys::{Items, check_lengths};
 use crate::options::{self, Arguments};
@@ -24,12 +25,8 @@ pub(crate) struct Index {
 impl Index {
     /// For a change: a child's would meet those of its parent.
     fn own(&self, py: Python<'_>) -> PyResult<&oneread::embedded::Index> {
-        if self.process == fork::process() {
-            return Ok(&self.index);
-        }
-        let text =
-            "this index is one of the process that has made this one (fork), which alone may change it";
-        Err(error_of(py, "Closed", text.into()))
+        fork::check(py, self.process, "index", "that one alone may change it")?;
+        Ok(&self.index)
     }
 
     fn put_one(
@@ -45,6 +42,8 @@ impl Index {
         py.detach(|| index.put_with(&key, &value, options)).raise(py)
     }
 }
+
+crate::puts::puts!(Index);
 
 #[pyo3::pymethods]
 impl Index {
@@ -107,42 +106,6 @@ impl Index {
         })
         .raise(py)?;
         PyList::new(py, values.into_iter().map(|value| value.map(|value| PyBytes::new(py, &value))))
-    }
-
-    /// Inserts the key, or updates its value. Whether it is new.
-    #[pyo3(signature = (key, value, /, *, ttl=None))]
-    fn put(
-        &self,
-        py: Python<'_>,
-        key: &Bound<'_, PyAny>,
-        value: &Bound<'_, PyAny>,
-        ttl: Option<f64>,
-    ) -> PyResult<bool> {
-        Ok(self.put_one(py, key, value, (PutMode::Upsert, ttl))? == PutOutcome::Inserted)
-    }
-
-    /// Inserts the key if it is absent. Whether it was.
-    #[pyo3(signature = (key, value, /, *, ttl=None))]
-    fn insert(
-        &self,
-        py: Python<'_>,
-        key: &Bound<'_, PyAny>,
-        value: &Bound<'_, PyAny>,
-        ttl: Option<f64>,
-    ) -> PyResult<bool> {
-        Ok(self.put_one(py, key, value, (PutMode::Insert, ttl))? == PutOutcome::Inserted)
-    }
-
-    /// Updates the key's value if it is present. Whether it was.
-    #[pyo3(signature = (key, value, /, *, ttl=None))]
-    fn update(
-        &self,
-        py: Python<'_>,
-        key: &Bound<'_, PyAny>,
-        value: &Bound<'_, PyAny>,
-        ttl: Option<f64>,
-    ) -> PyResult<bool> {
-        Ok(self.put_one(py, key, value, (PutMode::Update, ttl))? == PutOutcome::Updated)
     }
 
     /// Puts many keys with their values, up to the first that the table does not take. How many keys are new.
@@ -217,6 +180,27 @@ impl Index {
     fn tidy(&self, py: Python<'_>) -> PyResult<Option<f64>> {
         let index = self.own(py)?;
         Ok(py.detach(|| index.tidy()).map(|left| left.as_secs_f64()))
+    }
+
+    /// What the table is made of, and what it did to grow and shrink; all 0 for a table of one size.
+    fn growth<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        counts::of_growth(py, &self.own(py)?.growth())
+    }
+
+    /// Makes a table that grows as large as it becomes with this many keys in all, before they come. Takes some 3 ms for
+    /// each segment.
+    #[pyo3(signature = (keys, /))]
+    fn grow_for(&self, py: Python<'_>, keys: u64) -> PyResult<()> {
+        let index = self.own(py)?;
+        py.detach(|| index.grow_for(keys));
+        Ok(())
+    }
+
+    /// Begins to give memory back that the table's keys do not need: `tidy` and changes go on with it. How many merges of
+    /// segments were begun.
+    fn shrink(&self, py: Python<'_>) -> PyResult<u64> {
+        let index = self.own(py)?;
+        Ok(py.detach(|| index.shrink()))
     }
 
     /// How many keys are in the table.

@@ -18,6 +18,7 @@ mod keys;
 mod log;
 mod options;
 mod prefix;
+mod puts;
 mod scan;
 mod server;
 mod sinks;

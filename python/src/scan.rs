@@ -3,6 +3,7 @@
 use crate::client::Client;
 use crate::convert::bytes_of;
 use crate::error::Raise;
+use crate::fork;
 use crate::turn::Turn;
 use oneread::{ScanCursor, ScannedKey};
 use pyo3::IntoPyObjectExt;
@@ -14,6 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// The keys of a table, or keys with values, one after the other.
 #[pyo3::pyclass(frozen, module = "oneread")]
 pub(crate) struct Scan {
+    process: u64,
     client: Py<Client>,
     prefix: Vec<u8>,
     values: bool,
@@ -33,6 +35,11 @@ struct Place {
 }
 
 impl Scan {
+    /// A child has another client, and may not wait for its parent's locks.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        fork::check(py, self.process, "scan", "begin another one")
+    }
+
     fn place(&self) -> MutexGuard<'_, Place> {
         self.at.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -76,6 +83,7 @@ impl Scan {
     }
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.check(py)?;
         loop {
             match self.next_ready() {
                 (Some(ScannedKey { key, value, .. }), _) => {
@@ -96,11 +104,12 @@ impl Scan {
 
     /// Where another scan, with the same arguments, goes on. Keys that this one has not given yet come again.
     #[getter]
-    fn cursor<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
+    fn cursor<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        self.check(py)?;
         let place = self.place();
         let cursor = place.cursor.as_ref().filter(|_| place.ready.is_empty()).map(ScanCursor::to_bytes);
         drop(place);
-        cursor.map(|cursor| PyBytes::new(py, &cursor))
+        Ok(cursor.map(|cursor| PyBytes::new(py, &cursor)))
     }
 }
 
@@ -124,6 +133,6 @@ impl Client {
             None => None,
         };
         let at = Mutex::new(Place { cursor, ..Place::default() });
-        Ok(Scan { client: slf, prefix, values, at, asks: Turn::new(()) })
+        Ok(Scan { process: fork::process(), client: slf, prefix, values, at, asks: Turn::new(()) })
     }
 }

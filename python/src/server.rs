@@ -23,11 +23,7 @@ pub(crate) struct Server {
 impl Server {
     /// Looks at the running server.
     fn with<R>(&self, py: Python<'_>, look: impl FnOnce(&oneread::Server) -> R) -> PyResult<R> {
-        if self.process != fork::process() {
-            let text =
-                "this server is one of the process that has made this one (fork); connect a Client to it";
-            return Err(error_of(py, "Closed", text.into()));
-        }
+        fork::check(py, self.process, "server", "connect a Client to it")?;
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         match &*running {
             Some(server) => Ok(look(server)),
@@ -96,6 +92,23 @@ impl Server {
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.with(py, oneread::Server::stats)?;
         counts::of_server(py, &stats)
+    }
+
+    /// What the table is made of, and what it did to grow and shrink; all 0 for a table of one size.
+    fn growth<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        counts::of_growth(py, &self.with(py, oneread::Server::growth)?)
+    }
+
+    /// What became of the snapshots. `None` without `snapshots=`.
+    fn snapshot_status<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let status = self.with(py, oneread::Server::snapshot_status)?;
+        status.map(|status| counts::of_snapshots(py, &status)).transpose()
+    }
+
+    /// Asks for a snapshot, as of a client. `None` without `snapshots=`.
+    fn ask_for_snapshot<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let status = self.with(py, oneread::Server::ask_for_snapshot)?;
+        status.map(|status| counts::of_snapshots(py, &status)).transpose()
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

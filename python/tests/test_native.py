@@ -272,7 +272,7 @@ def test_lives_owners_and_puts_in_two_steps(client: Client) -> None:
     after = client.life(b"a")
     assert after is not None and after.ends_in is not None and 990 < after.ends_in < 1001
     assert client.revalidate(b"a", [life.number], width=1) == [False]
-    for wrong in [-1, float("nan"), float("inf"), 0, 1e300]:
+    for wrong in [-1, float("nan"), float("inf"), 0, 1e19, 1e300]:
         with pytest.raises(oneread.Invalid):
             client.put(b"a", b"3", ttl=wrong)
     with client.owner(7) as owner:
@@ -417,6 +417,19 @@ def test_options_are_checked() -> None:
     with pytest.raises(oneread.Disconnected, match="no server at shm:/tmp/or-never") as nobody:
         Client("shm:/tmp/or-never")
     assert isinstance(nobody.value, ConnectionError)
+
+
+def test_times_that_no_clock_has_are_refused(client: Client) -> None:
+    for wrong in [1e19, 1.8e19, 1e300]:
+        for call in [
+            lambda: Client(client.address, timeout=wrong),
+            lambda: Client(client.address, lease=wrong),
+            lambda: client.put_start(b"a", 1, within=wrong),
+            lambda: client.owner(7, absent_for=wrong),
+            lambda: client.changes().poll(wrong),
+        ]:
+            with pytest.raises(oneread.Invalid, match="give seconds"):
+                call()
 
 
 def test_encryption() -> None:

@@ -50,14 +50,14 @@ def test_a_client_connects_anew_in_a_child() -> None:
         assert pinned == 1
         in_child(child)
         assert client.get(b"child") == b"2" and client.get(b"grandchild") == b"3" and len(server) == 4
-        changes, index = client.changes(), oneread.Index(keys=10)
+        changes, index, scan = client.changes(), oneread.Index(keys=10), client.scan()
         index.put(b"a", b"1")
+        next(scan)
 
         def refused() -> None:
-            with pytest.raises(oneread.Closed):
-                next(changes)
-            with pytest.raises(oneread.Closed):
-                index.put(b"b", b"")
+            for other in [lambda: next(changes), lambda: next(scan), lambda: scan.cursor, lambda: index.put(b"b", b"")]:
+                with pytest.raises(oneread.Closed, match="fork"):
+                    other()
             assert index.get(b"a") == b"1"
 
         in_child(refused)

@@ -187,6 +187,19 @@ def test_events_of_an_engine_are_taken_in() -> None:
             stream.take(10, [("stored", blocks)])
         stream.clear()
         assert stream.take(10, [("stored", blocks)]).added == 10
+        # The engine begins again, with its numbers, too.
+        stream.restarted()
+        assert index.match_prefix(blocks)[0] == 0 and stream.holder.name == "engine"
+        assert stream.take(0, [("stored", blocks)]) == (10, 0, False, 0)
+        assert stream.take(10, []).missed == 9
+        child = os.fork()
+        if child == 0:
+            try:
+                stream.take(11, [])
+            except oneread.Closed:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
         with pytest.raises(oneread.Invalid, match="there are: stored, removed, cleared") as error:
             stream.take(11, [("stored", blocks), ("gone", blocks)])  # type: ignore[list-item]
         assert "event 1" in error.value.__notes__

@@ -10,7 +10,7 @@ use oneread::error::PutError;
 use oneread::{MutateError, PartEffect, PutMode, PutOptions, PutOutcome, SwapOutcome};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::{Bound, PyAny, PyAnyMethods, PyErr, PyResult, Python};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// After so many changes of a batch, some milliseconds, it is looked whether the program is to be interrupted.
 const UNINTERRUPTED: usize = 4096;
@@ -25,7 +25,8 @@ pub(crate) struct PutTicket {
 
 impl PutTicket {
     fn take(&self) -> Result<oneread::PutTicket, MutateError> {
-        self.ticket.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or(MutateError::NotStarted)
+        // Who has the lock takes it, or was a thread of a parent, that had. Nobody waits.
+        self.ticket.try_lock().ok().and_then(|mut ticket| ticket.take()).ok_or(MutateError::NotStarted)
     }
 }
 
@@ -102,44 +103,10 @@ impl Client {
     }
 }
 
+crate::puts::puts!(Client);
+
 #[pyo3::pymethods]
 impl Client {
-    /// Inserts the key, or updates its value. Whether it is new.
-    #[pyo3(signature = (key, value, /, *, ttl=None))]
-    fn put(
-        &self,
-        py: Python<'_>,
-        key: &Bound<'_, PyAny>,
-        value: &Bound<'_, PyAny>,
-        ttl: Option<f64>,
-    ) -> PyResult<bool> {
-        Ok(self.put_one(py, key, value, (PutMode::Upsert, ttl))? == PutOutcome::Inserted)
-    }
-
-    /// Inserts the key if it is absent. Whether it was.
-    #[pyo3(signature = (key, value, /, *, ttl=None))]
-    fn insert(
-        &self,
-        py: Python<'_>,
-        key: &Bound<'_, PyAny>,
-        value: &Bound<'_, PyAny>,
-        ttl: Option<f64>,
-    ) -> PyResult<bool> {
-        Ok(self.put_one(py, key, value, (PutMode::Insert, ttl))? == PutOutcome::Inserted)
-    }
-
-    /// Updates the key's value if it is present. Whether it was.
-    #[pyo3(signature = (key, value, /, *, ttl=None))]
-    fn update(
-        &self,
-        py: Python<'_>,
-        key: &Bound<'_, PyAny>,
-        value: &Bound<'_, PyAny>,
-        ttl: Option<f64>,
-    ) -> PyResult<bool> {
-        Ok(self.put_one(py, key, value, (PutMode::Update, ttl))? == PutOutcome::Updated)
-    }
-
     /// Removes the key. Whether it was there.
     #[pyo3(signature = (key, /))]
     fn remove(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<bool> {

@@ -247,6 +247,36 @@ impl Client {
         counts::of_server(py, &self.ask(py, |client| client.server_stats())?)
     }
 
+    /// What the server's table is made of, and what it did to grow and shrink; all 0 for a table of one size. Asks the
+    /// server.
+    fn growth<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        counts::of_growth(py, &self.ask(py, |client| client.growth())?)
+    }
+
+    /// Has the server make a table that grows as large as it becomes with this many keys in all, and does not wait for
+    /// that. Counts as of `growth`.
+    #[pyo3(signature = (keys, /))]
+    fn grow_for<'py>(&self, py: Python<'py>, keys: u64) -> PyResult<Bound<'py, PyDict>> {
+        counts::of_growth(py, &self.ask(py, |client| client.grow_for(keys))?)
+    }
+
+    /// Has the server begin to give memory back that the table's keys do not need, and does not wait for that. Counts as
+    /// of `growth`: when none is `merging` any more, there may be more to give back.
+    fn shrink<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        counts::of_growth(py, &self.ask(py, |client| client.shrink())?)
+    }
+
+    /// What became of the server's snapshots. Asks the server.
+    fn snapshot_status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        counts::of_snapshots(py, &self.ask(py, |client| client.snapshot_status())?)
+    }
+
+    /// Asks for a snapshot with every change made so far, and does not wait for it: it has ended when `finished` has
+    /// reached what `asked` is in the answer. Nothing happens if the server makes none (`is_on`).
+    fn ask_for_snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        counts::of_snapshots(py, &self.ask(py, |client| client.ask_for_snapshot())?)
+    }
+
     /// Ends the client's connections. One on which a call waits for the server ends after that call. Closing it again
     /// does nothing.
     fn close(&self, py: Python<'_>) {

@@ -2,17 +2,20 @@
 
 use super::placement::{Holder, PlacementIndex};
 use crate::error::{Raise, error_of, typed};
-use oneread_prefix::{Digests, Key, KvEvent};
+use crate::fork;
+use crate::turn::Turn;
+use oneread_prefix::{Digests, EventStream as Stream, Key, KvEvent, PrefixError};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::{Bound, Py, PyAny, PyAnyMethods, PyErr, PyResult, Python};
 use pyo3::types::{PyString, PyTuple, PyTupleMethods};
-use std::sync::{Mutex, PoisonError};
 
 /// The events of one engine, in the order in which it numbers its batches. One thread at a time takes them in.
 #[pyo3::pyclass(frozen, module = "oneread", weakref)]
 pub(crate) struct EventStream {
+    process: u64,
     index: Py<PlacementIndex>,
-    stream: Mutex<oneread_prefix::EventStream>,
+    /// There, unless a thread has it.
+    stream: Turn<Option<Stream>>,
 }
 
 /// An event: what has happened, and of which blocks.
@@ -23,6 +26,23 @@ enum Event {
 }
 
 impl EventStream {
+    /// Does work with it and its index, after other threads.
+    ///
+    /// # Errors
+    /// Those of the work. `Closed` in a child made by `fork`. `Busy` in a handler of a signal within such work.
+    fn with<R: Send>(
+        &self,
+        py: Python<'_>,
+        mut work: impl FnMut(&mut Stream, &mut oneread_prefix::PlacementIndex) -> Result<R, PrefixError> + Send,
+    ) -> PyResult<R> {
+        fork::check(py, self.process, "stream", "make another one")?;
+        let mut taken = self.stream.take(py)?;
+        let Some(stream) = taken.as_deref_mut().and_then(Option::as_mut) else {
+            return Err(error_of(py, "Closed", "this stream was closed".into())); // Nobody closes it.
+        };
+        self.index.get().ask(py, |index| work(stream, index))
+    }
+
     fn event(&self, event: &Bound<'_, PyAny>, width: Option<usize>) -> PyResult<Event> {
         let py = event.py();
         let event = event.cast::<PyTuple>().map_err(|_| PyTypeError::new_err("an event is a tuple"))?;
@@ -46,19 +66,14 @@ impl EventStream {
     #[new]
     #[pyo3(signature = (index, holder, /))]
     fn new(py: Python<'_>, index: Py<PlacementIndex>, holder: &Holder) -> PyResult<EventStream> {
-        let stream = index
-            .get()
-            .with(py, |handle| oneread_prefix::EventStream::new(handle, holder.inner().clone()))?;
-        Ok(EventStream { stream: Mutex::new(stream.raise(py)?), index })
+        let stream = index.get().with(py, |handle| Stream::new(handle, holder.inner().clone()))?.raise(py)?;
+        Ok(EventStream { process: fork::process(), index, stream: Turn::new(Some(stream)) })
     }
 
     /// The holder. It is another one after `cleared`.
     #[getter]
-    fn holder(&self, py: Python<'_>) -> Holder {
-        // Who takes events in waits for the interpreter's lock now and then.
-        let holder =
-            py.detach(|| self.stream.lock().unwrap_or_else(PoisonError::into_inner).holder().clone());
-        Holder::of(holder)
+    fn holder(&self, py: Python<'_>) -> PyResult<Holder> {
+        Ok(Holder::of(self.with(py, |stream, _| Ok(stream.holder().clone()))?))
     }
 
     /// Takes a batch of events in: `("stored", digests)`, `("removed", digests)`, `("cleared",)`. One with a number that
@@ -85,17 +100,18 @@ impl EventStream {
                 Event::Cleared => KvEvent::Cleared,
             })
             .collect();
-        let outcome = self.index.get().ask(py, |index| {
-            let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-            stream.take(index, number, &events)
-        })?;
+        let outcome = self.with(py, |stream, index| stream.take(index, number, &events))?;
         typed(py, "EventOutcome")?.call1((outcome.added, outcome.removed, outcome.is_late, outcome.missed))
     }
 
-    /// Drops the holder, and registers another one with its name: it has no blocks.
+    /// Drops the holder, and registers another one with its name: it has no blocks. Batches go on with their numbers.
     fn clear(&self, py: Python<'_>) -> PyResult<()> {
-        self.index
-            .get()
-            .ask(py, |index| self.stream.lock().unwrap_or_else(PoisonError::into_inner).clear(index))
+        self.with(py, |stream, index| stream.clear(index))
+    }
+
+    /// The engine was started again: as `clear`, and its next batch may have any number. It may be repeated after an
+    /// error. What the engine published before must not be taken in afterwards.
+    fn restarted(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |stream, index| stream.restarted(index))
     }
 }
