@@ -32,16 +32,16 @@ def run(name: str) -> str:
 
 
 @contextmanager
-def serving(folder: Path, told: str, *command: str) -> Iterator[Callable[[str], dict[str, object]]]:
-    """Runs workers on a port that they tell behind these words; what gets a path from one of them."""
+def serving(folder: Path, told: str, ready: str, *command: str) -> Iterator[Callable[[str], dict[str, object]]]:
+    """Runs workers on a port that they tell behind words of theirs; what gets a path from one that is ready."""
     log = folder / "log"
     with log.open("w") as to:
         server = subprocess.Popen(
             [sys.executable, "-m", *command], env=environment(), stderr=to, stdout=to, cwd=folder, start_new_session=True
         )
     try:
-        within(60, lambda: told in log.read_text() or server.poll() is not None, "workers listen")
-        assert told in log.read_text(), log.read_text()
+        within(60, lambda: ready in log.read_text() or server.poll() is not None, "workers listen")
+        assert ready in log.read_text(), log.read_text()
         address = log.read_text().partition(told)[2].split()[0]
 
         def get(path: str) -> dict[str, object]:
@@ -76,14 +76,14 @@ def pages_of_two_workers(get: Callable[[str], dict[str, object]]) -> int:
 def test_workers_of_gunicorn_share_a_cache(shm: Path) -> None:
     pytest.importorskip("gunicorn")
     words = ["--workers", "4", "--bind", "127.0.0.1:0", "--chdir", str(EXAMPLES), "gunicorn_cache:app"]
-    with serving(shm, "Listening at: ", "gunicorn", *words) as get:
+    with serving(shm, "Listening at: ", "Listening at: ", "gunicorn", *words) as get:
         pages_of_two_workers(get)
 
 
 def test_workers_of_uvicorn_share_a_cache(shm: Path) -> None:
     pytest.importorskip("uvicorn")
     words = ["--workers", "4", "--port", "0", "--app-dir", str(EXAMPLES), "uvicorn_cache:app"]
-    with serving(shm, "Uvicorn running on ", "uvicorn", *words) as get:
+    with serving(shm, "Uvicorn running on ", "startup complete", "uvicorn", *words) as get:
         asked = pages_of_two_workers(get)
         assert get("/hits") == {"hits": asked}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -89,13 +90,13 @@ def test_a_snapshot_that_fails_says_why(tmp_path: Path) -> None:
     folder.mkdir()
     with served(snapshots=folder / "snapshot", snapshots_every=3600) as (server, client):
         assert client.snapshot_status().every == 3600
-        folder.rmdir()
+        shutil.rmtree(folder)
         client.put(b"a", b"1")
         asked = client.ask_for_snapshot().asked
         until(lambda: client.snapshot_status().finished >= asked)
         failed = client.snapshot_status()
         assert failed.saved < failed.finished and failed.failure is not None and "No such file" in failed.failure
-        folder.mkdir()
+        folder.mkdir()  # for the one at the end
     with served() as (server, client):
         assert server.snapshot_status() is None and server.ask_for_snapshot() is None
         assert client.ask_for_snapshot() == client.snapshot_status()
