@@ -2727,7 +2727,8 @@ impl World {
         let mark = state.marks[name].filter(|mark| mark.asked.0 == page.asked.0 || self.broken == LivesMixed);
         // A lease from an old mark would be over.
         let ages = self.broken != LeaseFromSecondRead;
-        let is_young = |mark: &Mark| !(ages && now >= mark.issued + D) && !self.random.chance(0.05);
+        let is_old = |mark: &Mark| ages && now >= mark.issued + D;
+        let is_young = |mark: &Mark| !is_old(mark) && !self.random.chance(0.05);
         let Some(mark) = mark.filter(is_young) else {
             state.marks[name] = Some(mine);
             return;

@@ -473,7 +473,7 @@ fn exact_readers_ask_for_owners_too() {
         let client = |owner| nobody.owner(OwnerOptions::new(owner).absent_for(3600 * SECOND)).unwrap();
         let mut clients = [client(GONE), client(STAYS), nobody.clone()];
         for n in 0..KEYS {
-            let ends = PutOptions::new().ttl((n % 4 == 0).then_some(time));
+            let ends = PutOptions::new().ttl(n.is_multiple_of(4).then_some(time));
             clients[n as usize % 3].put_with(&key(n), &value(n), ends).unwrap();
         }
         assert!(clients[1].remove_owner(GONE).unwrap());
@@ -486,7 +486,7 @@ fn exact_readers_ask_for_owners_too() {
     for is_exact in [false, true] {
         let options = ClientOptions::new().region(region.clone()).exact_expiry(is_exact);
         let mut client = Client::connect_with(&address, options).unwrap();
-        let is_there = |n: u64| owner_of(n) != GONE && (n % 4 != 0 || !is_exact);
+        let is_there = |n: u64| owner_of(n) != GONE && !(is_exact && n.is_multiple_of(4));
         let many = client.get_many(&keys).unwrap();
         for (n, got) in (0..KEYS).zip(many) {
             let expected = is_there(n).then(|| value(n));

@@ -43,7 +43,7 @@ impl<'a> Shm<'a> {
 
     /// [`Fabric::glance`] for a key that is hashed, without a fabric.
     #[inline(always)]
-    pub(crate) fn glance_hashed(
+    pub(crate) fn glance_from(
         region: &Region,
         geometry: &Geometry,
         key: Hashed<'_>,

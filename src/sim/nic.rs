@@ -403,7 +403,7 @@ impl<A: Adversary> Direct for Sim<'_, A> {
         let way = if geometry.can_glance(key.key()) { self.adversary.pick(3) } else { 1 };
         let memory = Loading { latest: self.latest(from), sim: RefCell::new(self) };
         let found = match way {
-            0 => direct::glance(&memory, geometry, key.key(), value),
+            0 => direct::glance(&memory, geometry, key, value),
             1 => direct::look(&memory, geometry, key.key(), key.first(), value, reads),
             _ => {
                 let expected = direct::expect(&memory, geometry, key.key());

@@ -185,7 +185,7 @@ impl ShmHandle {
         let (region, geometry) = (self.attached.region(), &**self.attached.geometry());
         if matches!(self.way, GetWay::Glances | GetWay::Notes) {
             let hashed = geometry.hashed(key);
-            if let Some(found) = Shm::glance_hashed(region, geometry, hashed, value) {
+            if let Some(found) = Shm::glance_from(region, geometry, hashed, value) {
                 if found && let Some(touches) = self.attached.touches() {
                     touches.note(hashed.first());
                 }
