@@ -15,6 +15,7 @@ use std::panic::resume_unwind;
 use std::rc::Rc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ScopedJoinHandle;
+use std::time::Duration;
 
 #[derive(Debug)]
 struct Turns {
@@ -32,6 +33,8 @@ struct TurnState {
     whose: usize,
     /// Turns given away in a row because a lock was held.
     in_vain: usize,
+    /// When they had become many.
+    in_vain_since: Option<std::time::Instant>,
 }
 
 /// Which thread goes on, and for how long.
@@ -56,8 +59,11 @@ pub enum StopAt {
 /// threads alternate. The longest lets a thread overtake all that another does.
 const LENGTHS: std::ops::RangeInclusive<usize> = 2..=10;
 
-/// After this many turns given away in a row, no thread ever goes on.
+/// After this many turns given away in a row, the lock is held by a thread that takes no turns: what one table has
+/// deferred, a thread of any other may do.
 const IN_VAIN_MAX: usize = 1_000;
+/// If that lasts so long, no thread ever goes on.
+const STUCK: Duration = Duration::from_secs(60);
 
 /// A thread that goes on for a number of accesses while another one is stopped waits for that one, without
 /// a lock.
@@ -73,7 +79,14 @@ pub fn run<T: Send>(seed: u64, works: Vec<impl FnOnce() -> T + Send>) -> Vec<T> 
     let whose = random.pick(works.len());
     let lengths = LENGTHS.start() + random.pick(LENGTHS.end() - LENGTHS.start() + 1);
     let order = Order::Random(random, lengths);
-    let mut state = TurnState { order, left: 0, going: (0..works.len()).collect(), whose, in_vain: 0 };
+    let mut state = TurnState {
+        order,
+        left: 0,
+        going: (0..works.len()).collect(),
+        whose,
+        in_vain: 0,
+        in_vain_since: None,
+    };
     state.choose();
     run_all(Arc::new(Turns { state: Mutex::new(state), changed: Condvar::new() }), works)
 }
@@ -93,7 +106,8 @@ pub fn interrupt<'w, T: Send>(
         StopAt::Store(_) => usize::MAX,
         StopAt::Access(accesses) => accesses,
     };
-    let state = TurnState { order: Order::Other, left, going: vec![0, 1], whose: 0, in_vain: 0 };
+    let state =
+        TurnState { order: Order::Other, left, going: vec![0, 1], whose: 0, in_vain: 0, in_vain_since: None };
     let turns = Arc::new(Turns { state: Mutex::new(state), changed: Condvar::new() });
     if let StopAt::Store(at) = stop {
         let turns = turns.clone();
@@ -145,7 +159,13 @@ impl Turns {
     fn pass(&self, me: usize, must: bool) {
         let mut state = self.lock();
         state.in_vain = if must { state.in_vain + 1 } else { 0 };
-        assert!(state.in_vain < IN_VAIN_MAX, "every server thread waits for a lock that another holds");
+        if state.in_vain < IN_VAIN_MAX {
+            state.in_vain_since = None;
+        } else {
+            let since = *state.in_vain_since.get_or_insert_with(std::time::Instant::now);
+            assert!(since.elapsed() < STUCK, "every server thread waits for a lock that another holds");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         match state.left.checked_sub(1).filter(|_| !must) {
             Some(left) => state.left = left,
             None => {
