@@ -32,6 +32,7 @@ use pyo3::prelude::{Bound, PyModule, PyModuleMethods, PyResult};
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     fork::watch();
     waiting::begin(module.py())?;
+    log::watch(module)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<client::Client>()?;
     module.add_class::<client::PutTicket>()?;

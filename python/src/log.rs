@@ -2,13 +2,17 @@
 //!
 //! It logs on threads that know nothing of Python, and calls that do not hold the interpreter's lock. So what it says
 //! waits for a thread that hands it on. That thread begins with the first event, and ends when nothing waits.
+//!
+//! An interpreter that ends unwinds threads that want its lock again, as a handler does that writes. Frames of Rust are
+//! not to be unwound like that: the process would be aborted. So before it ends, it waits until that thread has.
 
 use crate::fork;
-use pyo3::prelude::{PyAnyMethods, PyResult, Python};
+use pyo3::prelude::{Bound, PyAnyMethods, PyModule, PyResult, Python};
 use std::collections::VecDeque;
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError, TryLockError};
+use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError, TryLockError};
+use std::time::Duration;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -25,12 +29,27 @@ struct Waiting {
     left_out: u64,
     /// The process in which a thread hands it on.
     handed_on: Option<u64>,
+    /// The interpreter ends: nothing is handed on any more.
+    is_over: bool,
 }
 
-static WAIT: Mutex<Waiting> = Mutex::new(Waiting { events: VecDeque::new(), left_out: 0, handed_on: None });
+static WAIT: Mutex<Waiting> =
+    Mutex::new(Waiting { events: VecDeque::new(), left_out: 0, handed_on: None, is_over: false });
+/// Told when nothing is handed on any more.
+static HANDED_ON: Condvar = Condvar::new();
 
 fn waiting() -> MutexGuard<'static, Waiting> {
     WAIT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The same. `None` in a child made by `fork`, where a thread may have the lock that is not there.
+fn waiting_if_there() -> Option<MutexGuard<'static, Waiting>> {
+    match WAIT.try_lock() {
+        Ok(waiting) => Some(waiting),
+        Err(TryLockError::Poisoned(waiting)) => Some(waiting.into_inner()),
+        Err(TryLockError::WouldBlock) if fork::process() > 0 => None,
+        Err(TryLockError::WouldBlock) => Some(waiting()),
+    }
 }
 
 /// Python's number of a level.
@@ -82,13 +101,10 @@ impl Subscriber for Handing {
     fn event(&self, event: &Event<'_>) {
         let mut text = Text(String::new());
         event.record(&mut text);
-        // In a child made by `fork`, a thread may have the lock that is not there.
-        let mut waiting = match WAIT.try_lock() {
-            Ok(waiting) => waiting,
-            Err(TryLockError::Poisoned(waiting)) => waiting.into_inner(),
-            Err(TryLockError::WouldBlock) if fork::process() > 0 => return,
-            Err(TryLockError::WouldBlock) => waiting(),
-        };
+        let Some(mut waiting) = waiting_if_there() else { return };
+        if waiting.is_over {
+            return;
+        }
         if waiting.events.len() >= WAITING {
             waiting.left_out += 1;
             return;
@@ -114,7 +130,7 @@ fn hand_on() {
             let (events, left_out) = {
                 let mut waiting = waiting();
                 if waiting.events.is_empty() {
-                    waiting.handed_on = None;
+                    is_handed_on(&mut waiting);
                     return PyResult::Ok(());
                 }
                 (std::mem::take(&mut waiting.events), std::mem::take(&mut waiting.left_out))
@@ -128,8 +144,33 @@ fn hand_on() {
         }
     });
     if !matches!(handed, Some(Ok(()))) {
-        waiting().handed_on = None;
+        is_handed_on(&mut waiting());
     }
+}
+
+/// Nobody hands on what waits, until there is something again.
+fn is_handed_on(waiting: &mut Waiting) {
+    waiting.handed_on = None;
+    HANDED_ON.notify_all();
+}
+
+/// From now on nothing is handed on. Waits until the thread is done that hands on: it still has the interpreter's lock
+/// then, which this one wants again.
+#[pyo3::pyfunction]
+fn end(py: Python<'_>) -> PyResult<()> {
+    let is_handing_on = || {
+        let Some(mut waiting) = waiting_if_there() else { return false };
+        waiting.is_over = true;
+        if waiting.handed_on != Some(fork::process()) {
+            return false;
+        }
+        drop(HANDED_ON.wait_timeout(waiting, Duration::from_millis(50)));
+        true
+    };
+    while py.detach(is_handing_on) {
+        py.check_signals()?;
+    }
+    Ok(())
 }
 
 /// From now on what the library logs is handed on, unless the program has its own way.
@@ -139,6 +180,15 @@ pub(crate) fn begin() {
         // A program of Rust that has embedded Python may have one. Then that hears it.
         let _ = tracing::subscriber::set_global_default(Handing);
     });
+}
+
+/// Sees to it that the interpreter ends no sooner than what is handed on. What is registered later is called sooner: so
+/// handlers of `logging`, which registers itself, are still open then.
+pub(crate) fn watch(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
+    py.import("logging")?;
+    py.import("atexit")?.call_method1("register", (pyo3::wrap_pyfunction!(end, module)?,))?;
+    Ok(())
 }
 
 /// Events of a lower level than this are not handed on to Python's `logging`. At first it is `logging.WARNING`.

@@ -374,6 +374,36 @@ def test_the_end_of_the_program_while_threads_read() -> None:
             assert outcome(process) == "ends\n"
 
 
+def test_what_is_logged_is_handed_on_before_the_program_ends() -> None:
+    """A handler that takes long, and wants the interpreter's lock again and again, is neither unwound nor cut off."""
+    program = """
+        import logging, tempfile, threading, time, oneread
+        begun = threading.Event()
+
+        class Slow(logging.Handler):
+            def emit(self, record):
+                if begun.is_set():
+                    return
+                begun.set()
+                until = time.monotonic() + 1
+                while time.monotonic() < until:
+                    time.sleep(0)
+                print("handed on", flush=True)
+
+        logger = logging.getLogger("oneread")
+        logger.setLevel(10)
+        logger.addHandler(Slow())
+        oneread.log_level(10)
+        server = oneread.Server(tempfile.mkdtemp(prefix="or-", dir="/tmp") + "/s", keys=1000)
+        client = oneread.Client(server.address)
+        assert begun.wait(60)
+        oneread.log_level(100)
+        {end}
+    """
+    for end in ["", "raise SystemExit(0)", "import os; os.fork() or threading.Event().wait(0.2)"]:
+        assert "handed on\n" in outcome(python(program.format(end=end)))
+
+
 def test_the_lock_of_the_interpreter_is_given_back() -> None:
     """While a call waits for a server that does not answer, other threads run."""
     server, address = suspended()
