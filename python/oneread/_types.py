@@ -41,6 +41,12 @@ def found_lengths(count: int) -> Any:
     return array("I", bytes(4 * count)) if numpy is None else numpy.zeros(count, "u4")
 
 
+def found_bools(count: int) -> Any:
+    """So many bools, all false."""
+    numpy, _ = _numpy()
+    return bytearray(count) if numpy is None else numpy.zeros(count, "?")
+
+
 class Location(NamedTuple):
     """Where a block is."""
 

@@ -1,8 +1,9 @@
 //! Counts as dicts.
 
+use crate::calls::call;
 use crate::error::typed;
 use oneread::stats::{ClientStats, GrowthCounts, ServerStats, SnapshotStatus};
-use pyo3::prelude::{Bound, PyAny, PyAnyMethods, PyResult, Python};
+use pyo3::prelude::{Bound, PyAny, PyResult, Python};
 use pyo3::types::{PyDict, PyDictMethods};
 
 /// A dict of these fields.
@@ -86,18 +87,21 @@ pub(crate) fn of_growth<'py>(py: Python<'py>, counts: &GrowthCounts) -> PyResult
 /// What became of a server's snapshots.
 pub(crate) fn of_snapshots<'py>(py: Python<'py>, status: &SnapshotStatus) -> PyResult<Bound<'py, PyAny>> {
     let seconds = |ms: u64| ms as f64 / 1000.0;
-    typed(py, "SnapshotStatus")?.call1((
-        status.is_on(),
-        status.every().map(|every| every.as_secs_f64()),
-        status.asked,
-        status.begun,
-        status.finished,
-        status.saved,
-        status.progress_ppm as f64 / 1e6,
-        (status.saved_ms != 0).then(|| seconds(status.saved_ms)),
-        status.took_us as f64 / 1e6,
-        status.keys,
-        status.bytes,
-        status.failure().map(|(step, error)| format!("{step}: {error}")),
-    ))
+    call(
+        &typed(py, "SnapshotStatus")?,
+        (
+            status.is_on(),
+            status.every().map(|every| every.as_secs_f64()),
+            status.asked,
+            status.begun,
+            status.finished,
+            status.saved,
+            status.progress_ppm as f64 / 1e6,
+            (status.saved_ms != 0).then(|| seconds(status.saved_ms)),
+            status.took_us as f64 / 1e6,
+            status.keys,
+            status.bytes,
+            status.failure().map(|(step, error)| format!("{step}: {error}")),
+        ),
+    )
 }

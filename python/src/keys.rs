@@ -1,5 +1,6 @@
 //! Many keys, or values, of one call: one contiguous buffer of items with one width, or a sequence of bytes.
 
+use crate::calls;
 use crate::convert::{Held, bytes_of, has_buffer};
 use crate::error::error_at;
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -33,11 +34,7 @@ impl<'py> Items<'py> {
         }
         let is_buffer = object.is_instance_of::<PyBytes>() || has_buffer(object);
         if !is_buffer {
-            let all = PyList::empty(object.py());
-            for item in object.try_iter()? {
-                all.append(item?)?;
-            }
-            return Ok(Items::List(all));
+            return Ok(Items::List(calls::list(object)?));
         }
         let held = Held::new(object, what)?;
         let buffer = held.shape();

@@ -5,6 +5,7 @@
 //!
 //! No call panics on what a program gives it. Whatever waits is done without the interpreter's lock.
 
+mod calls;
 mod client;
 mod command;
 mod convert;

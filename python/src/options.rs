@@ -1,5 +1,6 @@
 //! Keyword arguments as the library's options, by the same names.
 
+use crate::calls;
 use crate::convert::{bytes_of, optional_seconds, seconds};
 use crate::error::error_of;
 use oneread::{
@@ -23,8 +24,14 @@ pub(crate) fn address(py: Python<'_>, given: Option<&Bound<'_, PyAny>>) -> PyRes
             let text = text.to_str()?;
             text.parse::<Address>().map_err(|error| error_of(py, "Invalid", error.to_string()))
         }
-        Err(_) => Ok(Address::Shm(given.extract::<PathBuf>()?)),
+        Err(_) => Ok(Address::Shm(path(given)?)),
     }
+}
+
+/// A path, text or not.
+fn path(given: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
+    let text = calls::call(&given.py().import("os")?.getattr("fspath")?, (given,))?;
+    text.extract()
 }
 
 fn parsed<T: FromStr<Err: std::fmt::Display>>(py: Python<'_>, text: &str) -> PyResult<T> {
@@ -78,6 +85,10 @@ impl<'py> Arguments<'py> {
                 Err(error)
             }
         }
+    }
+
+    fn path(&self, name: &str) -> PyResult<Option<PathBuf>> {
+        self.any(name)?.map(|given| path(&given)).transpose()
     }
 
     fn time(&self, name: &str) -> PyResult<Option<Duration>> {
@@ -195,7 +206,7 @@ impl<'py> Arguments<'py> {
                 _ => {}
             }
         }
-        given.extract().map(Backing::File)
+        path(&given).map(Backing::File)
     }
 
     /// What an index without a server is made from.
@@ -248,7 +259,7 @@ impl<'py> Arguments<'py> {
         }
         config.evict = self.evict()?;
         let every = self.time("snapshots_every")?;
-        match (self.take::<PathBuf>("snapshots")?, every) {
+        match (self.path("snapshots")?, every) {
             (Some(path), every) => config.snapshots = Some(Snapshots::new(path).every(every)),
             (None, Some(_)) => {
                 return Err(error_of(
@@ -259,7 +270,7 @@ impl<'py> Arguments<'py> {
             }
             (None, None) => {}
         }
-        config.restore = self.take("restore")?;
+        config.restore = self.path("restore")?;
         Ok(config)
     }
 }

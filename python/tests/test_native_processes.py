@@ -404,6 +404,42 @@ def test_what_is_logged_is_handed_on_before_the_program_ends() -> None:
         assert "handed on\n" in outcome(python(program.format(end=end)))
 
 
+def test_the_end_of_the_program_while_python_runs_within_calls() -> None:
+    """A call runs code of the program's (generators as keys), or NumPy's, which gives the interpreter's lock away, while
+    the interpreter ends. That ends such threads by unwinding their stacks, which Rust would answer by an abort."""
+    program = """
+        import sys, threading, time, tempfile, oneread
+        class Slow:
+            # While the interpreter ends, it gives its lock away, so that the threads find out.
+            def __del__(self, sleep=time.sleep):
+                sleep(0.1)
+        slow = Slow()
+        sys.setswitchinterval(1e-5)
+        folder = tempfile.mkdtemp(prefix="or-", dir="/tmp")
+        server = oneread.Server(folder + "/s", keys=1000, **oneread.LocationIndex.table())
+        client = oneread.Client(server.address)
+        index = oneread.LocationIndex(client)
+        digests = [b"%016d" % n for n in range(100)]
+        many = b"".join(digests) * 1000
+        def forever(call):
+            while True:
+                call()
+        for call in [lambda: client.get_many(digest for digest in digests),
+                     lambda: index.put(iter(digests), ((1, 0, n, 5) for n in range(100))),
+                     lambda: (index.locate_many(digests), client.life(digests[0])),
+                     lambda: client.contains_many(many, width=16)]:
+            call()
+            threading.Thread(target=forever, args=(call,), daemon=True).start()
+        time.sleep(0.05)
+        exec(sys.argv[1])
+    """
+    ends = [("pass", 0), ("sys.exit(3)", 3), ("raise SystemExit(4)", 4)]
+    for _ in range(2):
+        for (_, status), process in [(end, python(program, end[0])) for end in ends]:
+            out, errors = process.communicate(timeout=60)
+            assert (process.returncode, out, errors) == (status, "", "")
+
+
 def test_the_lock_of_the_interpreter_is_given_back() -> None:
     """While a call waits for a server that does not answer, other threads run."""
     server, address = suspended()

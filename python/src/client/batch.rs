@@ -3,16 +3,16 @@
 #![allow(unsafe_code)]
 
 use super::{Client, closed};
+use crate::calls::call;
 use crate::convert::Held;
-use crate::error::{Classed, error_at, raised, told};
+use crate::error::{Classed, error_at, raised, told, typed};
 use crate::keys::{CHUNK, Items, check_lengths};
 use oneread::error::KeyError;
 use oneread::{BatchAnswer, GetError};
 use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
-use pyo3::prelude::{Bound, Py, PyAny, PyAnyMethods, PyErr, PyResult, Python};
-use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyByteArray, PyList};
+use pyo3::prelude::{Bound, PyAny, PyAnyMethods, PyErr, PyResult, Python};
+use pyo3::types::PyList;
 use std::ops::ControlFlow;
 
 /// From so many keys in one buffer on, they are looked for without the interpreter's lock. To give it back and take it
@@ -207,12 +207,7 @@ impl Rows {
 
 /// New bools, one for each key: a NumPy array where NumPy is there, else a bytearray.
 pub(crate) fn bools(py: Python<'_>, count: usize) -> PyResult<Bound<'_, PyAny>> {
-    static ZEROS: PyOnceLock<Option<Py<PyAny>>> = PyOnceLock::new();
-    let zeros = ZEROS.get_or_init(py, || py.import("numpy").ok()?.getattr("zeros").ok().map(Bound::unbind));
-    match zeros {
-        Some(zeros) => zeros.bind(py).call1((count, "?")),
-        None => Ok(PyByteArray::new_with(py, count, |_| Ok(()))?.into_any()),
-    }
+    call(&typed(py, "found_bools")?, (count,))
 }
 
 /// A buffer of one byte for each key.

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::Client;
+use crate::calls::call;
 use crate::convert::{Held, bytes_of};
 use crate::error::error_of;
 use crate::sinks::BytesSink;
@@ -88,7 +89,7 @@ impl Client {
         })?;
         let Some((life, ends_in)) = life else { return Ok(None) };
         let of = crate::error::typed(py, "Life")?;
-        of.call1((life.number, life.owner, ends_in.map(|left| left.as_secs_f64())))
+        call(&of, (life.number, life.owner, ends_in.map(|left| left.as_secs_f64())))
             .map(|life| Some(life.unbind()))
     }
 }

@@ -1,13 +1,14 @@
 //! `oneread.EventStream`: the events that an engine publishes of its blocks.
 
 use super::placement::{Holder, PlacementIndex};
+use crate::calls;
 use crate::error::{Raise, error_of, typed};
 use crate::fork;
 use crate::turn::Turn;
 use oneread_prefix::{Digests, EventStream as Stream, Key, KvEvent, PrefixError};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::{Bound, Py, PyAny, PyAnyMethods, PyErr, PyResult, Python};
-use pyo3::types::{PyString, PyTuple, PyTupleMethods};
+use pyo3::types::{PyListMethods, PyString, PyTuple, PyTupleMethods};
 
 /// The events of one engine, in the order in which it numbers its batches. One thread at a time takes them in.
 #[pyo3::pyclass(frozen, module = "oneread", weakref)]
@@ -87,8 +88,8 @@ impl EventStream {
         width: Option<usize>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let mut all = Vec::new();
-        for (nth, event) in events.try_iter()?.enumerate() {
-            all.push(self.event(&event?, width).inspect_err(|error: &PyErr| {
+        for (nth, event) in calls::list(events)?.iter().enumerate() {
+            all.push(self.event(&event, width).inspect_err(|error: &PyErr| {
                 let _ = error.value(py).call_method1("add_note", (format!("event {nth}"),));
             })?);
         }
@@ -101,7 +102,10 @@ impl EventStream {
             })
             .collect();
         let outcome = self.with(py, |stream, index| stream.take(index, number, &events))?;
-        typed(py, "EventOutcome")?.call1((outcome.added, outcome.removed, outcome.is_late, outcome.missed))
+        calls::call(
+            &typed(py, "EventOutcome")?,
+            (outcome.added, outcome.removed, outcome.is_late, outcome.missed),
+        )
     }
 
     /// Drops the holder, and registers another one with its name: it has no blocks. Batches go on with their numbers.

@@ -2,6 +2,7 @@
 
 use super::shelf::Shelf;
 use super::{Out, copied, keys_of, made, secret_of};
+use crate::calls;
 use crate::client::{Client, Outcomes, bools};
 use crate::convert::has_buffer;
 use crate::counts;
@@ -11,7 +12,7 @@ use oneread::{PutMode, PutOptions, PutOutcome, TableSize};
 use oneread_prefix::{Digests, Found, Key, Location, PrefixError, Search};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::{Bound, Py, PyAny, PyAnyMethods, PyErr, PyResult, Python};
-use pyo3::types::{PyDict, PyDictMethods, PyString};
+use pyo3::types::{PyDict, PyDictMethods, PyListMethods, PyString};
 
 /// One of the library's lookups.
 type Locates =
@@ -59,8 +60,8 @@ fn locations_of(py: Python<'_>, given: &Bound<'_, PyAny>) -> PyResult<Vec<Locati
         return each.map(|(number, found)| found.location().ok_or_else(|| absent(number))).collect();
     }
     let mut all = Vec::new();
-    for (number, item) in given.try_iter()?.enumerate() {
-        let (endpoint, tier, address, length) = item?.extract().inspect_err(|error: &PyErr| {
+    for (number, item) in calls::list(given)?.iter().enumerate() {
+        let (endpoint, tier, address, length) = item.extract().inspect_err(|error: &PyErr| {
             let _ = error.value(py).call_method1("add_note", (format!("location {number}"),));
         })?;
         all.push(Location { endpoint, tier, address, length });

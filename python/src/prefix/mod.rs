@@ -9,13 +9,14 @@ pub(crate) use events::EventStream;
 pub(crate) use location::LocationIndex;
 pub(crate) use placement::{Holder, PlacementIndex};
 
+use crate::calls::call;
 use crate::convert::{Held, bytes_of};
 use crate::error::{Raise, error_of, typed};
 use crate::keys::Items;
 use bytemuck::Pod;
 use oneread_prefix::{Digests, Key, PrefixError};
 use pyo3::exceptions::{PyTypeError, PyValueError};
-use pyo3::prelude::{Bound, PyAny, PyAnyMethods, PyResult, Python};
+use pyo3::prelude::{Bound, PyAny, PyResult, Python};
 use pyo3::types::{PyString, PyStringMethods};
 
 /// What texts are hashed with: 16 bytes, all 0 if nothing is given.
@@ -63,7 +64,7 @@ fn keys_of(
 
 /// New memory of a kind that `oneread/_types.py` has.
 fn made<'py>(py: Python<'py>, kind: &str, count: usize) -> PyResult<Bound<'py, PyAny>> {
-    typed(py, kind)?.call1((count,))
+    call(&typed(py, kind)?, (count,))
 }
 
 /// Memory that answers land in: what the caller gave, or new memory.

@@ -2,12 +2,13 @@
 
 use super::shelf::Shelf;
 use super::{Out, keys_of, made, secret_of};
+use crate::calls::call;
 use crate::client::Client;
 use crate::counts;
 use crate::error::typed;
 use oneread::TableSize;
 use oneread_prefix::{Digests, Key, PrefixError};
-use pyo3::prelude::{Bound, Py, PyAny, PyAnyMethods, PyResult, Python};
+use pyo3::prelude::{Bound, Py, PyAny, PyResult, Python};
 use pyo3::types::{PyDict, PyDictMethods};
 
 /// A worker that has blocks.
@@ -149,7 +150,7 @@ impl PlacementIndex {
     #[pyo3(signature = (entries=10_000, /))]
     fn clean<'py>(&self, py: Python<'py>, entries: usize) -> PyResult<Bound<'py, PyAny>> {
         let cleaned = self.cleaners.ask(py, |index| index.clean(entries))?;
-        typed(py, "Cleaned")?.call1((cleaned.entries, cleaned.freed, cleaned.is_done))
+        call(&typed(py, "Cleaned")?, (cleaned.entries, cleaned.freed, cleaned.is_done))
     }
 
     /// A holder has these blocks, from `start` on. How many it did not have; in a grouped table, how many entries were
