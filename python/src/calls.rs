@@ -1,4 +1,4 @@
-//! Calls of what a program has written in Python.
+//! Calls of what is written in Python: by a program, or in `oneread/_types.py`.
 //!
 //! While it runs, a thread may give the interpreter's lock away. If the interpreter ends meanwhile, CPython before 3.14
 //! ends each thread that wants the lock back by unwinding its stack (`pthread_exit`), and a frame of Rust with anything
@@ -8,7 +8,8 @@
 #![allow(unsafe_code)]
 
 use pyo3::ffi;
-use pyo3::prelude::{Bound, IntoPyObject, PyAny, PyErr, PyResult};
+use pyo3::prelude::{Bound, IntoPyObject, Py, PyAny, PyAnyMethods, PyErr, PyModule, PyResult, Python};
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyList, PyTuple};
 use std::hint::black_box;
 use std::mem::{forget, transmute};
@@ -47,6 +48,20 @@ pub(crate) fn call<'py>(
     forget(stop);
     // SAFETY: it is null, or a new reference.
     unsafe { Bound::from_owned_ptr_or_err(py, made) }
+}
+
+/// What a class or a function of `oneread/_types.py` makes of these.
+///
+/// # Errors
+/// What it raises.
+pub(crate) fn made<'py>(
+    py: Python<'py>,
+    name: &str,
+    arguments: impl IntoPyObject<'py, Target = PyTuple, Output = Bound<'py, PyTuple>, Error = PyErr>,
+) -> PyResult<Bound<'py, PyAny>> {
+    static TYPES: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    let types = TYPES.get_or_try_init(py, || PyModule::import(py, "oneread._types").map(Bound::unbind))?;
+    call(&types.bind(py).getattr(name)?, arguments)
 }
 
 /// All that an iterable gives.

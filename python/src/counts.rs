@@ -1,7 +1,6 @@
 //! Counts as dicts.
 
-use crate::calls::call;
-use crate::error::typed;
+use crate::calls::made;
 use oneread::stats::{ClientStats, GrowthCounts, ServerStats, SnapshotStatus};
 use pyo3::prelude::{Bound, PyAny, PyResult, Python};
 use pyo3::types::{PyDict, PyDictMethods};
@@ -87,8 +86,9 @@ pub(crate) fn of_growth<'py>(py: Python<'py>, counts: &GrowthCounts) -> PyResult
 /// What became of a server's snapshots.
 pub(crate) fn of_snapshots<'py>(py: Python<'py>, status: &SnapshotStatus) -> PyResult<Bound<'py, PyAny>> {
     let seconds = |ms: u64| ms as f64 / 1000.0;
-    call(
-        &typed(py, "SnapshotStatus")?,
+    made(
+        py,
+        "SnapshotStatus",
         (
             status.is_on(),
             status.every().map(|every| every.as_secs_f64()),

@@ -6,7 +6,7 @@ use oneread::error::{
     RegionError, ServeError, SnapshotError,
 };
 use oneread_prefix::PrefixError;
-use pyo3::prelude::{Bound, Py, PyAny, PyAnyMethods, PyErr, PyModule, PyResult, Python};
+use pyo3::prelude::{Bound, Py, PyAnyMethods, PyErr, PyModule, PyResult, Python};
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 use std::error::Error;
@@ -167,11 +167,4 @@ fn class_named<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyType>>
     static ERRORS: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     let errors = ERRORS.get_or_try_init(py, || PyModule::import(py, "oneread._errors").map(Bound::unbind))?;
     Ok(errors.bind(py).getattr(name)?.cast_into::<PyType>()?)
-}
-
-/// A class of `oneread/_types.py`.
-pub(crate) fn typed<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
-    static TYPES: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
-    let types = TYPES.get_or_try_init(py, || PyModule::import(py, "oneread._types").map(Bound::unbind))?;
-    types.bind(py).getattr(name)
 }

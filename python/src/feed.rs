@@ -4,10 +4,10 @@
 //! who waits with others, as `asyncio` does, one thread asks, and a descriptor of ours is readable as long as something
 //! is there. Who takes one change after the other needs neither.
 
-use crate::calls::call;
+use crate::calls::made;
 use crate::client::Client;
 use crate::convert::{bytes_of, seconds};
-use crate::error::{Classed, Raise, error_of, told, typed};
+use crate::error::{Classed, Raise, error_of, told};
 use crate::fork;
 use crate::turn::Turn;
 use crate::waiting::detached;
@@ -225,7 +225,7 @@ fn item<'py>(py: Python<'py>, item: FeedItem) -> PyResult<Bound<'py, PyAny>> {
         }
         _ => ("other", None, None, 0, 0),
     };
-    call(&typed(py, "Change")?, (kind, bytes(key), bytes(value), owner, number, cause, gap))
+    made(py, "Change", (kind, bytes(key), bytes(value), owner, number, cause, gap))
 }
 
 #[pyo3::pymethods]

@@ -130,7 +130,7 @@ fn hand_on() {
             let (events, left_out) = {
                 let mut waiting = waiting();
                 if waiting.events.is_empty() {
-                    is_handed_on(&mut waiting);
+                    end_handing_on(&mut waiting);
                     return PyResult::Ok(());
                 }
                 (std::mem::take(&mut waiting.events), std::mem::take(&mut waiting.left_out))
@@ -144,12 +144,12 @@ fn hand_on() {
         }
     });
     if !matches!(handed, Some(Ok(()))) {
-        is_handed_on(&mut waiting());
+        end_handing_on(&mut waiting());
     }
 }
 
 /// Nobody hands on what waits, until there is something again.
-fn is_handed_on(waiting: &mut Waiting) {
+fn end_handing_on(waiting: &mut Waiting) {
     waiting.handed_on = None;
     HANDED_ON.notify_all();
 }

@@ -3,9 +3,9 @@
 #![allow(unsafe_code)]
 
 use super::{Client, closed};
-use crate::calls::call;
+use crate::calls::made;
 use crate::convert::Held;
-use crate::error::{Classed, error_at, raised, told, typed};
+use crate::error::{Classed, error_at, raised, told};
 use crate::keys::{CHUNK, Items, check_lengths};
 use oneread::error::KeyError;
 use oneread::{BatchAnswer, GetError};
@@ -205,11 +205,6 @@ impl Rows {
     }
 }
 
-/// New bools, one for each key: a NumPy array where NumPy is there, else a bytearray.
-pub(crate) fn bools(py: Python<'_>, count: usize) -> PyResult<Bound<'_, PyAny>> {
-    call(&typed(py, "found_bools")?, (count,))
-}
-
 /// A buffer of one byte for each key.
 fn one_each(object: &Bound<'_, PyAny>, what: &str, count: usize) -> PyResult<Held> {
     let held = Held::writable(object, what)?;
@@ -307,7 +302,7 @@ impl Client {
         let keys = Items::of(keys, width, "keys")?;
         let out = match out {
             Some(out) => out,
-            None => bools(py, keys.len())?,
+            None => made(py, "found_bools", (keys.len(),))?,
         };
         let held = one_each(&out, "out", keys.len())?;
         let rows = Rows { start: std::ptr::null_mut(), width: 0, found: held.start() };

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::Client;
-use crate::calls::call;
+use crate::calls::made;
 use crate::convert::{Held, bytes_of};
 use crate::error::error_of;
 use crate::sinks::BytesSink;
@@ -88,8 +88,7 @@ impl Client {
             Ok(life.map(|life| (life, client.ends_in(&life))))
         })?;
         let Some((life, ends_in)) = life else { return Ok(None) };
-        let of = crate::error::typed(py, "Life")?;
-        call(&of, (life.number, life.owner, ends_in.map(|left| left.as_secs_f64())))
+        made(py, "Life", (life.number, life.owner, ends_in.map(|left| left.as_secs_f64())))
             .map(|life| Some(life.unbind()))
     }
 }

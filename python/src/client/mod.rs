@@ -4,7 +4,6 @@ mod batch;
 mod changes;
 mod gets;
 
-pub(crate) use batch::bools;
 pub(crate) use changes::{Outcomes, PutTicket};
 
 use crate::convert::seconds;

@@ -2,7 +2,7 @@
 
 use super::placement::{Holder, PlacementIndex};
 use crate::calls;
-use crate::error::{Raise, error_of, typed};
+use crate::error::{Raise, error_of};
 use crate::fork;
 use crate::turn::Turn;
 use oneread_prefix::{Digests, EventStream as Stream, Key, KvEvent, PrefixError};
@@ -102,10 +102,7 @@ impl EventStream {
             })
             .collect();
         let outcome = self.with(py, |stream, index| stream.take(index, number, &events))?;
-        calls::call(
-            &typed(py, "EventOutcome")?,
-            (outcome.added, outcome.removed, outcome.is_late, outcome.missed),
-        )
+        calls::made(py, "EventOutcome", (outcome.added, outcome.removed, outcome.is_late, outcome.missed))
     }
 
     /// Drops the holder, and registers another one with its name: it has no blocks. Batches go on with their numbers.

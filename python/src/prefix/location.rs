@@ -1,9 +1,9 @@
 //! `oneread.LocationIndex`: where each block is.
 
 use super::shelf::Shelf;
-use super::{Out, copied, keys_of, made, secret_of};
-use crate::calls;
-use crate::client::{Client, Outcomes, bools};
+use super::{Out, copied, keys_of, secret_of};
+use crate::calls::{self, made};
+use crate::client::{Client, Outcomes};
 use crate::convert::has_buffer;
 use crate::counts;
 use crate::error::error_of;
@@ -41,7 +41,7 @@ impl LocationIndex {
         look: Locates,
     ) -> PyResult<(usize, Bound<'py, PyAny>)> {
         let keys = self.keys(digests, width)?;
-        let mut out = Out::of::<Found>(out, keys.len(), || made(py, "found_records", keys.len()))?;
+        let mut out = Out::of::<Found>(out, keys.len(), || made(py, "found_records", (keys.len(),)))?;
         let found = out.items::<Found>();
         let count = self.shelf.look(py, keys.len(), |index| look(index, &Digests::from(&keys[..]), found))?;
         Ok((count, out.object))
@@ -194,7 +194,7 @@ impl LocationIndex {
         out: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let keys = self.keys(digests, width)?;
-        let mut out = Out::of::<u8>(out, keys.len(), || bools(py, keys.len()))?;
+        let mut out = Out::of::<u8>(out, keys.len(), || made(py, "found_bools", (keys.len(),)))?;
         let present = self.shelf.look(py, keys.len(), |index| {
             let mut present = Vec::new();
             index.contains_many(&Digests::from(&keys[..]), &mut present)?;
@@ -246,7 +246,7 @@ impl LocationIndex {
     ) -> PyResult<Bound<'py, PyAny>> {
         let keys = self.keys(digests, width)?;
         let found = copied::<Found>(py, found, "found")?;
-        let mut out = Out::of::<u8>(out, keys.len(), || bools(py, keys.len()))?;
+        let mut out = Out::of::<u8>(out, keys.len(), || made(py, "found_bools", (keys.len(),)))?;
         let mut same = vec![false; keys.len()];
         self.shelf
             .look(py, keys.len(), |index| index.revalidate(&Digests::from(&keys[..]), &found, &mut same))?;

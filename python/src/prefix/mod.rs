@@ -9,9 +9,8 @@ pub(crate) use events::EventStream;
 pub(crate) use location::LocationIndex;
 pub(crate) use placement::{Holder, PlacementIndex};
 
-use crate::calls::call;
 use crate::convert::{Held, bytes_of};
-use crate::error::{Raise, error_of, typed};
+use crate::error::{Raise, error_of};
 use crate::keys::Items;
 use bytemuck::Pod;
 use oneread_prefix::{Digests, Key, PrefixError};
@@ -60,11 +59,6 @@ fn keys_of(
         }
     };
     Ok(digests.map_err(PrefixError::from).raise(py)?.keys().to_vec())
-}
-
-/// New memory of a kind that `oneread/_types.py` has.
-fn made<'py>(py: Python<'py>, kind: &str, count: usize) -> PyResult<Bound<'py, PyAny>> {
-    call(&typed(py, kind)?, (count,))
 }
 
 /// Memory that answers land in: what the caller gave, or new memory.

@@ -1,11 +1,10 @@
 //! `oneread.PlacementIndex`: who has each block.
 
 use super::shelf::Shelf;
-use super::{Out, keys_of, made, secret_of};
-use crate::calls::call;
+use super::{Out, keys_of, secret_of};
+use crate::calls::made;
 use crate::client::Client;
 use crate::counts;
-use crate::error::typed;
 use oneread::TableSize;
 use oneread_prefix::{Digests, Key, PrefixError};
 use pyo3::prelude::{Bound, Py, PyAny, PyResult, Python};
@@ -150,7 +149,7 @@ impl PlacementIndex {
     #[pyo3(signature = (entries=10_000, /))]
     fn clean<'py>(&self, py: Python<'py>, entries: usize) -> PyResult<Bound<'py, PyAny>> {
         let cleaned = self.cleaners.ask(py, |index| index.clean(entries))?;
-        call(&typed(py, "Cleaned")?, (cleaned.entries, cleaned.freed, cleaned.is_done))
+        made(py, "Cleaned", (cleaned.entries, cleaned.freed, cleaned.is_done))
     }
 
     /// A holder has these blocks, from `start` on. How many it did not have; in a grouped table, how many entries were
@@ -193,7 +192,8 @@ impl PlacementIndex {
         out: Option<Bound<'py, PyAny>>,
     ) -> PyResult<(usize, Bound<'py, PyAny>)> {
         let keys = self.keys(digests, width)?;
-        let mut out = Out::of::<u32>(out, self.holders_max, || made(py, "found_lengths", self.holders_max))?;
+        let mut out =
+            Out::of::<u32>(out, self.holders_max, || made(py, "found_lengths", (self.holders_max,)))?;
         let lengths = out.items::<u32>();
         let matched = |index: &mut oneread_prefix::PlacementIndex| {
             index.match_prefix(&Digests::from(&keys[..]), lengths)
