@@ -126,7 +126,11 @@ impl Direct for Shm<'_> {
 
     #[inline(always)]
     fn glance(&mut self, key: &[u8], value: &mut impl Sink) -> Option<bool> {
-        direct::glance(self.region, self.geometry, self.geometry.hashed(key), value)
+        let geometry = self.geometry;
+        if !geometry.can_glance(key) {
+            return None;
+        }
+        direct::glance(self.region, geometry, geometry.hashed(key), value)
     }
 
     #[inline(always)]

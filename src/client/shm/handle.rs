@@ -183,7 +183,7 @@ impl ShmHandle {
     ) -> Result<S::Outcome, GetError> {
         self.attach_newest()?;
         let (region, geometry) = (self.attached.region(), &**self.attached.geometry());
-        if matches!(self.way, GetWay::Glances | GetWay::Notes) {
+        if matches!(self.way, GetWay::Glances | GetWay::Notes) && geometry.can_glance(key) {
             let hashed = geometry.hashed(key);
             if let Some(found) = Shm::glance_from(region, geometry, hashed, value) {
                 if found && let Some(touches) = self.attached.touches() {
