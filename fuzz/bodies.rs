@@ -28,7 +28,7 @@ use oneread::internals::reader::{Limits, Reader};
 use oneread::internals::region::{Backing, Region};
 use oneread::internals::sim::{Bytes, Hardware, Instant, Recorder, Unit, Witness};
 use oneread::internals::sim::{KeyNumber, PlannedGet, Scene, Violation, World};
-use oneread::internals::wire::{self, Reply, Request};
+use oneread::internals::wire::{self, Found, GotReply, KeysWriter, Reply, Request, Wants, split_entry};
 use oneread::layout::WORD;
 #[cfg(feature = "encryption")]
 use oneread::sink::Sink;
@@ -1248,6 +1248,57 @@ pub fn frame_bytes(data: &[u8]) {
         }
         rest = &rest[frame.length..];
     }
+}
+
+// ---- gets_bytes ---------------------------------------------------------------------------------
+
+/// What a server that nobody trusts may answer to a request for keys, and what a client may ask for. A reply is entries
+/// up to some byte, each within its bytes; a request is keys to the last byte, and encodes to itself. Returns how many
+/// entries and keys there are.
+pub fn gets_bytes(data: &[u8]) -> [u32; 2] {
+    let mut input = Input(data);
+    let flags = input.byte();
+    let (from, most) = (input.u32(), input.u32());
+    let (from, most) = if flags & 4 == 0 { (from % 4, most % 64) } else { (from, most) };
+    let wants = Wants { lives: flags & 1 != 0, bits: flags & 2 != 0, from, most };
+    let body = &input.0[..input.0.len().min(wire::BODY_MAX)];
+    let framed = |op: u16, status: u16| {
+        let head =
+            [&(body.len() as u32).to_le_bytes()[..], &op.to_le_bytes(), &status.to_le_bytes()].concat();
+        [&head, &7_u64.to_le_bytes()[..], body].concat()
+    };
+    let (mut entries_there, mut keys_there) = (0, 0);
+    for status in 209..214 {
+        let bytes = framed(0x8000, status);
+        let frame = wire::decode(&bytes).expect("our own frame").expect("a whole frame");
+        match GotReply::decode(&frame) {
+            None => assert!(!(210..213).contains(&status)),
+            Some(Ok(GotReply::Entries(mut entries))) => loop {
+                let left = entries.len();
+                let Some((_, found)) = split_entry(&mut entries, &wants) else { break };
+                assert!(entries.len() + 8 <= left, "an entry takes bytes");
+                if let Found::Value { whole, bytes, .. } = found {
+                    assert_eq!(bytes.len(), wants.range_of(whole).len());
+                }
+                entries_there += 1;
+            },
+            Some(Ok(GotReply::Bits(bits))) => assert_eq!(bits, body),
+            Some(Ok(GotReply::Failed(error))) => assert!(!error.to_string().is_empty()),
+            Some(Err(error)) => assert!(!error.to_string().is_empty()),
+        }
+    }
+    let bytes = framed(111, 0);
+    let frame = wire::decode(&bytes).expect("our own frame").expect("a whole frame");
+    if let Ok(request) = Request::decode(&frame) {
+        let Request::Gets(gets) = &request else { panic!("another request: {request:?}") };
+        let mut writer = KeysWriter::default();
+        assert!(gets.keys().all(|key| writer.push(key)), "they came in one frame");
+        let mut again = Vec::new();
+        Request::Gets(writer.request(gets.wants)).encode(7, &mut again);
+        assert_eq!(again, bytes);
+        keys_there += gets.keys().count() as u32;
+    }
+    [entries_there, keys_there]
 }
 
 // ---- stored_bytes -------------------------------------------------------------------------------

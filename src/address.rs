@@ -1,4 +1,4 @@
-//! Addresses of servers: `shm:/path/to/socket` or `verbs://host:port`.
+//! Addresses of servers: `shm:/path/to/socket`, `verbs://host:port` or `tcp://host:port`.
 
 use crate::files;
 use crate::verbs::{DeviceChoice, host_and_port, is_mtu};
@@ -14,6 +14,8 @@ pub enum Address {
     Shm(PathBuf),
     /// A server that an RDMA device reaches. Connecting needs the cargo feature `verbs`.
     Verbs(VerbsAddress),
+    /// A server that is reached over TCP, where there is no RDMA. Every GET is a request to it.
+    Tcp(TcpAddress),
 }
 
 /// What the text of no address was meant to be.
@@ -34,7 +36,7 @@ fn meant(given: &str) -> String {
 pub enum AddressError {
     /// The text does not begin with a known fabric.
     #[error(
-        "{given:?} is no address; give shm:PATH, the path of a server's socket, as in shm:/run/user/1000/oneread.sock, or verbs://HOST:PORT{}",
+        "{given:?} is no address; give shm:PATH, the path of a server's socket, as in shm:/run/user/1000/oneread.sock, verbs://HOST:PORT, or tcp://HOST:PORT{}",
         meant(given)
     )]
     Unknown {
@@ -49,8 +51,16 @@ pub enum AddressError {
         /// What is wrong with it.
         why: String,
     },
+    /// A malformed `tcp:` address.
+    #[error("{given:?}: {why}; a tcp address is tcp://HOST:PORT")]
+    Tcp {
+        /// What was given.
+        given: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// A fabric that exists only in tests.
-    #[error("{given:?} names the fabric {fabric}, which has no addresses; there are: shm, verbs")]
+    #[error("{given:?} names the fabric {fabric}, which has no addresses; there are: shm, verbs, tcp")]
     Fabric {
         /// What was given.
         given: String,
@@ -75,7 +85,7 @@ impl Address {
     pub fn socket(&self) -> Option<&std::path::Path> {
         match self {
             Address::Shm(path) => Some(path),
-            Address::Verbs(_) => None,
+            Address::Verbs(_) | Address::Tcp(_) => None,
         }
     }
 
@@ -105,6 +115,7 @@ impl fmt::Display for Address {
         match self {
             Address::Shm(path) => write!(f, "shm:{}", path.display()),
             Address::Verbs(address) => address.fmt(f),
+            Address::Tcp(address) => address.fmt(f),
         }
     }
 }
@@ -112,18 +123,24 @@ impl fmt::Display for Address {
 impl FromStr for Address {
     type Err = AddressError;
 
-    /// Parses `shm:PATH`, a path that begins with `/` or `.`, or `verbs://HOST:PORT`.
+    /// Parses `shm:PATH`, a path that begins with `/` or `.`, `verbs://HOST:PORT`, or `tcp://HOST:PORT`.
     ///
     /// The displayed form of an address parses to the same address, unless its path is not UTF-8.
     fn from_str(given: &str) -> Result<Address, AddressError> {
         if given.starts_with("verbs://") {
             return given.parse().map(Address::Verbs);
         }
+        if given.starts_with("tcp://") {
+            return given.parse().map(Address::Tcp);
+        }
         let path = match given.split_once(':') {
             Some(("shm", path)) if !path.is_empty() => path,
             _ if given.starts_with(['/', '.']) => given,
             Some(("verbs", _)) => {
                 return Err(AddressError::Verbs { given: given.into(), why: "// is missing".into() });
+            }
+            Some(("tcp", _)) => {
+                return Err(AddressError::Tcp { given: given.into(), why: "// is missing".into() });
             }
             Some((fabric @ "sim", _)) => {
                 return Err(AddressError::Fabric { given: given.into(), fabric: fabric.into() });
@@ -214,32 +231,7 @@ impl VerbsAddress {
     /// Parses what follows `verbs://`. The error says what is wrong with it.
     fn parse(rest: &str) -> Result<VerbsAddress, String> {
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let place = place.trim_end_matches('/');
-        let (host, port) = match place.strip_prefix('[') {
-            Some(bracketed) => {
-                let (host, port) = bracketed.split_once(']').ok_or("the bracket after [ is missing")?;
-                match port.strip_prefix(':') {
-                    None if !port.is_empty() => return Err(format!("{port:?} after the bracket is no port")),
-                    port => (host, port),
-                }
-            }
-            None => match place.rsplit_once(':') {
-                Some((host, _)) if host.contains(':') => {
-                    return Err(format!(
-                        "an IPv6 address goes in brackets, as in verbs://[{place}]:{DEFAULT_PORT}"
-                    ));
-                }
-                Some((host, port)) => (host, Some(port)),
-                None => (place, None),
-            },
-        };
-        if host.is_empty() {
-            return Err("the host is missing, as in verbs://server.example:7471".into());
-        }
-        let port = match port {
-            None => DEFAULT_PORT,
-            Some(port) => port.parse().map_err(|_| format!("{port:?} is no TCP port (0 to 65535)"))?,
-        };
+        let (host, port) = host_and_port_of("verbs", place)?;
         let mut device = DeviceChoice::default();
         for part in query.split('&').filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
@@ -268,6 +260,95 @@ impl VerbsAddress {
     }
 }
 
+/// Host and port in what follows `scheme://`. The error says what is wrong with it.
+fn host_and_port_of<'a>(scheme: &str, place: &'a str) -> Result<(&'a str, u16), String> {
+    let place = place.trim_end_matches('/');
+    let (host, port) = match place.strip_prefix('[') {
+        Some(bracketed) => {
+            let (host, port) = bracketed.split_once(']').ok_or("the bracket after [ is missing")?;
+            match port.strip_prefix(':') {
+                None if !port.is_empty() => return Err(format!("{port:?} after the bracket is no port")),
+                port => (host, port),
+            }
+        }
+        None => match place.rsplit_once(':') {
+            Some((host, _)) if host.contains(':') => {
+                return Err(format!(
+                    "an IPv6 address goes in brackets, as in {scheme}://[{place}]:{DEFAULT_PORT}"
+                ));
+            }
+            Some((host, port)) => (host, Some(port)),
+            None => (place, None),
+        },
+    };
+    if host.is_empty() {
+        return Err(format!("the host is missing, as in {scheme}://server.example:7471"));
+    }
+    let port = match port {
+        None => DEFAULT_PORT,
+        Some(port) => port.parse().map_err(|_| format!("{port:?} is no TCP port (0 to 65535)"))?,
+    };
+    Ok((host, port))
+}
+
+/// The address of a server over TCP: `tcp://host:port`.
+///
+/// A client tries all addresses that the host's name has, each time that it connects.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TcpAddress {
+    /// Boxed, so that errors that hold an address stay small.
+    host: Box<str>,
+    port: u16,
+}
+
+impl TcpAddress {
+    /// The address of the server at this host and port. An IPv6 address may be in brackets.
+    pub fn new(host: impl AsRef<str>, port: u16) -> TcpAddress {
+        let host = host.as_ref();
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        TcpAddress { host: bare.unwrap_or(host).into(), port }
+    }
+
+    /// The host's name or IP address. For a server, that of the interface to listen at.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The TCP port; 0 lets the operating system choose one for a server.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The same address with another port.
+    #[must_use]
+    pub fn with_port(&self, port: u16) -> TcpAddress {
+        TcpAddress { port, ..self.clone() }
+    }
+}
+
+impl fmt::Display for TcpAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tcp://{}", host_and_port(&self.host, self.port))
+    }
+}
+
+impl FromStr for TcpAddress {
+    type Err = AddressError;
+
+    /// Parses `tcp://HOST:PORT`. Without a port it is 7471.
+    fn from_str(given: &str) -> Result<TcpAddress, AddressError> {
+        let rest = given.strip_prefix("tcp://").ok_or_else(|| "it does not begin with tcp://".into());
+        let parsed = rest.and_then(|place| match place.contains('?') {
+            true => Err("it has no options after a ?".into()),
+            false => host_and_port_of("tcp", place),
+        });
+        match parsed {
+            Ok((host, port)) => Ok(TcpAddress::new(host, port)),
+            Err(why) => Err(AddressError::Tcp { given: given.into(), why }),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -281,7 +362,7 @@ mod tests {
         }
         assert!(told("run/sock").ends_with("; perhaps shm:run/sock"));
         for given in ["here", "redis://a/b"] {
-            assert!(told(given).ends_with("or verbs://HOST:PORT"), "{}", told(given));
+            assert!(told(given).ends_with("or tcp://HOST:PORT"), "{}", told(given));
         }
     }
     use proptest::prelude::{ProptestConfig, Strategy, any, prop_assert_eq, prop_oneof, proptest};
@@ -386,7 +467,7 @@ mod tests {
     #[test]
     fn errors_say_what_is_wrong() {
         let error = |given: &str| given.parse::<Address>().unwrap_err();
-        for given in ["", "shm:", "host:1", "tcp://host:1"] {
+        for given in ["", "shm:", "host:1", "redis://host:1"] {
             assert_eq!(error(given), AddressError::Unknown { given: given.into() });
         }
         let given = "sim:1".to_string();
@@ -395,6 +476,30 @@ mod tests {
         assert_eq!(error("verbs:h:1"), AddressError::Verbs { given, why });
         let AddressError::Verbs { given, .. } = error("verbs://h:x") else { panic!("no port") };
         assert_eq!(given, "verbs://h:x");
+        let (given, why) = ("tcp:h:1".to_string(), "// is missing".to_string());
+        assert_eq!(error("tcp:h:1"), AddressError::Tcp { given, why });
+    }
+
+    #[test]
+    fn tcp_addresses_are_parsed() {
+        for (given, host, port) in [
+            ("h", "h", 7471),
+            ("h:1/", "h", 1),
+            ("10.0.0.1:0", "10.0.0.1", 0),
+            ("[::1]", "::1", 7471),
+            ("[fe80::1%eth0]:9", "fe80::1%eth0", 9),
+        ] {
+            let address: Address = format!("tcp://{given}").parse().unwrap();
+            assert_eq!(address, Address::Tcp(TcpAddress::new(host, port)), "{given}");
+            assert_eq!(address.to_string().parse(), Ok(address), "{given}");
+        }
+        for given in ["", ":7", "h:x", "h:70000", "::1", "[::1", "[::1]7", "h?mtu=1024"] {
+            let given = format!("tcp://{given}");
+            match given.parse::<Address>() {
+                Err(AddressError::Tcp { given: named, why }) => assert!(named == given && !why.is_empty()),
+                other => panic!("{given}: {other:?}"),
+            }
+        }
     }
 
     /// The longest path accepted is the longest that the system can bind.

@@ -98,7 +98,7 @@ macro_rules! kind {
 kind!(ConnectError, error => match error {
     ConnectError::Address(error) => error.kind(),
     ConnectError::NotThere { .. } | ConnectError::NoTable { .. } => Unreachable,
-    ConnectError::NoAccess { .. } | ConnectError::Stranger { .. } => Refused,
+    ConnectError::NoAccess { .. } | ConnectError::Stranger { .. } | ConnectError::Token { .. } => Refused,
     ConnectError::TurnedAway { source, .. } => source.kind(),
     ConnectError::Forked { .. } | ConnectError::ExactExpiry { .. } => Invalid,
     ConnectError::Descriptors { .. } => System,
@@ -186,7 +186,7 @@ kind!(FeedRefusal, refusal => match refusal {
 });
 
 kind!(Refusal, refusal => match refusal {
-    Refusal::User { .. } => Refused,
+    Refusal::User { .. } | Refusal::Token => Refused,
     Refusal::ServerFull { .. } | Refusal::PeerFull { .. } | Refusal::Descriptors => Busy,
     Refusal::Stopping => Unreachable,
     Refusal::Other { .. } => Incompatible,
@@ -249,13 +249,15 @@ kind!(ServeError, error => match error {
     ServeError::Snapshots(error) => error.kind(),
     ServeError::Cancelled => Cancelled,
     ServeError::NothingToOpen
+    | ServeError::NoToken { .. }
+    | ServeError::TwoPorts
     | ServeError::Elsewhere { .. }
     | ServeError::ReadToken
     | ServeError::TimeToLive(_)
     | ServeError::NoSocket { .. }
     | ServeError::NoFolder { .. } => Invalid,
     ServeError::AddressInUse { .. } => Busy,
-    ServeError::Listen { source, .. } => of_io(source),
+    ServeError::Listen { source, .. } | ServeError::ListenTcp { source, .. } => of_io(source),
     ServeError::NotBuilt { .. } => Incompatible,
     #[cfg(feature = "verbs")]
     ServeError::Verbs(error) => error.kind(),

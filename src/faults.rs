@@ -220,6 +220,8 @@ pub enum Rule {
     MoveCheck,
     /// X6: an extent that moves gets its new name where the key is, not in a copy of a split or merge.
     MoveHere,
+    /// X11: a client by request takes pieces of a value together only if they have the number of one extent.
+    PieceNumber,
     /// X9: the server fences the end of an extent's name before it stores into that memory again.
     NameFence,
     /// O1: nobody is told that an owner has gone before its entries are hidden.

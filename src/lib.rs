@@ -102,6 +102,7 @@
 //! | bound what a GET or a change may take | [`ClientOptions::limits`], [`ClientOptions::deadline`] |
 //! | see why a GET, a change or a start failed, and what to do | [`GetError`], [`MutateError`], [`AskError`], [`ConnectError`], [`ServeError`]; the module [`error`] |
 //! | keep values from the server | [`Encryption`], as [`ClientOptions::encryption`] |
+//! | go over TCP, where there is no RDMA | [`TcpAddress`], [`ServerConfig::tcp`], [`Token`] |
 //! | go over RDMA | [`VerbsAddress`], [`VerbsOptions`], [`Token`] |
 //! | choose a layout | [`Config::layout`] and [`presets`]; the module [`layout`] |
 //! | count | [`Client::stats`], [`ClientPool::stats`], [`Server::stats`]; the module [`stats`]; for Prometheus and others the module `metrics` (feature `metrics`) |
@@ -197,6 +198,7 @@ mod part;
 mod peer;
 mod placement;
 mod process;
+mod proof;
 mod reader;
 mod region;
 mod route;
@@ -222,7 +224,7 @@ mod wire;
 mod readme {}
 
 // What most programs need. The rest has a page for each purpose.
-pub use address::{Address, VerbsAddress};
+pub use address::{Address, TcpAddress, VerbsAddress};
 pub use client::{
     AskError, BatchAnswer, ChangeFeed, Client, ClientOptions, ClientPool, ConnectError, FeedError, FeedFrom,
     FeedItem, FeedOptions, FeedPosition, GapCause, GetError, LifeAnswer, MutateError, OwnerOptions,

@@ -411,6 +411,7 @@ const OF_CLIENT: &[Row<ClientStats>] = &[
     Row::counter("oneread_client_hint_reads_total", "READs of single slots, by hints.", |of| of.hints.reads),
     Row::by("oneread_client_requests_total", REQUESTS, ("path", "message"), |of| of.requests.message),
     Row::by("oneread_client_requests_total", REQUESTS, ("path", "mailbox"), |of| of.requests.mailbox),
+    Row::by("oneread_client_requests_total", REQUESTS, ("path", "gets"), |of| of.requests.gets),
     #[cfg(feature = "verbs")]
     Row::by("oneread_client_requests_total", REQUESTS, ("path", "extension"), |of| of.requests.extension),
     Row::by("oneread_client_changes_total", CHANGES, ("kind", "put"), |of| of.changes.puts),
@@ -543,14 +544,15 @@ mod tests {
             requests: RequestCounts {
                 message: 14,
                 mailbox: 15,
+                gets: 28,
                 #[cfg(feature = "verbs")]
-                extension: 28,
+                extension: 29,
             },
             changes: ChangeCounts { puts: 16, swaps: 17, removes: 18, parts: 26, rejected: 19 },
             failures: FailureCounts { deadlines: 20, contended: 21, gone: 22, refused: 23, undecrypted: 24 },
             reattached: 25,
         };
-        let last = if cfg!(feature = "verbs") { 28 } else { 27 };
+        let last = if cfg!(feature = "verbs") { 29 } else { 28 };
         assert_eq!(sorted(OF_CLIENT, &client), Vec::from_iter(1..=last));
 
         let counts = IndexCounts {

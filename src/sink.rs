@@ -61,13 +61,8 @@ pub trait Sink {
 
     /// Puts the next `len` bytes, which `fill` writes: it is given memory, and where that begins among them,
     /// and returns the same memory with bytes in it. The memory is a multiple of 64 bytes, but for the last.
-    fn put_with(&mut self, len: usize, mut fill: impl FnMut(usize, &mut [MaybeUninit<u8>]) -> &mut [u8]) {
-        let mut memory = [MaybeUninit::uninit(); 4096];
-        for at in (0..len).step_by(memory.len()) {
-            let part = (len - at).min(memory.len());
-            let filled: &[u8] = fill(at, &mut memory[..part]);
-            self.put(filled);
-        }
+    fn put_with(&mut self, len: usize, fill: impl FnMut(usize, &mut [MaybeUninit<u8>]) -> &mut [u8]) {
+        put_in_parts(self, len, fill);
     }
 
     /// A value of the first `len` bytes of these `N` words.
@@ -106,6 +101,20 @@ pub trait Sink {
 
     /// What a GET comes to that has found its key, or has not.
     fn outcome(&self, is_found: bool) -> Self::Outcome;
+}
+
+/// [`Sink::put_with`] for a sink that has no memory of its own for all of it.
+pub(crate) fn put_in_parts<S: Sink + ?Sized>(
+    sink: &mut S,
+    len: usize,
+    mut fill: impl FnMut(usize, &mut [MaybeUninit<u8>]) -> &mut [u8],
+) {
+    let mut memory = [MaybeUninit::uninit(); 4096];
+    for at in (0..len).step_by(memory.len()) {
+        let part = (len - at).min(memory.len());
+        let filled: &[u8] = fill(at, &mut memory[..part]);
+        sink.put(filled);
+    }
 }
 
 /// The contents are replaced. The outcome is whether the key was found.

@@ -12,7 +12,7 @@ use oneread::internals::region::Backing;
 use oneread::internals::wire::{self, FRAME_VALUE_MAX, Request};
 use oneread::{
     Address, Client, ClientOptions, Config, ConnectError, Encryption, GetError, MutateError, PutOutcome,
-    RequestPath, Server, ServerConfig, SwapOutcome, TableSize,
+    RequestPath, Server, ServerConfig, SwapOutcome, TableSize, TcpAddress,
     error::{DecryptError, KeyError, PutError},
 };
 use std::io::{Read, Write};
@@ -23,7 +23,8 @@ const PATHS: [RequestPath; 3] = [RequestPath::Auto, RequestPath::Message, Reques
 impl Place {
     fn serve(&self, preset: &Preset, value_max: usize) -> Server {
         let table = config(preset, 2048, 16, value_max, 11);
-        Server::start(ServerConfig::new(self.address.clone(), table)).unwrap()
+        let tcp = TcpAddress::new("127.0.0.1", 0);
+        Server::start(ServerConfig::new(self.address.clone(), table).tcp(tcp)).unwrap()
     }
 
     fn client(&self, options: ClientOptions) -> Client {
@@ -31,15 +32,21 @@ impl Place {
     }
 }
 
+/// A client over TCP.
+fn far(server: &Server, options: ClientOptions) -> Client {
+    Client::connect_with(&Address::Tcp(server.tcp_address().unwrap().clone()), options).unwrap()
+}
+
 /// Every call encrypts and decrypts; what does not decrypt is an error of its own; nothing that was
 /// altered is taken.
 #[test]
 fn values_are_encrypted() {
     let place = Place::new();
-    let _server = place.serve(default_preset(), STORED_MAX);
+    let server = place.serve(default_preset(), STORED_MAX);
     for path in PATHS {
         encrypted_values(&|encryption| place.client(patient().requests(path).encryption(encryption)));
     }
+    encrypted_values(&|encryption| far(&server, patient().encryption(encryption)));
 }
 
 /// With hints, too: the first READ may be of a single slot.
@@ -54,9 +61,9 @@ fn hinted_values_are_decrypted() {
 #[test]
 fn answers_are_those_of_any_client() {
     let place = Place::new();
-    let _server = place.serve(default_preset(), STORED_MAX);
-    for path in PATHS {
-        let mut client = place.client(patient().requests(path).encryption(ours()));
+    let server = place.serve(default_preset(), STORED_MAX);
+    let near = PATHS.map(|path| place.client(patient().requests(path).encryption(ours())));
+    for mut client in near.into_iter().chain([far(&server, patient().encryption(ours()))]) {
         batches_and_swaps(&mut client);
         bad_pairs_in_batches(&mut client);
     }
@@ -94,9 +101,13 @@ fn long_values_are_encrypted() {
         .inline_max(100)
         .heap_bytes(128 << 20)
         .grace(std::time::Duration::from_micros(100));
-    let _server = Server::start(ServerConfig::new(place.address.clone(), table)).unwrap();
-    for path in PATHS {
-        let connect = |encryption| place.client(patient().requests(path).encryption(encryption));
+    let config = ServerConfig::new(place.address.clone(), table).tcp(TcpAddress::new("127.0.0.1", 0));
+    let server = Server::start(config).unwrap();
+    for path in PATHS.map(Some).into_iter().chain([None]) {
+        let connect = |encryption| match path {
+            Some(path) => place.client(patient().requests(path).encryption(encryption)),
+            None => far(&server, patient().encryption(encryption)),
+        };
         let (mut ours, mut plain) = (connect(Some(ours())), connect(None));
         let mut wrong = connect(Some(Encryption::new(&[8; 32], "tests")));
         assert_eq!(ours.value_max(), LONGEST);

@@ -5,8 +5,8 @@ mod common;
 use common::*;
 use oneread::internals::region::Backing;
 use oneread::{
-    ChangeFeed, Client, Config, ErrorKind, FeedError, FeedFrom, FeedItem, FeedOptions, GapCause, LeftCause,
-    ScanCursor, Server, ServerConfig, StartMode, TableSize,
+    Address, ChangeFeed, Client, Config, ErrorKind, FeedError, FeedFrom, FeedItem, FeedOptions, GapCause,
+    LeftCause, ScanCursor, Server, ServerConfig, StartMode, TableSize, TcpAddress,
     error::{AskError, FeedRefusal},
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,11 +19,17 @@ fn growing() -> Config {
 }
 
 fn serve(place: &Place, table: Config) -> Server {
-    start(ServerConfig::new(place.address.clone(), table))
+    start(ServerConfig::new(place.address.clone(), table).tcp(TcpAddress::new("127.0.0.1", 0)))
 }
 
 fn client(place: &Place) -> Client {
     Client::connect_with(&place.address, patient()).unwrap()
+}
+
+/// A client over TCP.
+fn far_client(server: &Server) -> Client {
+    let address = Address::Tcp(server.tcp_address().unwrap().clone());
+    Client::connect_with(&address, patient()).unwrap()
 }
 
 fn name(n: u64) -> Vec<u8> {
@@ -106,13 +112,15 @@ impl Drop for EndsLater<'_> {
 }
 
 /// While two clients change a table that grows, by two threads of the server, scans show each key that stays once, and
-/// who follows has in the end what is there.
+/// who follows has in the end what is there. One of the clients that change it is on shm and one comes over TCP; so does
+/// who scans and follows, or not.
 #[test]
 fn scans_and_followers_beside_changes() {
-    for table in [growing(), growing().size(TableSize::Keys(20_000))] {
+    let tables = [growing(), growing().size(TableSize::Keys(20_000)), growing()];
+    for (table, is_far) in tables.into_iter().zip([false, true, true]) {
         let place = Place::new();
         let server = serve(&place, table);
-        let mut staying = client(&place);
+        let mut staying = if is_far { far_client(&server) } else { client(&place) };
         let stay: Copied = (0..500).map(|n| (format!("stays:{n}").into_bytes(), vec![n as u8; 20])).collect();
         for (key, value) in &stay {
             staying.put(key, value).unwrap();
@@ -122,7 +130,8 @@ fn scans_and_followers_beside_changes() {
         let left: Vec<Copied> = std::thread::scope(|scope| {
             let workers: Vec<_> = (0..2)
                 .map(|thread| {
-                    let (mut client, ends) = (client(&place), &ends);
+                    let mut client = if thread == 0 { client(&place) } else { far_client(&server) };
+                    let ends = &ends;
                     scope.spawn(move || work(&mut client, thread, ends))
                 })
                 .collect();
@@ -238,7 +247,16 @@ fn who_is_too_slow_is_told_which_are_missing() {
 /// position's end where the table is another one.
 #[test]
 fn another_server_is_a_gap() {
-    let place = Place::new();
+    [false, true].into_iter().for_each(follows_into_another_server);
+}
+
+fn follows_into_another_server(is_far: bool) {
+    let mut place = Place::new();
+    if is_far {
+        // A port that is free now, and which each of the servers listens to.
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        place.address = Address::Tcp(TcpAddress::new("127.0.0.1", free.local_addr().unwrap().port()));
+    }
     let region = place.dir.path().join("region");
     let config = || {
         ServerConfig::new(place.address.clone(), growing())
@@ -261,8 +279,11 @@ fn another_server_is_a_gap() {
     let cursor = scan.cursor().to_bytes();
     assert!((1..3_000).contains(&seen.len()), "{}", seen.len());
     drop(server.stop());
-    let error = changes.next(Duration::ZERO).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+    // Over TCP a client waits for the next one, until its deadline.
+    if !is_far {
+        let error = changes.next(Duration::ZERO).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+    }
     let server = start(config());
     let (mut gaps, begun) = (0, Instant::now());
     client.put(b"meanwhile", b"1").unwrap();
@@ -383,8 +404,12 @@ fn bad_input_is_refused() {
 #[test]
 fn long_values_are_brought() {
     let place = Place::new();
-    let _server = serve(&place, growing().value_max(100_000));
-    let mut client = client(&place);
+    let server = serve(&place, growing().value_max(100_000));
+    [client(&place), far_client(&server)].into_iter().for_each(long_values_are_brought_to);
+}
+
+fn long_values_are_brought_to(mut client: Client) {
+    client.clear().unwrap();
     let value = |n: u64| vec![n as u8; (n * n * 10) as usize];
     let mut changes = client.changes(FeedOptions::new().values(true)).unwrap();
     for n in 0..100 {
@@ -403,7 +428,7 @@ fn an_older_server_is_named() {
     use oneread::{RequestPath, internals::wire::Reply};
     use std::io::{Read, Write};
     use std::os::unix::net::{UnixListener, UnixStream};
-    // One that answers hellos with the region of another, at the level before.
+    // One that answers hellos with the region of another, at the level before these requests.
     let (place, old) = (Place::new(), Place::new());
     let _server = serve(&place, growing());
     let oneread::Address::Shm(there) = &place.address else { unreachable!() };
@@ -419,9 +444,9 @@ fn an_older_server_is_named() {
                 let mut server = UnixStream::connect(there).unwrap();
                 server.write_all(&hello).unwrap();
                 let (reply, fd) = receive(&server);
-                let Reply::Welcome { version, level } = reply else { panic!("{reply:?}") };
+                let Reply::Welcome { version, .. } = reply else { panic!("{reply:?}") };
                 let mut bytes = Vec::new();
-                Reply::Welcome { version, level: level - 1 }.encode(0, &mut bytes);
+                Reply::Welcome { version, level: 1 }.encode(0, &mut bytes);
                 send_with(&stream, &bytes, &fd.unwrap());
                 // What is asked is answered. Nobody asks for keys or changes.
                 let frame = |from: &mut UnixStream, to: &mut UnixStream| {

@@ -12,14 +12,16 @@ use oneread::internals::region::{Backing, RegionError};
 use oneread::internals::server::StartMode;
 use oneread::{
     Address, AskError, Client, ClientOptions, ClientPool, ConnectError, GetError, MutateError, PutOutcome,
-    ServeError, Server, ServerConfig,
+    ServeError, Server, ServerConfig, TcpAddress,
 };
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::io::Read;
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tempfile::TempDir;
 
 unsafe extern "C" {
@@ -233,6 +235,30 @@ fn a_child_keeps_no_stopped_server_alive() {
     for one in [&mut client, &mut theirs] {
         assert_eq!(one.put(b"key", b"other").unwrap(), PutOutcome::Updated);
     }
+    server.stop();
+}
+
+/// The same over TCP: nobody listens to the port any more, and the next server does.
+#[test]
+fn a_child_keeps_no_port() {
+    let _alone = alone();
+    let mut place = Place::new();
+    place.config.address = Address::Tcp(TcpAddress::new("127.0.0.1", 0));
+    let server = place.serve();
+    place.config.address = server.address().clone();
+    let mut client = place.client(patient().deadline(Duration::from_secs(1)));
+    client.put(b"key", b"value").unwrap();
+    let _child = Forked::new(stay);
+    let port = server.tcp_address().unwrap().port();
+    server.stop();
+    let refused = TcpStream::connect(("127.0.0.1", port)).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused, "somebody listens");
+    let gone = client.put(b"key", b"other").unwrap_err();
+    assert!(matches!(gone, MutateError::Connect(ConnectError::NotThere { .. })), "{gone}");
+    let server = place.serve();
+    let mut next = place.client(patient());
+    assert_eq!(next.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    assert_eq!(next.put(b"key", b"other").unwrap(), PutOutcome::Updated);
     server.stop();
 }
 

@@ -116,6 +116,41 @@ fn frame_bytes() {
     all_pass("frame_bytes", bodies::frame_bytes);
 }
 
+#[test]
+fn gets_bytes() {
+    all_pass("gets_bytes", |data| {
+        bodies::gets_bytes(data);
+    });
+}
+
+/// Inputs at random, in each test run: many are entries, and many are keys.
+#[test]
+fn gets_at_random() {
+    let tries = if std::env::var_os("ONEREAD_LONG").is_some() { 2_000_000 } else { 20_000 };
+    let (mut random, mut sum) = (Random::new(7), [0; 2]);
+    for nth in 0..tries {
+        // Small numbers are lengths, kinds and flags more often.
+        let few = [256, 8][random.pick(2)];
+        let mut data: Vec<u8> = (0..random.pick(200)).map(|_| random.pick(few) as u8).collect();
+        if random.pick(2) == 0 {
+            // A request: what is wanted of a reply, what it wants itself, and keys.
+            data.truncate(17);
+            data.resize(21, 0);
+            data[9..13].copy_from_slice(&[random.pick(5) as u8, 0, 0, 0]);
+            for _ in 0..random.pick(10) {
+                let len = random.pick(20);
+                data.extend((len as u16).to_le_bytes());
+                data.extend(std::iter::repeat_n(7, len));
+            }
+        }
+        let ended = catch_unwind(AssertUnwindSafe(|| bodies::gets_bytes(&data)));
+        let ends = ended.unwrap_or_else(|_| panic!("input {nth}: {data:?}"));
+        sum.iter_mut().zip(ends).for_each(|(sum, more)| *sum += more);
+    }
+    println!("entries, keys: {sum:?}");
+    assert!(sum.iter().all(|&n| n > 1_000), "{sum:?}");
+}
+
 #[cfg(feature = "encryption")]
 #[test]
 fn stored_bytes() {

@@ -8,7 +8,7 @@ use oneread::sink::LifeSink;
 use oneread::snapshot::Snapshot;
 use oneread::{
     Address, Client, ClientOptions, Config, FeedItem, FeedOptions, OwnerOptions, PartChange, PutMode,
-    PutOptions, PutOutcome, Server, ServerConfig, StartMode, SwapOutcome, TableSize, Tell,
+    PutOptions, PutOutcome, Server, ServerConfig, StartMode, SwapOutcome, TableSize, TcpAddress, Tell,
 };
 use std::time::{Duration, Instant};
 
@@ -315,11 +315,14 @@ fn snapshots_carry_owners() {
     assert_eq!(without.restore_from(&snapshot, &mut |_, _| {}).unwrap().keys, KEYS - KEYS / 3);
 }
 
-fn serve(dir: &std::path::Path, workers: usize) -> (Server, Address) {
-    let address = Address::Shm(dir.join("table"));
+/// A server, and where clients reach it: on shm or over TCP.
+fn serve(dir: &std::path::Path, workers: usize, is_far: bool) -> (Server, Address) {
     let config = config("windowed:8", TableSize::up_to(64 << 20)).value_max(1 << 20);
-    let server = ServerConfig::new(address.clone(), config).workers(workers);
-    (Server::start(server).unwrap(), address)
+    let config = ServerConfig::new(Address::Shm(dir.join("table")), config).workers(workers);
+    let server = Server::start(config.tcp(TcpAddress::new("127.0.0.1", 0))).unwrap();
+    let far = Address::Tcp(server.tcp_address().unwrap().clone());
+    let address = if is_far { far } else { server.address().clone() };
+    (server, address)
 }
 
 /// Waits until something is so.
@@ -335,9 +338,9 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 /// of it once.
 #[test]
 fn clients_are_owners() {
-    for workers in [1, 2] {
+    for (workers, is_far) in [(1, false), (2, false), (1, true), (2, true)] {
         let dir = tempfile::tempdir().unwrap();
-        let (server, address) = serve(dir.path(), workers);
+        let (server, address) = serve(dir.path(), workers, is_far);
         let mut other = Client::connect(&address).unwrap();
         let mut changes = other.changes(FeedOptions::new().prefix(b"none".to_vec())).unwrap();
         let mut client = other.owner(OwnerOptions::new(GONE).absent_for(3600 * SECOND)).unwrap();
@@ -385,8 +388,12 @@ fn clients_are_owners() {
 /// stay. A follower hears of each owner.
 #[test]
 fn entries_go_with_their_clients() {
+    [false, true].into_iter().for_each(goes_with_its_client);
+}
+
+fn goes_with_its_client(is_far: bool) {
     let dir = tempfile::tempdir().unwrap();
-    let (server, address) = serve(dir.path(), 2);
+    let (server, address) = serve(dir.path(), 2, is_far);
     let other = Client::connect(&address).unwrap();
     let mut changes = other.changes(FeedOptions::new()).unwrap();
     let owner = |number| other.owner(OwnerOptions::new(number).absent_for(100 * MILLI)).unwrap();
@@ -408,22 +415,27 @@ fn entries_go_with_their_clients() {
 /// A client that only reads stays an owner when the server is replaced.
 #[test]
 fn sessions_begin_again_by_themselves() {
+    [false, true].into_iter().for_each(session_begins_again);
+}
+
+fn session_begins_again(is_far: bool) {
     let dir = tempfile::tempdir().unwrap();
-    let address = Address::Shm(dir.path().join("table"));
     let file = Backing::File(dir.path().join("region"));
-    let start = || {
+    let start = |address: &Address| {
         let config = config("windowed:8", TableSize::up_to(64 << 20));
-        Server::start(
-            ServerConfig::new(address.clone(), config).backing(file.clone()).start(StartMode::OpenOrCreate),
-        )
-        .unwrap()
+        let config = ServerConfig::new(address.clone(), config).backing(file.clone());
+        Server::start(config.start(StartMode::OpenOrCreate)).unwrap()
     };
-    let server = start();
+    let server = start(&match is_far {
+        true => Address::Tcp(TcpAddress::new("127.0.0.1", 0)),
+        false => Address::Shm(dir.path().join("table")),
+    });
+    let address = server.address().clone();
     let other = Client::connect(&address).unwrap();
     let mut client = other.owner(OwnerOptions::new(GONE).absent_for(SECOND)).unwrap();
     client.put(b"key", b"value").unwrap();
     server.stop();
-    let server = start();
+    let server = start(&address);
     let begun = Instant::now();
     while begun.elapsed() < 4 * SECOND {
         assert!(client.contains(b"key").unwrap());

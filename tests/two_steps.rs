@@ -7,7 +7,7 @@ use oneread::layout::Seeds;
 use oneread::snapshot::Snapshot;
 use oneread::{
     Address, Client, Config, FeedItem, FeedOptions, OwnerOptions, PutMode, PutOptions, PutOutcome, Server,
-    ServerConfig, SwapOutcome, TableSize,
+    ServerConfig, SwapOutcome, TableSize, TcpAddress,
 };
 use std::time::{Duration, Instant};
 
@@ -239,10 +239,16 @@ const LENGTHS_SENT: [usize; 5] = [0, 8, 4_080, 4_081, 600_000];
 #[test]
 fn clients_put_in_two_steps() {
     let dir = tempfile::tempdir().unwrap();
-    let address = Address::Shm(dir.path().join("table"));
+    for address in [Address::Shm(dir.path().join("table")), Address::Tcp(TcpAddress::new("127.0.0.1", 0))] {
+        two_steps_of_clients_at(address);
+    }
+}
+
+fn two_steps_of_clients_at(address: Address) {
     let config = Config::new().value_max(1 << 20).size(TableSize::up_to(64 << 20));
     let config = config.life(true).owners(true);
-    let server = Server::start(ServerConfig::new(address.clone(), config)).unwrap();
+    let server = Server::start(ServerConfig::new(address, config)).unwrap();
+    let address = server.address().clone();
     let mut other = Client::connect(&address).unwrap();
     let mut client = other.owner(OwnerOptions::new(7)).unwrap();
     let mut changes = other.changes(FeedOptions::new()).unwrap();
@@ -274,9 +280,9 @@ fn clients_put_in_two_steps() {
     }
     assert_eq!(changes.next(Duration::ZERO).unwrap(), None, "what is not committed is heard by nobody");
     drop(server);
-    let plain = Address::Shm(dir.path().join("plain"));
-    let _server = Server::start(ServerConfig::new(plain.clone(), config.life(false).owners(false))).unwrap();
-    let refused = Client::connect(&plain).unwrap().put_start(KEY, 1, SECOND);
+    let plain = config.life(false).owners(false);
+    let _server = Server::start(ServerConfig::new(address.clone(), plain)).unwrap();
+    let refused = Client::connect(&address).unwrap().put_start(KEY, 1, SECOND);
     assert!(matches!(refused, Err(MutateError::NoOwners)), "{refused:?}");
 }
 

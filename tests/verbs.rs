@@ -14,7 +14,7 @@ use oneread::internals::client::LinkError;
 use oneread::internals::hints::Hints;
 use oneread::internals::placement::Preset;
 use oneread::internals::region::{Backing, Region};
-use oneread::internals::verbs::{SetupError, Token, VerbsError, VerbsOptions, Wait};
+use oneread::internals::verbs::{SetupError, Token, VerbsError, Wait};
 use oneread::{
     Address, Client, ClientOptions, ConnectError, GetError, MutateError, PutMode, ServeError, Server,
     ServerConfig, StartMode, embedded::Clock, error::GidError, stats::ReadCounts,
@@ -46,8 +46,7 @@ fn at(place: &str) -> Address {
 }
 
 fn options() -> ClientOptions {
-    let verbs = VerbsOptions::new().token(Token::new(TOKEN));
-    patient().verbs(verbs)
+    patient().token(Token::new(TOKEN))
 }
 
 fn connect(address: &Address) -> Client {
@@ -333,7 +332,7 @@ fn impossible_choices_are_refused() {
     let error = refused(&with("dev=rxe0&gid=0"), options());
     assert!(error.to_string().contains("IPv4"), "{error}");
     let mut other = options();
-    other.verbs.token = Token::new("another");
+    other.token = Token::new("another");
     assert!(matches!(refused(server.address(), other), SetupError::Token { .. }));
     let error = refused(&at(&format!("127.0.0.1:{}", free_port())), options());
     assert!(matches!(error, SetupError::NotThere { .. }), "{error}");

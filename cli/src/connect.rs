@@ -5,7 +5,6 @@ use crate::users;
 use clap::Args;
 #[cfg(feature = "verbs")]
 use oneread::error::SetupError;
-use oneread::internals::verbs::VerbsOptions;
 use oneread::{
     Address, Client, ClientOptions, ConnectError, Encryption,
     error::{LinkError, Refusal},
@@ -20,7 +19,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug, Args)]
 pub struct At {
     /// The server's address, as in shm:/run/user/1000/oneread.sock [default: this user's] or
-    /// verbs://HOST:7471
+    /// verbs://HOST:7471 or tcp://HOST:7471
     #[arg(long, value_name = "ADDRESS", env = "ONEREAD_AT", hide_env_values = true)]
     at: Option<Address>,
 }
@@ -140,9 +139,9 @@ impl Server {
     }
 
     pub fn options(&self) -> anyhow::Result<ClientOptions> {
-        let verbs = VerbsOptions::new().token(self.token.token()?);
         let trusted: Vec<u32> = self.server_user.iter().map(|user| user.0).collect();
-        let options = ClientOptions::new().deadline(self.deadline.0).server_uids(trusted).verbs(verbs);
+        let options = ClientOptions::new().deadline(self.deadline.0).server_uids(trusted);
+        let options = options.token(self.token.token()?);
         Ok(match self.hint_memory {
             Some(bytes) => options.hint_bytes(bytes),
             None => options,
@@ -182,7 +181,7 @@ mod tests {
         let given = ["--deadline", "250ms", "--server-user", "5", "--server-user", "root"];
         let given = options(&[&given[..], &["--hint-memory", "0", "--token-file", &path]].concat()).unwrap();
         assert_eq!((given.deadline, given.server_uids), (Duration::from_millis(250), vec![5, 0]));
-        assert_eq!((given.hint_bytes, given.verbs.token), (Some(0), Token::new("a token")));
+        assert_eq!((given.hint_bytes, given.token), (Some(0), Token::new("a token")));
         std::fs::write(&path, " \n").unwrap();
         let error = options(&["--token-file", &path]).unwrap_err().to_string();
         assert!(error.contains("is empty; put a token into it"), "{error}");

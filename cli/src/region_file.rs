@@ -18,6 +18,7 @@ pub fn region_file(address: &Address) -> PathBuf {
         }
         // The port alone: the device and the host's name do not matter.
         Address::Verbs(at) => format!("verbs:{}", at.port()).into(),
+        Address::Tcp(at) => format!("tcp:{}", at.port()).into(),
         other => other.to_string().into(),
     };
     let hash = seahash::hash(name.as_encoded_bytes());

@@ -47,7 +47,7 @@ impl Stop {
         let begun = Instant::now();
         let address = self.at.address();
         let Address::Shm(path) = &address else {
-            bail!("a server over verbs is stopped on its own host: systemctl stop, or kill PID there");
+            bail!("a server over verbs or TCP is stopped on its own host: systemctl stop, or kill PID there");
         };
         let not_there = |e: Errno| ConnectError::NotThere { address: address.clone(), source: e.into() };
         let socket = self.connect(path).map_err(|e| match e {
@@ -172,7 +172,7 @@ fn file_of(client: &Client) -> Option<PathBuf> {
   oneread ping --json | jq .get_us
 
 Prints how long a request to the server takes, and a GET, which the server does
-not see: medians of 11. Exit status 1 if no server answers.")]
+not see (but over TCP): medians of 11. Exit status 1 if no server answers.")]
 pub struct Ping {
     /// Print one JSON object
     #[arg(long)]
@@ -196,9 +196,9 @@ impl Ping {
             }))?;
         } else {
             let [request, get] = [request, get].map(show::time);
-            show::say(format_args!(
-                "{address} answers: a request takes {request}, a GET without the server {get}"
-            ))?;
+            // Over TCP it answers these, too.
+            let how = if matches!(address, Address::Tcp(_)) { "a GET" } else { "a GET without the server" };
+            show::say(format_args!("{address} answers: a request takes {request}, {how} {get}"))?;
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -4,7 +4,7 @@
 use oneread::error::{GidMismatch, LinkError, SetupError, VerbsError};
 use oneread::internals::files;
 use oneread::{
-    AskError, ConnectError, FeedError, GetError, MutateError, RequestPath, ServeError,
+    Address, AskError, ConnectError, FeedError, GetError, MutateError, RequestPath, ServeError,
     error::{ConfigError, PutError, RecoverError, Refusal, RestoreError, SnapshotError, SuperblockError},
 };
 use std::error::Error;
@@ -20,10 +20,11 @@ pub fn told(error: &anyhow::Error) -> String {
 }
 
 /// What the command calls what the library's errors name.
-const NAMES: [(&str, &str); 21] = [
+const NAMES: [(&str, &str); 22] = [
     ("`Client::get`", "`oneread get`"),
     ("`Client::owner`", "--owner"),
     ("`ClientOptions::server_uids`", "--server-user"),
+    ("`ServerConfig::tcp`", "--listen"),
     ("`Config::grace`", "--grace"),
     ("`Config::heap_bytes`", "--heap"),
     ("`Config::inline_max`", "--inline-max"),
@@ -41,7 +42,7 @@ const NAMES: [(&str, &str); 21] = [
     ("`ServerConfig::ttl`", "`serve --ttl`"),
     ("`StartMode::OpenOrCreate`", "`oneread serve`"),
     ("`TableSize::up_to`", "`serve --max-memory`"),
-    ("`VerbsOptions::token`", "--token-file"),
+    ("`ClientOptions::token`", "--token-file"),
 ];
 
 /// An error of the library in the command's words.
@@ -116,6 +117,9 @@ const BUILD: &str = "cargo build --release --features verbs";
 
 fn on_connect(error: &ConnectError) -> Option<String> {
     Some(match error {
+        ConnectError::NotThere { address: address @ Address::Tcp(_), .. } => format!(
+            "start one on that host with `oneread serve --listen {address}`, beside its other address, or name another one with --at"
+        ),
         ConnectError::NotThere { address, .. } => {
             format!(
                 "start one with `oneread serve --at {address}`, or name another address with --at; --wait 5s waits for one that is starting"

@@ -157,9 +157,8 @@ impl ServerChild {
     }
 
     /// Connects a client to it, with these options and its token.
-    pub fn connect_with(&self, mut options: ClientOptions) -> Result<Client> {
-        options.verbs.token = Token::new(&self.token);
-        Ok(Client::connect_with(&self.address, options)?)
+    pub fn connect_with(&self, options: ClientOptions) -> Result<Client> {
+        Ok(Client::connect_with(&self.address, options.token(Token::new(&self.token)))?)
     }
 
     /// The number of the process.

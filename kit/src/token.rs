@@ -1,14 +1,14 @@
-//! The token for verbs, from a file or the environment.
+//! The token for verbs and TCP, from a file or the environment.
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use oneread::Token;
 use std::path::{Path, PathBuf};
 
-/// The secret that server and clients share over verbs.
+/// The secret that server and clients share over verbs and TCP.
 #[derive(Clone, Debug, Args)]
 pub struct TokenArgs {
-    /// The file that holds the token, for verbs [default: the variable ONEREAD_TOKEN]
+    /// The file that holds the token, for verbs and TCP [default: the variable ONEREAD_TOKEN]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 }

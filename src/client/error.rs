@@ -87,6 +87,14 @@ pub enum ConnectError {
         /// The server's protocol version.
         theirs: u32,
     },
+    /// Over TCP: client and server do not have the same token ([`ClientOptions::token`](crate::ClientOptions::token)).
+    #[error(
+        "the server at {address} has another token than this client; give the client the server's (`ClientOptions::token`)"
+    )]
+    Token {
+        /// The address.
+        address: Address,
+    },
     /// Requests cannot travel that way ([`ClientOptions::requests`](crate::ClientOptions::requests)).
     #[error("requests to the server at {address} cannot go by {}: {why}", path.name())]
     RequestPath {
@@ -97,9 +105,9 @@ pub enum ConnectError {
         /// Why not, and what to do about it.
         why: String,
     },
-    /// Over verbs a client cannot tell when entries end ([`ClientOptions::exact_expiry`](crate::ClientOptions::exact_expiry)).
+    /// Over a network a client cannot tell when entries end ([`ClientOptions::exact_expiry`](crate::ClientOptions::exact_expiry)).
     #[error(
-        "over verbs a client does not have the clock of the server at {address}; connect without exact expiry, and entries are gone at most a second after their end"
+        "over a network a client does not have the clock of the server at {address}; connect without exact expiry, and entries are gone at most a second after their end"
     )]
     ExactExpiry {
         /// The address.
@@ -276,7 +284,7 @@ pub enum GetError {
         /// What failed or ended.
         source: LinkError,
     },
-    /// Over verbs: the connection was lost, and no other could be made.
+    /// Over verbs and TCP: the connection was lost, and no other could be made.
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// The key is there, and its value does not decrypt

@@ -4,7 +4,7 @@ use super::error::{AskError, GetError};
 use super::handle::Handle;
 use super::{Client, ServerPath, on_path};
 use crate::outcome::{KeyError, KeyLengthError, PutError};
-use crate::reader::{Answers, Called, StoredAnswer, in_order};
+use crate::reader::{Answers, Called, Present, StoredAnswer, in_order};
 use crate::sink::{JudgedSink, LengthSink, PartSink, Sink};
 use crate::values::Values;
 use crate::wire::{Reply, Request};
@@ -26,31 +26,6 @@ fn noting<B>(
             *broken_off = ControlFlow::Break(with);
             ControlFlow::Break(())
         }
-    }
-}
-
-/// Which keys of a batch are present. Their values' bytes are not wanted.
-struct Present<'a> {
-    bits: &'a mut [u64],
-    length: LengthSink,
-}
-
-impl Answers for Present<'_> {
-    type Sink = LengthSink;
-
-    #[inline(always)]
-    fn sink(&mut self) -> &mut LengthSink {
-        &mut self.length
-    }
-
-    #[inline(always)]
-    fn landed(&mut self, number: usize, is_there: bool) -> ControlFlow<()> {
-        self.bits[number / 64] |= u64::from(is_there) << (number % 64);
-        ControlFlow::Continue(())
-    }
-
-    fn answer(&mut self, number: usize, answer: StoredAnswer<'_>) -> ControlFlow<()> {
-        self.landed(number, answer.is_ok_and(|value| value.is_some()))
     }
 }
 
@@ -197,7 +172,7 @@ impl Client {
     ) -> Result<(), GetError> {
         present.clear();
         present.resize(keys.len().div_ceil(64), 0);
-        self.get_batch_stored(keys, &mut Present { bits: present, length: LengthSink::default() })
+        self.get_batch_stored(keys, &mut Present::new(present))
     }
 
     /// Like [`Client::get_many`], but calls `each` with the index and the outcome of each key, in no

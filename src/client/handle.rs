@@ -7,6 +7,7 @@ use crate::process::Process;
 use crate::reader::Answers;
 use crate::times::TimeCounts;
 use crate::wire::{Reply, Request};
+use std::error::Error;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -33,7 +34,9 @@ pub(super) trait Handle: Clone {
     fn times(&self) -> Option<&TimeCounts>;
 
     /// Bytes of memory that its hints take.
-    fn hint_bytes(&self) -> u64;
+    fn hint_bytes(&self) -> u64 {
+        0
+    }
 
     /// A GET has found a key, by another way than [`Handle::get_many`].
     fn note(&mut self, _key: &[u8]) {}
@@ -79,6 +82,30 @@ impl Deadline {
     /// After an answer: as long again, but no less than was left.
     pub fn renew(&mut self) {
         self.at = self.at.max(Instant::now() + self.allowed);
+    }
+}
+
+/// Repeats an attempt until the deadline, with pauses, if the next one may end in another way.
+pub(super) fn retried<T, E: Error + 'static>(
+    deadline: Instant,
+    may_pass: impl Fn(&E) -> bool,
+    mut attempt: impl FnMut(Duration) -> Result<T, E>,
+) -> Result<T, E> {
+    let mut pause = RETRY_FIRST;
+    let left = || deadline.saturating_duration_since(Instant::now());
+    loop {
+        match attempt(left().clamp(RETRY_FIRST, ATTEMPT_MAX)) {
+            Err(error) if may_pass(&error) && pause < left() => {
+                tracing::debug!(error = &error as &dyn Error, "not yet");
+                std::thread::sleep(pause);
+                pause = (2 * pause).min(RETRY_MAX);
+                // The time left after a sleep may be too short for another attempt.
+                if left() < RETRY_FIRST {
+                    return Err(error);
+                }
+            }
+            outcome => return outcome,
+        }
     }
 }
 

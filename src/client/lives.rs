@@ -131,7 +131,7 @@ impl Client {
     }
 
     /// How long an entry with this life will be there. Zero: it has ended, and is gone at most a second later.
-    /// `None` if it does not end by itself; or over verbs, where the client does not have the server's clock.
+    /// `None` if it does not end by itself; or over verbs or TCP, where the client does not have the server's clock.
     pub fn ends_in(&self, life: &Life) -> Option<Duration> {
         match &self.path {
             ServerPath::Shm(handle) if life.expiry != 0 => {

@@ -12,6 +12,7 @@ mod gets;
 mod handle;
 #[cfg(any(feature = "verbs", test))]
 mod lanes;
+mod link;
 mod lives;
 mod long;
 mod options;
@@ -23,6 +24,7 @@ mod scan;
 mod send;
 mod shm;
 mod stats;
+mod tcp;
 mod two_steps;
 #[cfg(feature = "verbs")]
 pub(crate) mod verbs;
@@ -66,6 +68,7 @@ use std::time::Instant;
 /// | call | waits for | at most |
 /// |---|---|---|
 /// | GETs on shm | nothing: no system call, no server. If a slot is being written, the GET reads it again: it spins, then yields, then sleeps 50 microseconds between attempts | [`Limits::deadline`](crate::Limits::deadline), 1 s |
+/// | GETs over TCP | the server's answer, and a connection if there is none. If the connection failed, a new connection | [`ClientOptions::deadline`] without an answer |
 /// | GETs over verbs | the NIC, some microseconds, spinning or asleep ([`Wait`](crate::Wait)). If the connection failed, a new connection | [`ClientOptions::deadline`], 5 s, and [`Limits::deadline`](crate::Limits::deadline) |
 /// | changes, [`get_two_sided`](Client::get_two_sided), [`server_stats`](Client::server_stats) | the server's answer, and a connection if there is none | [`ClientOptions::deadline`] |
 /// | [`connect`](Client::connect) | the server | [`ClientOptions::deadline`] |
@@ -101,7 +104,8 @@ use std::time::Instant;
 /// torn down its queue pairs, no GET answers from its region. After a failed READ the client
 /// reconnects, at first at once, later every 100 ms, until [`ClientOptions::deadline`]. It repeats
 /// the GETs under way over the new connection, with that server's geometry and generation. If it
-/// cannot connect, they end in [`GetError::Connect`].
+/// cannot connect, they end in [`GetError::Connect`]. Over TCP it is the same, and a server that is suspended
+/// answers no GET either: they end in [`GetError::Deadline`].
 ///
 /// # After a fork
 ///
@@ -152,15 +156,17 @@ pub struct Client {
 #[derive(Clone, Debug)]
 enum ServerPath {
     Shm(shm::ShmHandle),
+    Tcp(tcp::TcpHandle),
     #[cfg(feature = "verbs")]
     Verbs(Box<verbs::VerbsHandle>),
 }
 
-/// Runs an expression on the handle of either path: `on_path!(&mut self.path, handle => ...)`.
+/// Runs an expression on the handle of any path: `on_path!(&mut self.path, handle => ...)`.
 macro_rules! on_path {
     ($path:expr, $handle:ident => $then:expr) => {
         match $path {
             ServerPath::Shm($handle) => $then,
+            ServerPath::Tcp($handle) => $then,
             #[cfg(feature = "verbs")]
             ServerPath::Verbs($handle) => $then,
         }
@@ -191,6 +197,7 @@ impl Client {
         }
         let path = match address {
             Address::Shm(socket) => ServerPath::Shm(shm::ShmHandle::connect(socket, &options)?),
+            Address::Tcp(at) => ServerPath::Tcp(tcp::TcpHandle::connect(at, &options)?),
             #[cfg(feature = "verbs")]
             Address::Verbs(at) => ServerPath::Verbs(Box::new(verbs::VerbsHandle::connect(at, &options)?)),
             #[cfg(not(feature = "verbs"))]
@@ -225,19 +232,21 @@ impl Client {
     }
 
     /// Whether a server was there when the client last looked. If not, GETs answer from the region
-    /// that a server left, or from its file ([`ClientOptions::region`]). Always `true` over verbs.
+    /// that a server left, or from its file ([`ClientOptions::region`]). Always `true` over verbs and TCP.
     pub fn is_served(&self) -> bool {
         match &self.path {
             ServerPath::Shm(handle) => handle.is_served(),
+            ServerPath::Tcp(_) => true,
             #[cfg(feature = "verbs")]
             ServerPath::Verbs(_) => true,
         }
     }
 
-    /// The region being read. `None` over verbs, where it is not mapped.
+    /// The region being read. `None` over verbs and TCP, where it is not mapped.
     pub fn region(&self) -> Option<&Region> {
         match &self.path {
             ServerPath::Shm(handle) => Some(handle.region()),
+            ServerPath::Tcp(_) => None,
             #[cfg(feature = "verbs")]
             ServerPath::Verbs(_) => None,
         }
@@ -303,7 +312,7 @@ impl Client {
     #[cfg(feature = "verbs")]
     pub fn queue_counts(&self) -> Option<crate::verbs::QueueCounts> {
         match &self.path {
-            ServerPath::Shm(_) => None,
+            ServerPath::Shm(_) | ServerPath::Tcp(_) => None,
             ServerPath::Verbs(handle) => Some(handle.queue_counts()),
         }
     }
@@ -381,6 +390,9 @@ fn check_path(path: RequestPath, address: &Address) -> Result<(), ConnectError> 
             "that is for verbs; on shm, use a mailbox, or messages"
         }
         (Address::Verbs(_), RequestPath::Mailbox) => "that is for shm; over verbs, use messages",
+        (Address::Tcp(_), RequestPath::Mailbox) => "that is for shm; over TCP, use messages",
+        #[cfg(feature = "verbs")]
+        (Address::Tcp(_), RequestPath::Extension(_)) => "that is for verbs; over TCP, use messages",
         _ => return Ok(()),
     };
     Err(ConnectError::RequestPath { path, address: address.clone(), why: why.into() })

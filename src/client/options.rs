@@ -5,7 +5,7 @@ use super::verbs::extension::RequestExtension;
 use crate::encryption::Encryption;
 use crate::reader::Limits;
 use crate::setters::setters;
-use crate::verbs::VerbsOptions;
+use crate::verbs::{Token, VerbsOptions};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -51,7 +51,9 @@ pub struct ClientOptions {
     /// The client then only reads ([`Client::is_served`](crate::Client::is_served)), without a lease, until a
     /// server comes. The file must belong to this user or root.
     pub region: Option<PathBuf>,
-    /// Options for verbs. Shm ignores them.
+    /// Over verbs and TCP: the server's token ([`ServerConfig::token`](crate::ServerConfig::token)).
+    pub token: Token,
+    /// Options for verbs. Other fabrics ignore them.
     pub verbs: VerbsOptions,
     /// A key to encrypt values with before they are sent, and to decrypt them with after they were
     /// read. The server and other readers then see ciphertext. Every call that carries a value uses
@@ -70,7 +72,7 @@ pub struct ClientOptions {
     /// GET finds one that had ended when the GET began. It costs a look at the clock a GET, and a batch looks for one key
     /// after the other. [`Client::get_two_sided`](crate::Client::get_two_sided), scans, and changes see what the server has.
     ///
-    /// Over verbs a client does not have the server's clock: it cannot connect with this
+    /// Over verbs and TCP a client does not have the server's clock: it cannot connect with this
     /// ([`ConnectError::ExactExpiry`](crate::ConnectError::ExactExpiry)). Client and server must be in one
     /// time namespace of the kernel, as they are unless somebody has made another one (`unshare --time`).
     pub exact_expiry: bool,
@@ -157,6 +159,7 @@ impl Default for ClientOptions {
             hint_bytes: None,
             server_uids: Vec::new(),
             region: None,
+            token: Token::default(),
             verbs: VerbsOptions::default(),
             encryption: None,
             owner: None,
@@ -174,6 +177,7 @@ setters!(ClientOptions {
     hint_bytes: usize,
     server_uids: impl Into<Vec<u32>>,
     region: PathBuf,
+    token: Token,
     verbs: VerbsOptions,
     encryption: impl Into<Option<Encryption>>,
     owner: impl Into<Option<OwnerOptions>>,
@@ -239,6 +243,7 @@ mod tests {
             hint_bytes: None,
             server_uids: Vec::new(),
             region: None,
+            token: Token::default(),
             verbs: VerbsOptions::default(),
             encryption: None,
             owner: None,

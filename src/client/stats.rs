@@ -21,7 +21,7 @@ pub struct ClientStats {
     pub changes: ChangeCounts,
     /// Calls that failed, by cause.
     pub failures: FailureCounts,
-    /// Times this handle switched to a new region, or over verbs reconnected.
+    /// Times this handle switched to a new region, or over verbs or TCP reconnected.
     pub reattached: u64,
 }
 
@@ -56,7 +56,7 @@ impl ClientStats {
             .into_iter()
             .chain([retries_replaced, retries_other_key])
             .chain([&mut hints.hinted, &mut hints.hits, &mut hints.reads])
-            .chain([&mut requests.message, &mut requests.mailbox])
+            .chain([&mut requests.message, &mut requests.mailbox, &mut requests.gets])
             .chain([
                 puts,
                 swaps,
@@ -166,6 +166,9 @@ pub struct RequestCounts {
     pub message: u64,
     /// Requests through a mailbox.
     pub mailbox: u64,
+    /// Over TCP: keys that the server has looked up. Each GET there is a request, and no READ; many of a batch go as
+    /// one message.
+    pub gets: u64,
     /// Requests in a way of their own ([`RequestPath::Extension`](crate::RequestPath::Extension)).
     #[cfg(feature = "verbs")]
     pub extension: u64,
@@ -175,6 +178,7 @@ impl std::ops::AddAssign for RequestCounts {
     fn add_assign(&mut self, other: RequestCounts) {
         self.message += other.message;
         self.mailbox += other.mailbox;
+        self.gets += other.gets;
         #[cfg(feature = "verbs")]
         {
             self.extension += other.extension;

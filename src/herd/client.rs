@@ -229,6 +229,8 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
         | Request::UploadPiece { .. }
         | Request::UploadDrop
         | Request::Mailbox { .. }
+        | Request::Join { .. }
+        | Request::Gets(_)
         | Request::Wake => None,
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::layout::life::Life;
 use crate::outcome::KeyLengthError;
-use crate::sink::Sink;
+use crate::sink::{LengthSink, Sink};
 use std::ops::ControlFlow;
 
 /// The outcome of one key of a batch: its value as it is stored, `None` if it is absent, or that the
@@ -73,6 +73,38 @@ impl<E: FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>> Answers for Called<E>
     #[inline]
     fn answer(&mut self, number: usize, answer: StoredAnswer<'_>) -> ControlFlow<()> {
         (self.each)(number, answer)
+    }
+}
+
+/// Which keys of a batch are present. Their values' bytes are not wanted.
+pub(crate) struct Present<'a> {
+    bits: &'a mut [u64],
+    length: LengthSink,
+}
+
+impl<'a> Present<'a> {
+    /// Sets the bits of those that are, from the lowest bit of the first word on.
+    pub fn new(bits: &'a mut [u64]) -> Present<'a> {
+        Present { bits, length: LengthSink::default() }
+    }
+}
+
+impl Answers for Present<'_> {
+    type Sink = LengthSink;
+
+    #[inline(always)]
+    fn sink(&mut self) -> &mut LengthSink {
+        &mut self.length
+    }
+
+    #[inline(always)]
+    fn landed(&mut self, number: usize, is_there: bool) -> ControlFlow<()> {
+        self.bits[number / 64] |= u64::from(is_there) << (number % 64);
+        ControlFlow::Continue(())
+    }
+
+    fn answer(&mut self, number: usize, answer: StoredAnswer<'_>) -> ControlFlow<()> {
+        self.landed(number, answer.is_ok_and(|value| value.is_some()))
     }
 }
 

@@ -191,7 +191,7 @@ impl<F: Fabric> Reader<'_, F> {
 
     /// Looks for keys directly, while the lines of those that follow come in. Returns the numbers of those that
     /// have no answer yet.
-    fn look_for_each<K: AsRef<[u8]>>(
+    pub(crate) fn look_for_each<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
         answers: &mut impl Answers,

@@ -16,7 +16,7 @@ mod values;
 mod tests;
 
 pub use answers::StoredAnswer;
-pub(crate) use answers::{Answers, Called, Noting};
+pub(crate) use answers::{Answers, Called, Noting, Present};
 pub(crate) use entries::KnownEntries;
 pub(crate) use order::in_order;
 pub use patience::Limits;

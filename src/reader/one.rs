@@ -54,7 +54,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
     pub(crate) fn get_with_extent(
         &mut self,
         key: &[u8],
-        value: &mut Vec<u8>,
+        value: &mut impl Sink,
     ) -> Result<Option<Option<Reference>>, F::Error> {
         self.get_any(key, value)
     }

@@ -3,7 +3,7 @@
 use super::snapshots::Snapshots;
 #[cfg(feature = "verbs")]
 use super::verbs::extension::ServerExtension;
-use crate::address::Address;
+use crate::address::{Address, TcpAddress};
 use crate::config::{Config, Evict};
 use crate::region::Backing;
 use crate::setters::setters;
@@ -34,6 +34,9 @@ pub enum StartMode {
 pub struct ServerConfig {
     /// The address that clients connect to.
     pub address: Address,
+    /// Another address, for clients over TCP, beside one of another fabric. Beyond this host it needs a token
+    /// ([`ServerConfig::token`]). What travels over TCP can be read on the way.
+    pub tcp: Option<TcpAddress>,
     /// Where the region's memory comes from.
     pub backing: Backing,
     /// Whether memory is left in the pages that the system's settings give it. Else a table on tmpfs or in anonymous memory is
@@ -58,20 +61,21 @@ pub struct ServerConfig {
     /// its clones, and one more for each further handle that sends requests (changes,
     /// [`Client::get_two_sided`](crate::Client::get_two_sided),
     /// [`Client::server_stats`](crate::Client::server_stats)) while another one does. Over verbs each queue pair of a
-    /// client is one. Each takes a file descriptor of the server's.
+    /// client is one, and over TCP each handle. Each takes a file descriptor of the server's.
     pub clients_max: usize,
-    /// Most connections of one peer: on shm a user other than the server's own, over verbs a host.
+    /// Most connections of one peer: on shm a user other than the server's own, over verbs and TCP a host.
     pub clients_per_peer: usize,
-    /// Longest time for a client to join, or to complete a request that it has begun to send.
+    /// Longest time for a client to join, to complete a request that it has begun to send, or, over TCP, to read
+    /// anything once more than `unread_bytes_max` is unread. Then it is hung up on.
     pub half_open: Duration,
-    /// On shm: unread bytes of replies at which the server stops reading a client's requests. They
-    /// bound the requests of one client that are under way as messages. (A mailbox holds 64, and a
+    /// On shm and over TCP: unread bytes of replies at which the server stops reading a client's requests, until it
+    /// has read. They bound the requests of one client that are under way as messages. (A mailbox holds 64, and a
     /// queue pair 8 messages.)
     pub unread_bytes_max: usize,
-    /// Over verbs: the secret that clients need to read and change the table. With the empty token,
-    /// every client that reaches the port may do both.
+    /// Over verbs and TCP: the secret that clients need to read and change the table. With the empty token,
+    /// every client that reaches the port may do both: over TCP, only clients on this host.
     pub token: Token,
-    /// Over verbs: the secret of clients that may read the table, and not change it. With the empty
+    /// Over verbs and TCP: the secret of clients that may read the table, and not change it. With the empty
     /// token, there are no such clients.
     pub read_token: Token,
     /// Over verbs: how workers wait for messages.
@@ -118,6 +122,7 @@ impl ServerConfig {
     pub fn new(address: Address, table: Config) -> ServerConfig {
         ServerConfig {
             address,
+            tcp: None,
             backing: Backing::Anonymous,
             small_pages: false,
             table,
@@ -148,6 +153,7 @@ impl ServerConfig {
 }
 
 setters!(ServerConfig {
+    tcp: impl Into<Option<TcpAddress>>,
     backing: Backing,
     small_pages: bool,
     table: Config,

@@ -115,6 +115,25 @@ pub enum ServeError {
         /// The operating system's answer.
         source: io::Error,
     },
+    /// The port could not be opened.
+    #[error("listening at {address} failed; name an address and a port of this host that nobody has")]
+    ListenTcp {
+        /// The address.
+        address: Address,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+    /// Over TCP, others than this host could connect, and there is no token ([`ServerConfig::token`](super::ServerConfig::token)).
+    #[error(
+        "at {address} everybody who reaches this host could read and change the table; set a token (`ServerConfig::token`, `--token-file`), or listen at 127.0.0.1"
+    )]
+    NoToken {
+        /// The address.
+        address: Address,
+    },
+    /// [`ServerConfig::tcp`](super::ServerConfig::tcp) beside an address that is of TCP itself.
+    #[error("a server has one address of TCP; leave `ServerConfig::tcp` out")]
+    TwoPorts,
     /// This build has no verbs fabric.
     #[error(
         "this build of oneread cannot serve at {address}: it has no verbs fabric; build it with the cargo feature `verbs`"

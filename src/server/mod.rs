@@ -12,6 +12,7 @@ mod config;
 mod end;
 mod error;
 pub(crate) mod feed;
+mod gets;
 mod mailbox;
 mod mailboxes;
 mod put_times;
@@ -20,7 +21,9 @@ mod session;
 pub(crate) mod shared;
 mod snapshots;
 mod socket;
+mod stream;
 mod table;
+pub(crate) mod tcp;
 mod turns;
 #[cfg(feature = "verbs")]
 pub(crate) mod verbs;
@@ -33,7 +36,7 @@ pub use mailboxes::MailboxCounts;
 pub use refused::RefusedCounts;
 pub use snapshots::Snapshots;
 
-use crate::address::Address;
+use crate::address::{Address, TcpAddress};
 use crate::files;
 use crate::index::{Index, Recovered, Restored};
 use crate::outcome::GrowthCounts;
@@ -43,17 +46,18 @@ use crate::snapshot::{SaveError, Saved, SnapshotPath};
 use crate::wire::{ServerStats, ServerTimes, SnapshotStatus};
 use end::{Ended, Retired, Thread};
 use mailboxes::{MailboxCounters, MailboxMemory};
+use mio::net::TcpListener;
 use put_times::PutTimes;
 use refused::RefusedCounters;
 use shared::{ServerState, WarningLimit};
 use snapshots::{Begins, Saver};
 use socket::Socket;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use table::{Prepared, index_for};
-use worker::ShmWorker;
+use tcp::Tokens;
+use worker::StreamWorker;
 
 /// A running server. Stops when dropped. It is `Send` and `Sync`; its threads run on their own.
 ///
@@ -88,8 +92,11 @@ pub struct Server {
     has_served: bool,
     has_ended: bool,
     address: Address,
-    /// The socket to remove when the server ends.
+    /// Where it is reached over TCP, too.
+    tcp: Option<TcpAddress>,
+    /// The socket to remove when the server ends, and the port to leave.
     socket: Option<Arc<Socket>>,
+    port: Option<Arc<TcpListener>>,
     threads: Vec<Thread>,
 }
 
@@ -140,6 +147,7 @@ impl Server {
             peers: Mutex::default(),
             allow_uids,
             allow_read_uids: config.allow_read_uids,
+            tokens: Tokens { change: config.token.clone(), read: config.read_token.clone() },
             half_open: config.half_open,
             unread_bytes_max: config.unread_bytes_max,
             refusals: WarningLimit::default(),
@@ -165,11 +173,19 @@ impl Server {
             has_served: false,
             has_ended: false,
             address: config.address,
+            tcp: None,
             socket: None,
+            port: None,
             threads: Vec::new(),
         };
+        let mut at = config.tcp;
         match server.address.clone() {
-            Address::Shm(socket) => server.serve_shm(&socket, config.workers)?,
+            Address::Shm(path) => {
+                let bound = socket::listen(&server.address, &path)?;
+                server.socket = Some(Arc::new(Socket::new(&server.address, &path, bound)));
+            }
+            Address::Tcp(_) if at.is_some() => return Err(ServeError::TwoPorts),
+            Address::Tcp(first) => at = Some(first),
             #[cfg(feature = "verbs")]
             Address::Verbs(at) => {
                 let how = verbs::VerbsServing {
@@ -187,6 +203,7 @@ impl Server {
             #[cfg(not(feature = "verbs"))]
             Address::Verbs(_) => return Err(ServeError::NotBuilt { address: server.address.clone() }),
         }
+        server.serve_streams(at.as_ref(), config.workers)?;
         if server.shared.saver.is_some() {
             let shared = server.shared.clone();
             let thread = std::thread::Builder::new()
@@ -220,15 +237,27 @@ impl Server {
         Ok(server)
     }
 
-    fn serve_shm(&mut self, path: &Path, workers: usize) -> Result<(), ServeError> {
-        let bound = socket::listen(&self.address, path)?;
-        let socket = self.socket.insert(Arc::new(Socket::new(&self.address, path, bound)));
+    /// Starts the workers for clients on this host, and over TCP, if it serves any.
+    fn serve_streams(&mut self, at: Option<&TcpAddress>, workers: usize) -> Result<(), ServeError> {
+        if let Some(at) = at {
+            let (listener, at) = tcp::listen(at, &self.shared.tokens)?;
+            if matches!(self.address, Address::Tcp(_)) {
+                self.address = Address::Tcp(at.clone());
+            }
+            self.tcp = Some(at);
+            self.port = Some(Arc::new(TcpListener::from_std(listener)));
+        }
+        if self.port.is_none() && self.socket.is_none() {
+            return Ok(());
+        }
+        // Over verbs there are workers of another kind.
+        let kind = if self.threads.is_empty() { "oneread" } else { "oneread-tcp" };
         for number in 0..workers.max(1) {
-            let worker = ShmWorker::new(self.shared.clone(), socket.clone(), number == 0)
-                .map_err(ServeError::Threads)?;
+            let (shared, socket, port) = (self.shared.clone(), self.socket.clone(), self.port.clone());
+            let worker = StreamWorker::new(shared, socket, port, number == 0).map_err(ServeError::Threads)?;
             let event_loop = worker.event_loop().map_err(ServeError::Threads)?;
             let thread = std::thread::Builder::new()
-                .name(format!("oneread-{number}"))
+                .name(format!("{kind}-{number}"))
                 .spawn(move || worker.run())
                 .map_err(ServeError::Threads)?;
             self.threads.push((Some(event_loop), thread));
@@ -244,6 +273,12 @@ impl Server {
     /// The address that clients connect to.
     pub fn address(&self) -> &Address {
         &self.address
+    }
+
+    /// The address that clients over TCP connect to, with its port, if there is one: [`Server::address`], or
+    /// [`ServerConfig::tcp`].
+    pub fn tcp_address(&self) -> Option<&TcpAddress> {
+        self.tcp.as_ref()
     }
 
     /// What was found in the region, if this server took it over.
@@ -322,7 +357,7 @@ impl Server {
     }
 
     fn end(&mut self) -> Stopped {
-        let Server { shared, threads, socket, has_ended, has_served, recovered, .. } = self;
+        let Server { shared, threads, socket, port, has_ended, has_served, recovered, .. } = self;
         if std::mem::replace(has_ended, true) {
             return Stopped { saved: None, region_stays: false };
         }
@@ -344,6 +379,10 @@ impl Server {
         // The workers, which had it, too, have ended.
         if let Some(socket) = socket.take().and_then(Arc::into_inner) {
             socket.remove(&retired);
+        }
+        // Nobody connects any more, also if a child made by `fork` has the same listener.
+        if let Some(port) = port.take() {
+            let _ = rustix::net::shutdown(&port, rustix::net::Shutdown::Both);
         }
         Stopped { saved, region_stays }
     }

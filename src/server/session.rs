@@ -1,20 +1,23 @@
-//! One client's connection on shm: reads requests, answers them, writes replies.
+//! One client's connection, on shm or over TCP: reads requests, answers them, writes replies.
 
 use super::caller::{Caller, Role};
 use super::mailbox::{ServerMailbox, Visit};
-use super::shared::{Admission, ServerState};
+use super::shared::{Admission, Peer, ServerState};
+use super::stream::ClientStream;
+use super::{gets, tcp};
 use crate::mailbox::memory;
 use crate::outcome::with_causes;
+use crate::proof::{self, Nonce};
 use crate::region::TouchMap;
 use crate::wire::{self, PROTOCOL_VERSION, Refusal, Reply, Request};
-use mio::net::UnixStream;
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use smallvec::SmallVec;
 use std::io::{self, IoSlice, Write};
-use std::net::Shutdown;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -39,20 +42,30 @@ pub(super) enum Fate {
 
 /// A client's connection.
 pub(super) struct Session {
-    stream: UnixStream,
+    stream: ClientStream,
     caller: Caller,
-    /// It counts as a connection until it is dropped.
-    _admission: Admission,
+    /// It counts as a connection until it is dropped. Over TCP it does not before it has proven to know a token.
+    admission: Option<Admission>,
+    /// Over TCP, who it is until then.
+    stranger: Option<Stranger>,
     input: Vec<u8>,
     output: Vec<u8>,
     greeted: bool,
-    /// Since when a frame, or the hello, has been incomplete.
+    /// Since when a frame, or the hello, has been incomplete; or, over TCP, since when the client has read nothing
+    /// while too much of what it asked for is unread.
     halfway: Option<Instant>,
     /// Whether the client has rung, or got its mailbox, since the last call of
     /// [`wakes`](Self::wakes).
     has_rung: bool,
     /// Where further requests may be, if the client has asked for a mailbox.
     mailbox: Option<ServerMailbox>,
+}
+
+/// A client over TCP that has proven nothing yet.
+struct Stranger {
+    host: IpAddr,
+    /// The number that it was sent, once it has said hello.
+    nonce: Option<Nonce>,
 }
 
 /// Tells a client why it is turned away, if it is still there.
@@ -63,11 +76,27 @@ pub(super) fn refuse(mut stream: impl Write, why: Refusal) {
 }
 
 impl Session {
-    pub fn new(stream: UnixStream, role: Role, admission: Admission) -> Session {
+    /// A client on this host, which may do what its user may.
+    pub fn new(stream: impl Into<ClientStream>, role: Role, admission: Admission) -> Session {
+        Session::of(stream.into(), role, Some(admission), None)
+    }
+
+    /// A client over TCP.
+    pub fn stranger(stream: impl Into<ClientStream>, host: IpAddr) -> Session {
+        Session::of(stream.into(), Role::Read, None, Some(Stranger { host, nonce: None }))
+    }
+
+    fn of(
+        stream: ClientStream,
+        role: Role,
+        admission: Option<Admission>,
+        stranger: Option<Stranger>,
+    ) -> Session {
         Session {
             stream,
             caller: Caller::new(role).with_replies_of(wire::BODY_MAX),
-            _admission: admission,
+            admission,
+            stranger,
             input: Vec::new(),
             output: Vec::new(),
             greeted: false,
@@ -75,6 +104,16 @@ impl Session {
             has_rung: false,
             mailbox: None,
         }
+    }
+
+    /// Whether it has not proven yet to know a token.
+    pub fn is_stranger(&self) -> bool {
+        self.stranger.is_some()
+    }
+
+    /// Whether the client comes over TCP.
+    fn is_far(&self) -> bool {
+        matches!(self.stream, ClientStream::Tcp(_))
     }
 
     /// Called after input. Returns whether the worker must poll its mailbox again.
@@ -107,7 +146,7 @@ impl Session {
         self.flush()
     }
 
-    /// Whether the client is in the middle of a frame, or has not said hello yet.
+    /// Whether the client is in the middle of a frame, has not said hello yet, or, over TCP, does not read its replies.
     pub fn is_halfway(&self) -> bool {
         self.halfway.is_some()
     }
@@ -118,20 +157,29 @@ impl Session {
     }
 
     /// Reads, answers and writes as far as possible without waiting, for at most one turn.
-    pub fn advance(&mut self, shared: &ServerState) -> Fate {
+    pub fn advance(&mut self, shared: &Arc<ServerState>) -> Fate {
         self.turn(shared).unwrap_or_else(Fate::Close)
     }
 
-    fn turn(&mut self, shared: &ServerState) -> Result<Fate, String> {
+    fn turn(&mut self, shared: &Arc<ServerState>) -> Result<Fate, String> {
+        let unread = self.output.len();
         self.flush()?;
         if self.output.len() > shared.unread_bytes_max {
-            // The session continues when the client has read: the socket becomes writable then.
-            self.halfway = None;
+            // The session continues when the client has read: the socket becomes writable then. A process of this
+            // host may be suspended as long as it likes; over TCP there may be nobody any more.
+            let since = self.halfway.filter(|_| self.output.len() == unread);
+            self.halfway = self.is_far().then(|| since.unwrap_or_else(Instant::now));
             return Ok(Fate::Stay);
+        }
+        if unread > shared.unread_bytes_max {
+            self.halfway = None;
         }
         let filled = self.fill();
         let answered = self.answer_all(shared, Instant::now() + TURN_TIME);
         self.flush()?;
+        if self.is_far() && self.output.len() > shared.unread_bytes_max {
+            self.halfway.get_or_insert_with(Instant::now);
+        }
         let all_answered = answered?;
         match filled {
             Ok(Intake::More) => Ok(Fate::Again),
@@ -153,9 +201,9 @@ impl Session {
     }
 
     fn fill(&mut self) -> io::Result<Intake> {
-        let start = self.input.len();
+        // What a turn has left unanswered counts, too: else a client could make it longer without end.
         let most = if self.greeted { TURN_BYTES } else { QUIET_BYTES };
-        while self.input.len() - start < most {
+        while self.input.len() < most {
             let is_quiet = !self.greeted || self.input.is_empty();
             self.input.reserve(if is_quiet { QUIET_BYTES } else { CHUNK });
             match rustix::io::read(&self.stream, spare_capacity(&mut self.input)) {
@@ -170,8 +218,9 @@ impl Session {
     }
 
     /// Answers the complete requests in the input, but no more than the first after `turn_ends`: a
-    /// worker can lose the CPU anywhere. Returns whether all were answered.
-    fn answer_all(&mut self, shared: &ServerState, turn_ends: Instant) -> Result<bool, String> {
+    /// worker can lose the CPU anywhere. Stops, too, when the client does not read the replies. Returns whether
+    /// all were answered.
+    fn answer_all(&mut self, shared: &Arc<ServerState>, turn_ends: Instant) -> Result<bool, String> {
         let input = std::mem::take(&mut self.input);
         let mut rest = input.as_slice();
         let mut all_answered = true;
@@ -180,12 +229,21 @@ impl Session {
                 all_answered = false;
                 break;
             }
+            // A request of some bytes may have a reply of many.
+            if self.output.len() > shared.unread_bytes_max {
+                self.flush()?;
+                if self.output.len() > shared.unread_bytes_max {
+                    all_answered = false;
+                    break;
+                }
+            }
             let request = Request::decode(&frame).map_err(|e| e.to_string())?;
             self.answer(frame.id, request, shared)?;
             rest = &rest[frame.length..];
         }
         // So that what precedes a hello takes no more memory than that.
-        if !self.greeted && rest.len() >= wire::HELLO_BYTES {
+        let hello_bytes = if self.is_stranger() { wire::JOIN_BYTES } else { wire::HELLO_BYTES };
+        if !self.greeted && rest.len() >= hello_bytes {
             return Err("it did not say hello first".into());
         }
         let done = input.len() - rest.len();
@@ -201,7 +259,10 @@ impl Session {
         Ok(all_answered)
     }
 
-    fn answer(&mut self, id: u64, request: Request<'_>, shared: &ServerState) -> Result<(), String> {
+    fn answer(&mut self, id: u64, request: Request<'_>, shared: &Arc<ServerState>) -> Result<(), String> {
+        if self.is_stranger() {
+            return self.hear_stranger(id, request, shared);
+        }
         match request {
             Request::Hello { version } if self.greeted || version != PROTOCOL_VERSION => {
                 Reply::Refused { version: PROTOCOL_VERSION }.encode(id, &mut self.output);
@@ -216,6 +277,7 @@ impl Session {
             _ if !self.greeted => return Err("it did not say hello first".into()),
             Request::Mailbox { version } => return self.be_seated(id, version, shared),
             Request::Wake => self.has_rung = true,
+            Request::Gets(request) => gets::answer(shared, id, &request, &mut self.output),
             request => {
                 if let Some(reply) = shared.answer(&mut self.caller, request) {
                     reply.encode(id, &mut self.output);
@@ -225,11 +287,55 @@ impl Session {
         Ok(())
     }
 
+    /// A client over TCP says hello, proves that it knows a token, and is let in, if there is room.
+    fn hear_stranger(
+        &mut self,
+        id: u64,
+        request: Request<'_>,
+        shared: &Arc<ServerState>,
+    ) -> Result<(), String> {
+        let Some(stranger) = &mut self.stranger else { return Ok(()) };
+        let why = match (request, stranger.nonce) {
+            (Request::Hello { version: PROTOCOL_VERSION }, None) => {
+                let nonce = proof::nonce().map_err(|e| e.to_string())?;
+                stranger.nonce = Some(nonce);
+                Reply::Challenge { nonce }.encode(id, &mut self.output);
+                return Ok(());
+            }
+            (Request::Hello { version }, _) => {
+                Reply::Refused { version: PROTOCOL_VERSION }.encode(id, &mut self.output);
+                return Err(format!("it said hello in protocol version {version}"));
+            }
+            (Request::Join { nonce, proof }, Some(ours)) => {
+                let peer = Peer::Host(stranger.host);
+                match tcp::admit(shared, &ours, &nonce, &proof).ok_or(Refusal::Token) {
+                    Ok((role, welcome)) => match shared.admit(peer) {
+                        Ok(admission) => {
+                            welcome.encode(id, &mut self.output);
+                            self.caller = Caller::new(role).with_replies_of(wire::BODY_MAX);
+                            (self.admission, self.stranger) = (Some(admission), None);
+                            self.greeted = true;
+                            return Ok(());
+                        }
+                        Err(why) => why,
+                    },
+                    Err(why) => why,
+                }
+            }
+            _ => return Err("it did not say hello first".into()),
+        };
+        shared.warn_of(&stranger.host, &why.to_string());
+        Reply::TurnedAway(why).encode(id, &mut self.output);
+        Err(why.to_string())
+    }
+
     /// Gives the client a mailbox, once. Refuses with the server's version of mailboxes, or 0 if it
     /// has none. If that is the version asked for, there is no room for another one now.
     fn be_seated(&mut self, id: u64, version: u32, shared: &ServerState) -> Result<(), String> {
         let (room, geometry) = (&shared.mailbox_memory, shared.index.geometry());
-        let ours = if room.has_any(geometry) { memory::VERSION } else { 0 };
+        // Memory can be handed over on this host only.
+        let has_any = !self.is_far() && room.has_any(geometry);
+        let ours = if has_any { memory::VERSION } else { 0 };
         if version != memory::VERSION || ours == 0 {
             Reply::Refused { version: ours }.encode(id, &mut self.output);
             return Ok(());
@@ -331,7 +437,7 @@ impl Session {
 impl Drop for Session {
     /// Hangs up. Closing is not enough: a child made by `fork` may have the same socket.
     fn drop(&mut self) {
-        let _ = self.stream.shutdown(Shutdown::Both);
+        let _ = self.stream.shutdown();
     }
 }
 
@@ -351,7 +457,9 @@ mod tests {
     use super::*;
     use crate::address::Address;
     use crate::config::{Config, TableSize};
+    use crate::outcome::PutMode;
     use crate::wire::ServerStats;
+    use mio::net::UnixStream;
 
     /// A session that the test drives, its client's end, and a server that answers.
     fn session() -> (Session, std::os::unix::net::UnixStream, Server, tempfile::TempDir) {
@@ -407,7 +515,7 @@ mod tests {
     }
 
     /// Why it is hung up on, however many turns that takes: whoever loses the CPU needs another.
-    fn why(session: &mut Session, shared: &ServerState) -> String {
+    fn why(session: &mut Session, shared: &Arc<ServerState>) -> String {
         loop {
             match session.advance(shared) {
                 Fate::Close(why) => return why,
@@ -459,8 +567,10 @@ mod tests {
             let (mut session, _client, _server, _dir) = session();
             session.has_read(&frames(asked));
             // In one turn, however long it takes.
-            let answered = session
-                .answer_all(&super::super::tests::shared(), Instant::now() + Duration::from_secs(3600));
+            let answered = session.answer_all(
+                &Arc::new(super::super::tests::shared()),
+                Instant::now() + Duration::from_secs(3600),
+            );
             assert_eq!(answered, Err("it asked for a mailbox in the middle of a conversation".into()));
         }
     }
@@ -510,6 +620,117 @@ mod tests {
             assert_eq!(session.input.len(), frames(&vec![Request::Stat; left]).len());
             session.flush().unwrap();
             assert!(io::Read::read(&mut client, &mut [0; 1 << 10]).unwrap() > 0, "an answer");
+        }
+    }
+
+    /// A session over TCP that was let in, its client's end, a server that keeps 64 KiB for a client that does not read,
+    /// and a request of some bytes for a value of 50,000.
+    fn asking_for_much() -> (Session, std::net::TcpStream, Server, tempfile::TempDir, Vec<u8>) {
+        use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
+        let dir = tempfile::tempdir().unwrap();
+        let table = Config::new().size(TableSize::Slots(64)).value_max(50_000).inline_max(40);
+        let config = ServerConfig::new(Address::Shm(dir.path().join("s")), table.heap_bytes(4 << 20));
+        let server = Server::start(config.unread_bytes_max(1 << 16)).unwrap();
+        server.index().put(b"long", &[1; 50_000], PutMode::Insert).unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (ours, _) = listener.accept().unwrap();
+        // So that the system keeps little beside.
+        set_socket_send_buffer_size(&ours, 1 << 16).unwrap();
+        set_socket_recv_buffer_size(&client, 1 << 16).unwrap();
+        [&ours, &client].into_iter().for_each(|end| end.set_nonblocking(true).unwrap());
+        let admission = server.shared.admit(Peer::User(0)).unwrap();
+        let mut session = Session::new(mio::net::TcpStream::from_std(ours), Role::Change, admission);
+        (session.greeted, session.halfway) = (true, None);
+        let mut keys = wire::KeysWriter::default();
+        assert!(keys.push(b"long"));
+        let wants = wire::Wants { lives: false, bits: false, from: 0, most: u32::MAX };
+        let request = frames(&[Request::Gets(keys.request(wants))]);
+        (session, client, server, dir, request)
+    }
+
+    /// A client asks for as much as it can, and reads little of it. The session takes no more memory for that than for
+    /// one turn's requests, what may be unread, and one reply, whose buffers may be twice as long.
+    #[test]
+    fn memory_for_a_client_that_reads_slowly_is_bounded() {
+        let (mut session, mut client, server, _dir, request) = asking_for_much();
+        let many = request.repeat(10_000);
+        let (mut said, mut read, mut most, mut some) = (0, 0, 0, vec![0; 100_000]);
+        let begun = Instant::now();
+        while said < 2 * TURN_BYTES || read < 10_000_000 {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{said} bytes said, {read} read");
+            while let Ok(n) = client.write(&many[said % many.len()..]) {
+                said += n;
+            }
+            assert!(!matches!(session.advance(&server.shared), Fate::Close(_)));
+            most = most.max(session.memory());
+            read += io::Read::read(&mut client, &mut some).unwrap_or(0);
+        }
+        let bound = 2 * (TURN_BYTES + CHUNK + (1 << 16) + wire::BODY_MAX);
+        assert!(most < bound, "{most} bytes, {bound} are allowed");
+    }
+
+    /// Over TCP a client is halfway from the moment at which too much is unread. When it has read something, the time
+    /// begins again; when it has read all, it is not halfway any more.
+    #[test]
+    fn who_does_not_read_over_tcp_is_halfway() {
+        let (mut session, mut client, server, _dir, request) = asking_for_much();
+        client.write_all(&request.repeat(40)).unwrap();
+        let begun = Instant::now();
+        // Whoever loses the CPU needs another turn, and what is sent may take a while.
+        let mut until = |is_so: &mut dyn FnMut(&mut Session) -> bool| {
+            while !is_so(&mut session) {
+                assert!(begun.elapsed() < Duration::from_secs(60));
+                assert!(!matches!(session.advance(&server.shared), Fate::Close(_)));
+            }
+        };
+        // Until nothing moves any more.
+        let (mut since, mut unread, mut times) = (None, 0, 0);
+        until(&mut |session| {
+            let is_same = session.halfway == since && session.output.len() == unread;
+            (since, unread) = (session.halfway, session.output.len());
+            times = if is_same && since.is_some() && unread > 1 << 16 { times + 1 } else { 0 };
+            std::thread::sleep(Duration::from_millis(1));
+            times == 200
+        });
+        let (mut read, mut some) = (0, vec![0; 100_000]);
+        until(&mut |session| {
+            read += io::Read::read(&mut client, &mut some).unwrap_or(0);
+            session.halfway > since
+        });
+        let all = 40 * (16 + 8 + 50_000 + 24);
+        until(&mut |_| {
+            read += io::Read::read(&mut client, &mut some).unwrap_or(0);
+            read >= all
+        });
+        until(&mut |session| session.output.is_empty() && session.halfway.is_none());
+        assert_eq!(read, all);
+    }
+
+    /// Over TCP who reads slowly has as long again with whatever it reads, also while too much is still unread.
+    #[test]
+    fn slow_readers_over_tcp_are_waited_for() {
+        let (mut session, mut client, server, _dir, _) = asking_for_much();
+        session.output.resize(8 << 20, 0);
+        let begun = Instant::now();
+        let advance = |session: &mut Session| {
+            assert!(begun.elapsed() < Duration::from_secs(60), "nothing begins again");
+            assert!(matches!(session.advance(&server.shared), Fate::Stay));
+            (session.halfway, session.output.len())
+        };
+        let mut some = vec![0; 100_000];
+        for _ in 0..3 {
+            let (since, unread) = advance(&mut session);
+            assert!(since.is_some() && unread > 1 << 20, "{unread}");
+            std::thread::sleep(Duration::from_millis(2));
+            loop {
+                let _ = io::Read::read(&mut client, &mut some);
+                let (now, left) = advance(&mut session);
+                if left < unread && now > since {
+                    break;
+                }
+                assert!(now == since || left < unread, "it has read nothing");
+            }
         }
     }
 

@@ -6,6 +6,7 @@ use super::mailboxes::{MailboxCounters, MailboxCounts, MailboxMemory};
 use super::put_times::PutTimes;
 use super::refused::RefusedCounters;
 use super::snapshots::Saver;
+use super::tcp::Tokens;
 use crate::files;
 use crate::index::{ClearPlace, Cleared, Index};
 use crate::layout::extent::Expected;
@@ -30,8 +31,7 @@ pub(super) const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 pub(crate) enum Peer {
     /// A user of this host.
     User(u32),
-    /// A host, over verbs.
-    #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "for verbs"))]
+    /// A host, over verbs or TCP.
     Host(IpAddr),
 }
 
@@ -85,6 +85,8 @@ pub(crate) struct ServerState {
     pub(super) peers: Mutex<FxHashMap<Peer, u64>>,
     pub(super) allow_uids: Vec<u32>,
     pub(super) allow_read_uids: Vec<u32>,
+    /// What clients over TCP must know.
+    pub(super) tokens: Tokens,
     /// Longest time for a client to complete a frame that it has begun, or its hello.
     pub(super) half_open: Duration,
     /// Unread bytes of replies at which the server stops reading a client's requests.
@@ -191,7 +193,11 @@ impl ServerState {
     pub(crate) fn answer(&self, caller: &mut Caller, request: Request<'_>) -> Option<Reply> {
         let is_reader = caller.role() == Role::Read;
         Some(match request {
-            Request::Hello { .. } | Request::Mailbox { .. } | Request::Wake => return None,
+            Request::Hello { .. } | Request::Join { .. } | Request::Mailbox { .. } | Request::Wake => {
+                return None;
+            }
+            // Where there are READs, this is none of the server's work.
+            Request::Gets(_) => Reply::Unfit,
             // A snapshot takes the server's disk and time, merges take its time: not for readers.
             Request::Put { .. }
             | Request::Swap { .. }

@@ -14,6 +14,7 @@ use shared::Peer;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream as Stream;
+use std::path::Path;
 use std::time::Duration;
 
 pub(super) const HALF_OPEN: Duration = Duration::from_secs(10);
@@ -37,6 +38,7 @@ pub(super) fn shared() -> ServerState {
         clients_per_peer: 10,
         peers: Mutex::default(),
         allow_uids: vec![uid()],
+        tokens: Tokens::default(),
         allow_read_uids: Vec::new(),
         half_open: HALF_OPEN,
         unread_bytes_max: 1 << 20,

@@ -1,23 +1,28 @@
-//! A worker on shm: an event loop over its own connections.
+//! A worker on shm and over TCP: an event loop over its own connections.
 
 use super::mailbox::Visit;
 use super::session::{self, Fate, Session};
 use super::shared::{ACCEPT_AGAIN, Peer, ServerState};
 use super::socket::{LISTENER, Socket};
+use super::stream::ClientStream;
+use super::tcp::{JOINING_MAX, gives_way};
 use super::turns::{EventLoop, TurnCount};
 use crate::peer::SocketPeer;
 use crate::wire::Refusal;
-use mio::net::UnixStream;
+use mio::net::{TcpListener, TcpStream, UnixStream};
+use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 const WAKER: Token = Token(1);
-const FIRST_SESSION: usize = 2;
+const PORT: Token = Token(2);
+const FIRST_SESSION: usize = 3;
 /// Time between checks for traces that no worker knows of, and of what others may remove.
 const LOOK_AROUND: Duration = Duration::from_secs(1);
 
@@ -32,10 +37,12 @@ const CHORES: Duration = Duration::from_millis(1);
 const DESCRIPTORS_KEPT: u64 = 16;
 
 /// Serves the clients that it has accepted.
-pub(super) struct ShmWorker {
+pub(super) struct StreamWorker {
     shared: Arc<ServerState>,
     poll: Poll,
-    socket: Arc<Socket>,
+    /// Where clients on this host come from, and those over TCP.
+    socket: Option<Arc<Socket>>,
+    port: Option<Arc<TcpListener>>,
     sessions: FxHashMap<Token, Session>,
     /// Sessions whose mailboxes are polled.
     awake: Vec<Token>,
@@ -45,6 +52,8 @@ pub(super) struct ShmWorker {
     /// Sessions that may be halfway ([`Session::is_halfway`]). Every session that is halfway is one
     /// of them, so a round costs nothing for idle clients.
     halfway: FxHashSet<Token>,
+    /// Clients over TCP that have not joined yet, with their hosts, and since when they are there.
+    joining: Vec<(Token, IpAddr, Instant)>,
     /// When to accept again after a failure.
     accept_again: Option<Instant>,
     next: usize,
@@ -56,20 +65,31 @@ pub(super) struct ShmWorker {
     turns: Arc<TurnCount>,
 }
 
-impl ShmWorker {
-    pub fn new(shared: Arc<ServerState>, socket: Arc<Socket>, looks_around: bool) -> io::Result<ShmWorker> {
+impl StreamWorker {
+    pub fn new(
+        shared: Arc<ServerState>,
+        socket: Option<Arc<Socket>>,
+        port: Option<Arc<TcpListener>>,
+        looks_around: bool,
+    ) -> io::Result<StreamWorker> {
         let poll = Poll::new()?;
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         let descriptors_max = limit.current.unwrap_or(u64::MAX);
-        socket.watch(poll.registry())?;
-        Ok(ShmWorker {
+        socket.iter().try_for_each(|socket| socket.watch(poll.registry()))?;
+        if let Some(port) = &port {
+            let port = port.as_raw_fd();
+            poll.registry().register(&mut SourceFd(&port), PORT, Interest::READABLE)?;
+        }
+        Ok(StreamWorker {
             shared,
             poll,
             socket,
+            port,
             sessions: FxHashMap::default(),
             awake: Vec::new(),
             descriptors_max: descriptors_max.saturating_sub(DESCRIPTORS_KEPT),
             halfway: FxHashSet::default(),
+            joining: Vec::new(),
             accept_again: None,
             next: FIRST_SESSION,
             unfinished: Vec::new(),
@@ -111,7 +131,7 @@ impl ShmWorker {
             let unfinished = std::mem::take(&mut self.unfinished);
             for token in unfinished.into_iter().chain(events.iter().map(|event| event.token())) {
                 match token {
-                    LISTENER => self.accept_all(),
+                    LISTENER | PORT => self.accept_all(),
                     WAKER => {}
                     token => self.serve(token),
                 }
@@ -125,7 +145,7 @@ impl ShmWorker {
     fn tidy(&self) -> Option<Duration> {
         let tidy = self.shared.index.tidy();
         if self.looks_around && self.shared.looks_now() {
-            self.socket.look();
+            self.socket.iter().for_each(|socket| socket.look());
         }
         let idle = self.looks_around.then_some(LOOK_AROUND);
         let is_halfway = |token| self.sessions.get(token).is_some_and(Session::is_halfway);
@@ -193,12 +213,26 @@ impl ShmWorker {
     }
 
     fn accept_all(&mut self) {
-        let listener = self.socket.listener();
+        let (socket, port) = (self.socket.as_ref().map(|socket| socket.listener()), self.port.clone());
+        if let Some(listener) = socket {
+            self.accept_each(|| listener.accept(), |worker, (stream, _)| worker.accept(stream));
+        }
+        if let Some(listener) = port {
+            let accept = |worker: &mut Self, (stream, peer): (_, std::net::SocketAddr)| {
+                worker.accept_stranger(stream, peer.ip().to_canonical());
+            };
+            self.accept_each(|| listener.accept(), accept);
+        }
+    }
+
+    fn accept_each<S>(&mut self, next: impl Fn() -> io::Result<S>, accept: impl Fn(&mut Self, S)) {
         loop {
-            match listener.accept() {
-                Ok((stream, _)) => self.accept(stream),
+            match next() {
+                Ok(accepted) => accept(self, accepted),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                // Whoever it was has hung up already.
+                Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(e) => {
                     // The connection stays in the backlog, and no event announces it again.
                     self.shared.warn_of(&"a client that could not be accepted", &e.to_string());
@@ -209,7 +243,7 @@ impl ShmWorker {
         }
     }
 
-    fn accept(&mut self, mut stream: UnixStream) {
+    fn accept(&mut self, stream: UnixStream) {
         let uid = match SocketPeer::of(&stream) {
             Ok(peer) => peer.uid,
             Err(e) => return self.shared.warn_of(&"a client without credentials", &e.to_string()),
@@ -225,19 +259,50 @@ impl ShmWorker {
             Ok(admission) => admission,
             Err(why) => return self.turn_away(&stream, &peer, why),
         };
-        let token = Token(self.next);
-        self.next += 1;
-        let interest = Interest::READABLE | Interest::WRITABLE;
-        match self.poll.registry().register(&mut stream, token, interest) {
-            Ok(()) => {
-                self.sessions.insert(token, Session::new(stream, role, admission));
-                self.halfway.insert(token);
-            }
-            Err(e) => self.shared.warn_of(&peer, &format!("watching it failed: {e}")),
+        self.take(stream.into(), |stream| Session::new(stream, role, admission));
+    }
+
+    /// A client over TCP, which has proven nothing. For one too many, another gives way.
+    fn accept_stranger(&mut self, stream: TcpStream, host: IpAddr) {
+        if stream.as_raw_fd() as u64 >= self.descriptors_max {
+            return self.turn_away(&stream, &host, Refusal::Descriptors);
+        }
+        if self.joining.len() >= JOINING_MAX
+            && let Some(gone) = gives_way(self.joining.iter().copied())
+        {
+            self.shared.warn_of(&host, "too many are joining, of this host most");
+            self.leave(gone);
+        }
+        let _ = stream.set_nodelay(true);
+        crate::verbs::keep_alive(&stream);
+        if let Some(token) = self.take(stream.into(), |stream| Session::stranger(stream, host)) {
+            self.joining.push((token, host, Instant::now()));
         }
     }
 
-    fn turn_away(&self, stream: &UnixStream, peer: &dyn std::fmt::Debug, why: Refusal) {
+    /// Watches a stream, and serves it from now on.
+    fn take(
+        &mut self,
+        mut stream: ClientStream,
+        session: impl FnOnce(ClientStream) -> Session,
+    ) -> Option<Token> {
+        let token = Token(self.next);
+        self.next += 1;
+        if let Err(e) = stream.watch(self.poll.registry(), token) {
+            self.shared.warn_of(&"a client", &format!("watching it failed: {e}"));
+            return None;
+        }
+        self.sessions.insert(token, session(stream));
+        self.halfway.insert(token);
+        Some(token)
+    }
+
+    fn leave(&mut self, token: Token) {
+        self.sessions.remove(&token);
+        self.joining.retain(|(joining, ..)| *joining != token);
+    }
+
+    fn turn_away(&self, stream: impl io::Write, peer: &dyn std::fmt::Debug, why: Refusal) {
         self.shared.warn_of(peer, &why.to_string());
         session::refuse(stream, why);
     }
@@ -251,13 +316,17 @@ impl ShmWorker {
         if session.is_halfway() {
             self.halfway.insert(token);
         }
+        let has_joined = !session.is_stranger();
         match fate {
             Fate::Stay => {}
             Fate::Again => self.unfinished.push(token),
             Fate::Close(why) => {
                 tracing::debug!(%why, "a client is gone");
-                self.sessions.remove(&token);
+                self.leave(token);
             }
+        }
+        if has_joined && !self.joining.is_empty() {
+            self.joining.retain(|(joining, ..)| *joining != token);
         }
     }
 
@@ -271,11 +340,11 @@ impl ShmWorker {
             session.is_halfway()
         });
         for token in late {
-            // The worker may have been busy: the rest of the frame may be there by now.
+            // The worker may have been busy: the rest of the frame, or room for replies, may be there by now.
             self.serve(token);
             if self.sessions.get(&token).is_some_and(|s| s.halfway_for(now) > self.shared.half_open) {
-                tracing::debug!("a client stopped in the middle of a frame");
-                self.sessions.remove(&token);
+                tracing::debug!("a client stopped in the middle of a frame, or does not read");
+                self.leave(token);
             }
         }
     }

@@ -18,10 +18,10 @@ use crate::units::time;
 use super::Token;
 use super::device::Endpoint;
 use super::error::SetupError;
-use hmac::{Hmac, KeyInit, Mac};
+use crate::proof::{self, Statement};
+pub(crate) use crate::proof::{Nonce, TokenProof};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use sha2::Sha256;
 use std::error::Error;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -35,11 +35,6 @@ pub(crate) const MESSAGES_MAX: usize = 16;
 pub(crate) const VERSION: u32 = 1;
 /// Longest message of the conversation, in bytes.
 const MESSAGE_MAX: usize = 16 << 10;
-
-/// A random number that is used once.
-pub(crate) type Nonce = [u8; 32];
-/// Proof of knowing the token.
-pub(crate) type TokenProof = [u8; 32];
 
 /// The server's first message.
 #[derive(Debug, Serialize, Deserialize)]
@@ -142,33 +137,28 @@ pub(crate) struct Descriptor {
 
 /// A fresh nonce.
 pub(crate) fn nonce() -> Result<Nonce, SetupError> {
-    let mut nonce = [0; 32];
-    rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
-        .map_err(|e| SetupError::Call { call: "getrandom", errno: e.raw_os_error() })?;
-    Ok(nonce)
+    proof::nonce()
+        .map_err(|e| SetupError::Call { call: "getrandom", errno: e.raw_os_error().unwrap_or_default() })
 }
 
-/// The HMAC of a message whose proof is zeros.
-fn mac<M: Proving>(token: &Token, server: &Nonce, client: &Nonce, message: &M) -> Hmac<Sha256> {
-    let mut mac = Hmac::<Sha256>::new_from_slice(token.bytes()).expect("any length is a key");
-    mac.update(M::ROLE);
-    mac.update(server);
-    mac.update(client);
-    mac.update(&serde_json::to_vec(message).expect("messages are plain data"));
-    mac
+/// The bytes of a message whose proof is zeros.
+fn said<M: Proving>(message: &M) -> Vec<u8> {
+    serde_json::to_vec(message).expect("messages are plain data")
 }
 
 /// Fills in the proof of a message that is otherwise complete.
 pub(crate) fn prove<M: Proving>(token: &Token, server: &Nonce, client: &Nonce, message: &mut M) {
     *message.proof() = TokenProof::default();
-    *message.proof() = mac(token, server, client, message).finalize().into_bytes().into();
+    let said = &said(message);
+    *message.proof() = Statement { role: M::ROLE, server, client, message: said }.prove(token);
 }
 
 /// Whether the sender knows the token and the message is unchanged. Sets the proof to zeros. The
 /// time it takes does not depend on what is wrong.
 pub(crate) fn is_proven<M: Proving>(token: &Token, server: &Nonce, client: &Nonce, message: &mut M) -> bool {
     let proof = std::mem::take(message.proof());
-    mac(token, server, client, message).verify_slice(&proof).is_ok()
+    let said = &said(message);
+    Statement { role: M::ROLE, server, client, message: said }.is_proven(token, &proof)
 }
 
 /// A message as it goes over the wire.
@@ -339,13 +329,6 @@ mod tests {
         assert!(!proven(&token, &server, &client, &|join| join.proof[7] ^= 1));
         assert!(!proven(&token, &server, &client, &|join| join.proof = TokenProof::default()));
         assert_ne!(Join::ROLE, Welcome::ROLE, "a proof cannot be sent back to its sender");
-    }
-
-    /// A nonce is used once, so that no proof can be replayed.
-    #[test]
-    fn nonces_differ() {
-        let nonces: std::collections::HashSet<_> = (0..100).map(|_| nonce().unwrap()).collect();
-        assert_eq!(nonces.len(), 100);
     }
 
     proptest! {

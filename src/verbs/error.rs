@@ -215,7 +215,7 @@ pub enum SetupError {
         why: String,
     },
     /// The server has another token.
-    #[error("the server at {peer} has another token; give this client the server's (`VerbsOptions::token`)")]
+    #[error("the server at {peer} has another token; give this client the server's (`ClientOptions::token`)")]
     Token {
         /// The server.
         peer: SocketAddr,

@@ -75,7 +75,7 @@ pub enum Wait {
     Block,
 }
 
-/// A secret that server and clients share. Whoever has it may connect over verbs. It is never
+/// A secret that server and clients share. Whoever has it may connect over verbs, or over TCP. It is never
 /// printed.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Token(Arc<[u8]>);
@@ -91,7 +91,6 @@ impl Token {
         self.0.is_empty()
     }
 
-    #[cfg(feature = "verbs")]
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -107,8 +106,6 @@ impl fmt::Debug for Token {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct VerbsOptions {
-    /// The server's token.
-    pub token: Token,
     /// How to wait for READs and answers.
     pub wait: Wait,
     /// READs in flight at once, for [`Client::get_many`](crate::Client::get_many): 1 to 1,024. The
@@ -127,7 +124,6 @@ pub struct VerbsOptions {
 }
 
 setters!(VerbsOptions {
-    token: Token,
     wait: Wait,
     credits: usize,
     pairs: impl Into<Option<usize>>,
@@ -141,9 +137,9 @@ impl VerbsOptions {
 }
 
 impl Default for VerbsOptions {
-    /// No token, polling, 64 READs in flight, one queue pair for each handle.
+    /// Polling, 64 READs in flight, one queue pair for each handle.
     fn default() -> VerbsOptions {
-        VerbsOptions { token: Token::default(), wait: Wait::Poll, credits: 64, pairs: None }
+        VerbsOptions { wait: Wait::Poll, credits: 64, pairs: None }
     }
 }
 
@@ -188,7 +184,6 @@ pub(crate) fn host_and_port(host: &str, port: u16) -> String {
 
 /// Turns on TCP keep-alive. Without it, a connection whose peer's host has vanished would stay idle
 /// for ever.
-#[cfg(feature = "verbs")]
 pub(crate) fn keep_alive(stream: &impl std::os::fd::AsFd) {
     use rustix::net::sockopt;
     use std::time::Duration;

@@ -6,7 +6,7 @@ use bytemuck::{Pod, Zeroable};
 pub const PROTOCOL_VERSION: u32 = 2;
 /// Which requests this version knows beyond the first ones of its protocol: those up to this *level*
 /// ([`Request::level`](super::Request::level)). A server's welcome tells its level; that of one that knew none is 0.
-pub const LEVEL: u16 = 2;
+pub const LEVEL: u16 = 3;
 
 /// Longest body, in bytes: longer than any key and value with their lengths.
 pub const BODY_MAX: usize = 1 << 16;
@@ -113,4 +113,18 @@ pub(super) fn encode(out: &mut Vec<u8>, op: u16, status: u16, id: u64, body: &[&
     debug_assert!(body_len <= BODY_MAX);
     out.extend_from_slice(bytemuck::bytes_of(&FrameHead { body_len: body_len as u32, op, status, id }));
     body.iter().for_each(|part| out.extend_from_slice(part));
+}
+
+/// Appends the head of a frame whose body is appended afterwards. Returns where the frame begins.
+pub(super) fn begin(out: &mut Vec<u8>, op: u16, status: u16, id: u64) -> usize {
+    let start = out.len();
+    encode(out, op, status, id, &[]);
+    start
+}
+
+/// Says in the head of the frame at `start` how long its body is: it ends with `out`.
+pub(super) fn end(out: &mut [u8], start: usize) {
+    let body_len = out.len() - start - HEAD;
+    debug_assert!(body_len <= BODY_MAX);
+    out[start..start + size_of::<u32>()].copy_from_slice(&(body_len as u32).to_le_bytes());
 }

@@ -25,11 +25,17 @@
 //! end of the connection drop it. An upload that was refused takes nothing more: what follows of it is
 //! answered `Unfit`, and so is what belongs to no upload.
 //!
+//! Over TCP nothing but bytes travels, and the hello alone lets nobody in. Its reply is a `Challenge`, with a
+//! number that is used once. The client answers with `Join`: a number of its own, and the proof that it knows the
+//! server's token ([`proof`](crate::proof)). The reply to that is `Table`: the server's proof, its level, and
+//! the words of the superblock. GETs go as `Gets`, with many keys each ([`gets`]).
+//!
 //! Decoding takes any bytes. It gives a frame, asks for more bytes, or says what is wrong.
 
 mod counts;
 mod feed;
 mod frame;
+mod gets;
 mod lengths;
 mod refusal;
 mod reply;
@@ -45,11 +51,13 @@ pub(crate) use feed::{
     feed_room,
 };
 pub use frame::{BODY_MAX, Frame, LEVEL, PROTOCOL_VERSION, WireError, decode};
+pub use gets::{Found, GetsRequest, GotReply, KeysWriter, Wants, split_entry};
+pub(crate) use gets::{GotWriter, encode_bits};
 #[cfg(feature = "verbs")]
 pub(crate) use lengths::reply_bytes_max_to;
 pub use lengths::{FRAME_VALUE_MAX, frame_value_max, reply_bytes_max, request_bytes_max};
 pub(crate) use lengths::{SOCKET_PIECE_MAX, cell_frames_max, fits_cells};
 pub use refusal::Refusal;
-pub use reply::{Reply, replies};
-pub(crate) use request::HELLO_BYTES;
+pub use reply::{Reply, TableBytes, replies};
 pub use request::Request;
+pub(crate) use request::{HELLO_BYTES, JOIN_BYTES};

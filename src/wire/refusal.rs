@@ -7,6 +7,7 @@ mod reason {
     pub const PEER_FULL: u64 = 3;
     pub const DESCRIPTORS: u64 = 4;
     pub const STOPPING: u64 = 5;
+    pub const TOKEN: u64 = 6;
 }
 
 fn allowing(uid: u32) -> &'static str {
@@ -49,6 +50,9 @@ pub enum Refusal {
     /// It is stopping.
     #[error("it is stopping; try again when it is back")]
     Stopping,
+    /// Over TCP: the client does not know its token.
+    #[error("its token is another one; give the client the one that the server has (`ClientOptions::token`)")]
+    Token,
     /// A reason that this version does not know.
     #[error(
         "for a reason that this version does not know ({code}); use the same version of oneread on both sides"
@@ -68,6 +72,7 @@ impl Refusal {
             Refusal::PeerFull { max } => (reason::PEER_FULL, max),
             Refusal::Descriptors => (reason::DESCRIPTORS, 0),
             Refusal::Stopping => (reason::STOPPING, 0),
+            Refusal::Token => (reason::TOKEN, 0),
             Refusal::Other { code } => (code, 0),
         }
     }
@@ -79,6 +84,7 @@ impl Refusal {
             reason::PEER_FULL => Refusal::PeerFull { max: about },
             reason::DESCRIPTORS => Refusal::Descriptors,
             reason::STOPPING => Refusal::Stopping,
+            reason::TOKEN => Refusal::Token,
             code => Refusal::Other { code },
         }
     }

@@ -4,11 +4,13 @@ use super::counts::{GrowthBody, ServerStats, ServerTimes, SnapshotStatus};
 use super::feed::FeedReply;
 use super::frame::{Frame, LEVEL, PROTOCOL_VERSION, WireError, decode, encode};
 use super::refusal::Refusal;
+use crate::layout::superblock::SUPERBLOCK_WORDS;
 use crate::outcome::{GrowthCounts, HeapCounts, PutError, PutOutcome, SwapOutcome};
 use crate::part::{PartEffect, PartError, PartOutcome};
+use crate::proof::{Nonce, TokenProof};
 
 /// The operation of a reply.
-const REPLY: u16 = 0x8000;
+pub(super) const REPLY: u16 = 0x8000;
 
 /// Outcomes of requests.
 mod status {
@@ -61,6 +63,8 @@ mod status {
     pub const PIN: u16 = 70;
     pub const PINNED: u16 = 170;
     pub const PINS: u16 = 171;
+    pub const CHALLENGE: u16 = 200;
+    pub const TABLE: u16 = 201;
 }
 
 /// What a change of a part did, in the order of its statuses.
@@ -131,7 +135,25 @@ pub enum Reply {
     Wake,
     /// Keys, or changes.
     Feed(FeedReply),
+    /// Over TCP: a client that says hello is to prove that it knows the token.
+    Challenge {
+        /// The server's number.
+        nonce: Nonce,
+    },
+    /// Over TCP: the server accepts the client.
+    Table {
+        /// The server's proof.
+        proof: TokenProof,
+        /// Which requests it knows ([`LEVEL`](super::LEVEL)), and the words of the superblock. What is proven.
+        about: Box<TableBytes>,
+    },
 }
+
+/// The server's level, in a word of its own, and the words of its superblock, little-endian.
+pub type TableBytes = [u8; TABLE_BYTES];
+
+/// Bytes of what a server tells of its table.
+const TABLE_BYTES: usize = size_of::<u64>() * (1 + SUPERBLOCK_WORDS);
 
 impl Reply {
     /// The answer to a hello, of a server of this version.
@@ -154,6 +176,8 @@ impl Reply {
             Reply::Mailbox { version } => reply(status::MAILBOX, &version.to_le_bytes()),
             Reply::Wake => reply(status::WAKE, &[]),
             Reply::Feed(answer) => answer.encode(&mut reply),
+            Reply::Challenge { nonce } => reply(status::CHALLENGE, nonce),
+            Reply::Table { proof, about } => reply(status::TABLE, &[&proof[..], &about[..]].concat()),
             Reply::Put(Ok(PutOutcome::Inserted)) => reply(status::INSERTED, &[]),
             Reply::Put(Ok(PutOutcome::Updated)) => reply(status::UPDATED, &[]),
             Reply::Put(Ok(PutOutcome::Exists)) => reply(status::EXISTS, &[]),
@@ -257,6 +281,12 @@ impl Reply {
             status::DENIED => Reply::Denied,
             status::MAILBOX => Reply::Mailbox { version: version()? },
             status::WAKE => Reply::Wake,
+            status::CHALLENGE => Reply::Challenge { nonce: frame.body().try_into().map_err(|_| unfitting)? },
+            status::TABLE => {
+                let (proof, about) = frame.body().split_first_chunk().ok_or(unfitting)?;
+                let about: &TableBytes = about.try_into().map_err(|_| unfitting)?;
+                Reply::Table { proof: *proof, about: Box::new(*about) }
+            }
             status::INSERTED => Reply::Put(Ok(PutOutcome::Inserted)),
             status::UPDATED => Reply::Put(Ok(PutOutcome::Updated)),
             status::EXISTS => Reply::Put(Ok(PutOutcome::Exists)),

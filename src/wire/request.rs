@@ -2,9 +2,11 @@
 
 use super::feed::FeedRequest;
 use super::frame::{Frame, HEAD, WireError, encode};
+use super::gets::GetsRequest;
 use crate::layout::extent::{Expected, REFERENCE_BYTES, Reference};
 use crate::outcome::{PutMode, PutOptions};
 use crate::part::{PartChange, Tell};
+use crate::proof::{Nonce, TokenProof};
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
 use std::time::Duration;
@@ -14,6 +16,9 @@ const HELLO_MAGIC: u64 = u64::from_le_bytes(*b"ONEREAD?");
 
 /// Length of the frame of a `Hello`.
 pub(crate) const HELLO_BYTES: usize = HEAD + size_of::<HelloBody>();
+
+/// Length of the frame of a `Join`.
+pub(crate) const JOIN_BYTES: usize = HEAD + size_of::<[Nonce; 2]>();
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -61,6 +66,8 @@ mod op {
     pub const PUT_PIECE: u16 = 91;
     pub const PUT_COMMIT: u16 = 92;
     pub const PUT_ABORT: u16 = 93;
+    pub const JOIN: u16 = 110;
+    pub const GETS: u16 = 111;
 }
 
 /// Kinds of changes of a part.
@@ -282,6 +289,15 @@ pub enum Request<'a> {
     },
     /// Asks for keys, or for changes.
     Feed(FeedRequest<'a>),
+    /// Over TCP: proves that the client knows the server's token.
+    Join {
+        /// The client's number.
+        nonce: Nonce,
+        /// Its proof.
+        proof: TokenProof,
+    },
+    /// Over TCP: looks up many keys.
+    Gets(GetsRequest<'a>),
 }
 
 impl<'a> Request<'a> {
@@ -292,6 +308,7 @@ impl<'a> Request<'a> {
             Request::Feed(_) | Request::Times | Request::Owner { .. } | Request::RemoveOwner { .. } => 2,
             request if request.is_of_two_steps() => 2,
             Request::Pin { .. } | Request::Unpin { .. } => 2,
+            Request::Join { .. } | Request::Gets(_) => 3,
             _ => 0,
         }
     }
@@ -390,6 +407,11 @@ impl<'a> Request<'a> {
                 encode(out, op::PUT_ABORT, 0, id, &[&ticket.to_le_bytes(), key]);
             }
             Request::Feed(request) => request.encode(id, out),
+            Request::Join { nonce, proof } => encode(out, op::JOIN, 0, id, &[nonce, proof]),
+            Request::Gets(request) => {
+                let (head, keys) = request.parts();
+                encode(out, op::GETS, 0, id, &[&head, keys]);
+            }
         }
     }
 
@@ -534,6 +556,11 @@ impl<'a> Request<'a> {
                 let number = frame.body().try_into().map_err(|_| unfitting)?;
                 Ok(Request::RemoveOwner { number: u16::from_le_bytes(number) })
             }
+            op::JOIN => {
+                let [nonce, proof] = bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?;
+                Ok(Request::Join { nonce, proof })
+            }
+            op::GETS => GetsRequest::from_body(frame.body()).map(Request::Gets).ok_or(unfitting),
             op::UPLOAD_DROP if frame.body().is_empty() => Ok(Request::UploadDrop),
             op::HEAP if frame.body().is_empty() => Ok(Request::Heap),
             op::TIMES if frame.body().is_empty() => Ok(Request::Times),

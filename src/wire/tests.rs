@@ -11,7 +11,7 @@ proptest! {
     /// Any bytes give a frame, ask for more, or are an error. A request that decodes encodes to
     /// itself.
     #[test]
-    fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), op in prop_oneof![0u16..26, 60u16..63], len in 0u32..64) {
+    fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), op in prop_oneof![0u16..26, 60u16..63, 110u16..112], len in 0u32..64) {
         let mut framed = bytes.clone();
         if framed.len() >= HEAD {
             framed[..4].copy_from_slice(&len.to_le_bytes());
@@ -26,6 +26,41 @@ proptest! {
                     let frame = decode(&again).unwrap().unwrap();
                     prop_assert_eq!(Request::decode(&frame).unwrap(), request);
                 }
+            }
+        }
+    }
+}
+
+proptest! {
+    /// Any bytes in a reply to a request for keys are entries up to some byte. An entry has no more bytes than were
+    /// wanted, and no other bytes than those there.
+    #[test]
+    fn any_entries(
+        bytes in proptest::collection::vec(any::<u8>(), 0..300),
+        kinds in proptest::collection::vec((0usize..300, 0u8..4), 0..20),
+        from in any::<u32>(), most in any::<u32>(), lives in any::<bool>(), is_short in any::<bool>(),
+    ) {
+        let mut bytes = bytes;
+        // Many of them are entries of a few bytes.
+        for (at, byte) in kinds {
+            if let Some(place) = bytes.get_mut(at) {
+                *place = byte;
+            }
+        }
+        let (from, most) = if is_short { (from % 4, most % 40) } else { (from, most) };
+        let wants = Wants { lives, bits: false, from, most };
+        for status in [210, 211, 212, 213] {
+            let framed = frame(0x8000, status, 1, &bytes);
+            let reply = GotReply::decode(&decode(&framed).unwrap().unwrap());
+            prop_assert!(reply.is_some() == (status != 213));
+        }
+        let mut entries = &bytes[..];
+        loop {
+            let left = entries.len();
+            let Some((_, found)) = split_entry(&mut entries, &wants) else { break };
+            prop_assert!(entries.len() + 8 <= left);
+            if let Found::Value { whole, bytes, .. } = found {
+                prop_assert!(bytes.len() == wants.range_of(whole).len() && bytes.len() <= left - 8);
             }
         }
     }
@@ -78,7 +113,10 @@ fn replies_round_trip() {
         Reply::TurnedAway(Refusal::PeerFull { max: 7 }),
         Reply::TurnedAway(Refusal::Descriptors),
         Reply::TurnedAway(Refusal::Stopping),
+        Reply::TurnedAway(Refusal::Token),
         Reply::TurnedAway(Refusal::Other { code: 99 }),
+        Reply::Challenge { nonce: [1; 32] },
+        Reply::Table { proof: [2; 32], about: Box::new([3; size_of::<TableBytes>()]) },
     ];
     let mut bytes = Vec::new();
     replies.iter().enumerate().for_each(|(id, reply)| reply.encode(id as u64, &mut bytes));
@@ -118,6 +156,9 @@ fn golden_requests() {
     let part = |part, tell| Request::Part { key: b"key", part, tell };
     let add = |delta, initial| part(PartChange::Add { delta, initial }, Tell::Nothing);
     let append = PartChange::Append { bytes: b"bytes", len_max: 0x0102_0304 };
+    let wants = Wants { lives: true, bits: true, from: 0x0102_0304, most: 0x0506_0708 };
+    let mut keys = KeysWriter::default();
+    assert!(keys.push(b"key") && keys.push(b""));
     for (op, request, body) in [
         (1, Request::Hello { version: 0x0403_0201 }, &hello[..]),
         (2, put(PutMode::Upsert), b"\x03\0keyvalue"),
@@ -155,6 +196,8 @@ fn golden_requests() {
         (23, remove_if(Expected::Value(b"old")), b"\x03\0keyold"),
         (24, remove_if(Expected::Extent(extent)), &long_swap_extent),
         (25, Request::Clear { place: [1, 2] }, b"\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0"),
+        (110, Request::Join { nonce: [1; 32], proof: [2; 32] }, &[[1; 32], [2; 32]].concat()),
+        (111, Request::Gets(keys.request(wants)), b"\x03\0\0\0\x04\x03\x02\x01\x08\x07\x06\x05\x03\0key\0\0"),
     ] {
         let id = 0x0102_0304_0506_0708;
         let expected = frame(op, 0, id, body);
@@ -243,6 +286,7 @@ fn golden_replies() {
     times_body.resize(6 * 8 + 23 * 8 + 5 * 40, 0);
     let cleared = Reply::Cleared { removed: 1, progress_ppm: 2, place: [3, 4] };
     let range = PartError::CounterRange { value: 14, delta: 15 };
+    let about = [3; size_of::<TableBytes>()];
     for (status, reply, body) in [
         (1, Reply::Welcome { version: 0x0304, level: 0x0102 }, vec![4, 3, 2, 1]),
         (2, Reply::Put(Ok(PutOutcome::Inserted)), vec![]),
@@ -295,6 +339,13 @@ fn golden_replies() {
         (106, Reply::TurnedAway(Refusal::PeerFull { max: 14 }), two(3, 14)),
         (106, Reply::TurnedAway(Refusal::Descriptors), two(4, 0)),
         (106, Reply::TurnedAway(Refusal::Stopping), two(5, 0)),
+        (106, Reply::TurnedAway(Refusal::Token), two(6, 0)),
+        (200, Reply::Challenge { nonce: [1; 32] }, vec![1; 32]),
+        (
+            201,
+            Reply::Table { proof: [2; 32], about: Box::new(about) },
+            [vec![2; 32], about.to_vec()].concat(),
+        ),
     ] {
         let id = 0x0102_0304_0506_0708;
         let expected = frame(0x8000, status, id, &body);
@@ -388,6 +439,13 @@ fn invalid_frames_are_refused() {
         (24, 0, vec![0; 23], unfitting(24, 23)),
         (25, 0, vec![0; 15], unfitting(25, 15)),
         (25, 0, vec![0; 17], unfitting(25, 17)),
+        (110, 0, vec![0; 63], unfitting(110, 63)),
+        (110, 0, vec![0; 65], unfitting(110, 65)),
+        (111, 0, vec![0; 11], unfitting(111, 11)),
+        (111, 0, vec![0; 12], unfitting(111, 12)),
+        (111, 0, vec![0; 13], unfitting(111, 13)),
+        (111, 0, [&[4][..], &[0; 13]].concat(), unfitting(111, 14)),
+        (111, 0, [&[0; 12][..], &[2, 0, 7]].concat(), unfitting(111, 15)),
     ] {
         let bytes = frame(op, status, 1, &body);
         let decoded = decode(&bytes).unwrap().unwrap();
@@ -424,10 +482,119 @@ fn invalid_frames_are_refused() {
         (0x8000, 102, 8, unfitting(0x8000, 8)),
         (0x8000, 103, 0, unfitting(0x8000, 0)),
         (0x8000, 107, 8, unfitting(0x8000, 8)),
+        (0x8000, 200, 31, unfitting(0x8000, 31)),
+        (0x8000, 201, 31 + size_of::<TableBytes>(), unfitting(0x8000, 31 + size_of::<TableBytes>())),
+        (0x8000, 210, 0, unknown(0x8000, 210)),
     ] {
         let bytes = frame(op, status, 1, &vec![0; length]);
         let decoded = decode(&bytes).unwrap().unwrap();
         assert_eq!(Reply::decode(&decoded), Err(expected), "{op}, {status} with {length} bytes");
+    }
+}
+
+/// The bytes of a reply to a request for keys: an absent key, two values, a key that is none, bits, an error. What they
+/// say is read again.
+#[test]
+fn golden_entries() {
+    use crate::layout::life::Life;
+    use crate::outcome::ReadError;
+    use crate::sink::Sink;
+    let (mut out, id) = (b"before".to_vec(), 0x0102_0304_0506_0708);
+    let wants = Wants { lives: true, bits: false, from: 1, most: 3 };
+    let life = Life { number: 0x0203, ..Life::default() };
+    let reference = Reference { number: 1, offset: 2, len: 3, crc: 4 };
+    let mut writer = GotWriter::<true>::new(&mut out, id, wants);
+    assert!(writer.end_entry(7, None));
+    writer.put_life(Some(life));
+    writer.put_words::<1>(6, |_| u64::from_le_bytes(*b"value..."));
+    assert!(writer.end_entry(0x0102, Some(None)));
+    assert!(writer.begin(3));
+    // In whatever pieces it is put.
+    [&b"l"[..], b"o", b"n"].into_iter().for_each(|piece| writer.put(piece));
+    assert!(writer.end_entry(1, Some(Some(reference))));
+    assert!(writer.no_key(2, 16));
+    writer.finish();
+    let lived = life.to_bytes();
+    let extent = b"\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x03\0\0\0\x04\0\0\0";
+    let body = [
+        &b"\x07\0\0\0\0\0\0\0"[..],
+        b"\x02\x01\x01\x01\x06\0\0\0alu",
+        &lived,
+        b"\x01\0\x01\x03\x03\0\0\0on",
+        &lived,
+        extent,
+        b"\x02\0\x02\0\x10\0\0\0",
+    ]
+    .concat();
+    let expected = frame(0x8000, 210, id, &body);
+    assert_eq!(out, [b"before", &expected[..]].concat());
+    let decoded = decode(&expected).unwrap().unwrap();
+    let Some(Ok(GotReply::Entries(mut entries))) = GotReply::decode(&decoded) else { panic!("no entries") };
+    let value = |whole, bytes, reference| Found::Value { whole, bytes, life: Some(life), reference };
+    for found in [
+        (7, Found::Absent),
+        (0x0102, value(6, b"alu", None)),
+        (1, value(3, b"on", Some(reference))),
+        (2, Found::NoKey { max: 16 }),
+    ] {
+        assert_eq!(split_entry(&mut entries, &wants), Some(found));
+    }
+    assert_eq!((entries, split_entry(&mut entries, &wants)), (&b""[..], None));
+    // Cut anywhere, it is no entry, or it is one of those before.
+    for cut in 0..body.len() {
+        let (mut entries, mut count) = (&body[..cut], 0);
+        while split_entry(&mut entries, &wants).is_some() {
+            count += 1;
+        }
+        assert_eq!(count, [8, 31, 77].iter().filter(|&&end| end <= cut).count(), "{cut}");
+    }
+    let mut bits = Vec::new();
+    encode_bits(&mut bits, id, &[5, 1 << 63]);
+    assert_eq!(bits, frame(0x8000, 211, id, &[&[5, 0, 0, 0, 0, 0, 0, 0][..], &[0; 7], &[0x80]].concat()));
+    let decoded = decode(&bits).unwrap().unwrap();
+    assert!(matches!(GotReply::decode(&decoded), Some(Ok(GotReply::Bits(bits))) if bits.len() == 16));
+    for (error, words) in [
+        (ReadError::KeyLength { given: 9, max: 8 }, [1, 9, 8, 0]),
+        (ReadError::Replaced { len: 9, times: 8 }, [3, 9, 8, 0]),
+    ] {
+        let mut failed = Vec::new();
+        GotWriter::<false>::new(&mut failed, id, wants).fail(id, &error);
+        assert_eq!(failed, frame(0x8000, 212, id, &words.map(u64::to_le_bytes).concat()));
+        let decoded = decode(&failed).unwrap().unwrap();
+        assert!(matches!(GotReply::decode(&decoded), Some(Ok(GotReply::Failed(told))) if told == error));
+    }
+    for (status, body) in [(212, vec![0; 31]), (212, vec![9; 32])] {
+        let bytes = frame(0x8000, status, id, &body);
+        let refused = GotReply::decode(&decode(&bytes).unwrap().unwrap());
+        assert!(matches!(refused, Some(Err(WireError::Body { .. }))), "{body:?}");
+    }
+}
+
+/// A reply takes entries while it has room, and no more than a frame has. What has no room leaves nothing behind.
+#[test]
+fn a_reply_is_one_frame() {
+    use crate::sink::Sink;
+    for len in [0, 1, 40, 1_000, 20_000, SOCKET_PIECE_MAX, 1 << 20] {
+        let wants = Wants { lives: false, bits: false, from: 0, most: u32::MAX };
+        let (mut out, value) = (Vec::new(), vec![9; len]);
+        let mut writer = GotWriter::<false>::new(&mut out, 1, wants);
+        let took = (0..10_000).take_while(|&number| {
+            if writer.begin(len) {
+                value.chunks(4_096).for_each(|piece| writer.put(piece));
+            }
+            writer.end_entry(number, Some(None))
+        });
+        let took = took.count();
+        writer.finish();
+        let reply = decode(&out).unwrap().unwrap();
+        assert!(took > 0 && reply.length == out.len() && reply.body().len() <= BODY_MAX, "{len}");
+        let Some(Ok(GotReply::Entries(mut entries))) = GotReply::decode(&reply) else { panic!("no entries") };
+        for number in 0..took {
+            let found = split_entry(&mut entries, &wants);
+            let Some((nth, Found::Value { whole, bytes, .. })) = found else { panic!("{found:?}") };
+            assert!(nth == number && whole == len && bytes == &value[..len.min(SOCKET_PIECE_MAX)]);
+        }
+        assert!(entries.is_empty());
     }
 }
 

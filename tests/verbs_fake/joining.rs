@@ -60,7 +60,7 @@ fn failed_handshakes(fake: &Fake) {
     let of_the_server: Vec<_> = ["qps", "mrs"].map(|kind| fake.count(&format!("live_{kind}"))).into();
     let mut stranger = options();
     for token in [Token::new("another"), Token::default()] {
-        stranger.verbs.token = token;
+        stranger.token = token;
         assert!(matches!(refused(server.address(), stranger.clone()), SetupError::Token { .. }));
     }
     let mut stayers = Vec::new();
@@ -114,8 +114,7 @@ fn readers_change_nothing(_: &Fake) {
         let how = how.herd(true);
         let server = Server::start(how.read_token(reading.clone())).unwrap();
         fill(&mut Client::connect_with(server.address(), options.clone()).unwrap(), 30);
-        let verbs = options.verbs.clone().token(reading.clone());
-        let mut reader = Client::connect_with(server.address(), options.verbs(verbs)).unwrap();
+        let mut reader = Client::connect_with(server.address(), options.token(reading.clone())).unwrap();
         check_all(&mut reader, 30);
         let (key, value) = ours(1);
         assert_eq!(reader.get_two_sided(&key).unwrap(), Some(value));

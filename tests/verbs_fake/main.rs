@@ -40,7 +40,7 @@ use oneread::internals::layout::geometry::{Family, SlotIx};
 use oneread::internals::placement::Preset;
 use oneread::internals::region::Backing;
 use oneread::internals::server::StartMode;
-use oneread::internals::verbs::{SetupError, Token, VerbsError, VerbsOptions, Wait};
+use oneread::internals::verbs::{SetupError, Token, VerbsError, Wait};
 use oneread::{
     Address, BatchAnswer, Client, ClientOptions, ConnectError, GetError, MutateError, OwnerOptions,
     PartChange, PartEffect, PartOutcome, PutMode, PutOutcome, RequestPath, ServeError, Server, SwapOutcome,
@@ -115,8 +115,7 @@ fn at(place: &str) -> Address {
 }
 
 fn options() -> ClientOptions {
-    let verbs = VerbsOptions::new().token(Token::new(TOKEN));
-    patient().verbs(verbs)
+    patient().token(Token::new(TOKEN))
 }
 
 fn with_credits(credits: usize) -> ClientOptions {

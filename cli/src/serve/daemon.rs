@@ -23,7 +23,7 @@ pub fn log_file(address: &Address, named: Option<&Path>) -> Result<PathBuf> {
             path.into()
         }
         (None, _) => {
-            bail!("over verbs there is no socket to put a log beside; name its file with --log FILE")
+            bail!("over verbs and TCP there is no socket to put a log beside; name its file with --log FILE")
         }
     };
     Ok(std::path::absolute(path)?)

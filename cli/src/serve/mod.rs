@@ -15,7 +15,8 @@ use oneread::internals::files;
 use oneread::internals::region::{Backing, RegionError};
 use oneread::internals::verbs::Wait;
 use oneread::{
-    Address, Config, Evict, ServeError, Server, ServerConfig, Snapshots, StartMode, TableSize, Token,
+    Address, Config, Evict, ServeError, Server, ServerConfig, Snapshots, StartMode, TableSize, TcpAddress,
+    Token,
     embedded::MemoryShare,
     layout::{Geometry, Layout},
 };
@@ -91,6 +92,10 @@ their lease ends (10 s by default). Over verbs they cannot.
 pub struct Serve {
     #[command(flatten)]
     at: At,
+    /// Serve clients over TCP, too, as in tcp://0.0.0.0:7471: each GET there is a request to this server;
+    /// beyond this host clients need the token, and what travels can be read on the way
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<TcpAddress>,
     /// How keys are placed, as in windowed:8, pilaf, hopscotch:farm [default: windowed:8]
     #[arg(long, value_name = "NAME", value_parser = names::layout(), hide_possible_values = true)]
     layout: Option<Layout>,
@@ -171,19 +176,19 @@ pub struct Serve {
     /// Another user who may read the table, and not change it (shm only; repeatable)
     #[arg(long, value_name = "USER")]
     allow_read_uid: Vec<UserId>,
-    /// The file that holds the token of clients who may only read (verbs only)
+    /// The file that holds the token of clients who may only read (verbs and TCP)
     #[arg(long, value_name = "FILE")]
     read_token_file: Option<PathBuf>,
     /// Most connections
     #[arg(long, value_name = "N", default_value_t = 4096)]
     clients_max: usize,
-    /// Most connections of one user other than this one; over verbs, of one host
+    /// Most connections of one user other than this one; over verbs and TCP, of one host
     #[arg(long, value_name = "N", default_value_t = 1024)]
     clients_per_peer: usize,
     /// Longest time for a client to join, or to finish a request that it has begun to send
     #[arg(long, value_name = "TIME", default_value = "10s")]
     half_open: Period,
-    /// Unread replies at which a client is heard no more (shm only)
+    /// Unread replies at which a client is heard no more (shm and TCP)
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = length)]
     unread_max: usize,
     #[command(flatten)]
@@ -249,7 +254,7 @@ impl Serve {
         }
         let token = if self.no_token { Token::default() } else { self.token.token()? };
         ensure!(
-            matches!(self.at.address(), Address::Shm(_)) || self.no_token || !token.is_empty(),
+            !matches!(self.at.address(), Address::Verbs(_)) || self.no_token || !token.is_empty(),
             "over verbs whoever reaches the port can read and change the table: give server and clients a token (ONEREAD_TOKEN, or --token-file FILE), or add --no-token to let everybody in"
         );
         if self.daemonize {
@@ -344,6 +349,7 @@ impl Serve {
     fn how(&self, address: Address, config: Config, backing: Backing, token: Token) -> Result<ServerConfig> {
         let how = ServerConfig::new(address, config)
             .backing(backing)
+            .tcp(self.listen.clone())
             .small_pages(self.small_pages)
             .start(StartMode::OpenOrCreate)
             .workers(self.workers.into())
@@ -583,6 +589,7 @@ impl Serve {
             return serde_json::json!({
                 "event": "ready",
                 "address": server.address().to_string(),
+                "tcp": server.tcp_address().map(|at| Address::Tcp(at.clone()).to_string()),
                 "layout": geometry.layout().to_string(),
                 "main_slots": geometry.main_slots(),
                 "slots": geometry.slots(),
@@ -621,8 +628,10 @@ impl Serve {
             format!("\nin the background, process {}; its log is {}", std::process::id(), log.display())
         });
         let metrics = metrics.map_or(String::new(), |url| format!("\nmetrics at {url}"));
+        let too = server.tcp_address().filter(|_| !matches!(server.address(), Address::Tcp(_)));
+        let too = too.map_or(String::new(), |at| format!(" and at {}", Address::Tcp(at.clone())));
         format!(
-            "serving {} at {}: {size}, slots of {} bytes, in {where_to}, {found}{metrics}{log}",
+            "serving {} at {}{too}: {size}, slots of {} bytes, in {where_to}, {found}{metrics}{log}",
             geometry.layout(),
             server.address(),
             geometry.shape().bytes(),
@@ -632,7 +641,7 @@ impl Serve {
 
 /// Whether memory is registered with a device. A build without devices says so later.
 fn is_over_verbs(address: &Address) -> bool {
-    cfg!(feature = "verbs") && !matches!(address, Address::Shm(_))
+    cfg!(feature = "verbs") && matches!(address, Address::Verbs(_))
 }
 
 /// Checks that all of a table may be locked in memory, before any of it is taken.

@@ -2,24 +2,21 @@
 
 use super::mailbox::BellSocket;
 use crate::address::Address;
-use crate::breaking::{interrupted, sleeps_until};
+use crate::breaking::sleeps_until;
 use crate::client::error::{ConnectError, LinkError};
-use crate::client::handle::Deadline;
+use crate::client::link::{Link, is_out_of_descriptors, is_transient};
+pub(super) use crate::client::link::{MEMORY_ID, hello, is_hung_up, link_failed};
 use crate::files;
 use crate::peer::SocketPeer;
-use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
+use crate::wire::{self, Reply, Request};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
-use std::io::{self, IoSliceMut, Read, Write};
-use std::ops::Range;
+use std::io::{self, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// The number of requests whose reply comes with memory, and of their replies.
-pub(super) const MEMORY_ID: u64 = 0;
 
 /// What came with a reply. A welcome comes with the region, and perhaps with where a client notes what it reads.
 #[derive(Debug, Default)]
@@ -28,44 +25,12 @@ pub(super) struct HandedMemory {
     pub second: Option<OwnedFd>,
 }
 
-/// A connection to the server.
-#[derive(Debug)]
-pub(super) struct SocketLink {
-    /// Shared with the watch, if that watches this connection.
-    stream: Arc<UnixStream>,
-    input: Vec<u8>,
-    /// Which requests the server knows, as its welcome says.
-    level: u16,
-    /// The whole time allowed, for error messages.
-    allowed: Duration,
-}
+/// A connection to the server on this host.
+pub(super) type SocketLink = Link<UnixStream>;
 
 impl SocketLink {
-    pub fn new(stream: Arc<UnixStream>, allowed: Duration) -> SocketLink {
-        SocketLink { stream, input: Vec::new(), level: 0, allowed }
-    }
-
-    /// The same link, for errors that name another time.
-    pub fn allowing(self, allowed: Duration) -> SocketLink {
-        SocketLink { allowed, ..self }
-    }
-
-    /// Which requests the server knows ([`wire::LEVEL`]).
-    pub fn level(&self) -> u16 {
-        self.level
-    }
-
-    #[cfg(test)]
-    pub fn allowed(&self) -> Duration {
-        self.allowed
-    }
-
-    pub fn stream(&self) -> &Arc<UnixStream> {
-        &self.stream
-    }
-
     /// Sends a request whose reply comes with descriptors. Returns both; descriptors may be missing.
-    pub fn ask_for_memory(
+    pub(super) fn ask_for_memory(
         &mut self,
         request: &[u8],
         deadline: Instant,
@@ -90,20 +55,15 @@ impl SocketLink {
 
     /// The reply to a request for memory, if it is whole.
     pub fn memory_reply(&mut self) -> Result<Option<Reply>, LinkError> {
-        let Some(frame) = wire::decode(&self.input)? else { return Ok(None) };
-        let reply = Reply::decode(&frame)?;
-        if frame.id != MEMORY_ID {
-            return Err(LinkError::Unexpected);
-        }
-        self.input.drain(..frame.length);
-        if let Reply::Welcome { level, .. } = reply {
+        let reply = self.first_reply()?;
+        if let Some(Reply::Welcome { level, .. }) = reply {
             self.level = level;
         }
-        Ok(Some(reply))
+        Ok(reply)
     }
 
     /// Receives what is there of such a reply, and its descriptors. Does not wait.
-    pub fn receive_memory(&mut self, handed: &mut HandedMemory) -> Result<(), LinkError> {
+    pub(super) fn receive_memory(&mut self, handed: &mut HandedMemory) -> Result<(), LinkError> {
         let mut chunk = [0u8; 256];
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -134,103 +94,6 @@ impl SocketLink {
         }
         self.input.extend_from_slice(&chunk[..received.bytes]);
         Ok(())
-    }
-
-    /// Sends requests, numbered from `first_id`, and receives their replies.
-    pub fn converse(
-        &mut self,
-        requests: &[Request<'_>],
-        first_id: u64,
-        deadline: &mut Deadline,
-        replies: &mut Vec<Reply>,
-    ) -> Result<(), LinkError> {
-        let mut out = Vec::new();
-        requests.iter().zip(first_id..).for_each(|(request, id)| request.encode(id, &mut out));
-        self.send(&out, deadline.at)?;
-        self.receive_replies(first_id..first_id + requests.len() as u64, deadline, replies)
-    }
-
-    /// Receives the replies to requests with these numbers, which were sent.
-    pub fn receive_replies(
-        &mut self,
-        mut missing: Range<u64>,
-        deadline: &mut Deadline,
-        replies: &mut Vec<Reply>,
-    ) -> Result<(), LinkError> {
-        loop {
-            let (mut taken, before) = (0, replies.len());
-            while !missing.is_empty() {
-                let Some(frame) = wire::decode(&self.input[taken..])? else { break };
-                taken += frame.length;
-                match Reply::decode(&frame)? {
-                    // A late ring, for a request that went through the mailbox.
-                    Reply::Wake => {}
-                    reply if frame.id == missing.start => {
-                        missing.start += 1;
-                        replies.push(reply);
-                    }
-                    _ => return Err(LinkError::Unexpected),
-                }
-            }
-            self.input.drain(..taken);
-            if replies.len() > before {
-                deadline.renew();
-            }
-            if missing.is_empty() {
-                return Ok(());
-            }
-            if taken > 0 && replies.len() == before {
-                self.check(deadline.at)?;
-            }
-            self.receive(deadline.at)?;
-        }
-    }
-
-    /// Fails after the deadline. Without this check, a server that always rings and never answers
-    /// would keep the client awake for ever.
-    fn check(&self, deadline: Instant) -> Result<(), LinkError> {
-        if Instant::now() < deadline { Ok(()) } else { Err(LinkError::Deadline(self.allowed)) }
-    }
-
-    fn receive(&mut self, deadline: Instant) -> Result<(), LinkError> {
-        self.wait(PollFlags::IN, deadline)?;
-        let mut chunk = [0u8; 1 << 14];
-        match (&*self.stream).read(&mut chunk) {
-            Ok(0) => Err(LinkError::HungUp),
-            Ok(n) => {
-                self.input.extend_from_slice(&chunk[..n]);
-                Ok(())
-            }
-            Err(e) if is_transient(&e) => Ok(()),
-            Err(e) => Err(e.into()),
-        }
-    }
-
-    pub fn send(&mut self, mut bytes: &[u8], deadline: Instant) -> Result<(), LinkError> {
-        while !bytes.is_empty() {
-            match (&*self.stream).write(bytes) {
-                Ok(n) => bytes = &bytes[n..],
-                Err(e) if is_transient(&e) => self.wait(PollFlags::OUT, deadline)?,
-                Err(e) => return Err(e.into()),
-            }
-        }
-        Ok(())
-    }
-
-    /// Waits until the stream is ready, at most until the deadline, and no longer than that is wanted.
-    fn wait(&self, what: PollFlags, deadline: Instant) -> Result<(), LinkError> {
-        loop {
-            let until = sleeps_until(deadline).ok_or(LinkError::Deadline(self.allowed))?;
-            let left = until.saturating_duration_since(Instant::now());
-            let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-            match rustix::event::poll(&mut [PollFd::new(&self.stream, what)], Some(&timeout)) {
-                Ok(0) if until < deadline => {}
-                Ok(0) => return Err(LinkError::Deadline(self.allowed)),
-                Ok(_) => return Ok(()),
-                Err(rustix::io::Errno::INTR) => interrupted(),
-                Err(e) => return Err(LinkError::Os(e.into())),
-            }
-        }
     }
 }
 
@@ -332,41 +195,11 @@ pub(super) fn process_of(stream: &UnixStream) -> Option<OwnedFd> {
     rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
 }
 
-/// The first request of every connection.
-pub(super) fn hello() -> Vec<u8> {
-    let mut out = Vec::new();
-    Request::Hello { version: PROTOCOL_VERSION }.encode(MEMORY_ID, &mut out);
-    out
-}
-
-/// Whether the other side has closed its end. Does not wait.
-pub(super) fn is_hung_up(stream: &UnixStream) -> bool {
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let mut watched = [PollFd::new(stream, PollFlags::RDHUP)];
-    matches!(rustix::event::poll(&mut watched, Some(&now)), Ok(n) if n > 0)
-}
-
-pub(super) fn link_failed(address: &Address, source: LinkError) -> ConnectError {
-    match (address.clone(), source) {
-        (address, LinkError::Os(source)) if is_out_of_descriptors(&source) => {
-            ConnectError::Descriptors { address, source }
-        }
-        (address, source) => ConnectError::Link { address, source },
-    }
-}
-
-fn is_out_of_descriptors(error: &io::Error) -> bool {
-    use rustix::io::Errno;
-    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
-}
-
-fn is_transient(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::client::handle::Deadline;
+    use std::io::Write;
 
     /// A server that always rings and never answers keeps no client awake past the deadline. The
     /// client does not keep the bytes of the rings.

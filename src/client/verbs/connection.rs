@@ -37,7 +37,7 @@ use crate::verbs::device::{
 use crate::verbs::error::{SetupError, VerbsError};
 use crate::verbs::ffi::Completion;
 use crate::verbs::station::Station;
-use crate::verbs::{QueueCounts, VerbsOptions, Wait};
+use crate::verbs::{QueueCounts, Wait};
 use crate::wire;
 use ibverbs_sys::{ibv_qp_type, ibv_sge};
 use std::collections::VecDeque;
@@ -121,7 +121,7 @@ impl Connection {
         credits: usize,
         within: Duration,
     ) -> Result<Connection, SetupError> {
-        let VerbsOptions { token, wait, .. } = &options.verbs;
+        let (token, wait) = (&options.token, &options.verbs.wait);
         let mut talk = Handshake::open(address.host(), address.port(), within)?;
         let challenge: Challenge = talk.receive()?;
         if challenge.oneread != bootstrap::NAME {

@@ -11,7 +11,7 @@ mod pairs;
 pub(crate) mod waiting;
 
 use super::error::{AskError, ConnectError, GetError, LinkError};
-use super::handle::{ATTEMPT_MAX, Deadline, Handle, RETRY_FIRST, RETRY_MAX};
+use super::handle::{Deadline, Handle, RETRY_FIRST, RETRY_MAX, retried};
 use super::options::{ClientOptions, OwnerOptions};
 use super::send::send_fitting;
 use super::stats::{ClientStats, RequestCounts};
@@ -309,7 +309,7 @@ impl VerbsHandle {
         }
         let place = self.place.get_or_insert_with(|| pairs.place());
         self.seat = None;
-        let seat = retried(deadline, |within| self.shared.join(place, within))?;
+        let seat = retried(deadline, may_pass, |within| self.shared.join(place, within))?;
         self.geometry = seat.geometry().clone();
         self.seat = Some(seat);
         // An entry may name memory that the next server has not registered.
@@ -323,7 +323,7 @@ impl VerbsHandle {
         if self.connection.is_none() {
             // Where queue pairs are shared, this connection carries no READs.
             let credits = if self.shared.pairs.is_some() { 1 } else { self.shared.options.verbs.credits };
-            let mut connection = retried(deadline, |within| self.shared.open(credits, within))?;
+            let mut connection = retried(deadline, may_pass, |within| self.shared.open(credits, within))?;
             self.shared.begin_owner(&mut connection, deadline)?;
             if self.shared.pairs.is_none() {
                 self.geometry = connection.geometry().clone();
@@ -548,32 +548,9 @@ impl Clone for VerbsHandle {
     }
 }
 
-/// Repeats an attempt until the deadline, with pauses, unless the error is final.
-fn retried<T>(
-    deadline: Instant,
-    mut attempt: impl FnMut(Duration) -> Result<T, SetupError>,
-) -> Result<T, SetupError> {
-    let mut pause = RETRY_FIRST;
-    let left = || deadline.saturating_duration_since(Instant::now());
-    loop {
-        match attempt(left().clamp(RETRY_FIRST, ATTEMPT_MAX)) {
-            Err(error) if !is_final(&error) && pause < left() => {
-                tracing::debug!(error = &error as &dyn Error, "not yet");
-                std::thread::sleep(pause);
-                pause = (2 * pause).min(RETRY_MAX);
-                // The time left after a sleep may be too short for another attempt.
-                if left() < RETRY_FIRST {
-                    return Err(error);
-                }
-            }
-            outcome => return outcome,
-        }
-    }
-}
-
-/// Whether the next attempt would fail in the same way.
-fn is_final(error: &SetupError) -> bool {
-    matches!(
+/// Whether the next attempt may end in another way.
+fn may_pass(error: &SetupError) -> bool {
+    !matches!(
         error,
         SetupError::Token { .. }
             | SetupError::Extension { .. }

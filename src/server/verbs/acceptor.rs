@@ -6,6 +6,7 @@ use super::worker::WorkerInbox;
 use crate::outcome::with_causes;
 use crate::server::caller::Role;
 use crate::server::shared::{ACCEPT_AGAIN, Peer};
+use crate::server::tcp::{JOINING_MAX, gives_way};
 use crate::server::turns::{EventLoop, TurnCount};
 use crate::verbs::Token;
 use crate::verbs::bootstrap::{self, Challenge, Join, JoinAnswer, Nonce};
@@ -14,17 +15,12 @@ use crate::wire::LEVEL;
 use mio::net::{TcpListener, TcpStream};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Waker};
-use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// Most clients that may be joining at the same time. They have proven nothing yet, so for one more
-/// another gives way ([`gives_way`]).
-const JOINING_MAX: usize = 256;
 
 const LISTENER: mio::Token = mio::Token(0);
 const WAKER: mio::Token = mio::Token(1);
@@ -223,14 +219,6 @@ impl Acceptor {
     }
 }
 
-/// Which of those who are joining gives way to one more: of the host that has most of them, who has
-/// taken longest. So a host without a token does not keep others from joining.
-fn gives_way<T: Copy>(joining: impl Iterator<Item = (T, IpAddr, Instant)> + Clone) -> Option<T> {
-    let mut of_host = HashMap::new();
-    joining.clone().for_each(|(_, host, _)| *of_host.entry(host).or_insert(0) += 1);
-    joining.max_by_key(|(_, host, since)| (of_host[host], Reverse(*since))).map(|(who, ..)| who)
-}
-
 impl PendingSession {
     /// Returns the client's message, once it is complete.
     fn hear(&mut self) -> Result<Option<Join>, String> {
@@ -252,27 +240,5 @@ impl PendingSession {
                 return Ok(Some(join));
             }
         }
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-    use std::time::Duration;
-
-    /// Of many strangers of one host the oldest gives way, not a client of another, which came before all of
-    /// them or after. Where each host has one, it is the oldest of all.
-    #[test]
-    fn the_host_with_most_gives_way() {
-        let (stranger, other) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
-        let begun = Instant::now();
-        let of = |all: &[(IpAddr, u64)]| {
-            let all: Vec<_> =
-                all.iter().map(|&(host, n)| (n, host, begun + Duration::from_secs(n))).collect();
-            gives_way(all.iter().copied())
-        };
-        assert_eq!(of(&[(other, 1), (stranger, 5), (stranger, 3), (stranger, 4), (other, 9)]), Some(3));
-        assert_eq!(of(&[(stranger, 2), (other, 1)]), Some(1));
-        assert_eq!(of(&[]), None);
     }
 }

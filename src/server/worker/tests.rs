@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 
 /// A worker that is not the first one, and the path of its socket.
 struct Second {
-    worker: ShmWorker,
+    worker: StreamWorker,
     path: PathBuf,
     _dir: tempfile::TempDir,
 }
@@ -34,7 +34,7 @@ impl Second {
         let path = dir.path().join("socket");
         let address = Address::Shm(path.clone());
         let socket = Socket::new(&address, &path, listen(&address, &path).unwrap());
-        let worker = ShmWorker::new(Arc::new(shared), Arc::new(socket), false).unwrap();
+        let worker = StreamWorker::new(Arc::new(shared), Some(Arc::new(socket)), None, false).unwrap();
         Second { worker, path, _dir: dir }
     }
 
@@ -223,7 +223,7 @@ fn a_failed_accept_is_repeated() {
     // A socket that does not listen.
     let socket = rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM, None);
     let bound = Bound::new(&second.path, socket.unwrap().into()).unwrap();
-    second.worker.socket = Arc::new(Socket::new(&Address::Shm("nowhere".into()), &second.path, bound));
+    second.worker.socket = Some(Arc::new(Socket::new(&Address::Shm("nowhere".into()), &second.path, bound)));
     second.worker.accept_all();
     assert!(second.worker.accept_again.is_some());
     assert!(second.worker.tidy().unwrap() <= Duration::from_millis(10));

@@ -129,10 +129,11 @@ impl Rpc {
         let connect = |requests| {
             let wait = if self.block { Wait::Block } else { Wait::Poll };
             let (token, pairs) = (self.token.token()?, self.pairs.map(usize::from));
-            let verbs = VerbsOptions::new().token(token).wait(wait).pairs(pairs);
+            let verbs = VerbsOptions::new().wait(wait).pairs(pairs);
             // With many threads on few cores, a late answer counts as latency and not as a failure.
             let deadline = Duration::from_secs(30);
-            let options = ClientOptions::new().deadline(deadline).requests(requests).verbs(verbs);
+            let options =
+                ClientOptions::new().deadline(deadline).requests(requests).token(token).verbs(verbs);
             match (&server, &self.at) {
                 (Some(server), _) => server.connect_with(options),
                 (None, Some(address)) => Ok(Client::connect_with(address, options)?),

@@ -1,0 +1,221 @@
+//! Frames over a stream to a server: a Unix socket, or TCP.
+
+use super::error::{ConnectError, LinkError};
+use super::handle::Deadline;
+use crate::address::Address;
+use crate::breaking::{interrupted, sleeps_until};
+use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
+use rustix::buffer::spare_capacity;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::SendFlags;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The number of requests whose reply comes with memory, and of their replies; and of those by which a client
+/// is let in.
+pub(in crate::client) const MEMORY_ID: u64 = 0;
+
+/// A connection to the server.
+#[derive(Debug)]
+pub(in crate::client) struct Link<S> {
+    /// Shared with the watch, if that watches this connection.
+    pub(in crate::client) stream: Arc<S>,
+    pub(in crate::client) input: Vec<u8>,
+    /// Which requests the server knows, as its welcome says.
+    pub(in crate::client) level: u16,
+    /// Room for bytes that are taken at once.
+    chunk: usize,
+    /// The whole time allowed, for error messages.
+    pub(in crate::client) allowed: Duration,
+}
+
+impl<S: AsFd> Link<S> {
+    pub fn new(stream: Arc<S>, allowed: Duration) -> Link<S> {
+        Link { stream, input: Vec::new(), level: 0, chunk: 1 << 14, allowed }
+    }
+
+    /// The same link, which takes so many bytes at once.
+    pub fn taking(self, chunk: usize) -> Link<S> {
+        Link { chunk, ..self }
+    }
+
+    /// The same link, for errors that name another time.
+    pub fn allowing(self, allowed: Duration) -> Link<S> {
+        Link { allowed, ..self }
+    }
+
+    /// Which requests the server knows ([`wire::LEVEL`]).
+    pub fn level(&self) -> u16 {
+        self.level
+    }
+
+    #[cfg(test)]
+    pub fn allowed(&self) -> Duration {
+        self.allowed
+    }
+
+    pub fn stream(&self) -> &Arc<S> {
+        &self.stream
+    }
+
+    /// The reply to a request with [`MEMORY_ID`], if it is whole.
+    pub fn first_reply(&mut self) -> Result<Option<Reply>, LinkError> {
+        let Some(frame) = wire::decode(&self.input)? else { return Ok(None) };
+        let reply = Reply::decode(&frame)?;
+        if frame.id != MEMORY_ID {
+            return Err(LinkError::Unexpected);
+        }
+        self.input.drain(..frame.length);
+        Ok(Some(reply))
+    }
+
+    /// Sends requests, numbered from `first_id`, and receives their replies.
+    pub fn converse(
+        &mut self,
+        requests: &[Request<'_>],
+        first_id: u64,
+        deadline: &mut Deadline,
+        replies: &mut Vec<Reply>,
+    ) -> Result<(), LinkError> {
+        let mut out = Vec::new();
+        requests.iter().zip(first_id..).for_each(|(request, id)| request.encode(id, &mut out));
+        self.send_and_take(&out, deadline.at)?;
+        self.receive_replies(first_id..first_id + requests.len() as u64, deadline, replies)
+    }
+
+    /// Receives the replies to requests with these numbers, which were sent.
+    pub fn receive_replies(
+        &mut self,
+        mut missing: Range<u64>,
+        deadline: &mut Deadline,
+        replies: &mut Vec<Reply>,
+    ) -> Result<(), LinkError> {
+        loop {
+            let (mut taken, before) = (0, replies.len());
+            while !missing.is_empty() {
+                let Some(frame) = wire::decode(&self.input[taken..])? else { break };
+                taken += frame.length;
+                match Reply::decode(&frame)? {
+                    // A late ring, for a request that went through the mailbox.
+                    Reply::Wake => {}
+                    reply if frame.id == missing.start => {
+                        missing.start += 1;
+                        replies.push(reply);
+                    }
+                    _ => return Err(LinkError::Unexpected),
+                }
+            }
+            self.input.drain(..taken);
+            if replies.len() > before {
+                deadline.renew();
+            }
+            if missing.is_empty() {
+                return Ok(());
+            }
+            if taken > 0 && replies.len() == before {
+                self.check(deadline.at)?;
+            }
+            self.receive(deadline.at)?;
+        }
+    }
+
+    /// Fails after the deadline. Without this check, a server that always rings and never answers
+    /// would keep the client awake for ever.
+    pub fn check(&self, deadline: Instant) -> Result<(), LinkError> {
+        if Instant::now() < deadline { Ok(()) } else { Err(LinkError::Deadline(self.allowed)) }
+    }
+
+    pub fn receive(&mut self, deadline: Instant) -> Result<(), LinkError> {
+        self.wait(PollFlags::IN, deadline)?;
+        self.take().map(drop)
+    }
+
+    /// Takes what has come, if anything has. Returns whether there was something.
+    fn take(&mut self) -> Result<bool, LinkError> {
+        self.input.reserve(self.chunk);
+        match rustix::io::read(&self.stream, spare_capacity(&mut self.input)).map_err(io::Error::from) {
+            Ok(0) => Err(LinkError::HungUp),
+            Ok(_) => Ok(true),
+            Err(e) if is_transient(&e) => Ok(false),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Sends all of this.
+    pub fn send(&mut self, bytes: &[u8], deadline: Instant) -> Result<(), LinkError> {
+        self.send_all(bytes, PollFlags::OUT, deadline)
+    }
+
+    /// The same, and takes replies that come meanwhile: a server that waits until they are read may take no
+    /// more requests until then.
+    pub fn send_and_take(&mut self, bytes: &[u8], deadline: Instant) -> Result<(), LinkError> {
+        self.send_all(bytes, PollFlags::OUT | PollFlags::IN, deadline)
+    }
+
+    fn send_all(&mut self, mut bytes: &[u8], until: PollFlags, deadline: Instant) -> Result<(), LinkError> {
+        while !bytes.is_empty() {
+            match rustix::net::send(&self.stream, bytes, SendFlags::NOSIGNAL).map_err(io::Error::from) {
+                Ok(n) => bytes = &bytes[n..],
+                Err(e) if is_transient(&e) => {
+                    self.wait(until, deadline)?;
+                    if until.contains(PollFlags::IN) {
+                        self.take()?;
+                    }
+                }
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the stream is ready, at most until the deadline, and no longer than that is wanted.
+    pub fn wait(&self, what: PollFlags, deadline: Instant) -> Result<(), LinkError> {
+        loop {
+            let until = sleeps_until(deadline).ok_or(LinkError::Deadline(self.allowed))?;
+            let left = until.saturating_duration_since(Instant::now());
+            let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            match rustix::event::poll(&mut [PollFd::new(&self.stream, what)], Some(&timeout)) {
+                Ok(0) if until < deadline => {}
+                Ok(0) => return Err(LinkError::Deadline(self.allowed)),
+                Ok(_) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => interrupted(),
+                Err(e) => return Err(LinkError::Os(e.into())),
+            }
+        }
+    }
+}
+
+/// The first request of every connection.
+pub(in crate::client) fn hello() -> Vec<u8> {
+    let mut out = Vec::new();
+    Request::Hello { version: PROTOCOL_VERSION }.encode(MEMORY_ID, &mut out);
+    out
+}
+
+/// Whether the other side has closed its end. Does not wait.
+pub(in crate::client) fn is_hung_up(stream: &impl AsFd) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut watched = [PollFd::new(stream, PollFlags::RDHUP)];
+    matches!(rustix::event::poll(&mut watched, Some(&now)), Ok(n) if n > 0)
+}
+
+pub(in crate::client) fn link_failed(address: &Address, source: LinkError) -> ConnectError {
+    match (address.clone(), source) {
+        (address, LinkError::Os(source)) if is_out_of_descriptors(&source) => {
+            ConnectError::Descriptors { address, source }
+        }
+        (address, source) => ConnectError::Link { address, source },
+    }
+}
+
+pub(in crate::client) fn is_out_of_descriptors(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
+}
+
+pub(in crate::client) fn is_transient(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}

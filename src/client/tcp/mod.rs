@@ -1,0 +1,269 @@
+//! The client's path over TCP: every GET is a request, and goes over the same connection as changes do. A handle
+//! has one connection. One that failed is replaced, and GETs that were under way are asked again.
+
+mod connection;
+mod gets;
+
+use super::error::{AskError, ConnectError, GetError, LinkError};
+use super::handle::{Deadline, Handle, RETRY_FIRST, RETRY_MAX, retried};
+use super::options::ClientOptions;
+use super::send::send_fitting;
+use super::stats::ClientStats;
+use crate::address::{Address, TcpAddress};
+use crate::layout::geometry::Geometry;
+use crate::outcome::ReadError;
+use crate::process::Process;
+use crate::reader::{Answers, DirectAnswers};
+use crate::sink::Sink;
+use crate::times::TimeCounts;
+use crate::wire::{Refusal, Reply, Request, SOCKET_PIECE_MAX};
+use connection::TcpConnection;
+use gets::{Batch, Requester};
+use std::error::Error;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Most connections that one call may lose.
+const FAILURES_MAX: u32 = 8;
+
+/// One thread's path to the server.
+#[derive(Debug)]
+pub(super) struct TcpHandle {
+    shared: Arc<TcpShared>,
+    connection: Option<TcpConnection>,
+    /// The geometry of the last connection, of this handle or of the one that it was cloned from.
+    geometry: Arc<Geometry>,
+    /// How long GETs of one key took, if that is asked for.
+    times: Option<Box<TimeCounts>>,
+    /// Times it got a connection.
+    connected: u64,
+}
+
+/// What the handles of one client share.
+#[derive(Debug)]
+struct TcpShared {
+    process: Process,
+    at: TcpAddress,
+    address: Address,
+    options: ClientOptions,
+}
+
+/// Why requests for keys had no answer.
+pub(super) enum Unanswered {
+    /// Another connection may have one.
+    Link(LinkError),
+    /// The answer is an error.
+    Read(ReadError),
+}
+
+impl From<LinkError> for Unanswered {
+    fn from(error: LinkError) -> Unanswered {
+        Unanswered::Link(error)
+    }
+}
+
+impl From<ReadError> for Unanswered {
+    fn from(error: ReadError) -> Unanswered {
+        Unanswered::Read(error)
+    }
+}
+
+impl TcpHandle {
+    pub fn connect(at: &TcpAddress, options: &ClientOptions) -> Result<TcpHandle, ConnectError> {
+        let (address, options) = (Address::Tcp(at.clone()), options.clone());
+        let shared = TcpShared { process: Process::this(), at: at.clone(), address, options };
+        let connection = shared.open(shared.options.deadline)?;
+        Ok(TcpHandle {
+            geometry: connection.geometry().clone(),
+            connection: Some(connection),
+            times: shared.options.timed.then(Box::default),
+            connected: 1,
+            shared: Arc::new(shared),
+        })
+    }
+
+    // ---- GETs -----------------------------------------------------------------------------------
+
+    pub fn get_into<S: Sink>(
+        &mut self,
+        stats: &mut ClientStats,
+        _: &mut DirectAnswers,
+        key: &[u8],
+        value: &mut S,
+    ) -> Result<S::Outcome, GetError> {
+        let begun = self.times.is_some().then(Instant::now);
+        let outcome = self.read(stats, |requester| requester.get_into(key, value));
+        if let (Some(times), Some(begun)) = (&mut self.times, begun) {
+            times.add(begun.elapsed());
+        }
+        outcome
+    }
+
+    /// Runs GETs. If the connection fails, runs them again on a new one, until the deadline.
+    pub fn read<R>(
+        &mut self,
+        stats: &mut ClientStats,
+        mut get: impl FnMut(&mut Requester<'_>) -> Result<R, Unanswered>,
+    ) -> Result<R, GetError> {
+        if !self.shared.process.is_this() {
+            return Err(ConnectError::Forked { address: self.shared.address.clone() }.into());
+        }
+        let within = self.shared.options.deadline;
+        // A callback that panicked may have left replies on their way: they are not for this call.
+        self.connection.take_if(|connection| connection.is_owed());
+        let mut failures = 0;
+        // Set at the first failure, because a batch may take longer than the deadline.
+        let mut deadline = None;
+        loop {
+            let until = deadline.unwrap_or_else(|| Instant::now() + within);
+            self.connect_until(until)?;
+            let Some(connection) = &mut self.connection else { continue };
+            let deadline_now = Deadline { at: until, allowed: within };
+            let limits = self.shared.options.limits;
+            match get(&mut Requester { connection, deadline: deadline_now, stats, limits }) {
+                Ok(result) => return Ok(result),
+                Err(Unanswered::Read(error)) => return Err(error.into()),
+                Err(Unanswered::Link(error)) => {
+                    self.connection = None;
+                    failures += 1;
+                    let address = self.shared.address.clone();
+                    if let LinkError::Deadline(_) = error {
+                        return Err(GetError::Deadline { address, deadline: within });
+                    }
+                    let until = *deadline.get_or_insert_with(|| Instant::now() + within);
+                    if Instant::now() >= until || failures > FAILURES_MAX {
+                        return Err(GetError::ServerGone { address, source: error });
+                    }
+                    tracing::debug!(error = &error as &dyn Error, "reconnecting");
+                    if failures > 1 {
+                        std::thread::sleep((RETRY_FIRST * (1 << failures)).min(RETRY_MAX));
+                    }
+                }
+            }
+        }
+    }
+
+    // ---- connections ----------------------------------------------------------------------------
+
+    /// Makes sure that there is a connection, with attempts until the deadline.
+    fn connect_until(&mut self, deadline: Instant) -> Result<(), ConnectError> {
+        if self.connection.is_some() {
+            return Ok(());
+        }
+        let connection = retried(deadline, may_pass, |within| self.shared.open(within))?;
+        self.geometry = connection.geometry().clone();
+        self.connection = Some(connection);
+        self.connected += 1;
+        Ok(())
+    }
+
+    fn lost(&mut self, error: LinkError) -> AskError {
+        self.disconnect();
+        let address = self.shared.address.clone();
+        match error {
+            LinkError::Deadline(_) => AskError::Deadline { address, deadline: self.shared.options.deadline },
+            source => AskError::ServerGone { address, source },
+        }
+    }
+}
+
+impl TcpShared {
+    fn open(&self, within: Duration) -> Result<TcpConnection, ConnectError> {
+        TcpConnection::open(&self.at, &self.address, &self.options, within)
+    }
+}
+
+/// Whether the next attempt to connect may end in another way.
+fn may_pass(error: &ConnectError) -> bool {
+    matches!(
+        error,
+        ConnectError::NotThere { .. }
+            | ConnectError::Link { .. }
+            | ConnectError::TurnedAway { source: Refusal::Stopping, .. }
+    )
+}
+
+impl Handle for TcpHandle {
+    fn process(&self) -> Process {
+        self.shared.process
+    }
+
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn reattached(&self) -> u64 {
+        self.connected.saturating_sub(1)
+    }
+
+    fn times(&self) -> Option<&TimeCounts> {
+        self.times.as_deref()
+    }
+
+    fn get_many<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        answers: &mut impl Answers,
+        stats: &mut ClientStats,
+    ) -> Result<ControlFlow<()>, GetError> {
+        let mut batch = Batch::new(keys.len());
+        self.read(stats, |requester| requester.answer_each(keys, &mut batch, answers))
+    }
+
+    fn converse(
+        &mut self,
+        requests: &[Request<'_>],
+        deadline: &mut Deadline,
+        replies: &mut Vec<Reply>,
+        stats: &mut ClientStats,
+    ) -> Result<(), AskError> {
+        loop {
+            self.connection.take_if(|connection| connection.is_owed() || connection.is_hung_up());
+            if let Err(error) = self.connect_until(deadline.at) {
+                return Err(match error {
+                    ConnectError::Link { source: source @ LinkError::Deadline(_), .. } => self.lost(source),
+                    error => error.into(),
+                });
+            }
+            let Some(connection) = &mut self.connection else { continue };
+            let (geometry, level) = (connection.geometry().clone(), connection.level());
+            let mut has_sent = false;
+            let pieces = Some(SOCKET_PIECE_MAX);
+            let counts = &mut stats.requests;
+            let sent = send_fitting(
+                requests,
+                (&geometry, level),
+                pieces,
+                replies,
+                &mut has_sent,
+                |some, replies| {
+                    counts.message += some.len() as u64;
+                    connection.converse(some, deadline, replies)
+                },
+            );
+            match sent {
+                // It was another server that would not have taken them.
+                Err(LinkError::HungUp) if !has_sent && Instant::now() < deadline.at => self.disconnect(),
+                result => return result.map_err(|error| self.lost(error)),
+            }
+        }
+    }
+
+    fn disconnect(&mut self) {
+        self.connection = None;
+    }
+}
+
+impl Clone for TcpHandle {
+    /// The clone has no connection yet.
+    fn clone(&self) -> TcpHandle {
+        TcpHandle {
+            shared: self.shared.clone(),
+            connection: None,
+            geometry: self.geometry.clone(),
+            times: self.times.as_ref().map(|_| Box::default()),
+            connected: 0,
+        }
+    }
+}

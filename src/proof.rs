@@ -1,0 +1,85 @@
+//! Proofs of knowing a token, for the conversations before READs over verbs and before requests over TCP.
+//!
+//! A proof is the HMAC-SHA-256, under the token, of the prover's role, both sides' numbers and the message. The
+//! numbers are used once, so no proof can be replayed; the roles differ, so none can be sent back to its sender;
+//! and a message cannot be changed on the way. The token itself never travels.
+
+use crate::verbs::Token;
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use std::io;
+
+/// A random number that is used once.
+pub(crate) type Nonce = [u8; 32];
+/// TokenProof of knowing the token.
+pub(crate) type TokenProof = [u8; 32];
+
+/// A fresh nonce.
+pub(crate) fn nonce() -> io::Result<Nonce> {
+    let mut nonce = [0; 32];
+    rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())?;
+    Ok(nonce)
+}
+
+/// What is proven: who says what to whom.
+#[derive(Clone, Copy)]
+pub(crate) struct Statement<'a> {
+    pub role: &'static [u8],
+    pub server: &'a Nonce,
+    pub client: &'a Nonce,
+    pub message: &'a [u8],
+}
+
+impl Statement<'_> {
+    fn mac(&self, token: &Token) -> Hmac<Sha256> {
+        let mut mac = Hmac::<Sha256>::new_from_slice(token.bytes()).expect("any length is a key");
+        [self.role, self.server, self.client, self.message].iter().for_each(|part| mac.update(part));
+        mac
+    }
+
+    /// Proves it.
+    pub fn prove(&self, token: &Token) -> TokenProof {
+        self.mac(token).finalize().into_bytes().into()
+    }
+
+    /// Whether this proves it. The time it takes does not depend on what is wrong.
+    pub fn is_proven(&self, token: &Token, proof: &TokenProof) -> bool {
+        self.mac(token).verify_slice(proof).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The proof depends on every input.
+    #[test]
+    fn proofs_depend_on_every_input() {
+        let (server, client, other) = ([1; 32], [2; 32], [3; 32]);
+        let said = Statement { role: b"client", server: &server, client: &client, message: b"hello" };
+        let (token, proof) = (Token::new("secret"), said.prove(&Token::new("secret")));
+        assert!(said.is_proven(&token, &proof));
+        assert!(!said.is_proven(&Token::new("secreT"), &proof));
+        for changed in [
+            Statement { role: b"server", ..said },
+            Statement { server: &other, ..said },
+            Statement { client: &other, ..said },
+            Statement { message: b"hellp", ..said },
+        ] {
+            assert!(!changed.is_proven(&token, &proof));
+        }
+        for bit in 0..8 * proof.len() {
+            let mut wrong = proof;
+            wrong[bit / 8] ^= 1 << (bit % 8);
+            assert!(!said.is_proven(&token, &wrong), "bit {bit}");
+        }
+        assert!(!said.is_proven(&token, &TokenProof::default()));
+    }
+
+    /// A nonce is used once, so that no proof can be replayed.
+    #[test]
+    fn nonces_differ() {
+        let nonces: std::collections::HashSet<_> = (0..100).map(|_| nonce().unwrap()).collect();
+        assert_eq!(nonces.len(), 100);
+    }
+}

@@ -1,0 +1,140 @@
+//! How clients over TCP come in: the port, and what they prove before they are let in.
+
+use super::caller::Role;
+use super::error::ServeError;
+use super::shared::ServerState;
+use crate::address::{Address, TcpAddress};
+use crate::proof::{Nonce, Statement, TokenProof};
+use crate::verbs::Token;
+use crate::wire::{LEVEL, PROTOCOL_VERSION, Reply};
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, TcpListener, ToSocketAddrs};
+use std::time::Instant;
+
+/// Most clients of a worker, or of an acceptor, that may be joining at the same time. They have proven nothing
+/// yet, so for one more another gives way ([`gives_way`]).
+pub(super) const JOINING_MAX: usize = 256;
+
+/// The roles in proofs.
+pub(crate) const CLIENT: &[u8] = b"oneread tcp client";
+pub(crate) const SERVER: &[u8] = b"oneread tcp server";
+
+/// The secrets of clients that may change the table, and of those that may read it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tokens {
+    pub change: Token,
+    pub read: Token,
+}
+
+/// Listens at the first of the host's addresses that can be had. Returns the address with its port, too.
+///
+/// # Errors
+/// When none can be had, or when others than this host could connect without a token.
+pub(super) fn listen(at: &TcpAddress, tokens: &Tokens) -> Result<(TcpListener, TcpAddress), ServeError> {
+    let address = || Address::Tcp(at.clone());
+    let failed = |source: io::Error| match source.kind() {
+        io::ErrorKind::AddrInUse => ServeError::AddressInUse { address: address() },
+        _ => ServeError::ListenTcp { address: address(), source },
+    };
+    let places: Vec<_> = (at.host(), at.port()).to_socket_addrs().map_err(failed)?.collect();
+    if tokens.change.is_empty() && places.iter().any(|place| !place.ip().to_canonical().is_loopback()) {
+        return Err(ServeError::NoToken { address: address() });
+    }
+    let listener = TcpListener::bind(&places[..]).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    let port = listener.local_addr().map_err(failed)?.port();
+    Ok((listener, at.with_port(port)))
+}
+
+/// What a client proves. It says nothing but its number.
+fn joins<'a>(server: &'a Nonce, client: &'a Nonce) -> Statement<'a> {
+    Statement { role: CLIENT, server, client, message: &PROTOCOL_VERSION_BYTES }
+}
+
+const PROTOCOL_VERSION_BYTES: [u8; 4] = PROTOCOL_VERSION.to_le_bytes();
+
+/// The client's proof.
+pub(crate) fn prove_client(token: &Token, server: &Nonce, client: &Nonce) -> TokenProof {
+    joins(server, client).prove(token)
+}
+
+/// What the client may do that has proven to know a token, and the server's reply. `None` without.
+pub(super) fn admit(
+    shared: &ServerState,
+    server: &Nonce,
+    client: &Nonce,
+    proof: &TokenProof,
+) -> Option<(Role, Reply)> {
+    let Tokens { change, read } = &shared.tokens;
+    let said = joins(server, client);
+    let (role, token) = if said.is_proven(change, proof) {
+        (Role::Change, change)
+    } else if !read.is_empty() && said.is_proven(read, proof) {
+        (Role::Read, read)
+    } else {
+        return None;
+    };
+    let about = Box::new(about(shared));
+    let proof = Statement { role: SERVER, server, client, message: &about[..] }.prove(token);
+    Some((role, Reply::Table { proof, about }))
+}
+
+/// The server's level, and the superblock.
+fn about(shared: &ServerState) -> crate::wire::TableBytes {
+    let mut about = [0; size_of::<crate::wire::TableBytes>()];
+    let words = std::iter::once(u64::from(LEVEL));
+    let words = words.chain((0..).map(|word| shared.index.region().load(word)));
+    for (place, word) in about.chunks_exact_mut(size_of::<u64>()).zip(words) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    about
+}
+
+/// Which of those who are joining gives way to one more: of the host that has most of them, who has
+/// taken longest. So a host without a token does not keep others from joining.
+pub(super) fn gives_way<T: Copy>(joining: impl Iterator<Item = (T, IpAddr, Instant)> + Clone) -> Option<T> {
+    let mut of_host = HashMap::new();
+    joining.clone().for_each(|(_, host, _)| *of_host.entry(host).or_insert(0) += 1);
+    joining.max_by_key(|(_, host, since)| (of_host[host], Reverse(*since))).map(|(who, ..)| who)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    /// Of many strangers of one host the oldest gives way, not a client of another, which came before all of
+    /// them or after. Where each host has one, it is the oldest of all.
+    #[test]
+    fn the_host_with_most_gives_way() {
+        let (stranger, other) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+        let begun = Instant::now();
+        let of = |all: &[(IpAddr, u64)]| {
+            let all: Vec<_> =
+                all.iter().map(|&(host, n)| (n, host, begun + Duration::from_secs(n))).collect();
+            gives_way(all.iter().copied())
+        };
+        assert_eq!(of(&[(other, 1), (stranger, 5), (stranger, 3), (stranger, 4), (other, 9)]), Some(3));
+        assert_eq!(of(&[(stranger, 2), (other, 1)]), Some(1));
+        assert_eq!(of(&[]), None);
+    }
+
+    /// Others than this host need a token.
+    #[test]
+    fn nobody_listens_beyond_this_host_without_a_token() {
+        let (none, some) = (Tokens::default(), Tokens { change: Token::new("secret"), ..Tokens::default() });
+        for host in ["0.0.0.0", "::", "[::ffff:0.0.0.0]"] {
+            let refused = listen(&TcpAddress::new(host, 0), &none).unwrap_err();
+            assert!(matches!(refused, ServeError::NoToken { .. }), "{host}: {refused}");
+        }
+        let (listener, at) = listen(&TcpAddress::new("127.0.0.1", 0), &none).unwrap();
+        assert_eq!(at.port(), listener.local_addr().unwrap().port());
+        listen(&TcpAddress::new("0.0.0.0", 0), &some).unwrap();
+        let taken = listen(&at, &none).unwrap_err();
+        assert!(matches!(taken, ServeError::AddressInUse { .. }), "{taken}");
+        let nowhere = listen(&TcpAddress::new("192.0.2.1", 0), &some).unwrap_err();
+        assert!(matches!(nowhere, ServeError::ListenTcp { .. }), "{nowhere}");
+    }
+}
