@@ -4,6 +4,7 @@
 mod command;
 
 use command::{alone, oneread};
+use oneread::{Address, Config, Server, ServerConfig, TableSize, TcpAddress, Token};
 use serde_json::Value;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +13,10 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 fn doctor(arguments: &[&str]) -> Output {
-    let at = "shm:/nonexistent/sock";
+    doctor_at("shm:/nonexistent/sock", arguments)
+}
+
+fn doctor_at(at: &str, arguments: &[&str]) -> Output {
     oneread().arg("doctor").args(arguments).args(["--at", at]).output().unwrap()
 }
 
@@ -77,10 +81,36 @@ fn this_machine() {
     assert!(addresses.any(|at| at["address"] == "127.0.0.1" && at["prefix"] == 8), "{interfaces:?}");
     let text = expect(doctor(&[]), 0);
     assert!(text.starts_with("shm: yes, "), "{text}");
-    assert!(text.contains("\nverbs: "), "{text}");
+    assert!(text.contains("\nverbs: ") && text.contains("\ntcp: yes, "), "{text}");
     expect(doctor(&["--fabric", "shm"]), 0);
+    expect(doctor(&["--fabric", "tcp"]), 0);
     let verbs = report["fabrics"]["verbs"]["works"].as_bool().unwrap();
     expect(doctor(&["--fabric", "verbs"]), if verbs { 0 } else { 1 });
+}
+
+/// Whether a server over TCP lets this client in, and where it is to be started.
+#[test]
+fn servers_over_tcp() {
+    let table = Config::new().size(TableSize::Keys(10));
+    let config = ServerConfig::new(Address::Tcp(TcpAddress::new("127.0.0.1", 0)), table);
+    let server = Server::start(config.token(Token::new("a token"))).unwrap();
+    let at = server.address().to_string();
+    let dir = tempfile::tempdir().unwrap();
+    let token = dir.path().join("token");
+    std::fs::write(&token, "a token\n").unwrap();
+    let found = |args: &[&str]| {
+        let report = json(doctor_at(&at, &[&["--json"], args].concat()), 0);
+        let finding = report["findings"].as_array().unwrap()[0].clone();
+        assert_eq!(finding["what"], "server");
+        (finding["level"].as_str().unwrap().to_string(), finding.to_string())
+    };
+    let (level, told) = found(&[]);
+    assert!(level == "warning" && told.contains("token"), "{told}");
+    let (level, told) = found(&["--token-file", token.to_str().unwrap()]);
+    assert!(level == "ok" && told.contains(&at), "{told}");
+    server.stop();
+    let (level, told) = found(&[]);
+    assert!(level == "warning" && told.contains(&format!("oneread serve --listen {at}")), "{told}");
 }
 
 #[test]

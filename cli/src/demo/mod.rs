@@ -28,6 +28,8 @@ use std::time::{Duration, Instant};
   oneread demo --fabric verbs
       the same over an RDMA device (built with --features verbs)
 
+Not over TCP: there a stopped server answers no GET.
+
 Takes some seconds, and stops everything that it starts. Exit status 1 if any
 key was missed, any value was wrong, or any GET failed while the table grew.")]
 pub struct Demo {

@@ -14,8 +14,8 @@ pub use facts::locked_memory_max;
 use facts::{Facts, InterfaceAddress, Live};
 use judge::{Diagnosis, Finding, Level, PortGids, Question};
 use oneread::internals::region::{Backing, Region};
-use oneread::{Address, Client, ClientOptions, Config, ConnectError};
-use oneread_kit::show;
+use oneread::{Address, Client, ClientOptions, Config, ConnectError, Token};
+use oneread_kit::{TokenArgs, show};
 use serde_json::json;
 use std::io;
 use std::iter::once;
@@ -30,9 +30,10 @@ use std::time::Duration;
   oneread doctor                  what works, and what mends the rest
   oneread doctor --peer 10.0.0.7  which GID to use towards this machine, and why
   oneread doctor --fabric verbs || exit 1    for scripts
+  oneread doctor --at tcp://server:7471      does that server let this client in?
   oneread doctor --json | jq .fabrics
 
-Changes nothing on the machine. Exit status 0: some fabric works; with --fabric:
+Changes nothing on the machine. Exit status 0: shm or verbs works; with --fabric:
 that one works.")]
 pub struct Doctor {
     /// Exit with status 1 unless this fabric works
@@ -46,6 +47,8 @@ pub struct Doctor {
     json: bool,
     #[command(flatten)]
     at: At,
+    #[command(flatten)]
+    token: TokenArgs,
     /// Look at files under this folder instead of /
     #[arg(long, value_name = "DIR", default_value = "/", hide = true)]
     root: PathBuf,
@@ -57,6 +60,8 @@ enum Fabric {
     Shm,
     /// RDMA
     Verbs,
+    /// Requests to the server, over any network
+    Tcp,
 }
 
 impl Doctor {
@@ -68,7 +73,7 @@ impl Doctor {
         };
         let facts = Facts::collect(&self.root, live(&self.root)?);
         let mut diagnosis = Diagnosis::of(&facts, &question);
-        diagnosis.findings.splice(0..0, server(&self.at.address()));
+        diagnosis.findings.splice(0..0, server(&self.at.address(), self.token.token()?));
         if self.json {
             show::say(report_json(&facts, &diagnosis))?;
         } else {
@@ -78,6 +83,7 @@ impl Doctor {
         Ok(oneread_kit::status(match self.fabric {
             Some(Fabric::Shm) => shm,
             Some(Fabric::Verbs) => verbs,
+            Some(Fabric::Tcp) => diagnosis.tcp.works,
             None => shm || verbs,
         }))
     }
@@ -107,8 +113,8 @@ fn addresses() -> Result<Vec<InterfaceAddress>> {
 }
 
 /// Finds out whether a server is there, and in which pages its table is.
-fn server(address: &Address) -> Vec<Finding> {
-    let options = ClientOptions::new().deadline(Duration::from_secs(1));
+fn server(address: &Address, token: Token) -> Vec<Finding> {
+    let options = ClientOptions::new().deadline(Duration::from_secs(1)).token(token);
     let finding = |level, found: String| Finding::new(level, "server", found);
     let elsewhere =
         format!("oneread serve --at shm:/tmp/oneread-{}.sock &", rustix::process::getuid().as_raw());
@@ -120,6 +126,10 @@ fn server(address: &Address) -> Vec<Finding> {
                 Finding::new(Level::Ok, "its memory", format!("{} in huge pages", pages.told()))
             });
             return once(finding(Level::Ok, format!("one answers at {address}"))).chain(pages).collect();
+        }
+        Err(ConnectError::NotThere { source, .. }) if matches!(address, Address::Tcp(_)) => {
+            finding(Level::Warning, format!("none at {address}: {source}"))
+                .advice(format!("on that host: oneread serve --listen {address}"))
         }
         Err(ConnectError::NotThere { source, .. })
             if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>
@@ -138,13 +148,18 @@ fn server(address: &Address) -> Vec<Finding> {
                 .command(elsewhere),
             }
         }
+        // Its address says where it is to be mended.
+        Err(error) if matches!(address, Address::Tcp(_)) => {
+            finding(Level::Warning, format!("{:#}", anyhow::Error::from(error)))
+        }
         Err(error) => finding(Level::Warning, format!("{:#}", anyhow::Error::from(error))).command(elsewhere),
     };
     vec![found]
 }
 
 fn report(diagnosis: &Diagnosis<'_>, peer: Option<IpAddr>) -> Result<()> {
-    for (fabric, verdict) in [("shm", &diagnosis.shm), ("verbs", &diagnosis.verbs)] {
+    let verdicts = [("shm", &diagnosis.shm), ("verbs", &diagnosis.verbs), ("tcp", &diagnosis.tcp)];
+    for (fabric, verdict) in verdicts {
         let answer = if verdict.works { "yes" } else { "no" };
         show::say(show::paragraph(&format!("{fabric}: {answer},"), &verdict.why))?;
     }
@@ -253,7 +268,7 @@ fn report_json(facts: &Facts, diagnosis: &Diagnosis<'_>) -> serde_json::Value {
         })
         .collect();
     json!({
-        "fabrics": { "shm": diagnosis.shm, "verbs": diagnosis.verbs },
+        "fabrics": { "shm": diagnosis.shm, "verbs": diagnosis.verbs, "tcp": diagnosis.tcp },
         "findings": diagnosis.findings,
         "ports": ports,
         "facts": facts,

@@ -30,6 +30,42 @@ fn valgrind_finds_nothing() {
     assert_eq!(served.child.wait().unwrap().code(), Some(0));
 }
 
+/// A server listens to TCP beside its socket. The commands that read and change keys, watch, scan and tell of the server
+/// do what they do on shm, and one without the token is told so.
+#[test]
+fn a_server_over_tcp_beside_its_socket() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| dir.path().join(name).display().to_string();
+    let token = file("token");
+    std::fs::write(&token, "a token\n").unwrap();
+    let options = ["--anonymous", "--slots", "64", "--listen", "tcp://127.0.0.1:0", "--token-file", &token];
+    let served = Served::start(&options);
+    let far = served.ready["tcp"].as_str().expect("its address").to_string();
+    assert!(far.starts_with("tcp://127.0.0.1:") && !far.ends_with(":0"), "{far}");
+    let at_far = |arguments: &[&str]| run(&[arguments, &["--at", &far, "--token-file", &token]].concat());
+    assert_eq!(stdout(&expect(at_far(&["put", "k", "v"]), 0)), "inserted\n");
+    assert_eq!(stdout(&expect(served.run(&["get", "k"]), 0)), "v\n");
+    expect(served.run(&["put", "k", "near"]), 0);
+    assert_eq!(stdout(&expect(at_far(&["get", "k"]), 0)), "near\n");
+    assert!(stdout(&expect(at_far(&["scan"]), 0)).contains('k'));
+    let told = stdout(&expect(at_far(&["ping"]), 0));
+    assert!(told.contains(&far) && told.contains(", a GET ") && !told.contains("without"), "{told}");
+    expect(at_far(&["stat"]), 0);
+    expect(at_far(&["del", "k"]), 0);
+    expect(served.run(&["get", "k"]), 1);
+    let stranger = run(&["get", "k", "--at", &far]);
+    let told = stderr(&stranger);
+    assert!(
+        stranger.status.code() == Some(1) && told.contains("token") && told.contains("--token-file"),
+        "{told}"
+    );
+    // Where others could connect, no server listens without a token.
+    let open =
+        run(&["serve", "--anonymous", "--slots", "64", "--at", &served.at, "--listen", "tcp://0.0.0.0:0"]);
+    let told = stderr(&open);
+    assert!(open.status.code() == Some(1) && told.contains("token"), "{told}");
+}
+
 /// A stopped server is waited for as long as --deadline says, and no request of it is done twice.
 #[test]
 fn a_stopped_server_is_waited_for_until_the_deadline() {
