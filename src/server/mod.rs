@@ -123,7 +123,15 @@ impl Server {
         if !config.read_token.is_empty() && (config.token.is_empty() || config.token == config.read_token) {
             return Err(ServeError::ReadToken);
         }
-        // What cannot be written later is said now.
+        let tokens = Tokens { change: config.token.clone(), read: config.read_token.clone() };
+        let port = match (&config.address, config.tcp.clone()) {
+            (Address::Tcp(_), Some(_)) => return Err(ServeError::TwoPorts),
+            (Address::Tcp(at), None) => Some(at.clone()),
+            (_, at) => at,
+        };
+        // What cannot be is said before anything is touched.
+        port.as_ref().map(|at| tcp::places(at, &tokens)).transpose()?;
+        // What cannot be written later is said now, too.
         let place =
             config.snapshots.as_ref().map(|snapshots| SnapshotPath::claim(&snapshots.path)).transpose()?;
         let Prepared { index, recovered, restored, as_saved } = index_for(&config)?;
@@ -147,7 +155,7 @@ impl Server {
             peers: Mutex::default(),
             allow_uids,
             allow_read_uids: config.allow_read_uids,
-            tokens: Tokens { change: config.token.clone(), read: config.read_token.clone() },
+            tokens,
             half_open: config.half_open,
             unread_bytes_max: config.unread_bytes_max,
             refusals: WarningLimit::default(),
@@ -178,14 +186,12 @@ impl Server {
             port: None,
             threads: Vec::new(),
         };
-        let mut at = config.tcp;
         match server.address.clone() {
             Address::Shm(path) => {
                 let bound = socket::listen(&server.address, &path)?;
                 server.socket = Some(Arc::new(Socket::new(&server.address, &path, bound)));
             }
-            Address::Tcp(_) if at.is_some() => return Err(ServeError::TwoPorts),
-            Address::Tcp(first) => at = Some(first),
+            Address::Tcp(_) => {}
             #[cfg(feature = "verbs")]
             Address::Verbs(at) => {
                 let how = verbs::VerbsServing {
@@ -203,7 +209,7 @@ impl Server {
             #[cfg(not(feature = "verbs"))]
             Address::Verbs(_) => return Err(ServeError::NotBuilt { address: server.address.clone() }),
         }
-        server.serve_streams(at.as_ref(), config.workers)?;
+        server.serve_streams(port.as_ref(), config.workers)?;
         if server.shared.saver.is_some() {
             let shared = server.shared.clone();
             let thread = std::thread::Builder::new()

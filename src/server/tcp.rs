@@ -10,7 +10,7 @@ use crate::wire::{LEVEL, PROTOCOL_VERSION, Reply};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::Instant;
 
 /// Most clients of a worker, or of an acceptor, that may be joining at the same time. They have proven nothing
@@ -28,21 +28,32 @@ pub(crate) struct Tokens {
     pub read: Token,
 }
 
+/// The host's addresses.
+///
+/// # Errors
+/// When there are none, or when others than this host could connect without a token.
+pub(super) fn places(at: &TcpAddress, tokens: &Tokens) -> Result<Vec<SocketAddr>, ServeError> {
+    let address = || Address::Tcp(at.clone());
+    let places = (at.host(), at.port()).to_socket_addrs();
+    let places: Vec<_> =
+        places.map_err(|source| ServeError::ListenTcp { address: address(), source })?.collect();
+    if tokens.change.is_empty() && places.iter().any(|place| !place.ip().to_canonical().is_loopback()) {
+        return Err(ServeError::NoToken { address: address() });
+    }
+    Ok(places)
+}
+
 /// Listens at the first of the host's addresses that can be had. Returns the address with its port, too.
 ///
 /// # Errors
-/// When none can be had, or when others than this host could connect without a token.
+/// Those of [`places`], and when none can be had.
 pub(super) fn listen(at: &TcpAddress, tokens: &Tokens) -> Result<(TcpListener, TcpAddress), ServeError> {
     let address = || Address::Tcp(at.clone());
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::AddrInUse => ServeError::AddressInUse { address: address() },
         _ => ServeError::ListenTcp { address: address(), source },
     };
-    let places: Vec<_> = (at.host(), at.port()).to_socket_addrs().map_err(failed)?.collect();
-    if tokens.change.is_empty() && places.iter().any(|place| !place.ip().to_canonical().is_loopback()) {
-        return Err(ServeError::NoToken { address: address() });
-    }
-    let listener = TcpListener::bind(&places[..]).map_err(failed)?;
+    let listener = TcpListener::bind(&places(at, tokens)?[..]).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
     let port = listener.local_addr().map_err(failed)?.port();
     Ok((listener, at.with_port(port)))

@@ -29,12 +29,12 @@ use std::time::Duration;
 #[command(after_help = "EXAMPLES
   oneread doctor                  what works, and what mends the rest
   oneread doctor --peer 10.0.0.7  which GID to use towards this machine, and why
+  oneread doctor --at tcp://server:7471      whether that server lets you in
   oneread doctor --fabric verbs || exit 1    for scripts
-  oneread doctor --at tcp://server:7471      does that server let this client in?
   oneread doctor --json | jq .fabrics
 
-Changes nothing on the machine. Exit status 0: shm or verbs works; with --fabric:
-that one works.")]
+Changes nothing on the machine. Exit status 0: shm or verbs works; with
+--fabric: that one works.")]
 pub struct Doctor {
     /// Exit with status 1 unless this fabric works
     #[arg(long, value_name = "NAME")]
