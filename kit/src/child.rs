@@ -5,7 +5,7 @@ use crate::folder::Folder;
 use anyhow::{Context, Result, ensure};
 use oneread::internals::reader::Limits;
 use oneread::internals::region::Region;
-use oneread::{Address, Client, ClientOptions, DeviceChoice, Token, VerbsAddress};
+use oneread::{Address, Client, ClientOptions, DeviceChoice, TcpAddress, Token, VerbsAddress};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -47,6 +47,9 @@ pub enum Fabric {
     Shm,
     /// An RDMA device
     Verbs,
+    /// No device: requests to the server
+    #[value(skip)]
+    Tcp,
 }
 
 /// The CPU time that a process has used.
@@ -59,6 +62,17 @@ pub struct CpuTime {
 }
 
 impl CpuTime {
+    /// What a process has used so far.
+    pub fn of(pid: Pid) -> Result<CpuTime> {
+        let mut run_ns = 0;
+        for task in tasks(pid)? {
+            // Kernels without scheduler statistics have no such file. The ticks are used then.
+            let text = std::fs::read_to_string(task.join("schedstat")).unwrap_or_default();
+            run_ns += text.split(' ').next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
+        }
+        Ok(CpuTime { ticks: stat(&proc(pid).join("stat"))?.1, run_ns })
+    }
+
     /// Time used since `earlier`, in milliseconds. Of the two clocks, the one that shows more
     /// counts.
     pub fn ms_since(self, earlier: CpuTime) -> f64 {
@@ -92,6 +106,7 @@ impl ServerChild {
             Fabric::Shm => Address::Shm(folder.join("sock")),
             // The operating system chooses a port; other programs do not know the token.
             Fabric::Verbs => Address::Verbs(VerbsAddress::new("127.0.0.1", 0, DeviceChoice::default())),
+            Fabric::Tcp => Address::Tcp(TcpAddress::new("127.0.0.1", 0)),
         };
         let token = format!("{:032x}", rand::random::<u128>());
         let mut all = vec![format!("--at={at}"), memory(folder.path())];
@@ -186,29 +201,23 @@ impl ServerChild {
 
     /// Whether every thread has stopped. They stop one after the other.
     pub fn has_stopped(&self) -> Result<bool> {
-        self.tasks()?.iter().try_fold(true, |all, task| Ok(all && stat(&task.join("stat"))?.0 == 'T'))
+        tasks(self.pid())?.iter().try_fold(true, |all, task| Ok(all && stat(&task.join("stat"))?.0 == 'T'))
     }
 
     /// The CPU time used so far.
     pub fn cpu_time(&self) -> Result<CpuTime> {
-        let mut run_ns = 0;
-        for task in self.tasks()? {
-            // Kernels without scheduler statistics have no such file. The ticks are used then.
-            let text = std::fs::read_to_string(task.join("schedstat")).unwrap_or_default();
-            run_ns += text.split(' ').next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
-        }
-        Ok(CpuTime { ticks: stat(&self.proc().join("stat"))?.1, run_ns })
+        CpuTime::of(self.pid())
     }
+}
 
-    fn proc(&self) -> PathBuf {
-        PathBuf::from(format!("/proc/{}", self.pid()))
-    }
+fn proc(pid: Pid) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}"))
+}
 
-    fn tasks(&self) -> Result<Vec<PathBuf>> {
-        let path = self.proc().join("task");
-        let entries = std::fs::read_dir(&path).with_context(|| format!("reading {}", path.display()))?;
-        entries.map(|entry| Ok(entry?.path())).collect()
-    }
+fn tasks(pid: Pid) -> Result<Vec<PathBuf>> {
+    let path = proc(pid).join("task");
+    let entries = std::fs::read_dir(&path).with_context(|| format!("reading {}", path.display()))?;
+    entries.map(|entry| Ok(entry?.path())).collect()
 }
 
 /// The state and CPU ticks in a `stat` file of a process or thread; see proc(5).

@@ -1,7 +1,8 @@
 //! `bench long`: GETs of long values, beside `memcpy` of as many bytes and Redis over a Unix socket.
 
+use super::redis::{NO_REDIS, Over, Redis};
 use crate::measure::{KEY_BYTES, key, machine, median};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use comfy_table::{Attribute, Cell};
 use oneread::Client;
@@ -11,11 +12,8 @@ use oneread_kit::progress::Progress;
 use oneread_kit::show;
 use serde::Serialize;
 use std::hint::black_box;
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::process::{Child, Command, ExitCode, Stdio};
-use std::time::{Duration, Instant};
+use std::process::ExitCode;
+use std::time::Instant;
 
 /// Time GETs of long values, beside memcpy and Redis
 #[derive(Debug, Args)]
@@ -58,8 +56,6 @@ const VALUES_MAX: u64 = 1 << 20;
 /// long ones.
 const ROUND_BYTES: u64 = 8 << 20;
 const ROUND_VALUES: u64 = 2_000;
-
-const NO_REDIS: &str = "Redis was not measured: there is no redis-server (apt-get install redis-server)";
 
 /// What is timed. The names are those of the JSON output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -144,7 +140,8 @@ impl Long {
                 format!("--heap={}", heap + (16 << 20)),
             ],
         )?;
-        let mut contest = Contest { client: server.connect()?, redis: Redis::start(&server)?, first: 0 };
+        let mut contest =
+            Contest { client: server.connect()?, redis: Redis::start(&server, Over::UnixSocket)?, first: 0 };
         let redis = contest.redis.as_ref().map(|redis| redis.version.clone());
         let mut lines = Vec::new();
         for len in lengths() {
@@ -281,135 +278,6 @@ fn is_value(bytes: &[u8], n: u64, len: u64) -> bool {
     bytes.len() as u64 == len && bytes.starts_with(&n.to_le_bytes()) && bytes.ends_with(&mix(n).to_le_bytes())
 }
 
-/// A Redis in a process of its own, and a connection to it. Killed when dropped.
-struct Redis {
-    child: Child,
-    to: UnixStream,
-    from: BufReader<UnixStream>,
-    version: String,
-}
-
-impl Redis {
-    /// `None` if there is no `redis-server`. Its socket is in the server's folder.
-    fn start(server: &ServerChild) -> Result<Option<Redis>> {
-        /// It begins to listen within this time.
-        const PATIENCE: Duration = Duration::from_secs(10);
-        let folder = server.folder();
-        let socket = folder.join("redis");
-        let child = Command::new("redis-server")
-            .args(["--port", "0", "--save", "", "--appendonly", "no", "--daemonize", "no"])
-            .args([Path::new("--dir"), folder.path(), Path::new("--unixsocket"), &socket])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn();
-        let mut child = match child {
-            Ok(child) => child,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error).context("starting redis-server"),
-        };
-        folder.began(&child);
-        let until = Instant::now() + PATIENCE;
-        let stream = loop {
-            match UnixStream::connect(&socket) {
-                Ok(stream) => break stream,
-                Err(_) if Instant::now() < until && child.try_wait()?.is_none() => {
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-                Err(error) => {
-                    let _ = child.kill();
-                    let _ = child.wait();
-                    return Err(error).context("redis-server did not begin to listen within 10 s; start it by hand to see why, or run the bench without it in PATH");
-                }
-            }
-        };
-        Redis::over(child, stream).map(Some)
-    }
-
-    /// Asks which version answers.
-    fn over(child: Child, stream: UnixStream) -> Result<Redis> {
-        let from = BufReader::with_capacity(64 << 10, stream.try_clone()?);
-        let mut redis = Redis { child, to: stream, from, version: String::new() };
-        let mut about = Vec::new();
-        redis.ask(&[b"INFO", b"server"])?;
-        redis.bulk(&mut about)?;
-        let about = String::from_utf8_lossy(&about);
-        let version = about.lines().find_map(|line| line.strip_prefix("redis_version:"));
-        redis.version = version.unwrap_or("unknown").trim().to_owned();
-        Ok(redis)
-    }
-
-    /// Sends a command.
-    fn ask(&mut self, words: &[&[u8]]) -> Result<()> {
-        let mut frame = Vec::new();
-        command(words, &mut frame);
-        self.to.write_all(&frame).context("asking Redis")
-    }
-
-    /// Reads a line of a reply, without its end.
-    fn line(&mut self) -> Result<String> {
-        let mut line = String::new();
-        self.from.read_line(&mut line).context("reading Redis's reply")?;
-        ensure!(
-            line.ends_with("\r\n"),
-            "Redis has ended in the middle of a reply: the system may have killed it for its memory; run the bench again with a smaller --mib"
-        );
-        line.truncate(line.len() - 2);
-        Ok(line)
-    }
-
-    /// Reads a reply that is a bulk string.
-    fn bulk(&mut self, out: &mut Vec<u8>) -> Result<()> {
-        let line = self.line()?;
-        let Some(len) = line.strip_prefix('$').and_then(|len| len.parse::<usize>().ok()) else {
-            bail!(
-                "Redis answers {line:?} in place of a value: see what its version says of it, or run the bench without `redis-server` in PATH"
-            );
-        };
-        out.resize(len + 2, 0);
-        self.from.read_exact(out).context("reading Redis's reply")?;
-        out.truncate(len);
-        Ok(())
-    }
-
-    fn set(&mut self, pairs: &[([u8; KEY_BYTES], Vec<u8>)]) -> Result<()> {
-        let mut frame = Vec::new();
-        for (key, value) in pairs {
-            command(&[b"SET", key, value], &mut frame);
-        }
-        self.to.write_all(&frame).context("asking Redis")?;
-        for _ in pairs {
-            let line = self.line()?;
-            ensure!(
-                line == "+OK",
-                "Redis answers {line:?} to a SET: see what its version says of it, or run the bench without `redis-server` in PATH"
-            );
-        }
-        Ok(())
-    }
-
-    fn get(&mut self, key: &[u8], out: &mut Vec<u8>) -> Result<()> {
-        self.ask(&[b"GET", key])?;
-        self.bulk(out)
-    }
-}
-
-/// Appends a command, as an array of bulk strings.
-fn command(words: &[&[u8]], frame: &mut Vec<u8>) {
-    frame.extend_from_slice(format!("*{}\r\n", words.len()).as_bytes());
-    for word in words {
-        frame.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
-        frame.extend_from_slice(word);
-        frame.extend_from_slice(b"\r\n");
-    }
-}
-
-impl Drop for Redis {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 impl Outcome {
     fn show(&self) -> Result<()> {
         let rounds = show::counted(self.rounds.into(), "round");
@@ -441,69 +309,6 @@ impl Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A Redis that expects these bytes and answers with those, one pair after the other, and then ends.
-    fn scripted(script: &'static [(&'static str, &'static str)]) -> Result<Redis> {
-        let (here, mut there) = UnixStream::pair().unwrap();
-        std::thread::spawn(move || {
-            for (asked, answer) in script {
-                let mut got = vec![0; asked.len()];
-                there.read_exact(&mut got).unwrap();
-                // A wrong command ends the connection, and the test fails.
-                if got != asked.as_bytes() {
-                    return;
-                }
-                there.write_all(answer.as_bytes()).unwrap();
-            }
-        });
-        let child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-        Redis::over(child, here)
-    }
-
-    const INFO: &str = "*2\r\n$4\r\nINFO\r\n$6\r\nserver\r\n";
-
-    /// Commands and replies are framed as Redis does. A reply that is none is an error.
-    #[test]
-    fn redis_is_asked_in_its_own_way() {
-        const SET: &str = "*3\r\n$3\r\nSET\r\n$16\r\nkkkkkkkkkkkkkkkk\r\n$2\r\nab\r\n";
-        const GET: &str = "*2\r\n$3\r\nGET\r\n$1\r\nk\r\n";
-        let script = &[
-            (INFO, "$37\r\n# Server\r\nredis_version:7.2.4\r\nx:12\r\n\r\n"),
-            (SET, ""),
-            (SET, "+OK\r\n+OK\r\n"),
-            (SET, "-OOM\r\n"),
-            (GET, "$5\r\na\r\nbc\r\n"),
-            (GET, "$0\r\n\r\n"),
-            (GET, "$-1\r\n"),
-            (GET, "$5\r\nabc"),
-        ];
-        let mut redis = scripted(script).unwrap();
-        assert_eq!(redis.version, "7.2.4");
-        let pair = ([b'k'; KEY_BYTES], b"ab".to_vec());
-        redis.set(&[pair.clone(), pair.clone()]).unwrap();
-        let refused = redis.set(&[pair]).unwrap_err().to_string();
-        assert!(refused.starts_with("Redis answers \"-OOM\" to a SET: "), "{refused}");
-        let mut out = b"longer than the value".to_vec();
-        for value in ["a\r\nbc", ""] {
-            redis.get(b"k", &mut out).unwrap();
-            assert_eq!(out, value.as_bytes());
-        }
-        let none = redis.get(b"k", &mut out).unwrap_err().to_string();
-        assert!(none.starts_with("Redis answers \"$-1\" in place of a value: "), "{none}");
-        assert_eq!(redis.get(b"k", &mut out).unwrap_err().to_string(), "reading Redis's reply");
-        assert!(redis.line().unwrap_err().to_string().contains("in the middle of a reply"));
-    }
-
-    /// Without a version, that is said. A Redis that is no longer needed is killed.
-    #[test]
-    fn redis_is_killed() {
-        let redis = scripted(&[(INFO, "$3\r\nx:1\r\n")]).unwrap();
-        assert_eq!(redis.version, "unknown");
-        let process = std::path::PathBuf::from(format!("/proc/{}", redis.child.id()));
-        assert!(process.exists());
-        drop(redis);
-        assert!(!process.exists());
-    }
 
     /// Each line has the median time, the rate that it gives, and the median of the rounds' ratios.
     #[test]

@@ -1,7 +1,8 @@
 //! `bench`: the time of a GET and of an insert, compared with bare memory and with maps in one
 //! process. `bench rpc` compares GETs by READ with GETs that the server does. `bench kill` kills
 //! servers. `bench grow` lets a table grow and shrink. `bench hints` counts what hints save meanwhile.
-//! `bench tiered` runs a storage contest's workload. `bench long` times GETs of long values. `bench cache` counts what a table
+//! `bench tiered` runs a storage contest's workload. `bench long` times GETs of long values. `bench tcp` times requests
+//! over TCP. `bench cache` counts what a table
 //! finds whose entries make room for others. `bench trace` routes a trace's requests by an index.
 //!
 //! On one machine, the comparison is fair as far as it can be: rounds of all contestants alternate,
@@ -15,8 +16,10 @@ mod hinted;
 mod kill;
 mod long;
 mod loops;
+mod redis;
 mod requests;
 mod rpc;
+mod tcp;
 mod tiered;
 mod timing;
 mod trace;
@@ -38,6 +41,7 @@ use timing::Timing;
   oneread bench hints
   oneread bench tiered
   oneread bench long
+  oneread bench tcp
   oneread bench cache
   oneread bench trace FILE
 
@@ -79,6 +83,7 @@ enum What {
     Hints(hinted::HintsBench),
     Tiered(tiered::Tiered),
     Long(long::Long),
+    Tcp(tcp::Tcp),
     Cache(cache::CacheBench),
     Trace(trace::TraceBench),
     GrowReader(grow::reader::GrowReader),
@@ -96,6 +101,7 @@ impl Bench {
             What::Hints(hints) => hints.run(),
             What::Tiered(tiered) => tiered.run(),
             What::Long(long) => long.run(),
+            What::Tcp(tcp) => tcp.run(),
             What::Cache(cache) => cache.run(),
             What::Trace(trace) => trace.run(),
             What::GrowReader(reader) => reader.run(),

@@ -106,6 +106,7 @@ impl Timing {
         match self.fabric {
             Fabric::Shm => self.show(self.get()?),
             Fabric::Verbs => self.get_over_verbs(),
+            Fabric::Tcp => unreachable!("no argument names it: `bench tcp` does"),
         }
     }
 
