@@ -14,6 +14,7 @@ use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use smallvec::SmallVec;
+use std::cell::RefCell;
 use std::io::{self, IoSlice, Write};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,11 +25,20 @@ use std::time::{Duration, Instant};
 /// Bytes read from one client per turn.
 const TURN_BYTES: usize = 1 << 18;
 const CHUNK: usize = 1 << 16;
-/// Buffer of a client that is quiet, or has not said hello: more than any hello.
+/// Buffer of a client that has not said hello: more than any hello. And bytes that there is room for at least.
 const QUIET_BYTES: usize = 1 << 12;
 /// Time for one client's requests per turn. A put that must wait for a grace period is the last of
 /// its turn.
 const TURN_TIME: Duration = Duration::from_millis(2);
+
+/// Most bytes that a worker keeps of each of its buffers.
+const LENT_MAX: usize = 1 << 21;
+
+thread_local! {
+    /// A worker's buffers for input and output. A session has them while it has a turn, where it has none of its own:
+    /// those who are quiet have none.
+    static LENT: RefCell<[Vec<u8>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
+}
 
 /// What happens to a session after a turn.
 pub(super) enum Fate {
@@ -158,7 +168,35 @@ impl Session {
 
     /// Reads, answers and writes as far as possible without waiting, for at most one turn.
     pub fn advance(&mut self, shared: &Arc<ServerState>) -> Fate {
-        self.turn(shared).unwrap_or_else(Fate::Close)
+        self.borrow_buffers();
+        let fate = self.turn(shared).unwrap_or_else(Fate::Close);
+        self.return_buffers();
+        fate
+    }
+
+    /// Before its hello, it has a small one of its own: no more than that is read.
+    fn borrow_buffers(&mut self) {
+        if self.greeted {
+            LENT.with_borrow_mut(|lent| {
+                let own = [&mut self.input, &mut self.output].into_iter().zip(lent);
+                own.filter(|(own, _)| own.is_empty()).for_each(|(own, lent)| std::mem::swap(own, lent));
+            });
+        }
+    }
+
+    /// What is empty goes back. The worker keeps the larger one.
+    fn return_buffers(&mut self) {
+        LENT.with_borrow_mut(|lent| {
+            for (own, lent) in [&mut self.input, &mut self.output].into_iter().zip(lent) {
+                if own.is_empty() {
+                    let own = std::mem::take(own);
+                    if own.capacity() > lent.capacity() {
+                        *lent = own;
+                        lent.shrink_to(LENT_MAX);
+                    }
+                }
+            }
+        });
     }
 
     fn turn(&mut self, shared: &Arc<ServerState>) -> Result<Fate, String> {
@@ -251,11 +289,6 @@ impl Session {
         self.halfway = (!rest.is_empty() || !self.greeted).then(|| was_waiting.unwrap_or_else(Instant::now));
         self.input = input;
         self.input.drain(..done);
-        for buffer in [&mut self.input, &mut self.output] {
-            if buffer.is_empty() {
-                buffer.shrink_to(QUIET_BYTES);
-            }
-        }
         Ok(all_answered)
     }
 
