@@ -73,13 +73,14 @@ impl CpuTime {
         Ok(CpuTime { ticks: stat(&proc(pid).join("stat"))?.1, run_ns })
     }
 
-    /// Time used since `earlier`, in milliseconds. Of the two clocks, the one that shows more
-    /// counts.
+    /// Time used since `earlier`, in milliseconds: by the scheduler's clock, where the kernel has it. Threads that
+    /// have ended since do not count in it.
     pub fn ms_since(self, earlier: CpuTime) -> f64 {
         let tick_ms = 1e3 / rustix::param::clock_ticks_per_second() as f64;
-        let by_ticks = (self.ticks - earlier.ticks) as f64 * tick_ms;
-        let by_scheduler = self.run_ns.saturating_sub(earlier.run_ns) as f64 / 1e6;
-        by_ticks.max(by_scheduler)
+        match self.run_ns {
+            0 => (self.ticks - earlier.ticks) as f64 * tick_ms,
+            ns => ns.saturating_sub(earlier.run_ns) as f64 / 1e6,
+        }
     }
 }
 
