@@ -18,7 +18,7 @@ struct Asked {
 
 thread_local!(static ASKED: Cell<Option<Asked>> = const { Cell::new(None) });
 
-/// Does work of this thread whose waits for a server on shm end when `is_unwanted` says so. It is asked every 50 ms while
+/// Does work of this thread whose waits for a server on shm, and whose growing of a table, end when `is_unwanted` says so. It is asked every 50 ms while
 /// they last, and when a signal interrupts one. A wait that is over sooner asks nobody.
 pub fn breakable<R>(is_unwanted: fn() -> bool, work: impl FnOnce() -> R) -> R {
     /// Puts back what was there, also after a panic.
@@ -46,6 +46,11 @@ pub(crate) fn sleeps_until(deadline: Instant) -> Option<Instant> {
     let next = next.unwrap_or_else(|| Instant::now() + ASKED_AFTER);
     ASKED.set(Some(Asked { is_unwanted, next: Some(next) }));
     Some(deadline.min(next))
+}
+
+/// For long work that waits for nobody: whether it is still wanted.
+pub(crate) fn is_wanted() -> bool {
+    sleeps_until(Instant::now() + ASKED_AFTER).is_some()
 }
 
 /// A signal has interrupted this thread's wait: it is asked before the next one.

@@ -253,6 +253,7 @@ kind!(ServeError, error => match error {
     | ServeError::TwoPorts
     | ServeError::Elsewhere { .. }
     | ServeError::ReadToken
+    | ServeError::Workers { .. }
     | ServeError::TimeToLive(_)
     | ServeError::NoSocket { .. }
     | ServeError::NoFolder { .. } => Invalid,

@@ -7,6 +7,7 @@
 //! the whole key. Without a trace, prompts have 8,000 blocks and nothing in common. With one (a line of JSON a request,
 //! its blocks in `hash_ids`, each cut into SPLIT), prompts part inside groups.
 
+use oneread::internals::layout::hash::{mix, reduce};
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashSet};
 use std::error::Error;
@@ -27,12 +28,6 @@ struct Request {
 struct Block {
     key: u64,
     group: u64,
-}
-
-fn mix(bits: u64) -> u64 {
-    let bits = (bits ^ bits >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
-    let bits = (bits ^ bits >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
-    bits ^ bits >> 32
 }
 
 /// Where a block may stand, and stands.
@@ -60,7 +55,7 @@ impl Table {
 
     fn pick(&mut self, bound: usize) -> usize {
         self.random = mix(self.random.wrapping_add(0x9e37_79b9_7f4a_7c15));
-        (u128::from(self.random) * bound as u128 >> 64) as usize
+        reduce(self.random, bound as u64) as usize
     }
 
     fn free(&self, first: usize) -> Option<usize> {
@@ -68,8 +63,8 @@ impl Table {
     }
 
     fn windows(&self, home: u64) -> [usize; 2] {
-        let homes = self.slots.len() - self.window;
-        [1, 2].map(|way: u64| (u128::from(mix(home ^ way << 60)) * homes as u128 >> 64) as usize)
+        let homes = (self.slots.len() - self.window) as u64;
+        [1, 2].map(|way: u64| reduce(mix(home ^ way << 60), homes) as usize)
     }
 
     /// Says whether there was room.
@@ -195,19 +190,19 @@ fn main() -> Result<(), Box<dyn Error>> {
 mod tests {
     use super::*;
 
-    /// Groups of eight fill half of a table with windows of eight, but not as much as those of
+    /// Groups of eight fill half of a table with windows of eight, but not as much of it as with windows of
     /// sixteen. A group of hundreds finds room alone. Where all stand in their first windows, a lookup READs
     /// each once.
     #[test]
     fn groups_need_wide_windows() {
         let prompts: Vec<Vec<u64>> =
-            (0..8).map(|prompt| (0..800).map(|n| mix(prompt << 32 | n)).collect()).collect();
+            (0..8).map(|prompt| (0..8_000).map(|n| mix(prompt << 32 | n)).collect()).collect();
         let all_in = |blocks: &[Block], window: usize, load: usize| {
             let mut table = Table::new(blocks.len() * 100 / load + window, window);
             blocks.iter().all(|&block| table.insert(block, true)).then_some(table)
         };
         let apart = blocks(&prompts);
-        assert_eq!(apart.len(), 6_400);
+        assert_eq!(apart.len(), 64_000);
         assert!(all_in(&apart, 8, 50).is_some() && all_in(&apart, 8, 85).is_none());
         let table = all_in(&apart, 16, 85).unwrap();
         assert!(table.placed.iter().all(|placed| !placed.is_alone));

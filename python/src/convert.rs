@@ -5,7 +5,7 @@
 use crate::error::error_of;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyTypeError};
-use pyo3::prelude::{Bound, PyAny, PyAnyMethods, PyErr, PyResult, Python};
+use pyo3::prelude::{Bound, FromPyObject, PyAny, PyAnyMethods, PyErr, PyResult, Python};
 use pyo3::types::{PyBytes, PyBytesMethods, PyString, PyTypeMethods};
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
@@ -101,6 +101,18 @@ fn no_buffer(object: &Bound<'_, PyAny>, what: &str, error: PyErr) -> PyErr {
     let told = PyTypeError::new_err(format!("{what} is bytes, or another buffer, not {name}{hint}"));
     told.set_cause(py, Some(error));
     told
+}
+
+/// The object as another type. An error says what it was to be.
+pub(crate) fn extracted<'py, T>(object: &Bound<'py, PyAny>, what: &str) -> PyResult<T>
+where
+    T: for<'a> FromPyObject<'a, 'py, Error: Into<PyErr>>,
+{
+    object.extract::<T>().map_err(|error| {
+        let error: PyErr = error.into();
+        let _ = error.value(object.py()).call_method1("add_note", (format!("argument {what}"),));
+        error
+    })
 }
 
 /// A time, given in seconds. The library adds it to the clock's.

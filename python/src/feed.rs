@@ -6,13 +6,13 @@
 
 use crate::calls::made;
 use crate::client::Client;
-use crate::convert::{bytes_of, seconds};
+use crate::convert::{bytes_of, extracted, seconds};
 use crate::error::{Classed, Raise, error_of, told};
 use crate::fork;
 use crate::turn::Turn;
 use crate::waiting::detached;
 use oneread::{ChangeFeed, FeedError, FeedFrom, FeedItem, FeedOptions, FeedPosition, GapCause, LeftCause};
-use pyo3::prelude::{Bound, Py, PyAny, PyAnyMethods, PyErr, PyResult, Python};
+use pyo3::prelude::{Bound, Py, PyAny, PyErr, PyResult, Python};
 use pyo3::types::{PyBytes, PyString};
 use std::collections::VecDeque;
 use std::io;
@@ -362,7 +362,7 @@ impl Client {
                         format!("start is {name:?}; there are: now, keys, or the position of another feed");
                     return Err(error_of(py, "Invalid", text));
                 }
-                Err(_) => FeedFrom::Position(position(start.extract()?)),
+                Err(_) => FeedFrom::Position(position(extracted(start, "start")?)),
             },
         };
         let mut options = FeedOptions::new().from(from).values(values);

@@ -7,12 +7,14 @@ use crate::fork;
 use crate::keys::{Items, check_lengths};
 use crate::options::{self, Arguments};
 use crate::sinks::BytesSink;
+use crate::waiting::{detached, goes_on};
 use oneread::embedded::{Clock, Region};
 use oneread::sink::LengthSink;
 use oneread::{PutMode, PutOptions, PutOutcome, SwapOutcome};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::{Bound, PyAny, PyResult, Python};
 use pyo3::types::{PyBytes, PyDict, PyList};
+use std::time::Instant;
 
 /// A table in memory of this process. Any thread may use it.
 #[pyo3::pyclass(frozen, module = "oneread", weakref)]
@@ -172,8 +174,8 @@ impl Index {
 
     /// Removes all keys. How many there were.
     fn clear(&self, py: Python<'_>) -> PyResult<u64> {
-        let index = self.own(py)?;
-        py.detach(|| index.clear(&mut |_| true)).raise(py)
+        let (index, mut looked) = (self.own(py)?, Instant::now());
+        detached(py, || index.clear(&mut |_| goes_on(&mut looked)))?.raise(py)
     }
 
     /// Ends entries that have come to their end, which changes also do in passing. Seconds until there is more to do.
@@ -192,8 +194,7 @@ impl Index {
     #[pyo3(signature = (keys, /))]
     fn grow_for(&self, py: Python<'_>, keys: u64) -> PyResult<()> {
         let index = self.own(py)?;
-        py.detach(|| index.grow_for(keys));
-        Ok(())
+        detached(py, || index.grow_for(keys))
     }
 
     /// Begins to give memory back that the table's keys do not need: `tidy` and changes go on with it. How many merges of

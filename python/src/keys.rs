@@ -53,7 +53,11 @@ impl<'py> Items<'py> {
                     "{what} have {natural} bytes each, and width is {width}"
                 )));
             }
-            (Some(0), _) => return Err(PyValueError::new_err(format!("{what} of 0 bytes each"))),
+            (Some(0), _) => {
+                return Err(PyValueError::new_err(format!(
+                    "{what} have 0 bytes each (width); give 1 or more"
+                )));
+            }
             (Some(width), _) | (None, Some(width)) => width,
             (None, None) if len == 0 => 1,
             (None, None) => {
@@ -65,7 +69,7 @@ impl<'py> Items<'py> {
         let count = len.checked_div(width).unwrap_or(0);
         if count * width != len {
             return Err(PyValueError::new_err(format!(
-                "{what} have {len} bytes in all, no multiple of {width}"
+                "{what} have {len} bytes in all, no multiple of {width} (width)"
             )));
         }
         Ok(Items::Fixed { held, width, count })

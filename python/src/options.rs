@@ -1,7 +1,7 @@
 //! Keyword arguments as the library's options, by the same names.
 
 use crate::calls;
-use crate::convert::{bytes_of, optional_seconds, seconds};
+use crate::convert::{bytes_of, extracted, optional_seconds, seconds};
 use crate::error::error_of;
 use oneread::{
     Address, Backing, ClientOptions, Config, Encryption, Evict, Limits, OwnerOptions, RequestPath,
@@ -76,15 +76,7 @@ impl<'py> Arguments<'py> {
     where
         T: for<'a> pyo3::FromPyObject<'a, 'py, Error: Into<pyo3::PyErr>>,
     {
-        let Some(found) = self.any(name)? else { return Ok(None) };
-        match found.extract::<T>() {
-            Ok(value) => Ok(Some(value)),
-            Err(error) => {
-                let error: pyo3::PyErr = error.into();
-                let _ = error.value(self.left.py()).call_method1("add_note", (format!("argument {name}"),));
-                Err(error)
-            }
-        }
+        self.any(name)?.map(|found| extracted(&found, name)).transpose()
     }
 
     fn path(&self, name: &str) -> PyResult<Option<PathBuf>> {

@@ -3,6 +3,7 @@
 use pyo3::prelude::{PyAnyMethods, PyErr, PyResult, Python};
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::{Duration, Instant};
 
 thread_local!(static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) });
 
@@ -33,6 +34,16 @@ fn is_interrupted() -> bool {
     let Some(Err(error)) = Python::try_attach(|py| py.check_signals()) else { return false };
     RAISED.set(Some(error));
     true
+}
+
+/// For work that does not wait: whether it is to go on. Looks after each hundredth of a second.
+pub(crate) fn goes_on(looked: &mut Instant) -> bool {
+    if looked.elapsed() < Duration::from_millis(10) {
+        return true;
+    }
+    let goes_on = !is_interrupted();
+    *looked = Instant::now();
+    goes_on
 }
 
 /// Does work without the interpreter's lock.

@@ -190,6 +190,36 @@ def test_ctrl_c_ends_every_wait(call: str) -> None:
         outcome(server, "")
 
 
+def test_ctrl_c_ends_a_clear_of_an_index() -> None:
+    index, keys = oneread.Index(keys=500_000, value_max=8), np.arange(500_000, dtype=np.uint64)
+    index.put_many(keys, keys)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.002)
+        with pytest.raises(KeyboardInterrupt):
+            index.clear()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    left = len(index)
+    assert left > 0, "to the end, and interrupted afterwards"
+    assert index.clear() == left
+
+
+def test_ctrl_c_ends_the_growing_of_an_index() -> None:
+    index = oneread.Index(bytes_max=2 << 30, segment_slots=1 << 12, key_max=16, value_max=16)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.002)
+        with pytest.raises(KeyboardInterrupt):
+            index.grow_for(20_000_000)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    growth = index.growth()
+    assert growth["bytes_backed"] < growth["bytes_max"] // 2, "to the end, and interrupted afterwards"
+    index.put(b"a", b"1")
+    assert index[b"a"] == b"1"
+
+
 def test_a_handler_of_a_signal_may_use_the_client() -> None:
     """And if it raises nothing, the wait goes on."""
     with served() as (_, client), client.changes() as changes:
@@ -472,7 +502,7 @@ def test_a_server_that_is_killed_and_comes_back() -> None:
     client = Client(address, lease=0.1, timeout=5)
     client.put(b"a", b"1")
     server.kill()
-    server.wait()
+    server.communicate()
 
     def is_gone() -> bool:
         try:

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -299,7 +300,7 @@ def test_lookups_go_on_while_the_server_is_suspended(tmp_path: Any) -> None:
         index.put(digests, at(1, 50))
         os.kill(server.pid, 19)
         state = f"/proc/{server.pid}/stat"
-        until(lambda: open(state).read().rpartition(")")[2].split()[0] == "T")
+        until(lambda: Path(state).read_text().rpartition(")")[2].split()[0] == "T")
         try:
             assert index.longest_prefix(digests) == 50
         finally:

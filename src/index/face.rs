@@ -20,6 +20,7 @@ use super::segment::WAITS_MAX;
 use super::segment::{Which, check_lengths, check_stored};
 use super::started::StartedPuts;
 use super::whole::{ScanPoint, Table, TakeKey};
+use crate::breaking::is_wanted;
 use crate::clock::Clock;
 use crate::fabric::shm::Shm;
 use crate::faults::{Rule, in_order};
@@ -763,7 +764,7 @@ impl Index {
     pub fn grow_for(&self, keys: u64) {
         self.foresee(keys);
         if let Table::Many(growth) = &self.table {
-            while growth.grow_as_foreseen() {}
+            while growth.grow_as_foreseen() && is_wanted() {}
         }
     }
 

@@ -50,7 +50,7 @@ pub struct ServerConfig {
     pub ttl: Option<Duration>,
     /// New table or existing one.
     pub start: StartMode,
-    /// Threads that serve requests. With 0, the server starts one.
+    /// Threads that serve requests, up to 1,024. With 0, the server starts one.
     pub workers: usize,
     /// On shm: users who may read and change the table, beside the server's own and root.
     pub allow_uids: Vec<u32>,

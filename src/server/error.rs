@@ -81,6 +81,16 @@ pub enum ServeError {
         "a token for readers keeps nobody from changes without another one for changes; set `ServerConfig::token`, too"
     )]
     ReadToken,
+    /// More threads than [`ServerConfig::workers`](super::ServerConfig::workers) may be.
+    #[error(
+        "`ServerConfig::workers` is {workers}; it is at most {max}, and a server needs no more than its host has cores"
+    )]
+    Workers {
+        /// The threads that were asked for.
+        workers: usize,
+        /// The most that there may be.
+        max: usize,
+    },
     /// No entry of this table can live as long as [`ServerConfig::ttl`](super::ServerConfig::ttl) says.
     #[error("`ServerConfig::ttl` does not fit this table; it needs a time above 0, and `Config::life`")]
     TimeToLive(#[source] PutError),

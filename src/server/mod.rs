@@ -59,6 +59,9 @@ use table::{Prepared, index_for};
 use tcp::Tokens;
 use worker::StreamWorker;
 
+/// The most of [`ServerConfig::workers`].
+const WORKERS_MAX: usize = 1024;
+
 /// A running server. Stops when dropped. It is `Send` and `Sync`; its threads run on their own.
 ///
 /// # What blocks, and for how long
@@ -122,6 +125,9 @@ impl Server {
         }
         if !config.read_token.is_empty() && (config.token.is_empty() || config.token == config.read_token) {
             return Err(ServeError::ReadToken);
+        }
+        if config.workers > WORKERS_MAX {
+            return Err(ServeError::Workers { workers: config.workers, max: WORKERS_MAX });
         }
         let tokens = Tokens { change: config.token.clone(), read: config.read_token.clone() };
         let port = match (&config.address, config.tcp.clone()) {

@@ -128,6 +128,8 @@ fn a_server_follows_its_config() {
         stream.write_all(&frame(&HELLO)).unwrap();
         assert!(matches!(reply(&mut stream), Some(Reply::Welcome { .. })));
     }
+    let many = Server::start(ServerConfig { workers: WORKERS_MAX + 1, ..usual });
+    assert!(matches!(many, Err(ServeError::Workers { workers: 1025, max: 1024 })));
 }
 
 /// Whoever wants to know is told of each step: that it begins, how far it is, and that it is done. A

@@ -4,7 +4,7 @@
 
 use super::{Client, closed};
 use crate::calls::made;
-use crate::convert::Held;
+use crate::convert::{Held, extracted};
 use crate::error::{Classed, error_at, raised, told};
 use crate::keys::{CHUNK, Items, check_lengths};
 use oneread::error::KeyError;
@@ -325,7 +325,7 @@ impl Client {
         width: Option<usize>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let keys = Items::of(keys, width, "keys")?;
-        let numbers: Vec<u64> = numbers.extract()?;
+        let numbers: Vec<u64> = extracted(numbers, "numbers")?;
         if numbers.len() != keys.len() {
             let text =
                 format!("there are {} numbers, and {} keys; give one for each", numbers.len(), keys.len());
