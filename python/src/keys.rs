@@ -47,29 +47,30 @@ impl<'py> Items<'py> {
             0 | 1 => None,
             _ => len.checked_div(buffer.shape()[0]),
         };
+        let argument = if what == "values" { "value_width" } else { "width" };
         let width = match (width, natural) {
             (Some(width), Some(natural)) if width != natural && len > 0 => {
                 return Err(PyValueError::new_err(format!(
-                    "{what} have {natural} bytes each, and width is {width}"
+                    "{what} have {natural} bytes each, and {argument} is {width}"
                 )));
             }
             (Some(0), _) => {
                 return Err(PyValueError::new_err(format!(
-                    "{what} have 0 bytes each (width); give 1 or more"
+                    "{what} have 0 bytes each ({argument}); give 1 or more"
                 )));
             }
             (Some(width), _) | (None, Some(width)) => width,
             (None, None) if len == 0 => 1,
             (None, None) => {
                 return Err(PyTypeError::new_err(format!(
-                    "{what} are one buffer of single bytes; say how long each is (width)"
+                    "{what} are one buffer of single bytes; say how long each is ({argument})"
                 )));
             }
         };
         let count = len.checked_div(width).unwrap_or(0);
         if count * width != len {
             return Err(PyValueError::new_err(format!(
-                "{what} have {len} bytes in all, no multiple of {width} (width)"
+                "{what} have {len} bytes in all, no multiple of {width} ({argument})"
             )));
         }
         Ok(Items::Fixed { held, width, count })

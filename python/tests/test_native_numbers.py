@@ -44,7 +44,7 @@ PROGRAM = """
     table = ["keys", "slots", "bytes_max", "key_max", "value_max", "inline_max", "heap_bytes"]
     calls = [
         *option(serve, COUNTS, *table, "clients_max", "clients_per_peer", "unread_bytes_max", "mailbox_bytes_max"),
-        *option(serve, COUNTS, "feed_bytes"), *option(serve, [0, 2**64, -1], "workers"),
+        *option(serve, COUNTS, "feed_bytes", "workers"),
         *option(serve, COUNTS, "segment_slots", bytes_max=1 << 26),
         *option(serve, TIMES, "grace", "ttl", "half_open"),
         *option(serve, TIMES, "snapshots_every", snapshots=folder + "/snapshot"),
@@ -85,7 +85,7 @@ PROGRAM = """
     words = {
         "bytes_max": "for a table that grows|of shared memory", "segment_slots": "slots of a segment",
         "keys": "region", "slots": "region", "ttl": "to live", "timeout": "within", "length": "bytes long",
-        "len_max": "bound of this append", "start": "generation", "absent_for": "owner",
+        "len_max": "bound of this append", "start": "generation", "absent_for": "owner", "number": "owner",
     }
     for name, call, values in calls:
         for value in values:
