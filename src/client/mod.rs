@@ -156,7 +156,7 @@ pub struct Client {
 #[derive(Clone, Debug)]
 enum ServerPath {
     Shm(shm::ShmHandle),
-    Tcp(tcp::TcpHandle),
+    Tcp(Box<tcp::TcpHandle>),
     #[cfg(feature = "verbs")]
     Verbs(Box<verbs::VerbsHandle>),
 }
@@ -197,7 +197,7 @@ impl Client {
         }
         let path = match address {
             Address::Shm(socket) => ServerPath::Shm(shm::ShmHandle::connect(socket, &options)?),
-            Address::Tcp(at) => ServerPath::Tcp(tcp::TcpHandle::connect(at, &options)?),
+            Address::Tcp(at) => ServerPath::Tcp(Box::new(tcp::TcpHandle::connect(at, &options)?)),
             #[cfg(feature = "verbs")]
             Address::Verbs(at) => ServerPath::Verbs(Box::new(verbs::VerbsHandle::connect(at, &options)?)),
             #[cfg(not(feature = "verbs"))]

@@ -85,6 +85,8 @@ impl TcpHandle {
 
     // ---- GETs -----------------------------------------------------------------------------------
 
+    /// (Apart, so that a GET on shm has no more registers to save.)
+    #[inline(never)]
     pub fn get_into<S: Sink>(
         &mut self,
         stats: &mut ClientStats,
