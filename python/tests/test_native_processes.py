@@ -195,8 +195,8 @@ def test_ctrl_c_ends_a_clear_of_an_index() -> None:
     index.put_many(keys, keys)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.002)
         with pytest.raises(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.002)
             index.clear()
     finally:
         signal.signal(signal.SIGALRM, before)
@@ -209,8 +209,8 @@ def test_ctrl_c_ends_the_growing_of_an_index() -> None:
     index = oneread.Index(bytes_max=2 << 30, segment_slots=1 << 12, key_max=16, value_max=16)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.002)
         with pytest.raises(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.002)
             index.grow_for(20_000_000)
     finally:
         signal.signal(signal.SIGALRM, before)
