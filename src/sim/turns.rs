@@ -21,6 +21,8 @@ use std::time::Duration;
 struct Turns {
     state: Mutex<TurnState>,
     changed: Condvar,
+    /// How long all may wait for locks.
+    patience: Duration,
 }
 
 #[derive(Debug)]
@@ -75,6 +77,11 @@ const ALONE_MAX: usize = 50_000;
 /// # Panics
 /// When one of them panics, or when each waits for a lock that another holds.
 pub fn run<T: Send>(seed: u64, works: Vec<impl FnOnce() -> T + Send>) -> Vec<T> {
+    run_for(seed, STUCK, works)
+}
+
+/// The same with this patience.
+fn run_for<T: Send>(seed: u64, patience: Duration, works: Vec<impl FnOnce() -> T + Send>) -> Vec<T> {
     let mut random = Random::new(seed);
     let whose = random.pick(works.len());
     let lengths = LENGTHS.start() + random.pick(LENGTHS.end() - LENGTHS.start() + 1);
@@ -88,7 +95,7 @@ pub fn run<T: Send>(seed: u64, works: Vec<impl FnOnce() -> T + Send>) -> Vec<T> 
         in_vain_since: None,
     };
     state.choose();
-    run_all(Arc::new(Turns { state: Mutex::new(state), changed: Condvar::new() }), works)
+    run_all(Arc::new(Turns { state: Mutex::new(state), changed: Condvar::new(), patience }), works)
 }
 
 /// Runs the first work until `stop`, the second until it has ended or waits for the first, and then the
@@ -108,7 +115,7 @@ pub fn interrupt<'w, T: Send>(
     };
     let state =
         TurnState { order: Order::Other, left, going: vec![0, 1], whose: 0, in_vain: 0, in_vain_since: None };
-    let turns = Arc::new(Turns { state: Mutex::new(state), changed: Condvar::new() });
+    let turns = Arc::new(Turns { state: Mutex::new(state), changed: Condvar::new(), patience: STUCK });
     if let StopAt::Store(at) = stop {
         let turns = turns.clone();
         recorder.meanwhile(at, move || turns.give_way(0));
@@ -163,7 +170,10 @@ impl Turns {
             state.in_vain_since = None;
         } else {
             let since = *state.in_vain_since.get_or_insert_with(std::time::Instant::now);
-            assert!(since.elapsed() < STUCK, "every server thread waits for a lock that another holds");
+            assert!(
+                since.elapsed() < self.patience,
+                "every server thread waits for a lock that another holds"
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
         match state.left.checked_sub(1).filter(|_| !must) {
@@ -336,7 +346,10 @@ mod tests {
                     let _second = lock(&locks[1 - first]);
                 }
             };
-            catch_unwind(AssertUnwindSafe(|| run(seed, (0..2).map(work).collect()))).is_ok()
+            let works = (0..2).map(work).collect();
+            // Nobody else has these locks.
+            let run = || run_for(seed, Duration::from_millis(100), works);
+            catch_unwind(AssertUnwindSafe(run)).is_ok()
         };
         assert!((0..50).all(|seed| ends(false, seed)));
         let told = (0..50).filter(|&seed| !ends(true, seed)).count();
