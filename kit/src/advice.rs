@@ -20,7 +20,7 @@ pub fn told(error: &anyhow::Error) -> String {
 }
 
 /// What the command calls what the library's errors name.
-const NAMES: [(&str, &str); 22] = [
+const NAMES: [(&str, &str); 23] = [
     ("`Client::get`", "`oneread get`"),
     ("`Client::owner`", "--owner"),
     ("`ClientOptions::server_uids`", "--server-user"),
@@ -40,6 +40,7 @@ const NAMES: [(&str, &str); 22] = [
     ("`ServerConfig::herd`", "--herd"),
     ("`ServerConfig::token`", "--token-file"),
     ("`ServerConfig::ttl`", "`serve --ttl`"),
+    ("`ServerConfig::workers`", "--workers"),
     ("`StartMode::OpenOrCreate`", "`oneread serve`"),
     ("`TableSize::up_to`", "`serve --max-memory`"),
     ("`ClientOptions::token`", "--token-file"),
