@@ -52,6 +52,7 @@ use refused::RefusedCounters;
 use shared::{ServerState, WarningLimit};
 use snapshots::{Begins, Saver};
 use socket::Socket;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -136,7 +137,7 @@ impl Server {
             (_, at) => at,
         };
         // What cannot be is said before anything is touched.
-        port.as_ref().map(|at| tcp::places(at, &tokens)).transpose()?;
+        let port = port.map(|at| Ok::<_, ServeError>((tcp::places(&at, &tokens)?, at))).transpose()?;
         // What cannot be written later is said now, too.
         let place =
             config.snapshots.as_ref().map(|snapshots| SnapshotPath::claim(&snapshots.path)).transpose()?;
@@ -215,7 +216,7 @@ impl Server {
             #[cfg(not(feature = "verbs"))]
             Address::Verbs(_) => return Err(ServeError::NotBuilt { address: server.address.clone() }),
         }
-        server.serve_streams(port.as_ref(), config.workers)?;
+        server.serve_streams(port, config.workers)?;
         if server.shared.saver.is_some() {
             let shared = server.shared.clone();
             let thread = std::thread::Builder::new()
@@ -250,9 +251,13 @@ impl Server {
     }
 
     /// Starts the workers for clients on this host, and over TCP, if it serves any.
-    fn serve_streams(&mut self, at: Option<&TcpAddress>, workers: usize) -> Result<(), ServeError> {
-        if let Some(at) = at {
-            let (listener, at) = tcp::listen(at, &self.shared.tokens)?;
+    fn serve_streams(
+        &mut self,
+        port: Option<(Vec<SocketAddr>, TcpAddress)>,
+        workers: usize,
+    ) -> Result<(), ServeError> {
+        if let Some((places, at)) = port {
+            let (listener, at) = tcp::listen(&places, &at)?;
             if matches!(self.address, Address::Tcp(_)) {
                 self.address = Address::Tcp(at.clone());
             }

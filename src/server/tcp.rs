@@ -43,17 +43,20 @@ pub(super) fn places(at: &TcpAddress, tokens: &Tokens) -> Result<Vec<SocketAddr>
     Ok(places)
 }
 
-/// Listens at the first of the host's addresses that can be had. Returns the address with its port, too.
+/// Listens at the first of the host's addresses ([`places`]) that can be had. Returns the address with its port, too.
 ///
 /// # Errors
-/// Those of [`places`], and when none can be had.
-pub(super) fn listen(at: &TcpAddress, tokens: &Tokens) -> Result<(TcpListener, TcpAddress), ServeError> {
+/// When none can be had.
+pub(super) fn listen(
+    places: &[SocketAddr],
+    at: &TcpAddress,
+) -> Result<(TcpListener, TcpAddress), ServeError> {
     let address = || Address::Tcp(at.clone());
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::AddrInUse => ServeError::AddressInUse { address: address() },
         _ => ServeError::ListenTcp { address: address(), source },
     };
-    let listener = TcpListener::bind(&places(at, tokens)?[..]).map_err(failed)?;
+    let listener = TcpListener::bind(places).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
     let port = listener.local_addr().map_err(failed)?.port();
     Ok((listener, at.with_port(port)))
@@ -136,6 +139,7 @@ mod tests {
     #[test]
     fn nobody_listens_beyond_this_host_without_a_token() {
         let (none, some) = (Tokens::default(), Tokens { change: Token::new("secret"), ..Tokens::default() });
+        let listen = |at: &TcpAddress, tokens: &Tokens| listen(&places(at, tokens)?, at);
         for host in ["0.0.0.0", "::", "[::ffff:0.0.0.0]"] {
             let refused = listen(&TcpAddress::new(host, 0), &none).unwrap_err();
             assert!(matches!(refused, ServeError::NoToken { .. }), "{host}: {refused}");
