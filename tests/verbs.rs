@@ -129,26 +129,7 @@ fn every_preset_is_a_map() {
     needs_device!("every_preset_is_a_map");
     on_every_preset(|preset| {
         let server = serve(preset, 64);
-        let mut client = connect(server.address());
-        let mut model = Model::default();
-        let mut numbers = Numbers(11);
-        for _ in 0..400 {
-            let n = numbers.below(100) as u32;
-            let (k, v) = (key(n, 16), value(numbers.next(), numbers.below(47) as usize));
-            let op = match numbers.below(10) {
-                0..3 => Op::Put(k, v),
-                3 => Op::Insert(k, v),
-                4 => Op::Update(k, v),
-                5 => Op::Remove(k),
-                6 => Op::GetMany((0..numbers.below(40) as u32).map(|m| key((n + m) % 110, 16)).collect()),
-                _ => Op::Get(k),
-            };
-            model.apply(&mut client, &op);
-        }
-        let all: Vec<_> = (0..110).map(|n| key(n, 16)).collect();
-        model.apply(&mut client, &Op::GetMany(all));
-        assert_eq!(client.server_stats().unwrap().keys, model.keys.len() as u64);
-        assert!(model.keys.len() > 20, "too few keys to show anything");
+        is_a_map(&mut connect(server.address()));
     });
 }
 

@@ -111,16 +111,16 @@ impl Table {
     /// stands there; and so of each block that is alone.
     fn reads(&self, is_grouped: bool) -> usize {
         let mut sought = BTreeMap::new();
-        for placed in &self.placed {
-            let is_of_group = is_grouped && !placed.is_alone;
-            let home = if is_of_group { placed.block.group } else { placed.block.key };
-            *sought.entry((is_of_group, home)).or_insert(false) |= placed.is_displaced;
+        for Placed { block, is_displaced, is_alone, .. } in &self.placed {
+            if is_grouped {
+                // Who is alone was sought here before.
+                *sought.entry((true, block.group)).or_insert(false) |= is_displaced & !is_alone;
+            }
+            if !is_grouped || *is_alone {
+                sought.insert((false, block.key), *is_displaced);
+            }
         }
-        // A block that is alone was sought in its group's window before.
-        let groups: HashSet<_> = self.placed.iter().map(|placed| (is_grouped, placed.block.group)).collect();
-        let only_alone =
-            groups.iter().filter(|&&(is_grouped, group)| is_grouped && !sought.contains_key(&(true, group)));
-        sought.len() + sought.values().filter(|&&second| second).count() + only_alone.count()
+        sought.len() + sought.values().filter(|&&second| second).count()
     }
 }
 

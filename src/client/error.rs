@@ -325,6 +325,17 @@ pub enum AskError {
     Connect(#[from] ConnectError),
 }
 
+impl AskError {
+    /// A connection failed after it was asked, or had no answer within this time.
+    pub(super) fn lost(address: &Address, within: Duration, error: LinkError) -> AskError {
+        let address = address.clone();
+        match error {
+            LinkError::Deadline(_) => AskError::Deadline { address, deadline: within },
+            source => AskError::ServerGone { address, source },
+        }
+    }
+}
+
 /// Why a scan, or the feed of changes, gave no answer. Nothing of what came before is wrong, and the same call can be made
 /// again.
 #[derive(Debug, thiserror::Error)]

@@ -594,6 +594,29 @@ pub fn is_full_for(table: &Table, model: &Model, newcomer: &[u8]) -> bool {
 
 // ---- what any client is asked, over any fabric ------------------------------------------------------
 
+/// The model suite: a served table of 64 slots, with keys up to 16 bytes and values up to 46, answers as a map does.
+pub fn is_a_map(client: &mut Client) {
+    let mut model = Model::default();
+    let mut numbers = Numbers(11);
+    for _ in 0..400 {
+        let n = numbers.below(100) as u32;
+        let (k, v) = (key(n, 16), value(numbers.next(), numbers.below(47) as usize));
+        let op = match numbers.below(10) {
+            0..3 => Op::Put(k, v),
+            3 => Op::Insert(k, v),
+            4 => Op::Update(k, v),
+            5 => Op::Remove(k),
+            6 => Op::GetMany((0..numbers.below(40) as u32).map(|m| key((n + m) % 110, 16)).collect()),
+            _ => Op::Get(k),
+        };
+        model.apply(client, &op);
+    }
+    let all: Vec<_> = (0..110).map(|n| key(n, 16)).collect();
+    model.apply(client, &Op::GetMany(all));
+    assert_eq!(client.server_stats().unwrap().keys, model.keys.len() as u64);
+    assert!(model.keys.len() > 20, "too few keys to show anything");
+}
+
 /// Batches whose keys have outcomes of their own, batches that end early, and compare-and-swap. The
 /// table takes 200 keys more, and values of at least 8 bytes.
 pub fn batches_and_swaps(client: &mut Client) {

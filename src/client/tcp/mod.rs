@@ -162,11 +162,7 @@ impl TcpHandle {
 
     fn lost(&mut self, error: LinkError) -> AskError {
         self.disconnect();
-        let address = self.shared.address.clone();
-        match error {
-            LinkError::Deadline(_) => AskError::Deadline { address, deadline: self.shared.options.deadline },
-            source => AskError::ServerGone { address, source },
-        }
+        AskError::lost(&self.shared.address, self.shared.options.deadline, error)
     }
 }
 

@@ -1,6 +1,6 @@
 //! `bench long`: GETs of long values, beside `memcpy` of as many bytes and Redis over a Unix socket.
 
-use super::redis::{NO_REDIS, Over, Redis};
+use super::redis::{self, Over, Redis};
 use crate::measure::{KEY_BYTES, key, machine, median};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -282,10 +282,7 @@ impl Outcome {
     fn show(&self) -> Result<()> {
         let rounds = show::counted(self.rounds.into(), "round");
         show::say(format_args!("GETs by one thread, median of {rounds}\n{}", show::machine(&self.machine)))?;
-        match &self.redis {
-            Some(version) => show::say(format_args!("Redis {version}"))?,
-            None => show::say(NO_REDIS)?,
-        }
+        redis::say_which(self.redis.as_deref())?;
         Ok(show::say(self.table())?)
     }
 

@@ -3,6 +3,7 @@
 use crate::measure::KEY_BYTES;
 use anyhow::{Context, Result, ensure};
 use oneread_kit::child::ServerChild;
+use oneread_kit::show;
 use rustix::process::Pid;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -11,7 +12,16 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-pub const NO_REDIS: &str = "Redis was not measured: there is no redis-server (apt-get install redis-server)";
+const NO_REDIS: &str = "Redis was not measured: there is no redis-server (apt-get install redis-server)";
+
+/// Says which version was measured, or why none was.
+pub fn say_which(version: Option<&str>) -> Result<()> {
+    match version {
+        Some(version) => show::say(format_args!("Redis {version}"))?,
+        None => show::say(NO_REDIS)?,
+    }
+    Ok(())
+}
 
 /// How it is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! `bench tcp`: requests over TCP, beside Redis and bare bytes.
 
-use super::redis::{NO_REDIS, Over, Redis};
+use super::redis::{self, Over, Redis};
 use crate::measure::{KEY_BYTES, VALUE_BYTES, key, machine, median, quantile, told, told_ns, value};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -403,10 +403,7 @@ impl Outcome {
             show::counted(self.keys, "key"),
             show::machine(&self.machine)
         ))?;
-        match &self.redis {
-            Some(version) => show::say(format_args!("Redis {version}"))?,
-            None => show::say(NO_REDIS)?,
-        }
+        redis::say_which(self.redis.as_deref())?;
         Ok(show::say(self.table())?)
     }
 
