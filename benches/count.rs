@@ -12,9 +12,8 @@
 //! `get_range` and `value_len` count is told at once; puts leave room in the child of a split, and a full
 //! table's answer says which bound was met; a glance orders the entry before the counter; an update, and a put
 //! into a table that grows, go through the layers of the index; a long value lands in a sink; who copies a slot asks
-//! whether its key stands in it; puts and changes of a part know of lives; a
-//! client's GET asks whether it is over TCP. Each bench does 100 operations on a
-//! table of 2,000 slots, 90 % of them taken where nothing else is said. Keys are made before, and nothing is
+//! whether its key stands in it; puts and changes of a part know of lives; a client's GET asks whether it is over
+//! TCP. Each bench does 100 operations on a table of 2,000 slots, 90 % of them taken where nothing else is said. Keys are made before, and nothing is
 //! dropped. In `far` benches the caches have no line of the table. The server's clock is set by hand, so each run
 //! does the same.
 //!

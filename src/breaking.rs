@@ -18,8 +18,9 @@ struct Asked {
 
 thread_local!(static ASKED: Cell<Option<Asked>> = const { Cell::new(None) });
 
-/// Does work of this thread whose waits for a server on shm, and whose growing of a table, end when `is_unwanted` says so. It is asked every 50 ms while
-/// they last, and when a signal interrupts one. A wait that is over sooner asks nobody.
+/// Does work of this thread whose waits for a server on shm, and whose growing of a table, end when `is_unwanted`
+/// says so. It is asked every 50 ms while they last, and when a signal interrupts one. A wait that is over sooner
+/// asks nobody.
 pub fn breakable<R>(is_unwanted: fn() -> bool, work: impl FnOnce() -> R) -> R {
     /// Puts back what was there, also after a panic.
     struct Before(Option<Asked>);

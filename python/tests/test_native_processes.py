@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -190,16 +191,20 @@ def test_ctrl_c_ends_every_wait(call: str) -> None:
         outcome(server, "")
 
 
-def test_ctrl_c_ends_a_clear_of_an_index() -> None:
-    index, keys = oneread.Index(keys=500_000, value_max=8), np.arange(500_000, dtype=np.uint64)
-    index.put_many(keys, keys)
+def interrupted_soon(call: Callable[[], object]) -> None:
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
             signal.setitimer(signal.ITIMER_REAL, 0.002)
-            index.clear()
+            call()
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+def test_ctrl_c_ends_a_clear_of_an_index() -> None:
+    index, keys = oneread.Index(keys=500_000, value_max=8), np.arange(500_000, dtype=np.uint64)
+    index.put_many(keys, keys)
+    interrupted_soon(lambda: index.clear())
     left = len(index)
     assert left > 0, "to the end, and interrupted afterwards"
     assert index.clear() == left
@@ -207,13 +212,7 @@ def test_ctrl_c_ends_a_clear_of_an_index() -> None:
 
 def test_ctrl_c_ends_the_growing_of_an_index() -> None:
     index = oneread.Index(bytes_max=2 << 30, segment_slots=1 << 12, key_max=16, value_max=16)
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            signal.setitimer(signal.ITIMER_REAL, 0.002)
-            index.grow_for(20_000_000)
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    interrupted_soon(lambda: index.grow_for(20_000_000))
     growth = index.growth()
     assert growth["bytes_backed"] < growth["bytes_max"] // 2, "to the end, and interrupted afterwards"
     index.put(b"a", b"1")
