@@ -43,8 +43,8 @@ impl Region {
             return 0;
         }
         let blocks = blocks.step_by(HUGE as usize).map(|start| start..start + HUGE);
-        let taken = blocks.filter(|block| map.may_be_huge() && is_hole(file, block) && map.take_huge(block));
-        taken.count() as u64 * HUGE
+        let empty = blocks.filter(|block| map.may_be_huge() && is_hole(file, block));
+        empty.filter(|block| map.take_huge(block).is_ok()).count() as u64 * HUGE
     }
 
     /// From now on its memory is left in the pages that the system's settings give it. To be called before it has any.

@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::ptr::{NonNull, null_mut};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 /// The length of the huge pages that ordinary memory can be in: 2 MiB, where pages have 4 KiB.
 pub(super) const HUGE: u64 = 2 << 20;
@@ -153,9 +154,9 @@ impl Mapping {
         self.huge_again_ns.store(u64::MAX, Relaxed);
     }
 
-    /// Takes memory for a block of [`HUGE`] bytes that has none, in one huge page. `false` if the kernel gives none:
-    /// it may then have memory in part.
-    pub fn take_huge(&self, block: &Range<u64>) -> bool {
+    /// Takes memory for a block of [`HUGE`] bytes that has none, in one huge page. After an error it may have memory
+    /// in part.
+    pub fn take_huge(&self, block: &Range<u64>) -> rustix::io::Result<()> {
         /// To find that there is no huge page takes the kernel time.
         const APART_NS: u64 = 10_000_000_000;
         // A block without any page is refused.
@@ -166,14 +167,15 @@ impl Mapping {
             tracing::debug!(%why, "memory stays in small pages");
             self.huge_again_ns.store(Clock::System.now_ns() + APART_NS, Relaxed);
         }
-        taken.is_ok()
+        taken
     }
 
     /// Has the kernel move a block of [`HUGE`] bytes into one huge page, now. No word of it changes.
     fn collapse(&self, block: &Range<u64>) -> rustix::io::Result<()> {
         /// Linux 6.1. Not every libc has it.
         const MADV_COLLAPSE: i32 = 25;
-        const TRIES: u32 = 3;
+        const TRIES: u32 = 10;
+        const APART: Duration = Duration::from_millis(1);
         let (at, len) = self.part(block);
         let mut done = Ok(());
         for _ in 0..TRIES {
@@ -181,10 +183,11 @@ impl Mapping {
             // every access waits; to another it is an error.
             let answer = unsafe { libc::madvise(at, len, MADV_COLLAPSE) };
             done = if answer == 0 { Ok(()) } else { Err(last_error()) };
-            // The kernel's word for what may go in a moment.
+            // The kernel's word for what may go in a moment: somebody else looks at the page.
             if done != Err(Errno::AGAIN) {
                 break;
             }
+            std::thread::sleep(APART);
         }
         done
     }

@@ -10,10 +10,11 @@ use crate::layout::words::{EIGHT_LINES, LINE_WORDS, Words};
 use crate::layout::{LINE, WORD};
 use memmap2::MmapOptions;
 use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
 use std::fs::{File, Permissions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Eight lines end with the region, and no word is beyond it.
 #[test]
@@ -425,7 +426,7 @@ const HUGE: u64 = 2 << 20;
 
 /// Whether the kernel moves shared memory into huge pages when it is told to: Linux 6.1 and later, with huge pages
 /// of 2 MiB, unless that is forbidden.
-pub(crate) fn kernel_moves_memory() -> bool {
+fn kernel_moves_memory() -> bool {
     let text = |name: &str| std::fs::read_to_string(name).unwrap_or_default();
     let version = text("/proc/sys/kernel/osrelease");
     let mut numbers = version.split('.').map(|part| part.parse().unwrap_or(0));
@@ -433,6 +434,30 @@ pub(crate) fn kernel_moves_memory() -> bool {
     let folder = "/sys/kernel/mm/transparent_hugepage";
     let is_long = text(&format!("{folder}/hpage_pmd_size")).trim() == HUGE.to_string();
     is_new && is_long && !text(&format!("{folder}/shmem_enabled")).contains("[deny]")
+}
+
+/// Repeats what needs huge pages until it got them: a kernel that moves memory may have none free for a moment. After a
+/// minute that is a failure, unless a region of this test's own is refused one, too.
+pub(crate) fn until_huge(mut attempt: impl FnMut() -> Option<()>) {
+    if !kernel_moves_memory() {
+        let _ = attempt();
+        eprintln!("skipped: this kernel does not move shared memory into huge pages");
+        return;
+    }
+    let until = Instant::now() + Duration::from_secs(60);
+    while attempt().is_none() {
+        if Instant::now() > until {
+            let region = Region::create(&Backing::Anonymous, HUGE).unwrap();
+            let given = region.map().unwrap().take_huge(&(0..HUGE));
+            assert!(
+                matches!(given, Err(Errno::NOMEM | Errno::AGAIN | Errno::BUSY)),
+                "a page was free: {given:?}"
+            );
+            eprintln!("skipped: this system has had no huge page free for a minute");
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 /// A region that is as long as a huge page begins where one may begin, in every process, and what was reserved to get
@@ -472,56 +497,64 @@ fn regions_begin_where_huge_pages_may() {
 /// server and for every client. Memory in use stays where it is.
 #[test]
 fn empty_memory_is_made_huge() {
-    if !kernel_moves_memory() {
-        eprintln!("skipped: this kernel does not move shared memory into huge pages");
-        return;
+    until_huge(|| {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let backings = [Backing::Anonymous, Backing::File(dir.path().join("r"))];
+        backings.iter().try_for_each(empty_memory_of_a_kind)
+    });
+}
+
+/// `None` if the kernel has refused a huge page.
+fn empty_memory_of_a_kind(backing: &Backing) -> Option<()> {
+    let region = Region::create(backing, 8 * HUGE - 4096).unwrap();
+    if region.bytes() == 8 * HUGE {
+        eprintln!("skipped: pages are reserved here");
+        return Some(());
     }
-    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-    for backing in [Backing::Anonymous, Backing::File(dir.path().join("r"))] {
-        let region = Region::create(&backing, 8 * HUGE - 4096).unwrap();
-        if region.bytes() == 8 * HUGE {
-            eprintln!("skipped: pages are reserved here");
-            continue;
-        }
-        let client = Region::map_handed(region.share().unwrap(), &[]).unwrap();
-        let blocks = || region.backed_bytes() / HUGE;
-        // Block 1 is in use.
-        region.store(HUGE as usize / WORD + 600, 7);
-        assert_eq!((region.make_huge(4096..4097, 4096..u64::MAX), blocks()), (0, 0), "not all of it within");
-        let all = 0..u64::MAX;
-        assert_eq!((region.make_huge(4096..HUGE + 1, all.clone()), blocks()), (HUGE, 1));
-        assert_eq!((region.make_huge(0..2 * HUGE, all.clone()), blocks()), (0, 1), "once");
-        assert_eq!((region.make_huge(3 * HUGE - 1..3 * HUGE + 1, 0..3 * HUGE), blocks()), (HUGE, 2));
-        // What is to have memory gets it in huge pages as far as these go, and no more of it than is asked for.
-        region.back(4 * HUGE - 4096..6 * HUGE + 4096).unwrap();
-        assert_eq!(region.backed_bytes(), 4 * HUGE + 3 * 4096);
-        assert_eq!(region.huge_bytes(), 4 * HUGE);
-        // The last block is not whole.
-        assert_eq!(region.make_huge(7 * HUGE..8 * HUGE, all), 0);
-        assert_eq!(client.huge_bytes(), 0);
-        for block in [0, 1, 2, 4, 5] {
-            let word = (block * HUGE + 8) as usize / WORD;
-            region.store(word, block);
-            assert_eq!((client.load(word), client.load(word + 1)), (block, 0));
-        }
-        assert_eq!((region.load(HUGE as usize / WORD + 600), client.huge_bytes()), (7, 4 * HUGE));
-        // Half a page goes back, and the rest of it stays what it was.
-        region.store((4 * HUGE + HUGE / 2) as usize / WORD, 9);
-        assert_eq!(region.give_back(4 * HUGE..4 * HUGE + HUGE / 2), Some(HUGE / 2));
-        let of_half = |words: usize| client.load((4 * HUGE) as usize / WORD + words);
-        assert_eq!((of_half(1), of_half(HUGE as usize / 2 / WORD)), (0, 9));
-        assert_eq!(client.make_huge(0..8 * HUGE, 0..8 * HUGE), 0, "it is not the client's");
-        // Another client has it so at once. It takes no memory by that.
-        let other = Region::map_handed(region.share().unwrap(), &[]).unwrap();
-        let before = region.backed_bytes();
-        other.map_all();
-        assert_eq!(
-            (other.huge_bytes(), other.backed_bytes(), region.backed_bytes()),
-            (3 * HUGE, before, before)
-        );
-        assert_eq!(other.huge_bytes_of(std::process::id()), Some(9 * HUGE), "in three mappings");
-        assert_eq!(other.huge_bytes_of(u32::MAX), None);
+    let client = Region::map_handed(region.share().unwrap(), &[]).unwrap();
+    let blocks = || region.backed_bytes() / HUGE;
+    // Block 1 is in use.
+    region.store(HUGE as usize / WORD + 600, 7);
+    let all = 0..u64::MAX;
+    // Not all of it is within; a block, once; a block of two.
+    let asked = [
+        (4096..4097, 4096..u64::MAX),
+        (4096..HUGE + 1, all.clone()),
+        (0..2 * HUGE, all.clone()),
+        (3 * HUGE - 1..3 * HUGE + 1, 0..3 * HUGE),
+    ];
+    let made = asked.map(|(bytes, within)| (region.make_huge(bytes, within), blocks()));
+    // What is to have memory gets it in huge pages as far as these go, and no more of it than is asked for.
+    region.back(4 * HUGE - 4096..6 * HUGE + 4096).unwrap();
+    if !region.map().unwrap().may_be_huge() {
+        return None;
     }
+    assert_eq!(made, [(0, 0), (HUGE, 1), (0, 1), (HUGE, 2)]);
+    assert_eq!(region.backed_bytes(), 4 * HUGE + 3 * 4096);
+    assert_eq!(region.huge_bytes(), 4 * HUGE);
+    // The last block is not whole.
+    assert_eq!(region.make_huge(7 * HUGE..8 * HUGE, all), 0);
+    assert_eq!(client.huge_bytes(), 0);
+    for block in [0, 1, 2, 4, 5] {
+        let word = (block * HUGE + 8) as usize / WORD;
+        region.store(word, block);
+        assert_eq!((client.load(word), client.load(word + 1)), (block, 0));
+    }
+    assert_eq!((region.load(HUGE as usize / WORD + 600), client.huge_bytes()), (7, 4 * HUGE));
+    // Half a page goes back, and the rest of it stays what it was.
+    region.store((4 * HUGE + HUGE / 2) as usize / WORD, 9);
+    assert_eq!(region.give_back(4 * HUGE..4 * HUGE + HUGE / 2), Some(HUGE / 2));
+    let of_half = |words: usize| client.load((4 * HUGE) as usize / WORD + words);
+    assert_eq!((of_half(1), of_half(HUGE as usize / 2 / WORD)), (0, 9));
+    assert_eq!(client.make_huge(0..8 * HUGE, 0..8 * HUGE), 0, "it is not the client's");
+    // Another client has it so at once. It takes no memory by that.
+    let other = Region::map_handed(region.share().unwrap(), &[]).unwrap();
+    let before = region.backed_bytes();
+    other.map_all();
+    assert_eq!((other.huge_bytes(), other.backed_bytes(), region.backed_bytes()), (3 * HUGE, before, before));
+    assert_eq!(other.huge_bytes_of(std::process::id()), Some(9 * HUGE), "in three mappings");
+    assert_eq!(other.huge_bytes_of(u32::MAX), None);
+    Some(())
 }
 
 /// Where the kernel gives no huge page, or memory is of a kind that has none, memory is in small ones, and there is no
