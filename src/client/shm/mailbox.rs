@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 /// microseconds.
 const LOOK_MIN: Duration = Duration::from_micros(1);
 const LOOK_MAX: Duration = Duration::from_micros(20);
+/// The same if the server had to be woken: as long as that may take. Else each side would find the other asleep, again and
+/// again: whoever is woken for one message is asleep again, before the other one is awake and sends the next.
+const LOOK_WOKEN: Duration = Duration::from_micros(200);
 /// Polls between reads of the clock.
 const LOOKS: u32 = 8;
 
@@ -60,10 +63,11 @@ impl ClientMailbox {
             for request in now {
                 self.ask(request)?;
             }
-            if !now.is_empty() && self.mailbox.server().heard() != 0 {
+            let is_woken = !now.is_empty() && self.mailbox.server().heard() != 0;
+            if is_woken {
                 socket.ring(deadline.at)?;
             }
-            self.wait(socket, requests.is_empty(), deadline.at)?;
+            self.wait(socket, requests.is_empty(), is_woken, deadline.at)?;
             // Replies are stored in order. A later reply without this one is a protocol error.
             replies.push(self.take()?);
             while self.has(self.answered + 1) {
@@ -91,11 +95,12 @@ impl ClientMailbox {
     }
 
     /// Waits until the next reply is there, or a later one. `is_all`: no further requests will be
-    /// stored.
+    /// stored. `is_woken`: the server was asleep.
     fn wait(
         &mut self,
         socket: &mut impl BellSocket,
         is_all: bool,
+        is_woken: bool,
         deadline: Instant,
     ) -> Result<(), LinkError> {
         let next = self.answered + 1;
@@ -103,8 +108,9 @@ impl ClientMailbox {
         // Polling each reply as it is stored slows the server down, and being woken for each costs
         // more than it saves.
         let until = if is_all { self.asked } else { self.asked.min(self.answered + WINDOW / 2) };
-        let begun = Instant::now();
-        while begun.elapsed() < self.patience.time() {
+        let (begun, looks) = (Instant::now(), self.patience.time());
+        let looks = if is_woken && !looks.is_zero() { LOOK_WOKEN } else { looks };
+        while begun.elapsed() < looks {
             for _ in 0..LOOKS {
                 std::hint::spin_loop();
                 if self.has(until) {
