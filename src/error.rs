@@ -39,6 +39,8 @@ pub use crate::part::PartError;
 pub use crate::region::RegionError;
 pub use crate::server::ServeError;
 pub use crate::snapshot::{SaveError, SnapshotError};
+#[cfg(feature = "tls")]
+pub use crate::tls::TlsError;
 #[cfg(feature = "verbs")]
 pub use crate::verbs::gid::{GidError, GidMismatch};
 #[cfg(feature = "verbs")]
@@ -99,6 +101,7 @@ kind!(ConnectError, error => match error {
     ConnectError::Address(error) => error.kind(),
     ConnectError::NotThere { .. } | ConnectError::NoTable { .. } => Unreachable,
     ConnectError::NoAccess { .. } | ConnectError::Stranger { .. } | ConnectError::Token { .. } => Refused,
+    ConnectError::Tls { .. } | ConnectError::WantsTls { .. } => Refused,
     ConnectError::TurnedAway { source, .. } => source.kind(),
     ConnectError::Forked { .. } | ConnectError::ExactExpiry { .. } => Invalid,
     ConnectError::Descriptors { .. } => System,
@@ -193,6 +196,9 @@ kind!(Refusal, refusal => match refusal {
 });
 
 kind!(WireError, _error => Incompatible);
+
+#[cfg(feature = "tls")]
+kind!(TlsError, _error => Invalid);
 
 // ---- keys and values ----------------------------------------------------------------------------
 

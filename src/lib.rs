@@ -102,7 +102,7 @@
 //! | bound what a GET or a change may take | [`ClientOptions::limits`], [`ClientOptions::deadline`] |
 //! | see why a GET, a change or a start failed, and what to do | [`GetError`], [`MutateError`], [`AskError`], [`ConnectError`], [`ServeError`]; the module [`error`] |
 //! | keep values from the server | [`Encryption`], as [`ClientOptions::encryption`] |
-//! | go over TCP, where there is no RDMA | [`TcpAddress`], [`ServerConfig::tcp`], [`Token`] |
+//! | go over TCP, where there is no RDMA | [`TcpAddress`], [`ServerConfig::tcp`], [`Token`]; with TLS [`ServerTls`], [`ClientTls`] |
 //! | go over RDMA | [`VerbsAddress`], [`VerbsOptions`], [`Token`] |
 //! | choose a layout | [`Config::layout`] and [`presets`]; the module [`layout`] |
 //! | count | [`Client::stats`], [`ClientPool::stats`], [`Server::stats`]; the module [`stats`]; for Prometheus and others the module `metrics` (feature `metrics`) |
@@ -121,6 +121,7 @@
 //! |---|---|---|
 //! | `encryption` | `Encryption::new`: values that only clients with a key can read | nothing |
 //! | `metrics` | the module `metrics`: all counts, for the facade crate of that name | nothing |
+//! | `tls` | `ServerTls::new`, `ClientTls::new`: TLS 1.3 over TCP, by rustls | to build: a C compiler |
 //! | `tokio` | `ClientPool::run`: changes from tasks of a tokio program | nothing |
 //! | `verbs` | addresses that begin with `verbs:` ([VERBS.md]) | to build: the headers of libibverbs, and libclang; to run: `libibverbs.so.1` and a device |
 //! | `herd` | for comparison: requests made HERD's way; enables `verbs` | as `verbs` |
@@ -213,6 +214,7 @@ pub mod stats;
 mod sync;
 mod table_clock;
 mod times;
+mod tls;
 mod units;
 mod values;
 mod verbs;
@@ -241,5 +243,6 @@ pub use placement::Preset;
 pub use reader::Limits;
 pub use region::Backing;
 pub use server::{ServeError, Server, ServerConfig, Snapshots, StartMode};
+pub use tls::{ClientTls, ServerTls};
 pub use values::Values;
 pub use verbs::{DeviceChoice, Token, VerbsOptions, Wait};

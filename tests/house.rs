@@ -4,8 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Names that several of the library's types have, with the reason.
-const SHARED: [(&str, &str); 1] =
-    [("Encryption", "one with the cipher, and one that a build without the feature `encryption` has")];
+const SHARED: [(&str, &str); 4] = [
+    ("Encryption", "one with the cipher, and one that a build without the feature `encryption` has"),
+    ("ClientTls", "one with rustls, and one that a build without the feature `tls` has"),
+    ("ServerTls", "one with rustls, and one that a build without the feature `tls` has"),
+    ("TlsSession", "one with rustls, and one that a build without the feature `tls` has"),
+];
 
 /// The library's files.
 fn files(folder: &Path, found: &mut Vec<PathBuf>) {

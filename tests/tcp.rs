@@ -294,6 +294,64 @@ fn values_of_any_length() {
     }
 }
 
+/// After a long value, one as long is asked for whole in one round trip, and what is shorter, or not there, is found
+/// as before.
+#[test]
+fn as_much_is_asked_for_as_the_last_value_had() {
+    const LONG: usize = 1 << 20;
+    let size = TableSize::Growing { bytes_max: 256 << 20, segment_slots: None };
+    let server = serve(Config::new().size(size).key_max(16).value_max(LONG));
+    let lengths = [0, 100, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 20 * PIECE / 3, LONG - 1, LONG];
+    let mut client = connect(&server);
+    for len in lengths {
+        client.put(&len.to_le_bytes(), &value(len as u64, len)).unwrap();
+    }
+    for last in lengths {
+        for len in lengths {
+            let whole = value(len as u64, len);
+            let mut get = |len: usize| client.get(&len.to_le_bytes()).unwrap();
+            assert_eq!(get(last).map(|value| value.len()), Some(last));
+            assert_eq!(get(LONG + 1), None);
+            assert_eq!(get(last).map(|value| value.len()), Some(last));
+            assert_eq!(get(len).as_ref(), Some(&whole), "{len} after {last}");
+            let mut part = Vec::new();
+            for range in [0..last, len / 2..len / 2 + last, last..usize::MAX, 0..1 << 40] {
+                let found = client.get_range(&len.to_le_bytes(), range.clone(), &mut part).unwrap();
+                let there = range.start.min(len)..range.end.min(len);
+                assert!(found == Some(len) && part == whole[there], "{range:?} of {len} after {last}");
+            }
+        }
+    }
+    assert_eq!(client.stats().reattached, 0);
+
+    let relay = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = Address::Tcp(TcpAddress::new("127.0.0.1", relay.local_addr().unwrap().port()));
+    let mut theirs = dial(&server);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let (mut client, _) = relay.accept().unwrap();
+            client.set_read_timeout(Some(SOON)).unwrap();
+            // It joins, and gets the first value.
+            for _ in 0..2 + LONG.div_ceil(PIECE) {
+                assert!(pass(&mut client, &mut theirs) && pass(&mut theirs, &mut client));
+            }
+            // No reply of the second comes before eight more pieces are asked for.
+            for nth in 0..9 {
+                assert!(pass(&mut client, &mut theirs), "{nth} requests before the first reply");
+            }
+            let (mut from, mut to) = (theirs.try_clone().unwrap(), client.try_clone().unwrap());
+            let back = std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+            while pass(&mut client, &mut theirs) {}
+            let _ = theirs.shutdown(Shutdown::Both);
+            let _ = back.join();
+        });
+        let mut client = Client::connect_with(&address, with_token(TOKEN)).unwrap();
+        for _ in 0..2 {
+            assert_eq!(client.get(&LONG.to_le_bytes()).unwrap(), Some(value(LONG as u64, LONG)));
+        }
+    });
+}
+
 /// Whether it is about a value that is put faster than it is read.
 fn is_replaced(error: &GetError) -> bool {
     matches!(error, GetError::Replaced { .. } | GetError::Inconclusive { .. })
@@ -508,6 +566,65 @@ fn a_killed_server_loses_nothing() {
     }
 }
 
+/// Clients that are idle take little of the server's memory, and none of its time: as many as a process may have
+/// descriptors for, up to 10,000. Whoever asks is answered.
+#[test]
+fn idle_clients_cost_little() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    const MOST: u64 = 10_000;
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum.map_or(2 * MOST, |most| most.min(2 * MOST)).into();
+    setrlimit(Resource::Nofile, limit).unwrap();
+    // The rest is for the other tests of this process.
+    let count = MOST.min(limit.current.unwrap() / 2);
+    let dir = tempfile::tempdir().unwrap();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let address = Address::Tcp(TcpAddress::new("127.0.0.1", free));
+    let server = Process::start(
+        "serving_child",
+        &[
+            ("ONEREAD_TEST_PORT", free.to_string()),
+            ("ONEREAD_TEST_REGION", dir.path().join("region").display().to_string()),
+        ],
+    );
+    wait_for("the server", || TcpStream::connect(("127.0.0.1", free)).ok());
+    let told = |file: &str| std::fs::read_to_string(format!("/proc/{}/{file}", server.0.id())).unwrap();
+    let resident = || {
+        let pages: u64 = told("statm").split(' ').nth(1).unwrap().parse().unwrap();
+        pages * rustix::param::page_size() as u64
+    };
+    let ticks = || {
+        let stat = told("stat");
+        let fields: Vec<u64> = stat
+            .rsplit(") ")
+            .next()
+            .unwrap()
+            .split(' ')
+            .skip(11)
+            .take(2)
+            .map(|n| n.parse().unwrap())
+            .collect();
+        fields[0] + fields[1]
+    };
+    let connect = || Client::connect_with(&address, with_token(TOKEN)).unwrap();
+    // What the first ones cost is not theirs.
+    let mut first: Vec<_> = (0..100).map(|_| connect()).collect();
+    fill(&mut first[0], 100);
+    first.iter_mut().for_each(|client| check_all(client, 100));
+    let before = resident();
+    let mut idle: Vec<_> = (0..count - 100).map(|_| connect()).collect();
+    idle.iter_mut().for_each(|client| assert_eq!(client.get(&pair(7).0).unwrap(), Some(pair(7).1)));
+    let each = resident().saturating_sub(before) / idle.len() as u64;
+    let (begun, spent) = (Instant::now(), ticks());
+    std::thread::sleep(Duration::from_secs(2));
+    let (spent, took) = (ticks() - spent, begun.elapsed());
+    eprintln!("{count} clients, {each} bytes each, {spent} ticks in {took:?}");
+    assert!(each < 16 << 10, "{each} bytes a client");
+    assert!(spent <= 10, "{spent} ticks in {took:?}");
+    check_all(&mut first[0], 100);
+    assert_eq!(first[0].server_stats().unwrap().clients, count);
+}
+
 /// Serves until its input ends. Not a test by itself.
 #[test]
 #[ignore = "started by the other tests, in a process of its own"]
@@ -515,6 +632,7 @@ fn serving_child() {
     let (Some(port), Some(region)) = (told("ONEREAD_TEST_PORT"), told("ONEREAD_TEST_REGION")) else { return };
     let address = Address::Tcp(TcpAddress::new("127.0.0.1", port.parse().unwrap()));
     let config = served(&address, small()).backing(Backing::File(region.into()));
+    let config = config.clients_max(20_000).clients_per_peer(20_000);
     serve_until_told(config.start(StartMode::OpenOrCreate));
 }
 

@@ -10,7 +10,7 @@ use oneread::{
     error::{LinkError, Refusal},
 };
 use oneread_kit::units::Period;
-use oneread_kit::{TokenArgs, show, units};
+use oneread_kit::{TlsArgs, TokenArgs, show, units};
 use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -49,6 +49,8 @@ pub struct Server {
     waiting: Waiting,
     #[command(flatten)]
     token: TokenArgs,
+    #[command(flatten)]
+    tls: TlsArgs,
 }
 
 /// Whether to wait for a server that is not there yet.
@@ -141,7 +143,7 @@ impl Server {
     pub fn options(&self) -> anyhow::Result<ClientOptions> {
         let trusted: Vec<u32> = self.server_user.iter().map(|user| user.0).collect();
         let options = ClientOptions::new().deadline(self.deadline.0).server_uids(trusted);
-        let options = options.token(self.token.token()?);
+        let options = options.token(self.token.token()?).tls(self.tls.tls()?);
         Ok(match self.hint_memory {
             Some(bytes) => options.hint_bytes(bytes),
             None => options,

@@ -20,7 +20,7 @@ pub fn told(error: &anyhow::Error) -> String {
 }
 
 /// What the command calls what the library's errors name.
-const NAMES: [(&str, &str); 23] = [
+const NAMES: [(&str, &str); 25] = [
     ("`Client::get`", "`oneread get`"),
     ("`Client::owner`", "--owner"),
     ("`ClientOptions::server_uids`", "--server-user"),
@@ -38,11 +38,13 @@ const NAMES: [(&str, &str); 23] = [
     ("`ServerConfig::clients_per_peer`", "--clients-per-peer"),
     ("`ServerConfig::feed_bytes`", "`serve --feed-max`"),
     ("`ServerConfig::herd`", "--herd"),
+    ("`ServerConfig::tls`", "--tls-cert"),
     ("`ServerConfig::token`", "--token-file"),
     ("`ServerConfig::ttl`", "`serve --ttl`"),
     ("`ServerConfig::workers`", "--workers"),
     ("`StartMode::OpenOrCreate`", "`oneread serve`"),
     ("`TableSize::up_to`", "`serve --max-memory`"),
+    ("`ClientOptions::tls`", "--tls-ca"),
     ("`ClientOptions::token`", "--token-file"),
 ];
 

@@ -10,8 +10,10 @@ pub mod interrupt;
 pub mod names;
 pub mod progress;
 pub mod show;
+mod tls;
 mod token;
 pub mod units;
 
 pub use show::status;
+pub use tls::TlsArgs;
 pub use token::{TokenArgs, token_in};

@@ -95,6 +95,21 @@ pub enum ConnectError {
         /// The address.
         address: Address,
     },
+    /// Over TCP: the server's certificate is not trusted, or it does not trust the client's, or one of the two does
+    /// not speak TLS ([`ClientOptions::tls`](crate::ClientOptions::tls)).
+    #[error("no TLS with the server at {address}; give the client its authority (`ClientOptions::tls`)")]
+    Tls {
+        /// The address.
+        address: Address,
+        /// Why.
+        source: io::Error,
+    },
+    /// Over TCP: the server speaks TLS, and the client was not told to ([`ClientOptions::tls`](crate::ClientOptions::tls)).
+    #[error("the server at {address} speaks TLS; give the client its authority (`ClientOptions::tls`)")]
+    WantsTls {
+        /// The address.
+        address: Address,
+    },
     /// Requests cannot travel that way ([`ClientOptions::requests`](crate::ClientOptions::requests)).
     #[error("requests to the server at {address} cannot go by {}: {why}", path.name())]
     RequestPath {

@@ -11,12 +11,40 @@ use rustix::net::SendFlags;
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The number of requests whose reply comes with memory, and of their replies; and of those by which a client
 /// is let in.
 pub(in crate::client) const MEMORY_ID: u64 = 0;
+
+/// A stream to a server. It never waits.
+pub(in crate::client) trait ServerStream: AsFd {
+    /// Takes what has come, at most so many bytes; or with TLS, some more. Returns how many, and 0 when the server has
+    /// hung up.
+    fn take(&self, input: &mut Vec<u8>, most: usize) -> io::Result<usize> {
+        input.reserve(most);
+        Ok(rustix::io::read(self, spare_capacity(input))?)
+    }
+
+    /// Sends some of this.
+    fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(rustix::net::send(self, bytes, SendFlags::NOSIGNAL)?)
+    }
+
+    /// Sends what it has taken and not sent.
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Whether there is any.
+    fn is_owing(&self) -> bool {
+        false
+    }
+}
+
+impl ServerStream for UnixStream {}
 
 /// A connection to the server.
 #[derive(Debug)]
@@ -32,7 +60,7 @@ pub(in crate::client) struct Link<S> {
     pub(in crate::client) allowed: Duration,
 }
 
-impl<S: AsFd> Link<S> {
+impl<S: ServerStream> Link<S> {
     pub fn new(stream: Arc<S>, allowed: Duration) -> Link<S> {
         Link { stream, input: Vec::new(), level: 0, chunk: 1 << 14, allowed }
     }
@@ -129,14 +157,16 @@ impl<S: AsFd> Link<S> {
     }
 
     pub fn receive(&mut self, deadline: Instant) -> Result<(), LinkError> {
-        self.wait(PollFlags::IN, deadline)?;
+        // A handshake has something to say in turn.
+        let more = if self.stream.is_owing() { PollFlags::OUT } else { PollFlags::empty() };
+        self.wait(PollFlags::IN | more, deadline)?;
+        self.flush()?;
         self.take().map(drop)
     }
 
     /// Takes what has come, if anything has. Returns whether there was something.
     fn take(&mut self) -> Result<bool, LinkError> {
-        self.input.reserve(self.chunk);
-        match rustix::io::read(&self.stream, spare_capacity(&mut self.input)).map_err(io::Error::from) {
+        match self.stream.take(&mut self.input, self.chunk) {
             Ok(0) => Err(LinkError::HungUp),
             Ok(_) => Ok(true),
             Err(e) if is_transient(&e) => Ok(false),
@@ -156,8 +186,11 @@ impl<S: AsFd> Link<S> {
     }
 
     fn send_all(&mut self, mut bytes: &[u8], until: PollFlags, deadline: Instant) -> Result<(), LinkError> {
-        while !bytes.is_empty() {
-            match rustix::net::send(&self.stream, bytes, SendFlags::NOSIGNAL).map_err(io::Error::from) {
+        loop {
+            let sent =
+                if bytes.is_empty() { self.stream.flush().map(|()| 0) } else { self.stream.send(bytes) };
+            match sent {
+                Ok(_) if bytes.is_empty() => return Ok(()),
                 Ok(n) => bytes = &bytes[n..],
                 Err(e) if is_transient(&e) => {
                     self.wait(until, deadline)?;
@@ -168,7 +201,14 @@ impl<S: AsFd> Link<S> {
                 Err(e) => return Err(e.into()),
             }
         }
-        Ok(())
+    }
+
+    /// Sends what the stream has taken, as far as that goes.
+    fn flush(&self) -> Result<(), LinkError> {
+        match self.stream.flush() {
+            Err(e) if !is_transient(&e) => Err(e.into()),
+            _ => Ok(()),
+        }
     }
 
     /// Waits until the stream is ready, at most until the deadline, and no longer than that is wanted.

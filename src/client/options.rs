@@ -5,6 +5,7 @@ use super::verbs::extension::RequestExtension;
 use crate::encryption::Encryption;
 use crate::reader::Limits;
 use crate::setters::setters;
+use crate::tls::ClientTls;
 use crate::verbs::{Token, VerbsOptions};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -53,6 +54,9 @@ pub struct ClientOptions {
     pub region: Option<PathBuf>,
     /// Over verbs and TCP: the server's token ([`ServerConfig::token`](crate::ServerConfig::token)).
     pub token: Token,
+    /// Over TCP: how to speak TLS with the server, which must speak it
+    /// ([`ServerConfig::tls`](crate::ServerConfig::tls)). `None` speaks none.
+    pub tls: Option<ClientTls>,
     /// Options for verbs. Other fabrics ignore them.
     pub verbs: VerbsOptions,
     /// A key to encrypt values with before they are sent, and to decrypt them with after they were
@@ -125,7 +129,7 @@ pub enum RequestPath {
     ///
     /// A mailbox takes 40 KiB with the default lengths, and up to 772 KiB with the longest slots. The
     /// handle that connects has one, and each clone from its first request on. There is no system call
-    /// while both sides are busy. A client polls for its reply for up to 20 microseconds, a server
+    /// while both sides are busy. A client polls for its reply for up to 20 microseconds (200 if the server slept), a server
     /// for requests for up to 50. Each polls for less time where that found nothing. Then it sleeps,
     /// and the other side wakes it over the socket.
     Mailbox,
@@ -160,6 +164,7 @@ impl Default for ClientOptions {
             server_uids: Vec::new(),
             region: None,
             token: Token::default(),
+            tls: None,
             verbs: VerbsOptions::default(),
             encryption: None,
             owner: None,
@@ -178,6 +183,7 @@ setters!(ClientOptions {
     server_uids: impl Into<Vec<u32>>,
     region: PathBuf,
     token: Token,
+    tls: impl Into<Option<ClientTls>>,
     verbs: VerbsOptions,
     encryption: impl Into<Option<Encryption>>,
     owner: impl Into<Option<OwnerOptions>>,
@@ -244,6 +250,7 @@ mod tests {
             server_uids: Vec::new(),
             region: None,
             token: Token::default(),
+            tls: None,
             verbs: VerbsOptions::default(),
             encryption: None,
             owner: None,

@@ -8,6 +8,7 @@ use crate::config::{Config, Evict};
 use crate::region::Backing;
 use crate::setters::setters;
 use crate::start::StartProgress;
+use crate::tls::ServerTls;
 use crate::verbs::{Token, Wait};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,7 +36,8 @@ pub struct ServerConfig {
     /// The address that clients connect to.
     pub address: Address,
     /// Another address, for clients over TCP, beside one of another fabric. Beyond this host it needs a token
-    /// ([`ServerConfig::token`]). What travels over TCP can be read on the way.
+    /// ([`ServerConfig::token`]). What travels over TCP can be read on the way, unless it goes through TLS
+    /// ([`ServerConfig::tls`]).
     pub tcp: Option<TcpAddress>,
     /// Where the region's memory comes from.
     pub backing: Backing,
@@ -78,6 +80,10 @@ pub struct ServerConfig {
     /// Over verbs and TCP: the secret of clients that may read the table, and not change it. With the empty
     /// token, there are no such clients.
     pub read_token: Token,
+    /// Over TCP: how to speak TLS with clients, all of whom must speak it
+    /// ([`ClientOptions::tls`](crate::ClientOptions::tls)). The token is asked for all the same. Where clients must show a
+    /// certificate, the server may be reached from other hosts without a token. `None` speaks none.
+    pub tls: Option<ServerTls>,
     /// Over verbs: how workers wait for messages.
     pub wait: Wait,
     /// On shm: most bytes that the mailboxes of all clients take together
@@ -137,6 +143,7 @@ impl ServerConfig {
             unread_bytes_max: 1 << 20,
             token: Token::default(),
             read_token: Token::default(),
+            tls: None,
             wait: Wait::Block,
             mailbox_bytes_max: 64 << 20,
             feed_bytes: 8 << 20,
@@ -168,6 +175,7 @@ setters!(ServerConfig {
     unread_bytes_max: usize,
     token: Token,
     read_token: Token,
+    tls: impl Into<Option<ServerTls>>,
     wait: Wait,
     mailbox_bytes_max: u64,
     feed_bytes: u64,

@@ -43,7 +43,7 @@ use crate::outcome::GrowthCounts;
 use crate::process::Process;
 use crate::region::Backing;
 use crate::snapshot::{SaveError, Saved, SnapshotPath};
-use crate::wire::{ServerStats, ServerTimes, SnapshotStatus};
+use crate::wire::{self, Request, ServerStats, ServerTimes, SnapshotStatus};
 use end::{Ended, Retired, Thread};
 use mailboxes::{MailboxCounters, MailboxMemory};
 use mio::net::TcpListener;
@@ -130,12 +130,16 @@ impl Server {
         if config.workers > WORKERS_MAX {
             return Err(ServeError::Workers { workers: config.workers, max: WORKERS_MAX });
         }
-        let tokens = Tokens { change: config.token.clone(), read: config.read_token.clone() };
+        let tokens =
+            Tokens { change: config.token.clone(), read: config.read_token.clone(), tls: config.tls.clone() };
         let port = match (&config.address, config.tcp.clone()) {
             (Address::Tcp(_), Some(_)) => return Err(ServeError::TwoPorts),
             (Address::Tcp(at), None) => Some(at.clone()),
             (_, at) => at,
         };
+        if port.is_none() && config.tls.is_some() {
+            return Err(ServeError::Elsewhere { option: "tls", fabric: "TCP", address: config.address });
+        }
         // What cannot be is said before anything is touched.
         let port = port.map(|at| Ok::<_, ServeError>((tcp::places(&at, &tokens)?, at))).transpose()?;
         // What cannot be written later is said now, too.
@@ -280,6 +284,16 @@ impl Server {
             self.threads.push((Some(event_loop), thread));
         }
         Ok(())
+    }
+
+    /// Appends to `out` what a worker answers to the request for keys in this frame. Returns whether it is one. For
+    /// benches that count its instructions.
+    #[doc(hidden)]
+    pub fn answer_gets(&self, frame: &[u8], out: &mut Vec<u8>) -> bool {
+        let Ok(Some(frame)) = wire::decode(frame) else { return false };
+        let Ok(Request::Gets(request)) = Request::decode(&frame) else { return false };
+        gets::answer(&self.shared, frame.id, &request, out);
+        true
     }
 
     /// The table. An embedder may change it directly, without a socket.

@@ -10,8 +10,6 @@ use crate::outcome::with_causes;
 use crate::proof::{self, Nonce};
 use crate::region::TouchMap;
 use crate::wire::{self, PROTOCOL_VERSION, Refusal, Reply, Request};
-use rustix::buffer::spare_capacity;
-use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use smallvec::SmallVec;
 use std::cell::RefCell;
@@ -27,6 +25,8 @@ const TURN_BYTES: usize = 1 << 18;
 const CHUNK: usize = 1 << 16;
 /// Buffer of a client that has not said hello: more than any hello. And bytes that there is room for at least.
 const QUIET_BYTES: usize = 1 << 12;
+/// Bytes of replies that are sent before more of them are made. They are still in the core's cache.
+const FLUSH_BYTES: usize = 1 << 17;
 /// Time for one client's requests per turn. A put that must wait for a grace period is the last of
 /// its turn.
 const TURN_TIME: Duration = Duration::from_millis(2);
@@ -123,7 +123,7 @@ impl Session {
 
     /// Whether the client comes over TCP.
     fn is_far(&self) -> bool {
-        matches!(self.stream, ClientStream::Tcp(_))
+        matches!(self.stream, ClientStream::Tcp(..))
     }
 
     /// Called after input. Returns whether the worker must poll its mailbox again.
@@ -244,12 +244,12 @@ impl Session {
         while self.input.len() < most {
             let is_quiet = !self.greeted || self.input.is_empty();
             self.input.reserve(if is_quiet { QUIET_BYTES } else { CHUNK });
-            match rustix::io::read(&self.stream, spare_capacity(&mut self.input)) {
+            match self.stream.take(&mut self.input) {
                 Ok(0) => return Ok(Intake::Ended),
                 Ok(_) => {}
-                Err(Errno::INTR) => {}
-                Err(Errno::WOULDBLOCK) => return Ok(Intake::Drained),
-                Err(e) => return Err(e.into()),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Intake::Drained),
+                Err(e) => return Err(e),
             }
         }
         Ok(Intake::More)
@@ -262,18 +262,20 @@ impl Session {
         let input = std::mem::take(&mut self.input);
         let mut rest = input.as_slice();
         let mut all_answered = true;
+        let mut flush_at = shared.unread_bytes_max.min(FLUSH_BYTES);
         while let Some(frame) = wire::decode(rest).map_err(|e| e.to_string())? {
             if rest.len() < input.len() && Instant::now() >= turn_ends {
                 all_answered = false;
                 break;
             }
-            // A request of some bytes may have a reply of many.
-            if self.output.len() > shared.unread_bytes_max {
+            // A request of some bytes may have a reply of many: the client takes them while others are made.
+            if self.output.len() > flush_at {
                 self.flush()?;
                 if self.output.len() > shared.unread_bytes_max {
                     all_answered = false;
                     break;
                 }
+                flush_at = shared.unread_bytes_max.min(self.output.len() + FLUSH_BYTES);
             }
             let request = Request::decode(&frame).map_err(|e| e.to_string())?;
             self.answer(frame.id, request, shared)?;
@@ -423,10 +425,12 @@ impl Session {
     fn flush(&mut self) -> Result<(), String> {
         let mut written = 0;
         let ended = loop {
-            if written == self.output.len() {
-                break Ok(());
-            }
-            match self.stream.write(&self.output[written..]) {
+            let sent = match &self.output[written..] {
+                [] => self.stream.flush().map(|()| 0),
+                rest => self.stream.write(rest),
+            };
+            match sent {
+                Ok(0) if written == self.output.len() => break Ok(()),
                 Ok(0) => break Err("its socket takes nothing".to_string()),
                 Ok(n) => written += n,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break Ok(()),

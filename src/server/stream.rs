@@ -1,8 +1,10 @@
-//! A client's stream: a Unix socket, or TCP.
+//! A client's stream: a Unix socket, or TCP, with TLS or without. It never waits.
 
+use crate::tls::TlsSession;
 use mio::event::Source;
 use mio::net::{TcpStream, UnixStream};
 use mio::{Interest, Registry, Token};
+use rustix::buffer::spare_capacity;
 use std::io::{self, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 #[derive(Debug)]
 pub(super) enum ClientStream {
     Unix(UnixStream),
-    Tcp(TcpStream),
+    Tcp(TcpStream, Option<Box<TlsSession>>),
 }
 
 impl ClientStream {
@@ -19,7 +21,7 @@ impl ClientStream {
     pub fn shutdown(&self) -> io::Result<()> {
         match self {
             ClientStream::Unix(stream) => stream.shutdown(Shutdown::Both),
-            ClientStream::Tcp(stream) => stream.shutdown(Shutdown::Both),
+            ClientStream::Tcp(stream, _) => stream.shutdown(Shutdown::Both),
         }
     }
 
@@ -28,7 +30,16 @@ impl ClientStream {
         let interest = Interest::READABLE | Interest::WRITABLE;
         match self {
             ClientStream::Unix(stream) => stream.register(registry, token, interest),
-            ClientStream::Tcp(stream) => stream.register(registry, token, interest),
+            ClientStream::Tcp(stream, _) => stream.register(registry, token, interest),
+        }
+    }
+
+    /// Takes what has come into the spare room of `input`, or with TLS beyond that. Returns how many bytes, and 0 when
+    /// the client has closed its end.
+    pub fn take(&mut self, input: &mut Vec<u8>) -> io::Result<usize> {
+        match self {
+            ClientStream::Tcp(stream, Some(tls)) => tls.take(stream, input),
+            stream => Ok(rustix::io::read(stream, spare_capacity(input))?),
         }
     }
 }
@@ -41,7 +52,7 @@ impl From<UnixStream> for ClientStream {
 
 impl From<TcpStream> for ClientStream {
     fn from(stream: TcpStream) -> ClientStream {
-        ClientStream::Tcp(stream)
+        ClientStream::Tcp(stream, None)
     }
 }
 
@@ -49,7 +60,7 @@ impl AsFd for ClientStream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             ClientStream::Unix(stream) => stream.as_fd(),
-            ClientStream::Tcp(stream) => stream.as_fd(),
+            ClientStream::Tcp(stream, _) => stream.as_fd(),
         }
     }
 }
@@ -58,11 +69,16 @@ impl Write for ClientStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             ClientStream::Unix(stream) => stream.write(bytes),
-            ClientStream::Tcp(stream) => stream.write(bytes),
+            ClientStream::Tcp(stream, None) => stream.write(bytes),
+            ClientStream::Tcp(stream, Some(tls)) => tls.send(stream, bytes),
         }
     }
 
+    /// Sends what TLS has taken and not sent.
     fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        match self {
+            ClientStream::Tcp(stream, Some(tls)) => tls.flush(stream),
+            _ => Ok(()),
+        }
     }
 }

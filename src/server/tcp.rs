@@ -5,6 +5,7 @@ use super::error::ServeError;
 use super::shared::ServerState;
 use crate::address::{Address, TcpAddress};
 use crate::proof::{Nonce, Statement, TokenProof};
+use crate::tls::ServerTls;
 use crate::verbs::Token;
 use crate::wire::{LEVEL, PROTOCOL_VERSION, Reply};
 use std::cmp::Reverse;
@@ -21,23 +22,25 @@ pub(super) const JOINING_MAX: usize = 256;
 pub(crate) const CLIENT: &[u8] = b"oneread tcp client";
 pub(crate) const SERVER: &[u8] = b"oneread tcp server";
 
-/// The secrets of clients that may change the table, and of those that may read it.
+/// What lets clients in: the secrets of those that may change the table, and of those that may read it; and TLS.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tokens {
     pub change: Token,
     pub read: Token,
+    pub tls: Option<ServerTls>,
 }
 
 /// The host's addresses.
 ///
 /// # Errors
-/// When there are none, or when others than this host could connect without a token.
+/// When there are none, or when others than this host could connect without a token or a certificate.
 pub(super) fn places(at: &TcpAddress, tokens: &Tokens) -> Result<Vec<SocketAddr>, ServeError> {
     let address = || Address::Tcp(at.clone());
     let places = (at.host(), at.port()).to_socket_addrs();
     let places: Vec<_> =
         places.map_err(|source| ServeError::ListenTcp { address: address(), source })?.collect();
-    if tokens.change.is_empty() && places.iter().any(|place| !place.ip().to_canonical().is_loopback()) {
+    let is_open = tokens.change.is_empty() && !tokens.tls.as_ref().is_some_and(ServerTls::asks_clients);
+    if is_open && places.iter().any(|place| !place.ip().to_canonical().is_loopback()) {
         return Err(ServeError::NoToken { address: address() });
     }
     Ok(places)
@@ -81,7 +84,7 @@ pub(super) fn admit(
     client: &Nonce,
     proof: &TokenProof,
 ) -> Option<(Role, Reply)> {
-    let Tokens { change, read } = &shared.tokens;
+    let Tokens { change, read, .. } = &shared.tokens;
     let said = joins(server, client);
     let (role, token) = if said.is_proven(change, proof) {
         (Role::Change, change)

@@ -8,6 +8,7 @@ use super::stream::ClientStream;
 use super::tcp::{JOINING_MAX, gives_way};
 use super::turns::{EventLoop, TurnCount};
 use crate::peer::SocketPeer;
+use crate::tls::ServerTls;
 use crate::wire::Refusal;
 use mio::net::{TcpListener, TcpStream, UnixStream};
 use mio::unix::SourceFd;
@@ -265,6 +266,9 @@ impl StreamWorker {
     /// A client over TCP, which has proven nothing. For one too many, another gives way.
     fn accept_stranger(&mut self, stream: TcpStream, host: IpAddr) {
         if stream.as_raw_fd() as u64 >= self.descriptors_max {
+            if self.shared.tokens.tls.is_some() {
+                return self.shared.warn_of(&host, &Refusal::Descriptors.to_string());
+            }
             return self.turn_away(&stream, &host, Refusal::Descriptors);
         }
         if self.joining.len() >= JOINING_MAX
@@ -275,7 +279,11 @@ impl StreamWorker {
         }
         let _ = stream.set_nodelay(true);
         crate::verbs::keep_alive(&stream);
-        if let Some(token) = self.take(stream.into(), |stream| Session::stranger(stream, host)) {
+        let stream = match self.shared.tokens.tls.as_ref().map(ServerTls::session).transpose() {
+            Ok(tls) => ClientStream::Tcp(stream, tls.map(Box::new)),
+            Err(e) => return self.shared.warn_of(&host, &format!("TLS did not begin: {e}")),
+        };
+        if let Some(token) = self.take(stream, |stream| Session::stranger(stream, host)) {
             self.joining.push((token, host, Instant::now()));
         }
     }

@@ -14,8 +14,8 @@ pub use facts::locked_memory_max;
 use facts::{Facts, InterfaceAddress, Live};
 use judge::{Diagnosis, Finding, Level, PortGids, Question};
 use oneread::internals::region::{Backing, Region};
-use oneread::{Address, Client, ClientOptions, Config, ConnectError, Token};
-use oneread_kit::{TokenArgs, show};
+use oneread::{Address, Client, ClientOptions, ClientTls, Config, ConnectError, Token};
+use oneread_kit::{TlsArgs, TokenArgs, show};
 use serde_json::json;
 use std::io;
 use std::iter::once;
@@ -49,6 +49,8 @@ pub struct Doctor {
     at: At,
     #[command(flatten)]
     token: TokenArgs,
+    #[command(flatten)]
+    tls: TlsArgs,
     /// Look at files under this folder instead of /
     #[arg(long, value_name = "DIR", default_value = "/", hide = true)]
     root: PathBuf,
@@ -73,7 +75,7 @@ impl Doctor {
         };
         let facts = Facts::collect(&self.root, live(&self.root)?);
         let mut diagnosis = Diagnosis::of(&facts, &question);
-        diagnosis.findings.splice(0..0, server(&self.at.address(), self.token.token()?));
+        diagnosis.findings.splice(0..0, server(&self.at.address(), self.token.token()?, self.tls.tls()?));
         if self.json {
             show::say(report_json(&facts, &diagnosis))?;
         } else {
@@ -113,8 +115,8 @@ fn addresses() -> Result<Vec<InterfaceAddress>> {
 }
 
 /// Finds out whether a server is there, and in which pages its table is.
-fn server(address: &Address, token: Token) -> Vec<Finding> {
-    let options = ClientOptions::new().deadline(Duration::from_secs(1)).token(token);
+fn server(address: &Address, token: Token, tls: Option<ClientTls>) -> Vec<Finding> {
+    let options = ClientOptions::new().deadline(Duration::from_secs(1)).token(token).tls(tls);
     let finding = |level, found: String| Finding::new(level, "server", found);
     let elsewhere =
         format!("oneread serve --at shm:/tmp/oneread-{}.sock &", rustix::process::getuid().as_raw());

@@ -15,8 +15,8 @@ use oneread::internals::files;
 use oneread::internals::region::{Backing, RegionError};
 use oneread::internals::verbs::Wait;
 use oneread::{
-    Address, Config, Evict, ServeError, Server, ServerConfig, Snapshots, StartMode, TableSize, TcpAddress,
-    Token,
+    Address, Config, Evict, ServeError, Server, ServerConfig, ServerTls, Snapshots, StartMode, TableSize,
+    TcpAddress, Token,
     embedded::MemoryShare,
     layout::{Geometry, Layout},
 };
@@ -93,7 +93,7 @@ pub struct Serve {
     #[command(flatten)]
     at: At,
     /// Serve clients over TCP, too, as in tcp://0.0.0.0:7471: each GET there is a request to this server;
-    /// beyond this host clients need the token, and what travels can be read on the way
+    /// beyond this host clients need the token, and without --tls-cert what travels can be read on the way
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<TcpAddress>,
     /// How keys are placed, as in windowed:8, pilaf, hopscotch:farm [default: windowed:8]
@@ -193,6 +193,17 @@ pub struct Serve {
     unread_max: usize,
     #[command(flatten)]
     token: TokenArgs,
+    /// Speak TLS with clients over TCP, and show them this certificate (PEM), which those come after that it
+    /// comes from
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The key of that certificate
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Over TLS, let in only clients whose certificate comes from one of those in this file; the token is
+    /// asked for all the same, if there is one
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_client_ca: Option<PathBuf>,
     /// Let in everybody who reaches the port, without a token (verbs only)
     #[arg(long, conflicts_with = "token_file")]
     no_token: bool,
@@ -364,6 +375,7 @@ impl Serve {
                 None => Token::default(),
             })
             .token(token)
+            .tls(self.tls()?)
             .wait(if self.poll { Wait::Poll } else { Wait::Block })
             .mailbox_bytes_max(self.mailbox_max.0)
             .feed_bytes(self.feed_max.0)
@@ -381,6 +393,12 @@ impl Serve {
         #[cfg(all(feature = "lab", feature = "verbs"))]
         let how = how.herd(self.herd);
         Ok(how)
+    }
+
+    fn tls(&self) -> Result<Option<ServerTls>> {
+        let shown = self.tls_cert.as_ref().zip(self.tls_key.as_ref());
+        let tls = shown.map(|(cert, key)| ServerTls::new(cert, key, self.tls_client_ca.as_deref()));
+        Ok(tls.transpose()?)
     }
 
     /// Says where --allow-uid and --allow-read-uid let in more users than they name, or fewer.

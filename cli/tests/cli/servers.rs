@@ -66,6 +66,53 @@ fn a_server_over_tcp_beside_its_socket() {
     assert!(open.status.code() == Some(1) && told.contains("token"), "{told}");
 }
 
+/// With certificates, client and server over TCP know each other. A command without them is told what it lacks.
+#[test]
+fn a_server_that_speaks_tls() {
+    use rcgen::{CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| dir.path().join(name).display().to_string();
+    let mut params = CertificateParams::new([]).unwrap();
+    params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    params.distinguished_name.push(DnType::CommonName, "an authority");
+    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    let [ca, cert, key] = ["ca.pem", "cert.pem", "key.pem"].map(file);
+    let own = KeyPair::generate().unwrap();
+    let params = CertificateParams::new(["localhost".to_owned()]).unwrap();
+    std::fs::write(&ca, authority.pem()).unwrap();
+    std::fs::write(&cert, params.signed_by(&own, &authority).unwrap().pem()).unwrap();
+    std::fs::write(&key, own.serialize_pem()).unwrap();
+    let options = ["--anonymous", "--slots", "64", "--listen", "tcp://localhost:0"];
+    let tls = ["--tls-cert", &cert, "--tls-key", &key, "--tls-client-ca", &ca];
+    let served = Served::start(&[&options[..], &tls].concat());
+    let far = served.ready["tcp"].as_str().expect("its address").to_string();
+    let at_far = |arguments: &[&str], tls: &[&str]| run(&[arguments, &["--at", &far], tls].concat());
+    let whole = ["--tls-ca", &ca, "--tls-cert", &cert, "--tls-key", &key];
+    assert_eq!(stdout(&expect(at_far(&["put", "k", "v"], &whole), 0)), "inserted\n");
+    assert_eq!(stdout(&expect(served.run(&["get", "k"]), 0)), "v\n");
+    let by_variable = {
+        let mut command = oneread();
+        command.args(["get", "k", "--at", &far]).args(&whole[2..]).env("ONEREAD_TLS_CA", &ca);
+        command.output().unwrap()
+    };
+    assert_eq!(stdout(&expect(by_variable, 0)), "v\n");
+    let doctor = stdout(&expect(at_far(&["doctor", "--fabric", "tcp"], &whole), 0));
+    assert!(doctor.contains(&format!("one answers at {far}")), "{doctor}");
+    for (without, lacks) in
+        [(&whole[..0], "--tls-ca"), (&whole[..2], "certificate"), (&whole[2..], "--tls-ca")]
+    {
+        let told = stderr(&expect(at_far(&["get", "k"], without), 1));
+        assert!(told.to_lowercase().contains(lacks), "{without:?}: {told}");
+    }
+    let named = [&whole[..], &["--tls-name", "elsewhere"]].concat();
+    let told = stderr(&expect(at_far(&["get", "k"], &named), 1));
+    assert!(told.contains("not valid for name"), "{told}");
+    let alone =
+        ["serve", "--anonymous", "--slots", "64", "--at", &served.at, "--tls-cert", &cert, "--tls-key", &key];
+    let told = stderr(&expect(run(&alone), 1));
+    assert!(told.contains("--tls-cert") && told.contains("TCP"), "{told}");
+}
+
 /// A stopped server is waited for as long as --deadline says, and no request of it is done twice.
 #[test]
 fn a_stopped_server_is_waited_for_until_the_deadline() {

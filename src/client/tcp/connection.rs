@@ -3,16 +3,21 @@
 use crate::address::{Address, TcpAddress};
 use crate::client::error::{ConnectError, LinkError};
 use crate::client::handle::Deadline;
-use crate::client::link::{Link, MEMORY_ID, hello, is_hung_up, is_out_of_descriptors, link_failed};
+use crate::client::link::{
+    Link, MEMORY_ID, ServerStream, hello, is_hung_up, is_out_of_descriptors, link_failed,
+};
 use crate::client::options::{ClientOptions, OwnerOptions};
 use crate::layout::geometry::Geometry;
 use crate::layout::superblock::{SUPERBLOCK_WORDS, Superblock};
 use crate::proof::{self, Statement};
 use crate::server::tcp::{SERVER, prove_client};
+use crate::sync::lock_std;
+use crate::tls::{ClientTls, TlsSession, is_of_tls, is_tls};
 use crate::wire::{self, Frame, KeysWriter, Refusal, Reply, Request, TableBytes, Wants};
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Bytes that are taken at once.
@@ -21,7 +26,7 @@ const CHUNK: usize = 1 << 17;
 /// One connection, after the server has let the client in.
 #[derive(Debug)]
 pub(in crate::client) struct TcpConnection {
-    link: Link<TcpStream>,
+    link: Link<FarStream>,
     geometry: Arc<Geometry>,
     /// Number of the next request.
     next_id: u64,
@@ -31,6 +36,8 @@ pub(in crate::client) struct TcpConnection {
     output: Vec<u8>,
     /// Bytes of input that were looked at.
     taken: usize,
+    /// Length of the last value that came, if that was in pieces. The next one may be as long.
+    pub last_len: usize,
 }
 
 impl TcpConnection {
@@ -43,11 +50,16 @@ impl TcpConnection {
         within: Duration,
     ) -> Result<TcpConnection, ConnectError> {
         let deadline = Instant::now() + within;
-        let stream = connect(at, address, deadline)?;
+        let stream = FarStream::new(connect(at, address, deadline)?, at, options.tls.as_ref());
+        let stream = stream.map_err(|e| failed_at(address, LinkError::Os(e)))?;
         let mut link = Link::new(Arc::new(stream), within).taking(CHUNK);
-        let failed = |error| link_failed(address, error);
+        let failed = |error| failed_at(address, error);
         let (token, unexpected) = (&options.token, || failed(LinkError::Unexpected));
-        let theirs = match ask(&mut link, &hello(), deadline).map_err(failed)? {
+        let first = match ask(&mut link, &hello(), deadline) {
+            Err(_) if is_tls(&link.input) => return Err(ConnectError::WantsTls { address: address.clone() }),
+            answered => answered.map_err(failed)?,
+        };
+        let theirs = match first {
             Reply::Challenge { nonce } => nonce,
             other => return Err(refused(address, other).unwrap_or_else(unexpected)),
         };
@@ -76,6 +88,7 @@ impl TcpConnection {
             next_reply: MEMORY_ID + 1,
             output: Vec::new(),
             taken: 0,
+            last_len: 0,
         };
         connection.begin_owner(address, options.owner, deadline)?;
         Ok(connection)
@@ -211,8 +224,62 @@ fn connect(at: &TcpAddress, address: &Address, deadline: Instant) -> Result<TcpS
     Err(not_there(last))
 }
 
+/// A stream to a server over TCP, with TLS or without.
+#[derive(Debug)]
+struct FarStream {
+    stream: TcpStream,
+    tls: Option<Mutex<TlsSession>>,
+}
+
+impl FarStream {
+    fn new(stream: TcpStream, at: &TcpAddress, tls: Option<&ClientTls>) -> io::Result<FarStream> {
+        let tls = tls.map(|tls| tls.session(at.host())).transpose()?;
+        Ok(FarStream { stream, tls: tls.map(Mutex::new) })
+    }
+}
+
+impl AsFd for FarStream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+impl ServerStream for FarStream {
+    fn take(&self, input: &mut Vec<u8>, most: usize) -> io::Result<usize> {
+        match &self.tls {
+            None => self.stream.take(input, most),
+            Some(tls) => lock_std(tls).take(&self.stream, input),
+        }
+    }
+
+    fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+        match &self.tls {
+            None => ServerStream::send(&self.stream, bytes),
+            Some(tls) => lock_std(tls).send(&self.stream, bytes),
+        }
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.tls.as_ref().map_or(Ok(()), |tls| lock_std(tls).flush(&self.stream))
+    }
+
+    fn is_owing(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| lock_std(tls).is_owing())
+    }
+}
+
+impl ServerStream for TcpStream {}
+
+/// Why no connection came about.
+fn failed_at(address: &Address, error: LinkError) -> ConnectError {
+    match error {
+        LinkError::Os(source) if is_of_tls(&source) => ConnectError::Tls { address: address.clone(), source },
+        error => link_failed(address, error),
+    }
+}
+
 /// Sends a request by which a client is let in, and waits for the reply.
-fn ask(link: &mut Link<TcpStream>, request: &[u8], deadline: Instant) -> Result<Reply, LinkError> {
+fn ask(link: &mut Link<FarStream>, request: &[u8], deadline: Instant) -> Result<Reply, LinkError> {
     // A server that refuses hangs up at once. Its refusal can still be read.
     let sent = link.send(request, deadline);
     loop {
@@ -245,4 +312,123 @@ fn table_of(about: &TableBytes) -> (u16, Superblock) {
     };
     let words: [u64; SUPERBLOCK_WORDS] = std::array::from_fn(|n| word(n + 1));
     (u16::try_from(word(0)).unwrap_or(u16::MAX), Superblock::from_words(words))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::config::{Config, TableSize};
+    use crate::server::{Server, ServerConfig};
+    use crate::verbs::Token;
+    use crate::{Client, ErrorKind};
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    /// A server whose welcome `change` alters on the way, and what a client makes of it. Who alters it may know the
+    /// token, and prove it anew.
+    fn altered<R>(
+        proves_it: bool,
+        change: impl FnOnce(&mut TableBytes) + Send,
+        act: impl FnOnce(Result<Client, ConnectError>) -> R,
+    ) -> R {
+        let token = Token::new("a token");
+        let table = Config { size: TableSize::Keys(100), ..Config::short() };
+        let config =
+            ServerConfig::new(Address::Tcp(TcpAddress::new("127.0.0.1", 0)), table).token(token.clone());
+        let server = Server::start(config).unwrap();
+        let relay = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::Tcp(TcpAddress::new("127.0.0.1", relay.local_addr().unwrap().port()));
+        let options = ClientOptions::new().token(token.clone()).deadline(Duration::from_secs(60));
+        let port = server.tcp_address().unwrap().port();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let (mut client, _) = relay.accept().unwrap();
+                let mut server = TcpStream::connect(("127.0.0.1", port)).unwrap();
+                hand_on(&mut client, &mut server, |_| None);
+                let mut theirs = None;
+                hand_on(&mut server, &mut client, |frame| {
+                    let Ok(Reply::Challenge { nonce }) = Reply::decode(frame) else { panic!("a challenge") };
+                    theirs = Some(nonce);
+                    None
+                });
+                let mut ours = None;
+                hand_on(&mut client, &mut server, |frame| {
+                    let Ok(Request::Join { nonce, .. }) = Request::decode(frame) else { panic!("a proof") };
+                    ours = Some(nonce);
+                    None
+                });
+                let (theirs, ours) = (theirs.unwrap(), ours.unwrap());
+                hand_on(&mut server, &mut client, |frame| {
+                    let Ok(Reply::Table { mut proof, mut about }) = Reply::decode(frame) else {
+                        panic!("a table")
+                    };
+                    change(&mut about);
+                    if proves_it {
+                        let said =
+                            Statement { role: SERVER, server: &theirs, client: &ours, message: &about[..] };
+                        proof = said.prove(&token);
+                    }
+                    Some(Reply::Table { proof, about })
+                });
+                while hand_on(&mut client, &mut server, |_| None)
+                    && hand_on(&mut server, &mut client, |_| None)
+                {}
+            });
+            act(Client::connect_with(&address, options))
+        })
+    }
+
+    /// Hands a frame on, or another reply instead. Returns whether there was one.
+    fn hand_on(
+        from: &mut TcpStream,
+        to: &mut TcpStream,
+        instead: impl FnOnce(&Frame<'_>) -> Option<Reply>,
+    ) -> bool {
+        let mut bytes = Vec::new();
+        while wire::decode(&bytes).unwrap().is_none() {
+            let mut byte = [0];
+            if from.read_exact(&mut byte).is_err() {
+                return false;
+            }
+            bytes.extend(byte);
+        }
+        let frame = wire::decode(&bytes).unwrap().unwrap();
+        let mut out = Vec::new();
+        match instead(&frame) {
+            Some(reply) => reply.encode(frame.id, &mut out),
+            None => out.extend_from_slice(&bytes[..frame.length]),
+        }
+        to.write_all(&out).is_ok()
+    }
+
+    /// Nobody on the way makes a server older than it is, or its table another one.
+    #[test]
+    fn a_welcome_cannot_be_altered() {
+        for at in [0, 1, 8, 16, 64, size_of::<TableBytes>() - 1] {
+            let error = altered(false, |about| about[at] ^= 1, Result::unwrap_err);
+            assert!(matches!(error, ConnectError::Token { .. }), "byte {at}: {error:?}");
+        }
+    }
+
+    /// A server of a later version is asked for what this client knows. One of an earlier one is asked for no more than
+    /// it knows: that is said, and the connection stays.
+    #[test]
+    fn versions_that_differ_work_together() {
+        let says =
+            |level: u64| move |about: &mut TableBytes| about[..8].copy_from_slice(&level.to_le_bytes());
+        altered(true, says(u64::from(u16::MAX)), |client| {
+            let mut client = client.unwrap();
+            client.put(b"key", b"value").unwrap();
+            assert_eq!(client.get(b"key").unwrap().unwrap(), b"value");
+            client.add(b"count", 1, Some(0)).unwrap();
+        });
+        altered(true, says(0), |client| {
+            let mut client = client.unwrap();
+            client.put(b"key", b"value").unwrap();
+            let error = client.add(b"count", 1, Some(0)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Incompatible, "{error}");
+            assert_eq!(client.get(b"key").unwrap().unwrap(), b"value");
+            assert_eq!(client.stats().reattached, 0);
+        });
+    }
 }

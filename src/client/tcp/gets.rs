@@ -22,6 +22,8 @@ use std::time::Instant;
 const WINDOW: usize = 8;
 /// Keys of a request: the server looks for some while the client takes the answers to others.
 const KEYS_MAX: usize = 256;
+/// All bytes of a value, however long it is.
+const WHOLE: Range<usize> = 0..usize::MAX;
 /// Bytes of a reply for a key besides those of its value.
 const ENTRY_BYTES: usize = 32;
 
@@ -39,14 +41,14 @@ type FoundExtent = Option<Option<Reference>>;
 impl Requester<'_> {
     /// Looks `key` up; its value lands in `value`.
     pub fn get_into<S: Sink>(&mut self, key: &[u8], value: &mut S) -> Result<S::Outcome, Unanswered> {
-        let most = if S::WANTS_BYTES { SOCKET_PIECE_MAX } else { 0 };
-        let found = self.get(key, 0..most, value)?;
+        let wanted = if S::WANTS_BYTES { WHOLE } else { 0..0 };
+        let found = self.get(key, wanted, value)?;
         Ok(value.outcome(found.is_some()))
     }
 
     /// The same, and says in which extent the value is.
     pub fn get_with_extent(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<FoundExtent, Unanswered> {
-        self.get(key, 0..SOCKET_PIECE_MAX, value)
+        self.get(key, WHOLE, value)
     }
 
     /// The bytes `range` of the value land in `part`. Returns the length of the whole value.
@@ -56,9 +58,8 @@ impl Requester<'_> {
         range: Range<usize>,
         part: &mut Vec<u8>,
     ) -> Result<Option<usize>, Unanswered> {
-        let first = range.start..range.start.saturating_add(range.len().min(SOCKET_PIECE_MAX));
-        let mut part = PartSink::new(range, part);
-        let found = self.get(key, first, &mut part)?;
+        let mut part = PartSink::new(range.clone(), part);
+        let found = self.get(key, range, &mut part)?;
         Ok(part.outcome(found.is_some()))
     }
 
@@ -67,12 +68,11 @@ impl Requester<'_> {
         self.get_into(key, &mut LengthSink::default())
     }
 
-    /// A GET of one key that asks first for these bytes of its value, and then for what the sink wants besides.
-    /// Pieces that are of two values are asked for again.
+    /// A GET of one key whose sink wants these bytes of its value. Pieces that are of two values are asked for again.
     fn get(
         &mut self,
         key: &[u8],
-        first: Range<usize>,
+        wanted: Range<usize>,
         value: &mut impl Sink,
     ) -> Result<FoundExtent, Unanswered> {
         if let Err(error) = self.check(key) {
@@ -81,7 +81,7 @@ impl Requester<'_> {
         }
         let (mut times, mut until) = (0, None);
         loop {
-            let looked = self.look(key, &first, value)?;
+            let looked = self.look(key, &wanted, value)?;
             let len = match looked {
                 LookedFor::Absent => {
                     value.put_none();
@@ -106,21 +106,31 @@ impl Requester<'_> {
     fn look<S: Sink>(
         &mut self,
         key: &[u8],
-        first: &Range<usize>,
+        wanted: &Range<usize>,
         value: &mut S,
     ) -> Result<LookedFor, Unanswered> {
+        let first = wanted.start..wanted.start.saturating_add(wanted.len().min(SOCKET_PIECE_MAX));
         let mut keys = KeysWriter::default();
         keys.push(key);
-        let wants = piece::<S>(first);
+        let wants = piece::<S>(&first);
         self.connection.push(&keys, wants);
+        // What is wanted, or a value as long as the last one, comes without another round trip.
+        let (mut asked, last) = (VecDeque::new(), std::mem::take(&mut self.connection.last_len));
+        let end = if wanted.end == WHOLE.end { last } else { wanted.end };
+        let end = end.min(self.connection.geometry().value_max());
+        self.ask_ahead::<S>(&keys, first.end..end, &mut asked);
         self.connection.send(&self.deadline)?;
         let value_max = self.connection.geometry().value_max();
         let (len, reference, missing) = loop {
             if let Some(found) = first_entry(self.connection, &wants)? {
                 self.deadline.renew();
                 match found {
-                    Found::Absent => return Ok(LookedFor::Absent),
+                    Found::Absent => {
+                        self.connection.drain(&mut self.deadline)?;
+                        return Ok(LookedFor::Absent);
+                    }
                     Found::NoKey { max } => {
+                        self.connection.drain(&mut self.deadline)?;
                         return Err(ReadError::KeyLength { given: key.len(), max }.into());
                     }
                     Found::Value { whole, bytes, life, reference } => {
@@ -129,6 +139,7 @@ impl Requester<'_> {
                         }
                         value.put_life(life);
                         let Some(range) = value.begin_part(whole) else {
+                            self.connection.drain(&mut self.deadline)?;
                             return Ok(LookedFor::Value(reference));
                         };
                         let came = wants.range_of(whole);
@@ -146,42 +157,58 @@ impl Requester<'_> {
             self.connection.receive(&self.deadline)?;
         };
         if missing.is_empty() {
+            self.connection.drain(&mut self.deadline)?;
             return Ok(LookedFor::Value(reference));
         }
+        self.connection.last_len = len;
         // What is longer than a piece is in no slot.
         let Some(reference) = reference else { return Err(LinkError::Unexpected.into()) };
-        match self.get_pieces(&keys, &reference, len, missing, value)? {
+        match self.get_pieces(&keys, &reference, len, missing, asked, value)? {
             true => Ok(LookedFor::Value(Some(reference))),
             false => Ok(LookedFor::Replaced { len }),
         }
     }
 
-    /// Brings these bytes of the value in an extent, with several requests under way. Returns whether all of them
-    /// came from there (X11).
+    /// Asks for pieces of these bytes, as many as may be under way.
+    fn ask_ahead<S: Sink>(
+        &mut self,
+        keys: &KeysWriter,
+        bytes: Range<usize>,
+        asked: &mut VecDeque<Range<usize>>,
+    ) {
+        let mut next = bytes.start;
+        while asked.len() < WINDOW && next < bytes.end {
+            let range = next..bytes.end.min(next.saturating_add(SOCKET_PIECE_MAX));
+            self.connection.push(keys, piece::<S>(&range));
+            next = range.end;
+            asked.push_back(range);
+        }
+    }
+
+    /// Brings these bytes of the value in an extent, with several requests under way; some may be, which begin where
+    /// these bytes do. Returns whether all of them came from there (X11).
     fn get_pieces<S: Sink>(
         &mut self,
         keys: &KeysWriter,
         reference: &Reference,
         len: usize,
         missing: Range<usize>,
+        mut asked: VecDeque<Range<usize>>,
         value: &mut S,
     ) -> Result<bool, Unanswered> {
-        let mut pieces = missing
-            .clone()
-            .step_by(SOCKET_PIECE_MAX)
-            .map(|start| piece::<S>(&(start..missing.end.min(start + SOCKET_PIECE_MAX))));
-        let mut under_way = VecDeque::new();
+        let mut next = asked.back().map_or(missing.start, |last| last.end);
         loop {
             // Half a window at once: fewer and longer writes.
-            if under_way.len() <= WINDOW / 2 {
-                for wants in pieces.by_ref().take(WINDOW - under_way.len()) {
-                    self.connection.push(keys, wants);
-                    under_way.push_back(wants);
-                }
+            if asked.len() <= WINDOW / 2 {
+                self.ask_ahead::<S>(keys, next..missing.end, &mut asked);
+                next = asked.back().map_or(next, |last| last.end);
                 self.connection.send(&self.deadline)?;
             }
-            let Some(wants) = under_way.front() else { return Ok(true) };
-            let Some(found) = first_entry(self.connection, wants)? else {
+            let Some(range) = asked.front().filter(|range| range.start < missing.end) else {
+                self.connection.drain(&mut self.deadline)?;
+                return Ok(true);
+            };
+            let Some(found) = first_entry(self.connection, &piece::<S>(range))? else {
                 self.connection.receive(&self.deadline)?;
                 continue;
             };
@@ -191,8 +218,9 @@ impl Requester<'_> {
                 Found::Value { whole, bytes, reference: Some(now), .. }
                     if whole == len && kept(Rule::PieceNumber, || now.number == reference.number) =>
                 {
-                    value.put(bytes);
-                    under_way.pop_front();
+                    // What was asked for ahead may be more than is wanted.
+                    value.put(&bytes[..bytes.len().min(missing.end.saturating_sub(range.start))]);
+                    asked.pop_front();
                 }
                 _ => {
                     self.connection.drain(&mut self.deadline)?;
@@ -218,9 +246,10 @@ impl Requester<'_> {
         }
         // Their values are longer than a piece.
         let mut value = LivedValue::default();
+        self.connection.last_len = self.connection.last_len.max(batch.longest);
         while let Some(&number) = batch.long.last() {
             let key = keys[number as usize].as_ref();
-            let is_there = self.get(key, 0..SOCKET_PIECE_MAX, &mut value)?.is_some();
+            let is_there = self.get(key, WHOLE, &mut value)?.is_some();
             batch.long.pop();
             answers.put_life(value.life);
             if answers.answer(number as usize, Ok(is_there.then_some(&value.value))).is_break() {
@@ -302,6 +331,7 @@ impl Requester<'_> {
                             Found::Value { whole, .. } if whole > value_max => return Err(unexpected()),
                             Found::Value { whole, bytes, .. } if wants_bytes && bytes.len() < whole => {
                                 batch.long.push(number as u32);
+                                batch.longest = batch.longest.max(whole);
                                 continue;
                             }
                             Found::Value { bytes, life, .. } => {
@@ -412,6 +442,8 @@ pub(in crate::client) struct Batch {
     long: Vec<u32>,
     /// Keys that the table does not take.
     wrong: Vec<(u32, KeyLengthError)>,
+    /// Length of the longest of these values.
+    longest: usize,
     /// Bytes of values as they usually are.
     usual_bytes: usize,
 }
@@ -423,6 +455,7 @@ impl Batch {
             next: 0,
             under_way: VecDeque::new(),
             long: Vec::new(),
+            longest: 0,
             wrong: Vec::new(),
             usual_bytes: 128,
         }

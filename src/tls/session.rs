@@ -1,0 +1,263 @@
+//! TLS by rustls: who trusts whom, and one connection's session, which stands between frames and a socket that never
+//! waits.
+
+use super::error::TlsError;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
+use std::error::Error;
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Bytes that are taken from a socket at once.
+const CHUNK: usize = 1 << 14;
+/// Most bytes that a session takes to send before it has sent those that it took: what it keeps of them in memory.
+const OWED_MAX: usize = 1 << 16;
+
+/// How a client speaks TLS over TCP ([`ClientOptions::tls`](crate::ClientOptions::tls)): whom it trusts, and what it shows.
+///
+/// Clones share what was read. Equal are clones of one.
+#[derive(Clone, Debug)]
+pub struct ClientTls {
+    config: Arc<ClientConfig>,
+    /// The name in the server's certificate, where it is not the address's.
+    name: Option<ServerName<'static>>,
+}
+
+/// How a server speaks TLS over TCP ([`ServerConfig::tls`](crate::ServerConfig::tls)): what it shows, and whether it
+/// asks clients for a certificate. Clones share what was read.
+#[derive(Clone, Debug)]
+pub struct ServerTls {
+    config: Arc<ServerConfig>,
+    asks_clients: bool,
+}
+
+/// A connection's TLS, which goes on as its socket does. Between calls it keeps no byte for the side that it serves.
+#[derive(Debug)]
+pub(crate) struct TlsSession(Connection);
+
+impl ClientTls {
+    /// Trusts servers with a certificate that comes from one of the authorities in this file, or is one of these
+    /// certificates itself where it may be. All files are in PEM's format, and are read now.
+    ///
+    /// `own` are the files of the client's own certificate, which those come after that it comes from, and of its
+    /// key: for servers that ask for one.
+    ///
+    /// # Errors
+    /// [`TlsError`]: a file, a certificate or a key cannot be used.
+    ///
+    /// ```no_run
+    /// use oneread::{Address, Client, ClientOptions, ClientTls};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let options = ClientOptions::new().tls(ClientTls::new("ca.pem", None)?);
+    /// let client = Client::connect_with(&"tcp://db.example:7471".parse::<Address>()?, options)?;
+    /// # Ok(()) }
+    /// ```
+    pub fn new(authorities: impl AsRef<Path>, own: Option<(&Path, &Path)>) -> Result<ClientTls, TlsError> {
+        let builder = ClientConfig::builder_with_provider(ring::default_provider().into());
+        let builder = builder.with_safe_default_protocol_versions().expect("the provider has them");
+        let builder = builder.with_root_certificates(roots(authorities.as_ref())?);
+        let config = match own {
+            None => builder.with_no_client_auth(),
+            Some((chain, key)) => builder
+                .with_client_auth_cert(certificates(chain)?, private_key(key)?)
+                .map_err(|error| unusable(chain, error))?,
+        };
+        Ok(ClientTls { config: config.into(), name: None })
+    }
+
+    /// The same, for servers whose certificate is for this name, and not for the host that the address names.
+    ///
+    /// # Errors
+    /// [`TlsError::Name`].
+    pub fn server_name(self, name: &str) -> Result<ClientTls, TlsError> {
+        let named = ServerName::try_from(name.to_owned());
+        let named = named.map_err(|_| TlsError::Name { name: name.into() })?;
+        Ok(ClientTls { name: Some(named), ..self })
+    }
+
+    /// Begins to speak TLS with a server at this host.
+    pub(crate) fn session(&self, host: &str) -> io::Result<TlsSession> {
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let name = match &self.name {
+            Some(name) => name.clone(),
+            None => ServerName::try_from(host.to_owned()).map_err(io::Error::other)?,
+        };
+        let connection = ClientConnection::new(self.config.clone(), name).map_err(io::Error::other)?;
+        Ok(TlsSession::of(connection.into()))
+    }
+}
+
+impl PartialEq for ClientTls {
+    fn eq(&self, other: &ClientTls) -> bool {
+        Arc::ptr_eq(&self.config, &other.config) && self.name == other.name
+    }
+}
+
+impl Eq for ClientTls {}
+
+impl ServerTls {
+    /// Shows the certificate in this file, which those come after that it comes from, and has its key in another one.
+    /// All files are in PEM's format, and are read now: a new certificate needs a new start.
+    ///
+    /// With `client_authorities`, only clients come in that show a certificate of one of the authorities in that file.
+    ///
+    /// # Errors
+    /// [`TlsError`]: a file, a certificate or a key cannot be used.
+    pub fn new(
+        certificate: impl AsRef<Path>,
+        key: impl AsRef<Path>,
+        client_authorities: Option<&Path>,
+    ) -> Result<ServerTls, TlsError> {
+        let (chain, provider) = (certificate.as_ref(), Arc::new(ring::default_provider()));
+        let builder = ServerConfig::builder_with_provider(provider.clone());
+        let builder = builder.with_safe_default_protocol_versions().expect("the provider has them");
+        let builder = match client_authorities {
+            None => builder.with_no_client_auth(),
+            Some(authorities) => {
+                let roots = Arc::new(roots(authorities)?);
+                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider).build();
+                builder.with_client_cert_verifier(verifier.map_err(|error| unusable(authorities, error))?)
+            }
+        };
+        let config = builder
+            .with_single_cert(certificates(chain)?, private_key(key.as_ref())?)
+            .map_err(|error| unusable(chain, error))?;
+        Ok(ServerTls { config: config.into(), asks_clients: client_authorities.is_some() })
+    }
+
+    /// Whether clients come in with a certificate only.
+    pub(crate) fn asks_clients(&self) -> bool {
+        self.asks_clients
+    }
+
+    /// Begins to speak TLS with a client.
+    pub(crate) fn session(&self) -> io::Result<TlsSession> {
+        let connection = ServerConnection::new(self.config.clone()).map_err(io::Error::other)?;
+        Ok(TlsSession::of(connection.into()))
+    }
+}
+
+impl TlsSession {
+    fn of(mut connection: Connection) -> TlsSession {
+        connection.set_buffer_limit(Some(OWED_MAX));
+        TlsSession(connection)
+    }
+
+    /// Takes what has come and adds the peer's bytes to `into`. Returns how many, and 0 at the end. Sends, too, what
+    /// the handshake says in turn.
+    pub fn take(&mut self, mut socket: impl Read + Write, into: &mut Vec<u8>) -> io::Result<usize> {
+        let mut sealed = [0; CHUNK];
+        let before = into.len();
+        loop {
+            let came = match socket.read(&mut sealed) {
+                Ok(0) if self.0.is_handshaking() => return Err(handshake_ended()),
+                Ok(0) => return Ok(0),
+                Ok(came) => came,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) => return Err(e),
+            };
+            let mut rest = &sealed[..came];
+            let mut is_over = false;
+            while !rest.is_empty() && !is_over {
+                self.0.read_tls(&mut rest)?;
+                let state = self.0.process_new_packets().map_err(|error| {
+                    // The peer is told why, if it still listens.
+                    let _ = self.0.write_tls(&mut socket);
+                    io::Error::new(io::ErrorKind::InvalidData, error)
+                })?;
+                is_over = state.peer_has_closed();
+                let (at, plain) = (into.len(), state.plaintext_bytes_to_read());
+                into.resize(at + plain, 0);
+                self.0.reader().read_exact(&mut into[at..])?;
+            }
+            match self.flush(&mut socket) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                flushed => flushed?,
+            }
+            if into.len() > before || is_over {
+                return Ok(into.len() - before);
+            }
+        }
+    }
+
+    /// Takes some of these bytes, and sends them as far as the socket takes them. None, with the error that the
+    /// socket would block, before all that was taken earlier is sent.
+    pub fn send(&mut self, mut socket: impl Write, bytes: &[u8]) -> io::Result<usize> {
+        self.flush(&mut socket)?;
+        let taken = self.0.writer().write(&bytes[..bytes.len().min(OWED_MAX)])?;
+        match self.flush(&mut socket) {
+            Err(e) if e.kind() != io::ErrorKind::WouldBlock => Err(e),
+            _ if taken == 0 && !bytes.is_empty() => Err(io::ErrorKind::WouldBlock.into()),
+            _ => Ok(taken),
+        }
+    }
+
+    /// Sends what was taken. The error that the socket would block means that some is left.
+    pub fn flush(&mut self, mut socket: impl Write) -> io::Result<()> {
+        while self.0.wants_write() {
+            match self.0.write_tls(&mut socket) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                sent => {
+                    sent?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether some is left to be sent.
+    pub fn is_owing(&self) -> bool {
+        self.0.wants_write()
+    }
+}
+
+fn handshake_ended() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, HandshakeEnded)
+}
+
+/// The peer has hung up before both sides knew whom they speak to.
+#[derive(Debug, thiserror::Error)]
+#[error("it hung up in the handshake; it may speak no TLS, or may have been told not to trust this side")]
+struct HandshakeEnded;
+
+pub(super) fn is_of_tls(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|error| error.is::<rustls::Error>() || error.is::<HandshakeEnded>())
+}
+
+// ---- files --------------------------------------------------------------------------------------------
+
+fn roots(path: &Path) -> Result<RootCertStore, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for authority in certificates(path)? {
+        roots.add(authority).map_err(|error| unusable(path, error))?;
+    }
+    Ok(roots)
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    const WHAT: &str = "certificate";
+    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let all = read.map_err(|error| unreadable(WHAT, path, error))?;
+    if all.is_empty() { Err(TlsError::Empty { what: WHAT, path: path.into() }) } else { Ok(all) }
+}
+
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    use rustls::pki_types::pem::Error::NoItemsFound;
+    const WHAT: &str = "private key";
+    PrivateKeyDer::from_pem_file(path).map_err(|error| match error {
+        NoItemsFound => TlsError::Empty { what: WHAT, path: path.into() },
+        error => unreadable(WHAT, path, error),
+    })
+}
+
+fn unreadable(what: &'static str, path: &Path, error: impl Error + Send + Sync + 'static) -> TlsError {
+    TlsError::File { what, path: path.into(), source: Box::new(error) }
+}
+
+fn unusable(path: &Path, error: impl Error + Send + Sync + 'static) -> TlsError {
+    TlsError::Certificate { path: path.into(), source: Box::new(error) }
+}
