@@ -183,11 +183,11 @@ def test_the_last_one_removes_what_a_killed_server_left(shm: Path) -> None:
         assert files(shm)
     assert files(shm) == set()
     holder = begin("""
-        import os
+        from dicts import kill_server
         from oneread import SharedDict
         shared = SharedDict("left")
         shared["a"] = 1
-        os.kill(shared.client.server_stats()["pid"], 9)
+        kill_server(shared)
     """)
     outcome(holder)
     assert files(shm) == set(), "also where nobody has closed it"
