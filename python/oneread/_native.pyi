@@ -50,6 +50,11 @@ class _ClientOptions(TypedDict, total=False):
     region: str | PathLike[str] | None
     exact_expiry: bool
     timed: bool
+    token: str | _Bytes | None
+    tls_ca: str | PathLike[str] | None
+    tls_name: str | None
+    tls_cert: str | PathLike[str] | None
+    tls_key: str | PathLike[str] | None
     encryption_key: _Bytes | None
     encryption_namespace: _Bytes | None
     owner: int | None
@@ -85,6 +90,12 @@ class _ServerOptions(_TableOptions, total=False):
     mailbox_bytes_max: int
     feed_bytes: int
     timed: bool
+    tcp: str | None
+    token: str | _Bytes | None
+    read_token: str | _Bytes | None
+    tls_cert: str | PathLike[str] | None
+    tls_key: str | PathLike[str] | None
+    tls_client_ca: str | PathLike[str] | None
     snapshots: str | PathLike[str] | None
     snapshots_every: float | None
     restore: str | PathLike[str] | None
@@ -215,6 +226,8 @@ class Server:
     def __new__(cls, address: _Address = None, **options: Unpack[_ServerOptions]) -> Self: ...
     @property
     def address(self) -> str: ...
+    @property
+    def tcp_address(self) -> str | None: ...
     def stats(self) -> dict[str, int]: ...
     def growth(self) -> dict[str, int]: ...
     def snapshot_status(self) -> SnapshotStatus | None: ...

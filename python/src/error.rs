@@ -3,7 +3,7 @@
 use oneread::ErrorKind;
 use oneread::error::{
     AskError, ConfigError, ConnectError, FeedError, GetError, KeyError, MutateError, PutError, ReadError,
-    RegionError, ServeError, SnapshotError,
+    RegionError, ServeError, SnapshotError, TlsError,
 };
 use oneread_prefix::PrefixError;
 use pyo3::prelude::{Bound, Py, PyAnyMethods, PyErr, PyModule, PyResult, Python};
@@ -46,7 +46,17 @@ macro_rules! by_kind {
     )*};
 }
 
-by_kind!(AskError, ConfigError, ConnectError, FeedError, ReadError, RegionError, ServeError, SnapshotError);
+by_kind!(
+    AskError,
+    ConfigError,
+    ConnectError,
+    FeedError,
+    ReadError,
+    RegionError,
+    ServeError,
+    SnapshotError,
+    TlsError
+);
 
 impl<E: Classed> Classed for Box<E> {
     fn class(&self) -> &'static str {

@@ -2,10 +2,10 @@
 
 use crate::calls;
 use crate::convert::{bytes_of, extracted, optional_seconds, seconds};
-use crate::error::error_of;
+use crate::error::{Raise, error_of};
 use oneread::{
-    Address, Backing, ClientOptions, Config, Encryption, Evict, Limits, OwnerOptions, RequestPath,
-    ServerConfig, Snapshots, StartMode, TableSize,
+    Address, Backing, ClientOptions, ClientTls, Config, Encryption, Evict, Limits, OwnerOptions, RequestPath,
+    ServerConfig, ServerTls, Snapshots, StartMode, TableSize, Token,
 };
 use pyo3::prelude::{Bound, PyAny, PyAnyMethods, PyResult, Python};
 use pyo3::types::{PyDict, PyDictMethods, PyString, PyStringMethods};
@@ -83,6 +83,67 @@ impl<'py> Arguments<'py> {
         self.any(name)?.map(|given| path(&given)).transpose()
     }
 
+    /// A secret, as text or bytes.
+    fn token(&self, name: &str) -> PyResult<Token> {
+        let Some(given) = self.any(name)? else { return Ok(Token::default()) };
+        let token = match given.cast::<PyString>() {
+            Ok(text) => Token::new(text.to_str()?),
+            Err(_) => Token::new(&*bytes_of(&given, name)?),
+        };
+        if token.is_empty() {
+            return Err(error_of(
+                given.py(),
+                "Invalid",
+                format!("{name} is empty; give a secret, or leave it out"),
+            ));
+        }
+        Ok(token)
+    }
+
+    /// The files of a certificate and of its key.
+    fn certificate(&self) -> PyResult<Option<(PathBuf, PathBuf)>> {
+        match (self.path("tls_cert")?, self.path("tls_key")?) {
+            (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
+            (None, None) => Ok(None),
+            _ => {
+                let text = "tls_cert and tls_key go together; give both";
+                Err(error_of(self.left.py(), "Invalid", text.into()))
+            }
+        }
+    }
+
+    fn client_tls(&self) -> PyResult<Option<ClientTls>> {
+        let py = self.left.py();
+        let (own, name) = (self.certificate()?, self.take::<String>("tls_name")?);
+        let Some(authorities) = self.path("tls_ca")? else {
+            return match own.is_some() || name.is_some() {
+                true => Err(error_of(py, "Invalid", "for TLS, name whom to trust: tls_ca, a file".into())),
+                false => Ok(None),
+            };
+        };
+        let own = own.as_ref().map(|(certificate, key)| (&**certificate, &**key));
+        let tls = ClientTls::new(authorities, own).raise(py)?;
+        Ok(Some(match name {
+            Some(name) => tls.server_name(&name).raise(py)?,
+            None => tls,
+        }))
+    }
+
+    fn server_tls(&self) -> PyResult<Option<ServerTls>> {
+        let py = self.left.py();
+        match (self.certificate()?, self.path("tls_client_ca")?) {
+            (Some((certificate, key)), authorities) => {
+                ServerTls::new(certificate, key, authorities.as_deref()).raise(py).map(Some)
+            }
+            (None, Some(_)) => Err(error_of(
+                py,
+                "Invalid",
+                "tls_client_ca needs the server's own tls_cert and tls_key".into(),
+            )),
+            (None, None) => Ok(None),
+        }
+    }
+
     fn time(&self, name: &str) -> PyResult<Option<Duration>> {
         optional_seconds(self.left.py(), self.take::<f64>(name)?, name)
     }
@@ -123,6 +184,8 @@ impl<'py> Arguments<'py> {
         options.region = self.take("region")?;
         options.exact_expiry = self.take("exact_expiry")?.unwrap_or_default();
         options.timed = self.take("timed")?.unwrap_or_default();
+        options.token = self.token("token")?;
+        options.tls = self.client_tls()?;
         let namespace = self.any("encryption_namespace")?;
         if let Some(key) = self.any("encryption_key")? {
             let key = bytes_of(&key, "encryption_key")?;
@@ -249,6 +312,13 @@ impl<'py> Arguments<'py> {
         if let Some(time) = self.time("half_open")? {
             config.half_open = time;
         }
+        config.tcp = match self.take::<String>("tcp")? {
+            Some(at) => Some(parsed(py, &at)?),
+            None => None,
+        };
+        config.token = self.token("token")?;
+        config.read_token = self.token("read_token")?;
+        config.tls = self.server_tls()?;
         config.evict = self.evict()?;
         let every = self.time("snapshots_every")?;
         match (self.path("snapshots")?, every) {

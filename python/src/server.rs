@@ -4,7 +4,7 @@ use crate::counts;
 use crate::error::{Raise, error_of};
 use crate::fork;
 use crate::options::{self, Arguments};
-use oneread::ServeError;
+use oneread::{Address, ServeError};
 use pyo3::prelude::{Bound, Py, PyAny, PyResult, Python};
 use pyo3::types::PyDict;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,6 +16,7 @@ use std::time::Duration;
 pub(crate) struct Server {
     process: u64,
     address: String,
+    tcp: Option<String>,
     /// `None` once it was stopped.
     running: Mutex<Option<oneread::Server>>,
 }
@@ -68,13 +69,20 @@ impl Server {
             }
         };
         let address = started.address().to_string();
-        Ok(Server { process: fork::process(), address, running: Mutex::new(Some(started)) })
+        let tcp = started.tcp_address().map(|at| Address::Tcp(at.clone()).to_string());
+        Ok(Server { process: fork::process(), address, tcp, running: Mutex::new(Some(started)) })
     }
 
     /// The address that clients connect to.
     #[getter]
     fn address(&self) -> &str {
         &self.address
+    }
+
+    /// The address that clients over TCP connect to, with its port, if there is one.
+    #[getter]
+    fn tcp_address(&self) -> Option<&str> {
+        self.tcp.as_deref()
     }
 
     /// Ends the server. Stopping it again does nothing; in a child made by `fork` it does nothing, either.
