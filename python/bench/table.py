@@ -1,7 +1,7 @@
 """Lookups from Python, beside what is used for them now: `python bench/table.py`.
 
-One run, one thread, in rounds: in each, every contender is asked for random keys of its own, and another begins. A
-figure is the median of the rounds. Then what oneread costs besides: puts, long values, a SharedDict, and eight
+One run, one thread, in rounds: in each, every contender is asked for random keys of its own, and another begins. Then it
+is asked for the same keys again, which are in the processor's caches now. A figure is the median of the rounds. Then what oneread costs besides: puts, long values, a SharedDict, and eight
 processes. `--json` and `--picture` (SVG; needs matplotlib) write what was measured. The machine should be idle: the
 load is written down, too.
 """
@@ -51,9 +51,11 @@ def one_by_one(get: Callable[[bytes], Any], keys: list[bytes]) -> float:
     return max(seconds(gets) - seconds(nothing), 0.0) / len(keys)
 
 
-def lookups(contenders: list[Contender], keys: Any, rounds: int) -> dict[str, dict[str, float]]:
+def lookups(contenders: list[Contender], keys: Any, rounds: int) -> list[dict[str, dict[str, float]]]:
+    """Of keys that nobody has asked for lately, and of the same keys again."""
     rng = np.random.default_rng(2)
-    times: dict[str, dict[int, list[float]]] = {c.name: {size: [] for size in SIZES} for c in contenders}
+    first: dict[str, dict[int, list[float]]] = {c.name: {size: [] for size in SIZES} for c in contenders}
+    again: dict[str, dict[int, list[float]]] = {c.name: {size: [] for size in SIZES} for c in contenders}
     for nth in range(rounds):
         for size in SIZES:
             # Another begins in each round.
@@ -63,14 +65,17 @@ def lookups(contenders: list[Contender], keys: Any, rounds: int) -> dict[str, di
                 # What one has asked for is in the caches of those that have it in the same memory.
                 asked = rng.choice(keys, max(size, 200))
                 if size == 1:
-                    took = one_by_one(contender.get, asked.tolist())
+                    listed = asked.tolist()
+                    took = [one_by_one(contender.get, listed) for _ in range(4)]
                 else:
                     given = contender.prepare(asked[:size])
-                    took = seconds(lambda: contender.many(given))
-                times[contender.name][size].append(took)
-    return {
-        name: {str(size): median(took) for size, took in by_size.items() if took} for name, by_size in times.items()
-    }
+                    took = [seconds(lambda: contender.many(given)) for _ in range(4)]
+                first[contender.name][size].append(took[0])
+                again[contender.name][size].append(median(took[1:]))
+    return [
+        {name: {str(size): median(took) for size, took in by_size.items() if took} for name, by_size in times.items()}
+        for times in (first, again)
+    ]
 
 
 def puts(contenders: list[Contender], rounds: int) -> dict[str, dict[str, float]]:
@@ -167,9 +172,10 @@ def told_time(took: float | None) -> str:
 
 
 def show(result: dict[str, Any]) -> None:
-    print("\n" + "  ".join([f"{'keys a call':24}"] + [f"{size:>10,}" for size in SIZES]))
-    for name, by_size in result["lookups"].items():
-        print("  ".join([f"{name:24}"] + [f"{told_time(by_size.get(str(size))):>10}" for size in SIZES]))
+    for what, of in [("keys a call", "lookups"), ("the same again", "again")]:
+        print("\n" + "  ".join([f"{what:24}"] + [f"{size:>10,}" for size in SIZES]))
+        for name, by_size in result[of].items():
+            print("  ".join([f"{name:24}"] + [f"{told_time(by_size.get(str(size))):>10}" for size in SIZES]))
     print(f"\n{'puts':24}  {'one':>10}  {'of 1,000':>10}")
     for name, took in result["puts"].items():
         print(f"{name:24}  {told_time(took['one']):>10}  {told_time(took['of 1,000']):>10}")
@@ -192,16 +198,18 @@ def draw(result: dict[str, Any], path: str) -> None:
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(8, 4.5))
-    for name, by_size in result["lookups"].items():
-        sizes = [int(size) for size in by_size]
-        a_key = [1e6 * took / size for size, took in zip(sizes, by_size.values())]
-        style = {"linewidth": 2.5} if name.startswith("oneread") else {"linewidth": 1.2, "linestyle": "--"}
-        axes.plot(sizes, a_key, marker="o", label=name, **style)
-    axes.set(xscale="log", yscale="log", xlabel="keys a call", ylabel="µs a key")
-    axes.set_title(f"Lookups from Python, out of {result['keys']:,} keys")
-    axes.grid(True, which="major", alpha=0.3)
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    figure, both = pyplot.subplots(1, 2, figsize=(11, 4.5), sharey=True)
+    for axes, of in zip(both, ("lookups", "again")):
+        for name, by_size in result[of].items():
+            sizes = [int(size) for size in by_size]
+            a_key = [1e6 * took / size for size, took in zip(sizes, by_size.values())]
+            style = {"linewidth": 2.5} if name.startswith("oneread") else {"linewidth": 1.2, "linestyle": "--"}
+            axes.plot(sizes, a_key, marker="o", label=name, **style)
+        axes.set(xscale="log", yscale="log", xlabel="keys a call")
+        axes.grid(True, which="major", alpha=0.3)
+    both[0].set(ylabel="µs a key", title=f"keys at random, out of {result['keys']:,}")
+    both[1].set_title("the same keys again")
+    both[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
 
 
@@ -223,12 +231,14 @@ def main() -> None:
             table = contenders[0]
             assert isinstance(table, List)
             address = table.server.address
+            first, again = lookups(contenders, keys, given.rounds)
             result = {
                 "keys": given.keys,
                 "load": load,
                 "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
                 "missing": missing,
-                "lookups": lookups(contenders, keys, given.rounds),
+                "lookups": first,
+                "again": again,
                 "puts": puts(contenders, given.rounds),
                 "long values": long_values(table.client, given.rounds),
                 "SharedDict": shared_dict(given.rounds),

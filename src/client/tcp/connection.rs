@@ -36,7 +36,7 @@ pub(in crate::client) struct TcpConnection {
     output: Vec<u8>,
     /// Bytes of input that were looked at.
     taken: usize,
-    /// Length of the last value that came, if that was in pieces. The next one may be as long.
+    /// Length of the last value that was wanted to its end. The next one may be as long.
     pub last_len: usize,
 }
 

@@ -115,8 +115,8 @@ impl Requester<'_> {
         let wants = piece::<S>(&first);
         self.connection.push(&keys, wants);
         // What is wanted, or a value as long as the last one, comes without another round trip.
-        let (mut asked, last) = (VecDeque::new(), std::mem::take(&mut self.connection.last_len));
-        let end = if wanted.end == WHOLE.end { last } else { wanted.end };
+        let mut asked = VecDeque::new();
+        let end = if wanted.end == WHOLE.end { self.connection.last_len } else { wanted.end };
         let end = end.min(self.connection.geometry().value_max());
         self.ask_ahead::<S>(&keys, first.end..end, &mut asked);
         self.connection.send(&self.deadline)?;
@@ -156,11 +156,13 @@ impl Requester<'_> {
             }
             self.connection.receive(&self.deadline)?;
         };
+        if wanted.end == WHOLE.end {
+            self.connection.last_len = len;
+        }
         if missing.is_empty() {
             self.connection.drain(&mut self.deadline)?;
             return Ok(LookedFor::Value(reference));
         }
-        self.connection.last_len = len;
         // What is longer than a piece is in no slot.
         let Some(reference) = reference else { return Err(LinkError::Unexpected.into()) };
         match self.get_pieces(&keys, &reference, len, missing, asked, value)? {
@@ -438,12 +440,11 @@ pub(in crate::client) struct Batch {
     next: usize,
     /// What was asked for and has no reply yet: places in the order.
     under_way: VecDeque<Range<usize>>,
-    /// Keys with long values.
+    /// Keys with long values, and the length of the longest.
     long: Vec<u32>,
+    longest: usize,
     /// Keys that the table does not take.
     wrong: Vec<(u32, KeyLengthError)>,
-    /// Length of the longest of these values.
-    longest: usize,
     /// Bytes of values as they usually are.
     usual_bytes: usize,
 }
