@@ -573,8 +573,8 @@ fn client_contains_many(mut served: Box<Served>) -> Box<Served> {
 
 // What a worker does for GETs that are requests, over TCP: all but its system calls.
 #[library_benchmark]
-#[bench::one_windowed_8_short(args = (requested(1)), config = at_most(1020, OPERATIONS))]
-#[bench::by_64_windowed_8_short(args = (requested(64)), config = at_most(194, 64))]
+#[bench::one_windowed_8_short(args = (requested(1)), config = at_most(1050, OPERATIONS))]
+#[bench::by_64_windowed_8_short(args = (requested(64)), config = at_most(200, 64))]
 fn server_gets(mut requested: Box<Requested>) -> Box<Requested> {
     let Requested { server, frames, replies } = &mut *requested;
     assert!(frames.iter().all(|frame| {
