@@ -338,7 +338,7 @@ struct Requested {
     replies: Vec<u8>,
 }
 
-/// Of so many keys each.
+/// Requests of `keys` keys each.
 fn requested(keys: usize) -> Box<Requested> {
     let served = served(setting("windowed:8", 16, 32, false));
     let wants = Wants { lives: false, bits: false, from: 0, most: u32::MAX };

@@ -533,11 +533,7 @@ fn a_killed_server_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let address = Address::Tcp(TcpAddress::new("127.0.0.1", free));
-    let env = [
-        ("ONEREAD_TEST_PORT", free.to_string()),
-        ("ONEREAD_TEST_REGION", dir.path().join("region").display().to_string()),
-    ];
-    let serve = || Process::start("serving_child", &env);
+    let serve = || serve_apart(free, dir.path());
     let mut server = serve();
     wait_for("the server", || TcpStream::connect(("127.0.0.1", free)).ok());
     let mut client = Client::connect_with(&address, with_token(TOKEN)).unwrap();
@@ -580,13 +576,7 @@ fn idle_clients_cost_little() {
     let dir = tempfile::tempdir().unwrap();
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let address = Address::Tcp(TcpAddress::new("127.0.0.1", free));
-    let server = Process::start(
-        "serving_child",
-        &[
-            ("ONEREAD_TEST_PORT", free.to_string()),
-            ("ONEREAD_TEST_REGION", dir.path().join("region").display().to_string()),
-        ],
-    );
+    let server = serve_apart(free, dir.path());
     wait_for("the server", || TcpStream::connect(("127.0.0.1", free)).ok());
     let told = |file: &str| std::fs::read_to_string(format!("/proc/{}/{file}", server.0.id())).unwrap();
     let resident = || {
@@ -623,6 +613,15 @@ fn idle_clients_cost_little() {
     assert!(spent <= 10, "{spent} ticks in {took:?}");
     check_all(&mut first[0], 100);
     assert_eq!(first[0].server_stats().unwrap().clients, count);
+}
+
+/// A server in a process of its own, with its region in this folder.
+fn serve_apart(port: u16, dir: &std::path::Path) -> Process {
+    let region = dir.join("region").display().to_string();
+    Process::start(
+        "serving_child",
+        &[("ONEREAD_TEST_PORT", port.to_string()), ("ONEREAD_TEST_REGION", region)],
+    )
 }
 
 /// Serves until its input ends. Not a test by itself.

@@ -123,35 +123,46 @@ fn long_values_and_long_batches() {
     assert_eq!(client.stats().reattached, 0);
 }
 
-/// What travels between a client and the server, while `act` is done.
-fn overheard(server: &Server, options: ClientOptions, act: impl FnOnce(Client)) -> Vec<u8> {
+/// Lets `act` work with a client whose bytes, and those of the server, go through `see`. One connection is passed on.
+fn relayed(
+    server: &Server,
+    options: ClientOptions,
+    see: impl Fn(Side, &mut [u8]) + Sync,
+    act: impl FnOnce(Client),
+) {
     let relay = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = Address::Tcp(TcpAddress::new("127.0.0.1", relay.local_addr().unwrap().port()));
-    let to = port_of(server);
-    let heard = Mutex::new(Vec::new());
+    let (to, see) = (port_of(server), &see);
+    let pass = move |side, mut from: TcpStream, mut to: TcpStream| {
+        let mut bytes = [0; 1 << 16];
+        while let Ok(n @ 1..) = from.read(&mut bytes) {
+            see(side, &mut bytes[..n]);
+            if to.write_all(&bytes[..n]).is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(Shutdown::Both);
+    };
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let relay = &relay;
+        scope.spawn(move || {
             let (client, _) = relay.accept().unwrap();
             let there = TcpStream::connect(("127.0.0.1", to)).unwrap();
-            let pass = |mut from: TcpStream, mut to: TcpStream| {
-                let mut bytes = [0; 4096];
-                while let Ok(n @ 1..) = from.read(&mut bytes) {
-                    heard.lock().unwrap().extend_from_slice(&bytes[..n]);
-                    if to.write_all(&bytes[..n]).is_err() {
-                        break;
-                    }
-                }
-                let _ = to.shutdown(Shutdown::Both);
-            };
+            let (from, onto) = (client.try_clone().unwrap(), there.try_clone().unwrap());
             std::thread::scope(|scope| {
-                let (from, to) = (client.try_clone().unwrap(), there.try_clone().unwrap());
-                scope.spawn(move || pass(from, to));
-                pass(there, client);
+                scope.spawn(move || pass(Side::Client, from, onto));
+                pass(Side::Server, there, client);
             });
         });
         act(Client::connect_with(&address, options).unwrap());
     });
-    heard.into_inner().unwrap()
+}
+
+/// Whose bytes they are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Client,
+    Server,
 }
 
 /// Whoever passes the bytes on sees no key and no value. Without TLS they see both.
@@ -163,10 +174,13 @@ fn nobody_reads_on_the_way() {
     let contains = |bytes: &[u8], part: &[u8]| bytes.windows(part.len()).any(|window| window == part);
     for is_sealed in [true, false] {
         let server = Server::start(served(is_sealed.then(|| authority.server()))).unwrap();
-        let heard = overheard(&server, options(is_sealed.then(|| authority.client())), |mut client| {
+        let heard = Mutex::new(Vec::new());
+        let hear = |_, bytes: &mut [u8]| heard.lock().unwrap().extend_from_slice(bytes);
+        relayed(&server, options(is_sealed.then(|| authority.client())), hear, |mut client| {
             client.put(KEY, VALUE).unwrap();
             assert_eq!(client.get(KEY).unwrap().as_deref(), Some(VALUE));
         });
+        let heard = heard.into_inner().unwrap();
         assert!(heard.len() > 2 * VALUE.len());
         assert_eq!([contains(&heard, KEY), contains(&heard, VALUE)], [!is_sealed; 2]);
     }
@@ -179,34 +193,14 @@ fn nobody_changes_it_on_the_way() {
     let server = Server::start(served(authority.server())).unwrap();
     let put = value(7, 5_000);
     Client::connect_with(server.address(), options(authority.client())).unwrap().put(b"key", &put).unwrap();
-    let relay = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = Address::Tcp(TcpAddress::new("127.0.0.1", relay.local_addr().unwrap().port()));
-    let (to, spoils) = (port_of(&server), AtomicBool::new(false));
-    std::thread::scope(|scope| {
-        let (relay, spoils) = (&relay, &spoils);
-        scope.spawn(move || {
-            let (client, _) = relay.accept().unwrap();
-            let there = TcpStream::connect(("127.0.0.1", to)).unwrap();
-            let (mut from, mut onto) = (client.try_clone().unwrap(), there.try_clone().unwrap());
-            std::thread::scope(|scope| {
-                scope.spawn(move || {
-                    let _ = std::io::copy(&mut from, &mut onto);
-                    let _ = onto.shutdown(Shutdown::Both);
-                });
-                let (mut from, mut onto, mut bytes) = (there, client, [0; 1 << 16]);
-                while let Ok(n @ 1..) = from.read(&mut bytes) {
-                    if spoils.load(Ordering::Relaxed) {
-                        bytes[n / 2] ^= 1;
-                    }
-                    if onto.write_all(&bytes[..n]).is_err() {
-                        break;
-                    }
-                }
-                let _ = onto.shutdown(Shutdown::Both);
-            });
-        });
-        let soon = Duration::from_millis(500);
-        let mut client = Client::connect_with(&address, options(authority.client()).deadline(soon)).unwrap();
+    let spoils = AtomicBool::new(false);
+    let spoil = |side, bytes: &mut [u8]| {
+        if side == Side::Server && spoils.load(Ordering::Relaxed) {
+            bytes[bytes.len() / 2] ^= 1;
+        }
+    };
+    let soon = Duration::from_millis(500);
+    relayed(&server, options(authority.client()).deadline(soon), spoil, |mut client| {
         assert_eq!(client.get(b"key").unwrap().as_ref(), Some(&put));
         spoils.store(true, Ordering::Relaxed);
         let error = client.get(b"key").unwrap_err();
@@ -215,7 +209,6 @@ fn nobody_changes_it_on_the_way() {
             error,
             GetError::ServerGone { .. } | GetError::Connect(_) | GetError::Deadline { .. }
         ));
-        drop(client);
     });
 }
 

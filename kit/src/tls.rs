@@ -16,10 +16,10 @@ pub struct TlsArgs {
     #[arg(long, value_name = "NAME", requires = "tls_ca")]
     tls_name: Option<String>,
     /// The certificate that this client shows (PEM), for servers with --tls-client-ca
-    #[arg(long, value_name = "FILE", requires_all = ["tls_key"])]
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
     /// The key of that certificate
-    #[arg(long, value_name = "FILE", requires_all = ["tls_cert"])]
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
 }
 

@@ -318,7 +318,7 @@ mod tests {
         rests_after(&mut end, MICROSECOND * 50);
         (0..100).for_each(|_| ask_one(&mut end));
         rests_after(&mut end, MICROSECOND * 50);
-        // However often it looked in vain: a client that does not sleep is looked for.
+        // However often nothing came while it looked: a client that does not sleep is looked for.
         for _ in 0..100 {
             assert!(end.rests(end.last + MICROSECOND * 50) && end.wakes());
         }

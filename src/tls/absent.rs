@@ -49,3 +49,8 @@ impl TlsSession {
         match self.0 {}
     }
 }
+
+/// Nobody speaks TLS here.
+pub(crate) fn is_of_tls(_: &io::Error) -> bool {
+    false
+}

@@ -16,17 +16,15 @@ mod error;
 mod session;
 
 #[cfg(not(feature = "tls"))]
-pub(crate) use absent::TlsSession;
-#[cfg(not(feature = "tls"))]
 pub use absent::{ClientTls, ServerTls};
+#[cfg(not(feature = "tls"))]
+pub(crate) use absent::{TlsSession, is_of_tls};
 #[cfg(feature = "tls")]
 pub use error::TlsError;
 #[cfg(feature = "tls")]
-pub(crate) use session::TlsSession;
-#[cfg(feature = "tls")]
 pub use session::{ClientTls, ServerTls};
-
-use std::io;
+#[cfg(feature = "tls")]
+pub(crate) use session::{TlsSession, is_of_tls};
 
 /// Whether these are the first bytes of a peer that speaks TLS: a record of its handshake, or an alert.
 pub(crate) fn is_tls(bytes: &[u8]) -> bool {
@@ -34,15 +32,4 @@ pub(crate) fn is_tls(bytes: &[u8]) -> bool {
     const HANDSHAKE: u8 = 22;
     const MAJOR: u8 = 3;
     matches!(bytes, [ALERT | HANDSHAKE, MAJOR, ..])
-}
-
-/// Whether TLS says that this peer is none, or none that is trusted.
-pub(crate) fn is_of_tls(error: &io::Error) -> bool {
-    #[cfg(feature = "tls")]
-    return session::is_of_tls(error);
-    #[cfg(not(feature = "tls"))]
-    return {
-        let _ = error;
-        false
-    };
 }

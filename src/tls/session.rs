@@ -154,7 +154,9 @@ impl TlsSession {
         let before = into.len();
         loop {
             let came = match socket.read(&mut sealed) {
-                Ok(0) if self.0.is_handshaking() => return Err(handshake_ended()),
+                Ok(0) if self.0.is_handshaking() => {
+                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, HandshakeEnded));
+                }
                 Ok(0) => return Ok(0),
                 Ok(came) => came,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
@@ -215,16 +217,13 @@ impl TlsSession {
     }
 }
 
-fn handshake_ended() -> io::Error {
-    io::Error::new(io::ErrorKind::UnexpectedEof, HandshakeEnded)
-}
-
 /// The peer has hung up before both sides knew whom they speak to.
 #[derive(Debug, thiserror::Error)]
 #[error("it hung up in the handshake; it may speak no TLS, or may have been told not to trust this side")]
 struct HandshakeEnded;
 
-pub(super) fn is_of_tls(error: &io::Error) -> bool {
+/// Whether TLS says that this peer is none, or none that is trusted.
+pub(crate) fn is_of_tls(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|error| error.is::<rustls::Error>() || error.is::<HandshakeEnded>())
 }
 

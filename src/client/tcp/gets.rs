@@ -221,7 +221,7 @@ impl Requester<'_> {
                     if whole == len && kept(Rule::PieceNumber, || now.number == reference.number) =>
                 {
                     // What was asked for ahead may be more than is wanted.
-                    value.put(&bytes[..bytes.len().min(missing.end.saturating_sub(range.start))]);
+                    value.put(&bytes[..bytes.len().min(missing.end - range.start)]);
                     asked.pop_front();
                 }
                 _ => {
