@@ -354,8 +354,9 @@ def test_a_feed_that_gets_no_thread_goes_on() -> None:
         assert changes.poll(60).key == b"a"
         before = changes.position
         limits = resource.getrlimit(resource.RLIMIT_AS)
-        # There is no room for a thread's stack.
-        resource.setrlimit(resource.RLIMIT_AS, (1, limits[1]))
+        # There is no room for a thread's stack of 2 MiB, but for what is allocated on the way.
+        pages = int(open("/proc/self/statm").read().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 20), limits[1]))
         try:
             changes.fileno()
         except OSError:
@@ -373,6 +374,40 @@ def test_a_feed_that_gets_no_thread_goes_on() -> None:
         assert outcome(program) == "refused\n"
     finally:
         outcome(server, "")
+
+
+def test_threads_share_everything() -> None:
+    """One client, index, feed and arrays for all threads; in builds without the interpreter's lock at the same time."""
+    keys = [b"%016d" % number for number in range(500)]
+    packed, digests = b"".join(keys), [number.to_bytes(16, "little") for number in range(100)]
+    with (
+        served(life=True, owners=True) as (_, client),
+        served(**oneread.LocationIndex.table()) as (_, places),
+        client.changes() as changes,
+    ):
+        index, located = oneread.Index(keys=1000), oneread.LocationIndex(places)
+        client.put_many(keys, keys)
+        located.put(digests, [(1, 0, number, 1) for number in range(100)])
+
+        def calls(number: int) -> None:
+            mine = np.zeros((len(keys), 16), np.uint8)
+            for turn in range(100):
+                key = keys[(number * 61 + turn * 7) % len(keys)]
+                assert client.get(key) == key and key in client
+                assert client.get_many(packed, width=16) == keys
+                assert client.get_many_into(packed, mine, width=16) == len(keys) and mine.tobytes() == packed
+                client.put(key, key)
+                client.put_many([key, b"%d" % number], [key, b"%d" % turn])
+                assert client.get(b"%d" % number) == b"%d" % turn
+                index.put(key, b"%d" % number)
+                assert index.get(key) is not None
+                count, found = located.locate_many(digests)
+                assert count == 100 and list(found["address"]) == list(range(100))
+                assert client.life(key) is not None and client.stats()["get"]["hits"] > 0
+                changes.poll(0)
+
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(calls, range(6)))
 
 
 def test_the_end_of_the_program_while_threads_read() -> None:
