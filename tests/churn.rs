@@ -1,5 +1,5 @@
 //! Readers in other processes, writers in this one. Keys that stay are never missed while the table
-//! moves them, and no reader sees a value that was not written for its key. Runs over shm, or over
+//! moves them, and no reader sees a value that was not written for its key. Runs over shm and TCP, or over
 //! a real verbs device with ONEREAD_TEST_FABRIC=verbs (in the guest: `./test --verbs`).
 
 mod common;
@@ -9,7 +9,7 @@ use oneread::internals::families::presets;
 use oneread::internals::placement::Preset;
 use oneread::internals::reader::Limits;
 use oneread::{
-    Address, Client, ClientOptions, Config, PutMode, PutOutcome, Server, ServerConfig,
+    Address, Client, ClientOptions, Config, PutMode, PutOutcome, Server, ServerConfig, TcpAddress,
     embedded::{Clock, Index},
     error::PutError,
 };
@@ -37,12 +37,12 @@ fn over_verbs() -> bool {
     std::env::var("ONEREAD_TEST_FABRIC").is_ok_and(|fabric| fabric == "verbs")
 }
 
-/// The number of GETs of one reader. An emulated device does some thousand in a second.
-fn gets() -> u64 {
+/// The number of GETs of one reader. An emulated device does some thousand in a second, and so do requests.
+fn gets(are_loads: bool) -> u64 {
     if let Ok(gets) = std::env::var("ONEREAD_GETS") {
         return gets.parse().expect("ONEREAD_GETS is the number of GETs of each reader");
     }
-    let many = if over_verbs() { 4_000 } else { 200_000 };
+    let many = if are_loads { 200_000 } else { 4_000 };
     if std::env::var_os("ONEREAD_LONG").is_some() { 25 * many } else { many }
 }
 
@@ -112,7 +112,8 @@ fn reader_child() {
     // On a busy machine a writer may lose the CPU for long while it writes a slot.
     let limits = Limits::new().retries_max(u32::MAX).deadline(Duration::from_secs(120));
     let options = ClientOptions::new().limits(limits).deadline(Duration::from_secs(120));
-    let address = address.parse().expect("an address");
+    let address: Address = address.parse().expect("an address");
+    let gets = gets(matches!(address, Address::Shm(_)));
     let mut client = Client::connect_with(&address, options).expect("the parent serves");
     // A reader that has seen a write never sees an earlier write of that key.
     let mut seen = vec![0u64; (cast.stable + cast.passing) as usize];
@@ -129,7 +130,7 @@ fn reader_child() {
     let is_long = ["ONEREAD_LONG", "ONEREAD_GETS"].iter().any(|name| std::env::var_os(name).is_some());
     let give_up = Instant::now() + Duration::from_secs(if is_long { 900 } else { 15 });
     let mut done = 0;
-    while done < gets() && Instant::now() < give_up {
+    while done < gets && Instant::now() < give_up {
         if numbers.below(16) == 0 {
             let all = u64::from(cast.stable + cast.passing);
             let batch: Vec<u32> = (0..32).map(|_| numbers.below(all) as u32).collect();
@@ -267,7 +268,9 @@ fn churn(dir: &Path, preset: &Preset, config: Config, changes_min: u64) -> [u64;
         true => "verbs://127.0.0.1:0".parse().unwrap(),
         false => Address::Shm(dir.join(format!("{}-{value_max}", preset.name.replace(':', "-")))),
     };
-    let server = Server::start(ServerConfig::new(address.clone(), config)).unwrap();
+    let loopback = TcpAddress::new("127.0.0.1", 0);
+    let tcp = (!over_verbs()).then_some(loopback);
+    let server = Server::start(ServerConfig::new(address.clone(), config).tcp(tcp)).unwrap();
     let index = server.index();
     for n in (0..cast.stable + cast.passing).filter(|&n| n < cast.stable || starts_live(&cast, n)) {
         index.put(&name(n), &cast.describe(n, 1), PutMode::Insert).expect("less than was there before");
@@ -278,11 +281,11 @@ fn churn(dir: &Path, preset: &Preset, config: Config, changes_min: u64) -> [u64;
         let (cast, stop) = (&cast, &stop);
         let writers: Vec<_> =
             (0..WRITERS).map(|lane| scope.spawn(move || write(index, cast, lane, stop))).collect();
-        let reader = |seed: u64| {
+        let reader = |(seed, address): (u64, String)| {
             Process::start(
                 "reader_child",
                 &[
-                    ("ONEREAD_TEST_ADDRESS", server.address().to_string()),
+                    ("ONEREAD_TEST_ADDRESS", address),
                     ("ONEREAD_TEST_LIVE", live.to_string()),
                     ("ONEREAD_TEST_VALUE_MAX", value_max.to_string()),
                     ("ONEREAD_TEST_SEED", seed.to_string()),
@@ -301,7 +304,11 @@ fn churn(dir: &Path, preset: &Preset, config: Config, changes_min: u64) -> [u64;
         // There is an update in each change.
         let is_quiet = || index.counts().updates - before.updates <= changes_min;
         while reports.is_empty() || is_quiet() && began.elapsed() < PATIENCE {
-            let readers: Vec<_> = (1..=READERS).map(|n| reader(reports.len() as u64 + n)).collect();
+            // And one by requests.
+            let addresses = (0..READERS).map(|_| server.address().to_string());
+            let addresses =
+                addresses.chain(server.tcp_address().cloned().map(|at| Address::Tcp(at).to_string()));
+            let readers: Vec<_> = (reports.len() as u64 + 1..).zip(addresses).map(reader).collect();
             reports.extend(readers.into_iter().map(Process::finish));
         }
         drop(stopper);
