@@ -35,8 +35,8 @@ use oneread::internals::region::{Backing, Region};
 use oneread::internals::server::ServerConfig;
 use oneread::internals::wire::{KeysWriter, Request, Wants};
 use oneread::{
-    Address, Client, Config, Evict, PartChange, PartEffect, PutMode, PutOutcome, Server, TableSize, Tell,
-    Values,
+    Address, Client, Config, Evict, PartChange, PartEffect, PutMode, PutOptions, PutOutcome, Server,
+    TableSize, Tell, Values,
     embedded::{Clock, Index, Reader},
     error::PutError,
     fabric::Shm,
@@ -313,6 +313,19 @@ fn noting(setting: Setting) -> Box<Served> {
     served_by(setting.table().life(true), setting, Some(Evict::S3Fifo))
 }
 
+/// The same in a table where entries have owners: all have one.
+fn owned(setting: Setting) -> Box<Served> {
+    let served = served_by(setting.table().life(true).owners(true), setting, None);
+    let index = served.server.index();
+    let session = index.owner(1, Duration::from_secs(3600)).expect("an owner");
+    for key in &served.keys {
+        let value = vec![7; setting.value_bytes];
+        index.put_of(&session, key, &value, PutOptions::new()).expect("it is there");
+    }
+    std::mem::forget(session);
+    served
+}
+
 fn served_by(table: Config, setting: Setting, evict: Option<Evict>) -> Box<Served> {
     let folder = tempfile::tempdir().expect("a folder");
     let address = Address::Shm(folder.path().join("socket"));
@@ -549,6 +562,7 @@ fn refused(table: Box<Prepared>) -> Box<Prepared> {
 #[bench::windowed_8_life(args = (living(setting("windowed:8", 16, 20, false))), config = at_most(159, OPERATIONS))]
 #[bench::windowed_8_life_noted(args = (noting(setting("windowed:8", 16, 20, false))),
     config = at_most(164, OPERATIONS))]
+#[bench::windowed_8_owned(args = (owned(setting("windowed:8", 16, 20, false))), config = at_most(512, OPERATIONS))]
 fn client_get(mut served: Box<Served>) -> Box<Served> {
     let Served { client, keys, got, .. } = &mut *served;
     assert!(keys.iter().all(|key| client.get_into(key, got).is_ok_and(|is_there| is_there)));
@@ -557,6 +571,7 @@ fn client_get(mut served: Box<Served>) -> Box<Served> {
 
 #[library_benchmark]
 #[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(178, OPERATIONS))]
+#[bench::windowed_8_owned(args = (owned(setting("windowed:8", 16, 20, false))), config = at_most(388, OPERATIONS))]
 fn client_get_many(mut served: Box<Served>) -> Box<Served> {
     let Served { client, keys, values, .. } = &mut *served;
     assert!(client.get_many_into(keys, values).is_ok());
@@ -574,7 +589,7 @@ fn client_contains_many(mut served: Box<Served>) -> Box<Served> {
 // What a worker does for GETs that are requests, over TCP: all but its system calls.
 #[library_benchmark]
 #[bench::one_windowed_8_short(args = (requested(1)), config = at_most(1050, OPERATIONS))]
-#[bench::by_64_windowed_8_short(args = (requested(64)), config = at_most(200, 64))]
+#[bench::by_50_windowed_8_short(args = (requested(50)), config = at_most(310, OPERATIONS))]
 fn server_gets(mut requested: Box<Requested>) -> Box<Requested> {
     let Requested { server, frames, replies } = &mut *requested;
     assert!(frames.iter().all(|frame| {

@@ -571,6 +571,11 @@ impl<S: Sink> Sink for JudgedSink<'_, S> {
         self.sink.put_with(len, fill);
     }
 
+    #[inline(always)]
+    fn put_words<const N: usize>(&mut self, len: usize, word: impl Fn(usize) -> u64) {
+        self.sink.put_words::<N>(len, word);
+    }
+
     fn put_none(&mut self) {
         self.life = None;
         self.sink.put_none();
@@ -709,6 +714,11 @@ impl<S: Sink> Sink for BesideLife<'_, S> {
 
     fn put(&mut self, bytes: &[u8]) {
         self.sink.put(bytes);
+    }
+
+    #[inline(always)]
+    fn put_words<const N: usize>(&mut self, len: usize, word: impl Fn(usize) -> u64) {
+        self.sink.put_words::<N>(len, word);
     }
 
     fn put_with(&mut self, len: usize, fill: impl FnMut(usize, &mut [MaybeUninit<u8>]) -> &mut [u8]) {

@@ -99,7 +99,8 @@ fn check_all_but(index: &Index, gone: u16, case: &str) {
     let mut answered = 0;
     reader
         .get_many(&keys, |n, got| {
-            assert_eq!(got.is_some(), is_there(n as u64), "{case}: {n}");
+            let n = n as u64;
+            assert_eq!(got, is_there(n).then(|| value(n)).as_deref(), "{case}: {n}");
             answered += 1;
         })
         .unwrap();
@@ -162,6 +163,31 @@ fn entries_of_an_owner_are_hidden_at_once() {
             index.put_of(&again, &key(n), &value(n), PutMode::Insert.into()).unwrap();
         }
         check_all_but(&index, 0, &case);
+    }
+}
+
+/// By loads, a GET of an entry with an owner takes a READ of the owner's bit more, and one of an entry that is hidden
+/// another look besides: in a batch, too.
+#[test]
+fn looks_at_owners_are_counted() {
+    let (index, _) = index(&config("windowed:8", TableSize::Slots(2_000)));
+    let _sessions = fill(&index, SECOND);
+    index.remove_owner(GONE).unwrap();
+    for (owner, looks, bits) in [(0, 1, 0), (STAYS, 1, 1), (GONE, 2, 1)] {
+        let keys: Vec<_> = (0..KEYS).filter(|&n| owner_of(n) == owner && n % 7 != 0).map(key).collect();
+        let (count, window) = (keys.len() as u64, 8 * index.geometry().shape().bytes() as u64);
+        let (mut alone, mut together) = (index.reader(), index.reader());
+        for key in &keys {
+            assert_eq!(alone.get_into(key, &mut Vec::new()), Ok(owner != GONE));
+        }
+        together.get_many(&keys, |_, got| assert_eq!(got.is_some(), owner != GONE)).unwrap();
+        for (reader, doorbells) in [(alone, count), (together, count.div_ceil(8))] {
+            let (reads, stats) = (reader.read_counts(), reader.stats());
+            assert_eq!((stats.gets, stats.retries_torn + stats.retries_replaced), (count, 0), "{owner}");
+            assert_eq!(reads.reads, count * (looks + bits), "{owner}");
+            assert_eq!(reads.bytes, count * (looks * window + bits * 8), "{owner}");
+            assert_eq!(reads.doorbells, doorbells + count * (looks - 1 + bits), "{owner}");
+        }
     }
 }
 

@@ -32,12 +32,14 @@ use crate::layout::compare::{self, KeyEnd, Lines, Loadable};
 use crate::layout::control::{DIRECTORY_LINE, move_counter_line};
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::{First, Hashed};
+use crate::layout::life::Life;
 use crate::layout::mapped::{self, LineShows};
+use crate::layout::owners;
 use crate::layout::segment::{self, HomeState};
 use crate::layout::slot::{Header, SlotShape};
 use crate::layout::words::{self, EIGHT_LINES, Words};
 
-use crate::sink::Sink;
+use crate::sink::{BesideLife, LifeSink, Sink};
 use crate::sync::{Ordering, fence};
 
 /// What a direct look for a key of a batch goes by when its turn comes. Made when the key's lines were asked for.
@@ -183,29 +185,41 @@ pub(crate) fn glance_expected(
     value: &mut impl Sink,
 ) -> Option<bool> {
     if geometry.can_glance_simply(key) {
-        let window = memory.eight_lines_within(expected.window)?;
-        let (four, others) = window.split(EIGHT_LINES / 2)?;
-        let shown = match four.lines_with(key) {
-            0 => others.lines_with(key) << compare::bit_of(4),
-            shown => shown,
-        };
-        let key = geometry.hashed_to(key, expected.first);
-        return match shown {
-            0 => {
-                let BegunLook { begun, entry, .. } = *expected;
-                glance_ends(memory, memory.control(), geometry, key, begun, entry, aux(window), value)
-            }
-            _ => match glance_at(window.line(compare::first_line(shown)), key.key(), value) {
-                // Others may end like this one.
-                Some(false) => glance_elsewhere(memory, geometry, key, value),
-                seen => seen,
-            },
-        };
+        return glance_at_eight(memory, geometry, key, expected, value);
     }
     if geometry.can_glance(key) {
         return glance_elsewhere(memory, geometry, geometry.hashed_to(key, expected.first), value);
     }
     None
+}
+
+/// The simplest glance at the window of a look that has begun.
+#[inline(always)]
+fn glance_at_eight(
+    memory: impl Loadable + Copy,
+    geometry: &Geometry,
+    key: &[u8],
+    expected: &BegunLook,
+    value: &mut impl Sink,
+) -> Option<bool> {
+    let window = memory.eight_lines_within(expected.window)?;
+    let (four, others) = window.split(EIGHT_LINES / 2)?;
+    let shown = match four.lines_with(key) {
+        0 => others.lines_with(key) << compare::bit_of(4),
+        shown => shown,
+    };
+    let key = geometry.hashed_to(key, expected.first);
+    match shown {
+        0 => {
+            let BegunLook { begun, entry, .. } = *expected;
+            glance_ends(memory, memory.control(), geometry, key, begun, entry, aux(window), value)
+        }
+        _ => match glance_at(window.line(compare::first_line(shown)), key.key(), value) {
+            // Others may end like this one.
+            Some(false) => glance_elsewhere(memory, geometry, key, value),
+            seen => seen,
+        },
+    }
 }
 
 /// A glance that is not the simplest.
@@ -388,6 +402,74 @@ pub(crate) fn look(
             None
         }
     }
+}
+
+/// The same where entries may have owners: whether the key is there, and not hidden (O2). `None`, too, where that takes
+/// more than two looks. The first one is that which has begun.
+#[inline(always)]
+pub(crate) fn look_unhidden(
+    memory: impl Loadable + Copy,
+    geometry: &Geometry,
+    key: &[u8],
+    expected: &BegunLook,
+    value: &mut impl Sink,
+    reads: &mut ReadCounts,
+) -> Option<bool> {
+    let mut entry = BesideLife::new(value);
+    let glanced = match geometry.shows_lines(key) {
+        false => None,
+        true if geometry.shows_eight_lines(key) => {
+            glance_at_eight(memory, geometry, key, expected, &mut entry)
+        }
+        true => glance_elsewhere(memory, geometry, expected.hashed(geometry, key), &mut entry),
+    };
+    let key = expected.hashed(geometry, key);
+    let is_there = match glanced {
+        Some(is_there) => is_there,
+        None => look(memory, geometry, key.key(), key.first(), &mut entry, reads)?,
+    };
+    let Some(life) = entry.life().filter(|life| is_there && life.owner != 0) else { return Some(is_there) };
+    // Behind the look: R2's fence orders it after the words of the entry.
+    let word = memory.word_within(geometry.owner_word(life.owner))?;
+    *reads += ReadCounts { reads: 1, bytes: WORD as u64, doorbells: 1 };
+    let is_hidden = word & owners::bit(life.owner) != 0;
+    let is_proven = || kept(Rule::OwnerProof, || is_unmoved(memory.control(), key, expected.begun));
+    if !is_hidden && is_proven() || broken(Rule::OwnerMask) {
+        return Some(true);
+    }
+    look_again(memory, geometry, key, &life, is_hidden, value, reads)
+}
+
+/// Another look for an entry whose owner's bit alone decides nothing.
+#[cold]
+#[inline(never)]
+fn look_again(
+    memory: impl Loadable + Copy,
+    geometry: &Geometry,
+    key: Hashed<'_>,
+    life: &Life,
+    is_hidden: bool,
+    value: &mut impl Sink,
+    reads: &mut ReadCounts,
+) -> Option<bool> {
+    let mut again = LifeSink::default();
+    count(reads, geometry.window_words());
+    // The fence behind the look's first load orders it after the bit.
+    let is_there = match look(memory, geometry, key.key(), key.first(), &mut again, reads)? {
+        false => false,
+        true if is_hidden && broken(Rule::OwnerAgain) => false,
+        // Then it was there when its owner's bit was loaded.
+        true if again.life().is_some_and(|now| now.number == life.number) => !is_hidden,
+        true => {
+            // What the caller counts is looks that have an answer.
+            count(reads, geometry.window_words());
+            return None;
+        }
+    };
+    if !is_there {
+        value.put_none();
+    }
+    Some(is_there)
 }
 
 /// Looks through the windows after the primary one.

@@ -94,6 +94,19 @@ pub trait Direct {
         let _ = (key, value, reads);
         None
     }
+
+    /// The same in a table whose entries may have owners: a hidden entry is not there (O2). The look has begun.
+    #[inline(always)]
+    fn get_unhidden(
+        &mut self,
+        key: &[u8],
+        expected: &BegunLook,
+        value: &mut impl Sink,
+        reads: &mut ReadCounts,
+    ) -> Option<bool> {
+        let _ = (key, expected, value, reads);
+        None
+    }
 }
 
 /// Carries READs of windows. One per thread: `&mut self` throughout.

@@ -147,6 +147,17 @@ impl Direct for Shm<'_> {
     ) -> Option<bool> {
         direct::look(self.region, self.geometry, key.key(), key.first(), value, reads)
     }
+
+    #[inline(always)]
+    fn get_unhidden(
+        &mut self,
+        key: &[u8],
+        expected: &BegunLook,
+        value: &mut impl Sink,
+        reads: &mut ReadCounts,
+    ) -> Option<bool> {
+        direct::look_unhidden(self.region, self.geometry, key, expected, value, reads)
+    }
 }
 
 impl<'f> Fabric for Shm<'f> {

@@ -98,6 +98,8 @@ struct Derived {
     first_payload: usize,
     /// Bits in the filter of displaced keys, in a home's header.
     filter_bits: u32,
+    /// The longest key in a slot of one line; 0 where slots are not one line.
+    line_keys: usize,
     /// The longest key of which a direct look has a short form (`fabric/direct.rs`); 0 where there is none.
     glance_keys: usize,
     /// The longest key that has the simplest one: 0 where windows have another number of slots than eight.
@@ -134,7 +136,8 @@ impl Derived {
         let table_offset = table_offset(shape, has_owners);
         let [plain_key_max, plain_inline] = if has_owners { [0; 2] } else { [key_max, key_inline] };
         let window_words = layout.window_slots() as usize * shape.words();
-        let glance_keys = if shape == SlotShape::LINE { plain_inline } else { 0 };
+        let in_a_line = |keys| if shape == SlotShape::LINE { keys } else { 0 };
+        let (line_keys, glance_keys) = (in_a_line(key_inline), in_a_line(plain_inline));
         let glance_keys_simply = if window_words == EIGHT_LINES { glance_keys } else { 0 };
         Derived {
             first_hash: FirstHash::new(seeds),
@@ -146,6 +149,7 @@ impl Derived {
             first_word: table_offset as usize / WORD,
             first_payload: (table_offset as usize + HEADER) / WORD,
             filter_bits: layout.filter_bits(false),
+            line_keys,
             glance_keys,
             glance_keys_simply,
             glance_keys_of_one_size: glance_keys_simply,
@@ -324,6 +328,18 @@ impl Geometry {
     #[inline(always)]
     pub(crate) fn can_glance_in_one_size(&self, key: &[u8]) -> bool {
         matches!(key.len(), 8..=SHORT_KEY) && key.len() <= self.derived.glance_keys_of_one_size
+    }
+    /// Whether slots are one line, which this key may stand in, if owners hide entries or not.
+    #[inline(always)]
+    pub(crate) fn shows_lines(&self, key: &[u8]) -> bool {
+        key.len().wrapping_sub(1) < self.derived.line_keys
+    }
+    /// The same where the simplest look applies, but for what hides an entry.
+    #[inline(always)]
+    pub(crate) fn shows_eight_lines(&self, key: &[u8]) -> bool {
+        self.shows_lines(key)
+            && self.derived.window_words == EIGHT_LINES
+            && matches!(key.len(), 8..=SHORT_KEY)
     }
     /// Bits in the filter of displaced keys, in a home's header: a power of two.
     #[inline(always)]

@@ -3,12 +3,13 @@
 //! These functions promise nothing about consistency: words of different writes may come back. The
 //! caller holds the slot's lock, or validates the stamp around the call.
 
-use super::WORD;
 use super::compare::{FIRST_LINE_KEY, HEADER_WORDS, has_key, has_two_words, line_holds, value_len};
 use super::extent::Reference;
+use super::life::{LIFE_BYTES, Life};
 use super::long::LongKey;
 use super::slot::{FURTHER, HEADER, Header, Key, SlotShape, Torn, View};
 use super::words::{LINE_WORDS, Words, header, image, load_line};
+use super::{LINE, WORD};
 use crate::sink::Sink;
 
 /// The slot's header and key, which is empty if the slot does not have it; loads no more words than these take.
@@ -61,9 +62,32 @@ pub(crate) fn long_key(shape: SlotShape, slot: impl Words) -> Option<LongKey> {
 #[inline(always)]
 fn put_life<S: Sink>(shape: SlotShape, slot: impl Words, header: &Header, value: &mut S) {
     if S::WANTS_LIFE {
-        let image = header.has_life().then(|| image(slot));
-        value.put_life(image.and_then(|image| View::consistent(shape, &image).ok()?.life()));
+        let life = || line_life(shape, slot, header).or_else(|| life(shape, slot));
+        value.put_life(if header.has_life() { life() } else { None });
     }
+}
+
+/// The entry's life, if it ends in the slot's first line.
+#[inline(always)]
+fn line_life(shape: SlotShape, slot: impl Words, header: &Header) -> Option<Life> {
+    let from = HEADER + header.key_bytes() + header.value_bytes();
+    if from + LIFE_BYTES > LINE || shape.bytes() < LINE {
+        return None;
+    }
+    // Two words have it, or three.
+    let (word, shift) = (from / WORD, 8 * (from % WORD));
+    let load = |word| u128::from(slot.load(word));
+    let mut bits = (load(word) | load(word + 1) << 64) >> shift;
+    if from % WORD + LIFE_BYTES > 2 * WORD {
+        bits |= load(word + 2) << (128 - shift);
+    }
+    let bytes = bits.to_le_bytes();
+    bytes.first_chunk().map(|bytes| Life::from_bytes(*bytes))
+}
+
+#[cold]
+fn life(shape: SlotShape, slot: impl Words) -> Option<Life> {
+    View::consistent(shape, &image(slot)).ok()?.life()
 }
 
 /// Replaces `value` with the value that the slot has; `header` is the slot's. A reference is none.
@@ -184,13 +208,43 @@ fn line_value_of_any(slot: impl Words, key: &[u8], value: &mut impl Sink) -> Lin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::LINE;
     use crate::layout::compare::{KeyEnd, begins_with};
-    use crate::layout::slot::{Content, Identity, Image, encode};
+    use crate::layout::slot::{Content, Identity, Image, Stored, encode};
+    use crate::sink::LifeSink;
     use crate::sync::AtomicU64;
 
     fn mapped(image: &[u64]) -> Vec<AtomicU64> {
         image.iter().map(|&word| AtomicU64::new(word)).collect()
+    }
+
+    /// A life is read in place as from a copy, wherever it stands, in the first line and behind it.
+    #[test]
+    fn lives_in_place() {
+        let identity = Identity { generation: 3, index: 77 };
+        let life = Life { number: 0xba98_7654_3210, owner: 0xfedc, expiry: 0x1357_9bdf };
+        let mut ways = [0; 2];
+        for bytes in [32, 64, 128, 192] {
+            let shape = SlotShape::from_bytes(bytes).unwrap();
+            let max = shape.payload_max().saturating_sub(LIFE_BYTES);
+            let lengths = (1..=max.min(64)).flat_map(|klen| (0..=max - klen).map(move |vlen| (klen, vlen)));
+            for (klen, vlen) in lengths {
+                let (key, value) = (vec![0xff; klen], vec![0xff; vlen]);
+                let stored = Stored::from(&value).with_life(Some(&life));
+                let slot = mapped(&encode(
+                    shape,
+                    identity,
+                    4,
+                    &Content { key: &key, value: stored, ..Content::default() },
+                ));
+                let (header, mut found) = (header(&slot[..]), LifeSink::default());
+                put_life(shape, &slot[..], &header, &mut found);
+                assert_eq!(found.life(), Some(life), "{bytes}: {klen} + {vlen}");
+                let in_place = line_life(shape, &slot[..], &header);
+                assert!(in_place.is_none_or(|found| found == life));
+                ways[usize::from(in_place.is_some())] += 1;
+            }
+        }
+        assert!(ways.iter().all(|&count| count > 1_000), "{ways:?}");
     }
 
     /// What is read in place is what was written, for slots of one line, of half a one and of more, and for each

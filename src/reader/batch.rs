@@ -232,7 +232,7 @@ impl<F: Fabric> Reader<'_, F> {
         for (number, (key, expected)) in (first..).zip(keys.iter().zip(expected)) {
             let is_there = match self.fabric.glance_expected(key.as_ref(), expected, answers.sink()) {
                 Some(is_there) => is_there,
-                None => match self.look_directly(number, key.as_ref(), expected, answers.sink(), looks) {
+                None => match self.look_whole(number, key.as_ref(), expected, answers.sink(), looks) {
                     Some(is_there) => is_there,
                     None => continue,
                 },
@@ -254,9 +254,8 @@ impl<F: Fabric> Reader<'_, F> {
     }
 
     /// The whole direct look for a key of a batch.
-    #[cold]
     #[inline(never)]
-    fn look_directly(
+    fn look_whole(
         &mut self,
         number: usize,
         key: &[u8],
@@ -265,11 +264,7 @@ impl<F: Fabric> Reader<'_, F> {
         looks: &mut BatchLooks,
     ) -> Option<bool> {
         let before = self.reads.reads;
-        let key = expected.hashed(self.geometry, key);
-        let found = match self.geometry.may_hold_plainly(key.key()) {
-            true => self.fabric.get_directly(key, value, &mut self.reads),
-            false => None,
-        };
+        let found = self.look_directly(key, Some(expected), value);
         if found.is_none() {
             looks.left.push(number);
             looks.read += u64::from(self.reads.reads > before);

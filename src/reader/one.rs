@@ -4,7 +4,7 @@ use super::Reader;
 use super::look::Looked;
 use super::patience::RetryBudget;
 use super::values::Others;
-use crate::fabric::Fabric;
+use crate::fabric::{BegunLook, Fabric};
 use crate::hints::Hints;
 use crate::layout::extent::Reference;
 use crate::sink::{LengthSink, PartSink, Sink};
@@ -36,18 +36,37 @@ impl<'g, F: Fabric> Reader<'g, F> {
         key: &[u8],
         value: &mut S,
     ) -> Result<S::Outcome, F::Error> {
-        if !self.geometry.may_hold_plainly(key) {
-            let found = self.get_unhidden(key, self.hints, value)?;
-            return Ok(value.outcome(found.is_some()));
-        }
         if self.hints.is_none()
-            && let Some(found) = self.fabric.get_directly(self.geometry.hashed(key), value, &mut self.reads)
+            && let Some(found) = self.look_directly(key, None, value)
         {
             self.direct.count(found, self.geometry);
             return Ok(value.outcome(found));
         }
-        let found = self.get_by_reads(key, self.hints, value)?;
+        let found = match self.geometry.may_hold_plainly(key) {
+            true => self.get_by_reads(key, self.hints, value),
+            false => self.get_unhidden(key, self.hints, value),
+        }?;
         Ok(value.outcome(found.is_some()))
+    }
+
+    /// The whole direct look for a key, of whatever length; maybe one that has begun. `None` where only the machine can
+    /// tell.
+    #[inline(always)]
+    pub(super) fn look_directly(
+        &mut self,
+        key: &[u8],
+        begun: Option<&BegunLook>,
+        value: &mut impl Sink,
+    ) -> Option<bool> {
+        if self.geometry.may_hold_plainly(key) {
+            let hashed = begun.unwrap_or(&BegunLook::NOTHING).hashed(self.geometry, key);
+            return self.fabric.get_directly(hashed, value, &mut self.reads);
+        }
+        if !self.geometry.has_owners() || !self.geometry.may_hold(key) {
+            return None;
+        }
+        let begun = begun.copied().unwrap_or_else(|| self.fabric.expect(key));
+        self.fabric.get_unhidden(key, &begun, value, &mut self.reads)
     }
 
     /// Looks `key` up, and says in which extent its value is. `None` if it is in its slot. For X7.

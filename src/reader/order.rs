@@ -29,10 +29,11 @@ pub(crate) fn in_order<K, X, E>(
             }
             flow = each(next, answer);
             next += 1;
-            while let (ControlFlow::Continue(()), Some(answer)) = (flow, early.remove(&next)) {
-                flow = match answer {
-                    Ok(value) => each(next, Ok(value.as_deref())),
-                    Err(error) => each(next, Err(error)),
+            while flow.is_continue() && !early.is_empty() {
+                flow = match early.remove(&next) {
+                    None => break,
+                    Some(Ok(value)) => each(next, Ok(value.as_deref())),
+                    Some(Err(error)) => each(next, Err(error)),
                 };
                 next += 1;
             }

@@ -42,23 +42,12 @@ impl<F: Fabric> Reader<'_, F> {
         value: &mut impl Sink,
     ) -> Result<Option<Option<Reference>>, F::Error> {
         self.check_key(key)?;
-        let hashed = self.geometry.hashed(key);
+        let home = self.geometry.hashed(key).home();
         let mut patience = RetryBudget::default();
         let found = loop {
-            let mark = self.fabric.mark(hashed.home());
+            let mark = self.fabric.mark(home);
             let mut entry = BesideLife::new(value);
-            let direct = match hints {
-                None => self.fabric.get_directly(hashed, &mut entry, &mut self.reads),
-                Some(_) => None,
-            };
-            let found = match direct {
-                Some(is_there) => {
-                    self.reads.doorbells += 1;
-                    self.count_read(self.geometry.primary(hashed));
-                    is_there.then_some(None)
-                }
-                None => self.look_and_bring(key, hints, &mut entry, &mut patience)?,
-            };
+            let found = self.look_and_bring(key, hints, &mut entry, &mut patience)?;
             let life = entry.life().filter(|life| found.is_some() && life.owner != 0);
             let Some(life) = life else { break found };
             match self.is_visible(key, &life, mark, &mut patience)? {

@@ -4,7 +4,7 @@ use super::choices::Adversary;
 use super::history::{History, Instant};
 use crate::fabric::ReadCounts;
 use crate::fabric::landed::LandedWindow;
-use crate::fabric::{Direct, Fabric, ReadId, Stretch, direct};
+use crate::fabric::{BegunLook, Direct, Fabric, ReadId, Stretch, direct};
 use crate::get::Proof;
 use crate::layout::compare::{Lines, Loadable};
 use crate::layout::control::{CONTROL_WORDS, STATE_WORD, move_counter_word};
@@ -393,23 +393,52 @@ impl<A: Adversary> Direct for Sim<'_, A> {
         value: &mut impl Sink,
         reads: &mut ReadCounts,
     ) -> Option<bool> {
+        // A glance without an answer leaves nothing behind, so it, the one of a batch, and the look that follows
+        // them are tried each by itself.
+        let geometry = self.geometry;
+        let can_glance = self.is_direct() && geometry.can_glance(key.key());
+        let way = if can_glance { self.adversary.pick(3) } else { 1 };
+        self.look_by_loads(key, 1, |memory| match way {
+            0 => direct::glance(memory, geometry, key, value),
+            1 => direct::look(memory, geometry, key.key(), key.first(), value, reads),
+            _ => {
+                let expected = direct::expect(memory, geometry, key.key());
+                direct::glance_expected(memory, geometry, key.key(), &expected, value)
+            }
+        })
+    }
+
+    /// The look begins, whether it has begun or not: a look at memory as it was before the GET would be older than any.
+    fn get_unhidden(
+        &mut self,
+        key: &[u8],
+        _expected: &BegunLook,
+        value: &mut impl Sink,
+        reads: &mut ReadCounts,
+    ) -> Option<bool> {
+        // A look, the owner's bit, another look.
+        let geometry = self.geometry;
+        self.look_by_loads(geometry.hashed(key), 3, |memory| {
+            let expected = direct::expect(memory, geometry, key);
+            direct::look_unhidden(memory, geometry, key, &expected, value, reads)
+        })
+    }
+}
+
+impl<'a, A: Adversary> Sim<'a, A> {
+    /// Looks for a key by loads, which take as long as so many READs may.
+    fn look_by_loads(
+        &mut self,
+        key: Hashed<'_>,
+        reads: u32,
+        look: impl FnOnce(&Loading<'_, 'a, A>) -> Option<bool>,
+    ) -> Option<bool> {
         if !self.is_direct() {
             return None;
         }
-        let geometry = self.geometry;
         let from = self.mark(key.home());
-        // A glance without an answer leaves nothing behind, so it, the one of a batch, and the look that follows
-        // them are tried each by itself.
-        let way = if geometry.can_glance(key.key()) { self.adversary.pick(3) } else { 1 };
-        let memory = Loading { latest: self.latest(from), sim: RefCell::new(self) };
-        let found = match way {
-            0 => direct::glance(&memory, geometry, key, value),
-            1 => direct::look(&memory, geometry, key.key(), key.first(), value, reads),
-            _ => {
-                let expected = direct::expect(&memory, geometry, key.key());
-                direct::glance_expected(&memory, geometry, key.key(), &expected, value)
-            }
-        };
+        let latest = (0..reads).fold(from, |from, _| self.latest(from));
+        let found = look(&Loading { latest, sim: RefCell::new(self) });
         let to = self.now.get();
         let pass = self.met.passes.last_mut().expect("begun above");
         (pass.to, pass.proof) = (to, (found == Some(false)).then_some(Proof::NoMove));

@@ -183,8 +183,24 @@ fn look(
     table.get(&mut reader, KEY as usize, WHOLE, from, aim, met)
 }
 
+/// Chooses the first of what there is so many times, and then the last: samples that are as far apart as can be.
+struct Apart(usize);
+
+impl Adversary for Apart {
+    fn pick(&mut self, n: usize) -> usize {
+        match self.0.checked_sub(1) {
+            Some(left) => {
+                self.0 = left;
+                0
+            }
+            None => n - 1,
+        }
+    }
+}
+
 /// Looks at the key from every step on: in every schedule, if there are no more than a thousand, else in as many
-/// by chance. Returns how many those were, and during how many of them the owner went.
+/// by chance, and in those that are far apart at one place. Returns how many those were, and during how many of them
+/// the owner went.
 fn looks(story: &Story, hardware: Hardware) -> Result<(u64, u64), (u64, String)> {
     const SCHEDULES_MAX: u64 = 1_000;
     let table: Table = story.life.table();
@@ -201,6 +217,11 @@ fn looks(story: &Story, hardware: Hardware) -> Result<(u64, u64), (u64, String)>
             for seed in 0..SCHEDULES_MAX {
                 schedules += 1;
                 look(story, &table, (hardware, from), &mut Random::new(seed), &mut met)
+                    .map_err(|wrong| (schedules, wrong))?;
+            }
+            for place in 0..100 {
+                schedules += 1;
+                look(story, &table, (hardware, from), &mut Apart(place), &mut met)
                     .map_err(|wrong| (schedules, wrong))?;
             }
         }
@@ -241,15 +262,17 @@ fn every_schedule_of_owners() {
 fn every_broken_rule_of_owners() {
     use oneread::internals::faults::{Broken, Rule};
     type Tell = fn(&'static str, usize) -> Story;
-    let cases: [(Rule, Tell, Hardware); 8] = [
+    let cases: [(Rule, Tell, Hardware); 10] = [
         (Rule::OwnerMask, goes, LINES),
         (Rule::OwnerMask, goes, LOADS),
         (Rule::OwnerProof, goes, LINES),
         (Rule::OwnerProof, goes, COUNTED),
+        (Rule::OwnerProof, goes, LOADS),
         (Rule::OwnerCount, goes, COUNTED),
         (Rule::OwnerCount, goes, LOADS),
         (Rule::OwnerAgain, replaced, LINES),
         (Rule::OwnerAgain, replaced, COUNTED),
+        (Rule::OwnerAgain, replaced, LOADS),
     ];
     let mut lost = Vec::new();
     for (rule, tell, hardware) in cases {
