@@ -13,7 +13,8 @@
 //! table's answer says which bound was met; a glance orders the entry before the counter; an update, and a put
 //! into a table that grows, go through the layers of the index; a long value lands in a sink; who copies a slot asks
 //! whether its key stands in it; puts and changes of a part know of lives; a client's GET asks whether it is over
-//! TCP; a fill of short slots takes up to a percent more or less by the folder that it is built in. Each bench does 100 operations on a table of 2,000 slots, 90 % of them taken where nothing else is said. Keys are made before, and nothing is
+//! TCP; hinted hits, since all is compiled as one unit: then counts differ by 1 percent from folder to folder, and by up
+//! to 16 else. Each bench does 100 operations on a table of 2,000 slots, 90 % of them taken where nothing else is said. Keys are made before, and nothing is
 //! dropped. In `far` benches the caches have no line of the table. The server's clock is set by hand, so each run
 //! does the same.
 //!
@@ -337,7 +338,8 @@ fn served_by(table: Config, setting: Setting, evict: Option<Evict>) -> Box<Serve
     }
     // Under valgrind, on a busy machine, the server may lose patience with a client.
     let mut client = (0..20).find_map(|_| Client::connect(&address).ok()).expect("the server");
-    let keys: Vec<_> = keys.into_iter().step_by(SLOTS as usize / OPERATIONS).take(OPERATIONS).collect();
+    let every = keys.len() / OPERATIONS;
+    let keys: Vec<_> = keys.into_iter().step_by(every).take(OPERATIONS).collect();
     let (mut values, mut present) = (Values::new(), Vec::new());
     client.get_many_into(&keys, &mut values).expect("answers");
     client.contains_many(&keys, &mut present).expect("answers");
@@ -493,8 +495,8 @@ fn get_each(table: &mut Prepared, is_there: bool) -> bool {
 
 // GETs by hints that have seen each key a few times. Over a network, the READ's bytes are checked besides.
 #[library_benchmark]
-#[bench::windowed_8_short(args = (hinted(setting("windowed:8", 16, 32, false))), config = at_most(842, OPERATIONS))]
-#[bench::windowed_16_short(args = (hinted(setting("windowed:16", 16, 32, false))), config = at_most(933, OPERATIONS))]
+#[bench::windowed_8_short(args = (hinted(setting("windowed:8", 16, 32, false))), config = at_most(860, OPERATIONS))]
+#[bench::windowed_16_short(args = (hinted(setting("windowed:16", 16, 32, false))), config = at_most(950, OPERATIONS))]
 fn hinted_hit(mut table: Box<Prepared>) -> Box<Prepared> {
     assert!(get_each(&mut table, true));
     table
@@ -558,11 +560,11 @@ fn refused(table: Box<Prepared>) -> Box<Prepared> {
 }
 
 #[library_benchmark]
-#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(154, OPERATIONS))]
-#[bench::windowed_8_life(args = (living(setting("windowed:8", 16, 20, false))), config = at_most(159, OPERATIONS))]
+#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(173, OPERATIONS))]
+#[bench::windowed_8_life(args = (living(setting("windowed:8", 16, 20, false))), config = at_most(178, OPERATIONS))]
 #[bench::windowed_8_life_noted(args = (noting(setting("windowed:8", 16, 20, false))),
-    config = at_most(164, OPERATIONS))]
-#[bench::windowed_8_owned(args = (owned(setting("windowed:8", 16, 20, false))), config = at_most(512, OPERATIONS))]
+    config = at_most(184, OPERATIONS))]
+#[bench::windowed_8_owned(args = (owned(setting("windowed:8", 16, 20, false))), config = at_most(562, OPERATIONS))]
 fn client_get(mut served: Box<Served>) -> Box<Served> {
     let Served { client, keys, got, .. } = &mut *served;
     assert!(keys.iter().all(|key| client.get_into(key, got).is_ok_and(|is_there| is_there)));
@@ -570,8 +572,8 @@ fn client_get(mut served: Box<Served>) -> Box<Served> {
 }
 
 #[library_benchmark]
-#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(178, OPERATIONS))]
-#[bench::windowed_8_owned(args = (owned(setting("windowed:8", 16, 20, false))), config = at_most(388, OPERATIONS))]
+#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(192, OPERATIONS))]
+#[bench::windowed_8_owned(args = (owned(setting("windowed:8", 16, 20, false))), config = at_most(405, OPERATIONS))]
 fn client_get_many(mut served: Box<Served>) -> Box<Served> {
     let Served { client, keys, values, .. } = &mut *served;
     assert!(client.get_many_into(keys, values).is_ok());
@@ -579,7 +581,7 @@ fn client_get_many(mut served: Box<Served>) -> Box<Served> {
 }
 
 #[library_benchmark]
-#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(160, OPERATIONS))]
+#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(175, OPERATIONS))]
 fn client_contains_many(mut served: Box<Served>) -> Box<Served> {
     let Served { client, keys, present, .. } = &mut *served;
     assert!(client.contains_many(keys, present).is_ok());
