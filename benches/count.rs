@@ -15,8 +15,8 @@
 //! whether its key stands in it; puts and changes of a part know of lives; a client's GET asks whether it is over
 //! TCP; hinted hits, since all is compiled as one unit: then counts differ by 1 percent from folder to folder, and by up
 //! to 16 else. Each bench does 100 operations on a table of 2,000 slots, 90 % of them taken where nothing else is said.
-//! Keys are made before, and nothing is dropped. In `far` benches the caches have no line of the table. The server's clock is set by hand, so each run
-//! does the same.
+//! Keys are made before, and nothing is dropped. In `far` benches the caches have no line of the table. The server's
+//! clock is set by hand, so each run does the same.
 //!
 //! `fill_growing` is a table with segments of the default size that grows from 2^10 keys to 2^16. The whole, which
 //! takes callgrind some minutes, is to 2^22 keys:

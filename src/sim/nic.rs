@@ -426,7 +426,7 @@ impl<A: Adversary> Direct for Sim<'_, A> {
 }
 
 impl<'a, A: Adversary> Sim<'a, A> {
-    /// Looks for a key by loads, which take as long as so many READs may.
+    /// Looks for a key by loads, which take as long as `reads` READs one after the other may.
     fn look_by_loads(
         &mut self,
         key: Hashed<'_>,

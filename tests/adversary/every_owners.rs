@@ -183,7 +183,7 @@ fn look(
     table.get(&mut reader, KEY as usize, WHOLE, from, aim, met)
 }
 
-/// Chooses the first of what there is so many times, and then the last: samples that are as far apart as can be.
+/// Chooses the first of what there is this number of times, and then the last: samples that are as far apart as can be.
 struct Apart(usize);
 
 impl Adversary for Apart {
