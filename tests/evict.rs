@@ -15,6 +15,13 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+over_shm_and_tcp! {
+    what_clients_read_stays,
+    pins_end_with_their_client,
+    followers_are_told_once,
+    all_at_once,
+}
+
 const LAYOUTS: [&str; 4] = ["windowed:8", "bucketized:4", "farm", "cluster"];
 const MIB: usize = 1 << 20;
 
@@ -234,12 +241,13 @@ fn client(place: &Place) -> Client {
 }
 
 /// What clients read stays, though the server sees no GET: by single GETs and by batches, of slots and of long values.
-#[test]
-fn what_clients_read_stays() {
+fn what_clients_read_stays(over: Over) {
     const HOT: u64 = 300;
-    for policy in policies() {
+    // Each GET is a round trip there, and the policies do not differ in what they hear of.
+    let policies_max = if over == Over::Shm { usize::MAX } else { 1 };
+    for policy in policies().into_iter().take(policies_max) {
         for how in ["get", "get_many", "get_range", "nothing"] {
-            let place = Place::new();
+            let place = over.place();
             let table = short("windowed:8", TableSize::Slots(2_000))
                 .value_max(200)
                 .inline_max(30)
@@ -274,9 +282,8 @@ fn what_clients_read_stays() {
 }
 
 /// Pins end with their connection, and are bounded; who may only read pins nothing.
-#[test]
-fn pins_end_with_their_client() {
-    let place = Place::new();
+fn pins_end_with_their_client(over: Over) {
+    let place = over.place();
     let server = serve(&place, short("windowed:8", TableSize::Slots(8_000)), Evict::S3Fifo);
     let (mut first, mut second) = (client(&place), client(&place));
     (0..5_000).for_each(|n| assert!(first.put(&key(n), &value(n)).is_ok()));
@@ -300,7 +307,7 @@ fn pins_end_with_their_client() {
         std::thread::sleep(Duration::from_millis(1));
     }
     // Where nothing makes room, pins cost nothing.
-    let place = Place::new();
+    let place = over.place();
     let _server = start(ServerConfig::new(place.address.clone(), short("windowed:8", TableSize::Slots(100))));
     let mut client = client(&place);
     client.put(b"key", b"value").unwrap();
@@ -311,9 +318,8 @@ fn pins_end_with_their_client() {
 }
 
 /// Everybody who follows is told of each entry that went, once, and why.
-#[test]
-fn followers_are_told_once() {
-    let place = Place::new();
+fn followers_are_told_once(over: Over) {
+    let place = over.place();
     let server = start(
         ServerConfig::new(place.address.clone(), short("windowed:8", sizes()[1]).life(true).value_max(20))
             .evict(Evict::S3Fifo)
@@ -345,10 +351,10 @@ fn followers_are_told_once() {
 
 /// Two server threads put, and entries make room and end, while clients read, and while the table grows to its bound;
 /// then another server goes on. Each GET finds what was put, or nothing; pinned keys are found by each.
-#[test]
-fn all_at_once() {
+fn all_at_once(over: Over) {
     const KEYS: u64 = 40_000;
-    let place = Place::new();
+    let each = if over == Over::Shm { 30_000 } else { 10_000 };
+    let place = over.place();
     let file = place.dir.path().join("region");
     let heap =
         Config::new().key_max(8).value_max(3_000).inline_max(28).life(true).grace(Duration::from_micros(50));
@@ -366,7 +372,7 @@ fn all_at_once() {
                     scope.spawn(move || {
                         let mut client = client(place);
                         let mut pinned = Vec::new();
-                        for n in 0..30_000u64 {
+                        for n in 0..each {
                             let n = (n * 2 + writer) * 7_919 % KEYS;
                             let ends = n.is_multiple_of(5).then_some(Duration::from_millis(200));
                             client.put_with(&key(n), &long(n), PutOptions::new().ttl(ends)).unwrap();
@@ -407,7 +413,7 @@ fn all_at_once() {
             server.index().len()
         );
         assert!(counts.evicted() > 1_000 && hits.load(Ordering::Relaxed) > 0);
-        assert_eq!((counts.records, puts.load(Ordering::Relaxed)), (server.index().len(), 60_000));
+        assert_eq!((counts.records, puts.load(Ordering::Relaxed)), (server.index().len(), 2 * each));
         assert!(server.stop().region_stays);
     }
 }

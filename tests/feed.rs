@@ -13,13 +13,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+over_shm_and_tcp! {
+    another_server_is_a_gap,
+    long_values_are_brought,
+    a_prefix_a_number_and_a_position,
+    who_is_too_slow_is_told_which_are_missing,
+    bad_input_is_refused,
+    a_million_changes,
+    errors_of_a_server_that_is_gone,
+}
+
 fn growing() -> Config {
     let size = TableSize::Growing { bytes_max: 64 << 20, segment_slots: Some(512) };
     Config::new().size(size).key_max(16).value_max(60)
 }
 
 fn serve(place: &Place, table: Config) -> Server {
-    start(ServerConfig::new(place.address.clone(), table).tcp(TcpAddress::new("127.0.0.1", 0)))
+    start(ServerConfig::new(place.address.clone(), table))
 }
 
 fn client(place: &Place) -> Client {
@@ -119,7 +129,8 @@ fn scans_and_followers_beside_changes() {
     let tables = [growing(), growing().size(TableSize::Keys(20_000)), growing()];
     for (table, is_far) in tables.into_iter().zip([false, true, true]) {
         let place = Place::new();
-        let server = serve(&place, table);
+        let beside = TcpAddress::new("127.0.0.1", 0);
+        let server = start(ServerConfig::new(place.address.clone(), table).tcp(beside));
         let mut staying = if is_far { far_client(&server) } else { client(&place) };
         let stay: Copied = (0..500).map(|n| (format!("stays:{n}").into_bytes(), vec![n as u8; 20])).collect();
         for (key, value) in &stay {
@@ -165,9 +176,8 @@ fn scans_and_followers_beside_changes() {
 }
 
 /// Only keys with a prefix, without values, from a number on, and again from a position.
-#[test]
-fn a_prefix_a_number_and_a_position() {
-    let place = Place::new();
+fn a_prefix_a_number_and_a_position(over: Over) {
+    let place = over.place();
     let server = serve(&place, growing());
     let mut client = client(&place);
     client.put(b"early", b"").unwrap();
@@ -215,9 +225,8 @@ fn a_prefix_a_number_and_a_position() {
 
 /// One who does not ask for long is told which changes are missing, and the ring ends by itself. When he asks
 /// again, it goes on.
-#[test]
-fn who_is_too_slow_is_told_which_are_missing() {
-    let place = Place::new();
+fn who_is_too_slow_is_told_which_are_missing(over: Over) {
+    let place = over.place();
     let server = start(ServerConfig::new(place.address.clone(), growing()).feed_bytes(1 << 12));
     let mut client = client(&place);
     let mut changes = client.changes(FeedOptions::new()).unwrap();
@@ -245,18 +254,8 @@ fn who_is_too_slow_is_told_which_are_missing() {
 
 /// Another server of the same region, after a stop and after a new region, is a gap; so are a cursor's and a
 /// position's end where the table is another one.
-#[test]
-fn another_server_is_a_gap() {
-    [false, true].into_iter().for_each(follows_into_another_server);
-}
-
-fn follows_into_another_server(is_far: bool) {
-    let mut place = Place::new();
-    if is_far {
-        // A port that is free now, and which each of the servers listens to.
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        place.address = Address::Tcp(TcpAddress::new("127.0.0.1", free.local_addr().unwrap().port()));
-    }
+fn another_server_is_a_gap(over: Over) {
+    let place = over.place();
     let region = place.dir.path().join("region");
     let config = || {
         ServerConfig::new(place.address.clone(), growing())
@@ -280,7 +279,7 @@ fn follows_into_another_server(is_far: bool) {
     assert!((1..3_000).contains(&seen.len()), "{}", seen.len());
     drop(server.stop());
     // Over TCP a client waits for the next one, until its deadline.
-    if !is_far {
+    if over == Over::Shm {
         let error = changes.next(Duration::ZERO).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
     }
@@ -334,10 +333,9 @@ fn is_refused(error: &FeedError, is_so: impl FnOnce(&FeedRefusal) -> bool) -> bo
 }
 
 /// What cannot be is refused with a typed error that names it.
-#[test]
 #[cfg_attr(feature = "verbs", expect(clippy::result_large_err, reason = "each is looked at at once"))]
-fn bad_input_is_refused() {
-    let place = Place::new();
+fn bad_input_is_refused(over: Over) {
+    let place = over.place();
     let server = serve(&place, growing());
     let mut client = client(&place);
     // Of more bytes than a reply of a scan has, wherever they stand.
@@ -390,7 +388,7 @@ fn bad_input_is_refused() {
     }
     drop(server);
     // A server without a feed, whose tables can be scanned.
-    let place = Place::new();
+    let place = over.place();
     let _server = start(ServerConfig::new(place.address.clone(), growing()).feed_bytes(0));
     let mut client = self::client(&place);
     client.put(b"key", b"value").unwrap();
@@ -401,15 +399,10 @@ fn bad_input_is_refused() {
 }
 
 /// Values that do not stand in their slots are brought, too.
-#[test]
-fn long_values_are_brought() {
-    let place = Place::new();
-    let server = serve(&place, growing().value_max(100_000));
-    [client(&place), far_client(&server)].into_iter().for_each(long_values_are_brought_to);
-}
-
-fn long_values_are_brought_to(mut client: Client) {
-    client.clear().unwrap();
+fn long_values_are_brought(over: Over) {
+    let place = over.place();
+    let _server = serve(&place, growing().value_max(100_000));
+    let mut client = client(&place);
     let value = |n: u64| vec![n as u8; (n * n * 10) as usize];
     let mut changes = client.changes(FeedOptions::new().values(true)).unwrap();
     for n in 0..100 {
@@ -474,9 +467,8 @@ fn an_older_server_is_named() {
 }
 
 /// A million changes through one consumer: how long that takes is printed, and nothing is missing or twice.
-#[test]
-fn a_million_changes() {
-    let place = Place::new();
+fn a_million_changes(over: Over) {
+    let place = over.place();
     let server = start(ServerConfig::new(place.address.clone(), growing()).feed_bytes(128 << 20));
     let client = client(&place);
     let mut changes = client.changes(FeedOptions::new().values(true)).unwrap();
@@ -503,12 +495,14 @@ fn a_million_changes() {
 }
 
 /// A stopped server's error is a connection's.
-#[test]
-fn errors_of_a_server_that_is_gone() {
-    let place = Place::new();
+fn errors_of_a_server_that_is_gone(over: Over) {
+    let place = over.place();
     let server = serve(&place, growing());
-    let client = client(&place);
-    let mut changes = client.changes(FeedOptions::new()).unwrap();
+    // Over TCP it waits for the next one until its deadline.
+    let hasty = patient().deadline(Duration::from_millis(200));
+    let mut changes = wait_for("a connection", || {
+        Client::connect_with(&place.address, hasty.clone()).ok()?.changes(FeedOptions::new()).ok()
+    });
     drop(server.stop());
     let error = changes.next(Duration::ZERO).unwrap_err();
     assert!(matches!(error, FeedError::Ask(AskError::Connect(_) | AskError::ServerGone { .. })), "{error}");

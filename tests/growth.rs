@@ -1,5 +1,8 @@
 //! A table that grows and shrinks while it is read.
 
+mod common;
+
+use common::{Over, over_shm_and_tcp};
 use oneread::{
     Backing, Config, PutMode, PutOutcome, TableSize,
     embedded::{Clock, Index, Region},
@@ -7,6 +10,10 @@ use oneread::{
     presets,
 };
 use std::time::Duration;
+
+over_shm_and_tcp! {
+    a_client_foresees_keys,
+}
 
 fn growing(layout: Layout, segment_slots: u64, bytes_max: u64, seed: u64) -> Index {
     growing_by(layout, segment_slots, bytes_max, seed, Clock::System)
@@ -60,16 +67,14 @@ fn every_layout_grows_before_its_keys_come() {
 }
 
 /// A client says how many keys will come, and a thread of the server sees to it.
-#[test]
-fn a_client_foresees_keys() {
+fn a_client_foresees_keys(over: Over) {
     use oneread::internals::server::ServerConfig;
-    use oneread::{Address, Client, Server};
-    let folder = tempfile::tempdir().unwrap();
-    let address = Address::Shm(folder.path().join("socket"));
+    use oneread::{Client, Server};
+    let place = over.place();
     let size = TableSize::Growing { bytes_max: 64 << 20, segment_slots: Some(1 << 10) };
     let table = Config::new().size(size).key_max(8).value_max(8);
-    let _server = Server::start(ServerConfig::new(address.clone(), table)).unwrap();
-    let mut client = Client::connect(&address).unwrap();
+    let _server = Server::start(ServerConfig::new(place.address.clone(), table)).unwrap();
+    let mut client = Client::connect(&place.address).unwrap();
     assert_eq!(client.growth().unwrap().segments, 1);
     client.grow_for(20_000).unwrap();
     let begun = std::time::Instant::now();

@@ -16,7 +16,15 @@ use oneread::{
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-const PATHS: [RequestPath; 3] = [RequestPath::Auto, RequestPath::Message, RequestPath::Mailbox];
+over_shm_and_tcp! {
+    keys_of_all_lengths,
+    parts_of_values,
+    scans_and_the_feed,
+    entries_that_end,
+    what_a_table_takes,
+    #[cfg(feature = "encryption")]
+    encrypted_values_are_the_keys_own,
+}
 
 /// Slots of one line: a key of more than 24 bytes is in an extent. Entries with a life have two lines.
 fn sizes() -> [Config; 2] {
@@ -52,10 +60,11 @@ fn value(n: usize) -> Vec<u8> {
 }
 
 /// Each key of each length has a value of its own, by every way to ask for it, and is gone when it is removed.
-#[test]
-fn keys_of_all_lengths() {
-    for (table, path) in sizes().into_iter().flat_map(|table| PATHS.map(|path| (table, path))) {
-        let place = Place::new();
+fn keys_of_all_lengths(over: Over) {
+    for (table, path) in
+        sizes().into_iter().flat_map(|table| over.paths().into_iter().map(move |path| (table, path)))
+    {
+        let place = over.place();
         let _server = serve(&place, table);
         let mut client = client(&place, path);
         let keys = keys();
@@ -128,10 +137,9 @@ fn one_read_more() {
 }
 
 /// Counters, bits and what is appended, of keys that do not fit their slots.
-#[test]
-fn parts_of_values() {
+fn parts_of_values(over: Over) {
     for table in sizes() {
-        let place = Place::new();
+        let place = over.place();
         let _server = serve(&place, table);
         let mut client = client(&place, RequestPath::Auto);
         for key in [key(24, 3), key(25, 3), key(90, 3), key(255, 3)] {
@@ -153,10 +161,9 @@ fn parts_of_values() {
 }
 
 /// A scan and a follower are shown whole keys, and values also where these are short.
-#[test]
-fn scans_and_the_feed() {
+fn scans_and_the_feed(over: Over) {
     for table in sizes() {
-        let place = Place::new();
+        let place = over.place();
         let _server = serve(&place, table);
         let mut client = client(&place, RequestPath::Auto);
         let mut model: BTreeMap<_, _> = keys().into_iter().zip((0..).map(value)).collect();
@@ -209,10 +216,9 @@ fn scans_and_the_feed() {
 }
 
 /// Keys that do not fit their slots come to their end, too, and have numbers.
-#[test]
-fn entries_that_end() {
+fn entries_that_end(over: Over) {
     for table in sizes() {
-        let place = Place::new();
+        let place = over.place();
         let server = serve(&place, table.life(true));
         let mut client = client(&place, RequestPath::Auto);
         let keys = keys();
@@ -404,12 +410,11 @@ fn entries_make_room() {
 
 /// An encrypted value is bound to the whole key: under another one, in whichever byte that differs, it is none.
 #[cfg(feature = "encryption")]
-#[test]
-fn encrypted_values_are_the_keys_own() {
+fn encrypted_values_are_the_keys_own(over: Over) {
     use oneread::{Encryption, GetError};
     let secret = || Encryption::new(&[7; 32], "tests");
     for table in sizes() {
-        let place = Place::new();
+        let place = over.place();
         let _server = serve(&place, table);
         let mut plain = client(&place, RequestPath::Auto);
         let options = patient().encryption(secret());
@@ -435,8 +440,7 @@ fn encrypted_values_are_the_keys_own() {
 }
 
 /// A table says which keys it takes: up to 255 bytes, unless it was made for fewer.
-#[test]
-fn what_a_table_takes() {
+fn what_a_table_takes(over: Over) {
     let of = |config: Config| -> Geometry { config.size(TableSize::Slots(64)).geometry().unwrap() };
     let lengths = |geometry: Geometry| (geometry.key_max(), geometry.key_inline(), geometry.shape().bytes());
     assert_eq!(lengths(of(Config::new())), (255, 86, 128));
@@ -444,7 +448,7 @@ fn what_a_table_takes() {
     assert_eq!(lengths(of(Config::new().key_max(16).value_max(32))), (16, 16, 64));
     assert_eq!(lengths(of(Config::new().key_inline(8).inline_max(8))), (255, 8, 64));
     assert_eq!(lengths(of(Config::new().key_inline(255))), (255, 255, 320));
-    let place = Place::new();
+    let place = over.place();
     let _server = serve(&place, Config::new().size(TableSize::Slots(64)).key_max(30).value_max(8));
     let mut client = client(&place, RequestPath::Auto);
     let refused = client.put_many(&[([1; 31], b"")]).unwrap();

@@ -14,8 +14,18 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+over_shm_and_tcp! {
+    values_of_any_length_by_every_path,
+    mixed_batches,
+    every_value_read_is_whole,
+    swaps,
+    swaps_lose_nothing,
+    a_full_heap_changes_nothing,
+    puts_wait_for_memory,
+    a_killed_client_leaves_the_old_value,
+}
+
 const MIB: usize = 1 << 20;
-const PATHS: [RequestPath; 3] = [RequestPath::Auto, RequestPath::Message, RequestPath::Mailbox];
 
 fn config(heap_bytes: usize, value_max: usize) -> Config {
     Config::new()
@@ -69,13 +79,12 @@ fn wait_for_memory(server: &Server, live_bytes: u64) {
 
 /// Values of each length about where slots, frames and pieces end are put by every path in every mode, and
 /// come back whole and in parts.
-#[test]
-fn values_of_any_length_by_every_path() {
-    let place = Place::new();
+fn values_of_any_length_by_every_path(over: Over) {
+    let place = over.place();
     let server = serve(&place, 128 * MIB, 8 * MIB);
     let frame = FRAME_VALUE_MAX;
     let piece = 60 << 10;
-    for path in PATHS {
+    for path in over.paths() {
         let mut client = client(&place, path);
         let lengths = [0, 1, 40, 41, 500, frame - 1, frame, frame + 1, 2 * frame, 2 * frame + 1, piece]
             .into_iter()
@@ -114,7 +123,8 @@ fn values_of_any_length_by_every_path() {
         let expected = PutError::ValueLength { given: 8 * MIB + 1, max: 8 * MIB };
         assert_eq!(too_long.rejection(), Some(expected));
         let requests = client.stats().requests;
-        assert_eq!(requests.mailbox > 0, path != RequestPath::Message, "{requests:?}");
+        let has_mailbox = over == Over::Shm && path != RequestPath::Message;
+        assert_eq!(requests.mailbox > 0, has_mailbox, "{requests:?}");
         // Those with values that do not stand in their slots.
         assert!(requests.message > 0, "{requests:?}");
         // What the client could not send is not counted: 5 puts and a remove for each length.
@@ -124,11 +134,10 @@ fn values_of_any_length_by_every_path() {
 }
 
 /// A batch of values of all lengths: each has its outcome in its place.
-#[test]
-fn mixed_batches() {
-    let place = Place::new();
+fn mixed_batches(over: Over) {
+    let place = over.place();
     let server = serve(&place, 128 * MIB, MIB);
-    for path in PATHS {
+    for path in over.paths() {
         let mut client = client(&place, path);
         let lengths = |n: u64| [5, 300, 5_000, 70_000, 400_000][n as usize % 5] + n as usize;
         let pairs: Vec<_> = (0..60).map(|n| (key(n), value(n, lengths(n)))).collect();
@@ -160,15 +169,15 @@ fn mixed_batches() {
 }
 
 /// Several clients replace each other's values. Every value that is read is one of those put.
-#[test]
-fn every_value_read_is_whole() {
+fn every_value_read_is_whole(over: Over) {
     const ROUNDS: u64 = 60;
-    let place = Place::new();
+    let place = over.place();
     let _server = serve(&place, 64 * MIB, MIB);
     let (done, read) = (AtomicBool::new(false), AtomicU64::new(0));
     client(&place, RequestPath::Auto).put(b"key", &value(0, MIB)).unwrap();
     std::thread::scope(|scope| {
-        let writers: Vec<_> = PATHS
+        let writers: Vec<_> = over
+            .paths()
             .into_iter()
             .enumerate()
             .map(|(nth, path)| {
@@ -208,11 +217,10 @@ fn every_value_read_is_whole() {
 }
 
 /// Compare-and-swap with short and long expected and new values, by every path.
-#[test]
-fn swaps() {
-    let place = Place::new();
+fn swaps(over: Over) {
+    let place = over.place();
     let server = serve(&place, 64 * MIB, MIB);
-    for path in PATHS {
+    for path in over.paths() {
         let mut client = client(&place, path);
         let values = [20, 600, 4_080, 4_081, 100_000, MIB].map(|len| value(len as u64, len));
         for old in &values {
@@ -238,14 +246,13 @@ fn swaps() {
 }
 
 /// Clients add to a counter in a long value by compare-and-swap: no addition is lost.
-#[test]
-fn swaps_lose_nothing() {
+fn swaps_lose_nothing(over: Over) {
     const EACH: u64 = 30;
-    let place = Place::new();
+    let place = over.place();
     let _server = serve(&place, 64 * MIB, MIB);
     client(&place, RequestPath::Auto).put(b"key", &value(0, 20_000)).unwrap();
     std::thread::scope(|scope| {
-        for path in PATHS {
+        for path in over.paths() {
             let mut client = client(&place, path);
             scope.spawn(move || {
                 let mut added = 0;
@@ -262,15 +269,14 @@ fn swaps_lose_nothing() {
         }
     });
     let got = client(&place, RequestPath::Auto).get(b"key").unwrap().unwrap();
-    assert_eq!(number_of(&got), EACH * PATHS.len() as u64);
+    assert_eq!(number_of(&got), EACH * over.paths().len() as u64);
 }
 
 /// A heap that is full is an error by name. Nothing is changed, also not by the rest of a batch.
-#[test]
-fn a_full_heap_changes_nothing() {
-    let place = Place::new();
+fn a_full_heap_changes_nothing(over: Over) {
+    let place = over.place();
     let server = serve(&place, 9 * MIB, MIB);
-    for path in PATHS {
+    for path in over.paths() {
         let mut client = client(&place, path);
         let mut put = 0;
         let error = loop {
@@ -308,11 +314,10 @@ fn a_full_heap_changes_nothing() {
 
 /// A client asks again while memory waits for readers: the heap has room for few values, and each put
 /// leaves one behind.
-#[test]
-fn puts_wait_for_memory() {
-    let place = Place::new();
+fn puts_wait_for_memory(over: Over) {
+    let place = over.place();
     let server = serve(&place, 9 * MIB, MIB);
-    for path in PATHS {
+    for path in over.paths() {
         let mut client = client(&place, path);
         for n in 0..40 {
             client.put(&key(n % 3), &value(n, 800_000)).unwrap();
@@ -342,22 +347,20 @@ fn puts_wait_for_memory() {
 #[ignore = "started by the other tests, in a process of its own"]
 fn uploading_child() {
     let Some(address) = told("ONEREAD_TEST_ADDRESS") else { return };
-    let path = PATHS[told("ONEREAD_TEST_PATH").unwrap().parse::<usize>().unwrap()];
-    let options = patient().requests(path);
-    let mut client = Client::connect_with(&address.parse().unwrap(), options).unwrap();
+    let path = Over::Shm.paths()[told("ONEREAD_TEST_PATH").unwrap().parse::<usize>().unwrap()];
+    let mut client = Client::connect_with(&address.parse().unwrap(), patient().requests(path)).unwrap();
     for number in 1.. {
         client.put(b"key", &value(number, 4 * MIB)).unwrap();
     }
 }
 
 /// A client that is killed in the middle of a value leaves the one before, and no memory is lost.
-#[test]
-fn a_killed_client_leaves_the_old_value() {
-    let place = Place::new();
+fn a_killed_client_leaves_the_old_value(over: Over) {
+    let place = over.place();
     let server = serve(&place, 128 * MIB, 4 * MIB);
     let mut reader = client(&place, RequestPath::Auto);
     reader.put(b"key", &value(0, 4 * MIB)).unwrap();
-    for nth in 0..PATHS.len() {
+    for nth in 0..over.paths().len() {
         for pause_ms in [3, 17] {
             let before = server.stats().updates;
             let address = place.address.to_string();

@@ -4,21 +4,31 @@
 
 mod common;
 
-use common::{config, default_preset, patient, wait_for};
+use common::{Over, Place, config, default_preset, over_shm_and_tcp, patient, wait_for};
 use oneread::internals::server::StartMode;
-use oneread::{Address, Backing, ClientPool, GetError, PutOutcome, Server, ServerConfig};
+use oneread::{Backing, ClientPool, GetError, PutOutcome, Server, ServerConfig};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use tempfile::TempDir;
 
-fn place() -> (TempDir, ServerConfig, Server) {
-    let dir = tempfile::tempdir().unwrap();
-    let address = Address::Shm(dir.path().join("sock"));
-    let backing = Backing::File(dir.path().join("region"));
+over_shm_and_tcp! {
+    threads_share_handles,
+    the_bound_is_kept,
+    a_panic_costs_one_handle,
+    a_server_goes_and_comes_back,
+    #[cfg(feature = "tokio")]
+    tasks_share_handles,
+    #[cfg(feature = "tokio")]
+    work_leaves_handles_to_gets,
+}
+
+fn serve(over: Over) -> (Place, ServerConfig, Server) {
+    let place = over.place();
+    let backing = Backing::File(place.dir.path().join("region"));
     let table = config(default_preset(), 1 << 10, 16, 32, 3);
-    let config = ServerConfig::new(address, table).backing(backing).start(StartMode::OpenOrCreate);
+    let config =
+        ServerConfig::new(place.address.clone(), table).backing(backing).start(StartMode::OpenOrCreate);
     let server = Server::start(config.clone()).unwrap();
-    (dir, config, server)
+    (place, config, server)
 }
 
 fn pool(config: &ServerConfig) -> ClientPool {
@@ -31,12 +41,11 @@ fn is_shared<T: Send + Sync + Clone + 'static>(it: T) -> T {
 
 /// More threads than handles: each waits for one, none is lent twice at a time, and what all did is counted in one
 /// place.
-#[test]
-fn threads_share_handles() {
+fn threads_share_handles(over: Over) {
     const THREADS: usize = 8;
     const HANDLES: usize = 3;
     const ROUNDS: u64 = 200;
-    let (_dir, config, server) = place();
+    let (_place, config, server) = serve(over);
     let pool = is_shared(pool(&config).handles_max(HANDLES));
     let lent = AtomicUsize::new(0);
     std::thread::scope(|threads| {
@@ -62,9 +71,8 @@ fn threads_share_handles() {
 
 /// At the bound, who does not wait gets none, and who waits gets the one that comes back. A handle in use counts,
 /// too.
-#[test]
-fn the_bound_is_kept() {
-    let (_dir, config, _server) = place();
+fn the_bound_is_kept(over: Over) {
+    let (_place, config, _server) = serve(over);
     let pool = pool(&config).handles_max(2);
     let (mut one, two) = (pool.get(), pool.try_get().unwrap());
     assert!(pool.try_get().is_none() && pool.clone().try_get().is_none());
@@ -91,9 +99,8 @@ fn the_bound_is_kept() {
 
 /// A handle whose thread panicked in the middle of a batch is not lent again. Another takes its place, and its counts
 /// stay.
-#[test]
-fn a_panic_costs_one_handle() {
-    let (_dir, config, _server) = place();
+fn a_panic_costs_one_handle(over: Over) {
+    let (_place, config, _server) = serve(over);
     let pool = pool(&config).handles_max(1);
     pool.get().put(b"key", b"value").unwrap();
     for round in 1..4 {
@@ -112,19 +119,21 @@ fn a_panic_costs_one_handle() {
     }
 }
 
-/// Handles outlive a server: they read on while it is away, and reconnect when it is back.
-#[test]
-fn a_server_goes_and_comes_back() {
-    let (_dir, config, server) = place();
+/// Handles outlive a server: on shm they read on while it is away, and they reconnect when it is back.
+fn a_server_goes_and_comes_back(over: Over) {
+    let (_place, config, server) = serve(over);
     let pool = pool(&config).handles_max(2);
     let (mut one, mut two) = (pool.get(), pool.get());
     one.put(b"one", b"1").unwrap();
     two.put(b"two", b"2").unwrap();
     drop(two);
     server.stop();
-    match one.get(b"one") {
-        Ok(found) => assert_eq!(found.as_deref(), Some(&b"1"[..])),
-        Err(error) => assert!(matches!(error, GetError::ServerGone { .. }), "{error}"),
+    // Over TCP they would wait for it.
+    if over == Over::Shm {
+        match one.get(b"one") {
+            Ok(found) => assert_eq!(found.as_deref(), Some(&b"1"[..])),
+            Err(error) => assert!(matches!(error, GetError::ServerGone { .. }), "{error}"),
+        }
     }
     let _server = Server::start(config).unwrap();
     wait_for("the server to be back", || one.put(b"one", b"3").ok());
@@ -135,9 +144,8 @@ fn a_server_goes_and_comes_back() {
 
 /// Tasks make changes without blocking their runtime's threads, and a panic there is an error.
 #[cfg(feature = "tokio")]
-#[test]
-fn tasks_share_handles() {
-    let (_dir, config, _server) = place();
+fn tasks_share_handles(over: Over) {
+    let (_place, config, _server) = serve(over);
     let pool = pool(&config).handles_max(2);
     // One thread: what blocks it stops all tasks.
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -167,11 +175,10 @@ fn tasks_share_handles() {
 
 /// However much work waits for the server, half of the handles are for GETs.
 #[cfg(feature = "tokio")]
-#[test]
-fn work_leaves_handles_to_gets() {
+fn work_leaves_handles_to_gets(over: Over) {
     use oneread::Client;
     use std::time::Duration;
-    let (_dir, config, _server) = place();
+    let (_place, config, _server) = serve(over);
     let pool = pool(&config).handles_max(4);
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async {

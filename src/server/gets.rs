@@ -3,9 +3,10 @@
 
 use super::shared::ServerState;
 use crate::fabric::shm::Shm;
+use crate::index::Index;
 use crate::layout::extent::Reference;
 use crate::outcome::{KeyLengthError, ReadError};
-use crate::reader::{Answers, Present, Reader, StoredAnswer};
+use crate::reader::{Answers, Noting, Present, Reader, StoredAnswer};
 use crate::wire::{self, GetsRequest, GotWriter};
 use smallvec::SmallVec;
 use std::ops::ControlFlow;
@@ -13,36 +14,43 @@ use std::ops::ControlFlow;
 /// Appends the reply to `out`.
 pub(super) fn answer(shared: &ServerState, id: u64, request: &GetsRequest<'_>, out: &mut Vec<u8>) {
     let keys: SmallVec<[&[u8]; 64]> = request.keys().collect();
-    let (reader, wants) = (shared.index.reader(), request.wants);
+    let wants = request.wants;
     if wants.bits {
         let mut bits: SmallVec<[u64; 4]> = SmallVec::from_elem(0, keys.len().div_ceil(64));
-        return match look(reader, &keys, &mut Present::new(&mut bits)) {
+        return match look(&shared.index, &keys, &mut Present::new(&mut bits)) {
             Ok(()) => wire::encode_bits(out, id, &bits),
             Err(error) => GotWriter::<false>::new(out, id, wants).fail(id, &error),
         };
     }
     match wants.lives {
-        false => write(reader, id, &keys, GotWriter::<false>::new(out, id, wants)),
-        true => write(reader, id, &keys, GotWriter::<true>::new(out, id, wants)),
+        false => write(&shared.index, id, &keys, GotWriter::<false>::new(out, id, wants)),
+        true => write(&shared.index, id, &keys, GotWriter::<true>::new(out, id, wants)),
     }
 }
 
-fn write<const LIVES: bool>(
-    reader: Reader<'_, Shm<'_>>,
-    id: u64,
-    keys: &[&[u8]],
-    writer: GotWriter<'_, LIVES>,
-) {
+fn write<const LIVES: bool>(index: &Index, id: u64, keys: &[&[u8]], writer: GotWriter<'_, LIVES>) {
     let mut entries = Entries(writer);
-    match look(reader, keys, &mut entries) {
+    match look(index, keys, &mut entries) {
         Ok(()) => entries.0.finish(),
         Err(error) => entries.0.fail(id, &error),
     }
 }
 
-/// Looks for all keys until there is no room: those that are found at once in order, with overlapping loads,
-/// and then the others one by one.
+/// Looks for all keys until there is no room. Where entries make room for others, what is found is noted, as clients
+/// on shm do.
 fn look(
+    index: &Index,
+    keys: &[&[u8]],
+    answers: &mut (impl Answers + TakesReference),
+) -> Result<(), ReadError> {
+    let Some(touches) = index.touches() else { return look_for(index.reader(), keys, answers) };
+    let note = |number: usize| touches.note(index.geometry().hashed(keys[number]).first());
+    look_for(index.reader(), keys, &mut Noting { answers, note })
+}
+
+/// Looks first for those that are found at once, in order and with overlapping loads, and then for the others one by
+/// one.
+fn look_for(
     mut reader: Reader<'_, Shm<'_>>,
     keys: &[&[u8]],
     answers: &mut (impl Answers + TakesReference),
@@ -70,6 +78,15 @@ trait TakesReference {
 
 fn flow(has_room: bool) -> ControlFlow<()> {
     if has_room { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+}
+
+impl<A: TakesReference, N: FnMut(usize)> TakesReference for Noting<'_, A, N> {
+    fn landed_at(&mut self, number: usize, found: Option<Option<Reference>>) -> ControlFlow<()> {
+        if found.is_some() {
+            (self.note)(number);
+        }
+        self.answers.landed_at(number, found)
+    }
 }
 
 /// Entries with values.

@@ -349,7 +349,12 @@ impl ServerState {
         match self.index.reader().get_range(key, 0..max, &mut value) {
             // Longer ones are for the client to READ.
             Ok(Some(given)) if given > max => Reply::Put(Err(PutError::ValueLength { given, max })),
-            Ok(found) => Reply::Value(found.map(|_| value)),
+            Ok(found) => {
+                if let (Some(touches), true) = (self.index.touches(), found.is_some()) {
+                    touches.note(self.index.geometry().hashed(key).first());
+                }
+                Reply::Value(found.map(|_| value))
+            }
             Err(ReadError::KeyLength { given, max }) => Reply::Put(Err(PutError::KeyLength { given, max })),
             Err(
                 ReadError::Contended { retries: rounds, .. } | ReadError::Deadline { retries: rounds, .. },

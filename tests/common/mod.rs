@@ -18,8 +18,8 @@ use oneread::internals::region::{Backing, Region, RegionError};
 use oneread::internals::wire::{self, Reply};
 use oneread::sink::Sink;
 use oneread::{
-    Address, Client, ClientOptions, Config, PutMode, PutOutcome, ServeError, Server, ServerConfig,
-    SwapOutcome, TableSize, Values,
+    Address, Client, ClientOptions, Config, PutMode, PutOutcome, RequestPath, ServeError, Server,
+    ServerConfig, SwapOutcome, TableSize, TcpAddress, Values,
     embedded::{Clock, Index},
     error::{KeyError, KeyLengthError, PutError, SaveError},
     layout::Geometry,
@@ -28,6 +28,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
 use std::fmt;
 use std::io::Read;
+use std::net::{SocketAddr, TcpStream};
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
@@ -1108,19 +1109,77 @@ pub fn serve_until_told(config: ServerConfig) {
     server.stop();
 }
 
-/// A socket's path, and its folder. The folder is removed when this is dropped.
+/// Where a server is, and a folder. The folder is removed when this is dropped.
 pub struct Place {
     pub dir: tempfile::TempDir,
     pub address: Address,
+    /// Over TCP: keeps the port for the servers of this place. It listens to nothing.
+    _port: Option<OwnedFd>,
 }
 
 impl Place {
+    /// On shm.
     pub fn new() -> Place {
-        let dir = tempfile::tempdir().unwrap();
-        let address = Address::Shm(dir.path().join("socket"));
-        Place { dir, address }
+        Over::Shm.place()
+    }
+
+    /// Whether a server listens here.
+    pub fn has_a_server(&self) -> bool {
+        match &self.address {
+            Address::Tcp(at) => TcpStream::connect((at.host(), at.port())).is_ok(),
+            _ => UnixStream::connect(self.address.socket().unwrap()).is_ok(),
+        }
     }
 }
+
+// ---- what does not depend on the fabric -------------------------------------------------------------
+
+/// The fabric of a test that [`over_shm_and_tcp`] runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Over {
+    Shm,
+    Tcp,
+}
+
+impl Over {
+    /// A place of its own for servers.
+    pub fn place(self) -> Place {
+        use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket, sockopt};
+        let dir = tempfile::tempdir().unwrap();
+        if self == Over::Shm {
+            return Place { address: Address::Shm(dir.path().join("socket")), dir, _port: None };
+        }
+        // A port that is bound, and not listened to, is given to nobody who asks for any. Servers may have it, one
+        // after the other, as both sides say SO_REUSEADDR.
+        let port = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        sockopt::set_socket_reuseaddr(&port, true).unwrap();
+        bind(&port, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let at = SocketAddr::try_from(getsockname(&port).unwrap()).unwrap();
+        let address = Address::Tcp(TcpAddress::new("127.0.0.1", at.port()));
+        Place { dir, address, _port: Some(port) }
+    }
+
+    /// The ways that requests go.
+    pub fn paths(self) -> Vec<RequestPath> {
+        let all = [RequestPath::Auto, RequestPath::Message, RequestPath::Mailbox];
+        all.into_iter().filter(|path| self == Over::Shm || *path != RequestPath::Mailbox).collect()
+    }
+}
+
+/// Runs each of these tests twice: its parameter is the fabric.
+#[allow(unused_macros, reason = "each test binary uses its part of this")]
+macro_rules! over_shm_and_tcp {
+    ($($(#[$only:meta])* $test:ident,)*) => {
+        mod over_shm {
+            $($(#[$only])* #[test] fn $test() { super::$test(crate::common::Over::Shm); })*
+        }
+        mod over_tcp {
+            $($(#[$only])* #[test] fn $test() { super::$test(crate::common::Over::Tcp); })*
+        }
+    };
+}
+#[allow(unused_imports, reason = "each test binary uses its part of this")]
+pub(crate) use over_shm_and_tcp;
 
 /// Writes a file that nobody but its owner may change, whatever the umask says: servers refuse others.
 pub fn write_own(path: &Path, bytes: &[u8]) {

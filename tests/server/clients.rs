@@ -15,11 +15,21 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+over_shm_and_tcp! {
+    a_client_is_a_map,
+    get_many_answers_as_get,
+    wrong_lengths_are_refused,
+    bad_pairs_in_a_batch,
+    batches_and_swaps_by_message,
+    counters_are_read_by_other_threads,
+    clones_share_only_the_mapping,
+    many_clients,
+}
+
 /// A client is a map: it answers the model's operations as the model does, on every preset.
-#[test]
-fn a_client_is_a_map() {
+fn a_client_is_a_map(over: Over) {
     on_every_preset(|preset| {
-        let place = Place::new();
+        let place = over.place();
         let server = place.serve(preset);
         let mut client = place.client();
         let mut model = Model::default();
@@ -96,10 +106,9 @@ fn stats_count_reads_exactly() {
 }
 
 /// `get_many` gives the same answers as `get`, key by key.
-#[test]
-fn get_many_answers_as_get() {
+fn get_many_answers_as_get(over: Over) {
     on_every_preset(|preset| {
-        let place = Place::new();
+        let place = over.place();
         let _server = place.serve(preset);
         let mut client = place.client();
         let pairs: Vec<_> = (0..1000).map(|n| (key(n, 16), value(n.into(), n as usize % 33))).collect();
@@ -116,9 +125,8 @@ fn get_many_answers_as_get() {
 
 /// Keys and values of wrong lengths are refused with the numbers, alone or in a batch. The rest of
 /// the batch is executed.
-#[test]
-fn wrong_lengths_are_refused() {
-    let place = Place::new();
+fn wrong_lengths_are_refused(over: Over) {
+    let place = over.place();
     let server = place.serve(default_preset());
     let mut client = place.client();
     for given in [0, 17, 255, 100_000] {
@@ -140,18 +148,16 @@ fn wrong_lengths_are_refused() {
 }
 
 /// Some pairs of a batch are wrong. Each answer belongs to its own pair.
-#[test]
-fn bad_pairs_in_a_batch() {
-    let place = Place::new();
+fn bad_pairs_in_a_batch(over: Over) {
+    let place = over.place();
     let _server = place.serve(default_preset());
     bad_pairs_in_batches(&mut place.client());
 }
 
 /// Batches have an outcome for each key, and may end early. A value is swapped if it is still the same.
-#[test]
-fn batches_and_swaps_by_message() {
+fn batches_and_swaps_by_message(over: Over) {
     on_every_family(|preset| {
-        let place = Place::new();
+        let place = over.place();
         let _server = place.serve(preset);
         let options = patient().requests(RequestPath::Message);
         batches_and_swaps(&mut Client::connect_with(&place.address, options).unwrap());
@@ -159,9 +165,8 @@ fn batches_and_swaps_by_message() {
 }
 
 /// Another thread reads what a handle has done, while the handle works and after it is gone.
-#[test]
-fn counters_are_read_by_other_threads() {
-    let place = Place::new();
+fn counters_are_read_by_other_threads(over: Over) {
+    let place = over.place();
     let server = place.serve(default_preset());
     let mut client = place.client();
     let counters = client.counters();
@@ -196,12 +201,18 @@ fn counters_are_read_by_other_threads() {
             last = now;
         }
     });
-    server.stop();
-    client.put(b"a", b"1").unwrap_err();
-    client.get(b"a").unwrap_err();
-    assert_eq!((read(), read().failures.gone), (client.stats(), 2));
+    // Over TCP both would wait for the next one.
+    let gone = if over == Over::Shm { 2 } else { 0 };
+    if over == Over::Shm {
+        server.stop();
+        client.put(b"a", b"1").unwrap_err();
+        client.get(b"a").unwrap_err();
+    } else {
+        client.server_stats().unwrap();
+    }
+    assert_eq!((read(), read().failures.gone), (client.stats(), gone));
     drop(client);
-    assert_eq!(read().failures.gone, 2);
+    assert_eq!(read().failures.gone, gone);
 }
 
 /// Every kind of GET of a single key is published in steps, not only those that return the value.
@@ -302,10 +313,9 @@ fn the_server_checks_lengths_too() {
 
 /// Clones share only the mapping. Two threads change and read at once, and each immediately sees
 /// its own changes.
-#[test]
-fn clones_share_only_the_mapping() {
+fn clones_share_only_the_mapping(over: Over) {
     on_every_family(|preset| {
-        let place = Place::new();
+        let place = over.place();
         let server = place.serve(preset);
         let client = place.client();
         std::thread::scope(|scope| {
@@ -331,9 +341,8 @@ fn clones_share_only_the_mapping() {
 }
 
 /// Many clients at once, more than the server has threads, each with its own keys.
-#[test]
-fn many_clients() {
-    let place = Place::new();
+fn many_clients(over: Over) {
+    let place = over.place();
     let server = place.serve(default_preset());
     std::thread::scope(|scope| {
         for lane in 0..24u32 {

@@ -17,7 +17,6 @@ use oneread::internals::families::presets;
 use oneread::internals::placement::Preset;
 use oneread::internals::region::Backing;
 use oneread::{Client, ClientOptions, Config, Server, ServerConfig, StartMode};
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -52,7 +51,7 @@ impl Place {
         let (address, layout) = (self.address.to_string(), preset.layout.to_string());
         let env = [("ONEREAD_TEST_ADDRESS", address), ("ONEREAD_TEST_PRESET", layout), more];
         let process = Process::start("server_child", &env);
-        wait_for("the server to come up", || UnixStream::connect(self.address.socket().unwrap()).ok());
+        wait_for("the server to come up", || self.has_a_server().then_some(()));
         process
     }
 

@@ -12,11 +12,17 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-const PATHS: [RequestPath; 3] = [RequestPath::Auto, RequestPath::Message, RequestPath::Mailbox];
+over_shm_and_tcp! {
+    parts_are_changed,
+    a_swap_begins_and_ends_with_absence,
+    batches_change_parts,
+    counters_are_exact_while_the_table_grows,
+    all_keys_are_removed,
+}
 
 /// A server of a table that grows, with values that do not fit their slots.
-fn growing() -> (Place, Server) {
-    let place = Place::new();
+fn growing(over: Over) -> (Place, Server) {
+    let place = over.place();
     let table = Config::new()
         .size(TableSize::Growing { bytes_max: 64 << 20, segment_slots: Some(1 << 10) })
         .key_max(16)
@@ -39,10 +45,9 @@ fn is_part(answer: Result<impl std::fmt::Debug, MutateError>, expected: PartErro
 }
 
 /// Each call does what it says, by each way of requests, and its errors change nothing.
-#[test]
-fn parts_are_changed() {
-    let (place, server) = growing();
-    for path in PATHS {
+fn parts_are_changed(over: Over) {
+    let (place, server) = growing(over);
+    for path in over.paths() {
         let mut client = client(&place, path);
         let before = client.stats().changes;
         // A counter.
@@ -99,15 +104,14 @@ fn parts_are_changed() {
         assert_eq!(client.clear().unwrap(), 3);
     }
     // The client itself rejects what is too long for a request.
-    assert_eq!(server.refused().part, 3 * 5);
+    assert_eq!(server.refused().part, 5 * over.paths().len() as u64);
     assert_eq!(server.stats().keys, 0);
 }
 
 /// From absence, and to absence.
-#[test]
-fn a_swap_begins_and_ends_with_absence() {
-    let (place, server) = growing();
-    for path in PATHS {
+fn a_swap_begins_and_ends_with_absence(over: Over) {
+    let (place, server) = growing(over);
+    for path in over.paths() {
         let mut client = client(&place, path);
         for value in [vec![1; 8], vec![2; 300], vec![3; 9_000]] {
             let (value, other) = (&value[..], [&value[1..], b"+"].concat());
@@ -147,9 +151,8 @@ fn a_swap_begins_and_ends_with_absence() {
 }
 
 /// Batches answer for each key, in order, and each change takes effect by itself.
-#[test]
-fn batches_change_parts() {
-    let (place, _server) = growing();
+fn batches_change_parts(over: Over) {
+    let (place, _server) = growing(over);
     for path in [RequestPath::Auto, RequestPath::Message] {
         let mut client = client(&place, path);
         client.put(b"short", b"ab").unwrap();
@@ -183,10 +186,9 @@ fn batches_change_parts() {
 
 /// Threads add to few counters, by two threads of the server, while others make the table grow and shrink: the sums
 /// are exact, and no sum is told twice.
-#[test]
-fn counters_are_exact_while_the_table_grows() {
+fn counters_are_exact_while_the_table_grows(over: Over) {
     const ADDS: u64 = 3_000;
-    let (place, server) = growing();
+    let (place, server) = growing(over);
     let pool = ClientPool::connect_with(&place.address, patient()).unwrap();
     let is_over = AtomicBool::new(false);
     let mut told = std::thread::scope(|scope| {
@@ -232,9 +234,8 @@ fn counters_are_exact_while_the_table_grows() {
 }
 
 /// All keys go; progress is told; a removal that is broken off leaves the rest.
-#[test]
-fn all_keys_are_removed() {
-    let (place, server) = growing();
+fn all_keys_are_removed(over: Over) {
+    let (place, server) = growing(over);
     let mut client = client(&place, RequestPath::Auto);
     let keys: Vec<_> = (0..20_000u64).map(u64::to_le_bytes).collect();
     let pairs: Vec<_> = keys.iter().map(|key| (key, key)).collect();

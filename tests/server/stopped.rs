@@ -19,6 +19,12 @@ use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+over_shm_and_tcp! {
+    killed_while_changing,
+    stopped_and_started_again_on_the_same_file,
+    a_client_has_a_table_shrink,
+}
+
 /// GETs need no server: they go on while it is stopped, and puts end at their deadline. When the
 /// server goes on, puts work again.
 #[test]
@@ -192,11 +198,10 @@ fn killed_and_started_again_on_the_same_file() {
 
 /// A slot may be half written when the server is killed during a change. No acknowledged change is
 /// missing.
-#[test]
-fn killed_while_changing() {
+fn killed_while_changing(over: Over) {
     let rounds = if std::env::var_os("ONEREAD_LONG").is_some() { 100 } else { 2 };
     on_every_preset(|preset| {
-        let place = Place::new();
+        let place = over.place();
         let mut sound = Vec::new();
         for round in 0..rounds {
             let server = place.serve_apart(preset, true);
@@ -373,10 +378,9 @@ fn a_table_that_grows_is_stopped_and_started_again() {
 
 /// A server stops, and the next one on its file knows all keys at once. Readers go on throughout. A
 /// server killed right after its start has handed nothing over: the next one looks at every slot.
-#[test]
-fn stopped_and_started_again_on_the_same_file() {
+fn stopped_and_started_again_on_the_same_file(over: Over) {
     on_every_preset(|preset| {
-        let place = Place::new();
+        let place = over.place();
         let mut server = Some(serve_file(&place, preset));
         let mut client = place.client_with(SOON);
         let mut model = Model::default();
@@ -591,11 +595,10 @@ fn hints_are_those_of_the_present_server() {
 
 /// What a table is made of is told by name: nothing of a table of one size, and of one that grows what it
 /// did. A client has it shrink.
-#[test]
-fn a_client_has_a_table_shrink() {
-    let place = Place::new();
+fn a_client_has_a_table_shrink(over: Over) {
+    let place = over.place();
     let server = place.serve(default_preset());
-    for path in [RequestPath::Message, RequestPath::Mailbox] {
+    for path in over.paths() {
         let mut client = Client::connect_with(&place.address, patient().requests(path)).unwrap();
         client.put(b"key", b"value").unwrap();
         let none = oneread::stats::GrowthCounts::default();
@@ -606,7 +609,7 @@ fn a_client_has_a_table_shrink() {
     let size = TableSize::Growing { bytes_max: 8 << 20, segment_slots: Some(256) };
     let config = ServerConfig::new(place.address.clone(), table(default_preset()).size(size));
     let server = Server::start(config).unwrap();
-    for path in [RequestPath::Message, RequestPath::Mailbox] {
+    for path in over.paths() {
         let mut client =
             wait_for("the server", || Client::connect_with(&place.address, patient().requests(path)).ok());
         for n in 0..4000 {
