@@ -123,6 +123,33 @@ fn long_values_and_long_batches() {
     assert_eq!(client.stats().reattached, 0);
 }
 
+/// Certificates that were renewed are read again: clients that come then are shown the new ones, and those that are
+/// there stay. What cannot be read changes nothing.
+#[test]
+fn certificates_are_read_again() {
+    let (ours, next) = (Authority::new("ours"), Authority::new("next"));
+    let names = ["localhost", "127.0.0.1"];
+    let (certificate, key) = ours.certify(&names, |_| {});
+    let tls = ServerTls::new(&certificate, &key, None).unwrap();
+    let server = Server::start(served(tls.clone())).unwrap();
+    let connect = |authority: &Authority| Client::connect_with(server.address(), options(authority.client()));
+    let mut client = connect(&ours).unwrap();
+    client.put(b"key", b"value").unwrap();
+    let (next_certificate, next_key) = next.certify(&names, |_| {});
+    // Only half of it is there yet.
+    std::fs::copy(next_certificate, &certificate).unwrap();
+    assert!(matches!(tls.read_again(), Err(TlsError::Certificate { .. })));
+    std::fs::write(&key, "no key").unwrap();
+    assert!(matches!(tls.read_again(), Err(TlsError::Empty { what: "private key", .. })));
+    assert!(connect(&ours).is_ok() && connect(&next).is_err());
+    std::fs::copy(next_key, &key).unwrap();
+    tls.read_again().unwrap();
+    assert!(connect(&ours).is_err());
+    assert_eq!(connect(&next).unwrap().get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    assert_eq!(client.stats().reattached, 0);
+}
+
 /// Lets `act` work with a client whose bytes, and those of the server, go through `see`. One connection is passed on.
 fn relayed(
     server: &Server,

@@ -252,6 +252,15 @@ impl Client {
         }
     }
 
+    /// Over TCP, the socket to the server while there is one: for `oneread doctor`, which asks the system about it.
+    #[doc(hidden)]
+    pub fn tcp_socket(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        match &self.path {
+            ServerPath::Tcp(handle) => handle.socket(),
+            _ => None,
+        }
+    }
+
     /// Counts of this handle since it was made.
     pub fn stats(&self) -> ClientStats {
         let mut stats = self.stats;

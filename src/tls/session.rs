@@ -2,6 +2,7 @@
 //! waits.
 
 use super::error::TlsError;
+use crate::sync::lock_std;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -9,8 +10,8 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
 use std::error::Error;
 use std::io::{self, Read, Write};
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 /// Bytes that are taken from a socket at once.
 const CHUNK: usize = 1 << 14;
@@ -28,11 +29,19 @@ pub struct ClientTls {
 }
 
 /// How a server speaks TLS over TCP ([`ServerConfig::tls`](crate::ServerConfig::tls)): what it shows, and whether it
-/// asks clients for a certificate. Clones share what was read.
+/// asks clients for a certificate. Clones share what was read, and what is read again ([`ServerTls::read_again`]).
 #[derive(Clone, Debug)]
 pub struct ServerTls {
-    config: Arc<ServerConfig>,
-    asks_clients: bool,
+    files: Arc<ServerFiles>,
+    config: Arc<Mutex<Arc<ServerConfig>>>,
+}
+
+/// Where a server's certificate, its key, and those stand that clients' certificates come from.
+#[derive(Debug)]
+struct ServerFiles {
+    certificate: PathBuf,
+    key: PathBuf,
+    client_authorities: Option<PathBuf>,
 }
 
 /// A connection's TLS, which goes on as its socket does. Between calls it keeps no byte for the side that it serves.
@@ -101,7 +110,7 @@ impl Eq for ClientTls {}
 
 impl ServerTls {
     /// Shows the certificate in this file, which those come after that it comes from, and has its key in another one.
-    /// All files are in PEM's format, and are read now: a new certificate needs a new start.
+    /// All files are in PEM's format, and are read now, and when [`ServerTls::read_again`] is called.
     ///
     /// With `client_authorities`, only clients come in that show a certificate of one of the authorities in that file.
     ///
@@ -112,10 +121,46 @@ impl ServerTls {
         key: impl AsRef<Path>,
         client_authorities: Option<&Path>,
     ) -> Result<ServerTls, TlsError> {
-        let (chain, provider) = (certificate.as_ref(), Arc::new(ring::default_provider()));
+        let files = ServerFiles {
+            certificate: certificate.as_ref().into(),
+            key: key.as_ref().into(),
+            client_authorities: client_authorities.map(Path::to_owned),
+        };
+        let config = Arc::new(Mutex::new(files.read()?));
+        Ok(ServerTls { files: Arc::new(files), config })
+    }
+
+    /// Reads the files again, for certificates that were renewed. A running server shows the new one to clients that
+    /// connect from then on, and asks them for one of the new authorities; who is connected stays. It waits for the disk, and
+    /// no client waits for it.
+    ///
+    /// # Errors
+    /// [`TlsError`]: a file, a certificate or a key cannot be used. Then what was read before stays in use.
+    pub fn read_again(&self) -> Result<(), TlsError> {
+        let read = self.files.read()?;
+        *lock_std(&self.config) = read;
+        Ok(())
+    }
+
+    /// Whether clients come in with a certificate only.
+    pub(crate) fn asks_clients(&self) -> bool {
+        self.files.client_authorities.is_some()
+    }
+
+    /// Begins to speak TLS with a client.
+    pub(crate) fn session(&self) -> io::Result<TlsSession> {
+        let config = lock_std(&self.config).clone();
+        let connection = ServerConnection::new(config).map_err(io::Error::other)?;
+        Ok(TlsSession::of(connection.into()))
+    }
+}
+
+impl ServerFiles {
+    fn read(&self) -> Result<Arc<ServerConfig>, TlsError> {
+        let provider = Arc::new(ring::default_provider());
         let builder = ServerConfig::builder_with_provider(provider.clone());
         let builder = builder.with_safe_default_protocol_versions().expect("the provider has them");
-        let builder = match client_authorities {
+        let builder = match &self.client_authorities {
             None => builder.with_no_client_auth(),
             Some(authorities) => {
                 let roots = Arc::new(roots(authorities)?);
@@ -124,20 +169,9 @@ impl ServerTls {
             }
         };
         let config = builder
-            .with_single_cert(certificates(chain)?, private_key(key.as_ref())?)
-            .map_err(|error| unusable(chain, error))?;
-        Ok(ServerTls { config: config.into(), asks_clients: client_authorities.is_some() })
-    }
-
-    /// Whether clients come in with a certificate only.
-    pub(crate) fn asks_clients(&self) -> bool {
-        self.asks_clients
-    }
-
-    /// Begins to speak TLS with a client.
-    pub(crate) fn session(&self) -> io::Result<TlsSession> {
-        let connection = ServerConnection::new(self.config.clone()).map_err(io::Error::other)?;
-        Ok(TlsSession::of(connection.into()))
+            .with_single_cert(certificates(&self.certificate)?, private_key(&self.key)?)
+            .map_err(|error| unusable(&self.certificate, error))?;
+        Ok(config.into())
     }
 }
 
@@ -219,7 +253,9 @@ impl TlsSession {
 
 /// The peer has hung up before both sides knew whom they speak to.
 #[derive(Debug, thiserror::Error)]
-#[error("it hung up in the handshake; it may speak no TLS, or may have been told not to trust this side")]
+#[error(
+    "it hung up in the handshake; it may speak no TLS, not trust this side, or have no file descriptor left"
+)]
 struct HandshakeEnded;
 
 /// Whether TLS says that this peer is none, or none that is trusted.

@@ -1,6 +1,7 @@
 //! `doctor`: which fabrics work on this machine, and the commands that mend the others.
 
 mod facts;
+mod far;
 mod judge;
 #[cfg(test)]
 mod tests;
@@ -127,7 +128,14 @@ fn server(address: &Address, token: Token, tls: Option<ClientTls>) -> Vec<Findin
             let pages = pages.map(|pages| {
                 Finding::new(Level::Ok, "its memory", format!("{} in huge pages", pages.told()))
             });
-            return once(finding(Level::Ok, format!("one answers at {address}"))).chain(pages).collect();
+            let far = client.tcp_socket().map(|socket| far::look(socket));
+            let far =
+                far.map_or_else(Vec::new, |looked| match looked.and_then(|link| link.timed(&mut client)) {
+                    Ok(link) => link.findings(),
+                    Err(error) => vec![finding(Level::Warning, format!("its connection: {error:#}"))],
+                });
+            let there = once(finding(Level::Ok, format!("one answers at {address}")));
+            return there.chain(pages).chain(far).collect();
         }
         Err(ConnectError::NotThere { source, .. }) if matches!(address, Address::Tcp(_)) => {
             finding(Level::Warning, format!("none at {address}: {source}"))

@@ -24,7 +24,7 @@ use oneread_kit::units::{ByteSize, Period, length, some_bytes, some_time};
 use oneread_kit::{TokenArgs, interrupt, names, show};
 use scraped::{Listener, Watched};
 use sd_notify::NotifyState;
-use signal_hook::consts::SIGXFSZ;
+use signal_hook::consts::{SIGHUP, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
@@ -194,7 +194,7 @@ pub struct Serve {
     #[command(flatten)]
     token: TokenArgs,
     /// Speak TLS with clients over TCP, and show them this certificate (PEM), which those come after that it
-    /// comes from
+    /// comes from; SIGHUP has the files read again
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
     /// The key of that certificate
@@ -254,6 +254,24 @@ pub struct Serve {
     die_with_parent: bool,
 }
 
+/// Whether this process has a terminal that is still there.
+fn is_there_a_terminal() -> bool {
+    std::fs::File::open("/dev/tty").is_ok()
+}
+
+/// Reads the certificates again, and says what came of it.
+fn read_again(tls: &ServerTls) {
+    match tls.read_again() {
+        Ok(()) => {
+            show::complain("oneread: the certificates were read again; new clients are shown the new ones")
+        }
+        Err(error) => show::complain(format_args!(
+            "oneread: the certificates cannot be read again, and the old ones stay in use: {:#}; mend that, and send SIGHUP again",
+            anyhow::Error::from(error)
+        )),
+    }
+}
+
 /// Less memory is not worth a table that nobody has given a size.
 const LEAST: u64 = 16 << 20;
 
@@ -275,7 +293,9 @@ impl Serve {
         let ends = interrupt::heeded();
         let mut signals = Signals::new(&ends)?;
         let cancel = Arc::new(AtomicBool::new(false));
-        for signal in ends {
+        let tls = self.tls()?;
+        // Before the table is ready there is nothing to read certificates again for.
+        for signal in ends.into_iter().filter(|&signal| signal != SIGHUP || tls.is_none()) {
             signal_hook::flag::register(signal, cancel.clone())?;
         }
         // What grows beyond the limit on the length of files ends in an error, the log included.
@@ -303,7 +323,7 @@ impl Serve {
         if is_over_verbs(&address) && !is_taken_over {
             check_locked_memory(&config)?;
         }
-        let how = self.how(address, config, backing.clone(), token)?.cancel(cancel);
+        let how = self.how(address, config, backing.clone(), token)?.tls(tls.clone()).cancel(cancel);
         raise_descriptors(self.clients_max);
         // An address that cannot be is told before a table is made.
         let scrapes = self.metrics.map(Listener::bind).transpose()?;
@@ -323,7 +343,14 @@ impl Serve {
         }
         notify(&[NotifyState::Ready, NotifyState::MainPid(std::process::id())]);
         watchdog::begin(server.clone()).context("starting the thread that tells systemd's watchdog")?;
-        signals.forever().next();
+        let has_terminal = is_there_a_terminal();
+        for signal in signals.forever() {
+            match &tls {
+                // A terminal that is gone ends the server, with TLS as without.
+                Some(tls) if signal == SIGHUP && (!has_terminal || is_there_a_terminal()) => read_again(tls),
+                _ => break,
+            }
+        }
         notify(&[NotifyState::Stopping]);
         let server = server.lock().unwrap_or_else(PoisonError::into_inner).take().context("the server")?;
         let address = server.address().clone();
@@ -375,7 +402,6 @@ impl Serve {
                 None => Token::default(),
             })
             .token(token)
-            .tls(self.tls()?)
             .wait(if self.poll { Wait::Poll } else { Wait::Block })
             .mailbox_bytes_max(self.mailbox_max.0)
             .feed_bytes(self.feed_max.0)

@@ -66,22 +66,90 @@ fn a_server_over_tcp_beside_its_socket() {
     assert!(open.status.code() == Some(1) && told.contains("token"), "{told}");
 }
 
-/// With certificates, client and server over TCP know each other. A command without them is told what it lacks.
-#[test]
-fn a_server_that_speaks_tls() {
+/// The files of an authority's certificate, of one for this host that comes from it, and of its key.
+fn certificates(dir: &std::path::Path) -> [String; 3] {
     use rcgen::{CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
-    let dir = tempfile::tempdir().unwrap();
-    let file = |name: &str| dir.path().join(name).display().to_string();
     let mut params = CertificateParams::new([]).unwrap();
     params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
     params.distinguished_name.push(DnType::CommonName, "an authority");
     let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-    let [ca, cert, key] = ["ca.pem", "cert.pem", "key.pem"].map(file);
+    let [ca, cert, key] = ["ca.pem", "cert.pem", "key.pem"].map(|name| dir.join(name).display().to_string());
     let own = KeyPair::generate().unwrap();
     let params = CertificateParams::new(["localhost".to_owned()]).unwrap();
     std::fs::write(&ca, authority.pem()).unwrap();
     std::fs::write(&cert, params.signed_by(&own, &authority).unwrap().pem()).unwrap();
     std::fs::write(&key, own.serialize_pem()).unwrap();
+    [ca, cert, key]
+}
+
+/// A server that speaks TLS, started by this command, what it says, and its address.
+fn served_by_tls(mut command: Command, cert: &str, key: &str) -> (Served, impl Fn() -> String, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let said = dir.path().join("said");
+    command.stderr(std::fs::File::create(&said).unwrap());
+    let options = ["--anonymous", "--slots", "64", "--listen", "tcp://localhost:0", "--workers", "1"];
+    let tls = ["--tls-cert", cert, "--tls-key", key];
+    let served = Served::start_by(command, dir, &[&options[..], &tls].concat());
+    let far = served.ready["tcp"].as_str().expect("its address").to_string();
+    (served, move || std::fs::read_to_string(&said).unwrap(), far)
+}
+
+/// SIGHUP has renewed certificates read again. While they cannot be read, the old ones stay, and the server says so.
+#[test]
+fn renewed_certificates_are_read_again() {
+    let [old, new] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let ([ca, cert, key], [next_ca, next_cert, next_key]) =
+        (certificates(old.path()), certificates(new.path()));
+    let (served, said, far) = served_by_tls(oneread(), &cert, &key);
+    let ping = |ca: &str| run(&["ping", "--at", &far, "--tls-ca", ca]).status.code();
+    assert_eq!((ping(&ca), ping(&next_ca)), (Some(0), Some(1)));
+    std::fs::write(&cert, "no certificate").unwrap();
+    served.signal(rustix::process::Signal::HUP);
+    wait_for("a warning", || said().contains("the old ones stay in use").then_some(()));
+    assert!(said().contains("cert.pem holds no certificate"), "{}", said());
+    assert_eq!((ping(&ca), ping(&next_ca)), (Some(0), Some(1)));
+    std::fs::copy(next_cert, &cert).unwrap();
+    std::fs::copy(next_key, &key).unwrap();
+    served.signal(rustix::process::Signal::HUP);
+    wait_for("the new ones", || said().contains("were read again").then_some(()));
+    assert_eq!((ping(&ca), ping(&next_ca)), (Some(1), Some(0)));
+    expect(served.run(&["ping"]), 0);
+}
+
+/// A server that speaks TLS and is out of file descriptors says so, serves those whom it has, and lets others in when
+/// some are free again.
+#[test]
+fn a_server_with_tls_and_without_descriptors() {
+    use oneread::{Client, ClientOptions, ClientTls};
+    let dir = tempfile::tempdir().unwrap();
+    let [ca, cert, key] = certificates(dir.path());
+    let mut command = alone(Command::new("sh"));
+    command.args(["-c", r#"ulimit -n 64; exec "$0" "$@""#, env!("CARGO_BIN_EXE_oneread")]);
+    let (served, said, far) = served_by_tls(command, &cert, &key);
+    let connect = || {
+        let options = ClientOptions::new().deadline(SOON).tls(ClientTls::new(&ca, None).unwrap());
+        Client::connect_with(&far.parse().unwrap(), options)
+    };
+    let mut client = connect().unwrap();
+    client.put(b"key", b"value").unwrap();
+    let port = far.rsplit(':').next().unwrap();
+    let crowd: Vec<_> =
+        (0..100).map(|_| std::net::TcpStream::connect(format!("localhost:{port}")).unwrap()).collect();
+    wait_for("a warning", || said().contains("out of file descriptors").then_some(()));
+    assert!(said().contains("turned a client away") && said().contains("RLIMIT_NOFILE"), "{}", said());
+    assert!(said().lines().count() < 20, "one a second: {}", said());
+    let refused = connect().expect_err("there is no descriptor for it");
+    assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"value"[..]), "{refused}");
+    assert!(stderr(&expect(served.run(&["get", "key"]), 1)).contains("out of file descriptors"));
+    drop(crowd);
+    wait_for("room", || connect().ok()).put(b"key", b"other").unwrap();
+}
+
+/// With certificates, client and server over TCP know each other. A command without them is told what it lacks.
+#[test]
+fn a_server_that_speaks_tls() {
+    let dir = tempfile::tempdir().unwrap();
+    let [ca, cert, key] = certificates(dir.path());
     let options = ["--anonymous", "--slots", "64", "--listen", "tcp://localhost:0"];
     let tls = ["--tls-cert", &cert, "--tls-key", &key, "--tls-client-ca", &ca];
     let served = Served::start(&[&options[..], &tls].concat());
@@ -97,7 +165,9 @@ fn a_server_that_speaks_tls() {
     };
     assert_eq!(stdout(&expect(by_variable, 0)), "v\n");
     let doctor = stdout(&expect(at_far(&["doctor", "--fabric", "tcp"], &whole), 0));
-    assert!(doctor.contains(&format!("one answers at {far}")), "{doctor}");
+    for told in [&format!("one answers at {far}")[..], "round trip", "MTU of the path", "off (TCP_NODELAY)"] {
+        assert!(doctor.contains(told), "{told}: {doctor}");
+    }
     for (without, lacks) in
         [(&whole[..0], "--tls-ca"), (&whole[..2], "certificate"), (&whole[2..], "--tls-ca")]
     {

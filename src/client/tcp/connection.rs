@@ -117,6 +117,10 @@ impl TcpConnection {
         &self.geometry
     }
 
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.link.stream().as_fd()
+    }
+
     /// Which requests the server knows.
     pub fn level(&self) -> u16 {
         self.link.level()

@@ -21,6 +21,7 @@ use connection::TcpConnection;
 use gets::{Batch, Requester};
 use std::error::Error;
 use std::ops::ControlFlow;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -81,6 +82,11 @@ impl TcpHandle {
             connected: 1,
             shared: Arc::new(shared),
         })
+    }
+
+    /// The socket to the server, while there is a connection.
+    pub fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.connection.as_ref().map(TcpConnection::socket)
     }
 
     // ---- GETs -----------------------------------------------------------------------------------
