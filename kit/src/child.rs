@@ -118,6 +118,8 @@ impl ServerChild {
         let ready = server.ready()?;
         let address = ready["address"].as_str().context("the server's first line names no address")?;
         server.address = address.parse()?;
+        // The next one has the same port.
+        server.arguments[0] = format!("--at={}", server.address);
         Ok(server)
     }
 

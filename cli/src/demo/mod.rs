@@ -10,7 +10,7 @@ use comfy_table::{Attribute, Cell};
 use growth::GrowthOutcome;
 use hdrhistogram::Histogram;
 use names::{Named, character_names};
-use oneread::{Client, ClientOptions, MutateError};
+use oneread::{Client, ClientOptions, MutateError, Values};
 use oneread_kit::child::{Fabric, ServerChild};
 use oneread_kit::progress::Progress;
 use oneread_kit::{show, status};
@@ -27,25 +27,46 @@ use std::time::{Duration, Instant};
   oneread demo --json | jq .reads_per_get
   oneread demo --fabric verbs
       the same over an RDMA device (built with --features verbs)
-
-Not over TCP: there a stopped server answers no GET.
+  oneread demo --fabric tcp
+      where there is no RDMA: each GET is a request, so a killed server answers
+      none, and the next one takes its table over
 
 Takes some seconds, and stops everything that it starts. Exit status 1 if any
 key was missed, any value was wrong, or any GET failed while the table grew.")]
 pub struct Demo {
     /// How often every key is read with each GET timed, and then again without timing [default: 20;
-    /// over verbs 1]
+    /// over verbs and TCP 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
     /// Seconds of reading while the server updates values
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
-    /// What carries the READs
+    /// What carries the READs, or over TCP the requests
     #[arg(long, value_enum, default_value = "shm")]
-    fabric: Fabric,
+    fabric: Carrier,
     /// Print no story, only one JSON object at the end
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Carrier {
+    /// The memory of this host
+    Shm,
+    /// An RDMA device
+    Verbs,
+    /// Any network: each GET is a request to the server
+    Tcp,
+}
+
+impl Carrier {
+    fn fabric(self) -> (&'static str, Fabric) {
+        match self {
+            Carrier::Shm => ("shm", Fabric::Shm),
+            Carrier::Verbs => ("verbs", Fabric::Verbs),
+            Carrier::Tcp => ("tcp", Fabric::Tcp),
+        }
+    }
 }
 
 /// The results. The names are those of the JSON output.
@@ -65,7 +86,14 @@ struct Outcome {
     p999_ns: u64,
     gets_per_s: f64,
     server_cpu_ms: f64,
+    /// Over TCP there is none.
+    #[serde(skip_serializing_if = "String::is_empty")]
     put_while_stopped: String,
+    /// Over TCP: what a GET came to without a server, and GETs by 64 of the next one.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    get_while_killed: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    batched_gets_per_s: Option<f64>,
     updates: u64,
     gets_while_updating: u64,
     torn_retries: u64,
@@ -79,9 +107,9 @@ const PUT_DEADLINE: Duration = Duration::from_secs(1);
 impl Demo {
     pub fn run(self) -> Result<ExitCode> {
         let tell = |line: &str| if self.json { Ok(()) } else { show::say(line) };
-        let rounds = self.rounds.unwrap_or(if self.fabric == Fabric::Shm { 20 } else { 1 });
-        let fabric = if self.fabric == Fabric::Shm { "shm" } else { "verbs" };
-        let mut outcome = Outcome { fabric, rounds, ..Outcome::default() };
+        let rounds = self.rounds.unwrap_or(if self.fabric == Carrier::Shm { 20 } else { 1 });
+        let (name, fabric) = self.fabric.fabric();
+        let mut outcome = Outcome { fabric: name, rounds, ..Outcome::default() };
 
         let names = character_names();
         outcome.keys = names.len() as u64;
@@ -95,11 +123,14 @@ impl Demo {
             "--key-max=8".into(),
             format!("--value-max={}", longest + Versioned::EXTRA),
         ];
-        if self.fabric == Fabric::Verbs {
+        if fabric == Fabric::Verbs {
             // An emulated device may need milliseconds for a READ when the machine is busy.
             table.push("--grace=100ms".into());
         }
-        let server = ServerChild::spawn(self.fabric, &table)?;
+        let mut server = match fabric {
+            Fabric::Tcp => ServerChild::spawn_on_file(fabric, &table)?,
+            _ => ServerChild::spawn(fabric, &table)?,
+        };
         tell(&format!("A server process ({}) holds the table; this process connects to it.", server.pid()))?;
         let began = Instant::now();
         let mut client = server.connect()?;
@@ -112,44 +143,35 @@ impl Demo {
         load(&mut client, &names)?;
         tell(&format!("Loaded: {} put requests, done by the server.\n", show::count(outcome.keys)))?;
 
-        server.stop()?;
-        tell(&show::bold("Now the server process is stopped (SIGSTOP): it gets no CPU at all."))?;
-        let cpu = server.cpu_time()?;
-        read_all(&mut client, &names, rounds, &mut outcome)?;
-        outcome.put_while_stopped = put_to_stopped(&mut hasty)?;
-        ensure!(
-            server.has_stopped()?,
-            "somebody let the stopped server go on: a debugger, or a supervisor of processes; run the demo where none does"
-        );
-        outcome.server_cpu_ms = server.cpu_time()?.ms_since(cpu);
-        tell(&format!(
-            "  All names were read {} times and compared, straight from its memory.\n  \
-             It used {} ms of CPU meanwhile.\n  \
-             A put needs it, and ends as it should: {}\n",
-            2 * rounds,
-            outcome.server_cpu_ms,
-            outcome.put_while_stopped
-        ))?;
-
-        server.resume()?;
-        tell(&show::bold("The server goes on (SIGCONT), and updates all keys while we read."))?;
+        if fabric == Fabric::Tcp {
+            read_by_request(&mut server, &mut client, &mut hasty, &names, &mut outcome, &tell)?;
+            tell(&show::bold("It updates all keys while we read."))?;
+        } else {
+            read_stopped(&server, &mut client, &mut hasty, &names, &mut outcome, &tell)?;
+            tell(&show::bold("The server goes on (SIGCONT), and updates all keys while we read."))?;
+        }
         update_and_read(&mut client, &names, Duration::from_secs_f64(self.seconds.max(0.05)), &mut outcome)?;
-        tell(&format!(
-            "  {} met {}.\n  {} caught a slot half written, noticed, and looked again.\n",
-            show::counted(outcome.updates, "update"),
-            show::counted(outcome.gets_while_updating, "GET"),
-            show::counted(outcome.torn_retries, "GET")
-        ))?;
+        let met =
+            (show::counted(outcome.updates, "update"), show::counted(outcome.gets_while_updating, "GET"));
+        let met = format!("  {} met {}.\n", met.0, met.1);
+        tell(&match fabric {
+            // Whoever looks again is the server there.
+            Fabric::Tcp => met,
+            _ => format!(
+                "{met}  {} caught a slot half written, noticed, and looked again.\n",
+                show::counted(outcome.torn_retries, "GET")
+            ),
+        })?;
         // Its folder is the next server's.
         drop((client, hasty, server));
 
         tell(&show::bold("Another server begins small, and its table grows tenfold while we read it."))?;
-        outcome.growth = growth::run(self.fabric, &names)?;
+        outcome.growth = growth::run(fabric, &names)?;
         let growth = &outcome.growth;
         tell(&growth.picture())?;
         tell(&format!(
             "  {} keys became {} in {:.1} s, by {}. {} meanwhile:\n  \
-             {} failed, {} missed, {} with a wrong value. READs per GET: {:.3}.\n",
+             {} failed, {} missed, {} with a wrong value.{}\n",
             show::count(growth.keys_before),
             show::count(growth.keys),
             growth.seconds,
@@ -158,7 +180,10 @@ impl Demo {
             growth.failed,
             growth.missed,
             growth.wrong,
-            growth.reads_per_get,
+            match fabric {
+                Fabric::Tcp => String::new(),
+                _ => format!(" READs per GET: {:.3}.", growth.reads_per_get),
+            },
         ))?;
         if self.json {
             show::say(serde_json::to_string(&outcome)?)?;
@@ -185,29 +210,124 @@ impl Outcome {
         row("keys", n(self.keys), "");
         row("missed", n(self.missed), "keys that were there and not found");
         row("wrong or torn values", n(self.wrong), "");
-        row("READs per GET", format!("{:.4}", self.reads_per_get), "");
-        row(
-            "round trips per GET",
-            format!("{:.4}", self.trips_per_get),
-            "on a network; two READs may share one",
-        );
-        row("bytes per GET", format!("{:.0}", self.bytes_per_get), "");
+        let by_request = self.fabric == "tcp";
+        if !by_request {
+            row("READs per GET", format!("{:.4}", self.reads_per_get), "");
+            row(
+                "round trips per GET",
+                format!("{:.4}", self.trips_per_get),
+                "on a network; two READs may share one",
+            );
+            row("bytes per GET", format!("{:.0}", self.bytes_per_get), "");
+        }
         let how = match self.fabric {
             "shm" => "from another process's memory, value compared",
+            "tcp" => "a request to the server, value compared",
             _ => "by the RDMA device, value compared",
         };
         row("GET, median", ns(self.p50_ns), how);
         row("GET, 99 %", ns(self.p99_ns), "");
         row("GET, 99.9 %", ns(self.p999_ns), "");
         row("GETs", show::rate(self.gets_per_s), "one thread");
-        row("server CPU meanwhile", format!("{} ms", self.server_cpu_ms), "from /proc, the server stopped");
-        row("torn reads noticed", n(self.torn_retries), "looked again, while the server updated");
+        if let Some(rate) = self.batched_gets_per_s {
+            row("GETs by 64", show::rate(rate), "64 keys in a request");
+        }
+        let how = if by_request { "from /proc, for these GETs" } else { "from /proc, the server stopped" };
+        row("server CPU meanwhile", format!("{} ms", self.server_cpu_ms), how);
+        if !by_request {
+            row("torn reads noticed", n(self.torn_retries), "looked again, while the server updated");
+        }
         let growth = &self.growth;
         row("GET while it grew, median", ns(growth.p50_ns), "beside the thread that puts");
         row("GET while it grew, 99 %", ns(growth.p99_ns), "");
         table
     }
 }
+
+/// The server is stopped, and its table is read all the same.
+fn read_stopped(
+    server: &ServerChild,
+    client: &mut Client,
+    hasty: &mut Client,
+    names: &[Named],
+    outcome: &mut Outcome,
+    tell: &Tell<'_>,
+) -> Result<()> {
+    server.stop()?;
+    tell(&show::bold("Now the server process is stopped (SIGSTOP): it gets no CPU at all."))?;
+    let cpu = server.cpu_time()?;
+    read_all(client, names, outcome)?;
+    outcome.put_while_stopped = put_to_stopped(hasty)?;
+    ensure!(
+        server.has_stopped()?,
+        "somebody let the stopped server go on: a debugger, or a supervisor of processes; run the demo where none does"
+    );
+    outcome.server_cpu_ms = server.cpu_time()?.ms_since(cpu);
+    tell(&format!(
+        "  All names were read {} times and compared, straight from its memory.\n  \
+         It used {} ms of CPU meanwhile.\n  \
+         A put needs it, and ends as it should: {}\n",
+        2 * outcome.rounds,
+        outcome.server_cpu_ms,
+        outcome.put_while_stopped
+    ))?;
+    server.resume()
+}
+
+/// Over TCP the server answers each GET. When it is killed nobody does, until the next one takes its table over.
+fn read_by_request(
+    server: &mut ServerChild,
+    client: &mut Client,
+    hasty: &mut Client,
+    names: &[Named],
+    outcome: &mut Outcome,
+    tell: &Tell<'_>,
+) -> Result<()> {
+    tell(&show::bold("Over TCP each GET is a request, which the server answers from its memory."))?;
+    let cpu = server.cpu_time()?;
+    read_all(client, names, outcome)?;
+    outcome.server_cpu_ms = server.cpu_time()?.ms_since(cpu);
+    let gets = 2 * u64::from(outcome.rounds) * outcome.keys;
+    tell(&format!(
+        "  All names were read {} times and compared. The server used {:.0} ms of CPU: {} for a GET.\n",
+        2 * outcome.rounds,
+        outcome.server_cpu_ms,
+        show::nanos(outcome.server_cpu_ms * 1e6 / gets as f64)
+    ))?;
+    server.kill()?;
+    tell(&show::bold("Now the server process is killed (SIGKILL)."))?;
+    outcome.get_while_killed = match hasty.get(&names[0].0) {
+        Err(error) => format!("{:#}", anyhow::Error::from(error)),
+        Ok(_) => anyhow::bail!("a GET was answered although the server was killed: please report this"),
+    };
+    tell(&format!("  Without a server there is no GET over TCP: {}\n", outcome.get_while_killed))?;
+    server.restart()?;
+    tell(&show::bold("Another server takes the table over. The same client finds it by itself."))?;
+    let begun = Instant::now();
+    let mut found = Values::default();
+    for some in names.chunks(64) {
+        let keys: Vec<_> = some.iter().map(|(key, _)| key).collect();
+        client.get_many_into(&keys, &mut found)?;
+        for ((_, name), value) in some.iter().zip(found.iter()) {
+            match value {
+                None => outcome.missed += 1,
+                Some(value) => outcome.wrong += u64::from(value != name.as_bytes()),
+            }
+        }
+    }
+    let rate = outcome.keys as f64 / begun.elapsed().as_secs_f64();
+    outcome.batched_gets_per_s = Some(rate);
+    let told = format!(
+        "  All names are there: {} missed, {} wrong. 64 to a request, it read {} of them.\n",
+        outcome.missed,
+        outcome.wrong,
+        show::rate(rate)
+    );
+    Ok(tell(&told)?)
+}
+
+/// Says a line of the story, or nothing.
+type Tell<'a> = dyn Fn(&str) -> std::io::Result<()> + 'a;
 
 fn load(client: &mut Client, names: &[Named]) -> Result<()> {
     let bar = Progress::of(names.len() as u64, "  loading", "keys");
@@ -223,7 +343,8 @@ fn load(client: &mut Client, names: &[Named]) -> Result<()> {
 
 /// Reads every key `rounds` times with each GET timed and its value compared, then as often without
 /// timing.
-fn read_all(client: &mut Client, names: &[Named], rounds: u32, outcome: &mut Outcome) -> Result<()> {
+fn read_all(client: &mut Client, names: &[Named], outcome: &mut Outcome) -> Result<()> {
+    let rounds = outcome.rounds;
     // Up to 1 s, with 3 digits.
     let mut times = Histogram::<u64>::new_with_bounds(1, 1_000_000_000, 3)?;
     let gets = names.len() as u64 * u64::from(rounds);

@@ -303,6 +303,30 @@ fn demo_reads_a_stopped_server() {
     assert!((1.0..1.3).contains(&growth("reads_per_get")), "{out}");
 }
 
+/// Over TCP the server answers each GET: a killed one answers none, and the next one all.
+#[test]
+fn demo_asks_a_server_over_tcp() {
+    let run = |more: &[&str]| {
+        let demo = ["demo", "--fabric", "tcp", "--rounds", "1", "--seconds", "0.3"];
+        expect(run(&[&demo[..], more].concat()), 0)
+    };
+    let out = json(&run(&["--json"]));
+    let n = |name: &str| out[name].as_f64().unwrap_or_else(|| panic!("{name} is missing in {out}"));
+    assert_eq!(
+        (n("found"), n("missed"), n("wrong"), n("reads_per_get")),
+        (n("keys"), 0.0, 0.0, 0.0),
+        "{out}"
+    );
+    assert!(n("server_cpu_ms") > 0.0 && n("batched_gets_per_s") > 0.0 && n("updates") > 0.0, "{out}");
+    assert!(out["get_while_killed"].as_str().unwrap().contains("no server at tcp://"), "{out}");
+    assert!(out["put_while_stopped"].is_null(), "{out}");
+    let story = stdout(&run(&[]));
+    for told in ["each GET is a request", "killed (SIGKILL)", "takes the table over", "GETs by 64"] {
+        assert!(story.contains(told), "{told}: {story}");
+    }
+    assert!(!story.contains("READ"), "there is none: {story}");
+}
+
 #[test]
 fn errors_of_use() {
     let out = expect(run(&["serve", "--layout", "nonsense"]), 2);
