@@ -62,6 +62,8 @@ costs! {
     ROOM = 698.0, "the same; not used: the mean of a fill is";
     /// PUT of a new key with a search for a path
     PATH = 17050.0, "the same; not used: the mean of a fill is";
+    /// Request for one key that a worker answers over TCP, its system calls aside
+    TCP_GET = 996.0, "the same, one key a message; 316 a key by 50";
     /// GET or PUT in a concurrent map of this process
     LOCAL = 265.0, "docs/BENCHMARKS.md: DashMap's GET out of cache takes 108 ns at 2.45 GHz";
 }
@@ -179,6 +181,13 @@ pub(crate) const HERD_SINGLE_NS: f64 = 1e9 / 6.69e6;
 /// eRPC (NSDI'19): 10 M small RPCs a second on one core, without a table behind them.
 pub(crate) const ERPC_NS: f64 = 100.0;
 
+/// The kernel's time on each side for a request over TCP and its answer: TAS (EuroSys'19, table 1) has 15,700 cycles
+/// on Linux, the program's own aside (from memory), here at 2.45 GHz.
+pub(crate) const TCP_NS: f64 = 15_700.0 / 2.45;
+
+/// Instructions that a core of the shipped profiles does in that time, for a client's side.
+pub(crate) const TCP_INSTRUCTIONS: f64 = TCP_NS * 4.9;
+
 /// READs of a GET in Pilaf at 75 % load: 1.6 probes, and the extent.
 pub(crate) const PILAF_PROBES: f64 = 1.6;
 
@@ -213,7 +222,7 @@ pub(crate) fn two_sided(sent_bytes: f64, fetched_bytes: f64, server_ns: f64, ser
 }
 
 /// Pilaf, FaRM, RACE and XStore as one-sided rivals, HERD and eRPC as two-sided ones, and a copy at
-/// each client, from the papers. Where a paper gives no instructions, ours stand in.
+/// each client, from the papers. Where a paper gives no instructions, ours stand in. And this crate over TCP.
 pub fn rivals(workload: &Workload) -> Vec<Design> {
     let (key, value) = (workload.key_bytes as f64, workload.value_bytes as f64);
     let pair = key + value;
@@ -316,6 +325,22 @@ pub fn rivals(workload: &Workload) -> Vec<Design> {
             rpc(ERPC_NS, 2.0),
             (pair + 16.0) / 0.9,
             "NSDI'19: 100 ns an RPC, and two lines of a table, one after the other",
+        ),
+        new(
+            "TCP",
+            Side::TwoSided,
+            {
+                let (get, put) = rpc(TCP_NS, 1.0);
+                let by_kernel = |demand, server_instructions| Demand {
+                    client_instructions: TCP_INSTRUCTIONS,
+                    server_instructions,
+                    ..demand
+                };
+                (by_kernel(get, TCP_GET.instructions), by_kernel(put, UPDATE.instructions))
+            },
+            // `windowed:8`: whole lines, 90 % full.
+            ((pair + 16.0) / 64.0).ceil() * 64.0 / 0.9,
+            "this crate over tcp://, each GET a request of its own: 996 instructions, and TAS's 15,700 cycles of the kernel (M)",
         ),
         copy,
     ]

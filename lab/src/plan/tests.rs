@@ -97,6 +97,22 @@ fn utilization_by_hand() {
     assert!(near(prediction.ops_per_s, 20e6) && near(prediction.gets_per_server_per_s, 20e6));
 }
 
+/// Over TCP the server's cores bind: with the kernel's time, 996 instructions and one line, as docs/MODEL.md has it.
+#[test]
+fn requests_over_tcp_by_hand() {
+    let workload = Workload { gets: 1.0, zipf: 0.0, clients: 1_000, ..Workload::default() };
+    let design = rivals(&workload).into_iter().find(|rival| rival.name == "TCP").unwrap();
+    let system = System::new(workload, Profile::shipped("cx6-200g").unwrap()).unwrap();
+    let prediction = system.predict(&design);
+    let host = &system.profile.host;
+    let of_one =
+        15_700.0 / 2.45 + 996.0 / (host.clock_ghz.value * host.per_cycle.value) + host.memory_ns.value;
+    assert_eq!(prediction.binding(), Resource::ServerCpu);
+    assert!(near(prediction.ops_per_s, host.cores.value / (of_one * 1e-9)), "{prediction:?}");
+    assert!((2.3e6..2.4e6).contains(&prediction.ops_per_s), "{prediction:?}");
+    assert!((15e-6..16e-6).contains(&prediction.get_light_s), "{prediction:?}");
+}
+
 /// Little's law: one client with one GET under way.
 #[test]
 fn little_by_hand() {

@@ -7,8 +7,9 @@ use clap::Args;
 use comfy_table::{Attribute, Cell};
 use hdrhistogram::Histogram;
 use oneread::internals::layout::hash::{mix, reduce};
-use oneread::{Client, Values};
+use oneread::{Client, ClientOptions, ClientTls, Values};
 use oneread_kit::child::{CpuTime, Fabric, ServerChild};
+use oneread_kit::folder::Folder;
 use oneread_kit::progress::Progress;
 use oneread_kit::show;
 use rustix::process::Pid;
@@ -17,9 +18,9 @@ use serde::Serialize;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// Time requests over TCP, beside Redis and bare bytes
+/// Time requests over TCP, also through TLS, beside Redis and bare bytes
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   oneread bench tcp
@@ -33,7 +34,8 @@ One thread and one connection over the loopback, keys of 16 bytes, values of 32:
   get 1 MiB   a value of 1 MiB, into memory that is used again; and as many
               bytes of a thread that does nothing else (`bare bytes`)
 All servers run on one CPU, the last that this process may use, and the client
-on the first. Redis is there if there is a `redis-server` (PATH); it is started
+on the first. `with TLS` is oneread again, with a certificate made for this run
+(ECDSA P-256). Redis is there if there is a `redis-server` (PATH); it is started
 for this, without persistence, and stopped again. Rounds alternate.
 
 `each` is the median round's time for a key. `server` is the CPU time that the
@@ -93,6 +95,7 @@ impl What {
 #[serde(rename_all = "kebab-case")]
 enum Way {
     Oneread,
+    Tls,
     Redis,
     Bare,
 }
@@ -101,6 +104,7 @@ impl Way {
     fn name(self) -> &'static str {
         match self {
             Way::Oneread => "oneread",
+            Way::Tls => "with TLS",
             Way::Redis => "redis",
             Way::Bare => "bare bytes",
         }
@@ -165,19 +169,24 @@ impl Tcp {
             format!("--key-max={KEY_BYTES}"),
             format!("--value-max={VALUE_BYTES}"),
         ];
-        let (server, mut redis) = placed(&theirs, &ours, || {
+        let certificate = Certificate::new()?;
+        let (server, sealed, mut redis) = placed(&theirs, &ours, || {
             let server = ServerChild::spawn(Fabric::Tcp, &short)?;
+            let sealed = ServerChild::spawn(Fabric::Tcp, &[&short[..], &certificate.arguments()].concat())?;
             let redis = Redis::start(&server, Over::Tcp)?;
-            Ok((server, redis))
+            Ok((server, sealed, redis))
         })?;
         let version = redis.as_ref().map(|redis| redis.version.clone());
         let mut client = server.connect()?;
+        let mut client_by_tls = sealed.connect_with(certificate.options()?)?;
         self.fill(&mut client, redis.as_mut())?;
+        self.fill(&mut client_by_tls, None)?;
         for what in [What::Get, What::Get64, What::Put64, What::Get1000] {
-            lines.extend(self.short(what, &server, &mut client, redis.as_mut())?);
+            let ours = [(&server, &mut client), (&sealed, &mut client_by_tls)];
+            lines.extend(self.short(what, ours, redis.as_mut())?);
         }
-        drop((client, redis, server));
-        lines.extend(self.long(&ours, &theirs)?);
+        drop((client, client_by_tls, redis, server, sealed));
+        lines.extend(self.long(&ours, &theirs, &certificate)?);
         Ok(Outcome { machine, keys: self.keys, rounds: self.rounds, redis: version, lines })
     }
 
@@ -199,22 +208,24 @@ impl Tcp {
     fn short(
         &self,
         what: What,
-        server: &ServerChild,
-        client: &mut Client,
+        [(server, client), (sealed, client_by_tls)]: [(&ServerChild, &mut Client); 2],
         redis: Option<&mut Redis>,
     ) -> Result<Vec<Line>> {
         let keys_of = |numbers: &[u64]| numbers.iter().map(|&n| key(n)).collect::<Vec<_>>();
         let pairs_of = |numbers: &[u64]| numbers.iter().map(|&n| (key(n), value(n))).collect::<Vec<_>>();
-        let (mut out, mut values) = (Vec::new(), Values::default());
-        let mut ours = |numbers: &[u64]| match what {
+        let ask = |client: &mut Client, out: &mut Vec<u8>, values: &mut Values, numbers: &[u64]| match what {
             What::Put64 => Ok(client.put_many(&pairs_of(numbers))?.iter().all(Result::is_ok)),
-            What::Get => Ok(client.get_into(&key(numbers[0]), &mut out)? && out == value(numbers[0])),
+            What::Get => Ok(client.get_into(&key(numbers[0]), out)? && *out == value(numbers[0])),
             _ => {
-                client.get_many_into(&keys_of(numbers), &mut values)?;
+                client.get_many_into(&keys_of(numbers), values)?;
                 let wanted = numbers.iter().map(|&n| value(n));
                 Ok(values.iter().zip(wanted).all(|(found, wanted)| found == Some(&wanted[..])))
             }
         };
+        let (mut out, mut values) = (Vec::new(), Values::default());
+        let mut ours = |numbers: &[u64]| ask(client, &mut out, &mut values, numbers);
+        let (mut out, mut values) = (Vec::new(), Values::default());
+        let mut by_tls = |numbers: &[u64]| ask(client_by_tls, &mut out, &mut values, numbers);
         let process = redis.as_ref().map(|redis| redis.pid());
         let mut theirs = redis.map(|redis| {
             let mut out = Vec::new();
@@ -234,38 +245,47 @@ impl Tcp {
             }
         });
         let mut contestants: Vec<(Way, Option<Pid>, &mut Ask<'_>)> =
-            vec![(Way::Oneread, Some(server.pid()), &mut ours)];
+            vec![(Way::Oneread, Some(server.pid()), &mut ours), (Way::Tls, Some(sealed.pid()), &mut by_tls)];
         contestants.extend(theirs.as_mut().map(|ask| (Way::Redis, process, ask as &mut Ask<'_>)));
         self.alternate(what, self.keys, contestants)
     }
 
-    fn long(&self, ours: &CpuSet, theirs: &CpuSet) -> Result<Vec<Line>> {
+    fn long(&self, ours: &CpuSet, theirs: &CpuSet, certificate: &Certificate) -> Result<Vec<Line>> {
         let arguments = [
             format!("--capacity={LONG_VALUES}"),
             format!("--key-max={KEY_BYTES}"),
             format!("--value-max={LONG_BYTES}"),
             format!("--heap={}", 4 * LONG_VALUES * LONG_BYTES as u64),
         ];
-        let (server, mut redis, mut bare) = placed(theirs, ours, || {
+        let (server, sealed, mut redis, mut bare) = placed(theirs, ours, || {
             let server = ServerChild::spawn(Fabric::Tcp, &arguments)?;
+            let sealed =
+                ServerChild::spawn(Fabric::Tcp, &[&arguments[..], &certificate.arguments()].concat())?;
             let redis = Redis::start(&server, Over::Tcp)?;
-            Ok((server, redis, Bare::start()?))
+            Ok((server, sealed, redis, Bare::start()?))
         })?;
         let mut client = server.connect()?;
+        let mut client_by_tls = sealed.connect_with(certificate.options()?)?;
         let long = |n: u64| {
             let mut long = vec![n as u8; LONG_BYTES];
             long[LONG_BYTES - VALUE_BYTES..].copy_from_slice(&value(n));
             long
         };
         let pairs: Vec<_> = (0..LONG_VALUES).map(|n| (key(n), long(n))).collect();
-        for outcome in client.put_many(&pairs).context("putting long values")? {
-            outcome?;
+        for client in [&mut client, &mut client_by_tls] {
+            for outcome in client.put_many(&pairs).context("putting long values")? {
+                outcome?;
+            }
         }
         redis.as_mut().map(|redis| redis.set(&pairs)).transpose()?;
         let is_right =
             |out: &[u8], n: u64| out.len() == LONG_BYTES && out.ends_with(&value(n)) && out[0] == n as u8;
-        let (mut mine, mut other, mut third) = (Vec::new(), Vec::new(), vec![0; LONG_BYTES]);
+        let (mut mine, mut mine_by_tls) = (Vec::new(), Vec::new());
+        let (mut other, mut third) = (Vec::new(), vec![0; LONG_BYTES]);
         let mut ours = |n: &[u64]| Ok(client.get_into(&key(n[0]), &mut mine)? && is_right(&mine, n[0]));
+        let mut by_tls = |n: &[u64]| {
+            Ok(client_by_tls.get_into(&key(n[0]), &mut mine_by_tls)? && is_right(&mine_by_tls, n[0]))
+        };
         let process = redis.as_ref().map(|redis| redis.pid());
         let mut theirs = redis.as_mut().map(|redis| {
             move |n: &[u64]| {
@@ -275,7 +295,7 @@ impl Tcp {
         });
         let mut bytes = |_: &[u64]| bare.bring(&mut third);
         let mut contestants: Vec<(Way, Option<Pid>, &mut Ask<'_>)> =
-            vec![(Way::Oneread, Some(server.pid()), &mut ours)];
+            vec![(Way::Oneread, Some(server.pid()), &mut ours), (Way::Tls, Some(sealed.pid()), &mut by_tls)];
         contestants.extend(theirs.as_mut().map(|ask| (Way::Redis, process, ask as &mut Ask<'_>)));
         contestants.push((Way::Bare, None, &mut bytes));
         self.alternate(What::GetLong, LONG_VALUES, contestants)
@@ -349,6 +369,32 @@ impl Line {
             p99_ns: quantile(&timed.requests, 0.99),
             ratio: ratios.map(median),
         }
+    }
+}
+
+/// A certificate for servers of this run, in a folder that goes with it.
+struct Certificate(Folder);
+
+impl Certificate {
+    fn new() -> Result<Certificate> {
+        let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]);
+        let own = own.context("making a certificate for this run")?;
+        let folder = Folder::new()?;
+        std::fs::write(folder.join("certificate"), own.cert.pem()).context("keeping the certificate")?;
+        std::fs::write(folder.join("key"), own.signing_key.serialize_pem()).context("keeping its key")?;
+        Ok(Certificate(folder))
+    }
+
+    /// A server's arguments.
+    fn arguments(&self) -> [String; 2] {
+        [("cert", "certificate"), ("key", "key")]
+            .map(|(option, file)| format!("--tls-{option}={}", self.0.join(file).display()))
+    }
+
+    fn options(&self) -> Result<ClientOptions> {
+        const PATIENT: Duration = Duration::from_secs(30);
+        let tls = ClientTls::new(self.0.join("certificate"), None).context("trusting the certificate")?;
+        Ok(ClientOptions::new().deadline(PATIENT).tls(tls))
     }
 }
 
