@@ -233,7 +233,7 @@ impl Outcome {
             row("GETs by 64", show::rate(rate), "64 keys in a request");
         }
         let how = if by_request { "from /proc, for these GETs" } else { "from /proc, the server stopped" };
-        row("server CPU meanwhile", format!("{} ms", self.server_cpu_ms), how);
+        row("server CPU meanwhile", format!("{:.1} ms", self.server_cpu_ms), how);
         if !by_request {
             row("torn reads noticed", n(self.torn_retries), "looked again, while the server updated");
         }
