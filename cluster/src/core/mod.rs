@@ -1,0 +1,15 @@
+//! The rules of a cluster (docs/CLUSTER.md), as code that does no I/O: [`Node`](node::Node) is a node,
+//! [`Leases`](lease::Leases) and [`Sending`](sending::Sending) are what a client must keep to.
+
+pub mod adopt;
+pub mod etcd;
+pub mod lease;
+pub mod message;
+pub mod node;
+pub mod placement;
+pub mod results;
+pub mod sending;
+pub mod shard;
+pub mod state;
+pub mod table;
+pub mod view;

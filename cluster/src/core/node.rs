@@ -1,0 +1,636 @@
+//! A node: its life in etcd, its words, and its part in each shard.
+//!
+//! A `Node` has no clock, socket, thread or etcd. It is told what comes ([`Node::answered`], [`Node::received`],
+//! [`Node::requested`]) and what time it is by its own clock, and says what it wants done ([`Node::outputs`]). What it
+//! stores in its [`Table`] is stored before any of that. [`Node::tick`] does what is due.
+
+use crate::core::etcd::{At, CallId, Entry, EtcdAnswer, EtcdCall, EtcdKey, EtcdValue};
+use crate::core::message::{ChannelId, Message, NotDone, Output, Peer, Reply, Request, Store};
+use crate::core::placement::{Wishes, wanted};
+use crate::core::shard::{Replica, Role};
+use crate::core::state::{
+    Lived, NodeAbout, NodeId, NodeIds, NodeKey, Notes, Page, ShardIx, ShardState, Time, Timing, Word,
+};
+use crate::core::table::{NoMemory, Table};
+use crate::faults::{Rule, broken};
+use rustc_hash::FxHashMap;
+
+/// A node's standing with etcd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It lives, and knows what etcd said after its birth.
+    Good,
+    /// It asks for a new life.
+    Unborn,
+    /// It lives, and asks who serves what.
+    Looking(CallId),
+    /// etcd is another one: it waits for the operator (CL17).
+    Foreign,
+    /// Its table has refused a change that others have. It beats no more, so that they take over.
+    Failed,
+}
+
+/// A call under way.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::core) struct Pending {
+    pub call: CallId,
+    pub since: Time,
+}
+
+/// Another node's key, and since when it is so by this node's clock.
+#[derive(Debug)]
+pub(in crate::core) struct Seen {
+    pub key: NodeKey,
+    pub at: At,
+    pub since: Time,
+}
+
+/// What all shards of a node share.
+#[derive(Debug)]
+pub(in crate::core) struct Shared<T> {
+    pub id: NodeId,
+    pub timing: Timing,
+    pub table: T,
+    pub page: Page,
+    pub standing: Standing,
+    pub seen: FxHashMap<NodeId, Seen>,
+    pub outputs: Vec<Output>,
+    pub notes: Notes,
+    /// Room that no shard has set aside.
+    pub room_left: u64,
+    last_call: CallId,
+    last_channel: u64,
+    notes_due: bool,
+}
+
+impl<T: Table> Shared<T> {
+    pub fn call(&mut self, call: EtcdCall) -> CallId {
+        self.last_call += 1;
+        self.outputs.push(Output::Etcd(self.last_call, call));
+        self.last_call
+    }
+
+    pub fn transact(&mut self, compare: Vec<(EtcdKey, At)>, put: Vec<(EtcdKey, EtcdValue)>) -> CallId {
+        let adoption = self.notes.adoption;
+        self.call(EtcdCall::Transaction { adoption, compare, put })
+    }
+
+    pub fn new_channel(&mut self, epoch: u64) -> ChannelId {
+        self.last_channel += 1;
+        ChannelId { epoch, count: self.last_channel }
+    }
+
+    pub fn tell(&mut self, node: NodeId, message: Message) {
+        self.outputs.push(Output::Node(node, message));
+    }
+
+    pub fn reply(&mut self, peer: Peer, reply: Reply) {
+        self.outputs.push(Output::Reply(peer, reply));
+    }
+
+    pub fn not_done(&mut self, peer: Peer, request: &Request, why: NotDone) {
+        self.reply(peer, Reply { copy: request.copy, ended: Err(why) });
+    }
+
+    /// Sets a shard's word.
+    pub fn set_word(&mut self, shard: ShardIx, word: Word) -> bool {
+        let old = std::mem::replace(&mut self.page.words[usize::from(shard)], word);
+        let is_stored = self.table.store_page(&self.page).is_ok();
+        if !is_stored {
+            self.page.words[usize::from(shard)] = old;
+        }
+        is_stored
+    }
+
+    fn close_words(&mut self) -> bool {
+        let old = self.page.words.clone();
+        self.page.words.iter_mut().for_each(|word| word.is_open = false);
+        let is_stored = self.table.store_page(&self.page).is_ok();
+        if !is_stored {
+            self.page.words = old;
+        }
+        is_stored
+    }
+
+    /// Makes a change visible.
+    pub fn store(&mut self, (key, value): &Store) -> Result<(), NoMemory> {
+        match value {
+            Some(value) => self.table.put(key, value),
+            None => {
+                self.table.remove(key);
+                Ok(())
+            }
+        }
+    }
+
+    /// The table refuses what it must take: the node serves nothing any more, and others take over.
+    pub fn fails(&mut self, shard: ShardIx) {
+        tracing::error!(shard, "the table takes no more, though room was set aside: others take over");
+        self.standing = Standing::Failed;
+    }
+
+    /// The newest state of a shard is known from now on.
+    pub fn note(&mut self, shard: ShardIx, state: &ShardState) {
+        self.notes.newest[usize::from(shard)] = state.clone();
+        self.notes_due = true;
+    }
+}
+
+/// So many shards are copied to newcomers at once.
+const JOINS_MAX: usize = 4;
+
+/// A node of a cluster. See the [module](self).
+#[derive(Debug)]
+pub struct Node<T: Table> {
+    shared: Shared<T>,
+    about: NodeAbout,
+    /// Number of the last beat, and the life.
+    number: u64,
+    life: u64,
+    /// When its own key was changed last, as far as it knows.
+    at: At,
+    revision: i64,
+    /// Calls up to this one were made before an etcd was adopted.
+    asked_before: CallId,
+    /// When it beat last, and when etcd was asked for everything last.
+    beaten: Option<Time>,
+    looked: Option<Time>,
+    /// When it saw to it last who has copies, and by which wishes.
+    placed: Option<Time>,
+    copies: u8,
+    wishes: Wishes,
+    birth: Option<Pending>,
+    /// Beats under way: the call, the life and the number.
+    beats: Vec<(CallId, Lived)>,
+    /// Words are still to be closed, before it asks for a life.
+    to_close: bool,
+    replicas: Vec<Replica<T::Cursor>>,
+}
+
+impl<T: Table> Node<T> {
+    /// A node begins, or begins again with what its table has: `page` and `notes` as they were stored last (the
+    /// default for a table that is new).
+    ///
+    /// It does nothing until [`Node::tick`].
+    pub fn new(
+        id: NodeId,
+        about: NodeAbout,
+        shards: ShardIx,
+        timing: Timing,
+        table: T,
+        page: Page,
+        notes: Notes,
+    ) -> Node<T> {
+        let (mut page, mut notes) = (page, notes);
+        page.words.resize(usize::from(shards), Word::default());
+        notes.newest.resize(usize::from(shards), ShardState::default());
+        let room_left = table.memory();
+        let mut replicas: Vec<_> = (0..shards).map(Replica::new).collect();
+        let number = page.asked.number;
+        let mut shared = Shared {
+            id,
+            timing,
+            table,
+            page,
+            standing: Standing::Unborn,
+            seen: FxHashMap::default(),
+            outputs: Vec::new(),
+            notes,
+            room_left,
+            last_call: 0,
+            last_channel: 0,
+            notes_due: false,
+        };
+        replicas.iter_mut().for_each(|replica| replica.take_stock(&mut shared));
+        Node {
+            shared,
+            about,
+            number,
+            life: 0,
+            at: 0,
+            revision: 0,
+            asked_before: 0,
+            beaten: None,
+            looked: None,
+            placed: None,
+            copies: 0,
+            wishes: Wishes::default(),
+            birth: None,
+            beats: Vec::new(),
+            to_close: !broken(Rule::OpenAtStart),
+            replicas,
+        }
+    }
+
+    /// Its number.
+    pub fn id(&self) -> NodeId {
+        self.shared.id
+    }
+
+    /// Its standing with etcd.
+    pub fn standing(&self) -> Standing {
+        self.shared.standing
+    }
+
+    /// Its table.
+    pub fn table(&mut self) -> &mut T {
+        &mut self.shared.table
+    }
+
+    /// What it has learned of etcd.
+    pub fn notes(&self) -> &Notes {
+        &self.shared.notes
+    }
+
+    /// Its page.
+    pub fn page(&self) -> &Page {
+        &self.shared.page
+    }
+
+    /// Its part in a shard.
+    pub fn replica(&self, shard: ShardIx) -> &Replica<T::Cursor> {
+        &self.replicas[usize::from(shard)]
+    }
+
+    /// Another node's key, as it was seen last.
+    pub fn seen(&self, node: NodeId) -> Option<&NodeKey> {
+        self.shared.seen.get(&node).map(|seen| &seen.key)
+    }
+
+    /// The nodes that are alive, as far as this one knows.
+    pub fn alive(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.shared.seen.iter().filter(|(_, seen)| seen.key.alive).map(|(id, _)| *id)
+    }
+
+    /// What it wants done since this was asked last, in this order.
+    pub fn outputs(&mut self) -> Vec<Output> {
+        for replica in &mut self.replicas {
+            replica.answer(&mut self.shared);
+        }
+        if std::mem::take(&mut self.shared.notes_due) {
+            // Again next time, if there is no memory for it.
+            self.shared.notes_due = self.shared.table.store_notes(&self.shared.notes).is_err();
+        }
+        std::mem::take(&mut self.shared.outputs)
+    }
+
+    // ---- its life ----
+
+    /// Beats: tells etcd that it lives (CL1).
+    fn beat(&mut self, now: Time) {
+        let beat = Lived { life: self.life, number: self.number + 1 };
+        if !broken(Rule::AskedAfterwards) && !self.store_asked(beat) {
+            return;
+        }
+        (self.number, self.beaten) = (beat.number, Some(now));
+        let call = self.write_key(beat);
+        self.beats.push((call, beat));
+    }
+
+    /// CL1: before the beat is sent.
+    fn store_asked(&mut self, beat: Lived) -> bool {
+        let old = std::mem::replace(&mut self.shared.page.asked, beat);
+        let is_stored = self.shared.table.store_page(&self.shared.page).is_ok();
+        if !is_stored {
+            self.shared.page.asked = old;
+        }
+        is_stored
+    }
+
+    fn write_key(&mut self, beat: Lived) -> CallId {
+        let (life, number) = (beat.life, beat.number);
+        let key = NodeKey { life, number, alive: true, about: self.about.clone() };
+        let name = EtcdKey::Node(self.shared.id);
+        let at = self.at;
+        self.shared.transact(vec![(name, at)], vec![(name, EtcdValue::Node(key))])
+    }
+
+    /// CL10: words are closed before it asks for a new life.
+    fn ask_for_life(&mut self, now: Time) {
+        self.shared.standing = Standing::Unborn;
+        self.beats.clear();
+        self.birth = None;
+        if self.to_close && !self.shared.close_words() {
+            return;
+        }
+        self.to_close = false;
+        let number = self.number + 1;
+        if !self.store_asked(Lived { life: number, number }) {
+            return;
+        }
+        (self.number, self.life) = (number, number);
+        let call = self.write_key(Lived { life: number, number });
+        self.birth = Some(Pending { call, since: now });
+    }
+
+    /// Closes its words, and asks for another life.
+    fn begin_life(&mut self, now: Time, closes: bool) {
+        self.to_close |= closes;
+        self.ask_for_life(now);
+    }
+
+    /// Asks etcd for everything.
+    fn look(&mut self, now: Time) -> CallId {
+        self.looked = Some(now);
+        let call = self.shared.call(EtcdCall::Read);
+        if let Standing::Looking(_) = self.shared.standing {
+            self.shared.standing = Standing::Looking(call);
+        }
+        call
+    }
+
+    /// CL17: whether an answer of etcd may be used.
+    fn trusts(&mut self, now: Time, answer: &EtcdAnswer) -> bool {
+        // It was asked before another etcd was adopted.
+        if answer.call <= self.asked_before {
+            return false;
+        }
+        let known = self.shared.notes.adoption;
+        if known.number > 0 && broken(Rule::AnyEtcd) {
+            return true;
+        }
+        if known.number > 0 && broken(Rule::RevisionOnly) {
+            if answer.etcd != known.etcd && answer.revision >= self.revision {
+                self.shared.notes.adoption.etcd = answer.etcd;
+            }
+            let is_so = answer.etcd == self.shared.notes.adoption.etcd;
+            if is_so {
+                self.revision = self.revision.max(answer.revision);
+            }
+            return is_so;
+        }
+        if answer.etcd == known.etcd && self.shared.standing != Standing::Foreign {
+            return true;
+        }
+        if self.shared.notes.past.contains(&answer.etcd) || answer.etcd == known.etcd {
+            return false;
+        }
+        let new = answer.adoption().filter(|new| new.etcd == answer.etcd && new.number > known.number);
+        if let Some(new) = new {
+            let notes = &mut self.shared.notes;
+            notes.past.extend((known.number > 0).then_some(known.etcd));
+            notes.adoption = new;
+            self.shared.notes_due = true;
+            self.shared.seen.clear();
+            self.asked_before = self.shared.last_call;
+            self.at = answer.node(self.shared.id).map_or(0, |(_, at)| at);
+            self.begin_life(now, true);
+        } else if known.number > 0 {
+            self.to_close = !self.shared.close_words();
+            self.shared.standing = Standing::Foreign;
+            self.birth = None;
+            self.beats.clear();
+        }
+        false
+    }
+
+    /// etcd has answered, or a watch has brought something.
+    pub fn answered(&mut self, now: Time, answer: EtcdAnswer) {
+        if self.shared.standing == Standing::Failed || !self.trusts(now, &answer) {
+            return;
+        }
+        self.see_keys(now, &answer.entries);
+        for entry in &answer.entries {
+            match &entry.value {
+                Some(EtcdValue::Config(config)) => self.copies = config.replicas,
+                Some(EtcdValue::Wishes(wishes)) => self.wishes = wishes.clone(),
+                _ => {}
+            }
+        }
+        if let Some(pending) = self.birth
+            && answer.is_of(pending.call)
+        {
+            self.birth_answered(now, &answer);
+        }
+        if let Some(index) = self.beats.iter().position(|(call, _)| answer.is_of(*call)) {
+            let (_, beat) = self.beats.remove(index);
+            self.beat_answered(now, beat, &answer);
+        }
+        for replica in &mut self.replicas {
+            replica.answered(&answer);
+        }
+        match self.shared.standing {
+            Standing::Good => {
+                for entry in &answer.entries {
+                    self.learn(now, entry);
+                }
+            }
+            // The life is new, and etcd says after that who serves what (CL10).
+            Standing::Looking(call) if answer.is_of(call) => {
+                self.shared.standing = Standing::Good;
+                for entry in &answer.entries {
+                    self.learn(now, entry);
+                }
+                for replica in &mut self.replicas {
+                    replica.resume(&mut self.shared, now);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn birth_answered(&mut self, now: Time, answer: &EtcdAnswer) {
+        if let Some((_, at)) = answer.node(self.shared.id) {
+            self.at = at;
+        }
+        if !answer.is_done {
+            return self.ask_for_life(now);
+        }
+        self.birth = None;
+        if self.store_held(Lived { life: self.life, number: self.life }) {
+            self.shared.standing = Standing::Looking(0);
+            self.look(now);
+        }
+    }
+
+    fn store_held(&mut self, beat: Lived) -> bool {
+        let old = std::mem::replace(&mut self.shared.page.held, beat);
+        let old_asked = self.shared.page.asked;
+        if broken(Rule::AskedAfterwards) && old_asked.number < beat.number {
+            self.shared.page.asked = beat;
+        }
+        let is_stored = self.shared.table.store_page(&self.shared.page).is_ok();
+        if !is_stored {
+            (self.shared.page.held, self.shared.page.asked) = (old, old_asked);
+        }
+        is_stored
+    }
+
+    fn beat_answered(&mut self, now: Time, beat: Lived, answer: &EtcdAnswer) {
+        // Of an earlier life.
+        if beat.life != self.life || self.shared.standing == Standing::Unborn {
+            return;
+        }
+        let own = answer.node(self.shared.id);
+        if let Some((_, at)) = own {
+            self.at = at;
+        }
+        // The answer to an earlier beat was lost.
+        let lives = own.and_then(|(key, _)| key).is_some_and(|key| key.alive && key.life == self.life);
+        if answer.is_done {
+            if beat.number > self.shared.page.held.number {
+                self.store_held(beat);
+            }
+        } else if broken(Rule::BeatAfterDeposed) {
+            self.store_held(beat);
+        } else if !lives {
+            // CL10, for a node that was stopped for too long.
+            self.begin_life(now, !broken(Rule::OpenWhenRefused));
+        }
+    }
+
+    fn see_keys(&mut self, now: Time, entries: &[Entry]) {
+        for entry in entries {
+            let EtcdKey::Node(id) = entry.key else { continue };
+            let Some(EtcdValue::Node(key)) = &entry.value else { continue };
+            if self.shared.seen.get(&id).is_none_or(|seen| seen.at < entry.at) {
+                self.shared.seen.insert(id, Seen { key: key.clone(), at: entry.at, since: now });
+            }
+        }
+    }
+
+    fn learn(&mut self, now: Time, entry: &Entry) {
+        if let (EtcdKey::Shard(shard), Some(EtcdValue::Shard(state))) = (entry.key, &entry.value)
+            && let Some(replica) = self.replicas.get_mut(usize::from(shard))
+        {
+            replica.learn(&mut self.shared, now, state, entry.at);
+        }
+    }
+
+    // ---- what comes ----
+
+    /// A message of another node has come.
+    pub fn received(&mut self, now: Time, from: NodeId, message: Message) {
+        let shard = match &message {
+            Message::Item { shard, .. } | Message::Answer { shard, .. } | Message::GivenUp { shard, .. } => {
+                *shard
+            }
+        };
+        let Some(replica) = self.replicas.get_mut(usize::from(shard)) else { return };
+        match message {
+            Message::Item { channel, number, item, .. } => {
+                replica.item_comes(&mut self.shared, now, from, channel, number, item);
+            }
+            Message::Answer { channel, number, room, is_refused, .. } => {
+                replica.answer_comes(&mut self.shared, now, from, channel, number, room, is_refused);
+            }
+            Message::GivenUp { channel, .. } => replica.given_up(channel),
+        }
+    }
+
+    /// A request has come.
+    pub fn requested(&mut self, now: Time, peer: Peer, request: Request) {
+        match self.replicas.get_mut(usize::from(request.shard)) {
+            Some(replica) => replica.request_comes(&mut self.shared, now, peer, request),
+            None => self.shared.not_done(peer, &request, NotDone::NotServed),
+        }
+    }
+
+    /// Does what is due: calls of etcd, items to be sent again, who is late, who is silent, walks.
+    pub fn tick(&mut self, now: Time) {
+        let Timing { beat, call, .. } = self.shared.timing;
+        let is_due = |since: Option<Time>, after: Time| since.is_none_or(|since| now >= since + after);
+        match self.shared.standing {
+            // Which etcd is it?
+            Standing::Unborn if self.shared.notes.adoption.number == 0 => {
+                if is_due(self.looked, call) {
+                    self.look(now);
+                }
+            }
+            Standing::Unborn => {
+                if is_due(self.birth.map(|birth| birth.since), call) {
+                    self.ask_for_life(now);
+                }
+            }
+            Standing::Looking(_) | Standing::Foreign => {
+                if is_due(self.looked, call) {
+                    self.look(now);
+                }
+            }
+            // Watches bring what is new. They may have stopped to.
+            Standing::Good => {
+                if is_due(self.looked, 4 * call) {
+                    self.look(now);
+                }
+            }
+            Standing::Failed => {
+                self.shared.close_words();
+            }
+        }
+        if matches!(self.shared.standing, Standing::Good | Standing::Looking(_)) && is_due(self.beaten, beat)
+        {
+            self.beat(now);
+        }
+        for shard in 0..self.replicas.len() {
+            self.replicas[shard].tick(&mut self.shared, now);
+        }
+        let place = self.shared.timing.place;
+        if place > 0 && self.shared.standing == Standing::Good && is_due(self.placed, place) {
+            self.placed = Some(now);
+            self.place(now);
+        }
+    }
+
+    /// Sees to it that its shards have the copies that they should have, where they should be.
+    fn place(&mut self, now: Time) {
+        let (me, ttl) = (self.shared.id, self.shared.timing.ttl);
+        let lives = |seen: &Seen| seen.key.alive && now < seen.since + ttl;
+        let nodes: Vec<NodeId> = self
+            .shared
+            .seen
+            .iter()
+            .filter(|(id, seen)| **id == me || lives(seen))
+            .map(|(id, _)| *id)
+            .collect();
+        let mut joins_left = JOINS_MAX.saturating_sub(self.replicas.iter().map(Replica::newcomers).sum());
+        for replica in &mut self.replicas {
+            let wanted = wanted(replica.shard(), self.copies, nodes.iter().copied(), &self.wishes);
+            let Some(first) = wanted.first().copied() else { continue };
+            let in_sync = replica.state().in_sync.clone();
+            match replica.role() {
+                Role::None if first == me => {
+                    replica.claim(&mut self.shared, now);
+                }
+                Role::Primary => {
+                    let missing = wanted.iter().find(|node| !in_sync.has(**node));
+                    let needless = in_sync.iter().find(|node| *node != me && !wanted.contains(node));
+                    if let Some(newcomer) = missing {
+                        if joins_left > 0 && replica.begin_join(&mut self.shared, now, *newcomer) {
+                            joins_left -= 1;
+                        }
+                    } else if let Some(standby) = needless {
+                        replica.leave_out(&mut self.shared, now, NodeIds::of(standby));
+                    } else if first != me {
+                        replica.hand_over(&mut self.shared, now, first);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Hands a shard over to a standby in sync (CL9). False: not now, for nothing is asked of etcd.
+    pub fn hand_over(&mut self, now: Time, shard: ShardIx, to: NodeId) -> bool {
+        self.replicas[usize::from(shard)].hand_over(&mut self.shared, now, to)
+    }
+
+    /// Begins to copy a shard to a node that is out (CL11). False: not now.
+    pub fn join(&mut self, now: Time, shard: ShardIx, to: NodeId) -> bool {
+        self.replicas[usize::from(shard)].begin_join(&mut self.shared, now, to)
+    }
+
+    /// Goes on without a newcomer that was not named yet.
+    pub fn give_up(&mut self, shard: ShardIx, to: NodeId) {
+        self.replicas[usize::from(shard)].give_up(&mut self.shared, to);
+    }
+
+    /// Leaves a standby out (CL7). False: not now.
+    pub fn leave_out(&mut self, now: Time, shard: ShardIx, standby: NodeId) -> bool {
+        self.replicas[usize::from(shard)].leave_out(&mut self.shared, now, NodeIds::of(standby))
+    }
+
+    /// Becomes primary of a shard that nobody ever served.
+    pub fn claim(&mut self, now: Time, shard: ShardIx) -> bool {
+        self.replicas[usize::from(shard)].claim(&mut self.shared, now)
+    }
+}

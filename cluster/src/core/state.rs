@@ -1,0 +1,256 @@
+//! What etcd has of a cluster, and what a node's page has.
+
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+use std::fmt;
+
+/// A moment by a process' own clock, in microseconds since whenever that clock began. Moments of two processes
+/// cannot be compared, and two clocks may go at rates that differ by [`Timing::rates`].
+pub type Time = u64;
+
+/// A shard's place in the cluster's list of shards.
+pub type ShardIx = u16;
+
+/// A node: the generation of its table, which is a random number. A node whose memory is lost makes another
+/// table, and is another node (CL16).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct NodeId(pub u64);
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl fmt::Debug for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}", self.0)
+    }
+}
+
+impl From<NodeId> for String {
+    fn from(id: NodeId) -> String {
+        id.to_string()
+    }
+}
+
+/// Not the 16 hexadecimal digits of a node.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no node's number: it has 16 hexadecimal digits")]
+pub struct NodeIdError(String);
+
+impl TryFrom<String> for NodeId {
+    type Error = NodeIdError;
+
+    fn try_from(text: String) -> Result<NodeId, NodeIdError> {
+        match u64::from_str_radix(&text, 16) {
+            Ok(id) if text.len() == 16 => Ok(NodeId(id)),
+            _ => Err(NodeIdError(text)),
+        }
+    }
+}
+
+/// Some nodes, each once, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeIds(SmallVec<[NodeId; 3]>);
+
+impl NodeIds {
+    /// One node.
+    pub fn of(node: NodeId) -> NodeIds {
+        NodeIds(SmallVec::from_slice(&[node]))
+    }
+
+    /// Whether this node is one of them.
+    pub fn has(&self, node: NodeId) -> bool {
+        self.0.contains(&node)
+    }
+
+    /// These and one more.
+    #[must_use]
+    pub fn with(mut self, node: NodeId) -> NodeIds {
+        if let Err(at) = self.0.binary_search(&node) {
+            self.0.insert(at, node);
+        }
+        self
+    }
+
+    /// These without one.
+    #[must_use]
+    pub fn without(mut self, node: NodeId) -> NodeIds {
+        self.0.retain(|other| *other != node);
+        self
+    }
+
+    /// These and others.
+    #[must_use]
+    pub fn and(self, others: &NodeIds) -> NodeIds {
+        others.iter().fold(self, NodeIds::with)
+    }
+
+    /// Each of them.
+    pub fn iter(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.0.iter().copied()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl FromIterator<NodeId> for NodeIds {
+    fn from_iter<I: IntoIterator<Item = NodeId>>(nodes: I) -> NodeIds {
+        nodes.into_iter().fold(NodeIds::default(), NodeIds::with)
+    }
+}
+
+/// What etcd says of a shard.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardState {
+    /// Goes up with each transaction of the shard.
+    pub revision: u64,
+    /// Number of the primary. 0: nobody ever served the shard.
+    pub epoch: u64,
+    /// Who serves the shard.
+    pub primary: Option<NodeId>,
+    /// Who has a whole copy, the primary among them.
+    pub in_sync: NodeIds,
+    /// Leases on a frozen copy may last: the primary waits before its first change (CL9).
+    pub waits: bool,
+}
+
+/// A node's key in etcd: its beats. A life is called by the number of the beat that began it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeKey {
+    /// The life.
+    pub life: u64,
+    /// The last beat.
+    pub number: u64,
+    /// Whether it may beat. Who takes a shard over from it makes it dead.
+    pub alive: bool,
+    /// What others need to know of it.
+    pub about: NodeAbout,
+}
+
+/// What others need to know of a node, besides whether it lives.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeAbout {
+    /// What people call it.
+    pub name: String,
+    /// Where its table is READ: addresses for `oneread::Client`, the best first.
+    pub table: Vec<String>,
+    /// Where it takes requests and other nodes' items: `host:port`.
+    pub requests: Vec<String>,
+    /// The highest version of the protocol between nodes that it understands.
+    pub version: u32,
+}
+
+/// What a cluster is: the same for all its nodes and clients.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterConfig {
+    /// How many shards there are. Never changes.
+    pub shards: ShardIx,
+    /// How many copies of a shard are wanted, the primary's among them.
+    pub replicas: u8,
+    /// Seeds of the hash that says which shard has a key. Never change.
+    pub seeds: [u64; 2],
+    /// Times.
+    pub timing: Timing,
+}
+
+/// For which etcd the contents of the cluster's keys are good (CL17).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Adoption {
+    /// Goes up each time an operator says so. 0: never.
+    pub number: u64,
+    /// The cluster id that this etcd puts into each answer.
+    pub etcd: u64,
+}
+
+/// Times of a cluster, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timing {
+    /// A node whose key has not changed for so long may be deposed.
+    pub ttl: Time,
+    /// How far the rate of a clock may be from true time, in millionths.
+    pub rates: u32,
+    /// Between two beats of a node.
+    pub beat: Time,
+    /// A call of etcd that is not answered for so long is made again.
+    pub call: Time,
+    /// Items that are not answered for so long are sent again.
+    pub resend: Time,
+    /// A standby that has not answered an item for so long is left out.
+    pub late: Time,
+    /// Between two looks at who should have a copy of what. 0: nobody looks.
+    pub place: Time,
+}
+
+impl Timing {
+    /// How long a lease lasts from the first of its two READs on (CL2): `D * (1 + r) / (1 - r) < TTL`.
+    pub fn lease(&self) -> Time {
+        let (fast, slow) = (1_000_000 + u64::from(self.rates), 1_000_000 - u64::from(self.rates));
+        (self.ttl * slow / fast).saturating_sub(2)
+    }
+
+    /// How long others wait until all leases of their past are over, by their own clock.
+    pub fn wait(&self) -> Time {
+        let (fast, slow) = (1_000_000 + u64::from(self.rates), 1_000_000 - u64::from(self.rates));
+        self.lease() * fast / slow + 1
+    }
+}
+
+/// Two seconds; clocks that differ by up to 1 in 1,000.
+impl Default for Timing {
+    fn default() -> Timing {
+        let ttl = 2_000_000;
+        let (beat, call, resend, late, place) = (ttl / 8, ttl / 4, ttl / 10, ttl / 2, ttl / 4);
+        Timing { ttl, rates: 1_000, beat, call, resend, late, place }
+    }
+}
+
+/// A number within a life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lived {
+    /// The life.
+    pub life: u64,
+    /// The number.
+    pub number: u64,
+}
+
+/// A shard's word.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Word {
+    /// Its epoch.
+    pub epoch: u64,
+    /// Whether the shard is served here.
+    pub is_open: bool,
+}
+
+/// What clients READ of a node: its two numbers and a word for each shard.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Page {
+    /// The last beat that was sent, or is about to be.
+    pub asked: Lived,
+    /// The last beat that etcd has written.
+    pub held: Lived,
+    /// By shard.
+    pub words: Vec<Word>,
+}
+
+/// What a node keeps in its memory besides its entries: what it has learned of etcd.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Notes {
+    /// The etcd that it believes.
+    pub adoption: Adoption,
+    /// Those that it believed before.
+    pub past: Vec<u64>,
+    /// The newest state of each shard that it has seen.
+    pub newest: Vec<ShardState>,
+}

@@ -1,0 +1,53 @@
+//! A node's memory, as the core sees it.
+
+use crate::core::message::{Key, Value};
+use crate::core::state::{Notes, Page, ShardIx};
+
+/// A value could not be stored: there is no memory, against what was set aside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the table takes no more, though room was set aside")]
+pub struct NoMemory;
+
+/// The table of a node: the entries of all its shards, its page, its notes. Each store is visible to whoever READs it
+/// when the call returns.
+pub trait Table {
+    /// Where a walk goes on.
+    type Cursor;
+
+    /// A key's value.
+    fn get(&mut self, key: &[u8]) -> Option<Value>;
+
+    /// The length of a key's value.
+    fn value_len(&mut self, key: &[u8]) -> Option<usize>;
+
+    /// Gives a key a value.
+    ///
+    /// # Errors
+    /// [`NoMemory`]: nothing is changed.
+    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), NoMemory>;
+
+    /// Removes a key.
+    fn remove(&mut self, key: &[u8]);
+
+    /// Some keys of a shard, and where to go on. Every key that is there from the first of these calls to the last is
+    /// among them.
+    fn walk(&mut self, shard: ShardIx, from: Option<Self::Cursor>) -> (Vec<Key>, Option<Self::Cursor>);
+
+    /// The room that an entry takes at most, in bytes.
+    fn cost(&self, key: &[u8], value_len: usize) -> u64;
+
+    /// The room for entries of all shards, in bytes.
+    fn memory(&self) -> u64;
+
+    /// Stores the page.
+    ///
+    /// # Errors
+    /// [`NoMemory`]: the page is as it was.
+    fn store_page(&mut self, page: &Page) -> Result<(), NoMemory>;
+
+    /// Stores the notes.
+    ///
+    /// # Errors
+    /// [`NoMemory`]: the notes are as they were.
+    fn store_notes(&mut self, notes: &Notes) -> Result<(), NoMemory>;
+}

@@ -1,0 +1,114 @@
+//! Switches that break one rule each, to show that the worlds of `tests/worlds` notice.
+//!
+//! Without the feature `faults`, [`broken`] is `false` at compile time and costs nothing. With it, a test breaks a
+//! rule on its own thread.
+
+/// A rule of `docs/CLUSTER.md` that is broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// CL1: `asked` is stored after the beat was sent.
+    AskedAfterwards,
+    /// CL1: a node that was deposed goes on to beat.
+    BeatAfterDeposed,
+    /// CL2: the lease begins with the second READ.
+    LeaseFromSecondRead,
+    /// CL2: any newer `held` will do, not only one above the `asked` that was seen.
+    AnyNewAnswer,
+    /// CL2: words of two lives are compared.
+    LivesMixed,
+    /// CL2: leases outlast the TTL.
+    LeaseTooLong,
+    /// CL3: the shard's word is not looked at.
+    NoWord,
+    /// CL3: one shard's word counts for all shards of its node.
+    WordOfOtherShard,
+    /// CL4: the clock is looked at before the READ of the value.
+    ClockBeforeRead,
+    /// CL4: a reply is believed without a lease.
+    ReplyWithoutLease,
+    /// CL5: a change is visible before the standbys have it.
+    VisibleFirst,
+    /// CL5: a change is acknowledged before the standbys have it.
+    AnsweredFirst,
+    /// CL6: a standby takes what comes, with gaps.
+    ChannelWithGaps,
+    /// CL6: answers of an earlier channel count.
+    AnswerOfOldChannel,
+    /// CL7: a standby that is late is left out, and etcd is not asked.
+    LeftOutWithoutEtcd,
+    /// CL8: a standby takes over whatever the primary's key says.
+    TakenWhileItBeats,
+    /// CL8: a standby does not wait for the TTL.
+    NoTtl,
+    /// CL9: the next primary changes at once.
+    NoWaitAfterHandOver,
+    /// CL9: who takes over from the next primary does not wait.
+    WaitForgotten,
+    /// CL9: the next primary has been left out meanwhile.
+    NextIsOut,
+    /// CL9: a primary that leaves gives its memory back at once.
+    FrozenCopyFreed,
+    /// CL10: a node that starts again leaves its words open.
+    OpenAtStart,
+    /// CL10: a node whose beat is refused leaves its words open.
+    OpenWhenRefused,
+    /// CL10: a primary that starts again goes on in its old epoch.
+    OldEpochAtStart,
+    /// CL11: a key is walked while a change of it is under way.
+    WalkBesideLock,
+    /// CL11: a newcomer counts only when etcd has answered.
+    CountsLate,
+    /// CL11: a newcomer whose transaction was not answered is forgotten for another.
+    NewcomerForgotten,
+    /// CL11: in sync when the walk is answered, not what followed.
+    WalkIsEnough,
+    /// CL12: the room of standbys is not held. One without room answers as if it had taken the change.
+    NoRoomHeld,
+    /// CL12: the room of standbys is not held. One without room refuses, and the put is answered: full.
+    RefusedLate,
+    /// CL12: a newcomer gives its copy up by itself.
+    CopyGivenUp,
+    /// CL11: a newcomer begins with what it had.
+    OldCopyKept,
+    /// CL14: an outcome that changes nothing is answered at once.
+    FailureAtOnce,
+    /// CL15: only the primary remembers results.
+    ResultsAlone,
+    /// CL15: results are not walked.
+    ResultsNotWalked,
+    /// CL15: only changes are remembered, not what was refused.
+    RefusalsForgotten,
+    /// CL15: a request without an id is sent again.
+    RepeatedWithoutId,
+    /// CL15: one copy of a request that was not done is taken for all.
+    OneCopyForAll,
+    /// CL17: whatever etcd answers is believed.
+    AnyEtcd,
+    /// CL17: an etcd is refused only by who has seen more than it has.
+    RevisionOnly,
+    /// CL17: the operator goes by what the backup says.
+    BackupBelieved,
+}
+
+#[cfg(feature = "faults")]
+thread_local! {
+    static BROKEN: std::cell::Cell<Option<Rule>> = const { std::cell::Cell::new(None) };
+}
+
+/// Breaks a rule on this thread, or none.
+#[cfg(feature = "faults")]
+pub fn breaks(rule: Option<Rule>) {
+    BROKEN.set(rule);
+}
+
+/// Whether this rule is broken on this thread.
+#[inline(always)]
+pub fn broken(rule: Rule) -> bool {
+    #[cfg(feature = "faults")]
+    return BROKEN.get() == Some(rule);
+    #[cfg(not(feature = "faults"))]
+    {
+        let _ = rule;
+        false
+    }
+}

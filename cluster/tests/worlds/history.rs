@@ -1,0 +1,194 @@
+//! What clients saw of a key, and whether there is an order that explains it.
+
+use oneread_cluster::core::message::Outcome;
+use std::collections::HashSet;
+
+pub const NEVER: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    Get,
+    Put,
+    Insert,
+    /// With the value that is expected.
+    Swap(u64),
+    Remove,
+}
+
+/// An operation as its client saw it.
+#[derive(Clone, Copy, Debug)]
+pub struct Event {
+    pub shard: u16,
+    pub key: u8,
+    pub start: u32,
+    /// Without one it may have happened at any time after its start, or not.
+    pub end: u32,
+    pub kind: Kind,
+    /// What was got, or put. 0: no such key.
+    pub value: u64,
+    pub outcome: Outcome,
+    /// Certainly not done.
+    pub is_void: bool,
+}
+
+/// What an operation does to a key's value, or says of it.
+#[derive(Clone, Copy, PartialEq)]
+enum Act {
+    Is(u64),
+    /// Some value, but not this one.
+    IsNot(u64),
+    Becomes(u64),
+    Swaps(u64, u64),
+    /// Some value left.
+    Leaves,
+}
+
+impl Act {
+    fn of(event: &Event) -> Act {
+        let is_open = event.end == NEVER;
+        match (event.kind, event.outcome) {
+            (Kind::Get, _) => Act::Is(event.value),
+            (Kind::Put, _) => Act::Becomes(event.value),
+            (Kind::Remove, _) if is_open => Act::Becomes(0),
+            (Kind::Insert, _) if is_open => Act::Swaps(0, event.value),
+            (Kind::Swap(expected), _) if is_open => Act::Swaps(expected, event.value),
+            (Kind::Insert, Outcome::Done) => Act::Swaps(0, event.value),
+            (Kind::Swap(expected), Outcome::Done) => Act::Swaps(expected, event.value),
+            (Kind::Remove, Outcome::Done) => Act::Leaves,
+            (_, Outcome::Absent) => Act::Is(0),
+            (Kind::Swap(expected), Outcome::Differs) => Act::IsNot(expected),
+            (_, Outcome::Exists) => Act::IsNot(0),
+            _ => unreachable!("{event:?}"),
+        }
+    }
+
+    /// Whether it says that the value was that.
+    fn sees(self, value: u64) -> bool {
+        match self {
+            Act::Is(seen) | Act::Swaps(seen, _) => seen == value,
+            Act::IsNot(not) => value != 0 && value != not,
+            Act::Leaves => value != 0,
+            Act::Becomes(_) => false,
+        }
+    }
+
+    /// The value after it, if it fits the value before.
+    fn apply(self, value: u64) -> Option<u64> {
+        match self {
+            Act::Becomes(new) => Some(new),
+            _ if !self.sees(value) => None,
+            Act::Is(_) | Act::IsNot(_) => Some(value),
+            Act::Swaps(_, new) => Some(new),
+            Act::Leaves => Some(0),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+struct Bits([u64; 4]);
+
+impl Bits {
+    const MAX: usize = 256;
+
+    fn has(self, bit: usize) -> bool {
+        self.0.get(bit / 64).is_some_and(|word| word >> (bit % 64) & 1 == 1)
+    }
+    fn with(mut self, bit: usize) -> Bits {
+        self.0[bit / 64] |= 1 << (bit % 64);
+        self
+    }
+    fn shifted(self) -> Bits {
+        let Bits([a, b, c, d]) = self;
+        Bits([a >> 1 | b << 63, b >> 1 | c << 63, c >> 1 | d << 63, d >> 1])
+    }
+}
+
+/// Some value that nobody has seen by itself.
+const SOME: u64 = u64::MAX;
+
+/// Whether a key's history has an order that its operations may have had (Wing and Gong): each at one instant between
+/// its start and its end.
+pub fn is_linearizable(history: &[Event], shard: u16, key: u8) -> bool {
+    let of_key = || history.iter().filter(|event| (event.shard, event.key) == (shard, key) && !event.is_void);
+    let mut seen = HashSet::from([0]);
+    for event in of_key().filter(|event| event.end != NEVER) {
+        if let Act::Is(value) | Act::Swaps(value, _) = Act::of(event) {
+            seen.insert(value);
+        }
+    }
+    let (mut certain, mut open, mut some) = (Vec::new(), Vec::new(), NEVER);
+    // Backwards, since a value was put before another is swapped for it. Those that nobody saw may have come at any
+    // time after the first of them began.
+    for event in of_key().rev() {
+        let act = Act::of(event);
+        match act {
+            _ if event.end != NEVER => certain.push((event.start, event.end, act)),
+            Act::Becomes(value) if seen.contains(&value) => open.push((event.start, act)),
+            Act::Swaps(old, value) if seen.contains(&value) => {
+                seen.insert(old);
+                open.push((event.start, act));
+            }
+            _ => some = some.min(event.start),
+        }
+    }
+    assert!(open.len() <= Bits::MAX, "{} operations without an end", open.len());
+    open.sort_by_key(|operation| operation.0);
+    certain.sort_by_key(|operation| operation.0);
+    // The first operation that is not ordered yet, those after it that are, and the open ones that are.
+    let mut stack = vec![(0, Bits::default(), Bits::default(), 0)];
+    let mut tried = HashSet::new();
+    while let Some((mut first, mut after, used, value)) = stack.pop() {
+        while after.has(0) {
+            (first, after) = (first + 1, after.shifted());
+        }
+        if first >= certain.len() {
+            return true;
+        }
+        if !tried.insert((first, after, used, value)) {
+            continue;
+        }
+        let rest = || (0..certain.len() - first).filter(|&bit| !after.has(bit));
+        let (mut until, mut next) = (NEVER, Vec::new());
+        for bit in rest() {
+            let (start, end, _) = certain[first + bit];
+            if start > until {
+                break;
+            }
+            until = until.min(end);
+            next.push(bit);
+        }
+        next.retain(|&bit| certain[first + bit].0 <= until);
+        // Who only looks and is right may come first.
+        let looks = next.iter().copied().find(|&bit| {
+            let act = certain[first + bit].2;
+            matches!(act, Act::Is(_) | Act::IsNot(_)) && act.sees(value)
+        });
+        if let Some(bit) = looks {
+            stack.push((first, after.with(bit), used, value));
+            continue;
+        }
+        // One without an end comes right before one that sees its value. Of equals the first to begin comes first.
+        let is_free = |index: usize| {
+            let is_equal = |other: usize| !used.has(other) && open[other].1 == open[index].1;
+            !used.has(index) && open[index].0 <= until && !(0..index).any(is_equal)
+        };
+        let is_seen = |value: u64| {
+            next.iter().any(|bit| certain[first + bit].2.sees(value))
+                || (0..open.len()).any(|other| is_free(other) && open[other].1.sees(value))
+        };
+        if some <= until && value != SOME && is_seen(SOME) {
+            stack.push((first, after, used, SOME));
+        }
+        for index in (0..open.len()).filter(|&index| is_free(index)) {
+            if let Some(new) = open[index].1.apply(value).filter(|&new| is_seen(new)) {
+                stack.push((first, after, used.with(index), new));
+            }
+        }
+        for bit in next {
+            if let Some(new) = certain[first + bit].2.apply(value) {
+                stack.push((first, after.with(bit), used, new));
+            }
+        }
+    }
+    false
+}

@@ -1,0 +1,143 @@
+//! A machine: memory that can be READ while nothing runs there, and a node's process.
+
+use bytes::Bytes;
+use oneread_cluster::core::message::{Key, Value};
+use oneread_cluster::core::node::Node;
+use oneread_cluster::core::results;
+use oneread_cluster::core::state::{NodeAbout, NodeId, Notes, Page, ShardIx, Timing};
+use oneread_cluster::core::table::{NoMemory, Table};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// Something was stored: READs that lurk sample it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Stored {
+    /// The page, with the first word of another life.
+    Life,
+    /// A key.
+    Entry(Key),
+}
+
+/// What survives a process.
+#[derive(Debug, Default)]
+pub struct Memory {
+    pub page: Page,
+    pub notes: Notes,
+    pub entries: BTreeMap<Key, Value>,
+    pub stored: Vec<Stored>,
+    /// Room for so many keys.
+    pub keys_max: u64,
+}
+
+#[derive(Debug)]
+pub struct SimTable(Rc<RefCell<Memory>>);
+
+/// So many keys are walked at once.
+const WALK: usize = 2;
+
+pub fn key_of(shard: ShardIx, key: u8) -> Key {
+    Bytes::copy_from_slice(&[shard as u8, key])
+}
+
+pub fn value_of(value: u64) -> Value {
+    Bytes::copy_from_slice(&value.to_le_bytes())
+}
+
+pub fn number_of(value: Option<&Value>) -> u64 {
+    value.map_or(0, |value| u64::from_le_bytes(value[..].try_into().unwrap()))
+}
+
+fn shard_of(key: &[u8]) -> ShardIx {
+    results::shard_of(key).unwrap_or_else(|| ShardIx::from(key[0]))
+}
+
+impl Table for SimTable {
+    type Cursor = Key;
+
+    fn get(&mut self, key: &[u8]) -> Option<Value> {
+        self.0.borrow().entries.get(key).cloned()
+    }
+
+    fn value_len(&mut self, key: &[u8]) -> Option<usize> {
+        self.0.borrow().entries.get(key).map(Bytes::len)
+    }
+
+    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), NoMemory> {
+        let mut memory = self.0.borrow_mut();
+        let key = Bytes::copy_from_slice(key);
+        memory.entries.insert(key.clone(), Bytes::copy_from_slice(value));
+        memory.stored.push(Stored::Entry(key));
+        Ok(())
+    }
+
+    fn remove(&mut self, key: &[u8]) {
+        let mut memory = self.0.borrow_mut();
+        memory.entries.remove(key);
+        memory.stored.push(Stored::Entry(Bytes::copy_from_slice(key)));
+    }
+
+    fn walk(&mut self, shard: ShardIx, from: Option<Key>) -> (Vec<Key>, Option<Key>) {
+        let memory = self.0.borrow();
+        let after = |key: &&Key| from.as_ref().is_none_or(|from| *key > from);
+        let keys = memory.entries.keys().filter(|key| shard_of(key) == shard).filter(after);
+        let keys: Vec<Key> = keys.take(WALK).cloned().collect();
+        let next = (keys.len() == WALK).then(|| keys[WALK - 1].clone());
+        (keys, next)
+    }
+
+    fn cost(&self, key: &[u8], _: usize) -> u64 {
+        u64::from(!results::is_result(key))
+    }
+
+    fn memory(&self) -> u64 {
+        self.0.borrow().keys_max
+    }
+
+    fn store_page(&mut self, page: &Page) -> Result<(), NoMemory> {
+        let mut memory = self.0.borrow_mut();
+        if memory.page.held.life != page.held.life {
+            memory.stored.push(Stored::Life);
+        }
+        memory.page = page.clone();
+        Ok(())
+    }
+
+    fn store_notes(&mut self, notes: &Notes) -> Result<(), NoMemory> {
+        self.0.borrow_mut().notes = notes.clone();
+        Ok(())
+    }
+}
+
+pub struct Machine {
+    pub id: NodeId,
+    pub memory: Rc<RefCell<Memory>>,
+    /// `None`: it does not run.
+    pub node: Option<Node<SimTable>>,
+    /// How many processes there were.
+    pub process: u32,
+}
+
+impl Machine {
+    pub fn new(id: NodeId, keys_max: u64) -> Machine {
+        let memory = Memory { keys_max, ..Memory::default() };
+        Machine { id, memory: Rc::new(RefCell::new(memory)), node: None, process: 0 }
+    }
+
+    /// The process begins, with what the memory has.
+    pub fn start(&mut self, shards: ShardIx, timing: Timing) {
+        let (page, notes) = {
+            let memory = self.memory.borrow();
+            (memory.page.clone(), memory.notes.clone())
+        };
+        let table = SimTable(self.memory.clone());
+        self.process += 1;
+        self.node = Some(Node::new(self.id, NodeAbout::default(), shards, timing, table, page, notes));
+    }
+
+    /// All that it had is gone: it comes back as another node (CL16).
+    pub fn lose_memory(&mut self, id: NodeId) {
+        let keys_max = self.memory.borrow().keys_max;
+        *self = Machine { process: self.process, ..Machine::new(id, keys_max) };
+    }
+}
