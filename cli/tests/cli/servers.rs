@@ -100,7 +100,10 @@ fn renewed_certificates_are_read_again() {
     let [old, new] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let ([ca, cert, key], [next_ca, next_cert, next_key]) =
         (certificates(old.path()), certificates(new.path()));
-    let (served, said, far) = served_by_tls(oneread(), &cert, &key);
+    // Whoever runs the tests under nohup has them ignore the signal, and their children, too.
+    let mut command = alone(Command::new("env"));
+    command.args(["--default-signal=HUP", env!("CARGO_BIN_EXE_oneread")]);
+    let (served, said, far) = served_by_tls(command, &cert, &key);
     let ping = |ca: &str| run(&["ping", "--at", &far, "--tls-ca", ca]).status.code();
     assert_eq!((ping(&ca), ping(&next_ca)), (Some(0), Some(1)));
     std::fs::write(&cert, "no certificate").unwrap();
