@@ -8,6 +8,7 @@ use std::fs::{DirBuilder, File, Metadata};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Child;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A folder of this user's alone. It is removed with its guard. On Ctrl-C, too, which ends this process
@@ -24,12 +25,16 @@ fn lock(children: &Mutex<Vec<Pid>>) -> MutexGuard<'_, Vec<Pid>> {
 }
 
 impl Folder {
-    /// Makes it, among the temporary files. A process has one at a time.
+    /// Makes it, among the temporary files. A process may have several.
     ///
     /// # Errors
     /// It cannot be made, or signals cannot be heeded.
     pub fn new() -> Result<Folder> {
-        let path = std::env::temp_dir().join(format!("oneread-{}", std::process::id()));
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("oneread-{}", std::process::id());
+        let name = if number == 0 { name } else { format!("{name}-{number}") };
+        let path = std::env::temp_dir().join(name);
         DirBuilder::new()
             .mode(0o700)
             .create(&path)

@@ -420,6 +420,24 @@ fn layouts_are_measured_as_asked() {
     }
 }
 
+/// Requests over TCP are timed with TLS and without, in one run, and the run leaves no folder.
+#[test]
+fn requests_over_tcp_are_timed() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = oneread();
+    command.args(["bench", "tcp", "--keys", "1000", "--rounds", "1", "--json"]).env("TMPDIR", dir.path());
+    let out = json(&expect(command.output().unwrap(), 0));
+    let lines = out["lines"].as_array().unwrap();
+    for what in ["get", "get64", "put64", "get1000", "get-long"] {
+        for way in ["oneread", "tls"] {
+            let line = lines.iter().find(|line| line["what"] == what && line["way"] == way);
+            let line = line.unwrap_or_else(|| panic!("no {what} by {way}: {out}"));
+            assert!(line["ns_per_op"].as_f64().unwrap() > 0.0 && line["server_ns_per_op"].is_f64(), "{line}");
+        }
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
 /// A bench or demo that is ended from outside leaves no server and no folder, and says by its status what ended
 /// it. So does one that comes to its end.
 #[test]
