@@ -66,6 +66,13 @@ impl Index {
         self.evictor().map(Evictor::touches)
     }
 
+    /// Notes that a client has read a key, as clients on shm do by themselves. Nothing where no entries make room.
+    pub(crate) fn note_read(&self, key: &[u8]) {
+        if let Some(touches) = self.touches() {
+            touches.note(self.geometry().hashed(key).first());
+        }
+    }
+
     /// Makes a change of a key that may need room.
     #[cold]
     pub(super) fn make_evicting<R>(

@@ -43,8 +43,10 @@ fn look(
     keys: &[&[u8]],
     answers: &mut (impl Answers + TakesReference),
 ) -> Result<(), ReadError> {
-    let Some(touches) = index.touches() else { return look_for(index.reader(), keys, answers) };
-    let note = |number: usize| touches.note(index.geometry().hashed(keys[number]).first());
+    if index.touches().is_none() {
+        return look_for(index.reader(), keys, answers);
+    }
+    let note = |number: usize| index.note_read(keys[number]);
     look_for(index.reader(), keys, &mut Noting { answers, note })
 }
 

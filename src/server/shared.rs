@@ -350,8 +350,8 @@ impl ServerState {
             // Longer ones are for the client to READ.
             Ok(Some(given)) if given > max => Reply::Put(Err(PutError::ValueLength { given, max })),
             Ok(found) => {
-                if let (Some(touches), true) = (self.index.touches(), found.is_some()) {
-                    touches.note(self.index.geometry().hashed(key).first());
+                if found.is_some() {
+                    self.index.note_read(key);
                 }
                 Reply::Value(found.map(|_| value))
             }

@@ -38,7 +38,7 @@ struct Lease {
     open: Vec<Option<u64>>,
 }
 
-/// So many marks of a node are kept: one is enough, and two let a lease be prolonged while it lasts.
+/// Most marks of a node that are kept: one is enough, and two let a lease be prolonged while it lasts.
 const MARKS_MAX: usize = 4;
 
 impl Leases {

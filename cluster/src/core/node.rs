@@ -92,24 +92,30 @@ impl<T: Table> Shared<T> {
         self.reply(peer, Reply { copy: request.copy, ended: Err(why) });
     }
 
-    /// Sets a shard's word.
-    pub fn set_word(&mut self, shard: ShardIx, word: Word) -> bool {
-        let old = std::mem::replace(&mut self.page.words[usize::from(shard)], word);
-        let is_stored = self.table.store_page(&self.page).is_ok();
-        if !is_stored {
-            self.page.words[usize::from(shard)] = old;
+    /// Changes the page. False: there is no memory for that, and the page is as it was.
+    pub fn change_page(&mut self, change: impl FnOnce(&mut Page)) -> bool {
+        let mut page = self.page.clone();
+        change(&mut page);
+        let is_stored = self.table.store_page(&page).is_ok();
+        if is_stored {
+            self.page = page;
         }
         is_stored
     }
 
     fn close_words(&mut self) -> bool {
-        let old = self.page.words.clone();
-        self.page.words.iter_mut().for_each(|word| word.is_open = false);
-        let is_stored = self.table.store_page(&self.page).is_ok();
-        if !is_stored {
-            self.page.words = old;
-        }
-        is_stored
+        self.change_page(|page| page.words.iter_mut().for_each(|word| word.is_open = false))
+    }
+
+    /// The room that an entry takes with this value; 0 without one.
+    pub fn cost(&self, key: &[u8], value_len: Option<usize>) -> u64 {
+        value_len.map_or(0, |len| self.table.cost(key, len))
+    }
+
+    /// The room that a key's entry takes now.
+    pub fn cost_now(&mut self, key: &[u8]) -> u64 {
+        let len = self.table.value_len(key);
+        self.cost(key, len)
     }
 
     /// Makes a change visible.
@@ -136,7 +142,7 @@ impl<T: Table> Shared<T> {
     }
 }
 
-/// So many shards are copied to newcomers at once.
+/// Most shards that are copied to newcomers at once.
 const JOINS_MAX: usize = 4;
 
 /// A node of a cluster. See the [module](self).
@@ -178,10 +184,9 @@ impl<T: Table> Node<T> {
         shards: ShardIx,
         timing: Timing,
         table: T,
-        page: Page,
-        notes: Notes,
+        mut page: Page,
+        mut notes: Notes,
     ) -> Node<T> {
-        let (mut page, mut notes) = (page, notes);
         page.words.resize(usize::from(shards), Word::default());
         notes.newest.resize(usize::from(shards), ShardState::default());
         let room_left = table.memory();
@@ -201,7 +206,8 @@ impl<T: Table> Node<T> {
             last_channel: 0,
             notes_due: false,
         };
-        replicas.iter_mut().for_each(|replica| replica.take_stock(&mut shared));
+        let stock = shared.table.stock(shards);
+        replicas.iter_mut().zip(stock).for_each(|(replica, stock)| replica.take_stock(&mut shared, stock));
         Node {
             shared,
             about,
@@ -232,11 +238,6 @@ impl<T: Table> Node<T> {
         self.shared.standing
     }
 
-    /// Its table.
-    pub fn table(&mut self) -> &mut T {
-        &mut self.shared.table
-    }
-
     /// What it has learned of etcd.
     pub fn notes(&self) -> &Notes {
         &self.shared.notes
@@ -250,16 +251,6 @@ impl<T: Table> Node<T> {
     /// Its part in a shard.
     pub fn replica(&self, shard: ShardIx) -> &Replica<T::Cursor> {
         &self.replicas[usize::from(shard)]
-    }
-
-    /// Another node's key, as it was seen last.
-    pub fn seen(&self, node: NodeId) -> Option<&NodeKey> {
-        self.shared.seen.get(&node).map(|seen| &seen.key)
-    }
-
-    /// The nodes that are alive, as far as this one knows.
-    pub fn alive(&self) -> impl Iterator<Item = NodeId> + '_ {
-        self.shared.seen.iter().filter(|(_, seen)| seen.key.alive).map(|(id, _)| *id)
     }
 
     /// What it wants done since this was asked last, in this order.
@@ -289,12 +280,7 @@ impl<T: Table> Node<T> {
 
     /// CL1: before the beat is sent.
     fn store_asked(&mut self, beat: Lived) -> bool {
-        let old = std::mem::replace(&mut self.shared.page.asked, beat);
-        let is_stored = self.shared.table.store_page(&self.shared.page).is_ok();
-        if !is_stored {
-            self.shared.page.asked = old;
-        }
-        is_stored
+        self.shared.change_page(|page| page.asked = beat)
     }
 
     fn write_key(&mut self, beat: Lived) -> CallId {
@@ -444,16 +430,12 @@ impl<T: Table> Node<T> {
     }
 
     fn store_held(&mut self, beat: Lived) -> bool {
-        let old = std::mem::replace(&mut self.shared.page.held, beat);
-        let old_asked = self.shared.page.asked;
-        if broken(Rule::AskedAfterwards) && old_asked.number < beat.number {
-            self.shared.page.asked = beat;
-        }
-        let is_stored = self.shared.table.store_page(&self.shared.page).is_ok();
-        if !is_stored {
-            (self.shared.page.held, self.shared.page.asked) = (old, old_asked);
-        }
-        is_stored
+        self.shared.change_page(|page| {
+            page.held = beat;
+            if broken(Rule::AskedAfterwards) && page.asked.number < beat.number {
+                page.asked = beat;
+            }
+        })
     }
 
     fn beat_answered(&mut self, now: Time, beat: Lived, answer: &EtcdAnswer) {

@@ -7,7 +7,7 @@ use crate::core::message::{
 use crate::core::node::{Pending, Shared, Standing};
 use crate::core::results::{self, ResultKey};
 use crate::core::state::{NodeId, NodeIds, ShardIx, ShardState, Time, Word};
-use crate::core::table::Table;
+use crate::core::table::{Stock, Table};
 use crate::faults::{Rule, broken};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -120,11 +120,11 @@ enum Decided {
     Begin { outcome: Outcome, stores: SmallVec<[Store; 2]>, takes: u64, frees: u64 },
 }
 
-/// So many items of a channel may be unanswered before no request is taken.
+/// Unanswered items of a channel at which no request is taken any more.
 const ITEMS_MAX: usize = 4_096;
-/// So many items are sent again at once, and walked at once.
+/// Most items that are sent again at once, or walked.
 const ITEMS_AT_ONCE: usize = 64;
-/// So often a standby that has no room is asked again.
+/// Times of a call of etcd after which a standby that had no room is asked again.
 const ASK_ROOM_AGAIN: u32 = 4;
 
 /// A node's part in one shard.
@@ -156,6 +156,8 @@ pub struct Replica<C> {
     keeps_until: Time,
     /// Something of an old copy may be left.
     is_stale: bool,
+    /// So far an old copy was removed.
+    freed_to: Option<C>,
     started_again: bool,
 }
 
@@ -180,6 +182,7 @@ impl<C> Replica<C> {
             joined: None,
             keeps_until: 0,
             is_stale: false,
+            freed_to: None,
             started_again: true,
         }
     }
@@ -232,21 +235,8 @@ impl<C> Replica<C> {
     // ---- what etcd says ----
 
     /// A node begins again: what its table has of the shard.
-    pub(in crate::core) fn take_stock<T: Table<Cursor = C>>(&mut self, shared: &mut Shared<T>) {
-        let mut from = None;
-        loop {
-            let (keys, next) = shared.table.walk(self.shard, from);
-            for key in keys {
-                if let Some(len) = shared.table.value_len(&key) {
-                    self.used += shared.table.cost(&key, len);
-                    self.is_stale = true;
-                }
-            }
-            from = next;
-            if from.is_none() {
-                break;
-            }
-        }
+    pub(in crate::core) fn take_stock<T: Table<Cursor = C>>(&mut self, shared: &mut Shared<T>, stock: Stock) {
+        (self.used, self.is_stale) = (stock.bytes, stock.entries > 0);
         self.set_room(shared, self.used);
         // Whoever it was: leases of clients may last.
         self.keeps_until = Time::MAX;
@@ -268,7 +258,8 @@ impl<C> Replica<C> {
     }
 
     fn set_word<T: Table<Cursor = C>>(&mut self, shared: &mut Shared<T>, is_open: bool) -> bool {
-        shared.set_word(self.shard, Word { epoch: self.map.epoch, is_open })
+        let (shard, epoch) = (usize::from(self.shard), self.map.epoch);
+        shared.change_page(|page| page.words[shard] = Word { epoch, is_open })
     }
 
     pub(in crate::core) fn learn<T: Table<Cursor = C>>(
@@ -373,6 +364,11 @@ impl<C> Replica<C> {
         self.transaction = Some(Pending { call, since: now });
     }
 
+    /// Whether it serves the shard, and hands it over to nobody.
+    fn leads<T>(&self, shared: &Shared<T>) -> bool {
+        self.role == Role::Primary && shared.standing == Standing::Good && self.closing.is_none()
+    }
+
     /// A state that this primary tells etcd: whether the wait is over (CL9).
     fn now_waits(&self, now: Time) -> bool {
         self.map.waits && now < self.first
@@ -462,11 +458,7 @@ impl<C> Replica<C> {
         now: Time,
         to: NodeId,
     ) -> bool {
-        let is_ready = self.role == Role::Primary
-            && shared.standing == Standing::Good
-            && self.closing.is_none()
-            && to != shared.id
-            && self.map.in_sync.has(to);
+        let is_ready = self.leads(shared) && to != shared.id && self.map.in_sync.has(to);
         if is_ready {
             self.closing = Some(Closing { to, since: now, is_closed: false });
             self.close_on(shared, now);
@@ -534,10 +526,7 @@ impl<C> Replica<C> {
         now: Time,
         standbys: NodeIds,
     ) -> bool {
-        let is_ready = self.role == Role::Primary
-            && shared.standing == Standing::Good
-            && self.transaction.is_none()
-            && self.closing.is_none();
+        let is_ready = self.leads(shared) && self.transaction.is_none();
         let in_sync = standbys.without(shared.id).iter().fold(self.map.in_sync.clone(), NodeIds::without);
         if !is_ready || in_sync == self.map.in_sync {
             return false;
@@ -609,9 +598,7 @@ impl<C> Replica<C> {
         now: Time,
         to: NodeId,
     ) -> bool {
-        let is_ready = self.role == Role::Primary
-            && shared.standing == Standing::Good
-            && self.closing.is_none()
+        let is_ready = self.leads(shared)
             && to != shared.id
             && !self.map.in_sync.has(to)
             && self.channels.iter().all(|channel| channel.to != to);
@@ -814,7 +801,7 @@ impl<C> Replica<C> {
                 (Outcome::Done, Some(Some(value.clone())))
             }
         };
-        let cost = |len: Option<usize>| len.map_or(0, |len| shared.table.cost(&request.key, len));
+        let cost = |len: Option<usize>| shared.cost(&request.key, len);
         let mut store: Option<Store> = new.map(|new| (request.key.clone(), new));
         let (was, is) = (cost(old), store.as_ref().map(|store| cost(store.1.as_ref().map(Value::len))));
         let (mut takes, mut frees) = is.map_or((0, 0), |is| (is.saturating_sub(was), was.saturating_sub(is)));
@@ -915,12 +902,16 @@ impl<C> Replica<C> {
             }
             let Some(change) = self.busy.pop_front() else { return };
             self.used -= change.frees;
-            let keys = change.stores.iter().map(|store| &store.0).chain([&change.request.key]);
-            for key in keys {
-                self.waiting.extend(self.behind.remove(key).into_iter().flatten());
-            }
-            shared.reply(change.peer, Reply { copy: change.request.copy, ended: Ok(change.outcome) });
+            self.end(shared, &change, change.outcome);
         }
+    }
+
+    /// A change is not under way any more: requests behind it wait no longer, and its client hears what became of it.
+    fn end<T: Table<Cursor = C>>(&mut self, shared: &mut Shared<T>, change: &Change, outcome: Outcome) {
+        for key in change.stores.iter().map(|store| &store.0).chain([&change.request.key]) {
+            self.waiting.extend(self.behind.remove(key).into_iter().flatten());
+        }
+        shared.reply(change.peer, Reply { copy: change.request.copy, ended: Ok(outcome) });
     }
 
     fn is_ready(&self, me: NodeId, change: &Change) -> bool {
@@ -1023,8 +1014,7 @@ impl<C> Replica<C> {
     ) -> Option<bool> {
         let mut used = self.used;
         for (key, value) in stores {
-            let was = shared.table.value_len(key).map_or(0, |len| shared.table.cost(key, len));
-            used = used - was + value.as_ref().map_or(0, |value| shared.table.cost(key, value.len()));
+            used = used - shared.cost_now(key) + shared.cost(key, value.as_ref().map(Value::len));
         }
         if used > self.room && used > self.used {
             return match () {
@@ -1085,10 +1075,7 @@ impl<C> Replica<C> {
         let Some(index) = self.busy.iter().position(is_it) else { return };
         let Some(change) = self.busy.remove(index) else { return };
         self.used -= change.taken(shared);
-        for key in change.stores.iter().map(|store| &store.0).chain([&change.request.key]) {
-            self.waiting.extend(self.behind.remove(key).into_iter().flatten());
-        }
-        shared.reply(change.peer, Reply { copy: change.request.copy, ended: Ok(Outcome::Full) });
+        self.end(shared, &change, Outcome::Full);
     }
 
     pub(in crate::core) fn given_up(&mut self, channel: ChannelId) {
@@ -1116,14 +1103,13 @@ impl<C> Replica<C> {
         if let Some(position) = &mut self.position {
             position.is_whole = false;
         }
-        // From the beginning each time: what was there is gone.
-        let (keys, next) = shared.table.walk(self.shard, None);
+        let (keys, next) = shared.table.walk(self.shard, self.freed_to.take());
         for key in keys {
-            let cost = shared.table.value_len(&key).map_or(0, |len| shared.table.cost(&key, len));
-            self.used -= cost;
+            self.used -= shared.cost_now(&key);
             shared.table.remove(&key);
         }
-        if next.is_none() {
+        self.freed_to = next;
+        if self.freed_to.is_none() {
             shared.room_left += self.room;
             (self.room, self.is_stale) = (0, false);
         }
@@ -1134,9 +1120,8 @@ impl Change {
     /// The room that was held for it.
     fn taken<T: Table>(&self, shared: &mut Shared<T>) -> u64 {
         self.stores.iter().fold(0, |taken, (key, value)| {
-            let was = shared.table.value_len(key).map_or(0, |len| shared.table.cost(key, len));
-            let is = value.as_ref().map_or(0, |value| shared.table.cost(key, value.len()));
-            taken + is.saturating_sub(was)
+            let was = shared.cost_now(key);
+            taken + shared.cost(key, value.as_ref().map(Value::len)).saturating_sub(was)
         })
     }
 }

@@ -8,6 +8,15 @@ use crate::core::state::{Notes, Page, ShardIx};
 #[error("the table takes no more, though room was set aside")]
 pub struct NoMemory;
 
+/// What a table has of a shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stock {
+    /// Entries.
+    pub entries: u64,
+    /// The sum of their [`Table::cost`].
+    pub bytes: u64,
+}
+
 /// The table of a node: the entries of all its shards, its page, its notes. Each store is visible to whoever READs it
 /// when the call returns.
 pub trait Table {
@@ -32,6 +41,9 @@ pub trait Table {
     /// Some keys of a shard, and where to go on. Every key that is there from the first of these calls to the last is
     /// among them.
     fn walk(&mut self, shard: ShardIx, from: Option<Self::Cursor>) -> (Vec<Key>, Option<Self::Cursor>);
+
+    /// What the table has of each of the first `shards` shards.
+    fn stock(&mut self, shards: ShardIx) -> Vec<Stock>;
 
     /// The room that an entry takes at most, in bytes.
     fn cost(&self, key: &[u8], value_len: usize) -> u64;

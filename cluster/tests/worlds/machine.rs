@@ -5,7 +5,7 @@ use oneread_cluster::core::message::{Key, Value};
 use oneread_cluster::core::node::Node;
 use oneread_cluster::core::results;
 use oneread_cluster::core::state::{NodeAbout, NodeId, Notes, Page, ShardIx, Timing};
-use oneread_cluster::core::table::{NoMemory, Table};
+use oneread_cluster::core::table::{NoMemory, Stock, Table};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -26,14 +26,14 @@ pub struct Memory {
     pub notes: Notes,
     pub entries: BTreeMap<Key, Value>,
     pub stored: Vec<Stored>,
-    /// Room for so many keys.
+    /// Keys that there is room for.
     pub keys_max: u64,
 }
 
 #[derive(Debug)]
 pub struct SimTable(Rc<RefCell<Memory>>);
 
-/// So many keys are walked at once.
+/// Keys that a walk looks at in one go.
 const WALK: usize = 2;
 
 pub fn key_of(shard: ShardIx, key: u8) -> Key {
@@ -84,6 +84,15 @@ impl Table for SimTable {
         let keys: Vec<Key> = keys.take(WALK).cloned().collect();
         let next = (keys.len() == WALK).then(|| keys[WALK - 1].clone());
         (keys, next)
+    }
+
+    fn stock(&mut self, shards: ShardIx) -> Vec<Stock> {
+        let mut stock = vec![Stock::default(); usize::from(shards)];
+        for key in self.0.borrow().entries.keys() {
+            let stock = &mut stock[usize::from(shard_of(key))];
+            (stock.entries, stock.bytes) = (stock.entries + 1, stock.bytes + self.cost(key, 0));
+        }
+        stock
     }
 
     fn cost(&self, key: &[u8], _: usize) -> u64 {

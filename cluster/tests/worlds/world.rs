@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 const RATES: f64 = 0.10;
 /// Microseconds of a tick, by a clock that is right.
 pub const TICK: f64 = 1_000.0;
-/// A node whose key has not changed for so many ticks may be deposed.
+/// Ticks after which a node whose key has not changed may be deposed.
 const TTL: u64 = 150;
 /// The first ticks, in which nothing goes wrong; a world's length; how much of that is calm, at its end.
 const WARM: u32 = 120;
