@@ -22,6 +22,6 @@
 //! write into it is up to you: an `Index` takes the lock of a region file, and there may be one only.
 
 pub use crate::clock::Clock;
-pub use crate::index::{Index, OwnerSession, Recovered, Restored, StartSession};
+pub use crate::index::{Index, KeyCursor, OwnerSession, Recovered, Restored, StartSession};
 pub use crate::reader::Reader;
 pub use crate::region::{Backing, MemoryShare, Region};

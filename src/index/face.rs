@@ -19,7 +19,7 @@ use super::seams::{Changed, Hearing, Nobody, Seams, Turn};
 use super::segment::WAITS_MAX;
 use super::segment::{Which, check_lengths, check_stored};
 use super::started::StartedPuts;
-use super::whole::{ScanPoint, Table, TakeKey};
+use super::whole::{KeyCursor, ScanPoint, Table, TakeKey};
 use crate::breaking::is_wanted;
 use crate::clock::Clock;
 use crate::fabric::shm::Shm;
@@ -810,6 +810,34 @@ impl Index {
     /// Who is told of the table's changes.
     pub(crate) fn feed(&self) -> &Feed {
         self.table.told().feed()
+    }
+
+    /// Shows the next keys of a scan to `see`, those of one part of the table, and moves the cursor behind them. Returns
+    /// whether there are more. Each key that is there from the first of these calls to the last is shown; one that
+    /// comes or goes meanwhile may be.
+    ///
+    /// A call looks at one part of the table, some dozen keys, or none. Takes no lock that a change waits for.
+    ///
+    /// ```
+    /// # use oneread::embedded::{Clock, Index, KeyCursor, Region};
+    /// # use oneread::{Backing, Config, PutMode, TableSize};
+    /// # let geometry = Config::new().size(TableSize::Keys(1_000)).geometry()?;
+    /// # let region = Region::create(&Backing::Anonymous, geometry.region_bytes())?;
+    /// # let index = Index::create(region, geometry, Clock::System)?;
+    /// for key in 0..500u32 {
+    ///     index.put(&key.to_le_bytes(), b"value", PutMode::Insert)?;
+    /// }
+    /// let (mut cursor, mut keys) = (KeyCursor::default(), 0);
+    /// while index.scan_keys(&mut cursor, |_| keys += 1) {}
+    /// assert_eq!(keys, 500);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn scan_keys(&self, cursor: &mut KeyCursor, mut see: impl FnMut(&[u8])) -> bool {
+        let more = self.table.scan(&mut cursor.0, &mut |key, _, _| {
+            see(key);
+            true
+        });
+        more.is_some() && !cursor.0.is_at_end()
     }
 
     /// As [`Table::scan`].

@@ -83,4 +83,4 @@ pub use recovered::{RecoverError, Recovered};
 pub use seams::{Awaited, Changed, Decision, KeyChange, KeyPlace, Seams, SlotValue, Withdrawn};
 pub use started::StartSession;
 pub(crate) use whole::ScanPoint;
-pub use whole::{RestoreError, Restored};
+pub use whole::{KeyCursor, RestoreError, Restored};

@@ -240,6 +240,11 @@ impl Geometry {
     pub fn has_heap(&self) -> bool {
         self.heap.bytes > 0
     }
+    /// Bytes that an entry takes in the memory for long values: 0 if key and value stand in its slot.
+    pub fn extent_bytes(&self, key: &[u8], value_len: usize) -> u64 {
+        let key_len = if self.is_long(key) { key.len() } else { 0 };
+        if self.is_inline(key, value_len) { 0 } else { super::extent::extent_bytes(key_len + value_len) }
+    }
     /// Where long values are.
     pub fn heap(&self) -> &HeapSpace {
         &self.heap

@@ -166,6 +166,7 @@ impl Server {
             peers: Mutex::default(),
             allow_uids,
             allow_read_uids: config.allow_read_uids,
+            read_only_clients: config.read_only_clients,
             tokens,
             half_open: config.half_open,
             unread_bytes_max: config.unread_bytes_max,

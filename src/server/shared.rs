@@ -85,6 +85,8 @@ pub(crate) struct ServerState {
     pub(super) peers: Mutex<FxHashMap<Peer, u64>>,
     pub(super) allow_uids: Vec<u32>,
     pub(super) allow_read_uids: Vec<u32>,
+    /// Changes are made by this process only.
+    pub(super) read_only_clients: bool,
     /// What clients over TCP must know.
     pub(super) tokens: Tokens,
     /// Longest time for a client to complete a frame that it has begun, or its hello.
@@ -191,7 +193,7 @@ impl ServerState {
     /// Does not wait for memory of long values, because the thread has other clients: such a request is
     /// answered [`PutError::HeapBusy`], and its client makes it again.
     pub(crate) fn answer(&self, caller: &mut Caller, request: Request<'_>) -> Option<Reply> {
-        let is_reader = caller.role() == Role::Read;
+        let is_reader = self.read_only_clients || caller.role() == Role::Read;
         Some(match request {
             Request::Hello { .. } | Request::Join { .. } | Request::Mailbox { .. } | Request::Wake => {
                 return None;

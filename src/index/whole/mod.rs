@@ -14,6 +14,7 @@ mod walk;
 
 #[cfg(all(test, not(loom)))]
 pub(super) use one::OneSize;
+pub use scan::KeyCursor;
 pub(crate) use scan::{ScanPoint, TakeKey};
 pub use snapshot::{RestoreError, Restored};
 pub(super) use snapshot::{begin, restore, save};

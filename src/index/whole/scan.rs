@@ -36,6 +36,10 @@ pub(crate) struct ScanPoint {
     after: Vec<u8>,
 }
 
+/// How far a scan of [`Index::scan_keys`](crate::embedded::Index::scan_keys) came. The default is the beginning.
+#[derive(Clone, Debug, Default)]
+pub struct KeyCursor(pub(crate) ScanPoint);
+
 impl ScanPoint {
     /// Whether it has passed all keys.
     pub fn is_at_end(&self) -> bool {
