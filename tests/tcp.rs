@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const TOKEN: &str = "a token for tests";
@@ -366,16 +366,29 @@ fn pieces_are_of_one_value() {
     let len = 5 * PIECE + 17;
     let whole = |number: u64| -> Vec<u8> { number.to_le_bytes().repeat(len / 8 + 1)[..len].to_vec() };
     writer.put(b"key", &whole(0)).unwrap();
-    let (over, begun) = (AtomicBool::new(false), Instant::now());
+    // How many were got, so that the writer lets some through. At the end, however it comes, it is told to stop.
+    let (got, begun) = (AtomicU64::new(0), Instant::now());
+    struct Over<'g>(&'g AtomicU64);
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(u64::MAX, Ordering::Relaxed);
+        }
+    }
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let got = &got;
+        scope.spawn(move || {
             for number in 1.. {
-                if over.load(Ordering::Relaxed) {
+                writer.put(b"key", &whole(number)).unwrap();
+                let before = got.load(Ordering::Relaxed);
+                while number % 20 == 0 && got.load(Ordering::Relaxed) == before && before != u64::MAX {
+                    std::thread::yield_now();
+                }
+                if before == u64::MAX {
                     return;
                 }
-                writer.put(b"key", &whole(number)).unwrap();
             }
         });
+        let _over = Over(got);
         let mut client = connect(&server);
         let (mut seen, mut replaced) = (HashMap::new(), 0);
         // Until it was seen to be replaced in the middle of a GET.
@@ -387,12 +400,12 @@ fn pieces_are_of_one_value() {
                     let number = u64::from_le_bytes(found[..8].try_into().unwrap());
                     assert!(found == whole(number), "a value is not whole");
                     *seen.entry(number).or_insert(0) += 1;
+                    got.fetch_add(1, Ordering::Relaxed);
                 }
                 Err(error) => assert!(is_replaced(&error), "{error}"),
             }
             replaced = client.stats().get.retries_replaced;
         }
-        over.store(true, Ordering::Relaxed);
     });
 }
 
