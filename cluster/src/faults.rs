@@ -101,11 +101,22 @@ pub fn breaks(rule: Option<Rule>) {
     BROKEN.set(rule);
 }
 
+/// One more than the rule that all threads break.
+#[cfg(feature = "faults")]
+static EVERYWHERE: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
+
+/// Breaks a rule on all threads of this process, or none.
+#[cfg(feature = "faults")]
+pub fn breaks_everywhere(rule: Option<Rule>) {
+    EVERYWHERE.store(rule.map_or(0, |rule| rule as u8 + 1), std::sync::atomic::Ordering::Relaxed);
+}
+
 /// Whether this rule is broken on this thread.
 #[inline(always)]
 pub fn broken(rule: Rule) -> bool {
     #[cfg(feature = "faults")]
-    return BROKEN.get() == Some(rule);
+    return BROKEN.get() == Some(rule)
+        || EVERYWHERE.load(std::sync::atomic::Ordering::Relaxed) == rule as u8 + 1;
     #[cfg(not(feature = "faults"))]
     {
         let _ = rule;

@@ -101,9 +101,9 @@ impl Leases {
         })
     }
 
-    /// Until when a lease on a node lasts, whatever its shards. `None`: there is none.
-    pub fn until(&self, node: NodeId) -> Option<Time> {
-        self.nodes.get(&node)?.lease.as_ref().map(|lease| lease.until)
+    /// A lease on a node: until when it lasts, and for which shards, by their epochs. `None`: there is none.
+    pub fn of(&self, node: NodeId) -> Option<(Time, &[Option<u64>])> {
+        self.nodes.get(&node)?.lease.as_ref().map(|lease| (lease.until, &lease.open[..]))
     }
 
     /// Forgets a node.

@@ -28,6 +28,17 @@ pub enum Kind {
     Remove,
 }
 
+impl Kind {
+    /// Bytes of the longest value in it.
+    pub fn value_len(&self) -> usize {
+        match self {
+            Kind::Put(value) | Kind::Insert(value) => value.len(),
+            Kind::Swap { expected, new } => expected.len().max(new.len()),
+            Kind::Remove => 0,
+        }
+    }
+}
+
 /// Makes a request's outcome known to who comes later (CL15).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestId {
@@ -74,6 +85,8 @@ pub enum NotDone {
     NotServed,
     /// There is no room to remember its outcome.
     NoRoomForResult,
+    /// Its key or value is longer than the cluster allows, or its key is one of the cluster's own.
+    Invalid,
 }
 
 /// An answer to a copy of a request.

@@ -61,6 +61,8 @@ pub(in crate::core) struct Shared<T> {
     last_call: CallId,
     last_channel: u64,
     notes_due: bool,
+    /// Old copies that may be worked on before the next tick.
+    pub frees_left: u32,
 }
 
 impl<T: Table> Shared<T> {
@@ -122,10 +124,7 @@ impl<T: Table> Shared<T> {
     pub fn store(&mut self, (key, value): &Store) -> Result<(), NoMemory> {
         match value {
             Some(value) => self.table.put(key, value),
-            None => {
-                self.table.remove(key);
-                Ok(())
-            }
+            None => self.table.remove(key),
         }
     }
 
@@ -142,6 +141,8 @@ impl<T: Table> Shared<T> {
     }
 }
 
+/// Beats under way that are remembered.
+const BEATS_MAX: usize = 64;
 /// Most shards that are copied to newcomers at once.
 const JOINS_MAX: usize = 4;
 
@@ -163,6 +164,8 @@ pub struct Node<T: Table> {
     looked: Option<Time>,
     /// When it saw to it last who has copies, and by which wishes.
     placed: Option<Time>,
+    /// When it did what was due last.
+    ticked: Option<Time>,
     copies: u8,
     wishes: Wishes,
     birth: Option<Pending>,
@@ -205,6 +208,7 @@ impl<T: Table> Node<T> {
             last_call: 0,
             last_channel: 0,
             notes_due: false,
+            frees_left: 1,
         };
         let stock = shared.table.stock(shards);
         replicas.iter_mut().zip(stock).for_each(|(replica, stock)| replica.take_stock(&mut shared, stock));
@@ -219,6 +223,7 @@ impl<T: Table> Node<T> {
             beaten: None,
             looked: None,
             placed: None,
+            ticked: None,
             copies: 0,
             wishes: Wishes::default(),
             birth: None,
@@ -248,6 +253,33 @@ impl<T: Table> Node<T> {
         &self.shared.page
     }
 
+    /// Nodes that etcd names, and what it says of them.
+    pub fn nodes(&self) -> impl Iterator<Item = (NodeId, &NodeAbout)> {
+        self.shared.seen.iter().map(|(id, seen)| (*id, &seen.key.about))
+    }
+
+    /// Room that no shard has set aside, in bytes.
+    pub fn room_left(&self) -> u64 {
+        self.shared.room_left
+    }
+
+    /// Whether answers to a call may be used: it was made after the last adoption (CL17).
+    pub fn is_current(&self, call: CallId) -> bool {
+        call > self.asked_before
+    }
+
+    /// It is about to stop: from its next beat on the others know. It hands its shards over to standbys, and is given
+    /// none.
+    pub fn leave(&mut self) {
+        self.about.leaves = true;
+    }
+
+    /// Shards of which it is primary, and others have a copy.
+    pub fn to_hand_over(&self) -> usize {
+        let has_standby = |replica: &&Replica<T::Cursor>| replica.state().in_sync.len() > 1;
+        self.replicas.iter().filter(|replica| replica.role() == Role::Primary).filter(has_standby).count()
+    }
+
     /// Its part in a shard.
     pub fn replica(&self, shard: ShardIx) -> &Replica<T::Cursor> {
         &self.replicas[usize::from(shard)]
@@ -258,10 +290,11 @@ impl<T: Table> Node<T> {
         for replica in &mut self.replicas {
             replica.answer(&mut self.shared);
         }
-        if std::mem::take(&mut self.shared.notes_due) {
-            // Again next time, if there is no memory for it.
-            self.shared.notes_due = self.shared.table.store_notes(&self.shared.notes).is_err();
+        // CL17: what is not noted, nobody acts on. Again next time, if there is no memory for it.
+        if self.shared.notes_due && self.shared.table.store_notes(&self.shared.notes).is_err() {
+            return Vec::new();
         }
+        self.shared.notes_due = false;
         std::mem::take(&mut self.shared.outputs)
     }
 
@@ -275,6 +308,10 @@ impl<T: Table> Node<T> {
         }
         (self.number, self.beaten) = (beat.number, Some(now));
         let call = self.write_key(beat);
+        // While etcd is away none is answered.
+        if self.beats.len() == BEATS_MAX {
+            self.beats.remove(0);
+        }
         self.beats.push((call, beat));
     }
 
@@ -328,7 +365,7 @@ impl<T: Table> Node<T> {
     /// CL17: whether an answer of etcd may be used.
     fn trusts(&mut self, now: Time, answer: &EtcdAnswer) -> bool {
         // It was asked before another etcd was adopted.
-        if answer.call <= self.asked_before {
+        if !self.is_current(answer.call) {
             return false;
         }
         let known = self.shared.notes.adoption;
@@ -510,7 +547,13 @@ impl<T: Table> Node<T> {
 
     /// Does what is due: calls of etcd, items to be sent again, who is late, who is silent, walks.
     pub fn tick(&mut self, now: Time) {
-        let Timing { beat, call, .. } = self.shared.timing;
+        let Timing { beat, call, late, .. } = self.shared.timing;
+        // It stood still: what others have answered meanwhile may not have been heard yet, so nobody is late.
+        let stood_still = self.ticked.replace(now).is_some_and(|ticked| now > ticked + late / 2);
+        if stood_still {
+            self.replicas.iter_mut().for_each(|replica| replica.forgive(now));
+        }
+        self.shared.frees_left = 1;
         let is_due = |since: Option<Time>, after: Time| since.is_none_or(|since| now >= since + after);
         match self.shared.standing {
             // Which etcd is it?
@@ -555,35 +598,38 @@ impl<T: Table> Node<T> {
 
     /// Sees to it that its shards have the copies that they should have, where they should be.
     fn place(&mut self, now: Time) {
-        let (me, ttl) = (self.shared.id, self.shared.timing.ttl);
+        let (me, ttl, leave) = (self.shared.id, self.shared.timing.ttl, self.about.leaves);
         let lives = |seen: &Seen| seen.key.alive && now < seen.since + ttl;
-        let nodes: Vec<NodeId> = self
-            .shared
-            .seen
-            .iter()
-            .filter(|(id, seen)| **id == me || lives(seen))
-            .map(|(id, _)| *id)
-            .collect();
+        let seen = self.shared.seen.iter();
+        let nodes: Vec<NodeId> =
+            seen.filter(|(id, seen)| **id == me || lives(seen)).map(|(id, _)| *id).collect();
+        let leaving = self.shared.seen.iter().filter(|(_, seen)| seen.key.about.leaves).map(|(id, _)| *id);
+        let leaving: NodeIds = leaving.chain(leave.then_some(me)).collect();
         let mut joins_left = JOINS_MAX.saturating_sub(self.replicas.iter().map(Replica::newcomers).sum());
         for replica in &mut self.replicas {
             let wanted = wanted(replica.shard(), self.copies, nodes.iter().copied(), &self.wishes);
-            let Some(first) = wanted.first().copied() else { continue };
             let in_sync = replica.state().in_sync.clone();
+            // Who leaves keeps its copy, for when it starts again, and serves nothing.
+            let stays = |node: &NodeId| !leaving.has(*node);
+            let first = wanted.iter().copied().find(stays);
             match replica.role() {
-                Role::None if first == me => {
+                Role::None if first == Some(me) => {
                     replica.claim(&mut self.shared, now);
                 }
                 Role::Primary => {
-                    let missing = wanted.iter().find(|node| !in_sync.has(**node));
+                    let missing = wanted.iter().find(|node| !in_sync.has(**node) && stays(node));
                     let needless = in_sync.iter().find(|node| *node != me && !wanted.contains(node));
-                    if let Some(newcomer) = missing {
+                    let next = if leave { in_sync.iter().find(stays) } else { first };
+                    if let Some(next) = next.filter(|_| leave) {
+                        replica.hand_over(&mut self.shared, now, next);
+                    } else if let Some(newcomer) = missing {
                         if joins_left > 0 && replica.begin_join(&mut self.shared, now, *newcomer) {
                             joins_left -= 1;
                         }
                     } else if let Some(standby) = needless {
                         replica.leave_out(&mut self.shared, now, NodeIds::of(standby));
-                    } else if first != me {
-                        replica.hand_over(&mut self.shared, now, first);
+                    } else if let Some(next) = next.filter(|next| *next != me) {
+                        replica.hand_over(&mut self.shared, now, next);
                     }
                 }
                 _ => {}

@@ -10,11 +10,12 @@ use crate::core::state::{NodeId, NodeIds, ShardIx, ShardState, Time, Word};
 use crate::core::table::{Stock, Table};
 use crate::faults::{Rule, broken};
 use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 
 /// What a node is for a shard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
     /// Nothing, or a newcomer.
     None,
@@ -122,6 +123,8 @@ enum Decided {
 
 /// Unanswered items of a channel at which no request is taken any more.
 const ITEMS_MAX: usize = 4_096;
+/// Requests that wait, at which no further one is taken.
+const WAITING_MAX: usize = 16_384;
 /// Most items that are sent again at once, or walked.
 const ITEMS_AT_ONCE: usize = 64;
 /// Times of a call of etcd after which a standby that had no room is asked again.
@@ -697,10 +700,13 @@ impl<C> Replica<C> {
         peer: Peer,
         request: Request,
     ) {
-        if self.role != Role::Primary || shared.standing != Standing::Good {
-            shared.not_done(peer, &request, NotDone::NotServed);
-        } else {
-            self.waiting.push_back((peer, request));
+        let serves = self.role == Role::Primary && shared.standing == Standing::Good;
+        if !serves || self.waiting.len() >= WAITING_MAX {
+            return shared.not_done(peer, &request, NotDone::NotServed);
+        }
+        // Behind others that wait, it waits with them, until the next answer or tick.
+        self.waiting.push_back((peer, request));
+        if self.waiting.len() == 1 {
             self.progress(shared, now);
         }
     }
@@ -893,16 +899,19 @@ impl<C> Replica<C> {
     fn progress<T: Table<Cursor = C>>(&mut self, shared: &mut Shared<T>, now: Time) {
         while shared.standing == Standing::Good {
             self.take(shared, now);
+            let under_way = self.busy.len();
             // Channels are in order, so the first under way is the first that all have.
-            let Some(change) = self.busy.front().filter(|change| self.is_ready(shared.id, change)) else {
-                return;
-            };
-            if change.stores.iter().any(|store| shared.store(store).is_err()) {
-                return shared.fails(self.shard);
+            while let Some(change) = self.busy.front().filter(|change| self.is_ready(shared.id, change)) {
+                if change.stores.iter().any(|store| shared.store(store).is_err()) {
+                    return shared.fails(self.shard);
+                }
+                let Some(change) = self.busy.pop_front() else { return };
+                self.used -= change.frees;
+                self.end(shared, &change, change.outcome);
             }
-            let Some(change) = self.busy.pop_front() else { return };
-            self.used -= change.frees;
-            self.end(shared, &change, change.outcome);
+            if self.busy.len() == under_way {
+                return;
+            }
         }
     }
 
@@ -1067,6 +1076,11 @@ impl<C> Replica<C> {
             self.withdraw(shared, id, number);
         }
         self.progress(shared, now);
+        // A walk goes as fast as it is answered.
+        let is_newcomer = !self.map.in_sync.has(from);
+        if is_newcomer && self.closing.is_none() && shared.standing == Standing::Good {
+            self.walk_on(shared, now);
+        }
     }
 
     /// Only with a broken rule.
@@ -1087,12 +1101,23 @@ impl<C> Replica<C> {
         }
     }
 
-    /// CL9 and CL12: when a copy that is out may be given up.
+    /// CL9 and CL12: when a copy that is out may be given up. Each walk looks at the whole table, so they go one by one.
     fn free_copy<T: Table<Cursor = C>>(&mut self, shared: &mut Shared<T>, now: Time) {
         let is_asked_for = self.joined == Some(self.map.epoch) && !broken(Rule::CopyGivenUp);
-        if !is_asked_for {
+        if !is_asked_for && self.has_stale() && shared.frees_left > 0 {
+            shared.frees_left -= 1;
             self.free_stale(shared, now);
         }
+    }
+
+    /// Whether there is anything of an old copy, room for it included.
+    fn has_stale(&self) -> bool {
+        self.is_stale || self.room > 0
+    }
+
+    /// Nobody is late as of now.
+    pub(in crate::core) fn forgive(&mut self, now: Time) {
+        self.channels.iter_mut().for_each(|channel| channel.since = now);
     }
 
     /// Removes some of an old copy, if no lease on it can last.
@@ -1103,15 +1128,22 @@ impl<C> Replica<C> {
         if let Some(position) = &mut self.position {
             position.is_whole = false;
         }
-        let (keys, next) = shared.table.walk(self.shard, self.freed_to.take());
-        for key in keys {
-            self.used -= shared.cost_now(&key);
-            shared.table.remove(&key);
-        }
-        self.freed_to = next;
-        if self.freed_to.is_none() {
-            shared.room_left += self.room;
-            (self.room, self.is_stale) = (0, false);
+        for _ in 0..T::WALKS_AT_ONCE {
+            let (keys, next) = shared.table.walk(self.shard, self.freed_to.take());
+            for key in keys {
+                let cost = shared.cost_now(&key);
+                if shared.table.remove(&key).is_err() {
+                    // From the beginning, next time.
+                    return;
+                }
+                self.used -= cost;
+            }
+            self.freed_to = next;
+            if self.freed_to.is_none() {
+                shared.room_left += self.room;
+                (self.room, self.is_stale) = (0, false);
+                return;
+            }
         }
     }
 }

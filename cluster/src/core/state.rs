@@ -1,5 +1,6 @@
 //! What etcd has of a cluster, and what a node's page has.
 
+use crate::core::results;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::fmt;
@@ -37,7 +38,7 @@ impl From<NodeId> for String {
 
 /// Not the 16 hexadecimal digits of a node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no node's number: it has 16 hexadecimal digits")]
+#[error("{0:?} is no node's number: that has 16 hexadecimal digits, in small letters")]
 pub struct NodeIdError(String);
 
 impl TryFrom<String> for NodeId {
@@ -45,7 +46,8 @@ impl TryFrom<String> for NodeId {
 
     fn try_from(text: String) -> Result<NodeId, NodeIdError> {
         match u64::from_str_radix(&text, 16) {
-            Ok(id) if text.len() == 16 => Ok(NodeId(id)),
+            // No sign, no capitals.
+            Ok(id) if NodeId(id).to_string() == text => Ok(NodeId(id)),
             _ => Err(NodeIdError(text)),
         }
     }
@@ -53,7 +55,14 @@ impl TryFrom<String> for NodeId {
 
 /// Some nodes, each once, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Vec<NodeId>")]
 pub struct NodeIds(SmallVec<[NodeId; 3]>);
+
+impl From<Vec<NodeId>> for NodeIds {
+    fn from(nodes: Vec<NodeId>) -> NodeIds {
+        nodes.into_iter().collect()
+    }
+}
 
 impl NodeIds {
     /// One node.
@@ -149,6 +158,9 @@ pub struct NodeAbout {
     pub requests: Vec<String>,
     /// The highest version of the protocol between nodes that it understands.
     pub version: u32,
+    /// It is about to stop: it hands its shards over, and is to be given none.
+    #[serde(default)]
+    pub leaves: bool,
 }
 
 /// What a cluster is: the same for all its nodes and clients.
@@ -159,7 +171,11 @@ pub struct ClusterConfig {
     /// How many copies of a shard are wanted, the primary's among them.
     pub replicas: u8,
     /// Seeds of the hash that says which shard has a key. Never change.
-    pub seeds: [u64; 2],
+    pub seeds: [u64; 4],
+    /// The longest key, in bytes. Never changes.
+    pub key_max: u16,
+    /// The longest value, in bytes. Never changes.
+    pub value_max: u32,
     /// Times.
     pub timing: Timing,
 }
@@ -190,6 +206,73 @@ pub struct Timing {
     pub late: Time,
     /// Between two looks at who should have a copy of what. 0: nobody looks.
     pub place: Time,
+}
+
+/// A cluster cannot be so.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a cluster cannot have {given} {what}: {allowed}")]
+pub struct ConfigError {
+    /// What was given.
+    pub given: u64,
+    /// Of what.
+    pub what: &'static str,
+    /// What is allowed.
+    pub allowed: &'static str,
+}
+
+impl ClusterConfig {
+    /// Whether there can be such a cluster.
+    ///
+    /// # Errors
+    /// [`ConfigError`] says what was given, and what is allowed.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let Timing { ttl, rates, beat, call, resend, late, .. } = self.timing;
+        let refused = |given: u64, what, allowed| Err(ConfigError { given, what, allowed });
+        match self {
+            it if !(1..=1_024).contains(&it.shards) => refused(it.shards.into(), "shards", "1 to 1,024"),
+            it if !(1..=8).contains(&it.replicas) => {
+                refused(it.replicas.into(), "copies of a shard", "1 to 8")
+            }
+            it if !(1..=255).contains(&it.key_max) => {
+                refused(it.key_max.into(), "bytes of a key", "1 to 255")
+            }
+            it if !(1..=64 << 20).contains(&it.value_max) => {
+                refused(it.value_max.into(), "bytes of a value", "1 to 64 MiB")
+            }
+            _ if !(100_000..=600_000_000).contains(&ttl) => {
+                refused(ttl, "microseconds until a node is given up", "0.1 s to 600 s")
+            }
+            _ if rates >= 100_000 => refused(rates.into(), "millionths between clocks", "less than 100,000"),
+            _ if beat == 0 || 4 * beat > ttl => refused(
+                beat,
+                "microseconds between beats",
+                "at most a fourth of the time until a node is given up",
+            ),
+            _ if call == 0 || resend == 0 || late < 2 * resend => refused(
+                late,
+                "microseconds for a standby",
+                "at least twice the time until items are sent again",
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// The shard of a key: of an outcome, the one that its key names.
+    pub fn shard_of(&self, key: &[u8]) -> ShardIx {
+        if let Some(shard) = results::shard_of(key) {
+            return shard;
+        }
+        let [a, b, c, d] = self.seeds;
+        let hash = seahash::hash_seeded(key, a, b, c, d);
+        // The high bits of a product are even over the shards.
+        ((u128::from(hash) * u128::from(self.shards)) >> 64) as ShardIx
+    }
+
+    /// Whether a key and a value are of lengths that they may have, and the key is none of the cluster's own.
+    pub fn may_hold(&self, key: &[u8], value_len: usize) -> bool {
+        let is_length = (1..=usize::from(self.key_max)).contains(&key.len());
+        is_length && value_len <= self.value_max as usize && !key.starts_with(results::OWN)
+    }
 }
 
 impl Timing {
@@ -253,4 +336,56 @@ pub struct Notes {
     pub past: Vec<u64>,
     /// The newest state of each shard that it has seen.
     pub newest: Vec<ShardState>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Transactions compare the adoption's value as text: it must stay as it is, whatever comes besides in later versions.
+    #[test]
+    fn an_adoption_is_written_so() {
+        let adoption = Adoption { number: 7, etcd: 1 << 63 };
+        assert_eq!(serde_json::to_string(&adoption).unwrap(), r#"{"number":7,"etcd":9223372036854775808}"#);
+    }
+
+    #[test]
+    fn numbers_of_nodes_are_written_in_one_way() {
+        let id = NodeId(0xab_0001);
+        assert_eq!(NodeId::try_from(String::from(id)), Ok(id));
+        for wrong in ["", "ab0001", "0000000000AB0001", "+000000000ab0001", "00000000000ab0001"] {
+            assert!(NodeId::try_from(wrong.to_owned()).is_err(), "{wrong}");
+        }
+    }
+
+    /// Both ends of each rule.
+    #[test]
+    fn configurations_are_checked() {
+        let good = ClusterConfig {
+            shards: 1_024,
+            replicas: 8,
+            seeds: [0; 4],
+            key_max: 255,
+            value_max: 64 << 20,
+            timing: Timing::default(),
+        };
+        assert_eq!(good.check(), Ok(()));
+        let with = |change: fn(&mut ClusterConfig)| {
+            let mut config = good.clone();
+            change(&mut config);
+            config.check().map_err(|error| error.what)
+        };
+        assert_eq!(with(|config| config.shards = 0), Err("shards"));
+        assert_eq!(with(|config| config.shards = 1_025), Err("shards"));
+        assert_eq!(with(|config| config.replicas = 0), Err("copies of a shard"));
+        assert_eq!(with(|config| config.key_max = 256), Err("bytes of a key"));
+        assert_eq!(with(|config| config.value_max = 0), Err("bytes of a value"));
+        assert_eq!(with(|config| config.timing.ttl = 99_999), Err("microseconds until a node is given up"));
+        assert_eq!(with(|config| config.timing.rates = 100_000), Err("millionths between clocks"));
+        assert_eq!(with(|config| config.timing.beat = 500_001), Err("microseconds between beats"));
+        assert_eq!(
+            with(|config| config.timing.late = config.timing.resend),
+            Err("microseconds for a standby")
+        );
+    }
 }

@@ -23,6 +23,9 @@ pub trait Table {
     /// Where a walk goes on.
     type Cursor;
 
+    /// Walks in a row by which an old copy is removed, until something else has its turn.
+    const WALKS_AT_ONCE: usize = 1;
+
     /// A key's value.
     fn get(&mut self, key: &[u8]) -> Option<Value>;
 
@@ -35,8 +38,11 @@ pub trait Table {
     /// [`NoMemory`]: nothing is changed.
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), NoMemory>;
 
-    /// Removes a key.
-    fn remove(&mut self, key: &[u8]);
+    /// Removes a key, if it is there.
+    ///
+    /// # Errors
+    /// [`NoMemory`]: nothing is changed, or nobody knows. A node that serves the key fails then.
+    fn remove(&mut self, key: &[u8]) -> Result<(), NoMemory>;
 
     /// Some keys of a shard, and where to go on. Every key that is there from the first of these calls to the last is
     /// among them.

@@ -62,6 +62,11 @@ impl View {
         }
     }
 
+    /// The etcd that is believed.
+    pub fn adoption(&self) -> Adoption {
+        self.adoption
+    }
+
     /// A shard, as it is known.
     pub fn shard(&self, shard: ShardIx) -> &ShardState {
         &self.shards[usize::from(shard)]

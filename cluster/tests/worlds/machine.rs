@@ -71,10 +71,11 @@ impl Table for SimTable {
         Ok(())
     }
 
-    fn remove(&mut self, key: &[u8]) {
+    fn remove(&mut self, key: &[u8]) -> Result<(), NoMemory> {
         let mut memory = self.0.borrow_mut();
         memory.entries.remove(key);
         memory.stored.push(Stored::Entry(Bytes::copy_from_slice(key)));
+        Ok(())
     }
 
     fn walk(&mut self, shard: ShardIx, from: Option<Key>) -> (Vec<Key>, Option<Key>) {

@@ -380,7 +380,9 @@ impl World {
         let config = ClusterConfig {
             shards: nature.shards as ShardIx,
             replicas: 2,
-            seeds: [0; 2],
+            seeds: [0; 4],
+            key_max: 2,
+            value_max: 8,
             timing: nature.timing,
         };
         let mut etcd = Etcd { id: 1, revision: 0, entries: BTreeMap::new() };

@@ -1,11 +1,13 @@
 //! What clients saw of a key, and whether there is an order that explains it.
 
 use oneread_cluster::core::message::Outcome;
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 use std::collections::HashSet;
 
 pub const NEVER: u32 = u32::MAX;
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Kind {
     Get,
     Put,
@@ -16,7 +18,7 @@ pub enum Kind {
 }
 
 /// An operation as its client saw it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Event {
     pub shard: u16,
     pub key: u8,
@@ -84,27 +86,43 @@ impl Act {
     }
 }
 
-#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
-struct Bits([u64; 4]);
+/// A set of small numbers. The last word is not 0.
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
+struct Bits(SmallVec<[u64; 4]>);
 
 impl Bits {
-    const MAX: usize = 256;
-
-    fn has(self, bit: usize) -> bool {
+    fn has(&self, bit: usize) -> bool {
         self.0.get(bit / 64).is_some_and(|word| word >> (bit % 64) & 1 == 1)
     }
-    fn with(mut self, bit: usize) -> Bits {
-        self.0[bit / 64] |= 1 << (bit % 64);
-        self
+    fn with(&self, bit: usize) -> Bits {
+        let mut bits = self.clone();
+        bits.0.resize(bits.0.len().max(bit / 64 + 1), 0);
+        bits.0[bit / 64] |= 1 << (bit % 64);
+        bits
     }
-    fn shifted(self) -> Bits {
-        let Bits([a, b, c, d]) = self;
-        Bits([a >> 1 | b << 63, b >> 1 | c << 63, c >> 1 | d << 63, d >> 1])
+    /// Each number is smaller by so many, and those below that are gone.
+    fn shift(&mut self, by: usize) {
+        self.0.drain(..(by / 64).min(self.0.len()));
+        for at in 0..self.0.len() {
+            let next = self.0.get(at + 1).copied().unwrap_or(0);
+            self.0[at] = ((u128::from(next) << 64 | u128::from(self.0[at])) >> (by % 64)) as u64;
+        }
+        if self.0.last() == Some(&0) {
+            self.0.pop();
+        }
+    }
+    /// The smallest number that is not in it.
+    fn first_gap(&self) -> usize {
+        let full = self.0.iter().take_while(|word| **word == u64::MAX).count();
+        64 * full + self.0.get(full).map_or(0, |word| word.trailing_ones() as usize)
     }
 }
 
 /// Some value that nobody has seen by itself.
 const SOME: u64 = u64::MAX;
+
+/// States that are looked at. A history that needs more has too many operations at a time.
+const STATES_MAX: usize = 4_000_000;
 
 /// Whether a key's history has an order that its operations may have had (Wing and Gong): each at one instant between
 /// its start and its end.
@@ -131,22 +149,22 @@ pub fn is_linearizable(history: &[Event], shard: u16, key: u8) -> bool {
             _ => some = some.min(event.start),
         }
     }
-    assert!(open.len() <= Bits::MAX, "{} operations without an end", open.len());
     open.sort_by_key(|operation| operation.0);
     certain.sort_by_key(|operation| operation.0);
     // The first operation that is not ordered yet, those after it that are, and the open ones that are.
     let mut stack = vec![(0, Bits::default(), Bits::default(), 0)];
     let mut tried = HashSet::new();
     while let Some((mut first, mut after, used, value)) = stack.pop() {
-        while after.has(0) {
-            (first, after) = (first + 1, after.shifted());
-        }
+        let ordered = after.first_gap();
+        first += ordered;
+        after.shift(ordered);
         if first >= certain.len() {
             return true;
         }
-        if !tried.insert((first, after, used, value)) {
+        if !tried.insert((first, after.clone(), used.clone(), value)) {
             continue;
         }
+        assert!(tried.len() < STATES_MAX, "the history of key {key} of shard {shard} cannot be checked");
         let rest = || (0..certain.len() - first).filter(|&bit| !after.has(bit));
         let (mut until, mut next) = (NEVER, Vec::new());
         for bit in rest() {
@@ -177,16 +195,16 @@ pub fn is_linearizable(history: &[Event], shard: u16, key: u8) -> bool {
                 || (0..open.len()).any(|other| is_free(other) && open[other].1.sees(value))
         };
         if some <= until && value != SOME && is_seen(SOME) {
-            stack.push((first, after, used, SOME));
+            stack.push((first, after.clone(), used.clone(), SOME));
         }
         for index in (0..open.len()).filter(|&index| is_free(index)) {
             if let Some(new) = open[index].1.apply(value).filter(|&new| is_seen(new)) {
-                stack.push((first, after, used.with(index), new));
+                stack.push((first, after.clone(), used.with(index), new));
             }
         }
         for bit in next {
             if let Some(new) = certain[first + bit].2.apply(value) {
-                stack.push((first, after.with(bit), used, new));
+                stack.push((first, after.with(bit), used.clone(), new));
             }
         }
     }

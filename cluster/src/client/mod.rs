@@ -1,0 +1,746 @@
+//! A client of a cluster.
+
+mod pages;
+mod requests;
+mod routes;
+
+use crate::clock;
+use crate::core::message::{Kind, NotDone, Outcome, Reply, Request, RequestId};
+use crate::core::sending::Sending;
+use crate::core::state::{ClusterConfig, NodeAbout, NodeId, Page, ShardIx, Time};
+use crate::etcd::{ClusterName, EtcdError, EtcdOptions};
+use crate::wire::Secret;
+use arc_swap::{ArcSwap, Cache};
+use bytes::Bytes;
+use oneread::{Address, Client, ClientOptions, ConnectError, GetError, SwapOutcome};
+use requests::{Ended, Runtime};
+use routes::{Known, Route, Routes};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+/// Longest time between two looks at what a request that was not done waits for.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// What a client of a cluster is told.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ClusterOptions {
+    /// What nodes and clients of the cluster must know.
+    pub secret: Secret,
+    /// Longest time for one call: a failover, with a lease on the new primary, takes less than two TTLs.
+    pub deadline: Duration,
+    /// How tables are READ. The token is the cluster's.
+    pub tables: ClientOptions,
+}
+
+impl Default for ClusterOptions {
+    /// No secret, and 10 s.
+    fn default() -> ClusterOptions {
+        let deadline = Duration::from_secs(10);
+        ClusterOptions {
+            secret: Secret::default(),
+            deadline,
+            tables: ClientOptions::new().deadline(Duration::from_secs(1)),
+        }
+    }
+}
+
+/// Why a call of a cluster failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClusterError {
+    /// etcd, or what it has of the cluster.
+    #[error(transparent)]
+    Etcd(#[from] EtcdError),
+    /// The client's threads could not be started.
+    #[error("the client's threads could not be started: {0}")]
+    Threads(std::io::Error),
+    /// The key or the value is longer than the cluster allows, or the key is one of the cluster's own.
+    #[error(
+        "a key of {key_len} bytes with a value of {value_len} bytes cannot be in this cluster: it has keys of 1 to {key_max} \
+         bytes that do not begin with the bytes \"\\0oneread\\0\", and values of at most {value_max} bytes"
+    )]
+    Invalid {
+        /// Length of the key given.
+        key_len: usize,
+        /// Length of the value given.
+        value_len: usize,
+        /// The longest key.
+        key_max: usize,
+        /// The longest value.
+        value_max: usize,
+    },
+    /// No value could be believed in time.
+    #[error("shard {shard} could not be read for {waited:?}: {why}")]
+    Unavailable {
+        /// The shard of the key.
+        shard: ShardIx,
+        /// How long it was tried.
+        waited: Duration,
+        /// What was missing at last.
+        why: String,
+    },
+    /// The change was certainly not made.
+    #[error("shard {shard} took no change for {waited:?}: {why}; it was certainly not made")]
+    NotDone {
+        /// The shard of the key.
+        shard: ShardIx,
+        /// How long it was tried.
+        waited: Duration,
+        /// What was missing at last.
+        why: String,
+    },
+    /// The change may have been made, or may yet be.
+    #[error(
+        "shard {shard} did not answer for {waited:?}: the change may have been made, or may yet be; read the key to see, or \
+         make changes exactly once"
+    )]
+    Unknown {
+        /// The shard of the key.
+        shard: ShardIx,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+    /// There is no room for the entry, at the primary or a standby.
+    #[error("shard {shard} is full at one of its nodes: give nodes more memory, or add nodes")]
+    Full {
+        /// The shard of the key.
+        shard: ShardIx,
+    },
+}
+
+/// What the handles of a client share.
+#[derive(Debug)]
+struct Shared {
+    config: ClusterConfig,
+    options: ClusterOptions,
+    known: Mutex<Known>,
+    routes: Arc<ArcSwap<Routes>>,
+    /// Goes up when something was learned that somebody may wait for.
+    version: Mutex<u64>,
+    changed: Condvar,
+    /// A client of each node's table that some handle READs.
+    tables: Mutex<FxHashMap<NodeId, Client>>,
+    copies: AtomicU64,
+    runtime: Runtime,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// Publishes what `learn` has changed.
+    fn learn<R>(&self, learn: impl FnOnce(&mut Known) -> R) -> R {
+        let mut known = lock(&self.known);
+        let learned = learn(&mut known);
+        self.routes.store(Arc::new(known.routes()));
+        drop(known);
+        self.wake();
+        learned
+    }
+
+    fn wake(&self) {
+        *lock(&self.version) += 1;
+        self.changed.notify_all();
+    }
+
+    fn version(&self) -> u64 {
+        *lock(&self.version)
+    }
+
+    /// Waits until something was learned after this version, but not for longer than this.
+    fn wait(&self, version: u64, longest: Duration) {
+        let now = lock(&self.version);
+        let _ = self.changed.wait_timeout_while(now, longest, |now| *now == version);
+    }
+
+    fn page_landed(&self, node: NodeId, issued: Time, now: Time, page: &Page) {
+        let mut known = lock(&self.known);
+        if known.page_landed(node, issued, now, page) {
+            self.routes.store(Arc::new(known.routes()));
+        }
+        drop(known);
+        self.wake();
+    }
+
+    fn read_failed(&self, node: NodeId) {
+        lock(&self.known).read_failed(node);
+    }
+
+    fn knows(&self, node: NodeId) -> bool {
+        lock(&self.known).about(node).is_some()
+    }
+
+    /// A client of a node's table. The first one keeps a lease on the node from then on.
+    fn table(self: &Arc<Shared>, node: NodeId) -> Result<Client, String> {
+        if let Some(client) = lock(&self.tables).get(&node) {
+            return Ok(client.clone());
+        }
+        let about = lock(&self.known).about(node).cloned();
+        let client = connect(node, about.as_ref(), &self.options)?;
+        let mut tables = lock(&self.tables);
+        if let Some(other) = tables.get(&node) {
+            return Ok(other.clone());
+        }
+        pages::keep(self, node, client.clone()).map_err(|error| error.to_string())?;
+        tables.insert(node, client.clone());
+        Ok(client)
+    }
+
+    /// Nothing keeps a lease on the node any more: the next use connects anew.
+    fn lose_table(&self, node: NodeId) {
+        lock(&self.tables).remove(&node);
+        self.wake();
+    }
+}
+
+/// Connects to a node's table at the first of its addresses where it is.
+fn connect(node: NodeId, about: Option<&NodeAbout>, options: &ClusterOptions) -> Result<Client, String> {
+    let about = about.ok_or_else(|| format!("where node {node} is was not told yet"))?;
+    let mut why = format!("node {node} names no address of its table");
+    for at in &about.table {
+        let connected = at.parse::<Address>().map_err(|error| error.to_string()).and_then(|address| {
+            let options = options.tables.clone().token(options.secret.token());
+            Client::connect_with(&address, options).map_err(|error: ConnectError| error.to_string())
+        });
+        match connected {
+            Ok(client) if client.geometry().generation() == node.0 => return Ok(client),
+            Ok(_) => why = format!("{at} is another node by now"),
+            Err(error) => why = format!("node {node} at {at}: {error}"),
+        }
+    }
+    Err(why)
+}
+
+/// A handle of a client of a cluster: `Client`'s calls, over all its shards.
+///
+/// A clone is a handle of its own for another thread; it shares connections for requests, what is known of the cluster,
+/// and leases. `Send`, and all calls take `&mut self`.
+///
+/// A GET is one READ at the shard's primary, and a look at the clock. For that, one thread for each node that is READ
+/// READs the node's page three times a beat, 12 times a second with the default times. The first GET at a node
+/// waits for two such READs, up to two beats.
+#[derive(Debug)]
+pub struct ClusterClient {
+    shared: Arc<Shared>,
+    routes: Cache<Arc<ArcSwap<Routes>>, Arc<Routes>>,
+    tables: Tables,
+    replies: (mpsc::Sender<Ended>, mpsc::Receiver<Ended>),
+    /// With one, outcomes are remembered: the lane, and the last number.
+    lane: Option<RequestId>,
+}
+
+impl Clone for ClusterClient {
+    fn clone(&self) -> ClusterClient {
+        ClusterClient::of(self.shared.clone()).exactly_once(self.lane.is_some())
+    }
+}
+
+/// What became of one READ.
+enum Tried {
+    /// Nothing that counts, for this reason.
+    Nothing(String),
+    /// It counts.
+    Found,
+}
+
+/// A handle's clients of nodes' tables.
+#[derive(Debug)]
+struct Tables {
+    shared: Arc<Shared>,
+    /// By place.
+    clients: Vec<Option<Client>>,
+}
+
+impl Tables {
+    /// READs at a shard's primary. What was found counts if a lease lasts after it has landed (CL4).
+    #[inline]
+    fn read(&mut self, route: &Route, read: impl FnOnce(&mut Client) -> Result<(), GetError>) -> Tried {
+        let Some(lease) = &route.lease else { return self.want_lease(route) };
+        match self.look(route.node, route.place, read) {
+            Ok(()) if lease.lasts(clock::now()) => Tried::Found,
+            Ok(()) => self.want_lease(route),
+            Err(why) => Tried::Nothing(why),
+        }
+    }
+
+    /// Sees to it that somebody READs the node's page. Who did may have given up while the node was away.
+    #[cold]
+    fn want_lease(&mut self, route: &Route) -> Tried {
+        let is_kept = lock(&self.shared.tables).contains_key(&route.node);
+        if let Some(client) = self.clients.get_mut(route.place).filter(|_| !is_kept) {
+            *client = None;
+        }
+        match self.of(route.node, route.place) {
+            Ok(_) => Tried::Nothing(format!("there is no lease on node {}", route.node)),
+            Err(why) => Tried::Nothing(why),
+        }
+    }
+
+    /// READs at a node, whatever it is by now for a shard.
+    #[inline]
+    fn look(
+        &mut self,
+        node: NodeId,
+        place: usize,
+        read: impl FnOnce(&mut Client) -> Result<(), GetError>,
+    ) -> Result<(), String> {
+        let client = self.of(node, place)?;
+        let found = read(client);
+        // A table at the same address may be another node's by now.
+        let is_it = client.geometry().generation() == node.0;
+        match found {
+            Ok(()) if is_it => Ok(()),
+            found => {
+                self.clients[place] = None;
+                Err(found.err().map_or_else(|| format!("node {node} is gone"), |error| error.to_string()))
+            }
+        }
+    }
+
+    #[inline]
+    fn of(&mut self, node: NodeId, place: usize) -> Result<&mut Client, String> {
+        if self.clients.len() <= place {
+            self.clients.resize_with(place + 1, || None);
+        }
+        let client = &mut self.clients[place];
+        match client {
+            Some(client) => Ok(client),
+            None => Ok(client.insert(self.shared.table(node)?)),
+        }
+    }
+}
+
+impl ClusterClient {
+    /// Learns from etcd what the cluster is, and follows it from then on.
+    ///
+    /// # Errors
+    /// [`ClusterError::Etcd`], if it does not answer, or has no such cluster; [`ClusterError::Threads`].
+    pub fn connect(
+        name: ClusterName,
+        etcd: EtcdOptions,
+        options: ClusterOptions,
+    ) -> Result<ClusterClient, ClusterError> {
+        let (runtime, start) = Runtime::start(name, etcd, &options)?;
+        let config = start.config.clone();
+        let mut known = Known::new(&config);
+        known.learn(&start.read);
+        let routes = Arc::new(ArcSwap::from_pointee(known.routes()));
+        let shared = Arc::new(Shared {
+            config,
+            options,
+            known: Mutex::new(known),
+            routes,
+            version: Mutex::new(0),
+            changed: Condvar::new(),
+            tables: Mutex::default(),
+            copies: AtomicU64::new(0),
+            runtime,
+        });
+        shared.runtime.follow(&shared, start);
+        Ok(ClusterClient::of(shared))
+    }
+
+    fn of(shared: Arc<Shared>) -> ClusterClient {
+        let routes = Cache::new(shared.routes.clone());
+        let tables = Tables { shared: shared.clone(), clients: Vec::new() };
+        ClusterClient { shared, routes, tables, replies: mpsc::channel(), lane: None }
+    }
+
+    /// Whether outcomes of changes are remembered, so that a request whose answer was lost is made again and still done
+    /// once: then there is no [`ClusterError::Unknown`] where the cluster goes on in time. It costs an entry a handle
+    /// and shard, and each change replicates two entries.
+    #[must_use]
+    pub fn exactly_once(mut self, is_so: bool) -> ClusterClient {
+        self.lane = is_so.then(|| RequestId { lane: rand::random(), number: 0 });
+        self
+    }
+
+    /// What the cluster is.
+    pub fn config(&self) -> &ClusterConfig {
+        &self.shared.config
+    }
+
+    /// The shard of a key.
+    pub fn shard_of(&self, key: &[u8]) -> ShardIx {
+        self.shared.config.shard_of(key)
+    }
+
+    /// The primary of a shard, as it is known.
+    pub fn primary(&self, shard: ShardIx) -> Option<NodeId> {
+        lock(&self.shared.known).primary(shard)
+    }
+
+    /// Nodes that are known, and what they say of themselves.
+    pub fn nodes(&self) -> Vec<(NodeId, NodeAbout)> {
+        lock(&self.shared.known).nodes().map(|(id, about)| (id, about.clone())).collect()
+    }
+
+    /// Whether a READ of this key would be believed, if it landed now.
+    pub fn has_lease(&mut self, key: &[u8]) -> bool {
+        let shard = self.shard_of(key);
+        let route = self.routes.load().of(shard);
+        route.and_then(|route| route.lease.as_ref()).is_some_and(|lease| lease.lasts(clock::now()))
+    }
+
+    fn check(&self, key: &[u8], value_len: usize) -> Result<ShardIx, ClusterError> {
+        let config = &self.shared.config;
+        if config.may_hold(key, value_len) {
+            return Ok(config.shard_of(key));
+        }
+        Err(ClusterError::Invalid {
+            key_len: key.len(),
+            value_len,
+            key_max: config.key_max.into(),
+            value_max: config.value_max as usize,
+        })
+    }
+
+    // ---- GETs ----
+
+    /// A key's value, or `None`: linearizable. One READ at the primary, and while no lease covers its shard, a wait for one.
+    ///
+    /// # Errors
+    /// [`ClusterError::Invalid`]; [`ClusterError::Unavailable`] after [`ClusterOptions::deadline`].
+    pub fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, ClusterError> {
+        let mut value = Vec::new();
+        let is_there = self.get_into(key, &mut value)?;
+        Ok(is_there.then_some(value))
+    }
+
+    /// The same, into `value`, which is cleared first. Whether the key is there.
+    ///
+    /// # Errors
+    /// As [`ClusterClient::get`].
+    pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, ClusterError> {
+        let shard = self.check(key, 0)?;
+        let mut is_there = false;
+        self.until_found(shard, |tables, _, route| {
+            value.clear();
+            tables.read(route, |client| client.get_into(key, value).map(|found| is_there = found))
+        })?;
+        Ok(is_there)
+    }
+
+    /// Values of many keys: one READ each, many at once at each node.
+    ///
+    /// # Errors
+    /// As [`ClusterClient::get`], for any of them.
+    pub fn get_many<K: AsRef<[u8]>>(&mut self, keys: &[K]) -> Result<Vec<Option<Vec<u8>>>, ClusterError> {
+        let mut values = vec![None; keys.len()];
+        // By shard: what is at one node is READ together.
+        let mut left = Vec::with_capacity(keys.len());
+        for (at, key) in keys.iter().enumerate() {
+            left.push((self.check(key.as_ref(), 0)?, at));
+        }
+        while let Some(&(shard, _)) = left.first() {
+            self.until_found(shard, |tables, routes, route| {
+                let is_here = |shard: ShardIx| routes.of(shard).is_some_and(|other| other.is_as(route));
+                let here: Vec<usize> =
+                    left.iter().filter(|(shard, _)| is_here(*shard)).map(|(_, at)| *at).collect();
+                let wanted: Vec<&[u8]> = here.iter().map(|at| keys[*at].as_ref()).collect();
+                let mut found = Vec::new();
+                let tried = tables.read(route, |client| client.get_many(&wanted).map(|all| found = all));
+                if let Tried::Nothing(why) = tried {
+                    return Tried::Nothing(why);
+                }
+                for (at, value) in here.iter().zip(found) {
+                    match value {
+                        Ok(value) => values[*at] = value,
+                        Err(error) => return Tried::Nothing(error.to_string()),
+                    }
+                }
+                left.retain(|(shard, _)| !is_here(*shard));
+                Tried::Found
+            })?;
+        }
+        Ok(values)
+    }
+
+    /// A key's value in any whole copy of its shard, the primary's first: never torn, perhaps old, and it asks neither
+    /// for a lease nor for etcd. A copy that was once whole may have been left out since. `None` may be as old.
+    ///
+    /// # Errors
+    /// [`ClusterError::Invalid`]; [`ClusterError::Unavailable`] at once, if no copy can be READ.
+    pub fn get_advisory(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, ClusterError> {
+        let shard = self.check(key, 0)?;
+        let begun = Instant::now();
+        let copies = lock(&self.shared.known).copies(shard);
+        let mut why = "nobody was ever known to have a copy".to_owned();
+        for node in copies {
+            let place = lock(&self.shared.known).place(node);
+            let mut value = None;
+            match self.tables.look(node, place, |client| client.get(key).map(|found| value = found)) {
+                Ok(()) => return Ok(value),
+                Err(error) => why = error,
+            }
+        }
+        Err(ClusterError::Unavailable { shard, waited: begun.elapsed(), why })
+    }
+
+    /// Tries until a READ counts, or the time is over.
+    fn until_found(
+        &mut self,
+        shard: ShardIx,
+        mut try_at: impl FnMut(&mut Tables, &Routes, &Route) -> Tried,
+    ) -> Result<(), ClusterError> {
+        // What is usual needs no clone of a route, nor a look at the time.
+        let mut begun = None;
+        loop {
+            let version = begun.map(|_| self.shared.version());
+            let routes = self.routes.load();
+            let why = match routes.of(shard) {
+                Some(route) => match try_at(&mut self.tables, routes, route) {
+                    Tried::Found => return Ok(()),
+                    Tried::Nothing(why) => why,
+                },
+                None => "nobody serves it, as far as etcd says".into(),
+            };
+            let begun = *begun.get_or_insert_with(Instant::now);
+            let Some(left) = self.shared.options.deadline.checked_sub(begun.elapsed()) else {
+                return Err(ClusterError::Unavailable { shard, waited: begun.elapsed(), why });
+            };
+            if let Some(version) = version {
+                self.shared.wait(version, left.min(AGAIN));
+            }
+        }
+    }
+
+    // ---- changes ----
+
+    /// Gives a key a value, new or not. It is visible, and at all standbys in sync, when this returns.
+    ///
+    /// # Errors
+    /// [`ClusterError::Invalid`], [`Full`](ClusterError::Full), [`NotDone`](ClusterError::NotDone),
+    /// [`Unknown`](ClusterError::Unknown).
+    pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), ClusterError> {
+        self.change(key, Kind::Put(Bytes::copy_from_slice(value))).map(drop)
+    }
+
+    /// Gives a key a value, if there is no such key. Whether it was so.
+    ///
+    /// # Errors
+    /// As [`ClusterClient::put`].
+    pub fn insert(&mut self, key: &[u8], value: &[u8]) -> Result<bool, ClusterError> {
+        Ok(self.change(key, Kind::Insert(Bytes::copy_from_slice(value)))? == Outcome::Done)
+    }
+
+    /// Removes a key. Whether it was there.
+    ///
+    /// # Errors
+    /// As [`ClusterClient::put`].
+    pub fn remove(&mut self, key: &[u8]) -> Result<bool, ClusterError> {
+        Ok(self.change(key, Kind::Remove)? == Outcome::Done)
+    }
+
+    /// Gives a key the value `new`, if it has the value `expected`.
+    ///
+    /// # Errors
+    /// As [`ClusterClient::put`].
+    pub fn compare_and_swap(
+        &mut self,
+        key: &[u8],
+        expected: &[u8],
+        new: &[u8],
+    ) -> Result<SwapOutcome, ClusterError> {
+        let (expected, new) = (Bytes::copy_from_slice(expected), Bytes::copy_from_slice(new));
+        Ok(match self.change(key, Kind::Swap { expected, new })? {
+            Outcome::Absent => SwapOutcome::Absent,
+            Outcome::Differs => SwapOutcome::Differs,
+            _ => SwapOutcome::Swapped,
+        })
+    }
+
+    /// Many puts at once, each by itself. What became of each, in order.
+    pub fn put_many<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &mut self,
+        entries: &[(K, V)],
+    ) -> Vec<Result<(), ClusterError>> {
+        let changes = entries.iter().map(|(key, value)| {
+            let value = Bytes::copy_from_slice(value.as_ref());
+            (key.as_ref(), Kind::Put(value))
+        });
+        self.change_all(changes).into_iter().map(|ended| ended.map(drop)).collect()
+    }
+
+    fn change(&mut self, key: &[u8], kind: Kind) -> Result<Outcome, ClusterError> {
+        match self.change_all([(key, kind)]).pop() {
+            Some(ended) => ended,
+            None => Err(ClusterError::Unknown { shard: 0, waited: Duration::ZERO }),
+        }
+    }
+
+    /// Sends all, and each again that may be (CL15), until all have ended or the time is over.
+    fn change_all<'k>(
+        &mut self,
+        changes: impl IntoIterator<Item = (&'k [u8], Kind)>,
+    ) -> Vec<Result<Outcome, ClusterError>> {
+        let mut all: Vec<Result<Change, ClusterError>> =
+            changes.into_iter().map(|(key, kind)| self.begin(key, kind)).collect();
+        let begun = Instant::now();
+        // Copies under way: which change each is of.
+        let mut copies = FxHashMap::default();
+        // Replies to what was given up before.
+        while self.replies.1.try_recv().is_ok() {}
+        let mut is_sent_again = true;
+        loop {
+            let version = self.shared.version();
+            if std::mem::take(&mut is_sent_again) {
+                self.send(&mut all, &mut copies);
+            }
+            if !all.iter().flatten().any(Change::is_under_way) {
+                break;
+            }
+            let Some(left) = self.shared.options.deadline.checked_sub(begun.elapsed()) else { break };
+            // What is certainly not done waits for something to be learned; the rest waits for replies.
+            let has_open =
+                all.iter().flatten().any(|change| change.is_under_way() && !change.sending.is_not_done());
+            if !has_open {
+                self.shared.wait(version, left.min(AGAIN));
+                is_sent_again = true;
+                continue;
+            }
+            match self.replies.1.recv_timeout(left.min(AGAIN)) {
+                Ok(ended) => {
+                    for ended in std::iter::once(ended).chain(self.replies.1.try_iter()) {
+                        is_sent_again |= settle(&mut all, &mut copies, ended);
+                    }
+                }
+                Err(_) => is_sent_again = true,
+            }
+        }
+        let waited = begun.elapsed();
+        all.into_iter().map(|change| change.and_then(|change| change.end(waited))).collect()
+    }
+
+    fn begin(&mut self, key: &[u8], kind: Kind) -> Result<Change, ClusterError> {
+        let shard = self.check(key, kind.value_len())?;
+        let id = self.lane.as_mut().map(|last| {
+            last.number += 1;
+            *last
+        });
+        let key = Bytes::copy_from_slice(key);
+        Ok(Change {
+            shard,
+            key,
+            kind,
+            id,
+            sending: Sending::new(id.is_some()),
+            outcome: None,
+            at: None,
+            lost: None,
+            is_lost: false,
+            not_before: None,
+        })
+    }
+
+    /// Sends what is not under way, or may have been lost with its connection.
+    fn send(&mut self, all: &mut [Result<Change, ClusterError>], copies: &mut FxHashMap<u64, usize>) {
+        let mut requests: FxHashMap<NodeId, Vec<Request>> = FxHashMap::default();
+        let known = lock(&self.shared.known);
+        let now = Instant::now();
+        // Requests of one lane come one after the other in each shard: the last outcome is all that is remembered.
+        let mut lanes = FxHashSet::default();
+        for (index, change) in all.iter_mut().enumerate() {
+            let Ok(change) = change else { continue };
+            if !change.is_under_way() || change.id.is_some() && !lanes.insert(change.shard) {
+                continue;
+            }
+            let Some(primary) = known.primary(change.shard) else { continue };
+            // Under way where it should be.
+            let is_there = !change.sending.is_not_done() && change.at == Some(primary);
+            if is_there || !change.sending.may_send() || change.not_before.is_some_and(|time| now < time) {
+                continue;
+            }
+            let copy = self.shared.copies.fetch_add(1, Ordering::Relaxed);
+            change.sending.sends(copy);
+            change.at = Some(primary);
+            copies.insert(copy, index);
+            let (id, shard, key, kind) = (change.id, change.shard, change.key.clone(), change.kind.clone());
+            requests.entry(primary).or_default().push(Request { copy, id, shard, key, kind });
+        }
+        drop(known);
+        for (node, requests) in requests {
+            self.shared.runtime.send(node, requests, self.replies.0.clone());
+        }
+    }
+}
+
+/// A change under way.
+#[derive(Debug)]
+struct Change {
+    shard: ShardIx,
+    key: Bytes,
+    kind: Kind,
+    id: Option<RequestId>,
+    sending: Sending,
+    outcome: Option<Outcome>,
+    /// Where its last copy was sent.
+    at: Option<NodeId>,
+    /// Why its last copy is not known to be done.
+    lost: Option<String>,
+    /// No reply can come any more, and it must not be sent again.
+    is_lost: bool,
+    /// It was certainly not done, and is not sent again before that.
+    not_before: Option<Instant>,
+}
+
+impl Change {
+    fn is_under_way(&self) -> bool {
+        self.outcome.is_none() && !self.is_lost
+    }
+
+    fn end(self, waited: Duration) -> Result<Outcome, ClusterError> {
+        let Change { shard, sending, outcome, lost, .. } = self;
+        match outcome {
+            Some(Outcome::Full) => Err(ClusterError::Full { shard }),
+            Some(outcome) => Ok(outcome),
+            None if !sending.is_not_done() => Err(ClusterError::Unknown { shard, waited }),
+            None => {
+                let why = match (lost, sending.why()) {
+                    (Some(lost), _) => lost,
+                    (None, Some(NotDone::NoRoomForResult)) => {
+                        "there is no room to remember its outcome".into()
+                    }
+                    (None, Some(NotDone::Invalid)) => {
+                        "its node knows another configuration of the cluster".into()
+                    }
+                    (None, Some(NotDone::NotServed)) => "its primary has changed, or is about to".into(),
+                    (None, None) => "nobody serves it, as far as etcd says".into(),
+                };
+                Err(ClusterError::NotDone { shard, waited, why })
+            }
+        }
+    }
+}
+
+/// A copy has ended. Returns whether there is something to send.
+fn settle(
+    all: &mut [Result<Change, ClusterError>],
+    copies: &mut FxHashMap<u64, usize>,
+    ended: Ended,
+) -> bool {
+    let copy = match &ended {
+        Ended::Replied(reply) => reply.copy,
+        Ended::NotSent(copy, _) | Ended::Lost(copy) => *copy,
+    };
+    let Some(Ok(change)) = copies.remove(&copy).and_then(|index| all.get_mut(index)) else { return false };
+    match ended {
+        Ended::Replied(reply) => {
+            change.outcome = change.outcome.or(change.sending.replied(reply));
+            (change.lost, change.not_before) = (None, Some(Instant::now() + AGAIN));
+        }
+        Ended::NotSent(_, why) => {
+            change.sending.replied(Reply { copy, ended: Err(NotDone::NotServed) });
+            (change.lost, change.not_before) = (Some(why), Some(Instant::now() + AGAIN));
+        }
+        // It may have been done. With an id another copy may be sent.
+        Ended::Lost(_) => change.is_lost = !change.sending.may_send(),
+    }
+    change.at = None;
+    // The next one of its lane may go.
+    change.outcome.is_none() || change.id.is_some()
+}

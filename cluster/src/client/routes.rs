@@ -1,0 +1,412 @@
+//! Where a client READs each shard, and until when it believes what it finds: leases, as its handles see them.
+//!
+//! A handle holds one set of routes, and looks whether there is a newer one by one load. A lease that is prolonged
+//! with the same shards open is prolonged in place. If a shard was opened or closed, or has another epoch, there
+//! is another [`NodeLease`], and the old one ends when it did (CL3).
+
+use crate::core::etcd::EtcdAnswer;
+use crate::core::state::{ClusterConfig, NodeAbout, NodeId, Page, ShardIx, Time};
+use crate::core::view::View;
+use crate::wire::ClusterMap;
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A lease on a node, for the shards that were open in both of its READs.
+#[derive(Debug, Default)]
+pub struct NodeLease(AtomicU64);
+
+impl NodeLease {
+    /// Whether it lasts. `now` is the time after a value has landed (CL4).
+    #[inline]
+    pub fn lasts(&self, now: Time) -> bool {
+        // Whoever stores it has seen both pages: nothing else comes with it.
+        now < self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Where a shard is.
+#[derive(Clone, Debug)]
+pub struct Route {
+    /// Its primary.
+    pub node: NodeId,
+    /// That node's place among the client's tables.
+    pub place: usize,
+    /// `None`: no READ of the shard would be believed.
+    pub lease: Option<Arc<NodeLease>>,
+}
+
+/// All shards. `None`: nobody serves it.
+#[derive(Debug, Default)]
+pub struct Routes(Box<[Option<Route>]>);
+
+impl Routes {
+    /// Where a shard is.
+    #[inline]
+    pub fn of(&self, shard: ShardIx) -> Option<&Route> {
+        self.0.get(usize::from(shard))?.as_ref()
+    }
+}
+
+/// What a client has learned, and the routes that follow.
+#[derive(Debug)]
+pub struct Known {
+    view: View,
+    shards: ShardIx,
+    /// Leases that handles have, with the epochs of the open shards.
+    leases: FxHashMap<NodeId, (Vec<Option<u64>>, Arc<NodeLease>)>,
+    /// Each node's place. None is used again.
+    places: FxHashMap<NodeId, usize>,
+}
+
+impl Known {
+    /// Nothing but the configuration.
+    pub fn new(config: &ClusterConfig) -> Known {
+        let view = View::new(config.shards, config.timing);
+        Known { view, shards: config.shards, leases: FxHashMap::default(), places: FxHashMap::default() }
+    }
+
+    /// etcd has said something. Returns whether it is believed.
+    pub fn learn(&mut self, answer: &EtcdAnswer) -> bool {
+        self.view.learn(answer)
+    }
+
+    /// A node has said what it knows of the etcd that is believed here. That tells where to READ; what is believed,
+    /// pages alone tell.
+    pub fn learn_map(&mut self, map: &ClusterMap) {
+        if map.adoption != self.view.adoption() {
+            return;
+        }
+        for (shard, state) in (0..self.shards).zip(&map.shards) {
+            self.view.learn_shard(shard, state);
+        }
+    }
+
+    /// A page has landed.
+    pub fn page_landed(&mut self, node: NodeId, issued: Time, now: Time, page: &Page) -> bool {
+        self.view.page_landed(node, issued, now, page);
+        let Some((until, open)) = self.view.leases().of(node) else { return false };
+        if let Some((published, lease)) = self.leases.get(&node)
+            && published == open
+        {
+            lease.0.store(until, Ordering::Relaxed);
+            return false;
+        }
+        let lease = Arc::new(NodeLease(AtomicU64::new(until)));
+        self.leases.insert(node, (open.to_vec(), lease));
+        true
+    }
+
+    /// A READ of a page has failed.
+    pub fn read_failed(&mut self, node: NodeId) {
+        self.view.read_failed(node);
+    }
+
+    /// What is known of a node.
+    pub fn about(&self, node: NodeId) -> Option<&NodeAbout> {
+        self.view.nodes().get(&node)
+    }
+
+    /// All nodes that are known.
+    pub fn nodes(&self) -> impl Iterator<Item = (NodeId, &NodeAbout)> {
+        self.view.nodes().iter().map(|(id, about)| (*id, about))
+    }
+
+    /// The primary of a shard.
+    pub fn primary(&self, shard: ShardIx) -> Option<NodeId> {
+        self.view.shard(shard).primary
+    }
+
+    /// Nodes with a whole copy of a shard, the primary first.
+    pub fn copies(&self, shard: ShardIx) -> Vec<NodeId> {
+        let state = self.view.shard(shard);
+        let standbys = state.in_sync.iter().filter(|node| Some(*node) != state.primary);
+        state.primary.into_iter().chain(standbys).collect()
+    }
+
+    /// A node's place among the client's tables.
+    pub fn place(&mut self, node: NodeId) -> usize {
+        let next = self.places.len();
+        *self.places.entry(node).or_insert(next)
+    }
+
+    /// The routes, as it is known now.
+    pub fn routes(&mut self) -> Routes {
+        let routes = (0..self.shards).map(|shard| {
+            let (epoch, node) = (self.view.shard(shard).epoch, self.view.shard(shard).primary?);
+            let lease =
+                self.leases.get(&node).filter(|(open, _)| open.get(usize::from(shard)) == Some(&Some(epoch)));
+            let lease = lease.map(|(_, lease)| lease.clone());
+            Some(Route { node, place: self.place(node), lease })
+        });
+        Routes(routes.collect())
+    }
+}
+
+impl Route {
+    /// Whether what is READ there counts just when what is READ here does.
+    pub fn is_as(&self, other: &Route) -> bool {
+        let same_lease = match (&self.lease, &other.lease) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        };
+        self.node == other.node && same_lease
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::etcd::{Entry, EtcdKey, EtcdValue};
+    use crate::core::state::{Adoption, Lived, NodeIds, NodeKey, ShardState, Timing, Word};
+
+    const A: NodeId = NodeId(1);
+    const B: NodeId = NodeId(2);
+    const SHARDS: ShardIx = 3;
+
+    fn timing() -> Timing {
+        Timing::default()
+    }
+
+    /// A client that knows two nodes, and a clock that goes on with each page.
+    struct Told {
+        known: Known,
+        now: Time,
+        revision: u64,
+    }
+
+    impl Told {
+        fn new() -> Told {
+            let seeds = [1, 2, 3, 4];
+            let config = ClusterConfig {
+                shards: SHARDS,
+                replicas: 2,
+                seeds,
+                key_max: 64,
+                value_max: 64,
+                timing: timing(),
+            };
+            let mut told = Told { known: Known::new(&config), now: 1_000_000, revision: 0 };
+            for node in [A, B] {
+                let about = NodeAbout { name: node.to_string(), ..NodeAbout::default() };
+                let key = NodeKey { life: 1, number: 1, alive: true, about };
+                assert!(told.learn(EtcdKey::Node(node), Some(EtcdValue::Node(key))));
+            }
+            for shard in 0..SHARDS {
+                told.shard(shard, 1, Some(A));
+            }
+            told
+        }
+
+        fn learn(&mut self, key: EtcdKey, value: Option<EtcdValue>) -> bool {
+            let adoption = Entry {
+                key: EtcdKey::Adoption,
+                value: Some(EtcdValue::Adoption(Adoption { number: 1, etcd: 9 })),
+                at: 1,
+            };
+            let entries = vec![adoption, Entry { key, value, at: 2 }];
+            self.known.learn(&EtcdAnswer {
+                call: 1,
+                is_watched: true,
+                etcd: 9,
+                revision: 1,
+                is_done: true,
+                entries,
+            })
+        }
+
+        fn shard(&mut self, shard: ShardIx, epoch: u64, primary: Option<NodeId>) {
+            self.revision += 1;
+            let in_sync = [A, B].into_iter().collect::<NodeIds>();
+            let state = ShardState { revision: self.revision, epoch, primary, in_sync, waits: false };
+            assert!(self.learn(EtcdKey::Shard(shard), Some(EtcdValue::Shard(state))));
+        }
+
+        /// A page lands of this life and beat, with these words. Returns whether routes are others now.
+        fn page(&mut self, node: NodeId, life: u64, beat: u64, words: [(u64, bool); 3]) -> bool {
+            let issued = self.now;
+            self.now += 100_000;
+            let lived = |number| Lived { life, number };
+            let words = words.map(|(epoch, is_open)| Word { epoch, is_open }).to_vec();
+            self.known.page_landed(
+                node,
+                issued,
+                issued + 10,
+                &Page { asked: lived(beat), held: lived(beat), words },
+            )
+        }
+
+        fn lease(&mut self, shard: ShardIx) -> Option<Arc<NodeLease>> {
+            self.known.routes().of(shard).unwrap().lease.clone()
+        }
+
+        fn all(&mut self) -> [Option<Arc<NodeLease>>; 3] {
+            [0, 1, 2].map(|shard| self.lease(shard))
+        }
+    }
+
+    fn until(lease: &NodeLease) -> Time {
+        lease.0.load(Ordering::Relaxed)
+    }
+
+    const OPEN: [(u64, bool); 3] = [(1, true); 3];
+
+    /// CL2: two READs. The lease lasts from when the first one was issued.
+    #[test]
+    fn two_pages_are_a_lease() {
+        let mut told = Told::new();
+        let issued = told.now;
+        assert!(!told.page(A, 1, 1, OPEN));
+        assert!(told.all().iter().all(Option::is_none));
+        // The same beat proves nothing.
+        assert!(!told.page(A, 1, 1, OPEN));
+        assert!(told.all().iter().all(Option::is_none));
+        assert!(told.page(A, 1, 2, OPEN));
+        let [one, two, three] = told.all().map(Option::unwrap);
+        assert!(Arc::ptr_eq(&one, &two) && Arc::ptr_eq(&two, &three));
+        // From the newest mark that is proven.
+        assert_eq!(until(&one), issued + 100_000 + timing().lease());
+        assert!(one.lasts(until(&one) - 1) && !one.lasts(until(&one)));
+    }
+
+    #[test]
+    fn a_lease_is_prolonged_in_place() {
+        let mut told = Told::new();
+        told.page(A, 1, 1, OPEN);
+        assert!(told.page(A, 1, 2, OPEN));
+        let lease = told.lease(0).unwrap();
+        for beat in 3..50 {
+            let before = until(&lease);
+            assert!(!told.page(A, 1, beat, OPEN), "routes are the same");
+            assert_eq!(until(&lease), before + 100_000);
+            assert!(told.all().iter().flatten().all(|now| Arc::ptr_eq(now, &lease)));
+        }
+        // Pages without a new beat leave it as it is.
+        let before = until(&lease);
+        (0..10).for_each(|_| assert!(!told.page(A, 1, 49, OPEN)));
+        assert_eq!(until(&lease), before);
+    }
+
+    /// CL3: a shard closes, and opens again in the same epoch. What was a lease on it before is prolonged never again.
+    #[test]
+    fn a_shard_that_closes_ends_the_lease() {
+        let mut told = Told::new();
+        told.page(A, 1, 1, OPEN);
+        told.page(A, 1, 2, OPEN);
+        let before = told.lease(1).unwrap();
+        let ends = until(&before);
+        let closed = [(1, true), (1, false), (1, true)];
+        assert!(told.page(A, 1, 3, closed), "there are other routes");
+        let [zero, one, two] = told.all();
+        assert!(one.is_none(), "shard 1 is closed");
+        let (zero, two) = (zero.unwrap(), two.unwrap());
+        assert!(Arc::ptr_eq(&zero, &two) && !Arc::ptr_eq(&zero, &before));
+        assert!(until(&zero) > ends);
+        assert!(!told.page(A, 1, 4, closed));
+        // It opens again: open in one READ is not enough.
+        assert!(!told.page(A, 1, 5, OPEN));
+        assert!(told.lease(1).is_none());
+        assert!(told.page(A, 1, 6, OPEN));
+        let again = told.lease(1).unwrap();
+        assert!(!Arc::ptr_eq(&again, &before) && !Arc::ptr_eq(&again, &zero));
+        let zero_ends = until(&zero);
+        (7..20).for_each(|beat| assert!(!told.page(A, 1, beat, OPEN)));
+        assert_eq!((until(&before), until(&zero)), (ends, zero_ends));
+        assert!(until(&again) > zero_ends);
+    }
+
+    /// CL2: a node that was born again holds none of the leases on its last life.
+    #[test]
+    fn another_life_prolongs_nothing() {
+        let mut told = Told::new();
+        told.page(A, 1, 1, OPEN);
+        told.page(A, 1, 2, OPEN);
+        let before = told.lease(0).unwrap();
+        let ends = until(&before);
+        assert!(!told.page(A, 5, 5, OPEN));
+        assert_eq!(until(&before), ends);
+        // In the new one it takes two READs again.
+        told.page(A, 5, 6, OPEN);
+        assert!(until(&told.lease(0).unwrap()) > ends);
+    }
+
+    #[test]
+    fn a_read_that_fails_leaves_the_lease_to_its_end() {
+        let mut told = Told::new();
+        told.page(A, 1, 1, OPEN);
+        told.page(A, 1, 2, OPEN);
+        let lease = told.lease(0).unwrap();
+        let ends = until(&lease);
+        told.known.read_failed(A);
+        assert!(lease.lasts(ends - 1));
+        // The next one alone proves nothing.
+        assert!(!told.page(A, 1, 3, OPEN));
+        assert_eq!(until(&lease), ends);
+        told.page(A, 1, 4, OPEN);
+        assert!(until(&lease) > ends);
+    }
+
+    /// A lease is for one epoch: of a new one etcd tells, and both READs.
+    #[test]
+    fn routes_follow_epochs() {
+        let mut told = Told::new();
+        told.page(A, 1, 1, OPEN);
+        told.page(A, 1, 2, OPEN);
+        let before = told.lease(0).unwrap();
+        // The same node has a new epoch of shard 0. Nothing is believed of it until its pages say so.
+        told.shard(0, 2, Some(A));
+        let [zero, one, two] = told.all();
+        assert!(zero.is_none());
+        assert!(Arc::ptr_eq(&one.unwrap(), &before) && Arc::ptr_eq(&two.unwrap(), &before));
+        let next = [(2, true), (1, true), (1, true)];
+        told.page(A, 1, 3, next);
+        assert!(told.lease(0).is_none());
+        told.page(A, 1, 4, next);
+        let [zero, one, _] = told.all().map(Option::unwrap);
+        assert!(Arc::ptr_eq(&zero, &one) && !Arc::ptr_eq(&zero, &before));
+
+        // Another node has it: there is its own place, and no lease yet, whatever the old one's pages say.
+        told.shard(0, 3, Some(B));
+        told.page(A, 1, 5, next);
+        let routes = told.known.routes();
+        let (here, there) = (routes.of(1).unwrap(), routes.of(0).unwrap());
+        assert_eq!((here.node, there.node), (A, B));
+        assert!(here.place != there.place && here.lease.is_some() && there.lease.is_none());
+        assert!(!here.is_as(there) && here.is_as(routes.of(2).unwrap()) && !there.is_as(there));
+        for beat in 1..3 {
+            told.page(B, 7, beat, [(3, true), (0, false), (0, false)]);
+        }
+        let routes = told.known.routes();
+        assert!(routes.of(0).unwrap().lease.is_some() && !routes.of(0).unwrap().is_as(routes.of(1).unwrap()));
+        assert_eq!((routes.of(0).unwrap().place, routes.of(1).unwrap().place), (there.place, here.place));
+
+        // An older state comes late: nothing goes back. Nobody serves shard 1; there is no shard 3.
+        let late = ShardState { revision: 1, epoch: 1, primary: Some(A), ..ShardState::default() };
+        told.learn(EtcdKey::Shard(0), Some(EtcdValue::Shard(late.clone())));
+        let adoption = Adoption { number: 1, etcd: 9 };
+        told.known.learn_map(&ClusterMap { adoption, shards: vec![late], ..ClusterMap::default() });
+        told.shard(1, 4, None);
+        let routes = told.known.routes();
+        assert_eq!(routes.of(0).unwrap().node, B);
+        assert!(routes.of(1).is_none() && routes.of(SHARDS).is_none());
+        assert_eq!(told.known.copies(0), [B, A]);
+    }
+
+    /// What an etcd says that was not adopted changes nothing (CL17), nor does a map that is longer than the cluster.
+    #[test]
+    fn not_all_that_is_told_is_believed() {
+        let mut told = Told::new();
+        let state = ShardState { revision: 100, epoch: 9, primary: Some(B), ..ShardState::default() };
+        let entries =
+            vec![Entry { key: EtcdKey::Shard(0), value: Some(EtcdValue::Shard(state.clone())), at: 2 }];
+        let foreign = EtcdAnswer { call: 1, is_watched: true, etcd: 8, revision: 1, is_done: true, entries };
+        assert!(!told.known.learn(&foreign));
+        assert_eq!(told.known.primary(0), Some(A));
+        let mut map = ClusterMap { shards: vec![state; 10], ..ClusterMap::default() };
+        told.known.learn_map(&map);
+        assert_eq!(told.known.primary(0), Some(A), "its node believes another etcd");
+        map.adoption = Adoption { number: 1, etcd: 9 };
+        told.known.learn_map(&map);
+        assert_eq!((told.known.primary(0), told.known.primary(2)), (Some(B), Some(B)));
+    }
+}

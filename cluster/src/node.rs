@@ -1,0 +1,548 @@
+//! A node as a process: a table that all may READ, a thread that keeps to the rules, and a runtime for etcd and
+//! connections.
+//!
+//! ```text
+//! connections ─▶ inbox ─▶ the node's thread: core::node, the table ─▶ replies, items to others, calls of etcd
+//! ```
+//!
+//! The thread alone changes the table. It takes what has come, does what is due, and then sends what the core wants
+//! sent: what was stored was stored before.
+
+use crate::clock;
+use crate::core::etcd::{CallId, EtcdAnswer, EtcdCall};
+use crate::core::message::{Message, Output, Peer, Reply, Request};
+use crate::core::node::{Node, Standing};
+use crate::core::state::{ClusterConfig, NodeAbout, NodeId, Notes, ShardIx, Time};
+use crate::etcd::{ClusterName, EtcdError, EtcdOptions, EtcdStore};
+use crate::table::{NOTES_KEY, NodeTable, TableError, note_stop, with_lengths};
+use crate::wire::{
+    Arrived, Bounds, ClusterMap, Identity, Links, NodePort, NodeStatus, Question, Replies, Said, Secret,
+    ShardStatus, VERSION, WireError,
+};
+use oneread::{Address, ServeError, Server, ServerConfig};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// Events that the thread takes before it looks at the clock again, and sends.
+const EVENTS_AT_ONCE: usize = 256;
+/// Frames that it takes: each may have thousands of requests, and beats must go on.
+const FRAMES_AT_ONCE: usize = 16;
+/// Replies in a frame, which is far from too long with them.
+const REPLIES_AT_ONCE: usize = 8_192;
+/// Least and longest time between two looks at what is due.
+const TICK_MIN: Duration = Duration::from_millis(1);
+const TICK_MAX: Duration = Duration::from_millis(20);
+/// Calls of etcd whose errors are told: one in so much time.
+const TOLD_EVERY: Duration = Duration::from_secs(5);
+
+/// What a node is told at its start.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct NodeConfig {
+    /// What people call the node. For status, and for them only.
+    pub name: String,
+    /// The cluster.
+    pub cluster: ClusterName,
+    /// Where its etcd is.
+    pub etcd: EtcdOptions,
+    /// What nodes and clients of the cluster must know.
+    pub secret: Secret,
+    /// The table's server. The cluster says how long keys and values are; clients of the table only read. With a
+    /// region file the node is the same one when it starts again; without one it comes back as another node.
+    pub server: ServerConfig,
+    /// Where it takes requests and other nodes' changes: `host:port`. Port 0 is any that is free.
+    pub listen: Vec<String>,
+    /// What others call these addresses, if it differs.
+    pub advertise: Vec<String>,
+    /// What others call the table's address, if it differs: addresses for `oneread::Client`, the best first.
+    pub advertise_table: Vec<String>,
+    /// Most connections of clients and nodes at a time.
+    pub connections_max: usize,
+}
+
+impl NodeConfig {
+    /// A node of a cluster, by this server, on a port of this host that is free.
+    pub fn new(cluster: ClusterName, etcd: EtcdOptions, server: ServerConfig) -> NodeConfig {
+        NodeConfig {
+            name: String::new(),
+            cluster,
+            etcd,
+            secret: Secret::default(),
+            server,
+            listen: vec!["127.0.0.1:0".into()],
+            advertise: Vec::new(),
+            advertise_table: Vec::new(),
+            connections_max: 4_096,
+        }
+    }
+}
+
+/// Why a node did not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NodeError {
+    /// etcd, or what it has of the cluster.
+    #[error(transparent)]
+    Etcd(#[from] EtcdError),
+    /// The table's server.
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+    /// The table.
+    #[error(transparent)]
+    Table(#[from] TableError),
+    /// Its address.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// An option of a server that a node cannot have.
+    #[error("a node cannot have {option}: {why}")]
+    Option {
+        /// The option.
+        option: &'static str,
+        /// Why, and what to do.
+        why: &'static str,
+    },
+    /// Threads could not be started.
+    #[error("the node's threads could not be started: {0}")]
+    Threads(io::Error),
+}
+
+/// What comes to the node's thread.
+enum Event {
+    Answer(EtcdAnswer),
+    /// A watch has ended, that began with this call.
+    WatchEnded(CallId),
+    Leave,
+    Stop,
+}
+
+/// What the thread wants of the runtime.
+enum Want {
+    Call(CallId, EtcdCall),
+    Watch(EtcdAnswer),
+}
+
+/// A running node. Stops when dropped, at once: see [`ClusterNode::stop`].
+#[derive(Debug)]
+pub struct ClusterNode {
+    id: NodeId,
+    server: Arc<Server>,
+    requests: Vec<String>,
+    events: mpsc::Sender<Event>,
+    /// Shards that it is primary of, and others have a copy of, once it leaves.
+    left: Arc<AtomicUsize>,
+    thread: Option<JoinHandle<()>>,
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl ClusterNode {
+    /// Starts the table's server, and joins the cluster. Returns once clients can connect; the node has a part in
+    /// shards when etcd and others have given it one.
+    ///
+    /// # Errors
+    /// [`NodeError`]. Nothing is left running.
+    pub fn start(config: NodeConfig) -> Result<ClusterNode, NodeError> {
+        check(&config.server)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("oneread-node-io")
+            .enable_all()
+            .build()
+            .map_err(NodeError::Threads)?;
+        let store = runtime.block_on(EtcdStore::connect(config.cluster.clone(), config.etcd))?;
+        let (cluster, _) = runtime.block_on(store.read_config())?;
+        let mut server = config.server.read_only_clients(true);
+        server.table = with_lengths(server.table, &cluster);
+        server.token = config.secret.token();
+        let server = Arc::new(Server::start(server)?);
+        let (table, page, notes) = NodeTable::open(server.clone(), cluster.clone())?;
+        let id = NodeId(server.index().geometry().generation());
+        let bounds = Bounds::of(&cluster);
+        let who = Identity { cluster: config.cluster, id: Some(id), secret: config.secret, bounds };
+        let port = runtime.block_on(NodePort::bind(&config.listen, who.clone(), config.connections_max))?;
+        let requests = if config.advertise.is_empty() { port.addresses() } else { config.advertise };
+        let about = NodeAbout {
+            name: config.name,
+            table: if config.advertise_table.is_empty() {
+                addresses(&server)
+            } else {
+                config.advertise_table
+            },
+            requests: requests.clone(),
+            version: VERSION,
+            leaves: false,
+        };
+        let (events, inbox) = mpsc::channel(4 * EVENTS_AT_ONCE);
+        let (wants, wanted) = mpsc::unbounded_channel();
+        let replies = port.replies();
+        let (arrivals, arrived) = mpsc::channel(EVENTS_AT_ONCE);
+        runtime.spawn(port.run(arrivals));
+        runtime.spawn(call_etcd(store, wanted, events.clone()));
+        let links = Links::new(who, runtime.handle().clone());
+        let left = Arc::new(AtomicUsize::new(usize::MAX));
+        let tick = Duration::from_micros(cluster.timing.resend.min(cluster.timing.beat) / 8);
+        let node = Node::new(id, about, cluster.shards, cluster.timing, table, page, notes);
+        let turns = Turns {
+            node,
+            cluster,
+            links,
+            replies,
+            wants,
+            watch: None,
+            left: left.clone(),
+            reads: FxHashSet::default(),
+            known: FxHashMap::default(),
+            tick: tick.clamp(TICK_MIN, TICK_MAX),
+        };
+        let runtime_of_thread = runtime.handle().clone();
+        let thread = std::thread::Builder::new()
+            .name("oneread-node".into())
+            .spawn(move || {
+                let _entered = runtime_of_thread.enter();
+                turns.run(inbox, arrived)
+            })
+            .map_err(NodeError::Threads)?;
+        Ok(ClusterNode { id, server, requests, events, left, thread: Some(thread), runtime: Some(runtime) })
+    }
+
+    /// Its number.
+    pub fn id(&self) -> NodeId {
+        self.id
+    }
+
+    /// Where it takes requests.
+    pub fn requests(&self) -> &[String] {
+        &self.requests
+    }
+
+    /// The table's server. Its index is the node's to change.
+    pub fn server(&self) -> &Server {
+        &self.server
+    }
+
+    /// What it has noted of etcd, as its table has it. `None`: nothing yet.
+    pub fn notes(&self) -> Option<Notes> {
+        let mut notes = Vec::new();
+        let is_there = self.server.index().reader().get_into(NOTES_KEY, &mut notes).unwrap_or(false);
+        is_there.then(|| crate::table::decode(&notes).ok()).flatten()
+    }
+
+    /// Whether its thread runs. It ends only when it is told to, or by a mistake of this crate.
+    pub fn runs(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// Hands its shards over to standbys, for which it waits so long at most, and stops. Returns how many it was still
+    /// primary of, and others had a copy of: they take over when the TTL is over.
+    pub fn stop(mut self, within: Duration) -> usize {
+        let until = Instant::now() + within;
+        self.tell(Event::Leave);
+        while Instant::now() < until && self.runs() && self.left() > 0 {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // What nobody has counted, nobody was primary of.
+        let left = if self.left() == usize::MAX { 0 } else { self.left() };
+        self.end();
+        left
+    }
+
+    fn left(&self) -> usize {
+        self.left.load(Ordering::Relaxed)
+    }
+
+    fn end(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.tell(Event::Stop);
+            let _ = thread.join();
+            note_stop(self.server.index());
+        }
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+
+    /// Tells the thread something, also from within a program's own runtime.
+    fn tell(&self, event: Event) {
+        let mut event = Some(event);
+        while let Some(told) = event.take() {
+            match self.events.try_send(told) {
+                Err(mpsc::error::TrySendError::Full(back)) => {
+                    event = Some(back);
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => {}
+            }
+        }
+    }
+}
+
+impl Drop for ClusterNode {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// What a node's server cannot do: entries would come or go that the node knows nothing of (CL13).
+fn check(server: &ServerConfig) -> Result<(), NodeError> {
+    let refused = |option, why| Err(NodeError::Option { option, why });
+    match server {
+        ServerConfig { ttl: Some(_), .. } => {
+            refused("a time to live", "entries of a cluster do not expire so far")
+        }
+        ServerConfig { evict: Some(_), .. } => refused(
+            "eviction",
+            "entries of a cluster make no room for others so far; have more memory, or nodes",
+        ),
+        ServerConfig { snapshots: Some(_), .. } | ServerConfig { restore: Some(_), .. } => {
+            refused("snapshots", "a copy of a shard is whole or none: have a region file, and standbys")
+        }
+        ServerConfig { table, .. } if table.owners => {
+            refused("owners", "entries of a cluster have none so far")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Where a server's table is READ, the best way first.
+fn addresses(server: &Server) -> Vec<String> {
+    let tcp = server.tcp_address().map(|at| Address::Tcp(at.clone()).to_string());
+    let first = server.address().to_string();
+    std::iter::once(first.clone()).chain(tcp.filter(|tcp| *tcp != first)).collect()
+}
+
+/// Makes calls of etcd, each by itself, and watches what it has.
+async fn call_etcd(store: EtcdStore, mut wanted: mpsc::UnboundedReceiver<Want>, events: mpsc::Sender<Event>) {
+    let mut watch: Option<tokio::task::JoinHandle<()>> = None;
+    let told = Arc::new(std::sync::Mutex::new(None::<Instant>));
+    while let Some(want) = wanted.recv().await {
+        let (store, events, told) = (store.clone(), events.clone(), told.clone());
+        match want {
+            Want::Call(call, what) => drop(tokio::spawn(async move {
+                match store.call(call, what).await {
+                    Ok(answer) => drop(events.send(Event::Answer(answer)).await),
+                    // The core asks again. Whether a transaction was made, it learns from what etcd has.
+                    Err(error) => tell(&told, &error),
+                }
+            })),
+            Want::Watch(read) => {
+                if let Some(before) = watch.take() {
+                    before.abort();
+                }
+                watch = Some(tokio::spawn(async move {
+                    let (deliver, call) = (events.clone(), read.call);
+                    let error =
+                        store.watch(&read, |answer| deliver.try_send(Event::Answer(answer)).is_ok()).await;
+                    tracing::debug!(%error, "a watch of etcd has ended, and begins anew");
+                    let _ = events.send(Event::WatchEnded(call)).await;
+                }));
+            }
+        }
+    }
+    if let Some(watch) = watch {
+        watch.abort();
+    }
+}
+
+/// Warns of an error of etcd, but not of each.
+fn tell(told: &std::sync::Mutex<Option<Instant>>, error: &EtcdError) {
+    let mut told = told.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if told.is_none_or(|at| at.elapsed() >= TOLD_EVERY) {
+        *told = Some(Instant::now());
+        tracing::warn!(%error, "a call of etcd has failed");
+    }
+}
+
+/// What the node's thread has.
+struct Turns {
+    node: Node<NodeTable>,
+    cluster: ClusterConfig,
+    links: Links,
+    replies: Replies,
+    wants: mpsc::UnboundedSender<Want>,
+    /// The call from whose answer on etcd is watched.
+    watch: Option<CallId>,
+    left: Arc<AtomicUsize>,
+    /// Calls under way that bring everything.
+    reads: FxHashSet<CallId>,
+    /// Addresses that links know.
+    known: FxHashMap<NodeId, Vec<String>>,
+    tick: Duration,
+}
+
+impl Turns {
+    /// Until it is told to stop.
+    fn run(mut self, mut inbox: mpsc::Receiver<Event>, mut arrived: mpsc::Receiver<Arrived>) {
+        let runtime = tokio::runtime::Handle::current();
+        let mut events = Vec::with_capacity(EVENTS_AT_ONCE);
+        let mut said = Vec::with_capacity(EVENTS_AT_ONCE);
+        let (mut ticked, mut leaves, mut was) = (None::<Instant>, false, None);
+        loop {
+            let is_open = runtime.block_on(async {
+                tokio::select! {
+                    // etcd's answers first: however much is said, beats go on.
+                    biased;
+                    n = inbox.recv_many(&mut events, EVENTS_AT_ONCE) => n > 0,
+                    n = arrived.recv_many(&mut said, FRAMES_AT_ONCE) => n > 0,
+                    () = tokio::time::sleep(self.tick) => true,
+                }
+            });
+            if !is_open {
+                tracing::error!("the node's runtime has ended");
+                return;
+            }
+            while said.len() < FRAMES_AT_ONCE
+                && let Ok(arrived) = arrived.try_recv()
+            {
+                said.push(arrived);
+            }
+            let now = clock::now();
+            for arrived in said.drain(..) {
+                self.arrived(now, arrived);
+            }
+            for event in events.drain(..) {
+                match event {
+                    Event::Answer(answer) => self.answered(now, answer),
+                    Event::WatchEnded(call) => {
+                        self.watch.take_if(|watch| *watch == call);
+                    }
+                    Event::Leave => {
+                        self.node.leave();
+                        leaves = true;
+                        self.left.store(self.node.to_hand_over(), Ordering::Relaxed);
+                    }
+                    Event::Stop => return,
+                }
+            }
+            if ticked.is_none_or(|at| at.elapsed() >= self.tick) {
+                ticked = Some(Instant::now());
+                self.node.tick(now);
+                if leaves {
+                    self.left.store(self.node.to_hand_over(), Ordering::Relaxed);
+                }
+                let standing = std::mem::discriminant(&self.node.standing());
+                if was.replace(standing) != Some(standing) {
+                    tracing::info!(node = %self.node.id(), standing = standing_name(self.node.standing()), "standing with etcd");
+                }
+            }
+            self.carry_out();
+        }
+    }
+
+    fn answered(&mut self, now: Time, answer: EtcdAnswer) {
+        // From a call that brings everything, a watch can go on. One from before an adoption is believed no more.
+        let is_read = !answer.is_watched && answer.entries.len() > 1 && self.reads.remove(&answer.call);
+        let read = is_read.then(|| answer.clone());
+        self.node.answered(now, answer);
+        let is_good = self.watch.is_some_and(|call| self.node.is_current(call));
+        if let Some(read) = read.filter(|read| !is_good && self.node.is_current(read.call)) {
+            self.watch = Some(read.call);
+            let _ = self.wants.send(Want::Watch(read));
+        }
+        for (id, about) in self.node.nodes() {
+            if id != self.node.id() && self.known.get(&id) != Some(&about.requests) {
+                self.known.insert(id, about.requests.clone());
+                self.links.know(id, &about.requests);
+            }
+        }
+    }
+
+    fn arrived(&mut self, now: Time, arrived: Arrived) {
+        match arrived {
+            Arrived::Messages(from, messages) => {
+                messages.into_iter().for_each(|message: Message| self.node.received(now, from, message));
+            }
+            Arrived::Requests(peer, requests) => {
+                requests.into_iter().for_each(|request| self.requested(now, peer, request));
+            }
+            Arrived::Asked(peer, Question::Map) => {
+                let map = ClusterMap {
+                    adoption: self.node.notes().adoption,
+                    shards: self.node.notes().newest.clone(),
+                    nodes: self.node.nodes().map(|(id, about)| (id, about.clone())).collect(),
+                };
+                self.replies.send(peer, &Said::Map(map));
+            }
+            Arrived::Asked(peer, Question::Notes) => {
+                self.replies.send(peer, &Said::Notes(self.node.notes().clone()));
+            }
+            Arrived::Asked(peer, Question::Status) => self.replies.send(peer, &Said::Status(self.status())),
+        }
+    }
+
+    /// A client may have computed another shard, or believe in other lengths.
+    fn requested(&mut self, now: Time, peer: Peer, request: Request) {
+        let len = request.kind.value_len();
+        if self.cluster.may_hold(&request.key, len) && self.cluster.shard_of(&request.key) == request.shard {
+            self.node.requested(now, peer, request);
+        } else {
+            let reply = Reply { copy: request.copy, ended: Err(crate::core::message::NotDone::Invalid) };
+            self.replies.send(peer, &Said::Replies(vec![reply]));
+        }
+    }
+
+    /// Sends what the core wants sent, in its order: replies of one peer together.
+    fn carry_out(&mut self) {
+        let mut replies: FxHashMap<Peer, Vec<Reply>> = FxHashMap::default();
+        for output in self.node.outputs() {
+            match output {
+                Output::Etcd(call, what) => {
+                    if what == EtcdCall::Read {
+                        self.reads.retain(|read| read + 64 > call);
+                        self.reads.insert(call);
+                    }
+                    let _ = self.wants.send(Want::Call(call, what));
+                }
+                Output::Node(to, message) => self.links.send(to, message),
+                Output::Reply(peer, reply) => replies.entry(peer).or_default().push(reply),
+            }
+        }
+        for (peer, replies) in replies {
+            for some in replies.chunks(REPLIES_AT_ONCE) {
+                self.replies.send(peer, &Said::Replies(some.to_vec()));
+            }
+        }
+    }
+
+    fn status(&self) -> NodeStatus {
+        let node = &self.node;
+        let shards: Vec<ShardStatus> = (0..self.cluster.shards)
+            .map(|shard: ShardIx| {
+                let replica = node.replica(shard);
+                let in_sync = &replica.state().in_sync;
+                ShardStatus {
+                    shard,
+                    role: replica.role(),
+                    epoch: replica.state().epoch,
+                    used: replica.used(),
+                    under_way: replica.under_way() as u64,
+                    newcomers: replica.channels().filter(|to| !in_sync.has(*to)).collect(),
+                }
+            })
+            .collect();
+        let used = shards.iter().map(|shard| shard.used).sum();
+        NodeStatus {
+            id: node.id(),
+            standing: standing_name(node.standing()).into(),
+            used,
+            room_left: node.room_left(),
+            shards,
+        }
+    }
+}
+
+/// As people read it.
+fn standing_name(standing: Standing) -> &'static str {
+    match standing {
+        Standing::Good => "good",
+        Standing::Unborn => "asks etcd for a life",
+        Standing::Looking(_) => "asks etcd who serves what",
+        Standing::Foreign => {
+            "etcd is another one: an operator must adopt it, or start this node again if that was a mistake"
+        }
+        Standing::Failed => "its table takes no more: others take over",
+    }
+}

@@ -1,0 +1,349 @@
+//! A node's table: the table of an `oneread` server, which the node alone changes, and all READ.
+//!
+//! Beside its shards' entries it has some of the cluster's own, whose keys begin with
+//! [`OWN`](crate::core::results::OWN): the page, the notes, and outcomes of requests.
+
+use crate::core::message::{Key, Value};
+use crate::core::results::OWN;
+use crate::core::state::{ClusterConfig, Notes, Page, ShardIx};
+use crate::core::table::{NoMemory, Stock, Table};
+use bytes::Bytes;
+use oneread::embedded::{Index, KeyCursor};
+use oneread::error::{PutError, ReadError};
+use oneread::layout::Geometry;
+use oneread::{Config, PutMode, Server};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The key of a node's page.
+pub const PAGE_KEY: &[u8] = b"\0oneread\0page";
+/// The key of a node's notes.
+pub const NOTES_KEY: &[u8] = b"\0oneread\0notes";
+
+/// The key of the start of the machine in which the table was used last, and whether the node has ended since.
+const BOOT_KEY: &[u8] = b"\0oneread\0boot";
+
+/// The longest key of the cluster's own, in bytes.
+const OWN_KEY_MAX: usize = 32;
+/// The first byte of the page and of the notes: how the rest is written.
+const FORM: u8 = 1;
+/// Bytes that a page, or notes, take at most: for each shard, and besides.
+const SHARD_BYTES_MAX: usize = 96 + 24 * 16;
+const HEAD_BYTES_MAX: usize = 4_096;
+/// Keys that a walk brings in one go, or a little more, and parts of the table that it looks at.
+const WALK_KEYS: usize = 64;
+const WALK_PARTS: usize = 256;
+/// Least times that a change is tried for which the table has no memory yet, and for how long: half of the shortest time
+/// until others would take over, and much longer than merges of segments take.
+const TRIES: u32 = 3;
+const ROOM_WAIT: Duration = Duration::from_millis(500);
+
+/// Why a table cannot be a node's.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TableError {
+    /// It was made with shorter lengths.
+    #[error(
+        "the table holds keys of at most {key_max} bytes and values of at most {value_max}, and the cluster needs \
+         {wanted_key} and {wanted_value}: start with an empty region file, and the node is copied its shards anew"
+    )]
+    Lengths {
+        /// The longest key that it holds, in bytes.
+        key_max: usize,
+        /// The longest value, in bytes.
+        value_max: usize,
+        /// The longest key that it would have to hold, in bytes.
+        wanted_key: usize,
+        /// The longest value, in bytes.
+        wanted_value: usize,
+    },
+    /// It has a page or notes that this version cannot read.
+    #[error(
+        "the table's {what} cannot be read ({why}): it was written by a newer version, or is damaged; start this node \
+         with the newer version, or with an empty region file"
+    )]
+    Unreadable {
+        /// The page, or the notes.
+        what: &'static str,
+        /// What is wrong.
+        why: String,
+    },
+    /// The machine has crashed since.
+    #[error(
+        "the machine was started anew while a node used this table, which then mixes old pages and new ones, and nothing \
+         tells: start with an empty region file (--fresh), and the node is copied its shards anew"
+    )]
+    Crashed,
+    /// It has entries, and was never a node's.
+    #[error(
+        "the table has {entries} entries and was no node's so far: nobody knows which of them are the cluster's; start \
+         with an empty region file, and put them through a client"
+    )]
+    Foreign {
+        /// How many.
+        entries: u64,
+    },
+}
+
+/// A table's choices, with the lengths that a cluster needs.
+pub fn with_lengths(table: Config, cluster: &ClusterConfig) -> Config {
+    let (key, value) = lengths(cluster);
+    table.key_max(key).value_max(value)
+}
+
+fn lengths(cluster: &ClusterConfig) -> (usize, usize) {
+    (OWN_KEY_MAX.max(cluster.key_max.into()), own_bytes_max(cluster).max(cluster.value_max as usize))
+}
+
+/// Bytes of the longest page, or notes.
+fn own_bytes_max(cluster: &ClusterConfig) -> usize {
+    HEAD_BYTES_MAX + SHARD_BYTES_MAX * usize::from(cluster.shards)
+}
+
+/// The table of a node.
+#[derive(Debug)]
+pub struct NodeTable {
+    server: Arc<Server>,
+    cluster: ClusterConfig,
+    value: Vec<u8>,
+}
+
+impl NodeTable {
+    /// The table of this server, whose clients only read. Also what it has of an earlier process: its page, and
+    /// its notes.
+    ///
+    /// # Errors
+    /// [`TableError`].
+    pub fn open(server: Arc<Server>, cluster: ClusterConfig) -> Result<(NodeTable, Page, Notes), TableError> {
+        let geometry = server.index().geometry();
+        let (wanted_key, wanted_value) = lengths(&cluster);
+        let (key_max, value_max) = (geometry.key_max(), geometry.value_max());
+        if key_max < wanted_key || value_max < wanted_value {
+            return Err(TableError::Lengths { key_max, value_max, wanted_key, wanted_value });
+        }
+        let mut table = NodeTable { server, cluster, value: Vec::new() };
+        let (page, notes) = (table.decoded(PAGE_KEY, "page")?, table.decoded(NOTES_KEY, "notes")?);
+        let (entries, before) = (table.index().len(), table.get(BOOT_KEY));
+        if page.is_none() && before.is_none() && entries > 0 {
+            return Err(TableError::Foreign { entries });
+        }
+        // A node ends, or is killed; then memory is whole. If the machine has ended, a file on a disk may not be.
+        let boot = boot();
+        let was_whole = before.is_none_or(|before| before == STOPPED || before == boot);
+        if !was_whole {
+            return Err(TableError::Crashed);
+        }
+        if table.put(BOOT_KEY, &boot).is_err() {
+            return Err(TableError::Crashed);
+        }
+        Ok((table, page.unwrap_or_default(), notes.unwrap_or_default()))
+    }
+
+    fn index(&self) -> &Index {
+        self.server.index()
+    }
+
+    fn geometry(&self) -> &Geometry {
+        self.index().geometry()
+    }
+
+    fn decoded<V: DeserializeOwned>(
+        &mut self,
+        key: &[u8],
+        what: &'static str,
+    ) -> Result<Option<V>, TableError> {
+        let Some(bytes) = self.get(key) else { return Ok(None) };
+        decode(&bytes).map(Some).map_err(|why| TableError::Unreadable { what, why })
+    }
+
+    fn store<V: Serialize>(&mut self, key: &[u8], value: &V) -> Result<(), NoMemory> {
+        let bytes = encode(value).ok_or(NoMemory)?;
+        self.put(key, &bytes)
+    }
+
+    /// Removes leave segments behind that are hardly half full, and do not merge them by themselves: their memory may be
+    /// what others need.
+    #[cold]
+    fn make_room(&self) {
+        self.index().shrink();
+        if let Some(wait) = self.index().tidy() {
+            std::thread::sleep(wait.min(Duration::from_millis(1)));
+        }
+    }
+
+    /// Makes a change of the table. One that is refused is tried again for a while.
+    fn made(&self, mut change: impl FnMut() -> Result<(), PutError>) -> Result<(), NoMemory> {
+        let (begun, mut tries) = (Instant::now(), 0);
+        loop {
+            tries += 1;
+            match change() {
+                Ok(()) => return Ok(()),
+                Err(error) if tries >= TRIES && begun.elapsed() >= ROOM_WAIT => {
+                    tracing::error!(%error, "the table refuses a change");
+                    return Err(NoMemory);
+                }
+                Err(_) => self.make_room(),
+            }
+        }
+    }
+
+    /// The next keys of a scan, by shard. The cursor is moved behind them.
+    fn scan(&self, cursor: &mut KeyCursor, mut see: impl FnMut(ShardIx, &[u8])) -> bool {
+        self.index().scan_keys(cursor, |key| {
+            if !key.starts_with(OWN) || crate::core::results::is_result(key) {
+                see(self.cluster.shard_of(key), key);
+            }
+        })
+    }
+}
+
+/// A node has ended, and uses its table no more.
+const STOPPED: &[u8] = b"stopped";
+
+/// The node has ended: its table is whole, also after the machine is started anew.
+pub fn note_stop(index: &Index) {
+    if let Err(error) = index.put(BOOT_KEY, STOPPED, PutMode::Upsert) {
+        tracing::warn!(%error, "that this node has ended cannot be noted in its table");
+    }
+}
+
+/// Which start of the machine this is.
+fn boot() -> Vec<u8> {
+    std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()
+}
+
+/// A page, or notes, as they are stored. `None`: they are longer than any table can hold.
+pub fn encode<V: Serialize>(value: &V) -> Option<Vec<u8>> {
+    postcard::to_extend(value, vec![FORM]).ok()
+}
+
+/// A page, or notes, from what was stored. `Err` says what is wrong with them.
+pub fn decode<V: DeserializeOwned>(bytes: &[u8]) -> Result<V, String> {
+    match bytes.split_first() {
+        Some((&FORM, rest)) => postcard::from_bytes(rest).map_err(|error| error.to_string()),
+        Some((form, _)) => Err(format!("its form is {form}, and this version knows {FORM}")),
+        None => Err("it is empty".into()),
+    }
+}
+
+/// What a look at the table finds. A look that was given up, because the process stood still in the middle of it, tells
+/// nothing, and is made again: whoever took that for absence would lose keys. `None`: there can be no such key.
+fn certain<R>(mut look: impl FnMut() -> Result<R, ReadError>) -> Option<R> {
+    loop {
+        match look() {
+            Ok(found) => return Some(found),
+            Err(ReadError::KeyLength { .. }) => return None,
+            // It has waited for as long as a reader does.
+            Err(error) => tracing::warn!(%error, "a node reads its table again"),
+        }
+    }
+}
+
+impl Table for NodeTable {
+    type Cursor = KeyCursor;
+
+    const WALKS_AT_ONCE: usize = 128;
+
+    fn get(&mut self, key: &[u8]) -> Option<Value> {
+        let (server, value) = (&self.server, &mut self.value);
+        let is_there = certain(|| {
+            value.clear();
+            server.index().reader().get_into(key, value)
+        });
+        is_there.unwrap_or(false).then(|| Bytes::copy_from_slice(value))
+    }
+
+    fn value_len(&mut self, key: &[u8]) -> Option<usize> {
+        certain(|| self.index().reader().value_len(key)).flatten()
+    }
+
+    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), NoMemory> {
+        self.made(|| self.index().put(key, value, PutMode::Upsert).map(drop))
+    }
+
+    fn remove(&mut self, key: &[u8]) -> Result<(), NoMemory> {
+        self.made(|| self.index().remove(key).map(drop))
+    }
+
+    fn walk(&mut self, shard: ShardIx, from: Option<KeyCursor>) -> (Vec<Key>, Option<KeyCursor>) {
+        let (mut cursor, mut keys) = (from.unwrap_or_default(), Vec::new());
+        for _ in 0..WALK_PARTS {
+            let more = self.scan(&mut cursor, |of, key| {
+                if of == shard {
+                    keys.push(Bytes::copy_from_slice(key));
+                }
+            });
+            if !more {
+                return (keys, None);
+            }
+            if keys.len() >= WALK_KEYS {
+                break;
+            }
+        }
+        (keys, Some(cursor))
+    }
+
+    fn stock(&mut self, shards: ShardIx) -> Vec<Stock> {
+        let mut stock = vec![Stock::default(); usize::from(shards)];
+        let mut cursor = KeyCursor::default();
+        let mut more = true;
+        while more {
+            let mut keys = Vec::new();
+            more = self.scan(&mut cursor, |shard, key| keys.push((shard, Bytes::copy_from_slice(key))));
+            for (shard, key) in keys {
+                let len = self.value_len(&key).unwrap_or(0);
+                let cost = self.cost(&key, len);
+                if let Some(stock) = stock.get_mut(usize::from(shard)) {
+                    (stock.entries, stock.bytes) = (stock.entries + 1, stock.bytes + cost);
+                }
+            }
+        }
+        stock
+    }
+
+    /// The same for an entry in all tables of a cluster, if their slots are alike: nodes compare what they have set aside
+    /// (CL12).
+    ///
+    /// A slot, and as much as segments that have just been split, or are about to be merged, are empty: such a one has
+    /// some 42 % of the slots in use. An extent, and what lies between extents: blocks are 75 % full before a put is
+    /// refused (`models/heap.rs`), and less while grace times of what was moved last.
+    fn cost(&self, key: &[u8], value_len: usize) -> u64 {
+        let geometry = self.geometry();
+        let slot = geometry.shape().bytes() as u64;
+        slot * 5 / 2 + geometry.extent_bytes(key, value_len) * 8 / 5
+    }
+
+    /// What is left of the table's memory beside what no entry of a shard can have.
+    ///
+    /// That is the page and the notes, and the extent of whatever is being replaced; a block that is kept free, and a
+    /// block and a third that may be less full than others (`models/heap.rs`). In a table that grows also what is in
+    /// front of its segments, two segments that it may keep without a use, and two that are not full yet. One of
+    /// one size has its memory for slots and that for extents apart: of each there must be enough for all.
+    fn memory(&self) -> u64 {
+        let geometry = self.geometry();
+        let (slot, block) = (geometry.shape().bytes() as u64, geometry.heap().block_bytes);
+        let extent = |len| geometry.extent_bytes(NOTES_KEY, len) * 8 / 5;
+        let own = 3 * extent(own_bytes_max(&self.cluster)) + extent(geometry.value_max()) + block * 7 / 3;
+        if geometry.grows() {
+            let front = geometry.slot_offset(geometry.segment_first(0));
+            let segment = geometry.slots() * slot;
+            return geometry.bytes_max().saturating_sub(front + 4 * segment + own);
+        }
+        // Three slots in four are in use, whatever the layout, and each of them costs as much as five halves.
+        let of_slots = geometry.slots() * slot * 3 / 4 * 5 / 2;
+        of_slots.min(geometry.heap().bytes.saturating_sub(own))
+    }
+
+    fn store_page(&mut self, page: &Page) -> Result<(), NoMemory> {
+        self.store(PAGE_KEY, page)
+    }
+
+    fn store_notes(&mut self, notes: &Notes) -> Result<(), NoMemory> {
+        self.store(NOTES_KEY, notes)
+    }
+}
+
+#[cfg(test)]
+mod tests;

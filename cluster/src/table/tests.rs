@@ -1,0 +1,437 @@
+//! A node's table: what fits, what a walk shows, what survives, what is refused.
+
+use super::*;
+use crate::core::results::ResultKey;
+use crate::core::state::{Adoption, Lived, NodeId, NodeIds, ShardState, Timing, Word};
+use oneread::{Address, Backing, ServerConfig, StartMode, TableSize};
+use rand::rngs::StdRng;
+use rand::{Rng, RngExt, SeedableRng};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::path::Path;
+use tempfile::TempDir;
+
+fn cluster(shards: ShardIx, value_max: u32) -> ClusterConfig {
+    let timing = Timing::default();
+    ClusterConfig { shards, replicas: 2, seeds: [1, 2, 3, 4], key_max: 64, value_max, timing }
+}
+
+fn server(folder: &Path, table: Config) -> ServerConfig {
+    ServerConfig::new(Address::Shm(folder.join("table.sock")), table).read_only_clients(true)
+}
+
+/// A server in a folder, and the table.
+fn table(size: TableSize, cluster: &ClusterConfig) -> (NodeTable, TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let config = with_lengths(Config::new().size(size), cluster);
+    let server = Arc::new(Server::start(server(folder.path(), config)).unwrap());
+    let (table, page, notes) = NodeTable::open(server, cluster.clone()).unwrap();
+    assert_eq!((page, notes), (Page::default(), Notes::default()));
+    (table, folder)
+}
+
+/// The longest page and notes that there are.
+fn longest(cluster: &ClusterConfig) -> (Page, Notes) {
+    let lived = Lived { life: u64::MAX, number: u64::MAX };
+    let shards = usize::from(cluster.shards);
+    let word = Word { epoch: u64::MAX, is_open: true };
+    let state = ShardState {
+        revision: u64::MAX,
+        epoch: u64::MAX,
+        primary: Some(NodeId(u64::MAX)),
+        in_sync: (0..16).map(|low| NodeId(u64::MAX - low)).collect::<NodeIds>(),
+        waits: true,
+    };
+    let adoption = Adoption { number: u64::MAX, etcd: u64::MAX };
+    let page = Page { asked: lived, held: lived, words: vec![word; shards] };
+    (page, Notes { adoption, past: vec![u64::MAX; 100], newest: vec![state; shards] })
+}
+
+// ---- what fits ----
+
+/// How long values are.
+#[derive(Clone, Copy, Debug)]
+enum Lens {
+    /// None that is not in its slot.
+    Tiny,
+    /// All as long as they may be.
+    Longest,
+    /// All just too long for a slot.
+    JustLong,
+    /// Any.
+    Any,
+    /// Most are tiny, some are long.
+    Mixed,
+}
+
+const ALL: [Lens; 5] = [Lens::Tiny, Lens::Longest, Lens::JustLong, Lens::Any, Lens::Mixed];
+
+/// A table that is kept within what it says that it holds.
+struct Filled {
+    table: NodeTable,
+    _folder: TempDir,
+    rng: StdRng,
+    value_max: usize,
+    memory: u64,
+    sum: u64,
+    /// Keys, and the lengths of their values.
+    entries: FxHashMap<Vec<u8>, usize>,
+    keys: Vec<Vec<u8>>,
+    value: Vec<u8>,
+    what: String,
+}
+
+impl Filled {
+    fn new(size: TableSize, cluster: &ClusterConfig, seed: u64) -> Filled {
+        let (mut table, folder) = self::table(size, cluster);
+        let (page, notes) = longest(cluster);
+        table.store_page(&page).unwrap();
+        table.store_notes(&notes).unwrap();
+        let value_max = cluster.value_max as usize;
+        Filled {
+            memory: table.memory(),
+            table,
+            _folder: folder,
+            rng: StdRng::seed_from_u64(seed),
+            value_max,
+            sum: 0,
+            entries: FxHashMap::default(),
+            keys: Vec::new(),
+            value: vec![0xa5; value_max],
+            what: format!("{size}"),
+        }
+    }
+
+    fn len(&mut self, lens: Lens) -> usize {
+        let any = self.rng.random_range(0..=self.value_max);
+        match lens {
+            Lens::Tiny => self.rng.random_range(0..20),
+            Lens::Longest => self.value_max,
+            Lens::JustLong => self.rng.random_range(100..200),
+            Lens::Any => any,
+            Lens::Mixed if self.rng.random_range(0..8) == 0 => any,
+            Lens::Mixed => self.rng.random_range(0..40),
+        }
+    }
+
+    fn new_key(&mut self) -> Vec<u8> {
+        let mut key = vec![0; self.rng.random_range(4..=64)];
+        self.rng.fill_bytes(&mut key);
+        // None of the cluster's own, and none that is there.
+        key[0] |= 1;
+        key
+    }
+
+    /// Puts it if it is within what fits. Then it must fit.
+    fn put(&mut self, key: Vec<u8>, len: usize) -> bool {
+        let before = self.entries.get(&key).map_or(0, |before| self.table.cost(&key, *before));
+        let cost = self.table.cost(&key, len);
+        if self.sum - before + cost > self.memory {
+            return false;
+        }
+        let value = &self.value[..len];
+        if self.table.put(&key, value).is_err() {
+            let why = self.table.index().put(&key, value, PutMode::Upsert);
+            let (heap, growth) = (self.table.index().heap(), self.table.index().growth());
+            panic!(
+                "{}: {} of {} bytes with {} keys, and a value of {len} is refused: {why:?}; {heap:?} {growth:?}",
+                self.what,
+                self.sum,
+                self.memory,
+                self.entries.len()
+            );
+        }
+        self.sum = self.sum - before + cost;
+        if self.entries.insert(key.clone(), len).is_none() {
+            self.keys.push(key);
+        }
+        true
+    }
+
+    fn fill(&mut self, lens: Lens) {
+        let mut refused = 0;
+        // Near the end only short ones fit.
+        while refused < 20 {
+            let (key, len) = (self.new_key(), self.len(lens));
+            if !self.put(key, len) {
+                refused += 1;
+            }
+        }
+    }
+
+    fn remove(&mut self) {
+        if self.keys.is_empty() {
+            return;
+        }
+        let at = self.rng.random_range(0..self.keys.len());
+        let key = self.keys.swap_remove(at);
+        let len = self.entries.remove(&key).unwrap();
+        self.table.remove(&key).unwrap();
+        self.sum -= self.table.cost(&key, len);
+    }
+
+    fn churn(&mut self, lens: Lens, times: usize) {
+        let (page, notes) = longest(&self.table.cluster.clone());
+        for number in 0..times {
+            let len = self.len(lens);
+            match self.rng.random_range(0..4) {
+                0 | 1 if !self.keys.is_empty() => {
+                    let at = self.rng.random_range(0..self.keys.len());
+                    let key = self.keys[at].clone();
+                    self.put(key, len);
+                }
+                2 => self.remove(),
+                _ => {
+                    let key = self.new_key();
+                    self.put(key, len);
+                }
+            }
+            if number % 1_000 == 0 {
+                self.table.store_page(&page).unwrap();
+                self.table.store_notes(&notes).unwrap();
+            }
+        }
+    }
+
+    /// Bytes of keys and values, of all that the table may take.
+    fn share(&self) -> f64 {
+        let bytes: usize = self.entries.iter().map(|(key, len)| key.len() + len).sum();
+        bytes as f64 / self.table.geometry().bytes_max() as f64
+    }
+
+    /// All is there, and nothing else.
+    fn check(&mut self) {
+        for (key, len) in &self.entries {
+            assert_eq!(self.table.value_len(key), Some(*len));
+        }
+        let stock = self.table.stock(self.table.cluster.shards);
+        let sums = stock.iter().fold((0, 0), |sums, stock| (sums.0 + stock.entries, sums.1 + stock.bytes));
+        assert_eq!(sums, (self.entries.len() as u64, self.sum));
+        for (shard, stock) in stock.iter().enumerate() {
+            let of = |key: &&Vec<u8>| usize::from(self.table.cluster.shard_of(key)) == shard;
+            let entries = self.keys.iter().filter(of);
+            let cost = |key: &Vec<u8>| self.table.cost(key, self.entries[key]);
+            let expected = entries.fold(Stock::default(), |sum, key| Stock {
+                entries: sum.entries + 1,
+                bytes: sum.bytes + cost(key),
+            });
+            assert_eq!(*stock, expected);
+        }
+    }
+}
+
+fn fits(size: TableSize, cluster: &ClusterConfig) {
+    // One more seed for whoever changes a factor.
+    let seed = std::env::var("ONEREAD_SEED").map_or(0, |seed| seed.parse().unwrap());
+    for (number, lens) in ALL.into_iter().enumerate() {
+        let mut filled = Filled::new(size, cluster, 10 * seed + number as u64);
+        filled.what = format!("{size}, {lens:?}");
+        filled.fill(lens);
+        let (keys, share) = (filled.keys.len(), filled.share());
+        let memory = filled.memory as f64 / filled.table.geometry().bytes_max() as f64;
+        println!(
+            "{size}, {lens:?}: {keys} keys fill {share:.3} of the table's bytes; for shards are {memory:.3}"
+        );
+        assert!(keys > 0, "nothing fits");
+        filled.check();
+        for then in ALL {
+            filled.what = format!("{size}, {lens:?}, churn with {then:?}");
+            filled.churn(then, 3 * keys.max(2_000));
+            filled.what = format!("{size}, {lens:?}, filled again with {then:?}");
+            filled.fill(then);
+        }
+        filled.check();
+        // Nearly all goes at once, and something else comes.
+        for then in ALL {
+            filled.what = format!("{size}, {lens:?}, emptied, then {then:?}");
+            for _ in 0..filled.keys.len() * 9 / 10 {
+                filled.remove();
+            }
+            filled.fill(then);
+        }
+        filled.check();
+    }
+}
+
+#[test]
+fn what_a_growing_table_says_fits() {
+    fits(TableSize::up_to(16 << 20), &cluster(4, 4_096));
+}
+
+#[test]
+fn what_a_growing_table_of_long_values_says_fits() {
+    fits(TableSize::up_to(64 << 20), &cluster(64, 1 << 20));
+}
+
+#[test]
+fn what_a_table_of_one_size_says_fits() {
+    fits(TableSize::Keys(20_000), &cluster(4, 4_096));
+}
+
+// ---- walks ----
+
+fn key_of(number: u32) -> Vec<u8> {
+    format!("key {number}").into_bytes()
+}
+
+/// Every key of a shard that is there throughout is in its walk, while others come and go and the table grows and shrinks.
+#[test]
+fn a_walk_shows_what_is_there_throughout() {
+    let cluster = cluster(4, 4_096);
+    let (mut table, _folder) = table(TableSize::up_to(64 << 20), &cluster);
+    let (page, notes) = longest(&cluster);
+    table.store_page(&page).unwrap();
+    table.store_notes(&notes).unwrap();
+    for number in 0..5_000 {
+        table.put(&key_of(number), b"stays").unwrap();
+    }
+    // Outcomes of requests are walked with their shard; other keys of the cluster's own are not.
+    let results: Vec<Key> = (0..50).map(|lane| ResultKey::new((lane % 4) as ShardIx, lane).0).collect();
+    results.iter().for_each(|key| table.put(key, b"outcome").unwrap());
+    let (mut next, mut segments) = (5_000, FxHashSet::default());
+    for shard in 0..4 {
+        let mut stays: FxHashSet<Vec<u8>> =
+            (0..5_000).map(key_of).filter(|key| cluster.shard_of(key) == shard).collect();
+        stays.extend(results.iter().filter(|key| cluster.shard_of(key) == shard).map(|key| key.to_vec()));
+        assert!(stays.len() > 500);
+        let (mut from, mut calls) = (None, 0);
+        loop {
+            let (keys, on) = table.walk(shard, from);
+            for key in keys {
+                assert_eq!(cluster.shard_of(&key), shard);
+                assert_ne!(&key[..], PAGE_KEY);
+                assert_ne!(&key[..], NOTES_KEY);
+                stays.remove(&key[..]);
+            }
+            calls += 1;
+            segments.insert(table.index().growth().segments);
+            // Walks 0 and 2 run while it grows, the others while it shrinks.
+            if shard % 2 == 0 && next < 100_000 {
+                (next..next + 2_000).for_each(|number| table.put(&key_of(number), b"comes").unwrap());
+                next += 2_000;
+            } else if shard % 2 == 1 {
+                let first = next.saturating_sub(2_000).max(5_000);
+                (first..next).for_each(|number| table.remove(&key_of(number)).unwrap());
+                next = first;
+                table.index().shrink();
+            }
+            match on {
+                Some(on) => from = Some(on),
+                None => break,
+            }
+            assert!(calls < 100_000, "the walk does not end");
+        }
+        assert!(stays.is_empty(), "shard {shard}: {} keys were missed in {calls} calls", stays.len());
+    }
+    assert!(segments.len() > 4, "it has hardly grown: {segments:?}");
+}
+
+#[test]
+fn a_walk_of_nothing_ends() {
+    let (mut table, _folder) = table(TableSize::up_to(16 << 20), &cluster(4, 100));
+    let (mut from, mut calls) = (None, 0);
+    loop {
+        let (keys, on) = table.walk(1, from);
+        assert!(keys.is_empty());
+        calls += 1;
+        match on {
+            Some(on) => from = Some(on),
+            None => break,
+        }
+    }
+    assert!(calls < 1_000, "{calls}");
+}
+
+/// What is taken stock of is of the shards that are asked for.
+#[test]
+fn stock_is_taken_by_shard() {
+    let cluster = cluster(4, 4_096);
+    let (mut table, _folder) = table(TableSize::up_to(16 << 20), &cluster);
+    assert_eq!(table.stock(4), [Stock::default(); 4]);
+    for number in 0..1_000 {
+        table.put(&key_of(number), &vec![1; number as usize]).unwrap();
+    }
+    table.put(&ResultKey::new(3, 7).0, b"outcome").unwrap();
+    table.put(&ResultKey::new(9, 7).0, b"of a shard that there is not").unwrap();
+    let stock = table.stock(4);
+    assert_eq!(stock.iter().map(|stock| stock.entries).sum::<u64>(), 1_001);
+    assert_eq!(table.stock(2), stock[..2]);
+    (0..1_000).for_each(|number| table.remove(&key_of(number)).unwrap());
+    assert_eq!(table.stock(3), [Stock::default(); 3]);
+}
+
+// ---- what survives, and what is refused ----
+
+#[test]
+fn page_and_notes_survive() {
+    let folder = tempfile::tempdir().unwrap();
+    let cluster = cluster(1_024, 100);
+    let table = with_lengths(Config::new().size(TableSize::up_to(64 << 20)), &cluster);
+    let config = server(folder.path(), table)
+        .backing(Backing::File(folder.path().join("region")))
+        .start(StartMode::OpenOrCreate);
+    let (page, notes) = longest(&cluster);
+    let mut id = None;
+    for round in 0..3 {
+        let server = Arc::new(Server::start(config.clone()).unwrap());
+        let (mut table, found_page, found_notes) = NodeTable::open(server, cluster.clone()).unwrap();
+        let generation = table.geometry().generation();
+        assert_eq!(*id.get_or_insert(generation), generation);
+        match round {
+            0 => {
+                assert_eq!((found_page, found_notes), (Page::default(), Notes::default()));
+                table.store_page(&page).unwrap();
+                table.store_notes(&notes).unwrap();
+                table.put(b"key", b"value").unwrap();
+            }
+            1 => {
+                assert_eq!((&found_page, &found_notes), (&page, &notes));
+                table.store_page(&Page { words: Vec::new(), ..page.clone() }).unwrap();
+            }
+            _ => {
+                assert_eq!((found_page.words, found_notes), (Vec::new(), notes.clone()));
+                assert_eq!(table.get(b"key").as_deref(), Some(&b"value"[..]));
+                assert_eq!((table.value_len(b"key"), table.value_len(b"none")), (Some(5), None));
+            }
+        }
+    }
+}
+
+fn refused(size: TableSize, change: impl FnOnce(&Server)) -> TableError {
+    let folder = tempfile::tempdir().unwrap();
+    let config = with_lengths(Config::new().size(size), &cluster(4, 100));
+    let server = Arc::new(Server::start(server(folder.path(), config)).unwrap());
+    change(&server);
+    NodeTable::open(server, cluster(4, 100)).map(|_| ()).unwrap_err()
+}
+
+#[test]
+fn what_is_no_nodes_table_is_refused() {
+    let put = |key: &'static [u8], value: &'static [u8]| {
+        move |server: &Server| {
+            server.index().put(key, value, PutMode::Upsert).unwrap();
+        }
+    };
+    let size = TableSize::up_to(16 << 20);
+    let foreign = refused(size, put(b"key", b"value"));
+    assert!(matches!(foreign, TableError::Foreign { entries: 1 }), "{foreign}");
+    // Of a later version, damaged, cut short, empty.
+    for (key, what) in [(PAGE_KEY, "page"), (NOTES_KEY, "notes")] {
+        for wrong in [&[FORM + 1, 0, 0][..], &[FORM, 0xff, 0xff, 0xff], &[FORM], &[]] {
+            let unreadable = refused(size, put(key, wrong));
+            assert!(
+                matches!(&unreadable, TableError::Unreadable { what: of, .. } if *of == what),
+                "{unreadable}"
+            );
+            assert!(unreadable.to_string().contains(what), "{unreadable}");
+        }
+    }
+    // Shorter keys, and shorter values: also than the notes are.
+    for (key_max, value_max) in [(63, 1 << 20), (64, 4_095), (64, 4_096)] {
+        let folder = tempfile::tempdir().unwrap();
+        let table = Config::new().size(size).key_max(key_max).value_max(value_max);
+        let server = Arc::new(Server::start(server(folder.path(), table)).unwrap());
+        let short = NodeTable::open(server, cluster(4, 4_096)).map(|_| ()).unwrap_err();
+        assert!(matches!(short, TableError::Lengths { .. }), "{short}");
+        assert!(short.to_string().contains(&format!("{value_max}")), "{short}");
+    }
+}

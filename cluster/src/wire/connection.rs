@@ -1,0 +1,91 @@
+//! A client's connection to a node.
+
+use super::frame::{Said, encode, next, send};
+use super::handshake::{Identity, connect};
+use super::{Frames, HANDSHAKE, PING, SILENCE, WireError};
+use crate::core::state::NodeId;
+use futures_util::SinkExt;
+use std::io;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep_until, timeout};
+
+/// A connection to a node: requests there, replies back, and signs of life in both directions.
+#[derive(Debug)]
+pub struct NodeConnection {
+    frames: Frames,
+    who: Identity,
+    heard: Instant,
+    said: Instant,
+}
+
+/// Connects to the first of some addresses at which this node is.
+pub(super) async fn reach(addresses: &[String], who: &Identity, node: NodeId) -> Result<Frames, WireError> {
+    let nobody = io::Error::new(io::ErrorKind::AddrNotAvailable, "the node names no address");
+    let mut why = WireError::Connect { address: node.to_string(), why: nobody };
+    for address in addresses {
+        let stream = timeout(HANDSHAKE, TcpStream::connect(address)).await;
+        let stream = stream.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+        let connected = match stream {
+            Ok(stream) => connect(stream, who, node).await,
+            Err(why) => Err(WireError::Connect { address: address.clone(), why }),
+        };
+        match connected {
+            Ok(frames) => return Ok(frames),
+            Err(error) => why = error,
+        }
+    }
+    Err(why)
+}
+
+impl NodeConnection {
+    /// Connects to a node at the first of its addresses where it is.
+    ///
+    /// # Errors
+    /// [`WireError`], of the last address. Each takes 10 s at the most.
+    pub async fn connect(
+        addresses: &[String],
+        who: Identity,
+        node: NodeId,
+    ) -> Result<NodeConnection, WireError> {
+        let frames = reach(addresses, &who, node).await?;
+        Ok(NodeConnection { frames, who, heard: Instant::now(), said: Instant::now() })
+    }
+
+    /// Says something. Waits while what was said before is on its way.
+    ///
+    /// # Errors
+    /// [`WireError`]: the connection has broken.
+    pub async fn send(&mut self, said: &Said) -> Result<(), WireError> {
+        self.said = Instant::now();
+        let sent = timeout(SILENCE, self.frames.send(encode(said)?)).await;
+        sent.map_err(|_| WireError::Silent(SILENCE))?.map_err(WireError::Broken)
+    }
+
+    /// The next that the node says. May be given up, and called again, at any time. Signs of life are sent in here: the
+    /// node hangs up on who does not call it for 5 s.
+    ///
+    /// # Errors
+    /// [`WireError`]: the connection has broken, or nothing came for 5 s, not even a sign of life.
+    pub async fn next(&mut self) -> Result<Said, WireError> {
+        loop {
+            // In this order: after a long pause what has come meanwhile is a sign of life.
+            tokio::select! {
+                biased;
+                () = sleep_until(self.said + PING) => {
+                    self.said = Instant::now();
+                    timeout(SILENCE, send(&mut self.frames, &Said::Ping))
+                        .await
+                        .unwrap_or(Err(WireError::Silent(SILENCE)))?;
+                }
+                frame = next(&mut self.frames) => {
+                    self.heard = Instant::now();
+                    match self.who.bounds.decode(&frame?)? {
+                        Said::Ping => {}
+                        said => return Ok(said),
+                    }
+                }
+                () = sleep_until(self.heard + SILENCE) => return Err(WireError::Silent(SILENCE)),
+            }
+        }
+    }
+}

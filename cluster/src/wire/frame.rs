@@ -1,0 +1,190 @@
+//! Frames: what is said, and how long it may be.
+
+use super::{Frames, WireError};
+use crate::core::message::{Item, Kind, Message, Reply, Request, Store};
+use crate::core::shard::Role;
+use crate::core::state::{Adoption, ClusterConfig, NodeAbout, NodeId, Notes, ShardIx, ShardState};
+use bytes::Bytes;
+use futures_util::{SinkExt, StreamExt};
+use serde::{Deserialize, Serialize};
+use std::io;
+use tokio::net::TcpStream;
+use tokio_util::codec::LengthDelimitedCodec;
+
+/// What is said over a connection, after the handshake.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Said {
+    /// Nothing: a sign of life.
+    Ping,
+    /// One node to another.
+    Messages(Vec<Message>),
+    /// A client to a node.
+    Requests(Vec<Request>),
+    /// A node to a client.
+    Replies(Vec<Reply>),
+    /// A client or an operator to a node.
+    Ask(Question),
+    /// The answer to [`Question::Map`].
+    Map(ClusterMap),
+    /// The answer to [`Question::Notes`].
+    Notes(Notes),
+    /// The answer to [`Question::Status`].
+    Status(NodeStatus),
+}
+
+/// What a node can be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Question {
+    /// Who serves what, as far as it knows: for clients whose etcd does not answer.
+    Map,
+    /// What it has noted of etcd: for an operator who adopts a restored one.
+    Notes,
+    /// How it is.
+    Status,
+}
+
+/// Who serves what, as one node knows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterMap {
+    /// The etcd that it believes.
+    pub adoption: Adoption,
+    /// By shard.
+    pub shards: Vec<ShardState>,
+    /// Nodes, and where they are.
+    pub nodes: Vec<(NodeId, NodeAbout)>,
+}
+
+/// How a node is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeStatus {
+    /// Its number.
+    pub id: NodeId,
+    /// Its standing with etcd, in words.
+    pub standing: String,
+    /// Room that its entries take, in bytes.
+    pub used: u64,
+    /// Room that no shard has set aside, in bytes.
+    pub room_left: u64,
+    /// By shard.
+    pub shards: Vec<ShardStatus>,
+}
+
+/// A node's part in a shard.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardStatus {
+    /// The shard.
+    pub shard: ShardIx,
+    /// What the node is for it.
+    pub role: Role,
+    /// The epoch that it knows.
+    pub epoch: u64,
+    /// Room that its entries take, in bytes.
+    pub used: u64,
+    /// Changes under way.
+    pub under_way: u64,
+    /// Nodes that it copies the shard to.
+    pub newcomers: Vec<NodeId>,
+}
+
+/// How long keys, values and frames of a cluster may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Keys, in bytes: those of the cluster's own, too.
+    pub key_max: usize,
+    /// Values, in bytes.
+    pub value_max: usize,
+    /// Frames, in bytes.
+    pub frame_max: usize,
+}
+
+/// Bytes of a frame that need no long value: beside the longest one.
+const FRAME_LEAST: usize = 1 << 20;
+
+impl Bounds {
+    /// Of a cluster.
+    pub fn of(config: &ClusterConfig) -> Bounds {
+        let (key_max, value_max) = (usize::from(config.key_max).max(64), config.value_max as usize);
+        // A swap has two values; and a map of 1,024 shards has its place.
+        Bounds { key_max, value_max, frame_max: FRAME_LEAST + 2 * (key_max + value_max) }
+    }
+
+    /// Bytes of keys and values at which a frame is full enough.
+    pub fn enough(&self) -> usize {
+        FRAME_LEAST / 4
+    }
+
+    /// These frames over a connection.
+    pub(super) fn frames(&self, stream: TcpStream) -> Frames {
+        let codec = LengthDelimitedCodec::builder().max_frame_length(self.frame_max).new_codec();
+        Frames::new(stream, codec)
+    }
+
+    /// What came in a frame. All lengths are checked.
+    pub fn decode(&self, frame: &[u8]) -> Result<Said, WireError> {
+        let said: Said = decode(frame)?;
+        if self.may_hold(&said) {
+            Ok(said)
+        } else {
+            Err(WireError::Rubbish("a key or a value is too long".into()))
+        }
+    }
+
+    fn may_hold(&self, said: &Said) -> bool {
+        let is_key = |key: &Bytes| key.len() <= self.key_max;
+        let is_value = |value: &Bytes| value.len() <= self.value_max.max(64);
+        let is_store = |(key, value): &Store| is_key(key) && value.as_ref().is_none_or(is_value);
+        match said {
+            Said::Messages(messages) => messages.iter().all(|message| match message {
+                Message::Item { item: Item::Change(stores), .. } => stores.iter().all(is_store),
+                Message::Item { item: Item::Walked(key, value), .. } => is_key(key) && is_value(value),
+                _ => true,
+            }),
+            Said::Requests(requests) => requests.iter().all(|Request { key, kind, .. }| {
+                let len = kind.value_len();
+                is_key(key) && (len <= self.value_max || matches!(kind, Kind::Remove))
+            }),
+            _ => true,
+        }
+    }
+}
+
+/// Bytes of keys and values in a message.
+pub(super) fn weight(message: &Message) -> usize {
+    const REST: usize = 48;
+    let of_store = |(key, value): &Store| key.len() + value.as_ref().map_or(0, Bytes::len);
+    REST + match message {
+        Message::Item { item: Item::Change(stores), .. } => stores.iter().map(of_store).sum(),
+        Message::Item { item: Item::Walked(key, value), .. } => key.len() + value.len(),
+        _ => 0,
+    }
+}
+
+/// What a frame says. Bytes behind it are a later version's.
+pub(super) fn decode<'f, S: Deserialize<'f>>(frame: &'f [u8]) -> Result<S, WireError> {
+    postcard::take_from_bytes(frame)
+        .map(|(said, _)| said)
+        .map_err(|error| WireError::Rubbish(error.to_string()))
+}
+
+/// Sends something as a frame.
+pub(super) async fn send(frames: &mut Frames, said: &impl Serialize) -> Result<(), WireError> {
+    frames.send(encode(said)?).await.map_err(WireError::Broken)
+}
+
+/// A frame that says something.
+pub(super) fn encode(said: &impl Serialize) -> Result<Bytes, WireError> {
+    let bytes = postcard::to_stdvec(said);
+    bytes.map(Bytes::from).map_err(|error| WireError::Broken(io::Error::other(error)))
+}
+
+/// The next frame.
+pub(super) async fn next(frames: &mut Frames) -> Result<Bytes, WireError> {
+    match frames.next().await {
+        Some(Ok(frame)) => Ok(frame.freeze()),
+        Some(Err(error)) if error.kind() == io::ErrorKind::InvalidData => {
+            Err(WireError::Rubbish(error.to_string()))
+        }
+        Some(Err(error)) => Err(WireError::Broken(error)),
+        None => Err(WireError::Ended),
+    }
+}

@@ -1,0 +1,160 @@
+//! How a connection begins.
+//!
+//! ```text
+//! who connects ── Hello: versions, cluster, its node, a random number ─▶
+//!              ◀─ Welcome: versions, cluster, its node, a random number, a proof ──
+//!              ── Proof ─▶
+//! ```
+//!
+//! A proof is an HMAC under the cluster's secret, of which end it is, of both hellos, and so of both random numbers.
+//! Nobody can use a proof that he has seen, nor the other end's. It covers the hellos' bytes as they were sent: also what a
+//! later version says in them, and this one does not know.
+
+use super::frame::{Bounds, decode, encode, next, send};
+use super::secret::Secret;
+use super::{Frames, HANDSHAKE, WireError};
+use crate::core::state::NodeId;
+use crate::etcd::ClusterName;
+use futures_util::SinkExt;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+/// The newest version of what nodes and clients say to each other that this program speaks.
+pub const VERSION: u32 = 1;
+/// The oldest one.
+pub const LEAST: u32 = 1;
+
+/// Longest frame of a handshake, in bytes.
+pub(super) const FRAME_MAX: usize = 1_024;
+
+/// Who is at this end of connections.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// The cluster.
+    pub cluster: ClusterName,
+    /// The node; `None` of a client.
+    pub id: Option<NodeId>,
+    /// The cluster's secret.
+    pub secret: Secret,
+    /// How long keys, values and frames may be.
+    pub bounds: Bounds,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Hello {
+    pub(super) magic: [u8; 8],
+    pub(super) newest: u32,
+    pub(super) least: u32,
+    pub(super) cluster: String,
+    pub(super) node: Option<NodeId>,
+    pub(super) random: [u8; 32],
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Welcome {
+    /// A [`Hello`], as bytes, and the proof.
+    Hello(Vec<u8>, [u8; 32]),
+    Refused(String),
+}
+
+const MAGIC: [u8; 8] = *b"oneread\x01";
+
+impl Hello {
+    pub(super) fn of(who: &Identity) -> Hello {
+        let (cluster, node) = (who.cluster.to_string(), who.id);
+        Hello { magic: MAGIC, newest: VERSION, least: LEAST, cluster, node, random: rand::random() }
+    }
+
+    /// The version that both speak.
+    fn check(&self, who: &Identity) -> Result<u32, WireError> {
+        if self.magic != MAGIC {
+            return Err(WireError::Rubbish("it does not begin as a connection of a cluster does".into()));
+        }
+        let (ours, theirs) = (who.cluster.to_string(), self.cluster.clone());
+        if ours != theirs {
+            return Err(WireError::OtherCluster { ours, theirs });
+        }
+        let (least, newest) = (self.least, self.newest);
+        if newest < LEAST || VERSION < least {
+            return Err(WireError::Version { least, newest, our_least: LEAST, our_newest: VERSION });
+        }
+        Ok(newest.min(VERSION))
+    }
+}
+
+/// What the two ends prove to know the secret of.
+pub(super) fn parts<'h>(hellos: [&'h [u8]; 2], end: &'static [u8]) -> [&'h [u8]; 3] {
+    [end, hellos[0], hellos[1]]
+}
+pub(super) const CONNECTS: &[u8] = b"oneread cluster: who connects";
+const LISTENS: &[u8] = b"oneread cluster: who listens";
+
+/// Frames that are as short as those of a handshake.
+pub(super) fn short(stream: TcpStream) -> Frames {
+    Bounds { key_max: 0, value_max: 0, frame_max: FRAME_MAX }.frames(stream)
+}
+
+fn long(mut frames: Frames, who: &Identity) -> Frames {
+    frames.codec_mut().set_max_frame_length(who.bounds.frame_max);
+    frames
+}
+
+async fn in_time<R>(within: Duration, f: impl Future<Output = Result<R, WireError>>) -> Result<R, WireError> {
+    timeout(within, f).await.unwrap_or(Err(WireError::Silent(within)))
+}
+
+/// Begins a connection that was made to a node.
+pub async fn connect(stream: TcpStream, who: &Identity, wanted: NodeId) -> Result<Frames, WireError> {
+    in_time(HANDSHAKE, async {
+        stream.set_nodelay(true)?;
+        let mut frames = short(stream);
+        let ours = encode(&Hello::of(who))?;
+        frames.send(ours.clone()).await?;
+        let (bytes, proof) = match decode(&next(&mut frames).await?)? {
+            Welcome::Hello(hello, proof) => (hello, proof),
+            Welcome::Refused(why) => return Err(WireError::Refused(why)),
+        };
+        let theirs: Hello = decode(&bytes)?;
+        theirs.check(who)?;
+        let hellos = [&ours[..], &bytes[..]];
+        if !who.secret.proves(&parts(hellos, LISTENS), &proof) {
+            return Err(WireError::Secret);
+        }
+        let found = theirs.node.ok_or_else(|| WireError::Rubbish("it is no node".into()))?;
+        if found != wanted {
+            return Err(WireError::OtherNode { found, wanted });
+        }
+        send(&mut frames, &who.secret.proof(&parts(hellos, CONNECTS))).await?;
+        Ok(long(frames, who))
+    })
+    .await
+}
+
+/// Begins a connection that somebody has made to this node. Also who it is; `None`: a client.
+pub async fn accept(stream: TcpStream, who: &Identity) -> Result<(Frames, Option<NodeId>), WireError> {
+    in_time(HANDSHAKE, async {
+        stream.set_nodelay(true)?;
+        let mut frames = short(stream);
+        let bytes = next(&mut frames).await?;
+        let theirs: Hello = decode(&bytes)?;
+        if let Err(error) = theirs.check(who) {
+            // Strangers that are of no cluster hear nothing.
+            if theirs.magic == MAGIC {
+                send(&mut frames, &Welcome::Refused(error.to_string())).await?;
+            }
+            return Err(error);
+        }
+        let ours = encode(&Hello::of(who))?;
+        let hellos = [&bytes[..], &ours[..]];
+        let proof = who.secret.proof(&parts(hellos, LISTENS));
+        send(&mut frames, &Welcome::Hello(ours.to_vec(), proof)).await?;
+        let proof: [u8; 32] = decode(&next(&mut frames).await?)?;
+        if !who.secret.proves(&parts(hellos, CONNECTS), &proof) {
+            return Err(WireError::Secret);
+        }
+        Ok((long(frames, who), theirs.node))
+    })
+    .await
+}

@@ -1,0 +1,165 @@
+//! A node's connections to other nodes, over which it sends and never hears anything but signs of life.
+
+use super::connection::reach;
+use super::frame::{Said, encode, next, weight};
+use super::handshake::Identity;
+use super::{Frames, PING, SILENCE, WireError};
+use crate::core::message::Message;
+use crate::core::state::NodeId;
+use futures_util::{SinkExt, StreamExt};
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{sleep, sleep_until, timeout};
+
+/// Bytes that wait for a link. What comes when there are more is left out, and sent again later by those who need it.
+const WAITING_MAX: usize = 16 << 20;
+/// Pauses between two attempts to connect.
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Between two warnings of one link.
+const TOLD_EVERY: Duration = Duration::from_secs(10);
+
+/// Links to other nodes. Sending waits for nothing.
+#[derive(Debug)]
+pub struct Links {
+    who: Identity,
+    runtime: Handle,
+    links: FxHashMap<NodeId, Link>,
+}
+
+#[derive(Debug)]
+struct Link {
+    addresses: watch::Sender<Vec<String>>,
+    messages: mpsc::UnboundedSender<Message>,
+    waiting: Arc<AtomicUsize>,
+    /// How many were left out, and when that was told last.
+    left_out: u64,
+    told: Option<Instant>,
+}
+
+impl Links {
+    /// No link yet. Its tasks run here.
+    pub fn new(who: Identity, runtime: Handle) -> Links {
+        Links { who, runtime, links: FxHashMap::default() }
+    }
+
+    /// A node has these addresses, from now on.
+    pub fn know(&mut self, node: NodeId, addresses: &[String]) {
+        if let Some(link) = self.links.get(&node) {
+            link.addresses.send_replace(addresses.to_vec());
+            return;
+        }
+        let (addresses, known) = watch::channel(addresses.to_vec());
+        let (messages, queue) = mpsc::unbounded_channel();
+        let waiting = Arc::new(AtomicUsize::new(0));
+        self.runtime.spawn(run(self.who.clone(), node, known, queue, waiting.clone()));
+        self.links.insert(node, Link { addresses, messages, waiting, left_out: 0, told: None });
+    }
+
+    /// Sends a message to a node, unless it is not known, or too much waits for it already.
+    pub fn send(&mut self, to: NodeId, message: Message) {
+        let Some(link) = self.links.get_mut(&to) else { return };
+        let bytes = weight(&message);
+        let waiting = link.waiting.load(Ordering::Relaxed);
+        // The longest value goes by itself.
+        if waiting > 0 && waiting + bytes > WAITING_MAX.max(2 * self.who.bounds.frame_max) {
+            link.left_out += 1;
+            if link.told.is_none_or(|told| told.elapsed() >= TOLD_EVERY) {
+                link.told = Some(Instant::now());
+                tracing::warn!(node = %to, left_out = link.left_out, "a node takes less than is sent to it");
+            }
+            return;
+        }
+        link.waiting.fetch_add(bytes, Ordering::Relaxed);
+        let _ = link.messages.send(message);
+    }
+}
+
+/// Keeps one link, until [`Links`] are dropped.
+async fn run(
+    who: Identity,
+    node: NodeId,
+    mut known: watch::Receiver<Vec<String>>,
+    mut queue: mpsc::UnboundedReceiver<Message>,
+    waiting: Arc<AtomicUsize>,
+) {
+    let mut pause = PAUSE_MIN;
+    loop {
+        let addresses = known.borrow_and_update().clone();
+        match reach(&addresses, &who, node).await {
+            Ok(frames) => {
+                pause = PAUSE_MIN;
+                match pump(frames, &who, &mut queue, &waiting).await {
+                    Ok(()) => return,
+                    Err(error) => tracing::debug!(%node, %error, "a link has broken"),
+                }
+            }
+            Err(error) => tracing::debug!(%node, %error, "a node cannot be reached"),
+        }
+        // What waited is old by now: who needs it sends it again.
+        while let Ok(message) = queue.try_recv() {
+            waiting.fetch_sub(weight(&message), Ordering::Relaxed);
+        }
+        if queue.is_closed() {
+            return;
+        }
+        tokio::select! {
+            () = sleep(pause) => pause = (pause * 2).min(PAUSE_MAX),
+            changed = known.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+/// Sends what waits, some together. `Ok`: there are no links any more.
+async fn pump(
+    mut frames: Frames,
+    who: &Identity,
+    queue: &mut mpsc::UnboundedReceiver<Message>,
+    waiting: &AtomicUsize,
+) -> Result<(), WireError> {
+    let mut heard = tokio::time::Instant::now();
+    let mut spoke = heard;
+    loop {
+        let first = tokio::select! {
+            first = queue.recv() => match first {
+                Some(first) => Some(first),
+                None => return Ok(()),
+            },
+            frame = next(&mut frames) => {
+                frame?;
+                heard = tokio::time::Instant::now();
+                continue;
+            }
+            () = sleep_until(spoke + PING) => None,
+        };
+        spoke = tokio::time::Instant::now();
+        let said = match first {
+            None => Said::Ping,
+            Some(first) => {
+                let (mut bytes, mut messages) = (weight(&first), vec![first]);
+                while bytes < who.bounds.enough()
+                    && let Ok(message) = queue.try_recv()
+                {
+                    bytes += weight(&message);
+                    messages.push(message);
+                }
+                waiting.fetch_sub(bytes, Ordering::Relaxed);
+                Said::Messages(messages)
+            }
+        };
+        let sent = timeout(SILENCE, frames.send(encode(&said)?)).await;
+        sent.map_err(|_| WireError::Silent(SILENCE))?.map_err(WireError::Broken)?;
+        // A busy link hears signs of life, too: they are taken when it has time, so look before it is given up.
+        if heard.elapsed() > SILENCE {
+            match timeout(Duration::from_millis(1), frames.next()).await {
+                Ok(Some(Ok(_))) => heard = tokio::time::Instant::now(),
+                Ok(_) => return Err(WireError::Ended),
+                Err(_) => return Err(WireError::Silent(SILENCE)),
+            }
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! What nodes and clients say to each other, over TCP.
+//!
+//! The rules allow what is said to be lost, to be late, and to come twice. So nothing here is acknowledged or sent again:
+//! a connection that breaks begins anew, and who cannot keep up misses something.
+//!
+//! Each connection begins with a handshake, in which both prove that they know the cluster's secret, over random numbers of
+//! both ([`handshake`]). What is said afterwards can be read and changed on the way: have a network of the cluster's own.
+
+mod connection;
+mod frame;
+mod handshake;
+mod links;
+mod port;
+mod secret;
+#[cfg(test)]
+mod tests;
+
+pub use connection::NodeConnection;
+pub use frame::{Bounds, ClusterMap, NodeStatus, Question, Said, ShardStatus};
+pub use handshake::{Identity, VERSION};
+pub use links::Links;
+pub use port::{Arrived, NodePort, Replies};
+pub use secret::{SECRET_MAX, Secret, SecretError};
+
+use crate::core::state::NodeId;
+use std::io;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio_util::codec::{Framed, LengthDelimitedCodec};
+
+/// Frames over a connection.
+type Frames = Framed<TcpStream, LengthDelimitedCodec>;
+
+/// Longest time to connect to an address, and for a handshake.
+const HANDSHAKE: Duration = SILENCE;
+/// Between two signs of life, and without any, until a connection is given up. Tests do not wait so long.
+const PING: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 1_000 });
+const SILENCE: Duration = Duration::from_millis(if cfg!(test) { 2_000 } else { 5_000 });
+
+/// Why there is no connection, or not any more.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WireError {
+    /// An address cannot be listened at.
+    #[error("{address} cannot be listened at: {why}")]
+    Listen {
+        /// The address.
+        address: String,
+        /// What the system says.
+        why: io::Error,
+    },
+    /// Others could reach it, and anybody could change everything.
+    #[error(
+        "{address} can be reached from other hosts, and the cluster's secret is empty: give all nodes and clients the same \
+         secret (--secret-file), or listen at 127.0.0.1"
+    )]
+    NoSecret {
+        /// The address.
+        address: String,
+    },
+    /// Nobody is there.
+    #[error("{address} cannot be reached: {why}")]
+    Connect {
+        /// The addresses that were tried.
+        address: String,
+        /// What the system says.
+        why: io::Error,
+    },
+    /// The connection has broken.
+    #[error("the connection has broken: {0}")]
+    Broken(#[from] io::Error),
+    /// The other end hung up.
+    #[error(
+        "the other end hung up: it has stopped, or has as many connections as it may have, or could not use this one"
+    )]
+    Ended,
+    /// The other end does not take what it has asked for.
+    #[error("the other end left more than {0} bytes of replies unread")]
+    Unread(usize),
+    /// Nothing came for too long.
+    #[error("nothing came for {0:?}")]
+    Silent(Duration),
+    /// The other end is none of a cluster, or sends what nobody does.
+    #[error("what came is no frame of a cluster: {0}")]
+    Rubbish(String),
+    /// The secrets differ.
+    #[error("the other end does not know this cluster's secret: give all nodes and clients the same one")]
+    Secret,
+    /// The other end does not want this connection.
+    #[error("the other end refuses: {0}")]
+    Refused(String),
+    /// Another cluster.
+    #[error("it belongs to the cluster {theirs:?}, and this is of {ours:?}")]
+    OtherCluster {
+        /// The name that is known here.
+        ours: String,
+        /// The name there.
+        theirs: String,
+    },
+    /// Another node has the address by now.
+    #[error("node {found} is there, and not {wanted}")]
+    OtherNode {
+        /// Who is there.
+        found: NodeId,
+        /// Who was meant.
+        wanted: NodeId,
+    },
+    /// Versions too far apart.
+    #[error(
+        "it speaks the versions {least} to {newest} of the protocol between nodes, and this program {our_least} to \
+         {our_newest}: update the older one"
+    )]
+    Version {
+        /// Its oldest version.
+        least: u32,
+        /// Its newest version.
+        newest: u32,
+        /// The oldest one here.
+        our_least: u32,
+        /// The newest one here.
+        our_newest: u32,
+    },
+}

@@ -1,0 +1,249 @@
+//! Where a node takes what others say.
+
+use super::frame::{Question, Said, encode};
+use super::handshake::{Identity, accept};
+use super::{Frames, PING, SILENCE, WireError};
+use crate::core::message::{Message, Peer, Request};
+use crate::core::state::NodeId;
+use bytes::Bytes;
+use futures_util::{SinkExt, StreamExt};
+use rustc_hash::FxHashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream, lookup_host};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+/// Bytes of replies that wait for a client to read them. One that is further behind is hung up on.
+pub(super) const UNREAD_MAX: usize = 4 << 20;
+
+/// What has come.
+#[derive(Debug)]
+pub enum Arrived {
+    /// From a node.
+    Messages(NodeId, Vec<Message>),
+    /// From a client.
+    Requests(Peer, Vec<Request>),
+    /// From a client or an operator.
+    Asked(Peer, Question),
+}
+
+#[derive(Debug)]
+struct Outlet {
+    frames: mpsc::UnboundedSender<Bytes>,
+    unread: Arc<AtomicUsize>,
+    /// Dropped with the outlet: then the connection ends, whatever it waits for.
+    _alive: oneshot::Sender<()>,
+}
+
+/// The way back to those who have asked something. Each connection has a number, from 1 on, which is never used again.
+#[derive(Clone, Debug, Default)]
+pub struct Replies(Arc<Mutex<FxHashMap<u64, Outlet>>>);
+
+impl Replies {
+    /// Says something to a client, if it is still there. Waits for nothing. Who does not read is hung up on.
+    pub fn send(&self, to: Peer, said: &Said) {
+        let Ok(frame) = encode(said) else { return };
+        let mut outlets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(outlet) = outlets.get(&to.0) else { return };
+        let unread = outlet.unread.fetch_add(frame.len(), Ordering::Relaxed);
+        if unread > UNREAD_MAX || outlet.frames.send(frame).is_err() {
+            // Its task notices.
+            outlets.remove(&to.0);
+        }
+    }
+
+    /// Bytes that wait for a client to read them. `None`: it is not there.
+    #[cfg(test)]
+    pub(super) fn unread(&self, to: Peer) -> Option<usize> {
+        let outlets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        outlets.get(&to.0).map(|outlet| outlet.unread.load(Ordering::Relaxed))
+    }
+
+    fn add(&self, peer: u64, outlet: Outlet) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(peer, outlet);
+    }
+
+    fn remove(&self, peer: u64) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&peer);
+    }
+}
+
+/// A node's port.
+#[derive(Debug)]
+pub struct NodePort {
+    who: Identity,
+    listeners: Vec<TcpListener>,
+    replies: Replies,
+    connections_max: usize,
+}
+
+impl NodePort {
+    /// Listens at these addresses: `host:port`. Port 0 is any that is free.
+    ///
+    /// # Errors
+    /// [`WireError::Listen`]; [`WireError::NoSecret`].
+    pub async fn bind(
+        addresses: &[String],
+        who: Identity,
+        connections_max: usize,
+    ) -> Result<NodePort, WireError> {
+        let mut listeners = Vec::new();
+        for address in addresses {
+            let failed = |why| WireError::Listen { address: address.clone(), why };
+            let places: Vec<SocketAddr> = lookup_host(address).await.map_err(failed)?.collect();
+            let Some(place) = places.first() else {
+                return Err(failed(io::ErrorKind::AddrNotAvailable.into()));
+            };
+            if who.secret.is_empty() && places.iter().any(|place| !place.ip().is_loopback()) {
+                return Err(WireError::NoSecret { address: address.clone() });
+            }
+            listeners.push(TcpListener::bind(place).await.map_err(failed)?);
+        }
+        Ok(NodePort { who, listeners, replies: Replies::default(), connections_max })
+    }
+
+    /// Where it listens, with its ports.
+    pub fn addresses(&self) -> Vec<String> {
+        let at = self.listeners.iter().filter_map(|listener| listener.local_addr().ok());
+        at.map(|at| at.to_string()).collect()
+    }
+
+    /// The way back.
+    pub fn replies(&self) -> Replies {
+        self.replies.clone()
+    }
+
+    /// Takes connections, and what comes over them, for as long as somebody wants it. While nobody takes what has come,
+    /// nothing more is read.
+    pub async fn run(self, arrivals: mpsc::Sender<Arrived>) {
+        let (accepted, mut streams) = mpsc::channel(16);
+        let mut listening = JoinSet::new();
+        for listener in self.listeners {
+            let accepted = accepted.clone();
+            listening.spawn(async move {
+                loop {
+                    match listener.accept().await {
+                        Ok((stream, _)) => {
+                            if accepted.send(stream).await.is_err() {
+                                return;
+                            }
+                        }
+                        // Out of descriptors, perhaps. Others may go.
+                        Err(error) => {
+                            tracing::warn!(%error, "no connection can be taken");
+                            sleep(Duration::from_millis(100)).await;
+                        }
+                    }
+                }
+            });
+        }
+        let (mut connections, mut last) = (JoinSet::new(), 0);
+        loop {
+            tokio::select! {
+                stream = streams.recv() => {
+                    let Some(stream) = stream else { return };
+                    if connections.len() >= self.connections_max {
+                        tracing::warn!(max = self.connections_max, "a connection is refused: there are too many");
+                        continue;
+                    }
+                    last += 1;
+                    let (who, replies, arrivals) = (self.who.clone(), self.replies.clone(), arrivals.clone());
+                    let peer = last;
+                    connections.spawn(async move {
+                        if let Err(error) = serve(stream, peer, &who, &replies, &arrivals).await {
+                            tracing::debug!(%error, peer, "a connection has ended");
+                        }
+                        replies.remove(peer);
+                    });
+                }
+                Some(_) = connections.join_next() => {}
+                () = arrivals.closed() => return,
+            }
+        }
+    }
+}
+
+async fn serve(
+    stream: TcpStream,
+    peer: u64,
+    who: &Identity,
+    replies: &Replies,
+    arrivals: &mpsc::Sender<Arrived>,
+) -> Result<(), WireError> {
+    let (frames, node) = accept(stream, who).await.inspect_err(|error| {
+        if matches!(error, WireError::Secret | WireError::OtherCluster { .. } | WireError::Version { .. }) {
+            tracing::warn!(%error, "a connection is refused");
+        }
+    })?;
+    let (outlet, queue) = mpsc::unbounded_channel();
+    let (alive, given_up) = oneshot::channel();
+    let unread = Arc::new(AtomicUsize::new(0));
+    replies.add(peer, Outlet { frames: outlet, unread: unread.clone(), _alive: alive });
+    let (mut writes, mut reads) = frames.split();
+    tokio::select! {
+        wrote = write(&mut writes, queue, &unread) => wrote,
+        read = read(&mut reads, Peer(peer), node, who, arrivals) => read,
+        // Nobody sends over it: the outlet was dropped.
+        _ = given_up => Err(WireError::Unread(UNREAD_MAX)),
+    }
+}
+
+type Writes = futures_util::stream::SplitSink<Frames, Bytes>;
+type Reads = futures_util::stream::SplitStream<Frames>;
+
+/// Writes replies, and signs of life.
+async fn write(
+    writes: &mut Writes,
+    mut queue: mpsc::UnboundedReceiver<Bytes>,
+    unread: &AtomicUsize,
+) -> Result<(), WireError> {
+    let ping = encode(&Said::Ping)?;
+    loop {
+        let (frame, counted) = tokio::select! {
+            frame = queue.recv() => match frame {
+                Some(frame) => (frame, true),
+                None => return Err(WireError::Unread(UNREAD_MAX)),
+            },
+            () = sleep(PING) => (ping.clone(), false),
+        };
+        let bytes = if counted { frame.len() } else { 0 };
+        // What else waits goes with it. Either waits for a client that does not read.
+        let written = timeout(SILENCE, async {
+            writes.feed(frame).await?;
+            if queue.is_empty() { writes.flush().await } else { Ok(()) }
+        });
+        written.await.map_err(|_| WireError::Silent(SILENCE))??;
+        unread.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+async fn read(
+    reads: &mut Reads,
+    peer: Peer,
+    node: Option<NodeId>,
+    who: &Identity,
+    arrivals: &mpsc::Sender<Arrived>,
+) -> Result<(), WireError> {
+    loop {
+        let frame = match timeout(SILENCE, reads.next()).await {
+            Ok(Some(frame)) => frame?,
+            Ok(None) => return Ok(()),
+            Err(_) => return Err(WireError::Silent(SILENCE)),
+        };
+        let arrived = match (who.bounds.decode(&frame)?, node) {
+            (Said::Ping, _) => continue,
+            (Said::Messages(messages), Some(node)) => Arrived::Messages(node, messages),
+            (Said::Requests(requests), None) => Arrived::Requests(peer, requests),
+            (Said::Ask(question), None) => Arrived::Asked(peer, question),
+            _ => return Err(WireError::Rubbish("it says what only another one may".into())),
+        };
+        if arrivals.send(arrived).await.is_err() {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! An etcd for a test, and nodes of a cluster.
+#![allow(dead_code)]
+
+use oneread::{Address, Backing, Config, ServerConfig, StartMode, TableSize};
+use oneread_cluster::core::state::{ClusterConfig, Timing};
+use oneread_cluster::etcd::{ClusterName, EtcdOptions};
+use oneread_cluster::node::NodeConfig;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a test waits for what must happen.
+pub const SOON: Duration = Duration::from_secs(60);
+
+/// Waits until something is so.
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < SOON, "{what} is not so after {SOON:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A port that nobody has: below those that the system gives to whoever asks for any.
+fn free_port() -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let next = std::process::id().wrapping_mul(37).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = 10_000 + (next % 20_000) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// One etcd of one member. It is killed when this is dropped.
+pub struct Etcd {
+    child: Option<Child>,
+    data: PathBuf,
+    client: u16,
+    peer: u16,
+    token: &'static str,
+}
+
+/// Whether the tests can have an etcd. Without one they are skipped, which CI does not allow.
+pub fn has_etcd() -> bool {
+    let has =
+        Command::new("etcd").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
+    assert!(
+        has || std::env::var_os("ONEREAD_NO_SKIP").is_none(),
+        "etcd is not installed (apt-get install etcd-server)"
+    );
+    if !has {
+        eprintln!("SKIPPED: etcd is not installed; on Debian: apt-get install etcd-server");
+    }
+    has
+}
+
+impl Etcd {
+    /// A new one, with its data in this folder.
+    pub fn start(folder: &Path) -> Etcd {
+        let data = folder.join("etcd");
+        let mut etcd = Etcd { child: None, data, client: free_port(), peer: free_port(), token: "one" };
+        etcd.run();
+        etcd
+    }
+
+    /// What it is called.
+    pub fn endpoint(&self) -> String {
+        format!("http://127.0.0.1:{}", self.client)
+    }
+
+    /// A client's options.
+    pub fn options(&self) -> EtcdOptions {
+        EtcdOptions::new([self.endpoint()])
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().unwrap().id()
+    }
+
+    /// Kills it. Its data stays.
+    pub fn kill(&mut self) {
+        let mut child = self.child.take().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// Starts it again with its data.
+    pub fn run(&mut self) {
+        let (client, peer) = (self.endpoint(), format!("http://127.0.0.1:{}", self.peer));
+        let child = Command::new("etcd")
+            .arg("--data-dir")
+            .arg(&self.data)
+            .args([
+                "--name",
+                "e",
+                "--initial-cluster",
+                &format!("e={peer}"),
+                "--initial-cluster-token",
+                self.token,
+            ])
+            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
+            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+            .args(["--unsafe-no-fsync", "--log-level", "error"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        self.child = Some(child);
+        until("etcd listens", || std::net::TcpStream::connect(("127.0.0.1", self.client)).is_ok());
+    }
+
+    /// Puts a backup that was made by [`Etcd::back_up`] in the place of its data: an etcd with another id.
+    pub fn restore(&mut self, backup: &Path) {
+        self.kill();
+        std::fs::remove_dir_all(&self.data).unwrap();
+        self.token = "two";
+        let peer = format!("http://127.0.0.1:{}", self.peer);
+        let done = Command::new("etcdctl")
+            .env("ETCDCTL_API", "3")
+            .args(["snapshot", "restore"])
+            .arg(backup)
+            .arg("--data-dir")
+            .arg(&self.data)
+            .args([
+                "--name",
+                "e",
+                "--initial-cluster",
+                &format!("e={peer}"),
+                "--initial-cluster-token",
+                self.token,
+            ])
+            .args(["--initial-advertise-peer-urls", &peer])
+            .output()
+            .unwrap();
+        assert!(done.status.success(), "{done:?}");
+        self.run();
+    }
+
+    /// Makes a backup.
+    pub fn back_up(&self, to: &Path) {
+        let done = Command::new("etcdctl")
+            .env("ETCDCTL_API", "3")
+            .args(["--endpoints", &self.endpoint(), "snapshot", "save"])
+            .arg(to)
+            .output()
+            .unwrap();
+        assert!(done.status.success(), "{done:?}");
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// The name of the tests' cluster.
+pub fn name() -> ClusterName {
+    "test".parse().unwrap()
+}
+
+/// A cluster of few shards whose nodes are given up soon.
+pub fn config(shards: u16, replicas: u8, ttl: Duration) -> ClusterConfig {
+    let ttl = ttl.as_micros() as u64;
+    let timing = Timing {
+        ttl,
+        beat: ttl / 8,
+        call: ttl / 4,
+        resend: ttl / 10,
+        late: ttl / 2,
+        place: ttl / 8,
+        ..Timing::default()
+    };
+    ClusterConfig { shards, replicas, seeds: [1, 2, 3, 4], key_max: 64, value_max: 4_096, timing }
+}
+
+/// A node with a region file in this folder: it is the same one when it starts again.
+pub fn node(folder: &Path, number: usize, etcd: EtcdOptions) -> NodeConfig {
+    let address = Address::Shm(folder.join(format!("n{number}.sock")));
+    let table = Config::new().size(TableSize::up_to(32 << 20));
+    let server = ServerConfig::new(address, table)
+        .backing(Backing::File(folder.join(format!("n{number}.region"))))
+        .start(StartMode::OpenOrCreate);
+    let mut config = NodeConfig::new(name(), etcd, server);
+    config.name = format!("n{number}");
+    config
+}

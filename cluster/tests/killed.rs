@@ -1,0 +1,1026 @@
+//! A cluster of processes that are killed, stopped and cut off: what clients saw of each key has an order.
+//!
+//! Three nodes, two clients with three handles each, and an etcd. Each is a process: this test starts itself again for
+//! nodes and clients. Nodes have region files, and clients READ these over shared memory, also while a node is
+//! stopped: a deposed primary is still readable. Nodes and clients reach etcd through a [`Way`] that can be cut: a client
+//! that is not told of the next primary has nothing but its lease.
+//!
+//! A run is made of rounds with keys of their own. In each, clients do what they like with a few keys, while nodes,
+//! clients and etcd fail one after the other, by a seed. Then all is mended, each key is read, and each key's
+//! history is checked.
+//!
+//! ```sh
+//! W="cargo test --profile checked -p oneread-cluster --features net,faults --test killed"
+//! ONEREAD_LONG=1 ONEREAD_SECONDS=3600 $W histories -- --nocapture
+//! ONEREAD_SEED=17 ONEREAD_TRACE=1 $W histories -- --nocapture
+//! ```
+//!
+//! A seed gives the same faults at much the same times, and no more.
+
+mod common;
+#[path = "common/history.rs"]
+mod history;
+
+use common::{Etcd, config, has_etcd, name, node, until};
+use history::{Event, Kind, NEVER, is_linearizable};
+use oneread::{Address, Client, SwapOutcome};
+use oneread_cluster::client::{ClusterClient, ClusterError, ClusterOptions};
+use oneread_cluster::core::etcd::EtcdValue;
+use oneread_cluster::core::message::Outcome;
+use oneread_cluster::core::state::{NodeId, ShardState};
+use oneread_cluster::etcd::{EtcdOptions, EtcdStore};
+use oneread_cluster::node::{ClusterNode, NodeError};
+use rustix::process::{Pid, Signal};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{BufRead, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const TTL: Duration = Duration::from_secs(1);
+const NODES: usize = 3;
+const SHARDS: u16 = 8;
+const CLIENTS: usize = 2;
+/// Of a round.
+const KEYS: u8 = 12;
+/// A call of a client that takes longer has failed, or nobody knows.
+const DEADLINE: Duration = Duration::from_secs(2);
+/// Longest pause of a handle between two calls, in microseconds. It bounds what there is to check.
+const PAUSE: usize = 3_000;
+/// A round of a long run takes so long.
+const ROUND: Duration = Duration::from_secs(40);
+
+// ---- what all processes have ----
+
+/// Microseconds by a clock that all processes share.
+fn now() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1_000
+}
+
+/// Random numbers (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+    fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+    fn between(&mut self, least: u64, most: u64) -> Duration {
+        Duration::from_millis(least + self.below((most - least) as usize + 1) as u64)
+    }
+}
+
+/// A round's keys: each shard has one at least.
+fn keys(round: u64) -> Vec<(u16, String)> {
+    let config = config(SHARDS, 2, TTL);
+    let key = |key: u8| {
+        let shard = u16::from(key) % SHARDS;
+        let names = (0..).map(|n| format!("{round}-{key}-{n}"));
+        (shard, names.into_iter().find(|name| config.shard_of(name.as_bytes()) == shard).unwrap())
+    };
+    (0..KEYS).map(key).collect()
+}
+
+/// A value of some length that says whether it is whole.
+fn value_of(number: u64) -> Vec<u8> {
+    let mut value = number.to_le_bytes().to_vec();
+    value.resize(8 + (number % 301) as usize, number as u8);
+    value
+}
+
+fn number_of(value: Option<&[u8]>) -> u64 {
+    let Some(value) = value else { return 0 };
+    let number = u64::from_le_bytes(value[..8].try_into().unwrap());
+    assert_eq!(value, value_of(number), "a value is torn");
+    number
+}
+
+fn given<T: FromStr>(variable: &str) -> Option<T> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
+/// Starts one of the two tests below as a process. It ends with this thread.
+fn spawn(what: &str, variables: &[(&str, String)]) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args([what, "--exact", "--ignored", "--nocapture"])
+        .envs(variables.iter().map(|(name, value)| (name, value)))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// What a child process does first: it dies with its parent, and breaks a rule if it is told to.
+fn begin() {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
+    #[cfg(feature = "faults")]
+    if let Some(rule) = given::<String>("ONEREAD_RULE") {
+        let broken = BROKEN.into_iter().find(|broken| format!("{broken:?}") == rule);
+        oneread_cluster::faults::breaks_everywhere(Some(broken.expect("a rule")));
+    }
+    if given::<String>("ONEREAD_TRACE").is_some_and(|trace| trace != "1") {
+        tracing_subscriber::fmt()
+            .with_writer(std::io::stderr)
+            .with_env_filter(tracing_subscriber::EnvFilter::from_env("ONEREAD_TRACE"))
+            .init();
+    }
+}
+
+/// A flag that is set when the parent wants an end: it closes this process' input.
+fn end_is_wanted() -> Arc<AtomicBool> {
+    let is_wanted = Arc::new(AtomicBool::new(false));
+    let set = is_wanted.clone();
+    thread::spawn(move || {
+        let _ = std::io::stdin().lock().read_line(&mut String::new());
+        set.store(true, Ordering::Relaxed);
+    });
+    is_wanted
+}
+
+/// Writes a file that is there with all it has, or not.
+fn write(path: &Path, contents: &[u8]) {
+    let whole = path.with_extension("new");
+    fs::write(&whole, contents).unwrap();
+    fs::rename(whole, path).unwrap();
+}
+
+// ---- a node ----
+
+/// A node's process, and no test: without its variables it does nothing.
+#[test]
+#[ignore = "a process that the others start"]
+fn node_process() {
+    let Some(folder) = given::<PathBuf>("ONEREAD_NODE_FOLDER") else { return };
+    let number: usize = given("ONEREAD_NUMBER").unwrap();
+    let etcd: String = given("ONEREAD_ETCD").unwrap();
+    begin();
+    let end = end_is_wanted();
+    // etcd may be away.
+    let node = loop {
+        match ClusterNode::start(node(&folder, number, EtcdOptions::new([etcd.clone()]))) {
+            Ok(node) => break node,
+            Err(NodeError::Etcd(_)) => thread::sleep(Duration::from_millis(100)),
+            Err(error) => panic!("node {number}: {error}"),
+        }
+    };
+    write(
+        &folder.join(format!("n{number}.id")),
+        format!("{} {}", std::process::id(), node.id().0).as_bytes(),
+    );
+    while !end.load(Ordering::Relaxed) {
+        assert!(node.runs(), "the thread of node {number} has ended");
+        thread::sleep(Duration::from_millis(20));
+    }
+    node.stop(Duration::from_secs(10));
+}
+
+// ---- a client ----
+
+/// A client's process, and no test.
+#[test]
+#[ignore = "a process that the others start"]
+fn client_process() {
+    let Some(file) = given::<PathBuf>("ONEREAD_CLIENT_FILE") else { return };
+    let number: u64 = given("ONEREAD_NUMBER").unwrap();
+    let etcd: String = given("ONEREAD_ETCD").unwrap();
+    let (seed, round): (u64, u64) = (given("ONEREAD_SEED").unwrap(), given("ONEREAD_ROUND").unwrap());
+    let base: u64 = given("ONEREAD_BASE").unwrap();
+    begin();
+    let end = end_is_wanted();
+    let mut options = ClusterOptions::default();
+    options.deadline = DEADLINE;
+    let client = loop {
+        match ClusterClient::connect(name(), EtcdOptions::new([etcd.clone()]), options.clone()) {
+            Ok(client) => break client,
+            Err(ClusterError::Etcd(_)) => thread::sleep(Duration::from_millis(100)),
+            Err(error) => panic!("client {number}: {error}"),
+        }
+    };
+    let handles = [client.clone(), client.clone().exactly_once(true), client];
+    let work = |(handle, client): (u64, ClusterClient)| {
+        let id = 3 * number + handle;
+        let random = Random(seed ^ (id + 1) << 32 ^ round << 16);
+        let (known, last, only_gets) = ([0; KEYS as usize], (id + 1) << 40, handle == 2);
+        let worker = Worker { client, only_gets, random, base, keys: keys(round), known, last };
+        let end = end.clone();
+        thread::spawn(move || worker.run(&end))
+    };
+    let threads: Vec<_> = (0..).zip(handles).map(work).collect();
+    let events: Vec<Event> = threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
+    write(&file, &serde_json::to_vec(&events).unwrap());
+}
+
+struct Worker {
+    client: ClusterClient,
+    /// Nothing that it does waits for a primary that is stopped.
+    only_gets: bool,
+    random: Random,
+    /// When the round began.
+    base: u64,
+    keys: Vec<(u16, String)>,
+    /// The last value that was got or put, by key.
+    known: [u64; KEYS as usize],
+    /// The last value that was made.
+    last: u64,
+}
+
+impl Worker {
+    fn run(mut self, end: &AtomicBool) -> Vec<Event> {
+        let mut events = Vec::new();
+        while !end.load(Ordering::Relaxed) {
+            let key = self.random.below(self.keys.len());
+            self.last += 1;
+            let kind = match (self.random.below(100), self.known[key]) {
+                _ if self.only_gets => Kind::Get,
+                (0..50, _) => Kind::Get,
+                (50..70, _) => Kind::Put,
+                (70..80, _) => Kind::Remove,
+                (80..90, _) | (_, 0) => Kind::Insert,
+                (_, known) => Kind::Swap(known),
+            };
+            events.push(self.call(key as u8, kind, self.last));
+            thread::sleep(Duration::from_micros(self.random.below(PAUSE) as u64));
+        }
+        events
+    }
+
+    fn call(&mut self, key: u8, kind: Kind, mut value: u64) -> Event {
+        let (shard, name) = &self.keys[usize::from(key)];
+        let (client, name, new) = (&mut self.client, name.as_bytes(), value_of(value));
+        let start = (now() - self.base) as u32;
+        let ended = match kind {
+            Kind::Get => client.get(name).map(|got| {
+                value = number_of(got.as_deref());
+                Outcome::Done
+            }),
+            Kind::Put => client.put(name, &new).map(|()| Outcome::Done),
+            Kind::Insert => {
+                client.insert(name, &new).map(|is| if is { Outcome::Done } else { Outcome::Exists })
+            }
+            Kind::Remove => client.remove(name).map(|is| if is { Outcome::Done } else { Outcome::Absent }),
+            Kind::Swap(expected) => {
+                client.compare_and_swap(name, &value_of(expected), &new).map(|swap| match swap {
+                    SwapOutcome::Swapped => Outcome::Done,
+                    SwapOutcome::Differs => Outcome::Differs,
+                    SwapOutcome::Absent => Outcome::Absent,
+                })
+            }
+        };
+        let end = (now() - self.base) as u32 + 1;
+        let is_open = matches!(ended, Err(ClusterError::Unknown { .. }));
+        let is_void = match &ended {
+            Err(ClusterError::Unavailable { .. }) => kind == Kind::Get,
+            Err(ClusterError::NotDone { .. }) => true,
+            Err(ClusterError::Unknown { .. }) | Ok(_) => false,
+            // There is room for all.
+            Err(error) => panic!("{kind:?}: {error}"),
+        };
+        if matches!(ended, Ok(Outcome::Done)) {
+            self.known[usize::from(key)] = if kind == Kind::Remove { 0 } else { value };
+        }
+        let (end, outcome) = (if is_open { NEVER } else { end }, ended.unwrap_or(Outcome::Done));
+        Event { shard: *shard, key, start, end, kind, value, outcome, is_void }
+    }
+}
+
+// ---- what can be cut ----
+
+/// A way to etcd that can be cut: what is sent meanwhile comes later, as over a network that fails for some time.
+struct Way {
+    port: u16,
+    is_cut: Arc<AtomicBool>,
+}
+
+impl Way {
+    fn to(etcd: u16) -> Way {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let way = Way { port: listener.local_addr().unwrap().port(), is_cut: Arc::default() };
+        let is_cut = way.is_cut.clone();
+        thread::spawn(move || {
+            for near in listener.incoming() {
+                let (Ok(near), Ok(far)) = (near, TcpStream::connect(("127.0.0.1", etcd))) else { continue };
+                for (from, to) in [(&near, &far), (&far, &near)] {
+                    let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    let is_cut = is_cut.clone();
+                    thread::spawn(move || carry(from, to, &is_cut));
+                }
+            }
+        });
+        way
+    }
+
+    fn endpoint(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    fn cut(&self, is_cut: bool) {
+        self.is_cut.store(is_cut, Ordering::Relaxed);
+    }
+}
+
+fn carry(mut from: TcpStream, mut to: TcpStream, is_cut: &AtomicBool) {
+    let mut bytes = [0; 1 << 14];
+    loop {
+        let read = from.read(&mut bytes).unwrap_or(0);
+        while is_cut.load(Ordering::Relaxed) {
+            thread::sleep(Duration::from_millis(2));
+        }
+        if read == 0 || to.write_all(&bytes[..read]).is_err() {
+            break;
+        }
+    }
+    for stream in [from, to] {
+        let _ = stream.shutdown(Shutdown::Both);
+    }
+}
+
+// ---- the cluster ----
+
+/// A process of the cluster. It is killed when this is dropped.
+struct Process {
+    name: String,
+    child: Child,
+    is_stopped: bool,
+}
+
+fn signal(pid: u32, signal: Signal) {
+    rustix::process::kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+}
+
+impl Process {
+    fn stop(&mut self, is_stopped: bool) {
+        signal(self.child.id(), if is_stopped { Signal::STOP } else { Signal::CONT });
+        self.is_stopped = is_stopped;
+    }
+
+    /// It has not ended by itself.
+    fn check(&mut self) {
+        let ended = self.child.try_wait().unwrap();
+        assert!(ended.is_none(), "{} has ended: {}", self.name, ended.unwrap());
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Fault {
+    /// A node's process is killed.
+    KillNode,
+    /// All nodes' processes are killed at once.
+    KillNodes,
+    /// A node's process is killed, and its memory is lost.
+    LoseNode,
+    /// A node is told to stop, and hands over.
+    LeaveNode,
+    StopNode,
+    /// A node does not reach etcd.
+    CutNode,
+    StopEtcd,
+    KillEtcd,
+    StopClient,
+    /// A client does not reach etcd.
+    CutClient,
+    /// A node is stopped, and a client is not told of the next primary.
+    StopNodeAndCutClient,
+}
+
+const FAULTS: [Fault; 11] = [
+    Fault::KillNode,
+    Fault::KillNodes,
+    Fault::LoseNode,
+    Fault::LeaveNode,
+    Fault::StopNode,
+    Fault::CutNode,
+    Fault::StopEtcd,
+    Fault::KillEtcd,
+    Fault::StopClient,
+    Fault::CutClient,
+    Fault::StopNodeAndCutClient,
+];
+
+/// What ends a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Mend {
+    RunNode(usize),
+    WakeNode(usize),
+    JoinNode(usize),
+    WakeEtcd,
+    RunEtcd,
+    WakeClient(usize),
+    JoinClient(usize),
+}
+
+/// How often each thing happened.
+type Counts = BTreeMap<String, u64>;
+
+struct Cluster {
+    folder: tempfile::TempDir,
+    etcd: Etcd,
+    runtime: tokio::runtime::Runtime,
+    store: EtcdStore,
+    nodes: Vec<Option<Process>>,
+    node_ways: Vec<Way>,
+    clients: Vec<Process>,
+    client_ways: Vec<Way>,
+    /// A rule that all processes break.
+    rule: Option<String>,
+    random: Random,
+    /// When this round began.
+    base: u64,
+    round: u64,
+    faults: BTreeSet<(Instant, Mend)>,
+    /// As they were seen last.
+    shards: Vec<ShardState>,
+    counts: Counts,
+    log: Vec<String>,
+}
+
+impl Cluster {
+    fn start(seed: u64, rule: Option<String>) -> Cluster {
+        let folder = tempfile::tempdir().unwrap();
+        let etcd = Etcd::start(folder.path());
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let store = runtime.block_on(EtcdStore::connect(name(), etcd.options())).unwrap();
+        runtime.block_on(store.init(&config(SHARDS, 2, TTL))).unwrap();
+        let port = etcd.endpoint().rsplit(':').next().unwrap().parse().unwrap();
+        let mut cluster = Cluster {
+            folder,
+            etcd,
+            runtime,
+            store,
+            nodes: (0..NODES).map(|_| None).collect(),
+            node_ways: (0..NODES).map(|_| Way::to(port)).collect(),
+            clients: Vec::new(),
+            client_ways: (0..CLIENTS).map(|_| Way::to(port)).collect(),
+            rule,
+            random: Random(seed),
+            base: now(),
+            round: 0,
+            faults: BTreeSet::new(),
+            shards: Vec::new(),
+            counts: Counts::new(),
+            log: Vec::new(),
+        };
+        (0..NODES).for_each(|node| cluster.run_node(node));
+        cluster.settle();
+        cluster
+    }
+
+    fn tell(&mut self, what: String) {
+        let line = format!("{:9.3} s: {what}", (now() - self.base) as f64 / 1e6);
+        if std::env::var_os("ONEREAD_TRACE").is_some() {
+            println!("{line}");
+        }
+        self.log.push(line);
+    }
+
+    fn count(&mut self, what: impl ToString, n: u64) {
+        *self.counts.entry(what.to_string()).or_default() += n;
+    }
+
+    fn file(&self, name: String) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn variables(&self, number: usize, way: &Way) -> Vec<(&'static str, String)> {
+        let rule = self.rule.iter().map(|rule| ("ONEREAD_RULE", rule.clone()));
+        rule.chain([("ONEREAD_NUMBER", number.to_string()), ("ONEREAD_ETCD", way.endpoint())]).collect()
+    }
+
+    fn run_node(&mut self, number: usize) {
+        let _ = fs::remove_file(self.file(format!("n{number}.id")));
+        let mut variables = self.variables(number, &self.node_ways[number]);
+        variables.push(("ONEREAD_NODE_FOLDER", self.folder.path().to_str().unwrap().into()));
+        let child = spawn("node_process", &variables);
+        self.nodes[number] = Some(Process { name: format!("node {number}"), child, is_stopped: false });
+    }
+
+    /// Starts a round's clients.
+    fn run_clients(&mut self) {
+        self.base = now();
+        for number in 0..CLIENTS {
+            let mut variables = self.variables(number, &self.client_ways[number]);
+            variables
+                .push(("ONEREAD_CLIENT_FILE", self.file(format!("c{number}.json")).to_str().unwrap().into()));
+            variables.push(("ONEREAD_SEED", self.random.next().to_string()));
+            variables.push(("ONEREAD_ROUND", self.round.to_string()));
+            variables.push(("ONEREAD_BASE", self.base.to_string()));
+            let child = spawn("client_process", &variables);
+            self.clients.push(Process { name: format!("client {number}"), child, is_stopped: false });
+        }
+    }
+
+    /// Ends them. Returns what they saw.
+    fn end_clients(&mut self) -> Vec<Event> {
+        self.clients.iter_mut().for_each(|client| drop(client.child.stdin.take()));
+        let mut events = Vec::new();
+        for (number, mut client) in std::mem::take(&mut self.clients).into_iter().enumerate() {
+            let status = wait(&mut client);
+            assert!(status.success(), "client {number}: {status}");
+            let file = self.file(format!("c{number}.json"));
+            let seen: Vec<Event> = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+            fs::remove_file(file).unwrap();
+            events.extend(seen);
+        }
+        events
+    }
+
+    /// The node that runs under this number.
+    fn id(&self, number: usize) -> Option<NodeId> {
+        let process = self.nodes[number].as_ref()?;
+        let file = fs::read_to_string(self.file(format!("n{number}.id"))).ok()?;
+        let (pid, id) = file.split_once(' ')?;
+        (pid == process.child.id().to_string()).then(|| NodeId(id.parse().unwrap()))
+    }
+
+    /// What etcd says of shards.
+    fn look(&mut self) -> bool {
+        let Ok((_, read)) = self.runtime.block_on(self.store.read_config()) else { return false };
+        let shards: Vec<ShardState> = read
+            .entries
+            .into_iter()
+            .filter_map(|entry| match entry.value {
+                Some(EtcdValue::Shard(state)) => Some(state),
+                _ => None,
+            })
+            .collect();
+        let both = || self.shards.iter().zip(&shards);
+        let moves = both().filter(|(was, is)| was.primary != is.primary).count() as u64;
+        let epochs = both().map(|(was, is)| is.epoch - was.epoch).sum();
+        self.count("moves", moves);
+        self.count("epochs", epochs);
+        self.shards = shards;
+        true
+    }
+
+    /// Whether each shard has its copies at nodes that run.
+    fn is_whole(&mut self) -> bool {
+        let Some(ids) = (0..NODES).map(|number| self.id(number)).collect::<Option<Vec<_>>>() else {
+            return false;
+        };
+        self.look()
+            && self.shards.len() == usize::from(SHARDS)
+            && self.shards.iter().all(|state| {
+                state.in_sync.len() >= 2
+                    && state.primary.is_some_and(|primary| state.in_sync.has(primary))
+                    && state.in_sync.iter().all(|node| ids.contains(&node))
+            })
+    }
+
+    /// Mends everything when it is time, and waits until each shard has its copies.
+    fn settle(&mut self) {
+        while let Some((at, _)) = self.faults.last().copied() {
+            self.pass(at.saturating_duration_since(Instant::now()));
+        }
+        let begun = Instant::now();
+        while !self.is_whole() {
+            if begun.elapsed() > common::SOON {
+                panic!("each shard has its copies is not so: {:#?}", self.shards);
+            }
+            self.pass(Duration::from_millis(20));
+        }
+    }
+
+    /// Lets time pass, and mends what is due.
+    fn pass(&mut self, time: Duration) {
+        let until = Instant::now() + time;
+        loop {
+            self.nodes.iter_mut().flatten().chain(&mut self.clients).for_each(Process::check);
+            let now = Instant::now();
+            let due = self.faults.first().copied().filter(|(at, _)| *at <= now);
+            if let Some((at, mend)) = due {
+                self.faults.remove(&(at, mend));
+                self.mend(mend);
+                continue;
+            }
+            if now >= until {
+                return;
+            }
+            thread::sleep((until - now).min(Duration::from_millis(20)));
+        }
+    }
+
+    fn mend(&mut self, mend: Mend) {
+        self.tell(format!("{mend:?}"));
+        match mend {
+            Mend::RunNode(node) => self.run_node(node),
+            Mend::WakeNode(node) => self.nodes[node].as_mut().unwrap().stop(false),
+            Mend::JoinNode(node) => self.node_ways[node].cut(false),
+            Mend::WakeEtcd => signal(self.etcd.pid(), Signal::CONT),
+            Mend::RunEtcd => self.etcd.run(),
+            Mend::WakeClient(client) => self.clients[client].stop(false),
+            Mend::JoinClient(client) => self.client_ways[client].cut(false),
+        }
+    }
+
+    fn mend_in(&mut self, time: Duration, mend: Mend) {
+        self.faults.insert((Instant::now() + time, mend));
+    }
+
+    /// One of so many that nothing is wrong with. Mostly it waits until nothing is wrong with the others either: who is
+    /// well goes on.
+    fn any(&mut self, all: usize, is_wrong: fn(Mend) -> Option<usize>) -> Option<usize> {
+        let last = self.faults.iter().rfind(|(_, mend)| is_wrong(*mend).is_some()).map(|(at, _)| *at);
+        if let Some(at) = last.filter(|_| self.random.below(4) > 0) {
+            self.pass(at.saturating_duration_since(Instant::now()));
+        }
+        let wrong: Vec<usize> = self.faults.iter().filter_map(|(_, mend)| is_wrong(*mend)).collect();
+        let good: Vec<usize> = (0..all).filter(|number| !wrong.contains(number)).collect();
+        (!good.is_empty()).then(|| good[self.random.below(good.len())])
+    }
+
+    fn any_node(&mut self) -> Option<usize> {
+        self.any(NODES, |mend| match mend {
+            Mend::RunNode(node) | Mend::WakeNode(node) | Mend::JoinNode(node) => Some(node),
+            _ => None,
+        })
+    }
+
+    fn any_client(&mut self) -> Option<usize> {
+        self.any(CLIENTS, |mend| match mend {
+            Mend::WakeClient(client) | Mend::JoinClient(client) => Some(client),
+            _ => None,
+        })
+    }
+
+    /// Such a one that is primary of most shards, if nothing is wrong with it.
+    fn any_primary(&mut self) -> Option<usize> {
+        let node = self.any_node()?;
+        let is_wrong = |fault: &(Instant, Mend)| matches!(fault.1, Mend::RunEtcd | Mend::WakeEtcd);
+        if self.faults.iter().any(is_wrong) || !self.look() {
+            return Some(node);
+        }
+        let served = |node: usize| {
+            let id = self.id(node);
+            self.shards.iter().filter(|state| id.is_some() && state.primary == id).count()
+        };
+        let is_good = |node: usize| {
+            !self.faults.iter().any(|(_, mend)| {
+                [Mend::RunNode(node), Mend::WakeNode(node), Mend::JoinNode(node)].contains(mend)
+            })
+        };
+        (0..NODES).filter(|node| is_good(*node)).max_by_key(|node| served(*node))
+    }
+
+    /// Does it, if what it is about is not wrong already.
+    fn fault(&mut self, fault: Fault) -> Option<()> {
+        // Who keeps its memory may be killed at any time. Another copy must be there before memory is lost, and somebody
+        // to hand over to.
+        if matches!(fault, Fault::LoseNode | Fault::LeaveNode) {
+            self.settle();
+        }
+        let long = self.random.between(200, 4_000);
+        let short = self.random.between(0, 2_500);
+        match fault {
+            Fault::KillNode => {
+                let node = self.any_node()?;
+                self.tell(format!("node {node} is killed for {short:?}"));
+                self.nodes[node].take()?.kill();
+                self.mend_in(short, Mend::RunNode(node));
+            }
+            Fault::KillNodes => {
+                for node in 0..NODES {
+                    let Some(process) = self.nodes[node].take() else { continue };
+                    process.kill();
+                    self.faults.retain(|(_, mend)| *mend != Mend::WakeNode(node));
+                    let time = self.random.between(0, 1_500);
+                    self.tell(format!("node {node} is killed for {time:?}"));
+                    self.mend_in(time, Mend::RunNode(node));
+                }
+            }
+            Fault::LoseNode => {
+                let node = self.any_node()?;
+                let id = self.id(node)?;
+                self.tell(format!("node {node} is killed for {short:?}"));
+                self.nodes[node].take()?.kill();
+                self.mend_in(short, Mend::RunNode(node));
+                // It may have been about to go on without another one: what it sent is written by now.
+                thread::sleep(Duration::from_millis(200));
+                let has_others = |state: &ShardState| state.in_sync.iter().any(|other| other != id);
+                if !self.look() || !self.shards.iter().all(has_others) {
+                    self.tell("its memory is the last one and stays".into());
+                    return None;
+                }
+                self.tell("its memory is lost".into());
+                fs::remove_file(self.file(format!("n{node}.region"))).unwrap();
+            }
+            Fault::LeaveNode => {
+                let node = self.any_primary()?;
+                // Who is not told of the next primary READs the frozen copy.
+                if let Some(client) = self.any_client().filter(|_| self.random.below(2) == 0) {
+                    self.tell(format!("client {client} is cut off for {long:?}"));
+                    self.client_ways[client].cut(true);
+                    self.mend_in(long, Mend::JoinClient(client));
+                }
+                self.tell(format!("node {node} leaves for {short:?}"));
+                let mut process = self.nodes[node].take()?;
+                drop(process.child.stdin.take());
+                let status = wait(&mut process);
+                assert!(status.success(), "node {node}: {status}");
+                self.tell(format!("node {node} is gone"));
+                self.mend_in(short, Mend::RunNode(node));
+            }
+            Fault::StopNode | Fault::StopNodeAndCutClient => {
+                let node = if fault == Fault::StopNode {
+                    self.any_node()?
+                } else {
+                    let client = self.any_client()?;
+                    let node = self.any_primary()?;
+                    self.tell(format!("client {client} is cut off"));
+                    self.client_ways[client].cut(true);
+                    self.mend_in(long, Mend::JoinClient(client));
+                    node
+                };
+                self.tell(format!("node {node} is stopped for {long:?}"));
+                self.nodes[node].as_mut()?.stop(true);
+                self.mend_in(long, Mend::WakeNode(node));
+            }
+            Fault::CutNode => {
+                let node = self.any_node()?;
+                self.tell(format!("node {node} is cut off for {long:?}"));
+                self.node_ways[node].cut(true);
+                self.mend_in(long, Mend::JoinNode(node));
+            }
+            Fault::StopEtcd | Fault::KillEtcd => {
+                let is_wrong = |mend| matches!(mend, Mend::RunEtcd | Mend::WakeEtcd).then_some(0);
+                self.any(1, is_wrong)?;
+                self.tell(format!("{fault:?} for {short:?}"));
+                if fault == Fault::KillEtcd {
+                    self.etcd.kill();
+                    self.mend_in(short, Mend::RunEtcd);
+                } else {
+                    signal(self.etcd.pid(), Signal::STOP);
+                    self.mend_in(short, Mend::WakeEtcd);
+                }
+            }
+            Fault::StopClient => {
+                let client = self.any_client()?;
+                self.tell(format!("client {client} is stopped for {long:?}"));
+                self.clients[client].stop(true);
+                self.mend_in(long, Mend::WakeClient(client));
+            }
+            Fault::CutClient => {
+                let client = self.any_client()?;
+                self.tell(format!("client {client} is cut off for {long:?}"));
+                self.client_ways[client].cut(true);
+                self.mend_in(long, Mend::JoinClient(client));
+            }
+        }
+        self.count(format!("{fault:?}"), 1);
+        Some(())
+    }
+
+    /// One round: faults one after the other, until the time is over and each has been. Returns what clients saw, and
+    /// what is there in the end.
+    fn round(&mut self, time: Duration, faults: &[Fault], last: &mut ClusterClient) -> Vec<Event> {
+        self.settle();
+        self.round += 1;
+        self.run_clients();
+        self.pass(Duration::from_millis(300));
+        let begun = Instant::now();
+        let (mut left, mut all_were) = (faults.to_vec(), false);
+        while begun.elapsed() < time || !all_were {
+            let fault = left.swap_remove(self.random.below(left.len()));
+            self.fault(fault);
+            if left.is_empty() {
+                (left, all_were) = (faults.to_vec(), true);
+            }
+            let pause = self.random.between(0, 1_200);
+            self.pass(pause);
+        }
+        self.settle();
+        let mut events = self.end_clients();
+        self.until_copies_are_equal();
+        for (key, (shard, name)) in (0..).zip(keys(self.round)) {
+            let start = (now() - self.base) as u32;
+            let value = number_of(last.get(name.as_bytes()).unwrap().as_deref());
+            let (end, kind, outcome) = ((now() - self.base) as u32 + 1, Kind::Get, Outcome::Done);
+            events.push(Event { shard, key, start, end, kind, value, outcome, is_void: false });
+        }
+        events.sort_by_key(|event| event.start);
+        events
+    }
+
+    /// Each copy that is in sync has what the primary has.
+    fn until_copies_are_equal(&mut self) {
+        let read = |cluster: &Cluster, node: NodeId, key: &str| {
+            let number = (0..NODES).find(|number| cluster.id(*number) == Some(node))?;
+            let address = Address::Shm(cluster.file(format!("n{number}.sock")));
+            Client::connect(&address).ok()?.get(key.as_bytes()).ok()
+        };
+        until("all copies are equal", || {
+            self.is_whole()
+                && keys(self.round).iter().all(|(shard, key)| {
+                    let in_sync = self.shards[usize::from(*shard)].in_sync.iter();
+                    let copies: Vec<_> = in_sync.map(|node| read(self, node, key)).collect();
+                    copies.iter().all(|copy| copy.is_some() && *copy == copies[0])
+                })
+        });
+    }
+
+    /// A client that nothing happens to.
+    fn client(&self) -> ClusterClient {
+        let mut options = ClusterOptions::default();
+        options.deadline = common::SOON;
+        ClusterClient::connect(name(), self.etcd.options(), options).unwrap()
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let log = &self.log[self.log.len().saturating_sub(60)..];
+            println!("round {}:\n{}", self.round, log.join("\n"));
+        }
+    }
+}
+
+/// Waits for its end.
+fn wait(process: &mut Process) -> ExitStatus {
+    let mut ended = None;
+    until(&format!("{} has ended", process.name), || {
+        ended = process.child.try_wait().unwrap();
+        ended.is_some()
+    });
+    ended.unwrap()
+}
+
+// ---- what clients saw ----
+
+/// What was known of a history at some time.
+fn so_far(events: &[Event], time: u32) -> Vec<Event> {
+    let known = events.iter().filter(|event| event.start <= time).map(|event| match event.end {
+        end if end <= time => *event,
+        _ => Event { end: NEVER, is_void: event.is_void || event.kind == Kind::Get, ..*event },
+    });
+    known.collect()
+}
+
+/// When a key's history ceased to have an order, and what was seen shortly before.
+fn wrong(events: &[Event], key: u8) -> Option<String> {
+    let shard = u16::from(key) % SHARDS;
+    if is_linearizable(events, shard, key) {
+        return None;
+    }
+    let of_key: Vec<Event> = events.iter().filter(|event| event.key == key).copied().collect();
+    let mut ends: Vec<u32> = of_key.iter().map(|event| event.end).collect();
+    ends.sort_unstable();
+    let first = ends.partition_point(|&end| is_linearizable(&so_far(&of_key, end), shard, key));
+    let at = ends[first.min(ends.len() - 1)];
+    let near = of_key.iter().filter(|event| event.start <= at && event.end >= at.saturating_sub(2_000_000));
+    let near: Vec<String> = near.map(|event| format!("{event:?}")).collect();
+    let tail = &near[near.len().saturating_sub(40)..];
+    Some(format!("key {key} has no order from {at} on:\n{}", tail.join("\n")))
+}
+
+/// Counts what became of operations. Returns the longest time without a success by shard, and when it began, in
+/// microseconds.
+fn count(events: &[Event], counts: &mut Counts) -> Vec<(u32, u32)> {
+    let mut last = vec![(0, (0, 0)); usize::from(SHARDS)];
+    let mut ended: Vec<&Event> = events.iter().collect();
+    ended.sort_by_key(|event| event.end);
+    for event in ended {
+        let kind = match event.kind {
+            Kind::Get => "get",
+            Kind::Put => "put",
+            Kind::Insert => "insert",
+            Kind::Swap(_) => "swap",
+            Kind::Remove => "remove",
+        };
+        let what = match event.outcome {
+            _ if event.end == NEVER => "unknown".into(),
+            _ if event.is_void && event.kind == Kind::Get => "failed GETs".into(),
+            _ if event.is_void => "not done".into(),
+            Outcome::Done => kind.into(),
+            other => format!("{kind}: {other:?}"),
+        };
+        *counts.entry(what).or_default() += 1;
+        *counts.entry("operations".into()).or_default() += 1;
+        if event.end != NEVER && !event.is_void {
+            let (since, longest) = &mut last[usize::from(event.shard)];
+            (*since, *longest) = (event.end, (*longest).max((event.end - *since, *since)));
+        }
+    }
+    last.into_iter().map(|(_, longest)| longest).collect()
+}
+
+/// Two at a time would be too much for a small machine.
+fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// `ONEREAD_SECONDS` is how long the long run takes, `ONEREAD_SEED` chooses faults, `ONEREAD_TRACE=1` prints them.
+#[test]
+fn histories_have_an_order() {
+    if !has_etcd() {
+        return;
+    }
+    let _one = one_at_a_time();
+    let is_long = std::env::var_os("ONEREAD_LONG").is_some();
+    let time = Duration::from_secs(given("ONEREAD_SECONDS").filter(|_| is_long).unwrap_or(ROUND.as_secs()));
+    let seed = given("ONEREAD_SEED").unwrap_or_else(now);
+    println!("ONEREAD_SEED={seed}");
+    let mut cluster = Cluster::start(seed, given("ONEREAD_RULE"));
+    let mut last = cluster.client();
+    let mut silent = vec![(0, 0); usize::from(SHARDS)];
+    let begun = Instant::now();
+    while begun.elapsed() < time {
+        let events = cluster.round(ROUND.min(time), &FAULTS, &mut last);
+        for (shard, longest) in count(&events, &mut cluster.counts).into_iter().enumerate() {
+            cluster.tell(format!("shard {shard}: longest time without a success, since, in us: {longest:?}"));
+            silent[shard] = longest.max(silent[shard]);
+        }
+        for key in 0..KEYS {
+            if let Some(why) = wrong(&events, key) {
+                panic!("{why}");
+            }
+        }
+        if is_long {
+            println!("{:?} after {} rounds: {:?}", begun.elapsed(), cluster.round, cluster.counts);
+        }
+    }
+    let silent: Vec<u32> = silent.into_iter().map(|(longest, _)| longest / 1_000).collect();
+    println!("{:?}; longest time without a success by shard, in ms: {silent:?}", cluster.counts);
+    let at_least = |what: &str, least: u64| {
+        let n = cluster.counts.get(what).copied().unwrap_or(0);
+        assert!(n >= least, "{what}: {n} times, less than {least}");
+    };
+    for fault in FAULTS {
+        at_least(&format!("{fault:?}"), 1);
+    }
+    at_least("moves", 4);
+    for kind in ["get", "put", "insert", "swap", "remove"] {
+        at_least(kind, 50);
+    }
+}
+
+/// Rules that this test can break.
+#[cfg(feature = "faults")]
+const BROKEN: [oneread_cluster::faults::Rule; 12] = {
+    use oneread_cluster::faults::Rule::*;
+    [
+        LeaseTooLong,
+        LeaseFromSecondRead,
+        AnyNewAnswer,
+        NoWord,
+        VisibleFirst,
+        AnsweredFirst,
+        LeftOutWithoutEtcd,
+        TakenWhileItBeats,
+        NoTtl,
+        NoWaitAfterHandOver,
+        OpenAtStart,
+        OldEpochAtStart,
+    ]
+};
+
+/// A broken rule is noticed: the test sees what it is to see.
+#[cfg(feature = "faults")]
+#[test]
+fn a_broken_rule_is_found() {
+    if !has_etcd() {
+        return;
+    }
+    let _one = one_at_a_time();
+    let seed = given("ONEREAD_SEED").unwrap_or_else(now);
+    let rule = given("ONEREAD_RULE").unwrap_or("LeaseTooLong".to_owned());
+    println!("ONEREAD_SEED={seed} {rule}");
+    let mut cluster = Cluster::start(seed, Some(rule.clone()));
+    let mut last = cluster.client();
+    let begun = Instant::now();
+    let faults: &[Fault] =
+        if given::<String>("ONEREAD_FAULTS").is_some() { &FAULTS } else { &[Fault::StopNodeAndCutClient] };
+    while begun.elapsed() < common::SOON {
+        let events = cluster.round(Duration::from_secs(8), faults, &mut last);
+        if let Some(why) = (0..KEYS).find_map(|key| wrong(&events, key)) {
+            println!("{rule} was found after {:?} by {:?}: {why}", begun.elapsed(), cluster.counts);
+            return;
+        }
+    }
+    panic!("{rule} was not found in {:?}: {:?}", begun.elapsed(), cluster.counts);
+}

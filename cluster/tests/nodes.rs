@@ -1,0 +1,274 @@
+//! Nodes over a real etcd, in one process.
+
+mod common;
+
+use common::{Etcd, config, has_etcd, name, node, until};
+use oneread::SwapOutcome;
+use oneread_cluster::client::{ClusterClient, ClusterError, ClusterOptions};
+use oneread_cluster::core::state::NodeId;
+use oneread_cluster::etcd::{EtcdError, EtcdStore};
+use oneread_cluster::node::{ClusterNode, NodeError};
+use std::time::Duration;
+
+/// Connections live in the runtime in which they were made.
+fn block<R>(f: impl Future<Output = R>) -> R {
+    static RUNTIME: std::sync::OnceLock<tokio::runtime::Runtime> = std::sync::OnceLock::new();
+    let multi =
+        || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    RUNTIME.get_or_init(multi).block_on(f)
+}
+
+const TTL: Duration = Duration::from_millis(1_000);
+
+struct Cluster {
+    folder: tempfile::TempDir,
+    etcd: Etcd,
+    nodes: Vec<Option<ClusterNode>>,
+}
+
+impl Cluster {
+    fn start(nodes: usize, shards: u16, replicas: u8) -> Cluster {
+        let folder = tempfile::tempdir().unwrap();
+        let etcd = Etcd::start(folder.path());
+        block(async {
+            let store = EtcdStore::connect(name(), etcd.options()).await.unwrap();
+            store.init(&config(shards, replicas, TTL)).await.unwrap();
+        });
+        let mut cluster = Cluster { folder, etcd, nodes: Vec::new() };
+        (0..nodes).for_each(|number| cluster.run(number));
+        cluster
+    }
+
+    fn run(&mut self, number: usize) {
+        let node = ClusterNode::start(node(self.folder.path(), number, self.etcd.options())).unwrap();
+        self.nodes.resize_with(self.nodes.len().max(number + 1), || None);
+        self.nodes[number] = Some(node);
+    }
+
+    fn client(&self) -> ClusterClient {
+        let mut options = ClusterOptions::default();
+        options.deadline = common::SOON;
+        ClusterClient::connect(name(), self.etcd.options(), options).unwrap()
+    }
+
+    fn id(&self, number: usize) -> NodeId {
+        self.nodes[number].as_ref().unwrap().id()
+    }
+
+    /// Waits until each shard has so many copies.
+    fn until_copies(&self, copies: usize) {
+        let (states, shards) = (|| self.shards(), self.shards().len());
+        until("each shard has its copies", || {
+            let states = states();
+            states.len() == shards && states.iter().all(|state| state.in_sync.len() >= copies)
+        });
+    }
+
+    fn shards(&self) -> Vec<oneread_cluster::core::state::ShardState> {
+        use oneread_cluster::core::etcd::EtcdValue;
+        block(async {
+            let store = EtcdStore::connect(name(), self.etcd.options()).await.unwrap();
+            let (_, read) = store.read_config().await.unwrap();
+            read.entries
+                .into_iter()
+                .filter_map(|entry| match entry.value {
+                    Some(EtcdValue::Shard(state)) => Some(state),
+                    _ => None,
+                })
+                .collect()
+        })
+    }
+}
+
+fn key(number: u32) -> [u8; 4] {
+    number.to_be_bytes()
+}
+
+#[test]
+fn calls_do_what_they_say() {
+    if !has_etcd() {
+        return;
+    }
+    let cluster = Cluster::start(2, 8, 2);
+    let mut client = cluster.client();
+    assert_eq!(client.get(b"key").unwrap(), None);
+    client.put(b"key", b"one").unwrap();
+    assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"one"[..]));
+    assert!(!client.insert(b"key", b"two").unwrap());
+    assert!(client.insert(b"new", b"two").unwrap());
+    assert_eq!(client.compare_and_swap(b"key", b"two", b"three").unwrap(), SwapOutcome::Differs);
+    assert_eq!(client.compare_and_swap(b"key", b"one", b"three").unwrap(), SwapOutcome::Swapped);
+    assert_eq!(client.compare_and_swap(b"none", b"one", b"three").unwrap(), SwapOutcome::Absent);
+    assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"three"[..]));
+    assert!(client.remove(b"key").unwrap());
+    assert!(!client.remove(b"key").unwrap());
+    assert_eq!(client.get(b"key").unwrap(), None);
+    for wrong in [&b""[..], &[0; 65], b"\0oneread\0page"] {
+        assert!(matches!(client.put(wrong, b"value"), Err(ClusterError::Invalid { .. })), "{wrong:?}");
+        assert!(matches!(client.get(wrong), Err(ClusterError::Invalid { .. })), "{wrong:?}");
+    }
+    assert!(matches!(client.put(b"key", &[0; 4_097]), Err(ClusterError::Invalid { .. })));
+
+    let entries: Vec<_> =
+        (0..1_000u32).map(|number| (key(number), vec![number as u8; number as usize])).collect();
+    assert!(client.put_many(&entries).into_iter().all(|ended| ended.is_ok()));
+    let keys: Vec<_> = entries.iter().map(|(key, _)| key).collect();
+    let values = client.get_many(&keys).unwrap();
+    assert!(values.iter().zip(&entries).all(|(value, (_, put))| value.as_ref() == Some(put)));
+    // Another handle, whose changes are done once.
+    let mut other = client.clone().exactly_once(true);
+    assert!(other.insert(b"once", b"value").unwrap());
+    assert!(!other.insert(b"once", b"value").unwrap());
+    assert_eq!(other.get_advisory(b"once").unwrap().as_deref(), Some(&b"value"[..]));
+    // A client of a node's table reads, and changes nothing.
+    let address = cluster.nodes[0].as_ref().unwrap().server().address().clone();
+    let mut table = oneread::Client::connect(&address).unwrap();
+    assert!(matches!(table.put(b"key", b"value"), Err(oneread::MutateError::ReadOnly { .. })));
+}
+
+/// A node joins, one is stopped, one is dropped without notice and comes back: nothing is missing.
+#[test]
+fn nodes_come_and_go() {
+    if !has_etcd() {
+        return;
+    }
+    let mut cluster = Cluster::start(2, 8, 2);
+    let mut client = cluster.client();
+    for number in 0..1_000u32 {
+        client.put(&key(number), &number.to_le_bytes()).unwrap();
+    }
+    let all_are_there = |client: &mut ClusterClient| {
+        for number in 0..1_000u32 {
+            let value = client.get(&key(number)).unwrap();
+            assert_eq!(value.as_deref(), Some(&number.to_le_bytes()[..]), "{number}");
+        }
+    };
+    all_are_there(&mut client);
+    cluster.run(2);
+    let newcomer = cluster.id(2);
+    until("the newcomer has a copy", || cluster.shards().iter().any(|state| state.in_sync.has(newcomer)));
+    all_are_there(&mut client);
+    cluster.until_copies(2);
+    // One that is told to stop hands over what it serves.
+    let (first, left) = (cluster.id(0), cluster.nodes[0].take().unwrap().stop(common::SOON));
+    assert_eq!(left, 0);
+    assert!(cluster.shards().iter().all(|state| state.primary != Some(first)));
+    all_are_there(&mut client);
+    cluster.run(0);
+    assert_eq!(cluster.id(0), first, "its region file makes it the same node");
+    cluster.until_copies(2);
+    // One that goes without a word is missed for a TTL.
+    let second = cluster.id(1);
+    drop(cluster.nodes[1].take());
+    until("others have taken over", || cluster.shards().iter().all(|state| state.primary != Some(second)));
+    all_are_there(&mut client);
+    client.put(b"key", b"value").unwrap();
+    assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    // It is gone for good, once nobody has it for a standby any more.
+    let store = block(EtcdStore::connect(name(), cluster.etcd.options())).unwrap();
+    until("it is forgotten", || {
+        let number = client.clone().shard_of(b"key");
+        client.put(&key(number.into()), b"so that a standby that is silent is noticed").unwrap();
+        (0..100u32).for_each(|number| client.put(&key(number), &number.to_le_bytes()).unwrap());
+        block(store.forget(second)).is_ok()
+    });
+    assert!(!client.nodes().is_empty());
+}
+
+/// While etcd is away, leases end and nobody is read; behind that all goes on.
+#[test]
+fn etcd_goes_and_comes_back() {
+    if !has_etcd() {
+        return;
+    }
+    let mut cluster = Cluster::start(2, 4, 2);
+    let mut client = cluster.client();
+    client.put(b"key", b"value").unwrap();
+    cluster.until_copies(2);
+    cluster.etcd.kill();
+    let mut options = ClusterOptions::default();
+    options.deadline = Duration::from_millis(500);
+    assert!(matches!(
+        ClusterClient::connect(name(), cluster.etcd.options(), options),
+        Err(ClusterError::Etcd(EtcdError::Late { .. } | EtcdError::Call { .. }))
+    ));
+    until("the last lease ends", || {
+        let begun = std::time::Instant::now();
+        assert_eq!(client.get_advisory(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+        let primary = client.primary(client.shard_of(b"key"));
+        let has_lease = client.clone().has_lease(b"key");
+        assert!(primary.is_some() && begun.elapsed() < common::SOON);
+        !has_lease
+    });
+    cluster.etcd.run();
+    assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    client.put(b"key", b"other").unwrap();
+    assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"other"[..]));
+}
+
+/// CL17: a restored etcd is not believed until an operator has adopted it.
+#[test]
+fn a_restored_etcd_is_adopted() {
+    if !has_etcd() {
+        return;
+    }
+    let mut cluster = Cluster::start(2, 4, 2);
+    let mut client = cluster.client();
+    client.put(b"key", b"old").unwrap();
+    let backup = cluster.folder.path().join("backup");
+    cluster.etcd.back_up(&backup);
+    cluster.until_copies(2);
+    client.put(b"key", b"new").unwrap();
+    cluster.etcd.restore(&backup);
+    let notes = || cluster.nodes.iter().flatten().map(|node| node.notes().unwrap()).collect::<Vec<_>>();
+    let store = block(EtcdStore::connect(name(), cluster.etcd.options())).unwrap();
+    let wishes = block(store.change_wishes(|_| {}));
+    assert!(matches!(wishes, Err(EtcdError::Foreign { .. })), "{wishes:?}");
+    until("leases end", || !client.has_lease(b"key"));
+    let adoption = block(store.adopt(&notes(), 1)).unwrap();
+    assert_eq!(adoption.number, 2);
+    assert!(matches!(block(store.adopt(&notes(), 1)), Err(EtcdError::NothingToAdopt { .. })));
+    // What the backup did not know of is still there.
+    assert_eq!(cluster.client().get(b"key").unwrap().as_deref(), Some(&b"new"[..]));
+    assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"new"[..]));
+    client.put(b"key", b"newer").unwrap();
+    cluster.until_copies(2);
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    if !has_etcd() {
+        return;
+    }
+    let cluster = Cluster::start(1, 4, 1);
+    let folder = cluster.folder.path();
+    let etcd = || cluster.etcd.options();
+    let with = |change: &dyn Fn(&mut oneread_cluster::node::NodeConfig)| {
+        let mut config = node(folder, 7, etcd());
+        change(&mut config);
+        ClusterNode::start(config).map(drop).unwrap_err()
+    };
+    let other = |config: &mut oneread_cluster::node::NodeConfig| config.cluster = "other".parse().unwrap();
+    assert!(matches!(with(&other), NodeError::Etcd(EtcdError::NotThere { .. })));
+    let ttl = with(&|config| config.server.ttl = Some(Duration::from_secs(1)));
+    assert!(matches!(ttl, NodeError::Option { option: "a time to live", .. }), "{ttl}");
+    let open = with(&|config| config.listen = vec!["0.0.0.0:0".into()]);
+    assert!(open.to_string().contains("--secret-file"), "{open}");
+    let store = block(EtcdStore::connect(name(), etcd())).unwrap();
+    until("it serves", || cluster.shards().iter().all(|state| state.primary.is_some()));
+    let named = block(store.forget(cluster.id(0))).unwrap_err();
+    assert!(matches!(named, EtcdError::InUse { shards: 4, .. }), "{named}");
+    let again = block(store.init(&config(4, 1, TTL))).unwrap_err();
+    assert!(matches!(again, EtcdError::Exists { .. }), "{again}");
+    // A table that is no node's.
+    let path = folder.join("foreign");
+    let address = oneread::Address::Shm(folder.join("foreign.sock"));
+    let table =
+        oneread::Config::new().key_max(64).value_max(1 << 20).size(oneread::TableSize::up_to(32 << 20));
+    let config = oneread::ServerConfig::new(address, table).backing(oneread::Backing::File(path));
+    let server = oneread::Server::start(config.clone()).unwrap();
+    server.index().put(b"key", b"value", oneread::PutMode::Upsert).unwrap();
+    server.stop();
+    let foreign = with(&|node| node.server = config.clone().start(oneread::StartMode::Open));
+    assert!(foreign.to_string().contains("was no node's so far"), "{foreign}");
+}
