@@ -1,6 +1,8 @@
 //! The `oneread` command: its arguments and subcommands. A library, because the Python package has the command, too.
 
 mod again;
+#[cfg(feature = "cluster")]
+mod cluster;
 mod columns;
 mod connect;
 mod data;
@@ -102,6 +104,8 @@ enum Command {
     Shrink(shrink::Shrink),
     Inspect(stat::inspect::Inspect),
     Regions(regions::Regions),
+    #[cfg(feature = "cluster")]
+    Cluster(cluster::Cluster),
     #[cfg(feature = "lab")]
     #[command(flatten)]
     Lab(oneread_lab::Lab),
@@ -192,6 +196,8 @@ fn run_parsed(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Shrink(command) => command.run(),
         Command::Inspect(command) => command.run(),
         Command::Regions(command) => command.run(),
+        #[cfg(feature = "cluster")]
+        Command::Cluster(command) => command.run(),
         #[cfg(feature = "lab")]
         Command::Lab(command) => command.run(),
         Command::Demo(command) => command.run(),

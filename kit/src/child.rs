@@ -34,6 +34,8 @@ fn start(arguments: &[String], token: &str) -> Result<Child> {
         .args(["serve", "--die-with-parent", "--json"])
         .args(arguments)
         .env("ONEREAD_TOKEN", token)
+        // A bench's etcd is its own, and knows no users.
+        .env_remove("ONEREAD_ETCD_USER")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -97,12 +99,26 @@ impl ServerChild {
         ServerChild::spawn_with(fabric, region, arguments)
     }
 
+    /// The same over shared memory, in a folder that the caller chooses.
+    pub fn spawn_on_file_in(folder: Folder, arguments: &[String]) -> Result<ServerChild> {
+        let region = |dir: &Path| format!("--region={}", region_in(dir).display());
+        ServerChild::spawn_in(folder, Fabric::Shm, region, arguments)
+    }
+
     fn spawn_with(
         fabric: Fabric,
         memory: impl Fn(&Path) -> String,
         arguments: &[String],
     ) -> Result<ServerChild> {
-        let folder = Folder::new()?;
+        ServerChild::spawn_in(Folder::new()?, fabric, memory, arguments)
+    }
+
+    fn spawn_in(
+        folder: Folder,
+        fabric: Fabric,
+        memory: impl Fn(&Path) -> String,
+        arguments: &[String],
+    ) -> Result<ServerChild> {
         let at = match fabric {
             Fabric::Shm => Address::Shm(folder.join("sock")),
             // The operating system chooses a port; other programs do not know the token.

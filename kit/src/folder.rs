@@ -30,11 +30,23 @@ impl Folder {
     /// # Errors
     /// It cannot be made, or signals cannot be heeded.
     pub fn new() -> Result<Folder> {
+        Folder::new_in(&std::env::temp_dir())
+    }
+
+    /// Makes it among the files that are memory (`/dev/shm`), for what is not to wait for a disk.
+    ///
+    /// # Errors
+    /// As [`Folder::new`].
+    pub fn in_memory() -> Result<Folder> {
+        Folder::new_in(Path::new("/dev/shm"))
+    }
+
+    fn new_in(parent: &Path) -> Result<Folder> {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let name = format!("oneread-{}", std::process::id());
         let name = if number == 0 { name } else { format!("{name}-{number}") };
-        let path = std::env::temp_dir().join(name);
+        let path = parent.join(name);
         DirBuilder::new()
             .mode(0o700)
             .create(&path)

@@ -2,6 +2,7 @@
 
 mod daemon;
 mod scraped;
+pub mod serving;
 mod told;
 mod watchdog;
 
@@ -24,6 +25,8 @@ use oneread_kit::units::{ByteSize, Period, length, some_bytes, some_time};
 use oneread_kit::{TokenArgs, interrupt, names, show};
 use scraped::{Listener, Watched};
 use sd_notify::NotifyState;
+#[cfg(not(feature = "cluster"))]
+use serving::Serving;
 use signal_hook::consts::{SIGHUP, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use std::net::SocketAddr;
@@ -249,6 +252,9 @@ pub struct Serve {
     /// Print the line that reports readiness as JSON
     #[arg(long)]
     json: bool,
+    #[cfg(feature = "cluster")]
+    #[command(flatten)]
+    node: crate::cluster::NodeArgs,
     /// Die with the process that started this one
     #[arg(long, hide = true)]
     die_with_parent: bool,
@@ -327,17 +333,22 @@ impl Serve {
         raise_descriptors(self.clients_max);
         // An address that cannot be is told before a table is made.
         let scrapes = self.metrics.map(Listener::bind).transpose()?;
-        let server = match Server::start(how) {
-            Err(ServeError::Cancelled) => {
+        #[cfg(feature = "cluster")]
+        let started = self.node.start(how, self.listen.is_some(), self.die_with_parent);
+        #[cfg(not(feature = "cluster"))]
+        let started = Server::start(how).map(Serving::Table).map_err(advise);
+        let serving = match started {
+            Err(error) if matches!(error.downcast_ref(), Some(ServeError::Cancelled)) => {
                 show::complain("oneread: stopped before the table was ready; nothing is left of a new one");
                 return Ok(ExitCode::SUCCESS);
             }
-            server => server.map_err(advise)?,
+            started => started?,
         };
+        let server = serving.server();
         self.warn_of_users(server.address());
         let pid_file = self.pid_file.as_deref().map(daemon::PidFile::new).transpose()?;
-        self.announce(&server, &backing, share, scrapes.as_ref())?;
-        let server = Watched::new(Mutex::new(Some(server)));
+        self.announce(server, &backing, share, scrapes.as_ref())?;
+        let server = Watched::new(Mutex::new(Some(serving)));
         if let Some(scrapes) = scrapes {
             scrapes.answer(server.clone()).context("starting the thread that answers scrapes")?;
         }
@@ -352,11 +363,12 @@ impl Serve {
             }
         }
         notify(&[NotifyState::Stopping]);
-        let server = server.lock().unwrap_or_else(PoisonError::into_inner).take().context("the server")?;
-        let address = server.address().clone();
-        let bytes = server.index().region().backed_bytes();
-        let stopped = server.stop();
+        let serving = server.lock().unwrap_or_else(PoisonError::into_inner).take().context("the server")?;
+        let address = serving.server().address().clone();
+        let bytes = serving.server().index().region().backed_bytes();
+        let stopped = serving.stop();
         drop(pid_file);
+        let Some(stopped) = stopped else { return Ok(ExitCode::SUCCESS) };
         if let Backing::File(path) = &backing
             && !self.json
         {
@@ -706,7 +718,7 @@ fn numbers(users: &[UserId]) -> Vec<u32> {
 }
 
 /// Adds what to do about it on the command line.
-fn advise(error: ServeError) -> anyhow::Error {
+pub fn advise(error: ServeError) -> anyhow::Error {
     let advice = match error {
         ServeError::Region(RegionError::InUse { .. }) => {
             "a server is there already (oneread ping; oneread stop)".into()

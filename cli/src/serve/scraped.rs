@@ -2,8 +2,8 @@
 //!
 //! What is counted is read when it is asked for. Between scrapes nothing is done.
 
+use super::serving::Serving;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
-use oneread::Server;
 use oneread_kit::show;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -40,7 +40,7 @@ pub fn address(given: &str) -> Result<SocketAddr, MetricsError> {
 }
 
 /// A server that a thread which answers scrapes looks at. `None` once it stops.
-pub type Watched = Arc<Mutex<Option<Server>>>;
+pub type Watched = Arc<Mutex<Option<Serving>>>;
 
 /// Where scrapes come to. Nobody answers them yet.
 #[derive(Debug)]
@@ -122,7 +122,7 @@ impl Exporter {
     /// What the server counts at present. `None` if it stops.
     fn scrape(&self) -> Option<String> {
         let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
-        let server = server.as_ref()?;
+        let server = server.as_ref()?.server();
         metrics::with_local_recorder(&self.recorder, || oneread::metrics::record(server, &[]));
         Some(self.text.render() + &oneread::metrics::prometheus_histograms(server, &[]))
     }

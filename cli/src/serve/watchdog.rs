@@ -18,7 +18,7 @@ pub fn begin(server: Watched) -> io::Result<()> {
         let mut is_told = false;
         loop {
             let stuck = match &*server.lock().unwrap_or_else(PoisonError::into_inner) {
-                Some(server) => server.stuck_threads(within),
+                Some(serving) => serving.stuck_threads(within),
                 None => return,
             };
             if stuck.is_empty() {

@@ -3,7 +3,8 @@
 //! servers. `bench grow` lets a table grow and shrink. `bench hints` counts what hints save meanwhile.
 //! `bench tiered` runs a storage contest's workload. `bench long` times GETs of long values. `bench tcp` times requests
 //! over TCP. `bench cache` counts what a table
-//! finds whose entries make room for others. `bench trace` routes a trace's requests by an index.
+//! finds whose entries make room for others. `bench trace` routes a trace's requests by an index. `bench failover`
+//! kills and stops nodes of a cluster, and moves what they serve.
 //!
 //! On one machine, the comparison is fair as far as it can be: rounds of all contestants alternate,
 //! and medians are reported. The in-process maps do less: their readers share a process with their
@@ -11,6 +12,8 @@
 
 mod cache;
 mod curve;
+#[cfg(feature = "cluster")]
+mod failover;
 mod grow;
 mod hinted;
 mod kill;
@@ -86,6 +89,8 @@ enum What {
     Tcp(tcp::Tcp),
     Cache(cache::CacheBench),
     Trace(trace::TraceBench),
+    #[cfg(feature = "cluster")]
+    Failover(failover::Failover),
     GrowReader(grow::reader::GrowReader),
 }
 
@@ -104,6 +109,8 @@ impl Bench {
             What::Tcp(tcp) => tcp.run(),
             What::Cache(cache) => cache.run(),
             What::Trace(trace) => trace.run(),
+            #[cfg(feature = "cluster")]
+            What::Failover(failover) => failover.run(),
             What::GrowReader(reader) => reader.run(),
         }
     }

@@ -1,0 +1,418 @@
+//! `cluster`: tables on many nodes. And the options of `serve` that make a table a node.
+
+mod calls;
+mod status;
+
+use crate::serve::{advise, serving::Serving};
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Args, Subcommand};
+use oneread::{Server, ServerConfig};
+use oneread_cluster::client::{ClusterClient, ClusterOptions};
+use oneread_cluster::core::placement::Wishes;
+use oneread_cluster::core::state::{ClusterConfig, NodeId, Notes, ShardIx, Timing};
+use oneread_cluster::etcd::{ClusterName, EtcdOptions, EtcdStore, EtcdTls};
+use oneread_cluster::node::{ClusterNode, NodeConfig, NodeError};
+use oneread_cluster::wire::{Bounds, Identity, NodeConnection, Question, Said, Secret};
+use oneread_kit::show;
+use oneread_kit::units::{Period, length, some_time};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+use zeroize::Zeroizing;
+
+/// Longest time for a node to answer a question.
+const ASK: Duration = Duration::from_secs(3);
+
+/// How to reach a cluster.
+#[derive(Clone, Debug, Args)]
+pub struct ClusterArgs {
+    /// Members of the cluster's etcd
+    #[arg(long, value_name = "URL", env = "ONEREAD_ETCD", value_delimiter = ',', global = true)]
+    etcd: Vec<String>,
+    /// The user for etcd; its password is in the variable ONEREAD_ETCD_PASSWORD
+    #[arg(long, value_name = "USER", env = "ONEREAD_ETCD_USER", global = true)]
+    etcd_user: Option<String>,
+    /// Who has signed etcd's certificate (PEM), for https
+    #[arg(long, value_name = "FILE", global = true)]
+    etcd_ca: Option<PathBuf>,
+    /// The certificate to show to etcd (PEM)
+    #[arg(long, value_name = "FILE", requires_all = ["etcd_key", "etcd_ca"], global = true)]
+    etcd_cert: Option<PathBuf>,
+    /// Its key
+    #[arg(long, value_name = "FILE", requires = "etcd_cert", global = true)]
+    etcd_key: Option<PathBuf>,
+    /// The file with the cluster's secret, which all its nodes and clients have; without one, nodes
+    /// are reached from their own host only
+    #[arg(long, value_name = "FILE", env = "ONEREAD_SECRET_FILE", global = true)]
+    secret_file: Option<PathBuf>,
+}
+
+impl ClusterArgs {
+    fn etcd(&self) -> EtcdOptions {
+        let mut options = match self.etcd.is_empty() {
+            true => EtcdOptions::new(["http://127.0.0.1:2379"]),
+            false => EtcdOptions::new(self.etcd.iter().cloned()),
+        };
+        let password = || Zeroizing::new(std::env::var("ONEREAD_ETCD_PASSWORD").unwrap_or_default());
+        options.user = self.etcd_user.clone().map(|user| (user, password()));
+        let certificate = self.etcd_cert.clone().zip(self.etcd_key.clone());
+        options.tls = self.etcd_ca.clone().map(|ca| EtcdTls { ca, certificate });
+        options
+    }
+
+    fn secret(&self) -> Result<Secret> {
+        let Some(path) = &self.secret_file else { return Ok(Secret::default()) };
+        let name = path.display();
+        let bytes = std::fs::read(path).with_context(|| format!("reading the cluster's secret in {name}"))?;
+        let bytes = Zeroizing::new(bytes);
+        let secret = bytes.trim_ascii();
+        ensure!(!secret.is_empty(), "{name} is empty; put a secret into it: openssl rand -hex 32 > {name}");
+        Ok(Secret::new(secret)?)
+    }
+
+    fn client(&self, name: &ClusterName) -> Result<ClusterClient> {
+        let mut options = ClusterOptions::default();
+        options.secret = self.secret()?;
+        Ok(ClusterClient::connect(name.clone(), self.etcd(), options)?)
+    }
+}
+
+/// Options that make a table a node of a cluster.
+#[derive(Clone, Debug, Args)]
+pub struct NodeArgs {
+    /// Serve the table as a node of this cluster (`oneread cluster init` makes one)
+    #[arg(long, value_name = "NAME", help_heading = "Options for a node of a cluster")]
+    cluster: Option<ClusterName>,
+    /// What people call this node [default: the host's name]
+    #[arg(long, value_name = "NAME", requires = "cluster", help_heading = "Options for a node of a cluster")]
+    node_name: Option<String>,
+    /// Where the node takes changes, and other nodes' [default: 127.0.0.1 and any port]
+    #[arg(
+        long,
+        value_name = "HOST:PORT",
+        requires = "cluster",
+        help_heading = "Options for a node of a cluster"
+    )]
+    node_listen: Vec<String>,
+    /// What other hosts call that, if it differs
+    #[arg(
+        long,
+        value_name = "HOST:PORT",
+        requires = "node_listen",
+        help_heading = "Options for a node of a cluster"
+    )]
+    node_advertise: Vec<String>,
+    #[command(flatten, next_help_heading = "Options for a node of a cluster")]
+    reach: ClusterArgs,
+}
+
+impl NodeArgs {
+    /// Starts the server, as a node if it is to be one. Of that one `is_quiet` says nothing.
+    pub fn start(&self, server: ServerConfig, has_tcp: bool, is_quiet: bool) -> Result<Serving> {
+        let Some(cluster) = &self.cluster else {
+            return Server::start(server).map(Serving::Table).map_err(advise);
+        };
+        let is_far = |at: &String| {
+            !at.starts_with("127.") && !at.starts_with("localhost:") && !at.starts_with("[::1]")
+        };
+        let is_on_shm = matches!(server.address, oneread::Address::Shm(_));
+        if self.node_listen.iter().any(is_far) && is_on_shm && !has_tcp {
+            show::complain(
+                "oneread: clients on other hosts cannot READ this table: serve it over verbs (--at), or over TCP, too (--listen)",
+            );
+        }
+        let mut config = NodeConfig::new(cluster.clone(), self.reach.etcd(), server);
+        config.name = self.node_name.clone().unwrap_or_else(host_name);
+        config.secret = self.reach.secret()?;
+        if !self.node_listen.is_empty() {
+            config.listen = self.node_listen.clone();
+        }
+        config.advertise = self.node_advertise.clone();
+        let node = ClusterNode::start(config).map_err(|error| match error {
+            NodeError::Serve(error) => advise(error),
+            error => error.into(),
+        })?;
+        if !is_quiet {
+            show::complain(format_args!(
+                "oneread: node {} of cluster {cluster}, at {}",
+                node.id(),
+                node.requests().join(", ")
+            ));
+        }
+        Ok(Serving::Node(node))
+    }
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Make a cluster of tables over etcd, look at it, and move its shards
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  etcd &                                an etcd; its default address is the default here
+  oneread cluster init demo             a cluster of 64 shards with 2 copies each
+  oneread serve --cluster demo --at shm:/tmp/a.sock --daemonize      a node
+  oneread serve --cluster demo --at shm:/tmp/b.sock --daemonize      another one
+  oneread cluster put demo greeting hello
+  oneread cluster get demo greeting     one READ at the key's primary
+  oneread cluster status demo --watch   who serves what
+  oneread cluster drain demo NODE       before a node is taken away for good
+  oneread cluster move demo 7 NODE      shard 7 is to have this primary
+
+A node is named by its number, or by the name that `serve --node-name` gave it.
+The etcd of more than one host is named by --etcd, or the variable ONEREAD_ETCD.
+docs/CLUSTER.md says what a cluster promises, and what to do when something fails.")]
+pub struct Cluster {
+    #[command(flatten)]
+    reach: ClusterArgs,
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Make a cluster: etcd has its configuration from then on
+    Init(Init),
+    /// How a cluster is: its nodes, and who serves what
+    Status(status::Status),
+    /// The nodes of a cluster
+    Nodes(status::Nodes),
+    /// The shards of a cluster
+    Shards(status::Shards),
+    /// Have a node serve a shard, wherever the ranking would put it
+    Move(Move),
+    /// Have a node give up its shards, and be given none
+    Drain(Drain),
+    /// Forget drained nodes and moves: all goes where the ranking puts it
+    Rebalance(Rebalance),
+    /// Forget a node that is gone for good
+    Forget(Forget),
+    /// Go on with an etcd that was restored from a backup
+    Adopt(Adopt),
+    /// Print a key's value
+    Get(calls::Get),
+    /// Give a key a value
+    Put(calls::Put),
+    /// Remove a key
+    Del(calls::Del),
+}
+
+#[derive(Debug, Args)]
+struct Init {
+    /// The cluster's name
+    name: ClusterName,
+    /// How many parts the keys are in. Never changes
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    shards: ShardIx,
+    /// How many nodes have a copy of each
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    replicas: u8,
+    /// Longest key in bytes, up to 255. Never changes
+    #[arg(long, value_name = "BYTES", default_value_t = 255)]
+    key_max: u16,
+    /// Longest value, as in 78, 1MiB; up to 64MiB. Never changes
+    #[arg(long, value_name = "SIZE", value_parser = length, default_value = "1MiB")]
+    value_max: usize,
+    /// How long a node may be silent until others take over
+    #[arg(long, value_name = "TIME", value_parser = some_time, default_value = "2s")]
+    ttl: Period,
+}
+
+#[derive(Debug, Args)]
+struct Move {
+    /// The cluster
+    name: ClusterName,
+    /// The shard's number
+    shard: ShardIx,
+    /// The node that is to serve it
+    node: String,
+}
+
+#[derive(Debug, Args)]
+struct Drain {
+    /// The cluster
+    name: ClusterName,
+    /// The node
+    node: String,
+    /// Have it take shards again
+    #[arg(long)]
+    undo: bool,
+}
+
+#[derive(Debug, Args)]
+struct Rebalance {
+    /// The cluster
+    name: ClusterName,
+}
+
+#[derive(Debug, Args)]
+struct Forget {
+    /// The cluster
+    name: ClusterName,
+    /// The node, which has no shards and does not run
+    node: String,
+}
+
+#[derive(Debug, Args)]
+struct Adopt {
+    /// The cluster
+    name: ClusterName,
+    /// Go on without nodes that do not answer: what only they knew is lost
+    #[arg(long)]
+    without_missing: bool,
+}
+
+impl Cluster {
+    pub fn run(self) -> Result<ExitCode> {
+        let Cluster { reach, what } = self;
+        match what {
+            What::Get(get) => return get.run(&reach),
+            What::Put(put) => return put.run(&reach),
+            What::Del(del) => return del.run(&reach),
+            _ => {}
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            match what {
+                What::Init(init) => init.run(&reach).await?,
+                What::Status(status) => status.run(&reach).await?,
+                What::Nodes(nodes) => nodes.run(&reach).await?,
+                What::Shards(shards) => shards.run(&reach).await?,
+                What::Move(Move { name, shard, node }) => {
+                    let store = store(&reach, &name).await?;
+                    let (config, _) = store.read_config().await?;
+                    ensure!(shard < config.shards, "the cluster has the shards 0 to {}", config.shards - 1);
+                    let node = status::node_called(&store, &node).await?;
+                    let pin = |wishes: &mut Wishes| {
+                        wishes.pinned.insert(shard, node);
+                    };
+                    store.change_wishes(pin).await?;
+                    show::say(format_args!("shard {shard} goes to node {node}; `oneread cluster shards {name}` shows when it is there"))?;
+                }
+                What::Drain(Drain { name, node, undo }) => {
+                    let store = store(&reach, &name).await?;
+                    let node = status::node_called(&store, &node).await?;
+                    store
+                        .change_wishes(|wishes| {
+                            let drained = std::mem::take(&mut wishes.drained);
+                            wishes.drained = if undo { drained.without(node) } else { drained.with(node) };
+                            if !undo {
+                                wishes.pinned.retain(|_, pinned| *pinned != node);
+                            }
+                        })
+                        .await?;
+                    show::say(match undo {
+                        true => format!("node {node} takes shards again"),
+                        false => format!("node {node} gives up its shards; stop it when `oneread cluster nodes {name}` shows none"),
+                    })?;
+                }
+                What::Rebalance(Rebalance { name }) => {
+                    let store = store(&reach, &name).await?;
+                    store.change_wishes(|wishes| *wishes = Default::default()).await?;
+                    show::say("drained nodes and moves are forgotten: all goes where the ranking puts it")?;
+                }
+                What::Forget(Forget { name, node }) => {
+                    let store = store(&reach, &name).await?;
+                    let node = status::node_called(&store, &node).await?;
+                    store.forget(node).await?;
+                    show::say(format_args!("node {node} is forgotten"))?;
+                }
+                What::Adopt(adopt) => adopt.run(&reach).await?,
+                What::Get(_) | What::Put(_) | What::Del(_) => {}
+            }
+            Ok(ExitCode::SUCCESS)
+        })
+    }
+}
+
+async fn store(reach: &ClusterArgs, name: &ClusterName) -> Result<EtcdStore> {
+    Ok(EtcdStore::connect(name.clone(), reach.etcd()).await?)
+}
+
+impl Init {
+    async fn run(self, reach: &ClusterArgs) -> Result<()> {
+        let ttl = self.ttl.0.as_micros() as u64;
+        let timing = Timing {
+            ttl,
+            beat: ttl / 8,
+            call: ttl / 4,
+            resend: ttl / 10,
+            late: ttl / 2,
+            place: ttl / 4,
+            ..Timing::default()
+        };
+        let config = ClusterConfig {
+            shards: self.shards,
+            replicas: self.replicas,
+            seeds: rand::random(),
+            key_max: self.key_max,
+            value_max: u32::try_from(self.value_max).context("so long a value")?,
+            timing,
+        };
+        store(reach, &self.name).await?.init(&config).await?;
+        show::say(format_args!(
+            "cluster {}: {} with {} each; a node: oneread serve --cluster {}",
+            self.name,
+            show::counted(self.shards.into(), "shard"),
+            if self.replicas == 1 { "1 copy".into() } else { format!("{} copies", self.replicas) },
+            self.name
+        ))?;
+        Ok(())
+    }
+}
+
+/// Asks a node something.
+async fn ask(
+    reach: &ClusterArgs,
+    name: &ClusterName,
+    config: &ClusterConfig,
+    node: NodeId,
+    addresses: &[String],
+    question: Question,
+) -> Result<Said> {
+    let who =
+        Identity { cluster: name.clone(), id: None, secret: reach.secret()?, bounds: Bounds::of(config) };
+    let answer = async {
+        let mut connection = NodeConnection::connect(addresses, who, node).await?;
+        connection.send(&Said::Ask(question)).await?;
+        connection.next().await
+    };
+    match tokio::time::timeout(ASK, answer).await {
+        Ok(answer) => Ok(answer?),
+        Err(_) => bail!("node {node} did not answer for {}", show::time(ASK)),
+    }
+}
+
+impl Adopt {
+    async fn run(self, reach: &ClusterArgs) -> Result<()> {
+        let store = store(reach, &self.name).await?;
+        let (config, _) = store.read_config().await?;
+        let mut notes: Vec<Notes> = Vec::new();
+        let mut missing = Vec::new();
+        for (node, key) in status::nodes(&store).await? {
+            match ask(reach, &self.name, &config, node, &key.about.requests, Question::Notes).await {
+                Ok(Said::Notes(of_node)) => notes.push(of_node),
+                Ok(_) => missing.push((node, "it gave another answer".to_owned())),
+                Err(error) => missing.push((node, format!("{error:#}"))),
+            }
+        }
+        for (node, why) in &missing {
+            show::complain(format_args!("oneread: node {node} did not say what it knows: {why}"));
+        }
+        ensure!(
+            missing.is_empty() || self.without_missing,
+            "{} did not answer: start them, or go on without what only they know (--without-missing)",
+            show::counted(missing.len() as u64, "node")
+        );
+        ensure!(
+            !notes.is_empty(),
+            "no node answers: what this etcd has may be old, and only nodes know better"
+        );
+        let seconds =
+            SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let adoption = store.adopt(&notes, seconds).await?;
+        show::say(format_args!("cluster {}: this etcd is adopted (number {})", self.name, adoption.number))?;
+        Ok(())
+    }
+}

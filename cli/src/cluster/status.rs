@@ -1,0 +1,370 @@
+//! What etcd and the nodes say of a cluster, in columns.
+
+use super::{ClusterArgs, ask, store};
+use crate::columns::{Column, Columns};
+use crate::screen::Screen;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use futures_util::future::join_all;
+use oneread_cluster::core::etcd::{EtcdAnswer, EtcdValue};
+use oneread_cluster::core::placement::{Wishes, wanted};
+use oneread_cluster::core::state::{ClusterConfig, NodeId, NodeKey, ShardIx, ShardState};
+use oneread_cluster::etcd::{ClusterName, EtcdStore};
+use oneread_cluster::wire::{NodeStatus, Question, Said};
+use oneread_kit::show;
+use std::collections::BTreeMap;
+use std::io::{self, IsTerminal};
+use std::time::{Duration, Instant};
+
+/// Between two looks of `--watch`.
+const LOOK: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Args)]
+pub struct Status {
+    /// The cluster
+    name: ClusterName,
+    /// Look again each second, until Ctrl-C
+    #[arg(long, conflicts_with = "json")]
+    watch: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Nodes {
+    /// The cluster
+    name: ClusterName,
+    /// Print one JSON object for each
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Shards {
+    /// The cluster
+    name: ClusterName,
+    /// Print one JSON object for each
+    #[arg(long)]
+    json: bool,
+}
+
+/// Each node, and its key in etcd.
+pub async fn nodes(store: &EtcdStore) -> Result<Vec<(NodeId, NodeKey)>> {
+    let (_, read) = store.read_config().await?;
+    Ok(of(&read).0)
+}
+
+type Parts = (Vec<(NodeId, NodeKey)>, BTreeMap<ShardIx, ShardState>, Wishes);
+
+fn of(read: &EtcdAnswer) -> Parts {
+    use oneread_cluster::core::etcd::EtcdKey;
+    let (mut nodes, mut shards, mut wishes) = (Vec::new(), BTreeMap::new(), Wishes::default());
+    for entry in &read.entries {
+        match (entry.key, &entry.value) {
+            (EtcdKey::Node(id), Some(EtcdValue::Node(key))) => nodes.push((id, key.clone())),
+            (EtcdKey::Shard(shard), Some(EtcdValue::Shard(state))) => {
+                drop(shards.insert(shard, state.clone()))
+            }
+            (EtcdKey::Wishes, Some(EtcdValue::Wishes(wanted))) => wishes = wanted.clone(),
+            _ => {}
+        }
+    }
+    (nodes, shards, wishes)
+}
+
+/// The node that people call so, by its number, the beginning of that, or its name.
+pub async fn node_called(store: &EtcdStore, called: &str) -> Result<NodeId> {
+    let nodes = nodes(store).await?;
+    let named = nodes.iter().filter(|(_, key)| key.about.name == called && key.alive);
+    let by_name: Vec<NodeId> = named.map(|(id, _)| *id).collect();
+    let numbered = nodes.iter().filter(|(id, _)| id.to_string().starts_with(&called.to_lowercase()));
+    let by_number: Vec<NodeId> = numbered.map(|(id, _)| *id).collect();
+    match (&by_name[..], &by_number[..]) {
+        ([node], _) | ([], [node]) => Ok(*node),
+        ([], []) => {
+            bail!("the cluster has no node {called:?}: `oneread cluster nodes {}` lists them", store.name())
+        }
+        _ => bail!(
+            "several nodes are called {called:?}: name one by its number (oneread cluster nodes {})",
+            store.name()
+        ),
+    }
+}
+
+/// What is known of a cluster.
+struct Seen {
+    config: ClusterConfig,
+    is_adopted: bool,
+    nodes: Vec<(NodeId, NodeKey, Result<NodeStatus>)>,
+    shards: BTreeMap<ShardIx, ShardState>,
+    wishes: Wishes,
+}
+
+async fn look(reach: &ClusterArgs, name: &ClusterName) -> Result<Seen> {
+    let store = store(reach, name).await?;
+    let (config, read) = store.read_config().await?;
+    let is_adopted = read.adoption().is_some_and(|adoption| adoption.etcd == read.etcd);
+    let (nodes, shards, wishes) = of(&read);
+    let config_here = &config;
+    let asks = nodes.into_iter().map(|(id, key)| async move {
+        let status = match ask(reach, name, config_here, id, &key.about.requests, Question::Status).await {
+            Ok(Said::Status(status)) => Ok(status),
+            Ok(_) => Err(anyhow::anyhow!("it gave another answer")),
+            Err(error) => Err(error),
+        };
+        (id, key, status)
+    });
+    let nodes = join_all(asks).await;
+    Ok(Seen { config, is_adopted, nodes, shards, wishes })
+}
+
+impl Seen {
+    /// A node's name, if it is the only one that has it, else the beginning of its number.
+    fn called(&self, id: NodeId) -> String {
+        let number = || id.to_string()[..8].to_owned();
+        let Some((_, key, _)) = self.nodes.iter().find(|(other, ..)| *other == id) else { return number() };
+        let same = self.nodes.iter().filter(|(_, other, _)| other.about.name == key.about.name).count();
+        if same == 1 && !key.about.name.is_empty() { key.about.name.clone() } else { number() }
+    }
+
+    fn nodes_table(&self) -> Columns<8> {
+        let mut columns = Columns::new([
+            Column::text("node").least(8),
+            Column::text("name").least(6),
+            Column::text("state").least(12),
+            Column::number("serves"),
+            Column::number("copies"),
+            Column::number("entries take").rank(2),
+            Column::number("room left").rank(3),
+            Column::whole("table"),
+        ]);
+        for (id, key, status) in &self.nodes {
+            let serves = self.shards.values().filter(|state| state.primary == Some(*id)).count();
+            let copies = self.shards.values().filter(|state| state.in_sync.has(*id)).count();
+            let (used, left) = match status {
+                Ok(status) => (show::bytes(status.used), show::bytes(status.room_left)),
+                Err(_) => (String::new(), String::new()),
+            };
+            let drained = if self.wishes.drained.has(*id) { ", drained" } else { "" };
+            let cells = [
+                id.to_string(),
+                key.about.name.clone(),
+                format!("{}{drained}", state_of(key, status)),
+                serves.to_string(),
+                copies.to_string(),
+                used,
+                left,
+                key.about.table.join(" "),
+            ];
+            match status {
+                Ok(_) => columns.row(cells),
+                Err(_) => columns.styled(cells, "2"),
+            }
+        }
+        columns
+    }
+
+    fn shards_table(&self) -> Columns<6> {
+        let mut columns = Columns::new([
+            Column::number("shard"),
+            Column::number("epoch"),
+            Column::text("primary").least(8),
+            Column::text("standbys").least(8),
+            Column::number("entries take").rank(2),
+            Column::text("").least(10),
+        ]);
+        let alive: Vec<NodeId> =
+            self.nodes.iter().filter(|(_, _, status)| status.is_ok()).map(|(id, ..)| *id).collect();
+        for (&shard, state) in &self.shards {
+            let standbys = state.in_sync.iter().filter(|id| Some(*id) != state.primary);
+            let standbys: Vec<String> = standbys.map(|id| self.called(id)).collect();
+            let of_primary = state.primary.and_then(|id| self.status_of(id));
+            let of_shard = of_primary.and_then(|status| status.shards.get(usize::from(shard)));
+            let to = wanted(shard, self.config.replicas, alive.iter().copied(), &self.wishes);
+            let newcomers: Vec<String> =
+                of_shard.iter().flat_map(|shard| &shard.newcomers).map(|id| self.called(*id)).collect();
+            let what = match state.primary {
+                None => "nobody ever served it".into(),
+                Some(primary) if !alive.contains(&primary) => "its primary does not answer".into(),
+                _ if !newcomers.is_empty() => format!("is copied to {}", newcomers.join(", ")),
+                Some(primary) if to.first().is_some_and(|first| *first != primary) => {
+                    format!("goes to {}", self.called(to[0]))
+                }
+                _ if state.in_sync.len() < to.len() => "is to have another copy".into(),
+                _ => String::new(),
+            };
+            columns.row([
+                shard.to_string(),
+                state.epoch.to_string(),
+                state.primary.map_or_else(String::new, |id| self.called(id)),
+                standbys.join(" "),
+                of_shard.map_or_else(String::new, |shard| show::bytes(shard.used)),
+                what,
+            ]);
+        }
+        columns
+    }
+
+    fn status_of(&self, id: NodeId) -> Option<&NodeStatus> {
+        self.nodes.iter().find(|(other, ..)| *other == id).and_then(|(_, _, status)| status.as_ref().ok())
+    }
+
+    /// One line, and what an operator should do.
+    fn summary(&self, name: &ClusterName) -> Vec<String> {
+        let alive = self.nodes.iter().filter(|(_, _, status)| status.is_ok()).count();
+        let served =
+            self.shards.values().filter(|state| state.primary.is_some_and(|id| self.status_of(id).is_some()));
+        let copies = usize::from(self.config.replicas);
+        let thin = self.shards.values().filter(|state| state.in_sync.len() < copies).count();
+        let mut lines = vec![format!(
+            "cluster {name}: {} of {} answer, {} of {} served, {}",
+            alive,
+            show::counted(self.nodes.len() as u64, "node"),
+            served.count(),
+            show::counted(self.shards.len() as u64, "shard"),
+            match thin {
+                0 => format!("each with {copies} or more copies"),
+                thin => format!("{thin} with fewer than {copies} copies"),
+            }
+        )];
+        if !self.is_adopted {
+            lines.push(format!(
+                "this etcd was restored or copied: nobody believes it until `oneread cluster adopt {name}`"
+            ));
+        }
+        if thin > 0 && alive < copies {
+            lines.push(format!("start more nodes: {copies} copies need as many"));
+        }
+        lines
+    }
+
+    fn lines(&self, name: &ClusterName, width: Option<usize>) -> Vec<String> {
+        let mut lines = self.summary(name);
+        if !self.nodes.is_empty() {
+            lines.push(String::new());
+            lines.extend(self.nodes_table().lines(width));
+        }
+        lines.push(String::new());
+        lines.extend(self.shards_table().lines(width));
+        lines
+    }
+
+    fn json_of_node(&self, id: NodeId, key: &NodeKey, status: &Result<NodeStatus>) -> serde_json::Value {
+        serde_json::json!({
+            "node": id.to_string(),
+            "name": key.about.name,
+            "alive": key.alive,
+            "answers": status.is_ok(),
+            "standing": status.as_ref().ok().map(|status| status.standing.clone()),
+            "drained": self.wishes.drained.has(id),
+            "leaves": key.about.leaves,
+            "serves": self.shards.values().filter(|state| state.primary == Some(id)).count(),
+            "copies": self.shards.values().filter(|state| state.in_sync.has(id)).count(),
+            "used_bytes": status.as_ref().ok().map(|status| status.used),
+            "room_left_bytes": status.as_ref().ok().map(|status| status.room_left),
+            "table": key.about.table,
+            "requests": key.about.requests,
+        })
+    }
+
+    fn json_of_shard(&self, shard: ShardIx, state: &ShardState) -> serde_json::Value {
+        let of_primary = state.primary.and_then(|id| self.status_of(id));
+        let of_shard = of_primary.and_then(|status| status.shards.get(usize::from(shard)));
+        serde_json::json!({
+            "shard": shard,
+            "epoch": state.epoch,
+            "primary": state.primary.map(|id| id.to_string()),
+            "in_sync": state.in_sync.iter().map(|id| id.to_string()).collect::<Vec<_>>(),
+            "pinned": self.wishes.pinned.get(&shard).map(|id| id.to_string()),
+            "used_bytes": of_shard.map(|shard| shard.used),
+            "changes_under_way": of_shard.map(|shard| shard.under_way),
+            "newcomers": of_shard.map(|shard| shard.newcomers.iter().map(|id| id.to_string()).collect::<Vec<_>>()),
+        })
+    }
+}
+
+fn state_of(key: &NodeKey, status: &Result<NodeStatus>) -> String {
+    match status {
+        Ok(_) if key.about.leaves => "leaves".into(),
+        Ok(status) => status.standing.clone(),
+        Err(_) if key.alive => "does not answer".into(),
+        Err(_) => "dead".into(),
+    }
+}
+
+fn width() -> Option<usize> {
+    let size = terminal_size::terminal_size().filter(|_| io::stdout().is_terminal());
+    size.map(|(width, _)| width.0.into())
+}
+
+impl Status {
+    pub async fn run(self, reach: &ClusterArgs) -> Result<()> {
+        if !self.watch {
+            let seen = look(reach, &self.name).await?;
+            if self.json {
+                let nodes = seen.nodes.iter().map(|(id, key, status)| seen.json_of_node(*id, key, status));
+                let shards = seen.shards.iter().map(|(shard, state)| seen.json_of_shard(*shard, state));
+                show::say(serde_json::json!({
+                    "cluster": self.name.to_string(),
+                    "adopted": seen.is_adopted,
+                    "replicas": seen.config.replicas,
+                    "ttl_seconds": seen.config.timing.ttl as f64 / 1e6,
+                    "nodes": nodes.collect::<Vec<_>>(),
+                    "shards": shards.collect::<Vec<_>>(),
+                }))?;
+                return Ok(());
+            }
+            show::say(seen.lines(&self.name, width()).join("\n"))?;
+            return Ok(());
+        }
+        let screen = Screen::open().context("--watch needs a terminal")?;
+        loop {
+            let next = Instant::now() + LOOK;
+            let mut lines = match look(reach, &self.name).await {
+                Ok(seen) => seen.lines(&self.name, width()),
+                Err(error) => vec![format!("{error:#}"), String::new(), "looking again".into()],
+            };
+            if let Some((_, height)) = terminal_size::terminal_size() {
+                lines.truncate(usize::from(height.0));
+            }
+            screen.show(&lines)?;
+            screen.has_new_size(next);
+        }
+    }
+}
+
+impl Nodes {
+    pub async fn run(self, reach: &ClusterArgs) -> Result<()> {
+        let seen = look(reach, &self.name).await?;
+        if self.json {
+            for (id, key, status) in &seen.nodes {
+                show::say(seen.json_of_node(*id, key, status))?;
+            }
+        } else if seen.nodes.is_empty() {
+            show::say(format_args!("no node was ever started: oneread serve --cluster {}", self.name))?;
+        } else {
+            show::say(seen.nodes_table().lines(width()).join("\n"))?;
+            for (id, _, status) in &seen.nodes {
+                if let Err(error) = status {
+                    show::say(format_args!("{id}: {error:#}"))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Shards {
+    pub async fn run(self, reach: &ClusterArgs) -> Result<()> {
+        let seen = look(reach, &self.name).await?;
+        if self.json {
+            for (shard, state) in &seen.shards {
+                show::say(seen.json_of_shard(*shard, state))?;
+            }
+        } else {
+            show::say(seen.shards_table().lines(width()).join("\n"))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,60 @@
+//! What `serve` serves: a table of its own, or a node of a cluster with its table.
+
+use oneread::Server;
+use oneread::internals::server::Stopped;
+#[cfg(feature = "cluster")]
+use oneread_cluster::node::ClusterNode;
+#[cfg(feature = "cluster")]
+use oneread_kit::show;
+use std::time::Duration;
+
+/// Longest time for a node to hand over its shards before it stops.
+#[cfg(feature = "cluster")]
+const HANDS_OVER: Duration = Duration::from_secs(20);
+
+#[derive(Debug)]
+pub enum Serving {
+    Table(Server),
+    #[cfg(feature = "cluster")]
+    Node(ClusterNode),
+}
+
+impl Serving {
+    pub fn server(&self) -> &Server {
+        match self {
+            Serving::Table(server) => server,
+            #[cfg(feature = "cluster")]
+            Serving::Node(node) => node.server(),
+        }
+    }
+
+    /// Threads that have taken no turn within this time.
+    pub fn stuck_threads(&self, within: Duration) -> Vec<String> {
+        match self {
+            Serving::Table(server) => server.stuck_threads(within),
+            #[cfg(feature = "cluster")]
+            Serving::Node(node) => {
+                let dead = (!node.runs()).then(|| "oneread-node".to_owned());
+                node.server().stuck_threads(within).into_iter().chain(dead).collect()
+            }
+        }
+    }
+
+    /// A node first hands over what it serves.
+    pub fn stop(self) -> Option<Stopped> {
+        match self {
+            Serving::Table(server) => Some(server.stop()),
+            #[cfg(feature = "cluster")]
+            Serving::Node(node) => {
+                let left = node.stop(HANDS_OVER);
+                if left > 0 {
+                    show::complain(format_args!(
+                        "oneread: {} could not be handed over in time: standbys take over when this node is given up",
+                        show::counted(left as u64, "shard")
+                    ));
+                }
+                None
+            }
+        }
+    }
+}
