@@ -35,6 +35,9 @@ const HEAD_BYTES_MAX: usize = 4_096;
 /// Keys that a walk brings in one go, or a little more, and parts of the table that it looks at.
 const WALK_KEYS: usize = 64;
 const WALK_PARTS: usize = 256;
+/// Extents that move at most with a put of one. A block that is left is three quarters full at most, so that three moves
+/// make the room of one put; and some of them move twice.
+const MOVES_MAX: usize = 8;
 /// Least times that a change is tried for which the table has no memory yet, and for how long: half of the shortest time
 /// until others would take over, and much longer than merges of segments take.
 const TRIES: u32 = 3;
@@ -149,6 +152,14 @@ impl NodeTable {
         self.index().geometry()
     }
 
+    /// Lets extents move, if some are to. The server's own thread does it when it has time. But once blocks have taken
+    /// all memory, none is left that extents could move to, and a put is refused though half of it is free.
+    fn tidy_extents(&self, key: &[u8], value_len: usize) {
+        if self.geometry().extent_bytes(key, value_len) > 0 {
+            (0..MOVES_MAX).take_while(|_| self.index().tidy() == Some(Duration::ZERO)).for_each(drop);
+        }
+    }
+
     fn decoded<V: DeserializeOwned>(
         &mut self,
         key: &[u8],
@@ -260,7 +271,9 @@ impl Table for NodeTable {
     }
 
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), NoMemory> {
-        self.made(|| self.index().put(key, value, PutMode::Upsert).map(drop))
+        self.made(|| self.index().put(key, value, PutMode::Upsert).map(drop))?;
+        self.tidy_extents(key, value.len());
+        Ok(())
     }
 
     fn remove(&mut self, key: &[u8]) -> Result<(), NoMemory> {
@@ -308,28 +321,31 @@ impl Table for NodeTable {
     ///
     /// A slot, and as much as segments that have just been split, or are about to be merged, are empty: such a one has
     /// some 42 % of the slots in use. An extent, and what lies between extents: blocks are 75 % full before a put is
-    /// refused (`models/heap.rs`), and less while grace times of what was moved last.
+    /// refused (`models/heap.rs`).
     fn cost(&self, key: &[u8], value_len: usize) -> u64 {
         let geometry = self.geometry();
         let slot = geometry.shape().bytes() as u64;
-        slot * 5 / 2 + geometry.extent_bytes(key, value_len) * 8 / 5
+        slot * 5 / 2 + geometry.extent_bytes(key, value_len) * 4 / 3
     }
 
     /// What is left of the table's memory beside what no entry of a shard can have.
     ///
-    /// That is the page and the notes, and the extent of whatever is being replaced; a block that is kept free, and a
-    /// block and a third that may be less full than others (`models/heap.rs`). In a table that grows also what is in
-    /// front of its segments, two segments that it may keep without a use, and two that are not full yet. One of
-    /// one size has its memory for slots and that for extents apart: of each there must be enough for all.
+    /// That is the page and the notes, and the extent of whatever is being replaced. Then four blocks: one and a third
+    /// that may be less full than others, one that is empty, so that extents can move there (`models/heap.rs`), and one
+    /// that a put opens before they have moved. In a table that grows also what is in front of its segments; two segments
+    /// that it keeps without a use, and up to four that it makes before they are needed (`index/growth/stock.rs`), none of
+    /// which it gives to extents; and two that are not full yet. A table of one size has its memory for slots and that
+    /// for extents apart: of each there must be enough for all.
     fn memory(&self) -> u64 {
         let geometry = self.geometry();
         let (slot, block) = (geometry.shape().bytes() as u64, geometry.heap().block_bytes);
-        let extent = |len| geometry.extent_bytes(NOTES_KEY, len) * 8 / 5;
-        let own = 3 * extent(own_bytes_max(&self.cluster)) + extent(geometry.value_max()) + block * 7 / 3;
+        let extent = |len| geometry.extent_bytes(NOTES_KEY, len) * 4 / 3;
+        let own = 3 * extent(own_bytes_max(&self.cluster)) + extent(geometry.value_max()) + 4 * block;
         if geometry.grows() {
             let front = geometry.slot_offset(geometry.segment_first(0));
             let segment = geometry.slots() * slot;
-            return geometry.bytes_max().saturating_sub(front + 4 * segment + own);
+            let spare = 4 + (1 + geometry.segments_max() / 8).min(4);
+            return geometry.bytes_max().saturating_sub(front + spare * segment + own);
         }
         // Three slots in four are in use, whatever the layout, and each of them costs as much as five halves.
         let of_slots = geometry.slots() * slot * 3 / 4 * 5 / 2;

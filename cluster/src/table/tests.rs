@@ -235,7 +235,7 @@ fn fits(size: TableSize, cluster: &ClusterConfig) {
         filled.check();
         for then in ALL {
             filled.what = format!("{size}, {lens:?}, churn with {then:?}");
-            filled.churn(then, 3 * keys.max(2_000));
+            filled.churn(then, (3 * keys).clamp(4_000, 30_000));
             filled.what = format!("{size}, {lens:?}, filled again with {then:?}");
             filled.fill(then);
         }
