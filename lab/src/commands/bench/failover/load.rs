@@ -99,7 +99,8 @@ impl Key {
         Ok(version)
     }
 
-    /// Whether the version that is there in the end is too old.
+    /// Whether the version that is there in the end is too old. One of unknown outcome is newer than what was
+    /// acknowledged: behind it nothing is put.
     fn is_lost(&self, there: u64) -> Result<bool> {
         let (acknowledged, unknown) =
             (self.acknowledged.load(Ordering::Acquire), self.unknown.load(Ordering::Acquire));
@@ -107,7 +108,7 @@ impl Key {
             there <= acknowledged || there == unknown,
             "a key has a value of which the client had said that it was certainly not put"
         );
-        Ok(there < acknowledged && there != unknown)
+        Ok(there < acknowledged)
     }
 }
 
