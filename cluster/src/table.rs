@@ -1,7 +1,7 @@
 //! A node's table: the table of an `oneread` server, which the node alone changes, and all READ.
 //!
 //! Beside its shards' entries it has some of the cluster's own, whose keys begin with
-//! [`OWN`](crate::core::results::OWN): the page, the notes, and outcomes of requests.
+//! [`OWN`]: the page, the notes, and outcomes of requests.
 
 use crate::core::message::{Key, Value};
 use crate::core::results::OWN;

@@ -4,7 +4,7 @@
 //! a connection that breaks begins anew, and who cannot keep up misses something.
 //!
 //! Each connection begins with a handshake, in which both prove that they know the cluster's secret, over random numbers of
-//! both ([`handshake`]). What is said afterwards can be read and changed on the way: have a network of the cluster's own.
+//! both (`handshake.rs`). What is said afterwards can be read and changed on the way: have a network of the cluster's own.
 
 mod connection;
 mod frame;
