@@ -563,17 +563,14 @@ impl EtcdStore {
         {
             return Err(self.exists().await);
         }
-        // If two do this at once, the one that has written the first shard last may go on: the other one has begun before,
-        // and removes nothing any more.
+        // If several do this at once, the one goes on that is first to write the first shard after the last has removed
+        // what was there.
         let mut ours = 0;
         let shards: Vec<ShardIx> = (0..config.shards).collect();
         for some in shards.chunks(OPS_MAX) {
             let state = EtcdValue::Shard(ShardState { revision: 1, ..ShardState::default() });
             let puts = some.iter().map(|shard| self.put(EtcdKey::Shard(*shard), &state)).collect();
-            let mut when = vec![self.is_of(EtcdKey::Config, 0)];
-            if ours > 0 {
-                when.push(self.is_of(EtcdKey::Shard(0), ours));
-            }
+            let when = vec![self.is_of(EtcdKey::Config, 0), self.is_of(EtcdKey::Shard(0), ours)];
             let answer = self.transact(0, when, puts, &[EtcdKey::Shard(0)]).await?;
             if !answer.is_done {
                 return Err(self.exists().await);
