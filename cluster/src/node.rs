@@ -164,6 +164,11 @@ impl ClusterNode {
         let bounds = Bounds::of(&cluster);
         let who = Identity { cluster: config.cluster, id: Some(id), secret: config.secret, bounds };
         let port = runtime.block_on(NodePort::bind(&config.listen, who.clone(), config.connections_max))?;
+        let is_anywhere = |at: &String| at.starts_with("0.0.0.0:") || at.starts_with("[::]:");
+        if config.advertise.is_empty() && port.addresses().iter().any(is_anywhere) {
+            let why = "others cannot reach it by that name: say what they call it (--node-advertise), or listen at one";
+            return Err(NodeError::Option { option: "every address of its host as its own", why });
+        }
         let requests = if config.advertise.is_empty() { port.addresses() } else { config.advertise };
         let about = NodeAbout {
             name: config.name,

@@ -254,6 +254,11 @@ fn what_cannot_be_is_refused() {
     assert!(matches!(ttl, NodeError::Option { option: "a time to live", .. }), "{ttl}");
     let open = with(&|config| config.listen = vec!["0.0.0.0:0".into()]);
     assert!(open.to_string().contains("--secret-file"), "{open}");
+    let anywhere = with(&|config| {
+        config.listen = vec!["0.0.0.0:0".into()];
+        config.secret = oneread_cluster::wire::Secret::new(b"secret").unwrap();
+    });
+    assert!(anywhere.to_string().contains("--node-advertise"), "{anywhere}");
     let store = block(EtcdStore::connect(name(), etcd())).unwrap();
     until("it serves", || cluster.shards().iter().all(|state| state.primary.is_some()));
     let named = block(store.forget(cluster.id(0))).unwrap_err();
