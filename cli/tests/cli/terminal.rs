@@ -245,10 +245,13 @@ fn completions_and_manual() {
 /// Bash completes the names of layouts, profiles and designs, also behind a colon, at which it breaks words.
 #[test]
 fn bash_completes_names() {
-    let script = stdout(&expect(run(&["completions", "bash"]), 0));
+    // In a file, as bash reads it: one argument of a program has 128 KiB at most.
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), stdout(&expect(run(&["completions", "bash"]), 0))).unwrap();
     // As bash calls the function that is registered: with the command, the word, and the one before.
     let completed = |breaks: &str, words: &[&str]| {
         let call = r#"
+            source "$1"; shift
             shopt -s extdebug
             COMP_WORDBREAKS=$1; shift
             COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
@@ -260,7 +263,7 @@ fn bash_completes_names() {
             printf '%s\n' "${COMPREPLY[@]}"
         "#;
         let mut bash = Command::new("bash");
-        bash.args(["--norc", "-c", &format!("{script}\n{call}"), "bash", breaks]).args(words);
+        bash.args(["--norc", "-c", call, "bash"]).arg(file.path()).arg(breaks).args(words);
         stdout(&expect(bash.output().expect("bash"), 0)).lines().map(str::to_owned).collect::<Vec<_>>()
     };
     for (words, found) in [
