@@ -150,8 +150,8 @@ fn host_name() -> String {
 /// Make a cluster of tables over etcd, look at it, and move its shards
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
-  etcd &                                an etcd; its default address is the default here
-  oneread cluster init demo             a cluster of 64 shards with 2 copies each
+  etcd &                              its default address is the default here
+  oneread cluster init demo           a cluster of 64 shards, 2 copies each
   oneread serve --cluster demo --at shm:/tmp/a.sock --daemonize      a node
   oneread serve --cluster demo --at shm:/tmp/b.sock --daemonize      another one
   oneread cluster put demo greeting hello
@@ -162,7 +162,7 @@ fn host_name() -> String {
 
 A node is named by its number, or by the name that `serve --node-name` gave it.
 The etcd of more than one host is named by --etcd, or the variable ONEREAD_ETCD.
-docs/CLUSTER.md says what a cluster promises, and what to do when something fails.")]
+docs/CLUSTER.md says what a cluster promises, and what to do when it fails.")]
 pub struct Cluster {
     #[command(flatten)]
     reach: ClusterArgs,

@@ -39,8 +39,8 @@ const BATCH: usize = 64;
   oneread bench failover --rounds 10 --ttl 1s --json
 
 Starts an etcd (the program must be installed) and nodes on this host, all in
-processes of their own, with 64 shards of 2 copies each in memory. Each shard has
-a thread that puts its keys every 20 ms, exactly once unless --without-ids. Each
+processes of their own, with 64 shards of 2 copies each in memory. Each shard
+has a thread that puts its keys every 20 ms, exactly once unless --without-ids. Each
 client has a thread that GETs keys of all shards, every millisecond. Each round
   moves   a few shards to other nodes, and back
   kills   a node (SIGKILL), and starts another process with its region file: in
@@ -49,16 +49,16 @@ client has a thread that GETs keys of all shards, every millisecond. Each round
 and waits behind each until all shards have all copies where they should be.
 
 Each key has one writer, and its values count up.
-  lost    keys that have an older value in the end than the last acknowledged one
+  lost    keys that have an older value in the end than the last acknowledged
   stale   GETs that returned an older value than had been acknowledged to its
           writer, or read by anybody, before the GET began
 The exit status is 1 if there is any of either.
 
-A shard takes no put while its primary is dead and not given up, and after a move
-until leases on the old primary are over: about a TTL in both cases. On this host
-the memory of a dead primary can still be read, so GETs go on until the lease
-ends, which is shortly before others take over. Before all that, GETs by a client
-of the cluster are compared with those by a client of the same table, on a node
+A shard takes no put while its primary is dead and not given up, and after a
+move until leases on the old primary are over: about a TTL in both cases. On
+this host the memory of a dead primary can still be read, so GETs go on until
+the lease ends, which is shortly before others take over. Before all that, GETs
+by a client of the cluster are compared with those by a client of the same table, on a node
 that does nothing else: the difference is the check of the lease.")]
 pub struct Failover {
     /// Number of nodes
