@@ -40,8 +40,8 @@ const BATCH: usize = 64;
 
 Starts an etcd (the program must be installed) and nodes on this host, all in
 processes of their own, with 64 shards of 2 copies each in memory. Each shard
-has a thread that puts its keys every 20 ms, exactly once unless --without-ids. Each
-client has a thread that GETs keys of all shards, every millisecond. Each round
+has a thread that puts its keys every 20 ms, exactly once unless --without-ids.
+Each client has a thread that GETs keys of all shards, every millisecond. Each round
   moves   a few shards to other nodes, and back
   kills   a node (SIGKILL), and starts another process with its region file: in
           odd rounds when others have taken over, in even ones at once
@@ -58,8 +58,9 @@ A shard takes no put while its primary is dead and not given up, and after a
 move until leases on the old primary are over: about a TTL in both cases. On
 this host the memory of a dead primary can still be read, so GETs go on until
 the lease ends, which is shortly before others take over. Before all that, GETs
-by a client of the cluster are compared with those by a client of the same table, on a node
-that does nothing else: the difference is the check of the lease.")]
+by a client of the cluster are compared with those by a client of the same
+table, on a node that does nothing else: the difference is the check of the
+lease.")]
 pub struct Failover {
     /// Number of nodes
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(2..=9))]
