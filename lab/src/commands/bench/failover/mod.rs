@@ -41,7 +41,8 @@ const BATCH: usize = 64;
 Starts an etcd (the program must be installed) and nodes on this host, all in
 processes of their own, with 64 shards of 2 copies each in memory. Each shard
 has a thread that puts its keys every 20 ms, exactly once unless --without-ids.
-Each client has a thread that GETs keys of all shards, every millisecond. Each round
+Each client has a thread that GETs keys of all shards, every millisecond. Each
+round
   moves   a few shards to other nodes, and back
   kills   a node (SIGKILL), and starts another process with its region file: in
           odd rounds when others have taken over, in even ones at once
