@@ -1,26 +1,15 @@
 //! `oneread bench failover`: a cluster of real processes, killed, stopped and relieved of shards under load.
 
 mod command;
+#[path = "../../cluster/tests/common/installed.rs"]
+mod installed;
 
 use command::oneread;
+use installed::has_etcd;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::process::{Command, Stdio};
-
-/// Whether there is an etcd. Without one the test is skipped, which CI does not allow.
-fn has_etcd() -> bool {
-    let mut etcd = Command::new("etcd");
-    let has = etcd.arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
-    assert!(
-        has || std::env::var_os("ONEREAD_NO_SKIP").is_none(),
-        "etcd is not installed (apt-get install etcd-server)"
-    );
-    if !has {
-        eprintln!("SKIPPED: etcd is not installed; on Debian: apt-get install etcd-server");
-    }
-    has
-}
+use std::process::Stdio;
 
 /// Nothing that was acknowledged or read is lost, every figure is there, and nothing is left behind.
 #[test]

@@ -5,7 +5,7 @@
 use crate::core::adopt;
 use crate::core::etcd::{At, CallId, Entry, EtcdAnswer, EtcdCall, EtcdKey, EtcdValue};
 use crate::core::placement::Wishes;
-use crate::core::state::{Adoption, ClusterConfig, ConfigError, NodeId, Notes, ShardIx, ShardState};
+use crate::core::state::{Adoption, ClusterConfig, ConfigError, NodeId, NodeKey, Notes, ShardIx, ShardState};
 use etcd_client::{
     Certificate, Client, Compare, CompareOp, ConnectOptions, DeleteOptions, Error, EventType, GetOptions,
     Identity, KeyValue, ResponseHeader, TlsOptions, Txn, TxnOp, TxnOpResponse, WatchOptions,
@@ -537,11 +537,7 @@ impl EtcdStore {
     /// [`EtcdError::NotThere`], and others.
     pub async fn read_config(&self) -> Result<(ClusterConfig, EtcdAnswer), EtcdError> {
         let read = self.read(0).await?;
-        let config = read.entries.iter().find_map(|entry| match &entry.value {
-            Some(EtcdValue::Config(config)) => Some(config.clone()),
-            _ => None,
-        });
-        match config {
+        match read.config().cloned() {
             Some(config) => Ok((config, read)),
             None => Err(EtcdError::NotThere { name: self.name.clone() }),
         }
@@ -610,13 +606,10 @@ impl EtcdStore {
             if adoption.etcd != read.etcd {
                 return Err(EtcdError::Foreign { name: self.name.clone() });
             }
-            let entry = read.entries.iter().find(|entry| entry.key == EtcdKey::Wishes);
-            let mut wishes = match entry.and_then(|entry| entry.value.clone()) {
-                Some(EtcdValue::Wishes(wishes)) => wishes,
-                _ => Wishes::default(),
-            };
+            let mut wishes = read.wishes().cloned().unwrap_or_default();
             change(&mut wishes);
-            let at = entry.map_or(0, |entry| entry.at);
+            let at =
+                read.entries.iter().find(|entry| entry.key == EtcdKey::Wishes).map_or(0, |entry| entry.at);
             let when = vec![self.is_adopted(&adoption), self.is_of(EtcdKey::Wishes, at)];
             let put = vec![self.put(EtcdKey::Wishes, &EtcdValue::Wishes(wishes.clone()))];
             if self.transact(0, when, put, &[EtcdKey::Wishes]).await?.is_done {
@@ -633,11 +626,8 @@ impl EtcdStore {
     pub async fn forget(&self, node: NodeId) -> Result<(), EtcdError> {
         let (_, read) = self.read_config().await?;
         let adoption = read.adoption().unwrap_or_default();
-        let names = |entry: &&Entry| match &entry.value {
-            Some(EtcdValue::Shard(state)) => state.primary == Some(node) || state.in_sync.has(node),
-            _ => false,
-        };
-        let shards = read.entries.iter().filter(names).count();
+        let names = |state: &ShardState| state.primary == Some(node) || state.in_sync.has(node);
+        let shards = read.shards().filter(|(_, state)| names(state)).count();
         if shards > 0 {
             return Err(EtcdError::InUse { node, shards });
         }
@@ -662,20 +652,13 @@ impl EtcdStore {
         if before.etcd == read.etcd {
             return Err(EtcdError::NothingToAdopt { name: self.name.clone() });
         }
-        let mut puts = Vec::new();
-        for entry in &read.entries {
-            match (entry.key, &entry.value) {
-                (EtcdKey::Shard(shard), Some(EtcdValue::Shard(state))) => {
-                    puts.push(self.put(entry.key, &EtcdValue::Shard(adopt::shard(state, shard, notes))));
-                }
-                (EtcdKey::Node(_), Some(EtcdValue::Node(key))) => {
-                    let mut key = key.clone();
-                    key.alive = false;
-                    puts.push(self.put(entry.key, &EtcdValue::Node(key)));
-                }
-                _ => {}
-            }
-        }
+        let shards = read.shards().map(|(shard, state)| {
+            self.put(EtcdKey::Shard(shard), &EtcdValue::Shard(adopt::shard(state, shard, notes)))
+        });
+        let nodes = read.nodes().map(|(id, key)| {
+            self.put(EtcdKey::Node(id), &EtcdValue::Node(NodeKey { alive: false, ..key.clone() }))
+        });
+        let mut puts: Vec<TxnOp> = shards.chain(nodes).collect();
         let adoption = adopt::adoption(before, read.etcd, seconds, notes);
         puts.push(self.put(EtcdKey::Adoption, &EtcdValue::Adoption(adoption)));
         for some in puts.chunks(OPS_MAX) {

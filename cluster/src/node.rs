@@ -200,7 +200,6 @@ impl ClusterNode {
             watch: None,
             left: left.clone(),
             reads: FxHashSet::default(),
-            known: FxHashMap::default(),
             tick: tick.clamp(TICK_MIN, TICK_MAX),
         };
         let runtime_of_thread = runtime.handle().clone();
@@ -373,8 +372,6 @@ struct Turns {
     left: Arc<AtomicUsize>,
     /// Calls under way that bring everything.
     reads: FxHashSet<CallId>,
-    /// Addresses that links know.
-    known: FxHashMap<NodeId, Vec<String>>,
     tick: Duration,
 }
 
@@ -448,8 +445,7 @@ impl Turns {
             let _ = self.wants.send(Want::Watch(read));
         }
         for (id, about) in self.node.nodes() {
-            if id != self.node.id() && self.known.get(&id) != Some(&about.requests) {
-                self.known.insert(id, about.requests.clone());
+            if id != self.node.id() {
                 self.links.know(id, &about.requests);
             }
         }

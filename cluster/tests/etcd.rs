@@ -68,16 +68,7 @@ impl Has {
 
 fn ctl(etcd: &Etcd, user: &[&str], args: &[&str]) -> String {
     let endpoint = etcd.endpoint();
-    let mut command = Command::new("etcdctl");
-    let done = command
-        .env("ETCDCTL_API", "3")
-        .args(["--endpoints", &endpoint])
-        .args(user)
-        .args(args)
-        .output()
-        .unwrap();
-    assert!(done.status.success(), "{args:?}: {done:?}");
-    String::from_utf8(done.stdout).unwrap()
+    common::ctl(|command| command.args(["--endpoints", &endpoint]).args(user).args(args))
 }
 
 fn state(epoch: u64) -> ShardState {

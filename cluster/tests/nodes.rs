@@ -65,17 +65,10 @@ impl Cluster {
     }
 
     fn shards(&self) -> Vec<oneread_cluster::core::state::ShardState> {
-        use oneread_cluster::core::etcd::EtcdValue;
         block(async {
             let store = EtcdStore::connect(name(), self.etcd.options()).await.unwrap();
             let (_, read) = store.read_config().await.unwrap();
-            read.entries
-                .into_iter()
-                .filter_map(|entry| match entry.value {
-                    Some(EtcdValue::Shard(state)) => Some(state),
-                    _ => None,
-                })
-                .collect()
+            read.shards().map(|(_, state)| state.clone()).collect()
         })
     }
 }

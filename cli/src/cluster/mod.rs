@@ -332,16 +332,7 @@ async fn store(reach: &ClusterArgs, name: &ClusterName) -> Result<EtcdStore> {
 
 impl Init {
     async fn run(self, reach: &ClusterArgs) -> Result<()> {
-        let ttl = self.ttl.0.as_micros() as u64;
-        let timing = Timing {
-            ttl,
-            beat: ttl / 8,
-            call: ttl / 4,
-            resend: ttl / 10,
-            late: ttl / 2,
-            place: ttl / 4,
-            ..Timing::default()
-        };
+        let timing = Timing::of(self.ttl.0.as_micros() as u64);
         let config = ClusterConfig {
             shards: self.shards,
             replicas: self.replicas,

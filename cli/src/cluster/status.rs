@@ -6,7 +6,6 @@ use crate::screen::Screen;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use futures_util::future::join_all;
-use oneread_cluster::core::etcd::{EtcdAnswer, EtcdValue};
 use oneread_cluster::core::placement::{Wishes, wanted};
 use oneread_cluster::core::state::{ClusterConfig, NodeId, NodeKey, ShardIx, ShardState};
 use oneread_cluster::etcd::{ClusterName, EtcdStore};
@@ -52,25 +51,7 @@ pub struct Shards {
 /// Each node, and its key in etcd.
 pub async fn nodes(store: &EtcdStore) -> Result<Vec<(NodeId, NodeKey)>> {
     let (_, read) = store.read_config().await?;
-    Ok(of(&read).0)
-}
-
-type Parts = (Vec<(NodeId, NodeKey)>, BTreeMap<ShardIx, ShardState>, Wishes);
-
-fn of(read: &EtcdAnswer) -> Parts {
-    use oneread_cluster::core::etcd::EtcdKey;
-    let (mut nodes, mut shards, mut wishes) = (Vec::new(), BTreeMap::new(), Wishes::default());
-    for entry in &read.entries {
-        match (entry.key, &entry.value) {
-            (EtcdKey::Node(id), Some(EtcdValue::Node(key))) => nodes.push((id, key.clone())),
-            (EtcdKey::Shard(shard), Some(EtcdValue::Shard(state))) => {
-                drop(shards.insert(shard, state.clone()))
-            }
-            (EtcdKey::Wishes, Some(EtcdValue::Wishes(wanted))) => wishes = wanted.clone(),
-            _ => {}
-        }
-    }
-    (nodes, shards, wishes)
+    Ok(read.nodes().map(|(id, key)| (id, key.clone())).collect())
 }
 
 /// The node that people call so, by its number, the beginning of that, or its name.
@@ -105,7 +86,9 @@ async fn look(reach: &ClusterArgs, name: &ClusterName) -> Result<Seen> {
     let store = store(reach, name).await?;
     let (config, read) = store.read_config().await?;
     let is_adopted = read.adoption().is_some_and(|adoption| adoption.etcd == read.etcd);
-    let (nodes, shards, wishes) = of(&read);
+    let nodes: Vec<(NodeId, NodeKey)> = read.nodes().map(|(id, key)| (id, key.clone())).collect();
+    let shards = read.shards().map(|(shard, state)| (shard, state.clone())).collect();
+    let wishes = read.wishes().cloned().unwrap_or_default();
     let config_here = &config;
     let asks = nodes.into_iter().map(|(id, key)| async move {
         let status = match ask(reach, name, config_here, id, &key.about.requests, Question::Status).await {

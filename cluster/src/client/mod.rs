@@ -7,7 +7,7 @@ mod routes;
 use crate::clock;
 use crate::core::message::{Kind, NotDone, Outcome, Reply, Request, RequestId};
 use crate::core::sending::Sending;
-use crate::core::state::{ClusterConfig, NodeAbout, NodeId, Page, ShardIx, Time};
+use crate::core::state::{ClusterConfig, NodeAbout, NodeId, ShardIx};
 use crate::etcd::{ClusterName, EtcdError, EtcdOptions};
 use crate::wire::Secret;
 use arc_swap::{ArcSwap, Cache};
@@ -132,14 +132,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    /// Publishes what `learn` has changed.
-    fn learn<R>(&self, learn: impl FnOnce(&mut Known) -> R) -> R {
+    /// Publishes what `learn` has changed, if it says so.
+    fn learn(&self, learn: impl FnOnce(&mut Known) -> bool) {
         let mut known = lock(&self.known);
-        let learned = learn(&mut known);
-        self.routes.store(Arc::new(known.routes()));
+        if learn(&mut known) {
+            self.routes.store(Arc::new(known.routes()));
+        }
         drop(known);
         self.wake();
-        learned
     }
 
     fn wake(&self) {
@@ -155,15 +155,6 @@ impl Shared {
     fn wait(&self, version: u64, longest: Duration) {
         let now = lock(&self.version);
         let _ = self.changed.wait_timeout_while(now, longest, |now| *now == version);
-    }
-
-    fn page_landed(&self, node: NodeId, issued: Time, now: Time, page: &Page) {
-        let mut known = lock(&self.known);
-        if known.page_landed(node, issued, now, page) {
-            self.routes.store(Arc::new(known.routes()));
-        }
-        drop(known);
-        self.wake();
     }
 
     fn read_failed(&self, node: NodeId) {

@@ -35,7 +35,7 @@ fn run(shared: &Weak<Shared>, node: NodeId, mut client: Client) {
         let rest = match landed {
             Some(page) => {
                 fails = 0;
-                shared.page_landed(node, issued, now, &page);
+                shared.learn(|known| known.page_landed(node, issued, now, &page));
                 beat / 3
             }
             None => {

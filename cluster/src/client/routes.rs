@@ -72,17 +72,18 @@ impl Known {
     }
 
     /// A node has said what it knows of the etcd that is believed here. That tells where to READ; what is believed,
-    /// pages alone tell.
-    pub fn learn_map(&mut self, map: &ClusterMap) {
+    /// pages alone tell. Returns whether it was taken.
+    pub fn learn_map(&mut self, map: &ClusterMap) -> bool {
         if map.adoption != self.view.adoption() {
-            return;
+            return false;
         }
         for (shard, state) in (0..self.shards).zip(&map.shards) {
             self.view.learn_shard(shard, state);
         }
+        true
     }
 
-    /// A page has landed.
+    /// A page has landed. Returns whether there is another lease, and not the same one prolonged.
     pub fn page_landed(&mut self, node: NodeId, issued: Time, now: Time, page: &Page) -> bool {
         self.view.page_landed(node, issued, now, page);
         let Some((until, open)) = self.view.leases().of(node) else { return false };

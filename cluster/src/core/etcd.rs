@@ -95,8 +95,8 @@ impl EtcdAnswer {
 
     /// For which etcd its contents are good, if the answer says so.
     pub fn adoption(&self) -> Option<Adoption> {
-        self.entries.iter().find_map(|entry| match entry.value {
-            Some(EtcdValue::Adoption(adoption)) => Some(adoption),
+        self.values().find_map(|value| match value {
+            EtcdValue::Adoption(adoption) => Some(*adoption),
             _ => None,
         })
     }
@@ -107,6 +107,42 @@ impl EtcdAnswer {
             Some(EtcdValue::Node(key)) => (Some(key), entry.at),
             _ => (None, entry.at),
         })
+    }
+
+    /// What the cluster is, if the answer has it.
+    pub fn config(&self) -> Option<&ClusterConfig> {
+        self.values().find_map(|value| match value {
+            EtcdValue::Config(config) => Some(config),
+            _ => None,
+        })
+    }
+
+    /// What an operator wants, if the answer has it.
+    pub fn wishes(&self) -> Option<&Wishes> {
+        self.values().find_map(|value| match value {
+            EtcdValue::Wishes(wishes) => Some(wishes),
+            _ => None,
+        })
+    }
+
+    /// All nodes that it has.
+    pub fn nodes(&self) -> impl Iterator<Item = (NodeId, &NodeKey)> {
+        self.entries.iter().filter_map(|entry| match (entry.key, &entry.value) {
+            (EtcdKey::Node(id), Some(EtcdValue::Node(key))) => Some((id, key)),
+            _ => None,
+        })
+    }
+
+    /// All shards that it has.
+    pub fn shards(&self) -> impl Iterator<Item = (ShardIx, &ShardState)> {
+        self.entries.iter().filter_map(|entry| match (entry.key, &entry.value) {
+            (EtcdKey::Shard(shard), Some(EtcdValue::Shard(state))) => Some((shard, state)),
+            _ => None,
+        })
+    }
+
+    fn values(&self) -> impl Iterator<Item = &EtcdValue> {
+        self.entries.iter().filter_map(|entry| entry.value.as_ref())
     }
 
     /// A shard's state, if the answer has it.

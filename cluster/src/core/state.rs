@@ -276,6 +276,12 @@ impl ClusterConfig {
 }
 
 impl Timing {
+    /// The times that go with this TTL, for clocks that differ from true time by up to 1 in 1,000.
+    pub fn of(ttl: Time) -> Timing {
+        let (beat, call, resend, late, place) = (ttl / 8, ttl / 4, ttl / 10, ttl / 2, ttl / 4);
+        Timing { ttl, rates: 1_000, beat, call, resend, late, place }
+    }
+
     /// How long a lease lasts from the first of its two READs on (CL2): `D * (1 + r) / (1 - r) < TTL`.
     pub fn lease(&self) -> Time {
         let (fast, slow) = (1_000_000 + u64::from(self.rates), 1_000_000 - u64::from(self.rates));
@@ -289,12 +295,10 @@ impl Timing {
     }
 }
 
-/// Two seconds; clocks that differ by up to 1 in 1,000.
+/// Two seconds.
 impl Default for Timing {
     fn default() -> Timing {
-        let ttl = 2_000_000;
-        let (beat, call, resend, late, place) = (ttl / 8, ttl / 4, ttl / 10, ttl / 2, ttl / 4);
-        Timing { ttl, rates: 1_000, beat, call, resend, late, place }
+        Timing::of(2_000_000)
     }
 }
 

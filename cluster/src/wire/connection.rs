@@ -1,10 +1,9 @@
 //! A client's connection to a node.
 
-use super::frame::{Said, encode, next, send};
+use super::frame::{Said, next, send_in_time};
 use super::handshake::{Identity, connect};
 use super::{Frames, HANDSHAKE, PING, SILENCE, WireError};
 use crate::core::state::NodeId;
-use futures_util::SinkExt;
 use std::io;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -57,8 +56,7 @@ impl NodeConnection {
     /// [`WireError`]: the connection has broken.
     pub async fn send(&mut self, said: &Said) -> Result<(), WireError> {
         self.said = Instant::now();
-        let sent = timeout(SILENCE, self.frames.send(encode(said)?)).await;
-        sent.map_err(|_| WireError::Silent(SILENCE))?.map_err(WireError::Broken)
+        send_in_time(&mut self.frames, said).await
     }
 
     /// The next that the node says. May be given up, and called again, at any time. Signs of life are sent in here: the
@@ -72,10 +70,7 @@ impl NodeConnection {
             tokio::select! {
                 biased;
                 () = sleep_until(self.said + PING) => {
-                    self.said = Instant::now();
-                    timeout(SILENCE, send(&mut self.frames, &Said::Ping))
-                        .await
-                        .unwrap_or(Err(WireError::Silent(SILENCE)))?;
+                    self.send(&Said::Ping).await?;
                 }
                 frame = next(&mut self.frames) => {
                     self.heard = Instant::now();

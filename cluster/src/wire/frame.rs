@@ -1,6 +1,6 @@
 //! Frames: what is said, and how long it may be.
 
-use super::{Frames, WireError};
+use super::{Frames, SILENCE, WireError};
 use crate::core::message::{Item, Kind, Message, Reply, Request, Store};
 use crate::core::shard::Role;
 use crate::core::state::{Adoption, ClusterConfig, NodeAbout, NodeId, Notes, ShardIx, ShardState};
@@ -9,6 +9,7 @@ use futures_util::{SinkExt, StreamExt};
 use serde::{Deserialize, Serialize};
 use std::io;
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 use tokio_util::codec::LengthDelimitedCodec;
 
 /// What is said over a connection, after the handshake.
@@ -169,6 +170,11 @@ pub(super) fn decode<'f, S: Deserialize<'f>>(frame: &'f [u8]) -> Result<S, WireE
 /// Sends something as a frame.
 pub(super) async fn send(frames: &mut Frames, said: &impl Serialize) -> Result<(), WireError> {
     frames.send(encode(said)?).await.map_err(WireError::Broken)
+}
+
+/// The same, if the other end takes it in time.
+pub(super) async fn send_in_time(frames: &mut Frames, said: &impl Serialize) -> Result<(), WireError> {
+    timeout(SILENCE, send(frames, said)).await.unwrap_or(Err(WireError::Silent(SILENCE)))
 }
 
 /// A frame that says something.

@@ -1,12 +1,12 @@
 //! A node's connections to other nodes, over which it sends and never hears anything but signs of life.
 
 use super::connection::reach;
-use super::frame::{Said, encode, next, weight};
+use super::frame::{Said, next, send_in_time, weight};
 use super::handshake::Identity;
 use super::{Frames, PING, SILENCE, WireError};
 use crate::core::message::Message;
 use crate::core::state::NodeId;
-use futures_util::{SinkExt, StreamExt};
+use futures_util::StreamExt;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -50,7 +50,13 @@ impl Links {
     /// A node has these addresses, from now on.
     pub fn know(&mut self, node: NodeId, addresses: &[String]) {
         if let Some(link) = self.links.get(&node) {
-            link.addresses.send_replace(addresses.to_vec());
+            link.addresses.send_if_modified(|known| {
+                let is_new = known[..] != *addresses;
+                if is_new {
+                    *known = addresses.to_vec();
+                }
+                is_new
+            });
             return;
         }
         let (addresses, known) = watch::channel(addresses.to_vec());
@@ -151,8 +157,7 @@ async fn pump(
                 Said::Messages(messages)
             }
         };
-        let sent = timeout(SILENCE, frames.send(encode(&said)?)).await;
-        sent.map_err(|_| WireError::Silent(SILENCE))?.map_err(WireError::Broken)?;
+        send_in_time(&mut frames, &said).await?;
         // A busy link hears signs of life, too: they are taken when it has time, so look before it is given up.
         if heard.elapsed() > SILENCE {
             match timeout(Duration::from_millis(1), frames.next()).await {

@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream, lookup_host};
 use tokio::sync::{mpsc, oneshot};
@@ -48,7 +48,7 @@ impl Replies {
     /// Says something to a client, if it is still there. Waits for nothing. Who does not read is hung up on.
     pub fn send(&self, to: Peer, said: &Said) {
         let Ok(frame) = encode(said) else { return };
-        let mut outlets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut outlets = self.outlets();
         let Some(outlet) = outlets.get(&to.0) else { return };
         let unread = outlet.unread.fetch_add(frame.len(), Ordering::Relaxed);
         if unread > UNREAD_MAX || outlet.frames.send(frame).is_err() {
@@ -60,16 +60,19 @@ impl Replies {
     /// Bytes that wait for a client to read them. `None`: it is not there.
     #[cfg(test)]
     pub(super) fn unread(&self, to: Peer) -> Option<usize> {
-        let outlets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        outlets.get(&to.0).map(|outlet| outlet.unread.load(Ordering::Relaxed))
+        self.outlets().get(&to.0).map(|outlet| outlet.unread.load(Ordering::Relaxed))
     }
 
     fn add(&self, peer: u64, outlet: Outlet) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(peer, outlet);
+        self.outlets().insert(peer, outlet);
     }
 
     fn remove(&self, peer: u64) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&peer);
+        self.outlets().remove(&peer);
+    }
+
+    fn outlets(&self) -> MutexGuard<'_, FxHashMap<u64, Outlet>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,10 +1,15 @@
 //! An etcd for a test, and nodes of a cluster.
 #![allow(dead_code)]
 
+mod installed;
+
+pub use installed::has_etcd;
+
 use oneread::{Address, Backing, Config, ServerConfig, StartMode, TableSize};
 use oneread_cluster::core::state::{ClusterConfig, Timing};
 use oneread_cluster::etcd::{ClusterName, EtcdOptions};
 use oneread_cluster::node::NodeConfig;
+use std::ffi::OsString;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -44,20 +49,6 @@ pub struct Etcd {
     token: &'static str,
 }
 
-/// Whether the tests can have an etcd. Without one they are skipped, which CI does not allow.
-pub fn has_etcd() -> bool {
-    let has =
-        Command::new("etcd").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
-    assert!(
-        has || std::env::var_os("ONEREAD_NO_SKIP").is_none(),
-        "etcd is not installed (apt-get install etcd-server)"
-    );
-    if !has {
-        eprintln!("SKIPPED: etcd is not installed; on Debian: apt-get install etcd-server");
-    }
-    has
-}
-
 impl Etcd {
     /// A new one, with its data in this folder.
     pub fn start(folder: &Path) -> Etcd {
@@ -91,20 +82,11 @@ impl Etcd {
 
     /// Starts it again with its data.
     pub fn run(&mut self) {
-        let (client, peer) = (self.endpoint(), format!("http://127.0.0.1:{}", self.peer));
+        let client = self.endpoint();
         let child = Command::new("etcd")
-            .arg("--data-dir")
-            .arg(&self.data)
-            .args([
-                "--name",
-                "e",
-                "--initial-cluster",
-                &format!("e={peer}"),
-                "--initial-cluster-token",
-                self.token,
-            ])
+            .args(self.member())
             .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
-            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+            .args(["--listen-peer-urls", &self.peer()])
             .args(["--unsafe-no-fsync", "--log-level", "error"])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -119,38 +101,39 @@ impl Etcd {
         self.kill();
         std::fs::remove_dir_all(&self.data).unwrap();
         self.token = "two";
-        let peer = format!("http://127.0.0.1:{}", self.peer);
-        let done = Command::new("etcdctl")
-            .env("ETCDCTL_API", "3")
-            .args(["snapshot", "restore"])
-            .arg(backup)
-            .arg("--data-dir")
-            .arg(&self.data)
-            .args([
-                "--name",
-                "e",
-                "--initial-cluster",
-                &format!("e={peer}"),
-                "--initial-cluster-token",
-                self.token,
-            ])
-            .args(["--initial-advertise-peer-urls", &peer])
-            .output()
-            .unwrap();
-        assert!(done.status.success(), "{done:?}");
+        ctl(|command| command.args(["snapshot", "restore"]).arg(backup).args(self.member()));
         self.run();
     }
 
     /// Makes a backup.
     pub fn back_up(&self, to: &Path) {
-        let done = Command::new("etcdctl")
-            .env("ETCDCTL_API", "3")
-            .args(["--endpoints", &self.endpoint(), "snapshot", "save"])
-            .arg(to)
-            .output()
-            .unwrap();
-        assert!(done.status.success(), "{done:?}");
+        ctl(|command| command.args(["--endpoints", &self.endpoint(), "snapshot", "save"]).arg(to));
     }
+
+    fn peer(&self) -> String {
+        format!("http://127.0.0.1:{}", self.peer)
+    }
+
+    /// What it is told of itself as a member, at each start and when its data is restored.
+    fn member(&self) -> Vec<OsString> {
+        let peer = self.peer();
+        let words = [
+            "--name=e".to_owned(),
+            format!("--initial-cluster=e={peer}"),
+            format!("--initial-cluster-token={}", self.token),
+            format!("--initial-advertise-peer-urls={peer}"),
+        ];
+        let data = ["--data-dir".into(), self.data.clone().into_os_string()];
+        words.map(OsString::from).into_iter().chain(data).collect()
+    }
+}
+
+/// Runs `etcdctl`, which must succeed. Returns what it prints.
+pub fn ctl(add: impl FnOnce(&mut Command) -> &mut Command) -> String {
+    let mut command = Command::new("etcdctl");
+    let done = add(command.env("ETCDCTL_API", "3")).output().unwrap();
+    assert!(done.status.success(), "{command:?}: {done:?}");
+    String::from_utf8(done.stdout).unwrap()
 }
 
 impl Drop for Etcd {
@@ -169,16 +152,8 @@ pub fn name() -> ClusterName {
 
 /// A cluster of few shards whose nodes are given up soon.
 pub fn config(shards: u16, replicas: u8, ttl: Duration) -> ClusterConfig {
-    let ttl = ttl.as_micros() as u64;
-    let timing = Timing {
-        ttl,
-        beat: ttl / 8,
-        call: ttl / 4,
-        resend: ttl / 10,
-        late: ttl / 2,
-        place: ttl / 8,
-        ..Timing::default()
-    };
+    let timing = Timing::of(ttl.as_micros() as u64);
+    let timing = Timing { place: timing.place / 2, ..timing };
     ClusterConfig { shards, replicas, seeds: [1, 2, 3, 4], key_max: 64, value_max: 4_096, timing }
 }
 

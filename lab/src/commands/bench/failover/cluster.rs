@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use oneread_cluster::client::{ClusterClient, ClusterOptions};
-use oneread_cluster::core::etcd::{EtcdAnswer, EtcdKey, EtcdValue};
+use oneread_cluster::core::etcd::EtcdAnswer;
 use oneread_cluster::core::placement::{Wishes, wanted};
 use oneread_cluster::core::state::{ClusterConfig, NodeId, NodeKey, ShardIx, ShardState};
 use oneread_cluster::etcd::{ClusterName, EtcdError, EtcdOptions, EtcdStore};
@@ -63,17 +63,13 @@ pub struct Seen {
 }
 
 impl Seen {
-    fn of(read: EtcdAnswer) -> Seen {
-        let (mut nodes, mut shards, mut wishes) = (BTreeMap::new(), BTreeMap::new(), Wishes::default());
-        for entry in read.entries {
-            match (entry.key, entry.value) {
-                (EtcdKey::Node(id), Some(EtcdValue::Node(key))) => drop(nodes.insert(id, key)),
-                (EtcdKey::Shard(shard), Some(EtcdValue::Shard(state))) => drop(shards.insert(shard, state)),
-                (EtcdKey::Wishes, Some(EtcdValue::Wishes(wanted))) => wishes = wanted,
-                _ => {}
-            }
+    fn of(read: &EtcdAnswer) -> Seen {
+        let shards: BTreeMap<ShardIx, &ShardState> = read.shards().collect();
+        Seen {
+            nodes: read.nodes().map(|(id, key)| (id, key.clone())).collect(),
+            shards: shards.into_values().cloned().collect(),
+            wishes: read.wishes().cloned().unwrap_or_default(),
         }
-        Seen { nodes, shards: shards.into_values().collect(), wishes }
     }
 
     /// Shards that are not where they should be, with all their copies, if these many nodes live. All, if fewer do.
@@ -227,7 +223,7 @@ impl Cluster {
     /// What etcd has.
     pub fn look(&self) -> Result<Seen> {
         let (_, read) = self.runtime.block_on(self.store.read_config())?;
-        Ok(Seen::of(read))
+        Ok(Seen::of(&read))
     }
 
     /// Changes what an operator wants.
