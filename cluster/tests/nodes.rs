@@ -4,10 +4,11 @@ mod common;
 
 use common::{Etcd, config, has_etcd, name, node, until};
 use oneread::SwapOutcome;
-use oneread_cluster::client::{ClusterClient, ClusterError, ClusterOptions};
+use oneread_cluster::client::{ClusterClient, ClusterError, ClusterOptions, ClusterScan};
 use oneread_cluster::core::state::NodeId;
 use oneread_cluster::etcd::{EtcdError, EtcdStore};
-use oneread_cluster::node::{ClusterNode, NodeError};
+use oneread_cluster::node::{ClusterNode, NodeConfig, NodeError};
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 /// Connections live in the runtime in which they were made.
@@ -28,19 +29,27 @@ struct Cluster {
 
 impl Cluster {
     fn start(nodes: usize, shards: u16, replicas: u8) -> Cluster {
+        let mut cluster = Cluster::none(shards, replicas);
+        (0..nodes).for_each(|number| cluster.run(number));
+        cluster
+    }
+
+    fn none(shards: u16, replicas: u8) -> Cluster {
         let folder = tempfile::tempdir().unwrap();
         let etcd = Etcd::start(folder.path());
         block(async {
             let store = EtcdStore::connect(name(), etcd.options()).await.unwrap();
             store.init(&config(shards, replicas, TTL)).await.unwrap();
         });
-        let mut cluster = Cluster { folder, etcd, nodes: Vec::new() };
-        (0..nodes).for_each(|number| cluster.run(number));
-        cluster
+        Cluster { folder, etcd, nodes: Vec::new() }
     }
 
     fn run(&mut self, number: usize) {
-        let node = ClusterNode::start(node(self.folder.path(), number, self.etcd.options())).unwrap();
+        self.run_as(number, node(self.folder.path(), number, self.etcd.options()));
+    }
+
+    fn run_as(&mut self, number: usize, config: NodeConfig) {
+        let node = ClusterNode::start(config).unwrap();
         self.nodes.resize_with(self.nodes.len().max(number + 1), || None);
         self.nodes[number] = Some(node);
     }
@@ -117,6 +126,86 @@ fn calls_do_what_they_say() {
     let address = cluster.nodes[0].as_ref().unwrap().server().address().clone();
     let mut table = oneread::Client::connect(&address).unwrap();
     assert!(matches!(table.put(b"key", b"value"), Err(oneread::MutateError::ReadOnly { .. })));
+}
+
+/// Batches of GETs over a wire are READ at all nodes at once.
+#[test]
+fn batches_over_a_wire() {
+    if !has_etcd() {
+        return;
+    }
+    let mut cluster = Cluster::none(8, 1);
+    for number in 0..3 {
+        let anywhere = "tcp://127.0.0.1:0".parse().unwrap();
+        cluster
+            .run_as(number, common::node_at(anywhere, cluster.folder.path(), number, cluster.etcd.options()));
+    }
+    let mut client = cluster.client();
+    let entries: Vec<_> = (0..1_000u32).map(|number| (key(number), vec![1; number as usize])).collect();
+    assert!(client.put_many(&entries).into_iter().all(|ended| ended.is_ok()));
+    until("each node serves something", || {
+        cluster.shards().iter().filter_map(|state| state.primary).collect::<HashSet<_>>().len() == 3
+    });
+    let keys: Vec<_> = (0..2_000u32).map(key).collect();
+    let values = client.get_many(&keys).unwrap();
+    for (number, value) in values.into_iter().enumerate() {
+        assert_eq!(value, entries.get(number).map(|(_, put)| put.clone()), "{number}");
+    }
+}
+
+/// A scan shows all keys, while shards move and a primary is gone for good: some of them twice, perhaps.
+#[test]
+fn scans_show_all() {
+    if !has_etcd() {
+        return;
+    }
+    let mut cluster = Cluster::start(3, 8, 2);
+    let mut client = cluster.client();
+    let entries: Vec<_> = (0..5_000u32).map(|number| (key(number), number.to_le_bytes())).collect();
+    assert!(client.put_many(&entries).into_iter().all(|ended| ended.is_ok()));
+    // Its outcome is an entry of the table, and no key.
+    client.clone().exactly_once(true).put(b"\xffonce", b"value").unwrap();
+    cluster.until_copies(2);
+    let scanned = |scan: ClusterScan<'_>, mut then: Box<dyn FnMut() + '_>| {
+        let (mut found, mut count) = (HashMap::new(), 0);
+        for key in scan {
+            let key = key.unwrap();
+            assert_eq!(found.insert(key.key, key.value.clone()).unwrap_or(key.value.clone()), key.value);
+            count += 1;
+            if count == 500 {
+                then();
+            }
+        }
+        (found, count)
+    };
+    let (found, count) = scanned(client.scan(), Box::new(|| {}));
+    assert_eq!((found.len(), count), (5_001, 5_001));
+    assert!(found.values().all(Option::is_none));
+    let (found, _) = scanned(client.scan().prefix(&[0, 0, 1]).values(true), Box::new(|| {}));
+    assert_eq!(found.len(), 256);
+    assert!(found.iter().all(|(key, value)| value.as_ref().is_some_and(|value| value.iter().rev().eq(key))));
+    assert_eq!(client.scan().prefix(&[0; 65]).count(), 0);
+    // The primary of some shards is gone in the middle of it.
+    let gone = client.primary(0).unwrap();
+    let goes =
+        cluster.nodes.iter().position(|node| node.as_ref().is_some_and(|node| node.id() == gone)).unwrap();
+    let nodes = &mut cluster.nodes;
+    let (found, count) = scanned(client.scan().values(true), Box::new(|| drop(nodes[goes].take())));
+    assert_eq!(found.len(), 5_001, "{count} were shown");
+}
+
+/// CL9: once the wait after a hand-over is over, etcd has it so: a takeover from then on need not wait again.
+#[test]
+fn a_wait_is_over_in_etcd_too() {
+    if !has_etcd() {
+        return;
+    }
+    let mut cluster = Cluster::start(2, 4, 2);
+    cluster.until_copies(2);
+    assert_eq!(cluster.nodes[0].take().unwrap().stop(common::SOON), 0);
+    let next = cluster.id(1);
+    assert!(cluster.shards().iter().all(|state| state.primary == Some(next)));
+    until("no shard waits", || cluster.shards().iter().all(|state| !state.waits));
 }
 
 /// A node joins, one is stopped, one is dropped without notice and comes back: nothing is missing.

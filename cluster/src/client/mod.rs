@@ -3,6 +3,7 @@
 mod pages;
 mod requests;
 mod routes;
+mod scan;
 
 use crate::clock;
 use crate::core::message::{Kind, NotDone, Outcome, Reply, Request, RequestId};
@@ -12,16 +13,21 @@ use crate::etcd::{ClusterName, EtcdError, EtcdOptions};
 use crate::wire::Secret;
 use arc_swap::{ArcSwap, Cache};
 use bytes::Bytes;
-use oneread::{Address, Client, ClientOptions, ConnectError, GetError, SwapOutcome};
+use oneread::error::KeyError;
+use oneread::{Address, Client, ClientOptions, ConnectError, SwapOutcome};
 use requests::{Ended, Runtime};
-use routes::{Known, Route, Routes};
+use routes::{Known, NodeLease, Route, Routes};
 use rustc_hash::{FxHashMap, FxHashSet};
+pub use scan::ClusterScan;
+use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 /// Longest time between two looks at what a request that was not done waits for.
 const AGAIN: Duration = Duration::from_millis(20);
+/// How long a reply may still come from a node after it was heard that another one is primary.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// What a client of a cluster is told.
 #[derive(Clone, Debug)]
@@ -230,12 +236,37 @@ impl Clone for ClusterClient {
     }
 }
 
-/// What became of one READ.
-enum Tried {
-    /// Nothing that counts, for this reason.
-    Nothing(String),
-    /// It counts.
-    Found,
+/// Keys that are READ together at one node.
+#[derive(Debug)]
+struct Batch<'k> {
+    route: &'k Route,
+    /// Where each stands among those that were asked for.
+    places: Vec<usize>,
+    keys: Vec<&'k [u8]>,
+    found: Vec<Result<Option<Vec<u8>>, KeyError>>,
+    /// Whether a lease lasted after all had landed, or why nothing was READ.
+    is_leased: Result<bool, String>,
+}
+
+impl<'k> Batch<'k> {
+    fn new(route: &'k Route) -> Batch<'k> {
+        Batch { route, places: Vec::new(), keys: Vec::new(), found: Vec::new(), is_leased: Ok(false) }
+    }
+}
+
+/// READs at a table, and looks whether it is this node's: one at the same address may be another's by now.
+#[inline]
+fn look_at<E: Display>(
+    client: &mut Client,
+    node: NodeId,
+    read: impl FnOnce(&mut Client) -> Result<(), E>,
+) -> Result<(), String> {
+    let found = read(client);
+    let is_it = client.geometry().generation() == node.0;
+    match found {
+        Ok(()) if is_it => Ok(()),
+        found => Err(found.err().map_or_else(|| format!("node {node} is gone"), |error| error.to_string())),
+    }
 }
 
 /// A handle's clients of nodes' tables.
@@ -249,47 +280,79 @@ struct Tables {
 impl Tables {
     /// READs at a shard's primary. What was found counts if a lease lasts after it has landed (CL4).
     #[inline]
-    fn read(&mut self, route: &Route, read: impl FnOnce(&mut Client) -> Result<(), GetError>) -> Tried {
-        let Some(lease) = &route.lease else { return self.want_lease(route) };
-        match self.look(route.node, route.place, read) {
-            Ok(()) if lease.lasts(clock::now()) => Tried::Found,
-            Ok(()) => self.want_lease(route),
-            Err(why) => Tried::Nothing(why),
-        }
+    fn read<E: Display>(
+        &mut self,
+        route: &Route,
+        read: impl FnOnce(&mut Client) -> Result<(), E>,
+    ) -> Result<(), String> {
+        let Some(lease) = &route.lease else { return Err(self.want_lease(route)) };
+        self.look(route.node, route.place, read)?;
+        if lease.lasts(clock::now()) { Ok(()) } else { Err(self.want_lease(route)) }
     }
 
-    /// Sees to it that somebody READs the node's page. Who did may have given up while the node was away.
+    /// Sees to it that somebody READs the node's page. Who did may have given up while the node was away. Returns what is
+    /// missing.
     #[cold]
-    fn want_lease(&mut self, route: &Route) -> Tried {
+    fn want_lease(&mut self, route: &Route) -> String {
         let is_kept = lock(&self.shared.tables).contains_key(&route.node);
         if let Some(client) = self.clients.get_mut(route.place).filter(|_| !is_kept) {
             *client = None;
         }
         match self.of(route.node, route.place) {
-            Ok(_) => Tried::Nothing(format!("there is no lease on node {}", route.node)),
-            Err(why) => Tried::Nothing(why),
+            Ok(_) => format!("there is no lease on node {}", route.node),
+            Err(why) => why,
+        }
+    }
+
+    /// READs batches, each at its node: over a wire at all nodes at once, in memory one after the other.
+    fn read_each(&mut self, batches: &mut [Batch<'_>]) {
+        let mut begun = Vec::with_capacity(batches.len());
+        for batch in batches.iter_mut() {
+            let Route { node, place, lease, .. } = batch.route;
+            let Some(lease) = lease else { continue };
+            match self.of(*node, *place).map(drop) {
+                Ok(()) => begun.extend(self.clients[*place].take().map(|client| (batch, client, lease))),
+                Err(why) => batch.is_leased = Err(why),
+            }
+        }
+        let read = |(batch, mut client, lease): (&mut Batch<'_>, Client, &Arc<NodeLease>)| {
+            let all = |client: &mut Client| client.get_many(&batch.keys).map(|found| batch.found = found);
+            let looked = look_at(&mut client, batch.route.node, all);
+            batch.is_leased = looked.map(|()| lease.lasts(clock::now()));
+            batch.is_leased.is_ok().then_some((batch.route.place, client))
+        };
+        let is_over_wire = begun.iter().any(|(_, client, _)| client.region().is_none());
+        let ended: Vec<_> = if is_over_wire {
+            std::thread::scope(|scope| {
+                let last = begun.pop();
+                let others: Vec<_> = begun.into_iter().map(|one| scope.spawn(move || read(one))).collect();
+                let last = last.and_then(read);
+                let joined = others.into_iter().filter_map(|other| {
+                    other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                });
+                joined.chain(last).collect()
+            })
+        } else {
+            begun.into_iter().filter_map(read).collect()
+        };
+        for (place, client) in ended {
+            self.clients[place] = Some(client);
         }
     }
 
     /// READs at a node, whatever it is by now for a shard.
     #[inline]
-    fn look(
+    fn look<E: Display>(
         &mut self,
         node: NodeId,
         place: usize,
-        read: impl FnOnce(&mut Client) -> Result<(), GetError>,
+        read: impl FnOnce(&mut Client) -> Result<(), E>,
     ) -> Result<(), String> {
-        let client = self.of(node, place)?;
-        let found = read(client);
-        // A table at the same address may be another node's by now.
-        let is_it = client.geometry().generation() == node.0;
-        match found {
-            Ok(()) if is_it => Ok(()),
-            found => {
-                self.clients[place] = None;
-                Err(found.err().map_or_else(|| format!("node {node} is gone"), |error| error.to_string()))
-            }
+        let looked = look_at(self.of(node, place)?, node, read);
+        if looked.is_err() {
+            self.clients[place] = None;
         }
+        looked
     }
 
     #[inline]
@@ -416,39 +479,52 @@ impl ClusterClient {
         Ok(is_there)
     }
 
-    /// Values of many keys: one READ each, many at once at each node.
+    /// Values of many keys: one READ each, many at once at each node. Over a wire all nodes are READ at once, each by a thread of
+    /// its own for as long as the call lasts; tables in memory are READ one after the other.
     ///
     /// # Errors
     /// As [`ClusterClient::get`], for any of them.
     pub fn get_many<K: AsRef<[u8]>>(&mut self, keys: &[K]) -> Result<Vec<Option<Vec<u8>>>, ClusterError> {
-        let mut values = vec![None; keys.len()];
-        // By shard: what is at one node is READ together.
         let mut left = Vec::with_capacity(keys.len());
         for (at, key) in keys.iter().enumerate() {
             left.push((self.check(key.as_ref(), 0)?, at));
         }
-        while let Some(&(shard, _)) = left.first() {
-            self.until_found(shard, |tables, routes, route| {
-                let is_here = |shard: ShardIx| routes.of(shard).is_some_and(|other| other.is_as(route));
-                let here: Vec<usize> =
-                    left.iter().filter(|(shard, _)| is_here(*shard)).map(|(_, at)| *at).collect();
-                let wanted: Vec<&[u8]> = here.iter().map(|at| keys[*at].as_ref()).collect();
-                let mut found = Vec::new();
-                let tried = tables.read(route, |client| client.get_many(&wanted).map(|all| found = all));
-                if let Tried::Nothing(why) = tried {
-                    return Tried::Nothing(why);
+        // `None`: not known yet.
+        let mut values: Vec<Option<Option<Vec<u8>>>> = vec![None; keys.len()];
+        while let Some(&(shard, first)) = left.first() {
+            self.until_found(shard, |tables, routes, _| {
+                let mut batches: Vec<Batch<'_>> = Vec::new();
+                for &(shard, at) in &left {
+                    let Some(route) = routes.of(shard) else { continue };
+                    let batch = batches.iter().position(|batch| batch.route.is_as(route));
+                    let batch = batch.unwrap_or_else(|| {
+                        batches.push(Batch::new(route));
+                        batches.len() - 1
+                    });
+                    batches[batch].places.push(at);
+                    batches[batch].keys.push(keys[at].as_ref());
                 }
-                for (at, value) in here.iter().zip(found) {
-                    match value {
-                        Ok(value) => values[*at] = value,
-                        Err(error) => return Tried::Nothing(error.to_string()),
+                tables.read_each(&mut batches);
+                let mut why = None;
+                for Batch { route, places, found, is_leased, .. } in batches {
+                    match is_leased {
+                        Err(error) => why = Some(error),
+                        Ok(false) => why = Some(tables.want_lease(route)),
+                        Ok(true) => {
+                            for (at, value) in places.into_iter().zip(found) {
+                                match value {
+                                    Ok(value) => values[at] = Some(value),
+                                    Err(error) => why = Some(error.to_string()),
+                                }
+                            }
+                        }
                     }
                 }
-                left.retain(|(shard, _)| !is_here(*shard));
-                Tried::Found
+                left.retain(|(_, at)| values[*at].is_none());
+                if values[first].is_some() { Ok(()) } else { Err(why.unwrap_or_default()) }
             })?;
         }
-        Ok(values)
+        Ok(values.into_iter().map(Option::flatten).collect())
     }
 
     /// A key's value in any whole copy of its shard, the primary's first: never torn, perhaps old, and it asks neither
@@ -476,7 +552,7 @@ impl ClusterClient {
     fn until_found(
         &mut self,
         shard: ShardIx,
-        mut try_at: impl FnMut(&mut Tables, &Routes, &Route) -> Tried,
+        mut try_at: impl FnMut(&mut Tables, &Routes, &Route) -> Result<(), String>,
     ) -> Result<(), ClusterError> {
         // What is usual needs no clone of a route, nor a look at the time.
         let mut begun = None;
@@ -485,8 +561,8 @@ impl ClusterClient {
             let routes = self.routes.load();
             let why = match routes.of(shard) {
                 Some(route) => match try_at(&mut self.tables, routes, route) {
-                    Tried::Found => return Ok(()),
-                    Tried::Nothing(why) => why,
+                    Ok(()) => return Ok(()),
+                    Err(why) => why,
                 },
                 None => "nobody serves it, as far as etcd says".into(),
             };
@@ -614,18 +690,7 @@ impl ClusterClient {
             *last
         });
         let key = Bytes::copy_from_slice(key);
-        Ok(Change {
-            shard,
-            key,
-            kind,
-            id,
-            sending: Sending::new(id.is_some()),
-            outcome: None,
-            at: None,
-            lost: None,
-            is_lost: false,
-            not_before: None,
-        })
+        Ok(Change { id, ..Change::new(shard, key, kind, Sending::new(id.is_some())) })
     }
 
     /// Sends what is not under way, or may have been lost with its connection.
@@ -640,7 +705,9 @@ impl ClusterClient {
             if !change.is_under_way() || change.id.is_some() && !lanes.insert(change.shard) {
                 continue;
             }
-            let Some(primary) = known.primary(change.shard) else { continue };
+            let primary = known.primary(change.shard);
+            change.hears_of(primary, now);
+            let Some(primary) = primary else { continue };
             // Under way where it should be.
             let is_there = !change.sending.is_not_done() && change.at == Some(primary);
             if is_there || !change.sending.may_send() || change.not_before.is_some_and(|time| now < time) {
@@ -675,11 +742,38 @@ struct Change {
     lost: Option<String>,
     /// No reply can come any more, and it must not be sent again.
     is_lost: bool,
+    /// When it was first seen that its node is the primary no more.
+    moved: Option<Instant>,
     /// It was certainly not done, and is not sent again before that.
     not_before: Option<Instant>,
 }
 
 impl Change {
+    fn new(shard: ShardIx, key: Bytes, kind: Kind, sending: Sending) -> Change {
+        Change {
+            shard,
+            key,
+            kind,
+            id: None,
+            sending,
+            outcome: None,
+            at: None,
+            lost: None,
+            is_lost: false,
+            moved: None,
+            not_before: None,
+        }
+    }
+
+    /// Who is primary now. One that is so no more forgets what is under way, and may be stopped.
+    fn hears_of(&mut self, primary: Option<NodeId>, now: Instant) {
+        if self.at.is_none() || self.at == primary || self.sending.may_send() {
+            self.moved = None;
+        } else {
+            self.is_lost = now >= *self.moved.get_or_insert(now) + LAST_WORDS;
+        }
+    }
+
     fn is_under_way(&self) -> bool {
         self.outcome.is_none() && !self.is_lost
     }
@@ -734,4 +828,35 @@ fn settle(
     change.at = None;
     // The next one of its lane may go.
     change.outcome.is_none() || change.id.is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A change without an id whose node is primary no more is waited for a little longer, and not until the deadline.
+    #[test]
+    fn a_change_at_a_deposed_primary_ends() {
+        let (node, other) = (Some(NodeId(1)), Some(NodeId(2)));
+        let under_way = |has_id| {
+            let mut sending = Sending::new(has_id);
+            sending.sends(1);
+            Change { at: node, ..Change::new(0, Bytes::new(), Kind::Remove, sending) }
+        };
+        let (mut change, now) = (under_way(false), Instant::now());
+        let mut hears = |primary, after| {
+            change.hears_of(primary, now + after);
+            change.is_under_way()
+        };
+        assert!(hears(node, LAST_WORDS) && hears(other, LAST_WORDS) && hears(other, 2 * LAST_WORDS - AGAIN));
+        // It is the primary again: what is under way may yet be answered.
+        assert!(hears(node, 2 * LAST_WORDS) && hears(None, 3 * LAST_WORDS));
+        assert!(!hears(other, 4 * LAST_WORDS));
+        assert!(matches!(change.end(LAST_WORDS), Err(ClusterError::Unknown { .. })));
+        // With an id it is sent again.
+        let mut change = under_way(true);
+        change.hears_of(other, now);
+        change.hears_of(other, now + 2 * LAST_WORDS);
+        assert!(change.is_under_way());
+    }
 }

@@ -30,6 +30,8 @@ impl NodeLease {
 pub struct Route {
     /// Its primary.
     pub node: NodeId,
+    /// That node's epoch for it.
+    pub epoch: u64,
     /// That node's place among the client's tables.
     pub place: usize,
     /// `None`: no READ of the shard would be believed.
@@ -138,20 +140,18 @@ impl Known {
             let lease =
                 self.leases.get(&node).filter(|(open, _)| open.get(usize::from(shard)) == Some(&Some(epoch)));
             let lease = lease.map(|(_, lease)| lease.clone());
-            Some(Route { node, place: self.place(node), lease })
+            Some(Route { node, epoch, place: self.place(node), lease })
         });
         Routes(routes.collect())
     }
 }
 
 impl Route {
-    /// Whether what is READ there counts just when what is READ here does.
+    /// Whether what is READ at both is READ at one node, and counts by the same lease or by none.
+    #[inline]
     pub fn is_as(&self, other: &Route) -> bool {
-        let same_lease = match (&self.lease, &other.lease) {
-            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
-            _ => false,
-        };
-        self.node == other.node && same_lease
+        self.node == other.node
+            && self.lease.as_ref().map(Arc::as_ptr) == other.lease.as_ref().map(Arc::as_ptr)
     }
 }
 
@@ -373,7 +373,7 @@ mod tests {
         let (here, there) = (routes.of(1).unwrap(), routes.of(0).unwrap());
         assert_eq!((here.node, there.node), (A, B));
         assert!(here.place != there.place && here.lease.is_some() && there.lease.is_none());
-        assert!(!here.is_as(there) && here.is_as(routes.of(2).unwrap()) && !there.is_as(there));
+        assert!(!here.is_as(there) && here.is_as(routes.of(2).unwrap()) && there.is_as(there));
         for beat in 1..3 {
             told.page(B, 7, beat, [(3, true), (0, false), (0, false)]);
         }

@@ -377,6 +377,13 @@ impl<C> Replica<C> {
         self.map.waits && now < self.first
     }
 
+    /// CL9: tells etcd when it is, so that a takeover from now on need not wait again.
+    fn wait_is_over<T: Table<Cursor = C>>(&mut self, shared: &mut Shared<T>, now: Time) {
+        if self.map.waits && !self.now_waits(now) && self.transaction.is_none() {
+            self.transact(shared, now, ShardState { waits: false, ..self.map.clone() }, None);
+        }
+    }
+
     // ---- what is due ----
 
     pub(in crate::core) fn tick<T: Table<Cursor = C>>(&mut self, shared: &mut Shared<T>, now: Time) {
@@ -400,6 +407,7 @@ impl<C> Replica<C> {
                 } else {
                     self.look_for_late(shared, now);
                     self.walk_on(shared, now);
+                    self.wait_is_over(shared, now);
                 }
             }
             Role::Standby => self.take_over(shared, now),

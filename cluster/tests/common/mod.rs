@@ -159,7 +159,11 @@ pub fn config(shards: u16, replicas: u8, ttl: Duration) -> ClusterConfig {
 
 /// A node with a region file in this folder: it is the same one when it starts again.
 pub fn node(folder: &Path, number: usize, etcd: EtcdOptions) -> NodeConfig {
-    let address = Address::Shm(folder.join(format!("n{number}.sock")));
+    node_at(Address::Shm(folder.join(format!("n{number}.sock"))), folder, number, etcd)
+}
+
+/// The same, whose table is at this address.
+pub fn node_at(address: Address, folder: &Path, number: usize, etcd: EtcdOptions) -> NodeConfig {
     let table = Config::new().size(TableSize::up_to(32 << 20));
     let server = ServerConfig::new(address, table)
         .backing(Backing::File(folder.join(format!("n{number}.region"))))

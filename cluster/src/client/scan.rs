@@ -1,0 +1,136 @@
+//! Scans over all shards: each node's table in turn, of which those keys count whose primary the node is.
+
+use super::{ClusterClient, ClusterError};
+use crate::core::state::{NodeId, ShardIx};
+use oneread::{ScanCursor, ScannedKey};
+use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
+
+/// A scan of all keys of a cluster, in no order. [`ClusterClient::scan`] begins it.
+#[derive(Debug)]
+pub struct ClusterScan<'c> {
+    client: &'c mut ClusterClient,
+    prefix: Vec<u8>,
+    values: bool,
+    /// Shards of which not every key was shown.
+    left: Vec<ShardIx>,
+    pass: Option<Pass>,
+    /// Keys of the last reply that were not given yet.
+    ready: VecDeque<ScannedKey>,
+}
+
+/// A pass over one node's table.
+#[derive(Debug)]
+struct Pass {
+    node: NodeId,
+    /// `None`: at its beginning.
+    cursor: Option<ScanCursor>,
+    /// Shards that it has shown from the beginning on, with their epochs.
+    shards: FxHashMap<ShardIx, u64>,
+}
+
+impl ClusterClient {
+    /// Begins a scan of all keys.
+    ///
+    /// A key that is there throughout is shown, with a value that it has at an instant of the scan: once, and perhaps again
+    /// if the lease on its shard ends meanwhile, as when it is moved or its primary fails. One that comes, or goes, meanwhile is shown or not.
+    ///
+    /// One node's table is scanned after the other, as [`Client::scan`](oneread::Client::scan) does it, by requests. A table
+    /// has copies of other nodes' shards, too: they are sent, and are not shown. So with two copies of each shard, twice
+    /// the bytes come.
+    pub fn scan(&mut self) -> ClusterScan<'_> {
+        let left = (0..self.config().shards).rev().collect();
+        ClusterScan {
+            client: self,
+            prefix: Vec::new(),
+            values: false,
+            left,
+            pass: None,
+            ready: VecDeque::new(),
+        }
+    }
+}
+
+impl ClusterScan<'_> {
+    /// Shows only keys that begin with this.
+    #[must_use]
+    pub fn prefix(self, prefix: &[u8]) -> Self {
+        // No key begins with one that is longer than any.
+        let left = if prefix.len() > self.client.config().key_max.into() { Vec::new() } else { self.left };
+        ClusterScan { prefix: prefix.to_vec(), left, ..self }
+    }
+
+    /// Brings values, too.
+    #[must_use]
+    pub fn values(self, values: bool) -> Self {
+        ClusterScan { values, ..self }
+    }
+
+    /// The keys of the next reply, which may be none. `None` when no key is left.
+    ///
+    /// # Errors
+    /// [`ClusterError::Unavailable`]. The scan can go on.
+    fn next_batch(&mut self) -> Result<Option<VecDeque<ScannedKey>>, ClusterError> {
+        let ClusterScan { client, prefix, values, left, pass, .. } = self;
+        let Some(&first) = left.last() else { return Ok(None) };
+        let config = client.shared.config.clone();
+        // Who is no primary any more, or one of another epoch, has shown its shards in vain.
+        let routes = client.routes.load();
+        if let Some(Pass { node, shards, .. }) = pass {
+            shards.retain(|shard, epoch| {
+                routes.of(*shard).is_some_and(|route| route.node == *node && route.epoch == *epoch)
+            });
+        }
+        let going_on = pass.as_ref().and_then(|pass| pass.shards.keys().next().copied());
+        let mut shown = VecDeque::new();
+        client.until_found(going_on.unwrap_or(first), |tables, routes, route| {
+            if pass.as_ref().is_none_or(|pass| pass.node != route.node || pass.shards.is_empty()) {
+                let here = left.iter().filter_map(|shard| Some((*shard, routes.of(*shard)?)));
+                let here =
+                    here.filter(|(_, other)| other.is_as(route)).map(|(shard, other)| (shard, other.epoch));
+                *pass = Some(Pass { node: route.node, cursor: None, shards: here.collect() });
+            }
+            let Some(Pass { cursor, shards, .. }) = pass else { return Ok(()) };
+            let mut came = None;
+            tables.read(route, |client| {
+                let scan = client.scan().prefix(prefix).values(*values);
+                let mut scan = match cursor.clone() {
+                    Some(cursor) => scan.from(cursor),
+                    None => scan,
+                };
+                came = scan.next_batch()?.map(|keys| (keys, scan.cursor()));
+                Ok::<_, oneread::FeedError>(())
+            })?;
+            // The lease covers those shards of the pass that have it, too.
+            shards.retain(|shard, epoch| {
+                routes.of(*shard).is_some_and(|other| other.is_as(route) && other.epoch == *epoch)
+            });
+            let Some((keys, next)) = came else {
+                left.retain(|shard| !shards.contains_key(shard));
+                *pass = None;
+                return Ok(());
+            };
+            *cursor = Some(next);
+            shown.extend(keys.into_iter().filter(|found| {
+                config.may_hold(&found.key, 0) && shards.contains_key(&config.shard_of(&found.key))
+            }));
+            Ok(())
+        })?;
+        Ok(Some(shown))
+    }
+}
+
+impl Iterator for ClusterScan<'_> {
+    type Item = Result<ScannedKey, ClusterError>;
+
+    fn next(&mut self) -> Option<Result<ScannedKey, ClusterError>> {
+        while self.ready.is_empty() {
+            match self.next_batch() {
+                Ok(Some(keys)) => self.ready = keys,
+                Ok(None) => return None,
+                Err(error) => return Some(Err(error)),
+            }
+        }
+        self.ready.pop_front().map(Ok)
+    }
+}
