@@ -106,6 +106,20 @@ pub enum NodeError {
         /// Why, and what to do.
         why: &'static str,
     },
+    /// Its table has other slots than another node's: what an entry takes at one says nothing of the other (CL12).
+    #[error(
+        "this node's table has slots of {bytes} bytes, and node {other} ({name}) has slots of {others}: start all nodes with the          same options for slots (--inline-max, --key-inline, --life), this one with an empty region file"
+    )]
+    Slots {
+        /// Bytes of this one's slots.
+        bytes: u32,
+        /// The other node.
+        other: NodeId,
+        /// What people call it.
+        name: String,
+        /// Bytes of its slots.
+        others: u32,
+    },
     /// Threads could not be started.
     #[error("the node's threads could not be started: {0}")]
     Threads(io::Error),
@@ -154,13 +168,15 @@ impl ClusterNode {
             .build()
             .map_err(NodeError::Threads)?;
         let store = runtime.block_on(EtcdStore::connect(config.cluster.clone(), config.etcd))?;
-        let (cluster, _) = runtime.block_on(store.read_config())?;
+        let (cluster, read) = runtime.block_on(store.read_config())?;
         let mut server = config.server.read_only_clients(true);
         server.table = with_lengths(server.table, &cluster);
         server.token = config.secret.token();
         let server = Arc::new(Server::start(server)?);
         let (table, page, notes) = NodeTable::open(server.clone(), cluster.clone())?;
         let id = NodeId(server.index().geometry().generation());
+        let slot_bytes = server.index().geometry().shape().bytes() as u32;
+        check_slots(slot_bytes, &read, id)?;
         let bounds = Bounds::of(&cluster);
         let who = Identity { cluster: config.cluster, id: Some(id), secret: config.secret, bounds };
         let port = runtime.block_on(NodePort::bind(&config.listen, who.clone(), config.connections_max))?;
@@ -180,6 +196,7 @@ impl ClusterNode {
             requests: requests.clone(),
             version: VERSION,
             leaves: false,
+            slot_bytes,
         };
         let (events, inbox) = mpsc::channel(4 * EVENTS_AT_ONCE);
         let (wants, wanted) = mpsc::unbounded_channel();
@@ -308,6 +325,18 @@ fn check(server: &ServerConfig) -> Result<(), NodeError> {
             refused("owners", "entries of a cluster have none so far")
         }
         _ => Ok(()),
+    }
+}
+
+/// Whether the other nodes that live have slots as these.
+fn check_slots(bytes: u32, read: &EtcdAnswer, me: NodeId) -> Result<(), NodeError> {
+    let mut others = read.nodes().filter(|(id, key)| *id != me && key.alive);
+    match others.find(|(_, key)| ![0, bytes].contains(&key.about.slot_bytes)) {
+        None => Ok(()),
+        Some((other, key)) => {
+            let about = &key.about;
+            Err(NodeError::Slots { bytes, other, name: about.name.clone(), others: about.slot_bytes })
+        }
     }
 }
 

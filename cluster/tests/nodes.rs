@@ -341,6 +341,10 @@ fn what_cannot_be_is_refused() {
         config.secret = oneread_cluster::wire::Secret::new(b"secret").unwrap();
     });
     assert!(anywhere.to_string().contains("--node-advertise"), "{anywhere}");
+    until("others know of the first", || {
+        let slots = with(&|config| config.server.table = config.server.table.inline_max(200));
+        matches!(slots, NodeError::Slots { .. })
+    });
     let store = block(EtcdStore::connect(name(), etcd())).unwrap();
     until("it serves", || cluster.shards().iter().all(|state| state.primary.is_some()));
     let named = block(store.forget(cluster.id(0))).unwrap_err();

@@ -249,8 +249,9 @@ struct Batch<'k> {
 }
 
 impl<'k> Batch<'k> {
-    fn new(route: &'k Route) -> Batch<'k> {
-        Batch { route, places: Vec::new(), keys: Vec::new(), found: Vec::new(), is_leased: Ok(false) }
+    fn new(route: &'k Route, keys: usize) -> Batch<'k> {
+        let (places, keys) = (Vec::with_capacity(keys), Vec::with_capacity(keys));
+        Batch { route, places, keys, found: Vec::new(), is_leased: Ok(false) }
     }
 }
 
@@ -357,14 +358,19 @@ impl Tables {
 
     #[inline]
     fn of(&mut self, node: NodeId, place: usize) -> Result<&mut Client, String> {
+        if self.clients.get(place).is_none_or(Option::is_none) {
+            self.connect(node, place)?;
+        }
+        self.clients[place].as_mut().ok_or_else(String::new)
+    }
+
+    #[cold]
+    fn connect(&mut self, node: NodeId, place: usize) -> Result<(), String> {
         if self.clients.len() <= place {
             self.clients.resize_with(place + 1, || None);
         }
-        let client = &mut self.clients[place];
-        match client {
-            Some(client) => Ok(client),
-            None => Ok(client.insert(self.shared.table(node)?)),
-        }
+        self.clients[place] = Some(self.shared.table(node)?);
+        Ok(())
     }
 }
 
@@ -496,13 +502,13 @@ impl ClusterClient {
                 let mut batches: Vec<Batch<'_>> = Vec::new();
                 for &(shard, at) in &left {
                     let Some(route) = routes.of(shard) else { continue };
-                    let batch = batches.iter().position(|batch| batch.route.is_as(route));
-                    let batch = batch.unwrap_or_else(|| {
-                        batches.push(Batch::new(route));
-                        batches.len() - 1
-                    });
-                    batches[batch].places.push(at);
-                    batches[batch].keys.push(keys[at].as_ref());
+                    let index =
+                        batches.iter().position(|batch| batch.route.is_as(route)).unwrap_or_else(|| {
+                            batches.push(Batch::new(route, left.len()));
+                            batches.len() - 1
+                        });
+                    batches[index].places.push(at);
+                    batches[index].keys.push(keys[at].as_ref());
                 }
                 tables.read_each(&mut batches);
                 let mut why = None;

@@ -1,0 +1,323 @@
+//! As primary: what becomes of requests.
+
+use super::{ITEMS_MAX, Replica, Role};
+use crate::core::message::{
+    ChannelId, Item, Key, Kind, NotDone, Outcome, Peer, Reply, Request, RequestId, Store, Value,
+};
+use crate::core::node::{Shared, Standing};
+use crate::core::results::{self, ResultKey};
+use crate::core::state::{NodeId, NodeIds, Time};
+use crate::core::table::Table;
+use crate::faults::{Rule, broken};
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+
+/// Requests that wait, at which no further one is taken.
+const WAITING_MAX: usize = 16_384;
+/// Times of a call of etcd after which a standby that had no room is asked again.
+const ASK_ROOM_AGAIN: u32 = 4;
+
+/// A change, or an outcome without one, that waits for the counted replicas.
+#[derive(Debug)]
+pub(super) struct Change {
+    pub(super) peer: Peer,
+    pub(super) request: Request,
+    pub(super) stores: SmallVec<[Store; 2]>,
+    pub(super) outcome: Outcome,
+    /// Bytes of room that are free when it is done.
+    pub(super) frees: u64,
+    /// Its number in each channel.
+    pub(super) numbers: SmallVec<[(ChannelId, u64); 2]>,
+}
+
+/// What is decided of a request.
+pub(super) enum Decided {
+    /// Nothing yet: for want of an answer, or of time.
+    Wait,
+    /// Nothing yet: a change of this key is under way.
+    Behind(Key),
+    /// Nothing: its client has given it up.
+    Drop,
+    /// Nothing, for certain.
+    NotDone(NotDone),
+    /// Its outcome is known, and no other node need agree.
+    Ended(Outcome),
+    /// Its outcome, when all counted replicas have these stores; the room that it takes, and frees.
+    Begin { outcome: Outcome, stores: SmallVec<[Store; 2]>, takes: u64, frees: u64 },
+}
+
+impl<C> Replica<C> {
+    pub(in crate::core) fn request_comes<T: Table<Cursor = C>>(
+        &mut self,
+        shared: &mut Shared<T>,
+        now: Time,
+        peer: Peer,
+        request: Request,
+    ) {
+        let serves = self.role == Role::Primary && shared.standing == Standing::Good;
+        if !serves || self.waiting.len() >= WAITING_MAX {
+            return shared.not_done(peer, &request, NotDone::NotServed);
+        }
+        // Behind others that wait, it waits with them, until the next answer or tick.
+        self.waiting.push_back((peer, request));
+        if self.waiting.len() == 1 {
+            self.progress(shared, now);
+        }
+    }
+
+    /// Sets room aside up to `wanted`, if there is any.
+    pub(super) fn set_room<T>(&mut self, shared: &mut Shared<T>, wanted: u64) {
+        let more = wanted.saturating_sub(self.room).min(shared.room_left);
+        (self.room, shared.room_left) = (self.room + more, shared.room_left - more);
+    }
+
+    /// Asks a standby to set room aside. True: it was asked, and its answer is not there yet.
+    pub(super) fn ask_room<T: Table<Cursor = C>>(
+        &mut self,
+        shared: &mut Shared<T>,
+        now: Time,
+        index: usize,
+        wanted: u64,
+    ) -> bool {
+        let channel = &mut self.channels[index];
+        let again = shared.timing.call * Time::from(ASK_ROOM_AGAIN);
+        if let Some((asked, number, since)) = channel.asked_room
+            && asked >= wanted
+        {
+            if channel.answered < number {
+                return true;
+            }
+            if now < since + again {
+                return false;
+            }
+        }
+        // More than is needed, so that it need not be asked for each.
+        let number = channel.push(shared, now, self.shard, Item::Room(wanted + wanted / 8));
+        channel.asked_room = Some((wanted, number, now));
+        true
+    }
+
+    /// Room here and at all replicas that count, for all entries to come (CL12). `None`: not known yet.
+    pub(super) fn has_room<T: Table<Cursor = C>>(
+        &mut self,
+        shared: &mut Shared<T>,
+        now: Time,
+        used: u64,
+    ) -> Option<bool> {
+        if used > self.room {
+            self.set_room(shared, used + used / 8);
+        }
+        if used > self.room {
+            return Some(false);
+        }
+        if broken(Rule::NoRoomHeld) || broken(Rule::RefusedLate) {
+            return Some(true);
+        }
+        let nodes: NodeIds = self.map.in_sync.clone().and(&self.growing).without(shared.id);
+        for node in nodes.iter().filter(|node| self.counts(shared.id, *node)) {
+            let index = self.channels.iter().position(|channel| channel.to == node)?;
+            if used > self.channels[index].room? {
+                return if self.ask_room(shared, now, index, used) { None } else { Some(false) };
+            }
+        }
+        Some(true)
+    }
+
+    /// What a request comes to, as its key is now.
+    pub(super) fn decide<T: Table<Cursor = C>>(
+        &mut self,
+        shared: &mut Shared<T>,
+        now: Time,
+        request: &Request,
+    ) -> Decided {
+        let is_full = self.channels.iter().any(|channel| channel.log.len() >= ITEMS_MAX);
+        if now < self.first || self.closing.is_some() || is_full {
+            return Decided::Wait;
+        }
+        let result_key = request.id.map(|id| ResultKey::new(self.shard, id.lane));
+        for key in [Some(&request.key), result_key.as_ref().map(|result| &result.0)].into_iter().flatten() {
+            if self.behind.contains_key(key) {
+                return Decided::Behind(key.clone());
+            }
+        }
+        let known = result_key.as_ref().and_then(|result| shared.table.get(&result.0));
+        if let (Some(id), Some((last, outcome))) =
+            (request.id, known.as_ref().and_then(|v| results::decode(v)))
+            && id.number <= last
+        {
+            // An older one was given up by its client.
+            return if id.number == last { Decided::Ended(outcome) } else { Decided::Drop };
+        }
+        let old = shared.table.value_len(&request.key);
+        let mut differs = |expected: &Value| {
+            old != Some(expected.len()) || shared.table.get(&request.key).as_ref() != Some(expected)
+        };
+        let (mut outcome, new) = match &request.kind {
+            Kind::Insert(_) if old.is_some() => (Outcome::Exists, None),
+            Kind::Swap { .. } | Kind::Remove if old.is_none() => (Outcome::Absent, None),
+            Kind::Swap { expected, .. } if differs(expected) => (Outcome::Differs, None),
+            Kind::Remove => (Outcome::Done, Some(None)),
+            Kind::Put(value) | Kind::Insert(value) | Kind::Swap { new: value, .. } => {
+                (Outcome::Done, Some(Some(value.clone())))
+            }
+        };
+        let cost = |len: Option<usize>| shared.cost(&request.key, len);
+        let mut store: Option<Store> = new.map(|new| (request.key.clone(), new));
+        let (was, is) = (cost(old), store.as_ref().map(|store| cost(store.1.as_ref().map(Value::len))));
+        let (mut takes, mut frees) = is.map_or((0, 0), |is| (is.saturating_sub(was), was.saturating_sub(is)));
+        let for_result = match &result_key {
+            Some(result) if known.is_none() => shared.table.cost(&result.0, results::LEN),
+            _ => 0,
+        };
+        if for_result > 0 {
+            match self.has_room(shared, now, self.used + for_result) {
+                None => return Decided::Wait,
+                Some(false) => return Decided::NotDone(NotDone::NoRoomForResult),
+                Some(true) => {}
+            }
+        }
+        if takes > 0 {
+            match self.has_room(shared, now, self.used + for_result + takes) {
+                None => return Decided::Wait,
+                Some(false) => (outcome, store, takes, frees) = (Outcome::Full, None, 0, 0),
+                Some(true) => {}
+            }
+        }
+        // Nothing is changed, and nothing is told of what is there: no other node need agree.
+        if outcome == Outcome::Full && (request.id.is_none() || broken(Rule::RefusalsForgotten))
+            || store.is_none() && broken(Rule::FailureAtOnce)
+        {
+            return Decided::Ended(outcome);
+        }
+        let is_forgotten = broken(Rule::RefusalsForgotten) && store.is_none();
+        let mut stores: SmallVec<[Store; 2]> = store.into_iter().collect();
+        if let (Some(result), Some(RequestId { number, .. }), false) = (result_key, request.id, is_forgotten)
+        {
+            stores.push((result.0, Some(results::encode(number, outcome))));
+            takes += for_result;
+        }
+        Decided::Begin { outcome, stores, takes, frees }
+    }
+
+    /// Decides what waits. Changes of one key go one by one (CL5).
+    pub(super) fn take<T: Table<Cursor = C>>(&mut self, shared: &mut Shared<T>, now: Time) {
+        for (peer, request) in std::mem::take(&mut self.waiting) {
+            match self.decide(shared, now, &request) {
+                Decided::Wait => self.waiting.push_back((peer, request)),
+                Decided::Behind(key) => self.behind.entry(key).or_default().push_back((peer, request)),
+                Decided::Drop => {}
+                Decided::NotDone(why) => shared.not_done(peer, &request, why),
+                Decided::Ended(outcome) => {
+                    shared.reply(peer, Reply { copy: request.copy, ended: Ok(outcome) });
+                }
+                Decided::Begin { outcome, stores, takes, frees } => {
+                    self.used += takes;
+                    self.begin(shared, now, peer, request, outcome, stores, frees);
+                }
+            }
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn begin<T: Table<Cursor = C>>(
+        &mut self,
+        shared: &mut Shared<T>,
+        now: Time,
+        peer: Peer,
+        request: Request,
+        outcome: Outcome,
+        stores: SmallVec<[Store; 2]>,
+        frees: u64,
+    ) {
+        let mut sent = stores.clone();
+        if broken(Rule::ResultsAlone) {
+            sent.retain(|(key, _)| !results::is_result(key));
+        }
+        let mut numbers = SmallVec::new();
+        for channel in &mut self.channels {
+            let number = channel.push(shared, now, self.shard, Item::Change(sent.clone()));
+            numbers.push((channel.id, number));
+        }
+        if broken(Rule::VisibleFirst) {
+            let _ = stores.iter().try_for_each(|store| shared.store(store));
+        }
+        // One that changes nothing holds its key, too: it is as of then.
+        self.behind.insert(request.key.clone(), VecDeque::new());
+        for (key, _) in &stores {
+            self.behind.insert(key.clone(), VecDeque::new());
+        }
+        self.busy.push_back(Change { peer, request, stores, outcome, frees, numbers });
+    }
+
+    /// Changes that all counted replicas have are made visible and answered (CL5).
+    pub(super) fn progress<T: Table<Cursor = C>>(&mut self, shared: &mut Shared<T>, now: Time) {
+        while shared.standing == Standing::Good {
+            self.take(shared, now);
+            let under_way = self.busy.len();
+            // Channels are in order, so the first under way is the first that all have.
+            while let Some(change) = self.busy.front().filter(|change| self.is_ready(shared.id, change)) {
+                if change.stores.iter().any(|store| shared.store(store).is_err()) {
+                    return shared.fails(self.shard);
+                }
+                let Some(change) = self.busy.pop_front() else { return };
+                self.used -= change.frees;
+                self.end(shared, &change, change.outcome);
+            }
+            if self.busy.len() == under_way {
+                return;
+            }
+        }
+    }
+
+    /// A change is not under way any more: requests behind it wait no longer, and its client hears what became of it.
+    pub(super) fn end<T: Table<Cursor = C>>(
+        &mut self,
+        shared: &mut Shared<T>,
+        change: &Change,
+        outcome: Outcome,
+    ) {
+        for key in change.stores.iter().map(|store| &store.0).chain([&change.request.key]) {
+            self.waiting.extend(self.behind.remove(key).into_iter().flatten());
+        }
+        shared.reply(change.peer, Reply { copy: change.request.copy, ended: Ok(outcome) });
+    }
+
+    pub(super) fn is_ready(&self, me: NodeId, change: &Change) -> bool {
+        if broken(Rule::AnsweredFirst) {
+            return true;
+        }
+        let has = |node: NodeId| {
+            let channel = self.channels.iter().find(|channel| channel.to == node);
+            channel.is_some_and(|channel| {
+                let number = change.numbers.iter().find(|(id, _)| *id == channel.id);
+                channel.answered >= number.map_or(0, |(_, number)| *number)
+            })
+        };
+        let counted = self.map.in_sync.iter().chain(self.growing.iter());
+        counted.filter(|node| self.counts(me, *node)).all(has)
+    }
+
+    /// Only with a broken rule.
+    pub(super) fn withdraw<T: Table<Cursor = C>>(
+        &mut self,
+        shared: &mut Shared<T>,
+        id: ChannelId,
+        number: u64,
+    ) {
+        let is_it = |change: &Change| change.numbers.contains(&(id, number));
+        let Some(index) = self.busy.iter().position(is_it) else { return };
+        let Some(change) = self.busy.remove(index) else { return };
+        self.used -= change.taken(shared);
+        self.end(shared, &change, Outcome::Full);
+    }
+}
+
+impl Change {
+    /// The room that was held for it.
+    pub(super) fn taken<T: Table>(&self, shared: &mut Shared<T>) -> u64 {
+        self.stores.iter().fold(0, |taken, (key, value)| {
+            let was = shared.cost_now(key);
+            taken + shared.cost(key, value.as_ref().map(Value::len)).saturating_sub(was)
+        })
+    }
+}
