@@ -12,7 +12,10 @@ use crate::etcd::{ClusterName, EtcdError, EtcdOptions};
 use crate::wire::Secret;
 use arc_swap::{ArcSwap, Cache};
 use bytes::Bytes;
+use oneread::internals::breaking;
 use oneread::{Address, Client, ClientOptions, ConnectError, GetError, SwapOutcome};
+use rand::TryRng;
+use rand::rngs::SysRng;
 use requests::{Ended, Runtime};
 use routes::{Known, Route, Routes};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -346,7 +349,9 @@ impl ClusterClient {
     /// and shard, and each change replicates two entries.
     #[must_use]
     pub fn exactly_once(mut self, is_so: bool) -> ClusterClient {
-        self.lane = is_so.then(|| RequestId { lane: rand::random(), number: 0 });
+        // From the system: a generator of this thread would give two children of a process (fork) the same lane.
+        let lane = || SysRng.try_next_u64().unwrap_or_else(|_| rand::random());
+        self.lane = is_so.then(|| RequestId { lane: lane(), number: 0 });
         self
     }
 
@@ -472,6 +477,11 @@ impl ClusterClient {
         Err(ClusterError::Unavailable { shard, waited: begun.elapsed(), why })
     }
 
+    /// What is left of the time for a call. `None`: it is over, or nobody wants to wait any more.
+    fn left(&self, begun: Instant) -> Option<Duration> {
+        self.shared.options.deadline.checked_sub(begun.elapsed()).filter(|_| breaking::is_wanted())
+    }
+
     /// Tries until a READ counts, or the time is over.
     fn until_found(
         &mut self,
@@ -491,7 +501,7 @@ impl ClusterClient {
                 None => "nobody serves it, as far as etcd says".into(),
             };
             let begun = *begun.get_or_insert_with(Instant::now);
-            let Some(left) = self.shared.options.deadline.checked_sub(begun.elapsed()) else {
+            let Some(left) = self.left(begun) else {
                 return Err(ClusterError::Unavailable { shard, waited: begun.elapsed(), why });
             };
             if let Some(version) = version {
@@ -585,7 +595,7 @@ impl ClusterClient {
             if !all.iter().flatten().any(Change::is_under_way) {
                 break;
             }
-            let Some(left) = self.shared.options.deadline.checked_sub(begun.elapsed()) else { break };
+            let Some(left) = self.left(begun) else { break };
             // What is certainly not done waits for something to be learned; the rest waits for replies.
             let has_open =
                 all.iter().flatten().any(|change| change.is_under_way() && !change.sending.is_not_done());
