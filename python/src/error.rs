@@ -150,7 +150,9 @@ impl Classed for ClusterError {
         match self {
             ClusterError::Etcd(error) => error.class(),
             ClusterError::Threads(_) => "SystemRefused",
-            ClusterError::Invalid { key_len, key_max, .. } if !(1..=*key_max).contains(key_len) => "KeyTooLong",
+            ClusterError::Invalid { key_len, key_max, .. } if !(1..=*key_max).contains(key_len) => {
+                "KeyTooLong"
+            }
             ClusterError::Invalid { value_len, value_max, .. } if value_len > value_max => "ValueTooLong",
             ClusterError::Invalid { .. } => "Invalid",
             ClusterError::Unavailable { .. } => "Unavailable",

@@ -89,11 +89,7 @@ impl<T: Send + Sync> PerProcess<T> {
     }
 
     #[cold]
-    fn make_again<E>(
-        &self,
-        parents: &Made<T>,
-        again: impl FnOnce(&T) -> Result<T, E>,
-    ) -> Result<&T, E> {
+    fn make_again<E>(&self, parents: &Made<T>, again: impl FnOnce(&T) -> Result<T, E>) -> Result<&T, E> {
         let made = PerProcess::boxed(again(&parents.thing)?);
         let parents = std::ptr::from_ref(parents).cast_mut();
         // Release: pairs with the acquiring load, so that it is whole. Acquire: another thread's is.

@@ -94,12 +94,7 @@ impl Handles {
     pub fn new(client: Client) -> Handles {
         let own = own_slot();
         let slots = std::array::from_fn(|number| Slot::new((number == own).then(|| client.clone())));
-        Handles {
-            first: RwLock::new(Some(client)),
-            slots,
-            gone: Mutex::default(),
-            bound: Slot::new(None),
-        }
+        Handles { first: RwLock::new(Some(client)), slots, gone: Mutex::default(), bound: Slot::new(None) }
     }
 
     /// Does work with a handle that nobody else uses meanwhile. It must not wait, nor run anything of Python. `None` if

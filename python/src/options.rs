@@ -260,7 +260,9 @@ impl<'py> Arguments<'py> {
         .map(|(user, password)| (user, password.into()));
         etcd.tls = match (self.path("etcd_ca")?, self.certificate("etcd_cert", "etcd_key")?) {
             (Some(ca), certificate) => Some(EtcdTls { ca, certificate }),
-            (None, Some(_)) => return Err(self.invalid("for TLS with etcd, name whom to trust: etcd_ca, a file")),
+            (None, Some(_)) => {
+                return Err(self.invalid("for TLS with etcd, name whom to trust: etcd_ca, a file"));
+            }
             (None, None) => None,
         };
         if let Some(time) = self.time("etcd_timeout")? {

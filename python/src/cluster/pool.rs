@@ -52,11 +52,6 @@ impl Pool {
         Some(outcome)
     }
 
-    /// Looks at what all handles have in common. `None`: it is closed.
-    pub fn look<R>(&self, look: impl FnOnce(&ClusterClient) -> R) -> Option<R> {
-        self.lock().as_ref().map(|handles| look(&handles.first))
-    }
-
     /// Whether it is open. Does not wait: in a child, nobody may give the lock back.
     pub fn is_open(&self) -> bool {
         // Relaxed: nothing else hangs on it.
