@@ -55,7 +55,8 @@ class Etcd:
         peer = f"http://127.0.0.1:{free_port()}"
         self.log = open(folder / "etcd.log", "w")
         words = ["--data-dir", str(self.folder), "--listen-client-urls", self.url, "--advertise-client-urls", self.url]
-        words += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"]
+        words += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
+        words += ["--initial-cluster", f"default={peer}"]
         self.process = subprocess.Popen(["etcd", *words], stdout=self.log, stderr=self.log)
         self.is_up = False
 
@@ -288,13 +289,13 @@ def test_threads_share_a_client(cluster: Cluster) -> None:
             client.put(b"count", b"0")
 
             def work(thread: int) -> int:
-                for n in range(20):
-                    key = b"threads:%d:%d" % (thread, n)
+                keys = [b"threads:%d:%d" % (thread, n) for n in range(20)]
+                for key in keys:
                     client.put(key, key)
                     assert client.get(key) == key
                 while not client.compare_and_swap(b"count", seen := client.get(b"count"), b"%d" % (int(seen) + 1)):
                     pass
-                return sum(value is not None for value in client.get_many([b"threads:%d:%d" % (thread, n) for n in range(20)]))
+                return sum(value == key for key, value in zip(keys, client.get_many(keys)))
 
             assert list(pool.map(work, range(24))) == [20] * 24
             assert client.get(b"count") == b"24"
@@ -350,12 +351,14 @@ def test_forks(cluster: Cluster, exactly_once: bool) -> None:
 
 
 @needs_etcd
-@pytest.mark.parametrize("call", ["client.put(b'a', b'')", "client.put_many([b'a'], [b''])", "connect('http://192.0.2.1:2379')"])
+@pytest.mark.parametrize("call", ["client.put(b'a', b'')", "client.put_many([b'a'], [b''])", "connect(silent)"])
 def test_ctrl_c_ends_every_wait(cluster: Cluster, call: str) -> None:
     program = python(
         f"""
-        import signal, sys, oneread
+        import signal, socket, sys, oneread
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        listener = socket.create_server(("127.0.0.1", 0))
+        silent = "http://127.0.0.1:%d" % listener.getsockname()[1]
         def connect(etcd):
             return oneread.ClusterClient("pair", etcd=etcd, secret="another", timeout=3600, etcd_timeout=3600)
         client = connect(sys.argv[1])
@@ -396,7 +399,7 @@ def test_a_node_is_killed_and_nothing_is_lost(etcd: Etcd, folder: Path) -> None:
             assert client.insert(b"new", b"1") and plain.compare_and_swap(b"new", b"1", b"2")
             cluster.end("beta")
         # Nobody serves anything: no lease, and no change.
-        with cluster.client(timeout=5) as client:
+        with cluster.client(timeout=2) as client:
             with pytest.raises(oneread.Unavailable, match="shard") as missing:
                 client.get(b"1")
             assert isinstance(missing.value, oneread.Timeout)
@@ -429,10 +432,9 @@ def test_a_node_that_does_not_answer_leaves_outcomes_unknown(etcd: Etcd, folder:
             with pytest.raises(oneread.Unknown, match="0 of 2 changes were made, and 2 more may have been") as unknown:
                 client.put_many([b"a", b"b"], [b"4", b"4"])
             assert unknown.value.unknown == [0, 1] and unknown.value.rejected == []
-            # Its memory can be read, and is not believed.
+            # Its memory may still be there, and is not believed.
             with pytest.raises(oneread.Unavailable):
                 client.get(b"a")
-            assert client.get_advisory(b"a") == b"2"
             cluster.nodes["alpha"].send_signal(signal.SIGCONT)
         with cluster.client() as client:
             until(lambda: client.get(b"a") in [b"2", b"3", b"4"])

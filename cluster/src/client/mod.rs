@@ -589,13 +589,16 @@ impl ClusterClient {
         let mut is_sent_again = true;
         loop {
             let version = self.shared.version();
-            if std::mem::take(&mut is_sent_again) {
+            let left = self.left(begun);
+            // Not when the time is over: nobody would wait for the reply, and it would not be certain any more that
+            // nothing was done.
+            if left.is_some() && std::mem::take(&mut is_sent_again) {
                 self.send(&mut all, &mut copies);
             }
             if !all.iter().flatten().any(Change::is_under_way) {
                 break;
             }
-            let Some(left) = self.left(begun) else { break };
+            let Some(left) = left else { break };
             // What is certainly not done waits for something to be learned; the rest waits for replies.
             let has_open =
                 all.iter().flatten().any(|change| change.is_under_way() && !change.sending.is_not_done());
