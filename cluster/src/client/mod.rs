@@ -26,6 +26,10 @@ use std::time::{Duration, Instant};
 /// Longest time between two looks at what a request that was not done waits for.
 const AGAIN: Duration = Duration::from_millis(20);
 
+/// With less time left than this, a change that was certainly not done so far is not sent again. A node that refuses it
+/// does so within a round trip or two.
+const LATE: Duration = Duration::from_millis(100);
+
 /// What a client of a cluster is told.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -590,10 +594,10 @@ impl ClusterClient {
         loop {
             let version = self.shared.version();
             let left = self.left(begun);
-            // Not when the time is over: nobody would wait for the reply, and it would not be certain any more that
-            // nothing was done.
-            if left.is_some() && std::mem::take(&mut is_sent_again) {
-                self.send(&mut all, &mut copies);
+            if let Some(left) = left
+                && std::mem::take(&mut is_sent_again)
+            {
+                self.send(&mut all, &mut copies, left);
             }
             if !all.iter().flatten().any(Change::is_under_way) {
                 break;
@@ -641,8 +645,15 @@ impl ClusterClient {
         })
     }
 
-    /// Sends what is not under way, or may have been lost with its connection.
-    fn send(&mut self, all: &mut [Result<Change, ClusterError>], copies: &mut FxHashMap<u64, usize>) {
+    /// Sends what is not under way, or may have been lost with its connection. With little time left, nothing that was
+    /// certainly not done is sent again: its end would hardly be heard, and nothing be certain any more.
+    fn send(
+        &mut self,
+        all: &mut [Result<Change, ClusterError>],
+        copies: &mut FxHashMap<u64, usize>,
+        left: Duration,
+    ) {
+        let is_late = left < LATE.min(self.shared.options.deadline / 10);
         let mut requests: FxHashMap<NodeId, Vec<Request>> = FxHashMap::default();
         let known = lock(&self.shared.known);
         let now = Instant::now();
@@ -656,7 +667,9 @@ impl ClusterClient {
             let Some(primary) = known.primary(change.shard) else { continue };
             // Under way where it should be.
             let is_there = !change.sending.is_not_done() && change.at == Some(primary);
-            if is_there || !change.sending.may_send() || change.not_before.is_some_and(|time| now < time) {
+            let is_over = is_late && change.sending.is_not_done();
+            let waits = change.not_before.is_some_and(|time| now < time || is_over);
+            if is_there || waits || !change.sending.may_send() {
                 continue;
             }
             let copy = self.shared.copies.fetch_add(1, Ordering::Relaxed);
