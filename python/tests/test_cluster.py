@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from native import outcome, python, until
-from test_native_processes import in_child
+from test_native_processes import in_child, stop
 
 import oneread
 from oneread import ClusterClient
@@ -425,7 +425,7 @@ def test_a_node_that_does_not_answer_leaves_outcomes_unknown(etcd: Etcd, folder:
             client.put(b"a", b"1")
         with cluster.client(timeout=2) as client:
             client.put(b"a", b"2")
-            cluster.nodes["alpha"].send_signal(signal.SIGSTOP)
+            stop(cluster.nodes["alpha"])
             with pytest.raises(oneread.Unknown, match="may have been made") as unknown:
                 client.put(b"a", b"3")
             assert isinstance(unknown.value, TimeoutError) and not isinstance(unknown.value, oneread.NotDone)
