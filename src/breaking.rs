@@ -49,8 +49,8 @@ pub(crate) fn sleeps_until(deadline: Instant) -> Option<Instant> {
     Some(deadline.min(next))
 }
 
-/// For long work that waits for nobody: whether it is still wanted.
-pub(crate) fn is_wanted() -> bool {
+/// For long work, and waits of other kinds that are looked at now and then: whether it is still wanted.
+pub fn is_wanted() -> bool {
     sleeps_until(Instant::now() + ASKED_AFTER).is_some()
 }
 

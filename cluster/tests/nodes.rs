@@ -363,3 +363,23 @@ fn what_cannot_be_is_refused() {
     let foreign = with(&|node| node.server = config.clone().start(oneread::StartMode::Open));
     assert!(foreign.to_string().contains("was no node's so far"), "{foreign}");
 }
+
+/// A client with another secret reaches no node: each of its changes was certainly not made, however often it was tried.
+#[test]
+fn a_change_with_a_wrong_secret_was_certainly_not_made() {
+    if !has_etcd() {
+        return;
+    }
+    let cluster = Cluster::start(1, 4, 1);
+    until("it serves", || cluster.shards().iter().all(|state| state.primary.is_some()));
+    let mut options = ClusterOptions::default();
+    options.secret = oneread_cluster::wire::Secret::new(b"another").unwrap();
+    for (deadline, exactly_once) in [(1_000, false), (1_000, true), (0, false)] {
+        options.deadline = Duration::from_millis(deadline);
+        let client = ClusterClient::connect(name(), cluster.etcd.options(), options.clone()).unwrap();
+        let refused = client.exactly_once(exactly_once).put(b"key", b"value").unwrap_err();
+        assert!(matches!(refused, ClusterError::NotDone { .. }), "{refused}");
+        assert!(deadline == 0 || refused.to_string().contains("secret"), "{refused}");
+    }
+    assert_eq!(cluster.client().get(b"key").unwrap(), None);
+}

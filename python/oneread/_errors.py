@@ -11,11 +11,12 @@ class OnereadError(Exception):
     """Any error of this package.
 
     ``position`` says which key of a batch it is about, counted from 0; ``None`` otherwise. ``rejected`` has all keys of
-    a batch that the table did not take.
+    a batch that the table did not take. ``unknown`` has those of which nobody knows (:class:`Unknown`).
     """
 
     position: int | None = None
     rejected: list[int] = []
+    unknown: list[int] = []
 
 
 class Invalid(OnereadError, ValueError):
@@ -46,6 +47,18 @@ class Disconnected(OnereadError, ConnectionError):
 
 class Timeout(OnereadError, TimeoutError):
     """No answer in time. A change may still happen."""
+
+
+class Unavailable(Timeout):
+    """No value of the key could be believed in time: there is no lease on the node that serves it, or none serves it."""
+
+
+class NotDone(Timeout):
+    """The cluster took no change in time, and it was certainly not made. It can be made again."""
+
+
+class Unknown(Timeout):
+    """The cluster did not answer in time: the change may have been made, or may yet be. Get the key to see."""
 
 
 class Busy(OnereadError):

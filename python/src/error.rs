@@ -5,6 +5,8 @@ use oneread::error::{
     AskError, ConfigError, ConnectError, FeedError, GetError, KeyError, MutateError, PutError, ReadError,
     RegionError, ServeError, SnapshotError, TlsError,
 };
+use oneread_cluster::client::ClusterError;
+use oneread_cluster::etcd::EtcdError;
 use oneread_prefix::PrefixError;
 use pyo3::prelude::{Bound, Py, PyAnyMethods, PyErr, PyModule, PyResult, Python};
 use pyo3::sync::PyOnceLock;
@@ -118,6 +120,45 @@ impl Classed for PrefixError {
             PrefixError::Refused(error) => error.class(),
             PrefixError::Connect(error) => error.class(),
             PrefixError::Scan(error) => error.class(),
+            _ => "OnereadError",
+        }
+    }
+}
+
+impl Classed for EtcdError {
+    fn class(&self) -> &'static str {
+        match self {
+            EtcdError::NoEndpoint
+            | EtcdError::Endpoint { .. }
+            | EtcdError::Config(_)
+            | EtcdError::NotThere { .. } => "Invalid",
+            EtcdError::Denied { .. } => "Refused",
+            EtcdError::File { .. } => "SystemRefused",
+            EtcdError::Call { .. } | EtcdError::Compacted | EtcdError::Watch(_) => "Disconnected",
+            EtcdError::Late { .. } => "Timeout",
+            EtcdError::Value { .. } => "Corrupt",
+            EtcdError::Foreign { .. } => "Incompatible",
+            EtcdError::Busy { .. } => "Busy",
+            // What only an operator's calls say.
+            _ => "OnereadError",
+        }
+    }
+}
+
+impl Classed for ClusterError {
+    fn class(&self) -> &'static str {
+        match self {
+            ClusterError::Etcd(error) => error.class(),
+            ClusterError::Threads(_) => "SystemRefused",
+            ClusterError::Invalid { key_len, key_max, .. } if !(1..=*key_max).contains(key_len) => {
+                "KeyTooLong"
+            }
+            ClusterError::Invalid { value_len, value_max, .. } if value_len > value_max => "ValueTooLong",
+            ClusterError::Invalid { .. } => "Invalid",
+            ClusterError::Unavailable { .. } => "Unavailable",
+            ClusterError::NotDone { .. } => "NotDone",
+            ClusterError::Unknown { .. } => "Unknown",
+            ClusterError::Full { .. } => "Full",
             _ => "OnereadError",
         }
     }

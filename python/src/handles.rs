@@ -3,7 +3,6 @@
 //!
 //! No lock is held while a call waits for the server: handlers of signals run then, and may close the client.
 
-use crate::fork;
 use crate::turn::{Taken, Turn};
 use crate::waiting::detached;
 use oneread::Client;
@@ -68,8 +67,6 @@ impl Slot {
 
 /// The handles of one Python client, in one process.
 pub(crate) struct Handles {
-    /// The process that has made them.
-    process: u64,
     /// What others are cloned from. `None` once they are closed.
     first: RwLock<Option<Client>>,
     slots: [Slot; SLOTS],
@@ -97,20 +94,7 @@ impl Handles {
     pub fn new(client: Client) -> Handles {
         let own = own_slot();
         let slots = std::array::from_fn(|number| Slot::new((number == own).then(|| client.clone())));
-        Handles {
-            process: fork::process(),
-            first: RwLock::new(Some(client)),
-            slots,
-            gone: Mutex::default(),
-            bound: Slot::new(None),
-        }
-    }
-
-    /// Whether this process has made them. In a child of it, no lock here may be waited for: a thread may have it that
-    /// is not there.
-    #[inline]
-    pub fn are_of_this_process(&self) -> bool {
-        self.process == fork::process()
+        Handles { first: RwLock::new(Some(client)), slots, gone: Mutex::default(), bound: Slot::new(None) }
     }
 
     /// Does work with a handle that nobody else uses meanwhile. It must not wait, nor run anything of Python. `None` if

@@ -7,6 +7,7 @@
 
 mod calls;
 mod client;
+mod cluster;
 mod command;
 mod convert;
 mod counts;
@@ -37,6 +38,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<client::Client>()?;
     module.add_class::<client::PutTicket>()?;
+    module.add_class::<cluster::ClusterClient>()?;
     module.add_class::<server::Server>()?;
     module.add_class::<index::Index>()?;
     module.add_class::<scan::Scan>()?;
@@ -56,6 +58,7 @@ const OBJECT_ALIGN: usize = 16;
 const _: () = {
     assert!(align_of::<client::Client>() <= OBJECT_ALIGN && align_of::<client::PutTicket>() <= OBJECT_ALIGN);
     assert!(align_of::<server::Server>() <= OBJECT_ALIGN && align_of::<index::Index>() <= OBJECT_ALIGN);
+    assert!(align_of::<cluster::ClusterClient>() <= OBJECT_ALIGN);
     assert!(align_of::<prefix::LocationIndex>() <= OBJECT_ALIGN);
     assert!(align_of::<prefix::PlacementIndex>() <= OBJECT_ALIGN);
     assert!(align_of::<prefix::Holder>() <= OBJECT_ALIGN);

@@ -7,8 +7,12 @@ use oneread::{
     Address, Backing, ClientOptions, ClientTls, Config, Encryption, Evict, Limits, OwnerOptions, RequestPath,
     ServerConfig, ServerTls, Snapshots, StartMode, TableSize, Token,
 };
-use pyo3::prelude::{Bound, PyAny, PyAnyMethods, PyResult, Python};
+use oneread_cluster::client::ClusterOptions;
+use oneread_cluster::etcd::{ClusterName, EtcdOptions, EtcdTls};
+use oneread_cluster::wire::Secret;
+use pyo3::prelude::{Bound, PyAny, PyAnyMethods, PyErr, PyResult, Python};
 use pyo3::types::{PyDict, PyDictMethods, PyString, PyStringMethods};
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -28,6 +32,17 @@ pub(crate) fn address(py: Python<'_>, given: Option<&Bound<'_, PyAny>>) -> PyRes
     }
 }
 
+/// URLs of etcd's members: some, or one text with commas between them. `None`: this host's.
+fn endpoints(given: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<String>> {
+    let Some(given) = given.filter(|given| !given.is_none()) else {
+        return Ok(vec!["http://127.0.0.1:2379".into()]);
+    };
+    match given.cast::<PyString>() {
+        Ok(text) => Ok(text.to_str()?.split(',').map(|url| url.trim().to_owned()).collect()),
+        Err(_) => extracted(calls::list(given)?.as_any(), "etcd"),
+    }
+}
+
 /// A path, text or not.
 fn path(given: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
     let text = calls::call(&given.py().import("os")?.getattr("fspath")?, (given,))?;
@@ -40,6 +55,27 @@ fn parsed<T: FromStr<Err: std::fmt::Display>>(py: Python<'_>, text: &str) -> PyR
 
 fn unknown<T>(py: Python<'_>, name: &str, given: &str, known: &str) -> PyResult<T> {
     Err(error_of(py, "Invalid", format!("{name} is {given:?}; there are: {known}")))
+}
+
+/// Two that go together.
+fn both<A, B>(
+    py: Python<'_>,
+    (first, a): (&str, Option<A>),
+    (second, b): (&str, Option<B>),
+) -> PyResult<Option<(A, B)>> {
+    match (a, b) {
+        (Some(a), Some(b)) => Ok(Some((a, b))),
+        (None, None) => Ok(None),
+        _ => Err(error_of(py, "Invalid", format!("{first} and {second} go together; give both"))),
+    }
+}
+
+/// What a client of a cluster is told.
+pub(crate) struct ClusterArguments {
+    pub name: ClusterName,
+    pub etcd: EtcdOptions,
+    pub options: ClusterOptions,
+    pub exactly_once: bool,
 }
 
 /// The options of a client.
@@ -83,38 +119,36 @@ impl<'py> Arguments<'py> {
         self.any(name)?.map(|given| path(&given)).transpose()
     }
 
-    /// A secret, as text or bytes.
+    /// A token.
     fn token(&self, name: &str) -> PyResult<Token> {
-        let Some(given) = self.any(name)? else { return Ok(Token::default()) };
-        let token = match given.cast::<PyString>() {
-            Ok(text) => Token::new(text.to_str()?),
-            Err(_) => Token::new(&*bytes_of(&given, name)?),
+        Ok(self.secret(name, |bytes| Token::new(bytes))?.unwrap_or_default())
+    }
+
+    /// A secret, as text or bytes.
+    fn secret<T>(&self, name: &str, make: impl FnOnce(&[u8]) -> T) -> PyResult<Option<T>> {
+        let Some(given) = self.any(name)? else { return Ok(None) };
+        let bytes = match given.cast::<PyString>() {
+            Ok(text) => Cow::Borrowed(text.to_str()?.as_bytes()),
+            Err(_) => bytes_of(&given, name)?,
         };
-        if token.is_empty() {
-            return Err(error_of(
-                given.py(),
-                "Invalid",
-                format!("{name} is empty; give a secret, or leave it out"),
-            ));
+        if bytes.is_empty() {
+            return Err(self.invalid(format!("{name} is empty; give a secret, or leave it out")));
         }
-        Ok(token)
+        Ok(Some(make(&bytes)))
+    }
+
+    fn invalid(&self, text: impl Into<String>) -> PyErr {
+        error_of(self.left.py(), "Invalid", text.into())
     }
 
     /// The files of a certificate and of its key.
-    fn certificate(&self) -> PyResult<Option<(PathBuf, PathBuf)>> {
-        match (self.path("tls_cert")?, self.path("tls_key")?) {
-            (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
-            (None, None) => Ok(None),
-            _ => {
-                let text = "tls_cert and tls_key go together; give both";
-                Err(error_of(self.left.py(), "Invalid", text.into()))
-            }
-        }
+    fn certificate(&self, cert: &str, key: &str) -> PyResult<Option<(PathBuf, PathBuf)>> {
+        both(self.left.py(), (cert, self.path(cert)?), (key, self.path(key)?))
     }
 
     fn client_tls(&self) -> PyResult<Option<ClientTls>> {
         let py = self.left.py();
-        let (own, name) = (self.certificate()?, self.take::<String>("tls_name")?);
+        let (own, name) = (self.certificate("tls_cert", "tls_key")?, self.take::<String>("tls_name")?);
         let Some(authorities) = self.path("tls_ca")? else {
             return match own.is_some() || name.is_some() {
                 true => Err(error_of(py, "Invalid", "for TLS, name whom to trust: tls_ca, a file".into())),
@@ -131,7 +165,7 @@ impl<'py> Arguments<'py> {
 
     fn server_tls(&self) -> PyResult<Option<ServerTls>> {
         let py = self.left.py();
-        match (self.certificate()?, self.path("tls_client_ca")?) {
+        match (self.certificate("tls_cert", "tls_key")?, self.path("tls_client_ca")?) {
             (Some((certificate, key)), authorities) => {
                 ServerTls::new(certificate, key, authorities.as_deref()).raise(py).map(Some)
             }
@@ -207,6 +241,45 @@ impl<'py> Arguments<'py> {
             });
         }
         Ok(ClientArguments { options, get_timeout })
+    }
+
+    pub fn cluster(
+        &self,
+        name: &str,
+        etcd: Option<&Bound<'py, PyAny>>,
+        timeout: Option<f64>,
+    ) -> PyResult<ClusterArguments> {
+        let py = self.left.py();
+        let name = parsed(py, name)?;
+        let mut etcd = EtcdOptions::new(endpoints(etcd)?);
+        etcd.user = both(
+            py,
+            ("etcd_user", self.take::<String>("etcd_user")?),
+            ("etcd_password", self.take::<String>("etcd_password")?),
+        )?
+        .map(|(user, password)| (user, password.into()));
+        etcd.tls = match (self.path("etcd_ca")?, self.certificate("etcd_cert", "etcd_key")?) {
+            (Some(ca), certificate) => Some(EtcdTls { ca, certificate }),
+            (None, Some(_)) => {
+                return Err(self.invalid("for TLS with etcd, name whom to trust: etcd_ca, a file"));
+            }
+            (None, None) => None,
+        };
+        if let Some(time) = self.time("etcd_timeout")? {
+            etcd.timeout = time;
+        }
+        let mut options = ClusterOptions::default();
+        if let Some(secret) = self.secret("secret", Secret::new)? {
+            options.secret = secret.map_err(|error| self.invalid(error.to_string()))?;
+        }
+        if let Some(timeout) = optional_seconds(py, timeout, "timeout")? {
+            options.deadline = timeout;
+            options.tables.deadline = options.tables.deadline.min(timeout);
+        }
+        options.tables.server_uids = self.take("server_uids")?.unwrap_or_default();
+        options.tables.tls = self.client_tls()?;
+        let exactly_once = self.take("exactly_once")?.unwrap_or_default();
+        Ok(ClusterArguments { name, etcd, options, exactly_once })
     }
 
     /// What a table is made from.

@@ -26,6 +26,10 @@ fn runs_handlers() -> bool {
 
 /// Runs the handlers of signals that have come. Whether one has raised something.
 fn is_interrupted() -> bool {
+    // It was said within this work already: one wait has ended, and who called that asks before the next.
+    if RAISED.with_borrow(Option::is_some) {
+        return true;
+    }
     // Another thread does not wait for the interpreter's lock in vain.
     if !runs_handlers() {
         return false;

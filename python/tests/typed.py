@@ -50,6 +50,15 @@ def program(path: Path) -> Iterator[str]:
         assert_type(holders.holder("a"), oneread.Holder)
         assert_type(holders.add(holders.holder("a"), keys, start=8), int)
         assert_type(holders.clean(), oneread.Cleaned)
+    with oneread.ClusterClient("demo", etcd=["http://e:2379"], timeout=1, secret=b"s", exactly_once=True) as cluster:
+        assert_type(cluster.get(b"key"), bytes | None)
+        assert_type(cluster.get_many(keys), list[bytes | None])
+        assert_type(cluster.get_advisory(b"key", 7), bytes | int)
+        assert_type(cluster.compare_and_swap(b"key", b"a", bytearray(b"b")), bool)
+        try:
+            cluster.put_many([b"a"], [b"b"])
+        except (oneread.NotDone, oneread.Unknown) as error:
+            assert_type(error.unknown, list[int])
     index = oneread.Index(keys=10, backing="huge")
     assert_type(index.get(b"key", b""), bytes)
     assert_type(len(index), int)

@@ -14,7 +14,10 @@ use crate::wire::Secret;
 use arc_swap::{ArcSwap, Cache};
 use bytes::Bytes;
 use oneread::error::KeyError;
+use oneread::internals::breaking;
 use oneread::{Address, Client, ClientOptions, ConnectError, SwapOutcome};
+use rand::TryRng;
+use rand::rngs::SysRng;
 use requests::{Ended, Runtime};
 use routes::{Known, NodeLease, Route, Routes};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -28,6 +31,9 @@ use std::time::{Duration, Instant};
 const AGAIN: Duration = Duration::from_millis(20);
 /// How long a reply may still come from a node after it was heard that another one is primary.
 const LAST_WORDS: Duration = Duration::from_millis(500);
+/// With less time left than this, a change that was certainly not done so far is not sent again. A node that refuses it
+/// does so within a round trip or two.
+const LATE: Duration = Duration::from_millis(100);
 
 /// What a client of a cluster is told.
 #[derive(Clone, Debug)]
@@ -415,7 +421,9 @@ impl ClusterClient {
     /// and shard, and each change replicates two entries.
     #[must_use]
     pub fn exactly_once(mut self, is_so: bool) -> ClusterClient {
-        self.lane = is_so.then(|| RequestId { lane: rand::random(), number: 0 });
+        // From the system: a generator of this thread would give two children of a process (fork) the same lane.
+        let lane = || SysRng.try_next_u64().unwrap_or_else(|_| rand::random());
+        self.lane = is_so.then(|| RequestId { lane: lane(), number: 0 });
         self
     }
 
@@ -554,6 +562,11 @@ impl ClusterClient {
         Err(ClusterError::Unavailable { shard, waited: begun.elapsed(), why })
     }
 
+    /// What is left of the time for a call. `None`: it is over, or nobody wants to wait any more.
+    fn left(&self, begun: Instant) -> Option<Duration> {
+        self.shared.options.deadline.checked_sub(begun.elapsed()).filter(|_| breaking::is_wanted())
+    }
+
     /// Tries until a READ counts, or the time is over.
     fn until_found(
         &mut self,
@@ -573,7 +586,7 @@ impl ClusterClient {
                 None => "nobody serves it, as far as etcd says".into(),
             };
             let begun = *begun.get_or_insert_with(Instant::now);
-            let Some(left) = self.shared.options.deadline.checked_sub(begun.elapsed()) else {
+            let Some(left) = self.left(begun) else {
                 return Err(ClusterError::Unavailable { shard, waited: begun.elapsed(), why });
             };
             if let Some(version) = version {
@@ -661,13 +674,16 @@ impl ClusterClient {
         let mut is_sent_again = true;
         loop {
             let version = self.shared.version();
-            if std::mem::take(&mut is_sent_again) {
-                self.send(&mut all, &mut copies);
+            let left = self.left(begun);
+            if let Some(left) = left
+                && std::mem::take(&mut is_sent_again)
+            {
+                self.send(&mut all, &mut copies, left);
             }
             if !all.iter().flatten().any(Change::is_under_way) {
                 break;
             }
-            let Some(left) = self.shared.options.deadline.checked_sub(begun.elapsed()) else { break };
+            let Some(left) = left else { break };
             // What is certainly not done waits for something to be learned; the rest waits for replies.
             let has_open =
                 all.iter().flatten().any(|change| change.is_under_way() && !change.sending.is_not_done());
@@ -699,8 +715,15 @@ impl ClusterClient {
         Ok(Change { id, ..Change::new(shard, key, kind, Sending::new(id.is_some())) })
     }
 
-    /// Sends what is not under way, or may have been lost with its connection.
-    fn send(&mut self, all: &mut [Result<Change, ClusterError>], copies: &mut FxHashMap<u64, usize>) {
+    /// Sends what is not under way, or may have been lost with its connection. With little time left, nothing that was
+    /// certainly not done is sent again: its end would hardly be heard, and nothing be certain any more.
+    fn send(
+        &mut self,
+        all: &mut [Result<Change, ClusterError>],
+        copies: &mut FxHashMap<u64, usize>,
+        left: Duration,
+    ) {
+        let is_late = left < LATE.min(self.shared.options.deadline / 10);
         let mut requests: FxHashMap<NodeId, Vec<Request>> = FxHashMap::default();
         let known = lock(&self.shared.known);
         let now = Instant::now();
@@ -716,7 +739,9 @@ impl ClusterClient {
             let Some(primary) = primary else { continue };
             // Under way where it should be.
             let is_there = !change.sending.is_not_done() && change.at == Some(primary);
-            if is_there || !change.sending.may_send() || change.not_before.is_some_and(|time| now < time) {
+            let is_over = is_late && change.sending.is_not_done();
+            let waits = change.not_before.is_some_and(|time| now < time || is_over);
+            if is_there || waits || !change.sending.may_send() {
                 continue;
             }
             let copy = self.shared.copies.fetch_add(1, Ordering::Relaxed);

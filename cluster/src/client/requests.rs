@@ -4,18 +4,21 @@ use super::{ClusterError, ClusterOptions, Shared};
 use crate::core::etcd::{EtcdAnswer, EtcdCall};
 use crate::core::message::{Kind, Reply, Request};
 use crate::core::state::{ClusterConfig, NodeId};
-use crate::etcd::{ClusterName, EtcdOptions, EtcdStore};
+use crate::etcd::{ClusterName, EtcdError, EtcdOptions, EtcdStore};
 use crate::wire::{Bounds, Identity, NodeConnection, Question, Said};
+use oneread::internals::breaking;
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak, mpsc as std_mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
 /// Between two attempts to read what etcd has.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// Between two looks whether who connects still wants to.
+const LOOK: Duration = Duration::from_millis(50);
 /// Longest time for a node to answer a question.
 const ASK: Duration = Duration::from_secs(2);
 
@@ -71,10 +74,18 @@ impl Runtime {
             .enable_all()
             .build()
             .map_err(ClusterError::Threads)?;
-        let (store, config, read) = runtime.block_on(async {
+        let endpoints = etcd.endpoints.join(", ");
+        let begun = Instant::now();
+        let read = async {
             let store = EtcdStore::connect(name.clone(), etcd).await?;
             let (config, read) = store.read_config().await?;
             Ok::<_, ClusterError>((store, config, read))
+        };
+        let (store, config, read) = runtime.block_on(async {
+            tokio::select! {
+                read = read => read,
+                () = until_unwanted() => Err(EtcdError::Late { endpoints, waited: begun.elapsed() }.into()),
+            }
         })?;
         let who =
             Identity { cluster: name, id: None, secret: options.secret.clone(), bounds: Bounds::of(&config) };
@@ -93,6 +104,13 @@ impl Runtime {
     /// Sends requests to a node. Each of them ends, at the latest with its connection.
     pub fn send(&self, node: NodeId, requests: Vec<Request>, ends: std_mpsc::Sender<Ended>) {
         let _ = self.asks.send(Ask(node, Sent { requests, ends }));
+    }
+}
+
+/// Ends when this thread does not want to wait any more.
+async fn until_unwanted() {
+    while breaking::is_wanted() {
+        sleep(LOOK).await;
     }
 }
 

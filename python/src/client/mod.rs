@@ -9,6 +9,7 @@ pub(crate) use changes::{Outcomes, PutTicket};
 use crate::convert::seconds;
 use crate::counts;
 use crate::error::{Raise, error_of, raised};
+use crate::fork::PerProcess;
 use crate::handles::Handles;
 use crate::options::{self, Arguments, ClientArguments};
 use crate::waiting::detached;
@@ -16,7 +17,6 @@ use oneread::{Address, ClientOptions, GetError, OwnerOptions};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::{Bound, Py, PyAny, PyResult, Python};
 use pyo3::types::PyDict;
-use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
 /// The pause of a GET that has to look again, without the interpreter's lock.
@@ -31,8 +31,7 @@ pub(crate) struct Client {
     options: ClientOptions,
     /// How long a GET may take in all.
     get_timeout: Duration,
-    /// Those of this process. In a child made by `fork`, at first those of its parent.
-    handles: AtomicPtr<Handles>,
+    handles: PerProcess<Handles>,
 }
 
 impl Client {
@@ -41,45 +40,25 @@ impl Client {
         let ClientArguments { options, get_timeout } = arguments;
         let connected =
             detached(py, || oneread::Client::connect_with(&address, options.clone()))?.raise(py)?;
-        let handles = AtomicPtr::new(Box::into_raw(Box::new(Handles::new(connected))));
+        let handles = PerProcess::new(Handles::new(connected));
         Ok(Client { address, options, get_timeout, handles })
     }
 
     /// The handles of this process. Connects, in a child of the process that has connected.
     #[inline]
     fn handles(&self, py: Python<'_>) -> PyResult<&Handles> {
-        let handles = self.known_handles();
-        if handles.are_of_this_process() { Ok(handles) } else { self.connect_again(py, handles) }
+        self.handles.get(|parents| self.connect_again(py, parents))
     }
 
-    #[allow(unsafe_code)]
-    #[inline]
-    fn known_handles(&self) -> &Handles {
-        // Acquire: pairs with the release of who stored them, so they are whole.
-        let handles = self.handles.load(Ordering::Acquire);
-        // SAFETY: it came from a box. Those of a parent stay for ever, and those of this process until `self` is
-        // dropped.
-        unsafe { &*handles }
-    }
-
-    /// In a child made by `fork`: connects as the parent did. The parent's handles stay as they are, in memory that
-    /// nobody uses: a thread that is not there may have been using them, or their locks.
+    /// In a child made by `fork`: connects as the parent did.
     #[cold]
-    fn connect_again(&self, py: Python<'_>, parents: &Handles) -> PyResult<&Handles> {
+    fn connect_again(&self, py: Python<'_>, parents: &Handles) -> PyResult<Handles> {
         if !parents.are_open() {
             return Err(closed(py));
         }
         let connected =
             detached(py, || oneread::Client::connect_with(&self.address, self.options.clone()))?.raise(py)?;
-        let made = Box::into_raw(Box::new(Handles::new(connected)));
-        let parents = std::ptr::from_ref(parents).cast_mut();
-        // Release: pairs with the acquiring load, so that the handles are whole. Acquire: those of another thread are.
-        let stored = self.handles.compare_exchange(parents, made, Ordering::AcqRel, Ordering::Acquire);
-        if stored.is_err() {
-            // Another thread was first.
-            drop_box(made);
-        }
-        Ok(self.known_handles())
+        Ok(Handles::new(connected))
     }
 
     /// A GET. A look that is inconclusive for long is made again, in between without the interpreter's lock, and it
@@ -162,21 +141,6 @@ impl Client {
     /// The longest key that the table takes.
     fn longest_key(&self, py: Python<'_>) -> PyResult<usize> {
         self.shared(py, |client| client.geometry().key_max())
-    }
-}
-
-#[allow(unsafe_code)]
-fn drop_box(handles: *mut Handles) {
-    // SAFETY: it came from a box, and nobody else has it.
-    drop(unsafe { Box::from_raw(handles) });
-}
-
-impl Drop for Client {
-    fn drop(&mut self) {
-        // Those of a parent stay: see `connect_again`.
-        if self.known_handles().are_of_this_process() {
-            drop_box(*self.handles.get_mut());
-        }
     }
 }
 
@@ -279,8 +243,7 @@ impl Client {
     /// Ends the client's connections. One on which a call waits for the server ends after that call. Closing it again
     /// does nothing.
     fn close(&self, py: Python<'_>) {
-        let handles = self.known_handles();
-        if handles.are_of_this_process() {
+        if let Some(handles) = self.handles.own() {
             py.detach(|| handles.close());
         }
     }

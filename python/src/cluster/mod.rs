@@ -1,0 +1,383 @@
+//! `oneread.ClusterClient`: the client of a cluster, with Python's buffers.
+//!
+//! All calls are done without the interpreter's lock, gets, too: a node may be on another host, and a failover takes
+//! seconds.
+
+mod pool;
+
+use crate::client::closed;
+use crate::convert::bytes_of;
+use crate::error::{Classed, Raise, error_at, told};
+use crate::fork::PerProcess;
+use crate::keys::{CHUNK, Items};
+use crate::options::{Arguments, ClusterArguments};
+use crate::waiting::detached;
+use oneread::SwapOutcome;
+use oneread_cluster::client::{self, ClusterError};
+use oneread_cluster::core::state::ClusterConfig;
+use pool::Pool;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::{Bound, Py, PyAny, PyAnyMethods, PyErr, PyResult, Python};
+use pyo3::types::{PyBytes, PyDict, PyList, PyListMethods};
+
+/// After so many changes, or gets, of a batch it is looked whether the program is to be interrupted. Each such part has
+/// the client's time for itself.
+const PUTS: usize = 4096;
+const GETS: usize = 32 * CHUNK;
+
+/// A client of a cluster of tables (docs/CLUSTER.md). Any thread may use it, and several at a time.
+///
+/// A get is one READ at the node that serves the key, and a look at the clock; it is linearizable. Changes are requests to
+/// that node: when they return, all standbys in sync have them.
+///
+/// `name` is the cluster's, `etcd` the URLs of its etcd: some, or one text with commas. `timeout`: the seconds that a call
+/// may take, 10; a failover takes less than two TTLs of the cluster, 4. `secret`: what the cluster's nodes and clients
+/// know. `exactly_once`: outcomes of changes are remembered, so that a change whose answer was lost is made again and
+/// still once. Each change then takes two, and the cluster an entry a shard for each thread that ever called at the
+/// same time as others.
+///
+/// Raises `Invalid` if there is no such cluster, `Disconnected` or `Timeout` if etcd does not answer (`etcd_timeout`, 2
+/// seconds), `Refused` if it wants another user.
+#[pyo3::pyclass(frozen, module = "oneread", weakref)]
+pub(crate) struct ClusterClient {
+    arguments: ClusterArguments,
+    config: ClusterConfig,
+    handles: PerProcess<Pool>,
+}
+
+fn connect(py: Python<'_>, arguments: &ClusterArguments) -> PyResult<client::ClusterClient> {
+    let ClusterArguments { name, etcd, options, exactly_once } = arguments;
+    let connect = || client::ClusterClient::connect(name.clone(), etcd.clone(), options.clone());
+    Ok(detached(py, connect)?.raise(py)?.exactly_once(*exactly_once))
+}
+
+/// What became of the puts of a batch.
+#[derive(Default)]
+struct Outcomes {
+    made: usize,
+    /// Certainly not made.
+    rejected: Vec<usize>,
+    /// Nobody knows.
+    unknown: Vec<usize>,
+    /// The first that failed; the first of which nobody knows, if there is one.
+    why: Option<(usize, ClusterError)>,
+}
+
+impl Outcomes {
+    fn note(&mut self, number: usize, outcome: Result<(), ClusterError>) {
+        let Err(error) = outcome else {
+            self.made += 1;
+            return;
+        };
+        let is_unknown = matches!(error, ClusterError::Unknown { .. });
+        let is_first = match is_unknown {
+            true => self.unknown.is_empty(),
+            false => self.why.is_none(),
+        };
+        if is_first {
+            self.why = Some((number, error));
+        }
+        if is_unknown { &mut self.unknown } else { &mut self.rejected }.push(number);
+    }
+
+    /// Whether the cluster does not answer: what comes after would wait as long, in vain.
+    fn is_over(&self) -> bool {
+        self.why.as_ref().is_some_and(|(_, error)| !matches!(error, ClusterError::Full { .. }))
+    }
+
+    /// What the caller is told at the end.
+    fn end(mut self, py: Python<'_>, tried: usize, count: usize) -> PyResult<()> {
+        let Some((first, error)) = self.why else { return Ok(()) };
+        self.rejected.extend(tried..count);
+        let perhaps = match self.unknown.len() {
+            0 => String::new(),
+            unknown => format!(", and {unknown} more may have been"),
+        };
+        let text =
+            format!("key {first}: {}; {} of {count} changes were made{perhaps}", told(&error), self.made);
+        let raised = error_at(py, error.class(), text, first);
+        raised.value(py).setattr("rejected", self.rejected)?;
+        raised.value(py).setattr("unknown", self.unknown)?;
+        Err(raised)
+    }
+}
+
+impl ClusterClient {
+    /// The handles of this process. Connects, in a child of the process that has connected.
+    fn handles(&self, py: Python<'_>) -> PyResult<&Pool> {
+        self.handles.get(|parents| match parents.is_open() {
+            true => connect(py, &self.arguments).map(Pool::new),
+            false => Err(closed(py)),
+        })
+    }
+
+    /// Does work that may wait, without the interpreter's lock.
+    fn with<R: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut client::ClusterClient) -> R + Send,
+    ) -> PyResult<R> {
+        let handles = self.handles(py)?;
+        detached(py, || handles.with(work))?.ok_or_else(|| closed(py))
+    }
+
+    fn ask<R: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut client::ClusterClient) -> Result<R, ClusterError> + Send,
+    ) -> PyResult<R> {
+        self.with(py, work)?.raise(py)
+    }
+
+    /// Refuses what can be in no table of the cluster, before anything is done.
+    fn check(&self, key: &[u8], value_len: usize) -> Result<(), ClusterError> {
+        if self.config.may_hold(key, value_len) {
+            return Ok(());
+        }
+        let (key_max, value_max) = (self.config.key_max.into(), self.config.value_max as usize);
+        Err(ClusterError::Invalid { key_len: key.len(), value_len, key_max, value_max })
+    }
+
+    fn check_all<'k>(
+        &self,
+        py: Python<'_>,
+        entries: impl Iterator<Item = (&'k [u8], usize)>,
+    ) -> PyResult<()> {
+        for (number, (key, value_len)) in entries.enumerate() {
+            if let Err(error) = self.check(key, value_len) {
+                return Err(error_at(py, error.class(), format!("key {number}: {error}"), number));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn some_bytes<'py>(py: Python<'py>, value: Option<Vec<u8>>) -> Option<Bound<'py, PyAny>> {
+    value.map(|value| PyBytes::new(py, &value).into_any())
+}
+
+#[pyo3::pymethods]
+impl ClusterClient {
+    #[new]
+    #[pyo3(signature = (name, etcd=None, *, timeout=None, **options))]
+    fn new<'py>(
+        py: Python<'py>,
+        name: &str,
+        etcd: Option<&Bound<'py, PyAny>>,
+        timeout: Option<f64>,
+        options: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<ClusterClient> {
+        let given = Arguments::new(py, options)?;
+        let arguments = given.cluster(name, etcd, timeout)?;
+        given.end("ClusterClient")?;
+        crate::log::begin();
+        let first = connect(py, &arguments)?;
+        let config = first.config().clone();
+        Ok(ClusterClient { arguments, config, handles: PerProcess::new(Pool::new(first)) })
+    }
+
+    /// The cluster's name.
+    #[getter]
+    fn name(&self) -> String {
+        self.arguments.name.to_string()
+    }
+
+    /// The longest key that the cluster takes, in bytes.
+    #[getter]
+    fn key_max(&self) -> usize {
+        self.config.key_max.into()
+    }
+
+    /// The longest value that the cluster takes, in bytes.
+    #[getter]
+    fn value_max(&self) -> usize {
+        self.config.value_max as usize
+    }
+
+    /// How many shards the cluster has.
+    #[getter]
+    fn shards(&self) -> usize {
+        self.config.shards.into()
+    }
+
+    /// The number of the shard that has this key. Asks nobody.
+    #[pyo3(signature = (key, /))]
+    fn shard_of(&self, key: &Bound<'_, PyAny>) -> PyResult<usize> {
+        Ok(self.config.shard_of(&bytes_of(key, "a key")?).into())
+    }
+
+    /// Whether a get of this key would be believed at once: a lease covers its shard. Asks nobody. The first get at a node
+    /// waits for one, up to half a second with the default times.
+    #[pyo3(signature = (key, /))]
+    fn has_lease(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let key = bytes_of(key, "a key")?;
+        self.with(py, |client| client.has_lease(&key))
+    }
+
+    /// The value of `key`, or `default` if it is absent: linearizable. One READ at the key's primary.
+    ///
+    /// Raises `Unavailable` if no value could be believed in time, and `KeyTooLong`.
+    #[pyo3(signature = (key, default=None, /))]
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        key: &Bound<'py, PyAny>,
+        default: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let key = bytes_of(key, "a key")?;
+        let value = self.ask(py, |client| client.get(&key))?;
+        Ok(some_bytes(py, value).or(default))
+    }
+
+    /// Whether the key is in the cluster: a get whose value nobody sees.
+    fn __contains__(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let key = bytes_of(key, "a key")?;
+        self.ask(py, |client| client.get_into(&key, &mut Vec::new()))
+    }
+
+    /// The value of `key` in any whole copy, the primary's first; `default` if that copy has no such key. Never torn,
+    /// perhaps old. It goes on while etcd and primaries are gone.
+    ///
+    /// Raises `Unavailable` at once if no copy can be read.
+    #[pyo3(signature = (key, default=None, /))]
+    fn get_advisory<'py>(
+        &self,
+        py: Python<'py>,
+        key: &Bound<'py, PyAny>,
+        default: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let key = bytes_of(key, "a key")?;
+        let value = self.ask(py, |client| client.get_advisory(&key))?;
+        Ok(some_bytes(py, value).or(default))
+    }
+
+    /// The values of many keys, in order: `None` for each that is absent. One READ each, many at once at each node.
+    ///
+    /// Each value is linearizable; all of them are no snapshot. Errors are as those of `get`, for any of them.
+    #[pyo3(signature = (keys, /, *, width=None))]
+    fn get_many<'py>(
+        &self,
+        py: Python<'py>,
+        keys: &Bound<'py, PyAny>,
+        width: Option<usize>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let kept = Items::of(keys, width, "keys")?.keep(py)?;
+        let keys = kept.bytes("key")?;
+        self.check_all(py, keys.iter().map(|key| (&**key, 0)))?;
+        let all = PyList::empty(py);
+        for part in keys.chunks(GETS) {
+            let values = self.ask(py, |client| client.get_many(part))?;
+            values.into_iter().try_for_each(|value| all.append(some_bytes(py, value)))?;
+            py.check_signals()?;
+        }
+        Ok(all.into_any())
+    }
+
+    /// Gives the key this value, new or not. When it returns, it is visible, and all standbys in sync have it.
+    ///
+    /// Raises `NotDone` if it was certainly not made, `Unknown` if it may have been, or may yet be; `Full`, `KeyTooLong`,
+    /// `ValueTooLong`. After Ctrl-C it may have been made.
+    #[pyo3(signature = (key, value, /))]
+    fn put(&self, py: Python<'_>, key: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (key, value) = (bytes_of(key, "a key")?, bytes_of(value, "a value")?);
+        self.ask(py, |client| client.put(&key, &value))
+    }
+
+    /// Inserts the key if it is absent. Whether it was. Errors are as those of `put`.
+    #[pyo3(signature = (key, value, /))]
+    fn insert(&self, py: Python<'_>, key: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let (key, value) = (bytes_of(key, "a key")?, bytes_of(value, "a value")?);
+        self.ask(py, |client| client.insert(&key, &value))
+    }
+
+    /// Removes the key. Whether it was there. Errors are as those of `put`.
+    #[pyo3(signature = (key, /))]
+    fn remove(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let key = bytes_of(key, "a key")?;
+        self.ask(py, |client| client.remove(&key))
+    }
+
+    /// Gives the key `value` if it has `expected`. Whether it had. Errors are as those of `put`.
+    #[pyo3(signature = (key, expected, value, /))]
+    fn compare_and_swap(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        expected: &Bound<'_, PyAny>,
+        value: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        let key = bytes_of(key, "a key")?;
+        let (expected, value) = (bytes_of(expected, "the expected value")?, bytes_of(value, "a value")?);
+        Ok(self.ask(py, |client| client.compare_and_swap(&key, &expected, &value))? == SwapOutcome::Swapped)
+    }
+
+    /// Puts many keys with their values, each by itself: no transaction.
+    ///
+    /// Lengths are looked at first: where one is wrong, nothing is put. Where the cluster does not take some, the error has
+    /// the numbers of those keys: `rejected` were certainly not put, and `unknown` may have been. It is an `Unknown` if
+    /// there are any such.
+    #[pyo3(signature = (keys, values, /, *, width=None, value_width=None))]
+    fn put_many(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        values: &Bound<'_, PyAny>,
+        width: Option<usize>,
+        value_width: Option<usize>,
+    ) -> PyResult<()> {
+        let keys = Items::of(keys, width, "keys")?;
+        let values = Items::of(values, value_width, "values")?;
+        let count = keys.len();
+        if values.len() != count {
+            let text = format!("there are {count} keys, and {} values; give one for each", values.len());
+            return Err(PyValueError::new_err(text));
+        }
+        let (keys, values) = (keys.keep(py)?, values.keep(py)?);
+        let pairs: Vec<_> = keys.bytes("key")?.into_iter().zip(values.bytes("value")?).collect();
+        self.check_all(py, pairs.iter().map(|(key, value)| (&**key, value.len())))?;
+        let (mut outcomes, mut tried) = (Outcomes::default(), 0);
+        for part in pairs.chunks(PUTS) {
+            let ended = self.with(py, |client| client.put_many(part));
+            let ended = ended.map_err(|error| broken_off(py, error, outcomes.made, count))?;
+            for outcome in ended {
+                outcomes.note(tried, outcome);
+                tried += 1;
+            }
+            if outcomes.is_over() {
+                break;
+            }
+            py.check_signals().map_err(|error| broken_off(py, error, outcomes.made, count))?;
+        }
+        outcomes.end(py, tried, count)
+    }
+
+    /// Ends the client's connections, and its threads. A call that is under way ends as it would have. Closing it again
+    /// does nothing.
+    fn close(&self, py: Python<'_>) {
+        if let Some(handles) = self.handles.own() {
+            py.detach(|| handles.close());
+        }
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, pyo3::types::PyTuple>) {
+        self.close(py);
+    }
+
+    fn __repr__(&self) -> String {
+        let ClusterArguments { name, etcd, .. } = &self.arguments;
+        format!("oneread.ClusterClient({:?}, etcd={:?})", name.to_string(), etcd.endpoints)
+    }
+}
+
+/// What the caller is told of a batch that was broken off.
+#[cold]
+fn broken_off(py: Python<'_>, error: PyErr, made: usize, count: usize) -> PyErr {
+    let note = format!("{made} of {count} changes were made before; more may have been");
+    let _ = error.value(py).call_method1("add_note", (note,));
+    error
+}

@@ -1,0 +1,442 @@
+"""Clusters: an etcd and nodes, each a process of its own, the nodes by the command that the package has."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from native import outcome, python, until
+from test_native_processes import in_child, stop
+
+import oneread
+from oneread import ClusterClient
+
+HAS_ETCD = shutil.which("etcd") is not None
+if not HAS_ETCD and os.environ.get("ONEREAD_NO_SKIP"):
+    raise RuntimeError("etcd is not installed (apt-get install etcd-server)")
+needs_etcd = pytest.mark.skipif(not HAS_ETCD, reason="etcd is not installed; on Debian: apt-get install etcd-server")
+
+SECRET = "a secret for tests"
+ABSENT = "http://127.0.0.1:1"
+
+
+def free_port() -> int:
+    """A port that nobody has: below those that the system gives to whoever asks for any."""
+    for n in range(10_000):
+        port = 10_000 + (os.getpid() * 37 + time.monotonic_ns() // 1000 + n) % 20_000
+        with socket.socket() as tried:
+            try:
+                tried.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("there is no free port")
+
+
+class Etcd:
+    """An etcd of one member."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.url = folder / "etcd", f"http://127.0.0.1:{free_port()}"
+        peer = f"http://127.0.0.1:{free_port()}"
+        self.log = open(folder / "etcd.log", "w")
+        words = ["--data-dir", str(self.folder), "--listen-client-urls", self.url, "--advertise-client-urls", self.url]
+        words += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
+        words += ["--initial-cluster", f"default={peer}"]
+        self.process = subprocess.Popen(["etcd", *words], stdout=self.log, stderr=self.log)
+        self.is_up = False
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
+
+
+class Cluster:
+    """A cluster of nodes in processes."""
+
+    def __init__(self, etcd: Etcd, folder: Path, name: str, *init: str) -> None:
+        self.etcd, self.folder, self.name = etcd, folder, name
+        self.nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self.secret = folder / "secret"
+        self.secret.write_text(SECRET + "\n")
+        made = self.command("cluster", "init", name, "--shards", "8", *init)
+        assert made.returncode == 0, made.stderr
+
+    def words(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "oneread", *words, "--etcd", self.etcd.url, "--secret-file", str(self.secret)]
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(self.words(*words), capture_output=True, text=True, timeout=60)
+
+    def start(self, node: str) -> None:
+        at = f"shm:{self.folder / node}.sock"
+        words = self.words("serve", "--cluster", self.name, "--node-name", node, "--at", at, "--max-memory", "256MiB")
+        with open(self.folder / f"{node}.log", "ab") as log:
+            self.nodes[node] = subprocess.Popen(words, stdout=log, stderr=log)
+
+    def log(self) -> str:
+        return "\n".join(f"{path.name}: {path.read_text()}" for path in self.folder.glob("*.log"))
+
+    def end(self, node: str) -> None:
+        process = self.nodes.pop(node)
+        process.kill()
+        process.wait()
+
+    def client(self, **options: Any) -> ClusterClient:
+        return ClusterClient(self.name, etcd=[self.etcd.url], **{"secret": SECRET, "timeout": 60} | options)
+
+    def until_copied(self, copies: int) -> None:
+        """Waits until each shard has so many copies."""
+
+        def is_so() -> bool:
+            told = self.command("cluster", "status", self.name, "--json")
+            assert told.returncode == 0, told.stderr
+            assert all(node.poll() is None for node in self.nodes.values()), self.log()
+            shards = json.loads(told.stdout)["shards"]
+            return len(shards) == 8 and all(len(shard["in_sync"]) == copies for shard in shards)
+
+        until(is_so)
+
+    def stop(self) -> None:
+        for node in list(self.nodes):
+            self.end(node)
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="or-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def etcd(folder: Path) -> Iterator[Etcd]:
+    etcd = Etcd(folder)
+    try:
+        # It answers: there is no such cluster.
+        def is_up() -> bool:
+            assert etcd.process.poll() is None, (folder / "etcd.log").read_text()
+            try:
+                ClusterClient("none", etcd=etcd.url)
+            except oneread.Invalid:
+                return True
+            except oneread.OnereadError:
+                return False
+            return False
+
+        until(is_up)
+        yield etcd
+    finally:
+        etcd.stop()
+
+
+@pytest.fixture(scope="module")
+def cluster(etcd: Etcd, folder: Path) -> Iterator[Cluster]:
+    """Two nodes, and each has all."""
+    cluster = Cluster(etcd, folder, "pair")
+    try:
+        cluster.start("alpha")
+        cluster.start("beta")
+        cluster.until_copied(2)
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@needs_etcd
+def test_every_call(cluster: Cluster) -> None:
+    with cluster.client() as client:
+        assert client.get(b"a") is None and client.get(b"a", 7) == 7 and b"a" not in client
+        assert client.put(b"a", b"1") is None
+        assert client.get(b"a") == b"1" and b"a" in client and client.has_lease(b"a")
+        assert client.get_advisory(b"a") == b"1" and client.get_advisory(b"none", 5) == 5
+        assert client.insert(b"b", b"2") and not client.insert(b"b", b"3") and client.get(b"b") == b"2"
+        assert client.compare_and_swap(b"b", b"2", b"4") and not client.compare_and_swap(b"b", b"2", b"5")
+        assert not client.compare_and_swap(b"none", b"", b"5") and client.get(b"none") is None
+        assert client.get(b"b") == b"4" and client.remove(b"b") and not client.remove(b"b")
+        client.put(bytearray(b"long"), np.arange(100_000, dtype=np.uint32))
+        assert client.get(memoryview(b"long")) == np.arange(100_000, dtype=np.uint32).tobytes()
+        client.put(b"empty", b"")
+        assert client.get(b"empty") == b"" and b"empty" in client
+        assert (client.name, client.key_max, client.value_max, client.shards) == ("pair", 255, 1 << 20, 8)
+        assert {client.shard_of(b"%d" % n) for n in range(200)} == set(range(8))
+        assert repr(client) == f'oneread.ClusterClient("pair", etcd=["{cluster.etcd.url}"])'
+        assert cluster.command("cluster", "get", "pair", "a").stdout == "1\n"
+    for call in [lambda: client.get(b"a"), lambda: client.put(b"a", b""), lambda: client.get_many([b"a"])]:
+        with pytest.raises(oneread.Closed):
+            call()
+    client.close()
+
+
+@needs_etcd
+def test_the_sample_of_the_docs_runs(cluster: Cluster) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "PYTHON.md").read_text()
+    sample = page.partition("```py\n")[2].partition("```")[0]
+    connect = 'oneread.ClusterClient("demo", etcd=["http://127.0.0.1:2379"])'
+    assert connect in sample
+    exec(sample.replace(connect, "connect()"), {"connect": cluster.client})
+    assert cluster.command("cluster", "get", "pair", "leader").stdout == "18\n"
+
+
+@needs_etcd
+def test_batches(cluster: Cluster) -> None:
+    keys = [b"batch:%d" % n for n in range(10_000)]
+    with cluster.client() as client:
+        assert client.put_many(keys, (key[::-1] for key in keys)) is None
+        assert client.get_many([*keys, b"absent"]) == [*(key[::-1] for key in keys), None]
+        ids, rows = np.arange(1, 3001, dtype=np.uint64), np.arange(6000, dtype=np.uint32).reshape(3000, 2)
+        client.put_many(ids, rows)
+        assert b"".join(client.get_many(ids)) == rows.tobytes()
+        assert client.get_many(b"abcd", width=2) == [None, None] and client.get_many([]) == []
+        client.put_many([], [])
+        # The last one counts, also in one batch.
+        client.put_many([b"twice"] * 10, [b"%d" % n for n in range(10)])
+        assert client.get(b"twice") == b"9"
+
+
+@needs_etcd
+def test_what_is_wrong_is_refused_before_anything_is_done(cluster: Cluster) -> None:
+    with cluster.client() as client:
+        for key in [b"", b"k" * 256]:
+            for call in [client.get, client.get_advisory, client.remove, client.__contains__]:
+                with pytest.raises(oneread.KeyTooLong, match="1 to 255"):
+                    call(key)
+        with pytest.raises(oneread.ValueTooLong):
+            client.put(b"a-long", bytes((1 << 20) + 1))
+        with pytest.raises(oneread.Invalid, match="oneread"):
+            client.put(b"\0oneread\0x", b"")
+        with pytest.raises(oneread.KeyTooLong, match="key 1") as wrong:
+            client.put_many([b"wrong:0", b""], [b"", b""])
+        assert wrong.value.position == 1 and client.get(b"wrong:0") is None
+        with pytest.raises(oneread.ValueTooLong, match="key 2") as wrong:
+            client.put_many([b"wrong:0", b"x", b"y"], [b"", b"", bytes(2 << 20)])
+        assert wrong.value.position == 2 and client.get(b"wrong:0") is None
+        with pytest.raises(oneread.KeyTooLong) as wrong:
+            client.get_many([b"a", b"b", b""])
+        assert wrong.value.position == 2
+        with pytest.raises(ValueError, match="one for each"):
+            client.put_many([b"a"], [])
+        for call in [lambda: client.get("text"), lambda: client.put(b"a", 7), lambda: client.get_many("ab")]:
+            with pytest.raises(TypeError):
+                call()
+
+
+@needs_etcd
+def test_what_cannot_be_connected_to_says_so(cluster: Cluster, folder: Path) -> None:
+    url = cluster.etcd.url
+    with pytest.raises(oneread.Invalid, match="etcd has no cluster nobody: make it by `oneread cluster init nobody`"):
+        ClusterClient("nobody", etcd=[url])
+    begun = time.monotonic()
+    with pytest.raises((oneread.Disconnected, oneread.Timeout), match=ABSENT):
+        ClusterClient("pair", etcd=[ABSENT])
+    assert time.monotonic() - begun < 30
+    # One member that answers is enough.
+    with ClusterClient("pair", etcd=f"{ABSENT},{url}", secret=SECRET) as client:
+        assert client.shards == 8
+    for options, named in [
+        ({"etcd": []}, "no endpoint"),
+        ({"etcd": ["nowhere"]}, "nowhere"),
+        ({"etcd": ["https://127.0.0.1:1"]}, "https"),
+        ({"etcd": 7}, "iterable"),
+        ({"etcd": [7]}, "etcd"),
+        ({"name": "a/b"}, "no name of a cluster"),
+        ({"secret": ""}, "secret is empty"),
+        ({"secret": "s" * 300}, "at most 256"),
+        ({"etcd_user": "u"}, "etcd_password"),
+        ({"etcd_cert": "c", "etcd_key": "k"}, "etcd_ca"),
+        ({"etcd_cert": "c"}, "etcd_key"),
+        ({"etcd": ["https://127.0.0.1:1"], "etcd_ca": folder / "none.pem"}, "none.pem"),
+        ({"timeout": -1}, "timeout"),
+        ({"tls_cert": "c", "tls_key": "k"}, "tls_ca"),
+        ({"nope": 1}, "ClusterClient has no argument nope"),
+    ]:
+        with pytest.raises((oneread.OnereadError, TypeError), match=named):
+            ClusterClient(**{"name": "pair", "etcd": [url]} | options)
+    with pytest.raises(oneread.OnereadError, match="user|auth"):
+        ClusterClient("pair", etcd=[url], etcd_user="somebody", etcd_password="p")
+
+
+@needs_etcd
+def test_a_wrong_secret(cluster: Cluster) -> None:
+    for secret in ["another", None]:
+        with cluster.client(secret=secret, timeout=1) as client:
+            with pytest.raises(oneread.NotDone, match="secret"):
+                client.put(b"a", b"")
+            with pytest.raises(oneread.NotDone, match="0 of 3 changes were made") as refused:
+                client.put_many([b"a", b"b", b"c"], [b""] * 3)
+            assert refused.value.rejected == [0, 1, 2] and refused.value.unknown == []
+            assert isinstance(refused.value, TimeoutError)
+
+
+@needs_etcd
+def test_threads_share_a_client(cluster: Cluster) -> None:
+    for exactly_once in [False, True]:
+        with cluster.client(exactly_once=exactly_once) as client, ThreadPoolExecutor(24) as pool:
+            client.put(b"count", b"0")
+
+            def work(thread: int) -> int:
+                keys = [b"threads:%d:%d" % (thread, n) for n in range(20)]
+                for key in keys:
+                    client.put(key, key)
+                    assert client.get(key) == key
+                while not client.compare_and_swap(b"count", seen := client.get(b"count"), b"%d" % (int(seen) + 1)):
+                    pass
+                return sum(value == key for key, value in zip(keys, client.get_many(keys)))
+
+            assert list(pool.map(work, range(24))) == [20] * 24
+            assert client.get(b"count") == b"24"
+
+
+@needs_etcd
+def test_calls_let_other_threads_run(cluster: Cluster) -> None:
+    with cluster.client(secret="another", timeout=2) as client:
+        waiting = threading.Thread(target=lambda: pytest.raises(oneread.NotDone, client.put, b"a", b""))
+        waiting.start()
+        # Each sleep takes the interpreter's lock back.
+        turns = 0
+        while waiting.is_alive():
+            time.sleep(0.01)
+            turns += 1
+        assert turns > 20
+
+
+@needs_etcd
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_forks(cluster: Cluster, exactly_once: bool) -> None:
+    client = cluster.client(exactly_once=exactly_once)
+    client.put(b"parent", b"1")
+    stop = threading.Event()
+
+    def use() -> None:
+        n = 0
+        while not stop.is_set():
+            client.put(b"busy", b"%d" % n)
+            client.get(b"parent")
+            n += 1
+
+    # Children have other lanes: with the same one, the second's changes would be taken for the first's.
+    def child(number: int) -> None:
+        assert client.get(b"parent") == b"1"
+        for n in range(10):
+            assert client.insert(b"child:%d:%d:%d" % (exactly_once, number, n), b"x")
+        in_child(lambda: client.put(b"grandchild:%d:%d" % (exactly_once, number), b"3"))
+
+    threads = [threading.Thread(target=use) for _ in range(2)]
+    [thread.start() for thread in threads]
+    try:
+        for number in range(3):
+            in_child(lambda: child(number))
+    finally:
+        stop.set()
+        [thread.join() for thread in threads]
+    keys = [b"child:%d:%d:%d" % (exactly_once, number, n) for number in range(3) for n in range(10)]
+    assert client.get_many(keys) == [b"x"] * 30
+    assert client.get_many([b"grandchild:%d:%d" % (exactly_once, number) for number in range(3)]) == [b"3"] * 3
+    client.close()
+    in_child(lambda: pytest.raises(oneread.Closed, client.get, b"parent"))
+
+
+@needs_etcd
+@pytest.mark.parametrize("call", ["client.put(b'a', b'')", "client.put_many([b'a'], [b''])", "connect(silent)"])
+def test_ctrl_c_ends_every_wait(cluster: Cluster, call: str) -> None:
+    program = python(
+        f"""
+        import signal, socket, sys, oneread
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        listener = socket.create_server(("127.0.0.1", 0))
+        silent = "http://127.0.0.1:%d" % listener.getsockname()[1]
+        def connect(etcd):
+            return oneread.ClusterClient("pair", etcd=etcd, secret="another", timeout=3600, etcd_timeout=3600)
+        client = connect(sys.argv[1])
+        print("calls", flush=True)
+        try:
+            {call}
+        except KeyboardInterrupt:
+            print("interrupted", client.shards)
+        """,
+        cluster.etcd.url,
+    )
+    assert program.stdout is not None and program.stdout.readline() == "calls\n"
+    time.sleep(0.3)
+    begun = time.monotonic()
+    program.send_signal(signal.SIGINT)
+    assert outcome(program) == "interrupted 8\n"
+    assert time.monotonic() - begun < 30
+
+
+@needs_etcd
+def test_a_node_is_killed_and_nothing_is_lost(etcd: Etcd, folder: Path) -> None:
+    place = folder / "killed"
+    place.mkdir()
+    cluster = Cluster(etcd, place, "killed")
+    keys = [b"%d" % n for n in range(2000)]
+    try:
+        cluster.start("alpha")
+        cluster.start("beta")
+        cluster.until_copied(2)
+        with cluster.client(exactly_once=True) as client, cluster.client() as plain:
+            client.put_many(keys, keys)
+            assert plain.get_many(keys) == keys
+            cluster.end("alpha")
+            # At once: what the killed one served waits for the other to take over.
+            assert plain.get_many(keys) == keys and [plain.get_advisory(key) for key in keys[:50]] == keys[:50]
+            client.put_many(keys, [key * 2 for key in keys])
+            assert plain.get_many(keys) == [key * 2 for key in keys]
+            assert client.insert(b"new", b"1") and plain.compare_and_swap(b"new", b"1", b"2")
+            cluster.end("beta")
+        # Nobody serves anything: no lease, and no change.
+        with cluster.client(timeout=2) as client:
+            with pytest.raises(oneread.Unavailable, match="shard") as missing:
+                client.get(b"1")
+            assert isinstance(missing.value, oneread.Timeout)
+            with pytest.raises(oneread.Unavailable):
+                client.get_many(keys)
+            with pytest.raises(oneread.Unavailable):
+                client.get_advisory(b"1")
+            with pytest.raises(oneread.NotDone, match="certainly not made"):
+                client.put(b"1", b"")
+    finally:
+        cluster.stop()
+
+
+@needs_etcd
+def test_a_node_that_does_not_answer_leaves_outcomes_unknown(etcd: Etcd, folder: Path) -> None:
+    place = folder / "stopped"
+    place.mkdir()
+    cluster = Cluster(etcd, place, "stopped", "--replicas", "1")
+    try:
+        cluster.start("alpha")
+        cluster.until_copied(1)
+        with cluster.client(timeout=60) as client:
+            client.put(b"a", b"1")
+        with cluster.client(timeout=2) as client:
+            client.put(b"a", b"2")
+            stop(cluster.nodes["alpha"])
+            with pytest.raises(oneread.Unknown, match="may have been made") as unknown:
+                client.put(b"a", b"3")
+            assert isinstance(unknown.value, TimeoutError) and not isinstance(unknown.value, oneread.NotDone)
+            with pytest.raises(oneread.Unknown, match="0 of 2 changes were made, and 2 more may have been") as unknown:
+                client.put_many([b"a", b"b"], [b"4", b"4"])
+            assert unknown.value.unknown == [0, 1] and unknown.value.rejected == []
+            # Its memory may still be there, and is not believed.
+            with pytest.raises(oneread.Unavailable):
+                client.get(b"a")
+            cluster.nodes["alpha"].send_signal(signal.SIGCONT)
+        with cluster.client() as client:
+            until(lambda: client.get(b"a") in [b"2", b"3", b"4"])
+    finally:
+        cluster.stop()
