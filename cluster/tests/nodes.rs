@@ -341,12 +341,12 @@ fn what_cannot_be_is_refused() {
         config.secret = oneread_cluster::wire::Secret::new(b"secret").unwrap();
     });
     assert!(anywhere.to_string().contains("--node-advertise"), "{anywhere}");
-    until("others know of the first", || {
-        let slots = with(&|config| config.server.table = config.server.table.inline_max(200));
-        matches!(slots, NodeError::Slots { .. })
-    });
     let store = block(EtcdStore::connect(name(), etcd())).unwrap();
     until("it serves", || cluster.shards().iter().all(|state| state.primary.is_some()));
+    let mut longer = node(folder, 8, etcd());
+    longer.server.table = longer.server.table.inline_max(200);
+    let slots = ClusterNode::start(longer).map(drop).unwrap_err();
+    assert!(slots.to_string().contains("(n0) has slots of"), "{slots}");
     let named = block(store.forget(cluster.id(0))).unwrap_err();
     assert!(matches!(named, EtcdError::InUse { shards: 4, .. }), "{named}");
     let again = block(store.init(&config(4, 1, TTL))).unwrap_err();
