@@ -3,7 +3,6 @@
 //! etcd and the nodes are processes of this host. Each shard has a thread that puts its keys, so that each pause is
 //! seen; each client has a thread that GETs keys of all.
 
-mod cluster;
 mod load;
 mod outcome;
 
@@ -11,11 +10,11 @@ use crate::arguments::whole;
 use crate::measure::{KEY_BYTES, machine};
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
-use cluster::{Cluster, Size};
 use hdrhistogram::Histogram;
 use load::{Gets, Key, Load, Put};
 use oneread_cluster::client::ClusterClient;
 use oneread_cluster::core::state::{NodeId, ShardIx};
+use oneread_kit::cluster::{self, Cluster, Size};
 use oneread_kit::progress::Progress;
 use oneread_kit::show;
 use oneread_kit::units::{Period, some_time};
@@ -155,6 +154,7 @@ impl Failover {
 
     fn measure(&self) -> Result<(Outcome, Seen)> {
         let mut cluster = Cluster::start(Size {
+            name: "bench",
             nodes: self.nodes.into(),
             shards: SHARDS,
             copies: COPIES,
