@@ -284,9 +284,13 @@ impl Outcome {
         row("GET while it grew, 99 %", ns(growth.p99_ns), "");
         #[cfg(feature = "cluster")]
         if let Some(cluster) = &self.cluster {
-            row("lost with a node", n(cluster.lost), "keys whose last acknowledged put is gone");
-            row("stale meanwhile", n(cluster.stale), "GETs that returned an older value");
-            row("puts waited", format!("{:.0} ms", cluster.put_pause_ms), "for standbys to take over");
+            row("puts lost with a node", n(cluster.lost), "acknowledged puts that are gone");
+            row("stale GETs meanwhile", n(cluster.stale), "GETs that found an older value");
+            row(
+                "its puts waited",
+                format!("{:.0} ms", cluster.put_pause_ms),
+                "until standbys had taken over",
+            );
         }
         table
     }

@@ -623,28 +623,29 @@ fn cluster_table(plan: &ClusterPlan) -> comfy_table::Table {
     let mut row = |what: &str, value: String, more: &str| {
         table.add_row([Cell::new(what), show::number(value).add_attribute(Attribute::Bold), Cell::new(more)]);
     };
-    row("memory of each node", show::bytes(plan.node_bytes_one_lost), "enough when another one is lost");
-    row("in use, with all nodes", show::bytes(plan.node_bytes), "at the fullest");
-    row("an entry, at each of its nodes", show::bytes(plan.entry_bytes), "what a node sets aside");
+    row("memory of each node", show::bytes(plan.node_bytes_one_lost), "enough with one node lost");
+    row("the same, none lost", show::bytes(plan.node_bytes), "");
+    row("set aside for an entry", show::bytes(plan.entry_bytes), "at each of its nodes");
     row("entries of a shard", count(plan.entries_per_shard), "");
-    let told = format!("{} at the fullest, {} then", plan.node_copies_max, plan.node_copies_max_one_lost);
-    row("copies of shards at a node", format!("{:.1}", plan.node_copies_mean), &told);
+    let told =
+        format!("{} at the fullest; {} with one lost", plan.node_copies_max, plan.node_copies_max_one_lost);
+    row("copies at a node, mean", format!("{:.1}", plan.node_copies_mean), &told);
     row("beats that etcd writes", format!("{} /s", count(plan.etcd_writes_per_s)), "");
     row(
         "messages that etcd sends",
         format!("{} /s", count(plan.etcd_messages_per_s)),
-        &format!("each beat to all nodes and clients; {:.1} cores", plan.etcd_cores),
+        &format!("to nodes and clients; {:.1} cores", plan.etcd_cores),
     );
     let told = format!("{:.0} bytes each", plan.etcd_message_bytes);
     row("", format!("{}/s", show::bytes(plan.etcd_bytes_per_s as u64)), &told);
     row("connections of a client", show::count(plan.client_connections), "two to each node, one to etcd");
     row("connections of a node", show::count(plan.node_connections), "");
     row("READs of a node's page", format!("{} /s", count(plan.page_reads_per_s)), "for clients' leases");
-    row("a failover, at most", seconds(plan.failover_s_max), "puts of its shards wait meanwhile");
+    row("a failover, at most", seconds(plan.failover_s_max), "puts of its shards wait so long");
     row("a shard's entries", show::bytes(plan.shard_bytes as u64), "as they are sent");
     if let (Some(shard), Some(node)) = (plan.shard_copy_s, plan.node_copy_s) {
         row("to copy a shard", seconds(shard), "");
-        row("to copy all of a node's", seconds(node), "to a node that comes with nothing");
+        row("to copy all of a node's", seconds(node), "to one that comes empty");
     }
     table
 }
