@@ -162,11 +162,12 @@ impl Cluster {
         std::env::split_paths(&path).any(|folder| folder.join("etcd").is_file())
     }
 
-    /// Starts all, and returns when each shard has its copies where they should be.
+    /// Starts all, and returns when each shard has its copies where they should be. `began` is called for each node that
+    /// serves its table.
     ///
     /// # Errors
     /// A process did not start, or the cluster did not come to rest within a minute or so. Nothing is left running.
-    pub fn start(size: Size) -> Result<Cluster> {
+    pub fn start(size: Size, mut began: impl FnMut()) -> Result<Cluster> {
         let folder = Folder::in_memory()?;
         let mut etcd = Etcd::start(&folder)?;
         let name: ClusterName = size.name.parse()?;
@@ -202,6 +203,7 @@ impl Cluster {
             ];
             arguments.extend_from_slice(&reach);
             processes.push(ServerChild::spawn_on_file_in(Folder::in_memory()?, &arguments)?);
+            began();
         }
         let secret = Secret::new(secret.as_bytes())?;
         let mut cluster =

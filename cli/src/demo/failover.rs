@@ -20,8 +20,8 @@ const SHARDS: ShardIx = 64;
 const NODES: usize = 3;
 /// One name in so many is a key.
 const ONE_IN: usize = 8;
-/// Between two puts of a thread, and between some GETs: a host may have two cores, and the nodes need them, too.
-const PUT_REST: Duration = Duration::from_millis(1);
+/// Between two puts of a shard, and between some GETs: a host may have two cores, and the nodes need them, too.
+const PUT_REST: Duration = Duration::from_millis(20);
 const GET_REST: Duration = Duration::from_micros(200);
 const GETS: u32 = 32;
 /// How long all goes on before the kill, and behind the takeover.
@@ -51,7 +51,7 @@ pub struct FailoverOutcome {
     /// GETs that returned less than had been acknowledged, or read, before.
     pub stale: u64,
     pub wrong: u64,
-    /// Longest time without a put to a shard of the killed node's.
+    /// Longest time for which a shard of the killed node's took no put.
     pub put_pause_ms: f64,
     /// The same of all others.
     pub other_put_pause_ms: f64,
@@ -105,6 +105,8 @@ struct Load<'a> {
     keys: Vec<Key<'a>>,
     acknowledged: AtomicU64,
     unknown: AtomicU64,
+    /// Puts of each shard that were acknowledged to its writer.
+    written: Vec<AtomicU64>,
     is_over: AtomicBool,
 }
 
@@ -137,8 +139,14 @@ impl Load<'_> {
         Ok(())
     }
 
-    /// Puts these keys, one after the other, until it is over. Counts in `done`.
-    fn write(&self, mut client: ClusterClient, mut mine: Vec<&Key<'_>>, done: &AtomicU64) -> Result<Ended> {
+    /// Puts a shard's keys, one after the other, until it is over.
+    fn write(
+        &self,
+        mut client: ClusterClient,
+        shard: usize,
+        mut mine: Vec<&Key<'_>>,
+        bar: &Progress,
+    ) -> Result<Ended> {
         let mut ended = Vec::new();
         let mut at = 0;
         while self.goes_on() && !mine.is_empty() {
@@ -150,7 +158,8 @@ impl Load<'_> {
                     key.is_acknowledged(version);
                     self.acknowledged.fetch_add(1, Ordering::Relaxed);
                     ended.push((Instant::now(), 1));
-                    done.fetch_add(1, Ordering::Relaxed);
+                    self.written[shard].fetch_add(1, Ordering::Relaxed);
+                    bar.inc(1);
                 }
                 Err(ClusterError::NotDone { .. }) => {}
                 Err(ClusterError::Unknown { .. }) => {
@@ -218,26 +227,29 @@ impl Load<'_> {
 
 /// Starts a cluster, and kills a node while keys are put and read.
 pub fn run(names: &[Named], tell: &Tell<'_>) -> Result<FailoverOutcome> {
-    tell(&show::bold("Three nodes share keys, and each key is at two of them. etcd says who serves what."))?;
-    let bar = Progress::of_unknown("  starting etcd and the nodes", "nodes");
-    let mut cluster =
-        Cluster::start(Size { name: "demo", nodes: NODES, shards: SHARDS, copies: 2, ttl: TTL })?;
+    tell(&show::bold("Three nodes share keys, each key at two of them. etcd says who serves what."))?;
+    let bar = Progress::of(NODES as u64, "  starting", "nodes");
+    let size = Size { name: "demo", nodes: NODES, shards: SHARDS, copies: 2, ttl: TTL };
+    let mut cluster = Cluster::start(size, || bar.inc(1))?;
     bar.finish();
     let load = Load {
         keys: names.iter().step_by(ONE_IN).map(Key::new).collect(),
         acknowledged: AtomicU64::new(0),
         unknown: AtomicU64::new(0),
+        written: (0..SHARDS).map(|_| AtomicU64::new(0)).collect(),
         is_over: AtomicBool::new(false),
     };
     let client = cluster.client()?.exactly_once(true);
     load.begin(&mut client.clone())?;
+    // Has leases on all nodes from then on.
+    let lost = load.lost(&mut client.clone())?;
     let seen = cluster.look()?;
     let served = |node: usize| seen.served_by(cluster.nodes[node].id);
     let victim = (0..NODES).max_by_key(|node| served(*node).len()).unwrap_or(0);
     let served = served(victim);
     ensure!(!served.is_empty(), "no node serves anything: please report this");
     tell(&format!(
-        "  {} keys are there; two threads put them again and again, and one reads.",
+        "  {} keys are there. A thread for each shard puts them, and one reads all.",
         show::count(load.keys.len() as u64)
     ))?;
     tell(&show::bold(&format!(
@@ -245,45 +257,57 @@ pub fn run(names: &[Named], tell: &Tell<'_>) -> Result<FailoverOutcome> {
         served.len()
     )))?;
 
-    let is_its = |key: &&Key<'_>| {
-        let shard = cluster.config.shard_of(key.key);
-        served.iter().any(|(of, _)| *of == shard)
-    };
-    let (its, others): (Vec<&Key<'_>>, Vec<&Key<'_>>) = load.keys.iter().partition(is_its);
-    let (puts, other_puts) = (AtomicU64::new(0), AtomicU64::new(0));
+    let mut by_shard: Vec<Vec<&Key<'_>>> = vec![Vec::new(); SHARDS.into()];
+    for key in &load.keys {
+        by_shard[usize::from(cluster.config.shard_of(key.key))].push(key);
+    }
+    let bar = Progress::of_unknown("  putting and reading", "puts");
     let begun = Instant::now();
-    let (killed, taken_over, its, others, reader) = std::thread::scope(|scope| {
-        let write = |mine, done| {
-            let (load, client) = (&load, client.clone());
-            scope.spawn(move || load.ended(load.write(client, mine, done)))
-        };
-        let writers = [write(its, &puts), write(others, &other_puts)];
+    let (killed, taken_over, puts, reader) = std::thread::scope(|scope| {
+        let writers: Vec<_> = by_shard
+            .into_iter()
+            .enumerate()
+            .map(|(shard, mine)| {
+                let (load, client, bar) = (&load, client.clone(), &bar);
+                scope.spawn(move || load.ended(load.write(client, shard, mine, bar)))
+            })
+            .collect();
         let reader = {
             let (load, client) = (&load, client.clone());
             scope.spawn(move || load.ended(load.read(client)))
         };
-        let done = kill(&mut cluster, victim, &served, &load, &puts);
+        let done = kill(&mut cluster, victim, &served, &load);
         load.is_over.store(true, Ordering::Relaxed);
         let panicked = |_| anyhow!("a thread of the demo panicked");
-        let [its, others] = writers.map(|writer| writer.join().map_err(panicked)?);
+        let puts: Vec<Result<Ended>> =
+            writers.into_iter().map(|writer| writer.join().map_err(panicked)?).collect();
         // What a thread has met comes first: it ends the others, too.
-        let (its, others, reader) = (its?, others?, reader.join().map_err(panicked)??);
+        let puts: Vec<Ended> = puts.into_iter().collect::<Result<_>>()?;
+        let reader = reader.join().map_err(panicked)??;
         let (killed, taken_over) = done?;
-        Ok::<_, anyhow::Error>((killed, taken_over, its, others, reader))
+        Ok::<_, anyhow::Error>((killed, taken_over, puts, reader))
     })?;
-    let (mut outcome, gets) = reader;
     let over = Instant::now();
+    bar.finish();
+    let (mut outcome, gets) = reader;
+    let is_its = |shard: usize| served.iter().any(|(of, _)| usize::from(*of) == shard);
+    let (its, others): (Vec<_>, Vec<_>) = puts.into_iter().enumerate().partition(|(shard, _)| is_its(*shard));
+    let longest = |puts: &[(usize, Ended)]| {
+        let of_shards = puts.iter().map(|(_, ended)| pause(ended, killed, taken_over));
+        ms(of_shards.max().unwrap_or_default())
+    };
+    (outcome.put_pause_ms, outcome.other_put_pause_ms) = (longest(&its), longest(&others));
+    let all = |puts: Vec<(usize, Ended)>| puts.into_iter().flat_map(|(_, ended)| ended).collect::<Ended>();
+    let (its, others) = (all(its), all(others));
     outcome.picture = [("puts to these", &its), ("other puts", &others), ("GETs", &gets)]
         .map(|(name, ended)| format!("  {name:<14} {}", bars(&binned(ended, begun, over))))
         .join("\n");
-    outcome.lost = load.lost(&mut cluster.client()?)?;
+    outcome.lost = lost + load.lost(&mut cluster.client()?)?;
     (outcome.nodes, outcome.shards, outcome.keys) = (NODES, SHARDS, load.keys.len());
     outcome.ttl_ms = TTL.as_millis() as u64;
     outcome.shards_killed = served.len();
     outcome.acknowledged = load.acknowledged.into_inner();
     outcome.unknown = load.unknown.into_inner();
-    outcome.put_pause_ms = ms(pause(&its, killed, taken_over));
-    outcome.other_put_pause_ms = ms(pause(&others, killed, taken_over));
     Ok(outcome)
 }
 
@@ -294,9 +318,7 @@ fn kill(
     victim: usize,
     served: &[(ShardIx, u64)],
     load: &Load<'_>,
-    puts: &AtomicU64,
 ) -> Result<(Instant, Instant)> {
-    let bar = Progress::of_unknown("  putting and reading", "puts");
     std::thread::sleep(CALM);
     let killed = Instant::now();
     cluster.nodes[victim].process.kill()?;
@@ -305,10 +327,10 @@ fn kill(
         |seen| seen.are_taken_over(served),
         |_| "shards of the killed node have no other primary".into(),
     )?;
-    // One may have been under way.
-    let before = puts.load(Ordering::Relaxed);
+    let written = |shard: ShardIx| load.written[usize::from(shard)].load(Ordering::Relaxed);
+    let before: Vec<(ShardIx, u64)> = served.iter().map(|(shard, _)| (*shard, written(*shard))).collect();
     let begun = Instant::now();
-    while puts.load(Ordering::Relaxed) < before + 2 && load.goes_on() {
+    while before.iter().any(|(shard, before)| written(*shard) <= *before) && load.goes_on() {
         ensure!(
             begun.elapsed() < PATIENCE,
             "the standbys took no put within {}; RUST_LOG=debug makes nodes say why",
@@ -318,7 +340,6 @@ fn kill(
     }
     let taken_over = Instant::now();
     std::thread::sleep(CALM);
-    bar.finish();
     Ok((killed, taken_over))
 }
 
@@ -353,8 +374,8 @@ impl FailoverOutcome {
     pub fn story(&self) -> String {
         let time = |ms: f64| show::time(Duration::from_millis(ms as u64));
         format!(
-            "{}\n  Puts to its shards waited {}: the TTL is {}, then standbys took over.\n  \
-             Others waited {}, until its copies were left out. No GETs for {}.\n  \
+            "{}\n  Puts to its shards waited up to {}: a TTL of {}, and standbys took over.\n  \
+             Others: up to {}, until its copies were left out. No GETs for {}.\n  \
              {} acknowledged: {} lost. {}: {} missed, {} stale, {} failed.\n",
             self.picture,
             time(self.put_pause_ms),

@@ -153,13 +153,9 @@ impl Failover {
     }
 
     fn measure(&self) -> Result<(Outcome, Seen)> {
-        let mut cluster = Cluster::start(Size {
-            name: "bench",
-            nodes: self.nodes.into(),
-            shards: SHARDS,
-            copies: COPIES,
-            ttl: self.ttl.0,
-        })?;
+        let size =
+            Size { name: "bench", nodes: self.nodes.into(), shards: SHARDS, copies: COPIES, ttl: self.ttl.0 };
+        let mut cluster = Cluster::start(size, || {})?;
         // A kill and a stop of each round may leave one put of a shard without a known outcome, or a few more.
         let load = Load::new(&cluster.config, self.keys as usize, 6 * usize::from(self.rounds));
         let mut outcome = Outcome { nodes: self.nodes.into(), ..Outcome::default() };
