@@ -642,6 +642,7 @@ fn cluster_table(plan: &ClusterPlan) -> comfy_table::Table {
     row("connections of a node", show::count(plan.node_connections), "");
     row("READs of a node's page", format!("{} /s", count(plan.page_reads_per_s)), "for clients' leases");
     row("a failover, at most", seconds(plan.failover_s_max), "puts of its shards wait so long");
+    row("puts to a moved shard", seconds(plan.failover_moved_s_max), "leases of before end first");
     row("a shard's entries", show::bytes(plan.shard_bytes as u64), "as they are sent");
     if let (Some(shard), Some(node)) = (plan.shard_copy_s, plan.node_copy_s) {
         row("to copy a shard", seconds(shard), "");

@@ -94,6 +94,9 @@ pub struct ClusterPlan {
     pub page_reads_per_s: f64,
     /// From a primary's death until a standby serves.
     pub failover_s_max: f64,
+    /// The same of puts to a shard that was moved, and whose primary has changed nothing in etcd since: the standby waits for
+    /// as long as a lease of before the move could last (CL9).
+    pub failover_moved_s_max: f64,
     /// Bytes of a shard's entries, as they are sent.
     pub shard_bytes: f64,
     /// For a copy of a shard.
@@ -243,6 +246,7 @@ impl ClusterWorkload {
             node_connections: 2 * u64::from(self.clients) + 2 * u64::from(self.nodes - 1) + 1,
             page_reads_per_s: clients * PAGE_READS / beat_s,
             failover_s_max: self.ttl_s + TAKEOVER_S,
+            failover_moved_s_max: self.ttl_s + config.timing.wait() as f64 / 1e6 + TAKEOVER_S,
             shard_bytes,
             shard_copy_s: at_rate(shard_bytes),
             node_copy_s: at_rate(shard_bytes * f64::from(most)),
@@ -364,6 +368,7 @@ mod tests {
         assert!((150.0..400.0).contains(&ten.etcd_message_bytes), "{ten:?}");
         let twice = ClusterWorkload { ttl_s: 4.0, ..cluster(10, 100) }.plan().unwrap();
         assert_eq!((twice.etcd_messages_per_s, twice.failover_s_max), (2_200.0, 5.0));
+        assert!((8.9..=9.0).contains(&twice.failover_moved_s_max), "{twice:?}");
         let many = cluster(100, 10_000);
         let told = many.plan().unwrap();
         assert_eq!(told.etcd_messages_per_s, 4_040_000.0);
