@@ -374,7 +374,7 @@ impl FailoverOutcome {
     pub fn story(&self) -> String {
         let time = |ms: f64| show::time(Duration::from_millis(ms as u64));
         format!(
-            "{}\n  Puts to its shards waited up to {}: a TTL of {}, or two (docs/CLUSTER.md).\n  \
+            "{}\n  Puts to its shards waited up to {}: a TTL of {}, two if they had moved.\n  \
              Others: up to {}, until its copies were left out. No GETs for {}.\n  \
              {} acknowledged: {} lost. {}: {} missed, {} stale, {} failed.\n",
             self.picture,
