@@ -112,6 +112,50 @@ fn growth_has_its_costs() {
     assert!(refused(&["--growing", "--inserts", "1", "--get", "1"]).contains("GETs beside growth: 1"));
 }
 
+/// A cluster's memory, load and times, and what is too much of it. Nothing of that is told otherwise.
+#[test]
+fn clusters_are_planned() {
+    let plan_of =
+        |arguments: &[&str]| plan_whole(&[&["--keys", "1e8", "--value", "100"], arguments].concat());
+    let out = plan_of(&["--nodes", "10", "--clients", "100", "--json"]);
+    let ten: Value = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out}"));
+    let of = |name: &str| ten["cluster"][name].as_f64().unwrap_or_else(|| panic!("{name}: {ten}"));
+    assert_eq!((of("etcd_writes_per_s"), of("etcd_messages_per_s")), (40.0, 4_400.0), "{ten}");
+    assert_eq!((of("failover_s_max"), of("client_connections"), of("node_connections")), (3.0, 21.0, 219.0));
+    assert_eq!((of("entries_per_shard"), of("node_copies_mean")), (1e8 / 64.0, 12.8));
+    assert!(of("node_bytes_one_lost") > of("node_bytes") && of("node_bytes") > 2e7 * 116.0, "{ten}");
+    assert!(ten["cluster"]["shard_copy_s"].is_null() && ten["cluster"]["etcd_is_overloaded"] == false);
+    assert_eq!(ten["workload"]["copies"], 2);
+
+    let many = plan_of(&["--nodes", "100", "--clients", "10000", "--shards", "1024"]);
+    for told in ["4,040,000 /s", "etcd is asked for too much", "Have a TTL of 89 s", "4,096 connections"] {
+        assert!(many.contains(told), "no {told}: {many}");
+    }
+    let longer = plan_of(&["--nodes", "100", "--clients", "100", "--ttl", "20s", "--copy-rate", "100MB"]);
+    for told in ["8,000 /s", "21.0 s", "to copy a shard"] {
+        assert!(longer.contains(told), "no {told}: {longer}");
+    }
+    assert!(!longer.contains("too much"), "{longer}");
+
+    let refused = |arguments: &[&str]| {
+        let output = oneread().arg("plan").args(arguments).output().unwrap();
+        assert!(!output.status.success(), "{arguments:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(refused(&["--copies", "3"]).contains("--nodes"));
+    assert!(refused(&["--nodes", "3", "--servers", "2"]).contains("cannot be used with"));
+    assert!(refused(&["--nodes", "3", "--shards", "5000"]).contains("1 to 1,024"));
+    assert!(refused(&["--nodes", "0"]).contains("nodes: 0 is not within"));
+}
+
+/// `plan` without options of its samples.
+#[track_caller]
+fn plan_whole(arguments: &[&str]) -> String {
+    let output = oneread().arg("plan").args(arguments).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
 /// Layouts that cannot hold the values are left out by name; the others remain.
 #[test]
 fn what_does_not_fit_is_left_out() {

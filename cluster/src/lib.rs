@@ -13,6 +13,8 @@ pub mod etcd;
 pub mod faults;
 #[cfg(feature = "net")]
 pub mod node;
+#[cfg(feature = "room")]
+pub mod room;
 #[cfg(feature = "net")]
 pub mod table;
 #[cfg(feature = "net")]

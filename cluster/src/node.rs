@@ -14,7 +14,8 @@ use crate::core::message::{Message, Output, Peer, Reply, Request};
 use crate::core::node::{Node, Standing};
 use crate::core::state::{ClusterConfig, NodeAbout, NodeId, Notes, ShardIx, Time};
 use crate::etcd::{ClusterName, EtcdError, EtcdOptions, EtcdStore};
-use crate::table::{NOTES_KEY, NodeTable, TableError, note_stop, with_lengths};
+use crate::room::{CONNECTIONS_MAX, NOTES_KEY, with_lengths};
+use crate::table::{NodeTable, TableError, note_stop};
 use crate::wire::{
     Arrived, Bounds, ClusterMap, Identity, Links, NodePort, NodeStatus, Question, Replies, Said, Secret,
     ShardStatus, VERSION, WireError,
@@ -77,7 +78,7 @@ impl NodeConfig {
             listen: vec!["127.0.0.1:0".into()],
             advertise: Vec::new(),
             advertise_table: Vec::new(),
-            connections_max: 4_096,
+            connections_max: CONNECTIONS_MAX,
         }
     }
 }

@@ -7,11 +7,12 @@ use crate::core::message::{Key, Value};
 use crate::core::results::OWN;
 use crate::core::state::{ClusterConfig, Notes, Page, ShardIx};
 use crate::core::table::{NoMemory, Stock, Table};
+use crate::room::{NOTES_KEY, entry_bytes, lengths, table_room};
 use bytes::Bytes;
 use oneread::embedded::{Index, KeyCursor};
 use oneread::error::{PutError, ReadError};
 use oneread::layout::Geometry;
-use oneread::{Config, PutMode, Server};
+use oneread::{PutMode, Server};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
@@ -19,19 +20,12 @@ use std::time::{Duration, Instant};
 
 /// The key of a node's page.
 pub const PAGE_KEY: &[u8] = b"\0oneread\0page";
-/// The key of a node's notes.
-pub const NOTES_KEY: &[u8] = b"\0oneread\0notes";
 
 /// The key of the start of the machine in which the table was used last, and whether the node has ended since.
 const BOOT_KEY: &[u8] = b"\0oneread\0boot";
 
-/// The longest key of the cluster's own, in bytes.
-const OWN_KEY_MAX: usize = 32;
 /// The first byte of the page and of the notes: how the rest is written.
 const FORM: u8 = 1;
-/// Bytes that a page, or notes, take at most: for each shard, and besides.
-const SHARD_BYTES_MAX: usize = 96 + 24 * 16;
-const HEAD_BYTES_MAX: usize = 4_096;
 /// Keys that a walk brings in one go, or a little more, and parts of the table that it looks at.
 const WALK_KEYS: usize = 64;
 const WALK_PARTS: usize = 256;
@@ -88,21 +82,6 @@ pub enum TableError {
         /// How many.
         entries: u64,
     },
-}
-
-/// A table's choices, with the lengths that a cluster needs.
-pub fn with_lengths(table: Config, cluster: &ClusterConfig) -> Config {
-    let (key, value) = lengths(cluster);
-    table.key_max(key).value_max(value)
-}
-
-fn lengths(cluster: &ClusterConfig) -> (usize, usize) {
-    (OWN_KEY_MAX.max(cluster.key_max.into()), own_bytes_max(cluster).max(cluster.value_max as usize))
-}
-
-/// Bytes of the longest page, or notes.
-fn own_bytes_max(cluster: &ClusterConfig) -> usize {
-    HEAD_BYTES_MAX + SHARD_BYTES_MAX * usize::from(cluster.shards)
 }
 
 /// The table of a node.
@@ -316,40 +295,12 @@ impl Table for NodeTable {
         stock
     }
 
-    /// The same for an entry in all tables of a cluster, if their slots are alike: nodes compare what they have set aside
-    /// (CL12).
-    ///
-    /// A slot, and as much as segments that have just been split, or are about to be merged, are empty: such a one has
-    /// some 42 % of the slots in use. An extent, and what lies between extents: blocks are 75 % full before a put is
-    /// refused (`models/heap.rs`).
     fn cost(&self, key: &[u8], value_len: usize) -> u64 {
-        let geometry = self.geometry();
-        let slot = geometry.shape().bytes() as u64;
-        slot * 5 / 2 + geometry.extent_bytes(key, value_len) * 4 / 3
+        entry_bytes(self.geometry(), key, value_len)
     }
 
-    /// What is left of the table's memory beside what no entry of a shard can have.
-    ///
-    /// That is the page and the notes, and the extent of whatever is being replaced. Then four blocks: one and a third
-    /// that may be less full than others, one that is empty, so that extents can move there (`models/heap.rs`), and one
-    /// that a put opens before they have moved. In a table that grows also what is in front of its segments; two segments
-    /// that it keeps without a use, and up to four that it makes before they are needed (`index/growth/stock.rs`), none of
-    /// which it gives to extents; and two that are not full yet. A table of one size has its memory for slots and that
-    /// for extents apart: of each there must be enough for all.
     fn memory(&self) -> u64 {
-        let geometry = self.geometry();
-        let (slot, block) = (geometry.shape().bytes() as u64, geometry.heap().block_bytes);
-        let extent = |len| geometry.extent_bytes(NOTES_KEY, len) * 4 / 3;
-        let own = 3 * extent(own_bytes_max(&self.cluster)) + extent(geometry.value_max()) + 4 * block;
-        if geometry.grows() {
-            let front = geometry.slot_offset(geometry.segment_first(0));
-            let segment = geometry.slots() * slot;
-            let spare = 4 + (1 + geometry.segments_max() / 8).min(4);
-            return geometry.bytes_max().saturating_sub(front + spare * segment + own);
-        }
-        // Three slots in four are in use, whatever the layout, and each of them costs as much as five halves.
-        let of_slots = geometry.slots() * slot * 3 / 4 * 5 / 2;
-        of_slots.min(geometry.heap().bytes.saturating_sub(own))
+        table_room(self.geometry(), &self.cluster)
     }
 
     fn store_page(&mut self, page: &Page) -> Result<(), NoMemory> {

@@ -5,6 +5,8 @@
 
 pub mod advice;
 pub mod child;
+#[cfg(feature = "cluster")]
+pub mod cluster;
 pub mod folder;
 pub mod interrupt;
 pub mod names;

@@ -18,34 +18,35 @@ use std::time::{Duration, Instant};
 /// Between two looks of `--watch`.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// What is looked at, and how it is told.
 #[derive(Debug, Args)]
-pub struct Status {
+struct Looked {
     /// The cluster
     name: ClusterName,
+    /// Print JSON: one object, or one for each
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Status {
+    #[command(flatten)]
+    at: Looked,
     /// Look again each second, until Ctrl-C
     #[arg(long, conflicts_with = "json")]
     watch: bool,
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct Nodes {
-    /// The cluster
-    name: ClusterName,
-    /// Print one JSON object for each
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    at: Looked,
 }
 
 #[derive(Debug, Args)]
 pub struct Shards {
-    /// The cluster
-    name: ClusterName,
-    /// Print one JSON object for each
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    at: Looked,
 }
 
 /// Each node, and its key in etcd.
@@ -284,12 +285,12 @@ fn width() -> Option<usize> {
 impl Status {
     pub async fn run(self, reach: &ClusterArgs) -> Result<()> {
         if !self.watch {
-            let seen = look(reach, &self.name).await?;
-            if self.json {
+            let seen = look(reach, &self.at.name).await?;
+            if self.at.json {
                 let nodes = seen.nodes.iter().map(|(id, key, status)| seen.json_of_node(*id, key, status));
                 let shards = seen.shards.iter().map(|(shard, state)| seen.json_of_shard(*shard, state));
                 show::say(serde_json::json!({
-                    "cluster": self.name.to_string(),
+                    "cluster": self.at.name.to_string(),
                     "adopted": seen.is_adopted,
                     "replicas": seen.config.replicas,
                     "ttl_seconds": seen.config.timing.ttl as f64 / 1e6,
@@ -298,14 +299,14 @@ impl Status {
                 }))?;
                 return Ok(());
             }
-            show::say(seen.lines(&self.name, width()).join("\n"))?;
+            show::say(seen.lines(&self.at.name, width()).join("\n"))?;
             return Ok(());
         }
         let screen = Screen::open().context("--watch needs a terminal")?;
         loop {
             let next = Instant::now() + LOOK;
-            let mut lines = match look(reach, &self.name).await {
-                Ok(seen) => seen.lines(&self.name, width()),
+            let mut lines = match look(reach, &self.at.name).await {
+                Ok(seen) => seen.lines(&self.at.name, width()),
                 Err(error) => vec![format!("{error:#}"), String::new(), "looking again".into()],
             };
             if let Some((_, height)) = terminal_size::terminal_size() {
@@ -319,13 +320,13 @@ impl Status {
 
 impl Nodes {
     pub async fn run(self, reach: &ClusterArgs) -> Result<()> {
-        let seen = look(reach, &self.name).await?;
-        if self.json {
+        let seen = look(reach, &self.at.name).await?;
+        if self.at.json {
             for (id, key, status) in &seen.nodes {
                 show::say(seen.json_of_node(*id, key, status))?;
             }
         } else if seen.nodes.is_empty() {
-            show::say(format_args!("no node was ever started: oneread serve --cluster {}", self.name))?;
+            show::say(format_args!("no node was ever started: oneread serve --cluster {}", self.at.name))?;
         } else {
             show::say(seen.nodes_table().lines(width()).join("\n"))?;
             for (id, _, status) in &seen.nodes {
@@ -340,8 +341,8 @@ impl Nodes {
 
 impl Shards {
     pub async fn run(self, reach: &ClusterArgs) -> Result<()> {
-        let seen = look(reach, &self.name).await?;
-        if self.json {
+        let seen = look(reach, &self.at.name).await?;
+        if self.at.json {
             for (shard, state) in &seen.shards {
                 show::say(seen.json_of_shard(*shard, state))?;
             }

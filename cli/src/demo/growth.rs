@@ -19,7 +19,7 @@ const VALUE_EXTRA: usize = 2;
 /// As many keys at the end as this times those at the beginning.
 const TIMES: u64 = 10;
 /// Samples that a line of the picture shows.
-const COLUMNS: usize = 40;
+pub const COLUMNS: usize = 40;
 
 /// What came of it. The names are those of the JSON output.
 #[derive(Debug, Default, Serialize)]
@@ -216,7 +216,7 @@ fn columns(samples: &[Sample]) -> impl Iterator<Item = &Sample> {
 }
 
 /// Values from 0 on as a line of bars.
-fn bars(values: &[f64]) -> String {
+pub fn bars(values: &[f64]) -> String {
     const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let most = values.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
     values.iter().map(|value| BARS[(value / most * 7.99) as usize % BARS.len()]).collect()

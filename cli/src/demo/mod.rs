@@ -1,12 +1,16 @@
 //! `demo`: a first demonstration. A server process loads real data and is stopped; the client still
-//! reads the data. Then another server's table grows while it is read.
+//! reads the data. Then another server's table grows while it is read. In the end a node of a cluster is killed.
 
+#[cfg(feature = "cluster")]
+mod failover;
 mod growth;
 mod names;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use comfy_table::{Attribute, Cell};
+#[cfg(feature = "cluster")]
+use failover::FailoverOutcome;
 use growth::GrowthOutcome;
 use hdrhistogram::Histogram;
 use names::{Named, character_names};
@@ -19,8 +23,8 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-/// Load the names of all Unicode characters, stop the server, and still read them all; then read a
-/// table while it grows tenfold
+/// Load the names of all Unicode characters, stop the server, and still read them all; read a table
+/// while it grows tenfold; kill a node of a cluster
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   oneread demo
@@ -31,8 +35,13 @@ use std::time::{Duration, Instant};
       where there is no RDMA: each GET is a request, so a killed server answers
       none, and the next one takes its table over
 
+The cluster needs etcd in PATH (apt-get install etcd-server), and --features
+cluster when this was built. Without either, or over verbs and TCP, that act is
+left out.
+
 Takes some seconds, and stops everything that it starts. Exit status 1 if any
-key was missed, any value was wrong, or any GET failed while the table grew.")]
+key was missed, any value was wrong or old, any GET failed while the table grew
+or the node was killed, or any put was acknowledged and lost.")]
 pub struct Demo {
     /// How often every key is read with each GET timed, and then again without timing [default: 20;
     /// over verbs and TCP 1]
@@ -99,6 +108,10 @@ struct Outcome {
     torn_retries: u64,
     moved_retries: u64,
     growth: GrowthOutcome,
+    /// If there was an etcd.
+    #[cfg(feature = "cluster")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cluster: Option<FailoverOutcome>,
 }
 
 /// How long a put waits for the stopped server, if connecting takes much less.
@@ -185,17 +198,46 @@ impl Demo {
                 _ => format!(" READs per GET: {:.3}.", growth.reads_per_get),
             },
         ))?;
+        if self.fabric == Carrier::Shm {
+            lose_a_node(&names, &mut outcome, &tell)?;
+        }
         if self.json {
             show::say(serde_json::to_string(&outcome)?)?;
         } else {
             show::say(outcome.table())?;
             show::say("Next: `oneread serve`, `oneread put KEY VALUE`, `oneread get KEY`.")?;
         }
-        Ok(status(outcome.missed == 0 && outcome.wrong == 0 && outcome.growth.is_well()))
+        Ok(status(outcome.is_well()))
     }
 }
 
+/// One of three nodes is killed, if this can have a cluster.
+#[cfg(feature = "cluster")]
+fn lose_a_node(names: &[Named], outcome: &mut Outcome, tell: &Tell<'_>) -> Result<()> {
+    if !oneread_kit::cluster::Cluster::has_etcd() {
+        tell("A cluster that loses a node: needs etcd (apt-get install etcd-server).\n")?;
+        return Ok(());
+    }
+    let lost = failover::run(names, tell)?;
+    tell(&lost.story())?;
+    outcome.cluster = Some(lost);
+    Ok(())
+}
+
+#[cfg(not(feature = "cluster"))]
+fn lose_a_node(_: &[Named], _: &mut Outcome, tell: &Tell<'_>) -> Result<()> {
+    Ok(tell("A cluster that loses a node: needs etcd, and a build with --features cluster.\n")?)
+}
+
 impl Outcome {
+    fn is_well(&self) -> bool {
+        #[cfg(feature = "cluster")]
+        if self.cluster.as_ref().is_some_and(|cluster| !cluster.is_well()) {
+            return false;
+        }
+        self.missed == 0 && self.wrong == 0 && self.growth.is_well()
+    }
+
     fn table(&self) -> comfy_table::Table {
         let mut table = show::facts();
         let mut row = |name: &str, value: String, why: &str| {
@@ -240,6 +282,16 @@ impl Outcome {
         let growth = &self.growth;
         row("GET while it grew, median", ns(growth.p50_ns), "beside the thread that puts");
         row("GET while it grew, 99 %", ns(growth.p99_ns), "");
+        #[cfg(feature = "cluster")]
+        if let Some(cluster) = &self.cluster {
+            row("puts lost with a node", n(cluster.lost), "acknowledged puts that are gone");
+            row("stale GETs meanwhile", n(cluster.stale), "GETs that found an older value");
+            row(
+                "its puts waited",
+                format!("{:.0} ms", cluster.put_pause_ms),
+                "until standbys had taken over",
+            );
+        }
         table
     }
 }

@@ -4,6 +4,8 @@
 mod command;
 mod feed;
 mod growth;
+#[path = "../../../cluster/tests/common/installed.rs"]
+mod installed;
 #[cfg(feature = "lab")]
 mod lab;
 mod metrics;

@@ -1,6 +1,7 @@
 //! What is printed: it fits the terminal, names the cause and the remedy, and a shell completes what is typed.
 
 use crate::command::{alone, oneread};
+use crate::installed::has_etcd;
 use crate::served::{
     SOON, Served, begin_on_a_terminal_with, doctor_on_server, expect, json, on_a_terminal, region_in, run,
     stderr, stdout, wait_for, without_escapes,
@@ -60,6 +61,7 @@ fn output_fits_the_terminal() {
         vec!["bench", "long", "--sizes", "64,65536", "--mib", "2", "--rounds", "1"],
         vec!["bench", "long", "--help"],
         vec!["plan", "--sample-slots", "4096", "--design", "windowed:8", "--simulate", "1000"],
+        vec!["plan", "--nodes", "100", "--clients", "10000", "--copy-rate", "1GiB"],
         [&["top", "--once"][..], &at].concat(),
         vec!["--help"],
     ];
@@ -75,6 +77,7 @@ fn output_fits_the_terminal() {
         "inspect",
         "regions",
         "layouts",
+        "plan",
         "bench",
         "demo",
         "doctor",
@@ -304,6 +307,32 @@ fn demo_reads_a_stopped_server() {
     assert!(growth("splits") > 0.0 && growth("splits") < growth("segments"), "{out}");
     assert_eq!(growth("failed") + growth("missed") + growth("wrong"), 0.0, "{out}");
     assert!((1.0..1.3).contains(&growth("reads_per_get")), "{out}");
+    if !cfg!(feature = "cluster") || !has_etcd() {
+        assert!(out["cluster"].is_null(), "{out}");
+        return;
+    }
+    let cluster = |name: &str| out["cluster"][name].as_f64().unwrap_or_else(|| panic!("{name}: {out}"));
+    assert_eq!(["lost", "missed", "stale", "wrong", "failed"].map(cluster), [0.0; 5], "{out}");
+    assert_eq!(["nodes", "shards", "ttl_ms"].map(cluster), [3.0, 64.0, 1000.0], "{out}");
+    // Of three nodes one serves a third or more, and not all.
+    assert!((22.0..64.0).contains(&cluster("shards_killed")), "{out}");
+    // Each key was put once before the node was killed, and then some again.
+    assert!(cluster("keys") > 4_000.0 && cluster("acknowledged") > cluster("keys"), "{out}");
+    // A dead primary is missed for a TTL, less the time since its last beat.
+    assert!(cluster("put_pause_ms") > 500.0 && cluster("gets") > 1_000.0, "{out}");
+}
+
+/// A demo that can have no etcd says what is missing, and is no failure.
+#[test]
+fn demo_does_without_a_cluster() {
+    let folder = tempfile::tempdir().unwrap();
+    let demo = ["demo", "--rounds", "1", "--seconds", "0.05"];
+    let out = expect(oneread().args(demo).env("PATH", folder.path()).output().unwrap(), 0);
+    let told = match cfg!(feature = "cluster") {
+        true => "A cluster that loses a node: needs etcd (apt-get install etcd-server).",
+        false => "A cluster that loses a node: needs etcd, and a build with --features cluster.",
+    };
+    assert!(stdout(&out).lines().any(|line| line == told), "{out:?}");
 }
 
 /// Over TCP the server answers each GET: a killed one answers none, and the next one all.

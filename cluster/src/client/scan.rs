@@ -98,8 +98,9 @@ impl ClusterScan<'_> {
                     Some(cursor) => scan.from(cursor),
                     None => scan,
                 };
-                came = scan.next_batch()?.map(|keys| (keys, scan.cursor()));
-                Ok::<_, oneread::FeedError>(())
+                let keys = scan.next_batch().map_err(|error| error.to_string())?;
+                came = keys.map(|keys| (keys, scan.cursor()));
+                Ok::<_, String>(())
             })?;
             // The lease covers those shards of the pass that have it, too.
             shards.retain(|shard, epoch| {

@@ -3,7 +3,8 @@
 use super::*;
 use crate::core::results::ResultKey;
 use crate::core::state::{Adoption, Lived, NodeId, NodeIds, ShardState, Timing, Word};
-use oneread::{Address, Backing, ServerConfig, StartMode, TableSize};
+use crate::room::with_lengths;
+use oneread::{Address, Backing, Config, ServerConfig, StartMode, TableSize};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 use rustc_hash::{FxHashMap, FxHashSet};

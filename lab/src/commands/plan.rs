@@ -5,8 +5,8 @@ use crate::arguments::{self, whole};
 use crate::measure::on_all_cpus;
 use crate::page::{Drawn, page};
 use crate::plan::{
-    Arrivals, COSTS, Design, GrowthSample, Held, Measured, PUBLISHED, PlanError, Prediction, Profile, Run,
-    SHIPPED, Sample, Side, System, Verdict, Workload, rivals,
+    Arrivals, COSTS, ClusterPlan, ClusterWorkload, Design, GrowthSample, Held, Measured, PUBLISHED,
+    PlanError, Prediction, Profile, Run, SHIPPED, Sample, Side, System, Verdict, Workload, rivals,
 };
 use crate::plot;
 use anyhow::{Context, Result, bail};
@@ -16,6 +16,7 @@ use oneread::internals::families::presets;
 use oneread::layout::Layout;
 use oneread_kit::progress::Progress;
 use oneread_kit::show;
+use oneread_kit::units::{ByteSize, Period, some_bytes, some_time};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -33,6 +34,8 @@ use std::process::ExitCode;
   oneread plan --published              the model against what papers report
   oneread plan --inserts 1 --growing    tables that grow by every PUT
   oneread plan --simulate 1e6           tails, by running it event by event
+  oneread plan --nodes 10 --copies 2 --clients 100
+                                        a cluster over etcd: memory, load, times
   oneread plan --plot plan.html         bottlenecks and curves
   oneread plan --json
 
@@ -105,6 +108,26 @@ pub struct Plan {
     /// Draw bottlenecks, throughput against clients and latency against load into this HTML page
     #[arg(long, value_name = "FILE.html", value_parser = plot::html_file, value_hint = clap::ValueHint::FilePath)]
     plot: Option<PathBuf>,
+    /// Plan a cluster of so many nodes instead, for --keys of --key and --value bytes; --clients are
+    /// processes then, each of which watches etcd
+    #[arg(long, value_name = "N", help_heading = CLUSTER, conflicts_with_all = [
+        "get", "hits", "inserts", "growing", "zipf", "nic", "servers", "server_cores", "per_machine", "depth",
+        "copy_gib", "load", "design", "sample_slots", "simulate", "seed", "plot", "published", "calibrate",
+        "show_profile",
+    ])]
+    nodes: Option<u32>,
+    /// Nodes that have a copy of a shard
+    #[arg(long, value_name = "N", default_value_t = 2, requires = "nodes", help_heading = CLUSTER)]
+    copies: u8,
+    /// Parts that the keys are in
+    #[arg(long, value_name = "N", default_value_t = 64, requires = "nodes", help_heading = CLUSTER)]
+    shards: u16,
+    /// How long a node may be silent until others take over; it beats eight times in that
+    #[arg(long, value_name = "TIME", value_parser = some_time, default_value = "2s", requires = "nodes", help_heading = CLUSTER)]
+    ttl: Period,
+    /// Bytes a second at which nodes copy shards, as in 100MiB: tells how long that takes
+    #[arg(long, value_name = "SIZE", value_parser = some_bytes, requires = "nodes", help_heading = CLUSTER)]
+    copy_rate: Option<ByteSize>,
     /// Print everything as JSON
     #[arg(long)]
     json: bool,
@@ -118,6 +141,9 @@ pub struct Plan {
     #[arg(long, value_name = "NAME", value_parser = arguments::profile(), hide_possible_values = true)]
     show_profile: Option<String>,
 }
+
+/// Above the options of clusters.
+const CLUSTER: &str = "Options for a cluster";
 
 /// The layouts that are counted unless --design names others: `list` and `slotwise` are for study.
 const USUAL: [&str; 6] = ["windowed:8", "windowed:16", "bucketized:4", "bucketized:8", "cluster", "farm"];
@@ -133,6 +159,13 @@ struct Planned<'a> {
     choice: Option<&'a Verdict>,
     left_out: &'a [String],
     simulated: &'a [Simulated],
+}
+
+/// A cluster, as JSON.
+#[derive(Serialize)]
+struct PlannedCluster<'a> {
+    workload: &'a ClusterWorkload,
+    cluster: &'a ClusterPlan,
 }
 
 /// A design's run with the workload's clients.
@@ -215,6 +248,9 @@ impl Plan {
         if self.published {
             return self.say_published();
         }
+        if let Some(nodes) = self.nodes {
+            return self.say_cluster(nodes);
+        }
         let workload = self.workload()?;
         let mut profile = profile(&self.nic)?;
         if let Some(cores) = self.server_cores {
@@ -276,6 +312,48 @@ impl Plan {
                 show::say("")?;
                 show::say(simulations(&simulated))?;
             }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn say_cluster(&self, nodes: u32) -> Result<ExitCode> {
+        let workload = ClusterWorkload {
+            entries: self.keys,
+            key_bytes: self.key,
+            value_bytes: self.value,
+            nodes,
+            copies: self.copies,
+            shards: self.shards,
+            clients: self.clients,
+            ttl_s: self.ttl.0.as_secs_f64(),
+            copy_bytes_per_s: self.copy_rate.map(|rate| rate.0),
+        };
+        let plan = workload.plan()?;
+        if self.json {
+            show::say(serde_json::to_string_pretty(&PlannedCluster {
+                workload: &workload,
+                cluster: &plan,
+            })?)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        show::say(format_args!(
+            "{} of {} bytes with values of {}; {} of {}\n{}, {}, TTL {}",
+            show::counted(workload.entries, "key"),
+            workload.key_bytes,
+            workload.value_bytes,
+            show::counted(workload.shards.into(), "shard"),
+            if workload.copies == 1 { "1 copy".into() } else { format!("{} copies", workload.copies) },
+            show::counted(nodes.into(), "node"),
+            show::counted(workload.clients.into(), "client"),
+            show::time(self.ttl.0),
+        ))?;
+        show::say(cluster_table(&plan))?;
+        show::say(show::paragraph("", CLUSTER_TABLE))?;
+        if !plan.advice.is_empty() {
+            show::say("")?;
+        }
+        for advice in &plan.advice {
+            show::say(show::paragraph("", advice))?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -532,6 +610,45 @@ fn short(per_s: f64) -> String {
 /// What the columns are.
 const TABLE: &str = "READs (or requests) and bytes are those of one GET. binds: the resource that is the \
      first to be always busy. GET/s server: of one server, in this mix. p50 idle: the time of one GET alone.";
+
+/// What the rows of a cluster's table do not say.
+const CLUSTER_TABLE: &str = "Memory is that of a table (--max-memory of each node). Nodes' numbers are random, and so \
+     is who has which shard: the fullest of 20 such clusters is told. etcd's CPU was measured with etcd 3.4: 44 µs a \
+     message.";
+
+fn cluster_table(plan: &ClusterPlan) -> comfy_table::Table {
+    let mut table = show::facts();
+    let count = |n: f64| show::count(n.round() as u64);
+    let seconds = |s: f64| format!("{s:.1} s");
+    let mut row = |what: &str, value: String, more: &str| {
+        table.add_row([Cell::new(what), show::number(value).add_attribute(Attribute::Bold), Cell::new(more)]);
+    };
+    row("memory of each node", show::bytes(plan.node_bytes_one_lost), "enough with one node lost");
+    row("the same, none lost", show::bytes(plan.node_bytes), "");
+    row("set aside for an entry", show::bytes(plan.entry_bytes), "at each of its nodes");
+    row("entries of a shard", count(plan.entries_per_shard), "");
+    let told =
+        format!("{} at the fullest; {} with one lost", plan.node_copies_max, plan.node_copies_max_one_lost);
+    row("copies at a node, mean", format!("{:.1}", plan.node_copies_mean), &told);
+    row("beats that etcd writes", format!("{} /s", count(plan.etcd_writes_per_s)), "");
+    row(
+        "messages that etcd sends",
+        format!("{} /s", count(plan.etcd_messages_per_s)),
+        &format!("to nodes and clients; {:.1} cores", plan.etcd_cores),
+    );
+    let told = format!("{:.0} bytes each", plan.etcd_message_bytes);
+    row("", format!("{}/s", show::bytes(plan.etcd_bytes_per_s as u64)), &told);
+    row("connections of a client", show::count(plan.client_connections), "two to each node, one to etcd");
+    row("connections of a node", show::count(plan.node_connections), "");
+    row("READs of a node's page", format!("{} /s", count(plan.page_reads_per_s)), "for clients' leases");
+    row("a failover, at most", seconds(plan.failover_s_max), "puts of its shards wait so long");
+    row("a shard's entries", show::bytes(plan.shard_bytes as u64), "as they are sent");
+    if let (Some(shard), Some(node)) = (plan.shard_copy_s, plan.node_copy_s) {
+        row("to copy a shard", seconds(shard), "");
+        row("to copy all of a node's", seconds(node), "to one that comes empty");
+    }
+    table
+}
 
 /// A row of the page's table: as in the terminal, and where the design's costs come from.
 fn row(design: &Design, p: &Prediction) -> [String; 6] {

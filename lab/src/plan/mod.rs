@@ -22,6 +22,7 @@
 //! ```
 
 mod choice;
+mod cluster;
 mod demand;
 mod growth;
 mod laws;
@@ -31,6 +32,7 @@ mod sample;
 mod simulate;
 
 pub use choice::Verdict;
+pub use cluster::{ClusterPlan, ClusterWorkload};
 pub use demand::{COSTS, Cost, Demand, Design, Side, SplitPause, rivals};
 pub use growth::{Course, GetCosts, GetKinds, GrowthCourse, GrowthPart, GrowthRun, GrowthSample};
 pub use laws::{Load, Prediction, Resource, System, WhatIf, what_ifs};
@@ -182,6 +184,14 @@ pub enum PlanError {
         /// The layout.
         layout: String,
         /// What went wrong.
+        why: String,
+    },
+    /// There can be no such cluster.
+    #[error("{what}: {why}")]
+    Cluster {
+        /// Which number.
+        what: &'static str,
+        /// What is wrong with it.
         why: String,
     },
 }

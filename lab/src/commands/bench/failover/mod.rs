@@ -3,7 +3,6 @@
 //! etcd and the nodes are processes of this host. Each shard has a thread that puts its keys, so that each pause is
 //! seen; each client has a thread that GETs keys of all.
 
-mod cluster;
 mod load;
 mod outcome;
 
@@ -11,11 +10,11 @@ use crate::arguments::whole;
 use crate::measure::{KEY_BYTES, machine};
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
-use cluster::{Cluster, Size};
 use hdrhistogram::Histogram;
 use load::{Gets, Key, Load, Put};
 use oneread_cluster::client::ClusterClient;
 use oneread_cluster::core::state::{NodeId, ShardIx};
+use oneread_kit::cluster::{self, Cluster, Size};
 use oneread_kit::progress::Progress;
 use oneread_kit::show;
 use oneread_kit::units::{Period, some_time};
@@ -154,12 +153,9 @@ impl Failover {
     }
 
     fn measure(&self) -> Result<(Outcome, Seen)> {
-        let mut cluster = Cluster::start(Size {
-            nodes: self.nodes.into(),
-            shards: SHARDS,
-            copies: COPIES,
-            ttl: self.ttl.0,
-        })?;
+        let size =
+            Size { name: "bench", nodes: self.nodes.into(), shards: SHARDS, copies: COPIES, ttl: self.ttl.0 };
+        let mut cluster = Cluster::start(size, || {})?;
         // A kill and a stop of each round may leave one put of a shard without a known outcome, or a few more.
         let load = Load::new(&cluster.config, self.keys as usize, 6 * usize::from(self.rounds));
         let mut outcome = Outcome { nodes: self.nodes.into(), ..Outcome::default() };

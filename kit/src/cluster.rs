@@ -1,5 +1,9 @@
-//! A cluster for one bench: an etcd, and nodes, each in a process of its own.
+//! A cluster for `demo` or one bench: an etcd, and nodes, each in a process of its own. All end when their guard is
+//! dropped.
 
+use crate::child::ServerChild;
+use crate::folder::Folder;
+use crate::show;
 use anyhow::{Context, Result, ensure};
 use oneread_cluster::client::{ClusterClient, ClusterOptions};
 use oneread_cluster::core::etcd::EtcdAnswer;
@@ -7,9 +11,6 @@ use oneread_cluster::core::placement::{Wishes, wanted};
 use oneread_cluster::core::state::{ClusterConfig, NodeId, NodeKey, ShardIx, ShardState};
 use oneread_cluster::etcd::{ClusterName, EtcdError, EtcdOptions, EtcdStore};
 use oneread_cluster::wire::Secret;
-use oneread_kit::child::ServerChild;
-use oneread_kit::folder::Folder;
-use oneread_kit::show;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpListener};
@@ -17,8 +18,6 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
-/// The cluster's name.
-const NAME: &str = "bench";
 /// Most memory of a node's table.
 const MEMORY: &str = "256MiB";
 /// Between two looks at what etcd has.
@@ -29,15 +28,23 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What a cluster is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
+    /// The cluster's name.
+    pub name: &'static str,
+    /// Nodes.
     pub nodes: usize,
+    /// Shards.
     pub shards: ShardIx,
+    /// Copies of each.
     pub copies: u8,
+    /// How long a node may be silent until others take over.
     pub ttl: Duration,
 }
 
 /// Ended when dropped, with all its processes.
 pub struct Cluster {
+    /// What it is.
     pub config: ClusterConfig,
+    /// Its nodes, n0 and on.
     pub nodes: Vec<NodeProcess>,
     name: ClusterName,
     secret: Secret,
@@ -50,14 +57,18 @@ pub struct Cluster {
 
 /// A node's process, and the node.
 pub struct NodeProcess {
+    /// The process.
     pub process: ServerChild,
+    /// The node.
     pub id: NodeId,
 }
 
 /// What etcd has of a cluster.
 #[derive(Debug)]
 pub struct Seen {
+    /// All nodes that were ever there.
     pub nodes: BTreeMap<NodeId, NodeKey>,
+    /// All shards, in order.
     pub shards: Vec<ShardState>,
     wishes: Wishes,
 }
@@ -80,7 +91,8 @@ impl Seen {
         }
         let is_settled = |(shard, state): &(ShardIx, &ShardState)| {
             let wanted = wanted(*shard, copies, alive.iter().copied(), &self.wishes);
-            state.primary == wanted.first().copied()
+            !state.waits
+                && state.primary == wanted.first().copied()
                 && state.in_sync.len() == wanted.len()
                 && wanted.iter().all(|node| state.in_sync.has(*node))
         };
@@ -128,7 +140,7 @@ impl Etcd {
             .spawn();
         let child = match child {
             Err(error) if error.kind() == ErrorKind::NotFound => anyhow::bail!(
-                "there is no program `etcd` in PATH, which says who serves what: install it (apt-get install etcd-server), and run the bench again"
+                "there is no program `etcd` in PATH, which says who serves what: install it (apt-get install etcd-server), and run this again"
             ),
             child => child.context("starting etcd")?,
         };
@@ -145,11 +157,21 @@ impl Drop for Etcd {
 }
 
 impl Cluster {
-    /// Starts all, and returns when each shard has its copies where they should be.
-    pub fn start(size: Size) -> Result<Cluster> {
+    /// Whether there is an etcd that [`Cluster::start`] can start: the program is in PATH.
+    pub fn has_etcd() -> bool {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&path).any(|folder| folder.join("etcd").is_file())
+    }
+
+    /// Starts all, and returns when each shard has its copies where they should be. `began` is called for each node that
+    /// serves its table.
+    ///
+    /// # Errors
+    /// A process did not start, or the cluster did not come to rest within a minute or so. Nothing is left running.
+    pub fn start(size: Size, mut began: impl FnMut()) -> Result<Cluster> {
         let folder = Folder::in_memory()?;
         let mut etcd = Etcd::start(&folder)?;
-        let name: ClusterName = NAME.parse()?;
+        let name: ClusterName = size.name.parse()?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -161,7 +183,7 @@ impl Cluster {
         std::fs::write(&secret_file, &secret).context("writing the cluster's secret")?;
         let reach = [format!("--etcd={}", etcd.endpoint), format!("--secret-file={}", secret_file.display())];
         let made = Command::new(std::env::current_exe().context("finding this program's own file")?)
-            .args(["cluster", "init", NAME])
+            .args(["cluster", "init", size.name])
             .args(&reach)
             .arg(format!("--shards={}", size.shards))
             .arg(format!("--replicas={}", size.copies))
@@ -176,12 +198,13 @@ impl Cluster {
         let mut processes = Vec::new();
         for number in 0..size.nodes {
             let mut arguments = vec![
-                format!("--cluster={NAME}"),
+                format!("--cluster={name}"),
                 format!("--node-name=n{number}"),
                 format!("--max-memory={MEMORY}"),
             ];
             arguments.extend_from_slice(&reach);
             processes.push(ServerChild::spawn_on_file_in(Folder::in_memory()?, &arguments)?);
+            began();
         }
         let secret = Secret::new(secret.as_bytes())?;
         let mut cluster =
@@ -200,6 +223,9 @@ impl Cluster {
     }
 
     /// A client of its own, with leases of its own.
+    ///
+    /// # Errors
+    /// etcd does not answer, or the client's threads cannot be started.
     pub fn client(&self) -> Result<ClusterClient> {
         let mut options = ClusterOptions::default();
         options.secret = self.secret.clone();
@@ -208,6 +234,9 @@ impl Cluster {
     }
 
     /// A client of one node's table, with the options that a client of the cluster READs it with.
+    ///
+    /// # Errors
+    /// etcd does not know the node, or it does not answer.
     pub fn table(&self, node: NodeId) -> Result<oneread::Client> {
         let seen = self.look()?;
         let about = &seen.nodes.get(&node).context("the node is not in etcd")?.about;
@@ -216,23 +245,33 @@ impl Cluster {
         Ok(oneread::Client::connect_with(&address, options)?)
     }
 
+    /// How long a node may be silent until others take over.
     pub fn ttl(&self) -> Duration {
         Duration::from_micros(self.config.timing.ttl)
     }
 
     /// What etcd has.
+    ///
+    /// # Errors
+    /// etcd does not answer.
     pub fn look(&self) -> Result<Seen> {
         let (_, read) = self.runtime.block_on(self.store.read_config())?;
         Ok(Seen::of(&read))
     }
 
     /// Changes what an operator wants.
+    ///
+    /// # Errors
+    /// etcd does not answer.
     pub fn wish(&self, change: impl Fn(&mut Wishes)) -> Result<()> {
         self.runtime.block_on(self.store.change_wishes(change))?;
         Ok(())
     }
 
     /// Waits until something is so. `tell` says what is missing.
+    ///
+    /// # Errors
+    /// It was not so for so long, or etcd does not answer.
     pub fn until(
         &self,
         longest: Duration,
@@ -257,6 +296,9 @@ impl Cluster {
 
     /// Waits until all nodes live, and each shard is where it should be with all its copies, and stays so for as long as a
     /// primary waits for a standby's answer. Returns since when it was so. `check` ends the wait by an error.
+    ///
+    /// # Errors
+    /// `check`'s, or it was not so within a minute and some TTLs, or etcd does not answer.
     pub fn until_settled(&self, check: impl Fn() -> Result<()>) -> Result<Instant> {
         let (nodes, copies) = (self.nodes.len(), self.config.replicas);
         let longest = PATIENCE + 15 * self.ttl();
