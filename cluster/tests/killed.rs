@@ -234,12 +234,20 @@ fn client_process() {
             Err(error) => panic!("client {number}: {error}"),
         }
     };
-    let handles = [client.clone(), client.clone().exactly_once(true), client];
-    let work = |(handle, client): (u64, ClusterClient)| {
-        let id = 3 * number + handle;
+    // Nothing that these do waits for a primary that is stopped. Over TCP a GET may wait for it, so that each shard has
+    // a handle that waits for nothing else.
+    let only_gets: Vec<Only> = match given::<String>("ONEREAD_HOST") {
+        Some(_) => (0..SHARDS).map(Only::GetsOf).collect(),
+        None => vec![Only::Gets],
+    };
+    let does = [Only::Nothing, Only::Nothing].into_iter().chain(only_gets);
+    let handles = [client.clone(), client.clone().exactly_once(true)].into_iter();
+    let handles = handles.chain(std::iter::repeat_with(|| client.clone())).zip(does);
+    let work = |(handle, (client, only)): (u64, (ClusterClient, Only))| {
+        let id = 16 * number + handle;
         let random = Random(seed ^ (id + 1) << 32 ^ round << 16);
-        let (known, last, only_gets) = ([0; KEYS as usize], (id + 1) << 40, handle == 2);
-        let worker = Worker { client, only_gets, random, base, keys: keys(round), known, last };
+        let (known, last) = ([0; KEYS as usize], (id + 1) << 40);
+        let worker = Worker { client, only, random, base, keys: keys(round), known, last };
         let end = end.clone();
         thread::spawn(move || worker.run(&end))
     };
@@ -248,10 +256,18 @@ fn client_process() {
     write(&file, &serde_json::to_vec(&events).unwrap());
 }
 
+/// What a handle does only.
+#[derive(Clone, Copy)]
+enum Only {
+    Nothing,
+    Gets,
+    /// Of a shard.
+    GetsOf(u16),
+}
+
 struct Worker {
     client: ClusterClient,
-    /// Nothing that it does waits for a primary that is stopped.
-    only_gets: bool,
+    only: Only,
     random: Random,
     /// When the round began.
     base: u64,
@@ -266,10 +282,17 @@ impl Worker {
     fn run(mut self, end: &AtomicBool) -> Vec<Event> {
         let mut events = Vec::new();
         while !end.load(Ordering::Relaxed) {
-            let key = self.random.below(self.keys.len());
+            let key = match self.only {
+                Only::GetsOf(shard) => {
+                    let all = self.keys.iter().enumerate().filter(|(_, (of, _))| *of == shard);
+                    let all: Vec<usize> = all.map(|(key, _)| key).collect();
+                    all[self.random.below(all.len())]
+                }
+                _ => self.random.below(self.keys.len()),
+            };
             self.last += 1;
             let kind = match (self.random.below(100), self.known[key]) {
-                _ if self.only_gets => Kind::Get,
+                _ if !matches!(self.only, Only::Nothing) => Kind::Get,
                 (0..50, _) => Kind::Get,
                 (50..70, _) => Kind::Put,
                 (70..80, _) => Kind::Remove,
@@ -277,7 +300,8 @@ impl Worker {
                 (_, known) => Kind::Swap(known),
             };
             events.push(self.call(key as u8, kind, self.last));
-            thread::sleep(Duration::from_micros(self.random.below(PAUSE) as u64));
+            let pause = if matches!(self.only, Only::GetsOf(_)) { 4 * PAUSE } else { PAUSE };
+            thread::sleep(Duration::from_micros(self.random.below(pause) as u64));
         }
         events
     }

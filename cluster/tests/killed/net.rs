@@ -182,7 +182,7 @@ pub fn missing() -> Option<String> {
     let name = format!("{PREFIX}{}-try", std::process::id());
     let tried = ip(&format!("netns add {name}"))
         .and_then(|_| ip(&format!("-n {name} link add vx type vxlan id 1 dstport {PORT} remote {SWITCH}")))
-        .and_then(|_| ip(&format!("-n {name} link add b type bridge")));
+        .and_then(|_| ip(&format!("-n {name} link add b0 type bridge")));
     let _ = ip(&format!("netns del {name}"));
     tried.err()
 }
