@@ -1199,11 +1199,11 @@ impl Cluster {
 
     /// Rounds of these faults, until a history has no order: a broken rule is noticed.
     #[cfg(feature = "faults")]
-    fn run_until_wrong(&mut self, faults: &[Fault]) {
+    fn run_until_wrong(&mut self, faults: &[Fault], within: Duration) {
         let rule = self.rule.clone().unwrap();
         let mut last = self.client();
         let begun = Instant::now();
-        while begun.elapsed() < common::SOON {
+        while begun.elapsed() < within {
             let events = self.round(Duration::from_secs(8), faults, &mut last);
             count(&events, &mut self.counts);
             if let Some(why) = (0..KEYS).find_map(|key| wrong(&events, key)) {
@@ -1248,5 +1248,5 @@ fn a_broken_rule_is_found() {
     println!("ONEREAD_SEED={seed} {rule}");
     let faults: &[Fault] =
         if given::<String>("ONEREAD_FAULTS").is_some() { &FAULTS } else { &[Fault::StopNodeAndCutClient] };
-    Cluster::start(seed, Some(rule)).run_until_wrong(faults);
+    Cluster::start(seed, Some(rule)).run_until_wrong(faults, common::SOON);
 }

@@ -137,6 +137,8 @@ impl Cluster {
     pub fn fault_apart(&mut self, fault: Fault, long: Duration) -> Option<()> {
         match fault {
             Fault::CutNodeAndClient => {
+                // Others have time to take over.
+                let long = long.max(TTL * 3 / 2);
                 let (node, client) = (self.any_primary()?, self.any_client()?);
                 self.tell(format!("node {node} and client {client} reach each other only, for {long:?}"));
                 let (aside, whom) = ([host(Whom::Node(node)), host(Whom::Client(client))], Whom::Node(node));
@@ -288,5 +290,7 @@ fn a_broken_rule_is_found_apart() {
     let seed = given("ONEREAD_SEED").unwrap_or_else(now);
     let rule = given("ONEREAD_RULE").unwrap_or("LeaseTooLong".to_owned());
     println!("ONEREAD_SEED={seed} {rule}");
-    Cluster::start_apart(seed, Some(rule)).run_until_wrong(&[Fault::CutNodeAndClient]);
+    let is_any = given::<String>("ONEREAD_FAULTS").is_some();
+    let faults: &[Fault] = if is_any { &FAULTS_APART } else { &[Fault::CutNodeAndClient] };
+    Cluster::start_apart(seed, Some(rule)).run_until_wrong(faults, 5 * common::SOON);
 }

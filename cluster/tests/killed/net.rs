@@ -9,9 +9,10 @@ use rustix::fs::{Mode, OFlags};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::net::UdpSocket;
 use std::os::fd::{AsFd, OwnedFd};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -174,6 +175,18 @@ fn ip(words: &str) -> Result<String, String> {
     if done.status.success() { Ok(told.into_owned()) } else { Err(format!("ip {words}: {}", told.trim())) }
 }
 
+/// Runs such lines at a namespace: a program for each would take its time on a busy machine.
+fn at(namespace: &str, lines: &str) -> Result<(), String> {
+    let mut program = Command::new("ip");
+    program.args(["-n", namespace, "-batch", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = program.spawn().map_err(|error| error.to_string())?;
+    let written = child.stdin.take().map(|mut lines_in| lines_in.write_all(lines.as_bytes()));
+    let done = child.wait_with_output().map_err(|error| error.to_string())?;
+    let told = String::from_utf8_lossy(&done.stderr);
+    let is_good = done.status.success() && matches!(written, Some(Ok(())));
+    if is_good { Ok(()) } else { Err(format!("ip in {namespace}: {}", told.trim())) }
+}
+
 /// Why there can be no such network here.
 pub fn missing() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
@@ -261,34 +274,34 @@ impl Net {
     }
 
     fn build(&self) -> Result<(), String> {
-        let switch = name_of("switch");
-        ip(&format!("netns add {switch}"))?;
-        ip(&format!("-n {switch} link add b0 type bridge"))?;
-        ip(&format!("-n {switch} addr add {SWITCH}/24 dev b0"))?;
-        ip(&format!("-n {switch} link set b0 up"))?;
-        for host in 0..self.switch.hosts {
+        let (switch, hosts) = (name_of("switch"), self.switch.hosts);
+        (0..hosts)
+            .map(name_of)
+            .chain([switch.clone()])
+            .try_for_each(|name| ip(&format!("netns add {name}")).map(drop))?;
+        let mut words = format!("link add b0 type bridge\naddr add {SWITCH}/24 dev b0\nlink set b0 up\n");
+        for host in 0..hosts {
             let name = name_of(host);
-            ip(&format!("netns add {name}"))?;
-            let at_host = |words: &str| ip(&format!("-n {name} {words}"));
-            at_host("link set lo up")?;
-            at_host(&format!("link add u0 type veth peer name h{host} netns {switch}"))?;
-            ip(&format!("-n {switch} link set h{host} master b0 up"))?;
-            at_host(&format!("addr add {}/24 dev u0", outer(host)))?;
-            at_host("link set u0 up")?;
+            words += &format!(
+                "link add h{host} type veth peer name u0 netns {name}\nlink set h{host} master b0 up\n"
+            );
+        }
+        at(&switch, &words)?;
+        for host in 0..hosts {
             let mac = |host: usize| format!("02:00:00:00:00:{:02x}", host + 1);
-            at_host(&format!(
-                "link add n0 address {} mtu {MTU} gso_max_segs 1 type vxlan id 1 dstport {PORT} remote {SWITCH} nolearning",
-                mac(host)
-            ))?;
-            at_host(&format!("addr add {}/24 dev n0", address(host)))?;
-            at_host("link set n0 up")?;
-            for other in (0..self.switch.hosts).filter(|other| *other != host) {
-                at_host(&format!(
-                    "neigh replace {} lladdr {} dev n0 nud permanent",
-                    address(other),
-                    mac(other)
-                ))?;
+            let mut words = format!(
+                "link set lo up\naddr add {}/24 dev u0\nlink set u0 up\n\
+                 link add n0 address {} mtu {MTU} gso_max_segs 1 type vxlan id 1 dstport {PORT} remote {SWITCH} nolearning\n\
+                 addr add {}/24 dev n0\nlink set n0 up\n",
+                outer(host),
+                mac(host),
+                address(host)
+            );
+            for other in (0..hosts).filter(|other| *other != host) {
+                let (other, mac) = (address(other), mac(other));
+                words += &format!("neigh replace {other} lladdr {mac} dev n0 nud permanent\n");
             }
+            at(&name_of(host), &words)?;
         }
         Ok(())
     }
