@@ -11,8 +11,8 @@
 //!
 //! ```sh
 //! W="cargo test --profile checked -p oneread-cluster --features net,faults --test killed"
-//! ONEREAD_LONG=1 ONEREAD_SECONDS=3600 $W histories -- --nocapture
-//! ONEREAD_SEED=17 ONEREAD_TRACE=1 $W histories -- --nocapture
+//! ONEREAD_LONG=1 ONEREAD_SECONDS=3600 $W histories_have_an_order -- --exact --nocapture
+//! ONEREAD_SEED=17 ONEREAD_TRACE=1 $W histories_have_an_order -- --exact --nocapture
 //! ```
 //!
 //! A seed gives the same faults at much the same times, and no more.

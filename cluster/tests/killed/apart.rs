@@ -9,7 +9,7 @@
 //!
 //! ```sh
 //! W="cargo test --profile checked -p oneread-cluster --features net,faults --test killed"
-//! ONEREAD_LONG=1 ONEREAD_SECONDS=600 $W apart -- --nocapture
+//! ONEREAD_LONG=1 ONEREAD_SECONDS=600 $W histories_have_an_order_apart -- --nocapture
 //! ```
 
 use super::net::{self, Net, Quality};
