@@ -8,5 +8,8 @@ use rustix::time::{ClockId, clock_gettime};
 pub fn now() -> Time {
     let now = clock_gettime(ClockId::Boottime);
     // Since the start: neither is below 0.
-    now.tv_sec as Time * 1_000_000 + now.tv_nsec as Time / 1_000
+    let now = now.tv_sec as Time * 1_000_000 + now.tv_nsec as Time / 1_000;
+    #[cfg(feature = "faults")]
+    let now = crate::faults::by_the_rate(now);
+    now
 }

@@ -123,3 +123,21 @@ pub fn broken(rule: Rule) -> bool {
         false
     }
 }
+
+/// How much faster this process' clock is than the machine's, in millionths.
+#[cfg(feature = "faults")]
+static CLOCK_RATE: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(0);
+
+/// Gives this process a clock that is faster than the machine's by so many millionths, or slower. Call it before there
+/// are nodes and clients: the clock jumps.
+#[cfg(feature = "faults")]
+pub fn run_clock_at(millionths: i32) {
+    CLOCK_RATE.store(millionths, std::sync::atomic::Ordering::Relaxed);
+}
+
+/// The machine's time by this process' clock.
+#[cfg(all(feature = "faults", feature = "net"))]
+pub(crate) fn by_the_rate(time: u64) -> u64 {
+    let rate = i128::from(CLOCK_RATE.load(std::sync::atomic::Ordering::Relaxed));
+    (i128::from(time) * (1_000_000 + rate) / 1_000_000) as u64
+}

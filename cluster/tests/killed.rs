@@ -11,25 +11,33 @@
 //!
 //! ```sh
 //! W="cargo test --profile checked -p oneread-cluster --features net,faults --test killed"
-//! ONEREAD_LONG=1 ONEREAD_SECONDS=3600 $W histories -- --nocapture
-//! ONEREAD_SEED=17 ONEREAD_TRACE=1 $W histories -- --nocapture
+//! ONEREAD_LONG=1 ONEREAD_SECONDS=3600 $W histories_have_an_order -- --exact --nocapture
+//! ONEREAD_SEED=17 ONEREAD_TRACE=1 $W histories_have_an_order -- --exact --nocapture
 //! ```
 //!
 //! A seed gives the same faults at much the same times, and no more.
+//!
+//! `killed/apart.rs` has the same with each process on a host of its own, and three etcds.
 
+#[path = "killed/apart.rs"]
+mod apart;
 mod common;
 #[path = "common/history.rs"]
 mod history;
+#[path = "killed/net.rs"]
+mod net;
 
 use common::{Etcd, config, has_etcd, name, node, until};
 use history::{Event, Kind, NEVER, is_linearizable};
-use oneread::{Address, Client, SwapOutcome};
+use net::Net;
+use oneread::{Address, Client, ClientOptions, SwapOutcome};
 use oneread_cluster::client::{ClusterClient, ClusterError, ClusterOptions};
 use oneread_cluster::core::etcd::EtcdValue;
 use oneread_cluster::core::message::Outcome;
 use oneread_cluster::core::state::{NodeId, ShardState};
 use oneread_cluster::etcd::{EtcdOptions, EtcdStore};
 use oneread_cluster::node::{ClusterNode, NodeError};
+use oneread_cluster::wire::Secret;
 use rustix::process::{Pid, Signal};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -46,6 +54,7 @@ use std::time::{Duration, Instant};
 const TTL: Duration = Duration::from_secs(1);
 const NODES: usize = 3;
 const SHARDS: u16 = 8;
+const COPIES: u8 = 2;
 const CLIENTS: usize = 2;
 /// Of a round.
 const KEYS: u8 = 12;
@@ -84,7 +93,7 @@ impl Random {
 
 /// A round's keys: each shard has one at least.
 fn keys(round: u64) -> Vec<(u16, String)> {
-    let config = config(SHARDS, 2, TTL);
+    let config = config(SHARDS, COPIES, TTL);
     let key = |key: u8| {
         let shard = u16::from(key) % SHARDS;
         let names = (0..).map(|n| format!("{round}-{key}-{n}"));
@@ -112,8 +121,9 @@ fn given<T: FromStr>(variable: &str) -> Option<T> {
 }
 
 /// Starts one of the two tests below as a process. It ends with this thread.
-fn spawn(what: &str, variables: &[(&str, String)]) -> Child {
-    Command::new(std::env::current_exe().unwrap())
+fn spawn(program: &[String], what: &str, variables: &[(&str, String)]) -> Child {
+    Command::new(&program[0])
+        .args(&program[1..])
         .args([what, "--exact", "--ignored", "--nocapture"])
         .envs(variables.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::piped())
@@ -129,6 +139,10 @@ fn begin() {
     if let Some(rule) = given::<String>("ONEREAD_RULE") {
         let broken = BROKEN.into_iter().find(|broken| format!("{broken:?}") == rule);
         oneread_cluster::faults::breaks_everywhere(Some(broken.expect("a rule")));
+    }
+    #[cfg(feature = "faults")]
+    if let Some(millionths) = given("ONEREAD_CLOCK") {
+        oneread_cluster::faults::run_clock_at(millionths);
     }
     if given::<String>("ONEREAD_TRACE").is_some_and(|trace| trace != "1") {
         tracing_subscriber::fmt()
@@ -164,12 +178,17 @@ fn write(path: &Path, contents: &[u8]) {
 fn node_process() {
     let Some(folder) = given::<PathBuf>("ONEREAD_NODE_FOLDER") else { return };
     let number: usize = given("ONEREAD_NUMBER").unwrap();
-    let etcd: String = given("ONEREAD_ETCD").unwrap();
     begin();
     let end = end_is_wanted();
+    let mut config = node(&folder, number, etcd());
+    if let Some(host) = given::<String>("ONEREAD_HOST") {
+        config.server.address = apart::table(&host);
+        config.listen = vec![format!("{host}:{}", apart::REQUESTS)];
+        config.secret = apart::secret();
+    }
     // etcd may be away.
     let node = loop {
-        match ClusterNode::start(node(&folder, number, EtcdOptions::new([etcd.clone()]))) {
+        match ClusterNode::start(config.clone()) {
             Ok(node) => break node,
             Err(NodeError::Etcd(_)) => thread::sleep(Duration::from_millis(100)),
             Err(error) => panic!("node {number}: {error}"),
@@ -186,6 +205,11 @@ fn node_process() {
     node.stop(Duration::from_secs(10));
 }
 
+/// etcd, as a child process is told of it.
+fn etcd() -> EtcdOptions {
+    EtcdOptions::new(given::<String>("ONEREAD_ETCD").unwrap().split(','))
+}
+
 // ---- a client ----
 
 /// A client's process, and no test.
@@ -194,26 +218,36 @@ fn node_process() {
 fn client_process() {
     let Some(file) = given::<PathBuf>("ONEREAD_CLIENT_FILE") else { return };
     let number: u64 = given("ONEREAD_NUMBER").unwrap();
-    let etcd: String = given("ONEREAD_ETCD").unwrap();
     let (seed, round): (u64, u64) = (given("ONEREAD_SEED").unwrap(), given("ONEREAD_ROUND").unwrap());
     let base: u64 = given("ONEREAD_BASE").unwrap();
     begin();
     let end = end_is_wanted();
     let mut options = ClusterOptions::default();
     options.deadline = DEADLINE;
+    if given::<String>("ONEREAD_HOST").is_some() {
+        options.secret = apart::secret();
+    }
     let client = loop {
-        match ClusterClient::connect(name(), EtcdOptions::new([etcd.clone()]), options.clone()) {
+        match ClusterClient::connect(name(), etcd(), options.clone()) {
             Ok(client) => break client,
             Err(ClusterError::Etcd(_)) => thread::sleep(Duration::from_millis(100)),
             Err(error) => panic!("client {number}: {error}"),
         }
     };
-    let handles = [client.clone(), client.clone().exactly_once(true), client];
-    let work = |(handle, client): (u64, ClusterClient)| {
-        let id = 3 * number + handle;
+    // Nothing that these do waits for a primary that is stopped. Over TCP a GET may wait for it, so that each shard has
+    // a handle that waits for nothing else.
+    let only_gets: Vec<Only> = match given::<String>("ONEREAD_HOST") {
+        Some(_) => (0..SHARDS).map(Only::GetsOf).collect(),
+        None => vec![Only::Gets],
+    };
+    let does = [Only::Nothing, Only::Nothing].into_iter().chain(only_gets);
+    let handles = [client.clone(), client.clone().exactly_once(true)].into_iter();
+    let handles = handles.chain(std::iter::repeat_with(|| client.clone())).zip(does);
+    let work = |(handle, (client, only)): (u64, (ClusterClient, Only))| {
+        let id = 16 * number + handle;
         let random = Random(seed ^ (id + 1) << 32 ^ round << 16);
-        let (known, last, only_gets) = ([0; KEYS as usize], (id + 1) << 40, handle == 2);
-        let worker = Worker { client, only_gets, random, base, keys: keys(round), known, last };
+        let (known, last) = ([0; KEYS as usize], (id + 1) << 40);
+        let worker = Worker { client, only, random, base, keys: keys(round), known, last };
         let end = end.clone();
         thread::spawn(move || worker.run(&end))
     };
@@ -222,10 +256,18 @@ fn client_process() {
     write(&file, &serde_json::to_vec(&events).unwrap());
 }
 
+/// What a handle does only.
+#[derive(Clone, Copy)]
+enum Only {
+    Nothing,
+    Gets,
+    /// Of a shard.
+    GetsOf(u16),
+}
+
 struct Worker {
     client: ClusterClient,
-    /// Nothing that it does waits for a primary that is stopped.
-    only_gets: bool,
+    only: Only,
     random: Random,
     /// When the round began.
     base: u64,
@@ -240,10 +282,17 @@ impl Worker {
     fn run(mut self, end: &AtomicBool) -> Vec<Event> {
         let mut events = Vec::new();
         while !end.load(Ordering::Relaxed) {
-            let key = self.random.below(self.keys.len());
+            let key = match self.only {
+                Only::GetsOf(shard) => {
+                    let all = self.keys.iter().enumerate().filter(|(_, (of, _))| *of == shard);
+                    let all: Vec<usize> = all.map(|(key, _)| key).collect();
+                    all[self.random.below(all.len())]
+                }
+                _ => self.random.below(self.keys.len()),
+            };
             self.last += 1;
             let kind = match (self.random.below(100), self.known[key]) {
-                _ if self.only_gets => Kind::Get,
+                _ if !matches!(self.only, Only::Nothing) => Kind::Get,
                 (0..50, _) => Kind::Get,
                 (50..70, _) => Kind::Put,
                 (70..80, _) => Kind::Remove,
@@ -251,7 +300,8 @@ impl Worker {
                 (_, known) => Kind::Swap(known),
             };
             events.push(self.call(key as u8, kind, self.last));
-            thread::sleep(Duration::from_micros(self.random.below(PAUSE) as u64));
+            let pause = if matches!(self.only, Only::GetsOf(_)) { 4 * PAUSE } else { PAUSE };
+            thread::sleep(Duration::from_micros(self.random.below(pause) as u64));
         }
         events
     }
@@ -398,6 +448,7 @@ enum Fault {
     StopNode,
     /// A node does not reach etcd.
     CutNode,
+    /// etcd is stopped, or a member of it: where there are more, mostly the one that leads.
     StopEtcd,
     KillEtcd,
     StopClient,
@@ -405,6 +456,26 @@ enum Fault {
     CutClient,
     /// A node is stopped, and a client is not told of the next primary.
     StopNodeAndCutClient,
+    /// A node and a client reach each other, and nobody else. From here on these are of hosts apart only.
+    CutNodeAndClient,
+    /// Two nodes do not reach each other, or one the other.
+    CutNodes,
+    /// A node does not reach a member of etcd.
+    CutNodeFromMember,
+    /// A client does not reach a node, or that does not reach it.
+    CutClientFromNode,
+    /// A member of etcd does not reach the others.
+    CutEtcd,
+    /// Most members of etcd are killed or stopped.
+    LoseQuorum,
+    /// etcd forgets what was before.
+    CompactEtcd,
+    /// A host's links lose very many packets.
+    LosePackets,
+    /// An operator moves a shard, or wants nothing to be moved.
+    MoveShard,
+    /// An operator drains a node for some time.
+    DrainNode,
 }
 
 const FAULTS: [Fault; 11] = [
@@ -427,10 +498,45 @@ enum Mend {
     RunNode(usize),
     WakeNode(usize),
     JoinNode(usize),
-    WakeEtcd,
-    RunEtcd,
+    WakeEtcd(usize),
+    RunEtcd(usize),
     WakeClient(usize),
     JoinClient(usize),
+    /// Links that were cut, by their place in [`Cluster::cuts`], and whom that was about.
+    Join(usize, Whom),
+    /// A host's links are as before.
+    LoseFewer(usize),
+    /// Nothing is drained.
+    Undrain,
+}
+
+/// Who has a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Whom {
+    Node(usize),
+    Client(usize),
+    Etcd(usize),
+}
+
+impl Mend {
+    /// Who is not well until then.
+    fn whom(self) -> Option<Whom> {
+        match self {
+            Mend::RunNode(node) | Mend::WakeNode(node) | Mend::JoinNode(node) => Some(Whom::Node(node)),
+            Mend::WakeClient(client) | Mend::JoinClient(client) => Some(Whom::Client(client)),
+            Mend::RunEtcd(member) | Mend::WakeEtcd(member) => Some(Whom::Etcd(member)),
+            Mend::Join(_, whom) => Some(whom),
+            Mend::LoseFewer(_) | Mend::Undrain => None,
+        }
+    }
+}
+
+/// Where processes run.
+enum Place {
+    /// All on this host. Each has a way to etcd.
+    Here { nodes: Vec<Way>, clients: Vec<Way> },
+    /// Each on a host of its own: see `apart`.
+    Apart(Net),
 }
 
 /// How often each thing happened.
@@ -438,13 +544,15 @@ type Counts = BTreeMap<String, u64>;
 
 struct Cluster {
     folder: tempfile::TempDir,
-    etcd: Etcd,
+    etcds: Vec<Etcd>,
     runtime: tokio::runtime::Runtime,
     store: EtcdStore,
     nodes: Vec<Option<Process>>,
-    node_ways: Vec<Way>,
     clients: Vec<Process>,
-    client_ways: Vec<Way>,
+    /// Links that are cut, from host to host.
+    cuts: Vec<Vec<(usize, usize)>>,
+    /// The member of etcd that was seen to lead last.
+    leader: Option<usize>,
     /// A rule that all processes break.
     rule: Option<String>,
     random: Random,
@@ -456,26 +564,42 @@ struct Cluster {
     shards: Vec<ShardState>,
     counts: Counts,
     log: Vec<String>,
+    /// Goes last: all processes have ended by then.
+    place: Place,
 }
 
 impl Cluster {
     fn start(seed: u64, rule: Option<String>) -> Cluster {
         let folder = tempfile::tempdir().unwrap();
         let etcd = Etcd::start(folder.path());
+        let port = etcd.endpoint().rsplit(':').next().unwrap().parse().unwrap();
+        let ways = |n| (0..n).map(|_| Way::to(port)).collect();
+        let place = Place::Here { nodes: ways(NODES), clients: ways(CLIENTS) };
+        Cluster::start_at(place, folder, vec![etcd], NODES, seed, rule)
+    }
+
+    fn start_at(
+        place: Place,
+        folder: tempfile::TempDir,
+        etcds: Vec<Etcd>,
+        nodes: usize,
+        seed: u64,
+        rule: Option<String>,
+    ) -> Cluster {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let store = runtime.block_on(EtcdStore::connect(name(), etcd.options())).unwrap();
-        runtime.block_on(store.init(&config(SHARDS, 2, TTL))).unwrap();
-        let port = etcd.endpoint().rsplit(':').next().unwrap().parse().unwrap();
+        let options = EtcdOptions::new(etcds.iter().map(Etcd::endpoint));
+        let store = runtime.block_on(EtcdStore::connect(name(), options)).unwrap();
+        runtime.block_on(store.init(&config(SHARDS, COPIES, TTL))).unwrap();
         let mut cluster = Cluster {
             folder,
-            etcd,
+            etcds,
             runtime,
             store,
-            nodes: (0..NODES).map(|_| None).collect(),
-            node_ways: (0..NODES).map(|_| Way::to(port)).collect(),
+            nodes: (0..nodes).map(|_| None).collect(),
             clients: Vec::new(),
-            client_ways: (0..CLIENTS).map(|_| Way::to(port)).collect(),
+            cuts: Vec::new(),
+            leader: None,
             rule,
             random: Random(seed),
             base: now(),
@@ -484,8 +608,9 @@ impl Cluster {
             shards: Vec::new(),
             counts: Counts::new(),
             log: Vec::new(),
+            place,
         };
-        (0..NODES).for_each(|node| cluster.run_node(node));
+        (0..nodes).for_each(|node| cluster.run_node(node));
         cluster.settle();
         cluster
     }
@@ -506,16 +631,49 @@ impl Cluster {
         self.folder.path().join(name)
     }
 
-    fn variables(&self, number: usize, way: &Way) -> Vec<(&'static str, String)> {
-        let rule = self.rule.iter().map(|rule| ("ONEREAD_RULE", rule.clone()));
-        rule.chain([("ONEREAD_NUMBER", number.to_string()), ("ONEREAD_ETCD", way.endpoint())]).collect()
+    /// How the program is called that is a node or a client, and what it is told.
+    fn program(&mut self, whom: Whom) -> (Vec<String>, Vec<(&'static str, String)>) {
+        let (Whom::Node(number) | Whom::Client(number) | Whom::Etcd(number)) = whom;
+        let exe = std::env::current_exe().unwrap().to_str().unwrap().to_owned();
+        let (program, etcd) = match (&self.place, whom) {
+            (Place::Here { nodes, .. }, Whom::Node(_)) => (vec![exe], nodes[number].endpoint()),
+            (Place::Here { clients, .. }, _) => (vec![exe], clients[number].endpoint()),
+            (Place::Apart(net), _) => {
+                let endpoints: Vec<String> = self.etcds.iter().map(Etcd::endpoint).collect();
+                (net.program(apart::host(whom), &exe), endpoints.join(","))
+            }
+        };
+        let mut variables = vec![("ONEREAD_NUMBER", number.to_string()), ("ONEREAD_ETCD", etcd)];
+        variables.extend(self.rule.iter().map(|rule| ("ONEREAD_RULE", rule.clone())));
+        if matches!(self.place, Place::Apart(_)) {
+            variables.push(("ONEREAD_HOST", net::address(apart::host(whom))));
+            let rate = apart::CLOCKS[self.random.below(apart::CLOCKS.len())];
+            variables.push(("ONEREAD_CLOCK", rate.to_string()));
+        }
+        (program, variables)
+    }
+
+    /// Cuts a node or a client off from etcd, or ends that.
+    fn cut(&self, whom: Whom, is_cut: bool) {
+        match (&self.place, whom) {
+            (Place::Here { nodes, .. }, Whom::Node(node)) => nodes[node].cut(is_cut),
+            (Place::Here { clients, .. }, Whom::Client(client)) => clients[client].cut(is_cut),
+            (Place::Here { .. }, Whom::Etcd(_)) => {}
+            (Place::Apart(net), _) => {
+                let host = apart::host(whom);
+                for member in (0..self.etcds.len()).map(|member| apart::host(Whom::Etcd(member))) {
+                    net.cut(host, member, is_cut);
+                    net.cut(member, host, is_cut);
+                }
+            }
+        }
     }
 
     fn run_node(&mut self, number: usize) {
         let _ = fs::remove_file(self.file(format!("n{number}.id")));
-        let mut variables = self.variables(number, &self.node_ways[number]);
+        let (program, mut variables) = self.program(Whom::Node(number));
         variables.push(("ONEREAD_NODE_FOLDER", self.folder.path().to_str().unwrap().into()));
-        let child = spawn("node_process", &variables);
+        let child = spawn(&program, "node_process", &variables);
         self.nodes[number] = Some(Process { name: format!("node {number}"), child, is_stopped: false });
     }
 
@@ -523,13 +681,13 @@ impl Cluster {
     fn run_clients(&mut self) {
         self.base = now();
         for number in 0..CLIENTS {
-            let mut variables = self.variables(number, &self.client_ways[number]);
+            let (program, mut variables) = self.program(Whom::Client(number));
             variables
                 .push(("ONEREAD_CLIENT_FILE", self.file(format!("c{number}.json")).to_str().unwrap().into()));
             variables.push(("ONEREAD_SEED", self.random.next().to_string()));
             variables.push(("ONEREAD_ROUND", self.round.to_string()));
             variables.push(("ONEREAD_BASE", self.base.to_string()));
-            let child = spawn("client_process", &variables);
+            let child = spawn(&program, "client_process", &variables);
             self.clients.push(Process { name: format!("client {number}"), child, is_stopped: false });
         }
     }
@@ -579,13 +737,14 @@ impl Cluster {
 
     /// Whether each shard has its copies at nodes that run.
     fn is_whole(&mut self) -> bool {
-        let Some(ids) = (0..NODES).map(|number| self.id(number)).collect::<Option<Vec<_>>>() else {
+        let Some(ids) = (0..self.nodes.len()).map(|number| self.id(number)).collect::<Option<Vec<_>>>()
+        else {
             return false;
         };
         self.look()
             && self.shards.len() == usize::from(SHARDS)
             && self.shards.iter().all(|state| {
-                state.in_sync.len() >= 2
+                state.in_sync.len() >= usize::from(COPIES)
                     && state.primary.is_some_and(|primary| state.in_sync.has(primary))
                     && state.in_sync.iter().all(|node| ids.contains(&node))
             })
@@ -629,11 +788,14 @@ impl Cluster {
         match mend {
             Mend::RunNode(node) => self.run_node(node),
             Mend::WakeNode(node) => self.nodes[node].as_mut().unwrap().stop(false),
-            Mend::JoinNode(node) => self.node_ways[node].cut(false),
-            Mend::WakeEtcd => signal(self.etcd.pid(), Signal::CONT),
-            Mend::RunEtcd => self.etcd.run(),
+            Mend::JoinNode(node) => self.cut(Whom::Node(node), false),
+            Mend::WakeEtcd(member) => signal(self.etcds[member].pid(), Signal::CONT),
+            Mend::RunEtcd(member) if self.etcds.len() == 1 => self.etcds[member].run(),
+            // Its others may be away.
+            Mend::RunEtcd(member) => self.etcds[member].launch(),
             Mend::WakeClient(client) => self.clients[client].stop(false),
-            Mend::JoinClient(client) => self.client_ways[client].cut(false),
+            Mend::JoinClient(client) => self.cut(Whom::Client(client), false),
+            Mend::Join(..) | Mend::LoseFewer(_) | Mend::Undrain => self.mend_apart(mend),
         }
     }
 
@@ -643,7 +805,8 @@ impl Cluster {
 
     /// One of so many that nothing is wrong with. Mostly it waits until nothing is wrong with the others either: who is
     /// well goes on.
-    fn any(&mut self, all: usize, is_wrong: fn(Mend) -> Option<usize>) -> Option<usize> {
+    fn any(&mut self, all: usize, is_wrong: fn(Whom) -> Option<usize>) -> Option<usize> {
+        let is_wrong = |mend: Mend| mend.whom().and_then(is_wrong);
         let last = self.faults.iter().rfind(|(_, mend)| is_wrong(*mend).is_some()).map(|(at, _)| *at);
         if let Some(at) = last.filter(|_| self.random.below(4) > 0) {
             self.pass(at.saturating_duration_since(Instant::now()));
@@ -654,23 +817,38 @@ impl Cluster {
     }
 
     fn any_node(&mut self) -> Option<usize> {
-        self.any(NODES, |mend| match mend {
-            Mend::RunNode(node) | Mend::WakeNode(node) | Mend::JoinNode(node) => Some(node),
+        self.any(self.nodes.len(), |whom| match whom {
+            Whom::Node(node) => Some(node),
             _ => None,
         })
     }
 
     fn any_client(&mut self) -> Option<usize> {
-        self.any(CLIENTS, |mend| match mend {
-            Mend::WakeClient(client) | Mend::JoinClient(client) => Some(client),
+        self.any(CLIENTS, |whom| match whom {
+            Whom::Client(client) => Some(client),
             _ => None,
         })
+    }
+
+    /// A member of etcd. Of more than one, mostly that which leads.
+    fn any_etcd(&mut self) -> Option<usize> {
+        let member = self.any(self.etcds.len(), |whom| match whom {
+            Whom::Etcd(member) => Some(member),
+            _ => None,
+        })?;
+        let leader = if self.etcds.len() > 1 { self.see_leader() } else { None };
+        Some(leader.filter(|_| self.random.below(4) > 0).unwrap_or(member))
+    }
+
+    /// Whether nothing is wrong with it.
+    fn is_well(&self, whom: Whom) -> bool {
+        self.faults.iter().all(|(_, mend)| mend.whom() != Some(whom))
     }
 
     /// Such a one that is primary of most shards, if nothing is wrong with it.
     fn any_primary(&mut self) -> Option<usize> {
         let node = self.any_node()?;
-        let is_wrong = |fault: &(Instant, Mend)| matches!(fault.1, Mend::RunEtcd | Mend::WakeEtcd);
+        let is_wrong = |fault: &(Instant, Mend)| matches!(fault.1.whom(), Some(Whom::Etcd(_)));
         if self.faults.iter().any(is_wrong) || !self.look() {
             return Some(node);
         }
@@ -678,12 +856,8 @@ impl Cluster {
             let id = self.id(node);
             self.shards.iter().filter(|state| id.is_some() && state.primary == id).count()
         };
-        let is_good = |node: usize| {
-            !self.faults.iter().any(|(_, mend)| {
-                [Mend::RunNode(node), Mend::WakeNode(node), Mend::JoinNode(node)].contains(mend)
-            })
-        };
-        (0..NODES).filter(|node| is_good(*node)).max_by_key(|node| served(*node))
+        let is_good = |node: usize| self.is_well(Whom::Node(node));
+        (0..self.nodes.len()).filter(|node| is_good(*node)).max_by_key(|node| served(*node))
     }
 
     /// Does it, if what it is about is not wrong already.
@@ -703,7 +877,7 @@ impl Cluster {
                 self.mend_in(short, Mend::RunNode(node));
             }
             Fault::KillNodes => {
-                for node in 0..NODES {
+                for node in 0..self.nodes.len() {
                     let Some(process) = self.nodes[node].take() else { continue };
                     process.kill();
                     self.faults.retain(|(_, mend)| *mend != Mend::WakeNode(node));
@@ -719,6 +893,9 @@ impl Cluster {
                 self.nodes[node].take()?.kill();
                 self.mend_in(short, Mend::RunNode(node));
                 // It may have been about to go on without another one: what it sent is written by now.
+                if let Place::Apart(net) = &self.place {
+                    until("all was sent", || net.has_sent(apart::host(Whom::Node(node))));
+                }
                 thread::sleep(Duration::from_millis(200));
                 let has_others = |state: &ShardState| state.in_sync.iter().any(|other| other != id);
                 if !self.look() || !self.shards.iter().all(has_others) {
@@ -733,7 +910,7 @@ impl Cluster {
                 // Who is not told of the next primary READs the frozen copy.
                 if let Some(client) = self.any_client().filter(|_| self.random.below(2) == 0) {
                     self.tell(format!("client {client} is cut off for {long:?}"));
-                    self.client_ways[client].cut(true);
+                    self.cut(Whom::Client(client), true);
                     self.mend_in(long, Mend::JoinClient(client));
                 }
                 self.tell(format!("node {node} leaves for {short:?}"));
@@ -751,7 +928,7 @@ impl Cluster {
                     let client = self.any_client()?;
                     let node = self.any_primary()?;
                     self.tell(format!("client {client} is cut off"));
-                    self.client_ways[client].cut(true);
+                    self.cut(Whom::Client(client), true);
                     self.mend_in(long, Mend::JoinClient(client));
                     node
                 };
@@ -762,20 +939,12 @@ impl Cluster {
             Fault::CutNode => {
                 let node = self.any_node()?;
                 self.tell(format!("node {node} is cut off for {long:?}"));
-                self.node_ways[node].cut(true);
+                self.cut(Whom::Node(node), true);
                 self.mend_in(long, Mend::JoinNode(node));
             }
             Fault::StopEtcd | Fault::KillEtcd => {
-                let is_wrong = |mend| matches!(mend, Mend::RunEtcd | Mend::WakeEtcd).then_some(0);
-                self.any(1, is_wrong)?;
-                self.tell(format!("{fault:?} for {short:?}"));
-                if fault == Fault::KillEtcd {
-                    self.etcd.kill();
-                    self.mend_in(short, Mend::RunEtcd);
-                } else {
-                    signal(self.etcd.pid(), Signal::STOP);
-                    self.mend_in(short, Mend::WakeEtcd);
-                }
+                let member = self.any_etcd()?;
+                self.stop_etcd(member, fault == Fault::KillEtcd, short);
             }
             Fault::StopClient => {
                 let client = self.any_client()?;
@@ -786,12 +955,26 @@ impl Cluster {
             Fault::CutClient => {
                 let client = self.any_client()?;
                 self.tell(format!("client {client} is cut off for {long:?}"));
-                self.client_ways[client].cut(true);
+                self.cut(Whom::Client(client), true);
                 self.mend_in(long, Mend::JoinClient(client));
             }
+            other => self.fault_apart(other, long)?,
         }
         self.count(format!("{fault:?}"), 1);
         Some(())
+    }
+
+    /// Kills a member of etcd for some time, or stops it.
+    fn stop_etcd(&mut self, member: usize, is_killed: bool, time: Duration) {
+        let how = if is_killed { "killed" } else { "stopped" };
+        self.tell(format!("etcd {member} is {how} for {time:?}"));
+        if is_killed {
+            self.etcds[member].kill();
+            self.mend_in(time, Mend::RunEtcd(member));
+        } else {
+            signal(self.etcds[member].pid(), Signal::STOP);
+            self.mend_in(time, Mend::WakeEtcd(member));
+        }
     }
 
     /// One round: faults one after the other, until the time is over and each has been. Returns what clients saw, and
@@ -806,6 +989,7 @@ impl Cluster {
         while begun.elapsed() < time || !all_were {
             let fault = left.swap_remove(self.random.below(left.len()));
             self.fault(fault);
+            self.see_leader();
             if left.is_empty() {
                 (left, all_were) = (faults.to_vec(), true);
             }
@@ -828,9 +1012,18 @@ impl Cluster {
     /// Each copy that is in sync has what the primary has.
     fn until_copies_are_equal(&mut self) {
         let read = |cluster: &Cluster, node: NodeId, key: &str| {
-            let number = (0..NODES).find(|number| cluster.id(*number) == Some(node))?;
-            let address = Address::Shm(cluster.file(format!("n{number}.sock")));
-            Client::connect(&address).ok()?.get(key.as_bytes()).ok()
+            let number = (0..cluster.nodes.len()).find(|number| cluster.id(*number) == Some(node))?;
+            let (address, token) = match &cluster.place {
+                Place::Here { .. } => {
+                    (Address::Shm(cluster.file(format!("n{number}.sock"))), Secret::default().token())
+                }
+                Place::Apart(_) => {
+                    let host = net::address(apart::host(Whom::Node(number)));
+                    (apart::table(&host), apart::secret().token())
+                }
+            };
+            let options = ClientOptions::new().token(token);
+            Client::connect_with(&address, options).ok()?.get(key.as_bytes()).ok()
         };
         until("all copies are equal", || {
             self.is_whole()
@@ -846,7 +1039,11 @@ impl Cluster {
     fn client(&self) -> ClusterClient {
         let mut options = ClusterOptions::default();
         options.deadline = common::SOON;
-        ClusterClient::connect(name(), self.etcd.options(), options).unwrap()
+        if matches!(self.place, Place::Apart(_)) {
+            options.secret = apart::secret();
+        }
+        let etcd = EtcdOptions::new(self.etcds.iter().map(Etcd::endpoint));
+        ClusterClient::connect(name(), etcd, options).unwrap()
     }
 }
 
@@ -897,13 +1094,22 @@ fn wrong(events: &[Event], key: u8) -> Option<String> {
     Some(format!("key {key} has no order from {at} on:\n{}", tail.join("\n")))
 }
 
-/// Counts what became of operations. Returns the longest time without a success by shard, and when it began, in
-/// microseconds.
-fn count(events: &[Event], counts: &mut Counts) -> Vec<(u32, u32)> {
+/// The longest time without a success of such operations by shard, and when it began, in microseconds.
+fn silence(events: &[Event], is_meant: impl Fn(&Event) -> bool) -> Vec<(u32, u32)> {
     let mut last = vec![(0, (0, 0)); usize::from(SHARDS)];
-    let mut ended: Vec<&Event> = events.iter().collect();
+    let is_good = |event: &&Event| event.end != NEVER && !event.is_void && is_meant(event);
+    let mut ended: Vec<&Event> = events.iter().filter(is_good).collect();
     ended.sort_by_key(|event| event.end);
     for event in ended {
+        let (since, longest) = &mut last[usize::from(event.shard)];
+        (*since, *longest) = (event.end, (*longest).max((event.end - *since, *since)));
+    }
+    last.into_iter().map(|(_, longest)| longest).collect()
+}
+
+/// Counts what became of operations.
+fn count(events: &[Event], counts: &mut Counts) {
+    for event in events {
         let kind = match event.kind {
             Kind::Get => "get",
             Kind::Put => "put",
@@ -920,12 +1126,7 @@ fn count(events: &[Event], counts: &mut Counts) -> Vec<(u32, u32)> {
         };
         *counts.entry(what).or_default() += 1;
         *counts.entry("operations".into()).or_default() += 1;
-        if event.end != NEVER && !event.is_void {
-            let (since, longest) = &mut last[usize::from(event.shard)];
-            (*since, *longest) = (event.end, (*longest).max((event.end - *since, *since)));
-        }
     }
-    last.into_iter().map(|(_, longest)| longest).collect()
 }
 
 /// Two at a time would be too much for a small machine.
@@ -945,37 +1146,72 @@ fn histories_have_an_order() {
     let time = Duration::from_secs(given("ONEREAD_SECONDS").filter(|_| is_long).unwrap_or(ROUND.as_secs()));
     let seed = given("ONEREAD_SEED").unwrap_or_else(now);
     println!("ONEREAD_SEED={seed}");
-    let mut cluster = Cluster::start(seed, given("ONEREAD_RULE"));
-    let mut last = cluster.client();
-    let mut silent = vec![(0, 0); usize::from(SHARDS)];
-    let begun = Instant::now();
-    while begun.elapsed() < time {
-        let events = cluster.round(ROUND.min(time), &FAULTS, &mut last);
-        for (shard, longest) in count(&events, &mut cluster.counts).into_iter().enumerate() {
-            cluster.tell(format!("shard {shard}: longest time without a success, since, in us: {longest:?}"));
-            silent[shard] = longest.max(silent[shard]);
-        }
-        for key in 0..KEYS {
-            if let Some(why) = wrong(&events, key) {
-                panic!("{why}");
+    Cluster::start(seed, given("ONEREAD_RULE")).run(time, &FAULTS, is_long);
+}
+
+impl Cluster {
+    /// Rounds, until the time is over: what clients saw of each key has an order, and everything has happened.
+    fn run(&mut self, time: Duration, faults: &[Fault], is_long: bool) {
+        let mut last = self.client();
+        let (mut silent, mut changeless) = (vec![(0, 0); usize::from(SHARDS)], (0, 0));
+        let begun = Instant::now();
+        while begun.elapsed() < time {
+            let events = self.round(ROUND.min(time), faults, &mut last);
+            count(&events, &mut self.counts);
+            for (shard, longest) in silence(&events, |_| true).into_iter().enumerate() {
+                self.tell(format!(
+                    "shard {shard}: longest time without a success, since, in us: {longest:?}"
+                ));
+                silent[shard] = longest.max(silent[shard]);
+            }
+            changeless =
+                silence(&events, |event| event.kind != Kind::Get).into_iter().fold(changeless, Ord::max);
+            for key in 0..KEYS {
+                if let Some(why) = wrong(&events, key) {
+                    panic!("{why}");
+                }
+            }
+            if is_long {
+                println!("{:?} after {} rounds: {:?}", begun.elapsed(), self.round, self.counts);
             }
         }
-        if is_long {
-            println!("{:?} after {} rounds: {:?}", begun.elapsed(), cluster.round, cluster.counts);
+        let silent: Vec<u32> = silent.into_iter().map(|(longest, _)| longest / 1_000).collect();
+        if let Place::Apart(net) = &self.place {
+            println!("packets carried, lost, cut off: {:?}", net.packets());
+        }
+        println!(
+            "{:?}; longest time without a success by shard, in ms: {silent:?}; without a change: {}",
+            self.counts,
+            changeless.0 / 1_000
+        );
+        let at_least = |what: &str, least: u64| {
+            let n = self.counts.get(what).copied().unwrap_or(0);
+            assert!(n >= least, "{what}: {n} times, less than {least}");
+        };
+        for fault in faults {
+            at_least(&format!("{fault:?}"), 1);
+        }
+        at_least("moves", 4);
+        for kind in ["get", "put", "insert", "swap", "remove"] {
+            at_least(kind, 50);
         }
     }
-    let silent: Vec<u32> = silent.into_iter().map(|(longest, _)| longest / 1_000).collect();
-    println!("{:?}; longest time without a success by shard, in ms: {silent:?}", cluster.counts);
-    let at_least = |what: &str, least: u64| {
-        let n = cluster.counts.get(what).copied().unwrap_or(0);
-        assert!(n >= least, "{what}: {n} times, less than {least}");
-    };
-    for fault in FAULTS {
-        at_least(&format!("{fault:?}"), 1);
-    }
-    at_least("moves", 4);
-    for kind in ["get", "put", "insert", "swap", "remove"] {
-        at_least(kind, 50);
+
+    /// Rounds of these faults, until a history has no order: a broken rule is noticed.
+    #[cfg(feature = "faults")]
+    fn run_until_wrong(&mut self, faults: &[Fault], within: Duration) {
+        let rule = self.rule.clone().unwrap();
+        let mut last = self.client();
+        let begun = Instant::now();
+        while begun.elapsed() < within {
+            let events = self.round(Duration::from_secs(8), faults, &mut last);
+            count(&events, &mut self.counts);
+            if let Some(why) = (0..KEYS).find_map(|key| wrong(&events, key)) {
+                println!("{rule} was found after {:?} by {:?}: {why}", begun.elapsed(), self.counts);
+                return;
+            }
+        }
+        panic!("{rule} was not found in {:?}: {:?}", begun.elapsed(), self.counts);
     }
 }
 
@@ -1010,17 +1246,7 @@ fn a_broken_rule_is_found() {
     let seed = given("ONEREAD_SEED").unwrap_or_else(now);
     let rule = given("ONEREAD_RULE").unwrap_or("LeaseTooLong".to_owned());
     println!("ONEREAD_SEED={seed} {rule}");
-    let mut cluster = Cluster::start(seed, Some(rule.clone()));
-    let mut last = cluster.client();
-    let begun = Instant::now();
     let faults: &[Fault] =
         if given::<String>("ONEREAD_FAULTS").is_some() { &FAULTS } else { &[Fault::StopNodeAndCutClient] };
-    while begun.elapsed() < common::SOON {
-        let events = cluster.round(Duration::from_secs(8), faults, &mut last);
-        if let Some(why) = (0..KEYS).find_map(|key| wrong(&events, key)) {
-            println!("{rule} was found after {:?} by {:?}: {why}", begun.elapsed(), cluster.counts);
-            return;
-        }
-    }
-    panic!("{rule} was not found in {:?}: {:?}", begun.elapsed(), cluster.counts);
+    Cluster::start(seed, Some(rule)).run_until_wrong(faults, common::SOON);
 }

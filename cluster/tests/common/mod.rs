@@ -10,6 +10,7 @@ use oneread_cluster::core::state::{ClusterConfig, Timing};
 use oneread_cluster::etcd::{ClusterName, EtcdOptions};
 use oneread_cluster::node::NodeConfig;
 use std::ffi::OsString;
+use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -40,27 +41,60 @@ fn free_port() -> u16 {
     }
 }
 
-/// One etcd of one member. It is killed when this is dropped.
+/// One etcd of one member, or a member of one. It is killed when this is dropped.
 pub struct Etcd {
     child: Option<Child>,
+    /// How the program is called where it runs.
+    program: Vec<String>,
+    name: String,
     data: PathBuf,
+    host: String,
     client: u16,
     peer: u16,
+    /// All members, if there are others.
+    members: Option<String>,
     token: &'static str,
 }
 
 impl Etcd {
     /// A new one, with its data in this folder.
     pub fn start(folder: &Path) -> Etcd {
-        let data = folder.join("etcd");
-        let mut etcd = Etcd { child: None, data, client: free_port(), peer: free_port(), token: "one" };
+        let mut etcd = Etcd {
+            child: None,
+            program: vec!["etcd".into()],
+            name: "e".into(),
+            data: folder.join("etcd"),
+            host: "127.0.0.1".into(),
+            client: free_port(),
+            peer: free_port(),
+            members: None,
+            token: "one",
+        };
         etcd.run();
+        etcd
+    }
+
+    /// A member of a new one on these hosts, one each. It is not waited for: it takes most of them.
+    pub fn start_member(folder: &Path, hosts: &[String], number: usize, program: Vec<String>) -> Etcd {
+        let members = hosts.iter().enumerate().map(|(n, host)| format!("e{n}=http://{host}:2380"));
+        let mut etcd = Etcd {
+            child: None,
+            program,
+            name: format!("e{number}"),
+            data: folder.join(format!("etcd{number}")),
+            host: hosts[number].clone(),
+            client: 2379,
+            peer: 2380,
+            members: Some(members.collect::<Vec<_>>().join(",")),
+            token: "one",
+        };
+        etcd.launch();
         etcd
     }
 
     /// What it is called.
     pub fn endpoint(&self) -> String {
-        format!("http://127.0.0.1:{}", self.client)
+        format!("http://{}:{}", self.host, self.client)
     }
 
     /// A client's options.
@@ -80,10 +114,17 @@ impl Etcd {
         child.wait().unwrap();
     }
 
-    /// Starts it again with its data.
+    /// Starts it again with its data, and waits until it listens.
     pub fn run(&mut self) {
+        self.launch();
+        until("etcd listens", || std::net::TcpStream::connect((&*self.host, self.client)).is_ok());
+    }
+
+    /// Starts it again with its data.
+    pub fn launch(&mut self) {
         let client = self.endpoint();
-        let child = Command::new("etcd")
+        let child = Command::new(&self.program[0])
+            .args(&self.program[1..])
             .args(self.member())
             .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &self.peer()])
@@ -93,7 +134,19 @@ impl Etcd {
             .spawn()
             .unwrap();
         self.child = Some(child);
-        until("etcd listens", || std::net::TcpStream::connect(("127.0.0.1", self.client)).is_ok());
+    }
+
+    /// Whether it leads. `None`: it does not say so in time.
+    pub fn leads(&self) -> Option<bool> {
+        let at = format!("{}:{}", self.host, self.client).parse().ok()?;
+        let soon = Duration::from_millis(500);
+        let mut stream = std::net::TcpStream::connect_timeout(&at, soon).ok()?;
+        stream.set_read_timeout(Some(soon)).ok()?;
+        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").ok()?;
+        let mut told = String::new();
+        stream.read_to_string(&mut told).ok()?;
+        let leads = told.lines().find_map(|line| line.strip_prefix("etcd_server_is_leader "))?;
+        Some(leads == "1")
     }
 
     /// Puts a backup that was made by [`Etcd::back_up`] in the place of its data: an etcd with another id.
@@ -111,15 +164,16 @@ impl Etcd {
     }
 
     fn peer(&self) -> String {
-        format!("http://127.0.0.1:{}", self.peer)
+        format!("http://{}:{}", self.host, self.peer)
     }
 
     /// What it is told of itself as a member, at each start and when its data is restored.
     fn member(&self) -> Vec<OsString> {
         let peer = self.peer();
+        let (name, alone) = (&self.name, format!("{}={peer}", self.name));
         let words = [
-            "--name=e".to_owned(),
-            format!("--initial-cluster=e={peer}"),
+            format!("--name={name}"),
+            format!("--initial-cluster={}", self.members.as_ref().unwrap_or(&alone)),
             format!("--initial-cluster-token={}", self.token),
             format!("--initial-advertise-peer-urls={peer}"),
         ];
