@@ -5,13 +5,16 @@
 use crate::core::adopt;
 use crate::core::etcd::{At, CallId, Entry, EtcdAnswer, EtcdCall, EtcdKey, EtcdValue};
 use crate::core::placement::Wishes;
-use crate::core::state::{Adoption, ClusterConfig, ConfigError, NodeId, NodeKey, Notes, ShardIx, ShardState};
+use crate::core::state::{
+    Adoption, ClusterConfig, ConfigError, NodeId, NodeIds, NodeKey, Notes, ShardIx, ShardState,
+};
 use etcd_client::{
     Certificate, Client, Compare, CompareOp, ConnectOptions, DeleteOptions, Error, EventType, GetOptions,
     Identity, KeyValue, ResponseHeader, TlsOptions, Txn, TxnOp, TxnOpResponse, WatchOptions,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -208,6 +211,15 @@ pub enum EtcdError {
         /// How many name it.
         shards: usize,
     },
+    /// A shard is not lost.
+    #[error(
+        "shard {shard} is not lost: a node that has a copy of it lives, or nobody has served it yet; `oneread cluster shards` \
+         shows who"
+    )]
+    NotLost {
+        /// The shard.
+        shard: ShardIx,
+    },
     /// The node beats.
     #[error("node {node} runs: stop it before it is forgotten")]
     Runs {
@@ -229,6 +241,14 @@ pub enum EtcdError {
         /// The name.
         name: ClusterName,
     },
+}
+
+/// Shards that nobody serves, and nobody will, as [`EtcdStore::lost`] has found them.
+#[derive(Clone, Debug)]
+pub struct LostShards {
+    /// What they were.
+    pub shards: BTreeMap<ShardIx, ShardState>,
+    read: EtcdAnswer,
 }
 
 /// A cluster's keys in an etcd. Clones share its connections.
@@ -617,6 +637,67 @@ impl EtcdStore {
             }
         }
         Err(EtcdError::Busy { name: self.name.clone() })
+    }
+
+    /// Shards that nobody will ever serve, unless a node that has a copy starts again: all those nodes are silent. Takes two
+    /// TTLs, in which they are listened for.
+    ///
+    /// # Errors
+    /// As [`EtcdStore::read_config`].
+    pub async fn lost(&self) -> Result<LostShards, EtcdError> {
+        let (config, before) = self.read_config().await?;
+        tokio::time::sleep(Duration::from_micros(2 * config.timing.ttl)).await;
+        let (_, read) = self.read_config().await?;
+        let is_silent = |node: NodeId| match read.node(node) {
+            Some((Some(key), at)) => !key.alive || before.node(node).is_some_and(|(_, was)| was == at),
+            _ => true,
+        };
+        let are_silent = |(_, state): &(ShardIx, &ShardState)| {
+            state.primary.is_some_and(is_silent) && state.in_sync.iter().all(is_silent)
+        };
+        let shards = read.shards().filter(are_silent).map(|(shard, state)| (shard, state.clone())).collect();
+        Ok(LostShards { shards, read })
+    }
+
+    /// Has lost shards begin anew, empty. Their nodes are dead from then on, and give their copies up when they start again.
+    ///
+    /// # Errors
+    /// [`EtcdError::NotLost`], for one of those nodes has been heard since, and others. Shards before it have begun anew.
+    pub async fn begin_anew(&self, lost: &LostShards) -> Result<(), EtcdError> {
+        let adoption = lost.read.adoption().unwrap_or_default();
+        if adoption.etcd != lost.read.etcd {
+            return Err(EtcdError::Foreign { name: self.name.clone() });
+        }
+        let mut nodes: BTreeMap<NodeId, (NodeKey, At)> = BTreeMap::new();
+        for (id, key) in lost.read.nodes() {
+            nodes.insert(id, (key.clone(), lost.read.node(id).map_or(0, |(_, at)| at)));
+        }
+        for (shard, state) in &lost.shards {
+            let name = EtcdKey::Shard(*shard);
+            let at = lost.read.entries.iter().find(|entry| entry.key == name).map_or(0, |entry| entry.at);
+            let (revision, epoch) = (state.revision + 1, state.epoch + 1);
+            let new = ShardState { revision, epoch, primary: None, in_sync: NodeIds::default(), waits: true };
+            let mut when = vec![self.is_adopted(&adoption), self.is_of(name, at)];
+            let mut then = vec![self.put(name, &EtcdValue::Shard(new))];
+            let mut keys = vec![name];
+            // As when a standby takes over (CL8): nobody has heard of them for a TTL, and they are dead from then on.
+            for id in state.in_sync.clone().and(&state.primary.into_iter().collect()).iter() {
+                let node = EtcdKey::Node(id);
+                when.push(self.is_of(node, nodes.get(&id).map_or(0, |(_, at)| *at)));
+                if let Some((key, _)) = nodes.get(&id).filter(|(key, _)| key.alive) {
+                    then.push(self.put(node, &EtcdValue::Node(NodeKey { alive: false, ..key.clone() })));
+                }
+                keys.push(node);
+            }
+            let answer = self.transact(0, when, then, &keys).await?;
+            if !answer.is_done {
+                return Err(EtcdError::NotLost { shard: *shard });
+            }
+            for (id, key) in answer.nodes() {
+                nodes.insert(id, (key.clone(), answer.node(id).map_or(0, |(_, at)| at)));
+            }
+        }
+        Ok(())
     }
 
     /// Forgets a node that is gone for good. If it comes back, it is a new one.

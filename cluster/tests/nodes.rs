@@ -208,6 +208,45 @@ fn a_wait_is_over_in_etcd_too() {
     until("no shard waits", || cluster.shards().iter().all(|state| !state.waits));
 }
 
+/// The only copies are lost with their node's memory. The shards begin anew, empty, also where an old copy is left.
+#[test]
+fn lost_shards_begin_anew() {
+    if !has_etcd() {
+        return;
+    }
+    let mut cluster = Cluster::start(2, 4, 2);
+    let mut client = cluster.client();
+    let put_all = |client: &mut ClusterClient| {
+        (0..100u32).for_each(|number| client.put(&key(number), &number.to_le_bytes()).unwrap());
+    };
+    put_all(&mut client);
+    cluster.until_copies(2);
+    let store = block(EtcdStore::connect(name(), cluster.etcd.options())).unwrap();
+    assert!(block(store.lost()).unwrap().shards.is_empty(), "all live");
+    // The second has old copies by the time at which the first is gone, and is in sync with nothing.
+    drop(cluster.nodes[1].take());
+    let (first, second) = (cluster.id(0), cluster.folder.path().join("n0.region"));
+    until("the first goes on alone", || {
+        put_all(&mut client);
+        cluster.shards().iter().all(|state| state.in_sync.iter().eq([first]))
+    });
+    drop(cluster.nodes[0].take());
+    std::fs::remove_file(second).unwrap();
+    cluster.run(1);
+    let lost = block(store.lost()).unwrap();
+    assert_eq!(lost.shards.len(), 4, "{lost:?}");
+    block(store.begin_anew(&lost)).unwrap();
+    assert!(matches!(block(store.begin_anew(&lost)), Err(EtcdError::NotLost { shard: 0 })));
+    assert_eq!(client.get(&key(1)).unwrap(), None, "the old copy is gone");
+    put_all(&mut client);
+    assert_eq!(client.get(&key(1)).unwrap().as_deref(), Some(&1u32.to_le_bytes()[..]));
+    cluster.run(0);
+    assert_ne!(cluster.id(0), first);
+    cluster.until_copies(2);
+    block(store.forget(first)).unwrap();
+    assert!(block(store.lost()).unwrap().shards.is_empty());
+}
+
 /// A node joins, one is stopped, one is dropped without notice and comes back: nothing is missing.
 #[test]
 fn nodes_come_and_go() {

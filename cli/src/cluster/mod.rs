@@ -10,11 +10,12 @@ use oneread::{Server, ServerConfig};
 use oneread_cluster::client::{ClusterClient, ClusterOptions};
 use oneread_cluster::core::placement::Wishes;
 use oneread_cluster::core::state::{ClusterConfig, NodeId, Notes, ShardIx, Timing};
-use oneread_cluster::etcd::{ClusterName, EtcdOptions, EtcdStore, EtcdTls};
+use oneread_cluster::etcd::{ClusterName, EtcdError, EtcdOptions, EtcdStore, EtcdTls};
 use oneread_cluster::node::{ClusterNode, NodeConfig, NodeError};
 use oneread_cluster::wire::{Bounds, Identity, NodeConnection, Question, Said, Secret};
 use oneread_kit::show;
 use oneread_kit::units::{Period, length, some_time};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
@@ -188,6 +189,8 @@ enum What {
     Rebalance(Rebalance),
     /// Forget a node that is gone for good
     Forget(Forget),
+    /// Begin shards anew, empty, of which all nodes that had a copy are gone
+    Renew(Renew),
     /// Go on with an etcd that was restored from a backup
     Adopt(Adopt),
     /// Print a key's value
@@ -255,6 +258,17 @@ struct Forget {
 }
 
 #[derive(Debug, Args)]
+struct Renew {
+    /// The cluster
+    name: ClusterName,
+    /// Only these shards [default: all that are lost]
+    shards: Vec<ShardIx>,
+    /// Do it. Without this, say which shards are lost, and who had them
+    #[arg(long)]
+    lose_entries: bool,
+}
+
+#[derive(Debug, Args)]
 struct Adopt {
     /// The cluster
     name: ClusterName,
@@ -318,6 +332,7 @@ impl Cluster {
                     store.forget(node).await?;
                     show::say(format_args!("node {node} is forgotten"))?;
                 }
+                What::Renew(renew) => renew.run(&reach).await?,
                 What::Adopt(adopt) => adopt.run(&reach).await?,
                 What::Get(_) | What::Put(_) | What::Del(_) => {}
             }
@@ -372,6 +387,41 @@ async fn ask(
     match tokio::time::timeout(ASK, answer).await {
         Ok(answer) => Ok(answer?),
         Err(_) => bail!("node {node} did not answer for {}", show::time(ASK)),
+    }
+}
+
+impl Renew {
+    async fn run(self, reach: &ClusterArgs) -> Result<()> {
+        let store = store(reach, &self.name).await?;
+        let mut lost = store.lost().await?;
+        if let Some(shard) = self.shards.iter().find(|shard| !lost.shards.contains_key(shard)) {
+            return Err(EtcdError::NotLost { shard: *shard }.into());
+        }
+        lost.shards.retain(|shard, _| self.shards.is_empty() || self.shards.contains(shard));
+        let count = show::counted(lost.shards.len() as u64, "shard");
+        if lost.shards.is_empty() {
+            return show::say("no shard is lost: of each a node lives that has a copy");
+        }
+        if self.lose_entries {
+            store.begin_anew(&lost).await?;
+            return show::say(format_args!("{count} begin anew, empty"));
+        }
+        let mut shards_of: BTreeMap<NodeId, Vec<String>> = BTreeMap::new();
+        for (shard, state) in &lost.shards {
+            for node in state.in_sync.iter() {
+                shards_of.entry(node).or_default().push(shard.to_string());
+            }
+        }
+        let names: BTreeMap<_, _> = status::nodes(&store).await?.into_iter().collect();
+        for (node, shards) in shards_of {
+            let name = names.get(&node).map_or("", |key| &key.about.name);
+            show::say(format_args!("node {node} ({name}) had {}", shards.join(", ")))?;
+        }
+        bail!(
+            "{count} lost: if one of these nodes can start with its region file, start it, and nothing is lost; else \
+             give up these entries: oneread cluster renew {} --lose-entries",
+            self.name
+        )
     }
 }
 

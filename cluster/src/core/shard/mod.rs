@@ -233,8 +233,8 @@ impl<C> Replica<C> {
                 self.open_channel(shared, now, to, Item::Begin, None);
             }
         } else {
-            // It may be about to be named, by one that it forgot (CL12).
-            if std::mem::take(&mut self.started_again) && self.is_stale {
+            // It may be about to be named, by one that it forgot (CL12). Where nobody serves the shard, nobody names it.
+            if std::mem::take(&mut self.started_again) && self.is_stale && self.map.primary.is_some() {
                 self.joined = Some(self.map.epoch);
             }
             self.role = if self.map.in_sync.has(me) { Role::Standby } else { Role::None };
@@ -321,15 +321,21 @@ impl<C> Replica<C> {
         }
     }
 
-    /// Becomes primary of a shard that nobody ever served.
+    /// Becomes primary of a shard of which nobody has a copy: nobody ever served it, or it begins anew. What is left of
+    /// a copy of before goes first.
     pub(in crate::core) fn claim<T: Table<Cursor = C>>(&mut self, shared: &mut Shared<T>, now: Time) -> bool {
-        let is_free = self.map.epoch == 0 && self.map.primary.is_none() && self.at != 0;
+        let is_free = self.map.primary.is_none() && self.at != 0 && !self.has_stale();
         if !is_free || shared.standing != Standing::Good || self.transaction.is_some() {
             return false;
         }
         let me = shared.id;
-        let new = ShardState { epoch: 1, primary: Some(me), in_sync: NodeIds::of(me), ..self.map.clone() };
-        self.transact(shared, now, new, None);
+        let (epoch, in_sync) = (self.map.epoch + 1, NodeIds::of(me));
+        self.transact(
+            shared,
+            now,
+            ShardState { epoch, primary: Some(me), in_sync, ..self.map.clone() },
+            None,
+        );
         true
     }
 }
