@@ -400,11 +400,11 @@ impl Renew {
         lost.shards.retain(|shard, _| self.shards.is_empty() || self.shards.contains(shard));
         let count = show::counted(lost.shards.len() as u64, "shard");
         if lost.shards.is_empty() {
-            return show::say("no shard is lost: of each a node lives that has a copy");
+            return Ok(show::say("no shard is lost: of each a node lives that has a copy")?);
         }
         if self.lose_entries {
             store.begin_anew(&lost).await?;
-            return show::say(format_args!("{count} begin anew, empty"));
+            return Ok(show::say(format_args!("{count} begin anew, empty"))?);
         }
         let mut shards_of: BTreeMap<NodeId, Vec<String>> = BTreeMap::new();
         for (shard, state) in &lost.shards {
