@@ -121,7 +121,7 @@ fn clusters_are_planned() {
     let ten: Value = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out}"));
     let of = |name: &str| ten["cluster"][name].as_f64().unwrap_or_else(|| panic!("{name}: {ten}"));
     assert_eq!((of("etcd_writes_per_s"), of("etcd_messages_per_s")), (40.0, 4_400.0), "{ten}");
-    assert_eq!((of("failover_s_max"), of("client_connections"), of("node_connections")), (3.0, 21.0, 219.0));
+    assert_eq!((of("failover_s_max"), of("client_connections"), of("node_connections")), (3.5, 21.0, 219.0));
     assert_eq!((of("entries_per_shard"), of("node_copies_mean")), (1e8 / 64.0, 12.8));
     assert!(of("node_bytes_one_lost") > of("node_bytes") && of("node_bytes") > 2e7 * 116.0, "{ten}");
     assert!(ten["cluster"]["shard_copy_s"].is_null() && ten["cluster"]["etcd_is_overloaded"] == false);

@@ -109,17 +109,18 @@ pub enum NodeError {
     },
     /// Its table has other slots than another node's: what an entry takes at one says nothing of the other (CL12).
     #[error(
-        "this node's table has slots of {bytes} bytes, and node {other} ({name}) has slots of {others}: start all nodes with the          same options for slots (--inline-max, --key-inline, --life), this one with an empty region file"
+        "this node's table has slots of {slots}, and node {other} ({name}) has slots of {others}: start all nodes with the same \
+         options for slots (--inline-max, --key-inline, --life)"
     )]
     Slots {
-        /// Bytes of this one's slots.
-        bytes: u32,
+        /// This one's slots.
+        slots: String,
         /// The other node.
         other: NodeId,
         /// What people call it.
         name: String,
-        /// Bytes of its slots.
-        others: u32,
+        /// Its slots.
+        others: String,
     },
     /// Threads could not be started.
     #[error("the node's threads could not be started: {0}")]
@@ -161,7 +162,7 @@ impl ClusterNode {
     /// # Errors
     /// [`NodeError`]. Nothing is left running.
     pub fn start(config: NodeConfig) -> Result<ClusterNode, NodeError> {
-        check(&config.server)?;
+        check(&config)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name("oneread-node-io")
@@ -176,28 +177,33 @@ impl ClusterNode {
         let server = Arc::new(Server::start(server)?);
         let (table, page, notes) = NodeTable::open(server.clone(), cluster.clone())?;
         let id = NodeId(server.index().geometry().generation());
-        let slot_bytes = server.index().geometry().shape().bytes() as u32;
-        check_slots(slot_bytes, &read, id)?;
+        let slots = slots(&server);
+        runtime.block_on(check_slots(&slots, &store, &cluster, read, id))?;
         let bounds = Bounds::of(&cluster);
         let who = Identity { cluster: config.cluster, id: Some(id), secret: config.secret, bounds };
         let port = runtime.block_on(NodePort::bind(&config.listen, who.clone(), config.connections_max))?;
-        let is_anywhere = |at: &String| at.starts_with("0.0.0.0:") || at.starts_with("[::]:");
+        let is_anywhere = |at: &String| at.contains("0.0.0.0:") || at.contains("[::]:");
+        let anywhere = |why| Err(NodeError::Option { option: "every address of its host as its own", why });
         if config.advertise.is_empty() && port.addresses().iter().any(is_anywhere) {
-            let why = "others cannot reach it by that name: say what they call it (--node-advertise), or listen at one";
-            return Err(NodeError::Option { option: "every address of its host as its own", why });
+            return anywhere(
+                "others cannot reach it by that name: say what they call it (--node-advertise), or listen at one",
+            );
+        }
+        let table_at =
+            if config.advertise_table.is_empty() { addresses(&server) } else { config.advertise_table };
+        if table_at.iter().any(is_anywhere) {
+            return anywhere(
+                "others cannot READ the table by that name: say what they call it (--table-advertise), or serve it at one",
+            );
         }
         let requests = if config.advertise.is_empty() { port.addresses() } else { config.advertise };
         let about = NodeAbout {
             name: config.name,
-            table: if config.advertise_table.is_empty() {
-                addresses(&server)
-            } else {
-                config.advertise_table
-            },
+            table: table_at,
             requests: requests.clone(),
             version: VERSION,
             leaves: false,
-            slot_bytes,
+            slots,
         };
         let (events, inbox) = mpsc::channel(4 * EVENTS_AT_ONCE);
         let (wants, wanted) = mpsc::unbounded_channel();
@@ -308,10 +314,14 @@ impl Drop for ClusterNode {
     }
 }
 
-/// What a node's server cannot do: entries would come or go that the node knows nothing of (CL13).
-fn check(server: &ServerConfig) -> Result<(), NodeError> {
+/// What a node's server cannot do: be read by anybody, and have entries come or go that the node knows nothing of (CL13).
+fn check(config: &NodeConfig) -> Result<(), NodeError> {
     let refused = |option, why| Err(NodeError::Option { option, why });
-    match server {
+    match &config.server {
+        ServerConfig { address: Address::Verbs(_), .. } if config.secret.is_empty() => refused(
+            "a table over verbs without the cluster's secret",
+            "whoever reaches the port could read it; give all nodes and clients one (--secret-file)",
+        ),
         ServerConfig { ttl: Some(_), .. } => {
             refused("a time to live", "entries of a cluster do not expire so far")
         }
@@ -329,16 +339,32 @@ fn check(server: &ServerConfig) -> Result<(), NodeError> {
     }
 }
 
-/// Whether the other nodes that live have slots as these.
-fn check_slots(bytes: u32, read: &EtcdAnswer, me: NodeId) -> Result<(), NodeError> {
-    let mut others = read.nodes().filter(|(id, key)| *id != me && key.alive);
-    match others.find(|(_, key)| ![0, bytes].contains(&key.about.slot_bytes)) {
-        None => Ok(()),
-        Some((other, key)) => {
-            let about = &key.about;
-            Err(NodeError::Slots { bytes, other, name: about.name.clone(), others: about.slot_bytes })
-        }
+/// All of a table's slots that says what an entry takes, for people.
+fn slots(server: &Server) -> String {
+    let geometry = server.index().geometry();
+    let (shape, key) = (geometry.shape(), geometry.key_inline());
+    let life = if geometry.has_life() { ", a life" } else { "" };
+    format!("{} B, keys to {key}, all to {}{life}", shape.bytes(), shape.payload_max())
+}
+
+/// Whether the other nodes that live have slots as these. Takes a TTL, in which they are listened for, if one has others.
+async fn check_slots(
+    slots: &str,
+    store: &EtcdStore,
+    cluster: &ClusterConfig,
+    read: EtcdAnswer,
+    me: NodeId,
+) -> Result<(), NodeError> {
+    let differs = |about: &NodeAbout| !about.slots.is_empty() && about.slots != slots;
+    let other = read.nodes().find(|(id, key)| *id != me && key.alive && differs(&key.about));
+    let Some((other, key)) = other else { return Ok(()) };
+    tokio::time::sleep(Duration::from_micros(cluster.timing.ttl)).await;
+    let (_, now) = store.read_config().await?;
+    if now.node(other).is_none_or(|(_, at)| read.node(other).is_some_and(|(_, was)| was == at)) {
+        return Ok(());
     }
+    let NodeAbout { name, slots: others, .. } = key.about.clone();
+    Err(NodeError::Slots { slots: slots.to_owned(), other, name, others })
 }
 
 /// Where a server's table is READ, the best way first.

@@ -1,6 +1,6 @@
 //! Single calls of a cluster, for people and scripts.
 
-use super::ClusterArgs;
+use super::{ClusterArgs, Tables};
 use anyhow::Result;
 use clap::Args;
 use oneread_cluster::etcd::ClusterName;
@@ -14,9 +14,11 @@ pub struct Get {
     name: ClusterName,
     /// The key
     key: String,
-    /// Read any whole copy, perhaps an old one: goes on without etcd
+    /// Read any whole copy, perhaps an old one: needs no primary and no lease
     #[arg(long)]
     advisory: bool,
+    #[command(flatten)]
+    tables: Tables,
 }
 
 #[derive(Debug, Args)]
@@ -30,6 +32,8 @@ pub struct Put {
     /// Only if there is no such key
     #[arg(long)]
     insert: bool,
+    #[command(flatten)]
+    tables: Tables,
 }
 
 #[derive(Debug, Args)]
@@ -38,11 +42,13 @@ pub struct Del {
     name: ClusterName,
     /// The key
     key: String,
+    #[command(flatten)]
+    tables: Tables,
 }
 
 impl Get {
     pub fn run(self, reach: &ClusterArgs) -> Result<ExitCode> {
-        let mut client = reach.client(&self.name)?;
+        let mut client = reach.client(&self.name, &self.tables)?;
         let value = match self.advisory {
             true => client.get_advisory(self.key.as_bytes())?,
             false => client.get(self.key.as_bytes())?,
@@ -61,7 +67,7 @@ impl Get {
 
 impl Put {
     pub fn run(self, reach: &ClusterArgs) -> Result<ExitCode> {
-        let mut client = reach.client(&self.name)?.exactly_once(false);
+        let mut client = reach.client(&self.name, &self.tables)?.exactly_once(false);
         if !self.insert {
             client.put(self.key.as_bytes(), self.value.as_bytes())?;
         } else if !client.insert(self.key.as_bytes(), self.value.as_bytes())? {
@@ -74,7 +80,7 @@ impl Put {
 
 impl Del {
     pub fn run(self, reach: &ClusterArgs) -> Result<ExitCode> {
-        if reach.client(&self.name)?.remove(self.key.as_bytes())? {
+        if reach.client(&self.name, &self.tables)?.remove(self.key.as_bytes())? {
             return Ok(ExitCode::SUCCESS);
         }
         show::complain(format_args!("oneread: there is no key {:?}", self.key));

@@ -4,6 +4,7 @@ mod calls;
 mod status;
 
 use crate::serve::{advise, serving::Serving};
+use crate::users::UserId;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Subcommand};
 use oneread::{Server, ServerConfig};
@@ -13,8 +14,8 @@ use oneread_cluster::core::state::{ClusterConfig, NodeId, Notes, ShardIx, Timing
 use oneread_cluster::etcd::{ClusterName, EtcdError, EtcdOptions, EtcdStore, EtcdTls};
 use oneread_cluster::node::{ClusterNode, NodeConfig, NodeError};
 use oneread_cluster::wire::{Bounds, Identity, NodeConnection, Question, Said, Secret};
-use oneread_kit::show;
 use oneread_kit::units::{Period, length, some_time};
+use oneread_kit::{TlsArgs, show};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -27,7 +28,7 @@ const ASK: Duration = Duration::from_secs(3);
 /// How to reach a cluster.
 #[derive(Clone, Debug, Args)]
 pub struct ClusterArgs {
-    /// Members of the cluster's etcd
+    /// Members of the cluster's etcd, with commas [default: http://127.0.0.1:2379]
     #[arg(long, value_name = "URL", env = "ONEREAD_ETCD", value_delimiter = ',', global = true)]
     etcd: Vec<String>,
     /// The user for etcd; its password is in the variable ONEREAD_ETCD_PASSWORD
@@ -71,11 +72,24 @@ impl ClusterArgs {
         Ok(Secret::new(secret)?)
     }
 
-    fn client(&self, name: &ClusterName) -> Result<ClusterClient> {
+    fn client(&self, name: &ClusterName, tables: &Tables) -> Result<ClusterClient> {
         let mut options = ClusterOptions::default();
         options.secret = self.secret()?;
+        let trusted: Vec<u32> = tables.server_user.iter().map(|user| user.0).collect();
+        options.tables = options.tables.server_uids(trusted).tls(tables.tls.tls()?);
         Ok(ClusterClient::connect(name.clone(), self.etcd(), options)?)
     }
+}
+
+/// How nodes' tables are READ.
+#[derive(Clone, Debug, Args)]
+struct Tables {
+    /// A user whose nodes are trusted, beside this user's and root's, by name or number (shm only;
+    /// repeatable)
+    #[arg(long, value_name = "USER")]
+    server_user: Vec<UserId>,
+    #[command(flatten)]
+    tls: TlsArgs,
 }
 
 /// Options that make a table a node of a cluster.
@@ -87,7 +101,7 @@ pub struct NodeArgs {
     /// What people call this node [default: the host's name]
     #[arg(long, value_name = "NAME", requires = "cluster", help_heading = "Options for a node of a cluster")]
     node_name: Option<String>,
-    /// Where the node takes changes, and other nodes' [default: 127.0.0.1 and any port]
+    /// Where clients send changes, and other nodes copies of them [default: 127.0.0.1, any free port]
     #[arg(
         long,
         value_name = "HOST:PORT",
@@ -103,11 +117,24 @@ pub struct NodeArgs {
         help_heading = "Options for a node of a cluster"
     )]
     node_advertise: Vec<String>,
+    /// What other hosts call the table's address, if it differs, as in tcp://10.0.0.1:7471
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        requires = "cluster",
+        help_heading = "Options for a node of a cluster"
+    )]
+    table_advertise: Vec<oneread::Address>,
     #[command(flatten, next_help_heading = "Options for a node of a cluster")]
     reach: ClusterArgs,
 }
 
 impl NodeArgs {
+    /// Whether the table is to be a node's: its token follows from the cluster's secret.
+    pub fn is_node(&self) -> bool {
+        self.cluster.is_some()
+    }
+
     /// Starts the server, as a node if it is to be one. Of that one `is_quiet` says nothing.
     pub fn start(&self, server: ServerConfig, has_tcp: bool, is_quiet: bool) -> Result<Serving> {
         let Some(cluster) = &self.cluster else {
@@ -129,6 +156,7 @@ impl NodeArgs {
             config.listen = self.node_listen.clone();
         }
         config.advertise = self.node_advertise.clone();
+        config.advertise_table = self.table_advertise.iter().map(ToString::to_string).collect();
         let node = ClusterNode::start(config).map_err(|error| match error {
             NodeError::Serve(error) => advise(error),
             error => error.into(),
@@ -159,9 +187,12 @@ fn host_name() -> String {
   oneread cluster get demo greeting     one READ at the key's primary
   oneread cluster status demo --watch   who serves what
   oneread cluster drain demo NODE       before a node is taken away for good
+  oneread cluster forget demo NODE      when it is gone for good
   oneread cluster move demo 7 NODE      shard 7 is to have this primary
+  oneread cluster renew demo            shards that nobody has any more, if any
 
-A node is named by its number, or by the name that `serve --node-name` gave it.
+A node is named by its number, the beginning of that, or the name that
+`serve --node-name` gave it (by default the host's name).
 The etcd of more than one host is named by --etcd, or the variable ONEREAD_ETCD.
 docs/CLUSTER.md says what a cluster promises, and what to do when it fails.")]
 pub struct Cluster {
@@ -189,7 +220,7 @@ enum What {
     Rebalance(Rebalance),
     /// Forget a node that is gone for good
     Forget(Forget),
-    /// Begin shards anew, empty, of which all nodes that had a copy are gone
+    /// Begin lost shards anew, empty: those whose copies are all gone
     Renew(Renew),
     /// Go on with an etcd that was restored from a backup
     Adopt(Adopt),
@@ -328,7 +359,7 @@ impl Cluster {
                 }
                 What::Forget(Forget { name, node }) => {
                     let store = store(&reach, &name).await?;
-                    let node = status::node_called(&store, &node).await?;
+                    let node = status::gone_node_called(&store, &node).await?;
                     store.forget(node).await?;
                     show::say(format_args!("node {node} is forgotten"))?;
                 }

@@ -55,11 +55,24 @@ pub async fn nodes(store: &EtcdStore) -> Result<Vec<(NodeId, NodeKey)>> {
     Ok(read.nodes().map(|(id, key)| (id, key.clone())).collect())
 }
 
-/// The node that people call so, by its number, the beginning of that, or its name.
+/// The node that people call so, by its number, the beginning of that, or its name: one that lives, if there is one.
 pub async fn node_called(store: &EtcdStore, called: &str) -> Result<NodeId> {
+    called_so(store, called, true).await
+}
+
+/// The same of a node that is to be forgotten: a dead one, if there is one. A node whose memory was lost comes back under the
+/// same name, with another number.
+pub async fn gone_node_called(store: &EtcdStore, called: &str) -> Result<NodeId> {
+    called_so(store, called, false).await
+}
+
+async fn called_so(store: &EtcdStore, called: &str, lives: bool) -> Result<NodeId> {
     let nodes = nodes(store).await?;
-    let named = nodes.iter().filter(|(_, key)| key.about.name == called && key.alive);
-    let by_name: Vec<NodeId> = named.map(|(id, _)| *id).collect();
+    let named = |lives: bool| {
+        let is_it = move |key: &NodeKey| key.about.name == called && key.alive == lives;
+        nodes.iter().filter(move |(_, key)| is_it(key)).map(|(id, _)| *id).collect::<Vec<NodeId>>()
+    };
+    let by_name = Some(named(lives)).filter(|nodes| !nodes.is_empty()).unwrap_or_else(|| named(!lives));
     let numbered = nodes.iter().filter(|(id, _)| id.to_string().starts_with(&called.to_lowercase()));
     let by_number: Vec<NodeId> = numbered.map(|(id, _)| *id).collect();
     match (&by_name[..], &by_number[..]) {

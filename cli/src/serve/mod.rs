@@ -282,6 +282,14 @@ fn read_again(tls: &ServerTls) {
 const LEAST: u64 = 16 << 20;
 
 impl Serve {
+    /// Whether the table is to be a node's of a cluster, whose secret says who reads it.
+    fn is_node(&self) -> bool {
+        #[cfg(feature = "cluster")]
+        return self.node.is_node();
+        #[cfg(not(feature = "cluster"))]
+        false
+    }
+
     pub fn run(self) -> Result<ExitCode> {
         if self.die_with_parent {
             // This signal also ends a stopped process.
@@ -289,7 +297,10 @@ impl Serve {
         }
         let token = if self.no_token { Token::default() } else { self.token.token()? };
         ensure!(
-            !matches!(self.at.address(), Address::Verbs(_)) || self.no_token || !token.is_empty(),
+            !matches!(self.at.address(), Address::Verbs(_))
+                || self.no_token
+                || !token.is_empty()
+                || self.is_node(),
             "over verbs whoever reaches the port can read and change the table: give server and clients a token (ONEREAD_TOKEN, or --token-file FILE), or add --no-token to let everybody in"
         );
         if self.daemonize {

@@ -19,7 +19,7 @@ use oneread::{Address, Client, ClientOptions, ConnectError, SwapOutcome};
 use rand::TryRng;
 use rand::rngs::SysRng;
 use requests::{Ended, Runtime};
-use routes::{Known, NodeLease, Route, Routes};
+use routes::{Known, Route, Routes};
 use rustc_hash::{FxHashMap, FxHashSet};
 pub use scan::ClusterScan;
 use std::fmt::Display;
@@ -29,7 +29,8 @@ use std::time::{Duration, Instant};
 
 /// Longest time between two looks at what a request that was not done waits for.
 const AGAIN: Duration = Duration::from_millis(20);
-/// How long a reply may still come from a node after it was heard that another one is primary.
+/// How long a reply may still come from a node after it was heard that another one is primary, at least: a node that does
+/// not know it yet learns it by its next call of etcd.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 /// With less time left than this, a change that was certainly not done so far is not sent again. A node that refuses it
 /// does so within a round trip or two.
@@ -41,7 +42,8 @@ const LATE: Duration = Duration::from_millis(100);
 pub struct ClusterOptions {
     /// What nodes and clients of the cluster must know.
     pub secret: Secret,
-    /// Longest time for one call: a failover, with a lease on the new primary, takes less than two TTLs.
+    /// Longest time for one call: a failover, with a lease on the new primary, takes a TTL and
+    /// a second, and one TTL more if the primary had just got the shard by a move.
     pub deadline: Duration,
     /// How tables are READ. The token is the cluster's.
     pub tables: ClientOptions,
@@ -322,27 +324,30 @@ impl Tables {
                 Err(why) => batch.is_leased = Err(why),
             }
         }
-        let read = |(batch, mut client, lease): (&mut Batch<'_>, Client, &Arc<NodeLease>)| {
-            let all = |client: &mut Client| client.get_many(&batch.keys).map(|found| batch.found = found);
-            let looked = look_at(&mut client, batch.route.node, all);
-            batch.is_leased = looked.map(|()| lease.lasts(clock::now()));
-            batch.is_leased.is_ok().then_some((batch.route.place, client))
-        };
         let is_over_wire = begun.iter().any(|(_, client, _)| client.region().is_none());
-        let ended: Vec<_> = if is_over_wire {
-            std::thread::scope(|scope| {
-                let last = begun.pop();
-                let others: Vec<_> = begun.into_iter().map(|one| scope.spawn(move || read(one))).collect();
-                let last = last.and_then(read);
-                let joined = others.into_iter().filter_map(|other| {
-                    other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-                });
-                joined.chain(last).collect()
-            })
-        } else {
-            begun.into_iter().filter_map(read).collect()
+        let threads = if is_over_wire { begun.len() } else { 1 };
+        let (left, ended) = (Mutex::new(begun), Mutex::new(Vec::new()));
+        let read_all = || {
+            loop {
+                let Some((batch, mut client, lease)) = lock(&left).pop() else { return };
+                let all = |client: &mut Client| client.get_many(&batch.keys).map(|found| batch.found = found);
+                let looked = look_at(&mut client, batch.route.node, all);
+                batch.is_leased = looked.map(|()| lease.lasts(clock::now()));
+                if batch.is_leased.is_ok() {
+                    lock(&ended).push((batch.route.place, client));
+                }
+            }
         };
-        for (place, client) in ended {
+        std::thread::scope(|scope| {
+            // Where no thread can be had, this one reads all.
+            for _ in 1..threads {
+                if std::thread::Builder::new().spawn_scoped(scope, read_all).is_err() {
+                    break;
+                }
+            }
+            read_all();
+        });
+        for (place, client) in ended.into_inner().unwrap_or_else(PoisonError::into_inner) {
             self.clients[place] = Some(client);
         }
     }
@@ -486,7 +491,7 @@ impl ClusterClient {
     pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, ClusterError> {
         let shard = self.check(key, 0)?;
         let mut is_there = false;
-        self.until_found(shard, |tables, _, route| {
+        self.until_found(shard, &mut None, |tables, _, route| {
             value.clear();
             tables.read(route, |client| client.get_into(key, value).map(|found| is_there = found))
         })?;
@@ -505,8 +510,9 @@ impl ClusterClient {
         }
         // `None`: not known yet.
         let mut values: Vec<Option<Option<Vec<u8>>>> = vec![None; keys.len()];
+        let mut begun = None;
         while let Some(&(shard, first)) = left.first() {
-            self.until_found(shard, |tables, routes, _| {
+            self.until_found(shard, &mut begun, |tables, routes, _| {
                 let mut batches: Vec<Batch<'_>> = Vec::new();
                 for &(shard, at) in &left {
                     let Some(route) = routes.of(shard) else { continue };
@@ -519,23 +525,29 @@ impl ClusterClient {
                     batches[index].keys.push(keys[at].as_ref());
                 }
                 tables.read_each(&mut batches);
-                let mut why = None;
+                let mut why = String::new();
                 for Batch { route, places, found, is_leased, .. } in batches {
+                    let is_of_first = places.first() == Some(&first);
                     match is_leased {
-                        Err(error) => why = Some(error),
-                        Ok(false) => why = Some(tables.want_lease(route)),
                         Ok(true) => {
                             for (at, value) in places.into_iter().zip(found) {
                                 match value {
                                     Ok(value) => values[at] = Some(value),
-                                    Err(error) => why = Some(error.to_string()),
+                                    Err(error) if at == first => why = error.to_string(),
+                                    Err(_) => {}
                                 }
+                            }
+                        }
+                        missing => {
+                            let error = missing.err().unwrap_or_else(|| tables.want_lease(route));
+                            if is_of_first {
+                                why = error;
                             }
                         }
                     }
                 }
                 left.retain(|(_, at)| values[*at].is_none());
-                if values[first].is_some() { Ok(()) } else { Err(why.unwrap_or_default()) }
+                if values[first].is_some() { Ok(()) } else { Err(why) }
             })?;
         }
         Ok(values.into_iter().map(Option::flatten).collect())
@@ -567,14 +579,14 @@ impl ClusterClient {
         self.shared.options.deadline.checked_sub(begun.elapsed()).filter(|_| breaking::is_wanted())
     }
 
-    /// Tries until a READ counts, or the time is over.
+    /// Tries until a READ counts, or the time is over. What is usual needs no clone of a route, nor a look at the time:
+    /// when it was `begun` is noted when something has failed.
     fn until_found(
         &mut self,
         shard: ShardIx,
+        begun: &mut Option<Instant>,
         mut try_at: impl FnMut(&mut Tables, &Routes, &Route) -> Result<(), String>,
     ) -> Result<(), ClusterError> {
-        // What is usual needs no clone of a route, nor a look at the time.
-        let mut begun = None;
         loop {
             let version = begun.map(|_| self.shared.version());
             let routes = self.routes.load();
@@ -727,20 +739,27 @@ impl ClusterClient {
         let mut requests: FxHashMap<NodeId, Vec<Request>> = FxHashMap::default();
         let known = lock(&self.shared.known);
         let now = Instant::now();
+        let last_words = LAST_WORDS.max(2 * Duration::from_micros(self.shared.config.timing.call));
         // Requests of one lane come one after the other in each shard: the last outcome is all that is remembered.
         let mut lanes = FxHashSet::default();
         for (index, change) in all.iter_mut().enumerate() {
             let Ok(change) = change else { continue };
-            if !change.is_under_way() || change.id.is_some() && !lanes.insert(change.shard) {
+            if !change.is_under_way() {
                 continue;
             }
-            let primary = known.primary(change.shard);
-            change.hears_of(primary, now);
+            if change.id.is_some() && !lanes.insert(change.shard) {
+                change
+                    .lost
+                    .get_or_insert_with(|| "changes of the same handle before it have not ended".into());
+                continue;
+            }
+            let primary = known.served_by(change.shard);
+            change.hears_of(primary, now, last_words);
             let Some(primary) = primary else { continue };
             // Under way where it should be.
             let is_there = !change.sending.is_not_done() && change.at == Some(primary);
             let is_over = is_late && change.sending.is_not_done();
-            let waits = change.not_before.is_some_and(|time| now < time || is_over);
+            let waits = is_over || change.not_before.is_some_and(|time| now < time);
             if is_there || waits || !change.sending.may_send() {
                 continue;
             }
@@ -749,7 +768,7 @@ impl ClusterClient {
             change.at = Some(primary);
             copies.insert(copy, index);
             let (id, shard, key, kind) = (change.id, change.shard, change.key.clone(), change.kind.clone());
-            requests.entry(primary).or_default().push(Request { copy, id, shard, key, kind });
+            requests.entry(primary.0).or_default().push(Request { copy, id, shard, key, kind });
         }
         drop(known);
         for (node, requests) in requests {
@@ -767,13 +786,13 @@ struct Change {
     id: Option<RequestId>,
     sending: Sending,
     outcome: Option<Outcome>,
-    /// Where its last copy was sent.
-    at: Option<NodeId>,
+    /// Where its last copy was sent, and in which epoch.
+    at: Option<(NodeId, u64)>,
     /// Why its last copy is not known to be done.
     lost: Option<String>,
     /// No reply can come any more, and it must not be sent again.
     is_lost: bool,
-    /// When it was first seen that its node is the primary no more.
+    /// When it was first seen that its node is the primary no more, or of another epoch.
     moved: Option<Instant>,
     /// It was certainly not done, and is not sent again before that.
     not_before: Option<Instant>,
@@ -796,12 +815,12 @@ impl Change {
         }
     }
 
-    /// Who is primary now. One that is so no more forgets what is under way, and may be stopped.
-    fn hears_of(&mut self, primary: Option<NodeId>, now: Instant) {
+    /// Who is primary now, in which epoch. With another one, what is under way is forgotten; and its node may be stopped.
+    fn hears_of(&mut self, primary: Option<(NodeId, u64)>, now: Instant, last_words: Duration) {
         if self.at.is_none() || self.at == primary || self.sending.may_send() {
             self.moved = None;
         } else {
-            self.is_lost = now >= *self.moved.get_or_insert(now) + LAST_WORDS;
+            self.is_lost = now >= *self.moved.get_or_insert(now) + last_words;
         }
     }
 
@@ -868,7 +887,7 @@ mod tests {
     /// A change without an id whose node is primary no more is waited for a little longer, and not until the deadline.
     #[test]
     fn a_change_at_a_deposed_primary_ends() {
-        let (node, other) = (Some(NodeId(1)), Some(NodeId(2)));
+        let (node, other) = (Some((NodeId(1), 1)), Some((NodeId(2), 2)));
         let under_way = |has_id| {
             let mut sending = Sending::new(has_id);
             sending.sends(1);
@@ -876,18 +895,19 @@ mod tests {
         };
         let (mut change, now) = (under_way(false), Instant::now());
         let mut hears = |primary, after| {
-            change.hears_of(primary, now + after);
+            change.hears_of(primary, now + after, LAST_WORDS);
             change.is_under_way()
         };
         assert!(hears(node, LAST_WORDS) && hears(other, LAST_WORDS) && hears(other, 2 * LAST_WORDS - AGAIN));
-        // It is the primary again: what is under way may yet be answered.
+        // What was heard before was old: what is under way may yet be answered.
         assert!(hears(node, 2 * LAST_WORDS) && hears(None, 3 * LAST_WORDS));
-        assert!(!hears(other, 4 * LAST_WORDS));
+        // The same node has forgotten it in its next epoch.
+        assert!(!hears(Some((NodeId(1), 3)), 4 * LAST_WORDS));
         assert!(matches!(change.end(LAST_WORDS), Err(ClusterError::Unknown { .. })));
         // With an id it is sent again.
         let mut change = under_way(true);
-        change.hears_of(other, now);
-        change.hears_of(other, now + 2 * LAST_WORDS);
+        change.hears_of(other, now, LAST_WORDS);
+        change.hears_of(other, now + 2 * LAST_WORDS, LAST_WORDS);
         assert!(change.is_under_way());
     }
 }

@@ -76,17 +76,20 @@ impl Runtime {
             .map_err(ClusterError::Threads)?;
         let endpoints = etcd.endpoints.join(", ");
         let begun = Instant::now();
-        let read = async {
-            let store = EtcdStore::connect(name.clone(), etcd).await?;
+        let of = name.clone();
+        let mut read = Box::pin(async move {
+            let store = EtcdStore::connect(of, etcd).await?;
             let (config, read) = store.read_config().await?;
             Ok::<_, ClusterError>((store, config, read))
-        };
-        let (store, config, read) = runtime.block_on(async {
-            tokio::select! {
-                read = read => read,
-                () = until_unwanted() => Err(EtcdError::Late { endpoints, waited: begun.elapsed() }.into()),
+        });
+        // Whether this thread still wants to wait is asked outside of the runtime: who is asked may use another client.
+        let (store, config, read) = loop {
+            match runtime.block_on(async { timeout(LOOK, &mut read).await }) {
+                Ok(read) => break read?,
+                Err(_) if breaking::is_wanted() => {}
+                Err(_) => return Err(EtcdError::Late { endpoints, waited: begun.elapsed() }.into()),
             }
-        })?;
+        };
         let who =
             Identity { cluster: name, id: None, secret: options.secret.clone(), bounds: Bounds::of(&config) };
         let (asks, asked) = mpsc::unbounded_channel();
@@ -104,13 +107,6 @@ impl Runtime {
     /// Sends requests to a node. Each of them ends, at the latest with its connection.
     pub fn send(&self, node: NodeId, requests: Vec<Request>, ends: std_mpsc::Sender<Ended>) {
         let _ = self.asks.send(Ask(node, Sent { requests, ends }));
-    }
-}
-
-/// Ends when this thread does not want to wait any more.
-async fn until_unwanted() {
-    while breaking::is_wanted() {
-        sleep(LOOK).await;
     }
 }
 
@@ -281,6 +277,11 @@ async fn converse(
     };
     tracing::debug!(%node, error = %broken, "a connection to a node has broken");
     queue.close();
+    for request in frames.into_iter().flatten() {
+        if let Some(ends) = under_way.remove(&request.copy) {
+            let _ = ends.send(Ended::NotSent(request.copy, format!("node {node}: {broken}")));
+        }
+    }
     for (copy, ends) in under_way {
         let _ = ends.send(Ended::Lost(copy));
     }

@@ -120,6 +120,12 @@ impl Known {
         self.view.shard(shard).primary
     }
 
+    /// The primary of a shard, and its epoch.
+    pub fn served_by(&self, shard: ShardIx) -> Option<(NodeId, u64)> {
+        let state = self.view.shard(shard);
+        state.primary.map(|node| (node, state.epoch))
+    }
+
     /// Nodes with a whole copy of a shard, the primary first.
     pub fn copies(&self, shard: ShardIx) -> Vec<NodeId> {
         let state = self.view.shard(shard);

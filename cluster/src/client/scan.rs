@@ -1,5 +1,6 @@
 //! Scans over all shards: each node's table in turn, of which those keys count whose primary the node is.
 
+use super::routes::Route;
 use super::{ClusterClient, ClusterError};
 use crate::core::state::{NodeId, ShardIx};
 use oneread::{ScanCursor, ScannedKey};
@@ -32,8 +33,8 @@ struct Pass {
 impl ClusterClient {
     /// Begins a scan of all keys.
     ///
-    /// A key that is there throughout is shown, with a value that it has at an instant of the scan: once, and perhaps again
-    /// if the lease on its shard ends meanwhile, as when it is moved or its primary fails. One that comes, or goes, meanwhile is shown or not.
+    /// A key that is there throughout is shown, with a value that it has at an instant of the scan: once, and perhaps
+    /// again each time that its shard is moved or its primary fails meanwhile. One that comes, or goes, meanwhile is shown or not.
     ///
     /// One node's table is scanned after the other, as [`Client::scan`](oneread::Client::scan) does it, by requests. A table
     /// has copies of other nodes' shards, too: they are sent, and are not shown. So with two copies of each shard, twice
@@ -81,9 +82,28 @@ impl ClusterScan<'_> {
                 routes.of(*shard).is_some_and(|route| route.node == *node && route.epoch == *epoch)
             });
         }
-        let going_on = pass.as_ref().and_then(|pass| pass.shards.keys().next().copied());
+        let is_leased = |shard: &&ShardIx| routes.of(**shard).is_some_and(|route| route.lease.is_some());
+        let going_on = pass.as_ref().and_then(|pass| {
+            let leased = pass.shards.keys().find(is_leased);
+            leased.or_else(|| pass.shards.keys().next()).copied()
+        });
         let mut shown = VecDeque::new();
-        client.until_found(going_on.unwrap_or(first), |tables, routes, route| {
+        client.until_found(going_on.unwrap_or(first), &mut None, |tables, routes, route| {
+            // One that has moved, or is closed, does not hold the others of its pass up.
+            if let (Some(Pass { node, shards, .. }), Some(shard)) = (&*pass, going_on) {
+                let is_moved = route.node != *node || shards.get(&shard) != Some(&route.epoch);
+                let is_leased = |other: &Route| other.node == *node && other.lease.is_some();
+                let mut others = shards.keys().filter(|other| **other != shard);
+                let goes_on = match is_moved {
+                    true => others.next().is_some(),
+                    false => {
+                        route.lease.is_none() && others.any(|other| routes.of(*other).is_some_and(is_leased))
+                    }
+                };
+                if goes_on {
+                    return Ok(());
+                }
+            }
             if pass.as_ref().is_none_or(|pass| pass.node != route.node || pass.shards.is_empty()) {
                 let here = left.iter().filter_map(|shard| Some((*shard, routes.of(*shard)?)));
                 let here =

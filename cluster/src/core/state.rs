@@ -161,9 +161,9 @@ pub struct NodeAbout {
     /// It is about to stop: it hands its shards over, and is to be given none.
     #[serde(default)]
     pub leaves: bool,
-    /// Bytes of a slot of its table. 0: not told.
+    /// What slots its table has: all that says what an entry takes. Empty: not told.
     #[serde(default)]
-    pub slot_bytes: u32,
+    pub slots: String,
 }
 
 /// What a cluster is: the same for all its nodes and clients.

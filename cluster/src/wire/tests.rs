@@ -777,7 +777,7 @@ impl Any {
             requests: self.some(3, Any::text),
             version: self.0.random(),
             leaves: self.0.random(),
-            slot_bytes: self.0.random(),
+            slots: self.text(),
         }
     }
 
@@ -986,7 +986,7 @@ fn a_map_of_the_largest_cluster_fits() {
         requests: vec!["a".repeat(100); 2],
         version: u32::MAX,
         leaves: true,
-        slot_bytes: u32::MAX,
+        slots: "s".repeat(100),
     };
     let nodes = (0..512).map(|id| (NodeId(id), about.clone())).collect();
     let map = ClusterMap { adoption: Adoption::default(), shards: vec![state; 1_024], nodes };

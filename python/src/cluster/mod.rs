@@ -61,6 +61,8 @@ struct Outcomes {
     unknown: Vec<usize>,
     /// The first that failed; the first of which nobody knows, if there is one.
     why: Option<(usize, ClusterError)>,
+    /// Whether the cluster does not answer: what comes after would wait as long, in vain.
+    is_over: bool,
 }
 
 impl Outcomes {
@@ -69,6 +71,7 @@ impl Outcomes {
             self.made += 1;
             return;
         };
+        self.is_over |= !matches!(error, ClusterError::Full { .. });
         let is_unknown = matches!(error, ClusterError::Unknown { .. });
         let is_first = match is_unknown {
             true => self.unknown.is_empty(),
@@ -78,11 +81,6 @@ impl Outcomes {
             self.why = Some((number, error));
         }
         if is_unknown { &mut self.unknown } else { &mut self.rejected }.push(number);
-    }
-
-    /// Whether the cluster does not answer: what comes after would wait as long, in vain.
-    fn is_over(&self) -> bool {
-        self.why.as_ref().is_some_and(|(_, error)| !matches!(error, ClusterError::Full { .. }))
     }
 
     /// What the caller is told at the end.
@@ -343,7 +341,7 @@ impl ClusterClient {
                 outcomes.note(tried, outcome);
                 tried += 1;
             }
-            if outcomes.is_over() {
+            if outcomes.is_over {
                 break;
             }
             py.check_signals().map_err(|error| broken_off(py, error, outcomes.made, count))?;
