@@ -296,6 +296,25 @@ fn nodes_come_and_go() {
     assert!(!client.nodes().is_empty());
 }
 
+/// The only copy's server is gone. Who has its memory reads on, if an old value will do.
+#[test]
+fn memory_is_read_when_its_server_is_gone() {
+    if !has_etcd() {
+        return;
+    }
+    let mut cluster = Cluster::start(1, 4, 1);
+    let mut options = ClusterOptions::default();
+    options.deadline = common::SOON;
+    options.tables = options.tables.lease(Duration::ZERO);
+    let mut client = ClusterClient::connect(name(), cluster.etcd.options(), options).unwrap();
+    client.put(b"key", b"value").unwrap();
+    assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    drop(cluster.nodes[0].take());
+    until("the lease ends", || !client.has_lease(b"key"));
+    assert_eq!(client.get_advisory(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    assert_eq!(client.get_advisory(b"none").unwrap(), None);
+}
+
 /// While etcd is away, leases end and nobody is read; behind that all goes on.
 #[test]
 fn etcd_goes_and_comes_back() {

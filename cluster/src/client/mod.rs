@@ -45,7 +45,8 @@ pub struct ClusterOptions {
     /// Longest time for one call: a failover, with a lease on the new primary, takes a TTL and
     /// a second, and one TTL more if the primary had just got the shard by a move.
     pub deadline: Duration,
-    /// How tables are READ. The token is the cluster's.
+    /// How tables are READ. The token is the cluster's, and the lease of a region in shared memory is without end: what counts,
+    /// leases on nodes say, and [`ClusterClient::get_advisory`] reads on when its server is gone.
     pub tables: ClientOptions,
 }
 
@@ -208,7 +209,7 @@ fn connect(node: NodeId, about: Option<&NodeAbout>, options: &ClusterOptions) ->
     let mut why = format!("node {node} names no address of its table");
     for at in &about.table {
         let connected = at.parse::<Address>().map_err(|error| error.to_string()).and_then(|address| {
-            let options = options.tables.clone().token(options.secret.token());
+            let options = options.tables.clone().token(options.secret.token()).lease(Duration::MAX);
             Client::connect_with(&address, options).map_err(|error: ConnectError| error.to_string())
         });
         match connected {
