@@ -89,7 +89,7 @@ fn at_most(each: u64) -> LibraryBenchmarkConfig {
 }
 
 #[library_benchmark]
-#[bench::table(args = (served()), config = at_most(300))]
+#[bench::table(args = (served()), config = at_most(655))]
 fn get_of_table(mut served: Box<Served>) -> Box<Served> {
     let Served { table, keys, value, .. } = &mut *served;
     assert!(keys.iter().all(|key| table.get_into(black_box(key), value).is_ok_and(|is_there| is_there)));
@@ -97,7 +97,7 @@ fn get_of_table(mut served: Box<Served>) -> Box<Served> {
 }
 
 #[library_benchmark]
-#[bench::cluster(args = (served()), config = at_most(420))]
+#[bench::cluster(args = (served()), config = at_most(962))]
 fn get_in_cluster(mut served: Box<Served>) -> Box<Served> {
     let Served { client, keys, value, .. } = &mut *served;
     assert!(keys.iter().all(|key| client.get_into(black_box(key), value).is_ok_and(|is_there| is_there)));
@@ -105,7 +105,7 @@ fn get_in_cluster(mut served: Box<Served>) -> Box<Served> {
 }
 
 #[library_benchmark]
-#[bench::table(args = (served()), config = at_most(400))]
+#[bench::table(args = (served()), config = at_most(901))]
 fn batch_of_table(mut served: Box<Served>) -> Box<Served> {
     let Served { table, keys, .. } = &mut *served;
     assert!(table.get_many(black_box(keys)).is_ok());
@@ -113,7 +113,7 @@ fn batch_of_table(mut served: Box<Served>) -> Box<Served> {
 }
 
 #[library_benchmark]
-#[bench::cluster(args = (served()), config = at_most(440))]
+#[bench::cluster(args = (served()), config = at_most(1281))]
 fn batch_in_cluster(mut served: Box<Served>) -> Box<Served> {
     let Served { client, keys, .. } = &mut *served;
     assert!(client.get_many(black_box(keys)).is_ok());
