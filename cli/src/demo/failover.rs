@@ -375,7 +375,7 @@ impl FailoverOutcome {
         let time = |ms: f64| show::time(Duration::from_millis(ms as u64));
         format!(
             "{}\n  Puts to its shards waited up to {}: a TTL of {}.\n  \
-             Others: up to {}, until its copies were left out. The reader: up to {}.\n  \
+             Others: up to {}, until its copies were left out; the reader {}.\n  \
              {} acknowledged: {} lost. {}: {} missed, {} stale, {} failed.\n",
             self.picture,
             time(self.put_pause_ms),
