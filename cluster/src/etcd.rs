@@ -29,7 +29,7 @@ const TRIES: usize = 20;
 /// A watch that brings nothing asks whether it still lives. Then it may be silent for as long again.
 const WATCH_SILENCE: Duration = Duration::from_secs(3);
 /// Times that a call is made again which could not be sent, and between two of them.
-const MEMBER_TRIES: usize = 10;
+const MEMBER_TRIES: usize = 40;
 const MEMBER_PAUSE: Duration = Duration::from_millis(20);
 /// Between two looks whether a connection lives. etcd hangs up on who looks more often than each 5 s, or while nothing is
 /// asked (`--grpc-keepalive-min-time`).
