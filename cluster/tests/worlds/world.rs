@@ -25,10 +25,10 @@ pub const TICK: f64 = 1_000.0;
 const TTL: u64 = 150;
 /// The first ticks, in which nothing goes wrong; a world's length; how much of that is calm, at its end.
 const WARM: u32 = 120;
-pub const TICKS: u32 = 1_750;
-pub const CALM: u32 = 600;
+pub const TICKS: u32 = 1_850;
+pub const CALM: u32 = 700;
 /// The last ticks, in which nobody hands over any more.
-const LAST: u32 = 250;
+const LAST: u32 = 350;
 
 pub const MACHINES: usize = 3;
 pub const CLIENTS: usize = 3;
