@@ -25,10 +25,12 @@ pub const TICK: f64 = 1_000.0;
 const TTL: u64 = 150;
 /// The first ticks, in which nothing goes wrong; a world's length; how much of that is calm, at its end.
 const WARM: u32 = 120;
-pub const TICKS: u32 = 1_850;
-pub const CALM: u32 = 700;
+pub const TICKS: u32 = 1_750;
+pub const CALM: u32 = 600;
 /// The last ticks, in which nobody hands over any more.
-const LAST: u32 = 350;
+const LAST: u32 = 250;
+/// Ticks that a world goes on at most until each shard is served.
+const MORE: u32 = 1_000;
 
 pub const MACHINES: usize = 3;
 pub const CLIENTS: usize = 3;
@@ -887,7 +889,7 @@ impl World {
     }
 
     pub fn run(&mut self) {
-        while self.time < TICKS {
+        while self.time < TICKS || self.time < TICKS + MORE && !self.all_are_served() {
             self.time += 1;
             if self.time == TICKS - CALM + 1 {
                 (self.cut, self.stopped, self.deaf) = Default::default();
@@ -923,14 +925,10 @@ impl World {
             self.ends(client);
         }
         for shard in 0..self.nature.shards {
-            let state = self.etcd.shard(shard).clone();
-            // Not served where the last copy was lost with its machine's memory.
-            if let Some(machine) = state.primary.and_then(|primary| self.machine_of(primary)) {
-                let word = self.machines[machine].memory.borrow().page.words.get(shard).copied();
-                let is_served = word.is_some_and(|word| word.is_open && word.epoch == state.epoch);
+            if let Some(is_served) = self.is_served(shard) {
                 self.count(if is_served { "served at the end" } else { NOT_SERVED });
                 if !is_served && self.is(Broken::Nothing) {
-                    println!("etcd {} {:?} {state:?}", self.etcd.id, self.etcd.adoption());
+                    println!("etcd {} {:?} {:?}", self.etcd.id, self.etcd.adoption(), self.etcd.shard(shard));
                     for machine in &self.machines {
                         let Some(node) = &machine.node else { continue };
                         let replica = node.replica(shard as ShardIx);
@@ -948,6 +946,18 @@ impl World {
                 }
             }
         }
+    }
+
+    /// Whether a shard's primary has its word open. `None`: the last copy was lost with its machine's memory.
+    fn is_served(&self, shard: usize) -> Option<bool> {
+        let state = self.etcd.shard(shard);
+        let machine = state.primary.and_then(|primary| self.machine_of(primary))?;
+        let word = self.machines[machine].memory.borrow().page.words.get(shard).copied();
+        Some(word.is_some_and(|word| word.is_open && word.epoch == state.epoch))
+    }
+
+    fn all_are_served(&self) -> bool {
+        (0..self.nature.shards).all(|shard| self.is_served(shard) != Some(false))
     }
 
     /// Whoever is primary is to stay so: nothing moves any more.
