@@ -628,9 +628,8 @@ impl EtcdStore {
             }
             let mut wishes = read.wishes().cloned().unwrap_or_default();
             change(&mut wishes);
-            let at =
-                read.entries.iter().find(|entry| entry.key == EtcdKey::Wishes).map_or(0, |entry| entry.at);
-            let when = vec![self.is_adopted(&adoption), self.is_of(EtcdKey::Wishes, at)];
+            let when =
+                vec![self.is_adopted(&adoption), self.is_of(EtcdKey::Wishes, read.at(EtcdKey::Wishes))];
             let put = vec![self.put(EtcdKey::Wishes, &EtcdValue::Wishes(wishes.clone()))];
             if self.transact(0, when, put, &[EtcdKey::Wishes]).await?.is_done {
                 return Ok(wishes);
@@ -648,10 +647,7 @@ impl EtcdStore {
         let (config, before) = self.read_config().await?;
         tokio::time::sleep(Duration::from_micros(2 * config.timing.ttl)).await;
         let (_, read) = self.read_config().await?;
-        let is_silent = |node: NodeId| match read.node(node) {
-            Some((Some(key), at)) => !key.alive || before.node(node).is_some_and(|(_, was)| was == at),
-            _ => true,
-        };
+        let is_silent = |node: NodeId| !read.beats(node, &before);
         let are_silent = |(_, state): &(ShardIx, &ShardState)| {
             state.primary.is_some_and(is_silent) && state.in_sync.iter().all(is_silent)
         };
@@ -669,15 +665,15 @@ impl EtcdStore {
             return Err(EtcdError::Foreign { name: self.name.clone() });
         }
         let mut nodes: BTreeMap<NodeId, (NodeKey, At)> = BTreeMap::new();
-        for (id, key) in lost.read.nodes() {
-            nodes.insert(id, (key.clone(), lost.read.node(id).map_or(0, |(_, at)| at)));
-        }
+        let learn = |answer: &EtcdAnswer, nodes: &mut BTreeMap<NodeId, (NodeKey, At)>| {
+            nodes.extend(answer.nodes().map(|(id, key)| (id, (key.clone(), answer.at(EtcdKey::Node(id))))));
+        };
+        learn(&lost.read, &mut nodes);
         for (shard, state) in &lost.shards {
             let name = EtcdKey::Shard(*shard);
-            let at = lost.read.entries.iter().find(|entry| entry.key == name).map_or(0, |entry| entry.at);
             let (revision, epoch) = (state.revision + 1, state.epoch + 1);
             let new = ShardState { revision, epoch, primary: None, in_sync: NodeIds::default(), waits: true };
-            let mut when = vec![self.is_adopted(&adoption), self.is_of(name, at)];
+            let mut when = vec![self.is_adopted(&adoption), self.is_of(name, lost.read.at(name))];
             let mut then = vec![self.put(name, &EtcdValue::Shard(new))];
             let mut keys = vec![name];
             // As when a standby takes over (CL8): nobody has heard of them for a TTL, and they are dead from then on.
@@ -693,9 +689,7 @@ impl EtcdStore {
             if !answer.is_done {
                 return Err(EtcdError::NotLost { shard: *shard });
             }
-            for (id, key) in answer.nodes() {
-                nodes.insert(id, (key.clone(), answer.node(id).map_or(0, |(_, at)| at)));
-            }
+            learn(&answer, &mut nodes);
         }
         Ok(())
     }
@@ -712,8 +706,8 @@ impl EtcdStore {
         if shards > 0 {
             return Err(EtcdError::InUse { node, shards });
         }
-        let at = read.node(node).map_or(0, |(_, at)| at);
         tokio::time::sleep(Duration::from_secs(1)).await;
+        let at = read.at(EtcdKey::Node(node));
         let when = vec![self.is_adopted(&adoption), self.is_of(EtcdKey::Node(node), at)];
         let gone = vec![TxnOp::delete(self.key(EtcdKey::Node(node)), None)];
         match self.transact(0, when, gone, &[EtcdKey::Node(node)]).await?.is_done {

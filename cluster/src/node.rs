@@ -360,7 +360,7 @@ async fn check_slots(
     let Some((other, key)) = other else { return Ok(()) };
     tokio::time::sleep(Duration::from_micros(cluster.timing.ttl)).await;
     let (_, now) = store.read_config().await?;
-    if now.node(other).is_none_or(|(_, at)| read.node(other).is_some_and(|(_, was)| was == at)) {
+    if !now.beats(other, &read) {
         return Ok(());
     }
     let NodeAbout { name, slots: others, .. } = key.about.clone();

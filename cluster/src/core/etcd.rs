@@ -109,6 +109,17 @@ impl EtcdAnswer {
         })
     }
 
+    /// When a key was changed last. 0: it is not there.
+    pub fn at(&self, key: EtcdKey) -> At {
+        self.entries.iter().find(|entry| entry.key == key).map_or(0, |entry| entry.at)
+    }
+
+    /// Whether a node lives, and has beaten since an earlier answer.
+    pub fn beats(&self, node: NodeId, before: &EtcdAnswer) -> bool {
+        let lives = self.node(node).is_some_and(|(key, _)| key.is_some_and(|key| key.alive));
+        lives && self.at(EtcdKey::Node(node)) != before.at(EtcdKey::Node(node))
+    }
+
     /// What the cluster is, if the answer has it.
     pub fn config(&self) -> Option<&ClusterConfig> {
         self.values().find_map(|value| match value {
