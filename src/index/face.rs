@@ -6,6 +6,7 @@ use super::decide::{Alive, Becomes, Decides, Swap};
 use super::evicting;
 use super::extents::{ExtentDraft, NoMemory, Upload};
 use super::feed::Feed;
+use super::growth::Ahead;
 #[cfg(any(feature = "verbs", feature = "sim"))]
 use super::growth::Growth;
 #[cfg(feature = "sim")]
@@ -35,7 +36,7 @@ use crate::reader::Reader;
 use crate::region::{Region, RegionError};
 use crate::start::Start;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Times that a put waits for grace periods at the most.
 #[cfg(feature = "sim")]
@@ -755,16 +756,35 @@ impl Index {
 
     /// Makes a table that grows as large as it becomes with this many keys in all, before they come: then no put
     /// splits a segment, and no key is copied. Returns when that is done, or when there is no memory for more; a
-    /// put that needs more is told. Takes some 3 ms for each segment. Where a thread makes segments beside the puts
+    /// put that needs more is told; or when a split or merge that is under way has not ended for a second: then
+    /// [`Index::make_ahead`] goes on. Takes some 3 ms for each segment. Where a thread makes segments beside the puts
     /// ([`Index::make_ahead`]), one thread that then puts them all gains nothing by it; several do.
     /// Keys that do not come leave the table larger than it need be: [`Index::shrink`] merges segments again.
     /// A table of one size stays as it is.
     ///
     /// [`Index::restore_from`] does this by itself.
     pub fn grow_for(&self, keys: u64) {
+        const UNDER_WAY_MAX: Duration = Duration::from_secs(1);
         self.foresee(keys);
-        if let Table::Many(growth) = &self.table {
-            while growth.grow_as_foreseen() && is_wanted() {}
+        let Table::Many(growth) = &self.table else { return };
+        let mut went_on = Instant::now();
+        while is_wanted() {
+            match growth.grow_as_foreseen() {
+                Ahead::On => went_on = Instant::now(),
+                Ahead::Waits if went_on.elapsed() < UNDER_WAY_MAX => {
+                    self.tidy();
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Ahead::Waits | Ahead::Done => return,
+            }
+        }
+    }
+
+    /// Whether more keys are foreseen than the table has grown for yet.
+    pub(crate) fn foresees(&self) -> bool {
+        match &self.table {
+            Table::One(_) => false,
+            Table::Many(growth) => growth.foresees(),
         }
     }
 

@@ -241,7 +241,13 @@ impl Server {
                 .spawn(move || {
                     shared.index.set_maker(std::thread::current());
                     while !shared.is_stopping() {
-                        if !shared.index.make_ahead() {
+                        if shared.index.make_ahead() {
+                            continue;
+                        }
+                        if shared.index.foresees() {
+                            // A split or merge must end first, whoever takes it on.
+                            std::thread::park_timeout(Duration::from_millis(1));
+                        } else {
                             std::thread::park();
                         }
                     }

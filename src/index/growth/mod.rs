@@ -71,6 +71,7 @@ use crate::region::{Region, RegionError};
 use crate::start::{Start, StartStep};
 use crate::sync::{Mutex, lock};
 use directory::Directory;
+pub(crate) use foreseen::Ahead;
 use live::LiveSegments;
 use memory::FreeMemory;
 use pace::Pace;

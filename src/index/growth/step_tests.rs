@@ -1,6 +1,7 @@
 //! Steps of splits and merges, one at a time.
 
 use super::Growth;
+use super::foreseen::Ahead;
 use super::live::UnusedMemory;
 use super::memory::KEPT_FREE;
 use super::pace::Pace;
@@ -76,6 +77,22 @@ fn a_pair_that_waits_is_put_last() {
     growth.urge(&first);
     growth.drive_on(u32::MAX);
     assert_eq!(growth.growth_counts().splitting, 0);
+}
+
+/// A server's worker takes a pair on while the table grows for the keys that are foreseen: they are not forgotten.
+#[test]
+fn what_is_foreseen_waits_for_a_pair() {
+    let (growth, _clock) = growing(1 << 20);
+    growth.foresee(1_000);
+    growth.split(b"a key");
+    let pair = lock(&growth.pairs).nth(0).unwrap();
+    let taken = pair.state();
+    assert_eq!((0..3).map(|_| growth.grow_as_foreseen()).collect::<Vec<_>>(), [Ahead::Waits; 3]);
+    drop(taken);
+    growth.drive_on(u32::MAX);
+    while growth.grow_as_foreseen() == Ahead::On {}
+    let counts = growth.growth_counts();
+    assert!(counts.segments >= 1_000 / 64 && !growth.foresees(), "{counts:?}");
 }
 
 /// A put finds its segment full, and finds the merge in which that is the parent. It loses the CPU until the merge

@@ -7,6 +7,7 @@
 //! The headers of a segment's homes say how deep it is. So a segment is made for one depth.
 
 use super::Growth;
+use super::foreseen::Ahead;
 use super::live::UnusedMemory;
 use crate::index::segment::Segment;
 use crate::index::share::{KeyShare, PairRole};
@@ -111,7 +112,7 @@ impl Growth {
         if self.give_surplus_back() {
             return true;
         }
-        if self.grow_as_foreseen() {
+        if self.grow_as_foreseen() == Ahead::On {
             return true;
         }
         let (mut wanted, segments) = self.depths_wanted();

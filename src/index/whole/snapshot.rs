@@ -4,6 +4,7 @@
 use super::table::Table;
 use super::walk::Walk;
 use crate::cores::Cores;
+use crate::index::growth::Ahead;
 use crate::layout::life::TICK_NS;
 use crate::outcome::{PutError, PutOutcome};
 use crate::snapshot::{
@@ -155,7 +156,7 @@ pub(crate) fn restore(
     }
     if let Table::Many(growth) = table {
         growth.foresee(content.keys);
-        while growth.grow_as_foreseen() {
+        while growth.grow_as_foreseen() == Ahead::On {
             if !progress(bytes, 2 * bytes) {
                 return Err(RestoreError::Cancelled);
             }
