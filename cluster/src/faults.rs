@@ -88,6 +88,12 @@ pub enum Rule {
     RevisionOnly,
     /// CL17: the operator goes by what the backup says.
     BackupBelieved,
+    /// CL18: a follower goes on where a change has its number, of whatever epoch.
+    FeedByNumber,
+    /// CL18: followers are told of a change before all replicas have it.
+    ToldFirst,
+    /// CL18: a newcomer counts from the last change that is visible, and not from the last that was begun.
+    UnderWayUncounted,
 }
 
 #[cfg(feature = "faults")]

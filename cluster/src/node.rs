@@ -8,6 +8,8 @@
 //! The thread alone changes the table. It takes what has come, does what is due, and then sends what the core wants
 //! sent: what was stored was stored before.
 
+mod followers;
+
 use crate::clock;
 use crate::core::etcd::{CallId, EtcdAnswer, EtcdCall};
 use crate::core::message::{Message, Output, Peer, Reply, Request};
@@ -20,6 +22,7 @@ use crate::wire::{
     Arrived, Bounds, ClusterMap, Identity, Links, NodePort, NodeStatus, Question, Replies, Said, Secret,
     ShardStatus, VERSION, WireError,
 };
+use followers::Followers;
 use oneread::{Address, ServeError, Server, ServerConfig};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::io;
@@ -171,6 +174,7 @@ impl ClusterNode {
             .map_err(NodeError::Threads)?;
         let store = runtime.block_on(EtcdStore::connect(config.cluster.clone(), config.etcd))?;
         let (cluster, read) = runtime.block_on(store.read_config())?;
+        let feed_bytes = config.server.feed_bytes;
         let mut server = config.server.read_only_clients(true);
         server.table = with_lengths(server.table, &cluster);
         server.token = config.secret.token();
@@ -214,10 +218,13 @@ impl ClusterNode {
         let links = Links::new(who, runtime.handle().clone());
         let left = Arc::new(AtomicUsize::new(usize::MAX));
         let tick = Duration::from_micros(cluster.timing.resend.min(cluster.timing.beat) / 8);
-        let node = Node::new(id, about, cluster.shards, cluster.timing, table, page, notes);
+        let mut node = Node::new(id, about, cluster.shards, cluster.timing, table, page, notes);
+        node.keep_changes(usize::try_from(feed_bytes).unwrap_or(usize::MAX));
         let turns = Turns {
             node,
             cluster,
+            bounds,
+            followers: Followers::default(),
             links,
             replies,
             wants,
@@ -420,6 +427,8 @@ fn tell(told: &std::sync::Mutex<Option<Instant>>, error: &EtcdError) {
 struct Turns {
     node: Node<NodeTable>,
     cluster: ClusterConfig,
+    bounds: Bounds,
+    followers: Followers,
     links: Links,
     replies: Replies,
     wants: mpsc::UnboundedSender<Want>,
@@ -475,7 +484,8 @@ impl Turns {
                     Event::Stop => return,
                 }
             }
-            if ticked.is_none_or(|at| at.elapsed() >= self.tick) {
+            let is_due = ticked.is_none_or(|at| at.elapsed() >= self.tick);
+            if is_due {
                 ticked = Some(Instant::now());
                 self.node.tick(now);
                 if leaves {
@@ -487,6 +497,7 @@ impl Turns {
                 }
             }
             self.carry_out();
+            self.followers.tell(&self.node, &self.replies, self.bounds, is_due);
         }
     }
 
@@ -515,6 +526,7 @@ impl Turns {
             Arrived::Requests(peer, requests) => {
                 requests.into_iter().for_each(|request| self.requested(now, peer, request));
             }
+            Arrived::Follows(peer, follow) => self.followers.come(peer, follow, self.cluster.shards),
             Arrived::Asked(peer, Question::Map) => {
                 let map = ClusterMap {
                     adoption: self.node.notes().adoption,

@@ -1,11 +1,13 @@
 //! A client of a cluster.
 
+mod feed;
 mod pages;
 mod requests;
 mod routes;
 mod scan;
 
 use crate::clock;
+pub use crate::core::feed::FeedAt;
 use crate::core::message::{Kind, NotDone, Outcome, Reply, Request, RequestId};
 use crate::core::sending::Sending;
 use crate::core::state::{ClusterConfig, NodeAbout, NodeId, ShardIx};
@@ -13,6 +15,7 @@ use crate::etcd::{ClusterName, EtcdError, EtcdOptions};
 use crate::wire::Secret;
 use arc_swap::{ArcSwap, Cache};
 use bytes::Bytes;
+pub use feed::{ClusterFeed, ClusterFeedItem, ClusterFeedOptions, ClusterPosition};
 use oneread::error::KeyError;
 use oneread::internals::breaking;
 use oneread::{Address, Client, ClientOptions, ConnectError, SwapOutcome};
@@ -118,6 +121,11 @@ pub enum ClusterError {
         /// How long it was waited for.
         waited: Duration,
     },
+    /// A feed cannot begin there.
+    #[error(
+        "the position is of another cluster, or this one was removed and made again: begin without one, and scan"
+    )]
+    Position,
     /// There is no room for the entry, at the primary or a standby.
     #[error("shard {shard} is full at one of its nodes: give nodes more memory, or add nodes")]
     Full {

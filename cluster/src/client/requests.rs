@@ -48,6 +48,7 @@ struct Ask(NodeId, Sent);
 #[derive(Debug)]
 pub struct Runtime {
     runtime: Option<tokio::runtime::Runtime>,
+    who: Identity,
     asks: mpsc::UnboundedSender<Ask>,
 }
 
@@ -57,7 +58,6 @@ pub struct Start {
     pub config: ClusterConfig,
     pub read: EtcdAnswer,
     store: EtcdStore,
-    who: Identity,
     asked: mpsc::UnboundedReceiver<Ask>,
 }
 
@@ -93,15 +93,27 @@ impl Runtime {
         let who =
             Identity { cluster: name, id: None, secret: options.secret.clone(), bounds: Bounds::of(&config) };
         let (asks, asked) = mpsc::unbounded_channel();
-        Ok((Runtime { runtime: Some(runtime), asks }, Start { config, read, store, who, asked }))
+        Ok((Runtime { runtime: Some(runtime), who, asks }, Start { config, read, store, asked }))
     }
 
     /// Follows etcd from then on, and sends requests.
     pub fn follow(&self, shared: &Arc<Shared>, start: Start) {
-        let Start { read, store, who, asked, .. } = start;
+        let Start { read, store, asked, .. } = start;
         let Some(runtime) = &self.runtime else { return };
-        runtime.spawn(follow(Arc::downgrade(shared), store, read, who.clone()));
-        runtime.spawn(dispatch(Arc::downgrade(shared), who, asked));
+        runtime.spawn(follow(Arc::downgrade(shared), store, read, self.who.clone()));
+        runtime.spawn(dispatch(Arc::downgrade(shared), self.who.clone(), asked));
+    }
+
+    /// Runs something until it ends, at the latest with the last handle.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        if let Some(runtime) = &self.runtime {
+            runtime.spawn(task);
+        }
+    }
+
+    /// As whom connections to nodes are made.
+    pub fn who(&self) -> &Identity {
+        &self.who
     }
 
     /// Sends requests to a node. Each of them ends, at the latest with its connection.

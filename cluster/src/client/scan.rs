@@ -61,6 +61,13 @@ impl ClusterScan<'_> {
         ClusterScan { prefix: prefix.to_vec(), left, ..self }
     }
 
+    /// Shows only keys of this shard.
+    #[must_use]
+    pub fn shard(self, shard: ShardIx) -> Self {
+        let left = self.left.into_iter().filter(|other| *other == shard).collect();
+        ClusterScan { left, ..self }
+    }
+
     /// Brings values, too.
     #[must_use]
     pub fn values(self, values: bool) -> Self {

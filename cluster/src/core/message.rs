@@ -1,5 +1,6 @@
 //! What nodes and clients say to each other.
 
+use crate::core::feed::FeedAt;
 use crate::core::state::{NodeId, ShardIx};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -101,6 +102,21 @@ pub struct Reply {
 /// What becomes of a key. `None`: it is gone.
 pub type Store = (Key, Option<Value>);
 
+/// What a change does to its key, as followers are told of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Effect {
+    /// Nothing.
+    Nothing,
+    /// The key came.
+    Came,
+    /// It has another value.
+    Replaced,
+    /// It was removed.
+    Removed,
+    /// Its node has removed it.
+    Evicted,
+}
+
 /// Names a channel. A newer one of the same primary has a higher number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ChannelId {
@@ -114,14 +130,19 @@ pub struct ChannelId {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Item {
     /// The first, to one in sync.
-    Begin,
+    Begin {
+        /// Behind which change it begins (CL18).
+        after: FeedAt,
+    },
     /// The first, to a newcomer. It is to set that much room aside, and to begin with nothing.
     Join {
         /// In bytes.
         room: u64,
+        /// Behind which change it begins (CL18).
+        after: FeedAt,
     },
-    /// What a change, or an outcome, makes of some keys.
-    Change(SmallVec<[Store; 2]>),
+    /// What a change, or an outcome, makes of some keys. The effect is on the first of them.
+    Change(Effect, SmallVec<[Store; 2]>),
     /// A key with its value, which was there before.
     Walked(Key, Value),
     /// It is to set so much room aside.

@@ -3,6 +3,7 @@
 
 pub mod adopt;
 pub mod etcd;
+pub mod feed;
 pub mod lease;
 pub mod message;
 pub mod node;

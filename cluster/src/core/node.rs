@@ -5,6 +5,7 @@
 //! stores in its [`Table`] is stored before any of that. [`Node::tick`] does what is due.
 
 use crate::core::etcd::{At, CallId, Entry, EtcdAnswer, EtcdCall, EtcdKey, EtcdValue};
+use crate::core::feed::{Feed, FeedAt, FeedPart};
 use crate::core::message::{ChannelId, Message, NotDone, Output, Peer, Reply, Request, Store};
 use crate::core::placement::{Wishes, wanted};
 use crate::core::shard::{Replica, Role};
@@ -58,6 +59,7 @@ pub(in crate::core) struct Shared<T> {
     pub notes: Notes,
     /// Room that no shard has set aside.
     pub room_left: u64,
+    pub feed: Feed,
     last_call: CallId,
     last_channel: u64,
     notes_due: bool,
@@ -141,6 +143,8 @@ impl<T: Table> Shared<T> {
     }
 }
 
+/// Bytes of changes that are kept for followers, unless it is told otherwise.
+const FEED_BYTES: usize = 8 << 20;
 /// Beats under way that are remembered.
 const BEATS_MAX: usize = 64;
 /// Most shards that are copied to newcomers at once.
@@ -205,6 +209,7 @@ impl<T: Table> Node<T> {
             outputs: Vec::new(),
             notes,
             room_left,
+            feed: Feed::new(shards, FEED_BYTES),
             last_call: 0,
             last_channel: 0,
             notes_due: false,
@@ -283,6 +288,43 @@ impl<T: Table> Node<T> {
     /// Its part in a shard.
     pub fn replica(&self, shard: ShardIx) -> &Replica<T::Cursor> {
         &self.replicas[usize::from(shard)]
+    }
+
+    /// Keeps changes of so many bytes for followers. 8 MiB, if this is not called.
+    pub fn keep_changes(&mut self, bytes: usize) {
+        self.shared.feed.set_bytes_max(bytes);
+    }
+
+    /// Goes up with each change that followers may be told of.
+    pub fn changes_made(&self) -> u64 {
+        self.shared.feed.pushed()
+    }
+
+    /// Changes of a shard after a place, or from the next one on: of so many bytes, and one at least. `None`: it does not
+    /// serve the shard, or has not heard of what its follower has (CL18).
+    pub fn changes(&self, shard: ShardIx, after: Option<FeedAt>, bytes: usize) -> Option<FeedPart> {
+        if !self.is_told(shard) {
+            return None;
+        }
+        let (epoch, last) = (self.replica(shard).state().epoch, self.shared.feed.last(shard)?);
+        let is_ahead =
+            |after: FeedAt| after.epoch > epoch || after.epoch == epoch && after.number > last.number;
+        if after.is_some_and(is_ahead) {
+            return None;
+        }
+        self.shared.feed.read(shard, after, bytes)
+    }
+
+    /// Whether changes of a shard are told here.
+    fn is_told(&self, shard: ShardIx) -> bool {
+        let replica = self.replicas.get(usize::from(shard));
+        replica.is_some_and(|replica| replica.role() == Role::Primary)
+            && self.shared.standing == Standing::Good
+    }
+
+    /// Whether [`Node::changes`] has more to say than that there is nothing new.
+    pub fn has_changes(&self, shard: ShardIx, after: Option<FeedAt>) -> bool {
+        after.is_none() || !self.is_told(shard) || self.shared.feed.last(shard) != after
     }
 
     /// What it wants done since this was asked last, in this order.

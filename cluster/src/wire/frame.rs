@@ -1,6 +1,7 @@
 //! Frames: what is said, and how long it may be.
 
 use super::{Frames, SILENCE, WireError};
+use crate::core::feed::{FeedAt, FeedPart, Told};
 use crate::core::message::{Item, Kind, Message, Reply, Request, Store};
 use crate::core::shard::Role;
 use crate::core::state::{Adoption, ClusterConfig, NodeAbout, NodeId, Notes, ShardIx, ShardState};
@@ -31,6 +32,10 @@ pub enum Said {
     Notes(Notes),
     /// The answer to [`Question::Status`].
     Status(NodeStatus),
+    /// A client to a node: it wants to hear of changes (CL18).
+    Follow(Follow),
+    /// The answer to [`Said::Follow`].
+    Changes(Changes),
 }
 
 /// What a node can be asked.
@@ -42,6 +47,27 @@ pub enum Question {
     Notes,
     /// How it is.
     Status,
+}
+
+/// Asks for changes of shards. It is answered when there are some, or after a second; the next one of the same
+/// connection takes its place.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Follow {
+    /// Names it.
+    pub ask: u64,
+    /// Shards, and behind which change of theirs; `None`: from the next one on.
+    pub shards: Vec<(ShardIx, Option<FeedAt>)>,
+    /// Whether values are wanted.
+    pub values: bool,
+}
+
+/// Changes of shards.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Changes {
+    /// What they answer.
+    pub ask: u64,
+    /// Some of the shards. `None`: the node does not serve this one, or has not heard of what is asked for.
+    pub shards: Vec<(ShardIx, Option<FeedPart>)>,
 }
 
 /// Who serves what, as one node knows it.
@@ -136,10 +162,15 @@ impl Bounds {
         let is_store = |(key, value): &Store| is_key(key) && value.as_ref().is_none_or(is_value);
         match said {
             Said::Messages(messages) => messages.iter().all(|message| match message {
-                Message::Item { item: Item::Change(stores), .. } => stores.iter().all(is_store),
+                Message::Item { item: Item::Change(_, stores), .. } => stores.iter().all(is_store),
                 Message::Item { item: Item::Walked(key, value), .. } => is_key(key) && is_value(value),
                 _ => true,
             }),
+            Said::Changes(Changes { shards, .. }) => {
+                let mut told =
+                    shards.iter().filter_map(|(_, part)| part.as_ref()).flat_map(|part| &part.changes);
+                told.all(|Told { key, value, .. }| is_key(key) && value.as_ref().is_none_or(is_value))
+            }
             Said::Requests(requests) => requests.iter().all(|Request { key, kind, .. }| {
                 let len = kind.value_len();
                 is_key(key) && (len <= self.value_max || matches!(kind, Kind::Remove))
@@ -154,7 +185,7 @@ pub(super) fn weight(message: &Message) -> usize {
     const REST: usize = 48;
     let of_store = |(key, value): &Store| key.len() + value.as_ref().map_or(0, Bytes::len);
     REST + match message {
-        Message::Item { item: Item::Change(stores), .. } => stores.iter().map(of_store).sum(),
+        Message::Item { item: Item::Change(_, stores), .. } => stores.iter().map(of_store).sum(),
         Message::Item { item: Item::Walked(key, value), .. } => key.len() + value.len(),
         _ => 0,
     }

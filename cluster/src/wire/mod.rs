@@ -16,7 +16,7 @@ mod secret;
 mod tests;
 
 pub use connection::NodeConnection;
-pub use frame::{Bounds, ClusterMap, NodeStatus, Question, Said, ShardStatus};
+pub use frame::{Bounds, Changes, ClusterMap, Follow, NodeStatus, Question, Said, ShardStatus};
 pub use handshake::{Identity, VERSION};
 pub use links::Links;
 pub use port::{Arrived, NodePort, Replies};

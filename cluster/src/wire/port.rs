@@ -1,6 +1,6 @@
 //! Where a node takes what others say.
 
-use super::frame::{Question, Said, encode};
+use super::frame::{Follow, Question, Said, encode};
 use super::handshake::{Identity, accept};
 use super::{Frames, PING, SILENCE, WireError};
 use crate::core::message::{Message, Peer, Request};
@@ -30,6 +30,8 @@ pub enum Arrived {
     Requests(Peer, Vec<Request>),
     /// From a client or an operator.
     Asked(Peer, Question),
+    /// From a client.
+    Follows(Peer, Follow),
 }
 
 #[derive(Debug)]
@@ -243,6 +245,7 @@ async fn read(
             (Said::Messages(messages), Some(node)) => Arrived::Messages(node, messages),
             (Said::Requests(requests), None) => Arrived::Requests(peer, requests),
             (Said::Ask(question), None) => Arrived::Asked(peer, question),
+            (Said::Follow(follow), None) => Arrived::Follows(peer, follow),
             _ => return Err(WireError::Rubbish("it says what only another one may".into())),
         };
         if arrivals.send(arrived).await.is_err() {

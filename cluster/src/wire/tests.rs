@@ -3,7 +3,10 @@
 use super::handshake::{self, CONNECTS, Hello, LEAST, VERSION, Welcome, accept, connect, parts, short};
 use super::port::UNREAD_MAX;
 use super::*;
-use crate::core::message::{ChannelId, Item, Kind, Message, NotDone, Outcome, Reply, Request, RequestId};
+use crate::core::feed::{FeedAt, FeedPart, Told};
+use crate::core::message::{
+    ChannelId, Effect, Item, Kind, Message, NotDone, Outcome, Reply, Request, RequestId,
+};
 use crate::core::shard::Role;
 use crate::core::state::{Adoption, ClusterConfig, NodeAbout, NodeIds, Notes, ShardState, Timing};
 use bytes::Bytes;
@@ -724,12 +727,24 @@ impl Any {
         ChannelId { epoch: self.number(), count: self.number() }
     }
 
+    fn feed_at(&mut self) -> FeedAt {
+        FeedAt { epoch: self.number(), number: self.number() }
+    }
+
+    fn effect(&mut self) -> Effect {
+        use Effect::{Came, Evicted, Nothing, Removed, Replaced};
+        self.one_of(&[Nothing, Came, Replaced, Removed, Evicted])
+    }
+
     fn message(&mut self) -> Message {
         let (shard, channel, number) = (self.shard(), self.channel(), self.number());
         let item = match self.0.random_range(0..7) {
-            0 => Item::Begin,
-            1 => Item::Join { room: self.number() },
-            2 => Item::Change(self.some(3, |any| (any.bytes(64), any.maybe(|any| any.bytes(4_096)))).into()),
+            0 => Item::Begin { after: self.feed_at() },
+            1 => Item::Join { room: self.number(), after: self.feed_at() },
+            2 => Item::Change(
+                self.effect(),
+                self.some(3, |any| (any.bytes(64), any.maybe(|any| any.bytes(4_096)))).into(),
+            ),
             3 => Item::Walked(self.bytes(64), self.bytes(4_096)),
             4 => Item::Room(self.number()),
             5 => return Message::Answer { shard, channel, number, room: self.number(), is_refused: false },
@@ -810,6 +825,20 @@ impl Any {
                 past: self.some(3, Any::number),
                 newest: self.some(20, Any::state),
             }),
+            7 => Said::Follow(Follow {
+                ask: self.number(),
+                shards: self.some(9, |any| (any.shard(), any.maybe(Any::feed_at))),
+                values: self.0.random(),
+            }),
+            8 => {
+                let told = |any: &mut Any| {
+                    let (at, effect, key) = (any.feed_at(), any.effect(), any.bytes(64));
+                    Told { at, effect, key, value: any.maybe(|any| any.bytes(4_096)) }
+                };
+                let part = |any: &mut Any| FeedPart { from: any.feed_at(), changes: any.some(3, told) };
+                let shards = self.some(3, |any| (any.shard(), any.maybe(part)));
+                Said::Changes(Changes { ask: self.number(), shards })
+            }
             _ => Said::Status(NodeStatus {
                 id: self.id(),
                 standing: self.text(),
@@ -834,6 +863,8 @@ fn variant_of(said: &Said) -> usize {
         Said::Map(_) => 5,
         Said::Notes(_) => 6,
         Said::Status(_) => 7,
+        Said::Follow(_) => 8,
+        Said::Changes(_) => 9,
     }
 }
 
@@ -927,7 +958,7 @@ fn what_is_too_long_is_refused() {
         Said::Requests(vec![Request { copy: 1, id: None, shard: 1, key: long(key), kind }])
     };
     let change = |key, value: Option<usize>| {
-        item(Item::Change(vec![(long(1), None), (long(key), value.map(long))].into()))
+        item(Item::Change(Effect::Came, vec![(long(1), None), (long(key), value.map(long))].into()))
     };
     let (key, value) = (bounds().key_max, bounds().value_max);
     let fit = [

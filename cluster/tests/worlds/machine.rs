@@ -135,14 +135,16 @@ impl Machine {
     }
 
     /// The process begins, with what the memory has.
-    pub fn start(&mut self, shards: ShardIx, timing: Timing) {
+    pub fn start(&mut self, shards: ShardIx, timing: Timing, kept: usize) {
         let (page, notes) = {
             let memory = self.memory.borrow();
             (memory.page.clone(), memory.notes.clone())
         };
         let table = SimTable(self.memory.clone());
         self.process += 1;
-        self.node = Some(Node::new(self.id, NodeAbout::default(), shards, timing, table, page, notes));
+        let mut node = Node::new(self.id, NodeAbout::default(), shards, timing, table, page, notes);
+        node.keep_changes(kept);
+        self.node = Some(node);
     }
 
     /// All that it had is gone: it comes back as another node (CL16).

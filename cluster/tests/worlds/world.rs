@@ -2,6 +2,7 @@
 
 use crate::Broken;
 use crate::clients::Client;
+use crate::followers::Followers;
 use crate::history::Event;
 use crate::machine::{Machine, Stored, key_of, number_of};
 use oneread_cluster::core::adopt;
@@ -329,6 +330,7 @@ pub struct World {
     /// Who is to be in sync when the warm time is over, and primary.
     wanted: [(usize, usize); SHARDS],
     pub clients: Vec<Client>,
+    pub followers: Followers,
     pub history: Vec<Event>,
     pub value: u64,
     pub copy: u64,
@@ -394,6 +396,7 @@ impl World {
             let state = ShardState { revision: 1, ..ShardState::default() };
             etcd.put(EtcdKey::Shard(shard as ShardIx), EtcdValue::Shard(state));
         }
+        let followers = Followers::new(seed, nature.shards);
         let rates = std::array::from_fn(|_| 1.0 - RATES + 2.0 * RATES * random.part());
         let mut world = World {
             rates,
@@ -417,6 +420,7 @@ impl World {
             names: 0,
             wanted,
             clients: Vec::new(),
+            followers,
             history: Vec::new(),
             value: 0,
             copy: 0,
@@ -746,7 +750,7 @@ impl World {
             memory.entries.retain(|key, _| !results::is_result(key));
         }
         let timing = self.nature.timing;
-        self.machines[machine].start(self.nature.shards as ShardIx, timing);
+        self.machines[machine].start(self.nature.shards as ShardIx, timing, self.followers.kept);
         self.moment(Moment::Started, machine);
     }
 
@@ -916,6 +920,7 @@ impl World {
                     self.client_steps(client);
                 }
             }
+            self.follow();
             self.operate();
             if !self.is_calm() {
                 self.something_fails();

@@ -2,7 +2,7 @@
 
 use super::{ITEMS_MAX, Replica, Role};
 use crate::core::message::{
-    ChannelId, Item, Key, Kind, NotDone, Outcome, Peer, Reply, Request, RequestId, Store, Value,
+    ChannelId, Effect, Item, Key, Kind, NotDone, Outcome, Peer, Reply, Request, RequestId, Store, Value,
 };
 use crate::core::node::{Shared, Standing};
 use crate::core::results::{self, ResultKey};
@@ -24,6 +24,7 @@ pub(super) struct Change {
     pub(super) request: Request,
     pub(super) stores: SmallVec<[Store; 2]>,
     pub(super) outcome: Outcome,
+    pub(super) effect: Effect,
     /// Bytes of room that are free when it is done.
     pub(super) frees: u64,
     /// Its number in each channel.
@@ -43,7 +44,7 @@ pub(super) enum Decided {
     /// Its outcome is known, and no other node need agree.
     Ended(Outcome),
     /// Its outcome, when all counted replicas have these stores; the room that it takes, and frees.
-    Begin { outcome: Outcome, stores: SmallVec<[Store; 2]>, takes: u64, frees: u64 },
+    Begin { outcome: Outcome, effect: Effect, stores: SmallVec<[Store; 2]>, takes: u64, frees: u64 },
 }
 
 impl<C> Replica<C> {
@@ -128,6 +129,7 @@ impl<C> Replica<C> {
         &mut self,
         shared: &mut Shared<T>,
         now: Time,
+        peer: Peer,
         request: &Request,
     ) -> Decided {
         let is_full = self.channels.iter().any(|channel| channel.log.len() >= ITEMS_MAX);
@@ -189,6 +191,13 @@ impl<C> Replica<C> {
         {
             return Decided::Ended(outcome);
         }
+        let effect = match &store {
+            None => Effect::Nothing,
+            Some((_, None)) if peer == Peer::SELF => Effect::Evicted,
+            Some((_, None)) => Effect::Removed,
+            Some(_) if old.is_none() => Effect::Came,
+            Some(_) => Effect::Replaced,
+        };
         let is_forgotten = broken(Rule::RefusalsForgotten) && store.is_none();
         let mut stores: SmallVec<[Store; 2]> = store.into_iter().collect();
         if let (Some(result), Some(RequestId { number, .. }), false) = (result_key, request.id, is_forgotten)
@@ -196,13 +205,13 @@ impl<C> Replica<C> {
             stores.push((result.0, Some(results::encode(number, outcome))));
             takes += for_result;
         }
-        Decided::Begin { outcome, stores, takes, frees }
+        Decided::Begin { outcome, effect, stores, takes, frees }
     }
 
     /// Decides what waits. Changes of one key go one by one (CL5).
     pub(super) fn take<T: Table<Cursor = C>>(&mut self, shared: &mut Shared<T>, now: Time) {
         for (peer, request) in std::mem::take(&mut self.waiting) {
-            match self.decide(shared, now, &request) {
+            match self.decide(shared, now, peer, &request) {
                 Decided::Wait => self.waiting.push_back((peer, request)),
                 Decided::Behind(key) => self.behind.entry(key).or_default().push_back((peer, request)),
                 Decided::Drop => {}
@@ -210,43 +219,50 @@ impl<C> Replica<C> {
                 Decided::Ended(outcome) => {
                     shared.reply(peer, Reply { copy: request.copy, ended: Ok(outcome) });
                 }
-                Decided::Begin { outcome, stores, takes, frees } => {
+                Decided::Begin { outcome, effect, stores, takes, frees } => {
                     self.used += takes;
-                    self.begin(shared, now, peer, request, outcome, stores, frees);
+                    let numbers = SmallVec::new();
+                    let change = Change { peer, request, stores, outcome, effect, frees, numbers };
+                    self.begin(shared, now, change);
                 }
             }
         }
     }
 
-    #[allow(clippy::too_many_arguments)]
     pub(super) fn begin<T: Table<Cursor = C>>(
         &mut self,
         shared: &mut Shared<T>,
         now: Time,
-        peer: Peer,
-        request: Request,
-        outcome: Outcome,
-        stores: SmallVec<[Store; 2]>,
-        frees: u64,
+        mut change: Change,
     ) {
-        let mut sent = stores.clone();
+        let mut sent = change.stores.clone();
         if broken(Rule::ResultsAlone) {
             sent.retain(|(key, _)| !results::is_result(key));
         }
-        let mut numbers = SmallVec::new();
         for channel in &mut self.channels {
-            let number = channel.push(shared, now, self.shard, Item::Change(sent.clone()));
-            numbers.push((channel.id, number));
+            let item = Item::Change(change.effect, sent.clone());
+            let number = channel.push(shared, now, self.shard, item);
+            change.numbers.push((channel.id, number));
         }
         if broken(Rule::VisibleFirst) {
-            let _ = stores.iter().try_for_each(|store| shared.store(store));
+            let _ = change.stores.iter().try_for_each(|store| shared.store(store));
+        }
+        if broken(Rule::ToldFirst) {
+            self.tell_followers(shared, &change);
         }
         // One that changes nothing holds its key, too: it is as of then.
-        self.behind.insert(request.key.clone(), VecDeque::new());
-        for (key, _) in &stores {
+        self.behind.insert(change.request.key.clone(), VecDeque::new());
+        for (key, _) in &change.stores {
             self.behind.insert(key.clone(), VecDeque::new());
         }
-        self.busy.push_back(Change { peer, request, stores, outcome, frees, numbers });
+        self.busy.push_back(change);
+    }
+
+    /// CL18: a change that is visible has the next place.
+    fn tell_followers<T: Table<Cursor = C>>(&self, shared: &mut Shared<T>, change: &Change) {
+        if let Some((key, value)) = change.stores.first() {
+            shared.feed.push(self.shard, self.map.epoch, change.effect, key, value.as_ref());
+        }
     }
 
     /// Changes that all counted replicas have are made visible and answered (CL5).
@@ -260,6 +276,9 @@ impl<C> Replica<C> {
                     return shared.fails(self.shard);
                 }
                 let Some(change) = self.busy.pop_front() else { return };
+                if !broken(Rule::ToldFirst) {
+                    self.tell_followers(shared, &change);
+                }
                 self.used -= change.frees;
                 self.end(shared, &change, change.outcome);
             }

@@ -1,7 +1,9 @@
 //! As primary: channels to standbys and newcomers, and who has copies.
 
+use super::changes::Change;
 use super::{ITEMS_MAX, Replica, Role};
-use crate::core::message::{ChannelId, Item, Key, Message};
+use crate::core::feed::FeedAt;
+use crate::core::message::{ChannelId, Effect, Item, Key, Message};
 use crate::core::node::{Shared, Standing};
 use crate::core::results;
 use crate::core::state::{NodeId, NodeIds, ShardIx, ShardState, Time};
@@ -226,9 +228,21 @@ impl<C> Replica<C> {
             let under_way = self.busy.iter().flat_map(|change| &change.stores);
             let left = under_way.map(|(key, _)| key.clone()).collect();
             let walk = Walk { from: None, is_over: false, left, last: 1 };
-            self.open_channel(shared, now, to, Item::Join { room: self.used }, Some(walk));
+            let after = self.feed_at(shared);
+            self.open_channel(shared, now, to, Item::Join { room: self.used, after }, Some(walk));
         }
         is_ready
+    }
+
+    /// The place of the last change that was begun (CL18).
+    pub(super) fn feed_at<T: Table<Cursor = C>>(&self, shared: &Shared<T>) -> FeedAt {
+        let last = shared.feed.last(self.shard).unwrap_or_default();
+        let has_effect = |change: &&Change| change.effect != Effect::Nothing;
+        match self.busy.iter().filter(has_effect).count() as u64 {
+            0 => last,
+            _ if broken(Rule::UnderWayUncounted) => last,
+            under_way => FeedAt { epoch: self.map.epoch, number: last.number + under_way },
+        }
     }
 
     /// Walks on for newcomers, and names those that have everything.

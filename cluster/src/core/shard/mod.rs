@@ -228,9 +228,11 @@ impl<C> Replica<C> {
             let waits = self.map.waits && !broken(Rule::NoWaitAfterHandOver);
             self.first = if waits { now + shared.timing.wait() } else { 0 };
             self.is_stale = true;
+            shared.feed.leads(self.shard, self.map.epoch);
             self.set_word(shared, true);
             for to in self.map.in_sync.clone().without(me).iter() {
-                self.open_channel(shared, now, to, Item::Begin, None);
+                let after = self.feed_at(shared);
+                self.open_channel(shared, now, to, Item::Begin { after }, None);
             }
         } else {
             // It may be about to be named, by one that it forgot (CL12). Where nobody serves the shard, nobody names it.

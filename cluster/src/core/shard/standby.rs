@@ -102,8 +102,8 @@ impl<C> Replica<C> {
         item: Item,
     ) -> Option<bool> {
         match item {
-            Item::Begin => {}
-            Item::Join { room } => {
+            Item::Begin { after } => shared.feed.goes_on(self.shard, after),
+            Item::Join { room, after } => {
                 // Leases on an old copy may last (CL9). The primary sends this again.
                 if self.is_stale && !broken(Rule::OldCopyKept) {
                     self.free_stale(shared, now);
@@ -112,9 +112,16 @@ impl<C> Replica<C> {
                     }
                 }
                 self.set_room(shared, room + room / 8);
+                shared.feed.goes_on(self.shard, after);
             }
             Item::Room(room) => self.set_room(shared, room),
-            Item::Change(stores) => return self.apply_stores(shared, &stores),
+            Item::Change(effect, stores) => {
+                let is_taken = self.apply_stores(shared, &stores)?;
+                if let Some((key, value)) = stores.first().filter(|_| is_taken) {
+                    shared.feed.push(self.shard, self.map.epoch, effect, key, value.as_ref());
+                }
+                return Some(is_taken);
+            }
             Item::Walked(key, value) => return self.apply_stores(shared, &[(key, Some(value))]),
         }
         Some(true)
@@ -195,6 +202,7 @@ impl<C> Replica<C> {
             if self.freed_to.is_none() {
                 shared.room_left += self.room;
                 (self.room, self.is_stale) = (0, false);
+                shared.feed.forget(self.shard);
                 return;
             }
         }

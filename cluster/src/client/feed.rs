@@ -1,0 +1,427 @@
+//! Changes of all shards, as a program follows them (CL18).
+//!
+//! One task for each node that is primary of something asks it for changes, over a connection of its own. Where a shard
+//! is served by another node from then on, that one is asked for what follows the last change that was heard. The
+//! same may be heard twice, from both: a part counts only if it begins where the shard stands by now.
+
+use super::{AGAIN, ClusterClient, ClusterError, Shared, lock};
+use crate::core::feed::{FeedAt, FeedPart, Told};
+use crate::core::message::Effect;
+use crate::core::state::{ClusterConfig, NodeId, ShardIx};
+use crate::wire::{Changes, Follow, Identity, NodeConnection, Said, WireError};
+use bytes::Bytes;
+use oneread::LeftCause;
+use oneread::internals::breaking;
+use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+
+/// Parts that wait for the program. While there are as many, no node is asked.
+const WAITING_MAX: usize = 64;
+/// Until a node is asked again that could not be.
+const NODE_AGAIN: Duration = Duration::from_millis(200);
+
+/// The place of a follower among the changes of a cluster: which of each shard it has heard of last.
+///
+/// It can be kept, in any form that `serde` knows, and used by another process later.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterPosition {
+    /// Which cluster.
+    cluster: u64,
+    /// By shard. `None`: nothing yet.
+    shards: Vec<Option<FeedAt>>,
+}
+
+impl ClusterPosition {
+    fn begin(config: &ClusterConfig) -> ClusterPosition {
+        let cluster = config.seeds.iter().fold(0, |all: u64, seed| all.rotate_left(17) ^ seed);
+        ClusterPosition { cluster, shards: vec![None; usize::from(config.shards)] }
+    }
+
+    /// The last change of a shard that was heard of: its epoch, and its number.
+    pub fn of(&self, shard: ShardIx) -> Option<FeedAt> {
+        self.shards.get(usize::from(shard)).copied().flatten()
+    }
+}
+
+/// What a program follows.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct ClusterFeedOptions {
+    /// Where it begins; `None`: with the next change.
+    pub from: Option<ClusterPosition>,
+    /// Only keys that begin with this.
+    pub prefix: Vec<u8>,
+    /// Whether it wants values.
+    pub values: bool,
+}
+
+impl ClusterFeedOptions {
+    /// The next change of any key, and no values.
+    pub fn new() -> ClusterFeedOptions {
+        ClusterFeedOptions::default()
+    }
+
+    /// Begins where another one stopped ([`ClusterFeed::position`]). What is not there any more is a gap.
+    #[must_use]
+    pub fn from(self, position: ClusterPosition) -> ClusterFeedOptions {
+        ClusterFeedOptions { from: Some(position), ..self }
+    }
+
+    /// Only keys that begin with this. All changes come over the wire; others are left out here.
+    #[must_use]
+    pub fn prefix(self, prefix: impl Into<Vec<u8>>) -> ClusterFeedOptions {
+        ClusterFeedOptions { prefix: prefix.into(), ..self }
+    }
+
+    /// Whether values are wanted.
+    #[must_use]
+    pub fn values(self, values: bool) -> ClusterFeedOptions {
+        ClusterFeedOptions { values, ..self }
+    }
+}
+
+/// What a program hears.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ClusterFeedItem {
+    /// A key came.
+    Came {
+        /// Its shard.
+        shard: ShardIx,
+        /// The place of the change.
+        at: FeedAt,
+        /// The key.
+        key: Bytes,
+        /// Its value from then on, if values are wanted.
+        value: Option<Bytes>,
+    },
+    /// A key has another value.
+    Replaced {
+        /// Its shard.
+        shard: ShardIx,
+        /// The place of the change.
+        at: FeedAt,
+        /// The key.
+        key: Bytes,
+        /// Its value from then on, if values are wanted.
+        value: Option<Bytes>,
+    },
+    /// A key left.
+    Left {
+        /// Its shard.
+        shard: ShardIx,
+        /// The place of the change.
+        at: FeedAt,
+        /// The key.
+        key: Bytes,
+        /// Why.
+        cause: LeftCause,
+    },
+    /// Changes of a shard are missing. What follows is what comes after them: a scan of the shard tells what is there
+    /// ([`ClusterScan::shard`](super::ClusterScan::shard)).
+    Gap {
+        /// The shard.
+        shard: ShardIx,
+        /// The last change that was told; `None`: none was.
+        from: Option<FeedAt>,
+        /// The next one that is told has the number after this.
+        to: FeedAt,
+    },
+}
+
+/// Changes of one shard.
+#[derive(Debug)]
+struct Heard {
+    shard: ShardIx,
+    /// What they were asked to follow.
+    after: Option<FeedAt>,
+    part: FeedPart,
+}
+
+/// Follows the changes of a cluster. [`ClusterClient::changes`] begins it.
+#[derive(Debug)]
+pub struct ClusterFeed {
+    heard: Receiver<Heard>,
+    /// Of what was given.
+    position: ClusterPosition,
+    prefix: Vec<u8>,
+    /// What was heard, and not given yet, with the places that are reached then. `None`: of a key that is not wanted.
+    ready: VecDeque<(ShardIx, FeedAt, Option<ClusterFeedItem>)>,
+    client: ClusterClient,
+    /// Without it the task ends.
+    _alive: Arc<()>,
+}
+
+impl ClusterClient {
+    /// Follows the changes of all shards, from now on or from where `options` says: which keys came, were replaced and
+    /// left. From the return on every change is told, once, in order for each shard (and so for each key), over
+    /// failovers and moves. Changes of two shards come in any order.
+    ///
+    /// Each node keeps the last changes of its shards in memory ([`feed_bytes`](oneread::ServerConfig::feed_bytes)), and
+    /// waits for nobody. Who falls further behind is told of a [`Gap`](ClusterFeedItem::Gap); so is everybody when all
+    /// nodes that had copies of a shard were started again, or its entries were lost.
+    ///
+    /// To keep a copy of what is there: begin to follow, scan ([`ClusterClient::scan`]), and then do what the feed tells.
+    /// A change may be told that the scan has shown; the last one of a key is right.
+    ///
+    /// Costs a connection to each node, over which it is asked about once a second while nothing changes, and a
+    /// round trip for up to 256 KiB of changes.
+    ///
+    /// # Errors
+    /// [`ClusterError::Unavailable`], if a shard has no primary until the deadline, and the feed is to begin now;
+    /// [`ClusterError::Position`], if the position is of another cluster.
+    pub fn changes(&self, options: ClusterFeedOptions) -> Result<ClusterFeed, ClusterError> {
+        let ClusterFeedOptions { from, prefix, values } = options;
+        let begin = ClusterPosition::begin(self.config());
+        let position = from.unwrap_or_else(|| begin.clone());
+        if (position.cluster, position.shards.len()) != (begin.cluster, begin.shards.len()) {
+            return Err(ClusterError::Position);
+        }
+        let (send, heard) = sync_channel(WAITING_MAX);
+        let alive = Arc::new(());
+        let now = Instant::now();
+        let task = Task {
+            shared: Arc::downgrade(&self.shared),
+            alive: Arc::downgrade(&alive),
+            who: self.shared.runtime.who().clone(),
+            shards: position.shards.iter().map(|at| Followed { at: *at, not_before: now }).collect(),
+            values,
+            nodes: FxHashMap::default(),
+            asks: 0,
+            heard: send,
+        };
+        self.shared.runtime.spawn(task.run());
+        let client = self.clone();
+        let mut feed = ClusterFeed { heard, position, prefix, ready: VecDeque::new(), client, _alive: alive };
+        while let Some(shard) = feed.position.shards.iter().position(Option::is_none) {
+            let Some(left) = self.left(now) else {
+                let why = "no node says where its changes are".into();
+                let shard = ShardIx::try_from(shard).unwrap_or_default();
+                return Err(ClusterError::Unavailable { shard, waited: now.elapsed(), why });
+            };
+            if let Ok(heard) = feed.heard.recv_timeout(left.min(AGAIN)) {
+                feed.hear(heard);
+            }
+        }
+        Ok(feed)
+    }
+}
+
+impl ClusterFeed {
+    /// What comes next. `None` if nothing has come within this time.
+    ///
+    /// A shard that nobody serves for a while is silent; what was changed then is told later.
+    pub fn next(&mut self, within: Duration) -> Option<ClusterFeedItem> {
+        let begun = Instant::now();
+        loop {
+            while let Some((shard, at, item)) = self.ready.pop_front() {
+                self.position.shards[usize::from(shard)] = Some(at);
+                if item.is_some() {
+                    return item;
+                }
+            }
+            let left = within.saturating_sub(begun.elapsed());
+            match self.heard.recv_timeout(left.min(AGAIN)) {
+                Ok(heard) => self.hear(heard),
+                Err(RecvTimeoutError::Timeout) if !left.is_zero() && breaking::is_wanted() => {}
+                Err(_) => return None,
+            }
+        }
+    }
+
+    /// Where a follower goes on that is to hear what this one has not given.
+    pub fn position(&self) -> &ClusterPosition {
+        &self.position
+    }
+
+    /// The shard of a key.
+    pub fn shard_of(&self, key: &[u8]) -> ShardIx {
+        self.client.config().shard_of(key)
+    }
+
+    fn hear(&mut self, heard: Heard) {
+        let Heard { shard, after, part: FeedPart { from, changes } } = heard;
+        match after {
+            None => self.position.shards[usize::from(shard)] = Some(from),
+            Some(last) if last != from => {
+                let gap = ClusterFeedItem::Gap { shard, from: after, to: from };
+                self.ready.push_back((shard, from, Some(gap)));
+            }
+            Some(_) => {}
+        }
+        let ClusterFeed { ready, prefix, .. } = self;
+        ready.extend(changes.into_iter().map(|told| {
+            let is_wanted = told.key.starts_with(prefix);
+            (shard, told.at, is_wanted.then(|| item(shard, told)).flatten())
+        }));
+    }
+}
+
+/// What is given of a change. `None`: nothing.
+fn item(shard: ShardIx, Told { at, effect, key, value }: Told) -> Option<ClusterFeedItem> {
+    let left = |key, cause| Some(ClusterFeedItem::Left { shard, at, key, cause });
+    match effect {
+        Effect::Nothing => None,
+        Effect::Came => Some(ClusterFeedItem::Came { shard, at, key, value }),
+        Effect::Replaced => Some(ClusterFeedItem::Replaced { shard, at, key, value }),
+        Effect::Removed => left(key, LeftCause::Removed),
+        Effect::Evicted => left(key, LeftCause::Evicted),
+    }
+}
+
+/// Where a shard stands.
+#[derive(Debug)]
+struct Followed {
+    at: Option<FeedAt>,
+    /// Nobody is asked before that.
+    not_before: Instant,
+}
+
+/// What a node is asked, by a task of its own.
+#[derive(Debug)]
+struct Asked {
+    follows: mpsc::UnboundedSender<Follow>,
+    /// Not answered yet.
+    last: Option<Follow>,
+}
+
+impl Asked {
+    /// Whether it is being asked for all of this.
+    fn covers(&self, shards: &[(ShardIx, Option<FeedAt>)]) -> bool {
+        self.last.as_ref().is_some_and(|last| shards.iter().all(|shard| last.shards.contains(shard)))
+    }
+}
+
+/// What came from a node: an answer, or the end of its connection.
+type Came = (NodeId, Result<Changes, WireError>);
+
+/// Asks nodes on behalf of one feed.
+#[derive(Debug)]
+struct Task {
+    shared: Weak<Shared>,
+    alive: Weak<()>,
+    who: Identity,
+    shards: Vec<Followed>,
+    values: bool,
+    /// `Err`: not before that.
+    nodes: FxHashMap<NodeId, Result<Asked, Instant>>,
+    asks: u64,
+    heard: SyncSender<Heard>,
+}
+
+impl Task {
+    async fn run(mut self) {
+        let (came, mut coming) = mpsc::channel(16);
+        while self.alive.strong_count() > 0 {
+            let Some(shared) = self.shared.upgrade() else { return };
+            self.ask(&shared, &came);
+            drop(shared);
+            tokio::select! {
+                Some((node, answer)) = coming.recv() => self.comes(node, answer).await,
+                () = sleep(AGAIN) => {}
+            }
+        }
+    }
+
+    /// Asks each node for the shards that it serves, unless it was.
+    fn ask(&mut self, shared: &Shared, came: &mpsc::Sender<Came>) {
+        let now = Instant::now();
+        let known = lock(&shared.known);
+        let mut wanted: FxHashMap<NodeId, Vec<(ShardIx, Option<FeedAt>)>> = FxHashMap::default();
+        for (shard, followed) in (0..).zip(&self.shards) {
+            if let Some(node) = known.primary(shard).filter(|_| followed.not_before <= now) {
+                wanted.entry(node).or_default().push((shard, followed.at));
+            }
+        }
+        for (node, shards) in wanted {
+            let entry = self.nodes.entry(node).or_insert(Err(now));
+            if entry.as_ref().is_err_and(|not_before| *not_before <= now)
+                && let Some(about) = known.about(node)
+            {
+                let (follows, queue) = mpsc::unbounded_channel();
+                let (addresses, who) = (about.requests.clone(), self.who.clone());
+                tokio::spawn(converse(addresses, who, node, queue, came.clone()));
+                *entry = Ok(Asked { follows, last: None });
+            }
+            let Ok(asked) = entry else { continue };
+            if !asked.covers(&shards) {
+                self.asks += 1;
+                let follow = Follow { ask: self.asks, shards, values: self.values };
+                let _ = asked.follows.send(follow.clone());
+                asked.last = Some(follow);
+            }
+        }
+    }
+
+    async fn comes(&mut self, node: NodeId, answer: Result<Changes, WireError>) {
+        let Changes { ask, shards } = match answer {
+            Ok(changes) => changes,
+            Err(error) => {
+                tracing::debug!(%node, %error, "changes cannot be heard from a node");
+                self.nodes.insert(node, Err(Instant::now() + NODE_AGAIN));
+                return;
+            }
+        };
+        let Some(Ok(asked)) = self.nodes.get_mut(&node) else { return };
+        // What was answered too late, the next answer tells again.
+        let Some(follow) = asked.last.take_if(|last| last.ask == ask) else { return };
+        for (shard, part) in shards {
+            let Some((_, after)) = follow.shards.iter().find(|(asked, _)| *asked == shard) else { continue };
+            let Some(followed) = self.shards.get_mut(usize::from(shard)) else { continue };
+            let Some(part) = part else {
+                followed.not_before = Instant::now() + AGAIN;
+                continue;
+            };
+            // Another node may have told it meanwhile.
+            if followed.at == *after {
+                followed.at = Some(part.changes.last().map_or(part.from, |told| told.at));
+                deliver(&self.heard, Heard { shard, after: *after, part }).await;
+            }
+        }
+    }
+}
+
+/// Waits while the program takes nothing, and gives up when it is gone.
+async fn deliver(heard: &SyncSender<Heard>, mut item: Heard) {
+    while let Err(TrySendError::Full(back)) = heard.try_send(item) {
+        item = back;
+        sleep(AGAIN / 4).await;
+    }
+}
+
+/// One connection to a node, until it breaks, or nobody asks any more.
+async fn converse(
+    addresses: Vec<String>,
+    who: Identity,
+    node: NodeId,
+    mut follows: mpsc::UnboundedReceiver<Follow>,
+    came: mpsc::Sender<Came>,
+) {
+    let ended = async {
+        let mut connection = NodeConnection::connect(&addresses, who, node).await?;
+        loop {
+            tokio::select! {
+                said = connection.next() => {
+                    if let Said::Changes(changes) = said?
+                        && came.send((node, Ok(changes))).await.is_err()
+                    {
+                        return Ok(());
+                    }
+                }
+                follow = follows.recv() => match follow {
+                    Some(follow) => connection.send(&Said::Follow(follow)).await?,
+                    None => return Ok(()),
+                },
+            }
+        }
+    };
+    if let Err(error) = ended.await {
+        let _ = came.send((node, Err(error))).await;
+    }
+}
