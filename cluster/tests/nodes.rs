@@ -4,7 +4,10 @@ mod common;
 
 use common::{Etcd, config, has_etcd, name, node, until};
 use oneread::SwapOutcome;
-use oneread_cluster::client::{ClusterClient, ClusterError, ClusterOptions, ClusterScan};
+use oneread_cluster::client::{
+    ClusterClient, ClusterError, ClusterFeed, ClusterFeedItem, ClusterFeedOptions, ClusterOptions,
+    ClusterScan,
+};
 use oneread_cluster::core::state::NodeId;
 use oneread_cluster::etcd::{EtcdError, EtcdStore};
 use oneread_cluster::node::{ClusterNode, NodeConfig, NodeError};
@@ -248,6 +251,159 @@ fn lost_shards_begin_anew() {
 }
 
 /// A node joins, one is stopped, one is dropped without notice and comes back: nothing is missing.
+/// What a feed tells until it has told of this key: a copy of what is there, and how many gaps there were.
+fn copy_until(feed: &mut ClusterFeed, copy: &mut HashMap<Vec<u8>, Vec<u8>>, last: &[u8]) -> usize {
+    let mut gaps = 0;
+    loop {
+        match feed.next(common::SOON).expect("the feed goes on") {
+            ClusterFeedItem::Came { key, value, .. } => {
+                assert_eq!(copy.insert(key.to_vec(), value.unwrap().to_vec()), None);
+                if key == last {
+                    return gaps;
+                }
+            }
+            ClusterFeedItem::Replaced { key, value, .. } => {
+                assert!(copy.insert(key.to_vec(), value.unwrap().to_vec()).is_some());
+            }
+            ClusterFeedItem::Left { key, cause, .. } => {
+                assert_eq!(cause, oneread::LeftCause::Removed);
+                assert!(copy.remove(&key[..]).is_some());
+            }
+            ClusterFeedItem::Gap { shard, .. } => {
+                gaps += 1;
+                copy.retain(|key, _| feed.shard_of(key) != shard);
+            }
+            _ => unreachable!(),
+        }
+    }
+}
+
+/// A follower hears of every change, in the order of each key, over moves and a node that vanishes; also one that was
+/// away. One who is away for too long is told.
+#[test]
+fn followers_hear_of_all_changes() {
+    if !has_etcd() {
+        return;
+    }
+    let mut cluster = Cluster::start(3, 4, 2);
+    let (client, mut writer) = (cluster.client(), cluster.client());
+    cluster.until_copies(2);
+    writer.put(b"before", b"is not told").unwrap();
+    let options = || ClusterFeedOptions::new().values(true);
+    let mut feed = client.changes(options()).unwrap();
+    let position = serde_json::to_string(feed.position()).unwrap();
+    let (mut copy, mut truth) = (HashMap::new(), HashMap::new());
+    let mut change_all = |from: u32, truth: &mut HashMap<Vec<u8>, Vec<u8>>| {
+        for number in from..from + 300 {
+            let value = number.to_le_bytes();
+            writer.put(&key(number % 100), &value).unwrap();
+            truth.insert(key(number % 100).to_vec(), value.to_vec());
+            if number % 7 == 0 && writer.remove(&key(number / 7 % 100)).unwrap() {
+                truth.remove(&key(number / 7 % 100)[..]);
+            }
+        }
+    };
+    // The last one of each shard comes at last.
+    let end = |round: &str| {
+        let mut writer = client.clone();
+        let shard = |number: u32| client.config().shard_of(format!("{round} {number}").as_bytes());
+        let all = (0..4).map(|wanted| (0..).find(|number| shard(*number) == wanted).unwrap());
+        let keys: Vec<Vec<u8>> = all.map(|number| format!("{round} {number}").into_bytes()).collect();
+        keys.iter().for_each(|key| assert!(writer.insert(key, b"the end").unwrap()));
+        keys
+    };
+    let hear = |feed: &mut ClusterFeed, copy: &mut HashMap<Vec<u8>, Vec<u8>>, keys: &[Vec<u8>]| {
+        for key in keys {
+            if !copy.contains_key(key) {
+                assert_eq!(copy_until(feed, copy, key), 0, "nothing is missing");
+            }
+        }
+    };
+    change_all(0, &mut truth);
+    let first = end("one");
+    hear(&mut feed, &mut copy, &first);
+    // One that was away since the beginning.
+    let position = serde_json::from_str(&position).unwrap();
+    let (mut from_then, mut late) = (client.changes(options().from(position)).unwrap(), HashMap::new());
+    hear(&mut from_then, &mut late, &first);
+    assert_eq!((&late, from_then.position()), (&copy, feed.position()));
+    // Some of what they follow is served by others from now on, twice.
+    for (number, round) in [(0, "two"), (1, "three")] {
+        cluster.until_copies(2);
+        let node = cluster.nodes[number].take().unwrap();
+        match number {
+            0 => drop(node.stop(Duration::from_secs(20))),
+            _ => drop(node),
+        }
+        change_all(300 * (number as u32 + 1), &mut truth);
+        let keys = end(round);
+        truth.extend(keys.iter().map(|key| (key.clone(), b"the end".to_vec())));
+        hear(&mut feed, &mut copy, &keys);
+        hear(&mut from_then, &mut late, &keys);
+    }
+    truth.extend(first.iter().map(|key| (key.clone(), b"the end".to_vec())));
+    assert_eq!(copy, truth);
+    assert_eq!(late, truth);
+    assert_eq!(feed.position(), from_then.position());
+    assert_eq!(feed.next(Duration::from_millis(50)), None);
+    // Without values; only some keys.
+    let mut some = client.changes(ClusterFeedOptions::new().prefix("one ")).unwrap();
+    let mut writer = client.clone();
+    writer.put(b"other", b"1").unwrap();
+    writer.put(&first[0], b"2").unwrap();
+    let item = some.next(common::SOON);
+    let Some(ClusterFeedItem::Replaced { key, value: None, shard, at }) = item else { panic!("{item:?}") };
+    assert_eq!((key.as_ref(), some.position().of(shard)), (&first[0][..], Some(at)));
+    // A position of another cluster.
+    let other = Cluster::start(1, 2, 1);
+    let wrong = other.client().changes(options().from(feed.position().clone()));
+    assert!(matches!(wrong, Err(ClusterError::Position)));
+}
+
+/// Who is away for longer than the memory of changes reaches, or while all that know them start again, is told of a gap.
+#[test]
+fn followers_are_told_of_gaps() {
+    if !has_etcd() {
+        return;
+    }
+    let mut cluster = Cluster::none(1, 1);
+    let mut config = node(cluster.folder.path(), 0, cluster.etcd.options());
+    config.server.feed_bytes = 2_000;
+    cluster.run_as(0, config);
+    let (client, mut writer) = (cluster.client(), cluster.client());
+    let mut feed = client.changes(ClusterFeedOptions::new()).unwrap();
+    let first = feed.position().clone();
+    // Numbers of changes, up to that of this key; 0 for a gap.
+    let told = |feed: &mut ClusterFeed, last: u32| {
+        let mut numbers = Vec::new();
+        loop {
+            match feed.next(common::SOON).unwrap() {
+                ClusterFeedItem::Gap { .. } => numbers.push(0),
+                ClusterFeedItem::Came { at, key: came, .. } => {
+                    numbers.push(at.number);
+                    if came[..] == key(last) {
+                        return numbers;
+                    }
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    (0..100).for_each(|number| writer.put(&key(number), b"value").unwrap());
+    let numbers = told(&mut client.changes(ClusterFeedOptions::new().from(first)).unwrap(), 99);
+    let kept = numbers.len() as u64 - 1;
+    assert!((5..50).contains(&kept), "{numbers:?}");
+    assert_eq!(numbers[1..], Vec::from_iter(101 - kept..=100), "a gap, and then one after the other");
+    // This one asks all the time. It may be too slow as well, and misses no more than it is told of.
+    let numbers = told(&mut feed, 99);
+    assert!(numbers.windows(2).all(|two| two[0] == 0 || two[1] == 0 || two[1] == two[0] + 1), "{numbers:?}");
+    assert!(numbers[0] <= 1 && numbers.last() == Some(&100));
+    cluster.nodes[0].take().unwrap().stop(Duration::ZERO);
+    cluster.run(0);
+    writer.put(&key(100), b"value").unwrap();
+    assert_eq!(told(&mut feed, 100), [0, 1]);
+}
+
 #[test]
 fn nodes_come_and_go() {
     if !has_etcd() {

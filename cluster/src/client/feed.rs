@@ -334,7 +334,10 @@ impl Task {
         let now = Instant::now();
         let known = lock(&shared.known);
         let mut wanted: FxHashMap<NodeId, Vec<(ShardIx, Option<FeedAt>)>> = FxHashMap::default();
-        for (shard, followed) in (0..).zip(&self.shards) {
+        // An answer may be full before the last of them had its turn: each ask begins with another one.
+        let count = self.shards.len().max(1);
+        for index in (0..self.shards.len()).map(|index| (index + self.asks as usize) % count) {
+            let (shard, followed) = (index as ShardIx, &self.shards[index]);
             if let Some(node) = known.primary(shard).filter(|_| followed.not_before <= now) {
                 wanted.entry(node).or_default().push((shard, followed.at));
             }

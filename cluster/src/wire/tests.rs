@@ -825,12 +825,12 @@ impl Any {
                 past: self.some(3, Any::number),
                 newest: self.some(20, Any::state),
             }),
-            7 => Said::Follow(Follow {
+            8 => Said::Follow(Follow {
                 ask: self.number(),
                 shards: self.some(9, |any| (any.shard(), any.maybe(Any::feed_at))),
                 values: self.0.random(),
             }),
-            8 => {
+            9 => {
                 let told = |any: &mut Any| {
                     let (at, effect, key) = (any.feed_at(), any.effect(), any.bytes(64));
                     Told { at, effect, key, value: any.maybe(|any| any.bytes(4_096)) }
@@ -850,7 +850,7 @@ impl Any {
     }
 }
 
-const VARIANTS: usize = 8;
+const VARIANTS: usize = 10;
 
 /// A new variant does not compile until it has its place in [`Any::said`], too.
 fn variant_of(said: &Said) -> usize {
@@ -960,6 +960,12 @@ fn what_is_too_long_is_refused() {
     let change = |key, value: Option<usize>| {
         item(Item::Change(Effect::Came, vec![(long(1), None), (long(key), value.map(long))].into()))
     };
+    let told = |key, value: Option<usize>| {
+        let at = FeedAt { epoch: 1, number: 2 };
+        let told = Told { at, effect: Effect::Came, key: long(key), value: value.map(long) };
+        let part = FeedPart { from: at, changes: vec![told] };
+        Said::Changes(Changes { ask: 1, shards: vec![(0, None), (1, Some(part))] })
+    };
     let (key, value) = (bounds().key_max, bounds().value_max);
     let fit = [
         item(Item::Walked(long(key), long(value))),
@@ -968,6 +974,8 @@ fn what_is_too_long_is_refused() {
         request(key, Kind::Put(long(value))),
         request(key, Kind::Swap { expected: long(value), new: long(value) }),
         request(key, Kind::Remove),
+        told(key, Some(value)),
+        told(key, None),
     ];
     for said in fit {
         let frame = frame::encode(&said).unwrap();
@@ -986,6 +994,8 @@ fn what_is_too_long_is_refused() {
         request(key, Kind::Swap { expected: long(value + 1), new: long(1) }),
         request(key, Kind::Swap { expected: long(1), new: long(value + 1) }),
         request(key + 1, Kind::Remove),
+        told(key + 1, None),
+        told(key, Some(value + 1)),
     ];
     for said in unfit {
         let refused = bounds().decode(&frame::encode(&said).unwrap());
