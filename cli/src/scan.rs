@@ -3,9 +3,9 @@
 use crate::connect::Server;
 use crate::records::{self, Format, Pair};
 use crate::secret::SecretArgs;
-use anyhow::{Result, bail};
+use anyhow::{Error, Result, bail};
 use clap::Args;
-use oneread::Client;
+use oneread::ScannedKey;
 use oneread_kit::show;
 use std::io::Write;
 use std::process::ExitCode;
@@ -24,6 +24,17 @@ The server looks at some homes at a time, under their locks, for microseconds.
 A key that comes or goes meanwhile may be printed or not, and never twice. Keys
 are in no order. What stands before the first * or ? the server looks for.")]
 pub struct Take {
+    #[command(flatten)]
+    printed: Printed,
+    #[command(flatten)]
+    secret: SecretArgs,
+    #[command(flatten)]
+    server: Server,
+}
+
+/// Which keys are printed, and what of them.
+#[derive(Debug, Args)]
+pub struct Printed {
     /// Only keys that match
     #[arg(long = "match", value_name = "GLOB")]
     glob: Option<String>,
@@ -33,10 +44,6 @@ pub struct Take {
     /// Print one JSON object for each key: key (or key_hex); value (or value_hex)
     #[arg(long)]
     json: bool,
-    #[command(flatten)]
-    secret: SecretArgs,
-    #[command(flatten)]
-    server: Server,
 }
 
 /// Print the keys that match; the same as `scan --match`
@@ -58,35 +65,50 @@ pub struct Keys {
 
 impl Keys {
     pub fn run(self) -> Result<ExitCode> {
-        print(self.server.connect()?, self.glob, false, self.json)
+        let Keys { glob, json, server } = self;
+        let (printed, mut client) = (Printed { glob, values: false, json }, server.connect()?);
+        printed.print(None, |prefix, values| client.scan().prefix(prefix).values(values))
     }
 }
 
 impl Take {
     pub fn run(self) -> Result<ExitCode> {
-        print(self.server.connect_with(self.secret.encryption()?)?, self.glob, self.values, self.json)
+        let mut client = self.server.connect_with(self.secret.encryption()?)?;
+        self.printed.print(None, |prefix, values| client.scan().prefix(prefix).values(values))
     }
 }
 
-fn print(mut client: Client, glob: Option<String>, values: bool, json: bool) -> Result<ExitCode> {
-    let glob = glob.as_deref().map(Glob::new).transpose()?;
-    let mut out = show::out();
-    let prefix = glob.as_ref().map_or(&[][..], |glob| &glob.prefix);
-    for found in client.scan().prefix(prefix).values(values) {
-        let found = found?;
-        if !glob.as_ref().is_none_or(|glob| glob.matches(&found.key)) {
-            continue;
-        }
-        match found.value.as_deref() {
-            value if json => {
-                writeln!(out, "{}", serde_json::to_string(&Pair::new(&found.key, value))?)?;
+impl Printed {
+    /// Prints what a scan shows, or so many keys of it. It is begun with a prefix, and whether it brings values.
+    pub fn print<S, E>(self, most: Option<u64>, scan: impl FnOnce(&[u8], bool) -> S) -> Result<ExitCode>
+    where
+        S: Iterator<Item = Result<ScannedKey, E>>,
+        E: Into<Error>,
+    {
+        let Printed { glob, values, json } = self;
+        let glob = glob.as_deref().map(Glob::new).transpose()?;
+        let mut out = show::out();
+        let prefix = glob.as_ref().map_or(&[][..], |glob| &glob.prefix);
+        let (mut scan, mut left) = (scan(prefix, values), most.unwrap_or(u64::MAX));
+        while left > 0
+            && let Some(found) = scan.next()
+        {
+            let found = found.map_err(Into::into)?;
+            if !glob.as_ref().is_none_or(|glob| glob.matches(&found.key)) {
+                continue;
             }
-            Some(value) => records::write(&mut out, Format::Tsv, &found.key, value)?,
-            None => records::write_key(&mut out, &found.key)?,
+            left -= 1;
+            match found.value.as_deref() {
+                value if json => {
+                    writeln!(out, "{}", serde_json::to_string(&Pair::new(&found.key, value))?)?;
+                }
+                Some(value) => records::write(&mut out, Format::Tsv, &found.key, value)?,
+                None => records::write_key(&mut out, &found.key)?,
+            }
         }
+        out.flush()?;
+        Ok(ExitCode::SUCCESS)
     }
-    out.flush()?;
-    Ok(ExitCode::SUCCESS)
 }
 
 /// A pattern of keys.

@@ -1,7 +1,8 @@
 //! Single calls of a cluster, for people and scripts.
 
 use super::{ClusterArgs, Tables};
-use anyhow::Result;
+use crate::scan::Printed;
+use anyhow::{Result, anyhow};
 use clap::Args;
 use oneread_cluster::etcd::ClusterName;
 use oneread_kit::show;
@@ -46,6 +47,32 @@ pub struct Del {
     tables: Tables,
 }
 
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  oneread cluster scan demo             all keys, a line each
+  oneread cluster scan demo --prefix user: --limit 10
+  oneread cluster scan demo --match 'user:*:name'     as `oneread scan` has it
+  oneread cluster scan demo --values > all.tsv
+  oneread cluster scan demo --json | jq .key
+
+A key that is there throughout is printed: once, and perhaps again each time
+that its shard moves or its primary fails meanwhile. One that comes or goes
+meanwhile may be printed or not. Keys are in no order.")]
+pub struct Scan {
+    /// The cluster
+    name: ClusterName,
+    /// Only keys that begin with this
+    #[arg(long, value_name = "TEXT", conflicts_with = "glob")]
+    prefix: Option<String>,
+    /// Print so many keys at most
+    #[arg(long, value_name = "N")]
+    limit: Option<u64>,
+    #[command(flatten)]
+    printed: Printed,
+    #[command(flatten)]
+    tables: Tables,
+}
+
 impl Get {
     pub fn run(self, reach: &ClusterArgs) -> Result<ExitCode> {
         let mut client = reach.client(&self.name, &self.tables)?;
@@ -85,5 +112,20 @@ impl Del {
         }
         show::complain(format_args!("oneread: there is no key {:?}", self.key));
         Ok(ExitCode::FAILURE)
+    }
+}
+
+impl Scan {
+    pub fn run(self, reach: &ClusterArgs) -> Result<ExitCode> {
+        let Scan { name, prefix, limit, printed, tables } = self;
+        let mut client = reach.client(&name, &tables)?;
+        printed.print(limit, |of_glob, values| {
+            let prefix = prefix.as_deref().map_or(of_glob, str::as_bytes);
+            client.scan().prefix(prefix).values(values).map(|found| {
+                found.map_err(|error| {
+                    anyhow!("{error}; not all keys were printed; `oneread cluster status {name}` shows who serves what")
+                })
+            })
+        })
     }
 }

@@ -185,6 +185,7 @@ fn host_name() -> String {
   oneread serve --cluster demo --at shm:/tmp/b.sock --daemonize      another one
   oneread cluster put demo greeting hello
   oneread cluster get demo greeting     one READ at the key's primary
+  oneread cluster scan demo             all keys
   oneread cluster status demo --watch   who serves what
   oneread cluster drain demo NODE       before a node is taken away for good
   oneread cluster forget demo NODE      when it is gone for good
@@ -230,6 +231,8 @@ enum What {
     Put(calls::Put),
     /// Remove a key
     Del(calls::Del),
+    /// Print all keys, or those that match
+    Scan(calls::Scan),
 }
 
 #[derive(Debug, Args)]
@@ -315,6 +318,7 @@ impl Cluster {
             What::Get(get) => return get.run(&reach),
             What::Put(put) => return put.run(&reach),
             What::Del(del) => return del.run(&reach),
+            What::Scan(scan) => return scan.run(&reach),
             _ => {}
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -365,7 +369,7 @@ impl Cluster {
                 }
                 What::Renew(renew) => renew.run(&reach).await?,
                 What::Adopt(adopt) => adopt.run(&reach).await?,
-                What::Get(_) | What::Put(_) | What::Del(_) => {}
+                What::Get(_) | What::Put(_) | What::Del(_) | What::Scan(_) => {}
             }
             Ok(ExitCode::SUCCESS)
         })

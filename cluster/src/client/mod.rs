@@ -24,7 +24,7 @@ use rand::rngs::SysRng;
 use requests::{Ended, Runtime};
 use routes::{Known, Route, Routes};
 use rustc_hash::{FxHashMap, FxHashSet};
-pub use scan::ClusterScan;
+pub use scan::{ClusterScan, ScanState};
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};

@@ -2,7 +2,7 @@
 
 use super::routes::Route;
 use super::{ClusterClient, ClusterError};
-use crate::core::state::{NodeId, ShardIx};
+use crate::core::state::{ClusterConfig, NodeId, ShardIx};
 use oneread::{ScanCursor, ScannedKey};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
@@ -11,13 +11,20 @@ use std::collections::VecDeque;
 #[derive(Debug)]
 pub struct ClusterScan<'c> {
     client: &'c mut ClusterClient,
+    state: ScanState,
+    /// Keys of the last reply that were not given yet.
+    ready: VecDeque<ScannedKey>,
+}
+
+/// How far a scan has come: for who has the client only for one batch at a time, as threads that share handles do.
+/// [`ClusterClient::scan`] promises the same. `Send` and `Sync`.
+#[derive(Debug)]
+pub struct ScanState {
     prefix: Vec<u8>,
     values: bool,
     /// Shards of which not every key was shown.
     left: Vec<ShardIx>,
     pass: Option<Pass>,
-    /// Keys of the last reply that were not given yet.
-    ready: VecDeque<ScannedKey>,
 }
 
 /// A pass over one node's table.
@@ -40,25 +47,17 @@ impl ClusterClient {
     /// has copies of other nodes' shards, too: they are sent, and are not shown. So with two copies of each shard, twice
     /// the bytes come.
     pub fn scan(&mut self) -> ClusterScan<'_> {
-        let left = (0..self.config().shards).rev().collect();
-        ClusterScan {
-            client: self,
-            prefix: Vec::new(),
-            values: false,
-            left,
-            pass: None,
-            ready: VecDeque::new(),
-        }
+        let state = ScanState::new(self.config(), &[], false);
+        ClusterScan { client: self, state, ready: VecDeque::new() }
     }
 }
 
 impl ClusterScan<'_> {
     /// Shows only keys that begin with this.
     #[must_use]
-    pub fn prefix(self, prefix: &[u8]) -> Self {
-        // No key begins with one that is longer than any.
-        let left = if prefix.len() > self.client.config().key_max.into() { Vec::new() } else { self.left };
-        ClusterScan { prefix: prefix.to_vec(), left, ..self }
+    pub fn prefix(mut self, prefix: &[u8]) -> Self {
+        self.state.set_prefix(self.client.config(), prefix);
+        self
     }
 
     /// Shows only keys of this shard.
@@ -70,16 +69,40 @@ impl ClusterScan<'_> {
 
     /// Brings values, too.
     #[must_use]
-    pub fn values(self, values: bool) -> Self {
-        ClusterScan { values, ..self }
+    pub fn values(mut self, values: bool) -> Self {
+        self.state.values = values;
+        self
+    }
+}
+
+impl ScanState {
+    /// Begins a scan of the keys of a cluster that begin with this, with their values or without.
+    pub fn new(config: &ClusterConfig, prefix: &[u8], values: bool) -> ScanState {
+        let left = (0..config.shards).rev().collect();
+        let mut state = ScanState { prefix: Vec::new(), values, left, pass: None };
+        state.set_prefix(config, prefix);
+        state
     }
 
-    /// The keys of the next reply, which may be none. `None` when no key is left.
+    fn set_prefix(&mut self, config: &ClusterConfig, prefix: &[u8]) {
+        // No key begins with one that is longer than any.
+        if prefix.len() > config.key_max.into() {
+            self.left.clear();
+        }
+        self.prefix = prefix.to_vec();
+    }
+
+    /// The keys of the next reply, which may be none: one request to one node. `None` when no key is left. `client`:
+    /// any handle of a client of the cluster, also another one each time.
     ///
     /// # Errors
-    /// [`ClusterError::Unavailable`]. The scan can go on.
-    fn next_batch(&mut self) -> Result<Option<VecDeque<ScannedKey>>, ClusterError> {
-        let ClusterScan { client, prefix, values, left, pass, .. } = self;
+    /// [`ClusterError::Unavailable`] after [`ClusterOptions::deadline`](super::ClusterOptions::deadline). The scan can
+    /// go on.
+    pub fn next_batch(
+        &mut self,
+        client: &mut ClusterClient,
+    ) -> Result<Option<VecDeque<ScannedKey>>, ClusterError> {
+        let ScanState { prefix, values, left, pass } = self;
         let Some(&first) = left.last() else { return Ok(None) };
         let config = client.shared.config.clone();
         // Who is no primary any more, or one of another epoch, has shown its shards in vain.
@@ -153,7 +176,7 @@ impl Iterator for ClusterScan<'_> {
 
     fn next(&mut self) -> Option<Result<ScannedKey, ClusterError>> {
         while self.ready.is_empty() {
-            match self.next_batch() {
+            match self.state.next_batch(self.client) {
                 Ok(Some(keys)) => self.ready = keys,
                 Ok(None) => return None,
                 Err(error) => return Some(Err(error)),

@@ -1,0 +1,111 @@
+//! `oneread cluster`: an etcd, and nodes that are processes.
+
+mod command;
+#[path = "../../cluster/tests/common/mod.rs"]
+mod common;
+
+use command::oneread;
+use common::{Etcd, has_etcd, until};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+/// A node's process. It is killed when this is dropped.
+struct Node(Child);
+
+impl Node {
+    fn start(etcd: &Etcd, folder: &Path, name: &str) -> Node {
+        let at = format!("shm:{}/{name}.sock", folder.display());
+        let mut serve = on(etcd, &["serve", "--cluster", "demo", "--anonymous", "--max-memory", "64MiB"]);
+        serve.args(["--node-name", name, "--at", &at]).stdout(Stdio::null()).stderr(Stdio::null());
+        Node(serve.spawn().unwrap())
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn on(etcd: &Etcd, words: &[&str]) -> Command {
+    let mut command = oneread();
+    command.args(words).args(["--etcd", &etcd.endpoint()]).stdin(Stdio::null());
+    command
+}
+
+/// What a command prints, which ends with this status.
+#[track_caller]
+fn ends(etcd: &Etcd, words: &[&str], status: i32) -> (String, String) {
+    let Output { status: with, stdout, stderr } = on(etcd, words).output().unwrap();
+    let (stdout, stderr) = (String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap());
+    assert_eq!(with.code(), Some(status), "{words:?}: {stdout}\n{stderr}");
+    (stdout, stderr)
+}
+
+/// Each key of all shards once, and not again from its other copy: all, those that match, some; with values; as text, as
+/// JSON. With the nodes gone, the error says what is missing, and what to look at.
+#[test]
+fn scan() {
+    if !has_etcd() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let etcd = Etcd::start(folder.path());
+    ends(&etcd, &["cluster", "init", "demo", "--shards", "4", "--ttl", "1s"], 0);
+    let nodes = ["a", "b"].map(|name| Node::start(&etcd, folder.path(), name));
+    let has_copies = || {
+        let told: Value =
+            serde_json::from_str(&ends(&etcd, &["cluster", "status", "demo", "--json"], 0).0).unwrap();
+        let shards = told["shards"].as_array().unwrap();
+        shards.len() == 4
+            && shards.iter().all(|shard| shard["in_sync"].as_array().is_some_and(|of| of.len() == 2))
+    };
+    until("each shard has two copies", has_copies);
+    let users: Vec<_> = (0..8).map(|n| (format!("user:{n}"), format!("value {n}"))).collect();
+    let odd = ("a\tb".to_owned(), "two\nlines".to_owned());
+    for (key, value) in users.iter().chain([&odd]) {
+        ends(&etcd, &["cluster", "put", "demo", key, value], 0);
+    }
+
+    let scanned = |options: &[&str]| {
+        let (out, told) = ends(&etcd, &[&["cluster", "scan", "demo"], options].concat(), 0);
+        assert_eq!(told, "", "{options:?}");
+        let lines: BTreeSet<String> = out.lines().map(str::to_owned).collect();
+        assert_eq!(lines.len(), out.lines().count(), "{options:?} shows a key twice: {out}");
+        lines
+    };
+    let all: BTreeSet<_> = users.iter().map(|(key, _)| key.clone()).chain([r"a\tb".into()]).collect();
+    assert_eq!(scanned(&[]), all);
+    let is_user: BTreeSet<_> = users.iter().map(|(key, _)| key.clone()).collect();
+    assert_eq!(scanned(&["--prefix", "user:"]), is_user);
+    assert_eq!(scanned(&["--match", "user:[1-3]"]), ["user:1", "user:2", "user:3"].map(str::to_owned).into());
+    assert_eq!(scanned(&["--match", "*:2", "--values"]), ["user:2\tvalue 2".to_owned()].into());
+    assert_eq!(scanned(&["--prefix", "a", "--values"]), [r"a\tb	two\nlines".to_owned()].into());
+    // No pattern: nothing begins so.
+    assert!(
+        scanned(&["--prefix", "user:*"]).is_empty() && scanned(&["--prefix", &"x".repeat(300)]).is_empty()
+    );
+    let some = scanned(&["--prefix", "user:", "--limit", "3"]);
+    assert!(some.len() == 3 && some.is_subset(&is_user), "{some:?}");
+    assert!(scanned(&["--limit", "0"]).is_empty());
+    let object = scanned(&["--prefix", "a", "--json", "--values"]).pop_first().unwrap();
+    let object: Value = serde_json::from_str(&object).unwrap();
+    assert_eq!(object, serde_json::json!({"key": odd.0, "value": odd.1}));
+    assert_eq!(scanned(&["--match", "a*", "--json"]), [r#"{"key":"a\tb"}"#.to_owned()].into());
+
+    let (_, told) = ends(&etcd, &["cluster", "scan", "demo", "--match", "a["], 1);
+    assert!(told.contains("without a ]"), "{told}");
+    let (_, told) = ends(&etcd, &["cluster", "scan", "demo", "--prefix", "a", "--match", "b"], 2);
+    assert!(told.contains("cannot be used with"), "{told}");
+    let (_, told) = ends(&etcd, &["cluster", "scan", "nobody"], 1);
+    assert!(told.contains("oneread cluster init nobody"), "{told}");
+    drop(nodes);
+    let (out, told) = ends(&etcd, &["cluster", "scan", "demo"], 1);
+    assert_eq!(out, "");
+    for part in ["could not be read", "not all keys were printed", "`oneread cluster status demo`"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+}
