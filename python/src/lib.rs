@@ -39,6 +39,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<client::Client>()?;
     module.add_class::<client::PutTicket>()?;
     module.add_class::<cluster::ClusterClient>()?;
+    module.add_class::<cluster::ClusterScan>()?;
     module.add_class::<server::Server>()?;
     module.add_class::<index::Index>()?;
     module.add_class::<scan::Scan>()?;
@@ -59,6 +60,7 @@ const _: () = {
     assert!(align_of::<client::Client>() <= OBJECT_ALIGN && align_of::<client::PutTicket>() <= OBJECT_ALIGN);
     assert!(align_of::<server::Server>() <= OBJECT_ALIGN && align_of::<index::Index>() <= OBJECT_ALIGN);
     assert!(align_of::<cluster::ClusterClient>() <= OBJECT_ALIGN);
+    assert!(align_of::<cluster::ClusterScan>() <= OBJECT_ALIGN);
     assert!(align_of::<prefix::LocationIndex>() <= OBJECT_ALIGN);
     assert!(align_of::<prefix::PlacementIndex>() <= OBJECT_ALIGN);
     assert!(align_of::<prefix::Holder>() <= OBJECT_ALIGN);

@@ -34,6 +34,16 @@ struct Place {
     has_ended: bool,
 }
 
+/// What Python is given of a key: itself, or with its value.
+pub(crate) fn shown(py: Python<'_>, found: ScannedKey, values: bool) -> PyResult<Bound<'_, PyAny>> {
+    let ScannedKey { key, value, .. } = found;
+    let key = PyBytes::new(py, &key);
+    match values {
+        true => (key, value.map(|value| PyBytes::new(py, &value))).into_bound_py_any(py),
+        false => Ok(key.into_any()),
+    }
+}
+
 impl Scan {
     /// A child has another client, and may not wait for its parent's locks.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
@@ -86,13 +96,7 @@ impl Scan {
         self.check(py)?;
         loop {
             match self.next_ready() {
-                (Some(ScannedKey { key, value, .. }), _) => {
-                    let key = PyBytes::new(py, &key);
-                    return Ok(Some(match self.values {
-                        true => (key, value.map(|value| PyBytes::new(py, &value))).into_bound_py_any(py)?,
-                        false => key.into_any(),
-                    }));
-                }
+                (Some(found), _) => return shown(py, found, self.values).map(Some),
                 (None, true) => return Ok(None),
                 (None, false) => {
                     py.check_signals()?;

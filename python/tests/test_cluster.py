@@ -209,6 +209,136 @@ def test_batches(cluster: Cluster) -> None:
 
 
 @needs_etcd
+def test_scans(cluster: Cluster) -> None:
+    entries = {b"scan:%d" % n: b"%d" % n * 300 for n in range(1500)} | {b"scan:\0\xff": b""}
+    with cluster.client() as client:
+        client.put_many(entries.keys(), entries.values())
+
+        # Not from the nodes' other copies. A shard that is moved meanwhile, to the node that is first for it, is shown again.
+        def is_once() -> bool:
+            return sorted(client.scan(prefix=b"scan:")) == sorted(entries)
+
+        until(is_once)
+        assert dict(client.scan(prefix=memoryview(b"scan:"), values=True)) == entries
+        assert {bytes(key) for key in client.scan()} >= set(entries)
+        assert set(client.scan(prefix=b"scan:149")) == {b"scan:149", *(b"scan:149%d" % n for n in range(10))}
+        # The other one, from the first to the last.
+        scan = client.scan(prefix=b"scan:", values=True)
+        assert iter(scan) is scan and isinstance(scan, oneread.ClusterScan)
+        first = next(scan)
+        assert dict([first, *scan]) == entries and next(scan, None) is None
+        for none in [b"nothing", b"x" * 300]:
+            assert list(client.scan(prefix=none)) == []
+        with pytest.raises(TypeError, match="encode"):
+            client.scan(prefix="text")
+        for wrong in [lambda: client.scan(b"scan:"), lambda: client.scan(cursor=b"")]:
+            with pytest.raises(TypeError):
+                wrong()
+        with ThreadPoolExecutor(8) as pool:
+            shared = client.scan(prefix=b"scan:", values=True)
+            parts = list(pool.map(lambda _: list(shared), range(8)))
+        assert dict(pair for part in parts for pair in part) == entries
+        begun = client.scan()
+    for closed in [begun, client.scan()]:
+        with pytest.raises(oneread.Closed):
+            next(closed)
+    # What has ended stays so.
+    assert next(scan, None) is None
+
+
+@needs_etcd
+def test_a_scan_belongs_to_its_process(cluster: Cluster) -> None:
+    with cluster.client() as client:
+        client.put_many(keys := [b"forked:%d" % n for n in range(100)], keys)
+        scan = client.scan(prefix=b"forked:")
+        seen = {next(scan)}
+
+        def child() -> None:
+            with pytest.raises(oneread.Closed, match="begin another one"):
+                next(scan)
+            assert set(client.scan(prefix=b"forked:")) == set(keys)
+
+        in_child(child)
+        assert seen | set(scan) == set(keys)
+
+
+@needs_etcd
+def test_a_scan_waits_and_goes_on(etcd: Etcd, folder: Path) -> None:
+    """A node that does not answer: other threads run, Ctrl-C ends the wait, and what the scan has shown is not lost."""
+    place = folder / "scanned"
+    place.mkdir()
+    cluster = Cluster(etcd, place, "scanned", "--replicas", "1")
+    # More than a reply has.
+    entries = {(b"%d" % n, b"%d" % n * 100) for n in range(3000)}
+    try:
+        cluster.start("alpha")
+        cluster.until_copied(1)
+        program = python(
+            """
+            import signal, sys, oneread
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            client = oneread.ClusterClient("scanned", etcd=sys.argv[1], secret=sys.argv[2], timeout=3600)
+            client.put_many(keys := [b"%d" % n for n in range(3000)], [key * 100 for key in keys])
+            scan = client.scan(values=True)
+            seen = {next(scan)}
+            print("ready", flush=True)
+            sys.stdin.readline()
+            print("calls", flush=True)
+            try:
+                seen.update(scan)
+            except KeyboardInterrupt:
+                print("interrupted", len(seen) < 3000, flush=True)
+            sys.stdin.readline()
+            seen.update(scan)
+            print(dict(seen) == {key: key * 100 for key in keys})
+            """,
+            etcd.url,
+            SECRET,
+        )
+        assert program.stdin is not None and program.stdout is not None
+        assert program.stdout.readline() == "ready\n", program.communicate(timeout=60)
+        with cluster.client(timeout=2) as client:
+            scan = client.scan(values=True)
+            seen = {next(scan)}
+            stop(cluster.nodes["alpha"])
+            program.stdin.write("\n")
+            program.stdin.flush()
+            assert program.stdout.readline() == "calls\n"
+
+            def wait() -> None:
+                with pytest.raises(oneread.Unavailable, match="shard"):
+                    seen.update(scan)
+
+            waiting = threading.Thread(target=wait)
+            waiting.start()
+            # Each sleep takes the interpreter's lock back.
+            turns = 0
+            while waiting.is_alive():
+                time.sleep(0.01)
+                turns += 1
+            assert turns > 20 and seen < entries
+            begun = time.monotonic()
+            program.send_signal(signal.SIGINT)
+            assert program.stdout.readline() == "interrupted True\n", program.communicate(timeout=60)
+            assert time.monotonic() - begun < 30
+            cluster.nodes["alpha"].send_signal(signal.SIGCONT)
+
+            # It may take longer than the client's time until the node serves again.
+            def goes_on() -> bool:
+                try:
+                    seen.update(scan)
+                except oneread.Unavailable:
+                    return False
+                return True
+
+            until(goes_on)
+            assert seen == entries
+        assert outcome(program, "\n") == "True\n"
+    finally:
+        cluster.stop()
+
+
+@needs_etcd
 def test_what_is_wrong_is_refused_before_anything_is_done(cluster: Cluster) -> None:
     with cluster.client() as client:
         for key in [b"", b"k" * 256]:

@@ -54,6 +54,7 @@ def program(path: Path) -> Iterator[str]:
         assert_type(cluster.get(b"key"), bytes | None)
         assert_type(cluster.get_many(keys), list[bytes | None])
         assert_type(cluster.get_advisory(b"key", 7), bytes | int)
+        assert_type(cluster.scan(prefix=b"user:", values=True), oneread.ClusterScan)
         assert_type(cluster.compare_and_swap(b"key", b"a", bytearray(b"b")), bool)
         try:
             cluster.put_many([b"a"], [b"b"])

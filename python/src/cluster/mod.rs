@@ -4,6 +4,7 @@
 //! seconds.
 
 mod pool;
+mod scan;
 
 use crate::client::closed;
 use crate::convert::bytes_of;
@@ -19,6 +20,7 @@ use pool::Pool;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::{Bound, Py, PyAny, PyAnyMethods, PyErr, PyResult, Python};
 use pyo3::types::{PyBytes, PyDict, PyList, PyListMethods};
+pub(crate) use scan::ClusterScan;
 
 /// After so many changes, or gets, of a batch it is looked whether the program is to be interrupted. Each such part has
 /// the client's time for itself.
