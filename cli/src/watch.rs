@@ -109,23 +109,73 @@ impl Watch {
     }
 
     fn print(&self, out: &mut impl Write, item: &FeedItem) -> Result<()> {
-        let line = Line::of(item);
-        if self.json {
-            writeln!(out, "{}", serde_json::to_string(&line)?)?;
+        Line::of(item).print(out, self.json)
+    }
+}
+
+/// A shard, and an epoch of it.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Place {
+    pub shard: u16,
+    pub epoch: u64,
+}
+
+/// What is printed of a change.
+#[derive(Debug, Default, Serialize)]
+pub struct Line<'i> {
+    /// In a cluster: where the change was made.
+    #[serde(flatten)]
+    pub place: Option<Place>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub number: Option<u64>,
+    pub change: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub to: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cause: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<u16>,
+    #[serde(flatten)]
+    pub pair: Option<Pair>,
+    #[serde(skip)]
+    pub key: Option<&'i [u8]>,
+    #[serde(skip)]
+    pub value: Option<&'i [u8]>,
+}
+
+/// Why a key left.
+pub fn left(cause: LeftCause) -> &'static str {
+    match cause {
+        LeftCause::Removed => "removed",
+        LeftCause::Expired => "expired",
+        LeftCause::Evicted => "evicted",
+        LeftCause::OwnerGone => "owner gone",
+        _ => "unknown",
+    }
+}
+
+impl Line<'_> {
+    /// Prints it.
+    pub fn print(&self, out: &mut impl Write, json: bool) -> Result<()> {
+        if json {
+            writeln!(out, "{}", serde_json::to_string(self)?)?;
             return Ok(());
         }
-        let number = line.number.map_or_else(|| "-".into(), |number| number.to_string());
-        write!(out, "{number}\t{}", line.change)?;
-        if let Some(to) = line.to {
+        if let Some(Place { shard, epoch }) = self.place {
+            write!(out, "{shard}/{epoch}/")?;
+        }
+        let number = self.number.map_or_else(|| "-".into(), |number| number.to_string());
+        write!(out, "{number}\t{}", self.change)?;
+        if let Some(to) = self.to {
             write!(out, "\t{to}")?;
         }
-        if let (Some(owner), None) = (line.owner, line.key) {
+        if let (Some(owner), None) = (self.owner, self.key) {
             write!(out, "\t{owner}")?;
         }
-        if let Some(cause) = line.cause {
+        if let Some(cause) = self.cause {
             write!(out, "\t{cause}")?;
         }
-        match (line.key, line.value) {
+        match (self.key, self.value) {
             (Some(key), Some(value)) => {
                 write!(out, "\t")?;
                 records::write(out, Format::Tsv, key, value)?;
@@ -138,26 +188,6 @@ impl Watch {
         }
         Ok(())
     }
-}
-
-/// What is printed of a change.
-#[derive(Debug, Default, Serialize)]
-struct Line<'i> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    number: Option<u64>,
-    change: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    to: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cause: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    owner: Option<u16>,
-    #[serde(flatten)]
-    pair: Option<Pair>,
-    #[serde(skip)]
-    key: Option<&'i [u8]>,
-    #[serde(skip)]
-    value: Option<&'i [u8]>,
 }
 
 impl<'i> Line<'i> {
@@ -182,9 +212,8 @@ impl<'i> Line<'i> {
             FeedItem::Gap { cause: GapCause::TooSlow, .. } => Some("too slow"),
             FeedItem::Gap { cause: GapCause::OtherServer, .. } => Some("another server"),
             FeedItem::Gap { cause: GapCause::OtherTable, .. } => Some("another table"),
-            FeedItem::Left { cause: LeftCause::Removed, .. } => Some("removed"),
-            FeedItem::Left { cause: LeftCause::Expired, .. } => Some("expired"),
-            FeedItem::Left { .. } | FeedItem::Gap { .. } => Some("unknown"),
+            FeedItem::Left { cause, .. } => Some(left(*cause)),
+            FeedItem::Gap { .. } => Some("unknown"),
             _ => None,
         };
         let (key, value) = (key.map(Vec::as_slice), value.map(Vec::as_slice));
@@ -196,6 +225,6 @@ impl<'i> Line<'i> {
             | FeedItem::OwnerGone { owner, .. } => Some(*owner).filter(|&owner| owner != 0),
             _ => None,
         };
-        Line { number, change, to, cause, owner, pair, key, value }
+        Line { number, change, to, cause, owner, pair, key, value, ..Line::default() }
     }
 }

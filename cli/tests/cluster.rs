@@ -8,8 +8,10 @@ use command::oneread;
 use common::{Etcd, has_etcd, until};
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc;
 
 /// A node's process. It is killed when this is dropped.
 struct Node(Child);
@@ -20,6 +22,27 @@ impl Node {
         let mut serve = on(etcd, &["serve", "--cluster", "demo", "--anonymous", "--max-memory", "64MiB"]);
         serve.args(["--node-name", name, "--at", &at]).stdout(Stdio::null()).stderr(Stdio::null());
         Node(serve.spawn().unwrap())
+    }
+}
+
+/// What a command prints, line by line, until this is dropped.
+struct Lines {
+    lines: mpsc::Receiver<String>,
+    _process: Node,
+}
+
+impl Lines {
+    fn of(mut command: Command) -> Lines {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let (send, lines) = mpsc::channel();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|line| send.send(line)));
+        Lines { lines, _process: Node(child) }
+    }
+
+    #[track_caller]
+    fn next(&mut self) -> String {
+        self.lines.recv_timeout(common::SOON).expect("a line is printed")
     }
 }
 
@@ -45,10 +68,57 @@ fn ends(etcd: &Etcd, words: &[&str], status: i32) -> (String, String) {
     (stdout, stderr)
 }
 
+/// All keys of a prefix, and then their changes, as text; every change as JSON.
+fn watched(etcd: &Etcd, users: &[(String, String)]) {
+    let mut texts = Lines::of(on(etcd, &["cluster", "watch", "demo", "user:", "--keys", "--values"]));
+    let (mut shown, mut line) = (BTreeSet::new(), texts.next());
+    // Some perhaps twice, where a shard moves meanwhile.
+    while line != "-\tjoined" {
+        shown.insert(line);
+        line = texts.next();
+    }
+    assert_eq!(shown, users.iter().map(|(key, value)| format!("-\tkey\t{key}\t{value}")).collect());
+    let mut objects = Lines::of(on(etcd, &["cluster", "watch", "demo", "--json"]));
+    let mut changes = Vec::new();
+    // It follows from some moment on.
+    until("a change is told", || {
+        ends(etcd, &["cluster", "put", "demo", "first", "value"], 0);
+        changes.extend(objects.lines.try_iter());
+        !changes.is_empty()
+    });
+    ends(etcd, &["cluster", "put", "demo", "user:0", "another"], 0);
+    ends(etcd, &["cluster", "del", "demo", "user:0"], 0);
+    ends(etcd, &["cluster", "put", "demo", "user:9", "new"], 0);
+    let mut told = || loop {
+        let object: Value = serde_json::from_str(&objects.next()).unwrap();
+        if object["key"] != "first" {
+            assert!(object["shard"].as_u64().unwrap() < 4 && object["epoch"].as_u64().unwrap() > 0);
+            return (object["change"].clone(), object["key"].clone(), object["cause"].clone());
+        }
+    };
+    // Of two keys, in any order.
+    let mut all = [told(), told(), told()].map(|(change, key, cause)| format!("{change} {key} {cause}"));
+    all.sort_by_key(|line| line.contains("came"));
+    assert_eq!(
+        all,
+        [r#""replaced" "user:0" null"#, r#""left" "user:0" "removed""#, r#""came" "user:9" null"#]
+    );
+    let mut lines = [texts.next(), texts.next(), texts.next()].map(|line| {
+        let (place, rest) = line.split_once('\t').unwrap();
+        assert_eq!(place.split('/').filter(|part| part.parse::<u64>().is_ok()).count(), 3, "{line}");
+        rest.to_owned()
+    });
+    lines.sort_by_key(|line| line.contains("came"));
+    assert_eq!(lines, ["replaced\tuser:0\tanother", "left\tremoved\tuser:0", "came\tuser:9\tnew"]);
+    for key in ["first", "user:9"] {
+        ends(etcd, &["cluster", "del", "demo", key], 0);
+    }
+}
+
 /// Each key of all shards once, and not again from its other copy: all, those that match, some; with values; as text, as
 /// JSON. With the nodes gone, the error says what is missing, and what to look at.
 #[test]
-fn scan() {
+fn scan_and_watch() {
     if !has_etcd() {
         return;
     }
@@ -103,6 +173,7 @@ fn scan() {
     assert!(told.contains("cannot be used with"), "{told}");
     let (_, told) = ends(&etcd, &["cluster", "scan", "nobody"], 1);
     assert!(told.contains("oneread cluster init nobody"), "{told}");
+    watched(&etcd, &users);
     drop(nodes);
     let (out, told) = ends(&etcd, &["cluster", "scan", "demo"], 1);
     assert_eq!(out, "");

@@ -255,7 +255,7 @@ fn lost_shards_begin_anew() {
 fn copy_until(feed: &mut ClusterFeed, copy: &mut HashMap<Vec<u8>, Vec<u8>>, last: &[u8]) -> usize {
     let mut gaps = 0;
     loop {
-        match feed.next(common::SOON).expect("the feed goes on") {
+        match feed.next(common::SOON).unwrap().expect("the feed goes on") {
             ClusterFeedItem::Came { key, value, .. } => {
                 assert_eq!(copy.insert(key.to_vec(), value.unwrap().to_vec()), None);
                 if key == last {
@@ -345,13 +345,24 @@ fn followers_hear_of_all_changes() {
     assert_eq!(copy, truth);
     assert_eq!(late, truth);
     assert_eq!(feed.position(), from_then.position());
-    assert_eq!(feed.next(Duration::from_millis(50)), None);
+    assert_eq!(feed.next(Duration::from_millis(50)).unwrap(), None);
+    // Who begins with all keys.
+    let mut all = client.changes(options().keys(true)).unwrap();
+    let mut shown = HashMap::new();
+    loop {
+        match all.next(common::SOON).unwrap().unwrap() {
+            ClusterFeedItem::Key { key, value } => drop(shown.insert(key.to_vec(), value.unwrap().to_vec())),
+            item => break assert_eq!(item, ClusterFeedItem::Joined),
+        }
+    }
+    assert_eq!(shown.remove(&b"before"[..]).as_deref(), Some(&b"is not told"[..]));
+    assert_eq!(shown, truth);
     // Without values; only some keys.
     let mut some = client.changes(ClusterFeedOptions::new().prefix("one ")).unwrap();
     let mut writer = client.clone();
     writer.put(b"other", b"1").unwrap();
     writer.put(&first[0], b"2").unwrap();
-    let item = some.next(common::SOON);
+    let item = some.next(common::SOON).unwrap();
     let Some(ClusterFeedItem::Replaced { key, value: None, shard, at }) = item else { panic!("{item:?}") };
     assert_eq!((key.as_ref(), some.position().of(shard)), (&first[0][..], Some(at)));
     // A position of another cluster.
@@ -377,7 +388,7 @@ fn followers_are_told_of_gaps() {
     let told = |feed: &mut ClusterFeed, last: u32| {
         let mut numbers = Vec::new();
         loop {
-            match feed.next(common::SOON).unwrap() {
+            match feed.next(common::SOON).unwrap().unwrap() {
                 ClusterFeedItem::Gap { .. } => numbers.push(0),
                 ClusterFeedItem::Came { at, key: came, .. } => {
                     numbers.push(at.number);

@@ -2,6 +2,7 @@
 
 mod calls;
 mod status;
+mod watch;
 
 use crate::serve::{advise, serving::Serving};
 use crate::users::UserId;
@@ -186,6 +187,7 @@ fn host_name() -> String {
   oneread cluster put demo greeting hello
   oneread cluster get demo greeting     one READ at the key's primary
   oneread cluster scan demo             all keys
+  oneread cluster watch demo            changes as they come
   oneread cluster status demo --watch   who serves what
   oneread cluster drain demo NODE       before a node is taken away for good
   oneread cluster forget demo NODE      when it is gone for good
@@ -233,6 +235,8 @@ enum What {
     Del(calls::Del),
     /// Print all keys, or those that match
     Scan(calls::Scan),
+    /// Print changes as they come
+    Watch(watch::Watch),
 }
 
 #[derive(Debug, Args)]
@@ -319,6 +323,7 @@ impl Cluster {
             What::Put(put) => return put.run(&reach),
             What::Del(del) => return del.run(&reach),
             What::Scan(scan) => return scan.run(&reach),
+            What::Watch(watch) => return watch.run(&reach),
             _ => {}
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -369,7 +374,7 @@ impl Cluster {
                 }
                 What::Renew(renew) => renew.run(&reach).await?,
                 What::Adopt(adopt) => adopt.run(&reach).await?,
-                What::Get(_) | What::Put(_) | What::Del(_) | What::Scan(_) => {}
+                What::Get(_) | What::Put(_) | What::Del(_) | What::Scan(_) | What::Watch(_) => {}
             }
             Ok(ExitCode::SUCCESS)
         })

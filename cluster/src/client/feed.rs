@@ -4,7 +4,7 @@
 //! is served by another node from then on, that one is asked for what follows the last change that was heard. The
 //! same may be heard twice, from both: a part counts only if it begins where the shard stands by now.
 
-use super::{AGAIN, ClusterClient, ClusterError, Shared, lock};
+use super::{AGAIN, ClusterClient, ClusterError, ScanState, Shared, lock};
 use crate::core::feed::{FeedAt, FeedPart, Told};
 use crate::core::message::Effect;
 use crate::core::state::{ClusterConfig, NodeId, ShardIx};
@@ -55,6 +55,8 @@ impl ClusterPosition {
 pub struct ClusterFeedOptions {
     /// Where it begins; `None`: with the next change.
     pub from: Option<ClusterPosition>,
+    /// Whether all keys that are there come first ([`ClusterFeed::resync`]).
+    pub keys: bool,
     /// Only keys that begin with this.
     pub prefix: Vec<u8>,
     /// Whether it wants values.
@@ -71,6 +73,12 @@ impl ClusterFeedOptions {
     #[must_use]
     pub fn from(self, position: ClusterPosition) -> ClusterFeedOptions {
         ClusterFeedOptions { from: Some(position), ..self }
+    }
+
+    /// All keys that are there come first, and what becomes of them.
+    #[must_use]
+    pub fn keys(self, keys: bool) -> ClusterFeedOptions {
+        ClusterFeedOptions { keys, ..self }
     }
 
     /// Only keys that begin with this. All changes come over the wire; others are left out here.
@@ -90,6 +98,16 @@ impl ClusterFeedOptions {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ClusterFeedItem {
+    /// A scan shows a key. Changes that are told later may be from before the scan: the last that is told of a key is
+    /// right, in the end.
+    Key {
+        /// The key.
+        key: Bytes,
+        /// Its value, if values are wanted.
+        value: Option<Bytes>,
+    },
+    /// The scan has shown all keys. What was neither shown nor told of is not there.
+    Joined,
     /// A key came.
     Came {
         /// Its shard.
@@ -123,8 +141,8 @@ pub enum ClusterFeedItem {
         /// Why.
         cause: LeftCause,
     },
-    /// Changes of a shard are missing. What follows is what comes after them: a scan of the shard tells what is there
-    /// ([`ClusterScan::shard`](super::ClusterScan::shard)).
+    /// Changes of a shard are missing. What follows is what comes after them. [`ClusterFeed::resync`] tells what is
+    /// there.
     Gap {
         /// The shard.
         shard: ShardIx,
@@ -144,6 +162,9 @@ struct Heard {
     part: FeedPart,
 }
 
+/// What is given next, and the place that is reached then. Without an item: of a key that is not wanted.
+type Ready = (Option<(ShardIx, FeedAt)>, Option<ClusterFeedItem>);
+
 /// Follows the changes of a cluster. [`ClusterClient::changes`] begins it.
 #[derive(Debug)]
 pub struct ClusterFeed {
@@ -151,9 +172,12 @@ pub struct ClusterFeed {
     /// Of what was given.
     position: ClusterPosition,
     prefix: Vec<u8>,
-    /// What was heard, and not given yet, with the places that are reached then. `None`: of a key that is not wanted.
-    ready: VecDeque<(ShardIx, FeedAt, Option<ClusterFeedItem>)>,
+    /// What was heard, and not given yet.
+    ready: VecDeque<Ready>,
     client: ClusterClient,
+    values: bool,
+    /// Scans that were begun, and have not ended.
+    scans: VecDeque<ScanState>,
     /// Without it the task ends.
     _alive: Arc<()>,
 }
@@ -167,9 +191,6 @@ impl ClusterClient {
     /// waits for nobody. Who falls further behind is told of a [`Gap`](ClusterFeedItem::Gap); so is everybody when all
     /// nodes that had copies of a shard were started again, or its entries were lost.
     ///
-    /// To keep a copy of what is there: begin to follow, scan ([`ClusterClient::scan`]), and then do what the feed tells.
-    /// A change may be told that the scan has shown; the last one of a key is right.
-    ///
     /// Costs a connection to each node, over which it is asked about once a second while nothing changes, and a
     /// round trip for up to 256 KiB of changes.
     ///
@@ -177,7 +198,7 @@ impl ClusterClient {
     /// [`ClusterError::Unavailable`], if a shard has no primary until the deadline, and the feed is to begin now;
     /// [`ClusterError::Position`], if the position is of another cluster.
     pub fn changes(&self, options: ClusterFeedOptions) -> Result<ClusterFeed, ClusterError> {
-        let ClusterFeedOptions { from, prefix, values } = options;
+        let ClusterFeedOptions { from, keys, prefix, values } = options;
         let begin = ClusterPosition::begin(self.config());
         let position = from.unwrap_or_else(|| begin.clone());
         if (position.cluster, position.shards.len()) != (begin.cluster, begin.shards.len()) {
@@ -198,7 +219,8 @@ impl ClusterClient {
         };
         self.shared.runtime.spawn(task.run());
         let client = self.clone();
-        let mut feed = ClusterFeed { heard, position, prefix, ready: VecDeque::new(), client, _alive: alive };
+        let (ready, scans) = (VecDeque::new(), VecDeque::new());
+        let mut feed = ClusterFeed { heard, position, prefix, ready, client, values, scans, _alive: alive };
         while let Some(shard) = feed.position.shards.iter().position(Option::is_none) {
             let Some(left) = self.left(now) else {
                 let why = "no node says where its changes are".into();
@@ -209,29 +231,66 @@ impl ClusterClient {
                 feed.hear(heard);
             }
         }
+        if keys {
+            feed.resync(None);
+        }
         Ok(feed)
     }
 }
 
 impl ClusterFeed {
-    /// What comes next. `None` if nothing has come within this time.
+    /// What comes next. `None` if nothing has come within this time; while keys are shown, a request to a node takes
+    /// the time that it takes.
     ///
     /// A shard that nobody serves for a while is silent; what was changed then is told later.
-    pub fn next(&mut self, within: Duration) -> Option<ClusterFeedItem> {
+    ///
+    /// # Errors
+    /// [`ClusterError::Unavailable`], while keys are shown. The next call goes on with it.
+    pub fn next(&mut self, within: Duration) -> Result<Option<ClusterFeedItem>, ClusterError> {
         let begun = Instant::now();
         loop {
-            while let Some((shard, at, item)) = self.ready.pop_front() {
-                self.position.shards[usize::from(shard)] = Some(at);
-                if item.is_some() {
-                    return item;
+            while let Some((place, item)) = self.ready.pop_front() {
+                if let Some((shard, at)) = place {
+                    self.position.shards[usize::from(shard)] = Some(at);
                 }
+                if item.is_some() {
+                    return Ok(item);
+                }
+            }
+            // What has come meanwhile is taken before more keys are shown: nodes wait for nobody.
+            if let Ok(heard) = self.heard.try_recv() {
+                self.hear(heard);
+                continue;
+            }
+            if let Some(scan) = self.scans.front_mut() {
+                match scan.next_batch(&mut self.client)? {
+                    Some(keys) => self.ready.extend(keys.into_iter().map(|found| {
+                        let (key, value) = (found.key.into(), found.value.map(Bytes::from));
+                        (None, Some(ClusterFeedItem::Key { key, value }))
+                    })),
+                    None => {
+                        self.scans.pop_front();
+                        self.ready.push_back((None, Some(ClusterFeedItem::Joined)));
+                    }
+                }
+                continue;
             }
             let left = within.saturating_sub(begun.elapsed());
             match self.heard.recv_timeout(left.min(AGAIN)) {
                 Ok(heard) => self.hear(heard),
                 Err(RecvTimeoutError::Timeout) if !left.is_zero() && breaking::is_wanted() => {}
-                Err(_) => return None,
+                Err(_) => return Ok(None),
             }
+        }
+    }
+
+    /// Tells all keys that are there, of one shard or of all, beside what becomes of them. Whoever keeps a copy removes
+    /// its keys first ([`ClusterFeed::shard_of`]). Call it after a gap.
+    pub fn resync(&mut self, shard: Option<ShardIx>) {
+        let scan = ScanState::new(self.client.config(), &self.prefix, self.values);
+        match shard {
+            Some(shard) => self.scans.push_back(scan.shard(shard)),
+            None => self.scans = VecDeque::from([scan]),
         }
     }
 
@@ -251,14 +310,14 @@ impl ClusterFeed {
             None => self.position.shards[usize::from(shard)] = Some(from),
             Some(last) if last != from => {
                 let gap = ClusterFeedItem::Gap { shard, from: after, to: from };
-                self.ready.push_back((shard, from, Some(gap)));
+                self.ready.push_back((Some((shard, from)), Some(gap)));
             }
             Some(_) => {}
         }
         let ClusterFeed { ready, prefix, .. } = self;
         ready.extend(changes.into_iter().map(|told| {
             let is_wanted = told.key.starts_with(prefix);
-            (shard, told.at, is_wanted.then(|| item(shard, told)).flatten())
+            (Some((shard, told.at)), is_wanted.then(|| item(shard, told)).flatten())
         }));
     }
 }

@@ -60,13 +60,6 @@ impl ClusterScan<'_> {
         self
     }
 
-    /// Shows only keys of this shard.
-    #[must_use]
-    pub fn shard(self, shard: ShardIx) -> Self {
-        let left = self.left.into_iter().filter(|other| *other == shard).collect();
-        ClusterScan { left, ..self }
-    }
-
     /// Brings values, too.
     #[must_use]
     pub fn values(mut self, values: bool) -> Self {
@@ -82,6 +75,13 @@ impl ScanState {
         let mut state = ScanState { prefix: Vec::new(), values, left, pass: None };
         state.set_prefix(config, prefix);
         state
+    }
+
+    /// Shows only keys of this shard.
+    #[must_use]
+    pub fn shard(mut self, shard: ShardIx) -> ScanState {
+        self.left.retain(|other| *other == shard);
+        self
     }
 
     fn set_prefix(&mut self, config: &ClusterConfig, prefix: &[u8]) {

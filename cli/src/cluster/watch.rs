@@ -1,0 +1,108 @@
+//! `cluster watch`: prints changes of all shards as they come.
+
+use super::{ClusterArgs, Tables};
+use crate::records::Pair;
+use crate::watch::{Line, Place, left};
+use anyhow::{Context, Result};
+use clap::Args;
+use oneread_cluster::client::{ClusterError, ClusterFeedItem, ClusterFeedOptions, FeedAt};
+use oneread_cluster::core::state::ShardIx;
+use oneread_cluster::etcd::ClusterName;
+use oneread_kit::{advice, show};
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  oneread cluster watch demo            every change from now on
+  oneread cluster watch demo user: --values    of keys that begin with user:
+  oneread cluster watch demo --keys     first all keys, then their changes
+  oneread cluster watch demo --json | jq .key
+
+A line has the shard, the epoch and the number of the change, what became of
+the key (came, replaced, left), the key and, with --values, its value. With
+--keys, lines with `key` come first, then `joined`; a change that is printed
+later may be from before: the last line of a key is right. With --json it is
+{\"shard\": 3, \"epoch\": 1, \"number\": 17, \"change\": \"came\", \"key\": ...}.
+
+Changes of a shard come in order, also when another node serves it from then
+on. Nodes keep the last changes in memory and wait for nobody: what was missed
+is a line with `gap`. With --keys, all keys of the shard come again then.")]
+pub struct Watch {
+    /// The cluster
+    name: ClusterName,
+    /// Only keys that begin with this
+    #[arg(value_name = "PREFIX")]
+    prefix: Option<String>,
+    /// Print values, too
+    #[arg(long)]
+    values: bool,
+    /// Print all keys first, and those of a shard again after each gap
+    #[arg(long)]
+    keys: bool,
+    /// Print one JSON object for each change
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    tables: Tables,
+}
+
+/// The longest wait before output that is there is written anyway.
+const LOOK: Duration = Duration::from_secs(1);
+
+impl Watch {
+    pub fn run(self, reach: &ClusterArgs) -> Result<ExitCode> {
+        let client = reach.client(&self.name, &self.tables)?;
+        let options = ClusterFeedOptions::new().prefix(self.prefix.unwrap_or_default());
+        let mut feed = client.changes(options.values(self.values).keys(self.keys))?;
+        let (mut out, mut within) = (show::out(), Duration::ZERO);
+        loop {
+            let item = match feed.next(within) {
+                Ok(item) => item,
+                // Keys of a shard that nobody serves.
+                Err(error @ ClusterError::Unavailable { .. }) => {
+                    out.flush().context("writing the output")?;
+                    show::complain(format_args!("oneread: {}; going on", advice::told(&error.into())));
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
+            let Some(item) = item else {
+                out.flush().context("writing the output")?;
+                within = LOOK;
+                continue;
+            };
+            within = Duration::ZERO;
+            line(&item).print(&mut out, self.json)?;
+            if let (ClusterFeedItem::Gap { shard, .. }, true) = (&item, self.keys) {
+                feed.resync(Some(*shard));
+            }
+        }
+    }
+}
+
+fn line(item: &ClusterFeedItem) -> Line<'_> {
+    let at = |shard: &ShardIx, at: &FeedAt| (Some(Place { shard: *shard, epoch: at.epoch }), Some(at.number));
+    let nowhere = (None, None);
+    let ((place, number), change, key, value) = match item {
+        ClusterFeedItem::Key { key, value } => (nowhere, "key", Some(key), value.as_ref()),
+        ClusterFeedItem::Joined => (nowhere, "joined", None, None),
+        ClusterFeedItem::Came { shard, at: place, key, value } => {
+            (at(shard, place), "came", Some(key), value.as_ref())
+        }
+        ClusterFeedItem::Replaced { shard, at: place, key, value } => {
+            (at(shard, place), "replaced", Some(key), value.as_ref())
+        }
+        ClusterFeedItem::Left { shard, at: place, key, .. } => (at(shard, place), "left", Some(key), None),
+        ClusterFeedItem::Gap { shard, to, .. } => (at(shard, to), "gap", None, None),
+        _ => (nowhere, "unknown", None, None),
+    };
+    let cause = match item {
+        ClusterFeedItem::Left { cause, .. } => Some(left(*cause)),
+        _ => None,
+    };
+    let (key, value) = (key.map(|key| &key[..]), value.map(|value| &value[..]));
+    let pair = key.map(|key| Pair::new(key, value));
+    Line { place, number, change, cause, pair, key, value, ..Line::default() }
+}
