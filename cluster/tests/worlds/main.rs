@@ -10,6 +10,9 @@
 //! What clients saw of a key must have an order (linearizability): GETs by READ and by request, puts, inserts, swaps,
 //! removes, each with its outcome, and the primary's own removals. At the end every shard must be served.
 //!
+//! Followers of each shard's changes keep a copy of what they have heard of since their last gap. It fits each change,
+//! and is what the node has when they have heard of all.
+//!
 //! The rules show nothing wrong. Each switch breaks one and is found, in the same worlds. What a world is like is
 //! drawn from its seed: much is left out of most worlds, and some follow a plot.
 
