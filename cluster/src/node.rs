@@ -554,6 +554,8 @@ impl Turns {
                     let _ = self.wants.send(Want::Call(call, what));
                 }
                 Output::Node(to, message) => self.links.send(to, message),
+                // Nobody waits for what it does by itself.
+                Output::Reply(Peer::SELF, _) | Output::Evicts { .. } => {}
                 Output::Reply(peer, reply) => replies.entry(peer).or_default().push(reply),
             }
         }

@@ -58,6 +58,10 @@ pub(in crate::core) struct Shared<T> {
     pub notes: Notes,
     /// Room that no shard has set aside.
     pub room_left: u64,
+    /// Whether entries leave so that others find room; how many have, and the last that has begun to.
+    pub evicts: bool,
+    pub evicted: u64,
+    pub last_evicted: u64,
     last_call: CallId,
     last_channel: u64,
     notes_due: bool,
@@ -205,6 +209,9 @@ impl<T: Table> Node<T> {
             outputs: Vec::new(),
             notes,
             room_left,
+            evicts: false,
+            evicted: 0,
+            last_evicted: 0,
             last_call: 0,
             last_channel: 0,
             notes_due: false,
@@ -231,6 +238,13 @@ impl<T: Table> Node<T> {
             to_close: !broken(Rule::OpenAtStart),
             replicas,
         }
+    }
+
+    /// The same, where entries leave so that others find room, or not: those of the shards that it is primary of. What
+    /// other nodes of the cluster do is theirs.
+    pub fn evicting(mut self, evicts: bool) -> Node<T> {
+        self.shared.evicts = evicts;
+        self
     }
 
     /// Its number.
@@ -261,6 +275,11 @@ impl<T: Table> Node<T> {
     /// Room that no shard has set aside, in bytes.
     pub fn room_left(&self) -> u64 {
         self.shared.room_left
+    }
+
+    /// Entries that it has removed by itself (CL13), since it began.
+    pub fn evicted(&self) -> u64 {
+        self.shared.evicted
     }
 
     /// Whether answers to a call may be used: it was made after the last adoption (CL17).

@@ -170,14 +170,14 @@ impl<C> Replica<C> {
             _ => 0,
         };
         if for_result > 0 {
-            match self.has_room(shared, now, self.used + for_result) {
+            match self.room_for(shared, now, for_result, for_result) {
                 None => return Decided::Wait,
                 Some(false) => return Decided::NotDone(NotDone::NoRoomForResult),
                 Some(true) => {}
             }
         }
         if takes > 0 {
-            match self.has_room(shared, now, self.used + for_result + takes) {
+            match self.room_for(shared, now, for_result + takes, for_result + is.unwrap_or(0)) {
                 None => return Decided::Wait,
                 Some(false) => (outcome, store, takes, frees) = (Outcome::Full, None, 0, 0),
                 Some(true) => {}
@@ -201,7 +201,18 @@ impl<C> Replica<C> {
 
     /// Decides what waits. Changes of one key go one by one (CL5).
     pub(super) fn take<T: Table<Cursor = C>>(&mut self, shared: &mut Shared<T>, now: Time) {
-        for (peer, request) in std::mem::take(&mut self.waiting) {
+        self.take_some(shared, now);
+        if self.evict(shared, now) {
+            self.take_some(shared, now);
+            self.evict(shared, now);
+        }
+    }
+
+    fn take_some<T: Table<Cursor = C>>(&mut self, shared: &mut Shared<T>, now: Time) {
+        let mut waiting = std::mem::take(&mut self.waiting);
+        while !self.evicting.is_enough()
+            && let Some((peer, request)) = waiting.pop_front()
+        {
             match self.decide(shared, now, &request) {
                 Decided::Wait => self.waiting.push_back((peer, request)),
                 Decided::Behind(key) => self.behind.entry(key).or_default().push_back((peer, request)),
@@ -212,10 +223,12 @@ impl<C> Replica<C> {
                 }
                 Decided::Begin { outcome, stores, takes, frees } => {
                     self.used += takes;
+                    self.evicting.found_room(takes);
                     self.begin(shared, now, peer, request, outcome, stores, frees);
                 }
             }
         }
+        self.waiting.append(&mut waiting);
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -279,6 +292,7 @@ impl<C> Replica<C> {
         for key in change.stores.iter().map(|store| &store.0).chain([&change.request.key]) {
             self.waiting.extend(self.behind.remove(key).into_iter().flatten());
         }
+        shared.evicted += u64::from(change.peer == Peer::SELF && outcome == Outcome::Done);
         shared.reply(change.peer, Reply { copy: change.request.copy, ended: Ok(outcome) });
     }
 
