@@ -8,6 +8,7 @@ use oneread_cluster::client::{ClusterClient, ClusterError, ClusterOptions, Clust
 use oneread_cluster::core::state::NodeId;
 use oneread_cluster::etcd::{EtcdError, EtcdStore};
 use oneread_cluster::node::{ClusterNode, NodeConfig, NodeError};
+use oneread_cluster::wire::{Bounds, Identity, NodeConnection, NodeStatus, Question, Said, Secret};
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
@@ -71,6 +72,36 @@ impl Cluster {
             let states = states();
             states.len() == shards && states.iter().all(|state| state.in_sync.len() >= copies)
         });
+    }
+
+    /// What a node says of itself.
+    fn status(&self, number: usize) -> NodeStatus {
+        let node = self.nodes[number].as_ref().unwrap();
+        block(async {
+            let store = EtcdStore::connect(name(), self.etcd.options()).await.unwrap();
+            let bounds = Bounds::of(&store.read_config().await.unwrap().0);
+            let who = Identity { cluster: name(), id: None, secret: Secret::default(), bounds };
+            let mut connection = NodeConnection::connect(node.requests(), who, node.id()).await.unwrap();
+            connection.send(&Said::Ask(Question::Status)).await.unwrap();
+            match connection.next().await.unwrap() {
+                Said::Status(status) => status,
+                other => panic!("{other:?}"),
+            }
+        })
+    }
+
+    /// The entries that a node's table has of the cluster's keys, by key.
+    fn entries(&self, number: usize) -> HashMap<Vec<u8>, Vec<u8>> {
+        let index = self.nodes[number].as_ref().unwrap().server().index();
+        let (mut cursor, mut keys) = (oneread::embedded::KeyCursor::default(), Vec::new());
+        while index.scan_keys(&mut cursor, |key| keys.push(key.to_vec())) {}
+        let value = |key: &[u8]| {
+            let mut value = Vec::new();
+            index.reader().get_into(key, &mut value).unwrap();
+            value
+        };
+        let own = |key: &Vec<u8>| [&b"page"[..], b"notes", b"boot"].iter().any(|own| key.ends_with(own));
+        keys.into_iter().filter(|key| !own(key)).map(|key| (key.clone(), value(&key))).collect()
     }
 
     fn shards(&self) -> Vec<oneread_cluster::core::state::ShardState> {
@@ -375,6 +406,61 @@ fn a_restored_etcd_is_adopted() {
     cluster.until_copies(2);
 }
 
+/// CL13: more is put than there is room for. Others leave, at all copies alike; those that are read stay.
+#[test]
+fn entries_make_room_for_others() {
+    if !has_etcd() {
+        return;
+    }
+    let mut cluster = Cluster::none(4, 2);
+    for number in 0..2 {
+        let mut config = node(cluster.folder.path(), number, cluster.etcd.options());
+        config.server.table = config.server.table.size(oneread::TableSize::up_to(8 << 20));
+        config.server.evict = Some(oneread::Evict::Clock);
+        cluster.run_as(number, config);
+    }
+    let mut client = cluster.client();
+    client.put(b"first", b"value").unwrap();
+    cluster.until_copies(2);
+    const PUT: u32 = 20_000;
+    const HOT: u32 = 20;
+    let value = |number: u32| vec![number as u8; 1_000];
+    let put = |client: &mut ClusterClient, numbers: std::ops::Range<u32>| {
+        let entries: Vec<_> = numbers.map(|number| (key(number), value(number))).collect();
+        for ended in client.put_many(&entries) {
+            ended.unwrap();
+        }
+    };
+    put(&mut client, 0..HOT);
+    let hot: Vec<_> = (0..HOT).map(key).collect();
+    let mut once = client.clone().exactly_once(true);
+    for begin in (HOT..PUT).step_by(200) {
+        put(&mut client, begin..(begin + 200).min(PUT));
+        client.get_many(&hot).unwrap();
+        // Its outcome is no entry that leaves: one a shard, in which it is the last.
+        once.put(&key(begin), &value(begin)).unwrap();
+    }
+    let stay = client.get_many(&hot).unwrap().into_iter().flatten().count();
+    assert!(stay as u32 >= HOT - 2, "{stay} of {HOT} that were read all the time");
+    assert_eq!(client.get(&key(PUT - 1)).unwrap(), Some(value(PUT - 1)), "the last one");
+    let [first, second] = [0, 1].map(|number| cluster.entries(number));
+    assert!(first == second, "{} and {} entries", first.len(), second.len());
+    let results = first.keys().filter(|key| key.starts_with(b"\0oneread\0r")).count();
+    assert_eq!(results, 4, "an outcome a shard");
+    let status = [0, 1].map(|number| cluster.status(number));
+    let evicted: u64 = status.iter().map(|status| status.evicted).sum();
+    // Some keys were put a second time, by then perhaps as new ones.
+    let left = first.len() - results;
+    assert!((1_000..8_000).contains(&left), "{left} are left");
+    assert!(evicted >= u64::from(PUT) - left as u64 && evicted < u64::from(PUT) * 2, "{evicted} have left");
+    // The standby goes on with it.
+    drop(cluster.nodes[0].take());
+    put(&mut client, 0..PUT / 2);
+    assert_eq!(client.get(&key(PUT / 2 - 1)).unwrap(), Some(value(PUT / 2 - 1)));
+    assert!(cluster.status(1).evicted > status[1].evicted);
+    assert!(cluster.entries(1).len() < 8_000);
+}
+
 #[test]
 fn what_cannot_be_is_refused() {
     if !has_etcd() {
@@ -392,6 +478,8 @@ fn what_cannot_be_is_refused() {
     assert!(matches!(with(&other), NodeError::Etcd(EtcdError::NotThere { .. })));
     let ttl = with(&|config| config.server.ttl = Some(Duration::from_secs(1)));
     assert!(matches!(ttl, NodeError::Option { option: "a time to live", .. }), "{ttl}");
+    let evict = with(&|config| config.server.evict = Some(oneread::Evict::Sieve));
+    assert!(evict.to_string().contains("--evict clock"), "{evict}");
     let open = with(&|config| config.listen = vec!["0.0.0.0:0".into()]);
     assert!(open.to_string().contains("--secret-file"), "{open}");
     let anywhere = with(&|config| {
