@@ -67,6 +67,8 @@ impl<C> Replica<C> {
 
     /// Sets room aside up to `wanted`, if there is any.
     pub(super) fn set_room<T>(&mut self, shared: &mut Shared<T>, wanted: u64) {
+        // A copy that comes is as large as others are. One that is there grows up to its share.
+        let wanted = if self.role == Role::None { wanted } else { wanted.min(shared.share) };
         let more = wanted.saturating_sub(self.room).min(shared.room_left);
         (self.room, shared.room_left) = (self.room + more, shared.room_left - more);
     }
@@ -92,7 +94,8 @@ impl<C> Replica<C> {
             }
         }
         // More than is needed, so that it need not be asked for each.
-        let number = channel.push(shared, now, self.shard, Item::Room(wanted + wanted / 8));
+        let wanted_soon = wanted + shared.growth_of(wanted);
+        let number = channel.push(shared, now, self.shard, Item::Room(wanted_soon));
         channel.asked_room = Some((wanted, number, now));
         true
     }

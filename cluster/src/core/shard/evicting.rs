@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! a request finds no room    it waits, and those behind it that take room, too
-//! the turn is over           some entries are removed, by changes like all others: as much room as is waited for, twice
+//! the turn is over           some entries are removed, by changes like all others: as much room as is waited for, and some more
 //! they are gone everywhere   the first that waits is decided again
 //! ```
 //!
@@ -25,10 +25,20 @@ const EVICTED_AT_ONCE: usize = 256;
 const LOOKED_AT: usize = 64;
 /// Walks of a turn: each looks at keys of other shards, too.
 const WALKS_AT_ONCE: usize = 4;
+/// The part of a shard's room that is made free before it is asked for.
+const AHEAD: u64 = 16;
 /// Entries that were read and are passed over for one that leaves.
 const PASSED_OVER: usize = 16;
 /// Copies of requests of the node's own have numbers from here on.
 const COPIES: u64 = 1 << 63;
+
+/// Room that each shard takes at most of a node's memory, which is to have copies of `mine` of them. As much is left as a
+/// node that is lost leaves to each of the others, if these are to have its copies. Else shards that grow first would
+/// have the others' entries leave.
+pub(in crate::core) fn share(memory: u64, mine: usize, nodes: usize, copies: u8) -> u64 {
+    let kept = if nodes > usize::from(copies) { memory / nodes as u64 } else { 0 };
+    ((memory - kept) / mine.max(1) as u64).max(1)
+}
 
 /// What a primary knows of entries that may leave.
 #[derive(Debug)]
@@ -121,9 +131,10 @@ impl<C> Replica<C> {
         }
         self.evicting.since.get_or_insert(now);
         let Some(limit) = self.limit(shared.id) else { return false };
-        // Twice as much as is asked for: the next ones need not wait.
+        // Twice as much as is asked for, so that the next ones need not wait; but not much of the shard.
+        let ahead = asked.min(limit.div_ceil(AHEAD));
         let leaving: u64 = self.busy.iter().map(|change| change.frees).sum();
-        let mut short = (self.used + 2 * asked).saturating_sub(limit + leaving);
+        let mut short = (self.used + asked + ahead).saturating_sub(limit + leaving);
         let mut walks = WALKS_AT_ONCE;
         for _ in 0..EVICTED_AT_ONCE {
             let is_full = self.channels.iter().any(|channel| channel.log.len() >= ITEMS_MAX);

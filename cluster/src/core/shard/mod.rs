@@ -2,7 +2,7 @@
 
 mod changes;
 mod channels;
-mod evicting;
+pub(in crate::core) mod evicting;
 mod standby;
 
 use crate::core::etcd::{At, EtcdAnswer, EtcdKey, EtcdValue};
