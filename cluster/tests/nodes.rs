@@ -6,7 +6,7 @@ use common::{Etcd, config, has_etcd, name, node, until};
 use oneread::SwapOutcome;
 use oneread_cluster::client::{ClusterClient, ClusterError, ClusterOptions, ClusterScan};
 use oneread_cluster::core::shard::Role;
-use oneread_cluster::core::state::NodeId;
+use oneread_cluster::core::state::{ClusterConfig, NodeId};
 use oneread_cluster::etcd::{EtcdError, EtcdStore};
 use oneread_cluster::node::{ClusterNode, NodeConfig, NodeError};
 use oneread_cluster::wire::{Bounds, Identity, NodeConnection, NodeStatus, Question, Said, Secret};
@@ -37,11 +37,15 @@ impl Cluster {
     }
 
     fn none(shards: u16, replicas: u8) -> Cluster {
+        Cluster::of(config(shards, replicas, TTL))
+    }
+
+    fn of(config: ClusterConfig) -> Cluster {
         let folder = tempfile::tempdir().unwrap();
         let etcd = Etcd::start(folder.path());
         block(async {
             let store = EtcdStore::connect(name(), etcd.options()).await.unwrap();
-            store.init(&config(shards, replicas, TTL)).await.unwrap();
+            store.init(&config).await.unwrap();
         });
         Cluster { folder, etcd, nodes: Vec::new() }
     }
@@ -497,6 +501,31 @@ fn a_full_cache_has_room_for_a_lost_node() {
     assert_eq!(served.len(), 48);
     let (least, most) = (*served.iter().min().unwrap(), *served.iter().max().unwrap());
     assert!(most < 3 * least, "{least} {most}");
+}
+
+/// What never fits has nobody leave. Outcomes do not leave either: where a shard has nothing else, it takes no more.
+#[test]
+fn what_never_fits_has_nobody_leave() {
+    if !has_etcd() {
+        return;
+    }
+    let mut cluster = Cluster::of(ClusterConfig { value_max: 1 << 16, ..config(100, 1, TTL) });
+    cluster.run_evicting(0);
+    // All of its memory: nobody has set anything aside.
+    let share = cluster.status(0).room_left as usize / 100;
+    assert!((2_000..1 << 16).contains(&share), "{share}");
+    let mut client = cluster.client();
+    client.put(b"key", b"value").unwrap();
+    let large = client.put(b"key", &vec![1; share]).unwrap_err();
+    assert!(matches!(large, ClusterError::Full { .. }), "{large}");
+    assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    assert_eq!(cluster.status(0).evicted, 0);
+    let mut options = ClusterOptions::default();
+    options.deadline = Duration::from_secs(1);
+    let client = ClusterClient::connect(name(), cluster.etcd.options(), options).unwrap();
+    let refused = (0..200).find_map(|_| client.clone().exactly_once(true).put(b"key", b"value").err());
+    assert!(matches!(refused, Some(ClusterError::NotDone { .. } | ClusterError::Full { .. })), "{refused:?}");
+    assert!(cluster.entries(0).keys().filter(|key| key.starts_with(b"\0oneread\0r")).count() > 4);
 }
 
 #[test]
