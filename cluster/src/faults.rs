@@ -70,6 +70,10 @@ pub enum Rule {
     CopyGivenUp,
     /// CL11: a newcomer begins with what it had.
     OldCopyKept,
+    /// CL13: a primary removes entries from its own table, to make room, and tells nobody.
+    EvictsAlone,
+    /// CL13: outcomes of requests leave to make room, as entries do.
+    ResultsEvicted,
     /// CL14: an outcome that changes nothing is answered at once.
     FailureAtOnce,
     /// CL15: only the primary remembers results.

@@ -23,7 +23,7 @@ use crate::wire::{
     ShardStatus, VERSION, WireError,
 };
 use followers::Followers;
-use oneread::{Address, ServeError, Server, ServerConfig};
+use oneread::{Address, Evict, ServeError, Server, ServerConfig};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::io;
 use std::sync::Arc;
@@ -57,7 +57,9 @@ pub struct NodeConfig {
     /// What nodes and clients of the cluster must know.
     pub secret: Secret,
     /// The table's server. The cluster says how long keys and values are; clients of the table only read. With a
-    /// region file the node is the same one when it starts again; without one it comes back as another node.
+    /// region file the node is the same one when it starts again; without one it comes back as another node. With
+    /// `evict`, which can only be [`Evict::Clock`], entries leave so that others find room: those of shards that the node
+    /// is primary of (CL13). Have it so at all nodes, or at none.
     pub server: ServerConfig,
     /// Where it takes requests and other nodes' changes: `host:port`. Port 0 is any that is free.
     pub listen: Vec<String>,
@@ -175,7 +177,9 @@ impl ClusterNode {
         let store = runtime.block_on(EtcdStore::connect(config.cluster.clone(), config.etcd))?;
         let (cluster, read) = runtime.block_on(store.read_config())?;
         let feed_bytes = config.server.feed_bytes;
-        let mut server = config.server.read_only_clients(true);
+        // The table's own server has nothing leave by itself: the primary of an entry has (CL13).
+        let evicts = config.server.evict.is_some();
+        let mut server = config.server.read_only_clients(true).evict(None).note_reads(evicts);
         server.table = with_lengths(server.table, &cluster);
         server.token = config.secret.token();
         let server = Arc::new(Server::start(server)?);
@@ -218,7 +222,8 @@ impl ClusterNode {
         let links = Links::new(who, runtime.handle().clone());
         let left = Arc::new(AtomicUsize::new(usize::MAX));
         let tick = Duration::from_micros(cluster.timing.resend.min(cluster.timing.beat) / 8);
-        let mut node = Node::new(id, about, cluster.shards, cluster.timing, table, page, notes);
+        let mut node =
+            Node::new(id, about, cluster.shards, cluster.timing, table, page, notes).evicting(evicts);
         node.keep_changes(usize::try_from(feed_bytes).unwrap_or(usize::MAX));
         let turns = Turns {
             node,
@@ -332,9 +337,9 @@ fn check(config: &NodeConfig) -> Result<(), NodeError> {
         ServerConfig { ttl: Some(_), .. } => {
             refused("a time to live", "entries of a cluster do not expire so far")
         }
-        ServerConfig { evict: Some(_), .. } => refused(
-            "eviction",
-            "entries of a cluster make no room for others so far; have more memory, or nodes",
+        ServerConfig { evict: Some(policy), .. } if *policy != Evict::Clock => refused(
+            "a policy of eviction other than clock",
+            "in a cluster a shard's entries leave in the order of its table, but for those that were read (--evict clock)",
         ),
         ServerConfig { snapshots: Some(_), .. } | ServerConfig { restore: Some(_), .. } => {
             refused("snapshots", "a copy of a shard is whole or none: have a region file, and standbys")
@@ -566,6 +571,8 @@ impl Turns {
                     let _ = self.wants.send(Want::Call(call, what));
                 }
                 Output::Node(to, message) => self.links.send(to, message),
+                // Nobody waits for what it does by itself.
+                Output::Reply(Peer::SELF, _) | Output::Evicts { .. } => {}
                 Output::Reply(peer, reply) => replies.entry(peer).or_default().push(reply),
             }
         }
@@ -598,6 +605,7 @@ impl Turns {
             standing: standing_name(node.standing()).into(),
             used,
             room_left: node.room_left(),
+            evicted: node.evicted(),
             shards,
         }
     }

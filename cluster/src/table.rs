@@ -277,6 +277,10 @@ impl Table for NodeTable {
         (keys, Some(cursor))
     }
 
+    fn was_read(&mut self, key: &[u8]) -> bool {
+        self.index().take_read(key)
+    }
+
     fn stock(&mut self, shards: ShardIx) -> Vec<Stock> {
         let mut stock = vec![Stock::default(); usize::from(shards)];
         let mut cursor = KeyCursor::default();

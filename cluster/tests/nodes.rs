@@ -8,9 +8,11 @@ use oneread_cluster::client::{
     ClusterClient, ClusterError, ClusterFeed, ClusterFeedItem, ClusterFeedOptions, ClusterOptions,
     ClusterScan,
 };
-use oneread_cluster::core::state::NodeId;
+use oneread_cluster::core::shard::Role;
+use oneread_cluster::core::state::{ClusterConfig, NodeId};
 use oneread_cluster::etcd::{EtcdError, EtcdStore};
 use oneread_cluster::node::{ClusterNode, NodeConfig, NodeError};
+use oneread_cluster::wire::{Bounds, Identity, NodeConnection, NodeStatus, Question, Said, Secret};
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
@@ -38,17 +40,29 @@ impl Cluster {
     }
 
     fn none(shards: u16, replicas: u8) -> Cluster {
+        Cluster::of(config(shards, replicas, TTL))
+    }
+
+    fn of(config: ClusterConfig) -> Cluster {
         let folder = tempfile::tempdir().unwrap();
         let etcd = Etcd::start(folder.path());
         block(async {
             let store = EtcdStore::connect(name(), etcd.options()).await.unwrap();
-            store.init(&config(shards, replicas, TTL)).await.unwrap();
+            store.init(&config).await.unwrap();
         });
         Cluster { folder, etcd, nodes: Vec::new() }
     }
 
     fn run(&mut self, number: usize) {
         self.run_as(number, node(self.folder.path(), number, self.etcd.options()));
+    }
+
+    /// A small one, where entries leave so that others find room.
+    fn run_evicting(&mut self, number: usize) {
+        let mut config = node(self.folder.path(), number, self.etcd.options());
+        config.server.table = config.server.table.size(oneread::TableSize::up_to(8 << 20));
+        config.server.evict = Some(oneread::Evict::Clock);
+        self.run_as(number, config);
     }
 
     fn run_as(&mut self, number: usize, config: NodeConfig) {
@@ -74,6 +88,36 @@ impl Cluster {
             let states = states();
             states.len() == shards && states.iter().all(|state| state.in_sync.len() >= copies)
         });
+    }
+
+    /// What a node says of itself.
+    fn status(&self, number: usize) -> NodeStatus {
+        let node = self.nodes[number].as_ref().unwrap();
+        block(async {
+            let store = EtcdStore::connect(name(), self.etcd.options()).await.unwrap();
+            let bounds = Bounds::of(&store.read_config().await.unwrap().0);
+            let who = Identity { cluster: name(), id: None, secret: Secret::default(), bounds };
+            let mut connection = NodeConnection::connect(node.requests(), who, node.id()).await.unwrap();
+            connection.send(&Said::Ask(Question::Status)).await.unwrap();
+            match connection.next().await.unwrap() {
+                Said::Status(status) => status,
+                other => panic!("{other:?}"),
+            }
+        })
+    }
+
+    /// The entries that a node's table has of the cluster's keys, by key.
+    fn entries(&self, number: usize) -> HashMap<Vec<u8>, Vec<u8>> {
+        let index = self.nodes[number].as_ref().unwrap().server().index();
+        let (mut cursor, mut keys) = (oneread::embedded::KeyCursor::default(), Vec::new());
+        while index.scan_keys(&mut cursor, |key| keys.push(key.to_vec())) {}
+        let value = |key: &[u8]| {
+            let mut value = Vec::new();
+            index.reader().get_into(key, &mut value).unwrap();
+            value
+        };
+        let own = |key: &Vec<u8>| [&b"page"[..], b"notes", b"boot"].iter().any(|own| key.ends_with(own));
+        keys.into_iter().filter(|key| !own(key)).map(|key| (key.clone(), value(&key))).collect()
     }
 
     fn shards(&self) -> Vec<oneread_cluster::core::state::ShardState> {
@@ -137,7 +181,8 @@ fn batches_over_a_wire() {
     if !has_etcd() {
         return;
     }
-    let mut cluster = Cluster::none(8, 1);
+    // With 8 shards, one node in nine cases or so would be the first for none.
+    let mut cluster = Cluster::none(32, 1);
     for number in 0..3 {
         let anywhere = "tcp://127.0.0.1:0".parse().unwrap();
         cluster
@@ -542,6 +587,115 @@ fn a_restored_etcd_is_adopted() {
     cluster.until_copies(2);
 }
 
+/// CL13: more is put than there is room for. Others leave, at all copies alike; those that are read stay.
+#[test]
+fn entries_make_room_for_others() {
+    if !has_etcd() {
+        return;
+    }
+    let mut cluster = Cluster::none(4, 2);
+    (0..2).for_each(|number| cluster.run_evicting(number));
+    let mut client = cluster.client();
+    client.put(b"first", b"value").unwrap();
+    cluster.until_copies(2);
+    const PUT: u32 = 20_000;
+    const HOT: u32 = 20;
+    let value = |number: u32| vec![number as u8; 1_000];
+    let put = |client: &mut ClusterClient, numbers: std::ops::Range<u32>| {
+        let entries: Vec<_> = numbers.map(|number| (key(number), value(number))).collect();
+        for ended in client.put_many(&entries) {
+            ended.unwrap();
+        }
+    };
+    put(&mut client, 0..HOT);
+    let hot: Vec<_> = (0..HOT).map(key).collect();
+    let mut once = client.clone().exactly_once(true);
+    for begin in (HOT..PUT).step_by(200) {
+        put(&mut client, begin..(begin + 200).min(PUT));
+        client.get_many(&hot).unwrap();
+        // Its outcome is no entry that leaves: one a shard, in which it is the last.
+        once.put(&key(begin), &value(begin)).unwrap();
+    }
+    let stay = client.get_many(&hot).unwrap().into_iter().flatten().count();
+    assert!(stay as u32 >= HOT - 2, "{stay} of {HOT} that were read all the time");
+    assert_eq!(client.get(&key(PUT - 1)).unwrap(), Some(value(PUT - 1)), "the last one");
+    // One that was late is copied to again.
+    until("both have the same", || cluster.entries(0) == cluster.entries(1));
+    let first = cluster.entries(0);
+    let results = first.keys().filter(|key| key.starts_with(b"\0oneread\0r")).count();
+    assert_eq!(results, 4, "an outcome a shard");
+    let status = [0, 1].map(|number| cluster.status(number));
+    let evicted: u64 = status.iter().map(|status| status.evicted).sum();
+    // Some keys were put a second time, by then perhaps as new ones.
+    let left = first.len() - results;
+    assert!((1_000..8_000).contains(&left), "{left} are left");
+    assert!(evicted >= u64::from(PUT) - left as u64 && evicted < u64::from(PUT) * 2, "{evicted} have left");
+    // The standby goes on with it.
+    drop(cluster.nodes[0].take());
+    put(&mut client, 0..PUT / 2);
+    assert_eq!(client.get(&key(PUT / 2 - 1)).unwrap(), Some(value(PUT / 2 - 1)));
+    assert!(cluster.status(1).evicted > status[1].evicted);
+    assert!(cluster.entries(1).len() < 8_000);
+}
+
+/// Nodes are full, and one is lost: the others have kept room back for its copies.
+#[test]
+fn a_full_cache_has_room_for_a_lost_node() {
+    if !has_etcd() {
+        return;
+    }
+    let mut cluster = Cluster::none(48, 2);
+    (0..3).for_each(|number| cluster.run_evicting(number));
+    let mut client = cluster.client();
+    cluster.until_copies(2);
+    let mut put = |value: u8| {
+        let entries: Vec<_> = (0..12_000u32).map(|number| (key(number), [value; 1_000])).collect();
+        entries.chunks(500).flat_map(|some| client.put_many(some)).for_each(|ended| ended.unwrap());
+    };
+    put(1);
+    assert!((0..3).map(|number| cluster.status(number).evicted).sum::<u64>() > 1_000);
+    let lost = cluster.id(2);
+    drop(cluster.nodes[2].take());
+    put(2);
+    until("what was lost is copied", || {
+        let states = cluster.shards();
+        let whole = states.iter().filter(|state| state.in_sync.len() == 2 && !state.in_sync.has(lost));
+        // The ranking is a hash: one node may have far more shards than another.
+        whole.count() >= 40
+    });
+    put(3);
+    let shards = [0, 1].into_iter().flat_map(|number| cluster.status(number).shards);
+    let served: Vec<_> = shards.filter(|shard| shard.role == Role::Primary).map(|shard| shard.used).collect();
+    assert_eq!(served.len(), 48);
+    let (least, most) = (*served.iter().min().unwrap(), *served.iter().max().unwrap());
+    assert!(most < 3 * least, "{least} {most}");
+}
+
+/// What never fits has nobody leave. Outcomes do not leave either: where a shard has nothing else, it takes no more.
+#[test]
+fn what_never_fits_has_nobody_leave() {
+    if !has_etcd() {
+        return;
+    }
+    let mut cluster = Cluster::of(ClusterConfig { value_max: 1 << 16, ..config(100, 1, TTL) });
+    cluster.run_evicting(0);
+    // All of its memory: nobody has set anything aside.
+    let share = cluster.status(0).room_left as usize / 100;
+    assert!((2_000..1 << 16).contains(&share), "{share}");
+    let mut client = cluster.client();
+    client.put(b"key", b"value").unwrap();
+    let large = client.put(b"key", &vec![1; share]).unwrap_err();
+    assert!(matches!(large, ClusterError::Full { .. }), "{large}");
+    assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    assert_eq!(cluster.status(0).evicted, 0);
+    let mut options = ClusterOptions::default();
+    options.deadline = Duration::from_secs(1);
+    let client = ClusterClient::connect(name(), cluster.etcd.options(), options).unwrap();
+    let refused = (0..200).find_map(|_| client.clone().exactly_once(true).put(b"key", b"value").err());
+    assert!(matches!(refused, Some(ClusterError::NotDone { .. } | ClusterError::Full { .. })), "{refused:?}");
+    assert!(cluster.entries(0).keys().filter(|key| key.starts_with(b"\0oneread\0r")).count() > 4);
+}
+
 #[test]
 fn what_cannot_be_is_refused() {
     if !has_etcd() {
@@ -559,6 +713,8 @@ fn what_cannot_be_is_refused() {
     assert!(matches!(with(&other), NodeError::Etcd(EtcdError::NotThere { .. })));
     let ttl = with(&|config| config.server.ttl = Some(Duration::from_secs(1)));
     assert!(matches!(ttl, NodeError::Option { option: "a time to live", .. }), "{ttl}");
+    let evict = with(&|config| config.server.evict = Some(oneread::Evict::Sieve));
+    assert!(evict.to_string().contains("--evict clock"), "{evict}");
     let open = with(&|config| config.listen = vec!["0.0.0.0:0".into()]);
     assert!(open.to_string().contains("--secret-file"), "{open}");
     let anywhere = with(&|config| {

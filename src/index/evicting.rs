@@ -9,7 +9,7 @@
 //! Each leaves as a key does that is removed, and then the put tries again. Nobody looks at more than some dozens.
 
 use super::entries::EntrySeen;
-use super::evict::{EvictFor, Evictor, KeyPin, Sight};
+use super::evict::{EvictFor, Evictor, KeyPin, Sight, touches};
 use super::face::Index;
 use super::seams::Nobody;
 use super::segment::{Which, check_lengths};
@@ -61,12 +61,31 @@ impl Index {
         self.evictor().map_or_else(EvictCounts::default, Evictor::counts)
     }
 
-    /// What clients note of their GETs, where entries make room for others.
-    pub(crate) fn touches(&self) -> Option<&TouchMap> {
-        self.evictor().map(Evictor::touches)
+    /// From now on clients note their GETs, for [`Index::take_read`]. Where entries make room for others they do so anyway.
+    ///
+    /// # Errors
+    /// [`RegionError`] when there is no memory for it.
+    pub(crate) fn begin_noting(&self) -> Result<(), RegionError> {
+        if self.touches().is_none() {
+            let touches = touches(self.geometry())?;
+            self.table().told().touches().get_or_init(|| touches);
+        }
+        Ok(())
     }
 
-    /// Notes that a client has read a key, as clients on shm do by themselves. Nothing where no entries make room.
+    /// Whether a client on shm or over TCP has read a key since this was asked last. A hint: many keys may share what is
+    /// noted. `false` where nothing is noted ([`ServerConfig::note_reads`](crate::ServerConfig::note_reads)).
+    pub fn take_read(&self, key: &[u8]) -> bool {
+        self.touches().is_some_and(|touches| touches.take(self.geometry().hashed(key).first()))
+    }
+
+    /// What clients note of their GETs, if they do.
+    pub(crate) fn touches(&self) -> Option<&TouchMap> {
+        let told = self.table().told();
+        told.evictor().map(Evictor::touches).or_else(|| told.touches().get())
+    }
+
+    /// Notes that a client has read a key, as clients on shm do by themselves. Nothing where none do.
     pub(crate) fn note_read(&self, key: &[u8]) {
         if let Some(touches) = self.touches() {
             touches.note(self.geometry().hashed(key).first());

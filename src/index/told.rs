@@ -2,6 +2,7 @@
 
 use super::evict::Evictor;
 use super::feed::Feed;
+use crate::region::TouchMap;
 use std::sync::OnceLock;
 
 /// Who is told.
@@ -9,6 +10,7 @@ use std::sync::OnceLock;
 pub(super) struct Hearers {
     feed: Feed,
     evictor: OnceLock<Evictor>,
+    touches: OnceLock<TouchMap>,
 }
 
 impl Hearers {
@@ -21,6 +23,11 @@ impl Hearers {
     #[inline(always)]
     pub fn evictor(&self) -> Option<&Evictor> {
         self.evictor.get()
+    }
+
+    /// What clients note of their GETs, where entries do not make room by themselves.
+    pub fn touches(&self) -> &OnceLock<TouchMap> {
+        &self.touches
     }
 
     /// From now on entries make room for others.

@@ -63,6 +63,9 @@ pub struct ServerConfig {
     /// ([`MutateError::ReadOnly`](crate::MutateError::ReadOnly)), whoever it is. Changes are made by this process then
     /// ([`Server::index`](crate::Server::index)).
     pub read_only_clients: bool,
+    /// Whether clients on shm and over TCP note what they read, though nothing makes room for others by itself
+    /// ([`Index::take_read`](crate::embedded::Index::take_read)). With `evict` they do so anyway.
+    pub note_reads: bool,
     /// Most connections at a time. Further ones are refused. On shm there is one for a client and
     /// its clones, and one more for each further handle that sends requests (changes,
     /// [`Client::get_two_sided`](crate::Client::get_two_sided),
@@ -142,6 +145,7 @@ impl ServerConfig {
             allow_uids: Vec::new(),
             allow_read_uids: Vec::new(),
             read_only_clients: false,
+            note_reads: false,
             clients_max: 4096,
             clients_per_peer: 1024,
             half_open: Duration::from_secs(10),
@@ -175,6 +179,7 @@ setters!(ServerConfig {
     allow_uids: impl Into<Vec<u32>>,
     allow_read_uids: impl Into<Vec<u32>>,
     read_only_clients: bool,
+    note_reads: bool,
     clients_max: usize,
     clients_per_peer: usize,
     half_open: Duration,

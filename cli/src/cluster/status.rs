@@ -260,6 +260,7 @@ impl Seen {
             "copies": self.shards.values().filter(|state| state.in_sync.has(id)).count(),
             "used_bytes": status.as_ref().ok().map(|status| status.used),
             "room_left_bytes": status.as_ref().ok().map(|status| status.room_left),
+            "evicted": status.as_ref().ok().map(|status| status.evicted),
             "table": key.about.table,
             "requests": key.about.requests,
         })

@@ -222,7 +222,8 @@ pub struct Serve {
     #[arg(long, value_name = "SIZE", default_value = "8MiB")]
     feed_max: ByteSize,
     /// Where the table or its memory for long values is full, have entries make room for others, by this
-    /// policy: s3-fifo, sieve or clock; without it, puts are refused then
+    /// policy: s3-fifo, sieve or clock; without it, puts are refused then. A node of a cluster: clock, and all its nodes
+    /// alike
     #[arg(long, value_name = "POLICY")]
     evict: Option<Evict>,
     /// Also take requests HERD's way, for comparison; keeps cores busy; wants a --value-max that fits a

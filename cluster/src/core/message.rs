@@ -191,7 +191,7 @@ pub enum Message {
 pub struct Peer(pub u64);
 
 impl Peer {
-    /// The node itself: expiry, eviction (CL13).
+    /// The node itself: eviction (CL13).
     pub const SELF: Peer = Peer(u64::MAX);
 }
 
@@ -204,4 +204,12 @@ pub enum Output {
     Node(NodeId, Message),
     /// A reply. It may be lost.
     Reply(Peer, Reply),
+    /// Nothing: it has begun to remove this key by itself (CL13), by this copy of a request. Its end is a reply to
+    /// [`Peer::SELF`].
+    Evicts {
+        /// The copy.
+        copy: u64,
+        /// The key.
+        key: Key,
+    },
 }

@@ -8,7 +8,7 @@ use crate::core::etcd::{At, CallId, Entry, EtcdAnswer, EtcdCall, EtcdKey, EtcdVa
 use crate::core::feed::{Feed, FeedAt, FeedPart};
 use crate::core::message::{ChannelId, Message, NotDone, Output, Peer, Reply, Request, Store};
 use crate::core::placement::{Wishes, wanted};
-use crate::core::shard::{Replica, Role};
+use crate::core::shard::{Replica, Role, evicting};
 use crate::core::state::{
     Lived, NodeAbout, NodeId, NodeIds, NodeKey, Notes, Page, ShardIx, ShardState, Time, Timing, Word,
 };
@@ -60,6 +60,12 @@ pub(in crate::core) struct Shared<T> {
     /// Room that no shard has set aside.
     pub room_left: u64,
     pub feed: Feed,
+    /// Whether entries leave so that others find room; how many have, and the last that has begun to.
+    pub evicts: bool,
+    pub evicted: u64,
+    pub last_evicted: u64,
+    /// Room that a shard takes at most, where entries leave, beyond what it is copied with.
+    pub share: u64,
     last_call: CallId,
     last_channel: u64,
     notes_due: bool,
@@ -122,6 +128,12 @@ impl<T: Table> Shared<T> {
         self.cost(key, len)
     }
 
+    /// Room that a shard is given beyond what it needs, so that it need not ask for each entry. Where entries leave it may
+    /// need no more.
+    pub fn growth_of(&self, room: u64) -> u64 {
+        if self.evicts { 0 } else { room / 8 }
+    }
+
     /// Makes a change visible.
     pub fn store(&mut self, (key, value): &Store) -> Result<(), NoMemory> {
         match value {
@@ -168,6 +180,8 @@ pub struct Node<T: Table> {
     looked: Option<Time>,
     /// When it saw to it last who has copies, and by which wishes.
     placed: Option<Time>,
+    /// With which shard it begins: else some that find no room at others would be tried for ever, and the rest never.
+    placed_from: usize,
     /// When it did what was due last.
     ticked: Option<Time>,
     copies: u8,
@@ -210,6 +224,10 @@ impl<T: Table> Node<T> {
             notes,
             room_left,
             feed: Feed::new(shards, FEED_BYTES),
+            evicts: false,
+            evicted: 0,
+            last_evicted: 0,
+            share: u64::MAX,
             last_call: 0,
             last_channel: 0,
             notes_due: false,
@@ -228,6 +246,7 @@ impl<T: Table> Node<T> {
             beaten: None,
             looked: None,
             placed: None,
+            placed_from: 0,
             ticked: None,
             copies: 0,
             wishes: Wishes::default(),
@@ -236,6 +255,13 @@ impl<T: Table> Node<T> {
             to_close: !broken(Rule::OpenAtStart),
             replicas,
         }
+    }
+
+    /// The same, where entries leave so that others find room, or not: those of the shards that it is primary of. What
+    /// other nodes of the cluster do is theirs.
+    pub fn evicting(mut self, evicts: bool) -> Node<T> {
+        self.shared.evicts = evicts;
+        self
     }
 
     /// Its number.
@@ -266,6 +292,11 @@ impl<T: Table> Node<T> {
     /// Room that no shard has set aside, in bytes.
     pub fn room_left(&self) -> u64 {
         self.shared.room_left
+    }
+
+    /// Entries that it has removed by itself (CL13), since it began.
+    pub fn evicted(&self) -> u64 {
+        self.shared.evicted
     }
 
     /// Whether answers to a call may be used: it was made after the last adoption (CL17).
@@ -647,8 +678,17 @@ impl<T: Table> Node<T> {
             seen.filter(|(id, seen)| **id == me || lives(seen)).map(|(id, _)| *id).collect();
         let leaving = self.shared.seen.iter().filter(|(_, seen)| seen.key.about.leaves).map(|(id, _)| *id);
         let leaving: NodeIds = leaving.chain(leave.then_some(me)).collect();
+        if self.shared.evicts {
+            let is_mine = |shard: &ShardIx| {
+                wanted(*shard, self.copies, nodes.iter().copied(), &self.wishes).contains(&me)
+            };
+            let mine = (0..self.replicas.len() as ShardIx).filter(is_mine).count();
+            self.shared.share = evicting::share(self.shared.table.memory(), mine, nodes.len(), self.copies);
+        }
         let mut joins_left = JOINS_MAX.saturating_sub(self.replicas.iter().map(Replica::newcomers).sum());
-        for replica in &mut self.replicas {
+        self.placed_from = (self.placed_from + 1) % self.replicas.len().max(1);
+        let (before, from) = self.replicas.split_at_mut(self.placed_from);
+        for replica in from.iter_mut().chain(before) {
             let wanted = wanted(replica.shard(), self.copies, nodes.iter().copied(), &self.wishes);
             let in_sync = replica.state().in_sync.clone();
             // Who leaves keeps its copy, for when it starts again, and serves nothing.

@@ -48,6 +48,11 @@ pub trait Table {
     /// among them.
     fn walk(&mut self, shard: ShardIx, from: Option<Self::Cursor>) -> (Vec<Key>, Option<Self::Cursor>);
 
+    /// Whether a key may have been read since this was asked last. A hint, from a table that knows.
+    fn was_read(&mut self, _key: &[u8]) -> bool {
+        false
+    }
+
     /// What the table has of each of the first `shards` shards.
     fn stock(&mut self, shards: ShardIx) -> Vec<Stock>;
 

@@ -92,6 +92,8 @@ pub struct NodeStatus {
     pub used: u64,
     /// Room that no shard has set aside, in bytes.
     pub room_left: u64,
+    /// Entries that it has removed by itself since it began, as primary: to make room.
+    pub evicted: u64,
     /// By shard.
     pub shards: Vec<ShardStatus>,
 }

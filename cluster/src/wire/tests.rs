@@ -844,6 +844,7 @@ impl Any {
                 standing: self.text(),
                 used: self.number(),
                 room_left: self.number(),
+                evicted: self.number(),
                 shards: self.some(20, Any::shard_status),
             }),
         }

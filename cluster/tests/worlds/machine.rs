@@ -126,12 +126,14 @@ pub struct Machine {
     pub node: Option<Node<SimTable>>,
     /// How many processes there were.
     pub process: u32,
+    /// Entries leave so that others find room.
+    pub evicts: bool,
 }
 
 impl Machine {
     pub fn new(id: NodeId, keys_max: u64) -> Machine {
         let memory = Memory { keys_max, ..Memory::default() };
-        Machine { id, memory: Rc::new(RefCell::new(memory)), node: None, process: 0 }
+        Machine { id, memory: Rc::new(RefCell::new(memory)), node: None, process: 0, evicts: false }
     }
 
     /// The process begins, with what the memory has.
@@ -144,12 +146,13 @@ impl Machine {
         self.process += 1;
         let mut node = Node::new(self.id, NodeAbout::default(), shards, timing, table, page, notes);
         node.keep_changes(kept);
-        self.node = Some(node);
+        self.node = Some(node.evicting(self.evicts));
     }
 
     /// All that it had is gone: it comes back as another node (CL16).
     pub fn lose_memory(&mut self, id: NodeId) {
         let keys_max = self.memory.borrow().keys_max;
-        *self = Machine { process: self.process, ..Machine::new(id, keys_max) };
+        let Machine { process, evicts, .. } = *self;
+        *self = Machine { process, evicts, ..Machine::new(id, keys_max) };
     }
 }

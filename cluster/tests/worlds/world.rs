@@ -91,6 +91,8 @@ pub struct Nature {
     pub join: f64,
     pub shrink: f64,
     pub evict: f64,
+    /// Entries leave where there is no room for others, at nearly all machines.
+    pub evicts: bool,
     pub ids: f64,
     pub repeat: f64,
     pub gives_up: f64,
@@ -184,6 +186,7 @@ impl Nature {
             join: r.one(&[0.02, 0.1]),
             shrink: r.one(&[0.0, 0.02, 0.1]),
             evict: r.one(&[0.0, 0.0, 0.003, 0.01]),
+            evicts: false,
             ids: r.one(&[0.0, 0.5, 1.0]),
             repeat: r.one(&[0.01, 0.05, 0.2]),
             gives_up: r.one(&[0.01, 0.05, 0.1]),
@@ -334,8 +337,8 @@ pub struct World {
     pub history: Vec<Event>,
     pub value: u64,
     pub copy: u64,
-    /// Removals by the primary itself: copy and event.
-    evictions: Vec<(u64, usize)>,
+    /// Removals by the primary itself: which machine's process, the copy, and the event.
+    evictions: Vec<((usize, u32, u64), usize)>,
     pub counts: Counts,
     /// Prints what happens.
     pub traces: bool,
@@ -366,6 +369,11 @@ impl World {
             (nature.stop, nature.cut, nature.kill, nature.wipe, nature.evict) = (0.0, 0.0, 0.0, 0.0, 0.0);
             (nature.loss, nature.impatience) = (0.02, 0.0);
             (nature.gets, nature.keys) = (random.one(&[0.4, 0.6]), random.one(&[1, 1, 2]));
+        }
+        // Drawn apart: the other worlds are as if there were none of these.
+        let mut apart = Random(seed ^ 0xe71c);
+        if !is_quiet && apart.chance(0.5) {
+            (nature.evicts, nature.keys, nature.ids) = (true, KEYS, apart.one(&[0.0, 1.0, 1.0]));
         }
         let in_sync = match plot {
             Plot::Successor => 3,
@@ -430,13 +438,16 @@ impl World {
             random,
         };
         for _ in 0..MACHINES {
-            let keys_max = if is_quiet {
+            let evicts = world.nature.evicts && apart.chance(0.9);
+            let keys_max = if evicts {
+                apart.one(&[1, 1, 2, 3])
+            } else if is_quiet {
                 (SHARDS * usize::from(KEYS)) as u64
             } else {
                 world.random.one(&[1, 2, 3, 4, 4])
             };
             let id = world.new_name();
-            world.machines.push(Machine::new(id, keys_max));
+            world.machines.push(Machine { evicts, ..Machine::new(id, keys_max) });
         }
         for machine in 0..MACHINES {
             world.start(machine);
@@ -1172,9 +1183,20 @@ impl World {
         let key = self.random.below(usize::from(self.nature.keys)) as u8;
         self.copy += 1;
         let copy = self.copy;
-        self.evictions.push((copy, self.history.len()));
+        self.evicts(machine, shard as ShardIx, key, copy);
+        let key = key_of(shard as ShardIx, key);
+        let request = Request { copy, id: None, shard: shard as ShardIx, key, kind: Kind::Remove };
+        let now = self.clock(machine);
+        self.machines[machine].node.as_mut().unwrap().requested(now, Peer::SELF, request);
+        self.carry_out(machine);
+    }
+
+    /// It begins to remove a key by itself.
+    fn evicts(&mut self, machine: usize, shard: ShardIx, key: u8, copy: u64) {
+        let name = (machine, self.machines[machine].process, copy);
+        self.evictions.push((name, self.history.len()));
         self.history.push(Event {
-            shard: shard as u16,
+            shard,
             key,
             start: self.time,
             end: crate::history::NEVER,
@@ -1183,11 +1205,6 @@ impl World {
             outcome: Outcome::Done,
             is_void: false,
         });
-        let key = key_of(shard as ShardIx, key);
-        let request = Request { copy, id: None, shard: shard as ShardIx, key, kind: Kind::Remove };
-        let now = self.clock(machine);
-        self.machines[machine].node.as_mut().unwrap().requested(now, Peer::SELF, request);
-        self.carry_out(machine);
     }
 
     /// What a node wants done. READs that lurk have seen what it stored.
@@ -1217,7 +1234,13 @@ impl World {
                     began |= matches!(message, NodeMessage::Item { .. });
                     self.tell(machine, to, Message::Node { to, from: id, message });
                 }
-                Output::Reply(Peer::SELF, reply) => self.evicted(reply),
+                // Outcomes leave only where that rule is broken.
+                Output::Evicts { key, .. } if results::is_result(&key) => {}
+                Output::Evicts { copy, key } => {
+                    self.evicts(machine, ShardIx::from(key[0]), key[1], copy);
+                    self.count("evicted for room");
+                }
+                Output::Reply(Peer::SELF, reply) => self.evicted((machine, process, reply.copy), reply),
                 Output::Reply(Peer(client), reply) => self.replies(machine, client as usize, reply),
             }
         }
@@ -1232,8 +1255,8 @@ impl World {
         }
     }
 
-    fn evicted(&mut self, reply: Reply) {
-        let Some(index) = self.evictions.iter().position(|(copy, _)| *copy == reply.copy) else { return };
+    fn evicted(&mut self, name: (usize, u32, u64), reply: Reply) {
+        let Some(index) = self.evictions.iter().position(|(other, _)| *other == name) else { return };
         let (_, event) = self.evictions.swap_remove(index);
         let event = &mut self.history[event];
         match reply.ended {

@@ -67,13 +67,26 @@ struct HeapRun {
     settles_ns: u64,
 }
 
+/// Slots that a table may have for keys' homes.
+fn slots_at_most(geometry: &Geometry) -> u64 {
+    geometry.main_slots() * geometry.segments_max().max(1)
+}
+
+/// Memory for what clients note of their GETs of such a table.
+///
+/// # Errors
+/// [`RegionError`] when there is none.
+pub(super) fn touches(geometry: &Geometry) -> Result<TouchMap, RegionError> {
+    TouchMap::make(slots_at_most(geometry))
+}
+
 impl Evictor {
     /// One that has no records yet.
     ///
     /// # Errors
     /// [`RegionError`] when there is no memory for what clients note.
     pub fn new(geometry: &Geometry, which: Evict) -> Result<Evictor, RegionError> {
-        let slots = geometry.main_slots() * geometry.segments_max().max(1);
+        let slots = slots_at_most(geometry);
         let parts = match geometry.grows() {
             true => geometry.segments_max(),
             false => slots / KEYS_OF_POLICY,
@@ -81,7 +94,7 @@ impl Evictor {
         let parts = parts.clamp(1, 1 << 16).next_power_of_two();
         Ok(Evictor {
             policies: (0..parts).map(|_| Mutex::new(policy(which))).collect(),
-            touches: TouchMap::make(slots)?,
+            touches: touches(geometry)?,
             pins: Arc::default(),
             ahead: AtomicU64::new(0),
             at_put: AtomicU64::new(0),

@@ -68,6 +68,8 @@ impl<C> Replica<C> {
 
     /// Sets room aside up to `wanted`, if there is any.
     pub(super) fn set_room<T>(&mut self, shared: &mut Shared<T>, wanted: u64) {
+        // A copy that comes is as large as others are. One that is there grows up to its share.
+        let wanted = if self.role == Role::None { wanted } else { wanted.min(shared.share) };
         let more = wanted.saturating_sub(self.room).min(shared.room_left);
         (self.room, shared.room_left) = (self.room + more, shared.room_left - more);
     }
@@ -93,7 +95,8 @@ impl<C> Replica<C> {
             }
         }
         // More than is needed, so that it need not be asked for each.
-        let number = channel.push(shared, now, self.shard, Item::Room(wanted + wanted / 8));
+        let wanted_soon = wanted + shared.growth_of(wanted);
+        let number = channel.push(shared, now, self.shard, Item::Room(wanted_soon));
         channel.asked_room = Some((wanted, number, now));
         true
     }
@@ -172,14 +175,14 @@ impl<C> Replica<C> {
             _ => 0,
         };
         if for_result > 0 {
-            match self.has_room(shared, now, self.used + for_result) {
+            match self.room_for(shared, now, for_result, for_result) {
                 None => return Decided::Wait,
                 Some(false) => return Decided::NotDone(NotDone::NoRoomForResult),
                 Some(true) => {}
             }
         }
         if takes > 0 {
-            match self.has_room(shared, now, self.used + for_result + takes) {
+            match self.room_for(shared, now, for_result + takes, for_result + is.unwrap_or(0)) {
                 None => return Decided::Wait,
                 Some(false) => (outcome, store, takes, frees) = (Outcome::Full, None, 0, 0),
                 Some(true) => {}
@@ -210,7 +213,18 @@ impl<C> Replica<C> {
 
     /// Decides what waits. Changes of one key go one by one (CL5).
     pub(super) fn take<T: Table<Cursor = C>>(&mut self, shared: &mut Shared<T>, now: Time) {
-        for (peer, request) in std::mem::take(&mut self.waiting) {
+        self.take_some(shared, now);
+        if self.evict(shared, now) {
+            self.take_some(shared, now);
+            self.evict(shared, now);
+        }
+    }
+
+    fn take_some<T: Table<Cursor = C>>(&mut self, shared: &mut Shared<T>, now: Time) {
+        let mut waiting = std::mem::take(&mut self.waiting);
+        while !self.evicting.is_enough()
+            && let Some((peer, request)) = waiting.pop_front()
+        {
             match self.decide(shared, now, peer, &request) {
                 Decided::Wait => self.waiting.push_back((peer, request)),
                 Decided::Behind(key) => self.behind.entry(key).or_default().push_back((peer, request)),
@@ -221,12 +235,14 @@ impl<C> Replica<C> {
                 }
                 Decided::Begin { outcome, effect, stores, takes, frees } => {
                     self.used += takes;
+                    self.evicting.found_room(takes);
                     let numbers = SmallVec::new();
                     let change = Change { peer, request, stores, outcome, effect, frees, numbers };
                     self.begin(shared, now, change);
                 }
             }
         }
+        self.waiting.append(&mut waiting);
     }
 
     pub(super) fn begin<T: Table<Cursor = C>>(
@@ -298,6 +314,7 @@ impl<C> Replica<C> {
         for key in change.stores.iter().map(|store| &store.0).chain([&change.request.key]) {
             self.waiting.extend(self.behind.remove(key).into_iter().flatten());
         }
+        shared.evicted += u64::from(change.peer == Peer::SELF && outcome == Outcome::Done);
         shared.reply(change.peer, Reply { copy: change.request.copy, ended: Ok(outcome) });
     }
 

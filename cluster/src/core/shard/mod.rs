@@ -2,6 +2,7 @@
 
 mod changes;
 mod channels;
+pub(in crate::core) mod evicting;
 mod standby;
 
 use crate::core::etcd::{At, EtcdAnswer, EtcdKey, EtcdValue};
@@ -12,6 +13,7 @@ use crate::core::table::{Stock, Table};
 use crate::faults::{Rule, broken};
 use changes::Change;
 use channels::{Channel, Closing};
+use evicting::Evicting;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 use standby::Position;
@@ -52,6 +54,7 @@ pub struct Replica<C> {
     transaction: Option<Pending>,
     closing: Option<Closing>,
     growing: NodeIds,
+    evicting: Evicting<C>,
     /// No change before that time (CL9).
     first: Time,
     // As standby.
@@ -83,6 +86,7 @@ impl<C> Replica<C> {
             transaction: None,
             closing: None,
             growing: NodeIds::default(),
+            evicting: Evicting::new(),
             first: 0,
             position: None,
             joined: None,

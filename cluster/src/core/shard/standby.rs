@@ -111,7 +111,7 @@ impl<C> Replica<C> {
                         return None;
                     }
                 }
-                self.set_room(shared, room + room / 8);
+                self.set_room(shared, room + shared.growth_of(room));
                 shared.feed.goes_on(self.shard, after);
             }
             Item::Room(room) => self.set_room(shared, room),
