@@ -36,6 +36,7 @@ from oneread._keys import Key
 from oneread._native import (
     Changes,
     Client,
+    ClusterChanges,
     ClusterClient,
     ClusterScan,
     EventStream,
@@ -49,7 +50,7 @@ from oneread._native import (
     __version__,
     log_level,
 )
-from oneread._types import FOUND, Change, Cleaned, EventOutcome, Life, Location, SnapshotStatus
+from oneread._types import FOUND, Change, Cleaned, ClusterChange, EventOutcome, Life, Location, SnapshotStatus
 from oneread.aio import AsyncChanges, DictChange, DictChanges, changes_async
 from oneread.shared import SharedDict, delete_dict, memoize, metrics
 
@@ -63,6 +64,8 @@ __all__ = [
     "Cleaned",
     "Client",
     "Closed",
+    "ClusterChange",
+    "ClusterChanges",
     "ClusterClient",
     "ClusterScan",
     "Corrupt",

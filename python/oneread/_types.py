@@ -142,3 +142,25 @@ class Change(NamedTuple):
     ``"other_server"``, ``"other_table"``)."""
     gap: tuple[tuple[int, int, int], tuple[int, int, int]] | None = None
     """The positions between which changes are missing."""
+
+
+class ClusterChange(NamedTuple):
+    """What happened in a cluster.
+
+    ``kind``: ``"key"``: the key is there, as a walk over all keys shows it; ``"joined"``: all were shown; ``"came"``,
+    ``"replaced"``, ``"left"``: a key did; ``"gap"``: changes of ``shard`` are missing, and ``resync(shard)`` tells what
+    is there.
+    """
+
+    kind: str
+    key: bytes | None = None
+    value: bytes | None = None
+    """The value, where values are wanted."""
+    shard: int | None = None
+    """The shard of the key, or of the gap."""
+    epoch: int = 0
+    """The epoch of the shard in which the change was made."""
+    number: int = 0
+    """The number of the change, in its shard. Of a gap: that of the last change that is missing."""
+    cause: str | None = None
+    """Why the key left (``"removed"``, ``"evicted"``)."""

@@ -1,16 +1,16 @@
-"""What happens in a :class:`SharedDict`: for a loop, and for `asyncio`, over a descriptor."""
+"""What happens in a :class:`SharedDict`, a table or a cluster: for a loop, and for `asyncio`, over a descriptor."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, overload
 
 from oneread import _keys
 from oneread._keys import Key
-from oneread._native import Changes, Client
-from oneread._types import Change
+from oneread._native import Changes, Client, ClusterChanges, ClusterClient
+from oneread._types import Change, ClusterChange
 
 Told = TypeVar("Told")
 Ask: TypeAlias = Callable[..., Any]
@@ -85,21 +85,28 @@ class DictChanges:
 
 
 class AsyncChanges(Generic[Told]):
-    """What happens in a table, for ``async for``. One coroutine at a time waits for it.
+    """What happens in a table or a cluster, for ``async for``. One coroutine at a time waits for it.
 
-    For each feed one thread of the library asks the server, without the interpreter; the loop waits for a descriptor.
-    A coroutine that is cancelled loses no change.
+    For each feed one thread of the library asks, without the interpreter; the loop waits for a descriptor. A coroutine
+    that is cancelled loses no change.
     """
 
-    def __init__(self, feed: Changes, told: Callable[[Change], Told | None], ask: Ask = _call) -> None:
+    def __init__(
+        self, feed: Changes | ClusterChanges, told: Callable[[Any], Told | None], ask: Ask = _call
+    ) -> None:
         """``told``: what is told of a change; ``None``: nothing."""
         self._feed, self._tell, self._ask = feed, told, ask
         self._is_open = True
         self._waiting: asyncio.Future[None] | None = None
 
-    def resync(self) -> None:
-        """From now on all keys that are there come, and then what becomes of them."""
-        self._feed.resync()
+    @property
+    def position(self) -> Any:
+        """Where another feed goes on that is to hear what this one has not given: its ``start``."""
+        return self._feed.position
+
+    def resync(self, *shard: int) -> None:
+        """From now on all keys that are there come, and what becomes of them. Of a cluster also those of one shard."""
+        self._feed.resync(*shard)
 
     def close(self) -> None:
         """Ends it, also for who waits."""
@@ -145,12 +152,24 @@ class AsyncChanges(Generic[Told]):
         self.close()
 
 
+@overload
 def changes_async(
     client: Client,
     *,
     start: Literal["now", "keys"] | tuple[int, int, int] | None = None,
     prefix: bytes | None = None,
     values: bool = False,
-) -> AsyncChanges[Change]:
-    """As ``client.changes(...)``, for ``async for``."""
+) -> AsyncChanges[Change]: ...
+@overload
+def changes_async(
+    client: ClusterClient,
+    *,
+    start: Literal["now", "keys"] | bytes | None = None,
+    prefix: bytes | None = None,
+    values: bool = False,
+) -> AsyncChanges[ClusterChange]: ...
+def changes_async(
+    client: Client | ClusterClient, *, start: Any = None, prefix: bytes | None = None, values: bool = False
+) -> AsyncChanges[Any]:
+    """As ``client.changes(...)``, for ``async for``. The call itself waits for the server, or for nodes."""
     return AsyncChanges(client.changes(start=start, prefix=prefix, values=values), lambda change: change)

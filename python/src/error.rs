@@ -154,7 +154,7 @@ impl Classed for ClusterError {
                 "KeyTooLong"
             }
             ClusterError::Invalid { value_len, value_max, .. } if value_len > value_max => "ValueTooLong",
-            ClusterError::Invalid { .. } => "Invalid",
+            ClusterError::Invalid { .. } | ClusterError::Position => "Invalid",
             ClusterError::Unavailable { .. } => "Unavailable",
             ClusterError::NotDone { .. } => "NotDone",
             ClusterError::Unknown { .. } => "Unknown",

@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use crate::error::error_of;
-use pyo3::prelude::{PyResult, Python};
+use pyo3::prelude::{PyErr, PyResult, Python};
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
@@ -38,11 +38,14 @@ pub(crate) fn process() -> u64 {
 /// # Errors
 /// `Closed`, which says what it is, and what to do instead.
 pub(crate) fn check(py: Python<'_>, made_in: u64, what: &str, instead: &str) -> PyResult<()> {
-    if made_in == process() {
-        return Ok(());
-    }
+    if made_in == process() { Ok(()) } else { Err(refused(py, what, instead)) }
+}
+
+/// What a child is told of what its parent has made.
+#[cold]
+pub(crate) fn refused(py: Python<'_>, what: &str, instead: &str) -> PyErr {
     let text = format!("this {what} is one of the process that has made this one (fork); {instead}");
-    Err(error_of(py, "Closed", text))
+    error_of(py, "Closed", text)
 }
 
 /// Something of which each process has its own, because threads and connections are not there in a child.

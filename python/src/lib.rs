@@ -13,6 +13,7 @@ mod convert;
 mod counts;
 mod error;
 mod feed;
+mod follow;
 mod fork;
 mod handles;
 mod index;
@@ -38,6 +39,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<client::Client>()?;
     module.add_class::<client::PutTicket>()?;
+    module.add_class::<cluster::ClusterChanges>()?;
     module.add_class::<cluster::ClusterClient>()?;
     module.add_class::<cluster::ClusterScan>()?;
     module.add_class::<server::Server>()?;
@@ -61,6 +63,7 @@ const _: () = {
     assert!(align_of::<server::Server>() <= OBJECT_ALIGN && align_of::<index::Index>() <= OBJECT_ALIGN);
     assert!(align_of::<cluster::ClusterClient>() <= OBJECT_ALIGN);
     assert!(align_of::<cluster::ClusterScan>() <= OBJECT_ALIGN);
+    assert!(align_of::<cluster::ClusterChanges>() <= OBJECT_ALIGN);
     assert!(align_of::<prefix::LocationIndex>() <= OBJECT_ALIGN);
     assert!(align_of::<prefix::PlacementIndex>() <= OBJECT_ALIGN);
     assert!(align_of::<prefix::Holder>() <= OBJECT_ALIGN);

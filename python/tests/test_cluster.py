@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -23,7 +26,7 @@ from native import outcome, python, until
 from test_native_processes import in_child, stop
 
 import oneread
-from oneread import ClusterClient
+from oneread import ClusterChange, ClusterChanges, ClusterClient
 
 HAS_ETCD = shutil.which("etcd") is not None
 if not HAS_ETCD and os.environ.get("ONEREAD_NO_SKIP"):
@@ -338,6 +341,270 @@ def test_a_scan_waits_and_goes_on(etcd: Etcd, folder: Path) -> None:
         cluster.stop()
 
 
+def heard(changes: ClusterChanges, count: int) -> list[ClusterChange]:
+    """The next ones, of which each comes within a minute."""
+    found = []
+    while len(found) < count:
+        change = changes.poll(60)
+        assert change is not None, found
+        found.append(change)
+    return found
+
+
+def shown(changes: ClusterChanges) -> dict[bytes, bytes | None]:
+    """The keys that are shown until all were."""
+    keys: dict[bytes, bytes | None] = {}
+    while (change := heard(changes, 1)[0]).kind != "joined":
+        assert change.kind == "key" and change.key is not None and change.shard == changes.shard_of(change.key)
+        keys[change.key] = change.value
+    return keys
+
+
+@needs_etcd
+def test_changes(cluster: Cluster) -> None:
+    with cluster.client() as client:
+        before = {b"feed:%d" % n: b"%d" % n for n in range(300)}
+        client.put_many(before.keys(), before.values())
+        with client.changes(start="keys", prefix=b"feed:", values=True) as changes:
+            assert isinstance(changes, ClusterChanges) and iter(changes) is changes
+            assert shown(changes) == before and changes.poll() is None and changes.poll(0.01) is None
+            client.put(b"other", b"")
+            client.put(b"feed:new", b"1")
+            client.put(b"feed:new", b"2")
+            client.remove(b"feed:new")
+            shard = client.shard_of(b"feed:new")
+            assert changes.shard_of(b"feed:new") == shard
+            came, replaced, left = heard(changes, 3)
+            assert came[:4] == ("came", b"feed:new", b"1", shard) and came.cause is None
+            assert replaced[:4] == ("replaced", b"feed:new", b"2", shard) and replaced.number > came.number
+            assert left[:4] == ("left", b"feed:new", None, shard) and left.cause == "removed"
+            assert came.epoch == left.epoch > 0
+            # All keys again, or those of a shard, which is named by its number.
+            changes.resync()
+            assert shown(changes) == before
+            changes.resync(shard)
+            assert shown(changes) == {key: value for key, value in before.items() if client.shard_of(key) == shard}
+            with pytest.raises(oneread.Invalid, match="shard is 8; the cluster has 8"):
+                changes.resync(8)
+            with pytest.raises(OverflowError):
+                changes.resync(-1)
+        for closed in [changes.poll, changes.fileno, changes.resync, lambda: changes.position, lambda: next(changes)]:
+            with pytest.raises(oneread.Closed):
+                closed()
+        changes.close()
+        assert changes.shard_of(b"feed:new") == shard
+        # Without values, from now on.
+        with client.changes() as changes:
+            client.put(b"feed:late", b"1")
+            assert next(changes)[:3] == ("came", b"feed:late", None)
+        for wrong, named in [("then", "now, keys"), (b"", "start"), (b"{}", "cluster"), (b"then", "position")]:
+            with pytest.raises(oneread.Invalid, match=named):
+                client.changes(start=wrong)  # type: ignore[arg-type]
+        for mistaken in [{"start": 7}, {"prefix": "text"}, {"cursor": b""}]:
+            with pytest.raises(TypeError):
+                client.changes(**mistaken)  # type: ignore[arg-type]
+
+
+@needs_etcd
+def test_a_position_is_kept_for_another_process(cluster: Cluster) -> None:
+    with cluster.client() as client:
+        changes = client.changes(prefix=b"kept:")
+        client.put_many(keys := [b"kept:%d" % n for n in range(200)], keys)
+        first = [change.key for change in heard(changes, 70)]
+        # With a thread that hears more than it has given.
+        changes.fileno()
+        first += [change.key for change in heard(changes, 30)]
+        time.sleep(0.2)
+        position = changes.position
+        assert isinstance(position, bytes)
+        changes.close()
+        program = python(
+            """
+            import sys, oneread
+            client = oneread.ClusterClient("pair", etcd=sys.argv[1], secret=sys.argv[2])
+            changes = client.changes(start=bytes.fromhex(sys.argv[3]), prefix=b"kept:")
+            print([changes.poll(60).key for _ in range(100)])
+            """,
+            cluster.etcd.url,
+            SECRET,
+            position.hex(),
+        )
+        rest = eval(outcome(program))
+        assert sorted(first + rest) == sorted(keys)
+        # Of one shard, from before the first change that a node keeps.
+        told = json.loads(position)
+        told["shards"][3] = {"epoch": 0, "number": 0}
+        with client.changes(start=json.dumps(told).encode(), prefix=b"kept:") as changes:
+            third = [key for key in keys if client.shard_of(key) == 3]
+            others = [key for key in rest if client.shard_of(key) != 3]
+            again = heard(changes, 1 + len(third) + len(others))
+            gap, *behind = [change for change in again if change.shard == 3]
+            assert (gap.kind, gap.key, gap.cause) == ("gap", None, None) and behind[0].epoch >= gap.epoch > 0
+            assert [change.key for change in behind] == third
+            assert sorted(change.key or b"" for change in again if change.shard != 3) == sorted(others)
+            changes.resync(3)
+            assert sorted(shown(changes)) == sorted(third)
+        told["cluster"] ^= 1
+        with pytest.raises(oneread.Invalid, match="another cluster"):
+            client.changes(start=json.dumps(told).encode())
+
+
+@needs_etcd
+def test_a_descriptor_says_when_there_are_changes_of_a_cluster(cluster: Cluster) -> None:
+    with cluster.client() as client:
+        changes = client.changes(prefix=b"fd:")
+    # It has connections of its own.
+    with changes, cluster.client() as client:
+        fd = changes.fileno()
+        assert fd == changes.fileno() and select.select([fd], [], [], 0.02)[0] == []
+        for n in range(3):
+            client.put(b"fd:a", b"%d" % n)
+            assert select.select([fd], [], [], 60)[0] == [fd] == select.select([fd], [], [], 0)[0]
+            assert heard(changes, 1)[0].key == b"fd:a"
+            assert changes.poll() is None and select.select([fd], [], [], 0.02)[0] == []
+        # Keys that are asked for come anew; changes that wait do not go.
+        before = changes.position
+        client.put(b"fd:b", b"")
+        select.select([fd], [], [], 60)
+        changes.resync()
+        changes.resync()
+        assert changes.position == before
+        told = []
+        while not told or told[-1].kind != "joined":
+            told += heard(changes, 1)
+        assert [change.key for change in told if change.kind == "came"] == [b"fd:b"]
+        assert sorted(change.key for change in told if change.kind == "key") == [b"fd:a", b"fd:b"]
+        assert changes.poll(0.1) is None and changes.position != before
+        changes.resync(client.shard_of(b"fd:a"))
+        assert b"fd:a" in shown(changes)
+        # More than ever wait, and all in order.
+        numbers = [b"%d" % n for n in range(6000)]
+        changes = client.changes(prefix=b"many", values=True)
+        changes.fileno()
+        client.put_many([b"many"] * 6000, numbers)
+        assert [change.value for change in heard(changes, 6000)] == numbers
+        changes.close()
+
+
+@needs_etcd
+def test_threads_share_the_changes_of_a_cluster(cluster: Cluster) -> None:
+    with cluster.client() as client, ThreadPoolExecutor(8) as pool:
+        changes = client.changes(prefix=b"shared:")
+        client.put_many(keys := [b"shared:%d" % n for n in range(800)], keys)
+        parts = list(pool.map(lambda _: heard(changes, 100), range(8)))
+        assert sorted(change.key or b"" for part in parts for change in part) == sorted(keys)
+        # Who waits is told that it is closed.
+        waiting = [pool.submit(next, changes) for _ in range(3)]
+        time.sleep(0.1)
+        changes.close()
+        for thread in waiting:
+            assert isinstance(thread.exception(60), oneread.Closed)
+
+
+@needs_etcd
+def test_coroutines_hear_the_changes_of_a_cluster(cluster: Cluster) -> None:
+    async def follow(client: ClusterClient, count: int) -> list[bytes | None]:
+        found = []
+        async with oneread.changes_async(client, prefix=b"async:", values=True) as changes:
+            ready.release()
+            async for change in changes:
+                assert change.kind == "came" and change.key == change.value
+                found.append(change.key)
+                if len(found) == count:
+                    break
+        return found
+
+    async def main() -> None:
+        with cluster.client() as client:
+            followers = [asyncio.create_task(follow(client, 500)) for _ in range(3)]
+            for _ in followers:
+                await ready.acquire()
+            keys = [b"async:%d" % n for n in range(500)]
+            await asyncio.to_thread(client.put_many, keys, keys)
+            for found in await asyncio.wait_for(asyncio.gather(*followers), 60):
+                assert sorted(found) == sorted(keys)
+            # Who is cancelled loses nothing.
+            changes = oneread.changes_async(client, prefix=b"cancelled:")
+            waiting = asyncio.create_task(anext(changes))
+            await asyncio.sleep(0.1)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            position = changes.position
+            client.put(b"cancelled:a", b"")
+            assert (await asyncio.wait_for(anext(changes), 60)).key == b"cancelled:a"
+            async with oneread.changes_async(client, start=position, prefix=b"cancelled:") as others:
+                assert (await asyncio.wait_for(anext(others), 60)).key == b"cancelled:a"
+            changes.resync(client.shard_of(b"cancelled:a"))
+            assert (await asyncio.wait_for(anext(changes), 60))[:2] == ("key", b"cancelled:a")
+            assert (await asyncio.wait_for(anext(changes), 60)).kind == "joined"
+            waiting = asyncio.create_task(anext(changes))
+            await asyncio.sleep(0.1)
+            changes.close()
+            with pytest.raises(StopAsyncIteration):
+                await asyncio.wait_for(waiting, 60)
+
+    ready = asyncio.Semaphore(0)
+    asyncio.run(main())
+
+
+@needs_etcd
+@pytest.mark.parametrize("has_thread", [False, True])
+def test_the_changes_of_a_cluster_belong_to_their_process(cluster: Cluster, has_thread: bool) -> None:
+    with cluster.client() as client:
+        feeds = [client.changes(prefix=b"fork:")]
+        changes = feeds[0]
+        position = changes.position
+        if has_thread:
+            changes.fileno()
+        client.put(key := b"fork:%d" % has_thread, b"")
+
+        def child() -> None:
+            for call in [changes.poll, changes.fileno, changes.resync, lambda: changes.position, lambda: next(changes)]:
+                with pytest.raises(oneread.Closed, match="fork.*begin another one"):
+                    call()
+            changes.close()
+            feeds.clear()
+            gc.collect()
+            with client.changes(start=position, prefix=b"fork:") as own:
+                assert heard(own, 1)[0].key == key
+
+        for _ in range(3):
+            in_child(child)
+        assert heard(changes, 1)[0].key == key
+        changes.close()
+
+
+@needs_etcd
+@pytest.mark.parametrize("begin", ["", "changes.fileno()"])
+def test_ctrl_c_ends_a_wait_for_changes(cluster: Cluster, begin: str) -> None:
+    program = python(
+        f"""
+        import signal, sys, threading, oneread
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        client = oneread.ClusterClient("pair", etcd=sys.argv[1], secret=sys.argv[2])
+        changes = client.changes(prefix=b"interrupted")
+        {begin}
+        print("calls", flush=True)
+        try:
+            next(changes)
+        except KeyboardInterrupt:
+            client.put(b"interrupted", b"")
+            print(changes.poll(60).key)
+        # It ends while a thread waits.
+        threading.Thread(target=next, args=(changes,), daemon=True).start()
+        """,
+        cluster.etcd.url,
+        SECRET,
+    )
+    assert program.stdout is not None and program.stdout.readline() == "calls\n", program.communicate(timeout=60)
+    time.sleep(0.3)
+    begun = time.monotonic()
+    program.send_signal(signal.SIGINT)
+    assert outcome(program) == "b'interrupted'\n"
+    assert time.monotonic() - begun < 30
+
+
 @needs_etcd
 def test_what_is_wrong_is_refused_before_anything_is_done(cluster: Cluster) -> None:
     with cluster.client() as client:
@@ -481,7 +748,9 @@ def test_forks(cluster: Cluster, exactly_once: bool) -> None:
 
 
 @needs_etcd
-@pytest.mark.parametrize("call", ["client.put(b'a', b'')", "client.put_many([b'a'], [b''])", "connect(silent)"])
+@pytest.mark.parametrize(
+    "call", ["client.put(b'a', b'')", "client.put_many([b'a'], [b''])", "connect(silent)", "client.changes()"]
+)
 def test_ctrl_c_ends_every_wait(cluster: Cluster, call: str) -> None:
     program = python(
         f"""
@@ -539,6 +808,51 @@ def test_a_node_is_killed_and_nothing_is_lost(etcd: Etcd, folder: Path) -> None:
                 client.get_advisory(b"1")
             with pytest.raises(oneread.NotDone, match="certainly not made"):
                 client.put(b"1", b"")
+    finally:
+        cluster.stop()
+
+
+@needs_etcd
+@pytest.mark.parametrize("has_thread", [False, True])
+def test_a_node_is_killed_and_no_change_is_missed(etcd: Etcd, folder: Path, has_thread: bool) -> None:
+    name = f"followed-{has_thread}".lower()
+    place = folder / name
+    place.mkdir()
+    cluster = Cluster(etcd, place, name)
+    keys = [b"%d" % n for n in range(1000)]
+    try:
+        cluster.start("alpha")
+        cluster.start("beta")
+        cluster.until_copied(2)
+        with cluster.client(exactly_once=True) as client, client.changes(values=True) as changes:
+            if has_thread:
+                changes.fileno()
+            client.put_many(keys, keys)
+            told = heard(changes, 500)
+            position = changes.position
+            cluster.end("alpha")
+            client.put_many(keys, [key * 2 for key in keys])
+            for key in keys[:100]:
+                assert client.remove(key)
+            told += heard(changes, 1600)
+            assert changes.poll(1) is None
+            assert {change.kind for change in told} == {"came", "replaced", "left"}
+            # Each once, and in order: what is there by the last that is told of a key is what is there.
+            assert len({(change.shard, change.number) for change in told}) == 2100
+            for shard in range(8):
+                numbers = [change.number for change in told if change.shard == shard]
+                assert numbers == sorted(numbers)
+            assert any(len({change.epoch for change in told if change.shard == shard}) > 1 for shard in range(8))
+            values = {change.key: change.value for change in told}
+            assert client.get_many(keys) == [values[key] for key in keys] == [None] * 100 + [key * 2 for key in keys[100:]]
+            # Another one, from a place before: who serves now tells what the killed one had told.
+            with client.changes(start=position, values=True) as others:
+                again = heard(others, 1600)
+
+            def place(change: ClusterChange) -> tuple[int | None, int]:
+                return change.shard, change.number
+
+            assert sorted(again, key=place) == sorted(told[500:], key=place)
     finally:
         cluster.stop()
 

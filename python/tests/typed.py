@@ -56,6 +56,11 @@ def program(path: Path) -> Iterator[str]:
         assert_type(cluster.get_advisory(b"key", 7), bytes | int)
         assert_type(cluster.scan(prefix=b"user:", values=True), oneread.ClusterScan)
         assert_type(cluster.compare_and_swap(b"key", b"a", bytearray(b"b")), bool)
+        with cluster.changes(start="keys", prefix=b"user:") as changes:
+            assert_type(next(changes), oneread.ClusterChange)
+            assert_type(changes.poll(1), oneread.ClusterChange | None)
+            changes.resync(changes.shard_of(b"key"))
+            assert_type(oneread.changes_async(cluster, start=changes.position), oneread.AsyncChanges[oneread.ClusterChange])
         try:
             cluster.put_many([b"a"], [b"b"])
         except (oneread.NotDone, oneread.Unknown) as error:

@@ -47,6 +47,21 @@ impl ClusterPosition {
     pub fn of(&self, shard: ShardIx) -> Option<FeedAt> {
         self.shards.get(usize::from(shard)).copied().flatten()
     }
+
+    /// Moves behind this item: for who keeps items of a feed for a while, and says only later that they were heard. In
+    /// the order in which the feed gave them.
+    pub fn pass(&mut self, item: &ClusterFeedItem) {
+        let (shard, at) = match item {
+            ClusterFeedItem::Key { .. } | ClusterFeedItem::Joined => return,
+            ClusterFeedItem::Came { shard, at, .. }
+            | ClusterFeedItem::Replaced { shard, at, .. }
+            | ClusterFeedItem::Left { shard, at, .. }
+            | ClusterFeedItem::Gap { shard, to: at, .. } => (*shard, *at),
+        };
+        if let Some(passed) = self.shards.get_mut(usize::from(shard)) {
+            *passed = Some(at);
+        }
+    }
 }
 
 /// What a program follows.

@@ -3,6 +3,7 @@
 //! All calls are done without the interpreter's lock, gets, too: a node may be on another host, and a failover takes
 //! seconds.
 
+mod feed;
 mod pool;
 mod scan;
 
@@ -13,6 +14,7 @@ use crate::fork::PerProcess;
 use crate::keys::{CHUNK, Items};
 use crate::options::{Arguments, ClusterArguments};
 use crate::waiting::detached;
+pub(crate) use feed::ClusterChanges;
 use oneread::SwapOutcome;
 use oneread_cluster::client::{self, ClusterError};
 use oneread_cluster::core::state::ClusterConfig;
