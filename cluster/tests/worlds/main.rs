@@ -8,7 +8,7 @@
 //! likes. At the end all is mended, and each copy in sync is made primary in turn.
 //!
 //! What clients saw of a key must have an order (linearizability): GETs by READ and by request, puts, inserts, swaps,
-//! removes, each with its outcome, and the primary's own removals. At the end every shard must be served.
+//! removes, each with its outcome, and the primary's own removals, at random and to make room. At the end every shard must be served.
 //!
 //! The rules show nothing wrong. Each switch breaks one and is found, in the same worlds. What a world is like is
 //! drawn from its seed: much is left out of most worlds, and some follow a plot.
