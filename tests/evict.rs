@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 over_shm_and_tcp! {
     what_clients_read_stays,
+    reads_are_noted_where_nothing_leaves,
     pins_end_with_their_client,
     followers_are_told_once,
     all_at_once,
@@ -278,6 +279,32 @@ fn what_clients_read_stays(over: Over) {
                 assert!(stay > HOT * 9 / 10, "{policy} {how}: {stay}");
             }
         }
+    }
+}
+
+/// Whoever removes entries by itself can ask which were read. Without `note_reads` nobody knows.
+fn reads_are_noted_where_nothing_leaves(over: Over) {
+    for notes in [true, false] {
+        let place = over.place();
+        let table = short("windowed:8", TableSize::Slots(2_000));
+        let server = start(ServerConfig::new(place.address.clone(), table).note_reads(notes));
+        let mut client = client(&place);
+        for n in 0..100 {
+            client.put(&key(n), &value(n)).unwrap();
+        }
+        assert!((0..100).all(|n| !server.index().take_read(&key(n))), "a put is no read");
+        for n in (0..100).step_by(2) {
+            assert!(client.get(&key(n)).unwrap().is_some());
+        }
+        client.get(&key(1_000)).unwrap();
+        let read: Vec<u64> = (0..100).filter(|n| server.index().take_read(&key(*n))).collect();
+        assert!(read.iter().all(|n| n % 2 == 0), "{read:?}");
+        // Of keys that share a byte the last one counts.
+        assert!(if notes { read.len() > 45 } else { read.is_empty() }, "{read:?}");
+        assert!((0..100).all(|n| !server.index().take_read(&key(n))), "once");
+        assert!(client.get(&key(0)).unwrap().is_some(), "nothing has left");
+        assert_eq!(server.index().len(), 100);
+        server.stop();
     }
 }
 

@@ -272,6 +272,10 @@ impl ClusterFeed {
                     return Ok(item);
                 }
             }
+            // Changes of other keys may come without a pause.
+            if begun.elapsed() > within + AGAIN || !breaking::is_wanted() {
+                return Ok(None);
+            }
             // What has come meanwhile is taken before more keys are shown: nodes wait for nobody.
             if let Ok(heard) = self.heard.try_recv() {
                 self.hear(heard);

@@ -8,7 +8,7 @@
 //! likes. At the end all is mended, and each copy in sync is made primary in turn.
 //!
 //! What clients saw of a key must have an order (linearizability): GETs by READ and by request, puts, inserts, swaps,
-//! removes, each with its outcome, and the primary's own removals. At the end every shard must be served.
+//! removes, each with its outcome, and the primary's own removals, at random and to make room. At the end every shard must be served.
 //!
 //! Followers of each shard's changes keep a copy of what they have heard of since their last gap. It fits each change,
 //! and is what the node has when they have heard of all.
