@@ -117,7 +117,8 @@ impl Watch {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Place {
     pub shard: u16,
-    pub epoch: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<u64>,
 }
 
 /// What is printed of a change.
@@ -162,6 +163,7 @@ impl Line<'_> {
             return Ok(());
         }
         if let Some(Place { shard, epoch }) = self.place {
+            let epoch = epoch.map_or_else(|| "-".into(), |epoch| epoch.to_string());
             write!(out, "{shard}/{epoch}/")?;
         }
         let number = self.number.map_or_else(|| "-".into(), |number| number.to_string());

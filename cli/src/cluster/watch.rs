@@ -28,7 +28,8 @@ later may be from before: the last line of a key is right. With --json it is
 
 Changes of a shard come in order, also when another node serves it from then
 on. Nodes keep the last changes in memory and wait for nobody: what was missed
-is a line with `gap`. With --keys, all keys of the shard come again then.")]
+is a line with `gap`. With --keys, all keys of that shard come again then, and
+`joined` with its number: who keeps a copy forgets its keys at the gap.")]
 pub struct Watch {
     /// The cluster
     name: ClusterName,
@@ -83,11 +84,16 @@ impl Watch {
 }
 
 fn line(item: &ClusterFeedItem) -> Line<'_> {
-    let at = |shard: &ShardIx, at: &FeedAt| (Some(Place { shard: *shard, epoch: at.epoch }), Some(at.number));
+    let place = |shard: &ShardIx, epoch| Some(Place { shard: *shard, epoch });
+    let at = |shard: &ShardIx, at: &FeedAt| (place(shard, Some(at.epoch)), Some(at.number));
     let nowhere = (None, None);
     let ((place, number), change, key, value) = match item {
-        ClusterFeedItem::Key { key, value } => (nowhere, "key", Some(key), value.as_ref()),
-        ClusterFeedItem::Joined => (nowhere, "joined", None, None),
+        ClusterFeedItem::Key { shard, key, value } => {
+            ((place(shard, None), None), "key", Some(key), value.as_ref())
+        }
+        ClusterFeedItem::Joined { shard } => {
+            ((shard.as_ref().and_then(|shard| place(shard, None)), None), "joined", None, None)
+        }
         ClusterFeedItem::Came { shard, at: place, key, value } => {
             (at(shard, place), "came", Some(key), value.as_ref())
         }

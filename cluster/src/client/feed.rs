@@ -15,14 +15,20 @@ use oneread::internals::breaking;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-/// Parts that wait for the program. While there are as many, no node is asked.
+/// Parts, and bytes of them, that wait for the program. While there are as many, no node is asked.
 const WAITING_MAX: usize = 64;
+const WAITING_BYTES: usize = 8 << 20;
+/// Longest pause until a node is asked again that does not tell of a shard.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Keys of a shard that nobody serves are waited for so long at a time: changes of others go on.
+const SHOWN_WITHIN: Duration = Duration::from_millis(200);
 /// Until a node is asked again that could not be.
 const NODE_AGAIN: Duration = Duration::from_millis(200);
 
@@ -52,7 +58,7 @@ impl ClusterPosition {
     /// the order in which the feed gave them.
     pub fn pass(&mut self, item: &ClusterFeedItem) {
         let (shard, at) = match item {
-            ClusterFeedItem::Key { .. } | ClusterFeedItem::Joined => return,
+            ClusterFeedItem::Key { .. } | ClusterFeedItem::Joined { .. } => return,
             ClusterFeedItem::Came { shard, at, .. }
             | ClusterFeedItem::Replaced { shard, at, .. }
             | ClusterFeedItem::Left { shard, at, .. }
@@ -116,13 +122,18 @@ pub enum ClusterFeedItem {
     /// A scan shows a key. Changes that are told later may be from before the scan: the last that is told of a key is
     /// right, in the end.
     Key {
+        /// Its shard.
+        shard: ShardIx,
         /// The key.
         key: Bytes,
         /// Its value, if values are wanted.
         value: Option<Bytes>,
     },
-    /// The scan has shown all keys. What was neither shown nor told of is not there.
-    Joined,
+    /// The scan has shown all keys: what was neither shown nor told of is not there. A position is of use from then on.
+    Joined {
+        /// Of this shard; `None`: of all.
+        shard: Option<ShardIx>,
+    },
     /// A key came.
     Came {
         /// Its shard.
@@ -175,6 +186,7 @@ struct Heard {
     /// What they were asked to follow.
     after: Option<FeedAt>,
     part: FeedPart,
+    bytes: usize,
 }
 
 /// What is given next, and the place that is reached then. Without an item: of a key that is not wanted.
@@ -191,10 +203,12 @@ pub struct ClusterFeed {
     ready: VecDeque<Ready>,
     client: ClusterClient,
     values: bool,
-    /// Scans that were begun, and have not ended.
-    scans: VecDeque<ScanState>,
+    /// Scans that have not ended: of which shard, if not of all.
+    scans: VecDeque<(Option<ShardIx>, ScanState)>,
+    /// Since when they do not get on.
+    stuck: Option<Instant>,
     /// Without it the task ends.
-    _alive: Arc<()>,
+    between: Arc<Between>,
 }
 
 impl ClusterClient {
@@ -220,25 +234,28 @@ impl ClusterClient {
             return Err(ClusterError::Position);
         }
         let (send, heard) = sync_channel(WAITING_MAX);
-        let alive = Arc::new(());
+        let between = Arc::new(Between::default());
         let now = Instant::now();
         let task = Task {
             shared: Arc::downgrade(&self.shared),
-            alive: Arc::downgrade(&alive),
+            between: Arc::downgrade(&between),
             who: self.shared.runtime.who().clone(),
-            shards: position.shards.iter().map(|at| Followed { at: *at, not_before: now }).collect(),
+            shards: position.shards.iter().map(|at| Followed { at: *at, refused: None }).collect(),
             values,
             nodes: FxHashMap::default(),
             asks: 0,
             heard: send,
         };
         self.shared.runtime.spawn(task.run());
-        let client = self.clone();
+        let mut client = self.clone();
+        client.deadline = SHOWN_WITHIN.min(client.deadline);
         let (ready, scans) = (VecDeque::new(), VecDeque::new());
-        let mut feed = ClusterFeed { heard, position, prefix, ready, client, values, scans, _alive: alive };
+        let mut feed =
+            ClusterFeed { heard, position, prefix, ready, client, values, scans, stuck: None, between };
         while let Some(shard) = feed.position.shards.iter().position(Option::is_none) {
             let Some(left) = self.left(now) else {
-                let why = "no node says where its changes are".into();
+                let why = lock(&feed.between.why).take();
+                let why = why.unwrap_or_else(|| "no node says where its changes are".into());
                 let shard = ShardIx::try_from(shard).unwrap_or_default();
                 return Err(ClusterError::Unavailable { shard, waited: now.elapsed(), why });
             };
@@ -281,35 +298,35 @@ impl ClusterFeed {
                 self.hear(heard);
                 continue;
             }
-            if let Some(scan) = self.scans.front_mut() {
-                match scan.next_batch(&mut self.client)? {
-                    Some(keys) => self.ready.extend(keys.into_iter().map(|found| {
-                        let (key, value) = (found.key.into(), found.value.map(Bytes::from));
-                        (None, Some(ClusterFeedItem::Key { key, value }))
-                    })),
-                    None => {
-                        self.scans.pop_front();
-                        self.ready.push_back((None, Some(ClusterFeedItem::Joined)));
-                    }
-                }
+            if !self.scans.is_empty() {
+                self.show()?;
                 continue;
             }
             let left = within.saturating_sub(begun.elapsed());
             match self.heard.recv_timeout(left.min(AGAIN)) {
                 Ok(heard) => self.hear(heard),
                 Err(RecvTimeoutError::Timeout) if !left.is_zero() && breaking::is_wanted() => {}
-                Err(_) => return Ok(None),
+                Err(RecvTimeoutError::Timeout) => return Ok(None),
+                Err(RecvTimeoutError::Disconnected) => {
+                    let why = "the client's runtime has ended".into();
+                    return Err(ClusterError::Unavailable { shard: 0, waited: begun.elapsed(), why });
+                }
             }
         }
     }
 
-    /// Tells all keys that are there, of one shard or of all, beside what becomes of them. Whoever keeps a copy removes
-    /// its keys first ([`ClusterFeed::shard_of`]). Call it after a gap.
+    /// Tells all keys that are there, of one shard or of all, beside what becomes of them, and then
+    /// [`ClusterFeedItem::Joined`]. Whoever keeps a copy removes its keys first ([`ClusterFeed::shard_of`]). Call it after
+    /// a gap.
     pub fn resync(&mut self, shard: Option<ShardIx>) {
         let scan = ScanState::new(self.client.config(), &self.prefix, self.values);
         match shard {
-            Some(shard) => self.scans.push_back(scan.shard(shard)),
-            None => self.scans = VecDeque::from([scan]),
+            Some(one) => {
+                // One that is under way has shown keys that may have gone in the gap.
+                self.scans.retain(|(of, _)| *of != shard);
+                self.scans.push_back((shard, scan.shard(one)));
+            }
+            None => self.scans = VecDeque::from([(None, scan)]),
         }
     }
 
@@ -323,8 +340,42 @@ impl ClusterFeed {
         self.client.config().shard_of(key)
     }
 
+    /// Shows some more keys.
+    fn show(&mut self) -> Result<(), ClusterError> {
+        let Some((of, scan)) = self.scans.front_mut() else { return Ok(()) };
+        let of = *of;
+        match scan.next_batch(&mut self.client) {
+            Ok(Some(keys)) => {
+                let config = self.client.config();
+                self.ready.extend(keys.into_iter().map(|found| {
+                    let shard = config.shard_of(&found.key);
+                    let (key, value) = (found.key.into(), found.value.map(Bytes::from));
+                    (None, Some(ClusterFeedItem::Key { shard, key, value }))
+                }));
+            }
+            Ok(None) => {
+                self.scans.pop_front();
+                self.ready.push_back((None, Some(ClusterFeedItem::Joined { shard: of })));
+            }
+            // Others may get on.
+            Err(ClusterError::Unavailable { shard, why, .. }) => {
+                self.scans.rotate_left(1);
+                let waited = self.stuck.get_or_insert_with(Instant::now).elapsed();
+                if waited < self.client.shared.options.deadline {
+                    return Ok(());
+                }
+                self.stuck = None;
+                return Err(ClusterError::Unavailable { shard, waited, why });
+            }
+            Err(error) => return Err(error),
+        }
+        self.stuck = None;
+        Ok(())
+    }
+
     fn hear(&mut self, heard: Heard) {
-        let Heard { shard, after, part: FeedPart { from, changes } } = heard;
+        let Heard { shard, after, part: FeedPart { from, changes }, bytes } = heard;
+        self.between.waiting.fetch_sub(bytes, Ordering::Relaxed);
         match after {
             None => self.position.shards[usize::from(shard)] = Some(from),
             Some(last) if last != from => {
@@ -357,38 +408,57 @@ fn item(shard: ShardIx, Told { at, effect, key, value }: Told) -> Option<Cluster
 #[derive(Debug)]
 struct Followed {
     at: Option<FeedAt>,
-    /// Nobody is asked before that.
-    not_before: Instant,
+    /// Who was to tell of it, when nobody did: it is asked again after a while, another one at once.
+    refused: Option<((NodeId, u64), Pause)>,
+}
+
+/// A pause that doubles.
+#[derive(Clone, Copy, Debug)]
+struct Pause {
+    length: Duration,
+    until: Instant,
+}
+
+impl Pause {
+    fn begin(before: Option<Pause>) -> Pause {
+        let length = before.map_or(AGAIN, |before| (2 * before.length).min(PAUSE_MAX));
+        Pause { length, until: Instant::now() + length }
+    }
 }
 
 /// What a node is asked, by a task of its own.
 #[derive(Debug)]
 struct Asked {
     follows: mpsc::UnboundedSender<Follow>,
-    /// Not answered yet.
-    last: Option<Follow>,
+    /// Not answered yet: the ask, and its shards, with who was known to serve them.
+    last: Option<(u64, FxHashMap<ShardIx, Wanted>)>,
 }
 
-impl Asked {
-    /// Whether it is being asked for all of this.
-    fn covers(&self, shards: &[(ShardIx, Option<FeedAt>)]) -> bool {
-        self.last.as_ref().is_some_and(|last| shards.iter().all(|shard| last.shards.contains(shard)))
-    }
-}
+/// What is wanted of a shard: what follows this change, from its primary in this epoch.
+type Wanted = (Option<FeedAt>, (NodeId, u64));
 
 /// What came from a node: an answer, or the end of its connection.
 type Came = (NodeId, Result<Changes, WireError>);
+
+/// What a feed and its task share.
+#[derive(Debug, Default)]
+struct Between {
+    /// Bytes of changes that wait for the program.
+    waiting: AtomicUsize,
+    /// Why a node could not be asked, at last.
+    why: Mutex<Option<String>>,
+}
 
 /// Asks nodes on behalf of one feed.
 #[derive(Debug)]
 struct Task {
     shared: Weak<Shared>,
-    alive: Weak<()>,
+    between: Weak<Between>,
     who: Identity,
     shards: Vec<Followed>,
     values: bool,
     /// `Err`: not before that.
-    nodes: FxHashMap<NodeId, Result<Asked, Instant>>,
+    nodes: FxHashMap<NodeId, Result<Asked, Pause>>,
     asks: u64,
     heard: SyncSender<Heard>,
 }
@@ -396,7 +466,7 @@ struct Task {
 impl Task {
     async fn run(mut self) {
         let (came, mut coming) = mpsc::channel(16);
-        while self.alive.strong_count() > 0 {
+        while self.between.strong_count() > 0 {
             let Some(shared) = self.shared.upgrade() else { return };
             self.ask(&shared, &came);
             drop(shared);
@@ -410,33 +480,43 @@ impl Task {
     /// Asks each node for the shards that it serves, unless it was.
     fn ask(&mut self, shared: &Shared, came: &mpsc::Sender<Came>) {
         let now = Instant::now();
+        let mut wanted: FxHashMap<NodeId, Vec<(ShardIx, Wanted)>> = FxHashMap::default();
         let known = lock(&shared.known);
-        let mut wanted: FxHashMap<NodeId, Vec<(ShardIx, Option<FeedAt>)>> = FxHashMap::default();
-        // An answer may be full before the last of them had its turn: each ask begins with another one.
-        let count = self.shards.len().max(1);
-        for index in (0..self.shards.len()).map(|index| (index + self.asks as usize) % count) {
+        // An answer may be full before the last of them had its turn: each ask begins somewhere else.
+        let (count, from) = (self.shards.len(), self.asks.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32);
+        for index in (0..count).map(|index| (index + from as usize) % count) {
             let (shard, followed) = (index as ShardIx, &self.shards[index]);
-            if let Some(node) = known.primary(shard).filter(|_| followed.not_before <= now) {
-                wanted.entry(node).or_default().push((shard, followed.at));
+            let Some(served) = known.served_by(shard) else { continue };
+            if !followed.refused.is_some_and(|(by, pause)| by == served && now < pause.until) {
+                wanted.entry(served.0).or_default().push((shard, (followed.at, served)));
             }
         }
-        for (node, shards) in wanted {
-            let entry = self.nodes.entry(node).or_insert(Err(now));
-            if entry.as_ref().is_err_and(|not_before| *not_before <= now)
-                && let Some(about) = known.about(node)
-            {
-                let (follows, queue) = mpsc::unbounded_channel();
-                let (addresses, who) = (about.requests.clone(), self.who.clone());
-                tokio::spawn(converse(addresses, who, node, queue, came.clone()));
-                *entry = Ok(Asked { follows, last: None });
+        let addresses: FxHashMap<NodeId, Vec<String>> = wanted
+            .keys()
+            .filter(|node| !matches!(self.nodes.get(node), Some(Ok(_))))
+            .filter_map(|node| Some((*node, known.about(*node)?.requests.clone())))
+            .collect();
+        drop(known);
+        for (node, addresses) in addresses {
+            if matches!(self.nodes.get(&node), Some(Err(pause)) if now < pause.until) {
+                continue;
             }
-            let Ok(asked) = entry else { continue };
-            if !asked.covers(&shards) {
-                self.asks += 1;
-                let follow = Follow { ask: self.asks, shards, values: self.values };
-                let _ = asked.follows.send(follow.clone());
-                asked.last = Some(follow);
+            let (follows, queue) = mpsc::unbounded_channel();
+            tokio::spawn(converse(addresses, self.who.clone(), node, queue, came.clone()));
+            self.nodes.insert(node, Ok(Asked { follows, last: None }));
+        }
+        for (node, wanted) in wanted {
+            let Some(Ok(asked)) = self.nodes.get_mut(&node) else { continue };
+            let is_asked = |(shard, wanted): &(ShardIx, Wanted)| {
+                asked.last.as_ref().is_some_and(|(_, last)| last.get(shard) == Some(wanted))
+            };
+            if wanted.iter().all(is_asked) {
+                continue;
             }
+            self.asks += 1;
+            let shards = wanted.iter().map(|(shard, (at, _))| (*shard, *at)).collect();
+            let _ = asked.follows.send(Follow { ask: self.asks, shards, values: self.values });
+            asked.last = Some((self.asks, wanted.into_iter().collect()));
         }
     }
 
@@ -445,35 +525,63 @@ impl Task {
             Ok(changes) => changes,
             Err(error) => {
                 tracing::debug!(%node, %error, "changes cannot be heard from a node");
-                self.nodes.insert(node, Err(Instant::now() + NODE_AGAIN));
+                if let Some(between) = self.between.upgrade() {
+                    *lock(&between.why) = Some(format!("node {node}: {error}"));
+                }
+                self.nodes
+                    .insert(node, Err(Pause { length: NODE_AGAIN, until: Instant::now() + NODE_AGAIN }));
                 return;
             }
         };
         let Some(Ok(asked)) = self.nodes.get_mut(&node) else { return };
         // What was answered too late, the next answer tells again.
-        let Some(follow) = asked.last.take_if(|last| last.ask == ask) else { return };
+        let Some((_, asked)) = asked.last.take_if(|(last, _)| *last == ask) else { return };
         for (shard, part) in shards {
-            let Some((_, after)) = follow.shards.iter().find(|(asked, _)| *asked == shard) else { continue };
-            let Some(followed) = self.shards.get_mut(usize::from(shard)) else { continue };
-            let Some(part) = part else {
-                followed.not_before = Instant::now() + AGAIN;
+            let (Some((after, served)), Some(followed)) =
+                (asked.get(&shard), self.shards.get_mut(usize::from(shard)))
+            else {
                 continue;
             };
+            let Some(part) = part else {
+                let before = followed.refused.filter(|(by, _)| by == served).map(|(_, pause)| pause);
+                followed.refused = Some((*served, Pause::begin(before)));
+                continue;
+            };
+            followed.refused = None;
             // Another node may have told it meanwhile.
             if followed.at == *after {
                 followed.at = Some(part.changes.last().map_or(part.from, |told| told.at));
-                deliver(&self.heard, Heard { shard, after: *after, part }).await;
+                let heard = Heard { shard, after: *after, bytes: bytes_of(&part), part };
+                self.deliver(heard).await;
             }
+        }
+    }
+
+    /// Waits while the program takes nothing, and gives up when it is gone.
+    async fn deliver(&self, mut heard: Heard) {
+        while let Some(between) = self.between.upgrade() {
+            let waiting = between.waiting.load(Ordering::Relaxed);
+            if waiting == 0 || waiting + heard.bytes <= WAITING_BYTES {
+                let bytes = heard.bytes;
+                // Taken off again by who takes it: so it is added before.
+                between.waiting.fetch_add(bytes, Ordering::Relaxed);
+                match self.heard.try_send(heard) {
+                    Err(TrySendError::Full(back)) => {
+                        between.waiting.fetch_sub(bytes, Ordering::Relaxed);
+                        heard = back;
+                    }
+                    _ => return,
+                }
+            }
+            drop(between);
+            sleep(AGAIN / 4).await;
         }
     }
 }
 
-/// Waits while the program takes nothing, and gives up when it is gone.
-async fn deliver(heard: &SyncSender<Heard>, mut item: Heard) {
-    while let Err(TrySendError::Full(back)) = heard.try_send(item) {
-        item = back;
-        sleep(AGAIN / 4).await;
-    }
+/// Bytes of keys and values.
+fn bytes_of(part: &FeedPart) -> usize {
+    part.changes.iter().map(|told| told.key.len() + told.value.as_ref().map_or(0, Bytes::len)).sum()
 }
 
 /// One connection to a node, until it breaks, or nobody asks any more.

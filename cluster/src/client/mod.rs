@@ -245,6 +245,8 @@ pub struct ClusterClient {
     replies: (mpsc::Sender<Ended>, mpsc::Receiver<Ended>),
     /// With one, outcomes are remembered: the lane, and the last number.
     lane: Option<RequestId>,
+    /// Longest time for one call.
+    deadline: Duration,
 }
 
 impl Clone for ClusterClient {
@@ -427,7 +429,8 @@ impl ClusterClient {
     fn of(shared: Arc<Shared>) -> ClusterClient {
         let routes = Cache::new(shared.routes.clone());
         let tables = Tables { shared: shared.clone(), clients: Vec::new() };
-        ClusterClient { shared, routes, tables, replies: mpsc::channel(), lane: None }
+        let deadline = shared.options.deadline;
+        ClusterClient { shared, routes, tables, replies: mpsc::channel(), lane: None, deadline }
     }
 
     /// Whether outcomes of changes are remembered, so that a request whose answer was lost is made again and still done
@@ -585,7 +588,7 @@ impl ClusterClient {
 
     /// What is left of the time for a call. `None`: it is over, or nobody wants to wait any more.
     fn left(&self, begun: Instant) -> Option<Duration> {
-        self.shared.options.deadline.checked_sub(begun.elapsed()).filter(|_| breaking::is_wanted())
+        self.deadline.checked_sub(begun.elapsed()).filter(|_| breaking::is_wanted())
     }
 
     /// Tries until a READ counts, or the time is over. What is usual needs no clone of a route, nor a look at the time:
@@ -744,7 +747,7 @@ impl ClusterClient {
         copies: &mut FxHashMap<u64, usize>,
         left: Duration,
     ) {
-        let is_late = left < LATE.min(self.shared.options.deadline / 10);
+        let is_late = left < LATE.min(self.deadline / 10);
         let mut requests: FxHashMap<NodeId, Vec<Request>> = FxHashMap::default();
         let known = lock(&self.shared.known);
         let now = Instant::now();

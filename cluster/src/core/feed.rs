@@ -6,8 +6,8 @@ use crate::faults::{Rule, broken};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Bytes that a change takes beside its key and value.
-const OVERHEAD: usize = 128;
+/// Bytes that a change takes beside its key and value, with what the system's allocator takes.
+const OVERHEAD: usize = 192;
 
 /// The place of a change among those of its shard. All replicas have the same (CL18).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -58,6 +58,14 @@ struct Kept {
 impl Kept {
     fn last(&self) -> Option<FeedAt> {
         self.changes.back().map_or(self.from, |told| Some(told.at))
+    }
+
+    /// A shard that had many does not keep the memory for them.
+    fn shrink(&mut self) {
+        let len = self.changes.len();
+        if self.changes.capacity() > 4 * len + 64 {
+            self.changes.shrink_to(2 * len);
+        }
     }
 
     /// How many of the changes lie before this place or at it. `None`: there is no such place.
@@ -122,13 +130,16 @@ impl Feed {
     }
 
     fn shorten(&mut self) {
+        // The last one stays, however long it is: who hears of everything is to miss nothing.
         while self.bytes > self.bytes_max
+            && self.order.len() > 1
             && let Some(shard) = self.order.pop_front()
         {
             let kept = &mut self.shards[usize::from(shard)];
             if let Some(told) = kept.changes.pop_front() {
                 self.bytes -= told.bytes();
                 kept.from = Some(told.at);
+                kept.shrink();
             }
         }
     }
@@ -156,6 +167,7 @@ impl Feed {
     fn left(&mut self, shard: ShardIx, bytes: usize) {
         if bytes > 0 {
             self.bytes -= bytes;
+            self.shards[usize::from(shard)].shrink();
             let (mut seen, kept) = (0, self.shards[usize::from(shard)].changes.len());
             self.order.retain(|other| {
                 seen += usize::from(*other == shard);
@@ -261,8 +273,14 @@ mod tests {
         feed.forget(A);
         assert_eq!((feed.last(A), feed.bytes, feed.order.len()), (None, each, 1));
         feed.set_bytes_max(0);
-        assert_eq!((read(&feed, B, at(1, 1)), feed.bytes), ((at(1, 2), vec![]), 0));
+        assert_eq!(read(&feed, B, at(1, 1)), (at(1, 1), vec![at(1, 2)]), "the last one stays");
         push(&mut feed, B, 2);
-        assert_eq!(feed.read(B, None, 1).unwrap().from, at(2, 3));
+        assert_eq!((read(&feed, B, at(1, 2)), feed.bytes), ((at(1, 2), vec![at(2, 3)]), each));
+        // Who was many does not keep the memory for that.
+        feed.set_bytes_max(1_000 * each);
+        (0..1_000).for_each(|_| push(&mut feed, B, 2));
+        assert!(feed.shards[1].changes.capacity() >= 1_000);
+        feed.set_bytes_max(10 * each);
+        assert!(feed.shards[1].changes.capacity() < 200);
     }
 }

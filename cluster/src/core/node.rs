@@ -349,8 +349,9 @@ impl<T: Table> Node<T> {
     /// Whether changes of a shard are told here.
     fn is_told(&self, shard: ShardIx) -> bool {
         let replica = self.replicas.get(usize::from(shard));
-        replica.is_some_and(|replica| replica.role() == Role::Primary)
-            && self.shared.standing == Standing::Good
+        let leads = replica.is_some_and(|replica| replica.role() == Role::Primary);
+        // CL17: what is not noted, nobody acts on.
+        leads && self.shared.standing == Standing::Good && !self.shared.notes_due
     }
 
     /// Whether [`Node::changes`] has more to say than that there is nothing new.

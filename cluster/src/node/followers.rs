@@ -12,6 +12,11 @@ use std::time::{Duration, Instant};
 /// Longest time until an answer without changes: what else a follower must hear, it hears then.
 const ANSWERED_AFTER: Duration = Duration::from_secs(1);
 
+/// Bytes of changes that are told in one turn, and one answer more.
+const TOLD_AT_ONCE: usize = 4 << 20;
+/// The time between two looks at all who wait, as a multiple of what the first one takes.
+const LOOKS_APART: u32 = 8;
+
 #[derive(Debug)]
 struct Waiting {
     follow: Follow,
@@ -23,14 +28,17 @@ struct Waiting {
 #[derive(Debug, Default)]
 pub(super) struct Followers {
     waiting: FxHashMap<Peer, Waiting>,
-    /// So many changes had been made at the last look.
+    /// So many changes had been made at the last look at all of them.
     seen: u64,
+    /// No look at all of them before that: it takes some milliseconds where there are thousands, and beats must go on.
+    next: Option<Instant>,
 }
 
 impl Followers {
     /// Asks for changes, in place of what the same connection has asked for before.
     pub fn come(&mut self, peer: Peer, mut follow: Follow, shards: ShardIx) {
         follow.shards.truncate(shards.into());
+        follow.shards.shrink_to_fit();
         let until = Instant::now() + ANSWERED_AFTER;
         self.waiting.insert(peer, Waiting { follow, until, is_new: true });
     }
@@ -40,33 +48,47 @@ impl Followers {
         if self.waiting.is_empty() {
             return;
         }
-        let made = node.changes_made();
-        let is_due = std::mem::replace(&mut self.seen, made) != made || is_due;
-        let now = Instant::now();
+        let (now, made) = (Instant::now(), node.changes_made());
+        let looks = (is_due || made != self.seen) && self.next.is_none_or(|next| now >= next);
+        if looks {
+            self.seen = made;
+        }
+        let mut sent = 0;
         self.waiting.retain(|peer, Waiting { follow, until, is_new }| {
-            if !std::mem::take(is_new) && !is_due && now < *until {
+            if !*is_new && !looks && now < *until {
+                return true;
+            }
+            // The next turn is theirs.
+            *is_new = sent >= TOLD_AT_ONCE;
+            if *is_new {
                 return true;
             }
             let has_changes = |(shard, after): &(ShardIx, Option<FeedAt>)| node.has_changes(*shard, *after);
             let waits = now < *until && !follow.shards.iter().any(has_changes);
             if !waits {
-                replies.send(*peer, &Said::Changes(changes(node, follow, bounds.enough())));
+                let (changes, bytes) = changes(node, follow, bounds.enough());
+                replies.send(*peer, &Said::Changes(changes));
+                sent += bytes;
             }
             waits
         });
+        if looks {
+            self.next = Some(now + LOOKS_APART * now.elapsed());
+        }
     }
 }
 
-/// Changes of so many bytes, or a little more.
-fn changes<T: Table>(node: &Node<T>, follow: &Follow, enough: usize) -> Changes {
-    let (mut shards, mut left) = (Vec::new(), enough);
+/// Changes of so many bytes, or a little more, and how many they are.
+fn changes<T: Table>(node: &Node<T>, follow: &Follow, enough: usize) -> (Changes, usize) {
+    let (mut shards, mut left, mut taken) = (Vec::new(), enough, 0);
     for &(shard, after) in &follow.shards {
         if left == 0 {
             break;
         }
         let mut part = node.changes(shard, after, left);
         for told in part.iter_mut().flat_map(|part| &mut part.changes) {
-            left = left.saturating_sub(told.bytes());
+            taken += told.bytes();
+            left = enough.saturating_sub(taken);
             if !follow.values {
                 told.value = None;
             }
@@ -75,5 +97,5 @@ fn changes<T: Table>(node: &Node<T>, follow: &Follow, enough: usize) -> Changes 
             shards.push((shard, part));
         }
     }
-    Changes { ask: follow.ask, shards }
+    (Changes { ask: follow.ask, shards }, taken)
 }

@@ -1,6 +1,6 @@
 //! Who follows the changes of a shard, and keeps a copy of what it has heard of (CL18).
 
-use crate::machine::number_of;
+use crate::machine::{key_of, number_of};
 use crate::world::{Random, World};
 use oneread_cluster::core::feed::FeedAt;
 use oneread_cluster::core::message::{Effect, Key};
@@ -54,6 +54,31 @@ impl World {
         self.followers.all = all;
     }
 
+    /// Each hears of all that is left, from whoever serves its shard.
+    pub fn follow_to_the_end(&mut self) {
+        let mut all = std::mem::take(&mut self.followers.all);
+        for follower in &mut all {
+            let Some(machine) = self.server_of(follower.shard.into()) else { continue };
+            let mut told = Ok(());
+            for _ in 0..100_000 {
+                let node = self.machines[machine].node.as_ref();
+                let is_over = node.is_some_and(|node| !node.has_changes(follower.shard, follower.after));
+                if is_over || told.is_err() {
+                    break;
+                }
+                told = self.hears(follower, machine);
+            }
+            let node = self.machines[machine].node.as_ref();
+            if told.is_ok() && node.is_none_or(|node| node.has_changes(follower.shard, follower.after)) {
+                told = Err("does not hear of all".into());
+            }
+            if let Err(why) = told {
+                self.followers.wrong.get_or_insert(format!("at the end: {follower:?}: {why}"));
+            }
+        }
+        self.followers.all = all;
+    }
+
     fn hears(&mut self, follower: &mut Follower, machine: usize) -> Result<(), String> {
         let Some(node) = self.machines[machine].node.as_ref().filter(|_| self.runs(machine)) else {
             return Ok(());
@@ -64,14 +89,16 @@ impl World {
             |at| node.changes(follower.shard, Some(at), 1).is_some_and(|part| part.changes.is_empty());
         let at = part.changes.last().map_or(part.from, |told| told.at);
         let (is_all, told) = (is_all(at), part.changes.len());
-        if let Some(after) = follower.after.filter(|after| part.from != *after) {
+        let was = follower.after;
+        if let Some(after) = was.filter(|after| part.from != *after) {
             if part.changes.first().is_some_and(|told| told.at.epoch < after.epoch) {
                 return Err(format!("goes back to {:?}", part.from));
             }
             follower.copy.clear();
             self.count("gaps");
         }
-        let mut last = part.from;
+        let from = part.from;
+        let mut last = from;
         for told in part.changes {
             if results::is_result(&told.key) {
                 return Err(format!("{told:?} is no change of a client's key"));
@@ -99,6 +126,14 @@ impl World {
                 if *value != is {
                     return Err(format!("{key:?} is {is} at {:?}", self.machines[machine].id));
                 }
+            }
+        }
+        // Who begins, or has missed some, scans the shard.
+        if is_all && was.is_none_or(|was| was != from) {
+            let memory = self.machines[machine].memory.borrow();
+            for key in (0..self.nature.keys).map(|key| key_of(follower.shard, key)) {
+                let is = number_of(memory.entries.get(&key));
+                follower.copy.insert(key, is);
             }
         }
         *self.counts.entry("told").or_default() += told as u64;

@@ -104,6 +104,8 @@ fn nothing_is_wrong() {
     // All that the rules are about has happened.
     if worlds >= 2_000 {
         assert_eq!(sums.len(), 25, "{sums:?}");
+        // Who follows misses some at times, and goes on mostly.
+        assert!(0 < sums["gaps"] && 4 * sums["gaps"] < sums["told"], "{sums:?}");
     }
 }
 

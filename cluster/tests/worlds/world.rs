@@ -940,6 +940,7 @@ impl World {
         for client in 0..CLIENTS {
             self.ends(client);
         }
+        self.follow_to_the_end();
         for shard in 0..self.nature.shards {
             if let Some(is_served) = self.is_served(shard) {
                 self.count(if is_served { "served at the end" } else { NOT_SERVED });
@@ -970,6 +971,12 @@ impl World {
         let machine = state.primary.and_then(|primary| self.machine_of(primary))?;
         let word = self.machines[machine].memory.borrow().page.words.get(shard).copied();
         Some(word.is_some_and(|word| word.is_open && word.epoch == state.epoch))
+    }
+
+    /// Who serves a shard.
+    pub fn server_of(&self, shard: usize) -> Option<usize> {
+        let primary = self.etcd.shard(shard).primary.filter(|_| self.is_served(shard) == Some(true))?;
+        self.machine_of(primary)
     }
 
     fn all_are_served(&self) -> bool {

@@ -52,7 +52,7 @@ impl Feed for OfCluster {
 
     /// Changes are not told again: they stay. So do the keys of other scans, unless all keys come.
     fn is_void(item: &ClusterFeedItem, resync: Option<ShardIx>) -> bool {
-        resync.is_none() && matches!(item, ClusterFeedItem::Key { .. } | ClusterFeedItem::Joined)
+        resync.is_none() && matches!(item, ClusterFeedItem::Key { .. } | ClusterFeedItem::Joined { .. })
     }
 }
 
@@ -69,11 +69,10 @@ impl ClusterChanges {
         let place = |shard: ShardIx, at: FeedAt| (Some(shard), at.epoch, at.number);
         let nowhere = (None, 0, 0);
         let (kind, key, value, (shard, epoch, number), cause) = match item {
-            ClusterFeedItem::Key { key, value } => {
-                let shard = Some(self.config.shard_of(&key));
-                ("key", Some(key), value, (shard, 0, 0), None)
+            ClusterFeedItem::Key { shard, key, value } => {
+                ("key", Some(key), value, (Some(shard), 0, 0), None)
             }
-            ClusterFeedItem::Joined => ("joined", None, None, nowhere, None),
+            ClusterFeedItem::Joined { shard } => ("joined", None, None, (shard, 0, 0), None),
             ClusterFeedItem::Came { shard, at, key, value } => {
                 ("came", Some(key), value, place(shard, at), None)
             }

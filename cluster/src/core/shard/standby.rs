@@ -145,7 +145,8 @@ impl<C> Replica<C> {
         }
         for store in stores {
             if shared.store(store).is_err() {
-                // Not answered: the primary leaves it out.
+                // Not answered: the primary leaves it out. Some of it may be stored, and nobody would be told (CL18).
+                shared.feed.forget(self.shard);
                 if let Some(position) = &mut self.position {
                     position.is_whole = false;
                 }
