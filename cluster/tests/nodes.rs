@@ -677,7 +677,9 @@ fn a_full_cache_has_room_for_a_lost_node() {
     let lost = cluster.id(2);
     drop(cluster.nodes[2].take());
     put(2);
+    // Also while others go on to put.
     until("what was lost is copied", || {
+        put(2);
         let states = cluster.shards();
         let whole = states.iter().filter(|state| state.in_sync.len() == 2 && !state.in_sync.has(lost));
         // The ranking is a hash: one node may have far more shards than another.

@@ -71,6 +71,8 @@ pub(in crate::core) struct Shared<T> {
     notes_due: bool,
     /// Old copies that may be worked on before the next tick.
     pub frees_left: u32,
+    /// Walks for entries that may leave, before the next tick: each takes a millisecond at worst, and beats must go on.
+    pub walks_left: u32,
 }
 
 impl<T: Table> Shared<T> {
@@ -131,7 +133,7 @@ impl<T: Table> Shared<T> {
     /// Room that a shard is given beyond what it needs, so that it need not ask for each entry. Where entries leave it may
     /// need no more.
     pub fn growth_of(&self, room: u64) -> u64 {
-        if self.evicts { 0 } else { room / 8 }
+        if self.evicts { (room / 8).min(self.share.saturating_sub(room)) } else { room / 8 }
     }
 
     /// Makes a change visible.
@@ -232,6 +234,7 @@ impl<T: Table> Node<T> {
             last_channel: 0,
             notes_due: false,
             frees_left: 1,
+            walks_left: evicting::WALKS_A_TICK,
         };
         let stock = shared.table.stock(shards);
         replicas.iter_mut().zip(stock).for_each(|(replica, stock)| replica.take_stock(&mut shared, stock));
@@ -627,7 +630,7 @@ impl<T: Table> Node<T> {
         if stood_still {
             self.replicas.iter_mut().for_each(|replica| replica.forgive(now));
         }
-        self.shared.frees_left = 1;
+        (self.shared.frees_left, self.shared.walks_left) = (1, evicting::WALKS_A_TICK);
         let is_due = |since: Option<Time>, after: Time| since.is_none_or(|since| now >= since + after);
         match self.shared.standing {
             // Which etcd is it?

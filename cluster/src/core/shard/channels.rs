@@ -229,7 +229,9 @@ impl<C> Replica<C> {
             let left = under_way.map(|(key, _)| key.clone()).collect();
             let walk = Walk { from: None, is_over: false, left, last: 1 };
             let after = self.feed_at(shared);
-            self.open_channel(shared, now, to, Item::Join { room: self.used, after }, Some(walk));
+            // Where entries leave, the shard may grow that far while it is copied.
+            let room = if shared.evicts { self.used.max(self.room) } else { self.used };
+            self.open_channel(shared, now, to, Item::Join { room, after }, Some(walk));
         }
         is_ready
     }
@@ -254,6 +256,10 @@ impl<C> Replica<C> {
                 continue;
             }
             self.walk_some(shared, now, index);
+            // Before it is full: behind an item that finds no room, none is taken that would give it some.
+            if self.channels[index].room.is_some_and(|room| room < self.used + self.used / 16) {
+                self.ask_room(shared, now, index, self.used);
+            }
             let channel = &self.channels[index];
             let Some(walk) = &channel.walk else { continue };
             if !walk.is_over || !walk.left.is_empty() {
@@ -265,9 +271,6 @@ impl<C> Replica<C> {
             let is_whole = under_way.count() == channel.log.len();
             let is_enough = broken(Rule::WalkIsEnough) && channel.answered >= walk.last;
             let has_room = channel.room.is_some_and(|room| room >= self.used);
-            if !has_room && channel.room.is_some() {
-                self.ask_room(shared, now, index, self.used);
-            }
             let any_room = broken(Rule::NoRoomHeld) || broken(Rule::RefusedLate);
             if (is_whole || is_enough) && (has_room || any_room) && self.transaction.is_none() {
                 if broken(Rule::NewcomerForgotten) {
@@ -366,6 +369,7 @@ impl<C> Replica<C> {
     /// Nobody is late as of now.
     pub(in crate::core) fn forgive(&mut self, now: Time) {
         self.channels.iter_mut().for_each(|channel| channel.since = now);
+        self.evicting.forgive();
     }
 
     /// CL9: tells etcd when it is, so that a takeover from now on need not wait again.

@@ -25,8 +25,9 @@ use std::collections::VecDeque;
 const EVICTED_AT_ONCE: usize = 256;
 /// Requests that wait for room, behind which no further one is looked at in the same turn.
 const LOOKED_AT: usize = 64;
-/// Walks of a turn: each looks at keys of other shards, too.
+/// Walks of a turn, and of all shards of a node between two ticks: each looks at keys of other shards, too.
 const WALKS_AT_ONCE: usize = 4;
+pub(in crate::core) const WALKS_A_TICK: u32 = 64;
 /// The part of a shard's room that is made free before it is asked for.
 const AHEAD: u64 = 16;
 /// Entries that were read and are passed over for one that leaves.
@@ -56,6 +57,8 @@ pub(super) struct Evicting<C> {
     waiting: usize,
     /// Since when none of them has found any.
     since: Option<Time>,
+    /// One of them waits for an answer: it may find some.
+    is_asking: bool,
     /// A round has found nothing that may leave.
     is_dry: bool,
 }
@@ -70,6 +73,7 @@ impl<C> Evicting<C> {
             asked: 0,
             waiting: 0,
             since: None,
+            is_asking: false,
             is_dry: false,
         }
     }
@@ -77,6 +81,11 @@ impl<C> Evicting<C> {
     /// A request has found so much room.
     pub(super) fn found_room(&mut self, room: u64) {
         self.since.take_if(|_| room > 0);
+    }
+
+    /// The node has stood still: nobody has waited for long.
+    pub(super) fn forgive(&mut self) {
+        self.since = None;
     }
 
     /// Whether requests that were not looked at in this turn are to wait for the next one.
@@ -98,13 +107,15 @@ impl<C> Replica<C> {
         // Who comes later is behind those that wait, else a large one would wait for ever.
         if self.evicting.asked == 0 {
             let has_room = self.has_room(shared, now, self.used + takes);
+            self.evicting.is_asking |= has_room.is_none();
             if !shared.evicts || has_room != Some(false) {
                 return has_room;
             }
         }
         let is_over = self.evicting.since.is_some_and(|since| now >= since + shared.timing.ttl);
         // It never fits, whoever leaves.
-        let is_too_large = self.limit(shared.id).is_some_and(|limit| in_all > limit);
+        let most = shared.share.min(self.room + shared.room_left);
+        let is_too_large = self.limit(shared.id).is_some_and(|limit| in_all > limit.max(most));
         if is_over || is_too_large || self.evicting.is_dry {
             return Some(false);
         }
@@ -127,8 +138,9 @@ impl<C> Replica<C> {
     pub(super) fn evict<T: Table<Cursor = C>>(&mut self, shared: &mut Shared<T>, now: Time) -> bool {
         let asked = std::mem::take(&mut self.evicting.asked);
         (self.evicting.waiting, self.evicting.is_dry) = (0, false);
+        let is_asking = std::mem::take(&mut self.evicting.is_asking);
         if asked == 0 {
-            self.evicting.since = None;
+            self.evicting.since.take_if(|_| !is_asking);
             return false;
         }
         self.evicting.since.get_or_insert(now);
@@ -180,10 +192,10 @@ impl<C> Replica<C> {
                     return None;
                 }
             }
-            if *walks == 0 {
+            if *walks == 0 || shared.walks_left == 0 {
                 return None;
             }
-            *walks -= 1;
+            (*walks, shared.walks_left) = (*walks - 1, shared.walks_left - 1);
             let (keys, next) = shared.table.walk(self.shard, self.evicting.from.take());
             let stays = |key: &Key| results::is_result(key) && !broken(Rule::ResultsEvicted);
             self.evicting.keys.extend(keys.into_iter().filter(|key| !stays(key)));
