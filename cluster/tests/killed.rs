@@ -863,6 +863,15 @@ impl Cluster {
         }
     }
 
+    /// Lets time pass until nothing is wrong with an etcd of one member: an operator can do nothing before.
+    fn await_etcd(&mut self) {
+        let is_wrong = |fault: &&(Instant, Mend)| fault.1.whom() == Some(Whom::Etcd(0));
+        let last = self.faults.iter().rfind(is_wrong).filter(|_| self.etcds.len() == 1);
+        if let Some((at, _)) = last.copied() {
+            self.pass(at.saturating_duration_since(Instant::now()));
+        }
+    }
+
     /// What an operator does. It fails without etcd.
     fn wish(&mut self, what: String, change: impl Fn(&mut Wishes)) -> Option<()> {
         let is_done = self.runtime.block_on(self.store.change_wishes(change)).is_ok();
@@ -1030,6 +1039,7 @@ impl Cluster {
                 self.mend_in(long, Mend::JoinClient(client));
             }
             Fault::MoveShard => {
+                self.await_etcd();
                 let shard = self.random.below(usize::from(SHARDS)) as u16;
                 let node = self.random.below(self.nodes.len());
                 let id = self.id(node)?;
@@ -1044,6 +1054,7 @@ impl Cluster {
                 if self.faults.iter().any(|(_, mend)| *mend == Mend::Undrain) {
                     return None;
                 }
+                self.await_etcd();
                 let node = self.any_primary()?;
                 let id = self.id(node)?;
                 self.wish(format!("node {node} is drained for {long:?}"), |wishes| {
