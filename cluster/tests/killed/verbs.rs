@@ -8,7 +8,8 @@
 //!
 //! ```sh
 //! W="cargo test --profile checked -p oneread-cluster --features net,faults,oneread/verbs --test killed"
-//! export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=$PWD/tests/soft-roce-guest SOFT_ROCE_TIMEOUT=7200
+//! export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=$PWD/tests/soft-roce-guest
+//! export SOFT_ROCE_TIMEOUT=7200 SOFT_ROCE_MEM=2048
 //! ONEREAD_LONG=1 ONEREAD_SECONDS=1800 $W histories_have_an_order_over_verbs -- --nocapture
 //! ```
 
@@ -17,7 +18,7 @@ use oneread::{VerbsOptions, Wait};
 
 const HOSTS: [&str; 2] = ["192.168.78.1", "192.168.78.2"];
 const PORT: u16 = 7471;
-const PACE: u32 = 20;
+const PACE: u32 = 10;
 
 const FAULTS_OVER_VERBS: [Fault; 13] = [
     Fault::KillNode,
