@@ -204,6 +204,7 @@ fn node_process() {
     let end = end_is_wanted();
     let mut config = node(&folder, number, etcd());
     config.server.address = given("ONEREAD_TABLE").unwrap();
+    config.advertise_table.extend(given("ONEREAD_TABLE_FOR_OTHERS"));
     config.secret = secret();
     if let Some(host) = given::<String>("ONEREAD_HOST") {
         config.listen = vec![format!("{host}:{}", apart::REQUESTS)];
@@ -692,6 +693,8 @@ impl Cluster {
         ];
         if matches!(whom, Whom::Node(_)) {
             variables.push(("ONEREAD_TABLE", self.table(number).to_string()));
+            let others = verbs::as_others_say(&self.table(number)).map(|at| at.to_string());
+            variables.extend(others.map(|at| ("ONEREAD_TABLE_FOR_OTHERS", at)));
         }
         variables.extend(self.rule.iter().map(|rule| ("ONEREAD_RULE", rule.clone())));
         if matches!(self.place, Place::Apart(_)) {
@@ -702,7 +705,7 @@ impl Cluster {
         (program, variables)
     }
 
-    /// Where a node's table is READ.
+    /// Where a node's table is served.
     fn table(&self, node: usize) -> Address {
         match &self.place {
             Place::Here { tables, .. } => tables[node].clone(),
@@ -1126,7 +1129,10 @@ impl Cluster {
                 return false;
             }
             let options = || ClientOptions::new().token(secret().token());
-            let connect = |number| Client::connect_with(&self.table(number), options()).ok();
+            let connect = |number| {
+                let table = self.table(number);
+                Client::connect_with(&verbs::as_others_say(&table).unwrap_or(table), options()).ok()
+            };
             let tables = (0..self.nodes.len()).map(|number| Some((self.id(number)?, connect(number)?)));
             let Some(mut tables) = tables.collect::<Option<BTreeMap<NodeId, Client>>>() else { return false };
             keys(self.round).iter().all(|(shard, key)| {

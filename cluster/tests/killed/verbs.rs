@@ -14,9 +14,11 @@
 //! ```
 
 use super::*;
-use oneread::{VerbsOptions, Wait};
+use oneread::{DeviceChoice, VerbsAddress, VerbsOptions, Wait};
 
 const HOSTS: [&str; 2] = ["192.168.78.1", "192.168.78.2"];
+/// At the ends of one cable. Each serves one node's table, and READs the other's.
+const DEVICES: [&str; 2] = ["rxe1", "rxe2"];
 const PORT: u16 = 7471;
 const PACE: u32 = 10;
 
@@ -43,19 +45,30 @@ pub fn options(tables: ClientOptions, client: u64) -> ClientOptions {
     tables.verbs(if client == 0 { verbs } else { verbs.wait(Wait::Block).pairs(1) })
 }
 
+/// How clients call a table that is served over verbs: they READ it by the other device, so that packets cross the cable.
+pub fn as_others_say(table: &Address) -> Option<Address> {
+    let Address::Verbs(at) = table else { return None };
+    let other = DEVICES.into_iter().find(|device| at.device().device.as_deref() != Some(device))?;
+    Some(Address::Verbs(VerbsAddress::new(
+        at.host(),
+        at.port(),
+        DeviceChoice::new().device(other.to_owned()),
+    )))
+}
+
 /// Whether this is to run, and can.
 fn is_wanted() -> bool {
-    let has_devices = fs::read_dir("/sys/class/infiniband").is_ok_and(|all| all.count() >= HOSTS.len());
+    let has_devices = DEVICES.iter().all(|device| Path::new("/sys/class/infiniband").join(device).exists());
     let is_there = has_devices && HOSTS.iter().all(|host| TcpListener::bind((*host, 0)).is_ok());
     let is_long = std::env::var_os("ONEREAD_LONG").is_some();
     assert!(
         is_there || !is_long || std::env::var_os("ONEREAD_REQUIRE_VERBS").is_none(),
-        "devices were required at {HOSTS:?}"
+        "the devices {DEVICES:?} at {HOSTS:?} were required"
     );
     if !is_long {
         eprintln!("not run: this is a long run (ONEREAD_LONG=1)");
     } else if !is_there {
-        eprintln!("not run: this machine has no RDMA devices at {HOSTS:?} (tests/soft-roce-guest has them)");
+        eprintln!("not run: this machine has no devices {DEVICES:?} (tests/soft-roce-guest has them)");
     }
     is_long && is_there && has_etcd()
 }
@@ -65,7 +78,8 @@ impl Cluster {
         take_pace(PACE);
         // Region files are registered with the device: they must be in memory.
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-        let tables = HOSTS.iter().map(|host| format!("verbs://{host}:{PORT}").parse().unwrap());
+        let at = |(host, device)| format!("verbs://{host}:{PORT}?dev={device}").parse().unwrap();
+        let tables = HOSTS.iter().zip(DEVICES).map(at);
         Cluster::start_here(folder, tables.collect(), seed, rule)
     }
 }
