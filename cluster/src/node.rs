@@ -23,7 +23,7 @@ use crate::wire::{
     ShardStatus, VERSION, WireError,
 };
 use followers::Followers;
-use oneread::{Address, Evict, ServeError, Server, ServerConfig};
+use oneread::{Address, DeviceChoice, Evict, ServeError, Server, ServerConfig, VerbsAddress};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::io;
 use std::sync::Arc;
@@ -382,8 +382,18 @@ async fn check_slots(
 /// Where a server's table is READ, the best way first.
 fn addresses(server: &Server) -> Vec<String> {
     let tcp = server.tcp_address().map(|at| Address::Tcp(at.clone()).to_string());
-    let first = server.address().to_string();
+    let first = as_others_say(server.address()).to_string();
     std::iter::once(first.clone()).chain(tcp.filter(|tcp| *tcp != first)).collect()
+}
+
+/// An address without what it says of this host's device: others have devices of their own.
+fn as_others_say(address: &Address) -> Address {
+    match address {
+        Address::Verbs(at) => {
+            Address::Verbs(VerbsAddress::new(at.host(), at.port(), DeviceChoice::default()))
+        }
+        other => other.clone(),
+    }
 }
 
 /// Makes calls of etcd, each by itself, and watches what it has.
@@ -621,5 +631,25 @@ fn standing_name(standing: Standing) -> &'static str {
             "etcd is another one: an operator must adopt it, or start this node again if that was a mistake"
         }
         Standing::Failed => "its table takes no more: others take over",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Clients choose devices of their own: what the server's are called there says nothing here.
+    #[test]
+    fn a_nodes_device_is_not_announced() {
+        for (at, announced) in [
+            ("verbs://10.0.0.1:7471?dev=mlx5_1&port=2&gid=3&mtu=1024", "verbs://10.0.0.1:7471"),
+            ("verbs://[fe80::1]:7471?dev=mlx5_1", "verbs://[fe80::1]:7471"),
+            ("verbs://10.0.0.1:7471", "verbs://10.0.0.1:7471"),
+            ("tcp://10.0.0.1:7471", "tcp://10.0.0.1:7471"),
+            ("shm:/run/a.sock", "shm:/run/a.sock"),
+        ] {
+            let address: Address = at.parse().unwrap();
+            assert_eq!(as_others_say(&address).to_string(), announced, "{at}");
+        }
     }
 }

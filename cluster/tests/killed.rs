@@ -17,7 +17,8 @@
 //!
 //! A seed gives the same faults at much the same times, and no more.
 //!
-//! `killed/apart.rs` has the same with each process on a host of its own, and three etcds.
+//! `killed/apart.rs` has the same with each process on a host of its own, and three etcds; `killed/verbs.rs` with two
+//! nodes that are READ over RDMA.
 
 #[path = "killed/apart.rs"]
 mod apart;
@@ -26,15 +27,18 @@ mod common;
 mod history;
 #[path = "killed/net.rs"]
 mod net;
+#[path = "killed/verbs.rs"]
+mod verbs;
 
-use common::{Etcd, config, has_etcd, name, node, until};
+use common::{Etcd, config, has_etcd, name, node, paced, until};
 use history::{Event, Kind, NEVER, is_linearizable};
 use net::Net;
 use oneread::{Address, Client, ClientOptions, SwapOutcome};
 use oneread_cluster::client::{ClusterClient, ClusterError, ClusterOptions};
 use oneread_cluster::core::etcd::EtcdValue;
 use oneread_cluster::core::message::Outcome;
-use oneread_cluster::core::state::{NodeId, ShardState};
+use oneread_cluster::core::placement::Wishes;
+use oneread_cluster::core::state::{ClusterConfig, NodeId, NodeIds, ShardState};
 use oneread_cluster::etcd::{EtcdOptions, EtcdStore};
 use oneread_cluster::node::{ClusterNode, NodeError};
 use oneread_cluster::wire::Secret;
@@ -51,6 +55,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// This and all other times are of the usual pace ([`paced`]).
 const TTL: Duration = Duration::from_secs(1);
 const NODES: usize = 3;
 const SHARDS: u16 = 8;
@@ -86,14 +91,25 @@ impl Random {
     fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }
+    /// A time between so many milliseconds, at the pace of this process.
     fn between(&mut self, least: u64, most: u64) -> Duration {
-        Duration::from_millis(least + self.below((most - least) as usize + 1) as u64)
+        paced(Duration::from_millis(least + self.below((most - least) as usize + 1) as u64))
     }
+}
+
+/// What the cluster is.
+fn settings() -> ClusterConfig {
+    config(SHARDS, COPIES, paced(TTL))
+}
+
+/// What nodes and clients know.
+fn secret() -> Secret {
+    Secret::new(b"a secret of the tests").unwrap()
 }
 
 /// A round's keys: each shard has one at least.
 fn keys(round: u64) -> Vec<(u16, String)> {
-    let config = config(SHARDS, COPIES, TTL);
+    let config = settings();
     let key = |key: u8| {
         let shard = u16::from(key) % SHARDS;
         let names = (0..).map(|n| format!("{round}-{key}-{n}"));
@@ -120,6 +136,11 @@ fn given<T: FromStr>(variable: &str) -> Option<T> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
+/// Takes this pace, or that of `ONEREAD_PACE`.
+fn take_pace(usual: u32) {
+    common::set_pace(given("ONEREAD_PACE").unwrap_or(usual));
+}
+
 /// Starts one of the two tests below as a process. It ends with this thread.
 fn spawn(program: &[String], what: &str, variables: &[(&str, String)]) -> Child {
     Command::new(&program[0])
@@ -132,9 +153,10 @@ fn spawn(program: &[String], what: &str, variables: &[(&str, String)]) -> Child 
         .unwrap()
 }
 
-/// What a child process does first: it dies with its parent, and breaks a rule if it is told to.
+/// What a child process does first: it dies with its parent, takes its pace, and breaks a rule if it is told to.
 fn begin() {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
+    take_pace(1);
     #[cfg(feature = "faults")]
     if let Some(rule) = given::<String>("ONEREAD_RULE") {
         let broken = BROKEN.into_iter().find(|broken| format!("{broken:?}") == rule);
@@ -181,10 +203,11 @@ fn node_process() {
     begin();
     let end = end_is_wanted();
     let mut config = node(&folder, number, etcd());
+    config.server.address = given("ONEREAD_TABLE").unwrap();
+    config.advertise_table.extend(given("ONEREAD_TABLE_FOR_OTHERS"));
+    config.secret = secret();
     if let Some(host) = given::<String>("ONEREAD_HOST") {
-        config.server.address = apart::table(&host);
         config.listen = vec![format!("{host}:{}", apart::REQUESTS)];
-        config.secret = apart::secret();
     }
     // etcd may be away.
     let node = loop {
@@ -202,7 +225,7 @@ fn node_process() {
         assert!(node.runs(), "the thread of node {number} has ended");
         thread::sleep(Duration::from_millis(20));
     }
-    node.stop(Duration::from_secs(10));
+    node.stop(paced(Duration::from_secs(10)));
 }
 
 /// etcd, as a child process is told of it.
@@ -211,6 +234,13 @@ fn etcd() -> EtcdOptions {
 }
 
 // ---- a client ----
+
+/// Of a client with this deadline.
+fn options(deadline: Duration) -> ClusterOptions {
+    let mut options = ClusterOptions::default();
+    (options.secret, options.deadline) = (secret(), deadline);
+    options
+}
 
 /// A client's process, and no test.
 #[test]
@@ -222,11 +252,8 @@ fn client_process() {
     let base: u64 = given("ONEREAD_BASE").unwrap();
     begin();
     let end = end_is_wanted();
-    let mut options = ClusterOptions::default();
-    options.deadline = DEADLINE;
-    if given::<String>("ONEREAD_HOST").is_some() {
-        options.secret = apart::secret();
-    }
+    let mut options = options(paced(DEADLINE));
+    options.tables = verbs::options(options.tables, number);
     let client = loop {
         match ClusterClient::connect(name(), etcd(), options.clone()) {
             Ok(client) => break client,
@@ -301,7 +328,7 @@ impl Worker {
             };
             events.push(self.call(key as u8, kind, self.last));
             let pause = if matches!(self.only, Only::GetsOf(_)) { 4 * PAUSE } else { PAUSE };
-            thread::sleep(Duration::from_micros(self.random.below(pause) as u64));
+            thread::sleep(paced(Duration::from_micros(self.random.below(pause) as u64)));
         }
         events
     }
@@ -456,6 +483,10 @@ enum Fault {
     CutClient,
     /// A node is stopped, and a client is not told of the next primary.
     StopNodeAndCutClient,
+    /// An operator moves a shard, or wants nothing to be moved.
+    MoveShard,
+    /// An operator drains a node for some time.
+    DrainNode,
     /// A node and a client reach each other, and nobody else. From here on these are of hosts apart only.
     CutNodeAndClient,
     /// Two nodes do not reach each other, or one the other.
@@ -472,10 +503,6 @@ enum Fault {
     CompactEtcd,
     /// A host's links lose very many packets.
     LosePackets,
-    /// An operator moves a shard, or wants nothing to be moved.
-    MoveShard,
-    /// An operator drains a node for some time.
-    DrainNode,
 }
 
 const FAULTS: [Fault; 11] = [
@@ -533,8 +560,8 @@ impl Mend {
 
 /// Where processes run.
 enum Place {
-    /// All on this host. Each has a way to etcd.
-    Here { nodes: Vec<Way>, clients: Vec<Way> },
+    /// All on this host. Each has a way to etcd, and nodes' tables are at these addresses.
+    Here { nodes: Vec<Way>, clients: Vec<Way>, tables: Vec<Address> },
     /// Each on a host of its own: see `apart`.
     Apart(Net),
 }
@@ -570,12 +597,27 @@ struct Cluster {
 
 impl Cluster {
     fn start(seed: u64, rule: Option<String>) -> Cluster {
+        take_pace(1);
         let folder = tempfile::tempdir().unwrap();
+        let tables = (0..NODES).map(|node| Address::Shm(folder.path().join(format!("n{node}.sock"))));
+        let tables = tables.collect();
+        Cluster::start_here(folder, tables, seed, rule)
+    }
+
+    /// On this host, with a node for each of these tables.
+    fn start_here(
+        folder: tempfile::TempDir,
+        tables: Vec<Address>,
+        seed: u64,
+        rule: Option<String>,
+    ) -> Cluster {
         let etcd = Etcd::start(folder.path());
+        until("etcd has a leader", || etcd.leads() == Some(true));
         let port = etcd.endpoint().rsplit(':').next().unwrap().parse().unwrap();
         let ways = |n| (0..n).map(|_| Way::to(port)).collect();
-        let place = Place::Here { nodes: ways(NODES), clients: ways(CLIENTS) };
-        Cluster::start_at(place, folder, vec![etcd], NODES, seed, rule)
+        let nodes = tables.len();
+        let place = Place::Here { nodes: ways(nodes), clients: ways(CLIENTS), tables };
+        Cluster::start_at(place, folder, vec![etcd], nodes, seed, rule)
     }
 
     fn start_at(
@@ -588,9 +630,10 @@ impl Cluster {
     ) -> Cluster {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let options = EtcdOptions::new(etcds.iter().map(Etcd::endpoint));
+        let mut options = EtcdOptions::new(etcds.iter().map(Etcd::endpoint));
+        options.timeout = paced(options.timeout);
         let store = runtime.block_on(EtcdStore::connect(name(), options)).unwrap();
-        runtime.block_on(store.init(&config(SHARDS, COPIES, TTL))).unwrap();
+        runtime.block_on(store.init(&settings())).unwrap();
         let mut cluster = Cluster {
             folder,
             etcds,
@@ -643,7 +686,16 @@ impl Cluster {
                 (net.program(apart::host(whom), &exe), endpoints.join(","))
             }
         };
-        let mut variables = vec![("ONEREAD_NUMBER", number.to_string()), ("ONEREAD_ETCD", etcd)];
+        let mut variables = vec![
+            ("ONEREAD_NUMBER", number.to_string()),
+            ("ONEREAD_ETCD", etcd),
+            ("ONEREAD_PACE", common::pace().to_string()),
+        ];
+        if matches!(whom, Whom::Node(_)) {
+            variables.push(("ONEREAD_TABLE", self.table(number).to_string()));
+            let others = verbs::as_others_say(&self.table(number)).map(|at| at.to_string());
+            variables.extend(others.map(|at| ("ONEREAD_TABLE_FOR_OTHERS", at)));
+        }
         variables.extend(self.rule.iter().map(|rule| ("ONEREAD_RULE", rule.clone())));
         if matches!(self.place, Place::Apart(_)) {
             variables.push(("ONEREAD_HOST", net::address(apart::host(whom))));
@@ -651,6 +703,14 @@ impl Cluster {
             variables.push(("ONEREAD_CLOCK", rate.to_string()));
         }
         (program, variables)
+    }
+
+    /// Where a node's table is served.
+    fn table(&self, node: usize) -> Address {
+        match &self.place {
+            Place::Here { tables, .. } => tables[node].clone(),
+            Place::Apart(_) => apart::table(&net::address(apart::host(Whom::Node(node)))),
+        }
     }
 
     /// Cuts a node or a client off from etcd, or ends that.
@@ -757,7 +817,7 @@ impl Cluster {
         }
         let begun = Instant::now();
         while !self.is_whole() {
-            if begun.elapsed() > common::SOON {
+            if begun.elapsed() > paced(common::SOON) {
                 panic!("each shard has its copies is not so: {:#?}", self.shards);
             }
             self.pass(Duration::from_millis(20));
@@ -795,8 +855,37 @@ impl Cluster {
             Mend::RunEtcd(member) => self.etcds[member].launch(),
             Mend::WakeClient(client) => self.clients[client].stop(false),
             Mend::JoinClient(client) => self.cut(Whom::Client(client), false),
-            Mend::Join(..) | Mend::LoseFewer(_) | Mend::Undrain => self.mend_apart(mend),
+            Mend::Undrain => {
+                let is_done = self.wish("nothing is drained".into(), |wishes| {
+                    wishes.drained = NodeIds::default();
+                });
+                if is_done.is_none() {
+                    self.mend_in(paced(Duration::from_secs(1)), Mend::Undrain);
+                }
+            }
+            Mend::Join(..) | Mend::LoseFewer(_) => self.mend_apart(mend),
         }
+    }
+
+    /// Lets time pass until nothing is wrong with an etcd of one member: an operator can do nothing before.
+    fn await_etcd(&mut self) {
+        let is_wrong = |fault: &&(Instant, Mend)| fault.1.whom() == Some(Whom::Etcd(0));
+        let last = self.faults.iter().rfind(is_wrong).filter(|_| self.etcds.len() == 1);
+        if let Some((at, _)) = last.copied() {
+            self.pass(at.saturating_duration_since(Instant::now()));
+        }
+        // It may have begun a moment ago.
+        let begun = Instant::now();
+        while self.etcds.len() == 1 && !self.look() && begun.elapsed() < paced(Duration::from_secs(5)) {
+            self.pass(Duration::from_millis(20));
+        }
+    }
+
+    /// What an operator does. It fails without etcd.
+    fn wish(&mut self, what: String, change: impl Fn(&mut Wishes)) -> Option<()> {
+        let is_done = self.runtime.block_on(self.store.change_wishes(change)).is_ok();
+        self.tell(if is_done { what } else { format!("etcd was not told: {what}") });
+        is_done.then_some(())
     }
 
     fn mend_in(&mut self, time: Duration, mend: Mend) {
@@ -896,7 +985,7 @@ impl Cluster {
                 if let Place::Apart(net) = &self.place {
                     until("all was sent", || net.has_sent(apart::host(Whom::Node(node))));
                 }
-                thread::sleep(Duration::from_millis(200));
+                thread::sleep(paced(Duration::from_millis(200)));
                 let has_others = |state: &ShardState| state.in_sync.iter().any(|other| other != id);
                 if !self.look() || !self.shards.iter().all(has_others) {
                     self.tell("its memory is the last one and stays".into());
@@ -958,6 +1047,30 @@ impl Cluster {
                 self.cut(Whom::Client(client), true);
                 self.mend_in(long, Mend::JoinClient(client));
             }
+            Fault::MoveShard => {
+                self.await_etcd();
+                let shard = self.random.below(usize::from(SHARDS)) as u16;
+                let node = self.random.below(self.nodes.len());
+                let id = self.id(node)?;
+                if self.random.below(3) == 0 {
+                    self.wish("nothing is pinned".into(), |wishes| wishes.pinned.clear())?;
+                } else {
+                    let what = format!("shard {shard} is to be served by node {node}");
+                    self.wish(what, |wishes| wishes.pinned.extend([(shard, id)]))?;
+                }
+            }
+            Fault::DrainNode => {
+                if self.faults.iter().any(|(_, mend)| *mend == Mend::Undrain) {
+                    return None;
+                }
+                self.await_etcd();
+                let node = self.any_primary()?;
+                let id = self.id(node)?;
+                self.wish(format!("node {node} is drained for {long:?}"), |wishes| {
+                    wishes.drained = NodeIds::of(id);
+                })?;
+                self.mend_in(long, Mend::Undrain);
+            }
             other => self.fault_apart(other, long)?,
         }
         self.count(format!("{fault:?}"), 1);
@@ -983,7 +1096,7 @@ impl Cluster {
         self.settle();
         self.round += 1;
         self.run_clients();
-        self.pass(Duration::from_millis(300));
+        self.pass(paced(Duration::from_millis(300)));
         let begun = Instant::now();
         let (mut left, mut all_were) = (faults.to_vec(), false);
         while begun.elapsed() < time || !all_were {
@@ -1011,37 +1124,29 @@ impl Cluster {
 
     /// Each copy that is in sync has what the primary has.
     fn until_copies_are_equal(&mut self) {
-        let read = |cluster: &Cluster, node: NodeId, key: &str| {
-            let number = (0..cluster.nodes.len()).find(|number| cluster.id(*number) == Some(node))?;
-            let (address, token) = match &cluster.place {
-                Place::Here { .. } => {
-                    (Address::Shm(cluster.file(format!("n{number}.sock"))), Secret::default().token())
-                }
-                Place::Apart(_) => {
-                    let host = net::address(apart::host(Whom::Node(number)));
-                    (apart::table(&host), apart::secret().token())
-                }
-            };
-            let options = ClientOptions::new().token(token);
-            Client::connect_with(&address, options).ok()?.get(key.as_bytes()).ok()
-        };
         until("all copies are equal", || {
-            self.is_whole()
-                && keys(self.round).iter().all(|(shard, key)| {
-                    let in_sync = self.shards[usize::from(*shard)].in_sync.iter();
-                    let copies: Vec<_> = in_sync.map(|node| read(self, node, key)).collect();
-                    copies.iter().all(|copy| copy.is_some() && *copy == copies[0])
-                })
+            if !self.is_whole() {
+                return false;
+            }
+            let options = || ClientOptions::new().token(secret().token());
+            let connect = |number| {
+                let table = self.table(number);
+                Client::connect_with(&verbs::as_others_say(&table).unwrap_or(table), options()).ok()
+            };
+            let tables = (0..self.nodes.len()).map(|number| Some((self.id(number)?, connect(number)?)));
+            let Some(mut tables) = tables.collect::<Option<BTreeMap<NodeId, Client>>>() else { return false };
+            keys(self.round).iter().all(|(shard, key)| {
+                let in_sync = self.shards[usize::from(*shard)].in_sync.iter();
+                let read = |node| tables.get_mut(&node)?.get(key.as_bytes()).ok();
+                let copies: Vec<_> = in_sync.map(read).collect();
+                copies.iter().all(|copy| copy.is_some() && *copy == copies[0])
+            })
         });
     }
 
     /// A client that nothing happens to.
     fn client(&self) -> ClusterClient {
-        let mut options = ClusterOptions::default();
-        options.deadline = common::SOON;
-        if matches!(self.place, Place::Apart(_)) {
-            options.secret = apart::secret();
-        }
+        let options = options(paced(common::SOON));
         let etcd = EtcdOptions::new(self.etcds.iter().map(Etcd::endpoint));
         ClusterClient::connect(name(), etcd, options).unwrap()
     }
@@ -1088,7 +1193,8 @@ fn wrong(events: &[Event], key: u8) -> Option<String> {
     ends.sort_unstable();
     let first = ends.partition_point(|&end| is_linearizable(&so_far(&of_key, end), shard, key));
     let at = ends[first.min(ends.len() - 1)];
-    let near = of_key.iter().filter(|event| event.start <= at && event.end >= at.saturating_sub(2_000_000));
+    let shortly = paced(TTL * 2).as_micros() as u32;
+    let near = of_key.iter().filter(|event| event.start <= at && event.end >= at.saturating_sub(shortly));
     let near: Vec<String> = near.map(|event| format!("{event:?}")).collect();
     let tail = &near[near.len().saturating_sub(40)..];
     Some(format!("key {key} has no order from {at} on:\n{}", tail.join("\n")))
@@ -1156,7 +1262,7 @@ impl Cluster {
         let (mut silent, mut changeless) = (vec![(0, 0); usize::from(SHARDS)], (0, 0));
         let begun = Instant::now();
         while begun.elapsed() < time {
-            let events = self.round(ROUND.min(time), faults, &mut last);
+            let events = self.round(paced(ROUND).min(time), faults, &mut last);
             count(&events, &mut self.counts);
             for (shard, longest) in silence(&events, |_| true).into_iter().enumerate() {
                 self.tell(format!(
@@ -1204,7 +1310,7 @@ impl Cluster {
         let mut last = self.client();
         let begun = Instant::now();
         while begun.elapsed() < within {
-            let events = self.round(Duration::from_secs(8), faults, &mut last);
+            let events = self.round(paced(Duration::from_secs(8)), faults, &mut last);
             count(&events, &mut self.counts);
             if let Some(why) = (0..KEYS).find_map(|key| wrong(&events, key)) {
                 println!("{rule} was found after {:?} by {:?}: {why}", begun.elapsed(), self.counts);

@@ -17,14 +17,32 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a test waits for what must happen.
+/// How long a test waits for what must happen, at the usual pace.
 pub const SOON: Duration = Duration::from_secs(60);
+
+/// How many times as long everything may take as on a machine that is not emulated.
+static PACE: AtomicU32 = AtomicU32::new(1);
+
+/// Chooses the pace of this process.
+pub fn set_pace(times: u32) {
+    PACE.store(times.max(1), Ordering::Relaxed);
+}
+
+/// The pace of this process, for those that it starts.
+pub fn pace() -> u32 {
+    PACE.load(Ordering::Relaxed)
+}
+
+/// A time at the pace of this process.
+pub fn paced(time: Duration) -> Duration {
+    time * pace()
+}
 
 /// Waits until something is so.
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begun = Instant::now();
+    let (begun, soon) = (Instant::now(), paced(SOON));
     while !is_so() {
-        assert!(begun.elapsed() < SOON, "{what} is not so after {SOON:?}");
+        assert!(begun.elapsed() < soon, "{what} is not so after {soon:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -139,7 +157,7 @@ impl Etcd {
     /// Whether it leads. `None`: it does not say so in time.
     pub fn leads(&self) -> Option<bool> {
         let at = format!("{}:{}", self.host, self.client).parse().ok()?;
-        let soon = Duration::from_millis(500);
+        let soon = paced(Duration::from_millis(500));
         let mut stream = std::net::TcpStream::connect_timeout(&at, soon).ok()?;
         stream.set_read_timeout(Some(soon)).ok()?;
         stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").ok()?;

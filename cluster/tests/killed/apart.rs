@@ -14,8 +14,6 @@
 
 use super::net::{self, Net, Quality};
 use super::*;
-use oneread_cluster::core::placement::Wishes;
-use oneread_cluster::core::state::NodeIds;
 
 const ETCDS: usize = 3;
 const NODES: usize = 4;
@@ -70,13 +68,9 @@ pub fn table(host: &str) -> Address {
     format!("tcp://{host}:{TABLE}").parse().unwrap()
 }
 
-/// What all know.
-pub fn secret() -> Secret {
-    Secret::new(b"a secret of the tests").unwrap()
-}
-
 impl Cluster {
     fn start_apart(seed: u64, rule: Option<String>) -> Cluster {
+        take_pace(1);
         let net = Net::new(HOSTS, WORST, Random(seed ^ 0x5157_17c4));
         let folder = tempfile::tempdir().unwrap();
         let hosts: Vec<String> = (0..ETCDS).map(|member| net::address(host(Whom::Etcd(member)))).collect();
@@ -127,18 +121,11 @@ impl Cluster {
         }
     }
 
-    /// What an operator does. It fails without etcd.
-    fn wish(&mut self, what: String, change: impl Fn(&mut Wishes)) -> Option<()> {
-        let is_done = self.runtime.block_on(self.store.change_wishes(change)).is_ok();
-        self.tell(if is_done { what } else { format!("etcd was not told: {what}") });
-        is_done.then_some(())
-    }
-
     pub fn fault_apart(&mut self, fault: Fault, long: Duration) -> Option<()> {
         match fault {
             Fault::CutNodeAndClient => {
                 // Others have time to take over.
-                let long = long.max(TTL * 3 / 2);
+                let long = long.max(paced(TTL * 3 / 2));
                 let (node, client) = (self.any_primary()?, self.any_client()?);
                 self.tell(format!("node {node} and client {client} reach each other only, for {long:?}"));
                 let (aside, whom) = ([host(Whom::Node(node)), host(Whom::Client(client))], Whom::Node(node));
@@ -205,27 +192,6 @@ impl Cluster {
                 self.net().lose(host, VERY_MANY);
                 self.mend_in(long, Mend::LoseFewer(host));
             }
-            Fault::MoveShard => {
-                let (shard, node) = (self.random.below(usize::from(SHARDS)) as u16, self.random.below(NODES));
-                let id = self.id(node)?;
-                if self.random.below(3) == 0 {
-                    self.wish("nothing is pinned".into(), |wishes| wishes.pinned.clear())?;
-                } else {
-                    let what = format!("shard {shard} is to be served by node {node}");
-                    self.wish(what, |wishes| wishes.pinned.extend([(shard, id)]))?;
-                }
-            }
-            Fault::DrainNode => {
-                if self.faults.iter().any(|(_, mend)| *mend == Mend::Undrain) {
-                    return None;
-                }
-                let node = self.any_primary()?;
-                let id = self.id(node)?;
-                self.wish(format!("node {node} is drained for {long:?}"), |wishes| {
-                    wishes.drained = NodeIds::of(id);
-                })?;
-                self.mend_in(long, Mend::Undrain);
-            }
             other => panic!("{other:?} is not for hosts apart"),
         }
         Some(())
@@ -237,14 +203,6 @@ impl Cluster {
                 self.cuts[cut].iter().for_each(|(from, to)| self.net().cut(*from, *to, false));
             }
             Mend::LoseFewer(host) => self.net().lose(host, 0),
-            Mend::Undrain => {
-                let is_done = self.wish("nothing is drained".into(), |wishes| {
-                    wishes.drained = NodeIds::default();
-                });
-                if is_done.is_none() {
-                    self.mend_in(Duration::from_secs(1), Mend::Undrain);
-                }
-            }
             other => panic!("{other:?} is not for hosts apart"),
         }
     }
