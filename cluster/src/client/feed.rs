@@ -179,6 +179,18 @@ pub enum ClusterFeedItem {
     },
 }
 
+impl ClusterFeedItem {
+    /// Whether this is of no use any more when [`ClusterFeed::resync`] is called with this shard before it was given:
+    /// a scan that was begun before has shown it.
+    pub fn is_void_after(&self, resync: Option<ShardIx>) -> bool {
+        match self {
+            ClusterFeedItem::Key { shard, .. } => resync.is_none_or(|resync| resync == *shard),
+            ClusterFeedItem::Joined { shard } => resync.is_none() || resync == *shard,
+            _ => false,
+        }
+    }
+}
+
 /// Changes of one shard.
 #[derive(Debug)]
 struct Heard {
@@ -320,6 +332,7 @@ impl ClusterFeed {
     /// a gap.
     pub fn resync(&mut self, shard: Option<ShardIx>) {
         let scan = ScanState::new(self.client.config(), &self.prefix, self.values);
+        self.ready.retain(|(_, item)| !item.as_ref().is_some_and(|item| item.is_void_after(shard)));
         match shard {
             Some(one) => {
                 // One that is under way has shown keys that may have gone in the gap.

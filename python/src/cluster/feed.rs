@@ -50,9 +50,9 @@ impl Feed for OfCluster {
         }
     }
 
-    /// Changes are not told again: they stay. So do the keys of other scans, unless all keys come.
+    /// Changes are not told again: they stay.
     fn is_void(item: &ClusterFeedItem, resync: Option<ShardIx>) -> bool {
-        resync.is_none() && matches!(item, ClusterFeedItem::Key { .. } | ClusterFeedItem::Joined { .. })
+        item.is_void_after(resync)
     }
 }
 
