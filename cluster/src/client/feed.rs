@@ -317,7 +317,7 @@ impl ClusterFeed {
             let left = within.saturating_sub(begun.elapsed());
             match self.heard.recv_timeout(left.min(AGAIN)) {
                 Ok(heard) => self.hear(heard),
-                Err(RecvTimeoutError::Timeout) if !left.is_zero() && breaking::is_wanted() => {}
+                Err(RecvTimeoutError::Timeout) if !left.is_zero() => {}
                 Err(RecvTimeoutError::Timeout) => return Ok(None),
                 Err(RecvTimeoutError::Disconnected) => {
                     let why = "the client's runtime has ended".into();
@@ -471,7 +471,7 @@ struct Task {
     shards: Vec<Followed>,
     values: bool,
     /// `Err`: not before that.
-    nodes: FxHashMap<NodeId, Result<Asked, Pause>>,
+    nodes: FxHashMap<NodeId, Result<Asked, Instant>>,
     asks: u64,
     heard: SyncSender<Heard>,
 }
@@ -511,7 +511,7 @@ impl Task {
             .collect();
         drop(known);
         for (node, addresses) in addresses {
-            if matches!(self.nodes.get(&node), Some(Err(pause)) if now < pause.until) {
+            if matches!(self.nodes.get(&node), Some(Err(not_before)) if now < *not_before) {
                 continue;
             }
             let (follows, queue) = mpsc::unbounded_channel();
@@ -541,8 +541,7 @@ impl Task {
                 if let Some(between) = self.between.upgrade() {
                     *lock(&between.why) = Some(format!("node {node}: {error}"));
                 }
-                self.nodes
-                    .insert(node, Err(Pause { length: NODE_AGAIN, until: Instant::now() + NODE_AGAIN }));
+                self.nodes.insert(node, Err(Instant::now() + NODE_AGAIN));
                 return;
             }
         };

@@ -682,18 +682,18 @@ impl<T: Table> Node<T> {
             seen.filter(|(id, seen)| **id == me || lives(seen)).map(|(id, _)| *id).collect();
         let leaving = self.shared.seen.iter().filter(|(_, seen)| seen.key.about.leaves).map(|(id, _)| *id);
         let leaving: NodeIds = leaving.chain(leave.then_some(me)).collect();
+        let shards = self.replicas.iter().map(Replica::shard);
+        let ranked: Vec<_> =
+            shards.map(|shard| wanted(shard, self.copies, nodes.iter().copied(), &self.wishes)).collect();
         if self.shared.evicts {
-            let is_mine = |shard: &ShardIx| {
-                wanted(*shard, self.copies, nodes.iter().copied(), &self.wishes).contains(&me)
-            };
-            let mine = (0..self.replicas.len() as ShardIx).filter(is_mine).count();
+            let mine = ranked.iter().filter(|wanted| wanted.contains(&me)).count();
             self.shared.share = evicting::share(self.shared.table.memory(), mine, nodes.len(), self.copies);
         }
         let mut joins_left = JOINS_MAX.saturating_sub(self.replicas.iter().map(Replica::newcomers).sum());
         self.placed_from = (self.placed_from + 1) % self.replicas.len().max(1);
         let (before, from) = self.replicas.split_at_mut(self.placed_from);
         for replica in from.iter_mut().chain(before) {
-            let wanted = wanted(replica.shard(), self.copies, nodes.iter().copied(), &self.wishes);
+            let wanted = &ranked[usize::from(replica.shard())];
             let in_sync = replica.state().in_sync.clone();
             // Who leaves keeps its copy, for when it starts again, and serves nothing.
             let stays = |node: &NodeId| !leaving.has(*node);
