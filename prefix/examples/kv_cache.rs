@@ -107,11 +107,9 @@ fn until_served<T>(mut what: impl FnMut() -> Result<T, PrefixError>) -> Result<T
     let begun = Instant::now();
     loop {
         match what() {
-            Err(PrefixError::Change(_) | PrefixError::Connect(_) | PrefixError::Get(_))
-                if begun.elapsed() < SOON =>
-            {
-                std::thread::sleep(Duration::from_millis(5));
-            }
+            Err(
+                PrefixError::Change(_) | PrefixError::Connect(_) | PrefixError::Get(_) | PrefixError::Scan(_),
+            ) if begun.elapsed() < SOON => std::thread::sleep(Duration::from_millis(5)),
             done => return done,
         }
     }
@@ -186,7 +184,7 @@ impl Engine {
     fn answer(&mut self, prompt: &[Key]) -> Outcome<(usize, usize)> {
         let digests = Digests::from(prompt);
         let mut found = vec![Found::default(); prompt.len()];
-        let there = self.blocks.locate_prefix(&digests, &mut found)?;
+        let there = until_served(|| self.blocks.locate_prefix(&digests, &mut found))?;
         let mut fetched = Vec::new();
         for found in &found[..there] {
             let mut bytes = vec![0; BLOCK];
@@ -198,7 +196,8 @@ impl Engine {
             fetched.push(bytes);
         }
         let mut same = vec![false; there];
-        self.blocks.revalidate(&Digests::from(&prompt[..there]), &found[..there], &mut same)?;
+        let digests = Digests::from(&prompt[..there]);
+        until_served(|| self.blocks.revalidate(&digests, &found[..there], &mut same))?;
         let right = |n: &usize| fetched[*n] == bytes_of(&prompt[*n]);
         let valid: Vec<usize> = (0..there).filter(|&n| same[n]).collect();
         let wrong = valid.iter().filter(|n| !right(n)).count();
@@ -275,7 +274,8 @@ fn router(folder: &Path) -> Outcome<()> {
     socket.set_read_timeout(Some(Duration::from_millis(200)))?;
     let mut lengths = vec![0; index.holders_max()];
     while next < prompts.len() {
-        let longest = index.match_prefix(&Digests::from(&prompts[next][..]), &mut lengths)?;
+        let prompt = Digests::from(&prompts[next][..]);
+        let longest = until_served(|| index.match_prefix(&prompt, &mut lengths))?;
         let chosen = until_served(|| index.holders())?
             .into_iter()
             .find(|holder| longest > 0 && lengths[usize::from(holder.number())] as usize == longest);
