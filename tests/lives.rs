@@ -4,7 +4,6 @@ use oneread::embedded::{Clock, Index};
 use oneread::error::{MutateError, PutError};
 use oneread::internals::region::{Backing, Region};
 use oneread::layout::{Life, Seeds};
-use oneread::sink::LifeSink;
 use oneread::snapshot::Snapshot;
 use oneread::{
     Address, Client, Config, PutMode, PutOptions, PutOutcome, Server, ServerConfig, SwapOutcome, TableSize,
@@ -56,7 +55,7 @@ fn tidy(index: &Index) {
 }
 
 fn life(index: &Index, key: &[u8]) -> Option<Life> {
-    index.reader().get_into(key, &mut LifeSink::default()).unwrap().flatten()
+    index.life(key).unwrap()
 }
 
 /// Each key is there with its value until its time has come, and gone a second later; keys without a time stay.
@@ -100,6 +99,51 @@ fn changes_end_others_in_passing() {
         index.put(&key(KEYS), &value(1, n as u8), PutMode::Upsert).unwrap();
     }
     assert_eq!(index.len(), 1);
+}
+
+/// A table that keeps what has ended removes nothing by itself. It shows which entries have ended, each again a second later
+/// until somebody has removed it.
+#[test]
+fn what_has_ended_may_be_somebody_elses_to_remove() {
+    let (index, clock) = index(&config("windowed:8", sizes()[1]));
+    let index = index.keeping_ended();
+    let ended = |index: &Index, max| {
+        let mut keys = Vec::new();
+        assert_eq!(index.see_ended(max, |key| keys.push(key.to_vec())), keys.len());
+        keys.sort();
+        keys
+    };
+    for n in 0..KEYS {
+        index.put_with(&key(n), &value(n, 1), ttl(SECOND * (1 + n as u32 % 3))).unwrap();
+    }
+    index.put(&key(KEYS), b"stays", PutMode::Insert).unwrap();
+    let left = |n: u64| index.ends_in(&life(&index, &key(n)).unwrap());
+    assert_eq!([left(0), left(2), left(KEYS)], [Some(SECOND), Some(3 * SECOND), None]);
+    assert!(ended(&index, 10).is_empty());
+    clock.advance(SECOND * 5 / 2);
+    for n in 0..2_000 {
+        index.put(&key(KEYS), &value(1, n as u8), PutMode::Upsert).unwrap();
+    }
+    tidy(&index);
+    assert_eq!((index.len(), left(1), index.expired()), (KEYS + 1, Some(Duration::ZERO), 0));
+    // One of those that are due has another time by now.
+    index.put_with(&key(1), b"again", ttl(2 * SECOND)).unwrap();
+    let mut seen = ended(&index, 10);
+    assert_eq!(seen.len(), 10);
+    seen.extend(ended(&index, usize::MAX));
+    seen.sort();
+    let mut due: Vec<_> = (0..KEYS).filter(|n| n % 3 != 2 && *n != 1).map(|n| key(n).to_vec()).collect();
+    due.sort();
+    assert!(seen == due && ended(&index, usize::MAX).is_empty());
+    for key in &due[1..] {
+        assert!(index.remove(key).unwrap());
+    }
+    clock.advance(SECOND);
+    let rest = ended(&index, usize::MAX);
+    let third = (2..KEYS).step_by(3).map(|n| key(n).to_vec());
+    let mut expected: Vec<_> = third.chain([due[0].clone()]).collect();
+    expected.sort();
+    assert_eq!(rest, expected);
 }
 
 /// A time that was noted for an entry does not end the one that has come in its place: not one with another time,

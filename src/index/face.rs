@@ -52,7 +52,7 @@ pub(crate) fn waits_max(geometry: &Geometry, pace: &Pace) -> u32 {
 pub struct Index {
     table: Table,
     /// The lives of its entries, if they have any.
-    lives: Option<Box<Lives>>,
+    pub(super) lives: Option<Box<Lives>>,
     /// Whose they are, if they may have owners.
     owners: Option<Owners>,
     /// Puts in two steps, if there may be any.
@@ -429,6 +429,9 @@ impl Index {
 
     /// Removes up to so many entries that have ended. Returns how long until there is more to do.
     fn expire(&self, lives: &Lives, max: usize) -> Option<Duration> {
+        if lives.keeps_ended() {
+            return None;
+        }
         lives.expire(&self.table, max, |key, now| self.remove_by(key, Which::Ended(now)) == Ok(true))
     }
 

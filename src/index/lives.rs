@@ -46,6 +46,8 @@ pub(super) struct Lives {
     epoch_ns: i64,
     /// How long entries live that are put without a time; `None`: until they are removed.
     ttl: Option<Duration>,
+    /// What has ended stays, until somebody else removes it.
+    keeps_ended: bool,
     numbers: Mutex<NumberSource>,
     times: Mutex<Times>,
     /// The soonest of the times; `u64::MAX`: none. Relaxed: a hint, stored under the lock.
@@ -115,6 +117,7 @@ impl Lives {
             clock: clock.clone(),
             epoch_ns,
             ttl: None,
+            keeps_ended: false,
             numbers: Mutex::new(NumberSource::from(region, ENTRIES_WORD, NUMBERS_AT_A_TIME)),
             times: Mutex::default(),
             soonest: AtomicU64::new(u64::MAX),
@@ -126,6 +129,16 @@ impl Lives {
     /// The same, where an entry that is put without a time lives so long.
     pub fn with_ttl(self, ttl: Option<Duration>) -> Lives {
         Lives { ttl, ..self }
+    }
+
+    /// The same, where what has ended stays.
+    pub fn keeping_ended(self) -> Lives {
+        Lives { keeps_ended: true, ..self }
+    }
+
+    /// Whether what has ended stays.
+    pub fn keeps_ended(&self) -> bool {
+        self.keeps_ended
     }
 
     /// Notes the times of all entries of a table that another server had.
@@ -212,10 +225,17 @@ impl Lives {
             }
         }
         let soonest = self.soonest.load(Ordering::Relaxed);
-        (soonest != u64::MAX).then(|| {
-            let due_ns = soonest.saturating_mul(TICK_NS);
-            Duration::from_nanos(due_ns.saturating_sub(self.since_made_ns()))
-        })
+        (soonest != u64::MAX).then(|| self.until_tick(soonest))
+    }
+
+    /// How long it is until a tick.
+    fn until_tick(&self, tick: u64) -> Duration {
+        Duration::from_nanos(tick.saturating_mul(TICK_NS).saturating_sub(self.since_made_ns()))
+    }
+
+    /// How long it is until an entry with this life, which has an end, comes to it.
+    pub fn until(&self, life: &Life) -> Duration {
+        self.until_tick(life.expiry.into())
     }
 
     /// Ends the entries with this hash that have come to their end, and notes the times of the others.

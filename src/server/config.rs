@@ -66,6 +66,9 @@ pub struct ServerConfig {
     /// Whether clients on shm and over TCP note what they read, though nothing makes room for others by itself
     /// ([`Index::take_read`](crate::embedded::Index::take_read)). With `evict` they do so anyway.
     pub note_reads: bool,
+    /// Whether entries that have come to their end stay until this process removes them
+    /// ([`Index::see_ended`](crate::embedded::Index::see_ended)).
+    pub keep_ended: bool,
     /// Most connections at a time. Further ones are refused. On shm there is one for a client and
     /// its clones, and one more for each further handle that sends requests (changes,
     /// [`Client::get_two_sided`](crate::Client::get_two_sided),
@@ -146,6 +149,7 @@ impl ServerConfig {
             allow_read_uids: Vec::new(),
             read_only_clients: false,
             note_reads: false,
+            keep_ended: false,
             clients_max: 4096,
             clients_per_peer: 1024,
             half_open: Duration::from_secs(10),
@@ -180,6 +184,7 @@ setters!(ServerConfig {
     allow_read_uids: impl Into<Vec<u32>>,
     read_only_clients: bool,
     note_reads: bool,
+    keep_ended: bool,
     clients_max: usize,
     clients_per_peer: usize,
     half_open: Duration,

@@ -147,6 +147,7 @@ impl Server {
             config.snapshots.as_ref().map(|snapshots| SnapshotPath::claim(&snapshots.path)).transpose()?;
         let Prepared { index, recovered, restored, as_saved } = index_for(&config)?;
         let index = index.with_ttl(config.ttl).map_err(ServeError::TimeToLive)?;
+        let index = if config.keep_ended { index.keeping_ended() } else { index };
         let saver = config.snapshots.zip(place).map(|(snapshots, place)| {
             let begins = match as_saved {
                 Some(saved) => Begins::AsSaved(saved),
