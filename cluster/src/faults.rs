@@ -72,6 +72,10 @@ pub enum Rule {
     OldCopyKept,
     /// CL13: a primary removes entries from its own table, to make room, and tells nobody.
     EvictsAlone,
+    /// CL13: an entry leaves at its end though a change of its key is under way.
+    EndedMeanwhile,
+    /// CL11: an entry is walked without its end.
+    EndsNotWalked,
     /// CL13: outcomes of requests leave to make room, as entries do.
     ResultsEvicted,
     /// CL14: an outcome that changes nothing is answered at once.

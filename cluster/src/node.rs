@@ -12,7 +12,7 @@ mod followers;
 
 use crate::clock;
 use crate::core::etcd::{CallId, EtcdAnswer, EtcdCall};
-use crate::core::message::{Message, Output, Peer, Reply, Request};
+use crate::core::message::{Message, NotDone, Output, Peer, Reply, Request, TTL_MAX};
 use crate::core::node::{Node, Standing};
 use crate::core::state::{ClusterConfig, NodeAbout, NodeId, Notes, ShardIx, Time};
 use crate::etcd::{ClusterName, EtcdError, EtcdOptions, EtcdStore};
@@ -59,7 +59,9 @@ pub struct NodeConfig {
     /// The table's server. The cluster says how long keys and values are; clients of the table only read. With a
     /// region file the node is the same one when it starts again; without one it comes back as another node. With
     /// `evict`, which can only be [`Evict::Clock`], entries leave so that others find room: those of shards that the node
-    /// is primary of (CL13). Have it so at all nodes, or at none.
+    /// is primary of (CL13). With lives ([`Config::life`](oneread::Config::life)) entries may have an end, at which
+    /// they leave in the same way; `ttl` says how long those live that are put without a time. Have all of this so at all
+    /// nodes, or at none.
     pub server: ServerConfig,
     /// Where it takes requests and other nodes' changes: `host:port`. Port 0 is any that is free.
     pub listen: Vec<String>,
@@ -178,8 +180,9 @@ impl ClusterNode {
         let (cluster, read) = runtime.block_on(store.read_config())?;
         let feed_bytes = config.server.feed_bytes;
         // The table's own server has nothing leave by itself: the primary of an entry has (CL13).
-        let evicts = config.server.evict.is_some();
-        let mut server = config.server.read_only_clients(true).evict(None).note_reads(evicts);
+        let (evicts, ttl) = (config.server.evict.is_some(), config.server.ttl.map(micros));
+        let server = config.server.read_only_clients(true);
+        let mut server = server.evict(None).note_reads(evicts).ttl(None).keep_ended(true);
         server.table = with_lengths(server.table, &cluster);
         server.token = config.secret.token();
         let server = Arc::new(Server::start(server)?);
@@ -222,8 +225,9 @@ impl ClusterNode {
         let links = Links::new(who, runtime.handle().clone());
         let left = Arc::new(AtomicUsize::new(usize::MAX));
         let tick = Duration::from_micros(cluster.timing.resend.min(cluster.timing.beat) / 8);
-        let mut node =
-            Node::new(id, about, cluster.shards, cluster.timing, table, page, notes).evicting(evicts);
+        let mut node = Node::new(id, about, cluster.shards, cluster.timing, table, page, notes)
+            .evicting(evicts)
+            .with_ttl(ttl);
         node.keep_changes(usize::try_from(feed_bytes).unwrap_or(usize::MAX));
         let turns = Turns {
             node,
@@ -334,8 +338,12 @@ fn check(config: &NodeConfig) -> Result<(), NodeError> {
             "a table over verbs without the cluster's secret",
             "whoever reaches the port could read it; give all nodes and clients one (--secret-file)",
         ),
-        ServerConfig { ttl: Some(_), .. } => {
-            refused("a time to live", "entries of a cluster do not expire so far")
+        ServerConfig { ttl: Some(_), table, .. } if !table.life => refused(
+            "a time to live without lives",
+            "its entries have no ends; give them (Config::life, --life)",
+        ),
+        ServerConfig { ttl: Some(ttl), .. } if !(1..=TTL_MAX).contains(&micros(*ttl)) => {
+            refused("this time to live", "it is more than 0, and ten years at most")
         }
         ServerConfig { evict: Some(policy), .. } if *policy != Evict::Clock => refused(
             "a policy of eviction other than clock",
@@ -349,6 +357,10 @@ fn check(config: &NodeConfig) -> Result<(), NodeError> {
         }
         _ => Ok(()),
     }
+}
+
+fn micros(time: Duration) -> Time {
+    Time::try_from(time.as_micros()).unwrap_or(Time::MAX)
 }
 
 /// All of a table's slots that says what an entry takes, for people.
@@ -563,7 +575,7 @@ impl Turns {
         if self.cluster.may_hold(&request.key, len) && self.cluster.shard_of(&request.key) == request.shard {
             self.node.requested(now, peer, request);
         } else {
-            let reply = Reply { copy: request.copy, ended: Err(crate::core::message::NotDone::Invalid) };
+            let reply = Reply { copy: request.copy, ended: Err(NotDone::Invalid) };
             self.replies.send(peer, &Said::Replies(vec![reply]));
         }
     }
@@ -582,7 +594,7 @@ impl Turns {
                 }
                 Output::Node(to, message) => self.links.send(to, message),
                 // Nobody waits for what it does by itself.
-                Output::Reply(Peer::SELF, _) | Output::Evicts { .. } => {}
+                Output::Reply(Peer::SELF, _) | Output::Removes { .. } => {}
                 Output::Reply(peer, reply) => replies.entry(peer).or_default().push(reply),
             }
         }
@@ -616,6 +628,7 @@ impl Turns {
             used,
             room_left: node.room_left(),
             evicted: node.evicted(),
+            expired: node.expired(),
             shards,
         }
     }

@@ -3,20 +3,20 @@
 //! Beside its shards' entries it has some of the cluster's own, whose keys begin with
 //! [`OWN`]: the page, the notes, and outcomes of requests.
 
-use crate::core::message::{Key, Value};
-use crate::core::results::OWN;
-use crate::core::state::{ClusterConfig, Notes, Page, ShardIx};
+use crate::core::message::{End, Key, TTL_MAX, Value};
+use crate::core::results::{self, OWN};
+use crate::core::state::{ClusterConfig, Notes, Page, ShardIx, Time};
 use crate::core::table::{NoMemory, Stock, Table};
 use crate::room::{NOTES_KEY, entry_bytes, lengths, table_room};
 use bytes::Bytes;
 use oneread::embedded::{Index, KeyCursor};
 use oneread::error::{PutError, ReadError};
 use oneread::layout::Geometry;
-use oneread::{PutMode, Server};
+use oneread::{PutMode, PutOptions, Server};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The key of a node's page.
 pub const PAGE_KEY: &[u8] = b"\0oneread\0page";
@@ -117,7 +117,7 @@ impl NodeTable {
         if !was_whole {
             return Err(TableError::Crashed);
         }
-        if table.put(BOOT_KEY, &boot).is_err() {
+        if table.put(BOOT_KEY, &boot, None).is_err() {
             return Err(TableError::Crashed);
         }
         Ok((table, page.unwrap_or_default(), notes.unwrap_or_default()))
@@ -150,7 +150,7 @@ impl NodeTable {
 
     fn store<V: Serialize>(&mut self, key: &[u8], value: &V) -> Result<(), NoMemory> {
         let bytes = encode(value).ok_or(NoMemory)?;
-        self.put(key, &bytes)
+        self.put(key, &bytes, None)
     }
 
     /// Removes leave segments behind that are hardly half full, and do not merge them by themselves: their memory may be
@@ -182,7 +182,7 @@ impl NodeTable {
     /// The next keys of a scan, by shard. The cursor is moved behind them.
     fn scan(&self, cursor: &mut KeyCursor, mut see: impl FnMut(ShardIx, &[u8])) -> bool {
         self.index().scan_keys(cursor, |key| {
-            if !key.starts_with(OWN) || crate::core::results::is_result(key) {
+            if is_of_shard(key) {
                 see(self.cluster.shard_of(key), key);
             }
         })
@@ -202,6 +202,21 @@ pub fn note_stop(index: &Index) {
 /// Which start of the machine this is.
 fn boot() -> Vec<u8> {
     std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()
+}
+
+/// Whether a key is of a shard: not one of the node's own.
+fn is_of_shard(key: &[u8]) -> bool {
+    !key.starts_with(OWN) || results::is_result(key)
+}
+
+/// Milliseconds since 1970.
+fn time_of_day() -> u64 {
+    millis(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
+}
+
+/// Rounded up.
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
 /// A page, or notes, as they are stored. `None`: they are longer than any table can hold.
@@ -249,8 +264,32 @@ impl Table for NodeTable {
         certain(|| self.index().reader().value_len(key)).flatten()
     }
 
-    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), NoMemory> {
-        self.made(|| self.index().put(key, value, PutMode::Upsert).map(drop))?;
+    fn end(&mut self, key: &[u8]) -> Option<End> {
+        let life = certain(|| self.index().life(key)).flatten()?;
+        let left = self.index().ends_in(&life)?;
+        Some(End(time_of_day().saturating_add(millis(left))))
+    }
+
+    fn end_after(&self, ttl: Time) -> Option<End> {
+        let is_within = self.geometry().has_life() && ttl > 0 && ttl <= TTL_MAX;
+        is_within.then(|| End(time_of_day().saturating_add(ttl.div_ceil(1_000))))
+    }
+
+    fn ended(&mut self, max: usize) -> Vec<(ShardIx, Key)> {
+        let mut keys = Vec::new();
+        self.index().see_ended(max, |key| {
+            if is_of_shard(key) {
+                keys.push((self.cluster.shard_of(key), Bytes::copy_from_slice(key)));
+            }
+        });
+        keys
+    }
+
+    fn put(&mut self, key: &[u8], value: &[u8], end: Option<End>) -> Result<(), NoMemory> {
+        // One that has ended meanwhile is put, too: it is the primary that has it leave (CL13).
+        let left = |end: End| end.0.saturating_sub(time_of_day()).clamp(1, TTL_MAX / 1_000);
+        let ttl = end.map(|end| Duration::from_millis(left(end)));
+        self.made(|| self.index().put_with(key, value, PutOptions::new().ttl(ttl)).map(drop))?;
         self.tidy_extents(key, value.len());
         Ok(())
     }

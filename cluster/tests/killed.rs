@@ -31,9 +31,9 @@ mod net;
 mod verbs;
 
 use common::{Etcd, config, has_etcd, name, node, paced, until};
-use history::{Event, Kind, NEVER, is_linearizable};
+use history::{Event, Kind, NEVER, due_of, is_linearizable, value_with_due};
 use net::Net;
-use oneread::{Address, Client, ClientOptions, SwapOutcome};
+use oneread::{Address, Client, ClientOptions, PutMode, PutOptions, SwapOutcome};
 use oneread_cluster::client::{ClusterClient, ClusterError, ClusterOptions};
 use oneread_cluster::core::etcd::EtcdValue;
 use oneread_cluster::core::message::Outcome;
@@ -204,6 +204,7 @@ fn node_process() {
     let end = end_is_wanted();
     let mut config = node(&folder, number, etcd());
     config.server.address = given("ONEREAD_TABLE").unwrap();
+    config.server.table = config.server.table.life(true);
     config.advertise_table.extend(given("ONEREAD_TABLE_FOR_OTHERS"));
     config.secret = secret();
     if let Some(host) = given::<String>("ONEREAD_HOST") {
@@ -273,7 +274,8 @@ fn client_process() {
     let work = |(handle, (client, only)): (u64, (ClusterClient, Only))| {
         let id = 16 * number + handle;
         let random = Random(seed ^ (id + 1) << 32 ^ round << 16);
-        let (known, last) = ([0; KEYS as usize], (id + 1) << 40);
+        // Less than 2^32 with its number (`value_with_due`).
+        let (known, last) = ([0; KEYS as usize], (id + 1) << 24);
         let worker = Worker { client, only, random, base, keys: keys(round), known, last };
         let end = end.clone();
         thread::spawn(move || worker.run(&end))
@@ -326,25 +328,41 @@ impl Worker {
                 (80..90, _) | (_, 0) => Kind::Insert,
                 (_, known) => Kind::Swap(known),
             };
-            events.push(self.call(key as u8, kind, self.last));
+            // Some entries have an end. At any time after it they leave, or are replaced before.
+            let is_put = matches!(kind, Kind::Put | Kind::Insert);
+            let ttl = is_put && self.random.below(4) == 0;
+            let ttl = ttl.then(|| paced(Duration::from_millis(100 + self.random.below(1_500) as u64)));
+            let event = self.call(key as u8, kind, ttl);
+            events.push(event);
+            if let Some(due) = due_of(event.value).filter(|_| is_put && !event.is_void) {
+                let (kind, outcome) = (Kind::Swap(event.value), Outcome::Done);
+                events.push(Event { kind, outcome, value: 0, start: due, end: NEVER, ..event });
+            }
             let pause = if matches!(self.only, Only::GetsOf(_)) { 4 * PAUSE } else { PAUSE };
             thread::sleep(paced(Duration::from_micros(self.random.below(pause) as u64)));
         }
         events
     }
 
-    fn call(&mut self, key: u8, kind: Kind, mut value: u64) -> Event {
+    fn call(&mut self, key: u8, kind: Kind, ttl: Option<Duration>) -> Event {
         let (shard, name) = &self.keys[usize::from(key)];
-        let (client, name, new) = (&mut self.client, name.as_bytes(), value_of(value));
         let start = (now() - self.base) as u32;
+        let due = match kind {
+            Kind::Swap(expected) => due_of(expected).unwrap_or(0),
+            _ => ttl.map_or(0, |ttl| start + ttl.as_micros() as u32),
+        };
+        let mut value = value_with_due(due, self.last);
+        let (client, name, new) = (&mut self.client, name.as_bytes(), value_of(value));
         let ended = match kind {
             Kind::Get => client.get(name).map(|got| {
                 value = number_of(got.as_deref());
                 Outcome::Done
             }),
-            Kind::Put => client.put(name, &new).map(|()| Outcome::Done),
+            Kind::Put => client.put_with(name, &new, PutOptions::new().ttl(ttl)).map(|_| Outcome::Done),
             Kind::Insert => {
-                client.insert(name, &new).map(|is| if is { Outcome::Done } else { Outcome::Exists })
+                let options = PutOptions::from(PutMode::Insert).ttl(ttl);
+                let put = client.put_with(name, &new, options);
+                put.map(|is| if is { Outcome::Done } else { Outcome::Exists })
             }
             Kind::Remove => client.remove(name).map(|is| if is { Outcome::Done } else { Outcome::Absent }),
             Kind::Swap(expected) => {
@@ -354,6 +372,7 @@ impl Worker {
                     SwapOutcome::Absent => Outcome::Absent,
                 })
             }
+            Kind::Expire => unreachable!("only primaries do that"),
         };
         let end = (now() - self.base) as u32 + 1;
         let is_open = matches!(ended, Err(ClusterError::Unknown { .. }));
@@ -1222,6 +1241,7 @@ fn count(events: &[Event], counts: &mut Counts) {
             Kind::Insert => "insert",
             Kind::Swap(_) => "swap",
             Kind::Remove => "remove",
+            Kind::Expire => "expire",
         };
         let what = match event.outcome {
             _ if event.end == NEVER => "unknown".into(),

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Etcd, config, has_etcd, name, node, until};
-use oneread::SwapOutcome;
+use oneread::{LeftCause, PutMode, PutOptions, SwapOutcome};
 use oneread_cluster::client::{
     ClusterClient, ClusterError, ClusterFeed, ClusterFeedItem, ClusterFeedOptions, ClusterOptions,
     ClusterScan,
@@ -14,7 +14,7 @@ use oneread_cluster::etcd::{EtcdError, EtcdStore};
 use oneread_cluster::node::{ClusterNode, NodeConfig, NodeError};
 use oneread_cluster::wire::{Bounds, Identity, NodeConnection, NodeStatus, Question, Said, Secret};
 use std::collections::{HashMap, HashSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Connections live in the runtime in which they were made.
 fn block<R>(f: impl Future<Output = R>) -> R {
@@ -607,6 +607,87 @@ fn a_restored_etcd_is_adopted() {
     cluster.until_copies(2);
 }
 
+/// CL13: entries with a time to live leave at all copies, by changes that followers hear of, also after a failover and a copy.
+/// Swaps keep the end, puts do not; what is put while an entry ends stays. Outcomes of requests have an end, too.
+#[test]
+fn entries_end() {
+    if !has_etcd() {
+        return;
+    }
+    let mut cluster = Cluster::none(4, 2);
+    let run = |cluster: &mut Cluster, number: usize, ttl: Option<Duration>| {
+        let mut config = node(cluster.folder.path(), number, cluster.etcd.options());
+        config.server.table = config.server.table.life(true);
+        config.server.ttl = ttl;
+        cluster.run_as(number, config);
+    };
+    (0..2).for_each(|number| run(&mut cluster, number, None));
+    let mut client = cluster.client();
+    cluster.until_copies(2);
+    let mut feed = client.changes(ClusterFeedOptions::new()).unwrap();
+    let ttl = |time: Duration| PutOptions::new().ttl(time);
+    let (soon, long) = (Duration::from_millis(700), Duration::from_secs(3_600));
+    let begun = Instant::now();
+    let entries: Vec<_> = (0..200).map(|number| (key(number), b"ends")).collect();
+    for ended in client.put_many_with(&entries, ttl(soon)).unwrap() {
+        assert!(ended.unwrap());
+    }
+    assert!(client.put_with(b"swapped", b"old", ttl(soon)).unwrap());
+    assert_eq!(client.compare_and_swap(b"swapped", b"old", b"new").unwrap(), SwapOutcome::Swapped);
+    for name in ["put", "longer"] {
+        assert!(client.put_with(name.as_bytes(), b"ends", ttl(soon).mode(PutMode::Insert)).unwrap());
+        assert!(!client.put_with(name.as_bytes(), b"ends", ttl(long).mode(PutMode::Insert)).unwrap());
+    }
+    client.put(b"put", b"stays").unwrap();
+    assert!(client.put_with(b"longer", b"stays", ttl(long).mode(PutMode::Update)).unwrap());
+    assert!(!client.put_with(b"none", b"", PutMode::Update).unwrap());
+    let got = client.get_many(&entries.iter().map(|entry| entry.0).collect::<Vec<_>>()).unwrap();
+    assert!(begun.elapsed() >= soon || got.iter().all(Option::is_some));
+    until("all have ended", || cluster.entries(0).len() == 2 && cluster.entries(1).len() == 2);
+    assert!(begun.elapsed() >= soon);
+    assert_eq!(cluster.entries(0), cluster.entries(1));
+    assert_eq!(client.get(b"swapped").unwrap(), None);
+    for name in [&b"put"[..], b"longer"] {
+        assert_eq!(client.get(name).unwrap().as_deref(), Some(&b"stays"[..]));
+    }
+    let expired: u64 = (0..2).map(|number| cluster.status(number).expired).sum();
+    assert_eq!(expired, 201);
+    let mut left = 0;
+    while left < 201 {
+        if let ClusterFeedItem::Left { cause, .. } = feed.next(common::SOON).unwrap().unwrap() {
+            assert_eq!(cause, LeftCause::Expired);
+            left += 1;
+        }
+    }
+    // Ends survive the loss of a node, a newcomer's copy, and the loss of whom it was copied from.
+    for number in 0..100 {
+        client.put_with(&key(number), b"ends", ttl(Duration::from_secs(6))).unwrap();
+    }
+    drop(cluster.nodes[0].take());
+    run(&mut cluster, 2, Some(Duration::from_secs(2)));
+    until("the newcomer has copies", || {
+        let newcomer = cluster.id(2);
+        cluster.shards().iter().all(|state| state.in_sync.has(newcomer))
+    });
+    drop(cluster.nodes[1].take());
+    until("what was copied has ended", || cluster.entries(2).len() == 2);
+    // An outcome, which is kept for a day; and what lives as long as its node says.
+    let mut once = client.clone().exactly_once(true);
+    once.put(b"node's", b"ends").unwrap();
+    let result = |key: &[u8]| key.starts_with(b"\0oneread\0r");
+    let result = cluster.entries(2).into_keys().find(|key| result(key)).unwrap();
+    let index = cluster.nodes[2].as_ref().unwrap().server().index();
+    let end = index.ends_in(&index.life(&result).unwrap().unwrap()).unwrap();
+    assert!((23..=24).contains(&(end.as_secs() / 3_600)), "{end:?}");
+    until("it has ended", || client.get(b"node's").unwrap().is_none());
+    let never = client.put_with(b"never", b"", ttl(Duration::MAX)).unwrap_err();
+    assert!(matches!(never, ClusterError::TimeToLive { .. }), "{never}");
+    // Where entries have no lives.
+    let cluster = Cluster::start(1, 4, 1);
+    let none = cluster.client().put_with(b"key", b"", ttl(soon)).unwrap_err();
+    assert!(matches!(none, ClusterError::NoLife { .. }), "{none}");
+}
+
 /// CL13: more is put than there is room for. Others leave, at all copies alike; those that are read stay.
 #[test]
 fn entries_make_room_for_others() {
@@ -734,7 +815,14 @@ fn what_cannot_be_is_refused() {
     let other = |config: &mut oneread_cluster::node::NodeConfig| config.cluster = "other".parse().unwrap();
     assert!(matches!(with(&other), NodeError::Etcd(EtcdError::NotThere { .. })));
     let ttl = with(&|config| config.server.ttl = Some(Duration::from_secs(1)));
-    assert!(matches!(ttl, NodeError::Option { option: "a time to live", .. }), "{ttl}");
+    assert!(ttl.to_string().contains("--life"), "{ttl}");
+    for wrong in [Duration::ZERO, Duration::MAX] {
+        let ttl = with(&|config| {
+            config.server.table = config.server.table.life(true);
+            config.server.ttl = Some(wrong);
+        });
+        assert!(matches!(ttl, NodeError::Option { option: "this time to live", .. }), "{ttl}");
+    }
     let evict = with(&|config| config.server.evict = Some(oneread::Evict::Sieve));
     assert!(evict.to_string().contains("--evict clock"), "{evict}");
     let open = with(&|config| config.listen = vec!["0.0.0.0:0".into()]);

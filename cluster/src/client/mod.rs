@@ -8,9 +8,9 @@ mod scan;
 
 use crate::clock;
 pub use crate::core::feed::FeedAt;
-use crate::core::message::{Kind, NotDone, Outcome, Reply, Request, RequestId};
+use crate::core::message::{Kind, NotDone, Outcome, Reply, Request, RequestId, TTL_MAX};
 use crate::core::sending::Sending;
-use crate::core::state::{ClusterConfig, NodeAbout, NodeId, ShardIx};
+use crate::core::state::{ClusterConfig, NodeAbout, NodeId, ShardIx, Time};
 use crate::etcd::{ClusterName, EtcdError, EtcdOptions};
 use crate::wire::Secret;
 use arc_swap::{ArcSwap, Cache};
@@ -18,7 +18,7 @@ use bytes::Bytes;
 pub use feed::{ClusterFeed, ClusterFeedItem, ClusterFeedOptions, ClusterPosition};
 use oneread::error::KeyError;
 use oneread::internals::breaking;
-use oneread::{Address, Client, ClientOptions, ConnectError, SwapOutcome};
+use oneread::{Address, Client, ClientOptions, ConnectError, PutMode, PutOptions, SwapOutcome};
 use rand::TryRng;
 use rand::rngs::SysRng;
 use requests::{Ended, Runtime};
@@ -126,6 +126,22 @@ pub enum ClusterError {
         "the position is of another cluster, or this one was removed and made again: begin without one, and scan"
     )]
     Position,
+    /// No entry lives as long, or as short.
+    #[error(
+        "no entry of a cluster lives for {given:?}: a time to live is more than 0, and ten years at most"
+    )]
+    TimeToLive {
+        /// The time given.
+        given: Duration,
+    },
+    /// Entries have no lives.
+    #[error(
+        "shard {shard} has no entries with an end: start all nodes with lives (--life), or put without a time to live"
+    )]
+    NoLife {
+        /// The shard of the key.
+        shard: ShardIx,
+    },
     /// There is no room for the entry, at the primary or a standby.
     #[error("shard {shard} is full at one of its nodes: give nodes more memory, or add nodes")]
     Full {
@@ -630,6 +646,26 @@ impl ClusterClient {
         self.change(key, Kind::Put(Bytes::copy_from_slice(value))).map(drop)
     }
 
+    /// Gives a key a value, as `options` say: whether the key may be there ([`PutMode`](oneread::PutMode)), and how long
+    /// the entry lives. Whether it was so, and the key has the value.
+    ///
+    /// An entry with a time to live leaves when its primary sees that it has ended, usually some milliseconds later; that is
+    /// a change like others, and GETs find the entry until then. Each copy goes by its own node's time of day. Swaps
+    /// keep an entry's end, puts do not.
+    ///
+    /// # Errors
+    /// As [`ClusterClient::put`]; [`TimeToLive`](ClusterError::TimeToLive); [`NoLife`](ClusterError::NoLife) for a time to
+    /// live where entries have no lives.
+    pub fn put_with(
+        &mut self,
+        key: &[u8],
+        value: &[u8],
+        options: impl Into<PutOptions>,
+    ) -> Result<bool, ClusterError> {
+        let asked = Asked::put(value, options.into())?;
+        Ok(self.change(key, asked)? == Outcome::Done)
+    }
+
     /// Gives a key a value, if there is no such key. Whether it was so.
     ///
     /// # Errors
@@ -671,13 +707,30 @@ impl ClusterClient {
     ) -> Vec<Result<(), ClusterError>> {
         let changes = entries.iter().map(|(key, value)| {
             let value = Bytes::copy_from_slice(value.as_ref());
-            (key.as_ref(), Kind::Put(value))
+            (key.as_ref(), Kind::Put(value).into())
         });
         self.change_all(changes).into_iter().map(|ended| ended.map(drop)).collect()
     }
 
-    fn change(&mut self, key: &[u8], kind: Kind) -> Result<Outcome, ClusterError> {
-        match self.change_all([(key, kind)]).pop() {
+    /// The same, each as [`ClusterClient::put_with`].
+    pub fn put_many_with<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &mut self,
+        entries: &[(K, V)],
+        options: impl Into<PutOptions>,
+    ) -> Result<Vec<Result<bool, ClusterError>>, ClusterError> {
+        let options = options.into();
+        let changes =
+            entries.iter().map(|(key, value)| Ok((key.as_ref(), Asked::put(value.as_ref(), options)?)));
+        let changes = changes.collect::<Result<Vec<_>, ClusterError>>()?;
+        Ok(self
+            .change_all(changes)
+            .into_iter()
+            .map(|ended| ended.map(|ended| ended == Outcome::Done))
+            .collect())
+    }
+
+    fn change(&mut self, key: &[u8], asked: impl Into<Asked>) -> Result<Outcome, ClusterError> {
+        match self.change_all([(key, asked.into())]).pop() {
             Some(ended) => ended,
             None => Err(ClusterError::Unknown { shard: 0, waited: Duration::ZERO }),
         }
@@ -686,10 +739,10 @@ impl ClusterClient {
     /// Sends all, and each again that may be (CL15), until all have ended or the time is over.
     fn change_all<'k>(
         &mut self,
-        changes: impl IntoIterator<Item = (&'k [u8], Kind)>,
+        changes: impl IntoIterator<Item = (&'k [u8], Asked)>,
     ) -> Vec<Result<Outcome, ClusterError>> {
         let mut all: Vec<Result<Change, ClusterError>> =
-            changes.into_iter().map(|(key, kind)| self.begin(key, kind)).collect();
+            changes.into_iter().map(|(key, asked)| self.begin(key, asked)).collect();
         let begun = Instant::now();
         // Copies under way: which change each is of.
         let mut copies = FxHashMap::default();
@@ -729,14 +782,14 @@ impl ClusterClient {
         all.into_iter().map(|change| change.and_then(|change| change.end(waited))).collect()
     }
 
-    fn begin(&mut self, key: &[u8], kind: Kind) -> Result<Change, ClusterError> {
-        let shard = self.check(key, kind.value_len())?;
+    fn begin(&mut self, key: &[u8], asked: Asked) -> Result<Change, ClusterError> {
+        let shard = self.check(key, asked.kind.value_len())?;
         let id = self.lane.as_mut().map(|last| {
             last.number += 1;
             *last
         });
         let key = Bytes::copy_from_slice(key);
-        Ok(Change { id, ..Change::new(shard, key, kind, Sending::new(id.is_some())) })
+        Ok(Change { id, ..Change::new(shard, key, asked, Sending::new(id.is_some())) })
     }
 
     /// Sends what is not under way, or may have been lost with its connection. With little time left, nothing that was
@@ -779,8 +832,9 @@ impl ClusterClient {
             change.sending.sends(copy);
             change.at = Some(primary);
             copies.insert(copy, index);
-            let (id, shard, key, kind) = (change.id, change.shard, change.key.clone(), change.kind.clone());
-            requests.entry(primary.0).or_default().push(Request { copy, id, shard, key, kind });
+            let (id, shard, key) = (change.id, change.shard, change.key.clone());
+            let Asked { kind, ttl } = change.asked.clone();
+            requests.entry(primary.0).or_default().push(Request { copy, id, shard, key, kind, ttl });
         }
         drop(known);
         for (node, requests) in requests {
@@ -789,12 +843,41 @@ impl ClusterClient {
     }
 }
 
+/// What is asked of a key, and how long the entry lives that comes of it.
+#[derive(Clone, Debug)]
+struct Asked {
+    kind: Kind,
+    ttl: Option<Time>,
+}
+
+impl From<Kind> for Asked {
+    fn from(kind: Kind) -> Asked {
+        Asked { kind, ttl: None }
+    }
+}
+
+impl Asked {
+    fn put(value: &[u8], options: PutOptions) -> Result<Asked, ClusterError> {
+        let value = Bytes::copy_from_slice(value);
+        let kind = match options.mode {
+            PutMode::Upsert => Kind::Put(value),
+            PutMode::Insert => Kind::Insert(value),
+            PutMode::Update => Kind::Update(value),
+        };
+        let micros = |given: Duration| {
+            let micros = given.as_nanos().div_ceil(1_000).try_into().ok();
+            micros.filter(|ttl| (1..=TTL_MAX).contains(ttl)).ok_or(ClusterError::TimeToLive { given })
+        };
+        Ok(Asked { kind, ttl: options.ttl.map(micros).transpose()? })
+    }
+}
+
 /// A change under way.
 #[derive(Debug)]
 struct Change {
     shard: ShardIx,
     key: Bytes,
-    kind: Kind,
+    asked: Asked,
     id: Option<RequestId>,
     sending: Sending,
     outcome: Option<Outcome>,
@@ -811,11 +894,11 @@ struct Change {
 }
 
 impl Change {
-    fn new(shard: ShardIx, key: Bytes, kind: Kind, sending: Sending) -> Change {
+    fn new(shard: ShardIx, key: Bytes, asked: Asked, sending: Sending) -> Change {
         Change {
             shard,
             key,
-            kind,
+            asked,
             id: None,
             sending,
             outcome: None,
@@ -843,6 +926,9 @@ impl Change {
     fn end(self, waited: Duration) -> Result<Outcome, ClusterError> {
         let Change { shard, sending, outcome, lost, .. } = self;
         match outcome {
+            None if sending.is_not_done() && sending.why() == Some(NotDone::NoLife) => {
+                Err(ClusterError::NoLife { shard })
+            }
             Some(Outcome::Full) => Err(ClusterError::Full { shard }),
             Some(outcome) => Ok(outcome),
             None if !sending.is_not_done() => Err(ClusterError::Unknown { shard, waited }),
@@ -855,7 +941,9 @@ impl Change {
                     (None, Some(NotDone::Invalid)) => {
                         "its node knows another configuration of the cluster".into()
                     }
-                    (None, Some(NotDone::NotServed)) => "its primary has changed, or is about to".into(),
+                    (None, Some(NotDone::NotServed | NotDone::NoLife)) => {
+                        "its primary has changed, or is about to".into()
+                    }
                     (None, None) => "nobody serves it, as far as etcd says".into(),
                 };
                 Err(ClusterError::NotDone { shard, waited, why })
@@ -878,6 +966,8 @@ fn settle(
     match ended {
         Ended::Replied(reply) => {
             change.outcome = change.outcome.or(change.sending.replied(reply));
+            // It will be so next time, too.
+            change.is_lost |= reply.ended == Err(NotDone::NoLife) && change.sending.is_not_done();
             (change.lost, change.not_before) = (None, Some(Instant::now() + AGAIN));
         }
         Ended::NotSent(_, why) => {
@@ -903,7 +993,7 @@ mod tests {
         let under_way = |has_id| {
             let mut sending = Sending::new(has_id);
             sending.sends(1);
-            Change { at: node, ..Change::new(0, Bytes::new(), Kind::Remove, sending) }
+            Change { at: node, ..Change::new(0, Bytes::new(), Kind::Remove.into(), sending) }
         };
         let (mut change, now) = (under_way(false), Instant::now());
         let mut hears = |primary, after| {

@@ -220,7 +220,7 @@ fn in_frames(requests: Vec<Request>, enough: usize) -> Vec<Vec<Request>> {
     let (mut frames, mut bytes) = (Vec::<Vec<Request>>::new(), 0);
     for request in requests {
         let values = match &request.kind {
-            Kind::Put(value) | Kind::Insert(value) => value.len(),
+            Kind::Put(value) | Kind::Insert(value) | Kind::Update(value) => value.len(),
             Kind::Swap { expected, new } => expected.len() + new.len(),
             Kind::Remove => 0,
         };
@@ -323,7 +323,7 @@ mod tests {
                 1 => Kind::Swap { expected: value.clone(), new: value },
                 _ => Kind::Remove,
             };
-            Request { copy, id: None, shard: 3, key: Bytes::from_static(&[1; 64]), kind }
+            Request { copy, id: None, shard: 3, key: Bytes::from_static(&[1; 64]), kind, ttl: None }
         };
         let all: Vec<Request> = (0..20_000)
             .map(|copy| if copy < 60 { request(copy) } else { request(4 * 3 * copy + 2) })

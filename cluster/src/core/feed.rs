@@ -1,6 +1,6 @@
 //! The last changes of shards, for whoever follows them (CL18).
 
-use crate::core::message::{Effect, Key, Value};
+use crate::core::message::{Effect, Key, Store, Value};
 use crate::core::state::ShardIx;
 use crate::faults::{Rule, broken};
 use serde::{Deserialize, Serialize};
@@ -118,10 +118,11 @@ impl Feed {
     }
 
     /// A change was made in this epoch.
-    pub fn push(&mut self, shard: ShardIx, epoch: u64, effect: Effect, key: &Key, value: Option<&Value>) {
+    pub fn push(&mut self, shard: ShardIx, epoch: u64, effect: Effect, (key, entry): &Store) {
         let Some(last) = self.last(shard).filter(|_| effect != Effect::Nothing) else { return };
         let at = FeedAt { epoch, number: last.number + 1 };
-        let told = Told { at, effect, key: key.clone(), value: value.cloned() };
+        let value = entry.as_ref().map(|entry| entry.value.clone());
+        let told = Told { at, effect, key: key.clone(), value };
         self.bytes += told.bytes();
         self.pushed += 1;
         self.shards[usize::from(shard)].changes.push_back(told);
@@ -204,6 +205,7 @@ impl Feed {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::message::Entry;
 
     const A: ShardIx = 0;
     const B: ShardIx = 1;
@@ -213,7 +215,8 @@ mod tests {
     }
 
     fn push(feed: &mut Feed, shard: ShardIx, epoch: u64) {
-        feed.push(shard, epoch, Effect::Came, &Key::from_static(b"key"), Some(&Value::from_static(b"12345")));
+        let entry = Entry { value: Value::from_static(b"12345"), end: None };
+        feed.push(shard, epoch, Effect::Came, &(Key::from_static(b"key"), Some(entry)));
     }
 
     /// The numbers that are told, and from where.

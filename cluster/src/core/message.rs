@@ -1,7 +1,7 @@
 //! What nodes and clients say to each other.
 
 use crate::core::feed::FeedAt;
-use crate::core::state::{NodeId, ShardIx};
+use crate::core::state::{NodeId, ShardIx, Time};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -10,6 +10,22 @@ use smallvec::SmallVec;
 pub type Key = Bytes;
 /// A value.
 pub type Value = Bytes;
+
+/// When an entry ends, by the time of day: milliseconds since 1970. All replicas of an entry have the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct End(pub u64);
+
+/// The longest time to live, in microseconds: ten years. A table's own ends go up to seventeen years after it was made.
+pub const TTL_MAX: Time = 3_650 * 86_400_000_000;
+
+/// What a key has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Its value.
+    pub value: Value,
+    /// `None`: it does not end by itself.
+    pub end: Option<End>,
+}
 
 /// What is asked of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,13 +43,15 @@ pub enum Kind {
     },
     /// It is gone.
     Remove,
+    /// It has this value, if there was such a key.
+    Update(Value),
 }
 
 impl Kind {
     /// Bytes of the longest value in it.
     pub fn value_len(&self) -> usize {
         match self {
-            Kind::Put(value) | Kind::Insert(value) => value.len(),
+            Kind::Put(value) | Kind::Insert(value) | Kind::Update(value) => value.len(),
             Kind::Swap { expected, new } => expected.len().max(new.len()),
             Kind::Remove => 0,
         }
@@ -62,6 +80,8 @@ pub struct Request {
     pub key: Key,
     /// What is asked.
     pub kind: Kind,
+    /// How long the entry lives that a put or an insert makes. `None`: as its node says.
+    pub ttl: Option<Time>,
 }
 
 /// What became of a request.
@@ -88,6 +108,8 @@ pub enum NotDone {
     NoRoomForResult,
     /// Its key or value is longer than the cluster allows, or its key is one of the cluster's own.
     Invalid,
+    /// It has a time to live, and entries of the node's table have none, or none as long.
+    NoLife,
 }
 
 /// An answer to a copy of a request.
@@ -100,7 +122,12 @@ pub struct Reply {
 }
 
 /// What becomes of a key. `None`: it is gone.
-pub type Store = (Key, Option<Value>);
+pub type Store = (Key, Option<Entry>);
+
+/// Bytes of the value that is stored. `None`: the key is gone.
+pub fn value_len((_, entry): &Store) -> Option<usize> {
+    entry.as_ref().map(|entry| entry.value.len())
+}
 
 /// What a change does to its key, as followers are told of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,8 +140,10 @@ pub enum Effect {
     Replaced,
     /// It was removed.
     Removed,
-    /// Its node has removed it.
+    /// Its node has removed it, so that others find room.
     Evicted,
+    /// Its node has removed it, at its end.
+    Expired,
 }
 
 /// Names a channel. A newer one of the same primary has a higher number.
@@ -143,8 +172,8 @@ pub enum Item {
     },
     /// What a change, or an outcome, makes of some keys. The effect is on the first of them.
     Change(Effect, SmallVec<[Store; 2]>),
-    /// A key with its value, which was there before.
-    Walked(Key, Value),
+    /// A key with what it has, which was there before.
+    Walked(Key, Entry),
     /// It is to set so much room aside.
     Room(u64),
 }
@@ -191,7 +220,7 @@ pub enum Message {
 pub struct Peer(pub u64);
 
 impl Peer {
-    /// The node itself: eviction (CL13).
+    /// The node itself: entries that leave (CL13).
     pub const SELF: Peer = Peer(u64::MAX);
 }
 
@@ -206,10 +235,12 @@ pub enum Output {
     Reply(Peer, Reply),
     /// Nothing: it has begun to remove this key by itself (CL13), by this copy of a request. Its end is a reply to
     /// [`Peer::SELF`].
-    Evicts {
+    Removes {
         /// The copy.
         copy: u64,
         /// The key.
         key: Key,
+        /// Evicted, or expired.
+        effect: Effect,
     },
 }

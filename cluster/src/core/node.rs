@@ -60,10 +60,14 @@ pub(in crate::core) struct Shared<T> {
     /// Room that no shard has set aside.
     pub room_left: u64,
     pub feed: Feed,
-    /// Whether entries leave so that others find room; how many have, and the last that has begun to.
+    /// Whether entries leave so that others find room; how many have.
     pub evicts: bool,
     pub evicted: u64,
-    pub last_evicted: u64,
+    /// Entries that have left at their end, since it began; how long they live that are put without a time.
+    pub expired: u64,
+    pub ttl: Option<Time>,
+    /// The last copy of a request of its own.
+    pub last_own: u64,
     /// Room that a shard takes at most, where entries leave, beyond what it is copied with.
     pub share: u64,
     last_call: CallId,
@@ -137,9 +141,9 @@ impl<T: Table> Shared<T> {
     }
 
     /// Makes a change visible.
-    pub fn store(&mut self, (key, value): &Store) -> Result<(), NoMemory> {
-        match value {
-            Some(value) => self.table.put(key, value),
+    pub fn store(&mut self, (key, entry): &Store) -> Result<(), NoMemory> {
+        match entry {
+            Some(entry) => self.table.put(key, &entry.value, entry.end),
             None => self.table.remove(key),
         }
     }
@@ -161,6 +165,8 @@ impl<T: Table> Shared<T> {
 const FEED_BYTES: usize = 8 << 20;
 /// Beats under way that are remembered.
 const BEATS_MAX: usize = 64;
+/// Entries that are looked at in one turn, because they have come to their end.
+const EXPIRED_AT_ONCE: usize = 1_024;
 /// Most shards that are copied to newcomers at once.
 const JOINS_MAX: usize = 4;
 
@@ -228,7 +234,9 @@ impl<T: Table> Node<T> {
             feed: Feed::new(shards, FEED_BYTES),
             evicts: false,
             evicted: 0,
-            last_evicted: 0,
+            expired: 0,
+            ttl: None,
+            last_own: 0,
             share: u64::MAX,
             last_call: 0,
             last_channel: 0,
@@ -267,6 +275,12 @@ impl<T: Table> Node<T> {
         self
     }
 
+    /// The same, where an entry that is put without a time lives so long, or until it is removed.
+    pub fn with_ttl(mut self, ttl: Option<Time>) -> Node<T> {
+        self.shared.ttl = ttl;
+        self
+    }
+
     /// Its number.
     pub fn id(&self) -> NodeId {
         self.shared.id
@@ -297,9 +311,14 @@ impl<T: Table> Node<T> {
         self.shared.room_left
     }
 
-    /// Entries that it has removed by itself (CL13), since it began.
+    /// Entries that it has removed so that others find room (CL13), since it began.
     pub fn evicted(&self) -> u64 {
         self.shared.evicted
+    }
+
+    /// Entries that it has removed at their end (CL13), since it began.
+    pub fn expired(&self) -> u64 {
+        self.shared.expired
     }
 
     /// Whether answers to a call may be used: it was made after the last adoption (CL17).
@@ -666,10 +685,22 @@ impl<T: Table> Node<T> {
         for shard in 0..self.replicas.len() {
             self.replicas[shard].tick(&mut self.shared, now);
         }
+        self.expire(now);
         let place = self.shared.timing.place;
         if place > 0 && self.shared.standing == Standing::Good && is_due(self.placed, place) {
             self.placed = Some(now);
             self.place(now);
+        }
+    }
+
+    /// CL13: what has come to its end leaves, where it is primary.
+    fn expire(&mut self, now: Time) {
+        if self.replicas.iter().any(|replica| replica.role() == Role::Primary) {
+            for (shard, key) in self.shared.table.ended(EXPIRED_AT_ONCE) {
+                if let Some(replica) = self.replicas.get_mut(usize::from(shard)) {
+                    replica.expire(&mut self.shared, now, key);
+                }
+            }
         }
     }
 

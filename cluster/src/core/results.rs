@@ -2,7 +2,7 @@
 //! as durable as a key's value is so for them, too.
 
 use crate::core::message::{Key, Outcome, Value};
-use crate::core::state::ShardIx;
+use crate::core::state::{ShardIx, Time};
 use bytes::Bytes;
 
 /// Keys of the cluster's own in a node's table begin so.
@@ -16,6 +16,8 @@ const TAG: u8 = b'r';
 const KEY_LEN: usize = OWN.len() + 1 + 2 + 8;
 /// Bytes of an outcome.
 pub const LEN: usize = 9;
+/// How long an outcome is kept, where entries have ends: a day, in microseconds. No copy of a request comes as late.
+pub const KEPT: Time = 86_400_000_000;
 
 impl ResultKey {
     /// Of a lane, in a shard.

@@ -1,7 +1,7 @@
 //! A node's memory, as the core sees it.
 
-use crate::core::message::{Key, Value};
-use crate::core::state::{Notes, Page, ShardIx};
+use crate::core::message::{End, Key, Value};
+use crate::core::state::{Notes, Page, ShardIx, Time};
 
 /// A value could not be stored: there is no memory, against what was set aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,11 +32,20 @@ pub trait Table {
     /// The length of a key's value.
     fn value_len(&mut self, key: &[u8]) -> Option<usize>;
 
-    /// Gives a key a value.
+    /// When the entry of a key ends. `None`: not by itself, or there is none.
+    fn end(&mut self, key: &[u8]) -> Option<End>;
+
+    /// When an entry ends that lives so long from now on. `None`: entries have no ends, or none that is so far.
+    fn end_after(&self, ttl: Time) -> Option<End>;
+
+    /// Some keys whose entries have ended, and are still there, at most so many. Each is brought again after a while.
+    fn ended(&mut self, max: usize) -> Vec<(ShardIx, Key)>;
+
+    /// Gives a key a value, and an end.
     ///
     /// # Errors
     /// [`NoMemory`]: nothing is changed.
-    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), NoMemory>;
+    fn put(&mut self, key: &[u8], value: &[u8], end: Option<End>) -> Result<(), NoMemory>;
 
     /// Removes a key, if it is there.
     ///

@@ -130,7 +130,7 @@ impl Filled {
             return false;
         }
         let value = &self.value[..len];
-        if self.table.put(&key, value).is_err() {
+        if self.table.put(&key, value, None).is_err() {
             let why = self.table.index().put(&key, value, PutMode::Upsert);
             let (heap, growth) = (self.table.index().heap(), self.table.index().growth());
             panic!(
@@ -283,11 +283,11 @@ fn a_walk_shows_what_is_there_throughout() {
     table.store_page(&page).unwrap();
     table.store_notes(&notes).unwrap();
     for number in 0..5_000 {
-        table.put(&key_of(number), b"stays").unwrap();
+        table.put(&key_of(number), b"stays", None).unwrap();
     }
     // Outcomes of requests are walked with their shard; other keys of the cluster's own are not.
     let results: Vec<Key> = (0..50).map(|lane| ResultKey::new((lane % 4) as ShardIx, lane).0).collect();
-    results.iter().for_each(|key| table.put(key, b"outcome").unwrap());
+    results.iter().for_each(|key| table.put(key, b"outcome", None).unwrap());
     let (mut next, mut segments) = (5_000, FxHashSet::default());
     for shard in 0..4 {
         let mut stays: FxHashSet<Vec<u8>> =
@@ -307,7 +307,7 @@ fn a_walk_shows_what_is_there_throughout() {
             segments.insert(table.index().growth().segments);
             // Walks 0 and 2 run while it grows, the others while it shrinks.
             if shard % 2 == 0 && next < 100_000 {
-                (next..next + 2_000).for_each(|number| table.put(&key_of(number), b"comes").unwrap());
+                (next..next + 2_000).for_each(|number| table.put(&key_of(number), b"comes", None).unwrap());
                 next += 2_000;
             } else if shard % 2 == 1 {
                 let first = next.saturating_sub(2_000).max(5_000);
@@ -349,10 +349,10 @@ fn stock_is_taken_by_shard() {
     let (mut table, _folder) = table(TableSize::up_to(16 << 20), &cluster);
     assert_eq!(table.stock(4), [Stock::default(); 4]);
     for number in 0..1_000 {
-        table.put(&key_of(number), &vec![1; number as usize]).unwrap();
+        table.put(&key_of(number), &vec![1; number as usize], None).unwrap();
     }
-    table.put(&ResultKey::new(3, 7).0, b"outcome").unwrap();
-    table.put(&ResultKey::new(9, 7).0, b"of a shard that there is not").unwrap();
+    table.put(&ResultKey::new(3, 7).0, b"outcome", None).unwrap();
+    table.put(&ResultKey::new(9, 7).0, b"of a shard that there is not", None).unwrap();
     let stock = table.stock(4);
     assert_eq!(stock.iter().map(|stock| stock.entries).sum::<u64>(), 1_001);
     assert_eq!(table.stock(2), stock[..2]);
@@ -382,7 +382,7 @@ fn page_and_notes_survive() {
                 assert_eq!((found_page, found_notes), (Page::default(), Notes::default()));
                 table.store_page(&page).unwrap();
                 table.store_notes(&notes).unwrap();
-                table.put(b"key", b"value").unwrap();
+                table.put(b"key", b"value", None).unwrap();
             }
             1 => {
                 assert_eq!((&found_page, &found_notes), (&page, &notes));

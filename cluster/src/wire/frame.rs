@@ -2,7 +2,7 @@
 
 use super::{Frames, SILENCE, WireError};
 use crate::core::feed::{FeedAt, FeedPart, Told};
-use crate::core::message::{Item, Kind, Message, Reply, Request, Store};
+use crate::core::message::{Item, Kind, Message, Reply, Request, Store, value_len};
 use crate::core::shard::Role;
 use crate::core::state::{Adoption, ClusterConfig, NodeAbout, NodeId, Notes, ShardIx, ShardState};
 use bytes::Bytes;
@@ -94,6 +94,8 @@ pub struct NodeStatus {
     pub room_left: u64,
     /// Entries that it has removed by itself since it began, as primary: to make room.
     pub evicted: u64,
+    /// Entries that have left at their end.
+    pub expired: u64,
     /// By shard.
     pub shards: Vec<ShardStatus>,
 }
@@ -161,11 +163,12 @@ impl Bounds {
     fn may_hold(&self, said: &Said) -> bool {
         let is_key = |key: &Bytes| key.len() <= self.key_max;
         let is_value = |value: &Bytes| value.len() <= self.value_max.max(64);
-        let is_store = |(key, value): &Store| is_key(key) && value.as_ref().is_none_or(is_value);
+        let is_store =
+            |(key, entry): &Store| is_key(key) && entry.as_ref().is_none_or(|entry| is_value(&entry.value));
         match said {
             Said::Messages(messages) => messages.iter().all(|message| match message {
                 Message::Item { item: Item::Change(_, stores), .. } => stores.iter().all(is_store),
-                Message::Item { item: Item::Walked(key, value), .. } => is_key(key) && is_value(value),
+                Message::Item { item: Item::Walked(key, entry), .. } => is_key(key) && is_value(&entry.value),
                 _ => true,
             }),
             Said::Changes(Changes { shards, .. }) => {
@@ -185,10 +188,10 @@ impl Bounds {
 /// Bytes of keys and values in a message.
 pub(super) fn weight(message: &Message) -> usize {
     const REST: usize = 48;
-    let of_store = |(key, value): &Store| key.len() + value.as_ref().map_or(0, Bytes::len);
+    let of_store = |store: &Store| store.0.len() + value_len(store).unwrap_or(0);
     REST + match message {
         Message::Item { item: Item::Change(_, stores), .. } => stores.iter().map(of_store).sum(),
-        Message::Item { item: Item::Walked(key, value), .. } => key.len() + value.len(),
+        Message::Item { item: Item::Walked(key, entry), .. } => key.len() + entry.value.len(),
         _ => 0,
     }
 }

@@ -5,7 +5,7 @@ use super::port::UNREAD_MAX;
 use super::*;
 use crate::core::feed::{FeedAt, FeedPart, Told};
 use crate::core::message::{
-    ChannelId, Effect, Item, Kind, Message, NotDone, Outcome, Reply, Request, RequestId,
+    ChannelId, Effect, End, Entry, Item, Kind, Message, NotDone, Outcome, Reply, Request, RequestId,
 };
 use crate::core::shard::Role;
 use crate::core::state::{Adoption, ClusterConfig, NodeAbout, NodeIds, Notes, ShardState, Timing};
@@ -644,7 +644,7 @@ async fn a_link_leaves_out_what_is_too_much() {
         shard: 1,
         channel: ChannelId { epoch: 1, count: 1 },
         number,
-        item: Item::Walked(Bytes::from_static(b"key"), Bytes::from(vec![1; 4_096])),
+        item: Item::Walked(Bytes::from_static(b"key"), lasting(Bytes::from(vec![1; 4_096]))),
     };
     // 400 MB at once.
     const ALL: u64 = 100_000;
@@ -675,8 +675,12 @@ fn number_of(message: &Message) -> u64 {
     }
 }
 
+fn lasting(value: Bytes) -> Entry {
+    Entry { value, end: Some(End(u64::MAX)) }
+}
+
 fn message_of(number: u64) -> Message {
-    let item = Item::Walked(Bytes::from_static(b"key"), Bytes::from_static(b"value"));
+    let item = Item::Walked(Bytes::from_static(b"key"), lasting(Bytes::from_static(b"value")));
     Message::Item { shard: 1, channel: ChannelId { epoch: 1, count: 1 }, number, item }
 }
 
@@ -732,8 +736,12 @@ impl Any {
     }
 
     fn effect(&mut self) -> Effect {
-        use Effect::{Came, Evicted, Nothing, Removed, Replaced};
-        self.one_of(&[Nothing, Came, Replaced, Removed, Evicted])
+        use Effect::{Came, Evicted, Expired, Nothing, Removed, Replaced};
+        self.one_of(&[Nothing, Came, Replaced, Removed, Evicted, Expired])
+    }
+
+    fn entry(&mut self) -> Entry {
+        Entry { value: self.bytes(4_096), end: self.maybe(|any| End(any.number())) }
     }
 
     fn message(&mut self) -> Message {
@@ -741,11 +749,10 @@ impl Any {
         let item = match self.0.random_range(0..7) {
             0 => Item::Begin { after: self.feed_at() },
             1 => Item::Join { room: self.number(), after: self.feed_at() },
-            2 => Item::Change(
-                self.effect(),
-                self.some(3, |any| (any.bytes(64), any.maybe(|any| any.bytes(4_096)))).into(),
-            ),
-            3 => Item::Walked(self.bytes(64), self.bytes(4_096)),
+            2 => {
+                Item::Change(self.effect(), self.some(3, |any| (any.bytes(64), any.maybe(Any::entry))).into())
+            }
+            3 => Item::Walked(self.bytes(64), self.entry()),
             4 => Item::Room(self.number()),
             5 => return Message::Answer { shard, channel, number, room: self.number(), is_refused: false },
             _ => return Message::GivenUp { shard, channel },
@@ -754,20 +761,23 @@ impl Any {
     }
 
     fn request(&mut self) -> Request {
-        let kind = match self.0.random_range(0..4) {
+        let kind = match self.0.random_range(0..5) {
             0 => Kind::Put(self.bytes(4_096)),
             1 => Kind::Insert(self.bytes(4_096)),
             2 => Kind::Swap { expected: self.bytes(4_096), new: self.bytes(4_096) },
+            3 => Kind::Update(self.bytes(4_096)),
             _ => Kind::Remove,
         };
         let id = self.maybe(|any| RequestId { lane: any.number(), number: any.number() });
-        Request { copy: self.number(), id, shard: self.shard(), key: self.bytes(64), kind }
+        let ttl = self.maybe(Any::number);
+        Request { copy: self.number(), id, shard: self.shard(), key: self.bytes(64), kind, ttl }
     }
 
     fn reply(&mut self) -> Reply {
         use Outcome::{Absent, Differs, Done, Exists, Full};
         let outcome = self.one_of(&[Done, Absent, Exists, Differs, Full]);
-        let not_done = self.one_of(&[NotDone::NotServed, NotDone::NoRoomForResult, NotDone::Invalid]);
+        let not_done =
+            self.one_of(&[NotDone::NotServed, NotDone::NoRoomForResult, NotDone::Invalid, NotDone::NoLife]);
         Reply { copy: self.number(), ended: if self.0.random() { Ok(outcome) } else { Err(not_done) } }
     }
 
@@ -845,6 +855,7 @@ impl Any {
                 used: self.number(),
                 room_left: self.number(),
                 evicted: self.number(),
+                expired: self.number(),
                 shards: self.some(20, Any::shard_status),
             }),
         }
@@ -956,10 +967,13 @@ fn what_is_too_long_is_refused() {
         Said::Messages(vec![Message::Item { shard: 1, channel, number: 1, item }])
     };
     let request = |key: usize, kind| {
-        Said::Requests(vec![Request { copy: 1, id: None, shard: 1, key: long(key), kind }])
+        Said::Requests(vec![Request { copy: 1, id: None, shard: 1, key: long(key), kind, ttl: Some(7) }])
     };
     let change = |key, value: Option<usize>| {
-        item(Item::Change(Effect::Came, vec![(long(1), None), (long(key), value.map(long))].into()))
+        item(Item::Change(
+            Effect::Came,
+            vec![(long(1), None), (long(key), value.map(long).map(lasting))].into(),
+        ))
     };
     let told = |key, value: Option<usize>| {
         let at = FeedAt { epoch: 1, number: 2 };
@@ -969,7 +983,7 @@ fn what_is_too_long_is_refused() {
     };
     let (key, value) = (bounds().key_max, bounds().value_max);
     let fit = [
-        item(Item::Walked(long(key), long(value))),
+        item(Item::Walked(long(key), lasting(long(value)))),
         change(key, Some(value)),
         change(key, None),
         request(key, Kind::Put(long(value))),
@@ -984,14 +998,15 @@ fn what_is_too_long_is_refused() {
         assert_eq!(bounds().decode(&frame).unwrap(), said);
     }
     let unfit = [
-        item(Item::Walked(long(key + 1), long(value))),
-        item(Item::Walked(long(key), long(value + 1))),
+        item(Item::Walked(long(key + 1), lasting(long(value)))),
+        item(Item::Walked(long(key), lasting(long(value + 1)))),
         change(key + 1, Some(value)),
         change(key, Some(value + 1)),
         change(key + 1, None),
         request(key + 1, Kind::Put(long(value))),
         request(key, Kind::Put(long(value + 1))),
         request(key, Kind::Insert(long(value + 1))),
+        request(key, Kind::Update(long(value + 1))),
         request(key, Kind::Swap { expected: long(value + 1), new: long(1) }),
         request(key, Kind::Swap { expected: long(1), new: long(value + 1) }),
         request(key + 1, Kind::Remove),

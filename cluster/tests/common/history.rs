@@ -15,6 +15,18 @@ pub enum Kind {
     /// With the value that is expected.
     Swap(u64),
     Remove,
+    /// By its primary: at its end.
+    Expire,
+}
+
+/// A value that ends no sooner than then, by the time of the history. Its number is among the low 32 bits.
+pub fn value_with_due(due: u32, number: u64) -> u64 {
+    u64::from(due) << 32 | number
+}
+
+/// When a value may end, at the soonest. `None`: it does not end by itself.
+pub fn due_of(value: u64) -> Option<u32> {
+    Some((value >> 32) as u32).filter(|due| *due > 0)
 }
 
 /// An operation as its client saw it.
@@ -43,6 +55,8 @@ enum Act {
     Swaps(u64, u64),
     /// Some value left.
     Leaves,
+    /// A value left, at its end, which was over by then. Or there was none any more.
+    Ends(u32),
 }
 
 impl Act {
@@ -52,6 +66,7 @@ impl Act {
             (Kind::Get, _) => Act::Is(event.value),
             (Kind::Put, _) => Act::Becomes(event.value),
             (Kind::Remove, _) if is_open => Act::Becomes(0),
+            (Kind::Expire, _) => Act::Ends(event.end),
             (Kind::Insert, _) if is_open => Act::Swaps(0, event.value),
             (Kind::Swap(expected), _) if is_open => Act::Swaps(expected, event.value),
             (Kind::Insert, Outcome::Done) => Act::Swaps(0, event.value),
@@ -70,6 +85,7 @@ impl Act {
             Act::Is(seen) | Act::Swaps(seen, _) => seen == value,
             Act::IsNot(not) => value != 0 && value != not,
             Act::Leaves => value != 0,
+            Act::Ends(end) => value == SOME || due_of(value).is_some_and(|due| due <= end),
             Act::Becomes(_) => false,
         }
     }
@@ -81,7 +97,7 @@ impl Act {
             _ if !self.sees(value) => None,
             Act::Is(_) | Act::IsNot(_) => Some(value),
             Act::Swaps(_, new) => Some(new),
-            Act::Leaves => Some(0),
+            Act::Leaves | Act::Ends(_) => Some(0),
         }
     }
 }
@@ -141,6 +157,7 @@ pub fn is_linearizable(history: &[Event], shard: u16, key: u8) -> bool {
         let act = Act::of(event);
         match act {
             _ if event.end != NEVER => certain.push((event.start, event.end, act)),
+            Act::Ends(_) => open.push((event.start, act)),
             Act::Becomes(value) if seen.contains(&value) => open.push((event.start, act)),
             Act::Swaps(old, value) if seen.contains(&value) => {
                 seen.insert(old);

@@ -1,8 +1,8 @@
 //! Clients, and the NIC that READs for them.
 
-use crate::history::{Event, Kind, NEVER};
+use crate::history::{Event, Kind, NEVER, due_of, value_with_due};
 use crate::machine::{Stored, key_of, number_of, value_of};
-use crate::world::{CLIENTS, ETCD, MACHINES, Message, Moment, Plot, World};
+use crate::world::{CLIENTS, ETCD, MACHINES, Message, Moment, Plot, SKEW, TICK, World};
 use oneread_cluster::core::etcd::EtcdCall;
 use oneread_cluster::core::message::{Kind as Asked, NotDone, Outcome, Reply, Request, RequestId};
 use oneread_cluster::core::sending::Sending;
@@ -33,6 +33,7 @@ pub struct Operation {
     key: u8,
     pub kind: Kind,
     value: u64,
+    ttl: Option<Time>,
     sending: Sending,
     /// Of a GET by request.
     copy: u64,
@@ -110,7 +111,17 @@ impl World {
             _ => self.random.one(&[Kind::Put, Kind::Put, Kind::Insert, Kind::Swap(known)]),
         };
         self.value += 1;
-        let value = if matches!(kind, Kind::Get | Kind::Remove) { 0 } else { self.value };
+        let lives = if self.apart.chance(self.nature.lives) { self.apart.one(&[60, 150, 400]) } else { 0 };
+        let (value, ttl) = match kind {
+            Kind::Get | Kind::Remove | Kind::Expire => (0, None),
+            // It ends with what it is swapped for.
+            Kind::Swap(expected) => (value_with_due(due_of(expected).unwrap_or(0), self.value), None),
+            _ if lives == 0 => (self.value, None),
+            // By the time of day of some machine.
+            _ => {
+                (value_with_due(self.time + lives - SKEW, self.value), Some(Time::from(lives) * TICK as Time))
+            }
+        };
         let mut id = None;
         if kind != Kind::Get && self.random.chance(self.nature.ids) {
             self.clients[client].number += 1;
@@ -122,7 +133,8 @@ impl World {
         let issued = self.clock(MACHINES + client);
         let sending = Sending::new(id.is_some());
         let asked = self.time;
-        let operation = Operation { event, id, shard, key, kind, value, sending, copy: 0, asked, issued };
+        let operation =
+            Operation { event, id, shard, key, kind, value, ttl, sending, copy: 0, asked, issued };
         self.clients[client].operation = Some(operation);
         if kind != Kind::Get {
             self.send_copy(client);
@@ -134,13 +146,13 @@ impl World {
         let operation = self.clients[client].operation.as_mut().unwrap();
         let (shard, key, value) = (operation.shard, operation.key, operation.value);
         let kind = match operation.kind {
-            Kind::Get => None,
+            Kind::Get | Kind::Expire => None,
             Kind::Put => Some(Asked::Put(value_of(value))),
             Kind::Insert => Some(Asked::Insert(value_of(value))),
             Kind::Swap(expected) => Some(Asked::Swap { expected: value_of(expected), new: value_of(value) }),
             Kind::Remove => Some(Asked::Remove),
         };
-        let id = operation.id;
+        let (id, ttl) = (operation.id, operation.ttl);
         (operation.asked, operation.issued) = (time, issued);
         let Some(to) = self.clients[client].view.shard(shard).primary else { return self.read_map(client) };
         self.copy += 1;
@@ -154,7 +166,7 @@ impl World {
             Some(kind) => {
                 operation.sending.sends(copy);
                 let key = key_of(shard, key);
-                Message::Request { to, client, request: Request { copy, id, shard, key, kind } }
+                Message::Request { to, client, request: Request { copy, id, shard, key, kind, ttl } }
             }
         };
         self.tell(MACHINES + client, to, message);

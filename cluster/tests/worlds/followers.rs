@@ -111,7 +111,7 @@ impl World {
             let fits = match told.effect {
                 Effect::Nothing => false,
                 Effect::Came => was != Some(true),
-                Effect::Replaced | Effect::Removed | Effect::Evicted => was != Some(false),
+                Effect::Replaced | Effect::Removed | Effect::Evicted | Effect::Expired => was != Some(false),
             };
             if !fits || told.value.is_some() != matches!(told.effect, Effect::Came | Effect::Replaced) {
                 return Err(format!("{told:?}, and it was there: {was:?}"));

@@ -1,10 +1,11 @@
 //! A machine: memory that can be READ while nothing runs there, and a node's process.
 
+use crate::world::TICK;
 use bytes::Bytes;
-use oneread_cluster::core::message::{Key, Value};
+use oneread_cluster::core::message::{End, Key, Value};
 use oneread_cluster::core::node::Node;
 use oneread_cluster::core::results;
-use oneread_cluster::core::state::{NodeAbout, NodeId, Notes, Page, ShardIx, Timing};
+use oneread_cluster::core::state::{NodeAbout, NodeId, Notes, Page, ShardIx, Time, Timing};
 use oneread_cluster::core::table::{NoMemory, Stock, Table};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -25,6 +26,10 @@ pub struct Memory {
     pub page: Page,
     pub notes: Notes,
     pub entries: BTreeMap<Key, Value>,
+    /// Of those that end by themselves.
+    pub ends: BTreeMap<Key, End>,
+    /// The time of day there.
+    pub time: u64,
     pub stored: Vec<Stored>,
     /// Keys that there is room for.
     pub keys_max: u64,
@@ -63,10 +68,28 @@ impl Table for SimTable {
         self.0.borrow().entries.get(key).map(Bytes::len)
     }
 
-    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), NoMemory> {
+    fn end(&mut self, key: &[u8]) -> Option<End> {
+        self.0.borrow().ends.get(key).copied()
+    }
+
+    fn end_after(&self, ttl: Time) -> Option<End> {
+        Some(End(self.0.borrow().time + ttl / TICK as Time))
+    }
+
+    fn ended(&mut self, max: usize) -> Vec<(ShardIx, Key)> {
+        let memory = self.0.borrow();
+        let ended = memory.ends.iter().filter(|(_, end)| end.0 <= memory.time);
+        ended.take(max).map(|(key, _)| (shard_of(key), key.clone())).collect()
+    }
+
+    fn put(&mut self, key: &[u8], value: &[u8], end: Option<End>) -> Result<(), NoMemory> {
         let mut memory = self.0.borrow_mut();
         let key = Bytes::copy_from_slice(key);
         memory.entries.insert(key.clone(), Bytes::copy_from_slice(value));
+        match end {
+            Some(end) => memory.ends.insert(key.clone(), end),
+            None => memory.ends.remove(&key),
+        };
         memory.stored.push(Stored::Entry(key));
         Ok(())
     }
@@ -74,6 +97,7 @@ impl Table for SimTable {
     fn remove(&mut self, key: &[u8]) -> Result<(), NoMemory> {
         let mut memory = self.0.borrow_mut();
         memory.entries.remove(key);
+        memory.ends.remove(key);
         memory.stored.push(Stored::Entry(Bytes::copy_from_slice(key)));
         Ok(())
     }
@@ -151,8 +175,9 @@ impl Machine {
 
     /// All that it had is gone: it comes back as another node (CL16).
     pub fn lose_memory(&mut self, id: NodeId) {
-        let keys_max = self.memory.borrow().keys_max;
+        let (keys_max, time) = (self.memory.borrow().keys_max, self.memory.borrow().time);
         let Machine { process, evicts, .. } = *self;
         *self = Machine { process, evicts, ..Machine::new(id, keys_max) };
+        self.memory.borrow_mut().time = time;
     }
 }

@@ -3,11 +3,13 @@
 use crate::Broken;
 use crate::clients::Client;
 use crate::followers::Followers;
-use crate::history::Event;
+use crate::history::{Event, due_of};
 use crate::machine::{Machine, Stored, key_of, number_of};
 use oneread_cluster::core::adopt;
 use oneread_cluster::core::etcd::{At, CallId, Entry, EtcdAnswer, EtcdCall, EtcdKey, EtcdValue};
-use oneread_cluster::core::message::{Kind, Message as NodeMessage, Outcome, Output, Peer, Reply, Request};
+use oneread_cluster::core::message::{
+    Effect, Kind, Message as NodeMessage, Outcome, Output, Peer, Reply, Request,
+};
 use oneread_cluster::core::node::Standing;
 use oneread_cluster::core::placement::Wishes;
 use oneread_cluster::core::results;
@@ -32,6 +34,9 @@ pub const CALM: u32 = 600;
 const LAST: u32 = 250;
 /// Ticks that a world goes on at most until each shard is served.
 const MORE: u32 = 1_000;
+
+/// By how many ticks the time of day differs from machine to machine, at most.
+pub const SKEW: u32 = 20;
 
 pub const MACHINES: usize = 3;
 pub const CLIENTS: usize = 3;
@@ -93,6 +98,8 @@ pub struct Nature {
     pub evict: f64,
     /// Entries leave where there is no room for others, at nearly all machines.
     pub evicts: bool,
+    /// How many of the entries that are put have an end.
+    pub lives: f64,
     pub ids: f64,
     pub repeat: f64,
     pub gives_up: f64,
@@ -187,6 +194,7 @@ impl Nature {
             shrink: r.one(&[0.0, 0.02, 0.1]),
             evict: r.one(&[0.0, 0.0, 0.003, 0.01]),
             evicts: false,
+            lives: 0.0,
             ids: r.one(&[0.0, 0.5, 1.0]),
             repeat: r.one(&[0.01, 0.05, 0.2]),
             gives_up: r.one(&[0.01, 0.05, 0.1]),
@@ -306,6 +314,8 @@ enum Why {
 
 pub struct World {
     pub random: Random,
+    /// For what came later: with it or without, a world is the same for the rest.
+    pub apart: Random,
     pub broken: Broken,
     pub nature: Nature,
     pub time: u32,
@@ -339,6 +349,8 @@ pub struct World {
     pub copy: u64,
     /// Removals by the primary itself: which machine's process, the copy, and the event.
     evictions: Vec<((usize, u32, u64), usize)>,
+    /// What was wrong beside the history.
+    pub wrong: Option<String>,
     pub counts: Counts,
     /// Prints what happens.
     pub traces: bool,
@@ -374,6 +386,9 @@ impl World {
         let mut apart = Random(seed ^ 0xe71c);
         if !is_quiet && apart.chance(0.5) {
             (nature.evicts, nature.keys, nature.ids) = (true, KEYS, apart.one(&[0.0, 1.0, 1.0]));
+        }
+        if apart.chance(0.2) {
+            nature.lives = apart.one(&[0.3, 0.9]);
         }
         let in_sync = match plot {
             Plot::Successor => 3,
@@ -433,21 +448,25 @@ impl World {
             value: 0,
             copy: 0,
             evictions: Vec::new(),
+            wrong: None,
             counts: Counts::new(),
             traces: std::env::var_os("ONEREAD_TRACE").is_some(),
             random,
+            apart,
         };
         for _ in 0..MACHINES {
-            let evicts = world.nature.evicts && apart.chance(0.9);
+            let evicts = world.nature.evicts && world.apart.chance(0.9);
             let keys_max = if evicts {
-                apart.one(&[1, 1, 2, 3])
+                world.apart.one(&[1, 1, 2, 3])
             } else if is_quiet {
                 (SHARDS * usize::from(KEYS)) as u64
             } else {
                 world.random.one(&[1, 2, 3, 4, 4])
             };
             let id = world.new_name();
-            world.machines.push(Machine { evicts, ..Machine::new(id, keys_max) });
+            let machine = Machine { evicts, ..Machine::new(id, keys_max) };
+            machine.memory.borrow_mut().time = world.apart.below(SKEW as usize) as u64;
+            world.machines.push(machine);
         }
         for machine in 0..MACHINES {
             world.start(machine);
@@ -906,6 +925,9 @@ impl World {
     pub fn run(&mut self) {
         while self.time < TICKS || self.time < TICKS + MORE && !self.all_are_served() {
             self.time += 1;
+            for machine in &self.machines {
+                machine.memory.borrow_mut().time += 1;
+            }
             if self.time == TICKS - CALM + 1 {
                 (self.cut, self.stopped, self.deaf) = Default::default();
                 for machine in 0..MACHINES {
@@ -941,6 +963,7 @@ impl World {
             self.ends(client);
         }
         self.follow_to_the_end();
+        self.look_at_ends();
         for shard in 0..self.nature.shards {
             if let Some(is_served) = self.is_served(shard) {
                 self.count(if is_served { "served at the end" } else { NOT_SERVED });
@@ -960,6 +983,27 @@ impl World {
                             replica.has_asked(),
                         );
                     }
+                }
+            }
+        }
+    }
+
+    /// What was put with a time to live has an end at who serves it, and is gone after that.
+    fn look_at_ends(&mut self) {
+        for shard in 0..self.nature.shards {
+            let Some(machine) = self.server_of(shard) else { continue };
+            let memory = self.machines[machine].memory.borrow();
+            for key in (0..self.nature.keys).map(|key| key_of(shard as ShardIx, key)) {
+                let Some(due) = memory.entries.get(&key).and_then(|value| due_of(number_of(Some(value))))
+                else {
+                    continue;
+                };
+                let end = memory.ends.get(&key);
+                // A standby that is late is left out first.
+                let late = 2 * self.nature.timing.late / TICK as Time + 50;
+                if end.is_none_or(|end| end.0 + late < memory.time) {
+                    let why = format!("{key:?} stays: due {due}, end {end:?}, now {}", memory.time);
+                    self.wrong.get_or_insert(why);
                 }
             }
         }
@@ -1190,16 +1234,16 @@ impl World {
         let key = self.random.below(usize::from(self.nature.keys)) as u8;
         self.copy += 1;
         let copy = self.copy;
-        self.evicts(machine, shard as ShardIx, key, copy);
+        self.removes(machine, shard as ShardIx, key, copy, Effect::Evicted);
         let key = key_of(shard as ShardIx, key);
-        let request = Request { copy, id: None, shard: shard as ShardIx, key, kind: Kind::Remove };
+        let request = Request { copy, id: None, shard: shard as ShardIx, key, kind: Kind::Remove, ttl: None };
         let now = self.clock(machine);
         self.machines[machine].node.as_mut().unwrap().requested(now, Peer::SELF, request);
         self.carry_out(machine);
     }
 
     /// It begins to remove a key by itself.
-    fn evicts(&mut self, machine: usize, shard: ShardIx, key: u8, copy: u64) {
+    fn removes(&mut self, machine: usize, shard: ShardIx, key: u8, copy: u64, effect: Effect) {
         let name = (machine, self.machines[machine].process, copy);
         self.evictions.push((name, self.history.len()));
         self.history.push(Event {
@@ -1207,7 +1251,10 @@ impl World {
             key,
             start: self.time,
             end: crate::history::NEVER,
-            kind: crate::history::Kind::Remove,
+            kind: match effect {
+                Effect::Expired => crate::history::Kind::Expire,
+                _ => crate::history::Kind::Remove,
+            },
             value: 0,
             outcome: Outcome::Done,
             is_void: false,
@@ -1242,10 +1289,10 @@ impl World {
                     self.tell(machine, to, Message::Node { to, from: id, message });
                 }
                 // Outcomes leave only where that rule is broken.
-                Output::Evicts { key, .. } if results::is_result(&key) => {}
-                Output::Evicts { copy, key } => {
-                    self.evicts(machine, ShardIx::from(key[0]), key[1], copy);
-                    self.count("evicted for room");
+                Output::Removes { key, .. } if results::is_result(&key) => {}
+                Output::Removes { copy, key, effect } => {
+                    self.removes(machine, ShardIx::from(key[0]), key[1], copy, effect);
+                    self.count(if effect == Effect::Expired { "expired" } else { "evicted for room" });
                 }
                 Output::Reply(Peer::SELF, reply) => self.evicted((machine, process, reply.copy), reply),
                 Output::Reply(Peer(client), reply) => self.replies(machine, client as usize, reply),

@@ -2,7 +2,8 @@
 
 use super::{ITEMS_MAX, Replica, Role};
 use crate::core::message::{
-    ChannelId, Effect, Item, Key, Kind, NotDone, Outcome, Peer, Reply, Request, RequestId, Store, Value,
+    ChannelId, Effect, End, Entry, Item, Key, Kind, NotDone, Outcome, Peer, Reply, Request, RequestId, Store,
+    Value, value_len,
 };
 use crate::core::node::{Shared, Standing};
 use crate::core::results::{self, ResultKey};
@@ -154,21 +155,26 @@ impl<C> Replica<C> {
             return if id.number == last { Decided::Ended(outcome) } else { Decided::Drop };
         }
         let old = shared.table.value_len(&request.key);
+        let end = request.ttl.or(shared.ttl).map(|ttl| shared.table.end_after(ttl));
         let mut differs = |expected: &Value| {
             old != Some(expected.len()) || shared.table.get(&request.key).as_ref() != Some(expected)
         };
         let (mut outcome, new) = match &request.kind {
             Kind::Insert(_) if old.is_some() => (Outcome::Exists, None),
-            Kind::Swap { .. } | Kind::Remove if old.is_none() => (Outcome::Absent, None),
+            Kind::Swap { .. } | Kind::Update(_) | Kind::Remove if old.is_none() => (Outcome::Absent, None),
             Kind::Swap { expected, .. } if differs(expected) => (Outcome::Differs, None),
             Kind::Remove => (Outcome::Done, Some(None)),
-            Kind::Put(value) | Kind::Insert(value) | Kind::Swap { new: value, .. } => {
-                (Outcome::Done, Some(Some(value.clone())))
-            }
+            // As in a table of its own, the entry keeps its end.
+            Kind::Swap { new, .. } => (Outcome::Done, Some(Some((new, shared.table.end(&request.key))))),
+            Kind::Put(value) | Kind::Insert(value) | Kind::Update(value) => match end {
+                Some(None) => return Decided::NotDone(NotDone::NoLife),
+                end => (Outcome::Done, Some(Some((value, end.flatten())))),
+            },
         };
+        let entry = |(value, end): (&Value, Option<End>)| Entry { value: value.clone(), end };
         let cost = |len: Option<usize>| shared.cost(&request.key, len);
-        let mut store: Option<Store> = new.map(|new| (request.key.clone(), new));
-        let (was, is) = (cost(old), store.as_ref().map(|store| cost(store.1.as_ref().map(Value::len))));
+        let mut store: Option<Store> = new.map(|new| (request.key.clone(), new.map(entry)));
+        let (was, is) = (cost(old), store.as_ref().map(|store| cost(value_len(store))));
         let (mut takes, mut frees) = is.map_or((0, 0), |is| (is.saturating_sub(was), was.saturating_sub(is)));
         let for_result = match &result_key {
             Some(result) if known.is_none() => shared.table.cost(&result.0, results::LEN),
@@ -205,7 +211,8 @@ impl<C> Replica<C> {
         let mut stores: SmallVec<[Store; 2]> = store.into_iter().collect();
         if let (Some(result), Some(RequestId { number, .. }), false) = (result_key, request.id, is_forgotten)
         {
-            stores.push((result.0, Some(results::encode(number, outcome))));
+            let (value, end) = (results::encode(number, outcome), shared.table.end_after(results::KEPT));
+            stores.push((result.0, Some(Entry { value, end })));
             takes += for_result;
         }
         Decided::Begin { outcome, effect, stores, takes, frees }
@@ -276,8 +283,8 @@ impl<C> Replica<C> {
 
     /// CL18: a change that is visible has the next place.
     fn tell_followers<T: Table<Cursor = C>>(&self, shared: &mut Shared<T>, change: &Change) {
-        if let Some((key, value)) = change.stores.first() {
-            shared.feed.push(self.shard, self.map.epoch, change.effect, key, value.as_ref());
+        if let Some(store) = change.stores.first() {
+            shared.feed.push(self.shard, self.map.epoch, change.effect, store);
         }
     }
 
@@ -314,7 +321,11 @@ impl<C> Replica<C> {
         for key in change.stores.iter().map(|store| &store.0).chain([&change.request.key]) {
             self.waiting.extend(self.behind.remove(key).into_iter().flatten());
         }
-        shared.evicted += u64::from(change.peer == Peer::SELF && outcome == Outcome::Done);
+        match change.effect {
+            Effect::Evicted => shared.evicted += 1,
+            Effect::Expired => shared.expired += 1,
+            _ => {}
+        }
         shared.reply(change.peer, Reply { copy: change.request.copy, ended: Ok(outcome) });
     }
 
@@ -351,9 +362,9 @@ impl<C> Replica<C> {
 impl Change {
     /// The room that was held for it.
     pub(super) fn taken<T: Table>(&self, shared: &mut Shared<T>) -> u64 {
-        self.stores.iter().fold(0, |taken, (key, value)| {
-            let was = shared.cost_now(key);
-            taken + shared.cost(key, value.as_ref().map(Value::len)).saturating_sub(was)
+        self.stores.iter().fold(0, |taken, store| {
+            let was = shared.cost_now(&store.0);
+            taken + shared.cost(&store.0, value_len(store)).saturating_sub(was)
         })
     }
 }

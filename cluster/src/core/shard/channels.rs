@@ -3,7 +3,7 @@
 use super::changes::Change;
 use super::{ITEMS_MAX, Replica, Role};
 use crate::core::feed::FeedAt;
-use crate::core::message::{ChannelId, Effect, Item, Key, Message};
+use crate::core::message::{ChannelId, Effect, Entry, Item, Key, Message};
 use crate::core::node::{Shared, Standing};
 use crate::core::results;
 use crate::core::state::{NodeId, NodeIds, ShardIx, ShardState, Time};
@@ -321,7 +321,9 @@ impl<C> Replica<C> {
                 continue;
             }
             let Some(value) = shared.table.get(&key) else { continue };
-            let last = channel.push(shared, now, self.shard, Item::Walked(key, value));
+            let end = shared.table.end(&key).filter(|_| !broken(Rule::EndsNotWalked));
+            let entry = Entry { value, end };
+            let last = channel.push(shared, now, self.shard, Item::Walked(key, entry));
             sent += 1;
             if let Some(walk) = &mut channel.walk {
                 walk.last = last;

@@ -9,6 +9,8 @@
 //! Only entries of the same shard leave. They leave in the order of the table, from where the last one left, which is
 //! that of a hash; who was read since the last round stays for another one, where the table knows that (CLOCK).
 //! Outcomes of requests (CL15) stay.
+//!
+//! Entries that have come to their end leave by changes, too, whether others need the room or not.
 
 use super::changes::Change;
 use super::{ITEMS_MAX, Replica};
@@ -158,7 +160,7 @@ impl<C> Replica<C> {
             let Some(key) = self.next_victim(shared, &mut walks) else { break };
             let frees = shared.cost_now(&key);
             short = short.saturating_sub(frees);
-            self.begin_evict(shared, now, key, frees);
+            self.begin_leaving(shared, now, key, Effect::Evicted, frees);
         }
         self.evicting.is_dry
     }
@@ -203,11 +205,35 @@ impl<C> Replica<C> {
         }
     }
 
+    /// An entry that has come to its end leaves, unless a change of its key is under way: that may give it another.
+    pub(in crate::core) fn expire<T: Table<Cursor = C>>(
+        &mut self,
+        shared: &mut Shared<T>,
+        now: Time,
+        key: Key,
+    ) {
+        let is_busy = self.behind.contains_key(&key);
+        let is_full = self.channels.iter().any(|channel| channel.log.len() >= ITEMS_MAX);
+        if !self.leads(shared) || now < self.first || is_full || is_busy && !broken(Rule::EndedMeanwhile) {
+            return;
+        }
+        let frees = if is_busy { 0 } else { shared.cost_now(&key) };
+        let effect = if results::is_result(&key) { Effect::Nothing } else { Effect::Expired };
+        self.begin_leaving(shared, now, key, effect, frees);
+    }
+
     /// An entry begins to leave.
-    fn begin_evict<T: Table<Cursor = C>>(&mut self, shared: &mut Shared<T>, now: Time, key: Key, frees: u64) {
-        shared.last_evicted += 1;
-        let copy = COPIES | shared.last_evicted;
-        shared.outputs.push(Output::Evicts { copy, key: key.clone() });
+    fn begin_leaving<T: Table<Cursor = C>>(
+        &mut self,
+        shared: &mut Shared<T>,
+        now: Time,
+        key: Key,
+        effect: Effect,
+        frees: u64,
+    ) {
+        shared.last_own += 1;
+        let copy = COPIES | shared.last_own;
+        shared.outputs.push(Output::Removes { copy, key: key.clone(), effect });
         if broken(Rule::EvictsAlone) {
             if shared.table.remove(&key).is_ok() {
                 self.used -= frees;
@@ -215,8 +241,8 @@ impl<C> Replica<C> {
             return shared.reply(Peer::SELF, Reply { copy, ended: Ok(Outcome::Done) });
         }
         let stores = std::iter::once((key.clone(), None)).collect();
-        let request = Request { copy, id: None, shard: self.shard, key, kind: Kind::Remove };
-        let (outcome, effect, numbers) = (Outcome::Done, Effect::Evicted, SmallVec::new());
+        let request = Request { copy, id: None, shard: self.shard, key, kind: Kind::Remove, ttl: None };
+        let (outcome, numbers) = (Outcome::Done, SmallVec::new());
         let change = Change { peer: Peer::SELF, request, stores, outcome, effect, frees, numbers };
         self.begin(shared, now, change);
     }

@@ -1,7 +1,7 @@
 //! As standby or newcomer: what comes over a channel, and what becomes of copies.
 
 use super::{Replica, Role};
-use crate::core::message::{ChannelId, Item, Message, Store, Value};
+use crate::core::message::{ChannelId, Item, Message, Store, value_len};
 use crate::core::node::{Shared, Standing};
 use crate::core::state::{NodeId, NodeIds, ShardState, Time};
 use crate::core::table::Table;
@@ -117,12 +117,12 @@ impl<C> Replica<C> {
             Item::Room(room) => self.set_room(shared, room),
             Item::Change(effect, stores) => {
                 let is_taken = self.apply_stores(shared, &stores)?;
-                if let Some((key, value)) = stores.first().filter(|_| is_taken) {
-                    shared.feed.push(self.shard, self.map.epoch, effect, key, value.as_ref());
+                if let Some(store) = stores.first().filter(|_| is_taken) {
+                    shared.feed.push(self.shard, self.map.epoch, effect, store);
                 }
                 return Some(is_taken);
             }
-            Item::Walked(key, value) => return self.apply_stores(shared, &[(key, Some(value))]),
+            Item::Walked(key, entry) => return self.apply_stores(shared, &[(key, Some(entry))]),
         }
         Some(true)
     }
@@ -133,8 +133,8 @@ impl<C> Replica<C> {
         stores: &[Store],
     ) -> Option<bool> {
         let mut used = self.used;
-        for (key, value) in stores {
-            used = used - shared.cost_now(key) + shared.cost(key, value.as_ref().map(Value::len));
+        for store in stores {
+            used = used - shared.cost_now(&store.0) + shared.cost(&store.0, value_len(store));
         }
         if used > self.room && used > self.used {
             return match () {
