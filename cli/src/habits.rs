@@ -15,7 +15,10 @@ const COMMANDS: [(&[&str], &str); 15] = [
     (&["start", "server"], "`oneread serve --daemonize` starts a server in the background"),
     (&["save", "bgsave"], "`oneread snapshot` has the server write all keys into a file"),
     (&["flushall", "flushdb"], "`oneread clear --yes` removes all keys"),
-    (&["expire", "ttl", "setex"], "keys do not expire; `oneread del` removes them"),
+    (
+        &["expire", "ttl", "setex"],
+        "`oneread put --ttl 10s` puts a key that ends, in a table of `oneread serve --life`",
+    ),
     (&["incrby", "decr", "decrby"], "`oneread add KEY -1` takes 1 away, and `oneread add KEY 5` adds 5"),
     (&["setbit"], "`oneread or KEY BITS` sets bits, and `oneread and-not` clears them"),
     (&["getset", "cas"], "`oneread put --if-value OLD KEY NEW` changes a value if nobody else has"),

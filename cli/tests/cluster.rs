@@ -19,7 +19,7 @@ struct Node(Child);
 impl Node {
     fn start(etcd: &Etcd, folder: &Path, name: &str) -> Node {
         let at = format!("shm:{}/{name}.sock", folder.display());
-        let mut serve = on(etcd, &["serve", "--cluster", "demo", "--anonymous", "--max-memory", "64MiB"]);
+        let mut serve = on(etcd, &["serve", "--cluster", "demo", "--anonymous", "--max-memory", "64MiB", "--life"]);
         serve.args(["--node-name", name, "--at", &at]).stdout(Stdio::null()).stderr(Stdio::null());
         Node(serve.spawn().unwrap())
     }
@@ -112,6 +112,15 @@ fn watched(etcd: &Etcd, users: &[(String, String)]) {
     });
     lines.sort_by_key(|line| line.contains("came"));
     assert_eq!(lines, ["replaced\tuser:0\tanother", "left\tremoved\tuser:0", "came\tuser:9\tnew"]);
+    // It ends by itself. Only as it is asked.
+    ends(etcd, &["cluster", "put", "demo", "user:10", "soon", "--update", "--ttl", "1h"], 1);
+    ends(etcd, &["cluster", "put", "demo", "user:10", "soon", "--insert", "--ttl", "200ms"], 0);
+    let lines = [texts.next(), texts.next()].map(|line| line.split_once('\t').unwrap().1.to_owned());
+    assert_eq!(lines, ["came\tuser:10\tsoon", "left\texpired\tuser:10"]);
+    let told: Value =
+        serde_json::from_str(&ends(etcd, &["cluster", "status", "demo", "--json"], 0).0).unwrap();
+    let expired = told["nodes"].as_array().unwrap().iter().map(|node| node["expired"].as_u64().unwrap());
+    assert_eq!(expired.sum::<u64>(), 1);
     for key in ["first", "user:9"] {
         ends(etcd, &["cluster", "del", "demo", key], 0);
     }

@@ -154,7 +154,10 @@ impl Classed for ClusterError {
                 "KeyTooLong"
             }
             ClusterError::Invalid { value_len, value_max, .. } if value_len > value_max => "ValueTooLong",
-            ClusterError::Invalid { .. } | ClusterError::Position => "Invalid",
+            ClusterError::Invalid { .. }
+            | ClusterError::Position
+            | ClusterError::TimeToLive { .. }
+            | ClusterError::NoLife { .. } => "Invalid",
             ClusterError::Unavailable { .. } => "Unavailable",
             ClusterError::NotDone { .. } => "NotDone",
             ClusterError::Unknown { .. } => "Unknown",

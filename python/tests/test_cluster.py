@@ -89,6 +89,7 @@ class Cluster:
     def start(self, node: str) -> None:
         at = f"shm:{self.folder / node}.sock"
         words = self.words("serve", "--cluster", self.name, "--node-name", node, "--at", at, "--max-memory", "256MiB")
+        words.append("--life")
         with open(self.folder / f"{node}.log", "ab") as log:
             self.nodes[node] = subprocess.Popen(words, stdout=log, stderr=log)
 
@@ -183,6 +184,34 @@ def test_every_call(cluster: Cluster) -> None:
         with pytest.raises(oneread.Closed):
             call()
     client.close()
+
+
+@needs_etcd
+def test_entries_end(cluster: Cluster) -> None:
+    with cluster.client() as client, client.changes(prefix=b"ttl:") as changes:
+        changes.poll()
+        client.put(b"ttl:put", b"", ttl=0.2)
+        assert client.insert(b"ttl:insert", b"", ttl=0.2) and not client.insert(b"ttl:insert", b"", ttl=100)
+        assert not client.update(b"ttl:update", b"", ttl=0.2) and client.insert(b"ttl:update", b"")
+        assert client.update(b"ttl:update", b"", ttl=0.2)
+        keys = [b"ttl:%d" % n for n in range(100)]
+        client.put_many(keys, keys, ttl=0.2)
+        left: dict[bytes, str | None] = {}
+        while len(left) < 103:
+            change = next(changes)
+            if change.kind == "left":
+                left[change.key] = change.cause
+        assert set(left.values()) == {"expired"}
+        assert client.get_many([*keys, b"ttl:put", b"ttl:insert", b"ttl:update"]) == [None] * 103
+        for wrong in [0, 1e9]:
+            with pytest.raises(oneread.Invalid, match="ten years"):
+                client.put(b"ttl:put", b"", ttl=wrong)
+            with pytest.raises(oneread.Invalid, match="ten years"):
+                client.put_many(keys, keys, ttl=wrong)
+        for wrong in [-1, float("nan"), float("inf")]:
+            with pytest.raises(ValueError):
+                client.put(b"ttl:put", b"", ttl=wrong)
+        assert client.get(b"ttl:put") is None and client.get(keys[0]) is None
 
 
 @needs_etcd

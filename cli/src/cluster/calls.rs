@@ -4,8 +4,10 @@ use super::{ClusterArgs, Tables};
 use crate::scan::Printed;
 use anyhow::{Result, anyhow};
 use clap::Args;
+use oneread::{PutMode, PutOptions};
 use oneread_cluster::etcd::ClusterName;
 use oneread_kit::show;
+use oneread_kit::units::Period;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -23,6 +25,12 @@ pub struct Get {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  oneread cluster put demo greeting hello
+  oneread cluster put demo lock me --insert --ttl 10s     gone after ten seconds
+
+Exit status 1 if the key was not put, since there is such a key (--insert), or
+none (--update).")]
 pub struct Put {
     /// The cluster
     name: ClusterName,
@@ -31,8 +39,14 @@ pub struct Put {
     /// The value
     value: String,
     /// Only if there is no such key
-    #[arg(long)]
+    #[arg(long, conflicts_with = "update")]
     insert: bool,
+    /// Only if there is such a key
+    #[arg(long)]
+    update: bool,
+    /// The entry ends after this time, as in 500ms, 10s, 1h (where nodes were started with --life)
+    #[arg(long, value_name = "TIME")]
+    ttl: Option<Period>,
     #[command(flatten)]
     tables: Tables,
 }
@@ -95,13 +109,22 @@ impl Get {
 impl Put {
     pub fn run(self, reach: &ClusterArgs) -> Result<ExitCode> {
         let mut client = reach.client(&self.name, &self.tables)?.exactly_once(false);
-        if !self.insert {
-            client.put(self.key.as_bytes(), self.value.as_bytes())?;
-        } else if !client.insert(self.key.as_bytes(), self.value.as_bytes())? {
-            show::complain(format_args!("oneread: there is a key {:?} already", self.key));
-            return Ok(ExitCode::FAILURE);
+        let mode = match (self.insert, self.update) {
+            (true, _) => PutMode::Insert,
+            (_, true) => PutMode::Update,
+            _ => PutMode::Upsert,
+        };
+        let options = PutOptions::from(mode).ttl(self.ttl.map(|Period(ttl)| ttl));
+        if client.put_with(self.key.as_bytes(), self.value.as_bytes(), options)? {
+            return Ok(ExitCode::SUCCESS);
         }
-        Ok(ExitCode::SUCCESS)
+        match mode {
+            PutMode::Insert => {
+                show::complain(format_args!("oneread: there is a key {:?} already", self.key));
+            }
+            _ => show::complain(format_args!("oneread: there is no key {:?}", self.key)),
+        }
+        Ok(ExitCode::FAILURE)
     }
 }
 

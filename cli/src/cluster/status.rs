@@ -261,6 +261,7 @@ impl Seen {
             "used_bytes": status.as_ref().ok().map(|status| status.used),
             "room_left_bytes": status.as_ref().ok().map(|status| status.room_left),
             "evicted": status.as_ref().ok().map(|status| status.evicted),
+            "expired": status.as_ref().ok().map(|status| status.expired),
             "table": key.about.table,
             "requests": key.about.requests,
         })

@@ -12,10 +12,10 @@ use crate::convert::bytes_of;
 use crate::error::{Classed, Raise, error_at, told};
 use crate::fork::PerProcess;
 use crate::keys::{CHUNK, Items};
-use crate::options::{Arguments, ClusterArguments};
+use crate::options::{self, Arguments, ClusterArguments};
 use crate::waiting::detached;
 pub(crate) use feed::ClusterChanges;
-use oneread::SwapOutcome;
+use oneread::{PutMode, PutOptions, SwapOutcome};
 use oneread_cluster::client::{self, ClusterError};
 use oneread_cluster::core::state::ClusterConfig;
 use pool::Pool;
@@ -70,7 +70,7 @@ struct Outcomes {
 }
 
 impl Outcomes {
-    fn note(&mut self, number: usize, outcome: Result<(), ClusterError>) {
+    fn note(&mut self, number: usize, outcome: Result<bool, ClusterError>) {
         let Err(error) = outcome else {
             self.made += 1;
             return;
@@ -129,6 +129,20 @@ impl ClusterClient {
         work: impl FnOnce(&mut client::ClusterClient) -> Result<R, ClusterError> + Send,
     ) -> PyResult<R> {
         self.with(py, work)?.raise(py)
+    }
+
+    /// Puts a key as `mode` says. Whether it was so.
+    fn put_one(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        value: &Bound<'_, PyAny>,
+        mode: PutMode,
+        ttl: Option<f64>,
+    ) -> PyResult<bool> {
+        let (key, value) = (bytes_of(key, "a key")?, bytes_of(value, "a value")?);
+        let options = PutOptions::from(mode).ttl(options::ttl(py, ttl)?);
+        self.ask(py, |client| client.put_with(&key, &value, options))
     }
 
     /// Refuses what can be in no table of the cluster, before anything is done.
@@ -277,19 +291,44 @@ impl ClusterClient {
 
     /// Gives the key this value, new or not. When it returns, it is visible, and all standbys in sync have it.
     ///
+    /// With `ttl` (seconds) the entry leaves after that time, usually some milliseconds later; where nodes have lives
+    /// (`oneread serve --life`).
+    ///
     /// Raises `NotDone` if it was certainly not made, `Unknown` if it may have been, or may yet be; `Full`, `KeyTooLong`,
     /// `ValueTooLong`. After Ctrl-C it may have been made.
-    #[pyo3(signature = (key, value, /))]
-    fn put(&self, py: Python<'_>, key: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<()> {
-        let (key, value) = (bytes_of(key, "a key")?, bytes_of(value, "a value")?);
-        self.ask(py, |client| client.put(&key, &value))
+    #[pyo3(signature = (key, value, /, *, ttl=None))]
+    fn put(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        value: &Bound<'_, PyAny>,
+        ttl: Option<f64>,
+    ) -> PyResult<()> {
+        self.put_one(py, key, value, PutMode::Upsert, ttl).map(drop)
     }
 
-    /// Inserts the key if it is absent. Whether it was. Errors are as those of `put`.
-    #[pyo3(signature = (key, value, /))]
-    fn insert(&self, py: Python<'_>, key: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let (key, value) = (bytes_of(key, "a key")?, bytes_of(value, "a value")?);
-        self.ask(py, |client| client.insert(&key, &value))
+    /// Inserts the key if it is absent. Whether it was. Errors, and `ttl`, are as those of `put`.
+    #[pyo3(signature = (key, value, /, *, ttl=None))]
+    fn insert(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        value: &Bound<'_, PyAny>,
+        ttl: Option<f64>,
+    ) -> PyResult<bool> {
+        self.put_one(py, key, value, PutMode::Insert, ttl)
+    }
+
+    /// Gives the key this value if it is there. Whether it was. Errors, and `ttl`, are as those of `put`.
+    #[pyo3(signature = (key, value, /, *, ttl=None))]
+    fn update(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        value: &Bound<'_, PyAny>,
+        ttl: Option<f64>,
+    ) -> PyResult<bool> {
+        self.put_one(py, key, value, PutMode::Update, ttl)
     }
 
     /// Removes the key. Whether it was there. Errors are as those of `put`.
@@ -313,12 +352,12 @@ impl ClusterClient {
         Ok(self.ask(py, |client| client.compare_and_swap(&key, &expected, &value))? == SwapOutcome::Swapped)
     }
 
-    /// Puts many keys with their values, each by itself: no transaction.
+    /// Puts many keys with their values, each by itself: no transaction. `ttl` is as that of `put`, for all.
     ///
     /// Lengths are looked at first: where one is wrong, nothing is put. Where the cluster does not take some, the error has
     /// the numbers of those keys: `rejected` were certainly not put, and `unknown` may have been. It is an `Unknown` if
     /// there are any such.
-    #[pyo3(signature = (keys, values, /, *, width=None, value_width=None))]
+    #[pyo3(signature = (keys, values, /, *, width=None, value_width=None, ttl=None))]
     fn put_many(
         &self,
         py: Python<'_>,
@@ -326,7 +365,9 @@ impl ClusterClient {
         values: &Bound<'_, PyAny>,
         width: Option<usize>,
         value_width: Option<usize>,
+        ttl: Option<f64>,
     ) -> PyResult<()> {
+        let options = PutOptions::new().ttl(options::ttl(py, ttl)?);
         let keys = Items::of(keys, width, "keys")?;
         let values = Items::of(values, value_width, "values")?;
         let count = keys.len();
@@ -339,8 +380,8 @@ impl ClusterClient {
         self.check_all(py, pairs.iter().map(|(key, value)| (&**key, value.len())))?;
         let (mut outcomes, mut tried) = (Outcomes::default(), 0);
         for part in pairs.chunks(PUTS) {
-            let ended = self.with(py, |client| client.put_many(part));
-            let ended = ended.map_err(|error| broken_off(py, error, outcomes.made, count))?;
+            let ended = self.with(py, |client| client.put_many_with(part, options));
+            let ended = ended.map_err(|error| broken_off(py, error, outcomes.made, count))?.raise(py)?;
             for outcome in ended {
                 outcomes.note(tried, outcome);
                 tried += 1;
