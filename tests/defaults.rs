@@ -103,7 +103,7 @@ fn short_values_cost_what_they_did() {
             let misses = (all.reads - hits.reads, all.bytes - hits.bytes);
             (server, client, backed, [(hits.reads, hits.bytes), misses])
         };
-        let (_short_server, _client, short_bytes, short_reads) = cost(short());
+        let (short_server, _client, short_bytes, short_reads) = cost(short());
         let (server, mut client, bytes, reads) = cost(Config::new());
         let per = |n: u64, of: usize| n as f64 / of as f64;
         println!(
@@ -120,7 +120,9 @@ fn short_values_cost_what_they_did() {
         {
             assert!(new.abs_diff(old) * 1_000 <= part * old, "{size}: {reads:?}, {short_reads:?}");
         }
-        // Nothing was put into the heap, so there is none yet.
+        // Nothing was put into the heap, so there is none yet. On a busy machine one that grows may be a step further.
+        let segments = [&server, &short_server].map(|server| server.index().growth().segments.max(1));
+        let [bytes, short_bytes] = [bytes / segments[0], short_bytes / segments[1]];
         assert!(bytes.abs_diff(short_bytes) <= short_bytes / 100, "{size}: {bytes}, {short_bytes}");
 
         // The same key, with a value that its slot has room for, and with longer ones.

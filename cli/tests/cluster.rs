@@ -5,10 +5,11 @@ mod command;
 mod common;
 
 use command::oneread;
-use common::{Etcd, has_etcd, until};
+use common::{Etcd, free_port, has_etcd, until};
 use serde_json::Value;
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
@@ -17,10 +18,12 @@ use std::sync::mpsc;
 struct Node(Child);
 
 impl Node {
-    fn start(etcd: &Etcd, folder: &Path, name: &str) -> Node {
+    fn start(etcd: &Etcd, folder: &Path, name: &str, metrics: u16) -> Node {
         let at = format!("shm:{}/{name}.sock", folder.display());
-        let mut serve = on(etcd, &["serve", "--cluster", "demo", "--anonymous", "--max-memory", "64MiB", "--life"]);
+        let mut serve =
+            on(etcd, &["serve", "--cluster", "demo", "--anonymous", "--max-memory", "64MiB", "--life"]);
         serve.args(["--node-name", name, "--at", &at]).stdout(Stdio::null()).stderr(Stdio::null());
+        serve.args(["--metrics", &format!("127.0.0.1:{metrics}")]);
         Node(serve.spawn().unwrap())
     }
 }
@@ -126,6 +129,36 @@ fn watched(etcd: &Etcd, users: &[(String, String)]) {
     }
 }
 
+/// What Prometheus hears of nodes, and that the alerts are about it.
+fn scraped(ports: &[u16]) {
+    let scrape = |port: u16| {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let texts: Vec<String> = ports.iter().map(|port| scrape(*port)).collect();
+    let value = |text: &String, name: &str| -> f64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("{name}: {text}")).parse().unwrap()
+    };
+    let sum = |name: &str| texts.iter().map(|text| value(text, name)).sum::<f64>();
+    let shards = [r#"{role="primary"}"#, r#"{role="standby"}"#];
+    assert_eq!(shards.map(|role| sum(&format!("oneread_cluster_shards{role}"))), [4.0, 4.0]);
+    assert_eq!(["good", "missing_copies"].map(|name| sum(&format!("oneread_cluster_{name}"))), [2.0, 0.0]);
+    assert_eq!(["expired", "evicted"].map(|name| sum(&format!("oneread_cluster_{name}_total"))), [1.0, 0.0]);
+    assert!(sum("oneread_cluster_used_bytes") > 0.0 && sum("oneread_cluster_room_left_bytes") > 1e6);
+    let alerts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/alerts.yml");
+    let alerts = std::fs::read_to_string(alerts).unwrap();
+    let words = alerts.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let named: BTreeSet<&str> = words.filter(|word| word.starts_with("oneread_cluster_")).collect();
+    assert!(named.len() >= 4, "{named:?}");
+    for name in named {
+        value(&texts[0], name);
+    }
+}
+
 /// Each key of all shards once, and not again from its other copy: all, those that match, some; with values; as text, as
 /// JSON. With the nodes gone, the error says what is missing, and what to look at.
 #[test]
@@ -136,7 +169,9 @@ fn scan_and_watch() {
     let folder = tempfile::tempdir().unwrap();
     let etcd = Etcd::start(folder.path());
     ends(&etcd, &["cluster", "init", "demo", "--shards", "4", "--ttl", "1s"], 0);
-    let nodes = ["a", "b"].map(|name| Node::start(&etcd, folder.path(), name));
+    let ports = [free_port(), free_port()];
+    let nodes = [("a", ports[0]), ("b", ports[1])];
+    let nodes = nodes.map(|(name, metrics)| Node::start(&etcd, folder.path(), name, metrics));
     let has_copies = || {
         let told: Value =
             serde_json::from_str(&ends(&etcd, &["cluster", "status", "demo", "--json"], 0).0).unwrap();
@@ -185,6 +220,7 @@ fn scan_and_watch() {
     let (_, told) = ends(&etcd, &["cluster", "scan", "nobody"], 1);
     assert!(told.contains("oneread cluster init nobody"), "{told}");
     watched(&etcd, &users);
+    scraped(&ports);
     drop(nodes);
     let (out, told) = ends(&etcd, &["cluster", "scan", "demo"], 1);
     assert_eq!(out, "");

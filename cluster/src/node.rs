@@ -14,6 +14,7 @@ use crate::clock;
 use crate::core::etcd::{CallId, EtcdAnswer, EtcdCall};
 use crate::core::message::{Message, NotDone, Output, Peer, Reply, Request, TTL_MAX};
 use crate::core::node::{Node, Standing};
+use crate::core::shard::Role;
 use crate::core::state::{ClusterConfig, NodeAbout, NodeId, Notes, ShardIx, Time};
 use crate::etcd::{ClusterName, EtcdError, EtcdOptions, EtcdStore};
 use crate::room::{CONNECTIONS_MAX, NOTES_KEY, with_lengths};
@@ -26,8 +27,8 @@ use followers::Followers;
 use oneread::{Address, DeviceChoice, Evict, ServeError, Server, ServerConfig, VerbsAddress};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc as std_mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -41,6 +42,8 @@ const REPLIES_AT_ONCE: usize = 8_192;
 /// Least and longest time between two looks at what is due.
 const TICK_MIN: Duration = Duration::from_millis(1);
 const TICK_MAX: Duration = Duration::from_millis(20);
+/// Longest time for its thread to say how it is.
+const ASK: Duration = Duration::from_secs(1);
 /// Calls of etcd whose errors are told: one in so much time.
 const TOLD_EVERY: Duration = Duration::from_secs(5);
 
@@ -139,6 +142,8 @@ enum Event {
     Answer(EtcdAnswer),
     /// A watch has ended, that began with this call.
     WatchEnded(CallId),
+    /// How it is.
+    Status(std_mpsc::Sender<NodeStatus>),
     Leave,
     Stop,
 }
@@ -278,6 +283,13 @@ impl ClusterNode {
     /// Whether its thread runs. It ends only when it is told to, or by a mistake of this crate.
     pub fn runs(&self) -> bool {
         self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// How it is. `None`: its thread has ended, or has not answered for a second.
+    pub fn status(&self) -> Option<NodeStatus> {
+        let (asks, answers) = std_mpsc::channel();
+        self.events.try_send(Event::Status(asks)).ok()?;
+        answers.recv_timeout(ASK).ok()
     }
 
     /// Hands its shards over to standbys, for which it waits so long at most, and stops. Returns how many it was still
@@ -503,6 +515,7 @@ impl Turns {
                     Event::WatchEnded(call) => {
                         self.watch.take_if(|watch| *watch == call);
                     }
+                    Event::Status(asks) => drop(asks.send(self.status())),
                     Event::Leave => {
                         self.node.leave();
                         leaves = true;
@@ -622,6 +635,10 @@ impl Turns {
             })
             .collect();
         let used = shards.iter().map(|shard| shard.used).sum();
+        let led = shards.iter().filter(|shard| shard.role == Role::Primary);
+        let copies = led.map(|shard| node.replica(shard.shard).state().in_sync.len());
+        let missing =
+            copies.map(|copies| u64::from(self.cluster.replicas).saturating_sub(copies as u64)).sum();
         NodeStatus {
             id: node.id(),
             standing: standing_name(node.standing()).into(),
@@ -629,6 +646,7 @@ impl Turns {
             room_left: node.room_left(),
             evicted: node.evicted(),
             expired: node.expired(),
+            missing,
             shards,
         }
     }
@@ -637,7 +655,7 @@ impl Turns {
 /// As people read it.
 fn standing_name(standing: Standing) -> &'static str {
     match standing {
-        Standing::Good => "good",
+        Standing::Good => NodeStatus::GOOD,
         Standing::Unborn => "asks etcd for a life",
         Standing::Looking(_) => "asks etcd who serves what",
         Standing::Foreign => {

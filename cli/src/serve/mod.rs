@@ -1,6 +1,8 @@
 //! `serve`: creates or takes over a table, and serves it until a signal.
 
 mod daemon;
+#[cfg(feature = "cluster")]
+mod of_node;
 mod scraped;
 pub mod serving;
 mod told;

@@ -2,6 +2,8 @@
 //!
 //! What is counted is read when it is asked for. Between scrapes nothing is done.
 
+#[cfg(feature = "cluster")]
+use super::of_node;
 use super::serving::Serving;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use oneread_kit::show;
@@ -115,15 +117,26 @@ struct Exporter {
 impl Exporter {
     fn new(server: Watched) -> Exporter {
         let recorder = PrometheusBuilder::new().build_recorder();
-        metrics::with_local_recorder(&recorder, oneread::metrics::describe);
+        metrics::with_local_recorder(&recorder, || {
+            oneread::metrics::describe();
+            #[cfg(feature = "cluster")]
+            of_node::describe();
+        });
         Exporter { text: recorder.handle(), recorder, server }
     }
 
     /// What the server counts at present. `None` if it stops.
     fn scrape(&self) -> Option<String> {
-        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
-        let server = server.as_ref()?.server();
-        metrics::with_local_recorder(&self.recorder, || oneread::metrics::record(server, &[]));
+        let serving = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        let serving = serving.as_ref()?;
+        let server = serving.server();
+        metrics::with_local_recorder(&self.recorder, || {
+            oneread::metrics::record(server, &[]);
+            #[cfg(feature = "cluster")]
+            if let Serving::Node(node) = serving {
+                of_node::record(node.status().as_ref());
+            }
+        });
         Some(self.text.render() + &oneread::metrics::prometheus_histograms(server, &[]))
     }
 

@@ -96,8 +96,20 @@ pub struct NodeStatus {
     pub evicted: u64,
     /// Entries that have left at their end.
     pub expired: u64,
+    /// Copies that shards lack of which it is primary.
+    pub missing: u64,
     /// By shard.
     pub shards: Vec<ShardStatus>,
+}
+
+impl NodeStatus {
+    /// The standing of one that serves.
+    pub(crate) const GOOD: &str = "good";
+
+    /// Whether it knows that it lives, and serves what etcd says.
+    pub fn is_good(&self) -> bool {
+        self.standing == NodeStatus::GOOD
+    }
 }
 
 /// A node's part in a shard.

@@ -22,9 +22,9 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 /// The newest version of what nodes and clients say to each other that this program speaks.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The oldest one.
-pub const LEAST: u32 = 1;
+pub const LEAST: u32 = 2;
 
 /// Longest frame of a handshake, in bytes.
 pub(super) const FRAME_MAX: usize = 1_024;

@@ -856,6 +856,7 @@ impl Any {
                 room_left: self.number(),
                 evicted: self.number(),
                 expired: self.number(),
+                missing: self.number(),
                 shards: self.some(20, Any::shard_status),
             }),
         }

@@ -48,7 +48,7 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// A port that nobody has: below those that the system gives to whoever asks for any.
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {
         let next = std::process::id().wrapping_mul(37).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
