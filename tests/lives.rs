@@ -117,7 +117,8 @@ fn what_has_ended_may_be_somebody_elses_to_remove() {
         index.put_with(&key(n), &value(n, 1), ttl(SECOND * (1 + n as u32 % 3))).unwrap();
     }
     index.put(&key(KEYS), b"stays", PutMode::Insert).unwrap();
-    let left = |n: u64| index.ends_in(&life(&index, &key(n)).unwrap());
+    let left =
+        |n: u64| Some(index.ends_at(&life(&index, &key(n)).unwrap())?.saturating_sub(index.age().unwrap()));
     assert_eq!([left(0), left(2), left(KEYS)], [Some(SECOND), Some(3 * SECOND), None]);
     assert!(ended(&index, 10).is_empty());
     clock.advance(SECOND * 5 / 2);
@@ -144,6 +145,35 @@ fn what_has_ended_may_be_somebody_elses_to_remove() {
     let mut expected: Vec<_> = third.chain([due[0].clone()]).collect();
     expected.sort();
     assert_eq!(rest, expected);
+}
+
+/// An entry that is put with another one's end has the same one, as often as it is put so, and whenever.
+#[test]
+fn an_end_is_kept() {
+    let (index, clock) = index(&config("windowed:8", sizes()[1]));
+    let end = |index: &Index| index.ends_at(&life(index, &key(1)).unwrap());
+    index.put_with(&key(1), b"value", ttl(3 * SECOND)).unwrap();
+    let first = end(&index).unwrap();
+    for _ in 0..290 {
+        clock.advance(Duration::from_millis(10));
+        index.put_until(&key(1), b"again", end(&index)).unwrap();
+        assert_eq!(end(&index), Some(first));
+    }
+    tidy(&index);
+    assert_eq!((index.len(), index.ends_at(&life(&index, &key(1)).unwrap())), (1, Some(first)));
+    clock.advance(SECOND / 8);
+    tidy(&index);
+    assert_eq!(index.len(), 0);
+    // Not in between, over, beyond all, never.
+    index.put_until(&key(1), b"", Some(4 * SECOND + Duration::from_nanos(1))).unwrap();
+    assert_eq!(end(&index), Some(4 * SECOND + SECOND / 8));
+    index.put_until(&key(1), b"", Some(SECOND)).unwrap();
+    assert_eq!(end(&index), Some(3 * SECOND + SECOND / 8));
+    index.put_until(&key(1), b"", Some(Duration::MAX)).unwrap();
+    assert_eq!(end(&index), Some(SECOND / 8 * u32::MAX));
+    index.put_until(&key(1), b"", None).unwrap();
+    assert_eq!(end(&index), None);
+    assert!(index.can_live(SECOND) && !index.can_live(Duration::ZERO) && !index.can_live(Duration::MAX));
 }
 
 /// A time that was noted for an entry does not end the one that has come in its place: not one with another time,

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use oneread::embedded::{Index, KeyCursor};
 use oneread::error::{PutError, ReadError};
 use oneread::layout::Geometry;
-use oneread::{PutMode, PutOptions, Server};
+use oneread::{PutMode, Server};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
@@ -90,6 +90,9 @@ pub struct NodeTable {
     server: Arc<Server>,
     cluster: ClusterConfig,
     value: Vec<u8>,
+    /// When the table was made, by the time of day when it was opened: milliseconds since 1970. Ends go by the table's clock
+    /// from then on: a time of day that is set otherwise later moves none.
+    made: u64,
 }
 
 impl NodeTable {
@@ -105,7 +108,8 @@ impl NodeTable {
         if key_max < wanted_key || value_max < wanted_value {
             return Err(TableError::Lengths { key_max, value_max, wanted_key, wanted_value });
         }
-        let mut table = NodeTable { server, cluster, value: Vec::new() };
+        let made = time_of_day().saturating_sub(server.index().age().map_or(0, millis));
+        let mut table = NodeTable { server, cluster, value: Vec::new(), made };
         let (page, notes) = (table.decoded(PAGE_KEY, "page")?, table.decoded(NOTES_KEY, "notes")?);
         let (entries, before) = (table.index().len(), table.get(BOOT_KEY));
         if page.is_none() && before.is_none() && entries > 0 {
@@ -163,14 +167,17 @@ impl NodeTable {
         }
     }
 
-    /// Makes a change of the table. One that is refused is tried again for a while.
-    fn made(&self, mut change: impl FnMut() -> Result<(), PutError>) -> Result<(), NoMemory> {
+    /// Makes a change of the table. One that is refused for want of memory is tried again for a while.
+    fn changed(&self, mut change: impl FnMut() -> Result<(), PutError>) -> Result<(), NoMemory> {
         let (begun, mut tries) = (Instant::now(), 0);
         loop {
             tries += 1;
             match change() {
                 Ok(()) => return Ok(()),
-                Err(error) if tries >= TRIES && begun.elapsed() >= ROOM_WAIT => {
+                Err(error)
+                    if tries >= TRIES && begun.elapsed() >= ROOM_WAIT
+                        || matches!(error, PutError::NoLife | PutError::TimeToLive { .. }) =>
+                {
                     tracing::error!(%error, "the table refuses a change");
                     return Err(NoMemory);
                 }
@@ -214,9 +221,8 @@ fn time_of_day() -> u64 {
     millis(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
-/// Rounded up.
 fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A page, or notes, as they are stored. `None`: they are longer than any table can hold.
@@ -265,14 +271,21 @@ impl Table for NodeTable {
     }
 
     fn end(&mut self, key: &[u8]) -> Option<End> {
+        if !self.geometry().has_life() {
+            return None;
+        }
         let life = certain(|| self.index().life(key)).flatten()?;
-        let left = self.index().ends_in(&life)?;
-        Some(End(time_of_day().saturating_add(millis(left))))
+        Some(End(self.made + millis(self.index().ends_at(&life)?)))
+    }
+
+    fn now(&self) -> End {
+        // By the table's clock, which does not jump.
+        End(self.made + self.index().age().map_or(0, millis))
     }
 
     fn end_after(&self, ttl: Time) -> Option<End> {
-        let is_within = self.geometry().has_life() && ttl > 0 && ttl <= TTL_MAX;
-        is_within.then(|| End(time_of_day().saturating_add(ttl.div_ceil(1_000))))
+        let is_within = ttl <= TTL_MAX && self.index().can_live(Duration::from_micros(ttl));
+        is_within.then(|| End(self.now().0 + ttl.div_ceil(1_000)))
     }
 
     fn ended(&mut self, max: usize) -> Vec<(ShardIx, Key)> {
@@ -287,15 +300,14 @@ impl Table for NodeTable {
 
     fn put(&mut self, key: &[u8], value: &[u8], end: Option<End>) -> Result<(), NoMemory> {
         // One that has ended meanwhile is put, too: it is the primary that has it leave (CL13).
-        let left = |end: End| end.0.saturating_sub(time_of_day()).clamp(1, TTL_MAX / 1_000);
-        let ttl = end.map(|end| Duration::from_millis(left(end)));
-        self.made(|| self.index().put_with(key, value, PutOptions::new().ttl(ttl)).map(drop))?;
+        let end = end.map(|end| Duration::from_millis(end.0.saturating_sub(self.made)));
+        self.changed(|| self.index().put_until(key, value, end).map(drop))?;
         self.tidy_extents(key, value.len());
         Ok(())
     }
 
     fn remove(&mut self, key: &[u8]) -> Result<(), NoMemory> {
-        self.made(|| self.index().remove(key).map(drop))
+        self.changed(|| self.index().remove(key).map(drop))
     }
 
     fn walk(&mut self, shard: ShardIx, from: Option<KeyCursor>) -> (Vec<Key>, Option<KeyCursor>) {

@@ -677,7 +677,7 @@ fn entries_end() {
     let result = |key: &[u8]| key.starts_with(b"\0oneread\0r");
     let result = cluster.entries(2).into_keys().find(|key| result(key)).unwrap();
     let index = cluster.nodes[2].as_ref().unwrap().server().index();
-    let end = index.ends_in(&index.life(&result).unwrap().unwrap()).unwrap();
+    let end = index.ends_at(&index.life(&result).unwrap().unwrap()).unwrap() - index.age().unwrap();
     assert!((23..=24).contains(&(end.as_secs() / 3_600)), "{end:?}");
     until("it has ended", || client.get(b"node's").unwrap().is_none());
     let never = client.put_with(b"never", b"", ttl(Duration::MAX)).unwrap_err();
@@ -686,6 +686,75 @@ fn entries_end() {
     let cluster = Cluster::start(1, 4, 1);
     let none = cluster.client().put_with(b"key", b"", ttl(soon)).unwrap_err();
     assert!(matches!(none, ClusterError::NoLife { .. }), "{none}");
+}
+
+/// An entry leaves at its end though changes of its key are under way all the time: a lock that others try to get, a counter. A
+/// standby forgets the times of what has left, and a newcomer is copied such a key, too.
+#[test]
+fn entries_end_that_are_always_asked_for() {
+    if !has_etcd() {
+        return;
+    }
+    let mut cluster = Cluster::none(1, 2);
+    let run = |cluster: &mut Cluster, number: usize| {
+        let mut config = node(cluster.folder.path(), number, cluster.etcd.options());
+        config.server.table = config.server.table.life(true);
+        cluster.run_as(number, config);
+    };
+    (0..2).for_each(|number| run(&mut cluster, number));
+    cluster.until_copies(2);
+    let mut client = cluster.client();
+    let ttl = |ms: u64| PutOptions::new().ttl(Duration::from_millis(ms));
+    client.put_with(b"lock", b"who has died", ttl(700)).unwrap();
+    client.put_with(b"counter", b"0", ttl(1_000)).unwrap();
+    let begun = Instant::now();
+    let goes_on = || {
+        assert!(begun.elapsed() < common::SOON, "it never ends");
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            let mut client = cluster.client();
+            scope.spawn(move || {
+                while !client.put_with(b"lock", b"mine", ttl(200).mode(PutMode::Insert)).unwrap() {
+                    goes_on();
+                }
+            });
+        }
+        for count in 0u32.. {
+            let (old, new) = (count.to_string(), (count + 1).to_string());
+            match client.compare_and_swap(b"counter", old.as_bytes(), new.as_bytes()).unwrap() {
+                SwapOutcome::Swapped => goes_on(),
+                SwapOutcome::Absent => break,
+                SwapOutcome::Differs => panic!("{count}"),
+            }
+        }
+    });
+    assert!(begun.elapsed() >= Duration::from_millis(1_000));
+    until("all have left", || (0..2).all(|number| cluster.entries(number).is_empty()));
+    let lag = |number: usize| cluster.nodes[number].as_ref().unwrap().server().index().expiry_lag();
+    until("no times are left", || (0..2).all(|number| lag(number) == Duration::ZERO));
+    // A key of which a change is always under way.
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for name in 0..4u32 {
+            let (mut client, is_over) = (cluster.client(), &is_over);
+            scope.spawn(move || {
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    client.insert(b"busy", &key(name)).unwrap();
+                    goes_on();
+                }
+            });
+        }
+        let gone = cluster.id(1);
+        drop(cluster.nodes[1].take());
+        run(&mut cluster, 2);
+        until("the newcomer has a copy", || {
+            let states = cluster.shards();
+            states.iter().all(|state| state.in_sync.has(cluster.id(2)) && !state.in_sync.has(gone))
+        });
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    assert!(cluster.client().get(b"busy").unwrap().is_some());
 }
 
 /// CL13: more is put than there is room for. Others leave, at all copies alike; those that are read stay.

@@ -2,10 +2,14 @@
 //! copies, of which all are to lose an entry together.
 
 use super::face::Index;
+use super::lives::Lives;
 use crate::error::ReadError;
-use crate::layout::life::Life;
+use crate::layout::life::{Life, TICK_NS};
+use crate::outcome::{PutError, PutOptions, PutOutcome};
 use crate::sink::LifeSink;
 use std::time::Duration;
+
+const TICK: Duration = Duration::from_nanos(TICK_NS);
 
 impl Index {
     /// The same table, where entries that have come to their end stay until they are removed like any other, or put again.
@@ -41,8 +45,35 @@ impl Index {
         Ok(self.reader().get_into(key, &mut LifeSink::default())?.flatten())
     }
 
-    /// How long it is until the end of an entry with this life; zero if that has come. `None`: it does not end by itself.
-    pub fn ends_in(&self, life: &Life) -> Option<Duration> {
-        self.lives().filter(|_| life.expiry != 0).map(|lives| lives.until(life))
+    /// How old the table is, by its own clock, which goes on while the machine sleeps and does not jump. `None` where
+    /// entries have no life.
+    pub fn age(&self) -> Option<Duration> {
+        self.lives().map(Lives::age)
+    }
+
+    /// How old the table will be when an entry with this life ends. `None`: it does not end by itself.
+    pub fn ends_at(&self, life: &Life) -> Option<Duration> {
+        (life.expiry != 0).then(|| TICK.saturating_mul(life.expiry))
+    }
+
+    /// Whether an entry that is put now can live so long.
+    pub fn can_live(&self, ttl: Duration) -> bool {
+        self.lives().is_some_and(|lives| lives.check(ttl).is_ok())
+    }
+
+    /// Puts an entry that ends when the table is as old as this, rounded up to an eighth of a second; with what
+    /// [`Index::ends_at`] says of an entry, another one ends with it. One whose time has come ends at once, and one whose
+    /// time is beyond all that entries can have, with the last of those.
+    ///
+    /// # Errors
+    /// As [`Index::put_with`].
+    pub fn put_until(&self, key: &[u8], value: &[u8], end: Option<Duration>) -> Result<PutOutcome, PutError> {
+        let ttl = end.zip(self.age()).map(|(end, age)| {
+            let ticks = u32::try_from(end.as_nanos().div_ceil(TICK.as_nanos())).unwrap_or(u32::MAX);
+            // Half a tick less: rounded up it is the same one, also if this thread stands still for a moment.
+            let end = TICK.saturating_mul(ticks).saturating_sub(TICK / 2);
+            end.saturating_sub(age).max(Duration::from_nanos(1))
+        });
+        self.put_with(key, value, PutOptions::new().ttl(ttl))
     }
 }

@@ -225,17 +225,15 @@ impl Lives {
             }
         }
         let soonest = self.soonest.load(Ordering::Relaxed);
-        (soonest != u64::MAX).then(|| self.until_tick(soonest))
+        (soonest != u64::MAX).then(|| {
+            let due_ns = soonest.saturating_mul(TICK_NS);
+            Duration::from_nanos(due_ns.saturating_sub(self.since_made_ns()))
+        })
     }
 
-    /// How long it is until a tick.
-    fn until_tick(&self, tick: u64) -> Duration {
-        Duration::from_nanos(tick.saturating_mul(TICK_NS).saturating_sub(self.since_made_ns()))
-    }
-
-    /// How long it is until an entry with this life, which has an end, comes to it.
-    pub fn until(&self, life: &Life) -> Duration {
-        self.until_tick(life.expiry.into())
+    /// How long ago the table was made.
+    pub fn age(&self) -> Duration {
+        Duration::from_nanos(self.since_made_ns())
     }
 
     /// Ends the entries with this hash that have come to their end, and notes the times of the others.

@@ -8,6 +8,7 @@ use crate::core::etcd::{At, CallId, Entry, EtcdAnswer, EtcdCall, EtcdKey, EtcdVa
 use crate::core::feed::{Feed, FeedAt, FeedPart};
 use crate::core::message::{ChannelId, Message, NotDone, Output, Peer, Reply, Request, Store};
 use crate::core::placement::{Wishes, wanted};
+use crate::core::results;
 use crate::core::shard::{Replica, Role, evicting};
 use crate::core::state::{
     Lived, NodeAbout, NodeId, NodeIds, NodeKey, Notes, Page, ShardIx, ShardState, Time, Timing, Word,
@@ -140,9 +141,19 @@ impl<T: Table> Shared<T> {
         if self.evicts { (room / 8).min(self.share.saturating_sub(room)) } else { room / 8 }
     }
 
+    /// Whether the entry of a key is there and has come to its end.
+    pub fn has_ended(&mut self, key: &[u8]) -> bool {
+        self.table.end(key).is_some_and(|end| end <= self.table.now())
+    }
+
     /// Makes a change visible.
     pub fn store(&mut self, (key, entry): &Store) -> Result<(), NoMemory> {
         match entry {
+            // Each copy counts the day by its own clock: no two need agree for that (CL15).
+            Some(entry) if results::is_result(key) => {
+                let end = entry.end.and_then(|_| self.table.end_after(results::KEPT));
+                self.table.put(key, &entry.value, end)
+            }
             Some(entry) => self.table.put(key, &entry.value, entry.end),
             None => self.table.remove(key),
         }
@@ -166,7 +177,7 @@ const FEED_BYTES: usize = 8 << 20;
 /// Beats under way that are remembered.
 const BEATS_MAX: usize = 64;
 /// Entries that are looked at in one turn, because they have come to their end.
-const EXPIRED_AT_ONCE: usize = 1_024;
+const EXPIRED_AT_ONCE: usize = 4_096;
 /// Most shards that are copied to newcomers at once.
 const JOINS_MAX: usize = 4;
 
@@ -695,11 +706,10 @@ impl<T: Table> Node<T> {
 
     /// CL13: what has come to its end leaves, where it is primary.
     fn expire(&mut self, now: Time) {
-        if self.replicas.iter().any(|replica| replica.role() == Role::Primary) {
-            for (shard, key) in self.shared.table.ended(EXPIRED_AT_ONCE) {
-                if let Some(replica) = self.replicas.get_mut(usize::from(shard)) {
-                    replica.expire(&mut self.shared, now, key);
-                }
+        // Where it is primary of nothing, too: the table forgets the times of what has left.
+        for (shard, key) in self.shared.table.ended(EXPIRED_AT_ONCE) {
+            if let Some(replica) = self.replicas.get_mut(usize::from(shard)) {
+                replica.expire(&mut self.shared, now, key);
             }
         }
     }

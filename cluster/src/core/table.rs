@@ -35,6 +35,9 @@ pub trait Table {
     /// When the entry of a key ends. `None`: not by itself, or there is none.
     fn end(&mut self, key: &[u8]) -> Option<End>;
 
+    /// What time of day it is.
+    fn now(&self) -> End;
+
     /// When an entry ends that lives so long from now on. `None`: entries have no ends, or none that is so far.
     fn end_after(&self, ttl: Time) -> Option<End>;
 

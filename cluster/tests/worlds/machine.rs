@@ -72,6 +72,10 @@ impl Table for SimTable {
         self.0.borrow().ends.get(key).copied()
     }
 
+    fn now(&self) -> End {
+        End(self.0.borrow().time)
+    }
+
     fn end_after(&self, ttl: Time) -> Option<End> {
         Some(End(self.0.borrow().time + ttl / TICK as Time))
     }

@@ -232,6 +232,11 @@ impl<C> Replica<C> {
         while !self.evicting.is_enough()
             && let Some((peer, request)) = waiting.pop_front()
         {
+            // What has come to its end leaves first. Else a key that is asked for all the time would never be without a change
+            // under way, and stay.
+            if shared.has_ended(&request.key) {
+                self.expire(shared, now, request.key.clone());
+            }
             match self.decide(shared, now, peer, &request) {
                 Decided::Wait => self.waiting.push_back((peer, request)),
                 Decided::Behind(key) => self.behind.entry(key).or_default().push_back((peer, request)),
@@ -304,6 +309,7 @@ impl<C> Replica<C> {
                 }
                 self.used -= change.frees;
                 self.end(shared, &change, change.outcome);
+                self.walk_changed(shared, now, &change);
             }
             if self.busy.len() == under_way {
                 return;

@@ -64,6 +64,22 @@ impl<C> Channel<C> {
     }
 }
 
+impl<C> Channel<C> {
+    /// Sends a key with what it has, of which no change is under way. False: it is gone.
+    fn walk_key<T: Table>(&mut self, shared: &mut Shared<T>, now: Time, shard: ShardIx, key: Key) -> bool {
+        if broken(Rule::ResultsNotWalked) && results::is_result(&key) {
+            return false;
+        }
+        let Some(value) = shared.table.get(&key) else { return false };
+        let end = shared.table.end(&key).filter(|_| !broken(Rule::EndsNotWalked));
+        let last = self.push(shared, now, shard, Item::Walked(key, Entry { value, end }));
+        if let Some(walk) = &mut self.walk {
+            walk.last = last;
+        }
+        true
+    }
+}
+
 /// A hand-over under way.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Closing {
@@ -317,16 +333,28 @@ impl<C> Replica<C> {
                 walk.left.push_back(key);
                 continue;
             }
-            if broken(Rule::ResultsNotWalked) && results::is_result(&key) {
-                continue;
-            }
-            let Some(value) = shared.table.get(&key) else { continue };
-            let end = shared.table.end(&key).filter(|_| !broken(Rule::EndsNotWalked));
-            let entry = Entry { value, end };
-            let last = channel.push(shared, now, self.shard, Item::Walked(key, entry));
-            sent += 1;
-            if let Some(walk) = &mut channel.walk {
-                walk.last = last;
+            sent += usize::from(channel.walk_key(shared, now, self.shard, key));
+        }
+    }
+
+    /// A change is over, and no other one of its keys is under way: those that a walk has still to send go now. Else a key that
+    /// is changed all the time would keep the walk from its end.
+    pub(super) fn walk_changed<T: Table<Cursor = C>>(
+        &mut self,
+        shared: &mut Shared<T>,
+        now: Time,
+        change: &Change,
+    ) {
+        for channel in &mut self.channels {
+            for key in change.stores.iter().map(|store| &store.0).chain([&change.request.key]) {
+                let Some(walk) = channel.walk.as_mut().filter(|walk| !walk.left.is_empty()) else { break };
+                if channel.log.len() < ITEMS_MAX
+                    && !self.behind.contains_key(key)
+                    && let Some(at) = walk.left.iter().position(|left| left == key)
+                {
+                    walk.left.remove(at);
+                    channel.walk_key(shared, now, self.shard, key.clone());
+                }
             }
         }
     }
