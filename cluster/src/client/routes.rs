@@ -165,6 +165,7 @@ impl Route {
 mod tests {
     use super::*;
     use crate::core::etcd::{Entry, EtcdKey, EtcdValue};
+    use crate::core::hash::ShardHash;
     use crate::core::state::{Adoption, Lived, NodeIds, NodeKey, ShardState, Timing, Word};
 
     const A: NodeId = NodeId(1);
@@ -184,11 +185,10 @@ mod tests {
 
     impl Told {
         fn new() -> Told {
-            let seeds = [1, 2, 3, 4];
             let config = ClusterConfig {
                 shards: SHARDS,
                 replicas: 2,
-                seeds,
+                hash: ShardHash::new(1),
                 key_max: 64,
                 value_max: 64,
                 timing: timing(),

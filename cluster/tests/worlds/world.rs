@@ -7,6 +7,7 @@ use crate::history::Event;
 use crate::machine::{Machine, Stored, key_of, number_of};
 use oneread_cluster::core::adopt;
 use oneread_cluster::core::etcd::{At, CallId, Entry, EtcdAnswer, EtcdCall, EtcdKey, EtcdValue};
+use oneread_cluster::core::hash::ShardHash;
 use oneread_cluster::core::message::{Kind, Message as NodeMessage, Outcome, Output, Peer, Reply, Request};
 use oneread_cluster::core::node::Standing;
 use oneread_cluster::core::placement::Wishes;
@@ -392,7 +393,7 @@ impl World {
         let config = ClusterConfig {
             shards: nature.shards as ShardIx,
             replicas: 2,
-            seeds: [0; 4],
+            hash: ShardHash::new(0),
             key_max: 2,
             value_max: 8,
             timing: nature.timing,
