@@ -12,8 +12,8 @@ use etcd_client::{
     Certificate, Client, Compare, CompareOp, ConnectOptions, DeleteOptions, Error, EventType, GetOptions,
     Identity, KeyValue, ResponseHeader, TlsOptions, Txn, TxnOp, TxnOpResponse, WatchOptions,
 };
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
@@ -34,6 +34,24 @@ const MEMBER_PAUSE: Duration = Duration::from_millis(20);
 /// Between two looks whether a connection lives. etcd hangs up on who looks more often than each 5 s, or while nothing is
 /// asked (`--grpc-keepalive-min-time`).
 const KEEP_ALIVE: Duration = Duration::from_secs(6);
+
+/// What a cluster's configuration means: others would say that a key is in another shard. 0 was before it was written.
+const FORM: u32 = 1;
+
+/// The form of a configuration.
+#[derive(Deserialize)]
+struct Form {
+    #[serde(default)]
+    form: u32,
+}
+
+/// A configuration, as it is written.
+#[derive(Serialize, Deserialize)]
+struct Formed<C> {
+    form: u32,
+    #[serde(flatten)]
+    config: C,
+}
 
 /// A cluster's name: 1 to 64 letters, digits, `.`, `_` and `-`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -172,6 +190,18 @@ pub enum EtcdError {
         key: String,
         /// What is wrong with it.
         why: String,
+    },
+    /// Nodes and clients of this version would look for its keys elsewhere.
+    #[error(
+        "the cluster {name} is of form {form}, and this version knows form {FORM}: go on with the version that made it, or \
+         stop its nodes, remove it (etcdctl del --prefix /oneread/{name}/), make it again by `oneread cluster init {name}`, \
+         and start its nodes with --fresh"
+    )]
+    Form {
+        /// The name.
+        name: ClusterName,
+        /// Its form.
+        form: u32,
     },
     /// There is no such cluster.
     #[error(
@@ -345,13 +375,20 @@ impl EtcdStore {
     fn entry(&self, kv: &KeyValue) -> Result<Option<Entry>, EtcdError> {
         let Some(key) = self.parse(kv.key()) else { return Ok(None) };
         let value = match key {
-            EtcdKey::Config => EtcdValue::Config(self.value(kv)?),
+            EtcdKey::Config => EtcdValue::Config(self.config(kv)?),
             EtcdKey::Adoption => EtcdValue::Adoption(self.value(kv)?),
             EtcdKey::Wishes => EtcdValue::Wishes(self.value(kv)?),
             EtcdKey::Node(_) => EtcdValue::Node(self.value(kv)?),
             EtcdKey::Shard(_) => EtcdValue::Shard(self.value(kv)?),
         };
         Ok(Some(Entry { key, value: Some(value), at: kv.mod_revision() }))
+    }
+
+    fn config(&self, kv: &KeyValue) -> Result<ClusterConfig, EtcdError> {
+        match self.value(kv)? {
+            Form { form: FORM } => Ok(self.value::<Formed<ClusterConfig>>(kv)?.config),
+            Form { form } => Err(EtcdError::Form { name: self.name.clone(), form }),
+        }
     }
 
     fn value<V: DeserializeOwned>(&self, kv: &KeyValue) -> Result<V, EtcdError> {
@@ -407,7 +444,7 @@ impl EtcdStore {
 
     fn put(&self, key: EtcdKey, value: &EtcdValue) -> TxnOp {
         let json = match value {
-            EtcdValue::Config(config) => json(config),
+            EtcdValue::Config(config) => json(&Formed { form: FORM, config }),
             EtcdValue::Adoption(adoption) => json(adoption),
             EtcdValue::Wishes(wishes) => json(wishes),
             EtcdValue::Node(node) => json(node),

@@ -458,8 +458,13 @@ async fn what_somebody_else_has_put_there_is_named() {
                 continue;
             }
             let failed = read.unwrap_err();
-            let is_named = matches!(&failed, EtcdError::Value { key: named, .. } if *named == key);
-            assert!(is_named && failed.to_string().contains(&key), "{key} {rubbish}: {failed}");
+            let is_named = match &failed {
+                // Without a form it is of the first one.
+                EtcdError::Form { form, .. } => (rubbish, key.ends_with("config"), *form) == ("{}", true, 0),
+                EtcdError::Value { key: named, .. } => *named == key && failed.to_string().contains(&key),
+                _ => false,
+            };
+            assert!(is_named, "{key} {rubbish}: {failed}");
         }
         match before.trim() {
             "" => has.ctl(&["del", &key]),
@@ -469,6 +474,33 @@ async fn what_somebody_else_has_put_there_is_named() {
     }
     let ended = ends(watch).await;
     assert!(matches!(ended, EtcdError::Value { .. }), "{ended}");
+}
+
+/// A cluster whose keys this version would look for in other shards: whoever connects is told what to do.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_of_another_form_is_refused() {
+    if !has_etcd() {
+        return;
+    }
+    let has = Has::cluster().await;
+    let (key, wanted) = ("/oneread/test/config", config(4, 2, TTL));
+    let config = has.ctl(&["get", "--print-value-only", key]);
+    assert!(config.contains(r#""form":1,"#), "{config}");
+    let before =
+        r#"{"shards":4,"replicas":2,"seeds":[1,2,3,4],"key_max":64,"value_max":4096,"timing":{"ttl":1}}"#;
+    let later = config.replace(r#""form":1,"#, r#""form":2,"#);
+    for (other, number) in [(before, 0), (later.trim(), 2)] {
+        has.ctl(&["put", key, other]);
+        let refused =
+            [has.store.read_config().await.unwrap_err(), has.store.init(&wanted).await.unwrap_err()];
+        for refused in refused {
+            assert!(matches!(refused, EtcdError::Form { form, .. } if form == number), "{refused}");
+            let says = refused.to_string();
+            assert!(says.contains("oneread cluster init test") && says.contains("--fresh"), "{says}");
+        }
+    }
+    has.ctl(&["put", key, config.trim()]);
+    has.store.read_config().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

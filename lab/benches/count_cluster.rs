@@ -7,7 +7,8 @@
 //!
 //! What is counted is the calling thread's. The thread that READs the page, and the node, are beside. The look at the clock is
 //! counted as the call that it is: valgrind has no vDSO, in which it takes 89 instructions more (single steps, Linux 6, TSC).
-//! Each bench GETs 100 keys; what is known as `table` does so on the node's table, by a client of its own.
+//! Each bench GETs 100 keys; what is known as `table` does so on the node's table, by a client of its own. `two` are keys at two
+//! nodes.
 
 #![allow(missing_docs, reason = "gungraun's macros make public items")]
 
@@ -20,6 +21,7 @@ use oneread::Client;
 use oneread_cluster::client::{ClusterClient, ClusterOptions};
 use oneread_cluster::etcd::EtcdStore;
 use oneread_cluster::node::ClusterNode;
+use std::collections::HashSet;
 use std::hint::black_box;
 use std::time::Duration;
 
@@ -28,18 +30,18 @@ const GETS: u32 = 100;
 /// So long that no lease ends, however slow valgrind makes what is beside.
 const TTL: Duration = Duration::from_secs(30);
 
-/// A cluster of one node, with handles of it.
+/// A cluster, with handles of it, and of the table of its first node.
 struct Served {
     client: ClusterClient,
     table: Client,
     keys: Vec<[u8; 16]>,
     value: Vec<u8>,
-    _node: ClusterNode,
+    nodes: Vec<ClusterNode>,
     _etcd: Etcd,
     _folder: tempfile::TempDir,
 }
 
-fn served() -> Box<Served> {
+fn served(nodes: usize) -> Box<Served> {
     assert!(has_etcd(), "GETs in a cluster are counted with an etcd");
     let folder = tempfile::tempdir().expect("a folder");
     let etcd = Etcd::start(folder.path());
@@ -48,21 +50,28 @@ fn served() -> Box<Served> {
         let store = EtcdStore::connect(name(), etcd.options()).await.expect("etcd");
         store.init(&config(64, 1, TTL)).await.expect("a new cluster");
     });
-    let node = ClusterNode::start(node(folder.path(), 0, etcd.options())).expect("a node");
+    let start = |number| ClusterNode::start(node(folder.path(), number, etcd.options())).expect("a node");
+    let nodes: Vec<ClusterNode> = (0..nodes).map(start).collect();
     let mut options = ClusterOptions::default();
     options.deadline = Duration::from_secs(60);
     let mut client = ClusterClient::connect(name(), etcd.options(), options).expect("a client");
-    let table = Client::connect(node.server().address()).expect("its table");
+    let table = Client::connect(nodes[0].server().address()).expect("its table");
     let keys: Vec<[u8; 16]> = (0..GETS).map(|key| u128::from(key).to_be_bytes()).collect();
+    let primaries = |client: &ClusterClient| -> HashSet<_> {
+        keys.iter().filter_map(|key| client.primary(client.shard_of(key))).collect()
+    };
+    until("each node serves some of the keys", || primaries(&client).len() == nodes.len());
     for key in &keys {
         client.put(key, &[7; 32]).expect("a put");
     }
+    // Shards that are being moved have none for a while.
     until("all have a lease", || keys.iter().all(|key| client.get(key).is_ok() && client.has_lease(key)));
-    let mut served =
-        Served { client, table, keys, value: Vec::new(), _node: node, _etcd: etcd, _folder: folder };
+    let mut served = Served { client, table, keys, value: Vec::new(), nodes, _etcd: etcd, _folder: folder };
     // What the first ones prepare is prepared.
     gets_in_cluster(&mut served);
-    gets_of_table(&mut served);
+    if served.nodes.len() == 1 {
+        gets_of_table(&mut served);
+    }
     Box::new(served)
 }
 
@@ -87,7 +96,7 @@ fn at_most(each: u64) -> LibraryBenchmarkConfig {
 }
 
 #[library_benchmark]
-#[bench::table(args = (served()), config = at_most(655))]
+#[bench::table(args = (served(1)), config = at_most(655))]
 fn get_of_table(mut served: Box<Served>) -> Box<Served> {
     let Served { table, keys, value, .. } = &mut *served;
     assert!(keys.iter().all(|key| table.get_into(black_box(key), value).is_ok_and(|is_there| is_there)));
@@ -95,7 +104,7 @@ fn get_of_table(mut served: Box<Served>) -> Box<Served> {
 }
 
 #[library_benchmark]
-#[bench::cluster(args = (served()), config = at_most(922))]
+#[bench::cluster(args = (served(1)), config = at_most(922))]
 fn get_in_cluster(mut served: Box<Served>) -> Box<Served> {
     let Served { client, keys, value, .. } = &mut *served;
     assert!(keys.iter().all(|key| client.get_into(black_box(key), value).is_ok_and(|is_there| is_there)));
@@ -103,7 +112,7 @@ fn get_in_cluster(mut served: Box<Served>) -> Box<Served> {
 }
 
 #[library_benchmark]
-#[bench::table(args = (served()), config = at_most(901))]
+#[bench::table(args = (served(1)), config = at_most(901))]
 fn batch_of_table(mut served: Box<Served>) -> Box<Served> {
     let Served { table, keys, .. } = &mut *served;
     assert!(table.get_many(black_box(keys)).is_ok());
@@ -111,7 +120,8 @@ fn batch_of_table(mut served: Box<Served>) -> Box<Served> {
 }
 
 #[library_benchmark]
-#[bench::cluster(args = (served()), config = at_most(1229))]
+#[bench::cluster(args = (served(1)), config = at_most(1229))]
+#[bench::two(args = (served(2)), config = at_most(1229))]
 fn batch_in_cluster(mut served: Box<Served>) -> Box<Served> {
     let Served { client, keys, .. } = &mut *served;
     assert!(client.get_many(black_box(keys)).is_ok());

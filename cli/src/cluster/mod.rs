@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Subcommand};
 use oneread::{Server, ServerConfig};
 use oneread_cluster::client::{ClusterClient, ClusterOptions};
+use oneread_cluster::core::hash::ShardHash;
 use oneread_cluster::core::placement::Wishes;
 use oneread_cluster::core::state::{ClusterConfig, NodeId, Notes, ShardIx, Timing};
 use oneread_cluster::etcd::{ClusterName, EtcdError, EtcdOptions, EtcdStore, EtcdTls};
@@ -391,7 +392,7 @@ impl Init {
         let config = ClusterConfig {
             shards: self.shards,
             replicas: self.replicas,
-            seeds: rand::random(),
+            hash: ShardHash::new(rand::random()),
             key_max: self.key_max,
             value_max: u32::try_from(self.value_max).context("so long a value")?,
             timing,

@@ -45,8 +45,7 @@ pub struct ClusterPosition {
 
 impl ClusterPosition {
     fn begin(config: &ClusterConfig) -> ClusterPosition {
-        let cluster = config.seeds.iter().fold(0, |all: u64, seed| all.rotate_left(17) ^ seed);
-        ClusterPosition { cluster, shards: vec![None; usize::from(config.shards)] }
+        ClusterPosition { cluster: config.hash.seed(), shards: vec![None; usize::from(config.shards)] }
     }
 
     /// The last change of a shard that was heard of: its epoch, and its number.

@@ -26,6 +26,7 @@ use routes::{Known, Route, Routes};
 use rustc_hash::{FxHashMap, FxHashSet};
 pub use scan::{ClusterScan, ScanState};
 use std::fmt::Display;
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
@@ -271,37 +272,63 @@ impl Clone for ClusterClient {
     }
 }
 
+/// A key of a batch, and where it stands among those that were asked for.
+#[derive(Debug)]
+struct BatchKey<'k> {
+    at: usize,
+    key: &'k [u8],
+}
+
+impl AsRef<[u8]> for BatchKey<'_> {
+    #[inline]
+    fn as_ref(&self) -> &[u8] {
+        self.key
+    }
+}
+
 /// Keys that are READ together at one node.
 #[derive(Debug)]
 struct Batch<'k> {
     route: &'k Route,
-    /// Where each stands among those that were asked for.
-    places: Vec<usize>,
-    keys: Vec<&'k [u8]>,
+    keys: Vec<BatchKey<'k>>,
     found: Vec<Result<Option<Vec<u8>>, KeyError>>,
-    /// Whether a lease lasted after all had landed, or why nothing was READ.
-    is_leased: Result<bool, String>,
+    /// Whether a lease lasted after all had landed (CL4), or why nothing was READ.
+    is_leased: Result<bool, Why>,
 }
 
 impl<'k> Batch<'k> {
     fn new(route: &'k Route, keys: usize) -> Batch<'k> {
-        let (places, keys) = (Vec::with_capacity(keys), Vec::with_capacity(keys));
-        Batch { route, places, keys, found: Vec::new(), is_leased: Ok(false) }
+        Batch { route, keys: Vec::with_capacity(keys), found: Vec::new(), is_leased: Ok(false) }
     }
+
+    fn read(&mut self, client: &mut Client) {
+        let Route { node, lease, .. } = self.route;
+        self.is_leased = look_at(client, *node, |client| client.get_many(&self.keys)).map(|found| {
+            self.found = found;
+            lease.as_ref().is_some_and(|lease| lease.lasts(clock::now()))
+        });
+    }
+}
+
+/// Why something could not be READ.
+type Why = Box<str>;
+
+#[cold]
+fn why(error: impl Display) -> Why {
+    error.to_string().into()
 }
 
 /// READs at a table, and looks whether it is this node's: one at the same address may be another's by now.
 #[inline]
-fn look_at<E: Display>(
+fn look_at<T, E: Display>(
     client: &mut Client,
     node: NodeId,
-    read: impl FnOnce(&mut Client) -> Result<(), E>,
-) -> Result<(), String> {
-    let found = read(client);
-    let is_it = client.geometry().generation() == node.0;
-    match found {
-        Ok(()) if is_it => Ok(()),
-        found => Err(found.err().map_or_else(|| format!("node {node} is gone"), |error| error.to_string())),
+    read: impl FnOnce(&mut Client) -> Result<T, E>,
+) -> Result<T, Why> {
+    match read(client) {
+        Ok(found) if client.geometry().generation() == node.0 => Ok(found),
+        Ok(_) => Err(why(format_args!("node {node} is gone"))),
+        Err(error) => Err(why(error)),
     }
 }
 
@@ -316,53 +343,47 @@ struct Tables {
 impl Tables {
     /// READs at a shard's primary. What was found counts if a lease lasts after it has landed (CL4).
     #[inline]
-    fn read<E: Display>(
+    fn read<T, E: Display>(
         &mut self,
         route: &Route,
-        read: impl FnOnce(&mut Client) -> Result<(), E>,
-    ) -> Result<(), String> {
+        read: impl FnOnce(&mut Client) -> Result<T, E>,
+    ) -> Result<T, Why> {
         let Some(lease) = &route.lease else { return Err(self.want_lease(route)) };
-        self.look(route.node, route.place, read)?;
-        if lease.lasts(clock::now()) { Ok(()) } else { Err(self.want_lease(route)) }
+        let found = self.look(route.node, route.place, read)?;
+        if lease.lasts(clock::now()) { Ok(found) } else { Err(self.want_lease(route)) }
     }
 
     /// Sees to it that somebody READs the node's page. Who did may have given up while the node was away. Returns what is
     /// missing.
     #[cold]
-    fn want_lease(&mut self, route: &Route) -> String {
+    fn want_lease(&mut self, route: &Route) -> Why {
         let is_kept = lock(&self.shared.tables).contains_key(&route.node);
         if let Some(client) = self.clients.get_mut(route.place).filter(|_| !is_kept) {
             *client = None;
         }
-        match self.of(route.node, route.place) {
-            Ok(_) => format!("there is no lease on node {}", route.node),
+        match self.connect(route.node, route.place) {
+            Ok(_) => why(format_args!("there is no lease on node {}", route.node)),
             Err(why) => why,
         }
     }
 
     /// READs batches, each at its node: over a wire at all nodes at once, in memory one after the other.
     fn read_each(&mut self, batches: &mut [Batch<'_>]) {
-        let mut begun = Vec::with_capacity(batches.len());
-        for batch in batches.iter_mut() {
-            let Route { node, place, lease, .. } = batch.route;
-            let Some(lease) = lease else { continue };
-            match self.of(*node, *place).map(drop) {
-                Ok(()) => begun.extend(self.clients[*place].take().map(|client| (batch, client, lease))),
-                Err(why) => batch.is_leased = Err(why),
-            }
+        for batch in batches.iter_mut().filter(|batch| batch.route.lease.is_some()) {
+            batch.is_leased = self.connect(batch.route.node, batch.route.place).map(|_| false);
         }
-        let is_over_wire = begun.iter().any(|(_, client, _)| client.region().is_none());
+        let mut clients: Vec<Option<&mut Client>> = self.clients.iter_mut().map(Option::as_mut).collect();
+        let begun = batches.iter_mut().filter(|batch| batch.route.lease.is_some());
+        let begun: Vec<_> = begun
+            .filter_map(|batch| clients[batch.route.place].take().map(|client| (batch, client)))
+            .collect();
+        let is_over_wire = begun.iter().any(|(_, client)| client.region().is_none());
         let threads = if is_over_wire { begun.len() } else { 1 };
-        let (left, ended) = (Mutex::new(begun), Mutex::new(Vec::new()));
+        let left = Mutex::new(begun);
         let read_all = || {
             loop {
-                let Some((batch, mut client, lease)) = lock(&left).pop() else { return };
-                let all = |client: &mut Client| client.get_many(&batch.keys).map(|found| batch.found = found);
-                let looked = look_at(&mut client, batch.route.node, all);
-                batch.is_leased = looked.map(|()| lease.lasts(clock::now()));
-                if batch.is_leased.is_ok() {
-                    lock(&ended).push((batch.route.place, client));
-                }
+                let Some((batch, client)) = lock(&left).pop() else { return };
+                batch.read(client);
             }
         };
         std::thread::scope(|scope| {
@@ -374,42 +395,58 @@ impl Tables {
             }
             read_all();
         });
-        for (place, client) in ended.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            self.clients[place] = Some(client);
+        for batch in batches.iter().filter(|batch| batch.is_leased.is_err()) {
+            self.clients[batch.route.place] = None;
         }
     }
 
     /// READs at a node, whatever it is by now for a shard.
     #[inline]
-    fn look<E: Display>(
+    fn look<T, E: Display>(
         &mut self,
         node: NodeId,
         place: usize,
-        read: impl FnOnce(&mut Client) -> Result<(), E>,
-    ) -> Result<(), String> {
-        let looked = look_at(self.of(node, place)?, node, read);
+        read: impl FnOnce(&mut Client) -> Result<T, E>,
+    ) -> Result<T, Why> {
+        let client = match self.clients.get_mut(place) {
+            Some(Some(client)) => client,
+            _ => self.connect(node, place)?,
+        };
+        let looked = look_at(client, node, read);
         if looked.is_err() {
             self.clients[place] = None;
         }
         looked
     }
 
-    #[inline]
-    fn of(&mut self, node: NodeId, place: usize) -> Result<&mut Client, String> {
-        if self.clients.get(place).is_none_or(Option::is_none) {
-            self.connect(node, place)?;
-        }
-        self.clients[place].as_mut().ok_or_else(String::new)
-    }
-
+    /// A client of a node's table, which is connected if it was not.
     #[cold]
-    fn connect(&mut self, node: NodeId, place: usize) -> Result<(), String> {
+    fn connect(&mut self, node: NodeId, place: usize) -> Result<&mut Client, Why> {
         if self.clients.len() <= place {
             self.clients.resize_with(place + 1, || None);
         }
-        self.clients[place] = Some(self.shared.table(node)?);
-        Ok(())
+        let client = &mut self.clients[place];
+        match client {
+            Some(client) => Ok(client),
+            None => Ok(client.insert(self.shared.table(node)?)),
+        }
     }
+}
+
+/// The shard of a key that the cluster may hold.
+#[inline]
+fn check(config: &ClusterConfig, key: &[u8], value_len: usize) -> Result<ShardIx, ClusterError> {
+    if config.may_hold(key, value_len) {
+        Ok(config.shard_of(key))
+    } else {
+        Err(refused(config, key.len(), value_len))
+    }
+}
+
+#[cold]
+fn refused(config: &ClusterConfig, key_len: usize, value_len: usize) -> ClusterError {
+    let (key_max, value_max) = (config.key_max.into(), config.value_max as usize);
+    ClusterError::Invalid { key_len, value_len, key_max, value_max }
 }
 
 impl ClusterClient {
@@ -487,17 +524,9 @@ impl ClusterClient {
         route.and_then(|route| route.lease.as_ref()).is_some_and(|lease| lease.lasts(clock::now()))
     }
 
+    #[inline]
     fn check(&self, key: &[u8], value_len: usize) -> Result<ShardIx, ClusterError> {
-        let config = &self.shared.config;
-        if config.may_hold(key, value_len) {
-            return Ok(config.shard_of(key));
-        }
-        Err(ClusterError::Invalid {
-            key_len: key.len(),
-            value_len,
-            key_max: config.key_max.into(),
-            value_max: config.value_max as usize,
-        })
+        check(&self.shared.config, key, value_len)
     }
 
     // ---- GETs ----
@@ -518,12 +547,21 @@ impl ClusterClient {
     /// As [`ClusterClient::get`].
     pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, ClusterError> {
         let shard = self.check(key, 0)?;
-        let mut is_there = false;
-        self.until_found(shard, &mut None, |tables, _, route| {
-            value.clear();
-            tables.read(route, |client| client.get_into(key, value).map(|found| is_there = found))
-        })?;
-        Ok(is_there)
+        value.clear();
+        // What is usual stands apart, without what other tries need.
+        if let Some(route) = self.routes.load().of(shard)
+            && let Ok(is_there) = self.tables.read(route, |client| client.get_into(key, value))
+        {
+            return Ok(is_there);
+        }
+        self.get_again(shard, key, value)
+    }
+
+    #[cold]
+    fn get_again(&mut self, shard: ShardIx, key: &[u8], value: &mut Vec<u8>) -> Result<bool, ClusterError> {
+        self.until_found(shard, &mut Some(Instant::now()), |tables, _, route| {
+            tables.read(route, |client| client.get_into(key, value))
+        })
     }
 
     /// Values of many keys: one READ each, many at once at each node. Over a wire all nodes are READ at once, each by a thread of
@@ -532,53 +570,91 @@ impl ClusterClient {
     /// # Errors
     /// As [`ClusterClient::get`], for any of them.
     pub fn get_many<K: AsRef<[u8]>>(&mut self, keys: &[K]) -> Result<Vec<Option<Vec<u8>>>, ClusterError> {
-        let mut left = Vec::with_capacity(keys.len());
-        for (at, key) in keys.iter().enumerate() {
-            left.push((self.check(key.as_ref(), 0)?, at));
+        let (config, mut shards) = (&self.shared.config, vec![0; keys.len()]);
+        for (shard, key) in shards.iter_mut().zip(keys) {
+            *shard = check(config, key.as_ref(), 0)?;
         }
-        // `None`: not known yet.
-        let mut values: Vec<Option<Option<Vec<u8>>>> = vec![None; keys.len()];
+        let mut values = vec![None; keys.len()];
         let mut begun = None;
-        while let Some(&(shard, first)) = left.first() {
-            self.until_found(shard, &mut begun, |tables, routes, _| {
-                let mut batches: Vec<Batch<'_>> = Vec::new();
-                for &(shard, at) in &left {
-                    let Some(route) = routes.of(shard) else { continue };
-                    let index =
-                        batches.iter().position(|batch| batch.route.is_as(route)).unwrap_or_else(|| {
-                            batches.push(Batch::new(route, left.len()));
-                            batches.len() - 1
-                        });
-                    batches[index].places.push(at);
-                    batches[index].keys.push(keys[at].as_ref());
+        // All at one node: its table takes the keys as they are.
+        if let Some(route) = self.routes.load().of_all(&shards) {
+            let read = self.tables.read(route, |client| {
+                client.get_many_with(keys, |at, value| match value {
+                    Ok(value) => {
+                        values[at] = value.map(<[u8]>::to_vec);
+                        ControlFlow::Continue(())
+                    }
+                    Err(_) => ControlFlow::Break(()),
+                })
+            });
+            if read.is_ok_and(|read| read.is_continue()) {
+                return Ok(values);
+            }
+            begun = Some(Instant::now());
+        }
+        self.get_apart(keys, &shards, &mut values, &mut begun)?;
+        Ok(values)
+    }
+
+    /// The same, of keys at several nodes, and again until all are known.
+    fn get_apart<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        shards: &[ShardIx],
+        values: &mut [Option<Vec<u8>>],
+        begun: &mut Option<Instant>,
+    ) -> Result<(), ClusterError> {
+        // In order.
+        let mut left: Vec<usize> = (0..keys.len()).collect();
+        while let Some(&first) = left.first() {
+            self.until_found(shards[first], begun, |tables, routes, _| {
+                let mut missing = Vec::new();
+                let (mut batches, mut of_site) = (Vec::<Batch<'_>>::new(), vec![usize::MAX; routes.sites()]);
+                for &at in &left {
+                    let Some(route) = routes.of(shards[at]) else {
+                        missing.push(at);
+                        continue;
+                    };
+                    let index = &mut of_site[usize::from(route.site)];
+                    if *index == usize::MAX {
+                        *index = batches.len();
+                        batches.push(Batch::new(route, left.len()));
+                    }
+                    batches[*index].keys.push(BatchKey { at, key: keys[at].as_ref() });
                 }
                 tables.read_each(&mut batches);
-                let mut why = String::new();
-                for Batch { route, places, found, is_leased, .. } in batches {
-                    let is_of_first = places.first() == Some(&first);
-                    match is_leased {
+                let mut first_misses = Why::default();
+                for Batch { route, keys, found, is_leased } in batches {
+                    let is_of_first = keys.first().is_some_and(|key| key.at == first);
+                    let lacks = match is_leased {
                         Ok(true) => {
-                            for (at, value) in places.into_iter().zip(found) {
-                                match value {
-                                    Ok(value) => values[at] = Some(value),
-                                    Err(error) if at == first => why = error.to_string(),
-                                    Err(_) => {}
+                            for (BatchKey { at, .. }, found) in keys.into_iter().zip(found) {
+                                match found {
+                                    Ok(value) => values[at] = value,
+                                    Err(error) => {
+                                        missing.push(at);
+                                        if at == first {
+                                            first_misses = why(error);
+                                        }
+                                    }
                                 }
                             }
+                            continue;
                         }
-                        missing => {
-                            let error = missing.err().unwrap_or_else(|| tables.want_lease(route));
-                            if is_of_first {
-                                why = error;
-                            }
-                        }
+                        Ok(false) => tables.want_lease(route),
+                        Err(lacks) => lacks,
+                    };
+                    missing.extend(keys.iter().map(|key| key.at));
+                    if is_of_first {
+                        first_misses = lacks;
                     }
                 }
-                left.retain(|(_, at)| values[*at].is_none());
-                if values[first].is_some() { Ok(()) } else { Err(why) }
+                missing.sort_unstable();
+                left = missing;
+                if left.first() == Some(&first) { Err(first_misses) } else { Ok(()) }
             })?;
         }
-        Ok(values.into_iter().map(Option::flatten).collect())
+        Ok(())
     }
 
     /// A key's value in any whole copy of its shard, the primary's first: never torn, perhaps old, and it asks neither
@@ -590,16 +666,15 @@ impl ClusterClient {
         let shard = self.check(key, 0)?;
         let begun = Instant::now();
         let copies = lock(&self.shared.known).copies(shard);
-        let mut why = "nobody was ever known to have a copy".to_owned();
+        let mut why = Why::from("nobody was ever known to have a copy");
         for node in copies {
             let place = lock(&self.shared.known).place(node);
-            let mut value = None;
-            match self.tables.look(node, place, |client| client.get(key).map(|found| value = found)) {
-                Ok(()) => return Ok(value),
+            match self.tables.look(node, place, |client| client.get(key)) {
+                Ok(value) => return Ok(value),
                 Err(error) => why = error,
             }
         }
-        Err(ClusterError::Unavailable { shard, waited: begun.elapsed(), why })
+        Err(ClusterError::Unavailable { shard, waited: begun.elapsed(), why: why.into() })
     }
 
     /// What is left of the time for a call. `None`: it is over, or nobody wants to wait any more.
@@ -607,27 +682,28 @@ impl ClusterClient {
         self.deadline.checked_sub(begun.elapsed()).filter(|_| breaking::is_wanted())
     }
 
-    /// Tries until a READ counts, or the time is over. What is usual needs no clone of a route, nor a look at the time:
-    /// when it was `begun` is noted when something has failed.
-    fn until_found(
+    /// Tries until a READ counts, or the time is over. When it was `begun` is noted when something has failed: before that
+    /// there is no look at the time, and the second try is made at once.
+    fn until_found<T>(
         &mut self,
         shard: ShardIx,
         begun: &mut Option<Instant>,
-        mut try_at: impl FnMut(&mut Tables, &Routes, &Route) -> Result<(), String>,
-    ) -> Result<(), ClusterError> {
+        mut try_at: impl FnMut(&mut Tables, &Routes, &Route) -> Result<T, Why>,
+    ) -> Result<T, ClusterError> {
         loop {
             let version = begun.map(|_| self.shared.version());
             let routes = self.routes.load();
-            let why = match routes.of(shard) {
-                Some(route) => match try_at(&mut self.tables, routes, route) {
-                    Ok(()) => return Ok(()),
-                    Err(why) => why,
-                },
-                None => "nobody serves it, as far as etcd says".into(),
+            let tried = match routes.of(shard) {
+                Some(route) => try_at(&mut self.tables, routes, route),
+                None => Err(why("nobody serves it, as far as etcd says")),
+            };
+            let why = match tried {
+                Ok(found) => return Ok(found),
+                Err(why) => why,
             };
             let begun = *begun.get_or_insert_with(Instant::now);
             let Some(left) = self.left(begun) else {
-                return Err(ClusterError::Unavailable { shard, waited: begun.elapsed(), why });
+                return Err(ClusterError::Unavailable { shard, waited: begun.elapsed(), why: why.into() });
             };
             if let Some(version) = version {
                 self.shared.wait(version, left.min(AGAIN));

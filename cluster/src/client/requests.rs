@@ -305,6 +305,7 @@ async fn converse(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::hash::ShardHash;
     use crate::core::state::{ClusterConfig, Timing};
     use bytes::Bytes;
 
@@ -312,8 +313,14 @@ mod tests {
     #[test]
     fn many_requests_are_several_frames() {
         let timing = Timing::default();
-        let config =
-            ClusterConfig { shards: 4, replicas: 1, seeds: [0; 4], key_max: 64, value_max: 1 << 20, timing };
+        let config = ClusterConfig {
+            shards: 4,
+            replicas: 1,
+            hash: ShardHash::new(0),
+            key_max: 64,
+            value_max: 1 << 20,
+            timing,
+        };
         let bounds = Bounds::of(&config);
         let lens = [0, 1, 4_096, 1 << 20, 300_000, 17];
         let request = |copy: u64| {

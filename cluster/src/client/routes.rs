@@ -34,19 +34,44 @@ pub struct Route {
     pub epoch: u64,
     /// That node's place among the client's tables.
     pub place: usize,
+    /// A number of what is READ at one node, and counts by the same lease or by none: below [`Routes::sites`].
+    pub site: u16,
     /// `None`: no READ of the shard would be believed.
     pub lease: Option<Arc<NodeLease>>,
 }
 
-/// All shards. `None`: nobody serves it.
+/// All shards.
 #[derive(Debug, Default)]
-pub struct Routes(Box<[Option<Route>]>);
+pub struct Routes {
+    /// `None`: nobody serves it.
+    by_shard: Box<[Option<Route>]>,
+    /// The sites alone, by shard, or [`NO_SITE`]: so close together that those of many shards are looked at.
+    site_of: Box<[u16]>,
+    sites: usize,
+}
+
+/// There are as many sites as shards at most.
+const NO_SITE: u16 = u16::MAX;
 
 impl Routes {
     /// Where a shard is.
     #[inline]
     pub fn of(&self, shard: ShardIx) -> Option<&Route> {
-        self.0.get(usize::from(shard))?.as_ref()
+        self.by_shard.get(usize::from(shard))?.as_ref()
+    }
+
+    /// Where all of these shards are, if they have one site.
+    #[inline]
+    pub fn of_all(&self, shards: &[ShardIx]) -> Option<&Route> {
+        let (first, others) = shards.split_first()?;
+        let route = self.of(*first)?;
+        let is_there = |shard: &ShardIx| self.site_of.get(usize::from(*shard)) == Some(&route.site);
+        others.iter().all(is_there).then_some(route)
+    }
+
+    /// How many sites there are.
+    pub fn sites(&self) -> usize {
+        self.sites
     }
 }
 
@@ -141,23 +166,21 @@ impl Known {
 
     /// The routes, as it is known now.
     pub fn routes(&mut self) -> Routes {
+        // A node has one lease at most.
+        let mut sites = FxHashMap::default();
         let routes = (0..self.shards).map(|shard| {
             let (epoch, node) = (self.view.shard(shard).epoch, self.view.shard(shard).primary?);
             let lease =
                 self.leases.get(&node).filter(|(open, _)| open.get(usize::from(shard)) == Some(&Some(epoch)));
             let lease = lease.map(|(_, lease)| lease.clone());
-            Some(Route { node, epoch, place: self.place(node), lease })
+            let next = sites.len() as u16;
+            let site = *sites.entry((node, lease.is_some())).or_insert(next);
+            Some(Route { node, epoch, place: self.place(node), site, lease })
         });
-        Routes(routes.collect())
-    }
-}
-
-impl Route {
-    /// Whether what is READ at both is READ at one node, and counts by the same lease or by none.
-    #[inline]
-    pub fn is_as(&self, other: &Route) -> bool {
-        self.node == other.node
-            && self.lease.as_ref().map(Arc::as_ptr) == other.lease.as_ref().map(Arc::as_ptr)
+        let by_shard: Box<[Option<Route>]> = routes.collect();
+        let site_of =
+            by_shard.iter().map(|route| route.as_ref().map_or(NO_SITE, |route| route.site)).collect();
+        Routes { by_shard, site_of, sites: sites.len() }
     }
 }
 
@@ -165,6 +188,7 @@ impl Route {
 mod tests {
     use super::*;
     use crate::core::etcd::{Entry, EtcdKey, EtcdValue};
+    use crate::core::hash::ShardHash;
     use crate::core::state::{Adoption, Lived, NodeIds, NodeKey, ShardState, Timing, Word};
 
     const A: NodeId = NodeId(1);
@@ -184,11 +208,10 @@ mod tests {
 
     impl Told {
         fn new() -> Told {
-            let seeds = [1, 2, 3, 4];
             let config = ClusterConfig {
                 shards: SHARDS,
                 replicas: 2,
-                seeds,
+                hash: ShardHash::new(1),
                 key_max: 64,
                 value_max: 64,
                 timing: timing(),
@@ -379,12 +402,14 @@ mod tests {
         let (here, there) = (routes.of(1).unwrap(), routes.of(0).unwrap());
         assert_eq!((here.node, there.node), (A, B));
         assert!(here.place != there.place && here.lease.is_some() && there.lease.is_none());
-        assert!(!here.is_as(there) && here.is_as(routes.of(2).unwrap()) && there.is_as(there));
+        assert!(here.site != there.site && here.site == routes.of(2).unwrap().site);
         for beat in 1..3 {
             told.page(B, 7, beat, [(3, true), (0, false), (0, false)]);
         }
         let routes = told.known.routes();
-        assert!(routes.of(0).unwrap().lease.is_some() && !routes.of(0).unwrap().is_as(routes.of(1).unwrap()));
+        assert!(
+            routes.of(0).unwrap().lease.is_some() && routes.of(0).unwrap().site != routes.of(1).unwrap().site
+        );
         assert_eq!((routes.of(0).unwrap().place, routes.of(1).unwrap().place), (there.place, here.place));
 
         // An older state comes late: nothing goes back. Nobody serves shard 1; there is no shard 3.

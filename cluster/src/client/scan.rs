@@ -136,8 +136,9 @@ impl ScanState {
             }
             if pass.as_ref().is_none_or(|pass| pass.node != route.node || pass.shards.is_empty()) {
                 let here = left.iter().filter_map(|shard| Some((*shard, routes.of(*shard)?)));
-                let here =
-                    here.filter(|(_, other)| other.is_as(route)).map(|(shard, other)| (shard, other.epoch));
+                let here = here
+                    .filter(|(_, other)| other.site == route.site)
+                    .map(|(shard, other)| (shard, other.epoch));
                 *pass = Some(Pass { node: route.node, cursor: None, shards: here.collect() });
             }
             let Some(Pass { cursor, shards, .. }) = pass else { return Ok(()) };
@@ -154,7 +155,7 @@ impl ScanState {
             })?;
             // The lease covers those shards of the pass that have it, too.
             shards.retain(|shard, epoch| {
-                routes.of(*shard).is_some_and(|other| other.is_as(route) && other.epoch == *epoch)
+                routes.of(*shard).is_some_and(|other| other.site == route.site && other.epoch == *epoch)
             });
             let Some((keys, next)) = came else {
                 left.retain(|shard| !shards.contains_key(shard));

@@ -37,6 +37,7 @@ pub fn is_result(key: &[u8]) -> bool {
 }
 
 /// The shard of an outcome's key. `None`: it is another key.
+#[inline]
 pub fn shard_of(key: &[u8]) -> Option<ShardIx> {
     let rest = key.strip_prefix(OWN).filter(|_| key.len() == KEY_LEN)?;
     (rest[0] == TAG).then(|| ShardIx::from_be_bytes([rest[1], rest[2]]))

@@ -1,5 +1,6 @@
 //! What etcd has of a cluster, and what a node's page has.
 
+use crate::core::hash::ShardHash;
 use crate::core::results;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -173,8 +174,8 @@ pub struct ClusterConfig {
     pub shards: ShardIx,
     /// How many copies of a shard are wanted, the primary's among them.
     pub replicas: u8,
-    /// Seeds of the hash that says which shard has a key. Never change.
-    pub seeds: [u64; 4],
+    /// The hash that says which shard has a key. Never changes.
+    pub hash: ShardHash,
     /// The longest key, in bytes. Never changes.
     pub key_max: u16,
     /// The longest value, in bytes. Never changes.
@@ -261,17 +262,17 @@ impl ClusterConfig {
     }
 
     /// The shard of a key: of an outcome, the one that its key names.
+    #[inline]
     pub fn shard_of(&self, key: &[u8]) -> ShardIx {
         if let Some(shard) = results::shard_of(key) {
             return shard;
         }
-        let [a, b, c, d] = self.seeds;
-        let hash = seahash::hash_seeded(key, a, b, c, d);
         // The high bits of a product are even over the shards.
-        ((u128::from(hash) * u128::from(self.shards)) >> 64) as ShardIx
+        ((u128::from(self.hash.of(key)) * u128::from(self.shards)) >> 64) as ShardIx
     }
 
     /// Whether a key and a value are of lengths that they may have, and the key is none of the cluster's own.
+    #[inline]
     pub fn may_hold(&self, key: &[u8], value_len: usize) -> bool {
         let is_length = (1..=usize::from(self.key_max)).contains(&key.len());
         is_length && value_len <= self.value_max as usize && !key.starts_with(results::OWN)
@@ -371,7 +372,7 @@ mod tests {
         let good = ClusterConfig {
             shards: 1_024,
             replicas: 8,
-            seeds: [0; 4],
+            hash: ShardHash::new(0),
             key_max: 255,
             value_max: 64 << 20,
             timing: Timing::default(),

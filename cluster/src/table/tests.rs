@@ -1,6 +1,7 @@
 //! A node's table: what fits, what a walk shows, what survives, what is refused.
 
 use super::*;
+use crate::core::hash::ShardHash;
 use crate::core::results::ResultKey;
 use crate::core::state::{Adoption, Lived, NodeId, NodeIds, ShardState, Timing, Word};
 use crate::room::with_lengths;
@@ -13,7 +14,7 @@ use tempfile::TempDir;
 
 fn cluster(shards: ShardIx, value_max: u32) -> ClusterConfig {
     let timing = Timing::default();
-    ClusterConfig { shards, replicas: 2, seeds: [1, 2, 3, 4], key_max: 64, value_max, timing }
+    ClusterConfig { shards, replicas: 2, hash: ShardHash::new(1), key_max: 64, value_max, timing }
 }
 
 fn server(folder: &Path, table: Config) -> ServerConfig {

@@ -4,6 +4,7 @@ use super::handshake::{self, CONNECTS, Hello, LEAST, VERSION, Welcome, accept, c
 use super::port::UNREAD_MAX;
 use super::*;
 use crate::core::feed::{FeedAt, FeedPart, Told};
+use crate::core::hash::ShardHash;
 use crate::core::message::{
     ChannelId, Effect, End, Entry, Item, Kind, Message, NotDone, Outcome, Reply, Request, RequestId,
 };
@@ -29,7 +30,7 @@ fn bounds() -> Bounds {
     Bounds::of(&ClusterConfig {
         shards: 8,
         replicas: 2,
-        seeds: [1; 4],
+        hash: ShardHash::new(1),
         key_max: 64,
         value_max: 4_096,
         timing,
@@ -1026,7 +1027,7 @@ fn a_map_of_the_largest_cluster_fits() {
     let config = ClusterConfig {
         shards: 1_024,
         replicas: 8,
-        seeds: [1; 4],
+        hash: ShardHash::new(1),
         key_max: 1,
         value_max: 1,
         timing: Timing::default(),

@@ -6,6 +6,7 @@ mod installed;
 pub use installed::has_etcd;
 
 use oneread::{Address, Backing, Config, ServerConfig, StartMode, TableSize};
+use oneread_cluster::core::hash::ShardHash;
 use oneread_cluster::core::state::{ClusterConfig, Timing};
 use oneread_cluster::etcd::{ClusterName, EtcdOptions};
 use oneread_cluster::node::NodeConfig;
@@ -226,7 +227,7 @@ pub fn name() -> ClusterName {
 pub fn config(shards: u16, replicas: u8, ttl: Duration) -> ClusterConfig {
     let timing = Timing::of(ttl.as_micros() as u64);
     let timing = Timing { place: timing.place / 2, ..timing };
-    ClusterConfig { shards, replicas, seeds: [1, 2, 3, 4], key_max: 64, value_max: 4_096, timing }
+    ClusterConfig { shards, replicas, hash: ShardHash::new(1), key_max: 64, value_max: 4_096, timing }
 }
 
 /// A node with a region file in this folder: it is the same one when it starts again.

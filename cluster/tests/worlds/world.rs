@@ -7,6 +7,7 @@ use crate::history::{Event, due_of};
 use crate::machine::{Machine, Stored, key_of, number_of};
 use oneread_cluster::core::adopt;
 use oneread_cluster::core::etcd::{At, CallId, Entry, EtcdAnswer, EtcdCall, EtcdKey, EtcdValue};
+use oneread_cluster::core::hash::ShardHash;
 use oneread_cluster::core::message::{
     Effect, Kind, Message as NodeMessage, Outcome, Output, Peer, Reply, Request,
 };
@@ -407,7 +408,7 @@ impl World {
         let config = ClusterConfig {
             shards: nature.shards as ShardIx,
             replicas: 2,
-            seeds: [0; 4],
+            hash: ShardHash::new(0),
             key_max: 2,
             value_max: 8,
             timing: nature.timing,

@@ -2,6 +2,7 @@
 
 use super::PlanError;
 use oneread::{Config, TableSize};
+use oneread_cluster::core::hash::ShardHash;
 use oneread_cluster::core::placement::{Wishes, wanted};
 use oneread_cluster::core::state::{ClusterConfig, NodeAbout, NodeId, NodeKey, ShardIx, Timing};
 use oneread_cluster::room::{CONNECTIONS_MAX, entry_bytes, table_room, with_lengths};
@@ -150,7 +151,7 @@ impl ClusterWorkload {
         let config = ClusterConfig {
             shards: self.shards,
             replicas: self.copies,
-            seeds: [0; 4],
+            hash: ShardHash::new(0),
             key_max: 255,
             value_max: VALUE_MAX.max(u32::try_from(self.value_bytes).unwrap_or(u32::MAX)),
             timing: Timing::of((self.ttl_s * 1e6) as u64),
