@@ -104,7 +104,7 @@ fn get_of_table(mut served: Box<Served>) -> Box<Served> {
 }
 
 #[library_benchmark]
-#[bench::cluster(args = (served(1)), config = at_most(922))]
+#[bench::cluster(args = (served(1)), config = at_most(797))]
 fn get_in_cluster(mut served: Box<Served>) -> Box<Served> {
     let Served { client, keys, value, .. } = &mut *served;
     assert!(keys.iter().all(|key| client.get_into(black_box(key), value).is_ok_and(|is_there| is_there)));
@@ -120,8 +120,8 @@ fn batch_of_table(mut served: Box<Served>) -> Box<Served> {
 }
 
 #[library_benchmark]
-#[bench::cluster(args = (served(1)), config = at_most(1229))]
-#[bench::two(args = (served(2)), config = at_most(1229))]
+#[bench::cluster(args = (served(1)), config = at_most(945))]
+#[bench::two(args = (served(2)), config = at_most(1087))]
 fn batch_in_cluster(mut served: Box<Served>) -> Box<Served> {
     let Served { client, keys, .. } = &mut *served;
     assert!(client.get_many(black_box(keys)).is_ok());

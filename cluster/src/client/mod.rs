@@ -243,6 +243,8 @@ pub struct ClusterClient {
     shared: Arc<Shared>,
     routes: Cache<Arc<ArcSwap<Routes>>, Arc<Routes>>,
     tables: Tables,
+    /// Of a batch's keys: kept for the next one.
+    shards: Vec<ShardIx>,
     replies: (mpsc::Sender<Ended>, mpsc::Receiver<Ended>),
     /// With one, outcomes are remembered: the lane, and the last number.
     lane: Option<RequestId>,
@@ -467,7 +469,8 @@ impl ClusterClient {
         let routes = Cache::new(shared.routes.clone());
         let tables = Tables { shared: shared.clone(), clients: Vec::new() };
         let deadline = shared.options.deadline;
-        ClusterClient { shared, routes, tables, replies: mpsc::channel(), lane: None, deadline }
+        let shards = Vec::new();
+        ClusterClient { shared, routes, tables, shards, replies: mpsc::channel(), lane: None, deadline }
     }
 
     /// Whether outcomes of changes are remembered, so that a request whose answer was lost is made again and still done
@@ -554,7 +557,9 @@ impl ClusterClient {
     /// # Errors
     /// As [`ClusterClient::get`], for any of them.
     pub fn get_many<K: AsRef<[u8]>>(&mut self, keys: &[K]) -> Result<Vec<Option<Vec<u8>>>, ClusterError> {
-        let (config, mut shards) = (&self.shared.config, vec![0; keys.len()]);
+        let (config, mut shards) = (&self.shared.config, std::mem::take(&mut self.shards));
+        shards.clear();
+        shards.resize(keys.len(), 0);
         for (shard, key) in shards.iter_mut().zip(keys) {
             *shard = check(config, key.as_ref(), 0)?;
         }
@@ -572,15 +577,18 @@ impl ClusterClient {
                 })
             });
             if read.is_ok_and(|read| read.is_continue()) {
+                self.shards = shards;
                 return Ok(values);
             }
             begun = Some(Instant::now());
         }
         self.get_apart(keys, &shards, &mut values, &mut begun)?;
+        self.shards = shards;
         Ok(values)
     }
 
     /// The same, of keys at several nodes, and again until all are known.
+    #[inline(never)]
     fn get_apart<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],

@@ -403,6 +403,10 @@ mod tests {
         assert_eq!((here.node, there.node), (A, B));
         assert!(here.place != there.place && here.lease.is_some() && there.lease.is_none());
         assert!(here.site != there.site && here.site == routes.of(2).unwrap().site);
+        assert_eq!(routes.sites(), 2);
+        assert_eq!(routes.of_all(&[1, 2, 1]).map(|route| route.node), Some(A));
+        assert_eq!(routes.of_all(&[0]).map(|route| route.node), Some(B));
+        assert!([&[1, 2, 0][..], &[1, SHARDS], &[]].iter().all(|shards| routes.of_all(shards).is_none()));
         for beat in 1..3 {
             told.page(B, 7, beat, [(3, true), (0, false), (0, false)]);
         }
@@ -421,6 +425,7 @@ mod tests {
         let routes = told.known.routes();
         assert_eq!(routes.of(0).unwrap().node, B);
         assert!(routes.of(1).is_none() && routes.of(SHARDS).is_none());
+        assert!(routes.of_all(&[2, 1]).is_none() && routes.of_all(&[1, 1]).is_none());
         assert_eq!(told.known.copies(0), [B, A]);
     }
 
