@@ -132,7 +132,8 @@ pub struct Serve {
     /// can hold it, else what slots of 128 bytes hold]
     #[arg(long, value_name = "SIZE", value_parser = length)]
     inline_max: Option<usize>,
-    /// Entries have a life: a number, and a time when they end (`put --ttl`); 12 bytes of each slot
+    /// Entries have a life: a number, and a time when they end (`put --ttl`); 12 bytes of each slot. All
+    /// nodes of a cluster have it from their first start, or none
     #[arg(long)]
     life: bool,
     /// Entries may have owners, with whom they go (`put --owner`, `owner`); includes --life

@@ -730,11 +730,11 @@ impl ClusterClient {
         self.change(key, Kind::Put(Bytes::copy_from_slice(value))).map(drop)
     }
 
-    /// Gives a key a value, as `options` say: whether the key may be there ([`PutMode`](oneread::PutMode)), and how long
+    /// Gives a key a value, as `options` say: whether the key may be there ([`PutMode`]), and how long
     /// the entry lives. Whether it was so, and the key has the value.
     ///
     /// An entry with a time to live leaves when its primary sees that it has ended, usually some milliseconds later; that is
-    /// a change like others, and GETs find the entry until then. Each copy goes by its own node's time of day. Swaps
+    /// a change like others, and GETs find the entry until then. Whether it has ended, its primary's clock says; after a failover another node's. Swaps
     /// keep an entry's end, puts do not.
     ///
     /// # Errors

@@ -11,7 +11,8 @@ pub type Key = Bytes;
 /// A value.
 pub type Value = Bytes;
 
-/// When an entry ends, by the time of day: milliseconds since 1970. All replicas of an entry have the same.
+/// When an entry ends, by the time of day: milliseconds since 1970. What a replica has of it is the same, or
+/// less than an eighth of a second later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct End(pub u64);
 
@@ -240,7 +241,7 @@ pub enum Output {
         copy: u64,
         /// The key.
         key: Key,
-        /// Evicted, or expired.
+        /// Evicted, or expired; nothing, of an outcome.
         effect: Effect,
     },
 }
