@@ -137,7 +137,8 @@ pub enum ClusterError {
     },
     /// Entries have no lives.
     #[error(
-        "shard {shard} has no entries with an end: start all nodes with lives (--life), or put without a time to live"
+        "entries of shard {shard} have no ends: a time to live needs nodes that were made with --life, all of them; adding it \
+         later loses all entries (docs/CLUSTER.md)"
     )]
     NoLife {
         /// The shard of the key.
