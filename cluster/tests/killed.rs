@@ -334,7 +334,8 @@ impl Worker {
             let ttl = ttl.then(|| paced(Duration::from_millis(100 + self.random.below(1_500) as u64)));
             let event = self.call(key as u8, kind, ttl);
             events.push(event);
-            if let Some(due) = due_of(event.value).filter(|_| is_put && !event.is_void) {
+            let is_new = is_put || matches!(kind, Kind::Swap(_));
+            if let Some(due) = due_of(event.value).filter(|_| is_new && !event.is_void) {
                 let (kind, outcome) = (Kind::Swap(event.value), Outcome::Done);
                 events.push(Event { kind, outcome, value: 0, start: due, end: NEVER, ..event });
             }
@@ -1235,6 +1236,11 @@ fn silence(events: &[Event], is_meant: impl Fn(&Event) -> bool) -> Vec<(u32, u32
 /// Counts what became of operations.
 fn count(events: &[Event], counts: &mut Counts) {
     for event in events {
+        if matches!(event.kind, Kind::Swap(_)) && event.value == 0 {
+            // No client's: an entry may have come to its end.
+            *counts.entry("ends".into()).or_default() += 1;
+            continue;
+        }
         let kind = match event.kind {
             Kind::Get => "get",
             Kind::Put => "put",
