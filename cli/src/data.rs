@@ -183,6 +183,15 @@ pub struct Put {
     options: ChangeOptions,
 }
 
+/// What a put may do, by its options.
+pub fn put_mode(insert: bool, update: bool) -> PutMode {
+    match (insert, update) {
+        (true, _) => PutMode::Insert,
+        (_, true) => PutMode::Update,
+        _ => PutMode::Upsert,
+    }
+}
+
 impl Put {
     pub fn run(self) -> Result<ExitCode> {
         let ChangeOptions { hex, server, .. } = &self.options;
@@ -199,12 +208,8 @@ impl Put {
                 SwapOutcome::Absent => ("missing", false),
             },
             None => {
-                let mode = match (self.insert, self.update) {
-                    (true, _) => PutMode::Insert,
-                    (_, true) => PutMode::Update,
-                    _ => PutMode::Upsert,
-                };
-                let options = PutOptions::from(mode).ttl(self.ttl.map(|Period(ttl)| ttl));
+                let options =
+                    PutOptions::from(put_mode(self.insert, self.update)).ttl(self.ttl.map(|Period(ttl)| ttl));
                 match client.put_with(&key, &value, options)? {
                     Outcome::Inserted => ("inserted", true),
                     Outcome::Updated => ("updated", true),

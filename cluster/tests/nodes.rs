@@ -65,6 +65,14 @@ impl Cluster {
         self.run_as(number, config);
     }
 
+    /// One whose entries may end.
+    fn run_with_lives(&mut self, number: usize, ttl: Option<Duration>) {
+        let mut config = node(self.folder.path(), number, self.etcd.options());
+        config.server.table = config.server.table.life(true);
+        config.server.ttl = ttl;
+        self.run_as(number, config);
+    }
+
     fn run_as(&mut self, number: usize, config: NodeConfig) {
         let node = ClusterNode::start(config).unwrap();
         self.nodes.resize_with(self.nodes.len().max(number + 1), || None);
@@ -615,13 +623,7 @@ fn entries_end() {
         return;
     }
     let mut cluster = Cluster::none(4, 2);
-    let run = |cluster: &mut Cluster, number: usize, ttl: Option<Duration>| {
-        let mut config = node(cluster.folder.path(), number, cluster.etcd.options());
-        config.server.table = config.server.table.life(true);
-        config.server.ttl = ttl;
-        cluster.run_as(number, config);
-    };
-    (0..2).for_each(|number| run(&mut cluster, number, None));
+    (0..2).for_each(|number| cluster.run_with_lives(number, None));
     let mut client = cluster.client();
     cluster.until_copies(2);
     let mut feed = client.changes(ClusterFeedOptions::new()).unwrap();
@@ -664,7 +666,7 @@ fn entries_end() {
         client.put_with(&key(number), b"ends", ttl(Duration::from_secs(6))).unwrap();
     }
     drop(cluster.nodes[0].take());
-    run(&mut cluster, 2, Some(Duration::from_secs(2)));
+    cluster.run_with_lives(2, Some(Duration::from_secs(2)));
     until("the newcomer has copies", || {
         let newcomer = cluster.id(2);
         cluster.shards().iter().all(|state| state.in_sync.has(newcomer))
@@ -696,12 +698,7 @@ fn entries_end_that_are_always_asked_for() {
         return;
     }
     let mut cluster = Cluster::none(1, 2);
-    let run = |cluster: &mut Cluster, number: usize| {
-        let mut config = node(cluster.folder.path(), number, cluster.etcd.options());
-        config.server.table = config.server.table.life(true);
-        cluster.run_as(number, config);
-    };
-    (0..2).for_each(|number| run(&mut cluster, number));
+    (0..2).for_each(|number| cluster.run_with_lives(number, None));
     cluster.until_copies(2);
     let mut client = cluster.client();
     let ttl = |ms: u64| PutOptions::new().ttl(Duration::from_millis(ms));
@@ -751,7 +748,7 @@ fn entries_end_that_are_always_asked_for() {
         }
         let gone = cluster.id(1);
         drop(cluster.nodes[1].take());
-        run(&mut cluster, 2);
+        cluster.run_with_lives(2, None);
         until("the newcomer has a copy", || {
             let states = cluster.shards();
             states.iter().all(|state| state.in_sync.has(cluster.id(2)) && !state.in_sync.has(gone))

@@ -22,8 +22,8 @@ impl Index {
     }
 
     /// Shows up to `max` keys whose entries have come to their end: of a table that keeps them
-    /// ([`Index::keeping_ended`]). One that is there a second later is shown again then. Returns how many there were: fewer
-    /// than `max` if there are no more for now.
+    /// ([`Index::keeping_ended`]). One that is there a second later is shown again then. Returns how many were
+    /// shown.
     pub fn see_ended(&self, max: usize, mut see: impl FnMut(&[u8])) -> usize {
         let mut seen = 0;
         if let Some(lives) = self.lives() {

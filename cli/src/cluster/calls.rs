@@ -1,6 +1,7 @@
 //! Single calls of a cluster, for people and scripts.
 
 use super::{ClusterArgs, Tables};
+use crate::data::put_mode;
 use crate::scan::Printed;
 use anyhow::{Result, anyhow};
 use clap::Args;
@@ -109,11 +110,7 @@ impl Get {
 impl Put {
     pub fn run(self, reach: &ClusterArgs) -> Result<ExitCode> {
         let mut client = reach.client(&self.name, &self.tables)?.exactly_once(false);
-        let mode = match (self.insert, self.update) {
-            (true, _) => PutMode::Insert,
-            (_, true) => PutMode::Update,
-            _ => PutMode::Upsert,
-        };
+        let mode = put_mode(self.insert, self.update);
         let options = PutOptions::from(mode).ttl(self.ttl.map(|Period(ttl)| ttl));
         if client.put_with(self.key.as_bytes(), self.value.as_bytes(), options)? {
             return Ok(ExitCode::SUCCESS);

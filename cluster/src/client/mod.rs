@@ -735,8 +735,8 @@ impl ClusterClient {
     /// the entry lives. Whether it was so, and the key has the value.
     ///
     /// An entry with a time to live leaves when its primary sees that it has ended, usually some milliseconds later; that is
-    /// a change like others, and GETs find the entry until then. Whether it has ended, its primary's clock says; after a failover another node's. Swaps
-    /// keep an entry's end, puts do not.
+    /// a change like others, and GETs find the entry until then. Whether it has ended, its primary's clock says; after a
+    /// failover another node's. Swaps keep an entry's end, puts do not.
     ///
     /// # Errors
     /// As [`ClusterClient::put`]; [`TimeToLive`](ClusterError::TimeToLive); [`NoLife`](ClusterError::NoLife) for a time to
@@ -1011,14 +1011,12 @@ impl Change {
     fn end(self, waited: Duration) -> Result<Outcome, ClusterError> {
         let Change { shard, sending, outcome, lost, .. } = self;
         match outcome {
-            None if sending.is_not_done() && sending.why() == Some(NotDone::NoLife) => {
-                Err(ClusterError::NoLife { shard })
-            }
             Some(Outcome::Full) => Err(ClusterError::Full { shard }),
             Some(outcome) => Ok(outcome),
             None if !sending.is_not_done() => Err(ClusterError::Unknown { shard, waited }),
             None => {
                 let why = match (lost, sending.why()) {
+                    (_, Some(NotDone::NoLife)) => return Err(ClusterError::NoLife { shard }),
                     (Some(lost), _) => lost,
                     (None, Some(NotDone::NoRoomForResult)) => {
                         "there is no room to remember its outcome".into()
@@ -1026,9 +1024,7 @@ impl Change {
                     (None, Some(NotDone::Invalid)) => {
                         "its node knows another configuration of the cluster".into()
                     }
-                    (None, Some(NotDone::NotServed | NotDone::NoLife)) => {
-                        "its primary has changed, or is about to".into()
-                    }
+                    (None, Some(NotDone::NotServed)) => "its primary has changed, or is about to".into(),
                     (None, None) => "nobody serves it, as far as etcd says".into(),
                 };
                 Err(ClusterError::NotDone { shard, waited, why })

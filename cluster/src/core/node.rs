@@ -151,8 +151,7 @@ impl<T: Table> Shared<T> {
         match entry {
             // Each copy counts the day by its own clock: no two need agree for that (CL15).
             Some(entry) if results::is_result(key) => {
-                let end = entry.end.and_then(|_| self.table.end_after(results::KEPT));
-                self.table.put(key, &entry.value, end)
+                self.table.put(key, &entry.value, self.table.end_after(results::KEPT))
             }
             Some(entry) => self.table.put(key, &entry.value, entry.end),
             None => self.table.remove(key),

@@ -55,7 +55,7 @@ enum Act {
     Swaps(u64, u64),
     /// Some value left.
     Leaves,
-    /// A value left, at its end, which was over by then. Or there was none any more.
+    /// A value left, which may have come to its end by then.
     Ends(u32),
 }
 

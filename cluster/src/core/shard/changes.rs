@@ -155,7 +155,6 @@ impl<C> Replica<C> {
             return if id.number == last { Decided::Ended(outcome) } else { Decided::Drop };
         }
         let old = shared.table.value_len(&request.key);
-        let end = request.ttl.or(shared.ttl).map(|ttl| shared.table.end_after(ttl));
         let mut differs = |expected: &Value| {
             old != Some(expected.len()) || shared.table.get(&request.key).as_ref() != Some(expected)
         };
@@ -166,10 +165,13 @@ impl<C> Replica<C> {
             Kind::Remove => (Outcome::Done, Some(None)),
             // As in a table of its own, the entry keeps its end.
             Kind::Swap { new, .. } => (Outcome::Done, Some(Some((new, shared.table.end(&request.key))))),
-            Kind::Put(value) | Kind::Insert(value) | Kind::Update(value) => match end {
-                Some(None) => return Decided::NotDone(NotDone::NoLife),
-                end => (Outcome::Done, Some(Some((value, end.flatten())))),
-            },
+            Kind::Put(value) | Kind::Insert(value) | Kind::Update(value) => {
+                let end = request.ttl.or(shared.ttl).map(|ttl| shared.table.end_after(ttl));
+                if end == Some(None) {
+                    return Decided::NotDone(NotDone::NoLife);
+                }
+                (Outcome::Done, Some(Some((value, end.flatten()))))
+            }
         };
         let entry = |(value, end): (&Value, Option<End>)| Entry { value: value.clone(), end };
         let cost = |len: Option<usize>| shared.cost(&request.key, len);
@@ -211,8 +213,7 @@ impl<C> Replica<C> {
         let mut stores: SmallVec<[Store; 2]> = store.into_iter().collect();
         if let (Some(result), Some(RequestId { number, .. }), false) = (result_key, request.id, is_forgotten)
         {
-            let (value, end) = (results::encode(number, outcome), shared.table.end_after(results::KEPT));
-            stores.push((result.0, Some(Entry { value, end })));
+            stores.push((result.0, Some(Entry { value: results::encode(number, outcome), end: None })));
             takes += for_result;
         }
         Decided::Begin { outcome, effect, stores, takes, frees }
