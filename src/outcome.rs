@@ -61,6 +61,8 @@ pub struct PutOptions {
     /// How long the entry lives from now on, rounded up to an eighth of a second; `None`: until it is removed or
     /// put again. Only in a table whose entries have a life ([`Config::life`](crate::Config::life)).
     pub ttl: Option<Duration>,
+    /// Whose the entry is, where somebody else knows the owners; 0: nobody's.
+    pub(crate) owner: u16,
 }
 
 crate::setters::setters!(PutOptions {
@@ -71,7 +73,7 @@ crate::setters::setters!(PutOptions {
 impl PutOptions {
     /// An upsert, of an entry that does not end by itself.
     pub fn new() -> PutOptions {
-        PutOptions { mode: PutMode::Upsert, ttl: None }
+        PutOptions { mode: PutMode::Upsert, ttl: None, owner: 0 }
     }
 }
 
@@ -84,7 +86,7 @@ impl Default for PutOptions {
 
 impl From<PutMode> for PutOptions {
     fn from(mode: PutMode) -> PutOptions {
-        PutOptions { mode, ttl: None }
+        PutOptions { mode, ..PutOptions::new() }
     }
 }
 

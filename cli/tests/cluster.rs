@@ -6,6 +6,8 @@ mod common;
 
 use command::oneread;
 use common::{Etcd, free_port, has_etcd, until};
+use oneread::OwnerOptions;
+use oneread_cluster::client::{ClusterClient, ClusterOptions};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -124,6 +126,12 @@ fn watched(etcd: &Etcd, users: &[(String, String)]) {
         serde_json::from_str(&ends(etcd, &["cluster", "status", "demo", "--json"], 0).0).unwrap();
     let expired = told["nodes"].as_array().unwrap().iter().map(|node| node["expired"].as_u64().unwrap());
     assert_eq!(expired.sum::<u64>(), 1);
+    assert_eq!(ends(etcd, &["cluster", "remove-owner", "demo", "7"], 1).0, "absent\n");
+    let client =
+        ClusterClient::connect("demo".parse().unwrap(), etcd.options(), ClusterOptions::default()).unwrap();
+    let mut owner = client.owner(OwnerOptions::new(7)).unwrap();
+    owner.put(b"owned", b"7's").unwrap();
+    assert_eq!(ends(etcd, &["cluster", "remove-owner", "demo", "7"], 0).0, "removed\n");
     for key in ["first", "user:9"] {
         ends(etcd, &["cluster", "del", "demo", key], 0);
     }
@@ -147,7 +155,7 @@ fn scraped(ports: &[u16]) {
     let shards = [r#"{role="primary"}"#, r#"{role="standby"}"#];
     assert_eq!(shards.map(|role| sum(&format!("oneread_cluster_shards{role}"))), [4.0, 4.0]);
     assert_eq!(["good", "missing_copies"].map(|name| sum(&format!("oneread_cluster_{name}"))), [2.0, 0.0]);
-    assert_eq!(["expired", "evicted"].map(|name| sum(&format!("oneread_cluster_{name}_total"))), [1.0, 0.0]);
+    assert_eq!(["expired", "evicted"].map(|name| sum(&format!("oneread_cluster_{name}_total"))), [2.0, 0.0]);
     assert!(sum("oneread_cluster_used_bytes") > 0.0 && sum("oneread_cluster_room_left_bytes") > 1e6);
     let alerts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/alerts.yml");
     let alerts = std::fs::read_to_string(alerts).unwrap();

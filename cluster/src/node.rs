@@ -74,6 +74,9 @@ pub struct NodeConfig {
     pub advertise_table: Vec<String>,
     /// Most connections of clients and nodes at a time.
     pub connections_max: usize,
+    /// The newest version of the protocol between nodes that it says it speaks: as an older program does.
+    #[doc(hidden)]
+    pub version: u32,
 }
 
 impl NodeConfig {
@@ -89,6 +92,7 @@ impl NodeConfig {
             advertise: Vec::new(),
             advertise_table: Vec::new(),
             connections_max: CONNECTIONS_MAX,
+            version: VERSION,
         }
     }
 }
@@ -196,7 +200,8 @@ impl ClusterNode {
         let slots = slots(&server);
         runtime.block_on(check_slots(&slots, &store, &cluster, read, id))?;
         let bounds = Bounds::of(&cluster);
-        let who = Identity { cluster: config.cluster, id: Some(id), secret: config.secret, bounds };
+        let newest = config.version;
+        let who = Identity { newest, ..Identity::new(config.cluster, Some(id), config.secret, bounds) };
         let port = runtime.block_on(NodePort::bind(&config.listen, who.clone(), config.connections_max))?;
         let is_anywhere = |at: &String| at.contains("0.0.0.0:") || at.contains("[::]:");
         let anywhere = |why| Err(NodeError::Option { option: "every address of its host as its own", why });
@@ -217,7 +222,7 @@ impl ClusterNode {
             name: config.name,
             table: table_at,
             requests: requests.clone(),
-            version: VERSION,
+            version: newest,
             leaves: false,
             slots,
         };
@@ -364,9 +369,10 @@ fn check(config: &NodeConfig) -> Result<(), NodeError> {
         ServerConfig { snapshots: Some(_), .. } | ServerConfig { restore: Some(_), .. } => {
             refused("snapshots", "a copy of a shard is whole or none: have a region file, and standbys")
         }
-        ServerConfig { table, .. } if table.owners => {
-            refused("owners", "entries of a cluster have none so far")
-        }
+        ServerConfig { table, .. } if table.owners => refused(
+            "a table with owners",
+            "a cluster keeps its owners by itself, in any table with lives: leave it out (--owners)",
+        ),
         _ => Ok(()),
     }
 }
@@ -485,7 +491,7 @@ impl Turns {
         let runtime = tokio::runtime::Handle::current();
         let mut events = Vec::with_capacity(EVENTS_AT_ONCE);
         let mut said = Vec::with_capacity(EVENTS_AT_ONCE);
-        let (mut ticked, mut leaves, mut was) = (None::<Instant>, false, None);
+        let (mut ticked, mut leaves, mut was, mut works) = (None::<Instant>, false, None, false);
         loop {
             let is_open = runtime.block_on(async {
                 tokio::select! {
@@ -493,7 +499,7 @@ impl Turns {
                     biased;
                     n = inbox.recv_many(&mut events, EVENTS_AT_ONCE) => n > 0,
                     n = arrived.recv_many(&mut said, FRAMES_AT_ONCE) => n > 0,
-                    () = tokio::time::sleep(self.tick) => true,
+                    () = tokio::time::sleep(if works { Duration::ZERO } else { self.tick }) => true,
                 }
             });
             if !is_open {
@@ -536,6 +542,7 @@ impl Turns {
                     tracing::info!(node = %self.node.id(), standing = standing_name(self.node.standing()), "standing with etcd");
                 }
             }
+            works = self.node.remove_owned(now);
             self.carry_out();
             self.followers.tell(&self.node, &self.replies, self.bounds, is_due);
         }
@@ -566,7 +573,9 @@ impl Turns {
             Arrived::Requests(peer, requests) => {
                 requests.into_iter().for_each(|request| self.requested(now, peer, request));
             }
-            Arrived::Follows(peer, follow) => self.followers.come(peer, follow, self.cluster.shards),
+            Arrived::Follows(peer, follow, version) => {
+                self.followers.come(peer, follow, version, self.cluster.shards);
+            }
             Arrived::Asked(peer, Question::Map) => {
                 let map = ClusterMap {
                     adoption: self.node.notes().adoption,
@@ -584,8 +593,7 @@ impl Turns {
 
     /// A client may have computed another shard, or believe in other lengths.
     fn requested(&mut self, now: Time, peer: Peer, request: Request) {
-        let len = request.kind.value_len();
-        if self.cluster.may_hold(&request.key, len) && self.cluster.shard_of(&request.key) == request.shard {
+        if self.cluster.may_ask(&request) {
             self.node.requested(now, peer, request);
         } else {
             let reply = Reply { copy: request.copy, ended: Err(NotDone::Invalid) };

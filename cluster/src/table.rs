@@ -1,12 +1,13 @@
 //! A node's table: the table of an `oneread` server, which the node alone changes, and all READ.
 //!
 //! Beside its shards' entries it has some of the cluster's own, whose keys begin with
-//! [`OWN`]: the page, the notes, and outcomes of requests.
+//! [`OWN`]: the page, the notes, outcomes of requests, and owners.
 
-use crate::core::message::{End, Key, TTL_MAX, Value};
-use crate::core::results::{self, OWN};
+use crate::core::message::{End, Key, Life, TTL_MAX, Value};
+use crate::core::own::{self, OWN};
+use crate::core::owners;
 use crate::core::state::{ClusterConfig, Notes, Page, ShardIx, Time};
-use crate::core::table::{NoMemory, Stock, Table};
+use crate::core::table::{NoMemory, OwnedKey, Stock, Table};
 use crate::room::{NOTES_KEY, entry_bytes, lengths, table_room};
 use bytes::Bytes;
 use oneread::embedded::{Index, KeyCursor};
@@ -29,6 +30,8 @@ const FORM: u8 = 1;
 /// Keys that a walk brings in one go, or a little more, and parts of the table that it looks at.
 const WALK_KEYS: usize = 64;
 const WALK_PARTS: usize = 256;
+/// The same, of keys whose entries have owners: each of them may be removed in one turn.
+const OWNED_KEYS: usize = 512;
 /// Extents that move at most with a put of one. A block that is left is three quarters full at most, so that three moves
 /// make the room of one put; and some of them move twice.
 const MOVES_MAX: usize = 8;
@@ -121,7 +124,7 @@ impl NodeTable {
         if !was_whole {
             return Err(TableError::Crashed);
         }
-        if table.put(BOOT_KEY, &boot, None).is_err() {
+        if table.put(BOOT_KEY, &boot, Life::Lasting).is_err() {
             return Err(TableError::Crashed);
         }
         Ok((table, page.unwrap_or_default(), notes.unwrap_or_default()))
@@ -154,7 +157,7 @@ impl NodeTable {
 
     fn store<V: Serialize>(&mut self, key: &[u8], value: &V) -> Result<(), NoMemory> {
         let bytes = encode(value).ok_or(NoMemory)?;
-        self.put(key, &bytes, None)
+        self.put(key, &bytes, Life::Lasting)
     }
 
     /// Removes leave segments behind that are hardly half full, and do not merge them by themselves: their memory may be
@@ -213,7 +216,7 @@ fn boot() -> Vec<u8> {
 
 /// Whether a key is of a shard: not one of the node's own.
 fn is_of_shard(key: &[u8]) -> bool {
-    !key.starts_with(OWN) || results::is_result(key)
+    !key.starts_with(OWN) || own::shard_of(key).is_some()
 }
 
 /// Milliseconds since 1970.
@@ -270,12 +273,36 @@ impl Table for NodeTable {
         certain(|| self.index().reader().value_len(key)).flatten()
     }
 
-    fn end(&mut self, key: &[u8]) -> Option<End> {
+    fn life(&mut self, key: &[u8]) -> Option<Life> {
         if !self.geometry().has_life() {
-            return None;
+            return self.value_len(key).map(|_| Life::Lasting);
         }
         let life = certain(|| self.index().life(key)).flatten()?;
-        Some(End(self.made + millis(self.index().ends_at(&life)?)))
+        let end = self.index().ends_at(&life).map(|end| End(self.made + millis(end)));
+        Some(Life::new(end, Some(life.owner).filter(|owner| *owner != 0)))
+    }
+
+    fn has_owners(&self) -> bool {
+        self.geometry().has_life()
+    }
+
+    fn walk_owned(&mut self, from: Option<KeyCursor>) -> (Vec<OwnedKey>, Option<KeyCursor>) {
+        let (mut cursor, mut keys) = (from.unwrap_or_default(), Vec::new());
+        for _ in 0..WALK_PARTS {
+            let more = self.index().scan_owned(&mut cursor, |key, owner| {
+                if is_of_shard(key) {
+                    let shard = self.cluster.shard_of(key);
+                    keys.push(OwnedKey { shard, key: Bytes::copy_from_slice(key), owner });
+                }
+            });
+            if !more {
+                return (keys, None);
+            }
+            if keys.len() >= OWNED_KEYS {
+                break;
+            }
+        }
+        (keys, Some(cursor))
     }
 
     fn now(&self) -> End {
@@ -298,10 +325,11 @@ impl Table for NodeTable {
         keys
     }
 
-    fn put(&mut self, key: &[u8], value: &[u8], end: Option<End>) -> Result<(), NoMemory> {
+    fn put(&mut self, key: &[u8], value: &[u8], life: Life) -> Result<(), NoMemory> {
         // One that has ended meanwhile is put, too: it is the primary that has it leave (CL13).
-        let end = end.map(|end| Duration::from_millis(end.0.saturating_sub(self.made)));
-        self.changed(|| self.index().put_until(key, value, end).map(drop))?;
+        let end = life.end().map(|end| Duration::from_millis(end.0.saturating_sub(self.made)));
+        let owner = life.owner().unwrap_or(0);
+        self.changed(|| self.index().put_until(key, value, end, owner).map(drop))?;
         self.tidy_extents(key, value.len());
         Ok(())
     }
@@ -344,6 +372,7 @@ impl Table for NodeTable {
                 let cost = self.cost(&key, len);
                 if let Some(stock) = stock.get_mut(usize::from(shard)) {
                     (stock.entries, stock.bytes) = (stock.entries + 1, stock.bytes + cost);
+                    stock.owners.extend(owners::parts(&key).map(|_| key));
                 }
             }
         }

@@ -373,7 +373,7 @@ impl Worker {
                     SwapOutcome::Absent => Outcome::Absent,
                 })
             }
-            Kind::Expire => unreachable!("only primaries do that"),
+            Kind::Expire | Kind::OwnerGone => unreachable!("only primaries do that"),
         };
         let end = (now() - self.base) as u32 + 1;
         let is_open = matches!(ended, Err(ClusterError::Unknown { .. }));
@@ -1248,6 +1248,7 @@ fn count(events: &[Event], counts: &mut Counts) {
             Kind::Swap(_) => "swap",
             Kind::Remove => "remove",
             Kind::Expire => "expire",
+            Kind::OwnerGone => "owner gone",
         };
         let what = match event.outcome {
             _ if event.end == NEVER => "unknown".into(),

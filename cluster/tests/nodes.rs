@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Etcd, config, has_etcd, name, node, until};
-use oneread::{LeftCause, PutMode, PutOptions, SwapOutcome};
+use oneread::{LeftCause, OwnerOptions, PutMode, PutOptions, SwapOutcome};
 use oneread_cluster::client::{
     ClusterClient, ClusterError, ClusterFeed, ClusterFeedItem, ClusterFeedOptions, ClusterOptions,
     ClusterScan,
@@ -12,7 +12,7 @@ use oneread_cluster::core::shard::Role;
 use oneread_cluster::core::state::{ClusterConfig, NodeId};
 use oneread_cluster::etcd::{EtcdError, EtcdStore};
 use oneread_cluster::node::{ClusterNode, NodeConfig, NodeError};
-use oneread_cluster::wire::{Bounds, Identity, NodeConnection, NodeStatus, Question, Said, Secret};
+use oneread_cluster::wire::{Bounds, Identity, NodeConnection, NodeStatus, Question, Said, Secret, VERSION};
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
@@ -104,7 +104,7 @@ impl Cluster {
         block(async {
             let store = EtcdStore::connect(name(), self.etcd.options()).await.unwrap();
             let bounds = Bounds::of(&store.read_config().await.unwrap().0);
-            let who = Identity { cluster: name(), id: None, secret: Secret::default(), bounds };
+            let who = Identity::new(name(), None, Secret::default(), bounds);
             let mut connection = NodeConnection::connect(node.requests(), who, node.id()).await.unwrap();
             connection.send(&Said::Ask(Question::Status)).await.unwrap();
             match connection.next().await.unwrap() {
@@ -688,6 +688,148 @@ fn entries_end() {
     let cluster = Cluster::start(1, 4, 1);
     let none = cluster.client().put_with(b"key", b"", ttl(soon)).unwrap_err();
     assert!(matches!(none, ClusterError::NoLife { .. }), "{none}");
+}
+
+/// CL19: entries go with their owner: when it is removed, and when it is not heard, also after a failover and a copy. Followers
+/// hear of it. A swap leaves an entry whose it is, a put of somebody else does not.
+#[test]
+fn entries_go_with_their_owner() {
+    if !has_etcd() {
+        return;
+    }
+    let mut cluster = Cluster::none(4, 2);
+    (0..2).for_each(|number| cluster.run_with_lives(number, None));
+    let mut client = cluster.client();
+    cluster.until_copies(2);
+    let mut feed = client.changes(ClusterFeedOptions::new()).unwrap();
+    let owner = |number| OwnerOptions::new(number).absent_for(Duration::from_secs(3_600));
+    let mut first = client.owner(owner(7)).unwrap();
+    let entries: Vec<_> = (0..200).map(|number| (key(number), b"7's")).collect();
+    first.clone().put_many(&entries).into_iter().for_each(|ended| ended.unwrap());
+    assert!(first.insert(b"swapped", b"7's").unwrap());
+    assert_eq!(client.compare_and_swap(b"swapped", b"7's", b"still").unwrap(), SwapOutcome::Swapped);
+    first.put(b"taken", b"7's").unwrap();
+    client.put(b"taken", b"nobody's").unwrap();
+    let mut other = client.owner(owner(8)).unwrap();
+    first.put(b"8's", b"7's").unwrap();
+    assert!(other.put_with(b"8's", b"8's", PutMode::Update).unwrap());
+    // One session at a time, and no other one is hurt by the second.
+    let taken = client.owner(owner(7)).unwrap_err();
+    assert!(matches!(taken, ClusterError::OwnerTaken { owner: 7, .. }), "{taken}");
+    first.put(&key(0), b"7's").unwrap();
+    assert!(!client.remove_owner(9).unwrap());
+    assert!(client.remove_owner(7).unwrap());
+    assert!(!client.remove_owner(7).unwrap());
+    let mut keys: Vec<Vec<u8>> = entries.iter().map(|entry| entry.0.to_vec()).collect();
+    keys.push(b"swapped".to_vec());
+    assert!(client.get_many(&keys).unwrap().iter().all(Option::is_none));
+    let stays = [(&b"taken"[..], &b"nobody's"[..]), (b"8's", b"8's")];
+    for (key, value) in stays {
+        assert_eq!(client.get(key).unwrap().as_deref(), Some(value));
+    }
+    until("standbys have heard", || cluster.entries(0) == cluster.entries(1));
+    let mut left = 0;
+    while left < 201 {
+        if let ClusterFeedItem::Left { cause, .. } = feed.next(common::SOON).unwrap().unwrap() {
+            assert_eq!(cause, LeftCause::OwnerGone);
+            left += 1;
+        }
+    }
+    // The session that was removed puts nothing, though there is another one.
+    let mut second = client.owner(owner(7)).unwrap();
+    second.put(b"second", b"7's").unwrap();
+    let gone = first.put(b"first", b"7's").unwrap_err();
+    assert!(matches!(gone, ClusterError::OwnerGone { owner: 7 }), "{gone}");
+    assert_eq!(client.get(b"first").unwrap(), None);
+    // Owners survive the loss of a node, a newcomer's copy, and the loss of whom it was copied from.
+    second.put_many(&entries).into_iter().for_each(|ended| ended.unwrap());
+    drop(cluster.nodes[0].take());
+    cluster.run_with_lives(2, None);
+    until("the newcomer has copies", || {
+        let newcomer = cluster.id(2);
+        cluster.shards().iter().all(|state| state.in_sync.has(newcomer))
+    });
+    drop(cluster.nodes[1].take());
+    second.put(b"again", b"7's").unwrap();
+    assert!(client.remove_owner(7).unwrap());
+    assert!(client.get_many(&keys).unwrap().iter().all(Option::is_none));
+    assert_eq!(client.get(b"again").unwrap(), None);
+    for (key, value) in stays {
+        assert_eq!(client.get(key).unwrap().as_deref(), Some(value));
+    }
+    // One that says that it is there stays, for longer than it may be away. One that does not goes.
+    let absent_for = 2 * TTL;
+    let here = client.owner(OwnerOptions::new(1).absent_for(absent_for)).unwrap();
+    let away = client.owner(OwnerOptions::new(2).absent_for(absent_for)).unwrap();
+    here.clone().put(b"here", b"1's").unwrap();
+    away.clone().put(b"away", b"2's").unwrap();
+    drop(away);
+    until("the other one has gone", || client.get(b"away").unwrap().is_none());
+    assert_eq!(client.get(b"here").unwrap().as_deref(), Some(&b"1's"[..]));
+    drop(here);
+    until("it has gone, too", || client.get(b"here").unwrap().is_none());
+    until("the number is free", || client.owner(owner(2)).is_ok());
+    // What cannot be.
+    let number = client.owner(owner(0)).unwrap_err();
+    assert!(matches!(number, ClusterError::OwnerNumber { given: 0 }), "{number}");
+    let number = client.remove_owner(u16::MAX).unwrap_err();
+    assert!(matches!(number, ClusterError::OwnerNumber { .. }), "{number}");
+    for absent_for in [TTL / 2, Duration::MAX] {
+        let short = client.owner(OwnerOptions::new(1).absent_for(absent_for)).unwrap_err();
+        assert!(matches!(short, ClusterError::AbsentFor { .. }), "{short}");
+    }
+    let cluster = Cluster::start(1, 4, 1);
+    let none = cluster.client().owner(owner(1)).unwrap_err();
+    assert!(matches!(none, ClusterError::NoOwners { .. }), "{none}");
+}
+
+/// Nodes and clients of two versions work together. Owners begin only where all copies know them, and a node that does not is
+/// copied no shard that has some.
+#[test]
+fn versions_one_apart_work_together() {
+    if !has_etcd() {
+        return;
+    }
+    let mut cluster = Cluster::none(4, 2);
+    let older = |cluster: &mut Cluster, number: usize| {
+        let mut config = node(cluster.folder.path(), number, cluster.etcd.options());
+        config.server.table = config.server.table.life(true);
+        config.version = VERSION - 1;
+        cluster.run_as(number, config);
+    };
+    older(&mut cluster, 0);
+    cluster.run_with_lives(1, None);
+    cluster.until_copies(2);
+    let mut client = cluster.client();
+    let entries: Vec<_> = (0..200).map(|number| (key(number), b"value")).collect();
+    let ttl = PutOptions::new().ttl(Duration::from_secs(3_600));
+    for ended in client.put_many_with(&entries, ttl).unwrap() {
+        assert!(ended.unwrap());
+    }
+    until("both have all", || cluster.entries(0).len() == 200 && cluster.entries(0) == cluster.entries(1));
+    let owner = OwnerOptions::new(7);
+    let refused = client.owner(owner).unwrap_err();
+    assert!(matches!(refused, ClusterError::NoOwners { .. }), "{refused}");
+    // The older one is updated. Until both have been, there are no owners.
+    drop(cluster.nodes[0].take());
+    cluster.run_with_lives(0, None);
+    let mut begun = None;
+    until("all copies know owners", || {
+        begun = client.owner(owner).ok();
+        begun.is_some()
+    });
+    cluster.until_copies(2);
+    let mut owner = begun.unwrap();
+    owner.put_many(&entries).into_iter().for_each(|ended| ended.unwrap());
+    // Back again: the shards have owners, and it is not among their copies.
+    drop(cluster.nodes[0].take());
+    until("it has been left out", || cluster.shards().iter().all(|state| state.in_sync.len() == 1));
+    older(&mut cluster, 2);
+    std::thread::sleep(3 * TTL);
+    assert!(cluster.shards().iter().all(|state| state.in_sync.len() == 1));
+    assert!(client.remove_owner(7).unwrap());
+    cluster.until_copies(2);
+    until("both have the rest", || cluster.entries(2) == cluster.entries(1));
 }
 
 /// An entry leaves at its end though changes of its key are under way all the time: a lock that others try to get, a counter. A

@@ -157,7 +157,12 @@ impl Classed for ClusterError {
             ClusterError::Invalid { .. }
             | ClusterError::Position
             | ClusterError::TimeToLive { .. }
-            | ClusterError::NoLife { .. } => "Invalid",
+            | ClusterError::NoLife { .. }
+            | ClusterError::NoOwners { .. }
+            | ClusterError::OwnerNumber { .. }
+            | ClusterError::AbsentFor { .. } => "Invalid",
+            ClusterError::OwnerTaken { .. } | ClusterError::OwnerGone { .. } => "Refused",
+            ClusterError::OwnerLeaves { .. } => "Timeout",
             ClusterError::Unavailable { .. } => "Unavailable",
             ClusterError::NotDone { .. } => "NotDone",
             ClusterError::Unknown { .. } => "Unknown",

@@ -71,6 +71,7 @@ fn both<A, B>(
 }
 
 /// What a client of a cluster is told.
+#[derive(Clone)]
 pub(crate) struct ClusterArguments {
     pub name: ClusterName,
     pub etcd: EtcdOptions,

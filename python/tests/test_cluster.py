@@ -215,6 +215,45 @@ def test_entries_end(cluster: Cluster) -> None:
 
 
 @needs_etcd
+def test_entries_go_with_their_owner(cluster: Cluster) -> None:
+    with cluster.client() as client, client.changes(prefix=b"owned:") as changes:
+        changes.poll()
+        keys = [b"owned:%d" % n for n in range(100)]
+        owner = client.owner(7, absent_for=60)
+        owner.put_many(keys, keys)
+        assert owner.insert(b"owned:insert", b"") and owner.update(b"owned:0", b"new")
+        assert client.compare_and_swap(b"owned:0", b"new", b"newer")
+        client.put(b"owned:1", b"nobody's")
+        with pytest.raises(oneread.Refused, match="another session"):
+            client.owner(7)
+
+        def refused() -> None:
+            with pytest.raises(oneread.Refused, match="another session"):
+                owner.put(b"owned:child", b"")
+
+        in_child(refused)
+        assert client.remove_owner(7) and not client.remove_owner(7)
+        assert [n for n, value in enumerate(client.get_many(keys)) if value is not None] == [1]
+        left = 0
+        while left < 100:
+            change = next(changes)
+            if change.kind == "left":
+                assert change.cause == "owner_gone"
+                left += 1
+        with pytest.raises(oneread.Refused, match="owner 7 was removed"):
+            owner.put(b"owned:2", b"")
+        with client.owner(7, absent_for=2) as again:
+            again.put(b"owned:2", b"")
+        until(lambda: client.get(b"owned:2") is None)
+        for number, absent_for in [(0, 10), (65_535, 10), (1, 0.1), (1, 1e9)]:
+            with pytest.raises(oneread.Invalid):
+                client.owner(number, absent_for=absent_for)
+        with pytest.raises(oneread.Invalid):
+            client.remove_owner(0)
+        assert cluster.command("cluster", "remove-owner", "pair", "7").stdout == "absent\n"
+
+
+@needs_etcd
 def test_the_sample_of_the_docs_runs(cluster: Cluster) -> None:
     page = (Path(__file__).parents[2] / "docs" / "PYTHON.md").read_text()
     sample = page.partition("```py\n")[2].partition("```")[0]

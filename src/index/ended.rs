@@ -1,9 +1,11 @@
-//! Entries that have come to their end, where somebody else decides when they leave: a table that is one of several
+//! Entries that have an end or an owner, where somebody else decides when they leave: a table that is one of several
 //! copies, of which all are to lose an entry together.
 
 use super::face::Index;
 use super::lives::Lives;
+use super::whole::KeyCursor;
 use crate::error::ReadError;
+use crate::layout::OWNER_MAX;
 use crate::layout::life::{Life, TICK_NS};
 use crate::outcome::{PutError, PutOptions, PutOutcome};
 use crate::sink::LifeSink;
@@ -65,15 +67,36 @@ impl Index {
     /// [`Index::ends_at`] says of an entry, another one ends with it. One whose time has come ends at once, and one whose
     /// time is beyond all that entries can have, with the last of those.
     ///
+    /// `owner` is whose it is, 0: nobody's. In a table that knows no owners itself the number stands in the entry's life, and
+    /// means nothing to the table; in one with owners ([`Config::owners`](crate::Config::owners)) it is 0.
+    ///
     /// # Errors
-    /// As [`Index::put_with`].
-    pub fn put_until(&self, key: &[u8], value: &[u8], end: Option<Duration>) -> Result<PutOutcome, PutError> {
+    /// As [`Index::put_with`]; [`PutError::OwnerNumber`].
+    pub fn put_until(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        end: Option<Duration>,
+        owner: u16,
+    ) -> Result<PutOutcome, PutError> {
+        if owner > OWNER_MAX || owner != 0 && self.geometry().has_owners() {
+            return Err(PutError::OwnerNumber { given: owner });
+        }
         let ttl = end.zip(self.age()).map(|(end, age)| {
             let ticks = u32::try_from(end.as_nanos().div_ceil(TICK.as_nanos())).unwrap_or(u32::MAX);
             // Half a tick less: rounded up it is the same one, also if this thread stands still for a moment.
             let end = TICK.saturating_mul(ticks).saturating_sub(TICK / 2);
             end.saturating_sub(age).max(Duration::from_nanos(1))
         });
-        self.put_with(key, value, PutOptions::new().ttl(ttl))
+        self.put_with(key, value, PutOptions { owner, ..PutOptions::new().ttl(ttl) })
+    }
+
+    /// As [`Index::scan_keys`], of keys whose entries have an owner, with its number.
+    pub fn scan_owned(&self, cursor: &mut KeyCursor, mut see: impl FnMut(&[u8], u16)) -> bool {
+        self.scan_with_owners(cursor, |key, owner| {
+            if owner != 0 {
+                see(key, owner);
+            }
+        })
     }
 }

@@ -402,7 +402,8 @@ impl Index {
     ) -> Result<PutOutcome, PutError> {
         let Some(lives) = self.lives() else { return Err(PutError::NoLife) };
         let put = owner.map(OwnerSession::begin_put).transpose()?;
-        let life = lives.life(self.region(), options.ttl, put.as_ref().map_or(0, OwnerPut::owner))?;
+        let owner = put.as_ref().map_or(options.owner, OwnerPut::owner);
+        let life = lives.life(self.region(), options.ttl, owner)?;
         let mut outcome = Ok(PutOutcome::Missing);
         // V3. Of a put that is refused, a time is noted for nothing.
         in_order(
@@ -856,8 +857,13 @@ impl Index {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn scan_keys(&self, cursor: &mut KeyCursor, mut see: impl FnMut(&[u8])) -> bool {
-        let more = self.table.scan(&mut cursor.0, &mut |key, _, _| {
-            see(key);
+        self.scan_with_owners(cursor, |key, _| see(key))
+    }
+
+    /// The same, with the number of each entry's owner.
+    pub(super) fn scan_with_owners(&self, cursor: &mut KeyCursor, mut see: impl FnMut(&[u8], u16)) -> bool {
+        let more = self.table.scan(&mut cursor.0, &mut |key, _, owner| {
+            see(key, owner);
             true
         });
         more.is_some() && !cursor.0.is_at_end()

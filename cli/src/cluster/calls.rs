@@ -6,6 +6,7 @@ use crate::scan::Printed;
 use anyhow::{Result, anyhow};
 use clap::Args;
 use oneread::{PutMode, PutOptions};
+use oneread_cluster::client::ClusterError;
 use oneread_cluster::etcd::ClusterName;
 use oneread_kit::show;
 use oneread_kit::units::Period;
@@ -58,6 +59,22 @@ pub struct Del {
     name: ClusterName,
     /// The key
     key: String,
+    #[command(flatten)]
+    tables: Tables,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  oneread cluster remove-owner demo 7
+
+Programs put as an owner (ClusterClient::owner, in Python owner()): the entries
+go with it. This removes them at once, and waits until the last one is gone.
+The owner's program is refused from then on, and its number may be given again.")]
+pub struct RemoveOwner {
+    /// The cluster
+    name: ClusterName,
+    /// Its number, 1 to 65534
+    owner: u16,
     #[command(flatten)]
     tables: Tables,
 }
@@ -132,6 +149,27 @@ impl Del {
         }
         show::complain(format_args!("oneread: there is no key {:?}", self.key));
         Ok(ExitCode::FAILURE)
+    }
+}
+
+impl RemoveOwner {
+    pub fn run(self, reach: &ClusterArgs) -> Result<ExitCode> {
+        let mut client = reach.client(&self.name, &self.tables)?;
+        let mut was_there = false;
+        loop {
+            match client.remove_owner(self.owner) {
+                Err(ClusterError::OwnerLeaves { shards, .. }) => {
+                    was_there = true;
+                    show::complain(format_args!("oneread: entries are leaving still, at {shards} shards"));
+                }
+                ended => {
+                    was_there |= ended?;
+                    break;
+                }
+            }
+        }
+        show::say(if was_there { "removed" } else { "absent" })?;
+        Ok(if was_there { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 

@@ -234,6 +234,8 @@ enum What {
     Put(calls::Put),
     /// Remove a key
     Del(calls::Del),
+    /// Have all entries of an owner go; status 1 if there was no such owner
+    RemoveOwner(calls::RemoveOwner),
     /// Print all keys, or those that match
     Scan(calls::Scan),
     /// Print changes as they come
@@ -323,6 +325,7 @@ impl Cluster {
             What::Get(get) => return get.run(&reach),
             What::Put(put) => return put.run(&reach),
             What::Del(del) => return del.run(&reach),
+            What::RemoveOwner(remove) => return remove.run(&reach),
             What::Scan(scan) => return scan.run(&reach),
             What::Watch(watch) => return watch.run(&reach),
             _ => {}
@@ -375,7 +378,8 @@ impl Cluster {
                 }
                 What::Renew(renew) => renew.run(&reach).await?,
                 What::Adopt(adopt) => adopt.run(&reach).await?,
-                What::Get(_) | What::Put(_) | What::Del(_) | What::Scan(_) | What::Watch(_) => {}
+                What::Get(_) | What::Put(_) | What::Del(_) | What::RemoveOwner(_) => {}
+                What::Scan(_) | What::Watch(_) => {}
             }
             Ok(ExitCode::SUCCESS)
         })
@@ -418,8 +422,7 @@ async fn ask(
     addresses: &[String],
     question: Question,
 ) -> Result<Said> {
-    let who =
-        Identity { cluster: name.clone(), id: None, secret: reach.secret()?, bounds: Bounds::of(config) };
+    let who = Identity::new(name.clone(), None, reach.secret()?, Bounds::of(config));
     let answer = async {
         let mut connection = NodeConnection::connect(addresses, who, node).await?;
         connection.send(&Said::Ask(question)).await?;

@@ -14,7 +14,10 @@ pub fn describe() {
     describe_gauge!("oneread_cluster_room_left_bytes", "Room that no shard has set aside.");
     describe_gauge!("oneread_cluster_changes_under_way", "Changes that standbys have not answered.");
     describe_counter!("oneread_cluster_evicted_total", "Entries that the node removed to make room.");
-    describe_counter!("oneread_cluster_expired_total", "Entries that the node removed at their end.");
+    describe_counter!(
+        "oneread_cluster_expired_total",
+        "Entries that the node removed at their end, or with their owner."
+    );
 }
 
 /// Notes what it says. `None`: its thread does not say.

@@ -414,6 +414,7 @@ fn item(shard: ShardIx, Told { at, effect, key, value }: Told) -> Option<Cluster
         Effect::Removed => left(key, LeftCause::Removed),
         Effect::Evicted => left(key, LeftCause::Evicted),
         Effect::Expired => left(key, LeftCause::Expired),
+        Effect::OwnerGone => left(key, LeftCause::OwnerGone),
     }
 }
 

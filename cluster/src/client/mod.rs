@@ -1,6 +1,7 @@
 //! A client of a cluster.
 
 mod feed;
+mod owner;
 mod pages;
 mod requests;
 mod routes;
@@ -8,9 +9,10 @@ mod scan;
 
 use crate::clock;
 pub use crate::core::feed::FeedAt;
-use crate::core::message::{Kind, NotDone, Outcome, Reply, Request, RequestId, TTL_MAX};
+use crate::core::message::{Kind, NotDone, OWNER_MAX, Outcome, Reply, Request, RequestId, TTL_MAX, Wanted};
+use crate::core::owners;
 use crate::core::sending::Sending;
-use crate::core::state::{ClusterConfig, NodeAbout, NodeId, ShardIx, Time};
+use crate::core::state::{ClusterConfig, NodeAbout, NodeId, ShardIx};
 use crate::etcd::{ClusterName, EtcdError, EtcdOptions};
 use crate::wire::Secret;
 use arc_swap::{ArcSwap, Cache};
@@ -19,6 +21,7 @@ pub use feed::{ClusterFeed, ClusterFeedItem, ClusterFeedOptions, ClusterPosition
 use oneread::error::KeyError;
 use oneread::internals::breaking;
 use oneread::{Address, Client, ClientOptions, ConnectError, PutMode, PutOptions, SwapOutcome};
+use owner::Owning;
 use rand::TryRng;
 use rand::rngs::SysRng;
 use requests::{Ended, Runtime};
@@ -144,6 +147,62 @@ pub enum ClusterError {
         /// The shard of the key.
         shard: ShardIx,
     },
+    /// No owner has that number.
+    #[error("{given} is no number of an owner: give one of 1 to {OWNER_MAX}")]
+    OwnerNumber {
+        /// The number given.
+        given: u16,
+    },
+    /// No owner may be away for so short a time, or so long.
+    #[error(
+        "an owner cannot be away for {given:?} at most: it is {least:?} at least, in which a shard may have no primary, and ten \
+         years at most"
+    )]
+    AbsentFor {
+        /// The time given.
+        given: Duration,
+        /// The shortest time: the cluster's TTL.
+        least: Duration,
+    },
+    /// The owner has another session, or its entries of before are still leaving.
+    #[error(
+        "owner {owner} has another session, or its entries are still leaving, at shard {shard}: remove the owner first, or take \
+         another number"
+    )]
+    OwnerTaken {
+        /// The owner.
+        owner: u16,
+        /// The first such shard.
+        shard: ShardIx,
+    },
+    /// The owner was removed, or was not heard for longer than it may be away.
+    #[error(
+        "owner {owner} was removed, or was away for longer than it said, and its entries leave: remove it everywhere, and \
+         begin as this owner again"
+    )]
+    OwnerGone {
+        /// The owner.
+        owner: u16,
+    },
+    /// The owner's entries are being removed. It puts no more.
+    #[error("entries of owner {owner} are still leaving at {shards} shards after {waited:?}: ask again")]
+    OwnerLeaves {
+        /// The owner.
+        owner: u16,
+        /// How many shards still have some, or have not said that they have none.
+        shards: usize,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+    /// Entries have no owners.
+    #[error(
+        "entries of shard {shard} have no owners: they need nodes that were made with --life, all of them, and of a version that \
+         knows owners (docs/CLUSTER.md)"
+    )]
+    NoOwners {
+        /// The shard.
+        shard: ShardIx,
+    },
     /// There is no room for the entry, at the primary or a standby.
     #[error("shard {shard} is full at one of its nodes: give nodes more memory, or add nodes")]
     Full {
@@ -265,13 +324,16 @@ pub struct ClusterClient {
     replies: (mpsc::Sender<Ended>, mpsc::Receiver<Ended>),
     /// With one, outcomes are remembered: the lane, and the last number.
     lane: Option<RequestId>,
+    /// As whom it puts.
+    owner: Option<Arc<Owning>>,
     /// Longest time for one call.
     deadline: Duration,
 }
 
 impl Clone for ClusterClient {
     fn clone(&self) -> ClusterClient {
-        ClusterClient::of(self.shared.clone()).exactly_once(self.lane.is_some())
+        let owner = self.owner.clone();
+        ClusterClient { owner, ..ClusterClient::of(self.shared.clone()).exactly_once(self.lane.is_some()) }
     }
 }
 
@@ -294,22 +356,39 @@ impl AsRef<[u8]> for BatchKey<'_> {
 struct Batch<'k> {
     route: &'k Route,
     keys: Vec<BatchKey<'k>>,
-    found: Vec<Result<Option<Vec<u8>>, KeyError>>,
+    /// Values that another thread has READ: where each stands among those that were asked for.
+    found: Vec<(usize, Option<Vec<u8>>)>,
+    failed: Vec<(usize, KeyError)>,
     /// Whether a lease lasted after all had landed (CL4), or why nothing was READ.
     is_leased: Result<bool, Why>,
 }
 
 impl<'k> Batch<'k> {
     fn new(route: &'k Route, keys: usize) -> Batch<'k> {
-        Batch { route, keys: Vec::with_capacity(keys), found: Vec::new(), is_leased: Ok(false) }
+        let (found, failed) = (Vec::new(), Vec::new());
+        Batch { route, keys: Vec::with_capacity(keys), found, failed, is_leased: Ok(false) }
     }
 
-    fn read(&mut self, client: &mut Client) {
-        let Route { node, lease, .. } = self.route;
-        self.is_leased = look_at(client, *node, |client| client.get_many(&self.keys)).map(|found| {
-            self.found = found;
-            lease.as_ref().is_some_and(|lease| lease.lasts(clock::now()))
+    /// What is seen counts only with the lease.
+    fn read(&mut self, client: &mut Client, mut see: impl FnMut(usize, Option<Vec<u8>>)) {
+        let Batch { route: Route { node, lease, .. }, keys, failed, .. } = self;
+        let read = look_at(client, *node, |client| {
+            client.get_many_with(keys, |index, value| {
+                let at = keys[index].at;
+                match value {
+                    Ok(value) => see(at, value.map(<[u8]>::to_vec)),
+                    Err(error) => failed.push((at, error)),
+                }
+                ControlFlow::<()>::Continue(())
+            })
         });
+        self.is_leased = read.map(|_| lease.as_ref().is_some_and(|lease| lease.lasts(clock::now())));
+    }
+
+    fn read_beside(&mut self, client: &mut Client) {
+        let mut found = Vec::with_capacity(self.keys.len());
+        self.read(client, |at, value| found.push((at, value)));
+        self.found = found;
     }
 }
 
@@ -371,35 +450,41 @@ impl Tables {
     }
 
     /// READs batches, each at its node: over a wire at all nodes at once, in memory one after the other.
-    fn read_each(&mut self, batches: &mut [Batch<'_>]) {
+    fn read_each(&mut self, batches: &mut [Batch<'_>], values: &mut [Option<Vec<u8>>]) {
         for batch in batches.iter_mut().filter(|batch| batch.route.lease.is_some()) {
             batch.is_leased = self.connect(batch.route.node, batch.route.place).map(|_| false);
         }
         let mut clients: Vec<Option<&mut Client>> = self.clients.iter_mut().map(Option::as_mut).collect();
         let begun = batches.iter_mut().filter(|batch| batch.route.lease.is_some());
-        let begun: Vec<_> = begun
-            .filter_map(|batch| clients[batch.route.place].take().map(|client| (batch, client)))
-            .collect();
-        let is_over_wire = begun.iter().any(|(_, client)| client.region().is_none());
-        let threads = if is_over_wire { begun.len() } else { 1 };
-        let left = Mutex::new(begun);
+        let begun = begun.filter_map(|batch| clients[batch.route.place].take().map(|client| (batch, client)));
+        let (over_wire, in_memory): (Vec<_>, Vec<_>) =
+            begun.partition(|(_, client)| client.region().is_none());
+        for (batch, client) in in_memory {
+            batch.read(client, |at, value| values[at] = value);
+        }
+        let (threads, left) = (over_wire.len(), Mutex::new(over_wire));
         let read_all = || {
             loop {
                 let Some((batch, client)) = lock(&left).pop() else { return };
-                batch.read(client);
+                batch.read_beside(client);
             }
         };
-        std::thread::scope(|scope| {
-            // Where no thread can be had, this one reads all.
-            for _ in 1..threads {
-                if std::thread::Builder::new().spawn_scoped(scope, read_all).is_err() {
-                    break;
+        if threads > 0 {
+            std::thread::scope(|scope| {
+                // Where no thread can be had, this one reads all.
+                for _ in 1..threads {
+                    if std::thread::Builder::new().spawn_scoped(scope, read_all).is_err() {
+                        break;
+                    }
                 }
+                read_all();
+            });
+        }
+        for batch in batches {
+            batch.found.drain(..).for_each(|(at, value)| values[at] = value);
+            if batch.is_leased.is_err() {
+                self.clients[batch.route.place] = None;
             }
-            read_all();
-        });
-        for batch in batches.iter().filter(|batch| batch.is_leased.is_err()) {
-            self.clients[batch.route.place] = None;
         }
     }
 
@@ -452,6 +537,12 @@ fn refused(config: &ClusterConfig, key_len: usize, value_len: usize) -> ClusterE
     ClusterError::Invalid { key_len, value_len, key_max, value_max }
 }
 
+/// A number that is never given again. From the system: a generator of this thread would give two children of a process
+/// (fork) the same one.
+fn random() -> u64 {
+    SysRng.try_next_u64().unwrap_or_else(|_| rand::random())
+}
+
 impl ClusterClient {
     /// Learns from etcd what the cluster is, and follows it from then on.
     ///
@@ -487,7 +578,8 @@ impl ClusterClient {
         let tables = Tables { shared: shared.clone(), clients: Vec::new() };
         let deadline = shared.options.deadline;
         let shards = Vec::new();
-        ClusterClient { shared, routes, tables, shards, replies: mpsc::channel(), lane: None, deadline }
+        let (lane, owner) = (None, None);
+        ClusterClient { shared, routes, tables, shards, replies: mpsc::channel(), lane, owner, deadline }
     }
 
     /// Whether outcomes of changes are remembered, so that a request whose answer was lost is made again and still done
@@ -495,9 +587,7 @@ impl ClusterClient {
     /// and shard, and each change replicates two entries.
     #[must_use]
     pub fn exactly_once(mut self, is_so: bool) -> ClusterClient {
-        // From the system: a generator of this thread would give two children of a process (fork) the same lane.
-        let lane = || SysRng.try_next_u64().unwrap_or_else(|_| rand::random());
-        self.lane = is_so.then(|| RequestId { lane: lane(), number: 0 });
+        self.lane = is_so.then(|| RequestId { lane: random(), number: 0 });
         self
     }
 
@@ -631,21 +721,16 @@ impl ClusterClient {
                     }
                     batches[*index].keys.push(BatchKey { at, key: keys[at].as_ref() });
                 }
-                tables.read_each(&mut batches);
+                tables.read_each(&mut batches, values);
                 let mut first_misses = Why::default();
-                for Batch { route, keys, found, is_leased } in batches {
+                for Batch { route, keys, failed, is_leased, .. } in batches {
                     let is_of_first = keys.first().is_some_and(|key| key.at == first);
                     let lacks = match is_leased {
                         Ok(true) => {
-                            for (BatchKey { at, .. }, found) in keys.into_iter().zip(found) {
-                                match found {
-                                    Ok(value) => values[at] = value,
-                                    Err(error) => {
-                                        missing.push(at);
-                                        if at == first {
-                                            first_misses = why(error);
-                                        }
-                                    }
+                            for (at, error) in failed {
+                                missing.push(at);
+                                if at == first {
+                                    first_misses = why(error);
                                 }
                             }
                             continue;
@@ -821,13 +906,19 @@ impl ClusterClient {
         }
     }
 
-    /// Sends all, and each again that may be (CL15), until all have ended or the time is over.
     fn change_all<'k>(
         &mut self,
         changes: impl IntoIterator<Item = (&'k [u8], Asked)>,
     ) -> Vec<Result<Outcome, ClusterError>> {
-        let mut all: Vec<Result<Change, ClusterError>> =
-            changes.into_iter().map(|(key, asked)| self.begin(key, asked)).collect();
+        let all = changes.into_iter().map(|(key, asked)| self.begin(key, asked)).collect();
+        self.carry_out(all)
+    }
+
+    /// Sends all, and each again that may be (CL15), until all have ended or the time is over.
+    fn carry_out(
+        &mut self,
+        mut all: Vec<Result<Change, ClusterError>>,
+    ) -> Vec<Result<Outcome, ClusterError>> {
         let begun = Instant::now();
         // Copies under way: which change each is of.
         let mut copies = FxHashMap::default();
@@ -864,11 +955,19 @@ impl ClusterClient {
             }
         }
         let waited = begun.elapsed();
-        all.into_iter().map(|change| change.and_then(|change| change.end(waited))).collect()
+        let ended: Vec<_> =
+            all.into_iter().map(|change| change.and_then(|change| change.end(waited))).collect();
+        if let Some(owner) = &self.owner {
+            owner.see(&ended);
+        }
+        ended
     }
 
-    fn begin(&mut self, key: &[u8], asked: Asked) -> Result<Change, ClusterError> {
+    fn begin(&mut self, key: &[u8], mut asked: Asked) -> Result<Change, ClusterError> {
         let shard = self.check(key, asked.kind.value_len())?;
+        if let Some(owner) = &self.owner {
+            asked.wanted = owner.wants(&asked)?;
+        }
         let id = self.lane.as_mut().map(|last| {
             last.number += 1;
             *last
@@ -915,11 +1014,17 @@ impl ClusterClient {
             }
             let copy = self.shared.copies.fetch_add(1, Ordering::Relaxed);
             change.sending.sends(copy);
+            // A node that knows no owners would not understand it.
+            let version = known.about(primary.0).map_or(0, |about| about.version);
+            if change.asked.has_owner() && version < owners::SINCE_VERSION {
+                change.replied(Reply { copy, ended: Err(NotDone::NoOwners) });
+                continue;
+            }
             change.at = Some(primary);
             copies.insert(copy, index);
             let (id, shard, key) = (change.id, change.shard, change.key.clone());
-            let Asked { kind, ttl } = change.asked.clone();
-            requests.entry(primary.0).or_default().push(Request { copy, id, shard, key, kind, ttl });
+            let Asked { kind, wanted } = change.asked.clone();
+            requests.entry(primary.0).or_default().push(Request { copy, id, shard, key, kind, wanted });
         }
         drop(known);
         for (node, requests) in requests {
@@ -928,16 +1033,16 @@ impl ClusterClient {
     }
 }
 
-/// What is asked of a key, and how long the entry lives that comes of it.
+/// What is asked of a key, and what life the entry has that comes of it.
 #[derive(Clone, Debug)]
 struct Asked {
     kind: Kind,
-    ttl: Option<Time>,
+    wanted: Wanted,
 }
 
 impl From<Kind> for Asked {
     fn from(kind: Kind) -> Asked {
-        Asked { kind, ttl: None }
+        Asked { kind, wanted: Wanted::Usual }
     }
 }
 
@@ -953,7 +1058,12 @@ impl Asked {
             let micros = given.as_nanos().div_ceil(1_000).try_into().ok();
             micros.filter(|ttl| (1..=TTL_MAX).contains(ttl)).ok_or(ClusterError::TimeToLive { given })
         };
-        Ok(Asked { kind, ttl: options.ttl.map(micros).transpose()? })
+        Ok(Asked { kind, wanted: Wanted::new(options.ttl.map(micros).transpose()?, None) })
+    }
+
+    /// Whether only nodes understand it that know owners.
+    fn has_owner(&self) -> bool {
+        self.wanted.session().is_some() || self.kind.is_of_owner()
     }
 }
 
@@ -1008,8 +1118,15 @@ impl Change {
         self.outcome.is_none() && !self.is_lost
     }
 
+    fn replied(&mut self, reply: Reply) {
+        self.outcome = self.outcome.or(self.sending.replied(reply));
+        // It will be so next time, too.
+        let is_lasting = matches!(reply.ended, Err(NotDone::NoLife | NotDone::NoOwners | NotDone::OwnerGone));
+        self.is_lost |= is_lasting && self.sending.is_not_done();
+    }
+
     fn end(self, waited: Duration) -> Result<Outcome, ClusterError> {
-        let Change { shard, sending, outcome, lost, .. } = self;
+        let Change { shard, sending, outcome, lost, asked, .. } = self;
         match outcome {
             Some(Outcome::Full) => Err(ClusterError::Full { shard }),
             Some(outcome) => Ok(outcome),
@@ -1017,6 +1134,11 @@ impl Change {
             None => {
                 let why = match (lost, sending.why()) {
                     (_, Some(NotDone::NoLife)) => return Err(ClusterError::NoLife { shard }),
+                    (_, Some(NotDone::NoOwners)) => return Err(ClusterError::NoOwners { shard }),
+                    (_, Some(NotDone::OwnerGone)) => {
+                        let owner = asked.wanted.session().map_or(0, |session| session.owner);
+                        return Err(ClusterError::OwnerGone { owner });
+                    }
                     (Some(lost), _) => lost,
                     (None, Some(NotDone::NoRoomForResult)) => {
                         "there is no room to remember its outcome".into()
@@ -1046,9 +1168,7 @@ fn settle(
     let Some(Ok(change)) = copies.remove(&copy).and_then(|index| all.get_mut(index)) else { return false };
     match ended {
         Ended::Replied(reply) => {
-            change.outcome = change.outcome.or(change.sending.replied(reply));
-            // It will be so next time, too.
-            change.is_lost |= reply.ended == Err(NotDone::NoLife) && change.sending.is_not_done();
+            change.replied(reply);
             (change.lost, change.not_before) = (None, Some(Instant::now() + AGAIN));
         }
         Ended::NotSent(_, why) => {

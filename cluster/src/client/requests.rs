@@ -90,8 +90,7 @@ impl Runtime {
                 Err(_) => return Err(EtcdError::Late { endpoints, waited: begun.elapsed() }.into()),
             }
         };
-        let who =
-            Identity { cluster: name, id: None, secret: options.secret.clone(), bounds: Bounds::of(&config) };
+        let who = Identity::new(name, None, options.secret.clone(), Bounds::of(&config));
         let (asks, asked) = mpsc::unbounded_channel();
         Ok((Runtime { runtime: Some(runtime), who, asks }, Start { config, read, store, asked }))
     }
@@ -222,7 +221,7 @@ fn in_frames(requests: Vec<Request>, enough: usize) -> Vec<Vec<Request>> {
         let values = match &request.kind {
             Kind::Put(value) | Kind::Insert(value) | Kind::Update(value) => value.len(),
             Kind::Swap { expected, new } => expected.len() + new.len(),
-            Kind::Remove => 0,
+            _ => 0,
         };
         let weight = REST + request.key.len() + values;
         match frames.last_mut().filter(|_| bytes + weight <= enough) {
@@ -306,6 +305,7 @@ async fn converse(
 mod tests {
     use super::*;
     use crate::core::hash::ShardHash;
+    use crate::core::message::Wanted;
     use crate::core::state::{ClusterConfig, Timing};
     use bytes::Bytes;
 
@@ -330,7 +330,14 @@ mod tests {
                 1 => Kind::Swap { expected: value.clone(), new: value },
                 _ => Kind::Remove,
             };
-            Request { copy, id: None, shard: 3, key: Bytes::from_static(&[1; 64]), kind, ttl: None }
+            Request {
+                copy,
+                id: None,
+                shard: 3,
+                key: Bytes::from_static(&[1; 64]),
+                kind,
+                wanted: Wanted::Usual,
+            }
         };
         let all: Vec<Request> = (0..20_000)
             .map(|copy| if copy < 60 { request(copy) } else { request(4 * 3 * copy + 2) })

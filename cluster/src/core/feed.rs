@@ -205,7 +205,7 @@ impl Feed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::message::Entry;
+    use crate::core::message::{Entry, Life};
 
     const A: ShardIx = 0;
     const B: ShardIx = 1;
@@ -215,7 +215,7 @@ mod tests {
     }
 
     fn push(feed: &mut Feed, shard: ShardIx, epoch: u64) {
-        let entry = Entry { value: Value::from_static(b"12345"), end: None };
+        let entry = Entry { value: Value::from_static(b"12345"), life: Life::Lasting };
         feed.push(shard, epoch, Effect::Came, &(Key::from_static(b"key"), Some(entry)));
     }
 

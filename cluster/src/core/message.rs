@@ -19,13 +19,105 @@ pub struct End(pub u64);
 /// The longest time to live, in microseconds: ten years. A table's own ends go up to seventeen years after it was made.
 pub const TTL_MAX: Time = 3_650 * 86_400_000_000;
 
+/// How an entry goes that nobody removes. What versions before owners say is read as it is: `None`, and `Some(end)`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Life {
+    /// Not at all.
+    #[default]
+    Lasting,
+    /// At this time.
+    Until(End),
+    /// With this owner (CL19), or at this time if that comes first.
+    Owned(u16, Option<End>),
+}
+
+impl Life {
+    /// Of an entry with this end, if any, and this owner, if any.
+    pub fn new(end: Option<End>, owner: Option<u16>) -> Life {
+        match (end, owner) {
+            (end, Some(owner)) => Life::Owned(owner, end),
+            (Some(end), None) => Life::Until(end),
+            (None, None) => Life::Lasting,
+        }
+    }
+
+    /// When it ends. `None`: not by itself.
+    pub fn end(self) -> Option<End> {
+        match self {
+            Life::Lasting => None,
+            Life::Until(end) => Some(end),
+            Life::Owned(_, end) => end,
+        }
+    }
+
+    /// Whose it is. `None`: nobody's.
+    pub fn owner(self) -> Option<u16> {
+        match self {
+            Life::Owned(owner, _) => Some(owner),
+            Life::Lasting | Life::Until(_) => None,
+        }
+    }
+}
+
 /// What a key has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// Its value.
     pub value: Value,
-    /// `None`: it does not end by itself.
-    pub end: Option<End>,
+    /// How it goes.
+    pub life: Life,
+}
+
+/// A session of an owner (CL19).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Session {
+    /// The owner: 1 to [`OWNER_MAX`].
+    pub owner: u16,
+    /// A random number, of which there is never another one.
+    pub number: u64,
+}
+
+/// The largest number of an owner.
+pub const OWNER_MAX: u16 = 65_534;
+
+/// What life an entry is to have that is put. What versions before owners say is read as it is: `None`, and `Some(ttl)`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Wanted {
+    /// As its node says.
+    #[default]
+    Usual,
+    /// It lives so long.
+    For(Time),
+    /// It is this session's owner's, and lives so long, or as its node says.
+    Owned(Session, Option<Time>),
+}
+
+impl Wanted {
+    /// So long, if that was said, and this session's owner's, if there is one.
+    pub fn new(ttl: Option<Time>, session: Option<Session>) -> Wanted {
+        match (ttl, session) {
+            (ttl, Some(session)) => Wanted::Owned(session, ttl),
+            (Some(ttl), None) => Wanted::For(ttl),
+            (None, None) => Wanted::Usual,
+        }
+    }
+
+    /// How long it is to live. `None`: as its node says.
+    pub fn ttl(self) -> Option<Time> {
+        match self {
+            Wanted::Usual => None,
+            Wanted::For(ttl) => Some(ttl),
+            Wanted::Owned(_, ttl) => ttl,
+        }
+    }
+
+    /// Who puts it. `None`: nobody in particular.
+    pub fn session(self) -> Option<Session> {
+        match self {
+            Wanted::Owned(session, _) => Some(session),
+            Wanted::Usual | Wanted::For(_) => None,
+        }
+    }
 }
 
 /// What is asked of a key.
@@ -46,6 +138,15 @@ pub enum Kind {
     Remove,
     /// It has this value, if there was such a key.
     Update(Value),
+    /// The key is an owner's: whoever has this session may put as that owner from then on, and may not be heard for so
+    /// long.
+    Own(Session, Time),
+    /// The key is an owner's: that session is still there.
+    Stay(Session),
+    /// The key is an owner's: it may put no more, and its entries leave. Only that session, if one is named.
+    RemoveOwner(Option<Session>),
+    /// The key is an owner's: whether its entries are leaving.
+    Leaves,
 }
 
 impl Kind {
@@ -54,8 +155,13 @@ impl Kind {
         match self {
             Kind::Put(value) | Kind::Insert(value) | Kind::Update(value) => value.len(),
             Kind::Swap { expected, new } => expected.len().max(new.len()),
-            Kind::Remove => 0,
+            _ => 0,
         }
+    }
+
+    /// Whether it is asked of an owner, and not of an entry.
+    pub fn is_of_owner(&self) -> bool {
+        matches!(self, Kind::Own(..) | Kind::Stay(_) | Kind::RemoveOwner(_) | Kind::Leaves)
     }
 }
 
@@ -81,8 +187,8 @@ pub struct Request {
     pub key: Key,
     /// What is asked.
     pub kind: Kind,
-    /// How long the entry lives that a put or an insert makes. `None`: as its node says.
-    pub ttl: Option<Time>,
+    /// What life the entry has that a put, an insert or an update makes.
+    pub wanted: Wanted,
 }
 
 /// What became of a request.
@@ -111,6 +217,10 @@ pub enum NotDone {
     Invalid,
     /// It has a time to live, and entries of the node's table have none, or none as long.
     NoLife,
+    /// Entries of the node's table have no owners, or a node with a copy of the shard knows none.
+    NoOwners,
+    /// The session is not there, or not any more.
+    OwnerGone,
 }
 
 /// An answer to a copy of a request.
@@ -145,6 +255,8 @@ pub enum Effect {
     Evicted,
     /// Its node has removed it, at its end.
     Expired,
+    /// Its node has removed it, with its owner.
+    OwnerGone,
 }
 
 /// Names a channel. A newer one of the same primary has a higher number.
@@ -241,7 +353,7 @@ pub enum Output {
         copy: u64,
         /// The key.
         key: Key,
-        /// Evicted, or expired; nothing, of an outcome.
+        /// Evicted, expired, or its owner is gone; nothing, of an outcome.
         effect: Effect,
     },
 }

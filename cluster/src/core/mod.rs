@@ -8,6 +8,8 @@ pub mod hash;
 pub mod lease;
 pub mod message;
 pub mod node;
+pub mod own;
+pub mod owners;
 pub mod placement;
 pub mod results;
 pub mod sending;

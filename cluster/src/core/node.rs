@@ -6,14 +6,15 @@
 
 use crate::core::etcd::{At, CallId, Entry, EtcdAnswer, EtcdCall, EtcdKey, EtcdValue};
 use crate::core::feed::{Feed, FeedAt, FeedPart};
-use crate::core::message::{ChannelId, Message, NotDone, Output, Peer, Reply, Request, Store};
+use crate::core::message::{ChannelId, Effect, Life, Message, NotDone, Output, Peer, Reply, Request, Store};
+use crate::core::owners::{self, Owners};
 use crate::core::placement::{Wishes, wanted};
 use crate::core::results;
 use crate::core::shard::{Replica, Role, evicting};
 use crate::core::state::{
     Lived, NodeAbout, NodeId, NodeIds, NodeKey, Notes, Page, ShardIx, ShardState, Time, Timing, Word,
 };
-use crate::core::table::{NoMemory, Table};
+use crate::core::table::{NoMemory, OwnedKey, Table};
 use crate::faults::{Rule, broken};
 use rustc_hash::FxHashMap;
 
@@ -64,9 +65,11 @@ pub(in crate::core) struct Shared<T> {
     /// Whether entries leave so that others find room; how many have.
     pub evicts: bool,
     pub evicted: u64,
-    /// Entries that have left at their end, since it began; how long they live that are put without a time.
+    /// Entries that have left at their end, or with their owner, since it began; how long they live that are put without a
+    /// time.
     pub expired: u64,
     pub ttl: Option<Time>,
+    pub owners: Owners,
     /// The last copy of a request of its own.
     pub last_own: u64,
     /// Room that a shard takes at most, where entries leave, beyond what it is copied with.
@@ -141,21 +144,35 @@ impl<T: Table> Shared<T> {
         if self.evicts { (room / 8).min(self.share.saturating_sub(room)) } else { room / 8 }
     }
 
-    /// Whether the entry of a key is there and has come to its end.
-    pub fn has_ended(&mut self, key: &[u8]) -> bool {
-        self.table.end(key).is_some_and(|end| end <= self.table.now())
+    /// Why the entry of a key is to leave by itself, if it is there.
+    pub fn is_over(&mut self, shard: ShardIx, key: &[u8]) -> Option<Effect> {
+        let life = self.table.life(key)?;
+        if life.end().is_some_and(|end| end <= self.table.now()) {
+            return Some(Effect::Expired);
+        }
+        life.owner().filter(|owner| self.owners.leaves(shard, *owner)).map(|_| Effect::OwnerGone)
+    }
+
+    /// Whether a node knows owners.
+    pub fn knows_owners(&self, node: NodeId) -> bool {
+        let version = self.seen.get(&node).map(|seen| seen.key.about.version);
+        version.is_some_and(|version| version >= owners::SINCE_VERSION)
     }
 
     /// Makes a change visible.
-    pub fn store(&mut self, (key, entry): &Store) -> Result<(), NoMemory> {
+    pub fn store(&mut self, store: &Store) -> Result<(), NoMemory> {
+        let (key, entry) = store;
         match entry {
             // Each copy counts the day by its own clock: no two need agree for that (CL15).
             Some(entry) if results::is_result(key) => {
-                self.table.put(key, &entry.value, self.table.end_after(results::KEPT))
+                let life = Life::new(self.table.end_after(results::KEPT), None);
+                self.table.put(key, &entry.value, life)
             }
-            Some(entry) => self.table.put(key, &entry.value, entry.end),
+            Some(entry) => self.table.put(key, &entry.value, entry.life),
             None => self.table.remove(key),
-        }
+        }?;
+        self.owners.see(store);
+        Ok(())
     }
 
     /// The table refuses what it must take: the node serves nothing any more, and others take over.
@@ -210,6 +227,15 @@ pub struct Node<T: Table> {
     /// Words are still to be closed, before it asks for a life.
     to_close: bool,
     replicas: Vec<Replica<T::Cursor>>,
+    /// The pass over the table that looks for entries of owners that leave, and how many there were.
+    pass: Option<Pass<T::Cursor>>,
+    passes: u64,
+}
+
+/// A pass over the whole table: where it goes on.
+#[derive(Debug)]
+struct Pass<C> {
+    from: Option<C>,
 }
 
 impl<T: Table> Node<T> {
@@ -246,6 +272,7 @@ impl<T: Table> Node<T> {
             evicted: 0,
             expired: 0,
             ttl: None,
+            owners: Owners::new(shards),
             last_own: 0,
             share: u64::MAX,
             last_call: 0,
@@ -275,6 +302,8 @@ impl<T: Table> Node<T> {
             beats: Vec::new(),
             to_close: !broken(Rule::OpenAtStart),
             replicas,
+            pass: None,
+            passes: 0,
         }
     }
 
@@ -326,7 +355,7 @@ impl<T: Table> Node<T> {
         self.shared.evicted
     }
 
-    /// Entries that it has removed at their end (CL13), since it began.
+    /// Entries that it has removed at their end (CL13), or with their owner (CL19), since it began.
     pub fn expired(&self) -> u64 {
         self.shared.expired
     }
@@ -655,9 +684,10 @@ impl<T: Table> Node<T> {
     pub fn tick(&mut self, now: Time) {
         let Timing { beat, call, late, .. } = self.shared.timing;
         // It stood still: what others have answered meanwhile may not have been heard yet, so nobody is late.
-        let stood_still = self.ticked.replace(now).is_some_and(|ticked| now > ticked + late / 2);
-        if stood_still {
+        let passed = self.ticked.replace(now).map_or(0, |ticked| now.saturating_sub(ticked));
+        if passed > late / 2 {
             self.replicas.iter_mut().for_each(|replica| replica.forgive(now));
+            self.shared.owners.forgive(now, passed - late / 2);
         }
         (self.shared.frees_left, self.shared.walks_left) = (1, evicting::WALKS_A_TICK);
         let is_due = |since: Option<Time>, after: Time| since.is_none_or(|since| now >= since + after);
@@ -696,6 +726,7 @@ impl<T: Table> Node<T> {
             self.replicas[shard].tick(&mut self.shared, now);
         }
         self.expire(now);
+        self.remove_owned(now);
         let place = self.shared.timing.place;
         if place > 0 && self.shared.standing == Standing::Good && is_due(self.placed, place) {
             self.placed = Some(now);
@@ -708,9 +739,48 @@ impl<T: Table> Node<T> {
         // Where it is primary of nothing, too: the table forgets the times of what has left.
         for (shard, key) in self.shared.table.ended(EXPIRED_AT_ONCE) {
             if let Some(replica) = self.replicas.get_mut(usize::from(shard)) {
-                replica.expire(&mut self.shared, now, key);
+                replica.expire(&mut self.shared, now, key, Effect::Expired);
             }
         }
+    }
+
+    /// CL19: removes some entries of owners that leave, and those owners of which a whole pass has found none. Whether there is
+    /// more to do, now.
+    pub fn remove_owned(&mut self, now: Time) -> bool {
+        let Node { shared, replicas, pass, passes, .. } = self;
+        if pass.is_none() {
+            *passes += 1;
+            for replica in replicas.iter() {
+                if !shared.owners.has_any(replica.shard()) || !replica.may_change(shared, now) {
+                    continue;
+                }
+                for (_, known) in shared.owners.of_mut(replica.shard()) {
+                    if known.owner.leaves {
+                        known.pass = Some((*passes, false));
+                        *pass = Some(Pass { from: None });
+                    }
+                }
+            }
+        }
+        let Some(Pass { from }) = pass else { return false };
+        let (keys, next) = shared.table.walk_owned(from.take());
+        for OwnedKey { shard, key, owner } in keys {
+            if shared.owners.leaves(shard, owner)
+                && let Some(replica) = replicas.get_mut(usize::from(shard))
+            {
+                shared.owners.found(shard, owner);
+                replica.expire(shared, now, key, Effect::OwnerGone);
+            }
+        }
+        if next.is_some() {
+            *from = next;
+            return true;
+        }
+        *pass = None;
+        for replica in replicas {
+            replica.remove_owners(shared, now, *passes);
+        }
+        false
     }
 
     /// Sees to it that its shards have the copies that they should have, where they should be.

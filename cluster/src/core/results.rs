@@ -1,19 +1,14 @@
-//! Outcomes of requests with an id, kept as entries beside the keys they are of (CL15): what is replicated, walked and
-//! as durable as a key's value is so for them, too.
+//! Outcomes of requests with an id, kept as entries (CL15).
 
 use crate::core::message::{Key, Outcome, Value};
+use crate::core::own::{self, RESULT};
 use crate::core::state::{ShardIx, Time};
 use bytes::Bytes;
-
-/// Keys of the cluster's own in a node's table begin so.
-pub const OWN: &[u8] = b"\0oneread\0";
 
 /// The key of a lane's last outcome.
 #[derive(Clone, Debug)]
 pub struct ResultKey(pub Key);
 
-const TAG: u8 = b'r';
-const KEY_LEN: usize = OWN.len() + 1 + 2 + 8;
 /// Bytes of an outcome.
 pub const LEN: usize = 9;
 /// How long an outcome is kept, where entries have ends: a day, in microseconds. No copy of a request comes as late.
@@ -22,25 +17,13 @@ pub const KEPT: Time = 86_400_000_000;
 impl ResultKey {
     /// Of a lane, in a shard.
     pub fn new(shard: ShardIx, lane: u64) -> ResultKey {
-        let mut key = Vec::with_capacity(KEY_LEN);
-        key.extend_from_slice(OWN);
-        key.push(TAG);
-        key.extend_from_slice(&shard.to_be_bytes());
-        key.extend_from_slice(&lane.to_be_bytes());
-        ResultKey(Bytes::from(key))
+        ResultKey(own::key(RESULT, shard, &lane.to_be_bytes()))
     }
 }
 
 /// Whether a key is that of an outcome.
 pub fn is_result(key: &[u8]) -> bool {
-    shard_of(key).is_some()
-}
-
-/// The shard of an outcome's key. `None`: it is another key.
-#[inline]
-pub fn shard_of(key: &[u8]) -> Option<ShardIx> {
-    let rest = key.strip_prefix(OWN).filter(|_| key.len() == KEY_LEN)?;
-    (rest[0] == TAG).then(|| ShardIx::from_be_bytes([rest[1], rest[2]]))
+    own::parts(RESULT, key).is_some()
 }
 
 /// An outcome, as it is kept.

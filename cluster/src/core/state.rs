@@ -1,7 +1,9 @@
 //! What etcd has of a cluster, and what a node's page has.
 
 use crate::core::hash::ShardHash;
-use crate::core::results;
+use crate::core::message::{OWNER_MAX, Request};
+use crate::core::own::{self, OWN};
+use crate::core::owners;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::fmt;
@@ -261,10 +263,10 @@ impl ClusterConfig {
         }
     }
 
-    /// The shard of a key: of an outcome, the one that its key names.
+    /// The shard of a key: of one of the cluster's own, the one that it names.
     #[inline]
     pub fn shard_of(&self, key: &[u8]) -> ShardIx {
-        if let Some(shard) = results::shard_of(key) {
+        if let Some(shard) = own::shard_of(key) {
             return shard;
         }
         // The high bits of a product are even over the shards.
@@ -275,7 +277,20 @@ impl ClusterConfig {
     #[inline]
     pub fn may_hold(&self, key: &[u8], value_len: usize) -> bool {
         let is_length = (1..=usize::from(self.key_max)).contains(&key.len());
-        is_length && value_len <= self.value_max as usize && !key.starts_with(results::OWN)
+        is_length && value_len <= self.value_max as usize && !key.starts_with(OWN)
+    }
+
+    /// Whether a request is of its key's shard, and asks for nothing that the cluster cannot hold.
+    pub fn may_ask(&self, request: &Request) -> bool {
+        let Request { shard, key, kind, .. } = request;
+        let is_right = if kind.is_of_owner() {
+            owners::parts(key).is_some_and(|(_, owner)| (1..=OWNER_MAX).contains(&owner))
+        } else {
+            let session = request.wanted.session();
+            let is_owner = session.is_none_or(|session| (1..=OWNER_MAX).contains(&session.owner));
+            is_owner && self.may_hold(key, kind.value_len())
+        };
+        is_right && *shard < self.shards && self.shard_of(key) == *shard
     }
 }
 

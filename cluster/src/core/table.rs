@@ -1,6 +1,6 @@
 //! A node's memory, as the core sees it.
 
-use crate::core::message::{End, Key, Value};
+use crate::core::message::{End, Key, Life, Value};
 use crate::core::state::{Notes, Page, ShardIx, Time};
 
 /// A value could not be stored: there is no memory, against what was set aside.
@@ -9,12 +9,25 @@ use crate::core::state::{Notes, Page, ShardIx, Time};
 pub struct NoMemory;
 
 /// What a table has of a shard.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stock {
     /// Entries.
     pub entries: u64,
     /// The sum of their [`Table::cost`].
     pub bytes: u64,
+    /// Keys of owners (CL19).
+    pub owners: Vec<Key>,
+}
+
+/// A key whose entry has an owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnedKey {
+    /// Its shard.
+    pub shard: ShardIx,
+    /// The key.
+    pub key: Key,
+    /// The owner.
+    pub owner: u16,
 }
 
 /// The table of a node: the entries of all its shards, its page, its notes. Each store is visible to whoever READs it
@@ -32,8 +45,15 @@ pub trait Table {
     /// The length of a key's value.
     fn value_len(&mut self, key: &[u8]) -> Option<usize>;
 
-    /// When the entry of a key ends. `None`: not by itself, or there is none.
-    fn end(&mut self, key: &[u8]) -> Option<End>;
+    /// How the entry of a key goes. `None`: there is none.
+    fn life(&mut self, key: &[u8]) -> Option<Life>;
+
+    /// Whether entries may have owners.
+    fn has_owners(&self) -> bool;
+
+    /// Some entries that have owners, and where to go on. Every such entry that is there from the first of
+    /// these calls to the last is among them.
+    fn walk_owned(&mut self, from: Option<Self::Cursor>) -> (Vec<OwnedKey>, Option<Self::Cursor>);
 
     /// What time of day it is.
     fn now(&self) -> End;
@@ -44,11 +64,11 @@ pub trait Table {
     /// Some keys whose entries have ended, and are still there, at most so many. Each is brought again after a while.
     fn ended(&mut self, max: usize) -> Vec<(ShardIx, Key)>;
 
-    /// Gives a key a value, and an end.
+    /// Gives a key a value, and a life.
     ///
     /// # Errors
     /// [`NoMemory`]: nothing is changed.
-    fn put(&mut self, key: &[u8], value: &[u8], end: Option<End>) -> Result<(), NoMemory>;
+    fn put(&mut self, key: &[u8], value: &[u8], life: Life) -> Result<(), NoMemory>;
 
     /// Removes a key, if it is there.
     ///

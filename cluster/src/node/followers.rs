@@ -1,8 +1,9 @@
 //! Who follows changes, and waits for some (CL18).
 
 use crate::core::feed::FeedAt;
-use crate::core::message::Peer;
+use crate::core::message::{Effect, Peer};
 use crate::core::node::Node;
+use crate::core::owners;
 use crate::core::state::ShardIx;
 use crate::core::table::Table;
 use crate::wire::{Bounds, Changes, Follow, Replies, Said};
@@ -20,6 +21,8 @@ const LOOKS_APART: u32 = 8;
 #[derive(Debug)]
 struct Waiting {
     follow: Follow,
+    /// The version that it speaks.
+    version: u32,
     until: Instant,
     is_new: bool,
 }
@@ -36,11 +39,11 @@ pub(super) struct Followers {
 
 impl Followers {
     /// Asks for changes, in place of what the same connection has asked for before.
-    pub fn come(&mut self, peer: Peer, mut follow: Follow, shards: ShardIx) {
+    pub fn come(&mut self, peer: Peer, mut follow: Follow, version: u32, shards: ShardIx) {
         follow.shards.truncate(shards.into());
         follow.shards.shrink_to_fit();
         let until = Instant::now() + ANSWERED_AFTER;
-        self.waiting.insert(peer, Waiting { follow, until, is_new: true });
+        self.waiting.insert(peer, Waiting { follow, version, until, is_new: true });
     }
 
     /// Answers those for whom there is something. `is_due`: also looks for what is no change.
@@ -54,7 +57,7 @@ impl Followers {
             self.seen = made;
         }
         let mut sent = 0;
-        self.waiting.retain(|peer, Waiting { follow, until, is_new }| {
+        self.waiting.retain(|peer, Waiting { follow, version, until, is_new }| {
             if !*is_new && !looks && now < *until {
                 return true;
             }
@@ -66,7 +69,7 @@ impl Followers {
             let has_changes = |(shard, after): &(ShardIx, Option<FeedAt>)| node.has_changes(*shard, *after);
             let waits = now < *until && !follow.shards.iter().any(has_changes);
             if !waits {
-                let (changes, bytes) = changes(node, follow, bounds.enough());
+                let (changes, bytes) = changes(node, follow, *version, bounds.enough());
                 replies.send(*peer, &Said::Changes(changes));
                 sent += bytes;
             }
@@ -79,7 +82,7 @@ impl Followers {
 }
 
 /// Changes of so many bytes, or a little more, and how many they are.
-fn changes<T: Table>(node: &Node<T>, follow: &Follow, enough: usize) -> (Changes, usize) {
+fn changes<T: Table>(node: &Node<T>, follow: &Follow, version: u32, enough: usize) -> (Changes, usize) {
     let (mut shards, mut left, mut taken) = (Vec::new(), enough, 0);
     for &(shard, after) in &follow.shards {
         if left == 0 {
@@ -91,6 +94,9 @@ fn changes<T: Table>(node: &Node<T>, follow: &Follow, enough: usize) -> (Changes
             left = enough.saturating_sub(taken);
             if !follow.values {
                 told.value = None;
+            }
+            if told.effect == Effect::OwnerGone && version < owners::SINCE_VERSION {
+                told.effect = Effect::Removed;
             }
         }
         if part.as_ref().is_none_or(|part| Some(part.from) != after || !part.changes.is_empty()) {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::core::hash::ShardHash;
+use crate::core::message::Life;
 use crate::core::results::ResultKey;
 use crate::core::state::{Adoption, Lived, NodeId, NodeIds, ShardState, Timing, Word};
 use crate::room::with_lengths;
@@ -131,7 +132,7 @@ impl Filled {
             return false;
         }
         let value = &self.value[..len];
-        if self.table.put(&key, value, None).is_err() {
+        if self.table.put(&key, value, Life::Lasting).is_err() {
             let why = self.table.index().put(&key, value, PutMode::Upsert);
             let (heap, growth) = (self.table.index().heap(), self.table.index().growth());
             panic!(
@@ -215,6 +216,7 @@ impl Filled {
             let expected = entries.fold(Stock::default(), |sum, key| Stock {
                 entries: sum.entries + 1,
                 bytes: sum.bytes + cost(key),
+                ..sum
             });
             assert_eq!(*stock, expected);
         }
@@ -284,11 +286,11 @@ fn a_walk_shows_what_is_there_throughout() {
     table.store_page(&page).unwrap();
     table.store_notes(&notes).unwrap();
     for number in 0..5_000 {
-        table.put(&key_of(number), b"stays", None).unwrap();
+        table.put(&key_of(number), b"stays", Life::Lasting).unwrap();
     }
     // Outcomes of requests are walked with their shard; other keys of the cluster's own are not.
     let results: Vec<Key> = (0..50).map(|lane| ResultKey::new((lane % 4) as ShardIx, lane).0).collect();
-    results.iter().for_each(|key| table.put(key, b"outcome", None).unwrap());
+    results.iter().for_each(|key| table.put(key, b"outcome", Life::Lasting).unwrap());
     let (mut next, mut segments) = (5_000, FxHashSet::default());
     for shard in 0..4 {
         let mut stays: FxHashSet<Vec<u8>> =
@@ -308,7 +310,8 @@ fn a_walk_shows_what_is_there_throughout() {
             segments.insert(table.index().growth().segments);
             // Walks 0 and 2 run while it grows, the others while it shrinks.
             if shard % 2 == 0 && next < 100_000 {
-                (next..next + 2_000).for_each(|number| table.put(&key_of(number), b"comes", None).unwrap());
+                (next..next + 2_000)
+                    .for_each(|number| table.put(&key_of(number), b"comes", Life::Lasting).unwrap());
                 next += 2_000;
             } else if shard % 2 == 1 {
                 let first = next.saturating_sub(2_000).max(5_000);
@@ -348,17 +351,17 @@ fn a_walk_of_nothing_ends() {
 fn stock_is_taken_by_shard() {
     let cluster = cluster(4, 4_096);
     let (mut table, _folder) = table(TableSize::up_to(16 << 20), &cluster);
-    assert_eq!(table.stock(4), [Stock::default(); 4]);
+    assert_eq!(table.stock(4), vec![Stock::default(); 4]);
     for number in 0..1_000 {
-        table.put(&key_of(number), &vec![1; number as usize], None).unwrap();
+        table.put(&key_of(number), &vec![1; number as usize], Life::Lasting).unwrap();
     }
-    table.put(&ResultKey::new(3, 7).0, b"outcome", None).unwrap();
-    table.put(&ResultKey::new(9, 7).0, b"of a shard that there is not", None).unwrap();
+    table.put(&ResultKey::new(3, 7).0, b"outcome", Life::Lasting).unwrap();
+    table.put(&ResultKey::new(9, 7).0, b"of a shard that there is not", Life::Lasting).unwrap();
     let stock = table.stock(4);
     assert_eq!(stock.iter().map(|stock| stock.entries).sum::<u64>(), 1_001);
     assert_eq!(table.stock(2), stock[..2]);
     (0..1_000).for_each(|number| table.remove(&key_of(number)).unwrap());
-    assert_eq!(table.stock(3), [Stock::default(); 3]);
+    assert_eq!(table.stock(3), vec![Stock::default(); 3]);
 }
 
 // ---- what survives, and what is refused ----
@@ -383,7 +386,7 @@ fn page_and_notes_survive() {
                 assert_eq!((found_page, found_notes), (Page::default(), Notes::default()));
                 table.store_page(&page).unwrap();
                 table.store_notes(&notes).unwrap();
-                table.put(b"key", b"value", None).unwrap();
+                table.put(b"key", b"value", Life::Lasting).unwrap();
             }
             1 => {
                 assert_eq!((&found_page, &found_notes), (&page, &notes));

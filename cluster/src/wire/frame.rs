@@ -2,7 +2,7 @@
 
 use super::{Frames, SILENCE, WireError};
 use crate::core::feed::{FeedAt, FeedPart, Told};
-use crate::core::message::{Item, Kind, Message, Reply, Request, Store, value_len};
+use crate::core::message::{Item, Message, Reply, Request, Store, value_len};
 use crate::core::shard::Role;
 use crate::core::state::{Adoption, ClusterConfig, NodeAbout, NodeId, Notes, ShardIx, ShardState};
 use bytes::Bytes;
@@ -94,7 +94,7 @@ pub struct NodeStatus {
     pub room_left: u64,
     /// Entries that it has removed by itself since it began, as primary: to make room.
     pub evicted: u64,
-    /// Entries that have left at their end.
+    /// Entries that have left at their end, or with their owner.
     pub expired: u64,
     /// Copies that shards lack of which it is primary.
     pub missing: u64,
@@ -190,7 +190,7 @@ impl Bounds {
             }
             Said::Requests(requests) => requests.iter().all(|Request { key, kind, .. }| {
                 let len = kind.value_len();
-                is_key(key) && (len <= self.value_max || matches!(kind, Kind::Remove))
+                is_key(key) && len <= self.value_max
             }),
             _ => true,
         }

@@ -22,7 +22,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 /// The newest version of what nodes and clients say to each other that this program speaks.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// The oldest one.
 pub const LEAST: u32 = 2;
 
@@ -40,6 +40,15 @@ pub struct Identity {
     pub secret: Secret,
     /// How long keys, values and frames may be.
     pub bounds: Bounds,
+    /// The newest version that it says it speaks: [`VERSION`].
+    pub newest: u32,
+}
+
+impl Identity {
+    /// Of this program, in this cluster.
+    pub fn new(cluster: ClusterName, id: Option<NodeId>, secret: Secret, bounds: Bounds) -> Identity {
+        Identity { cluster, id, secret, bounds, newest: VERSION }
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -64,7 +73,7 @@ const MAGIC: [u8; 8] = *b"oneread\x01";
 impl Hello {
     pub(super) fn of(who: &Identity) -> Hello {
         let (cluster, node) = (who.cluster.to_string(), who.id);
-        Hello { magic: MAGIC, newest: VERSION, least: LEAST, cluster, node, random: rand::random() }
+        Hello { magic: MAGIC, newest: who.newest, least: LEAST, cluster, node, random: rand::random() }
     }
 
     /// The version that both speak.
@@ -77,10 +86,10 @@ impl Hello {
             return Err(WireError::OtherCluster { ours, theirs });
         }
         let (least, newest) = (self.least, self.newest);
-        if newest < LEAST || VERSION < least {
-            return Err(WireError::Version { least, newest, our_least: LEAST, our_newest: VERSION });
+        if newest < LEAST || who.newest < least {
+            return Err(WireError::Version { least, newest, our_least: LEAST, our_newest: who.newest });
         }
-        Ok(newest.min(VERSION))
+        Ok(newest.min(who.newest))
     }
 }
 
@@ -132,20 +141,24 @@ pub async fn connect(stream: TcpStream, who: &Identity, wanted: NodeId) -> Resul
     .await
 }
 
-/// Begins a connection that somebody has made to this node. Also who it is; `None`: a client.
-pub async fn accept(stream: TcpStream, who: &Identity) -> Result<(Frames, Option<NodeId>), WireError> {
+/// Begins a connection that somebody has made to this node. Also who it is; `None`: a client. And the version that both
+/// speak.
+pub async fn accept(stream: TcpStream, who: &Identity) -> Result<(Frames, Option<NodeId>, u32), WireError> {
     in_time(HANDSHAKE, async {
         stream.set_nodelay(true)?;
         let mut frames = short(stream);
         let bytes = next(&mut frames).await?;
         let theirs: Hello = decode(&bytes)?;
-        if let Err(error) = theirs.check(who) {
-            // Strangers that are of no cluster hear nothing.
-            if theirs.magic == MAGIC {
-                send(&mut frames, &Welcome::Refused(error.to_string())).await?;
+        let version = match theirs.check(who) {
+            Ok(version) => version,
+            Err(error) => {
+                // Strangers that are of no cluster hear nothing.
+                if theirs.magic == MAGIC {
+                    send(&mut frames, &Welcome::Refused(error.to_string())).await?;
+                }
+                return Err(error);
             }
-            return Err(error);
-        }
+        };
         let ours = encode(&Hello::of(who))?;
         let hellos = [&bytes[..], &ours[..]];
         let proof = who.secret.proof(&parts(hellos, LISTENS));
@@ -154,7 +167,7 @@ pub async fn accept(stream: TcpStream, who: &Identity) -> Result<(Frames, Option
         if !who.secret.proves(&parts(hellos, CONNECTS), &proof) {
             return Err(WireError::Secret);
         }
-        Ok((long(frames, who), theirs.node))
+        Ok((long(frames, who), theirs.node, version))
     })
     .await
 }

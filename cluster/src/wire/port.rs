@@ -30,8 +30,8 @@ pub enum Arrived {
     Requests(Peer, Vec<Request>),
     /// From a client or an operator.
     Asked(Peer, Question),
-    /// From a client.
-    Follows(Peer, Follow),
+    /// From a client, which speaks this version.
+    Follows(Peer, Follow, u32),
 }
 
 #[derive(Debug)]
@@ -180,7 +180,7 @@ async fn serve(
     replies: &Replies,
     arrivals: &mpsc::Sender<Arrived>,
 ) -> Result<(), WireError> {
-    let (frames, node) = accept(stream, who).await.inspect_err(|error| {
+    let (frames, node, version) = accept(stream, who).await.inspect_err(|error| {
         if matches!(error, WireError::Secret | WireError::OtherCluster { .. } | WireError::Version { .. }) {
             tracing::warn!(%error, "a connection is refused");
         }
@@ -192,7 +192,7 @@ async fn serve(
     let (mut writes, mut reads) = frames.split();
     tokio::select! {
         wrote = write(&mut writes, queue, &unread) => wrote,
-        read = read(&mut reads, Peer(peer), node, who, arrivals) => read,
+        read = read(&mut reads, Peer(peer), (node, version), who, arrivals) => read,
         // Nobody sends over it: the outlet was dropped.
         _ = given_up => Err(WireError::Unread(UNREAD_MAX)),
     }
@@ -230,7 +230,7 @@ async fn write(
 async fn read(
     reads: &mut Reads,
     peer: Peer,
-    node: Option<NodeId>,
+    (node, version): (Option<NodeId>, u32),
     who: &Identity,
     arrivals: &mpsc::Sender<Arrived>,
 ) -> Result<(), WireError> {
@@ -245,7 +245,7 @@ async fn read(
             (Said::Messages(messages), Some(node)) => Arrived::Messages(node, messages),
             (Said::Requests(requests), None) => Arrived::Requests(peer, requests),
             (Said::Ask(question), None) => Arrived::Asked(peer, question),
-            (Said::Follow(follow), None) => Arrived::Follows(peer, follow),
+            (Said::Follow(follow), None) => Arrived::Follows(peer, follow, version),
             _ => return Err(WireError::Rubbish("it says what only another one may".into())),
         };
         if arrivals.send(arrived).await.is_err() {

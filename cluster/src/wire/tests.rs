@@ -6,7 +6,8 @@ use super::*;
 use crate::core::feed::{FeedAt, FeedPart, Told};
 use crate::core::hash::ShardHash;
 use crate::core::message::{
-    ChannelId, Effect, End, Entry, Item, Kind, Message, NotDone, Outcome, Reply, Request, RequestId,
+    ChannelId, Effect, End, Entry, Item, Kind, Life, Message, NotDone, Outcome, Reply, Request, RequestId,
+    Session, Value, Wanted,
 };
 use crate::core::shard::Role;
 use crate::core::state::{Adoption, ClusterConfig, NodeAbout, NodeIds, Notes, ShardState, Timing};
@@ -39,7 +40,7 @@ fn bounds() -> Bounds {
 
 fn who(id: Option<u64>, secret: &str) -> Identity {
     let secret = Secret::new(secret.as_bytes()).unwrap();
-    Identity { cluster: "test".parse().unwrap(), id: id.map(NodeId), secret, bounds: bounds() }
+    Identity::new("test".parse().unwrap(), id.map(NodeId), secret, bounds())
 }
 
 async fn soon<R>(what: &str, f: impl Future<Output = R>) -> R {
@@ -117,7 +118,7 @@ async fn shake(
 ) -> (Option<WireError>, Result<Option<NodeId>, WireError>) {
     let (one, other) = pair().await;
     let (connected, accepted) = tokio::join!(async { connect(one, &ours, wanted).await.err() }, async {
-        accept(other, &theirs).await.map(|(_, node)| node)
+        accept(other, &theirs).await.map(|(_, node, _)| node)
     });
     (connected, accepted)
 }
@@ -189,7 +190,7 @@ async fn seen_proofs_are_worth_nothing() {
             frame::send(&mut frames, &proof).await.unwrap();
         };
         let ((), accepted) = tokio::join!(liar, accept(other, &node));
-        let accepted = accepted.map(|(_, node)| node);
+        let accepted = accepted.map(|(_, node, _)| node);
         assert!(matches!(accepted, Err(WireError::Secret)), "{forged:?}: {accepted:?}");
     }
 }
@@ -677,7 +678,7 @@ fn number_of(message: &Message) -> u64 {
 }
 
 fn lasting(value: Bytes) -> Entry {
-    Entry { value, end: Some(End(u64::MAX)) }
+    Entry { value, life: Life::Owned(u16::MAX, Some(End(u64::MAX))) }
 }
 
 fn message_of(number: u64) -> Message {
@@ -737,12 +738,18 @@ impl Any {
     }
 
     fn effect(&mut self) -> Effect {
-        use Effect::{Came, Evicted, Expired, Nothing, Removed, Replaced};
-        self.one_of(&[Nothing, Came, Replaced, Removed, Evicted, Expired])
+        use Effect::{Came, Evicted, Expired, Nothing, OwnerGone, Removed, Replaced};
+        self.one_of(&[Nothing, Came, Replaced, Removed, Evicted, Expired, OwnerGone])
     }
 
     fn entry(&mut self) -> Entry {
-        Entry { value: self.bytes(4_096), end: self.maybe(|any| End(any.number())) }
+        let end = self.maybe(|any| End(any.number()));
+        let owner = self.maybe(|any| any.0.random());
+        Entry { value: self.bytes(4_096), life: Life::new(end, owner) }
+    }
+
+    fn session(&mut self) -> Session {
+        Session { owner: self.0.random(), number: self.number() }
     }
 
     fn message(&mut self) -> Message {
@@ -762,23 +769,27 @@ impl Any {
     }
 
     fn request(&mut self) -> Request {
-        let kind = match self.0.random_range(0..5) {
+        let kind = match self.0.random_range(0..9) {
             0 => Kind::Put(self.bytes(4_096)),
             1 => Kind::Insert(self.bytes(4_096)),
             2 => Kind::Swap { expected: self.bytes(4_096), new: self.bytes(4_096) },
             3 => Kind::Update(self.bytes(4_096)),
+            4 => Kind::Own(self.session(), self.number()),
+            5 => Kind::Stay(self.session()),
+            6 => Kind::RemoveOwner(self.maybe(Any::session)),
+            7 => Kind::Leaves,
             _ => Kind::Remove,
         };
         let id = self.maybe(|any| RequestId { lane: any.number(), number: any.number() });
-        let ttl = self.maybe(Any::number);
-        Request { copy: self.number(), id, shard: self.shard(), key: self.bytes(64), kind, ttl }
+        let wanted = Wanted::new(self.maybe(Any::number), self.maybe(Any::session));
+        Request { copy: self.number(), id, shard: self.shard(), key: self.bytes(64), kind, wanted }
     }
 
     fn reply(&mut self) -> Reply {
         use Outcome::{Absent, Differs, Done, Exists, Full};
         let outcome = self.one_of(&[Done, Absent, Exists, Differs, Full]);
-        let not_done =
-            self.one_of(&[NotDone::NotServed, NotDone::NoRoomForResult, NotDone::Invalid, NotDone::NoLife]);
+        use NotDone::{Invalid, NoLife, NoOwners, NoRoomForResult, NotServed, OwnerGone};
+        let not_done = self.one_of(&[NotServed, NoRoomForResult, Invalid, NoLife, NoOwners, OwnerGone]);
         Reply { copy: self.number(), ended: if self.0.random() { Ok(outcome) } else { Err(not_done) } }
     }
 
@@ -961,6 +972,53 @@ fn rubbish_in_a_frame_is_an_error() {
     assert!(grown < 512 << 20, "{grown} bytes were taken");
 }
 
+/// What version 2 has for what has changed since.
+mod version_2 {
+    use super::{End, Value};
+    use crate::core::message::{Key, RequestId};
+    use serde::Serialize;
+
+    #[derive(Serialize)]
+    pub struct Entry {
+        pub value: Value,
+        pub end: Option<End>,
+    }
+
+    #[derive(Serialize)]
+    pub enum Kind {
+        Put(Value),
+    }
+
+    #[derive(Serialize)]
+    pub struct Request {
+        pub copy: u64,
+        pub id: Option<RequestId>,
+        pub shard: u16,
+        pub key: Key,
+        pub kind: Kind,
+        pub ttl: Option<u64>,
+    }
+}
+
+/// Where there are no owners, nodes and clients say what they said before there could be.
+#[test]
+fn version_2_understands_what_has_no_owner() {
+    let mut any = Any(StdRng::seed_from_u64(3));
+    for _ in 0..1_000 {
+        let (value, end) = (any.bytes(4_096), any.maybe(|any| End(any.number())));
+        let before = version_2::Entry { value: value.clone(), end };
+        let now = Entry { value: value.clone(), life: Life::new(end, None) };
+        assert_eq!(postcard::to_stdvec(&before).unwrap(), postcard::to_stdvec(&now).unwrap());
+        let Request { copy, id, shard, key, .. } = any.request();
+        let ttl = any.maybe(Any::number);
+        let kind = version_2::Kind::Put(value.clone());
+        let before = version_2::Request { copy, id, shard, key: key.clone(), kind, ttl };
+        let wanted = Wanted::new(ttl, None);
+        let now = Request { copy, id, shard, key, kind: Kind::Put(value), wanted };
+        assert_eq!(postcard::to_stdvec(&before).unwrap(), postcard::to_stdvec(&now).unwrap());
+    }
+}
+
 #[test]
 fn what_is_too_long_is_refused() {
     let long = |len: usize| Bytes::from(vec![1; len]);
@@ -969,7 +1027,14 @@ fn what_is_too_long_is_refused() {
         Said::Messages(vec![Message::Item { shard: 1, channel, number: 1, item }])
     };
     let request = |key: usize, kind| {
-        Said::Requests(vec![Request { copy: 1, id: None, shard: 1, key: long(key), kind, ttl: Some(7) }])
+        Said::Requests(vec![Request {
+            copy: 1,
+            id: None,
+            shard: 1,
+            key: long(key),
+            kind,
+            wanted: Wanted::For(7),
+        }])
     };
     let change = |key, value: Option<usize>| {
         item(Item::Change(

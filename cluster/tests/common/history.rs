@@ -17,12 +17,17 @@ pub enum Kind {
     Remove,
     /// By its primary: at its end.
     Expire,
+    /// By its primary: with its owner.
+    OwnerGone,
 }
 
 /// A value that ends no sooner than then, by the time of the history. Its number is among the low 32 bits.
 pub fn value_with_due(due: u32, number: u64) -> u64 {
     u64::from(due) << 32 | number
 }
+
+/// A value that was put by an owner has this bit.
+pub const OWNED: u64 = 1 << 31;
 
 /// When a value may end, at the soonest. `None`: it does not end by itself.
 pub fn due_of(value: u64) -> Option<u32> {
@@ -57,6 +62,8 @@ enum Act {
     Leaves,
     /// A value left, which may have come to its end by then.
     Ends(u32),
+    /// A value of an owner left.
+    GoesWithOwner,
 }
 
 impl Act {
@@ -67,6 +74,7 @@ impl Act {
             (Kind::Put, _) => Act::Becomes(event.value),
             (Kind::Remove, _) if is_open => Act::Becomes(0),
             (Kind::Expire, _) => Act::Ends(event.end),
+            (Kind::OwnerGone, _) => Act::GoesWithOwner,
             (Kind::Insert, _) if is_open => Act::Swaps(0, event.value),
             (Kind::Swap(expected), _) if is_open => Act::Swaps(expected, event.value),
             (Kind::Insert, Outcome::Done) => Act::Swaps(0, event.value),
@@ -86,6 +94,7 @@ impl Act {
             Act::IsNot(not) => value != 0 && value != not,
             Act::Leaves => value != 0,
             Act::Ends(end) => value == SOME || due_of(value).is_some_and(|due| due <= end),
+            Act::GoesWithOwner => value == SOME || value & OWNED != 0,
             Act::Becomes(_) => false,
         }
     }
@@ -97,7 +106,7 @@ impl Act {
             _ if !self.sees(value) => None,
             Act::Is(_) | Act::IsNot(_) => Some(value),
             Act::Swaps(_, new) => Some(new),
-            Act::Leaves | Act::Ends(_) => Some(0),
+            Act::Leaves | Act::Ends(_) | Act::GoesWithOwner => Some(0),
         }
     }
 }
@@ -157,7 +166,7 @@ pub fn is_linearizable(history: &[Event], shard: u16, key: u8) -> bool {
         let act = Act::of(event);
         match act {
             _ if event.end != NEVER => certain.push((event.start, event.end, act)),
-            Act::Ends(_) => open.push((event.start, act)),
+            Act::Ends(_) | Act::GoesWithOwner => open.push((event.start, act)),
             Act::Becomes(value) if seen.contains(&value) => open.push((event.start, act)),
             Act::Swaps(old, value) if seen.contains(&value) => {
                 seen.insert(old);

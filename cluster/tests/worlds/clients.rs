@@ -4,7 +4,7 @@ use crate::history::{Event, Kind, NEVER, due_of, value_with_due};
 use crate::machine::{Stored, key_of, number_of, value_of};
 use crate::world::{CLIENTS, ETCD, MACHINES, Message, Moment, Plot, SKEW, TICK, World};
 use oneread_cluster::core::etcd::EtcdCall;
-use oneread_cluster::core::message::{Kind as Asked, NotDone, Outcome, Reply, Request, RequestId};
+use oneread_cluster::core::message::{Kind as Asked, NotDone, Outcome, Reply, Request, RequestId, Wanted};
 use oneread_cluster::core::sending::Sending;
 use oneread_cluster::core::state::{NodeId, Page, ShardIx, Time, Timing, Word};
 use oneread_cluster::core::view::View;
@@ -32,8 +32,8 @@ pub struct Operation {
     pub shard: ShardIx,
     key: u8,
     pub kind: Kind,
-    value: u64,
-    ttl: Option<Time>,
+    pub value: u64,
+    wanted: Wanted,
     sending: Sending,
     /// Of a GET by request.
     copy: u64,
@@ -52,6 +52,11 @@ pub struct Client {
 impl Client {
     pub fn new(shards: ShardIx, timing: Timing) -> Client {
         Client { view: View::new(shards, timing), reading: None, operation: None, number: 0 }
+    }
+
+    /// Who serves a shard, as it knows.
+    pub fn primary(&self, shard: ShardIx) -> Option<NodeId> {
+        self.view.shard(shard).primary
     }
 }
 
@@ -108,12 +113,13 @@ impl World {
             _ if self.plot == Plot::Deposed && client + 1 == CLIENTS => {
                 self.random.one(&[Kind::Insert, Kind::Swap(known)])
             }
+            _ if self.apart.chance(self.nature.swaps) => Kind::Swap(known),
             _ => self.random.one(&[Kind::Put, Kind::Put, Kind::Insert, Kind::Swap(known)]),
         };
         self.value += 1;
         let lives = if self.apart.chance(self.nature.lives) { self.apart.one(&[60, 150, 400]) } else { 0 };
-        let (value, ttl) = match kind {
-            Kind::Get | Kind::Remove | Kind::Expire => (0, None),
+        let (mut value, ttl) = match kind {
+            Kind::Get | Kind::Remove | Kind::Expire | Kind::OwnerGone => (0, None),
             // It ends with what it is swapped for.
             Kind::Swap(expected) => (value_with_due(due_of(expected).unwrap_or(0), self.value), None),
             _ if lives == 0 => (self.value, None),
@@ -127,6 +133,7 @@ impl World {
             self.clients[client].number += 1;
             id = Some(RequestId { lane: client as u64, number: self.clients[client].number });
         }
+        let wanted = Wanted::new(ttl, self.puts_as(client, shard, kind, &mut value));
         let event = self.history.len();
         let (start, outcome) = (self.time, Outcome::Done);
         self.history.push(Event { shard, key, start, end: NEVER, kind, value, outcome, is_void: false });
@@ -134,7 +141,7 @@ impl World {
         let sending = Sending::new(id.is_some());
         let asked = self.time;
         let operation =
-            Operation { event, id, shard, key, kind, value, ttl, sending, copy: 0, asked, issued };
+            Operation { event, id, shard, key, kind, value, wanted, sending, copy: 0, asked, issued };
         self.clients[client].operation = Some(operation);
         if kind != Kind::Get {
             self.send_copy(client);
@@ -146,13 +153,13 @@ impl World {
         let operation = self.clients[client].operation.as_mut().unwrap();
         let (shard, key, value) = (operation.shard, operation.key, operation.value);
         let kind = match operation.kind {
-            Kind::Get | Kind::Expire => None,
+            Kind::Get | Kind::Expire | Kind::OwnerGone => None,
             Kind::Put => Some(Asked::Put(value_of(value))),
             Kind::Insert => Some(Asked::Insert(value_of(value))),
             Kind::Swap(expected) => Some(Asked::Swap { expected: value_of(expected), new: value_of(value) }),
             Kind::Remove => Some(Asked::Remove),
         };
-        let (id, ttl) = (operation.id, operation.ttl);
+        let (id, wanted) = (operation.id, operation.wanted);
         (operation.asked, operation.issued) = (time, issued);
         let Some(to) = self.clients[client].view.shard(shard).primary else { return self.read_map(client) };
         self.copy += 1;
@@ -166,7 +173,7 @@ impl World {
             Some(kind) => {
                 operation.sending.sends(copy);
                 let key = key_of(shard, key);
-                Message::Request { to, client, request: Request { copy, id, shard, key, kind, ttl } }
+                Message::Request { to, client, request: Request { copy, id, shard, key, kind, wanted } }
             }
         };
         self.tell(MACHINES + client, to, message);
@@ -205,6 +212,7 @@ impl World {
             Message::Answer { answer, .. } => {
                 self.clients[client].view.learn(&answer);
             }
+            Message::Reply { reply } if self.owner_replied(client, reply) => {}
             Message::Reply { reply } => self.replied(client, reply),
             Message::Value { copy, node, value, page } => {
                 let Some(operation) = self.clients[client].operation.as_mut() else { return };
@@ -240,6 +248,11 @@ impl World {
             }
             return;
         };
+        let (value, start) = (operation.value, self.history[operation.event].start);
+        if outcome == Outcome::Done {
+            self.look_whether_gone(value, start, "was put");
+        }
+        let operation = self.clients[client].operation.as_ref().unwrap();
         let event = &mut self.history[operation.event];
         (event.end, event.outcome, event.is_void) = (self.time, outcome, outcome == Outcome::Full);
         self.clients[client].operation = None;
@@ -253,6 +266,7 @@ impl World {
     }
 
     fn got(&mut self, client: usize, value: u64, asked: u32) {
+        self.look_whether_gone(value, asked, "was got");
         let operation = self.clients[client].operation.take().unwrap();
         let event = &mut self.history[operation.event];
         (event.start, event.end, event.value) = (asked, self.time, value);

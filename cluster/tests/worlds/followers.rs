@@ -4,7 +4,7 @@ use crate::machine::{key_of, number_of};
 use crate::world::{Random, World};
 use oneread_cluster::core::feed::FeedAt;
 use oneread_cluster::core::message::{Effect, Key};
-use oneread_cluster::core::results;
+use oneread_cluster::core::own;
 use oneread_cluster::core::state::ShardIx;
 use std::collections::BTreeMap;
 
@@ -100,7 +100,7 @@ impl World {
         let from = part.from;
         let mut last = from;
         for told in part.changes {
-            if results::is_result(&told.key) {
+            if own::shard_of(&told.key).is_some() {
                 return Err(format!("{told:?} is no change of a client's key"));
             }
             if told.at.number != last.number + 1 || told.at.epoch < last.epoch {
@@ -111,7 +111,7 @@ impl World {
             let fits = match told.effect {
                 Effect::Nothing => false,
                 Effect::Came => was != Some(true),
-                Effect::Replaced | Effect::Removed | Effect::Evicted | Effect::Expired => was != Some(false),
+                _ => was != Some(false),
             };
             if !fits || told.value.is_some() != matches!(told.effect, Effect::Came | Effect::Replaced) {
                 return Err(format!("{told:?}, and it was there: {was:?}"));

@@ -2,11 +2,11 @@
 
 use crate::world::TICK;
 use bytes::Bytes;
-use oneread_cluster::core::message::{End, Key, Value};
+use oneread_cluster::core::message::{End, Key, Life, Value};
 use oneread_cluster::core::node::Node;
-use oneread_cluster::core::results;
 use oneread_cluster::core::state::{NodeAbout, NodeId, Notes, Page, ShardIx, Time, Timing};
-use oneread_cluster::core::table::{NoMemory, Stock, Table};
+use oneread_cluster::core::table::{NoMemory, OwnedKey, Stock, Table};
+use oneread_cluster::core::{own, owners};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -26,8 +26,8 @@ pub struct Memory {
     pub page: Page,
     pub notes: Notes,
     pub entries: BTreeMap<Key, Value>,
-    /// Of those that end by themselves.
-    pub ends: BTreeMap<Key, End>,
+    /// Of those that end by themselves, or have an owner.
+    pub lives: BTreeMap<Key, Life>,
     /// The time of day there.
     pub time: u64,
     pub stored: Vec<Stored>,
@@ -54,7 +54,7 @@ pub fn number_of(value: Option<&Value>) -> u64 {
 }
 
 fn shard_of(key: &[u8]) -> ShardIx {
-    results::shard_of(key).unwrap_or_else(|| ShardIx::from(key[0]))
+    own::shard_of(key).unwrap_or_else(|| ShardIx::from(key[0]))
 }
 
 impl Table for SimTable {
@@ -68,8 +68,22 @@ impl Table for SimTable {
         self.0.borrow().entries.get(key).map(Bytes::len)
     }
 
-    fn end(&mut self, key: &[u8]) -> Option<End> {
-        self.0.borrow().ends.get(key).copied()
+    fn life(&mut self, key: &[u8]) -> Option<Life> {
+        let memory = self.0.borrow();
+        memory.entries.get(key).map(|_| memory.lives.get(key).copied().unwrap_or_default())
+    }
+
+    fn has_owners(&self) -> bool {
+        true
+    }
+
+    /// One by one: outcomes, of which there are many, are nobody's.
+    fn walk_owned(&mut self, from: Option<Key>) -> (Vec<OwnedKey>, Option<Key>) {
+        let memory = self.0.borrow();
+        let mut owned = memory.lives.iter().filter_map(|(key, life)| life.owner().map(|owner| (key, owner)));
+        let next = owned.find(|(key, _)| from.as_ref().is_none_or(|from| *key > from));
+        let Some((key, owner)) = next else { return (Vec::new(), None) };
+        (vec![OwnedKey { shard: shard_of(key), key: key.clone(), owner }], Some(key.clone()))
     }
 
     fn now(&self) -> End {
@@ -82,18 +96,16 @@ impl Table for SimTable {
 
     fn ended(&mut self, max: usize) -> Vec<(ShardIx, Key)> {
         let memory = self.0.borrow();
-        let ended = memory.ends.iter().filter(|(_, end)| end.0 <= memory.time);
+        let has_ended = |life: &Life| life.end().is_some_and(|end| end.0 <= memory.time);
+        let ended = memory.lives.iter().filter(|(_, life)| has_ended(life));
         ended.take(max).map(|(key, _)| (shard_of(key), key.clone())).collect()
     }
 
-    fn put(&mut self, key: &[u8], value: &[u8], end: Option<End>) -> Result<(), NoMemory> {
+    fn put(&mut self, key: &[u8], value: &[u8], life: Life) -> Result<(), NoMemory> {
         let mut memory = self.0.borrow_mut();
         let key = Bytes::copy_from_slice(key);
         memory.entries.insert(key.clone(), Bytes::copy_from_slice(value));
-        match end {
-            Some(end) => memory.ends.insert(key.clone(), end),
-            None => memory.ends.remove(&key),
-        };
+        memory.lives.insert(key.clone(), life);
         memory.stored.push(Stored::Entry(key));
         Ok(())
     }
@@ -101,7 +113,7 @@ impl Table for SimTable {
     fn remove(&mut self, key: &[u8]) -> Result<(), NoMemory> {
         let mut memory = self.0.borrow_mut();
         memory.entries.remove(key);
-        memory.ends.remove(key);
+        memory.lives.remove(key);
         memory.stored.push(Stored::Entry(Bytes::copy_from_slice(key)));
         Ok(())
     }
@@ -120,12 +132,13 @@ impl Table for SimTable {
         for key in self.0.borrow().entries.keys() {
             let stock = &mut stock[usize::from(shard_of(key))];
             (stock.entries, stock.bytes) = (stock.entries + 1, stock.bytes + self.cost(key, 0));
+            stock.owners.extend(owners::parts(key).map(|_| key.clone()));
         }
         stock
     }
 
     fn cost(&self, key: &[u8], _: usize) -> u64 {
-        u64::from(!results::is_result(key))
+        u64::from(own::shard_of(key).is_none())
     }
 
     fn memory(&self) -> u64 {
@@ -172,7 +185,8 @@ impl Machine {
         };
         let table = SimTable(self.memory.clone());
         self.process += 1;
-        let mut node = Node::new(self.id, NodeAbout::default(), shards, timing, table, page, notes);
+        let about = NodeAbout { version: owners::SINCE_VERSION, ..NodeAbout::default() };
+        let mut node = Node::new(self.id, about, shards, timing, table, page, notes);
         node.keep_changes(kept);
         self.node = Some(node.evicting(self.evicts));
     }

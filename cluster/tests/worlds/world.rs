@@ -5,19 +5,20 @@ use crate::clients::Client;
 use crate::followers::Followers;
 use crate::history::{Event, due_of};
 use crate::machine::{Machine, Stored, key_of, number_of};
+use crate::owning::Owning;
 use oneread_cluster::core::adopt;
 use oneread_cluster::core::etcd::{At, CallId, Entry, EtcdAnswer, EtcdCall, EtcdKey, EtcdValue};
 use oneread_cluster::core::hash::ShardHash;
 use oneread_cluster::core::message::{
-    Effect, Kind, Message as NodeMessage, Outcome, Output, Peer, Reply, Request,
+    Effect, Kind, Message as NodeMessage, Outcome, Output, Peer, Reply, Request, Wanted,
 };
 use oneread_cluster::core::node::Standing;
 use oneread_cluster::core::placement::Wishes;
-use oneread_cluster::core::results;
 use oneread_cluster::core::shard::Role;
 use oneread_cluster::core::state::{
     Adoption, ClusterConfig, NodeId, NodeIds, Page, ShardIx, ShardState, Time, Timing,
 };
+use oneread_cluster::core::{own, results};
 use oneread_cluster::faults::Rule;
 use std::collections::BTreeMap;
 
@@ -28,12 +29,12 @@ pub const TICK: f64 = 1_000.0;
 /// Ticks after which a node whose key has not changed may be deposed.
 const TTL: u64 = 150;
 /// The first ticks, in which nothing goes wrong; a world's length; how much of that is calm, at its end.
-const WARM: u32 = 120;
+pub const WARM: u32 = 120;
 pub const TICKS: u32 = 1_750;
 pub const CALM: u32 = 600;
 /// The last ticks, in which nobody hands over any more.
 const LAST: u32 = 250;
-/// Ticks that a world goes on at most until each shard is served.
+/// Ticks that a world goes on at most until each shard is served, and has no owners.
 const MORE: u32 = 1_000;
 
 /// By how many ticks the time of day differs from machine to machine, at most.
@@ -101,12 +102,16 @@ pub struct Nature {
     pub evicts: bool,
     /// How many of the entries that are put have an end.
     pub lives: f64,
+    /// Entries have owners.
+    pub owners: bool,
     pub ids: f64,
     pub repeat: f64,
     pub gives_up: f64,
     pub by_request: f64,
     pub gets: f64,
     pub removes: f64,
+    /// How many changes are swaps, beside those that are so in any world.
+    pub swaps: f64,
     /// READs that take long, are torn, or are sampled when the cell is stored to.
     pub hang: f64,
     pub torn: f64,
@@ -196,12 +201,14 @@ impl Nature {
             evict: r.one(&[0.0, 0.0, 0.003, 0.01]),
             evicts: false,
             lives: 0.0,
+            owners: false,
             ids: r.one(&[0.0, 0.5, 1.0]),
             repeat: r.one(&[0.01, 0.05, 0.2]),
             gives_up: r.one(&[0.01, 0.05, 0.1]),
             by_request: r.one(&[0.0, 0.0, 0.3]),
             gets: r.one(&[0.4, 0.6, 0.8]),
             removes: r.one(&[0.0, 0.0, 0.2]),
+            swaps: 0.0,
             hang: r.one(&[0.0, 0.0, 0.1]),
             torn: r.one(&[0.0, 0.2, 0.6]),
             lurk: r.one(&[0.0, 0.3]),
@@ -345,6 +352,7 @@ pub struct World {
     wanted: [(usize, usize); SHARDS],
     pub clients: Vec<Client>,
     pub followers: Followers,
+    pub owning: Owning,
     pub history: Vec<Event>,
     pub value: u64,
     pub copy: u64,
@@ -391,6 +399,22 @@ impl World {
         if apart.chance(0.2) {
             nature.lives = apart.one(&[0.3, 0.9]);
         }
+        let owning = Owning::new(seed);
+        nature.owners = owning.are_there;
+        // Sessions last, and copies come and go; often one of them answers slowly, and is waited for.
+        let lasts = nature.owners && apart.chance(0.6);
+        if lasts {
+            nature.moments = [0.0; MOMENTS];
+            (nature.stop, nature.cut, nature.kill, nature.wipe, nature.restore) = (0.0, 0.0, 0.0, 0.0, 0.0);
+            (nature.gets, nature.ids, nature.keys) = (0.4, apart.one(&[0.0, 1.0]), apart.one(&[1, 2]));
+            (nature.hand_over, nature.shrink, nature.join) = (apart.one(&[0.0, 0.01]), 0.02, 0.1);
+            nature.swaps = apart.one(&[0.0, 0.7]);
+        }
+        let waits_for = apart.one(&[1, 2]);
+        let waits_for = Some(waits_for).filter(|_| lasts && apart.chance(0.7));
+        if waits_for.is_some() {
+            (nature.hand_over, nature.shrink, nature.timing.late) = (0.0, 0.0, (600.0 * TICK) as Time);
+        }
         let in_sync = match plot {
             Plot::Successor => 3,
             Plot::Displaced => 2,
@@ -403,6 +427,7 @@ impl World {
         });
         let slow_link = (random.below(PROCESSES), random.below(PROCESSES));
         let slow_link = Some(slow_link).filter(|_| random.chance(0.4) && !is_quiet);
+        let slow_link = waits_for.map(|standby| (standby, 0)).or(slow_link);
         let plot_at = WARM + 50 + random.below(350) as u32;
 
         let config = ClusterConfig {
@@ -445,6 +470,7 @@ impl World {
             wanted,
             clients: Vec::new(),
             followers,
+            owning,
             history: Vec::new(),
             value: 0,
             copy: 0,
@@ -924,7 +950,9 @@ impl World {
     }
 
     pub fn run(&mut self) {
-        while self.time < TICKS || self.time < TICKS + MORE && !self.all_are_served() {
+        while self.time < TICKS
+            || self.time < TICKS + MORE && !(self.all_are_served() && self.owners_have_left())
+        {
             self.time += 1;
             for machine in &self.machines {
                 machine.memory.borrow_mut().time += 1;
@@ -953,6 +981,7 @@ impl World {
                 if self.time > WARM && self.runs(MACHINES + client) && self.random.chance(0.7) {
                     self.client_steps(client);
                 }
+                self.owner_steps(client);
             }
             self.follow();
             self.operate();
@@ -965,6 +994,7 @@ impl World {
         }
         self.follow_to_the_end();
         self.look_at_ends();
+        self.look_at_owners();
         for shard in 0..self.nature.shards {
             if let Some(is_served) = self.is_served(shard) {
                 self.count(if is_served { "served at the end" } else { NOT_SERVED });
@@ -999,7 +1029,7 @@ impl World {
                 else {
                     continue;
                 };
-                let end = memory.ends.get(&key);
+                let end = memory.lives.get(&key).and_then(|life| life.end());
                 // A standby that is late is left out first.
                 let late = 2 * self.nature.timing.late / TICK as Time + 50;
                 if end.is_none_or(|end| end.0 + late < memory.time) {
@@ -1237,7 +1267,14 @@ impl World {
         let copy = self.copy;
         self.removes(machine, shard as ShardIx, key, copy, Effect::Evicted);
         let key = key_of(shard as ShardIx, key);
-        let request = Request { copy, id: None, shard: shard as ShardIx, key, kind: Kind::Remove, ttl: None };
+        let request = Request {
+            copy,
+            id: None,
+            shard: shard as ShardIx,
+            key,
+            kind: Kind::Remove,
+            wanted: Wanted::Usual,
+        };
         let now = self.clock(machine);
         self.machines[machine].node.as_mut().unwrap().requested(now, Peer::SELF, request);
         self.carry_out(machine);
@@ -1254,6 +1291,7 @@ impl World {
             end: crate::history::NEVER,
             kind: match effect {
                 Effect::Expired => crate::history::Kind::Expire,
+                Effect::OwnerGone => crate::history::Kind::OwnerGone,
                 _ => crate::history::Kind::Remove,
             },
             value: 0,
@@ -1290,10 +1328,14 @@ impl World {
                     self.tell(machine, to, Message::Node { to, from: id, message });
                 }
                 // Outcomes leave only where that rule is broken.
-                Output::Removes { key, .. } if results::is_result(&key) => {}
+                Output::Removes { key, .. } if own::shard_of(&key).is_some() => {}
                 Output::Removes { copy, key, effect } => {
                     self.removes(machine, ShardIx::from(key[0]), key[1], copy, effect);
-                    self.count(if effect == Effect::Expired { "expired" } else { "evicted for room" });
+                    self.count(match effect {
+                        Effect::Expired => "expired",
+                        Effect::OwnerGone => "left with their owner",
+                        _ => "evicted for room",
+                    });
                 }
                 Output::Reply(Peer::SELF, reply) => self.evicted((machine, process, reply.copy), reply),
                 Output::Reply(Peer(client), reply) => self.replies(machine, client as usize, reply),

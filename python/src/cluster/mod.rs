@@ -8,14 +8,14 @@ mod pool;
 mod scan;
 
 use crate::client::closed;
-use crate::convert::bytes_of;
+use crate::convert::{bytes_of, seconds};
 use crate::error::{Classed, Raise, error_at, told};
 use crate::fork::PerProcess;
 use crate::keys::{CHUNK, Items};
 use crate::options::{self, Arguments, ClusterArguments};
 use crate::waiting::detached;
 pub(crate) use feed::ClusterChanges;
-use oneread::{PutMode, PutOptions, SwapOutcome};
+use oneread::{OwnerOptions, PutMode, PutOptions, SwapOutcome};
 use oneread_cluster::client::{self, ClusterError};
 use oneread_cluster::core::state::ClusterConfig;
 use pool::Pool;
@@ -46,13 +46,22 @@ const GETS: usize = 32 * CHUNK;
 pub(crate) struct ClusterClient {
     arguments: ClusterArguments,
     config: ClusterConfig,
+    owner: Option<OwnerOptions>,
     handles: PerProcess<Pool>,
 }
 
-fn connect(py: Python<'_>, arguments: &ClusterArguments) -> PyResult<client::ClusterClient> {
+fn connect(
+    py: Python<'_>,
+    arguments: &ClusterArguments,
+    owner: Option<OwnerOptions>,
+) -> PyResult<client::ClusterClient> {
     let ClusterArguments { name, etcd, options, exactly_once } = arguments;
     let connect = || client::ClusterClient::connect(name.clone(), etcd.clone(), options.clone());
-    Ok(detached(py, connect)?.raise(py)?.exactly_once(*exactly_once))
+    let client = detached(py, connect)?.raise(py)?.exactly_once(*exactly_once);
+    match owner {
+        Some(owner) => detached(py, move || client.owner(owner))?.raise(py),
+        None => Ok(client),
+    }
 }
 
 /// What became of the puts of a batch.
@@ -105,10 +114,20 @@ impl Outcomes {
 }
 
 impl ClusterClient {
+    fn with_owner(
+        py: Python<'_>,
+        arguments: ClusterArguments,
+        owner: Option<OwnerOptions>,
+    ) -> PyResult<ClusterClient> {
+        let first = connect(py, &arguments, owner)?;
+        let config = first.config().clone();
+        Ok(ClusterClient { arguments, config, owner, handles: PerProcess::new(Pool::new(first)) })
+    }
+
     /// The handles of this process. Connects, in a child of the process that has connected.
     fn handles(&self, py: Python<'_>) -> PyResult<&Pool> {
         self.handles.get(|parents| match parents.is_open() {
-            true => connect(py, &self.arguments).map(Pool::new),
+            true => connect(py, &self.arguments, self.owner).map(Pool::new),
             false => Err(closed(py)),
         })
     }
@@ -187,9 +206,29 @@ impl ClusterClient {
         let arguments = given.cluster(name, etcd, timeout)?;
         given.end("ClusterClient")?;
         crate::log::begin();
-        let first = connect(py, &arguments)?;
-        let config = first.config().clone();
-        Ok(ClusterClient { arguments, config, handles: PerProcess::new(Pool::new(first)) })
+        ClusterClient::with_owner(py, arguments, None)
+    }
+
+    /// Another client, which puts as this owner: what it puts, inserts or updates is the owner's, and goes with it. When
+    /// a shard has not heard of it for `absent_for` seconds, or somebody calls `remove_owner`, it puts no more there, and
+    /// the owner's entries leave one after the other. An owner has one such client at a time: not a forked child beside its
+    /// parent.
+    ///
+    /// Raises `Refused` if the owner has another one, or its entries are still leaving; `Invalid` where entries have no owners
+    /// (nodes need `oneread serve --life`).
+    #[pyo3(signature = (number, *, absent_for=10.0))]
+    fn owner(&self, py: Python<'_>, number: u16, absent_for: f64) -> PyResult<ClusterClient> {
+        let owner = OwnerOptions::new(number).absent_for(seconds(py, absent_for, "absent_for")?);
+        ClusterClient::with_owner(py, self.arguments.clone(), Some(owner))
+    }
+
+    /// Removes all entries of an owner, and waits until they are gone: no get that begins after that finds one. Whether there
+    /// was such an owner.
+    ///
+    /// Raises `Timeout` if some are left when the time for a call is over: call it again.
+    #[pyo3(signature = (number, /))]
+    fn remove_owner(&self, py: Python<'_>, number: u16) -> PyResult<bool> {
+        self.ask(py, |client| client.remove_owner(number))
     }
 
     /// The cluster's name.

@@ -1,11 +1,13 @@
 //! As primary: what becomes of requests.
 
+use super::owned::OfOwner;
 use super::{ITEMS_MAX, Replica, Role};
 use crate::core::message::{
-    ChannelId, Effect, End, Entry, Item, Key, Kind, NotDone, Outcome, Peer, Reply, Request, RequestId, Store,
-    Value, value_len,
+    ChannelId, Effect, Entry, Item, Key, Kind, Life, NotDone, Outcome, Peer, Reply, Request, RequestId,
+    Store, Value, value_len,
 };
 use crate::core::node::{Shared, Standing};
+use crate::core::owners;
 use crate::core::results::{self, ResultKey};
 use crate::core::state::{NodeId, NodeIds, Time};
 use crate::core::table::Table;
@@ -141,7 +143,11 @@ impl<C> Replica<C> {
             return Decided::Wait;
         }
         let result_key = request.id.map(|id| ResultKey::new(self.shard, id.lane));
-        for key in [Some(&request.key), result_key.as_ref().map(|result| &result.0)].into_iter().flatten() {
+        let session = request.wanted.session();
+        let owner_key = session.map(|session| owners::key(self.shard, session.owner));
+        let owner_key = owner_key.as_ref().filter(|_| !broken(Rule::PutBesideOwner));
+        let also = [result_key.as_ref().map(|result| &result.0), owner_key];
+        for key in also.into_iter().flatten().chain([&request.key]) {
             if self.behind.contains_key(key) {
                 return Decided::Behind(key.clone());
             }
@@ -154,6 +160,11 @@ impl<C> Replica<C> {
             // An older one was given up by its client.
             return if id.number == last { Decided::Ended(outcome) } else { Decided::Drop };
         }
+        if session.is_some_and(|session| !shared.owners.may_put(self.shard, session))
+            && !broken(Rule::AnyonePuts)
+        {
+            return Decided::NotDone(NotDone::OwnerGone);
+        }
         let old = shared.table.value_len(&request.key);
         let mut differs = |expected: &Value| {
             old != Some(expected.len()) || shared.table.get(&request.key).as_ref() != Some(expected)
@@ -163,17 +174,30 @@ impl<C> Replica<C> {
             Kind::Swap { .. } | Kind::Update(_) | Kind::Remove if old.is_none() => (Outcome::Absent, None),
             Kind::Swap { expected, .. } if differs(expected) => (Outcome::Differs, None),
             Kind::Remove => (Outcome::Done, Some(None)),
-            // As in a table of its own, the entry keeps its end.
-            Kind::Swap { new, .. } => (Outcome::Done, Some(Some((new, shared.table.end(&request.key))))),
+            // As in a table of its own, the entry keeps its end, and whose it is.
+            Kind::Swap { new, .. } => {
+                let life = shared.table.life(&request.key).unwrap_or_default();
+                (Outcome::Done, Some(Some((new.clone(), life))))
+            }
             Kind::Put(value) | Kind::Insert(value) | Kind::Update(value) => {
-                let end = request.ttl.or(shared.ttl).map(|ttl| shared.table.end_after(ttl));
+                let end = request.wanted.ttl().or(shared.ttl).map(|ttl| shared.table.end_after(ttl));
                 if end == Some(None) {
                     return Decided::NotDone(NotDone::NoLife);
                 }
-                (Outcome::Done, Some(Some((value, end.flatten()))))
+                let life = Life::new(end.flatten(), session.map(|session| session.owner));
+                (Outcome::Done, Some(Some((value.clone(), life))))
+            }
+            Kind::Own(..) | Kind::Stay(_) | Kind::RemoveOwner(_) | Kind::Leaves => {
+                match self.decide_owner(shared, now, request) {
+                    OfOwner::Changes(outcome, owner) => {
+                        (outcome, owner.map(|owner| Some((owner.encode(), Life::Lasting))))
+                    }
+                    OfOwner::AtOnce(Ok(outcome)) => return Decided::Ended(outcome),
+                    OfOwner::AtOnce(Err(why)) => return Decided::NotDone(why),
+                }
             }
         };
-        let entry = |(value, end): (&Value, Option<End>)| Entry { value: value.clone(), end };
+        let entry = |(value, life): (Value, Life)| Entry { value, life };
         let cost = |len: Option<usize>| shared.cost(&request.key, len);
         let mut store: Option<Store> = new.map(|new| (request.key.clone(), new.map(entry)));
         let (was, is) = (cost(old), store.as_ref().map(|store| cost(value_len(store))));
@@ -204,6 +228,7 @@ impl<C> Replica<C> {
         }
         let effect = match &store {
             None => Effect::Nothing,
+            Some(_) if request.kind.is_of_owner() => Effect::Nothing,
             Some((_, None)) if peer == Peer::SELF => Effect::Evicted,
             Some((_, None)) => Effect::Removed,
             Some(_) if old.is_none() => Effect::Came,
@@ -213,7 +238,8 @@ impl<C> Replica<C> {
         let mut stores: SmallVec<[Store; 2]> = store.into_iter().collect();
         if let (Some(result), Some(RequestId { number, .. }), false) = (result_key, request.id, is_forgotten)
         {
-            stores.push((result.0, Some(Entry { value: results::encode(number, outcome), end: None })));
+            let value = results::encode(number, outcome);
+            stores.push((result.0, Some(Entry { value, life: Life::Lasting })));
             takes += for_result;
         }
         Decided::Begin { outcome, effect, stores, takes, frees }
@@ -233,10 +259,10 @@ impl<C> Replica<C> {
         while !self.evicting.is_enough()
             && let Some((peer, request)) = waiting.pop_front()
         {
-            // What has come to its end leaves first. Else a key that is asked for all the time would never be without a change
-            // under way, and stay.
-            if shared.has_ended(&request.key) {
-                self.expire(shared, now, request.key.clone());
+            // What is over leaves first. Else a key that is asked for all the time would never be without a change under way,
+            // and stay.
+            if let Some(why) = shared.is_over(self.shard, &request.key) {
+                self.expire(shared, now, request.key.clone(), why);
             }
             match self.decide(shared, now, peer, &request) {
                 Decided::Wait => self.waiting.push_back((peer, request)),
@@ -330,7 +356,7 @@ impl<C> Replica<C> {
         }
         match change.effect {
             Effect::Evicted => shared.evicted += 1,
-            Effect::Expired => shared.expired += 1,
+            Effect::Expired | Effect::OwnerGone => shared.expired += 1,
             _ => {}
         }
         shared.reply(change.peer, Reply { copy: change.request.copy, ended: Ok(outcome) });

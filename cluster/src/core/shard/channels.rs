@@ -3,7 +3,7 @@
 use super::changes::Change;
 use super::{ITEMS_MAX, Replica, Role};
 use crate::core::feed::FeedAt;
-use crate::core::message::{ChannelId, Effect, Entry, Item, Key, Message};
+use crate::core::message::{ChannelId, Effect, Entry, Item, Key, Life, Message};
 use crate::core::node::{Shared, Standing};
 use crate::core::results;
 use crate::core::state::{NodeId, NodeIds, ShardIx, ShardState, Time};
@@ -71,8 +71,10 @@ impl<C> Channel<C> {
             return false;
         }
         let Some(value) = shared.table.get(&key) else { return false };
-        let end = shared.table.end(&key).filter(|_| !broken(Rule::EndsNotWalked));
-        let last = self.push(shared, now, shard, Item::Walked(key, Entry { value, end }));
+        let life = shared.table.life(&key).unwrap_or_default();
+        let end = life.end().filter(|_| !broken(Rule::EndsNotWalked));
+        let life = Life::new(end, life.owner().filter(|_| !broken(Rule::OwnersNotWalked)));
+        let last = self.push(shared, now, shard, Item::Walked(key, Entry { value, life }));
         if let Some(walk) = &mut self.walk {
             walk.last = last;
         }
@@ -238,6 +240,7 @@ impl<C> Replica<C> {
         let is_ready = self.leads(shared)
             && to != shared.id
             && !self.map.in_sync.has(to)
+            && (!shared.owners.has_any(self.shard) || shared.knows_owners(to))
             && self.channels.iter().all(|channel| channel.to != to);
         if is_ready {
             // What is under way goes over no channel to it, and a key that comes so is in no walk yet.

@@ -8,17 +8,17 @@
 //!
 //! Only entries of the same shard leave. They leave in the order of the table, from where the last one left, which is
 //! that of a hash; who was read since the last round stays for another one, where the table knows that (CLOCK).
-//! Outcomes of requests (CL15) stay.
+//! Outcomes of requests (CL15) and owners (CL19) stay.
 //!
-//! Entries that have come to their end leave by changes, too, whether others need the room or not.
+//! Entries that have come to their end, or whose owner leaves, do so by changes, too, whether others need the room or not.
 
 use super::changes::Change;
 use super::{ITEMS_MAX, Replica};
-use crate::core::message::{Effect, Key, Kind, Outcome, Output, Peer, Reply, Request};
+use crate::core::message::{Effect, Key, Kind, Outcome, Output, Peer, Reply, Request, Wanted};
 use crate::core::node::Shared;
-use crate::core::results;
 use crate::core::state::{NodeId, Time};
 use crate::core::table::Table;
+use crate::core::{own, results};
 use crate::faults::{Rule, broken};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -199,26 +199,27 @@ impl<C> Replica<C> {
             }
             (*walks, shared.walks_left) = (*walks - 1, shared.walks_left - 1);
             let (keys, next) = shared.table.walk(self.shard, self.evicting.from.take());
-            let stays = |key: &Key| results::is_result(key) && !broken(Rule::ResultsEvicted);
+            let stays = |key: &Key| own::shard_of(key).is_some() && !broken(Rule::ResultsEvicted);
             self.evicting.keys.extend(keys.into_iter().filter(|key| !stays(key)));
             (self.evicting.from, self.evicting.has_begun) = (next, true);
         }
     }
 
-    /// An entry that has come to its end leaves, unless a change of its key is under way: that may give it another.
+    /// An entry that has come to its end, or whose owner leaves, does so, unless a change of its key is under way: that may
+    /// give it another life.
     pub(in crate::core) fn expire<T: Table<Cursor = C>>(
         &mut self,
         shared: &mut Shared<T>,
         now: Time,
         key: Key,
+        why: Effect,
     ) {
         let is_busy = self.behind.contains_key(&key);
-        let is_full = self.channels.iter().any(|channel| channel.log.len() >= ITEMS_MAX);
-        if !self.leads(shared) || now < self.first || is_full || is_busy && !broken(Rule::EndedMeanwhile) {
+        if !self.may_change(shared, now) || is_busy && !broken(Rule::EndedMeanwhile) {
             return;
         }
         let frees = if is_busy { 0 } else { shared.cost_now(&key) };
-        let effect = if results::is_result(&key) { Effect::Nothing } else { Effect::Expired };
+        let effect = if results::is_result(&key) { Effect::Nothing } else { why };
         self.begin_leaving(shared, now, key, effect, frees);
     }
 
@@ -241,7 +242,8 @@ impl<C> Replica<C> {
             return shared.reply(Peer::SELF, Reply { copy, ended: Ok(Outcome::Done) });
         }
         let stores = std::iter::once((key.clone(), None)).collect();
-        let request = Request { copy, id: None, shard: self.shard, key, kind: Kind::Remove, ttl: None };
+        let (kind, wanted) = (Kind::Remove, Wanted::Usual);
+        let request = Request { copy, id: None, shard: self.shard, key, kind, wanted };
         let (outcome, numbers) = (Outcome::Done, SmallVec::new());
         let change = Change { peer: Peer::SELF, request, stores, outcome, effect, frees, numbers };
         self.begin(shared, now, change);

@@ -3,10 +3,11 @@
 mod changes;
 mod channels;
 pub(in crate::core) mod evicting;
+mod owned;
 mod standby;
 
 use crate::core::etcd::{At, EtcdAnswer, EtcdKey, EtcdValue};
-use crate::core::message::{Item, Key, NotDone, Peer, Request};
+use crate::core::message::{Entry, Item, Key, Life, NotDone, Peer, Request};
 use crate::core::node::{Pending, Shared, Standing};
 use crate::core::state::{NodeId, NodeIds, ShardIx, ShardState, Time, Word};
 use crate::core::table::{Stock, Table};
@@ -147,6 +148,11 @@ impl<C> Replica<C> {
     /// A node begins again: what its table has of the shard.
     pub(in crate::core) fn take_stock<T: Table<Cursor = C>>(&mut self, shared: &mut Shared<T>, stock: Stock) {
         (self.used, self.is_stale) = (stock.bytes, stock.entries > 0);
+        for key in stock.owners {
+            if let Some(value) = shared.table.get(&key) {
+                shared.owners.see(&(key, Some(Entry { value, life: Life::Lasting })));
+            }
+        }
         self.set_room(shared, self.used);
         // Whoever it was: leases of clients may last.
         self.keeps_until = Time::MAX;
@@ -222,6 +228,7 @@ impl<C> Replica<C> {
         }
         self.channels.clear();
         self.closing = None;
+        shared.owners.begin_anew(self.shard);
         if self.map.primary == Some(me) && self.started_again && !broken(Rule::OldEpochAtStart) {
             // What was under way is not known: a new epoch, alone.
             self.role = Role::Again;
@@ -275,6 +282,12 @@ impl<C> Replica<C> {
         self.role == Role::Primary && shared.standing == Standing::Good && self.closing.is_none()
     }
 
+    /// Whether it may begin a change by itself, now.
+    pub(in crate::core) fn may_change<T>(&self, shared: &Shared<T>, now: Time) -> bool {
+        let is_full = self.channels.iter().any(|channel| channel.log.len() >= ITEMS_MAX);
+        self.leads(shared) && now >= self.first && !is_full
+    }
+
     /// A state that this primary tells etcd: whether the wait is over (CL9).
     fn now_waits(&self, now: Time) -> bool {
         self.map.waits && now < self.first
@@ -303,6 +316,7 @@ impl<C> Replica<C> {
                 } else {
                     self.look_for_late(shared, now);
                     self.walk_on(shared, now);
+                    self.look_for_absent(shared, now);
                     self.wait_is_over(shared, now);
                 }
             }

@@ -193,7 +193,7 @@ impl<C> Replica<C> {
             let (keys, next) = shared.table.walk(self.shard, self.freed_to.take());
             for key in keys {
                 let cost = shared.cost_now(&key);
-                if shared.table.remove(&key).is_err() {
+                if shared.store(&(key, None)).is_err() {
                     // From the beginning, next time.
                     return;
                 }

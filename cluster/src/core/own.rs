@@ -1,0 +1,40 @@
+//! Keys of the cluster's own in nodes' tables. Those of a shard are entries beside the keys they are of: what is replicated,
+//! walked and as durable as a key's value is so for them, too.
+
+use crate::core::message::Key;
+use crate::core::state::ShardIx;
+use bytes::Bytes;
+
+/// They all begin so.
+pub const OWN: &[u8] = b"\0oneread\0";
+
+/// Of a shard: one byte says which kind, two are the shard, the rest is a number.
+const HEAD: usize = OWN.len() + 1 + 2;
+
+/// Kinds, and bytes of their numbers.
+pub(super) const RESULT: (u8, usize) = (b'r', 8);
+pub(super) const OWNER: (u8, usize) = (b'o', 2);
+
+/// The key of this kind with this number.
+pub(super) fn key(kind: (u8, usize), shard: ShardIx, number: &[u8]) -> Key {
+    let mut key = Vec::with_capacity(HEAD + number.len());
+    key.extend_from_slice(OWN);
+    key.push(kind.0);
+    key.extend_from_slice(&shard.to_be_bytes());
+    key.extend_from_slice(number);
+    Bytes::from(key)
+}
+
+/// The shard and the number of a key of this kind. `None`: it is another one.
+#[inline]
+pub(super) fn parts(kind: (u8, usize), key: &[u8]) -> Option<(ShardIx, &[u8])> {
+    let rest = key.strip_prefix(OWN).filter(|_| key.len() == HEAD + kind.1)?;
+    (rest[0] == kind.0).then(|| (ShardIx::from_be_bytes([rest[1], rest[2]]), &rest[3..]))
+}
+
+/// The shard of a key of the cluster's own. `None`: it is another key, or a node's own.
+#[inline]
+pub fn shard_of(key: &[u8]) -> Option<ShardIx> {
+    let shard = |kind| parts(kind, key).map(|(shard, _)| shard);
+    shard(RESULT).or_else(|| shard(OWNER))
+}
