@@ -4,8 +4,9 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/relay.rs"]
+mod relay;
 
-mod kill;
 mod long_values;
 mod mailbox;
 mod server;

@@ -2,11 +2,12 @@
 //! nobody.
 
 use crate::common::*;
+use crate::relay::*;
 use oneread::internals::region::Backing;
 use oneread::internals::wire::{self, KeysWriter, PROTOCOL_VERSION, Reply, Request, Wants};
 use oneread::{
-    Address, Client, ClientOptions, Config, ConnectError, GetError, MutateError, PutMode, PutOutcome,
-    ServeError, Server, ServerConfig, StartMode, SwapOutcome, TableSize, TcpAddress, Token,
+    Address, Client, Config, ConnectError, GetError, MutateError, PutMode, PutOutcome, ServeError, Server,
+    ServerConfig, StartMode, SwapOutcome, TableSize, TcpAddress, Token,
     error::{PutError, Refusal},
     sink::{SliceOutcome, SliceSink},
 };
@@ -17,43 +18,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-const TOKEN: &str = "a token for tests";
 const PIECE: usize = 60 << 10;
-
-fn here() -> Address {
-    Address::Tcp(TcpAddress::new("127.0.0.1", 0))
-}
-
-fn with_token(token: &str) -> ClientOptions {
-    patient().token(Token::new(token))
-}
-
-fn served(address: &Address, table: Config) -> ServerConfig {
-    ServerConfig::new(address.clone(), table).token(Token::new(TOKEN))
-}
-
-fn serve(table: Config) -> Server {
-    start(served(&here(), table))
-}
-
-fn small() -> Config {
-    Config::new().size(TableSize::Keys(10_000)).key_max(16).value_max(100)
-}
-
-fn connect(server: &Server) -> Client {
-    Client::connect_with(server.address(), with_token(TOKEN)).unwrap()
-}
-
-fn port_of(server: &Server) -> u16 {
-    server.tcp_address().expect("it is served over TCP").port()
-}
-
-/// A stream to the server, of somebody who has said nothing yet.
-fn dial(server: &Server) -> TcpStream {
-    let stream = TcpStream::connect(("127.0.0.1", port_of(server))).unwrap();
-    stream.set_read_timeout(Some(SOON)).unwrap();
-    stream
-}
 
 fn frame(request: &Request<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -72,44 +37,6 @@ fn reply(stream: &mut TcpStream) -> Option<Reply> {
     stream.read_exact(&mut bytes[16..]).ok()?;
     let frame = wire::decode(&bytes).unwrap().unwrap();
     Some(Reply::decode(&frame).unwrap())
-}
-
-/// Hands one frame on. Returns whether there was one.
-fn pass(from: &mut TcpStream, to: &mut TcpStream) -> bool {
-    let mut bytes = vec![0; 16];
-    if from.read_exact(&mut bytes).is_err() {
-        return false;
-    }
-    let len = u32::from_le_bytes(bytes[..4].try_into().unwrap()) as usize;
-    bytes.resize(16 + len, 0);
-    from.read_exact(&mut bytes[16..]).unwrap();
-    to.write_all(&bytes).is_ok()
-}
-
-/// What `act` does with a client that connects through a relay. That hands on one request and its reply after
-/// the other, and calls `before` with the number of each request, from 0 on, until the client hangs up or
-/// `before` says that it was enough. Returns the relay's connection to the server, too.
-fn relayed<R>(
-    server: &Server,
-    before: impl FnMut(usize) -> ControlFlow<()> + Send,
-    act: impl FnOnce(Client) -> R,
-) -> (R, TcpStream) {
-    let relay = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = Address::Tcp(TcpAddress::new("127.0.0.1", relay.local_addr().unwrap().port()));
-    let mut theirs = dial(server);
-    std::thread::scope(|scope| {
-        let relaying = scope.spawn(move || {
-            let (mut client, _) = relay.accept().unwrap();
-            let mut numbers = (0..).map(before);
-            while numbers.next().unwrap().is_continue()
-                && pass(&mut client, &mut theirs)
-                && pass(&mut theirs, &mut client)
-            {}
-            theirs
-        });
-        let done = act(Client::connect_with(&address, with_token(TOKEN)).unwrap());
-        (done, relaying.join().unwrap())
-    })
 }
 
 /// A stream to the server, of somebody who has proven to know the token.
@@ -404,50 +331,6 @@ fn pieces_are_of_one_value() {
             }
         }
     });
-}
-
-const REPLACED_LEN: usize = 5 * PIECE + 17;
-
-fn whole(number: u8) -> Vec<u8> {
-    vec![number; REPLACED_LEN]
-}
-
-/// What a GET finds whose value is replaced by another one as long, after its first piece has come.
-fn found_while_it_is_replaced() -> Vec<u8> {
-    let table = Config::new().size(TableSize::Slots(256)).key_max(16).value_max(1 << 20).inline_max(40);
-    let server = serve(table.heap_bytes(32 << 20));
-    let mut writer = connect(&server);
-    writer.put(b"key", &whole(1)).unwrap();
-    // The client says hello, joins, and asks for the first piece. The next request is for another one.
-    let replace = |number| {
-        if number == 3 {
-            writer.put(b"key", &whole(2)).unwrap();
-        }
-        ControlFlow::Continue(())
-    };
-    let get = |mut client: Client| {
-        let found = client.get(b"key").unwrap().expect("the key is always there");
-        let is_told = client.stats().get.retries_replaced == 1;
-        assert!(is_told || found.iter().any(|&byte| byte != found[0]), "it is looked at again, and counted");
-        found
-    };
-    relayed(&server, replace, get).0
-}
-
-/// X11: pieces of two values are not taken for one. The GET begins again.
-#[test]
-fn a_value_that_is_replaced_is_asked_for_again() {
-    assert!(found_while_it_is_replaced() == whole(2));
-}
-
-/// X11, broken: the first piece is of the one value, and the others are of the other.
-#[cfg(feature = "faults")]
-#[test]
-fn pieces_of_two_values_are_noticed() {
-    use oneread::internals::faults::{Broken, Rule};
-    let _broken = Broken::rule(Rule::PieceNumber);
-    let found = found_while_it_is_replaced();
-    assert!(found[..PIECE] == whole(1)[..PIECE] && found[PIECE..] == whole(2)[PIECE..]);
 }
 
 /// Lives, parts and scans work as they do elsewhere. (Owners, the feed, puts in two steps and encryption over

@@ -1,5 +1,5 @@
 //! GETs and changes by the server over a real device, as messages and HERD's way. Server and client
-//! are two processes. Without a device these tests say so and do nothing, as in `verbs.rs`.
+//! are two processes. Without a device these tests say so and do nothing, as in `tests/verbs/device.rs`.
 
 use crate::common::{SOON, is_there_a_device, patient, wait_for};
 use oneread::internals::verbs::SetupError;

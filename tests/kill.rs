@@ -3,10 +3,14 @@
 //! `oneread bench kill` kills servers at random instants under load. Here a switch of the feature
 //! `faults` kills the server after so many stores. The simulator tries more layouts and more kinds of
 //! changes (`tests/adversary/every.rs`), but no process ends there.
+//!
+//! A program of its own: only builds with that feature have these tests.
 
 #![cfg(feature = "faults")]
 
-use crate::common::*;
+mod common;
+
+use common::*;
 use oneread::internals::faults::kill_after_stores;
 use oneread::internals::region::{Backing, Region};
 use oneread::{
@@ -133,7 +137,7 @@ fn killed_between_any_two_stores() {
                 std::fs::copy(&good, &file).unwrap();
                 let _ = std::fs::remove_file(place.address.socket().unwrap());
                 let mut process = Process::start(
-                    "kill::killed_child",
+                    "killed_child",
                     &[
                         ("ONEREAD_TEST_ADDRESS", place.address.to_string()),
                         ("ONEREAD_TEST_FILE", file.display().to_string()),
