@@ -1,6 +1,8 @@
 //! Readers in other processes, writers in this one. Keys that stay are never missed while the table
 //! moves them, and no reader sees a value that was not written for its key. Runs over shm and TCP, or over
 //! a real verbs device with ONEREAD_TEST_FABRIC=verbs (in the guest: `./test --verbs`).
+//!
+//! A program of its own: what it does in its time would be less beside other tests.
 
 mod common;
 

@@ -1,5 +1,7 @@
 //! Clients and servers in children made by `fork`: they know that they are not the ones of the parent, and leave
 //! those alone. And what such a child keeps open keeps no server alive.
+//!
+//! A program of its own: a child has what other tests' threads have locked, and keeps it locked.
 
 #![cfg(not(loom))]
 #![allow(unsafe_code, reason = "fork")]

@@ -3,6 +3,9 @@
 //! `oneread bench kill` kills servers at random instants under load. Here a switch of the feature
 //! `faults` kills the server after so many stores. The simulator tries more layouts and more kinds of
 //! changes (`tests/adversary/every.rs`), but no process ends there.
+//!
+//! A program of its own: only builds with that feature have these tests.
+
 #![cfg(feature = "faults")]
 
 mod common;

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 pub fn is_guest(test: &str) -> bool {
     let there = std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some());
     if there {
-        eprintln!("skipped {test}: this machine has an RDMA device; tests/verbs.rs is for it");
+        eprintln!("skipped {test}: this machine has an RDMA device; tests/verbs/device.rs is for it");
     }
     there
 }

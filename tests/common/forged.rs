@@ -1,7 +1,7 @@
 //! A relay that changes what a verbs server says of itself, for the tests with a real device and
 //! with the fake one.
 
-use super::{TOKEN, at, options, refused};
+use crate::{TOKEN, at, options, refused};
 use oneread::internals::verbs::SetupError;
 use oneread::{Address, VerbsAddress};
 use std::io::{Read, Write};

@@ -1058,13 +1058,14 @@ impl Process {
         assert!(told.is_some_and(|(_, status)| status.stopped()), "{told:?}");
     }
 
-    /// Waits for the process to end. Returns its output.
+    /// Waits for the process to end, and looks whether it has run the test. Returns its output.
     pub fn finish(mut self) -> String {
         let mut output = String::new();
         let mut stdout = self.0.stdout.take().expect("piped");
         std::io::Read::read_to_string(&mut stdout, &mut output).expect("reading a process's output");
         let status = self.0.wait().expect("waiting for a process");
         assert!(status.success(), "the process failed ({status}):\n{output}");
+        assert!(output.contains(" 1 passed"), "there is no such test:\n{output}");
         output
     }
 }

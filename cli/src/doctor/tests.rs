@@ -379,7 +379,7 @@ fn no_permission() {
     let mut machine = Machine::usual();
     machine.soft_roce().library();
     let mut facts = machine.facts();
-    // Root opens anything; cli/tests/doctor.rs tests the refusal itself.
+    // Root opens anything; cli/tests/cli/doctor.rs tests the refusal itself.
     for (errno, container, found, command) in [
         (
             13,

@@ -2,6 +2,9 @@
 
 #[path = "../command/mod.rs"]
 mod command;
+mod disks;
+mod dist;
+mod doctor;
 mod feed;
 mod growth;
 #[path = "../../../cluster/tests/common/installed.rs"]
@@ -9,6 +12,8 @@ mod installed;
 #[cfg(feature = "lab")]
 mod lab;
 mod metrics;
+#[cfg(feature = "lab")]
+mod plan;
 mod region_files;
 mod served;
 mod servers;

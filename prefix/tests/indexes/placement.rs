@@ -1,0 +1,574 @@
+//! The index of holders, in both of its forms, beside a map that does the same.
+
+use crate::scene::Scene;
+use oneread::{Address, Client, Config, Evict, Server, ServerConfig, TableSize};
+use oneread_prefix::{Digests, EventStream, Holder, Key, KvEvent, PlacementIndex, PrefixError};
+use proptest::collection::vec;
+use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_oneof, proptest};
+use std::collections::{BTreeMap, BTreeSet};
+
+const HOLDERS: u16 = 160;
+const SIZE: TableSize = TableSize::Keys(4_000);
+
+/// The digest of a block: of its tokens, and all those before it.
+fn chain(tokens: &[u8]) -> Vec<Key> {
+    let mut before = 1u128;
+    let next = |&token: &u8| {
+        before = (before ^ u128::from(token) ^ before >> 61)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+        before.to_le_bytes()
+    };
+    tokens.iter().map(next).collect()
+}
+
+/// A prompt of a family whose members part at many places.
+fn prompt(branch: [u8; 3], length: usize) -> Vec<Key> {
+    let token = |n: usize| match n {
+        0..5 => 0,
+        5..11 => branch[0],
+        11..20 => branch[1] * u8::from(n >= 13),
+        _ => branch[2],
+    };
+    chain(&(0..length).map(token).collect::<Vec<_>>())
+}
+
+fn served(table: Config, evict: Option<Evict>) -> Scene<PlacementIndex> {
+    Scene::new(PlacementIndex::new, table, evict)
+}
+
+/// Both forms of a table.
+fn forms() -> [Config; 2] {
+    [PlacementIndex::config(SIZE, HOLDERS), PlacementIndex::grouped_config(SIZE, HOLDERS)]
+}
+
+/// Has the index clean until nothing is left.
+fn clean(index: &mut PlacementIndex, entries: usize) -> usize {
+    let mut freed = 0;
+    loop {
+        let step = index.clean(entries).unwrap();
+        freed += step.freed;
+        if step.is_done {
+            return freed;
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Add {
+        by: usize,
+        holder: usize,
+        branch: [u8; 3],
+        length: usize,
+        from: usize,
+    },
+    Drop {
+        by: usize,
+        holder: usize,
+        branch: [u8; 3],
+        length: usize,
+        from: usize,
+    },
+    /// And it registers again.
+    DropHolder {
+        by: usize,
+        holder: usize,
+    },
+    CleanSome {
+        by: usize,
+        entries: usize,
+    },
+    CleanAll,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let branch = (0..7u8, 0..6u8, 0..3u8).prop_map(|(a, b, c)| [a, b, c]);
+    let range = (0..2usize, 0..3usize, branch, 1..30usize, 0..30usize);
+    prop_oneof![
+        8 => range.clone().prop_map(|(by, holder, branch, length, from)| {
+            Op::Add { by, holder, branch, length, from: if from > 15 { 0 } else { from } }
+        }),
+        4 => range.prop_map(|(by, holder, branch, length, from)| Op::Drop { by, holder, branch, length, from }),
+        1 => (0..2usize, 0..3usize).prop_map(|(by, holder)| Op::DropHolder { by, holder }),
+        2 => (0..2usize, 1..50usize).prop_map(|(by, entries)| Op::CleanSome { by, entries }),
+        1 => Just(Op::CleanAll),
+    ]
+}
+
+/// Blocks by the holder that has them.
+type Model = BTreeMap<usize, BTreeSet<Key>>;
+
+/// Asks for all prompts of the family.
+fn compare(index: &mut PlacementIndex, holders: &[Holder], model: &Model) {
+    let mut lengths = vec![9; index.holders_max()];
+    for branch in (0..7).flat_map(|a| (0..6).flat_map(move |b| (0..3).map(move |c| [a, b, c]))) {
+        let keys = prompt(branch, 29);
+        let longest = index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap();
+        let mut expected = vec![0; lengths.len()];
+        for (n, holder) in holders.iter().enumerate() {
+            let has = |key: &&Key| model.get(&n).is_some_and(|of_it| of_it.contains(*key));
+            expected[usize::from(holder.number())] = keys.iter().take_while(has).count() as u32;
+        }
+        assert_eq!(lengths, expected, "{branch:?}");
+        assert_eq!(longest as u32, expected.into_iter().max().unwrap());
+    }
+}
+
+fn story(table: Config, ops: Vec<Op>) {
+    let scene = served(table, None);
+    let mut indexes = [scene.index(), scene.index()];
+    let mut reader = scene.index();
+    let mut holders: Vec<Holder> =
+        (0..3).map(|n| indexes[n % 2].holder(&format!("worker {n}")).unwrap()).collect();
+    let mut model = Model::new();
+    for op in ops {
+        match op {
+            Op::Add { by, holder, branch, length, from } => {
+                let keys = prompt(branch, length);
+                indexes[by].add(&holders[holder], &Digests::from(&keys[..]), from).unwrap();
+                model.entry(holder).or_default().extend(keys.iter().skip(from));
+            }
+            Op::Drop { by, holder, branch, length, from } => {
+                let keys = prompt(branch, length);
+                indexes[by].remove(&holders[holder], &Digests::from(&keys[..]), from).unwrap();
+                let of_it = model.entry(holder).or_default();
+                of_it.retain(|key| !keys[from.min(keys.len())..].contains(key));
+            }
+            Op::DropHolder { by, holder } => {
+                let gone = holders[holder].clone();
+                assert!(indexes[by].drop_holder(&gone).unwrap());
+                assert!(!indexes[1 - by].drop_holder(&gone).unwrap(), "once is enough");
+                model.remove(&holder);
+                let late = indexes[1 - by].add(&gone, &Digests::from(&prompt([0; 3], 3)[..]), 0).unwrap_err();
+                assert!(matches!(late, PrefixError::HolderGone { .. }), "{late}");
+                compare(&mut reader, &holders, &model);
+                holders[holder] = indexes[by].holder(gone.name()).unwrap();
+                assert_ne!(holders[holder].number(), gone.number(), "not before it is clean");
+            }
+            Op::CleanSome { by, entries } => drop(indexes[by].clean(entries).unwrap()),
+            Op::CleanAll => {
+                clean(&mut indexes[0], 100);
+            }
+        }
+    }
+    compare(&mut reader, &holders, &model);
+    // When all is taken out, nothing is left but names and what marks branches.
+    clean(&mut indexes[1], 1_000);
+    compare(&mut reader, &holders, &model);
+    for holder in &holders {
+        assert!(indexes[0].drop_holder(holder).unwrap());
+    }
+    assert_eq!(clean(&mut indexes[0], 7), 3);
+    let entries = reader.client().scan().map(|entry| entry.unwrap().key).filter(|key| key.len() == 16);
+    assert!(reader_is_grouped(&scene) || entries.count() == 0);
+    // The numbers are given again.
+    assert_eq!(indexes[0].holder("another").unwrap().number(), 0);
+}
+
+fn reader_is_grouped(scene: &Scene<PlacementIndex>) -> bool {
+    scene.index().is_grouped()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Adds, drops and ends of holders by two clients, with prompts that part at many places, repeated and out of
+    /// order: another client is told what the model has.
+    #[test]
+    fn it_does_what_a_map_does(is_grouped in any::<bool>(), ops in vec(op(), 1..60)) {
+        story(forms()[usize::from(is_grouped)], ops);
+    }
+}
+
+/// One group with more blocks than an entry has room for, as a system prompt has that all requests begin with: every
+/// branch is found, by one READ more, and is taken out again.
+#[test]
+fn groups_branch() {
+    let scene = served(forms()[1], None);
+    let mut index = scene.index();
+    let holder = index.holder("worker").unwrap();
+    let prompts: Vec<Vec<Key>> = (0..100).map(|n| chain(&[&[0; 3][..], &[n; 13]].concat())).collect();
+    for keys in &prompts {
+        index.add(&holder, &Digests::from(&keys[..]), 0).unwrap();
+    }
+    let mut lengths = vec![0; index.holders_max()];
+    let before = index.stats().read.reads;
+    for keys in &prompts {
+        assert_eq!(index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap(), 16);
+        assert_eq!(lengths[usize::from(holder.number())], 16);
+    }
+    let reads = index.stats().read.reads - before;
+    // The mask, two groups, and the branch; a few keys stand outside their primary windows.
+    assert!((300..=450).contains(&reads), "{reads} READs for 100 prompts of 16 blocks");
+    for keys in &prompts {
+        index.remove(&holder, &Digests::from(&keys[..]), 3).unwrap();
+        assert_eq!(index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap(), 3);
+    }
+}
+
+/// Where a block stands is decided once: a holder that has it, and not those before it, is found again when it gets
+/// them, whatever came and went meanwhile.
+#[test]
+fn blocks_stay_where_they_stand() {
+    let scene = served(forms()[1], None);
+    let mut index = scene.index();
+    let [late, early] = ["late", "early"].map(|name| index.holder(name).unwrap());
+    let of = |branch: u8| chain(&[[0; 4], [branch; 4]].concat());
+    let mut lengths = vec![0; index.holders_max()];
+    for branch in 0..10 {
+        index.add(&early, &Digests::from(&of(branch)[..]), 0).unwrap();
+    }
+    for branch in 0..10 {
+        let keys = of(branch);
+        index.add(&late, &Digests::from(&keys[..]), 5).unwrap();
+    }
+    // All entries have room.
+    for branch in 0..10 {
+        index.remove(&early, &Digests::from(&of(branch)[..]), 0).unwrap();
+    }
+    for branch in (0..10).rev() {
+        let keys = of(branch);
+        index.add(&early, &Digests::from(&keys[..]), 0).unwrap();
+        index.add(&late, &Digests::from(&keys[..5]), 0).unwrap();
+    }
+    for branch in 0..10 {
+        index.match_prefix(&Digests::from(&of(branch)[..]), &mut lengths).unwrap();
+        assert_eq!([&late, &early].map(|holder| lengths[usize::from(holder.number())]), [8, 8], "{branch}");
+    }
+}
+
+/// A lookup READs no more than a batch behind the longest prefix, and in a grouped table one entry for eight blocks.
+#[test]
+fn lookups_cost_what_they_say() {
+    for (table, per_block) in forms().into_iter().zip([1.0, 0.125]) {
+        let scene = served(table, None);
+        let mut index = scene.index();
+        let (one, other) = (index.holder("one").unwrap(), index.holder("other").unwrap());
+        let keys = chain(&[7; 2_000]);
+        index.add(&one, &Digests::from(&keys[..1_600]), 0).unwrap();
+        index.add(&other, &Digests::from(&keys[..800]), 0).unwrap();
+        let mut lengths = vec![0; index.holders_max()];
+        let before = index.stats().read.reads;
+        assert_eq!(index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap(), 1_600);
+        let reads = (index.stats().read.reads - before) as f64;
+        assert_eq!(lengths[usize::from(one.number())], 1_600);
+        assert_eq!(lengths[usize::from(other.number())], 800);
+        assert!(reads <= 1_728.0 * per_block * 1.1 + 2.0 && reads >= 1_600.0 * per_block, "{reads} READs");
+        let before = index.stats().read.reads;
+        let absent = chain(&[8; 2_000]);
+        assert_eq!(index.match_prefix(&Digests::from(&absent[..]), &mut lengths).unwrap(), 0);
+        assert!(index.stats().read.reads - before <= 140);
+    }
+}
+
+/// How many lines of 64 bytes an entry has.
+#[test]
+fn entries_have_the_lines_they_say() {
+    for (holders, single, grouped) in [(256, 1, 6), (160, 1, 5), (96, 1, 4)] {
+        let lines = |table: Config| table.geometry().unwrap().shape().bytes() / 64;
+        assert_eq!(lines(PlacementIndex::config(SIZE, holders)), single, "{holders}");
+        assert_eq!(lines(PlacementIndex::grouped_config(SIZE, holders)), grouped, "{holders}");
+    }
+    let with_life = PlacementIndex::config(SIZE, 160).life(true);
+    assert_eq!(with_life.geometry().unwrap().shape().bytes(), 64);
+}
+
+/// The server is started again over the same region, and holders and blocks are still there; over a new table
+/// nobody is live, and lookups are empty until holders register again.
+#[test]
+fn holders_outlive_their_server() {
+    for table in forms() {
+        let mut scene = served(table, None);
+        let mut index = scene.index();
+        let holder = index.holder("worker").unwrap();
+        let keys = prompt([1, 2, 1], 29);
+        index.add(&holder, &Digests::from(&keys[..]), 0).unwrap();
+        drop(scene.server.take());
+        scene.serve(table, None);
+        let mut router = scene.index();
+        let mut lengths = vec![0; router.holders_max()];
+        assert_eq!(router.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap(), 29);
+        assert_eq!(router.holders().unwrap(), std::slice::from_ref(&holder));
+        assert_eq!(router.holder("worker").unwrap(), holder);
+        drop((router, index));
+        drop(scene.server.take());
+        std::fs::remove_file(scene.dir.path().join("region")).unwrap();
+        scene.serve(table, None);
+        let mut router = scene.index();
+        assert_eq!(router.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap(), 0);
+        let gone = router.add(&holder, &Digests::from(&keys[..]), 0).unwrap_err();
+        assert!(gone.to_string().contains("register it again"), "{gone}");
+    }
+}
+
+/// A server whose entries make room for others: lengths may be shorter than what was added, and never longer;
+/// holders stay, because they are pinned.
+#[test]
+fn what_leaves_only_shortens() {
+    for table in [
+        PlacementIndex::config(TableSize::Keys(2_000), HOLDERS),
+        PlacementIndex::grouped_config(TableSize::Keys(300), 8),
+    ] {
+        let scene = served(table, Some(Evict::ALL[0].0));
+        let (mut index, mut router) = (scene.index(), scene.index());
+        let holders = ["a", "b"].map(|name| index.holder(name).unwrap());
+        let mut lengths = vec![0; index.holders_max()];
+        let prompts: Vec<Vec<Key>> = (0..200u8).map(|n| chain(&[n; 40])).collect();
+        let mut found = 0;
+        for (n, keys) in prompts.iter().enumerate() {
+            index.add(&holders[n % 2], &Digests::from(&keys[..n % 41]), 0).unwrap();
+            for (n, keys) in prompts[..=n].iter().enumerate().rev().take(20) {
+                router.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap();
+                let [has, other] = [n % 2, 1 - n % 2].map(|n| lengths[usize::from(holders[n].number())]);
+                assert!(has as usize <= n % 41 && other == 0, "{n}: {has} {other}");
+                found += has;
+            }
+        }
+        assert!(found > 1_000, "{found} blocks were found");
+        assert_eq!(router.holders().unwrap().len(), 2);
+    }
+}
+
+/// The keys of the index's own entries: mask, records, names.
+fn own_keys(client: &mut Client) -> Vec<Vec<u8>> {
+    client.scan().map(|entry| entry.unwrap().key).filter(|key| key.len() < 16).collect()
+}
+
+fn record_key(number: u8) -> [u8; 6] {
+    [b'#', b'h', number, 0, 0, 0]
+}
+
+/// Records, the mask, or all of it had to make room for other entries, before and after a drop: who registers then
+/// is told nothing of what those before had, also where he has their numbers after cleaning.
+#[test]
+fn numbers_are_not_inherited() {
+    for (table, is_dropped, goes) in forms()
+        .into_iter()
+        .flat_map(|table| [(table, false), (table, true)])
+        .flat_map(|(table, is_dropped)| [0, 1, 2, 3].map(|goes| (table, is_dropped, goes)))
+    {
+        let scene = served(table, None);
+        let (mut old, mut index) = (scene.index(), scene.index());
+        let dead = old.holder("dead").unwrap();
+        assert_eq!(dead.number(), 0);
+        let (keys, mut lengths) = (prompt([1, 2, 1], 29), vec![0; index.holders_max()]);
+        old.add(&dead, &Digests::from(&keys[..]), 0).unwrap();
+        if is_dropped {
+            assert!(old.drop_holder(&dead).unwrap());
+        }
+        let client = old.client();
+        let gone = match goes {
+            0 => vec![record_key(0).to_vec()],
+            1 => vec![b"#m".to_vec()],
+            2 => vec![b"#m".to_vec(), record_key(0).to_vec()],
+            _ => own_keys(client),
+        };
+        for key in gone {
+            client.remove(&key).unwrap();
+        }
+        let knows_dead = goes == 1 && !is_dropped;
+        let alive = index.holder("alive").unwrap();
+        assert_eq!(alive.number(), if goes == 3 { 0 } else { 1 });
+        let longest = index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap();
+        assert_eq!(longest, if knows_dead { 29 } else { 0 }, "{is_dropped} {goes}: the mask is mended");
+        assert_eq!(lengths[usize::from(alive.number())], 0, "{is_dropped} {goes}");
+        assert_eq!(index.holders().unwrap().len(), if knows_dead { 2 } else { 1 });
+        if !knows_dead {
+            assert!(!old.drop_holder(&dead).unwrap());
+            let late = old.add(&dead, &Digests::from(&keys[..]), 0).unwrap_err();
+            assert!(matches!(late, PrefixError::HolderGone { .. }), "{late}");
+        }
+        index.add(&alive, &Digests::from(&keys[..9]), 0).unwrap();
+        assert_eq!(clean(&mut index, 10), usize::from(!knows_dead && goes != 3));
+        let next = index.holder("next").unwrap();
+        index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap();
+        assert_eq!(lengths[usize::from(alive.number())], 9);
+        assert_eq!(lengths[usize::from(next.number())], 0, "{is_dropped} {goes}");
+    }
+}
+
+/// Somebody was killed between a record and the mask's bit, in either direction: registrations and cleaning mend it.
+#[test]
+fn the_mask_is_mended() {
+    let scene = served(forms()[0], None);
+    let (mut index, mut router) = (scene.index(), scene.index());
+    let (one, two) = (index.holder("one").unwrap(), index.holder("two").unwrap());
+    let (keys, mut lengths) = (prompt([1, 2, 1], 29), vec![0; index.holders_max()]);
+    let mut told = |router: &mut PlacementIndex| {
+        router.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap();
+        [&one, &two].map(|holder| lengths[usize::from(holder.number())])
+    };
+    for holder in [&one, &two] {
+        index.add(holder, &Digests::from(&keys[..]), 0).unwrap();
+    }
+    let bit = |holder: &Holder| [1u8 << holder.number()];
+    for by_cleaning in [false, true] {
+        index.client().and_not(b"#m", &bit(&one)).unwrap();
+        assert_eq!(told(&mut router), [0, 29]);
+        match by_cleaning {
+            true => assert!(router.clean(1).unwrap().is_done),
+            false => drop(router.holder("two").unwrap()),
+        }
+        assert_eq!(told(&mut router), [29, 29]);
+    }
+    assert!(index.drop_holder(&two).unwrap());
+    for n in 0..3 {
+        index.client().or(b"#m", &bit(&two)).unwrap();
+        assert_eq!(told(&mut router), [29, 29]);
+        match n {
+            0 => drop(router.holder("one").unwrap()),
+            // Whoever hears of the drop a second time does the rest of it.
+            1 => assert!(!router.drop_holder(&two).unwrap()),
+            _ => drop(router.clean(1).unwrap()),
+        }
+        assert_eq!(told(&mut router), [29, 0], "{n}");
+    }
+}
+
+/// Clients that register, drop and clean the same names at the same time: when all is quiet, the holders that may add
+/// are those that lookups see, and no two have the same number.
+#[test]
+fn the_mask_agrees_when_all_is_quiet() {
+    let scene = served(forms()[0], None);
+    let key = &prompt([0; 3], 1)[..];
+    let work = |n: usize| {
+        let mut index = scene.index();
+        for round in 0..60 {
+            let holder = index.holder(["a", "b"][(n + round) % 2]).unwrap();
+            // Others may have dropped it.
+            let _ = index.add(&holder, &Digests::from(key), 0);
+            if round % 3 != 2 {
+                index.drop_holder(&holder).unwrap();
+            }
+            if n == 0 {
+                index.clean(1_000).unwrap();
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for n in 0..3 {
+            scope.spawn(move || work(n));
+        }
+    });
+    let (mut index, mut lengths) = (scene.index(), vec![0; HOLDERS.into()]);
+    let mask = index.client().get(b"#m").unwrap().unwrap();
+    let live: Vec<u16> = (0..HOLDERS).filter(|n| mask[usize::from(n / 8)] >> (n % 8) & 1 == 1).collect();
+    let holders = index.holders().unwrap();
+    assert_eq!(holders.iter().map(Holder::number).collect::<Vec<_>>(), live);
+    for holder in &holders {
+        index.add(holder, &Digests::from(key), 0).unwrap();
+    }
+    index.match_prefix(&Digests::from(key), &mut lengths).unwrap();
+    for n in 0..HOLDERS {
+        assert_eq!(lengths[usize::from(n)], u32::from(live.contains(&n)), "{n}");
+    }
+}
+
+/// The entry with which a group begins had to make room, and comes again: a block that stands in its own entry is
+/// taken out of there all the same, and is not told when the group is branched again.
+#[test]
+fn what_is_removed_stays_removed_without_its_head() {
+    let branches = |range: std::ops::Range<u8>| -> Vec<Vec<Key>> {
+        range.map(|n| chain(&[&[0; 3][..], &[n; 5]].concat())).collect()
+    };
+    for comes_again in [0, 1, 4] {
+        let scene = served(forms()[1], None);
+        let mut index = scene.index();
+        let holder = index.holder("worker").unwrap();
+        let (early, later) = (branches(0..20), branches(20..40));
+        for keys in &early {
+            index.add(&holder, &Digests::from(&keys[..]), 0).unwrap();
+        }
+        assert!(index.client().remove(&early[0][0]).unwrap());
+        for keys in &early[..comes_again] {
+            index.add(&holder, &Digests::from(&keys[..]), 0).unwrap();
+        }
+        for keys in &early {
+            index.remove(&holder, &Digests::from(&keys[..]), 3).unwrap();
+        }
+        for keys in &later {
+            index.add(&holder, &Digests::from(&keys[..]), 0).unwrap();
+        }
+        let mut lengths = vec![0; index.holders_max()];
+        for keys in &early {
+            assert_eq!(index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap(), 3);
+        }
+        for keys in &later {
+            assert_eq!(index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap(), 8);
+        }
+    }
+}
+
+/// Events as engines publish them: a parent that comes after its child, batches that repeat, come late or are
+/// missing, an engine that clears its blocks.
+#[test]
+fn events_are_taken_in() {
+    let [single, grouped] = forms();
+    let scene = served(single, None);
+    let mut index = scene.index();
+    let holder = index.holder("engine").unwrap();
+    let mut stream = EventStream::new(&index, holder.clone()).unwrap();
+    let (keys, mut lengths) = (chain(&[3; 8]), vec![0; index.holders_max()]);
+    let stored = |blocks: std::ops::Range<usize>| KvEvent::Stored { digests: Digests::from(&keys[blocks]) };
+    let mut length =
+        |index: &mut PlacementIndex| index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap();
+    let outcome = stream.take(&mut index, 7, &[stored(4..8)]).unwrap();
+    assert_eq!((outcome.added, outcome.missed, length(&mut index)), (4, 0, 0), "its parent is unknown");
+    let outcome = stream.take(&mut index, 8, &[stored(0..4), stored(2..6)]).unwrap();
+    assert_eq!((outcome.added, length(&mut index)), (4, 8), "it came late");
+    let removed = || KvEvent::Removed { digests: Digests::from(&keys[6..]) };
+    let outcome = stream.take(&mut index, 10, &[removed(), removed()]).unwrap();
+    assert_eq!((outcome.removed, outcome.missed, length(&mut index)), (2, 1, 6));
+    for late in [7, 8, 9, 10] {
+        let outcome = stream.take(&mut index, late, &[stored(0..8)]).unwrap();
+        assert!(outcome.is_late && outcome.added == 0);
+        assert_eq!(length(&mut index), 6, "{late} is late");
+    }
+    stream.take(&mut index, 11, &[stored(6..8), KvEvent::Cleared, stored(0..1)]).unwrap();
+    assert_eq!(length(&mut index), 1);
+    assert_ne!(stream.holder().number(), holder.number());
+    // Somebody takes the engine for dead.
+    index.drop_holder(stream.holder()).unwrap();
+    let gone = stream.take(&mut index, 12, &[stored(1..2)]).unwrap_err();
+    assert!(matches!(gone, PrefixError::HolderGone { .. }), "{gone}");
+    stream.clear(&mut index).unwrap();
+    assert_eq!(stream.take(&mut index, 12, &[stored(0..2)]).unwrap().added, 2);
+    assert_eq!(length(&mut index), 2);
+    // The engine begins again with its numbers.
+    assert!(stream.take(&mut index, 0, &[stored(0..3)]).unwrap().is_late);
+    stream.restarted(&mut index).unwrap();
+    assert_eq!(length(&mut index), 0);
+    let outcome = stream.take(&mut index, 0, &[stored(0..3)]).unwrap();
+    assert_eq!((outcome.added, outcome.missed, outcome.is_late, length(&mut index)), (3, 0, false, 3));
+    let scene = served(grouped, None);
+    let mut index = scene.index();
+    let holder = index.holder("engine").unwrap();
+    assert!(matches!(EventStream::new(&index, holder), Err(PrefixError::Grouped)));
+}
+
+/// All numbers taken, none known, wrong tables, lists of other lengths: an error that names it.
+#[test]
+fn bad_input_is_named() {
+    let table = PlacementIndex::grouped_config(TableSize::Keys(500), 8);
+    let scene = served(table, None);
+    let mut index = scene.index();
+    assert_eq!(index.holders_max(), 8);
+    let refused = index.match_prefix(&Digests::from(&prompt([0; 3], 9)[..]), &mut [0; 7]).unwrap_err();
+    assert!(matches!(refused, PrefixError::Count { digests: 8, given: 7 }), "{refused}");
+    let address = Address::Shm(scene.dir.path().join("other"));
+    let other = Config::new().size(TableSize::Keys(100));
+    let _server = Server::start(ServerConfig::new(address.clone(), other)).unwrap();
+    let refused = PlacementIndex::new(Client::connect(&address).unwrap()).unwrap_err().to_string();
+    assert!(refused.contains("`PlacementIndex::config`"), "{refused}");
+    drop(index);
+    let scene = served(PlacementIndex::config(TableSize::Keys(2_000), 160), None);
+    let mut index = scene.index();
+    let holders: Vec<Holder> = (0..160).map(|n| index.holder(&format!("{n}")).unwrap()).collect();
+    let refused = index.holder("one more").unwrap_err();
+    assert!(matches!(refused, PrefixError::Holders { max: 160 }), "{refused}");
+    assert_eq!(index.holders().unwrap(), holders);
+    assert!(index.drop_holder(&holders[77]).unwrap());
+    assert_eq!(index.holder("one more").unwrap().number(), 77, "it cleans first");
+    assert_eq!(clean(&mut index, 100), 0);
+    assert!(matches!(index.drop_holder(&holders[77]), Ok(false)));
+}

@@ -1,0 +1,18 @@
+//! Stories in this process that are told again in builds with the switches for broken rules, and have more to tell
+//! there. As in `stories`, no test starts another process.
+
+#[path = "../common/churned.rs"]
+mod churned;
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../common/relay.rs"]
+mod relay;
+
+mod evict;
+mod extents;
+mod hints;
+mod lives;
+mod long_model;
+mod owners;
+mod pieces;
+mod two_steps;

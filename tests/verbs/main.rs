@@ -1,0 +1,41 @@
+//! The verbs fabric, on real devices and on those that fail on demand. The tests of real devices run in the guest
+//! (`./test`), one after the other: some spoil packets, or take a link down.
+
+#[path = "../common/churned.rs"]
+mod churned;
+#[path = "../common/mod.rs"]
+mod common;
+#[cfg(feature = "encryption")]
+#[path = "../common/encrypted.rs"]
+mod encrypted;
+#[path = "../common/fake_ibverbs.rs"]
+mod fake_ibverbs;
+#[path = "../common/forged.rs"]
+mod forged;
+
+mod device;
+mod extents;
+mod faked;
+mod growth;
+mod shared;
+
+use common::patient;
+use oneread::internals::verbs::{SetupError, Token};
+use oneread::{Address, Client, ClientOptions, ConnectError};
+
+const TOKEN: &str = "a token for tests";
+
+fn at(place: &str) -> Address {
+    format!("verbs://{place}").parse().unwrap()
+}
+
+fn options() -> ClientOptions {
+    patient().token(Token::new(TOKEN))
+}
+
+fn refused(address: &Address, options: ClientOptions) -> SetupError {
+    match Client::connect_with(address, options) {
+        Err(ConnectError::Verbs(error)) => error,
+        other => panic!("expected no connection: {other:?}"),
+    }
+}
