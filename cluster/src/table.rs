@@ -179,7 +179,10 @@ impl NodeTable {
                 Ok(()) => return Ok(()),
                 Err(error)
                     if tries >= TRIES && begun.elapsed() >= ROOM_WAIT
-                        || matches!(error, PutError::NoLife | PutError::TimeToLive { .. }) =>
+                        || matches!(
+                            error,
+                            PutError::NoLife | PutError::TimeToLive { .. } | PutError::OwnerNumber { .. }
+                        ) =>
                 {
                     tracing::error!(%error, "the table refuses a change");
                     return Err(NoMemory);

@@ -1,6 +1,6 @@
 //! Entries that end, and their numbers (V), by the index alone and through a server.
 
-use oneread::embedded::{Clock, Index};
+use oneread::embedded::{Clock, Index, KeyCursor};
 use oneread::error::{MutateError, PutError};
 use oneread::internals::region::{Backing, Region};
 use oneread::layout::{Life, Seeds};
@@ -156,7 +156,7 @@ fn an_end_is_kept() {
     let first = end(&index).unwrap();
     for _ in 0..290 {
         clock.advance(Duration::from_millis(10));
-        index.put_until(&key(1), b"again", end(&index)).unwrap();
+        index.put_until(&key(1), b"again", end(&index), 0).unwrap();
         assert_eq!(end(&index), Some(first));
     }
     tidy(&index);
@@ -165,15 +165,48 @@ fn an_end_is_kept() {
     tidy(&index);
     assert_eq!(index.len(), 0);
     // Not in between, over, beyond all, never.
-    index.put_until(&key(1), b"", Some(4 * SECOND + Duration::from_nanos(1))).unwrap();
+    index.put_until(&key(1), b"", Some(4 * SECOND + Duration::from_nanos(1)), 0).unwrap();
     assert_eq!(end(&index), Some(4 * SECOND + SECOND / 8));
-    index.put_until(&key(1), b"", Some(SECOND)).unwrap();
+    index.put_until(&key(1), b"", Some(SECOND), 0).unwrap();
     assert_eq!(end(&index), Some(3 * SECOND + SECOND / 8));
-    index.put_until(&key(1), b"", Some(Duration::MAX)).unwrap();
+    index.put_until(&key(1), b"", Some(Duration::MAX), 0).unwrap();
     assert_eq!(end(&index), Some(SECOND / 8 * u32::MAX));
-    index.put_until(&key(1), b"", None).unwrap();
+    index.put_until(&key(1), b"", None, 0).unwrap();
     assert_eq!(end(&index), None);
     assert!(index.can_live(SECOND) && !index.can_live(Duration::ZERO) && !index.can_live(Duration::MAX));
+}
+
+/// The number of an owner goes with an entry, and means nothing to a table that knows no owners. A scan shows those that have
+/// one; a table with owners refuses it.
+#[test]
+fn an_owner_of_somebody_elses_is_kept() {
+    for size in sizes() {
+        let (index, clock) = index(&config("windowed:8", size));
+        for n in 0..KEYS {
+            let (end, owner) = (Some(index.age().unwrap() + SECOND).filter(|_| n % 2 == 0), (n % 3) as u16);
+            index.put_until(&key(n), &value(0, n as u8), end, owner).unwrap();
+        }
+        index.put(&key(1), b"nobody's", PutMode::Update).unwrap();
+        let of = |n: u64| life(&index, &key(n)).unwrap().owner;
+        assert_eq!([of(0), of(1), of(2)], [0, 0, 2]);
+        let (mut cursor, mut owned) = (KeyCursor::default(), Vec::new());
+        while index.scan_owned(&mut cursor, |key, owner| owned.push((key.to_vec(), owner))) {}
+        owned.sort();
+        let mut expected: Vec<_> =
+            (2..KEYS).filter(|n| n % 3 != 0).map(|n| (key(n).to_vec(), (n % 3) as u16)).collect();
+        expected.sort();
+        assert!(owned == expected);
+        assert_eq!(
+            index.put_until(&key(0), b"", None, u16::MAX),
+            Err(PutError::OwnerNumber { given: u16::MAX })
+        );
+        clock.advance(2 * SECOND);
+        tidy(&index);
+        assert_eq!(index.len(), KEYS / 2);
+    }
+    let (index, _) = index(&config("windowed:8", sizes()[0]).owners(true));
+    assert_eq!(index.put_until(&key(0), b"", None, 1), Err(PutError::OwnerNumber { given: 1 }));
+    index.put_until(&key(0), b"", None, 0).unwrap();
 }
 
 /// A time that was noted for an entry does not end the one that has come in its place: not one with another time,

@@ -1,7 +1,7 @@
 //! Owners of entries: handles whose entries go with them (CL19).
 
 use super::{Asked, Change, ClusterClient, ClusterError, random};
-use crate::core::message::{Kind, OWNER_MAX, Outcome, RequestId, Session, TTL_MAX, Wanted};
+use crate::core::message::{Kind, OWNER_MAX, Outcome, Session, TTL_MAX, Wanted};
 use crate::core::owners;
 use crate::core::sending::Sending;
 use crate::core::state::{ShardIx, Time};
@@ -72,38 +72,54 @@ impl ClusterClient {
         }
         let mut client = ClusterClient { owner: None, ..self.clone() };
         let session = Session { owner: number, number: random() };
-        let shards: Vec<ShardIx> = (0..self.shared.config.shards).collect();
-        // Each is done once: a copy that comes late would begin, or end, what others have ended or begun.
-        let id = |number| Some(RequestId { lane: session.number, number });
-        let own = Kind::Own(session, absent_for.as_micros() as Time);
-        let begun = client.ask_owner(&shards, number, own, id(1));
-        let failed = shards.iter().zip(begun).find_map(|(shard, ended)| match ended {
-            Ok(Outcome::Done) => None,
-            Ok(_) => Some(ClusterError::OwnerTaken { owner: number, shard: *shard }),
-            Err(error) => Some(error),
-        });
-        if let Some(error) = failed {
+        if let Err(error) = client.begin_as(session, absent_for) {
             // Where it has begun, it ends: else the number would not be given for as long as it may be away.
-            client.ask_owner(&shards, number, Kind::RemoveOwner(Some(session)), id(2));
+            client.ask_owner(&client.all_shards(), number, &Kind::RemoveOwner(session));
             return Err(error);
         }
         let (is_there, ends) = mpsc::channel();
         let is_gone = Arc::new(AtomicBool::new(false));
         let owning = Owning { session, is_gone: is_gone.clone(), _is_there: is_there };
-        let stays = ClusterClient { deadline: absent_for / STAYS, ..client.clone() };
-        std::thread::Builder::new()
+        let deadline = client.deadline.min(absent_for / (2 * STAYS));
+        let stays = ClusterClient { deadline, ..client.clone() };
+        let spawned = std::thread::Builder::new()
             .name("oneread-owner".into())
-            .spawn(move || stay(stays, session, absent_for, &ends, &is_gone))
-            .map_err(ClusterError::Threads)?;
+            .spawn(move || stay(stays, session, absent_for, &ends, &is_gone));
+        if let Err(error) = spawned {
+            client.ask_owner(&client.all_shards(), number, &Kind::RemoveOwner(session));
+            return Err(ClusterError::Threads(error));
+        }
         client.owner = Some(Arc::new(owning));
         Ok(client)
+    }
+
+    /// Begins a session at all shards.
+    fn begin_as(&mut self, session: Session, absent_for: Duration) -> Result<(), ClusterError> {
+        let (shards, owner) = (self.all_shards(), session.owner);
+        let own = Kind::Own(session, absent_for.as_micros() as Time);
+        for (shard, ended) in shards.iter().zip(self.ask_owner(&shards, owner, &own)) {
+            if ended? != Outcome::Done {
+                return Err(ClusterError::OwnerTaken { owner, shard: *shard });
+            }
+        }
+        // Some may have taken long, and others heard nothing meanwhile.
+        for ended in self.ask_owner(&shards, owner, &Kind::Stay(session)) {
+            if ended? != Outcome::Done {
+                return Err(ClusterError::OwnerGone { owner });
+            }
+        }
+        Ok(())
+    }
+
+    fn all_shards(&self) -> Vec<ShardIx> {
+        (0..self.shared.config.shards).collect()
     }
 
     /// Removes all entries of an owner, and waits until they are gone: no GET that begins after this has returned finds one
     /// of them, but an advisory one. The owner's session puts nothing any more. Returns whether there was such an owner.
     /// It may be repeated.
     ///
-    /// One round trip a node if there is no such owner; else two passes of each node over its table, some million
+    /// One round trip a node if there is no such owner; else some more, two passes of each node over its table, some million
     /// entries a second, and a replicated change an entry.
     ///
     /// # Errors
@@ -111,22 +127,28 @@ impl ClusterClient {
     /// [`ClusterClient::put`].
     pub fn remove_owner(&mut self, number: u16) -> Result<bool, ClusterError> {
         check(number)?;
-        let begun = Instant::now();
-        let mut left: Vec<ShardIx> = (0..self.shared.config.shards).collect();
-        let (mut was_there, mut pause) = (false, ASK_MIN);
-        let mut asked = (Kind::RemoveOwner(None), Some(RequestId { lane: random(), number: 1 }));
+        let (begun, shards) = (Instant::now(), self.all_shards());
+        // By session: whoever begins meanwhile is another one.
+        let mut left = Vec::new();
+        for (shard, ended) in shards.iter().zip(self.ask_owner(&shards, number, &Kind::Who)) {
+            if let Outcome::Is(session) = ended? {
+                left.push((*shard, Session { owner: number, number: session }));
+            }
+        }
+        let (was_there, mut pause) = (!left.is_empty(), ASK_MIN);
         loop {
+            let asked = left.iter().map(|(shard, session)| (*shard, number, Kind::RemoveOwner(*session)));
+            let ended = self.ask_owners(asked.collect());
             let mut leaving = Vec::new();
-            for (shard, ended) in left.iter().zip(self.ask_owner(&left, number, asked.0, asked.1)) {
+            for (one, ended) in left.into_iter().zip(ended) {
                 if ended? != Outcome::Absent {
-                    leaving.push(*shard);
+                    leaving.push(one);
                 }
             }
-            was_there |= !leaving.is_empty();
-            if leaving.is_empty() {
+            left = leaving;
+            if left.is_empty() {
                 return Ok(was_there);
             }
-            (left, asked) = (leaving, (Kind::Leaves, None));
             let Some(time) = self.left(begun) else {
                 let (shards, waited) = (left.len(), begun.elapsed());
                 return Err(ClusterError::OwnerLeaves { owner: number, shards, waited });
@@ -141,16 +163,18 @@ impl ClusterClient {
         &mut self,
         shards: &[ShardIx],
         number: u16,
-        kind: Kind,
-        id: Option<RequestId>,
+        kind: &Kind,
     ) -> Vec<Result<Outcome, ClusterError>> {
-        // Who only asks may do so twice.
-        let may_repeat = id.is_some() || kind == Kind::Leaves;
-        let change = |shard: ShardIx| {
-            let (key, asked) = (owners::key(shard, number), Asked::from(kind.clone()));
-            Ok(Change { id, ..Change::new(shard, key, asked, Sending::new(may_repeat)) })
+        self.ask_owners(shards.iter().map(|shard| (*shard, number, kind.clone())).collect())
+    }
+
+    fn ask_owners(&mut self, asked: Vec<(ShardIx, u16, Kind)>) -> Vec<Result<Outcome, ClusterError>> {
+        let change = |(shard, number, kind): (ShardIx, u16, Kind)| {
+            // A second copy of what begins a session may come after that has ended, and begin it again.
+            let may_repeat = !matches!(kind, Kind::Own(..));
+            Ok(Change::new(shard, owners::key(shard, number), kind.into(), Sending::new(may_repeat)))
         };
-        self.carry_out(shards.iter().map(|shard| change(*shard)).collect())
+        self.carry_out(asked.into_iter().map(change).collect())
     }
 }
 
@@ -166,14 +190,15 @@ fn stay(
     ends: &mpsc::Receiver<()>,
     is_gone: &AtomicBool,
 ) {
-    let shards: Vec<ShardIx> = (0..client.shared.config.shards).collect();
-    while ends.recv_timeout(absent_for / STAYS) == Err(RecvTimeoutError::Timeout)
-        && !is_gone.load(Ordering::Relaxed)
-    {
-        let heard = client.ask_owner(&shards, session.owner, Kind::Stay(session), None);
+    let (shards, every) = (client.all_shards(), absent_for / STAYS);
+    let mut pause = every;
+    while ends.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) && !is_gone.load(Ordering::Relaxed) {
+        let begun = Instant::now();
+        let heard = client.ask_owner(&shards, session.owner, &Kind::Stay(session));
         if heard.iter().any(|ended| matches!(ended, Ok(Outcome::Absent))) {
             tracing::warn!(owner = session.owner, "an owner is gone: it puts no more, and its entries leave");
             return is_gone.store(true, Ordering::Relaxed);
         }
+        pause = every.saturating_sub(begun.elapsed());
     }
 }

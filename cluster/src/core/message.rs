@@ -143,10 +143,10 @@ pub enum Kind {
     Own(Session, Time),
     /// The key is an owner's: that session is still there.
     Stay(Session),
-    /// The key is an owner's: it may put no more, and its entries leave. Only that session, if one is named.
-    RemoveOwner(Option<Session>),
-    /// The key is an owner's: whether its entries are leaving.
-    Leaves,
+    /// The key is an owner's: who its session is.
+    Who,
+    /// The key is an owner's: that session may put no more, and the owner's entries leave. Done, until they have left.
+    RemoveOwner(Session),
 }
 
 impl Kind {
@@ -159,9 +159,17 @@ impl Kind {
         }
     }
 
+    /// The session that is asked of.
+    pub fn session(&self) -> Option<Session> {
+        match self {
+            Kind::Own(session, _) | Kind::Stay(session) | Kind::RemoveOwner(session) => Some(*session),
+            _ => None,
+        }
+    }
+
     /// Whether it is asked of an owner, and not of an entry.
     pub fn is_of_owner(&self) -> bool {
-        matches!(self, Kind::Own(..) | Kind::Stay(_) | Kind::RemoveOwner(_) | Kind::Leaves)
+        matches!(self, Kind::Own(..) | Kind::Stay(_) | Kind::Who | Kind::RemoveOwner(_))
     }
 }
 
@@ -204,6 +212,8 @@ pub enum Outcome {
     Differs,
     /// There is no room for it, here or at a replica.
     Full,
+    /// The owner has the session with this number.
+    Is(u64),
 }
 
 /// Why a copy of a request was certainly not done.

@@ -217,8 +217,9 @@ pub struct Node<T: Table> {
     placed: Option<Time>,
     /// With which shard it begins: else some that find no room at others would be tried for ever, and the rest never.
     placed_from: usize,
-    /// When it did what was due last.
+    /// When it did what was due last, and when it looked for owners that are absent.
     ticked: Option<Time>,
+    looked_for_absent: Option<Time>,
     copies: u8,
     wishes: Wishes,
     birth: Option<Pending>,
@@ -296,6 +297,7 @@ impl<T: Table> Node<T> {
             placed: None,
             placed_from: 0,
             ticked: None,
+            looked_for_absent: None,
             copies: 0,
             wishes: Wishes::default(),
             birth: None,
@@ -727,6 +729,11 @@ impl<T: Table> Node<T> {
         }
         self.expire(now);
         self.remove_owned(now);
+        if self.shared.standing == Standing::Good && is_due(self.looked_for_absent, beat) {
+            self.looked_for_absent = Some(now);
+            let replicas = self.replicas.iter_mut().filter(|replica| replica.role() == Role::Primary);
+            replicas.for_each(|replica| replica.look_for_absent(&mut self.shared, now));
+        }
         let place = self.shared.timing.place;
         if place > 0 && self.shared.standing == Standing::Good && is_due(self.placed, place) {
             self.placed = Some(now);
@@ -749,6 +756,9 @@ impl<T: Table> Node<T> {
     pub fn remove_owned(&mut self, now: Time) -> bool {
         let Node { shared, replicas, pass, passes, .. } = self;
         if pass.is_none() {
+            if !shared.owners.any_leaves() {
+                return false;
+            }
             *passes += 1;
             for replica in replicas.iter() {
                 if !shared.owners.has_any(replica.shard()) || !replica.may_change(shared, now) {
@@ -813,7 +823,9 @@ impl<T: Table> Node<T> {
                     replica.claim(&mut self.shared, now);
                 }
                 Role::Primary => {
-                    let missing = wanted.iter().find(|node| !in_sync.has(**node) && stays(node));
+                    let may_join =
+                        |node: &NodeId| !in_sync.has(*node) && replica.may_have(&self.shared, *node);
+                    let missing = wanted.iter().find(|node| may_join(node) && stays(node));
                     let needless = in_sync.iter().find(|node| *node != me && !wanted.contains(node));
                     let next = if leave { in_sync.iter().find(stays) } else { first };
                     if let Some(next) = next.filter(|_| leave) {

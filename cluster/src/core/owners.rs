@@ -59,45 +59,76 @@ pub(super) struct Known {
     pub heard: Option<Time>,
     /// The pass over the table that looks for its entries, and whether there were any.
     pub pass: Option<(u64, bool)>,
+    /// A whole pass has found none.
+    pub is_empty: bool,
+}
+
+impl Known {
+    /// What is to become of it, now, if anything: `Some(None)`: it is gone.
+    pub fn due(&self, now: Time) -> Option<Option<Owner>> {
+        match self.owner {
+            Owner { leaves: true, .. } => self.is_empty.then_some(None),
+            owner => {
+                let is_absent = self.heard.is_some_and(|heard| now.saturating_sub(heard) >= owner.absent_for);
+                is_absent.then_some(Some(Owner { leaves: true, ..owner }))
+            }
+        }
+    }
 }
 
 /// The owners of all shards of a node: what its table has of them.
 #[derive(Debug)]
-pub(super) struct Owners(Vec<BTreeMap<u16, Known>>);
+pub(super) struct Owners {
+    shards: Vec<BTreeMap<u16, Known>>,
+    /// How many leave.
+    leaving: usize,
+}
 
 impl Owners {
     pub fn new(shards: ShardIx) -> Owners {
-        Owners((0..shards).map(|_| BTreeMap::new()).collect())
+        Owners { shards: (0..shards).map(|_| BTreeMap::new()).collect(), leaving: 0 }
     }
 
     /// This was stored.
     pub fn see(&mut self, (key, entry): &Store) {
         let Some((shard, number)) = parts(key) else { return };
-        let Some(owners) = self.0.get_mut(usize::from(shard)) else { return };
+        let Some(owners) = self.shards.get_mut(usize::from(shard)) else { return };
+        let leaves = |known: &Known| usize::from(known.owner.leaves);
+        self.leaving -= owners.get(&number).map_or(0, leaves);
         match entry.as_ref().and_then(|entry| Owner::decode(&entry.value)) {
             // Of another session the time begins.
             Some(owner) => match owners.get_mut(&number) {
                 Some(known) if known.owner.session == owner.session => known.owner = owner,
-                _ => drop(owners.insert(number, Known { owner, heard: None, pass: None })),
+                _ => drop(owners.insert(number, Known { owner, heard: None, pass: None, is_empty: false })),
             },
             None => drop(owners.remove(&number)),
         }
+        self.leaving += owners.get(&number).map_or(0, leaves);
+    }
+
+    /// Whether any of them leaves.
+    pub fn any_leaves(&self) -> bool {
+        self.leaving > 0
     }
 
     pub fn of(&self, shard: ShardIx) -> impl Iterator<Item = (u16, &Known)> {
-        self.0[usize::from(shard)].iter().map(|(number, known)| (*number, known))
+        self.shards[usize::from(shard)].iter().map(|(number, known)| (*number, known))
     }
 
     pub fn of_mut(&mut self, shard: ShardIx) -> impl Iterator<Item = (u16, &mut Known)> {
-        self.0[usize::from(shard)].iter_mut().map(|(number, known)| (*number, known))
+        self.shards[usize::from(shard)].iter_mut().map(|(number, known)| (*number, known))
+    }
+
+    pub fn known(&self, shard: ShardIx, owner: u16) -> Option<&Known> {
+        self.shards[usize::from(shard)].get(&owner)
     }
 
     pub fn get(&self, shard: ShardIx, owner: u16) -> Option<Owner> {
-        self.0[usize::from(shard)].get(&owner).map(|known| known.owner)
+        self.known(shard, owner).map(|known| known.owner)
     }
 
     pub fn has_any(&self, shard: ShardIx) -> bool {
-        !self.0[usize::from(shard)].is_empty()
+        !self.shards[usize::from(shard)].is_empty()
     }
 
     /// Whether this session may put.
@@ -113,26 +144,28 @@ impl Owners {
 
     /// A session was heard.
     pub fn hear(&mut self, shard: ShardIx, owner: u16, now: Time) {
-        if let Some(known) = self.0[usize::from(shard)].get_mut(&owner) {
+        if let Some(known) = self.shards[usize::from(shard)].get_mut(&owner) {
             known.heard = Some(now);
         }
     }
 
     /// All times of a shard begin anew, and so do passes.
     pub fn begin_anew(&mut self, shard: ShardIx) {
-        self.of_mut(shard).for_each(|(_, known)| (known.heard, known.pass) = (None, None));
+        self.of_mut(shard).for_each(|(_, known)| {
+            (known.heard, known.pass, known.is_empty) = (None, None, false);
+        });
     }
 
     /// For so long the node stood still, and could hear nobody: that time does not count. Some may have been heard since.
     pub fn forgive(&mut self, now: Time, stood_still: Time) {
         let heard =
-            self.0.iter_mut().flat_map(|owners| owners.values_mut()).flat_map(|known| &mut known.heard);
+            self.shards.iter_mut().flat_map(|owners| owners.values_mut()).flat_map(|known| &mut known.heard);
         heard.for_each(|heard| *heard = now.min(*heard + stood_still));
     }
 
     /// A pass has seen an entry of this owner.
     pub fn found(&mut self, shard: ShardIx, owner: u16) {
-        let known = self.0[usize::from(shard)].get_mut(&owner);
+        let known = self.shards[usize::from(shard)].get_mut(&owner);
         if let Some((_, has_found)) = known.and_then(|known| known.pass.as_mut()) {
             *has_found = true;
         }

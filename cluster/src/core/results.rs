@@ -36,6 +36,8 @@ pub fn encode(number: u64, outcome: Outcome) -> Value {
         Outcome::Exists => 2,
         Outcome::Differs => 3,
         Outcome::Full => 4,
+        // None of a request with an id.
+        Outcome::Is(_) => 5,
     };
     Bytes::copy_from_slice(&value)
 }

@@ -284,7 +284,11 @@ impl ClusterConfig {
     pub fn may_ask(&self, request: &Request) -> bool {
         let Request { shard, key, kind, .. } = request;
         let is_right = if kind.is_of_owner() {
-            owners::parts(key).is_some_and(|(_, owner)| (1..=OWNER_MAX).contains(&owner))
+            let session = kind.session();
+            let is_its = |owner| session.is_none_or(|session| session.owner == owner);
+            let owner = owners::parts(key).map(|(_, owner)| owner);
+            request.id.is_none()
+                && owner.is_some_and(|owner| (1..=OWNER_MAX).contains(&owner) && is_its(owner))
         } else {
             let session = request.wanted.session();
             let is_owner = session.is_none_or(|session| (1..=OWNER_MAX).contains(&session.owner));

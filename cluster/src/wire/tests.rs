@@ -776,8 +776,8 @@ impl Any {
             3 => Kind::Update(self.bytes(4_096)),
             4 => Kind::Own(self.session(), self.number()),
             5 => Kind::Stay(self.session()),
-            6 => Kind::RemoveOwner(self.maybe(Any::session)),
-            7 => Kind::Leaves,
+            6 => Kind::RemoveOwner(self.session()),
+            7 => Kind::Who,
             _ => Kind::Remove,
         };
         let id = self.maybe(|any| RequestId { lane: any.number(), number: any.number() });
@@ -786,8 +786,9 @@ impl Any {
     }
 
     fn reply(&mut self) -> Reply {
-        use Outcome::{Absent, Differs, Done, Exists, Full};
-        let outcome = self.one_of(&[Done, Absent, Exists, Differs, Full]);
+        use Outcome::{Absent, Differs, Done, Exists, Full, Is};
+        let is = Is(self.number());
+        let outcome = self.one_of(&[Done, Absent, Exists, Differs, Full, is]);
         use NotDone::{Invalid, NoLife, NoOwners, NoRoomForResult, NotServed, OwnerGone};
         let not_done = self.one_of(&[NotServed, NoRoomForResult, Invalid, NoLife, NoOwners, OwnerGone]);
         Reply { copy: self.number(), ended: if self.0.random() { Ok(outcome) } else { Err(not_done) } }

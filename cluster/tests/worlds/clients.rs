@@ -105,7 +105,11 @@ impl World {
         let shard = self.random.below(self.nature.shards) as ShardIx;
         let key = self.random.below(usize::from(self.nature.keys)) as u8;
         let gets = if self.is_calm() || self.reader == Some(client) { 1.0 } else { self.nature.gets };
-        let known = self.history.iter().rev().find(|event| (event.shard, event.key) == (shard, key));
+        let is_of_key = |event: &&Event| (event.shard, event.key) == (shard, key);
+        let is_known = |event: &&Event| event.end != NEVER && event.outcome == Outcome::Done;
+        let mut events = self.history.iter().rev().filter(is_of_key);
+        // Where many swaps are meant to succeed.
+        let known = if self.nature.swaps > 0.0 { events.find(is_known) } else { events.next() };
         let known = known.map_or(0, |event| event.value);
         let kind = match self.random.part() {
             x if x < gets => Kind::Get,
@@ -262,6 +266,7 @@ impl World {
             Outcome::Differs => "differs",
             Outcome::Absent => "absent",
             Outcome::Full => "full",
+            Outcome::Is(_) => unreachable!("no owner was asked for"),
         });
     }
 

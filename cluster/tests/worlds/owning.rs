@@ -4,7 +4,7 @@ use crate::Broken;
 use crate::history::{Kind, OWNED};
 use crate::machine::{key_of, number_of};
 use crate::world::{CALM, CLIENTS, MACHINES, Message, Random, TICK, TICKS, WARM, World};
-use oneread_cluster::core::message::{Kind as Asked, Outcome, Reply, Request, RequestId, Session, Wanted};
+use oneread_cluster::core::message::{Kind as Asked, Outcome, Reply, Request, Session, Wanted};
 use oneread_cluster::core::owners;
 use oneread_cluster::core::sending::Sending;
 use oneread_cluster::core::state::{ShardIx, Time};
@@ -22,7 +22,6 @@ struct Ask {
     shard: ShardIx,
     owner: u16,
     kind: Asked,
-    id: Option<RequestId>,
     sending: Sending,
     began: u32,
 }
@@ -31,8 +30,8 @@ struct Ask {
 #[derive(Default)]
 struct Agent {
     session: Option<(ShardIx, Session)>,
-    /// What it has removed, and when it began to.
-    removing: Option<(ShardIx, u16, u32)>,
+    /// Which session it removes, and when it began to.
+    removing: Option<(ShardIx, Session, u32)>,
     ask: Option<Ask>,
 }
 
@@ -113,8 +112,10 @@ impl World {
         let owner = 1 + random.below(OWNERS) as u16;
         let session = agent.session.filter(|_| !is_over);
         let (shard, owner, kind) = match (session, agent.removing) {
-            _ if is_over && random.chance(0.1) => (shard, owner, Asked::RemoveOwner(None)),
-            (_, Some((shard, owner, _))) if random.chance(0.1) => (shard, owner, Asked::Leaves),
+            (_, Some((shard, session, _))) if random.chance(0.1) => {
+                (shard, session.owner, Asked::RemoveOwner(session))
+            }
+            (_, None) if is_over && random.chance(0.1) => (shard, owner, Asked::Who),
             (None, _) if !is_calm && random.chance(0.2) => {
                 self.owning.sessions += 1;
                 let session = Session { owner, number: self.owning.sessions };
@@ -126,18 +127,15 @@ impl World {
             }
             (Some(_), _) if !is_calm && random.chance(0.004) => return agent.session = None,
             (Some((shard, session)), None) if !is_calm && random.chance(0.02) => {
-                (shard, session.owner, Asked::RemoveOwner(None))
+                (shard, session.owner, Asked::Who)
             }
-            (None, None) if !is_calm && random.chance(0.003) => (shard, owner, Asked::RemoveOwner(None)),
+            (None, None) if !is_calm && random.chance(0.003) => (shard, owner, Asked::Who),
             _ => return,
         };
-        // Whose copies may come late, and must do nothing then.
-        let has_id = matches!(kind, Asked::Own(..) | Asked::RemoveOwner(_));
-        let copy = self.copy + 1;
-        let id = RequestId { lane: 1_000 + copy, number: 1 };
-        let id = Some(id).filter(|_| has_id && self.broken != Broken::OwnersAskedTwice);
-        let sending = Sending::new(has_id || kind == Asked::Leaves);
-        agent.ask = Some(Ask { shard, owner, kind, id, sending, began: self.time });
+        // What begins a session is sent once.
+        let may_repeat = !matches!(kind, Asked::Own(..)) || self.broken == Broken::OwnersAskedTwice;
+        let sending = Sending::new(may_repeat);
+        agent.ask = Some(Ask { shard, owner, kind, sending, began: self.time });
         self.ask_owner(client);
     }
 
@@ -147,8 +145,8 @@ impl World {
         let Some(ask) = &mut self.owning.agents[client].ask else { return };
         let Some(to) = self.clients[client].primary(ask.shard) else { return };
         ask.sending.sends(copy);
-        let (id, shard, key, kind) = (ask.id, ask.shard, owners::key(ask.shard, ask.owner), ask.kind.clone());
-        let request = Request { copy, id, shard, key, kind, wanted: Wanted::Usual };
+        let (shard, key, kind) = (ask.shard, owners::key(ask.shard, ask.owner), ask.kind.clone());
+        let request = Request { copy, id: None, shard, key, kind, wanted: Wanted::Usual };
         self.tell(MACHINES + client, to, Message::Request { to, client, request });
     }
 
@@ -173,7 +171,10 @@ impl World {
                 self.count("sessions");
             }
             (Asked::Stay(_), Outcome::Absent) => agent.session = None,
-            (Asked::RemoveOwner(_) | Asked::Leaves, Outcome::Absent) => {
+            (Asked::Who, Outcome::Is(number)) => {
+                agent.removing = Some((shard, Session { owner, number }, began));
+            }
+            (Asked::RemoveOwner(_) | Asked::Who, Outcome::Absent) => {
                 // Another session may be there, which began after that.
                 let began = agent.removing.take().map_or(began, |(_, _, began)| began);
                 let owning = &mut self.owning;
@@ -186,7 +187,6 @@ impl World {
                 }
                 self.count("owners gone");
             }
-            (Asked::RemoveOwner(_), _) => agent.removing = Some((shard, owner, began)),
             _ => {}
         }
         true

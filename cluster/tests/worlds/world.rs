@@ -408,12 +408,13 @@ impl World {
             (nature.stop, nature.cut, nature.kill, nature.wipe, nature.restore) = (0.0, 0.0, 0.0, 0.0, 0.0);
             (nature.gets, nature.ids, nature.keys) = (0.4, apart.one(&[0.0, 1.0]), apart.one(&[1, 2]));
             (nature.hand_over, nature.shrink, nature.join) = (apart.one(&[0.0, 0.01]), 0.02, 0.1);
-            nature.swaps = apart.one(&[0.0, 0.7]);
+            nature.swaps = apart.one(&[0.3, 0.8]);
         }
         let waits_for = apart.one(&[1, 2]);
-        let waits_for = Some(waits_for).filter(|_| lasts && apart.chance(0.7));
-        if waits_for.is_some() {
+        let waits_for = Some(waits_for).filter(|_| lasts && apart.chance(0.2));
+        if waits_for.is_some() || lasts && apart.chance(0.7) {
             (nature.hand_over, nature.shrink, nature.timing.late) = (0.0, 0.0, (600.0 * TICK) as Time);
+            (nature.late, nature.loss) = (apart.one(&[0.1, 0.4]), 0.0);
         }
         let in_sync = match plot {
             Plot::Successor => 3,

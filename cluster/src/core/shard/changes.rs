@@ -59,6 +59,10 @@ impl<C> Replica<C> {
         request: Request,
     ) {
         let serves = self.role == Role::Primary && shared.standing == Standing::Good;
+        if serves && self.hears(shared, now, &request) {
+            // Others need not know.
+            return shared.reply(peer, Reply { copy: request.copy, ended: Ok(Outcome::Done) });
+        }
         if !serves || self.waiting.len() >= WAITING_MAX {
             return shared.not_done(peer, &request, NotDone::NotServed);
         }
@@ -187,13 +191,12 @@ impl<C> Replica<C> {
                 let life = Life::new(end.flatten(), session.map(|session| session.owner));
                 (Outcome::Done, Some(Some((value.clone(), life))))
             }
-            Kind::Own(..) | Kind::Stay(_) | Kind::RemoveOwner(_) | Kind::Leaves => {
-                match self.decide_owner(shared, now, request) {
+            Kind::Own(..) | Kind::Stay(_) | Kind::Who | Kind::RemoveOwner(_) => {
+                match self.decide_owner(shared, request) {
                     OfOwner::Changes(outcome, owner) => {
                         (outcome, owner.map(|owner| Some((owner.encode(), Life::Lasting))))
                     }
-                    OfOwner::AtOnce(Ok(outcome)) => return Decided::Ended(outcome),
-                    OfOwner::AtOnce(Err(why)) => return Decided::NotDone(why),
+                    OfOwner::NotDone(why) => return Decided::NotDone(why),
                 }
             }
         };
@@ -263,6 +266,10 @@ impl<C> Replica<C> {
             // and stay.
             if let Some(why) = shared.is_over(self.shard, &request.key) {
                 self.expire(shared, now, request.key.clone(), why);
+            } else if request.kind.is_of_owner()
+                && let Some((_, number)) = owners::parts(&request.key)
+            {
+                self.change_due(shared, now, number);
             }
             match self.decide(shared, now, peer, &request) {
                 Decided::Wait => self.waiting.push_back((peer, request)),

@@ -240,7 +240,7 @@ impl<C> Replica<C> {
         let is_ready = self.leads(shared)
             && to != shared.id
             && !self.map.in_sync.has(to)
-            && (!shared.owners.has_any(self.shard) || shared.knows_owners(to))
+            && self.may_have(shared, to)
             && self.channels.iter().all(|channel| channel.to != to);
         if is_ready {
             // What is under way goes over no channel to it, and a key that comes so is in no walk yet.

@@ -35,6 +35,8 @@ pub enum Role {
 
 /// Unanswered items of a channel at which no request is taken any more.
 const ITEMS_MAX: usize = 4_096;
+/// The same, for what a node removes by itself: else nothing would leave while more is asked for than is answered.
+const ITEMS_OF_OWN: usize = 512;
 
 /// A node's part in one shard.
 #[derive(Debug)]
@@ -168,6 +170,8 @@ impl<C> Replica<C> {
     pub(in crate::core) fn resume<T: Table<Cursor = C>>(&mut self, shared: &mut Shared<T>, now: Time) {
         let is_closed = self.closing.is_some_and(|closing| closing.is_closed);
         if self.role == Role::Primary && self.map.primary == Some(shared.id) && !is_closed {
+            // Nobody was heard meanwhile.
+            shared.owners.begin_anew(self.shard);
             self.set_word(shared, true);
             self.progress(shared, now);
         }
@@ -284,7 +288,8 @@ impl<C> Replica<C> {
 
     /// Whether it may begin a change by itself, now.
     pub(in crate::core) fn may_change<T>(&self, shared: &Shared<T>, now: Time) -> bool {
-        let is_full = self.channels.iter().any(|channel| channel.log.len() >= ITEMS_MAX);
+        let most = ITEMS_MAX + ITEMS_OF_OWN;
+        let is_full = self.channels.iter().any(|channel| channel.log.len() >= most);
         self.leads(shared) && now >= self.first && !is_full
     }
 
@@ -316,7 +321,6 @@ impl<C> Replica<C> {
                 } else {
                     self.look_for_late(shared, now);
                     self.walk_on(shared, now);
-                    self.look_for_absent(shared, now);
                     self.wait_is_over(shared, now);
                 }
             }
