@@ -52,6 +52,8 @@ impl<C> Replica<C> {
                 Some(_) if is_there(session) => (Outcome::Done, None),
                 Some(_) => (Outcome::Exists, None),
             },
+            // It has waited behind what made it so.
+            Kind::Stay(session) if is_there(session) => (Outcome::Done, None),
             Kind::Who => (known.map_or(Outcome::Absent, |owner| Outcome::Is(owner.session)), None),
             Kind::RemoveOwner(session) => match known {
                 Some(owner) if owner.session == session.number => {
