@@ -1,5 +1,5 @@
 //! Rules of the source text: one type for each name, rule ids that exist, links that lead somewhere.
-//! A program of its own: it is built soon.
+//! A program of its own: it is built quickly.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -193,6 +193,28 @@ fn the_oldest_rust_is_named() {
         let named = concat!(env!("CARGO_PKG_RUST_VERSION"), " or newer");
         assert!(text.contains(named), "{path}: no \"{named}\"");
     }
+}
+
+/// A program of several files has all that lie beside its `main.rs`: cargo does not look for them.
+#[test]
+fn every_file_of_tests_is_built() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut seen = 0;
+    for tests in ["tests", "cli/tests", "prefix/tests", "cluster/tests"] {
+        let mut found = Vec::new();
+        files(&root.join(tests), &mut found);
+        for main in found.iter().filter(|file| file.ends_with("main.rs")) {
+            let text = std::fs::read_to_string(main).unwrap();
+            for file in found.iter().filter(|file| file.parent() == main.parent() && *file != main) {
+                let stem = file.file_stem().unwrap().to_str().unwrap();
+                let is_named =
+                    text.contains(&format!("mod {stem};")) || text.contains(&format!("/{stem}.rs\""));
+                assert!(is_named, "{} is in no program: name it in {}", file.display(), main.display());
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 40, "{seen} files");
 }
 
 /// Tests that a plain build leaves out are built with the switches, too: `./test` names their programs, and

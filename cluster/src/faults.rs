@@ -76,15 +76,15 @@ pub enum Rule {
     EndedMeanwhile,
     /// CL11: an entry is walked without its end.
     EndsNotWalked,
-    /// CL11: an entry is walked without its owner.
+    /// CL19: an entry is walked without its owner.
     OwnersNotWalked,
-    /// CL19: whoever says that he is an owner puts as that owner.
+    /// CL19: whoever claims to be an owner puts as that owner.
     AnyonePuts,
     /// CL19: a put does not wait while its owner is being changed.
     PutBesideOwner,
     /// CL19: an owner is gone after one pass, whatever that has found.
     OnePass,
-    /// CL13: outcomes of requests leave to make room, as entries do.
+    /// CL13: outcomes of requests, and owners, leave to make room, as entries do.
     ResultsEvicted,
     /// CL14: an outcome that changes nothing is answered at once.
     FailureAtOnce,

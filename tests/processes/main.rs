@@ -1,6 +1,6 @@
 //! Clients and servers in processes of their own, and beside them. While a test starts a process, that has copies
 //! of all descriptors for a moment. So whoever serves again where an earlier server was waits for what that had
-//! (`start`). Tests that do not are in `stories`.
+//! (`start`). Tests that start no process are in `stories` and `rules`.
 
 #[path = "../common/mod.rs"]
 mod common;

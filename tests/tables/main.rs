@@ -1,4 +1,4 @@
-//! Tables without servers: what cargo-mutants runs of the tests of this folder (`.cargo/mutants.toml`).
+//! Tables without servers. cargo-mutants runs these, beside the unit tests and the simulator (`.cargo/mutants.toml`).
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -67,13 +67,13 @@ pub struct Del {
 #[command(after_help = "EXAMPLES
   oneread cluster remove-owner demo 7
 
-Programs put as an owner (ClusterClient::owner, in Python owner()): the entries
-go with it. This removes them at once, and waits until the last one is gone.
-The owner's program is refused from then on, and its number may be given again.")]
+Programs put as an owner (ClusterClient::owner, in Python owner()); the entries
+go with it. This has them leave now, and waits until the last one is gone. The
+owner's program is refused from then on; then its number may be given again.")]
 pub struct RemoveOwner {
     /// The cluster
     name: ClusterName,
-    /// Its number, 1 to 65534
+    /// The owner's number, 1 to 65534
     owner: u16,
     #[command(flatten)]
     tables: Tables,

@@ -227,7 +227,7 @@ fn clients_and_servers_of_different_containers_work_together() {
     }
 }
 
-/// `ONEREAD_IMAGE_BUILDER=podman cargo test -p oneread-cli --test dist -- --ignored`
+/// `ONEREAD_IMAGE_BUILDER=podman cargo test -p oneread-cli --test cli -- --ignored the_image_is_built`
 #[test]
 #[ignore = "builds the image: needs docker or podman, its base images, the network, and some minutes"]
 fn the_image_is_built() {

@@ -154,10 +154,7 @@ pub enum ClusterError {
         given: u16,
     },
     /// No owner may be away for so short a time, or so long.
-    #[error(
-        "an owner cannot be away for {given:?} at most: it is {least:?} at least, in which a shard may have no primary, and ten \
-         years at most"
-    )]
+    #[error("an owner cannot be away for {given:?}: give {least:?}, the cluster's TTL, to ten years")]
     AbsentFor {
         /// The time given.
         given: Duration,
@@ -358,6 +355,7 @@ struct Batch<'k> {
     keys: Vec<BatchKey<'k>>,
     /// Values that another thread has READ: where each stands among those that were asked for.
     found: Vec<(usize, Option<Vec<u8>>)>,
+    /// Where keys stand that could not be READ, and why.
     failed: Vec<(usize, KeyError)>,
     /// Whether a lease lasted after all had landed (CL4), or why nothing was READ.
     is_leased: Result<bool, Why>,
@@ -369,7 +367,7 @@ impl<'k> Batch<'k> {
         Batch { route, keys: Vec::with_capacity(keys), found, failed, is_leased: Ok(false) }
     }
 
-    /// What is seen counts only with the lease.
+    /// What is seen counts only with the lease; without one all keys are READ again, and seen again.
     fn read(&mut self, client: &mut Client, mut see: impl FnMut(usize, Option<Vec<u8>>)) {
         let Batch { route: Route { node, lease, .. }, keys, failed, .. } = self;
         let read = look_at(client, *node, |client| {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Between two questions whether all entries of an owner have left.
 const ASK_MIN: Duration = Duration::from_millis(5);
 const ASK_MAX: Duration = Duration::from_millis(200);
-/// A session says that it is there so many times in the time for which it may not be heard.
+/// So many times a session says that it is there in the time for which it may be away.
 const STAYS: u32 = 4;
 
 /// A session of an owner. It says that it is there until the last handle that has it is dropped.
@@ -57,7 +57,11 @@ impl ClusterClient {
     /// are left, and the number is not given again. With the first refusal all puts of the session are refused
     /// ([`ClusterError::OwnerGone`]), and it is there no more.
     ///
-    /// A primary that is new, or stood still, begins to count the time anew.
+    /// When the last handle is dropped, the session says nothing more: the entries leave when it has been away for `absent_for`, or
+    /// with [`ClusterClient::remove_owner`].
+    ///
+    /// A primary that is new, or has a new life, counts the time from the beginning. One that stood still does not count that
+    /// time.
     ///
     /// # Errors
     /// [`ClusterError::OwnerNumber`]; [`ClusterError::AbsentFor`]; [`ClusterError::OwnerTaken`];
@@ -119,8 +123,8 @@ impl ClusterClient {
     /// of them, but an advisory one. The owner's session puts nothing any more. Returns whether there was such an owner.
     /// It may be repeated.
     ///
-    /// One round trip a node if there is no such owner; else some more, two passes of each node over its table, some million
-    /// entries a second, and a replicated change an entry.
+    /// One round trip a node if there is no such owner; else some more, at least two passes of each node over its table, and a
+    /// replicated change an entry. Under load a pass takes longer.
     ///
     /// # Errors
     /// [`ClusterError::OwnerNumber`]; [`ClusterError::OwnerLeaves`] if some are left when the time for a call is over; as
@@ -196,7 +200,10 @@ fn stay(
         let begun = Instant::now();
         let heard = client.ask_owner(&shards, session.owner, &Kind::Stay(session));
         if heard.iter().any(|ended| matches!(ended, Ok(Outcome::Absent))) {
-            tracing::warn!(owner = session.owner, "an owner is gone: it puts no more, and its entries leave");
+            tracing::warn!(
+                owner = session.owner,
+                "an owner leaves: it puts no more, and its entries are removed"
+            );
             return is_gone.store(true, Ordering::Relaxed);
         }
         pause = every.saturating_sub(begun.elapsed());

@@ -138,8 +138,7 @@ pub enum Kind {
     Remove,
     /// It has this value, if there was such a key.
     Update(Value),
-    /// The key is an owner's: whoever has this session may put as that owner from then on, and may not be heard for so
-    /// long.
+    /// The key is an owner's: whoever has this session may put as that owner from then on, and may be away for so long.
     Own(Session, Time),
     /// The key is an owner's: that session is still there.
     Stay(Session),
@@ -229,7 +228,7 @@ pub enum NotDone {
     NoLife,
     /// Entries of the node's table have no owners, or a node with a copy of the shard knows none.
     NoOwners,
-    /// The session is not there, or not any more.
+    /// The owner leaves or is gone, or has another session.
     OwnerGone,
 }
 

@@ -228,7 +228,7 @@ pub struct Node<T: Table> {
     /// Words are still to be closed, before it asks for a life.
     to_close: bool,
     replicas: Vec<Replica<T::Cursor>>,
-    /// The pass over the table that looks for entries of owners that leave, and how many there were.
+    /// The pass over the table that looks for entries of owners that leave, and how many passes have begun.
     pass: Option<Pass<T::Cursor>>,
     passes: u64,
 }

@@ -15,7 +15,7 @@ pub const SINCE_VERSION: u32 = 3;
 pub struct Owner {
     /// Who may put as this owner.
     pub session: u64,
-    /// How long it may not be heard, in microseconds.
+    /// How long it may be away, in microseconds.
     pub absent_for: Time,
     /// It puts no more, and its entries leave.
     pub leaves: bool,

@@ -8,7 +8,8 @@
 //! likes. At the end all is mended, and each copy in sync is made primary in turn.
 //!
 //! What clients saw of a key must have an order (linearizability): GETs by READ and by request, puts, inserts, swaps,
-//! removes, each with its outcome, and the primary's own removals, at random, to make room, and of owners' entries. At the end every shard must be served.
+//! removes, each with its outcome; and what a primary removes by itself: at random, to make room, at their end, or with their
+//! owner. At the end every shard must be served.
 //!
 //! Followers of each shard's changes keep a copy of what they have heard of since their last gap. It fits each change,
 //! and is what the node has when they have heard of all.
@@ -18,13 +19,13 @@
 //! The rules show nothing wrong. Each switch breaks one and is found, in the same worlds. What a world is like is
 //! drawn from its seed: much is left out of most worlds, and some follow a plot.
 
-mod apart;
 mod clients;
 mod followers;
 #[path = "../common/history.rs"]
 mod history;
 mod machine;
 mod owning;
+mod two_nodes;
 mod world;
 
 use oneread_cluster::faults::{self, Rule};

@@ -132,7 +132,7 @@ impl World {
             (None, None) if !is_calm && random.chance(0.003) => (shard, owner, Asked::Who),
             _ => return,
         };
-        // What begins a session is sent once.
+        // What begins a session is sent again only if it was certainly not done.
         let may_repeat = !matches!(kind, Asked::Own(..)) || self.broken == Broken::OwnersAskedTwice;
         let sending = Sending::new(may_repeat);
         agent.ask = Some(Ask { shard, owner, kind, sending, began: self.time });
@@ -194,7 +194,9 @@ impl World {
 
     /// An owner that is there, and where the shard is served.
     fn owner_left(&self, shard: usize) -> Option<(u16, usize)> {
-        let machine = self.server_of(shard)?;
+        // A standby that is gone is left out first; in some worlds not before their end, and no change is made.
+        let is_soon = self.nature.timing.late < (CALM as f64 * TICK) as Time * 2;
+        let machine = self.server_of(shard).filter(|_| is_soon)?;
         let memory = self.machines[machine].memory.borrow();
         let mut left = memory.entries.keys().filter_map(|key| owners::parts(key));
         left.find(|(of, _)| usize::from(*of) == shard).map(|(_, owner)| (owner, machine))

@@ -1328,7 +1328,7 @@ impl World {
                     began |= matches!(message, NodeMessage::Item { .. });
                     self.tell(machine, to, Message::Node { to, from: id, message });
                 }
-                // Outcomes leave only where that rule is broken.
+                // Outcomes and owners leave so only where that rule is broken.
                 Output::Removes { key, .. } if own::shard_of(&key).is_some() => {}
                 Output::Removes { copy, key, effect } => {
                     self.removes(machine, ShardIx::from(key[0]), key[1], copy, effect);

@@ -214,8 +214,8 @@ impl ClusterClient {
     /// the owner's entries leave one after the other. An owner has one such client at a time: not a forked child beside its
     /// parent.
     ///
-    /// Raises `Refused` if the owner has another one, or its entries are still leaving; `Invalid` where entries have no owners
-    /// (nodes need `oneread serve --life`).
+    /// Raises `Refused` if the owner has another one, or its entries are still leaving, and so do puts when it was removed or
+    /// away; `Invalid` for a number or a time that cannot be, and where entries have no owners (`oneread serve --life`).
     #[pyo3(signature = (number, *, absent_for=10.0))]
     fn owner(&self, py: Python<'_>, number: u16, absent_for: f64) -> PyResult<ClusterClient> {
         let owner = OwnerOptions::new(number).absent_for(seconds(py, absent_for, "absent_for")?);

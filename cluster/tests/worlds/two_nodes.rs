@@ -1,4 +1,4 @@
-//! Nodes over an etcd that answers at once, and a network that loses nothing: what worlds of a few keys do not come to.
+//! Stories of two nodes over an etcd that answers at once, and a network that loses nothing.
 
 use crate::machine::{Machine, value_of};
 use bytes::Bytes;
@@ -18,7 +18,7 @@ const ADOPTION: Adoption = Adoption { number: 1, etcd: 7 };
 const ITEMS_MAX: usize = 4_096;
 
 /// Two nodes, of which the first is primary of the only shard.
-struct Few {
+struct TwoNodes {
     now: Time,
     machines: Vec<Machine>,
     etcd: BTreeMap<EtcdKey, (EtcdValue, At)>,
@@ -36,8 +36,8 @@ fn id(machine: usize) -> NodeId {
     NodeId(machine as u64 + 1)
 }
 
-impl Few {
-    fn new() -> Few {
+impl TwoNodes {
+    fn new() -> TwoNodes {
         let state = ShardState {
             revision: 1,
             epoch: 1,
@@ -49,7 +49,7 @@ impl Few {
             (EtcdKey::Adoption, (EtcdValue::Adoption(ADOPTION), 1)),
             (EtcdKey::Shard(0), (EtcdValue::Shard(state), 1)),
         ]);
-        let mut few = Few {
+        let mut few = TwoNodes {
             now: 1_000_000 * MS,
             machines: (0..2).map(|machine| Machine::new(id(machine), 1 << 40)).collect(),
             etcd,
@@ -187,7 +187,7 @@ impl Few {
     }
 
     /// Steps until an owner is gone.
-    fn goes(&mut self, number: u16, steps: u32, mut meanwhile: impl FnMut(&mut Few)) -> bool {
+    fn goes(&mut self, number: u16, steps: u32, mut meanwhile: impl FnMut(&mut TwoNodes)) -> bool {
         for _ in 0..steps {
             meanwhile(self);
             self.step();
@@ -201,7 +201,7 @@ impl Few {
 
 #[test]
 fn an_owner_that_is_removed_goes() {
-    let mut few = Few::new();
+    let mut few = TwoNodes::new();
     let session = few.own(3);
     few.put_as(session, 5);
     let removed = few.asked(1, owners::key(0, 3), Kind::RemoveOwner(session), Wanted::Usual);
@@ -212,7 +212,7 @@ fn an_owner_that_is_removed_goes() {
 /// Some ask all the time whether it has gone: each question holds its key while it is under way.
 #[test]
 fn an_owner_that_is_asked_for_all_the_time_goes() {
-    let mut few = Few::new();
+    let mut few = TwoNodes::new();
     let session = few.own(3);
     few.put_as(session, 5);
     let removed = few.asked(1, owners::key(0, 3), Kind::RemoveOwner(session), Wanted::Usual);
@@ -232,7 +232,7 @@ fn an_owner_that_is_asked_for_all_the_time_goes() {
 /// The same, where others want to begin as this owner, and nobody says that it is there.
 #[test]
 fn an_owner_that_others_want_to_be_leaves_when_it_is_absent() {
-    let mut few = Few::new();
+    let mut few = TwoNodes::new();
     few.own(3);
     few.replies.clear();
     let begin = |peer: u64| Kind::Own(Session { owner: 3, number: peer }, ABSENT);
@@ -248,15 +248,15 @@ fn an_owner_that_others_want_to_be_leaves_when_it_is_absent() {
 /// More is asked for than a channel takes.
 #[test]
 fn an_owner_goes_while_a_channel_is_full() {
-    let mut few = Few::new();
+    let mut few = TwoNodes::new();
     let session = few.own(3);
     few.put_as(session, 5);
     few.replies.clear();
     let key = |peer: u64| Bytes::from([&[0, 100][..], &(peer as u16).to_be_bytes()].concat());
-    let put = |few: &mut Few, peer: u64| few.ask(peer, key(peer), Kind::Put(value_of(2)), Wanted::Usual);
+    let put = |few: &mut TwoNodes, peer: u64| few.ask(peer, key(peer), Kind::Put(value_of(2)), Wanted::Usual);
     (10..10_000).for_each(|peer| put(&mut few, peer));
     let mut puts = 0;
-    let mut again = |few: &mut Few| {
+    let mut again = |few: &mut TwoNodes| {
         for (peer, _) in std::mem::take(&mut few.replies) {
             if peer.0 >= 10 {
                 puts += 1;
@@ -277,7 +277,7 @@ fn an_owner_goes_while_a_channel_is_full() {
 /// CL19: who does not know owners gets no copy of a shard that has one, or is about to.
 #[test]
 fn a_shard_that_is_about_to_have_an_owner_is_copied_to_nobody_who_knows_none() {
-    let mut few = Few::new();
+    let mut few = TwoNodes::new();
     let about = NodeAbout { version: owners::SINCE_VERSION - 1, ..NodeAbout::default() };
     let old = NodeKey { life: 1, number: 1, alive: true, about };
     few.revision += 1;
@@ -296,9 +296,9 @@ fn a_shard_that_is_about_to_have_an_owner_is_copied_to_nobody_who_knows_none() {
 /// While a primary has no life, it takes no requests: that nobody was heard then tells nothing.
 #[test]
 fn who_is_refused_by_a_primary_without_a_life_is_not_absent() {
-    let mut few = Few::new();
+    let mut few = TwoNodes::new();
     few.own(3);
-    let stay = |few: &mut Few| {
+    let stay = |few: &mut TwoNodes| {
         let session = Session { owner: 3, number: 70_003 };
         few.ask(1, owners::key(0, 3), Kind::Stay(session), Wanted::Usual);
     };
@@ -335,7 +335,7 @@ fn who_is_refused_by_a_primary_without_a_life_is_not_absent() {
 /// What a node begins by itself is no more than a channel takes.
 #[test]
 fn many_owners_that_are_absent_leave_one_after_the_other() {
-    let mut few = Few::new();
+    let mut few = TwoNodes::new();
     for number in 1..=2 * ITEMS_MAX as u16 {
         let session = Session { owner: number, number: number.into() };
         few.ask(1, owners::key(0, number), Kind::Own(session, ABSENT), Wanted::Usual);
