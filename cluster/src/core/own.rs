@@ -35,6 +35,12 @@ pub(super) fn parts(kind: (u8, usize), key: &[u8]) -> Option<(ShardIx, &[u8])> {
 /// The shard of a key of the cluster's own. `None`: it is another key, or a node's own.
 #[inline]
 pub fn shard_of(key: &[u8]) -> Option<ShardIx> {
+    if key.starts_with(OWN) { named(key) } else { None }
+}
+
+/// The shard that a key names. Clients' keys do not come here.
+#[cold]
+fn named(key: &[u8]) -> Option<ShardIx> {
     let shard = |kind| parts(kind, key).map(|(shard, _)| shard);
     shard(RESULT).or_else(|| shard(OWNER))
 }
