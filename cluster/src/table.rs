@@ -3,7 +3,7 @@
 //! Beside its shards' entries it has some of the cluster's own, whose keys begin with
 //! [`OWN`]: the page, the notes, outcomes of requests, and owners.
 
-use crate::core::message::{End, Key, Life, TTL_MAX, Value};
+use crate::core::message::{End, Key, Life, OWNER_MAX, TTL_MAX, Value};
 use crate::core::own::{self, OWN};
 use crate::core::owners;
 use crate::core::state::{ClusterConfig, Notes, Page, ShardIx, Time};
@@ -12,7 +12,7 @@ use crate::room::{NOTES_KEY, entry_bytes, lengths, table_room};
 use bytes::Bytes;
 use oneread::embedded::{Index, KeyCursor};
 use oneread::error::{PutError, ReadError};
-use oneread::layout::Geometry;
+use oneread::layout::{self, Geometry};
 use oneread::{PutMode, Server};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -39,6 +39,9 @@ const MOVES_MAX: usize = 8;
 /// until others would take over, and much longer than merges of segments take.
 const TRIES: u32 = 3;
 const ROOM_WAIT: Duration = Duration::from_millis(500);
+
+// The rules are built without tables.
+const _: () = assert!(OWNER_MAX == layout::OWNER_MAX);
 
 /// Why a table cannot be a node's.
 #[derive(Debug, thiserror::Error)]
@@ -258,6 +261,25 @@ fn certain<R>(mut look: impl FnMut() -> Result<R, ReadError>) -> Option<R> {
     }
 }
 
+/// The next part of a walk, of so many keys or a little more, and where to go on. `scan` brings those of one part of the
+/// table, and says whether there are more.
+fn some_keys<K>(
+    from: Option<KeyCursor>,
+    enough: usize,
+    mut scan: impl FnMut(&mut KeyCursor, &mut Vec<K>) -> bool,
+) -> (Vec<K>, Option<KeyCursor>) {
+    let (mut cursor, mut keys) = (from.unwrap_or_default(), Vec::new());
+    for _ in 0..WALK_PARTS {
+        if !scan(&mut cursor, &mut keys) {
+            return (keys, None);
+        }
+        if keys.len() >= enough {
+            break;
+        }
+    }
+    (keys, Some(cursor))
+}
+
 impl Table for NodeTable {
     type Cursor = KeyCursor;
 
@@ -290,22 +312,14 @@ impl Table for NodeTable {
     }
 
     fn walk_owned(&mut self, from: Option<KeyCursor>) -> (Vec<OwnedKey>, Option<KeyCursor>) {
-        let (mut cursor, mut keys) = (from.unwrap_or_default(), Vec::new());
-        for _ in 0..WALK_PARTS {
-            let more = self.index().scan_owned(&mut cursor, |key, owner| {
+        some_keys(from, OWNED_KEYS, |cursor, keys| {
+            self.index().scan_owned(cursor, |key, owner| {
                 if is_of_shard(key) {
                     let shard = self.cluster.shard_of(key);
                     keys.push(OwnedKey { shard, key: Bytes::copy_from_slice(key), owner });
                 }
-            });
-            if !more {
-                return (keys, None);
-            }
-            if keys.len() >= OWNED_KEYS {
-                break;
-            }
-        }
-        (keys, Some(cursor))
+            })
+        })
     }
 
     fn now(&self) -> End {
@@ -342,21 +356,13 @@ impl Table for NodeTable {
     }
 
     fn walk(&mut self, shard: ShardIx, from: Option<KeyCursor>) -> (Vec<Key>, Option<KeyCursor>) {
-        let (mut cursor, mut keys) = (from.unwrap_or_default(), Vec::new());
-        for _ in 0..WALK_PARTS {
-            let more = self.scan(&mut cursor, |of, key| {
+        some_keys(from, WALK_KEYS, |cursor, keys| {
+            self.scan(cursor, |of, key| {
                 if of == shard {
                     keys.push(Bytes::copy_from_slice(key));
                 }
-            });
-            if !more {
-                return (keys, None);
-            }
-            if keys.len() >= WALK_KEYS {
-                break;
-            }
-        }
-        (keys, Some(cursor))
+            })
+        })
     }
 
     fn was_read(&mut self, key: &[u8]) -> bool {

@@ -98,6 +98,13 @@ impl Cluster {
         });
     }
 
+    /// Waits until a node has a copy of each shard.
+    fn until_has_copies(&self, number: usize) {
+        let newcomer = self.id(number);
+        let has_copies = || self.shards().iter().all(|state| state.in_sync.has(newcomer));
+        until("the newcomer has copies", has_copies);
+    }
+
     /// What a node says of itself.
     fn status(&self, number: usize) -> NodeStatus {
         let node = self.nodes[number].as_ref().unwrap();
@@ -667,10 +674,7 @@ fn entries_end() {
     }
     drop(cluster.nodes[0].take());
     cluster.run_with_lives(2, Some(Duration::from_secs(2)));
-    until("the newcomer has copies", || {
-        let newcomer = cluster.id(2);
-        cluster.shards().iter().all(|state| state.in_sync.has(newcomer))
-    });
+    cluster.until_has_copies(2);
     drop(cluster.nodes[1].take());
     until("what was copied has ended", || cluster.entries(2).len() == 2);
     // An outcome, which is kept for a day; and what lives as long as its node says.
@@ -745,10 +749,7 @@ fn entries_go_with_their_owner() {
     second.put_many(&entries).into_iter().for_each(|ended| ended.unwrap());
     drop(cluster.nodes[0].take());
     cluster.run_with_lives(2, None);
-    until("the newcomer has copies", || {
-        let newcomer = cluster.id(2);
-        cluster.shards().iter().all(|state| state.in_sync.has(newcomer))
-    });
+    cluster.until_has_copies(2);
     drop(cluster.nodes[1].take());
     second.put(b"again", b"7's").unwrap();
     assert!(client.remove_owner(7).unwrap());

@@ -4,8 +4,8 @@
 
 use oneread::internals::region::Backing;
 use oneread::internals::server::{ServerConfig, StartMode};
-use oneread::internals::verbs::{DeviceChoice, SetupError, VerbsOptions};
-use oneread::{Address, Client, ClientOptions, Config, PutMode, ServeError, Server, TableSize, VerbsAddress};
+use oneread::internals::verbs::{DeviceChoice, VerbsOptions};
+use oneread::{Address, Client, ClientOptions, Config, PutMode, Server, TableSize, VerbsAddress};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -30,16 +30,7 @@ fn serve(port: u16, size: TableSize, backing: Backing, grace: Duration) -> Optio
 fn serve_table(port: u16, table: Config, backing: Backing) -> Option<Server> {
     let table = table.key_max(8).inline_max(40);
     let address = Address::Verbs(VerbsAddress::new("127.0.0.1", port, DeviceChoice::default()));
-    match Server::start(ServerConfig::new(address, table).backing(backing).start(StartMode::OpenOrCreate)) {
-        Ok(server) => Some(server),
-        Err(ServeError::Verbs(why @ (SetupError::Library { .. } | SetupError::NoDevice { .. })))
-            if std::env::var_os("ONEREAD_REQUIRE_VERBS").is_none() =>
-        {
-            eprintln!("skipped: {why}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+    crate::started(ServerConfig::new(address, table).backing(backing).start(StartMode::OpenOrCreate))
 }
 
 /// With a queue pair of its own, and with one that handles share.

@@ -4,8 +4,8 @@
 
 use oneread::internals::region::Backing;
 use oneread::internals::server::{ServerConfig, StartMode};
-use oneread::internals::verbs::{DeviceChoice, SetupError, VerbsOptions};
-use oneread::{Address, Client, ClientOptions, Config, PutMode, ServeError, Server, TableSize, VerbsAddress};
+use oneread::internals::verbs::{DeviceChoice, VerbsOptions};
+use oneread::{Address, Client, ClientOptions, Config, PutMode, Server, TableSize, VerbsAddress};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -23,16 +23,7 @@ fn serve(port: u16, backing: Backing) -> Option<Server> {
     let size = TableSize::Growing { bytes_max: 1 << 30, segment_slots: Some(SEGMENT_SLOTS) };
     let table = Config::new().size(size).key_max(8).value_max(32).grace(Duration::from_millis(20));
     let address = Address::Verbs(VerbsAddress::new("127.0.0.1", port, DeviceChoice::default()));
-    match Server::start(ServerConfig::new(address, table).backing(backing).start(StartMode::OpenOrCreate)) {
-        Ok(server) => Some(server),
-        Err(ServeError::Verbs(why @ (SetupError::Library { .. } | SetupError::NoDevice { .. })))
-            if std::env::var_os("ONEREAD_REQUIRE_VERBS").is_none() =>
-        {
-            eprintln!("skipped: {why}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+    crate::started(ServerConfig::new(address, table).backing(backing).start(StartMode::OpenOrCreate))
 }
 
 fn options(pairs: Option<usize>) -> ClientOptions {

@@ -20,8 +20,9 @@ mod growth;
 mod shared;
 
 use common::patient;
+use oneread::internals::server::ServerConfig;
 use oneread::internals::verbs::{SetupError, Token};
-use oneread::{Address, Client, ClientOptions, ConnectError};
+use oneread::{Address, Client, ClientOptions, ConnectError, ServeError, Server};
 
 const TOKEN: &str = "a token for tests";
 
@@ -31,6 +32,20 @@ fn at(place: &str) -> Address {
 
 fn options() -> ClientOptions {
     patient().token(Token::new(TOKEN))
+}
+
+/// A server, on whatever device there is. `None`: there is none, and that is told.
+fn started(config: ServerConfig) -> Option<Server> {
+    match Server::start(config) {
+        Ok(server) => Some(server),
+        Err(ServeError::Verbs(why @ (SetupError::Library { .. } | SetupError::NoDevice { .. })))
+            if std::env::var_os("ONEREAD_REQUIRE_VERBS").is_none() =>
+        {
+            eprintln!("skipped: {why}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
 }
 
 fn refused(address: &Address, options: ClientOptions) -> SetupError {

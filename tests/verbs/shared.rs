@@ -4,8 +4,8 @@
 
 use oneread::internals::region::Backing;
 use oneread::internals::server::{ServerConfig, StartMode};
-use oneread::internals::verbs::{DeviceChoice, QueueCounts, SetupError, VerbsOptions, Wait};
-use oneread::{Address, Client, ClientOptions, Config, ServeError, Server, TableSize, VerbsAddress};
+use oneread::internals::verbs::{DeviceChoice, QueueCounts, VerbsOptions, Wait};
+use oneread::{Address, Client, ClientOptions, Config, Server, TableSize, VerbsAddress};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -24,16 +24,7 @@ fn serve() -> Option<Server> {
 fn serve_at(port: u16, backing: Backing) -> Option<Server> {
     let config = Config::new().size(TableSize::Keys(2 * KEYS)).key_max(8).value_max(32);
     let config = ServerConfig::new(at(port), config).backing(backing).start(StartMode::OpenOrCreate);
-    match Server::start(config) {
-        Ok(server) => Some(server),
-        Err(ServeError::Verbs(why @ (SetupError::Library { .. } | SetupError::NoDevice { .. })))
-            if std::env::var_os("ONEREAD_REQUIRE_VERBS").is_none() =>
-        {
-            eprintln!("skipped: {why}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+    crate::started(config)
 }
 
 fn port(address: &Address) -> u16 {
