@@ -94,6 +94,8 @@ pub enum Rule {
     ResultsNotWalked,
     /// CL15: only changes are remembered, not what was refused.
     RefusalsForgotten,
+    /// CL15: what a node was killed at stays half done.
+    HalfDone,
     /// CL15: a request without an id is sent again.
     RepeatedWithoutId,
     /// CL15: one copy of a request that was not done is taken for all.

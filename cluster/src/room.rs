@@ -11,6 +11,8 @@ const OWN_KEY_MAX: usize = 32;
 /// Bytes that a page, or notes, take at most: for each shard, and besides.
 const SHARD_BYTES_MAX: usize = 96 + 24 * 16;
 const HEAD_BYTES_MAX: usize = 4_096;
+/// The same of what a node is doing, beside the key.
+const INTENT_BYTES_MAX: usize = 128;
 
 /// Connections that a node's port takes at a time, unless it is told otherwise: of clients for requests, and of nodes.
 pub const CONNECTIONS_MAX: usize = 4_096;
@@ -45,7 +47,7 @@ pub fn entry_bytes(geometry: &Geometry, key: &[u8], value_len: usize) -> u64 {
 /// The room for entries of all shards in a node's table, in bytes: what is left of its memory beside what no entry of a
 /// shard can have.
 ///
-/// That is the page and the notes, and the extent of whatever is being replaced. Then four blocks: one and a third
+/// That is the page, the notes and the intent, and the extent of whatever is being replaced. Then four blocks: one and a third
 /// that may be less full than others, one that is empty, so that extents can move there (`models/heap.rs`), and one
 /// that a put opens before they have moved. In a table that grows also what is in front of its segments; two segments
 /// that it keeps without a use, and up to four that it makes before they are needed (`index/growth/stock.rs`), none of
@@ -54,7 +56,8 @@ pub fn entry_bytes(geometry: &Geometry, key: &[u8], value_len: usize) -> u64 {
 pub fn table_room(geometry: &Geometry, cluster: &ClusterConfig) -> u64 {
     let (slot, block) = (geometry.shape().bytes() as u64, geometry.heap().block_bytes);
     let extent = |len| geometry.extent_bytes(NOTES_KEY, len) * 4 / 3;
-    let own = 3 * extent(own_bytes_max(cluster)) + extent(geometry.value_max()) + 4 * block;
+    let intent = 2 * extent(INTENT_BYTES_MAX + usize::from(cluster.key_max));
+    let own = 3 * extent(own_bytes_max(cluster)) + intent + extent(geometry.value_max()) + 4 * block;
     if geometry.grows() {
         let front = geometry.slot_offset(geometry.segment_first(0));
         let segment = geometry.slots() * slot;

@@ -3,6 +3,7 @@
 //! Beside its shards' entries it has some of the cluster's own, whose keys begin with
 //! [`OWN`]: the page, the notes, outcomes of requests, and owners.
 
+use crate::core::intent::Intent;
 use crate::core::message::{End, Key, Life, OWNER_MAX, TTL_MAX, Value};
 use crate::core::own::{self, OWN};
 use crate::core::owners;
@@ -25,7 +26,10 @@ pub const PAGE_KEY: &[u8] = b"\0oneread\0page";
 /// The key of the start of the machine in which the table was used last, and whether the node has ended since.
 const BOOT_KEY: &[u8] = b"\0oneread\0boot";
 
-/// The first byte of the page and of the notes: how the rest is written.
+/// The key of what a node is doing, so that another process can go on with it.
+const INTENT_KEY: &[u8] = b"\0oneread\0intent";
+
+/// The first byte of the page, the notes and the intent: how the rest is written.
 const FORM: u8 = 1;
 /// Keys that a walk brings in one go, or a little more, and parts of the table that it looks at.
 const WALK_KEYS: usize = 64;
@@ -62,13 +66,13 @@ pub enum TableError {
         /// The longest value, in bytes.
         wanted_value: usize,
     },
-    /// It has a page or notes that this version cannot read.
+    /// It has a page, notes or an intent that this version cannot read.
     #[error(
         "the table's {what} cannot be read ({why}): it was written by a newer version, or is damaged; start this node \
          with the newer version, or with an empty region file"
     )]
     Unreadable {
-        /// The page, or the notes.
+        /// The page, the notes, or the intent.
         what: &'static str,
         /// What is wrong.
         why: String,
@@ -99,6 +103,8 @@ pub struct NodeTable {
     /// When the table was made, by the time of day when it was opened: milliseconds since 1970. Ends go by the table's clock
     /// from then on: a time of day that is set otherwise later moves none.
     made: u64,
+    /// What a process before was killed at.
+    intent: Option<Intent>,
 }
 
 impl NodeTable {
@@ -115,8 +121,9 @@ impl NodeTable {
             return Err(TableError::Lengths { key_max, value_max, wanted_key, wanted_value });
         }
         let made = time_of_day().saturating_sub(server.index().age().map_or(0, millis));
-        let mut table = NodeTable { server, cluster, value: Vec::new(), made };
+        let mut table = NodeTable { server, cluster, value: Vec::new(), made, intent: None };
         let (page, notes) = (table.decoded(PAGE_KEY, "page")?, table.decoded(NOTES_KEY, "notes")?);
+        table.intent = table.decoded(INTENT_KEY, "intent")?.flatten();
         let (entries, before) = (table.index().len(), table.get(BOOT_KEY));
         if page.is_none() && before.is_none() && entries > 0 {
             return Err(TableError::Foreign { entries });
@@ -402,6 +409,14 @@ impl Table for NodeTable {
 
     fn store_notes(&mut self, notes: &Notes) -> Result<(), NoMemory> {
         self.store(NOTES_KEY, notes)
+    }
+
+    fn store_intent(&mut self, intent: Option<&Intent>) -> Result<(), NoMemory> {
+        self.store(INTENT_KEY, &intent)
+    }
+
+    fn intent(&mut self) -> Option<Intent> {
+        self.intent.take()
     }
 }
 

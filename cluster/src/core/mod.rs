@@ -5,6 +5,7 @@ pub mod adopt;
 pub mod etcd;
 pub mod feed;
 pub mod hash;
+pub mod intent;
 pub mod lease;
 pub mod message;
 pub mod node;

@@ -6,6 +6,7 @@
 
 use crate::core::etcd::{At, CallId, Entry, EtcdAnswer, EtcdCall, EtcdKey, EtcdValue};
 use crate::core::feed::{Feed, FeedAt, FeedPart};
+use crate::core::intent::Intent;
 use crate::core::message::{ChannelId, Effect, Life, Message, NotDone, Output, Peer, Reply, Request, Store};
 use crate::core::owners::{self, Owners};
 use crate::core::placement::{Wishes, wanted};
@@ -159,7 +160,29 @@ impl<T: Table> Shared<T> {
         version.is_some_and(|version| version >= owners::SINCE_VERSION)
     }
 
-    /// Makes a change visible.
+    /// Makes a change visible, and remembers its outcome: both, also if the process is killed meanwhile (CL15).
+    pub fn store_all(&mut self, stores: &[Store]) -> Result<(), NoMemory> {
+        let intent = Intent::of(self.page.asked.number, stores);
+        if intent.is_some() {
+            self.table.store_intent(intent.as_ref())?;
+        }
+        stores.iter().try_for_each(|store| self.store(store))?;
+        if intent.is_some() { self.table.store_intent(None) } else { Ok(()) }
+    }
+
+    /// Goes on with what a process before this one was killed at (CL15).
+    fn finish(&mut self) -> Result<(), NoMemory> {
+        let Some(intent) = self.table.intent() else { return Ok(()) };
+        // A version that knows no intents may have gone on meanwhile.
+        if intent.beat != self.page.asked.number || broken(Rule::HalfDone) {
+            return self.table.store_intent(None);
+        }
+        let now = self.table.get(&intent.key);
+        intent.rest(now).iter().try_for_each(|store| self.store(store))?;
+        self.table.store_intent(None)
+    }
+
+    /// Stores one entry of a change, or what a walk brings.
     pub fn store(&mut self, store: &Store) -> Result<(), NoMemory> {
         let (key, entry) = store;
         match entry {
@@ -282,6 +305,9 @@ impl<T: Table> Node<T> {
             frees_left: 1,
             walks_left: evicting::WALKS_A_TICK,
         };
+        if shared.finish().is_err() {
+            shared.fails(0);
+        }
         let stock = shared.table.stock(shards);
         replicas.iter_mut().zip(stock).for_each(|(replica, stock)| replica.take_stock(&mut shared, stock));
         Node {

@@ -1,5 +1,6 @@
 //! A node's memory, as the core sees it.
 
+use crate::core::intent::Intent;
 use crate::core::message::{End, Key, Life, Value};
 use crate::core::state::{Notes, Page, ShardIx, Time};
 
@@ -105,4 +106,13 @@ pub trait Table {
     /// # Errors
     /// [`NoMemory`]: the notes are as they were.
     fn store_notes(&mut self, notes: &Notes) -> Result<(), NoMemory>;
+
+    /// Stores what is being done, or that nothing is.
+    ///
+    /// # Errors
+    /// [`NoMemory`]: it is as it was.
+    fn store_intent(&mut self, intent: Option<&Intent>) -> Result<(), NoMemory>;
+
+    /// What a process before this one was killed at.
+    fn intent(&mut self) -> Option<Intent>;
 }

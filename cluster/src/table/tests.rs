@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::core::hash::ShardHash;
-use crate::core::message::Life;
-use crate::core::results::ResultKey;
-use crate::core::state::{Adoption, Lived, NodeId, NodeIds, ShardState, Timing, Word};
+use crate::core::message::{Entry, Life, Outcome, Store};
+use crate::core::node::Node;
+use crate::core::results::{self, ResultKey};
+use crate::core::state::{Adoption, Lived, NodeAbout, NodeId, NodeIds, ShardState, Timing, Word};
 use crate::room::with_lengths;
 use oneread::{Address, Backing, Config, ServerConfig, StartMode, TableSize};
 use rand::rngs::StdRng;
@@ -49,6 +50,20 @@ fn longest(cluster: &ClusterConfig) -> (Page, Notes) {
     (page, Notes { adoption, past: vec![u64::MAX; 100], newest: vec![state; shards] })
 }
 
+/// The longest intent.
+fn longest_intent(cluster: &ClusterConfig) -> Intent {
+    let life = Life::Owned(OWNER_MAX, Some(End(u64::MAX)));
+    let key = Bytes::from(vec![0xa5; cluster.key_max.into()]);
+    let entry = Entry { value: Bytes::from(vec![0xa5; cluster.value_max as usize]), life };
+    Intent::of(u64::MAX, &[(key, Some(entry)), outcome(u64::MAX)]).unwrap()
+}
+
+/// The outcome of a lane's request with this number.
+fn outcome(number: u64) -> Store {
+    let value = results::encode(number, Outcome::Done);
+    (ResultKey::new(0, u64::MAX).0, Some(Entry { value, life: Life::Lasting }))
+}
+
 // ---- what fits ----
 
 /// How long values are.
@@ -89,6 +104,7 @@ impl Filled {
         let (page, notes) = longest(cluster);
         table.store_page(&page).unwrap();
         table.store_notes(&notes).unwrap();
+        table.store_intent(Some(&longest_intent(cluster))).unwrap();
         let value_max = cluster.value_max as usize;
         Filled {
             memory: table.memory(),
@@ -173,7 +189,8 @@ impl Filled {
     }
 
     fn churn(&mut self, lens: Lens, times: usize) {
-        let (page, notes) = longest(&self.table.cluster.clone());
+        let cluster = self.table.cluster.clone();
+        let ((page, notes), intent) = (longest(&cluster), longest_intent(&cluster));
         for number in 0..times {
             let len = self.len(lens);
             match self.rng.random_range(0..4) {
@@ -187,6 +204,9 @@ impl Filled {
                     let key = self.new_key();
                     self.put(key, len);
                 }
+            }
+            if number % 10 == 0 {
+                self.table.store_intent(Some(&intent).filter(|_| number % 20 == 0)).unwrap();
             }
             if number % 1_000 == 0 {
                 self.table.store_page(&page).unwrap();
@@ -398,6 +418,64 @@ fn page_and_notes_survive() {
                 assert_eq!((table.value_len(b"key"), table.value_len(b"none")), (Some(5), None));
             }
         }
+    }
+}
+
+/// CL15: a process is killed in the middle of a change with an outcome. The next one does the rest, if its first store was
+/// made; else nothing of it was.
+#[test]
+fn what_was_half_done_is_done() {
+    let cluster = ClusterConfig { shards: 1, ..cluster(1, 100) };
+    let entry = |value: &'static [u8]| Some(Entry { value: Bytes::from_static(value), life: Life::Lasting });
+    let old = entry(b"old");
+    let cases = [
+        // Before, the change, the beats since, whether its entry was stored, and its outcome known in the end.
+        (None, entry(b"new"), 0, true, true),
+        (None, entry(b"new"), 0, false, false),
+        (old.clone(), entry(b"new"), 0, true, true),
+        (old.clone(), entry(b"new"), 0, false, false),
+        (old.clone(), None, 0, true, true),
+        (old.clone(), None, 0, false, false),
+        // Nobody can tell, and both are right.
+        (old.clone(), entry(b"old"), 0, false, true),
+        // A version went on that knows no intents.
+        (old.clone(), entry(b"new"), 1, true, false),
+    ];
+    for (number, (before, after, beats, is_stored, is_known)) in (0..).zip(cases) {
+        let folder = tempfile::tempdir().unwrap();
+        let table = with_lengths(Config::new().size(TableSize::up_to(16 << 20)), &cluster);
+        let config = server(folder.path(), table)
+            .backing(Backing::File(folder.path().join("region")))
+            .start(StartMode::OpenOrCreate);
+        let open = || {
+            let server = Arc::new(Server::start(config.clone()).unwrap());
+            NodeTable::open(server, cluster.clone()).unwrap()
+        };
+        let key = Bytes::from_static(b"key");
+        let (mut table, ..) = open();
+        let asked = Lived { number: 5 + beats, ..Lived::default() };
+        table.store_page(&Page { asked, ..Page::default() }).unwrap();
+        let mut store = |entry: &Option<Entry>| match entry {
+            Some(entry) => table.put(&key, &entry.value, entry.life).unwrap(),
+            None => table.remove(&key).unwrap(),
+        };
+        store(&before);
+        if is_stored {
+            store(&after);
+        }
+        let stores = [(key.clone(), after.clone()), outcome(7)];
+        table.store_intent(Intent::of(5, &stores).as_ref()).unwrap();
+        drop(table);
+        // It is killed again before it has done anything.
+        drop(open());
+        let (table, page, notes) = open();
+        drop(Node::new(NodeId(1), NodeAbout::default(), 1, cluster.timing, table, page, notes));
+        let (mut table, ..) = open();
+        assert_eq!(table.intent(), None, "{number}");
+        let is_there = if is_stored { after } else { before };
+        assert_eq!(table.get(&key), is_there.map(|entry| entry.value), "{number}");
+        let known = table.get(&outcome(7).0).and_then(|value| results::decode(&value));
+        assert_eq!(known, is_known.then_some((7, Outcome::Done)), "{number}");
     }
 }
 

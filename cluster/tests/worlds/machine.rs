@@ -2,11 +2,12 @@
 
 use crate::world::TICK;
 use bytes::Bytes;
+use oneread_cluster::core::intent::Intent;
 use oneread_cluster::core::message::{End, Key, Life, Value};
 use oneread_cluster::core::node::Node;
 use oneread_cluster::core::state::{NodeAbout, NodeId, Notes, Page, ShardIx, Time, Timing};
 use oneread_cluster::core::table::{NoMemory, OwnedKey, Stock, Table};
-use oneread_cluster::core::{own, owners};
+use oneread_cluster::core::{own, owners, results};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -21,10 +22,11 @@ pub enum Stored {
 }
 
 /// What survives a process.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Memory {
     pub page: Page,
     pub notes: Notes,
+    pub intent: Option<Intent>,
     pub entries: BTreeMap<Key, Value>,
     /// Of those that end by themselves, or have an owner.
     pub lives: BTreeMap<Key, Life>,
@@ -33,6 +35,23 @@ pub struct Memory {
     pub stored: Vec<Stored>,
     /// Keys that there is room for.
     pub keys_max: u64,
+    /// Stores of entries and intents until the process is killed, and whether it then lives on until it is about to store an
+    /// outcome.
+    pub stores_left: Option<(u32, bool)>,
+    /// What the memory was when the process was killed. What it does for the rest of its step is not done.
+    pub when_killed: Option<Box<Memory>>,
+}
+
+impl Memory {
+    /// Comes before a store.
+    fn burns(&mut self, is_outcome: bool) {
+        let Some((left, waits)) = &mut self.stores_left else { return };
+        *left = left.saturating_sub(1);
+        if *left == 0 && (is_outcome || !*waits) {
+            self.stores_left = None;
+            self.when_killed = Some(Box::new(self.clone()));
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -103,6 +122,7 @@ impl Table for SimTable {
 
     fn put(&mut self, key: &[u8], value: &[u8], life: Life) -> Result<(), NoMemory> {
         let mut memory = self.0.borrow_mut();
+        memory.burns(results::is_result(key));
         let key = Bytes::copy_from_slice(key);
         memory.entries.insert(key.clone(), Bytes::copy_from_slice(value));
         memory.lives.insert(key.clone(), life);
@@ -112,6 +132,7 @@ impl Table for SimTable {
 
     fn remove(&mut self, key: &[u8]) -> Result<(), NoMemory> {
         let mut memory = self.0.borrow_mut();
+        memory.burns(false);
         memory.entries.remove(key);
         memory.lives.remove(key);
         memory.stored.push(Stored::Entry(Bytes::copy_from_slice(key)));
@@ -157,6 +178,17 @@ impl Table for SimTable {
     fn store_notes(&mut self, notes: &Notes) -> Result<(), NoMemory> {
         self.0.borrow_mut().notes = notes.clone();
         Ok(())
+    }
+
+    fn store_intent(&mut self, intent: Option<&Intent>) -> Result<(), NoMemory> {
+        let mut memory = self.0.borrow_mut();
+        memory.burns(false);
+        memory.intent = intent.cloned();
+        Ok(())
+    }
+
+    fn intent(&mut self) -> Option<Intent> {
+        self.0.borrow().intent.clone()
     }
 }
 

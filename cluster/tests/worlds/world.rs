@@ -353,6 +353,8 @@ pub struct World {
     pub clients: Vec<Client>,
     pub followers: Followers,
     pub owning: Owning,
+    /// When processes are killed in the middle of what they do.
+    fuses: Random,
     pub history: Vec<Event>,
     pub value: u64,
     pub copy: u64,
@@ -472,6 +474,7 @@ impl World {
             clients: Vec::new(),
             followers,
             owning,
+            fuses: Random(seed ^ 0xf05e),
             history: Vec::new(),
             value: 0,
             copy: 0,
@@ -809,7 +812,16 @@ impl World {
         }
         let timing = self.nature.timing;
         self.machines[machine].start(self.nature.shards as ShardIx, timing, self.followers.kept);
+        self.lights(machine);
         self.moment(Moment::Started, machine);
+    }
+
+    /// In some worlds, the process is killed by itself, between two stores.
+    fn lights(&mut self, machine: usize) {
+        let is_so = !self.is_calm() && self.nature.kill > 0.0 && self.fuses.chance(0.7);
+        let most = self.fuses.one(&[4, 20, 60]);
+        let lit = (1 + self.fuses.below(most) as u32, self.fuses.chance(0.6));
+        self.machines[machine].memory.borrow_mut().stores_left = is_so.then_some(lit);
     }
 
     fn lose_memory(&mut self, machine: usize) {
@@ -961,10 +973,14 @@ impl World {
             if self.time == TICKS - CALM + 1 {
                 (self.cut, self.stopped, self.deaf) = Default::default();
                 for machine in 0..MACHINES {
+                    self.machines[machine].memory.borrow_mut().stores_left = None;
                     if self.machines[machine].node.is_none() {
                         self.start(machine);
                     }
                 }
+            }
+            if self.time == WARM + 1 {
+                (0..MACHINES).for_each(|machine| self.lights(machine));
             }
             if self.time + LAST == TICKS {
                 self.stay();
@@ -1303,6 +1319,11 @@ impl World {
 
     /// What a node wants done. READs that lurk have seen what it stored.
     fn carry_out(&mut self, machine: usize) {
+        let when_killed = self.machines[machine].memory.borrow_mut().when_killed.take();
+        let is_killed = when_killed.is_some();
+        if let Some(memory) = when_killed {
+            *self.machines[machine].memory.borrow_mut() = *memory;
+        }
         let stored = std::mem::take(&mut self.machines[machine].memory.borrow_mut().stored);
         let id = self.machines[machine].id;
         for stored in &stored {
@@ -1316,7 +1337,12 @@ impl World {
         }
         let is_visible = stored.iter().any(|stored| matches!(stored, Stored::Entry(_)));
         let process = self.machines[machine].process;
-        let outputs = self.machines[machine].node.as_mut().map(|node| node.outputs()).unwrap_or_default();
+        let mut outputs = self.machines[machine].node.as_mut().map(|node| node.outputs()).unwrap_or_default();
+        if is_killed {
+            // Nothing was sent. But an entry may be gone.
+            outputs.retain(|output| matches!(output, Output::Removes { .. }));
+            self.count("killed between stores");
+        }
         let mut began = false;
         for output in outputs {
             // Whatever happened to it meanwhile: this was sent before.
@@ -1341,6 +1367,9 @@ impl World {
                 Output::Reply(Peer::SELF, reply) => self.evicted((machine, process, reply.copy), reply),
                 Output::Reply(Peer(client), reply) => self.replies(machine, client as usize, reply),
             }
+        }
+        if is_killed {
+            return self.kill(machine);
         }
         if is_visible {
             self.moment(Moment::Visible, machine);

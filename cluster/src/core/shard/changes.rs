@@ -307,7 +307,7 @@ impl<C> Replica<C> {
             change.numbers.push((channel.id, number));
         }
         if broken(Rule::VisibleFirst) {
-            let _ = change.stores.iter().try_for_each(|store| shared.store(store));
+            let _ = shared.store_all(&change.stores);
         }
         if broken(Rule::ToldFirst) {
             self.tell_followers(shared, &change);
@@ -334,7 +334,7 @@ impl<C> Replica<C> {
             let under_way = self.busy.len();
             // Channels are in order, so the first under way is the first that all have.
             while let Some(change) = self.busy.front().filter(|change| self.is_ready(shared.id, change)) {
-                if change.stores.iter().any(|store| shared.store(store).is_err()) {
+                if shared.store_all(&change.stores).is_err() {
                     return shared.fails(self.shard);
                 }
                 let Some(change) = self.busy.pop_front() else { return };

@@ -143,15 +143,13 @@ impl<C> Replica<C> {
                 () => None,
             };
         }
-        for store in stores {
-            if shared.store(store).is_err() {
-                // Not answered: the primary leaves it out. Some of it may be stored, and nobody would be told (CL18).
-                shared.feed.forget(self.shard);
-                if let Some(position) = &mut self.position {
-                    position.is_whole = false;
-                }
-                return None;
+        if shared.store_all(stores).is_err() {
+            // Not answered: the primary leaves it out. Some of it may be stored, and nobody would be told (CL18).
+            shared.feed.forget(self.shard);
+            if let Some(position) = &mut self.position {
+                position.is_whole = false;
             }
+            return None;
         }
         self.used = used;
         self.is_stale |= !stores.is_empty();
