@@ -31,9 +31,9 @@ mod net;
 mod verbs;
 
 use common::{Etcd, config, has_etcd, name, node, paced, until};
-use history::{Event, Kind, NEVER, due_of, is_linearizable, value_with_due};
+use history::{Event, Kind, NEVER, OWNED, due_of, is_linearizable, value_with_due};
 use net::Net;
-use oneread::{Address, Client, ClientOptions, PutMode, PutOptions, SwapOutcome};
+use oneread::{Address, Client, ClientOptions, OwnerOptions, PutMode, PutOptions, SwapOutcome};
 use oneread_cluster::client::{ClusterClient, ClusterError, ClusterOptions};
 use oneread_cluster::core::etcd::EtcdValue;
 use oneread_cluster::core::message::Outcome;
@@ -62,9 +62,13 @@ const SHARDS: u16 = 8;
 const COPIES: u8 = 2;
 const CLIENTS: usize = 2;
 /// Of a round.
-const KEYS: u8 = 12;
+const KEYS: u8 = 16;
+/// Of these, the first ones are changed by all. The others are put by owners alone, and seldom: some last until the owner is gone.
+const OF_ALL: u8 = 12;
 /// A call of a client that takes longer has failed, or nobody knows.
 const DEADLINE: Duration = Duration::from_secs(2);
+/// An owner may be away for so long.
+const ABSENT: Duration = Duration::from_secs(2);
 /// Longest pause of a handle between two calls, in microseconds. It bounds what there is to check.
 const PAUSE: usize = 3_000;
 /// A round of a long run takes so long.
@@ -274,9 +278,10 @@ fn client_process() {
     let work = |(handle, (client, only)): (u64, (ClusterClient, Only))| {
         let id = 16 * number + handle;
         let random = Random(seed ^ (id + 1) << 32 ^ round << 16);
-        // Less than 2^32 with its number (`value_with_due`).
+        // Less than 2^31 with its number (`value_with_due`, `OWNED`).
         let (known, last) = ([0; KEYS as usize], (id + 1) << 24);
-        let worker = Worker { client, only, random, base, keys: keys(round), known, last };
+        let owning = (handle == 0).then(|| Owning::new(number as u16 + 1));
+        let worker = Worker { client, only, owning, random, base, keys: keys(round), known, last };
         let end = end.clone();
         thread::spawn(move || worker.run(&end))
     };
@@ -294,9 +299,47 @@ enum Only {
     GetsOf(u16),
 }
 
+/// What a handle does as an owner.
+struct Owning {
+    number: u16,
+    /// The handle, while there is a session.
+    client: Option<ClusterClient>,
+    /// What the session has put, by shard, and when the last one began that was done.
+    put: Vec<(Vec<Event>, u32)>,
+}
+
+impl Owning {
+    fn new(number: u16) -> Owning {
+        Owning { number, client: None, put: vec![(Vec::new(), 0); usize::from(SHARDS)] }
+    }
+
+    /// It has put something, or nobody knows. `is_done`: the session was there then.
+    fn has_put(&mut self, event: Event, is_done: bool) {
+        let (put, last) = &mut self.put[usize::from(event.shard)];
+        put.push(event);
+        if is_done {
+            *last = event.start;
+        }
+    }
+
+    /// Its entries may have left, but none before the last one was put in its shard.
+    fn may_have_left(&mut self, events: &mut Vec<Event>) -> Vec<Event> {
+        let mut all = Vec::new();
+        for (put, last) in &mut self.put {
+            for event in put.drain(..) {
+                let (kind, outcome) = (Kind::Swap(event.value), Outcome::Done);
+                events.push(Event { kind, outcome, value: 0, start: *last, end: NEVER, ..event });
+                all.push(event);
+            }
+        }
+        all
+    }
+}
+
 struct Worker {
     client: ClusterClient,
     only: Only,
+    owning: Option<Owning>,
     random: Random,
     /// When the round began.
     base: u64,
@@ -311,6 +354,7 @@ impl Worker {
     fn run(mut self, end: &AtomicBool) -> Vec<Event> {
         let mut events = Vec::new();
         while !end.load(Ordering::Relaxed) {
+            self.own(&mut events);
             let key = match self.only {
                 Only::GetsOf(shard) => {
                     let all = self.keys.iter().enumerate().filter(|(_, (of, _))| *of == shard);
@@ -322,6 +366,10 @@ impl Worker {
             self.last += 1;
             let kind = match (self.random.below(100), self.known[key]) {
                 _ if !matches!(self.only, Only::Nothing) => Kind::Get,
+                (chance, _) if key >= usize::from(OF_ALL) => match &self.owning {
+                    Some(Owning { client: Some(_), .. }) if chance < 20 => Kind::Put,
+                    _ => Kind::Get,
+                },
                 (0..50, _) => Kind::Get,
                 (50..70, _) => Kind::Put,
                 (70..80, _) => Kind::Remove,
@@ -334,6 +382,11 @@ impl Worker {
             let ttl = ttl.then(|| paced(Duration::from_millis(100 + self.random.below(1_500) as u64)));
             let event = self.call(key as u8, kind, ttl);
             events.push(event);
+            if event.value & OWNED != 0 && matches!(kind, Kind::Swap(_)) && !event.is_void {
+                // Whoever owns the entry goes at a time that is not known here.
+                let (kind, outcome) = (Kind::Swap(event.value), Outcome::Done);
+                events.push(Event { kind, outcome, value: 0, end: NEVER, ..event });
+            }
             let is_new = is_put || matches!(kind, Kind::Swap(_));
             if let Some(due) = due_of(event.value).filter(|_| is_new && !event.is_void) {
                 let (kind, outcome) = (Kind::Swap(event.value), Outcome::Done);
@@ -342,7 +395,33 @@ impl Worker {
             let pause = if matches!(self.only, Only::GetsOf(_)) { 4 * PAUSE } else { PAUSE };
             thread::sleep(paced(Duration::from_micros(self.random.below(pause) as u64)));
         }
+        if let Some(owning) = &mut self.owning {
+            owning.may_have_left(&mut events);
+        }
         events
+    }
+
+    /// Ends its session at times, or begins one. Once it is told that all entries have left, none is to be seen.
+    fn own(&mut self, events: &mut Vec<Event>) {
+        let Some(owning) = &mut self.owning else { return };
+        // Sessions of one client are short, those of the other long.
+        let calls = if owning.number == 1 { 100 } else { 800 };
+        if owning.client.is_some() && self.random.below(calls) == 0 {
+            owning.client = None;
+        }
+        if owning.client.is_some() || self.random.below(10) > 0 {
+            return;
+        }
+        let left = owning.may_have_left(events);
+        if self.client.remove_owner(owning.number).is_err() {
+            // Another time. What was put by then is not looked at any more.
+            return;
+        }
+        let start = (now() - self.base) as u32;
+        let gone = |event| Event { kind: Kind::OwnerGone, start, end: NEVER, is_void: true, ..event };
+        events.extend(left.into_iter().map(gone));
+        owning.put = Owning::new(owning.number).put;
+        owning.client = self.client.owner(OwnerOptions::new(owning.number).absent_for(paced(ABSENT))).ok();
     }
 
     fn call(&mut self, key: u8, kind: Kind, ttl: Option<Duration>) -> Event {
@@ -353,7 +432,14 @@ impl Worker {
             _ => ttl.map_or(0, |ttl| start + ttl.as_micros() as u32),
         };
         let mut value = value_with_due(due, self.last);
-        let (client, name, new) = (&mut self.client, name.as_bytes(), value_of(value));
+        let owning = self.owning.as_mut().filter(|_| matches!(kind, Kind::Put | Kind::Insert));
+        let is_owners = key >= OF_ALL || self.random.below(2) == 0;
+        let mut owner = owning.filter(|owning| owning.client.is_some() && is_owners);
+        // A swap leaves an entry whose it is.
+        let is_owned = owner.is_some() || matches!(kind, Kind::Swap(expected) if expected & OWNED != 0);
+        value |= if is_owned { OWNED } else { 0 };
+        let client = owner.as_mut().and_then(|owner| owner.client.as_mut()).unwrap_or(&mut self.client);
+        let (name, new) = (name.as_bytes(), value_of(value));
         let ended = match kind {
             Kind::Get => client.get(name).map(|got| {
                 value = number_of(got.as_deref());
@@ -379,7 +465,7 @@ impl Worker {
         let is_open = matches!(ended, Err(ClusterError::Unknown { .. }));
         let is_void = match &ended {
             Err(ClusterError::Unavailable { .. }) => kind == Kind::Get,
-            Err(ClusterError::NotDone { .. }) => true,
+            Err(ClusterError::NotDone { .. } | ClusterError::OwnerGone { .. }) => true,
             Err(ClusterError::Unknown { .. }) | Ok(_) => false,
             // There is room for all.
             Err(error) => panic!("{kind:?}: {error}"),
@@ -387,8 +473,17 @@ impl Worker {
         if matches!(ended, Ok(Outcome::Done)) {
             self.known[usize::from(key)] = if kind == Kind::Remove { 0 } else { value };
         }
+        let is_gone = matches!(ended, Err(ClusterError::OwnerGone { .. }));
+        let is_done = matches!(ended, Ok(Outcome::Done));
         let (end, outcome) = (if is_open { NEVER } else { end }, ended.unwrap_or(Outcome::Done));
-        Event { shard: *shard, key, start, end, kind, value, outcome, is_void }
+        let event = Event { shard: *shard, key, start, end, kind, value, outcome, is_void };
+        if let Some(owner) = owner {
+            if is_done || is_open {
+                owner.has_put(event, is_done);
+            }
+            owner.client.take_if(|_| is_gone);
+        }
+        event
     }
 }
 
@@ -1205,6 +1300,15 @@ fn so_far(events: &[Event], time: u32) -> Vec<Event> {
 /// When a key's history ceased to have an order, and what was seen shortly before.
 fn wrong(events: &[Event], key: u8) -> Option<String> {
     let shard = u16::from(key) % SHARDS;
+    let of_owners = events.iter().filter(|event| event.key == key && event.kind == Kind::OwnerGone);
+    let gone: BTreeMap<u64, u32> = of_owners.map(|event| (event.value, event.start)).collect();
+    let is_left = |event: &&Event| {
+        let is_got = event.key == key && event.kind == Kind::Get && !event.is_void;
+        is_got && gone.get(&event.value).is_some_and(|since| *since < event.start)
+    };
+    if let Some(left) = events.iter().find(is_left) {
+        return Some(format!("{left:?}, and its owner is gone since {}", gone[&left.value]));
+    }
     if is_linearizable(events, shard, key) {
         return None;
     }
@@ -1237,8 +1341,12 @@ fn silence(events: &[Event], is_meant: impl Fn(&Event) -> bool) -> Vec<(u32, u32
 fn count(events: &[Event], counts: &mut Counts) {
     for event in events {
         if matches!(event.kind, Kind::Swap(_)) && event.value == 0 {
-            // No client's: an entry may have come to its end.
+            // No client's: an entry may have come to its end, or gone with its owner.
             *counts.entry("ends".into()).or_default() += 1;
+            continue;
+        }
+        if event.kind == Kind::OwnerGone {
+            *counts.entry("puts of owners that are gone".into()).or_default() += 1;
             continue;
         }
         let kind = match event.kind {
@@ -1325,6 +1433,7 @@ impl Cluster {
             at_least(&format!("{fault:?}"), 1);
         }
         at_least("moves", 4);
+        at_least("puts of owners that are gone", 1);
         for kind in ["get", "put", "insert", "swap", "remove"] {
             at_least(kind, 50);
         }
@@ -1350,7 +1459,7 @@ impl Cluster {
 
 /// Rules that this test can break.
 #[cfg(feature = "faults")]
-const BROKEN: [oneread_cluster::faults::Rule; 12] = {
+const BROKEN: [oneread_cluster::faults::Rule; 13] = {
     use oneread_cluster::faults::Rule::*;
     [
         LeaseTooLong,
@@ -1365,6 +1474,7 @@ const BROKEN: [oneread_cluster::faults::Rule; 12] = {
         NoWaitAfterHandOver,
         OpenAtStart,
         OldEpochAtStart,
+        OwnersNotWalked,
     ]
 };
 
