@@ -1,7 +1,7 @@
 //! A node's table: the table of an `oneread` server, which the node alone changes, and all READ.
 //!
 //! Beside its shards' entries it has some of the cluster's own, whose keys begin with
-//! [`OWN`]: the page, the notes, outcomes of requests, and owners.
+//! [`OWN`]: the page, the notes, the intent, outcomes of requests, and owners.
 
 use crate::core::intent::Intent;
 use crate::core::message::{End, Key, Life, OWNER_MAX, TTL_MAX, Value};

@@ -166,8 +166,12 @@ impl<T: Table> Shared<T> {
         if intent.is_some() {
             self.table.store_intent(intent.as_ref())?;
         }
-        stores.iter().try_for_each(|store| self.store(store))?;
-        if intent.is_some() { self.table.store_intent(None) } else { Ok(()) }
+        let stored = stores.iter().try_for_each(|store| self.store(store));
+        if intent.is_some() {
+            // In any case: what is done later is not to be taken for this.
+            self.table.store_intent(None)?;
+        }
+        stored
     }
 
     /// Goes on with what a process before this one was killed at (CL15).
