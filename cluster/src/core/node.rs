@@ -161,17 +161,15 @@ impl<T: Table> Shared<T> {
     }
 
     /// Makes a change visible, and remembers its outcome: both, also if the process is killed meanwhile (CL15).
+    ///
+    /// If one of two cannot be stored, the intent stays, and the node must store nothing more: it fails.
     pub fn store_all(&mut self, stores: &[Store]) -> Result<(), NoMemory> {
         let intent = Intent::of(self.page.asked.number, stores);
         if intent.is_some() {
             self.table.store_intent(intent.as_ref())?;
         }
-        let stored = stores.iter().try_for_each(|store| self.store(store));
-        if intent.is_some() {
-            // In any case: what is done later is not to be taken for this.
-            self.table.store_intent(None)?;
-        }
-        stored
+        stores.iter().try_for_each(|store| self.store(store))?;
+        if intent.is_some() { self.table.store_intent(None) } else { Ok(()) }
     }
 
     /// Goes on with what a process before this one was killed at (CL15).

@@ -223,6 +223,20 @@ impl Machine {
         self.node = Some(node.evicting(self.evicts));
     }
 
+    /// Whether the process was killed in its last step, be it at the end of that. Then the memory is as it was at that moment.
+    pub fn ends_when_killed(&mut self) -> bool {
+        let mut memory = self.memory.borrow_mut();
+        if !memory.stored.is_empty() {
+            memory.burns(false);
+        }
+        let when_killed = memory.when_killed.take();
+        let is_killed = when_killed.is_some();
+        if let Some(when_killed) = when_killed {
+            *memory = *when_killed;
+        }
+        is_killed
+    }
+
     /// All that it had is gone: it comes back as another node (CL16).
     pub fn lose_memory(&mut self, id: NodeId) {
         let (keys_max, time) = (self.memory.borrow().keys_max, self.memory.borrow().time);

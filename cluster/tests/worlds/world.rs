@@ -811,16 +811,20 @@ impl World {
             memory.entries.retain(|key, _| !results::is_result(key));
         }
         let timing = self.nature.timing;
-        self.machines[machine].start(self.nature.shards as ShardIx, timing, self.followers.kept);
         self.lights(machine);
+        self.machines[machine].start(self.nature.shards as ShardIx, timing, self.followers.kept);
+        if self.machines[machine].ends_when_killed() {
+            self.count("killed between stores");
+            return self.kill(machine);
+        }
         self.moment(Moment::Started, machine);
     }
 
     /// In some worlds, the process is killed by itself, between two stores.
     fn lights(&mut self, machine: usize) {
-        let is_so = !self.is_calm() && self.nature.kill > 0.0 && self.fuses.chance(0.7);
+        let is_so = !self.is_calm() && self.nature.kill > 0.0 && self.fuses.chance(0.9);
         let most = self.fuses.one(&[4, 20, 60]);
-        let lit = (1 + self.fuses.below(most) as u32, self.fuses.chance(0.6));
+        let lit = (1 + self.fuses.below(most) as u32, self.fuses.chance(0.7));
         self.machines[machine].memory.borrow_mut().stores_left = is_so.then_some(lit);
     }
 
@@ -1319,10 +1323,17 @@ impl World {
 
     /// What a node wants done. READs that lurk have seen what it stored.
     fn carry_out(&mut self, machine: usize) {
-        let when_killed = self.machines[machine].memory.borrow_mut().when_killed.take();
-        let is_killed = when_killed.is_some();
-        if let Some(memory) = when_killed {
-            *self.machines[machine].memory.borrow_mut() = *memory;
+        let mut outputs = self.machines[machine].node.as_mut().map(|node| node.outputs()).unwrap_or_default();
+        let is_killed = self.machines[machine].ends_when_killed();
+        if is_killed {
+            // Nothing was sent. But an entry may be gone.
+            let memory = self.machines[machine].memory.borrow();
+            outputs.retain(|output| match output {
+                Output::Removes { key, .. } => !memory.entries.contains_key(key),
+                _ => false,
+            });
+            drop(memory);
+            self.count("killed between stores");
         }
         let stored = std::mem::take(&mut self.machines[machine].memory.borrow_mut().stored);
         let id = self.machines[machine].id;
@@ -1337,12 +1348,6 @@ impl World {
         }
         let is_visible = stored.iter().any(|stored| matches!(stored, Stored::Entry(_)));
         let process = self.machines[machine].process;
-        let mut outputs = self.machines[machine].node.as_mut().map(|node| node.outputs()).unwrap_or_default();
-        if is_killed {
-            // Nothing was sent. But an entry may be gone.
-            outputs.retain(|output| matches!(output, Output::Removes { .. }));
-            self.count("killed between stores");
-        }
         let mut began = false;
         for output in outputs {
             // Whatever happened to it meanwhile: this was sent before.

@@ -149,6 +149,9 @@ impl<C> Replica<C> {
             if let Some(position) = &mut self.position {
                 position.is_whole = false;
             }
+            if stores.len() > 1 {
+                shared.fails(self.shard);
+            }
             return None;
         }
         self.used = used;
