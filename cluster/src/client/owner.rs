@@ -1,6 +1,7 @@
 //! Owners of entries: handles whose entries go with them (CL19).
 
-use super::{Asked, Change, ClusterClient, ClusterError, random};
+use super::changes::{Asked, Change};
+use super::{ClusterClient, ClusterError, random};
 use crate::core::message::{Kind, OWNER_MAX, Outcome, Session, TTL_MAX, Wanted};
 use crate::core::owners;
 use crate::core::sending::Sending;

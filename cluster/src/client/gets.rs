@@ -1,0 +1,378 @@
+//! GETs: READs at primaries under leases, of one key and of many.
+
+use super::routes::{Route, Routes};
+use super::{AGAIN, ClusterClient, ClusterError, Shared, check, lock};
+use crate::clock;
+use crate::core::state::{NodeId, ShardIx};
+use oneread::Client;
+use oneread::error::KeyError;
+use std::fmt::Display;
+use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// A key of a batch, and where it stands among those that were asked for.
+#[derive(Debug)]
+struct BatchKey<'k> {
+    at: usize,
+    key: &'k [u8],
+}
+
+impl AsRef<[u8]> for BatchKey<'_> {
+    #[inline]
+    fn as_ref(&self) -> &[u8] {
+        self.key
+    }
+}
+
+/// Keys that are READ together at one node.
+#[derive(Debug)]
+struct Batch<'k> {
+    route: &'k Route,
+    keys: Vec<BatchKey<'k>>,
+    /// Values that another thread has READ: where each stands among those that were asked for.
+    found: Vec<(usize, Option<Vec<u8>>)>,
+    /// Where keys stand that could not be READ, and why.
+    failed: Vec<(usize, KeyError)>,
+    /// Whether a lease lasted after all had landed (CL4), or why nothing was READ.
+    is_leased: Result<bool, Why>,
+}
+
+impl<'k> Batch<'k> {
+    fn new(route: &'k Route, keys: usize) -> Batch<'k> {
+        let (found, failed) = (Vec::new(), Vec::new());
+        Batch { route, keys: Vec::with_capacity(keys), found, failed, is_leased: Ok(false) }
+    }
+
+    /// What is seen counts only with the lease; without one all keys are READ again, and seen again.
+    fn read(&mut self, client: &mut Client, mut see: impl FnMut(usize, Option<Vec<u8>>)) {
+        let Batch { route: Route { node, lease, .. }, keys, failed, .. } = self;
+        let read = look_at(client, *node, |client| {
+            client.get_many_with(keys, |index, value| {
+                let at = keys[index].at;
+                match value {
+                    Ok(value) => see(at, value.map(<[u8]>::to_vec)),
+                    Err(error) => failed.push((at, error)),
+                }
+                ControlFlow::<()>::Continue(())
+            })
+        });
+        self.is_leased = read.map(|_| lease.as_ref().is_some_and(|lease| lease.lasts(clock::now())));
+    }
+
+    fn read_beside(&mut self, client: &mut Client) {
+        let mut found = Vec::with_capacity(self.keys.len());
+        self.read(client, |at, value| found.push((at, value)));
+        self.found = found;
+    }
+}
+
+/// Why something could not be READ.
+type Why = Box<str>;
+
+#[cold]
+fn why(error: impl Display) -> Why {
+    error.to_string().into()
+}
+
+/// READs at a table, and looks whether it is this node's: one at the same address may be another's by now.
+#[inline]
+fn look_at<T, E: Display>(
+    client: &mut Client,
+    node: NodeId,
+    read: impl FnOnce(&mut Client) -> Result<T, E>,
+) -> Result<T, Why> {
+    match read(client) {
+        Ok(found) if client.geometry().generation() == node.0 => Ok(found),
+        Ok(_) => Err(why(format_args!("node {node} is gone"))),
+        Err(error) => Err(why(error)),
+    }
+}
+
+/// A handle's clients of nodes' tables.
+#[derive(Debug)]
+pub(super) struct Tables {
+    shared: Arc<Shared>,
+    /// By place.
+    clients: Vec<Option<Client>>,
+}
+
+impl Tables {
+    pub(super) fn new(shared: Arc<Shared>) -> Tables {
+        Tables { shared, clients: Vec::new() }
+    }
+
+    /// READs at a shard's primary. What was found counts if a lease lasts after it has landed (CL4).
+    #[inline]
+    pub(super) fn read<T, E: Display>(
+        &mut self,
+        route: &Route,
+        read: impl FnOnce(&mut Client) -> Result<T, E>,
+    ) -> Result<T, Why> {
+        let Some(lease) = &route.lease else { return Err(self.want_lease(route)) };
+        let found = self.look(route.node, route.place, read)?;
+        if lease.lasts(clock::now()) { Ok(found) } else { Err(self.want_lease(route)) }
+    }
+
+    /// Sees to it that somebody READs the node's page. Who did may have given up while the node was away. Returns what is
+    /// missing.
+    #[cold]
+    fn want_lease(&mut self, route: &Route) -> Why {
+        let is_kept = lock(&self.shared.tables).contains_key(&route.node);
+        if let Some(client) = self.clients.get_mut(route.place).filter(|_| !is_kept) {
+            *client = None;
+        }
+        match self.connect(route.node, route.place) {
+            Ok(_) => why(format_args!("there is no lease on node {}", route.node)),
+            Err(why) => why,
+        }
+    }
+
+    /// READs batches, each at its node: over a wire at all nodes at once, in memory one after the other.
+    fn read_each(&mut self, batches: &mut [Batch<'_>], values: &mut [Option<Vec<u8>>]) {
+        for batch in batches.iter_mut().filter(|batch| batch.route.lease.is_some()) {
+            batch.is_leased = self.connect(batch.route.node, batch.route.place).map(|_| false);
+        }
+        let mut clients: Vec<Option<&mut Client>> = self.clients.iter_mut().map(Option::as_mut).collect();
+        let begun = batches.iter_mut().filter(|batch| batch.route.lease.is_some());
+        let begun = begun.filter_map(|batch| clients[batch.route.place].take().map(|client| (batch, client)));
+        let (over_wire, in_memory): (Vec<_>, Vec<_>) =
+            begun.partition(|(_, client)| client.region().is_none());
+        for (batch, client) in in_memory {
+            batch.read(client, |at, value| values[at] = value);
+        }
+        let (threads, left) = (over_wire.len(), Mutex::new(over_wire));
+        let read_all = || {
+            loop {
+                let Some((batch, client)) = lock(&left).pop() else { return };
+                batch.read_beside(client);
+            }
+        };
+        if threads > 0 {
+            std::thread::scope(|scope| {
+                // Where no thread can be had, this one reads all.
+                for _ in 1..threads {
+                    if std::thread::Builder::new().spawn_scoped(scope, read_all).is_err() {
+                        break;
+                    }
+                }
+                read_all();
+            });
+        }
+        for batch in batches {
+            batch.found.drain(..).for_each(|(at, value)| values[at] = value);
+            if batch.is_leased.is_err() {
+                self.clients[batch.route.place] = None;
+            }
+        }
+    }
+
+    /// READs at a node, whatever it is by now for a shard.
+    #[inline]
+    fn look<T, E: Display>(
+        &mut self,
+        node: NodeId,
+        place: usize,
+        read: impl FnOnce(&mut Client) -> Result<T, E>,
+    ) -> Result<T, Why> {
+        let client = match self.clients.get_mut(place) {
+            Some(Some(client)) => client,
+            _ => self.connect(node, place)?,
+        };
+        let looked = look_at(client, node, read);
+        if looked.is_err() {
+            self.clients[place] = None;
+        }
+        looked
+    }
+
+    /// A client of a node's table, which is connected if it was not.
+    #[cold]
+    fn connect(&mut self, node: NodeId, place: usize) -> Result<&mut Client, Why> {
+        if self.clients.len() <= place {
+            self.clients.resize_with(place + 1, || None);
+        }
+        let client = &mut self.clients[place];
+        match client {
+            Some(client) => Ok(client),
+            None => Ok(client.insert(self.shared.table(node)?)),
+        }
+    }
+}
+
+impl ClusterClient {
+    /// A key's value, or `None`: linearizable. One READ at the primary, and while no lease covers its shard, a wait for one.
+    ///
+    /// # Errors
+    /// [`ClusterError::Invalid`]; [`ClusterError::Unavailable`] after [`ClusterOptions::deadline`].
+    pub fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, ClusterError> {
+        let mut value = Vec::new();
+        let is_there = self.get_into(key, &mut value)?;
+        Ok(is_there.then_some(value))
+    }
+
+    /// The same, into `value`, which is cleared first. Whether the key is there.
+    ///
+    /// # Errors
+    /// As [`ClusterClient::get`].
+    pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, ClusterError> {
+        let shard = self.check(key, 0)?;
+        value.clear();
+        // What is usual stands apart, without what other tries need.
+        if let Some(route) = self.routes.load().of(shard)
+            && let Ok(is_there) = self.tables.read(route, |client| client.get_into(key, value))
+        {
+            return Ok(is_there);
+        }
+        self.get_again(shard, key, value)
+    }
+
+    #[cold]
+    fn get_again(&mut self, shard: ShardIx, key: &[u8], value: &mut Vec<u8>) -> Result<bool, ClusterError> {
+        self.until_found(shard, &mut Some(Instant::now()), |tables, _, route| {
+            tables.read(route, |client| client.get_into(key, value))
+        })
+    }
+
+    /// Values of many keys: one READ each, many at once at each node. Over a wire all nodes are READ at once, each by a thread of
+    /// its own for as long as the call lasts; tables in memory are READ one after the other.
+    ///
+    /// # Errors
+    /// As [`ClusterClient::get`], for any of them.
+    pub fn get_many<K: AsRef<[u8]>>(&mut self, keys: &[K]) -> Result<Vec<Option<Vec<u8>>>, ClusterError> {
+        let (config, mut shards) = (&self.shared.config, std::mem::take(&mut self.shards));
+        shards.clear();
+        shards.resize(keys.len(), 0);
+        for (shard, key) in shards.iter_mut().zip(keys) {
+            *shard = check(config, key.as_ref(), 0)?;
+        }
+        let mut values = vec![None; keys.len()];
+        let mut begun = None;
+        // All at one node: its table takes the keys as they are.
+        if let Some(route) = self.routes.load().of_all(&shards) {
+            let read = self.tables.read(route, |client| {
+                client.get_many_with(keys, |at, value| match value {
+                    Ok(value) => {
+                        values[at] = value.map(<[u8]>::to_vec);
+                        ControlFlow::Continue(())
+                    }
+                    Err(_) => ControlFlow::Break(()),
+                })
+            });
+            if read.is_ok_and(|read| read.is_continue()) {
+                self.shards = shards;
+                return Ok(values);
+            }
+            begun = Some(Instant::now());
+        }
+        self.get_apart(keys, &shards, &mut values, &mut begun)?;
+        self.shards = shards;
+        Ok(values)
+    }
+
+    /// The same, of keys at several nodes, and again until all are known.
+    #[inline(never)]
+    fn get_apart<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        shards: &[ShardIx],
+        values: &mut [Option<Vec<u8>>],
+        begun: &mut Option<Instant>,
+    ) -> Result<(), ClusterError> {
+        // In order.
+        let mut left: Vec<usize> = (0..keys.len()).collect();
+        while let Some(&first) = left.first() {
+            self.until_found(shards[first], begun, |tables, routes, _| {
+                let mut missing = Vec::new();
+                let (mut batches, mut of_site) = (Vec::<Batch<'_>>::new(), vec![usize::MAX; routes.sites()]);
+                for &at in &left {
+                    let Some(route) = routes.of(shards[at]) else {
+                        missing.push(at);
+                        continue;
+                    };
+                    let index = &mut of_site[usize::from(route.site)];
+                    if *index == usize::MAX {
+                        *index = batches.len();
+                        batches.push(Batch::new(route, left.len()));
+                    }
+                    batches[*index].keys.push(BatchKey { at, key: keys[at].as_ref() });
+                }
+                tables.read_each(&mut batches, values);
+                let mut first_misses = Why::default();
+                for Batch { route, keys, failed, is_leased, .. } in batches {
+                    let is_of_first = keys.first().is_some_and(|key| key.at == first);
+                    let lacks = match is_leased {
+                        Ok(true) => {
+                            for (at, error) in failed {
+                                missing.push(at);
+                                if at == first {
+                                    first_misses = why(error);
+                                }
+                            }
+                            continue;
+                        }
+                        Ok(false) => tables.want_lease(route),
+                        Err(lacks) => lacks,
+                    };
+                    missing.extend(keys.iter().map(|key| key.at));
+                    if is_of_first {
+                        first_misses = lacks;
+                    }
+                }
+                missing.sort_unstable();
+                left = missing;
+                if left.first() == Some(&first) { Err(first_misses) } else { Ok(()) }
+            })?;
+        }
+        Ok(())
+    }
+
+    /// A key's value in any whole copy of its shard, the primary's first: never torn, perhaps old, and it asks neither
+    /// for a lease nor for etcd. A copy that was once whole may have been left out since. `None` may be as old.
+    ///
+    /// # Errors
+    /// [`ClusterError::Invalid`]; [`ClusterError::Unavailable`] at once, if no copy can be READ.
+    pub fn get_advisory(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, ClusterError> {
+        let shard = self.check(key, 0)?;
+        let begun = Instant::now();
+        let copies = lock(&self.shared.known).copies(shard);
+        let mut why = Why::from("nobody was ever known to have a copy");
+        for node in copies {
+            let place = lock(&self.shared.known).place(node);
+            match self.tables.look(node, place, |client| client.get(key)) {
+                Ok(value) => return Ok(value),
+                Err(error) => why = error,
+            }
+        }
+        Err(ClusterError::Unavailable { shard, waited: begun.elapsed(), why: why.into() })
+    }
+
+    /// Tries until a READ counts, or the time is over. When it was `begun` is noted when something has failed: before that
+    /// there is no look at the time, and the second try is made at once.
+    pub(super) fn until_found<T>(
+        &mut self,
+        shard: ShardIx,
+        begun: &mut Option<Instant>,
+        mut try_at: impl FnMut(&mut Tables, &Routes, &Route) -> Result<T, Why>,
+    ) -> Result<T, ClusterError> {
+        loop {
+            let version = begun.map(|_| self.shared.version());
+            let routes = self.routes.load();
+            let tried = match routes.of(shard) {
+                Some(route) => try_at(&mut self.tables, routes, route),
+                None => Err(why("nobody serves it, as far as etcd says")),
+            };
+            let why = match tried {
+                Ok(found) => return Ok(found),
+                Err(why) => why,
+            };
+            let begun = *begun.get_or_insert_with(Instant::now);
+            let Some(left) = self.left(begun) else {
+                return Err(ClusterError::Unavailable { shard, waited: begun.elapsed(), why: why.into() });
+            };
+            if let Some(version) = version {
+                self.shared.wait(version, left.min(AGAIN));
+            }
+        }
+    }
+}
