@@ -204,7 +204,8 @@ impl ClusterClient {
     /// A key's value, or `None`: linearizable. One READ at the primary, and while no lease covers its shard, a wait for one.
     ///
     /// # Errors
-    /// [`ClusterError::Invalid`]; [`ClusterError::Unavailable`] after [`ClusterOptions::deadline`].
+    /// [`ClusterError::Invalid`]; [`ClusterError::Unavailable`] after
+    /// [`ClusterOptions::deadline`](super::ClusterOptions::deadline).
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, ClusterError> {
         let mut value = Vec::new();
         let is_there = self.get_into(key, &mut value)?;
