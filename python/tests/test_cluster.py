@@ -104,14 +104,23 @@ class Cluster:
     def client(self, **options: Any) -> ClusterClient:
         return ClusterClient(self.name, etcd=[self.etcd.url], **{"secret": SECRET, "timeout": 60} | options)
 
+    def status(self) -> Any:
+        told = self.command("cluster", "status", self.name, "--json")
+        assert told.returncode == 0, told.stderr
+        return json.loads(told.stdout)
+
+    def primary(self, shard: int) -> str:
+        """The name of a shard's primary."""
+        status = self.status()
+        primary = status["shards"][shard]["primary"]
+        return next(node["name"] for node in status["nodes"] if node["node"] == primary)
+
     def until_copied(self, copies: int) -> None:
         """Waits until each shard has so many copies."""
 
         def is_so() -> bool:
-            told = self.command("cluster", "status", self.name, "--json")
-            assert told.returncode == 0, told.stderr
+            shards = self.status()["shards"]
             assert all(node.poll() is None for node in self.nodes.values()), self.log()
-            shards = json.loads(told.stdout)["shards"]
             return len(shards) == 8 and all(len(shard["in_sync"]) == copies for shard in shards)
 
         until(is_so)
@@ -899,7 +908,8 @@ def test_a_node_is_killed_and_no_change_is_missed(etcd: Etcd, folder: Path, has_
             client.put_many(keys, keys)
             told = heard(changes, 500)
             position = changes.position
-            cluster.end("alpha")
+            # Nodes' numbers are random: one of the two may serve all shards.
+            cluster.end(cluster.primary(0))
             client.put_many(keys, [key * 2 for key in keys])
             for key in keys[:100]:
                 assert client.remove(key)
@@ -911,7 +921,7 @@ def test_a_node_is_killed_and_no_change_is_missed(etcd: Etcd, folder: Path, has_
             for shard in range(8):
                 numbers = [change.number for change in told if change.shard == shard]
                 assert numbers == sorted(numbers)
-            assert any(len({change.epoch for change in told if change.shard == shard}) > 1 for shard in range(8))
+            assert len({change.epoch for change in told if change.shard == 0}) > 1
             values = {change.key: change.value for change in told}
             assert client.get_many(keys) == [values[key] for key in keys] == [None] * 100 + [key * 2 for key in keys[100:]]
             # Another one, from a place before: who serves now tells what the killed one had told.
