@@ -300,6 +300,11 @@ enum Only {
     GetsOf(u16),
 }
 
+/// What was put may leave by itself, from then on.
+fn may_leave(put: &Event, start: u32) -> Event {
+    Event { kind: Kind::Swap(put.value), outcome: Outcome::Done, value: 0, start, end: NEVER, ..*put }
+}
+
 /// What a handle does as an owner.
 struct Owning {
     number: u16,
@@ -330,8 +335,7 @@ impl Owning {
     fn may_have_left(&mut self, events: &mut Vec<Event>) {
         for (put, last) in &mut self.put {
             for event in put.drain(..) {
-                let (kind, outcome, start) = (Kind::Swap(event.value), Outcome::Done, event.start.max(*last));
-                events.push(Event { kind, outcome, value: 0, start, end: NEVER, ..event });
+                events.push(may_leave(&event, event.start.max(*last)));
                 self.left.push(event);
             }
         }
@@ -386,13 +390,11 @@ impl Worker {
             events.push(event);
             if event.value & OWNED != 0 && matches!(kind, Kind::Swap(_)) && !event.is_void {
                 // Whoever owns the entry goes at a time that is not known here.
-                let (kind, outcome) = (Kind::Swap(event.value), Outcome::Done);
-                events.push(Event { kind, outcome, value: 0, end: NEVER, ..event });
+                events.push(may_leave(&event, event.start));
             }
             let is_new = is_put || matches!(kind, Kind::Swap(_));
             if let Some(due) = due_of(event.value).filter(|_| is_new && !event.is_void) {
-                let (kind, outcome) = (Kind::Swap(event.value), Outcome::Done);
-                events.push(Event { kind, outcome, value: 0, start: due, end: NEVER, ..event });
+                events.push(may_leave(&event, due));
             }
             let pause = if matches!(self.only, Only::GetsOf(_)) { 4 * PAUSE } else { PAUSE };
             thread::sleep(paced(Duration::from_micros(self.random.below(pause) as u64)));
@@ -471,11 +473,11 @@ impl Worker {
             // There is room for all.
             Err(error) => panic!("{kind:?}: {error}"),
         };
-        if matches!(ended, Ok(Outcome::Done)) {
+        let is_done = matches!(ended, Ok(Outcome::Done));
+        if is_done {
             self.known[usize::from(key)] = if kind == Kind::Remove { 0 } else { value };
         }
         let is_gone = matches!(ended, Err(ClusterError::OwnerGone { .. }));
-        let is_done = matches!(ended, Ok(Outcome::Done));
         let (end, outcome) = (if is_open { NEVER } else { end }, ended.unwrap_or(Outcome::Done));
         let event = Event { shard: *shard, key, start, end, kind, value, outcome, is_void };
         if let Some(owner) = owner {

@@ -28,19 +28,19 @@ pub struct Intent {
     life: Life,
     /// The beat before it: with another one it is long over.
     pub beat: u64,
-    outcome: (Key, Value),
+    outcome: Store,
 }
 
 impl Intent {
     /// Of a change after this beat. `None`: it is one store, which is made or not.
     pub fn of(beat: u64, stores: &[Store]) -> Option<Intent> {
-        let [(key, entry), (outcome_key, Some(outcome))] = stores else { return None };
+        let [(key, entry), outcome] = stores else { return None };
         Some(Intent {
             key: key.clone(),
             value: entry.as_ref().map(|entry| Sum::of(&entry.value)),
             life: entry.as_ref().map(|entry| entry.life).unwrap_or_default(),
             beat,
-            outcome: (outcome_key.clone(), outcome.value.clone()),
+            outcome: outcome.clone(),
         })
     }
 
@@ -52,10 +52,8 @@ impl Intent {
         if self.value != now.as_ref().map(Sum::of) {
             return Vec::new();
         }
-        let (key, value) = self.outcome.clone();
-        let outcome = (key, Some(Entry { value, life: Life::Lasting }));
         // The life may be that of before.
         let entry = now.map(|value| (self.key.clone(), Some(Entry { value, life: self.life })));
-        entry.into_iter().chain([outcome]).collect()
+        entry.into_iter().chain([self.outcome.clone()]).collect()
     }
 }

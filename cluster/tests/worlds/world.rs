@@ -813,8 +813,7 @@ impl World {
         let timing = self.nature.timing;
         self.lights(machine);
         self.machines[machine].start(self.nature.shards as ShardIx, timing, self.followers.kept);
-        if self.machines[machine].ends_when_killed() {
-            self.count("killed between stores");
+        if self.was_killed(machine) {
             return self.kill(machine);
         }
         self.moment(Moment::Started, machine);
@@ -826,6 +825,15 @@ impl World {
         let most = self.fuses.one(&[4, 20, 60]);
         let lit = (1 + self.fuses.below(most) as u32, self.fuses.chance(0.7));
         self.machines[machine].memory.borrow_mut().stores_left = is_so.then_some(lit);
+    }
+
+    /// Whether that was so in the last step.
+    fn was_killed(&mut self, machine: usize) -> bool {
+        let was_killed = self.machines[machine].ends_when_killed();
+        if was_killed {
+            self.count("killed between stores");
+        }
+        was_killed
     }
 
     fn lose_memory(&mut self, machine: usize) {
@@ -1324,7 +1332,7 @@ impl World {
     /// What a node wants done. READs that lurk have seen what it stored.
     fn carry_out(&mut self, machine: usize) {
         let mut outputs = self.machines[machine].node.as_mut().map(|node| node.outputs()).unwrap_or_default();
-        let is_killed = self.machines[machine].ends_when_killed();
+        let is_killed = self.was_killed(machine);
         if is_killed {
             // Nothing was sent. But an entry may be gone.
             let memory = self.machines[machine].memory.borrow();
@@ -1332,8 +1340,6 @@ impl World {
                 Output::Removes { key, .. } => !memory.entries.contains_key(key),
                 _ => false,
             });
-            drop(memory);
-            self.count("killed between stores");
         }
         let stored = std::mem::take(&mut self.machines[machine].memory.borrow_mut().stored);
         let id = self.machines[machine].id;

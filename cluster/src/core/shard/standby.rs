@@ -149,6 +149,7 @@ impl<C> Replica<C> {
             if let Some(position) = &mut self.position {
                 position.is_whole = false;
             }
+            // Half of it may be: whoever begins again with this memory is to finish it first (CL15).
             if stores.len() > 1 {
                 shared.fails(self.shard);
             }
