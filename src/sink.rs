@@ -31,9 +31,12 @@
 
 #![allow(unsafe_code)]
 
+mod any;
+
+pub(crate) use any::AnySink;
+
 use crate::layout::WORD;
 use crate::layout::life::Life;
-use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -748,66 +751,6 @@ impl<S: Sink> Sink for BesideLife<'_, S> {
 
     fn outcome(&self, is_found: bool) -> S::Outcome {
         self.sink.outcome(is_found)
-    }
-}
-
-/// Takes what a second look shows of a value that another sink is for: with the life, if that one wants it.
-pub(crate) struct SecondSink<S> {
-    value: Vec<u8>,
-    life: Option<Life>,
-    first: PhantomData<S>,
-}
-
-impl<S> SecondSink<S> {
-    /// In this memory.
-    pub fn new(value: Vec<u8>) -> SecondSink<S> {
-        SecondSink { value, life: None, first: PhantomData }
-    }
-
-    pub fn into_parts(self) -> (Vec<u8>, Option<Life>) {
-        (self.value, self.life)
-    }
-}
-
-impl<S: Sink> Sink for SecondSink<S> {
-    type Outcome = bool;
-    const WANTS_LIFE: bool = S::WANTS_LIFE;
-
-    #[inline]
-    fn begin(&mut self, len: usize) -> bool {
-        self.value.begin(len)
-    }
-
-    #[inline]
-    fn put(&mut self, bytes: &[u8]) {
-        self.value.put(bytes);
-    }
-
-    #[inline(always)]
-    fn put_words<const N: usize>(&mut self, len: usize, word: impl Fn(usize) -> u64) {
-        self.value.put_words::<N>(len, word);
-    }
-
-    #[inline]
-    fn put_none(&mut self) {
-        self.value.put_none();
-    }
-
-    #[inline]
-    fn put_life(&mut self, life: Option<Life>) {
-        self.life = life;
-    }
-
-    fn value_len(&self) -> usize {
-        self.value.value_len()
-    }
-
-    fn landed(&self) -> Option<&[u8]> {
-        self.value.landed()
-    }
-
-    fn outcome(&self, is_found: bool) -> bool {
-        is_found
     }
 }
 

@@ -5,7 +5,7 @@ use super::handle::Handle;
 use super::{Client, ServerPath, on_path};
 use crate::outcome::{KeyError, KeyLengthError, PutError};
 use crate::reader::{Answers, Called, Present, StoredAnswer, in_order};
-use crate::sink::{JudgedSink, LengthSink, PartSink, Sink};
+use crate::sink::{AnySink, JudgedSink, LengthSink, PartSink, Sink};
 use crate::values::Values;
 use crate::wire::{Reply, Request};
 use std::ops::{ControlFlow, Range};
@@ -56,9 +56,18 @@ impl Client {
     /// The same for the value as it is stored.
     #[inline]
     pub(super) fn get_stored<S: Sink>(&mut self, key: &[u8], value: &mut S) -> Result<S::Outcome, GetError> {
-        let found = on_path!(&mut self.path, handle => {
-            handle.get_into(&mut self.stats, &mut self.direct, key, value)
-        });
+        let found = match &mut self.path {
+            ServerPath::Shm(handle) => handle.get_into(&mut self.stats, &mut self.direct, key, value),
+            ServerPath::Tcp(handle) => {
+                let is_there = handle.get_into(&mut self.stats, key, &mut AnySink::of(value));
+                is_there.map(|is_there| value.outcome(is_there))
+            }
+            #[cfg(feature = "verbs")]
+            ServerPath::Verbs(handle) => {
+                let is_there = handle.get_into(&mut self.stats, key, &mut AnySink::of(value));
+                is_there.map(|is_there| value.outcome(is_there))
+            }
+        };
         self.count_get(found)
     }
 

@@ -9,7 +9,7 @@ use crate::layout::extent::Reference;
 use crate::layout::geometry::{SlotIx, Window};
 use crate::layout::hash::First;
 use crate::outcome::{KeyLengthError, ReadError};
-use crate::sink::Sink;
+use crate::sink::{AnySink, Sink};
 use smallvec::SmallVec;
 
 impl<F: Fabric> Reader<'_, F> {
@@ -77,7 +77,7 @@ impl<F: Fabric> Reader<'_, F> {
         &mut self,
         key: &[u8],
         others: &[u64],
-        value: &mut impl Sink,
+        value: &mut AnySink<'_>,
         patience: &mut RetryBudget,
     ) -> Result<Looked<F::Mark>, F::Error> {
         let mut get = self.entries.machine(self.geometry, key, self.fabric.is_by_counter()).past(others);

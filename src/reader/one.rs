@@ -7,7 +7,7 @@ use super::values::Others;
 use crate::fabric::{BegunLook, Fabric};
 use crate::hints::Hints;
 use crate::layout::extent::Reference;
-use crate::sink::{LengthSink, PartSink, Sink};
+use crate::sink::{AnySink, LengthSink, PartSink, Sink};
 use std::ops::Range;
 
 impl<'g, F: Fabric> Reader<'g, F> {
@@ -42,10 +42,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
             self.direct.count(found, self.geometry);
             return Ok(value.outcome(found));
         }
-        let found = match self.geometry.may_hold_plainly(key) {
-            true => self.get_by_reads(key, self.hints, value),
-            false => self.get_unhidden(key, self.hints, value),
-        }?;
+        let found = self.get_any(key, self.hints, value)?;
         Ok(value.outcome(found.is_some()))
     }
 
@@ -75,7 +72,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
         key: &[u8],
         value: &mut impl Sink,
     ) -> Result<Option<Option<Reference>>, F::Error> {
-        self.get_any(key, value)
+        self.get_any(key, None, value)
     }
 
     /// Looks `key` up; the bytes `range` of its value land in `part`. Returns the length of the whole value;
@@ -91,7 +88,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
         part: &mut S,
     ) -> Result<Option<usize>, F::Error> {
         let mut part = PartSink::new(range, part);
-        let found = self.get_any(key, &mut part)?;
+        let found = self.get_any(key, None, &mut part)?;
         Ok(part.outcome(found.is_some()))
     }
 
@@ -101,16 +98,20 @@ impl<'g, F: Fabric> Reader<'g, F> {
     /// As [`Reader::get_into`].
     pub fn value_len(&mut self, key: &[u8]) -> Result<Option<usize>, F::Error> {
         let mut length = LengthSink::default();
-        let found = self.get_any(key, &mut length)?;
+        let found = self.get_any(key, None, &mut length)?;
         Ok(length.outcome(found.is_some()))
     }
 
-    /// A GET of any key, without hints.
-    #[inline]
-    fn get_any(&mut self, key: &[u8], value: &mut impl Sink) -> Result<Option<Option<Reference>>, F::Error> {
+    /// A GET of any key, by READs. Returns the extent that the value is in, and `Some(None)` if it is in its slot.
+    fn get_any(
+        &mut self,
+        key: &[u8],
+        hints: Option<&Hints>,
+        value: &mut impl Sink,
+    ) -> Result<Option<Option<Reference>>, F::Error> {
         match self.geometry.may_hold_plainly(key) {
-            true => self.get_by_reads(key, None, value),
-            false => self.get_unhidden(key, None, value),
+            true => self.get_by_reads(key, hints, value),
+            false => self.get_unhidden(key, hints, &mut AnySink::of(value)),
         }
     }
 
@@ -143,11 +144,11 @@ impl<'g, F: Fabric> Reader<'g, F> {
         };
         let looked = match hinted {
             Some(looked) => looked,
-            None => self.look_up(key, &[], value, patience)?,
+            None => self.look_up(key, &[], &mut AnySink::of(value), patience)?,
         };
         Ok(match looked {
             Looked::Here => Some(None),
-            looked => self.bring(key, Others::new(), looked, value, patience)?,
+            looked => self.bring(key, Others::new(), looked, &mut AnySink::of(value), patience)?,
         })
     }
 }

@@ -18,7 +18,7 @@ use crate::layout::WORD;
 use crate::layout::extent::Reference;
 use crate::layout::life::Life;
 use crate::layout::owners;
-use crate::sink::{BesideLife, LifeSink, LivedValue, Sink};
+use crate::sink::{AnySink, BesideLife, LifeSink, LivedValue, Sink};
 use rustc_hash::FxHashSet;
 use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
@@ -39,7 +39,7 @@ impl<F: Fabric> Reader<'_, F> {
         &mut self,
         key: &[u8],
         hints: Option<&Hints>,
-        value: &mut impl Sink,
+        value: &mut AnySink<'_>,
     ) -> Result<Option<Option<Reference>>, F::Error> {
         self.check_key(key)?;
         let home = self.geometry.hashed(key).home();
@@ -163,11 +163,11 @@ impl<F: Fabric> Reader<'_, F> {
         each: &mut EachLived<'_>,
     ) -> Result<ControlFlow<()>, F::Error> {
         if self.wants_bytes {
-            let found = self.get_unhidden(keys(number), hints, value)?;
+            let found = self.get_unhidden(keys(number), hints, &mut AnySink::of(value))?;
             return Ok(each(number, Ok(found.map(|_| &value.value[..])), value.life));
         }
         let mut life = LifeSink::default();
-        let found = self.get_unhidden(keys(number), hints, &mut life)?;
+        let found = self.get_unhidden(keys(number), hints, &mut AnySink::of(&mut life))?;
         Ok(each(number, Ok(found.map(|_| &[][..])), life.life()))
     }
 

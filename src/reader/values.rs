@@ -12,7 +12,7 @@ use crate::layout::crc;
 use crate::layout::extent::Reference;
 use crate::layout::life::Life;
 use crate::outcome::ReadError;
-use crate::sink::{KeySink, LivedValue, SecondSink, Sink};
+use crate::sink::{AnySink, KeySink, LivedValue, Sink};
 use smallvec::SmallVec;
 use std::ops::{ControlFlow, Range};
 
@@ -29,12 +29,12 @@ pub(super) type Others = SmallVec<[u64; 2]>;
 impl<F: Fabric> Reader<'_, F> {
     /// Brings the bytes that are wanted of the value that a look has found, and looks again as often as X4
     /// demands. Returns the extent, and `Some(None)` if the value is in its slot.
-    pub(super) fn bring<S: Sink>(
+    pub(super) fn bring(
         &mut self,
         key: &[u8],
         mut others: Others,
         mut looked: Looked<F::Mark>,
-        value: &mut S,
+        value: &mut AnySink<'_>,
         patience: &mut RetryBudget,
     ) -> Result<Option<Option<Reference>>, F::Error> {
         let mut times = 0;
@@ -65,12 +65,10 @@ impl<F: Fabric> Reader<'_, F> {
                 continue;
             }
             let part = value.landed();
-            let again = self.look_again::<S>(key, &others, &reference, mark, part, patience)?;
+            let again = self.look_again(key, &others, &reference, mark, part, patience)?;
             let Some((again, life)) = again else { return Ok(Some(Some(reference))) };
             looked = again;
-            if S::WANTS_LIFE {
-                value.put_life(life);
-            }
+            value.put_life(life);
             match looked {
                 Looked::Absent => {}
                 Looked::Here => {
@@ -91,7 +89,7 @@ impl<F: Fabric> Reader<'_, F> {
 
     /// Whether bytes that were READ are the value, or a part of it (X4): `None` if they are. Else what another
     /// look has shown; a value that is in its slot is then in `self.value`.
-    fn look_again<S: Sink>(
+    fn look_again(
         &mut self,
         key: &[u8],
         others: &[u64],
@@ -106,9 +104,9 @@ impl<F: Fabric> Reader<'_, F> {
             return self.check_crc(key, reference, part).map(|()| None);
         }
         // The second look, begun after the last byte. It has another place for a short value.
-        let mut short = SecondSink::<S>::new(std::mem::take(&mut self.value));
-        let again = self.look_up(key, others, &mut short, patience);
-        let (value, life) = short.into_parts();
+        let mut short = LivedValue { value: std::mem::take(&mut self.value), life: None };
+        let again = self.look_up(key, others, &mut AnySink::of(&mut short), patience);
+        let LivedValue { value, life } = short;
         self.value = value;
         let again = again?;
         let is_same = match &again {
@@ -142,7 +140,7 @@ impl<F: Fabric> Reader<'_, F> {
         key: &[u8],
         reference: &Reference,
         range: Option<Range<usize>>,
-        value: &mut impl Sink,
+        value: &mut AnySink<'_>,
     ) -> Result<bool, F::Error> {
         let before = self.geometry.bytes_before_value(key);
         let Range { start, end } = range.unwrap_or_default();
@@ -257,15 +255,14 @@ impl<F: Fabric> Reader<'_, F> {
                 let is_its = before.is_empty() || kept(Rule::WholeKeyRead, || before == key);
                 let again = if is_its {
                     let part = Some(part);
-                    let again =
-                        self.look_again::<LivedValue>(key, &others, reference, *mark, part, &mut patience)?;
+                    let again = self.look_again(key, &others, reference, *mark, part, &mut patience)?;
                     again.map(|(again, life)| {
                         value.life = life;
                         again
                     })
                 } else {
                     self.pass_over(reference, &mut others, &mut patience)?;
-                    Some(self.look_up(key, &others, &mut value, &mut patience)?)
+                    Some(self.look_up(key, &others, &mut AnySink::of(&mut value), &mut patience)?)
                 };
                 if is_its && matches!(again, Some(Looked::Here)) {
                     std::mem::swap(&mut value.value, &mut self.value);
@@ -275,7 +272,8 @@ impl<F: Fabric> Reader<'_, F> {
                 let found = match again {
                     None => Some(FoundValue { value: part, life, mark }),
                     Some(again) => {
-                        let brought = self.bring(key, others, again, &mut value, &mut patience)?;
+                        let brought =
+                            self.bring(key, others, again, &mut AnySink::of(&mut value), &mut patience)?;
                         brought.map(|_| FoundValue { value: &value.value, life: value.life, mark })
                     }
                 };

@@ -10,7 +10,7 @@ use crate::faults::{Rule, kept};
 use crate::layout::extent::Reference;
 use crate::outcome::{KeyLengthError, ReadError};
 use crate::reader::{Answers, Limits};
-use crate::sink::{LengthSink, LivedValue, PartSink, Sink};
+use crate::sink::{AnySink, LengthSink, LivedValue, PartSink, Sink};
 use crate::wire::{BODY_MAX, Found, GotReply, KeysWriter, SOCKET_PIECE_MAX, Wants, split_entry};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -40,15 +40,14 @@ type FoundExtent = Option<Option<Reference>>;
 
 impl Requester<'_> {
     /// Looks `key` up; its value lands in `value`.
-    pub fn get_into<S: Sink>(&mut self, key: &[u8], value: &mut S) -> Result<S::Outcome, Unanswered> {
-        let wanted = if S::WANTS_BYTES { WHOLE } else { 0..0 };
-        let found = self.get(key, wanted, value)?;
-        Ok(value.outcome(found.is_some()))
+    pub fn get_into(&mut self, key: &[u8], value: &mut AnySink<'_>) -> Result<bool, Unanswered> {
+        let wanted = if value.wants_bytes() { WHOLE } else { 0..0 };
+        Ok(self.get(key, wanted, value)?.is_some())
     }
 
     /// The same, and says in which extent the value is.
     pub fn get_with_extent(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<FoundExtent, Unanswered> {
-        self.get(key, WHOLE, value)
+        self.get(key, WHOLE, &mut AnySink::of(value))
     }
 
     /// The bytes `range` of the value land in `part`. Returns the length of the whole value.
@@ -59,13 +58,15 @@ impl Requester<'_> {
         part: &mut Vec<u8>,
     ) -> Result<Option<usize>, Unanswered> {
         let mut part = PartSink::new(range.clone(), part);
-        let found = self.get(key, range, &mut part)?;
+        let found = self.get(key, range, &mut AnySink::of(&mut part))?;
         Ok(part.outcome(found.is_some()))
     }
 
     /// The length of the value.
     pub fn value_len(&mut self, key: &[u8]) -> Result<Option<usize>, Unanswered> {
-        self.get_into(key, &mut LengthSink::default())
+        let mut length = LengthSink::default();
+        let is_there = self.get_into(key, &mut AnySink::of(&mut length))?;
+        Ok(length.outcome(is_there))
     }
 
     /// A GET of one key whose sink wants these bytes of its value. Pieces that are of two values are asked for again.
@@ -73,7 +74,7 @@ impl Requester<'_> {
         &mut self,
         key: &[u8],
         wanted: Range<usize>,
-        value: &mut impl Sink,
+        value: &mut AnySink<'_>,
     ) -> Result<FoundExtent, Unanswered> {
         if let Err(error) = self.check(key) {
             self.confirm()?;
@@ -103,22 +104,23 @@ impl Requester<'_> {
         }
     }
 
-    fn look<S: Sink>(
+    fn look(
         &mut self,
         key: &[u8],
         wanted: &Range<usize>,
-        value: &mut S,
+        value: &mut AnySink<'_>,
     ) -> Result<LookedFor, Unanswered> {
         let first = wanted.start..wanted.start.saturating_add(wanted.len().min(SOCKET_PIECE_MAX));
         let mut keys = KeysWriter::default();
         keys.push(key);
-        let wants = piece::<S>(&first);
+        let lives = value.wants_life();
+        let wants = piece(lives, &first);
         self.connection.push(&keys, wants);
         // What is wanted, or a value as long as the last one, comes without another round trip.
         let mut asked = VecDeque::new();
         let end = if wanted.end == WHOLE.end { self.connection.last_len } else { wanted.end };
         let end = end.min(self.connection.geometry().value_max());
-        self.ask_ahead::<S>(&keys, first.end..end, &mut asked);
+        self.ask_ahead(lives, &keys, first.end..end, &mut asked);
         self.connection.send(&self.deadline)?;
         let value_max = self.connection.geometry().value_max();
         let (len, reference, missing) = loop {
@@ -172,8 +174,9 @@ impl Requester<'_> {
     }
 
     /// Asks for pieces of these bytes, as many as may be under way.
-    fn ask_ahead<S: Sink>(
+    fn ask_ahead(
         &mut self,
+        lives: bool,
         keys: &KeysWriter,
         bytes: Range<usize>,
         asked: &mut VecDeque<Range<usize>>,
@@ -181,7 +184,7 @@ impl Requester<'_> {
         let mut next = bytes.start;
         while asked.len() < WINDOW && next < bytes.end {
             let range = next..bytes.end.min(next.saturating_add(SOCKET_PIECE_MAX));
-            self.connection.push(keys, piece::<S>(&range));
+            self.connection.push(keys, piece(lives, &range));
             next = range.end;
             asked.push_back(range);
         }
@@ -189,20 +192,21 @@ impl Requester<'_> {
 
     /// Brings these bytes of the value in an extent, with several requests under way; some may be, which begin where
     /// these bytes do. Returns whether all of them came from there (X11).
-    fn get_pieces<S: Sink>(
+    fn get_pieces(
         &mut self,
         keys: &KeysWriter,
         reference: &Reference,
         len: usize,
         missing: Range<usize>,
         mut asked: VecDeque<Range<usize>>,
-        value: &mut S,
+        value: &mut AnySink<'_>,
     ) -> Result<bool, Unanswered> {
+        let lives = value.wants_life();
         let mut next = asked.back().map_or(missing.start, |last| last.end);
         loop {
             // Half a window at once: fewer and longer writes.
             if asked.len() <= WINDOW / 2 {
-                self.ask_ahead::<S>(keys, next..missing.end, &mut asked);
+                self.ask_ahead(lives, keys, next..missing.end, &mut asked);
                 next = asked.back().map_or(next, |last| last.end);
                 self.connection.send(&self.deadline)?;
             }
@@ -210,7 +214,7 @@ impl Requester<'_> {
                 self.connection.drain(&mut self.deadline)?;
                 return Ok(true);
             };
-            let Some(found) = first_entry(self.connection, &piece::<S>(range))? else {
+            let Some(found) = first_entry(self.connection, &piece(lives, range))? else {
                 self.connection.receive(&self.deadline)?;
                 continue;
             };
@@ -251,7 +255,7 @@ impl Requester<'_> {
         self.connection.last_len = self.connection.last_len.max(batch.longest);
         while let Some(&number) = batch.long.last() {
             let key = keys[number as usize].as_ref();
-            let is_there = self.get(key, WHOLE, &mut value)?.is_some();
+            let is_there = self.get(key, WHOLE, &mut AnySink::of(&mut value))?.is_some();
             batch.long.pop();
             answers.put_life(value.life);
             if answers.answer(number as usize, Ok(is_there.then_some(&value.value))).is_break() {
@@ -405,11 +409,11 @@ enum LookedFor {
     },
 }
 
-/// What is wanted of one key: these bytes of its value.
-fn piece<S: Sink>(range: &Range<usize>) -> Wants {
+/// What is wanted of one key: these bytes of its value, and maybe the entry's life.
+fn piece(lives: bool, range: &Range<usize>) -> Wants {
     // No value is longer.
     let word = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    Wants { lives: S::WANTS_LIFE, bits: false, from: word(range.start), most: word(range.len()) }
+    Wants { lives, bits: false, from: word(range.start), most: word(range.len()) }
 }
 
 /// What the next reply says of the one key that was asked for.

@@ -13,8 +13,8 @@ use crate::address::{Address, TcpAddress};
 use crate::layout::geometry::Geometry;
 use crate::outcome::ReadError;
 use crate::process::Process;
-use crate::reader::{Answers, DirectAnswers};
-use crate::sink::Sink;
+use crate::reader::Answers;
+use crate::sink::AnySink;
 use crate::times::TimeCounts;
 use crate::wire::{Refusal, Reply, Request, SOCKET_PIECE_MAX};
 use connection::TcpConnection;
@@ -93,13 +93,12 @@ impl TcpHandle {
 
     /// (Apart, so that a GET on shm has no more registers to save.)
     #[inline(never)]
-    pub fn get_into<S: Sink>(
+    pub fn get_into(
         &mut self,
         stats: &mut ClientStats,
-        _: &mut DirectAnswers,
         key: &[u8],
-        value: &mut S,
-    ) -> Result<S::Outcome, GetError> {
+        value: &mut AnySink<'_>,
+    ) -> Result<bool, GetError> {
         let begun = self.times.is_some().then(Instant::now);
         let outcome = self.read(stats, |requester| requester.get_into(key, value));
         if let (Some(times), Some(begun)) = (&mut self.times, begun) {

@@ -22,8 +22,8 @@ use crate::layout::geometry::Geometry;
 use crate::layout::life::Life;
 use crate::outcome::PutError;
 use crate::process::Process;
-use crate::reader::{Answers, DirectAnswers, KnownEntries, Reader, StoredAnswer};
-use crate::sink::Sink;
+use crate::reader::{Answers, KnownEntries, Reader, StoredAnswer};
+use crate::sink::AnySink;
 
 use crate::sync::lock_std;
 use crate::times::TimeCounts;
@@ -166,13 +166,12 @@ impl VerbsHandle {
     // ---- GETs -----------------------------------------------------------------------------------
 
     /// Runs GETs. If the connection fails, runs them again on a new one, until the deadline.
-    pub(super) fn get_into<S: Sink>(
+    pub(super) fn get_into(
         &mut self,
         stats: &mut ClientStats,
-        _: &mut DirectAnswers,
         key: &[u8],
-        value: &mut S,
-    ) -> Result<S::Outcome, GetError> {
+        value: &mut AnySink<'_>,
+    ) -> Result<bool, GetError> {
         let begun = self.times.is_some().then(Instant::now);
         let outcome = self.read(stats, |reader| reader.get_into(key, value));
         if let (Some(times), Some(begun)) = (&mut self.times, begun) {
