@@ -6,7 +6,7 @@ FROM docker.io/library/rust:1.88-slim-bookworm AS build
 WORKDIR /src
 COPY . .
 # Without what measures and predicts (docs/OPERATIONS.md, "Installing").
-RUN cargo build --release --locked -p oneread-cli --no-default-features && strip target/release/oneread
+RUN cargo build --release --locked -p oneread-cli --features man,metrics && strip target/release/oneread
 
 FROM docker.io/library/debian:bookworm-slim
 COPY --from=build /src/target/release/oneread /usr/local/bin/oneread

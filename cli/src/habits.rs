@@ -24,8 +24,18 @@ const COMMANDS: [(&[&str], &str); 15] = [
     (&["getset", "cas"], "`oneread put --if-value OLD KEY NEW` changes a value if nobody else has"),
 ];
 
-/// What only a build with the laboratory has. Clap knows these names there, and asks nobody for advice.
-const LAB: [&str; 3] = ["bench", "layouts", "plan"];
+/// What only a build with a cargo feature has. Clap knows these names there, and asks nobody for advice.
+const FEATURES: [(&str, &str); 5] =
+    [("bench", "lab"), ("layouts", "lab"), ("plan", "lab"), ("man", "man"), ("--metrics", "metrics")];
+
+/// The advice on what this build was made without.
+fn lacking(given: &str) -> Option<String> {
+    let (_, feature) = FEATURES.iter().find(|(name, _)| *name == given)?;
+    Some(format!(
+        "`{given}` is in a build with the cargo feature `{feature}`, which this one was made without: cargo install \
+         --path cli --locked --features {feature}"
+    ))
+}
 
 const PLACES: [&str; 7] = ["--port", "-p", "--host", "--bind", "--socket", "-s", "--unixsocket"];
 
@@ -38,23 +48,18 @@ pub fn advice(error: &clap::Error) -> Option<String> {
     match error.kind() {
         ErrorKind::InvalidSubcommand => {
             let given = of(ContextKind::InvalidSubcommand)?.to_lowercase();
-            if LAB.contains(&given.as_str()) {
-                return Some(format!(
-                    "`oneread {given}` is in a build with the cargo feature `lab`, which this one was made without \
-                     (--no-default-features)"
-                ));
-            }
             let known = COMMANDS.iter().find(|(names, _)| names.contains(&given.as_str()));
-            known.map(|(_, advice)| (*advice).to_owned())
+            lacking(&given).or_else(|| known.map(|(_, advice)| (*advice).to_owned()))
         }
-        ErrorKind::UnknownArgument if !of(ContextKind::InvalidArg)?.starts_with('-') => {
-            Some("a key or a value with spaces in it needs quotes".into())
-        }
-        ErrorKind::UnknownArgument if PLACES.contains(&of(ContextKind::InvalidArg)?) => Some(
-            "a server is named by --at: shm:PATH, the path of its socket, on this host, where it has no port; \
-             verbs://HOST:PORT over RDMA"
-                .into(),
-        ),
+        ErrorKind::UnknownArgument => match of(ContextKind::InvalidArg)? {
+            given if !given.starts_with('-') => Some("a key or a value with spaces in it needs quotes".into()),
+            given if PLACES.contains(&given) => Some(
+                "a server is named by --at: shm:PATH, the path of its socket, on this host, where it has no port; \
+                 verbs://HOST:PORT over RDMA"
+                    .into(),
+            ),
+            given => lacking(given),
+        },
         _ => None,
     }
 }
@@ -65,16 +70,25 @@ mod tests {
     use crate::Cli;
     use clap::{CommandFactory, Parser};
 
-    /// What measures and predicts is either there, or the advice says which build has it.
+    /// What a feature of the build brings is either there, or the advice says which build has it.
     #[test]
-    fn the_laboratory_is_there_or_named() {
-        for name in LAB {
-            let error = Cli::try_parse_from(["oneread", name, "--unknown"]).unwrap_err();
+    fn what_a_feature_brings_is_there_or_named() {
+        for (name, feature) in FEATURES {
+            let has_it = match feature {
+                "lab" => cfg!(feature = "lab"),
+                "man" => cfg!(feature = "man"),
+                _ => cfg!(feature = "metrics"),
+            };
+            let words = match name.starts_with('-') {
+                true => vec!["oneread", "serve", name, "127.0.0.1:0", "--unknown"],
+                false => vec!["oneread", name, "--unknown"],
+            };
+            let error = Cli::try_parse_from(words).unwrap_err();
             let advice = super::advice(&error);
-            if cfg!(feature = "lab") {
+            if has_it {
                 assert_eq!((error.kind(), advice), (ErrorKind::UnknownArgument, None), "{name}");
             } else {
-                assert!(advice.unwrap().contains("the cargo feature `lab`"), "{name}");
+                assert!(advice.unwrap().contains(&format!("the cargo feature `{feature}`")), "{name}");
             }
         }
     }

@@ -4,12 +4,14 @@ mod again;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod columns;
+mod completions;
 mod connect;
 mod data;
 mod demo;
 mod doctor;
 mod habits;
-mod manual;
+#[cfg(feature = "man")]
+mod man;
 mod owner;
 mod pages;
 mod parts;
@@ -35,6 +37,9 @@ use oneread_kit::{advice, show};
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Examples of what this build has.
 fn examples() -> String {
@@ -111,17 +116,18 @@ enum Command {
     Lab(oneread_lab::Lab),
     Demo(demo::Demo),
     Doctor(doctor::Doctor),
-    Completions(manual::Completions),
-    Man(manual::Man),
+    Completions(completions::Completions),
+    #[cfg(feature = "man")]
+    Man(man::Man),
 }
 
 impl Command {
     /// The log level when RUST_LOG is not set.
-    fn log_filter(&self) -> tracing_subscriber::EnvFilter {
-        tracing_subscriber::EnvFilter::new(match self {
+    fn log_filter(&self) -> Targets {
+        Targets::new().with_default(match self {
             // A client that lives as long as one command reports a lost server as its error.
-            Command::Serve(_) => "warn",
-            _ => "error",
+            Command::Serve(_) => LevelFilter::WARN,
+            _ => LevelFilter::ERROR,
         })
     }
 }
@@ -147,12 +153,12 @@ pub fn run(program: Vec<OsString>, arguments: Vec<OsString>) -> ExitCode {
         }
         std::process::exit(error.exit_code());
     });
-    let filter =
-        tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| cli.command.log_filter());
+    let asked = std::env::var("RUST_LOG").ok().and_then(|asked| asked.parse().ok());
+    let filter: Targets = asked.unwrap_or_else(|| cli.command.log_filter());
     // Colors are for people, not for files.
     let ansi = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
-    log.with_ansi(ansi).init();
+    let log = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(ansi);
+    tracing_subscriber::registry().with(log).with(filter).init();
     ended(run_parsed(cli))
 }
 
@@ -203,6 +209,7 @@ fn run_parsed(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Demo(command) => command.run(),
         Command::Doctor(command) => command.run(),
         Command::Completions(command) => command.run(Cli::command()),
+        #[cfg(feature = "man")]
         Command::Man(command) => command.run(Cli::command()),
     }
 }

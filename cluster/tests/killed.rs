@@ -170,11 +170,12 @@ fn begin() {
     if let Some(millionths) = given("ONEREAD_CLOCK") {
         oneread_cluster::faults::run_clock_at(millionths);
     }
+    use tracing_subscriber::layer::SubscriberExt;
+    use tracing_subscriber::util::SubscriberInitExt;
     if given::<String>("ONEREAD_TRACE").is_some_and(|trace| trace != "1") {
-        tracing_subscriber::fmt()
-            .with_writer(std::io::stderr)
-            .with_env_filter(tracing_subscriber::EnvFilter::from_env("ONEREAD_TRACE"))
-            .init();
+        let wanted: tracing_subscriber::filter::Targets = given("ONEREAD_TRACE").expect("targets and levels");
+        let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+        tracing_subscriber::registry().with(log).with(wanted).init();
     }
 }
 

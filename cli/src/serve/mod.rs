@@ -1,8 +1,9 @@
 //! `serve`: creates or takes over a table, and serves it until a signal.
 
 mod daemon;
-#[cfg(feature = "cluster")]
+#[cfg(all(feature = "cluster", feature = "metrics"))]
 mod of_node;
+#[cfg(feature = "metrics")]
 mod scraped;
 pub mod serving;
 mod told;
@@ -25,12 +26,15 @@ use oneread::{
 };
 use oneread_kit::units::{ByteSize, Period, length, some_bytes, some_time};
 use oneread_kit::{TokenArgs, interrupt, names, show};
-use scraped::{Listener, Watched};
+#[cfg(feature = "metrics")]
+use scraped::Listener;
 use sd_notify::NotifyState;
 #[cfg(not(feature = "cluster"))]
 use serving::Serving;
+use serving::Watched;
 use signal_hook::consts::{SIGHUP, SIGXFSZ};
 use signal_hook::iterator::Signals;
+#[cfg(feature = "metrics")]
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -236,6 +240,7 @@ pub struct Serve {
     herd: bool,
     /// Answer scrapes of Prometheus at http://ADDR/metrics, as in 127.0.0.1:9464; whoever reaches ADDR may
     /// read the counts (no key, no value), and port 0 is any that is free
+    #[cfg(feature = "metrics")]
     #[arg(long, value_name = "ADDR", value_parser = scraped::address)]
     metrics: Option<SocketAddr>,
     /// Take the time of each put, for `oneread top`; --metrics does so, too
@@ -347,7 +352,12 @@ impl Serve {
         let how = self.how(address, config, backing.clone(), token)?.tls(tls.clone()).cancel(cancel);
         raise_descriptors(self.clients_max);
         // An address that cannot be is told before a table is made.
+        #[cfg(feature = "metrics")]
         let scrapes = self.metrics.map(Listener::bind).transpose()?;
+        #[cfg(feature = "metrics")]
+        let scraped_at = scrapes.as_ref().map(Listener::url);
+        #[cfg(not(feature = "metrics"))]
+        let scraped_at = None;
         #[cfg(feature = "cluster")]
         let started = self.node.start(how, self.listen.is_some(), self.die_with_parent);
         #[cfg(not(feature = "cluster"))]
@@ -362,8 +372,9 @@ impl Serve {
         let server = serving.server();
         self.warn_of_users(server.address());
         let pid_file = self.pid_file.as_deref().map(daemon::PidFile::new).transpose()?;
-        self.announce(server, &backing, share, scrapes.as_ref())?;
+        self.announce(server, &backing, share, scraped_at)?;
         let server = Watched::new(Mutex::new(Some(serving)));
+        #[cfg(feature = "metrics")]
         if let Some(scrapes) = scrapes {
             scrapes.answer(server.clone()).context("starting the thread that answers scrapes")?;
         }
@@ -433,7 +444,7 @@ impl Serve {
             .mailbox_bytes_max(self.mailbox_max.0)
             .feed_bytes(self.feed_max.0)
             .ttl(self.ttl.map(|Period(ttl)| ttl))
-            .timed(self.put_times || self.metrics.is_some())
+            .timed(self.is_timed())
             .evict(self.evict)
             .snapshots(
                 self.snapshot
@@ -446,6 +457,15 @@ impl Serve {
         #[cfg(all(feature = "lab", feature = "verbs"))]
         let how = how.herd(self.herd);
         Ok(how)
+    }
+
+    /// Whether the time of each put is taken.
+    fn is_timed(&self) -> bool {
+        #[cfg(feature = "metrics")]
+        let is_scraped = self.metrics.is_some();
+        #[cfg(not(feature = "metrics"))]
+        let is_scraped = false;
+        self.put_times || is_scraped
     }
 
     fn tls(&self) -> Result<Option<ServerTls>> {
@@ -627,7 +647,7 @@ impl Serve {
         server: &Server,
         backing: &Backing,
         share: Option<MemoryShare>,
-        scrapes: Option<&Listener>,
+        scraped_at: Option<String>,
     ) -> Result<()> {
         let log = match self.detached {
             true => Some(daemon::log_file(&self.at.address(), self.log.as_deref())?),
@@ -636,7 +656,7 @@ impl Serve {
         if self.detached {
             daemon::leave_terminal()?;
         }
-        show::say(self.readiness(server, backing, share, log.as_deref(), scrapes.map(Listener::url)))?;
+        show::say(self.readiness(server, backing, share, log.as_deref(), scraped_at))?;
         if self.detached { daemon::close_output() } else { Ok(()) }
     }
 
@@ -807,10 +827,9 @@ mod tests {
         assert_eq!((usual.mailbox_bytes_max, usual.wait), (own.mailbox_bytes_max, own.wait));
         assert_eq!((usual.feed_bytes, how(&["--feed-max", "1MiB"]).feed_bytes), (own.feed_bytes, 1 << 20));
         assert_eq!((usual.ttl, how(&["--ttl", "90s"]).ttl), (None, Some(Duration::from_secs(90))));
-        assert_eq!(
-            [&[][..], &["--put-times"], &["--metrics", "127.0.0.1:0"]].map(|options| how(options).timed),
-            [false, true, true]
-        );
+        assert_eq!([&[][..], &["--put-times"]].map(|options| how(options).timed), [false, true]);
+        #[cfg(feature = "metrics")]
+        assert!(how(&["--metrics", "127.0.0.1:0"]).timed);
         assert_eq!((&usual.snapshots, &usual.restore), (&None, &None));
         let users = how(&["--allow-uid", "5", "--allow-uid", "6", "--allow-read-uid", "7"]);
         assert_eq!((users.allow_uids, users.allow_read_uids), (vec![5, 6], vec![7]));

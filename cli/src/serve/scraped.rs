@@ -4,13 +4,15 @@
 
 #[cfg(feature = "cluster")]
 use super::of_node;
+#[cfg(feature = "cluster")]
 use super::serving::Serving;
+use super::serving::Watched;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use oneread_kit::show;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Why metrics cannot be served.
@@ -40,9 +42,6 @@ pub enum MetricsError {
 pub fn address(given: &str) -> Result<SocketAddr, MetricsError> {
     given.parse().map_err(|_| MetricsError::Address)
 }
-
-/// A server that a thread which answers scrapes looks at. `None` once it stops.
-pub type Watched = Arc<Mutex<Option<Serving>>>;
 
 /// Where scrapes come to. Nobody answers them yet.
 #[derive(Debug)]

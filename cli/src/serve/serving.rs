@@ -6,6 +6,7 @@ use oneread::internals::server::Stopped;
 use oneread_cluster::node::ClusterNode;
 #[cfg(feature = "cluster")]
 use oneread_kit::show;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Longest time for a node to hand over its shards before it stops.
@@ -18,6 +19,9 @@ pub enum Serving {
     #[cfg(feature = "cluster")]
     Node(ClusterNode),
 }
+
+/// What is served, for the threads that look at it. `None` once it stops.
+pub type Watched = Arc<Mutex<Option<Serving>>>;
 
 impl Serving {
     pub fn server(&self) -> &Server {

@@ -1,7 +1,7 @@
 //! systemd's watchdog (`WatchdogSec=`): it is told that the server lives, for as long as each thread that serves
 //! clients takes a turn when it is asked to.
 
-use super::scraped::Watched;
+use super::serving::Watched;
 use super::told::notify;
 use oneread_kit::show;
 use sd_notify::NotifyState;

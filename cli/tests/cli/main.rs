@@ -11,6 +11,7 @@ mod growth;
 mod installed;
 #[cfg(feature = "lab")]
 mod lab;
+#[cfg(feature = "metrics")]
 mod metrics;
 #[cfg(feature = "lab")]
 mod plan;

@@ -11,19 +11,25 @@ use std::process::{Command, Stdio};
 
 /// Whether this build has a subcommand. Only one with the laboratory has what measures and predicts.
 fn is_built(subcommand: &str) -> bool {
-    cfg!(feature = "lab") || !["bench", "layouts", "plan"].contains(&subcommand)
+    match subcommand {
+        "bench" | "layouts" | "plan" => cfg!(feature = "lab"),
+        "man" => cfg!(feature = "man"),
+        _ => true,
+    }
 }
 
 /// The help lists what this build has. For the rest it is told which build does.
 #[test]
-fn the_laboratory_is_there_or_named() {
+fn what_a_feature_brings_is_there_or_named() {
     let help = stdout(&expect(run(&["--help"]), 0));
-    for command in ["bench", "layouts", "plan", "serve"] {
+    for command in ["bench", "layouts", "man", "plan", "serve"] {
         let is_listed = help.lines().any(|line| line.split_whitespace().next() == Some(command));
         assert_eq!(is_listed, is_built(command), "{help}");
         let refused = stderr(&expect(run(&[command, "--frobnicate"]), 2));
-        assert_eq!(refused.contains("the cargo feature `lab`"), !is_built(command), "{refused}");
+        assert_eq!(refused.contains("the cargo feature `"), !is_built(command), "{refused}");
     }
+    let scraped = stderr(&expect(run(&["serve", "--metrics", "127.0.0.1:0", "--frobnicate"]), 2));
+    assert_eq!(scraped.contains("the cargo feature `metrics`"), !cfg!(feature = "metrics"), "{scraped}");
     for example in ["oneread layouts", "oneread plan"] {
         assert_eq!(help.contains(example), is_built("layouts"), "{help}");
     }
@@ -231,6 +237,9 @@ fn completions_and_manual() {
             assert!(script.contains("bucketized"), "{shell}: {script}");
             assert!(script.contains("cx6-200g") || !is_built("plan"), "{shell}: {script}");
         }
+    }
+    if !is_built("man") {
+        return;
     }
     let page = stdout(&expect(run(&["man"]), 0));
     assert!(page.contains(".TH oneread") && page.contains("EXAMPLES"), "{page}");
