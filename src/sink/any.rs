@@ -5,6 +5,9 @@ use crate::layout::life::Life;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
+/// Writes the bytes from this one on into memory, as [`Sink::put_with`] has it.
+type Fill<'f> = dyn FnMut(usize, &mut [MaybeUninit<u8>]) -> &mut [u8] + 'f;
+
 /// What [`AnySink`] calls: a [`Sink`] without what a pointer cannot have.
 trait Land {
     fn wants_life(&self) -> bool;
@@ -12,7 +15,7 @@ trait Land {
     fn begin(&mut self, len: usize) -> bool;
     fn begin_part(&mut self, len: usize) -> Option<Range<usize>>;
     fn put(&mut self, bytes: &[u8]);
-    fn put_with(&mut self, len: usize, fill: &mut dyn FnMut(usize, &mut [MaybeUninit<u8>]) -> &mut [u8]);
+    fn put_with(&mut self, len: usize, fill: &mut Fill<'_>);
     fn put_none(&mut self);
     fn put_life(&mut self, life: Option<Life>);
     fn value_len(&self) -> usize;
@@ -40,7 +43,7 @@ impl<S: Sink> Land for S {
         Sink::put(self, bytes);
     }
 
-    fn put_with(&mut self, len: usize, fill: &mut dyn FnMut(usize, &mut [MaybeUninit<u8>]) -> &mut [u8]) {
+    fn put_with(&mut self, len: usize, fill: &mut Fill<'_>) {
         Sink::put_with(self, len, fill);
     }
 
