@@ -244,6 +244,12 @@ pub enum Rule {
     OwnerCheck,
     /// O6: while the server is stopped, no owner is away.
     OwnerAwake,
+    /// I1: each new or restored table has a number of its own, whatever its seeds.
+    TableNumber,
+    /// I2: an entry of another table is not the same.
+    EntryTable,
+    /// I3: each server has a number of its own, whatever its table.
+    LaunchNumber,
     /// P1: a key has one put that is started.
     StartOnce,
     /// P1: a key that is started keeps its slot when it is removed.

@@ -144,8 +144,8 @@ impl Default for Config {
 }
 
 impl From<&Geometry> for Config {
-    /// The choices that make this table again: [`Config::geometry`] gives an equal geometry. With one of them
-    /// replaced by what the table was made from it still does.
+    /// The choices that make such a table again: [`Config::geometry`] gives a geometry that is equal but for the
+    /// table's number. With one of them replaced by what the table was made from it still does.
     fn from(it: &Geometry) -> Config {
         let heap_bytes = it.heap().bytes;
         Config {

@@ -119,7 +119,7 @@ impl ServerState {
 
     pub(super) fn stats(&self) -> ServerStats {
         let clients = self.clients.load(Ordering::Relaxed);
-        ServerStats::new(self.index.counts(), clients, self.index.incarnation())
+        ServerStats::new(self.index.counts(), clients, self.index.incarnation(), self.index.launch())
     }
 
     /// Whether the region stays for the next server. Otherwise it is marked as given up when this one

@@ -11,6 +11,7 @@ mod relay;
 mod evict;
 mod extents;
 mod hints;
+mod identity;
 mod lives;
 mod long_model;
 mod owners;

@@ -512,6 +512,10 @@ impl<A: Answers> Answers for OpenAnswers<'_, A> {
         self.flow
     }
 
+    fn of_table(&mut self, table: u64) {
+        self.answers.of_table(table);
+    }
+
     fn put_life(&mut self, life: Option<Life>) {
         self.answers.put_life(life);
     }
