@@ -250,6 +250,10 @@ pub enum Rule {
     EntryTable,
     /// I3: each server has a number of its own, whatever its table.
     LaunchNumber,
+    /// I4: who has been an owner is not the next one with its number.
+    OwnerTenure,
+    /// I5: an owner over TCP begins its session again by itself.
+    OwnerStays,
     /// P1: a key has one put that is started.
     StartOnce,
     /// P1: a key that is started keeps its slot when it is removed.

@@ -268,6 +268,11 @@ impl Geometry {
     pub(crate) fn owner_time_word(&self, owner: u16) -> usize {
         self.mask_offset() as usize / WORD + owners::time_word(owner)
     }
+
+    /// The word that says which owner has this number (I4).
+    pub(crate) fn owner_tenure_word(&self, owner: u16) -> usize {
+        self.mask_offset() as usize / WORD + owners::tenure_word(owner)
+    }
     /// Byte offset of the mask of hidden owners.
     #[inline]
     pub(crate) fn mask_offset(&self) -> u64 {

@@ -16,4 +16,5 @@ mod lives;
 mod long_model;
 mod owners;
 mod pieces;
+mod tenures;
 mod two_steps;
