@@ -274,7 +274,7 @@ kind!(ServeError, error => match error {
 kind!(AddressError, _error => Invalid);
 
 kind!(ConfigError, error => match error {
-    ConfigError::Seeds { .. } => System,
+    ConfigError::Random { .. } => System,
     _ => Invalid,
 });
 

@@ -244,6 +244,16 @@ pub enum Rule {
     OwnerCheck,
     /// O6: while the server is stopped, no owner is away.
     OwnerAwake,
+    /// I1: each new or restored table has a number of its own, whatever its seeds.
+    TableNumber,
+    /// I2: an entry of another table is not the same.
+    EntryTable,
+    /// I3: each server has a number of its own, whatever its table.
+    LaunchNumber,
+    /// I4: who has been an owner is not the next one with its number.
+    OwnerTenure,
+    /// I5: an owner over TCP begins its session again by itself.
+    OwnerStays,
     /// P1: a key has one put that is started.
     StartOnce,
     /// P1: a key that is started keeps its slot when it is removed.

@@ -200,6 +200,7 @@ mod peer;
 mod placement;
 mod process;
 mod proof;
+mod random;
 mod reader;
 mod region;
 mod route;
@@ -228,8 +229,8 @@ mod readme {}
 // What most programs need. The rest has a page for each purpose.
 pub use address::{Address, TcpAddress, VerbsAddress};
 pub use client::{
-    AskError, BatchAnswer, ChangeFeed, Client, ClientOptions, ClientPool, ConnectError, FeedError, FeedFrom,
-    FeedItem, FeedOptions, FeedPosition, GapCause, GetError, LifeAnswer, MutateError, OwnerOptions,
+    AskError, BatchAnswer, ChangeFeed, Client, ClientOptions, ClientPool, ConnectError, EntryLife, FeedError,
+    FeedFrom, FeedItem, FeedOptions, FeedPosition, GapCause, GetError, LifeAnswer, MutateError, OwnerOptions,
     PooledClient, PutTicket, RequestPath, Scan, ScanCursor, ScannedKey,
 };
 pub use config::{Config, Evict, TableSize};

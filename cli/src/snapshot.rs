@@ -52,13 +52,14 @@ const LOOK: Duration = Duration::from_millis(20);
 impl Take {
     pub fn run(self) -> Result<ExitCode> {
         let mut client = self.server.connect()?;
-        let mut about = client.ask_for_snapshot()?;
+        let asked = client.ask_for_snapshot()?;
+        let mut about = asked;
         ensure!(
             about.is_on(),
             "the server at {} makes no snapshots; start it with `oneread serve --snapshot FILE`",
             client.address()
         );
-        let number = about.asked;
+        let number = asked.asked;
         if !self.no_wait {
             let bar = Progress::of(100, "the server writes a snapshot", "%").on_signal(|| {
                 show::complain(
@@ -66,7 +67,14 @@ impl Take {
                 );
                 true
             });
-            while about.finished < number {
+            loop {
+                match about.has_ended(&asked) {
+                    Some(true) => break,
+                    Some(false) => {}
+                    None => bail!(
+                        "another server has taken this one's place, and knows nothing of the snapshot; run this again"
+                    ),
+                }
                 std::thread::sleep(LOOK);
                 about = client.snapshot_status().context("the snapshot may still be made")?;
                 bar.set_position(if about.begun < number { 0 } else { about.progress_ppm / 10_000 });

@@ -99,8 +99,7 @@ type Figure = fn(&Look) -> u64;
 impl Seen<'_> {
     /// The look before, and the seconds since. Another server of the same address has counters of its own.
     fn before(&self) -> Option<(&Look, f64)> {
-        let server = |look: &Look| (look.told.stats.pid, look.told.stats.incarnation);
-        let last = self.last.filter(|last| server(last) == server(self.now))?;
+        let last = self.last.filter(|last| last.told.stats.launch == self.now.told.stats.launch)?;
         Some((last, (self.now.at - last.at).as_secs_f64()))
     }
 
@@ -235,6 +234,7 @@ mod tests {
     fn look(at: Instant, n: u64) -> Look {
         let mut told = Told::default();
         (told.stats.keys, told.stats.slots, told.stats.pid) = (n, 3_000_000_000, 7);
+        told.stats.launch = 7;
         (told.stats.inserts, told.stats.removes) = (2 * n, n);
         (told.growth.segments, told.growth.segments_max, told.growth.splitting) = (40_000, 4_000_000, 2);
         (told.growth.bytes_backed, told.growth.bytes_max) = (96 << 30, 512 << 30);
@@ -284,7 +284,7 @@ mod tests {
             "{text}"
         );
         let mut other = now.clone();
-        other.told.stats.pid = 8;
+        (other.told.stats.pid, other.told.stats.launch) = (8, 8);
         let seen = Seen { now: &other, last: Some(&last), watched: Duration::ZERO };
         assert_eq!(seen.rate(|look| look.told.stats.inserts), "-");
         assert!(seen.put_times().contains("since the server began"), "{}", seen.put_times());

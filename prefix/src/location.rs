@@ -5,10 +5,10 @@ use crate::error::{PrefixError, one_each};
 use crate::names::{endpoint_name, intern};
 use bytemuck::{Pod, Zeroable};
 use oneread::error::PutError;
-use oneread::layout::Life;
 use oneread::stats::ClientStats;
 use oneread::{
-    BatchAnswer, Client, Config, LifeAnswer, OwnerOptions, PutOptions, PutOutcome, SwapOutcome, TableSize,
+    BatchAnswer, Client, Config, EntryLife, LifeAnswer, OwnerOptions, PutOptions, PutOutcome, SwapOutcome,
+    TableSize,
 };
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -101,7 +101,7 @@ impl Found {
         })
     }
 
-    /// The entry's number: no other entry of the table ever has it.
+    /// Which entry it is, of all entries of all tables ([`EntryLife::number`]).
     pub fn number(&self) -> u64 {
         self.number
     }
@@ -121,7 +121,7 @@ impl Found {
     }
 
     #[inline]
-    fn at(value: &[u8], Life { number, owner, .. }: Life) -> Found {
+    fn at(value: &[u8], EntryLife { number, owner, .. }: EntryLife) -> Found {
         let Some(Location { endpoint, tier, address, length }) = Location::from_bytes(value) else {
             return Found::default();
         };

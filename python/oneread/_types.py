@@ -108,13 +108,15 @@ class SnapshotStatus(NamedTuple):
     """The size of its file."""
     failure: str | None
     """Why one has failed, the last time."""
+    launch: int = 0
+    """The server: a random number, another one with each start. Numbers of snapshots are that server's."""
 
 
 class Life(NamedTuple):
     """Which entry a key has, whose it is, and how long it lives."""
 
     number: int
-    """Another one with each value that the key is given."""
+    """Another one with each value that the key is given, of all entries of all tables."""
     owner: int
     """Whose it is; 0: nobody's."""
     ends_in: float | None

@@ -102,6 +102,7 @@ pub(crate) fn of_snapshots<'py>(py: Python<'py>, status: &SnapshotStatus) -> PyR
             status.keys,
             status.bytes,
             status.failure().map(|(step, error)| format!("{step}: {error}")),
+            status.launch,
         ),
     )
 }

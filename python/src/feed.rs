@@ -45,12 +45,12 @@ impl Feed for ChangeFeed {
 pub(crate) struct Changes(Followed<ChangeFeed>);
 
 fn triple(position: FeedPosition) -> (u64, u64, u64) {
-    (position.table, position.incarnation, position.number)
+    (position.table, position.launch, position.number)
 }
 
 fn position(given: (u64, u64, u64)) -> FeedPosition {
     let mut position = FeedPosition::default();
-    (position.table, position.incarnation, position.number) = given;
+    (position.table, position.launch, position.number) = given;
     position
 }
 

@@ -27,7 +27,7 @@ impl Client {
     }
 
     /// Asks the server for a snapshot with every change acknowledged so far, and does not wait for it:
-    /// it is made when [`SnapshotStatus::finished`] has reached the [`SnapshotStatus::asked`] of the
+    /// it has ended when [`SnapshotStatus::has_ended`] says so of a later [`Client::snapshot_status`] and this
     /// answer. The server writes the file that it was started with
     /// ([`ServerConfig::snapshots`](crate::ServerConfig::snapshots)). If it makes none, nothing
     /// happens, and [`SnapshotStatus::is_on`] is `false`.

@@ -410,6 +410,7 @@ impl From<AskError> for MutateError {
             AskError::ReadOnly { address } => MutateError::ReadOnly { address },
             AskError::Deadline { address, deadline } => MutateError::Deadline { address, deadline },
             AskError::ServerGone { address, source } => MutateError::ServerGone { address, source },
+            AskError::Connect(ConnectError::Owner { source, .. }) => source.into(),
             AskError::Connect(error) => MutateError::Connect(error),
         }
     }

@@ -262,9 +262,9 @@ impl FeedSource for Asking {
     }
 
     fn changes(&mut self, from: FeedPosition, end: u64, passed: Option<&[u8]>) -> Result<Vec<u8>, FeedError> {
-        let FeedPosition { table, incarnation, number: from } = from;
+        let FeedPosition { table, launch, number: from } = from;
         let (values, prefix) = (self.values, &self.prefix[..]);
-        let request = FeedRequest::Changes { table, incarnation, from, end, values, prefix, passed };
+        let request = FeedRequest::Changes { table, launch, from, end, values, prefix, passed };
         match self.client.ask_feed(request)? {
             FeedReply::Changed(body) => Ok(body),
             _ => Err(self.nonsense()),

@@ -19,8 +19,8 @@ use std::collections::VecDeque;
 pub struct FeedPosition {
     /// The generation of the table; 0 for any.
     pub table: u64,
-    /// Which server of this table counts, by its incarnation. 0 with any table.
-    pub incarnation: u64,
+    /// Which server of this table counts: a random number, another one with each start (I3). 0 with any table.
+    pub launch: u64,
     /// The number of the next change; 0 for the one that comes next.
     pub number: u64,
 }
@@ -206,10 +206,9 @@ impl Follower {
         };
         let Some(mut body) = ChangedBody::of(&body) else { return Err(source.nonsense()) };
         let (before, is_any) = (self.at, self.at.table == 0);
-        let from =
-            FeedPosition { table: body.table, incarnation: body.incarnation, number: body.numbers.start };
+        let from = FeedPosition { table: body.table, launch: body.launch, number: body.numbers.start };
         let mut heard = Vec::new();
-        let is_other = !is_any && (before.table, before.incarnation) != (from.table, from.incarnation);
+        let is_other = !is_any && (before.table, before.launch) != (from.table, from.launch);
         // J6
         let is_gap = before.number > 0 && (is_other || from.number > before.number);
         if is_gap && !broken(Rule::FeedGap) {
@@ -265,7 +264,7 @@ fn place_of<S: FeedSource>(
         asked => asked?,
     };
     let Some(body) = ChangedBody::of(&body) else { return Err(source.nonsense()) };
-    Ok(FeedPosition { table: body.table, incarnation: body.incarnation, number: body.numbers.end })
+    Ok(FeedPosition { table: body.table, launch: body.launch, number: body.numbers.end })
 }
 
 /// The next looks; none if another server has made them than the one whose changes are followed.
@@ -276,7 +275,7 @@ fn looks_from<S: FeedSource>(
 ) -> Result<VecDeque<OwnLook>, S::Error> {
     let body = source.look(at.table, cursor)?;
     let Some(body) = ScannedBody::of(&body) else { return Err(source.nonsense()) };
-    if at.table != 0 && body.incarnation != at.incarnation {
+    if at.table != 0 && body.launch != at.launch {
         return Ok(VecDeque::new());
     }
     let key = |key: &SentKey<'_>| (key.key.to_vec(), owned(key.value), key.owner);

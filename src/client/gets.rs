@@ -315,7 +315,10 @@ impl Client {
     ) -> Result<(), GetError> {
         for (number, key) in keys.iter().enumerate() {
             let flow = match self.get_stored(key.as_ref(), &mut JudgedSink::new(answers.sink())) {
-                Ok(is_there) => answers.landed(number, is_there),
+                Ok(is_there) => {
+                    answers.of_table(self.geometry().generation());
+                    answers.landed(number, is_there)
+                }
                 Err(GetError::KeyLength { given, max }) => {
                     answers.answer(number, Err(KeyLengthError { given, max }))
                 }

@@ -3,6 +3,7 @@
 use super::error::GetError;
 use super::{Client, ServerPath};
 use crate::clock::Clock;
+use crate::faults::{Rule, by_rule};
 use crate::layout::life::{Life, TICK_NS};
 use crate::outcome::KeyError;
 use crate::reader::{Answers, StoredAnswer};
@@ -11,16 +12,38 @@ use crate::table_clock;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
+/// The life of an entry, as a client may keep it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EntryLife {
+    /// Which entry it is, of all entries of all tables, for [`Client::revalidate`]: the table's number
+    /// ([`Geometry::generation`](crate::layout::Geometry::generation)), which is random, with the entry's number in that table
+    /// flipped in (exclusive or).
+    pub number: u64,
+    /// Whose the entry is; 0: nobody's.
+    pub owner: u16,
+    /// The tick with which the entry ends ([`Client::ends_in`]); 0: it does not end by itself.
+    pub expiry: u32,
+}
+
+impl EntryLife {
+    /// That of an entry of this table (I2).
+    fn of(table: u64, Life { number, owner, expiry }: Life) -> EntryLife {
+        EntryLife { number: by_rule(Rule::EntryTable, table ^ number, number), owner, expiry }
+    }
+}
+
 /// The outcome of one key of a batch: its value, with the life of the entry if the table's entries have one; `None` if
 /// the key is absent.
-pub type LifeAnswer<'a> = Result<Option<(&'a [u8], Option<Life>)>, KeyError>;
+pub type LifeAnswer<'a> = Result<Option<(&'a [u8], Option<EntryLife>)>, KeyError>;
 
 /// Whether an entry is there, and its life if the table's entries have one.
-type FoundLife = Result<Option<Option<Life>>, KeyError>;
+type FoundLife = Result<Option<Option<EntryLife>>, KeyError>;
 
 /// Hands on what landed in a sink, with the entry's life.
 struct WithLives<'a, S, E> {
     landed: JudgedSink<'a, S>,
+    /// The number of the table that answers.
+    table: u64,
     each: E,
 }
 
@@ -48,7 +71,12 @@ where
 
     #[inline(always)]
     fn landed(&mut self, number: usize, is_there: bool) -> ControlFlow<()> {
-        self.hand_on(number, Ok(is_there.then(|| self.landed.life())))
+        let life = self.landed.life().map(|life| EntryLife::of(self.table, life));
+        self.hand_on(number, Ok(is_there.then_some(life)))
+    }
+
+    fn of_table(&mut self, table: u64) {
+        self.table = table;
     }
 
     fn put_life(&mut self, life: Option<Life>) {
@@ -92,7 +120,7 @@ impl Client {
         sink: &'a mut S,
         each: impl FnMut(usize, FoundLife, &JudgedSink<'a, S>) -> ControlFlow<()>,
     ) -> Result<(), GetError> {
-        let mut answers = WithLives { landed: JudgedSink::new(sink), each };
+        let mut answers = WithLives { landed: JudgedSink::new(sink), table: 0, each };
         self.get_batch_stored(keys, &mut answers).map(drop)
     }
 
@@ -102,14 +130,16 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::get`].
-    pub fn life(&mut self, key: &[u8]) -> Result<Option<Life>, GetError> {
-        Ok(self.get_stored(key, &mut LifeSink::default())?.flatten())
+    pub fn life(&mut self, key: &[u8]) -> Result<Option<EntryLife>, GetError> {
+        let life = self.get_stored(key, &mut LifeSink::default())?.flatten();
+        Ok(life.map(|life| EntryLife::of(self.geometry().generation(), life)))
     }
 
     /// Tells of each key whether its entry is still the one with this number ([`Client::life`]): then it was there
     /// all the time, with the same value. Each put, swap or other change of a value gives the entry another
-    /// number, one that no entry of the table ever had (V1). A key that is absent, or that the table cannot hold,
-    /// is not the same. Usually 1 READ for each key, all under way at once.
+    /// number, one that no entry of the table ever had (V1), nor one of any other table (I2): where the server began with
+    /// another table meanwhile, or with a snapshot of this one, nothing is the same. A key that is absent, or that
+    /// the table cannot hold, is not the same. Usually 1 READ for each key, all under way at once.
     ///
     /// This is for what a value only points to, in memory of somebody else's: fetch that, then ask whether the
     /// entry is still the same.
@@ -132,7 +162,7 @@ impl Client {
 
     /// How long an entry with this life will be there. Zero: it has ended, and is gone at most a second later.
     /// `None` if it does not end by itself; or over verbs or TCP, where the client does not have the server's clock.
-    pub fn ends_in(&self, life: &Life) -> Option<Duration> {
+    pub fn ends_in(&self, life: &EntryLife) -> Option<Duration> {
         match &self.path {
             ServerPath::Shm(handle) if life.expiry != 0 => {
                 let clock = Clock::default();

@@ -34,7 +34,7 @@ pub use error::{AskError, ConnectError, FeedError, GetError, LinkError, MutateEr
 pub use feed::{ChangeFeed, FeedFrom, FeedItem, FeedOptions};
 pub use follow::{FeedPosition, GapCause};
 pub use gets::BatchAnswer;
-pub use lives::LifeAnswer;
+pub use lives::{EntryLife, LifeAnswer};
 pub use options::{ClientOptions, OwnerOptions, RequestPath};
 pub use pool::{ClientPool, PooledClient};
 pub use scan::{Scan, ScanCursor, ScannedKey};

@@ -93,14 +93,21 @@ pub struct OwnerOptions {
     pub number: u16,
     /// How long the owner may be away. When it has had no session for so long, its entries go.
     pub absent_for: Duration,
+    /// Which of all owners that have the number one after the other, as [`Client::tenure`](crate::Client::tenure) tells: the
+    /// client goes on with that one, or is refused. `None`: whoever has the number, and if nobody has, one more.
+    pub tenure: Option<u64>,
 }
 
-setters!(OwnerOptions { number: u16, absent_for: Duration });
+setters!(OwnerOptions {
+    number: u16,
+    absent_for: Duration,
+    tenure: impl Into<Option<u64>>,
+});
 
 impl OwnerOptions {
     /// The owner with this number, who may be away for 10 s.
     pub fn new(number: u16) -> OwnerOptions {
-        OwnerOptions { number, absent_for: Duration::from_secs(10) }
+        OwnerOptions { number, absent_for: Duration::from_secs(10), tenure: None }
     }
 }
 

@@ -2,9 +2,61 @@
 
 use super::error::{ConnectError, MutateError};
 use super::options::OwnerOptions;
-use super::{Client, ClientOptions};
+use super::{Client, ClientOptions, ServerPath};
+use crate::outcome::PutError;
 use crate::wire::{Reply, Request};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
+
+/// The owner as which a client puts: what all its connections know of it.
+#[derive(Debug)]
+pub(super) struct OwnOwner {
+    options: OwnerOptions,
+    /// Which of all that have the number one after the other; 0: it was not said yet. Relaxed: nothing else is ordered by it.
+    tenure: AtomicU64,
+}
+
+impl OwnOwner {
+    /// `None` of a client that puts as nobody.
+    pub fn of(options: &ClientOptions) -> Option<OwnOwner> {
+        options
+            .owner
+            .map(|owner| OwnOwner { options: owner, tenure: AtomicU64::new(owner.tenure.unwrap_or(0)) })
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u16 {
+        self.options.number
+    }
+
+    /// Whether a server has taken the client as the owner: then it goes on with that one, and with no other (I4).
+    pub fn has_begun(&self) -> bool {
+        self.tenure().is_some()
+    }
+
+    /// What a connection asks, to be a session of it.
+    pub fn request(&self) -> Request<'static> {
+        let OwnerOptions { number, absent_for, .. } = self.options;
+        Request::Owner { number, absent_for, tenure: self.tenure.load(Relaxed) }
+    }
+
+    /// Which of all that have its number; `None` as long as no server has said so.
+    pub fn tenure(&self) -> Option<u64> {
+        Some(self.tenure.load(Relaxed)).filter(|&tenure| tenure != 0)
+    }
+
+    /// Hears the reply. `None` if it is none to that request.
+    pub fn hear(&self, reply: Option<Reply>) -> Option<Result<(), PutError>> {
+        match reply? {
+            Reply::Value(Some(bytes)) => {
+                self.tenure.store(u64::from_le_bytes(bytes.try_into().ok()?), Relaxed);
+                Some(Ok(()))
+            }
+            Reply::Put(Err(error)) => Some(Err(error)),
+            _ => None,
+        }
+    }
+}
 
 impl Client {
     /// Another handle of the same table, with connections of its own, that puts as an owner: entries that it and its
@@ -14,11 +66,14 @@ impl Client {
     /// Each connection is a session of the owner. When the last one has ended, and none has begun for
     /// [`OwnerOptions::absent_for`], or somebody calls [`Client::remove_owner`], all entries of the owner are gone at
     /// once, for every reader, however many they are. Then they are removed, some ten thousands a second. Until that is
-    /// done, the number is not given again. A client that goes on putting is refused ([`MutateError::OwnerGone`]); it
-    /// begins again by this call.
+    /// done, the number is not given again. A client that goes on putting is refused ([`MutateError::OwnerGone`]), as are
+    /// its clones, for good: also when the number was given to somebody else (I4). It begins again by this call.
     ///
     /// A server that is stopped or suspended does not count the time against its owners, and the next server
-    /// of the same region gives them all of it again, rounded up to a power of two.
+    /// of the same region gives them all of it again, rounded up to a power of two. A client that is quiet comes back to it by
+    /// itself: on shm by the thread that watches servers, over TCP by a thread with a connection of its own (I5). Over verbs it
+    /// comes back with its next change, and is refused if that is too late. A server that begins with another table, or with a
+    /// snapshot, does not know the owner: the client is refused.
     ///
     /// # Errors
     /// [`ConnectError`]; [`ConnectError::Owner`] with the reason, over verbs
@@ -26,6 +81,19 @@ impl Client {
     pub fn owner(&self, owner: OwnerOptions) -> Result<Client, ConnectError> {
         let options = ClientOptions { owner: Some(owner), ..self.options.clone() };
         Client::connect_with(&self.address, options)
+    }
+
+    /// Which owner the client is, of all that have its number one after the other: a random number, for
+    /// [`OwnerOptions::tenure`] of a client in another process that goes on as this owner, and as no other. `None` of a client
+    /// that is nobody's, or of an owner whom no server has known yet.
+    pub fn tenure(&self) -> Option<u64> {
+        let owner = match &self.path {
+            ServerPath::Shm(handle) => handle.owner(),
+            ServerPath::Tcp(handle) => handle.owner(),
+            #[cfg(feature = "verbs")]
+            ServerPath::Verbs(handle) => handle.owner(),
+        };
+        owner?.tenure()
     }
 
     /// Hides all entries of an owner, with one store: as soon as this returns, no reader finds one of them. They are

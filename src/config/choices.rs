@@ -97,7 +97,7 @@ pub struct Config {
     /// entry, and a time when it ends. It takes 12 bytes of each slot. Without it, a time to live is refused.
     pub life: bool,
     /// Whether entries may have owners ([`Client::owner`](crate::Client::owner)): an owner's entries go with it, all at
-    /// once. Only with [`life`](Config::life). It takes 72 KiB. A GET that finds an entry with an owner loads a word
+    /// once. Only with [`life`](Config::life). It takes 584 KiB. A GET that finds an entry with an owner loads a word
     /// more, over verbs by one more READ.
     pub owners: bool,
     /// The grace time T, at most 60 s. A pass over a network that finds nothing is trusted only if
@@ -144,8 +144,8 @@ impl Default for Config {
 }
 
 impl From<&Geometry> for Config {
-    /// The choices that make this table again: [`Config::geometry`] gives an equal geometry. With one of them
-    /// replaced by what the table was made from it still does.
+    /// The choices that make such a table again: [`Config::geometry`] gives a geometry that is equal but for the
+    /// table's number. With one of them replaced by what the table was made from it still does.
     fn from(it: &Geometry) -> Config {
         let heap_bytes = it.heap().bytes;
         Config {

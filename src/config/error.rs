@@ -117,9 +117,11 @@ pub enum ConfigError {
         /// What is allowed.
         allowed: String,
     },
-    /// The operating system gave no random bytes for the seeds.
-    #[error("no random bytes for the hash seeds; give seeds of your own")]
-    Seeds {
+    /// The operating system gave no random bytes for the table's number and the seeds.
+    #[error(
+        "no random bytes for the table's number and its hash seeds; see what the system's random source lacks"
+    )]
+    Random {
         /// The operating system's answer.
         source: io::Error,
     },

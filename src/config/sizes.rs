@@ -2,6 +2,7 @@
 
 use super::choices::{Config, TWO_LINES, TableSize};
 use super::error::ConfigError;
+use crate::faults::{Rule, by_rule};
 use crate::layout::extent::{HEAP_BYTES_MAX, REFERENCE_BYTES, VALUE_MAX, block_bytes, extent_bytes};
 use crate::layout::geometry::{
     GRACE_MAX, Geometry, HOMES_MAX, Layout, Numbers, OVERFLOW_BLOCKS_MAX, SEGMENT_HOMES_MAX, SEGMENTS_MAX,
@@ -10,6 +11,7 @@ use crate::layout::hash::{Seeds, mix};
 use crate::layout::life::LIFE_BYTES;
 use crate::layout::long::LONG_KEY_BYTES;
 use crate::layout::slot::{KEY_MAX, SLOT_BYTES_MAX, SlotShape};
+use crate::random;
 
 impl Config {
     /// The largest size whose table, otherwise like this one, takes at most `bytes` bytes, as `of` counts them.
@@ -38,8 +40,8 @@ impl Config {
         (fit > 0).then(|| sized(fit))
     }
 
-    /// Computes the geometry of the table. Draws random seeds if there are none; otherwise the
-    /// result is always the same.
+    /// Computes the geometry of a new table. Draws the table's number ([`Geometry::generation`]), and random seeds if
+    /// there are none; all else is always the same. One geometry is for one table: of each other one, ask again.
     ///
     /// # Errors
     /// [`ConfigError`] says what was given and what is allowed.
@@ -88,10 +90,9 @@ impl Config {
             return Err(ConfigError::TooLarge { given, unit, max: SEGMENT_HOMES_MAX * b });
         }
         let overflow_blocks = layout.overflow_blocks(homes * b);
-        let seeds = match self.seeds {
-            Some(seeds) => seeds,
-            None => Seeds::random().map_err(|source| ConfigError::Seeds { source })?,
-        };
+        let no_random = |source| ConfigError::Random { source };
+        let seeds = self.seeds.map_or_else(Seeds::random, Ok).map_err(no_random)?;
+        let generation = random::number().map_err(no_random)?;
         let geometry = Geometry::from(Numbers {
             layout,
             shape,
@@ -103,8 +104,8 @@ impl Config {
             homes,
             overflow_blocks,
             grace: self.grace,
-            // Random like the seeds, so that slots of another table do not validate in this one.
-            generation: mix(seeds.shard[3]),
+            // I1: so slots of another table do not validate in this one either.
+            generation: by_rule(Rule::TableNumber, generation, mix(seeds.shard[3])),
             seeds,
         });
         let heap_need = 2 * block_bytes(0, extent_bytes(geometry.extent_max()));

@@ -129,7 +129,8 @@ fn every_table_is_made_again() {
                 key_inline: key_inline.filter(|_| is_given(3)).or(as_it_is.key_inline),
                 ..as_it_is
             };
-            prop_assert_eq!(again.geometry(), Ok(table.clone()), "{:?}", again);
+            let made = again.geometry().map(|made| made.with_generation(table.generation()));
+            prop_assert_eq!(made, Ok(table.clone()), "{:?}", again);
         }
     });
     let made = made.map(std::cell::Cell::into_inner);

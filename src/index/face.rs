@@ -24,7 +24,7 @@ use super::whole::{KeyCursor, ScanPoint, Table, TakeKey};
 use crate::breaking::is_wanted;
 use crate::clock::Clock;
 use crate::fabric::shm::Shm;
-use crate::faults::{Rule, in_order};
+use crate::faults::{Rule, by_rule, in_order};
 use crate::layout::control::Phase;
 use crate::layout::extent::Expected;
 use crate::layout::geometry::Geometry;
@@ -32,6 +32,7 @@ use crate::layout::slot::{Key, Stored};
 use crate::outcome::{
     GrowthCounts, HeapCounts, IndexCounts, PutError, PutMode, PutOptions, PutOutcome, SwapOutcome,
 };
+use crate::random;
 use crate::reader::Reader;
 use crate::region::{Region, RegionError};
 use crate::start::Start;
@@ -61,6 +62,8 @@ pub struct Index {
     hearing: Option<Box<Hearing>>,
     /// Whether entries make room for others.
     evicts: bool,
+    /// Which server this is, of all (I3).
+    launch: u64,
 }
 
 /// What a thread does that finds memory for a long value waiting for readers.
@@ -70,6 +73,11 @@ pub(crate) enum HeapPatience {
     None,
     /// It waits.
     Waits,
+}
+
+/// The number of one more server (I3).
+fn draw_launch() -> u64 {
+    by_rule(Rule::LaunchNumber, random::needed(), 1)
 }
 
 impl Index {
@@ -114,8 +122,11 @@ impl Index {
         start.evict.map(|policy| evicting::begin(&table, policy)).transpose()?;
         let has_owners = table.geometry().has_owners();
         let owners = has_owners.then(|| Owners::make(&clock));
-        let started = has_owners.then(|| StartedPuts::new(table.region(), table.geometry(), Vec::new()));
-        let index = Index { table, lives, owners, started, hearing: None, evicts: start.evict.is_some() };
+        let launch = draw_launch();
+        let started =
+            has_owners.then(|| StartedPuts::new(table.region(), table.geometry(), launch, Vec::new()));
+        let evicts = start.evict.is_some();
+        let index = Index { table, lives, owners, started, hearing: None, evicts, launch };
         fill(&index)?;
         index.table.publish_state(Phase::Serving);
         Ok(index)
@@ -146,9 +157,9 @@ impl Index {
             Box::new(lives)
         });
         let owners = table.geometry().has_owners().then(|| Owners::open(&table, &clock));
-        let (owners, left_over) = owners.unzip();
-        let started = left_over.map(|keys| StartedPuts::new(table.region(), table.geometry(), keys));
-        Ok((Index { table, lives, owners, started, hearing: None, evicts: false }, found))
+        let ((owners, left_over), launch) = (owners.unzip(), draw_launch());
+        let started = left_over.map(|keys| StartedPuts::new(table.region(), table.geometry(), launch, keys));
+        Ok((Index { table, lives, owners, started, hearing: None, evicts: false, launch }, found))
     }
 
     /// Whether entries make room for others.
@@ -213,6 +224,11 @@ impl Index {
     /// Which server process of this region this is, counted from 1.
     pub fn incarnation(&self) -> u64 {
         self.table.incarnation()
+    }
+    /// Which server this is, of all servers of all tables: a random number, drawn when the table was made or taken over. It
+    /// names what lives in this process (I3).
+    pub fn launch(&self) -> u64 {
+        self.launch
     }
     /// The number of keys.
     pub fn len(&self) -> u64 {

@@ -79,6 +79,7 @@ pub use feed::LeftCause;
 pub(crate) use feed::{ChangeRecord, RecordValue};
 #[cfg(feature = "sim")]
 pub(crate) use growth::handover_end;
+pub(crate) use owners::OwnerClaim;
 pub use owners::OwnerSession;
 pub use recovered::{RecoverError, Recovered};
 pub use seams::{Awaited, Changed, Decision, KeyChange, KeyPlace, Seams, SlotValue, Withdrawn};

@@ -1,7 +1,7 @@
 //! Entries with owners, by an embedder or a server.
 
 use super::face::{HeapPatience, Index};
-use super::owners::{OwnerSession, Owners};
+use super::owners::{OwnerClaim, OwnerSession, Owners};
 use crate::outcome::{PutError, PutOptions, PutOutcome};
 use std::time::Duration;
 
@@ -14,7 +14,30 @@ impl Index {
     /// # Errors
     /// [`PutError::NoOwners`], [`PutError::OwnerNumber`], [`PutError::OwnerGone`] while its entries are being removed.
     pub fn owner(&self, number: u16, absent_for: Duration) -> Result<OwnerSession, PutError> {
-        self.all_owners()?.session(self.region(), self.geometry(), number, absent_for)
+        self.owner_by(number, OwnerClaim::Any, absent_for)
+    }
+
+    /// Begins a session of an owner that somebody has known: of the one with this [`OwnerSession::tenure`], and of no other that
+    /// has its number by now, also of the next server of the table.
+    ///
+    /// # Errors
+    /// As [`Index::owner`]; [`PutError::OwnerGone`] if the owner is gone.
+    pub fn owner_again(
+        &self,
+        number: u16,
+        tenure: u64,
+        absent_for: Duration,
+    ) -> Result<OwnerSession, PutError> {
+        self.owner_by(number, OwnerClaim::Tenure(tenure), absent_for)
+    }
+
+    pub(crate) fn owner_by(
+        &self,
+        number: u16,
+        claim: OwnerClaim,
+        absent_for: Duration,
+    ) -> Result<OwnerSession, PutError> {
+        self.all_owners()?.session(self.region(), self.geometry(), number, claim, absent_for)
     }
 
     /// Puts an entry of this owner's.

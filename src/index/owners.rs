@@ -21,6 +21,7 @@ use crate::layout::life::Life;
 use crate::layout::owners::{MASK_WORDS, NOT_COMMITTED, OWNER_MAX, bit, time_in, with_time};
 use crate::layout::slot::Key;
 use crate::outcome::PutError;
+use crate::random;
 use crate::region::Region;
 use crate::sync::{Mutex, lock, try_lock, yield_now};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -81,7 +82,25 @@ impl AwakeTime {
 #[derive(Debug)]
 struct OneOwner {
     number: u16,
+    /// Which of all that have had the number, or will (I4).
+    tenure: u64,
     state: Mutex<OwnerState>,
+}
+
+/// What a session is to be of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OwnerClaim {
+    /// Whoever has the number; if nobody has, of one more owner.
+    Any,
+    /// The owner of this tenure alone (I4).
+    Tenure(u64),
+}
+
+impl OwnerClaim {
+    /// As a request says it.
+    pub fn from_word(word: u64) -> OwnerClaim {
+        if word == 0 { OwnerClaim::Any } else { OwnerClaim::Tenure(word) }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,6 +180,11 @@ impl OwnerSession {
         self.owner.number
     }
 
+    /// Which of all owners that have had the number, or will: a random number, never 0, that another claim may name (I4).
+    pub fn tenure(&self) -> u64 {
+        self.owner.tenure
+    }
+
     /// Begins a put of the owner.
     ///
     /// # Errors
@@ -235,8 +259,8 @@ impl Owners {
         Owners(Arc::new(OwnersInCommon { all, going, going_count, tidying, awake, is_over }))
     }
 
-    /// Those of a table that another server had: whoever has entries is away since now, and whose entries were hidden,
-    /// theirs are removed.
+    /// Those of a table that another server had: whoever had a session or has entries is away since now, and whose entries
+    /// were hidden, theirs are removed.
     /// Also returns the hashes of keys with entries that are not committed.
     pub fn open(table: &Table, clock: &Clock) -> (Owners, Vec<First>) {
         let mut not_committed = Vec::new();
@@ -251,6 +275,11 @@ impl Owners {
                 not_committed.push(hash);
             }
         });
+        for owner in 1..=OWNER_MAX {
+            if region.load(geometry.owner_tenure_word(owner)) != 0 {
+                owners.found(region, geometry, owner);
+            }
+        }
         for word in 0..MASK_WORDS as u16 {
             let first = word * u64::BITS as u16;
             let hidden = region.load(geometry.owner_word(first));
@@ -266,14 +295,15 @@ impl Owners {
         (owners, not_committed)
     }
 
-    /// An owner that has entries, or had some, and no session.
+    /// An owner that has entries, or had some or a session, and has none.
     fn found(&self, region: &Region, geometry: &Geometry, number: u16) -> Arc<OneOwner> {
         let mut all = lock(&self.0.all);
         let mut is_new = false;
         let owner = Arc::clone(all.entry(number).or_insert_with(|| {
             is_new = true;
             let absent_for = time_in(region.load(geometry.owner_time_word(number)), number);
-            OneOwner::new(number, absent_for.unwrap_or(ABSENT_FOR), self.0.awake.now_ns())
+            let tenure = tenure_in(region, geometry, number);
+            OneOwner::new(number, tenure, absent_for.unwrap_or(ABSENT_FOR), self.0.awake.now_ns())
         }));
         if is_new {
             self.0.goes(&owner);
@@ -284,22 +314,32 @@ impl Owners {
     /// Begins a session of an owner, who may be away for so long between two.
     ///
     /// # Errors
-    /// [`PutError::OwnerNumber`], [`PutError::OwnerGone`] as long as its entries are being removed.
+    /// [`PutError::OwnerNumber`], [`PutError::OwnerGone`] as long as its entries are being removed, and for who claims
+    /// another tenure.
     pub fn session(
         &self,
         region: &Region,
         geometry: &Geometry,
         number: u16,
+        claim: OwnerClaim,
         absent_for: Duration,
     ) -> Result<OwnerSession, PutError> {
         if !(1..=OWNER_MAX).contains(&number) {
             return Err(PutError::OwnerNumber { given: number });
         }
+        let gone = || PutError::OwnerGone { owner: number };
         let mut all = lock(&self.0.all);
-        let owner = all.entry(number).or_insert_with(|| OneOwner::new(number, absent_for, 0));
+        let owner = match claim {
+            OwnerClaim::Tenure(tenure) if !broken(Rule::OwnerTenure) => {
+                all.get(&number).filter(|owner| owner.tenure == tenure).ok_or_else(gone)?
+            }
+            OwnerClaim::Tenure(_) | OwnerClaim::Any => all
+                .entry(number)
+                .or_insert_with(|| OneOwner::new(number, tenure_in(region, geometry, number), absent_for, 0)),
+        };
         let mut state = lock(&owner.state);
         if state.stage != Stage::Here {
-            return Err(PutError::OwnerGone { owner: number });
+            return Err(gone());
         }
         // For the next server: the longest time that a session has said.
         let longest = if state.sessions > 0 { state.absent_for.max(absent_for) } else { absent_for };
@@ -467,18 +507,28 @@ impl Owners {
         table.count_all_moves(Rule::OwnerCount);
         let (word, time) = (geometry.owner_word(number), geometry.owner_time_word(number));
         region.store(time, with_time(region.load(time), number, None));
+        region.store(geometry.owner_tenure_word(number), 0);
         region.store(word, region.load(word) & !bit(number));
         all.remove(&number);
     }
 }
 
 impl OneOwner {
-    fn new(number: u16, absent_for: Duration, absent_since_ns: u64) -> Arc<OneOwner> {
+    fn new(number: u16, tenure: u64, absent_for: Duration, absent_since_ns: u64) -> Arc<OneOwner> {
         let (is_going, sessions, puts, hashes) = Default::default();
         let state =
             OwnerState { stage: Stage::Here, is_going, sessions, puts, absent_for, absent_since_ns, hashes };
-        Arc::new(OneOwner { number, state: Mutex::new(state) })
+        Arc::new(OneOwner { number, tenure, state: Mutex::new(state) })
     }
+}
+
+/// The tenure of an owner that is about to be known: that of the last server's, or another one.
+fn tenure_in(region: &Region, geometry: &Geometry, number: u16) -> u64 {
+    let word = geometry.owner_tenure_word(number);
+    if region.load(word) == 0 {
+        region.store(word, random::needed());
+    }
+    region.load(word)
 }
 
 /// Whether puts of the owner are under way.

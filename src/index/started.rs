@@ -85,7 +85,7 @@ impl StartedPut {
 impl StartsState {
     /// The number of another one.
     pub fn ticket(&mut self) -> u64 {
-        self.next += 1;
+        self.next = self.next.wrapping_add(1);
         self.next
     }
 
@@ -103,13 +103,14 @@ impl StartsState {
 }
 
 impl StartedPuts {
-    /// Those of a table that begins, or of one that another server had, which had started keys with these hashes.
-    pub fn new(region: &Region, geometry: &Geometry, left_over: Vec<First>) -> StartedPuts {
+    /// Those of a table that begins, or of one that another server had, which had started keys with these hashes. Tickets are
+    /// counted from the server's number on: nobody has one of another server (I3).
+    pub fn new(region: &Region, geometry: &Geometry, launch: u64, left_over: Vec<First>) -> StartedPuts {
         // For good: an entry of nobody's that is not committed is hidden.
         let word = geometry.owner_word(NOT_COMMITTED);
         region.store(word, region.load(word) | bit(NOT_COMMITTED));
         let next_ns = AtomicU64::new(if left_over.is_empty() { u64::MAX } else { 0 });
-        let state = Mutex::new(StartsState { left_over, ..StartsState::default() });
+        let state = Mutex::new(StartsState { next: launch, left_over, ..StartsState::default() });
         StartedPuts(Arc::new(StartsInCommon { state, sessions: AtomicU64::new(0), next_ns }))
     }
 

@@ -268,6 +268,11 @@ impl Geometry {
     pub(crate) fn owner_time_word(&self, owner: u16) -> usize {
         self.mask_offset() as usize / WORD + owners::time_word(owner)
     }
+
+    /// The word that says which owner has this number (I4).
+    pub(crate) fn owner_tenure_word(&self, owner: u16) -> usize {
+        self.mask_offset() as usize / WORD + owners::tenure_word(owner)
+    }
     /// Byte offset of the mask of hidden owners.
     #[inline]
     pub(crate) fn mask_offset(&self) -> u64 {
@@ -294,9 +299,14 @@ impl Geometry {
     pub fn grace(&self) -> Duration {
         self.grace
     }
-    /// The table's number, drawn when it was made.
+    /// The table's number: drawn at random for each new table, and kept by each server that takes it over (I1).
     pub fn generation(&self) -> u64 {
         self.generation
+    }
+    /// The same table with this number: for tests of bytes that depend on it.
+    #[doc(hidden)]
+    pub fn with_generation(self, generation: u64) -> Geometry {
+        Geometry { generation, ..self }
     }
     /// The seeds of the hashes.
     #[inline]
@@ -596,7 +606,9 @@ mod tests {
         assert_eq!((it.layout(), it.shape().bytes(), it.key_max(), it.value_max()), (layout, 128, 20, 90));
         assert_eq!((it.homes(), it.main_slots(), it.overflow_blocks(), it.slots()), (24, 100, 12, 148));
         assert_eq!((it.grace(), *it.seeds()), (grace, seeds));
-        assert_eq!(it.generation(), super::super::hash::mix(seeds.shard[3]));
+        let other = config.geometry().unwrap();
+        assert_ne!(it.generation(), other.generation(), "I1: each table has its own");
+        assert_eq!(other.with_generation(it.generation()), it);
         // Behind two pages, and 64 undo lines of 192 bytes.
         let table = 20_480;
         assert_eq!((it.table_offset(), it.region_bytes()), (table, table + 148 * 128));

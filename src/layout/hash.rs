@@ -12,6 +12,7 @@
 //! Seeds are random per table. None of these functions is cryptographic: the seeds keep accidental
 //! patterns apart, not an adversary who can measure collisions.
 
+use crate::random;
 use rapidhash::v3::{RapidSecrets, rapidhash_v3_micro_inline};
 
 /// Seeds of the three hashes, as they stand in the superblock.
@@ -32,13 +33,7 @@ impl Seeds {
     /// # Errors
     /// The operating system's error when it has no random bytes to give.
     pub fn random() -> std::io::Result<Seeds> {
-        let mut words = [0u64; 6];
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
-        let mut filled = 0;
-        while filled < bytes.len() {
-            filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
-        }
-        Ok(Seeds::from_words(words))
+        Ok(Seeds::from_words(random::words()?))
     }
 
     /// Seeds that follow from `n`: for reproducible measurements and tests.

@@ -1,11 +1,12 @@
 //! What hides all entries of an owner at once: behind the undo lines, in tables that ask for it.
 //!
 //! ```text
-//! mask    8 KiB    bit n: the entries of owner n are hidden (O1)
-//! times   64 KiB   byte n: how long owner n may be away; for the next server
+//! mask      8 KiB     bit n: the entries of owner n are hidden (O1)
+//! times     64 KiB    byte n: how long owner n may be away; for the next server
+//! tenures   512 KiB   word n: which owner has the number n; for the next server (I4)
 //! ```
 //!
-//! Readers load words of the mask. The times are the server's own.
+//! Readers load words of the mask. The rest is the server's own.
 
 use super::WORD;
 use std::time::Duration;
@@ -18,8 +19,8 @@ pub const OWNER_MAX: u16 = u16::MAX - 1;
 pub(crate) const NOT_COMMITTED: u16 = u16::MAX;
 /// Bytes of the mask.
 const MASK_BYTES: usize = OWNERS / 8;
-/// Bytes of mask and times.
-pub(crate) const OWNERS_BYTES: u64 = (MASK_BYTES + OWNERS) as u64;
+/// Bytes of mask, times and tenures.
+pub(crate) const OWNERS_BYTES: u64 = (MASK_BYTES + OWNERS + OWNERS * WORD) as u64;
 /// Words of the mask.
 pub(crate) const MASK_WORDS: usize = MASK_BYTES / WORD;
 
@@ -40,7 +41,12 @@ pub(super) fn time_word(owner: u16) -> usize {
     MASK_WORDS + usize::from(owner) / WORD
 }
 
-/// The same word with this time. It is kept as a power of two of milliseconds, and comes back no shorter.
+/// The word, from the mask's first on, that has the owner's tenure; 0: nobody has the number.
+pub(super) fn tenure_word(owner: u16) -> usize {
+    MASK_WORDS + OWNERS / WORD + usize::from(owner)
+}
+
+/// The word with this time. It is kept as a power of two of milliseconds, and comes back no shorter.
 pub(crate) fn with_time(word: u64, owner: u16, time: Option<Duration>) -> u64 {
     let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX >> 1).saturating_add(1);
     let byte = time.map_or(0, |time| 1 + millis(time).next_power_of_two().ilog2());
@@ -64,10 +70,11 @@ mod tests {
     /// These positions are part of the format.
     #[test]
     fn bits_and_times_have_fixed_places() {
-        assert_eq!(OWNERS_BYTES, 18 * 4096);
+        assert_eq!(OWNERS_BYTES, (18 + 128) * 4096);
         assert_eq!([0, 63, 64, OWNER_MAX].map(mask_word), [0, 0, 1, 1023]);
         assert_eq!([0, 63, 64].map(bit), [1, 1 << 63, 1]);
         assert_eq!([0, 7, 8, OWNER_MAX].map(time_word), [1024, 1024, 1025, 1024 + 8191]);
+        assert_eq!([0, 1, OWNER_MAX].map(tenure_word), [9216, 9217, 9216 + 65_534]);
     }
 
     /// A time comes back no shorter, at most twice as long and a millisecond, and changes no other owner's.

@@ -19,7 +19,7 @@ use std::time::Duration;
 /// "ONEREAD" and a zero byte.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"ONEREAD\0");
 /// Version of the region format that this build reads and writes.
-pub const FORMAT_VERSION: u32 = 8;
+pub const FORMAT_VERSION: u32 = 9;
 /// In [`Superblock::flags`]: entries have a life.
 const FLAG_LIFE: u16 = 1;
 /// In [`Superblock::flags`]: they may have owners. Only with a life.

@@ -20,6 +20,11 @@ pub(crate) trait Answers {
     /// The key has the value that landed last, or is absent.
     fn landed(&mut self, number: usize, is_there: bool) -> ControlFlow<()>;
 
+    /// The answers that follow are of the table with this number ([`Geometry::generation`](crate::layout::Geometry)).
+    fn of_table(&mut self, table: u64) {
+        let _ = table;
+    }
+
     /// The life of the entry whose value comes as the next answer, if the table's entries have one.
     fn put_life(&mut self, life: Option<Life>) {
         let _ = life;
@@ -128,6 +133,10 @@ impl<A: Answers, N: FnMut(usize)> Answers for Noting<'_, A, N> {
             (self.note)(number);
         }
         self.answers.landed(number, is_there)
+    }
+
+    fn of_table(&mut self, table: u64) {
+        self.answers.of_table(table);
     }
 
     fn put_life(&mut self, life: Option<Life>) {

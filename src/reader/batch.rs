@@ -108,6 +108,7 @@ impl<F: Fabric> Reader<'_, F> {
         keys: &[K],
         answers: &mut A,
     ) -> Result<ControlFlow<()>, F::Error> {
+        answers.of_table(self.geometry.generation());
         let left = if self.hints.is_some() || !self.fabric.is_direct() {
             (0..keys.len()).collect()
         } else {

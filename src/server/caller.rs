@@ -1,7 +1,7 @@
 //! What the server keeps of a client from one request to the next: what it may do, and a value that it
 //! uploads.
 
-use crate::index::{ExtentDraft, Index, KeyPin, OwnerSession, StartSession, Upload};
+use crate::index::{ExtentDraft, Index, KeyPin, OwnerClaim, OwnerSession, StartSession, Upload};
 use crate::layout::extent::Expected;
 use crate::outcome::{PutError, PutOptions};
 use crate::wire::{self, Reply, Request};
@@ -81,12 +81,13 @@ impl Caller {
         self.owner.as_ref()
     }
 
-    /// It is a session of this owner from now on.
-    pub fn be_owner(&mut self, index: &Index, number: u16, absent_for: Duration) -> Reply {
-        match index.owner(number, absent_for) {
+    /// It is a session of this owner from now on. The reply tells the owner's tenure.
+    pub fn be_owner(&mut self, index: &Index, number: u16, claim: OwnerClaim, absent_for: Duration) -> Reply {
+        match index.owner_by(number, claim, absent_for) {
             Ok(session) => {
+                let tenure = session.tenure();
                 self.owner = Some(session);
-                Reply::Taken
+                Reply::Value(Some(tenure.to_le_bytes().to_vec()))
             }
             Err(error) => Reply::Put(Err(error)),
         }

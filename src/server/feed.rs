@@ -82,8 +82,7 @@ fn scan(
 ) -> Result<FeedReply, FeedRefusal> {
     let geometry = index.geometry();
     let mut point = point(index, cursor)?;
-    let mut out =
-        ScannedWriter::new(geometry.generation(), index.incarnation(), room).ok_or(FeedRefusal::Room)?;
+    let mut out = ScannedWriter::new(geometry.generation(), index.launch(), room).ok_or(FeedRefusal::Room)?;
     for nth in 0..LOOKS_MAX {
         out.begin();
         let number = index.scan(&mut point, &mut |key, value, owner| {
@@ -111,11 +110,10 @@ fn changes(
     room: usize,
     followers: &FollowerCounters,
 ) -> Result<FeedReply, FeedRefusal> {
-    let FeedRequest::Changes { table: given, incarnation, from, end, values, prefix, passed } = request
-    else {
+    let FeedRequest::Changes { table: given, launch, from, end, values, prefix, passed } = request else {
         unreachable!("the caller has looked")
     };
-    let (geometry, this) = (index.geometry(), index.incarnation());
+    let (geometry, this) = (index.geometry(), index.launch());
     let passed = passed.map(|cursor| point(index, cursor)).transpose()?;
     let mut out = ChangedWriter::new(room).ok_or(FeedRefusal::Room)?;
     let started = index.feed().start(feed_bytes);
@@ -125,11 +123,8 @@ fn changes(
     })?;
     let table = geometry.generation();
     // The numbers of a server that was before this one say nothing here. That is a gap, and he sees it.
-    if from == 0 || given != 0 && incarnation < this {
+    if from == 0 || given != 0 && launch != this {
         return Ok(out.finish(table, this, next..next));
-    }
-    if given != 0 && incarnation > this {
-        return Err(FeedRefusal::Future { given: incarnation, next: this });
     }
     if from > next {
         return Err(FeedRefusal::Future { given: from, next });

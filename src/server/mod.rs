@@ -37,6 +37,7 @@ pub use refused::RefusedCounts;
 pub use snapshots::Snapshots;
 
 use crate::address::{Address, TcpAddress};
+use crate::faults;
 use crate::files;
 use crate::index::{Index, Recovered, Restored};
 use crate::outcome::GrowthCounts;
@@ -285,9 +286,14 @@ impl Server {
             let (shared, socket, port) = (self.shared.clone(), self.socket.clone(), self.port.clone());
             let worker = StreamWorker::new(shared, socket, port, number == 0).map_err(ServeError::Threads)?;
             let event_loop = worker.event_loop().map_err(ServeError::Threads)?;
+            // A rule that a test breaks is broken for the server that it starts.
+            let broken = faults::all_broken();
             let thread = std::thread::Builder::new()
                 .name(format!("{kind}-{number}"))
-                .spawn(move || worker.run())
+                .spawn(move || {
+                    faults::break_all(broken);
+                    worker.run()
+                })
                 .map_err(ServeError::Threads)?;
             self.threads.push((Some(event_loop), thread));
         }

@@ -8,7 +8,7 @@ use super::refused::RefusedCounters;
 use super::snapshots::Saver;
 use super::tcp::Tokens;
 use crate::files;
-use crate::index::{ClearPlace, Cleared, Index};
+use crate::index::{ClearPlace, Cleared, Index, OwnerClaim};
 use crate::layout::extent::Expected;
 use crate::outcome::PutError;
 use crate::outcome::ReadError;
@@ -119,7 +119,7 @@ impl ServerState {
 
     pub(super) fn stats(&self) -> ServerStats {
         let clients = self.clients.load(Ordering::Relaxed);
-        ServerStats::new(self.index.counts(), clients, self.index.incarnation())
+        ServerStats::new(self.index.counts(), clients, self.index.incarnation(), self.index.launch())
     }
 
     /// Whether the region stays for the next server. Otherwise it is marked as given up when this one
@@ -259,8 +259,9 @@ impl ServerState {
                 self.counted(Reply::Part(self.index.part_at_once(key, part, tell, tell_max, caller.owner())))
             }
             Request::Clear { place } => self.counted(self.clear_on(place)),
-            Request::Owner { number, absent_for } => {
-                self.counted(caller.be_owner(&self.index, number, absent_for))
+            Request::Owner { number, absent_for, tenure } => {
+                let claim = OwnerClaim::from_word(tenure);
+                self.counted(caller.be_owner(&self.index, number, claim, absent_for))
             }
             Request::PutStart { key, len, within } => {
                 self.counted(caller.put_start(&self.index, key, len, within))

@@ -59,6 +59,8 @@ pub(super) enum Begins {
 #[derive(Debug)]
 pub(crate) struct Saver {
     place: SnapshotPath,
+    /// The server's number (I3).
+    launch: u64,
     every: Option<Duration>,
     state: Mutex<SaverState>,
     changed: Condvar,
@@ -109,6 +111,7 @@ impl Saver {
         };
         Saver {
             place,
+            launch: index.launch(),
             every,
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -136,6 +139,7 @@ impl Saver {
             .map_or((0, 0), |(at, step, error)| (ms(at), u64::from(step) << 32 | u64::from(error as u32)));
         SnapshotStatus {
             every_ms: self.every.map_or(u64::MAX, |every| every.as_millis().clamp(1, LONGEST_MS) as u64),
+            launch: self.launch,
             asked: state.asked,
             begun: state.begun,
             finished: state.finished,

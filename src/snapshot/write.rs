@@ -6,6 +6,7 @@ use super::{
     take_record,
 };
 use crate::files::{self, FileError, LockFile};
+use crate::random;
 use crate::region::room;
 use rustix::fs::{Advice, Mode, OFlags};
 use rustix::io::Errno;
@@ -285,10 +286,7 @@ impl Drop for SnapshotWriter<'_> {
 impl<'a> SnapshotWriter<'a> {
     /// Begins a snapshot of a table with these terms.
     pub fn new(target: &'a SnapshotPath, terms: SnapshotTerms) -> Result<SnapshotWriter<'a>, SaveError> {
-        let mut id = [0; 8];
-        let os = |source: Errno| target.failed(SaveStep::Make, source.into());
-        rustix::rand::getrandom(&mut id[..], rustix::rand::GetRandomFlags::empty()).map_err(os)?;
-        let id = u64::from_le_bytes(id);
+        let id = random::number().map_err(|source| target.failed(SaveStep::Make, source))?;
         let file = target.make().map_err(|source| target.failed(SaveStep::Make, source))?;
         let mut writer = SnapshotWriter {
             target,

@@ -35,10 +35,13 @@ pub struct ServerStats {
     pub pid: u64,
     /// The number of this server process among all that served this region.
     pub incarnation: u64,
+    /// Which server process it is, of all of all tables: a random number, another one with each start. Whatever a server
+    /// counts since its start is of that process.
+    pub launch: u64,
 }
 
 impl ServerStats {
-    pub(crate) fn new(counts: IndexCounts, clients: u64, incarnation: u64) -> ServerStats {
+    pub(crate) fn new(counts: IndexCounts, clients: u64, incarnation: u64, launch: u64) -> ServerStats {
         let IndexCounts { keys, inserts, updates, removes, moves, homings, waits, slots, main_slots } =
             counts;
         let pid = u64::from(std::process::id());
@@ -55,6 +58,7 @@ impl ServerStats {
             clients,
             pid,
             incarnation,
+            launch,
         }
     }
 }
@@ -197,6 +201,8 @@ pub struct SnapshotStatus {
     /// Time between snapshots in milliseconds. 0: the server makes none. `u64::MAX`: only on request,
     /// and when it stops.
     pub every_ms: u64,
+    /// The server's number ([`ServerStats::launch`]): another server counts its own.
+    pub launch: u64,
     /// Number of the last one that somebody asked for. They are counted from 1 since the server
     /// started.
     pub asked: u64,
@@ -226,6 +232,13 @@ impl SnapshotStatus {
     /// Whether the server makes snapshots.
     pub fn is_on(&self) -> bool {
         self.every_ms != 0
+    }
+
+    /// Whether the snapshot has ended, made or not, of which `asked` is the answer to
+    /// [`Client::ask_for_snapshot`](crate::Client::ask_for_snapshot). `None`: another server tells this, which knows nothing of
+    /// that one (I3). Ask again then.
+    pub fn has_ended(&self, asked: &SnapshotStatus) -> Option<bool> {
+        (self.launch == asked.launch).then_some(self.finished >= asked.asked)
     }
 
     /// The time between snapshots. `None`: only on request, and when the server stops; or not at all.

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! Scan       table u64, flags u8, length u8, prefix, cursor
-//! Scanned    table u64, incarnation u64, then looks: number u64, bytes u32, keys; length u16, cursor (none: no key is left)
+//! Scanned    table u64, launch u64, then looks: number u64, bytes u32, keys; length u16, cursor (none: no key is left)
 //!            a key: length u8, value u8, length u16, owner u16, key, value
-//! Changes    table u64, incarnation u64, from u64, end u64, flags u8, length u8, prefix, cursor of a scan
-//! Changed    table u64, incarnation u64, from u64, next u64, then changes:
+//! Changes    table u64, launch u64, from u64, end u64, flags u8, length u8, prefix, cursor of a scan
+//! Changed    table u64, launch u64, from u64, next u64, then changes:
 //!            number u64, what u8, cause u8, and a key as above
 //! Refused    code u64, two numbers u64
 //! ```
@@ -70,7 +70,7 @@ pub enum FeedRequest<'a> {
         /// The generation of the table that the numbers are of; 0 for any.
         table: u64,
         /// The server's that the numbers are of.
-        incarnation: u64,
+        launch: u64,
         /// The number of the first change that is wanted; 0 for the next one.
         from: u64,
         /// The number behind the last one.
@@ -92,9 +92,9 @@ impl<'a> FeedRequest<'a> {
                 let parts = [&table.to_le_bytes()[..], &[flags, prefix.len() as u8], prefix, cursor];
                 encode(out, number::SCAN, 0, id, &parts);
             }
-            FeedRequest::Changes { table, incarnation, from, end, values, prefix, passed } => {
+            FeedRequest::Changes { table, launch, from, end, values, prefix, passed } => {
                 let flags = (u8::from(values) * VALUES) | (u8::from(passed.is_some()) * PASSED);
-                let numbers = [table, incarnation, from, end].map(u64::to_le_bytes).concat();
+                let numbers = [table, launch, from, end].map(u64::to_le_bytes).concat();
                 let parts = [&numbers, &[flags, prefix.len() as u8][..], prefix, passed.unwrap_or_default()];
                 encode(out, number::CHANGES, 0, id, &parts);
             }
@@ -112,20 +112,12 @@ impl<'a> FeedRequest<'a> {
                 Some(FeedRequest::Scan { table, values: flags & VALUES != 0, prefix, cursor: bytes.0 })
             })(),
             number::CHANGES => (|| {
-                let [table, incarnation, from, end] = bytes.four()?;
+                let [table, launch, from, end] = bytes.four()?;
                 let (flags, prefix) = bytes.options(VALUES | PASSED)?;
                 let passed = (flags & PASSED != 0).then_some(bytes.0);
                 let is_all = passed.is_some() || bytes.0.is_empty();
                 let values = flags & VALUES != 0;
-                is_all.then_some(FeedRequest::Changes {
-                    table,
-                    incarnation,
-                    from,
-                    end,
-                    values,
-                    prefix,
-                    passed,
-                })
+                is_all.then_some(FeedRequest::Changes { table, launch, from, end, values, prefix, passed })
             })(),
             _ => return None,
         };
@@ -188,9 +180,9 @@ pub enum FeedRefusal {
     /// No change has such a number yet.
     #[error("there is no change {given} yet: the next one is {next}")]
     Future {
-        /// The number that was given; of the server, if it is of a later one.
+        /// The number that was given.
         given: u64,
-        /// The number of the next change, or of this server.
+        /// The number of the next change.
         next: u64,
     },
     /// A cursor that no scan of this table has had.
@@ -302,8 +294,8 @@ impl ScannedWriter {
     const LOOK_HEAD: usize = 12;
 
     /// For a body of at most so many bytes. `None` if that is too few.
-    pub fn new(table: u64, incarnation: u64, room: usize) -> Option<ScannedWriter> {
-        let body = [table, incarnation].map(u64::to_le_bytes).concat();
+    pub fn new(table: u64, launch: u64, room: usize) -> Option<ScannedWriter> {
+        let body = [table, launch].map(u64::to_le_bytes).concat();
         (room >= ROOM_MIN).then(|| ScannedWriter { body, room: room - CURSOR_MAX - 2, look: 0, looks: 0 })
     }
 
@@ -375,8 +367,8 @@ impl ChangedWriter {
     }
 
     /// `numbers`: the changes that it tells of, or passes over.
-    pub fn finish(mut self, table: u64, incarnation: u64, numbers: Range<u64>) -> FeedReply {
-        let head = [table, incarnation, numbers.start, numbers.end].map(u64::to_le_bytes).concat();
+    pub fn finish(mut self, table: u64, launch: u64, numbers: Range<u64>) -> FeedReply {
+        let head = [table, launch, numbers.start, numbers.end].map(u64::to_le_bytes).concat();
         self.body[..Self::HEAD].copy_from_slice(&head);
         FeedReply::Changed(self.body)
     }
@@ -406,8 +398,8 @@ pub(crate) struct SentLook<'a> {
 pub(crate) struct ScannedBody<'a> {
     /// The table's generation.
     pub table: u64,
-    /// The server's incarnation.
-    pub incarnation: u64,
+    /// The server's number (I3).
+    pub launch: u64,
     pub looks: Vec<SentLook<'a>>,
 }
 
@@ -415,7 +407,7 @@ impl<'a> ScannedBody<'a> {
     /// `None` if the body makes no sense.
     pub fn of(body: &'a [u8]) -> Option<ScannedBody<'a>> {
         let mut bytes = FeedBytes(body);
-        let (table, incarnation, mut looks) = (bytes.u64()?, bytes.u64()?, Vec::new());
+        let (table, launch, mut looks) = (bytes.u64()?, bytes.u64()?, Vec::new());
         while !bytes.0.is_empty() {
             let (number, len) = (bytes.u64()?, bytes.u32()?);
             let (mut of_keys, mut keys) = (FeedBytes(bytes.take(len as usize)?), Vec::new());
@@ -425,7 +417,7 @@ impl<'a> ScannedBody<'a> {
             let len = bytes.u16()?;
             looks.push(SentLook { number, keys, cursor: bytes.take(len.into())? });
         }
-        (!looks.is_empty()).then_some(ScannedBody { table, incarnation, looks })
+        (!looks.is_empty()).then_some(ScannedBody { table, launch, looks })
     }
 }
 
@@ -443,8 +435,8 @@ pub(crate) struct SentChange<'a> {
 pub(crate) struct ChangedBody<'a> {
     /// The table's generation.
     pub table: u64,
-    /// The server's incarnation.
-    pub incarnation: u64,
+    /// The server's number (I3).
+    pub launch: u64,
     /// The changes that it tells of, or passes over.
     pub numbers: Range<u64>,
     rest: FeedBytes<'a>,
@@ -454,8 +446,8 @@ impl<'a> ChangedBody<'a> {
     /// `None` if the body makes no sense.
     pub fn of(body: &'a [u8]) -> Option<ChangedBody<'a>> {
         let mut rest = FeedBytes(body);
-        let [table, incarnation, from, next] = rest.four()?;
-        (from <= next).then_some(ChangedBody { table, incarnation, numbers: from..next, rest })
+        let [table, launch, from, next] = rest.four()?;
+        (from <= next).then_some(ChangedBody { table, launch, numbers: from..next, rest })
     }
 
     /// The next change. `Err` if it makes no sense.
@@ -561,7 +553,7 @@ mod tests {
         let numbers = |all: &[u64]| all.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>();
         let changes = |passed| FeedRequest::Changes {
             table: 1,
-            incarnation: 2,
+            launch: 2,
             from: 3,
             end: 4,
             values: passed == Some(&b"cursor"[..]),
@@ -664,7 +656,7 @@ mod tests {
             },
             SentLook { number: 4, keys: vec![key(b"c", SentValue::Here(&value))], cursor: b"" },
         ];
-        assert_eq!((scanned.table, scanned.incarnation, &scanned.looks[..]), (1, 2, &looks[..]));
+        assert_eq!((scanned.table, scanned.launch, &scanned.looks[..]), (1, 2, &looks[..]));
         let mut first = ScannedWriter::new(1, 2, ROOM_MIN).unwrap();
         first.begin();
         assert!(first.key(&[1; 255], 0, SentValue::Here(&[6; 5_000])), "elsewhere");
@@ -686,7 +678,7 @@ mod tests {
         assert!(!out.change(8, &record(Changed::Came, RecordValue::Here(&[7; 5_000])), true), "no room");
         let FeedReply::Changed(changed) = out.finish(1, 2, 3..8) else { unreachable!() };
         let mut taken = ChangedBody::of(&changed).unwrap();
-        assert_eq!((taken.table, taken.incarnation, taken.numbers.clone()), (1, 2, 3..8));
+        assert_eq!((taken.table, taken.launch, taken.numbers.clone()), (1, 2, 3..8));
         for (number, what, value) in [
             (3, Changed::Came, SentValue::Elsewhere),
             (4, Changed::Left, SentValue::None),

@@ -249,6 +249,8 @@ pub enum Request<'a> {
         number: u16,
         /// How long it may be without a session.
         absent_for: Duration,
+        /// The owner's tenure, as the first reply has told it; 0: whoever has the number, or one more owner.
+        tenure: u64,
     },
     /// Hides all entries of an owner, and has them removed.
     RemoveOwner {
@@ -305,10 +307,11 @@ impl<'a> Request<'a> {
     pub fn level(&self) -> u16 {
         match self {
             Request::Part { .. } | Request::RemoveIf { .. } | Request::Clear { .. } => 1,
-            Request::Feed(_) | Request::Times | Request::Owner { .. } | Request::RemoveOwner { .. } => 2,
+            Request::Feed(_) | Request::Times | Request::RemoveOwner { .. } => 2,
             request if request.is_of_two_steps() => 2,
             Request::Pin { .. } | Request::Unpin { .. } => 2,
             Request::Join { .. } | Request::Gets(_) => 3,
+            Request::Owner { .. } => 4,
             _ => 0,
         }
     }
@@ -389,8 +392,9 @@ impl<'a> Request<'a> {
             Request::GrowFor { keys } => encode(out, op::GROW_FOR, 0, id, &[&keys.to_le_bytes()]),
             Request::Mailbox { version } => encode(out, op::MAILBOX, 0, id, &[&version.to_le_bytes()]),
             Request::Wake => encode(out, op::WAKE, 0, id, &[]),
-            Request::Owner { number, absent_for } => {
-                encode(out, op::OWNER, 0, id, &[&number.to_le_bytes(), &nanoseconds(*absent_for)]);
+            Request::Owner { number, absent_for, tenure } => {
+                let body = [&number.to_le_bytes()[..], &nanoseconds(*absent_for), &tenure.to_le_bytes()];
+                encode(out, op::OWNER, 0, id, &body);
             }
             Request::RemoveOwner { number } => encode(out, op::REMOVE_OWNER, 0, id, &[&number.to_le_bytes()]),
             Request::PutStart { key, len, within } => {
@@ -526,10 +530,11 @@ impl<'a> Request<'a> {
                 Ok(Request::UploadSwap { key, expected })
             }
             op::OWNER => {
-                let (number, time) = frame.body().split_first_chunk().ok_or(unfitting)?;
-                let time = time.try_into().map_err(|_| unfitting)?;
-                let absent_for = Duration::from_nanos(u64::from_le_bytes(time));
-                Ok(Request::Owner { number: u16::from_le_bytes(*number), absent_for })
+                let (number, rest) = frame.body().split_first_chunk().ok_or(unfitting)?;
+                let (time, tenure) = rest.split_first_chunk().ok_or(unfitting)?;
+                let absent_for = Duration::from_nanos(u64::from_le_bytes(*time));
+                let tenure = u64::from_le_bytes(tenure.try_into().map_err(|_| unfitting)?);
+                Ok(Request::Owner { number: u16::from_le_bytes(*number), absent_for, tenure })
             }
             op::PUT_START => {
                 let (len, rest) = frame.body().split_first_chunk().ok_or(unfitting)?;

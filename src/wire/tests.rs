@@ -226,20 +226,21 @@ fn golden_replies() {
         main_slots: 9,
     };
     let pid = u64::from(std::process::id());
-    let stats = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, pid, 11].map(u64::to_le_bytes).concat();
+    let stats = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, pid, 11, 12].map(u64::to_le_bytes).concat();
     let snapshots = SnapshotStatus {
         every_ms: 1,
-        asked: 2,
-        begun: 3,
-        finished: 4,
-        saved: 5,
-        progress_ppm: 6,
-        saved_ms: 7,
-        took_us: 8,
-        keys: 9,
-        bytes: 10,
-        failed_ms: 11,
-        failure: 12,
+        launch: 2,
+        asked: 3,
+        begun: 4,
+        finished: 5,
+        saved: 6,
+        progress_ppm: 7,
+        saved_ms: 8,
+        took_us: 9,
+        keys: 10,
+        bytes: 11,
+        failed_ms: 12,
+        failure: 13,
     };
     let growth = GrowthCounts {
         segments: 1,
@@ -295,7 +296,7 @@ fn golden_replies() {
         (5, Reply::Put(Ok(PutOutcome::Missing)), vec![]),
         (6, Reply::Removed(Ok(false)), vec![0]),
         (6, Reply::Removed(Ok(true)), vec![1]),
-        (7, Reply::Stat(ServerStats::new(counts, 10, 11)), stats),
+        (7, Reply::Stat(ServerStats::new(counts, 10, 11, 12)), stats),
         (8, Reply::Value(Some(b"value".to_vec())), b"value".to_vec()),
         (9, Reply::Value(None), vec![]),
         (10, Reply::Mailbox { version: 0x0102_0304 }, vec![4, 3, 2, 1]),
@@ -303,7 +304,7 @@ fn golden_replies() {
         (12, Reply::Swapped(Ok(SwapOutcome::Swapped)), vec![]),
         (13, Reply::Swapped(Ok(SwapOutcome::Differs)), vec![]),
         (14, Reply::Swapped(Ok(SwapOutcome::Absent)), vec![]),
-        (15, Reply::Snapshot(snapshots), (1..=12).flat_map(u64::to_le_bytes).collect()),
+        (15, Reply::Snapshot(snapshots), (1..=13).flat_map(u64::to_le_bytes).collect()),
         (16, Reply::Growth(growth), growth_body),
         (17, Reply::Heap(heap), (1..=11).flat_map(u64::to_le_bytes).collect()),
         (18, Reply::Taken, vec![]),

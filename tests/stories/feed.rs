@@ -234,7 +234,7 @@ fn who_is_too_slow_is_told_which_are_missing(over: Over) {
     let item = changes.next(Duration::ZERO).unwrap();
     let Some(FeedItem::Gap { from, to, cause: GapCause::TooSlow }) = item else { panic!("{item:?}") };
     assert!(from.number == 1 && to.number > 100, "{from:?} {to:?}");
-    assert_eq!((from.table, from.incarnation), (to.table, to.incarnation));
+    assert_eq!((from.table, from.launch), (to.table, to.launch));
     assert_eq!(changes.next(Duration::ZERO).unwrap(), None, "the ring had ended");
     client.put(b"one more", b"value").unwrap();
     let item = changes.next(SOON).unwrap();
@@ -289,7 +289,7 @@ fn another_server_is_a_gap(over: Over) {
         match changes.next(Duration::ZERO) {
             Ok(Some(FeedItem::Gap { from, to, cause })) => {
                 assert_eq!((cause, from.table), (GapCause::OtherServer, to.table));
-                assert_eq!(from.incarnation + 1, to.incarnation);
+                assert_ne!(from.launch, to.launch);
                 (gaps, copy) = (gaps + 1, Copied::new());
                 changes.resync().unwrap();
             }
@@ -345,7 +345,7 @@ fn bad_input_is_refused(over: Over) {
     assert!(is_refused(&error, |why| *why == FeedRefusal::Future { given: 5, next: 1 }), "{error}");
     let now = client.changes(FeedOptions::new()).unwrap().position();
     let mut later = now;
-    later.incarnation += 1;
+    later.number += 1;
     let error = client.changes(from(FeedFrom::Position(later))).unwrap_err();
     assert!(is_refused(&error, |why| *why == FeedRefusal::Future { given: 2, next: 1 }), "{error}");
     let mut other = now;

@@ -73,8 +73,8 @@ const HEAP: Figure = |told| told.heap.live_bytes;
 impl Watched<'_> {
     /// By how much a figure has changed. Another server of the same address has counters of its own.
     fn change(&self, since: &Told, figure: Figure) -> Option<f64> {
-        let is_same = |told: &Told| (told.stats.pid, told.stats.incarnation);
-        (is_same(since) == is_same(self.told)).then(|| figure(self.told) as f64 - figure(since) as f64)
+        (since.stats.launch == self.told.stats.launch)
+            .then(|| figure(self.told) as f64 - figure(since) as f64)
     }
 
     fn per_second(&self, figure: Figure) -> Option<f64> {
@@ -207,7 +207,8 @@ mod tests {
     fn told(inserts: u64, removes: u64, pid: u64) -> Told {
         let mut told = Told::default();
         (told.stats.keys, told.stats.slots) = (1_000_000_000 + inserts - removes, 3_000_000_000);
-        (told.stats.inserts, told.stats.removes, told.stats.pid) = (inserts, removes, pid);
+        (told.stats.inserts, told.stats.removes) = (inserts, removes);
+        (told.stats.pid, told.stats.launch) = (pid, pid);
         (told.growth.segments, told.growth.segments_max) = (40_000, 4_000_000);
         (told.growth.bytes_backed, told.growth.bytes_max) = (96 << 30, 512 << 30);
         told.heap.heap_bytes = 512 << 30;

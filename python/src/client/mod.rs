@@ -37,9 +37,11 @@ pub(crate) struct Client {
 impl Client {
     fn connect(py: Python<'_>, address: Address, arguments: ClientArguments) -> PyResult<Client> {
         crate::log::begin();
-        let ClientArguments { options, get_timeout } = arguments;
+        let ClientArguments { mut options, get_timeout } = arguments;
         let connected =
             detached(py, || oneread::Client::connect_with(&address, options.clone()))?.raise(py)?;
+        // A child made by `fork` goes on as this owner, and as no other one.
+        options.owner = options.owner.map(|owner| owner.tenure(connected.tenure()));
         let handles = PerProcess::new(Handles::new(connected));
         Ok(Client { address, options, get_timeout, handles })
     }

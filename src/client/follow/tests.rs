@@ -47,9 +47,9 @@ impl FeedSource for DirectSource<'_> {
         end: u64,
         passed: Option<&[u8]>,
     ) -> Result<Vec<u8>, FeedRefusal> {
-        let FeedPosition { table, incarnation, number } = from;
+        let FeedPosition { table, launch, number } = from;
         let (values, prefix) = (true, &[][..]);
-        self.ask(FeedRequest::Changes { table, incarnation, from: number, end, values, prefix, passed })
+        self.ask(FeedRequest::Changes { table, launch, from: number, end, values, prefix, passed })
     }
 
     fn is_of_other_table(&self, error: &FeedRefusal) -> bool {

@@ -5,7 +5,8 @@ use super::mailbox::ClientMailbox;
 use crate::address::Address;
 use crate::client::error::{ConnectError, LinkError};
 use crate::client::handle::Deadline;
-use crate::client::options::{OwnerOptions, RequestPath};
+use crate::client::options::RequestPath;
+use crate::client::owners::OwnOwner;
 use crate::client::send::{fit, send_fitting};
 use crate::client::stats::RequestCounts;
 use crate::layout::geometry::Geometry;
@@ -33,19 +34,16 @@ pub(super) struct ShmConnection {
     asked_until: Instant,
 }
 
-/// What the server has answered to a connection that is to be a session of an owner.
+/// Whether the server takes a connection as a session of the client's owner, if it has one.
 #[derive(Debug)]
 enum OwnerAnswer {
-    /// It was not asked, or has said yes.
+    /// It was not asked.
+    Unasked,
+    /// It was asked by a request of this number.
+    Awaited(u64),
+    /// It has said yes.
     Taken,
-    /// It was asked that this owner's session begin.
-    Awaited(u16),
-    /// It does not know owners.
-    OldServer(u16),
 }
-
-/// The number of the request that it begin.
-const OWNER_ID: u64 = 0;
 
 /// Whether a connection has a mailbox.
 #[derive(Debug)]
@@ -72,49 +70,62 @@ impl MailboxState {
 impl ShmConnection {
     /// A connection on which nothing but the hello was said.
     pub fn new(link: SocketLink, geometry: Arc<Geometry>, asked_until: Instant) -> ShmConnection {
-        let (mailbox, owner) = (MailboxState::Unasked, OwnerAnswer::Taken);
-        ShmConnection { link, geometry, mailbox, owner, next_id: OWNER_ID, asked_until }
+        let (mailbox, owner) = (MailboxState::Unasked, OwnerAnswer::Unasked);
+        ShmConnection { link, geometry, mailbox, owner, next_id: 0, asked_until }
     }
 
-    /// The same, which is to be a session of this owner. Does not wait for the answer.
-    pub fn of_owner(mut self, owner: Option<OwnerOptions>) -> ShmConnection {
-        let Some(OwnerOptions { number, absent_for }) = owner else { return self };
-        let (request, mut bytes) = (Request::Owner { number, absent_for }, Vec::new());
-        if self.link.level() < request.level() {
-            self.owner = OwnerAnswer::OldServer(number);
-            return self;
+    /// The same, which goes on with the session of an owner that has begun (I5). Does not wait for the answer.
+    pub fn staying(mut self, owner: Option<&OwnOwner>) -> ShmConnection {
+        if let Some(owner) = owner.filter(|owner| owner.has_begun()) {
+            self.ask_for_owner(owner);
         }
-        request.encode(OWNER_ID, &mut bytes);
-        // The socket has room for it. If the server has hung up, reading will tell.
-        let _ = self.link.send(&bytes, Instant::now());
-        (self.owner, self.next_id) = (OwnerAnswer::Awaited(number), OWNER_ID + 1);
         self
     }
 
-    /// Waits until the server has said whether it takes the connection as a session of the owner.
+    /// Asks the server to take it as a session of the owner. Returns the number of that request.
+    fn ask_for_owner(&mut self, owner: &OwnOwner) -> u64 {
+        let (id, mut bytes) = (self.next_id, Vec::new());
+        owner.request().encode(id, &mut bytes);
+        // The socket has room for it. If the server has hung up, reading will tell.
+        let _ = self.link.send(&bytes, Instant::now());
+        (self.owner, self.next_id) = (OwnerAnswer::Awaited(id), id + 1);
+        id
+    }
+
+    /// Waits until the server has said whether it takes the connection as a session of the client's owner.
     ///
     /// # Errors
     /// When it does not, or the link failed.
-    pub fn check_owner(&mut self, address: &Address, deadline: Instant) -> Result<(), ConnectError> {
-        let (owner, source) = match self.owner {
-            OwnerAnswer::Taken => return Ok(()),
-            OwnerAnswer::OldServer(owner) => (owner, PutError::OldServer),
-            OwnerAnswer::Awaited(owner) => {
-                let (mut replies, mut deadline) =
-                    (Vec::new(), Deadline { at: deadline, allowed: Duration::ZERO });
-                let received = self.link.receive_replies(OWNER_ID..OWNER_ID + 1, &mut deadline, &mut replies);
-                match received.map(|()| replies.pop()) {
-                    Ok(Some(Reply::Taken)) => {
-                        self.owner = OwnerAnswer::Taken;
-                        return Ok(());
-                    }
-                    Ok(Some(Reply::Put(Err(error)))) => (owner, error),
-                    Ok(_) => return Err(link_failed(address, LinkError::Unexpected)),
-                    Err(error) => return Err(link_failed(address, error)),
-                }
-            }
+    pub fn check_owner(
+        &mut self,
+        owner: Option<&OwnOwner>,
+        address: &Address,
+        deadline: Instant,
+    ) -> Result<(), ConnectError> {
+        let Some(owner) = owner else { return Ok(()) };
+        let refused = |source| {
+            let owner = owner.number();
+            Err(ConnectError::Owner { address: address.clone(), owner, source })
         };
-        Err(ConnectError::Owner { address: address.clone(), owner, source })
+        let id = match self.owner {
+            OwnerAnswer::Taken => return Ok(()),
+            OwnerAnswer::Awaited(id) => id,
+            OwnerAnswer::Unasked if self.link.level() < owner.request().level() => {
+                return refused(PutError::OldServer);
+            }
+            OwnerAnswer::Unasked => self.ask_for_owner(owner),
+        };
+        let (mut replies, mut deadline) = (Vec::new(), Deadline { at: deadline, allowed: Duration::ZERO });
+        let received = self.link.receive_replies(id..id + 1, &mut deadline, &mut replies);
+        match received.map(|()| owner.hear(replies.pop())) {
+            Ok(Some(Ok(()))) => {
+                self.owner = OwnerAnswer::Taken;
+                Ok(())
+            }
+            Ok(Some(Err(error))) => refused(error),
+            Ok(None) => Err(link_failed(address, LinkError::Unexpected)),
+            Err(error) => Err(link_failed(address, error)),
+        }
     }
 
     /// The same, for the next handle that uses it: its errors name the time allowed.

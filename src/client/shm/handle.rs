@@ -9,6 +9,7 @@ use crate::address::Address;
 use crate::client::error::{AskError, ConnectError, GetError, LinkError};
 use crate::client::handle::{Deadline, Handle};
 use crate::client::options::{ClientOptions, RequestPath};
+use crate::client::owners::OwnOwner;
 use crate::client::stats::ClientStats;
 use crate::fabric::shm::Shm;
 use crate::faults::{Rule, by_rule};
@@ -99,10 +100,7 @@ impl ShmHandle {
             .as_ref()
             .zip(server)
             .map(|(link, server)| WatchedLink { stream: link.stream().clone(), server });
-        let spare = link.map(|link| {
-            let connection = ShmConnection::new(link, attached.geometry().clone(), Instant::now());
-            connection.of_owner(options.owner)
-        });
+        let spare = link.map(|link| ShmConnection::new(link, attached.geometry().clone(), Instant::now()));
         let shared = ShmShared::new(address.clone(), socket, options.clone(), attached.clone(), spare);
         let shared = Arc::new(shared);
         let is_linked = watched.is_some();
@@ -133,6 +131,11 @@ impl ShmHandle {
 
     pub fn region(&self) -> &Region {
         self.attached.region()
+    }
+
+    /// As which owner it puts.
+    pub fn owner(&self) -> Option<&OwnOwner> {
+        self.shared.owner()
     }
 
     /// Whether a server was there when the watcher last looked.
@@ -379,8 +382,7 @@ impl ShmHandle {
         let is_watched = self.watch.as_ref().is_some_and(|watch| watch.offer(&self.shared, offered));
         // If the thread has connected meanwhile, that connection is enough.
         if is_watched || !self.takes_spare(deadline) {
-            let connection = ShmConnection::new(link, geometry, deadline);
-            self.conversation = Some(connection.of_owner(self.shared.options().owner));
+            self.conversation = Some(ShmConnection::new(link, geometry, deadline));
         }
         Ok(true)
     }
@@ -411,7 +413,7 @@ impl ShmHandle {
         let geometry = self.conversation.as_ref().expect("opened above").geometry();
         let wants_mailbox = self.wants_mailbox(requests, geometry);
         let conversation = self.conversation.as_mut().expect("opened above");
-        conversation.check_owner(self.shared.address(), deadline)?;
+        conversation.check_owner(self.shared.owner(), self.shared.address(), deadline)?;
         if wants_mailbox {
             let (address, path) = (self.shared.address(), self.shared.options().requests);
             conversation.ask_for_mailbox(address, path, deadline)?;

@@ -8,6 +8,7 @@ use super::link::{
 use crate::address::Address;
 use crate::client::error::{ConnectError, LinkError};
 use crate::client::options::ClientOptions;
+use crate::client::owners::OwnOwner;
 use crate::clock::Clock;
 use crate::hints::SharedHints;
 use crate::process::{self, Process};
@@ -28,6 +29,8 @@ pub(super) struct ShmShared {
     /// The server's socket.
     socket: PathBuf,
     options: ClientOptions,
+    /// As which owner it puts.
+    owner: Option<OwnOwner>,
     hints: SharedHints,
     clock: Clock,
     /// The newest mapping.
@@ -58,6 +61,7 @@ impl ShmShared {
             address,
             socket: socket.into(),
             hints: SharedHints::new(options.hint_bytes.unwrap_or(0)),
+            owner: OwnOwner::of(&options),
             options,
             clock,
             newest: Mutex::new(attached),
@@ -73,6 +77,11 @@ impl ShmShared {
 
     pub fn socket(&self) -> &Path {
         &self.socket
+    }
+
+    /// As which owner it puts.
+    pub fn owner(&self) -> Option<&OwnOwner> {
+        self.owner.as_ref()
     }
 
     pub fn hints(&self) -> &SharedHints {
@@ -236,7 +245,7 @@ impl ShmShared {
         }
         let linked = WatchedLink { stream: greeting.link.stream().clone(), server: greeting.server };
         let connection = ShmConnection::new(greeting.link, geometry, Instant::now());
-        *lock_std(&self.spare) = Some(connection.of_owner(self.options.owner));
+        *lock_std(&self.spare) = Some(connection.staying(self.owner()));
         tracing::info!(address = %self.address, "reconnected");
         Ok(Greeted::Linked(linked))
     }

@@ -6,9 +6,11 @@ use crate::client::handle::Deadline;
 use crate::client::link::{
     Link, MEMORY_ID, ServerStream, hello, is_hung_up, is_out_of_descriptors, link_failed,
 };
-use crate::client::options::{ClientOptions, OwnerOptions};
+use crate::client::options::ClientOptions;
+use crate::client::owners::OwnOwner;
 use crate::layout::geometry::Geometry;
 use crate::layout::superblock::{SUPERBLOCK_WORDS, Superblock};
+use crate::outcome::PutError;
 use crate::proof::{self, Statement};
 use crate::server::tcp::{SERVER, prove_client};
 use crate::sync::lock_std;
@@ -38,15 +40,18 @@ pub(in crate::client) struct TcpConnection {
     taken: usize,
     /// Length of the last value that was wanted to its end. The next one may be as long.
     pub last_len: usize,
+    /// Why the server does not take it as a session of the client's owner, if it does not. It is good for GETs.
+    refused: Option<PutError>,
 }
 
 impl TcpConnection {
     /// Connects to the first of the host's addresses that answers, and proves to know the token, as the server
-    /// does.
+    /// does. If the client puts as an owner, asks the server to take it as a session of that.
     pub fn open(
         at: &TcpAddress,
         address: &Address,
         options: &ClientOptions,
+        owner: Option<&OwnOwner>,
         within: Duration,
     ) -> Result<TcpConnection, ConnectError> {
         let deadline = Instant::now() + within;
@@ -89,27 +94,28 @@ impl TcpConnection {
             output: Vec::new(),
             taken: 0,
             last_len: 0,
+            refused: None,
         };
-        connection.begin_owner(address, options.owner, deadline)?;
+        if let Some(owner) = owner {
+            let (mut deadline, mut replies) =
+                (Deadline { at: deadline, allowed: Duration::ZERO }, Vec::new());
+            let asked = connection.converse(&[owner.request()], &mut deadline, &mut replies);
+            let heard = asked.map(|()| owner.hear(replies.pop())).map_err(failed)?;
+            connection.refused = heard.ok_or_else(unexpected)?.err();
+        }
         Ok(connection)
     }
 
-    /// Makes it a session of the owner, if the client puts as one.
-    fn begin_owner(
-        &mut self,
-        address: &Address,
-        owner: Option<OwnerOptions>,
-        deadline: Instant,
-    ) -> Result<(), ConnectError> {
-        let Some(OwnerOptions { number, absent_for }) = owner else { return Ok(()) };
-        let (request, mut replies) = (Request::Owner { number, absent_for }, Vec::new());
-        let mut deadline = Deadline { at: deadline, allowed: Duration::ZERO };
-        self.converse(&[request], &mut deadline, &mut replies).map_err(|e| link_failed(address, e))?;
-        let refused = |source| Err(ConnectError::Owner { address: address.clone(), owner: number, source });
-        match replies.pop() {
-            Some(Reply::Taken) => Ok(()),
-            Some(Reply::Put(Err(error))) => refused(error),
-            _ => Err(link_failed(address, LinkError::Unexpected)),
+    /// # Errors
+    /// When the server does not take it as a session of the client's owner.
+    pub fn check_owner(&self, owner: Option<&OwnOwner>, address: &Address) -> Result<(), ConnectError> {
+        match (owner, &self.refused) {
+            (Some(owner), Some(source)) => Err(ConnectError::Owner {
+                address: address.clone(),
+                owner: owner.number(),
+                source: source.clone(),
+            }),
+            (None, _) | (_, None) => Ok(()),
         }
     }
 

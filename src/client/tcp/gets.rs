@@ -245,6 +245,7 @@ impl Requester<'_> {
         answers: &mut A,
     ) -> Result<ControlFlow<()>, Unanswered> {
         batch.begin_again();
+        answers.of_table(self.connection.geometry().generation());
         let flow = self.answer_short(keys, batch, answers)?;
         if flow.is_break() {
             self.connection.drain(&mut self.deadline)?;

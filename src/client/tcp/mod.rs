@@ -3,13 +3,17 @@
 
 mod connection;
 mod gets;
+mod keeper;
 
 use super::error::{AskError, ConnectError, GetError, LinkError};
 use super::handle::{Deadline, Handle, RETRY_FIRST, RETRY_MAX, retried};
+use super::link::link_failed;
 use super::options::ClientOptions;
+use super::owners::OwnOwner;
 use super::send::send_fitting;
 use super::stats::ClientStats;
 use crate::address::{Address, TcpAddress};
+use crate::faults::{Rule, broken};
 use crate::layout::geometry::Geometry;
 use crate::outcome::ReadError;
 use crate::process::Process;
@@ -19,6 +23,7 @@ use crate::times::TimeCounts;
 use crate::wire::{Refusal, Reply, Request, SOCKET_PIECE_MAX};
 use connection::TcpConnection;
 use gets::{Batch, Requester};
+use keeper::OwnerKeeper;
 use std::error::Error;
 use std::ops::ControlFlow;
 use std::os::fd::BorrowedFd;
@@ -39,6 +44,8 @@ pub(super) struct TcpHandle {
     times: Option<Box<TimeCounts>>,
     /// Times it got a connection.
     connected: u64,
+    /// Ends with the last handle. `None` of a client that puts as nobody.
+    keeper: Option<Arc<OwnerKeeper>>,
 }
 
 /// What the handles of one client share.
@@ -48,6 +55,8 @@ struct TcpShared {
     at: TcpAddress,
     address: Address,
     options: ClientOptions,
+    /// As which owner it puts.
+    owner: Option<OwnOwner>,
 }
 
 /// Why requests for keys had no answer.
@@ -73,15 +82,28 @@ impl From<ReadError> for Unanswered {
 impl TcpHandle {
     pub fn connect(at: &TcpAddress, options: &ClientOptions) -> Result<TcpHandle, ConnectError> {
         let (address, options) = (Address::Tcp(at.clone()), options.clone());
-        let shared = TcpShared { process: Process::this(), at: at.clone(), address, options };
+        let owner = OwnOwner::of(&options);
+        let shared = TcpShared { process: Process::this(), at: at.clone(), address, options, owner };
         let connection = shared.open(shared.options.deadline)?;
+        connection.check_owner(shared.owner.as_ref(), &shared.address)?;
+        let shared = Arc::new(shared);
+        // I5
+        let keeper = shared.owner.as_ref().filter(|_| !broken(Rule::OwnerStays));
+        let keeper = keeper.map(|_| OwnerKeeper::start(&shared)).transpose();
+        let keeper = keeper.map_err(|e| link_failed(&shared.address, LinkError::Os(e)))?.map(Arc::new);
         Ok(TcpHandle {
             geometry: connection.geometry().clone(),
             connection: Some(connection),
             times: shared.options.timed.then(Box::default),
             connected: 1,
-            shared: Arc::new(shared),
+            shared,
+            keeper,
         })
+    }
+
+    /// As which owner it puts.
+    pub fn owner(&self) -> Option<&OwnOwner> {
+        self.shared.owner.as_ref()
     }
 
     /// The socket to the server, while there is a connection.
@@ -173,7 +195,7 @@ impl TcpHandle {
 
 impl TcpShared {
     fn open(&self, within: Duration) -> Result<TcpConnection, ConnectError> {
-        TcpConnection::open(&self.at, &self.address, &self.options, within)
+        TcpConnection::open(&self.at, &self.address, &self.options, self.owner.as_ref(), within)
     }
 }
 
@@ -230,6 +252,7 @@ impl Handle for TcpHandle {
                 });
             }
             let Some(connection) = &mut self.connection else { continue };
+            connection.check_owner(self.shared.owner.as_ref(), &self.shared.address)?;
             let (geometry, level) = (connection.geometry().clone(), connection.level());
             let mut has_sent = false;
             let pieces = Some(SOCKET_PIECE_MAX);
@@ -267,6 +290,7 @@ impl Clone for TcpHandle {
             geometry: self.geometry.clone(),
             times: self.times.as_ref().map(|_| Box::default()),
             connected: 0,
+            keeper: self.keeper.clone(),
         }
     }
 }

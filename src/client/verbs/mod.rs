@@ -12,7 +12,8 @@ pub(crate) mod waiting;
 
 use super::error::{AskError, ConnectError, GetError, LinkError};
 use super::handle::{Deadline, Handle, RETRY_FIRST, RETRY_MAX, retried};
-use super::options::{ClientOptions, OwnerOptions};
+use super::options::ClientOptions;
+use super::owners::OwnOwner;
 use super::send::send_fitting;
 use super::stats::{ClientStats, RequestCounts};
 use crate::address::{Address, VerbsAddress};
@@ -78,6 +79,8 @@ struct VerbsShared {
     station: Mutex<Option<Arc<Station>>>,
     /// The shared queue pairs. `None` where each handle has its own.
     pairs: Option<Arc<SharedPairs>>,
+    /// As which owner it puts.
+    owner: Option<OwnOwner>,
 }
 
 impl VerbsShared {
@@ -94,18 +97,17 @@ impl VerbsShared {
 
     /// Makes a connection for changes a session of the owner, if the client puts as one.
     fn begin_owner(&self, connection: &mut Connection, deadline: Instant) -> Result<(), SetupError> {
-        let Some(OwnerOptions { number, absent_for }) = self.options.owner else { return Ok(()) };
-        let (request, mut replies) = (Request::Owner { number, absent_for }, Vec::new());
+        let Some(owner) = &self.owner else { return Ok(()) };
+        let (request, mut replies) = (owner.request(), Vec::new());
         if connection.level() < request.level() {
             return Err(SetupError::Owner { source: Arc::new(PutError::OldServer) });
         }
         let mut deadline = Deadline { at: deadline, allowed: Duration::ZERO };
         let failed = |source| SetupError::Owner { source };
         talk(connection, &[request], 0, &mut deadline, &mut replies).map_err(|e| failed(Arc::new(e)))?;
-        match replies.pop() {
-            Some(Reply::Taken) => Ok(()),
-            Some(Reply::Put(Err(error))) => Err(failed(Arc::new(error))),
-            _ => Err(failed(Arc::new(LinkError::Unexpected))),
+        match owner.hear(replies.pop()) {
+            Some(answer) => answer.map_err(|error| failed(Arc::new(error))),
+            None => Err(failed(Arc::new(LinkError::Unexpected))),
         }
     }
 
@@ -115,6 +117,11 @@ impl VerbsShared {
 }
 
 impl VerbsHandle {
+    /// As which owner it puts.
+    pub fn owner(&self) -> Option<&OwnOwner> {
+        self.shared.owner.as_ref()
+    }
+
     pub fn connect(address: &VerbsAddress, options: &ClientOptions) -> Result<VerbsHandle, ConnectError> {
         let shared = Arc::new(VerbsShared {
             process: Process::this(),
@@ -124,6 +131,7 @@ impl VerbsHandle {
             clock: Clock::System,
             station: Mutex::new(None),
             pairs: options.verbs.pairs.map(SharedPairs::new),
+            owner: OwnOwner::of(options),
         });
         let (mut connection, mut seat, mut place) = (None, None, None);
         let geometry = match &shared.pairs {
@@ -511,6 +519,10 @@ impl<A: Answers> Answers for OpenAnswers<'_, A> {
         self.flow
     }
 
+    fn of_table(&mut self, table: u64) {
+        self.answers.of_table(table);
+    }
+
     fn put_life(&mut self, life: Option<Life>) {
         self.answers.put_life(life);
     }
@@ -636,6 +648,7 @@ mod tests {
                     station: Mutex::new(None),
                     pairs: options.verbs.pairs.map(SharedPairs::new),
                     hints: SharedHints::new(0),
+                    owner: None,
                     options,
                 }),
                 connection: None,
