@@ -172,6 +172,12 @@ pub enum Rule {
     FeedGap,
     /// J7: while a walk goes on, changes are told only of keys that it has passed.
     FeedPassed,
+    /// J8: in its turn to be told, a change looks again at the bits of the owners that it concerns.
+    OwnerTurn,
+    /// J8: the number that belongs to a look is taken before the look at owners' bits.
+    OwnerNumber,
+    /// J8: no feed starts between an owner's bit and its telling.
+    OwnerStart,
     /// G9: a slot that a hint named is validated before it is a hit.
     HintHit,
     /// G9: a GET whose hint named the wrong slot looks everywhere.

@@ -14,7 +14,7 @@ mod tests;
 
 use super::whole::Table;
 use crate::clock::Clock;
-use crate::faults::{Rule, broken, by_rule, in_order, kept, wait_ns};
+use crate::faults::{Rule, broken, by_rule, kept, wait_ns};
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::First;
 use crate::layout::life::Life;
@@ -353,15 +353,10 @@ impl Owners {
             region.load(word);
             yield_now();
         }
-        in_order(
-            Rule::OwnerFirst,
-            (),
-            |()| {
-                let _all = lock(&self.0.all);
-                region.store(word, region.load(word) | bit(owner.number));
-            },
-            |()| table.told().feed().tell_owner(owner.number),
-        );
+        table.told().feed().tell_owner(owner.number, || {
+            let _all = lock(&self.0.all);
+            region.store(word, region.load(word) | bit(owner.number));
+        });
         lock(&owner.state).stage = Stage::Hidden { clear_at_ns: None };
         self.0.goes(owner);
         true
