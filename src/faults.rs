@@ -117,6 +117,8 @@ pub enum Rule {
     WaitFirst,
     /// L14: a change that depends on the value sees it under the lock under which it is made.
     ValueUnderLock,
+    /// L15: a tidying that another thread's has met says that there may be more to do.
+    TidyAlone,
     /// A3: a side that goes to sleep fences its announcement before its last look. A side that
     /// stored fences its store before it looks for the announcement.
     BellFence,
@@ -250,6 +252,8 @@ pub enum Rule {
     OwnerCheck,
     /// O6: while the server is stopped, no owner is away.
     OwnerAwake,
+    /// O7: who asks for an owner to be removed while another call is at it waits for that.
+    OwnerTwice,
     /// P1: a key has one put that is started.
     StartOnce,
     /// P1: a key that is started keeps its slot when it is removed.

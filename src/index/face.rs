@@ -19,6 +19,7 @@ use super::seams::{Changed, Hearing, Nobody, Seams, Turn};
 #[cfg(feature = "sim")]
 use super::segment::WAITS_MAX;
 use super::segment::{Which, check_lengths, check_stored};
+use super::shifts::TidyShifts;
 use super::started::StartedPuts;
 use super::whole::{KeyCursor, ScanPoint, Table, TakeKey};
 use crate::breaking::is_wanted;
@@ -61,6 +62,8 @@ pub struct Index {
     hearing: Option<Box<Hearing>>,
     /// Whether entries make room for others.
     evicts: bool,
+    /// Who does what the table has to do by itself.
+    shifts: TidyShifts,
 }
 
 /// What a thread does that finds memory for a long value waiting for readers.
@@ -115,7 +118,8 @@ impl Index {
         let has_owners = table.geometry().has_owners();
         let owners = has_owners.then(|| Owners::make(&clock));
         let started = has_owners.then(|| StartedPuts::new(table.region(), table.geometry(), Vec::new()));
-        let index = Index { table, lives, owners, started, hearing: None, evicts: start.evict.is_some() };
+        let (evicts, shifts) = (start.evict.is_some(), TidyShifts::default());
+        let index = Index { table, lives, owners, started, hearing: None, evicts, shifts };
         fill(&index)?;
         index.table.publish_state(Phase::Serving);
         Ok(index)
@@ -148,7 +152,8 @@ impl Index {
         let owners = table.geometry().has_owners().then(|| Owners::open(&table, &clock));
         let (owners, left_over) = owners.unzip();
         let started = left_over.map(|keys| StartedPuts::new(table.region(), table.geometry(), keys));
-        Ok((Index { table, lives, owners, started, hearing: None, evicts: false }, found))
+        let shifts = TidyShifts::default();
+        Ok((Index { table, lives, owners, started, hearing: None, evicts: false, shifts }, found))
     }
 
     /// Whether entries make room for others.
@@ -424,6 +429,7 @@ impl Index {
     fn after_change(&self, lives: &Lives) {
         const IN_PASSING: usize = 64;
         if lives.looks_now() {
+            let _shift = self.shifts.begin();
             self.expire(lives, IN_PASSING);
         }
     }
@@ -712,8 +718,18 @@ impl Index {
 
     /// Takes away every trace that is due, removes entries that have come to their end or whose owner has gone, and takes the splits and
     /// merges that are under way a step on. Mutations do this in passing; a server also does it when idle. Returns
-    /// how long until there is more to do.
+    /// how long until there is more to do. `None`: nothing is left, and nobody has anything of it in hand. It does not
+    /// wait for another thread that is at it; then it returns a millisecond at most.
     pub fn tidy(&self) -> Option<Duration> {
+        let shift = self.shifts.begin();
+        let next = self.tidy_all();
+        /// Until a thread looks again that has met another one.
+        const AGAIN: Duration = Duration::from_millis(1);
+        // L15
+        if shift.is_alone() { next } else { Some(next.map_or(AGAIN, |next| next.min(AGAIN))) }
+    }
+
+    fn tidy_all(&self) -> Option<Duration> {
         /// Entries that end at a time: some tenths of a millisecond.
         const AT_ONCE: usize = 100;
         let next = match &self.table {

@@ -70,9 +70,14 @@ impl Index {
         // Of a key that does not fit its slot, what keeps the slot names an extent, too.
         let mut kept = if self.geometry().is_long(key) { self.draft_at_once(key, 0)? } else { None };
         let within_ns = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);
-        let ends_ns = self.table().clock().now_ns().saturating_add(within_ns);
+        let now_ns = self.table().clock().now_ns();
+        let ends_ns = now_ns.saturating_add(within_ns);
         // P1: who removes the key comes before, or finds it started.
         let mut state = started.lock();
+        // P2: one that has ended is given up, whether a tidying has come by or not.
+        if state.take_if_ended(key, now_ns) {
+            self.give_up(key);
+        }
         if state.all.contains_key(key) && !broken(Rule::StartOnce) {
             return Err(PutError::AlreadyStarted);
         }

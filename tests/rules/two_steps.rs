@@ -178,7 +178,17 @@ fn what_is_not_committed_ends() {
             assert_eq!(index.put_piece(&session, key, ticket, b""), Err(PutError::NotStarted), "{case}");
             assert_eq!(index.put_abort(&session, key, ticket), Ok(false), "{case}");
             drop(other);
+            // At once: nobody need tidy first.
+            let ticket = index.put_start(&session, key, 3_000, SECOND).unwrap();
+            assert_eq!(index.put_abort(&session, key, ticket), Ok(true), "{case}");
             before("its session has ended");
+            index.put_start(&session, key, 3_000, SECOND).unwrap();
+            let early = index.put_start(&session, key, 3_000, SECOND);
+            assert_eq!(early, Err(PutError::AlreadyStarted), "{case}");
+            clock.advance(SECOND);
+            let ticket = index.put_start(&session, key, 3_000, SECOND).unwrap();
+            assert_eq!(index.put_abort(&session, key, ticket), Ok(true), "{case}");
+            before("its time was over, and it was started again");
             for stated in [5, 3_000] {
                 let ticket = index.put_start(&session, key, stated, SECOND).unwrap();
                 let wrong = |given| Err(PutError::StartedLength { given, stated });
