@@ -117,6 +117,8 @@ pub enum Rule {
     WaitFirst,
     /// L14: a change that depends on the value sees it under the lock under which it is made.
     ValueUnderLock,
+    /// L15: a tidying that another thread's has met says that there may be more to do.
+    TidyAlone,
     /// A3: a side that goes to sleep fences its announcement before its last look. A side that
     /// stored fences its store before it looks for the announcement.
     BellFence,
@@ -172,6 +174,12 @@ pub enum Rule {
     FeedGap,
     /// J7: while a walk goes on, changes are told only of keys that it has passed.
     FeedPassed,
+    /// J8: in its turn to be told, a change looks again at the bits of the owners that it concerns.
+    OwnerTurn,
+    /// J8: the number that belongs to a look is taken before the look at owners' bits.
+    OwnerNumber,
+    /// J8: no feed starts between an owner's bit and its telling.
+    OwnerStart,
     /// G9: a slot that a hint named is validated before it is a hit.
     HintHit,
     /// G9: a GET whose hint named the wrong slot looks everywhere.
@@ -254,6 +262,8 @@ pub enum Rule {
     OwnerTenure,
     /// I5: an owner over TCP begins its session again by itself.
     OwnerStays,
+    /// O7: who asks for an owner to be removed while another call is at it waits for that.
+    OwnerTwice,
     /// P1: a key has one put that is started.
     StartOnce,
     /// P1: a key that is started keeps its slot when it is removed.
@@ -264,11 +274,35 @@ pub enum Rule {
 impl Rule {
     /// The last rule.
     const LAST: Rule = Rule::StartKeeps;
+}
 
-    /// The rule's bit in a set of rules.
-    const fn bit(self) -> u128 {
-        const { assert!((Rule::LAST as u32) < u128::BITS) };
-        1 << self as u32
+/// A set of rules: a bit for each.
+#[cfg(feature = "faults")]
+#[derive(Clone, Copy, Debug)]
+struct Rules([u64; Rule::LAST as usize / 64 + 1]);
+
+#[cfg(feature = "faults")]
+impl Rules {
+    /// No rules.
+    const NONE: Rules = Rules([0; Rule::LAST as usize / 64 + 1]);
+
+    #[inline(always)]
+    fn has(&self, rule: Rule) -> bool {
+        self.0[rule as usize / 64] & 1 << (rule as usize % 64) != 0
+    }
+
+    /// The set with this rule, or without it.
+    fn with(mut self, rule: Rule, is_in: bool) -> Rules {
+        let (word, bit) = (&mut self.0[rule as usize / 64], 1 << (rule as usize % 64));
+        *word = if is_in { *word | bit } else { *word & !bit };
+        self
+    }
+}
+
+#[cfg(feature = "faults")]
+impl Default for Rules {
+    fn default() -> Rules {
+        Rules::NONE
     }
 }
 
@@ -276,7 +310,7 @@ impl Rule {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Faults {
     #[cfg(feature = "faults")]
-    rules: u128,
+    rules: Rules,
     #[cfg(feature = "faults")]
     waits: Waits,
 }
@@ -291,7 +325,7 @@ const WAITS_MAX: usize = 5;
 
 #[cfg(feature = "faults")]
 std::thread_local! {
-    static RULES: std::cell::Cell<u128> = const { std::cell::Cell::new(0) };
+    static RULES: std::cell::Cell<Rules> = const { std::cell::Cell::new(Rules::NONE) };
     static WAITS: std::cell::Cell<Waits> = const { std::cell::Cell::new([None; WAITS_MAX]) };
 }
 
@@ -299,7 +333,7 @@ std::thread_local! {
 #[inline(always)]
 pub(crate) fn broken(rule: Rule) -> bool {
     #[cfg(feature = "faults")]
-    return RULES.get() & rule.bit() != 0;
+    return RULES.get().has(rule);
     #[cfg(not(feature = "faults"))]
     {
         let _ = rule;
@@ -446,7 +480,8 @@ pub(crate) fn before_store() {
 #[cfg(feature = "faults")]
 #[derive(Debug)]
 pub struct Broken {
-    newly: u128,
+    /// The rule, if it was not broken before.
+    newly: Option<Rule>,
     shortened: Option<Rule>,
 }
 
@@ -454,8 +489,8 @@ pub struct Broken {
 impl Broken {
     /// Breaks `rule`.
     pub fn rule(rule: Rule) -> Broken {
-        let newly = !RULES.get() & rule.bit();
-        RULES.set(RULES.get() | newly);
+        let newly = (!broken(rule)).then_some(rule);
+        RULES.set(RULES.get().with(rule, true));
         Broken { newly, shortened: None }
     }
 
@@ -469,14 +504,16 @@ impl Broken {
         let free = waits.iter_mut().find(|wait| wait.is_none()).expect("few rules are shortened at once");
         *free = Some((rule, wait.as_nanos() as u64));
         WAITS.set(waits);
-        Broken { newly: 0, shortened: Some(rule) }
+        Broken { newly: None, shortened: Some(rule) }
     }
 }
 
 #[cfg(feature = "faults")]
 impl Drop for Broken {
     fn drop(&mut self) {
-        RULES.set(RULES.get() & !self.newly);
+        if let Some(rule) = self.newly {
+            RULES.set(RULES.get().with(rule, false));
+        }
         let mended = |wait: &Option<(Rule, u64)>| wait.is_some_and(|(rule, _)| Some(rule) == self.shortened);
         WAITS.set(WAITS.get().map(|wait| wait.filter(|_| !mended(&wait))));
     }

@@ -97,7 +97,8 @@ impl Client {
     }
 
     /// Hides all entries of an owner, with one store: as soon as this returns, no reader finds one of them. They are
-    /// removed after that. Its sessions put nothing any more. Returns whether there was such an owner. It may be repeated.
+    /// removed after that. Its sessions put nothing any more. Returns whether this call has hidden them: `false` if there was
+    /// no such owner, or another call has. It may be repeated, and promises the same then, also while another call is at it.
     ///
     /// # Errors
     /// As [`Client::remove`]; [`MutateError::NoOwners`].

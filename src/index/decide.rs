@@ -5,6 +5,7 @@
 //! becomes one, lets the key be, makes the value without a lock, and swaps it in (X7).
 
 use super::extents::Extents;
+use super::feed::LeftCause;
 use super::slots::Owned;
 use crate::layout::extent::Expected;
 use crate::layout::geometry::Geometry;
@@ -22,8 +23,8 @@ pub(super) enum Becomes<'v> {
     Has(Stored<'v>),
     /// It leaves, if it is there.
     Leaves,
-    /// It leaves, and its slot stays its own, with an entry that is hidden by this life (P1).
-    Hides(Life),
+    /// It leaves for this cause, and its slot stays its own, with an entry that is hidden by this life (P1).
+    Hides(Life, LeftCause),
 }
 
 /// A change that is decided when it is known what is there.

@@ -21,6 +21,15 @@ pub(super) struct EntrySeen {
     pub is_hidden: bool,
 }
 
+/// What a change finds in its key's slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EntryFound {
+    /// A hidden entry: to everybody the key is absent (O3).
+    Hidden,
+    /// An entry of this owner; 0: nobody's.
+    Of(u16),
+}
+
 impl Segment {
     /// Whether the entry in a slot whose lock is held is hidden (O3).
     #[inline(always)]
@@ -32,11 +41,33 @@ impl Segment {
     /// who has stored the bit; and as long as an entry of the owner is there, its bit is not cleared (O4).
     #[inline(always)]
     pub fn hides(&self, life: &Life) -> bool {
-        self.geometry().has_owners() && life.owner != 0 && self.hides_owner(life.owner)
+        self.hides_owner(life.owner)
+    }
+
+    /// Whether entries of this owner are hidden, as [`Segment::hides`].
+    #[inline(always)]
+    pub(super) fn hides_owner(&self, owner: u16) -> bool {
+        self.geometry().has_owners() && owner != 0 && self.is_bit_set(owner)
+    }
+
+    /// What a change finds in a slot whose lock is held.
+    #[inline(always)]
+    pub(super) fn found_in(&self, slot: SlotIx) -> EntryFound {
+        let life = if self.geometry().has_owners() { self.slots().life(slot) } else { None };
+        self.found(life)
+    }
+
+    /// What an entry with this life is to a change that finds it.
+    #[inline(always)]
+    pub(super) fn found(&self, life: Option<Life>) -> EntryFound {
+        match life {
+            Some(life) if self.hides(&life) => EntryFound::Hidden,
+            life => EntryFound::Of(life.map_or(0, |life| life.owner)),
+        }
     }
 
     #[cold]
-    fn hides_owner(&self, owner: u16) -> bool {
+    fn is_bit_set(&self, owner: u16) -> bool {
         let word = self.region().load(self.geometry().owner_word(owner));
         word & owners::bit(owner) != 0 && !broken(Rule::OwnerAbsent)
     }

@@ -19,6 +19,7 @@ use super::seams::{Changed, Hearing, Nobody, Seams, Turn};
 #[cfg(feature = "sim")]
 use super::segment::WAITS_MAX;
 use super::segment::{Which, check_lengths, check_stored};
+use super::shifts::TidyShifts;
 use super::started::StartedPuts;
 use super::whole::{KeyCursor, ScanPoint, Table, TakeKey};
 use crate::breaking::is_wanted;
@@ -64,6 +65,8 @@ pub struct Index {
     evicts: bool,
     /// Which server this is, of all (I3).
     launch: u64,
+    /// Who does what the table has to do by itself.
+    shifts: TidyShifts,
 }
 
 /// What a thread does that finds memory for a long value waiting for readers.
@@ -125,8 +128,8 @@ impl Index {
         let launch = draw_launch();
         let started =
             has_owners.then(|| StartedPuts::new(table.region(), table.geometry(), launch, Vec::new()));
-        let evicts = start.evict.is_some();
-        let index = Index { table, lives, owners, started, hearing: None, evicts, launch };
+        let (evicts, shifts) = (start.evict.is_some(), TidyShifts::default());
+        let index = Index { table, lives, owners, started, hearing: None, evicts, launch, shifts };
         fill(&index)?;
         index.table.publish_state(Phase::Serving);
         Ok(index)
@@ -159,7 +162,8 @@ impl Index {
         let owners = table.geometry().has_owners().then(|| Owners::open(&table, &clock));
         let ((owners, left_over), launch) = (owners.unzip(), draw_launch());
         let started = left_over.map(|keys| StartedPuts::new(table.region(), table.geometry(), launch, keys));
-        Ok((Index { table, lives, owners, started, hearing: None, evicts: false, launch }, found))
+        let shifts = TidyShifts::default();
+        Ok((Index { table, lives, owners, started, hearing: None, evicts: false, launch, shifts }, found))
     }
 
     /// Whether entries make room for others.
@@ -440,6 +444,7 @@ impl Index {
     fn after_change(&self, lives: &Lives) {
         const IN_PASSING: usize = 64;
         if lives.looks_now() {
+            let _shift = self.shifts.begin();
             self.expire(lives, IN_PASSING);
         }
     }
@@ -728,8 +733,18 @@ impl Index {
 
     /// Takes away every trace that is due, removes entries that have come to their end or whose owner has gone, and takes the splits and
     /// merges that are under way a step on. Mutations do this in passing; a server also does it when idle. Returns
-    /// how long until there is more to do.
+    /// how long until there is more to do. `None`: nothing is left, and nobody has anything of it in hand. It does not
+    /// wait for another thread that is at it; then it returns a millisecond at most.
     pub fn tidy(&self) -> Option<Duration> {
+        let shift = self.shifts.begin();
+        let next = self.tidy_all();
+        /// Until a thread looks again that has met another one.
+        const AGAIN: Duration = Duration::from_millis(1);
+        // L15
+        if shift.is_alone() { next } else { Some(next.map_or(AGAIN, |next| next.min(AGAIN))) }
+    }
+
+    fn tidy_all(&self) -> Option<Duration> {
         /// Entries that end at a time: some tenths of a millisecond.
         const AT_ONCE: usize = 100;
         let next = match &self.table {

@@ -56,6 +56,7 @@ mod saved;
 mod seams;
 mod segment;
 mod share;
+mod shifts;
 mod slots;
 mod started;
 #[cfg(all(test, feature = "sim", not(loom)))]

@@ -56,7 +56,8 @@ impl Index {
 
     /// Hides all entries of an owner at once: with the return, no GET, change, walk or snapshot finds one of them. They are
     /// removed later, by [`Index::tidy`]. Its sessions put nothing any more; a new one begins when the last entry has gone.
-    /// Waits for its puts that are under way. Returns whether there was such an owner.
+    /// Waits for its puts that are under way. It may be repeated: who calls it while another call is at it waits for that,
+    /// too. Returns whether this call has hidden them: `false` if there was no such owner, or another call has.
     ///
     /// # Errors
     /// [`PutError::NoOwners`]

@@ -14,7 +14,7 @@ mod tests;
 
 use super::whole::Table;
 use crate::clock::Clock;
-use crate::faults::{Rule, broken, by_rule, in_order, kept, wait_ns};
+use crate::faults::{Rule, broken, by_rule, obey, wait_ns};
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::First;
 use crate::layout::life::Life;
@@ -371,37 +371,45 @@ impl Owners {
         Some(OwnerSession { shared: Arc::clone(&self.0), owner, absent_for })
     }
 
-    /// Hides all entries of an owner, and has them removed. Returns whether it had a session or an entry. Waits for its
-    /// puts that are under way.
+    /// Hides all entries of an owner, and has them removed. Returns whether this call did. Waits for its puts that are under
+    /// way, and for another call that is at it.
     pub fn remove(&self, table: &Table, number: u16) -> bool {
         let owner = lock(&self.0.all).get(&number).map(Arc::clone);
         owner.is_some_and(|owner| self.hide(table, &owner))
     }
 
-    /// O1. Returns whether this call has hidden them.
+    /// O1. With the return they are hidden. Returns whether this call has done it.
     fn hide(&self, table: &Table, owner: &Arc<OneOwner>) -> bool {
         let (region, geometry) = (table.region(), table.geometry());
-        {
+        let word = geometry.owner_word(owner.number);
+        let wait_while = |is_so: &dyn Fn(&OwnerState) -> bool| {
+            while is_so(&lock(&owner.state)) {
+                region.load(word);
+                yield_now();
+            }
+        };
+        let before = {
             let mut state = lock(&owner.state);
-            if state.stage != Stage::Here {
+            let before = state.stage;
+            if before == Stage::Here {
+                state.stage = Stage::Closing;
+            }
+            before
+        };
+        match before {
+            Stage::Here => {}
+            Stage::Closing => {
+                // O7: another call is at it.
+                obey(Rule::OwnerTwice, || wait_while(&|state| state.stage == Stage::Closing));
                 return false;
             }
-            state.stage = Stage::Closing;
+            Stage::Hidden { .. } => return false,
         }
-        let word = geometry.owner_word(owner.number);
-        while kept_waiting(owner) {
-            region.load(word);
-            yield_now();
-        }
-        in_order(
-            Rule::OwnerFirst,
-            (),
-            |()| {
-                let _all = lock(&self.0.all);
-                region.store(word, region.load(word) | bit(owner.number));
-            },
-            |()| table.told().feed().tell_owner(owner.number),
-        );
+        obey(Rule::OwnerPuts, || wait_while(&|state| state.puts > 0));
+        table.told().feed().tell_owner(owner.number, || {
+            let _all = lock(&self.0.all);
+            region.store(word, region.load(word) | bit(owner.number));
+        });
         lock(&owner.state).stage = Stage::Hidden { clear_at_ns: None };
         self.0.goes(owner);
         true
@@ -423,7 +431,7 @@ impl Owners {
         if self.0.going_count.load(Relaxed) == 0 {
             return None;
         }
-        // Whoever is at it returns when there is more.
+        // Whoever is at it returns when there is more, and this thread looks again (L15).
         let _turn = try_lock(&self.0.tidying)?;
         let mut next = None;
         let mut later =
@@ -529,11 +537,6 @@ fn tenure_in(region: &Region, geometry: &Geometry, number: u16) -> u64 {
         region.store(word, random::needed());
     }
     region.load(word)
-}
-
-/// Whether puts of the owner are under way.
-fn kept_waiting(owner: &OneOwner) -> bool {
-    !kept(Rule::OwnerPuts, || lock(&owner.state).puts == 0)
 }
 
 /// Removes the entries of this owner whose keys have this hash. Returns whether none is there any more.

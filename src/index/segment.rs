@@ -12,6 +12,7 @@
 
 use super::budget::Budget;
 use super::decide::{Becomes, Decides};
+use super::entries::EntryFound;
 use super::evict::Evictor;
 use super::extents::Extents;
 use super::feed::LeftCause;
@@ -162,12 +163,12 @@ impl Segment {
         &self.told
     }
 
-    /// J1: tells the feed of a change that is visible, under its key's lock.
+    /// J1: tells the feed of a change that is visible, under its key's lock. It has found an entry of the owner `before`.
     #[inline(always)]
-    fn tell<'c>(&self, change: impl FnOnce() -> KeyChange<'c>, cause: LeftCause) {
+    fn tell<'c>(&self, change: impl FnOnce() -> KeyChange<'c>, cause: LeftCause, before: u16) {
         let feed = self.told.feed();
         if feed.is_on() {
-            feed.tell(&change(), cause);
+            feed.tell(change(), cause, before, |owner| self.hides_owner(owner));
         }
     }
 
@@ -269,7 +270,7 @@ impl Segment {
             evictor.came(key.first());
         }
         between.done(change, || self.place_of(slot));
-        self.tell(change, LeftCause::Removed);
+        self.tell(change, LeftCause::Removed, 0);
         Ok(())
     }
 
@@ -333,21 +334,22 @@ impl Segment {
     }
 
     /// A key gets another value. It stands in this slot, which names this extent. The caller holds its locks. A key
-    /// whose entry there is `hidden` comes, for whoever hears of it (O3).
+    /// whose entry there is hidden comes, for whoever hears of it (O3). One whose entry is hidden from now on leaves, with
+    /// this cause.
     #[inline(always)]
     fn replace<B: Between>(
         &self,
         locked: &Locked<'_>,
-        (slot, before, hidden): (SlotIx, Option<Reference>, bool),
+        (slot, before, found): (SlotIx, Option<Reference>, EntryFound),
         key: &Hashed<'_>,
         value: &Stored<'_>,
-        between: B,
+        (cause, between): (LeftCause, B),
     ) -> Result<(), B::MustWait> {
         debug_assert!(self.slots().may_change(locked, *key), "L2");
-        let change = || match (hidden, value.owner()) {
-            (false, NOT_COMMITTED) => KeyChange::left(key.key()),
-            (false, _) => KeyChange::replaced(key.key(), *value),
-            (true, _) => KeyChange::came(key.key(), *value),
+        let change = || match (found, value.owner()) {
+            (EntryFound::Of(_), NOT_COMMITTED) => KeyChange::left(key.key()),
+            (EntryFound::Of(_), _) => KeyChange::replaced(key.key(), *value),
+            (EntryFound::Hidden, _) => KeyChange::came(key.key(), *value),
         };
         between.decided(change)?;
         // Not of an extent that stays the key's.
@@ -359,18 +361,23 @@ impl Segment {
             evictor.replaced(key.first());
         }
         between.done(change, || self.place_of(slot));
-        self.tell(change, LeftCause::Removed);
+        let owner = match found {
+            EntryFound::Hidden => 0,
+            EntryFound::Of(owner) => owner,
+        };
+        self.tell(change, cause, owner);
         Ok(())
     }
 
-    /// A key leaves this slot. The caller holds its locks. It is told with this cause, if with any.
+    /// A key leaves this slot. The caller holds its locks. It is told with this cause, unless its entry was hidden: then it
+    /// has left before.
     #[inline(always)]
     fn leave<B: Between>(
         &self,
         locked: &mut Locked<'_>,
-        slot: SlotIx,
+        (slot, found): (SlotIx, EntryFound),
         key: &Hashed<'_>,
-        (cause, between): (Option<LeftCause>, B),
+        (cause, between): (LeftCause, B),
     ) -> Result<(), B::MustWait> {
         let change = || KeyChange::left(key.key());
         let before = self.reference_in(slot);
@@ -384,8 +391,8 @@ impl Segment {
             evictor.left(key.first());
         }
         between.done(change, || self.place_of(slot));
-        if let Some(cause) = cause {
-            self.tell(change, cause);
+        if let EntryFound::Of(owner) = found {
+            self.tell(change, cause, owner);
         }
         Ok(())
     }
@@ -675,18 +682,23 @@ impl Segment {
     ) -> Result<Option<PutOutcome>, B::MustWait> {
         debug_assert!(self.slots().may_change(locked, *key), "L2");
         // O3: what is hidden is absent, and its slot is the key's.
-        let hidden = slot.is_some_and(|slot| self.is_hidden(slot));
-        Ok(match (slot, mode) {
-            (None, PutMode::Update) => Some(PutOutcome::Missing),
+        let there = slot.map(|slot| (slot, self.found_in(slot)));
+        let replace = |slot: SlotIx, found: EntryFound| {
+            let how = (LeftCause::Removed, between);
+            self.replace(locked, (slot, self.reference_in(slot), found), key, value, how)
+        };
+        Ok(match (there, mode) {
+            (None, PutMode::Update) | (Some((_, EntryFound::Hidden)), PutMode::Update) => {
+                Some(PutOutcome::Missing)
+            }
             (None, _) => None,
-            (Some(_), PutMode::Update) if hidden => Some(PutOutcome::Missing),
-            (Some(slot), _) if hidden => {
-                self.replace(locked, (slot, self.reference_in(slot), true), key, value, between)?;
+            (Some((slot, EntryFound::Hidden)), _) => {
+                replace(slot, EntryFound::Hidden)?;
                 Some(PutOutcome::Inserted)
             }
             (Some(_), PutMode::Insert) => Some(PutOutcome::Exists),
-            (Some(slot), _) => {
-                self.replace(locked, (slot, self.reference_in(slot), false), key, value, between)?;
+            (Some((slot, found)), _) => {
+                replace(slot, found)?;
                 Some(PutOutcome::Updated)
             }
         })
@@ -713,28 +725,27 @@ impl Segment {
             let there = seen_early.unwrap_or_else(|| slot.map(|slot| self.slots().read(slot)));
             let before = there.as_ref().and_then(|there| there.reference);
             // O3: what is hidden is absent, and its slot is the key's.
-            let is_hidden = |there: &Owned| there.life.is_some_and(|life| self.hides(&life));
-            let shown = there.as_ref().filter(|there| !is_hidden(there));
+            let found = there.as_ref().map_or(EntryFound::Hidden, |there| self.found(there.life));
+            let shown = there.as_ref().filter(|_| found != EntryFound::Hidden);
             match (slot, change.decide(shown, between.may_go_on())?) {
-                (_, Becomes::Stays) | (None, Becomes::Leaves | Becomes::Hides(_)) => return Ok(None),
+                (_, Becomes::Stays) | (None, Becomes::Leaves | Becomes::Hides(..)) => return Ok(None),
                 (Some(_), Becomes::Leaves) if shown.is_none() => return Ok(None),
                 (Some(slot), Becomes::Has(value)) => {
-                    let hidden = shown.is_none();
-                    let seen = (slot, before, hidden);
-                    self.replace(&locked, seen, key, &value, between).map_err(Stop::waits)?;
-                    return Ok(Some(if hidden { Changed::Came } else { Changed::Replaced }));
+                    let how = (LeftCause::Removed, between);
+                    self.replace(&locked, (slot, before, found), key, &value, how).map_err(Stop::waits)?;
+                    return Ok(Some(if shown.is_none() { Changed::Came } else { Changed::Replaced }));
                 }
-                (Some(slot), Becomes::Hides(life)) => {
-                    let seen = (slot, before, shown.is_none());
+                (Some(slot), Becomes::Hides(life, cause)) => {
                     // A key that does not fit its slot stays where it is.
                     let kept = there.as_ref().filter(|_| self.geometry().is_long(key.key()));
                     let value = kept.map_or(Stored::from(&[]), Owned::stored).with_life(Some(&life));
-                    self.replace(&locked, seen, key, &value, between).map_err(Stop::waits)?;
+                    let how = (cause, between);
+                    self.replace(&locked, (slot, before, found), key, &value, how).map_err(Stop::waits)?;
                     return Ok(Some(Changed::Left));
                 }
                 (Some(slot), Becomes::Leaves) => {
-                    let cause = Some(LeftCause::Removed);
-                    self.leave(&mut locked, slot, key, (cause, between)).map_err(Stop::waits)?;
+                    let how = (LeftCause::Removed, between);
+                    self.leave(&mut locked, (slot, found), key, how).map_err(Stop::waits)?;
                     drop(locked);
                     self.moves.bring_home(slot);
                     return Ok(Some(Changed::Left));
@@ -768,11 +779,11 @@ impl Segment {
             return Err(Stop::Elsewhere);
         }
         let Some(slot) = self.slots().seek(key, may_be_displaced).at() else { return Ok(false) };
-        let hidden = self.is_hidden(slot);
+        let found = self.found_in(slot);
         let has =
             |is_such: &dyn Fn(&Life) -> bool| self.slots().life(slot).is_some_and(|life| is_such(&life));
         let (is_it, cause) = match which {
-            Which::Any => (!hidden, LeftCause::Removed),
+            Which::Any => (found != EntryFound::Hidden, LeftCause::Removed),
             Which::Ended(now) => {
                 (kept(Rule::ExpiryCheck, || has(&|life| life.has_ended(now))), LeftCause::Expired)
             }
@@ -792,9 +803,7 @@ impl Segment {
         if !is_it {
             return Ok(false);
         }
-        // What was hidden has left before.
-        let cause = (!hidden).then_some(cause);
-        self.leave(&mut locked, slot, key, (cause, between)).map_err(Stop::waits)?;
+        self.leave(&mut locked, (slot, found), key, (cause, between)).map_err(Stop::waits)?;
         drop(locked);
         self.moves.bring_home(slot);
         Ok(true)

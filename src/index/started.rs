@@ -76,6 +76,11 @@ impl Drop for StartSession {
 }
 
 impl StartedPut {
+    /// Whether its time is over by now, or its session is: it is one of these.
+    fn is_over(&self, now_ns: u64, ended: &[u64]) -> bool {
+        self.ends_ns <= now_ns || ended.contains(&self.session)
+    }
+
     /// Bytes that have come.
     pub fn given(&self) -> usize {
         self.upload.as_ref().map_or(self.bytes.len(), |upload| self.len.saturating_sub(upload.left()))
@@ -97,8 +102,13 @@ impl StartsState {
     /// Takes those out whose time is over by now, or whose session is.
     pub fn take_ended(&mut self, now_ns: u64) -> Vec<Box<[u8]>> {
         let ended = std::mem::take(&mut self.ended);
-        let is_over = |put: &StartedPut| put.ends_ns <= now_ns || ended.contains(&put.session);
-        self.all.extract_if(|_, put| is_over(put)).map(|(key, _)| key).collect()
+        self.all.extract_if(|_, put| put.is_over(now_ns, &ended)).map(|(key, _)| key).collect()
+    }
+
+    /// Takes the put of this key out, if its time is over by now, or its session is. Returns whether it was there.
+    pub fn take_if_ended(&mut self, key: &[u8], now_ns: u64) -> bool {
+        let has_ended = self.all.get(key).is_some_and(|put| put.is_over(now_ns, &self.ended));
+        has_ended && self.all.remove(key).is_some()
     }
 }
 

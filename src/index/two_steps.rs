@@ -2,6 +2,7 @@
 
 use super::decide::{Becomes, Decides, Swap};
 use super::face::Index;
+use super::feed::LeftCause;
 use super::owners::OwnerSession;
 use super::segment::{Which, check_lengths};
 use super::slots::Owned;
@@ -18,7 +19,7 @@ use std::time::Duration;
 /// Keys of the last server's that are looked at in one tidying.
 const LEFT_OVER_AT_ONCE: usize = 100;
 
-/// A key that is started leaves, if its entry is such a one.
+/// A key that is started leaves, if its entry is such a one, and is told for that cause (P1).
 struct Vacate {
     which: Which,
     hidden: Life,
@@ -27,14 +28,19 @@ struct Vacate {
 
 impl Decides for Vacate {
     fn decide(&mut self, there: Option<&Owned>, _: bool) -> Result<Becomes<'_>, PutError> {
-        self.has_left = match (there, self.which) {
-            (Some(_), Which::Any) => true,
-            (Some(there), Which::Ended(now)) => there.life.is_some_and(|life| life.has_ended(now)),
+        let (has_left, cause) = match (there, self.which) {
+            (Some(_), Which::Any) => (true, LeftCause::Removed),
+            (Some(there), Which::Ended(now)) => {
+                (there.life.is_some_and(|life| life.has_ended(now)), LeftCause::Expired)
+            }
             // It is hidden, with its owner.
-            (None, Which::Of(_)) => true,
-            (Some(_), Which::Of(_) | Which::Unpinned | Which::Noted) | (None, _) => false,
+            (None, Which::Of(_)) => (true, LeftCause::OwnerGone),
+            (Some(_), Which::Of(_) | Which::Unpinned | Which::Noted) | (None, _) => {
+                (false, LeftCause::Removed)
+            }
         };
-        Ok(if self.has_left { Becomes::Hides(self.hidden) } else { Becomes::Stays })
+        self.has_left = has_left;
+        Ok(if has_left { Becomes::Hides(self.hidden, cause) } else { Becomes::Stays })
     }
 }
 
@@ -64,9 +70,14 @@ impl Index {
         // Of a key that does not fit its slot, what keeps the slot names an extent, too.
         let mut kept = if self.geometry().is_long(key) { self.draft_at_once(key, 0)? } else { None };
         let within_ns = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);
-        let ends_ns = self.table().clock().now_ns().saturating_add(within_ns);
+        let now_ns = self.table().clock().now_ns();
+        let ends_ns = now_ns.saturating_add(within_ns);
         // P1: who removes the key comes before, or finds it started.
         let mut state = started.lock();
+        // P2: one that has ended is given up, whether a tidying has come by or not.
+        if state.take_if_ended(key, now_ns) {
+            self.give_up(key);
+        }
         if state.all.contains_key(key) && !broken(Rule::StartOnce) {
             return Err(PutError::AlreadyStarted);
         }
@@ -223,7 +234,7 @@ impl Index {
             return self.swap_stored(key, expected, Becomes::Leaves);
         }
         check_lengths(self.geometry(), key, expected.bytes())?;
-        let hidden = Becomes::Hides(self.not_committed()?);
+        let hidden = Becomes::Hides(self.not_committed()?, LeftCause::Removed);
         let mut swap = Swap::new(key, expected, hidden, self.table().extents().map(|extents| &**extents));
         self.changed_told(key, &mut swap)?;
         Ok(swap.outcome())

@@ -7,9 +7,13 @@ use oneread::layout::{OWNER_MAX, Seeds};
 use oneread::sink::LifeSink;
 use oneread::snapshot::Snapshot;
 use oneread::{
-    Address, Client, ClientOptions, Config, FeedItem, FeedOptions, OwnerOptions, PartChange, PutMode,
-    PutOptions, PutOutcome, Server, ServerConfig, StartMode, SwapOutcome, TableSize, TcpAddress, Tell,
+    Address, ChangeFeed, Client, ClientOptions, Config, FeedFrom, FeedItem, FeedOptions, OwnerOptions,
+    PartChange, PutMode, PutOptions, PutOutcome, Server, ServerConfig, StartMode, SwapOutcome, TableSize,
+    TcpAddress, Tell,
 };
+use std::collections::BTreeMap;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const LAYOUTS: [&str; 4] = ["windowed:8", "bucketized:4", "farm", "cluster"];
@@ -533,6 +537,87 @@ fn exact_readers_ask_for_owners_too() {
             assert_eq!(client.life(&key(n)).unwrap().is_some(), is_there(n), "{n}, exact: {is_exact}");
         }
     }
+}
+
+/// Hears what there is by now, and makes a copy of it: each key, and whose it is.
+fn hear(changes: &mut ChangeFeed, copy: &mut BTreeMap<Vec<u8>, u16>) {
+    while let Some(item) = changes.next(Duration::ZERO).unwrap() {
+        match item {
+            FeedItem::Key { key, owner, .. } => assert_eq!(copy.insert(key, owner), None, "shown once"),
+            FeedItem::Came { key, owner, .. } => assert_eq!(copy.insert(key, owner), None, "it was there"),
+            FeedItem::Replaced { key, owner, .. } => {
+                assert!(copy.insert(key, owner).is_some(), "it was not there");
+            }
+            FeedItem::Left { key, .. } => assert!(copy.remove(&key).is_some(), "it was not there"),
+            FeedItem::OwnerGone { owner, .. } => copy.retain(|_, its| *its != owner),
+            FeedItem::Joined => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// J8: an owner is removed while one joins by a walk, one follows, and others change his entries. In the end, neither copy
+/// has an entry of his.
+#[test]
+fn followers_keep_nothing_of_an_owner_who_has_gone() {
+    const ROUNDS: u16 = 150;
+    const ENTRIES: u64 = 400;
+    let dir = tempfile::tempdir().unwrap();
+    let address = Address::Shm(dir.path().join("s"));
+    let table = Config::new().size(TableSize::Keys(4_000)).key_max(8).value_max(8).life(true).owners(true);
+    let server = Server::start(ServerConfig::new(address.clone(), table).workers(2)).unwrap();
+    let mut operator = Client::connect(&address).unwrap();
+    let mut other = Client::connect(&address).unwrap();
+    let keys: Vec<([u8; 8], [u8; 8])> = (0..ENTRIES).map(|n| (key(n), 1u64.to_le_bytes())).collect();
+    let mut met = [0; 2];
+    for number in 1..=ROUNDS {
+        let mut owner = operator.owner(OwnerOptions::new(number).absent_for(3_600 * SECOND)).unwrap();
+        let (mut follows, mut copy) = (operator.changes(FeedOptions::new()).unwrap(), BTreeMap::new());
+        owner.put_many(&keys).unwrap();
+        let (begins, ends) = (Barrier::new(4), AtomicBool::new(false));
+        let joined = std::thread::scope(|scope| {
+            let (begins, ends, keys) = (&begins, &ends, &keys);
+            let swaps = |swap: &mut dyn FnMut(&[u8; 8], &[u8; 8]) -> bool| {
+                begins.wait();
+                let mut swapped = 0;
+                for (key, value) in keys.iter().cycle().take_while(|_| !ends.load(Relaxed)) {
+                    swapped += u64::from(swap(key, value));
+                }
+                swapped
+            };
+            let (index, other) = (server.index(), &mut other);
+            let by_index = scope.spawn(move || {
+                swaps(&mut |key, value| index.compare_and_swap(key, value, value) == Ok(SwapOutcome::Swapped))
+            });
+            let by_client = scope.spawn(move || {
+                swaps(&mut |key, value| {
+                    other.compare_and_swap(key, value, value).unwrap() == SwapOutcome::Swapped
+                })
+            });
+            let joins = operator.clone();
+            let joined = scope.spawn(move || {
+                begins.wait();
+                let mut changes = joins.changes(FeedOptions::new().from(FeedFrom::Keys)).unwrap();
+                let mut copy = BTreeMap::new();
+                hear(&mut changes, &mut copy);
+                (changes, copy)
+            });
+            begins.wait();
+            std::thread::sleep(Duration::from_micros(100 * (u64::from(number) % 30)));
+            assert!(operator.remove_owner(number).unwrap());
+            let joined = joined.join().unwrap();
+            ends.store(true, Relaxed);
+            met = [met[0] + by_index.join().unwrap(), met[1] + by_client.join().unwrap()];
+            joined
+        });
+        let (mut joins, mut joined) = joined;
+        hear(&mut follows, &mut copy);
+        hear(&mut joins, &mut joined);
+        let none = BTreeMap::new();
+        assert_eq!((&copy, &joined), (&none, &none), "who followed, and who joined, in round {number}");
+    }
+    println!("swaps by the index, and by a client: {met:?}");
+    assert!(met[0] > 0 && met[1] > 0, "{met:?}");
 }
 
 #[cfg(feature = "faults")]

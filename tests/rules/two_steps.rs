@@ -6,8 +6,8 @@ use oneread::internals::region::{Backing, Region};
 use oneread::layout::Seeds;
 use oneread::snapshot::Snapshot;
 use oneread::{
-    Address, Client, Config, FeedItem, FeedOptions, OwnerOptions, PutMode, PutOptions, PutOutcome, Server,
-    ServerConfig, SwapOutcome, TableSize, TcpAddress,
+    Address, Client, Config, FeedItem, FeedOptions, LeftCause, OwnerOptions, PutMode, PutOptions, PutOutcome,
+    Server, ServerConfig, SwapOutcome, TableSize, TcpAddress,
 };
 use std::time::{Duration, Instant};
 
@@ -178,7 +178,17 @@ fn what_is_not_committed_ends() {
             assert_eq!(index.put_piece(&session, key, ticket, b""), Err(PutError::NotStarted), "{case}");
             assert_eq!(index.put_abort(&session, key, ticket), Ok(false), "{case}");
             drop(other);
+            // At once: nobody need tidy first.
+            let ticket = index.put_start(&session, key, 3_000, SECOND).unwrap();
+            assert_eq!(index.put_abort(&session, key, ticket), Ok(true), "{case}");
             before("its session has ended");
+            index.put_start(&session, key, 3_000, SECOND).unwrap();
+            let early = index.put_start(&session, key, 3_000, SECOND);
+            assert_eq!(early, Err(PutError::AlreadyStarted), "{case}");
+            clock.advance(SECOND);
+            let ticket = index.put_start(&session, key, 3_000, SECOND).unwrap();
+            assert_eq!(index.put_abort(&session, key, ticket), Ok(true), "{case}");
+            before("its time was over, and it was started again");
             for stated in [5, 3_000] {
                 let ticket = index.put_start(&session, key, stated, SECOND).unwrap();
                 let wrong = |given| Err(PutError::StartedLength { given, stated });
@@ -284,6 +294,39 @@ fn two_steps_of_clients_at(address: Address) {
     let _server = Server::start(ServerConfig::new(address.clone(), plain)).unwrap();
     let refused = Client::connect(&address).unwrap().put_start(KEY, 1, SECOND);
     assert!(matches!(refused, Err(MutateError::NoOwners)), "{refused:?}");
+}
+
+/// A follower is told why an entry left, whether a put of its key was started or not.
+#[test]
+fn what_leaves_under_a_start_is_told_with_its_cause() {
+    let dir = tempfile::tempdir().unwrap();
+    let address = Address::Shm(dir.path().join("table"));
+    let config = Config::new().size(TableSize::Keys(1_000)).life(true).owners(true);
+    let _server = Server::start(ServerConfig::new(address.clone(), config)).unwrap();
+    let mut client = Client::connect(&address).unwrap();
+    let mut owner = client.owner(OwnerOptions::new(7)).unwrap();
+    let mut changes = client.changes(FeedOptions::new()).unwrap();
+    let mut next = || changes.next(60 * SECOND).unwrap().expect("it is told");
+    let left = |number, cause| FeedItem::Left { number, key: KEY.to_vec(), cause };
+    let ends = PutOptions::new().ttl(SECOND);
+    client.put_with(KEY, b"ends", ends).unwrap();
+    let ticket = client.put_start(KEY, 1, 3_600 * SECOND).unwrap();
+    assert!(matches!(next(), FeedItem::Came { number: 1, .. }));
+    assert_eq!(next(), left(2, LeftCause::Expired));
+    client.put(KEY, b"value").unwrap();
+    assert!(matches!(next(), FeedItem::Came { number: 3, .. }));
+    assert!(client.remove(KEY).unwrap());
+    assert_eq!(next(), left(4, LeftCause::Removed));
+    client.put(KEY, b"value").unwrap();
+    assert!(matches!(next(), FeedItem::Came { number: 5, .. }));
+    assert_eq!(client.remove_if(KEY, b"value").unwrap(), SwapOutcome::Swapped);
+    assert_eq!(next(), left(6, LeftCause::Removed));
+    owner.put(KEY, b"value").unwrap();
+    assert!(matches!(next(), FeedItem::Came { number: 7, owner: 7, .. }));
+    assert!(client.remove_owner(7).unwrap());
+    assert_eq!(next(), FeedItem::OwnerGone { number: 8, owner: 7 });
+    assert_eq!(client.put_commit(ticket, b"1").unwrap(), PutOutcome::Inserted);
+    assert!(matches!(next(), FeedItem::Came { number: 9, owner: 0, .. }));
 }
 
 #[cfg(feature = "faults")]

@@ -1,4 +1,4 @@
-//! The feed: the changes of a table, one after the other, for whoever asks (J1 to J7).
+//! The feed: the changes of a table, one after the other, for whoever asks (J1 to J8).
 //!
 //! Without a listener there is no ring, and a change looks at one flag. The first who asks starts it. It ends by
 //! itself when the ring has gone round and nobody has asked meanwhile: then all who listened have missed something
@@ -8,9 +8,10 @@ mod ring;
 
 pub(crate) use ring::{ChangeRecord, RecordValue};
 
+use crate::faults::{Rule, broken, in_order};
 use crate::index::seams::KeyChange;
 use crate::layout::owners::NOT_COMMITTED;
-use crate::sync::{Ordering, fence};
+use crate::sync::{Mutex, MutexGuard, Ordering, fence, lock};
 use ring::ChangeRing;
 use std::io;
 use std::ops::Range;
@@ -62,6 +63,8 @@ pub(crate) struct Feed {
     /// Whether changes are told. It is looked at under the key's lock (J1).
     is_on: AtomicBool,
     ring: OnceLock<ChangeRing>,
+    /// Who starts the feed has it, and who hides an owner's entries (J8).
+    starting: Mutex<()>,
 }
 
 impl Feed {
@@ -71,10 +74,11 @@ impl Feed {
         self.is_on.load(Relaxed)
     }
 
-    /// A change is visible, and its key's lock is held.
+    /// A change is visible, and its key's lock is held. It has found an entry of the owner `before`. `hides` says
+    /// whether entries of an owner are hidden by now.
     #[cold]
     #[inline(never)]
-    pub fn tell(&self, change: &KeyChange<'_>, cause: LeftCause) {
+    pub fn tell(&self, change: KeyChange<'_>, cause: LeftCause, before: u16, hides: impl Fn(u16) -> bool) {
         if change.owner == NOT_COMMITTED {
             return;
         }
@@ -82,16 +86,44 @@ impl Feed {
         fence(Ordering::Acquire);
         let Some(ring) = self.ring.get() else { return };
         let mut turn = ring.turn();
-        // Another thread may have ended it while this one waited for its turn.
-        if self.is_on() && !ring.push(&mut turn, change, cause) {
-            self.is_on.store(false, Relaxed);
+        // J8: since the change looked, an owner may have gone, and that may have been told.
+        let change = match broken(Rule::OwnerTurn) {
+            true => Some(change),
+            false => change.among_shown(hides(before), hides(change.owner)),
+        };
+        if let Some(change) = change {
+            self.push(ring, &mut turn, &change, cause);
         }
     }
 
-    /// The entries of an owner are hidden.
-    pub fn tell_owner(&self, owner: u16) {
-        if self.is_on() {
-            self.tell(&KeyChange::owner_gone(owner), LeftCause::OwnerGone);
+    /// Hides the entries of an owner by `hide`, and tells that. Between the two nobody tells anything, and no feed starts
+    /// (J8).
+    pub fn tell_owner(&self, owner: u16, hide: impl FnOnce()) {
+        let _starting = lock(&self.starting);
+        let ring = self.ring.get().filter(|_| self.is_on());
+        let turn = ring.map(|ring| (ring, ring.turn()));
+        in_order(
+            Rule::OwnerFirst,
+            turn,
+            |_| hide(),
+            |turn| {
+                if let Some((ring, turn)) = turn {
+                    self.push(ring, turn, &KeyChange::owner_gone(owner), LeftCause::OwnerGone);
+                }
+            },
+        );
+    }
+
+    fn push(
+        &self,
+        ring: &ChangeRing,
+        turn: &mut MutexGuard<'_, u64>,
+        change: &KeyChange<'_>,
+        cause: LeftCause,
+    ) {
+        // Another thread may have ended it while this one waited for its turn.
+        if self.is_on() && !ring.push(turn, change, cause) {
+            self.is_on.store(false, Relaxed);
         }
     }
 
@@ -113,6 +145,8 @@ impl Feed {
         if self.is_on() {
             return Ok(ring.next());
         }
+        // J8: not between an owner's bit and its telling.
+        let _starting = (!broken(Rule::OwnerStart)).then(|| lock(&self.starting));
         let turn = ring.turn();
         if self.is_on() {
             return Ok(ring.next());

@@ -5,6 +5,7 @@ use crate::clock::Clock;
 use crate::config::{Config, TableSize};
 use crate::index::{Index, LeftCause};
 use crate::layout::hash::Seeds;
+use crate::layout::life::TICK_NS;
 use crate::outcome::{PutMode, PutOptions};
 use crate::sim::{Recorder, turns};
 use std::sync::Arc;
@@ -199,16 +200,56 @@ fn is_left_over(seed: u64) -> Option<String> {
     wrong(seed, vec![Box::new(puts), Box::new(goes), Box::new(tidies)])
 }
 
+/// Two remove an owner who is putting: each of them finds nothing of his when it returns, whoever was first.
+fn is_acknowledged_early(seed: u64) -> Option<String> {
+    let index = any_index(seed);
+    let session = session(&index);
+    index.put_of(&session, KEY, &1u64.to_le_bytes(), PutOptions::new()).unwrap();
+    let puts = || {
+        let put = || index.put_of(&session, b"other", b"value", PutOptions::new());
+        while put().is_ok() {}
+        None
+    };
+    let removes = || {
+        let is_first = index.remove_owner(OWNER).unwrap();
+        got(&index).map(|_| format!("it is found when it was removed, by the first: {is_first}"))
+    };
+    wrong(seed, vec![Box::new(puts), Box::new(removes), Box::new(removes)])
+}
+
+/// Two tidy: who is told that nothing is left finds neither an entry of an owner who was away for too long, nor one that has
+/// ended.
+fn is_tidied_early(seed: u64) -> Option<String> {
+    let index = any_index(seed / 2);
+    if seed.is_multiple_of(2) {
+        let session = index.owner(OWNER, Duration::ZERO).unwrap();
+        index.put_of(&session, KEY, &1u64.to_le_bytes(), PutOptions::new()).unwrap();
+    } else {
+        let (value, ttl) = (1u64.to_le_bytes(), Duration::from_nanos(TICK_NS));
+        index.put_with(KEY, &value, PutOptions::new().ttl(ttl)).unwrap();
+    }
+    index.table().clock().advance(Duration::from_nanos(3 * TICK_NS));
+    let tidies = || {
+        while index.tidy().is_some() {
+            index.table().clock().advance(GRACE);
+        }
+        got(&index).map(|_| "it is found when nothing was left to do".to_owned())
+    };
+    wrong(seed, vec![Box::new(tidies), Box::new(tidies)])
+}
+
 type OwnerCase = fn(u64) -> Option<String>;
 
 #[test]
 fn owners_go_at_once_whatever_others_do() {
-    let cases: [(&str, OwnerCase); 5] = [
+    let cases: [(&str, OwnerCase); 7] = [
         ("comes back", comes_back),
         ("is missed", is_missed),
         ("takes another", takes_another),
         ("is told early", is_told_early),
         ("is left over", is_left_over),
+        ("is acknowledged early", is_acknowledged_early),
+        ("is tidied early", is_tidied_early),
     ];
     for (name, case) in cases {
         for seed in 0..SEEDS {
@@ -222,7 +263,7 @@ fn owners_go_at_once_whatever_others_do() {
 #[test]
 fn broken_rules_are_noticed() {
     use crate::faults::{Broken, Rule};
-    let cases: [(Rule, OwnerCase); 7] = [
+    let cases: [(Rule, OwnerCase); 10] = [
         (Rule::OwnerMask, comes_back),
         (Rule::OwnerProof, comes_back),
         (Rule::OwnerCount, comes_back),
@@ -230,6 +271,9 @@ fn broken_rules_are_noticed() {
         (Rule::OwnerCheck, takes_another),
         (Rule::OwnerFirst, is_told_early),
         (Rule::OwnerPuts, is_left_over),
+        (Rule::OwnerTwice, is_acknowledged_early),
+        (Rule::TidyAlone, |seed| is_tidied_early(2 * seed)),
+        (Rule::TidyAlone, |seed| is_tidied_early(2 * seed + 1)),
     ];
     for (rule, case) in cases {
         let _broken = Broken::rule(rule);

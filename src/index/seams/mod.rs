@@ -131,6 +131,19 @@ impl<'c> KeyChange<'c> {
     pub(in crate::index) fn left(key: &'c [u8]) -> KeyChange<'c> {
         KeyChange { what: Changed::Left, key, value: None, owner: 0 }
     }
+
+    /// What the change is to whoever takes what is hidden for absent (O3), where the entry before it, or the one that it
+    /// leaves, is hidden. `None`: to him nothing changes.
+    pub(in crate::index) fn among_shown(self, before: bool, after: bool) -> Option<KeyChange<'c>> {
+        let was_there = self.what != Changed::Came && !before;
+        let is_there = self.what != Changed::Left && !after;
+        match (was_there, is_there) {
+            (true, true) => Some(KeyChange { what: Changed::Replaced, ..self }),
+            (false, true) => Some(KeyChange { what: Changed::Came, ..self }),
+            (true, false) => Some(KeyChange::left(self.key)),
+            (false, false) => None,
+        }
+    }
 }
 
 /// Who stands between the decision of one change and its effect.
