@@ -95,6 +95,8 @@ pub enum Rule {
     ExpiryCheck,
     /// V4: a reader that is to be exact takes an entry whose slot says that it has ended for absent.
     ReaderExpiry,
+    /// V5: the time of a table is by the host's clock, whatever time namespace a process is in.
+    TimeNamespace,
     /// Z1: a policy hears under the key's lock that the key came, or left.
     RecordLock,
     /// Z2: a pin is noted before the key is looked for under its lock.
