@@ -158,6 +158,10 @@ pub enum Rule {
     WalkPair,
     /// D6: a scan shows the keys of a look in order, and goes on behind the last of them.
     ScanOrder,
+    /// D7: that an owner's entries were hidden counts as a change.
+    HidesCounted,
+    /// D8: an entry comes back from a snapshot with its end and its owner.
+    EntryWhole,
     /// J1: a change is told under its key's lock.
     FeedLock,
     /// J2: the feed is on, and its number known, before a walk begins that is to join it.
