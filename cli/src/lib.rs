@@ -8,6 +8,7 @@ mod connect;
 mod data;
 mod demo;
 mod doctor;
+mod entries;
 mod habits;
 mod manual;
 mod owner;
