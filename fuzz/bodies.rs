@@ -368,8 +368,8 @@ pub fn snapshot_bytes(data: &[u8]) -> bool {
         let mut blocks = snapshot.blocks();
         let mut keys = 0;
         while let Some(block) = blocks.next()? {
-            keys += block.records().count() as u64;
-            there.extend(block.records().map(|(key, value)| (key.to_vec(), value.to_vec())));
+            keys += block.entries().count() as u64;
+            there.extend(block.entries().map(|entry| (entry.key.to_vec(), entry.value.to_vec())));
         }
         assert_eq!(keys, content.keys, "what it says and what it has");
         Ok(snapshot)
@@ -383,7 +383,12 @@ pub fn snapshot_bytes(data: &[u8]) -> bool {
                 assert!(there.keys().all(|key| reader.get_into(key, &mut got) == Ok(true)));
             }
             Err(RestoreError::Full { .. }) => {}
-            Err(RestoreError::TooLong { .. } | RestoreError::TooMany { .. }) => assert!(index.is_empty()),
+            Err(
+                RestoreError::TooLong { .. }
+                | RestoreError::TooMany { .. }
+                | RestoreError::Life
+                | RestoreError::Owners,
+            ) => assert!(index.is_empty()),
             Err(error) => panic!("it was whole: {error}"),
         }
     }
@@ -396,7 +401,7 @@ pub fn snapshot_bytes(data: &[u8]) -> bool {
     loop {
         let before = blocks.at();
         match blocks.next() {
-            Ok(Some(block)) => records += block.records().count(),
+            Ok(Some(block)) => records += block.entries().count(),
             Ok(None) => break,
             Err(_) => {
                 gaps += 1;

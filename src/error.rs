@@ -328,7 +328,7 @@ kind!(SnapshotError, error => match error {
 
 kind!(RestoreError, error => match error {
     RestoreError::Snapshot(error) => error.kind(),
-    RestoreError::TooLong { .. } | RestoreError::Life => Invalid,
+    RestoreError::TooLong { .. } | RestoreError::Life | RestoreError::Owners => Invalid,
     RestoreError::TooMany { .. } => Full,
     RestoreError::Cancelled => Cancelled,
     RestoreError::Full { source, .. } => source.kind(),

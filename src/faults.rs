@@ -95,6 +95,8 @@ pub enum Rule {
     ExpiryCheck,
     /// V4: a reader that is to be exact takes an entry whose slot says that it has ended for absent.
     ReaderExpiry,
+    /// V5: the time of a table is by the host's clock, whatever time namespace a process is in.
+    TimeNamespace,
     /// Z1: a policy hears under the key's lock that the key came, or left.
     RecordLock,
     /// Z2: a pin is noted before the key is looked for under its lock.
@@ -158,6 +160,10 @@ pub enum Rule {
     WalkPair,
     /// D6: a scan shows the keys of a look in order, and goes on behind the last of them.
     ScanOrder,
+    /// D7: that an owner's entries were hidden counts as a change.
+    HidesCounted,
+    /// D8: an entry comes back from a snapshot with its end and its owner.
+    EntryWhole,
     /// J1: a change is told under its key's lock.
     FeedLock,
     /// J2: the feed is on, and its number known, before a walk begins that is to join it.

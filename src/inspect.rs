@@ -6,10 +6,12 @@
 use crate::families;
 use crate::layout::chain::CHAIN_MAX;
 use crate::layout::control::{
-    BLOCKS_WORD, DIRECTORY_WORD, MOVE_COUNTERS, STATE_WORD, State, move_counter_word,
+    BLOCKS_WORD, DIRECTORY_WORD, MADE_WORD, MOVE_COUNTERS, STATE_WORD, State, move_counter_word,
 };
 use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
+use crate::layout::life::Life;
+use crate::layout::owners;
 use crate::layout::segment::{DirectoryEntry, Named, Pending, directory_bits_max, low};
 use crate::layout::slot::{Header, Image, Torn, View, check};
 use crate::layout::superblock::{Superblock, SuperblockError};
@@ -17,6 +19,7 @@ use crate::layout::{crc, words};
 use crate::region::Region;
 use std::collections::BTreeSet;
 use std::rc::Rc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The content of a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +36,8 @@ pub struct SlotReport {
     /// slot, with a digest of it in front.
     /// [`Inspector::value`] follows the reference.
     pub value: Vec<u8>,
+    /// The life of the entry, if it has one.
+    pub life: Option<Life>,
 }
 
 impl SlotReport {
@@ -114,6 +119,18 @@ impl<'a> Inspector<'a> {
         (0..MOVE_COUNTERS).map(|home| self.region.load(move_counter_word(home))).sum()
     }
 
+    /// Whether readers take the entry of a slot for absent: its owner has gone, or it is not committed (O3).
+    pub fn is_hidden(&self, report: &SlotReport) -> bool {
+        let owner = report.life.filter(|_| self.geometry.has_owners()).map_or(0, |life| life.owner);
+        owner != 0 && self.region.load(self.geometry.owner_word(owner)) & owners::bit(owner) != 0
+    }
+
+    /// When the entry of a slot ends, by the time of day. `None`: it does not end by itself.
+    pub fn end(&self, report: &SlotReport) -> Option<SystemTime> {
+        let life = report.life.filter(|life| life.expiry != 0)?;
+        Some(UNIX_EPOCH + Duration::from_nanos(self.region.load(MADE_WORD)) + life.end())
+    }
+
     /// Loads one slot. If it is being written, loads it a few times more before it is reported as
     /// torn.
     pub fn slot(&self, slot: SlotIx) -> SlotReport {
@@ -167,13 +184,14 @@ impl<'a> Inspector<'a> {
             image = look();
             verdict = verdict_of(&image);
         }
-        let (mut key, mut value) = (Vec::new(), Vec::new());
+        let (mut key, mut value, mut life) = (Vec::new(), Vec::new(), None);
         let header = Header::from_words([image[0], image[1]]);
         if let (Ok(()), Ok(view)) = (verdict, View::consistent(shape, &image)) {
             key = self.key_of(&view);
             view.value_into(&mut value);
+            life = view.life();
         }
-        SlotReport { slot, header, verdict, key, value }
+        SlotReport { slot, header, verdict, key, value, life }
     }
 
     /// The geometry of each segment that has keys now, and how many of its slots were ever used. One for
@@ -318,7 +336,6 @@ mod tests {
     use crate::index::Index;
     use crate::layout::hash::Seeds;
     use crate::outcome::PutMode;
-    use std::time::Duration;
 
     /// However many overflow blocks a damaged region says that it has, no slot behind the last is looked at.
     #[test]

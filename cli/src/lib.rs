@@ -9,6 +9,7 @@ mod connect;
 mod data;
 mod demo;
 mod doctor;
+mod entries;
 mod habits;
 #[cfg(feature = "man")]
 mod man;

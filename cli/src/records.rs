@@ -4,7 +4,8 @@
 //!   stands for any byte.
 //! * CSV: the usual quoting; any bytes.
 //! * JSON lines: `{"key": "...", "value": "..."}`. Bytes that are not UTF-8 are in `key_hex` and
-//!   `value_hex`. What `get --json` prints is read, too.
+//!   `value_hex`. What `get --json` prints is read, too. Only here there is room for when an entry ends
+//!   (`ends_ms`, by the time of day) and whose it is (`owner`).
 //!
 //! A byte order mark (BOM) at the beginning of the input is none of the first key's. So `dump` escapes or
 //! quotes one with which a key begins.
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::io::{self, BufRead, Read, Write};
 use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
@@ -26,6 +28,11 @@ pub enum Format {
 }
 
 impl Format {
+    /// Whether a record has room for more than a key and a value.
+    pub fn has_all(self) -> bool {
+        self == Format::Jsonl
+    }
+
     /// The format by the extension of a file's name; TSV if the extension is none of these.
     pub fn of(path: &Path) -> Format {
         match path.extension().and_then(|e| e.to_str()) {
@@ -51,6 +58,12 @@ pub struct Pair {
     /// Whether `get` found the key.
     #[serde(skip_serializing_if = "Option::is_none")]
     found: Option<bool>,
+    /// When the entry ends, in milliseconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ends_ms: Option<u64>,
+    /// Whose the entry is, if it is anybody's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    owner: Option<u16>,
 }
 
 impl Pair {
@@ -61,7 +74,7 @@ impl Pair {
         };
         let (key, key_hex) = text(key);
         let (value, value_hex) = value.map(text).unwrap_or_default();
-        Pair { key, key_hex, value, value_hex, found: None }
+        Pair { key, key_hex, value, value_hex, ..Pair::default() }
     }
 
     /// What `get` tells of a key.
@@ -85,12 +98,28 @@ impl Pair {
         if self.found == Some(false) {
             return Err("`get` did not find this key, so there is no value to put".into());
         }
-        Ok((key, one("value", self.value, self.value_hex)?))
+        let value = one("value", self.value, self.value_hex)?;
+        let end = self.ends_ms.map(|ms| UNIX_EPOCH + Duration::from_millis(ms));
+        Ok(Record { end, owner: self.owner.unwrap_or(0), ..Record::new(key, value) })
     }
 }
 
-/// A key and its value.
-pub type Record = (Vec<u8>, Vec<u8>);
+/// A key and its value, and what its entry is beside these.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    pub key: Vec<u8>,
+    pub value: Vec<u8>,
+    /// When the entry ends, by the time of day, which is written in whole milliseconds, rounded up.
+    pub end: Option<SystemTime>,
+    /// Whose the entry is; 0: nobody's.
+    pub owner: u16,
+}
+
+impl Record {
+    fn new(key: Vec<u8>, value: Vec<u8>) -> Record {
+        Record { key, value, end: None, owner: 0 }
+    }
+}
 
 /// What some programs begin a text with.
 const BOM: &[u8] = "\u{feff}".as_bytes();
@@ -246,7 +275,7 @@ impl<R: Read> Records<R> {
                     (Some(what), ..) => {
                         Err(format!("{what}; is a quote missing, or one too many, in {lines}?"))
                     }
-                    (None, Some(key), Some(value)) => Ok((key.to_vec(), value.to_vec())),
+                    (None, Some(key), Some(value)) => Ok(Record::new(key.to_vec(), value.to_vec())),
                     _ => Err("one column only; key and value are two, with a comma between them".into()),
                 };
                 Ok(Some((first, pair)))
@@ -300,7 +329,7 @@ fn from_json(line: &[u8]) -> Result<Record, String> {
 fn from_tsv(line: &[u8]) -> Result<Record, String> {
     let mut columns = line.split(|&b| b == b'\t');
     match (columns.next(), columns.next()) {
-        (Some(key), Some(value)) => Ok((unescape(key)?, unescape(value)?)),
+        (Some(key), Some(value)) => Ok(Record::new(unescape(key)?, unescape(value)?)),
         _ if line.starts_with(b"{") => Err("no tab between key and value; JSON takes --format jsonl".into()),
         _ => Err("no tab between key and value; --format names another format".into()),
     }
@@ -375,6 +404,21 @@ pub fn write(out: &mut impl Write, format: Format, key: &[u8], value: &[u8]) -> 
             writeln!(out, "{line}")
         }
     }
+}
+
+/// Writes one record, with the end and the owner of its entry where the format has room for them.
+pub fn write_whole(out: &mut impl Write, format: Format, record: &Record) -> io::Result<()> {
+    let Record { key, value, end, owner } = record;
+    if format.has_all() {
+        let ends_ms = end.map(|end| {
+            let since = end.duration_since(UNIX_EPOCH).unwrap_or_default();
+            u64::try_from(since.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+        });
+        let owner = Some(*owner).filter(|&owner| owner != 0);
+        let pair = Pair { ends_ms, owner, ..Pair::new(key, Some(value)) };
+        return writeln!(out, "{}", serde_json::to_string(&pair).map_err(io::Error::other)?);
+    }
+    write(out, format, key, value)
 }
 
 /// Writes a key on a line of its own, as a record of [`Format::Tsv`] has it.
@@ -460,6 +504,31 @@ mod tests {
         (1..=1_000).for_each(|number| assert_eq!(csv.next().unwrap().unwrap().0, number));
     }
 
+    /// JSON lines keep when an entry ends, never sooner than it does, and whose it is. The other formats have no room.
+    #[test]
+    fn ends_and_owners_come_back() {
+        let second = UNIX_EPOCH + Duration::from_millis(1_234);
+        for (end, read) in [
+            (None, None),
+            (Some(second), Some(second)),
+            (Some(second - Duration::from_nanos(1)), Some(second)),
+        ] {
+            for owner in [0, 7, u16::MAX] {
+                let record = Record { end, owner, ..Record::new(b"key".into(), b"value".into()) };
+                for format in FORMATS {
+                    let mut text = Vec::new();
+                    write_whole(&mut text, format, &record).unwrap();
+                    let (_, back) = Records::new(&text[..], format, LINE_MAX).next().unwrap().unwrap();
+                    let expected = match format.has_all() {
+                        true => Record { end: read, ..record.clone() },
+                        false => Record { end: None, owner: 0, ..record.clone() },
+                    };
+                    assert_eq!(back.unwrap(), expected, "{format:?}");
+                }
+            }
+        }
+    }
+
     const FORMATS: [Format; 3] = [Format::Tsv, Format::Csv, Format::Jsonl];
 
     /// A reader that brings one byte at a time, as a pipe may.
@@ -500,7 +569,8 @@ mod tests {
                 }
                 for text in [text.clone(), [BOM, &text].concat()] {
                     for lines in [all(&text[..], format), all(Bytewise(&text), format)] {
-                        let lines: Vec<_> = lines.into_iter().map(|(_, record)| record.unwrap()).collect();
+                        let lines = lines.into_iter().map(|(_, record)| record.unwrap());
+                        let lines: Vec<_> = lines.map(|Record { key, value, .. }| (key, value)).collect();
                         prop_assert_eq!(&lines, &pairs, "{:?}: {:?}", format, text.escape_ascii().to_string());
                     }
                     let mut records = Records::new(&text[..], format, LINE_MAX);
@@ -511,7 +581,7 @@ mod tests {
             // What `get --json` prints is read as well.
             for (key, value) in &pairs {
                 let line = serde_json::to_string(&Pair::found(key, Some(value))).unwrap();
-                prop_assert_eq!(from_json(line.as_bytes()), Ok((key.clone(), value.clone())));
+                prop_assert_eq!(from_json(line.as_bytes()), Ok(Record::new(key.clone(), value.clone())));
             }
         }
     }
@@ -526,13 +596,17 @@ mod tests {
             (Format::Jsonl, "{\"key\": \"a\", \"value\": \"b\"}\n"),
         ] {
             let text = format!("\u{feff}{line}");
-            assert_eq!(all(text.as_bytes(), format), [(1, Ok((b"a".into(), b"b".into())))], "{format:?}");
+            assert_eq!(
+                all(text.as_bytes(), format),
+                [(1, Ok(Record::new(b"a".into(), b"b".into())))],
+                "{format:?}"
+            );
         }
         for (format, text) in [
             (Format::Tsv, "\u{feff}\u{feff}a\tb\n\u{feff}c\td\n"),
             (Format::Csv, "\u{feff}\u{feff}a,b\n\u{feff}c,d\n"),
         ] {
-            let pair = |key: &str, value: &str| Ok((key.into(), value.into()));
+            let pair = |key: &str, value: &str| Ok(Record::new(key.into(), value.into()));
             let expected = [(1, pair("\u{feff}a", "b")), (2, pair("\u{feff}c", "d"))];
             assert_eq!(all(text.as_bytes(), format), expected, "{format:?}");
         }
@@ -615,8 +689,8 @@ mod tests {
                 super::write(&mut out, format, b"next", b"value").unwrap();
                 let mut records = Records::new(&out[..], format, LINE_MAX);
                 let mut next = || records.next().unwrap().unwrap().1.unwrap();
-                assert_eq!(next(), (b"key".to_vec(), value.as_bytes().to_vec()), "{format:?}");
-                assert_eq!(next(), (b"next".to_vec(), b"value".to_vec()), "{format:?}");
+                assert_eq!(next(), Record::new(b"key".into(), value.as_bytes().into()), "{format:?}");
+                assert_eq!(next(), Record::new(b"next".into(), b"value".into()), "{format:?}");
             }
         }
     }

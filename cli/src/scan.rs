@@ -17,6 +17,7 @@ use std::process::ExitCode;
   oneread scan --match 'user:*'         * any bytes, ? one, [a-z] one of these,
                                         \\ takes the next one as it is
   oneread scan --values | oneread load - --at shm:/tmp/other.sock
+                                        (ends and owners: oneread dump --json)
   oneread scan --json | jq .key
   oneread scan --values --key-file secret     decrypts the values
 

@@ -1,6 +1,7 @@
 //! `snapshot`, `restore`: all keys of a table in one file, and back.
 
 use crate::connect::Server;
+use crate::entries::{Became, Entry, EntryPuts};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use oneread::internals::layout::extent::REFERENCE_BYTES;
@@ -189,8 +190,11 @@ fn ago(ms: u64) -> String {
 
 The file is checked first, to its last byte: a damaged one is refused, and
 nothing is put. The server may have another layout or size than the one that
-made it. A new server begins with a snapshot by itself: `oneread serve
---restore table.snap`, which is faster.
+made it. An entry that ends by itself does so at the same time of day, and one
+that has ended by now is not put. An entry that has an owner is put as that
+owner: if the owner does not come back within a minute, it goes. A new server
+begins with a snapshot by itself: `oneread serve --restore table.snap`,
+which is faster.
 
 Exit status 1 if a key was not put, or something was left out.")]
 pub struct Restore {
@@ -219,6 +223,8 @@ struct Summary {
     updated: u64,
     /// Keys that --insert left alone.
     skipped: u64,
+    /// Entries that have come to their end since.
+    ended: u64,
     failed: u64,
     /// Bytes of the file that were left out.
     left_out_bytes: u64,
@@ -234,16 +240,17 @@ impl Restore {
     pub fn run(self) -> Result<ExitCode> {
         if self.check {
             let snapshot = Snapshot::open(&self.file)?;
-            let content = checked(&snapshot)?;
-            return self.show(&snapshot, &content);
+            let checked = Checked::of(&snapshot)?;
+            return self.show(&snapshot, &checked);
         }
         let begun = Instant::now();
         let open = if self.damaged { Snapshot::open_head } else { Snapshot::open };
         let snapshot = open(&self.file)?;
-        let mut client = self.server.connect()?;
+        let client = self.server.connect()?;
         if !self.damaged {
-            self.fits(&checked(&snapshot)?, &client)?;
+            self.fits(&Checked::of(&snapshot)?, &client)?;
         }
+        let mut puts = EntryPuts::new(client, if self.insert { PutMode::Insert } else { PutMode::Upsert });
         let mut summary = Summary::default();
         let done = Arc::new(AtomicU64::new(0));
         let bar = Progress::of_bytes(snapshot.bytes(), "restoring").on_signal({
@@ -258,9 +265,11 @@ impl Restore {
         loop {
             match blocks.next() {
                 Ok(Some(block)) => {
-                    let records: Vec<_> = block.records().collect();
-                    for batch in records.chunks(BATCH) {
-                        self.put(&mut client, batch, &mut summary, &bar).with_context(|| {
+                    let mut entries: Vec<Entry<'_>> = block.entries().map(Entry::from).collect();
+                    // Each key is there once, so their order is free, and neighbours are put together.
+                    entries.sort_by_key(|entry| entry.owner);
+                    for batch in entries.chunks(BATCH) {
+                        put(&mut puts, batch, &mut summary, &bar).with_context(|| {
                             format!("after {} of the snapshot", show::counted(summary.keys, "key"))
                         })?;
                         done.store(summary.inserted + summary.updated, Ordering::Relaxed);
@@ -293,8 +302,13 @@ impl Restore {
         if self.json {
             show::say(serde_json::to_string(&summary)?)?;
         } else {
+            let ended = if summary.ended > 0 {
+                format!("{} had ended, ", show::count(summary.ended))
+            } else {
+                String::new()
+            };
             show::say(format_args!(
-                "{} in {:.2} s ({}): {} inserted, {} updated, {} skipped, {} failed",
+                "{} in {:.2} s ({}): {} inserted, {} updated, {} skipped, {ended}{} failed",
                 show::counted(summary.keys, "key"),
                 summary.seconds,
                 show::rate(summary.keys as f64 / summary.seconds),
@@ -308,8 +322,8 @@ impl Restore {
     }
 
     /// Refuses a snapshot that the server's table cannot take, before anything is put.
-    fn fits(&self, content: &SnapshotContent, client: &Client) -> Result<()> {
-        let geometry = client.geometry();
+    fn fits(&self, checked: &Checked, client: &Client) -> Result<()> {
+        let (geometry, content) = (client.geometry(), checked.content);
         for (what, given, max) in [
             ("key", content.longest_key, geometry.key_max()),
             ("value", content.longest_value, geometry.value_max()),
@@ -318,6 +332,18 @@ impl Restore {
                 given <= max,
                 "{} has a {what} of {given} bytes, the table at {} takes {max}; nothing was put; serve one with --{what}-max {given}",
                 self.file.display(),
+                client.address()
+            );
+        }
+        for (entries, what, can, option) in [
+            (checked.ending, "by themselves", geometry.has_life(), "life"),
+            (checked.owned, "with their owners", geometry.has_owners(), "owners"),
+        ] {
+            ensure!(
+                entries == 0 || can,
+                "{} has {} that end {what}, none of the table at {} can; nothing was put; serve one with --{option}",
+                self.file.display(),
+                show::counted(entries, "key"),
                 client.address()
             );
         }
@@ -335,45 +361,8 @@ impl Restore {
         Ok(())
     }
 
-    fn put(
-        &self,
-        client: &mut Client,
-        batch: &[(&[u8], &[u8])],
-        summary: &mut Summary,
-        bar: &Progress,
-    ) -> Result<()> {
-        let mode = if self.insert { PutMode::Insert } else { PutMode::Upsert };
-        let answers = match mode {
-            PutMode::Insert => client.insert_many(batch)?,
-            _ => client.put_many(batch)?,
-        };
-        for (answer, (key, _)) in answers.iter().zip(batch) {
-            summary.keys += 1;
-            match answer {
-                Ok(PutOutcome::Inserted) => summary.inserted += 1,
-                Ok(PutOutcome::Updated) => summary.updated += 1,
-                Ok(PutOutcome::Exists | PutOutcome::Missing) => summary.skipped += 1,
-                Err(error) => {
-                    summary.failed += 1;
-                    if summary.failed <= COMPLAINTS_MAX {
-                        let key = show::text(key, 40);
-                        bar.suspend(|| {
-                            show::complain(format_args!(
-                                "oneread: key {key:?}: {}",
-                                oneread_kit::advice::in_options(&error)
-                            ))
-                        });
-                    }
-                    // Each further key would look for room for long.
-                    ensure!(!matches!(error, PutError::Full { .. }), "{error}");
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn show(&self, snapshot: &Snapshot, content: &SnapshotContent) -> Result<ExitCode> {
-        let terms = snapshot.terms();
+    fn show(&self, snapshot: &Snapshot, checked: &Checked) -> Result<ExitCode> {
+        let (terms, content) = (snapshot.terms(), checked.content);
         let ms = |time: SystemTime| time.duration_since(UNIX_EPOCH).map_or(0, |t| t.as_millis() as u64);
         if self.json {
             show::say(serde_json::json!({
@@ -381,6 +370,9 @@ impl Restore {
                 "keys": content.keys,
                 "longest_key": content.longest_key,
                 "longest_value": content.longest_value,
+                "ending": checked.ending,
+                "ended": checked.ended,
+                "owned": checked.owned,
                 "damaged_slots": content.damaged,
                 "began_ms": ms(terms.began),
                 "ended_ms": ms(content.ended),
@@ -404,6 +396,15 @@ impl Restore {
             ] {
                 table.add_row(vec![comfy_table::Cell::new(name), show::number(value)]);
             }
+            for (name, entries) in [
+                ("entries that end by themselves", checked.ending),
+                ("entries that have ended since", checked.ended),
+                ("entries that have owners", checked.owned),
+            ] {
+                if entries > 0 {
+                    table.add_row(vec![comfy_table::Cell::new(name), show::number(show::count(entries))]);
+                }
+            }
             if content.damaged > 0 {
                 let damaged = show::number(show::count(content.damaged));
                 table.add_row(vec![comfy_table::Cell::new("slots damaged in that table, left out"), damaged]);
@@ -414,12 +415,59 @@ impl Restore {
     }
 }
 
-/// Checks every byte, and shows how far it is.
-fn checked(snapshot: &Snapshot) -> Result<SnapshotContent> {
-    let bar = Progress::of_bytes(snapshot.bytes(), "checking");
-    let content = snapshot.check(&mut |at| bar.set_position(at))?;
-    bar.finish();
-    Ok(content)
+fn put(puts: &mut EntryPuts, batch: &[Entry<'_>], summary: &mut Summary, bar: &Progress) -> Result<()> {
+    let mut full = None;
+    puts.put(batch, |nth, became| {
+        summary.keys += 1;
+        match &became {
+            Became::Put(PutOutcome::Inserted) => summary.inserted += 1,
+            Became::Put(PutOutcome::Updated) => summary.updated += 1,
+            Became::Put(PutOutcome::Exists | PutOutcome::Missing) => summary.skipped += 1,
+            Became::Ended => summary.ended += 1,
+            Became::Refused(_) | Became::NoOwner(_) => summary.failed += 1,
+        }
+        if let Some(reason) = became.reason().filter(|_| summary.failed <= COMPLAINTS_MAX) {
+            let key = show::text(batch[nth].key, 40);
+            bar.suspend(|| show::complain(format_args!("oneread: key {key:?}: {reason}")));
+        }
+        if let Became::Refused(error @ PutError::Full { .. }) = became {
+            full.get_or_insert(error);
+        }
+    })?;
+    // Each further key would look for room for long.
+    full.map_or(Ok(()), |error| Err(error.into()))
+}
+
+/// What is in a snapshot of which every byte was checked.
+struct Checked {
+    content: SnapshotContent,
+    /// Entries that will end by themselves, those that have ended by now, and those that have an owner and have not ended.
+    ending: u64,
+    ended: u64,
+    owned: u64,
+}
+
+impl Checked {
+    /// Checks every byte, and shows how far it is.
+    fn of(snapshot: &Snapshot) -> Result<Checked> {
+        let bar = Progress::of_bytes(snapshot.bytes(), "checking");
+        let now = SystemTime::now();
+        let (mut ending, mut ended, mut owned) = (0, 0, 0);
+        let mut blocks = snapshot.blocks();
+        while let Some(block) = blocks.next()? {
+            for entry in block.entries() {
+                if entry.has_ended(now) {
+                    ended += 1;
+                } else {
+                    ending += u64::from(entry.end.is_some());
+                    owned += u64::from(entry.owner != 0);
+                }
+            }
+            bar.set_position(blocks.at());
+        }
+        bar.finish();
+        Ok(Checked { content: snapshot.content(), ending, ended, owned })
+    }
 }
 
 /// The table that a snapshot is of, with room for its keys. `layout` is the one that the user wants.
@@ -431,7 +479,7 @@ pub fn config_for(path: &Path, layout: Option<oneread::layout::Layout>) -> Resul
     let mut config =
         Config::new().layout(layout.unwrap_or(own)).key_max(key_max).value_max(value_max).grace(grace);
     let has_life = snapshot.terms().made.is_some();
-    config = config.life(has_life);
+    config = config.life(has_life).owners(snapshot.terms().has_owners);
     if heap_bytes == 0 {
         config = config.key_inline(key_max);
     } else {

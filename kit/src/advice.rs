@@ -91,6 +91,8 @@ fn on(error: &(dyn Error + 'static)) -> Option<String> {
         Some(RestoreError::Full { source: PutError::HeapFull { .. }, .. }) => {
             return Some("as by --heap, or by --max-memory without --capacity".into());
         }
+        Some(RestoreError::Life) => return Some("as by --life".into()),
+        Some(RestoreError::Owners) => return Some("as by --owners".into()),
         Some(RestoreError::TooMany { keys, .. } | RestoreError::Full { keys, .. }) => {
             return Some(format!("as by --capacity {keys}"));
         }
@@ -246,6 +248,8 @@ mod tests {
             ),
             (restoring(too_long("value", 40)), "as by --value-max 40"),
             (restoring(too_long("key", 40)), "as by --key-max 40"),
+            (restoring(RestoreError::Life), "as by --life"),
+            (restoring(RestoreError::Owners), "as by --owners"),
             (restoring(RestoreError::TooMany { keys: 50, slots: 9 }), "as by --capacity 50"),
             (
                 restoring(RestoreError::Full {

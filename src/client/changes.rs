@@ -319,11 +319,21 @@ impl Client {
         mut each: impl FnMut(usize, Result<PutOutcome, PutError>),
     ) -> Result<(), MutateError> {
         let options = options.into();
-        if let Some(encryption) = self.options.encryption.clone() {
-            return self.put_each_encrypted(&encryption, options, pairs, &mut each);
-        }
-        let stored = pairs.iter().map(|(key, value)| (key.as_ref(), value.as_ref()));
-        self.put_each_stored(options, stored, &mut each)
+        let pairs = pairs.iter().map(|(key, value)| (key.as_ref(), value.as_ref(), options));
+        self.put_each_by(pairs, &mut each)
+    }
+
+    /// As [`Client::put_many_with`], each pair by options of its own: entries that end at several times, say.
+    ///
+    /// # Errors
+    /// As [`Client::put_many`].
+    pub fn put_many_by<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &mut self,
+        puts: &[(K, V, PutOptions)],
+        mut each: impl FnMut(usize, Result<PutOutcome, PutError>),
+    ) -> Result<(), MutateError> {
+        let puts = puts.iter().map(|(key, value, options)| (key.as_ref(), value.as_ref(), *options));
+        self.put_each_by(puts, &mut each)
     }
 
     /// As [`Client::remove_many`], but calls `each` with the number of each key, and whether it was
@@ -356,13 +366,23 @@ impl Client {
     }
 
     /// Puts values as they are to be stored.
-    pub(super) fn put_each_stored<'a>(
+    fn put_each_by<'a>(
         &mut self,
-        options: PutOptions,
-        pairs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
+        puts: impl Iterator<Item = (&'a [u8], &'a [u8], PutOptions)> + Clone,
         each: &mut dyn FnMut(usize, Result<PutOutcome, PutError>),
     ) -> Result<(), MutateError> {
-        let puts: Vec<_> = pairs.map(|(key, value)| Request::Put { options, key, value }).collect();
+        match self.options.encryption.clone() {
+            Some(encryption) => self.put_each_encrypted(&encryption, puts, each),
+            None => self.put_each_stored(puts, each),
+        }
+    }
+
+    pub(super) fn put_each_stored<'a>(
+        &mut self,
+        puts: impl Iterator<Item = (&'a [u8], &'a [u8], PutOptions)>,
+        each: &mut dyn FnMut(usize, Result<PutOutcome, PutError>),
+    ) -> Result<(), MutateError> {
+        let puts: Vec<_> = puts.map(|(key, value, options)| Request::Put { options, key, value }).collect();
         let answer = |reply| match reply {
             Reply::Put(answer) => Some(answer),
             _ => None,

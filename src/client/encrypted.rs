@@ -16,21 +16,20 @@ use std::time::Instant;
 
 impl Client {
     /// Inserts or updates many keys. All values are encrypted before anything is sent.
-    pub(super) fn put_each_encrypted<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+    pub(super) fn put_each_encrypted<'a>(
         &mut self,
         encryption: &Encryption,
-        options: PutOptions,
-        pairs: &[(K, V)],
+        puts: impl Iterator<Item = (&'a [u8], &'a [u8], PutOptions)> + Clone,
         each: &mut dyn FnMut(usize, Result<PutOutcome, PutError>),
     ) -> Result<(), MutateError> {
-        let (mut bytes, mut spans) = (Vec::new(), Vec::with_capacity(pairs.len()));
-        for (key, value) in pairs {
+        let (mut bytes, mut spans) = (Vec::new(), Vec::new());
+        for (key, value, _) in puts.clone() {
             let start = bytes.len();
-            encryption.encrypt_onto(key.as_ref(), value.as_ref(), &mut bytes)?;
+            encryption.encrypt_onto(key, value, &mut bytes)?;
             spans.push(start..bytes.len());
         }
-        let stored = pairs.iter().zip(spans).map(|((key, _), span)| (key.as_ref(), &bytes[span]));
-        self.put_each_stored(options, stored, &mut |nth, answer| each(nth, answer.map_err(plain_rejection)))
+        let stored = puts.zip(spans).map(|((key, _, options), span)| (key, &bytes[span], options));
+        self.put_each_stored(stored, &mut |nth, answer| each(nth, answer.map_err(plain_rejection)))
     }
 
     /// A GET into any sink.

@@ -77,8 +77,8 @@ pub struct ClientOptions {
     /// after the other. [`Client::get_two_sided`](crate::Client::get_two_sided), scans, and changes see what the server has.
     ///
     /// Over verbs and TCP a client does not have the server's clock: it cannot connect with this
-    /// ([`ConnectError::ExactExpiry`](crate::ConnectError::ExactExpiry)). Client and server must be in one
-    /// time namespace of the kernel, as they are unless somebody has made another one (`unshare --time`).
+    /// ([`ConnectError::ExactExpiry`](crate::ConnectError::ExactExpiry)). Client and server may be in several
+    /// time namespaces of the kernel. Where `/proc` does not say how far these are apart, the time of day counts.
     pub exact_expiry: bool,
     /// Whether the time of each GET of one key is taken ([`Client::get_times`](crate::Client::get_times)): two looks
     /// at the clock, some tens of nanoseconds, and the quickest way of a GET on shm is not gone. Without it, a GET pays nothing for that.

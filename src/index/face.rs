@@ -263,6 +263,13 @@ impl Index {
         self.table.counts()
     }
 
+    /// How many changes were made so far of what a walk shows (D7): of keys, and of all entries of an owner at once. Each is
+    /// counted behind it.
+    pub(crate) fn changes_made(&self) -> u64 {
+        let IndexCounts { inserts, updates, removes, .. } = self.counts();
+        inserts + updates + removes + self.owners.as_ref().map_or(0, Owners::hides)
+    }
+
     /// What a table that grows did so far to grow and shrink, and what it is made of; all zero for a
     /// table of one size.
     pub fn growth(&self) -> GrowthCounts {

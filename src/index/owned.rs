@@ -2,7 +2,9 @@
 
 use super::face::{HeapPatience, Index};
 use super::owners::{OwnerClaim, OwnerSession, Owners};
+use crate::layout::OWNER_MAX;
 use crate::outcome::{PutError, PutOptions, PutOutcome};
+use crate::snapshot::SnapshotEntry;
 use std::time::Duration;
 
 impl Index {
@@ -65,18 +67,19 @@ impl Index {
         Ok(self.all_owners()?.remove(self.table(), number))
     }
 
-    /// Puts an entry of a snapshot. Where entries have no owners, it is nobody's. One whose owner's entries are just
-    /// being removed is left out.
+    /// Puts an entry of a snapshot, which is to live so long. One whose owner's entries are just being removed is left
+    /// out. In a table that knows no owners itself, the number goes with the entry and means nothing to the table
+    /// ([`Index::put_until`]).
     pub(super) fn restore_one(
         &self,
-        key: &[u8],
-        value: &[u8],
+        entry: &SnapshotEntry<'_>,
         ttl: Option<Duration>,
-        owner: u16,
     ) -> Result<PutOutcome, PutError> {
+        let &SnapshotEntry { key, value, owner, .. } = entry;
         let options = PutOptions::new().ttl(ttl);
         let Some(owners) = self.owners().filter(|_| owner != 0) else {
-            return self.put_with(key, value, options);
+            let owner = if self.geometry().has_owners() || owner > OWNER_MAX { 0 } else { owner };
+            return self.put_with(key, value, PutOptions { owner, ..options });
         };
         match owners.session_of_entry(self.region(), self.geometry(), owner) {
             Some(session) => self.put_by(key, value, options, Some(&session), HeapPatience::Waits),

@@ -56,6 +56,8 @@ struct OwnersInCommon {
     /// One thread at a time takes owners on.
     tidying: Mutex<()>,
     awake: AwakeTime,
+    /// How often the entries of one were hidden. Relaxed: a number, counted behind each of these changes.
+    hides: AtomicU64,
     /// The server ends: nobody goes any more because he is away.
     is_over: AtomicBool,
 }
@@ -255,8 +257,8 @@ impl Owners {
     /// Those of a new table.
     pub fn make(clock: &Clock) -> Owners {
         let awake = AwakeTime { clock: clock.clone(), last_and_awake_ns: Mutex::new((clock.now_ns(), 0)) };
-        let (all, going, going_count, tidying, is_over) = Default::default();
-        Owners(Arc::new(OwnersInCommon { all, going, going_count, tidying, awake, is_over }))
+        let (all, going, going_count, tidying, hides, is_over) = Default::default();
+        Owners(Arc::new(OwnersInCommon { all, going, going_count, tidying, awake, hides, is_over }))
     }
 
     /// Those of a table that another server had: whoever had a session or has entries is away since now, and whose entries
@@ -410,9 +412,18 @@ impl Owners {
             let _all = lock(&self.0.all);
             region.store(word, region.load(word) | bit(owner.number));
         });
+        // D7
+        obey(Rule::HidesCounted, || {
+            self.0.hides.fetch_add(1, Relaxed);
+        });
         lock(&owner.state).stage = Stage::Hidden { clear_at_ns: None };
         self.0.goes(owner);
         true
+    }
+
+    /// How often the entries of an owner were hidden, since the server began.
+    pub fn hides(&self) -> u64 {
+        self.0.hides.load(Relaxed)
     }
 
     /// From now on nobody goes because he is away: the server ends, and with it all sessions (O6).

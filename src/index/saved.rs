@@ -3,7 +3,7 @@
 use super::face::Index;
 use super::whole::{self, RestoreError, Restored};
 use crate::cores::Cores;
-use crate::snapshot::{SaveError, Saved, Snapshot, SnapshotPath, SnapshotWriter};
+use crate::snapshot::{SaveError, Saved, Snapshot, SnapshotEntry, SnapshotPath, SnapshotWriter};
 use std::path::Path;
 
 impl Index {
@@ -72,7 +72,7 @@ impl Index {
         cores: Cores,
         progress: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Restored, RestoreError> {
-        let put = |key: &[u8], value: &[u8], ttl, owner| self.restore_one(key, value, ttl, owner);
+        let put = |entry: &SnapshotEntry<'_>, ttl| self.restore_one(entry, ttl);
         whole::restore(self.table(), put, snapshot, cores, progress)
     }
 }

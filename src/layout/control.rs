@@ -8,7 +8,7 @@
 //! page + 2240   incarnations: how often memory has become a segment
 //! page + 2304   no extent has this number, or a higher one (X1)
 //! page + 2368   no entry has this number, or a higher one (X1); of a table whose entries have a life
-//! page + 2376   when the table was made: by the clock of this start of the machine, in nanoseconds; which start
+//! page + 2376   when the table was made: by the host's clock, in nanoseconds (V5); which start of the machine it counts from
 //! page + 2392   the same in nanoseconds since 1970
 //! ```
 //!
@@ -57,8 +57,8 @@ pub const NUMBERS_WORD: usize = INCARNATIONS_WORD + LINE / WORD;
 
 /// The number of the region's word that no entry's number has reached (X1).
 pub const ENTRIES_WORD: usize = NUMBERS_WORD + LINE / WORD;
-/// The number of the region's word that says when the table was made, by the clock of this start of the machine;
-/// the next word says which start.
+/// The number of the region's word that says when the table was made, by the host's clock (V5); the next word says
+/// from which start of the machine that counts.
 pub const EPOCH_WORD: usize = ENTRIES_WORD + 1;
 /// The number of the region's word that says when the table was made, in nanoseconds since 1970.
 pub const MADE_WORD: usize = EPOCH_WORD + 2;

@@ -52,6 +52,11 @@ impl Life {
         }
     }
 
+    /// How old the table is when the entry ends; zero: it does not end by itself.
+    pub(crate) fn end(&self) -> Duration {
+        Duration::from_nanos(u64::from(self.expiry) * TICK_NS)
+    }
+
     /// Whether the entry has ended by this tick.
     #[inline]
     pub fn has_ended(&self, now: u64) -> bool {

@@ -86,11 +86,6 @@ struct SaverState {
     due: Option<Instant>,
 }
 
-fn changes(index: &Index) -> u64 {
-    let counts = index.counts();
-    counts.inserts + counts.updates + counts.removes
-}
-
 /// The longest time between two that a status can name: the next number says that there is none.
 const LONGEST_MS: u128 = u64::MAX as u128 - 1;
 
@@ -106,7 +101,7 @@ impl Saver {
             saved: 0,
             last: if let Begins::AsSaved(saved) = begins { Some(saved) } else { None },
             failure: None,
-            changes: matches!(begins, Begins::AsSaved(_)).then(|| changes(index)),
+            changes: matches!(begins, Begins::AsSaved(_)).then(|| index.changes_made()),
             due: every.and(first),
         };
         Saver {
@@ -197,9 +192,9 @@ impl Saver {
     /// as one that begins now.
     fn is_current(&self, index: &Index) -> bool {
         let now = SystemTime::now();
-        // A change is counted after it is made. So one that is counted now was made before `now`, and
+        // D7. A change is counted after it is made. So one that is counted now was made before `now`, and
         // one that was not counted when the last snapshot began is missing from `state.changes`.
-        let changes = changes(index);
+        let changes = index.changes_made();
         let mut state = lock_std(&self.state);
         let is_there = || std::fs::symlink_metadata(self.place.path()).is_ok_and(|about| about.is_file());
         let is_current = state.changes == Some(changes) && is_there();
@@ -210,7 +205,7 @@ impl Saver {
     }
 
     fn save(&self, index: &Index, is_ending: &dyn Fn() -> bool) -> Result<Saved, SaveError> {
-        let before = changes(index);
+        let before = index.changes_made();
         let number = {
             let mut state = lock_std(&self.state);
             state.begun += 1;
@@ -261,7 +256,8 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::config::{Config, TableSize};
-    use crate::outcome::PutMode;
+    use crate::outcome::{PutMode, PutOptions};
+    use crate::part::{PartChange, Tell};
     use crate::region::Region;
     use std::cell::Cell;
 
@@ -325,6 +321,68 @@ mod tests {
         assert!(!saver.is_current(&index));
         std::fs::create_dir(saver.place.path()).unwrap();
         assert!(!saver.is_current(&index), "what stands there is no snapshot");
+    }
+
+    /// D7: whatever a walk shows otherwise makes a snapshot old, also what is no change of a key. Returns those that do not.
+    fn changes_that_do_not_count() -> Vec<&'static str> {
+        let config = Config { size: TableSize::Slots(1000), value_max: 1000, ..Config::short() };
+        let geometry = config.owners(true).life(true).geometry().unwrap();
+        let (region, clock) = (Region::private(geometry.region_bytes()), Clock::manual());
+        let index = Index::create(region, geometry, clock.clone()).unwrap();
+        let session = index.owner(7, Duration::from_secs(60)).unwrap();
+        let starts = index.start_session().unwrap();
+        let second = Duration::from_secs(1);
+        let changes: [(&str, &dyn Fn()); 11] = [
+            ("an entry comes", &|| assert!(index.put(b"key", b"value", PutMode::Insert).is_ok())),
+            ("it gets an end", &|| {
+                let ttl = PutOptions::new().ttl(second);
+                assert!(index.put_with(b"key", b"value", ttl).is_ok());
+            }),
+            ("its end", &|| {
+                clock.advance(2 * second);
+                index.tidy();
+            }),
+            ("of an owner", &|| {
+                assert!(index.put_of(&session, b"owned", b"7", PutMode::Upsert.into()).is_ok())
+            }),
+            ("a swap", &|| assert!(index.compare_and_swap(b"owned", b"7", b"8").is_ok())),
+            ("a part", &|| {
+                let part = PartChange::Append { bytes: b"9", len_max: 10 };
+                assert!(index.change_part(b"owned", part, Tell::Nothing).is_ok());
+            }),
+            ("a commit", &|| {
+                let ticket = index.put_start(&starts, b"started", 0, second).unwrap();
+                index.put_commit(&starts, b"started", ticket, None).unwrap();
+            }),
+            ("a remove", &|| assert!(index.remove(b"started").unwrap())),
+            ("its owner is removed", &|| assert!(index.remove_owner(7).unwrap())),
+            ("a key in the place of a hidden one", &|| {
+                assert!(index.put(b"owned", b"", PutMode::Insert).is_ok())
+            }),
+            ("all keys", &|| assert_eq!(index.clear(&mut |_| true).unwrap(), 1)),
+        ];
+        let dir = tempfile::tempdir().unwrap();
+        let place = SnapshotPath::claim(&dir.path().join("snapshot")).unwrap();
+        let saver = Saver::new(place, None, &index, Begins::Empty);
+        let is_old_after = |change: &dyn Fn()| {
+            saver.save(&index, &|| false).unwrap();
+            assert!(saver.is_current(&index));
+            change();
+            !saver.is_current(&index)
+        };
+        changes.into_iter().filter(|(_, change)| !is_old_after(change)).map(|(name, _)| name).collect()
+    }
+
+    #[test]
+    fn every_kind_of_change_makes_a_snapshot_old() {
+        assert_eq!(changes_that_do_not_count(), [""; 0]);
+    }
+
+    #[cfg(feature = "faults")]
+    #[test]
+    fn an_owner_that_does_not_count_is_noticed() {
+        let _broken = crate::faults::Broken::rule(crate::faults::Rule::HidesCounted);
+        assert_eq!(changes_that_do_not_count(), ["its owner is removed"]);
     }
 
     /// A status tells what is known of the last snapshot, and how far the next one is. A time between two

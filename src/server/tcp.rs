@@ -8,14 +8,11 @@ use crate::proof::{Nonce, Statement, TokenProof};
 use crate::tls::ServerTls;
 use crate::verbs::Token;
 use crate::wire::{LEVEL, PROTOCOL_VERSION, Reply};
-use std::cmp::Reverse;
-use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
-use std::time::Instant;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 
 /// Most clients of a worker, or of an acceptor, that may be joining at the same time. They have proven nothing
-/// yet, so for one more another gives way ([`gives_way`]).
+/// yet, so for one more another gives way ([`gives_way`](crate::peer::gives_way)).
 pub(super) const JOINING_MAX: usize = 256;
 
 /// The roles in proofs.
@@ -109,34 +106,9 @@ fn about(shared: &ServerState) -> crate::wire::TableBytes {
     about
 }
 
-/// Which of those who are joining gives way to one more: of the host that has most of them, who has
-/// taken longest. So a host without a token does not keep others from joining.
-pub(super) fn gives_way<T: Copy>(joining: impl Iterator<Item = (T, IpAddr, Instant)> + Clone) -> Option<T> {
-    let mut of_host = HashMap::new();
-    joining.clone().for_each(|(_, host, _)| *of_host.entry(host).or_insert(0) += 1);
-    joining.max_by_key(|(_, host, since)| (of_host[host], Reverse(*since))).map(|(who, ..)| who)
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use std::time::Duration;
-
-    /// Of many strangers of one host the oldest gives way, not a client of another, which came before all of
-    /// them or after. Where each host has one, it is the oldest of all.
-    #[test]
-    fn the_host_with_most_gives_way() {
-        let (stranger, other) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
-        let begun = Instant::now();
-        let of = |all: &[(IpAddr, u64)]| {
-            let all: Vec<_> =
-                all.iter().map(|&(host, n)| (n, host, begun + Duration::from_secs(n))).collect();
-            gives_way(all.iter().copied())
-        };
-        assert_eq!(of(&[(other, 1), (stranger, 5), (stranger, 3), (stranger, 4), (other, 9)]), Some(3));
-        assert_eq!(of(&[(stranger, 2), (other, 1)]), Some(1));
-        assert_eq!(of(&[]), None);
-    }
 
     /// Others than this host need a token.
     #[test]

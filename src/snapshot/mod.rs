@@ -14,7 +14,7 @@
 mod read;
 mod write;
 
-pub use read::{Snapshot, SnapshotBlock, SnapshotBlocks, SnapshotContent, SnapshotError};
+pub use read::{Snapshot, SnapshotBlock, SnapshotBlocks, SnapshotContent, SnapshotEntry, SnapshotError};
 pub use write::{SaveError, SaveStep, Saved};
 pub(crate) use write::{SnapshotPath, SnapshotWriter};
 
@@ -27,11 +27,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// The first bytes of a snapshot.
 pub const SNAPSHOT_MAGIC: [u8; 8] = *b"ONESNAP\0";
 /// Version of the format.
-pub const SNAPSHOT_VERSION: u32 = 3;
-/// The version before, whose entries have no life. It is read as well.
+pub const SNAPSHOT_VERSION: u32 = 4;
+/// The versions before are read as well: one whose entries have no life, and one that does not say whether they may
+/// have owners.
+const VERSIONS_BEFORE: [u32; 2] = [VERSION_WITHOUT_LIFE, 3];
 const VERSION_WITHOUT_LIFE: u32 = 2;
 /// In the length of a record's value: the entry's life stands behind the value.
 const WITH_LIFE: u32 = 1 << 31;
+/// In the head's flags: the table's entries may have owners.
+const WITH_OWNERS: u64 = 1;
 
 /// A block of records begins with this.
 const BLOCK_MARK: u32 = u32::from_le_bytes(*b"BLCK");
@@ -80,7 +84,8 @@ struct Head {
     heap_bytes: u64,
     /// Of a table whose entries have a life: when it was made.
     made_ns: u64,
-    reserved: u64,
+    /// [`WITH_OWNERS`], or 0.
+    flags: u64,
 }
 
 /// The head of a block, as the file has it.
@@ -162,6 +167,8 @@ pub struct SnapshotTerms {
     pub began: SystemTime,
     /// When the table was made, if its entries have a life: their times count from then on.
     pub made: Option<SystemTime>,
+    /// Whether its entries may have owners. `false` in a snapshot of an older version, which does not say it.
+    pub has_owners: bool,
 }
 
 impl SnapshotTerms {
@@ -179,6 +186,7 @@ impl SnapshotTerms {
             incarnation,
             began,
             made: None,
+            has_owners: geometry.has_owners(),
         }
     }
 
@@ -205,7 +213,7 @@ impl SnapshotTerms {
             bytes_max: self.bytes_max.unwrap_or(0),
             heap_bytes: self.heap_bytes,
             made_ns: self.made.map_or(0, since_1970),
-            reserved: 0,
+            flags: if self.has_owners { WITH_OWNERS } else { 0 },
         };
         Head { crc: head.sum(), ..head }
     }
@@ -243,6 +251,7 @@ impl SnapshotTerms {
             made: Some(head.made_ns)
                 .filter(|&ns| ns > 0 && head.version != VERSION_WITHOUT_LIFE)
                 .map(|ns| UNIX_EPOCH + Duration::from_nanos(ns)),
+            has_owners: head.version == SNAPSHOT_VERSION && head.flags & WITH_OWNERS != 0,
         })
     }
 }

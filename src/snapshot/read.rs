@@ -3,9 +3,9 @@
 
 use super::{
     BLOCK_BYTES, BLOCK_HEAD_BYTES, BLOCK_MARK, BlockHead, Counts, HEAD_BYTES, Head, LAST_BYTES, LAST_MARK,
-    RECORD_HEAD, Record, SNAPSHOT_MAGIC, SNAPSHOT_VERSION, Saved, SnapshotTerms, VERSION_WITHOUT_LIFE,
-    take_record,
+    RECORD_HEAD, SNAPSHOT_MAGIC, SNAPSHOT_VERSION, Saved, SnapshotTerms, VERSIONS_BEFORE, take_record,
 };
+use crate::faults::{Rule, by_rule};
 use crate::files::{self, FileError};
 use crate::layout::LIFE_BYTES;
 use crate::layout::crc;
@@ -200,7 +200,7 @@ impl Snapshot {
         if there.len() < HEAD_BYTES as usize {
             return Err(self.cut("the head"));
         }
-        if ![VERSION_WITHOUT_LIFE, SNAPSHOT_VERSION].contains(&head.version) {
+        if head.version != SNAPSHOT_VERSION && !VERSIONS_BEFORE.contains(&head.version) {
             return Err(SnapshotError::Version { path: self.path.clone(), found: head.version });
         }
         if head.crc != head.sum() {
@@ -331,18 +331,50 @@ impl Snapshot {
 #[derive(Debug)]
 pub struct SnapshotBlock {
     payload: Vec<u8>,
+    /// When the table was made, if its entries have a life.
+    made: Option<SystemTime>,
+}
+
+/// A key of a snapshot, its value, and all that its entry is beside these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SnapshotEntry<'a> {
+    /// The key.
+    pub key: &'a [u8],
+    /// Its value, as it is stored.
+    pub value: &'a [u8],
+    /// When the entry ends, by the time of day: the clock of another start of the machine says nothing. `None`: it does
+    /// not end by itself.
+    pub end: Option<SystemTime>,
+    /// Whose the entry is; 0: nobody's.
+    pub owner: u16,
+}
+
+impl SnapshotEntry<'_> {
+    /// Whether the entry has ended by now.
+    pub fn has_ended(&self, now: SystemTime) -> bool {
+        self.end.is_some_and(|end| end <= now)
+    }
+
+    /// How long it lives from now on; zero if it has ended. `None`: it does not end by itself.
+    pub fn ttl(&self, now: SystemTime) -> Option<Duration> {
+        self.end.map(|end| end.duration_since(now).unwrap_or_default())
+    }
 }
 
 impl SnapshotBlock {
-    /// The keys and their values.
-    pub fn records(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
-        self.entries().map(|(key, value, _)| (key, value))
-    }
-
-    /// The same, with the lives of entries that have one.
-    pub(crate) fn entries(&self) -> impl Iterator<Item = Record<'_>> {
+    /// The entries: each with its end and its owner, so that who puts them again gives them both.
+    pub fn entries(&self) -> impl Iterator<Item = SnapshotEntry<'_>> {
         let mut rest = &self.payload[..];
-        std::iter::from_fn(move || take_record(&mut rest))
+        let next = move || take_record(&mut rest);
+        std::iter::from_fn(next).map(|(key, value, life)| {
+            let expiry = life.zip(self.made).filter(|(life, _)| life.expiry != 0);
+            let end = expiry.map(|(life, made)| made + life.end());
+            let owner = life.map_or(0, |life| life.owner);
+            // D8
+            let (end, owner) = by_rule(Rule::EntryWhole, (end, owner), (None, 0));
+            SnapshotEntry { key, value, end, owner }
+        })
     }
 }
 
@@ -442,7 +474,7 @@ impl SnapshotBlocks<'_> {
         self.seen.longest_key = self.seen.longest_key.max(seen.longest_key);
         self.seen.longest_value = self.seen.longest_value.max(seen.longest_value);
         (self.at, self.number) = (end, head.number + 1);
-        Ok(Some(SnapshotBlock { payload }))
+        Ok(Some(SnapshotBlock { payload, made: of.terms.made }))
     }
 
     /// Checks what the last block says, and that it is the last.
@@ -517,6 +549,7 @@ impl SnapshotTerms {
             incarnation: 0,
             began: UNIX_EPOCH,
             made: None,
+            has_owners: false,
         }
     }
 }

@@ -45,7 +45,7 @@ fn records(path: &Path) -> Result<Records, SnapshotError> {
     let mut blocks = snapshot.blocks();
     let mut all = Vec::new();
     while let Some(block) = blocks.next()? {
-        all.extend(block.records().map(|(key, value)| (key.to_vec(), value.to_vec())));
+        all.extend(block.entries().map(|entry| (entry.key.to_vec(), entry.value.to_vec())));
     }
     all.sort();
     Ok(all)
@@ -63,14 +63,14 @@ fn golden_snapshot() {
     writer.take((b"key", b"value", None));
     writer.take((b"k", b"", None));
     writer.finish(0).unwrap();
-    let mut bytes = fs::read(dir.path().join("snapshot")).unwrap();
+    let bytes = fs::read(dir.path().join("snapshot")).unwrap();
     let id = u64::from_le_bytes(bytes[16..24].try_into().unwrap());
     let sum = |parts: &[&[u8]]| parts.iter().fold(0, |sum, part| crc::append(sum, part)).to_le_bytes();
     let word = |n: u32| n.to_le_bytes();
 
     let mut head = Vec::new();
     head.extend(b"ONESNAP\0");
-    head.extend(word(3));
+    head.extend(word(4));
     head.extend([0; 4]);
     head.extend(id.to_le_bytes());
     head.extend(geometry.generation().to_le_bytes());
@@ -127,9 +127,96 @@ fn golden_snapshot() {
         assert!(matches!(error, SnapshotError::Damaged { byte: b, .. } if b == byte as u64), "{error}");
         assert!(error.to_string().contains(field), "{error}");
     }
-    bytes[8] = 4;
-    fs::write(&path, bytes).unwrap();
-    assert!(matches!(Snapshot::open(&path), Err(SnapshotError::Version { found: 4, .. })));
+    // An older one says nothing of owners, a newer one is refused.
+    let with_version = |version: u8| {
+        let mut other = bytes.clone();
+        (other[8], other[120]) = (version, 1);
+        let crc = sum(&[&other[..12], &other[16..128]]);
+        other[12..16].copy_from_slice(&crc);
+        fs::write(&path, other).unwrap();
+        Snapshot::open(&path)
+    };
+    for (version, has_owners) in [(2, false), (3, false), (4, true)] {
+        assert_eq!(with_version(version).unwrap().terms().has_owners, has_owners, "{version}");
+    }
+    for found in [1, 5] {
+        let refused = with_version(found as u8);
+        assert!(
+            matches!(refused, Err(SnapshotError::Version { found: it, .. }) if it == found),
+            "{refused:?}"
+        );
+    }
+}
+
+/// An entry is read with the end and the owner that it had, and by whatever time of day.
+fn reads_entries_whole() -> bool {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("snapshot");
+    let place = SnapshotPath::claim(&path).unwrap();
+    let geometry = Config::short().owners(true).life(true).size(TableSize::Slots(64)).geometry().unwrap();
+    let (second, now) = (Duration::from_secs(1), SystemTime::now());
+    let made = now - 100 * second;
+    let terms = SnapshotTerms { made: Some(made), ..SnapshotTerms::of(&geometry, 7, now) };
+    let mut writer = SnapshotWriter::new(&place, terms).unwrap();
+    let all = [(0, 0), (8, 0), (0, 7), (8 * 160, 65_534)];
+    for (nth, (expiry, owner)) in all.into_iter().enumerate() {
+        writer.take((&[nth as u8 + 1], b"value", Some(Life { number: 1, owner, expiry })));
+    }
+    writer.finish(0).unwrap();
+    let snapshot = Snapshot::open(&path).unwrap();
+    assert!(snapshot.terms().has_owners);
+    let block = snapshot.blocks().next().unwrap().unwrap();
+    let of = |expiry| (expiry > 0).then(|| made + second * expiry / 8);
+    block.entries().map(|it| (it.end, it.owner)).eq(all.map(|(expiry, owner)| (of(expiry), owner)))
+        && block.entries().map(|it| it.has_ended(now)).eq([false, true, false, false])
+        && block.entries().map(|it| it.ttl(now)).eq([None, Some(Duration::ZERO), None, Some(60 * second)])
+}
+
+#[test]
+fn entries_are_read_whole() {
+    assert!(reads_entries_whole());
+}
+
+#[cfg(feature = "faults")]
+#[test]
+fn an_entry_in_part_is_noticed() {
+    let _broken = crate::faults::Broken::rule(crate::faults::Rule::EntryWhole);
+    assert!(!reads_entries_whole());
+}
+
+/// An entry of an owner is the owner's again, in a table with owners; one without refuses all of them. In a table that knows
+/// no owners itself the number goes with the entry.
+#[test]
+fn owners_come_back_or_are_refused() {
+    let table = |has_owners| {
+        let config = Config { size: TableSize::Slots(64), ..Config::short() }.life(true).owners(has_owners);
+        let geometry = config.geometry().unwrap();
+        Index::create(Region::private(geometry.region_bytes()), geometry, Clock::manual()).unwrap()
+    };
+    let snapshot_of = |index: &Index| {
+        let (dir, path, _) = made(index);
+        (dir, Snapshot::open(&path).unwrap())
+    };
+    let owner = |index: &Index| index.life(b"key").unwrap().map(|life| life.owner);
+    let owned = table(true);
+    let session = owned.owner(7, Duration::from_secs(60)).unwrap();
+    owned.put_of(&session, b"key", b"value", PutMode::Upsert.into()).unwrap();
+    let (_dir, snapshot) = snapshot_of(&owned);
+    let plain = table(false);
+    let refused = plain.restore_from(&snapshot, &mut |_, _| {});
+    assert!(matches!(refused, Err(crate::index::RestoreError::Owners)), "{refused:?}");
+    assert!(plain.is_empty());
+    let next = table(true);
+    assert_eq!(next.restore_from(&snapshot, &mut |_, _| {}).unwrap().keys, 1);
+    assert_eq!(owner(&next), Some(7));
+    assert!(next.remove_owner(7).unwrap());
+    assert_eq!(owner(&next), None);
+    // Numbers that mean nothing to the table.
+    plain.put_until(b"key", b"value", None, 9).unwrap();
+    let (_dir, snapshot) = snapshot_of(&plain);
+    let next = table(false);
+    assert_eq!(next.restore_from(&snapshot, &mut |_, _| {}).unwrap().keys, 1);
+    assert_eq!(owner(&next), Some(9));
 }
 
 /// What is written is read again, with values of any length, in one block and in many.
@@ -233,7 +320,9 @@ fn whole_blocks_of_a_damaged_snapshot() {
         let (mut found, mut gaps) = (Vec::new(), Vec::new());
         loop {
             match blocks.next() {
-                Ok(Some(block)) => found.extend(block.records().map(|(k, v)| (k.to_vec(), v.to_vec()))),
+                Ok(Some(block)) => {
+                    found.extend(block.entries().map(|it| (it.key.to_vec(), it.value.to_vec())))
+                }
                 Ok(None) => break,
                 Err(_) => match blocks.resume().unwrap() {
                     Some(gap) => gaps.push(gap),
@@ -278,7 +367,10 @@ fn a_head_across_two_pieces_is_found() {
         let next = HEAD_BYTES + (PIECE + 1 - within) as u64;
         assert_eq!(blocks.resume().unwrap(), Some(HEAD_BYTES..next), "{within}");
         let block = blocks.next().unwrap().unwrap();
-        assert!(block.records().eq([(&b"short"[..], &b"value"[..])]), "{within}");
+        assert!(
+            block.entries().map(|it| (it.key, it.value)).eq([(&b"short"[..], &b"value"[..])]),
+            "{within}"
+        );
     }
 }
 

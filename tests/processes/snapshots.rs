@@ -63,8 +63,8 @@ fn keys(snapshot: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let snapshot = Snapshot::open(snapshot).unwrap();
     let (mut blocks, mut keys) = (snapshot.blocks(), BTreeMap::new());
     while let Some(block) = blocks.next().unwrap() {
-        for (key, value) in block.records() {
-            assert_eq!(keys.insert(key.to_vec(), value.to_vec()), None, "a key is there twice");
+        for entry in block.entries() {
+            assert_eq!(keys.insert(entry.key.to_vec(), entry.value.to_vec()), None, "a key is there twice");
         }
     }
     keys

@@ -8,11 +8,11 @@ use super::of_node;
 use super::serving::Serving;
 use super::serving::Watched;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use oneread::internals::peer::gives_way;
 use oneread_kit::show;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Why metrics cannot be served.
@@ -50,9 +50,9 @@ pub struct Listener {
     address: SocketAddr,
 }
 
-/// Scrapes at the same time. More are hung up on.
+/// Scrapes at the same time. For one more, another gives way that waits for its client.
 const AT_ONCE: usize = 8;
-/// Time for a scrape to say what it wants, and to take each part of the answer.
+/// Time for a scrape to say all that it wants, and time to take all of the answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Longest request, in bytes.
 const REQUEST_MAX: usize = 8 << 10;
@@ -78,31 +78,104 @@ impl Listener {
         let exporter = Arc::new(Exporter::new(server));
         let named = || std::thread::Builder::new().name("oneread-metrics".into());
         let answer = move || {
-            let under_way = Arc::new(AtomicUsize::new(0));
-            for stream in self.listener.incoming() {
-                let Ok(stream) = stream else {
+            let under_way = UnderWay::default();
+            loop {
+                let Ok((stream, peer)) = self.listener.accept() else {
                     // No file descriptor is left, say.
                     std::thread::sleep(Duration::from_millis(100));
                     continue;
                 };
-                // Relaxed: only this thread counts up, and it is but a bound.
-                if under_way.load(Ordering::Relaxed) >= AT_ONCE {
-                    continue;
-                }
-                under_way.fetch_add(1, Ordering::Relaxed);
-                let (exporter, counted) = (exporter.clone(), under_way.clone());
+                let Some(one) = under_way.begin(stream, peer.ip().to_canonical()) else { continue };
+                let exporter = exporter.clone();
                 let one = named().spawn(move || {
                     // Who hangs up early gets no answer.
-                    let _ = exporter.converse(stream);
-                    counted.fetch_sub(1, Ordering::Relaxed);
+                    let _ = exporter.converse(&one);
                 });
                 if let Err(error) = one {
-                    under_way.fetch_sub(1, Ordering::Relaxed);
                     show::complain(format_args!("oneread: a scrape is not answered: {error}"));
                 }
             }
         };
         named().spawn(answer).map(drop)
+    }
+}
+
+/// The scrapes under way.
+#[derive(Clone, Debug, Default)]
+struct UnderWay(Arc<Mutex<Scrapes>>);
+
+#[derive(Debug, Default)]
+struct Scrapes {
+    all: Vec<ScrapeState>,
+    /// The number of the next one.
+    next: u64,
+}
+
+#[derive(Debug)]
+struct ScrapeState {
+    number: u64,
+    host: IpAddr,
+    since: Instant,
+    stream: Arc<TcpStream>,
+    /// Whether it waits for its client, who has not asked yet, or does not take the answer.
+    waits: bool,
+}
+
+/// A scrape. It ends when this is dropped.
+#[derive(Debug)]
+struct Scrape {
+    of: UnderWay,
+    number: u64,
+    stream: Arc<TcpStream>,
+}
+
+impl UnderWay {
+    /// Begins a scrape. For one too many, another gives way. `None`: all are at work.
+    fn begin(&self, stream: TcpStream, host: IpAddr) -> Option<Scrape> {
+        let mut scrapes = self.lock();
+        if scrapes.all.len() >= AT_ONCE {
+            let waiting = scrapes.all.iter().filter(|it| it.waits);
+            let gone = gives_way(waiting.map(|it| (it.number, it.host, it.since)))?;
+            scrapes.all.extract_if(.., |it| it.number == gone).for_each(|it| {
+                // Its thread reads and writes nothing more, and ends.
+                let _ = it.stream.shutdown(Shutdown::Both);
+            });
+        }
+        let (number, stream) = (scrapes.next, Arc::new(stream));
+        scrapes.next += 1;
+        let state = ScrapeState { number, host, since: Instant::now(), stream: stream.clone(), waits: true };
+        scrapes.all.push(state);
+        Some(Scrape { of: self.clone(), number, stream })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Scrapes> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Scrape {
+    /// Does some work that its client need not be waited for. So no more are at work than there may be.
+    ///
+    /// # Errors
+    /// It has given way to another.
+    fn work<T>(&self, work: impl FnOnce() -> T) -> io::Result<T> {
+        let wait = |waits| match self.of.lock().all.iter_mut().find(|it| it.number == self.number) {
+            Some(state) => {
+                state.waits = waits;
+                Ok(())
+            }
+            None => Err(io::Error::from(io::ErrorKind::ConnectionAborted)),
+        };
+        wait(false)?;
+        let done = work();
+        wait(true)?;
+        Ok(done)
+    }
+}
+
+impl Drop for Scrape {
+    fn drop(&mut self) {
+        self.of.lock().all.retain(|it| it.number != self.number);
     }
 }
 
@@ -140,10 +213,9 @@ impl Exporter {
     }
 
     /// Answers one request, and hangs up.
-    fn converse(&self, mut stream: TcpStream) -> io::Result<()> {
-        stream.set_write_timeout(Some(PATIENCE))?;
-        let (status, body) = match asked(&mut stream, Instant::now() + PATIENCE)? {
-            Asked::Metrics => match self.scrape() {
+    fn converse(&self, one: &Scrape) -> io::Result<()> {
+        let (status, body) = match asked(&one.stream, Instant::now() + PATIENCE)? {
+            Asked::Metrics => match one.work(|| self.scrape())? {
                 Some(text) => ("200 OK", text),
                 None => ("503 Service Unavailable", "the server stops\n".into()),
             },
@@ -155,7 +227,7 @@ impl Exporter {
         let head = format!(
             "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
         );
-        stream.write_all((head + &body).as_bytes())
+        say(&one.stream, (head + &body).as_bytes(), Instant::now() + PATIENCE)
     }
 }
 
@@ -170,16 +242,34 @@ enum Asked {
     Garbage,
 }
 
+/// How long it is until then.
+///
+/// # Errors
+/// It is over.
+fn left(until: Instant) -> io::Result<Duration> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+/// Writes all of an answer.
+fn say(mut stream: &TcpStream, mut bytes: &[u8], until: Instant) -> io::Result<()> {
+    while !bytes.is_empty() {
+        stream.set_write_timeout(Some(left(until)?))?;
+        let written = stream.write(bytes)?;
+        if written == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        bytes = &bytes[written..];
+    }
+    Ok(())
+}
+
 /// Reads a request's head.
-fn asked(stream: &mut TcpStream, until: Instant) -> io::Result<Asked> {
+fn asked(mut stream: &TcpStream, until: Instant) -> io::Result<Asked> {
     let mut head = Vec::new();
     let mut bytes = [0; 1024];
     loop {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        stream.set_read_timeout(Some(left))?;
+        stream.set_read_timeout(Some(left(until)?))?;
         let got = stream.read(&mut bytes)?;
         head.extend_from_slice(&bytes[..got]);
         if let Some(asked) = understood(&head) {
@@ -228,6 +318,55 @@ mod tests {
         ] {
             assert_eq!(understood(head), Some(asks), "{}", head.escape_ascii());
         }
+    }
+
+    /// For one scrape too many, the oldest gives way that waits for its client, and is hung up on; none does that is at work.
+    #[test]
+    fn who_waits_for_his_client_gives_way() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let pair = || (TcpStream::connect(at).unwrap(), listener.accept().unwrap().0);
+        let (under_way, host) = (UnderWay::default(), IpAddr::from([127, 0, 0, 1]));
+        let begin = || {
+            let (client, stream) = pair();
+            (client, under_way.begin(stream, host))
+        };
+        let all: Vec<_> = (0..AT_ONCE).map(|_| begin()).collect();
+        let one = |nth: usize| all[nth].1.as_ref().unwrap();
+        let (newest, mut of_second) = (Mutex::new(None), all[1].0.try_clone().unwrap());
+        one(0).work(|| *newest.lock().unwrap() = begin().1).unwrap();
+        assert!(newest.lock().unwrap().is_some(), "the second has given way");
+        assert_eq!(of_second.read(&mut [0]).unwrap(), 0, "it is hung up on");
+        assert_eq!(one(1).work(|| ()).unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
+        // The first one waits again, and gives way.
+        let tenth = begin().1.unwrap();
+        assert!(one(0).work(|| ()).is_err());
+        // All are at work: the next one is not taken, and none is hung up on.
+        let late = tenth.work(|| {
+            let newest = newest.lock().unwrap();
+            let others = all[2..].iter().filter_map(|(_, one)| one.as_ref()).chain(newest.as_ref());
+            let mut inside: Box<dyn FnOnce() -> bool + '_> = Box::new(|| begin().1.is_none());
+            for one in others {
+                inside = Box::new(move || one.work(inside).unwrap());
+            }
+            inside()
+        });
+        assert!(late.unwrap());
+        drop((all, tenth, newest));
+        assert!(under_way.lock().all.is_empty());
+    }
+
+    /// Who takes an answer byte by byte, or not at all, is waited for no longer than for the whole of it.
+    #[test]
+    fn an_answer_has_a_time_in_all() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        let more_than_buffers = vec![0; 64 << 20];
+        let late = say(&stream, &more_than_buffers, Instant::now() + Duration::from_millis(50)).unwrap_err();
+        assert!(matches!(late.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock), "{late}");
+        assert!(say(&stream, b"", Instant::now()).is_ok() && say(&stream, b"a", Instant::now()).is_err());
+        assert!(asked(&stream, Instant::now() + Duration::from_millis(10)).is_err());
     }
 
     /// A wrong address, and one that is taken, are told apart, each with what to do.

@@ -266,6 +266,18 @@ fn strangers_hinder_no_scrape() {
     for _ in 0..50 {
         drop(TcpStream::connect(at).unwrap());
     }
+    // As many as there may be, each of which has begun to ask and goes on later: they give way.
+    for _ in 0..3 {
+        let idle: Vec<_> = (0..8)
+            .map(|_| {
+                let mut stream = TcpStream::connect(at).unwrap();
+                stream.write_all(b"G").unwrap();
+                stream
+            })
+            .collect();
+        assert_eq!(Scrape::of(at).get("oneread_keys"), 0.0);
+        drop(idle);
+    }
     drop(silent);
     wait_for("a scrape", || {
         let mut stream = TcpStream::connect(at).ok()?;

@@ -1,7 +1,9 @@
 //! A table outlives its server in a file, which is found, served again, listed and removed.
 
 use crate::command::{alone, oneread};
-use crate::served::{Served, doctor_on_server, ends, expect, json, patient, region_in, run, stderr, stdout};
+use crate::served::{
+    Served, doctor_on_server, ends, expect, json, patient, region_in, run, stderr, stdout, wait_for,
+};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
@@ -407,5 +409,48 @@ fn huge_pages_are_had_or_said_to_be_missing() {
     }
     for with in ["--anonymous", "--fresh", "--region=a"] {
         expect(run(&["serve", "--huge-pages", with, "--at", &at]), 2);
+    }
+}
+
+/// A table is as old in the next server's time namespace as in the last one's, whose clock was days ahead: what was to end
+/// ends, and nothing else.
+#[test]
+fn entries_end_in_another_time_namespace() {
+    fn ahead() -> Command {
+        let mut command = alone(Command::new("unshare"));
+        command.args(["-r", "--time", "--boottime", "500000", "--monotonic", "500000"]);
+        command.args(["--fork", "--kill-child"]);
+        command
+    }
+    fn there() -> Command {
+        let mut command = ahead();
+        command.arg(env!("CARGO_BIN_EXE_oneread"));
+        command
+    }
+    if !ahead().arg("true").output().is_ok_and(|out| out.status.success()) {
+        assert!(std::env::var_os("ONEREAD_NO_SKIP").is_none(), "no time namespaces here");
+        eprintln!("skipped: no time namespace can be made here (unshare --time)");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let region = region_in(dir.path());
+    let flags = ["--region", &*region, "--slots", "1024", "--life"];
+    let mut dir = Some(dir);
+    for (nth, begin) in [there as fn() -> Command, oneread, there].into_iter().enumerate() {
+        let mut served = Served::start_by(begin(), dir.take().unwrap(), &flags);
+        if nth == 0 {
+            expect(served.run(&["put", "long", "v", "--ttl", "1h"]), 0);
+        }
+        // What the last one has left ends here, and no sooner than it was to.
+        if nth > 0 {
+            wait_for("an end", || (served.run(&["get", "short"]).status.code() == Some(1)).then_some(()));
+        }
+        assert_eq!(stdout(&expect(served.run(&["get", "long"]), 0)), "v\n", "server {nth}");
+        let dump = stdout(&expect(served.run(&["dump", "--json"]), 0));
+        assert!(dump.contains("ends_ms"), "{dump}");
+        expect(served.run(&["put", "short", "v", "--ttl", "1s"]), 0);
+        expect(served.run(&["stop"]), 0);
+        served.child.wait().unwrap();
+        dir = Some(std::mem::replace(&mut served.dir, tempfile::tempdir().unwrap()));
     }
 }

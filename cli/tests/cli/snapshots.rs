@@ -86,6 +86,78 @@ fn snapshots_are_made_and_restored() {
     assert!(stderr(&out).contains("opening the snapshot"), "{out:?}");
 }
 
+/// `restore` puts entries with their ends and their owners, into a new server and over what is there; one that has ended
+/// is not put. A table that cannot have them takes nothing. `dump --json` and `load` do the same.
+#[test]
+fn restored_entries_end_and_have_their_owners() {
+    let size = ["--anonymous", "--slots", "1024"];
+    let with = |more: &[&str]| Served::start(&[&size[..], more].concat());
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (snap, dumped) = (path("table.snap"), path("dumped.jsonl"));
+    let served = with(&["--owners", "--snapshot", &snap]);
+    for put in [
+        &["put", "long", "v", "--ttl", "1h"][..],
+        &["put", "short", "v", "--ttl", "10s"],
+        &["put", "ever", "v"],
+        &["put", "owned", "v", "--owner", "7", "--absent-for", "1h"],
+    ] {
+        expect(served.run(put), 0);
+    }
+    expect(served.run(&["snapshot"]), 0);
+    std::fs::write(&dumped, expect(served.run(&["dump", "--json"]), 0).stdout).unwrap();
+    let plain = expect(served.run(&["dump"]), 0);
+    assert!(stderr(&plain).contains("that end by themselves or have owners"), "{plain:?}");
+    let about = || json(&expect(run(&["restore", &snap, "--check", "--json"]), 0));
+    wait_for("one has ended", || (about()["ended"] == 1).then_some(()));
+    let counts = about();
+    assert_eq!([&counts["keys"], &counts["ending"], &counts["owned"]], [4, 1, 1], "{counts}");
+    // Tables that cannot have such entries.
+    for (more, option) in [(&[][..], "--life"), (&["--life"], "--owners")] {
+        let other = with(more);
+        let refused = expect(other.run(&["restore", &snap]), 1);
+        let told = stderr(&refused);
+        assert!(told.contains("nothing was put") && told.contains(option), "{told}");
+        expect(other.run(&["get", "ever"]), 1);
+    }
+    let left = |served: &Served, key: &str| {
+        let dump = stdout(&expect(served.run(&["dump", "--json"]), 0));
+        let lines = dump.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        lines.into_iter().find(|line| line["key"] == key)
+    };
+    let first = left(&served, "long").unwrap()["ends_ms"].as_u64().unwrap();
+    let is_whole = |served: &Served| {
+        let ends = left(served, "long").unwrap()["ends_ms"].as_u64().unwrap();
+        // In eighths of a second, and later by as long as the put was under way.
+        assert!((first - 200..first + 60_000).contains(&ends), "{ends} after {first}");
+        assert_eq!(left(served, "ever").unwrap()["ends_ms"], Value::Null);
+        assert_eq!(left(served, "short"), None);
+        assert_eq!(left(served, "owned").unwrap()["owner"], 7);
+        // Nobody has a session of it any more: it goes with its owner.
+        expect(served.run(&["owner", "remove", "7"]), 0);
+        expect(served.run(&["get", "owned"]), 1);
+        assert_eq!(left(served, "owned"), None, "what no reader finds is not dumped");
+    };
+    for how in [&["restore", &snap][..], &["load", &dumped]] {
+        let other = with(&["--owners"]);
+        // Over what is there: an end is not taken away, nor an owner.
+        expect(other.run(&["put", "long", "other"]), 0);
+        expect(other.run(&["put", "ever", "other", "--ttl", "1h"]), 0);
+        let out = json(&expect(other.run(&[how, &["--json"]].concat()), 0));
+        let counted = ["inserted", "updated", "ended", "failed"].map(|name| out[name].as_u64().unwrap());
+        assert_eq!(counted, [1, 2, 1, 0], "{out}");
+        is_whole(&other);
+    }
+    // A server that begins with it makes a table that can have them.
+    is_whole(&Served::start(&["--anonymous", "--restore", &snap]));
+    // An owner that goes makes the last snapshot old.
+    expect(served.run(&["owner", "remove", "7"]), 0);
+    let mut served = served;
+    served.signal(rustix::process::Signal::TERM);
+    assert!(served.child.wait().unwrap().success());
+    assert_eq!(about()["owned"], 0, "{}", about());
+}
+
 /// A table that grows begins with one segment, and takes a snapshot of more keys than that holds. One that has
 /// no room for all of them is left as it is.
 #[test]

@@ -5,10 +5,10 @@ use super::table::Table;
 use super::walk::Walk;
 use crate::cores::Cores;
 use crate::index::growth::Ahead;
-use crate::layout::life::TICK_NS;
 use crate::outcome::{PutError, PutOutcome};
 use crate::snapshot::{
-    SaveError, Saved, Snapshot, SnapshotBlock, SnapshotError, SnapshotPath, SnapshotTerms, SnapshotWriter,
+    SaveError, Saved, Snapshot, SnapshotBlock, SnapshotEntry, SnapshotError, SnapshotPath, SnapshotTerms,
+    SnapshotWriter,
 };
 use crate::sync::{Ordering, lock_std};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -47,6 +47,11 @@ pub enum RestoreError {
         "entries of the snapshot may have times at which they end, those of this table have none; make it with `Config::life`"
     )]
     Life,
+    /// Its entries may have owners, and those of the table have none, so that they would never go. The table is unchanged.
+    #[error(
+        "entries of the snapshot may have owners, with whom they go, those of this table have none; make it with `Config::owners`"
+    )]
+    Owners,
     /// The start of the server was cancelled ([`ServerConfig::cancel`](crate::ServerConfig::cancel)).
     #[error("restoring was cancelled")]
     Cancelled,
@@ -129,7 +134,7 @@ pub(crate) fn save(
 /// bytes of how many were read, and ends it early by returning `false`.
 pub(crate) fn restore(
     table: &Table,
-    put: impl Fn(&[u8], &[u8], Option<Duration>, u16) -> Result<PutOutcome, PutError> + Sync,
+    put: impl Fn(&SnapshotEntry<'_>, Option<Duration>) -> Result<PutOutcome, PutError> + Sync,
     snapshot: &Snapshot,
     cores: Cores,
     progress: &mut dyn FnMut(u64, u64) -> bool,
@@ -146,9 +151,11 @@ pub(crate) fn restore(
             return Err(RestoreError::TooLong { what, given, max });
         }
     }
-    let made = snapshot.terms().made;
-    if made.is_some() && !table.geometry().has_life() {
+    if snapshot.terms().made.is_some() && !table.geometry().has_life() {
         return Err(RestoreError::Life);
+    }
+    if snapshot.terms().has_owners && !table.geometry().has_owners() {
+        return Err(RestoreError::Owners);
     }
     let slots = table.geometry().slots() * table.geometry().segments_max().max(1);
     if content.keys > slots {
@@ -168,19 +175,15 @@ pub(crate) fn restore(
     let (send, blocks) = std::sync::mpsc::sync_channel::<SnapshotBlock>(2 * cores.0);
     let blocks = std::sync::Mutex::new(blocks);
     let put_all = |block: SnapshotBlock| {
-        for (key, value, life) in block.entries() {
+        for entry in block.entries() {
             if is_over.load(Ordering::Relaxed) {
                 break;
             }
-            let left = life.zip(made).filter(|(life, _)| life.expiry != 0).map(|(life, made)| {
-                // By the time of day: the clock of another start of the machine says nothing.
-                let ends = made + Duration::from_nanos(u64::from(life.expiry) * TICK_NS);
-                ends.duration_since(SystemTime::now()).unwrap_or_default()
-            });
-            if left.is_some_and(|left| left.is_zero()) {
+            let now = SystemTime::now();
+            if entry.has_ended(now) {
                 continue;
             }
-            match put(key, value, left, life.map_or(0, |life| life.owner)) {
+            match put(&entry, entry.ttl(now)) {
                 // Its owner is being removed.
                 Ok(PutOutcome::Missing) => {}
                 Ok(_) => drop(keys.fetch_add(1, Ordering::Relaxed)),
