@@ -89,8 +89,10 @@ pub enum Rule {
     LastLook,
     /// V1: with each value an entry gets a number that no entry had.
     EntryNumber,
-    /// V3: an entry's time is noted when the entry is visible.
-    NoteLater,
+    /// V3: an entry's time is noted, and forgotten, under its key's lock.
+    EndLock,
+    /// V3: when an entry leaves that has an end, its time is forgotten.
+    EndForgotten,
     /// V2: an entry is removed at its end only if the life that the slot has under the key's lock has ended.
     ExpiryCheck,
     /// V4: a reader that is to be exact takes an entry whose slot says that it has ended for absent.

@@ -33,7 +33,7 @@
 
 use crate::client::{Client, ClientStats};
 use crate::index::Index;
-use crate::outcome::{EvictCounts, GrowthCounts, HeapCounts, IndexCounts};
+use crate::outcome::{EvictCounts, GrowthCounts, HeapCounts, IndexCounts, NoteCounts};
 use crate::server::{MailboxCounts, RefusedCounts, Server};
 use crate::times::{TIME_RANGES, TimeCounts};
 use crate::wire::{ServerTimes, SnapshotStatus};
@@ -89,6 +89,7 @@ pub fn describe() {
         OF_GROWTH.iter().for_each(|row| row.describe(recorder));
         OF_HEAP.iter().for_each(|row| row.describe(recorder));
         OF_EVICTION.iter().for_each(|row| row.describe(recorder));
+        OF_NOTES.iter().for_each(|row| row.describe(recorder));
         OF_SERVER.iter().for_each(|row| row.describe(recorder));
         OF_SNAPSHOTS.iter().for_each(|row| row.describe(recorder));
         OF_CLIENT.iter().for_each(|row| row.describe(recorder));
@@ -174,6 +175,16 @@ impl<T> Row<T> {
         value: fn(&T) -> u64,
     ) -> Row<T> {
         Row { metric: Metric { name, help, label: Some(label) }, value: Finding::Counter(value) }
+    }
+
+    /// A gauge with a label.
+    const fn gauge_by(
+        name: &'static str,
+        help: &'static str,
+        label: (&'static str, &'static str),
+        value: fn(&T) -> f64,
+    ) -> Row<T> {
+        Row { metric: Metric { name, help, label: Some(label) }, value: Finding::Gauge(value) }
     }
 
     fn describe(&self, recorder: &dyn Recorder) {
@@ -300,6 +311,15 @@ const OF_EVICTION: &[Row<EvictCounts>] = &[
     Row::by("oneread_evictions_total", EVICTED, ("cause", "put"), |of| of.at_put),
     Row::by("oneread_evictions_total", EVICTED, ("cause", "heap"), |of| of.for_heap),
     Row::gauge("oneread_pinned_keys", "Keys that do not leave to make room.", |of| of.pinned as f64),
+];
+
+const NOTES: &str =
+    "What the server notes of entries in memory of its own, some dozen bytes each, by what of them.";
+
+const OF_NOTES: &[Row<NoteCounts>] = &[
+    Row::gauge_by("oneread_notes", NOTES, ("of", "ends"), |of| of.ends as f64),
+    Row::gauge_by("oneread_notes", NOTES, ("of", "owners"), |of| of.owned as f64),
+    Row::gauge_by("oneread_notes", NOTES, ("of", "eviction"), |of| of.records as f64),
 ];
 
 /// What a server counts beside its table.
@@ -456,6 +476,9 @@ impl Counted for Index {
         }
         if self.evicts() {
             visit_rows(OF_EVICTION, &self.evictions(), &mut each);
+        }
+        if self.evicts() || geometry.has_life() {
+            visit_rows(OF_NOTES, &self.notes(), &mut each);
         }
     }
 }
@@ -642,6 +665,9 @@ mod tests {
 
         let evicted = EvictCounts { ahead: 1, at_put: 2, for_heap: 3, pinned: 4, ..EvictCounts::default() };
         assert_eq!(sorted(OF_EVICTION, &evicted), Vec::from_iter(1..=4));
+
+        let notes = NoteCounts { ends: 1, owned: 2, records: 3 };
+        assert_eq!(sorted(OF_NOTES, &notes), Vec::from_iter(1..=3));
 
         let mut snapshots =
             SnapshotStatus { every_ms: 1_000, saved_ms: 2_000, took_us: 3_000_000, ..Default::default() };

@@ -115,6 +115,20 @@ impl EvictCounts {
     }
 }
 
+/// What a server notes of entries in memory of its own ([`Index::notes`](crate::embedded::Index::notes)): so many at
+/// present, each some dozen bytes. None is kept of entries that have gone, but for those of `records` that say so.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[non_exhaustive]
+pub struct NoteCounts {
+    /// When entries end: one for each that has an end.
+    pub ends: u64,
+    /// Entries that have owners.
+    pub owned: u64,
+    /// What the policy that makes room knows: an entry each, and at most as many that have gone.
+    pub records: u64,
+}
+
 /// Why a key could not be put.
 #[derive(Debug, thiserror::Error, Clone, PartialEq)]
 #[non_exhaustive]

@@ -32,7 +32,7 @@
 //! With the cargo feature `metrics`, `oneread::metrics` gives all of them to the facade crate of that name.
 
 pub use crate::client::{ChangeCounts, ClientCounters, ClientStats, FailureCounts, RequestCounts};
-pub use crate::outcome::{GrowthCounts, HeapCounts, IndexCounts};
+pub use crate::outcome::{GrowthCounts, HeapCounts, IndexCounts, NoteCounts};
 pub use crate::reader::{GetStats, HintCounts, ReadCounts};
 pub use crate::server::{MailboxCounts, RefusedCounts, StartProgress, StartStep, Stopped};
 pub use crate::times::{TIME_RANGES, TimeCounts};

@@ -2,7 +2,7 @@
 
 use super::Client;
 use super::error::AskError;
-use crate::outcome::{GrowthCounts, HeapCounts, PutError};
+use crate::outcome::{GrowthCounts, HeapCounts, NoteCounts, PutError};
 use crate::wire::{Reply, Request, ServerStats, ServerTimes, SnapshotStatus};
 use std::time::Instant;
 
@@ -76,6 +76,18 @@ impl Client {
     pub fn heap(&mut self) -> Result<HeapCounts, AskError> {
         self.ask_for(&Request::Heap, |reply| match reply {
             Reply::Heap(counts) => Some(counts),
+            _ => None,
+        })
+    }
+
+    /// Returns what the server notes of entries in memory of its own. `None` from a server of a version before this.
+    ///
+    /// # Errors
+    /// [`AskError`] when the server does not answer.
+    pub fn notes(&mut self) -> Result<Option<NoteCounts>, AskError> {
+        self.ask_for(&Request::Notes, |reply| match reply {
+            Reply::Notes(counts) => Some(Some(counts)),
+            Reply::Put(Err(PutError::OldServer)) => Some(None),
             _ => None,
         })
     }

@@ -4,7 +4,7 @@ use super::home_set::HomeSet;
 use super::homes::{KeyAt, homes_of_step, steps};
 use super::segment::{Segment, Stop, design_percents};
 use super::slots::Locked;
-use crate::faults::{Rule, broken};
+use crate::faults::{Rule, broken, disobey};
 use crate::layout::geometry::SlotIx;
 use crate::layout::hash::{First, Hashed};
 use crate::layout::life::Life;
@@ -86,8 +86,24 @@ impl Segment {
 
     /// The keys with this hash, and their lives.
     pub fn lives_of(&self, hash: First) -> Result<Vec<(Key, Life)>, Stop> {
+        self.lives_locked(&mut self.slots().none(), hash)
+    }
+
+    /// The same, of a hash whose time has come: it is noted when the next of these entries ends, and `again` where one has
+    /// ended (V3).
+    pub fn lives_due(&self, hash: First, now: u64, again: u32) -> Result<Vec<(Key, Life)>, Stop> {
         let mut locked = self.slots().none();
-        let all = self.lock_hashed(&mut locked, hash)?;
+        let lives = self.lives_locked(&mut locked, hash)?;
+        disobey(Rule::EndLock, || locked = self.slots().none());
+        let ends = lives.iter().map(|(_, life)| life).filter(|life| life.expiry != 0);
+        if let Some(next) = ends.map(|life| if life.has_ended(now) { again } else { life.expiry }).min() {
+            self.told().ends().set(hash, next);
+        }
+        Ok(lives)
+    }
+
+    fn lives_locked(&self, locked: &mut Locked<'_>, hash: First) -> Result<Vec<(Key, Life)>, Stop> {
+        let all = self.lock_hashed(locked, hash)?;
         let lives = all.into_iter().filter_map(|at| Some((self.slots().life(at.slot)?, at.key)));
         Ok(lives.map(|(life, key)| (key, life)).collect())
     }

@@ -3,6 +3,7 @@
 #[cfg(feature = "verbs")]
 use super::budget::Registrar;
 use super::decide::{Alive, Becomes, Decides, Swap};
+use super::evict::Evictor;
 use super::evicting;
 use super::extents::{ExtentDraft, NoMemory, Upload};
 use super::feed::Feed;
@@ -31,7 +32,7 @@ use crate::layout::extent::Expected;
 use crate::layout::geometry::Geometry;
 use crate::layout::slot::{Key, Stored};
 use crate::outcome::{
-    GrowthCounts, HeapCounts, IndexCounts, PutError, PutMode, PutOptions, PutOutcome, SwapOutcome,
+    GrowthCounts, HeapCounts, IndexCounts, NoteCounts, PutError, PutMode, PutOptions, PutOutcome, SwapOutcome,
 };
 use crate::random;
 use crate::reader::Reader;
@@ -121,7 +122,7 @@ impl Index {
     ) -> Result<Index, E> {
         let table = Table::create_unready(region, geometry, clock.clone(), start)?;
         let has_life = table.geometry().has_life();
-        let lives = has_life.then(|| Box::new(Lives::make(table.region(), &clock)));
+        let lives = has_life.then(|| Box::new(Lives::make(&table, &clock)));
         start.evict.map(|policy| evicting::begin(&table, policy)).transpose()?;
         let has_owners = table.geometry().has_owners();
         let owners = has_owners.then(|| Owners::make(&clock));
@@ -154,11 +155,7 @@ impl Index {
         start: &Start,
     ) -> Result<(Index, Recovered), RecoverError> {
         let (table, found) = Table::open(region, clock.clone(), start)?;
-        let lives = table.geometry().has_life().then(|| {
-            let lives = Lives::open(table.region(), &clock);
-            lives.take_over(&table);
-            Box::new(lives)
-        });
+        let lives = table.geometry().has_life().then(|| Box::new(Lives::open(&table, &clock)));
         let owners = table.geometry().has_owners().then(|| Owners::open(&table, &clock));
         let ((owners, left_over), launch) = (owners.unzip(), draw_launch());
         let started = left_over.map(|keys| StartedPuts::new(table.region(), table.geometry(), launch, keys));
@@ -431,16 +428,7 @@ impl Index {
         let put = owner.map(OwnerSession::begin_put).transpose()?;
         let owner = put.as_ref().map_or(options.owner, OwnerPut::owner);
         let life = lives.life(self.region(), options.ttl, owner)?;
-        let mut outcome = Ok(PutOutcome::Missing);
-        // V3. Of a put that is refused, a time is noted for nothing.
-        in_order(
-            Rule::NoteLater,
-            &mut outcome,
-            |outcome| **outcome = self.put_told(key, value.with_life(Some(&life)), options.mode),
-            |_| {
-                lives.ends(|| self.geometry().hashed(key).first(), life);
-            },
-        );
+        let outcome = self.put_told(key, value.with_life(Some(&life)), options.mode);
         if let (Some(put), Ok(PutOutcome::Inserted | PutOutcome::Updated)) = (put, &outcome) {
             put.note(self.geometry().hashed(key).first(), &self.table);
         }
@@ -694,8 +682,6 @@ impl Index {
                 if let (Some(put), Some(Changed::Came)) = (put, changed) {
                     put.note(self.geometry().hashed(key).first(), &self.table);
                 }
-                // V3. If the key was there, it keeps its end, and a time is noted for nothing.
-                lives.ends(|| self.geometry().hashed(key).first(), life);
                 self.after_change(lives);
                 Ok(())
             }
@@ -772,6 +758,15 @@ impl Index {
 
     /// Entries that came to their end and were removed, since the server began; 0 where entries have no life.
     pub fn expired(&self) -> u64 {
+    /// What is noted of entries at present, in memory of this process.
+    pub fn notes(&self) -> NoteCounts {
+        NoteCounts {
+            ends: self.lives().map_or(0, Lives::noted),
+            owned: self.owners().map_or(0, Owners::noted),
+            records: self.table.told().evictor().map_or(0, Evictor::records),
+        }
+    }
+
         self.lives.as_ref().map_or(0, |lives| lives.expired())
     }
 

@@ -1,7 +1,7 @@
 //! The lives of a table's entries: their numbers, and when they end.
 //!
 //! ```text
-//! put     number ─ slot ─ its time is noted
+//! put     number ─ slot ─ its time is noted, under the key's lock (`ends.rs`)
 //! tidy    times that have come ─ the keys with these hashes ─ those that have ended are removed
 //! ```
 //!
@@ -9,6 +9,7 @@
 //! So one time suffices for a key, the soonest: when it has come and the entry lives on, its present time is
 //! noted.
 
+use super::ends::EndNotes;
 use super::numbers::NumberSource;
 use super::whole::Table;
 use crate::clock::Clock;
@@ -21,8 +22,7 @@ use crate::outcome::PutError;
 use crate::region::Region;
 use crate::sync::{Mutex, lock};
 use crate::table_clock;
-use rustc_hash::FxHashMap;
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
@@ -49,69 +49,32 @@ pub(super) struct Lives {
     /// What has ended stays, until somebody else removes it.
     keeps_ended: bool,
     numbers: Mutex<NumberSource>,
-    times: Mutex<Times>,
-    /// The soonest of the times; `u64::MAX`: none. Relaxed: a hint, stored under the lock.
-    soonest: AtomicU64,
+    ends: Arc<EndNotes>,
     changes: AtomicU64,
     expired: AtomicU64,
 }
 
-/// When entries may have ended.
-#[derive(Debug, Default)]
-struct Times {
-    /// The hashes of keys by ticks.
-    due: BTreeMap<u32, Vec<First>>,
-    /// The soonest tick of each hash.
-    of: FxHashMap<First, u32>,
-}
-
-impl Times {
-    /// Notes a time, unless an earlier one is noted.
-    fn note(&mut self, hash: First, tick: u32) {
-        let noted = self.of.entry(hash).or_insert(u32::MAX);
-        if tick < *noted {
-            *noted = tick;
-            self.due.entry(tick).or_default().push(hash);
-        }
-    }
-
-    /// Takes a hash whose time has come.
-    fn take(&mut self, now: u64) -> Option<First> {
-        loop {
-            let mut first = self.due.first_entry().filter(|first| u64::from(*first.key()) <= now)?;
-            let tick = *first.key();
-            let hash = first.get_mut().pop();
-            if first.get().is_empty() {
-                first.remove();
-            }
-            let Some(hash) = hash else { continue };
-            // Else an earlier time was noted later, and this one is of no use.
-            if self.of.get(&hash) == Some(&tick) {
-                self.of.remove(&hash);
-                return Some(hash);
-            }
-        }
-    }
-
-    fn soonest(&self) -> u64 {
-        self.due.first_key_value().map_or(u64::MAX, |(&tick, _)| tick.into())
-    }
-}
-
 impl Lives {
     /// Those of a new table.
-    pub fn make(region: &Region, clock: &Clock) -> Lives {
+    pub fn make(table: &Table, clock: &Clock) -> Lives {
         // From 1 on: a takeover can tell that they were never begun.
-        region.store(ENTRIES_WORD, 1);
-        Lives::begin(region, clock, clock.now_ns() as i64)
+        table.region().store(ENTRIES_WORD, 1);
+        Lives::begin(table, clock, clock.now_ns() as i64)
     }
 
-    /// Those of a table that another server had.
-    pub fn open(region: &Region, clock: &Clock) -> Lives {
-        Lives::begin(region, clock, table_clock::epoch_ns(region, clock))
+    /// Those of a table that another server had. Notes when its entries end.
+    pub fn open(table: &Table, clock: &Clock) -> Lives {
+        let lives = Lives::begin(table, clock, table_clock::epoch_ns(table.region(), clock));
+        table.show_lives(&mut |hash, life| {
+            if let Some(Life { expiry: expiry @ 1.., .. }) = life {
+                lives.ends.came(hash, expiry);
+            }
+        });
+        lives
     }
 
-    fn begin(region: &Region, clock: &Clock, epoch_ns: i64) -> Lives {
+    fn begin(table: &Table, clock: &Clock, epoch_ns: i64) -> Lives {
+        let region = table.region();
         table_clock::begin(region, clock, epoch_ns);
         Lives {
             clock: clock.clone(),
@@ -119,8 +82,7 @@ impl Lives {
             ttl: None,
             keeps_ended: false,
             numbers: Mutex::new(NumberSource::from(region, ENTRIES_WORD, NUMBERS_AT_A_TIME)),
-            times: Mutex::default(),
-            soonest: AtomicU64::new(u64::MAX),
+            ends: Arc::clone(table.told().ends()),
             changes: AtomicU64::new(0),
             expired: AtomicU64::new(0),
         }
@@ -139,11 +101,6 @@ impl Lives {
     /// Whether what has ended stays.
     pub fn keeps_ended(&self) -> bool {
         self.keeps_ended
-    }
-
-    /// Notes the times of all entries of a table that another server had.
-    pub fn take_over(&self, table: &Table) {
-        table.show_lives(&mut |hash, life| life.into_iter().for_each(|life| self.ends(|| hash, life)));
     }
 
     /// When the table was made, by the time of day.
@@ -184,22 +141,13 @@ impl Lives {
         expiry.ok_or(PutError::TimeToLive { given: ttl })
     }
 
-    /// An entry of a key with this hash, which is visible, has this life.
-    pub fn ends(&self, hash: impl FnOnce() -> First, life: Life) {
-        if life.expiry != 0 {
-            let mut times = lock(&self.times);
-            times.note(hash(), life.expiry);
-            self.soonest.store(times.soonest(), Ordering::Relaxed);
-        }
-    }
-
     /// Whether a change should look at what has ended: one of so many does.
     pub fn looks_now(&self) -> bool {
         self.changes.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY) && self.is_due()
     }
 
     fn is_due(&self) -> bool {
-        let soonest = self.soonest.load(Ordering::Relaxed);
+        let soonest = self.ends.soonest();
         soonest != u64::MAX && soonest <= self.now()
     }
 
@@ -212,19 +160,12 @@ impl Lives {
         mut remove: impl FnMut(&Key, u64) -> bool,
     ) -> Option<Duration> {
         let now = self.now();
-        if self.soonest.load(Ordering::Relaxed) <= now {
-            for _ in 0..max {
-                let taken = {
-                    let mut times = lock(&self.times);
-                    let taken = times.take(now);
-                    self.soonest.store(times.soonest(), Ordering::Relaxed);
-                    taken
-                };
-                let Some(hash) = taken else { break };
-                self.end(table, hash, now, &mut remove);
-            }
+        for _ in 0..max {
+            // One that cannot be looked at or removed now comes again.
+            let Some(hash) = self.ends.take_due(now, soon(now)) else { break };
+            self.end(table, hash, now, &mut remove);
         }
-        let soonest = self.soonest.load(Ordering::Relaxed);
+        let soonest = self.ends.soonest();
         (soonest != u64::MAX).then(|| {
             let due_ns = soonest.saturating_mul(TICK_NS);
             Duration::from_nanos(due_ns.saturating_sub(self.since_made_ns()))
@@ -236,26 +177,23 @@ impl Lives {
         Duration::from_nanos(self.since_made_ns())
     }
 
-    /// Ends the entries with this hash that have come to their end, and notes the times of the others.
+    /// Ends the entries with this hash that have come to their end.
     fn end(&self, table: &Table, hash: First, now: u64, remove: &mut impl FnMut(&Key, u64) -> bool) {
-        let Some(lives) = table.lives_of(hash) else {
-            return self.ends(|| hash, Life { expiry: soon(now), ..Life::default() });
-        };
-        for (key, life) in lives {
-            if life.has_ended(now) && remove(&key, now) {
-                self.expired.fetch_add(1, Ordering::Relaxed);
-            } else {
-                // It lives on. Or it has another life by now, whose time is noted; or it could not be removed.
-                let expiry = if life.has_ended(now) { soon(now) } else { life.expiry };
-                self.ends(|| hash, Life { expiry, ..life });
-            }
-        }
+        let lives = table.lives_due(hash, now, soon(now)).unwrap_or_default();
+        let ended = lives.iter().filter(|(_, life)| life.has_ended(now));
+        let gone = ended.filter(|(key, _)| remove(key, now)).count();
+        self.expired.fetch_add(gone as u64, Ordering::Relaxed);
     }
 
     /// How long the soonest time has been over.
     pub fn lag(&self) -> Duration {
-        let soonest = self.soonest.load(Ordering::Relaxed);
+        let soonest = self.ends.soonest();
         Duration::from_nanos(self.since_made_ns().saturating_sub(soonest.saturating_mul(TICK_NS)))
+    }
+
+    /// How many ends are noted.
+    pub fn noted(&self) -> u64 {
+        self.ends.len()
     }
 
     /// Entries that have ended, and were removed.

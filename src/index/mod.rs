@@ -16,7 +16,8 @@
 //! Beside them: `feed` tells whoever asks of all changes (J). `seams` hears of each change before it is made and after, and may have it wait (L10 to L13).
 //! `share` says which keys a segment has. `refusals` saves searches that would fail.
 //! `evict` chooses entries that leave to make room for others, and `evicting` has them leave (Z).
-//! `lives` numbers entries, and ends them when their time has come, or shows who has `ended`; `numbers` gives none twice.
+//! `lives` numbers entries, and ends them when their time has come, or shows who has `ended`; `ends` notes when that is;
+//! `numbers` gives none twice.
 //! `owners` says whose they are, and has all of an owner go at once; `entries` is what both ask of a segment. `started` has
 //! the puts in two steps that are not committed, which `two_steps` makes.
 //! `extents` has the values that are too long for their slots, `heap` has their memory, and `budget`
@@ -31,6 +32,7 @@ mod budget;
 mod clear;
 mod decide;
 mod ended;
+mod ends;
 mod entries;
 mod evict;
 mod evicting;

@@ -426,6 +426,12 @@ impl Owners {
         self.0.hides.load(Relaxed)
     }
 
+    /// How many entries are noted, of all owners.
+    pub fn noted(&self) -> u64 {
+        let all: Vec<_> = lock(&self.0.all).values().map(Arc::clone).collect();
+        all.iter().map(|owner| lock(&owner.state).hashes.all.len() as u64).sum()
+    }
+
     /// From now on nobody goes because he is away: the server ends, and with it all sessions (O6).
     pub fn end(&self) {
         self.0.is_over.store(true, Relaxed);

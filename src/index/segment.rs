@@ -266,8 +266,12 @@ impl Segment {
         let slot = self.place(locked, room, key, value);
         disobey(Rule::FeedLock, || self.lock_again(locked, key));
         disobey(Rule::RecordLock, || self.lock_again(locked, key));
+        disobey(Rule::EndLock, || self.lock_again(locked, key));
         if let Some(evictor) = self.told.evictor() {
             evictor.came(key.first());
+        }
+        if value.expiry() != 0 {
+            self.told.ends().came(key.first(), value.expiry());
         }
         between.done(change, || self.place_of(slot));
         self.tell(change, LeftCause::Removed, 0);
@@ -354,8 +358,12 @@ impl Segment {
         between.decided(change)?;
         // Not of an extent that stays the key's.
         let ends = |before: &Reference| value.as_reference().is_none_or(|now| now.number != before.number);
+        let ended = self.end_of(slot);
         let written = self.slots().rewrite(locked, slot, key.key(), *value, None);
         self.end_name(before.filter(ends), written);
+        if (ended, value.expiry()) != (0, 0) {
+            self.told.ends().replaced(key.first(), ended, value.expiry());
+        }
         count(&self.homes().counters().mine().updates);
         if let Some(evictor) = self.told.evictor() {
             evictor.replaced(key.first());
@@ -380,15 +388,19 @@ impl Segment {
         (cause, between): (LeftCause, B),
     ) -> Result<(), B::MustWait> {
         let change = || KeyChange::left(key.key());
-        let before = self.reference_in(slot);
+        let (before, ended) = (self.reference_in(slot), self.end_of(slot));
         between.decided(change)?;
         self.end_name(before, self.homes().erase(locked, slot, key));
         // Before the lock goes: a segment that is merged away is counted when all its homes have gone.
         count(&self.homes().counters().mine().removes);
         disobey(Rule::FeedLock, || self.lock_again(locked, key));
         disobey(Rule::RecordLock, || self.lock_again(locked, key));
+        disobey(Rule::EndLock, || self.lock_again(locked, key));
         if let Some(evictor) = self.told.evictor() {
             evictor.left(key.first());
+        }
+        if ended != 0 {
+            self.told.ends().left(key.first());
         }
         between.done(change, || self.place_of(slot));
         if let EntryFound::Of(owner) = found {
@@ -407,6 +419,13 @@ impl Segment {
 
     fn place_of(&self, slot: SlotIx) -> KeyPlace {
         KeyPlace { memory: self.memory(), slot }
+    }
+
+    /// The tick with which the entry in a slot ends whose lock is held; 0: it does not end.
+    #[inline(always)]
+    fn end_of(&self, slot: SlotIx) -> u32 {
+        let life = if self.geometry().has_life() { self.slots().life(slot) } else { None };
+        life.map_or(0, |life| life.expiry)
     }
 
     /// The reference in a slot whose lock is held.

@@ -1,9 +1,10 @@
 //! Who is told of a table's changes, under their keys' locks. All segments of a table have one.
 
+use super::ends::EndNotes;
 use super::evict::Evictor;
 use super::feed::Feed;
 use crate::region::TouchMap;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// Who is told.
 #[derive(Debug, Default)]
@@ -11,6 +12,7 @@ pub(super) struct Hearers {
     feed: Feed,
     evictor: OnceLock<Evictor>,
     touches: OnceLock<TouchMap>,
+    ends: Arc<EndNotes>,
 }
 
 impl Hearers {
@@ -23,6 +25,12 @@ impl Hearers {
     #[inline(always)]
     pub fn evictor(&self) -> Option<&Evictor> {
         self.evictor.get()
+    }
+
+    /// When entries end.
+    #[inline(always)]
+    pub fn ends(&self) -> &Arc<EndNotes> {
+        &self.ends
     }
 
     /// What clients note of their GETs, where entries do not make room by themselves.

@@ -62,9 +62,14 @@ pub(crate) fn long_key(shape: SlotShape, slot: impl Words) -> Option<LongKey> {
 #[inline(always)]
 fn put_life<S: Sink>(shape: SlotShape, slot: impl Words, header: &Header, value: &mut S) {
     if S::WANTS_LIFE {
-        let life = || line_life(shape, slot, header).or_else(|| life(shape, slot));
-        value.put_life(if header.has_life() { life() } else { None });
+        value.put_life(if header.has_life() { life(shape, slot, header) } else { None });
     }
+}
+
+/// The entry's life, which `header`, the slot's, says that it has.
+#[inline(always)]
+pub(crate) fn life(shape: SlotShape, slot: impl Words, header: &Header) -> Option<Life> {
+    line_life(shape, slot, header).or_else(|| far_life(shape, slot))
 }
 
 /// The entry's life, if it ends in the slot's first line.
@@ -86,7 +91,7 @@ fn line_life(shape: SlotShape, slot: impl Words, header: &Header) -> Option<Life
 }
 
 #[cold]
-fn life(shape: SlotShape, slot: impl Words) -> Option<Life> {
+fn far_life(shape: SlotShape, slot: impl Words) -> Option<Life> {
     View::consistent(shape, &image(slot)).ok()?.life()
 }
 

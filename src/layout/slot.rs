@@ -279,6 +279,12 @@ impl<'a> Stored<'a> {
         self.life.map_or(0, |life| life.owner)
     }
 
+    /// The tick with which the entry ends; 0: it does not end.
+    #[inline(always)]
+    pub(crate) fn expiry(self) -> u32 {
+        self.life.map_or(0, |life| life.expiry)
+    }
+
     /// The reference, if that is what the slot has.
     pub(crate) fn as_reference(self) -> Option<Reference> {
         let bytes = self.bytes.last_chunk().filter(|_| self.is_reference())?;

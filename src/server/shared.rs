@@ -287,6 +287,7 @@ impl ServerState {
                 Reply::Growth(self.index.growth())
             }
             Request::Heap => Reply::Heap(self.index.heap()),
+            Request::Notes => Reply::Notes(self.index.notes()),
             Request::Times => Reply::Times(Box::new(self.times())),
             Request::Feed(request) => {
                 let (room, followers) = (caller.feed_room(), &self.followers);

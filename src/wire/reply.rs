@@ -5,7 +5,7 @@ use super::feed::FeedReply;
 use super::frame::{Frame, LEVEL, PROTOCOL_VERSION, WireError, decode, encode};
 use super::refusal::Refusal;
 use crate::layout::superblock::SUPERBLOCK_WORDS;
-use crate::outcome::{GrowthCounts, HeapCounts, PutError, PutOutcome, SwapOutcome};
+use crate::outcome::{GrowthCounts, HeapCounts, NoteCounts, PutError, PutOutcome, SwapOutcome};
 use crate::part::{PartEffect, PartError, PartOutcome};
 use crate::proof::{Nonce, TokenProof};
 
@@ -34,6 +34,7 @@ mod status {
     pub const TAKEN: u16 = 18;
     pub const CLEARED: u16 = 19;
     pub const TIMES: u16 = 62;
+    pub const NOTES: u16 = 65;
     /// The first of eight: four effects, each without a value and with one.
     pub const PARTS: u16 = 40;
     pub const PARTS_END: u16 = 48;
@@ -110,6 +111,8 @@ pub enum Reply {
     Growth(GrowthCounts),
     /// What the memory of long values is used for.
     Heap(HeapCounts),
+    /// What is noted of entries.
+    Notes(NoteCounts),
     /// How long puts take, and what the server counts besides.
     Times(Box<ServerTimes>),
     /// A part of an upload was taken, or an upload dropped.
@@ -201,6 +204,7 @@ impl Reply {
             Reply::Snapshot(about) => reply(status::SNAPSHOT, bytemuck::bytes_of(about)),
             Reply::Growth(counts) => reply(status::GROWTH, bytemuck::bytes_of(&GrowthBody::from(*counts))),
             Reply::Heap(counts) => reply(status::HEAP, bytemuck::bytes_of(counts)),
+            Reply::Notes(counts) => reply(status::NOTES, bytemuck::bytes_of(counts)),
             Reply::Times(times) => reply(status::TIMES, bytemuck::bytes_of(&**times)),
             Reply::Taken => reply(status::TAKEN, &[]),
             Reply::Unfit => reply(status::UNFIT, &[]),
@@ -327,6 +331,9 @@ impl Reply {
             }
             status::HEAP => {
                 Reply::Heap(bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?)
+            }
+            status::NOTES => {
+                Reply::Notes(bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?)
             }
             status::TIMES => {
                 let times = bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?;

@@ -68,6 +68,7 @@ mod op {
     pub const PUT_ABORT: u16 = 93;
     pub const JOIN: u16 = 110;
     pub const GETS: u16 = 111;
+    pub const NOTES: u16 = 125;
 }
 
 /// Kinds of changes of a part.
@@ -289,6 +290,8 @@ pub enum Request<'a> {
         /// The put's ticket.
         ticket: u64,
     },
+    /// Asks for what is noted of entries.
+    Notes,
     /// Asks for keys, or for changes.
     Feed(FeedRequest<'a>),
     /// Over TCP: proves that the client knows the server's token.
@@ -312,6 +315,7 @@ impl<'a> Request<'a> {
             Request::Pin { .. } | Request::Unpin { .. } => 2,
             Request::Join { .. } | Request::Gets(_) => 3,
             Request::Owner { .. } => 4,
+            Request::Notes => 4,
             _ => 0,
         }
     }
@@ -373,6 +377,7 @@ impl<'a> Request<'a> {
             Request::UploadDrop => encode(out, op::UPLOAD_DROP, 0, id, &[]),
             Request::Heap => encode(out, op::HEAP, 0, id, &[]),
             Request::Times => encode(out, op::TIMES, 0, id, &[]),
+            Request::Notes => encode(out, op::NOTES, 0, id, &[]),
             Request::Remove { key } => encode(out, op::REMOVE, 0, id, &[key]),
             Request::RemoveIf { key, expected: Expected::Value(expected) } => {
                 let klen = (key.len() as u16).to_le_bytes();
@@ -569,6 +574,7 @@ impl<'a> Request<'a> {
             op::UPLOAD_DROP if frame.body().is_empty() => Ok(Request::UploadDrop),
             op::HEAP if frame.body().is_empty() => Ok(Request::Heap),
             op::TIMES if frame.body().is_empty() => Ok(Request::Times),
+            op::NOTES if frame.body().is_empty() => Ok(Request::Notes),
             op::STAT | op::WAKE | op::UPLOAD_DROP | op::HEAP | op::TIMES => Err(unfitting),
             op => {
                 let unknown = Err(WireError::Unknown { op, status: frame.status() });

@@ -2,7 +2,7 @@ use super::frame::HEAD;
 use super::*;
 use crate::layout::extent::{Expected, Reference};
 use crate::outcome::{
-    GrowthCounts, HeapCounts, IndexCounts, PutError, PutMode, PutOptions, PutOutcome, SwapOutcome,
+    GrowthCounts, HeapCounts, IndexCounts, NoteCounts, PutError, PutMode, PutOptions, PutOutcome, SwapOutcome,
 };
 use crate::part::{PartChange, PartEffect, PartError, PartOutcome, Tell};
 use proptest::prelude::*;
@@ -185,6 +185,7 @@ fn golden_requests() {
         (19, Request::UploadDrop, b""),
         (20, Request::Heap, b""),
         (62, Request::Times, b""),
+        (125, Request::Notes, b""),
         (60, put_for, b"\x03\0\x01\x02\x03\x04\x05\x06\x07\x08\x03\0keyvalue"),
         (61, Request::UploadPut { options, key: b"key" }, b"\x03\0\x01\x02\x03\x04\x05\x06\x07\x08key"),
         (21, Request::GrowFor { keys: 0x0807_0605_0403_0201 }, b"\x01\x02\x03\x04\x05\x06\x07\x08"),
@@ -307,6 +308,11 @@ fn golden_replies() {
         (15, Reply::Snapshot(snapshots), (1..=13).flat_map(u64::to_le_bytes).collect()),
         (16, Reply::Growth(growth), growth_body),
         (17, Reply::Heap(heap), (1..=11).flat_map(u64::to_le_bytes).collect()),
+        (
+            65,
+            Reply::Notes(NoteCounts { ends: 1, owned: 2, records: 3 }),
+            (1..=3).flat_map(u64::to_le_bytes).collect(),
+        ),
         (18, Reply::Taken, vec![]),
         (19, cleared, (1..=4).flat_map(u64::to_le_bytes).collect()),
         (62, Reply::Times(Box::new(times)), times_body),

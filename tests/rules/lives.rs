@@ -6,14 +6,15 @@ use oneread::internals::region::{Backing, Region};
 use oneread::layout::{Life, Seeds};
 use oneread::snapshot::Snapshot;
 use oneread::{
-    Address, Client, Config, PutMode, PutOptions, PutOutcome, Server, ServerConfig, SwapOutcome, TableSize,
-    TcpAddress,
+    Address, Client, Config, Evict, PutMode, PutOptions, PutOutcome, Server, ServerConfig, SwapOutcome,
+    TableSize, TcpAddress,
 };
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 const LAYOUTS: [&str; 4] = ["windowed:8", "bucketized:4", "farm", "cluster"];
 const SECOND: Duration = Duration::from_secs(1);
+const DAY: Duration = Duration::from_secs(86_400);
 const KEYS: u64 = 900;
 
 /// Slots of one line, in which lives take room from values, and an extent for what is longer.
@@ -99,6 +100,43 @@ fn changes_end_others_in_passing() {
         index.put(&key(KEYS), &value(1, n as u8), PutMode::Upsert).unwrap();
     }
     assert_eq!(index.len(), 1);
+}
+
+/// There are as many notes of ends as entries that have one, whatever went before: entries that were evicted or removed,
+/// put again for a shorter time or for none, or that have ended; in a table that keeps what has ended, too.
+#[test]
+fn ends_are_noted_of_what_is_there() {
+    const PUTS: u64 = 40_000;
+    let growing = TableSize::Growing { bytes_max: 400 << 10, segment_slots: Some(256) };
+    for (size, keeps) in [sizes()[0], growing].into_iter().flat_map(|size| [(size, false), (size, true)]) {
+        let make = |evicts: bool| {
+            let (index, clock) = index(&config("windowed:8", size));
+            let index = if evicts { index.with_eviction(Evict::S3Fifo).unwrap() } else { index };
+            (if keeps { index.keeping_ended() } else { index }, clock)
+        };
+        let (evicting, _) = make(true);
+        for n in 0..PUTS {
+            evicting.put_with(&key(n), b"value", ttl(DAY)).unwrap();
+        }
+        let gone = evicting.evictions().evicted();
+        assert_eq!((evicting.notes().ends, gone), (evicting.len(), PUTS - evicting.len()), "{size:?}");
+        let (again, clock) = make(false);
+        for round in 0..PUTS / KEYS {
+            for time in [Some(DAY), Some(SECOND), None, Some(SECOND)] {
+                for n in 0..KEYS {
+                    again.put_with(&key(n), b"value", PutOptions::new().ttl(time)).unwrap();
+                }
+                assert_eq!(again.notes().ends, if time.is_some() { KEYS } else { 0 }, "{size:?}: {round}");
+            }
+            if round.is_multiple_of(2) {
+                (0..KEYS).for_each(|n| assert!(again.remove(&key(n)).unwrap()));
+            }
+            clock.advance(SECOND * 5 / 4);
+            tidy(&again);
+            again.see_ended(usize::MAX, |_| {});
+            assert_eq!(again.notes().ends, again.len(), "{size:?}: {round}");
+        }
+    }
 }
 
 /// A table that keeps what has ended removes nothing by itself. It shows which entries have ended, each again a second later
@@ -609,8 +647,22 @@ mod broken {
     #[test]
     fn times_are_noted_when_entries_are_there() {
         assert!(!stays_for_ever());
-        let _broken = Broken::rule(Rule::NoteLater);
-        assert!(stays_for_ever());
+    }
+
+    /// V3: what has left is noted for ever.
+    #[test]
+    fn ends_of_what_has_left_are_forgotten() {
+        let left = || {
+            let (index, _) = index(&config("windowed:8", sizes()[0]));
+            for n in 0..KEYS {
+                index.put_with(&key(n), b"", ttl(DAY)).unwrap();
+                assert!(index.remove(&key(n)).unwrap());
+            }
+            index.notes().ends
+        };
+        assert_eq!(left(), 0);
+        let _broken = Broken::rule(Rule::EndForgotten);
+        assert_eq!(left(), KEYS);
     }
 
     /// Does something while the next change waits.

@@ -8,7 +8,7 @@ use oneread::internals::inspect::Inspector;
 use oneread::internals::layout::geometry::Geometry;
 use oneread::{
     Client,
-    stats::{GrowthCounts, HeapCounts, ServerStats, SnapshotStatus},
+    stats::{GrowthCounts, HeapCounts, NoteCounts, ServerStats, SnapshotStatus},
 };
 use oneread_kit::show;
 use serde_json::json;
@@ -19,6 +19,8 @@ pub struct Told {
     pub stats: ServerStats,
     pub growth: GrowthCounts,
     pub heap: HeapCounts,
+    /// `None`: the server is too old to say.
+    pub notes: Option<NoteCounts>,
     pub snapshots: SnapshotStatus,
     pub pages: Option<Pages>,
 }
@@ -30,6 +32,7 @@ impl Told {
             stats: client.server_stats()?,
             growth: client.growth()?,
             heap: client.heap()?,
+            notes: client.notes()?,
             snapshots: client.snapshot_status()?,
             pages: None,
         })
@@ -41,7 +44,7 @@ impl Told {
     }
 
     pub fn json(&self, client: &Client) -> serde_json::Value {
-        let Told { stats, growth, heap, snapshots, pages } = self;
+        let Told { stats, growth, heap, notes, snapshots, pages } = self;
         let geometry = client.geometry();
         let inspector = client.region().map(|region| Inspector::new(region, geometry));
         json!({
@@ -79,6 +82,11 @@ impl Told {
                 "bytes_returned": growth.bytes_returned,
             })),
             "heap": (heap.heap_bytes > 0).then(|| heap_json(heap)),
+            "notes": notes.map(|notes| json!({
+                "ends": notes.ends,
+                "owners": notes.owned,
+                "eviction": notes.records,
+            })),
             "snapshots": snapshot::json(snapshots),
             "huge_pages": pages.as_ref().map(Pages::json),
             "geometry": geometry_json(geometry),
@@ -89,7 +97,7 @@ impl Told {
     }
 
     pub fn table(&self, geometry: &Geometry) -> comfy_table::Table {
-        let Told { stats, growth, heap, snapshots, pages } = self;
+        let Told { stats, growth, heap, notes, snapshots, pages } = self;
         let mut table = show::facts();
         let n = |n: u64| show::number(show::count(n));
         let percent = |load: f64| format!("{:.1} %", 100.0 * load);
@@ -153,6 +161,16 @@ impl Told {
                 table.add_row(vec![Cell::new(name), show::number(value)]);
             }
         }
+        let notes = notes.unwrap_or_default();
+        for (name, value) in [
+            ("ends of entries noted", notes.ends),
+            ("entries noted for their owners", notes.owned),
+            ("entries noted for eviction", notes.records),
+        ] {
+            if value > 0 {
+                table.add_row(vec![Cell::new(name), n(value)]);
+            }
+        }
         if let Some(pages) = pages {
             table.add_row(vec![Cell::new("memory in huge pages"), show::number(pages.told())]);
         }
@@ -200,6 +218,20 @@ mod tests {
         assert_eq!(heap_json(&heap), expected);
     }
 
+    /// What the server notes is told where it notes anything.
+    #[test]
+    fn notes_are_told() {
+        let geometry = oneread::Config::new().geometry().unwrap();
+        let mut notes = NoteCounts::default();
+        (notes.ends, notes.owned) = (5_000, 6);
+        let told = Told { notes: Some(notes), ..Told::default() };
+        let rows = show::cells(&told.table(&geometry));
+        let row = |name: &str| rows.iter().find(|row| row[0].trim() == name).map(|row| row[1].clone());
+        assert_eq!(row("ends of entries noted").as_deref(), Some("5,000"));
+        assert_eq!(row("entries noted for their owners").as_deref(), Some("6"));
+        assert_eq!(row("entries noted for eviction"), None);
+    }
+
     /// What goes on in a table that grows is told where it goes on, and left out where it does not.
     #[test]
     fn growth_is_told() {
@@ -226,6 +258,7 @@ mod tests {
             assert_eq!(quiet(name).as_deref(), Some(value), "{name}");
         }
         assert_eq!((quiet("refused by the system"), quiet("heap")), (None, None));
+        assert_eq!(quiet("ends of entries noted"), None);
         (growth.splitting, growth.merging, growth.given_up, growth.refused) = (1, 2, 4, 1);
         let busy = told(growth);
         for (name, value) in [

@@ -192,6 +192,11 @@ impl Evictor {
     }
 
     // ---- pins -----------------------------------------------------------------------------------
+    /// Records of entries, and of some that have left.
+    pub fn records(&self) -> u64 {
+        self.policies.iter().map(|policy| lock(policy).records() as u64).sum()
+    }
+
 
     /// Whether no entry of a key with this hash may go (Z2).
     pub fn is_pinned(&self, hash: First) -> bool {

@@ -49,6 +49,11 @@ pub trait Policy: fmt::Debug + Send {
 
     /// How many entries it has records of.
     fn entries(&self) -> usize;
+
+    /// How many records it has, also of entries that have left.
+    fn records(&self) -> usize {
+        self.entries()
+    }
 }
 
 /// A policy that has no records yet.

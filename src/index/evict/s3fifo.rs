@@ -78,4 +78,8 @@ impl Policy for S3FifoPolicy {
     fn entries(&self) -> usize {
         self.queues.len(SMALL) + self.queues.len(MAIN)
     }
+
+    fn records(&self) -> usize {
+        self.entries() + self.queues.len(GHOSTS)
+    }
 }

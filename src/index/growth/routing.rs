@@ -213,6 +213,13 @@ impl Growth {
         self.in_segment(&any, Nobody, |segment| segment.lives_of(hash), |_, _, _| {}).ok()
     }
 
+    /// [`Segment::lives_due`]. `None` if they go from segment to segment too often.
+    pub fn lives_due(&self, hash: First, now: u64, again: u32) -> Option<Vec<(Key, Life)>> {
+        let any = self.geometry.hashed_to(&[], hash);
+        let look = |segment: &Segment| segment.lives_due(hash, now, again);
+        self.in_segment(&any, Nobody, look, |_, _, _| {}).ok()
+    }
+
     /// The entries of keys with this hash. None if they go from segment to segment too often.
     pub fn entries_of(&self, hash: First) -> Vec<EntrySeen> {
         let any = self.geometry.hashed_to(&[], hash);

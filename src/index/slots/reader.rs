@@ -270,8 +270,10 @@ impl<'a> SlotReader<'a> {
     }
 
     /// The life of the entry in a slot whose lock is held.
+    #[inline]
     pub fn life(&self, slot: SlotIx) -> Option<Life> {
-        self.header(slot).has_life().then(|| self.read(slot).life).flatten()
+        let (words, header) = (self.words(slot), self.header(slot));
+        header.has_life().then(|| mapped::life(self.geometry.shape(), words, &header)).flatten()
     }
 
     /// Whether the slot holds `key`.

@@ -196,6 +196,14 @@ impl Table {
         }
     }
 
+    /// The same of a hash whose time has come: it is noted when the next of them ends, and `again` where one has ended (V3).
+    pub fn lives_due(&self, hash: First, now: u64, again: u32) -> Option<Vec<(Key, Life)>> {
+        match self {
+            Table::One(one) => one.segment().lives_due(hash, now, again).ok(),
+            Table::Many(growth) => growth.lives_due(hash, now, again),
+        }
+    }
+
     /// Lets every counter of begun moves go up, if the rule is kept: whoever has loaded one before looks again.
     pub fn count_all_moves(&self, rule: Rule) {
         let guard = epoch::pin();
