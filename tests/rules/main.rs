@@ -10,9 +10,11 @@ mod relay;
 
 mod evict;
 mod extents;
+mod far;
 mod hints;
 mod lives;
 mod long_model;
 mod owners;
 mod pieces;
+mod two_of_each;
 mod two_steps;

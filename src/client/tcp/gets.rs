@@ -531,3 +531,6 @@ impl Batch {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;
