@@ -24,6 +24,7 @@ opened! {
     outcome
     peer
     placement
+    proof
     reader
     region
     server

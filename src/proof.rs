@@ -48,6 +48,14 @@ impl Statement<'_> {
     }
 }
 
+/// The bytes of a secret that a proof depends on: HMAC fills a key that is shorter than a block of its hash up with zero
+/// bytes.
+pub fn significant(secret: &[u8]) -> &[u8] {
+    const BLOCK: usize = 64;
+    let zeros = secret.iter().rev().take_while(|byte| **byte == 0).count();
+    if secret.len() <= BLOCK { &secret[..secret.len() - zeros] } else { secret }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -74,6 +82,23 @@ mod tests {
             assert!(!said.is_proven(&token, &wrong), "bit {bit}");
         }
         assert!(!said.is_proven(&token, &TokenProof::default()));
+    }
+
+    /// What two secrets have in common that are equal to a proof: they are one token. Of zero bytes alone, it is the empty one.
+    #[test]
+    fn tokens_are_what_proofs_make_of_them() {
+        let zeros = |len: usize| vec![0; len];
+        let secrets =
+            [vec![], zeros(1), zeros(64), zeros(65), b"a".to_vec(), b"a\0".to_vec(), b"\0a".to_vec()];
+        let long =
+            [vec![1; 63], vec![1; 64], [vec![1; 63], zeros(1)].concat(), [vec![1; 64], zeros(1)].concat()];
+        let said = Statement { role: b"client", server: &[1; 32], client: &[2; 32], message: b"" };
+        let all: Vec<Vec<u8>> = secrets.into_iter().chain(long).collect();
+        for (one, other) in all.iter().flat_map(|one| all.iter().map(move |other| (one, other))) {
+            let (token, known) = (Token::new(one), Token::new(other));
+            assert_eq!(said.is_proven(&token, &said.prove(&known)), token == known, "{one:?} {other:?}");
+        }
+        assert_eq!(all.iter().map(|one| Token::new(one).is_empty()).filter(|is_empty| *is_empty).count(), 3);
     }
 
     /// A nonce is used once, so that no proof can be replayed.

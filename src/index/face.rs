@@ -758,6 +758,9 @@ impl Index {
 
     /// Entries that came to their end and were removed, since the server began; 0 where entries have no life.
     pub fn expired(&self) -> u64 {
+        self.lives.as_ref().map_or(0, |lives| lives.expired())
+    }
+
     /// What is noted of entries at present, in memory of this process.
     pub fn notes(&self) -> NoteCounts {
         NoteCounts {
@@ -765,9 +768,6 @@ impl Index {
             owned: self.owners().map_or(0, Owners::noted),
             records: self.table.told().evictor().map_or(0, Evictor::records),
         }
-    }
-
-        self.lives.as_ref().map_or(0, |lives| lives.expired())
     }
 
     /// How long the first of the entries that have ended and are still there has been due; zero if there is none.

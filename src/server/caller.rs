@@ -4,6 +4,7 @@
 use crate::index::{ExtentDraft, Index, KeyPin, OwnerClaim, OwnerSession, StartSession, Upload};
 use crate::layout::extent::Expected;
 use crate::outcome::{PutError, PutOptions};
+use crate::verbs::Token;
 use crate::wire::{self, Reply, Request};
 use std::time::Duration;
 
@@ -17,6 +18,24 @@ pub(crate) enum Role {
     Read,
     /// Change it, too.
     Change,
+}
+
+impl Role {
+    /// What a client over a network may do, and the token that it has proven to know: the one for changes, or the one for readers.
+    /// That is of no use where it is empty, because everybody knows the empty one. `None`: it knows neither.
+    pub fn proven<'t>(
+        change: &'t Token,
+        read: &'t Token,
+        mut knows: impl FnMut(&Token) -> bool,
+    ) -> Option<(Role, &'t Token)> {
+        if knows(change) {
+            Some((Role::Change, change))
+        } else if !read.is_empty() && knows(read) {
+            Some((Role::Read, read))
+        } else {
+            None
+        }
+    }
 }
 
 /// A client, as its requests are answered.
@@ -218,5 +237,33 @@ impl Request<'_> {
                 | Request::UploadSwap { .. }
                 | Request::UploadDrop
         )
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Who may do what by which token: of an empty one for readers, nobody is a reader.
+    #[test]
+    fn an_empty_token_makes_no_reader() {
+        let [none, change, read] = ["", "for changes", "for readers"].map(Token::new);
+        let role = |change, read, known: &Token| {
+            Role::proven(change, read, |token| token == known).map(|(role, _)| role)
+        };
+        for (tokens, known, expected) in [
+            ((&change, &none), &none, None),
+            ((&change, &none), &read, None),
+            ((&change, &none), &change, Some(Role::Change)),
+            ((&change, &read), &none, None),
+            ((&change, &read), &read, Some(Role::Read)),
+            ((&change, &read), &change, Some(Role::Change)),
+            ((&none, &none), &none, Some(Role::Change)),
+            ((&none, &none), &read, None),
+        ] {
+            assert_eq!(role(tokens.0, tokens.1, known), expected, "{tokens:?} {known:?}");
+        }
+        let (_, known) = Role::proven(&change, &read, |token| *token == read).unwrap();
+        assert_eq!(*known, read, "the server proves to know this one");
     }
 }

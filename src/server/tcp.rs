@@ -83,13 +83,7 @@ pub(super) fn admit(
 ) -> Option<(Role, Reply)> {
     let Tokens { change, read, .. } = &shared.tokens;
     let said = joins(server, client);
-    let (role, token) = if said.is_proven(change, proof) {
-        (Role::Change, change)
-    } else if !read.is_empty() && said.is_proven(read, proof) {
-        (Role::Read, read)
-    } else {
-        return None;
-    };
+    let (role, token) = Role::proven(change, read, |token| said.is_proven(token, proof))?;
     let about = Box::new(about(shared));
     let proof = Statement { role: SERVER, server, client, message: &about[..] }.prove(token);
     Some((role, Reply::Table { proof, about }))

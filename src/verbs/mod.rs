@@ -29,6 +29,7 @@ pub(crate) mod station;
 #[cfg(feature = "verbs")]
 pub use error::{SetupError, VerbsError};
 
+use crate::proof;
 use crate::setters::setters;
 use std::fmt;
 use std::num::NonZeroU8;
@@ -82,8 +83,11 @@ pub struct Token(Arc<[u8]>);
 
 impl Token {
     /// Makes a token of these bytes. They may have any length. The empty token keeps nobody out.
+    ///
+    /// Zero bytes at the end of a token of at most 64 bytes do not count. So one of only such bytes is the empty one.
     pub fn new(secret: impl AsRef<[u8]>) -> Token {
-        Token(secret.as_ref().into())
+        let secret = secret.as_ref();
+        Token(proof::significant(secret).into())
     }
 
     /// Whether the token is empty and keeps nobody out.

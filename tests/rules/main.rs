@@ -10,6 +10,7 @@ mod relay;
 
 mod evict;
 mod extents;
+mod far;
 mod hints;
 mod identity;
 mod lives;
@@ -17,4 +18,5 @@ mod long_model;
 mod owners;
 mod pieces;
 mod tenures;
+mod two_of_each;
 mod two_steps;

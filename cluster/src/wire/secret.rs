@@ -2,6 +2,7 @@
 
 use hmac::{Hmac, KeyInit, Mac};
 use oneread::Token;
+use oneread::internals::proof::significant;
 use sha2::Sha256;
 use std::fmt;
 use std::sync::Arc;
@@ -27,13 +28,14 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// These bytes.
+    /// These bytes. Zero bytes at the end of one of at most 64 bytes do not count, so one of only such bytes is the empty
+    /// one.
     ///
     /// # Errors
     /// [`SecretError`], if there are too many.
     pub fn new(bytes: &[u8]) -> Result<Secret, SecretError> {
         match bytes.len() {
-            ..=SECRET_MAX => Ok(Secret(Arc::new(Zeroizing::new(bytes.to_vec())))),
+            ..=SECRET_MAX => Ok(Secret(Arc::new(Zeroizing::new(significant(bytes).to_vec())))),
             len => Err(SecretError(len)),
         }
     }

@@ -536,3 +536,6 @@ impl Batch {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

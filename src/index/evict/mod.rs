@@ -197,7 +197,6 @@ impl Evictor {
         self.policies.iter().map(|policy| lock(policy).records() as u64).sum()
     }
 
-
     /// Whether no entry of a key with this hash may go (Z2).
     pub fn is_pinned(&self, hash: First) -> bool {
         !broken(Rule::PinLook) && self.pins.has(hash)

@@ -190,15 +190,11 @@ impl Acceptor {
         }
         let theirs = join.nonce;
         let proof = join.proof;
-        let mut knows = |token: &Token| {
+        let knows = |token: &Token| {
             join.proof = proof;
             bootstrap::is_proven(token, nonce, &theirs, join)
         };
-        let role = if knows(&host.token) {
-            Role::Change
-        } else if !host.read_token.is_empty() && knows(&host.read_token) {
-            Role::Read
-        } else {
+        let Some((role, _)) = Role::proven(&host.token, &host.read_token, knows) else {
             return Err((true, "its token is not the server's".into(), stream));
         };
         let peer = match stream.peer_addr() {
