@@ -22,8 +22,11 @@ use crate::region::Region;
 use crate::sync::{Mutex, lock};
 use crate::table_clock;
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::Thread;
 use std::time::{Duration, SystemTime};
 
 /// Numbers of entries that are taken from the region at a time.
@@ -32,6 +35,9 @@ const NUMBERS_AT_A_TIME: u64 = 1 << 10;
 const AGAIN_TICKS: u32 = 8;
 /// Changes between two looks at what has ended, where nobody tidies.
 const LOOK_EVERY: u64 = 32;
+/// Keys whose slots are asked for before the first of them is looked at: mostly none is in the processor's caches. With
+/// 32 a key takes a fifth less.
+const ASKED_AHEAD: usize = 32;
 
 /// The tick at which an entry is looked at again that should have gone.
 fn soon(now: u64) -> u32 {
@@ -54,6 +60,8 @@ pub(super) struct Lives {
     soonest: AtomicU64,
     changes: AtomicU64,
     expired: AtomicU64,
+    /// The thread that ends what is too much for others in passing, if there is one.
+    ender: OnceLock<Thread>,
 }
 
 /// When entries may have ended.
@@ -123,6 +131,7 @@ impl Lives {
             soonest: AtomicU64::new(u64::MAX),
             changes: AtomicU64::new(0),
             expired: AtomicU64::new(0),
+            ender: OnceLock::new(),
         }
     }
 
@@ -203,6 +212,16 @@ impl Lives {
         soonest != u64::MAX && soonest <= self.now()
     }
 
+    /// The thread that calls [`Lives::expire`] from now on, and is unparked when there is much to do.
+    pub fn set_ender(&self, thread: Thread) {
+        let _ = self.ender.set(thread);
+    }
+
+    /// Who ends entries in passing has left some that have ended: a thread of its own goes on, if there is one.
+    pub fn call_ender(&self) {
+        self.ender.get().into_iter().for_each(Thread::unpark);
+    }
+
     /// Takes up to `max` keys whose times have come: those that have ended are passed to `remove`, which says
     /// whether it did. Returns how long until there is more to do.
     pub fn expire(
@@ -213,15 +232,22 @@ impl Lives {
     ) -> Option<Duration> {
         let now = self.now();
         if self.soonest.load(Ordering::Relaxed) <= now {
-            for _ in 0..max {
-                let taken = {
+            let mut left = max;
+            while left > 0 {
+                let taken: SmallVec<[First; ASKED_AHEAD]> = {
                     let mut times = lock(&self.times);
-                    let taken = times.take(now);
+                    let some = std::iter::from_fn(|| times.take(now)).take(left.min(ASKED_AHEAD)).collect();
                     self.soonest.store(times.soonest(), Ordering::Relaxed);
-                    taken
+                    some
                 };
-                let Some(hash) = taken else { break };
-                self.end(table, hash, now, &mut remove);
+                if taken.is_empty() {
+                    break;
+                }
+                left -= taken.len();
+                taken.iter().for_each(|&hash| table.expect(hash));
+                for hash in taken {
+                    self.end(table, hash, now, &mut remove);
+                }
             }
         }
         let soonest = self.soonest.load(Ordering::Relaxed);
