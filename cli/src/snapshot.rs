@@ -336,12 +336,12 @@ impl Restore {
             );
         }
         for (entries, what, can, option) in [
-            (checked.ending, "by themselves", geometry.has_life(), "life"),
-            (checked.owned, "with their owners", geometry.has_owners(), "owners"),
+            (checked.ending, "an end", geometry.has_life(), "life"),
+            (checked.owned, "an owner", geometry.has_owners(), "owners"),
         ] {
             ensure!(
                 entries == 0 || can,
-                "{} has {} that end {what}, none of the table at {} can; nothing was put; serve one with --{option}",
+                "{} has {} with {what}, which the table at {} cannot hold; nothing was put; serve one with --{option}",
                 self.file.display(),
                 show::counted(entries, "key"),
                 client.address()

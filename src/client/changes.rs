@@ -38,7 +38,8 @@ impl Client {
 
     /// The same as [`Client::put`], [`Client::insert`] or [`Client::update`], of an entry that may end by itself:
     /// no sooner than its time, and at most a second later as long as the server runs. A GET may find it until
-    /// then. A put without a time takes the time away; a swap keeps it.
+    /// then. When a million end together, a server needs about two cores for that second; without them, or when more
+    /// end together, the last ones go later (`oneread_expiry_lag_seconds`). A put without a time takes the time away; a swap keeps it.
     ///
     /// The time counts from when the server makes the change, by a clock that also runs while the machine is
     /// suspended, and goes on when the server is gone and another one takes the table over. If the machine was
@@ -365,7 +366,6 @@ impl Client {
         Ok(answers.into_iter().flatten().collect())
     }
 
-    /// Puts values as they are to be stored.
     fn put_each_by<'a>(
         &mut self,
         puts: impl Iterator<Item = (&'a [u8], &'a [u8], PutOptions)> + Clone,
@@ -377,6 +377,7 @@ impl Client {
         }
     }
 
+    /// Puts values as they are to be stored.
     pub(super) fn put_each_stored<'a>(
         &mut self,
         puts: impl Iterator<Item = (&'a [u8], &'a [u8], PutOptions)>,

@@ -5,6 +5,7 @@ use super::homes::{KeyAt, homes_of_step, steps};
 use super::segment::{Segment, Stop, design_percents};
 use super::slots::Locked;
 use crate::faults::{Rule, broken, disobey};
+use crate::layout::WORD;
 use crate::layout::geometry::SlotIx;
 use crate::layout::hash::{First, Hashed};
 use crate::layout::life::Life;
@@ -82,6 +83,14 @@ impl Segment {
             return Err(Stop::Elsewhere);
         }
         Ok(all)
+    }
+
+    /// Asks for the primary window of keys with this hash, or its beginning.
+    pub fn expect(&self, hash: First) {
+        let geometry = self.geometry();
+        let window = geometry.primary(geometry.hashed_to(&[], hash));
+        let bytes = u64::from(window.slots) * geometry.shape().bytes() as u64;
+        self.region().prefetch_bytes((geometry.slot_word(window.first) * WORD) as u64, bytes);
     }
 
     /// The keys with this hash, and their lives.

@@ -744,7 +744,13 @@ impl Index {
             Table::One(one) => one.tidy(),
             Table::Many(growth) => growth.tidy(),
         };
-        let of_lives = self.lives.as_ref().and_then(|lives| self.expire(lives, AT_ONCE));
+        let of_lives = self.lives.as_ref().and_then(|lives| {
+            let next = self.expire(lives, AT_ONCE);
+            if next == Some(Duration::ZERO) {
+                lives.call_ender();
+            }
+            next
+        });
         let remove = |key: &Key, owner| self.remove_by(key, Which::Of(owner)).is_ok();
         let of_owners = self.owners.as_ref().and_then(|owners| owners.tidy(&self.table, AT_ONCE, remove));
         let of_started = self.started.as_ref().and_then(|started| self.tidy_started(started));
@@ -754,6 +760,21 @@ impl Index {
         });
         let of_evicting = (self.evicts && self.tidy_evicting()).then_some(Duration::ZERO);
         [next, of_lives, of_owners, of_started, of_extents, of_evicting].into_iter().flatten().min()
+    }
+
+    /// Ends up to some thousand entries that have come to their end. Returns whether there may be more. [`Index::tidy`] ends
+    /// a hundred each time; when many end together, that is not enough to have each gone within a second. A server has
+    /// a thread for this. A program that embeds an index may have one, too.
+    pub fn end_due(&self) -> bool {
+        /// Some milliseconds, after which the thread sees whether it is to stop.
+        const AT_ONCE: usize = 4_096;
+        let next = self.lives.as_ref().and_then(|lives| self.expire(lives, AT_ONCE));
+        next == Some(Duration::ZERO)
+    }
+
+    /// The thread that calls [`Index::end_due`] from now on. It is unparked when there is something to do.
+    pub(crate) fn set_ender(&self, thread: std::thread::Thread) {
+        self.lives.iter().for_each(|lives| lives.set_ender(thread.clone()));
     }
 
     /// Entries that came to their end and were removed, since the server began; 0 where entries have no life.

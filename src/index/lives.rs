@@ -22,8 +22,10 @@ use crate::outcome::PutError;
 use crate::region::Region;
 use crate::sync::{Mutex, lock};
 use crate::table_clock;
-use std::sync::Arc;
+use smallvec::SmallVec;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::Thread;
 use std::time::{Duration, SystemTime};
 
 /// Numbers of entries that are taken from the region at a time.
@@ -32,6 +34,9 @@ const NUMBERS_AT_A_TIME: u64 = 1 << 10;
 const AGAIN_TICKS: u32 = 8;
 /// Changes between two looks at what has ended, where nobody tidies.
 const LOOK_EVERY: u64 = 32;
+/// Keys whose slots are asked for before the first of them is looked at: mostly none is in the processor's caches. With
+/// 32 a key takes a fifth less.
+const ASKED_AHEAD: usize = 32;
 
 /// The tick at which an entry is looked at again that should have gone.
 fn soon(now: u64) -> u32 {
@@ -52,6 +57,8 @@ pub(super) struct Lives {
     ends: Arc<EndNotes>,
     changes: AtomicU64,
     expired: AtomicU64,
+    /// The thread that ends what is too much for others in passing, if there is one.
+    ender: OnceLock<Thread>,
 }
 
 impl Lives {
@@ -85,6 +92,7 @@ impl Lives {
             ends: Arc::clone(table.told().ends()),
             changes: AtomicU64::new(0),
             expired: AtomicU64::new(0),
+            ender: OnceLock::new(),
         }
     }
 
@@ -151,6 +159,16 @@ impl Lives {
         soonest != u64::MAX && soonest <= self.now()
     }
 
+    /// The thread that calls [`Lives::expire`] from now on, and is unparked when there is much to do.
+    pub fn set_ender(&self, thread: Thread) {
+        let _ = self.ender.set(thread);
+    }
+
+    /// Who ends entries in passing has left some that have ended: a thread of its own goes on, if there is one.
+    pub fn call_ender(&self) {
+        self.ender.get().into_iter().for_each(Thread::unpark);
+    }
+
     /// Takes up to `max` keys whose times have come: those that have ended are passed to `remove`, which says
     /// whether it did. Returns how long until there is more to do.
     pub fn expire(
@@ -160,10 +178,19 @@ impl Lives {
         mut remove: impl FnMut(&Key, u64) -> bool,
     ) -> Option<Duration> {
         let now = self.now();
-        for _ in 0..max {
+        let mut left = max;
+        while left > 0 {
             // One that cannot be looked at or removed now comes again.
-            let Some(hash) = self.ends.take_due(now, soon(now)) else { break };
-            self.end(table, hash, now, &mut remove);
+            let due = std::iter::from_fn(|| self.ends.take_due(now, soon(now)));
+            let taken: SmallVec<[First; ASKED_AHEAD]> = due.take(left.min(ASKED_AHEAD)).collect();
+            if taken.is_empty() {
+                break;
+            }
+            left -= taken.len();
+            taken.iter().for_each(|&hash| table.expect(hash));
+            for hash in taken {
+                self.end(table, hash, now, &mut remove);
+            }
         }
         let soonest = self.ends.soonest();
         (soonest != u64::MAX).then(|| {

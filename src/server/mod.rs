@@ -257,6 +257,21 @@ impl Server {
                 .map_err(ServeError::Threads)?;
             server.threads.push((None, thread));
         }
+        if server.index().geometry().has_life() {
+            let shared = server.shared.clone();
+            let thread = std::thread::Builder::new()
+                .name("oneread-ends".into())
+                .spawn(move || {
+                    shared.index.set_ender(std::thread::current());
+                    while !shared.is_stopping() {
+                        if !shared.index.end_due() {
+                            std::thread::park();
+                        }
+                    }
+                })
+                .map_err(ServeError::Threads)?;
+            server.threads.push((None, thread));
+        }
         server.has_served = true;
         server.index().region().keep();
         tracing::info!(address = %server.address, "serving");

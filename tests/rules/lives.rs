@@ -357,6 +357,30 @@ fn snapshots_carry_times() {
     assert!(plain.is_empty());
 }
 
+/// However many end together, one call ends some thousands of them, and says whether there are more; tidying in passing
+/// ends a hundred.
+#[test]
+fn many_that_end_together_go_in_large_steps() {
+    const MANY: u64 = 10_000;
+    for size in [TableSize::Keys(MANY), TableSize::Growing { bytes_max: 8 << 20, segment_slots: None }] {
+        let (index, clock) = index(&config("windowed:8", size));
+        for n in 0..MANY {
+            // What is put by a change that looks for ended entries ends none: their time has not come.
+            index.put_with(&key(n), b"", ttl(SECOND)).unwrap();
+        }
+        assert!(!index.end_due() && index.len() == MANY);
+        clock.advance(2 * SECOND);
+        assert_eq!(index.tidy(), Some(Duration::ZERO));
+        assert_eq!(index.len(), MANY - 100, "{size:?}");
+        let steps = (0..100).take_while(|_| index.end_due()).count();
+        assert!(
+            index.is_empty() && (1..=3).contains(&steps),
+            "{size:?}: {steps} steps, {} left",
+            index.len()
+        );
+    }
+}
+
 /// Times that no entry can have, and tables whose entries have none, are refused, and change nothing.
 #[test]
 fn impossible_times_are_refused() {

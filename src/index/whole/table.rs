@@ -204,6 +204,14 @@ impl Table {
         }
     }
 
+    /// Asks for the slots in which keys with this hash mostly are.
+    pub fn expect(&self, hash: First) {
+        self.with_segment_of(hash, |segment| {
+            segment.expect(hash);
+            Some(())
+        });
+    }
+
     /// Lets every counter of begun moves go up, if the rule is kept: whoever has loaded one before looks again.
     pub fn count_all_moves(&self, rule: Rule) {
         let guard = epoch::pin();
