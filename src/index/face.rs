@@ -355,7 +355,9 @@ impl Index {
     ) -> Result<PutOutcome, PutError> {
         match self.evicts {
             false => self.put_lived(key, value, options, owner),
-            true => self.make_evicting(key, || self.put_lived(key, value, options, owner)),
+            true => {
+                self.make_evicting(key, value.is_reference(), || self.put_lived(key, value, options, owner))
+            }
         }
     }
 
@@ -635,7 +637,7 @@ impl Index {
     ) -> Result<(), PutError> {
         match self.evicts {
             false => self.changed_lived(key, change, owner),
-            true => self.make_evicting(key, || self.changed_lived(key, change, owner)),
+            true => self.make_evicting(key, false, || self.changed_lived(key, change, owner)),
         }
     }
 
@@ -718,8 +720,6 @@ impl Index {
         [next, of_lives, of_owners, of_started, of_extents, of_evicting].into_iter().flatten().min()
     }
 
-    /// Entries that came to their end and were removed, since the server began; 0 where entries have no life.
-    pub fn expired(&self) -> u64 {
     /// What is noted of entries at present, in memory of this process.
     pub fn notes(&self) -> NoteCounts {
         NoteCounts {
@@ -729,6 +729,8 @@ impl Index {
         }
     }
 
+    /// Entries that came to their end and were removed, since the server began; 0 where entries have no life.
+    pub fn expired(&self) -> u64 {
         self.lives.as_ref().map_or(0, |lives| lives.expired())
     }
 
