@@ -107,6 +107,8 @@ pub enum Rule {
     PinLook,
     /// Z3: a put without room has an entry go from where its key may stand.
     EvictBeside,
+    /// Z5: where keys have all memory, entries of two segments leave until one of them can be a block of values.
+    GiveSegment,
     /// L8: under its locks, a change looks whether the segment still has the key.
     StillHere,
     /// L9: a thread that has a pair looks, when it is the pair's one thread, whether the pair has ended.

@@ -194,12 +194,14 @@ pub enum PutError {
     },
     /// No memory is left for a value that does not fit its slot. Nothing was changed.
     #[error(
-        "no memory is left for so long a value: others have {live_bytes} of {heap_bytes} bytes; remove keys, or serve a table with more memory (`Config::heap_bytes`, or the size of one that grows)"
+        "no memory is left for so long a value: {}; remove keys, or serve a table with more memory (`Config::heap_bytes`, or the size of one that grows)",
+        why_heap_full(*live_bytes, *heap_bytes)
     )]
     HeapFull {
         /// Bytes in use by values, their headers included.
         live_bytes: u64,
-        /// Length of the heap.
+        /// Length of the heap; where a table grows and has all the memory that it may take, the part of it that is for
+        /// values, which is 0 if keys have it all.
         heap_bytes: u64,
     },
     /// Memory for a value that does not fit its slot did not become free in time. Nothing was changed.
@@ -308,6 +310,13 @@ fn why_full(bytes_max: u64, heap_bytes: u64) -> String {
     format!(
         "for more slots it has no memory: it takes all of the {bytes_max} bytes that it may{heap}; remove keys, or serve a table that may take more (`TableSize::up_to`)"
     )
+}
+
+fn why_heap_full(live_bytes: u64, heap_bytes: u64) -> String {
+    match heap_bytes {
+        0 => "keys have all the memory that the table may take".into(),
+        _ => format!("others have {live_bytes} of {heap_bytes} bytes"),
+    }
 }
 
 fn mend(given: usize, max: usize, what: &str, most: usize) -> String {
@@ -515,7 +524,7 @@ mod tests {
         let full = PutError::Full { keys: 30, slots: 40, bytes_max: 0, heap_bytes: 0 };
         let bound =
             |heap_bytes| PutError::Full { keys: 30, slots: 40, bytes_max: 50, heap_bytes }.to_string();
-        let told: [(String, &str); 16] = [
+        let told: [(String, &str); 17] = [
             (full.to_string(), "no path of moves makes room"),
             (bound(0), "no memory: it takes all of the 50 bytes that it may; remove"),
             (bound(6), "the 50 bytes that it may, 6 of them for values"),
@@ -547,6 +556,10 @@ mod tests {
             ),
             (full.to_string(), "30 keys in 40 slots (load 75.0 %)"),
             (PutError::HeapFull { live_bytes: 3, heap_bytes: 5 }.to_string(), "others have 3 of 5 bytes"),
+            (
+                PutError::HeapFull { live_bytes: 0, heap_bytes: 0 }.to_string(),
+                "keys have all the memory that the table may take",
+            ),
             (
                 PutError::HeapBusy { given: 9, waited: of }.to_string(),
                 "a value of 9 bytes was not free within 20 ms",

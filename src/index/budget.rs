@@ -6,15 +6,18 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 /// How much memory segments and extents have together, and may have.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Budget {
     bytes_max: u64,
     taken: AtomicU64,
+    /// Bytes that segments leave to values which wait for them, and until when.
+    wanted: AtomicU64,
+    wanted_until_ns: AtomicU64,
 }
 
 impl Budget {
     pub fn new(bytes_max: u64) -> Arc<Budget> {
-        Arc::new(Budget { bytes_max, taken: AtomicU64::new(0) })
+        Arc::new(Budget { bytes_max, ..Budget::default() })
     }
 
     /// Bytes taken.
@@ -22,15 +25,57 @@ impl Budget {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Whether these bytes may be taken, too. They may be gone a moment later.
+    /// Whether segments may take these bytes, too. They may be gone a moment later.
     pub fn has(&self, bytes: u64) -> bool {
+        self.has_for_values(bytes + self.wanted())
+    }
+
+    /// The same for values.
+    pub fn has_for_values(&self, bytes: u64) -> bool {
         self.taken() + bytes <= self.bytes_max
     }
 
-    /// Takes these bytes, if they may be taken. Relaxed: it guards no memory, it only counts.
+    /// Takes these bytes for a segment, if they may be taken. Relaxed: it guards no memory, it only counts.
     pub fn take(&self, bytes: u64) -> bool {
-        let more = |taken| Some(taken + bytes).filter(|&taken| taken <= self.bytes_max);
+        self.take_up_to(bytes, self.bytes_max.saturating_sub(self.wanted()))
+    }
+
+    /// The same for values, which want no more then.
+    pub fn take_for_values(&self, bytes: u64) -> bool {
+        let is_taken = self.take_up_to(bytes, self.bytes_max);
+        if is_taken {
+            self.wanted.store(0, Ordering::Relaxed);
+        }
+        is_taken
+    }
+
+    fn take_up_to(&self, bytes: u64, most: u64) -> bool {
+        let more = |taken| Some(taken + bytes).filter(|&taken| taken <= most);
         self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    /// Values wait for these bytes until then. Segments leave them, and have to give some back if there are not as many.
+    pub fn want(&self, bytes: u64, until_ns: u64) {
+        self.wanted_until_ns.store(until_ns, Ordering::Relaxed);
+        self.wanted.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether values wait for memory. Those whose time is over do so no more.
+    pub fn wants(&self, now_ns: u64) -> bool {
+        if self.wanted() > 0 && self.wanted_until_ns.load(Ordering::Relaxed) <= now_ns {
+            self.wanted.store(0, Ordering::Relaxed);
+        }
+        self.wanted() > 0
+    }
+
+    /// Whether there is less than values wait for.
+    pub fn is_short(&self) -> bool {
+        let wanted = self.wanted();
+        wanted > 0 && !self.has_for_values(wanted)
+    }
+
+    fn wanted(&self) -> u64 {
+        self.wanted.load(Ordering::Relaxed)
     }
 
     /// Gives these bytes back.

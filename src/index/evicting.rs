@@ -1,9 +1,10 @@
-//! Entries leave so that others find room (Z1 to Z4).
+//! Entries leave so that others find room (Z1 to Z5).
 //!
 //! ```text
 //! a key came, its segment is crowded    one or two go, by the policy
 //! a put finds no room for its key       one of those goes that stand where the key may
 //! no memory for a long value            extents go, one beside the other, until it fits
+//! none, and keys have it all            entries of two segments go, until these can be one
 //! ```
 //!
 //! Each leaves as a key does that is removed, and then the put tries again. Nobody looks at more than some dozens.
@@ -11,6 +12,7 @@
 use super::entries::EntrySeen;
 use super::evict::{EvictFor, Evictor, KeyPin, Sight, touches};
 use super::face::Index;
+use super::growth::Giving;
 use super::seams::Nobody;
 use super::segment::{Which, check_lengths};
 use super::whole::Table;
@@ -27,6 +29,9 @@ use std::time::Duration;
 const TRIES_MAX: u32 = 16;
 /// Entries that go for a key that came, at most: one more than came, until the segment is not crowded any more.
 const AHEAD_MAX: u32 = 2;
+/// Entries that go at a time so that a segment can be a block of values: for one that waits, and ahead.
+const GIVEN_AT_ONCE: u32 = 64;
+const GIVEN_AHEAD: u32 = 8;
 /// Extents that are looked at for a value, before its put is told to come again.
 const EXTENTS_AT_ONCE: u32 = 64;
 
@@ -97,6 +102,7 @@ impl Index {
     pub(super) fn make_evicting<R>(
         &self,
         key: &[u8],
+        is_long: bool,
         mut change: impl FnMut() -> Result<R, PutError>,
     ) -> Result<R, PutError> {
         let Some(evictor) = self.evictor() else { return change() };
@@ -109,7 +115,11 @@ impl Index {
                     }
                 }
                 done => {
-                    self.keep_room(evictor, self.geometry().hashed(key).first());
+                    let came = self.geometry().hashed(key).first();
+                    if is_long {
+                        self.give_ahead(evictor, came);
+                    }
+                    self.keep_room(evictor, came);
                     return done;
                 }
             }
@@ -120,7 +130,9 @@ impl Index {
     /// Has entries go where a key with this hash came.
     fn keep_room(&self, evictor: &Evictor, came: First) {
         for _ in 0..AHEAD_MAX {
-            if !self.table().is_crowded(came) || !self.evict_next(evictor, came) {
+            if !self.table().is_crowded(came)
+                || !self.evict_next(evictor, || evictor.victim(came), EvictFor::Ahead)
+            {
                 break;
             }
         }
@@ -128,14 +140,13 @@ impl Index {
     }
 
     /// Has the entry go that is next by the policy. Returns whether there was one.
-    fn evict_next(&self, evictor: &Evictor, by: First) -> bool {
+    fn evict_next(&self, evictor: &Evictor, victim: impl Fn() -> Option<First>, why: EvictFor) -> bool {
         /// Records of keys that are not there any more, and the like.
         const RECORDS_MAX: u32 = 4;
         for _ in 0..RECORDS_MAX {
-            let Some(hash) = evictor.victim(by) else { return false };
+            let Some(hash) = victim() else { return false };
             let entries = self.table().entries_of(hash);
-            let gone =
-                entries.iter().filter(|entry| self.evict(evictor, &entry.key, EvictFor::Ahead)).count();
+            let gone = entries.iter().filter(|entry| self.evict(evictor, &entry.key, why)).count();
             if gone > 0 {
                 return true;
             }
@@ -201,10 +212,33 @@ impl Index {
         extents.is_crowded()
     }
 
+    /// Z5: takes on, by a bounded part, that segments give memory for a block of values.
+    fn give(&self, evictor: &Evictor, most: u32, victim: impl Fn(First) -> Option<First>) -> Giving {
+        match self.table() {
+            Table::One(_) => Giving::Nothing,
+            Table::Many(growth) => {
+                growth.give(most, &mut |by| self.evict_next(evictor, || victim(by), EvictFor::Heap))
+            }
+        }
+    }
+
+    /// A long value came, and little memory is left for others. Who was not read goes first, be it long or short.
+    fn give_ahead(&self, evictor: &Evictor, came: First) {
+        if self.table().extents().is_some_and(|extents| extents.is_at_bound() && extents.is_crowded()) {
+            self.give(evictor, GIVEN_AHEAD, |by| evictor.unread_victim(by, came));
+        }
+    }
+
     /// The same in idle time. Returns whether there is more to do.
     pub(super) fn tidy_evicting(&self) -> bool {
         const AT_ONCE: u64 = 16;
         let Some(evictor) = self.evictor() else { return false };
+        if let Table::Many(growth) = self.table()
+            && growth.is_to_give()
+            && self.give(evictor, GIVEN_AT_ONCE, |by| evictor.victim(by)) == Giving::On
+        {
+            return true;
+        }
         let (before, mut has_more) = (self.evictions().for_heap, true);
         // Each time by another policy.
         (0..AT_ONCE).for_each(|n| {
@@ -247,6 +281,15 @@ impl Index {
             }
         }
         if gone == 0 && !leaving {
+            /// While others go on with it.
+            const AGAIN: Duration = Duration::from_micros(100);
+            if extents.is_at_bound() {
+                match self.give(evictor, GIVEN_AT_ONCE, |by| evictor.victim(by)) {
+                    Giving::Done | Giving::On => return Ok(Duration::ZERO),
+                    Giving::Waits => return Ok(AGAIN),
+                    Giving::Nothing => {}
+                }
+            }
             evictor.count_refused();
             return Err(if looks == 0 { full } else { PutError::Pinned });
         }

@@ -382,7 +382,9 @@ impl Index {
     ) -> Result<PutOutcome, PutError> {
         match self.evicts {
             false => self.put_lived(key, value, options, owner),
-            true => self.make_evicting(key, || self.put_lived(key, value, options, owner)),
+            true => {
+                self.make_evicting(key, value.is_reference(), || self.put_lived(key, value, options, owner))
+            }
         }
     }
 
@@ -663,7 +665,7 @@ impl Index {
     ) -> Result<(), PutError> {
         match self.evicts {
             false => self.changed_lived(key, change, owner),
-            true => self.make_evicting(key, || self.changed_lived(key, change, owner)),
+            true => self.make_evicting(key, false, || self.changed_lived(key, change, owner)),
         }
     }
 

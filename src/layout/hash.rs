@@ -146,6 +146,11 @@ impl First {
         (self.0 >> 24) as u32
     }
 
+    /// A hash of a key with this directory hash.
+    pub(crate) fn of_directory(directory: u32) -> First {
+        First(u64::from(directory) << 24)
+    }
+
     /// Which of `bits` (a power of two, at most 32) filter bits in the home's header stands for this key.
     #[inline]
     pub fn filter_bit(self, bits: u32) -> u32 {

@@ -202,6 +202,97 @@ fn a_long_value_finds_room_among_short_ones() {
     }
 }
 
+/// Keys have all the memory of a table. Then long values come, and segments give memory to them, in a bounded part of the
+/// work for each put; then short ones again, and so on. A value that has come is there, and no put is refused.
+#[test]
+fn what_is_put_turns_from_short_to_long_and_back() {
+    const LONG: usize = 10_000;
+    let growing = TableSize::Growing { bytes_max: 4 << 20, segment_slots: Some(4 << 10) };
+    for (policy, size) in
+        policies().into_iter().flat_map(|of| [(of, TableSize::Slots(20_000)), (of, growing)])
+    {
+        let heap = matches!(size, TableSize::Slots(_)).then_some(4 << 20);
+        let config =
+            Config::new().size(size).key_max(8).value_max(LONG).heap_bytes(heap).grace(Duration::ZERO);
+        let index = index(&config.seeds(Seeds::from_number(5)), policy);
+        let (mut n, mut keys) = (0, Vec::new());
+        for turn in 0..4 {
+            let is_long = turn % 2 == 1;
+            for nth in 0..if is_long { 3_000 } else { 80_000 } {
+                let value = vec![n as u8; if is_long { LONG } else { 20 }];
+                let outcome = index.put(&key(n), &value, PutMode::Upsert);
+                assert_eq!(
+                    outcome,
+                    Ok(PutOutcome::Inserted),
+                    "{policy} {size:?}: {turn}, {nth}: {:?}",
+                    index.heap()
+                );
+                let mut got = Vec::new();
+                assert!(index.reader().get_into(&key(n), &mut got).unwrap() && got == value);
+                n += 1;
+                if nth % 64 == 0 {
+                    while index.tidy() == Some(Duration::ZERO) {}
+                }
+            }
+            keys.push((index.len(), index.heap().values));
+        }
+        println!("{policy} {size:?}: keys, long ones of these: {keys:?}, {:?}", index.evictions());
+        // In a table that grows each kind takes memory from the other one. There were no long values at first.
+        let at_least = |of: u64, part: u64| of >= part;
+        assert!(
+            keys[0].1 == 0 && at_least(keys[1].1, 80) && at_least(keys[3].1, 80),
+            "{policy} {size:?}: {keys:?}"
+        );
+        assert!(at_least(keys[2].0, keys[0].0 * 7 / 10), "{policy} {size:?}: {keys:?}");
+    }
+}
+
+/// Z5: keys have all memory, and none that may leave. A long value is refused, and told why. When some may leave, it comes.
+#[test]
+fn segments_give_memory_to_values() {
+    // A block for such values is larger than a segment: so what is left when there is no other segment is no block.
+    const LONG: usize = 70_000;
+    let size = TableSize::Growing { bytes_max: 4 << 20, segment_slots: Some(4 << 10) };
+    let config = Config::new().size(size).key_max(8).value_max(LONG).grace(Duration::ZERO);
+    let config = config.seeds(Seeds::from_number(5));
+    let full = |index: &Index| {
+        (0..100_000).take_while(|&n| index.put(&key(n), b"", PutMode::Insert).is_ok()).count()
+    };
+    let put_long = |index: &Index| index.put(b"long", &[7; LONG], PutMode::Insert);
+    // Nothing leaves.
+    let geometry = config.geometry().unwrap();
+    let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
+    let stays = Index::create(region, geometry, Clock::System).unwrap();
+    assert!(full(&stays) > 10_000);
+    let refused = put_long(&stays).unwrap_err();
+    assert_eq!(refused, PutError::HeapFull { live_bytes: 0, heap_bytes: 0 });
+    assert!(refused.to_string().contains("keys have all the memory"), "{refused}");
+    // All may leave, and all are pinned.
+    let index = index(&config, Evict::S3Fifo);
+    assert_eq!(full(&index), 100_000);
+    let mut pins: Vec<_> = (0..100_000).filter_map(|n| index.pin(&key(n)).unwrap()).collect();
+    assert_eq!(pins.len() as u64, index.len());
+    let refused = put_long(&index).unwrap_err();
+    assert!(matches!(refused, PutError::HeapFull { heap_bytes: 0, .. } | PutError::Pinned), "{refused}");
+    assert_eq!((index.len(), index.evictions().for_heap), (pins.len() as u64, 0));
+    #[cfg(feature = "faults")]
+    {
+        use oneread::internals::faults::{Broken, Rule};
+        pins.clear();
+        let _broken = Broken::rule(Rule::GiveSegment);
+        let refused = put_long(&index);
+        assert!(matches!(refused, Err(PutError::HeapBusy { .. })), "case lost: {refused:?}");
+    }
+    pins.clear();
+    assert_eq!(put_long(&index), Ok(PutOutcome::Inserted));
+    let (counts, growth) = (index.evictions(), index.growth());
+    println!("{counts:?} {growth:?}");
+    assert!(growth.merges > 0 && index.heap().values == 1);
+    // As many as were in two segments, and some more.
+    assert!(counts.for_heap < 4 * (4 << 10), "{counts:?}");
+    (200_000..201_000).for_each(|n| assert!(index.put(&key(n), b"", PutMode::Insert).is_ok()));
+}
+
 /// The next server knows the keys that it finds.
 #[test]
 fn a_takeover_knows_the_keys() {

@@ -137,6 +137,14 @@ impl Evictor {
         lock(self.policy_of(by)).victim(&mut |hash| if hash == by { Sight::Pinned } else { self.look(hash) })
     }
 
+    /// The same among those that nobody has read, and that are not the one that came.
+    pub fn unread_victim(&self, by: First, came: First) -> Option<First> {
+        lock(self.policy_of(by)).victim(&mut |hash| match self.look(hash) {
+            Sight::Unread if hash != came => Sight::Unread,
+            Sight::Unread | Sight::Read | Sight::Pinned => Sight::Pinned,
+        })
+    }
+
     /// What is seen of an entry since this was asked last.
     pub fn look(&self, hash: First) -> Sight {
         match self.touches.take(hash) {
@@ -184,6 +192,11 @@ impl Evictor {
         self.refused.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Records of entries, and of some that have left.
+    pub fn records(&self) -> u64 {
+        self.policies.iter().map(|policy| lock(policy).records() as u64).sum()
+    }
+
     pub fn counts(&self) -> EvictCounts {
         let [ahead, at_put, for_heap, refused] = [&self.ahead, &self.at_put, &self.for_heap, &self.refused]
             .map(|count| count.load(Ordering::Relaxed));
@@ -192,10 +205,6 @@ impl Evictor {
     }
 
     // ---- pins -----------------------------------------------------------------------------------
-    /// Records of entries, and of some that have left.
-    pub fn records(&self) -> u64 {
-        self.policies.iter().map(|policy| lock(policy).records() as u64).sum()
-    }
 
     /// Whether no entry of a key with this hash may go (Z2).
     pub fn is_pinned(&self, hash: First) -> bool {

@@ -127,6 +127,7 @@ mod tables {
     use crate::index::growth::pace::Pace;
     use crate::layout::hash::Seeds;
     use crate::outcome::{PutMode, PutOutcome};
+    use crate::region::{Backing, Region};
     use crate::sim::{Adversary, Random, Recorder, turns};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -249,6 +250,50 @@ mod tables {
             let found = (0..4_000).find_map(|seed| Some((seed, turn(SMALL[0], seed)?)));
             let (seed, wrong) = found.unwrap_or_else(|| panic!("case lost: {rule:?}"));
             println!("{rule:?} broken: seed {seed}: {wrong}");
+        }
+    }
+
+    /// Z5: keys have all memory, and a long value comes whose put may not wait. Each try has a bounded number of entries go, and
+    /// so has each tidying that goes on with it. In the end the value comes.
+    #[test]
+    fn a_put_that_may_not_wait_has_few_go_at_a_time() {
+        const LONG: usize = 70_000;
+        let size = TableSize::Growing { bytes_max: 4 << 20, segment_slots: Some(4 << 10) };
+        for (which, tidies) in all().into_iter().flat_map(|which| [(which, false), (which, true)]) {
+            let seeds = Some(Seeds::from_number(1));
+            let config =
+                Config { size, key_max: 8, value_max: LONG, seeds, grace: GRACE, ..Config::default() };
+            let (geometry, clock) = (config.geometry().unwrap(), Clock::manual());
+            let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
+            let index = Index::create(region, geometry, clock.clone()).unwrap().with_eviction(which).unwrap();
+            (0..100_000).for_each(|n| assert!(put(&index, n).is_ok()));
+            let (mut tries, mut tidied, begun) = (0, 0, index.evictions().evicted());
+            loop {
+                let before = index.evictions().evicted();
+                let outcome = index.put_at_once(b"long", &[7; LONG], PutMode::Upsert.into(), None);
+                let gone = index.evictions().evicted() - before;
+                assert!(gone <= 80, "{which}: {gone} went");
+                match outcome {
+                    Ok(outcome) => break assert_eq!(outcome, PutOutcome::Inserted),
+                    Err(error) => {
+                        assert!(matches!(error, crate::outcome::PutError::HeapBusy { .. }), "{error}")
+                    }
+                }
+                (tries, _) = (tries + 1, clock.advance(GRACE));
+                assert!(tries < 2_000, "{which}: {:?}", index.growth());
+                while tidies && index.tidy() == Some(Duration::ZERO) {
+                    let gone = index.evictions().evicted() - before;
+                    (tidied, _) = (tidied + 1, assert!(gone <= 80 * (tidied + 2), "{which}: {gone} went"));
+                }
+            }
+            let gone = index.evictions().evicted() - begun;
+            println!("{which}: {tries} tries, {tidied} tidyings, {gone} went");
+            // A segment has some 3,500 keys, and a block is larger than one.
+            assert!(gone < 4 * (4 << 10) && (tidies || tries > 50), "{which}: {tries}, {gone}");
+            assert_eq!(index.heap().values, 1);
+            // Who asked has it. Soon segments take memory again.
+            clock.advance(Duration::from_secs(2));
+            (200_000..250_000).for_each(|n| assert!(put(&index, n).is_ok()));
         }
     }
 

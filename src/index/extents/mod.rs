@@ -200,6 +200,8 @@ impl Extents {
 
     fn full(&self) -> PutError {
         let HeapCounts { live_bytes, heap_bytes, .. } = self.counts();
+        // Where a table grows, keys may have the rest.
+        let heap_bytes = if self.is_at_bound() { self.backed_bytes() } else { heap_bytes };
         PutError::HeapFull { live_bytes, heap_bytes }
     }
 
@@ -241,7 +243,7 @@ impl Extents {
         if lock(&self.heap).backed[block as usize] {
             return Ok(());
         }
-        if !self.budget.take(space.block_bytes) {
+        if !self.budget.take_for_values(space.block_bytes) {
             return Err(None);
         }
         let begin = space.offset + block * space.block_bytes;
@@ -394,7 +396,12 @@ impl Extents {
 
     /// Whether the table has no memory for another block, because segments have what is left.
     pub fn is_at_bound(&self) -> bool {
-        self.geometry.grows() && !self.budget.has(self.geometry.heap().block_bytes)
+        self.geometry.grows() && !self.budget.has_for_values(self.geometry.heap().block_bytes)
+    }
+
+    /// Bytes of the blocks that have memory.
+    fn backed_bytes(&self) -> u64 {
+        lock(&self.heap).backed_blocks() * self.geometry.heap().block_bytes
     }
 
     /// Whether so much of the memory is in use that some of it should become free before it is needed.
@@ -404,11 +411,10 @@ impl Extents {
         let (live, mut most) = state.heap.filled();
         if self.geometry.grows() {
             // Segments have taken what is left.
-            if self.budget.has(block_bytes) {
+            if self.budget.has_for_values(block_bytes) {
                 return false;
             }
-            let backed = state.backed.iter().filter(|&&is_backed| is_backed).count() as u64;
-            most = most.min(backed.saturating_sub(1) * block_bytes);
+            most = most.min(state.backed_blocks().saturating_sub(1) * block_bytes);
         }
         live > most - most / 16
     }
@@ -457,6 +463,13 @@ impl Extents {
             moved_bytes: self.moved_bytes.load(Ordering::Relaxed),
             returned_bytes: self.returned_bytes.load(Ordering::Relaxed),
         }
+    }
+}
+
+impl HeapState {
+    /// How many blocks have memory.
+    fn backed_blocks(&self) -> u64 {
+        self.backed.iter().filter(|&&is_backed| is_backed).count() as u64
     }
 }
 

@@ -66,7 +66,7 @@ impl Growth {
         Ok(segment)
     }
 
-    fn bytes_of(&self, memory: u32) -> Range<u64> {
+    pub(super) fn bytes_of(&self, memory: u32) -> Range<u64> {
         let first = self.geometry.slot_offset(self.geometry.segment_first(memory));
         first..first + self.segment_bytes()
     }
@@ -109,9 +109,10 @@ impl Growth {
         let memory = segment.memory();
         add_counts(&mut lock(&self.done.gone), &segment.counts());
         let (pieces, maker) = (Arc::clone(&self.memory), self.stock.maker());
+        lock(&pieces).coming += 1;
         // Threads that still have the segment may be about to take a trace away in it.
         self.live.remove(memory, guard, move |memory| {
-            lock(&pieces).put(memory);
+            lock(&pieces).come_back(memory);
             maker.inspect(Thread::unpark);
         });
         guard.flush();

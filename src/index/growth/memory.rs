@@ -23,6 +23,8 @@ pub(super) struct FreeMemory {
     /// Pieces ever used.
     pub(super) used: u32,
     pub(super) bytes_returned: u64,
+    /// Pieces of segments that were merged away, and that threads may still use.
+    pub(super) coming: u32,
     /// The system takes no memory back.
     keeps_all: bool,
     /// The server has ended. What is still to come back is the next one's.
@@ -40,6 +42,7 @@ impl FreeMemory {
             bare,
             used: 0,
             bytes_returned: 0,
+            coming: 0,
             keeps_all: false,
             closed: false,
         }
@@ -68,7 +71,7 @@ impl FreeMemory {
 
     pub(super) fn has_any(&self, segments_max: u64) -> bool {
         let has_piece = !self.bare.is_empty() || u64::from(self.used) < segments_max;
-        !self.free.is_empty() || has_piece && self.budget.has(self.piece_bytes)
+        !self.free.is_empty() && !self.budget.is_short() || has_piece && self.budget.has(self.piece_bytes)
     }
 
     /// Whether there is memory for this number of pieces.
@@ -80,7 +83,7 @@ impl FreeMemory {
     }
 
     pub(super) fn take(&mut self, segments_max: u64) -> Option<u32> {
-        if let Some(memory) = self.free.pop() {
+        if let Some(memory) = self.free.pop_if(|_| !self.budget.is_short()) {
             return Some(memory);
         }
         if !self.has_any(segments_max) || !self.budget.take(self.piece_bytes) {
@@ -108,6 +111,17 @@ impl FreeMemory {
         if !self.closed {
             self.keep(memory);
         }
+    }
+
+    /// Takes the piece of a segment back that was merged away.
+    pub(super) fn come_back(&mut self, memory: UnusedMemory) {
+        self.coming -= 1;
+        self.put(memory);
+    }
+
+    /// Takes a piece out that no segment has, to give its memory back to the system.
+    pub(super) fn take_unused(&mut self) -> Option<u32> {
+        if self.closed || self.keeps_all { None } else { self.free.pop() }
     }
 
     /// Takes a piece out whose memory the system may have back: the pieces that are left suffice for the next splits.

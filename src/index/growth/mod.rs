@@ -25,7 +25,7 @@
 //! * `routing` finds the segment that has a key, and puts, swaps and removes there.
 //! * `room` is for a put that finds none. `driving` has changes, and idle time, take pairs on.
 //! * `steps` is a split or merge from its first entry to its last.
-//! * `making` takes memory for a segment, and gives it back; `stock` does so ahead.
+//! * `making` takes memory for a segment, and gives it back; `stock` does so ahead; `giving` has values get some of it.
 //! * `carry` takes the keys of one home to the other segment of a pair.
 //! * `directory`, `live`, `memory`, `pairs` and `totals` keep what the rest work on; `pace` says when, and how much
 //!   at a time.
@@ -37,6 +37,7 @@ mod driving;
 #[cfg(feature = "sim")]
 mod for_sim;
 mod foreseen;
+mod giving;
 mod handover;
 mod huge;
 mod live;
@@ -72,6 +73,8 @@ use crate::start::{Start, StartStep};
 use crate::sync::{Mutex, lock};
 use directory::Directory;
 pub(crate) use foreseen::Ahead;
+use giving::Givers;
+pub(super) use giving::Giving;
 use live::LiveSegments;
 use memory::FreeMemory;
 use pace::Pace;
@@ -103,6 +106,8 @@ pub(in crate::index) struct Growth {
     /// Until when all pairs rest ([`Pair::rests_until_ns`]); 0 if one may not. Relaxed: a hint.
     all_rest_until_ns: AtomicU64,
     memory: Arc<Mutex<FreeMemory>>,
+    budget: Arc<Budget>,
+    givers: Mutex<Givers>,
     /// One thread at a time makes a segment.
     making: Mutex<()>,
     stock: Stock,
@@ -127,8 +132,10 @@ impl Growth {
         let budget = Budget::new(geometry.slots_end() - in_front);
         Growth {
             memory: Arc::new(Mutex::new(FreeMemory::new(&geometry, &budget))),
+            givers: Mutex::default(),
             directory: Mutex::new(Directory::new(&region, &geometry, &undo)),
             extents: Extents::new(&region, &geometry, &clock, &budget, pace.value_numbers),
+            budget,
             told: Arc::default(),
             grace: Grace::new(clock, geometry.grace()),
             live: LiveSegments::new(geometry.segments_max()),
