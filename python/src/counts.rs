@@ -2,7 +2,7 @@
 
 use crate::calls::made;
 use oneread::stats::{ClientStats, GrowthCounts, ServerStats, SnapshotStatus};
-use pyo3::prelude::{Bound, PyAny, PyResult, Python};
+use pyo3::prelude::{Bound, PyAny, PyAnyMethods, PyResult, Python};
 use pyo3::types::{PyDict, PyDictMethods};
 
 /// A dict of these fields.
@@ -86,7 +86,7 @@ pub(crate) fn of_growth<'py>(py: Python<'py>, counts: &GrowthCounts) -> PyResult
 /// What became of a server's snapshots.
 pub(crate) fn of_snapshots<'py>(py: Python<'py>, status: &SnapshotStatus) -> PyResult<Bound<'py, PyAny>> {
     let seconds = |ms: u64| ms as f64 / 1000.0;
-    made(
+    let told = made(
         py,
         "SnapshotStatus",
         (
@@ -102,7 +102,10 @@ pub(crate) fn of_snapshots<'py>(py: Python<'py>, status: &SnapshotStatus) -> PyR
             status.keys,
             status.bytes,
             status.failure().map(|(step, error)| format!("{step}: {error}")),
-            status.launch,
         ),
-    )
+    )?;
+    // Beside as many as a tuple of Rust's may have here.
+    let server = PyDict::new(py);
+    server.set_item("launch", status.launch)?;
+    told.call_method("_replace", (), Some(&server))
 }
