@@ -7,15 +7,16 @@ use crate::core::message::{Message, Peer, Request};
 use crate::core::state::NodeId;
 use bytes::Bytes;
 use futures_util::{SinkExt, StreamExt};
+use oneread::internals::peer::gives_way;
 use rustc_hash::FxHashMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream, lookup_host};
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
 /// Bytes of replies that wait for a client to read them. One that is further behind is hung up on.
@@ -78,6 +79,27 @@ impl Replies {
     }
 }
 
+/// Connections whose other ends have not proven yet to know the secret, by their numbers.
+#[derive(Clone, Debug, Default)]
+struct Strangers(Arc<Mutex<FxHashMap<u64, (IpAddr, Instant, AbortHandle)>>>);
+
+impl Strangers {
+    fn all(&self) -> MutexGuard<'_, FxHashMap<u64, (IpAddr, Instant, AbortHandle)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hangs up on one of them, for another connection's sake. Returns whether there was any.
+    fn make_way(&self) -> bool {
+        let mut all = self.all();
+        let gone = gives_way(all.iter().map(|(&peer, &(host, since, _))| (peer, host, since)));
+        let gone = gone.and_then(|peer| all.remove(&peer));
+        gone.is_some_and(|(.., task)| {
+            task.abort();
+            true
+        })
+    }
+}
+
 /// A node's port.
 #[derive(Debug)]
 pub struct NodePort {
@@ -133,8 +155,8 @@ impl NodePort {
             listening.spawn(async move {
                 loop {
                     match listener.accept().await {
-                        Ok((stream, _)) => {
-                            if accepted.send(stream).await.is_err() {
+                        Ok(accepted_now) => {
+                            if accepted.send(accepted_now).await.is_err() {
                                 return;
                             }
                         }
@@ -147,24 +169,30 @@ impl NodePort {
                 }
             });
         }
-        let (mut connections, mut last) = (JoinSet::new(), 0);
+        let (mut connections, mut last, strangers) = (JoinSet::new(), 0, Strangers::default());
         loop {
             tokio::select! {
                 stream = streams.recv() => {
-                    let Some(stream) = stream else { return };
-                    if connections.len() >= self.connections_max {
+                    let Some((stream, from)) = stream else { return };
+                    // Those who have ended are not counted.
+                    while connections.try_join_next().is_some() {}
+                    if connections.len() >= self.connections_max && !strangers.make_way() {
                         tracing::warn!(max = self.connections_max, "a connection is refused: there are too many");
                         continue;
                     }
                     last += 1;
                     let (who, replies, arrivals) = (self.who.clone(), self.replies.clone(), arrivals.clone());
-                    let peer = last;
-                    connections.spawn(async move {
-                        if let Err(error) = serve(stream, peer, &who, &replies, &arrivals).await {
+                    let (peer, of_task) = (last, strangers.clone());
+                    // It is one of them before it may cease to be.
+                    let mut all = strangers.all();
+                    let task = connections.spawn(async move {
+                        if let Err(error) = serve(stream, peer, &who, &of_task, &replies, &arrivals).await {
                             tracing::debug!(%error, peer, "a connection has ended");
                         }
+                        of_task.all().remove(&peer);
                         replies.remove(peer);
                     });
+                    all.insert(peer, (from.ip().to_canonical(), Instant::now(), task));
                 }
                 Some(_) = connections.join_next() => {}
                 () = arrivals.closed() => return,
@@ -177,6 +205,7 @@ async fn serve(
     stream: TcpStream,
     peer: u64,
     who: &Identity,
+    strangers: &Strangers,
     replies: &Replies,
     arrivals: &mpsc::Sender<Arrived>,
 ) -> Result<(), WireError> {
@@ -185,6 +214,7 @@ async fn serve(
             tracing::warn!(%error, "a connection is refused");
         }
     })?;
+    strangers.all().remove(&peer);
     let (outlet, queue) = mpsc::unbounded_channel();
     let (alive, given_up) = oneshot::channel();
     let unread = Arc::new(AtomicUsize::new(0));

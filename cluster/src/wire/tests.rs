@@ -423,6 +423,9 @@ async fn there_are_no_more_connections_than_allowed() {
     let mut port = Port::at("127.0.0.1:0", 2).await;
     let mut first = port.client().await.unwrap();
     let mut second = port.client().await.unwrap();
+    // Who has not proven yet that he knows the secret gives way.
+    is_good(&mut first, &mut port).await;
+    is_good(&mut second, &mut port).await;
     for _ in 0..5 {
         let refused = port.client().await.unwrap_err();
         assert!(matches!(refused, WireError::Ended | WireError::Broken(_)), "{refused}");
@@ -440,6 +443,29 @@ async fn there_are_no_more_connections_than_allowed() {
     })
     .await;
     is_good(&mut third, &mut port).await;
+    is_good(&mut second, &mut port).await;
+}
+
+/// Those who do not know the secret keep out nobody who does, however many they are: for each newcomer one of them is hung
+/// up on.
+#[tokio::test]
+async fn strangers_give_way() {
+    let mut port = Port::at("127.0.0.1:0", 3).await;
+    let mut first = port.client().await.unwrap();
+    is_good(&mut first, &mut port).await;
+    let mut strangers = Vec::new();
+    for _ in 0..10 {
+        strangers.push(TcpStream::connect(&port.address).await.unwrap());
+    }
+    let mut second = soon("there is a place", port.client()).await.unwrap();
+    is_good(&mut second, &mut port).await;
+    let mut third = soon("there is another place", port.client()).await.unwrap();
+    is_good(&mut third, &mut port).await;
+    is_good(&mut first, &mut port).await;
+    // All places are taken by those who know it. No stranger takes one of them.
+    let mut late = TcpStream::connect(&port.address).await.unwrap();
+    let ended = soon("a stranger is hung up on", late.read(&mut [0; 1])).await;
+    assert!(matches!(ended, Ok(0) | Err(_)), "{ended:?}");
     is_good(&mut second, &mut port).await;
 }
 
