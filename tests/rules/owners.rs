@@ -579,7 +579,7 @@ fn followers_keep_nothing_of_an_owner_who_has_gone() {
         let (begins, ends) = (Barrier::new(4), AtomicBool::new(false));
         let joined = std::thread::scope(|scope| {
             let (begins, ends, keys) = (&begins, &ends, &keys);
-            let swaps = |swap: &mut dyn FnMut(&[u8; 8], &[u8; 8]) -> bool| {
+            let swaps = move |swap: &mut dyn FnMut(&[u8; 8], &[u8; 8]) -> bool| {
                 begins.wait();
                 let mut swapped = 0;
                 for (key, value) in keys.iter().cycle().take_while(|_| !ends.load(Relaxed)) {

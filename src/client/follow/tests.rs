@@ -140,23 +140,23 @@ struct Run {
     eager: usize,
     /// With owners, puts in two steps, ends and eviction; else with none of them.
     all: bool,
-    threads: By,
+    threads: RunsBy,
 }
 
 /// How the threads of a run go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
+enum RunsBy {
     /// One at a time, in an order that the seed says.
     Turns,
     /// All at once.
     Themselves,
 }
 
-impl By {
+impl RunsBy {
     fn run<T: Send>(self, seed: u64, works: Vec<impl FnOnce() -> T + Send>) -> Vec<T> {
         match self {
-            By::Turns => turns::run(seed, works),
-            By::Themselves => at_once(works),
+            RunsBy::Turns => turns::run(seed, works),
+            RunsBy::Themselves => at_once(works),
         }
     }
 }
@@ -165,8 +165,8 @@ impl Run {
     /// What those who change do.
     fn changes(self) -> u64 {
         match self.threads {
-            By::Turns => 120,
-            By::Themselves => 1_000,
+            RunsBy::Turns => 120,
+            RunsBy::Themselves => 1_000,
         }
     }
 }
@@ -196,11 +196,11 @@ fn table(run: Run, seed: u64) -> TimedTable {
     };
     let (geometry, clock) = (config.geometry().unwrap(), Clock::manual());
     let region = match run.threads {
-        By::Turns => {
+        RunsBy::Turns => {
             let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
             recorder.region(geometry.region_bytes())
         }
-        By::Themselves => Region::private(geometry.region_bytes()),
+        RunsBy::Themselves => Region::private(geometry.region_bytes()),
     };
     let index = Index::create_at_pace(region, geometry, clock.clone(), Pace::small()).unwrap();
     let index = if run.all { index.with_eviction(Evict::Clock).unwrap() } else { index };
@@ -210,7 +210,7 @@ fn table(run: Run, seed: u64) -> TimedTable {
 const KEYS: usize = 60;
 
 /// What there is beside plain puts and removes, as one thread does it.
-struct Others<'i> {
+struct MixedWork<'i> {
     index: &'i Index,
     clock: &'i Clock,
     sessions: [Option<OwnerSession>; 3],
@@ -219,10 +219,10 @@ struct Others<'i> {
     started: Vec<([u8; 8], u64, usize)>,
 }
 
-impl<'i> Others<'i> {
-    fn new(TimedTable { index, clock }: &'i TimedTable) -> Others<'i> {
+impl<'i> MixedWork<'i> {
+    fn new(TimedTable { index, clock }: &'i TimedTable) -> MixedWork<'i> {
         let starts = index.start_session().unwrap();
-        Others { index, clock, sessions: Default::default(), starts, started: Vec::new() }
+        MixedWork { index, clock, sessions: Default::default(), starts, started: Vec::new() }
     }
 
     /// Puts as an owner, who begins if he is not there.
@@ -298,7 +298,7 @@ fn change(table: &TimedTable, run: Run, seed: u64, changes: u64) {
     let index = &table.index;
     let mut random = Random::new(seed);
     let mut grows = random.pick(2) == 0;
-    let mut others = run.all.then(|| Others::new(table));
+    let mut others = run.all.then(|| MixedWork::new(table));
     for version in 1..=changes {
         if random.pick(50) == 0 {
             grows = !grows;
@@ -393,7 +393,7 @@ fn is_so(table: &TimedTable, known: Known) -> Result<Known, String> {
 }
 
 /// An owner is removed while one begins to follow, and starts the feed.
-fn removed_beside_a_walk(threads: By, seed: u64) -> Result<Known, String> {
+fn removed_beside_a_walk(threads: RunsBy, seed: u64) -> Result<Known, String> {
     const MOST: usize = 60;
     let run = Run { all: true, grows: seed % 2 == 1, threads, ..PLAIN };
     let (table, working) = (table(run, seed % 8), AtomicU64::new(1));
@@ -405,7 +405,7 @@ fn removed_beside_a_walk(threads: By, seed: u64) -> Result<Known, String> {
     let both = Barrier::new(2);
     let begins = || {
         // By turns, the order is the seed's.
-        if threads == By::Themselves {
+        if threads == RunsBy::Themselves {
             both.wait();
         }
     };
@@ -443,8 +443,14 @@ fn at_once<T: Send>(works: Vec<impl FnOnce() -> T + Send>) -> Vec<T> {
 }
 
 const LAYOUTS: [&str; 4] = ["windowed:8", "farm", "pilaf", "list"];
-const PLAIN: Run =
-    Run { layout: LAYOUTS[0], grows: false, feed_bytes: 1 << 20, eager: 6, all: false, threads: By::Turns };
+const PLAIN: Run = Run {
+    layout: LAYOUTS[0],
+    grows: false,
+    feed_bytes: 1 << 20,
+    eager: 6,
+    all: false,
+    threads: RunsBy::Turns,
+};
 
 /// J1 to J7: whoever joins while others change the table, and while it grows and shrinks, knows in the end what is
 /// there, and heard each key in an order that makes sense.
@@ -500,7 +506,7 @@ fn what_is_heard_makes_a_table_with_everything() {
     println!("{heard} changes were heard, {gone} owners went, and others left: {causes:?}");
     assert!(heard > 5_000 && gone > 100, "{heard} {gone}");
     for seed in 0..400 {
-        let known = removed_beside_a_walk(By::Turns, seed);
+        let known = removed_beside_a_walk(RunsBy::Turns, seed);
         known.unwrap_or_else(|wrong| panic!("removed beside a walk, {seed}: {wrong}"));
     }
     for why in ["Removed", "Expired", "Evicted"] {
@@ -515,7 +521,7 @@ fn what_threads_tell_makes_the_table() {
     let (mut heard, mut gone, mut gaps) = (0, 0, 0);
     for (layout, grows) in LAYOUTS.into_iter().flat_map(|layout| [(layout, false), (layout, true)]) {
         for seed in 0..5 {
-            let large = Run { layout, grows, all: true, threads: By::Themselves, ..PLAIN };
+            let large = Run { layout, grows, all: true, threads: RunsBy::Themselves, ..PLAIN };
             for run in [large, Run { feed_bytes: 1 << 12, ..large }] {
                 let known = followed(run, seed).unwrap_or_else(|wrong| panic!("{run:?}, {seed}: {wrong}"));
                 (heard, gone, gaps) = (heard + known.heard, gone + known.owners_gone, gaps + known.gaps);
@@ -525,7 +531,7 @@ fn what_threads_tell_makes_the_table() {
     println!("{heard} changes were heard, {gone} owners went, {gaps} gaps");
     assert!(heard > 5_000 && gone > 100, "{heard} {gone}");
     for seed in 0..400 {
-        let known = removed_beside_a_walk(By::Themselves, seed);
+        let known = removed_beside_a_walk(RunsBy::Themselves, seed);
         known.unwrap_or_else(|wrong| panic!("removed beside a walk, {seed}: {wrong}"));
     }
 }
@@ -536,7 +542,7 @@ fn what_threads_tell_makes_the_table() {
 fn rules_of_owners_and_feeds_are_noticed_by_threads() {
     use crate::faults::Broken;
     const MOST: Duration = Duration::from_secs(60);
-    let run = Run { all: true, threads: By::Themselves, ..PLAIN };
+    let run = Run { all: true, threads: RunsBy::Themselves, ..PLAIN };
     type Found = fn(Run, u64) -> Result<Known, String>;
     let cases: [(Rule, Found); 2] = [
         (Rule::OwnerTurn, |run, seed| followed(Run { grows: seed % 2 == 1, ..run }, seed)),
@@ -637,7 +643,7 @@ fn broken_rules_of_the_feed_are_noticed() {
     for rule in [Rule::OwnerNumber, Rule::OwnerStart] {
         let _broken = Broken::rule(rule);
         let found =
-            (0..10 * MOST).find_map(|seed| Some((seed, removed_beside_a_walk(By::Turns, seed).err()?)));
+            (0..10 * MOST).find_map(|seed| Some((seed, removed_beside_a_walk(RunsBy::Turns, seed).err()?)));
         println!("{rule:?} broken: {found:?}");
         lost.extend(found.is_none().then_some(rule));
     }
