@@ -290,3 +290,6 @@ fn looks_from<S: FeedSource>(
 
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod tests;
+
+#[cfg(all(test, feature = "sim", not(loom)))]
+mod scripted;

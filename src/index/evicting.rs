@@ -285,3 +285,6 @@ impl Index {
         Ok(pin.filter(|_| is_there))
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -11,6 +11,8 @@
 
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod tests;
+#[cfg(all(test, not(loom)))]
+mod tidy_tests;
 
 use super::whole::Table;
 use crate::clock::Clock;

@@ -20,3 +20,6 @@ pub use snapshot::{RestoreError, Restored};
 pub(super) use snapshot::{begin, restore, save};
 pub(super) use table::Table;
 pub(super) use walk::Walk;
+
+#[cfg(all(test, not(loom)))]
+mod walk_tests;

@@ -1,0 +1,117 @@
+//! What an owner's tidying keeps in mind: entries that could not be removed, many owners, hashes of keys that have gone.
+
+use super::*;
+use crate::config::{Config, TableSize};
+use crate::index::Index;
+use crate::layout::hash::Seeds;
+use crate::outcome::{PutMode, PutOptions};
+
+const SECOND: Duration = Duration::from_secs(1);
+const GRACE: Duration = Duration::from_micros(200);
+
+fn index() -> (Index, Clock) {
+    let config = Config {
+        size: TableSize::Slots(2_048),
+        key_max: 8,
+        value_max: 16,
+        grace: GRACE,
+        seeds: Some(Seeds::from_number(5)),
+        life: true,
+        owners: true,
+        ..Config::default()
+    };
+    let (geometry, clock) = (config.geometry().unwrap(), Clock::manual());
+    (Index::create(Region::private(geometry.region_bytes()), geometry, clock.clone()).unwrap(), clock)
+}
+
+/// An entry that cannot be removed is tried again, and until then its owner's number is not given again.
+#[test]
+fn what_could_not_be_removed_is_tried_again() {
+    let (index, clock) = index();
+    let owners = index.owners().unwrap();
+    let session = index.owner(7, SECOND).unwrap();
+    for n in 0..5u64 {
+        index.put_of(&session, &n.to_le_bytes(), b"", PutOptions::new()).unwrap();
+    }
+    index.remove_owner(7).unwrap();
+    for round in 0..20 {
+        let mut tried = 0;
+        let later = owners.tidy(index.table(), 100, |_, owner| {
+            tried += 1;
+            owner != 7
+        });
+        assert_eq!((tried, later), (1, Some(Duration::from_millis(1))), "{round}");
+        clock.advance(SECOND);
+        assert_eq!(index.owner(7, SECOND).unwrap_err(), PutError::OwnerGone { owner: 7 }, "{round}");
+    }
+    assert_eq!(index.len(), 5);
+    while index.tidy() == Some(Duration::ZERO) {}
+    clock.advance(2 * GRACE);
+    index.tidy();
+    assert!(index.is_empty() && index.owner(7, SECOND).is_ok());
+}
+
+/// More owners are away than have a turn at once. Those in front have come again: the others have theirs all the same, if the
+/// table is tidied when it says.
+#[test]
+fn many_owners_have_their_turns() {
+    const OWNERS: u16 = 2 * OWNERS_AT_ONCE as u16 + 10;
+    let (index, clock) = index();
+    for owner in 1..=OWNERS {
+        let session = index.owner(owner, SECOND).unwrap();
+        index.put_of(&session, &owner.to_le_bytes(), b"", PutOptions::new()).unwrap();
+    }
+    let back: Vec<_> = (1..=OWNERS_AT_ONCE as u16).map(|owner| index.owner(owner, SECOND).unwrap()).collect();
+    let begun_ns = clock.now_ns();
+    while let Some(later) = index.tidy() {
+        clock.advance(later.max(Duration::from_millis(1)));
+        assert!(clock.now_ns() - begun_ns < 10 * SECOND.as_nanos() as u64, "there is always more to do");
+    }
+    assert_eq!(index.len(), OWNERS_AT_ONCE as u64, "those that came again");
+    assert_eq!(index.owners().unwrap().0.all.lock().len(), back.len(), "no more is known of the others");
+}
+
+/// An owner whose keys come and go has as many hashes in mind as it has keys, and half as many again, or a thousand.
+#[test]
+fn hashes_of_keys_that_have_gone_are_forgotten() {
+    let hash = |n: u64| First(n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    for there in [0, 100, 3_000] {
+        let mut hashes = OwnedHashes::default();
+        for n in 0..20_000u64 {
+            hashes.note(hash(n), |old| (n.saturating_sub(there)..n).any(|n| hash(n) == old));
+            if n % 1_000 == 0 {
+                assert_eq!(hashes.all.len(), hashes.order.len());
+            }
+        }
+        let most = HASHES_LOOKED_AT.max(2 * there as usize) + 2;
+        assert!(hashes.all.len() <= most && hashes.order.len() <= most, "{there}: {}", hashes.order.len());
+        let taken: FxHashSet<First> = std::iter::from_fn(|| hashes.take()).collect();
+        assert!(
+            (20_000 - there..20_000).all(|n| taken.contains(&hash(n))),
+            "{there}: those of all that are there"
+        );
+        assert!(hashes.all.is_empty());
+    }
+    // One that is noted again stands once.
+    let mut hashes = OwnedHashes::default();
+    (0..10).for_each(|_| hashes.note(hash(1), |_| true));
+    assert_eq!((hashes.take(), hashes.take()), (Some(hash(1)), None));
+}
+
+/// What is said of an owner's absence in the region goes with its last entry, so that the next server does not take it for one
+/// that is away.
+#[test]
+fn a_number_that_is_free_has_no_time() {
+    let (index, clock) = index();
+    let (region, geometry) = (index.region(), index.geometry());
+    let time = |owner| time_in(region.load(geometry.owner_time_word(owner)), owner);
+    let [one, other] = [7, 8].map(|owner| index.owner(owner, SECOND).unwrap());
+    index.put_of(&one, b"key", b"", PutMode::Insert.into()).unwrap();
+    assert!(time(7).is_some() && time(8).is_some());
+    index.remove_owner(7).unwrap();
+    while index.tidy() == Some(Duration::ZERO) {}
+    clock.advance(2 * GRACE);
+    index.tidy();
+    assert!(time(7).is_none() && time(8).is_some());
+    drop(other);
+}
