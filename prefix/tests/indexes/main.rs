@@ -1,5 +1,6 @@
 //! Both indexes, beside maps that do the same.
 
+mod between;
 mod location;
 mod placement;
 mod scene;
