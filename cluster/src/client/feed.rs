@@ -627,3 +627,6 @@ async fn converse(
         let _ = came.send((node, Err(error))).await;
     }
 }
+
+#[cfg(test)]
+mod tests;

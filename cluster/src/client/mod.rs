@@ -8,6 +8,8 @@ mod pages;
 mod requests;
 mod routes;
 mod scan;
+#[cfg(test)]
+mod tests;
 
 use crate::clock;
 pub use crate::core::feed::FeedAt;

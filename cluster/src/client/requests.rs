@@ -301,6 +301,29 @@ async fn converse(
     }
 }
 
+/// What a client asks of nodes, where a test answers for them.
+#[cfg(test)]
+#[derive(Debug)]
+pub(super) struct AsksOfTest(mpsc::UnboundedReceiver<Ask>);
+
+#[cfg(test)]
+impl AsksOfTest {
+    /// What was asked next, of whom, and where their ends are told. `None`: nothing yet, or nothing more.
+    pub fn next(&mut self) -> Option<(NodeId, Vec<Request>, std_mpsc::Sender<Ended>)> {
+        let Ask(node, Sent { requests, ends }) = self.0.try_recv().ok()?;
+        Some((node, requests, ends))
+    }
+}
+
+#[cfg(test)]
+impl Runtime {
+    /// One that runs nothing: a test answers.
+    pub(super) fn of_test(who: Identity) -> (Runtime, AsksOfTest) {
+        let (asks, asked) = mpsc::unbounded_channel();
+        (Runtime { runtime: None, who, asks }, AsksOfTest(asked))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

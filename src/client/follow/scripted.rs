@@ -1,9 +1,9 @@
 //! Followers of a source whose answers a test writes: gaps of each kind, answers of another server between two requests,
 //! and what makes no sense.
 
-use super::*;
-use crate::index::{ChangeRecord, RecordValue};
-use crate::wire::{ChangedWriter, FeedReply, ScannedWriter};
+use super::{FeedPosition, FeedSource, Follower, GapCause, HeardItem, HeardValue};
+use crate::index::{ChangeRecord, Changed, LeftCause, RecordValue};
+use crate::wire::{ChangedWriter, FeedReply, ScannedWriter, SentValue};
 use std::collections::VecDeque;
 
 /// What the source is asked for.

@@ -1,10 +1,15 @@
 //! What an owner's tidying keeps in mind: entries that could not be removed, many owners, hashes of keys that have gone.
 
-use super::*;
+use super::{HASHES_LOOKED_AT, OWNERS_AT_ONCE, OwnedHashes};
+use crate::clock::Clock;
 use crate::config::{Config, TableSize};
 use crate::index::Index;
-use crate::layout::hash::Seeds;
-use crate::outcome::{PutMode, PutOptions};
+use crate::layout::hash::{First, Seeds};
+use crate::layout::owners::time_in;
+use crate::outcome::{PutError, PutMode, PutOptions};
+use crate::region::Region;
+use rustc_hash::FxHashSet;
+use std::time::Duration;
 
 const SECOND: Duration = Duration::from_secs(1);
 const GRACE: Duration = Duration::from_micros(200);

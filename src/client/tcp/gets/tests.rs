@@ -3,11 +3,11 @@
 use super::*;
 
 /// What a server of the test does with the next request.
-struct Run {
+struct BatchRun {
     seed: u64,
 }
 
-impl Run {
+impl BatchRun {
     fn below(&mut self, n: usize) -> usize {
         self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.seed >> 33) as usize % n
@@ -19,7 +19,7 @@ impl Run {
 #[test]
 fn each_key_of_a_batch_has_one_answer() {
     for seed in 0..2_000 {
-        let mut run = Run { seed };
+        let mut run = BatchRun { seed };
         let keys: Vec<Vec<u8>> = (0..run.below(40)).map(|_| vec![7; run.below(12)]).collect();
         let (mut batch, mut request) = (Batch::new(keys.len()), KeysWriter::default());
         let (mut answers, mut key_max) = (vec![0; keys.len()], 4 + run.below(8));

@@ -1,0 +1,163 @@
+//! What comes from nodes, in any order: two tell the same, one answers too late, or for another one, or tells that it has nothing.
+
+use super::*;
+use crate::core::hash::ShardHash;
+use crate::core::state::Timing;
+use crate::wire::{Bounds, Secret};
+
+const A: NodeId = NodeId(1);
+const B: NodeId = NodeId(2);
+
+fn at(epoch: u64, number: u64) -> FeedAt {
+    FeedAt { epoch, number }
+}
+
+/// A part behind this change, with those of these numbers.
+fn part(from: FeedAt, numbers: std::ops::RangeInclusive<u64>) -> FeedPart {
+    let told = |number| Told {
+        at: at(from.epoch, number),
+        effect: Effect::Came,
+        key: Bytes::from_static(b"key"),
+        value: None,
+    };
+    FeedPart { from, changes: numbers.map(told).collect() }
+}
+
+/// A task that was asked nothing yet, and what it hears.
+fn task(shards: &[Option<FeedAt>]) -> (Task, Receiver<Heard>, Arc<Between>) {
+    let config = ClusterConfig {
+        shards: 2,
+        replicas: 2,
+        hash: ShardHash::new(1),
+        key_max: 64,
+        value_max: 64,
+        timing: Timing::default(),
+    };
+    let name = "a-test".parse().unwrap();
+    let who = Identity::new(name, None, Secret::default(), Bounds::of(&config));
+    let (send, heard) = sync_channel(WAITING_MAX);
+    let between = Arc::new(Between::default());
+    let task = Task {
+        shared: Weak::new(),
+        between: Arc::downgrade(&between),
+        who,
+        shards: shards.iter().map(|at| Followed { at: *at, refused: None }).collect(),
+        values: false,
+        nodes: FxHashMap::default(),
+        asks: 0,
+        heard: send,
+    };
+    (task, heard, between)
+}
+
+impl Task {
+    /// A node was asked for these shards.
+    fn asked(&mut self, node: NodeId, shards: &[ShardIx]) -> u64 {
+        self.asks += 1;
+        let wanted = shards.iter().map(|shard| (*shard, (self.shards[usize::from(*shard)].at, (node, 1))));
+        let last = Some((self.asks, wanted.collect()));
+        self.nodes.insert(node, Ok(Asked { follows: mpsc::unbounded_channel().0, last }));
+        self.asks
+    }
+}
+
+/// What was heard, by shard: behind which change, and the numbers.
+fn all(heard: &Receiver<Heard>) -> Vec<(ShardIx, Option<FeedAt>, Vec<u64>)> {
+    let numbers = |part: &FeedPart| part.changes.iter().map(|told| told.at.number).collect();
+    heard.try_iter().map(|heard| (heard.shard, heard.after, numbers(&heard.part))).collect()
+}
+
+/// Two nodes were asked for what follows one change, and both tell it: it counts once, whoever comes first.
+#[tokio::test]
+async fn what_two_nodes_tell_counts_once() {
+    for (first, second) in [(A, B), (B, A)] {
+        let (mut task, heard, _between) = task(&[Some(at(1, 10)), None]);
+        let asks = [(A, task.asked(A, &[0])), (B, task.asked(B, &[0]))];
+        for (node, told) in [(first, 11..=13), (second, 11..=15)] {
+            let ask = asks.iter().find(|(of, _)| *of == node).unwrap().1;
+            let shards = vec![(0, Some(part(at(1, 10), told)))];
+            task.comes(node, Ok(Changes { ask, shards })).await;
+        }
+        assert_eq!(all(&heard), [(0, Some(at(1, 10)), vec![11, 12, 13])]);
+        assert_eq!(task.shards[0].at, Some(at(1, 13)));
+        // The rest of it comes with the next answer.
+        let ask = task.asked(second, &[0]);
+        let shards = vec![(0, Some(part(at(1, 13), 14..=15)))];
+        task.comes(second, Ok(Changes { ask, shards })).await;
+        assert_eq!(all(&heard), [(0, Some(at(1, 13)), vec![14, 15])]);
+    }
+}
+
+/// An answer counts once, and only the one to the last ask. Shards that were not asked for are nobody's.
+#[tokio::test]
+async fn late_answers_count_for_nothing() {
+    let (mut task, heard, _between) = task(&[Some(at(1, 10)), Some(at(1, 0))]);
+    let answer = |ask, shard| Ok(Changes { ask, shards: vec![(shard, Some(part(at(1, 10), 11..=11)))] });
+    let old = task.asked(A, &[0]);
+    let new = task.asked(A, &[0]);
+    task.comes(A, answer(old, 0)).await;
+    task.comes(A, answer(new, 1)).await;
+    task.comes(A, answer(new, 0)).await;
+    assert!(
+        all(&heard).is_empty(),
+        "the answer to an earlier ask; another shard; and an ask is answered once"
+    );
+    let ask = task.asked(A, &[0]);
+    task.comes(B, answer(ask, 0)).await;
+    assert!(all(&heard).is_empty(), "another node's ask");
+    task.comes(A, answer(ask, 0)).await;
+    task.comes(A, answer(ask, 9)).await;
+    assert_eq!(all(&heard), [(0, Some(at(1, 10)), vec![11])]);
+}
+
+/// A node that tells nothing of a shard is not asked for it again at once, longer each time; what it tells of others counts.
+/// With the first word of it the pause begins anew.
+#[tokio::test]
+async fn who_tells_nothing_is_asked_later() {
+    let (mut task, heard, _between) = task(&[Some(at(1, 10)), Some(at(1, 20))]);
+    let mut pauses = Vec::new();
+    for number in 21..=29 {
+        let ask = task.asked(A, &[0, 1]);
+        let other = part(at(1, number - 1), number..=number);
+        task.comes(A, Ok(Changes { ask, shards: vec![(0, None), (1, Some(other))] })).await;
+        let (by, pause) = task.shards[0].refused.expect("it is asked later");
+        assert_eq!(by, (A, 1));
+        pauses.push(pause.length);
+        assert_eq!(all(&heard), [(1, Some(at(1, number - 1)), vec![number])]);
+        assert!(task.shards[1].refused.is_none());
+    }
+    assert!(pauses.windows(2).all(|pair| pair[1] == (2 * pair[0]).min(PAUSE_MAX)), "{pauses:?}");
+    assert_eq!((pauses[0], pauses[8]), (AGAIN, PAUSE_MAX));
+    // Another one has its own.
+    let ask = task.asked(B, &[0]);
+    task.comes(B, Ok(Changes { ask, shards: vec![(0, None)] })).await;
+    assert_eq!(task.shards[0].refused.map(|(by, pause)| (by, pause.length)), Some(((B, 1), AGAIN)));
+    let ask = task.asked(A, &[0]);
+    task.comes(A, Ok(Changes { ask, shards: vec![(0, Some(part(at(1, 10), 11..=11)))] })).await;
+    assert!(task.shards[0].refused.is_none());
+    assert_eq!(all(&heard).len(), 1);
+}
+
+/// A connection that has failed is made again a little later, and why is noted. What it was asked is answered by nobody.
+#[tokio::test]
+async fn a_failed_connection_is_noted() {
+    let (mut task, heard, between) = task(&[Some(at(1, 10)), None]);
+    let ask = task.asked(A, &[0]);
+    let error = WireError::NoSecret { address: "nowhere".into() };
+    task.comes(A, Err(error)).await;
+    assert!(matches!(task.nodes.get(&A), Some(Err(until)) if *until > Instant::now() - NODE_AGAIN));
+    assert!(lock(&between.why).as_ref().is_some_and(|why| why.contains("nowhere")));
+    task.comes(A, Ok(Changes { ask, shards: vec![(0, Some(part(at(1, 10), 11..=11)))] })).await;
+    assert!(all(&heard).is_empty() && task.shards[0].at == Some(at(1, 10)));
+}
+
+/// An empty part moves a follower that has no place yet, and is told.
+#[tokio::test]
+async fn an_empty_part_says_where_it_begins() {
+    let (mut task, heard, _between) = task(&[None, None]);
+    let ask = task.asked(A, &[0]);
+    let shards = vec![(0, Some(FeedPart { from: at(3, 7), changes: Vec::new() }))];
+    task.comes(A, Ok(Changes { ask, shards })).await;
+    assert_eq!(task.shards[0].at, Some(at(3, 7)));
+    assert_eq!(all(&heard), [(0, None, vec![])]);
+}
