@@ -30,6 +30,7 @@ impl Span {
         Span { start: bytes.start, len: bytes.end - bytes.start }
     }
 
+    #[inline]
     fn in_bytes(self, bytes: &[u8]) -> Option<&[u8]> {
         (self.len != Span::NONE.len).then(|| &bytes[self.start..][..self.len])
     }
