@@ -22,8 +22,6 @@ pub(super) enum Becomes<'v> {
     Has(Stored<'v>),
     /// It leaves, if it is there.
     Leaves,
-    /// It leaves, and its slot stays its own, with an entry that is hidden by this life (P1).
-    Hides(Life),
 }
 
 /// A change that is decided when it is known what is there.

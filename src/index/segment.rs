@@ -22,6 +22,7 @@ use super::refusals::{NoPath, Refusals, VainSearches};
 use super::seams::{Between, Changed, KeyChange, KeyPlace, Nobody};
 use super::share::{KeyShare, SharedKeyShare};
 use super::slots::{HeldRoom, Locked, Owned, SlotWritten, Slots, Sought, UndoLines};
+use super::started::StartedPuts;
 use super::told::Hearers;
 use crate::clock::Clock;
 use crate::faults::{Rule, broken, disobey, kept};
@@ -263,6 +264,9 @@ impl Segment {
         }
         // Done: every look sees it.
         let slot = self.place(locked, room, key, value);
+        if let Some(started) = self.told.started() {
+            started.count(None, Some(value.owner()));
+        }
         disobey(Rule::FeedLock, || self.lock_again(locked, key));
         disobey(Rule::RecordLock, || self.lock_again(locked, key));
         if let Some(evictor) = self.told.evictor() {
@@ -350,6 +354,9 @@ impl Segment {
             (true, _) => KeyChange::came(key.key(), *value),
         };
         between.decided(change)?;
+        if let Some(started) = self.told.started() {
+            started.count(self.slots().life(slot).map(|life| life.owner), Some(value.owner()));
+        }
         // Not of an extent that stays the key's.
         let ends = |before: &Reference| value.as_reference().is_none_or(|now| now.number != before.number);
         let written = self.slots().rewrite(locked, slot, key.key(), *value, None);
@@ -363,7 +370,8 @@ impl Segment {
         Ok(())
     }
 
-    /// A key leaves this slot. The caller holds its locks. It is told with this cause, if with any.
+    /// A key leaves this slot. The caller holds its locks. It is told with this cause, if with any. Returns whether the
+    /// slot is free: that of a key that is started is not (P1).
     #[inline(always)]
     fn leave<B: Between>(
         &self,
@@ -371,23 +379,50 @@ impl Segment {
         slot: SlotIx,
         key: &Hashed<'_>,
         (cause, between): (Option<LeftCause>, B),
-    ) -> Result<(), B::MustWait> {
+    ) -> Result<bool, B::MustWait> {
         let change = || KeyChange::left(key.key());
-        let before = self.reference_in(slot);
         between.decided(change)?;
-        self.end_name(before, self.homes().erase(locked, slot, key));
+        let started = self.told.started();
+        let is_free = !started.is_some_and(|started| self.leaves_slot_held(started, locked, slot, key));
+        if is_free {
+            let before = self.reference_in(slot);
+            self.end_name(before, self.homes().erase(locked, slot, key));
+        }
         // Before the lock goes: a segment that is merged away is counted when all its homes have gone.
-        count(&self.homes().counters().mine().removes);
+        let counted = self.homes().counters().mine();
+        count(if is_free { &counted.removes } else { &counted.updates });
         disobey(Rule::FeedLock, || self.lock_again(locked, key));
         disobey(Rule::RecordLock, || self.lock_again(locked, key));
-        if let Some(evictor) = self.told.evictor() {
+        if let Some(evictor) = self.told.evictor().filter(|_| is_free) {
             evictor.left(key.first());
         }
         between.done(change, || self.place_of(slot));
         if let Some(cause) = cause {
             self.tell(change, cause);
         }
-        Ok(())
+        Ok(is_free)
+    }
+
+    /// P1: a key leaves. If it is started, its slot has an entry that is not committed from then on. Returns whether it
+    /// is.
+    #[cold]
+    fn leaves_slot_held(
+        &self,
+        started: &StartedPuts,
+        locked: &Locked<'_>,
+        slot: SlotIx,
+        key: &Hashed<'_>,
+    ) -> bool {
+        let there = self.slots().read(slot);
+        let life = started.stands_in(key.key());
+        started.count(there.life.map(|life| life.owner), life.map(|life| life.owner));
+        let Some(life) = life else { return false };
+        // A key that does not fit its slot stays where it is.
+        let kept = self.geometry().is_long(key.key()).then_some(&there);
+        let value = kept.map_or(Stored::from(&[]), Owned::stored).with_life(Some(&life));
+        let written = self.slots().rewrite(locked, slot, key.key(), value, None);
+        self.end_name(there.reference.filter(|_| kept.is_none()), written);
+        true
     }
 
     /// X3: a put or remove has ended this name, if there was one.
@@ -396,6 +431,12 @@ impl Segment {
         if let (Some(reference), Some(extents)) = (before, &self.extents) {
             extents.ended(&reference, written);
         }
+    }
+
+    /// Whether a put of this key is started (P1). Its lock is held.
+    #[inline(always)]
+    fn is_started(&self, key: &Hashed<'_>) -> bool {
+        self.told.started().is_some_and(|started| started.is_started(key.key()))
     }
 
     fn place_of(&self, slot: SlotIx) -> KeyPlace {
@@ -716,7 +757,7 @@ impl Segment {
             let is_hidden = |there: &Owned| there.life.is_some_and(|life| self.hides(&life));
             let shown = there.as_ref().filter(|there| !is_hidden(there));
             match (slot, change.decide(shown, between.may_go_on())?) {
-                (_, Becomes::Stays) | (None, Becomes::Leaves | Becomes::Hides(_)) => return Ok(None),
+                (_, Becomes::Stays) | (None, Becomes::Leaves) => return Ok(None),
                 (Some(_), Becomes::Leaves) if shown.is_none() => return Ok(None),
                 (Some(slot), Becomes::Has(value)) => {
                     let hidden = shown.is_none();
@@ -724,19 +765,13 @@ impl Segment {
                     self.replace(&locked, seen, key, &value, between).map_err(Stop::waits)?;
                     return Ok(Some(if hidden { Changed::Came } else { Changed::Replaced }));
                 }
-                (Some(slot), Becomes::Hides(life)) => {
-                    let seen = (slot, before, shown.is_none());
-                    // A key that does not fit its slot stays where it is.
-                    let kept = there.as_ref().filter(|_| self.geometry().is_long(key.key()));
-                    let value = kept.map_or(Stored::from(&[]), Owned::stored).with_life(Some(&life));
-                    self.replace(&locked, seen, key, &value, between).map_err(Stop::waits)?;
-                    return Ok(Some(Changed::Left));
-                }
                 (Some(slot), Becomes::Leaves) => {
                     let cause = Some(LeftCause::Removed);
-                    self.leave(&mut locked, slot, key, (cause, between)).map_err(Stop::waits)?;
-                    drop(locked);
-                    self.moves.bring_home(slot);
+                    let left = self.leave(&mut locked, slot, key, (cause, between));
+                    if left.map_err(Stop::waits)? {
+                        drop(locked);
+                        self.moves.bring_home(slot);
+                    }
                     return Ok(Some(Changed::Left));
                 }
                 (None, Becomes::Has(value)) => {
@@ -776,15 +811,18 @@ impl Segment {
             Which::Ended(now) => {
                 (kept(Rule::ExpiryCheck, || has(&|life| life.has_ended(now))), LeftCause::Expired)
             }
-            // Z2
+            // Z2. What is started keeps its slot, so it makes no room.
             Which::Unpinned => {
                 let is_pinned = |evictor: &Evictor| evictor.is_pinned(key.first());
-                (!self.told.evictor().is_some_and(is_pinned), LeftCause::Evicted)
+                let stays = self.told.evictor().is_some_and(is_pinned) || self.is_started(key);
+                (!stays, LeftCause::Evicted)
             }
             Which::Noted => {
                 self.told.evictor().inspect(|evictor| evictor.came(key.first()));
                 return Ok(false);
             }
+            // Of one that is not committed, and is started again.
+            Which::Of(NOT_COMMITTED) if self.is_started(key) => return Ok(false),
             Which::Of(owner) => {
                 (kept(Rule::OwnerCheck, || has(&|life| life.owner == owner)), LeftCause::OwnerGone)
             }
@@ -794,9 +832,10 @@ impl Segment {
         }
         // What was hidden has left before.
         let cause = (!hidden).then_some(cause);
-        self.leave(&mut locked, slot, key, (cause, between)).map_err(Stop::waits)?;
-        drop(locked);
-        self.moves.bring_home(slot);
+        if self.leave(&mut locked, slot, key, (cause, between)).map_err(Stop::waits)? {
+            drop(locked);
+            self.moves.bring_home(slot);
+        }
         Ok(true)
     }
 

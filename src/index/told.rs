@@ -2,6 +2,7 @@
 
 use super::evict::Evictor;
 use super::feed::Feed;
+use super::started::StartedPuts;
 use crate::region::TouchMap;
 use std::sync::OnceLock;
 
@@ -11,6 +12,7 @@ pub(super) struct Hearers {
     feed: Feed,
     evictor: OnceLock<Evictor>,
     touches: OnceLock<TouchMap>,
+    started: OnceLock<StartedPuts>,
 }
 
 impl Hearers {
@@ -23,6 +25,20 @@ impl Hearers {
     #[inline(always)]
     pub fn evictor(&self) -> Option<&Evictor> {
         self.evictor.get()
+    }
+
+    /// Puts in two steps, where there may be any.
+    #[inline(always)]
+    pub fn started(&self) -> Option<&StartedPuts> {
+        self.started.get()
+    }
+
+    /// From now on there may be such puts.
+    ///
+    /// # Panics
+    /// The second time.
+    pub fn set_started(&self, started: StartedPuts) {
+        assert!(self.started.set(started).is_ok(), "a table begins once");
     }
 
     /// What clients note of their GETs, where entries do not make room by themselves.

@@ -289,6 +289,7 @@ fn readers_change_nothing() {
         Request::Growth { shrink: false },
         Request::Heap,
         Request::Times,
+        Request::Held,
     ] {
         let reply = shared.answer(&mut caller, request);
         assert!(reply.is_some_and(|reply| reply != Reply::Denied), "{request:?}");
