@@ -34,7 +34,7 @@ pub use crate::files::FileError;
 pub use crate::get::Retry;
 pub use crate::index::{RecoverError, RestoreError};
 pub use crate::layout::superblock::SuperblockError;
-pub use crate::outcome::{KeyError, KeyLengthError, PutError, ReadError};
+pub use crate::outcome::{KeyError, KeyLengthError, PutError, ReadError, StartBound};
 pub use crate::part::PartError;
 pub use crate::region::RegionError;
 pub use crate::server::ServeError;
@@ -149,6 +149,8 @@ kind!(MutateError, error => match error {
     MutateError::AlreadyStarted => Busy,
     MutateError::NotStarted | MutateError::StartedLength { .. } => Invalid,
     MutateError::Full { .. } | MutateError::HeapFull { .. } | MutateError::EntryNumbers => Full,
+    MutateError::StartBound(StartBound::Time { .. }) => Invalid,
+    MutateError::StartBound(StartBound::Slots { .. } | StartBound::HeapBytes { .. }) => Full,
     MutateError::Pinned | MutateError::Pins { .. } => Full,
     MutateError::HeapBusy { .. } | MutateError::Withdrawn | MutateError::Busy { .. } => Busy,
     MutateError::NoMemory { .. } | MutateError::HeapMemory { .. } => System,
@@ -206,6 +208,8 @@ kind!(PutError, error => match error {
     PutError::KeyLength { .. } | PutError::ValueLength { .. } | PutError::EncryptedLength { .. } => Invalid,
     PutError::TimeToLive { .. } | PutError::NoLife => Invalid,
     PutError::Full { .. } | PutError::HeapFull { .. } | PutError::EntryNumbers => Full,
+    PutError::StartBound(StartBound::Time { .. }) => Invalid,
+    PutError::StartBound(StartBound::Slots { .. } | StartBound::HeapBytes { .. }) => Full,
     PutError::Pinned | PutError::Pins { .. } => Full,
     PutError::HeapBusy { .. } | PutError::Withdrawn | PutError::Busy { .. } => Busy,
     PutError::NoMemory { .. } | PutError::HeapMemory { .. } => System,

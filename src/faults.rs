@@ -278,12 +278,22 @@ pub enum Rule {
     StartOnce,
     /// P1: a key that is started keeps its slot when it is removed.
     StartKeeps,
+    /// P3: puts that are started hold no more than their share.
+    StartShare,
+    /// P4: a put whose time is over is not committed.
+    StartTime,
+    /// P5: a start makes room as a put does.
+    StartRoom,
+    /// Q6: while clients hold half of their memory, nobody is heard who leaves more than a reply unread.
+    ShortMemory,
+    /// Q7: when clients hold more than they may, the one that holds most ends.
+    MostEnds,
 }
 
 #[cfg(feature = "faults")]
 impl Rule {
     /// The last rule.
-    const LAST: Rule = Rule::StartKeeps;
+    const LAST: Rule = Rule::MostEnds;
 }
 
 /// A set of rules: a bit for each.

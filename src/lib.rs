@@ -233,7 +233,7 @@ pub use client::{
     FeedFrom, FeedItem, FeedOptions, FeedPosition, GapCause, GetError, LifeAnswer, MutateError, OwnerOptions,
     PooledClient, PutTicket, RequestPath, Scan, ScanCursor, ScannedKey,
 };
-pub use config::{Config, Evict, TableSize};
+pub use config::{Config, Evict, StartLimits, TableSize};
 pub use encryption::Encryption;
 pub use error::ErrorKind;
 pub use families::presets;

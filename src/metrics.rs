@@ -18,7 +18,7 @@
 //!
 //! [`record`] reads the counts that are there anyway. Between two calls nothing is done: no GET and no put takes an
 //! instruction more than without the feature. A call of a server takes a look at each of its segments and
-//! a system call or two. There are at most 92 series of a server, whatever its table holds: 24 of them are the
+//! a system call or two. There are at most 102 series of a server, whatever its table holds: 24 of them are the
 //! histogram of puts.
 //!
 //! Times are taken only on request ([`ServerConfig::timed`](crate::ServerConfig::timed),
@@ -33,8 +33,8 @@
 
 use crate::client::{Client, ClientStats};
 use crate::index::Index;
-use crate::outcome::{EvictCounts, GrowthCounts, HeapCounts, IndexCounts, NoteCounts};
-use crate::server::{MailboxCounts, RefusedCounts, Server};
+use crate::outcome::{EvictCounts, GrowthCounts, HeapCounts, IndexCounts, NoteCounts, StartCounts};
+use crate::server::{ClientMemoryCounts, MailboxCounts, RefusedCounts, Server};
 use crate::times::{TIME_RANGES, TimeCounts};
 use crate::wire::{ServerTimes, SnapshotStatus};
 use ::metrics::{Key, Label, Level, Metadata, Recorder, Unit, with_recorder};
@@ -90,6 +90,7 @@ pub fn describe() {
         OF_HEAP.iter().for_each(|row| row.describe(recorder));
         OF_EVICTION.iter().for_each(|row| row.describe(recorder));
         OF_NOTES.iter().for_each(|row| row.describe(recorder));
+        OF_STARTS.iter().for_each(|row| row.describe(recorder));
         OF_SERVER.iter().for_each(|row| row.describe(recorder));
         OF_SNAPSHOTS.iter().for_each(|row| row.describe(recorder));
         OF_CLIENT.iter().for_each(|row| row.describe(recorder));
@@ -322,12 +323,32 @@ const OF_NOTES: &[Row<NoteCounts>] = &[
     Row::gauge_by("oneread_notes", NOTES, ("of", "eviction"), |of| of.records as f64),
 ];
 
+const OF_STARTS: &[Row<StartCounts>] = &[
+    Row::gauge("oneread_puts_started", "Puts in two steps that are not committed. They are no keys.", |of| {
+        of.started as f64
+    }),
+    Row::gauge("oneread_puts_started_limit", "Slots that they may hold.", |of| of.slots_max as f64),
+    Row::gauge("oneread_puts_started_bytes", "Bytes that they hold for long values.", |of| {
+        of.heap_bytes as f64
+    }),
+    Row::gauge("oneread_puts_started_limit_bytes", "Bytes that they may hold for long values.", |of| {
+        of.heap_bytes_max as f64
+    }),
+    Row::counter("oneread_puts_started_late_total", "Puts given up because their time was over.", |of| {
+        of.late
+    }),
+    Row::counter("oneread_puts_started_refused_total", "Starts refused, because of a bound.", |of| {
+        of.refused
+    }),
+];
+
 /// What a server counts beside its table.
 struct ServerFigures {
     clients: u64,
     clients_max: u64,
     refused: RefusedCounts,
     mailboxes: MailboxCounts,
+    memory: ClientMemoryCounts,
     times: ServerTimes,
 }
 
@@ -352,6 +373,7 @@ const OF_SERVER: &[Row<ServerFigures>] = &[
     Row::by("oneread_changes_refused_total", REFUSED, ("cause", "life"), |of| of.refused.life),
     Row::by("oneread_changes_refused_total", REFUSED, ("cause", "owner"), |of| of.refused.owner),
     Row::by("oneread_changes_refused_total", REFUSED, ("cause", "pinned"), |of| of.refused.pinned),
+    Row::by("oneread_changes_refused_total", REFUSED, ("cause", "started"), |of| of.refused.started),
     Row::by("oneread_changes_refused_total", REFUSED, ("cause", "read_only"), |of| of.refused.read_only),
     Row::counter("oneread_mailbox_requests_total", "Requests through mailboxes.", |of| of.mailboxes.requests),
     Row::counter("oneread_mailbox_sweeps_total", "Polls of all mailboxes in use.", |of| of.mailboxes.sweeps),
@@ -365,6 +387,19 @@ const OF_SERVER: &[Row<ServerFigures>] = &[
         of.mailboxes.refused
     }),
     Row::gauge("oneread_mailbox_bytes", "Bytes of all mailboxes.", |of| of.mailboxes.bytes as f64),
+    Row::gauge(
+        "oneread_client_memory_bytes",
+        "Bytes that connections hold: unread replies and the like.",
+        |of| of.memory.bytes as f64,
+    ),
+    Row::gauge("oneread_client_memory_limit_bytes", "Bytes that connections may hold.", |of| {
+        of.memory.bytes_max as f64
+    }),
+    Row::counter(
+        "oneread_connections_ended_total",
+        "Connections ended because they held most when all held too much.",
+        |of| of.memory.ended,
+    ),
     Row::counter("oneread_expired_total", "Entries that came to their end, and were removed.", |of| {
         of.times.expired
     }),
@@ -474,6 +509,9 @@ impl Counted for Index {
         if geometry.has_heap() {
             visit_rows(OF_HEAP, &self.heap(), &mut each);
         }
+        if geometry.has_owners() {
+            visit_rows(OF_STARTS, &self.starts(), &mut each);
+        }
         if self.evicts() {
             visit_rows(OF_EVICTION, &self.evictions(), &mut each);
         }
@@ -493,6 +531,7 @@ impl Counted for Server {
             clients_max: self.clients_max(),
             refused: self.refused(),
             mailboxes: self.mailbox_counts(),
+            memory: self.client_memory(),
             times: self.times(),
         };
         visit_rows(OF_SERVER, &figures, &mut each);
@@ -644,6 +683,7 @@ mod tests {
                 life: 10,
                 owner: 19,
                 pinned: 24,
+                started: 25,
                 read_only: 11,
             },
             mailboxes: MailboxCounts {
@@ -654,6 +694,11 @@ mod tests {
                 refused: 16,
                 bytes: 17,
             },
+            memory: {
+                let mut memory = ClientMemoryCounts::default();
+                (memory.bytes, memory.bytes_max, memory.ended) = (26, 27, 28);
+                memory
+            },
             times: {
                 let mut times =
                     ServerTimes { expired: 20, expiry_lag_ns: 21_000_000_000, ..Default::default() };
@@ -661,7 +706,11 @@ mod tests {
                 times
             },
         };
-        assert_eq!(sorted(OF_SERVER, &server), Vec::from_iter(1..=24));
+        assert_eq!(sorted(OF_SERVER, &server), Vec::from_iter(1..=28));
+
+        let starts =
+            StartCounts { started: 1, slots_max: 2, heap_bytes: 3, heap_bytes_max: 4, late: 5, refused: 6 };
+        assert_eq!(sorted(OF_STARTS, &starts), Vec::from_iter(1..=6));
 
         let evicted = EvictCounts { ahead: 1, at_put: 2, for_heap: 3, pinned: 4, ..EvictCounts::default() };
         assert_eq!(sorted(OF_EVICTION, &evicted), Vec::from_iter(1..=4));

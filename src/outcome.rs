@@ -281,9 +281,14 @@ pub enum PutError {
         /// Bytes stated when it was started.
         stated: usize,
     },
-    /// All that could make room for the key, or its value, is pinned ([`Client::pin`](crate::Client::pin)). Nothing
-    /// was changed.
-    #[error("all that could make room is pinned; unpin keys, or serve a larger table")]
+    /// Puts that were started hold all that they may, or one was to hold its room for too long. Nothing was started.
+    #[error(transparent)]
+    StartBound(#[from] StartBound),
+    /// All that could make room for the key, or its value, is pinned ([`Client::pin`](crate::Client::pin)), or held by
+    /// puts that were started. Nothing was changed.
+    #[error(
+        "all that could make room is pinned, or held by puts that were started; unpin keys, or serve a larger table"
+    )]
     Pinned,
     /// This connection has all the pins that it may have. Nothing was pinned.
     #[error("this connection has {max} pins, as many as it may have; unpin keys, or pin from another one")]
@@ -297,6 +302,65 @@ pub enum PutError {
         /// Attempts made.
         rounds: u32,
     },
+}
+
+/// Which bound of puts in two steps a start has reached ([`StartLimits`](crate::StartLimits)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartBound {
+    /// The slots of all starts together.
+    #[error(
+        "{held} puts are started, and all of them together may hold {max} slots; commit some or give them up, or serve with a larger share (`StartLimits::percent`)"
+    )]
+    Slots {
+        /// Puts that are started.
+        held: u64,
+        /// Slots that they may hold.
+        max: u64,
+    },
+    /// The memory of their values, where these do not fit their slots.
+    #[error(
+        "puts that are started hold {held} bytes for their values, and may hold {max}; commit some or give them up, or serve with a larger share (`StartLimits::percent`)"
+    )]
+    HeapBytes {
+        /// Bytes that they hold.
+        held: u64,
+        /// Bytes that they may hold.
+        max: u64,
+    },
+    /// The longest time of one.
+    #[error(
+        "a put was started that holds its room for {}, and none may for more than {}; say a shorter time, or serve with a longer one (`StartLimits::within_max`)",
+        time(*given), time(*max)
+    )]
+    Time {
+        /// The time given.
+        given: Duration,
+        /// The longest that is allowed.
+        max: Duration,
+    },
+}
+
+impl StartBound {
+    /// In numbers: which, what was given or is held, and what is allowed. Times are in nanoseconds.
+    pub(crate) fn to_parts(self) -> [u64; 3] {
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        match self {
+            StartBound::Slots { held, max } => [0, held, max],
+            StartBound::HeapBytes { held, max } => [1, held, max],
+            StartBound::Time { given, max } => [2, ns(given), ns(max)],
+        }
+    }
+
+    /// The bound in such numbers.
+    pub(crate) fn from_parts([which, held, max]: [u64; 3]) -> Option<StartBound> {
+        Some(match which {
+            0 => StartBound::Slots { held, max },
+            1 => StartBound::HeapBytes { held, max },
+            2 => StartBound::Time { given: Duration::from_nanos(held), max: Duration::from_nanos(max) },
+            _ => return None,
+        })
+    }
 }
 
 fn why_full(bytes_max: u64, heap_bytes: u64) -> String {
@@ -424,7 +488,7 @@ pub(crate) fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IndexCounts {
-    /// Keys in the table.
+    /// Keys in the table. What is not committed is none ([`StartCounts`]).
     pub keys: u64,
     /// Keys inserted since the server started.
     pub inserts: u64,
@@ -442,6 +506,25 @@ pub struct IndexCounts {
     pub slots: u64,
     /// Main slots.
     pub main_slots: u64,
+}
+
+/// What puts hold that were started and not committed. See [`Index::starts`](crate::embedded::Index::starts). All zero
+/// in a table without owners. These are no keys: [`IndexCounts::keys`] leaves them out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StartCounts {
+    /// Puts that are started. Each holds a slot.
+    pub started: u64,
+    /// Slots that they may hold.
+    pub slots_max: u64,
+    /// Bytes that they hold for values that do not fit their slots.
+    pub heap_bytes: u64,
+    /// Bytes that they may hold for these.
+    pub heap_bytes_max: u64,
+    /// Puts given up since the server started, because their time was over.
+    pub late: u64,
+    /// Starts refused since then, because of a bound ([`StartBound`]).
+    pub refused: u64,
 }
 
 /// What the memory of values is used for that do not fit their slots. See

@@ -25,17 +25,20 @@
 //! | all handles of a pool ([`ClientPool::stats`](crate::ClientPool::stats)) | the same, added up |
 //! | a server ([`Server::stats`](crate::Server::stats), or asked by a client) | [`ServerStats`] |
 //! | a server, of the requests that it refused ([`Server::refused`](crate::Server::refused)) | [`RefusedCounts`] |
+//! | a server, of what clients hold ([`Server::client_memory`](crate::Server::client_memory), or asked by a client) | [`ClientMemoryCounts`], [`HeldCounts`] |
 //! | a server that takes the times of puts ([`ServerConfig::timed`](crate::ServerConfig::timed)) | [`ServerTimes`] |
 //! | a handle that takes those of GETs ([`ClientOptions::timed`](crate::ClientOptions::timed)) | [`TimeCounts`] |
-//! | a table ([`Index::counts`](crate::embedded::Index::counts)) | [`IndexCounts`], [`GrowthCounts`], [`HeapCounts`] |
+//! | a table ([`Index::counts`](crate::embedded::Index::counts)) | [`IndexCounts`], [`GrowthCounts`], [`HeapCounts`], [`StartCounts`] |
 //!
 //! With the cargo feature `metrics`, `oneread::metrics` gives all of them to the facade crate of that name.
 
 pub use crate::client::{ChangeCounts, ClientCounters, ClientStats, FailureCounts, RequestCounts};
-pub use crate::outcome::{GrowthCounts, HeapCounts, IndexCounts, NoteCounts};
+pub use crate::outcome::{GrowthCounts, HeapCounts, IndexCounts, NoteCounts, StartCounts};
 pub use crate::reader::{GetStats, HintCounts, ReadCounts};
-pub use crate::server::{MailboxCounts, RefusedCounts, StartProgress, StartStep, Stopped};
+pub use crate::server::{
+    ClientMemoryCounts, MailboxCounts, RefusedCounts, StartProgress, StartStep, Stopped,
+};
 pub use crate::times::{TIME_RANGES, TimeCounts};
 #[cfg(feature = "verbs")]
 pub use crate::verbs::QueueCounts;
-pub use crate::wire::{ServerStats, ServerTimes, SlowPut, SnapshotStatus};
+pub use crate::wire::{HeldCounts, ServerStats, ServerTimes, SlowPut, SnapshotStatus};

@@ -105,6 +105,9 @@ class _ServerOptions(_TableOptions, total=False):
     clients_per_peer: int
     half_open: float
     unread_bytes_max: int
+    client_bytes_max: int
+    starts_percent: int
+    start_within_max: float
     mailbox_bytes_max: int
     feed_bytes: int
     timed: bool

@@ -379,12 +379,19 @@ impl<'py> Arguments<'py> {
             clients_max,
             clients_per_peer,
             unread_bytes_max,
+            client_bytes_max,
             mailbox_bytes_max,
             feed_bytes,
             timed
         );
         if let Some(time) = self.time("half_open")? {
             config.half_open = time;
+        }
+        if let Some(percent) = self.take("starts_percent")? {
+            config.starts.percent = percent;
+        }
+        if let Some(time) = self.time("start_within_max")? {
+            config.starts.within_max = time;
         }
         config.tcp = match self.take::<String>("tcp")? {
             Some(at) => Some(parsed(py, &at)?),

@@ -44,9 +44,9 @@ PROGRAM = """
     table = ["keys", "slots", "bytes_max", "key_max", "value_max", "inline_max", "heap_bytes"]
     calls = [
         *option(serve, COUNTS, *table, "clients_max", "clients_per_peer", "unread_bytes_max", "mailbox_bytes_max"),
-        *option(serve, COUNTS, "feed_bytes", "workers"),
+        *option(serve, COUNTS, "feed_bytes", "workers", "client_bytes_max", "starts_percent"),
         *option(serve, COUNTS, "segment_slots", bytes_max=1 << 26),
-        *option(serve, TIMES, "grace", "ttl", "half_open"),
+        *option(serve, TIMES, "grace", "ttl", "half_open", "start_within_max"),
         *option(serve, TIMES, "snapshots_every", snapshots=folder + "/snapshot"),
         *option(index, COUNTS, *table), *option(index, COUNTS, "segment_slots", bytes_max=1 << 26),
         *option(index, TIMES, "grace", "ttl"),

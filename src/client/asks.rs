@@ -3,7 +3,7 @@
 use super::Client;
 use super::error::AskError;
 use crate::outcome::{GrowthCounts, HeapCounts, NoteCounts, PutError};
-use crate::wire::{Reply, Request, ServerStats, ServerTimes, SnapshotStatus};
+use crate::wire::{HeldCounts, Reply, Request, ServerStats, ServerTimes, SnapshotStatus};
 use std::time::Instant;
 
 impl Client {
@@ -100,6 +100,19 @@ impl Client {
     pub fn server_times(&mut self) -> Result<Option<ServerTimes>, AskError> {
         self.ask_for(&Request::Times, |reply| match reply {
             Reply::Times(times) => Some(Some(*times)),
+            Reply::Put(Err(PutError::OldServer)) => Some(None),
+            _ => None,
+        })
+    }
+
+    /// Returns what is held for clients, or by them: puts that were started, and what their connections have in the
+    /// server's memory. `None` from a server of a version before this.
+    ///
+    /// # Errors
+    /// [`AskError`] when the server does not answer.
+    pub fn held(&mut self) -> Result<Option<HeldCounts>, AskError> {
+        self.ask_for(&Request::Held, |reply| match reply {
+            Reply::Held(counts) => Some(Some(counts)),
             Reply::Put(Err(PutError::OldServer)) => Some(None),
             _ => None,
         })

@@ -5,7 +5,7 @@ use crate::address::{Address, AddressError};
 use crate::encryption::{DecryptError, EncryptError};
 use crate::get::Retry;
 use crate::layout::superblock::SuperblockError;
-use crate::outcome::{PutError, ReadError};
+use crate::outcome::{PutError, ReadError, StartBound};
 use crate::part::PartError;
 use crate::region::RegionError;
 use crate::units::time;
@@ -574,8 +574,12 @@ pub enum MutateError {
     /// Entries of this table have no owners.
     #[error("{}", PutError::NoOwners)]
     NoOwners,
-    /// All that could make room for the key, or its value, is pinned ([`Client::pin`](crate::Client::pin)). Nothing
-    /// was changed.
+    /// Puts that were started hold all that they may, or one was to hold its room for too long
+    /// ([`StartLimits`](crate::StartLimits)). Nothing was started.
+    #[error(transparent)]
+    StartBound(StartBound),
+    /// All that could make room for the key, or its value, is pinned ([`Client::pin`](crate::Client::pin)), or held by
+    /// puts that were started. Nothing was changed.
     #[error("{}", PutError::Pinned)]
     Pinned,
     /// This connection has all the pins that it may have. Nothing was pinned.
@@ -659,6 +663,7 @@ impl From<PutError> for MutateError {
             PutError::AlreadyStarted => MutateError::AlreadyStarted,
             PutError::NotStarted => MutateError::NotStarted,
             PutError::StartedLength { given, stated } => MutateError::StartedLength { given, stated },
+            PutError::StartBound(bound) => MutateError::StartBound(bound),
             PutError::Pinned => MutateError::Pinned,
             PutError::Pins { max } => MutateError::Pins { max },
         }
@@ -697,6 +702,7 @@ impl MutateError {
             MutateError::AlreadyStarted => Some(PutError::AlreadyStarted),
             MutateError::NotStarted => Some(PutError::NotStarted),
             MutateError::StartedLength { given, stated } => Some(PutError::StartedLength { given, stated }),
+            MutateError::StartBound(bound) => Some(PutError::StartBound(bound)),
             MutateError::Pinned => Some(PutError::Pinned),
             MutateError::Pins { max } => Some(PutError::Pins { max }),
             _ => None,
@@ -742,6 +748,7 @@ mod tests {
             PutError::TimeToLive { given: waited },
             PutError::NoLife,
             PutError::EntryNumbers,
+            StartBound::Slots { held: 20, max: 21 }.into(),
             PutError::Pinned,
             PutError::Pins { max: 19 },
             PutError::Busy { rounds: 16 },

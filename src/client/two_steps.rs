@@ -28,7 +28,8 @@ impl Client {
     /// ([`Config::owners`](crate::Config::owners)). 1 round trip.
     ///
     /// # Errors
-    /// As [`Client::put`], if there is no room; [`MutateError::AlreadyStarted`] while another put of the key is started;
+    /// As [`Client::put`], if there is no room; [`MutateError::StartBound`] if all starts together hold as much as they
+    /// may, or `within` is longer than any may ([`StartLimits`](crate::StartLimits)); [`MutateError::AlreadyStarted`] while another put of the key is started;
     /// [`MutateError::NoOwners`]; [`MutateError::Encrypted`] for a client that encrypts.
     pub fn put_start(&mut self, key: &[u8], len: usize, within: Duration) -> Result<PutTicket, MutateError> {
         if self.encrypts() {

@@ -7,9 +7,11 @@ mod error;
 mod evict;
 mod names;
 mod sizes;
+mod starts;
 #[cfg(test)]
 mod tests;
 
 pub use choices::{Config, TableSize};
 pub use error::ConfigError;
 pub use evict::Evict;
+pub use starts::StartLimits;

@@ -5,7 +5,6 @@
 //! becomes one, lets the key be, makes the value without a lock, and swaps it in (X7).
 
 use super::extents::Extents;
-use super::feed::LeftCause;
 use super::slots::Owned;
 use crate::layout::extent::Expected;
 use crate::layout::geometry::Geometry;
@@ -23,8 +22,6 @@ pub(super) enum Becomes<'v> {
     Has(Stored<'v>),
     /// It leaves, if it is there.
     Leaves,
-    /// It leaves for this cause, and its slot stays its own, with an entry that is hidden by this life (P1).
-    Hides(Life, LeftCause),
 }
 
 /// A change that is decided when it is known what is there.

@@ -20,6 +20,7 @@ use crate::config::Evict;
 use crate::faults::{Rule, broken, in_order};
 use crate::layout::extent::extent_bytes;
 use crate::layout::hash::First;
+use crate::layout::slot::Key;
 use crate::outcome::{EvictCounts, PutError};
 use crate::region::{RegionError, TouchMap};
 use std::sync::Arc;
@@ -161,12 +162,15 @@ impl Index {
         entries.iter().for_each(|entry| drop(self.table().remove(&entry.key, Which::Noted, Nobody)));
     }
 
-    /// Z3: has one of those go that stand where this key may, the one for which there is least. `false`: all are pinned.
+    /// Z3: has one of those go that stand where this key may, the one for which there is least. `false`: all are pinned,
+    /// or started.
     fn evict_beside(&self, evictor: &Evictor, key: &[u8]) -> bool {
         let mut beside = self.table().keys_beside(key);
         let hash = |key: &[u8]| self.geometry().hashed(key).first();
         let all = beside.len();
-        beside.retain(|key| !evictor.is_pinned(hash(key)));
+        // What is started keeps its slot (P1).
+        let is_started = |key: &Key| self.started().is_some_and(|started| started.is_started(key));
+        beside.retain(|key| !evictor.is_pinned(hash(key)) && !is_started(key));
         beside.sort_by_cached_key(|key| evictor.rank(hash(key)));
         // Who was pinned meanwhile stays, and another thread may have had one go: the put tries again.
         let is_one_gone = beside.iter().any(|key| self.evict(evictor, key, EvictFor::Put));

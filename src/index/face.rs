@@ -58,8 +58,6 @@ pub struct Index {
     pub(super) lives: Option<Box<Lives>>,
     /// Whose they are, if they may have owners.
     owners: Option<Owners>,
-    /// Puts in two steps, if there may be any.
-    started: Option<StartedPuts>,
     /// Who hears of its changes, if anybody does.
     hearing: Option<Box<Hearing>>,
     /// Whether entries make room for others.
@@ -127,10 +125,12 @@ impl Index {
         let has_owners = table.geometry().has_owners();
         let owners = has_owners.then(|| Owners::make(&clock));
         let launch = draw_launch();
-        let started =
-            has_owners.then(|| StartedPuts::new(table.region(), table.geometry(), launch, Vec::new()));
+        if has_owners {
+            let started = StartedPuts::new(table.region(), table.geometry(), launch, Vec::new());
+            table.told().set_started(started);
+        }
         let (evicts, shifts) = (start.evict.is_some(), TidyShifts::default());
-        let index = Index { table, lives, owners, started, hearing: None, evicts, launch, shifts };
+        let index = Index { table, lives, owners, hearing: None, evicts, launch, shifts };
         fill(&index)?;
         index.table.publish_state(Phase::Serving);
         Ok(index)
@@ -158,9 +158,11 @@ impl Index {
         let lives = table.geometry().has_life().then(|| Box::new(Lives::open(&table, &clock)));
         let owners = table.geometry().has_owners().then(|| Owners::open(&table, &clock));
         let ((owners, left_over), launch) = (owners.unzip(), draw_launch());
-        let started = left_over.map(|keys| StartedPuts::new(table.region(), table.geometry(), launch, keys));
+        if let Some(keys) = left_over {
+            table.told().set_started(StartedPuts::new(table.region(), table.geometry(), launch, keys));
+        }
         let shifts = TidyShifts::default();
-        Ok((Index { table, lives, owners, started, hearing: None, evicts: false, launch, shifts }, found))
+        Ok((Index { table, lives, owners, hearing: None, evicts: false, launch, shifts }, found))
     }
 
     /// Whether entries make room for others.
@@ -233,10 +235,11 @@ impl Index {
     }
     /// The number of keys.
     pub fn len(&self) -> u64 {
-        match &self.table {
+        let entries = match &self.table {
             Table::One(one) => one.segment().len(),
             Table::Many(growth) => growth.counts().keys,
-        }
+        };
+        entries.saturating_sub(self.uncommitted())
     }
     /// Whether the table has no key.
     pub fn is_empty(&self) -> bool {
@@ -257,7 +260,13 @@ impl Index {
 
     /// What was done so far. Each counter is exact, but they may be read at different instants.
     pub fn counts(&self) -> IndexCounts {
-        self.table.counts()
+        let counts = self.table.counts();
+        IndexCounts { keys: counts.keys.saturating_sub(self.uncommitted()), ..counts }
+    }
+
+    /// Entries that are not committed: they have slots, and are no keys.
+    fn uncommitted(&self) -> u64 {
+        self.started().map_or(0, StartedPuts::uncommitted)
     }
 
     /// How many changes were made so far of what a walk shows (D7): of keys, and of all entries of an owner at once. Each is
@@ -373,7 +382,7 @@ impl Index {
     }
 
     #[inline(always)]
-    fn put_stored(
+    pub(super) fn put_stored(
         &self,
         key: &[u8],
         value: Stored<'_>,
@@ -601,10 +610,7 @@ impl Index {
         key: &[u8],
         expected: Expected<'_>,
     ) -> Result<SwapOutcome, PutError> {
-        match &self.started {
-            None => self.swap_stored(key, expected, Becomes::Leaves),
-            Some(started) => self.remove_expected_unless_started(started, key, expected),
-        }
+        self.swap_stored(key, expected, Becomes::Leaves)
     }
 
     #[inline(always)]
@@ -712,14 +718,6 @@ impl Index {
     /// The same, if the entry is such a one.
     #[inline(always)]
     pub(super) fn remove_by(&self, key: &[u8], which: Which) -> Result<bool, PutError> {
-        match &self.started {
-            None => self.remove_plainly(key, which),
-            Some(started) => self.remove_unless_started(started, key, which),
-        }
-    }
-
-    #[inline(always)]
-    pub(super) fn remove_plainly(&self, key: &[u8], which: Which) -> Result<bool, PutError> {
         match &self.hearing {
             None => self.table.remove(key, which, Nobody),
             Some(hearing) => self.in_turn(hearing, key, move |turn| self.table.remove(key, which, turn)),
@@ -755,7 +753,7 @@ impl Index {
         });
         let remove = |key: &Key, owner| self.remove_by(key, Which::Of(owner)).is_ok();
         let of_owners = self.owners.as_ref().and_then(|owners| owners.tidy(&self.table, AT_ONCE, remove));
-        let of_started = self.started.as_ref().and_then(|started| self.tidy_started(started));
+        let of_started = self.started().and_then(|started| self.tidy_started(started));
         let extents = self.table.extents();
         let of_extents = extents.and_then(|extents| {
             if extents.tidy(&self.table) { Some(Duration::ZERO) } else { extents.until_next() }
@@ -875,7 +873,7 @@ impl Index {
     }
 
     pub(super) fn started(&self) -> Option<&StartedPuts> {
-        self.started.as_ref()
+        self.table.told().started()
     }
 
     pub(super) fn lives(&self) -> Option<&Lives> {

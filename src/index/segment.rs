@@ -23,6 +23,7 @@ use super::refusals::{NoPath, Refusals, VainSearches};
 use super::seams::{Between, Changed, KeyChange, KeyPlace, Nobody};
 use super::share::{KeyShare, SharedKeyShare};
 use super::slots::{HeldRoom, Locked, Owned, SlotWritten, Slots, Sought, UndoLines};
+use super::started::StartedPuts;
 use super::told::Hearers;
 use crate::clock::Clock;
 use crate::faults::{Rule, broken, disobey, kept};
@@ -264,6 +265,9 @@ impl Segment {
         }
         // Done: every look sees it.
         let slot = self.place(locked, room, key, value);
+        if let Some(started) = self.told.started() {
+            started.count(None, Some(value.owner()));
+        }
         disobey(Rule::FeedLock, || self.lock_again(locked, key));
         disobey(Rule::RecordLock, || self.lock_again(locked, key));
         disobey(Rule::EndLock, || self.lock_again(locked, key));
@@ -356,6 +360,9 @@ impl Segment {
             (EntryFound::Hidden, _) => KeyChange::came(key.key(), *value),
         };
         between.decided(change)?;
+        if let Some(started) = self.told.started() {
+            started.count(self.slots().life(slot).map(|life| life.owner), Some(value.owner()));
+        }
         // Not of an extent that stays the key's.
         let ends = |before: &Reference| value.as_reference().is_none_or(|now| now.number != before.number);
         let ended = self.end_of(slot);
@@ -378,7 +385,7 @@ impl Segment {
     }
 
     /// A key leaves this slot. The caller holds its locks. It is told with this cause, unless its entry was hidden: then it
-    /// has left before.
+    /// has left before. Returns whether the slot is free: that of a key that is started is not (P1).
     #[inline(always)]
     fn leave<B: Between>(
         &self,
@@ -386,17 +393,23 @@ impl Segment {
         (slot, found): (SlotIx, EntryFound),
         key: &Hashed<'_>,
         (cause, between): (LeftCause, B),
-    ) -> Result<(), B::MustWait> {
+    ) -> Result<bool, B::MustWait> {
         let change = || KeyChange::left(key.key());
-        let (before, ended) = (self.reference_in(slot), self.end_of(slot));
+        let ended = self.end_of(slot);
         between.decided(change)?;
-        self.end_name(before, self.homes().erase(locked, slot, key));
+        let started = self.told.started();
+        let is_free = !started.is_some_and(|started| self.leaves_slot_held(started, locked, slot, key));
+        if is_free {
+            let before = self.reference_in(slot);
+            self.end_name(before, self.homes().erase(locked, slot, key));
+        }
         // Before the lock goes: a segment that is merged away is counted when all its homes have gone.
-        count(&self.homes().counters().mine().removes);
+        let counted = self.homes().counters().mine();
+        count(if is_free { &counted.removes } else { &counted.updates });
         disobey(Rule::FeedLock, || self.lock_again(locked, key));
         disobey(Rule::RecordLock, || self.lock_again(locked, key));
         disobey(Rule::EndLock, || self.lock_again(locked, key));
-        if let Some(evictor) = self.told.evictor() {
+        if let Some(evictor) = self.told.evictor().filter(|_| is_free) {
             evictor.left(key.first());
         }
         if ended != 0 {
@@ -406,7 +419,29 @@ impl Segment {
         if let EntryFound::Of(owner) = found {
             self.tell(change, cause, owner);
         }
-        Ok(())
+        Ok(is_free)
+    }
+
+    /// P1: a key leaves. If it is started, its slot has an entry that is not committed from then on. Returns whether it
+    /// is.
+    #[cold]
+    fn leaves_slot_held(
+        &self,
+        started: &StartedPuts,
+        locked: &Locked<'_>,
+        slot: SlotIx,
+        key: &Hashed<'_>,
+    ) -> bool {
+        let life = started.stands_in(key.key());
+        started.count(self.slots().life(slot).map(|life| life.owner), life.map(|life| life.owner));
+        let Some(life) = life else { return false };
+        let there = self.slots().read(slot);
+        // A key that does not fit its slot stays where it is.
+        let kept = self.geometry().is_long(key.key()).then_some(&there);
+        let value = kept.map_or(Stored::from(&[]), Owned::stored).with_life(Some(&life));
+        let written = self.slots().rewrite(locked, slot, key.key(), value, None);
+        self.end_name(there.reference.filter(|_| kept.is_none()), written);
+        true
     }
 
     /// X3: a put or remove has ended this name, if there was one.
@@ -415,6 +450,12 @@ impl Segment {
         if let (Some(reference), Some(extents)) = (before, &self.extents) {
             extents.ended(&reference, written);
         }
+    }
+
+    /// Whether a put of this key is started (P1). Its lock is held.
+    #[inline(always)]
+    fn is_started(&self, key: &Hashed<'_>) -> bool {
+        self.told.started().is_some_and(|started| started.is_started(key.key()))
     }
 
     fn place_of(&self, slot: SlotIx) -> KeyPlace {
@@ -747,26 +788,19 @@ impl Segment {
             let found = there.as_ref().map_or(EntryFound::Hidden, |there| self.found(there.life));
             let shown = there.as_ref().filter(|_| found != EntryFound::Hidden);
             match (slot, change.decide(shown, between.may_go_on())?) {
-                (_, Becomes::Stays) | (None, Becomes::Leaves | Becomes::Hides(..)) => return Ok(None),
+                (_, Becomes::Stays) | (None, Becomes::Leaves) => return Ok(None),
                 (Some(_), Becomes::Leaves) if shown.is_none() => return Ok(None),
                 (Some(slot), Becomes::Has(value)) => {
                     let how = (LeftCause::Removed, between);
                     self.replace(&locked, (slot, before, found), key, &value, how).map_err(Stop::waits)?;
                     return Ok(Some(if shown.is_none() { Changed::Came } else { Changed::Replaced }));
                 }
-                (Some(slot), Becomes::Hides(life, cause)) => {
-                    // A key that does not fit its slot stays where it is.
-                    let kept = there.as_ref().filter(|_| self.geometry().is_long(key.key()));
-                    let value = kept.map_or(Stored::from(&[]), Owned::stored).with_life(Some(&life));
-                    let how = (cause, between);
-                    self.replace(&locked, (slot, before, found), key, &value, how).map_err(Stop::waits)?;
-                    return Ok(Some(Changed::Left));
-                }
                 (Some(slot), Becomes::Leaves) => {
                     let how = (LeftCause::Removed, between);
-                    self.leave(&mut locked, (slot, found), key, how).map_err(Stop::waits)?;
-                    drop(locked);
-                    self.moves.bring_home(slot);
+                    if self.leave(&mut locked, (slot, found), key, how).map_err(Stop::waits)? {
+                        drop(locked);
+                        self.moves.bring_home(slot);
+                    }
                     return Ok(Some(Changed::Left));
                 }
                 (None, Becomes::Has(value)) => {
@@ -806,15 +840,18 @@ impl Segment {
             Which::Ended(now) => {
                 (kept(Rule::ExpiryCheck, || has(&|life| life.has_ended(now))), LeftCause::Expired)
             }
-            // Z2
+            // Z2. What is started keeps its slot, so it makes no room.
             Which::Unpinned => {
                 let is_pinned = |evictor: &Evictor| evictor.is_pinned(key.first());
-                (!self.told.evictor().is_some_and(is_pinned), LeftCause::Evicted)
+                let stays = self.told.evictor().is_some_and(is_pinned) || self.is_started(key);
+                (!stays, LeftCause::Evicted)
             }
             Which::Noted => {
                 self.told.evictor().inspect(|evictor| evictor.came(key.first()));
                 return Ok(false);
             }
+            // Of one that is not committed, and is started again.
+            Which::Of(NOT_COMMITTED) if self.is_started(key) => return Ok(false),
             Which::Of(owner) => {
                 (kept(Rule::OwnerCheck, || has(&|life| life.owner == owner)), LeftCause::OwnerGone)
             }
@@ -822,9 +859,10 @@ impl Segment {
         if !is_it {
             return Ok(false);
         }
-        self.leave(&mut locked, (slot, found), key, (cause, between)).map_err(Stop::waits)?;
-        drop(locked);
-        self.moves.bring_home(slot);
+        if self.leave(&mut locked, (slot, found), key, (cause, between)).map_err(Stop::waits)? {
+            drop(locked);
+            self.moves.bring_home(slot);
+        }
         Ok(true)
     }
 

@@ -1,30 +1,53 @@
 //! Puts in two steps that were started and not committed (P): what the server keeps of them.
 //!
 //! ```text
-//! start    memory for the value ─ an entry of nobody's that is hidden, if the key is absent
-//! remove   of such a key: its entry becomes a hidden one
-//! commit   the value takes the place of what is there
+//! start    it is noted ── memory for the value ── an entry of nobody's that is hidden, if the key is absent
+//! remove   of such a key: under the key's lock its entry becomes a hidden one
+//! commit   the value takes the place of what is there ── it is noted no more
 //! ```
+//!
+//! Nothing waits while the lock of this is held, and nobody takes a key's lock who has it. Who removes a key looks here
+//! under the key's lock, as for a pin (Z2).
 
+use crate::config::StartLimits;
+use crate::faults::{Rule, broken, kept};
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::First;
+use crate::layout::life::Life;
 use crate::layout::owners::{NOT_COMMITTED, bit};
+use crate::outcome::{PutError, StartBound, StartCounts};
 use crate::region::Region;
-use crate::sync::{Mutex, MutexGuard, lock, try_lock};
+use crate::sync::{Mutex, lock};
 use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use super::extents::Upload;
 
+/// How long until tidying looks again at a put whose time is over while a thread is at it.
+const AT_WORK_NS: u64 = 1_000_000;
+
 /// The puts of a table that were started.
 #[derive(Debug)]
-pub(super) struct StartedPuts(Arc<StartsInCommon>);
+pub(super) struct StartedPuts {
+    common: Arc<StartsInCommon>,
+    slots: u64,
+    heap_bytes: u64,
+    /// The least that it may hold of the heap: the longest value.
+    longest: u64,
+}
 
 #[derive(Debug)]
 struct StartsInCommon {
-    /// Who removes a key has this lock meanwhile, so that none is removed that is just being started.
     state: Mutex<StartsState>,
+    /// Keys that are started. Stored under the lock. Relaxed: who starts a key has stored it before it takes the key's
+    /// lock, and who removes the key loads it under that lock.
+    keys: AtomicU64,
+    /// Entries in slots that are not committed. Relaxed, as the next: only the numbers are communicated.
+    uncommitted: AtomicU64,
+    refused: AtomicU64,
     sessions: AtomicU64,
     /// When tidying has something to do; `u64::MAX`: not by itself. Relaxed: a hint.
     next_ns: AtomicU64,
@@ -32,27 +55,57 @@ struct StartsInCommon {
 
 /// What is started, under its lock.
 #[derive(Debug, Default)]
-pub(super) struct StartsState {
-    pub all: FxHashMap<Box<[u8]>, StartedPut>,
+struct StartsState {
+    limits: StartLimits,
+    all: FxHashMap<Arc<[u8]>, StartedPut>,
+    /// Their keys, by end and ticket.
+    by_end: BTreeMap<(u64, u64), Arc<[u8]>>,
+    /// And by session and ticket.
+    by_session: BTreeMap<(u64, u64), Arc<[u8]>>,
+    /// Bytes of the heap that they hold.
+    heap_bytes: u64,
+    /// Those whose time was over.
+    late: u64,
     /// The number of the next one.
     next: u64,
     /// Sessions that have ended.
     ended: Vec<u64>,
     /// Hashes of keys that the last server had started.
-    pub left_over: Vec<First>,
+    left_over: Vec<First>,
 }
 
 /// A put that was started.
 #[derive(Debug)]
-pub(super) struct StartedPut {
-    pub ticket: u64,
-    pub session: u64,
-    /// Bytes of the value.
+struct StartedPut {
+    ticket: u64,
+    session: u64,
+    heap_bytes: u64,
+    ends_ns: u64,
+    /// The life of what stands in the key's slot after a remove. Whatever has it is hidden, so nobody tells two apart.
+    hidden: Life,
+    /// Whether a remove has left that since the start.
+    was_removed: bool,
+    /// None while a thread is at it: it is starting it, brings bytes, or commits it.
+    value: Option<StartedValue>,
+}
+
+/// As much of its value as has come.
+#[derive(Debug)]
+pub(super) struct StartedValue {
+    /// Bytes of the whole value.
     pub len: usize,
     /// The bytes that have come, where they do not go to memory of their own.
     pub bytes: Vec<u8>,
     pub upload: Option<Upload>,
-    pub ends_ns: u64,
+}
+
+/// What a put asks for that is started.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StartAsked {
+    pub heap_bytes: u64,
+    pub within: Duration,
+    pub now_ns: u64,
+    pub hidden: Life,
 }
 
 /// Whose puts in two steps are given up when it is dropped.
@@ -76,39 +129,78 @@ impl Drop for StartSession {
 }
 
 impl StartedPut {
-    /// Whether its time is over by now, or its session is: it is one of these.
-    fn is_over(&self, now_ns: u64, ended: &[u64]) -> bool {
-        self.ends_ns <= now_ns || ended.contains(&self.session)
+    /// Whether its time is over by now, and no thread is at it.
+    fn is_late(&self, now_ns: u64) -> bool {
+        self.ends_ns <= now_ns && self.value.is_some()
+    }
+}
+
+impl StartedValue {
+    /// One of which nothing has come.
+    pub fn new(len: usize, upload: Option<Upload>) -> StartedValue {
+        StartedValue { len, bytes: Vec::new(), upload }
     }
 
     /// Bytes that have come.
     pub fn given(&self) -> usize {
         self.upload.as_ref().map_or(self.bytes.len(), |upload| self.len.saturating_sub(upload.left()))
     }
+
+    /// Takes the next bytes. `false`: these are more than it has, and none is taken.
+    pub fn take(&mut self, bytes: &[u8]) -> bool {
+        match &self.upload {
+            Some(upload) => upload.write(bytes),
+            None if self.bytes.len() + bytes.len() > self.len => false,
+            None => {
+                self.bytes.extend_from_slice(bytes);
+                true
+            }
+        }
+    }
 }
 
 impl StartsState {
-    /// The number of another one.
-    pub fn ticket(&mut self) -> u64 {
-        self.next = self.next.wrapping_add(1);
-        self.next
+    /// Notes it no more.
+    fn forget(&mut self, key: &[u8]) -> Option<StartedPut> {
+        let put = self.all.remove(key)?;
+        self.by_end.remove(&(put.ends_ns, put.ticket));
+        self.by_session.remove(&(put.session, put.ticket));
+        self.heap_bytes -= put.heap_bytes;
+        Some(put)
     }
 
-    /// The put of this key, if this is its ticket, and this its session.
-    pub fn of(&mut self, key: &[u8], ticket: u64, session: u64) -> Option<&mut StartedPut> {
-        self.all.get_mut(key).filter(|put| put.ticket == ticket && put.session == session)
+    /// The next key whose time is over by now, or whose session is.
+    fn next_ended(&mut self, now_ns: u64) -> Option<Arc<[u8]>> {
+        while let Some(&session) = self.ended.last() {
+            // Nobody is at one of those.
+            let its = self.by_session.range((session, 0)..=(session, u64::MAX)).next();
+            if let Some((_, key)) = its {
+                return Some(Arc::clone(key));
+            }
+            self.ended.pop();
+        }
+        let over = self.by_end.range(..=(now_ns, u64::MAX)).map(|(_, key)| key);
+        let key = over.filter(|key| self.all.get(&***key).is_some_and(|put| put.is_late(now_ns))).next()?;
+        let key = Arc::clone(key);
+        self.late += 1;
+        Some(key)
     }
 
-    /// Takes those out whose time is over by now, or whose session is.
-    pub fn take_ended(&mut self, now_ns: u64) -> Vec<Box<[u8]>> {
-        let ended = std::mem::take(&mut self.ended);
-        self.all.extract_if(|_, put| put.is_over(now_ns, &ended)).map(|(key, _)| key).collect()
+    /// Whether the put of this key is over by now, or its session is.
+    fn has_ended(&mut self, key: &[u8], now_ns: u64) -> bool {
+        let Some(put) = self.all.get(key) else { return false };
+        let is_late = put.is_late(now_ns);
+        self.late += u64::from(is_late);
+        is_late || self.ended.contains(&put.session)
     }
 
-    /// Takes the put of this key out, if its time is over by now, or its session is. Returns whether it was there.
-    pub fn take_if_ended(&mut self, key: &[u8], now_ns: u64) -> bool {
-        let has_ended = self.all.get(key).is_some_and(|put| put.is_over(now_ns, &self.ended));
-        has_ended && self.all.remove(key).is_some()
+    /// When tidying has something to do.
+    fn next_ns(&self, now_ns: u64) -> u64 {
+        if !self.left_over.is_empty() || !self.ended.is_empty() {
+            return 0;
+        }
+        let first = self.by_end.first_key_value().map(|(&(ends_ns, _), _)| ends_ns);
+        first.map_or(u64::MAX, |ends_ns| if ends_ns > now_ns { ends_ns } else { now_ns + AT_WORK_NS })
     }
 }
 
@@ -119,35 +211,189 @@ impl StartedPuts {
         // For good: an entry of nobody's that is not committed is hidden.
         let word = geometry.owner_word(NOT_COMMITTED);
         region.store(word, region.load(word) | bit(NOT_COMMITTED));
-        let next_ns = AtomicU64::new(if left_over.is_empty() { u64::MAX } else { 0 });
-        let state = Mutex::new(StartsState { next: launch, left_over, ..StartsState::default() });
-        StartedPuts(Arc::new(StartsInCommon { state, sessions: AtomicU64::new(0), next_ns }))
+        let common = StartsInCommon {
+            keys: AtomicU64::new(0),
+            uncommitted: AtomicU64::new(left_over.len() as u64),
+            refused: AtomicU64::new(0),
+            sessions: AtomicU64::new(0),
+            next_ns: AtomicU64::new(if left_over.is_empty() { u64::MAX } else { 0 }),
+            state: Mutex::new(StartsState { next: launch, left_over, ..StartsState::default() }),
+        };
+        StartedPuts {
+            common: Arc::new(common),
+            slots: geometry.main_slots() * geometry.segments_max().max(1),
+            heap_bytes: geometry.heap().bytes,
+            longest: crate::layout::extent::extent_bytes(geometry.extent_max()),
+        }
     }
 
     pub fn session(&self) -> StartSession {
-        let id = self.0.sessions.fetch_add(1, Relaxed);
-        StartSession { common: Arc::clone(&self.0), id }
+        let id = self.common.sessions.fetch_add(1, Relaxed);
+        StartSession { common: Arc::clone(&self.common), id }
     }
 
-    pub fn lock(&self) -> MutexGuard<'_, StartsState> {
-        lock(&self.0.state)
+    pub fn limit(&self, limits: StartLimits) {
+        lock(&self.common.state).limits = limits;
     }
 
-    /// The same, if nobody has it: not even this thread, which has an entry leave to make room.
-    pub fn try_lock(&self) -> Option<MutexGuard<'_, StartsState>> {
-        try_lock(&self.0.state)
+    /// Slots that all may hold, and bytes of the heap.
+    fn shares(&self, limits: &StartLimits) -> (u64, u64) {
+        let least = u64::from(limits.percent > 0);
+        let heap_bytes = match self.heap_bytes {
+            0 => 0,
+            bytes => limits.share(bytes).max(least * self.longest),
+        };
+        (limits.share(self.slots).max(least), heap_bytes)
+    }
+
+    /// What they hold, and may hold.
+    pub fn counts(&self) -> StartCounts {
+        let state = lock(&self.common.state);
+        let (slots_max, heap_bytes_max) = self.shares(&state.limits);
+        StartCounts {
+            started: state.all.len() as u64,
+            slots_max,
+            heap_bytes: state.heap_bytes,
+            heap_bytes_max,
+            late: state.late,
+            refused: self.common.refused.load(Relaxed),
+        }
+    }
+
+    /// P1, P3, P4: notes that this thread starts a key. Returns the ticket.
+    ///
+    /// # Errors
+    /// [`PutError::AlreadyStarted`], [`PutError::StartBound`].
+    pub fn begin(&self, key: &[u8], session: u64, asked: StartAsked) -> Result<u64, PutError> {
+        let StartAsked { heap_bytes, within, now_ns, hidden } = asked;
+        let mut state = lock(&self.common.state);
+        let limits = state.limits;
+        let bound = |bound| {
+            self.common.refused.fetch_add(1, Relaxed);
+            Err(PutError::StartBound(bound))
+        };
+        if within > limits.within_max {
+            return bound(StartBound::Time { given: within, max: limits.within_max });
+        }
+        if state.all.contains_key(key) && !broken(Rule::StartOnce) {
+            return Err(PutError::AlreadyStarted);
+        }
+        let (slots_max, bytes_max) = self.shares(&limits);
+        let (slots, bytes) = (state.all.len() as u64, state.heap_bytes);
+        if !kept(Rule::StartShare, || slots < slots_max) {
+            return bound(StartBound::Slots { held: slots, max: slots_max });
+        }
+        if heap_bytes > 0 && !kept(Rule::StartShare, || bytes.saturating_add(heap_bytes) <= bytes_max) {
+            return bound(StartBound::HeapBytes { held: bytes, max: bytes_max });
+        }
+        state.forget(key);
+        state.next = state.next.wrapping_add(1);
+        let (ticket, key) = (state.next, Arc::<[u8]>::from(key));
+        let ends_ns = now_ns.saturating_add(u64::try_from(within.as_nanos()).unwrap_or(u64::MAX));
+        let put =
+            StartedPut { ticket, session, heap_bytes, ends_ns, hidden, was_removed: false, value: None };
+        state.heap_bytes += heap_bytes;
+        state.by_end.insert((ends_ns, ticket), Arc::clone(&key));
+        state.by_session.insert((session, ticket), Arc::clone(&key));
+        state.all.insert(key, put);
+        self.common.keys.store(state.all.len() as u64, Relaxed);
+        self.common.next_ns.fetch_min(ends_ns, Relaxed);
+        Ok(ticket)
+    }
+
+    /// Takes the value of a put that may go on: until it is [given back](Self::give_back) or [ended](Self::end), this
+    /// thread is at it, and no other. P4: not of one whose time is over.
+    pub fn take(&self, key: &[u8], ticket: u64, session: &StartSession, now_ns: u64) -> Option<StartedValue> {
+        let mut state = lock(&self.common.state);
+        let put = state.all.get_mut(key)?;
+        let is_its = put.ticket == ticket && put.session == session.id();
+        if is_its && kept(Rule::StartTime, || put.ends_ns > now_ns) { put.value.take() } else { None }
+    }
+
+    /// The thread that was at it is not any more.
+    pub fn give_back(&self, key: &[u8], value: StartedValue) {
+        if let Some(put) = lock(&self.common.state).all.get_mut(key) {
+            put.value = Some(value);
+        }
+    }
+
+    /// It is not started any more. Returns whether a remove has left an entry of it.
+    pub fn end(&self, key: &[u8]) -> bool {
+        let mut state = lock(&self.common.state);
+        let put = state.forget(key);
+        self.common.keys.store(state.all.len() as u64, Relaxed);
+        put.is_some_and(|put| put.was_removed)
+    }
+
+    /// Takes a key out whose time is over, or whose session is.
+    pub fn take_ended(&self, now_ns: u64) -> Option<Arc<[u8]>> {
+        let mut state = lock(&self.common.state);
+        let key = state.next_ended(now_ns)?;
+        state.forget(&key);
+        self.common.keys.store(state.all.len() as u64, Relaxed);
+        Some(key)
+    }
+
+    /// Takes this key out, if its time is over, or its session is. Returns whether it was there.
+    pub fn take_if_ended(&self, key: &[u8], now_ns: u64) -> bool {
+        let mut state = lock(&self.common.state);
+        let is_out = state.has_ended(key, now_ns) && state.forget(key).is_some();
+        self.common.keys.store(state.all.len() as u64, Relaxed);
+        is_out
+    }
+
+    /// Takes a hash of keys out that the last server had started.
+    pub fn take_left_over(&self) -> Option<First> {
+        lock(&self.common.state).left_over.pop()
+    }
+
+    /// It could not be seen.
+    pub fn leave_over(&self, hash: First) {
+        lock(&self.common.state).left_over.push(hash);
     }
 
     pub fn next_ns(&self) -> u64 {
-        self.0.next_ns.load(Relaxed)
+        self.common.next_ns.load(Relaxed)
     }
 
     /// Says when tidying has something to do.
-    pub fn set_next(&self, state: &StartsState) {
-        let next = match state.left_over.is_empty() && state.ended.is_empty() {
-            true => state.all.values().map(|put| put.ends_ns).min().unwrap_or(u64::MAX),
-            false => 0,
-        };
-        self.0.next_ns.store(next, Relaxed);
+    pub fn set_next(&self, now_ns: u64) {
+        let state = lock(&self.common.state);
+        self.common.next_ns.store(state.next_ns(now_ns), Relaxed);
+    }
+
+    // ---- of entries, under their keys' locks ----------------------------------------------------
+
+    /// P1: what takes the place of this key's entry, which leaves, if the key is started.
+    #[inline]
+    pub fn stands_in(&self, key: &[u8]) -> Option<Life> {
+        if self.common.keys.load(Relaxed) == 0 || broken(Rule::StartKeeps) {
+            return None;
+        }
+        let mut state = lock(&self.common.state);
+        let put = state.all.get_mut(key)?;
+        put.was_removed = true;
+        Some(put.hidden)
+    }
+
+    /// Whether the key is started.
+    #[inline]
+    pub fn is_started(&self, key: &[u8]) -> bool {
+        self.common.keys.load(Relaxed) != 0 && lock(&self.common.state).all.contains_key(key)
+    }
+
+    /// An entry of the one owner has made room for one of the other; `None`: there is none.
+    #[inline]
+    pub fn count(&self, before: Option<u16>, after: Option<u16>) {
+        match (before == Some(NOT_COMMITTED), after == Some(NOT_COMMITTED)) {
+            (false, true) => drop(self.common.uncommitted.fetch_add(1, Relaxed)),
+            (true, false) => drop(self.common.uncommitted.fetch_sub(1, Relaxed)),
+            (true, true) | (false, false) => {}
+        }
+    }
+
+    /// Entries in slots that are not committed: no keys.
+    pub fn uncommitted(&self) -> u64 {
+        self.common.uncommitted.load(Relaxed)
     }
 }

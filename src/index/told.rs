@@ -3,6 +3,7 @@
 use super::ends::EndNotes;
 use super::evict::Evictor;
 use super::feed::Feed;
+use super::started::StartedPuts;
 use crate::region::TouchMap;
 use std::sync::{Arc, OnceLock};
 
@@ -13,6 +14,7 @@ pub(super) struct Hearers {
     evictor: OnceLock<Evictor>,
     touches: OnceLock<TouchMap>,
     ends: Arc<EndNotes>,
+    started: OnceLock<StartedPuts>,
 }
 
 impl Hearers {
@@ -31,6 +33,20 @@ impl Hearers {
     #[inline(always)]
     pub fn ends(&self) -> &Arc<EndNotes> {
         &self.ends
+    }
+
+    /// Puts in two steps, where there may be any.
+    #[inline(always)]
+    pub fn started(&self) -> Option<&StartedPuts> {
+        self.started.get()
+    }
+
+    /// From now on there may be such puts.
+    ///
+    /// # Panics
+    /// The second time.
+    pub fn set_started(&self, started: StartedPuts) {
+        assert!(self.started.set(started).is_ok(), "a table begins once");
     }
 
     /// What clients note of their GETs, where entries do not make room by themselves.

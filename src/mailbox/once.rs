@@ -21,6 +21,11 @@ impl Once {
         &self.reply
     }
 
+    /// Bytes that it keeps for replies.
+    pub fn reply_bytes(&self) -> usize {
+        self.reply.capacity()
+    }
+
     /// Handles a request, unless it was handled before (Q3). Returns whether there is a reply to
     /// send.
     pub fn take(

@@ -91,6 +91,13 @@ impl Caller {
         wire::feed_room(self.reply_bytes)
     }
 
+    /// Bytes that the server has in its memory for the client, beside its table's: pins.
+    pub fn held_bytes(&self) -> usize {
+        /// Of the pin itself, and of the note that its key is pinned.
+        const PIN_BYTES: usize = size_of::<KeyPin>() + 32;
+        self.pins.len() * PIN_BYTES
+    }
+
     pub fn role(&self) -> Role {
         self.role
     }

@@ -4,7 +4,7 @@ use super::snapshots::Snapshots;
 #[cfg(feature = "verbs")]
 use super::verbs::extension::ServerExtension;
 use crate::address::{Address, TcpAddress};
-use crate::config::{Config, Evict};
+use crate::config::{Config, Evict, StartLimits};
 use crate::region::Backing;
 use crate::setters::setters;
 use crate::start::StartProgress;
@@ -84,6 +84,14 @@ pub struct ServerConfig {
     /// has read. They bound the requests of one client that are under way as messages. (A mailbox holds 64, and a
     /// queue pair 8 messages.)
     pub unread_bytes_max: usize,
+    /// Most bytes of the server's own memory that the connections of all clients hold together, over every fabric:
+    /// unread replies, requests that are not answered, what TLS keeps, pins, mailboxes, and over verbs some 200 KiB for
+    /// each client. While half of it is in use, the server stops reading a client's requests at 64 KiB that it leaves
+    /// unread. If it is exceeded, connections end, those that hold most first. Beside it, each worker has buffers of
+    /// at most 4 MiB.
+    pub client_bytes_max: u64,
+    /// What puts in two steps may hold of the table, and for how long.
+    pub starts: StartLimits,
     /// Over verbs and TCP: the secret that clients need to read and change the table. With the empty token,
     /// every client that reaches the port may do both: over TCP, only clients on this host.
     pub token: Token,
@@ -96,7 +104,7 @@ pub struct ServerConfig {
     pub tls: Option<ServerTls>,
     /// Over verbs: how workers wait for messages.
     pub wait: Wait,
-    /// On shm: most bytes that the mailboxes of all clients take together
+    /// On shm: most bytes that the mailboxes of all clients take together, of `client_bytes_max`
     /// ([`RequestPath::Mailbox`](crate::client::RequestPath::Mailbox)). A mailbox takes 40 KiB with
     /// the default lengths, and up to 772 KiB with the longest slots. Clients without one make their requests
     /// by message. With 0, no client has one. Where a further mailbox would leave the system less than
@@ -154,6 +162,8 @@ impl ServerConfig {
             clients_per_peer: 1024,
             half_open: Duration::from_secs(10),
             unread_bytes_max: 1 << 20,
+            client_bytes_max: 256 << 20,
+            starts: StartLimits::new(),
             token: Token::default(),
             read_token: Token::default(),
             tls: None,
@@ -189,6 +199,8 @@ setters!(ServerConfig {
     clients_per_peer: usize,
     half_open: Duration,
     unread_bytes_max: usize,
+    client_bytes_max: u64,
+    starts: StartLimits,
     token: Token,
     read_token: Token,
     tls: impl Into<Option<ServerTls>>,

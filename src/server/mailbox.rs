@@ -74,6 +74,11 @@ impl ServerMailbox {
         Ok(Some((end, fd)))
     }
 
+    /// Bytes that it has beside the memory of the two: copies of a request and of a reply.
+    pub fn private_bytes(&self) -> usize {
+        self.copy.capacity() * size_of::<u64>() + self.once.reply_bytes()
+    }
+
     /// Called when the client has rung: its cells are polled again. Returns whether they were not
     /// polled before.
     pub fn wakes(&mut self) -> bool {
@@ -189,6 +194,7 @@ impl ServerMailbox {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::super::caller::Role;
+    use super::super::held::ClientMemory;
     use super::super::tests::shared;
     use super::*;
     use crate::mailbox::{glance, store};
@@ -225,7 +231,7 @@ mod tests {
         let geometry = shared.index.geometry();
         let bytes = memory::bytes(geometry);
         for (most, fits) in [(0, 0), (bytes - 1, 0), (bytes, 1), (3 * bytes, 3), (4 * bytes - 1, 3)] {
-            let room = MailboxMemory::new(most);
+            let room = MailboxMemory::new(most, &ClientMemory::new(u64::MAX));
             assert_eq!(room.has_any(geometry), fits > 0, "{most}");
             let make = || ServerMailbox::new(&room, geometry).unwrap();
             let mut made: Vec<_> = std::iter::from_fn(make).take(10).collect();
@@ -237,7 +243,7 @@ mod tests {
             drop(made);
             assert_eq!(room.taken(), 0);
         }
-        let room = MailboxMemory::new(u64::MAX);
+        let room = MailboxMemory::new(u64::MAX, &ClientMemory::new(u64::MAX));
         let all = room.take(u64::MAX);
         assert!(all.is_some() && room.take(1).is_none(), "the sum is no u64");
     }

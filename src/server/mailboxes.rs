@@ -1,15 +1,17 @@
 //! What the mailboxes of all clients on shm may take together, and the counts of their work.
 
+use super::held::{ClientMemory, TakenShare};
 use crate::layout::geometry::Geometry;
 use crate::mailbox::memory;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The memory that the mailboxes of all clients may take together.
+/// The memory that the mailboxes of all clients may take together, of what their connections may hold.
 #[derive(Debug)]
 pub(super) struct MailboxMemory {
     most: u64,
     taken: Arc<AtomicU64>,
+    of: Arc<ClientMemory>,
 }
 
 /// Memory taken for one mailbox. Given back when dropped.
@@ -17,12 +19,13 @@ pub(super) struct MailboxMemory {
 pub(super) struct MailboxShare {
     bytes: u64,
     taken: Arc<AtomicU64>,
+    _of: TakenShare,
 }
 
 impl MailboxMemory {
     /// At most this many bytes.
-    pub fn new(most: u64) -> MailboxMemory {
-        MailboxMemory { most, taken: Arc::default() }
+    pub fn new(most: u64, of: &Arc<ClientMemory>) -> MailboxMemory {
+        MailboxMemory { most, taken: Arc::default(), of: Arc::clone(of) }
     }
 
     /// Bytes taken at present.
@@ -37,9 +40,10 @@ impl MailboxMemory {
 
     /// Takes memory for one mailbox. `None` if not as much is left.
     pub fn take(&self, bytes: u64) -> Option<MailboxShare> {
+        let of = self.of.take(bytes)?;
         let fits = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= self.most);
         self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).ok()?;
-        Some(MailboxShare { bytes, taken: self.taken.clone() })
+        Some(MailboxShare { bytes, taken: self.taken.clone(), _of: of })
     }
 }
 

@@ -13,6 +13,7 @@ mod end;
 mod error;
 pub(crate) mod feed;
 mod gets;
+pub(crate) mod held;
 mod mailbox;
 mod mailboxes;
 mod put_times;
@@ -32,6 +33,7 @@ mod worker;
 pub use crate::start::{StartProgress, StartStep};
 pub use config::{ServerConfig, StartMode};
 pub use error::ServeError;
+pub use held::ClientMemoryCounts;
 pub use mailboxes::MailboxCounts;
 pub use refused::RefusedCounts;
 pub use snapshots::Snapshots;
@@ -46,6 +48,7 @@ use crate::region::Backing;
 use crate::snapshot::{SaveError, Saved, SnapshotPath};
 use crate::wire::{self, Request, ServerStats, ServerTimes, SnapshotStatus};
 use end::{Ended, Retired, Thread};
+use held::ClientMemory;
 use mailboxes::{MailboxCounters, MailboxMemory};
 use mio::net::TcpListener;
 use put_times::PutTimes;
@@ -149,6 +152,7 @@ impl Server {
         let Prepared { index, recovered, restored, as_saved } = index_for(&config)?;
         let index = index.with_ttl(config.ttl).map_err(ServeError::TimeToLive)?;
         let index = if config.keep_ended { index.keeping_ended() } else { index };
+        let index = index.with_starts(config.starts);
         let saver = config.snapshots.zip(place).map(|(snapshots, place)| {
             let begins = match as_saved {
                 Some(saved) => Begins::AsSaved(saved),
@@ -159,6 +163,7 @@ impl Server {
         });
         let mut allow_uids = config.allow_uids;
         allow_uids.push(files::own_uid());
+        let client_memory = ClientMemory::new(config.client_bytes_max);
         let shared = Arc::new(ServerState {
             index,
             stopping: AtomicBool::new(false),
@@ -179,7 +184,8 @@ impl Server {
             },
             looks: WarningLimit::default(),
             is_loss_told: AtomicBool::new(false),
-            mailbox_memory: MailboxMemory::new(config.mailbox_bytes_max),
+            mailbox_memory: MailboxMemory::new(config.mailbox_bytes_max, &client_memory),
+            client_memory,
             mailboxes: MailboxCounters::default(),
             refused: RefusedCounters::default(),
             feed_bytes: config.feed_bytes,
@@ -300,7 +306,7 @@ impl Server {
         for number in 0..workers.max(1) {
             let (shared, socket, port) = (self.shared.clone(), self.socket.clone(), self.port.clone());
             let worker = StreamWorker::new(shared, socket, port, number == 0).map_err(ServeError::Threads)?;
-            let event_loop = worker.event_loop().map_err(ServeError::Threads)?;
+            let event_loop = worker.event_loop();
             // A rule that a test breaks is broken for the server that it starts.
             let broken = faults::all_broken();
             let thread = std::thread::Builder::new()
@@ -378,6 +384,11 @@ impl Server {
     /// different moments.
     pub fn mailbox_counts(&self) -> MailboxCounts {
         self.shared.mailbox_counts()
+    }
+
+    /// What the connections of all clients hold in the server's memory, and may hold.
+    pub fn client_memory(&self) -> ClientMemoryCounts {
+        self.shared.client_memory.counts()
     }
 
     /// Requests for changes that were refused, by cause, since the server started.

@@ -34,6 +34,9 @@ pub struct RefusedCounts {
     /// All that could make room was pinned, or a connection had all pins that it may have ([`PutError::Pinned`],
     /// [`PutError::Pins`]).
     pub pinned: u64,
+    /// Puts that were started held all that they may, or one was to hold its room for too long
+    /// ([`PutError::StartBound`]).
+    pub started: u64,
     /// The client may only read.
     pub read_only: u64,
 }
@@ -42,8 +45,8 @@ impl RefusedCounts {
     /// All of them.
     pub fn all(&self) -> u64 {
         let RefusedCounts { full, heap_full, heap_busy, no_memory, length, part, .. } = self;
-        let RefusedCounts { busy, withdrawn, life, owner, pinned, read_only, .. } = self;
-        let of_memory = full + heap_full + heap_busy + no_memory + pinned;
+        let RefusedCounts { busy, withdrawn, life, owner, pinned, started, read_only, .. } = self;
+        let of_memory = full + heap_full + heap_busy + no_memory + pinned + started;
         of_memory + length + part + busy + withdrawn + life + owner + read_only
     }
 }
@@ -62,6 +65,7 @@ pub(super) struct RefusedCounters {
     life: AtomicU64,
     owner: AtomicU64,
     pinned: AtomicU64,
+    started: AtomicU64,
     read_only: AtomicU64,
 }
 
@@ -85,6 +89,7 @@ impl RefusedCounters {
             PutError::OwnerNumber { .. } | PutError::OwnerGone { .. } | PutError::NoOwners => &self.owner,
             PutError::AlreadyStarted => &self.busy,
             PutError::NotStarted | PutError::StartedLength { .. } => &self.length,
+            PutError::StartBound(_) => &self.started,
             PutError::Pinned | PutError::Pins { .. } => &self.pinned,
         };
         // Relaxed, here and below: only the numbers are communicated.
@@ -110,6 +115,7 @@ impl RefusedCounters {
             life: of(&self.life),
             owner: of(&self.owner),
             pinned: of(&self.pinned),
+            started: of(&self.started),
             read_only: of(&self.read_only),
         }
     }
@@ -118,6 +124,7 @@ impl RefusedCounters {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::outcome::StartBound;
     use crate::part::PartError;
     use std::time::Duration;
 
@@ -126,7 +133,7 @@ mod tests {
     fn causes_are_told_apart() {
         let waited = Duration::ZERO;
         type Cause = fn(&RefusedCounts) -> u64;
-        let causes: [(PutError, Cause); 18] = [
+        let causes: [(PutError, Cause); 19] = [
             (PutError::Full { keys: 1, slots: 1, bytes_max: 0, heap_bytes: 0 }, |of| of.full),
             (PutError::HeapFull { live_bytes: 1, heap_bytes: 1 }, |of| of.heap_full),
             (PutError::HeapBusy { given: 1, waited }, |of| of.heap_busy),
@@ -145,6 +152,7 @@ mod tests {
             (PutError::NoOwners, |of| of.owner),
             (PutError::Pinned, |of| of.pinned),
             (PutError::Pins { max: 1 }, |of| of.pinned),
+            (StartBound::Slots { held: 1, max: 1 }.into(), |of| of.started),
         ];
         for (error, cause) in causes {
             let counters = RefusedCounters::default();
@@ -152,11 +160,11 @@ mod tests {
             counters.count_read_only();
             let counts = counters.read();
             let RefusedCounts { full, heap_full, heap_busy, no_memory, length, .. } = counts;
-            let RefusedCounts { part, busy, withdrawn, life, owner, pinned, read_only, .. } = counts;
+            let RefusedCounts { part, busy, withdrawn, life, owner, pinned, started, .. } = counts;
             assert_eq!(cause(&counts), 1, "{error}");
             let others = full + heap_full + heap_busy + no_memory + length + part + busy + withdrawn;
-            let others = others + life + owner + pinned;
-            assert_eq!((others, read_only, counts.all()), (1, 1, 2), "{error}");
+            let others = others + life + owner + pinned + started;
+            assert_eq!((others, counts.read_only, counts.all()), (1, 1, 2), "{error}");
         }
     }
 }

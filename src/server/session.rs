@@ -1,6 +1,7 @@
 //! One client's connection, on shm or over TCP: reads requests, answers them, writes replies.
 
 use super::caller::{Caller, Role};
+use super::held::HeldShare;
 use super::mailbox::{ServerMailbox, Visit};
 use super::shared::{Admission, Peer, ServerState};
 use super::stream::ClientStream;
@@ -27,6 +28,8 @@ const CHUNK: usize = 1 << 16;
 const QUIET_BYTES: usize = 1 << 12;
 /// Bytes of replies that are sent before more of them are made. They are still in the core's cache.
 const FLUSH_BYTES: usize = 1 << 17;
+/// Room that a session's own buffer keeps beyond what is in it, from one turn to the next.
+const SPARE_BYTES: usize = 1 << 16;
 /// Time for one client's requests per turn. A put that must wait for a grace period is the last of
 /// its turn.
 const TURN_TIME: Duration = Duration::from_millis(2);
@@ -58,6 +61,8 @@ pub(super) struct Session {
     admission: Option<Admission>,
     /// Over TCP, who it is until then.
     stranger: Option<Stranger>,
+    /// What it holds of the memory for all.
+    share: HeldShare,
     input: Vec<u8>,
     output: Vec<u8>,
     greeted: bool,
@@ -87,13 +92,18 @@ pub(super) fn refuse(mut stream: impl Write, why: Refusal) {
 
 impl Session {
     /// A client on this host, which may do what its user may.
-    pub fn new(stream: impl Into<ClientStream>, role: Role, admission: Admission) -> Session {
-        Session::of(stream.into(), role, Some(admission), None)
+    pub fn new(
+        stream: impl Into<ClientStream>,
+        role: Role,
+        admission: Admission,
+        share: HeldShare,
+    ) -> Session {
+        Session::of(stream.into(), role, Some(admission), None, share)
     }
 
     /// A client over TCP.
-    pub fn stranger(stream: impl Into<ClientStream>, host: IpAddr) -> Session {
-        Session::of(stream.into(), Role::Read, None, Some(Stranger { host, nonce: None }))
+    pub fn stranger(stream: impl Into<ClientStream>, host: IpAddr, share: HeldShare) -> Session {
+        Session::of(stream.into(), Role::Read, None, Some(Stranger { host, nonce: None }), share)
     }
 
     fn of(
@@ -101,19 +111,23 @@ impl Session {
         role: Role,
         admission: Option<Admission>,
         stranger: Option<Stranger>,
+        share: HeldShare,
     ) -> Session {
-        Session {
+        let mut session = Session {
             stream,
             caller: Caller::new(role).with_replies_of(wire::BODY_MAX),
             admission,
             stranger,
+            share,
             input: Vec::new(),
             output: Vec::new(),
             greeted: false,
             halfway: Some(Instant::now()),
             has_rung: false,
             mailbox: None,
-        }
+        };
+        session.say_held();
+        session
     }
 
     /// Whether it has not proven yet to know a token.
@@ -171,7 +185,31 @@ impl Session {
         self.borrow_buffers();
         let fate = self.turn(shared).unwrap_or_else(Fate::Close);
         self.return_buffers();
-        fate
+        self.say_held();
+        if self.is_to_end() { self.end(shared) } else { fate }
+    }
+
+    /// Whether it holds most of the memory of all connections, which is all in use (Q7).
+    pub fn is_to_end(&self) -> bool {
+        self.share.is_to_end()
+    }
+
+    fn end(&self, shared: &ServerState) -> Fate {
+        let why = format!(
+            "it left {} bytes unread, more than others, when connections held all that they may",
+            self.output.len()
+        );
+        let stranger = self.stranger.as_ref().map(|stranger| Peer::Host(stranger.host));
+        shared.warn_of(&self.admission.as_ref().map(Admission::peer).or(stranger), &why);
+        Fate::Close(why)
+    }
+
+    /// Says what it holds between its turns.
+    fn say_held(&mut self) {
+        let buffers = self.input.capacity() + self.output.capacity();
+        let mailbox = self.mailbox.as_ref().map_or(0, ServerMailbox::private_bytes);
+        let own = size_of::<Session>() + self.stream.held_bytes() + self.caller.held_bytes();
+        self.share.hold((own + buffers + mailbox) as u64);
     }
 
     /// Before its hello, it has a small one of its own: no more than that is read.
@@ -188,7 +226,11 @@ impl Session {
     fn return_buffers(&mut self) {
         LENT.with_borrow_mut(|lent| {
             for (own, lent) in [&mut self.input, &mut self.output].into_iter().zip(lent) {
-                if own.is_empty() {
+                if !own.is_empty() {
+                    if own.capacity() - own.len() > SPARE_BYTES {
+                        own.shrink_to_fit();
+                    }
+                } else {
                     let own = std::mem::take(own);
                     if own.capacity() > lent.capacity() {
                         *lent = own;
@@ -202,20 +244,22 @@ impl Session {
     fn turn(&mut self, shared: &Arc<ServerState>) -> Result<Fate, String> {
         let unread = self.output.len();
         self.flush()?;
-        if self.output.len() > shared.unread_bytes_max {
+        // Q6
+        let unread_max = shared.unread_max();
+        if self.output.len() > unread_max {
             // The session continues when the client has read: the socket becomes writable then. A process of this
             // host may be suspended as long as it likes; over TCP there may be nobody any more.
             let since = self.halfway.filter(|_| self.output.len() == unread);
             self.halfway = self.is_far().then(|| since.unwrap_or_else(Instant::now));
             return Ok(Fate::Stay);
         }
-        if unread > shared.unread_bytes_max {
+        if unread > unread_max {
             self.halfway = None;
         }
-        let filled = self.fill();
-        let answered = self.answer_all(shared, Instant::now() + TURN_TIME);
+        let filled = self.fill(unread_max);
+        let answered = self.answer_all(shared, Instant::now() + TURN_TIME, unread_max);
         self.flush()?;
-        if self.is_far() && self.output.len() > shared.unread_bytes_max {
+        if self.is_far() && self.output.len() > unread_max {
             self.halfway.get_or_insert_with(Instant::now);
         }
         let all_answered = answered?;
@@ -238,9 +282,10 @@ impl Session {
         Ok(answered > 0)
     }
 
-    fn fill(&mut self) -> io::Result<Intake> {
-        // What a turn has left unanswered counts, too: else a client could make it longer without end.
-        let most = if self.greeted { TURN_BYTES } else { QUIET_BYTES };
+    fn fill(&mut self, unread_max: usize) -> io::Result<Intake> {
+        // What a turn has left unanswered counts, too: else a client could make it longer without end. Two chunks are
+        // more than any frame.
+        let most = if self.greeted { unread_max.clamp(2 * CHUNK, TURN_BYTES) } else { QUIET_BYTES };
         while self.input.len() < most {
             let is_quiet = !self.greeted || self.input.is_empty();
             self.input.reserve(if is_quiet { QUIET_BYTES } else { CHUNK });
@@ -258,11 +303,16 @@ impl Session {
     /// Answers the complete requests in the input, but no more than the first after `turn_ends`: a
     /// worker can lose the CPU anywhere. Stops, too, when the client does not read the replies. Returns whether
     /// all were answered.
-    fn answer_all(&mut self, shared: &Arc<ServerState>, turn_ends: Instant) -> Result<bool, String> {
+    fn answer_all(
+        &mut self,
+        shared: &Arc<ServerState>,
+        turn_ends: Instant,
+        unread_max: usize,
+    ) -> Result<bool, String> {
         let input = std::mem::take(&mut self.input);
         let mut rest = input.as_slice();
         let mut all_answered = true;
-        let mut flush_at = shared.unread_bytes_max.min(FLUSH_BYTES);
+        let mut flush_at = unread_max.min(FLUSH_BYTES);
         while let Some(frame) = wire::decode(rest).map_err(|e| e.to_string())? {
             if rest.len() < input.len() && Instant::now() >= turn_ends {
                 all_answered = false;
@@ -271,11 +321,11 @@ impl Session {
             // A request of some bytes may have a reply of many: the client takes them while others are made.
             if self.output.len() > flush_at {
                 self.flush()?;
-                if self.output.len() > shared.unread_bytes_max {
+                if self.output.len() > unread_max {
                     all_answered = false;
                     break;
                 }
-                flush_at = shared.unread_bytes_max.min(self.output.len() + FLUSH_BYTES);
+                flush_at = unread_max.min(self.output.len() + FLUSH_BYTES);
             }
             let request = Request::decode(&frame).map_err(|e| e.to_string())?;
             self.answer(frame.id, request, shared)?;
@@ -460,6 +510,11 @@ impl Session {
         self.input.capacity() + self.output.capacity()
     }
 
+    /// What it has said that it holds.
+    pub fn share_bytes(&self) -> u64 {
+        self.share.bytes()
+    }
+
     /// Its mailbox.
     pub fn mailbox(&mut self) -> &mut ServerMailbox {
         self.mailbox.as_mut().expect("it has slots")
@@ -508,7 +563,8 @@ mod tests {
             end.set_nonblocking(true).unwrap();
         }
         let admission = server.shared.admit(Peer::User(0)).unwrap();
-        (Session::new(UnixStream::from_std(ours), Role::Change, admission), theirs, server, dir)
+        let share = server.shared.client_memory.share(None);
+        (Session::new(UnixStream::from_std(ours), Role::Change, admission, share), theirs, server, dir)
     }
 
     fn frames(requests: &[Request<'_>]) -> Vec<u8> {
@@ -518,6 +574,7 @@ mod tests {
     }
 
     const HELLO: Request<'_> = Request::Hello { version: PROTOCOL_VERSION };
+    const UNREAD: usize = 1 << 20;
 
     /// A client is halfway from its connection until its hello is whole, and from the first byte of
     /// a frame to the last, however slowly they come. It is not halfway between frames.
@@ -607,6 +664,7 @@ mod tests {
             let answered = session.answer_all(
                 &Arc::new(super::super::tests::shared()),
                 Instant::now() + Duration::from_secs(3600),
+                UNREAD,
             );
             assert_eq!(answered, Err("it asked for a mailbox in the middle of a conversation".into()));
         }
@@ -622,13 +680,13 @@ mod tests {
         let bytes = memory::bytes(server.shared.index.geometry());
         let later = Instant::now() + Duration::from_secs(3600);
         session.has_read(&frames(&[HELLO]));
-        assert_eq!(session.answer_all(&server.shared, later), Ok(true));
+        assert_eq!(session.answer_all(&server.shared, later, UNREAD), Ok(true));
         client.set_nonblocking(false).unwrap();
         io::Read::read_exact(&mut client, &mut [0; 20]).unwrap();
         let mut ask = |left| {
             pretend(left);
             session.has_read(&frames(&[asks]));
-            assert_eq!(session.answer_all(&server.shared, later), Ok(true));
+            assert_eq!(session.answer_all(&server.shared, later, UNREAD), Ok(true));
             session.flush().unwrap();
             let mut answer = [0; 20];
             io::Read::read_exact(&mut client, &mut answer).unwrap();
@@ -653,7 +711,7 @@ mod tests {
         let over = Instant::now();
         session.has_read(&frames(&[HELLO, Request::Stat, Request::Stat]));
         for (all, left) in [(false, 2), (false, 1), (true, 0)] {
-            assert_eq!(session.answer_all(&server.shared, over), Ok(all));
+            assert_eq!(session.answer_all(&server.shared, over, UNREAD), Ok(all));
             assert_eq!(session.input.len(), frames(&vec![Request::Stat; left]).len());
             session.flush().unwrap();
             assert!(io::Read::read(&mut client, &mut [0; 1 << 10]).unwrap() > 0, "an answer");
@@ -677,7 +735,8 @@ mod tests {
         set_socket_recv_buffer_size(&client, 1 << 16).unwrap();
         [&ours, &client].into_iter().for_each(|end| end.set_nonblocking(true).unwrap());
         let admission = server.shared.admit(Peer::User(0)).unwrap();
-        let mut session = Session::new(mio::net::TcpStream::from_std(ours), Role::Change, admission);
+        let share = server.shared.client_memory.share(None);
+        let mut session = Session::new(mio::net::TcpStream::from_std(ours), Role::Change, admission, share);
         (session.greeted, session.halfway) = (true, None);
         let mut keys = wire::KeysWriter::default();
         assert!(keys.push(b"long"));
@@ -945,5 +1004,68 @@ mod tests {
             }
         }
         assert_eq!(session.output.len(), 0);
+    }
+
+    /// What clients leave unread of many replies, each of which asks for as much as it can: bytes of the longest one,
+    /// while half of the memory for all is in use.
+    fn unread_while_memory_is_short() -> usize {
+        let (_, _, server, _dir) = session();
+        let memory = super::super::held::ClientMemory::new(4 << 20);
+        let mut shared = super::super::tests::shared();
+        shared.client_memory = Arc::clone(&memory);
+        let shared = Arc::new(shared);
+        let _taken = memory.take((2 << 20) + 1).expect("there is room");
+        let (ours, mut theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        [&ours, &theirs].iter().for_each(|end| end.set_nonblocking(true).unwrap());
+        let admission = server.shared.admit(Peer::User(0)).unwrap();
+        let mut session =
+            Session::new(UnixStream::from_std(ours), Role::Change, admission, memory.share(None));
+        session.greeted = true;
+        let (stats, mut asked, mut refusals) = (frames(&[Request::Stat; 1000]), 0, 0);
+        while refusals < 100 {
+            match theirs.write(&stats[asked % stats.len()..]) {
+                Ok(n) => asked += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => refusals += 1,
+                Err(e) => panic!("{e}"),
+            }
+            assert!(!matches!(session.advance(&shared), Fate::Close(_)));
+        }
+        assert_eq!(memory.counts().bytes, (2 << 20) + 1 + session.share_bytes(), "all of it counts");
+        assert!(session.share_bytes() >= session.memory() as u64);
+        session.output.len()
+    }
+
+    /// Q6: while half of the memory for all is in use, little more than a reply is left unread.
+    #[test]
+    fn little_is_left_unread_while_memory_is_short() {
+        assert!(unread_while_memory_is_short() <= 2 * wire::BODY_MAX);
+    }
+
+    #[cfg(feature = "faults")]
+    #[test]
+    fn much_that_is_unread_is_noticed() {
+        let _broken = crate::faults::Broken::rule(crate::faults::Rule::ShortMemory);
+        assert!(unread_while_memory_is_short() > 1 << 20);
+    }
+
+    /// Q7: who holds most when all hold too much is hung up on, and what it held is free.
+    #[test]
+    fn who_holds_most_is_hung_up_on() {
+        let (mut session, mut client, server, _dir) = session();
+        let memory = &server.shared.client_memory;
+        client.write_all(&frames(&[HELLO])).unwrap();
+        assert!(matches!(session.advance(&server.shared), Fate::Stay));
+        assert_eq!((memory.ended(), session.is_to_end()), (0, false));
+        let mut other = memory.share(None);
+        other.hold(memory.counts().bytes_max);
+        // It is the other one that holds most.
+        assert!(other.is_to_end() && !session.is_to_end());
+        session.share.hold(memory.counts().bytes_max + 1);
+        assert_eq!(
+            why(&mut session, &server.shared),
+            "it left 0 bytes unread, more than others, when connections held all that they may"
+        );
+        drop((session, other));
+        assert_eq!(memory.counts().bytes, 0);
     }
 }

@@ -2,6 +2,7 @@
 
 use super::caller::{Caller, Role};
 use super::feed;
+use super::held::ClientMemory;
 use super::mailboxes::{MailboxCounters, MailboxCounts, MailboxMemory};
 use super::put_times::PutTimes;
 use super::refused::RefusedCounters;
@@ -14,7 +15,7 @@ use crate::outcome::PutError;
 use crate::outcome::ReadError;
 use crate::region::Region;
 use crate::sync::lock_std;
-use crate::wire::{self, Refusal, Reply, Request, ServerStats, ServerTimes};
+use crate::wire::{self, HeldCounts, Refusal, Reply, Request, ServerStats, ServerTimes};
 use rustc_hash::FxHashMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -40,6 +41,13 @@ pub(crate) enum Peer {
 pub(crate) struct Admission {
     shared: Arc<ServerState>,
     peer: Peer,
+}
+
+impl Admission {
+    /// Whose it is.
+    pub(super) fn peer(&self) -> Peer {
+        self.peer
+    }
 }
 
 impl Drop for Admission {
@@ -98,7 +106,9 @@ pub(crate) struct ServerState {
     pub(super) region_file: Option<PathBuf>,
     pub(super) looks: WarningLimit,
     pub(super) is_loss_told: AtomicBool,
-    /// What the mailboxes of clients on shm may take.
+    /// What the connections of all clients may hold.
+    pub(crate) client_memory: Arc<ClientMemory>,
+    /// What the mailboxes of clients on shm may take of it.
     pub(super) mailbox_memory: MailboxMemory,
     pub(super) mailboxes: MailboxCounters,
     pub(super) refused: RefusedCounters,
@@ -115,6 +125,18 @@ pub(crate) struct ServerState {
 impl ServerState {
     pub(super) fn mailbox_counts(&self) -> MailboxCounts {
         self.mailboxes.read(&self.mailbox_memory)
+    }
+
+    /// Q6: unread bytes of replies to a client at which nothing more of it is read or answered.
+    pub(super) fn unread_max(&self) -> usize {
+        /// About the longest reply.
+        const SHORT: usize = wire::BODY_MAX;
+        if self.client_memory.is_short() { self.unread_bytes_max.min(SHORT) } else { self.unread_bytes_max }
+    }
+
+    /// What is held for clients, and by them.
+    pub(super) fn held(&self) -> HeldCounts {
+        HeldCounts::new(self.index.starts(), self.client_memory.counts())
     }
 
     pub(super) fn stats(&self) -> ServerStats {
@@ -288,6 +310,7 @@ impl ServerState {
             }
             Request::Heap => Reply::Heap(self.index.heap()),
             Request::Notes => Reply::Notes(self.index.notes()),
+            Request::Held => Reply::Held(self.held()),
             Request::Times => Reply::Times(Box::new(self.times())),
             Request::Feed(request) => {
                 let (room, followers) = (caller.feed_room(), &self.followers);

@@ -34,6 +34,14 @@ impl ClientStream {
         }
     }
 
+    /// Bytes that it may have in this process's memory, beside those of its owner.
+    pub fn held_bytes(&self) -> usize {
+        match self {
+            ClientStream::Tcp(_, Some(tls)) => tls.held_bytes(),
+            ClientStream::Unix(_) | ClientStream::Tcp(_, None) => 0,
+        }
+    }
+
     /// Takes what has come into the spare room of `input`, or with TLS beyond that. Returns how many bytes, and 0 when
     /// the client has closed its end.
     pub fn take(&mut self, input: &mut Vec<u8>) -> io::Result<usize> {

@@ -30,6 +30,7 @@ pub(super) fn uid() -> u32 {
 /// The shared state of a server without workers.
 pub(super) fn shared() -> ServerState {
     let config = ServerConfig::new(Address::Shm("nowhere".into()), table());
+    let client_memory = ClientMemory::new(config.client_bytes_max);
     ServerState {
         index: index_for(&config).unwrap().index,
         stopping: AtomicBool::new(false),
@@ -47,7 +48,8 @@ pub(super) fn shared() -> ServerState {
         region_file: None,
         looks: WarningLimit::default(),
         is_loss_told: AtomicBool::new(false),
-        mailbox_memory: MailboxMemory::new(config.mailbox_bytes_max),
+        mailbox_memory: MailboxMemory::new(config.mailbox_bytes_max, &client_memory),
+        client_memory,
         feed_bytes: config.feed_bytes,
         followers: FollowerCounters::default(),
         put_times: None,

@@ -64,6 +64,9 @@ pub(super) struct StreamWorker {
     /// embedder's), and to see whether socket and region are still there.
     looks_around: bool,
     turns: Arc<TurnCount>,
+    waker: Arc<Waker>,
+    /// How many connections had to end, of all workers, when this one looked last (Q7).
+    ended: u64,
 }
 
 impl StreamWorker {
@@ -74,6 +77,7 @@ impl StreamWorker {
         looks_around: bool,
     ) -> io::Result<StreamWorker> {
         let poll = Poll::new()?;
+        let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         let descriptors_max = limit.current.unwrap_or(u64::MAX);
         socket.iter().try_for_each(|socket| socket.watch(poll.registry()))?;
@@ -96,13 +100,14 @@ impl StreamWorker {
             unfinished: Vec::new(),
             looks_around,
             turns: Arc::default(),
+            waker,
+            ended: 0,
         })
     }
 
-    /// What wakes it from its sleep, and says how often it has turned. There is one.
-    pub fn event_loop(&self) -> io::Result<EventLoop> {
-        let waker = Arc::new(Waker::new(self.poll.registry(), WAKER)?);
-        Ok(EventLoop { waker, turns: self.turns.clone() })
+    /// What wakes it from its sleep, and says how often it has turned.
+    pub fn event_loop(&self) -> EventLoop {
+        EventLoop { waker: Arc::clone(&self.waker), turns: self.turns.clone() }
     }
 
     /// Serves until the server stops.
@@ -117,6 +122,7 @@ impl StreamWorker {
             } else {
                 chores_done = Instant::now();
                 self.drop_halfway(chores_done);
+                self.shared.client_memory.give_back();
                 self.tidy()
             };
             match self.poll.poll(&mut events, timeout) {
@@ -138,7 +144,18 @@ impl StreamWorker {
                 }
             }
             self.sweep();
+            self.end_worst();
         }
+    }
+
+    /// Q7: ends those that hold most of the memory of all, if there are any.
+    fn end_worst(&mut self) {
+        let ended = self.shared.client_memory.ended();
+        if std::mem::replace(&mut self.ended, ended) == ended {
+            return;
+        }
+        let worst = self.sessions.iter().filter(|(_, session)| session.is_to_end());
+        worst.map(|(token, _)| *token).collect::<Vec<_>>().into_iter().for_each(|token| self.serve(token));
     }
 
     /// Tidies the table. Returns how long the worker may sleep afterwards. `None` means without
@@ -260,7 +277,8 @@ impl StreamWorker {
             Ok(admission) => admission,
             Err(why) => return self.turn_away(&stream, &peer, why),
         };
-        self.take(stream.into(), |stream| Session::new(stream, role, admission));
+        let share = self.shared.client_memory.share(Some(&self.waker));
+        self.take(stream.into(), |stream| Session::new(stream, role, admission, share));
     }
 
     /// A client over TCP, which has proven nothing. For one too many, another gives way.
@@ -283,7 +301,8 @@ impl StreamWorker {
             Ok(tls) => ClientStream::Tcp(stream, tls.map(Box::new)),
             Err(e) => return self.shared.warn_of(&host, &format!("TLS did not begin: {e}")),
         };
-        if let Some(token) = self.take(stream, |stream| Session::stranger(stream, host)) {
+        let share = self.shared.client_memory.share(Some(&self.waker));
+        if let Some(token) = self.take(stream, |stream| Session::stranger(stream, host, share)) {
             self.joining.push((token, host, Instant::now()));
         }
     }

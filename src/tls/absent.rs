@@ -45,6 +45,10 @@ impl TlsSession {
         match self.0 {}
     }
 
+    pub fn held_bytes(&self) -> usize {
+        match self.0 {}
+    }
+
     pub fn is_owing(&self) -> bool {
         match self.0 {}
     }

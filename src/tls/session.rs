@@ -245,6 +245,13 @@ impl TlsSession {
         Ok(())
     }
 
+    /// Bytes that it may have in memory: its keys and state, a record that has not come whole, and what it took to send.
+    pub fn held_bytes(&self) -> usize {
+        /// Measured: a session after its handshake, with the room of a record.
+        const STATE: usize = 24 << 10;
+        STATE + if self.is_owing() { OWED_MAX } else { 0 }
+    }
+
     /// Whether some is left to be sent.
     pub fn is_owing(&self) -> bool {
         self.0.wants_write()

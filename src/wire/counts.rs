@@ -1,6 +1,7 @@
 //! Counts, as replies carry them.
 
-use crate::outcome::{GrowthCounts, IndexCounts};
+use crate::outcome::{GrowthCounts, IndexCounts, StartCounts};
+use crate::server::ClientMemoryCounts;
 use crate::snapshot::SaveStep;
 use crate::times::TimeCounts;
 use bytemuck::{Pod, Zeroable};
@@ -191,6 +192,49 @@ pub struct ServerTimes {
     pub puts: TimeCounts,
     /// The slowest of the last ten seconds, the slowest first; the rest are zeros.
     pub slowest: [SlowPut; SLOW_PUTS],
+}
+
+/// What is held for clients, or by them, until they go on, as a reply carries it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[non_exhaustive]
+pub struct HeldCounts {
+    /// Puts that were started and not committed ([`StartCounts`]), each with a slot. They are no keys.
+    pub started: u64,
+    /// Slots that they may hold.
+    pub started_max: u64,
+    /// Bytes that they hold for values that do not fit their slots.
+    pub started_heap_bytes: u64,
+    /// Bytes that they may hold for these.
+    pub started_heap_bytes_max: u64,
+    /// Puts given up since the server started, because their time was over.
+    pub started_late: u64,
+    /// Starts refused since then, because of a bound.
+    pub started_refused: u64,
+    /// Bytes of the server's memory that connections hold ([`ClientMemoryCounts`]).
+    pub client_bytes: u64,
+    /// Bytes that they may hold.
+    pub client_bytes_max: u64,
+    /// Connections that were ended because they held most when all together held too much.
+    pub clients_ended: u64,
+}
+
+impl HeldCounts {
+    pub(crate) fn new(starts: StartCounts, clients: ClientMemoryCounts) -> HeldCounts {
+        let StartCounts { started, slots_max, heap_bytes, heap_bytes_max, late, refused } = starts;
+        let ClientMemoryCounts { bytes, bytes_max, ended } = clients;
+        HeldCounts {
+            started,
+            started_max: slots_max,
+            started_heap_bytes: heap_bytes,
+            started_heap_bytes_max: heap_bytes_max,
+            started_late: late,
+            started_refused: refused,
+            client_bytes: bytes,
+            client_bytes_max: bytes_max,
+            clients_ended: ended,
+        }
+    }
 }
 
 /// What became of a server's snapshots, as a reply carries it. Times are in milliseconds since 1970.

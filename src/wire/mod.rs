@@ -43,8 +43,8 @@ mod request;
 #[cfg(test)]
 mod tests;
 
+pub use counts::{HeldCounts, ServerStats, ServerTimes, SlowPut, SnapshotStatus};
 pub(crate) use counts::{SLOW_KEY_MAX, SLOW_PUTS};
-pub use counts::{ServerStats, ServerTimes, SlowPut, SnapshotStatus};
 pub use feed::FeedRefusal;
 pub(crate) use feed::{
     ChangedBody, ChangedWriter, FeedReply, FeedRequest, ScannedBody, ScannedWriter, SentKey, SentValue,

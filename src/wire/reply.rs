@@ -1,11 +1,11 @@
 //! Replies: what the server answers.
 
-use super::counts::{GrowthBody, ServerStats, ServerTimes, SnapshotStatus};
+use super::counts::{GrowthBody, HeldCounts, ServerStats, ServerTimes, SnapshotStatus};
 use super::feed::FeedReply;
 use super::frame::{Frame, LEVEL, PROTOCOL_VERSION, WireError, decode, encode};
 use super::refusal::Refusal;
 use crate::layout::superblock::SUPERBLOCK_WORDS;
-use crate::outcome::{GrowthCounts, HeapCounts, NoteCounts, PutError, PutOutcome, SwapOutcome};
+use crate::outcome::{GrowthCounts, HeapCounts, NoteCounts, PutError, PutOutcome, StartBound, SwapOutcome};
 use crate::part::{PartEffect, PartError, PartOutcome};
 use crate::proof::{Nonce, TokenProof};
 
@@ -33,6 +33,7 @@ mod status {
     pub const HEAP: u16 = 17;
     pub const TAKEN: u16 = 18;
     pub const CLEARED: u16 = 19;
+    pub const HELD: u16 = 20;
     pub const TIMES: u16 = 62;
     pub const NOTES: u16 = 65;
     /// The first of eight: four effects, each without a value and with one.
@@ -61,6 +62,7 @@ mod status {
     pub const ALREADY_STARTED: u16 = 190;
     pub const NOT_STARTED: u16 = 191;
     pub const STARTED_LENGTH: u16 = 192;
+    pub const START_BOUND: u16 = 193;
     pub const PIN: u16 = 70;
     pub const PINNED: u16 = 170;
     pub const PINS: u16 = 171;
@@ -115,6 +117,8 @@ pub enum Reply {
     Notes(NoteCounts),
     /// How long puts take, and what the server counts besides.
     Times(Box<ServerTimes>),
+    /// What is held for clients, or by them.
+    Held(HeldCounts),
     /// A part of an upload was taken, or an upload dropped.
     Taken,
     /// A request belongs to no upload, or does not fit the one that there is. That one is dropped.
@@ -206,6 +210,7 @@ impl Reply {
             Reply::Heap(counts) => reply(status::HEAP, bytemuck::bytes_of(counts)),
             Reply::Notes(counts) => reply(status::NOTES, bytemuck::bytes_of(counts)),
             Reply::Times(times) => reply(status::TIMES, bytemuck::bytes_of(&**times)),
+            Reply::Held(counts) => reply(status::HELD, bytemuck::bytes_of(counts)),
             Reply::Taken => reply(status::TAKEN, &[]),
             Reply::Unfit => reply(status::UNFIT, &[]),
             Reply::Put(Err(error))
@@ -244,6 +249,9 @@ impl Reply {
                     PutError::NotStarted => reply(status::NOT_STARTED, &[]),
                     PutError::StartedLength { given, stated } => {
                         reply(status::STARTED_LENGTH, &two(given as u64, stated as u64));
+                    }
+                    PutError::StartBound(bound) => {
+                        reply(status::START_BOUND, bytemuck::bytes_of(&bound.to_parts()));
                     }
                     PutError::Pinned => reply(status::PINNED, &[]),
                     PutError::Pins { max } => reply(status::PINS, &two(max.into(), 0)),
@@ -339,6 +347,9 @@ impl Reply {
                 let times = bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?;
                 Reply::Times(Box::new(times))
             }
+            status::HELD => {
+                Reply::Held(bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?)
+            }
             status::TAKEN => Reply::Taken,
             status::UNFIT => Reply::Unfit,
             status::KEY_LENGTH => two().map(|(given, max)| {
@@ -388,6 +399,10 @@ impl Reply {
                 let (given, stated) = (given as usize, stated as usize);
                 Reply::Put(Err(PutError::StartedLength { given, stated }))
             })?,
+            status::START_BOUND => {
+                let parts = bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?;
+                Reply::Put(Err(PutError::StartBound(StartBound::from_parts(parts).ok_or(unfitting)?)))
+            }
             status::PIN => Reply::Pin(*frame.body().first().ok_or(unfitting)? != 0),
             status::PINNED => Reply::Put(Err(PutError::Pinned)),
             status::PINS => two().map(|(max, _)| Reply::Put(Err(PutError::Pins { max: max as u32 })))?,

@@ -55,6 +55,7 @@ mod op {
     pub const REMOVE_IF: u16 = 23;
     pub const REMOVE_IF_EXTENT: u16 = 24;
     pub const CLEAR: u16 = 25;
+    pub const HELD: u16 = 26;
     pub const PUT_FOR: u16 = 60;
     pub const PIN: u16 = 70;
     pub const UNPIN: u16 = 71;
@@ -237,6 +238,8 @@ pub enum Request<'a> {
     Heap,
     /// Asks how long puts take, and for what the server counts besides.
     Times,
+    /// Asks what is held for clients, or by them.
+    Held,
     /// Asks for a mailbox, which further requests may go through.
     Mailbox {
         /// The client's version of mailboxes.
@@ -315,7 +318,7 @@ impl<'a> Request<'a> {
             Request::Pin { .. } | Request::Unpin { .. } => 2,
             Request::Join { .. } | Request::Gets(_) => 3,
             Request::Owner { .. } => 4,
-            Request::Notes => 4,
+            Request::Notes | Request::Held => 4,
             _ => 0,
         }
     }
@@ -378,6 +381,7 @@ impl<'a> Request<'a> {
             Request::Heap => encode(out, op::HEAP, 0, id, &[]),
             Request::Times => encode(out, op::TIMES, 0, id, &[]),
             Request::Notes => encode(out, op::NOTES, 0, id, &[]),
+            Request::Held => encode(out, op::HELD, 0, id, &[]),
             Request::Remove { key } => encode(out, op::REMOVE, 0, id, &[key]),
             Request::RemoveIf { key, expected: Expected::Value(expected) } => {
                 let klen = (key.len() as u16).to_le_bytes();
@@ -575,7 +579,10 @@ impl<'a> Request<'a> {
             op::HEAP if frame.body().is_empty() => Ok(Request::Heap),
             op::TIMES if frame.body().is_empty() => Ok(Request::Times),
             op::NOTES if frame.body().is_empty() => Ok(Request::Notes),
-            op::STAT | op::WAKE | op::UPLOAD_DROP | op::HEAP | op::TIMES => Err(unfitting),
+            op::HELD if frame.body().is_empty() => Ok(Request::Held),
+            op::STAT | op::WAKE | op::UPLOAD_DROP | op::HEAP | op::TIMES | op::NOTES | op::HELD => {
+                Err(unfitting)
+            }
             op => {
                 let unknown = Err(WireError::Unknown { op, status: frame.status() });
                 FeedRequest::decode(frame).map_or(unknown, |request| request.map(Request::Feed))

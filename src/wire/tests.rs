@@ -2,7 +2,8 @@ use super::frame::HEAD;
 use super::*;
 use crate::layout::extent::{Expected, Reference};
 use crate::outcome::{
-    GrowthCounts, HeapCounts, IndexCounts, NoteCounts, PutError, PutMode, PutOptions, PutOutcome, SwapOutcome,
+    GrowthCounts, HeapCounts, IndexCounts, NoteCounts, PutError, PutMode, PutOptions, PutOutcome, StartBound,
+    SwapOutcome,
 };
 use crate::part::{PartChange, PartEffect, PartError, PartOutcome, Tell};
 use proptest::prelude::*;
@@ -11,7 +12,7 @@ proptest! {
     /// Any bytes give a frame, ask for more, or are an error. A request that decodes encodes to
     /// itself.
     #[test]
-    fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), op in prop_oneof![0u16..26, 60u16..63, 110u16..112], len in 0u32..64) {
+    fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), op in prop_oneof![0u16..27, 60u16..63, 110u16..112], len in 0u32..64) {
         let mut framed = bytes.clone();
         if framed.len() >= HEAD {
             framed[..4].copy_from_slice(&len.to_le_bytes());
@@ -186,6 +187,7 @@ fn golden_requests() {
         (20, Request::Heap, b""),
         (62, Request::Times, b""),
         (125, Request::Notes, b""),
+        (26, Request::Held, b""),
         (60, put_for, b"\x03\0\x01\x02\x03\x04\x05\x06\x07\x08\x03\0keyvalue"),
         (61, Request::UploadPut { options, key: b"key" }, b"\x03\0\x01\x02\x03\x04\x05\x06\x07\x08key"),
         (21, Request::GrowFor { keys: 0x0807_0605_0403_0201 }, b"\x01\x02\x03\x04\x05\x06\x07\x08"),
@@ -286,6 +288,10 @@ fn golden_replies() {
     let mut times_body: Vec<u8> = (1..=30).flat_map(u64::to_le_bytes).collect();
     times_body.extend(b"\x05a key");
     times_body.resize(6 * 8 + 23 * 8 + 5 * 40, 0);
+    let start_bound = |bound: StartBound| Reply::Put(Err(bound.into()));
+    let ns = std::time::Duration::from_nanos;
+    let held: HeldCounts = bytemuck::cast([1u64, 2, 3, 4, 5, 6, 7, 8, 9]);
+    assert_eq!((held.started, held.started_refused, held.clients_ended), (1, 6, 9));
     let cleared = Reply::Cleared { removed: 1, progress_ppm: 2, place: [3, 4] };
     let range = PartError::CounterRange { value: 14, delta: 15 };
     let about = [3; size_of::<TableBytes>()];
@@ -316,6 +322,7 @@ fn golden_replies() {
         (18, Reply::Taken, vec![]),
         (19, cleared, (1..=4).flat_map(u64::to_le_bytes).collect()),
         (62, Reply::Times(Box::new(times)), times_body),
+        (20, Reply::Held(held), (1..=9).flat_map(u64::to_le_bytes).collect()),
         (40, parted(PartEffect::Inserted, None), vec![]),
         (41, parted(PartEffect::Inserted, Some(b"value")), b"value".to_vec()),
         (43, parted(PartEffect::Updated, Some(b"")), vec![]),
@@ -328,6 +335,17 @@ fn golden_replies() {
         (161, Reply::Put(Err(PutError::NoLife)), vec![]),
         (162, Reply::Put(Err(PutError::EntryNumbers)), vec![]),
         (70, Reply::Pin(true), vec![1]),
+        (193, start_bound(StartBound::Slots { held: 1, max: 2 }), [vec![0; 8], two(1, 2)].concat()),
+        (
+            193,
+            start_bound(StartBound::HeapBytes { held: 1, max: 2 }),
+            [vec![1], vec![0; 7], two(1, 2)].concat(),
+        ),
+        (
+            193,
+            start_bound(StartBound::Time { given: ns(1), max: ns(2) }),
+            [vec![2], vec![0; 7], two(1, 2)].concat(),
+        ),
         (170, Reply::Put(Err(PutError::Pinned)), vec![]),
         (171, Reply::Put(Err(PutError::Pins { max: 9 })), two(9, 0)),
         (100, Reply::Put(Err(PutError::KeyLength { given: 300, max: 16 })), two(300, 16)),
@@ -431,6 +449,7 @@ fn invalid_frames_are_refused() {
         (18, 0, vec![0; 23], unfitting(18, 23)),
         (19, 0, vec![0], unfitting(19, 1)),
         (20, 0, vec![0], unfitting(20, 1)),
+        (26, 0, vec![0], unfitting(26, 1)),
         (21, 0, vec![0; 7], unfitting(21, 7)),
         (21, 0, vec![0; 9], unfitting(21, 9)),
         (22, 0, vec![3, 0, 0], unfitting(22, 3)),
@@ -472,7 +491,8 @@ fn invalid_frames_are_refused() {
         (0x8000, 16, 95, unfitting(0x8000, 95)),
         (0x8000, 17, 87, unfitting(0x8000, 87)),
         (0x8000, 19, 31, unfitting(0x8000, 31)),
-        (0x8000, 20, 0, unknown(0x8000, 20)),
+        (0x8000, 20, 71, unfitting(0x8000, 71)),
+        (0x8000, 21, 0, unknown(0x8000, 21)),
         (0x8000, 40, 1, unfitting(0x8000, 1)),
         (0x8000, 48, 0, unknown(0x8000, 48)),
         (0x8000, 108, 4, unfitting(0x8000, 4)),
@@ -489,6 +509,7 @@ fn invalid_frames_are_refused() {
         (0x8000, 102, 8, unfitting(0x8000, 8)),
         (0x8000, 103, 0, unfitting(0x8000, 0)),
         (0x8000, 107, 8, unfitting(0x8000, 8)),
+        (0x8000, 193, 23, unfitting(0x8000, 23)),
         (0x8000, 200, 31, unfitting(0x8000, 31)),
         (0x8000, 201, 31 + size_of::<TableBytes>(), unfitting(0x8000, 31 + size_of::<TableBytes>())),
         (0x8000, 210, 0, unknown(0x8000, 210)),

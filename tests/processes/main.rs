@@ -14,3 +14,4 @@ mod snapshots;
 mod strangers;
 mod tcp;
 mod tcp_wire;
+mod unread;

@@ -589,8 +589,9 @@ fn a_table_has_a_time_to_live() {
 #[cfg(feature = "faults")]
 mod broken {
     use super::*;
+    use crate::meanwhile::Meanwhile;
     use oneread::internals::faults::{Broken, Rule};
-    use oneread::internals::index::{Awaited, Decision, KeyChange, KeyPlace, Seams, Withdrawn};
+    use oneread::internals::index::Seams;
     use std::sync::Arc;
 
     /// V1: who asks whether an entry is the same is told so although it has another value.
@@ -687,47 +688,5 @@ mod broken {
         assert_eq!(left(), 0);
         let _broken = Broken::rule(Rule::EndForgotten);
         assert_eq!(left(), KEYS);
-    }
-
-    /// Does something while the next change waits.
-    #[derive(Default)]
-    struct Meanwhile(std::sync::Mutex<Option<Box<dyn FnOnce() + Send>>>);
-
-    impl std::fmt::Debug for Meanwhile {
-        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("Meanwhile")
-        }
-    }
-
-    impl Meanwhile {
-        fn set(&self, act: impl FnOnce() + Send + 'static) {
-            *self.0.lock().unwrap() = Some(Box::new(act));
-        }
-    }
-
-    struct Act(Box<dyn FnOnce() + Send>);
-
-    impl std::fmt::Debug for Act {
-        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("Act")
-        }
-    }
-
-    impl Awaited for Act {
-        fn wait(self: Box<Self>) -> Result<(), Withdrawn> {
-            (self.0)();
-            Ok(())
-        }
-    }
-
-    impl Seams for Meanwhile {
-        fn decided(&self, _change: &KeyChange<'_>) -> Decision {
-            match self.0.lock().unwrap().take() {
-                Some(act) => Decision::After(Box::new(Act(act))),
-                None => Decision::Now,
-            }
-        }
-
-        fn done(&self, _change: &KeyChange<'_>, _at: KeyPlace) {}
     }
 }

@@ -5,6 +5,8 @@
 mod churned;
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/meanwhile.rs"]
+mod meanwhile;
 #[path = "../common/relay.rs"]
 mod relay;
 

@@ -1,14 +1,19 @@
 //! Puts in two steps (P), by the index alone and through a server.
 
+use crate::common::Numbers;
+use crate::meanwhile::Meanwhile;
 use oneread::embedded::{Clock, Index, StartSession};
-use oneread::error::{MutateError, PutError};
+use oneread::error::{MutateError, PutError, StartBound};
+use oneread::internals::index::Seams;
 use oneread::internals::region::{Backing, Region};
 use oneread::layout::Seeds;
 use oneread::snapshot::Snapshot;
+use oneread::stats::StartCounts;
 use oneread::{
-    Address, Client, Config, FeedItem, FeedOptions, LeftCause, OwnerOptions, PutMode, PutOptions, PutOutcome,
-    Server, ServerConfig, SwapOutcome, TableSize, TcpAddress,
+    Address, Client, Config, Evict, FeedItem, FeedOptions, LeftCause, OwnerOptions, PutMode, PutOptions,
+    PutOutcome, Server, ServerConfig, StartLimits, SwapOutcome, TableSize, TcpAddress,
 };
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const LAYOUTS: [&str; 4] = ["windowed:8", "bucketized:4", "farm", "cluster"];
@@ -236,10 +241,230 @@ fn a_takeover_ends_it() {
         }
         let ticket = index.put_start(&session, key, 4, SECOND).unwrap();
         tidy(&index);
-        assert_eq!(index.len(), 2, "{case}: one stays, one is started");
+        assert_eq!((index.len(), index.starts().started), (1, 1), "{case}: one stays, one is started");
         assert_eq!(commit(&index, &session, key, ticket, b"four"), Ok(PutOutcome::Inserted), "{case}");
         assert_eq!(got(&index, key).as_deref(), Some(&b"four"[..]), "{case}");
     }
+}
+
+/// A table that evicts.
+fn evicting(layout: &str, size: TableSize, policy: Evict) -> (Index, Clock) {
+    let (index, clock) = index(&config(layout, size, KEY));
+    (index.with_eviction(policy).unwrap(), clock)
+}
+
+/// P5: a start finds room as a put does, also for a value that does not fit its slot. What is started stays, and others'
+/// puts find room beside it.
+#[test]
+fn a_start_makes_room() {
+    let sizes = [TableSize::Slots(128), TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(128) }];
+    for (layout, size) in LAYOUTS.into_iter().flat_map(|layout| sizes.map(|size| (layout, size))) {
+        for (policy, name) in Evict::ALL {
+            let case = format!("{layout} {size:?} {name}");
+            let (index, clock) = evicting(layout, size, policy);
+            let index = index.with_starts(StartLimits::new().percent(10));
+            let session = index.start_session().unwrap();
+            let mut held = Vec::new();
+            let may_hold = |index: &Index| {
+                let counts = index.starts();
+                counts.started < counts.slots_max.min(8)
+            };
+            for n in 0..4_000u64 {
+                let (key, len) = (n.to_le_bytes(), if n.is_multiple_of(5) { 300 } else { 20 });
+                let value = vec![n as u8; len];
+                // A value that has left may still be read for some time: whoever puts one comes again.
+                let ticket = loop {
+                    match index.put_start(&session, &key, len, 1_000 * SECOND) {
+                        Ok(ticket) => break ticket,
+                        Err(PutError::HeapBusy { .. }) => clock.advance(GRACE),
+                        Err(error) => panic!("{case}: start {n}: {error}"),
+                    }
+                };
+                if n.is_multiple_of(97) && may_hold(&index) {
+                    held.push((key, ticket, value));
+                } else {
+                    assert_eq!(
+                        commit(&index, &session, &key, ticket, &value),
+                        Ok(PutOutcome::Inserted),
+                        "{case}"
+                    );
+                    assert!(got(&index, &key).is_none_or(|found| found == value), "{case}: {n}");
+                }
+                let beside = index.put(&(n | 1 << 32).to_le_bytes(), b"beside", PutMode::Upsert);
+                assert_eq!(beside, Ok(PutOutcome::Inserted), "{case}: beside {n}");
+                clock.advance(GRACE / 8);
+                tidy(&index);
+            }
+            assert!(index.evictions().evicted() > 300, "{case}: {:?}", index.evictions());
+            assert!(held.len() > 1, "{case}");
+            for (key, ticket, value) in held {
+                assert_eq!(
+                    commit(&index, &session, &key, ticket, &value),
+                    Ok(PutOutcome::Inserted),
+                    "{case}"
+                );
+            }
+        }
+    }
+}
+
+/// P3: all starts together hold a share of the slots, and of the memory for long values, and none for too long. The
+/// error says which bound it was. What is started is no key.
+#[test]
+fn starts_have_a_share() {
+    let sizes = [TableSize::Slots(512), sizes()[1]];
+    for (layout, size) in LAYOUTS.into_iter().flat_map(|layout| sizes.map(|size| (layout, size))) {
+        let case = format!("{layout} {size:?}");
+        let (index, _) = index(&config(layout, size, KEY));
+        let index = index.with_starts(StartLimits::new().percent(20).within_max(5 * SECOND));
+        let session = index.start_session().unwrap();
+        let (given, max) = (5 * SECOND + Duration::from_nanos(1), 5 * SECOND);
+        let late = index.put_start(&session, b"late", 1, given);
+        assert_eq!(late, Err(StartBound::Time { given, max }.into()), "{case}");
+        let StartCounts { slots_max, heap_bytes_max, .. } = index.starts();
+        let heap = index.geometry().heap().bytes;
+        assert_eq!(heap_bytes_max, heap / 5, "{case}");
+        let geometry = index.geometry();
+        assert_eq!(slots_max, geometry.main_slots() * geometry.segments_max().max(1) / 5, "{case}");
+        let start = |n: u64, len: usize| index.put_start(&session, &n.to_le_bytes(), len, max);
+        let refused = |bound: StartBound| Err(PutError::from(bound));
+        // Long values first.
+        let (mut n, mut tickets) = (0, Vec::new());
+        while let Ok(ticket) = start(n, 3_000) {
+            tickets.push(ticket);
+            n += 1;
+        }
+        let held = index.starts().heap_bytes;
+        let bound = refused(StartBound::HeapBytes { held, max: heap_bytes_max });
+        assert_eq!(start(n, 3_000).map(drop), bound, "{case}");
+        assert!(held <= heap_bytes_max && held + 4_096 > heap_bytes_max, "{case}: {held}");
+        // Then slots: short values need nothing else.
+        if matches!(size, TableSize::Slots(_)) {
+            while let Ok(ticket) = start(n, 8) {
+                tickets.push(ticket);
+                n += 1;
+            }
+            let bound = refused(StartBound::Slots { held: slots_max, max: slots_max });
+            assert_eq!((start(n, 8).map(drop), tickets.len() as u64), (bound, slots_max), "{case}");
+        }
+        let counts = index.starts();
+        assert_eq!(
+            (counts.started, index.len(), index.counts().keys),
+            (tickets.len() as u64, 0, 0),
+            "{case}"
+        );
+        assert!(counts.refused >= 3, "{case}: {counts:?}");
+        // One that is given up makes room for another one.
+        assert_eq!(index.put_abort(&session, &0u64.to_le_bytes(), tickets[0]), Ok(true), "{case}");
+        assert!(start(n, 3_000).is_ok(), "{case}");
+        drop(session);
+        tidy(&index);
+        let left = index.starts();
+        assert_eq!((left.started, left.heap_bytes, index.len()), (0, 0, 0), "{case}");
+        let none = index.with_starts(StartLimits::new().percent(0));
+        let session = none.start_session().unwrap();
+        let refused = none.put_start(&session, b"none", 1, SECOND);
+        assert_eq!(refused, Err(StartBound::Slots { held: 0, max: 0 }.into()), "{case}");
+    }
+}
+
+/// P4: what is late is not committed, also if nobody has tidied since.
+#[test]
+fn what_is_late_is_not_committed() {
+    for (layout, size, key) in all() {
+        for len in LENGTHS {
+            let case = format!("{layout} {size:?} {} bytes of key: {len}", key.len());
+            let (index, clock) = index(&config(layout, size, key));
+            let session = index.start_session().unwrap();
+            // Of two with the same beginning, the one with more time goes on.
+            let ticket = index.put_start(&session, key, len, SECOND).unwrap();
+            let longer = index.put_start(&session, b"longer", 1, 2 * SECOND).unwrap();
+            clock.advance(SECOND);
+            let late = commit(&index, &session, key, ticket, &vec![1; len]);
+            assert_eq!(late, Err(PutError::NotStarted), "{case}");
+            assert_eq!(index.put_piece(&session, key, ticket, b""), Err(PutError::NotStarted), "{case}");
+            assert_eq!(commit(&index, &session, b"longer", longer, b"1"), Ok(PutOutcome::Inserted), "{case}");
+            assert_eq!((got(&index, key), index.len()), (None, 1), "{case}");
+            tidy(&index);
+            let counts = index.starts();
+            assert_eq!((counts.started, counts.heap_bytes, counts.late), (0, 0, 1), "{case}");
+        }
+    }
+}
+
+/// Two threads start, commit and give up, and two remove and put the same keys. No commit fails, and in the end nothing
+/// is left of what was not committed.
+#[test]
+fn starts_beside_removes() {
+    for size in sizes() {
+        let (index, _) = index(&config("windowed:8", size, KEY));
+        let commits = std::sync::atomic::AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for thread in 0..4u64 {
+                let (index, commits) = (&index, &commits);
+                scope.spawn(move || {
+                    let session = index.start_session().unwrap();
+                    let mut numbers = Numbers(thread);
+                    for _ in 0..20_000 {
+                        let key = numbers.below(16).to_le_bytes();
+                        if thread >= 2 {
+                            match numbers.below(3) {
+                                0 => _ = index.put(&key, b"other", PutMode::Upsert).unwrap(),
+                                _ => _ = index.remove(&key).unwrap(),
+                            }
+                            continue;
+                        }
+                        match index.put_start(&session, &key, 5, 3_600 * SECOND) {
+                            Ok(ticket) if numbers.below(4) == 0 => {
+                                assert_eq!(index.put_abort(&session, &key, ticket), Ok(true));
+                            }
+                            Ok(ticket) => {
+                                commit(index, &session, &key, ticket, b"value").expect("its room is held");
+                                commits.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                            }
+                            Err(PutError::AlreadyStarted) => {}
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                });
+            }
+        });
+        assert!(commits.into_inner() > 1_000);
+        tidy(&index);
+        let found = (0..16u64).filter(|n| got(&index, &n.to_le_bytes()).is_some()).count() as u64;
+        assert_eq!((index.len(), index.starts().started), (found, 0), "{size:?}");
+        (0..16u64).for_each(|n| _ = index.remove(&n.to_le_bytes()).unwrap());
+        let entries = index.counts();
+        assert_eq!((index.len(), entries.inserts - entries.removes), (0, 0), "{size:?}: an entry is left");
+    }
+}
+
+/// A start that has to wait holds up no change of another key.
+#[test]
+fn a_start_that_waits_holds_up_nobody() {
+    let (index, _) = index(&config("windowed:8", sizes()[1], KEY));
+    let waits = Arc::new(Meanwhile::default());
+    let index = Arc::new(index.with_seams(Arc::clone(&waits) as Arc<dyn Seams>));
+    index.put(b"other", b"", PutMode::Insert).unwrap();
+    let session = index.start_session().unwrap();
+    let beside = Arc::clone(&index);
+    let done = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let is_done = Arc::clone(&done);
+    waits.set(move || {
+        // Another thread removes a key, and this one goes on when it has.
+        std::thread::spawn(move || {
+            assert_eq!(beside.remove(b"other"), Ok(true));
+            assert!(beside.start_session().is_ok());
+            is_done.store(true, std::sync::atomic::Ordering::Release);
+        });
+        let begun = Instant::now();
+        while !done.load(std::sync::atomic::Ordering::Acquire) {
+            assert!(begun.elapsed() < 60 * SECOND, "the remove waits for the start");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+    let ticket = index.put_start(&session, KEY, 1, SECOND).unwrap();
+    assert_eq!(commit(&index, &session, KEY, ticket, b"1"), Ok(PutOutcome::Inserted));
 }
 
 /// Of values that travel as one frame, and in pieces.
@@ -353,9 +578,48 @@ mod broken {
         commit(&index, &session, key, ticket, b"1").is_err()
     }
 
+    /// P3: they hold more than their share.
+    fn holds_more() -> bool {
+        let (index, _) = index(&config("windowed:8", sizes()[0], KEY));
+        let index = index.with_starts(StartLimits::new().percent(10));
+        let session = index.start_session().unwrap();
+        (0..60u64).for_each(|n| drop(index.put_start(&session, &n.to_le_bytes(), 1, SECOND)));
+        let counts = index.starts();
+        counts.started > counts.slots_max
+    }
+
+    /// P4: one is committed whose time is over.
+    fn commits_late() -> bool {
+        let (index, clock) = index(&config("windowed:8", sizes()[1], KEY));
+        let session = index.start_session().unwrap();
+        let ticket = index.put_start(&session, KEY, 1, SECOND).unwrap();
+        clock.advance(2 * SECOND);
+        commit(&index, &session, KEY, ticket, b"1").is_ok()
+    }
+
+    /// P5: a start is refused where a put is not.
+    fn finds_a_full_table() -> bool {
+        let (index, _) = evicting("windowed:8", sizes()[0], Evict::S3Fifo);
+        let session = index.start_session().unwrap();
+        (0..2_000u64).any(|n| {
+            let key = n.to_le_bytes();
+            // Others fill the table again.
+            (0..4).for_each(|other| {
+                drop(index.put(&(n << 8 | other | 1 << 40).to_le_bytes(), b"", PutMode::Upsert))
+            });
+            match index.put_start(&session, &key, 1, SECOND) {
+                Ok(ticket) => commit(&index, &session, &key, ticket, b"1").is_err(),
+                Err(error) => matches!(error, PutError::Full { .. }),
+            }
+        })
+    }
+
     #[test]
     fn broken_rules_are_noticed() {
-        let cases: [(Rule, fn() -> bool); 3] = [
+        let cases: [(Rule, fn() -> bool); 6] = [
+            (Rule::StartShare, holds_more),
+            (Rule::StartTime, commits_late),
+            (Rule::StartRoom, finds_a_full_table),
             (Rule::StartOnce, is_started_twice),
             (Rule::StartKeeps, || finds_no_room(KEY)),
             (Rule::StartKeeps, || finds_no_room(LONG_KEY)),

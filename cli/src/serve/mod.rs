@@ -19,8 +19,8 @@ use oneread::internals::files;
 use oneread::internals::region::{Backing, RegionError};
 use oneread::internals::verbs::Wait;
 use oneread::{
-    Address, Config, Evict, ServeError, Server, ServerConfig, ServerTls, Snapshots, StartMode, TableSize,
-    TcpAddress, Token,
+    Address, Config, Evict, ServeError, Server, ServerConfig, ServerTls, Snapshots, StartLimits, StartMode,
+    TableSize, TcpAddress, Token,
     embedded::MemoryShare,
     layout::{Geometry, Layout},
 };
@@ -201,6 +201,16 @@ pub struct Serve {
     /// Unread replies at which a client is heard no more (shm and TCP)
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = length)]
     unread_max: usize,
+    /// Most memory that the connections of all clients hold together: unread replies, mailboxes and the like;
+    /// beyond it, those that hold most are ended
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    client_memory_max: ByteSize,
+    /// Most of the table that puts in two steps may hold before they are committed, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 25, value_parser = clap::value_parser!(u32).range(0..=100))]
+    starts_max: u32,
+    /// Longest time that one of them may hold its room
+    #[arg(long, value_name = "TIME", default_value = "1h")]
+    start_time_max: Period,
     #[command(flatten)]
     token: TokenArgs,
     /// Speak TLS with clients over TCP, and show them this certificate (PEM), which those come after that it
@@ -435,6 +445,8 @@ impl Serve {
             .clients_per_peer(self.clients_per_peer)
             .half_open(self.half_open.0)
             .unread_bytes_max(self.unread_max)
+            .client_bytes_max(self.client_memory_max.0)
+            .starts(StartLimits::new().percent(self.starts_max).within_max(self.start_time_max.0))
             .read_token(match &self.read_token_file {
                 Some(path) => oneread_kit::token_in(path)?,
                 None => Token::default(),
@@ -824,6 +836,10 @@ mod tests {
         assert_eq!((usual.workers, usual.clients_max), (own.workers, own.clients_max));
         assert_eq!((usual.half_open, usual.clients_per_peer), (own.half_open, own.clients_per_peer));
         assert_eq!(usual.unread_bytes_max, own.unread_bytes_max);
+        assert_eq!((usual.client_bytes_max, usual.starts), (own.client_bytes_max, own.starts));
+        let held = how(&["--client-memory-max", "7MiB", "--starts-max", "3", "--start-time-max", "2m"]);
+        assert_eq!(held.client_bytes_max, 7 << 20);
+        assert_eq!((held.starts.percent, held.starts.within_max), (3, Duration::from_secs(120)));
         assert_eq!((usual.mailbox_bytes_max, usual.wait), (own.mailbox_bytes_max, own.wait));
         assert_eq!((usual.feed_bytes, how(&["--feed-max", "1MiB"]).feed_bytes), (own.feed_bytes, 1 << 20));
         assert_eq!((usual.ttl, how(&["--ttl", "90s"]).ttl), (None, Some(Duration::from_secs(90))));

@@ -8,7 +8,7 @@ use oneread::internals::inspect::Inspector;
 use oneread::internals::layout::geometry::Geometry;
 use oneread::{
     Client,
-    stats::{GrowthCounts, HeapCounts, NoteCounts, ServerStats, SnapshotStatus},
+    stats::{GrowthCounts, HeapCounts, HeldCounts, NoteCounts, ServerStats, SnapshotStatus},
 };
 use oneread_kit::show;
 use serde_json::json;
@@ -21,6 +21,8 @@ pub struct Told {
     pub heap: HeapCounts,
     /// `None`: the server is too old to say.
     pub notes: Option<NoteCounts>,
+    /// Of a server that tells it.
+    pub held: Option<HeldCounts>,
     pub snapshots: SnapshotStatus,
     pub pages: Option<Pages>,
 }
@@ -33,6 +35,7 @@ impl Told {
             growth: client.growth()?,
             heap: client.heap()?,
             notes: client.notes()?,
+            held: client.held()?,
             snapshots: client.snapshot_status()?,
             pages: None,
         })
@@ -44,7 +47,7 @@ impl Told {
     }
 
     pub fn json(&self, client: &Client) -> serde_json::Value {
-        let Told { stats, growth, heap, notes, snapshots, pages } = self;
+        let Told { stats, growth, heap, notes, held, snapshots, pages } = self;
         let geometry = client.geometry();
         let inspector = client.region().map(|region| Inspector::new(region, geometry));
         json!({
@@ -87,6 +90,7 @@ impl Told {
                 "owners": notes.owned,
                 "eviction": notes.records,
             })),
+            "held": held.as_ref().map(held_json),
             "snapshots": snapshot::json(snapshots),
             "huge_pages": pages.as_ref().map(Pages::json),
             "geometry": geometry_json(geometry),
@@ -97,7 +101,7 @@ impl Told {
     }
 
     pub fn table(&self, geometry: &Geometry) -> comfy_table::Table {
-        let Told { stats, growth, heap, notes, snapshots, pages } = self;
+        let Told { stats, growth, heap, notes, held, snapshots, pages } = self;
         let mut table = show::facts();
         let n = |n: u64| show::number(show::count(n));
         let percent = |load: f64| format!("{:.1} %", 100.0 * load);
@@ -171,6 +175,11 @@ impl Told {
                 table.add_row(vec![Cell::new(name), n(value)]);
             }
         }
+        if let Some(held) = held {
+            for (name, value) in held_rows(held) {
+                table.add_row(vec![Cell::new(name), show::number(value)]);
+            }
+        }
         if let Some(pages) = pages {
             table.add_row(vec![Cell::new("memory in huge pages"), show::number(pages.told())]);
         }
@@ -180,6 +189,37 @@ impl Told {
         add_geometry(&mut table, geometry);
         unbroken(table)
     }
+}
+
+/// What is held for clients. A table without owners has no puts in two steps.
+fn held_rows(held: &HeldCounts) -> Vec<(&'static str, String)> {
+    let of = |part: String, all: String| format!("{part} of up to {all}");
+    let bytes = |part, all| of(show::bytes(part), show::bytes(all));
+    let mut rows = Vec::new();
+    if held.started_max > 0 {
+        let started = of(show::count(held.started), show::count(held.started_max));
+        rows.push(("puts started and not committed", started));
+        rows.push(("  memory for their values", bytes(held.started_heap_bytes, held.started_heap_bytes_max)));
+        rows.push(("  given up, their time was over", show::count(held.started_late)));
+        rows.push(("  not started, for these bounds", show::count(held.started_refused)));
+    }
+    rows.push(("memory of connections", bytes(held.client_bytes, held.client_bytes_max)));
+    rows.push(("  connections ended for it", show::count(held.clients_ended)));
+    rows
+}
+
+pub fn held_json(held: &HeldCounts) -> serde_json::Value {
+    json!({
+        "puts_started": held.started,
+        "puts_started_max": held.started_max,
+        "puts_started_heap_bytes": held.started_heap_bytes,
+        "puts_started_heap_bytes_max": held.started_heap_bytes_max,
+        "puts_started_late": held.started_late,
+        "puts_started_refused": held.started_refused,
+        "client_bytes": held.client_bytes,
+        "client_bytes_max": held.client_bytes_max,
+        "clients_ended": held.clients_ended,
+    })
 }
 
 pub fn heap_json(heap: &HeapCounts) -> serde_json::Value {
@@ -230,6 +270,26 @@ mod tests {
         assert_eq!(row("ends of entries noted").as_deref(), Some("5,000"));
         assert_eq!(row("entries noted for their owners").as_deref(), Some("6"));
         assert_eq!(row("entries noted for eviction"), None);
+    }
+
+    /// What is held has its own names and rows; a table without puts in two steps has no row of them.
+    #[test]
+    fn what_is_held_is_told() {
+        let mut held = HeldCounts::default();
+        (held.client_bytes, held.client_bytes_max, held.clients_ended) = (1 << 20, 256 << 20, 9);
+        let rows =
+            |held: &HeldCounts| held_rows(held).into_iter().map(|(_, value)| value).collect::<Vec<_>>();
+        assert_eq!(rows(&held), ["1 MiB of up to 256 MiB", "9"]);
+        (held.started, held.started_max, held.started_late, held.started_refused) = (1_000, 2_000, 5, 6);
+        (held.started_heap_bytes, held.started_heap_bytes_max) = (3 << 10, 4 << 10);
+        let starts = ["1,000 of up to 2,000", "3 KiB of up to 4 KiB", "5", "6"];
+        assert_eq!(rows(&held)[..4], starts);
+        let expected = json!({
+            "puts_started": 1_000, "puts_started_max": 2_000, "puts_started_heap_bytes": 3 << 10,
+            "puts_started_heap_bytes_max": 4 << 10, "puts_started_late": 5, "puts_started_refused": 6,
+            "client_bytes": 1 << 20, "client_bytes_max": 256 << 20, "clients_ended": 9,
+        });
+        assert_eq!(held_json(&held), expected);
     }
 
     /// What goes on in a table that grows is told where it goes on, and left out where it does not.

@@ -21,6 +21,8 @@ use tokio::time::{sleep, timeout};
 
 /// Bytes of replies that wait for a client to read them. One that is further behind is hung up on.
 pub(super) const UNREAD_MAX: usize = 4 << 20;
+/// Bytes of replies that wait for all clients together. When there are more, the one for whom most wait is hung up on.
+const ALL_UNREAD_MAX: usize = 256 << 20;
 
 /// What has come.
 #[derive(Debug)]
@@ -38,32 +40,95 @@ pub enum Arrived {
 #[derive(Debug)]
 struct Outlet {
     frames: mpsc::UnboundedSender<Bytes>,
-    unread: Arc<AtomicUsize>,
+    unread: Arc<UnreadBytes>,
     /// Dropped with the outlet: then the connection ends, whatever it waits for.
     _alive: oneshot::Sender<()>,
 }
 
+/// Bytes that wait for a client to read them. Relaxed, all of it: only sums are communicated.
+#[derive(Debug)]
+struct UnreadBytes {
+    own: AtomicUsize,
+    /// Those of all clients.
+    all: Arc<AtomicUsize>,
+}
+
+impl UnreadBytes {
+    fn none(all: &Arc<AtomicUsize>) -> Arc<UnreadBytes> {
+        Arc::new(UnreadBytes { own: AtomicUsize::new(0), all: Arc::clone(all) })
+    }
+
+    /// So many more wait. Returns how many waited before, for this client and for all.
+    fn add(&self, bytes: usize) -> (usize, usize) {
+        let add = |to: &AtomicUsize| to.fetch_add(bytes, Ordering::Relaxed);
+        (add(&self.own), add(&self.all))
+    }
+
+    /// So many were written, or are waited for no more.
+    fn take(&self, bytes: usize) {
+        let less = |own: usize| Some(own.saturating_sub(bytes));
+        let before = self.own.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        let (Ok(before) | Err(before)) = before;
+        self.all.fetch_sub(before.min(bytes), Ordering::Relaxed);
+    }
+
+    fn get(&self) -> usize {
+        self.own.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for UnreadBytes {
+    fn drop(&mut self) {
+        self.take(usize::MAX);
+    }
+}
+
 /// The way back to those who have asked something. Each connection has a number, from 1 on, which is never used again.
-#[derive(Clone, Debug, Default)]
-pub struct Replies(Arc<Mutex<FxHashMap<u64, Outlet>>>);
+#[derive(Clone, Debug)]
+pub struct Replies {
+    outlets: Arc<Mutex<FxHashMap<u64, Outlet>>>,
+    /// Bytes that wait for all clients, and how many may.
+    unread: Arc<AtomicUsize>,
+    unread_max: usize,
+}
 
 impl Replies {
+    fn new(unread_max: usize) -> Replies {
+        Replies { outlets: Arc::default(), unread: Arc::default(), unread_max }
+    }
+
     /// Says something to a client, if it is still there. Waits for nothing. Who does not read is hung up on.
     pub fn send(&self, to: Peer, said: &Said) {
         let Ok(frame) = encode(said) else { return };
         let mut outlets = self.outlets();
         let Some(outlet) = outlets.get(&to.0) else { return };
-        let unread = outlet.unread.fetch_add(frame.len(), Ordering::Relaxed);
-        if unread > UNREAD_MAX || outlet.frames.send(frame).is_err() {
+        let (own, all) = outlet.unread.add(frame.len());
+        if own > UNREAD_MAX || outlet.frames.send(frame).is_err() {
             // Its task notices.
             outlets.remove(&to.0);
+        } else if all > self.unread_max {
+            self.end_worst(&mut outlets);
         }
+    }
+
+    /// Hangs up on the client for whom most waits.
+    fn end_worst(&self, outlets: &mut FxHashMap<u64, Outlet>) {
+        let worst = outlets.iter().max_by_key(|(_, outlet)| outlet.unread.get()).map(|(peer, _)| *peer);
+        let Some(outlet) = worst.and_then(|peer| outlets.remove(&peer)) else { return };
+        let (unread, max) = (outlet.unread.get(), self.unread_max);
+        tracing::warn!(
+            unread,
+            max,
+            "a client is hung up on: it reads less than others, and all together read too little"
+        );
+        // It counts no more, so that no other one goes in its place.
+        outlet.unread.take(usize::MAX);
     }
 
     /// Bytes that wait for a client to read them. `None`: it is not there.
     #[cfg(test)]
     pub(super) fn unread(&self, to: Peer) -> Option<usize> {
-        self.outlets().get(&to.0).map(|outlet| outlet.unread.load(Ordering::Relaxed))
+        self.outlets().get(&to.0).map(|outlet| outlet.unread.get())
     }
 
     fn add(&self, peer: u64, outlet: Outlet) {
@@ -75,7 +140,7 @@ impl Replies {
     }
 
     fn outlets(&self) -> MutexGuard<'_, FxHashMap<u64, Outlet>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.outlets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -131,7 +196,7 @@ impl NodePort {
             }
             listeners.push(TcpListener::bind(place).await.map_err(failed)?);
         }
-        Ok(NodePort { who, listeners, replies: Replies::default(), connections_max })
+        Ok(NodePort { who, listeners, replies: Replies::new(ALL_UNREAD_MAX), connections_max })
     }
 
     /// Where it listens, with its ports.
@@ -217,7 +282,7 @@ async fn serve(
     strangers.all().remove(&peer);
     let (outlet, queue) = mpsc::unbounded_channel();
     let (alive, given_up) = oneshot::channel();
-    let unread = Arc::new(AtomicUsize::new(0));
+    let unread = UnreadBytes::none(&replies.unread);
     replies.add(peer, Outlet { frames: outlet, unread: unread.clone(), _alive: alive });
     let (mut writes, mut reads) = frames.split();
     tokio::select! {
@@ -235,7 +300,7 @@ type Reads = futures_util::stream::SplitStream<Frames>;
 async fn write(
     writes: &mut Writes,
     mut queue: mpsc::UnboundedReceiver<Bytes>,
-    unread: &AtomicUsize,
+    unread: &UnreadBytes,
 ) -> Result<(), WireError> {
     let ping = encode(&Said::Ping)?;
     loop {
@@ -253,7 +318,7 @@ async fn write(
             if queue.is_empty() { writes.flush().await } else { Ok(()) }
         });
         written.await.map_err(|_| WireError::Silent(SILENCE))??;
-        unread.fetch_sub(bytes, Ordering::Relaxed);
+        unread.take(bytes);
     }
 }
 
@@ -281,5 +346,37 @@ async fn read(
         if arrivals.send(arrived).await.is_err() {
             return Ok(());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The way back to a client that reads nothing.
+    fn silent(replies: &Replies, peer: u64) -> mpsc::UnboundedReceiver<Bytes> {
+        let (frames, queue) = mpsc::unbounded_channel();
+        let (alive, _) = oneshot::channel();
+        replies.add(peer, Outlet { frames, unread: UnreadBytes::none(&replies.unread), _alive: alive });
+        queue
+    }
+
+    /// Of clients that all read too little together, the one goes for whom most waits, and nobody in its place. What
+    /// waited for those who have gone is not counted.
+    #[test]
+    fn all_have_one_bound() {
+        let len = encode(&Said::Ping).unwrap().len();
+        let replies = Replies::new(5 * len);
+        let _queues: Vec<_> = (1..=3).map(|peer| silent(&replies, peer)).collect();
+        let send = |peer| replies.send(Peer(peer), &Said::Ping);
+        let unread = || [1, 2, 3].map(|peer| replies.unread(Peer(peer)).map(|bytes| bytes / len));
+        [1, 2, 2, 2, 3, 3].into_iter().for_each(send);
+        assert_eq!(unread(), [Some(1), Some(3), Some(2)], "as much as may wait, and one more");
+        send(1);
+        assert_eq!(unread(), [Some(2), None, Some(2)]);
+        [1, 3].into_iter().for_each(send);
+        assert_eq!(unread(), [Some(3), None, Some(3)]);
+        [1, 2, 3].into_iter().for_each(|peer| replies.remove(peer));
+        assert_eq!(replies.unread.load(Ordering::Relaxed), 0);
     }
 }

@@ -7,6 +7,7 @@ use super::host::VerbsServer;
 use super::receives::{LandedMessage, MESSAGES, Receives};
 use crate::outcome::with_causes;
 use crate::server::caller::{Caller, Role};
+use crate::server::held::TakenShare;
 use crate::server::shared::{Admission, ServerState};
 use crate::verbs::bootstrap::{self, Descriptor, Join, JoinAnswer, Nonce, Welcome};
 use crate::verbs::device::{
@@ -30,8 +31,9 @@ pub(super) struct VerbsSession {
     /// Its end shows that the client is gone.
     stream: TcpStream,
     caller: Caller,
-    /// It counts as a connection until it is dropped.
+    /// It counts as a connection, and holds its memory, until it is dropped.
     _admission: Admission,
+    _share: TakenShare,
     /// Sent once the worker has taken the client.
     welcome: Vec<u8>,
     /// Slots of `outgoing` whose SENDs have completed.
@@ -106,6 +108,12 @@ impl VerbsSession {
             },
             (Some(_), None) => return Err(("it asks for what this server does not serve".into(), stream)),
         };
+        // Of answers that are sent, of those that wait to be sent, and of requests.
+        let bytes = (3 * MESSAGES * host.message_bytes) as u64;
+        let Some(share) = host.shared.client_memory.take(bytes) else {
+            let why = "the connections of the server's clients hold all the memory that they may";
+            return Err((why.into(), stream));
+        };
         let mut welcome = Welcome {
             proof: Default::default(),
             endpoint: pair.endpoint(),
@@ -132,6 +140,7 @@ impl VerbsSession {
             stream,
             caller: Caller::new(role).with_replies_of(host.message_bytes),
             _admission: admission,
+            _share: share,
             welcome,
             free,
             requests,

@@ -290,6 +290,7 @@ fn readers_change_nothing() {
         Request::Heap,
         Request::Times,
         Request::Notes,
+        Request::Held,
     ] {
         let reply = shared.answer(&mut caller, request);
         assert!(reply.is_some_and(|reply| reply != Reply::Denied), "{request:?}");

@@ -1,0 +1,255 @@
+//! What the server keeps in its own memory for its clients' connections, over every fabric (I).
+//!
+//! ```text
+//! a turn of a connection ends ── what it holds now ── the sum ── above the bound? the one that holds most ends
+//! ```
+//!
+//! What a connection holds for its whole time (a mailbox, messages of a queue pair) is [taken](ClientMemory::take), or
+//! refused. What comes and goes (unread replies, requests that are not answered, TLS) is [held](HeldShare::hold), and is
+//! never refused: it is there by then.
+
+#![allow(unsafe_code)]
+
+use crate::faults::{Rule, broken, kept};
+use crate::sync::lock_std;
+use mio::Waker;
+use rustc_hash::FxHashMap;
+use std::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
+use std::sync::{Arc, Mutex};
+
+/// Memory that is given back to the system at once when it was held and is not any more.
+const GIVE_BACK: u64 = 16 << 20;
+
+/// The memory that the connections of all clients hold together. Relaxed, where nothing else is said: only sums are
+/// communicated.
+#[derive(Debug)]
+pub(crate) struct ClientMemory {
+    most: u64,
+    held: AtomicU64,
+    /// The most that was held since memory was given back.
+    peak: AtomicU64,
+    /// Connections that were ended because they held most.
+    ended: AtomicU64,
+    all: Mutex<FxHashMap<u64, Arc<HeldBytes>>>,
+    next: AtomicU64,
+}
+
+#[derive(Debug)]
+struct HeldBytes {
+    bytes: AtomicU64,
+    is_to_end: AtomicBool,
+    /// Wakes the worker that serves the connection. `None` in tests, which turn by themselves.
+    waker: Option<Arc<Waker>>,
+}
+
+/// What a connection holds. Given back when dropped.
+#[derive(Debug)]
+pub(crate) struct HeldShare {
+    memory: Arc<ClientMemory>,
+    held: Arc<HeldBytes>,
+    number: u64,
+    /// As it was last said.
+    bytes: u64,
+}
+
+/// What a connection holds for its whole time. Given back when dropped.
+#[derive(Debug)]
+pub(crate) struct TakenShare {
+    memory: Arc<ClientMemory>,
+    bytes: u64,
+}
+
+/// What the connections of all clients hold ([`Server::client_memory`](super::Server::client_memory)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ClientMemoryCounts {
+    /// Bytes that they hold.
+    pub bytes: u64,
+    /// Bytes that they may hold ([`ServerConfig::client_bytes_max`](super::ServerConfig::client_bytes_max)).
+    pub bytes_max: u64,
+    /// Connections that were ended because they held most when all together held too much.
+    pub ended: u64,
+}
+
+impl ClientMemory {
+    /// At most so many bytes.
+    pub fn new(most: u64) -> Arc<ClientMemory> {
+        Arc::new(ClientMemory {
+            most,
+            held: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
+            all: Mutex::default(),
+            next: AtomicU64::new(0),
+        })
+    }
+
+    pub fn counts(&self) -> ClientMemoryCounts {
+        let (bytes, ended) = (self.held.load(Relaxed), self.ended.load(Relaxed));
+        ClientMemoryCounts { bytes, bytes_max: self.most, ended }
+    }
+
+    /// How many connections have had to end. One of each worker's is [told](HeldShare::is_to_end) before it counts.
+    pub fn ended(&self) -> u64 {
+        self.ended.load(Acquire)
+    }
+
+    /// Q6: whether half of the memory is in use, so that nobody may leave much unread.
+    pub fn is_short(&self) -> bool {
+        self.held.load(Relaxed) > self.most / 2 && !broken(Rule::ShortMemory)
+    }
+
+    /// Takes memory that a connection has for its whole time. `None` if not as much is left.
+    pub fn take(self: &Arc<Self>, bytes: u64) -> Option<TakenShare> {
+        let fits = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= self.most);
+        self.held.fetch_update(Relaxed, Relaxed, fits).ok()?;
+        Some(TakenShare { memory: Arc::clone(self), bytes })
+    }
+
+    /// A connection that holds nothing yet. `waker` wakes the worker that serves it.
+    pub fn share(self: &Arc<Self>, waker: Option<&Arc<Waker>>) -> HeldShare {
+        let number = self.next.fetch_add(1, Relaxed);
+        let (bytes, is_to_end) = (AtomicU64::new(0), AtomicBool::new(false));
+        let held = Arc::new(HeldBytes { bytes, is_to_end, waker: waker.cloned() });
+        lock_std(&self.all).insert(number, Arc::clone(&held));
+        HeldShare { memory: Arc::clone(self), held, number, bytes: 0 }
+    }
+
+    /// Q7: has those end that hold most, until the others hold no more than they may.
+    #[cold]
+    fn make_room(&self) {
+        let all = lock_std(&self.all);
+        while self.held.load(Relaxed) > self.most {
+            let stay = all.values().filter(|held| !held.is_to_end.load(Relaxed));
+            let Some(worst) = stay.max_by_key(|held| held.bytes.load(Relaxed)) else { return };
+            worst.is_to_end.store(true, Relaxed);
+            // It counts no more, so that no other one ends in its place.
+            self.held.fetch_sub(worst.bytes.swap(0, Relaxed), Relaxed);
+            // Pairs with the load in `ended`: who sees the number sees the flag.
+            self.ended.fetch_add(1, Release);
+            if let Some(Err(error)) = worst.waker.as_ref().map(|waker| waker.wake()) {
+                tracing::warn!(%error, "a worker could not be woken");
+            }
+        }
+    }
+
+    /// Gives memory back to the system that was held and is not any more. The allocator would keep it for this process:
+    /// blocks that grew long come from its heaps, which only get shorter at their ends.
+    pub fn give_back(&self) {
+        let held = self.held.load(Relaxed);
+        if self.peak.load(Relaxed).saturating_sub(held) >= GIVE_BACK {
+            self.peak.store(held, Relaxed);
+            // SAFETY: it may be called at any time, from any thread.
+            #[cfg(all(target_os = "linux", target_env = "gnu"))]
+            unsafe {
+                libc::malloc_trim(0);
+            }
+        }
+    }
+}
+
+impl HeldShare {
+    /// Says what the connection holds now.
+    pub fn hold(&mut self, bytes: u64) {
+        if bytes == std::mem::replace(&mut self.bytes, bytes) {
+            return;
+        }
+        let before = self.held.bytes.swap(bytes, Relaxed);
+        if bytes <= before {
+            self.memory.held.fetch_sub(before - bytes, Relaxed);
+            return;
+        }
+        let sum = self.memory.held.fetch_add(bytes - before, Relaxed) + (bytes - before);
+        self.memory.peak.fetch_max(sum, Relaxed);
+        if !kept(Rule::MostEnds, || sum <= self.memory.most) {
+            self.memory.make_room();
+        }
+    }
+
+    /// What it has said that it holds.
+    #[cfg(all(test, not(loom)))]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether the connection is to end, because it held most (Q7).
+    pub fn is_to_end(&self) -> bool {
+        self.held.is_to_end.load(Relaxed)
+    }
+}
+
+impl Drop for HeldShare {
+    fn drop(&mut self) {
+        lock_std(&self.memory.all).remove(&self.number);
+        self.memory.held.fetch_sub(self.held.bytes.swap(0, Relaxed), Relaxed);
+    }
+}
+
+impl Drop for TakenShare {
+    fn drop(&mut self) {
+        self.memory.held.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// What all hold is one sum, and who goes gives its part back, whatever it held and whether it had to go.
+    #[test]
+    fn all_hold_of_one_sum() {
+        let memory = ClientMemory::new(1_000);
+        let bytes = |memory: &ClientMemory| memory.counts().bytes;
+        let taken = memory.take(400).expect("there is room");
+        assert!(memory.take(601).is_none() && memory.take(u64::MAX).is_none());
+        assert!(!memory.is_short());
+        let (mut one, mut other) = (memory.share(None), memory.share(None));
+        one.hold(100);
+        assert!(!memory.is_short(), "half of it");
+        other.hold(1);
+        assert!(memory.is_short());
+        one.hold(50);
+        assert_eq!(bytes(&memory), 451);
+        drop(one);
+        assert_eq!((bytes(&memory), memory.ended()), (401, 0));
+        other.hold(600);
+        assert_eq!((bytes(&memory), memory.ended()), (1_000, 0), "as much as they may");
+        other.hold(601);
+        assert!(other.is_to_end() && memory.ended() == 1);
+        assert_eq!(bytes(&memory), 400, "it counts no more");
+        other.hold(700);
+        drop(other);
+        drop(taken);
+        assert_eq!(bytes(&memory), 0);
+    }
+
+    /// Q7: those end that hold most, as many as have to, whoever has asked for more.
+    fn left_of(all: &[u64], more: u64) -> (Vec<u64>, u64) {
+        let memory = ClientMemory::new(1_000);
+        let mut shares: Vec<_> = all.iter().map(|_| memory.share(None)).collect();
+        shares.iter_mut().zip(all).for_each(|(share, bytes)| share.hold(*bytes));
+        let mut last = memory.share(None);
+        last.hold(more);
+        let stay = shares.iter().zip(all).filter(|(share, _)| !share.is_to_end());
+        (stay.map(|(_, bytes)| *bytes).collect(), memory.counts().bytes)
+    }
+
+    #[test]
+    fn those_end_that_hold_most() {
+        assert_eq!(left_of(&[300, 200, 400, 100], 1), (vec![300, 200, 100], 601));
+        assert_eq!(left_of(&[300, 200, 400, 50], 999), (vec![300, 200, 400, 50], 950), "itself");
+        assert_eq!(left_of(&[300, 310, 200, 190], 301), (vec![300, 200, 190], 991));
+        assert_eq!(left_of(&[400, 500, 90], 300), (vec![400, 90], 790));
+        assert_eq!(left_of(&[10], 1_001), (vec![10], 10));
+    }
+
+    #[cfg(feature = "faults")]
+    #[test]
+    fn who_holds_too_much_is_noticed() {
+        let _broken = crate::faults::Broken::rule(Rule::MostEnds);
+        assert_eq!(left_of(&[300, 200, 400, 100], 1), (vec![300, 200, 400, 100], 1_001));
+    }
+}
