@@ -225,6 +225,7 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
         | Request::Unpin { .. }
         | Request::Heap
         | Request::Times
+        | Request::Notes
         | Request::Held
         | Request::Feed(_)
         | Request::UploadPiece { .. }

@@ -179,8 +179,8 @@ impl StartsState {
             }
             self.ended.pop();
         }
-        let over = self.by_end.range(..=(now_ns, u64::MAX)).map(|(_, key)| key);
-        let key = over.filter(|key| self.all.get(&***key).is_some_and(|put| put.is_late(now_ns))).next()?;
+        let mut over = self.by_end.range(..=(now_ns, u64::MAX)).map(|(_, key)| key);
+        let key = over.find(|key| self.all.get(&***key).is_some_and(|put| put.is_late(now_ns)))?;
         let key = Arc::clone(key);
         self.late += 1;
         Some(key)

@@ -86,7 +86,7 @@ impl Index {
         let hidden = named.as_ref().map_or(Stored::from(&[]), SlotReference::stored).with_life(Some(hidden));
         let hold = || self.put_told(key, hidden, PutMode::Insert);
         let held = match self.evicts() && !broken(Rule::StartRoom) {
-            true => self.make_evicting(key, hold),
+            true => self.make_evicting(key, self.geometry().is_long(key), hold),
             false => hold(),
         };
         match kept {

@@ -369,7 +369,8 @@ fn changes_are_repeated_only_where_they_may_be() {
             assert_eq!(copies.len(), asked.len(), "{case}");
         }
     }
-    let last: [(&str, End, fn(&ClusterError) -> bool); 4] = [
+    type IsIt = fn(&ClusterError) -> bool;
+    let last: [(&str, End, IsIt); 4] = [
         ("full", |it| done(it, Outcome::Full), |error| matches!(error, ClusterError::Full { shard: 2 })),
         (
             "no life",
@@ -450,7 +451,7 @@ fn a_lane_has_one_request_in_each_shard() {
                 false => assert!(number > before),
             }
             // The first copy of every other one is lost.
-            let loses = !is_lost && number % 2 == 0;
+            let loses = !is_lost && number.is_multiple_of(2);
             last.insert(request.shard, (number, loses));
             if loses { lost(request) } else { done(request, Outcome::Done) }
         };

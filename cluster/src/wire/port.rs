@@ -144,12 +144,15 @@ impl Replies {
     }
 }
 
-/// Connections whose other ends have not proven yet to know the secret, by their numbers.
+/// One end that has not proven yet to know the secret: its host, since when it is there, its task.
+type Stranger = (IpAddr, Instant, AbortHandle);
+
+/// Connections of strangers, by their numbers.
 #[derive(Clone, Debug, Default)]
-struct Strangers(Arc<Mutex<FxHashMap<u64, (IpAddr, Instant, AbortHandle)>>>);
+struct Strangers(Arc<Mutex<FxHashMap<u64, Stranger>>>);
 
 impl Strangers {
-    fn all(&self) -> MutexGuard<'_, FxHashMap<u64, (IpAddr, Instant, AbortHandle)>> {
+    fn all(&self) -> MutexGuard<'_, FxHashMap<u64, Stranger>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -118,7 +118,7 @@ impl VerbsShared {
 
 impl VerbsHandle {
     /// As which owner it puts.
-    pub fn owner(&self) -> Option<&OwnOwner> {
+    pub(in crate::client) fn owner(&self) -> Option<&OwnOwner> {
         self.shared.owner.as_ref()
     }
 
