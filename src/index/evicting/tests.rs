@@ -36,6 +36,44 @@ fn is_there(index: &Index, key: &[u8]) -> bool {
     index.reader().get_into(key, &mut Vec::new()).unwrap()
 }
 
+/// Of those that stand where a key may, one goes: none that is pinned, none that was read where another was not.
+#[test]
+fn who_was_read_stays_beside_who_was_not() {
+    for policy in policies() {
+        let index = index(TableSize::Slots(512), Some(1 << 16), policy);
+        (0..380).for_each(|n| assert!(index.put(&key(n), b"", PutMode::Insert).is_ok()));
+        let (mut tried, wanted) = (0, 1_000..1_200);
+        for n in wanted {
+            let beside = index.table().keys_beside(&key(n));
+            if beside.len() < 3 {
+                continue;
+            }
+            // One is pinned, all but one of the others were read; which one, by turns.
+            let unread = &beside[1 + n as usize % (beside.len() - 1)];
+            let pin = index.pin(&beside[0]).unwrap().unwrap();
+            beside.iter().filter(|key| *key != unread).for_each(|key| index.note_read(key));
+            let evictor = index.evictor().unwrap();
+            let hash = |key: &[u8]| index.geometry().hashed(key).first();
+            // Keys may share the place of what is noted.
+            if beside.iter().all(|key| evictor.rank(hash(key)).0 == (key != unread)) {
+                assert!(index.evict_beside(evictor, &key(n)), "{policy}");
+                assert!(!is_there(&index, unread), "{policy} {n}");
+                let left = beside.iter().filter(|key| is_there(&index, key)).count();
+                assert_eq!(left, beside.len() - 1, "{policy} {n}: one");
+                tried += 1;
+            }
+            drop(pin);
+            // Nothing is noted of them for the next one.
+            for key in &beside {
+                evictor.look(hash(key));
+            }
+        }
+        assert!(tried > 20, "{policy}: {tried}");
+        assert_eq!(index.evictions().at_put, tried, "{policy}");
+        assert_eq!(index.evictions().records, index.len(), "{policy}");
+    }
+}
+
 /// All others were read a moment ago: the key that has just come is there all the same.
 #[test]
 fn who_came_stays() {

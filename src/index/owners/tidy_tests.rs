@@ -4,6 +4,7 @@ use super::{HASHES_LOOKED_AT, OWNERS_AT_ONCE, OwnedHashes};
 use crate::clock::Clock;
 use crate::config::{Config, TableSize};
 use crate::index::Index;
+use crate::index::segment::Which;
 use crate::layout::hash::{First, Seeds};
 use crate::layout::owners::time_in;
 use crate::outcome::{PutError, PutMode, PutOptions};
@@ -119,4 +120,28 @@ fn a_number_that_is_free_has_no_time() {
     index.tidy();
     assert!(time(7).is_none() && time(8).is_some());
     drop(other);
+}
+
+/// A key that is started leaves for whoever removes it for a reason that is so: an end that has come, not one that its entry has
+/// no more; nobody who makes room, or has another owner.
+#[test]
+fn a_started_key_leaves_only_for_a_reason() {
+    let (index, clock) = index();
+    let session = index.start_session().unwrap();
+    let is_there = || index.reader().get_into(b"key", &mut Vec::new()).unwrap();
+    index.put_with(b"key", b"old", PutOptions::new().ttl(10 * SECOND)).unwrap();
+    let ticket = index.put_start(&session, b"key", 0, 100 * SECOND).unwrap();
+    let now = |seconds: u64| index.lives().unwrap().now() + 8 * seconds;
+    for which in [Which::Ended(now(0)), Which::Ended(now(9)), Which::Of(7), Which::Unpinned, Which::Noted] {
+        assert_eq!(index.remove_by(b"key", which), Ok(false));
+        assert!(is_there());
+    }
+    clock.advance(10 * SECOND);
+    assert_eq!((index.remove_by(b"key", Which::Ended(now(0))), is_there()), (Ok(true), false));
+    // Its slot is held, and it is nobody's to remove.
+    for which in [Which::Ended(now(0)), Which::Unpinned, Which::Any] {
+        assert_eq!((index.remove_by(b"key", which), index.len()), (Ok(false), 1));
+    }
+    index.put_commit(&session, b"key", ticket, None).unwrap();
+    assert!(is_there());
 }
