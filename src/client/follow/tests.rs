@@ -132,7 +132,7 @@ impl Known {
 
 /// How a run goes.
 #[derive(Clone, Copy, Debug)]
-struct Run {
+struct FollowRun {
     layout: &'static str,
     grows: bool,
     feed_bytes: u64,
@@ -140,33 +140,33 @@ struct Run {
     eager: usize,
     /// With owners, puts in two steps, ends and eviction; else with none of them.
     all: bool,
-    threads: By,
+    threads: FollowThreads,
 }
 
 /// How the threads of a run go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
+enum FollowThreads {
     /// One at a time, in an order that the seed says.
     Turns,
     /// All at once.
     Themselves,
 }
 
-impl By {
+impl FollowThreads {
     fn run<T: Send>(self, seed: u64, works: Vec<impl FnOnce() -> T + Send>) -> Vec<T> {
         match self {
-            By::Turns => turns::run(seed, works),
-            By::Themselves => at_once(works),
+            FollowThreads::Turns => turns::run(seed, works),
+            FollowThreads::Themselves => at_once(works),
         }
     }
 }
 
-impl Run {
+impl FollowRun {
     /// What those who change do.
     fn changes(self) -> u64 {
         match self.threads {
-            By::Turns => 120,
-            By::Themselves => 1_000,
+            FollowThreads::Turns => 120,
+            FollowThreads::Themselves => 1_000,
         }
     }
 }
@@ -178,7 +178,7 @@ struct TimedTable {
     clock: Clock,
 }
 
-fn table(run: Run, seed: u64) -> TimedTable {
+fn table(run: FollowRun, seed: u64) -> TimedTable {
     let size = match run.grows {
         true => TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(128) },
         false => TableSize::Slots(if run.all { 100 } else { 200 }),
@@ -196,11 +196,11 @@ fn table(run: Run, seed: u64) -> TimedTable {
     };
     let (geometry, clock) = (config.geometry().unwrap(), Clock::manual());
     let region = match run.threads {
-        By::Turns => {
+        FollowThreads::Turns => {
             let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
             recorder.region(geometry.region_bytes())
         }
-        By::Themselves => Region::private(geometry.region_bytes()),
+        FollowThreads::Themselves => Region::private(geometry.region_bytes()),
     };
     let index = Index::create_at_pace(region, geometry, clock.clone(), Pace::small()).unwrap();
     let index = if run.all { index.with_eviction(Evict::Clock).unwrap() } else { index };
@@ -210,7 +210,7 @@ fn table(run: Run, seed: u64) -> TimedTable {
 const KEYS: usize = 60;
 
 /// What there is beside plain puts and removes, as one thread does it.
-struct Others<'i> {
+struct OthersBeside<'i> {
     index: &'i Index,
     clock: &'i Clock,
     sessions: [Option<OwnerSession>; 3],
@@ -219,10 +219,10 @@ struct Others<'i> {
     started: Vec<([u8; 8], u64, usize)>,
 }
 
-impl<'i> Others<'i> {
-    fn new(TimedTable { index, clock }: &'i TimedTable) -> Others<'i> {
+impl<'i> OthersBeside<'i> {
+    fn new(TimedTable { index, clock }: &'i TimedTable) -> OthersBeside<'i> {
         let starts = index.start_session().unwrap();
-        Others { index, clock, sessions: Default::default(), starts, started: Vec::new() }
+        OthersBeside { index, clock, sessions: Default::default(), starts, started: Vec::new() }
     }
 
     /// Puts as an owner, who begins if he is not there.
@@ -294,11 +294,11 @@ impl<'i> Others<'i> {
 }
 
 /// Changes few keys, and has the table grow and shrink.
-fn change(table: &TimedTable, run: Run, seed: u64, changes: u64) {
+fn change(table: &TimedTable, run: FollowRun, seed: u64, changes: u64) {
     let index = &table.index;
     let mut random = Random::new(seed);
     let mut grows = random.pick(2) == 0;
-    let mut others = run.all.then(|| Others::new(table));
+    let mut others = run.all.then(|| OthersBeside::new(table));
     for version in 1..=changes {
         if random.pick(50) == 0 {
             grows = !grows;
@@ -322,7 +322,7 @@ fn change(table: &TimedTable, run: Run, seed: u64, changes: u64) {
 }
 
 /// Follows until the others have ended and everything is heard.
-fn follow(index: &Index, run: Run, working: &AtomicU64, seed: u64) -> Result<Known, String> {
+fn follow(index: &Index, run: FollowRun, working: &AtomicU64, seed: u64) -> Result<Known, String> {
     let mut random = Random::new(seed);
     let mut source =
         DirectSource { index, feed_bytes: run.feed_bytes, room: (1 << 10) + random.pick(2) * 3_000 };
@@ -356,7 +356,7 @@ fn follow(index: &Index, run: Run, working: &AtomicU64, seed: u64) -> Result<Kno
 }
 
 /// Two that change, and one that follows. What is wrong, or what he knows.
-fn followed(run: Run, seed: u64) -> Result<Known, String> {
+fn followed(run: FollowRun, seed: u64) -> Result<Known, String> {
     let table = table(run, seed % 8);
     change(&table, run, !seed, 100 + seed % 100);
     let working = AtomicU64::new(2);
@@ -393,9 +393,9 @@ fn is_so(table: &TimedTable, known: Known) -> Result<Known, String> {
 }
 
 /// An owner is removed while one begins to follow, and starts the feed.
-fn removed_beside_a_walk(threads: By, seed: u64) -> Result<Known, String> {
+fn removed_beside_a_walk(threads: FollowThreads, seed: u64) -> Result<Known, String> {
     const MOST: usize = 60;
-    let run = Run { all: true, grows: seed % 2 == 1, threads, ..PLAIN };
+    let run = FollowRun { all: true, grows: seed % 2 == 1, threads, ..PLAIN };
     let (table, working) = (table(run, seed % 8), AtomicU64::new(1));
     let session = table.index.owner(1, Duration::from_secs(3600)).unwrap();
     for n in 0..MOST as u64 {
@@ -405,7 +405,7 @@ fn removed_beside_a_walk(threads: By, seed: u64) -> Result<Known, String> {
     let both = Barrier::new(2);
     let begins = || {
         // By turns, the order is the seed's.
-        if threads == By::Themselves {
+        if threads == FollowThreads::Themselves {
             both.wait();
         }
     };
@@ -443,8 +443,14 @@ fn at_once<T: Send>(works: Vec<impl FnOnce() -> T + Send>) -> Vec<T> {
 }
 
 const LAYOUTS: [&str; 4] = ["windowed:8", "farm", "pilaf", "list"];
-const PLAIN: Run =
-    Run { layout: LAYOUTS[0], grows: false, feed_bytes: 1 << 20, eager: 6, all: false, threads: By::Turns };
+const PLAIN: FollowRun = FollowRun {
+    layout: LAYOUTS[0],
+    grows: false,
+    feed_bytes: 1 << 20,
+    eager: 6,
+    all: false,
+    threads: FollowThreads::Turns,
+};
 
 /// J1 to J7: whoever joins while others change the table, and while it grows and shrinks, knows in the end what is
 /// there, and heard each key in an order that makes sense.
@@ -454,7 +460,7 @@ fn what_is_heard_makes_the_table() {
     for layout in LAYOUTS {
         for seed in 0..25 {
             for grows in [false, true] {
-                let run = Run { layout, grows, ..PLAIN };
+                let run = FollowRun { layout, grows, ..PLAIN };
                 let known = followed(run, seed).unwrap_or_else(|wrong| panic!("{run:?}, {seed}: {wrong}"));
                 assert_eq!((known.gaps, known.joined), (0, 1));
                 (heard, joined) = (heard + known.heard, joined + known.joined);
@@ -472,7 +478,7 @@ fn who_is_too_slow_is_told() {
     for layout in LAYOUTS {
         for seed in 0..25 {
             for grows in [false, true] {
-                let run = Run { layout, grows, feed_bytes: 1 << 10, eager: 2, ..PLAIN };
+                let run = FollowRun { layout, grows, feed_bytes: 1 << 10, eager: 2, ..PLAIN };
                 let known = followed(run, seed).unwrap_or_else(|wrong| panic!("{run:?}, {seed}: {wrong}"));
                 gaps += known.gaps;
             }
@@ -489,8 +495,8 @@ fn what_is_heard_makes_a_table_with_everything() {
     let (mut heard, mut gone, mut causes) = (0, 0, BTreeMap::<String, u64>::new());
     for (layout, grows) in LAYOUTS.into_iter().flat_map(|layout| [(layout, false), (layout, true)]) {
         for seed in 0..8 {
-            let large = Run { layout, grows, all: true, ..PLAIN };
-            for run in [large, Run { feed_bytes: 1 << 10, eager: 2, ..large }] {
+            let large = FollowRun { layout, grows, all: true, ..PLAIN };
+            for run in [large, FollowRun { feed_bytes: 1 << 10, eager: 2, ..large }] {
                 let known = followed(run, seed).unwrap_or_else(|wrong| panic!("{run:?}, {seed}: {wrong}"));
                 (heard, gone) = (heard + known.heard, gone + known.owners_gone);
                 known.causes.into_iter().for_each(|(why, count)| *causes.entry(why).or_default() += count);
@@ -500,7 +506,7 @@ fn what_is_heard_makes_a_table_with_everything() {
     println!("{heard} changes were heard, {gone} owners went, and others left: {causes:?}");
     assert!(heard > 5_000 && gone > 100, "{heard} {gone}");
     for seed in 0..400 {
-        let known = removed_beside_a_walk(By::Turns, seed);
+        let known = removed_beside_a_walk(FollowThreads::Turns, seed);
         known.unwrap_or_else(|wrong| panic!("removed beside a walk, {seed}: {wrong}"));
     }
     for why in ["Removed", "Expired", "Evicted"] {
@@ -515,8 +521,8 @@ fn what_threads_tell_makes_the_table() {
     let (mut heard, mut gone, mut gaps) = (0, 0, 0);
     for (layout, grows) in LAYOUTS.into_iter().flat_map(|layout| [(layout, false), (layout, true)]) {
         for seed in 0..5 {
-            let large = Run { layout, grows, all: true, threads: By::Themselves, ..PLAIN };
-            for run in [large, Run { feed_bytes: 1 << 12, ..large }] {
+            let large = FollowRun { layout, grows, all: true, threads: FollowThreads::Themselves, ..PLAIN };
+            for run in [large, FollowRun { feed_bytes: 1 << 12, ..large }] {
                 let known = followed(run, seed).unwrap_or_else(|wrong| panic!("{run:?}, {seed}: {wrong}"));
                 (heard, gone, gaps) = (heard + known.heard, gone + known.owners_gone, gaps + known.gaps);
             }
@@ -525,7 +531,7 @@ fn what_threads_tell_makes_the_table() {
     println!("{heard} changes were heard, {gone} owners went, {gaps} gaps");
     assert!(heard > 5_000 && gone > 100, "{heard} {gone}");
     for seed in 0..400 {
-        let known = removed_beside_a_walk(By::Themselves, seed);
+        let known = removed_beside_a_walk(FollowThreads::Themselves, seed);
         known.unwrap_or_else(|wrong| panic!("removed beside a walk, {seed}: {wrong}"));
     }
 }
@@ -536,10 +542,10 @@ fn what_threads_tell_makes_the_table() {
 fn rules_of_owners_and_feeds_are_noticed_by_threads() {
     use crate::faults::Broken;
     const MOST: Duration = Duration::from_secs(60);
-    let run = Run { all: true, threads: By::Themselves, ..PLAIN };
-    type Found = fn(Run, u64) -> Result<Known, String>;
+    let run = FollowRun { all: true, threads: FollowThreads::Themselves, ..PLAIN };
+    type Found = fn(FollowRun, u64) -> Result<Known, String>;
     let cases: [(Rule, Found); 2] = [
-        (Rule::OwnerTurn, |run, seed| followed(Run { grows: seed % 2 == 1, ..run }, seed)),
+        (Rule::OwnerTurn, |run, seed| followed(FollowRun { grows: seed % 2 == 1, ..run }, seed)),
         (Rule::OwnerNumber, |run, seed| removed_beside_a_walk(run.threads, seed)),
     ];
     for (rule, find) in cases {
@@ -553,7 +559,7 @@ fn rules_of_owners_and_feeds_are_noticed_by_threads() {
 }
 
 /// A scan that is cut anywhere shows what stays exactly once: D6.
-fn scans(run: Run, seed: u64) -> Result<u64, String> {
+fn scans(run: FollowRun, seed: u64) -> Result<u64, String> {
     let table = table(run, seed % 8);
     let index = &table.index;
     let key = |n: usize| (n as u64).to_le_bytes();
@@ -600,7 +606,7 @@ fn a_scan_shows_what_stays_once() {
     for layout in LAYOUTS {
         for seed in 0..50 {
             for grows in [false, true] {
-                let run = Run { layout, grows, feed_bytes: 1 << 10, eager: 1, ..PLAIN };
+                let run = FollowRun { layout, grows, feed_bytes: 1 << 10, eager: 1, ..PLAIN };
                 scans(run, seed).unwrap_or_else(|wrong| panic!("{run:?}, {seed}: {wrong}"));
             }
         }
@@ -614,9 +620,9 @@ fn broken_rules_of_the_feed_are_noticed() {
     use crate::faults::Broken;
     const MOST: u64 = 400;
     let large = PLAIN;
-    let growing = Run { grows: true, ..large };
-    let small = Run { feed_bytes: 1 << 10, eager: 2, ..large };
-    let all = Run { all: true, ..large };
+    let growing = FollowRun { grows: true, ..large };
+    let small = FollowRun { feed_bytes: 1 << 10, eager: 2, ..large };
+    let all = FollowRun { all: true, ..large };
     let mut lost = Vec::new();
     for (rule, run) in [
         (Rule::FeedLock, large),
@@ -627,7 +633,7 @@ fn broken_rules_of_the_feed_are_noticed() {
         (Rule::FeedPassed, large),
         (Rule::ScanOrder, large),
         (Rule::OwnerTurn, all),
-        (Rule::OwnerTurn, Run { grows: true, ..all }),
+        (Rule::OwnerTurn, FollowRun { grows: true, ..all }),
     ] {
         let _broken = Broken::rule(rule);
         let found = (0..MOST).find_map(|seed| Some((seed, followed(run, seed).err()?)));
@@ -636,8 +642,8 @@ fn broken_rules_of_the_feed_are_noticed() {
     }
     for rule in [Rule::OwnerNumber, Rule::OwnerStart] {
         let _broken = Broken::rule(rule);
-        let found =
-            (0..10 * MOST).find_map(|seed| Some((seed, removed_beside_a_walk(By::Turns, seed).err()?)));
+        let found = (0..10 * MOST)
+            .find_map(|seed| Some((seed, removed_beside_a_walk(FollowThreads::Turns, seed).err()?)));
         println!("{rule:?} broken: {found:?}");
         lost.extend(found.is_none().then_some(rule));
     }
