@@ -133,7 +133,7 @@ fn rules_are_cited_by_their_ids() {
 fn imports_name_what_they_bring() {
     let mut found = Vec::new();
     files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut found);
-    for file in found.iter().filter(|file| !file.ends_with("tests.rs")) {
+    for file in found.iter().filter(|file| !file.to_string_lossy().ends_with("tests.rs")) {
         let text = std::fs::read_to_string(file).unwrap();
         // Unit tests are at the end of a file.
         let product = text.split("#[cfg(test)]\nmod ").next().unwrap();

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 /// What the source is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Asked {
+enum FeedAsked {
     Look { table: u64, cursor: Vec<u8> },
     Changes { from: FeedPosition, end: u64, passed: Option<Vec<u8>> },
 }
@@ -24,7 +24,7 @@ enum Wrong {
 #[derive(Debug, Default)]
 struct Script {
     answers: VecDeque<Result<Vec<u8>, Wrong>>,
-    asked: Vec<Asked>,
+    asked: Vec<FeedAsked>,
 }
 
 impl Script {
@@ -32,7 +32,7 @@ impl Script {
         Script { answers: answers.into_iter().collect(), asked: Vec::new() }
     }
 
-    fn answer(&mut self, asked: Asked) -> Result<Vec<u8>, Wrong> {
+    fn answer(&mut self, asked: FeedAsked) -> Result<Vec<u8>, Wrong> {
         self.asked.push(asked);
         self.answers.pop_front().expect("an answer for each request")
     }
@@ -42,11 +42,11 @@ impl FeedSource for Script {
     type Error = Wrong;
 
     fn look(&mut self, table: u64, cursor: &[u8]) -> Result<Vec<u8>, Wrong> {
-        self.answer(Asked::Look { table, cursor: cursor.to_vec() })
+        self.answer(FeedAsked::Look { table, cursor: cursor.to_vec() })
     }
 
     fn changes(&mut self, from: FeedPosition, end: u64, passed: Option<&[u8]>) -> Result<Vec<u8>, Wrong> {
-        self.answer(Asked::Changes { from, end, passed: passed.map(<[u8]>::to_vec) })
+        self.answer(FeedAsked::Changes { from, end, passed: passed.map(<[u8]>::to_vec) })
     }
 
     fn is_of_other_table(&self, error: &Wrong) -> bool {
@@ -143,7 +143,7 @@ fn a_place_is_behind_what_was_taken() {
         assert_eq!(follower.take(), Some(item));
     }
     assert_eq!((follower.position(), follower.take()), (at(1, 1, 50), None));
-    let from = |number| Asked::Changes { from: at(1, 1, number), end: u64::MAX, passed: None };
+    let from = |number| FeedAsked::Changes { from: at(1, 1, number), end: u64::MAX, passed: None };
     assert_eq!(source.asked, [from(10), from(20)]);
 }
 
@@ -191,7 +191,7 @@ fn a_walk_ends_with_its_server() {
     assert_eq!(all(&mut follower), [gap]);
     assert_eq!(follower.step(&mut source), Ok(true));
     assert_eq!(all(&mut follower), [change(4)]);
-    let walked = Asked::Look { table: 1, cursor: b"cursor".to_vec() };
+    let walked = FeedAsked::Look { table: 1, cursor: b"cursor".to_vec() };
     assert_eq!(source.asked[2], walked);
 }
 
@@ -214,7 +214,7 @@ fn a_walk_ends_with_what_it_misses() {
         assert!(!follower.is_joining(), "{cause:?}");
         assert_eq!(all(&mut follower), [HeardItem::Gap { from: here, to, cause }]);
         // Of nothing passed: an empty cursor, up to the look's number.
-        assert_eq!(source.asked[2], Asked::Changes { from: here, end: 12, passed: Some(Vec::new()) });
+        assert_eq!(source.asked[2], FeedAsked::Changes { from: here, end: 12, passed: Some(Vec::new()) });
     }
 }
 
@@ -235,9 +235,9 @@ fn a_walk_begins_where_the_feed_is() {
     assert_eq!(follower.position(), at(2, 5, 33));
     assert_eq!((follower.step(&mut source), follower.step(&mut source)), (Ok(true), Ok(true)));
     assert_eq!(all(&mut follower), [HeardItem::Key(vec![133], HeardValue::None, 0), HeardItem::Joined]);
-    let place = |asked: &Asked| match asked {
-        Asked::Changes { from, .. } => Some(*from),
-        Asked::Look { .. } => None,
+    let place = |asked: &FeedAsked| match asked {
+        FeedAsked::Changes { from, .. } => Some(*from),
+        FeedAsked::Look { .. } => None,
     };
     let places: Vec<_> = source.asked.iter().filter_map(place).collect();
     assert_eq!(places, [at(1, 1, 10), at(1, 1, 0), FeedPosition::default()]);

@@ -34,11 +34,11 @@ fn index() -> (Index, Clock) {
 }
 
 /// What was shown of each key: the first byte of its value, its length, and its life.
-type Shown = Vec<(Vec<u8>, u8, usize, Life)>;
+type EntriesShown = Vec<(Vec<u8>, u8, usize, Life)>;
 
 /// Walks over the table. With the first key that is shown, `meanwhile` runs, with the two others.
-fn walk(index: &Index, meanwhile: impl Fn(&[&[u8]])) -> Shown {
-    let (mut walk, mut shown) = (Walk::default(), Shown::new());
+fn walk(index: &Index, meanwhile: impl Fn(&[&[u8]])) -> EntriesShown {
+    let (mut walk, mut shown) = (Walk::default(), EntriesShown::new());
     let mut see = |key: &[u8], value: &[u8], life: Option<Life>| {
         assert!(value.iter().all(|byte| *byte == value[0]), "of one value");
         if shown.is_empty() {
