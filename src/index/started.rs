@@ -322,6 +322,8 @@ impl StartedPuts {
         let mut state = lock(&self.common.state);
         let put = state.forget(key);
         self.common.keys.store(state.all.len() as u64, Relaxed);
+        // The first end, also one that is over by now.
+        self.common.next_ns.store(state.next_ns(0), Relaxed);
         put.is_some_and(|put| put.was_removed)
     }
 

@@ -1,7 +1,6 @@
 //! Owners of entries (O), by the index alone and through a server.
 
 use oneread::embedded::{Clock, Index, OwnerSession};
-use oneread::error::{ConnectError, MutateError, PutError};
 use oneread::internals::region::{Backing, Region};
 use oneread::layout::{OWNER_MAX, Seeds};
 use oneread::sink::LifeSink;

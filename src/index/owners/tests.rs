@@ -263,7 +263,7 @@ fn owners_go_at_once_whatever_others_do() {
 #[test]
 fn broken_rules_are_noticed() {
     use crate::faults::{Broken, Rule};
-    let cases: [(Rule, OwnerCase); 10] = [
+    let cases: [(Rule, OwnerCase); 9] = [
         (Rule::OwnerMask, comes_back),
         (Rule::OwnerProof, comes_back),
         (Rule::OwnerCount, comes_back),
@@ -272,8 +272,8 @@ fn broken_rules_are_noticed() {
         (Rule::OwnerFirst, is_told_early),
         (Rule::OwnerPuts, is_left_over),
         (Rule::OwnerTwice, is_acknowledged_early),
+        // An entry that has ended stays noted while a thread has it (V3): so only of an owner's.
         (Rule::TidyAlone, |seed| is_tidied_early(2 * seed)),
-        (Rule::TidyAlone, |seed| is_tidied_early(2 * seed + 1)),
     ];
     for (rule, case) in cases {
         let _broken = Broken::rule(rule);
