@@ -7,6 +7,7 @@ use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::WebPkiClientVerifier;
+use rustls::version::TLS13;
 use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
 use std::error::Error;
 use std::io::{self, Read, Write};
@@ -67,7 +68,7 @@ impl ClientTls {
     /// ```
     pub fn new(authorities: impl AsRef<Path>, own: Option<(&Path, &Path)>) -> Result<ClientTls, TlsError> {
         let builder = ClientConfig::builder_with_provider(ring::default_provider().into());
-        let builder = builder.with_safe_default_protocol_versions().expect("the provider has them");
+        let builder = builder.with_protocol_versions(&[&TLS13]).expect("the provider has it");
         let builder = builder.with_root_certificates(roots(authorities.as_ref())?);
         let config = match own {
             None => builder.with_no_client_auth(),
@@ -159,7 +160,7 @@ impl ServerFiles {
     fn read(&self) -> Result<Arc<ServerConfig>, TlsError> {
         let provider = Arc::new(ring::default_provider());
         let builder = ServerConfig::builder_with_provider(provider.clone());
-        let builder = builder.with_safe_default_protocol_versions().expect("the provider has them");
+        let builder = builder.with_protocol_versions(&[&TLS13]).expect("the provider has it");
         let builder = match &self.client_authorities {
             None => builder.with_no_client_auth(),
             Some(authorities) => {

@@ -1,6 +1,7 @@
 //! Owners of entries (O), by the index alone and through a server.
 
 use oneread::embedded::{Clock, Index, OwnerSession};
+use oneread::error::{ConnectError, MutateError, PutError};
 use oneread::internals::region::{Backing, Region};
 use oneread::layout::{OWNER_MAX, Seeds};
 use oneread::sink::LifeSink;

@@ -432,3 +432,33 @@ fn files_are_named() {
     let error = authority.client().server_name("no name!").unwrap_err();
     assert!(matches!(error, TlsError::Name { .. }), "{error}");
 }
+
+/// A client that speaks TLS 1.2 and no newer version is told so, in words of TLS: whatever another crate of the program
+/// turns on in rustls, as the processes of a cluster do for etcd.
+#[test]
+fn older_versions_are_refused() {
+    let authority = Authority::new("ours");
+    let server = Server::start(served(authority.server())).unwrap();
+    let mut stream = TcpStream::connect(("127.0.0.1", port_of(&server))).unwrap();
+    stream.set_read_timeout(Some(SOON)).unwrap();
+    // Its hello (RFC 5246, 7.4.1.2): suites of ECDHE with AES-GCM, curve x25519 and P-256, signatures by ECDSA and RSA. There
+    // is no extension that names versions, which only TLS 1.3 has.
+    let extensions = [
+        &[0x00, 0x0a, 0x00, 0x06, 0x00, 0x04, 0x00, 0x1d, 0x00, 0x17][..],
+        &[0x00, 0x0b, 0x00, 0x02, 0x01, 0x00],
+        &[0x00, 0x0d, 0x00, 0x08, 0x00, 0x06, 0x04, 0x03, 0x08, 0x04, 0x04, 0x01],
+        &[0x00, 0x17, 0x00, 0x00],
+    ]
+    .concat();
+    let mut body = vec![0x03, 0x03];
+    body.extend([7; 32]);
+    body.extend([0x00, 0x00, 0x04, 0xc0, 0x2b, 0xc0, 0x2f, 0x01, 0x00, 0x00, extensions.len() as u8]);
+    body.extend(&extensions);
+    let message = [&[0x01, 0x00, 0x00, body.len() as u8][..], &body].concat();
+    let record = [&[0x16, 0x03, 0x01, 0x00, message.len() as u8][..], &message].concat();
+    stream.write_all(&record).unwrap();
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    // An alert, fatal: the version of the protocol (70).
+    assert_eq!((answer.first(), answer.get(5..7)), (Some(&0x15), Some(&[0x02, 0x46][..])), "{answer:02x?}");
+}
