@@ -11,11 +11,9 @@ use std::process::{Command, Stdio};
 
 /// Whether this build has a subcommand. Only one with the laboratory has what measures and predicts.
 fn is_built(subcommand: &str) -> bool {
-    match subcommand {
-        "bench" | "layouts" | "plan" => cfg!(feature = "lab"),
-        "man" => cfg!(feature = "man"),
-        _ => true,
-    }
+    let is_of = |names: &[&str]| names.contains(&subcommand);
+    (cfg!(feature = "lab") || !is_of(&["bench", "layouts", "plan"]))
+        && (cfg!(feature = "man") || !is_of(&["man"]))
 }
 
 /// The help lists what this build has. For the rest it is told which build does.
