@@ -138,9 +138,9 @@ fn a_started_key_leaves_only_for_a_reason() {
     }
     clock.advance(10 * SECOND);
     assert_eq!((index.remove_by(b"key", Which::Ended(now(0))), is_there()), (Ok(true), false));
-    // Its slot is held, and it is nobody's to remove.
+    // Its slot is held, and it is nobody's to remove. It is no key.
     for which in [Which::Ended(now(0)), Which::Unpinned, Which::Any] {
-        assert_eq!((index.remove_by(b"key", which), index.len()), (Ok(false), 1));
+        assert_eq!((index.remove_by(b"key", which), index.len(), index.starts().started), (Ok(false), 0, 1));
     }
     index.put_commit(&session, b"key", ticket, None).unwrap();
     assert!(is_there());
