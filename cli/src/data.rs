@@ -274,7 +274,7 @@ impl Del {
 #[command(after_help = r#"FORMATS, by the file's extension or --format
   tsv    key TAB value; \t \n \r \\ and \xHH for special bytes; the default
   csv    key,value with the usual quoting
-  jsonl  {"key": "...", "value": "..."}; key_hex, value_hex for what is not text;
+  jsonl  {"key": "...", "value": "..."}; key_hex, value_hex for what is no text;
          ends_ms (milliseconds since 1970) for an entry that ends by itself, and
          owner for one that has an owner, who is there until the command ends
          and for a minute more
@@ -612,7 +612,7 @@ fn complain(bar: &Progress, loaded: &mut Loaded, number: u64, reason: String) {
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   oneread dump > all.tsv                `oneread load all.tsv` puts them back
-  oneread dump --json | jq .key         with ends and owners, as `load` takes them
+  oneread dump --json | jq .key         with ends and owners, for `load`
   oneread dump --region /dev/shm/t.region     from a file, without a server
   oneread dump --key-file secret        decrypts the values
 
@@ -620,8 +620,8 @@ Without --key-file, encrypted values are printed as they are stored; `oneread
 load` without --key-file puts them back, into any table. With it, a value that
 does not decrypt is reported and left out, and the exit status is 1.
 
-Only JSON says when an entry ends and whose it is. With the other formats, stderr
-tells how many there are of which that is lost.
+Only JSON says when an entry ends and whose it is. With the other formats,
+stderr tells how many there are of which that is lost.
 
 Reads the region slot by slot and asks the server nothing. It is no snapshot: a
 key that is put, removed or moved meanwhile may be printed or not, or twice. A
