@@ -42,6 +42,8 @@ const NAMES: [(&str, &str); 25] = [
     ("`ServerConfig::token`", "--token-file"),
     ("`ServerConfig::ttl`", "`serve --ttl`"),
     ("`ServerConfig::workers`", "--workers"),
+    ("`StartLimits::percent`", "`serve --starts-max`"),
+    ("`StartLimits::within_max`", "`serve --start-time-max`"),
     ("`StartMode::OpenOrCreate`", "`oneread serve`"),
     ("`TableSize::up_to`", "`serve --max-memory`"),
     ("`ClientOptions::tls`", "--tls-ca"),
