@@ -18,6 +18,8 @@ const OWNER: u16 = 7;
 const KEY: &[u8] = b"key";
 /// Orders that are tried.
 const SEEDS: u64 = 300;
+/// Tidyings of one thread in a story.
+const TIDIES_MAX: u32 = 8;
 
 fn index(seed: u64, size: TableSize) -> Index {
     let config = Config {
@@ -229,11 +231,14 @@ fn is_tidied_early(seed: u64) -> Option<String> {
         index.put_with(KEY, &value, PutOptions::new().ttl(ttl)).unwrap();
     }
     index.table().clock().advance(Duration::from_nanos(3 * TICK_NS));
+    // Two that are always at it at the same time meet each other for ever: nobody sleeps here between two looks.
     let tidies = || {
-        while index.tidy().is_some() {
+        let is_told = (0..TIDIES_MAX).any(|_| {
+            let next = index.tidy();
             index.table().clock().advance(GRACE);
-        }
-        got(&index).map(|_| "it is found when nothing was left to do".to_owned())
+            next.is_none()
+        });
+        is_told.then(|| got(&index)).flatten().map(|_| "it is found when nothing was left to do".to_owned())
     };
     wrong(seed, vec![Box::new(tidies), Box::new(tidies)])
 }
