@@ -17,7 +17,8 @@ const HOUR: Duration = Duration::from_secs(3600);
 /// Bytes of values: in the slot, and not.
 const INLINE: usize = 8;
 const SHORT: usize = 48;
-const GROWING: TableSize = TableSize::Growing { bytes_max: 256 << 10, segment_slots: Some(64) };
+/// 512 KiB of it are tenures.
+const GROWING: TableSize = TableSize::Growing { bytes_max: (512 + 256) << 10, segment_slots: Some(64) };
 
 /// What happened, step by step.
 struct Story {

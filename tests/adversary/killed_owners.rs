@@ -305,7 +305,7 @@ fn every_kill_of_owners() {
 #[test]
 fn every_kill_of_owners_in_a_table_that_grows() {
     for name in TWO {
-        let size = TableSize::Growing { bytes_max: 320 << 10, segment_slots: Some(64) };
+        let size = TableSize::Growing { bytes_max: (512 + 320) << 10, segment_slots: Some(64) };
         let config = config_of(name.parse().unwrap(), size);
         let kills = [owners(&config), two_steps(&config)].map(|it| it.every_kill(name, 1));
         println!("{name}, which grows: {kills:?} kills");

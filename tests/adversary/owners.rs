@@ -29,8 +29,10 @@ const LENGTHS: [usize; 5] = [0, 8, 60, 120, 200];
 
 /// Every fourth table has one size, and so on.
 fn config_of(layout: Layout, seed: u64) -> (Config, bool) {
+    // 512 KiB are tenures of owners.
     let growing = |bytes_max| TableSize::Growing { bytes_max, segment_slots: Some(64) };
-    let size = [TableSize::Slots(64), TableSize::Slots(64), growing(320 << 10), growing(168 << 10)];
+    let size =
+        [TableSize::Slots(64), TableSize::Slots(64), growing((512 + 320) << 10), growing((512 + 168) << 10)];
     let nth = seed as usize % size.len();
     (config(layout, seed).size(size[nth]).life(true).owners(true), nth % 2 == 1)
 }
