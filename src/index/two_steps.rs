@@ -54,6 +54,10 @@ impl Index {
     ) -> Result<u64, PutError> {
         let (started, geometry) = (self.all_started()?, self.geometry());
         check_lengths(geometry, key, &[])?;
+        // Before the share: that has nothing to do with it.
+        if len > geometry.value_max() {
+            return Err(PutError::ValueLength { given: len, max: geometry.value_max() });
+        }
         let of_key = if geometry.is_long(key) { extent_bytes(key.len()) } else { 0 };
         let of_value = geometry.extent_bytes(key, len);
         let (heap_bytes, now_ns) = (of_key + of_value, self.table().clock().now_ns());
