@@ -20,7 +20,7 @@ pub fn told(error: &anyhow::Error) -> String {
 }
 
 /// What the command calls what the library's errors name.
-const NAMES: [(&str, &str); 25] = [
+const NAMES: [(&str, &str); 27] = [
     ("`Client::get`", "`oneread get`"),
     ("`Client::owner`", "--owner"),
     ("`ClientOptions::server_uids`", "--server-user"),
