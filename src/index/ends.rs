@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Memory for so many notes stays when there are fewer.
+/// Notes for which memory stays when there are fewer.
 const KEPT: usize = 1 << 10;
 
 /// The notes of a table.

@@ -66,7 +66,8 @@ fn everywhere() -> impl Iterator<Item = (bool, Begins)> {
     [false, true].into_iter().flat_map(|is_far| ALL.map(|begins| (is_far, begins)))
 }
 
-fn until<T>(what: &str, mut act: impl FnMut() -> Option<T>) -> T {
+/// What `act` comes to, as soon as it comes to something.
+pub(crate) fn until<T>(what: &str, mut act: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
         if let Some(done) = act() {

@@ -1,6 +1,7 @@
 //! Owners one after the other with one number (I4), and owners that are quiet (I5).
 
-use crate::common::{SOON, patient};
+use crate::common::patient;
+use crate::identity::until;
 use oneread::error::MutateError;
 use oneread::{
     Address, Backing, Client, Config, OwnerOptions, PutOutcome, Server, ServerConfig, StartMode, TableSize,
@@ -58,17 +59,6 @@ fn table() -> Config {
 
 fn owner(absent_for: Duration) -> OwnerOptions {
     OwnerOptions::new(OWNER).absent_for(absent_for)
-}
-
-fn until<T>(what: &str, mut act: impl FnMut() -> Option<T>) -> T {
-    let begun = Instant::now();
-    loop {
-        if let Some(done) = act() {
-            return done;
-        }
-        assert!(begun.elapsed() < SOON, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// Whether a put is made; if not, it must be refused because the owner is gone.
