@@ -433,17 +433,17 @@ fn loom_reader_against_writer() {
 
 #[test]
 fn loom_reader_against_move() {
-    model(1, reader_against_move);
+    model(1, || on_a_large_stack(reader_against_move));
 }
 
 #[test]
 fn loom_reader_against_update() {
-    model(2, reader_against_update);
+    model(2, || on_a_large_stack(reader_against_update));
 }
 
 #[test]
 fn loom_reader_against_memory_used_again() {
-    model(1, reader_against_memory_used_again);
+    model(1, || on_a_large_stack(reader_against_memory_used_again));
 }
 
 #[test]
@@ -528,17 +528,17 @@ mod broken {
     #[test]
     fn loom_move_rules() {
         let rules = [Rule::CountBeforeErase, Rule::MoveCounter, Rule::CopyBeforeErase];
-        rules.into_iter().for_each(|rule| must_be_caught(rule, 1, reader_against_move));
+        rules.into_iter().for_each(|rule| must_be_caught(rule, 1, || on_a_large_stack(reader_against_move)));
     }
 
     #[test]
     fn loom_key_rule() {
-        must_be_caught(Rule::KeyBytes, 2, reader_against_update);
+        must_be_caught(Rule::KeyBytes, 2, || on_a_large_stack(reader_against_update));
     }
 
     #[test]
     fn loom_extent_rules() {
-        must_be_caught(Rule::NameFence, 1, reader_against_memory_used_again);
+        must_be_caught(Rule::NameFence, 1, || on_a_large_stack(reader_against_memory_used_again));
     }
 
     #[test]
