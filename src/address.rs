@@ -89,6 +89,8 @@ impl Address {
         }
     }
 
+    /// Looks whether a socket can have this address.
+    ///
     /// # Errors
     /// When no socket can have this address.
     pub(crate) fn check(&self) -> Result<(), AddressError> {

@@ -1,4 +1,4 @@
-//! What the tests, benches, fuzz targets and commands of this repository use besides. **Not for others.**
+//! What the tests, benches, fuzz targets and commands of this repository use besides. They are not for others.
 //!
 //! Everything here may change or go in any version, also in one that changes nothing else. It has no
 //! pages: read the source. If you need something of it, ask for it: then it gets a page and a promise.

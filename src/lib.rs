@@ -145,7 +145,7 @@
 //!   Clients cannot write to the region. [SECURITY.md] says who is trusted.
 //! * **Every wait for the server has a bound.** [`ClientOptions`] sets it, and an error names it.
 //!
-//! What it does not do: transactions over several keys, eviction.
+//! What it does not do: transactions over several keys.
 //!
 //! # Read on
 //!

@@ -146,6 +146,71 @@ fn imports_name_what_they_bring() {
     }
 }
 
+/// What begins a first sentence in lower case: names that are written so.
+const NAMES: [&str; 9] =
+    ["etcd ", "etcd,", "etcd'", "iWARP ", "systemd", "eRPC ", "rapidhash ", "s3-fifo ", "libibverbs,"];
+
+/// The first paragraph of each comment that is a doc, with the line where it begins.
+fn first_paragraphs(text: &str) -> Vec<(usize, String)> {
+    let doc = |line: &str| -> Option<String> {
+        let line = line.trim_start();
+        let rest = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"))?;
+        (!rest.starts_with('/')).then(|| rest.trim().to_owned())
+    };
+    let docs: Vec<_> = text.lines().map(doc).collect();
+    let begins = |at: &usize| docs[*at].is_some() && (*at == 0 || docs[at - 1].is_none());
+    let paragraph = |at: usize| {
+        let lines = docs[at..].iter().map_while(Option::as_deref).take_while(|line| !line.is_empty());
+        (at + 1, lines.collect::<Vec<_>>().join(" "))
+    };
+    (0..docs.len()).filter(begins).map(paragraph).collect()
+}
+
+/// The first paragraph of a doc is one of whole sentences. Help of the command's arguments has no full stop.
+#[test]
+fn docs_begin_with_a_whole_sentence() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = Vec::new();
+    ["", "kit", "lab", "cli", "prefix", "cluster", "python"]
+        .into_iter()
+        .for_each(|package| files(&root.join(package).join("src"), &mut found));
+    let (mut seen, mut wrong) = (0, Vec::new());
+    for file in found {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let is_help = text.contains("clap");
+        for (line, paragraph) in first_paragraphs(&text) {
+            let begins = paragraph
+                .starts_with(|c: char| c.is_uppercase() || c.is_ascii_digit() || "`[(*\"".contains(c))
+                || ["...", "|", "{"].iter().chain(&NAMES).any(|name| paragraph.starts_with(name));
+            let ends = is_help || paragraph.ends_with(['.', ':', '?', '!', ')', '|', '`']);
+            if !begins || !ends {
+                wrong.push(format!("{}:{line}: {paragraph}", file.display()));
+            }
+            seen += 1;
+        }
+    }
+    assert!(seen > 10_000, "{seen} docs");
+    assert!(wrong.is_empty(), "no whole sentences:\n{}", wrong.join("\n"));
+}
+
+/// Definitions of links stand at the end of a page: elsewhere they are text, or end a list.
+#[test]
+fn definitions_of_links_stand_at_the_end() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let docs = std::fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let docs = docs.filter(|page| page.extension().is_some_and(|extension| extension == "md"));
+    let mut seen = 0;
+    for page in docs.chain(["README.md", "CONTRIBUTING.md"].map(|name| root.join(name))) {
+        let text = std::fs::read_to_string(&page).unwrap();
+        let is_definition = |line: &&str| line.starts_with('[') && line.contains("]: ");
+        let mut above = text.lines().rev().skip_while(|line| is_definition(line) || line.is_empty());
+        let wrong = above.find(is_definition);
+        assert!(wrong.is_none(), "{}: {wrong:?} stands above the end", page.display());
+        seen += text.lines().filter(is_definition).count();
+    }
+    assert!(seen > 50, "{seen} definitions");
+}
+
 /// The texts of `docs/` are also pages of the crate's documentation. There `src/docs/links.md` says where their
 /// links lead, so it has every label that they define (`src/docs/mod.rs`).
 #[test]

@@ -32,6 +32,8 @@ pub(crate) fn optional_bytes_of<'a>(
 pub(crate) struct Held(PyUntypedBuffer);
 
 impl Held {
+    /// Holds the object's buffer, so that its bytes stay where they are.
+    ///
     /// # Errors
     /// `TypeError` if the object has no buffer, `BufferError` if that has gaps, or what the object raises itself.
     pub fn new(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Held> {

@@ -52,6 +52,7 @@ use counters::GETS_APART;
 use handle::{Deadline, Handle};
 use std::time::Instant;
 
+/// A handle on a served table. Each thread has its own handle: `Client` is `Send`, and `Clone`
 /// makes another. [`ClientPool`] lends handles to any number of threads. Operations take `&mut self`,
 /// because a handle has one conversation with the server, and counts without atomic instructions.
 ///
@@ -390,6 +391,8 @@ impl Clone for Client {
     }
 }
 
+/// Looks whether requests can travel this way over the address's fabric.
+///
 /// # Errors
 /// When requests cannot travel this way over the address's fabric.
 fn check_path(path: RequestPath, address: &Address) -> Result<(), ConnectError> {

@@ -205,7 +205,6 @@ mod tests {
     use crate::part::{PartChange, Tell};
     use std::time::Duration;
 
-    /// unless it says that the change is to be asked for again.
     #[test]
     fn failures_and_changes_are_counted_by_kind() {
         let address = || Address::Shm("/nowhere".into());

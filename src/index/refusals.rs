@@ -72,9 +72,9 @@ impl Refusals {
 pub(super) struct VainSearches(AtomicU64);
 
 impl VainSearches {
-    /// After this number of failed searches, searches are left out,
+    /// After this number of failed searches, searches are left out ([`ONE_OF`]).
     const ENOUGH: u64 = 16;
-    /// but for one of this number.
+    /// Of those that are left out, one of this number is made.
     const ONE_OF: u64 = 64;
     const TIMES_BITS: u32 = 16;
 

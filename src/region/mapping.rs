@@ -199,6 +199,8 @@ impl Mapping {
         unsafe { madvise(self.start.as_ptr(), self.len, Advice::LinuxRemove) }
     }
 
+    /// Where these bytes are mapped, and how many there are.
+    ///
     /// # Panics
     /// When the bytes do not lie inside: a bug.
     fn part(&self, bytes: &Range<u64>) -> (*mut c_void, usize) {

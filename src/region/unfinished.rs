@@ -9,6 +9,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+/// Looks whether the file's table was ever finished.
+///
 /// # Errors
 /// [`RegionError::Unfinished`] of a file whose table was never finished.
 pub(super) fn check_finished(path: &Path, file: &File) -> Result<(), RegionError> {

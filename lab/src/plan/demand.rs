@@ -40,31 +40,31 @@ macro_rules! costs {
 }
 
 costs! {
-    /// GET of a present key
+    /// GET of a present key.
     GET_HIT = 146.0, "benches/count.rs, `windowed:8`, 16 + 32 bytes";
-    /// GET of an absent key
+    /// GET of an absent key.
     GET_MISS = 115.0, "the same";
-    /// GET of a present key that a hint names the slot of
+    /// GET of a present key that a hint names the slot of.
     GET_HINTED_HIT = 840.0, "the same";
-    /// GET of an absent key with hints
+    /// GET of an absent key with hints.
     GET_HINTED_MISS = 4159.0, "the same";
-    /// GET of a present key in a table that has grown
+    /// GET of a present key in a table that has grown.
     GET_GROWN_HIT = 219.0, "the same";
-    /// GET of an absent key in a table that has grown
+    /// GET of an absent key in a table that has grown.
     GET_GROWN_MISS = 237.0, "the same";
-    /// PUT of a present key
+    /// PUT of a present key.
     UPDATE = 759.0, "the same";
-    /// PUT of a new key, mean over a fill to 90 %
+    /// PUT of a new key, mean over a fill to 90 %.
     FILL = 1796.0, "the same";
-    /// PUT of a new key into a table that grows fourfold, its splits included
+    /// PUT of a new key into a table that grows fourfold, its splits included.
     GROWING_INSERT = 14874.0, "the same, 2,048 to 8,192 keys at 200,000 a second";
-    /// PUT of a new key with room in its window
+    /// PUT of a new key with room in its window.
     ROOM = 698.0, "the same; not used: the mean of a fill is";
-    /// PUT of a new key with a search for a path
+    /// PUT of a new key with a search for a path.
     PATH = 17050.0, "the same; not used: the mean of a fill is";
-    /// Request for one key that a worker answers over TCP, its system calls aside
+    /// Request for one key that a worker answers over TCP, its system calls aside.
     TCP_GET = 996.0, "the same, one key a message; 316 a key by 50";
-    /// GET or PUT in a concurrent map of this process
+    /// GET or PUT in a concurrent map of this process.
     LOCAL = 265.0, "docs/BENCHMARKS.md: DashMap's GET out of cache takes 108 ns at 2.45 GHz";
 }
 

@@ -175,6 +175,8 @@ pub(crate) fn wait(service_s: f64, busy: f64, units: f64) -> f64 {
 }
 
 impl System {
+    /// A system of this workload on machines of this profile.
+    ///
     /// # Errors
     /// [`PlanError::Number`] when a number of the workload is out of range.
     pub fn new(workload: Workload, profile: Profile) -> Result<System, PlanError> {

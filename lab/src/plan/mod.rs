@@ -95,6 +95,8 @@ impl Default for Workload {
 }
 
 impl Workload {
+    /// Looks whether each number is in its range.
+    ///
     /// # Errors
     /// [`PlanError::Number`] names the first number that is out of range.
     fn check(&self) -> Result<(), PlanError> {

@@ -68,6 +68,8 @@ struct Out<'py> {
 }
 
 impl<'py> Out<'py> {
+    /// The caller's memory for answers, or new memory if it gave none.
+    ///
     /// # Errors
     /// `ValueError` for memory that does not have `count` items of this type, or begins in the middle of one.
     fn of<T: Pod>(

@@ -106,6 +106,8 @@ impl TcpConnection {
         Ok(connection)
     }
 
+    /// Looks whether the server took this connection as a session of the client's owner, if it has one.
+    ///
     /// # Errors
     /// When the server does not take it as a session of the client's owner.
     pub fn check_owner(&self, owner: Option<&OwnOwner>, address: &Address) -> Result<(), ConnectError> {

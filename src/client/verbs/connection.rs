@@ -517,6 +517,8 @@ impl Connection {
 
     // ---- completions ----------------------------------------------------------------------------
 
+    /// Looks whether the server still holds the connection open.
+    ///
     /// # Errors
     /// When the server has closed the connection.
     pub fn check_stream(&self) -> Result<(), VerbsError> {

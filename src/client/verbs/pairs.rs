@@ -107,6 +107,8 @@ impl LaneReader {
         self.lane.has_failed()
     }
 
+    /// Looks whether the connection still stands.
+    ///
     /// # Errors
     /// When the server or the connection is gone. The connection is then of no further use to any
     /// handle.

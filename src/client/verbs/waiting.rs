@@ -96,6 +96,8 @@ impl WaitPlace<'_> {
     }
 }
 
+/// Looks whether the server still holds this connection open.
+///
 /// # Errors
 /// When the server has closed this connection.
 pub(crate) fn check_stream(stream: &TcpStream) -> Result<(), VerbsError> {

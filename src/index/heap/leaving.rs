@@ -11,7 +11,7 @@ impl Heap {
         self.leaving.is_none() && self.public > open * block_len / 4 + block_len && !self.empty.is_empty()
     }
 
-    /// Y3
+    /// Y3: the least used block leaves, if the heap is sparse.
     pub(super) fn leave_if_sparse(&mut self) {
         if self.is_sparse()
             && let Some(block) = self.least_used(self.filled)

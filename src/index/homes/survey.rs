@@ -151,7 +151,7 @@ impl Homes {
         seen
     }
 
-    /// T2
+    /// T2: restores a slot, or frees it. Returns the key that it has then.
     fn mend(&self, slot: SlotIx, found: &mut Recovered) -> (Key, u32) {
         let Mended { key, aux, was_torn } = self.slots.mend(slot);
         found.torn += u64::from(was_torn);

@@ -54,6 +54,8 @@ unsafe impl<M: Send> Send for Registered<M> {}
 unsafe impl<M: Sync> Sync for Registered<M> {}
 
 impl<M> Registered<M> {
+    /// Registers these bytes for the NIC.
+    ///
     /// # Safety
     /// `memory` keeps `start..start + bytes` mapped and in place until it is dropped, and nothing
     /// in this process holds a reference to bytes there that `access` lets a NIC write.

@@ -92,7 +92,7 @@ pub(super) struct Closing {
 }
 
 impl<C> Replica<C> {
-    /// CL9
+    /// CL9: the primary begins to hand the shard over to this node. Returns whether it can.
     pub(in crate::core) fn hand_over<T: Table<Cursor = C>>(
         &mut self,
         shared: &mut Shared<T>,
@@ -230,7 +230,7 @@ impl<C> Replica<C> {
         }
     }
 
-    /// CL11
+    /// CL11: this node begins to get a copy of the shard. Returns whether it can.
     pub(in crate::core) fn begin_join<T: Table<Cursor = C>>(
         &mut self,
         shared: &mut Shared<T>,

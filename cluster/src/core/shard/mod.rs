@@ -330,7 +330,7 @@ impl<C> Replica<C> {
         }
     }
 
-    /// CL10
+    /// CL10: a primary that has started again begins a new epoch, alone.
     fn begin_again<T: Table<Cursor = C>>(&mut self, shared: &mut Shared<T>, now: Time) {
         if self.map.primary == Some(shared.id) && self.transaction.is_none() {
             // The transaction's answer is learned as any other.

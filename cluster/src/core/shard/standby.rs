@@ -20,7 +20,7 @@ pub(super) struct Position {
 }
 
 impl<C> Replica<C> {
-    /// CL8
+    /// CL8: takes the shard over if its primary has been silent for long enough.
     pub(super) fn take_over<T: Table<Cursor = C>>(&mut self, shared: &mut Shared<T>, now: Time) {
         let Some(primary) = self.map.primary.filter(|_| self.transaction.is_none()) else { return };
         let mut gone = None;
@@ -39,7 +39,7 @@ impl<C> Replica<C> {
         self.transact(shared, now, new, gone);
     }
 
-    /// CL6
+    /// CL6: an item has come over a channel. Takes it if it is next, and the primary's.
     pub(in crate::core) fn item_comes<T: Table<Cursor = C>>(
         &mut self,
         shared: &mut Shared<T>,
