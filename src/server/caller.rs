@@ -1,11 +1,15 @@
 //! What the server keeps of a client from one request to the next: what it may do, and a value that it
-//! uploads.
+//! uploads. Only a [`Changer`] changes the table.
 
-use crate::index::{ExtentDraft, Index, KeyPin, OwnerClaim, OwnerSession, StartSession, Upload};
+use super::snapshots::Saver;
+use crate::index::{
+    ClearPlace, Cleared, ExtentDraft, Index, KeyPin, OwnerClaim, OwnerSession, StartSession, Upload,
+};
 use crate::layout::extent::Expected;
 use crate::outcome::{PutError, PutOptions};
+use crate::part::{PartChange, Tell};
 use crate::verbs::Token;
-use crate::wire::{self, Reply, Request};
+use crate::wire::{self, Reply};
 use std::time::Duration;
 
 /// Most pins of a client at a time.
@@ -98,125 +102,12 @@ impl Caller {
         self.pins.len() * PIN_BYTES
     }
 
-    pub fn role(&self) -> Role {
-        self.role
-    }
-
-    /// The owner's session that it is.
-    pub fn owner(&self) -> Option<&OwnerSession> {
-        self.owner.as_ref()
-    }
-
-    /// It is a session of this owner from now on. The reply tells the owner's tenure.
-    pub fn be_owner(&mut self, index: &Index, number: u16, claim: OwnerClaim, absent_for: Duration) -> Reply {
-        match index.owner_by(number, claim, absent_for) {
-            Ok(session) => {
-                let tenure = session.tenure();
-                self.owner = Some(session);
-                Reply::Value(Some(tenure.to_le_bytes().to_vec()))
-            }
-            Err(error) => Reply::Put(Err(error)),
+    /// The client as one that changes the table, if it may: its role says so, and whether the server's clients may at all.
+    pub fn changer<'c>(&'c mut self, index: &'c Index, read_only: bool) -> Result<Changer<'c>, Denied> {
+        match self.role {
+            Role::Change if !read_only => Ok(Changer { caller: self, index }),
+            Role::Change | Role::Read => Err(Denied),
         }
-    }
-
-    /// Starts a put in two steps.
-    pub fn put_start(&mut self, index: &Index, key: &[u8], len: u32, within: Duration) -> Reply {
-        let session = match self.starts.take().map_or_else(|| index.start_session(), Ok) {
-            Ok(session) => self.starts.insert(session),
-            Err(error) => return Reply::Put(Err(error)),
-        };
-        match index.put_start(session, key, len as usize, within) {
-            Ok(ticket) => Reply::Value(Some(ticket.to_le_bytes().to_vec())),
-            Err(error) => Reply::Put(Err(error)),
-        }
-    }
-
-    /// Pins a key.
-    pub fn pin(&mut self, index: &Index, key: &[u8]) -> Reply {
-        if self.pins.len() >= PINS_MAX as usize {
-            return Reply::Put(Err(PutError::Pins { max: PINS_MAX }));
-        }
-        match index.pin(key) {
-            Ok(pin) => {
-                let is_there = pin.is_some();
-                self.pins.extend(pin);
-                Reply::Pin(is_there)
-            }
-            Err(error) => Reply::Put(Err(error)),
-        }
-    }
-
-    /// Takes the next bytes of its value.
-    pub fn put_piece(&self, index: &Index, key: &[u8], ticket: u64, bytes: &[u8]) -> Reply {
-        let Some(session) = &self.starts else { return Reply::Put(Err(PutError::NotStarted)) };
-        match index.put_piece(session, key, ticket, bytes) {
-            Ok(()) => Reply::Taken,
-            Err(error) => Reply::Put(Err(error)),
-        }
-    }
-
-    /// Commits it.
-    pub fn put_commit(&self, index: &Index, key: &[u8], ticket: u64) -> Reply {
-        let Some(session) = &self.starts else { return Reply::Put(Err(PutError::NotStarted)) };
-        Reply::Put(index.put_commit(session, key, ticket, self.owner.as_ref()))
-    }
-
-    /// Gives it up.
-    pub fn put_abort(&self, index: &Index, key: &[u8], ticket: u64) -> Reply {
-        let Some(session) = &self.starts else { return Reply::Removed(Ok(false)) };
-        Reply::Removed(index.put_abort(session, key, ticket))
-    }
-
-    /// Takes a pin back.
-    pub fn unpin(&mut self, index: &Index, key: &[u8]) -> Reply {
-        let hash = index.geometry().hashed(key).first();
-        let its = self.pins.iter().position(|pin| pin.hash() == hash);
-        its.into_iter().for_each(|nth| drop(self.pins.swap_remove(nth)));
-        Reply::Pin(its.is_some())
-    }
-
-    /// Begins an upload, and drops the one before. Does not wait for memory: the thread has other clients.
-    pub fn begin(&mut self, index: &Index, key: &[u8], len: u32) -> Reply {
-        // First: its memory may be what this one gets.
-        self.upload = UploadState::None;
-        match index.upload(key, len as usize) {
-            Ok(Some(value)) => {
-                self.upload = UploadState::Begun { key: key.into(), value };
-                Reply::Taken
-            }
-            // It fits its slot. No oneread client uploads such a value.
-            Ok(None) => Reply::Unfit,
-            Err(error) => Reply::Put(Err(error)),
-        }
-    }
-
-    /// Takes the next bytes of the value.
-    pub fn take(&mut self, bytes: &[u8]) -> Reply {
-        match &mut self.upload {
-            UploadState::Begun { value, .. } if value.write(bytes) => Reply::Taken,
-            _ => self.refuse(),
-        }
-    }
-
-    /// Puts the value, all of which must be there.
-    pub fn put(&mut self, index: &Index, key: &[u8], options: PutOptions) -> Reply {
-        match self.whole(key) {
-            Some(draft) => Reply::Put(index.put_draft(key, draft, options, self.owner.as_ref())),
-            None => self.refuse(),
-        }
-    }
-
-    /// Puts it if the key's value is the expected one.
-    pub fn swap(&mut self, index: &Index, key: &[u8], expected: Expected<'_>) -> Reply {
-        match self.whole(key) {
-            Some(draft) => Reply::Swapped(index.swap_draft(key, expected, draft)),
-            None => self.refuse(),
-        }
-    }
-
-    pub fn drop_upload(&mut self) -> Reply {
-        self.refuse();
-        Reply::Taken
     }
 
     /// The value, if it is whole, and for this key.
@@ -233,17 +124,189 @@ impl Caller {
     }
 }
 
-impl Request<'_> {
-    /// Whether it is part of an upload.
-    pub(super) fn is_of_upload(&self) -> bool {
-        matches!(
-            self,
-            Request::UploadBegin { .. }
-                | Request::UploadPiece { .. }
-                | Request::UploadPut { .. }
-                | Request::UploadSwap { .. }
-                | Request::UploadDrop
-        )
+/// A client that may change the table, for one request. All changes that clients ask for are made by one.
+#[derive(Debug)]
+pub(crate) struct Changer<'c> {
+    caller: &'c mut Caller,
+    index: &'c Index,
+}
+
+/// The client may only read.
+#[derive(Debug)]
+pub(crate) struct Denied;
+
+impl Changer<'_> {
+    /// Puts a key.
+    pub fn put(self, key: &[u8], value: &[u8], options: PutOptions) -> Reply {
+        Reply::Put(self.index.put_at_once(key, value, options, self.caller.owner.as_ref()))
+    }
+
+    /// Puts a key if its value is the expected one.
+    pub fn swap(self, key: &[u8], expected: Expected<'_>, value: &[u8]) -> Reply {
+        Reply::Swapped(self.index.swap_at_once(key, expected, value))
+    }
+
+    /// Removes a key.
+    pub fn remove(self, key: &[u8]) -> Reply {
+        Reply::Removed(self.index.remove(key))
+    }
+
+    /// Removes a key if its value is the expected one.
+    pub fn remove_if(self, key: &[u8], expected: Expected<'_>) -> Reply {
+        Reply::Swapped(self.index.remove_expected(key, expected))
+    }
+
+    /// Changes a part of a value.
+    pub fn part(self, key: &[u8], part: PartChange<'_>, tell: Tell) -> Reply {
+        let tell_max = wire::frame_value_max(self.index.geometry());
+        Reply::Part(self.index.part_at_once(key, part, tell, tell_max, self.caller.owner.as_ref()))
+    }
+
+    /// Takes a removal of all keys on from a place.
+    pub fn clear_on(self, place: [u64; 2]) -> Reply {
+        /// A client's turn may be twice as long.
+        const STEP: Duration = Duration::from_millis(1);
+        match self.index.clear_on(ClearPlace(place), STEP) {
+            Ok(Cleared { removed, progress_ppm, next }) => {
+                let ClearPlace(place) = next.unwrap_or_default();
+                Reply::Cleared { removed, progress_ppm: progress_ppm.into(), place }
+            }
+            Err(error) => Reply::Put(Err(error)),
+        }
+    }
+
+    /// Hides all entries of an owner.
+    pub fn remove_owner(self, number: u16) -> Reply {
+        Reply::Removed(self.index.remove_owner(number))
+    }
+
+    /// Has segments with few keys merged.
+    pub fn shrink(self) -> Reply {
+        self.index.shrink();
+        Reply::Growth(self.index.growth())
+    }
+
+    /// Makes room for so many keys ahead.
+    pub fn grow_for(self, keys: u64) -> Reply {
+        self.index.foresee(keys);
+        Reply::Growth(self.index.growth())
+    }
+
+    /// Has the server begin a snapshot, if it makes any.
+    pub(super) fn snapshot(self, saver: Option<&Saver>) -> Reply {
+        Reply::Snapshot(saver.map(Saver::ask).unwrap_or_default())
+    }
+
+    /// It is a session of this owner from now on. The reply tells the owner's tenure.
+    pub fn be_owner(self, number: u16, claim: OwnerClaim, absent_for: Duration) -> Reply {
+        match self.index.owner_by(number, claim, absent_for) {
+            Ok(session) => {
+                let tenure = session.tenure();
+                self.caller.owner = Some(session);
+                Reply::Value(Some(tenure.to_le_bytes().to_vec()))
+            }
+            Err(error) => Reply::Put(Err(error)),
+        }
+    }
+
+    /// Starts a put in two steps.
+    pub fn put_start(self, key: &[u8], len: u32, within: Duration) -> Reply {
+        let session = match self.caller.starts.take().map_or_else(|| self.index.start_session(), Ok) {
+            Ok(session) => self.caller.starts.insert(session),
+            Err(error) => return Reply::Put(Err(error)),
+        };
+        match self.index.put_start(session, key, len as usize, within) {
+            Ok(ticket) => Reply::Value(Some(ticket.to_le_bytes().to_vec())),
+            Err(error) => Reply::Put(Err(error)),
+        }
+    }
+
+    /// Pins a key.
+    pub fn pin(self, key: &[u8]) -> Reply {
+        if self.caller.pins.len() >= PINS_MAX as usize {
+            return Reply::Put(Err(PutError::Pins { max: PINS_MAX }));
+        }
+        match self.index.pin(key) {
+            Ok(pin) => {
+                let is_there = pin.is_some();
+                self.caller.pins.extend(pin);
+                Reply::Pin(is_there)
+            }
+            Err(error) => Reply::Put(Err(error)),
+        }
+    }
+
+    /// Takes the next bytes of its value.
+    pub fn put_piece(self, key: &[u8], ticket: u64, bytes: &[u8]) -> Reply {
+        let Some(session) = &self.caller.starts else { return Reply::Put(Err(PutError::NotStarted)) };
+        match self.index.put_piece(session, key, ticket, bytes) {
+            Ok(()) => Reply::Taken,
+            Err(error) => Reply::Put(Err(error)),
+        }
+    }
+
+    /// Commits it.
+    pub fn put_commit(self, key: &[u8], ticket: u64) -> Reply {
+        let Some(session) = &self.caller.starts else { return Reply::Put(Err(PutError::NotStarted)) };
+        Reply::Put(self.index.put_commit(session, key, ticket, self.caller.owner.as_ref()))
+    }
+
+    /// Gives it up.
+    pub fn put_abort(self, key: &[u8], ticket: u64) -> Reply {
+        let Some(session) = &self.caller.starts else { return Reply::Removed(Ok(false)) };
+        Reply::Removed(self.index.put_abort(session, key, ticket))
+    }
+
+    /// Takes a pin back.
+    pub fn unpin(self, key: &[u8]) -> Reply {
+        let hash = self.index.geometry().hashed(key).first();
+        let its = self.caller.pins.iter().position(|pin| pin.hash() == hash);
+        its.into_iter().for_each(|nth| drop(self.caller.pins.swap_remove(nth)));
+        Reply::Pin(its.is_some())
+    }
+
+    /// Begins an upload, and drops the one before. Does not wait for memory: the thread has other clients.
+    pub fn begin_upload(self, key: &[u8], len: u32) -> Reply {
+        // First: its memory may be what this one gets.
+        self.caller.upload = UploadState::None;
+        match self.index.upload(key, len as usize) {
+            Ok(Some(value)) => {
+                self.caller.upload = UploadState::Begun { key: key.into(), value };
+                Reply::Taken
+            }
+            // It fits its slot. No oneread client uploads such a value.
+            Ok(None) => Reply::Unfit,
+            Err(error) => Reply::Put(Err(error)),
+        }
+    }
+
+    /// Takes the next bytes of the value.
+    pub fn take_piece(self, bytes: &[u8]) -> Reply {
+        match &mut self.caller.upload {
+            UploadState::Begun { value, .. } if value.write(bytes) => Reply::Taken,
+            _ => self.caller.refuse(),
+        }
+    }
+
+    /// Puts the value, all of which must be there.
+    pub fn put_upload(self, key: &[u8], options: PutOptions) -> Reply {
+        match self.caller.whole(key) {
+            Some(draft) => Reply::Put(self.index.put_draft(key, draft, options, self.caller.owner.as_ref())),
+            None => self.caller.refuse(),
+        }
+    }
+
+    /// Puts it if the key's value is the expected one.
+    pub fn swap_upload(self, key: &[u8], expected: Expected<'_>) -> Reply {
+        match self.caller.whole(key) {
+            Some(draft) => Reply::Swapped(self.index.swap_draft(key, expected, draft)),
+            None => self.caller.refuse(),
+        }
+    }
+
+    pub fn drop_upload(self) -> Reply {
+        self.caller.refuse();
+        Reply::Taken
     }
 }
 

@@ -1,6 +1,6 @@
 //! The state that a server's threads share, and the answer to a request.
 
-use super::caller::{Caller, Role};
+use super::caller::{Caller, Denied, Role};
 use super::feed;
 use super::held::ClientMemory;
 use super::mailboxes::{MailboxCounters, MailboxCounts, MailboxMemory};
@@ -9,13 +9,13 @@ use super::refused::RefusedCounters;
 use super::snapshots::Saver;
 use super::tcp::Tokens;
 use crate::files;
-use crate::index::{ClearPlace, Cleared, Index, OwnerClaim};
+use crate::index::{Index, OwnerClaim};
 use crate::layout::extent::Expected;
 use crate::outcome::PutError;
 use crate::outcome::ReadError;
 use crate::region::Region;
 use crate::sync::lock_std;
-use crate::wire::{self, HeldCounts, Refusal, Reply, Request, ServerStats, ServerTimes};
+use crate::wire::{self, HeldCounts, Refusal, Reply, Request, Right, ServerStats, ServerTimes};
 use rustc_hash::FxHashMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -215,99 +215,81 @@ impl ServerState {
     /// Does not wait for memory of long values, because the thread has other clients: such a request is
     /// answered [`PutError::HeapBusy`], and its client makes it again.
     pub(crate) fn answer(&self, caller: &mut Caller, request: Request<'_>) -> Option<Reply> {
-        let is_reader = self.read_only_clients || caller.role() == Role::Read;
-        Some(match request {
-            Request::Hello { .. } | Request::Join { .. } | Request::Mailbox { .. } | Request::Wake => {
-                return None;
-            }
-            // Where there are READs, this is none of the server's work.
-            Request::Gets(_) => Reply::Unfit,
-            // A snapshot takes the server's disk and time, merges take its time: not for readers.
-            Request::Put { .. }
-            | Request::Swap { .. }
-            | Request::SwapExtent { .. }
-            | Request::Remove { .. }
-            | Request::RemoveIf { .. }
-            | Request::Part { .. }
-            | Request::Clear { .. }
-            | Request::Owner { .. }
-            | Request::RemoveOwner { .. }
-            | Request::Pin { .. }
-            | Request::Unpin { .. }
-            | Request::Snapshot { begin: true }
-            | Request::Growth { shrink: true }
-            | Request::GrowFor { .. }
-                if is_reader =>
-            {
+        if request.row().right == Right::Talk {
+            return None;
+        }
+        // One upload counts once.
+        let goes_on = matches!(
+            request,
+            Request::UploadPiece { .. }
+                | Request::UploadPut { .. }
+                | Request::UploadSwap { .. }
+                | Request::UploadDrop
+        );
+        let answered = self.answer_who_may(caller, request);
+        Some(answered.unwrap_or_else(|Denied| {
+            if !goes_on {
                 self.refused.count_read_only();
-                Reply::Denied
             }
-            request if is_reader && request.is_of_two_steps() => {
-                self.refused.count_read_only();
-                Reply::Denied
-            }
-            request if is_reader && request.is_of_upload() => {
-                // One upload counts once.
-                if matches!(request, Request::UploadBegin { .. }) {
-                    self.refused.count_read_only();
-                }
-                Reply::Denied
-            }
+            Reply::Denied
+        }))
+    }
+
+    /// Answers a request. Only a [`Changer`] can make changes, and who may only read is none.
+    fn answer_who_may(&self, caller: &mut Caller, request: Request<'_>) -> Result<Reply, Denied> {
+        let changer = |caller| Caller::changer(caller, &self.index, self.read_only_clients);
+        Ok(match request {
+            // Where there are READs, many GETs are none of the server's work.
+            Request::Hello { .. }
+            | Request::Join { .. }
+            | Request::Mailbox { .. }
+            | Request::Wake
+            | Request::Gets(_) => Reply::Unfit,
             Request::Put { options, key, value } => {
-                let owner = caller.owner();
-                self.timed(key, || {
-                    self.counted(Reply::Put(self.index.put_at_once(key, value, options, owner)))
-                })
+                let changer = changer(caller)?;
+                self.timed(key, || self.counted(changer.put(key, value, options)))
             }
             Request::Swap { key, expected, value } => {
-                self.counted(Reply::Swapped(self.index.swap_at_once(key, Expected::Value(expected), value)))
+                self.counted(changer(caller)?.swap(key, Expected::Value(expected), value))
             }
             Request::SwapExtent { key, expected, value } => {
-                self.counted(Reply::Swapped(self.index.swap_at_once(key, Expected::Extent(expected), value)))
+                self.counted(changer(caller)?.swap(key, Expected::Extent(expected), value))
             }
-            Request::UploadBegin { key, len } => self.counted(caller.begin(&self.index, key, len)),
-            Request::UploadPiece { bytes } => caller.take(bytes),
+            Request::UploadBegin { key, len } => self.counted(changer(caller)?.begin_upload(key, len)),
+            Request::UploadPiece { bytes } => changer(caller)?.take_piece(bytes),
             Request::UploadPut { options, key } => {
-                self.timed(key, || self.counted(caller.put(&self.index, key, options)))
+                let changer = changer(caller)?;
+                self.timed(key, || self.counted(changer.put_upload(key, options)))
             }
-            Request::UploadSwap { key, expected } => self.counted(caller.swap(&self.index, key, expected)),
-            Request::UploadDrop => caller.drop_upload(),
-            Request::Remove { key } => self.counted(Reply::Removed(self.index.remove(key))),
-            Request::RemoveIf { key, expected } => {
-                self.counted(Reply::Swapped(self.index.remove_expected(key, expected)))
+            Request::UploadSwap { key, expected } => {
+                self.counted(changer(caller)?.swap_upload(key, expected))
             }
-            Request::Part { key, part, tell } => {
-                let tell_max = wire::frame_value_max(self.index.geometry());
-                self.counted(Reply::Part(self.index.part_at_once(key, part, tell, tell_max, caller.owner())))
-            }
-            Request::Clear { place } => self.counted(self.clear_on(place)),
+            Request::UploadDrop => changer(caller)?.drop_upload(),
+            Request::Remove { key } => self.counted(changer(caller)?.remove(key)),
+            Request::RemoveIf { key, expected } => self.counted(changer(caller)?.remove_if(key, expected)),
+            Request::Part { key, part, tell } => self.counted(changer(caller)?.part(key, part, tell)),
+            Request::Clear { place } => self.counted(changer(caller)?.clear_on(place)),
             Request::Owner { number, absent_for, tenure } => {
                 let claim = OwnerClaim::from_word(tenure);
-                self.counted(caller.be_owner(&self.index, number, claim, absent_for))
+                self.counted(changer(caller)?.be_owner(number, claim, absent_for))
             }
             Request::PutStart { key, len, within } => {
-                self.counted(caller.put_start(&self.index, key, len, within))
+                self.counted(changer(caller)?.put_start(key, len, within))
             }
             Request::PutPiece { key, ticket, bytes } => {
-                self.counted(caller.put_piece(&self.index, key, ticket, bytes))
+                self.counted(changer(caller)?.put_piece(key, ticket, bytes))
             }
-            Request::PutCommit { key, ticket } => self.counted(caller.put_commit(&self.index, key, ticket)),
-            Request::PutAbort { key, ticket } => self.counted(caller.put_abort(&self.index, key, ticket)),
-            Request::RemoveOwner { number } => self.counted(Reply::Removed(self.index.remove_owner(number))),
-            Request::Pin { key } => self.counted(caller.pin(&self.index, key)),
-            Request::Unpin { key } => caller.unpin(&self.index, key),
+            Request::PutCommit { key, ticket } => self.counted(changer(caller)?.put_commit(key, ticket)),
+            Request::PutAbort { key, ticket } => self.counted(changer(caller)?.put_abort(key, ticket)),
+            Request::RemoveOwner { number } => self.counted(changer(caller)?.remove_owner(number)),
+            Request::Pin { key } => self.counted(changer(caller)?.pin(key)),
+            Request::Unpin { key } => changer(caller)?.unpin(key),
+            Request::Growth { shrink: true } => changer(caller)?.shrink(),
+            Request::GrowFor { keys } => changer(caller)?.grow_for(keys),
+            Request::Snapshot { begin: true } => changer(caller)?.snapshot(self.saver.as_ref()),
             Request::Get { key } => self.look_up(key),
             Request::Stat => Reply::Stat(self.stats()),
-            Request::Growth { shrink } => {
-                if shrink {
-                    self.index.shrink();
-                }
-                Reply::Growth(self.index.growth())
-            }
-            Request::GrowFor { keys } => {
-                self.index.foresee(keys);
-                Reply::Growth(self.index.growth())
-            }
+            Request::Growth { shrink: false } => Reply::Growth(self.index.growth()),
             Request::Heap => Reply::Heap(self.index.heap()),
             Request::Notes => Reply::Notes(self.index.notes()),
             Request::Held => Reply::Held(self.held()),
@@ -316,9 +298,8 @@ impl ServerState {
                 let (room, followers) = (caller.feed_room(), &self.followers);
                 Reply::Feed(feed::answer(&self.index, request, self.feed_bytes, room, followers))
             }
-            Request::Snapshot { begin } => {
-                let look = if begin { Saver::ask } else { Saver::status };
-                Reply::Snapshot(self.saver.as_ref().map(look).unwrap_or_default())
+            Request::Snapshot { begin: false } => {
+                Reply::Snapshot(self.saver.as_ref().map(Saver::status).unwrap_or_default())
             }
         })
     }
@@ -356,19 +337,6 @@ impl ServerState {
             self.refused.count(error);
         }
         reply
-    }
-
-    /// Takes a removal of all keys on from a place.
-    fn clear_on(&self, place: [u64; 2]) -> Reply {
-        /// A client's turn may be twice as long.
-        const STEP: Duration = Duration::from_millis(1);
-        match self.index.clear_on(ClearPlace(place), STEP) {
-            Ok(Cleared { removed, progress_ppm, next }) => {
-                let ClearPlace(place) = next.unwrap_or_default();
-                Reply::Cleared { removed, progress_ppm: progress_ppm.into(), place }
-            }
-            Err(error) => Reply::Put(Err(error)),
-        }
     }
 
     fn look_up(&self, key: &[u8]) -> Reply {

@@ -93,7 +93,7 @@ pub(crate) fn fits_cells(request: &Request<'_>, geometry: &Geometry) -> bool {
         Request::RemoveIf { expected, .. } => expected.bytes().len(),
         Request::Part { part, .. } => part.bytes().len().max(PART_BYTES / 2),
         Request::PutPiece { bytes, .. } => bytes.len().max(16),
-        request if request.is_of_two_steps() => 8,
+        Request::PutStart { .. } | Request::PutCommit { .. } | Request::PutAbort { .. } => 8,
         _ => 0,
     };
     longest <= cell_value_max(geometry)

@@ -59,5 +59,7 @@ pub use lengths::{FRAME_VALUE_MAX, frame_value_max, reply_bytes_max, request_byt
 pub(crate) use lengths::{SOCKET_PIECE_MAX, cell_frames_max, fits_cells};
 pub use refusal::Refusal;
 pub use reply::{Reply, TableBytes, replies};
-pub use request::Request;
+#[cfg(test)]
+pub(crate) use request::ROWS;
 pub(crate) use request::{HELLO_BYTES, JOIN_BYTES};
+pub use request::{Request, RequestRow, Right};

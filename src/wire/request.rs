@@ -308,30 +308,93 @@ pub enum Request<'a> {
     Gets(GetsRequest<'a>),
 }
 
+/// Who may ask for something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Right {
+    /// Whoever is connected: it is about the conversation.
+    Talk,
+    /// Who may read the table.
+    Look,
+    /// Who may change it. What takes the server's disk or much of its time is for them, too.
+    Change,
+}
+
+/// What is said of a request, whatever it carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestRow {
+    /// Its name.
+    pub name: &'static str,
+    /// The level that a server must have to know it ([`LEVEL`](super::LEVEL)).
+    pub level: u16,
+    /// Who may ask.
+    pub right: Right,
+}
+
+macro_rules! rows {
+    ($($name:ident { $($fields:tt)* } => $level:literal, $right:ident;)*) => {
+        /// All rows.
+        #[cfg(test)]
+        pub(crate) const ROWS: &[RequestRow] =
+            &[$(RequestRow { name: stringify!($name), level: $level, right: Right::$right }),*];
+
+        impl Request<'_> {
+            /// What is said of it.
+            pub fn row(&self) -> RequestRow {
+                match self {
+                    $(Request::$name { $($fields)* } => {
+                        RequestRow { name: stringify!($name), level: $level, right: Right::$right }
+                    })*
+                }
+            }
+        }
+    };
+}
+
+// Each request has a row, or this is not compiled.
+rows! {
+    Hello { .. }              => 0, Talk;
+    Join { .. }               => 3, Talk;
+    Mailbox { .. }            => 0, Talk;
+    Wake { .. }               => 0, Talk;
+    Get { .. }                => 0, Look;
+    Gets { .. }               => 3, Look;
+    Feed { .. }               => 2, Look;
+    Stat { .. }               => 0, Look;
+    Growth { shrink: false }  => 0, Look;
+    Heap { .. }               => 0, Look;
+    Times { .. }              => 2, Look;
+    Held { .. }               => 4, Look;
+    Notes { .. }              => 4, Look;
+    Snapshot { begin: false } => 0, Look;
+    Put { .. }                => 0, Change;
+    Swap { .. }               => 0, Change;
+    SwapExtent { .. }         => 0, Change;
+    UploadBegin { .. }        => 0, Change;
+    UploadPiece { .. }        => 0, Change;
+    UploadPut { .. }          => 0, Change;
+    UploadSwap { .. }         => 0, Change;
+    UploadDrop { .. }         => 0, Change;
+    Remove { .. }             => 0, Change;
+    RemoveIf { .. }           => 1, Change;
+    Part { .. }               => 1, Change;
+    Clear { .. }              => 1, Change;
+    Pin { .. }                => 2, Change;
+    Unpin { .. }              => 2, Change;
+    Owner { .. }              => 4, Change;
+    RemoveOwner { .. }        => 2, Change;
+    PutStart { .. }           => 2, Change;
+    PutPiece { .. }           => 2, Change;
+    PutCommit { .. }          => 2, Change;
+    PutAbort { .. }           => 2, Change;
+    GrowFor { .. }            => 0, Change;
+    Growth { shrink: true }   => 0, Change;
+    Snapshot { begin: true }  => 0, Change;
+}
+
 impl<'a> Request<'a> {
     /// The level that a server must have to know it ([`LEVEL`](super::LEVEL)).
     pub fn level(&self) -> u16 {
-        match self {
-            Request::Part { .. } | Request::RemoveIf { .. } | Request::Clear { .. } => 1,
-            Request::Feed(_) | Request::Times | Request::RemoveOwner { .. } => 2,
-            request if request.is_of_two_steps() => 2,
-            Request::Pin { .. } | Request::Unpin { .. } => 2,
-            Request::Join { .. } | Request::Gets(_) => 3,
-            Request::Owner { .. } => 4,
-            Request::Notes | Request::Held => 4,
-            _ => 0,
-        }
-    }
-
-    /// Whether it is one of a put in two steps.
-    pub fn is_of_two_steps(&self) -> bool {
-        matches!(
-            self,
-            Request::PutStart { .. }
-                | Request::PutPiece { .. }
-                | Request::PutCommit { .. }
-                | Request::PutAbort { .. }
-        )
+        self.row().level
     }
 
     /// Appends this request to `out`.

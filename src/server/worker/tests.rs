@@ -8,6 +8,7 @@ use crate::layout::extent::{Expected, Reference};
 use crate::mailbox::memory::{self, Mailbox};
 use crate::mailbox::{glance, store};
 use crate::outcome::PutMode;
+use crate::part::{PartChange, Tell};
 use crate::server::caller::{Caller, Role};
 use crate::server::mailbox::ServerMailbox;
 use crate::server::mailboxes::MailboxCounts;
@@ -16,7 +17,7 @@ use crate::server::socket::{Bound, listen};
 use crate::server::table::index_for;
 use crate::server::tests::{HALF_OPEN, HELLO, be_written, frame, reply, shared, table, uid};
 use crate::server::{Server, ServerConfig};
-use crate::wire::{self, Reply, Request};
+use crate::wire::{self, FeedRequest, KeysWriter, Reply, Request, Right, Wants};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream as Stream;
 use std::path::{Path, PathBuf};
@@ -259,41 +260,76 @@ fn clients_of_other_users_are_refused() {
     }
 }
 
-/// Who may only read changes nothing, by whatever request. The others are answered.
+/// Who may do what: each request, of a client that may change the table and of one that may only read, and of any where
+/// clients may only read.
 #[test]
-fn readers_change_nothing() {
-    let shared = shared();
-    let mut caller = Caller::new(Role::Read);
-    let (key, value, mode, len) = (&b"key"[..], &b"value"[..], PutMode::Upsert, 100);
-    let place = Reference { number: 1, offset: 4096, len: 100, crc: 0 };
-    for request in [
+fn each_request_asks_for_its_right() {
+    let (key, value, mode, len, ticket) = (&b"key"[..], &b"value"[..], PutMode::Upsert, 100, 1);
+    let (place, within) = (Reference { number: 1, offset: 4096, len: 100, crc: 0 }, Duration::from_secs(1));
+    let mut keys = KeysWriter::default();
+    assert!(keys.push(key));
+    let wants = Wants { lives: false, bits: false, from: 0, most: 100 };
+    let requests = [
+        Request::Hello { version: 1 },
+        Request::Join { nonce: [0; 32], proof: [0; 32] },
+        Request::Mailbox { version: 1 },
+        Request::Wake,
+        Request::Get { key },
+        Request::Gets(keys.request(wants)),
+        Request::Feed(FeedRequest::Scan { table: 0, values: false, prefix: b"", cursor: b"" }),
+        Request::Stat,
+        Request::Growth { shrink: false },
+        Request::Heap,
+        Request::Times,
+        Request::Held,
+        Request::Notes,
+        Request::Snapshot { begin: false },
         Request::Put { options: mode.into(), key, value },
         Request::Swap { key, expected: value, value },
         Request::SwapExtent { key, expected: place, value },
-        Request::Remove { key },
-        Request::Snapshot { begin: true },
-        Request::Growth { shrink: true },
-        Request::GrowFor { keys: 1 },
         Request::UploadBegin { key, len },
         Request::UploadPiece { bytes: value },
         Request::UploadPut { options: mode.into(), key },
         Request::UploadSwap { key, expected: Expected::Extent(place) },
         Request::UploadDrop,
-    ] {
-        assert_eq!(shared.answer(&mut caller, request), Some(Reply::Denied), "{request:?}");
-    }
-    for request in [
-        Request::Get { key },
-        Request::Stat,
-        Request::Snapshot { begin: false },
-        Request::Growth { shrink: false },
-        Request::Heap,
-        Request::Times,
-        Request::Notes,
-        Request::Held,
-    ] {
-        let reply = shared.answer(&mut caller, request);
-        assert!(reply.is_some_and(|reply| reply != Reply::Denied), "{request:?}");
+        Request::Remove { key },
+        Request::RemoveIf { key, expected: Expected::Value(value) },
+        Request::Part { key, part: PartChange::Or { bits: value }, tell: Tell::Nothing },
+        Request::Clear { place: [0; 2] },
+        Request::Pin { key },
+        Request::Unpin { key },
+        Request::Owner { number: 1, absent_for: within, tenure: 0 },
+        Request::RemoveOwner { number: 1 },
+        Request::PutStart { key, len, within },
+        Request::PutPiece { key, ticket, bytes: value },
+        Request::PutCommit { key, ticket },
+        Request::PutAbort { key, ticket },
+        Request::GrowFor { keys: 1 },
+        Request::Growth { shrink: true },
+        Request::Snapshot { begin: true },
+    ];
+    let rows: Vec<_> = requests.iter().map(|request| request.row()).collect();
+    assert_eq!(rows, wire::ROWS, "one of each");
+    for (role, read_only_clients) in
+        [(Role::Change, false), (Role::Read, false), (Role::Change, true), (Role::Read, true)]
+    {
+        let shared = ServerState { read_only_clients, ..shared() };
+        let mut caller = Caller::new(role);
+        for request in requests {
+            let reply = shared.answer(&mut caller, request);
+            let may_change = role == Role::Change && !read_only_clients;
+            let is_denied = reply == Some(Reply::Denied);
+            match request.row().right {
+                Right::Talk => assert_eq!(reply, None, "{request:?}"),
+                Right::Look => assert!(!is_denied, "{request:?}"),
+                Right::Change => assert_eq!(is_denied, !may_change, "{request:?} of {role:?}"),
+            }
+        }
+        // Once for each that says so, and once for the upload.
+        let asked = requests.iter().filter(|request| request.row().right == Right::Change).count() as u64;
+        let denied = shared.refused.read().read_only;
+        assert_eq!(denied, if role == Role::Change && !read_only_clients { 0 } else { asked - 4 });
+        assert_eq!(shared.index.len(), 0, "{role:?}");
     }
 }
 
