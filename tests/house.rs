@@ -286,34 +286,34 @@ fn every_file_of_tests_is_built() {
     assert!(seen > 40, "{seen} files");
 }
 
-/// Tests that a plain build leaves out are built with the switches, too: `./test` names their programs, and
-/// builds with them and the verbs fabric at once, which some need.
+/// `./test` names all programs of tests: those that run beside the others, and those.
 #[test]
 fn no_test_is_left_out() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let script = std::fs::read_to_string(root.join("test")).unwrap();
-    let named: BTreeSet<&str> = script
-        .split(r#"--features "oneread/encryption,oneread/faults,oneread-cluster/faults${verbs:+,oneread/verbs}""#)
-        .nth(1)
-        .and_then(|rest| rest.split("--no-fail-fast").next())
-        .expect("the step with the switches")
-        .split("--test ")
-        .skip(1)
-        .map(|rest| rest.split_whitespace().next().unwrap_or_default())
-        .collect();
-    let left_out = ["cfg(feature = \"faults\")", "cfg(feature = \"sim\")"];
-    let mut found = Vec::new();
-    files(&root.join("tests"), &mut found);
-    let mut seen = 0;
-    for file in found {
-        let text = std::fs::read_to_string(&file).unwrap();
-        if file.ends_with("house.rs") || !left_out.iter().any(|cfg| text.contains(cfg)) {
-            continue;
-        }
-        let name = file.strip_prefix(root.join("tests")).unwrap().iter().next().unwrap();
-        let name = Path::new(name).file_stem().unwrap().to_str().unwrap();
-        assert!(named.contains(name), "{} has tests that ./test never runs", file.display());
-        seen += 1;
+    let words = |name: &str| -> Vec<&str> {
+        let lists = [format!("{name}=("), format!("{name}+=(")]
+            .map(|begin| script.split(&begin).skip(1).collect::<Vec<_>>());
+        lists.concat().iter().flat_map(|list| list.split(')').next().unwrap().split_whitespace()).collect()
+    };
+    let named = [words("computing"), words("waiting")].concat();
+    let mut programs = BTreeSet::new();
+    for package in ["", "cli", "prefix", "cluster", "kit", "lab"] {
+        let package = root.join(package);
+        // What cargo finds by itself: a file, or a folder with its `main.rs`.
+        let tests =
+            std::fs::read_dir(package.join("tests")).into_iter().flatten().map(|entry| entry.unwrap().path());
+        let is_program = |path: &PathBuf| {
+            path.join("main.rs").exists() || path.extension().is_some_and(|extension| extension == "rs")
+        };
+        programs.extend(
+            tests.filter(is_program).map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()),
+        );
+        let manifest = std::fs::read_to_string(package.join("Cargo.toml")).unwrap();
+        let stated = manifest.split("\n[[test]]\nname = \"").skip(1);
+        programs.extend(stated.map(|rest| rest.split('"').next().unwrap().to_owned()));
     }
-    assert!(seen >= 5, "{seen} files");
+    assert!(programs.len() > 15, "{programs:?}");
+    assert_eq!(programs, named.iter().map(|name| name.to_string()).collect(), "what ./test runs");
+    assert_eq!(programs.len(), named.len(), "each is run once");
 }
