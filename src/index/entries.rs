@@ -54,7 +54,7 @@ impl Segment {
     /// What a change finds in a slot whose lock is held.
     #[inline(always)]
     pub(super) fn found_in(&self, slot: SlotIx) -> EntryFound {
-        let life = if self.geometry().has_owners() { self.slots().life(slot) } else { None };
+        let life = if self.geometry().has_owners() { self.life_read(slot) } else { None };
         self.found(life)
     }
 

@@ -265,17 +265,14 @@ impl Segment {
         }
         // Done: every look sees it.
         let slot = self.place(locked, room, key, value);
-        if let Some(started) = self.told.started() {
-            started.count(None, Some(value.owner()));
-        }
         disobey(Rule::FeedLock, || self.lock_again(locked, key));
         disobey(Rule::RecordLock, || self.lock_again(locked, key));
         disobey(Rule::EndLock, || self.lock_again(locked, key));
         if let Some(evictor) = self.told.evictor() {
             evictor.came(key.first());
         }
-        if value.expiry() != 0 {
-            self.told.ends().came(key.first(), value.expiry());
+        if self.geometry().has_life() {
+            self.note_life_after(key, None, value);
         }
         between.done(change, || self.place_of(slot));
         self.tell(change, LeftCause::Removed, 0);
@@ -360,16 +357,13 @@ impl Segment {
             (EntryFound::Hidden, _) => KeyChange::came(key.key(), *value),
         };
         between.decided(change)?;
-        if let Some(started) = self.told.started() {
-            started.count(self.slots().life(slot).map(|life| life.owner), Some(value.owner()));
-        }
         // Not of an extent that stays the key's.
         let ends = |before: &Reference| value.as_reference().is_none_or(|now| now.number != before.number);
-        let ended = self.end_of(slot);
+        let life = self.life_in(slot);
         let written = self.slots().rewrite(locked, slot, key.key(), *value, None);
         self.end_name(before.filter(ends), written);
-        if (ended, value.expiry()) != (0, 0) {
-            self.told.ends().replaced(key.first(), ended, value.expiry());
+        if self.geometry().has_life() {
+            self.note_life_after(key, life, value);
         }
         count(&self.homes().counters().mine().updates);
         if let Some(evictor) = self.told.evictor() {
@@ -395,7 +389,7 @@ impl Segment {
         (cause, between): (LeftCause, B),
     ) -> Result<bool, B::MustWait> {
         let change = || KeyChange::left(key.key());
-        let ended = self.end_of(slot);
+        let life = self.life_in(slot);
         between.decided(change)?;
         let started = self.told.started();
         let is_free = !started.is_some_and(|started| self.leaves_slot_held(started, locked, slot, key));
@@ -412,7 +406,7 @@ impl Segment {
         if let Some(evictor) = self.told.evictor().filter(|_| is_free) {
             evictor.left(key.first());
         }
-        if ended != 0 {
+        if life.is_some_and(|life| life.expiry != 0) {
             self.told.ends().left(key.first());
         }
         between.done(change, || self.place_of(slot));
@@ -462,11 +456,31 @@ impl Segment {
         KeyPlace { memory: self.memory(), slot }
     }
 
-    /// The tick with which the entry in a slot ends whose lock is held; 0: it does not end.
+    /// The life of the entry in a slot whose lock is held.
     #[inline(always)]
-    fn end_of(&self, slot: SlotIx) -> u32 {
-        let life = if self.geometry().has_life() { self.slots().life(slot) } else { None };
-        life.map_or(0, |life| life.expiry)
+    fn life_in(&self, slot: SlotIx) -> Option<Life> {
+        if self.geometry().has_life() { self.life_read(slot) } else { None }
+    }
+
+    /// The same in a table whose entries have lives.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn life_read(&self, slot: SlotIx) -> Option<Life> {
+        self.slots().life(slot)
+    }
+
+    /// V3, P1: an entry that had this life, or none was there, has got the value and its life. (Not inlined: most tables have no
+    /// lives, and their updates keep more in registers without it.)
+    #[cold]
+    #[inline(never)]
+    fn note_life_after(&self, key: &Hashed<'_>, before: Option<Life>, value: &Stored<'_>) {
+        if let Some(started) = self.told.started() {
+            started.count(before.map(|life| life.owner), Some(value.owner()));
+        }
+        let ended = before.map_or(0, |life| life.expiry);
+        if (ended, value.expiry()) != (0, 0) {
+            self.told.ends().replaced(key.first(), ended, value.expiry());
+        }
     }
 
     /// The reference in a slot whose lock is held.
@@ -743,25 +757,18 @@ impl Segment {
         debug_assert!(self.slots().may_change(locked, *key), "L2");
         // O3: what is hidden is absent, and its slot is the key's.
         let there = slot.map(|slot| (slot, self.found_in(slot)));
-        let replace = |slot: SlotIx, found: EntryFound| {
-            let how = (LeftCause::Removed, between);
-            self.replace(locked, (slot, self.reference_in(slot), found), key, value, how)
-        };
-        Ok(match (there, mode) {
+        let (slot, found, outcome) = match (there, mode) {
             (None, PutMode::Update) | (Some((_, EntryFound::Hidden)), PutMode::Update) => {
-                Some(PutOutcome::Missing)
+                return Ok(Some(PutOutcome::Missing));
             }
-            (None, _) => None,
-            (Some((slot, EntryFound::Hidden)), _) => {
-                replace(slot, EntryFound::Hidden)?;
-                Some(PutOutcome::Inserted)
-            }
-            (Some(_), PutMode::Insert) => Some(PutOutcome::Exists),
-            (Some((slot, found)), _) => {
-                replace(slot, found)?;
-                Some(PutOutcome::Updated)
-            }
-        })
+            (None, _) => return Ok(None),
+            (Some((slot, EntryFound::Hidden)), _) => (slot, EntryFound::Hidden, PutOutcome::Inserted),
+            (Some(_), PutMode::Insert) => return Ok(Some(PutOutcome::Exists)),
+            (Some((slot, found)), _) => (slot, found, PutOutcome::Updated),
+        };
+        let how = (LeftCause::Removed, between);
+        self.replace(locked, (slot, self.reference_in(slot), found), key, value, how)?;
+        Ok(Some(outcome))
     }
 
     // ---- changes that depend on the value, removes ---------------------------------------------------------------------------
@@ -833,8 +840,7 @@ impl Segment {
         }
         let Some(slot) = self.slots().seek(key, may_be_displaced).at() else { return Ok(false) };
         let found = self.found_in(slot);
-        let has =
-            |is_such: &dyn Fn(&Life) -> bool| self.slots().life(slot).is_some_and(|life| is_such(&life));
+        let has = |is_such: &dyn Fn(&Life) -> bool| self.life_read(slot).is_some_and(|life| is_such(&life));
         let (is_it, cause) = match which {
             Which::Any => (found != EntryFound::Hidden, LeftCause::Removed),
             Which::Ended(now) => {
