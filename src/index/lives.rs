@@ -9,7 +9,7 @@
 //! So one time suffices for a key, the soonest: when it has come and the entry lives on, its present time is
 //! noted.
 
-use super::ends::EndNotes;
+use super::ends::{DUE_AT_A_TIME, EndNotes};
 use super::numbers::NumberSource;
 use super::whole::Table;
 use crate::clock::Clock;
@@ -22,7 +22,6 @@ use crate::outcome::PutError;
 use crate::region::Region;
 use crate::sync::{Mutex, lock};
 use crate::table_clock;
-use smallvec::SmallVec;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
@@ -34,9 +33,6 @@ const NUMBERS_AT_A_TIME: u64 = 1 << 10;
 const AGAIN_TICKS: u32 = 8;
 /// Changes between two looks at what has ended, where nobody tidies.
 const LOOK_EVERY: u64 = 32;
-/// Keys whose slots are asked for before the first of them is looked at: mostly none is in the processor's caches. With
-/// 32 a key takes a fifth less.
-const ASKED_AHEAD: usize = 32;
 
 /// The tick at which an entry is looked at again that should have gone.
 fn soon(now: u64) -> u32 {
@@ -181,8 +177,7 @@ impl Lives {
         let mut left = max;
         while left > 0 {
             // One that cannot be looked at or removed now comes again.
-            let due = std::iter::from_fn(|| self.ends.take_due(now, soon(now)));
-            let taken: SmallVec<[First; ASKED_AHEAD]> = due.take(left.min(ASKED_AHEAD)).collect();
+            let taken = self.ends.take_due(now, soon(now), left.min(DUE_AT_A_TIME));
             if taken.is_empty() {
                 break;
             }

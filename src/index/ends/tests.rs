@@ -70,7 +70,7 @@ fn notes_are_of_entries() {
             }
             if random.pick(8) == 0 {
                 let now = random.pick(20) as u64;
-                if let Some(hash) = notes.take_due(now, now as u32 + 8) {
+                for hash in notes.take_due(now, now as u32 + 8, 1 + random.pick(3)) {
                     let next = there.iter().filter(|((of, _), _)| *of == hash.0).map(|(_, tick)| *tick).min();
                     notes.set(hash, next.expect("of an entry that is there"));
                 }
