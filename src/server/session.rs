@@ -34,6 +34,9 @@ const SPARE_BYTES: usize = 1 << 16;
 /// its turn.
 const TURN_TIME: Duration = Duration::from_millis(2);
 
+/// The host of a session that ends.
+const NOBODY: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
+
 /// Most bytes that a worker keeps of each of its buffers.
 const LENT_MAX: usize = 1 << 21;
 
@@ -57,18 +60,12 @@ pub(super) enum Fate {
 pub(super) struct Session {
     stream: ClientStream,
     caller: Caller,
-    /// It counts as a connection until it is dropped. Over TCP it does not before it has proven to know a token.
-    admission: Option<Admission>,
-    /// Over TCP, who it is until then.
-    stranger: Option<Stranger>,
+    standing: Standing,
     /// What it holds of the memory for all.
     share: HeldShare,
     input: Vec<u8>,
     output: Vec<u8>,
-    greeted: bool,
-    /// Since when a frame, or the hello, has been incomplete; or, over TCP, since when the client has read nothing
-    /// while too much of what it asked for is unread.
-    halfway: Option<Instant>,
+    owes: Owes,
     /// Whether the client has rung, or got its mailbox, since the last call of
     /// [`wakes`](Self::wakes).
     has_rung: bool,
@@ -76,11 +73,40 @@ pub(super) struct Session {
     mailbox: Option<ServerMailbox>,
 }
 
-/// A client over TCP that has proven nothing yet.
-struct Stranger {
-    host: IpAddr,
-    /// The number that it was sent, once it has said hello.
-    nonce: Option<Nonce>,
+/// How far the conversation has come.
+enum Standing {
+    /// The client has not said hello.
+    Quiet(Guest),
+    /// Over TCP: it has said hello, was sent this number, and has not proven yet to know a token.
+    Challenged { host: IpAddr, nonce: Nonce },
+    /// It is answered.
+    In(Admission),
+}
+
+/// A client that has not said hello. It counts as a connection for as long as it has an admission: over TCP not before it
+/// has proven to know a token.
+enum Guest {
+    Local(Admission),
+    Far(IpAddr),
+}
+
+/// What the server waits for, and since when.
+#[derive(Clone, Copy)]
+enum Owes {
+    Nothing,
+    /// The rest of a frame, or the hello.
+    Frame(Instant),
+    /// Over TCP: that the client reads, which has too much unread.
+    Reading(Instant),
+}
+
+impl Owes {
+    fn since(self) -> Option<Instant> {
+        match self {
+            Owes::Nothing => None,
+            Owes::Frame(since) | Owes::Reading(since) => Some(since),
+        }
+    }
 }
 
 /// Tells a client why it is turned away, if it is still there.
@@ -98,31 +124,23 @@ impl Session {
         admission: Admission,
         share: HeldShare,
     ) -> Session {
-        Session::of(stream.into(), role, Some(admission), None, share)
+        Session::of(stream.into(), role, Guest::Local(admission), share)
     }
 
     /// A client over TCP.
     pub fn stranger(stream: impl Into<ClientStream>, host: IpAddr, share: HeldShare) -> Session {
-        Session::of(stream.into(), Role::Read, None, Some(Stranger { host, nonce: None }), share)
+        Session::of(stream.into(), Role::Read, Guest::Far(host), share)
     }
 
-    fn of(
-        stream: ClientStream,
-        role: Role,
-        admission: Option<Admission>,
-        stranger: Option<Stranger>,
-        share: HeldShare,
-    ) -> Session {
+    fn of(stream: ClientStream, role: Role, guest: Guest, share: HeldShare) -> Session {
         let mut session = Session {
             stream,
             caller: Caller::new(role).with_replies_of(wire::BODY_MAX),
-            admission,
-            stranger,
+            standing: Standing::Quiet(guest),
             share,
             input: Vec::new(),
             output: Vec::new(),
-            greeted: false,
-            halfway: Some(Instant::now()),
+            owes: Owes::Frame(Instant::now()),
             has_rung: false,
             mailbox: None,
         };
@@ -132,7 +150,21 @@ impl Session {
 
     /// Whether it has not proven yet to know a token.
     pub fn is_stranger(&self) -> bool {
-        self.stranger.is_some()
+        match self.standing {
+            Standing::Quiet(Guest::Far(_)) | Standing::Challenged { .. } => true,
+            Standing::Quiet(Guest::Local(_)) | Standing::In(_) => false,
+        }
+    }
+
+    fn is_in(&self) -> bool {
+        matches!(self.standing, Standing::In(_))
+    }
+
+    fn peer(&self) -> Peer {
+        match &self.standing {
+            Standing::Quiet(Guest::Local(admission)) | Standing::In(admission) => admission.peer(),
+            Standing::Quiet(Guest::Far(host)) | Standing::Challenged { host, .. } => Peer::Host(*host),
+        }
     }
 
     /// Whether the client comes over TCP.
@@ -172,12 +204,12 @@ impl Session {
 
     /// Whether the client is in the middle of a frame, has not said hello yet, or, over TCP, does not read its replies.
     pub fn is_halfway(&self) -> bool {
-        self.halfway.is_some()
+        self.owes.since().is_some()
     }
 
     /// How long the client has been halfway.
     pub fn halfway_for(&self, now: Instant) -> Duration {
-        self.halfway.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+        self.owes.since().map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
     /// Reads, answers and writes as far as possible without waiting, for at most one turn.
@@ -199,8 +231,7 @@ impl Session {
             "it left {} bytes unread, more than others, when connections held all that they may",
             self.output.len()
         );
-        let stranger = self.stranger.as_ref().map(|stranger| Peer::Host(stranger.host));
-        shared.warn_of(&self.admission.as_ref().map(Admission::peer).or(stranger), &why);
+        shared.warn_of(&self.peer(), &why);
         Fate::Close(why)
     }
 
@@ -214,7 +245,7 @@ impl Session {
 
     /// Before its hello, it has a small one of its own: no more than that is read.
     fn borrow_buffers(&mut self) {
-        if self.greeted {
+        if self.is_in() {
             LENT.with_borrow_mut(|lent| {
                 let own = [&mut self.input, &mut self.output].into_iter().zip(lent);
                 own.filter(|(own, _)| own.is_empty()).for_each(|(own, lent)| std::mem::swap(own, lent));
@@ -249,18 +280,21 @@ impl Session {
         if self.output.len() > unread_max {
             // The session continues when the client has read: the socket becomes writable then. A process of this
             // host may be suspended as long as it likes; over TCP there may be nobody any more.
-            let since = self.halfway.filter(|_| self.output.len() == unread);
-            self.halfway = self.is_far().then(|| since.unwrap_or_else(Instant::now));
+            self.owes = match self.owes {
+                Owes::Reading(since) if self.output.len() == unread => Owes::Reading(since),
+                _ if self.is_far() => Owes::Reading(Instant::now()),
+                _ => Owes::Nothing,
+            };
             return Ok(Fate::Stay);
         }
         if unread > unread_max {
-            self.halfway = None;
+            self.owes = Owes::Nothing;
         }
         let filled = self.fill(unread_max);
         let answered = self.answer_all(shared, Instant::now() + TURN_TIME, unread_max);
         self.flush()?;
-        if self.is_far() && self.output.len() > unread_max {
-            self.halfway.get_or_insert_with(Instant::now);
+        if self.is_far() && self.output.len() > unread_max && !self.is_halfway() {
+            self.owes = Owes::Reading(Instant::now());
         }
         let all_answered = answered?;
         match filled {
@@ -285,9 +319,9 @@ impl Session {
     fn fill(&mut self, unread_max: usize) -> io::Result<Intake> {
         // What a turn has left unanswered counts, too: else a client could make it longer without end. Two chunks are
         // more than any frame.
-        let most = if self.greeted { unread_max.clamp(2 * CHUNK, TURN_BYTES) } else { QUIET_BYTES };
+        let most = if self.is_in() { unread_max.clamp(2 * CHUNK, TURN_BYTES) } else { QUIET_BYTES };
         while self.input.len() < most {
-            let is_quiet = !self.greeted || self.input.is_empty();
+            let is_quiet = !self.is_in() || self.input.is_empty();
             self.input.reserve(if is_quiet { QUIET_BYTES } else { CHUNK });
             match self.stream.take(&mut self.input) {
                 Ok(0) => return Ok(Intake::Ended),
@@ -333,33 +367,26 @@ impl Session {
         }
         // So that what precedes a hello takes no more memory than that.
         let hello_bytes = if self.is_stranger() { wire::JOIN_BYTES } else { wire::HELLO_BYTES };
-        if !self.greeted && rest.len() >= hello_bytes {
+        if !self.is_in() && rest.len() >= hello_bytes {
             return Err("it did not say hello first".into());
         }
         let done = input.len() - rest.len();
-        let was_waiting = self.halfway.filter(|_| done == 0);
-        self.halfway = (!rest.is_empty() || !self.greeted).then(|| was_waiting.unwrap_or_else(Instant::now));
+        self.owes = match self.owes {
+            _ if rest.is_empty() && self.is_in() => Owes::Nothing,
+            Owes::Frame(since) if done == 0 => Owes::Frame(since),
+            _ => Owes::Frame(Instant::now()),
+        };
         self.input = input;
         self.input.drain(..done);
         Ok(all_answered)
     }
 
     fn answer(&mut self, id: u64, request: Request<'_>, shared: &Arc<ServerState>) -> Result<(), String> {
-        if self.is_stranger() {
-            return self.hear_stranger(id, request, shared);
+        if !self.is_in() {
+            return self.let_in(id, request, shared);
         }
         match request {
-            Request::Hello { version } if self.greeted || version != PROTOCOL_VERSION => {
-                Reply::Refused { version: PROTOCOL_VERSION }.encode(id, &mut self.output);
-                return Err(format!("it said hello in protocol version {version}"));
-            }
-            Request::Hello { .. } => {
-                let region = shared.index.region().shared().ok_or("the region is private")?;
-                let touches = shared.index.touches().and_then(TouchMap::handed);
-                self.send_with(id, &Reply::WELCOME, &region, touches)?;
-                self.greeted = true;
-            }
-            _ if !self.greeted => return Err("it did not say hello first".into()),
+            Request::Hello { version } => return self.refuse_version(id, version),
             Request::Mailbox { version } => return self.be_seated(id, version, shared),
             Request::Wake => self.has_rung = true,
             Request::Gets(request) => gets::answer(shared, id, &request, &mut self.output),
@@ -372,46 +399,48 @@ impl Session {
         Ok(())
     }
 
-    /// A client over TCP says hello, proves that it knows a token, and is let in, if there is room.
-    fn hear_stranger(
-        &mut self,
-        id: u64,
-        request: Request<'_>,
-        shared: &Arc<ServerState>,
-    ) -> Result<(), String> {
-        let Some(stranger) = &mut self.stranger else { return Ok(()) };
-        let why = match (request, stranger.nonce) {
-            (Request::Hello { version: PROTOCOL_VERSION }, None) => {
+    fn refuse_version(&mut self, id: u64, version: u32) -> Result<(), String> {
+        Reply::Refused { version: PROTOCOL_VERSION }.encode(id, &mut self.output);
+        Err(format!("it said hello in protocol version {version}"))
+    }
+
+    /// Hears a client that is not in yet: it says hello, and over TCP proves that it knows a token. Then it is in, if there
+    /// is room.
+    fn let_in(&mut self, id: u64, request: Request<'_>, shared: &Arc<ServerState>) -> Result<(), String> {
+        // Whoever gets an error goes: what is said there of its standing counts no more.
+        let standing = std::mem::replace(&mut self.standing, Standing::Quiet(Guest::Far(NOBODY)));
+        self.standing = match (standing, request) {
+            (Standing::Quiet(Guest::Local(admission)), Request::Hello { version: PROTOCOL_VERSION }) => {
+                let region = shared.index.region().shared().ok_or("the region is private")?;
+                let touches = shared.index.touches().and_then(TouchMap::handed);
+                self.send_with(id, &Reply::WELCOME, &region, touches)?;
+                Standing::In(admission)
+            }
+            (Standing::Quiet(Guest::Far(host)), Request::Hello { version: PROTOCOL_VERSION }) => {
                 let nonce = proof::nonce().map_err(|e| e.to_string())?;
-                stranger.nonce = Some(nonce);
                 Reply::Challenge { nonce }.encode(id, &mut self.output);
-                return Ok(());
+                Standing::Challenged { host, nonce }
             }
-            (Request::Hello { version }, _) => {
-                Reply::Refused { version: PROTOCOL_VERSION }.encode(id, &mut self.output);
-                return Err(format!("it said hello in protocol version {version}"));
-            }
-            (Request::Join { nonce, proof }, Some(ours)) => {
-                let peer = Peer::Host(stranger.host);
-                match tcp::admit(shared, &ours, &nonce, &proof).ok_or(Refusal::Token) {
-                    Ok((role, welcome)) => match shared.admit(peer) {
-                        Ok(admission) => {
-                            welcome.encode(id, &mut self.output);
-                            self.caller = Caller::new(role).with_replies_of(wire::BODY_MAX);
-                            (self.admission, self.stranger) = (Some(admission), None);
-                            self.greeted = true;
-                            return Ok(());
-                        }
-                        Err(why) => why,
-                    },
-                    Err(why) => why,
+            (Standing::Challenged { host, nonce: ours }, Request::Join { nonce, proof }) => {
+                let known = tcp::admit(shared, &ours, &nonce, &proof).ok_or(Refusal::Token);
+                let admitted = known.and_then(|known| Ok((known, shared.admit(Peer::Host(host))?)));
+                match admitted {
+                    Ok(((role, welcome), admission)) => {
+                        welcome.encode(id, &mut self.output);
+                        self.caller = Caller::new(role).with_replies_of(wire::BODY_MAX);
+                        Standing::In(admission)
+                    }
+                    Err(why) => {
+                        shared.warn_of(&host, &why.to_string());
+                        Reply::TurnedAway(why).encode(id, &mut self.output);
+                        return Err(why.to_string());
+                    }
                 }
             }
+            (_, Request::Hello { version }) => return self.refuse_version(id, version),
             _ => return Err("it did not say hello first".into()),
         };
-        shared.warn_of(&stranger.host, &why.to_string());
-        Reply::TurnedAway(why).encode(id, &mut self.output);
-        Err(why.to_string())
+        Ok(())
     }
 
     /// Gives the client a mailbox, once. Refuses with the server's version of mailboxes, or 0 if it
@@ -497,7 +526,14 @@ impl Session {
 impl Session {
     /// Pretends that the client has been halfway since this time.
     pub fn be_halfway_since(&mut self, since: Instant) {
-        self.halfway = Some(since);
+        self.owes = Owes::Frame(since);
+    }
+
+    /// Pretends that a client of this host has said hello.
+    pub fn be_in(&mut self) {
+        let standing = std::mem::replace(&mut self.standing, Standing::Quiet(Guest::Far(NOBODY)));
+        let Standing::Quiet(Guest::Local(admission)) = standing else { panic!("it has said hello") };
+        (self.standing, self.owes) = (Standing::In(admission), Owes::Nothing);
     }
 
     /// Pretends that the client has asked for a mailbox and got this one.
@@ -584,10 +620,9 @@ mod tests {
         let mut advance = |bytes: &[u8]| {
             client.write_all(bytes).unwrap();
             assert!(matches!(session.advance(&server.shared), Fate::Stay));
-            assert_eq!(session.is_halfway(), session.halfway.is_some());
             let later = Instant::now() + Duration::from_secs(60);
             assert_eq!(session.halfway_for(later) > Duration::from_secs(50), session.is_halfway());
-            session.halfway
+            session.owes.since()
         };
         let (hello, get) = (frames(&[HELLO]), frames(&[Request::Get { key: b"key" }]));
         let since = advance(&[]);
@@ -737,7 +772,7 @@ mod tests {
         let admission = server.shared.admit(Peer::User(0)).unwrap();
         let share = server.shared.client_memory.share(None);
         let mut session = Session::new(mio::net::TcpStream::from_std(ours), Role::Change, admission, share);
-        (session.greeted, session.halfway) = (true, None);
+        session.be_in();
         let mut keys = wire::KeysWriter::default();
         assert!(keys.push(b"long"));
         let wants = wire::Wants { lives: false, bits: false, from: 0, most: u32::MAX };
@@ -783,8 +818,8 @@ mod tests {
         // Until nothing moves any more.
         let (mut since, mut unread, mut times) = (None, 0, 0);
         until(&mut |session| {
-            let is_same = session.halfway == since && session.output.len() == unread;
-            (since, unread) = (session.halfway, session.output.len());
+            let is_same = session.owes.since() == since && session.output.len() == unread;
+            (since, unread) = (session.owes.since(), session.output.len());
             times = if is_same && since.is_some() && unread > 1 << 16 { times + 1 } else { 0 };
             std::thread::sleep(Duration::from_millis(1));
             times == 200
@@ -792,14 +827,14 @@ mod tests {
         let (mut read, mut some) = (0, vec![0; 100_000]);
         until(&mut |session| {
             read += io::Read::read(&mut client, &mut some).unwrap_or(0);
-            session.halfway > since
+            session.owes.since() > since
         });
         let all = 40 * (16 + 8 + 50_000 + 24);
         until(&mut |_| {
             read += io::Read::read(&mut client, &mut some).unwrap_or(0);
             read >= all
         });
-        until(&mut |session| session.output.is_empty() && session.halfway.is_none());
+        until(&mut |session| session.output.is_empty() && !session.is_halfway());
         assert_eq!(read, all);
     }
 
@@ -812,7 +847,7 @@ mod tests {
         let advance = |session: &mut Session| {
             assert!(begun.elapsed() < Duration::from_secs(60), "nothing begins again");
             assert!(matches!(session.advance(&server.shared), Fate::Stay));
-            (session.halfway, session.output.len())
+            (session.owes.since(), session.output.len())
         };
         let mut some = vec![0; 100_000];
         for _ in 0..3 {
@@ -1020,7 +1055,7 @@ mod tests {
         let admission = server.shared.admit(Peer::User(0)).unwrap();
         let mut session =
             Session::new(UnixStream::from_std(ours), Role::Change, admission, memory.share(None));
-        session.greeted = true;
+        session.be_in();
         let (stats, mut asked, mut refusals) = (frames(&[Request::Stat; 1000]), 0, 0);
         while refusals < 100 {
             match theirs.write(&stats[asked % stats.len()..]) {
