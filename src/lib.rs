@@ -191,6 +191,7 @@ pub mod layout;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod mailbox;
+mod mend;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 mod observe;

@@ -100,7 +100,7 @@ impl Take {
         }
         match about.failure() {
             Some((step, error)) => bail!(
-                "the server could not make the snapshot: {step}: {error}; the last one is still there; its log says more"
+                "the server could not make the snapshot: {step}: {error}; a snapshot that was made before is still there; the server's log says more"
             ),
             None => bail!("the server is stopping; it makes a last snapshot then"),
         }

@@ -4,6 +4,7 @@ use super::error::{ConnectError, LinkError};
 use super::handle::Deadline;
 use crate::address::Address;
 use crate::breaking::{interrupted, sleeps_until};
+pub(in crate::client) use crate::mend::is_out_of_descriptors;
 use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -249,11 +250,6 @@ pub(in crate::client) fn link_failed(address: &Address, source: LinkError) -> Co
         }
         (address, source) => ConnectError::Link { address, source },
     }
-}
-
-pub(in crate::client) fn is_out_of_descriptors(error: &io::Error) -> bool {
-    use rustix::io::Errno;
-    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
 }
 
 pub(in crate::client) fn is_transient(error: &io::Error) -> bool {

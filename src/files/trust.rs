@@ -1,5 +1,6 @@
 //! Whose a file or folder is, and who else could change it.
 
+use crate::mend;
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use std::fs::File;
@@ -46,7 +47,7 @@ pub enum FileError {
         mode: u32,
     },
     /// A system call failed.
-    #[error("{doing} {}", path.display())]
+    #[error("{doing} {}{}", path.display(), mend::of(source).map_or(String::new(), |mend| format!(" ({mend})")))]
     Os {
         /// What was tried.
         doing: &'static str,

@@ -1,6 +1,7 @@
 //! Why a region's memory could not be had, and what would help.
 
 use crate::files::FileError;
+use crate::mend;
 use crate::units;
 use std::io;
 use std::path::PathBuf;
@@ -10,7 +11,7 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum RegionError {
     /// A system call failed.
-    #[error("{doing} {what}{}", hint(.source))]
+    #[error("{doing} {what}{}", hint(source))]
     Os {
         /// What was tried.
         doing: &'static str,
@@ -122,8 +123,8 @@ pub enum RegionError {
     },
 }
 
-fn hint(error: &io::Error) -> &'static str {
-    match error.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
+fn hint(error: &io::Error) -> String {
+    let own = match error.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
         Some(rustix::io::Errno::NOMEM) => " (not enough memory: ask for a smaller table, or free some)",
         Some(rustix::io::Errno::NOSPC) => {
             " (the file system is full: make room there, ask for a smaller table, or serve a file elsewhere)"
@@ -135,8 +136,9 @@ fn hint(error: &io::Error) -> &'static str {
             " (check who owns it, or name a file of your own)"
         }
         Some(rustix::io::Errno::NOENT) => " (does the folder exist?)",
-        _ => "",
-    }
+        _ => return mend::of(error).map_or(String::new(), |mend| format!(" ({mend})")),
+    };
+    own.into()
 }
 
 pub(super) fn os(doing: &'static str, what: impl Into<String>) -> impl FnOnce(io::Error) -> RegionError {

@@ -4,6 +4,7 @@ use crate::address::{Address, AddressError};
 use crate::config::{ConfigError, TableSize};
 use crate::files::FileError;
 use crate::index::{RecoverError, RestoreError};
+use crate::mend;
 use crate::outcome::PutError;
 use crate::region::RegionError;
 use crate::snapshot::SaveError;
@@ -11,6 +12,8 @@ use crate::snapshot::SaveError;
 use crate::verbs::SetupError;
 use std::io;
 use std::path::PathBuf;
+
+const THREADS: &str = "raise its limits (`ulimit -u`, `ulimit -v`, or a control group's pids.max)";
 
 /// Why a server could not start.
 #[derive(Debug, thiserror::Error)]
@@ -118,7 +121,7 @@ pub enum ServeError {
         path: PathBuf,
     },
     /// The socket could not be made.
-    #[error("listening at {address} failed; may you write into that folder?")]
+    #[error("listening at {address} failed; {}", mend::of(source).unwrap_or("may you write into that folder?"))]
     Listen {
         /// The address.
         address: Address,
@@ -126,7 +129,10 @@ pub enum ServeError {
         source: io::Error,
     },
     /// The port could not be opened.
-    #[error("listening at {address} failed; name an address and a port of this host that nobody has")]
+    #[error(
+        "listening at {address} failed; {}",
+        mend::of(source).unwrap_or("name an address and a port of this host that nobody has")
+    )]
     ListenTcp {
         /// The address.
         address: Address,
@@ -157,8 +163,6 @@ pub enum ServeError {
     #[error(transparent)]
     Verbs(#[from] SetupError),
     /// Threads or event queues could not be made.
-    #[error(
-        "the system refuses threads to the server; raise its limits (`ulimit -u`, `ulimit -v`, or a control group's pids.max)"
-    )]
+    #[error("the system refuses threads, or what they need, to the server; {}", mend::of(.0).unwrap_or(THREADS))]
     Threads(#[source] io::Error),
 }

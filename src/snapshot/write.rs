@@ -90,7 +90,8 @@ pub enum SaveError {
     BrokenOff,
 }
 
-const OLD_STAYS: &str = "the last snapshot is still there";
+/// Also where there never was one.
+const OLD_STAYS: &str = "a snapshot that was made before is still there";
 
 fn stays(step: SaveStep) -> &'static str {
     match step {
@@ -99,18 +100,18 @@ fn stays(step: SaveStep) -> &'static str {
     }
 }
 
-fn mend(error: &io::Error) -> &'static str {
-    match error.kind() {
+fn mend(error: &io::Error) -> String {
+    let own = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "; free some room, or name a path on another disk"
         }
-        io::ErrorKind::FileTooLarge => "; raise this process's limit on the length of files (ulimit -f)",
         io::ErrorKind::NotFound => "; make its folder",
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
             "; let this user write to its folder, or name another path"
         }
-        _ => "",
-    }
+        _ => return crate::mend::of(error).map_or(String::new(), |mend| format!("; {mend}")),
+    };
+    own.into()
 }
 
 impl SaveError {
