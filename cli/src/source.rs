@@ -4,12 +4,12 @@ use crate::connect::{At, Waiting};
 use crate::region_file::region_file;
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use oneread::internals::files;
 use oneread::internals::inspect::Inspector;
 use oneread::internals::layout::geometry::Geometry;
 use oneread::internals::region::Region;
 use oneread::{Client, ClientOptions, ConnectError};
 use oneread_kit::show;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -65,8 +65,7 @@ impl Source {
 
 pub fn open_file(path: &Path) -> Result<Opened> {
     let name = path.display().to_string();
-    let file = File::open(path).with_context(|| format!("opening {name}"))?;
-    anyhow::ensure!(file.metadata()?.is_file(), "{name} is no file; name a file that `oneread serve` made");
+    let file = files::open_to_read(path)?;
     anyhow::ensure!(file.metadata()?.len() > 0, "{name} is empty; name a file that `oneread serve` made");
     let region = Region::map_file(path, file)?;
     let (geometry, _) = Inspector::superblock(&region).with_context(|| name.clone())?;
@@ -120,5 +119,15 @@ mod tests {
         let source = Arguments::parse_from(["oneread", "--at", &at, "--region", &missing]).source;
         let error = source.open().err().unwrap();
         assert_eq!(error.to_string(), format!("opening {missing}"));
+        // A pipe has nobody wait for its other end.
+        let pipe = dir.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let (told, hears) = std::sync::mpsc::channel();
+        std::thread::spawn({
+            let pipe = pipe.clone();
+            move || told.send(open_file(&pipe).err().map(|error| error.to_string()))
+        });
+        let error = hears.recv_timeout(Duration::from_secs(60)).expect("it waits for nobody");
+        assert_eq!(error.unwrap(), format!("{} is no file; name another path", pipe.display()));
     }
 }

@@ -11,8 +11,11 @@ impl FromStr for UserId {
     type Err = String;
 
     fn from_str(given: &str) -> Result<UserId, String> {
-        if let Ok(uid) = given.parse() {
-            return Ok(UserId(uid));
+        match given.parse() {
+            // To the kernel it means no user.
+            Ok(u32::MAX) => return Err("this number is no user's; name a user, or a lower number".into()),
+            Ok(uid) => return Ok(UserId(uid)),
+            Err(_) => {}
         }
         match User::from_name(given) {
             Ok(Some(user)) => Ok(UserId(user.uid.as_raw())),

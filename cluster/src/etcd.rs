@@ -12,6 +12,8 @@ use etcd_client::{
     Certificate, Client, Compare, CompareOp, ConnectOptions, DeleteOptions, Error, EventType, GetOptions,
     Identity, KeyValue, ResponseHeader, TlsOptions, Txn, TxnOp, TxnOpResponse, WatchOptions,
 };
+use oneread::error::FileError;
+use oneread::internals::files;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -150,12 +152,11 @@ pub enum EtcdError {
         why: String,
     },
     /// A file for TLS.
-    #[error("{} cannot be read for TLS with etcd: {why}", path.display())]
+    #[error("a file for TLS with etcd cannot be read: {why}{}", because(why))]
     File {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        why: std::io::Error,
+        /// What is wrong with it.
+        #[from]
+        why: FileError,
     },
     /// It does not answer, or refuses.
     #[error("etcd at {endpoints} could not be asked: {why}")]
@@ -783,12 +784,16 @@ impl EtcdStore {
     }
 }
 
+/// What the system said.
+fn because(why: &FileError) -> String {
+    std::error::Error::source(why).map_or_else(String::new, |source| format!(": {source}"))
+}
+
 fn tls_options(tls: &EtcdTls) -> Result<TlsOptions, EtcdError> {
-    let read =
-        |path: &PathBuf| std::fs::read(path).map_err(|why| EtcdError::File { path: path.clone(), why });
-    let mut options = TlsOptions::new().ca_certificate(Certificate::from_pem(read(&tls.ca)?));
+    let mut options = TlsOptions::new().ca_certificate(Certificate::from_pem(files::read(&tls.ca)?));
     if let Some((certificate, key)) = &tls.certificate {
-        options = options.identity(Identity::from_pem(read(certificate)?, Zeroizing::new(read(key)?)));
+        let key = Zeroizing::new(files::read_secret(key)?);
+        options = options.identity(Identity::from_pem(files::read(certificate)?, key));
     }
     Ok(options)
 }

@@ -6,6 +6,7 @@ use common::{Etcd, SOON, config, has_etcd, name};
 use oneread_cluster::core::etcd::{Entry, EtcdAnswer, EtcdCall, EtcdKey, EtcdValue};
 use oneread_cluster::core::state::{Adoption, NodeAbout, NodeId, NodeIds, NodeKey, ShardState};
 use oneread_cluster::etcd::{EtcdError, EtcdOptions, EtcdStore, EtcdTls};
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -618,6 +619,7 @@ async fn files_for_tls_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let (missing, wrong) = (folder.path().join("missing.pem"), folder.path().join("wrong.pem"));
     std::fs::write(&wrong, "no certificate").unwrap();
+    std::fs::set_permissions(&wrong, std::fs::Permissions::from_mode(0o600)).unwrap();
     let connect = |ca, certificate| {
         let mut options = EtcdOptions::new(["https://127.0.0.1:1"]);
         options.tls = Some(EtcdTls { ca, certificate });
@@ -627,7 +629,7 @@ async fn files_for_tls_are_named() {
         [(missing.clone(), None), (wrong.clone(), Some((wrong.clone(), missing.clone())))]
     {
         let refused = connect(ca, certificate).await.unwrap_err();
-        assert!(matches!(&refused, EtcdError::File { path, .. } if *path == missing), "{refused}");
+        assert!(matches!(&refused, EtcdError::File { .. }), "{refused}");
         assert!(refused.to_string().contains("missing.pem"), "{refused}");
     }
     // Files that hold something else are noticed at once, or by the first call.

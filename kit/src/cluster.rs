@@ -180,7 +180,7 @@ impl Cluster {
         let store = connect(&runtime, &name, &mut etcd)?;
         let secret = format!("{:032x}", rand::random::<u128>());
         let secret_file = folder.join("secret");
-        std::fs::write(&secret_file, &secret).context("writing the cluster's secret")?;
+        crate::write_secret(&secret_file, secret.as_bytes()).context("writing the cluster's secret")?;
         let reach = [format!("--etcd={}", etcd.endpoint), format!("--secret-file={}", secret_file.display())];
         let made = Command::new(std::env::current_exe().context("finding this program's own file")?)
             .args(["cluster", "init", size.name])

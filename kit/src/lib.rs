@@ -18,4 +18,4 @@ pub mod units;
 
 pub use show::status;
 pub use tls::TlsArgs;
-pub use token::{TokenArgs, token_in};
+pub use token::{TokenArgs, token_in, write_secret};

@@ -3,6 +3,10 @@
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use oneread::Token;
+use oneread::internals::files;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// The secret that server and clients share over verbs and TCP.
@@ -27,14 +31,25 @@ impl TokenArgs {
     }
 }
 
+/// Makes a file with a secret, which nobody else may read.
+///
+/// # Errors
+/// The system's, also where there is a file of that name.
+pub fn write_secret(path: &Path, secret: &[u8]) -> io::Result<()> {
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?.write_all(secret)
+}
+
 /// The token in a file. White space around it is ignored.
 ///
 /// # Errors
-/// The file cannot be read, or is empty.
+/// The file cannot be read, others may read it, or it is empty.
 pub fn token_in(path: &Path) -> Result<Token> {
     let name = path.display();
-    let bytes = std::fs::read(path).with_context(|| format!("reading the token in {name}"))?;
+    let bytes = files::read_secret(path).with_context(|| format!("reading the token in {name}"))?;
     let token = bytes.trim_ascii();
-    ensure!(!token.is_empty(), "{name} is empty; put a token into it: openssl rand -hex 32 > {name}");
+    ensure!(
+        !token.is_empty(),
+        "{name} is empty; put a token into it: (umask 077; openssl rand -hex 32 > {name})"
+    );
     Ok(Token::new(token))
 }

@@ -76,6 +76,7 @@ class Cluster:
         self.etcd, self.folder, self.name = etcd, folder, name
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         self.secret = folder / "secret"
+        self.secret.touch(0o600)
         self.secret.write_text(SECRET + "\n")
         made = self.command("cluster", "init", name, "--shards", "8", *init)
         assert made.returncode == 0, made.stderr

@@ -79,7 +79,7 @@ fn nobody_else_may_write() {
     assert_eq!(made.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
 }
 
-/// A secret is opened only if nobody else may read or write it, and never through a link.
+/// A secret is opened only if nobody else may read or write it, whether a link leads to it or not.
 #[test]
 fn nobody_else_may_read_a_secret() {
     let dir = tempfile::tempdir().unwrap();
@@ -99,9 +99,45 @@ fn nobody_else_may_read_a_secret() {
         }
     }
     permit(&path, 0o600);
-    symlink(&path, dir.path().join("link")).unwrap();
-    assert!(matches!(open_secret(&dir.path().join("link")), Err(FileError::Kind { .. })));
+    let link = dir.path().join("link");
+    symlink(&path, &link).unwrap();
+    assert_eq!(read_secret(&link).unwrap(), b"text");
+    permit(&path, 0o604);
+    assert!(matches!(read_secret(&link), Err(FileError::Readable { mode: 0o604, .. })));
     assert!(matches!(open_secret(&dir.path().join("none")), Err(FileError::Os { .. })));
+}
+
+/// What is named to be read is a file, or a link to one, whoever may write to it. Nobody waits for a pipe or a device.
+#[test]
+fn only_files_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    std::fs::write(path("file"), "text").unwrap();
+    permit(&path("file"), 0o666);
+    symlink(path("file"), path("link")).unwrap();
+    std::fs::create_dir(path("folder")).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, path("pipe"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+    symlink(path("pipe"), path("link to a pipe")).unwrap();
+    for name in ["file", "link"] {
+        assert_eq!(read(&path(name)).unwrap(), b"text");
+    }
+    let (told, hears) = std::sync::mpsc::channel();
+    let refused: Vec<PathBuf> = ["folder", "pipe", "link to a pipe"].map(path).into();
+    let refused = [refused, vec!["/dev/zero".into(), "/dev/tty".into()]].concat();
+    std::thread::spawn(move || {
+        for path in refused {
+            let _ = told.send([open_to_read(&path), open_secret(&path)].map(|opened| (path.clone(), opened)));
+        }
+    });
+    for _ in 0..5 {
+        let [first, second] = hears.recv_timeout(Duration::from_secs(60)).expect("it waits for nobody");
+        for (path, opened) in [first, second] {
+            let error = opened.unwrap_err();
+            let is_no_file = matches!(error, FileError::Kind { expected: "file", .. });
+            // Who has no terminal cannot open this one.
+            assert!(is_no_file || path.ends_with("tty"), "{}: {error}", path.display());
+        }
+    }
 }
 
 /// A folder is this user's own only if nobody else may put anything into it.

@@ -4,7 +4,7 @@ use crate::mend;
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 /// Why a file or folder is not safe to use. Nothing was changed.
@@ -69,7 +69,8 @@ pub(crate) fn own_uid() -> u32 {
 /// Whether what this user has made may be relied on: it is this process's own, root, or one of
 /// those named.
 pub(crate) fn is_trusted(uid: u32, named: &[u32]) -> bool {
-    uid == own_uid() || uid == 0 || named.contains(&uid)
+    // To the kernel the highest number means no user.
+    uid == own_uid() || uid == 0 || uid != u32::MAX && named.contains(&uid)
 }
 
 /// The user to whom root has given the folder of this path: only that user and root can put anything there,
@@ -122,18 +123,64 @@ pub fn open_file(path: &Path, flags: OFlags) -> Result<File, FileError> {
     Ok(file.into())
 }
 
-/// Opens a file that holds a secret, to read it: as [`open_file`], and only this user and root may read
-/// it.
+/// Opens a file that somebody has named, to read it, whoever owns it. A link to a file is followed. What is no file is
+/// refused: a pipe or a device might have the reader wait for ever.
+///
+/// # Errors
+/// [`FileError`].
+pub fn open_to_read(path: &Path) -> Result<File, FileError> {
+    open_named(path).map(|(file, _)| file)
+}
+
+fn open_named(path: &Path) -> Result<(File, Stat), FileError> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed(path, "file", e))?;
+    let about = rustix::fs::fstat(&file).map_err(|e| failed(path, "file", e))?;
+    if FileType::from_raw_mode(about.st_mode) != FileType::RegularFile {
+        return Err(FileError::Kind { path: path.into(), expected: "file" });
+    }
+    Ok((file.into(), about))
+}
+
+/// The bytes of a file that somebody has named, as [`open_to_read`] opens it.
+///
+/// # Errors
+/// [`FileError`].
+pub fn read(path: &Path) -> Result<Vec<u8>, FileError> {
+    read_all(path, open_to_read(path)?)
+}
+
+/// Opens a file that holds a secret, to read it: the one that the path leads to, which belongs to this user or root, and
+/// which nobody else may read or write to. The group may read a file of root's if this user is another one: so systemd
+/// and others hand secrets to services.
 ///
 /// # Errors
 /// [`FileError`].
 pub fn open_secret(path: &Path) -> Result<File, FileError> {
-    let file = open_file(path, OFlags::RDONLY)?;
-    let about = rustix::fs::fstat(&file).map_err(|e| failed(path, "file", e))?;
-    if about.st_mode & 0o044 != 0 {
+    let (file, about) = open_named(path)?;
+    check(path, &about, FileType::RegularFile)?;
+    let is_handed = about.st_uid == 0 && own_uid() != 0;
+    let closed_to = if is_handed { 0o004 } else { 0o044 };
+    if about.st_mode & closed_to != 0 {
         return Err(FileError::Readable { path: path.into(), mode: about.st_mode & 0o7777 });
     }
     Ok(file)
+}
+
+/// The secret in a file, as [`open_secret`] opens it.
+///
+/// # Errors
+/// [`FileError`].
+pub fn read_secret(path: &Path) -> Result<Vec<u8>, FileError> {
+    read_all(path, open_secret(path)?)
+}
+
+fn read_all(path: &Path, mut file: File) -> Result<Vec<u8>, FileError> {
+    let mut bytes = Vec::new();
+    match file.read_to_end(&mut bytes) {
+        Ok(_) => Ok(bytes),
+        Err(source) => Err(FileError::Os { doing: "reading", path: path.into(), source }),
+    }
 }
 
 fn failed(path: &Path, expected: &'static str, error: Errno) -> FileError {

@@ -180,6 +180,8 @@ impl ServerState {
         match uid {
             // Whatever is refused to root, root can take.
             0 => Some(Role::Change),
+            // To the kernel it means no user.
+            u32::MAX => None,
             uid if self.allow_uids.contains(&uid) => Some(Role::Change),
             uid if self.allow_read_uids.contains(&uid) => Some(Role::Read),
             _ => None,

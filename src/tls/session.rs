@@ -2,6 +2,8 @@
 //! waits.
 
 use super::error::TlsError;
+use super::failed::{HandshakeEnded, warn_of_validity};
+use crate::files;
 use crate::sync::lock_std;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
@@ -283,15 +285,17 @@ fn roots(path: &Path) -> Result<RootCertStore, TlsError> {
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     const WHAT: &str = "certificate";
-    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    let all = read.map_err(|error| unreadable(WHAT, path, error))?;
+    let text = files::read(path).map_err(|error| unreadable(WHAT, path, error))?;
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    let all = all.map_err(|error| unreadable(WHAT, path, error))?;
     if all.is_empty() { Err(TlsError::Empty { what: WHAT, path: path.into() }) } else { Ok(all) }
 }
 
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     use rustls::pki_types::pem::Error::NoItemsFound;
     const WHAT: &str = "private key";
-    PrivateKeyDer::from_pem_file(path).map_err(|error| match error {
+    let text = files::read_secret(path).map_err(|error| unreadable(WHAT, path, error))?;
+    PrivateKeyDer::from_pem_slice(&text).map_err(|error| match error {
         NoItemsFound => TlsError::Empty { what: WHAT, path: path.into() },
         error => unreadable(WHAT, path, error),
     })

@@ -7,8 +7,10 @@ use oneread::{
     ServerConfig, ServerTls, TableSize, TcpAddress, Token, error::TlsError,
 };
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,7 +54,10 @@ impl Authority {
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
         let paths = (self.path(&format!("{file}.pem")), self.path(&format!("{file}.key")));
         std::fs::write(&paths.0, certificate.pem()).unwrap();
-        std::fs::write(&paths.1, key.serialize_pem()).unwrap();
+        // Nobody else may read a key.
+        let mut file = OpenOptions::new();
+        let file = file.write(true).create(true).truncate(true).mode(0o600).open(&paths.1);
+        file.unwrap().write_all(key.serialize_pem().as_bytes()).unwrap();
         paths
     }
 

@@ -8,6 +8,7 @@ use crate::serve::{advise, serving::Serving};
 use crate::users::UserId;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Subcommand};
+use oneread::internals::files;
 use oneread::{Server, ServerConfig};
 use oneread_cluster::client::{ClusterClient, ClusterOptions};
 use oneread_cluster::core::hash::ShardHash;
@@ -67,10 +68,14 @@ impl ClusterArgs {
     fn secret(&self) -> Result<Secret> {
         let Some(path) = &self.secret_file else { return Ok(Secret::default()) };
         let name = path.display();
-        let bytes = std::fs::read(path).with_context(|| format!("reading the cluster's secret in {name}"))?;
+        let bytes = files::read_secret(path);
+        let bytes = bytes.with_context(|| format!("reading the cluster's secret in {name}"))?;
         let bytes = Zeroizing::new(bytes);
         let secret = bytes.trim_ascii();
-        ensure!(!secret.is_empty(), "{name} is empty; put a secret into it: openssl rand -hex 32 > {name}");
+        ensure!(
+            !secret.is_empty(),
+            "{name} is empty; put a secret into it: (umask 077; openssl rand -hex 32 > {name})"
+        );
         Ok(Secret::new(secret)?)
     }
 

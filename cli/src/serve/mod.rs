@@ -860,7 +860,7 @@ mod tests {
         assert_eq!(saved.restore, Some("b".into()));
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token").display().to_string();
-        std::fs::write(&path, "for readers\n").unwrap();
+        oneread_kit::write_secret(path.as_ref(), b"for readers\n").unwrap();
         assert_eq!(
             (how(&["--read-token-file", &path]).read_token, usual.read_token),
             (Token::new("for readers"), Token::default())

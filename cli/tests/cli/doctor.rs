@@ -95,7 +95,7 @@ fn servers_over_tcp() {
     let at = server.address().to_string();
     let dir = tempfile::tempdir().unwrap();
     let token = dir.path().join("token");
-    std::fs::write(&token, "a token\n").unwrap();
+    crate::served::write_secret(&token, "a token\n");
     let found = |args: &[&str]| {
         let report = json(doctor_at(&at, &[&["--json"], args].concat()), 0);
         let finding = report["findings"].as_array().unwrap()[0].clone();

@@ -218,6 +218,22 @@ pub fn without_escapes(shown: &str) -> String {
     plain
 }
 
+/// Makes a file that nobody else may read, as a secret has to be in.
+pub fn write_secret(path: impl AsRef<Path>, text: &str) {
+    use std::os::unix::fs::OpenOptionsExt;
+    let file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path);
+    file.unwrap().write_all(text.as_bytes()).unwrap();
+}
+
+/// The end of a pipe, for a process that is to write into it: nothing more finds room there, until the other end is read.
+pub fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
+    let (reader, writer) = std::io::pipe().unwrap();
+    let mut own = writer.try_clone().unwrap();
+    // As much as no pipe holds. The thread ends when it is read, or nobody is there to read.
+    std::thread::spawn(move || own.write_all(&vec![b'\n'; 4 << 20]));
+    (reader, writer)
+}
+
 pub fn region_in(dir: &Path) -> String {
     dir.join("table.region").display().to_string()
 }

@@ -1,7 +1,9 @@
 //! A server starts, is waited for and stops as it was told to.
 
 use crate::command::{alone, oneread};
-use crate::served::{SOON, Served, ends, expect, json, run, run_with_input, stderr, stdout, wait_for};
+use crate::served::{
+    SOON, Served, ends, expect, json, run, run_with_input, stderr, stdout, wait_for, write_secret,
+};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -37,7 +39,7 @@ fn a_server_over_tcp_beside_its_socket() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str| dir.path().join(name).display().to_string();
     let token = file("token");
-    std::fs::write(&token, "a token\n").unwrap();
+    write_secret(&token, "a token\n");
     let options = ["--anonymous", "--slots", "64", "--listen", "tcp://127.0.0.1:0", "--token-file", &token];
     let served = Served::start(&options);
     let far = served.ready["tcp"].as_str().expect("its address").to_string();
@@ -67,7 +69,7 @@ fn a_server_over_tcp_beside_its_socket() {
 }
 
 /// The files of an authority's certificate, of one for this host that comes from it, and of its key.
-fn certificates(dir: &std::path::Path) -> [String; 3] {
+pub fn certificates(dir: &std::path::Path) -> [String; 3] {
     use rcgen::{CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
     let mut params = CertificateParams::new([]).unwrap();
     params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
@@ -78,12 +80,12 @@ fn certificates(dir: &std::path::Path) -> [String; 3] {
     let params = CertificateParams::new(["localhost".to_owned()]).unwrap();
     std::fs::write(&ca, authority.pem()).unwrap();
     std::fs::write(&cert, params.signed_by(&own, &authority).unwrap().pem()).unwrap();
-    std::fs::write(&key, own.serialize_pem()).unwrap();
+    write_secret(&key, &own.serialize_pem());
     [ca, cert, key]
 }
 
 /// A server that speaks TLS, started by this command, what it says, and its address.
-fn served_by_tls(mut command: Command, cert: &str, key: &str) -> (Served, impl Fn() -> String, String) {
+pub fn served_by_tls(mut command: Command, cert: &str, key: &str) -> (Served, impl Fn() -> String, String) {
     let dir = tempfile::tempdir().unwrap();
     let said = dir.path().join("said");
     command.stderr(std::fs::File::create(&said).unwrap());
@@ -416,7 +418,7 @@ fn a_server_that_was_stopped_does_not_take_its_absence_for_its_owners() {
 }
 
 /// The thread of a process that has this name.
-fn thread_of(process: u32, name: &str) -> Option<nix::unistd::Pid> {
+pub fn thread_of(process: u32, name: &str) -> Option<nix::unistd::Pid> {
     let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let is_named = |folder: &Path| {
         std::fs::read_to_string(folder.join("comm")).is_ok_and(|comm| comm.trim_end() == name)

@@ -14,6 +14,11 @@ fn users_have_names() {
     expect(served.run(&["put", "--server-user", "root", "k", "v"]), 0);
     let out = expect(run(&["serve", "--allow-uid", "nobody at all"]), 2);
     assert!(stderr(&out).contains("there is no such user"), "{out:?}");
+    // What the kernel means nobody by.
+    for option in ["--allow-uid", "--allow-read-uid"] {
+        let out = expect(run(&["serve", option, "4294967295"]), 2);
+        assert!(stderr(&out).contains("this number is no user's"), "{out:?}");
+    }
     // Who cannot enter the socket's folder is let in for nothing.
     for (mode, is_told) in [(0o700, true), (0o711, false)] {
         let dir = tempfile::tempdir().unwrap();

@@ -233,9 +233,9 @@ fn a_failed_accept_is_repeated() {
 /// Users may do what they were named for, root everything, and others nothing.
 #[test]
 fn users_have_roles() {
-    let state = ServerState { allow_uids: vec![5], allow_read_uids: vec![5, 6, 0], ..shared() };
-    let roles = [5, 6, 7, 0].map(|uid| state.role_of(uid));
-    assert_eq!(roles, [Some(Role::Change), Some(Role::Read), None, Some(Role::Change)]);
+    let state = ServerState { allow_uids: vec![5, u32::MAX], allow_read_uids: vec![5, 6, 0], ..shared() };
+    let roles = [5, 6, 7, 0, u32::MAX].map(|uid| state.role_of(uid));
+    assert_eq!(roles, [Some(Role::Change), Some(Role::Read), None, Some(Role::Change), None]);
 }
 
 /// Only clients of the named users, and of root, are accepted. The others get a refusal and do not count.

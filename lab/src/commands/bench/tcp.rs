@@ -381,7 +381,8 @@ impl Certificate {
         let own = own.context("making a certificate for this run")?;
         let folder = Folder::new()?;
         std::fs::write(folder.join("certificate"), own.cert.pem()).context("keeping the certificate")?;
-        std::fs::write(folder.join("key"), own.signing_key.serialize_pem()).context("keeping its key")?;
+        let key = own.signing_key.serialize_pem();
+        oneread_kit::write_secret(&folder.join("key"), key.as_bytes()).context("keeping its key")?;
         Ok(Certificate(folder))
     }
 
