@@ -112,6 +112,7 @@ kind!(ConnectError, error => match error {
     ConnectError::Verbs(error) => error.kind(),
     ConnectError::Superblock { source, .. } => source.kind(),
     ConnectError::Owner { source, .. } => source.kind(),
+    ConnectError::ReadOnly { .. } => Refused,
 });
 
 kind!(LinkError, error => match error {

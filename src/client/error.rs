@@ -170,6 +170,14 @@ pub enum ConnectError {
         /// Why.
         source: PutError,
     },
+    /// The client may only read, and so be no owner ([`ClientOptions::owner`](crate::ClientOptions::owner)).
+    #[error(
+        "the server at {address} lets this client read the table, and not change it, and who cannot change it can be no owner; its user can allow changes (`ServerConfig::allow_uids`; over a network, by the token for changes)"
+    )]
+    ReadOnly {
+        /// The address.
+        address: Address,
+    },
     /// The superblock of the region is not valid.
     #[error("the region of the server at {address} cannot be read")]
     Superblock {
@@ -411,6 +419,7 @@ impl From<AskError> for MutateError {
             AskError::Deadline { address, deadline } => MutateError::Deadline { address, deadline },
             AskError::ServerGone { address, source } => MutateError::ServerGone { address, source },
             AskError::Connect(ConnectError::Owner { source, .. }) => source.into(),
+            AskError::Connect(ConnectError::ReadOnly { address }) => MutateError::ReadOnly { address },
             AskError::Connect(error) => MutateError::Connect(error),
         }
     }

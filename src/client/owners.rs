@@ -3,6 +3,7 @@
 use super::error::{ConnectError, MutateError};
 use super::options::OwnerOptions;
 use super::{Client, ClientOptions, ServerPath};
+use crate::address::Address;
 use crate::outcome::PutError;
 use crate::wire::{Reply, Request};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -14,6 +15,26 @@ pub(super) struct OwnOwner {
     options: OwnerOptions,
     /// Which of all that have the number one after the other; 0: it was not said yet. Relaxed: nothing else is ordered by it.
     tenure: AtomicU64,
+}
+
+/// Why a server does not take a client as an owner.
+#[derive(Clone, Debug)]
+pub(super) enum OwnerRefusal {
+    /// The table's reason.
+    Rejected(PutError),
+    /// The client may only read.
+    ReadOnly,
+}
+
+impl OwnerRefusal {
+    /// As the error of a client of this server.
+    pub fn at(self, address: &Address, owner: u16) -> ConnectError {
+        let address = address.clone();
+        match self {
+            OwnerRefusal::Rejected(source) => ConnectError::Owner { address, owner, source },
+            OwnerRefusal::ReadOnly => ConnectError::ReadOnly { address },
+        }
+    }
 }
 
 impl OwnOwner {
@@ -46,13 +67,14 @@ impl OwnOwner {
     }
 
     /// Hears the reply. `None` if it is none to that request.
-    pub fn hear(&self, reply: Option<Reply>) -> Option<Result<(), PutError>> {
+    pub fn hear(&self, reply: Option<Reply>) -> Option<Result<(), OwnerRefusal>> {
         match reply? {
             Reply::Value(Some(bytes)) => {
                 self.tenure.store(u64::from_le_bytes(bytes.try_into().ok()?), Relaxed);
                 Some(Ok(()))
             }
-            Reply::Put(Err(error)) => Some(Err(error)),
+            Reply::Put(Err(error)) => Some(Err(OwnerRefusal::Rejected(error))),
+            Reply::Denied => Some(Err(OwnerRefusal::ReadOnly)),
             _ => None,
         }
     }
@@ -76,8 +98,8 @@ impl Client {
     /// snapshot, does not know the owner: the client is refused.
     ///
     /// # Errors
-    /// [`ConnectError`]; [`ConnectError::Owner`] with the reason, over verbs
-    /// `SetupError::Owner`.
+    /// [`ConnectError`]; [`ConnectError::Owner`] with the reason, [`ConnectError::ReadOnly`] of a client that may not
+    /// change the table; over verbs `SetupError::Owner`.
     pub fn owner(&self, owner: OwnerOptions) -> Result<Client, ConnectError> {
         let options = ClientOptions { owner: Some(owner), ..self.options.clone() };
         Client::connect_with(&self.address, options)

@@ -5,8 +5,8 @@
 use crate::common::*;
 use oneread::internals::wire::{PROTOCOL_VERSION, Request};
 use oneread::{
-    Address, Backing, Client, Config, ConnectError, MutateError, RequestPath, ServeError, Server,
-    ServerConfig, Snapshots, StartMode, TableSize,
+    Address, Backing, Client, Config, ConnectError, MutateError, OwnerOptions, RequestPath, ServeError,
+    Server, ServerConfig, Snapshots, StartMode, TableSize,
     error::{FileError, Refusal, RegionError, RestoreError, SnapshotError},
 };
 use std::io::Write;
@@ -301,6 +301,8 @@ fn readers_change_nothing() {
             ] {
                 assert!(matches!(denied, Err(MutateError::ReadOnly { .. })), "{denied:?}");
             }
+            let error = client.owner(OwnerOptions::new(7)).unwrap_err();
+            assert!(matches!(error, ConnectError::ReadOnly { .. }), "{error}");
             assert_eq!(client.server_stats().unwrap().keys, 1, "the connection is as good as before");
         }
     });

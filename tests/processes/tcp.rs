@@ -6,8 +6,8 @@ use crate::relay::*;
 use oneread::internals::region::Backing;
 use oneread::internals::wire::{self, KeysWriter, PROTOCOL_VERSION, Reply, Request, Wants};
 use oneread::{
-    Address, Client, Config, ConnectError, GetError, MutateError, PutMode, PutOutcome, ServeError, Server,
-    ServerConfig, StartMode, SwapOutcome, TableSize, TcpAddress, Token,
+    Address, Client, Config, ConnectError, ErrorKind, GetError, MutateError, OwnerOptions, PutMode,
+    PutOutcome, ServeError, Server, ServerConfig, StartMode, SwapOutcome, TableSize, TcpAddress, Token,
     error::{PutError, Refusal},
     sink::{SliceOutcome, SliceSink},
 };
@@ -612,6 +612,10 @@ fn tokens_decide() {
     assert_eq!(reader.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
     let error = reader.put(b"key", b"other").unwrap_err();
     assert!(matches!(error, MutateError::ReadOnly { .. }), "{error}");
+    // Who may not put can be no owner, and is told why.
+    let error = reader.owner(OwnerOptions::new(7)).unwrap_err();
+    assert!(matches!(error, ConnectError::ReadOnly { .. }), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Refused);
     assert_eq!(owner.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
     assert_eq!(server.stats().clients, 2);
     let open = ServerConfig::new(Address::Tcp(TcpAddress::new("0.0.0.0", 0)), small());

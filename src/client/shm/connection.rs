@@ -6,7 +6,7 @@ use crate::address::Address;
 use crate::client::error::{ConnectError, LinkError};
 use crate::client::handle::Deadline;
 use crate::client::options::RequestPath;
-use crate::client::owners::OwnOwner;
+use crate::client::owners::{OwnOwner, OwnerRefusal};
 use crate::client::send::{fit, send_fitting};
 use crate::client::stats::RequestCounts;
 use crate::layout::geometry::Geometry;
@@ -103,15 +103,12 @@ impl ShmConnection {
         deadline: Instant,
     ) -> Result<(), ConnectError> {
         let Some(owner) = owner else { return Ok(()) };
-        let refused = |source| {
-            let owner = owner.number();
-            Err(ConnectError::Owner { address: address.clone(), owner, source })
-        };
+        let refused = |why: OwnerRefusal| Err(why.at(address, owner.number()));
         let id = match self.owner {
             OwnerAnswer::Taken => return Ok(()),
             OwnerAnswer::Awaited(id) => id,
             OwnerAnswer::Unasked if self.link.level() < owner.request().level() => {
-                return refused(PutError::OldServer);
+                return refused(OwnerRefusal::Rejected(PutError::OldServer));
             }
             OwnerAnswer::Unasked => self.ask_for_owner(owner),
         };
@@ -122,7 +119,7 @@ impl ShmConnection {
                 self.owner = OwnerAnswer::Taken;
                 Ok(())
             }
-            Ok(Some(Err(error))) => refused(error),
+            Ok(Some(Err(why))) => refused(why),
             Ok(None) => Err(link_failed(address, LinkError::Unexpected)),
             Err(error) => Err(link_failed(address, error)),
         }

@@ -7,10 +7,9 @@ use crate::client::link::{
     Link, MEMORY_ID, ServerStream, hello, is_hung_up, is_out_of_descriptors, link_failed,
 };
 use crate::client::options::ClientOptions;
-use crate::client::owners::OwnOwner;
+use crate::client::owners::{OwnOwner, OwnerRefusal};
 use crate::layout::geometry::Geometry;
 use crate::layout::superblock::{SUPERBLOCK_WORDS, Superblock};
-use crate::outcome::PutError;
 use crate::proof::{self, Statement};
 use crate::server::tcp::{SERVER, prove_client};
 use crate::sync::lock_std;
@@ -41,7 +40,7 @@ pub(in crate::client) struct TcpConnection {
     /// Length of the last value that was wanted to its end. The next one may be as long.
     pub last_len: usize,
     /// Why the server does not take it as a session of the client's owner, if it does not. It is good for GETs.
-    refused: Option<PutError>,
+    refused: Option<OwnerRefusal>,
 }
 
 impl TcpConnection {
@@ -112,11 +111,7 @@ impl TcpConnection {
     /// When the server does not take it as a session of the client's owner.
     pub fn check_owner(&self, owner: Option<&OwnOwner>, address: &Address) -> Result<(), ConnectError> {
         match (owner, &self.refused) {
-            (Some(owner), Some(source)) => Err(ConnectError::Owner {
-                address: address.clone(),
-                owner: owner.number(),
-                source: source.clone(),
-            }),
+            (Some(owner), Some(why)) => Err(why.clone().at(address, owner.number())),
             (None, _) | (_, None) => Ok(()),
         }
     }

@@ -10,10 +10,10 @@ mod long;
 mod pairs;
 pub(crate) mod waiting;
 
-use super::error::{AskError, ConnectError, GetError, LinkError};
+use super::error::{AskError, ConnectError, GetError, LinkError, MutateError};
 use super::handle::{Deadline, Handle, RETRY_FIRST, RETRY_MAX, retried};
 use super::options::ClientOptions;
-use super::owners::OwnOwner;
+use super::owners::{OwnOwner, OwnerRefusal};
 use super::send::send_fitting;
 use super::stats::{ClientStats, RequestCounts};
 use crate::address::{Address, VerbsAddress};
@@ -106,7 +106,12 @@ impl VerbsShared {
         let failed = |source| SetupError::Owner { source };
         talk(connection, &[request], 0, &mut deadline, &mut replies).map_err(|e| failed(Arc::new(e)))?;
         match owner.hear(replies.pop()) {
-            Some(answer) => answer.map_err(|error| failed(Arc::new(error))),
+            Some(Ok(())) => Ok(()),
+            Some(Err(OwnerRefusal::Rejected(error))) => Err(failed(Arc::new(error))),
+            Some(Err(OwnerRefusal::ReadOnly)) => {
+                let address = Address::Verbs(self.address.clone());
+                Err(failed(Arc::new(MutateError::ReadOnly { address })))
+            }
             None => Err(failed(Arc::new(LinkError::Unexpected))),
         }
     }
