@@ -20,7 +20,7 @@ pub fn told(error: &anyhow::Error) -> String {
 }
 
 /// What the command calls what the library's errors name.
-const NAMES: [(&str, &str); 27] = [
+const NAMES: [(&str, &str); 29] = [
     ("`Client::get`", "`oneread get`"),
     ("`Client::owner`", "--owner"),
     ("`ClientOptions::server_uids`", "--server-user"),
@@ -47,6 +47,8 @@ const NAMES: [(&str, &str); 27] = [
     ("`StartMode::OpenOrCreate`", "`oneread serve`"),
     ("`TableSize::up_to`", "`serve --max-memory`"),
     ("`ClientOptions::tls`", "--tls-ca"),
+    ("`ClientTls::new`", "--tls-cert, --tls-key"),
+    ("`ClientTls::server_name`", "--tls-name"),
     ("`ClientOptions::token`", "--token-file"),
 ];
 

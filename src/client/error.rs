@@ -97,7 +97,7 @@ pub enum ConnectError {
     },
     /// Over TCP: the server's certificate is not trusted, or it does not trust the client's, or one of the two does
     /// not speak TLS ([`ClientOptions::tls`](crate::ClientOptions::tls)).
-    #[error("no TLS with the server at {address}; give the client its authority (`ClientOptions::tls`)")]
+    #[error("no TLS with the server at {address}; {}", crate::tls::mend(source))]
     Tls {
         /// The address.
         address: Address,

@@ -54,6 +54,11 @@ impl TlsSession {
     }
 }
 
+/// What to do where TLS fails.
+pub(crate) fn mend(_: &io::Error) -> &'static str {
+    "build it with the cargo feature `tls`"
+}
+
 /// Nobody speaks TLS here.
 pub(crate) fn is_of_tls(_: &io::Error) -> bool {
     false

@@ -13,18 +13,22 @@ mod absent;
 #[cfg(feature = "tls")]
 mod error;
 #[cfg(feature = "tls")]
+mod failed;
+#[cfg(feature = "tls")]
 mod session;
 
 #[cfg(not(feature = "tls"))]
 pub use absent::{ClientTls, ServerTls};
 #[cfg(not(feature = "tls"))]
-pub(crate) use absent::{TlsSession, is_of_tls};
+pub(crate) use absent::{TlsSession, is_of_tls, mend};
 #[cfg(feature = "tls")]
 pub use error::TlsError;
 #[cfg(feature = "tls")]
-pub use session::{ClientTls, ServerTls};
+pub(crate) use failed::{is_of_tls, mend};
 #[cfg(feature = "tls")]
-pub(crate) use session::{TlsSession, is_of_tls};
+pub(crate) use session::TlsSession;
+#[cfg(feature = "tls")]
+pub use session::{ClientTls, ServerTls};
 
 /// Whether these are the first bytes of a peer that speaks TLS: a record of its handshake, or an alert.
 pub(crate) fn is_tls(bytes: &[u8]) -> bool {

@@ -171,9 +171,11 @@ impl ServerFiles {
                 builder.with_client_cert_verifier(verifier.map_err(|error| unusable(authorities, error))?)
             }
         };
+        let shown = certificates(&self.certificate)?;
         let config = builder
-            .with_single_cert(certificates(&self.certificate)?, private_key(&self.key)?)
+            .with_single_cert(shown.clone(), private_key(&self.key)?)
             .map_err(|error| unusable(&self.certificate, error))?;
+        warn_of_validity(&self.certificate, &shown);
         Ok(config.into())
     }
 }
@@ -259,18 +261,6 @@ impl TlsSession {
     pub fn is_owing(&self) -> bool {
         self.0.wants_write()
     }
-}
-
-/// The peer has hung up before both sides knew whom they speak to.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "it hung up in the handshake; it may speak no TLS, not trust this side, or have no file descriptor left"
-)]
-struct HandshakeEnded;
-
-/// Whether TLS says that this peer is none, or none that is trusted.
-pub(crate) fn is_of_tls(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|error| error.is::<rustls::Error>() || error.is::<HandshakeEnded>())
 }
 
 // ---- files --------------------------------------------------------------------------------------------

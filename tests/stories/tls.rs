@@ -264,6 +264,11 @@ fn servers_are_who_they_say() {
         assert!(matches!(error, ConnectError::Tls { .. }), "{error:?}");
         assert!(with_causes(&error).contains(why), "{}", with_causes(&error));
         assert_eq!(error.kind(), ErrorKind::Refused);
+        // What mends one reason is no advice on another one.
+        let mend = ["UnknownIssuer", "not valid for name", "expired"];
+        let mends = ["give the client its authority", "`ClientTls::server_name`", "have it renewed"];
+        let advised = mends.map(|mend| error.to_string().contains(mend));
+        assert_eq!(advised, mend.map(|of| of == why), "{error}");
     };
     refused(&server, other.client(), "UnknownIssuer");
     refused(&server, authority.client().server_name("another.example").unwrap(), "not valid for name");
@@ -291,9 +296,13 @@ fn clients_are_who_they_say() {
         ClientTls::new(authority.root(), Some((&certificate, &key))).unwrap()
     };
     connects(&server, "127.0.0.1", with(&authority)).unwrap();
-    for tls in [authority.client(), with(&other)] {
+    for (tls, mend) in [
+        (authority.client(), "asks for a certificate"),
+        (with(&other), "does not trust this client's certificate"),
+    ] {
         let error = connects(&server, "127.0.0.1", tls).unwrap_err();
         assert!(matches!(error, ConnectError::Tls { .. }), "{error:?}");
+        assert!(error.to_string().contains(mend), "{error}");
     }
     let error =
         Client::connect_with(server.address(), options(with(&authority)).token(Token::new("another")));
