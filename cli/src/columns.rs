@@ -1,6 +1,7 @@
 //! Rows of figures in columns that fit a terminal. Nothing is broken over lines, and no digit is cut:
 //! where there is little room, texts become shorter, and the columns that matter least are left out.
 
+use oneread_kit::show;
 use std::io::{self, IsTerminal};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
@@ -57,11 +58,13 @@ impl<const N: usize> Columns<N> {
     }
 
     pub fn row(&mut self, cells: [String; N]) {
-        self.rows.push((cells, ""));
+        self.styled(cells, "");
     }
 
     /// A row in a style of the terminal, as in `1;32` for bold and green.
     pub fn styled(&mut self, cells: [String; N], style: &'static str) {
+        // Others may have given it, as they give names.
+        let cells = cells.map(|cell| show::text(cell.as_bytes(), usize::MAX));
         self.rows.push((cells, style));
     }
 

@@ -9,6 +9,7 @@ use crate::source::Source;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use oneread::{PutMode, PutOptions, PutOutcome as Outcome, SwapOutcome, error::PutError};
+use oneread_kit::escape::Form;
 use oneread_kit::progress::Progress;
 use oneread_kit::units::Period;
 use oneread_kit::{advice, show, status};
@@ -81,7 +82,7 @@ impl Get {
         let keys = self.keys.iter().map(|key| decode(key, self.hex)).collect::<Result<Vec<_>>>()?;
         let mut client = self.server.connect_or_read(self.region, self.secret.encryption()?)?;
         let values = client.get_many(&keys)?;
-        let mut out = show::out();
+        let mut out = show::out(if self.json { Form::Json } else { Form::Bytes });
         for ((key, given), value) in keys.iter().zip(&self.keys).zip(&values) {
             let value = match value {
                 Ok(value) => value,
@@ -646,7 +647,7 @@ impl Dump {
         let opened = self.source.open()?;
         let inspector = opened.inspector();
         let format = if self.json { Format::Jsonl } else { self.format };
-        let out = Arc::new(Mutex::new(std::io::BufWriter::with_capacity(1 << 16, std::io::stdout())));
+        let out = Arc::new(Mutex::new(show::out(format.shown_as())));
         let printed = Arc::new(AtomicU64::new(0));
         // On a terminal, the output itself shows it.
         let bar = match std::io::stdout().is_terminal() {

@@ -34,7 +34,7 @@ mod users;
 mod watch;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use oneread_kit::{advice, show};
+use oneread_kit::{advice, escape, interrupt, show};
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
@@ -141,6 +141,7 @@ pub fn main() -> ExitCode {
 /// Runs the command with these words. Returns its status, or ends the process with one. `program` and its first words are
 /// what runs it once more, if it is no program of its own. To be called once in a process: it takes the log, and signals.
 pub fn run(program: Vec<OsString>, arguments: Vec<OsString>) -> ExitCode {
+    interrupt::begin();
     again::was_run(program, arguments);
     if prompt::is_wanted() {
         return ended(prompt::run(&Cli::command()));
@@ -148,7 +149,7 @@ pub fn run(program: Vec<OsString>, arguments: Vec<OsString>) -> ExitCode {
     let words = std::iter::once(OsString::from("oneread")).chain(again::arguments().iter().cloned());
     let cli = Cli::try_parse_from(words).unwrap_or_else(|error| {
         let advice = habits::advice(&error);
-        let _ = error.print();
+        print_usage(&error);
         if let Some(advice) = advice {
             show::complain(format_args!("\n  tip: {advice}"));
         }
@@ -212,6 +213,16 @@ fn run_parsed(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Completions(command) => command.run(Cli::command()),
         #[cfg(feature = "man")]
         Command::Man(command) => command.run(Cli::command()),
+    }
+}
+
+/// Prints what clap says of the words. It repeats them, so a terminal finds no commands in them.
+fn print_usage(error: &clap::Error) {
+    let plain = error.render().to_string();
+    if plain.contains(|c| escape::is_active(c) && c != '\n') {
+        show::complain(plain.trim_end());
+    } else {
+        let _ = error.print();
     }
 }
 

@@ -8,7 +8,8 @@ use crate::connect::Server;
 use anyhow::{Context as _, Result};
 use clap::Parser;
 use oneread::Client;
-use oneread_kit::{advice, show};
+use oneread_kit::{advice, escape, interrupt, show};
+use rustix::termios::OptionalActions;
 use rustyline::completion::{Completer, Pair};
 use rustyline::error::ReadlineError;
 use rustyline::highlight::Highlighter;
@@ -16,7 +17,6 @@ use rustyline::hint::Hinter;
 use rustyline::history::FileHistory;
 use rustyline::validate::Validator;
 use rustyline::{CompletionType, Config, Context, Editor, Helper};
-use signal_hook::consts::{SIGINT, SIGQUIT};
 use std::cell::RefCell;
 use std::ffi::OsString;
 use std::fs::DirBuilder;
@@ -24,7 +24,6 @@ use std::io::{self, IsTerminal};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 /// Lines that are remembered.
 const HISTORY_MAX: usize = 1000;
@@ -77,12 +76,30 @@ pub fn run(commands: &clap::Command) -> Result<ExitCode> {
         show::complain(format_args!("oneread: lines typed before, in {}: {error}", history.display()));
     }
     // A command that runs in the foreground gets them, too, and ends.
-    for signal in [SIGINT, SIGQUIT] {
-        signal_hook::flag::register(signal, Arc::default())?;
-    }
+    interrupt::leave_keys()?;
+    // While a line is typed, the terminal is not as the shell wants it.
+    let terminal = rustix::termios::tcgetattr(io::stdin()).context("asking for the terminal's settings")?;
+    let _restored = interrupt::hook(move || {
+        let restored = rustix::termios::tcsetattr(io::stdin(), OptionalActions::Now, &terminal);
+        // Pasted text is marked no more. The shell's prompt begins a line.
+        restored.is_ok() && show::write(b"\x1b[?2004l\r\n").is_ok()
+    })?;
+    // The beginning of a line could not be read: what follows, up to Enter, is no command of its own.
+    let mut is_rest = false;
     loop {
-        let line = match editor.readline("oneread> ") {
+        let line = match editor.readline(if is_rest { "(Enter) " } else { "oneread> " }) {
+            Ok(_) | Err(ReadlineError::Interrupted) if is_rest => {
+                is_rest = false;
+                continue;
+            }
             Ok(line) => line,
+            Err(ReadlineError::Io(error)) if error.kind() == io::ErrorKind::InvalidData => {
+                show::complain(
+                    "\noneread: the line has bytes that are no text in UTF-8, and is not run; Enter ends it (--hex takes any bytes)",
+                );
+                is_rest = true;
+                continue;
+            }
             // Ctrl-C: this line is not wanted.
             Err(ReadlineError::Interrupted) => continue,
             Err(ReadlineError::Eof) => return Ok(ExitCode::SUCCESS),
@@ -216,7 +233,7 @@ impl Words<'_> {
             return Vec::new();
         };
         let text = found.into_iter().filter_map(|found| String::from_utf8(found.key).ok());
-        let shown = text.filter(|key| !key.chars().any(char::is_control));
+        let shown = text.filter(|key| !key.chars().any(escape::is_active));
         let mut keys: Vec<_> =
             shown.filter_map(|key| Some(shlex::try_quote(&key).ok()?.into_owned())).collect();
         keys.sort_unstable();

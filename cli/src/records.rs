@@ -11,6 +11,7 @@
 //! quotes one with which a key begins.
 
 use anyhow::{Context, Result};
+use oneread_kit::escape::Form;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::io::{self, BufRead, Read, Write};
@@ -31,6 +32,14 @@ impl Format {
     /// Whether a record has room for more than a key and a value.
     pub fn has_all(self) -> bool {
         self == Format::Jsonl
+    }
+
+    /// How a terminal is shown what it would take for a command: so that `load` reads it, where it can be.
+    pub fn shown_as(self) -> Form {
+        match self {
+            Format::Tsv | Format::Csv => Form::Bytes,
+            Format::Jsonl => Form::Json,
+        }
     }
 
     /// The format by the extension of a file's name; TSV if the extension is none of these.

@@ -1,7 +1,7 @@
 //! The terminal's second screen, for figures that stay in place.
 
 use anyhow::Result;
-use oneread_kit::show;
+use oneread_kit::{escape, interrupt, show};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH};
 use signal_hook::iterator::Signals;
 use std::io::{self, Write};
@@ -21,6 +21,7 @@ impl Screen {
     pub fn open() -> Result<Screen> {
         let (sender, sizes) = mpsc::channel();
         let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH])?;
+        interrupt::leave_signals();
         std::thread::spawn(move || {
             for signal in signals.forever() {
                 if signal == SIGWINCH {
@@ -30,7 +31,7 @@ impl Screen {
                 // Nobody else writes to the screen meanwhile: the lock is kept.
                 let mut out = io::stdout().lock();
                 let _ = out.write_all(CLOSE.as_bytes()).and_then(|()| out.flush());
-                let _ = signal_hook::low_level::emulate_default_handler(signal);
+                interrupt::do_default(signal);
                 // Ctrl-Z has stopped it, and it goes on.
                 let _ = out.write_all(OPEN.as_bytes()).and_then(|()| out.flush());
                 let _ = sender.send(());
@@ -42,7 +43,7 @@ impl Screen {
 
     /// Writes over what is there, line by line, so that nothing flickers.
     pub fn show(&self, lines: &[String]) -> io::Result<()> {
-        let lines: Vec<_> = lines.iter().map(|line| format!("{line}\x1b[K")).collect();
+        let lines: Vec<_> = lines.iter().map(|line| format!("{}\x1b[K", escape::laid_out(line))).collect();
         show::write(format!("\x1b[H{}\x1b[J", lines.join("\r\n")).as_bytes())
     }
 

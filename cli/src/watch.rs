@@ -3,12 +3,12 @@
 use crate::connect::Server;
 use crate::records::{self, Format, Pair};
 use crate::secret::SecretArgs;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use oneread::{ChangeFeed, ErrorKind, FeedFrom, FeedItem, FeedOptions, GapCause, LeftCause};
 use oneread_kit::{advice, show};
 use serde::Serialize;
-use std::io::{BufWriter, StdoutLock, Write};
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -66,7 +66,7 @@ impl Watch {
         };
         let prefix = self.prefix.clone().unwrap_or_default();
         let mut changes = client.changes(FeedOptions::new().from(from).prefix(prefix).values(self.values))?;
-        let mut out = show::out();
+        let mut out = show::out(if self.json { Format::Jsonl } else { Format::Tsv }.shown_as());
         let mut is_gone = false;
         loop {
             match self.print_some(&mut changes, &mut out) {
@@ -88,12 +88,12 @@ impl Watch {
     }
 
     /// Prints what is there, and waits for more.
-    fn print_some(&self, changes: &mut ChangeFeed, out: &mut BufWriter<StdoutLock<'_>>) -> Result<()> {
+    fn print_some(&self, changes: &mut ChangeFeed, out: &mut show::Out) -> Result<()> {
         while let Some(item) = changes.next(Duration::ZERO)? {
             self.print(out, &item)?;
             self.resync_after(changes, &item)?;
         }
-        out.flush().context("writing the output")?;
+        out.flush()?;
         if let Some(item) = changes.next(LOOK)? {
             self.print(out, &item)?;
             self.resync_after(changes, &item)?;

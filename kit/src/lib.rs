@@ -7,6 +7,7 @@ pub mod advice;
 pub mod child;
 #[cfg(feature = "cluster")]
 pub mod cluster;
+pub mod escape;
 pub mod folder;
 pub mod interrupt;
 pub mod names;

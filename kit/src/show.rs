@@ -1,11 +1,13 @@
 //! The format of numbers and tables. Results go to stdout; errors go to stderr.
 
+use crate::escape::{self, Form};
 use comfy_table::{Attribute, Cell, CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
 pub use oneread::internals::units::{bytes, nanos, time};
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::LazyLock;
 
 /// Formats 1234567 as 1,234,567.
 pub fn count(n: u64) -> String {
@@ -99,17 +101,10 @@ pub fn path(path: &Path) -> String {
     text(path.as_os_str().as_encoded_bytes(), usize::MAX)
 }
 
-/// Text in which a terminal finds no commands: control characters are escaped, but for those named.
-fn escaped(text: &str, but: &[char]) -> String {
-    let escape =
-        |c: char| if c.is_control() && !but.contains(&c) { c.escape_default().collect() } else { vec![c] };
-    text.chars().flat_map(escape).collect()
-}
-
 /// Bytes as text of at most `max` characters. Bytes that are not printable are escaped.
 pub fn text(bytes: &[u8], max: usize) -> String {
     let text = match std::str::from_utf8(bytes) {
-        Ok(text) => escaped(text, &[]),
+        Ok(text) => escape::escaped(text, Form::Json, &[]),
         Err(_) => bytes.escape_ascii().to_string(),
     };
     match text.char_indices().nth(max) {
@@ -118,29 +113,64 @@ pub fn text(bytes: &[u8], max: usize) -> String {
     }
 }
 
-/// Buffered stdout. Flush it at the end, to see a broken pipe.
-pub fn out() -> io::BufWriter<io::StdoutLock<'static>> {
-    io::BufWriter::new(io::stdout().lock())
+/// Whether somebody reads the output on a terminal.
+static IS_TERMINAL: LazyLock<bool> = LazyLock::new(|| io::stdout().is_terminal());
+
+/// An error of stdout, by its name: of others a command names what it wrote to.
+fn named(error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("writing the output: {error}"))
 }
 
-/// Prints a line on stdout and flushes it.
+/// Buffered stdout. Flush it at the end, to see a broken pipe. A terminal is shown no commands; a pipe or a file gets the
+/// bytes as they are.
+#[derive(Debug)]
+pub struct Out {
+    to: io::BufWriter<io::Stdout>,
+    /// For a terminal.
+    shown: Option<escape::Stream>,
+}
+
+/// Buffered stdout, for text of which a terminal is shown commands in this form.
+pub fn out(form: Form) -> Out {
+    let to = io::BufWriter::with_capacity(1 << 16, io::stdout());
+    Out { to, shown: IS_TERMINAL.then(|| escape::Stream::new(form)) }
+}
+
+impl Write for Out {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &mut self.shown {
+            None => self.to.write(bytes).map_err(named),
+            Some(shown) => {
+                self.to.write_all(shown.take(bytes).as_bytes()).map_err(named)?;
+                Ok(bytes.len())
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let rest = self.shown.as_mut().map(escape::Stream::end).unwrap_or_default();
+        self.to.write_all(rest.as_bytes()).and_then(|()| self.to.flush()).map_err(named)
+    }
+}
+
+/// Prints a line on stdout and flushes it. A terminal is shown no commands, but for colors and weight.
 pub fn say(line: impl Display) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    writeln!(out, "{line}")?;
-    out.flush()
+    let line = format!("{line}\n");
+    let line = if *IS_TERMINAL { escape::laid_out(&line) } else { line };
+    write(line.as_bytes())
 }
 
-/// Prints bytes on stdout as they are.
+/// Prints bytes on stdout as they are: what this program has made itself.
 pub fn write(bytes: &[u8]) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    out.write_all(bytes)?;
-    out.flush()
+    out.write_all(bytes).and_then(|()| out.flush()).map_err(named)
 }
 
-/// Prints a line on stderr. It may name what others have made, so control characters are escaped. Errors of
-/// writing are ignored.
+/// Prints a line on stderr. It may name what others have made, so what a terminal takes for commands is escaped. Errors
+/// of writing are ignored.
 pub fn complain(line: impl Display) {
-    let _ = writeln!(io::stderr().lock(), "{}", escaped(&line.to_string(), &['\n', '\t']));
+    let line = escape::escaped(&line.to_string(), Form::Json, &['\n', '\t']);
+    let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
 /// Bold text on a terminal, plain text otherwise.
@@ -177,9 +207,8 @@ mod tests {
     fn bytes_are_shown_as_text() {
         assert_eq!(text(b"plain", 5), "plain");
         assert_eq!(text("\u{3a9}mega".as_bytes(), 3), "\u{3a9}me\u{2026}");
-        assert_eq!(text(b"\x1b[2J\n", 40), "\\u{1b}[2J\\n");
+        assert_eq!(text(b"\x1b[2J\n", 40), "\\u001b[2J\\n");
         assert_eq!(text(b"\xff\x00", 40), "\\xff\\x00");
-        assert_eq!(path(Path::new("/a/\u{1b}[2J\nb")), "/a/\\u{1b}[2J\\nb");
-        assert_eq!(escaped("two\nlines\u{9b}2J", &['\n']), "two\nlines\\u{9b}2J");
+        assert_eq!(path(Path::new("/a/\u{1b}[2J\nb")), "/a/\\u001b[2J\\nb");
     }
 }

@@ -8,6 +8,7 @@ use clap::Args;
 use oneread::{PutMode, PutOptions};
 use oneread_cluster::client::ClusterError;
 use oneread_cluster::etcd::ClusterName;
+use oneread_kit::escape::Form;
 use oneread_kit::show;
 use oneread_kit::units::Period;
 use std::io::Write;
@@ -116,7 +117,7 @@ impl Get {
             show::complain(format_args!("oneread: there is no key {:?}", self.key));
             return Ok(ExitCode::FAILURE);
         };
-        let mut out = show::out();
+        let mut out = show::out(Form::Bytes);
         out.write_all(&value)?;
         out.write_all(b"\n")?;
         out.flush()?;

@@ -1,9 +1,9 @@
 //! `cluster watch`: prints changes of all shards as they come.
 
 use super::{ClusterArgs, Tables};
-use crate::records::Pair;
+use crate::records::{Format, Pair};
 use crate::watch::{Line, Place, left};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use oneread_cluster::client::{ClusterError, ClusterFeedItem, ClusterFeedOptions, FeedAt};
 use oneread_cluster::core::state::ShardIx;
@@ -57,20 +57,21 @@ impl Watch {
         let client = reach.client(&self.name, &self.tables)?;
         let options = ClusterFeedOptions::new().prefix(self.prefix.unwrap_or_default());
         let mut feed = client.changes(options.values(self.values).keys(self.keys))?;
-        let (mut out, mut within) = (show::out(), Duration::ZERO);
+        let (mut out, mut within) =
+            (show::out(if self.json { Format::Jsonl } else { Format::Tsv }.shown_as()), Duration::ZERO);
         loop {
             let item = match feed.next(within) {
                 Ok(item) => item,
                 // Keys of a shard that nobody serves.
                 Err(error @ ClusterError::Unavailable { .. }) => {
-                    out.flush().context("writing the output")?;
+                    out.flush()?;
                     show::complain(format_args!("oneread: {}; going on", advice::told(&error.into())));
                     continue;
                 }
                 Err(error) => return Err(error.into()),
             };
             let Some(item) = item else {
-                out.flush().context("writing the output")?;
+                out.flush()?;
                 within = LOOK;
                 continue;
             };
