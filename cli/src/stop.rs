@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::num::NonZeroI32;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -25,10 +26,13 @@ use std::time::{Duration, Instant};
   oneread serve --daemonize
   oneread stop
   oneread stop --at shm:/run/oneread/oneread.sock --deadline 5m
+  oneread stop --deadline 10s --force   kills it if it is not gone by then
 
 The same as SIGTERM to its process: what is under way is answered, and a server
 with --snapshot makes a last one. It says what stays of the table. Exit status 1
-if no server is there, or it is not gone in time: it goes on stopping then.
+if no server is there, or it is not gone in time: it goes on stopping then. With
+--force it is killed (SIGKILL) then, without a last snapshot. The next server
+takes its region file over, as after a crash of the server.
 
 A server over verbs is stopped on its own host, by a signal or by systemd.")]
 pub struct Stop {
@@ -37,10 +41,16 @@ pub struct Stop {
     /// Longest wait until it is gone, as in 60s, 5m
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = some_time)]
     deadline: Period,
+    /// Kill it if it is not gone by then
+    #[arg(long)]
+    force: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
+
+/// Longest wait for the end of a process that was killed: the system frees its memory.
+const KILLED_WITHIN: Duration = Duration::from_secs(60);
 
 impl Stop {
     pub fn run(self) -> Result<ExitCode> {
@@ -87,23 +97,42 @@ impl Stop {
             }
         }
         let Period(deadline) = self.deadline;
-        ensure!(
-            is_ready(&process, PollFlags::IN, deadline)?,
-            "the server at {address}, process {pid}, is not gone after {}; it goes on stopping, perhaps with a last snapshot: --deadline waits longer",
-            show::time(deadline)
-        );
+        let is_gone = is_ready(&process, PollFlags::IN, deadline)?;
+        if !is_gone {
+            let why = match hears(pid) {
+                true => {
+                    "it goes on stopping, perhaps with a last snapshot: --deadline waits longer, and --force kills it"
+                }
+                false => {
+                    "it does not hear SIGTERM, because its process ignores or blocks that: --force kills it"
+                }
+            };
+            let waited = show::time(deadline);
+            ensure!(self.force, "the server at {address}, process {pid}, is not gone after {waited}; {why}");
+            match pidfd_send_signal(&process, Signal::KILL) {
+                Err(Errno::SRCH) => {}
+                sent => sent.context("killing the server's process")?,
+            }
+            ensure!(
+                is_ready(&process, PollFlags::IN, KILLED_WITHIN)?,
+                "process {pid} was killed, and is not gone after {}: the system holds it, perhaps for a disk that does not answer; it ends when the disk does",
+                show::time(KILLED_WITHIN)
+            );
+        }
         let region = if let Hello::Server { region } = hello { region } else { None };
         let stays = region.and_then(|path| Some((bytes_taken(&std::fs::metadata(&path).ok()?), path)));
         if self.json {
             show::say(serde_json::json!({
                 "pid": pid.get(),
+                "killed": !is_gone,
                 "seconds": begun.elapsed().as_secs_f64(),
                 "region": stays.as_ref().map(|(_, path)| path.display().to_string()),
                 "region_bytes": stays.as_ref().map(|(bytes, _)| bytes),
             }))?;
             return Ok(ExitCode::SUCCESS);
         }
-        show::say(format_args!("stopped the server at {address}, process {pid}"))?;
+        let how = if is_gone { "stopped" } else { "killed" };
+        show::say(format_args!("{how} the server at {address}, process {pid}"))?;
         if let Some((bytes, path)) = stays {
             show::say(what_stays(&path, bytes, &address))?;
         }
@@ -118,6 +147,29 @@ impl Stop {
         rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
         Ok(socket)
     }
+}
+
+/// Whether SIGTERM reaches a process: whether a thread of it takes the signal, and it is not ignored. Where that is not to
+/// be seen, it does.
+fn hears(pid: NonZeroI32) -> bool {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    let statuses =
+        threads.flatten().filter_map(|thread| std::fs::read_to_string(thread.path().join("status")).ok());
+    let mut statuses = statuses.peekable();
+    statuses.peek().is_none() || statuses.any(|status| takes_term(&status))
+}
+
+/// Whether the thread of this `/proc/PID/task/TID/status` takes SIGTERM.
+fn takes_term(status: &str) -> bool {
+    let has = |field: &str| {
+        let mask = status.lines().find_map(|line| line.strip_prefix(field));
+        let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+        mask >> (Signal::TERM.as_raw() - 1) & 1 == 1
+    };
+    // The first process of a container gets what it has a handler for.
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
+    let is_first = numbers.split_whitespace().last() == Some("1");
+    !has("SigBlk:") && !has("SigIgn:") && (has("SigCgt:") || !is_first)
 }
 
 fn is_ready(fd: &OwnedFd, what: PollFlags, within: Duration) -> Result<bool> {
@@ -215,4 +267,26 @@ fn median(mut what: impl FnMut() -> Result<()>) -> Result<Duration> {
     }
     times.sort_unstable();
     Ok(times[times.len() / 2])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A thread hears SIGTERM unless it blocks it, or its process ignores it, or is a container's first one that has no
+    /// handler for it.
+    #[test]
+    fn who_hears_a_signal() {
+        const TERM: u64 = 1 << 14;
+        let takes = |blocked: u64, ignored: u64, caught: u64, numbers: &str| {
+            takes_term(&format!(
+                "Name:\toneread\nNSpid:\t{numbers}\nSigPnd:\t{TERM:016x}\nSigBlk:\t{blocked:016x}\nSigIgn:\t{ignored:016x}\nSigCgt:\t{caught:016x}\n"
+            ))
+        };
+        let others = !TERM;
+        assert!(takes(others, others, 0, "77") && takes(0, 0, TERM, "77\t1") && takes(0, 0, 0, "1\t77"));
+        assert!(!takes(TERM, 0, TERM, "77") && !takes(0, TERM, 0, "77") && !takes(0, 0, others, "77\t1"));
+        assert!(takes_term(""), "nothing is known");
+        assert!(hears(NonZeroI32::new(std::process::id() as i32).unwrap()));
+    }
 }

@@ -144,8 +144,9 @@ impl NodeArgs {
 
     /// Starts the server, as a node if it is to be one. Of that one `is_quiet` says nothing.
     pub fn start(&self, server: ServerConfig, has_tcp: bool, is_quiet: bool) -> Result<Serving> {
+        let at = server.address.clone();
         let Some(cluster) = &self.cluster else {
-            return Server::start(server).map(Serving::Table).map_err(advise);
+            return Server::start(server).map(Serving::Table).map_err(|error| advise(error, &at));
         };
         let is_far = |at: &String| {
             !at.starts_with("127.") && !at.starts_with("localhost:") && !at.starts_with("[::1]")
@@ -165,7 +166,7 @@ impl NodeArgs {
         config.advertise = self.node_advertise.clone();
         config.advertise_table = self.table_advertise.iter().map(ToString::to_string).collect();
         let node = ClusterNode::start(config).map_err(|error| match error {
-            NodeError::Serve(error) => advise(error),
+            NodeError::Serve(error) => advise(error, &at),
             error => error.into(),
         })?;
         if !is_quiet {

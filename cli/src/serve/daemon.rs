@@ -5,13 +5,20 @@
 
 use crate::again;
 use anyhow::{Context, Result, bail};
-use oneread::{Address, internals::files};
+use oneread::Address;
+use oneread::error::FileError;
+use oneread::internals::files::{self, LockFile};
+use rustix::fs::OFlags;
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
+use std::time::Duration;
+
+/// A server that stops may have the lock for a moment.
+const LOCK_WITHIN: Duration = Duration::from_millis(100);
 
 /// The file for what a server in the background has to say: beside its socket, if none is named.
 pub fn log_file(address: &Address, named: Option<&Path>) -> Result<PathBuf> {
@@ -35,12 +42,7 @@ pub fn start(address: &Address, log: Option<&Path>) -> Result<ExitCode> {
     if let Address::Shm(socket) = address {
         files::prepare(socket)?;
     }
-    let name = path.display();
-    let mut options = OpenOptions::new();
-    let options = options.create(true).append(true).read(true).mode(0o600);
-    // In a folder like /tmp, another user may have put a link there.
-    let options = options.custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32);
-    let mut log = options.open(&path).with_context(|| format!("opening the log {name}"))?;
+    let mut log = open_log(&path)?;
     let told_before = log.seek(SeekFrom::End(0))?;
     let arguments = again::arguments().iter();
     let mut server = again::command()?
@@ -62,6 +64,23 @@ pub fn start(address: &Address, log: Option<&Path>) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Opens the log. In a folder like /tmp another user may have put a link there, or a file that is his: he could read what
+/// the server has to say, and cut it off.
+fn open_log(path: &Path) -> Result<File> {
+    let flags = OFlags::RDWR | OFlags::APPEND | OFlags::CREATE;
+    // What is written to a device like /dev/null is nobody's.
+    let is_device = |path: &Path| {
+        path.symlink_metadata().is_ok_and(|about| about.file_type().is_char_device() && about.uid() == 0)
+    };
+    let opened = match files::open_file(path, flags) {
+        Err(FileError::Kind { .. }) if is_device(path) => {
+            OpenOptions::new().read(true).append(true).open(path).map_err(anyhow::Error::from)
+        }
+        opened => opened.map_err(anyhow::Error::from),
+    };
+    opened.with_context(|| format!("opening the log {}; --log names another file", path.display()))
+}
+
 fn said_since(log: &mut File, offset: u64) -> Result<Vec<u8>> {
     let mut said = Vec::new();
     log.seek(SeekFrom::Start(offset))?;
@@ -80,27 +99,57 @@ pub fn close_output() -> Result<()> {
     rustix::stdio::dup2_stdout(rustix::stdio::stderr()).context("closing the output")
 }
 
-/// The file with a server's process number. Removed when dropped.
-pub struct PidFile(PathBuf);
+/// The file with a server's process number, while that serves. No second server has it meanwhile. Removed when dropped.
+pub struct PidFile {
+    path: PathBuf,
+    /// The number, once it is written.
+    number: Option<File>,
+    /// Keeps other servers away. Let go of last.
+    _lock: LockFile,
+}
 
 impl PidFile {
-    pub fn new(path: &Path) -> Result<PidFile> {
-        let name = path.display();
-        let mut new = path.to_owned().into_os_string();
+    /// Takes it for this server, before that starts.
+    pub fn take(path: &Path) -> Result<PidFile> {
+        let path = std::path::absolute(path)?;
+        let name = path.display().to_string();
+        let lock =
+            LockFile::take(&path, LOCK_WITHIN).with_context(|| format!("locking --pid-file {name}"))?;
+        let lock = lock.with_context(|| {
+            format!("another server has --pid-file {name}; stop it, or name another file")
+        })?;
+        Ok(PidFile { path, number: None, _lock: lock })
+    }
+
+    /// Writes the number.
+    pub fn write(&mut self) -> Result<()> {
+        let mut new = self.path.clone().into_os_string();
         new.push(".new");
-        // Nobody reads half a number.
-        std::fs::write(&new, format!("{}\n", std::process::id()))
-            .and_then(|()| std::fs::rename(&new, path))
-            .with_context(|| format!("writing {name}"))?;
-        Ok(PidFile(path.to_owned()))
+        let new = PathBuf::from(new);
+        // Nobody reads half a number. What a killed server has left goes; a link is not followed.
+        let make = || OpenOptions::new().write(true).create_new(true).mode(0o644).open(&new);
+        let made = make().or_else(|why| match why.kind() {
+            io::ErrorKind::AlreadyExists => std::fs::remove_file(&new).and_then(|()| make()),
+            _ => Err(why),
+        });
+        let written = made.and_then(|mut file| {
+            writeln!(file, "{}", std::process::id())?;
+            std::fs::rename(&new, &self.path)?;
+            Ok(file)
+        });
+        self.number = Some(written.with_context(|| format!("writing --pid-file {}", self.path.display()))?);
+        Ok(())
     }
 }
 
 impl Drop for PidFile {
     fn drop(&mut self) {
-        // Another server may have started since, and written its own.
-        if std::fs::read_to_string(&self.0).is_ok_and(|text| text.trim() == std::process::id().to_string()) {
-            let _ = std::fs::remove_file(&self.0);
+        // Others may have put a file of theirs there.
+        if let Some(number) = &self.number
+            && let (Ok(ours), Ok(there)) = (number.metadata(), self.path.symlink_metadata())
+            && (ours.dev(), ours.ino()) == (there.dev(), there.ino())
+        {
+            let _ = std::fs::remove_file(&self.path);
         }
     }
 }

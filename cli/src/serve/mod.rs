@@ -1,11 +1,14 @@
 //! `serve`: creates or takes over a table, and serves it until a signal.
 
 mod daemon;
+mod ending;
 #[cfg(all(feature = "cluster", feature = "metrics"))]
 mod of_node;
+mod refused;
 #[cfg(feature = "metrics")]
 mod scraped;
 pub mod serving;
+mod systemd;
 mod told;
 mod watchdog;
 
@@ -15,8 +18,9 @@ use crate::snapshot;
 use crate::users::UserId;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use ending::{Asked, Ending, Hangup};
 use oneread::internals::files;
-use oneread::internals::region::{Backing, RegionError};
+use oneread::internals::region::Backing;
 use oneread::internals::verbs::Wait;
 use oneread::{
     Address, Config, Evict, ServeError, Server, ServerConfig, ServerTls, Snapshots, StartLimits, StartMode,
@@ -25,23 +29,22 @@ use oneread::{
     layout::{Geometry, Layout},
 };
 use oneread_kit::units::{ByteSize, Period, length, some_bytes, some_time};
-use oneread_kit::{TokenArgs, interrupt, names, show};
+use oneread_kit::{TokenArgs, names, show};
+pub use refused::advise;
 #[cfg(feature = "metrics")]
 use scraped::Listener;
-use sd_notify::NotifyState;
 #[cfg(not(feature = "cluster"))]
 use serving::Serving;
 use serving::Watched;
-use signal_hook::consts::{SIGHUP, SIGXFSZ};
-use signal_hook::iterator::Signals;
+use signal_hook::consts::SIGXFSZ;
 #[cfg(feature = "metrics")]
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
-use told::{notify, recovered_json, show_start, size_now, size_of, taken_over};
+use systemd::{Said, notify};
+use told::{recovered_json, show_start, size_now, size_of, taken_over};
 
 /// Serve a table until SIGINT or SIGTERM
 #[derive(Debug, Args)]
@@ -325,15 +328,11 @@ impl Serve {
         if self.daemonize {
             return daemon::start(&self.at.address(), self.log.as_deref());
         }
-        interrupt::leave_signals();
-        let ends = interrupt::heeded();
-        let mut signals = Signals::new(&ends)?;
-        let cancel = Arc::new(AtomicBool::new(false));
+        let ending = Ending::begin(match self.tls_cert {
+            Some(_) => Hangup::ReadsAgain,
+            None => Hangup::Ends,
+        })?;
         let tls = self.tls()?;
-        // Before the table is ready there is nothing to read certificates again for.
-        for signal in ends.into_iter().filter(|&signal| signal != SIGHUP || tls.is_none()) {
-            signal_hook::flag::register(signal, cancel.clone())?;
-        }
         // What grows beyond the limit on the length of files ends in an error, the log included.
         signal_hook::flag::register(SIGXFSZ, Arc::default())?;
         let address = self.at.address();
@@ -359,9 +358,12 @@ impl Serve {
         if is_over_verbs(&address) && !is_taken_over {
             check_locked_memory(&config)?;
         }
-        let how = self.how(address, config, backing.clone(), token)?.tls(tls.clone()).cancel(cancel);
+        #[cfg(not(feature = "cluster"))]
+        let served_at = address.clone();
+        let how = self.how(address, config, backing.clone(), token)?.tls(tls.clone()).cancel(ending.cancel());
         raise_descriptors(self.clients_max);
-        // An address that cannot be is told before a table is made.
+        // What another server has is told before a table is made; so is an address that cannot be.
+        let mut pid_file = self.pid_file.as_deref().map(daemon::PidFile::take).transpose()?;
         #[cfg(feature = "metrics")]
         let scrapes = self.metrics.map(Listener::bind).transpose()?;
         #[cfg(feature = "metrics")]
@@ -371,7 +373,7 @@ impl Serve {
         #[cfg(feature = "cluster")]
         let started = self.node.start(how, self.listen.is_some(), self.die_with_parent);
         #[cfg(not(feature = "cluster"))]
-        let started = Server::start(how).map(Serving::Table).map_err(advise);
+        let started = Server::start(how).map(Serving::Table).map_err(|error| advise(error, &served_at));
         let serving = match started {
             Err(error) if matches!(error.downcast_ref(), Some(ServeError::Cancelled)) => {
                 show::complain("oneread: stopped before the table was ready; nothing is left of a new one");
@@ -381,24 +383,25 @@ impl Serve {
         };
         let server = serving.server();
         self.warn_of_users(server.address());
-        let pid_file = self.pid_file.as_deref().map(daemon::PidFile::new).transpose()?;
+        if let Some(pid_file) = &mut pid_file {
+            pid_file.write()?;
+        }
         self.announce(server, &backing, share, scraped_at)?;
         let server = Watched::new(Mutex::new(Some(serving)));
         #[cfg(feature = "metrics")]
         if let Some(scrapes) = scrapes {
             scrapes.answer(server.clone()).context("starting the thread that answers scrapes")?;
         }
-        notify(&[NotifyState::Ready, NotifyState::MainPid(std::process::id())]);
+        notify(Said::Ready);
         watchdog::begin(server.clone()).context("starting the thread that tells systemd's watchdog")?;
-        let has_terminal = is_there_a_terminal();
-        for signal in signals.forever() {
-            match &tls {
-                // A terminal that is gone ends the server, with TLS as without.
-                Some(tls) if signal == SIGHUP && (!has_terminal || is_there_a_terminal()) => read_again(tls),
-                _ => break,
+        ending.serves();
+        while ending.next() == Asked::ReadAgain {
+            // A disk may let it wait, and no signal waits for that.
+            if let Some(tls) = tls.clone() {
+                std::thread::spawn(move || read_again(&tls));
             }
         }
-        notify(&[NotifyState::Stopping]);
+        notify(Said::Stopping);
         let serving = server.lock().unwrap_or_else(PoisonError::into_inner).take().context("the server")?;
         let address = serving.server().address().clone();
         let bytes = serving.server().index().region().backed_bytes();
@@ -764,22 +767,6 @@ fn numbers(users: &[UserId]) -> Vec<u32> {
     users.iter().map(|user| user.0).collect()
 }
 
-/// Adds what to do about it on the command line.
-pub fn advise(error: ServeError) -> anyhow::Error {
-    let advice = match error {
-        ServeError::Region(RegionError::InUse { .. }) => {
-            "a server is there already (oneread ping; oneread stop)".into()
-        }
-        ServeError::NoRoom { fits: TableSize::Keys(n), .. } => format!("serve less, by --capacity {n}"),
-        ServeError::NoRoom { fits: TableSize::Slots(n), .. } => format!("serve less, by --slots {n}"),
-        ServeError::NoRoom { fits: TableSize::Growing { bytes_max, .. }, .. } => {
-            format!("allow less, by --max-memory {bytes_max}")
-        }
-        error => return error.into(),
-    };
-    anyhow::Error::from(error).context(advice)
-}
-
 /// Raises the limit of file descriptors as far as this user may, and says if it is too low. Each
 /// connection takes one.
 fn raise_descriptors(clients_max: usize) {
@@ -797,24 +784,6 @@ fn raise_descriptors(clients_max: usize) {
 mod tests {
     use super::*;
     use std::time::Duration;
-
-    /// Where there is no room, the option that asks for less is named, with the size that fits.
-    #[test]
-    fn less_is_advised_where_there_is_no_room() {
-        let told = |fits| {
-            let source = RegionError::NoRoom { need: 9, left: 7, of: "/dev/shm".into() };
-            oneread_kit::advice::told(&advise(ServeError::NoRoom { source, fits }))
-        };
-        for (fits, advice) in [
-            (TableSize::Keys(123), "by --capacity 123"),
-            (TableSize::Slots(456), "by --slots 456"),
-            (TableSize::up_to(7_890), "by --max-memory 7890"),
-        ] {
-            assert!(told(fits).contains(advice), "{}", told(fits));
-        }
-        let other = advise(ServeError::NotBuilt { address: "verbs://a:1".parse().unwrap() });
-        assert!(!other.to_string().contains("by --"), "{other}");
-    }
 
     #[derive(clap::Parser)]
     struct Command {

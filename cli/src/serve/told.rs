@@ -7,7 +7,6 @@ use oneread::{
 };
 use oneread_kit::progress::Progress;
 use oneread_kit::show;
-use sd_notify::NotifyState;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -24,13 +23,6 @@ pub fn taken_over(found: Recovered) -> String {
         text += &format!(", {} undone", show::counted(found.doubled, "unfinished move"));
     }
     text
-}
-
-/// Tells systemd, if it started this server as a unit of `Type=notify`.
-pub fn notify(state: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(state) {
-        show::complain(format_args!("oneread: telling systemd (NOTIFY_SOCKET) failed: {error}"));
-    }
 }
 
 /// How large a table is and may become.

@@ -2,16 +2,15 @@
 //! clients takes a turn when it is asked to.
 
 use super::serving::Watched;
-use super::told::notify;
+use super::systemd::{self, Said, notify};
 use oneread_kit::show;
-use sd_notify::NotifyState;
 use std::io;
 use std::sync::PoisonError;
 
 /// Begins to tell systemd, if it wants to hear, by a thread of its own that ends with the server. That thread has
 /// no proof of its own to offer: it asks the others.
 pub fn begin(server: Watched) -> io::Result<()> {
-    let Some(patience) = sd_notify::watchdog_enabled() else { return Ok(()) };
+    let Some(patience) = systemd::watchdog() else { return Ok(()) };
     // Twice in that time, as systemd's manual asks for.
     let (pause, within) = (patience / 4, patience / 4);
     let watch = move || {
@@ -23,7 +22,7 @@ pub fn begin(server: Watched) -> io::Result<()> {
             };
             if stuck.is_empty() {
                 is_told = false;
-                notify(&[NotifyState::Watchdog]);
+                notify(Said::Lives);
             } else if !std::mem::replace(&mut is_told, true) {
                 show::complain(format_args!(
                     "oneread: {} hangs: no turn within {}; systemd is not told that this server lives (WatchdogSec=)",

@@ -1,9 +1,10 @@
 //! Tests of `oneread serve` on file systems that give out: full ones, and limits on the length of files.
 //! What mounts something does so in a namespace of its own.
 
+use crate::served::full_pipe;
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -256,33 +257,36 @@ fn a_start_without_room_leaves_nothing() {
     assert!(!Path::new(&region).exists());
 }
 
+/// Waits until a process has a handler for a signal.
+fn wait_for_handler(process: u32, signal: Signal) {
+    wait_for("it has its handlers", || {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        u64::from_str_radix(mask.trim(), 16).unwrap() >> (signal.as_raw() - 1) & 1 == 1
+    });
+}
+
 /// Whoever is asked to stop while a table is made stops, and nothing is left of the table.
 #[test]
 fn a_start_that_is_stopped_leaves_nothing() {
     for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name).display().to_string();
-        // It waits for a token when it already listens to signals.
-        let token = path("token");
-        rustix::fs::mknodat(
-            rustix::fs::CWD,
-            &token,
-            rustix::fs::FileType::Fifo,
-            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
-            0,
-        )
-        .unwrap();
+        // It has something to say, for which nobody has room, when it already listens to signals.
+        let (mut said, full) = full_pipe();
         let mut command = alone(Command::new("env"));
         command.args(["--default-signal=HUP", PROGRAM]);
         command.args(["serve", "--at", &format!("shm:{}", path("sock")), "--region", &path("region")]);
-        command.args(["--slots", "100000", "--read-token-file", &token]).env("ONEREAD_TOKEN", "for changes");
-        let server = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut token = std::fs::File::options().write(true).open(&token).unwrap();
+        command.args(["--slots", "100000", "--clients-max", "1000000000"]);
+        let server = command.stdout(Stdio::piped()).stderr(full).spawn().unwrap();
+        drop(command);
+        wait_for_handler(server.id(), signal);
         kill_process(Pid::from_child(&server), signal).unwrap();
-        token.write_all(b"for readers").unwrap();
-        drop(token);
+        let mut told = String::new();
+        said.read_to_string(&mut told).unwrap();
         let out = expect(server.wait_with_output().unwrap(), 0);
-        assert!(out.stdout.is_empty() && text(&out.stderr).contains("stopped before"), "{out:?}");
+        assert!(told.contains("file descriptors, fewer than --clients-max"), "{told}");
+        assert!(out.stdout.is_empty() && told.contains("stopped before"), "{out:?}\n{told}");
         assert!(!Path::new(&path("region")).exists() && !Path::new(&path("sock")).exists());
     }
 }
@@ -298,13 +302,7 @@ fn signals_do_not_refuse_memory() {
     let mut out = BufReader::new(server.stdout.take().unwrap());
     let pid = Pid::from_child(&server);
     // It listens to signals before anything else; this one has a handler and no effect.
-    let status = format!("/proc/{}/status", server.id());
-    let handled = 1 << (Signal::XFSZ.as_raw() - 1);
-    wait_for("it has its handlers", || {
-        let status = std::fs::read_to_string(&status).unwrap();
-        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
-        u64::from_str_radix(mask.trim(), 16).unwrap() & handled != 0
-    });
+    wait_for_handler(server.id(), Signal::XFSZ);
     let is_ready = std::sync::atomic::AtomicBool::new(false);
     let line = std::thread::scope(|scope| {
         scope.spawn(|| {

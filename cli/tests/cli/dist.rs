@@ -133,6 +133,28 @@ fn the_unit_starts_a_server_that_says_when_it_is_ready() {
     machine.try_out(server);
 }
 
+/// The unit takes from the server what it needs not, and systemd counts what is left.
+#[test]
+fn the_unit_has_few_rights() {
+    let unit = read("dist/oneread.service");
+    assert_eq!(settings(&unit, "UMask"), ["0077"]);
+    assert_eq!(settings(&unit, "ProtectProc"), ["invisible"]);
+    assert_eq!(settings(&unit, "SystemCallFilter"), ["@system-service", "~@privileged @resources"]);
+    assert_eq!(settings(&unit, "SystemCallErrorNumber"), ["EPERM"]);
+    let machine = Machine::new();
+    let path = machine.path("oneread.service");
+    std::fs::write(&path, unit.replace(INSTALLED, PROGRAM)).unwrap();
+    let judged = Command::new("systemd-analyze")
+        .args(["security", "--offline=true", "--threshold=20", &path])
+        .output();
+    let Ok(judged) = judged else {
+        assert!(std::env::var_os("ONEREAD_NO_SKIP").is_none(), "no systemd-analyze here");
+        return eprintln!("skipped: no systemd-analyze here (on Debian: apt-get install systemd)");
+    };
+    let said = String::from_utf8_lossy(&judged.stdout);
+    assert!(judged.status.success(), "{said}\n{}", String::from_utf8_lossy(&judged.stderr));
+}
+
 /// systemd knows each line of the unit.
 #[test]
 fn the_unit_is_valid() {

@@ -15,6 +15,7 @@ mod lab;
 mod metrics;
 #[cfg(feature = "lab")]
 mod plan;
+mod processes;
 mod region_files;
 mod served;
 mod servers;
