@@ -53,6 +53,8 @@ def stop(*_: object) -> None:
 
 
 def main(name: str) -> None:
+    # Who started this may have signals blocked. A server is ended by them.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # Nobody has to wait for the end of a server that outlives who started it.
     if os.fork():
         os._exit(0)

@@ -55,6 +55,8 @@ _keeper.main(sys.argv[2])
 """
 # How long who closes a dict waits for who opens it just then, and for an answer of its server.
 CLOSE_WAITS, CLOSE_ASKS = 0.2, 1.0
+# How long the end of a process that was killed may take: the system frees its memory.
+KILLED_WITHIN = 60.0
 
 
 def folder() -> Path:
@@ -142,7 +144,9 @@ class Place:
         return os.path.samestat(there, os.fstat(fd))
 
     def stop(self, within: float) -> None:
-        """Stops its server, and returns when that has ended."""
+        """Ends its server, and returns when that is gone: by SIGKILL if it does not end within this time. Nothing that
+        it holds is to stay.
+        """
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as at:
             try:
                 at.settimeout(within)
@@ -155,11 +159,16 @@ class Place:
             except (FileNotFoundError, ConnectionRefusedError, ProcessLookupError):
                 return
         try:
-            signal.pidfd_send_signal(server, signal.SIGTERM)
+            # The second one is for a suspended server.
+            for number in (signal.SIGTERM, signal.SIGCONT):
+                signal.pidfd_send_signal(server, number)
             poll = select.poll()
             poll.register(server, select.POLLIN)
             if not poll.poll(1000 * within):
-                raise Timeout(f"the server of the shared dict {self.name!r} does not end; try again")
+                log.warning("the server of the shared dict %r, process %d, does not end; killing it", self.name, pid)
+                signal.pidfd_send_signal(server, signal.SIGKILL)
+                if not poll.poll(1000 * KILLED_WITHIN):
+                    raise Timeout(f"process {pid} was killed, and the system has not ended it; try again")
         except ProcessLookupError:
             pass
         finally:

@@ -381,3 +381,42 @@ def test_others_go_on_while_its_server_sleeps(shm: Path) -> None:
             assert shared["a"] == 1 and shared.get("b") is None
         finally:
             os.kill(pid, signal.SIGCONT)
+
+
+def test_a_server_ends_whoever_started_it(shm: Path) -> None:
+    holder = begin("""
+        import signal
+        from oneread import SharedDict
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        with SharedDict("deaf", lives="for ever") as shared:
+            shared["a"] = 1
+    """)
+    outcome(holder)
+    with SharedDict("deaf") as shared:
+        pid = pid_of(shared)
+        blocked = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "SigBlk" in line)
+    assert int(blocked.split()[1], 16) >> (signal.SIGTERM - 1) & 1 == 0, blocked
+    assert oneread.delete_dict("deaf", within=60) and not is_running(pid) and files(shm) == set()
+
+
+def test_a_suspended_server_is_deleted(shm: Path) -> None:
+    with SharedDict("suspended", lives="for ever") as shared:
+        pid = pid_of(shared)
+    os.kill(pid, signal.SIGSTOP)
+    assert oneread.delete_dict("suspended", within=60) and not is_running(pid) and files(shm) == set()
+
+
+def test_a_server_that_does_not_end_is_killed(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with SharedDict("hangs", lives="for ever") as shared:
+        pid = pid_of(shared)
+    send = signal.pidfd_send_signal
+    sent: list[int] = []
+
+    def deaf(process: int, number: int) -> None:
+        sent.append(number)
+        if number == signal.SIGKILL:
+            send(process, number)
+
+    monkeypatch.setattr(signal, "pidfd_send_signal", deaf)
+    assert oneread.delete_dict("hangs", within=0.2) and not is_running(pid) and files(shm) == set()
+    assert sent == [signal.SIGTERM, signal.SIGCONT, signal.SIGKILL]
