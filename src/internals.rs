@@ -31,6 +31,7 @@ opened! {
     units
     verbs
     wire
+    words
     #[cfg(feature = "sim")]
     sim
 }

@@ -221,6 +221,7 @@ mod units;
 mod values;
 mod verbs;
 mod wire;
+mod words;
 
 // No page here, but its Rust is tested all the same.
 #[cfg(doctest)]

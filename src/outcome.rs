@@ -135,7 +135,7 @@ pub struct NoteCounts {
 pub enum PutError {
     /// The table must grow for this key, and the system has refused the memory.
     #[error(
-        "the table cannot grow: the system has refused {bytes} bytes for the next segment ({keys} keys so far): memory, or room in the file system of the region (/dev/shm); the server's log says which; free some, or raise the server's limits"
+        "the table cannot grow: the system has refused {bytes} bytes of memory for the next segment ({keys} keys so far); free memory, or raise the limits of the server: those of its control group, of its file system (/dev/shm), and of its address space"
     )]
     NoMemory {
         /// Keys in the table.
@@ -217,7 +217,7 @@ pub enum PutError {
     },
     /// The system has refused memory for a value that does not fit its slot. Nothing was changed.
     #[error(
-        "the system has refused room for a value of {given} bytes: memory, or the file system of the region (/dev/shm); the server's log says which; free some, or raise the server's limits"
+        "the system has refused memory for a value of {given} bytes; free memory, or raise the limits of the server: those of its control group, of its file system (/dev/shm), and of its address space"
     )]
     HeapMemory {
         /// Length of the value.

@@ -34,9 +34,10 @@ mod users;
 mod watch;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use oneread::internals::words::{self, Door};
 use oneread_kit::{advice, escape, interrupt, show};
 use std::ffi::OsString;
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -159,9 +160,26 @@ pub fn run(program: Vec<OsString>, arguments: Vec<OsString>) -> ExitCode {
     let filter: Targets = asked.unwrap_or_else(|| cli.command.log_filter());
     // Colors are for people, not for files.
     let ansi = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
-    let log = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(ansi);
+    let log = tracing_subscriber::fmt::layer().with_writer(|| InWords(io::stderr())).with_ansi(ansi);
     tracing_subscriber::registry().with(log).with(filter).init();
     ended(run_parsed(cli))
+}
+
+/// The log, in the command's words: its errors are the library's. An event comes whole.
+struct InWords<W>(W);
+
+impl<W: Write> Write for InWords<W> {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        match std::str::from_utf8(event) {
+            Ok(text) => self.0.write_all(words::said(Door::Command, text).as_bytes())?,
+            Err(_) => self.0.write_all(event)?,
+        }
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
 }
 
 /// The status of a command that has ended, whose error is told.
@@ -234,6 +252,16 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What a server logs names flags, as its errors do. What is no text stays as it is.
+    #[test]
+    fn the_log_is_in_the_commands_words() {
+        let mut log = InWords(Vec::new());
+        for event in [&b"raise it (`ServerConfig::clients_max`)\n"[..], b"\xff `ServerConfig::clients_max`\n"] {
+            assert_eq!(log.write(event).unwrap(), event.len());
+        }
+        assert_eq!(log.0, b"raise it (--clients-max)\n\xff `ServerConfig::clients_max`\n");
+    }
 
     /// The reader of a pipe may go at any time. Other errors of output are errors.
     #[test]

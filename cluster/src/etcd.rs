@@ -143,7 +143,7 @@ pub enum EtcdError {
     /// It asks for a user, or for another one.
     #[error(
         "etcd at {endpoints} does not let this user in ({why}): give a user with its password who may read and write keys \
-         that begin with /oneread/, and none where etcd asks for none (etcdctl auth status)"
+         that begin with /oneread/, and none where etcd asks for none (`etcdctl auth status`)"
     )]
     Denied {
         /// All members that are named.
@@ -168,7 +168,7 @@ pub enum EtcdError {
     },
     /// It did not answer in time.
     #[error(
-        "etcd at {endpoints} did not answer for {waited:?}: see whether most of its members run (etcdctl endpoint status)"
+        "etcd at {endpoints} did not answer for {waited:?}: see whether most of its members run (`etcdctl endpoint status`)"
     )]
     Late {
         /// All members that are named.
@@ -195,8 +195,8 @@ pub enum EtcdError {
     /// Nodes and clients of this version would look for its keys elsewhere.
     #[error(
         "the cluster {name} is of form {form}, and this version knows form {FORM}: go on with the version that made it, or \
-         stop its nodes, remove it (etcdctl del --prefix /oneread/{name}/), make it again by `oneread cluster init {name}`, \
-         and start its nodes with --fresh"
+         stop its nodes, remove it (`etcdctl del --prefix /oneread/{name}/`), make it again by `oneread cluster init {name}`, \
+         and start its nodes by `oneread serve --fresh`"
     )]
     Form {
         /// The name.
@@ -233,7 +233,7 @@ pub enum EtcdError {
     },
     /// Shards name the node.
     #[error(
-        "node {node} is to have {shards} shards: drain it (oneread cluster drain), and see that it has none before it is \
+        "node {node} is to have {shards} shards: drain it (`oneread cluster drain`), and see that it has none before it is \
          forgotten"
     )]
     InUse {

@@ -124,7 +124,7 @@ pub enum NodeError {
     /// Its table has other slots than another node's: what an entry takes at one says nothing of the other (CL12).
     #[error(
         "this node's table has slots of {slots}, and node {other} ({name}) has slots of {others}: start all nodes with the same \
-         options for slots (--inline-max, --key-inline, --life)"
+         options for slots (`Config::inline_max`, `Config::key_inline`, `Config::life`)"
     )]
     Slots {
         /// This one's slots.
@@ -207,14 +207,14 @@ impl ClusterNode {
         let anywhere = |why| Err(NodeError::Option { option: "every address of its host as its own", why });
         if config.advertise.is_empty() && port.addresses().iter().any(is_anywhere) {
             return anywhere(
-                "others cannot reach it by that name: say what they call it (--node-advertise), or listen at one",
+                "others cannot reach it by that name: say what they call it (`NodeConfig::advertise`), or listen at one",
             );
         }
         let table_at =
             if config.advertise_table.is_empty() { addresses(&server) } else { config.advertise_table };
         if table_at.iter().any(is_anywhere) {
             return anywhere(
-                "others cannot READ the table by that name: say what they call it (--table-advertise), or serve it at one",
+                "others cannot READ the table by that name: say what they call it (`NodeConfig::advertise_table`), or serve it at one",
             );
         }
         let requests = if config.advertise.is_empty() { port.addresses() } else { config.advertise };
@@ -353,25 +353,24 @@ fn check(config: &NodeConfig) -> Result<(), NodeError> {
     match &config.server {
         ServerConfig { address: Address::Verbs(_), .. } if config.secret.is_empty() => refused(
             "a table over verbs without the cluster's secret",
-            "whoever reaches the port could read it; give all nodes and clients one (--secret-file)",
+            "whoever reaches the port could read it; give all nodes and clients one (`NodeConfig::secret`)",
         ),
-        ServerConfig { ttl: Some(_), table, .. } if !table.life => refused(
-            "a time to live without lives",
-            "its entries have no ends; give them (Config::life, --life)",
-        ),
+        ServerConfig { ttl: Some(_), table, .. } if !table.life => {
+            refused("a time to live without lives", "its entries have no ends; give them (`Config::life`)")
+        }
         ServerConfig { ttl: Some(ttl), .. } if !(1..=TTL_MAX).contains(&micros(*ttl)) => {
             refused("this time to live", "it is more than 0, and ten years at most")
         }
         ServerConfig { evict: Some(policy), .. } if *policy != Evict::Clock => refused(
             "a policy of eviction other than clock",
-            "in a cluster a shard's entries leave in the order of its table, but for those that were read (--evict clock)",
+            "in a cluster a shard's entries leave in the order of its table, but for those that were read: take the policy clock (`ServerConfig::evict`)",
         ),
         ServerConfig { snapshots: Some(_), .. } | ServerConfig { restore: Some(_), .. } => {
             refused("snapshots", "a copy of a shard is whole or none: have a region file, and standbys")
         }
         ServerConfig { table, .. } if table.owners => refused(
             "a table with owners",
-            "a cluster keeps its owners by itself, in any table with lives: leave it out (--owners)",
+            "a cluster keeps its owners by itself, in any table with lives: leave `Config::owners` out",
         ),
         _ => Ok(()),
     }

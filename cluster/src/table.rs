@@ -80,7 +80,7 @@ pub enum TableError {
     /// The machine has crashed since.
     #[error(
         "the machine was started anew while a node used this table, which then mixes old pages and new ones, and nothing \
-         tells: start with an empty region file (--fresh), and the node is copied its shards anew"
+         tells: start with an empty region file (`oneread serve --fresh`), and the node is copied its shards anew"
     )]
     Crashed,
     /// It has entries, and was never a node's.

@@ -3,6 +3,7 @@
 #[cfg(feature = "verbs")]
 use oneread::error::{GidMismatch, LinkError, SetupError, VerbsError};
 use oneread::internals::files;
+use oneread::internals::words::{self, Door};
 use oneread::{
     Address, AskError, ConnectError, FeedError, GetError, MutateError, RequestPath, ServeError,
     error::{ConfigError, PutError, RecoverError, Refusal, RestoreError, SnapshotError, SuperblockError},
@@ -19,42 +20,9 @@ pub fn told(error: &anyhow::Error) -> String {
     }
 }
 
-/// What the command calls what the library's errors name.
-const NAMES: [(&str, &str); 29] = [
-    ("`Client::get`", "`oneread get`"),
-    ("`Client::owner`", "--owner"),
-    ("`ClientOptions::server_uids`", "--server-user"),
-    ("`ServerConfig::tcp`", "--listen"),
-    ("`Config::grace`", "--grace"),
-    ("`Config::heap_bytes`", "--heap"),
-    ("`Config::inline_max`", "--inline-max"),
-    ("`Config::key_max`", "`serve --key-max`"),
-    ("`Config::life`", "`serve --life`"),
-    ("`Config::owners`", "`serve --owners`"),
-    ("`Config::value_max`", "`serve --value-max`"),
-    ("`ServerConfig::allow_read_uids`", "--allow-read-uid"),
-    ("`ServerConfig::allow_uids`", "--allow-uid"),
-    ("`ServerConfig::clients_max`", "--clients-max"),
-    ("`ServerConfig::clients_per_peer`", "--clients-per-peer"),
-    ("`ServerConfig::feed_bytes`", "`serve --feed-max`"),
-    ("`ServerConfig::herd`", "--herd"),
-    ("`ServerConfig::tls`", "--tls-cert"),
-    ("`ServerConfig::token`", "--token-file"),
-    ("`ServerConfig::ttl`", "`serve --ttl`"),
-    ("`ServerConfig::workers`", "--workers"),
-    ("`StartLimits::percent`", "`serve --starts-max`"),
-    ("`StartLimits::within_max`", "`serve --start-time-max`"),
-    ("`StartMode::OpenOrCreate`", "`oneread serve`"),
-    ("`TableSize::up_to`", "`serve --max-memory`"),
-    ("`ClientOptions::tls`", "--tls-ca"),
-    ("`ClientTls::new`", "--tls-cert, --tls-key"),
-    ("`ClientTls::server_name`", "--tls-name"),
-    ("`ClientOptions::token`", "--token-file"),
-];
-
 /// An error of the library in the command's words.
 pub fn in_options(error: &impl Display) -> String {
-    NAMES.iter().fold(error.to_string(), |text, (name, option)| text.replace(name, option))
+    words::said(Door::Command, &error.to_string())
 }
 
 /// The advice on one error of a chain. An error that stands for another one (`transparent`) hides it
@@ -285,57 +253,6 @@ mod tests {
         let (path, why) = (RequestPath::Message, "it has none".into());
         let other = ConnectError::RequestPath { path, address, why };
         assert!(!told(&other.into()).contains("--mailbox-max"));
-    }
-
-    /// No error names a part of the library that users of the command do not know. Each names its mend, but for
-    /// those that only join others, and those on which the advice above does.
-    #[test]
-    fn errors_are_in_the_commands_words() {
-        let mut folders = vec![std::path::PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../src"))];
-        let mut texts = Vec::new();
-        while let Some(folder) = folders.pop() {
-            for entry in std::fs::read_dir(folder).unwrap() {
-                let path = entry.unwrap().path();
-                if path.is_dir() {
-                    folders.extend((!path.ends_with("sim")).then_some(path));
-                } else if path.extension().is_some_and(|extension| extension == "rs") {
-                    let source = std::fs::read_to_string(&path).unwrap();
-                    texts.extend(source.split("#[error(").skip(1).filter_map(|variant| {
-                        let text = variant.trim_start().strip_prefix('"')?.replace("\\\"", "'");
-                        let text = text.split('"').next()?.to_owned();
-                        let has_cause =
-                            ["source:", "#[source]", "#[from]"].iter().any(|of| variant.contains(of));
-                        Some((text, has_cause))
-                    }));
-                }
-            }
-        }
-        assert!(texts.len() > 100, "{}", texts.len());
-        let is_name = |word: &str| word.contains("::") || word.contains('_') && word.to_uppercase() != word;
-        let of_the_system = ["rdma_rxe", "nr_hugepages"];
-        // Inside other errors, or seen by nobody but the tests of the heap.
-        let inside = [
-            "operation {op} with",
-            "half a frame",
-            "the start was cancelled",
-            "restoring was cancelled",
-            "blocks of {",
-            "extents of {",
-            "a heap of {",
-            "{extent_bytes} bytes at",
-            "the extent of {",
-        ];
-        for (text, has_cause) in &texts {
-            let told = in_options(&text.replace("{what}", "key").replace("{option}", "herd"));
-            // What is in braces is not told.
-            let told: String = told.split('}').map(|part| part.split('{').next().unwrap()).collect();
-            let mut words = told.split(|c: char| !(c.is_alphanumeric() || "_:".contains(c)));
-            let name = words.find(|word| is_name(word) && !of_the_system.contains(word));
-            assert_eq!(name, None, "in {text:?}");
-            let has_mend = text.contains([';', '(', '?']) || text.ends_with('}');
-            let is_inside = inside.iter().any(|begin| text.starts_with(begin));
-            assert!(has_mend || *has_cause || is_inside, "no mend: {text:?}");
-        }
     }
 
     /// The same over verbs, where errors of the setup stand in others.

@@ -5,6 +5,7 @@ use oneread::error::{
     AskError, ConfigError, ConnectError, FeedError, GetError, KeyError, MutateError, PutError, ReadError,
     RegionError, ServeError, SnapshotError, TlsError,
 };
+use oneread::internals::words::{self, Door};
 use oneread_cluster::client::ClusterError;
 use oneread_cluster::etcd::EtcdError;
 use oneread_prefix::PrefixError;
@@ -35,6 +36,11 @@ fn class_of(kind: ErrorKind) -> &'static str {
 /// An error of the library, with its class.
 pub(crate) trait Classed: Error {
     fn class(&self) -> &'static str;
+
+    /// Whether a change may have been made all the same.
+    fn maybe_made(&self) -> bool {
+        false
+    }
 }
 
 /// Those whose class follows from their kind alone.
@@ -64,6 +70,10 @@ impl<E: Classed> Classed for Box<E> {
     fn class(&self) -> &'static str {
         (**self).class()
     }
+
+    fn maybe_made(&self) -> bool {
+        (**self).maybe_made()
+    }
 }
 
 impl Classed for GetError {
@@ -91,6 +101,10 @@ impl Classed for MutateError {
             MutateError::ValueLength { .. } | MutateError::EncryptedLength { .. } => "ValueTooLong",
             error => class_of(error.kind()),
         }
+    }
+
+    fn maybe_made(&self) -> bool {
+        matches!(self, MutateError::ServerGone { .. } | MutateError::Deadline { .. })
     }
 }
 
@@ -122,6 +136,10 @@ impl Classed for PrefixError {
             PrefixError::Scan(error) => error.class(),
             _ => "OnereadError",
         }
+    }
+
+    fn maybe_made(&self) -> bool {
+        matches!(self, PrefixError::Change(error) if error.maybe_made())
     }
 }
 
@@ -200,14 +218,24 @@ impl<R, E: Classed> Raise<R> for Result<R, E> {
 /// This error of the library.
 #[cold]
 pub(crate) fn raised(py: Python<'_>, error: &dyn Classed) -> PyErr {
-    error_of(py, error.class(), told(error))
+    let raised = error_of(py, error.class(), told(error));
+    if error.maybe_made() { is_maybe_made(py, raised) } else { raised }
 }
 
-/// An error of this class.
+/// This error, which says that a change may have been made all the same.
+#[cold]
+pub(crate) fn is_maybe_made(py: Python<'_>, error: PyErr) -> PyErr {
+    match error.value(py).setattr("maybe_made", true) {
+        Ok(()) => error,
+        Err(other) => other,
+    }
+}
+
+/// An error of this class, in Python's words.
 #[cold]
 pub(crate) fn error_of(py: Python<'_>, class: &str, text: String) -> PyErr {
     match class_named(py, class) {
-        Ok(class) => PyErr::from_type(class, text),
+        Ok(class) => PyErr::from_type(class, words::said(Door::Python, &text)),
         Err(error) => error,
     }
 }
@@ -222,7 +250,8 @@ pub(crate) fn error_at(py: Python<'_>, class: &str, text: String, position: usiz
     }
 }
 
-fn class_named<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyType>> {
+/// The class of this name.
+pub(crate) fn class_named<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyType>> {
     static ERRORS: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     let errors = ERRORS.get_or_try_init(py, || PyModule::import(py, "oneread._errors").map(Bound::unbind))?;
     Ok(errors.bind(py).getattr(name)?.cast_into::<PyType>()?)

@@ -7,6 +7,7 @@
 //! not to be unwound like that: the process would be aborted. So before it ends, it waits until that thread has.
 
 use crate::fork;
+use oneread::internals::words::{self, Door};
 use pyo3::prelude::{Bound, PyAnyMethods, PyModule, PyResult, Python};
 use std::collections::VecDeque;
 use std::fmt::{self, Write};
@@ -109,7 +110,8 @@ impl Subscriber for Handing {
             waiting.left_out += 1;
             return;
         }
-        waiting.events.push_back((number(event.metadata().level()), text.0));
+        let text = words::said(Door::Python, &text.0);
+        waiting.events.push_back((number(event.metadata().level()), text));
         if waiting.handed_on != Some(fork::process()) {
             let begun = std::thread::Builder::new().name("oneread-log".into()).spawn(hand_on);
             waiting.handed_on = begun.is_ok().then(fork::process);

@@ -534,3 +534,36 @@ def test_the_log_is_pythons(caplog: pytest.LogCaptureFixture) -> None:
         assert {record.levelname for record in caplog.records} <= {"INFO", "WARNING"}
     finally:
         oneread.log_level(logging.WARNING)
+
+
+def test_errors_are_in_pythons_words(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """No path of Rust, no flag of the command."""
+    at = client.address + ".other"
+    calls: list[tuple[Callable[[], Any], str]] = [
+        (lambda: Server(at, keys=10, key_max=300), "`key_max=` is 300 bytes"),
+        (lambda: Server(at, keys=10, value_max=1 << 40), "`value_max=` is"),
+        (lambda: Server(at, keys=10, value_max=1 << 20, heap_bytes=7), "`heap_bytes=` is 7"),
+        (lambda: Server(at, bytes_max=4096), "lower `value_max=`"),
+        (lambda: Server(at, keys=10, owners=True), "`owners=True` needs `life=True`"),
+        (lambda: Server(at, keys=10, grace=1e6), "`grace=` is"),
+        (lambda: Server(at, keys=10, workers=10_000), "`workers=` is 10000"),
+        (lambda: Server(at, keys=10, read_token="r"), "set `token=`, too"),
+        (lambda: Server(at, keys=10, tcp="tcp://0.0.0.0:0"), "set a token (`token=`)"),
+        (lambda: oneread.Index(keys=10, key_max=300), "`key_max=` is 300 bytes"),
+        (lambda: oneread.Index(keys=10).put(b"a", b"", ttl=1), "make it with `life=True`"),
+        (lambda: oneread.LocationIndex(client).put([b"12345"], [(1, 1, 1, 1)]), "take texts (`str`)"),
+        (lambda: Client(client.address, requests="message").pin(b"none" * 100), ""),
+    ]
+    for call, words in calls:
+        with pytest.raises(oneread.OnereadError) as told:
+            call()
+        text = str(told.value)
+        assert words in text and "::" not in text and " --" not in text, text
+    with served() as (_, plain):
+        for index, words in [
+            (oneread.LocationIndex, "make one with `LocationIndex.table()`"),
+            (oneread.PlacementIndex, "make one with `PlacementIndex.table()`"),
+        ]:
+            with pytest.raises(oneread.Incompatible) as told:
+                index(plain)
+            assert words in str(told.value)

@@ -33,7 +33,7 @@ pub enum ConfigError {
     },
     /// Less memory than a table that grows begins with.
     #[error(
-        "{} are too few for a table that grows, with such keys and values: it needs {}; allow that much, or lower `Config::value_max`",
+        "{} are too few for a table that grows, with such keys and values: a segment, or two of the longest values, need {need} bytes ({}); allow that much, or lower `Config::value_max`",
         bytes(*given),
         bytes(*need)
     )]

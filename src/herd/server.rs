@@ -87,7 +87,7 @@ impl HerdAcceptor {
         let (reply, mtu) = (wire::reply_bytes_max(geometry), station.route().mtu as usize);
         if reply > mtu {
             let why = format!(
-                "a reply of this table takes up to {reply} bytes, a datagram {mtu} (the MTU): serve a table with shorter values (`Config::value_max`, `serve --value-max`)"
+                "a reply of this table takes up to {reply} bytes, a datagram {mtu} (the MTU): serve a table with shorter values (`Config::value_max`)"
             );
             return Err(refused(why));
         }

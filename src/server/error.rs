@@ -141,7 +141,7 @@ pub enum ServeError {
     },
     /// Over TCP, others than this host could connect, and there is no token ([`ServerConfig::token`](super::ServerConfig::token)).
     #[error(
-        "at {address} everybody who reaches this host could read and change the table; set a token (`ServerConfig::token`, `--token-file`), or listen at 127.0.0.1"
+        "at {address} everybody who reaches this host could read and change the table; set a token (`ServerConfig::token`), or listen at 127.0.0.1"
     )]
     NoToken {
         /// The address.

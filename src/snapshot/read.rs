@@ -31,7 +31,7 @@ pub enum SnapshotError {
         source: io::Error,
     },
     /// It stands where the server makes its own snapshots, and is not this user's alone.
-    #[error("{source}; or name it with `restore`, if it is to be believed")]
+    #[error("{source}; or name it by `ServerConfig::restore`, if it is to be believed")]
     File {
         /// Whose it is, or who may write to it.
         source: FileError,

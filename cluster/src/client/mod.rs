@@ -132,7 +132,7 @@ pub enum ClusterError {
     },
     /// Entries have no lives.
     #[error(
-        "entries of shard {shard} have no ends: a time to live needs nodes that were made with --life, all of them; adding it \
+        "entries of shard {shard} have no ends: a time to live needs nodes that were made by `oneread serve --life`, all of them; adding it \
          later loses all entries (docs/CLUSTER.md)"
     )]
     NoLife {
@@ -185,7 +185,7 @@ pub enum ClusterError {
     },
     /// Entries have no owners.
     #[error(
-        "entries of shard {shard} have no owners: they need nodes that were made with --life, all of them, and of a version that \
+        "entries of shard {shard} have no owners: they need nodes that were made by `oneread serve --life`, all of them, and of a version that \
          knows owners (docs/CLUSTER.md)"
     )]
     NoOwners {

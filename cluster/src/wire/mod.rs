@@ -52,7 +52,7 @@ pub enum WireError {
     /// Others could reach it, and anybody could change everything.
     #[error(
         "{address} can be reached from other hosts, and the cluster's secret is empty: give all nodes and clients the same \
-         secret (--secret-file), or listen at 127.0.0.1"
+         secret (`NodeConfig::secret`), or listen at 127.0.0.1"
     )]
     NoSecret {
         /// The address.
