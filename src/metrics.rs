@@ -18,7 +18,7 @@
 //!
 //! [`record`] reads the counts that are there anyway. Between two calls nothing is done: no GET and no put takes an
 //! instruction more than without the feature. A call of a server takes a look at each of its segments and
-//! a system call or two. There are at most 102 series of a server, whatever its table holds: 24 of them are the
+//! a system call or two. There are at most 108 series of a server, whatever its table holds: 24 of them are the
 //! histogram of puts.
 //!
 //! Times are taken only on request ([`ServerConfig::timed`](crate::ServerConfig::timed),
@@ -724,6 +724,20 @@ mod tests {
         assert_eq!(sorted(OF_SNAPSHOTS, &snapshots), Vec::from_iter(1..=6));
         snapshots.every_ms = u64::MAX;
         assert_eq!(sorted(OF_SNAPSHOTS, &snapshots)[0], 0, "only on request");
+    }
+
+    /// The docs say how many series there are: as many as there are rows, and the histogram of puts.
+    #[test]
+    fn the_docs_count_the_series() {
+        const SUM_AND_COUNT: usize = 2;
+        let of_table = OF_TABLE.len() + OF_GROWTH.len() + OF_HEAP.len() + OF_EVICTION.len() + OF_NOTES.len();
+        let of_server = OF_STARTS.len() + OF_SERVER.len() + OF_SNAPSHOTS.len();
+        let said = format!("at most {} series", of_table + of_server + TIME_RANGES + SUM_AND_COUNT);
+        for page in ["src/metrics.rs", "docs/OPERATIONS.md"] {
+            let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
+            let text = std::fs::read_to_string(path).unwrap();
+            assert!(text.contains(&said), "{page}: not {said:?}");
+        }
     }
 
     /// What a recorder was told.
