@@ -388,3 +388,31 @@ def test_a_store_tells_replicas(client: oneread.Client) -> None:
         one.get_disk_descriptor()
     with pytest.raises(RuntimeError, match="no memory replica"):
         two.get_memory_descriptor()
+
+
+def test_lengths_that_do_not_fit_are_named(client: oneread.Client) -> None:
+    """Of keys and pages, of a pool's pieces, of what the caller's memory answers."""
+    (a, pool, arena), keys = engine(client, Network(), 1), [str(n) for n in range(4)]
+    for call in (a.batch_get_v1, a.batch_set_v1):
+        for pages in [(0, 1), (0, 1, 2, 3, 4, 5, 6, 7), ()]:
+            with pytest.raises(ValueError, match=f"4 keys of pages came with {SLOTS * len(pages)} indices"):
+                call(keys, indices(*pages))
+    assert arena.next == 0 and a.batch_exists(keys) == 0, "nothing was stored"
+    meta = pool.get_page_buffer_meta
+    pool.get_page_buffer_meta = lambda given: (meta(given)[0], meta(given)[1][:-1])  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="the sizes of 7 for 8"):
+        a.batch_set_v1(keys, indices(0, 1, 2, 3))
+    pool.get_page_buffer_meta = lambda given: ([], [])  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="0 pieces for 4 pages"):
+        a.batch_set_v1(keys, indices(0, 1, 2, 3))
+    pool.get_page_buffer_meta = meta  # type: ignore[method-assign]
+    stores, fetches = arena.store, arena.fetch
+    arena.store = lambda texts, pages: stores(texts, pages)[:-1]  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="store answers 3 for 4; give one for each"):
+        a.batch_set_v1(keys, indices(0, 1, 2, 3))
+    assert a.batch_exists(keys) == 0
+    arena.store = stores  # type: ignore[method-assign]
+    assert a.batch_set_v1(keys, indices(0, 1, 2, 3)) == [True] * 4
+    arena.fetch = lambda wanted: [*fetches(wanted), True]  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="fetch answers 5 for 4"):
+        a.batch_get_v1(keys, indices(4, 5, 6, 7))

@@ -306,3 +306,11 @@ def test_lookups_go_on_while_the_server_is_suspended(tmp_path: Any) -> None:
         finally:
             os.kill(server.pid, 18)
     outcome(server, "")
+
+
+@pytest.mark.parametrize("holders", [0, 257, 65_535])
+def test_a_table_has_as_many_holders_as_an_index_can(holders: int) -> None:
+    for grouped in (False, True):
+        with pytest.raises(oneread.Invalid, match=f"holders is {holders}; give 1 to 256"):
+            oneread.PlacementIndex.table(holders, grouped=grouped)
+    assert oneread.PlacementIndex.table(holders=1)["value_max"] <= oneread.PlacementIndex.table()["value_max"]

@@ -217,7 +217,7 @@ class HiCacheIndex:
                 if name is not None:
                     wanted.append((name, place, page))
                     numbers.append(number)
-            fetched = dict(zip(numbers, self._pages.fetch(wanted)))
+            fetched = dict(zip(numbers, one_each("fetch answers", self._pages.fetch(wanted), len(wanted))))
             same = self._index.revalidate(texts, found)
         except OnereadError as error:
             log.warning("HiCache: pages count as not there: %s", error)
@@ -232,7 +232,7 @@ class HiCacheIndex:
             in_index = {text for text, is_there in present.items() if is_there}
             pages = dict(zip(texts, pages_of(pool, host_indices, len(texts))))
             new = [text for text in pages if text not in in_index]
-            places = self._pages.store(new, [pages[text] for text in new])
+            places = one_each("store answers", self._pages.store(new, [pages[text] for text in new]), len(new))
             for text, place in zip(new, places):
                 if place is not None:
                     stored[text] = Location(self._endpoint, *place)
@@ -261,13 +261,28 @@ class HiCacheIndex:
             log.warning("HiCache: %d pages were not stored: %s", len(error.rejected), error)
 
 
+def one_each(who: str, given: Sequence[Any], count: int) -> Sequence[Any]:
+    """What was given, one for each page or piece. ``ValueError`` otherwise."""
+    if len(given) != count:
+        raise ValueError(f"{who} {len(given)} for {count}; give one for each, in their order")
+    return given
+
+
 def pages_of(pool: Any, host_indices: Any, count: int) -> list[Page]:
     """The pieces of so many pages of a host's pool."""
+    page_size = getattr(pool, "page_size", None)
+    if isinstance(page_size, int) and len(host_indices) != page_size * count:
+        raise ValueError(
+            f"{count} keys of pages came with {len(host_indices)} indices of the host's pool, whose pages have "
+            f"{page_size}; give {page_size} indices for each key"
+        )
     addresses, sizes = pool.get_page_buffer_meta(host_indices)
-    pieces = list(zip(addresses, sizes))
+    pieces = list(zip(addresses, one_each("the host's pool tells the sizes of", sizes, len(addresses))))
     each = len(pieces) // count if count else 0
-    if each * count != len(pieces):
-        raise ValueError(f"{len(pieces)} pieces are no {count} pages")
+    if each * count != len(pieces) or count and not each:
+        raise ValueError(
+            f"the host's pool tells {len(pieces)} pieces for {count} pages; each page has as many pieces as the others"
+        )
     return [pieces[each * nth : each * (nth + 1)] for nth in range(count)]
 
 

@@ -5,8 +5,9 @@ use super::{Out, keys_of, secret_of};
 use crate::calls::made;
 use crate::client::Client;
 use crate::counts;
+use crate::error::error_of;
 use oneread::TableSize;
-use oneread_prefix::{Digests, Key, PrefixError};
+use oneread_prefix::{Digests, HOLDERS_MAX, Key, PrefixError};
 use pyo3::prelude::{Bound, Py, PyAny, PyResult, Python};
 use pyo3::types::{PyDict, PyDictMethods};
 
@@ -104,6 +105,10 @@ impl PlacementIndex {
     #[staticmethod]
     #[pyo3(signature = (holders=256, *, grouped=false))]
     fn table(py: Python<'_>, holders: u16, grouped: bool) -> PyResult<Bound<'_, PyDict>> {
+        if !(1..=HOLDERS_MAX).contains(&usize::from(holders)) {
+            let text = format!("holders is {holders}; give 1 to {HOLDERS_MAX}");
+            return Err(error_of(py, "Invalid", text));
+        }
         let size = TableSize::Keys(1);
         let config = match grouped {
             false => oneread_prefix::PlacementIndex::config(size, holders),
