@@ -6,17 +6,21 @@ such a thing, so that code which knows nothing of oneread catches them.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class OnereadError(Exception):
     """Any error of this package.
 
     ``position`` says which key of a batch it is about, counted from 0; ``None`` otherwise. ``rejected`` has all keys of
-    a batch that the table did not take. ``unknown`` has those of which nobody knows (:class:`Unknown`).
+    a batch that the table did not take. ``unknown`` has those of which nobody knows (:class:`Unknown`). ``maybe_made``:
+    a change was asked for, and may have been made all the same.
     """
 
     position: int | None = None
     rejected: list[int] = []
     unknown: list[int] = []
+    maybe_made: bool = False
 
 
 class Invalid(OnereadError, ValueError):
@@ -42,7 +46,7 @@ class Closed(Invalid):
 
 
 class Disconnected(OnereadError, ConnectionError):
-    """No server is there, or it went away. A change whose connection ended may have happened."""
+    """No server is there, or it went away. ``maybe_made`` says whether a change may have been made."""
 
 
 class Timeout(OnereadError, TimeoutError):
@@ -87,6 +91,13 @@ class Corrupt(OnereadError):
 
 class Undecrypted(OnereadError):
     """A value does not decrypt: another secret key, or no encrypted value."""
+
+
+class Undecoded(OnereadError, ValueError):
+    """The codec of a dict cannot read a value, or a key is none of a dict's. ``key`` says which: as it is in the dict,
+    or its bytes. The codec's own error is the ``__cause__``."""
+
+    key: Any = None
 
 
 class SystemRefused(OnereadError, OSError):

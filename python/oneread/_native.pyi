@@ -1,12 +1,13 @@
 """The native part: the library's calls, with Python's buffers."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypedDict, TypeVar, Unpack, final, overload
 
 from _typeshed import ReadableBuffer, WriteableBuffer
 
+from oneread._errors import Disconnected
 from oneread._types import Change, Cleaned, ClusterChange, EventOutcome, Life, Location, SnapshotStatus
 
 class _Array(Protocol):
@@ -41,6 +42,7 @@ __all__ = [
     "__version__",
     "log_level",
     "main",
+    "time_to_live",
 ]
 __version__: str
 
@@ -62,6 +64,7 @@ class _ClientOptions(TypedDict, total=False):
     encryption_namespace: _Bytes | None
     owner: int | None
     absent_for: float
+    _mender: Callable[[Disconnected], object]
 
 class _ClusterOptions(TypedDict, total=False):
     secret: str | _Bytes | None
@@ -477,5 +480,6 @@ class EventStream:
     def clear(self) -> None: ...
     def restarted(self) -> None: ...
 
+def time_to_live(what: str, given: float | None) -> float | None: ...
 def log_level(level: int) -> None: ...
 def main(program: list[str], arguments: list[str]) -> int: ...

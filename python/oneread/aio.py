@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, overload
+from typing import Any, Generic, Literal, TypeVar, overload
 
 from oneread import _keys
 from oneread._keys import Key
@@ -13,11 +15,6 @@ from oneread._native import Changes, Client, ClusterChanges, ClusterClient
 from oneread._types import Change, ClusterChange
 
 Told = TypeVar("Told")
-Ask: TypeAlias = Callable[..., Any]
-
-
-def _call(call: Callable[..., Any], *args: Any) -> Any:
-    return call(*args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +36,11 @@ class DictChange:
 class DictChanges:
     """Iterates over what happens in a dict. Each step waits for it."""
 
-    def __init__(self, feed: Changes, loads: Callable[[bytes], Any], ask: Ask) -> None:
-        """``ask``: calls, and starts a server where none is there."""
-        self._feed, self._loads, self._ask = feed, loads, ask
+    def __init__(
+        self, feed: Changes, loads: Callable[[Key, bytes], Any], key_of: Callable[[bytes], Key]
+    ) -> None:
+        """``loads``: the value of a key. ``key_of``: a key of these bytes."""
+        self._feed, self._loads, self._key_of = feed, loads, key_of
 
     def resync(self) -> None:
         """From now on all keys that are there come, and then what becomes of them."""
@@ -56,26 +55,27 @@ class DictChanges:
             return DictChange(change.kind, cause=change.cause)
         if change.key is None or _keys.is_hidden(change.key):
             return None
-        value = None if change.value is None else self._loads(change.value)
-        return DictChange(change.kind, _keys.decode(change.key), value, change.cause)
+        key = self._key_of(change.key)
+        value = None if change.value is None else self._loads(key, change.value)
+        return DictChange(change.kind, key, value, change.cause)
 
     def __iter__(self) -> DictChanges:
         return self
 
     def __next__(self) -> DictChange:
         while True:
-            told = self.told(self._ask(next, self._feed))
+            told = self.told(next(self._feed))
             if told is not None:
                 return told
 
     def poll(self, timeout: float = 0.0) -> DictChange | None:
         """The next change; ``None`` if there is none within so many seconds, or one that is no entry of the dict."""
-        change: Change | None = self._ask(self._feed.poll, timeout)
+        change = self._feed.poll(timeout)
         return None if change is None else self.told(change)
 
     def asynchronous(self) -> AsyncChanges[DictChange]:
         """The same for ``async for``."""
-        return AsyncChanges(self._feed, self.told, self._ask)
+        return AsyncChanges(self._feed, self.told)
 
     def __enter__(self) -> DictChanges:
         return self
@@ -85,19 +85,17 @@ class DictChanges:
 
 
 class AsyncChanges(Generic[Told]):
-    """What happens in a table or a cluster, for ``async for``. One coroutine at a time waits for it.
+    """What happens in a table or a cluster, for ``async for``. Of several coroutines, each change goes to one.
 
     For each feed one thread of the library asks, without the interpreter; the loop waits for a descriptor. A coroutine
     that is cancelled loses no change.
     """
 
-    def __init__(
-        self, feed: Changes | ClusterChanges, told: Callable[[Any], Told | None], ask: Ask = _call
-    ) -> None:
+    def __init__(self, feed: Changes | ClusterChanges, told: Callable[[Any], Told | None]) -> None:
         """``told``: what is told of a change; ``None``: nothing."""
-        self._feed, self._tell, self._ask = feed, told, ask
+        self._feed, self._tell = feed, told
         self._is_open = True
-        self._waiting: asyncio.Future[None] | None = None
+        self._waiting: set[asyncio.Future[None]] = set()
 
     @property
     def position(self) -> Any:
@@ -111,10 +109,10 @@ class AsyncChanges(Generic[Told]):
     def close(self) -> None:
         """Ends it, also for who waits."""
         self._is_open = False
-        if self._waiting is not None:
-            # The descriptor is not closed while the loop waits for it.
-            self._waiting.get_loop().remove_reader(self._feed.fileno())
-            self._wake()
+        for waiting in list(self._waiting):
+            # Another thread may run that loop, and a loop may have ended.
+            with suppress(RuntimeError):
+                waiting.get_loop().call_soon_threadsafe(_wake, waiting)
         self._feed.close()
 
     def __aiter__(self) -> AsyncChanges[Told]:
@@ -122,7 +120,7 @@ class AsyncChanges(Generic[Told]):
 
     async def __anext__(self) -> Told:
         while self._is_open:
-            change = self._ask(self._feed.poll)
+            change = self._feed.poll()
             if change is None:
                 await self._wait()
             elif (told := self._tell(change)) is not None:
@@ -130,26 +128,30 @@ class AsyncChanges(Generic[Told]):
         raise StopAsyncIteration
 
     async def _wait(self) -> None:
-        """Returns when there is something to poll, or this is closed."""
-        loop, fd = asyncio.get_running_loop(), self._feed.fileno()
-        self._waiting = loop.create_future()
-        loop.add_reader(fd, self._wake)
+        """Returns when there may be something to poll, or this is closed."""
+        loop = asyncio.get_running_loop()
+        # A loop tells one coroutine of a descriptor: so each that waits has one of its own.
+        fd = os.dup(self._feed.fileno())
+        waiting = loop.create_future()
+        self._waiting.add(waiting)
+        loop.add_reader(fd, _wake, waiting)
         try:
-            await self._waiting
+            await waiting
         finally:
-            self._waiting = None
-            if self._is_open:
-                loop.remove_reader(fd)
-
-    def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+            self._waiting.discard(waiting)
+            loop.remove_reader(fd)
+            os.close(fd)
 
     async def __aenter__(self) -> AsyncChanges[Told]:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 @overload

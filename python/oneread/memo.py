@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import hashlib
 import inspect
@@ -13,12 +14,12 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 from oneread import _keys
 from oneread._errors import Busy, Disconnected, Invalid, OnereadError, Refused
-from oneread._native import Client
+from oneread._native import Client, time_to_live
 
 log = logging.getLogger("oneread")
 P = ParamSpec("P")
@@ -35,6 +36,9 @@ OWNER_MAX = 65_534
 OWNER_TRIES = 100
 # How often a lock is tried for, where each time its owner has gone.
 LOCK_TRIES = 3
+
+# The calls that this thread, or task, is within: the innermost last.
+WITHIN: contextvars.ContextVar[tuple[Call, ...]] = contextvars.ContextVar("within", default=())
 
 
 def canonical(value: Any) -> bytes:
@@ -125,6 +129,8 @@ class Store(Protocol):
     def client(self) -> Client: ...
     @property
     def _evicts(self) -> bool: ...
+    @property
+    def _clients(self) -> list[Client]: ...
     def _ask(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any: ...
     def get_raw(self, raw: bytes) -> bytes | None: ...
     def put_raw(self, raw: bytes, value: Any, ttl: float | None) -> None: ...
@@ -137,7 +143,7 @@ class Memo:
 
     def __init__(self, shared: Store) -> None:
         self.shared = shared
-        self.counts = {"hits": 0, "computed": 0, "waited": 0, "not_kept": 0}
+        self.counts = {"hits": 0, "computed": 0, "waited": 0, "not_kept": 0, "unreadable": 0}
         self._guard = threading.RLock()
         self._owner: Client | None = None
 
@@ -146,6 +152,7 @@ class Memo:
         with self._guard:
             if self._owner is None:
                 self._owner = self.shared._ask(new_owner, self.shared.client, self.shared._evicts)
+                self.shared._clients.append(self._owner)
             return self._owner
 
     def is_gone(self, owner: Client) -> None:
@@ -153,18 +160,17 @@ class Memo:
         with self._guard:
             if self._owner is owner:
                 # Other threads may just ask it: it closes when the last one has let go of it.
-                self._owner = None
+                self._drop()
 
     def is_child(self) -> None:
         """This process was made by `fork`: it is another owner."""
         self._guard = threading.RLock()
-        self._owner = None
+        self._drop()
 
-    def close(self) -> None:
-        with self._guard:
-            if self._owner is not None:
-                self._owner.close()
-            self._owner = None
+    def _drop(self) -> None:
+        with suppress(ValueError):
+            self.shared._clients.remove(self._owner)  # type: ignore[arg-type]
+        self._owner = None
 
 
 def new_owner(client: Client, evicts: bool) -> Client:
@@ -194,9 +200,12 @@ class Call:
         self.token = os.urandom(8)
         self.holder: Client | None = None
         self.value: Any = None
+        self.is_computing = False
+        self.unreadable: bytes | None = None
 
     def is_there(self) -> bool:
-        """Whether there is a result, which is :attr:`value` then."""
+        """Whether there is a result, which is :attr:`value` then. One that the codec cannot read is none: it is
+        computed again, and replaced."""
         shared = self.memo.shared
         try:
             raw = shared.get_raw(self.result)
@@ -205,11 +214,40 @@ class Call:
         except OnereadError as error:
             log.warning("nobody knows whether a result is in %r: %s", shared.name, error)
             return False
-        if raw is None:
+        if raw is None or raw == self.unreadable:
             return False
-        self.value = shared.loads(raw)
+        try:
+            self.value = shared.loads(raw)
+        except Exception as error:
+            # What a codec raises may be anything.
+            self.unreadable = raw
+            self.memo.counts["unreadable"] += 1
+            log.warning("a result in %r cannot be read, and is computed again: %r", shared.name, error)
+            return False
         self.memo.counts["hits"] += 1
         return True
+
+    def is_within_itself(self) -> bool:
+        """Whether this thread, or task, is just computing this result: to wait for it would be to wait for itself."""
+        name = self.memo.shared.name
+        return any(
+            call.is_computing and call.result == self.result and call.memo.shared.name == name
+            for call in WITHIN.get()
+        )
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """While this call computes."""
+        outer = WITHIN.get()
+        WITHIN.set((*outer, self))
+        self.is_computing = True
+        try:
+            yield
+        finally:
+            # A task that was begun meanwhile has a copy, and it may go on for longer.
+            self.is_computing = False
+            WITHIN.set(outer)
+            self.let_go()
 
     def is_mine(self) -> bool:
         """Whether this call is to compute the result: nobody else does from now on."""
@@ -248,6 +286,9 @@ class Call:
         it: :attr:`is_found` says which."""
         pause = PAUSE_FIRST
         self.is_found = self.is_there()
+        if not self.is_found and self.is_within_itself():
+            # It computes once more, without a lock, as the function would by itself.
+            return
         while not self.is_found:
             if self.is_mine():
                 # It may have come between the look and the lock.
@@ -291,6 +332,7 @@ def memoized(
     lock_ttl: float | None,
 ) -> Decorator:
     """The decorator. ``open_memo`` is called when a result is asked for."""
+    ttl, lock_ttl = time_to_live("ttl", ttl), time_to_live("lock_ttl", lock_ttl)
 
     def decorate(function: Callable[P, R], /) -> Memoized[P, R]:
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -311,12 +353,10 @@ def memoized(
                 time.sleep(pause)
             if asked.is_found:
                 return asked.value
-            try:
+            with asked.computing():
                 value = function(*args, **kwargs)
                 asked.keep(value)
                 return value
-            finally:
-                asked.let_go()
 
         @functools.wraps(function)
         async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -325,12 +365,10 @@ def memoized(
                 await asyncio.sleep(pause)
             if asked.is_found:
                 return asked.value
-            try:
+            with asked.computing():
                 value = await cast(Any, function(*args, **kwargs))
                 asked.keep(value)
                 return value
-            finally:
-                asked.let_go()
 
         def forget(*args: Any, **kwargs: Any) -> bool:
             shared = open_memo().shared

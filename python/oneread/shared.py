@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
+import re
 import threading
 import weakref
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
-from itertools import islice
+from fractions import Fraction
+from itertools import filterfalse, islice
+from operator import itemgetter
 from typing import Any, Literal, TypeAlias, overload
 
 from oneread import _codecs, _keys, _place
-from oneread._errors import Disconnected, OnereadError
+from oneread._errors import Disconnected, OnereadError, Undecoded
 from oneread._keys import Key
-from oneread._native import Client
+from oneread._native import Changes, Client, time_to_live
 from oneread.aio import AsyncChanges, DictChange, DictChanges
 from oneread.memo import Decorator, Memo, memoized
 
@@ -29,8 +33,8 @@ OPENING: weakref.WeakSet[_Opening] = weakref.WeakSet()
 
 UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 MISSING: Any = object()
-# How often a call starts a server where none is there.
-MENDS = 2
+# How often a call is made again that may happen twice.
+AGAIN = 2
 # How many keys go at once where all go.
 CLEARED = 4096
 # What a dict is made as of which nothing else is asked.
@@ -41,11 +45,10 @@ def byte_count(size: int | str) -> int:
     """``64 << 20``, or ``"64MiB"``."""
     if isinstance(size, int):
         return size
-    digits = size.rstrip("BbGgIiKkMmTt ")
-    unit = size[len(digits) :].strip().upper()
-    if unit not in UNITS or not digits.isdigit():
-        raise ValueError(f"no size: {size!r}; say it in bytes, or as in '64MiB', '8GiB'")
-    return int(digits) * UNITS[unit]
+    parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)
+    if parts is None or parts[2].upper() not in UNITS:
+        raise ValueError(f"no size: {size!r}; say it in bytes, or as in '64MiB', '1.5GiB'")
+    return math.ceil(Fraction(parts[1]) * UNITS[parts[2].upper()])
 
 
 class SharedDict(MutableMapping[Key, Any]):
@@ -73,7 +76,10 @@ class SharedDict(MutableMapping[Key, Any]):
 
     Without a server, because that was killed or stopped, the next call of any process starts one, which takes over the
     table. A call that may have happened already, and would not be the same twice, raises :class:`Disconnected` then:
-    ``del`` and :meth:`pop` of a key that has gone meanwhile.
+    ``del`` and :meth:`pop` of a key that has gone meanwhile, and changes by :attr:`client`.
+
+    What the codec cannot read raises :class:`Undecoded`, which names the key. A loop over :meth:`items` or
+    :meth:`values` can go on behind it, with the next ``next``.
 
     Any thread may use it, and a child made by `fork`. It can be pickled: whoever unpickles it opens it by name, as long
     as it is there.
@@ -93,7 +99,8 @@ class SharedDict(MutableMapping[Key, Any]):
         value_max: int | str | None = None,
         start_within: float = 30.0,
     ) -> None:
-        if not (lives is None or lives in ("until last", "for ever") or isinstance(lives, (int, float)) and lives >= 0):
+        is_time = isinstance(lives, (int, float)) and 0 <= lives < math.inf
+        if not (lives is None or lives in ("until last", "for ever") or is_time):
             raise ValueError(f"lives={lives!r}: it is 'until last', 'for ever', or a number of seconds")
         asked: dict[str, Any] = {
             "memory": None if memory is None else byte_count(memory),
@@ -104,22 +111,28 @@ class SharedDict(MutableMapping[Key, Any]):
             "value_max": None if value_max is None else byte_count(value_max),
         }
         self._asked = {what: how for what, how in asked.items() if how is not None}
-        self._ttl = ttl
+        self._ttl = time_to_live("ttl", ttl)
         self._own_codec = codec if isinstance(codec, tuple) else None
         self._place = _place.Place(name)
         self._start_within = start_within
         # A signal's handler may close it while its thread has this.
         self._lock = threading.RLock()
         self._fd, about = _place.open_place(self._place, create, self._asked, MADE, start_within)
+        # Its own, and the owner of its locks.
+        self._clients: list[Client] = []
+        self._feeds: weakref.WeakSet[Changes] = weakref.WeakSet()
+        ends = (self._feeds, self._clients, self._place, self._fd, about["lives"])
+        self._closing = weakref.finalize(self, _end, *ends)
         try:
             self._name_codec, self.dumps, self.loads = _codecs.codec_of(self._codec(about["codec"]))
-            self._client = Client(self._place.address)
+            self._client = Client(self._place.address, _mender=_mender(self))
         except BaseException:
-            _place.let_go(self._place, self._fd, about["lives"])
+            self._closing()
             raise
+        self._clients.append(self._client)
         self._evicts = about["evict"] is not None
-        self._closing = weakref.finalize(self, _place.let_go, self._place, self._fd, about["lives"])
-        self._bind()
+        # A lookup less for each call.
+        self._get, self._put = self._client.get, self._client.put
         self._memo: Memo | None = None
         OPEN[id(self)] = self
 
@@ -131,10 +144,6 @@ class SharedDict(MutableMapping[Key, Any]):
                 f"the shared dict {self.name!r} has a codec of its maker's; give it as codec=(dumps, loads)"
             )
         return self._own_codec
-
-    def _bind(self) -> None:
-        # A lookup less for each call.
-        self._get, self._put = self._client.get, self._client.put
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {**self._asked, "create": False, "ttl": self._ttl, "start_within": self._start_within}
@@ -155,7 +164,10 @@ class SharedDict(MutableMapping[Key, Any]):
 
     @property
     def client(self) -> Client:
-        """The client that it is made of, for keys and values as bytes (:meth:`raw_key`)."""
+        """The client that it is made of, for keys and values as bytes (:meth:`raw_key`). Without a server, its calls
+        start one, too. A change that may have been made is not made again: it raises :class:`Disconnected`, whose
+        ``maybe_made`` is true.
+        """
         return self._client
 
     @staticmethod
@@ -173,11 +185,9 @@ class SharedDict(MutableMapping[Key, Any]):
     # Its end.
 
     def close(self) -> None:
-        """Lets go of it. As the last one, with ``lives="until last"``, ends it, and with it all entries."""
+        """Lets go of it, and closes its feeds. As the last one, with ``lives="until last"``, ends it, and with it all
+        entries."""
         with self._lock:
-            if self._memo is not None:
-                self._memo.close()
-            self._client.close()
             self._closing()
             OPEN.pop(id(self), None)
 
@@ -198,51 +208,47 @@ class SharedDict(MutableMapping[Key, Any]):
             os.close(fd)
 
     def _ask(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        """What a call gives that may happen twice. Starts a server where none is there."""
-        for _ in range(MENDS):
+        """What a call gives that may happen twice. (The client has started a server where none was there.)"""
+        for _ in range(AGAIN):
             try:
                 return call(*args, **named)
             except Disconnected as error:
-                self._mend(error)
+                if not error.maybe_made:
+                    raise
         return call(*args, **named)
+
+    def _loaded(self, key: Key, raw: bytes) -> Any:
+        """The value of a key."""
+        try:
+            return self.loads(raw)
+        except Exception as error:
+            # What a codec raises may be anything.
+            raise _undecoded(key, f"the value of {key!r}, {len(raw)} bytes", self.name, error) from error
 
     # One entry.
 
     def __getitem__(self, key: Key) -> Any:
-        raw = key.encode() if type(key) is str and key else _keys.encode(key)
-        try:
-            value = self._get(raw)
-        except Disconnected:
-            value = self._ask(self._get, raw)
+        value = self._get(key.encode() if type(key) is str and key else _keys.encode(key))
         if value is None:
             raise KeyError(key)
-        return self.loads(value)
+        return self._loaded(key, value)
 
     def get(self, key: Key, default: Any = None) -> Any:
-        raw = key.encode() if type(key) is str and key else _keys.encode(key)
-        try:
-            value = self._get(raw)
-        except Disconnected:
-            value = self._ask(self._get, raw)
-        return default if value is None else self.loads(value)
+        value = self._get(key.encode() if type(key) is str and key else _keys.encode(key))
+        return default if value is None else self._loaded(key, value)
 
     def get_raw(self, raw: bytes) -> bytes | None:
-        try:
-            return self._get(raw)
-        except Disconnected:
-            value: bytes | None = self._ask(self._get, raw)
-            return value
+        return self._get(raw)
 
     def __contains__(self, key: object) -> bool:
-        raw = _keys.encode(key)  # type: ignore[arg-type]
-        try:
-            return raw in self._client
-        except Disconnected:
-            return bool(self._ask(self._client.__contains__, raw))
+        return _keys.encode(key) in self._client  # type: ignore[arg-type]
 
     def put(self, key: Key, value: Any, *, ttl: float | None = None) -> None:
         """Puts an entry that ends after ``ttl`` seconds; without it, after those of the dict, if it has any."""
-        self.put_raw(_keys.encode(key), self.dumps(value), self._ttl if ttl is None else ttl)
+        self.put_raw(_keys.encode(key), self.dumps(value), self._ttl_or(ttl))
+
+    def _ttl_or(self, ttl: float | None) -> float | None:
+        return self._ttl if ttl is None else time_to_live("ttl", ttl)
 
     def put_raw(self, raw: bytes, value: Any, ttl: float | None) -> None:
         # Twice is as good as once.
@@ -256,7 +262,8 @@ class SharedDict(MutableMapping[Key, Any]):
         try:
             was_there = self._client.remove(raw)
         except Disconnected as error:
-            self._mend(error)
+            if not error.maybe_made:
+                raise
             was_there = self._client.remove(raw)
             if not was_there:
                 # Nobody knows whether this call has removed it.
@@ -270,29 +277,33 @@ class SharedDict(MutableMapping[Key, Any]):
         while True:
             value = self.get_raw(raw)
             if value is not None:
-                return self.loads(value)
+                return self._loaded(key, value)
             try:
                 if self._client.insert(raw, made, ttl=self._ttl):
                     return default
             except Disconnected as error:
                 # If it was put, it is the value that is there.
-                self._mend(error)
+                if not error.maybe_made:
+                    raise
 
     @overload
     def pop(self, key: Key, /) -> Any: ...
     @overload
     def pop(self, key: Key, /, default: Any) -> Any: ...
     def pop(self, key: Key, default: Any = MISSING) -> Any:
-        """Takes an entry out. Of several processes, one gets it."""
+        """Takes an entry out. Of several processes, one gets it. What the codec cannot read stays, and raises
+        :class:`Undecoded`."""
         raw = _keys.encode(key)
         lost: Disconnected | None = None
         while (value := self.get_raw(raw)) is not None:
+            taken = self._loaded(key, value)
             try:
                 if self._client.compare_exchange(raw, value, None):
-                    return self.loads(value)
+                    return taken
             except Disconnected as error:
+                if not error.maybe_made:
+                    raise
                 # If it is there again, this call has not taken it.
-                self._mend(error)
                 lost = error
         if lost is not None:
             # Nobody knows whether this call has taken it.
@@ -302,12 +313,18 @@ class SharedDict(MutableMapping[Key, Any]):
         return default
 
     def popitem(self) -> tuple[Key, Any]:
-        """Takes any entry out. Of several processes, one gets it."""
+        """Takes any entry out. Of several processes, one gets it. What the codec cannot read stays; it raises
+        :class:`Undecoded` where nothing else is left."""
+        unreadable: Undecoded | None = None
         for key in self:
-            value = self.pop(key, MISSING)
+            try:
+                value = self.pop(key, MISSING)
+            except Undecoded as error:
+                unreadable = error
+                continue
             if value is not MISSING:
                 return key, value
-        raise KeyError("the dict is empty")
+        raise unreadable or KeyError("the dict is empty")
 
     # Results of functions.
 
@@ -326,13 +343,15 @@ class SharedDict(MutableMapping[Key, Any]):
         lock_ttl: float | None = None,
     ) -> Decorator:
         """As :func:`oneread.memoize`, in this dict. The dict does not show results as entries."""
-        return memoized(self.memo, name, self._ttl if ttl is None else ttl, key, lock_ttl)
+        return memoized(self.memo, name, self._ttl_or(ttl), key, lock_ttl)
 
     # What happens.
 
     def changes(self, *, start: Literal["now", "keys"] = "now") -> DictChanges:
         """What happens from now on; with ``"keys"``, all that is there first."""
-        return DictChanges(self._ask(self._client.changes, start=start, values=True), self.loads, self._ask)
+        feed = self._client.changes(start=start, values=True)
+        self._feeds.add(feed)
+        return DictChanges(feed, self._loaded, self._key)
 
     def changes_async(self, *, start: Literal["now", "keys"] = "now") -> AsyncChanges[DictChange]:
         """The same for ``async for``."""
@@ -340,18 +359,30 @@ class SharedDict(MutableMapping[Key, Any]):
 
     # Many entries.
 
-    def get_many(self, keys: Iterable[Key], default: Any = None) -> list[Any]:
-        """The values of these keys, in their order, by one call."""
-        loads = self.loads
-        values = self._ask(self._client.get_many, [_keys.encode(key) for key in keys])
-        return [default if value is None else loads(value) for value in values]
+    def get_many(
+        self, keys: Iterable[Key], default: Any = None, *, undecoded: Callable[[Undecoded], Any] | None = None
+    ) -> list[Any]:
+        """The values of these keys, in their order, by one call. A value that the codec cannot read raises
+        :class:`Undecoded`; with ``undecoded``, what that function makes of the error stands in its place.
+        """
+        keys = list(keys)
+        values = self._client.get_many([_keys.encode(key) for key in keys])
+        found = []
+        for key, value in zip(keys, values):
+            try:
+                found.append(default if value is None else self._loaded(key, value))
+            except Undecoded as error:
+                if undecoded is None:
+                    raise
+                found.append(undecoded(error))
+        return found
 
     def put_many(self, entries: Mapping[Key, Any] | Iterable[tuple[Key, Any]], *, ttl: float | None = None) -> None:
         """Puts these entries by one call. Others may see some of them before the rest."""
         pairs = entries.items() if isinstance(entries, Mapping) else entries
         dumps = self.dumps
         raw = [(_keys.encode(key), dumps(value)) for key, value in pairs]
-        ttl = self._ttl if ttl is None else ttl
+        ttl = self._ttl_or(ttl)
         self._ask(self._client.put_many, [key for key, _ in raw], [value for _, value in raw], ttl=ttl)
 
     def update(self, entries: Any = (), /, **named: Any) -> None:
@@ -362,7 +393,7 @@ class SharedDict(MutableMapping[Key, Any]):
 
     def clear(self) -> None:
         """Removes all that is there, results of :meth:`memoize` included; not its locks: who computes goes on alone."""
-        found = (raw for raw in self._scan() if not _keys.is_lock(raw))
+        found = filterfalse(_keys.is_lock, self._client.scan())
         while some := list(islice(found, CLEARED)):
             self._ask(self._client.remove_many, some)
 
@@ -371,30 +402,19 @@ class SharedDict(MutableMapping[Key, Any]):
     def __len__(self) -> int:
         """How many entries the table has now: those that have just ended, and results of :meth:`memoize`, included.
         A question to the server."""
-        count: int = self._ask(self._client.__len__)
-        return count
+        return len(self._client)
 
-    def _scan(self, values: bool = False) -> Iterator[Any]:
-        scan = self._client.scan(values=values)
-        while True:
-            try:
-                yield from scan
-                return
-            except Disconnected as error:
-                # With another server, it goes on where it was.
-                self._mend(error)
-
-    def _entries(self) -> Iterator[tuple[Key, Any]]:
-        for raw, value in self._scan(values=True):
-            if not _keys.is_hidden(raw):
-                yield _keys.decode(raw), self.loads(value)
+    def _key(self, raw: bytes) -> Key:
+        try:
+            return _keys.decode(raw)
+        except ValueError as error:
+            raise _undecoded(raw, f"a key of {len(raw)} bytes, {raw!r},", self.name, error) from error
 
     def __iter__(self) -> Iterator[Key]:
         """All keys, in no order. One that is there throughout is shown once; one that comes or goes meanwhile once
         or not at all."""
-        for raw in self._scan():
-            if not _keys.is_hidden(raw):
-                yield _keys.decode(raw)
+        # An error does not end it, as it would end a generator.
+        return map(self._key, filterfalse(_keys.is_hidden, self._client.scan()))
 
     def items(self) -> ItemsView[Key, Any]:
         return _Items(self)
@@ -409,17 +429,60 @@ class _Items(ItemsView[Key, Any]):
     _mapping: SharedDict
 
     def __iter__(self) -> Iterator[tuple[Key, Any]]:
-        return self._mapping._entries()
+        shared = self._mapping
+
+        def is_hidden(found: tuple[bytes, bytes]) -> bool:
+            return _keys.is_hidden(found[0])
+
+        def entry(found: tuple[bytes, bytes]) -> tuple[Key, Any]:
+            key = shared._key(found[0])
+            return key, shared._loaded(key, found[1])
+
+        # As that over its keys.
+        return map(entry, filterfalse(is_hidden, shared._client.scan(values=True)))
 
 
 class _Values(ValuesView[Any]):
     _mapping: SharedDict
 
     def __iter__(self) -> Iterator[Any]:
-        return (value for _, value in self._mapping._entries())
+        return map(itemgetter(1), self._mapping.items())
 
     def __contains__(self, value: object) -> bool:
         return any(found is value or found == value for found in self)
+
+
+def _undecoded(key: Key, what: str, name: str, error: Exception) -> Undecoded:
+    """What a caller is told whose codec has raised this."""
+    told = Undecoded(
+        f"{what} of the shared dict {name!r} cannot be read: {type(error).__name__}: {error}; put it again, or remove it"
+    )
+    told.key = key
+    return told
+
+
+def _mender(shared: SharedDict) -> Callable[[Disconnected], None]:
+    """What has a server started for the client of a dict, as long as that is there."""
+    known = weakref.ref(shared)
+
+    def mend(error: Disconnected) -> None:
+        shared = known()
+        if shared is None:
+            raise error
+        shared._mend(error)
+
+    return mend
+
+
+def _end(
+    feeds: weakref.WeakSet[Changes], clients: list[Client], place: _place.Place, fd: int, lives: Any
+) -> None:
+    """Lets go of a dict. Its feeds and clients close first: a server that ends is no news to them."""
+    for feed in list(feeds):
+        feed.close()
+    for client in clients:
+        client.close()
+    _place.let_go(place, fd, lives)
 
 
 def _is_child() -> None:

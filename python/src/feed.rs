@@ -42,7 +42,11 @@ impl Feed for ChangeFeed {
 
 /// The changes of a table, one after the other.
 #[pyo3::pyclass(frozen, module = "oneread", weakref)]
-pub(crate) struct Changes(Followed<ChangeFeed>);
+pub(crate) struct Changes {
+    followed: Followed<ChangeFeed>,
+    /// Who has a server started where none is there.
+    client: Py<Client>,
+}
 
 fn triple(position: FeedPosition) -> (u64, u64, u64) {
     (position.table, position.launch, position.number)
@@ -102,35 +106,36 @@ impl Changes {
 
     /// The next change. Waits for it.
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        item(py, self.0.next(py)?)
+        item(py, self.client.get().mending(py, || self.followed.next(py))?)
     }
 
     /// The next change, if there is one within so many seconds.
     #[pyo3(signature = (timeout=0.0, /))]
     fn poll<'py>(&self, py: Python<'py>, timeout: f64) -> PyResult<Option<Bound<'py, PyAny>>> {
-        self.0.poll(py, timeout)?.map(|next| item(py, next)).transpose()
+        let next = self.client.get().mending(py, || self.followed.poll(py, timeout))?;
+        next.map(|next| item(py, next)).transpose()
     }
 
     /// A descriptor that is readable while there is something to poll. From the first call on, a thread of the library
     /// asks the server.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
-        self.0.fileno(py)
+        self.followed.fileno(py)
     }
 
     /// From now on all keys that are there come, and then what becomes of them.
     fn resync(&self, py: Python<'_>) -> PyResult<()> {
-        self.0.resync(py, None)
+        self.client.get().mending(py, || self.followed.resync(py, None))
     }
 
     /// Where another feed goes on that is to hear what this one has not given.
     #[getter]
     fn position(&self, py: Python<'_>) -> PyResult<(u64, u64, u64)> {
-        self.0.place(py, |place| triple(*place))
+        self.followed.place(py, |place| triple(*place))
     }
 
     /// Ends the feed. A call that waits for a change ends soon after, as closed. Closing it again does nothing.
     fn close(&self, py: Python<'_>) {
-        self.0.close(py);
+        self.followed.close(py);
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -139,7 +144,7 @@ impl Changes {
 
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, pyo3::types::PyTuple>) {
-        self.0.close(py);
+        self.followed.close(py);
     }
 }
 
@@ -171,7 +176,7 @@ impl Client {
     /// Follows the changes of the table. `start`: `"now"`, `"keys"` (all keys first), or the `position` of another feed.
     #[pyo3(signature = (*, start=None, prefix=None, values=false))]
     fn changes(
-        &self,
+        slf: Py<Self>,
         py: Python<'_>,
         start: Option<&Bound<'_, PyAny>>,
         prefix: Option<&Bound<'_, PyAny>>,
@@ -186,7 +191,7 @@ impl Client {
         if let Some(prefix) = prefix {
             options.prefix = bytes_of(prefix, "prefix")?.into_owned();
         }
-        let feed = self.ask(py, |client| client.changes(options).map_err(Box::new))?;
-        Ok(Changes(Followed::new(feed)))
+        let feed = slf.get().ask(py, |client| client.changes(options.clone()).map_err(Box::new))?;
+        Ok(Changes { followed: Followed::new(feed), client: slf })
     }
 }

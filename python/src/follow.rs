@@ -148,7 +148,10 @@ struct Following<F: Feed>(Arc<Shared<F>>);
 
 impl<F: Feed> Drop for Following<F> {
     fn drop(&mut self) {
-        self.0.lock().closed = true;
+        let mut waiting = self.0.lock();
+        waiting.closed = true;
+        // Who waits for the descriptor finds out, too.
+        self.0.show(&waiting);
         self.0.changed.notify_all();
     }
 }

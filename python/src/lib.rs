@@ -19,6 +19,7 @@ mod handles;
 mod index;
 mod keys;
 mod log;
+mod mend;
 mod options;
 mod prefix;
 mod puts;
@@ -51,6 +52,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<prefix::Holder>()?;
     module.add_class::<prefix::EventStream>()?;
     module.add_function(pyo3::wrap_pyfunction!(log::log_level, module)?)?;
+    module.add_function(pyo3::wrap_pyfunction!(options::time_to_live, module)?)?;
     module.add_function(pyo3::wrap_pyfunction!(command::main, module)?)?;
     Ok(())
 }

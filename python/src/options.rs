@@ -1,8 +1,9 @@
 //! Keyword arguments as the library's options, by the same names.
 
 use crate::calls;
-use crate::convert::{bytes_of, extracted, optional_seconds, seconds};
+use crate::convert::{bytes_of, extracted, optional_seconds};
 use crate::error::{Raise, error_of};
+use crate::mend::Mender;
 use oneread::{
     Address, Backing, ClientOptions, ClientTls, Config, Encryption, Evict, Limits, OwnerOptions, RequestPath,
     ServerConfig, ServerTls, Snapshots, StartMode, TableSize, Token,
@@ -183,6 +184,10 @@ impl<'py> Arguments<'py> {
         optional_seconds(self.left.py(), self.take::<f64>(name)?, name)
     }
 
+    fn ttl(&self) -> PyResult<Option<Duration>> {
+        ttl(self.left.py(), self.take("ttl")?)
+    }
+
     /// Refuses what nobody has taken.
     pub fn end(self, what: &str) -> PyResult<()> {
         match self.left.keys().get_item(0) {
@@ -242,6 +247,11 @@ impl<'py> Arguments<'py> {
             });
         }
         Ok(ClientArguments { options, get_timeout })
+    }
+
+    /// What starts a server where none is there. Only the package itself gives one.
+    pub fn mender(&self) -> PyResult<Option<Mender>> {
+        Ok(self.any("_mender")?.map(Mender::new))
     }
 
     pub fn cluster(
@@ -340,7 +350,7 @@ impl<'py> Arguments<'py> {
 
     /// What an index without a server is made from.
     pub fn index(&self) -> PyResult<(Config, Backing, Option<Duration>, Option<Evict>)> {
-        let (mut config, ttl) = (self.table()?, self.time("ttl")?);
+        let (mut config, ttl) = (self.table()?, self.ttl()?);
         config.life |= ttl.is_some();
         Ok((config, self.backing()?, ttl, self.evict()?))
     }
@@ -355,7 +365,7 @@ impl<'py> Arguments<'py> {
         let table = self.table()?;
         let mut config = ServerConfig::new(address, table).backing(self.backing()?);
         config.small_pages = self.take("small_pages")?.unwrap_or_default();
-        config.ttl = self.time("ttl")?;
+        config.ttl = self.ttl()?;
         config.table.life |= config.ttl.is_some();
         if let Some(start) = self.take::<String>("start")? {
             config.start = match &*start {
@@ -418,7 +428,32 @@ impl<'py> Arguments<'py> {
     }
 }
 
-/// A time to live.
+/// The longest time to live, in seconds: ten years, as in a cluster. A table counts 17, from when it was made.
+const TTL_MAX: f64 = 3_650.0 * 86_400.0;
+
+/// A time to live. With one of 0, nothing would ever be there.
 pub(crate) fn ttl(py: Python<'_>, given: Option<f64>) -> PyResult<Option<Duration>> {
-    given.map(|given| seconds(py, given, "ttl")).transpose()
+    given.map(|given| live_for(py, "ttl", given)).transpose()
+}
+
+/// A time to live, of an argument that is called so.
+fn live_for(py: Python<'_>, what: &str, given: f64) -> PyResult<Duration> {
+    let is_one = given > 0.0 && given <= TTL_MAX;
+    Duration::try_from_secs_f64(given).ok().filter(|_| is_one).ok_or_else(|| {
+        let text = format!(
+            "{what} is {given}; give seconds, more than 0 and at most {TTL_MAX} (ten years), or leave it out"
+        );
+        error_of(py, "Invalid", text)
+    })
+}
+
+/// The same for what is written in Python: the seconds, if they are a time to live.
+#[pyo3::pyfunction]
+pub(crate) fn time_to_live(what: &str, given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<f64>> {
+    let Some(given) = given else { return Ok(None) };
+    let Ok(seconds) = given.extract::<f64>() else {
+        let text = format!("{what} is {}; give seconds, a number, or leave it out", given.repr()?);
+        return Err(pyo3::exceptions::PyTypeError::new_err(text));
+    };
+    live_for(given.py(), what, seconds).map(|_| Some(seconds))
 }

@@ -72,7 +72,7 @@ impl Scan {
         };
         self.client.get().ask(py, |client| {
             let scan = client.scan().prefix(&self.prefix).values(self.values);
-            let mut scan = match cursor {
+            let mut scan = match cursor.clone() {
                 Some(cursor) => scan.from(cursor),
                 None => scan,
             };

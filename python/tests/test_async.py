@@ -110,3 +110,46 @@ def test_who_is_cancelled_leaves_nothing_behind(shm: Path) -> None:
                 await changes.__anext__()
 
     asyncio.run(main())
+
+
+def test_each_change_goes_to_one_of_several_coroutines(shm: Path) -> None:
+    async def main() -> None:
+        with SharedDict("several") as shared:
+            feed = shared.changes()
+            changes, others = feed.asynchronous(), feed.asynchronous()
+            waiting = [asyncio.create_task(anext(one)) for one in (changes, changes, others, others)]
+            # They have begun when they wait for a descriptor.
+            await asyncio.sleep(0.1)
+            heard: set[object] = set()
+            for n in range(4):
+                shared[n] = n
+                done, left = await asyncio.wait(waiting, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+                assert len(done) == 1, "one hears of it"
+                heard |= {task.result().key for task in done}
+                waiting = list(left)
+            assert heard == {0, 1, 2, 3}
+            feed.close()
+
+    asyncio.run(main())
+
+
+def test_who_waits_hears_that_the_feed_is_closed(shm: Path) -> None:
+    async def main() -> None:
+        with SharedDict("closes") as shared:
+            feed = shared.changes()
+            waiting = [asyncio.create_task(anext(feed.asynchronous())) for _ in range(2)]
+            await asyncio.sleep(0.1)
+            feed.close()
+            for task in waiting:
+                with pytest.raises(oneread.Closed):
+                    await asyncio.wait_for(task, 60)
+            changes = shared.changes_async()
+            tasks = [asyncio.create_task(anext(changes)) for _ in range(2)]
+            await asyncio.sleep(0.1)
+            # Another thread may close it.
+            await asyncio.to_thread(changes.close)
+            for task in tasks:
+                with pytest.raises(StopAsyncIteration):
+                    await asyncio.wait_for(task, 60)
+
+    asyncio.run(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -274,3 +275,93 @@ def test_its_counts_are_a_dict(shm: Path) -> None:
         counts = oneread.metrics()["counts"]
         assert counts["get"]["hits"] == 3 and counts["changes"]["puts"] == 1 and counts == shared.stats()
     assert "counts" not in oneread.metrics()
+
+
+GONE = b"\x80\x04cgone_module\nWork\n."
+
+
+def test_what_cannot_be_read_is_named_and_stays(shm: Path) -> None:
+    with SharedDict("unread") as shared:
+        shared.update({n: n for n in range(4)})
+        shared.client.put(SharedDict.raw_key("job:1"), GONE)
+        calls: list[Any] = [
+            lambda: shared["job:1"],
+            lambda: shared.get("job:1"),
+            lambda: shared.pop("job:1", None),
+            lambda: shared.setdefault("job:1", 1),
+            lambda: shared.get_many([1, "job:1", 2]),
+        ]
+        for call in calls:
+            with pytest.raises(oneread.Undecoded, match="'job:1', .*'unread' cannot be read: ModuleNotFound") as told:
+                call()
+            assert told.value.key == "job:1" and isinstance(told.value.__cause__, ModuleNotFoundError)
+            assert shared.client.get(SharedDict.raw_key("job:1")) == GONE, "it is still there"
+        named: list[Any] = []
+        assert shared.get_many([1, "job:1", 2, 9], 7, undecoded=lambda error: named.append(error.key)) == [1, None, 2, 7]
+        assert named == ["job:1"]
+        # Others are taken, and it is left.
+        assert sorted(shared.popitem()[0] for _ in range(4)) == [0, 1, 2, 3]
+        with pytest.raises(oneread.Undecoded):
+            shared.popitem()
+        del shared["job:1"]
+        with pytest.raises(KeyError):
+            shared.popitem()
+
+
+def test_a_loop_goes_on_behind_what_cannot_be_read(shm: Path) -> None:
+    def all_of(entries: Any) -> tuple[list[Any], list[Any]]:
+        shown, unread = [], []
+        while True:
+            try:
+                shown.append(next(entries))
+            except oneread.Undecoded as error:
+                unread.append(error.key)
+            except StopIteration:
+                return shown, unread
+
+    with SharedDict("loops") as shared:
+        shared.update({n: str(n) for n in range(300)})
+        for n in range(3):
+            shared.client.put(SharedDict.raw_key(f"bad {n}"), GONE)
+        # A key that no dict has written.
+        shared.client.put(b"\xf9raw", b"")
+        bad = {"bad 0", "bad 1", "bad 2", b"\xf9raw"}
+        items, unread = all_of(iter(shared.items()))
+        assert sorted(items) == [(n, str(n)) for n in range(300)] and set(unread) == bad and len(unread) == 4
+        values, unread = all_of(iter(shared.values()))
+        assert sorted(values, key=int) == [str(n) for n in range(300)] and set(unread) == bad
+        keys, unread = all_of(iter(shared))
+        assert set(keys) == {*range(300), "bad 0", "bad 1", "bad 2"} and unread == [b"\xf9raw"]
+        # A feed, too.
+        changes = shared.changes()
+        shared.client.put(SharedDict.raw_key("bad 3"), GONE)
+        shared["good"] = 1
+        with pytest.raises(oneread.Undecoded) as told:
+            next(changes)
+        assert told.value.key == "bad 3"
+        assert next(changes) == oneread.DictChange("came", "good", 1)
+
+
+@pytest.mark.parametrize("size", ["8MiB", "4MiB", "64MiB", 8 << 20])
+def test_a_memory_that_is_too_small_says_which_is_not(shm: Path, size: Any) -> None:
+    try:
+        with SharedDict("sizes", memory=size) as shared:
+            shared["a"] = 1
+    except oneread.OnereadError as error:
+        needed = re.search(r"need (\d+) bytes", str(error))
+        assert needed is not None and "`value_max=`" in str(error), error
+        for enough in (int(needed[1]), f"{int(needed[1]) / (1 << 20)!r}MiB"):
+            with SharedDict("sizes", memory=enough) as shared:
+                shared["a"] = 1
+    else:
+        assert size == "64MiB"
+
+
+def test_sizes_are_whole_bytes() -> None:
+    from oneread.shared import byte_count
+
+    for size, count in [("1.5GiB", 3 << 29), ("8.01MiB", 8_399_095), ("7", 7), (" 2 kib", 2048), ("3B", 3), (5, 5)]:
+        assert byte_count(size) == count
+    for bad in ("", "MiB", "-1", "1e9", "1.MiB", "2MB", "nan"):
+        with pytest.raises(ValueError, match="no size"):
+            byte_count(bad)

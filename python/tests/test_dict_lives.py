@@ -141,7 +141,9 @@ def test_who_takes_an_entry_says_when_nobody_knows(shm: Path, monkeypatch: pytes
 
         def compare_exchange(self, raw: bytes, *_: object) -> bool:
             client.remove(raw)
-            raise oneread.Disconnected("gone")
+            gone = oneread.Disconnected("gone")
+            gone.maybe_made = True
+            raise gone
 
     with SharedDict("taken") as shared:
         shared["a"] = 1
@@ -420,3 +422,90 @@ def test_a_server_that_does_not_end_is_killed(shm: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(signal, "pidfd_send_signal", deaf)
     assert oneread.delete_dict("hangs", within=0.2) and not is_running(pid) and files(shm) == set()
     assert sent == [signal.SIGTERM, signal.SIGCONT, signal.SIGKILL]
+
+
+def test_its_client_starts_a_server_too(shm: Path) -> None:
+    """Also what is made of it: scans, feeds, indexes. What may have happened is told, and the next call is served."""
+    with SharedDict("client", codec="raw") as shared:
+        client = shared.client
+        scan = client.scan()
+        changes = client.changes()
+        index = oneread.LocationIndex(client)
+        block = b"b" * 16
+        calls: list[tuple[Any, Any]] = [
+            (lambda: client.add(b"hits", 1, initial=0), 1),
+            (lambda: client.add(b"hits", 1, initial=0), 2),
+            (lambda: client.put(b"a", b"1"), True),
+            (lambda: client.insert(b"b", b"1"), True),
+            (lambda: client.compare_exchange(b"b", b"1", b"2"), True),
+            (lambda: client.append(b"b", b"3"), True),
+            (lambda: client.put_many([b"c", b"d"], [b"1", b"2"]), 2),
+            (lambda: client.remove(b"c"), True),
+            (lambda: client.get_many([b"b", b"c"]), [b"23", None]),
+            (lambda: client.remove_many([b"d", b"c"]), 1),
+            (lambda: sorted(scan), [b"a", b"b", b"hits"]),
+            (lambda: client.scan().__next__() in (b"a", b"b", b"hits"), True),
+            (lambda: len(client), 3),
+            (lambda: index.put([block], [(index.endpoint("here"), 0, 0, 1)]), 1),
+            (lambda: index.longest_prefix([block]), 1),
+            (lambda: client.owner(7).put(b"a", b"2"), False),
+            (lambda: isinstance(changes.poll(0.0), (oneread.Change, type(None))), True),
+            (lambda: client.growth()["segments"] > 0, True),
+        ]
+        for call, expected in calls:
+            kill_server(shared)
+            try:
+                assert call() == expected
+            except oneread.Disconnected as error:
+                # Only where it may have been made. It is served again, in any case.
+                assert error.maybe_made, error
+                call()
+
+
+def test_a_counter_that_workers_share_outlives_its_server(shm: Path) -> None:
+    with SharedDict("hits", codec="raw") as shared:
+        assert shared.client.add(b"hits", 1, initial=0) == 1
+        kill_server(shared)
+        # The client has seen that it is gone, so nothing was asked for.
+        within(60, lambda: not shared.client.is_served, "it sees that")
+        assert shared.client.add(b"hits", 1, initial=0) == 2
+        child = os.fork()
+        if child == 0:
+            try:
+                kill_server(shared)
+                within(60, lambda: not shared.client.is_served, "the child sees it, too")
+                os._exit(0 if shared.client.add(b"hits", 1, initial=0) == 3 else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_client_whose_dict_is_closed_starts_nothing(shm: Path) -> None:
+    shared = SharedDict("over")
+    client = shared.client
+    other = oneread.Client(shared.address)
+    kill_server(shared)
+    with pytest.raises(oneread.Disconnected):
+        # It is no client of a dict.
+        other.put(b"a", b"1")
+    shared.close()
+    with pytest.raises(oneread.Closed):
+        client.put(b"a", b"1")
+    assert files(shm) == set()
+
+
+@pytest.mark.parametrize("ends", ["", "shared.close()", "del shared", "raise SystemExit", "f(1)", "f(1); shared.close()"])
+def test_a_program_that_ends_says_nothing(shm: Path, ends: str) -> None:
+    program = f"""if True:
+        from oneread import SharedDict
+        shared = SharedDict("quiet")
+        f = shared.memoize(name="f")(lambda n: n)
+        changes = shared.changes()
+        shared["a"] = 1
+        assert next(changes).key == "a"
+        {ends}
+    """
+    paths = {"PYTHONPATH": str(Path(oneread.__file__).parent.parent)}
+    ran = subprocess.run([sys.executable, "-c", program], env={**os.environ, **paths}, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+    assert files(shm) == set()

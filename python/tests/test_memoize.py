@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -166,7 +167,9 @@ def test_a_lock_is_had_also_if_nobody_has_said_so(shm: Path, monkeypatch: pytest
         def insert(self, raw: bytes, value: bytes, *, ttl: float | None) -> bool:
             is_put = owner.insert(raw, value, ttl=ttl)
             if is_put:
-                raise oneread.Disconnected("gone")
+                gone = oneread.Disconnected("gone")
+                gone.maybe_made = True
+                raise gone
             return is_put
 
         def __getattr__(self, name: str) -> Any:
@@ -476,3 +479,145 @@ def test_the_decorator_opens_a_dict_of_its_own(shm: Path) -> None:
     with SharedDict("functions", create=False) as shared:
         # What tells that the processes are there goes with them.
         within(30, lambda: len(shared) == 1, "one result is kept")
+
+
+def ends(work: Callable[[], Any]) -> Any:
+    """What this gives. It does not wait for itself."""
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(work)
+        try:
+            return call.result(60)
+        except TimeoutError:
+            # Its thread would keep the program from ending.
+            print("a call waits for itself", file=sys.stderr, flush=True)
+            os._exit(1)
+
+
+def test_a_function_may_ask_for_the_result_that_it_computes(shm: Path) -> None:
+    with SharedDict("within") as shared:
+        calls: list[str] = []
+
+        @shared.memoize(name="a")
+        def a(n: int) -> int:
+            calls.append("a")
+            return n if len(calls) > 3 else b(n) + 1
+
+        @shared.memoize(name="b")
+        def b(n: int) -> int:
+            calls.append("b")
+            return a(n) + 1
+
+        @shared.memoize(name="itself")
+        async def itself(n: int) -> int:
+            calls.append("i")
+            return n if calls[-2:] == ["i", "i"] else await itself(n) + 1
+
+        @shared.memoize(name="endless")
+        def endless(n: int) -> int:
+            return endless(n)
+
+        assert ends(lambda: a(1)) == 5 and "".join(calls) == "ababa"
+        # What came last is kept, and nobody computes any more.
+        assert ends(lambda: (a(1), b(1))) == (5, 4) and len(calls) == 5
+        assert ends(lambda: asyncio.run(itself(1))) == 2 and "".join(calls) == "ababaii"
+        with pytest.raises(RecursionError):
+            ends(lambda: endless(1))
+        assert ends(lambda: asyncio.run(itself(1))) == 2 and len(calls) == 7
+        assert len(locks(shared)) == 1, "all locks are let go"
+
+
+def test_a_task_that_goes_on_for_longer_waits_as_others_do(shm: Path) -> None:
+    with SharedDict("longer") as shared:
+        calls: list[int] = []
+        begun: list[asyncio.Task[int]] = []
+
+        @shared.memoize(name="f")
+        async def f(n: int) -> int:
+            calls.append(n)
+            if n == 1:
+                begun.append(asyncio.create_task(g()))
+            await asyncio.sleep(0)
+            return n
+
+        async def g() -> int:
+            while not done:
+                await asyncio.sleep(0.001)
+            return await f(1)
+
+        done = False
+
+        async def main() -> None:
+            nonlocal done
+            assert await f(1) == 1
+            assert f.forget(1)
+            done = True
+            assert await asyncio.gather(begun[0], f(1)) == [1, 1]
+            for task in begun:
+                await task
+
+        asyncio.run(asyncio.wait_for(main(), 60))
+        assert calls == [1, 1]
+
+
+def test_a_result_that_cannot_be_read_is_computed_again(shm: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with SharedDict("unreadable") as shared:
+        calls = []
+
+        @shared.memoize(name="f")
+        def f(n: int) -> int:
+            calls.append(n)
+            return n
+
+        assert f(1) == 1
+        (result,) = shared.client.scan(prefix=_keys.RESULT)
+        # Of a class that is gone.
+        shared.client.put(result, b"\x80\x04cgone_module\nWork\n.")
+        assert f(1) == 1 and f(1) == 1
+        assert calls == [1, 1]
+        counts = shared.stats()["memoize"]
+        assert counts["unreadable"] == 1 and counts["computed"] == 2 and counts["hits"] == 1
+    assert "cannot be read, and is computed again: ModuleNotFoundError" in caplog.text
+
+
+@pytest.mark.parametrize("ttl", [0, -1, 0.0, float("nan"), float("inf"), 1e12, "60", b"60", [1]])
+def test_a_time_to_live_that_keeps_nothing_is_refused(shm: Path, ttl: Any) -> None:
+    """Everywhere: otherwise results would be computed each time, and nobody would know why."""
+    error = TypeError if isinstance(ttl, (str, bytes, list)) else oneread.Invalid
+    with pytest.raises(error, match="ttl is"):
+        oneread.memoize(ttl=ttl)
+    with pytest.raises(error, match="lock_ttl is"):
+        oneread.memoize(lock_ttl=ttl)
+    with pytest.raises(error, match="ttl is"):
+        SharedDict("ttl", ttl=ttl)
+    with SharedDict("ttl", create=True) as shared:
+        calls: list[Callable[[], Any]] = [
+            lambda: shared.memoize(ttl=ttl),
+            lambda: shared.memoize(lock_ttl=ttl),
+            lambda: shared.put("a", 1, ttl=ttl),
+            lambda: shared.put_many({"a": 1}, ttl=ttl),
+        ]
+        for call in calls:
+            with pytest.raises(error, match="ttl is"):
+                call()
+        native: list[Callable[[], Any]] = [
+            lambda: shared.client.put(b"a", b"1", ttl=ttl),
+            lambda: shared.client.insert(b"a", b"1", ttl=ttl),
+            lambda: shared.client.put_many([b"a"], [b"1"], ttl=ttl),
+            lambda: oneread.Server(str(shm / "s"), keys=10, ttl=ttl),
+            lambda: oneread.Index(keys=10, ttl=ttl),
+        ]
+        for call in native:
+            with pytest.raises((oneread.Invalid, TypeError)) as told:
+                call()
+            notes = getattr(told.value, "__notes__", [])
+            assert "ttl" in f"{told.value} {notes}" or "to live" in str(told.value), told.value
+        assert dict(shared.items()) == {}
+        shared.put("a", 1, ttl=np_seconds())
+        assert shared["a"] == 1
+
+
+def np_seconds() -> Any:
+    """A number of another kind."""
+    from fractions import Fraction
+
+    return Fraction(600)

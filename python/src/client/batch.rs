@@ -5,7 +5,7 @@
 use super::{Client, closed};
 use crate::calls::made;
 use crate::convert::{Held, extracted};
-use crate::error::{Classed, error_at, raised, told};
+use crate::error::{Classed, error_at, told};
 use crate::keys::{CHUNK, Items, check_lengths};
 use oneread::error::KeyError;
 use oneread::{BatchAnswer, GetError};
@@ -56,7 +56,7 @@ impl Wrong {
 /// How far a look for many keys has come.
 enum Stop {
     Wrong(Wrong),
-    Get(GetError),
+    Get,
 }
 
 /// Looks for the keys of a chunk, which begins with this number. Returns how many were found.
@@ -138,7 +138,7 @@ impl Client {
                         match look_for_chunk(client, &keys, from, each_of) {
                             Ok(ControlFlow::Continue(more)) => found += more,
                             Ok(ControlFlow::Break(wrong)) => return (from, found, Some(Stop::Wrong(wrong))),
-                            Err(error) => return (from, found, Some(Stop::Get(error))),
+                            Err(_) => return (from, found, Some(Stop::Get)),
                         }
                         from += keys.len();
                     }
@@ -150,12 +150,12 @@ impl Client {
             match stop {
                 None => {}
                 Some(Stop::Wrong(wrong)) => return Err(wrong.raise(py)),
-                Some(Stop::Get(GetError::Inconclusive { .. })) => {
+                // It may pass, or a server may have to be started: that look says so.
+                Some(Stop::Get) => {
                     let end = count.min(from + CHUNK);
                     found += self.look_attached(py, keys, from..end, each)?;
                     from = end;
                 }
-                Some(Stop::Get(error)) => return Err(raised(py, &error)),
             }
             py.check_signals()?;
         }

@@ -2,7 +2,7 @@
 
 use super::Client;
 use crate::convert::{bytes_of, optional_bytes_of, seconds};
-use crate::error::{Classed, Raise, error_at, told};
+use crate::error::{Classed, Raise, error_at, is_maybe_made, told};
 use crate::keys::{Items, check_lengths};
 use crate::options;
 use crate::waiting::detached;
@@ -67,6 +67,11 @@ impl Outcomes {
         }
     }
 
+    /// Of how many changes it is known what became of them.
+    fn noted(&self) -> usize {
+        self.made + self.rejected.len()
+    }
+
     /// What the caller is told at the end.
     pub fn end(self, py: Python<'_>, count: usize) -> PyResult<usize> {
         let (Some(error), Some(&first)) = (self.why, self.rejected.first()) else { return Ok(self.counted) };
@@ -100,6 +105,23 @@ impl Client {
         let (key, value) = (bytes_of(key, "a key")?, bytes_of(value, "a value")?);
         let options = PutOptions::new().mode(mode).ttl(options::ttl(py, ttl)?);
         self.ask(py, |client| client.put_with(&key, &value, options))
+    }
+
+    /// Makes some of many changes. They may be made again where none of them was.
+    fn change_part<E: Classed + Send>(
+        &self,
+        py: Python<'_>,
+        outcomes: &mut Outcomes,
+        mut work: impl FnMut(&mut oneread::Client, &mut Outcomes) -> Result<(), E> + Send,
+    ) -> PyResult<()> {
+        let before = outcomes.noted();
+        self.mending(py, || {
+            let handles = self.handles(py)?;
+            let asked = detached(py, || handles.wait_with(|client| work(client, outcomes)))?;
+            let asked = asked.ok_or_else(|| super::closed(py))?.raise(py);
+            let are_some_made = outcomes.noted() > before;
+            asked.map_err(|error| if are_some_made { is_maybe_made(py, error) } else { error })
+        })
     }
 }
 
@@ -212,16 +234,12 @@ impl Client {
         let pairs: Vec<_> = key_bytes.into_iter().zip(value_bytes).collect();
         let mut outcomes = Outcomes::default();
         for (nth, part) in pairs.chunks(UNINTERRUPTED).enumerate() {
-            let (handles, noted) = (self.handles(py)?, &mut outcomes);
-            let asked = detached(py, || {
-                handles.wait_with(|client| {
-                    client.put_many_with(options, part, |number, outcome| {
-                        let is_new = outcome.map(|outcome| outcome == PutOutcome::Inserted);
-                        noted.note(nth * UNINTERRUPTED + number, is_new);
-                    })
+            let asked = self.change_part(py, &mut outcomes, |client, outcomes| {
+                client.put_many_with(options, part, |number, outcome| {
+                    let is_new = outcome.map(|outcome| outcome == PutOutcome::Inserted);
+                    outcomes.note(nth * UNINTERRUPTED + number, is_new);
                 })
             });
-            let asked = asked.and_then(|asked| asked.ok_or_else(|| super::closed(py))?.raise(py));
             asked.map_err(|error| outcomes.broken_off(py, error, count))?;
             if pairs.len() > UNINTERRUPTED {
                 py.check_signals()?;
@@ -240,15 +258,11 @@ impl Client {
         check_lengths(py, &bytes, 0, self.longest_key(py)?)?;
         let mut outcomes = Outcomes::default();
         for (nth, part) in bytes.chunks(UNINTERRUPTED).enumerate() {
-            let (handles, noted) = (self.handles(py)?, &mut outcomes);
-            let asked = detached(py, || {
-                handles.wait_with(|client| {
-                    client.remove_many_with(part, |number, there| {
-                        noted.note(nth * UNINTERRUPTED + number, there)
-                    })
+            let asked = self.change_part(py, &mut outcomes, |client, outcomes| {
+                client.remove_many_with(part, |number, there| {
+                    outcomes.note(nth * UNINTERRUPTED + number, there)
                 })
             });
-            let asked = asked.and_then(|asked| asked.ok_or_else(|| super::closed(py))?.raise(py));
             asked.map_err(|error| outcomes.broken_off(py, error, count))?;
             if count > UNINTERRUPTED {
                 py.check_signals()?;
@@ -272,14 +286,14 @@ impl Client {
     #[pyo3(signature = (key, /))]
     fn pin(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<bool> {
         let key = bytes_of(key, "a key")?;
-        self.ask_bound(py, |client| client.pin(&key))
+        self.mending(py, || self.ask_bound(py, |client| client.pin(&key)))
     }
 
     /// Takes a pin of this client away. Whether there was one.
     #[pyo3(signature = (key, /))]
     fn unpin(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<bool> {
         let key = bytes_of(key, "a key")?;
-        self.ask_bound(py, |client| client.unpin(&key))
+        self.mending(py, || self.ask_bound(py, |client| client.unpin(&key)))
     }
 
     /// Starts a put with a value of `length` bytes: the server holds the room for it, for `within` seconds. Nobody sees
@@ -294,7 +308,8 @@ impl Client {
     ) -> PyResult<PutTicket> {
         let key = bytes_of(key, "a key")?;
         let within = seconds(py, within, "within")?;
-        let ticket = self.ask_bound(py, |client| client.put_start(&key, length, within))?;
+        let ticket =
+            self.mending(py, || self.ask_bound(py, |client| client.put_start(&key, length, within)))?;
         Ok(PutTicket { ticket: Mutex::new(Some(ticket)), key: key.into_owned() })
     }
 

@@ -11,6 +11,7 @@ use crate::counts;
 use crate::error::{Raise, error_of, raised};
 use crate::fork::PerProcess;
 use crate::handles::Handles;
+use crate::mend::Mender;
 use crate::options::{self, Arguments, ClientArguments};
 use crate::waiting::detached;
 use oneread::{Address, ClientOptions, GetError, OwnerOptions};
@@ -32,18 +33,24 @@ pub(crate) struct Client {
     /// How long a GET may take in all.
     get_timeout: Duration,
     handles: PerProcess<Handles>,
+    mender: Option<Mender>,
 }
 
 impl Client {
-    fn connect(py: Python<'_>, address: Address, arguments: ClientArguments) -> PyResult<Client> {
+    fn connect(
+        py: Python<'_>,
+        address: Address,
+        arguments: ClientArguments,
+        mender: Option<Mender>,
+    ) -> PyResult<Client> {
         crate::log::begin();
         let ClientArguments { mut options, get_timeout } = arguments;
-        let connected =
-            detached(py, || oneread::Client::connect_with(&address, options.clone()))?.raise(py)?;
+        let connect = || detached(py, || oneread::Client::connect_with(&address, options.clone()))?.raise(py);
+        let connected = Mender::mending(mender.as_ref(), py, connect)?;
         // A child made by `fork` goes on as this owner, and as no other one.
         options.owner = options.owner.map(|owner| owner.tenure(connected.tenure()));
         let handles = PerProcess::new(Handles::new(connected));
-        Ok(Client { address, options, get_timeout, handles })
+        Ok(Client { address, options, get_timeout, handles, mender })
     }
 
     /// The handles of this process. Connects, in a child of the process that has connected.
@@ -58,9 +65,15 @@ impl Client {
         if !parents.are_open() {
             return Err(closed(py));
         }
-        let connected =
-            detached(py, || oneread::Client::connect_with(&self.address, self.options.clone()))?.raise(py)?;
-        Ok(Handles::new(connected))
+        let connect =
+            || detached(py, || oneread::Client::connect_with(&self.address, self.options.clone()))?.raise(py);
+        Ok(Handles::new(self.mending(py, connect)?))
+    }
+
+    /// What the call gives. Has a server started where none is there, if this client can ([`Mender`]).
+    #[inline]
+    pub(crate) fn mending<R>(&self, py: Python<'_>, call: impl FnMut() -> PyResult<R>) -> PyResult<R> {
+        Mender::mending(self.mender.as_ref(), py, call)
     }
 
     /// A GET. A look that is inconclusive for long is made again, in between without the interpreter's lock, and it
@@ -79,6 +92,22 @@ impl Client {
 
     #[cold]
     fn look_again<R>(
+        &self,
+        py: Python<'_>,
+        looked: Option<Result<R, GetError>>,
+        work: &mut impl FnMut(&mut oneread::Client) -> Result<R, GetError>,
+    ) -> PyResult<R> {
+        let mut first = Some(looked);
+        self.mending(py, || {
+            let looked = match first.take() {
+                Some(looked) => looked,
+                None => self.handles(py)?.with(&mut *work),
+            };
+            self.look_until_sure(py, looked, work)
+        })
+    }
+
+    fn look_until_sure<R>(
         &self,
         py: Python<'_>,
         mut looked: Option<Result<R, GetError>>,
@@ -103,21 +132,22 @@ impl Client {
         }
     }
 
-    /// Something that may wait for the server, without the interpreter's lock.
-    #[inline]
+    /// Something that may wait for the server, without the interpreter's lock. It may be done more than once.
     pub(crate) fn ask<R: Send, E: crate::error::Classed + Send>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(&mut oneread::Client) -> Result<R, E> + Send,
+        mut work: impl FnMut(&mut oneread::Client) -> Result<R, E> + Send,
     ) -> PyResult<R> {
-        let handles = self.handles(py)?;
-        match detached(py, || handles.wait_with(work))? {
-            Some(answered) => answered.raise(py),
-            None => Err(closed(py)),
-        }
+        self.mending(py, || {
+            let handles = self.handles(py)?;
+            match detached(py, || handles.wait_with(&mut work))? {
+                Some(answered) => answered.raise(py),
+                None => Err(closed(py)),
+            }
+        })
     }
 
-    /// The same, on the connection that pins and started puts belong to.
+    /// The same, on the connection that pins and started puts belong to. What began on another one cannot be mended.
     fn ask_bound<R: Send, E: crate::error::Classed + Send>(
         &self,
         py: Python<'_>,
@@ -163,9 +193,9 @@ impl Client {
     ) -> PyResult<Client> {
         let address = options::address(py, address)?;
         let arguments = Arguments::new(py, options)?;
-        let options = arguments.client(timeout)?;
+        let (options, mender) = (arguments.client(timeout)?, arguments.mender()?);
         arguments.end("Client")?;
-        Client::connect(py, address, options)
+        Client::connect(py, address, options, mender)
     }
 
     /// Another client, which puts as this owner.
@@ -174,7 +204,8 @@ impl Client {
         let owner = OwnerOptions::new(number).absent_for(seconds(py, absent_for, "absent_for")?);
         let options = self.options.clone().owner(owner);
         let get_timeout = self.get_timeout;
-        Client::connect(py, self.address.clone(), ClientArguments { options, get_timeout })
+        let mender = self.mender.as_ref().map(|mender| mender.another(py));
+        Client::connect(py, self.address.clone(), ClientArguments { options, get_timeout }, mender)
     }
 
     /// The server's address.

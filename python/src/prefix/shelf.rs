@@ -99,6 +99,14 @@ impl<I: Handle> Shelf<I> {
         py: Python<'_>,
         mut work: impl FnMut(&mut I) -> Result<R, PrefixError> + Send,
     ) -> PyResult<R> {
+        self.client().mending(py, || self.ask_until_sure(py, &mut work))
+    }
+
+    fn ask_until_sure<R: Send>(
+        &self,
+        py: Python<'_>,
+        work: &mut (impl FnMut(&mut I) -> Result<R, PrefixError> + Send),
+    ) -> PyResult<R> {
         let begun = Instant::now();
         loop {
             match self.with(py, |index| detached(py, || work(index)))?? {
@@ -122,7 +130,8 @@ impl<I: Handle> Shelf<I> {
     ) -> PyResult<R> {
         if blocks < DETACHED {
             match self.with(py, &mut work)? {
-                Err(PrefixError::Get(GetError::Inconclusive { .. })) => {}
+                // It may pass, or a server may have to be started.
+                Err(PrefixError::Get(_)) => {}
                 answered => return answered.raise(py),
             }
         }
