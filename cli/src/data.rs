@@ -279,8 +279,9 @@ impl Del {
          ends_ms (milliseconds since 1970) for an entry that ends by itself, and
          owner for one that has an owner, who is there until the command ends
          and for a minute more
-Of more than two columns, the first two are used. Empty lines are skipped, and a
-byte order mark at the beginning. In JSON, numbers need quotes.
+Of more than two columns, the first two are used; in JSON, other members are
+skipped, and numbers need quotes. Empty lines are skipped, and a byte order mark
+at the beginning.
 
 EXAMPLES
   oneread load words.tsv

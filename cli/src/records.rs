@@ -7,6 +7,8 @@
 //!   `value_hex`. What `get --json` prints is read, too. Only here there is room for when an entry ends
 //!   (`ends_ms`, by the time of day) and whose it is (`owner`).
 //!
+//! Columns behind the second are skipped, and so are other members in JSON.
+//!
 //! A byte order mark (BOM) at the beginning of the input is none of the first key's. So `dump` escapes or
 //! quotes one with which a key begins.
 
@@ -44,17 +46,17 @@ impl Format {
 
     /// The format by the extension of a file's name; TSV if the extension is none of these.
     pub fn of(path: &Path) -> Format {
-        match path.extension().and_then(|e| e.to_str()) {
-            Some("csv") => Format::Csv,
-            Some("jsonl" | "ndjson" | "json") => Format::Jsonl,
+        let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
+        match &*extension.to_ascii_lowercase() {
+            "csv" => Format::Csv,
+            "jsonl" | "ndjson" | "json" => Format::Jsonl,
             _ => Format::Tsv,
         }
     }
 }
 
-/// A key and its value in JSON, where text is a string.
+/// A key and its value in JSON, where text is a string. Other members are skipped, as further columns are.
 #[derive(Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Pair {
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<Value>,
@@ -324,6 +326,10 @@ fn misquoted(text: &[u8]) -> Option<&'static str> {
 }
 
 fn from_json(line: &[u8]) -> Result<Record, String> {
+    // The parser takes an array of all members, too.
+    if !line.trim_ascii_start().starts_with(b"{") {
+        return Err("no object; a record is {\"key\": \"...\", \"value\": \"...\"}".into());
+    }
     let pair = serde_json::from_slice::<Pair>(line).map_err(|error| {
         // Each record is a text of its own to the parser. The line is told where all lines are.
         let (text, column) = (error.to_string(), error.column());
@@ -682,10 +688,45 @@ mod tests {
         }
         assert!(reason(Format::Tsv, "a\\q\tb").1.contains("backslash"));
         assert!(reason(Format::Jsonl, "{\"key_hex\": \"4\", \"value\": \"\"}").1.contains("odd number"));
-        let unknown = reason(Format::Jsonl, "{\"kay\": \"a\"}").1;
-        assert!(
-            unknown.starts_with("unknown field `kay`, expected one of `key`, ") && !unknown.contains("line")
-        );
+        for text in ["[\"a\", null, \"b\", null]", "7", "\"a\"", " [\"a\", null, \"b\"]"] {
+            assert_eq!(
+                reason(Format::Jsonl, text).1,
+                "no object; a record is {\"key\": \"...\", \"value\": \"...\"}"
+            );
+        }
+        assert_eq!(reason(Format::Jsonl, "{\"kay\": \"a\"}").1, "no \"key\" (a string), nor key_hex");
+    }
+
+    /// What a record has beside its key and value is skipped in each format.
+    #[test]
+    fn what_is_more_is_skipped() {
+        for (format, text) in [
+            (Format::Tsv, "a\tb\tc\td\n"),
+            (Format::Csv, "a,b,c,d\n"),
+            (Format::Jsonl, "{\"key\": \"a\", \"rank\": [1, {}], \"value\": \"b\", \"change\": \"came\"}\n"),
+        ] {
+            assert_eq!(
+                all(text.as_bytes(), format),
+                [(1, Ok(Record::new(b"a".into(), b"b".into())))],
+                "{format:?}"
+            );
+        }
+    }
+
+    /// The case of an extension does not matter.
+    #[test]
+    fn extensions_name_formats() {
+        for (name, format) in [
+            ("a.csv", Format::Csv),
+            ("A.CSV", Format::Csv),
+            ("a.Jsonl", Format::Jsonl),
+            ("a.NDJSON", Format::Jsonl),
+            ("a.json", Format::Jsonl),
+            ("a.tsv", Format::Tsv),
+            ("csv", Format::Tsv),
+        ] {
+            assert_eq!(Format::of(Path::new(name)), format, "{name}");
+        }
     }
 
     /// A carriage return is a part of its value, also alone, and at either end.
