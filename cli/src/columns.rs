@@ -102,9 +102,10 @@ impl<const N: usize> Columns<N> {
             }
         }
         let mut lines = vec![self.line(&self.columns.map(|column| column.head.to_owned()), &widths, below)];
+        let has_styles = width.is_some() && !show::is_dumb();
         for (cells, style) in &self.rows {
             let line = self.line(cells, &widths, below);
-            let ends = if width.is_some() && !style.is_empty() {
+            let ends = if has_styles && !style.is_empty() {
                 (format!("\x1b[{style}m"), "\x1b[0m")
             } else {
                 Default::default()

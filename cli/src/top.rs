@@ -2,7 +2,7 @@
 
 use crate::columns::{Column, Columns, shortened, size};
 use crate::connect::Server;
-use crate::screen::Screen;
+use crate::screen::{Screen, Woke};
 use crate::stat::figures::span;
 use crate::stat::told::Told;
 use anyhow::Result;
@@ -18,7 +18,7 @@ use unicode_width::UnicodeWidthStr;
 /// Show what the server does: rates, memory, slow puts, what splits and ends
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
-  oneread top                    until Ctrl-C
+  oneread top                    until q, or Ctrl-C
   oneread top --every 5s
   oneread top --once             one table, with the rates of a second
 
@@ -30,7 +30,7 @@ pub struct Top {
     /// Look again every so often, as in 500ms, 1s, 5m
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = some_time)]
     every: Period,
-    /// Look twice, and print one table; so it is also where the output is no terminal
+    /// Look twice, and print one table; so it is also where the output is no terminal, or a dumb one
     #[arg(long)]
     once: bool,
     #[command(flatten)]
@@ -42,15 +42,15 @@ impl Top {
         let mut client = self.server.connect()?;
         let (address, Period(every), begun) = (client.address().to_string(), self.every, Instant::now());
         let first = Look::of(&mut client)?;
-        if self.once || size().is_none() {
+        let screen = if self.once { None } else { Screen::open()? };
+        let Some(screen) = screen else {
             std::thread::sleep(every);
             let now = Look::of(&mut client)?;
             let seen = Seen { now: &now, last: Some(&first), watched: begun.elapsed() };
             let lines = seen.lines(&address, size().map(|(width, _)| width));
             show::say(lines.join("\n"))?;
             return Ok(ExitCode::SUCCESS);
-        }
-        let screen = Screen::open()?;
+        };
         let (mut last, mut now) = (None, first);
         loop {
             let due = now.at + every;
@@ -58,8 +58,10 @@ impl Top {
             loop {
                 let (width, height) = size().unwrap_or((80, 24));
                 screen.show(&seen.frame(&address, width, height))?;
-                if !screen.has_new_size(due) {
-                    break;
+                match screen.wait(due) {
+                    Woke::Due => break,
+                    Woke::Resized => {}
+                    Woke::Quit => return Ok(ExitCode::SUCCESS),
                 }
             }
             last = Some(std::mem::replace(&mut now, Look::of(&mut client)?));

@@ -173,9 +173,19 @@ pub fn complain(line: impl Display) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
+/// Whether the terminal has no styles, and no places to write to (`TERM=dumb`).
+pub fn is_dumb() -> bool {
+    std::env::var_os("TERM").is_some_and(|term| term == "dumb")
+}
+
+/// Whether stdout is a terminal, and no dumb one.
+pub fn is_screen() -> bool {
+    io::stdout().is_terminal() && !is_dumb()
+}
+
 /// Bold text on a terminal, plain text otherwise.
 pub fn bold(text: &str) -> String {
-    if io::stdout().is_terminal() { format!("\x1b[1m{text}\x1b[0m") } else { text.into() }
+    if is_screen() { format!("\x1b[1m{text}\x1b[0m") } else { text.into() }
 }
 
 /// What stands in a table, row by row. Tests look at it.

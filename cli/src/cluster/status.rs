@@ -1,18 +1,17 @@
 //! What etcd and the nodes say of a cluster, in columns.
 
 use super::{ClusterArgs, ask, store};
-use crate::columns::{Column, Columns};
-use crate::screen::Screen;
-use anyhow::{Context, Result, bail};
+use crate::columns::{Column, Columns, shortened, size, width};
+use crate::screen::{Screen, Woke};
+use anyhow::{Result, bail};
 use clap::Args;
 use futures_util::future::join_all;
 use oneread_cluster::core::placement::{Wishes, wanted};
 use oneread_cluster::core::state::{ClusterConfig, NodeId, NodeKey, ShardIx, ShardState};
 use oneread_cluster::etcd::{ClusterName, EtcdStore};
 use oneread_cluster::wire::{NodeStatus, Question, Said};
-use oneread_kit::show;
+use oneread_kit::{advice, show};
 use std::collections::BTreeMap;
-use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 /// Between two looks of `--watch`.
@@ -32,7 +31,7 @@ struct Looked {
 pub struct Status {
     #[command(flatten)]
     at: Looked,
-    /// Look again each second, until Ctrl-C
+    /// Look again each second, until q or Ctrl-C
     #[arg(long, conflicts_with = "json")]
     watch: bool,
 }
@@ -162,7 +161,8 @@ impl Seen {
         columns
     }
 
-    fn shards_table(&self) -> Columns<6> {
+    /// So many shards at most: those first with which something happens.
+    fn shards_table(&self, most: usize) -> Columns<6> {
         let mut columns = Columns::new([
             Column::number("shard"),
             Column::number("epoch"),
@@ -173,6 +173,7 @@ impl Seen {
         ]);
         let alive: Vec<NodeId> =
             self.nodes.iter().filter(|(_, _, status)| status.is_ok()).map(|(id, ..)| *id).collect();
+        let mut rows = Vec::new();
         for (&shard, state) in &self.shards {
             let standbys = state.in_sync.iter().filter(|id| Some(*id) != state.primary);
             let standbys: Vec<String> = standbys.map(|id| self.called(id)).collect();
@@ -191,7 +192,7 @@ impl Seen {
                 _ if state.in_sync.len() < to.len() => "is to have another copy".into(),
                 _ => String::new(),
             };
-            columns.row([
+            rows.push([
                 shard.to_string(),
                 state.epoch.to_string(),
                 state.primary.map_or_else(String::new, |id| self.called(id)),
@@ -200,6 +201,11 @@ impl Seen {
                 what,
             ]);
         }
+        if rows.len() > most {
+            rows.sort_by_key(|[.., what]| what.is_empty());
+            rows.truncate(most);
+        }
+        rows.into_iter().for_each(|row| columns.row(row));
         columns
     }
 
@@ -237,13 +243,40 @@ impl Seen {
     }
 
     fn lines(&self, name: &ClusterName, width: Option<usize>) -> Vec<String> {
+        let mut lines = self.head(name, width);
+        lines.extend(self.shards_table(usize::MAX).lines(width));
+        lines
+    }
+
+    /// All but the shards.
+    fn head(&self, name: &ClusterName, width: Option<usize>) -> Vec<String> {
         let mut lines = self.summary(name);
+        if let Some(width) = width {
+            lines.iter_mut().for_each(|line| *line = shortened(line, width));
+        }
         if !self.nodes.is_empty() {
             lines.push(String::new());
             lines.extend(self.nodes_table().lines(width));
         }
         lines.push(String::new());
-        lines.extend(self.shards_table().lines(width));
+        lines
+    }
+
+    /// The lines of a screen. It has all nodes, and the shards for which it has room.
+    fn frame(&self, name: &ClusterName, (width, height): (usize, usize)) -> Vec<String> {
+        let mut lines = self.head(name, Some(width));
+        let room = height.saturating_sub(lines.len());
+        let shards = self.shards.len();
+        if shards < room {
+            lines.extend(self.shards_table(shards).lines(Some(width)));
+        } else {
+            // A line has the names of the columns, and one says what is missing.
+            let most = room.saturating_sub(2);
+            lines.extend(self.shards_table(most).lines(Some(width)));
+            let more = show::counted((shards - most) as u64, "more shard");
+            lines.push(shortened(&format!("{more}: `oneread cluster shards {name}`"), width));
+        }
+        lines.truncate(height);
         lines
     }
 
@@ -292,11 +325,6 @@ fn state_of(key: &NodeKey, status: &Result<NodeStatus>) -> String {
     }
 }
 
-fn width() -> Option<usize> {
-    let size = terminal_size::terminal_size().filter(|_| io::stdout().is_terminal());
-    size.map(|(width, _)| width.0.into())
-}
-
 impl Status {
     pub async fn run(self, reach: &ClusterArgs) -> Result<()> {
         if !self.watch {
@@ -317,18 +345,34 @@ impl Status {
             show::say(seen.lines(&self.at.name, width()).join("\n"))?;
             return Ok(());
         }
-        let screen = Screen::open().context("--watch needs a terminal")?;
+        let screen = Screen::open()?;
         loop {
             let next = Instant::now() + LOOK;
-            let mut lines = match look(reach, &self.at.name).await {
-                Ok(seen) => seen.lines(&self.at.name, width()),
-                Err(error) => vec![format!("{error:#}"), String::new(), "looking again".into()],
+            let seen = look(reach, &self.at.name).await;
+            let error = |error: &anyhow::Error| advice::in_options(&format_args!("{error:#}; looking again"));
+            let Some(screen) = &screen else {
+                // Where nothing stays in place, each look is told below the one before.
+                let lines = match &seen {
+                    Ok(seen) => seen.lines(&self.at.name, width()),
+                    Err(why) => vec![error(why)],
+                };
+                show::say(format_args!("{}\n", lines.join("\n")))?;
+                tokio::time::sleep_until(next.into()).await;
+                continue;
             };
-            if let Some((_, height)) = terminal_size::terminal_size() {
-                lines.truncate(usize::from(height.0));
+            loop {
+                let size = size().unwrap_or((80, 24));
+                let lines = match &seen {
+                    Ok(seen) => seen.frame(&self.at.name, size),
+                    Err(why) => vec![shortened(&error(why), size.0 * size.1)],
+                };
+                screen.show(&lines)?;
+                match screen.wait(next) {
+                    Woke::Due => break,
+                    Woke::Resized => {}
+                    Woke::Quit => return Ok(()),
+                }
             }
-            screen.show(&lines)?;
-            screen.has_new_size(next);
         }
     }
 }
@@ -343,7 +387,7 @@ impl Nodes {
         } else if seen.nodes.is_empty() {
             show::say(format_args!("no node was ever started: oneread serve --cluster {}", self.at.name))?;
         } else {
-            show::say(seen.nodes_table().lines(width()).join("\n"))?;
+            show::say(seen.nodes_table().text())?;
             for (id, _, status) in &seen.nodes {
                 if let Err(error) = status {
                     show::say(format_args!("{id}: {error:#}"))?;
@@ -362,8 +406,73 @@ impl Shards {
                 show::say(seen.json_of_shard(*shard, state))?;
             }
         } else {
-            show::say(seen.shards_table().lines(width()).join("\n"))?;
+            show::say(seen.shards_table(usize::MAX).text())?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oneread_cluster::core::hash::ShardHash;
+    use oneread_cluster::core::state::{NodeAbout, NodeIds, Timing};
+    use unicode_width::UnicodeWidthStr;
+
+    /// A cluster of five nodes, of which none answers, with so many shards. One of them nobody ever served.
+    fn seen(shards: ShardIx) -> Seen {
+        let node = |n: u64| {
+            let table = vec![format!("tcp://a-host-with-a-long-name-{n}.example.org:7471")];
+            let about = NodeAbout { name: format!("node-{n}"), table, ..NodeAbout::default() };
+            let key = NodeKey { life: 1, number: 1, alive: true, about };
+            (NodeId(n << 32), key, Err(anyhow::anyhow!("silent")))
+        };
+        let state = |shard| ShardState {
+            revision: 1,
+            epoch: 1,
+            primary: (shard != shards - 1).then_some(NodeId(1 << 32)),
+            in_sync: NodeIds::of(NodeId(1 << 32)),
+            waits: false,
+        };
+        Seen {
+            config: ClusterConfig {
+                shards,
+                replicas: 2,
+                hash: ShardHash::new(1),
+                key_max: 64,
+                value_max: 1_024,
+                timing: Timing::of(2_000_000),
+            },
+            is_adopted: false,
+            nodes: (1..=5).map(node).collect(),
+            shards: (0..shards).map(|shard| (shard, state(shard))).collect(),
+            wishes: Wishes::default(),
+        }
+    }
+
+    /// A screen has the head, all nodes, and the shards with which something happens. It says how many it leaves out.
+    /// No line is wrapped.
+    #[test]
+    fn a_screen_has_what_matters() {
+        let name: ClusterName = "a-cluster-with-a-name-of-some-length".parse().unwrap();
+        for (width, height) in [(80, 24), (120, 40), (80, 100)] {
+            let frame = seen(64).frame(&name, (width, height));
+            assert!(frame.len() <= height, "{frame:#?}");
+            assert!(frame.iter().all(|line| without_styles(line).width() <= width), "{frame:#?}");
+            let text = frame.join("\n");
+            assert!(text.starts_with("cluster a-cluster") && text.contains("node-5"), "{text}");
+            let shown =
+                frame.iter().filter(|line| line.contains("nobody ever") || line.contains("does not answer"));
+            let shown = shown.count() - 5;
+            match text.contains("more shard") {
+                true => assert!(text.contains(&format!("{} more shards: ", 64 - shown)), "{shown} of {text}"),
+                false => assert_eq!(shown, 64, "{text}"),
+            }
+            assert_eq!(text.contains("more shard"), height < 100, "{text}");
+        }
+    }
+
+    fn without_styles(line: &str) -> String {
+        line.replace("\x1b[2m", "").replace("\x1b[0m", "")
     }
 }

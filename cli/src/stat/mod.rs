@@ -53,7 +53,8 @@ impl Stat {
             Ok((told, json))
         };
         if let Some(Period(every)) = self.watch {
-            match watch::watch(every, &address, ask, self.json)? {}
+            watch::watch(every, &address, ask, self.json)?;
+            return Ok(ExitCode::SUCCESS);
         }
         let (told, json) = ask()?;
         if self.json {

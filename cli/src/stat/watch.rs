@@ -3,22 +3,22 @@
 use super::figures::span;
 use super::told::Told;
 use crate::columns::{Column, Columns, shortened, size};
-use crate::screen::Screen;
+use crate::screen::{Screen, Woke};
 use anyhow::Result;
 use oneread_kit::show;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// Asks again after each interval, for ever. On a terminal the figures stay in place; else each answer is a
-/// line.
+/// Asks again after each interval. On a terminal the figures stay in place, until the user presses `q`; else each answer
+/// is a line.
 pub fn watch(
     every: Duration,
     address: &str,
     mut ask: impl FnMut() -> Result<(Told, serde_json::Value)>,
     as_json: bool,
-) -> Result<std::convert::Infallible> {
+) -> Result<()> {
     let begun = Instant::now();
-    let screen = if as_json || size().is_none() { None } else { Some(Screen::open()?) };
+    let screen = if as_json { None } else { Screen::open()? };
     let mut first = None;
     let mut last: Option<(Told, Instant)> = None;
     loop {
@@ -34,8 +34,10 @@ pub fn watch(
         match &screen {
             Some(screen) => loop {
                 screen.show(&watched.frame(address, size().unwrap_or((80, 24))))?;
-                if !screen.has_new_size(due) {
-                    break;
+                match screen.wait(due) {
+                    Woke::Due => break,
+                    Woke::Resized => {}
+                    Woke::Quit => return Ok(()),
                 }
             },
             None => {
@@ -145,7 +147,7 @@ impl Watched<'_> {
 
     /// The lines of a screen.
     fn frame(&self, address: &str, (width, height): (usize, usize)) -> Vec<String> {
-        const BELOW: [&str; 2] = ["GETs do not ask the server, so it counts none.", "Ctrl-C ends."];
+        const BELOW: [&str; 2] = ["GETs do not ask the server, so it counts none.", "q ends this."];
         let about = format!(
             "process {}, server {} of this table; watched for {}",
             self.told.stats.pid,

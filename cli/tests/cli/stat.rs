@@ -1,7 +1,10 @@
 //! `stat` counts under the right names, once or again and again.
 
 use crate::command::oneread;
-use crate::served::{Served, begin_on_a_terminal, expect, json, region_in, stdout, without_escapes};
+use crate::served::{
+    Served, begin_on_a_terminal, begin_on_a_terminal_with, expect, json, region_in, stdout, without_escapes,
+};
+use rustix::termios::LocalModes;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
@@ -63,7 +66,7 @@ fn a_watched_terminal_is_given_back() {
         let lines: Vec<_> = found.lines().map(|line| line.trim_end_matches('\r')).collect();
         assert!(lines.len() <= height, "{found}");
         assert!(lines.iter().all(|line| line.chars().count() <= width), "{found}");
-        for part in ["keys", "GETs do not ask the server", "Ctrl-C ends."] {
+        for part in ["keys", "GETs do not ask the server", "q ends this."] {
             assert!(found.contains(part), "{found}");
         }
         return shown.clone();
@@ -80,6 +83,40 @@ fn a_watched_terminal_is_given_back() {
     let rest = String::from_utf8_lossy(&rest);
     assert!(rest.ends_with("\x1b[?25h\x1b[?1049l"), "{rest:?}");
     assert!(!child.wait().unwrap().success());
+}
+
+/// The key `q` ends what stays on the screen, and the terminal is as it was. On a dumb terminal nothing stays: no escape
+/// sequence is written.
+#[test]
+fn a_key_ends_what_is_watched() {
+    use std::io::Read;
+    let served = Served::start(&["--anonymous", "--max-memory", "16MiB"]);
+    for command in [&["top", "--every", "1h"][..], &["stat", "--watch", "1h"]] {
+        let (mut child, mut terminal) =
+            begin_on_a_terminal(&[command, &["--deadline", "60s", "--at", &served.at]].concat());
+        let mut shown = String::new();
+        while !shown.contains("\x1b[J") {
+            let mut bytes = [0; 4096];
+            let read = terminal.read(&mut bytes).unwrap_or_else(|error| panic!("{error}: {shown}"));
+            shown += &String::from_utf8_lossy(&bytes[..read]);
+        }
+        // Other keys do nothing.
+        terminal.write_all(b"xq").unwrap();
+        let mut rest = Vec::new();
+        let _ = terminal.read_to_end(&mut rest);
+        let rest = String::from_utf8_lossy(&rest);
+        assert!(rest.ends_with("\x1b[?25h\x1b[?1049l") && !rest.contains('q'), "{rest:?}");
+        assert!(child.wait().unwrap().success(), "{command:?}");
+        let modes = rustix::termios::tcgetattr(&terminal).unwrap().local_modes;
+        assert!(modes.contains(LocalModes::ICANON | LocalModes::ECHO), "{modes:?}");
+    }
+    let words = ["top", "--every", "10ms", "--deadline", "60s", "--at", &served.at];
+    let (mut child, mut terminal) = begin_on_a_terminal_with(&words, &[("TERM", "dumb")]);
+    let mut shown = Vec::new();
+    let _ = terminal.read_to_end(&mut shown);
+    let shown = String::from_utf8_lossy(&shown);
+    assert!(shown.contains("keys") && !shown.contains('\x1b'), "{shown:?}");
+    assert!(child.wait().unwrap().success());
 }
 
 /// What `stat` counts, it counts under the right name.
