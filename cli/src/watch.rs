@@ -1,5 +1,6 @@
 //! `watch`: prints changes as they come.
 
+use crate::columns;
 use crate::connect::Server;
 use crate::records::{self, Format, Pair};
 use crate::secret::SecretArgs;
@@ -23,7 +24,8 @@ use std::time::Duration;
 
 A line has the number of the change, what became of the key (came, replaced,
 left), the key and, with --values, its value, with tabs between. With --keys,
-lines with `key` and no number come first, then `joined`. With --json it is
+lines with `key` and no number come first, then `joined`. On a terminal a long
+value is cut, and its length follows; a pipe gets all of it. With --json it is
 {\"number\": 4711, \"change\": \"came\", \"key\": ..., \"value\": ...}; left has a cause.
 
 The server keeps the last changes in memory and waits for nobody. What was
@@ -67,9 +69,10 @@ impl Watch {
         let prefix = self.prefix.clone().unwrap_or_default();
         let mut changes = client.changes(FeedOptions::new().from(from).prefix(prefix).values(self.values))?;
         let mut out = show::out(if self.json { Format::Jsonl } else { Format::Tsv }.shown_as());
+        let room = room();
         let mut is_gone = false;
         loop {
-            match self.print_some(&mut changes, &mut out) {
+            match self.print_some(&mut changes, &mut out, room) {
                 Ok(()) => is_gone = false,
                 Err(error) => {
                     let kind = error.downcast_ref::<oneread::FeedError>().map(oneread::FeedError::kind);
@@ -88,14 +91,19 @@ impl Watch {
     }
 
     /// Prints what is there, and waits for more.
-    fn print_some(&self, changes: &mut ChangeFeed, out: &mut show::Out) -> Result<()> {
+    fn print_some(
+        &self,
+        changes: &mut ChangeFeed,
+        out: &mut show::Out,
+        room: Option<usize>,
+    ) -> Result<()> {
         while let Some(item) = changes.next(Duration::ZERO)? {
-            self.print(out, &item)?;
+            Line::of(&item).print(out, self.json, room)?;
             self.resync_after(changes, &item)?;
         }
         out.flush()?;
         if let Some(item) = changes.next(LOOK)? {
-            self.print(out, &item)?;
+            Line::of(&item).print(out, self.json, room)?;
             self.resync_after(changes, &item)?;
         }
         Ok(())
@@ -107,10 +115,12 @@ impl Watch {
             _ => Ok(()),
         }
     }
+}
 
-    fn print(&self, out: &mut impl Write, item: &FeedItem) -> Result<()> {
-        Line::of(item).print(out, self.json)
-    }
+/// Most bytes of a value that are shown of a change on a terminal. A pipe gets all.
+pub fn room() -> Option<usize> {
+    const LINES: usize = 2;
+    columns::width().map(|width| LINES * width)
 }
 
 /// A shard, and an epoch of it.
@@ -156,8 +166,8 @@ pub fn left(cause: LeftCause) -> &'static str {
 }
 
 impl Line<'_> {
-    /// Prints it.
-    pub fn print(&self, out: &mut impl Write, json: bool) -> Result<()> {
+    /// Prints it. `room`: most bytes of a value.
+    pub fn print(&self, out: &mut impl Write, json: bool, room: Option<usize>) -> Result<()> {
         if json {
             writeln!(out, "{}", serde_json::to_string(self)?)?;
             return Ok(());
@@ -180,7 +190,15 @@ impl Line<'_> {
         match (self.key, self.value) {
             (Some(key), Some(value)) => {
                 write!(out, "\t")?;
-                records::write(out, Format::Tsv, key, value)?;
+                match room.filter(|&room| value.len() > room) {
+                    Some(room) => {
+                        let mut cut = Vec::new();
+                        records::write(&mut cut, Format::Tsv, key, &value[..room])?;
+                        out.write_all(cut.strip_suffix(b"\n").unwrap_or(&cut))?;
+                        writeln!(out, "… ({} in all)", show::bytes(value.len() as u64))?;
+                    }
+                    None => records::write(out, Format::Tsv, key, value)?,
+                }
             }
             (Some(key), None) => {
                 write!(out, "\t")?;
@@ -228,5 +246,27 @@ impl<'i> Line<'i> {
             _ => None,
         };
         Line { number, change, to, cause, owner, pair, key, value, ..Line::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On a terminal a long value is cut, and says how long it is. A pipe gets all of it, and so does JSON.
+    #[test]
+    fn long_values_are_cut_on_a_terminal() {
+        let printed = |len: usize, json, room| {
+            let item =
+                FeedItem::Came { number: 7, key: b"key".into(), value: Some(vec![b'v'; len]), owner: 0 };
+            let mut out = Vec::new();
+            Line::of(&item).print(&mut out, json, room).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let (short, long) = ("v".repeat(160), "v".repeat(4096));
+        assert_eq!(printed(160, false, Some(160)), format!("7\tcame\tkey\t{short}\n"));
+        assert_eq!(printed(4096, false, Some(160)), format!("7\tcame\tkey\t{short}… (4 KiB in all)\n"));
+        assert_eq!(printed(4096, false, None), format!("7\tcame\tkey\t{long}\n"));
+        assert!(printed(4096, true, Some(160)).contains(&long));
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{ClusterArgs, Tables};
 use crate::records::{Format, Pair};
-use crate::watch::{Line, Place, left};
+use crate::watch::{Line, Place, left, room};
 use anyhow::Result;
 use clap::Args;
 use oneread_cluster::client::{ClusterError, ClusterFeedItem, ClusterFeedOptions, FeedAt};
@@ -21,7 +21,8 @@ use std::time::Duration;
   oneread cluster watch demo --json | jq .key
 
 A line has the shard, the epoch and the number of the change, what became of
-the key (came, replaced, left), the key and, with --values, its value. With
+the key (came, replaced, left), the key and, with --values, its value, which is
+cut on a terminal where it is long. With
 --keys, lines with `key` come first, then `joined`; a change that is printed
 later may be from before: the last line of a key is right. With --json it is
 {\"shard\": 3, \"epoch\": 1, \"number\": 17, \"change\": \"came\", \"key\": ...}.
@@ -57,8 +58,8 @@ impl Watch {
         let client = reach.client(&self.name, &self.tables)?;
         let options = ClusterFeedOptions::new().prefix(self.prefix.unwrap_or_default());
         let mut feed = client.changes(options.values(self.values).keys(self.keys))?;
-        let (mut out, mut within) =
-            (show::out(if self.json { Format::Jsonl } else { Format::Tsv }.shown_as()), Duration::ZERO);
+        let mut out = show::out(if self.json { Format::Jsonl } else { Format::Tsv }.shown_as());
+        let (mut within, room) = (Duration::ZERO, room());
         loop {
             let item = match feed.next(within) {
                 Ok(item) => item,
@@ -76,7 +77,7 @@ impl Watch {
                 continue;
             };
             within = Duration::ZERO;
-            line(&item).print(&mut out, self.json)?;
+            line(&item).print(&mut out, self.json, room)?;
             if let (ClusterFeedItem::Gap { shard, .. }, true) = (&item, self.keys) {
                 feed.resync(Some(*shard));
             }
