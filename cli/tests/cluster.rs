@@ -93,8 +93,10 @@ fn watched(etcd: &Etcd, users: &[(String, String)]) {
         changes.extend(objects.lines.try_iter());
         !changes.is_empty()
     });
-    ends(etcd, &["cluster", "put", "demo", "user:0", "another"], 0);
-    ends(etcd, &["cluster", "del", "demo", "user:0"], 0);
+    assert_eq!(ends(etcd, &["cluster", "put", "demo", "user:0", "another"], 0).0, "put\n");
+    assert_eq!(ends(etcd, &["cluster", "del", "demo", "user:0"], 0).0, "removed 1\n");
+    let (said, complained) = ends(etcd, &["cluster", "del", "demo", "user:0"], 1);
+    assert!(said == "removed 0\n" && complained.contains("there is no key"), "{said}{complained}");
     ends(etcd, &["cluster", "put", "demo", "user:9", "new"], 0);
     let mut told = || loop {
         let object: Value = serde_json::from_str(&objects.next()).unwrap();
@@ -118,8 +120,12 @@ fn watched(etcd: &Etcd, users: &[(String, String)]) {
     lines.sort_by_key(|line| line.contains("came"));
     assert_eq!(lines, ["replaced\tuser:0\tanother", "left\tremoved\tuser:0", "came\tuser:9\tnew"]);
     // It ends by itself. Only as it is asked.
-    ends(etcd, &["cluster", "put", "demo", "user:10", "soon", "--update", "--ttl", "1h"], 1);
-    ends(etcd, &["cluster", "put", "demo", "user:10", "soon", "--insert", "--ttl", "200ms"], 0);
+    for (mode, ttl, says, status) in
+        [("--update", "1h", "missing\n", 1), ("--insert", "200ms", "inserted\n", 0)]
+    {
+        let words = ["cluster", "put", "demo", "user:10", "soon", mode, "--ttl", ttl];
+        assert_eq!(ends(etcd, &words, status).0, says);
+    }
     let lines = [texts.next(), texts.next()].map(|line| line.split_once('\t').unwrap().1.to_owned());
     assert_eq!(lines, ["came\tuser:10\tsoon", "left\texpired\tuser:10"]);
     let told: Value =

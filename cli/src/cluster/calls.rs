@@ -9,8 +9,8 @@ use oneread::{PutMode, PutOptions};
 use oneread_cluster::client::ClusterError;
 use oneread_cluster::etcd::ClusterName;
 use oneread_kit::escape::Form;
-use oneread_kit::show;
 use oneread_kit::units::Period;
+use oneread_kit::{show, status};
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -32,8 +32,9 @@ pub struct Get {
   oneread cluster put demo greeting hello
   oneread cluster put demo lock me --insert --ttl 10s     gone after ten seconds
 
-Exit status 1 if the key was not put, since there is such a key (--insert), or
-none (--update).")]
+Prints what became of it: put, inserted (--insert), updated (--update), exists or
+missing. Exit status 1 if the key was not put: it exists (--insert), or is
+missing (--update).")]
 pub struct Put {
     /// The cluster
     name: ClusterName,
@@ -130,26 +131,27 @@ impl Put {
         let mut client = reach.client(&self.name, &self.tables)?.exactly_once(false);
         let mode = put_mode(self.insert, self.update);
         let options = PutOptions::from(mode).ttl(self.ttl.map(|Period(ttl)| ttl));
-        if client.put_with(self.key.as_bytes(), self.value.as_bytes(), options)? {
-            return Ok(ExitCode::SUCCESS);
-        }
-        match mode {
-            PutMode::Insert => {
-                show::complain(format_args!("oneread: there is a key {:?} already", self.key));
-            }
-            _ => show::complain(format_args!("oneread: there is no key {:?}", self.key)),
-        }
-        Ok(ExitCode::FAILURE)
+        let is_put = client.put_with(self.key.as_bytes(), self.value.as_bytes(), options)?;
+        show::say(match (mode, is_put) {
+            // A cluster does not tell whether the key is new.
+            (PutMode::Upsert, _) => "put",
+            (PutMode::Insert, true) => "inserted",
+            (PutMode::Insert, false) => "exists",
+            (PutMode::Update, true) => "updated",
+            (PutMode::Update, false) => "missing",
+        })?;
+        Ok(status(is_put))
     }
 }
 
 impl Del {
     pub fn run(self, reach: &ClusterArgs) -> Result<ExitCode> {
-        if reach.client(&self.name, &self.tables)?.remove(self.key.as_bytes())? {
-            return Ok(ExitCode::SUCCESS);
+        let was_there = reach.client(&self.name, &self.tables)?.remove(self.key.as_bytes())?;
+        if !was_there {
+            show::complain(format_args!("oneread: there is no key {:?}", self.key));
         }
-        show::complain(format_args!("oneread: there is no key {:?}", self.key));
-        Ok(ExitCode::FAILURE)
+        show::say(format_args!("removed {}", u8::from(was_there)))?;
+        Ok(status(was_there))
     }
 }
 
@@ -170,7 +172,7 @@ impl RemoveOwner {
             }
         }
         show::say(if was_there { "removed" } else { "absent" })?;
-        Ok(if was_there { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Ok(status(was_there))
     }
 }
 
