@@ -46,7 +46,7 @@ pub struct Finding {
     pub command: Option<String>,
     /// If this finding rules out the fabric verbs: the reason in a few words.
     #[serde(skip)]
-    stops_verbs: Option<String>,
+    pub stops_verbs: Option<String>,
 }
 
 #[derive(Debug, Serialize)]

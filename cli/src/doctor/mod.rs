@@ -80,7 +80,8 @@ impl Doctor {
         if self.json {
             show::say(report_json(&facts, &diagnosis))?;
         } else {
-            report(&diagnosis, self.peer)?;
+            let wants_verbs = self.peer.is_some() || matches!(self.fabric, Some(Fabric::Verbs));
+            report(&diagnosis, self.peer, wants_verbs)?;
         }
         let (shm, verbs) = (diagnosis.shm.works, diagnosis.verbs.works);
         Ok(oneread_kit::status(match self.fabric {
@@ -167,8 +168,9 @@ fn server(address: &Address, token: Token, tls: Option<ClientTls>) -> Vec<Findin
     vec![found]
 }
 
-fn report(diagnosis: &Diagnosis<'_>, peer: Option<IpAddr>) -> Result<()> {
-    let verdicts = [("shm", &diagnosis.shm), ("verbs", &diagnosis.verbs), ("tcp", &diagnosis.tcp)];
+fn report(diagnosis: &Diagnosis<'_>, peer: Option<IpAddr>, wants_verbs: bool) -> Result<()> {
+    // What works on every machine comes first.
+    let verdicts = [("shm", &diagnosis.shm), ("tcp", &diagnosis.tcp), ("verbs", &diagnosis.verbs)];
     for (fabric, verdict) in verdicts {
         let answer = if verdict.works { "yes" } else { "no" };
         show::say(show::paragraph(&format!("{fabric}: {answer},"), &verdict.why))?;
@@ -191,9 +193,13 @@ fn report(diagnosis: &Diagnosis<'_>, peer: Option<IpAddr>) -> Result<()> {
     }
     let mut mends: Vec<_> =
         diagnosis.findings.iter().filter(|f| f.advice.is_some() || f.command.is_some()).collect();
-    mends.sort_by_key(|finding| std::cmp::Reverse(finding.level));
+    // Most machines have no RDMA, and most tables need none.
+    let for_verbs = |finding: &&Finding| !wants_verbs && finding.stops_verbs.is_some();
+    mends.sort_by_key(|finding| (for_verbs(finding), std::cmp::Reverse(finding.level)));
     for (at, finding) in mends.iter().enumerate() {
-        if at == 0 {
+        if for_verbs(finding) && (at == 0 || !for_verbs(&mends[at - 1])) {
+            show::say(format_args!("\n{}", show::bold("For RDMA, if you want it:")))?;
+        } else if at == 0 {
             show::say(format_args!("\n{}", show::bold("What to do, the most pressing first:")))?;
         }
         let advice = finding.advice.as_deref().map(|advice| format!(": {advice}")).unwrap_or_default();
