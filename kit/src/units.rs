@@ -51,7 +51,7 @@ pub fn length(given: &str) -> Result<usize, String> {
     given.parse().map(ByteSize::get)
 }
 
-/// A time as in 500ms, 60s, 1m30s; a number alone is seconds.
+/// A time as in 500ms, 60s, 1m30s, 7d; a number alone is seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Period(pub Duration);
 
@@ -59,12 +59,17 @@ impl FromStr for Period {
     type Err = String;
 
     fn from_str(given: &str) -> Result<Period, String> {
-        const YEAR: Duration = Duration::from_secs(365 * 86_400);
-        let bad = || format!("{given:?} is no time; give one as in 500ms, 60s, 1m30s, 2h; at most a year");
+        // As long as an entry of a cluster may live.
+        const LONGEST: Duration = Duration::from_secs(3_650 * 86_400);
+        let bad = || {
+            format!(
+                "{given:?} is no time; give one as in 500ms, 60s, 1m30s, 2h, 7d; at most 3650d, ten years"
+            )
+        };
         let is_number = given.ends_with(|c: char| c.is_ascii_digit());
         let text = if is_number { format!("{given}s") } else { given.to_owned() };
         let time = humantime::parse_duration(&text).map_err(|_| bad())?;
-        if time > YEAR { Err(bad()) } else { Ok(Period(time)) }
+        if time > LONGEST { Err(bad()) } else { Ok(Period(time)) }
     }
 }
 
@@ -123,13 +128,16 @@ mod tests {
             ("1m30s", 90_000),
             ("1 min 30 s", 90_000),
             ("2h", 7_200_000),
+            ("7d", 604_800_000),
+            ("1 day 2h", 93_600_000),
+            ("3650d", 315_360_000_000),
             ("0", 0),
         ] {
             assert_eq!(parsed(text), Ok(Duration::from_millis(ms)), "{text}");
         }
         assert_eq!(parsed("300us"), parsed("300µs"));
         assert_eq!(parsed("300us"), Ok(Duration::from_micros(300)));
-        for bad in ["", "s", "-5s", "5x", "5 parsecs", "9999999h", "1e3", "367d"] {
+        for bad in ["", "s", "-5s", "5x", "5 parsecs", "9999999h", "1e3", "3651d"] {
             let error = parsed(bad).unwrap_err();
             assert!(error.starts_with(&format!("{bad:?} is no time; give one as in 500ms")), "{error}");
         }
