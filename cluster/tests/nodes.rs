@@ -1030,7 +1030,7 @@ fn what_cannot_be_is_refused() {
     let other = |config: &mut oneread_cluster::node::NodeConfig| config.cluster = "other".parse().unwrap();
     assert!(matches!(with(&other), NodeError::Etcd(EtcdError::NotThere { .. })));
     let ttl = with(&|config| config.server.ttl = Some(Duration::from_secs(1)));
-    assert!(ttl.to_string().contains("--life"), "{ttl}");
+    assert!(ttl.to_string().contains("`Config::life`"), "{ttl}");
     for wrong in [Duration::ZERO, Duration::MAX] {
         let ttl = with(&|config| {
             config.server.table = config.server.table.life(true);
@@ -1039,14 +1039,14 @@ fn what_cannot_be_is_refused() {
         assert!(matches!(ttl, NodeError::Option { option: "this time to live", .. }), "{ttl}");
     }
     let evict = with(&|config| config.server.evict = Some(oneread::Evict::Sieve));
-    assert!(evict.to_string().contains("--evict clock"), "{evict}");
+    assert!(evict.to_string().contains("`ServerConfig::evict`"), "{evict}");
     let open = with(&|config| config.listen = vec!["0.0.0.0:0".into()]);
-    assert!(open.to_string().contains("--secret-file"), "{open}");
+    assert!(open.to_string().contains("`NodeConfig::secret`"), "{open}");
     let anywhere = with(&|config| {
         config.listen = vec!["0.0.0.0:0".into()];
         config.secret = oneread_cluster::wire::Secret::new(b"secret").unwrap();
     });
-    assert!(anywhere.to_string().contains("--node-advertise"), "{anywhere}");
+    assert!(anywhere.to_string().contains("`NodeConfig::advertise`"), "{anywhere}");
     let store = block(EtcdStore::connect(name(), etcd())).unwrap();
     until("it serves", || cluster.shards().iter().all(|state| state.primary.is_some()));
     let mut longer = node(folder, 8, etcd());

@@ -293,7 +293,7 @@ async fn an_empty_secret_is_for_this_host_only() {
     for address in ["0.0.0.0:0", "[::]:0"] {
         let refused = NodePort::bind(&[address.into()], who(Some(7), ""), 10).await.unwrap_err();
         assert!(matches!(refused, WireError::NoSecret { .. }), "{refused}");
-        assert!(refused.to_string().contains("--secret-file"), "{refused}");
+        assert!(refused.to_string().contains("NodeConfig::secret"), "{refused}");
     }
     NodePort::bind(&["0.0.0.0:0".into()], who(Some(7), "secret"), 10).await.unwrap();
     let port = NodePort::bind(&["127.0.0.1:0".into()], who(Some(7), ""), 10).await.unwrap();
