@@ -274,6 +274,10 @@ pub enum Rule {
     OwnerStays,
     /// O7: who asks for an owner to be removed while another call is at it waits for that.
     OwnerTwice,
+    /// O8: an owner who has come back is not removed for having been away.
+    OwnerBack,
+    /// L16: who has the lock of an owner takes no key's.
+    OwnerLast,
     /// P1: a key has one put that is started.
     StartOnce,
     /// P1: a key that is started keeps its slot when it is removed.

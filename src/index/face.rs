@@ -752,7 +752,10 @@ impl Index {
             next
         });
         let remove = |key: &Key, owner| self.remove_by(key, Which::Of(owner)).is_ok();
-        let of_owners = self.owners.as_ref().and_then(|owners| owners.tidy(&self.table, AT_ONCE, remove));
+        let of_owners = self.owners.as_ref().and_then(|owners| {
+            let has_more = owners.forget_left(&self.table, AT_ONCE).then_some(Duration::ZERO);
+            has_more.or(owners.tidy(&self.table, AT_ONCE, remove))
+        });
         let of_started = self.started().and_then(|started| self.tidy_started(started));
         let extents = self.table.extents();
         let of_extents = extents.and_then(|extents| {

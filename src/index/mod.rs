@@ -49,6 +49,7 @@ pub(crate) mod loom_access;
 mod moves;
 mod numbers;
 mod owned;
+mod owned_left;
 mod owners;
 mod parts;
 mod publish;

@@ -7,7 +7,11 @@
 //! ```
 //!
 //! What is noted of an entry is a hint, as its time is (`lives.rs`): what counts is the owner in its slot, under the
-//! key's lock.
+//! key's lock. Notes of entries that have left go when the owner puts, and when the table is tidied: of many, no more than
+//! half are of such entries.
+//!
+//! Locks are taken in one order (L16): a key's, the turn of the feed, that of all owners, that of one owner. Who has one of
+//! these takes none that stands before it.
 
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod tests;
@@ -16,7 +20,7 @@ mod tidy_tests;
 
 use super::whole::Table;
 use crate::clock::Clock;
-use crate::faults::{Rule, broken, by_rule, obey, wait_ns};
+use crate::faults::{Rule, broken, by_rule, kept, obey, wait_ns};
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::First;
 use crate::layout::life::Life;
@@ -27,6 +31,7 @@ use crate::random;
 use crate::region::Region;
 use crate::sync::{Mutex, lock, try_lock, yield_now};
 use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -38,6 +43,8 @@ const ABSENT_FOR: Duration = Duration::from_secs(60);
 const OWNERS_AT_ONCE: usize = 64;
 /// Hashes of an owner from which on old ones are looked at when one is noted.
 const HASHES_LOOKED_AT: usize = 1 << 10;
+/// So many of these for each new one: no more than half have gone.
+const LOOKS: usize = 2;
 /// Time between two looks at who is away, while somebody is.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// What the longest time between two looks counts as.
@@ -144,22 +151,28 @@ struct OwnedHashes {
 }
 
 impl OwnedHashes {
-    /// Notes a hash. Of many, two old ones are looked at for each new one, so that no more than half have gone.
-    fn note(&mut self, hash: First, is_there: impl Fn(First) -> bool) {
-        if !self.all.insert(hash) {
-            return;
+    /// Notes a hash. Of many, also takes some old ones out: those that are there are to be [kept](Self::keep).
+    fn note(&mut self, hash: First) -> SmallVec<[First; LOOKS]> {
+        if self.keep(hash) { self.oldest(LOOKS) } else { SmallVec::new() }
+    }
+
+    /// Takes so many of the oldest out, if there are many.
+    fn oldest(&mut self, looks: usize) -> SmallVec<[First; LOOKS]> {
+        let looks = looks.min(self.order.len().saturating_sub(HASHES_LOOKED_AT));
+        let oldest: SmallVec<_> = self.order.drain(..looks).collect();
+        oldest.iter().for_each(|old| {
+            self.all.remove(old);
+        });
+        oldest
+    }
+
+    /// Notes a hash, if it is not noted yet. Returns whether it was not.
+    fn keep(&mut self, hash: First) -> bool {
+        let is_new = self.all.insert(hash);
+        if is_new {
+            self.order.push_back(hash);
         }
-        if self.order.len() >= HASHES_LOOKED_AT {
-            for _ in 0..2 {
-                let Some(old) = self.order.pop_front() else { break };
-                if is_there(old) {
-                    self.order.push_back(old);
-                } else {
-                    self.all.remove(&old);
-                }
-            }
-        }
-        self.order.push_back(hash);
+        is_new
     }
 
     fn take(&mut self) -> Option<First> {
@@ -194,12 +207,7 @@ impl OwnerSession {
     /// # Errors
     /// [`PutError::OwnerGone`]
     pub(super) fn begin_put(&self) -> Result<OwnerPut<'_>, PutError> {
-        let mut state = lock(&self.owner.state);
-        if state.stage != Stage::Here && !broken(Rule::OwnerPuts) {
-            return Err(PutError::OwnerGone { owner: self.owner.number });
-        }
-        state.puts += 1;
-        Ok(OwnerPut(&self.owner))
+        self.owner.begin_put()
     }
 }
 
@@ -225,10 +233,30 @@ impl OwnerPut<'_> {
         self.0.number
     }
 
-    /// The entry of a key with this hash is visible.
+    /// The entry of a key with this hash is visible. Nobody takes hashes of the owner out meanwhile: its bit waits for this put
+    /// (O1).
     pub fn note(&self, hash: First, table: &Table) {
         let owner = self.0.number;
-        lock(&self.0.state).hashes.note(hash, |old| has_one_of(table, old, owner));
+        let mut state = Some(lock(&self.0.state));
+        let old = state.as_mut().map(|state| state.hashes.note(hash)).unwrap_or_default();
+        // L16: not while a key is looked for.
+        obey(Rule::OwnerLast, || state = None);
+        for old in old.into_iter().filter(|&old| has_one_of(table, old, owner)) {
+            state.get_or_insert_with(|| lock(&self.0.state)).hashes.keep(old);
+            obey(Rule::OwnerLast, || state = None);
+        }
+    }
+}
+
+impl OwnerPut<'_> {
+    /// Entries of the owner have left: forgets those of some old hashes that are not there any more.
+    fn forget(&self, looks: usize, table: &Table) {
+        let owner = self.0.number;
+        let old = lock(&self.0.state).hashes.oldest(looks);
+        // L16, as for one that is noted.
+        for old in old.into_iter().filter(|&old| has_one_of(table, old, owner)) {
+            lock(&self.0.state).hashes.keep(old);
+        }
     }
 }
 
@@ -274,7 +302,7 @@ impl Owners {
             let Some(life) = life else { return };
             if (1..=OWNER_MAX).contains(&life.owner) {
                 let owner = owners.found(region, geometry, life.owner);
-                lock(&owner.state).hashes.note(hash, |_| true);
+                lock(&owner.state).hashes.keep(hash);
             } else if life.owner == NOT_COMMITTED {
                 not_committed.push(hash);
             }
@@ -379,11 +407,12 @@ impl Owners {
     /// way, and for another call that is at it.
     pub fn remove(&self, table: &Table, number: u16) -> bool {
         let owner = lock(&self.0.all).get(&number).map(Arc::clone);
-        owner.is_some_and(|owner| self.hide(table, &owner))
+        owner.is_some_and(|owner| self.hide(table, &owner, |_| true))
     }
 
-    /// O1. With the return they are hidden. Returns whether this call has done it.
-    fn hide(&self, table: &Table, owner: &Arc<OneOwner>) -> bool {
+    /// O1. With the return they are hidden, unless the owner is there and `may_go` says that it stays. Returns whether this
+    /// call has hidden them.
+    fn hide(&self, table: &Table, owner: &Arc<OneOwner>, may_go: impl FnOnce(&OwnerState) -> bool) -> bool {
         let (region, geometry) = (table.region(), table.geometry());
         let word = geometry.owner_word(owner.number);
         let wait_while = |is_so: &dyn Fn(&OwnerState) -> bool| {
@@ -396,6 +425,9 @@ impl Owners {
             let mut state = lock(&owner.state);
             let before = state.stage;
             if before == Stage::Here {
+                if !may_go(&state) {
+                    return false;
+                }
                 state.stage = Stage::Closing;
             }
             before
@@ -437,6 +469,26 @@ impl Owners {
     /// From now on nobody goes because he is away: the server ends, and with it all sessions (O6).
     pub fn end(&self) {
         self.0.is_over.store(true, Relaxed);
+    }
+
+    /// Entries of owners have left one by one. Looks at up to `max` old hashes of these owners, twice as many as have left,
+    /// and forgets those of which nothing is there. Returns whether there is more to do.
+    pub fn forget_left(&self, table: &Table, max: usize) -> bool {
+        let (left, mut looks) = (table.told().owned_left(), max);
+        while looks > 0 {
+            let Some((number, gone)) = left.take() else { return false };
+            let Some(owner) = lock(&self.0.all).get(&number).map(Arc::clone) else { continue };
+            // Its bit waits for this as for a put (O1): nobody takes what is in hand for all that there is.
+            let Ok(put) = owner.begin_put() else { continue };
+            let now = (gone as usize).saturating_mul(LOOKS).min(looks);
+            put.forget(now, table);
+            looks -= now;
+            let rest = gone - (now / LOOKS) as u64;
+            if rest > 0 {
+                left.add(number, rest);
+            }
+        }
+        true
     }
 
     /// Takes owners on that are away or hidden: up to `max` entries are passed to `remove`, which says whether they are
@@ -488,16 +540,17 @@ impl Owners {
         match state.stage {
             // It has another turn when it is hidden.
             Stage::Closing => None,
-            Stage::Here if state.sessions > 0 => None,
             Stage::Here => {
-                let away_ns = self.0.awake.now_ns().saturating_sub(state.absent_since_ns);
-                let left = state.absent_for.saturating_sub(Duration::from_nanos(away_ns));
+                let left = state.left(self.0.awake.now_ns())?;
                 if !left.is_zero() || self.0.is_over.load(Relaxed) {
                     return Some(left.clamp(Duration::from_millis(1), LOOK_EVERY));
                 }
                 drop(state);
-                self.hide(table, owner);
-                Some(Duration::ZERO)
+                // O8
+                let awake_ns = self.0.awake.now_ns();
+                let is_away = |state: &OwnerState| state.left(awake_ns) == Some(Duration::ZERO);
+                let has_gone = self.hide(table, owner, |state| kept(Rule::OwnerBack, || is_away(state)));
+                has_gone.then_some(Duration::ZERO)
             }
             Stage::Hidden { clear_at_ns } => {
                 while let Some(hash) = (*max > 0).then(|| state.hashes.take()).flatten() {
@@ -506,7 +559,7 @@ impl Owners {
                     let are_gone = remove_all_of(table, hash, owner.number, remove);
                     state = lock(&owner.state);
                     if !are_gone {
-                        state.hashes.note(hash, |_| true);
+                        state.hashes.keep(hash);
                         return Some(Duration::from_millis(1));
                     }
                 }
@@ -540,7 +593,26 @@ impl Owners {
     }
 }
 
+impl OwnerState {
+    /// How much longer it may be away. `None` if it is not away.
+    fn left(&self, awake_ns: u64) -> Option<Duration> {
+        let away_ns = awake_ns.saturating_sub(self.absent_since_ns);
+        let is_away = self.stage == Stage::Here && self.sessions == 0;
+        is_away.then(|| self.absent_for.saturating_sub(Duration::from_nanos(away_ns)))
+    }
+}
+
 impl OneOwner {
+    /// It puts, if it may.
+    fn begin_put(&self) -> Result<OwnerPut<'_>, PutError> {
+        let mut state = lock(&self.state);
+        if state.stage != Stage::Here && !broken(Rule::OwnerPuts) {
+            return Err(PutError::OwnerGone { owner: self.number });
+        }
+        state.puts += 1;
+        Ok(OwnerPut(self))
+    }
+
     fn new(number: u16, tenure: u64, absent_for: Duration, absent_since_ns: u64) -> Arc<OneOwner> {
         let (is_going, sessions, puts, hashes) = Default::default();
         let state =

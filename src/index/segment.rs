@@ -374,6 +374,9 @@ impl Segment {
             EntryFound::Hidden => 0,
             EntryFound::Of(owner) => owner,
         };
+        if owner != value.owner() {
+            self.told.owned_left().left(owner);
+        }
         self.tell(change, cause, owner);
         Ok(())
     }
@@ -411,6 +414,7 @@ impl Segment {
         }
         between.done(change, || self.place_of(slot));
         if let EntryFound::Of(owner) = found {
+            self.told.owned_left().left(owner);
             self.tell(change, cause, owner);
         }
         Ok(is_free)

@@ -3,6 +3,7 @@
 use super::ends::EndNotes;
 use super::evict::Evictor;
 use super::feed::Feed;
+use super::owned_left::OwnedLeft;
 use super::started::StartedPuts;
 use crate::region::TouchMap;
 use std::sync::{Arc, OnceLock};
@@ -14,6 +15,7 @@ pub(super) struct Hearers {
     evictor: OnceLock<Evictor>,
     touches: OnceLock<TouchMap>,
     ends: Arc<EndNotes>,
+    owned_left: OwnedLeft,
     started: OnceLock<StartedPuts>,
 }
 
@@ -33,6 +35,12 @@ impl Hearers {
     #[inline(always)]
     pub fn ends(&self) -> &Arc<EndNotes> {
         &self.ends
+    }
+
+    /// Entries of owners that have left one by one.
+    #[inline(always)]
+    pub fn owned_left(&self) -> &OwnedLeft {
+        &self.owned_left
     }
 
     /// Puts in two steps, where there may be any.

@@ -219,6 +219,29 @@ fn is_acknowledged_early(seed: u64) -> Option<String> {
     wrong(seed, vec![Box::new(puts), Box::new(removes), Box::new(removes)])
 }
 
+/// An owner who was away for too long comes back while others tidy: who was taken as the owner may put, and what he puts stays.
+fn is_back_in_vain(seed: u64) -> Option<String> {
+    let index = any_index(seed);
+    drop(index.owner(OWNER, Duration::ZERO).unwrap());
+    let tidies = || {
+        for _ in 0..TIDIES_MAX {
+            index.tidy();
+            index.table().clock().advance(GRACE);
+        }
+        None
+    };
+    let comes = || {
+        let session = index.owner(OWNER, HOUR).ok()?;
+        let put = index.put_of(&session, KEY, &1u64.to_le_bytes(), PutOptions::new());
+        (0..20).find_map(|_| match (&put, got(&index)) {
+            (Ok(_), Some(_)) => None,
+            (Ok(_), None) => Some("what he has put is gone".into()),
+            (Err(error), _) => Some(format!("he was taken, and then: {error}")),
+        })
+    };
+    wrong(seed, vec![Box::new(tidies), Box::new(comes)])
+}
+
 /// Two tidy: who is told that nothing is left finds neither an entry of an owner who was away for too long, nor one that has
 /// ended.
 fn is_tidied_early(seed: u64) -> Option<String> {
@@ -247,7 +270,7 @@ type OwnerCase = fn(u64) -> Option<String>;
 
 #[test]
 fn owners_go_at_once_whatever_others_do() {
-    let cases: [(&str, OwnerCase); 7] = [
+    let cases: [(&str, OwnerCase); 8] = [
         ("comes back", comes_back),
         ("is missed", is_missed),
         ("takes another", takes_another),
@@ -255,6 +278,7 @@ fn owners_go_at_once_whatever_others_do() {
         ("is left over", is_left_over),
         ("is acknowledged early", is_acknowledged_early),
         ("is tidied early", is_tidied_early),
+        ("is back in vain", is_back_in_vain),
     ];
     for (name, case) in cases {
         for seed in 0..SEEDS {
@@ -268,7 +292,7 @@ fn owners_go_at_once_whatever_others_do() {
 #[test]
 fn broken_rules_are_noticed() {
     use crate::faults::{Broken, Rule};
-    let cases: [(Rule, OwnerCase); 9] = [
+    let cases: [(Rule, OwnerCase); 10] = [
         (Rule::OwnerMask, comes_back),
         (Rule::OwnerProof, comes_back),
         (Rule::OwnerCount, comes_back),
@@ -277,6 +301,7 @@ fn broken_rules_are_noticed() {
         (Rule::OwnerFirst, is_told_early),
         (Rule::OwnerPuts, is_left_over),
         (Rule::OwnerTwice, is_acknowledged_early),
+        (Rule::OwnerBack, is_back_in_vain),
         // An entry that has ended stays noted while a thread has it (V3): so only of an owner's.
         (Rule::TidyAlone, |seed| is_tidied_early(2 * seed)),
     ];

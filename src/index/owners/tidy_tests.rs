@@ -5,12 +5,15 @@ use crate::clock::Clock;
 use crate::config::{Config, TableSize};
 use crate::index::Index;
 use crate::index::segment::Which;
+use crate::index::whole::Table;
 use crate::layout::hash::{First, Seeds};
 use crate::layout::owners::time_in;
 use crate::outcome::{PutError, PutMode, PutOptions};
 use crate::region::Region;
+use crate::sync::{lock, try_lock};
 use rustc_hash::FxHashSet;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 const SECOND: Duration = Duration::from_secs(1);
 const GRACE: Duration = Duration::from_micros(200);
@@ -84,7 +87,10 @@ fn hashes_of_keys_that_have_gone_are_forgotten() {
     for there in [0, 100, 3_000] {
         let mut hashes = OwnedHashes::default();
         for n in 0..20_000u64 {
-            hashes.note(hash(n), |old| (n.saturating_sub(there)..n).any(|n| hash(n) == old));
+            let is_there = |old| (n.saturating_sub(there)..=n).any(|n| hash(n) == old);
+            for old in hashes.note(hash(n)).into_iter().filter(|&old| is_there(old)) {
+                assert!(hashes.keep(old), "it was taken out");
+            }
             if n % 1_000 == 0 {
                 assert_eq!(hashes.all.len(), hashes.order.len());
             }
@@ -100,8 +106,97 @@ fn hashes_of_keys_that_have_gone_are_forgotten() {
     }
     // One that is noted again stands once.
     let mut hashes = OwnedHashes::default();
-    (0..10).for_each(|_| hashes.note(hash(1), |_| true));
+    (0..10).for_each(|_| assert!(hashes.note(hash(1)).is_empty()));
     assert_eq!((hashes.take(), hashes.take()), (Some(hash(1)), None));
+}
+
+/// Of an owner who puts nothing any more, others remove or replace what he had: what was noted of it is forgotten when the table
+/// is tidied. What he has still goes with him.
+#[test]
+fn notes_of_what_others_remove_are_forgotten() {
+    const KEYS: u64 = 1_500;
+    let removes = |index: &Index, key: &[u8]| assert!(index.remove(key).unwrap());
+    let replaces = |index: &Index, key: &[u8]| {
+        index.put(key, b"theirs", PutMode::Update).expect("it is there");
+    };
+    let ways: [fn(&Index, &[u8]); 2] = [removes, replaces];
+    for way in ways {
+        let (index, clock) = index();
+        let session = index.owner(7, SECOND).unwrap();
+        let key = |n: u64| n.to_le_bytes();
+        for n in 0..KEYS {
+            index.put_of(&session, &key(n), b"", PutOptions::new()).unwrap();
+        }
+        assert_eq!(index.notes().owned, KEYS);
+        (10..KEYS).for_each(|n| way(&index, &key(n)));
+        while index.tidy() == Some(Duration::ZERO) {}
+        assert_eq!(index.notes().owned, HASHES_LOOKED_AT as u64, "and no more");
+        let before = index.len();
+        index.remove_owner(7).unwrap();
+        while index.tidy() == Some(Duration::ZERO) {}
+        assert_eq!(index.len(), before - 10);
+        clock.advance(2 * GRACE);
+        index.tidy();
+        assert!(index.owner(7, SECOND).is_ok());
+    }
+}
+
+/// L16: an owner's put looks whether another key of its is still there, while somebody has that key's lock. Meanwhile nobody
+/// waits for the owner, and its other sessions begin. Returns whether that was so within this time.
+fn waits_alone(patience: Duration) -> bool {
+    let (index, _clock) = index();
+    let (geometry, key) = (index.geometry(), |n: u64| n.to_le_bytes());
+    let session = index.owner(7, SECOND).unwrap();
+    for n in 0..HASHES_LOOKED_AT as u64 {
+        index.put_of(&session, &key(n), b"", PutOptions::new()).unwrap();
+    }
+    let Table::One(one) = index.table() else { panic!("a table of one size") };
+    let (slots, oldest) = (one.segment().slots(), key(0));
+    let oldest = geometry.hashed(&oldest);
+    let is_far = |n: &u64| {
+        let first = |key| geometry.primary(key).first.0;
+        (256..1_700).contains(&first(geometry.hashed(&key(*n))).abs_diff(first(oldest)))
+    };
+    let new = (2_000..).find(is_far).map(key).expect("some key stands far away");
+    let owner = Arc::clone(&lock(&index.owners().unwrap().0.all)[&7]);
+    let begun = Instant::now();
+    let until = |is_so: &dyn Fn() -> bool| {
+        while !is_so() {
+            if begun.elapsed() > patience {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        true
+    };
+    let faults = crate::faults::all_broken();
+    let is_so = std::thread::scope(|scope| {
+        let locked = slots.lock(slots.stripes_of_key(oldest));
+        scope.spawn(|| {
+            crate::faults::break_all(faults);
+            index.put_of(&session, &new, b"", PutOptions::new()).unwrap();
+        });
+        let is_noted =
+            || try_lock(&owner.state).is_none_or(|state| state.hashes.all.contains(&oldest.first()));
+        // It has taken the oldest out to look, and nobody has its lock.
+        let is_so = until(&|| !is_noted()) && index.owner(7, SECOND).is_ok();
+        drop(locked);
+        is_so
+    });
+    assert!(lock(&owner.state).hashes.all.contains(&oldest.first()), "it is there");
+    is_so
+}
+
+#[test]
+fn a_look_at_a_key_holds_up_no_owner() {
+    assert!(waits_alone(Duration::from_secs(60)));
+}
+
+#[cfg(feature = "faults")]
+#[test]
+fn a_look_with_an_owners_lock_is_noticed() {
+    let _broken = crate::faults::Broken::rule(crate::faults::Rule::OwnerLast);
+    assert!(!waits_alone(2 * SECOND));
 }
 
 /// What is said of an owner's absence in the region goes with its last entry, so that the next server does not take it for one

@@ -1,0 +1,48 @@
+//! How many entries of each owner have left one by one: what is noted of them is to be forgotten. Who counts has the
+//! key's lock. The lock of this is a leaf.
+
+use crate::layout::owners::OWNER_MAX;
+use crate::sync::{Mutex, lock};
+use rustc_hash::FxHashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// So many together are worth a look.
+pub(super) const LOOKED_AT: u64 = 64;
+
+/// Entries that have left, by owner.
+#[derive(Debug, Default)]
+pub(super) struct OwnedLeft {
+    of: Mutex<FxHashMap<u16, u64>>,
+    /// All of them. Relaxed: a hint, stored under the lock.
+    all: AtomicU64,
+}
+
+impl OwnedLeft {
+    /// An entry of this owner has left, or is another's; 0: nobody's.
+    #[inline]
+    pub fn left(&self, owner: u16) {
+        if (1..=OWNER_MAX).contains(&owner) {
+            self.add(owner, 1);
+        }
+    }
+
+    /// So many have.
+    #[cold]
+    pub fn add(&self, owner: u16, entries: u64) {
+        let mut of = lock(&self.of);
+        *of.entry(owner).or_default() += entries;
+        self.all.store(self.all.load(Relaxed) + entries, Relaxed);
+    }
+
+    /// Takes an owner out, with how many have left, if all are worth a look.
+    pub fn take(&self) -> Option<(u16, u64)> {
+        if self.all.load(Relaxed) < LOOKED_AT {
+            return None;
+        }
+        let mut of = lock(&self.of);
+        let owner = *of.keys().next()?;
+        let entries = of.remove(&owner)?;
+        self.all.store(self.all.load(Relaxed) - entries, Relaxed);
+        Some((owner, entries))
+    }
+}
