@@ -292,12 +292,14 @@ pub enum Rule {
     ShortMemory,
     /// Q7: when clients hold more than they may, the one that holds most ends.
     MostEnds,
+    /// Q8: each step of an upload comes within a time, or its memory is free again.
+    UploadTime,
 }
 
 #[cfg(feature = "faults")]
 impl Rule {
     /// The last rule.
-    const LAST: Rule = Rule::MostEnds;
+    const LAST: Rule = Rule::UploadTime;
 }
 
 /// A set of rules: a bit for each.

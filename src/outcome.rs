@@ -290,8 +290,11 @@ pub enum PutError {
         "all that could make room is pinned, or held by puts that were started; unpin keys, or serve a larger table"
     )]
     Pinned,
-    /// This connection has all the pins that it may have. Nothing was pinned.
-    #[error("this connection has {max} pins, as many as it may have; unpin keys, or pin from another one")]
+    /// This connection has all the pins that it may have, or the server's connections have all the memory that they may. Nothing
+    /// was pinned.
+    #[error(
+        "this connection has {max} pins, as many as it may have now; unpin keys, or give connections more memory (`serve --client-memory-max`)"
+    )]
     Pins {
         /// As many as it may have.
         max: u32,

@@ -257,7 +257,8 @@ mod tests {
     #[test]
     fn the_log_is_in_the_commands_words() {
         let mut log = InWords(Vec::new());
-        for event in [&b"raise it (`ServerConfig::clients_max`)\n"[..], b"\xff `ServerConfig::clients_max`\n"] {
+        for event in [&b"raise it (`ServerConfig::clients_max`)\n"[..], b"\xff `ServerConfig::clients_max`\n"]
+        {
             assert_eq!(log.write(event).unwrap(), event.len());
         }
         assert_eq!(log.0, b"raise it (--clients-max)\n\xff `ServerConfig::clients_max`\n");

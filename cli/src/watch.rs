@@ -91,12 +91,7 @@ impl Watch {
     }
 
     /// Prints what is there, and waits for more.
-    fn print_some(
-        &self,
-        changes: &mut ChangeFeed,
-        out: &mut show::Out,
-        room: Option<usize>,
-    ) -> Result<()> {
+    fn print_some(&self, changes: &mut ChangeFeed, out: &mut show::Out, room: Option<usize>) -> Result<()> {
         while let Some(item) = changes.next(Duration::ZERO)? {
             Line::of(&item).print(out, self.json, room)?;
             self.resync_after(changes, &item)?;

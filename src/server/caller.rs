@@ -1,7 +1,9 @@
 //! What the server keeps of a client from one request to the next: what it may do, and a value that it
 //! uploads. Only a [`Changer`] changes the table.
 
+use super::held::{ClientMemory, TakenShare};
 use super::snapshots::Saver;
+use crate::faults::{Rule, obey};
 use crate::index::{
     ClearPlace, Cleared, ExtentDraft, Index, KeyPin, OwnerClaim, OwnerSession, StartSession, Upload,
 };
@@ -10,10 +12,15 @@ use crate::outcome::{PutError, PutOptions};
 use crate::part::{PartChange, Tell};
 use crate::verbs::Token;
 use crate::wire::{self, Reply};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Most pins of a client at a time.
 const PINS_MAX: u32 = 1 << 12;
+/// Pins for which memory is taken at a time.
+const PINS_AT_ONCE: usize = 64;
+/// Bytes of an upload that must come within [`ServerConfig::half_open`](super::ServerConfig::half_open) (Q8).
+const UPLOAD_STEP: usize = 1 << 16;
 
 /// What a client may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +56,8 @@ pub(crate) struct Caller {
     upload: UploadState,
     /// What it has pinned. The pins end with it.
     pins: Vec<KeyPin>,
+    /// Memory for these, for some of them each.
+    pin_memory: Vec<TakenShare>,
     /// Bytes of a reply to it.
     reply_bytes: usize,
     /// Whose what it puts is, if it is an owner.
@@ -58,7 +67,7 @@ pub(crate) struct Caller {
 }
 
 /// A value that a client uploads. There is one at a time, so the memory that clients hold without a slot
-/// that names it is at most one of the longest values for each.
+/// that names it is at most one of the longest values for each; and each of its steps has a time (Q8).
 #[derive(Debug, Default)]
 enum UploadState {
     /// Nothing is uploaded, or it was refused: what follows of it is answered so, without effect.
@@ -69,6 +78,10 @@ enum UploadState {
         /// The key that it is for.
         key: Box<[u8]>,
         value: Upload,
+        /// When the last step was done.
+        since: Instant,
+        /// Bytes that have come since.
+        given: usize,
     },
 }
 
@@ -79,6 +92,7 @@ impl Caller {
             role,
             upload: UploadState::None,
             pins: Vec::new(),
+            pin_memory: Vec::new(),
             reply_bytes: 0,
             owner: None,
             starts: None,
@@ -95,11 +109,16 @@ impl Caller {
         wire::feed_room(self.reply_bytes)
     }
 
-    /// Bytes that the server has in its memory for the client, beside its table's: pins.
-    pub fn held_bytes(&self) -> usize {
-        /// Of the pin itself, and of the note that its key is pinned.
-        const PIN_BYTES: usize = size_of::<KeyPin>() + 32;
-        self.pins.len() * PIN_BYTES
+    /// Since when the next bytes of its upload are due, or its name, if it uploads (Q8).
+    pub fn uploads_since(&self) -> Option<Instant> {
+        match &self.upload {
+            UploadState::None => None,
+            UploadState::Begun { since, .. } => obey(Rule::UploadTime, || Some(*since)),
+        }
+    }
+
+    fn leave_pin_memory(&mut self) {
+        self.pin_memory.truncate(self.pins.len().div_ceil(PINS_AT_ONCE));
     }
 
     /// The client as one that changes the table, if it may: its role says so, and whether the server's clients may at all.
@@ -113,8 +132,8 @@ impl Caller {
     /// The value, if it is whole, and for this key.
     fn whole(&mut self, key: &[u8]) -> Option<ExtentDraft> {
         match std::mem::take(&mut self.upload) {
-            UploadState::Begun { key: begun, value } if *begun == *key => value.whole(),
-            _ => None,
+            UploadState::Begun { key: begun, value, .. } if *begun == *key => value.whole(),
+            UploadState::Begun { .. } | UploadState::None => None,
         }
     }
 
@@ -221,19 +240,29 @@ impl Changer<'_> {
         }
     }
 
-    /// Pins a key.
-    pub fn pin(self, key: &[u8]) -> Reply {
-        if self.caller.pins.len() >= PINS_MAX as usize {
-            return Reply::Put(Err(PutError::Pins { max: PINS_MAX }));
+    /// Pins a key. Q7: the memory for it is taken of what all connections may hold.
+    pub fn pin(self, memory: &Arc<ClientMemory>, key: &[u8]) -> Reply {
+        /// Of the pin itself, and of the note that its key is pinned.
+        const PIN_BYTES: usize = size_of::<KeyPin>() + 32;
+        let Changer { caller, index } = self;
+        let pins = caller.pins.len();
+        let refused = |max: u32| Reply::Put(Err(PutError::Pins { max }));
+        if pins >= PINS_MAX as usize {
+            return refused(PINS_MAX);
         }
-        match self.index.pin(key) {
-            Ok(pin) => {
-                let is_there = pin.is_some();
-                self.caller.pins.extend(pin);
-                Reply::Pin(is_there)
-            }
-            Err(error) => Reply::Put(Err(error)),
+        if pins == caller.pin_memory.len() * PINS_AT_ONCE {
+            let Some(taken) = memory.take((PINS_AT_ONCE * PIN_BYTES) as u64) else {
+                return refused(pins as u32);
+            };
+            caller.pin_memory.push(taken);
         }
+        let pinned = index.pin(key).map(|pin| {
+            let is_there = pin.is_some();
+            caller.pins.extend(pin);
+            is_there
+        });
+        caller.leave_pin_memory();
+        pinned.map_or_else(|error| Reply::Put(Err(error)), Reply::Pin)
     }
 
     /// Takes the next bytes of its value.
@@ -262,6 +291,7 @@ impl Changer<'_> {
         let hash = self.index.geometry().hashed(key).first();
         let its = self.caller.pins.iter().position(|pin| pin.hash() == hash);
         its.into_iter().for_each(|nth| drop(self.caller.pins.swap_remove(nth)));
+        self.caller.leave_pin_memory();
         Reply::Pin(its.is_some())
     }
 
@@ -271,7 +301,8 @@ impl Changer<'_> {
         self.caller.upload = UploadState::None;
         match self.index.upload(key, len as usize) {
             Ok(Some(value)) => {
-                self.caller.upload = UploadState::Begun { key: key.into(), value };
+                self.caller.upload =
+                    UploadState::Begun { key: key.into(), value, since: Instant::now(), given: 0 };
                 Reply::Taken
             }
             // It fits its slot. No oneread client uploads such a value.
@@ -283,8 +314,14 @@ impl Changer<'_> {
     /// Takes the next bytes of the value.
     pub fn take_piece(self, bytes: &[u8]) -> Reply {
         match &mut self.caller.upload {
-            UploadState::Begun { value, .. } if value.write(bytes) => Reply::Taken,
-            _ => self.caller.refuse(),
+            UploadState::Begun { value, since, given, .. } if value.write(bytes) => {
+                *given += bytes.len();
+                if *given >= UPLOAD_STEP {
+                    (*since, *given) = (Instant::now(), *given % UPLOAD_STEP);
+                }
+                Reply::Taken
+            }
+            UploadState::Begun { .. } | UploadState::None => self.caller.refuse(),
         }
     }
 
@@ -313,6 +350,46 @@ impl Changer<'_> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    fn changer<'c>(caller: &'c mut Caller, index: &'c Index) -> Changer<'c> {
+        caller.changer(index, false).expect("it may change the table")
+    }
+
+    /// Q7: pins take of the memory that all connections may hold, in whatever way they are asked for, and give it back.
+    #[test]
+    fn pins_take_memory() {
+        const MOST: u64 = 20_000;
+        let (shared, memory) = (super::super::tests::shared(), ClientMemory::new(MOST));
+        let index = &shared.index;
+        index.put(b"key", b"value", crate::outcome::PutMode::Insert).unwrap();
+        let (mut one, mut other) = (Caller::new(Role::Change), Caller::new(Role::Change));
+        assert_eq!(changer(&mut one, index).pin(&memory, b"other"), Reply::Pin(false));
+        assert_eq!(memory.counts().bytes, 0, "nothing was pinned");
+        let (mut pins, mut most) = (0, 0);
+        let refused = loop {
+            match changer(&mut one, index).pin(&memory, b"key") {
+                Reply::Pin(true) => pins += 1,
+                refused => break refused,
+            }
+            let bytes = memory.counts().bytes;
+            assert!(bytes >= pins * size_of::<KeyPin>() as u64 && bytes <= MOST, "{pins}: {bytes}");
+            most = bytes;
+        };
+        assert!(pins > 0 && pins < PINS_MAX.into() && pins.is_multiple_of(PINS_AT_ONCE as u64));
+        let all = Reply::Put(Err(PutError::Pins { max: pins as u32 }));
+        assert_eq!(refused, all, "as many as it may have now");
+        assert_eq!(
+            changer(&mut other, index).pin(&memory, b"key"),
+            Reply::Put(Err(PutError::Pins { max: 0 }))
+        );
+        assert_eq!(changer(&mut one, index).unpin(b"key"), Reply::Pin(true));
+        assert_eq!(memory.counts().bytes, most, "for the others");
+        (1..PINS_AT_ONCE).for_each(|_| assert_eq!(changer(&mut one, index).unpin(b"key"), Reply::Pin(true)));
+        assert!(memory.counts().bytes < most);
+        assert_eq!(changer(&mut other, index).pin(&memory, b"key"), Reply::Pin(true));
+        drop((one, other));
+        assert_eq!(memory.counts().bytes, 0);
+    }
 
     /// Who may do what by which token: of an empty one for readers, nobody is a reader.
     #[test]

@@ -77,8 +77,8 @@ pub struct ServerConfig {
     pub clients_max: usize,
     /// Most connections of one peer: on shm a user other than the server's own, over verbs and TCP a host.
     pub clients_per_peer: usize,
-    /// Longest time for a client to join, to complete a request that it has begun to send, or, over TCP, to read
-    /// anything once more than `unread_bytes_max` is unread. Then it is hung up on.
+    /// Longest time for a client to join, to complete a request that it has begun to send, to send 64 KiB of a value that
+    /// it uploads, or, over TCP, to read anything once more than `unread_bytes_max` is unread. Then it is hung up on.
     pub half_open: Duration,
     /// On shm and over TCP: unread bytes of replies at which the server stops reading a client's requests, until it
     /// has read. They bound the requests of one client that are under way as messages. (A mailbox holds 64, and a
@@ -87,8 +87,8 @@ pub struct ServerConfig {
     /// Most bytes of the server's own memory that the connections of all clients hold together, over every fabric:
     /// unread replies, requests that are not answered, what TLS keeps, pins, mailboxes, and over verbs some 200 KiB for
     /// each client. While half of it is in use, the server stops reading a client's requests at 64 KiB that it leaves
-    /// unread. If it is exceeded, connections end, those that hold most first. Beside it, each worker has buffers of
-    /// at most 4 MiB.
+    /// unread. If it is exceeded, connections end, those that hold most first; mailboxes, pins, and clients over verbs are
+    /// refused. Beside it, each worker has buffers of at most 4 MiB.
     pub client_bytes_max: u64,
     /// What puts in two steps may hold of the table, and for how long.
     pub starts: StartLimits,

@@ -15,20 +15,23 @@ use crate::sync::lock_std;
 use mio::Waker;
 use rustc_hash::FxHashMap;
 use std::sync::atomic::{
-    AtomicBool, AtomicU64,
+    AtomicI64, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 use std::sync::{Arc, Mutex};
 
 /// Memory that is given back to the system at once when it was held and is not any more.
 const GIVE_BACK: u64 = 16 << 20;
+/// What a connection holds that is to end: it counts no more, whatever it says (Q7).
+const ENDS: u64 = u64::MAX;
 
 /// The memory that the connections of all clients hold together. Relaxed, where nothing else is said: only sums are
 /// communicated.
 #[derive(Debug)]
 pub(crate) struct ClientMemory {
     most: u64,
-    held: AtomicU64,
+    /// Below zero for a moment, where a connection has to end that has just said that it holds more.
+    held: AtomicI64,
     /// The most that was held since memory was given back.
     peak: AtomicU64,
     /// Connections that were ended because they held most.
@@ -39,8 +42,8 @@ pub(crate) struct ClientMemory {
 
 #[derive(Debug)]
 struct HeldBytes {
+    /// [`ENDS`]: it is to end.
     bytes: AtomicU64,
-    is_to_end: AtomicBool,
     /// Wakes the worker that serves the connection. `None` in tests, which turn by themselves.
     waker: Option<Arc<Waker>>,
 }
@@ -79,7 +82,7 @@ impl ClientMemory {
     pub fn new(most: u64) -> Arc<ClientMemory> {
         Arc::new(ClientMemory {
             most,
-            held: AtomicU64::new(0),
+            held: AtomicI64::new(0),
             peak: AtomicU64::new(0),
             ended: AtomicU64::new(0),
             all: Mutex::default(),
@@ -88,8 +91,11 @@ impl ClientMemory {
     }
 
     pub fn counts(&self) -> ClientMemoryCounts {
-        let (bytes, ended) = (self.held.load(Relaxed), self.ended.load(Relaxed));
-        ClientMemoryCounts { bytes, bytes_max: self.most, ended }
+        ClientMemoryCounts { bytes: self.bytes(), bytes_max: self.most, ended: self.ended.load(Relaxed) }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.held.load(Relaxed).try_into().unwrap_or(0)
     }
 
     /// How many connections have had to end. One of each worker's is [told](HeldShare::is_to_end) before it counts.
@@ -99,12 +105,15 @@ impl ClientMemory {
 
     /// Q6: whether half of the memory is in use, so that nobody may leave much unread.
     pub fn is_short(&self) -> bool {
-        self.held.load(Relaxed) > self.most / 2 && !broken(Rule::ShortMemory)
+        self.bytes() > self.most / 2 && !broken(Rule::ShortMemory)
     }
 
     /// Takes memory that a connection has for its whole time. `None` if not as much is left.
     pub fn take(self: &Arc<Self>, bytes: u64) -> Option<TakenShare> {
-        let fits = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= self.most);
+        let fits = |held: i64| {
+            let sum = held.checked_add_unsigned(bytes)?;
+            u64::try_from(sum).is_ok_and(|sum| sum <= self.most).then_some(sum)
+        };
         self.held.fetch_update(Relaxed, Relaxed, fits).ok()?;
         Some(TakenShare { memory: Arc::clone(self), bytes })
     }
@@ -112,8 +121,7 @@ impl ClientMemory {
     /// A connection that holds nothing yet. `waker` wakes the worker that serves it.
     pub fn share(self: &Arc<Self>, waker: Option<&Arc<Waker>>) -> HeldShare {
         let number = self.next.fetch_add(1, Relaxed);
-        let (bytes, is_to_end) = (AtomicU64::new(0), AtomicBool::new(false));
-        let held = Arc::new(HeldBytes { bytes, is_to_end, waker: waker.cloned() });
+        let held = Arc::new(HeldBytes { bytes: AtomicU64::new(0), waker: waker.cloned() });
         lock_std(&self.all).insert(number, Arc::clone(&held));
         HeldShare { memory: Arc::clone(self), held, number, bytes: 0 }
     }
@@ -122,12 +130,11 @@ impl ClientMemory {
     #[cold]
     fn make_room(&self) {
         let all = lock_std(&self.all);
-        while self.held.load(Relaxed) > self.most {
-            let stay = all.values().filter(|held| !held.is_to_end.load(Relaxed));
+        while self.bytes() > self.most {
+            let stay = all.values().filter(|held| !held.is_to_end());
             let Some(worst) = stay.max_by_key(|held| held.bytes.load(Relaxed)) else { return };
-            worst.is_to_end.store(true, Relaxed);
             // It counts no more, so that no other one ends in its place.
-            self.held.fetch_sub(worst.bytes.swap(0, Relaxed), Relaxed);
+            worst.end(self);
             // Pairs with the load in `ended`: who sees the number sees the flag.
             self.ended.fetch_add(1, Release);
             if let Some(Err(error)) = worst.waker.as_ref().map(|waker| waker.wake()) {
@@ -139,7 +146,7 @@ impl ClientMemory {
     /// Gives memory back to the system that was held and is not any more. The allocator would keep it for this process:
     /// blocks that grew long come from its heaps, which only get shorter at their ends.
     pub fn give_back(&self) {
-        let held = self.held.load(Relaxed);
+        let held = self.bytes();
         if self.peak.load(Relaxed).saturating_sub(held) >= GIVE_BACK {
             self.peak.store(held, Relaxed);
             // SAFETY: it may be called at any time, from any thread.
@@ -157,15 +164,13 @@ impl HeldShare {
         if bytes == std::mem::replace(&mut self.bytes, bytes) {
             return;
         }
-        let before = self.held.bytes.swap(bytes, Relaxed);
-        if bytes <= before {
-            self.memory.held.fetch_sub(before - bytes, Relaxed);
-            return;
-        }
-        let sum = self.memory.held.fetch_add(bytes - before, Relaxed) + (bytes - before);
-        self.memory.peak.fetch_max(sum, Relaxed);
-        if !kept(Rule::MostEnds, || sum <= self.memory.most) {
-            self.memory.make_room();
+        let Some(more) = self.held.say(bytes) else { return };
+        let sum = self.memory.held.fetch_add(more, Relaxed).saturating_add(more).try_into().unwrap_or(0);
+        if more > 0 {
+            self.memory.peak.fetch_max(sum, Relaxed);
+            if !kept(Rule::MostEnds, || sum <= self.memory.most) {
+                self.memory.make_room();
+            }
         }
     }
 
@@ -177,20 +182,41 @@ impl HeldShare {
 
     /// Whether the connection is to end, because it held most (Q7).
     pub fn is_to_end(&self) -> bool {
-        self.held.is_to_end.load(Relaxed)
+        self.held.is_to_end()
+    }
+}
+
+impl HeldBytes {
+    /// It holds so much now. Returns how much more that is, and is to count; `None` if it is to end.
+    fn say(&self, bytes: u64) -> Option<i64> {
+        let is_counted = |before: u64| (before != ENDS).then_some(bytes);
+        let before = self.bytes.fetch_update(Relaxed, Relaxed, is_counted).ok()?;
+        Some(bytes as i64 - before as i64)
+    }
+
+    /// It counts no more.
+    fn end(&self, memory: &ClientMemory) {
+        let before = self.bytes.swap(ENDS, Relaxed);
+        if before != ENDS {
+            memory.held.fetch_sub(before as i64, Relaxed);
+        }
+    }
+
+    fn is_to_end(&self) -> bool {
+        self.bytes.load(Relaxed) == ENDS
     }
 }
 
 impl Drop for HeldShare {
     fn drop(&mut self) {
         lock_std(&self.memory.all).remove(&self.number);
-        self.memory.held.fetch_sub(self.held.bytes.swap(0, Relaxed), Relaxed);
+        self.held.end(&self.memory);
     }
 }
 
 impl Drop for TakenShare {
     fn drop(&mut self) {
-        self.memory.held.fetch_sub(self.bytes, Relaxed);
+        self.memory.held.fetch_sub(self.bytes as i64, Relaxed);
     }
 }
 
@@ -244,6 +270,29 @@ mod tests {
         assert_eq!(left_of(&[300, 310, 200, 190], 301), (vec![300, 200, 190], 991));
         assert_eq!(left_of(&[400, 500, 90], 300), (vec![400, 90], 790));
         assert_eq!(left_of(&[10], 1_001), (vec![10], 10));
+    }
+
+    /// One that has to end is still in its turn, and says at the end of it that it holds more: no other one ends for that.
+    #[test]
+    fn who_has_to_end_counts_no_more() {
+        let memory = ClientMemory::new(1_000);
+        let [mut worst, mut other, mut last] = [600, 300, 50].map(|bytes| {
+            let mut share = memory.share(None);
+            share.hold(bytes);
+            share
+        });
+        last.hold(200);
+        assert!(worst.is_to_end() && memory.ended() == 1);
+        for bytes in [900, 601, 2_000] {
+            worst.hold(bytes);
+            assert!(worst.is_to_end() && !other.is_to_end() && !last.is_to_end(), "{bytes}");
+            assert_eq!((memory.counts().bytes, memory.ended()), (500, 1), "{bytes}");
+        }
+        other.hold(100);
+        drop(worst);
+        assert_eq!(memory.counts().bytes, 300);
+        drop((other, last));
+        assert_eq!(memory.counts().bytes, 0);
     }
 
     #[cfg(feature = "faults")]

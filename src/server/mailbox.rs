@@ -244,8 +244,9 @@ mod tests {
             assert_eq!(room.taken(), 0);
         }
         let room = MailboxMemory::new(u64::MAX, &ClientMemory::new(u64::MAX));
-        let all = room.take(u64::MAX);
-        assert!(all.is_some() && room.take(1).is_none(), "the sum is no u64");
+        let all = room.take(i64::MAX as u64);
+        assert!(all.is_some() && room.take(1).is_none(), "nobody counts as far");
+        assert!(room.take(u64::MAX).is_none(), "the sum is no number");
     }
 
     /// The memory of a mailbox is freed with the server's end, whether its cells are polled or not.

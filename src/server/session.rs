@@ -202,14 +202,19 @@ impl Session {
         self.flush()
     }
 
-    /// Whether the client is in the middle of a frame, has not said hello yet, or, over TCP, does not read its replies.
+    /// Whether the client is in the middle of a frame or of an upload, has not said hello yet, or, over TCP, does not read its
+    /// replies.
     pub fn is_halfway(&self) -> bool {
-        self.owes.since().is_some()
+        self.halfway_since().is_some()
     }
 
     /// How long the client has been halfway.
     pub fn halfway_for(&self, now: Instant) -> Duration {
-        self.owes.since().map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+        self.halfway_since().map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+    }
+
+    fn halfway_since(&self) -> Option<Instant> {
+        self.owes.since().into_iter().chain(self.caller.uploads_since()).min()
     }
 
     /// Reads, answers and writes as far as possible without waiting, for at most one turn.
@@ -239,7 +244,7 @@ impl Session {
     fn say_held(&mut self) {
         let buffers = self.input.capacity() + self.output.capacity();
         let mailbox = self.mailbox.as_ref().map_or(0, ServerMailbox::private_bytes);
-        let own = size_of::<Session>() + self.stream.held_bytes() + self.caller.held_bytes();
+        let own = size_of::<Session>() + self.stream.held_bytes();
         self.share.hold((own + buffers + mailbox) as u64);
     }
 
@@ -293,7 +298,7 @@ impl Session {
         let filled = self.fill(unread_max);
         let answered = self.answer_all(shared, Instant::now() + TURN_TIME, unread_max);
         self.flush()?;
-        if self.is_far() && self.output.len() > unread_max && !self.is_halfway() {
+        if self.is_far() && self.output.len() > unread_max && self.owes.since().is_none() {
             self.owes = Owes::Reading(Instant::now());
         }
         let all_answered = answered?;

@@ -97,7 +97,7 @@ pub(crate) struct ServerState {
     pub(super) read_only_clients: bool,
     /// What clients over TCP must know.
     pub(super) tokens: Tokens,
-    /// Longest time for a client to complete a frame that it has begun, or its hello.
+    /// Longest time for a client to complete a frame that it has begun, its hello, or a step of an upload.
     pub(super) half_open: Duration,
     /// Unread bytes of replies at which the server stops reading a client's requests.
     pub(super) unread_bytes_max: usize,
@@ -284,7 +284,7 @@ impl ServerState {
             Request::PutCommit { key, ticket } => self.counted(changer(caller)?.put_commit(key, ticket)),
             Request::PutAbort { key, ticket } => self.counted(changer(caller)?.put_abort(key, ticket)),
             Request::RemoveOwner { number } => self.counted(changer(caller)?.remove_owner(number)),
-            Request::Pin { key } => self.counted(changer(caller)?.pin(key)),
+            Request::Pin { key } => self.counted(changer(caller)?.pin(&self.client_memory, key)),
             Request::Unpin { key } => changer(caller)?.unpin(key),
             Request::Growth { shrink: true } => changer(caller)?.shrink(),
             Request::GrowFor { keys } => changer(caller)?.grow_for(keys),

@@ -190,6 +190,9 @@ impl StreamWorker {
                 match session.visit(&self.shared, turn_ends) {
                     Ok(Visit { answered, has_rung, lingers }) => {
                         requests += answered;
+                        if answered > 0 && session.is_halfway() {
+                            self.halfway.insert(*token);
+                        }
                         is_worth_it |= lingers;
                         rings += u64::from(has_rung);
                     }
@@ -370,7 +373,7 @@ impl StreamWorker {
             // The worker may have been busy: the rest of the frame, or room for replies, may be there by now.
             self.serve(token);
             if self.sessions.get(&token).is_some_and(|s| s.halfway_for(now) > self.shared.half_open) {
-                tracing::debug!("a client stopped in the middle of a frame, or does not read");
+                tracing::debug!("a client stopped in the middle of a frame or an upload, or does not read");
                 self.leave(token);
             }
         }

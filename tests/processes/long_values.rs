@@ -416,7 +416,9 @@ fn suspended_uploads_hold_up_nobody() {
     const LEN: usize = 16_000;
     let place = Place::new();
     let table = config(4 * MIB, LEN).size(TableSize::Slots(1 << 13));
-    let server = start(ServerConfig::new(place.address.clone(), table));
+    // However long they are suspended.
+    let config = ServerConfig::new(place.address.clone(), table).half_open(Duration::from_secs(3600));
+    let server = start(config);
     let mut client = client(&place, RequestPath::Auto);
     let (mut uploads, mut put, mut n) = (Vec::new(), 0, 0);
     for of_block in 1..=40 {

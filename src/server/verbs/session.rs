@@ -21,7 +21,7 @@ use mio::{Interest, Registry, Token};
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A client that has joined.
 pub(super) struct VerbsSession {
@@ -149,6 +149,11 @@ impl VerbsSession {
             is_spent: false,
             extension: lease,
         })
+    }
+
+    /// How long the next bytes of its upload have been due, if it uploads (Q8).
+    pub fn uploads_for(&self, now: Instant) -> Duration {
+        self.caller.uploads_since().map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
     /// The number of its queue pair.

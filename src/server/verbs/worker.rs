@@ -112,6 +112,8 @@ pub(super) struct VerbsWorker {
     turns: VecDeque<u32>,
     /// Those of its own event loop.
     turned: Arc<TurnCount>,
+    /// When it looked last for clients that have stopped in the middle of an upload.
+    looked: Instant,
 }
 
 impl VerbsWorker {
@@ -155,6 +157,7 @@ impl VerbsWorker {
             receives: Receives::new(receives),
             turns: VecDeque::new(),
             turned,
+            looked: Instant::now(),
         };
         Ok((worker, inbox))
     }
@@ -181,6 +184,7 @@ impl VerbsWorker {
                 continue;
             }
             rounds = 0;
+            self.drop_halfway();
             let tidy = self.host.shared.index.tidy();
             self.host.shared.looks_now();
             let timeout = match self.host.wait {
@@ -283,6 +287,18 @@ impl VerbsWorker {
         client.leave(&self.receives);
         let ends = Instant::now() + if client.is_spent() { Duration::ZERO } else { LAST_RECEIVE_WITHIN };
         self.leaving.push(Leaving { client, ends });
+    }
+
+    /// Drops clients that have stopped in the middle of an upload (Q8). Looks now and then.
+    fn drop_halfway(&mut self) {
+        let (now, half_open) = (Instant::now(), self.host.shared.half_open);
+        if now.saturating_duration_since(self.looked) < half_open / 4 {
+            return;
+        }
+        self.looked = now;
+        let late = self.clients.iter().filter(|(_, client)| client.uploads_for(now) > half_open);
+        let late: Vec<u32> = late.map(|(number, _)| *number).collect();
+        late.into_iter().for_each(|number| self.drop_client(number, "it stopped in the middle of an upload"));
     }
 
     // ---- messages -------------------------------------------------------------------------------

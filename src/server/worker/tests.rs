@@ -7,7 +7,7 @@ use crate::index::Index;
 use crate::layout::extent::{Expected, Reference};
 use crate::mailbox::memory::{self, Mailbox};
 use crate::mailbox::{glance, store};
-use crate::outcome::PutMode;
+use crate::outcome::{PutMode, PutOutcome};
 use crate::part::{PartChange, Tell};
 use crate::server::caller::{Caller, Role};
 use crate::server::mailbox::ServerMailbox;
@@ -168,6 +168,68 @@ fn clients_halfway_for_too_long_are_dropped() {
             assert_eq!(reply(stream), Some(Reply::Value(None)));
         }
     });
+}
+
+/// The state of a server whose table has memory for long values.
+fn shared_with_heap() -> ServerState {
+    let config = Config { value_max: 200_000, inline_max: Some(40), heap_bytes: Some(4 << 20), ..table() };
+    let config = ServerConfig::new(Address::Shm("nowhere".into()), config);
+    ServerState { index: index_for(&config).unwrap().index, ..shared() }
+}
+
+/// Three clients upload: by messages, one of which goes on, and by a mailbox. Whether those that have stopped are hung up on.
+fn uploads_end() -> bool {
+    let mut second = Second::new(shared_with_heap());
+    let (begin, bytes) = (Request::UploadBegin { key: b"key", len: 150_000 }, [1; 60_000]);
+    let say = |second: &mut Second, (stream, token): &mut (Stream, Token), request| {
+        stream.write_all(&frame(&request)).unwrap();
+        second.worker.serve(*token);
+        reply(stream)
+    };
+    let (mut slow, mut stopped) = (second.greeted(), second.greeted());
+    for client in [&mut slow, &mut stopped] {
+        assert_eq!(say(&mut second, client, begin), Some(Reply::Taken));
+    }
+    let (mut by_mailbox, _, mailbox) = second.served();
+    let mut asked = Vec::new();
+    begin.encode(1, &mut asked);
+    assert!(store(mailbox.request(1), 1, &asked));
+    second.worker.sweep();
+    let live = |second: &Second| second.worker.shared.index.heap().live_bytes;
+    let (begun, of_all) = (Instant::now(), live(&second));
+    std::thread::sleep(Duration::from_millis(5));
+    for _ in 0..2 {
+        let piece = Request::UploadPiece { bytes: &bytes };
+        assert_eq!(say(&mut second, &mut slow, piece), Some(Reply::Taken));
+    }
+    second.worker.drop_halfway(begun + HALF_OPEN + Duration::from_millis(2));
+    if second.clients() == 3 {
+        return false;
+    }
+    assert_eq!((second.clients(), live(&second)), (1, of_all / 3), "one has gone on");
+    assert_eq!((reply(&mut stopped.0), reply(&mut by_mailbox)), (None, None));
+    let last = Request::UploadPiece { bytes: &bytes[..30_000] };
+    let put = Request::UploadPut { options: PutMode::Insert.into(), key: b"key" };
+    assert_eq!(say(&mut second, &mut slow, last), Some(Reply::Taken));
+    assert_eq!(say(&mut second, &mut slow, put), Some(Reply::Put(Ok(PutOutcome::Inserted))));
+    second.worker.drop_halfway(Instant::now() + 2 * HALF_OPEN);
+    assert_eq!(second.clients(), 1, "it has done");
+    assert_eq!(say(&mut second, &mut slow, begin), Some(Reply::Taken));
+    second.worker.drop_halfway(Instant::now() + 2 * HALF_OPEN);
+    second.clients() == 0 && live(&second) == of_all / 3
+}
+
+/// Q8: who stops in the middle of an upload is hung up on, and its memory is free. Each step of an upload has its own time.
+#[test]
+fn uploads_that_stop_are_dropped() {
+    assert!(uploads_end());
+}
+
+#[cfg(feature = "faults")]
+#[test]
+fn uploads_that_stay_are_noticed() {
+    let _broken = crate::faults::Broken::rule(crate::faults::Rule::UploadTime);
+    assert!(!uploads_end());
 }
 
 /// Each worker also does the work that no event announces: it drops clients that are halfway for
