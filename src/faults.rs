@@ -168,6 +168,10 @@ pub enum Rule {
     HidesCounted,
     /// D8: an entry comes back from a snapshot with its end and its owner.
     EntryWhole,
+    /// D9: a segment that goes is summed once.
+    CountedOnce,
+    /// D9: a copy counts as one that came before it counts as an insert.
+    CopiesCame,
     /// J1: a change is told under its key's lock.
     FeedLock,
     /// J2: the feed is on, and its number known, before a walk begins that is to join it.

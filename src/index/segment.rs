@@ -896,11 +896,13 @@ impl Segment {
     /// Takes a copy of a key that is in the other segment of a pair, whose locks the caller holds (L7).
     /// `false` if there is no room.
     pub fn put_copy(&self, key: Hashed<'_>, value: Stored<'_>) -> bool {
+        // D9
+        self.homes().counters().came(1);
         let is_in = self.put_copy_free(&key, value)
             || self.put_copy_along(&key, value)
             || matches!(self.put_into_chain(&key, &value, (PutMode::Insert, Nobody), Put::Copy), Ok(Some(_)));
-        if is_in {
-            self.homes().counters().came(1);
+        if !is_in {
+            self.homes().counters().came_not(1);
         }
         is_in
     }

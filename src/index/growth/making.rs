@@ -3,7 +3,7 @@
 use super::Growth;
 use super::pairs::NoSplit;
 use super::totals::{Refused, add_counts};
-use crate::faults::{Rule, by_rule};
+use crate::faults::{Rule, broken, by_rule, disobey};
 #[cfg(feature = "verbs")]
 use crate::index::budget::Registrar;
 use crate::index::segment::Segment;
@@ -107,14 +107,22 @@ impl Growth {
     /// more (E7).
     pub(super) fn retire(&self, segment: &Segment, guard: &Guard) {
         let memory = segment.memory();
-        add_counts(&mut lock(&self.done.gone), &segment.counts());
         let (pieces, maker) = (Arc::clone(&self.memory), self.stock.maker());
         lock(&pieces).coming += 1;
+        // D9: whoever sums has it once, as one that is there or that is gone.
+        let mut gone = lock(&self.done.gone);
+        add_counts(&mut gone, &segment.counts());
+        let gone = (!broken(Rule::CountedOnce)).then_some(gone);
+        // Other threads may go on.
+        disobey(Rule::CountedOnce, || {
+            self.region.load(0);
+        });
         // Threads that still have the segment may be about to take a trace away in it.
         self.live.remove(memory, guard, move |memory| {
             lock(&pieces).come_back(memory);
             maker.inspect(Thread::unpark);
         });
+        drop(gone);
         guard.flush();
     }
 

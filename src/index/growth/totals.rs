@@ -13,6 +13,7 @@ pub(super) struct SplitTotals {
     pub(super) moved: AtomicU64,
     /// Waits of puts, which may have been for several segments.
     pub(super) waits: AtomicU64,
+    /// Who has it takes no other lock (D9).
     pub(super) gone: Mutex<IndexCounts>,
     pub(super) refused: Refused,
 }

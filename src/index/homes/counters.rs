@@ -71,10 +71,15 @@ impl Counters {
         self.found.store(keys, Ordering::Relaxed);
     }
 
-    /// Keys came from another segment. They also count as inserts.
+    /// Keys come from another segment. They also count as inserts, behind this (D9).
     #[inline]
     pub fn came(&self, keys: u64) {
         self.came.fetch_add(keys, Ordering::Relaxed);
+    }
+
+    /// Keys that were to come from another segment have not.
+    pub fn came_not(&self, keys: u64) {
+        self.came.fetch_sub(keys, Ordering::Relaxed);
     }
 
     /// Keys left for another segment, or copies are taken away again.
@@ -96,7 +101,10 @@ impl Counters {
 
     /// The keys that were put, but for those that came from another segment.
     pub fn inserted(&self) -> u64 {
-        self.sum(|part| &part.inserts).saturating_sub(self.came.load(Ordering::Relaxed))
+        let inserts = self.sum(|part| &part.inserts);
+        // D9: pairs with the release of `count_all`. Who has seen a copy as an insert sees that it came.
+        fence(Ordering::Acquire);
+        inserts.saturating_sub(self.came.load(Ordering::Relaxed))
     }
 
     /// The sum over all threads of one counter.

@@ -4,7 +4,7 @@ use super::Homes;
 use super::counters::count_all;
 use super::grace::Trace;
 use crate::families;
-use crate::faults::{Rule, in_order};
+use crate::faults::{Rule, disobey, in_order};
 use crate::index::home_set::HomeSet;
 use crate::index::slots::{Locked, Note, Slots, Stripes, add_stripe};
 use crate::layout::control::MOVE_COUNTERS;
@@ -132,8 +132,18 @@ impl Homes {
             self.slots.write_copy(&locked, slot, from.words(at.slot), note);
         }
         let copied = (keys.len() - left.len()) as u64;
-        count_all(&self.counters.mine().inserts, copied);
-        self.counters.came(copied);
+        in_order(
+            Rule::CopiesCame,
+            &self.counters,
+            |counters| counters.came(copied),
+            |counters| {
+                count_all(&counters.mine().inserts, copied);
+                // Other threads may go on.
+                disobey(Rule::CopiesCame, || {
+                    self.slots.region().load(0);
+                });
+            },
+        );
         left
     }
 
