@@ -6,7 +6,7 @@
 //! commit   the value takes the place of what is there ── it is noted no more
 //! ```
 //!
-//! Nothing waits while the lock of this is held, and nobody takes a key's lock who has it. Who removes a key looks here
+//! Nothing waits while the lock of this is held, no memory is freed, and nobody takes a key's lock who has it. Who removes a key looks here
 //! under the key's lock, as for a pin (Z2).
 
 use crate::config::StartLimits;
@@ -17,7 +17,7 @@ use crate::layout::life::Life;
 use crate::layout::owners::{NOT_COMMITTED, bit};
 use crate::outcome::{PutError, StartBound, StartCounts};
 use crate::region::Region;
-use crate::sync::{Mutex, lock};
+use crate::sync::{Mutex, MutexGuard, lock};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -204,6 +204,13 @@ impl StartsState {
     }
 }
 
+/// Frees what a put holds, under no lock: a thread that copies its value to other memory is waited for (X10). Returns whether
+/// there is one.
+fn free(state: MutexGuard<'_, StartsState>, put: Option<StartedPut>) -> bool {
+    drop(state);
+    put.is_some()
+}
+
 impl StartedPuts {
     /// Those of a table that begins, or of one that another server had, which had started keys with these hashes. Tickets are
     /// counted from the server's number on: nobody has one of another server (I3).
@@ -324,24 +331,27 @@ impl StartedPuts {
         self.common.keys.store(state.all.len() as u64, Relaxed);
         // The first end, also one that is over by now.
         self.common.next_ns.store(state.next_ns(0), Relaxed);
-        put.is_some_and(|put| put.was_removed)
+        let was_removed = put.as_ref().is_some_and(|put| put.was_removed);
+        free(state, put);
+        was_removed
     }
 
     /// Takes a key out whose time is over, or whose session is.
     pub fn take_ended(&self, now_ns: u64) -> Option<Arc<[u8]>> {
         let mut state = lock(&self.common.state);
         let key = state.next_ended(now_ns)?;
-        state.forget(&key);
+        let put = state.forget(&key);
         self.common.keys.store(state.all.len() as u64, Relaxed);
+        free(state, put);
         Some(key)
     }
 
     /// Takes this key out, if its time is over, or its session is. Returns whether it was there.
     pub fn take_if_ended(&self, key: &[u8], now_ns: u64) -> bool {
         let mut state = lock(&self.common.state);
-        let is_out = state.has_ended(key, now_ns) && state.forget(key).is_some();
+        let put = if state.has_ended(key, now_ns) { state.forget(key) } else { None };
         self.common.keys.store(state.all.len() as u64, Relaxed);
-        is_out
+        free(state, put)
     }
 
     /// Takes a hash of keys out that the last server had started.

@@ -30,7 +30,7 @@ use crate::region::{Region, RegionError};
 use crate::sync::{Mutex, Ordering, fence, lock, try_lock};
 use rustc_hash::FxHashMap;
 use std::ops::Range;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -49,8 +49,8 @@ pub(super) struct Extents {
     budget: Arc<Budget>,
     /// Of a table that grows, over verbs.
     registrar: OnceLock<Weak<dyn Registrar>>,
-    /// Extents that slots name.
-    named: AtomicU64,
+    /// Extents that slots name. Below zero for a moment, where one has gone before the put that named it has counted it.
+    named: AtomicI64,
     moved_bytes: AtomicU64,
     returned_bytes: AtomicU64,
 }
@@ -126,7 +126,7 @@ impl Extents {
             heap: Mutex::new(state),
             budget: Arc::clone(budget),
             registrar: OnceLock::new(),
-            named: AtomicU64::new(0),
+            named: AtomicI64::new(0),
             moved_bytes: AtomicU64::new(0),
             returned_bytes: AtomicU64::new(0),
         }))
@@ -451,7 +451,7 @@ impl Extents {
             live_bytes, waiting_bytes, gap_bytes, largest_gap_bytes, open_blocks, blocks, ..
         } = lock(&self.heap).heap.usage(self.clock.now_ns());
         HeapCounts {
-            values: self.named.load(Ordering::Relaxed),
+            values: self.named.load(Ordering::Relaxed).try_into().unwrap_or(0),
             live_bytes,
             waiting_bytes,
             gap_bytes,

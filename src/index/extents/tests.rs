@@ -28,8 +28,15 @@ impl ExtentNames for Meddling<'_> {
     }
 }
 
+const HOUR: Duration = Duration::from_secs(3600);
+
 /// Room for 14 of these values in each of three blocks, and one block is the reserve.
 fn four_blocks() -> (Index, Clock) {
+    four_blocks_of(Config::default())
+}
+
+/// The same of a table that is otherwise so.
+fn four_blocks_of(config: Config) -> (Index, Clock) {
     let config = Config {
         size: TableSize::Slots(64),
         key_max: 8,
@@ -37,7 +44,7 @@ fn four_blocks() -> (Index, Clock) {
         inline_max: Some(30),
         heap_bytes: Some(4 * 4096),
         grace: Duration::from_micros(1),
-        ..Config::default()
+        ..config
     };
     let geometry = config.geometry().unwrap();
     let (region, clock) = (Region::private(geometry.region_bytes()), Clock::manual());
@@ -276,4 +283,54 @@ fn a_put_while_an_extent_moves_stays() {
     // The other value is lost, or the heap notices.
     let noticed = std::panic::catch_unwind(put_while_it_moves).map_or(true, |stays| !stays);
     assert!(noticed, "case lost");
+}
+
+/// A value has gone before the put that has named it has counted it: no count is below zero.
+#[test]
+fn a_value_that_has_gone_at_once_is_none() {
+    let (index, _clock) = four_blocks();
+    let mut draft = index.draft_at_once(b"key", 240).unwrap().unwrap();
+    draft.write(&[3; 240]);
+    let named = index.geometry().slot_reference(b"key", draft.finish());
+    index.put_stored(b"key", named.stored(), PutMode::Insert.into(), None).unwrap();
+    // It is visible.
+    assert!(index.remove(b"key").unwrap());
+    assert_eq!(index.heap().values, 0);
+    draft.named();
+    assert_eq!(index.heap().values, 0);
+}
+
+/// Puts in two steps end, while a thread copies what has come of the value of one to other memory. Nobody else waits for that.
+#[test]
+fn a_start_that_is_given_up_holds_up_nobody() {
+    let tidies = |index: &Index| {
+        index.tidy();
+    };
+    let starts_again = |index: &Index| {
+        index.put_start(&index.start_session().unwrap(), b"key", 1, HOUR).unwrap();
+    };
+    let ends: [fn(&Index); 2] = [tidies, starts_again];
+    for end in ends {
+        let (index, clock) = four_blocks_of(Config { life: true, owners: true, ..Config::default() });
+        let session = index.start_session().unwrap();
+        index.put_start(&session, b"key", 240, HOUR).unwrap();
+        let cell = lock(&index.table().extents().unwrap().heap).uploads.values().next().cloned().unwrap();
+        let copying = lock(&cell);
+        clock.advance(2 * HOUR);
+        let (told, is_told) = std::sync::mpsc::channel();
+        let index = &index;
+        std::thread::scope(|scope| {
+            scope.spawn(|| end(index));
+            scope.spawn(move || {
+                while index.starts().late == 0 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                told.send(())
+            });
+            let is_free = is_told.recv_timeout(Duration::from_secs(60)).is_ok();
+            drop(copying);
+            assert!(is_free, "who looks at what is started waits");
+        });
+        drop(session);
+    }
 }
