@@ -99,6 +99,8 @@ pub enum Rule {
     ReaderExpiry,
     /// V5: the time of a table is by the host's clock, whatever time namespace a process is in.
     TimeNamespace,
+    /// V6: a reader takes the time of a table with the start of the machine that belongs to it.
+    StartAround,
     /// Z1: a policy hears under the key's lock that the key came, or left.
     RecordLock,
     /// Z2: a pin is noted before the key is looked for under its lock.

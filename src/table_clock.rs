@@ -1,7 +1,7 @@
 //! What time it is for a table: how long ago it was made, by words of its control page (V4, V5).
 
 use crate::clock::Clock;
-use crate::faults::{Rule, by_rule};
+use crate::faults::{Rule, by_rule, kept};
 use crate::layout::control::{EPOCH_WORD, MADE_WORD};
 use crate::region::Region;
 use crate::snapshot::since_1970;
@@ -10,11 +10,14 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::time::SystemTime;
 
+/// A start of the machine whose clock nobody has.
+const UNKNOWN: u64 = 0;
+
 /// What this process knows of the host's clock: the one that counts in the control page, whatever time namespace a process
 /// is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct HostClock {
-    /// Tells one start of the machine from another; not 0.
+    /// Tells one start of the machine from another; not [`UNKNOWN`].
     boot: u64,
     /// So far is this process's own clock ahead of the host's.
     ahead_ns: i64,
@@ -69,14 +72,15 @@ pub(crate) fn epoch_ns(region: &Region, clock: &Clock) -> i64 {
 
 fn epoch_by(host: Option<HostClock>, region: &Region, clock: &Clock) -> i64 {
     let boot = region.load(EPOCH_WORD + 1);
-    // Pairs with the fence in `begin_by`: the time by the clock of this start is there.
+    // Pairs with the second fence in `begin_by`: the time by the clock of this start is there.
     fence(Ordering::Acquire);
-    match host.filter(|host| host.boot == boot) {
+    let epoch_ns = region.load(EPOCH_WORD) as i64;
+    // V6: pairs with the first one. Who has seen the time of the next server sees that the start is another.
+    fence(Ordering::Acquire);
+    let is_its = kept(Rule::StartAround, || region.load(EPOCH_WORD + 1) == boot);
+    match host.filter(|host| host.boot == boot && is_its) {
         // V5
-        Some(host) => {
-            let ahead_ns = by_rule(Rule::TimeNamespace, host.ahead_ns, 0);
-            (region.load(EPOCH_WORD) as i64).saturating_add(ahead_ns)
-        }
+        Some(host) => epoch_ns.saturating_add(by_rule(Rule::TimeNamespace, host.ahead_ns, 0)),
         // The clock has begun again, or nobody says whose it is. What entries have left goes by the time of day.
         None => {
             let since_made_ns = since_1970(SystemTime::now()).saturating_sub(region.load(MADE_WORD));
@@ -91,11 +95,12 @@ pub(crate) fn begin(region: &Region, clock: &Clock, epoch_ns: i64) {
 }
 
 fn begin_by(host: Option<HostClock>, region: &Region, clock: &Clock, epoch_ns: i64) {
-    // Nobody has a clock of the start 0.
-    let HostClock { boot, ahead_ns } = host.unwrap_or(HostClock { boot: 0, ahead_ns: 0 });
+    let HostClock { boot, ahead_ns } = host.unwrap_or(HostClock { boot: UNKNOWN, ahead_ns: 0 });
     let ahead_ns = by_rule(Rule::TimeNamespace, ahead_ns, 0);
+    // V6: both fences pair with those in `epoch_by`.
+    region.store(EPOCH_WORD + 1, UNKNOWN);
+    fence(Ordering::Release);
     region.store(EPOCH_WORD, epoch_ns.saturating_sub(ahead_ns) as u64);
-    // Pairs with the fence in `epoch_by`.
     fence(Ordering::Release);
     region.store(EPOCH_WORD + 1, boot);
     region.store(MADE_WORD, since_1970(SystemTime::now()).saturating_sub(since_ns(epoch_ns, clock)));
@@ -152,6 +157,60 @@ mod tests {
         let _broken = crate::faults::Broken::rule(Rule::TimeNamespace);
         assert_eq!(age_in_another(host(7, 0), host(7, 500), 500), 550, "all ends at once");
         assert_eq!(age_in_another(host(7, 500), host(7, 0), -500), 0, "nothing ends");
+    }
+
+    /// The next server begins, and one of the two does not know the start of the machine. Meanwhile a reader asks how old the
+    /// table is. Returns an age that is wrong.
+    #[cfg(feature = "sim")]
+    fn torn(seed: u64) -> Option<String> {
+        use crate::sim::{Recorder, turns};
+        use std::sync::Arc;
+        let [mine, of_other] = [1_000, 2_000].map(|seconds| {
+            let clock = Clock::manual();
+            clock.advance(Duration::from_secs(seconds));
+            clock
+        });
+        let region = Arc::new(Recorder::new(Clock::manual(), Duration::ZERO)).region(4 * PAGE as u64);
+        begin_by(host(7, 0), &region, &mine, 950 * SECOND_NS);
+        let unknown = || begin_by(None, &region, &of_other, epoch_by(None, &region, &of_other));
+        let is_known = seed.is_multiple_of(2);
+        if is_known {
+            unknown();
+        }
+        let begin = || {
+            match is_known {
+                true => begin_by(host(7, 0), &region, &mine, 950 * SECOND_NS),
+                false => unknown(),
+            }
+            None
+        };
+        let reads = || {
+            let ages =
+                (0..4).map(|_| since_ns(epoch_by(host(7, 0), &region, &mine), &mine) as i64 / SECOND_NS);
+            // By the time of day it is as old as the test, and rounded.
+            ages.into_iter().find(|age| !(49..500).contains(age)).map(|age| format!("{age} s of 50"))
+        };
+        let works: Vec<Box<dyn FnOnce() -> Option<String> + Send + '_>> =
+            vec![Box::new(begin), Box::new(reads)];
+        turns::run(seed, works).into_iter().flatten().next()
+    }
+
+    /// V6: a reader sees the time of one server with the start of the same one.
+    #[cfg(feature = "sim")]
+    #[test]
+    fn a_reader_sees_the_time_of_one_server() {
+        for seed in 0..300 {
+            assert_eq!(torn(seed), None, "seed {seed}");
+        }
+    }
+
+    #[cfg(all(feature = "sim", feature = "faults"))]
+    #[test]
+    fn the_times_of_two_servers_are_noticed() {
+        let _broken = crate::faults::Broken::rule(Rule::StartAround);
+        let found = (0..3_000).find_map(|seed| Some((seed, torn(seed)?)));
+        let (seed, wrong) = found.expect("case lost");
+        println!("seed {seed}: {wrong}");
     }
 
     /// What the kernel's files say is taken only if it is of this process, and whole.
