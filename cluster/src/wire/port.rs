@@ -168,6 +168,21 @@ impl Strangers {
     }
 }
 
+/// A connection that is served. Nothing of it is left when this is dropped, as its task does also where it is aborted.
+#[derive(Debug)]
+struct Served {
+    peer: u64,
+    strangers: Strangers,
+    replies: Replies,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.strangers.all().remove(&self.peer);
+        self.replies.remove(self.peer);
+    }
+}
+
 /// A node's port.
 #[derive(Debug)]
 pub struct NodePort {
@@ -249,18 +264,17 @@ impl NodePort {
                         continue;
                     }
                     last += 1;
-                    let (who, replies, arrivals) = (self.who.clone(), self.replies.clone(), arrivals.clone());
-                    let (peer, of_task) = (last, strangers.clone());
+                    let (who, arrivals) = (self.who.clone(), arrivals.clone());
+                    let served =
+                        Served { peer: last, strangers: strangers.clone(), replies: self.replies.clone() };
                     // It is one of them before it may cease to be.
                     let mut all = strangers.all();
                     let task = connections.spawn(async move {
-                        if let Err(error) = serve(stream, peer, &who, &of_task, &replies, &arrivals).await {
-                            tracing::debug!(%error, peer, "a connection has ended");
+                        if let Err(error) = serve(stream, &served, &who, &arrivals).await {
+                            tracing::debug!(%error, peer = served.peer, "a connection has ended");
                         }
-                        of_task.all().remove(&peer);
-                        replies.remove(peer);
                     });
-                    all.insert(peer, (from.ip().to_canonical(), Instant::now(), task));
+                    all.insert(last, (from.ip().to_canonical(), Instant::now(), task));
                 }
                 Some(_) = connections.join_next() => {}
                 () = arrivals.closed() => return,
@@ -271,12 +285,11 @@ impl NodePort {
 
 async fn serve(
     stream: TcpStream,
-    peer: u64,
+    Served { peer, strangers, replies }: &Served,
     who: &Identity,
-    strangers: &Strangers,
-    replies: &Replies,
     arrivals: &mpsc::Sender<Arrived>,
 ) -> Result<(), WireError> {
+    let peer = *peer;
     let (frames, node, version) = accept(stream, who).await.inspect_err(|error| {
         if matches!(error, WireError::Secret | WireError::OtherCluster { .. } | WireError::Version { .. }) {
             tracing::warn!(%error, "a connection is refused");
@@ -362,6 +375,23 @@ mod tests {
         let (alive, _) = oneshot::channel();
         replies.add(peer, Outlet { frames, unread: UnreadBytes::none(&replies.unread), _alive: alive });
         queue
+    }
+
+    /// A connection that has just proven to know the secret gives way to another one: nothing of it is left.
+    #[tokio::test]
+    async fn who_gives_way_leaves_nothing() {
+        let (strangers, replies) = (Strangers::default(), Replies::new(ALL_UNREAD_MAX));
+        let served = Served { peer: 1, strangers: strangers.clone(), replies: replies.clone() };
+        let _queue = silent(&replies, 1);
+        let task = tokio::spawn(async move {
+            let _served = served;
+            std::future::pending::<()>().await;
+        });
+        let stranger = (IpAddr::from([127, 0, 0, 1]), Instant::now(), task.abort_handle());
+        strangers.all().insert(1, stranger);
+        assert!(strangers.make_way());
+        assert!(task.await.is_err_and(|error| error.is_cancelled()));
+        assert_eq!((replies.unread(Peer(1)), strangers.all().len()), (None, 0));
     }
 
     /// Of clients that all read too little together, the one goes for whom most waits, and nobody in its place. What
