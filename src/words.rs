@@ -38,11 +38,13 @@ const fn name(library: &'static str, command: &'static str, python: &'static str
 }
 
 /// All names.
-pub const NAMES: [Name; 39] = [
+pub const NAMES: [Name; 41] = [
     name("`Client::get`", "`oneread get`", "`Client.get`"),
     name("`Client::owner`", "--owner", "`Client.owner`"),
     name("`ClientOptions::server_uids`", "--server-user", "`server_uids=`"),
     name("`ClientOptions::tls`", "--tls-ca", "`tls_ca=`"),
+    name("`ClientTls::new`", "--tls-cert, --tls-key", "`tls_cert=`, `tls_key=`"),
+    name("`ClientTls::server_name`", "--tls-name", "`tls_name=`"),
     name("`ClientOptions::token`", "--token-file", "`token=`"),
     name("`Config::grace`", "--grace", "`grace=`"),
     name("`Config::heap_bytes`", "--heap", "`heap_bytes=`"),
