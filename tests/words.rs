@@ -117,7 +117,11 @@ fn errors() -> Vec<Told> {
             let behind = &rest[end + close + 3..];
             let line = behind.lines().find(|line| !line.trim_start().starts_with(['#', '/'])).unwrap_or("");
             let is_word = |c: &char| c.is_alphanumeric() || *c == '_';
-            let line = line.trim().trim_start_matches("pub ").trim_start_matches("(crate) ");
+            let line = line.trim();
+            let line = ["pub ", "pub(crate) ", "pub(super) "]
+                .iter()
+                .find_map(|seen| line.strip_prefix(seen))
+                .unwrap_or(line);
             let (kind, of) = match line.strip_prefix("struct ").or(line.strip_prefix("enum ")) {
                 Some(name) => (name.chars().take_while(is_word).collect::<String>(), String::new()),
                 None => {
