@@ -293,7 +293,7 @@ pub enum PutError {
     /// This connection has all the pins that it may have, or the server's connections have all the memory that they may. Nothing
     /// was pinned.
     #[error(
-        "this connection has {max} pins, as many as it may have now; unpin keys, or give connections more memory (`serve --client-memory-max`)"
+        "this connection has {max} pins, as many as it may have now; unpin keys, or give connections more memory (`ServerConfig::client_bytes_max`)"
     )]
     Pins {
         /// As many as it may have.

@@ -38,7 +38,7 @@ const fn name(library: &'static str, command: &'static str, python: &'static str
 }
 
 /// All names.
-pub const NAMES: [Name; 41] = [
+pub const NAMES: [Name; 42] = [
     name("`Client::get`", "`oneread get`", "`Client.get`"),
     name("`Client::owner`", "--owner", "`Client.owner`"),
     name("`ClientOptions::server_uids`", "--server-user", "`server_uids=`"),
@@ -72,6 +72,7 @@ pub const NAMES: [Name; 41] = [
     name("`PlacementIndex::holder`", "another program of the index", "`PlacementIndex.holder`"),
     name("`RequestPath::Auto`", "messages", "`requests=\"auto\"`"),
     name("`ServerConfig::allow_uids`", "--allow-uid", "`allow_uids=`"),
+    name("`ServerConfig::client_bytes_max`", "`serve --client-memory-max`", "`client_bytes_max=`"),
     name("`ServerConfig::clients_max`", "--clients-max", "`clients_max=`"),
     name("`ServerConfig::clients_per_peer`", "--clients-per-peer", "`clients_per_peer=`"),
     name("`ServerConfig::evict`", "--evict", "`evict=`"),
