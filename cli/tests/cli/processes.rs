@@ -2,9 +2,10 @@
 
 use crate::command::{alone, oneread};
 use crate::served::{
-    SOON, Served, begin_on_a_terminal_with, ends, expect, full_pipe, json, run, stderr, stdout, wait_for,
-    write_secret,
+    SOON, Served, begin_on_a_terminal_with, ends, expect, full_pipe, is_ready, json, run, stderr, stdout,
+    wait_for, write_secret,
 };
+use rustix::event::PollFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -155,6 +156,7 @@ fn the_prompt_gives_the_terminal_back() {
     let (mut shown, mut side) = (Vec::new(), terminal.try_clone().unwrap());
     let mut until = |text: &str| {
         while !String::from_utf8_lossy(&shown).contains(text) {
+            assert!(is_ready(&side, PollFlags::IN, SOON), "no {text:?} in {shown:?}");
             let mut some = [0; 4096];
             let length = side.read(&mut some).unwrap_or_else(|why| panic!("{why}: no {text:?} in {shown:?}"));
             shown.extend_from_slice(&some[..length]);
@@ -164,9 +166,12 @@ fn the_prompt_gives_the_terminal_back() {
     until("oneread> ");
     wait_for("a line to be typed", || (!before(&terminal).contains(LocalModes::ICANON)).then_some(()));
     // What follows the byte is of the same line: it is not run.
-    terminal.write_all(b"get \xff put k v\r").unwrap();
+    terminal.write_all(b"get \xff").unwrap();
     until("no text in UTF-8");
+    wait_for("the rest to be typed", || (!before(&terminal).contains(LocalModes::ICANON)).then_some(()));
+    terminal.write_all(b" put k v\r").unwrap();
     until("oneread> ");
+    wait_for("a line to be typed", || (!before(&terminal).contains(LocalModes::ICANON)).then_some(()));
     terminal.write_all(b"put here it-is\r").unwrap();
     until("inserted");
     assert_eq!(stdout(&expect(served.run(&["keys"]), 0)), "here\n");

@@ -1,6 +1,7 @@
 //! How these tests run the command, and a server in a folder of its own.
 
 use crate::command::{alone, oneread};
+use rustix::event::{PollFd, PollFlags};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::path::Path;
@@ -230,7 +231,14 @@ pub fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
     let mut own = writer.try_clone().unwrap();
     // As much as no pipe holds. The thread ends when it is read, or nobody is there to read.
     std::thread::spawn(move || own.write_all(&vec![b'\n'; 4 << 20]));
+    wait_for("a full pipe", || (!is_ready(&writer, PollFlags::OUT, Duration::ZERO)).then_some(()));
     (reader, writer)
+}
+
+/// Whether a descriptor can be read from, or written to, within this time.
+pub fn is_ready(fd: impl std::os::fd::AsFd, what: PollFlags, within: Duration) -> bool {
+    let within = rustix::event::Timespec::try_from(within).unwrap();
+    rustix::event::poll(&mut [PollFd::new(&fd, what)], Some(&within)).unwrap() > 0
 }
 
 pub fn region_in(dir: &Path) -> String {

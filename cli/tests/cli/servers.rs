@@ -244,7 +244,9 @@ fn a_server_in_the_background_is_there_and_gone() {
     let log = PathBuf::from(file("sock.log"));
     assert_eq!([open(0), open(1), open(2)], ["/dev/null".into(), log.clone(), log]);
     // A second one says why it does not start.
-    let refused = expect(run(&serve), 1);
+    let why = stderr(&expect(run(&serve), 1));
+    assert!(why.contains("another server has --pid-file"), "{why}");
+    let refused = expect(run(&serve[..serve.len() - 2]), 1);
     let why = stderr(&refused);
     assert!(why.contains("a server is there already") && why.contains("in use by another server"), "{why}");
     assert_eq!(stdout(&refused), "");
