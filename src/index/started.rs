@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use super::extents::Upload;
 
-/// How long until tidying looks again at a put whose time is over while a thread is at it.
+/// How long until tidying looks again at a put whose time is over while a thread is at it, and at what could not be given up.
 const AT_WORK_NS: u64 = 1_000_000;
 
 /// The puts of a table that were started.
@@ -72,6 +72,8 @@ struct StartsState {
     ended: Vec<u64>,
     /// Hashes of keys that the last server had started.
     left_over: Vec<First>,
+    /// Hashes of keys whose entries could not be seen, or removed: they are tried again a little later (P2).
+    again: Vec<First>,
 }
 
 /// A put that was started.
@@ -199,8 +201,10 @@ impl StartsState {
         if !self.left_over.is_empty() || !self.ended.is_empty() {
             return 0;
         }
+        let soon_ns = now_ns + AT_WORK_NS;
         let first = self.by_end.first_key_value().map(|(&(ends_ns, _), _)| ends_ns);
-        first.map_or(u64::MAX, |ends_ns| if ends_ns > now_ns { ends_ns } else { now_ns + AT_WORK_NS })
+        let ends_ns = first.map_or(u64::MAX, |ends_ns| if ends_ns > now_ns { ends_ns } else { soon_ns });
+        if self.again.is_empty() { ends_ns } else { ends_ns.min(soon_ns) }
     }
 }
 
@@ -354,14 +358,22 @@ impl StartedPuts {
         free(state, put)
     }
 
-    /// Takes a hash of keys out that the last server had started.
+    /// What was left for later is looked at from now on.
+    pub fn begin_again(&self) {
+        let state = &mut *lock(&self.common.state);
+        state.left_over.append(&mut state.again);
+    }
+
+    /// Takes a hash of keys out that the last server had started, or that was left for later.
     pub fn take_left_over(&self) -> Option<First> {
         lock(&self.common.state).left_over.pop()
     }
 
-    /// It could not be seen.
-    pub fn leave_over(&self, hash: First) {
-        lock(&self.common.state).left_over.push(hash);
+    /// P2: what stands there of a put that has ended could not be seen, or removed.
+    #[cold]
+    pub fn leave_for_later(&self, hash: First) {
+        lock(&self.common.state).again.push(hash);
+        self.common.next_ns.store(0, Relaxed);
     }
 
     pub fn next_ns(&self) -> u64 {

@@ -168,22 +168,27 @@ impl Index {
         Ok(true)
     }
 
-    /// The key is not started any more. If it is again by now, its entry stays.
+    /// P2: the key is not started any more. If it is again by now, its entry stays.
     fn give_up(&self, key: &[u8]) {
         // It has one if nothing else was there.
-        let _ = self.remove_by(key, Which::Of(NOT_COMMITTED));
+        if self.remove_by(key, Which::Of(NOT_COMMITTED)).is_err()
+            && let Some(started) = self.started()
+        {
+            started.leave_for_later(self.geometry().hashed(key).first());
+        }
     }
 
     /// Gives some puts up whose time is over. Returns how long until there is more to do.
     pub(super) fn tidy_started(&self, started: &StartedPuts) -> Option<Duration> {
         let now_ns = self.table().clock().now_ns();
         if started.next_ns() <= now_ns {
+            started.begin_again();
             let ended = std::iter::from_fn(|| started.take_ended(now_ns));
             ended.take(AT_ONCE).for_each(|key| self.give_up(&key));
             for hash in std::iter::from_fn(|| started.take_left_over()).take(AT_ONCE) {
                 let Some(lives) = self.table().lives_of(hash) else {
-                    started.leave_over(hash);
-                    break;
+                    started.leave_for_later(hash);
+                    continue;
                 };
                 let mine = lives.iter().filter(|(_, life)| life.owner == NOT_COMMITTED);
                 mine.for_each(|(key, _)| self.give_up(key));
