@@ -295,6 +295,52 @@ mod tests {
         assert_eq!(memory.counts().bytes, 0);
     }
 
+    /// Those who are gone are not among those that may have to end: whoever asks for too much ends by itself, once, and nothing is
+    /// kept of the others.
+    #[test]
+    fn who_is_gone_does_not_end() {
+        let memory = ClientMemory::new(1_000);
+        for round in 0..3 {
+            let mut all: Vec<_> = (0..4).map(|_| memory.share(None)).collect();
+            all.iter_mut().for_each(|share| share.hold(200));
+            drop(all);
+            assert_eq!(
+                (memory.counts().bytes, memory.ended(), memory.all.lock().unwrap().len()),
+                (0, round, 0)
+            );
+            let (mut one, other) = (memory.share(None), memory.share(None));
+            one.hold(1_001);
+            assert!(one.is_to_end() && !other.is_to_end());
+            assert_eq!((memory.ended(), memory.all.lock().unwrap().len()), (round + 1, 2));
+        }
+    }
+
+    /// The worker is woken whose connection is to end, and no other one: it may sleep, while another one's connection asks for more.
+    #[test]
+    fn who_serves_those_that_end_is_woken() {
+        use mio::{Events, Poll, Token};
+        use std::time::Duration;
+        let memory = ClientMemory::new(1_000);
+        let mut workers: Vec<_> = (0..3)
+            .map(|_| {
+                let poll = Poll::new().unwrap();
+                let waker = Arc::new(Waker::new(poll.registry(), Token(7)).unwrap());
+                (poll, memory.share(Some(&waker)), waker)
+            })
+            .collect();
+        for ((_, share, _), bytes) in workers.iter_mut().zip([300, 500, 100]) {
+            share.hold(bytes);
+        }
+        // The last one asks for more, and the second one ends.
+        workers[2].1.hold(400);
+        let mut events = Events::with_capacity(4);
+        for (nth, (poll, share, _)) in workers.iter_mut().enumerate() {
+            let (is_worst, within) = (nth == 1, Duration::from_secs(if nth == 1 { 60 } else { 0 }));
+            poll.poll(&mut events, Some(within)).unwrap();
+            assert_eq!((!events.is_empty(), share.is_to_end()), (is_worst, is_worst), "{nth}");
+        }
+    }
+
     #[cfg(feature = "faults")]
     #[test]
     fn who_holds_too_much_is_noticed() {
