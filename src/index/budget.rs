@@ -97,3 +97,28 @@ pub(crate) trait Registrar: Send + Sync {
     /// The same for a block of the heap.
     fn before_use_of_block(&self, block: u64) -> Result<(), RegionError>;
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// What values wait for is kept from segments, until the values have it, or their time is over.
+    #[test]
+    fn segments_leave_what_values_wait_for() {
+        let budget = Budget::new(1_000);
+        assert!(budget.take(600) && !budget.wants(0) && !budget.is_short());
+        budget.want(300, 10);
+        assert!(budget.wants(9) && !budget.is_short());
+        assert!(!budget.has(101) && budget.has(100) && !budget.take(101), "300 are kept");
+        assert!(budget.has_for_values(400) && !budget.has_for_values(401));
+        assert!(!budget.take_for_values(401) && budget.wants(9), "they have nothing yet");
+        assert!(budget.take_for_values(300));
+        assert!(!budget.wants(9) && budget.take(100) && !budget.take(1), "they want no more");
+        budget.want(300, 20);
+        assert!(budget.is_short() && budget.wants(19));
+        budget.give(1_000);
+        assert!(!budget.is_short() && !budget.take(701) && budget.wants(19));
+        assert!(!budget.wants(20) && budget.take(1_000), "their time is over");
+        assert_eq!(budget.taken(), 1_000);
+    }
+}

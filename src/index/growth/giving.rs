@@ -213,3 +213,180 @@ impl Growth {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+    use crate::config::{Config, Evict, TableSize};
+    use crate::index::{Index, whole::Table};
+    use crate::layout::hash::Seeds;
+    use crate::outcome::PutMode;
+    use crate::region::Region;
+    use std::collections::BTreeMap;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn index(bytes_max: u64, segment_slots: u64) -> (Index, Clock) {
+        let config = Config {
+            size: TableSize::Growing { bytes_max, segment_slots: Some(segment_slots) },
+            key_max: 8,
+            value_max: 70_000,
+            inline_max: Some(20),
+            grace: Duration::from_micros(200),
+            seeds: Some(Seeds::from_number(5)),
+            ..Config::default()
+        };
+        let (geometry, clock) = (config.geometry().unwrap(), Clock::manual());
+        let index = Index::create(Region::private(geometry.region_bytes()), geometry, clock.clone()).unwrap();
+        (index.with_eviction(Evict::S3Fifo).unwrap(), clock)
+    }
+
+    fn growth(index: &Index) -> &Growth {
+        match index.table() {
+            Table::Many(growth) => growth,
+            Table::One(_) => unreachable!("it grows"),
+        }
+    }
+
+    /// Fills a table of some segments, none of which is in a pair.
+    fn filled(keys: u64) -> (Index, Clock) {
+        let (index, clock) = index(8 << 20, 256);
+        (0..keys).for_each(|n| assert!(index.put(&n.to_le_bytes(), b"", PutMode::Insert).is_ok()));
+        for _ in 0..10_000 {
+            let growth = index.growth();
+            if growth.splitting + growth.merging == 0 {
+                break;
+            }
+            clock.advance(Duration::from_millis(1));
+            index.tidy();
+        }
+        (index, clock)
+    }
+
+    /// All pairs that a merge can make one, by prefix and depth, with their keys.
+    fn pairs(growth: &Growth, guard: &Guard) -> BTreeMap<(u32, u32), u64> {
+        let memories = 0..growth.geometry.segments_max() as u32;
+        let live = memories.filter_map(|memory| growth.live.get(memory, guard));
+        let mut all = BTreeMap::new();
+        for share in live.map(|segment| segment.share().get()).filter(|share| share.depth > 0) {
+            let (prefix, depth) = (share.prefix & low(share.depth - 1), share.depth);
+            let pair = ChosenPair { prefix, depth, at: GIVE_AT, is_merging: false };
+            if let Some([one, other]) = growth.both(pair, guard) {
+                all.insert((prefix, depth), one.len() + other.len());
+            }
+        }
+        all
+    }
+
+    /// Of all pairs of segments, those two give that have the fewest keys: so the fewest leave.
+    #[test]
+    fn those_with_the_fewest_keys_give() {
+        let guard = epoch::pin();
+        let count = pairs(growth(&filled(4_000).0), &guard).len();
+        assert!(count >= 3, "{count} pairs");
+        for nth in 0..count {
+            let (index, _) = filled(4_000);
+            let growth = growth(&index);
+            let (&(prefix, depth), _) = pairs(growth, &guard).iter().nth(nth).unwrap();
+            // Some of the keys of this pair leave.
+            let is_its = |n: &u64| {
+                let directory = index.geometry().hashed(&n.to_le_bytes()).first().directory();
+                directory & low(depth - 1) == prefix
+            };
+            let its: Vec<u64> = (0..4_000).filter(is_its).collect();
+            for n in &its[..its.len() / 4] {
+                assert_eq!(index.remove(&n.to_le_bytes()), Ok(true));
+            }
+            let keys = pairs(growth, &guard);
+            let fewest = keys.values().min();
+            for hand in 0..growth.geometry.segments_max() as u32 {
+                let mut givers = Givers { hand, ..Givers::default() };
+                let chosen = growth.choose(&mut givers, &guard).unwrap();
+                assert_eq!(keys.get(&(chosen.prefix, chosen.depth)), fewest, "{nth}, from {hand}: {keys:?}");
+            }
+        }
+    }
+
+    /// Two segments of which no entry may leave make room for others to be chosen; when that was so for each of so many, nothing
+    /// can be given. One that leaves begins the count again.
+    #[test]
+    fn others_are_chosen_where_none_may_leave() {
+        let (index, _) = filled(4_000);
+        let (growth, guard) = (growth(&index), epoch::pin());
+        let all: Vec<_> = pairs(growth, &guard).into_keys().collect();
+        let mut givers = Givers::default();
+        let mut give = |nth: u32, goes: bool| {
+            let (prefix, depth) = all[nth as usize % all.len()];
+            let chosen = ChosenPair { prefix, depth, at: 0, is_merging: false };
+            givers.chosen = Some(chosen);
+            let giving = growth.give_chosen(&mut givers, chosen, &guard, 4, &mut |by| {
+                assert_eq!(by.directory() & low(depth - 1), prefix, "of these two");
+                goes
+            });
+            (giving, givers.chosen.is_some())
+        };
+        for round in 0..3 {
+            for nth in 1..VAIN_MAX - round {
+                assert_eq!(give(nth, false), (Giving::On, false), "{round} {nth}");
+            }
+            assert_eq!(give(0, true), (Giving::On, true), "one has left, and they go on");
+        }
+        for nth in 1..VAIN_MAX {
+            assert_eq!(give(nth, false), (Giving::On, false), "{nth}");
+        }
+        assert_eq!(give(0, false), (Giving::Nothing, false));
+        assert_eq!(give(1, false), (Giving::On, false), "and from the beginning");
+    }
+
+    /// A merge that was given up is tried again with fewer keys each time, down to some; one that has ended, or that others have
+    /// begun, is no choice any more.
+    #[test]
+    fn a_merge_that_was_given_up_waits_for_fewer_keys() {
+        let (index, _) = filled(4_000);
+        let (growth, guard) = (growth(&index), epoch::pin());
+        let (&(prefix, depth), _) = pairs(growth, &guard).first_key_value().unwrap();
+        let mut givers = Givers::default();
+        let (mut at, mut seen) = (GIVE_AT, Vec::new());
+        for _ in 0..7 {
+            let chosen = ChosenPair { prefix, depth, at, is_merging: true };
+            assert_eq!(growth.give_chosen(&mut givers, chosen, &guard, 4, &mut |_| false), Giving::On);
+            let next = givers.chosen.take().unwrap();
+            assert!(!next.is_merging && (next.prefix, next.depth) == (prefix, depth));
+            at = next.at;
+            seen.push(at);
+        }
+        assert_eq!(seen, [60, 45, 30, 15, 15, 15, 15]);
+        // Of another depth there are no two segments.
+        let chosen = ChosenPair { prefix, depth: depth + 3, at, is_merging: true };
+        givers.chosen = Some(chosen);
+        assert_eq!(growth.give_chosen(&mut givers, chosen, &guard, 4, &mut |_| false), Giving::On);
+        assert!(givers.chosen.is_none());
+    }
+
+    /// Values that wait for memory keep what becomes free from segments, for a while after they have asked last; and no longer than
+    /// until they have it.
+    #[test]
+    fn memory_is_kept_for_values_that_wait() {
+        let (index, clock) = index(4 << 20, 4 << 10);
+        let mut n = 0u64;
+        while growth(&index).budget.has_for_values(growth(&index).geometry.heap().block_bytes) && n < 200_000
+        {
+            n += 1;
+            let _ = index.put(&n.to_le_bytes(), b"", PutMode::Insert);
+            clock.advance(Duration::from_micros(20));
+            index.tidy();
+        }
+        let growth = growth(&index);
+        let block = growth.geometry.heap().block_bytes;
+        assert!(!growth.budget.has_for_values(block), "{n} keys");
+        let wants = || growth.budget.wants(clock.now_ns());
+        assert!(!growth.is_to_give() && !wants(), "nobody waits");
+        assert_ne!(growth.give(0, &mut |_| false), Giving::Done);
+        assert!(wants());
+        clock.advance(SECOND - Duration::from_millis(1));
+        assert!(wants() && !growth.budget.take(block), "segments leave it");
+        clock.advance(Duration::from_millis(1));
+        assert!(!wants() && !growth.is_to_give(), "nobody has asked for long");
+    }
+}
