@@ -240,3 +240,52 @@ fn a_started_key_leaves_only_for_a_reason() {
     index.put_commit(&session, b"key", ticket, None).unwrap();
     assert!(is_there());
 }
+
+/// With the server all sessions end: nobody's entries go for that, be he away for how long, and whoever was away before. Who is
+/// removed goes all the same.
+#[test]
+fn nobody_goes_when_the_server_ends() {
+    let (index, clock) = index();
+    let sessions = [(1, Duration::ZERO), (2, SECOND), (3, SECOND), (4, SECOND)]
+        .map(|(number, absent_for)| index.owner(number, absent_for).unwrap());
+    for session in &sessions {
+        index.put_of(session, &session.owner().to_le_bytes(), b"", PutOptions::new()).unwrap();
+    }
+    let [one, two, three, _four] = sessions;
+    drop(three);
+    index.end_owners();
+    drop((one, two));
+    index.remove_owner(4).unwrap();
+    for _ in 0..100 {
+        index.tidy();
+        clock.advance(Duration::from_millis(50));
+    }
+    let is_there = |number: u16| index.reader().get_into(&number.to_le_bytes(), &mut Vec::new()).unwrap();
+    assert_eq!([1, 2, 3, 4].map(is_there), [true, true, true, false]);
+    assert_eq!(index.len(), 3);
+}
+
+/// Who ends entries in passing leaves the rest to the thread that is there for that, and calls it.
+#[test]
+fn the_thread_that_ends_entries_is_called() {
+    use std::sync::mpsc::channel;
+    let (index, clock) = index();
+    for n in 0..500u64 {
+        index.put_with(&n.to_le_bytes(), b"", PutOptions::new().ttl(SECOND)).unwrap();
+    }
+    let (woke, has_woken) = channel();
+    let ender = std::thread::spawn(move || {
+        std::thread::park();
+        woke.send(()).unwrap();
+    });
+    index.set_ender(ender.thread().clone());
+    index.tidy();
+    assert!(has_woken.try_recv().is_err(), "nothing has ended");
+    clock.advance(2 * SECOND);
+    assert_eq!(index.tidy(), Some(Duration::ZERO), "there is more than is ended in passing");
+    let called = has_woken.recv_timeout(Duration::from_secs(60));
+    ender.thread().unpark();
+    ender.join().unwrap();
+    assert!(called.is_ok());
+    assert!(!index.end_due() && index.is_empty(), "it ends the rest");
+}

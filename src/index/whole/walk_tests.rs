@@ -13,15 +13,21 @@ use std::time::Duration;
 const SECOND: Duration = Duration::from_secs(1);
 const OWNER: u16 = 7;
 const KEYS: [&[u8]; 3] = [b"one", b"two", b"three"];
+const SIZES: [TableSize; 2] =
+    [TableSize::Slots(64), TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(64) }];
 
 /// All of its keys are of one step.
 fn index() -> (Index, Clock) {
+    index_of(SIZES[0])
+}
+
+fn index_of(size: TableSize) -> (Index, Clock) {
     let config = Config {
-        size: TableSize::Slots(64),
+        size,
         key_max: 8,
         value_max: 300,
         inline_max: Some(30),
-        heap_bytes: Some(1 << 18),
+        heap_bytes: matches!(size, TableSize::Slots(_)).then_some(1 << 18),
         grace: Duration::from_micros(200),
         seeds: Some(Seeds::from_number(5)),
         life: true,
@@ -107,4 +113,28 @@ fn what_goes_under_a_walk_is_left_out() {
     });
     assert_eq!(shown.len(), 1);
     assert_eq!(index.len(), 1);
+}
+
+/// A slot that others have written into is counted once, and nothing of it is shown; so it is in a table that grows. Others are
+/// shown.
+#[test]
+fn damaged_slots_are_counted() {
+    const MARK: u64 = u64::from_le_bytes([0xab; 8]);
+    for size in SIZES {
+        for damaged in 0..=2 {
+            let (index, _) = index_of(size);
+            for key in KEYS {
+                index.put(key, &[0xab; 30], PutMode::Insert).unwrap();
+            }
+            let region = index.region();
+            // The first word of each value that has no other bytes in it.
+            let is_marked = |word: &usize| region.load(*word) == MARK && region.load(word - 1) != MARK;
+            let marked: Vec<usize> = (1..region.bytes() as usize / 8).filter(is_marked).collect();
+            assert_eq!(marked.len(), KEYS.len(), "{size:?}");
+            marked.iter().take(damaged).for_each(|&word| region.store(word, MARK ^ 1 << 17));
+            let (mut walk, mut shown) = (Walk::default(), 0);
+            while index.table().walk(&mut walk, &mut |_, _, _| shown += 1) {}
+            assert_eq!((shown, walk.damaged), (KEYS.len() - damaged, damaged as u64), "{size:?}");
+        }
+    }
 }
