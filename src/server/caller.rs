@@ -413,4 +413,76 @@ mod tests {
         let (_, known) = Role::proven(&change, &read, |token| *token == read).unwrap();
         assert_eq!(*known, read, "the server proves to know this one");
     }
+
+    /// A client that has pinned several keys takes back the one that it names, and only one that it has pinned. One that is pinned
+    /// twice stays pinned once.
+    #[test]
+    fn the_pin_that_is_named_is_taken_back() {
+        use super::super::tests::shared;
+        use crate::config::Evict;
+        use crate::outcome::PutMode;
+        let index = shared().index.with_eviction(Evict::S3Fifo).unwrap();
+        let keys = [&b"one"[..], b"two", b"three"];
+        keys.iter().for_each(|key| assert!(index.put(key, b"", PutMode::Insert).is_ok()));
+        let mut caller = Caller::new(Role::Change);
+        for key in [b"one", b"two", b"one"] {
+            assert_eq!(caller.pin(&index, key), Reply::Pin(true));
+        }
+        let pinned = |caller: &Caller| {
+            let hash = |key: &[u8]| index.geometry().hashed(key).first();
+            keys.map(|key| caller.pins.iter().filter(|pin| pin.hash() == hash(key)).count())
+        };
+        for (key, was_pinned, left) in [
+            (&b"three"[..], false, [2, 1, 0]),
+            (b"one", true, [1, 1, 0]),
+            (b"absent", false, [1, 1, 0]),
+            (b"two", true, [1, 0, 0]),
+            (b"two", false, [1, 0, 0]),
+        ] {
+            assert_eq!(caller.unpin(&index, key), Reply::Pin(was_pinned));
+            assert_eq!(pinned(&caller), left);
+        }
+        assert_eq!(index.evictions().pinned, 1);
+        drop(caller);
+        assert_eq!(index.evictions().pinned, 0);
+    }
+
+    /// A value that is uploaded is put under the key that it was begun for, and under no other; a second upload takes the place of
+    /// the first, whose memory is free again.
+    #[test]
+    fn an_upload_is_of_its_key() {
+        use crate::address::Address;
+        use crate::config::{Config, TableSize};
+        use crate::outcome::{PutMode, PutOutcome};
+        use crate::server::ServerConfig;
+        use crate::server::table::index_for;
+        const LONG: usize = 10_000;
+        let table = Config::new().size(TableSize::Slots(64)).key_max(8).value_max(LONG).inline_max(30);
+        let config = ServerConfig::new(Address::Shm("nowhere".into()), table.heap_bytes(Some(80 << 10)));
+        let index = index_for(&config).unwrap().index;
+        // Others leave room for one such value.
+        let mut others = Vec::new();
+        loop {
+            let mut other = Caller::new(Role::Change);
+            match other.begin(&index, b"other", LONG as u32) {
+                Reply::Taken => others.push(other),
+                _ => break,
+            }
+        }
+        assert!(others.pop().is_some());
+        let mut caller = Caller::new(Role::Change);
+        let options = PutOptions::from(PutMode::Insert);
+        for (begun, put) in [(&b"one"[..], &b"other"[..]), (b"one", b"on"), (b"one", b"one")] {
+            for _ in 0..3 {
+                assert_eq!(caller.begin(&index, begun, LONG as u32), Reply::Taken);
+            }
+            for _ in 0..10 {
+                assert_eq!(caller.take(&[7; LONG / 10]), Reply::Taken);
+            }
+            let expected = if begun == put { Reply::Put(Ok(PutOutcome::Inserted)) } else { Reply::Unfit };
+            assert_eq!(caller.put(&index, put, options), expected, "{begun:?} {put:?}");
+            assert_eq!(caller.take(b"more"), Reply::Unfit, "it is over");
+        }
+        assert_eq!(index.len(), 1);
+    }
 }

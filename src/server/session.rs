@@ -1075,6 +1075,25 @@ mod tests {
         session.output.len()
     }
 
+    /// What a client has pinned counts as held by it, until it takes the pins back.
+    #[test]
+    fn pins_count_as_held() {
+        const PINS: usize = 100;
+        let (mut session, mut client, server, _dir) = session();
+        server.index().put(b"key", b"value", PutMode::Insert).unwrap();
+        let mut held_after = |session: &mut Session, requests: &[Request<'_>]| {
+            client.write_all(&frames(requests)).unwrap();
+            // Whoever loses the CPU needs another turn.
+            while !matches!(session.advance(&server.shared), Fate::Stay) {}
+            session.share_bytes()
+        };
+        let before = held_after(&mut session, &[HELLO]);
+        let pinned = held_after(&mut session, &[Request::Pin { key: b"key" }; PINS]);
+        assert!(pinned >= before + (PINS * size_of::<usize>()) as u64, "{before}, then {pinned}");
+        let after = held_after(&mut session, &[Request::Unpin { key: b"key" }; PINS]);
+        assert_eq!(after, before);
+    }
+
     /// Q6: while half of the memory for all is in use, little more than a reply is left unread.
     #[test]
     fn little_is_left_unread_while_memory_is_short() {

@@ -113,6 +113,11 @@ mod tests {
             let refused = listen(&TcpAddress::new(host, 0), &none).unwrap_err();
             assert!(matches!(refused, ServeError::NoToken { .. }), "{host}: {refused}");
         }
+        // Whoever comes may change the table, whatever readers must know.
+        let readers = Tokens { read: Token::new("for readers"), ..Tokens::default() };
+        let refused = listen(&TcpAddress::new("0.0.0.0", 0), &readers).unwrap_err();
+        assert!(matches!(refused, ServeError::NoToken { .. }), "{refused}");
+        assert!(listen(&TcpAddress::new("127.0.0.1", 0), &readers).is_ok());
         let (listener, at) = listen(&TcpAddress::new("127.0.0.1", 0), &none).unwrap();
         assert_eq!(at.port(), listener.local_addr().unwrap().port());
         listen(&TcpAddress::new("0.0.0.0", 0), &some).unwrap();

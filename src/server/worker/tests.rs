@@ -395,6 +395,187 @@ fn each_request_asks_for_its_right() {
     }
 }
 
+/// Every request that changes something, pins it, or asks for a snapshot or merges, is denied to who may only read: with each
+/// request that there is, whoever adds one has to say what it is.
+#[test]
+fn readers_are_denied_each_change() {
+    use crate::part::{PartChange, Tell};
+    use crate::wire::FeedRequest;
+    let shared = shared();
+    let (key, value, mode, len) = (&b"key"[..], &b"value"[..], PutMode::Upsert, 100);
+    let place = Reference { number: 1, offset: 4096, len: 100, crc: 0 };
+    let (expected, within) = (Expected::Extent(place), Duration::from_secs(1));
+    let part = PartChange::Or { bits: value };
+    let all = [
+        Request::Put { options: mode.into(), key, value },
+        Request::Swap { key, expected: value, value },
+        Request::SwapExtent { key, expected: place, value },
+        Request::UploadBegin { key, len },
+        Request::UploadPiece { bytes: value },
+        Request::UploadPut { options: mode.into(), key },
+        Request::UploadSwap { key, expected },
+        Request::UploadDrop,
+        Request::Remove { key },
+        Request::RemoveIf { key, expected },
+        Request::Part { key, part, tell: Tell::Nothing },
+        Request::Clear { place: [0, 0] },
+        Request::Owner { number: 1, absent_for: within, tenure: 0 },
+        Request::RemoveOwner { number: 1 },
+        Request::PutStart { key, len, within },
+        Request::PutPiece { key, ticket: 1, bytes: value },
+        Request::PutCommit { key, ticket: 1 },
+        Request::PutAbort { key, ticket: 1 },
+        Request::Pin { key },
+        Request::Unpin { key },
+        Request::Snapshot { begin: true },
+        Request::Snapshot { begin: false },
+        Request::Growth { shrink: true },
+        Request::Growth { shrink: false },
+        Request::GrowFor { keys: 1 },
+        Request::Get { key },
+        Request::Stat,
+        Request::Heap,
+        Request::Notes,
+        Request::Held,
+        Request::Times,
+        Request::Feed(FeedRequest::Scan { table: 0, values: false, prefix: b"", cursor: b"" }),
+    ];
+    let changes = |request: &Request<'_>| match request {
+        Request::Put { .. }
+        | Request::Swap { .. }
+        | Request::SwapExtent { .. }
+        | Request::UploadBegin { .. }
+        | Request::UploadPiece { .. }
+        | Request::UploadPut { .. }
+        | Request::UploadSwap { .. }
+        | Request::UploadDrop
+        | Request::Remove { .. }
+        | Request::RemoveIf { .. }
+        | Request::Part { .. }
+        | Request::Clear { .. }
+        | Request::Owner { .. }
+        | Request::RemoveOwner { .. }
+        | Request::PutStart { .. }
+        | Request::PutPiece { .. }
+        | Request::PutCommit { .. }
+        | Request::PutAbort { .. }
+        | Request::Pin { .. }
+        | Request::Unpin { .. }
+        | Request::GrowFor { .. } => true,
+        Request::Snapshot { begin: is_so } | Request::Growth { shrink: is_so } => *is_so,
+        Request::Get { .. }
+        | Request::Stat
+        | Request::Heap
+        | Request::Notes
+        | Request::Held
+        | Request::Times
+        | Request::Feed(_) => false,
+        // Of the conversation, and GETs where there are no READs: no change.
+        Request::Hello { .. }
+        | Request::Join { .. }
+        | Request::Mailbox { .. }
+        | Request::Wake
+        | Request::Gets(_) => false,
+    };
+    // By its role, and where nobody but the server's process changes the table.
+    for (role, read_only_clients) in [(Role::Read, false), (Role::Read, true), (Role::Change, true)] {
+        let shared = ServerState { read_only_clients, ..self::shared() };
+        for request in all {
+            let reply = shared.answer(&mut Caller::new(role), request).unwrap();
+            assert_eq!(
+                reply == Reply::Denied,
+                changes(&request),
+                "{role:?} {read_only_clients}: {request:?}"
+            );
+        }
+        assert_eq!((shared.index.len(), shared.index.evictions().pinned), (0, 0));
+    }
+    for request in all {
+        let reply = shared.answer(&mut Caller::new(Role::Change), request).unwrap();
+        assert_ne!(reply, Reply::Denied, "{request:?}");
+    }
+}
+
+/// A stranger over TCP, as the worker has accepted it, and its token.
+fn stranger(second: &mut Second) -> (std::net::TcpStream, Token) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let (theirs, peer) = listener.accept().unwrap();
+    theirs.set_nonblocking(true).unwrap();
+    let token = Token(second.worker.next);
+    second.worker.accept_stranger(TcpStream::from_std(theirs), peer.ip());
+    (stream, token)
+}
+
+/// The next reply to somebody over TCP.
+fn far_reply(stream: &mut std::net::TcpStream) -> Reply {
+    let mut bytes = vec![0; 16];
+    stream.read_exact(&mut bytes).unwrap();
+    bytes.resize(16 + u32::from_le_bytes(bytes[..4].try_into().unwrap()) as usize, 0);
+    stream.read_exact(&mut bytes[16..]).unwrap();
+    Reply::decode(&wire::decode(&bytes).unwrap().unwrap()).unwrap()
+}
+
+/// Serves a connection until a reply has come.
+fn loop_reply(second: &mut Second, token: Token, stream: &mut std::net::TcpStream) -> Reply {
+    stream.set_nonblocking(true).unwrap();
+    serve_until(second, token, |_| stream.peek(&mut [0]).is_ok_and(|n| n > 0));
+    stream.set_nonblocking(false).unwrap();
+    far_reply(stream)
+}
+
+/// Serves a connection until something is so: what was sent may take a while.
+fn serve_until(second: &mut Second, token: Token, is_so: impl Fn(&Second) -> bool) {
+    let begun = Instant::now();
+    while !is_so(second) {
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        second.worker.serve(token);
+    }
+}
+
+/// Those who have proven nothing give way to one more of them. Who has joined is none of them any more, and who has left is not,
+/// either: of as many as there may be, nobody gives way for those.
+#[test]
+fn who_has_joined_does_not_give_way() {
+    let mut second = Second::new(ServerState { clients_max: 1_000, ..shared() });
+    let joining = |second: &Second| second.worker.joining.len();
+    // The first two join: they have been there for longest.
+    let mut joined: Vec<_> = (0..2).map(|_| stranger(&mut second)).collect();
+    for (stream, token) in &mut joined {
+        let token = *token;
+        stream.write_all(&frame(&HELLO)).unwrap();
+        let Reply::Challenge { nonce: theirs } = loop_reply(&mut second, token, stream) else {
+            panic!("a number")
+        };
+        let ours = [7; 32];
+        let proof = crate::server::tcp::prove_client(&Default::default(), &theirs, &ours);
+        stream.write_all(&frame(&Request::Join { nonce: ours, proof })).unwrap();
+        assert!(matches!(loop_reply(&mut second, token, stream), Reply::Table { .. }));
+    }
+    assert_eq!(joining(&second), 0);
+    // Some strangers come and leave.
+    for _ in 0..10 {
+        let (stream, token) = stranger(&mut second);
+        assert_eq!(joining(&second), 1);
+        drop(stream);
+        serve_until(&mut second, token, |second| !second.worker.sessions.contains_key(&token));
+        assert_eq!(joining(&second), 0);
+    }
+    let strangers: Vec<_> = (0..JOINING_MAX).map(|_| stranger(&mut second)).collect();
+    let is_there = |second: &Second, token: &Token| second.worker.sessions.contains_key(token);
+    assert!(strangers.iter().all(|(_, token)| is_there(&second, token)), "there is room for so many");
+    let (_more, token) = stranger(&mut second);
+    assert!(is_there(&second, &token) && joining(&second) == JOINING_MAX);
+    let gone = strangers.iter().filter(|(_, token)| !is_there(&second, token)).count();
+    assert_eq!(gone, 1, "one gives way");
+    for (stream, token) in &mut joined {
+        stream.write_all(&frame(&GET)).unwrap();
+        let reply = loop_reply(&mut second, *token, stream);
+        assert_eq!(reply, Reply::Value(None), "who has joined is served");
+    }
+}
+
 /// A client beyond the limit gets a refusal. When one has gone, there is room again.
 #[test]
 fn clients_beyond_the_limit_are_refused() {
