@@ -6,6 +6,8 @@ use crate::relay::*;
 use oneread::{
     Address, Client, Config, ConnectError, ServeError, Server, ServerConfig, TableSize, TcpAddress, Token,
 };
+use std::io::Read;
+use std::net::TcpListener;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -149,4 +151,71 @@ fn limits_of_a_server_that_is_gone_refuse_nothing() {
         let refused = client.get(&[1; 17]).unwrap_err().to_string();
         assert!(refused.contains("17") && refused.contains("16"), "after {what}: {refused}");
     }
+}
+
+/// The server has made a change, and the connection breaks before its reply comes: the change may be made, which is told; it is
+/// not made again. The next call goes over the next connection.
+#[test]
+fn a_change_that_may_be_made_is_not_repeated() {
+    type Change = fn(&mut Client) -> bool;
+    let changes: [(&str, Change, &[u8]); 2] = [
+        ("add", |client| client.add(b"key", 1, Some(0)).is_err(), &1u64.to_le_bytes()),
+        ("append", |client| client.append(b"key", b"once", 100).is_err(), b"once"),
+    ];
+    for (what, change, expected) in changes {
+        let server = serve(small());
+        let relay = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::Tcp(TcpAddress::new("127.0.0.1", relay.local_addr().unwrap().port()));
+        std::thread::scope(|scope| {
+            let server = &server;
+            scope.spawn(move || {
+                for is_first in [true, false] {
+                    let (mut client, _) = relay.accept().unwrap();
+                    let mut theirs = dial(server);
+                    let mut asked = 0;
+                    while pass(&mut client, &mut theirs) {
+                        asked += 1;
+                        // It has said hello, and joined.
+                        if is_first && asked == 3 {
+                            theirs.read_exact(&mut [0]).unwrap();
+                            break;
+                        }
+                        assert!(pass(&mut theirs, &mut client));
+                    }
+                }
+            });
+            let mut client = Client::connect_with(&address, with_token(TOKEN)).unwrap();
+            assert!(change(&mut client), "{what}: it may be made");
+            assert_eq!(client.get(b"key").unwrap().as_deref(), Some(expected), "{what}: once");
+        });
+    }
+}
+
+/// A batch that breaks off, a value that is not there behind a long one, or that is shorter than the last: each leaves nothing on
+/// its way, and the connection goes on. Nobody need connect again for it.
+#[test]
+fn what_ends_early_costs_no_connection() {
+    const LONG: usize = 600_000;
+    let size = TableSize::Growing { bytes_max: 64 << 20, segment_slots: None };
+    let server = serve(Config::new().size(size).key_max(16).value_max(LONG));
+    let mut client = connect(&server);
+    client.put(b"long", &[7; LONG]).unwrap();
+    for n in 0..3_000 {
+        client.put(&key(n), &value(n)).unwrap();
+    }
+    let keys: Vec<_> = (0..3_000).map(key).collect();
+    let clients = server.stats().clients;
+    for _ in 0..3 {
+        assert_eq!(client.get(b"long").unwrap().map(|value| value.len()), Some(LONG));
+        assert_eq!(client.get(b"absent").unwrap(), None);
+        client.put(b"key", b"value").unwrap();
+        assert_eq!(client.get(b"long").unwrap().map(|value| value.len()), Some(LONG));
+        assert_eq!(client.get(&key(1)).unwrap(), Some(value(1)));
+        client.put(b"key", b"value").unwrap();
+        assert_eq!(client.value_len(b"long").unwrap(), Some(LONG));
+        let flow = client.get_many_with(&keys, |n, _| ControlFlow::Break(n)).unwrap();
+        assert!(flow.is_break());
+        client.put(b"key", b"value").unwrap();
+    }
+    assert_eq!((client.stats().reattached, server.stats().clients), (0, clients));
 }

@@ -416,6 +416,44 @@ fn clients_are_owners() {
     }
 }
 
+/// What an owner's client adds or appends to a key that was not there is its own, as what it puts; of a key that is there the
+/// entry stays whose it is. Who joins is told whose each is, be it long or short.
+#[test]
+fn parts_are_their_owners() {
+    for is_far in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let (_server, address) = serve(dir.path(), 1, is_far);
+        let mut other = Client::connect(&address).unwrap();
+        let owner = |number| other.owner(OwnerOptions::new(number).absent_for(3600 * SECOND)).unwrap();
+        let (mut one, mut two) = (owner(GONE), owner(STAYS));
+        other.add(b"nobody", 1, Some(0)).unwrap();
+        one.add(b"count", 1, Some(0)).unwrap();
+        two.append(b"text", b"two", 100).unwrap();
+        one.put(b"long", &[1; 2_000]).unwrap();
+        two.put(b"longer", &[1; 3_000]).unwrap();
+        for client in [&mut one, &mut two, &mut other] {
+            client.add(b"nobody", 1, None).unwrap();
+            client.add(b"count", 1, None).unwrap();
+            client.append(b"text", b"more", 100).unwrap();
+        }
+        let whose: BTreeMap<Vec<u8>, u16> =
+            [(&b"nobody"[..], 0), (b"count", GONE), (b"text", STAYS), (b"long", GONE), (b"longer", STAYS)]
+                .map(|(key, owner)| (key.to_vec(), owner))
+                .into();
+        for (key, owner) in &whose {
+            assert_eq!(other.life(key).unwrap().unwrap().owner, *owner, "{key:?}");
+        }
+        let (mut changes, mut copy) =
+            (other.changes(FeedOptions::new().from(FeedFrom::Keys)).unwrap(), BTreeMap::new());
+        hear(&mut changes, &mut copy);
+        assert_eq!(copy, whose);
+        other.remove_owner(GONE).unwrap();
+        hear(&mut changes, &mut copy);
+        copy.values().for_each(|owner| assert_ne!(*owner, GONE));
+        assert_eq!(copy.len(), 3);
+    }
+}
+
 /// The entries of a client that is gone go when its time is over, by themselves; those of one that has another session
 /// stay. A follower hears of each owner.
 #[test]

@@ -521,6 +521,32 @@ fn two_steps_of_clients_at(address: Address) {
     assert!(matches!(refused, Err(MutateError::NoOwners)), "{refused:?}");
 }
 
+/// A server has its starts hold no more than it was told, whichever client asks.
+#[test]
+fn a_server_bounds_starts() {
+    let dir = tempfile::tempdir().unwrap();
+    let address = Address::Shm(dir.path().join("table"));
+    let table = config("windowed:8", sizes()[0], KEY);
+    let limits = StartLimits::new().percent(2).within_max(5 * SECOND);
+    let server = Server::start(ServerConfig::new(address.clone(), table).starts(limits)).unwrap();
+    let (mut client, mut other) = (Client::connect(&address).unwrap(), Client::connect(&address).unwrap());
+    let late = client.put_start(b"late", 1, 6 * SECOND);
+    assert!(matches!(late, Err(MutateError::StartBound(StartBound::Time { .. }))), "{late:?}");
+    let max = server.index().starts().slots_max;
+    assert!((1..10).contains(&max), "{max}");
+    let tickets: Vec<_> = (0..max)
+        .map(|n| {
+            let client = if n % 2 == 0 { &mut client } else { &mut other };
+            client.put_start(&n.to_le_bytes(), 1, 5 * SECOND).unwrap()
+        })
+        .collect();
+    for client in [&mut client, &mut other] {
+        let more = client.put_start(b"more", 1, SECOND);
+        assert!(matches!(more, Err(MutateError::StartBound(StartBound::Slots { .. }))), "{more:?}");
+    }
+    drop(tickets);
+}
+
 /// A follower is told why an entry left, whether a put of its key was started or not.
 #[test]
 fn what_leaves_under_a_start_is_told_with_its_cause() {

@@ -505,3 +505,72 @@ fn errors_of_a_server_that_is_gone(over: Over) {
     let error = changes.next(Duration::ZERO).unwrap_err();
     assert!(matches!(error, FeedError::Ask(AskError::Connect(_) | AskError::ServerGone { .. })), "{error}");
 }
+
+/// Values that were not heard with their changes cannot be brought, because the server is gone: nothing that was heard is lost.
+/// When a server of the table is back, each change is given, with its value, and then what has come since.
+#[test]
+fn what_was_heard_waits_for_its_value() {
+    let place = Over::Tcp.place();
+    let region = place.dir.path().join("region");
+    let serve = || {
+        let table = growing().value_max(10_000).inline_max(60);
+        let config = ServerConfig::new(place.address.clone(), table);
+        start(config.backing(Backing::File(region.clone())).start(StartMode::OpenOrCreate))
+    };
+    let server = serve();
+    // It waits for the next server until its deadline.
+    let hasty = patient().deadline(Duration::from_millis(200));
+    let mut changes = wait_for("a connection", || {
+        let client = Client::connect_with(&place.address, hasty.clone()).ok()?;
+        client.changes(FeedOptions::new().values(true)).ok()
+    });
+    let mut writer = client(&place);
+    for n in 0..5 {
+        writer.put(&name(n), &vec![n as u8; 5_000]).unwrap();
+    }
+    let came = |n: u64| {
+        let value = Some(vec![n as u8; 5_000]);
+        FeedItem::Came { number: n + 1, key: name(n), value, owner: 0 }
+    };
+    let next = |changes: &mut ChangeFeed| changes.next(Duration::ZERO).ok().flatten();
+    let first = wait_for("the first", || next(&mut changes));
+    assert_eq!(first, came(0));
+    drop(server.stop());
+    (0..3).for_each(|_| assert!(changes.next(Duration::ZERO).is_err(), "its value cannot be brought"));
+    let server = serve();
+    for n in 1..5 {
+        assert_eq!(wait_for("the next", || next(&mut changes)), came(n));
+    }
+    let gap = wait_for("the gap", || next(&mut changes));
+    assert!(matches!(gap, FeedItem::Gap { cause: GapCause::OtherServer, .. }), "{gap:?}");
+    drop(server);
+}
+
+/// Changes that are missing count once for each follower that is told so, however often it asks then.
+#[test]
+fn gaps_are_counted_once() {
+    let place = Over::Shm.place();
+    let server = start(ServerConfig::new(place.address.clone(), growing()).feed_bytes(1 << 12));
+    let mut client = client(&place);
+    let mut all: Vec<_> = (0..2).map(|_| client.changes(FeedOptions::new()).unwrap()).collect();
+    let gaps = || server.times().feed_gaps;
+    for changes in &mut all {
+        assert_eq!(changes.next(Duration::ZERO).unwrap(), None);
+    }
+    assert_eq!(gaps(), 0);
+    for n in 0..1_000 {
+        client.put(&name(n), b"value").unwrap();
+    }
+    for (nth, changes) in (1..).zip(&mut all) {
+        let item = changes.next(Duration::ZERO).unwrap();
+        assert!(matches!(item, Some(FeedItem::Gap { .. })), "{item:?}");
+        while changes.next(Duration::ZERO).unwrap().is_some() {}
+        (0..3).for_each(|_| assert_eq!(changes.next(Duration::ZERO).unwrap(), None));
+        assert_eq!(gaps(), nth);
+    }
+    client.put(b"one more", b"value").unwrap();
+    for changes in &mut all {
+        assert!(matches!(changes.next(SOON).unwrap(), Some(FeedItem::Came { .. })));
+    }
+    assert_eq!(gaps(), 2);
+}
