@@ -400,6 +400,32 @@ fn settle(
 mod tests {
     use super::*;
 
+    /// With little time left, what was certainly not done so far is not sent: its end would hardly be heard. What may have been
+    /// done is sent again, with its id. A client with less time for a call sends for longer.
+    #[test]
+    fn what_would_be_heard_too_late_is_not_sent() {
+        use super::super::tests::Scene;
+        let (one, other) = (NodeId(1), NodeId(2));
+        let second = Duration::from_secs(1);
+        for (deadline, late) in [(60 * second, LATE), (second / 10, second / 100)] {
+            for (left, is_lost, is_sent) in
+                [(late, false, true), (late - AGAIN / 20, false, false), (AGAIN / 20, true, true)]
+            {
+                let (mut scene, mut asks) = Scene::new([one, other], deadline);
+                let client = &mut scene.client;
+                let mut change = client.begin(b"key", Kind::Remove.into()).unwrap();
+                if is_lost {
+                    // A copy was sent, of which nothing is known.
+                    change = Change { sending: Sending::new(true), ..change };
+                    change.sending.sends(1_000);
+                }
+                let mut all = vec![Ok(change)];
+                client.send(&mut all, &mut FxHashMap::default(), left);
+                assert_eq!(asks.next().is_some(), is_sent, "{deadline:?}, {left:?}, {is_lost}");
+            }
+        }
+    }
+
     /// A change without an id whose node is primary no more is waited for a little longer, and not until the deadline.
     #[test]
     fn a_change_at_a_deposed_primary_ends() {

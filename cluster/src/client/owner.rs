@@ -188,7 +188,7 @@ fn check(number: u16) -> Result<(), ClusterError> {
 }
 
 /// Says that a session is there, until it is not.
-fn stay(
+pub(super) fn stay(
     mut client: ClusterClient,
     session: Session,
     absent_for: Duration,

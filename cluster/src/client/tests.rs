@@ -19,8 +19,8 @@ const SHARDS: ShardIx = 4;
 const SECOND: Duration = Duration::from_secs(1);
 
 /// A client, and what it was told.
-struct Scene {
-    client: ClusterClient,
+pub(super) struct Scene {
+    pub(super) client: ClusterClient,
     revision: u64,
     beat: u64,
     /// By shard: its epoch, and its primary.
@@ -29,7 +29,7 @@ struct Scene {
 
 impl Scene {
     /// All shards are A's.
-    fn new(nodes: [NodeId; 2], deadline: Duration) -> (Scene, AsksOfTest) {
+    pub(super) fn new(nodes: [NodeId; 2], deadline: Duration) -> (Scene, AsksOfTest) {
         let timing = Timing { ttl: 100_000_000, ..Timing::default() };
         let config = ClusterConfig {
             shards: SHARDS,
@@ -79,7 +79,7 @@ impl Scene {
     }
 
     /// A shard has this primary from now on, in a new epoch, and no lease.
-    fn moves(&mut self, shard: ShardIx, primary: NodeId) {
+    pub(super) fn moves(&mut self, shard: ShardIx, primary: NodeId) {
         self.revision += 1;
         let known = &mut self.shards[usize::from(shard)];
         *known = (known.0 + 1, primary);
@@ -95,7 +95,7 @@ impl Scene {
     }
 
     /// All of these shards that are its node's are leased.
-    fn lease(&mut self, node: NodeId, open: &[ShardIx]) {
+    pub(super) fn lease(&mut self, node: NodeId, open: &[ShardIx]) {
         let words = (0..SHARDS).map(|shard| {
             let (epoch, primary) = self.shards[usize::from(shard)];
             Word { epoch, is_open: primary == node && open.contains(&shard) }
@@ -298,6 +298,44 @@ fn an_owner_that_is_gone_puts_nowhere() {
     assert_eq!(counted(&asked, |kind| matches!(kind, Kind::Put(_))), [1, 2, 0, 0]);
 }
 
+/// The thread that says that a session is there says it to all shards, again where an answer was lost, until one of them does
+/// not know the session any more: then its handles put no more. It ends, too, when the last handle is dropped.
+#[test]
+fn who_hears_that_it_is_gone_puts_no_more() {
+    for hears_it in [true, false] {
+        let (mut scene, mut asks) = Scene::new([A, B], 60 * SECOND);
+        let (is_there, ends) = mpsc::channel::<()>();
+        let mut is_there = Some(is_there);
+        let (mut times, session) = (BTreeMap::<ShardIx, u32>::new(), Session { owner: 7, number: 9 });
+        let script = move |_, requests: &[Request]| {
+            let mut answer = |request: &Request| {
+                assert!(matches!(request.kind, Kind::Stay(of) if of == session), "{request:?}");
+                let times = times.entry(request.shard).or_default();
+                *times += 1;
+                match (request.shard, *times) {
+                    (2, 1) => lost(request),
+                    (1, 3) if hears_it => done(request, Outcome::Absent),
+                    (1, 3) => {
+                        is_there = None;
+                        done(request, Outcome::Done)
+                    }
+                    _ => done(request, Outcome::Done),
+                }
+            };
+            requests.iter().map(&mut answer).collect()
+        };
+        let is_gone = AtomicBool::new(false);
+        let absent_for = Duration::from_millis(40);
+        let stays = |client: &mut ClusterClient| {
+            owner::stay(client.clone(), session, absent_for, &ends, &is_gone);
+        };
+        let ((), asked) = scene.answered(&mut asks, script, stays);
+        assert_eq!(is_gone.load(Ordering::Relaxed), hears_it);
+        let counted = counted(&asked, |kind| matches!(kind, Kind::Stay(_)));
+        assert!(counted.iter().all(|times| *times >= 3) && counted[2] > counted[0], "{counted:?}");
+    }
+}
+
 /// A removal goes on until each shard that had a session says that none of its entries is left; others are not asked.
 #[test]
 fn a_removal_waits_for_all() {
@@ -469,15 +507,15 @@ fn a_lane_has_one_request_in_each_shard() {
 // ---- scans --------------------------------------------------------------------------------------
 
 /// Two nodes' tables, served here. All keys of all shards are in both, with other values.
-struct Nodes {
+pub(super) struct Nodes {
     _dir: tempfile::TempDir,
     _servers: [Server; 2],
-    ids: [NodeId; 2],
+    pub(super) ids: [NodeId; 2],
     clients: [Client; 2],
-    keys: BTreeMap<ShardIx, Vec<[u8; 8]>>,
+    pub(super) keys: BTreeMap<ShardIx, Vec<[u8; 8]>>,
 }
 
-fn nodes(config: &ClusterConfig) -> Nodes {
+pub(super) fn nodes(config: &ClusterConfig) -> Nodes {
     let dir = tempfile::tempdir().unwrap();
     // More than a reply has room for.
     let keys = keys(config, 800);
@@ -498,7 +536,7 @@ fn nodes(config: &ClusterConfig) -> Nodes {
 
 impl Nodes {
     /// A client of both. All shards are the first one's, and leased.
-    fn scene(&self) -> Scene {
+    pub(super) fn scene(&self) -> Scene {
         let (mut scene, _) = Scene::new(self.ids, 60 * SECOND);
         for (id, client) in self.ids.iter().zip(&self.clients) {
             lock(&scene.client.shared.tables).insert(*id, client.clone());
@@ -621,7 +659,94 @@ fn a_scan_looks_again_who_is_primary() {
     }
 }
 
+/// While a batch waits for a lease, one shard of the pass moves, or stays closed: the others of the pass go on, and are shown once.
+#[test]
+fn a_shard_holds_no_other_one_up() {
+    let config = Scene::new([A, B], SECOND).0.client.config().clone();
+    let nodes = nodes(&config);
+    for (shard, moves) in (0..SHARDS).flat_map(|shard| [(shard, false), (shard, true)]) {
+        let (mut scene, mut shown) = (nodes.scene(), BTreeMap::<[u8; 8], u32>::new());
+        let others: Vec<ShardIx> = (0..SHARDS).filter(|other| *other != shard).collect();
+        let mut client = scene.client.clone();
+        let mut scan = ScanState::new(&config, b"", true);
+        let mut is_served = false;
+        for nth in 0.. {
+            let batch = std::thread::scope(|scope| {
+                if nth == 1 {
+                    scene.lease(nodes.ids[0], &[]);
+                    let (scene, others, ids) = (&mut scene, &others, nodes.ids);
+                    scope.spawn(move || {
+                        std::thread::sleep(Duration::from_millis(30));
+                        if moves {
+                            scene.moves(shard, ids[1]);
+                        }
+                        scene.lease(ids[0], others);
+                    });
+                }
+                scan.next_batch(&mut client)
+            });
+            let Some(batch) = batch.unwrap() else { break };
+            for found in batch {
+                *shown.entry(found.key.try_into().unwrap()).or_default() += 1;
+            }
+            let is_shown = |shard: &ShardIx| nodes.keys[shard].iter().all(|key| shown.contains_key(key));
+            // When the others are shown, this one is served again.
+            if !is_served && others.iter().all(is_shown) {
+                is_served = true;
+                let there = if moves { nodes.ids[1] } else { nodes.ids[0] };
+                scene.lease(nodes.ids[0], &others);
+                scene.lease(there, &(0..SHARDS).collect::<Vec<_>>());
+            }
+        }
+        let case = format!("{shard}, moves: {moves}");
+        assert_eq!(shown.len(), 4 * 800, "{case}");
+        for other in &others {
+            let more: Vec<_> = nodes.keys[other].iter().filter(|key| shown[*key] != 1).collect();
+            assert!(more.is_empty(), "{case}: {} of {other} are shown again", more.len());
+        }
+    }
+}
+
 // ---- GETs ---------------------------------------------------------------------------------------
+
+/// At an address where a node was there is another one's table by now: nothing of that counts, and the handle connects again. So
+/// it does where nobody READs the node's page any more.
+#[test]
+fn a_handle_connects_again() {
+    let config = Scene::new([A, B], SECOND).0.client.config().clone();
+    let nodes = nodes(&config);
+    let mut scene = nodes.scene();
+    let key = nodes.keys[&0][0];
+    let table = |scene: &Scene, of: usize| {
+        lock(&scene.client.shared.tables).insert(nodes.ids[0], nodes.clients[of].clone());
+    };
+    table(&scene, 1);
+    scene.client.deadline = SECOND / 10;
+    let other = scene.client.get(&key);
+    assert!(
+        matches!(&other, Err(ClusterError::Unavailable { why, .. }) if why.contains("is gone")),
+        "{other:?}"
+    );
+    let many = scene.client.get_many(&[key]);
+    assert!(
+        matches!(&many, Err(ClusterError::Unavailable { why, .. }) if why.contains("is gone")),
+        "{many:?}"
+    );
+    table(&scene, 0);
+    scene.client.deadline = 60 * SECOND;
+    assert_eq!(scene.client.get(&key).unwrap().map(|value| value[0]), Some(b'a'));
+    // Who kept the lease has given up, and the node is away: it is looked for where it says to be, which is nowhere.
+    scene.client.shared.lose_table(nodes.ids[0]);
+    scene.lease(nodes.ids[0], &[]);
+    scene.client.deadline = SECOND / 10;
+    let away = scene.client.get(&key);
+    let is_looked_for = |why: &str| why.contains("names no address");
+    assert!(matches!(&away, Err(ClusterError::Unavailable { why, .. }) if is_looked_for(why)), "{away:?}");
+    table(&scene, 0);
+    scene.lease(nodes.ids[0], &[0, 1, 2, 3]);
+    scene.client.deadline = 60 * SECOND;
+    assert_eq!(scene.client.get(&key).unwrap().map(|value| value[0]), Some(b'a'));
+}
 
 /// A value counts from who is primary, under a lease that lasts: neither from a shard that is closed, nor from who was primary
 /// before. Alone, and with others.

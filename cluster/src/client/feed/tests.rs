@@ -1,5 +1,6 @@
 //! What comes from nodes, in any order: two tell the same, one answers too late, or for another one, or tells that it has nothing.
 
+use super::super::tests::{Scene, nodes};
 use super::*;
 use crate::core::hash::ShardHash;
 use crate::core::state::Timing;
@@ -160,4 +161,135 @@ async fn an_empty_part_says_where_it_begins() {
     task.comes(A, Ok(Changes { ask, shards })).await;
     assert_eq!(task.shards[0].at, Some(at(3, 7)));
     assert_eq!(all(&heard), [(0, None, vec![])]);
+}
+
+/// A feed that hears what the test sends, and has a client of the scene's.
+fn feed(scene: &Scene, shards: &[Option<FeedAt>]) -> (ClusterFeed, SyncSender<Heard>) {
+    let (send, heard) = sync_channel(WAITING_MAX);
+    let client = ClusterClient { deadline: SHOWN_WITHIN, ..scene.client.clone() };
+    let position = ClusterPosition { cluster: client.config().hash.seed(), shards: shards.to_vec() };
+    let (ready, scans, between) = (VecDeque::new(), VecDeque::new(), Arc::default());
+    let (prefix, values, stuck) = (Vec::new(), false, None);
+    (ClusterFeed { heard, position, prefix, ready, client, values, scans, stuck, between }, send)
+}
+
+/// A feed of two shards: what is heard is behind what was heard before, or a gap is told, of the one shard alone. What is taken
+/// waits no more.
+#[test]
+fn a_gap_is_of_its_shard() {
+    let (scene, _asks) = Scene::new([A, B], Duration::from_secs(60));
+    let (mut feed, send) = feed(&scene, &[Some(at(1, 10)), Some(at(1, 20))]);
+    let tell = |feed: &ClusterFeed, shard, after, part: FeedPart| {
+        let bytes = bytes_of(&part);
+        feed.between.waiting.fetch_add(bytes, Ordering::Relaxed);
+        send.send(Heard { shard, after: Some(after), part, bytes }).unwrap();
+    };
+    tell(&feed, 0, at(1, 10), part(at(1, 10), 11..=11));
+    tell(&feed, 1, at(1, 20), part(at(2, 30), 31..=32));
+    tell(&feed, 0, at(1, 11), part(at(1, 11), 12..=12));
+    tell(&feed, 0, at(1, 12), FeedPart { from: at(1, 40), changes: Vec::new() });
+    assert!(feed.between.waiting.load(Ordering::Relaxed) > 0);
+    let mut next = || match feed.next(Duration::ZERO).unwrap() {
+        Some(ClusterFeedItem::Came { shard, at, .. }) => Some((shard, None, at)),
+        Some(ClusterFeedItem::Gap { shard, from, to }) => Some((shard, from, to)),
+        None => None,
+        other => panic!("{other:?}"),
+    };
+    let told: Vec<_> = std::iter::from_fn(&mut next).collect();
+    assert_eq!(
+        told,
+        [
+            (0, None, at(1, 11)),
+            (1, Some(at(1, 20)), at(2, 30)),
+            (1, None, at(2, 31)),
+            (1, None, at(2, 32)),
+            (0, None, at(1, 12)),
+            (0, Some(at(1, 12)), at(1, 40)),
+        ]
+    );
+    assert_eq!(feed.between.waiting.load(Ordering::Relaxed), 0, "all of it was taken");
+    assert_eq!((feed.position().of(0), feed.position().of(1)), (Some(at(1, 40)), Some(at(2, 32))));
+}
+
+/// While as many parts wait as may, the next one waits with its node; when all are taken, nothing counts as waiting.
+#[tokio::test]
+async fn what_found_no_room_waits_once() {
+    let (task, heard, between) = task(&[Some(at(1, 0)), None]);
+    let heard_of = |number: u64| {
+        let part = part(at(1, number), number + 1..=number + 1);
+        Heard { shard: 0, after: Some(at(1, number)), bytes: 10, part }
+    };
+    for number in 0..WAITING_MAX as u64 {
+        task.deliver(heard_of(number)).await;
+    }
+    let last = WAITING_MAX as u64;
+    let late = tokio::spawn(async move { task.deliver(heard_of(last)).await });
+    // It finds no room, some times.
+    sleep(2 * AGAIN).await;
+    assert!(!late.is_finished());
+    let (mut taken, begun) = (0, Instant::now());
+    while taken <= WAITING_MAX {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{taken}");
+        match heard.try_recv() {
+            Ok(heard) => {
+                assert_eq!(heard.after, Some(at(1, taken as u64)), "in order");
+                taken += 1;
+                between.waiting.fetch_sub(heard.bytes, Ordering::Relaxed);
+            }
+            Err(_) => sleep(AGAIN / 4).await,
+        }
+    }
+    late.await.unwrap();
+    assert_eq!(between.waiting.load(Ordering::Relaxed), 0);
+}
+
+/// A walk over one shard that is begun again takes the place of the one under way, and of no other; a walk over all takes the
+/// place of all. What a walk before has shown is void, and so is its end.
+#[test]
+fn a_walk_takes_the_place_of_the_one_before() {
+    let (scene, _asks) = Scene::new([A, B], Duration::from_secs(60));
+    let (mut feed, _send) = feed(&scene, &[Some(at(1, 10)), Some(at(1, 20))]);
+    let of = |feed: &ClusterFeed| feed.scans.iter().map(|(of, _)| *of).collect::<Vec<_>>();
+    feed.resync(Some(0));
+    feed.resync(Some(1));
+    assert_eq!(of(&feed), [Some(0), Some(1)]);
+    let key =
+        |shard| (None, Some(ClusterFeedItem::Key { shard, key: Bytes::from_static(b"key"), value: None }));
+    let joined = |shard| (None, Some(ClusterFeedItem::Joined { shard }));
+    let change =
+        || (Some((0, at(1, 11))), Some(ClusterFeedItem::Gap { shard: 0, from: None, to: at(1, 11) }));
+    feed.ready.extend([key(0), key(1), joined(Some(0)), joined(Some(1)), change(), joined(None)]);
+    feed.resync(Some(0));
+    assert_eq!(of(&feed), [Some(1), Some(0)]);
+    assert!(feed.ready.iter().eq(&[key(1), joined(Some(1)), change(), joined(None)]), "{:?}", feed.ready);
+    feed.resync(None);
+    assert_eq!(of(&feed), [None]);
+    assert!(feed.ready.iter().eq(&[change()]), "{:?}", feed.ready);
+}
+
+/// A walk over a shard that nobody serves does not hold up the one over another shard.
+#[test]
+fn a_walk_that_is_stuck_holds_up_no_other_one() {
+    let config = Scene::new([A, B], Duration::from_secs(1)).0.client.config().clone();
+    let nodes = nodes(&config);
+    let mut scene = nodes.scene();
+    scene.lease(nodes.ids[0], &[1]);
+    let (mut feed, _send) = feed(&scene, &[Some(at(1, 10)), Some(at(1, 20))]);
+    feed.resync(Some(0));
+    feed.resync(Some(1));
+    let mut until = |shard| {
+        let (mut shown, begun) = (0, Instant::now());
+        loop {
+            assert!(begun.elapsed() < Duration::from_secs(60), "shard {shard} is not shown");
+            match feed.next(Duration::ZERO).unwrap() {
+                Some(ClusterFeedItem::Key { shard: of, .. }) if of == shard => shown += 1,
+                Some(ClusterFeedItem::Joined { shard: Some(of) }) if of == shard => return shown,
+                None => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    assert_eq!(until(1), nodes.keys[&1].len());
+    scene.lease(nodes.ids[0], &[0, 1, 2, 3]);
+    assert_eq!(until(0), nodes.keys[&0].len());
 }
