@@ -190,8 +190,7 @@ fn path_in(text: &str) -> Option<&str> {
 /// A flag that is no part of a whole command, as in `--life`, but not in `oneread serve --life`.
 fn flag_in(text: &str) -> Option<&str> {
     text.split('`').enumerate().find_map(|(nth, part)| {
-        let is_command =
-            nth % 2 == 1 && part.starts_with(char::is_alphabetic) && !part.starts_with("serve ");
+        let is_command = nth % 2 == 1 && part.starts_with(char::is_alphabetic) && !part.starts_with("serve ");
         let mut words = part.split(|c: char| c.is_whitespace() || "(,;".contains(c));
         words.find(|word| word.starts_with("--") && word.len() > 2 && !is_command)
     })

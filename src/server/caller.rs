@@ -424,9 +424,9 @@ mod tests {
         let index = shared().index.with_eviction(Evict::S3Fifo).unwrap();
         let keys = [&b"one"[..], b"two", b"three"];
         keys.iter().for_each(|key| assert!(index.put(key, b"", PutMode::Insert).is_ok()));
-        let mut caller = Caller::new(Role::Change);
+        let (mut caller, memory) = (Caller::new(Role::Change), ClientMemory::new(1 << 20));
         for key in [b"one", b"two", b"one"] {
-            assert_eq!(caller.pin(&index, key), Reply::Pin(true));
+            assert_eq!(changer(&mut caller, &index).pin(&memory, key), Reply::Pin(true));
         }
         let pinned = |caller: &Caller| {
             let hash = |key: &[u8]| index.geometry().hashed(key).first();
@@ -439,7 +439,7 @@ mod tests {
             (b"two", true, [1, 0, 0]),
             (b"two", false, [1, 0, 0]),
         ] {
-            assert_eq!(caller.unpin(&index, key), Reply::Pin(was_pinned));
+            assert_eq!(changer(&mut caller, &index).unpin(key), Reply::Pin(was_pinned));
             assert_eq!(pinned(&caller), left);
         }
         assert_eq!(index.evictions().pinned, 1);
@@ -464,7 +464,7 @@ mod tests {
         let mut others = Vec::new();
         loop {
             let mut other = Caller::new(Role::Change);
-            match other.begin(&index, b"other", LONG as u32) {
+            match changer(&mut other, &index).begin_upload(b"other", LONG as u32) {
                 Reply::Taken => others.push(other),
                 _ => break,
             }
@@ -474,14 +474,14 @@ mod tests {
         let options = PutOptions::from(PutMode::Insert);
         for (begun, put) in [(&b"one"[..], &b"other"[..]), (b"one", b"on"), (b"one", b"one")] {
             for _ in 0..3 {
-                assert_eq!(caller.begin(&index, begun, LONG as u32), Reply::Taken);
+                assert_eq!(changer(&mut caller, &index).begin_upload(begun, LONG as u32), Reply::Taken);
             }
             for _ in 0..10 {
-                assert_eq!(caller.take(&[7; LONG / 10]), Reply::Taken);
+                assert_eq!(changer(&mut caller, &index).take_piece(&[7; LONG / 10]), Reply::Taken);
             }
             let expected = if begun == put { Reply::Put(Ok(PutOutcome::Inserted)) } else { Reply::Unfit };
-            assert_eq!(caller.put(&index, put, options), expected, "{begun:?} {put:?}");
-            assert_eq!(caller.take(b"more"), Reply::Unfit, "it is over");
+            assert_eq!(changer(&mut caller, &index).put_upload(put, options), expected, "{begun:?} {put:?}");
+            assert_eq!(changer(&mut caller, &index).take_piece(b"more"), Reply::Unfit, "it is over");
         }
         assert_eq!(index.len(), 1);
     }
