@@ -612,12 +612,12 @@ fn tokens_decide() {
     assert_eq!(reader.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
     let error = reader.put(b"key", b"other").unwrap_err();
     assert!(matches!(error, MutateError::ReadOnly { .. }), "{error}");
+    assert_eq!(owner.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    assert_eq!(server.stats().clients, 2);
     // Who may not put can be no owner, and is told why.
     let error = reader.owner(OwnerOptions::new(7)).unwrap_err();
     assert!(matches!(error, ConnectError::ReadOnly { .. }), "{error}");
     assert_eq!(error.kind(), ErrorKind::Refused);
-    assert_eq!(owner.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
-    assert_eq!(server.stats().clients, 2);
     let open = ServerConfig::new(Address::Tcp(TcpAddress::new("0.0.0.0", 0)), small());
     let error = Server::start(open).unwrap_err();
     assert!(matches!(error, ServeError::NoToken { .. }) && error.to_string().contains("token"), "{error}");
