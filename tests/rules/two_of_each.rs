@@ -313,6 +313,7 @@ fn what_could_not_be_given_up_is_given_up_later() {
     let all: [(&str, Ends); 4] = [
         ("is given up", |index, _, session, key, ticket| {
             assert_eq!(index.put_abort(&session, key, ticket), Ok(true));
+            std::mem::forget(session);
         }),
         ("ends with its session", |_, _, session, _, _| drop(session)),
         ("ends with its time", |_, clock, session, _, _| {
@@ -325,6 +326,7 @@ fn what_could_not_be_given_up_is_given_up_later() {
             let refused = index.put_commit(&session, key, ticket, Some(&owner));
             assert_eq!(refused, Err(PutError::OwnerGone { owner: OWNER }));
             clock.advance(2 * GRACE);
+            std::mem::forget(session);
         }),
     ];
     for (size, key, times) in
