@@ -246,6 +246,26 @@ fn a_prefix_costs_its_length() {
     assert!((71..=80).contains(&reads), "{reads} READs");
 }
 
+/// Behind a prefix nothing is left of what stood in the list before, in whichever part of the prompt it ends.
+#[test]
+fn nothing_stands_behind_a_prefix() {
+    let scene = served(TableSize::Keys(3_000), None);
+    let (mut index, prompt) = (scene.index(), prompt());
+    let (digests, locations) = (Digests::from(&prompt[..]), (0..BLOCKS as u64).map(at).collect::<Vec<_>>());
+    index.put(&digests, &locations, PutOptions::new()).unwrap();
+    let mut all = vec![Found::default(); BLOCKS];
+    assert_eq!(index.locate_prefix(&digests, &mut all).unwrap(), BLOCKS);
+    for gone in [BLOCKS - 1, 150, 128, 127, 70, 1, 0] {
+        let block = gone..gone + 1;
+        let removed = index.remove(&Digests::from(&prompt[block.clone()]), &locations[block]).unwrap();
+        assert_eq!(removed, 1);
+        let mut found = all.clone();
+        assert_eq!(index.locate_prefix(&digests, &mut found).unwrap(), gone);
+        assert_eq!(found[..gone], all[..gone]);
+        assert!(found[gone..].iter().all(|found| *found == Found::default()), "{gone}");
+    }
+}
+
 /// Lists of different lengths, wrong widths and wrong tables are refused by name, and nothing is done.
 #[test]
 fn bad_input_is_named() {
