@@ -1075,7 +1075,7 @@ mod tests {
         session.output.len()
     }
 
-    /// What a client has pinned counts as held by it, until it takes the pins back.
+    /// Q7: what a client has pinned counts as held for clients, until it takes the pins back.
     #[test]
     fn pins_count_as_held() {
         const PINS: usize = 100;
@@ -1085,7 +1085,7 @@ mod tests {
             client.write_all(&frames(requests)).unwrap();
             // Whoever loses the CPU needs another turn.
             while !matches!(session.advance(&server.shared), Fate::Stay) {}
-            session.share_bytes()
+            server.shared.client_memory.counts().bytes
         };
         let before = held_after(&mut session, &[HELLO]);
         let pinned = held_after(&mut session, &[Request::Pin { key: b"key" }; PINS]);
