@@ -427,6 +427,10 @@ fn files_are_named() {
     let [empty, garbage, nowhere] = ["empty", "garbage", "nowhere"].map(|name| authority.path(name));
     std::fs::write(&empty, "no certificate\n").unwrap();
     std::fs::write(&garbage, "-----BEGIN CERTIFICATE-----\n!!!\n-----END CERTIFICATE-----\n").unwrap();
+    // As files with keys are to be.
+    for path in [&empty, &garbage] {
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    }
     let server = |certificate: &Path, key: &Path| ServerTls::new(certificate, key, None).unwrap_err();
     let client = |authority: &Path| ClientTls::new(authority, None).unwrap_err();
     let told = |error: TlsError, file: &Path, what: &str| {
