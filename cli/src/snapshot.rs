@@ -196,8 +196,9 @@ owner: if the owner does not come back within a minute, it goes. A new server
 begins with a snapshot by itself: `oneread serve --restore table.snap`,
 which is faster.
 
-Exit status 1 if the table refused a key, or something of a damaged file was left
-out. Keys that --insert leaves alone, and entries that have ended, are no errors.")]
+Exit status 1 if the table refused a key, or something of a damaged file was
+left out. Keys that --insert leaves alone, and entries that have ended, are no
+errors.")]
 pub struct Restore {
     /// The snapshot
     file: PathBuf,

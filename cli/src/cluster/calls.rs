@@ -32,8 +32,8 @@ pub struct Get {
   oneread cluster put demo greeting hello
   oneread cluster put demo lock me --insert --ttl 10s     gone after ten seconds
 
-Prints what became of it: put, inserted (--insert), updated (--update), exists or
-missing. Exit status 1 if the key was not put: it exists (--insert), or is
+Prints what became of it: put, inserted (--insert), updated (--update), exists
+or missing. Exit status 1 if the key was not put: it exists (--insert), or is
 missing (--update).")]
 pub struct Put {
     /// The cluster

@@ -257,7 +257,7 @@ mod tests {
             }
             if height >= 12 {
                 let text = lines.join("\n");
-                for part in ["1,120,000,000", "126,913,578", "GETs do not ask", "Ctrl-C"] {
+                for part in ["1,120,000,000", "126,913,578", "GETs do not ask", "q ends this"] {
                     assert!(text.contains(part), "{width}, {part}: {text}");
                 }
             }
