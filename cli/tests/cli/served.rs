@@ -199,9 +199,8 @@ pub fn begin_on_a_terminal_with(arguments: &[&str], environment: &[(&str, &str)]
     let mut command = Command::new("setsid");
     command.args(["--ctty", "--wait", env!("CARGO_BIN_EXE_oneread")]).args(arguments);
     let mut command = alone(command);
-    command.envs(environment.iter().copied());
-    let child =
-        command.env("TERM", "xterm").stdin(stdin).stdout(stdout).stderr(stderr).spawn().expect("setsid");
+    command.env("TERM", "xterm").envs(environment.iter().copied());
+    let child = command.stdin(stdin).stdout(stdout).stderr(stderr).spawn().expect("setsid");
     (child, terminal.into())
 }
 
