@@ -4,7 +4,7 @@ use super::error::{RegionError, os};
 use super::mapping::{HarmlessAdvice, Mapping};
 use super::room::{self, Room};
 use crate::files::{self, FileError, LockFile};
-use rustix::fs::{MemfdFlags, OFlags};
+use rustix::fs::{AtFlags, MemfdFlags, OFlags, StatxFlags, statx};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -172,6 +172,12 @@ fn populate(map: &Mapping, bytes: Range<u64>) -> Result<(), RegionError> {
 /// A server that stops, or a look at the lock, may have it for a moment.
 const LOCK_WITHIN: Duration = Duration::from_millis(100);
 
+/// The mount that a file was opened in. `None`: the system is older than Linux 5.8, and does not say.
+fn mount_of(file: &File) -> Option<u64> {
+    let about = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
+    (about.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(about.stx_mnt_id)
+}
+
 /// Opens a region file for writing and keeps other servers away from it. Locks before it opens: nobody
 /// removes the file in between.
 pub(super) fn lock_file(path: &Path, create: bool) -> Result<OwnFile, RegionError> {
@@ -189,7 +195,8 @@ pub(super) fn lock_file(path: &Path, create: bool) -> Result<OwnFile, RegionErro
     let file = files::open_file(path, OFlags::RDWR | make).map_err(failed)?;
     let about = |file: &File| file.metadata().map_err(os("looking at", path.display().to_string()));
     let (of_file, of_lock) = (about(&file)?, about(&lock.file)?);
-    if of_file.nlink() > 1 || of_file.dev() != of_lock.dev() {
+    let is_elsewhere = of_file.dev() != of_lock.dev() || mount_of(&file) != mount_of(&lock.file);
+    if of_file.nlink() > 1 || is_elsewhere {
         return Err(RegionError::SeveralNames { path: path.into() });
     }
     Ok(OwnFile::of(file, Some(lock)))

@@ -128,6 +128,20 @@ fn a_file_has_one_name() {
     region.keep();
     std::fs::hard_link(&path, &other).unwrap();
     assert!(matches!(Region::open(&other), Err(RegionError::SeveralNames { .. })));
+    std::fs::remove_file(&other).unwrap();
+    drop((region, Region::open(&path).unwrap()));
+    // A mount of the file itself, within its file system. Only root can make one.
+    File::create(&other).unwrap();
+    let mount = |program: &str, arguments: &[&std::ffi::OsStr]| {
+        std::process::Command::new(program).args(arguments).status().is_ok_and(|status| status.success())
+    };
+    if mount("mount", &["--bind".as_ref(), path.as_ref(), other.as_ref()]) {
+        let opened = Region::open(&other);
+        assert!(mount("umount", &["-l".as_ref(), other.as_ref()]));
+        assert!(matches!(opened, Err(RegionError::SeveralNames { .. })), "{opened:?}");
+    } else {
+        println!("no mount of a file: only root may make one");
+    }
 }
 
 /// A region knows whether its file is still where it was opened, and its lock, too.
