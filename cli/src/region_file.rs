@@ -29,7 +29,7 @@ pub fn region_file(address: &Address) -> PathBuf {
 pub fn what_stays(path: &Path, bytes: u64, address: &Address) -> String {
     format!(
         "the table stays in {} ({}); serve it again: oneread serve --at {} --region {path}; or free the memory: oneread regions --remove {path}",
-        path.display(),
+        show::path(path),
         show::bytes(bytes),
         for_shell(&address.to_string()),
         path = for_shell(&path.to_string_lossy()),

@@ -12,7 +12,7 @@ use oneread_kit::units::{Period, some_time};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, recv};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::num::NonZeroI32;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -75,7 +75,8 @@ impl Stop {
                 (pid.as_raw_nonzero(), process.context("opening the server's process")?)
             }
         };
-        if is_hung_up(&socket)? {
+        // Who is turned away was told so: a server is there.
+        if is_hung_up(&socket)? && !was_told(&socket) {
             return Err(not_there(Errno::CONNREFUSED).into());
         }
         let hello = hello(&address, uid);
@@ -185,6 +186,11 @@ fn is_ready(fd: &OwnedFd, what: PollFlags, within: Duration) -> Result<bool> {
 
 fn is_hung_up(socket: &OwnedFd) -> Result<bool> {
     is_ready(socket, PollFlags::RDHUP, Duration::ZERO)
+}
+
+/// Whether something was said before it hung up.
+fn was_told(socket: &OwnedFd) -> bool {
+    recv(socket, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT).is_ok_and(|(_, length)| length > 0)
 }
 
 /// What answers a client there.

@@ -607,7 +607,7 @@ pub enum MutateError {
     /// ([`ServerConfig::allow_read_uids`](crate::ServerConfig::allow_read_uids),
     /// [`ServerConfig::read_token`](crate::ServerConfig::read_token)). Nothing was changed.
     #[error(
-        "the server at {address} lets this client read the table, and not change it; its user can allow changes (`ServerConfig::allow_uids`)"
+        "the server at {address} lets this client read the table, and not change it; its user can allow changes (`ServerConfig::allow_uids`; over a network, by the token for changes)"
     )]
     ReadOnly {
         /// The address.

@@ -68,12 +68,13 @@ pub fn start(address: &Address, log: Option<&Path>) -> Result<ExitCode> {
 /// the server has to say, and cut it off.
 fn open_log(path: &Path) -> Result<File> {
     let flags = OFlags::RDWR | OFlags::APPEND | OFlags::CREATE;
-    // What is written to a device like /dev/null is nobody's.
-    let is_device = |path: &Path| {
-        path.symlink_metadata().is_ok_and(|about| about.file_type().is_char_device() && about.uid() == 0)
+    // What is written to /dev/null is nobody's, and nothing is read of it. Other devices are no logs: some never end.
+    let is_nothing = |path: &Path| {
+        const NULL: u64 = 1 << 8 | 3;
+        path.symlink_metadata().is_ok_and(|about| about.file_type().is_char_device() && about.rdev() == NULL)
     };
     let opened = match files::open_file(path, flags) {
-        Err(FileError::Kind { .. }) if is_device(path) => {
+        Err(FileError::Kind { .. }) if is_nothing(path) => {
             OpenOptions::new().read(true).append(true).open(path).map_err(anyhow::Error::from)
         }
         opened => opened.map_err(anyhow::Error::from),
@@ -133,9 +134,13 @@ impl PidFile {
             _ => Err(why),
         });
         let written = made.and_then(|mut file| {
-            writeln!(file, "{}", std::process::id())?;
-            std::fs::rename(&new, &self.path)?;
-            Ok(file)
+            let put =
+                writeln!(file, "{}", std::process::id()).and_then(|()| std::fs::rename(&new, &self.path));
+            if put.is_err() {
+                // The cause is told, whatever becomes of this.
+                let _ = std::fs::remove_file(&new);
+            }
+            put.map(|()| file)
         });
         self.number = Some(written.with_context(|| format!("writing --pid-file {}", self.path.display()))?);
         Ok(())

@@ -143,6 +143,22 @@ fn a_server_that_does_not_end_is_killed_if_asked() {
     assert!(!end_of(&mut served.child).success());
 }
 
+/// A server that has as many clients as it may is stopped all the same: it says so to whoever it turns away.
+#[test]
+fn a_full_server_is_stopped() {
+    let mut served = Served::start(&["--anonymous", "--slots", "64", "--clients-max", "2"]);
+    let socket = served.at.strip_prefix("shm:").unwrap().to_owned();
+    let held = [(); 2].map(|()| std::os::unix::net::UnixStream::connect(&socket).unwrap());
+    wait_for("a full server", || {
+        let told = served.run(&["ping"]);
+        stderr(&told).contains("turned this client away").then_some(())
+    });
+    let stopped = stdout(&expect(served.run(&["stop"]), 0));
+    assert!(stopped.starts_with("stopped the server at "), "{stopped}");
+    assert!(end_of(&mut served.child).success());
+    drop(held);
+}
+
 /// A terminal is as it was when a signal has ended the prompt, and bytes that are no text end no prompt.
 #[test]
 fn the_prompt_gives_the_terminal_back() {
@@ -228,6 +244,11 @@ fn a_strangers_log_is_refused() {
         std::os::unix::fs::chown(&log, Some(7), None).unwrap();
         let refused = stderr(&expect(serve(&log), 1));
         assert!(refused.contains("belongs to user 7"), "{refused}");
+    }
+    // Some devices never end.
+    for device in ["/dev/zero", "/dev/full", "/dev/urandom"] {
+        let refused = stderr(&expect(serve(Path::new(device)), 1));
+        assert!(refused.contains("--log names another file"), "{refused}");
     }
     expect(serve(Path::new("/dev/null")), 0);
     expect(run(&["stop", "--at", &at]), 0);
