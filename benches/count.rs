@@ -469,7 +469,7 @@ operation! {
 }
 operation! {
     update: present, |table| table.keys.iter().all(|key| table.put(key) == Ok(PutOutcome::Updated));
-    [608, 2133, 668, 2115]
+    [615, 2133, 676, 2115]
 }
 operation! {
     part: present, |table| table.keys.iter().all(|key| set_bits(table, key));
