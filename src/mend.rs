@@ -20,6 +20,11 @@ pub(crate) fn of(error: &io::Error) -> Option<&'static str> {
     })
 }
 
+/// The same behind what failed: in brackets, or nothing.
+pub(crate) fn behind(error: &io::Error) -> String {
+    of(error).map_or(String::new(), |mend| format!(" ({mend})"))
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;

@@ -47,7 +47,7 @@ pub enum FileError {
         mode: u32,
     },
     /// A system call failed.
-    #[error("{doing} {}{}", path.display(), mend::of(source).map_or(String::new(), |mend| format!(" ({mend})")))]
+    #[error("{doing} {}{}", path.display(), mend::behind(source))]
     Os {
         /// What was tried.
         doing: &'static str,

@@ -20,6 +20,7 @@ use crate::sync::{Mutex, lock};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
+use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Hashes that are taken at a time, and whose slots are asked for before the first of them is looked at: mostly none is in
@@ -132,11 +133,17 @@ impl EndNotes {
     }
 }
 
+/// Adds a hash to those of a tick.
+fn come_to_tick(due: &mut BTreeMap<u32, Vec<First>>, hash: First, tick: u32) -> EndNote {
+    let hashes = due.entry(tick).or_default();
+    hashes.push(hash);
+    EndNote { tick, at: hashes.len() as u32 - 1 }
+}
+
 impl EndTimes {
     fn came(&mut self, hash: First, tick: u32) {
-        if !self.of.contains_key(&hash) {
-            let note = self.come_to_tick(hash, tick);
-            self.of.insert(hash, note);
+        if let Entry::Vacant(vacant) = self.of.entry(hash) {
+            vacant.insert(come_to_tick(&mut self.due, hash, tick));
             return;
         }
         *self.more.entry(hash).or_default() += 1;
@@ -170,16 +177,8 @@ impl EndTimes {
         let Some(&EndNote { tick: before, at }) = self.of.get(&hash) else { return };
         if before != tick {
             self.leave_tick(before, at);
-            let note = self.come_to_tick(hash, tick);
-            self.of.insert(hash, note);
+            self.of.insert(hash, come_to_tick(&mut self.due, hash, tick));
         }
-    }
-
-    /// Adds a hash to those of a tick.
-    fn come_to_tick(&mut self, hash: First, tick: u32) -> EndNote {
-        let hashes = self.due.entry(tick).or_default();
-        hashes.push(hash);
-        EndNote { tick, at: hashes.len() as u32 - 1 }
     }
 
     /// Takes the hash at this place from those of a tick.

@@ -6,7 +6,7 @@ use crate::sync::{Mutex, lock};
 use rustc_hash::FxHashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// So many together are worth a look.
+/// From this number on, all together, they are worth a look.
 pub(super) const LOOKED_AT: u64 = 64;
 
 /// Entries that have left, by owner.
@@ -26,7 +26,7 @@ impl OwnedLeft {
         }
     }
 
-    /// So many have.
+    /// This number of entries have.
     #[cold]
     pub fn add(&self, owner: u16, entries: u64) {
         let mut of = lock(&self.of);

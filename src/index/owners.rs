@@ -29,7 +29,7 @@ use crate::layout::slot::Key;
 use crate::outcome::PutError;
 use crate::random;
 use crate::region::Region;
-use crate::sync::{Mutex, lock, try_lock, yield_now};
+use crate::sync::{Mutex, MutexGuard, lock, try_lock, yield_now};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -43,7 +43,7 @@ const ABSENT_FOR: Duration = Duration::from_secs(60);
 const OWNERS_AT_ONCE: usize = 64;
 /// Hashes of an owner from which on old ones are looked at when one is noted.
 const HASHES_LOOKED_AT: usize = 1 << 10;
-/// So many of these for each new one: no more than half have gone.
+/// Old ones that are looked at for each new one: no more than half have gone.
 const LOOKS: usize = 2;
 /// Time between two looks at who is away, while somebody is.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -156,7 +156,7 @@ impl OwnedHashes {
         if self.keep(hash) { self.oldest(LOOKS) } else { SmallVec::new() }
     }
 
-    /// Takes so many of the oldest out, if there are many.
+    /// Takes up to `looks` of the oldest out, if there are many.
     fn oldest(&mut self, looks: usize) -> SmallVec<[First; LOOKS]> {
         let looks = looks.min(self.order.len().saturating_sub(HASHES_LOOKED_AT));
         let oldest: SmallVec<_> = self.order.drain(..looks).collect();
@@ -236,26 +236,31 @@ impl OwnerPut<'_> {
     /// The entry of a key with this hash is visible. Nobody takes hashes of the owner out meanwhile: its bit waits for this put
     /// (O1).
     pub fn note(&self, hash: First, table: &Table) {
-        let owner = self.0.number;
-        let mut state = Some(lock(&self.0.state));
-        let old = state.as_mut().map(|state| state.hashes.note(hash)).unwrap_or_default();
-        // L16: not while a key is looked for.
-        obey(Rule::OwnerLast, || state = None);
-        for old in old.into_iter().filter(|&old| has_one_of(table, old, owner)) {
-            state.get_or_insert_with(|| lock(&self.0.state)).hashes.keep(old);
-            obey(Rule::OwnerLast, || state = None);
-        }
+        let mut state = lock(&self.0.state);
+        let old = state.hashes.note(hash);
+        self.keep_those_there(old, state, table);
     }
-}
 
-impl OwnerPut<'_> {
     /// Entries of the owner have left: forgets those of some old hashes that are not there any more.
     fn forget(&self, looks: usize, table: &Table) {
-        let owner = self.0.number;
-        let old = lock(&self.0.state).hashes.oldest(looks);
-        // L16, as for one that is noted.
-        for old in old.into_iter().filter(|&old| has_one_of(table, old, owner)) {
-            lock(&self.0.state).hashes.keep(old);
+        let mut state = lock(&self.0.state);
+        let old = state.hashes.oldest(looks);
+        self.keep_those_there(old, state, table);
+    }
+
+    /// Notes these hashes again, of which the owner still has an entry.
+    fn keep_those_there(
+        &self,
+        old: SmallVec<[First; LOOKS]>,
+        state: MutexGuard<'_, OwnerState>,
+        table: &Table,
+    ) {
+        let mut state = Some(state);
+        // L16: not while a key is looked for.
+        obey(Rule::OwnerLast, || state = None);
+        for old in old.into_iter().filter(|&old| has_one_of(table, old, self.0.number)) {
+            state.get_or_insert_with(|| lock(&self.0.state)).hashes.keep(old);
+            obey(Rule::OwnerLast, || state = None);
         }
     }
 }

@@ -136,7 +136,7 @@ fn hint(error: &io::Error) -> String {
             " (check who owns it, or name a file of your own)"
         }
         Some(rustix::io::Errno::NOENT) => " (does the folder exist?)",
-        _ => return mend::of(error).map_or(String::new(), |mend| format!(" ({mend})")),
+        _ => return mend::behind(error),
     };
     own.into()
 }

@@ -205,7 +205,7 @@ impl Changer<'_> {
         Reply::Growth(self.index.growth())
     }
 
-    /// Makes room for so many keys ahead.
+    /// Makes room ahead for this number of keys.
     pub fn grow_for(self, keys: u64) -> Reply {
         self.index.foresee(keys);
         Reply::Growth(self.index.growth())

@@ -15,7 +15,7 @@ use crate::outcome::PutError;
 use crate::outcome::ReadError;
 use crate::region::Region;
 use crate::sync::lock_std;
-use crate::wire::{self, HeldCounts, Refusal, Reply, Request, Right, ServerStats, ServerTimes};
+use crate::wire::{self, HeldCounts, Refusal, Reply, Request, ServerStats, ServerTimes};
 use rustc_hash::FxHashMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -217,36 +217,32 @@ impl ServerState {
     /// Does not wait for memory of long values, because the thread has other clients: such a request is
     /// answered [`PutError::HeapBusy`], and its client makes it again.
     pub(crate) fn answer(&self, caller: &mut Caller, request: Request<'_>) -> Option<Reply> {
-        if request.row().right == Right::Talk {
-            return None;
-        }
-        // One upload counts once.
-        let goes_on = matches!(
-            request,
-            Request::UploadPiece { .. }
-                | Request::UploadPut { .. }
-                | Request::UploadSwap { .. }
-                | Request::UploadDrop
-        );
-        let answered = self.answer_who_may(caller, request);
-        Some(answered.unwrap_or_else(|Denied| {
+        self.answer_who_may(caller, request).unwrap_or_else(|Denied| {
+            // One upload counts once.
+            let goes_on = matches!(
+                request,
+                Request::UploadPiece { .. }
+                    | Request::UploadPut { .. }
+                    | Request::UploadSwap { .. }
+                    | Request::UploadDrop
+            );
             if !goes_on {
                 self.refused.count_read_only();
             }
-            Reply::Denied
-        }))
+            Some(Reply::Denied)
+        })
     }
 
-    /// Answers a request. Only a [`Changer`] can make changes, and who may only read is none.
-    fn answer_who_may(&self, caller: &mut Caller, request: Request<'_>) -> Result<Reply, Denied> {
+    /// The same, of a client that may ask for it. Only a [`Changer`](super::caller::Changer) can make changes, and who may
+    /// only read is none.
+    fn answer_who_may(&self, caller: &mut Caller, request: Request<'_>) -> Result<Option<Reply>, Denied> {
         let changer = |caller| Caller::changer(caller, &self.index, self.read_only_clients);
-        Ok(match request {
-            // Where there are READs, many GETs are none of the server's work.
-            Request::Hello { .. }
-            | Request::Join { .. }
-            | Request::Mailbox { .. }
-            | Request::Wake
-            | Request::Gets(_) => Reply::Unfit,
+        Ok(Some(match request {
+            Request::Hello { .. } | Request::Join { .. } | Request::Mailbox { .. } | Request::Wake => {
+                return Ok(None);
+            }
+            // Where there are READs, this is none of the server's work.
+            Request::Gets(_) => Reply::Unfit,
             Request::Put { options, key, value } => {
                 let changer = changer(caller)?;
                 self.timed(key, || self.counted(changer.put(key, value, options)))
@@ -303,7 +299,7 @@ impl ServerState {
             Request::Snapshot { begin: false } => {
                 Reply::Snapshot(self.saver.as_ref().map(Saver::status).unwrap_or_default())
             }
-        })
+        }))
     }
 
     /// Makes a put, and takes the time if this server does.

@@ -161,7 +161,7 @@ impl Seen {
         columns
     }
 
-    /// So many shards at most: those first with which something happens.
+    /// Up to `most` shards: those first with which something happens.
     fn shards_table(&self, most: usize) -> Columns<6> {
         let mut columns = Columns::new([
             Column::number("shard"),
@@ -419,7 +419,7 @@ mod tests {
     use oneread_cluster::core::state::{NodeAbout, NodeIds, Timing};
     use unicode_width::UnicodeWidthStr;
 
-    /// A cluster of five nodes, of which none answers, with so many shards. One of them nobody ever served.
+    /// A cluster of five nodes, of which none answers, with this number of shards. One of them nobody ever served.
     fn seen(shards: ShardIx) -> Seen {
         let node = |n: u64| {
             let table = vec![format!("tcp://a-host-with-a-long-name-{n}.example.org:7471")];

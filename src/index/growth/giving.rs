@@ -308,7 +308,7 @@ mod tests {
         }
     }
 
-    /// Two segments of which no entry may leave make room for others to be chosen; when that was so for each of so many, nothing
+    /// Two segments of which no entry may leave make room for others to be chosen; when that was so for [`VAIN_MAX`], nothing
     /// can be given. One that leaves begins the count again.
     #[test]
     fn others_are_chosen_where_none_may_leave() {
