@@ -36,6 +36,11 @@ impl Format {
         self == Format::Jsonl
     }
 
+    /// What is printed line by line: JSON if that is asked for, else TSV.
+    pub fn of_lines(json: bool) -> Format {
+        if json { Format::Jsonl } else { Format::Tsv }
+    }
+
     /// How a terminal is shown what it would take for a command: so that `load` reads it, where it can be.
     pub fn shown_as(self) -> Form {
         match self {

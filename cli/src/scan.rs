@@ -88,7 +88,7 @@ impl Printed {
     {
         let Printed { glob, values, json } = self;
         let glob = glob.as_deref().map(Glob::new).transpose()?;
-        let mut out = show::out(if json { Format::Jsonl } else { Format::Tsv }.shown_as());
+        let mut out = show::out(Format::of_lines(json).shown_as());
         let prefix = glob.as_ref().map_or(&[][..], |glob| &glob.prefix);
         let (mut scan, mut left) = (scan(prefix, values), most.unwrap_or(u64::MAX));
         while left > 0

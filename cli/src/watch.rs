@@ -68,7 +68,7 @@ impl Watch {
         };
         let prefix = self.prefix.clone().unwrap_or_default();
         let mut changes = client.changes(FeedOptions::new().from(from).prefix(prefix).values(self.values))?;
-        let mut out = show::out(if self.json { Format::Jsonl } else { Format::Tsv }.shown_as());
+        let mut out = show::out(Format::of_lines(self.json).shown_as());
         let room = room();
         let mut is_gone = false;
         loop {

@@ -58,7 +58,7 @@ impl Watch {
         let client = reach.client(&self.name, &self.tables)?;
         let options = ClusterFeedOptions::new().prefix(self.prefix.unwrap_or_default());
         let mut feed = client.changes(options.values(self.values).keys(self.keys))?;
-        let mut out = show::out(if self.json { Format::Jsonl } else { Format::Tsv }.shown_as());
+        let mut out = show::out(Format::of_lines(self.json).shown_as());
         let (mut within, room) = (Duration::ZERO, room());
         loop {
             let item = match feed.next(within) {

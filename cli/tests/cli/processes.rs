@@ -5,6 +5,7 @@ use crate::served::{
     SOON, Served, begin_on_a_terminal_with, ends, expect, full_pipe, is_ready, json, run, stderr, stdout,
     wait_for, write_secret,
 };
+use crate::servers::hold_worker;
 use rustix::event::PollFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::Read;
@@ -119,17 +120,10 @@ fn a_start_that_hangs_ends_at_a_signal() {
 /// A server that does not end in time is named, with what to do. `--force` kills it.
 #[test]
 fn a_server_that_does_not_end_is_killed_if_asked() {
-    use nix::sys::ptrace;
     use nix::sys::wait::{WaitPidFlag, waitpid};
     let mut served = Served::start(&["--anonymous", "--slots", "64"]);
     // A worker is held, so the server cannot end.
-    let worker = wait_for("a worker", || crate::servers::thread_of(served.child.id(), "oneread-0"));
-    if let Err(why) = ptrace::seize(worker, ptrace::Options::empty()) {
-        assert!(std::env::var_os("ONEREAD_NO_SKIP").is_none(), "a thread cannot be held here: {why}");
-        return eprintln!("skipped: no process may trace another here ({why})");
-    }
-    ptrace::interrupt(worker).unwrap();
-    waitpid(worker, Some(WaitPidFlag::__WALL)).unwrap();
+    let Some(worker) = hold_worker(served.child.id(), "oneread-0") else { return };
     let late = stderr(&expect(served.run(&["stop", "--deadline", "100ms"]), 1));
     assert!(late.contains("is not gone after 100 ms") && late.contains("--force kills it"), "{late}");
     assert!(is_there(served.child.id() as i32));
@@ -439,24 +433,16 @@ const NOT_FOR_LONG: Duration = Duration::from_millis(50);
 /// `stop` says of a server that is at it that it goes on.
 #[test]
 fn a_second_signal_is_answered() {
-    use nix::sys::ptrace;
-    use nix::sys::wait::{WaitPidFlag, waitpid};
     let dir = tempfile::tempdir().unwrap();
     let said = dir.path().join("said");
     let mut command = oneread();
     command.stderr(std::fs::File::create(&said).unwrap());
     let served = Served::start_by(command, dir, &["--anonymous", "--slots", "64"]);
-    let worker = wait_for("a worker", || crate::servers::thread_of(served.child.id(), "oneread-0"));
-    if let Err(why) = ptrace::seize(worker, ptrace::Options::empty()) {
-        assert!(std::env::var_os("ONEREAD_NO_SKIP").is_none(), "a thread cannot be held here: {why}");
-        return eprintln!("skipped: no process may trace another here ({why})");
-    }
-    ptrace::interrupt(worker).unwrap();
-    waitpid(worker, Some(WaitPidFlag::__WALL)).unwrap();
+    let Some(worker) = hold_worker(served.child.id(), "oneread-0") else { return };
     wait_for("an answer to another signal", || {
         served.signal(Signal::INT);
         std::thread::sleep(NOT_FOR_LONG);
         std::fs::read_to_string(&said).unwrap().contains("it is ending already").then_some(())
     });
-    ptrace::detach(worker, None).unwrap();
+    nix::sys::ptrace::detach(worker, None).unwrap();
 }

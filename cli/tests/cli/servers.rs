@@ -420,7 +420,7 @@ fn a_server_that_was_stopped_does_not_take_its_absence_for_its_owners() {
 }
 
 /// The thread of a process that has this name.
-pub fn thread_of(process: u32, name: &str) -> Option<nix::unistd::Pid> {
+fn thread_of(process: u32, name: &str) -> Option<nix::unistd::Pid> {
     let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let is_named = |folder: &Path| {
         std::fs::read_to_string(folder.join("comm")).is_ok_and(|comm| comm.trim_end() == name)
@@ -429,12 +429,25 @@ pub fn thread_of(process: u32, name: &str) -> Option<nix::unistd::Pid> {
     thread.file_name()?.to_str()?.parse().ok().map(nix::unistd::Pid::from_raw)
 }
 
+/// Holds a worker of a server, and nothing else of its process. `None` where no process may trace another: it is said.
+pub fn hold_worker(server: u32, name: &str) -> Option<nix::unistd::Pid> {
+    use nix::sys::ptrace;
+    use nix::sys::wait::{WaitPidFlag, waitpid};
+    let worker = wait_for("a worker", || thread_of(server, name));
+    if let Err(why) = ptrace::seize(worker, ptrace::Options::empty()) {
+        eprintln!("skipped: no process may trace another here ({why})");
+        assert!(std::env::var_os("ONEREAD_NO_SKIP").is_none(), "a thread cannot be held here: {why}");
+        return None;
+    }
+    ptrace::interrupt(worker).unwrap();
+    waitpid(worker, Some(WaitPidFlag::__WALL)).unwrap();
+    Some(worker)
+}
+
 /// systemd's watchdog hears of the server only while each of its workers turns. One worker is held, and nothing
 /// else of the process: the thread that tells systemd goes on, and does not.
 #[test]
 fn the_watchdog_hears_of_workers_that_turn() {
-    use nix::sys::ptrace;
-    use nix::sys::wait::{WaitPidFlag, waitpid};
     let dir = tempfile::tempdir().unwrap();
     let socket = std::os::unix::net::UnixDatagram::bind(dir.path().join("notify")).unwrap();
     let said = dir.path().join("said");
@@ -453,14 +466,7 @@ fn the_watchdog_hears_of_workers_that_turn() {
         assert_eq!(hears_within(SOON).as_deref(), Some("WATCHDOG=1\n"));
     }
 
-    let worker = wait_for("the second worker", || thread_of(served.child.id(), "oneread-1"));
-    if let Err(why) = ptrace::seize(worker, ptrace::Options::empty()) {
-        eprintln!("skipped: no process may trace another here ({why})");
-        assert!(std::env::var_os("ONEREAD_NO_SKIP").is_none(), "a thread cannot be held here: {why}");
-        return;
-    }
-    ptrace::interrupt(worker).unwrap();
-    waitpid(worker, Some(WaitPidFlag::__WALL)).unwrap();
+    let Some(worker) = hold_worker(served.child.id(), "oneread-1") else { return };
     wait_for("word of the thread that hangs", || {
         std::fs::read_to_string(&said).unwrap().contains("oneread-1 hangs").then_some(())
     });
@@ -468,6 +474,6 @@ fn the_watchdog_hears_of_workers_that_turn() {
     while hears_within(Duration::from_millis(1)).is_some() {}
     assert_eq!(hears_within(Duration::from_secs(2)), None, "one of its workers hangs");
 
-    ptrace::detach(worker, None).unwrap();
+    nix::sys::ptrace::detach(worker, None).unwrap();
     assert_eq!(hears_within(SOON).as_deref(), Some("WATCHDOG=1\n"));
 }
