@@ -255,7 +255,7 @@ mod tests {
         assert!(!told(&other.into()).contains("--mailbox-max"));
     }
 
-    /// The same over verbs, where errors of the setup stand in others.
+    /// Over verbs advice is found as well, where errors of the setup stand in others.
     #[cfg(feature = "verbs")]
     #[test]
     fn advice_on_verbs_is_found() {

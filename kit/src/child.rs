@@ -99,7 +99,7 @@ impl ServerChild {
         ServerChild::spawn_with(fabric, region, arguments)
     }
 
-    /// The same over shared memory, in a folder that the caller chooses.
+    /// Like `spawn_on_file`, over shared memory, in a folder that the caller chooses.
     pub fn spawn_on_file_in(folder: Folder, arguments: &[String]) -> Result<ServerChild> {
         let region = |dir: &Path| format!("--region={}", region_in(dir).display());
         ServerChild::spawn_in(folder, Fabric::Shm, region, arguments)

@@ -27,7 +27,7 @@ pub fn counted(n: u64, noun: &str) -> String {
     format!("{} {noun}{}", count(n), if n == 1 { "" } else { "s" })
 }
 
-/// The same of a noun in its plural: 1 kill, 2 kills; of what has no singular, as it is.
+/// Like `counted`, of a noun in its plural: 1 kill, 2 kills; of what has no singular, as it is.
 pub fn counted_as(n: u64, nouns: &str) -> String {
     match nouns.strip_suffix('s') {
         Some(noun) => counted(n, noun),

@@ -20,7 +20,7 @@ pub(crate) fn bytes_of<'a>(object: &'a Bound<'_, PyAny>, what: &str) -> PyResult
     }
 }
 
-/// The same where there may be none.
+/// Like `bytes_of`, where there may be none.
 pub(crate) fn optional_bytes_of<'a>(
     object: Option<&'a Bound<'_, PyAny>>,
     what: &str,
@@ -127,7 +127,7 @@ pub(crate) fn seconds(py: Python<'_>, seconds: f64, what: &str) -> PyResult<Dura
     }
 }
 
-/// The same where there may be none.
+/// Like `seconds`, where there may be none.
 pub(crate) fn optional_seconds(py: Python<'_>, given: Option<f64>, what: &str) -> PyResult<Option<Duration>> {
     given.map(|given| seconds(py, given, what)).transpose()
 }

@@ -109,7 +109,7 @@ impl Handles {
         self.wait_with(work)
     }
 
-    /// The same for work that may wait, and run handlers of signals.
+    /// Like `with`, for work that may wait, and run handlers of signals.
     pub fn wait_with<R>(&self, work: impl FnOnce(&mut Client) -> R) -> Option<R> {
         let own = own_slot();
         for slot in self.slots[own..].iter().chain(&self.slots[..own]) {
@@ -132,7 +132,7 @@ impl Handles {
         self.first.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The same with the one handle that pins and started puts belong to, without the interpreter's lock. Waits for other
+    /// Like `another`, with the one handle that pins and started puts belong to, without the interpreter's lock. Waits for other
     /// threads that use it.
     ///
     /// # Errors

@@ -43,7 +43,7 @@ fn waiting() -> MutexGuard<'static, Waiting> {
     WAIT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The same. `None` in a child made by `fork`, where a thread may have the lock that is not there.
+/// Like `waiting`. `None` in a child made by `fork`, where a thread may have the lock that is not there.
 fn waiting_if_there() -> Option<MutexGuard<'static, Waiting>> {
     match WAIT.try_lock() {
         Ok(waiting) => Some(waiting),

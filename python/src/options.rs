@@ -447,7 +447,7 @@ fn live_for(py: Python<'_>, what: &str, given: f64) -> PyResult<Duration> {
     })
 }
 
-/// The same for what is written in Python: the seconds, if they are a time to live.
+/// Like `live_for`, for what is written in Python: the seconds, if they are a time to live.
 #[pyo3::pyfunction]
 pub(crate) fn time_to_live(what: &str, given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<f64>> {
     let Some(given) = given else { return Ok(None) };

@@ -89,7 +89,7 @@ impl<T: Default> Turn<T> {
         }
     }
 
-    /// The same, and waits for a slice of time at most.
+    /// Like `take_from`, and waits for a slice of time at most.
     fn take_within_a_slice(&self) -> Result<Taken<'_, T>, Refused> {
         let mut place = self.lock();
         if !place.is_closed && (place.taken_by.is_some() || place.waiting > 0) {

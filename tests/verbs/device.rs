@@ -6,11 +6,12 @@ use crate::churned;
 use crate::common::*;
 use crate::forged::{forged_welcomes, number_in, relay, with_field};
 use crate::{TOKEN, at, options, refused};
+use oneread::Token;
 use oneread::internals::client::LinkError;
 use oneread::internals::hints::Hints;
 use oneread::internals::placement::Preset;
 use oneread::internals::region::{Backing, Region};
-use oneread::internals::verbs::{SetupError, Token, VerbsError, Wait};
+use oneread::internals::verbs::{SetupError, VerbsError, Wait};
 use oneread::{
     Address, Client, GetError, MutateError, PutMode, ServeError, Server, ServerConfig, StartMode,
     embedded::Clock, error::GidError, stats::ReadCounts,

@@ -20,8 +20,9 @@ mod growth;
 mod shared;
 
 use common::patient;
+use oneread::Token;
 use oneread::internals::server::ServerConfig;
-use oneread::internals::verbs::{SetupError, Token};
+use oneread::internals::verbs::SetupError;
 use oneread::{Address, Client, ClientOptions, ConnectError, ServeError, Server};
 
 const TOKEN: &str = "a token for tests";

@@ -1,8 +1,7 @@
 //! The act of the demo in which one of three nodes of a cluster is killed.
 
 use super::growth::{COLUMNS, bars};
-use super::names::Named;
-use super::{Tell, Versioned};
+use super::names::{Named, Tell, Versioned};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use oneread_cluster::client::{ClusterClient, ClusterError};
 use oneread_cluster::core::state::ShardIx;

@@ -13,7 +13,7 @@ use comfy_table::{Attribute, Cell};
 use failover::FailoverOutcome;
 use growth::GrowthOutcome;
 use hdrhistogram::Histogram;
-use names::{Named, character_names};
+use names::{Named, Tell, Versioned, character_names};
 use oneread::{Client, ClientOptions, MutateError, Values};
 use oneread_kit::child::{Fabric, ServerChild};
 use oneread_kit::progress::Progress;
@@ -378,9 +378,6 @@ fn read_by_request(
     Ok(tell(&told)?)
 }
 
-/// Says a line of the story, or nothing.
-type Tell<'a> = dyn Fn(&str) -> std::io::Result<()> + 'a;
-
 fn load(client: &mut Client, names: &[Named]) -> Result<()> {
     let bar = Progress::of(names.len() as u64, "  loading", "keys");
     for chunk in names.chunks(1024) {
@@ -449,30 +446,6 @@ fn put_to_stopped(client: &mut Client) -> Result<String> {
         Ok(_) => anyhow::bail!(
             "a put to the stopped server was answered: somebody let it go on; run the demo where no debugger or supervisor does"
         ),
-    }
-}
-
-/// A value that names its update's version at its start and at its end. A mixture of two updates,
-/// or of two keys, does not parse.
-struct Versioned;
-
-impl Versioned {
-    /// Bytes in addition to the name.
-    const EXTRA: usize = 10;
-
-    fn value(name: &str, version: u16) -> String {
-        format!("{version:04x} {name} {version:04x}")
-    }
-
-    /// The version in `value` if an update of this key wrote it; 0 if it is the name alone.
-    fn parse(value: &[u8], name: &str) -> Option<u16> {
-        if value == name.as_bytes() {
-            return Some(0);
-        }
-        let text = std::str::from_utf8(value).ok()?;
-        let (head, rest) = text.split_once(' ')?;
-        let (middle, tail) = rest.rsplit_once(' ')?;
-        (head == tail && middle == name && head.len() == 4).then(|| u16::from_str_radix(head, 16).ok())?
     }
 }
 
@@ -583,21 +556,4 @@ fn check_while(
     seen.torn_retries = client.stats().get.retries_torn;
     seen.moved_retries = client.stats().get.retries_moved;
     Ok(seen)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A test of the check itself: it finds torn values.
-    #[test]
-    fn versioned_values() {
-        let (a, b) = (Versioned::value("TWO WORDS", 7), Versioned::value("TWO WORDS", 8));
-        assert_eq!(Versioned::parse(a.as_bytes(), "TWO WORDS"), Some(7));
-        assert_eq!(Versioned::parse(b"TWO WORDS", "TWO WORDS"), Some(0));
-        let torn = format!("{}{}", &a[..8], &b[8..]);
-        assert_eq!(Versioned::parse(torn.as_bytes(), "TWO WORDS"), None);
-        assert_eq!(Versioned::parse(a.as_bytes(), "OTHER"), None);
-        assert_eq!(a.len(), "TWO WORDS".len() + Versioned::EXTRA);
-    }
 }

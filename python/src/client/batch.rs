@@ -109,7 +109,7 @@ impl Client {
         Ok(found)
     }
 
-    /// The same for all of them. Where they are many, and one buffer, without the interpreter's lock.
+    /// Like `look_attached`, for all of them. Where they are many, and one buffer, without the interpreter's lock.
     fn look_for(
         &self,
         py: Python<'_>,

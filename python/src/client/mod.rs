@@ -147,7 +147,7 @@ impl Client {
         })
     }
 
-    /// The same, on the connection that pins and started puts belong to. What began on another one cannot be mended.
+    /// Like `ask`, on the connection that pins and started puts belong to. What began on another one cannot be mended.
     fn ask_bound<R: Send, E: crate::error::Classed + Send>(
         &self,
         py: Python<'_>,

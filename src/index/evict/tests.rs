@@ -280,7 +280,9 @@ mod tables {
                     }
                 }
                 (tries, _) = (tries + 1, clock.advance(GRACE));
-                assert!(tries < 2_000, "{which}: {:?}", index.growth());
+                // A thread of another test that the system suspends may keep the memory of a merged segment, by its epoch.
+                std::thread::sleep(Duration::from_millis(u64::from(tries > 1_000)));
+                assert!(tries < 60_000, "{which}: {:?}", index.growth());
                 // Time goes on meanwhile: a merge whose keys find no room yet waits for traces to go.
                 while tidies && index.tidy() == Some(Duration::ZERO) {
                     clock.advance(GRACE);

@@ -17,7 +17,7 @@ mod tests;
 use crate::clock::Clock;
 use crate::faults::{Rule, by_rule, kept, obey, wait_ns};
 use crate::index::budget::{Budget, Registrar};
-use crate::index::heap::{Heap, HeapError, HeapMarks, HeapShape, HeapUsage};
+use crate::index::heap::{Heap, HeapError, HeapMarks, HeapShape, HeapUsage, MoveEnd};
 use crate::index::numbers::NumberSource;
 use crate::index::slots::SlotWritten;
 use crate::layout::control::NUMBERS_WORD;
@@ -189,7 +189,14 @@ impl Extents {
             HeapError::Length | HeapError::Full => NoMemory::Refused(self.full()),
         })?;
         if let Err(why) = self.back(at) {
-            lock(&self.heap).heap.give_back(at, bytes);
+            let mut state = lock(&self.heap);
+            // Another thread, with another extent there, may have had more luck.
+            if self.is_backed(&state, at) {
+                state.heap.give_back(at, bytes);
+            } else {
+                state.heap.give_back_without_memory(at, bytes);
+            }
+            drop(state);
             let Some(why) = why else { return Err(NoMemory::Refused(self.full())) };
             tracing::error!(%why, "memory for a long value is refused");
             return Err(NoMemory::Refused(PutError::HeapMemory { given: len }));
@@ -260,6 +267,11 @@ impl Extents {
             self.budget.give(space.block_bytes);
         }
         backed.map_err(Some)
+    }
+
+    /// Whether there is memory behind the block of this place.
+    fn is_backed(&self, state: &HeapState, at: u64) -> bool {
+        state.backed[(at / self.geometry.heap().block_bytes) as usize]
     }
 
     /// X3: a slot write has ended this name just now.
@@ -335,18 +347,22 @@ impl Extents {
     ) {
         let (from, bytes) = Extents::place(&self.geometry, old);
         let Some(to) = lock(&self.heap).heap.begin_move(from, bytes) else { return };
-        let named = self.back(to).ok().and_then(|()| {
-            let new = Reference { len: old.len, crc: old.crc, ..self.begin(to, hash, old.len as usize) };
-            let words = self.region.words(Extents::first_word(old), written.div_ceil(WORD));
-            self.region.copy(words, Extents::first_word(&new));
-            name(new)
-        });
+        if self.back(to).is_err() {
+            let mut state = lock(&self.heap);
+            let is_backed = self.is_backed(&state, to);
+            return state.heap.end_move(if is_backed { MoveEnd::Unnamed } else { MoveEnd::NoMemory });
+        }
+        let new = Reference { len: old.len, crc: old.crc, ..self.begin(to, hash, old.len as usize) };
+        let words = self.region.words(Extents::first_word(old), written.div_ceil(WORD));
+        self.region.copy(words, Extents::first_word(&new));
+        let named = name(new);
         if named.is_some() {
             self.moved_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
         let mut state = lock(&self.heap);
         state.has_moved |= named.is_some();
-        state.heap.end_move(named.map(ready_ns));
+        let end = named.map(ready_ns).map(|ready_ns| MoveEnd::Named { ready_ns });
+        state.heap.end_move(end.unwrap_or(MoveEnd::Unnamed));
     }
 
     /// X10: has what a client uploads to this place move, unless a thread is at it.
@@ -372,8 +388,7 @@ impl Extents {
         let mut state = lock(&self.heap);
         let next = state.heap.next_move(self.clock.now_ns());
         // Who has allocated there may still be putting memory behind it.
-        let block_bytes = self.geometry.heap().block_bytes;
-        let next = next.filter(|at| state.backed[(at / block_bytes) as usize]);
+        let next = next.filter(|at| self.is_backed(&state, *at));
         if next.is_none() {
             let has_moved = std::mem::take(&mut state.has_moved);
             state.is_stuck = !has_moved && state.heap.is_leaving();

@@ -147,6 +147,17 @@ struct WaitingPiece {
     len: u32,
 }
 
+/// How a move of an extent ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MoveEnd {
+    /// A slot names the copy. The old memory is used again no earlier than this (X3).
+    Named { ready_ns: u64 },
+    /// No slot names the copy, which is dropped.
+    Unnamed,
+    /// Nothing was copied: the block that was to have the copy gets no memory.
+    NoMemory,
+}
+
 /// An extent that moves.
 #[derive(Clone, Copy, Debug)]
 struct ExtentMove {
@@ -251,6 +262,22 @@ impl Heap {
         self.end_if_unused(spot.block);
     }
 
+    /// Gives back an extent that no slot ever named, because its block has no memory, and gets none now. If nothing else
+    /// is in the block, it is empty again: extents that move go to another, which has memory.
+    pub fn give_back_without_memory(&mut self, offset: u64, extent_bytes: u64) {
+        let Some((spot, len)) = self.end_extent(offset, extent_bytes) else { return };
+        self.add_gap(spot, len);
+        let block = &mut self.blocks[spot.block as usize];
+        if block.used == 0 {
+            block.memory = BlockMemory::Nothing;
+            if let Some(leaving) = self.leaving.as_mut().filter(|leaving| leaving.into == Some(spot.block)) {
+                leaving.into = None;
+                self.public += self.gaps_of(spot.block);
+            }
+        }
+        self.end_if_unused(spot.block);
+    }
+
     /// Ends an extent that a slot has named. Its memory is used again no earlier than `ready_ns`
     /// (X3).
     pub fn retire(&mut self, offset: u64, extent_bytes: u64, ready_ns: u64) {
@@ -305,17 +332,17 @@ impl Heap {
         Some(self.shape.offset(to))
     }
 
-    /// Ends a move. If a slot names the copy, the old memory waits until the given time (X3).
-    /// If none does, the copy is dropped.
-    pub fn end_move(&mut self, named_until: Option<u64>) {
+    /// Ends a move.
+    pub fn end_move(&mut self, end: MoveEnd) {
         let Some(ExtentMove { from, to, len }) = self.moving.take() else { return };
         let (from, to, len) = (self.shape.offset(from), self.shape.offset(to), bytes(u64::from(len)));
-        match named_until {
-            Some(ready_ns) => {
+        match end {
+            MoveEnd::Named { ready_ns } => {
                 self.moved += len;
                 self.retire(from, len, ready_ns);
             }
-            None => self.give_back(to, len),
+            MoveEnd::Unnamed => self.give_back(to, len),
+            MoveEnd::NoMemory => self.give_back_without_memory(to, len),
         }
     }
 

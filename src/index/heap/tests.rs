@@ -200,14 +200,14 @@ impl HeapWorld {
         match self.extents.get(&from).filter(|held| held.number == number) {
             Some(_) => {
                 let ready_ns = self.now + wait_ns(len);
-                self.heap.end_move(Some(ready_ns));
+                self.heap.end_move(MoveEnd::Named { ready_ns });
                 self.extents.remove(&from);
                 self.at(from, len).fill(Granule::Until(ready_ns));
                 self.extents.get_mut(&to).unwrap().is_named = true;
                 self.tally.moves += 1;
             }
             None => {
-                self.heap.end_move(None);
+                self.heap.end_move(MoveEnd::Unnamed);
                 self.extents.remove(&to);
                 self.at(to, len).fill(Granule::Free);
                 self.tally.dropped += 1;
@@ -730,6 +730,49 @@ fn an_extent_that_ended_does_not_move() {
     assert!(world.heap.begin_move(bytes(LONGEST / 2), bytes(LONGEST / 2)).is_some());
 }
 
+/// The reserve gets no memory, since the table has all that it may have. It is empty again, and the extents of the
+/// leaving block go where there is memory, as soon as there is some.
+#[test]
+fn a_reserve_without_memory_is_given_up() {
+    let mut world = HeapWorld::new(small(3));
+    let places = puts(&mut world, 2 * 4, LONGEST);
+    let retire = |heap: &mut Heap, some: &[u64], ready_ns| {
+        some.iter().for_each(|place| heap.retire(bytes(*place), bytes(LONGEST), ready_ns));
+    };
+    let heap = &mut world.heap;
+    retire(heap, &places[5..], 20);
+    let last = heap.allocate(bytes(LONGEST), 0).unwrap();
+    assert_eq!(last, bytes(3 * BLOCK - LONGEST), "block 1 leaves, and this is in the reserve");
+    heap.give_back_without_memory(last, bytes(LONGEST));
+    for _ in 0..2 {
+        assert_eq!(heap.next_move(0), Some(bytes(BLOCK)));
+        assert_eq!(heap.begin_move(bytes(BLOCK), bytes(LONGEST)), Some(bytes(2 * BLOCK)), "the reserve");
+        heap.end_move(MoveEnd::NoMemory);
+        assert_eq!((heap.leaving.and_then(|it| it.into), heap.empty.contains(&2)), (None, true));
+        assert_eq!(heap.next_move(0), None, "all have come up");
+        assert!(matches!(heap.allocate(bytes(LONGEST), 0), Err(HeapError::Busy { .. })));
+    }
+    retire(heap, &places[..4], 30);
+    assert_eq!(heap.next_move(30), Some(bytes(BLOCK)));
+    assert_eq!(heap.begin_move(bytes(BLOCK), bytes(LONGEST)), Some(0), "block 0 has memory");
+    heap.end_move(MoveEnd::Named { ready_ns: 40 });
+    assert_eq!(heap.allocate(bytes(LONGEST), 40), Ok(bytes(LONGEST)));
+    // As nothing else is there, the counts of gaps are those of all that is open.
+    let usage = heap.usage(40);
+    assert_eq!((usage.live_bytes, usage.gap_bytes), (bytes(2 * LONGEST), bytes(BLOCK - 2 * LONGEST)));
+}
+
+/// A put finds a block without memory: it is opened after those that have some.
+#[test]
+fn a_block_without_memory_is_opened_last() {
+    let mut heap = Heap::new(small(4));
+    let first = heap.allocate(bytes(LONGEST), 0).unwrap();
+    heap.give_back_without_memory(first, bytes(LONGEST));
+    assert_eq!(heap.allocate(bytes(LONGEST), 0), Ok(first), "none has memory");
+    heap.retire(first, bytes(LONGEST), 0);
+    assert_eq!(heap.allocate(bytes(LONGEST), 1), Ok(first), "this one had some");
+}
+
 /// What a put waits for is the last piece of a block, not the piece that was retired last.
 #[test]
 fn a_put_waits_until_a_block_is_empty() {
@@ -748,7 +791,7 @@ fn a_put_waits_until_a_block_is_empty() {
     for ready_ns in [70, 50, 60, 20] {
         let from = world.heap.next_move(0).unwrap();
         assert!(world.heap.begin_move(from, bytes(48)).is_some());
-        world.heap.end_move(Some(ready_ns));
+        world.heap.end_move(MoveEnd::Named { ready_ns });
     }
     let busy = |ns| Err(HeapError::Busy { wait: Duration::from_nanos(ns) });
     assert_eq!(world.heap.allocate(bytes(LONGEST), 0), busy(90), "the first one");
@@ -1080,7 +1123,7 @@ fn extents_of_64_mib() {
             if let Some(from) = heap.next_move(now) {
                 let at = extents.iter().position(|&(offset, _)| offset == from).unwrap();
                 extents[at].0 = heap.begin_move(from, extents[at].1).unwrap();
-                heap.end_move(Some(now + 30));
+                heap.end_move(MoveEnd::Named { ready_ns: now + 30 });
                 moved += 1;
             }
         }

@@ -26,6 +26,7 @@ use crate::encrypted;
 use crate::fake_ibverbs::{compile, folder, is_guest};
 use crate::{TOKEN, at, forged, options, refused};
 use fake::Fake;
+use oneread::Token;
 use oneread::internals::client::LinkError;
 use oneread::internals::families::presets;
 use oneread::internals::get::Retry;
@@ -33,7 +34,7 @@ use oneread::internals::layout::geometry::{Family, SlotIx};
 use oneread::internals::placement::Preset;
 use oneread::internals::region::Backing;
 use oneread::internals::server::StartMode;
-use oneread::internals::verbs::{SetupError, Token, VerbsError, Wait};
+use oneread::internals::verbs::{SetupError, VerbsError, Wait};
 use oneread::{
     Address, BatchAnswer, Client, ClientOptions, ConnectError, GetError, MutateError, OwnerOptions,
     PartChange, PartEffect, PartOutcome, PutMode, PutOutcome, RequestPath, ServeError, Server, SwapOutcome,
