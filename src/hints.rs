@@ -156,7 +156,7 @@ impl Hints {
         hinted
     }
 
-    /// The same in a table that grows: the slots of the key's segment and of the pending one.
+    /// Like `of`, in a table that grows: the slots of the key's segment and of the pending one.
     #[inline(never)]
     fn collect_grown(
         &self,

@@ -20,7 +20,7 @@ pub(crate) fn of(error: &io::Error) -> Option<&'static str> {
     })
 }
 
-/// The same behind what failed: in brackets, or nothing.
+/// Like `of`, behind what failed: in brackets, or nothing.
 pub(crate) fn behind(error: &io::Error) -> String {
     of(error).map_or(String::new(), |mend| format!(" ({mend})"))
 }

@@ -550,7 +550,7 @@ impl Counted for ClientStats {
     }
 }
 
-/// The same, and how long GETs took, if it takes the time.
+/// Its [`ClientStats`], and how long GETs took, if it takes the time.
 impl Counted for Client {
     fn visit(&self, mut each: impl FnMut(&Metric, Figure<'_>)) {
         self.stats().visit(&mut each);

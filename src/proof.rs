@@ -4,10 +4,40 @@
 //! numbers are used once, so no proof can be replayed; the roles differ, so none can be sent back to its sender;
 //! and a message cannot be changed on the way. The token itself never travels.
 
-use crate::verbs::Token;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
-use std::io;
+use std::sync::Arc;
+use std::{fmt, io};
+
+/// A secret that server and clients share. Whoever has it may connect over verbs, or over TCP. It is never
+/// printed.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Token(Arc<[u8]>);
+
+impl Token {
+    /// Makes a token of these bytes. They may have any length. The empty token keeps nobody out.
+    ///
+    /// Zero bytes at the end of a token of at most 64 bytes do not count. So one of only such bytes is the empty one.
+    pub fn new(secret: impl AsRef<[u8]>) -> Token {
+        let secret = secret.as_ref();
+        Token(significant(secret).into())
+    }
+
+    /// Whether the token is empty and keeps nobody out.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_empty() { "Token(empty)" } else { "Token(...)" })
+    }
+}
 
 /// A random number that is used once.
 pub(crate) type Nonce = [u8; 32];
@@ -59,6 +89,11 @@ pub fn significant(secret: &[u8]) -> &[u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tokens_are_never_shown() {
+        assert_eq!(format!("{:?}", Token::new("secret")), "Token(...)");
+    }
 
     /// The proof depends on every input.
     #[test]

@@ -53,7 +53,7 @@ pub trait Sink {
     /// are wanted. If so, all of them are put, in order.
     fn begin(&mut self, len: usize) -> bool;
 
-    /// The same for a value whose bytes can be had in part. Returns which of them are put.
+    /// Like `begin`, for a value whose bytes can be had in part. Returns which of them are put.
     #[inline]
     fn begin_part(&mut self, len: usize) -> Option<Range<usize>> {
         self.begin(len).then_some(0..len)
@@ -686,7 +686,7 @@ impl Sink for EntrySink<'_> {
     }
 }
 
-/// The same for another sink: what lands there is its, and the life stays here.
+/// Keeps the life of an entry whose value another sink takes.
 pub(crate) struct BesideLife<'a, S> {
     sink: &'a mut S,
     life: Option<Life>,

@@ -66,7 +66,7 @@ impl TimeCounts {
     }
 }
 
-/// The same, for several threads.
+/// Like `TimeCounts`, for several threads.
 #[derive(Debug, Default)]
 pub(crate) struct TimeCounters {
     ranges: [AtomicU64; TIME_RANGES],

@@ -23,7 +23,7 @@ pub fn time(time: Duration) -> String {
     nanos(time.as_nanos() as f64)
 }
 
-/// The same of nanoseconds.
+/// Like `time`, of nanoseconds.
 pub fn nanos(ns: f64) -> String {
     const SECOND: f64 = 1e9;
     const MINUTE: f64 = 60.0 * SECOND;

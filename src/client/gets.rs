@@ -14,7 +14,7 @@ use std::time::Instant;
 /// The outcome of one key of a batch: its value, or `None` if it is absent.
 pub type BatchAnswer<'a> = Result<Option<&'a [u8]>, KeyError>;
 
-/// The same `each`, which leaves in `broken_off` what it breaks off with.
+/// `each` as it is, which leaves in `broken_off` what it breaks off with.
 #[inline]
 fn noting<B>(
     broken_off: &mut ControlFlow<B>,
@@ -53,7 +53,7 @@ impl Client {
         self.get_stored(key, value)
     }
 
-    /// The same for the value as it is stored.
+    /// Like `get_into`, for the value as it is stored.
     #[inline]
     pub(super) fn get_stored<S: Sink>(&mut self, key: &[u8], value: &mut S) -> Result<S::Outcome, GetError> {
         let found = match &mut self.path {
@@ -288,7 +288,7 @@ impl Client {
         self.get_batch_stored(keys, &mut Called::new(Vec::new(), each))
     }
 
-    /// The same for values as they are stored.
+    /// Like `get_batch`, for values as they are stored.
     pub(super) fn get_batch_stored<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
@@ -306,7 +306,7 @@ impl Client {
         }
     }
 
-    /// The same, one by one, without those that have come to their end (V4).
+    /// Like `get_batch_stored`, one key after the other, without those that have come to their end (V4).
     #[cold]
     fn get_each_exactly<K: AsRef<[u8]>>(
         &mut self,

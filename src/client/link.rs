@@ -180,7 +180,7 @@ impl<S: ServerStream> Link<S> {
         self.send_all(bytes, PollFlags::OUT, deadline)
     }
 
-    /// The same, and takes replies that come meanwhile: a server that waits until they are read may take no
+    /// Like `send`, and takes replies that come meanwhile: a server that waits until they are read may take no
     /// more requests until then.
     pub fn send_and_take(&mut self, bytes: &[u8], deadline: Instant) -> Result<(), LinkError> {
         self.send_all(bytes, PollFlags::OUT | PollFlags::IN, deadline)

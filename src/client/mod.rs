@@ -17,6 +17,7 @@ mod lives;
 mod long;
 mod options;
 mod owners;
+mod owning;
 mod parts;
 mod pins;
 mod pool;

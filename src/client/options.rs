@@ -3,10 +3,11 @@
 #[cfg(feature = "verbs")]
 use super::verbs::extension::RequestExtension;
 use crate::encryption::Encryption;
+use crate::proof::Token;
 use crate::reader::Limits;
 use crate::setters::setters;
 use crate::tls::ClientTls;
-use crate::verbs::{Token, VerbsOptions};
+use crate::verbs::VerbsOptions;
 use std::path::PathBuf;
 use std::time::Duration;
 

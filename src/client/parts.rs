@@ -249,7 +249,7 @@ impl Client {
         self.clear_with(|_| true)
     }
 
-    /// The same; `progress` hears how far it has come, step by step, and may break it off by returning `false`.
+    /// Like [`Client::clear`]; `progress` hears how far it has come, step by step, and may break it off by returning `false`.
     ///
     /// # Errors
     /// As [`Client::clear`].

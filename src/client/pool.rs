@@ -164,7 +164,7 @@ impl ClientPool {
         self.lend(User::Caller, None).unwrap_or_else(|| self.clone_of_first())
     }
 
-    /// The same, but `None` after this time.
+    /// Like `get`, but `None` after this time.
     pub fn get_timeout(&self, time: Duration) -> Option<PooledClient> {
         self.lend(User::Caller, Some(time))
     }

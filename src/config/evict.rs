@@ -1,8 +1,6 @@
 //! Which entries go where room is needed.
 
-use super::error::ConfigError;
 use std::fmt;
-use std::str::FromStr;
 
 /// By what a server, or an embedded [`Index`](crate::embedded::Index), chooses the entries that make room for others.
 ///
@@ -30,14 +28,5 @@ impl fmt::Display for Evict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = Evict::ALL.iter().find(|(policy, _)| policy == self).map_or("", |(_, name)| name);
         f.write_str(name)
-    }
-}
-
-impl FromStr for Evict {
-    type Err = ConfigError;
-
-    fn from_str(text: &str) -> Result<Evict, ConfigError> {
-        let found = Evict::ALL.iter().find(|(_, name)| *name == text);
-        found.map(|&(policy, _)| policy).ok_or_else(|| ConfigError::UnknownPolicy { given: text.into() })
     }
 }

@@ -1,6 +1,7 @@
-//! Layouts by name, and by their numbers.
+//! Layouts by name, and by their numbers; policies by name.
 
 use super::error::ConfigError;
+use super::evict::Evict;
 use crate::families::presets;
 use crate::layout::geometry::{Family, Layout};
 use crate::placement::Preset;
@@ -61,4 +62,13 @@ fn by_numbers(family: &str, text: &str) -> Option<Layout> {
     let block_slots = if text.contains(",o=") { number("o")? } else { 0 };
     let layout = Layout { family, choices, bucket_slots, window_buckets, block_slots };
     parts.next().is_none().then_some(layout)
+}
+
+impl FromStr for Evict {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Evict, ConfigError> {
+        let found = Evict::ALL.iter().find(|(_, name)| *name == text);
+        found.map(|&(policy, _)| policy).ok_or_else(|| ConfigError::UnknownPolicy { given: text.into() })
+    }
 }

@@ -3,13 +3,13 @@
 use super::choices::{Config, TWO_LINES, TableSize};
 use super::error::ConfigError;
 use crate::faults::{Rule, by_rule};
+use crate::layout::digest::LONG_KEY_BYTES;
 use crate::layout::extent::{HEAP_BYTES_MAX, REFERENCE_BYTES, VALUE_MAX, block_bytes, extent_bytes};
 use crate::layout::geometry::{
     GRACE_MAX, Geometry, HOMES_MAX, Layout, Numbers, OVERFLOW_BLOCKS_MAX, SEGMENT_HOMES_MAX, SEGMENTS_MAX,
 };
 use crate::layout::hash::{Seeds, mix};
 use crate::layout::life::LIFE_BYTES;
-use crate::layout::long::LONG_KEY_BYTES;
 use crate::layout::slot::{KEY_MAX, SLOT_BYTES_MAX, SlotShape};
 use crate::random;
 

@@ -119,7 +119,7 @@ impl Encryption {
         self.encrypt_with(nonce, key, value, out)
     }
 
-    /// The same with a nonce that is not random. For tests and fuzzing only: two values with the same
+    /// Like `encrypt_onto`, with a nonce that is not random. For tests and fuzzing only: two values with the same
     /// nonce give each other away.
     #[cfg(any(test, feature = "sim"))]
     #[doc(hidden)]

@@ -106,7 +106,7 @@ fn locate(
     }
 }
 
-/// The same where it is known whether the table grows.
+/// Like `locate`, for callers that know whether the table grows.
 #[inline(always)]
 fn locate_if<const GROWS: bool>(
     memory: impl Loadable + Copy,
@@ -174,7 +174,7 @@ fn glance_simply<const GROWS: bool>(
     }
 }
 
-/// The same for a key of a batch. Its lines are four and four: most keys are in the first four, and a wrong
+/// Like `glance_simply`, for a key of a batch. Its lines are four and four: most keys are in the first four, and a wrong
 /// guess is cheap where the lines are near.
 #[inline(always)]
 pub(crate) fn glance_expected(
@@ -308,7 +308,7 @@ fn glance_through(lines: impl Lines, key: &[u8], value: &mut impl Sink) -> Optio
     Some(false)
 }
 
-/// The same for fewer slots.
+/// Like `glance_through`, for fewer slots.
 #[inline(never)]
 fn glance_through_few(lines: impl Lines, key: &[u8], value: &mut impl Sink) -> Option<bool> {
     glance_through(lines, key, value)
@@ -404,7 +404,7 @@ pub(crate) fn look(
     }
 }
 
-/// The same where entries may have owners: whether the key is there, and not hidden (O2). `None`, too, where that takes
+/// Like `look`, where entries may have owners: whether the key is there, and not hidden (O2). `None`, too, where that takes
 /// more than two looks. The first one is that which has begun.
 #[inline(always)]
 pub(crate) fn look_unhidden(

@@ -74,7 +74,7 @@ pub trait Direct {
         None
     }
 
-    /// The same for a key whose look has begun ([`Direct::expect`]).
+    /// Like `glance`, for a key whose look has begun ([`Direct::expect`]).
     #[inline(always)]
     fn glance_expected(&mut self, key: &[u8], expected: &BegunLook, value: &mut impl Sink) -> Option<bool> {
         let _ = expected;
@@ -95,7 +95,7 @@ pub trait Direct {
         None
     }
 
-    /// The same in a table whose entries may have owners: a hidden entry is not there (O2). The look has begun.
+    /// Like `get_directly`, in a table whose entries may have owners: a hidden entry is not there (O2). The look has begun.
     #[inline(always)]
     fn get_unhidden(
         &mut self,

@@ -2,11 +2,11 @@
 
 #![allow(unsafe_code)]
 
-use super::device::{open_for_datagrams, write};
-use super::sealed::{lay_out, seal};
-use super::{
+use super::conversation::{
     GRH, HerdJoin, HerdOffer, HerdWelcome, VERSION, WINDOW, WriteTransport, cell_bytes, known, refused, told,
 };
+use super::device::{open_for_datagrams, write};
+use super::sealed::{lay_out, seal};
 use crate::client::verbs::extension::{Deadline, ExtensionDraft, ExtensionRequests};
 use crate::client::verbs::waiting::{Completes, WaitPlace};
 use crate::layout::geometry::Geometry;

@@ -2,11 +2,11 @@
 
 #![allow(unsafe_code)]
 
-use super::device::{AddressHandle, REMOTE_WRITE, address_of, open_for_datagrams, shared_words};
-use super::sealed;
-use super::{
+use super::conversation::{
     HerdJoin, HerdOffer, HerdWelcome, VERSION, WINDOW, WriteTransport, cell_bytes, known, refused, told,
 };
+use super::device::{AddressHandle, REMOTE_WRITE, address_of, open_for_datagrams, shared_words};
+use super::sealed;
 use crate::mailbox::{Once, glance};
 use crate::outcome::with_causes;
 use crate::server::caller::{Caller, Role};

@@ -59,7 +59,7 @@ pub(crate) trait Loadable {
         self.words_within(first, EIGHT_LINES)
     }
 
-    /// The same.
+    /// Like `eight_lines_within`.
     ///
     /// # Panics
     /// When not all of them are there.

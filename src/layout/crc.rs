@@ -79,7 +79,7 @@ pub(crate) fn of_words(words: [u64; 4]) -> u32 {
     append_both(0, words, &[])
 }
 
-/// The same where the processor has no instruction for it.
+/// Like `of_line`, where the processor has no instruction for it.
 #[cold]
 #[inline(never)]
 fn of_line_without(first: [u64; 3], line: &[u64; 8]) -> u32 {
@@ -102,7 +102,7 @@ pub(crate) fn append_both<const N: usize>(before: u32, words: [u64; N], bytes: &
     without_instruction(without_instruction(before, bytemuck::cast_slice(&words)), bytes)
 }
 
-/// The same, by a table of the sums of single bytes: slow, for processors of before 2008.
+/// Like `append_both`, by a table of the sums of single bytes: slow, for processors of before 2008.
 #[cold]
 #[inline(never)]
 fn without_instruction(before: u32, bytes: &[u8]) -> u32 {

@@ -104,7 +104,7 @@ struct Derived {
     glance_keys: usize,
     /// The longest key that has the simplest one: 0 where windows have another number of slots than eight.
     glance_keys_simply: usize,
-    /// The same; 0 also in a table that grows.
+    /// Like `glance_keys_simply`; 0 in a table that grows, too.
     glance_keys_of_one_size: usize,
     /// The longest key of which a look has the answer: 0 where an entry may be hidden.
     plain_key_max: usize,
@@ -226,7 +226,7 @@ impl Geometry {
     pub(crate) fn may_hold(&self, key: &[u8]) -> bool {
         key.len().wrapping_sub(1) < self.key_max
     }
-    /// The same, and what a look at it shows is what is so: nothing hides an entry.
+    /// Like `may_hold`, in a table where nothing hides an entry.
     #[inline(always)]
     pub(crate) fn may_hold_plainly(&self, key: &[u8]) -> bool {
         key.len().wrapping_sub(1) < self.derived.plain_key_max
@@ -303,7 +303,7 @@ impl Geometry {
     pub fn generation(&self) -> u64 {
         self.generation
     }
-    /// The same table with this number: for tests of bytes that depend on it.
+    /// This table with another number: for tests of bytes that depend on it.
     #[doc(hidden)]
     pub fn with_generation(self, generation: u64) -> Geometry {
         Geometry { generation, ..self }
@@ -349,7 +349,7 @@ impl Geometry {
     pub(crate) fn shows_lines(&self, key: &[u8]) -> bool {
         key.len().wrapping_sub(1) < self.derived.line_keys
     }
-    /// The same where the simplest look applies, but for what hides an entry.
+    /// Like `shows_lines`, where the simplest look applies, but for what hides an entry.
     #[inline(always)]
     pub(crate) fn shows_eight_lines(&self, key: &[u8]) -> bool {
         self.shows_lines(key)
@@ -430,11 +430,11 @@ impl Geometry {
     pub(crate) fn slots_end(&self) -> u64 {
         self.table_offset() + self.slots_in_all() * self.shape.bytes() as u64
     }
-    /// The same with this heap.
+    /// This table with this heap.
     pub(super) fn with_heap_at(self, heap: HeapSpace) -> Geometry {
         Geometry { heap, ..self }
     }
-    /// The same with a heap of at most `bytes_max` bytes for the longest extents. `None` if they are too few.
+    /// This table with a heap of at most `bytes_max` bytes for the longest extents. `None` if they are too few.
     pub(crate) fn with_heap(mut self, bytes_max: u64) -> Option<Geometry> {
         self.heap = HeapSpace::behind(self.slots_end(), bytes_max, self.extent_max())?;
         Some(self)
@@ -472,7 +472,7 @@ impl Geometry {
     pub(crate) fn slot_word(&self, slot: SlotIx) -> usize {
         self.derived.first_word + slot.0 as usize * self.derived.slot_words
     }
-    /// The same in a table whose slots have this shape.
+    /// Like `slot_word`, in a table whose slots have this shape.
     #[inline(always)]
     pub(crate) fn slot_word_of(&self, shape: SlotShape, slot: SlotIx) -> usize {
         self.derived.first_word + slot.0 as usize * shape.words()
@@ -514,7 +514,7 @@ impl Geometry {
     pub(crate) fn identity(&self, slot: SlotIx) -> Identity {
         self.identity_in(slot, self.derived.incarnation)
     }
-    /// The same in this use of the memory.
+    /// Like `identity`, in this use of the memory.
     #[inline]
     pub(crate) fn identity_in(&self, slot: SlotIx, incarnation: u32) -> Identity {
         Identity {

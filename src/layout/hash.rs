@@ -140,7 +140,7 @@ impl First {
         self.all_directory() & ((1 << DIRECTORY_BITS_MAX) - 1)
     }
 
-    /// The same, and other bits above these, which are none of a sound directory.
+    /// Like `directory`, with the bits above these, which are none of a sound directory.
     #[inline(always)]
     pub(crate) fn all_directory(self) -> u32 {
         (self.0 >> 24) as u32

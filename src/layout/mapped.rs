@@ -4,9 +4,9 @@
 //! caller holds the slot's lock, or validates the stamp around the call.
 
 use super::compare::{FIRST_LINE_KEY, HEADER_WORDS, has_key, has_two_words, line_holds, value_len};
+use super::digest::LongKey;
 use super::extent::Reference;
 use super::life::{LIFE_BYTES, Life};
-use super::long::LongKey;
 use super::slot::{FURTHER, HEADER, Header, Key, SlotShape, Torn, View};
 use super::words::{LINE_WORDS, Words, header, image, load_line};
 use super::{LINE, WORD};

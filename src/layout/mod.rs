@@ -42,6 +42,7 @@ pub(crate) mod chunk;
 pub(crate) mod compare;
 pub(crate) mod control;
 pub(crate) mod crc;
+pub(crate) mod digest;
 pub(crate) mod extent;
 pub(crate) mod family;
 pub(crate) mod geometry;

@@ -37,9 +37,9 @@
 //! A network reader takes keys and values only from a [`View`] that [`check`] made.
 
 use super::crc::{append, append_both, of_line, of_words};
+use super::digest::{LONG_KEY_BYTES, LongKey};
 use super::extent::{REFERENCE_BYTES, Reference};
 use super::life::{LIFE_BYTES, Life};
-use super::long::{LONG_KEY_BYTES, LongKey};
 use super::{LINE, WORD};
 use crate::sink::Sink;
 use bytemuck::Zeroable;
@@ -58,7 +58,7 @@ pub(crate) const FURTHER: usize = LINE - 2;
 const IN_HEAP: u16 = 0x8000;
 /// [`Header::vlen`] of a slot that has a reference for its value.
 const REFERENCE_VLEN: u16 = IN_HEAP | REFERENCE_BYTES as u16;
-/// The same of one that has a digest for its key besides ([`LongKey`]).
+/// Like `REFERENCE_VLEN`, of a slot that has a digest for its key besides ([`LongKey`]).
 const LONG_KEY_VLEN: u16 = IN_HEAP | LONG_KEY_BYTES as u16;
 /// Set in [`Header::vlen`] where the entry's life stands behind the value.
 const WITH_LIFE: u16 = 0x4000;
@@ -118,7 +118,7 @@ impl Header {
         if self.is_long_key() { 0 } else { usize::from(self.klen) }
     }
 
-    /// The same of a value that is no reference; of a reference, more than any slot has.
+    /// Bytes of the value, if it is no reference; of a reference, more than any slot has.
     #[inline(always)]
     pub(super) fn inline_bytes(&self) -> usize {
         usize::from(self.vlen & !WITH_LIFE)
@@ -255,7 +255,7 @@ impl<'a> Stored<'a> {
         self.vlen & IN_HEAP != 0
     }
 
-    /// The same with this life behind it.
+    /// This value with this life behind it.
     #[inline(always)]
     pub(crate) fn with_life(self, life: Option<&'a Life>) -> Stored<'a> {
         Stored { life, ..self }
@@ -382,7 +382,7 @@ fn header_of(content: &Content<'_>) -> Header {
     }
 }
 
-/// The same of slots of one line.
+/// Like `lay_out`, for slots of one line.
 #[inline(always)]
 pub(crate) fn lay_out_line(content: &Content<'_>) -> [u64; LINE / WORD] {
     let [none, header] = header_of(content).to_words();

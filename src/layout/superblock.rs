@@ -3,6 +3,7 @@
 //! One checksum covers it. It is written once, when the region is made, before anybody reads it.
 //! What changes later is in the control page.
 
+use super::digest::LONG_KEY_BYTES;
 use super::extent::{
     BLOCK_BYTES_MAX, HEAP_BYTES_MAX, HeapSpace, REFERENCE_BYTES, VALUE_MAX, block_bytes, extent_bytes,
 };
@@ -10,7 +11,6 @@ use super::family::{Family, Layout, OutOfRange, within};
 use super::geometry::{self, GRACE_MAX, Geometry, HOMES_MAX, Numbers, OVERFLOW_BLOCKS_MAX, segments_max};
 use super::hash::Seeds;
 use super::life::LIFE_BYTES;
-use super::long::LONG_KEY_BYTES;
 use super::slot::{KEY_MAX, SlotShape};
 use super::{PAGE, WORD};
 use std::mem::{offset_of, size_of};

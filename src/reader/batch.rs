@@ -23,7 +23,7 @@ pub(super) type Keys<'k> = dyn Fn(usize) -> &'k [u8] + 'k;
 /// goes to READs: the program of a batch is long, and else there would be one for each closure.
 pub(super) type Each<'e, M> = dyn FnMut(usize, Option<FoundValue<'_, M>>) -> ControlFlow<()> + 'e;
 
-/// The same for answers as they are handed out, with the lives of entries that have one.
+/// Like `Each`, for answers as they are handed out, with the lives of entries that have one.
 pub(super) type EachLived<'e> = dyn FnMut(usize, StoredAnswer<'_>, Option<Life>) -> ControlFlow<()> + 'e;
 
 /// A batch asks for the lines of this number of keys at once, before it looks at those of the keys before:
@@ -99,7 +99,7 @@ impl<F: Fabric> Reader<'_, F> {
         flow
     }
 
-    /// The same, to whatever takes the answers.
+    /// Like `get_each`, to whatever takes the answers.
     ///
     /// # Errors
     /// As [`Reader::get_each`].

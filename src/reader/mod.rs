@@ -78,7 +78,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
         self
     }
 
-    /// The same in place.
+    /// Like `with_hints`, in place.
     #[inline]
     pub(crate) fn set_hints(&mut self, hints: &'g Hints) {
         self.hints = Some(hints);

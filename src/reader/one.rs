@@ -129,7 +129,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
         Ok(found)
     }
 
-    /// The same, not counted.
+    /// Like `get_by_reads`, not counted.
     #[inline]
     pub(super) fn look_and_bring(
         &mut self,

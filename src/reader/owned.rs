@@ -67,7 +67,7 @@ impl<F: Fabric> Reader<'_, F> {
         Ok(found)
     }
 
-    /// The same for many keys: their looks are under way at the same time, and so many at a time are followed by one
+    /// Like `get_unhidden`, for many keys: their looks are under way at the same time, and so many at a time are followed by one
     /// READ of the bits of all their owners. A key of which that does not decide is asked for by itself.
     pub(super) fn answer_unhidden(
         &mut self,
@@ -137,7 +137,7 @@ impl<F: Fabric> Reader<'_, F> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// The same where READs are loads.
+    /// Like `answer_unhidden`, where READs are loads.
     fn answer_unhidden_one_by_one(
         &mut self,
         keys: &Keys<'_>,
@@ -153,7 +153,7 @@ impl<F: Fabric> Reader<'_, F> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// The same for one key. Its value may land in `value`.
+    /// Like `answer_unhidden_one_by_one`, for one key. Its value may land in `value`.
     fn answer_unhidden_one(
         &mut self,
         keys: &Keys<'_>,

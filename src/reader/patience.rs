@@ -37,13 +37,13 @@ impl Limits {
         Limits { retries_max: 100_000, deadline: Duration::from_secs(1) }
     }
 
-    /// The same with another `retries_max`.
+    /// These limits with another `retries_max`.
     #[must_use]
     pub const fn retries_max(self, retries_max: u32) -> Limits {
         Limits { retries_max, ..self }
     }
 
-    /// The same with another `deadline`.
+    /// These limits with another `deadline`.
     #[must_use]
     pub const fn deadline(self, deadline: Duration) -> Limits {
         Limits { deadline, ..self }

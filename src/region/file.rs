@@ -34,7 +34,7 @@ impl OwnFile {
         &self.file
     }
 
-    /// The same, made here. It is removed from there when it is dropped, unless it is kept.
+    /// A file that was made here. It is removed from there when it is dropped, unless it is kept.
     pub fn made_at(mut self, path: &Path) -> OwnFile {
         self.made_at = Some(files::fixed(path));
         self

@@ -35,7 +35,7 @@ impl Region {
         }
     }
 
-    /// The same for all whole blocks in `bytes`, for which there is memory.
+    /// Like `make_huge`, for all whole blocks in `bytes`, for which there is memory.
     pub(super) fn take_huge(&self, bytes: Range<u64>) -> u64 {
         let blocks = bytes.start.next_multiple_of(HUGE)..bytes.end.min(self.bytes()) / HUGE * HUGE;
         let (Some(file), Some(map)) = (self.file(), self.map()) else { return 0 };
@@ -77,7 +77,7 @@ impl Region {
         huge_bytes(&smaps, |mapping| mapping.addresses.contains(&self.address()))
     }
 
-    /// The same of another process that has mapped the region, such as its server. `None` if this user may not look,
+    /// Like `huge_bytes`, of another process that has mapped the region, such as its server. `None` if this user may not look,
     /// or that process has not mapped it.
     pub fn huge_bytes_of(&self, process: u32) -> Option<u64> {
         let of_server = self.file().map(|file| file.as_fd());

@@ -36,7 +36,7 @@ fn load_lines(words: &[AtomicU64], to: &mut [MaybeUninit<u8>]) {
 #[cfg(all(target_arch = "x86_64", not(loom)))]
 const STRING_MIN: usize = 2048;
 
-/// The same by the processor's own copy loop, which moves whole lines.
+/// Like `load_lines`, by the processor's own copy loop, which moves whole lines.
 #[cfg(all(target_arch = "x86_64", not(loom)))]
 fn load_string(words: &[AtomicU64], to: &mut [MaybeUninit<u8>]) {
     // SAFETY:

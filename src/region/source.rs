@@ -29,7 +29,7 @@ impl Region {
         Region::create_sparse(backing, bytes, bytes)
     }
 
-    /// The same for a region of which only `first` bytes are needed at once. The others are addresses
+    /// Like `create`, for a region of which only `first` bytes are needed at once. The others are addresses
     /// without memory, until it is put there ([`Region::back`]). Huge pages are all reserved at once.
     ///
     /// # Errors
@@ -87,7 +87,7 @@ impl Region {
         Region::map_file(path, files::open_file(path, OFlags::RDONLY)?)
     }
 
-    /// The same for a file that the caller has opened, and judged whose it is.
+    /// Like `open_to_read`, for a file that the caller has opened, and judged whose it is.
     ///
     /// # Errors
     /// [`RegionError`] when it holds no finished table, or cannot be mapped.

@@ -90,7 +90,7 @@ impl TouchMap {
         self.byte(hash).load(Ordering::Relaxed) == hash.0 as u8
     }
 
-    /// The same since this was asked last.
+    /// Whether it was noted since this was asked last.
     pub fn take(&self, hash: First) -> bool {
         let is_noted = self.is_noted(hash);
         if is_noted {

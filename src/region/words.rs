@@ -33,7 +33,7 @@ pub struct Region {
     share: Option<Arc<OwnedFd>>,
     /// The memory as a file, open for writing by the one server.
     file: Option<Arc<File>>,
-    /// The same with its lock. An alias has none.
+    /// That file with its lock. An alias has none.
     own: Option<OwnFile>,
     /// A device has its memory pinned: what is given back would be lost to its READs.
     pinned: Arc<AtomicBool>,
@@ -86,7 +86,7 @@ impl Region {
         Region::try_private(bytes).expect("memory for a private region")
     }
 
-    /// The same.
+    /// Like `private`.
     ///
     /// # Errors
     /// When this process cannot have this number of bytes.
@@ -98,7 +98,7 @@ impl Region {
         Ok(Region::mapped(map, true, None, None))
     }
 
-    /// The same for the model checker, whose words are longer.
+    /// Like `try_private`, for the model checker, whose words are longer.
     #[cfg(loom)]
     pub(crate) fn try_private(bytes: u64) -> std::io::Result<Region> {
         let words = bytes as usize / WORD;
@@ -181,7 +181,7 @@ impl Region {
         self.file.as_ref()
     }
 
-    /// The same with its lock. An alias has none.
+    /// That file with its lock. An alias has none.
     pub(super) fn own(&self) -> Option<&OwnFile> {
         self.own.as_ref()
     }
@@ -212,7 +212,7 @@ impl Region {
         self.slice(first, len)
     }
 
-    /// The same, and no access: whoever looks at these words says when.
+    /// Like `words`, and no access: whoever looks at these words says when.
     #[inline(always)]
     pub(super) fn slice(&self, first: usize, len: usize) -> &[AtomicU64] {
         match first.checked_add(len) {
@@ -229,7 +229,7 @@ impl Region {
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(first), len) }
     }
 
-    /// The same; `None` when they do not lie inside the region.
+    /// Like `slice`, `None` when they do not lie inside the region.
     #[inline(always)]
     pub(super) fn slice_within(&self, first: usize, len: usize) -> Option<&[AtomicU64]> {
         let is_inside = first.checked_add(len).is_some_and(|end| end <= self.words);

@@ -10,7 +10,8 @@ use crate::index::{
 use crate::layout::extent::Expected;
 use crate::outcome::{PutError, PutOptions};
 use crate::part::{PartChange, Tell};
-use crate::verbs::Token;
+use crate::proof::Token;
+use crate::tls::ServerTls;
 use crate::wire::{self, Reply};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -47,6 +48,14 @@ impl Role {
             None
         }
     }
+}
+
+/// What lets clients in: the secrets of those that may change the table, and of those that may read it; and TLS.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tokens {
+    pub change: Token,
+    pub read: Token,
+    pub tls: Option<ServerTls>,
 }
 
 /// A client, as its requests are answered.

@@ -47,6 +47,7 @@ use crate::process::Process;
 use crate::region::Backing;
 use crate::snapshot::{SaveError, Saved, SnapshotPath};
 use crate::wire::{self, Request, ServerStats, ServerTimes, SnapshotStatus};
+use caller::Tokens;
 use end::{Ended, Retired, Thread};
 use held::ClientMemory;
 use mailboxes::{MailboxCounters, MailboxMemory};
@@ -61,7 +62,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use table::{Prepared, index_for};
-use tcp::Tokens;
 use worker::StreamWorker;
 
 /// The most of [`ServerConfig::workers`].

@@ -1,13 +1,12 @@
 //! The state that a server's threads share, and the answer to a request.
 
-use super::caller::{Caller, Denied, Role};
+use super::caller::{Caller, Denied, Role, Tokens};
 use super::feed;
 use super::held::ClientMemory;
 use super::mailboxes::{MailboxCounters, MailboxCounts, MailboxMemory};
 use super::put_times::PutTimes;
 use super::refused::RefusedCounters;
 use super::snapshots::Saver;
-use super::tcp::Tokens;
 use crate::files;
 use crate::index::{Index, OwnerClaim};
 use crate::layout::extent::Expected;

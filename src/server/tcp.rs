@@ -1,12 +1,11 @@
 //! How clients over TCP come in: the port, and what they prove before they are let in.
 
-use super::caller::Role;
+use super::caller::{Role, Tokens};
 use super::error::ServeError;
 use super::shared::ServerState;
 use crate::address::{Address, TcpAddress};
-use crate::proof::{Nonce, Statement, TokenProof};
+use crate::proof::{Nonce, Statement, Token, TokenProof};
 use crate::tls::ServerTls;
-use crate::verbs::Token;
 use crate::wire::{LEVEL, PROTOCOL_VERSION, Reply};
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
@@ -18,14 +17,6 @@ pub(super) const JOINING_MAX: usize = 256;
 /// The roles in proofs.
 pub(crate) const CLIENT: &[u8] = b"oneread tcp client";
 pub(crate) const SERVER: &[u8] = b"oneread tcp server";
-
-/// What lets clients in: the secrets of those that may change the table, and of those that may read it; and TLS.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Tokens {
-    pub change: Token,
-    pub read: Token,
-    pub tls: Option<ServerTls>,
-}
 
 /// The host's addresses.
 ///

@@ -36,7 +36,7 @@ pub enum Witness {
     Clock,
     /// The counters of begun moves, as on shm.
     Counter,
-    /// The same, after a direct look, which loads word by word, each no earlier than the last.
+    /// Like `Counter`, after a direct look, which loads word by word, each no earlier than the last.
     Loads,
 }
 

@@ -80,7 +80,7 @@ pub fn run<T: Send>(seed: u64, works: Vec<impl FnOnce() -> T + Send>) -> Vec<T> 
     run_for(seed, STUCK, works)
 }
 
-/// The same with this patience.
+/// Like `run`, with this patience.
 fn run_for<T: Send>(seed: u64, patience: Duration, works: Vec<impl FnOnce() -> T + Send>) -> Vec<T> {
     let mut random = Random::new(seed);
     let whose = random.pick(works.len());

@@ -166,7 +166,7 @@ impl Snapshot {
         Snapshot::head_of(path, files::open_file(path, OFlags::RDONLY)?)
     }
 
-    /// The same for all of it.
+    /// Like `open_own_head`, for all of it.
     ///
     /// # Errors
     /// [`SnapshotError`].
@@ -284,7 +284,7 @@ impl Snapshot {
         Ok(self.content())
     }
 
-    /// The same. `None` if `progress` ends it early, by `false`.
+    /// Like `check`. `None` if `progress` ends it early, by `false`.
     pub(crate) fn check_while(
         &self,
         progress: &mut dyn FnMut(u64) -> bool,

@@ -81,7 +81,7 @@ impl ClientTls {
         Ok(ClientTls { config: config.into(), name: None })
     }
 
-    /// The same, for servers whose certificate is for this name, and not for the host that the address names.
+    /// These options, for servers whose certificate is for this name, and not for the host that the address names.
     ///
     /// # Errors
     /// [`TlsError::Name`].

@@ -15,9 +15,9 @@
 //! The TCP connection stays open without traffic. It tells each side when the other is gone.
 use crate::units::time;
 
-use super::Token;
 use super::device::Endpoint;
 use super::error::SetupError;
+use crate::proof::Token;
 use crate::proof::{self, Statement};
 pub(crate) use crate::proof::{Nonce, TokenProof};
 use serde::de::DeserializeOwned;
@@ -226,7 +226,7 @@ impl Handshake {
         SetupError::Handshake { peer: self.peer, why: why.into(), source: None }
     }
 
-    /// The same, with what the operating system or the decoder says of it.
+    /// Like `failed`, with what the operating system or the decoder says of it.
     fn failed_by(&self, why: impl Into<String>, source: impl Error + Send + Sync + 'static) -> SetupError {
         SetupError::Handshake { peer: self.peer, why: why.into(), source: Some(Arc::new(source)) }
     }

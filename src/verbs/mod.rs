@@ -29,11 +29,8 @@ pub(crate) mod station;
 #[cfg(feature = "verbs")]
 pub use error::{SetupError, VerbsError};
 
-use crate::proof;
 use crate::setters::setters;
-use std::fmt;
 use std::num::NonZeroU8;
-use std::sync::Arc;
 
 /// Counts of a connection's work on the NIC's queues, in addition to the counts of READs.
 #[cfg(feature = "verbs")]
@@ -74,36 +71,6 @@ pub enum Wait {
     /// Sleeps until the device wakes this thread. Takes some microseconds more, and no CPU
     /// meanwhile.
     Block,
-}
-
-/// A secret that server and clients share. Whoever has it may connect over verbs, or over TCP. It is never
-/// printed.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct Token(Arc<[u8]>);
-
-impl Token {
-    /// Makes a token of these bytes. They may have any length. The empty token keeps nobody out.
-    ///
-    /// Zero bytes at the end of a token of at most 64 bytes do not count. So one of only such bytes is the empty one.
-    pub fn new(secret: impl AsRef<[u8]>) -> Token {
-        let secret = secret.as_ref();
-        Token(proof::significant(secret).into())
-    }
-
-    /// Whether the token is empty and keeps nobody out.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.is_empty() { "Token(empty)" } else { "Token(...)" })
-    }
 }
 
 /// How a client uses verbs. Other fabrics ignore it.
@@ -200,14 +167,4 @@ pub(crate) fn keep_alive(stream: &impl std::os::fd::AsFd) {
 /// Whether this is a valid path MTU.
 pub(crate) fn is_mtu(bytes: u32) -> bool {
     matches!(bytes, 256 | 512 | 1024 | 2048 | 4096)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tokens_are_never_shown() {
-        assert_eq!(format!("{:?}", Token::new("secret")), "Token(...)");
-    }
 }

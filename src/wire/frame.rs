@@ -10,6 +10,8 @@ pub const LEVEL: u16 = 4;
 
 /// Longest body, in bytes: longer than any key and value with their lengths.
 pub const BODY_MAX: usize = 1 << 16;
+/// Longest piece of a value that is uploaded over a socket. Elsewhere it is [`FRAME_VALUE_MAX`](super::FRAME_VALUE_MAX).
+pub(crate) const SOCKET_PIECE_MAX: usize = 60 << 10;
 /// Bytes of a head.
 pub(super) const HEAD: usize = size_of::<FrameHead>();
 

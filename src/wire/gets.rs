@@ -23,8 +23,7 @@
 //! parts: those that name the same reference are parts of one value, because bytes of an extent never change
 //! while a slot names it.
 
-use super::frame::{BODY_MAX, Frame, HEAD, WireError, begin, encode, end};
-use super::lengths::SOCKET_PIECE_MAX;
+use super::frame::{BODY_MAX, Frame, HEAD, SOCKET_PIECE_MAX, WireError, begin, encode, end};
 use super::reply::REPLY;
 use crate::get::Retry;
 use crate::layout::WORD;

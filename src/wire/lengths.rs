@@ -12,9 +12,6 @@ use crate::part::{PartChange, Tell};
 /// reply with it is 4 KiB long: a datagram, too, can carry it.
 pub const FRAME_VALUE_MAX: usize = 4096 - HEAD;
 
-/// Longest piece of a value that is uploaded over a socket. Elsewhere it is [`FRAME_VALUE_MAX`].
-pub(crate) const SOCKET_PIECE_MAX: usize = 60 << 10;
-
 /// Longest body of a reply without a value.
 const COUNTS_BYTES: usize = {
     let (stats, status) = (size_of::<ServerStats>(), size_of::<SnapshotStatus>());

@@ -50,13 +50,14 @@ pub(crate) use feed::{
     ChangedBody, ChangedWriter, FeedReply, FeedRequest, ScannedBody, ScannedWriter, SentKey, SentValue,
     feed_room,
 };
+pub(crate) use frame::SOCKET_PIECE_MAX;
 pub use frame::{BODY_MAX, Frame, LEVEL, PROTOCOL_VERSION, WireError, decode};
 pub use gets::{Found, GetsRequest, GotReply, KeysWriter, Wants, split_entry};
 pub(crate) use gets::{GotWriter, encode_bits};
 #[cfg(feature = "verbs")]
 pub(crate) use lengths::reply_bytes_max_to;
 pub use lengths::{FRAME_VALUE_MAX, frame_value_max, reply_bytes_max, request_bytes_max};
-pub(crate) use lengths::{SOCKET_PIECE_MAX, cell_frames_max, fits_cells};
+pub(crate) use lengths::{cell_frames_max, fits_cells};
 pub use refusal::Refusal;
 pub use reply::{Reply, TableBytes, replies};
 #[cfg(test)]

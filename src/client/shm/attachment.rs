@@ -98,7 +98,7 @@ impl Attachment {
         self.version
     }
 
-    /// The same, published as this version.
+    /// This attachment, published as this version.
     pub fn published(self, version: u64) -> Attachment {
         Attachment { version, ..self }
     }

@@ -6,7 +6,7 @@ use crate::address::Address;
 use crate::client::error::{ConnectError, LinkError};
 use crate::client::handle::Deadline;
 use crate::client::options::RequestPath;
-use crate::client::owners::{OwnOwner, OwnerRefusal};
+use crate::client::owning::{OwnOwner, OwnerRefusal};
 use crate::client::send::{fit, send_fitting};
 use crate::client::stats::RequestCounts;
 use crate::layout::geometry::Geometry;
@@ -74,7 +74,7 @@ impl ShmConnection {
         ShmConnection { link, geometry, mailbox, owner, next_id: 0, asked_until }
     }
 
-    /// The same, which goes on with the session of an owner that has begun (I5). Does not wait for the answer.
+    /// Like `new`, of a connection that goes on with the session of an owner that has begun (I5). Does not wait for the answer.
     pub fn staying(mut self, owner: Option<&OwnOwner>) -> ShmConnection {
         if let Some(owner) = owner.filter(|owner| owner.has_begun()) {
             self.ask_for_owner(owner);
@@ -125,12 +125,12 @@ impl ShmConnection {
         }
     }
 
-    /// The same, for the next handle that uses it: its errors name the time allowed.
+    /// This connection, for the next handle that uses it: its errors name the time allowed.
     pub fn passed_on(self, allowed: Duration, deadline: Instant) -> ShmConnection {
         ShmConnection { link: self.link.allowing(allowed), asked_until: deadline, ..self }
     }
 
-    /// The same, as if the server had just refused a mailbox.
+    /// This connection, as if the server had just refused a mailbox.
     #[cfg(test)]
     pub fn without_mailbox(self) -> ShmConnection {
         ShmConnection { mailbox: MailboxState::Refused { at: Instant::now() }, ..self }

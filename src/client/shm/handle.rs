@@ -9,7 +9,7 @@ use crate::address::Address;
 use crate::client::error::{AskError, ConnectError, GetError, LinkError};
 use crate::client::handle::{Deadline, Handle};
 use crate::client::options::{ClientOptions, RequestPath};
-use crate::client::owners::OwnOwner;
+use crate::client::owning::OwnOwner;
 use crate::client::stats::ClientStats;
 use crate::fabric::shm::Shm;
 use crate::faults::{Rule, by_rule};
@@ -44,7 +44,7 @@ const UNHEARD: u64 = u64::MAX;
 enum GetWay {
     /// With a glance, which suffices nearly always.
     Glances,
-    /// The same, and what is found is noted for the server.
+    /// It is looked for, and what is found is noted for the server.
     Notes,
     /// With hints.
     Hinted,

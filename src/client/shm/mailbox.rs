@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// microseconds.
 const LOOK_MIN: Duration = Duration::from_micros(1);
 const LOOK_MAX: Duration = Duration::from_micros(20);
-/// The same if the server had to be woken: as long as that may take. Else each side would find the other asleep, again and
+/// Like `LOOK_MAX`, where the server had to be woken: as long as that may take. Else each side would find the other asleep, again and
 /// again: whoever is woken for one message is asleep again, before the other one is awake and sends the next.
 const LOOK_WOKEN: Duration = Duration::from_micros(200);
 /// Polls between reads of the clock.

@@ -8,7 +8,7 @@ use super::link::{
 use crate::address::Address;
 use crate::client::error::{ConnectError, LinkError};
 use crate::client::options::ClientOptions;
-use crate::client::owners::OwnOwner;
+use crate::client::owning::OwnOwner;
 use crate::clock::Clock;
 use crate::hints::SharedHints;
 use crate::process::{self, Process};
@@ -303,7 +303,7 @@ pub(super) mod tests {
         shared_at(Path::new("/nowhere"), options)
     }
 
-    /// The same for a server with this socket.
+    /// Like `shared`, for a server with this socket.
     pub(in crate::client::shm) fn shared_at(socket: &Path, options: ClientOptions) -> ShmShared {
         let (address, newest) = (Address::Shm(socket.into()), Arc::new(attachment(0)));
         let shared = ShmShared::new(address, socket, options, newest, None);

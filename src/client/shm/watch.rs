@@ -403,7 +403,7 @@ impl WatchList {
         Ok(())
     }
 
-    /// The same. If the socket cannot be watched, it is given up, and an attempt follows.
+    /// Like `enter`. If the socket cannot be watched, it is given up, and an attempt follows.
     fn enter_or_pause(&self, watched: &mut Watched, number: u64, stage: WatchStage) -> WatchStage {
         if self.enter(watched, number, &stage).is_ok() {
             return stage;

@@ -7,7 +7,7 @@ use crate::client::link::{
     Link, MEMORY_ID, ServerStream, hello, is_hung_up, is_out_of_descriptors, link_failed,
 };
 use crate::client::options::ClientOptions;
-use crate::client::owners::{OwnOwner, OwnerRefusal};
+use crate::client::owning::{OwnOwner, OwnerRefusal};
 use crate::layout::geometry::Geometry;
 use crate::layout::superblock::{SUPERBLOCK_WORDS, Superblock};
 use crate::proof::{self, Statement};
@@ -325,8 +325,8 @@ fn table_of(about: &TableBytes) -> (u16, Superblock) {
 mod tests {
     use super::*;
     use crate::config::{Config, TableSize};
+    use crate::proof::Token;
     use crate::server::{Server, ServerConfig};
-    use crate::verbs::Token;
     use crate::{Client, ErrorKind};
     use std::io::{Read, Write};
     use std::net::TcpListener;

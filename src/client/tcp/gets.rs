@@ -1,7 +1,6 @@
 //! GETs by request ([`wire::gets`](crate::wire)): one key at a time, in pieces where its value is long; or many
 //! keys, some hundred in a frame, with several frames under way.
 
-use super::Unanswered;
 use super::connection::TcpConnection;
 use crate::client::error::LinkError;
 use crate::client::handle::Deadline;
@@ -27,6 +26,26 @@ const WHOLE: Range<usize> = 0..usize::MAX;
 /// Bytes of a reply for a key besides those of its value.
 const ENTRY_BYTES: usize = 32;
 
+/// Why requests for keys had no answer.
+pub(in crate::client) enum Unanswered {
+    /// Another connection may have one.
+    Link(LinkError),
+    /// The answer is an error.
+    Read(ReadError),
+}
+
+impl From<LinkError> for Unanswered {
+    fn from(error: LinkError) -> Unanswered {
+        Unanswered::Link(error)
+    }
+}
+
+impl From<ReadError> for Unanswered {
+    fn from(error: ReadError) -> Unanswered {
+        Unanswered::Read(error)
+    }
+}
+
 /// Makes requests for keys. What a [`Reader`](crate::reader::Reader) is where there are READs.
 pub(in crate::client) struct Requester<'c> {
     pub connection: &'c mut TcpConnection,
@@ -45,7 +64,7 @@ impl Requester<'_> {
         Ok(self.get(key, wanted, value)?.is_some())
     }
 
-    /// The same, and says in which extent the value is.
+    /// Like `get_into`; says in which extent the value is.
     pub fn get_with_extent(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<FoundExtent, Unanswered> {
         self.get(key, WHOLE, &mut AnySink::of(value))
     }

@@ -8,8 +8,8 @@
 //!
 //! It ends with the client's last handle. Nobody waits for that.
 
-use super::TcpShared;
 use super::connection::TcpConnection;
+use super::shared::TcpShared;
 use crate::client::error::ConnectError;
 use crate::client::handle::{ATTEMPT_MAX, RETRY_FIRST, RETRY_MAX};
 use crate::process::Process;

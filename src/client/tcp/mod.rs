@@ -4,31 +4,33 @@
 mod connection;
 mod gets;
 mod keeper;
+mod shared;
 
 use super::error::{AskError, ConnectError, GetError, LinkError};
 use super::handle::{Deadline, Handle, RETRY_FIRST, RETRY_MAX, retried};
 use super::link::link_failed;
 use super::options::ClientOptions;
-use super::owners::OwnOwner;
+use super::owning::OwnOwner;
 use super::send::send_fitting;
 use super::stats::ClientStats;
 use crate::address::{Address, TcpAddress};
 use crate::faults::{Rule, broken};
 use crate::layout::geometry::Geometry;
-use crate::outcome::ReadError;
+
 use crate::process::Process;
 use crate::reader::Answers;
 use crate::sink::AnySink;
 use crate::times::TimeCounts;
 use crate::wire::{Refusal, Reply, Request, SOCKET_PIECE_MAX};
 use connection::TcpConnection;
-use gets::{Batch, Requester};
+use gets::{Batch, Requester, Unanswered};
 use keeper::OwnerKeeper;
+use shared::TcpShared;
 use std::error::Error;
 use std::ops::ControlFlow;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Most connections that one call may lose.
 const FAILURES_MAX: u32 = 8;
@@ -46,37 +48,6 @@ pub(super) struct TcpHandle {
     connected: u64,
     /// Ends with the last handle. `None` of a client that puts as nobody.
     keeper: Option<Arc<OwnerKeeper>>,
-}
-
-/// What the handles of one client share.
-#[derive(Debug)]
-struct TcpShared {
-    process: Process,
-    at: TcpAddress,
-    address: Address,
-    options: ClientOptions,
-    /// As which owner it puts.
-    owner: Option<OwnOwner>,
-}
-
-/// Why requests for keys had no answer.
-pub(super) enum Unanswered {
-    /// Another connection may have one.
-    Link(LinkError),
-    /// The answer is an error.
-    Read(ReadError),
-}
-
-impl From<LinkError> for Unanswered {
-    fn from(error: LinkError) -> Unanswered {
-        Unanswered::Link(error)
-    }
-}
-
-impl From<ReadError> for Unanswered {
-    fn from(error: ReadError) -> Unanswered {
-        Unanswered::Read(error)
-    }
 }
 
 impl TcpHandle {
@@ -190,12 +161,6 @@ impl TcpHandle {
     fn lost(&mut self, error: LinkError) -> AskError {
         self.disconnect();
         AskError::lost(&self.shared.address, self.shared.options.deadline, error)
-    }
-}
-
-impl TcpShared {
-    fn open(&self, within: Duration) -> Result<TcpConnection, ConnectError> {
-        TcpConnection::open(&self.at, &self.address, &self.options, self.owner.as_ref(), within)
     }
 }
 

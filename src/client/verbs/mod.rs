@@ -13,7 +13,7 @@ pub(crate) mod waiting;
 use super::error::{AskError, ConnectError, GetError, LinkError, MutateError};
 use super::handle::{Deadline, Handle, RETRY_FIRST, RETRY_MAX, retried};
 use super::options::ClientOptions;
-use super::owners::{OwnOwner, OwnerRefusal};
+use super::owning::{OwnOwner, OwnerRefusal};
 use super::send::send_fitting;
 use super::stats::{ClientStats, RequestCounts};
 use crate::address::{Address, VerbsAddress};
@@ -386,7 +386,7 @@ impl VerbsHandle {
         }
     }
 
-    /// The same over one connection. `has_sent`: whether it has sent any of the requests.
+    /// Like `converse_alone`, over one connection. `has_sent`: whether it has sent any of the requests.
     fn converse_once(
         &mut self,
         requests: &[Request<'_>],

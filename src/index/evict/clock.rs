@@ -1,4 +1,9 @@
-//! CLOCK: one queue. Who was read since the hand was there goes to the front; who was not leaves.
+//! CLOCK (Corbató, "A paging experiment with the Multics system", 1968): one queue. An entry that was read since the hand
+//! was there goes to the front; one that was not leaves.
+//!
+//! Take it where a key that was read is read again soon or never, as the blocks of prompts are: there it finds more than
+//! the others (docs/BENCHMARKS.md). Do not take it where many keys are read once, as by a scan: each of them stays for a
+//! whole round, and pushes out one that is read more often.
 
 use super::policy::{LOOKS_MAX, Policy, Rank, Sight};
 use super::records::EntryRecords;

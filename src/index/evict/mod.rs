@@ -18,7 +18,7 @@ mod tests;
 
 pub use pins::KeyPin;
 pub(super) use pins::Pins;
-pub use policy::{Policy, Rank, Sight, policy};
+pub use policy::{Policy, Rank, Sight};
 
 use crate::config::Evict;
 use crate::faults::{Rule, broken};
@@ -27,9 +27,21 @@ use crate::layout::hash::{DIRECTORY_BITS_MAX, First};
 use crate::outcome::EvictCounts;
 use crate::region::{RegionError, TouchMap};
 use crate::sync::{Mutex, lock};
+use clock::ClockPolicy;
+use s3fifo::S3FifoPolicy;
+use sieve::SievePolicy;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+/// A policy that has no records yet.
+pub fn policy(which: Evict) -> Box<dyn Policy> {
+    match which {
+        Evict::S3Fifo => Box::new(S3FifoPolicy::default()),
+        Evict::Sieve => Box::new(SievePolicy::default()),
+        Evict::Clock => Box::new(ClockPolicy::default()),
+    }
+}
 
 /// Keys of one policy in a table of one size, some.
 const KEYS_OF_POLICY: u64 = 1 << 14;

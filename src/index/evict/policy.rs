@@ -1,9 +1,5 @@
 //! What a policy is asked.
 
-use super::clock::ClockPolicy;
-use super::s3fifo::S3FifoPolicy;
-use super::sieve::SievePolicy;
-use crate::config::Evict;
 use crate::layout::hash::First;
 use std::fmt;
 
@@ -53,14 +49,5 @@ pub trait Policy: fmt::Debug + Send {
     /// How many records it has, also of entries that have left.
     fn records(&self) -> usize {
         self.entries()
-    }
-}
-
-/// A policy that has no records yet.
-pub fn policy(which: Evict) -> Box<dyn Policy> {
-    match which {
-        Evict::S3Fifo => Box::new(S3FifoPolicy::default()),
-        Evict::Sieve => Box::new(SievePolicy::default()),
-        Evict::Clock => Box::new(ClockPolicy::default()),
     }
 }

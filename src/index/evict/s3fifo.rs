@@ -1,5 +1,9 @@
-//! `s3-fifo`: a small queue for who comes, a main one for who was read in the small one, and the hashes of who left
-//! the small one unread.
+//! S3-FIFO (Yang et al., "FIFO queues are all you need for cache eviction", SOSP'23): a small queue for entries that come,
+//! a main one for those that were read in the small one, and the hashes of those that left the small one unread.
+//!
+//! Take it unless you know better: a key that is read once leaves soon. Do not take it where a key comes back only after as
+//! many others as a tenth of the table holds, as the blocks of prompts do: it has left the small queue by then, and has to
+//! be put a second time to come into the main one.
 //!
 //! The paper counts up to three reads of each entry. Here one bit tells whether it was read since the hand was there,
 //! because readers leave no more: so an entry goes to the main queue if it was read at all, and stays there as

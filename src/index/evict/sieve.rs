@@ -1,5 +1,9 @@
-//! SIEVE: one queue, in which nobody moves. A hand goes from the oldest to the newest, passes over who was read,
-//! and takes the first who was not.
+//! SIEVE (Zhang et al., "SIEVE is simpler than LRU", NSDI'24): one queue, in which no entry moves. A hand goes from the
+//! oldest entry to the newest, passes over those that were read, and takes the first that was not.
+//!
+//! Take it where some keys stay popular, as names and pages of the Web do. Do not take it where all keys are popular for a
+//! time and then never again, or where a scan reads keys twice: new entries wait behind the hand, however often they are
+//! read, and old ones that were read once stay for a round.
 
 use super::policy::{LOOKS_MAX, Policy, Rank, Sight};
 use super::records::{EntryRecords, RecordAt};

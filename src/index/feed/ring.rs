@@ -10,7 +10,7 @@
 //!
 //! One thread at a time tells. Any thread reads, and holds nothing: it never makes a change wait.
 
-use super::LeftCause;
+use super::cause::LeftCause;
 use crate::faults::{Rule, in_order, kept};
 use crate::index::seams::{Changed, KeyChange, SlotValue};
 use crate::layout::WORD;

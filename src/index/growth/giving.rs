@@ -10,6 +10,7 @@
 
 use super::Growth;
 use super::directory::entry_word;
+use super::givers::{ChosenPair, Givers};
 use super::live::UnusedMemory;
 use super::pairs::Driven;
 use crate::faults::{Rule, kept};
@@ -45,30 +46,6 @@ pub(in crate::index) enum Giving {
     Waits,
     /// No segment can give any, or no entry may leave.
     Nothing,
-}
-
-/// Who gives.
-#[derive(Debug, Default)]
-pub(super) struct Givers {
-    /// The keys of the two segments, as those of their parent.
-    chosen: Option<ChosenPair>,
-    /// The number of the memory at which the next choice begins.
-    hand: u32,
-    /// Whose entries leave next.
-    part: u32,
-    /// Choices one after the other of which no entry could leave.
-    vain: u32,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct ChosenPair {
-    prefix: u32,
-    /// The depth of the two.
-    depth: u32,
-    /// They are merged below this many hundredths.
-    at: u64,
-    /// Their merge has begun.
-    is_merging: bool,
 }
 
 impl Growth {

@@ -25,18 +25,20 @@
 //! * `routing` finds the segment that has a key, and puts, swaps and removes there.
 //! * `room` is for a put that finds none. `driving` has changes, and idle time, take pairs on.
 //! * `steps` is a split or merge from its first entry to its last.
-//! * `making` takes memory for a segment, and gives it back; `stock` does so ahead; `giving` has values get some of it.
+//! * `making` takes memory for a segment, and gives it back; `ahead` does so before it is needed, into `stock`; `giving` has
+//!   values get some of it: `givers` says whose.
 //! * `carry` takes the keys of one home to the other segment of a pair.
 //! * `directory`, `live`, `memory`, `pairs` and `totals` keep what the rest work on; `pace` says when, and how much
 //!   at a time.
 
+mod ahead;
 mod carry;
 mod counts;
 mod directory;
 mod driving;
 #[cfg(feature = "sim")]
 mod for_sim;
-mod foreseen;
+mod givers;
 mod giving;
 mod handover;
 mod huge;
@@ -71,9 +73,9 @@ use crate::layout::segment::{DirectoryEntry, Pending};
 use crate::region::{Region, RegionError};
 use crate::start::{Start, StartStep};
 use crate::sync::{Mutex, lock};
+pub(crate) use ahead::Ahead;
 use directory::Directory;
-pub(crate) use foreseen::Ahead;
-use giving::Givers;
+use givers::Givers;
 pub(super) use giving::Giving;
 use live::LiveSegments;
 use memory::FreeMemory;

@@ -1,7 +1,7 @@
 //! Steps of splits and merges, one at a time.
 
 use super::Growth;
-use super::foreseen::Ahead;
+use super::ahead::Ahead;
 use super::live::UnusedMemory;
 use super::memory::KEPT_FREE;
 use super::pace::Pace;

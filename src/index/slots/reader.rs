@@ -2,11 +2,11 @@
 
 use crate::faults::{Rule, kept};
 use crate::layout::compare::{self, KeyEnd, Lines, Loadable};
+use crate::layout::digest::LongKey;
 use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;
 use crate::layout::life::Life;
-use crate::layout::long::LongKey;
 use crate::layout::mapped;
 use crate::layout::slot::{Content, HEADER, Header, Image, Key, SlotShape, Stored, View};
 use crate::layout::words::{self, LINE_WORDS, Words};

@@ -1,0 +1,27 @@
+//! What the handles of one client over TCP share.
+
+use super::connection::TcpConnection;
+use crate::address::{Address, TcpAddress};
+use crate::client::error::ConnectError;
+use crate::client::options::ClientOptions;
+use crate::client::owning::OwnOwner;
+use crate::process::Process;
+use std::time::Duration;
+
+/// What the handles of one client share.
+#[derive(Debug)]
+pub(super) struct TcpShared {
+    pub process: Process,
+    pub at: TcpAddress,
+    pub address: Address,
+    pub options: ClientOptions,
+    /// As which owner it puts.
+    pub owner: Option<OwnOwner>,
+}
+
+impl TcpShared {
+    /// Opens a connection.
+    pub fn open(&self, within: Duration) -> Result<TcpConnection, ConnectError> {
+        TcpConnection::open(&self.at, &self.address, &self.options, self.owner.as_ref(), within)
+    }
+}
