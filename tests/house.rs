@@ -4,6 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+#[path = "house/shape.rs"]
+mod shape;
+
 /// Names that several of the library's types have, with the reason.
 const SHARED: [(&str, &str); 4] = [
     ("Encryption", "one with the cipher, and one that a build without the feature `encryption` has"),
