@@ -1,4 +1,4 @@
-//! S3-FIFO (Yang et al., "FIFO queues are all you need for cache eviction", SOSP'23): a small queue for entries that come,
+//! `s3-fifo` (Yang et al., "FIFO queues are all you need for cache eviction", SOSP'23): a small queue for entries that come,
 //! a main one for those that were read in the small one, and the hashes of those that left the small one unread.
 //!
 //! Take it unless you know better: a key that is read once leaves soon. Do not take it where a key comes back only after as
