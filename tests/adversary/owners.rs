@@ -295,6 +295,7 @@ impl Owned {
         let is_full =
             matches!(error, PutError::Full { .. } | PutError::HeapFull { .. } | PutError::NoMemory { .. });
         assert!(!is_full || !self.evicts, "no entry made room: {error}");
+        check_patience(&error);
         self.happened.refused += 1;
     }
 
@@ -355,6 +356,18 @@ struct Did {
     refused: u64,
 }
 
+impl Did {
+    fn refuse(&mut self, error: &PutError) {
+        check_patience(error);
+        self.refused += 1;
+    }
+}
+
+/// What a put waits for comes, or it is told at once that it never does: nothing in these tables takes a second.
+fn check_patience(error: &PutError) {
+    assert!(!matches!(error, PutError::HeapBusy { .. }), "it waited in vain: {error}");
+}
+
 /// Changes every other key, and others without a name; its owner goes now and then, and so does the other thread's.
 fn script(it: (&Index, &Recorder, &Clock), me: u16, seed: u64, is_over: &AtomicBool) -> Did {
     let (index, recorder, clock) = it;
@@ -374,7 +387,7 @@ fn script(it: (&Index, &Recorder, &Clock), me: u16, seed: u64, is_over: &AtomicB
         match random.pick(12) {
             0..2 => match index.put(&key(number as u64), &bytes, PutMode::Upsert) {
                 Ok(_) => did.changes.push((number, Some(bytes), 0, from, recorder.now())),
-                Err(_) => did.refused += 1,
+                Err(error) => did.refuse(&error),
             },
             2..5 => {
                 if sessions[at].is_none() {
@@ -386,7 +399,7 @@ fn script(it: (&Index, &Recorder, &Clock), me: u16, seed: u64, is_over: &AtomicB
                 match index.put_of(session, &key(number as u64), &bytes, PutOptions::new()) {
                     Ok(_) => did.changes.push((number, Some(bytes), owner, from, recorder.now())),
                     Err(PutError::OwnerGone { .. }) => sessions[at] = None,
-                    Err(_) => did.refused += 1,
+                    Err(error) => did.refuse(&error),
                 }
             }
             5 => {
@@ -397,7 +410,8 @@ fn script(it: (&Index, &Recorder, &Clock), me: u16, seed: u64, is_over: &AtomicB
                 let many = if random.pick(8) == 0 { 30 } else { 1 };
                 let filler = 100 + 2 * random.pick(60) as u64 + u64::from(me);
                 for filler in (filler..).step_by(2).take(many) {
-                    did.refused += u64::from(index.put(&key(filler), &bytes, PutMode::Upsert).is_err());
+                    let put = index.put(&key(filler), &bytes, PutMode::Upsert);
+                    put.err().iter().for_each(|error| did.refuse(error));
                 }
             }
             8 => drop(index.remove_owner(owner).unwrap()),
