@@ -203,8 +203,7 @@ fn table(layout: Layout, seed: u64) -> (Table, [u64; 3]) {
         let len = [0, 8, 31, 60, 120, 200, VALUE_MAX][random.pick(7)];
         match random.pick(14) {
             0..6 => match life.put(number, value(put, len)) {
-                Ok(_)
-                | Err(PutError::HeapFull { .. } | PutError::HeapBusy { .. } | PutError::Full { .. }) => {}
+                Ok(_) | Err(PutError::HeapFull { .. } | PutError::Full { .. }) => {}
                 Err(error) => panic!("{error}"),
             },
             6 => drop(life.remove(number)),

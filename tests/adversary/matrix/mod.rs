@@ -291,12 +291,7 @@ impl Server {
             Ok(PutOutcome::Updated) => vec![event(Did::Made(Some(value)))],
             // The key was absent before.
             Ok(_) => vec![event(Did::Made(Some(value))), event(Did::SawThere(false))],
-            Err(
-                PutError::Full { .. }
-                | PutError::Busy { .. }
-                | PutError::HeapFull { .. }
-                | PutError::HeapBusy { .. },
-            ) => Vec::new(),
+            Err(PutError::Full { .. } | PutError::Busy { .. } | PutError::HeapFull { .. }) => Vec::new(),
             Err(error) => panic!("the table allows every put: {error}"),
         }
     }
@@ -338,7 +333,7 @@ impl Server {
                 vec![event(Did::SawOther(expected.to_vec())), event(Did::SawThere(true))]
             }
             Ok(SwapOutcome::Absent) => vec![event(Did::SawThere(false))],
-            Err(PutError::HeapFull { .. } | PutError::HeapBusy { .. }) => Vec::new(),
+            Err(PutError::HeapFull { .. }) => Vec::new(),
             Err(error) => panic!("the table allows every swap: {error}"),
         }
     }
