@@ -11,7 +11,6 @@
 //! writers.
 
 mod cache;
-mod curve;
 #[cfg(feature = "cluster")]
 mod failover;
 mod grow;
@@ -57,6 +56,7 @@ use timing::Timing;
   oneread get_many  the same, 256 keys at a time, each value to a callback
   oneread get_many_into
       the same, the values copied into one buffer
+  oneread miss      a GET of a key that is not there
   dashmap, papaya, scc
       maps in this process; they cannot be read from another
 
@@ -79,7 +79,6 @@ enum What {
     Get(Timing),
     /// Fill a table
     Insert(Timing),
-    Curve(curve::CurveOfSizes),
     Rpc(rpc::Rpc),
     Kill(kill::Kill),
     Grow(grow::Grow),
@@ -99,7 +98,6 @@ impl Bench {
         match self.what {
             What::Get(timing) => timing.run_get(),
             What::Insert(timing) => timing.run_insert(),
-            What::Curve(curve) => curve.run(),
             What::Rpc(rpc) => rpc.run(),
             What::Kill(kill) => kill.run(),
             What::Grow(grow) => grow.run(),

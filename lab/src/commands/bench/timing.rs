@@ -149,7 +149,7 @@ impl Timing {
         // All contestants use the same random order; each round has another.
         let pick = |round: u32, i: u64| reduce(mix(i ^ u64::from(round) << 40), n);
         let mut out = Vec::new();
-        let (mut client_many, mut client_into) = (client.clone(), client.clone());
+        let [mut client_many, mut client_into, mut client_miss] = [(); 3].map(|()| client.clone());
         let mut contestants: Vec<Contestant<'_>> = vec![
             ("bare, one after the other", 1, Box::new(|round| Ok(bare(memory, n, round, true)))),
             ("bare, all at once", 1, Box::new(|round| Ok(bare(memory, n, round, false)))),
@@ -167,6 +167,11 @@ impl Timing {
                 "oneread get_many_into",
                 1,
                 Box::new(|round| get_many_into(&mut client_into, n, |i| pick(round, i))),
+            ),
+            (
+                "oneread miss",
+                1,
+                Box::new(|round| timed(n, |i| Ok(!client_miss.contains(&key(u64::MAX - pick(round, i)))?))),
             ),
             (
                 "dashmap",
