@@ -2,15 +2,13 @@
 //! process. `bench rpc` compares GETs by READ with GETs that the server does. `bench kill` kills
 //! servers. `bench grow` lets a table grow and shrink. `bench hints` counts what hints save meanwhile.
 //! `bench tiered` runs a storage contest's workload. `bench long` times GETs of long values. `bench tcp` times requests
-//! over TCP. `bench cache` counts what a table
-//! finds whose entries make room for others. `bench trace` routes a trace's requests by an index. `bench failover`
+//! over TCP. `bench trace` routes a trace's requests by an index. `bench failover`
 //! kills and stops nodes of a cluster, and moves what they serve.
 //!
 //! On one machine, the comparison is fair as far as it can be: rounds of all contestants alternate,
 //! and medians are reported. The in-process maps do less: their readers share a process with their
 //! writers.
 
-mod cache;
 #[cfg(feature = "cluster")]
 mod failover;
 mod grow;
@@ -19,7 +17,6 @@ mod kill;
 mod long;
 mod loops;
 mod redis;
-mod requests;
 mod rpc;
 mod tcp;
 mod tiered;
@@ -44,7 +41,6 @@ use timing::Timing;
   oneread bench tiered
   oneread bench long
   oneread bench tcp
-  oneread bench cache
   oneread bench trace FILE
 
 `get`: one thread reads present keys of 16 bytes with values of 32, at random.
@@ -86,7 +82,6 @@ enum What {
     Tiered(tiered::Tiered),
     Long(long::Long),
     Tcp(tcp::Tcp),
-    Cache(cache::CacheBench),
     Trace(trace::TraceBench),
     #[cfg(feature = "cluster")]
     Failover(failover::Failover),
@@ -105,7 +100,6 @@ impl Bench {
             What::Tiered(tiered) => tiered.run(),
             What::Long(long) => long.run(),
             What::Tcp(tcp) => tcp.run(),
-            What::Cache(cache) => cache.run(),
             What::Trace(trace) => trace.run(),
             #[cfg(feature = "cluster")]
             What::Failover(failover) => failover.run(),

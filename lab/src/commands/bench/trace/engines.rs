@@ -1,6 +1,6 @@
 //! Engines with bounded caches, and the prompts of a trace.
 
-use crate::commands::bench::requests::TracedRequest;
+use super::requests::TracedRequest;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,8 +1,8 @@
 //! `bench trace`: a trace of requests, engines with bounded caches, and a router over one index.
 
 mod engines;
+mod requests;
 
-use super::requests;
 use crate::measure::{machine, quantile};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
