@@ -13,6 +13,7 @@ pub mod interrupt;
 pub mod names;
 pub mod progress;
 pub mod show;
+pub mod threads;
 mod tls;
 mod token;
 pub mod units;

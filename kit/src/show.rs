@@ -3,6 +3,7 @@
 use crate::escape::{self, Form};
 use comfy_table::{Attribute, Cell, CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
 pub use oneread::internals::units::{bytes, nanos, time};
+use serde::Serialize;
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
@@ -51,6 +52,17 @@ pub fn table<const N: usize>(heads: [&str; N]) -> Table {
     table
 }
 
+/// A narrow table with these column heads and a row for each item.
+pub fn rows<T, const N: usize>(
+    heads: [&str; N],
+    items: impl IntoIterator<Item = T>,
+    cells: impl FnMut(T) -> [Cell; N],
+) -> Table {
+    let mut table = narrow_table(heads);
+    table.add_rows(items.into_iter().map(cells));
+    table
+}
+
 /// What `measure::machine` has said, in lines that fit a terminal.
 pub fn machine(said: &str) -> String {
     said.replace("; ", "\n")
@@ -94,6 +106,16 @@ fn plain_table() -> Table {
 /// A cell with a number, aligned right.
 pub fn number(value: impl Display) -> Cell {
     Cell::new(value).set_alignment(CellAlignment::Right)
+}
+
+/// A row of facts: a name, and a value on the right.
+pub fn fact(name: impl Display, value: impl Display) -> [Cell; 2] {
+    [Cell::new(name), number(value)]
+}
+
+/// A cell with the name of its row.
+pub fn name(value: impl Display) -> Cell {
+    Cell::new(value).add_attribute(Attribute::Bold)
 }
 
 /// The name of a file. Others may have given it.
@@ -158,6 +180,30 @@ pub fn say(line: impl Display) -> io::Result<()> {
     let line = format!("{line}\n");
     let line = if *IS_TERMINAL { escape::laid_out(&line) } else { line };
     write(line.as_bytes())
+}
+
+/// Prints what came of a command: a line of JSON for a script, or what `tell` prints for people.
+pub fn outcome<E: Into<anyhow::Error>>(
+    json: bool,
+    what: &impl Serialize,
+    tell: impl FnOnce() -> Result<(), E>,
+) -> anyhow::Result<()> {
+    match json {
+        true => Ok(say(serde_json::to_string(what)?)?),
+        false => tell().map_err(Into::into),
+    }
+}
+
+/// The same, with JSON of many lines.
+pub fn pretty<E: Into<anyhow::Error>>(
+    json: bool,
+    what: &impl Serialize,
+    tell: impl FnOnce() -> Result<(), E>,
+) -> anyhow::Result<()> {
+    match json {
+        true => Ok(say(serde_json::to_string_pretty(what)?)?),
+        false => tell().map_err(Into::into),
+    }
 }
 
 /// Prints bytes on stdout as they are: what this program has made itself.
