@@ -1,5 +1,6 @@
 //! The terminal's second screen, for figures that stay in place.
 
+use crate::columns::size;
 use anyhow::Result;
 use oneread_kit::{escape, interrupt, show};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -20,7 +21,7 @@ pub struct Screen {
 
 /// What ended a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Woke {
+enum Woke {
     /// The time is over.
     Due,
     /// The terminal has another size, or shows what others have written.
@@ -96,13 +97,30 @@ impl Screen {
     }
 
     /// Writes over what is there, line by line, so that nothing flickers.
-    pub fn show(&self, lines: &[String]) -> io::Result<()> {
+    fn show(&self, lines: &[String]) -> io::Result<()> {
         let lines: Vec<_> = lines.iter().map(|line| format!("{}\x1b[K", escape::laid_out(line))).collect();
         show::write(format!("\x1b[H{}\x1b[J", lines.join("\r\n")).as_bytes())
     }
 
+    /// Shows the lines that a screen of so many columns and lines is to have, until this time, and again where its size
+    /// changes. `false`: the user wants no more.
+    pub fn show_until(
+        &self,
+        due: Instant,
+        lines: impl Fn((usize, usize)) -> Vec<String>,
+    ) -> io::Result<bool> {
+        loop {
+            self.show(&lines(size().unwrap_or((80, 24))))?;
+            match self.wait(due) {
+                Woke::Due => return Ok(true),
+                Woke::Resized => {}
+                Woke::Quit => return Ok(false),
+            }
+        }
+    }
+
     /// Waits until this time, or for the user.
-    pub fn wait(&self, until: Instant) -> Woke {
+    fn wait(&self, until: Instant) -> Woke {
         let stdin = rustix::stdio::stdin();
         let mut has_keys = self.keys.0.is_some();
         loop {

@@ -1,8 +1,8 @@
 //! `top`: what a server does at present, on one screen.
 
-use crate::columns::{Column, Columns, shortened, size};
+use crate::columns::{self, Column, Columns, shortened};
 use crate::connect::Server;
-use crate::screen::{Screen, Woke};
+use crate::screen::Screen;
 use crate::stat::figures::span;
 use crate::stat::told::Told;
 use anyhow::Result;
@@ -47,7 +47,7 @@ impl Top {
             std::thread::sleep(every);
             let now = Look::of(&mut client)?;
             let seen = Seen { now: &now, last: Some(&first), watched: begun.elapsed() };
-            let lines = seen.lines(&address, size().map(|(width, _)| width));
+            let lines = seen.lines(&address, columns::width());
             show::say(lines.join("\n"))?;
             return Ok(ExitCode::SUCCESS);
         };
@@ -55,14 +55,8 @@ impl Top {
         loop {
             let due = now.at + every;
             let seen = Seen { now: &now, last: last.as_ref(), watched: begun.elapsed() };
-            loop {
-                let (width, height) = size().unwrap_or((80, 24));
-                screen.show(&seen.frame(&address, width, height))?;
-                match screen.wait(due) {
-                    Woke::Due => break,
-                    Woke::Resized => {}
-                    Woke::Quit => return Ok(ExitCode::SUCCESS),
-                }
+            if !screen.show_until(due, |(width, height)| seen.frame(&address, width, height))? {
+                return Ok(ExitCode::SUCCESS);
             }
             last = Some(std::mem::replace(&mut now, Look::of(&mut client)?));
         }

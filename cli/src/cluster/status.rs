@@ -1,8 +1,8 @@
 //! What etcd and the nodes say of a cluster, in columns.
 
 use super::{ClusterArgs, ask, store};
-use crate::columns::{Column, Columns, shortened, size, width};
-use crate::screen::{Screen, Woke};
+use crate::columns::{Column, Columns, shortened, width};
+use crate::screen::Screen;
 use anyhow::{Result, bail};
 use clap::Args;
 use futures_util::future::join_all;
@@ -329,21 +329,19 @@ impl Status {
     pub async fn run(self, reach: &ClusterArgs) -> Result<()> {
         if !self.watch {
             let seen = look(reach, &self.at.name).await?;
-            if self.at.json {
-                let nodes = seen.nodes.iter().map(|(id, key, status)| seen.json_of_node(*id, key, status));
-                let shards = seen.shards.iter().map(|(shard, state)| seen.json_of_shard(*shard, state));
-                show::say(serde_json::json!({
-                    "cluster": self.at.name.to_string(),
-                    "adopted": seen.is_adopted,
-                    "replicas": seen.config.replicas,
-                    "ttl_seconds": seen.config.timing.ttl as f64 / 1e6,
-                    "nodes": nodes.collect::<Vec<_>>(),
-                    "shards": shards.collect::<Vec<_>>(),
-                }))?;
-                return Ok(());
-            }
-            show::say(seen.lines(&self.at.name, width()).join("\n"))?;
-            return Ok(());
+            let nodes = seen.nodes.iter().map(|(id, key, status)| seen.json_of_node(*id, key, status));
+            let shards = seen.shards.iter().map(|(shard, state)| seen.json_of_shard(*shard, state));
+            let told = serde_json::json!({
+                "cluster": self.at.name.to_string(),
+                "adopted": seen.is_adopted,
+                "replicas": seen.config.replicas,
+                "ttl_seconds": seen.config.timing.ttl as f64 / 1e6,
+                "nodes": nodes.collect::<Vec<_>>(),
+                "shards": shards.collect::<Vec<_>>(),
+            });
+            return show::outcome(self.at.json, &told, || {
+                show::say(seen.lines(&self.at.name, width()).join("\n"))
+            });
         }
         let screen = Screen::open()?;
         loop {
@@ -360,18 +358,12 @@ impl Status {
                 tokio::time::sleep_until(next.into()).await;
                 continue;
             };
-            loop {
-                let size = size().unwrap_or((80, 24));
-                let lines = match &seen {
-                    Ok(seen) => seen.frame(&self.at.name, size),
-                    Err(why) => vec![shortened(&error(why), size.0 * size.1)],
-                };
-                screen.show(&lines)?;
-                match screen.wait(next) {
-                    Woke::Due => break,
-                    Woke::Resized => {}
-                    Woke::Quit => return Ok(()),
-                }
+            let lines = |size: (usize, usize)| match &seen {
+                Ok(seen) => seen.frame(&self.at.name, size),
+                Err(why) => vec![shortened(&error(why), size.0 * size.1)],
+            };
+            if !screen.show_until(next, lines)? {
+                return Ok(());
             }
         }
     }

@@ -2,8 +2,8 @@
 
 use super::figures::span;
 use super::told::Told;
-use crate::columns::{Column, Columns, shortened, size};
-use crate::screen::{Screen, Woke};
+use crate::columns::{Column, Columns, shortened};
+use crate::screen::Screen;
 use anyhow::Result;
 use oneread_kit::show;
 use serde_json::json;
@@ -32,14 +32,11 @@ pub fn watch(
             seconds: (now - begun).as_secs(),
         };
         match &screen {
-            Some(screen) => loop {
-                screen.show(&watched.frame(address, size().unwrap_or((80, 24))))?;
-                match screen.wait(due) {
-                    Woke::Due => break,
-                    Woke::Resized => {}
-                    Woke::Quit => return Ok(()),
+            Some(screen) => {
+                if !screen.show_until(due, |size| watched.frame(address, size))? {
+                    return Ok(());
                 }
-            },
+            }
             None => {
                 if as_json {
                     json["watch"] = watched.json();
