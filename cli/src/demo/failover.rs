@@ -2,12 +2,13 @@
 
 use super::growth::{COLUMNS, bars};
 use super::names::{Named, Tell, Versioned};
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use oneread_cluster::client::{ClusterClient, ClusterError};
 use oneread_cluster::core::state::ShardIx;
 use oneread_kit::cluster::{Cluster, Size};
 use oneread_kit::progress::Progress;
 use oneread_kit::show;
+use oneread_kit::threads::at_once_beside;
 use rand::RngExt;
 use serde::Serialize;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
@@ -262,33 +263,26 @@ pub fn run(names: &[Named], tell: &Tell<'_>) -> Result<FailoverOutcome> {
     }
     let bar = Progress::of_unknown("  putting and reading", "puts");
     let begun = Instant::now();
-    let (killed, taken_over, puts, reader) = std::thread::scope(|scope| {
-        let writers: Vec<_> = by_shard
-            .into_iter()
-            .enumerate()
-            .map(|(shard, mine)| {
-                let (load, client, bar) = (&load, client.clone(), &bar);
-                scope.spawn(move || load.ended(load.write(client, shard, mine, bar)))
-            })
-            .collect();
-        let reader = {
-            let (load, client) = (&load, client.clone());
-            scope.spawn(move || load.ended(load.read(client)))
-        };
-        let done = kill(&mut cluster, victim, &served, &load);
-        load.is_over.store(true, Ordering::Relaxed);
-        let panicked = |_| anyhow!("a thread of the demo panicked");
-        let puts: Vec<Result<Ended>> =
-            writers.into_iter().map(|writer| writer.join().map_err(panicked)?).collect();
-        // What a thread has met comes first: it ends the others, too.
-        let puts: Vec<Ended> = puts.into_iter().collect::<Result<_>>()?;
-        let reader = reader.join().map_err(panicked)??;
-        let (killed, taken_over) = done?;
-        Ok::<_, anyhow::Error>((killed, taken_over, puts, reader))
+    let writers: Vec<_> =
+        by_shard.into_iter().enumerate().map(|(shard, mine)| (client.clone(), shard, mine)).collect();
+    // What a thread has met comes first: it ends the others, too.
+    let write = |(client, shard, mine)| load.ended(load.write(client, shard, mine, &bar));
+    let (read, puts) = at_once_beside(writers, write, || {
+        at_once_beside(
+            [client.clone()],
+            |client| load.ended(load.read(client)),
+            || {
+                let done = kill(&mut cluster, victim, &served, &load);
+                load.is_over.store(true, Ordering::Relaxed);
+                done
+            },
+        )
     })?;
+    let (done, mut readers) = read?;
+    let (killed, taken_over) = done?;
+    let (mut outcome, gets) = readers.pop().context("a reader")?;
     let over = Instant::now();
     bar.finish();
-    let (mut outcome, gets) = reader;
     let is_its = |shard: usize| served.iter().any(|(of, _)| usize::from(*of) == shard);
     let (its, others): (Vec<_>, Vec<_>) = puts.into_iter().enumerate().partition(|(shard, _)| is_its(*shard));
     let longest = |puts: &[(usize, Ended)]| {

@@ -1,12 +1,14 @@
 //! The act of the demo in which a table grows tenfold while it is read.
 
 use super::names::Named;
+use super::{put_all, readers};
 use anyhow::{Result, ensure};
 use hdrhistogram::Histogram;
 use oneread::Client;
 use oneread_kit::child::{Fabric, ServerChild};
 use oneread_kit::progress::Progress;
 use oneread_kit::show;
+use oneread_kit::threads::at_once_beside;
 use rand::RngExt;
 use serde::Serialize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -84,32 +86,23 @@ pub fn run(fabric: Fabric, names: &[Named]) -> Result<GrowthOutcome> {
     );
 
     let (there, is_done) = (AtomicU64::new(first), AtomicBool::new(false));
-    let readers = std::thread::available_parallelism().map_or(1, |n| n.get().saturating_sub(1).clamp(1, 4));
     let bar = Progress::of(last - first, "  putting and reading", "keys");
     let begun = Instant::now();
     let mut outcome = GrowthOutcome::default();
-    let (grown, seen) = std::thread::scope(|scope| {
-        let (there, is_done) = (&there, &is_done);
-        let readers: Vec<_> = (0..readers)
-            .map(|_| {
-                let client = client.clone();
-                scope.spawn(move || read_while(client, names, there, is_done))
-            })
-            .collect();
-        let mut samples = Vec::new();
+    let readers: Vec<_> = (0..readers()).map(|_| client.clone()).collect();
+    let read = |client| read_while(client, names, &there, &is_done);
+    let (grown, all) = at_once_beside(readers, read, || {
         let grown = put(&mut client, names, first..last, |client, keys| {
             there.store(keys, Ordering::Release);
             bar.set_position(keys - first);
             let (growth, stats) = (client.growth()?, client.server_stats()?);
             let load = stats.keys as f64 / stats.slots as f64;
-            samples.push(Sample { segments: growth.segments, bytes: growth.bytes_backed, load });
+            outcome.samples.push(Sample { segments: growth.segments, bytes: growth.bytes_backed, load });
             Ok(())
         });
         is_done.store(true, Ordering::Relaxed);
-        let seen: Vec<_> = readers.into_iter().map(|reader| reader.join()).collect();
-        outcome.samples = samples;
-        (grown, seen)
-    });
+        grown
+    })?;
     outcome.seconds = begun.elapsed().as_secs_f64();
     bar.finish();
     grown?;
@@ -120,8 +113,7 @@ pub fn run(fabric: Fabric, names: &[Named]) -> Result<GrowthOutcome> {
     outcome.splits = end.splits - begin.splits;
     let mut times = new_histogram()?;
     let mut reads = 0;
-    for seen in seen {
-        let seen = seen.map_err(|_| anyhow::anyhow!("a reading thread panicked"))??;
+    for seen in all {
         outcome.gets += seen.times.len();
         outcome.failed += seen.failed;
         outcome.missed += seen.missed;
@@ -149,9 +141,7 @@ fn put(
     for begin in keys.clone().step_by(BATCH) {
         let end = keys.end.min(begin + BATCH as u64);
         let pairs: Vec<_> = (begin..end).map(|number| pair(names, number)).collect();
-        for answer in client.put_many(&pairs)? {
-            answer?;
-        }
+        put_all(client, &pairs)?;
         done(client, end)?;
     }
     Ok(())

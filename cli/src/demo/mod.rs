@@ -17,6 +17,7 @@ use names::{Named, Tell, Versioned, character_names};
 use oneread::{Client, ClientOptions, MutateError, Values};
 use oneread_kit::child::{Fabric, ServerChild};
 use oneread_kit::progress::Progress;
+use oneread_kit::threads::at_once_beside;
 use oneread_kit::{show, status};
 use serde::Serialize;
 use std::process::ExitCode;
@@ -201,12 +202,10 @@ impl Demo {
         if self.fabric == Carrier::Shm {
             lose_a_node(&names, &mut outcome, &tell)?;
         }
-        if self.json {
-            show::say(serde_json::to_string(&outcome)?)?;
-        } else {
+        show::outcome(self.json, &outcome, || {
             show::say(outcome.table())?;
-            show::say("Next: `oneread serve`, `oneread put KEY VALUE`, `oneread get KEY`.")?;
-        }
+            show::say("Next: `oneread serve`, `oneread put KEY VALUE`, `oneread get KEY`.")
+        })?;
         Ok(status(outcome.is_well()))
     }
 }
@@ -381,9 +380,7 @@ fn read_by_request(
 fn load(client: &mut Client, names: &[Named]) -> Result<()> {
     let bar = Progress::of(names.len() as u64, "  loading", "keys");
     for chunk in names.chunks(1024) {
-        for answer in client.put_many(chunk)? {
-            answer?;
-        }
+        put_all(client, chunk)?;
         bar.inc(chunk.len() as u64);
     }
     bar.finish();
@@ -461,26 +458,18 @@ fn update_and_read(
     let done = AtomicBool::new(false);
     let bar = Progress::of(how_long.as_millis() as u64, "  updating and reading", "ms");
     let until = Instant::now() + how_long;
-    let readers = std::thread::available_parallelism().map_or(1, |n| n.get().saturating_sub(1).clamp(1, 4));
-    let results = std::thread::scope(|scope| {
-        let (newest, done) = (&newest, &done);
-        let readers: Vec<_> = (0..readers)
-            .map(|number| {
-                let client = client.clone();
-                scope.spawn(move || check_while(client, names, number, newest, done))
-            })
-            .collect();
-        let written = write_until(client, names, newest, until, |left| {
+    let readers: Vec<_> = (0..readers()).map(|number| (client.clone(), number)).collect();
+    let check = |(client, number)| check_while(client, names, number, &newest, &done);
+    let (written, all) = at_once_beside(readers, check, || {
+        let written = write_until(client, names, &newest, until, |left| {
             bar.set_position((how_long - left).as_millis() as u64);
         });
         done.store(true, Ordering::Relaxed);
-        let results: Vec<_> = readers.into_iter().map(|reader| reader.join()).collect();
-        outcome.updates = written?;
-        Ok::<_, anyhow::Error>(results)
+        written
     })?;
     bar.finish();
-    for result in results {
-        let seen = result.map_err(|_| anyhow::anyhow!("a reading thread panicked"))??;
+    outcome.updates = written?;
+    for seen in all {
         outcome.gets_while_updating += seen.gets;
         outcome.missed += seen.missed;
         outcome.wrong += seen.wrong;
@@ -488,6 +477,16 @@ fn update_and_read(
         outcome.moved_retries += seen.moved_retries;
     }
     Ok(())
+}
+
+/// Threads that read while another one writes.
+fn readers() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get().saturating_sub(1).clamp(1, 4))
+}
+
+/// Puts all of these.
+fn put_all<K: AsRef<[u8]>, V: AsRef<[u8]>>(client: &mut Client, pairs: &[(K, V)]) -> Result<()> {
+    client.put_many(pairs)?.into_iter().try_for_each(|answer| Ok(answer.map(drop)?))
 }
 
 fn write_until(
@@ -503,9 +502,7 @@ fn write_until(
         for chunk in names.chunks(256) {
             let pairs: Vec<_> =
                 chunk.iter().map(|(key, name)| (key, Versioned::value(name, version))).collect();
-            for answer in client.put_many(&pairs)? {
-                answer?;
-            }
+            put_all(client, &pairs)?;
             updates += chunk.len() as u64;
             let left = until.saturating_duration_since(Instant::now());
             progress(left);
