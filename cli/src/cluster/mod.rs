@@ -103,36 +103,21 @@ struct Tables {
 #[derive(Clone, Debug, Args)]
 pub struct NodeArgs {
     /// Serve the table as a node of this cluster (`oneread cluster init` makes one)
-    #[arg(long, value_name = "NAME", help_heading = "Options for a node of a cluster")]
+    #[arg(long, value_name = "NAME")]
     cluster: Option<ClusterName>,
     /// What people call this node [default: the host's name]
-    #[arg(long, value_name = "NAME", requires = "cluster", help_heading = "Options for a node of a cluster")]
+    #[arg(long, value_name = "NAME", requires = "cluster")]
     node_name: Option<String>,
     /// Where clients send changes, and other nodes copies of them [default: 127.0.0.1, any free port]
-    #[arg(
-        long,
-        value_name = "HOST:PORT",
-        requires = "cluster",
-        help_heading = "Options for a node of a cluster"
-    )]
+    #[arg(long, value_name = "HOST:PORT", requires = "cluster")]
     node_listen: Vec<String>,
     /// What other hosts call that, if it differs
-    #[arg(
-        long,
-        value_name = "HOST:PORT",
-        requires = "node_listen",
-        help_heading = "Options for a node of a cluster"
-    )]
+    #[arg(long, value_name = "HOST:PORT", requires = "node_listen")]
     node_advertise: Vec<String>,
     /// What other hosts call the table's address, if it differs, as in tcp://10.0.0.1:7471
-    #[arg(
-        long,
-        value_name = "ADDRESS",
-        requires = "cluster",
-        help_heading = "Options for a node of a cluster"
-    )]
+    #[arg(long, value_name = "ADDRESS", requires = "cluster")]
     table_advertise: Vec<oneread::Address>,
-    #[command(flatten, next_help_heading = "Options for a node of a cluster")]
+    #[command(flatten)]
     reach: ClusterArgs,
 }
 

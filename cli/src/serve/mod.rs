@@ -275,7 +275,7 @@ pub struct Serve {
     #[arg(long)]
     json: bool,
     #[cfg(feature = "cluster")]
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Options for a node of a cluster")]
     node: crate::cluster::NodeArgs,
     /// Die with the process that started this one
     #[arg(long, hide = true)]
