@@ -130,12 +130,7 @@ pub struct ChangeOptions {
 
 impl ChangeOptions {
     pub fn say_outcome(&self, name: &str) -> Result<()> {
-        if self.json {
-            show::say(serde_json::json!({ "outcome": name }))?;
-        } else {
-            show::say(name)?;
-        }
-        Ok(())
+        show::outcome(self.json, &serde_json::json!({ "outcome": name }), || show::say(name))
     }
 }
 
@@ -261,11 +256,8 @@ impl Del {
             }
         }
         let absent = keys.len() - removed - refused;
-        if *json {
-            show::say(serde_json::json!({ "removed": removed, "absent": absent, "refused": refused }))?;
-        } else {
-            show::say(format_args!("removed {removed}"))?;
-        }
+        let told = serde_json::json!({ "removed": removed, "absent": absent, "refused": refused });
+        show::outcome(*json, &told, || show::say(format_args!("removed {removed}")))?;
         Ok(status(removed == keys.len()))
     }
 }
@@ -413,11 +405,7 @@ impl Load {
         if self.header {
             records.next()?;
         }
-        let mode = match (self.insert, self.update) {
-            (true, _) => PutMode::Insert,
-            (_, true) => PutMode::Update,
-            _ => PutMode::Upsert,
-        };
+        let mode = put_mode(self.insert, self.update);
         let summary = Arc::new(Mutex::new(Loaded::default()));
         let begun = Instant::now();
         let bar = bar.on_signal({
@@ -477,19 +465,18 @@ fn report(loaded: &Loaded, begun: Instant, json: bool) -> Result<()> {
             ));
         }
     }
-    if json {
-        return Ok(show::say(serde_json::to_string(&summary)?)?);
-    }
     let some = |n, what| if n > 0 { format!("{} {what}, ", show::count(n)) } else { String::new() };
     let (skipped, ended) = (some(skipped, "skipped"), some(ended, "had ended"));
-    Ok(show::say(format_args!(
-        "{} in {seconds:.2} s ({}): {} inserted, {} updated, {skipped}{ended}{} failed",
-        show::counted(lines, "line"),
-        show::rate(per_second),
-        show::count(inserted),
-        show::count(updated),
-        show::count(failed),
-    ))?)
+    show::outcome(json, &summary, || {
+        show::say(format_args!(
+            "{} in {seconds:.2} s ({}): {} inserted, {} updated, {skipped}{ended}{} failed",
+            show::counted(lines, "line"),
+            show::rate(per_second),
+            show::count(inserted),
+            show::count(updated),
+            show::count(failed),
+        ))
+    })
 }
 
 struct Loading<'a> {

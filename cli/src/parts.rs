@@ -192,11 +192,9 @@ impl Clear {
             true
         })?;
         bar.finish();
-        if self.json {
-            show::say(serde_json::json!({ "removed": removed }))?;
-        } else {
-            show::say(format_args!("removed {}", show::count(removed)))?;
-        }
+        show::outcome(self.json, &serde_json::json!({ "removed": removed }), || {
+            show::say(format_args!("removed {}", show::count(removed)))
+        })?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -64,28 +64,26 @@ impl Shrink {
             now = next.context("the server may still be merging")?;
         }
         bar.finish();
-        if self.json {
-            show::say(serde_json::json!({
-                "segments_before": before.segments,
-                "segments": now.segments,
-                "merging": now.merging,
-                "bytes_backed_before": before.bytes_backed,
-                "bytes_backed": now.bytes_backed,
-            }))?;
-        } else if self.no_wait {
-            show::say(format_args!(
+        let told = serde_json::json!({
+            "segments_before": before.segments,
+            "segments": now.segments,
+            "merging": now.merging,
+            "bytes_backed_before": before.bytes_backed,
+            "bytes_backed": now.bytes_backed,
+        });
+        show::outcome(self.json, &told, || match self.no_wait {
+            true => show::say(format_args!(
                 "{} under way; `oneread stat` shows what comes of it",
                 show::counted(now.merging, "merge")
-            ))?;
-        } else {
-            show::say(format_args!(
+            )),
+            false => show::say(format_args!(
                 "{} now, {} before; {} now, {} before",
                 show::counted(now.segments, "segment"),
                 show::count(before.segments),
                 show::bytes(now.bytes_backed),
                 show::bytes(before.bytes_backed)
-            ))?;
-        }
+            )),
+        })?;
         Ok(ExitCode::SUCCESS)
     }
 }

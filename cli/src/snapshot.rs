@@ -83,18 +83,16 @@ impl Take {
             bar.finish();
         }
         let is_made = about.saved >= number;
-        if self.json {
-            show::say(json(&about))?;
-        } else if self.no_wait {
-            show::say("the server writes a snapshot; `oneread stat` shows what comes of it")?;
-        } else if is_made {
-            show::say(format_args!(
+        show::outcome(self.json, &json(&about), || match (self.no_wait, is_made) {
+            (true, _) => show::say("the server writes a snapshot; `oneread stat` shows what comes of it"),
+            (false, true) => show::say(format_args!(
                 "snapshot of {}: {} in {}",
                 show::counted(about.keys, "key"),
                 show::bytes(about.bytes),
                 show::time(Duration::from_micros(about.took_us))
-            ))?;
-        }
+            )),
+            (false, false) => Ok(()),
+        })?;
         if self.no_wait || is_made {
             return Ok(ExitCode::SUCCESS);
         }
@@ -301,14 +299,11 @@ impl Restore {
             let more = show::counted(summary.failed - COMPLAINTS_MAX, "more key");
             show::complain(format_args!("oneread: and {more}"));
         }
-        if self.json {
-            show::say(serde_json::to_string(&summary)?)?;
-        } else {
-            let ended = if summary.ended > 0 {
-                format!("{} had ended, ", show::count(summary.ended))
-            } else {
-                String::new()
-            };
+        let ended = match summary.ended {
+            0 => String::new(),
+            ended => format!("{} had ended, ", show::count(ended)),
+        };
+        show::outcome(self.json, &summary, || {
             show::say(format_args!(
                 "{} in {:.2} s ({}): {} inserted, {} updated, {} skipped, {ended}{} failed",
                 show::counted(summary.keys, "key"),
@@ -318,8 +313,8 @@ impl Restore {
                 show::count(summary.updated),
                 show::count(summary.skipped),
                 show::count(summary.failed),
-            ))?;
-        }
+            ))
+        })?;
         Ok(status(is_all))
     }
 
@@ -366,53 +361,51 @@ impl Restore {
     fn show(&self, snapshot: &Snapshot, checked: &Checked) -> Result<ExitCode> {
         let (terms, content) = (snapshot.terms(), checked.content);
         let ms = |time: SystemTime| time.duration_since(UNIX_EPOCH).map_or(0, |t| t.as_millis() as u64);
-        if self.json {
-            show::say(serde_json::json!({
-                "bytes": snapshot.bytes(),
-                "keys": content.keys,
-                "longest_key": content.longest_key,
-                "longest_value": content.longest_value,
-                "ending": checked.ending,
-                "ended": checked.ended,
-                "owned": checked.owned,
-                "damaged_slots": content.damaged,
-                "began_ms": ms(terms.began),
-                "ended_ms": ms(content.ended),
-                "layout": terms.layout.to_string(),
-                "main_slots": terms.main_slots,
-                "key_max": terms.key_max,
-                "value_max": terms.value_max,
-                "grace_us": terms.grace.as_micros() as u64,
-            }))?;
-        } else {
+        let told = serde_json::json!({
+            "bytes": snapshot.bytes(),
+            "keys": content.keys,
+            "longest_key": content.longest_key,
+            "longest_value": content.longest_value,
+            "ending": checked.ending,
+            "ended": checked.ended,
+            "owned": checked.owned,
+            "damaged_slots": content.damaged,
+            "began_ms": ms(terms.began),
+            "ended_ms": ms(content.ended),
+            "layout": terms.layout.to_string(),
+            "main_slots": terms.main_slots,
+            "key_max": terms.key_max,
+            "value_max": terms.value_max,
+            "grace_us": terms.grace.as_micros() as u64,
+        });
+        show::outcome(self.json, &told, || {
             let mut table = show::facts();
-            for (name, value) in [
-                ("snapshot", self.file.display().to_string()),
-                ("checked", format!("{}, all whole", show::bytes(snapshot.bytes()))),
-                ("keys", show::count(content.keys)),
-                ("has all up to", ago(ms(terms.began))),
-                ("longest key, longest value", format!("{}, {}", content.longest_key, content.longest_value)),
-                ("of a table of layout", terms.layout.to_string()),
-                ("  main slots", show::count(terms.main_slots)),
-                ("  longest key, longest value", format!("{}, {}", terms.key_max, terms.value_max)),
-            ] {
-                table.add_row(vec![comfy_table::Cell::new(name), show::number(value)]);
-            }
-            for (name, entries) in [
+            table.add_rows([
+                show::fact("snapshot", self.file.display()),
+                show::fact("checked", format_args!("{}, all whole", show::bytes(snapshot.bytes()))),
+                show::fact("keys", show::count(content.keys)),
+                show::fact("has all up to", ago(ms(terms.began))),
+                show::fact(
+                    "longest key, longest value",
+                    format_args!("{}, {}", content.longest_key, content.longest_value),
+                ),
+                show::fact("of a table of layout", terms.layout),
+                show::fact("  main slots", show::count(terms.main_slots)),
+                show::fact(
+                    "  longest key, longest value",
+                    format_args!("{}, {}", terms.key_max, terms.value_max),
+                ),
+            ]);
+            let counts = [
                 ("entries that end by themselves", checked.ending),
                 ("entries that have ended since", checked.ended),
                 ("entries that have owners", checked.owned),
-            ] {
-                if entries > 0 {
-                    table.add_row(vec![comfy_table::Cell::new(name), show::number(show::count(entries))]);
-                }
-            }
-            if content.damaged > 0 {
-                let damaged = show::number(show::count(content.damaged));
-                table.add_row(vec![comfy_table::Cell::new("slots damaged in that table, left out"), damaged]);
-            }
-            show::say(table)?;
-        }
+                ("slots damaged in that table, left out", content.damaged),
+            ];
+            let some = counts.into_iter().filter(|(_, count)| *count > 0);
+            table.add_rows(some.map(|(name, count)| show::fact(name, show::count(count))));
+            show::say(table)
+        })?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -122,21 +122,18 @@ impl Stop {
         }
         let region = if let Hello::Server { region } = hello { region } else { None };
         let stays = region.and_then(|path| Some((bytes_taken(&std::fs::metadata(&path).ok()?), path)));
-        if self.json {
-            show::say(serde_json::json!({
-                "pid": pid.get(),
-                "killed": !is_gone,
-                "seconds": begun.elapsed().as_secs_f64(),
-                "region": stays.as_ref().map(|(_, path)| path.display().to_string()),
-                "region_bytes": stays.as_ref().map(|(bytes, _)| bytes),
-            }))?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        let how = if is_gone { "stopped" } else { "killed" };
-        show::say(format_args!("{how} the server at {address}, process {pid}"))?;
-        if let Some((bytes, path)) = stays {
-            show::say(what_stays(&path, bytes, &address))?;
-        }
+        let told = serde_json::json!({
+            "pid": pid.get(),
+            "killed": !is_gone,
+            "seconds": begun.elapsed().as_secs_f64(),
+            "region": stays.as_ref().map(|(_, path)| path.display().to_string()),
+            "region_bytes": stays.as_ref().map(|(bytes, _)| bytes),
+        });
+        show::outcome(self.json, &told, || {
+            let how = if is_gone { "stopped" } else { "killed" };
+            show::say(format_args!("{how} the server at {address}, process {pid}"))?;
+            stays.map_or(Ok(()), |(bytes, path)| show::say(what_stays(&path, bytes, &address)))
+        })?;
         Ok(ExitCode::SUCCESS)
     }
 
@@ -245,19 +242,16 @@ impl Ping {
         let request = median(|| client.server_stats().map(drop).map_err(Into::into))?;
         let get = median(|| client.get(b"p").map(drop).map_err(Into::into))?;
         let address = client.address();
-        if self.json {
-            let us = |time: Duration| time.as_nanos() as f64 / 1e3;
-            show::say(serde_json::json!({
-                "address": address.to_string(),
-                "request_us": us(request),
-                "get_us": us(get),
-            }))?;
-        } else {
+        let us = |time: Duration| time.as_nanos() as f64 / 1e3;
+        let told = serde_json::json!({
+            "address": address.to_string(), "request_us": us(request), "get_us": us(get),
+        });
+        show::outcome(self.json, &told, || {
             let [request, get] = [request, get].map(show::time);
             // Over TCP it answers these, too.
             let how = if matches!(address, Address::Tcp(_)) { "a GET" } else { "a GET without the server" };
-            show::say(format_args!("{address} answers: a request takes {request}, {how} {get}"))?;
-        }
+            show::say(format_args!("{address} answers: a request takes {request}, {how} {get}"))
+        })?;
         Ok(ExitCode::SUCCESS)
     }
 }

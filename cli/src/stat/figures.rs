@@ -1,6 +1,6 @@
 //! Figures of a table that several commands tell.
 
-use comfy_table::{Cell, ColumnConstraint};
+use comfy_table::ColumnConstraint;
 use oneread::internals::layout::control::Phase;
 use oneread::internals::layout::geometry::Geometry;
 use oneread_kit::show;
@@ -64,9 +64,7 @@ pub fn add_geometry(table: &mut comfy_table::Table, geometry: &Geometry) {
         ("grace time", format!("{:?}", geometry.grace())),
         (region, show::bytes(geometry.region_bytes())),
     ];
-    for (name, value) in rows {
-        table.add_row(vec![Cell::new(name), show::number(value)]);
-    }
+    table.add_rows(rows.map(|(name, value)| show::fact(name, value)));
 }
 
 pub fn age(seconds: u64) -> String {

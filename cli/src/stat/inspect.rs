@@ -105,25 +105,24 @@ impl Inspect {
             found
         });
         let key = key.map(|key| KeyView::read(&inspector, key));
-        if self.json {
-            show::say(json!({
-                "source": opened.name(),
-                "segments": inspector.segments_named(),
-                "superblock": superblock_json(&superblock, &geometry),
-                "phase": phase(inspector.state().phase),
-                "moves_begun": inspector.moves_begun(),
-                "huge_page_bytes": opened.region().huge_bytes(),
-                "occupancy": occupancy.map(|found| json!({
-                    "live_main": found.live_main,
-                    "live_overflow": found.live_overflow,
-                    "displaced": found.displaced,
-                    "ghosts": found.ghosts,
-                    "filters": found.filters,
-                    "torn": found.torn,
-                })),
-                "key": key.as_ref().map(key_json),
-            }))?;
-        } else {
+        let told = json!({
+            "source": opened.name(),
+            "segments": inspector.segments_named(),
+            "superblock": superblock_json(&superblock, &geometry),
+            "phase": phase(inspector.state().phase),
+            "moves_begun": inspector.moves_begun(),
+            "huge_page_bytes": opened.region().huge_bytes(),
+            "occupancy": occupancy.map(|found| json!({
+                "live_main": found.live_main,
+                "live_overflow": found.live_overflow,
+                "displaced": found.displaced,
+                "ghosts": found.ghosts,
+                "filters": found.filters,
+                "torn": found.torn,
+            })),
+            "key": key.as_ref().map(key_json),
+        });
+        show::outcome(self.json, &told, || {
             // What is asked for comes first.
             if let Some(key) = &key {
                 show::say(key_story(key))?;
@@ -135,8 +134,8 @@ impl Inspect {
                 show::say(occupancy_table(&found, &geometry, inspector.segments_named()))?;
             }
             let huge = opened.region().huge_bytes();
-            show::say(superblock_table(&superblock, &geometry, &inspector, huge))?;
-        }
+            show::say(superblock_table(&superblock, &geometry, &inspector, huge))
+        })?;
         Ok(ExitCode::SUCCESS)
     }
 }
@@ -175,18 +174,20 @@ pub fn superblock_table(
         Phase::Serving => format!("in service, or left so by server {}", state.incarnation),
         other => format!("{} (server {})", phase(other), state.incarnation),
     };
-    table.add_row(vec![Cell::new("state"), show::number(state)]);
-    table.add_row(vec![Cell::new("format"), show::number(format_args!("version {}", superblock.version))]);
-    table.add_row(vec![Cell::new("made"), show::number(ago(superblock.created))]);
-    table.add_row(vec![Cell::new("moves begun"), show::number(show::count(inspector.moves_begun()))]);
+    table.add_rows([
+        show::fact("state", state),
+        show::fact("format", format_args!("version {}", superblock.version)),
+        show::fact("made", ago(superblock.created)),
+        show::fact("moves begun", show::count(inspector.moves_begun())),
+    ]);
     if geometry.grows() {
-        let segments = inspector.segments_named();
-        let of = format!("{} of up to {}", show::count(segments), show::count(geometry.segments_max()));
-        table.add_row(vec![Cell::new("segments"), show::number(of)]);
+        let segments = show::count(inspector.segments_named());
+        let most = show::count(geometry.segments_max());
+        table.add_row(show::fact("segments", format_args!("{segments} of up to {most}")));
     }
     add_geometry(&mut table, geometry);
     // Of what was read: pages are mapped when they are touched.
-    table.add_row(vec![Cell::new("of it read in huge pages"), show::number(show::bytes(huge))]);
+    table.add_row(show::fact("of it read in huge pages", show::bytes(huge)));
     unbroken(table)
 }
 

@@ -57,12 +57,10 @@ impl Stat {
             return Ok(ExitCode::SUCCESS);
         }
         let (told, json) = ask()?;
-        if self.json {
-            show::say(json)?;
-        } else {
+        show::outcome(self.json, &json, || {
             show::say(format_args!("server at {}", show::text(address.as_bytes(), usize::MAX)))?;
-            show::say(told.table(client.geometry()))?;
-        }
+            show::say(told.table(client.geometry()))
+        })?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -3,7 +3,6 @@
 use super::figures::{add_geometry, geometry_json, phase, unbroken};
 use crate::pages::Pages;
 use crate::snapshot;
-use comfy_table::{Attribute, Cell};
 use oneread::internals::inspect::Inspector;
 use oneread::internals::layout::geometry::Geometry;
 use oneread::{
@@ -103,19 +102,23 @@ impl Told {
     pub fn table(&self, geometry: &Geometry) -> comfy_table::Table {
         let Told { stats, growth, heap, notes, held, snapshots, pages } = self;
         let mut table = show::facts();
-        let n = |n: u64| show::number(show::count(n));
+        let count = |name: &str, n: u64| show::fact(name, show::count(n));
+        let bytes = |name: &str, n: u64| show::fact(name, show::bytes(n));
+        let of = |part: u64, all: u64| format!("{} of up to {}", show::bytes(part), show::bytes(all));
         let percent = |load: f64| format!("{:.1} %", 100.0 * load);
-        table.add_row(vec![Cell::new("process"), show::number(stats.pid)]);
-        table.add_row(vec![Cell::new("servers of this table so far"), n(stats.incarnation)]);
-        table.add_row(vec![Cell::new("connections"), n(stats.clients)]);
-        table.add_row(vec![Cell::new("keys").add_attribute(Attribute::Bold), n(stats.keys)]);
-        table.add_row(vec![Cell::new("load"), show::number(percent(self.load()))]);
-        table.add_row(vec![Cell::new("inserts since it started"), n(stats.inserts)]);
-        table.add_row(vec![Cell::new("updates"), n(stats.updates)]);
-        table.add_row(vec![Cell::new("removes"), n(stats.removes)]);
-        table.add_row(vec![Cell::new("keys moved"), n(stats.moves)]);
-        table.add_row(vec![Cell::new("  of these, brought home"), n(stats.homings)]);
-        table.add_row(vec![Cell::new("puts that waited for a grace period"), n(stats.waits)]);
+        table.add_rows([
+            show::fact("process", stats.pid),
+            count("servers of this table so far", stats.incarnation),
+            count("connections", stats.clients),
+            [show::name("keys"), show::number(show::count(stats.keys))],
+            show::fact("load", percent(self.load())),
+            count("inserts since it started", stats.inserts),
+            count("updates", stats.updates),
+            count("removes", stats.removes),
+            count("keys moved", stats.moves),
+            count("  of these, brought home", stats.homings),
+            count("puts that waited for a grace period", stats.waits),
+        ]);
         if growth.segments > 0 {
             let ppm = |ppm: u64| percent(ppm as f64 / 1e6);
             let splits = match growth.splitting {
@@ -129,63 +132,46 @@ impl Told {
                 }
             }
             let segments = show::count(growth.segments);
-            for (name, value) in [
-                ("segments", format!("{segments} of up to {}", show::count(growth.segments_max))),
-                (
-                    "  load, lowest and highest",
-                    format!("{}, {}", ppm(growth.load_min_ppm), ppm(growth.load_max_ppm)),
+            let loads = format!("{}, {}", ppm(growth.load_min_ppm), ppm(growth.load_max_ppm));
+            table.add_rows([
+                show::fact(
+                    "segments",
+                    format_args!("{segments} of up to {}", show::count(growth.segments_max)),
                 ),
-                ("  depth", growth.depth.to_string()),
-                ("  splits since it started", splits),
-                ("  merges", merges),
-                ("  keys moved between them", show::count(growth.moved)),
-            ] {
-                table.add_row(vec![Cell::new(name), show::number(value)]);
-            }
-            let memory =
-                format!("{} of up to {}", show::bytes(growth.bytes_backed), show::bytes(growth.bytes_max));
-            table.add_row(vec![Cell::new("memory").add_attribute(Attribute::Bold), show::number(memory)]);
-            table.add_row(vec![Cell::new("  given back"), show::number(show::bytes(growth.bytes_returned))]);
+                show::fact("  load, lowest and highest", loads),
+                show::fact("  depth", growth.depth),
+                show::fact("  splits since it started", splits),
+                show::fact("  merges", merges),
+                count("  keys moved between them", growth.moved),
+                [show::name("memory"), show::number(of(growth.bytes_backed, growth.bytes_max))],
+                bytes("  given back", growth.bytes_returned),
+            ]);
             if growth.refused > 0 {
                 let times = format!("{}; its log says why", show::counted(growth.refused, "time"));
-                table.add_row(vec![Cell::new("  refused by the system"), show::number(times)]);
+                table.add_row(show::fact("  refused by the system", times));
             }
         }
         if heap.heap_bytes > 0 {
-            let used = format!("{} of up to {}", show::bytes(heap.live_bytes), show::bytes(heap.heap_bytes));
-            let name = Cell::new("heap").add_attribute(Attribute::Bold);
-            table.add_row(vec![name, show::number(used)]);
-            for (name, value) in [
-                ("  values in it", show::count(heap.values)),
-                ("  removed, replaced or moved a moment ago", show::bytes(heap.waiting_bytes)),
-                ("  gaps between values", show::bytes(heap.gap_bytes)),
-                ("  moved to close gaps", show::bytes(heap.moved_bytes)),
-                ("  given back", show::bytes(heap.returned_bytes)),
-            ] {
-                table.add_row(vec![Cell::new(name), show::number(value)]);
-            }
+            table.add_rows([
+                [show::name("heap"), show::number(of(heap.live_bytes, heap.heap_bytes))],
+                count("  values in it", heap.values),
+                bytes("  removed, replaced or moved a moment ago", heap.waiting_bytes),
+                bytes("  gaps between values", heap.gap_bytes),
+                bytes("  moved to close gaps", heap.moved_bytes),
+                bytes("  given back", heap.returned_bytes),
+            ]);
         }
         let notes = notes.unwrap_or_default();
-        for (name, value) in [
+        let noted = [
             ("ends of entries noted", notes.ends),
             ("entries noted for their owners", notes.owned),
             ("entries noted for eviction", notes.records),
-        ] {
-            if value > 0 {
-                table.add_row(vec![Cell::new(name), n(value)]);
-            }
-        }
-        if let Some(held) = held {
-            for (name, value) in held_rows(held) {
-                table.add_row(vec![Cell::new(name), show::number(value)]);
-            }
-        }
-        if let Some(pages) = pages {
-            table.add_row(vec![Cell::new("memory in huge pages"), show::number(pages.told())]);
-        }
-        for (name, value) in snapshot::rows(snapshots) {
-            table.add_row(vec![Cell::new(name), show::number(value)]);
-        }
+        ];
+        table.add_rows(noted.into_iter().filter(|(_, n)| *n > 0).map(|(name, n)| count(name, n)));
+        let held = held.as_ref().map(held_rows).unwrap_or_default();
+        let pages = pages.as_ref().map(|pages| ("memory in huge pages", pages.told()));
+        let others = held.into_iter().chain(pages).chain(snapshot::rows(snapshots));
+        table.add_rows(others.map(|(name, value)| show::fact(name, value)));
         add_geometry(&mut table, geometry);
         unbroken(table)
     }
