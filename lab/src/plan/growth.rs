@@ -9,7 +9,7 @@ use super::demand::{
     UPDATE,
 };
 use super::sample::put_message;
-use super::{Demand, Design, PlanError, SampleTable, Side, SplitPause, Workload, hinted_name};
+use super::{Demand, Design, PlanError, SampleTable, Side, SplitPause, Workload, hinted_name, within};
 use oneread::fabric::{Direct, Fabric, ReadId, Stretch};
 use oneread::internals::fabric::landed::LandedWindow;
 use oneread::internals::get::Proof;
@@ -21,7 +21,7 @@ use oneread::{
     embedded::{Clock, Reader, Region},
     error::ReadError,
     layout::Layout,
-    stats::{HintCounts, ReadCounts},
+    stats::ReadCounts,
 };
 use serde::Serialize;
 use std::time::Duration;
@@ -304,10 +304,6 @@ impl GrowthRun {
     /// # Errors
     /// [`PlanError::Number`], [`PlanError::Sample`], or that there is no memory.
     pub fn count(&self, mut each: impl FnMut(&GrowthPart)) -> Result<GrowthCourse, PlanError> {
-        let within = |what, given: f64, least: f64, most: f64| match (least..=most).contains(&given) {
-            true => Ok(()),
-            false => Err(PlanError::Number { what, given, least, most }),
-        };
         within("keys in the beginning", self.from as f64, 64.0, 1e8)?;
         within("keys", self.keys as f64, self.from as f64 + 1.0, 1e8)?;
         within("GETs of a step", self.gets, 0.01, 1e4)?;
@@ -387,7 +383,7 @@ impl GrowthRun {
                 }
                 let (after, growth) = (table.counts(), index.growth());
                 let per_step = |n: u64| n as f64 / count.max(1) as f64;
-                let by_hints = answered(hinted.reader.hint_counts(), hint_counts);
+                let by_hints = hinted.reader.hint_counts().hits - hint_counts.hits;
                 let part = GrowthPart {
                     course,
                     steps,
@@ -428,11 +424,6 @@ impl GrowthRun {
 /// A change of a table that grows has room.
 fn has_room(table: &SampleTable, had_room: bool) -> Result<(), PlanError> {
     if had_room { Ok(()) } else { Err(table.failed("the table that grows has no room")) }
-}
-
-/// GETs that a hint answered since then.
-fn answered(now: HintCounts, before: HintCounts) -> u64 {
-    now.hits - before.hits
 }
 
 // ---- what it means for a design --------------------------------------------------------------------
@@ -590,7 +581,8 @@ impl GrowthSample {
             ns: segment_slots * slot * SEGMENT_NS_PER_BYTE,
         };
         let put = Demand {
-            server_instructions: mean_of(w.inserts, UPDATE.instructions, GROWING_INSERT.instructions),
+            server_instructions: UPDATE.instructions
+                + w.inserts * (GROWING_INSERT.instructions - UPDATE.instructions),
             // The home window; for each move one more, and for one to another segment two.
             server_lines: 1.0 + w.inserts * (self.moves + 2.0 * self.split_moves),
             server_ns: HERD_NS + pause.chance * pause.ns,
@@ -614,11 +606,6 @@ impl GrowthSample {
         }
         Ok(designs)
     }
-}
-
-/// The mean of two, of which the second has this share.
-fn mean_of(share: f64, one: f64, other: f64) -> f64 {
-    one + share * (other - one)
 }
 
 /// A slot of a sample table.

@@ -100,14 +100,6 @@ impl Workload {
     /// # Errors
     /// [`PlanError::Number`] names the first number that is out of range.
     fn check(&self) -> Result<(), PlanError> {
-        fn within(what: &'static str, given: f64, least: f64, most: f64) -> Result<(), PlanError> {
-            // Not a number is in no range.
-            if (least..=most).contains(&given) {
-                Ok(())
-            } else {
-                Err(PlanError::Number { what, given, least, most })
-            }
-        }
         within("keys", self.keys as f64, 1.0, 1e15)?;
         within("key bytes", self.key_bytes as f64, 1.0, 1e6)?;
         within("value bytes", self.value_bytes as f64, 0.0, 1e9)?;
@@ -196,6 +188,14 @@ pub enum PlanError {
         /// What is wrong with it.
         why: String,
     },
+}
+
+/// An error unless a number is in its range. Not a number is in none.
+fn within(what: &'static str, given: f64, least: f64, most: f64) -> Result<(), PlanError> {
+    match (least..=most).contains(&given) {
+        true => Ok(()),
+        false => Err(PlanError::Number { what, given, least, most }),
+    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::demand::{
     FILL, GET_HINTED_HIT, GET_HINTED_MISS, GET_HIT, GET_LINES, GET_MISS, HERD_NS, MESSAGE_HEADER, UPDATE,
 };
-use super::{Demand, Design, PlanError, Side, Workload};
+use super::{Demand, Design, PlanError, Side, Workload, within};
 use oneread::internals::hints::Hints;
 use oneread::internals::layout::hash::{Seeds, mix};
 use oneread::{
@@ -79,14 +79,9 @@ impl Sample {
     /// # Errors
     /// [`PlanError::Number`], [`PlanError::Sample`], or that there is no memory.
     pub fn count(layout: Layout, slots: u64, load: Option<f64>, zipf: f64) -> Result<Sample, PlanError> {
-        let number = |what, given, least, most| PlanError::Number { what, given, least, most };
-        if !(64..=1 << 24).contains(&slots) {
-            return Err(number("sample slots", slots as f64, 64.0, (1u64 << 24) as f64));
-        }
+        within("sample slots", slots as f64, 64.0, (1u64 << 24) as f64)?;
         let load = load.unwrap_or_else(|| layout.preset().map_or(0.85, |p| f64::from(p.design_load) / 100.0));
-        if !(0.01..=1.0).contains(&load) {
-            return Err(number("load", load, 0.01, 1.0));
-        }
+        within("load", load, 0.01, 1.0)?;
         let mut table = SampleTable::new(layout, slots, 1)?;
         let target = (load * table.counts().main_slots as f64).round() as u64;
         while table.keys() < target && table.insert()? {}

@@ -10,7 +10,7 @@
 //! The queue of events is a [`BinaryHeap`]. The event-queue crates bring executors or graphs of
 //! models; what is needed here is the earliest of some thousand numbers.
 
-use super::{Demand, Design, PlanError, Resource, System};
+use super::{Demand, Design, PlanError, Resource, System, within};
 use hdrhistogram::Histogram;
 use oneread::internals::layout::hash::{mix, reduce};
 use rand::rngs::SmallRng;
@@ -307,13 +307,6 @@ impl System {
         mut progress: impl FnMut(u64),
     ) -> Result<Measured, PlanError> {
         let w = &self.workload;
-        let within = |what, given: f64, least, most| {
-            if (least..=most).contains(&given) {
-                Ok(())
-            } else {
-                Err(PlanError::Number { what, given, least, most })
-            }
-        };
         within("clients of a simulation", w.clients.into(), 1.0, CLIENTS_MAX.into())?;
         within("servers of a simulation", w.servers.into(), 1.0, SERVERS_MAX.into())?;
         within("operations of a simulation", run.operations as f64, 1e3, 1e9)?;
