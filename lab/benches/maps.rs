@@ -26,10 +26,10 @@ use dashmap::DashMap;
 use oneread::internals::layout::hash::mix;
 use oneread::{Address, Client, Config, PutMode, PutOutcome, Server, ServerConfig, TableSize};
 use oneread_kit::show;
+use oneread_kit::threads::cpu_time;
 use rustc_hash::FxBuildHasher;
-use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tempfile::TempDir;
 
 /// Beside maps of one process
@@ -90,8 +90,8 @@ const RIVALS: [NamedMap; 5] = [
     ("DashMap", throughput::<Dash>),
     ("papaya", throughput::<Papaya>),
     ("scc", throughput::<Scc>),
-    ("one size", throughput::<Sized>),
-    ("growing", throughput::<Growing>),
+    ("one size", throughput::<Table<false>>),
+    ("growing", throughput::<Table<true>>),
 ];
 
 /// Operations a second.
@@ -216,9 +216,8 @@ rival! {
     update: |map, key| map.update_sync(key, |_, value| *value += 1).is_some()
 }
 
-/// A table of one size, and one that grows.
-struct Sized(Arc<Served>);
-struct Growing(Arc<Served>);
+/// A table of one size, or one that grows.
+struct Table<const GROWS: bool>(Arc<Served>);
 
 /// One thread's way to a table.
 struct Handle {
@@ -227,25 +226,13 @@ struct Handle {
     got: Vec<u8>,
 }
 
-impl Collection for Sized {
+impl<const GROWS: bool> Collection for Table<GROWS> {
     type Handle = Handle;
 
-    fn with_capacity(capacity: usize) -> Sized {
-        let table = Config::new().key_max(8).value_max(8).size(TableSize::Keys(capacity as u64));
-        Sized(Arc::new(Served::new(table).expect("a server")))
-    }
-
-    fn pin(&self) -> Handle {
-        Handle::of(&self.0)
-    }
-}
-
-impl Collection for Growing {
-    type Handle = Handle;
-
-    fn with_capacity(capacity: usize) -> Growing {
-        let table = Config::new().key_max(8).value_max(8).size(TableSize::up_to(bytes_max(capacity as u64)));
-        Growing(Arc::new(Served::new(table).expect("a server")))
+    fn with_capacity(capacity: usize) -> Table<GROWS> {
+        let keys = capacity as u64;
+        let size = if GROWS { TableSize::up_to(bytes_max(keys)) } else { TableSize::Keys(keys) };
+        Table(Arc::new(Served::new(Config::new().key_max(8).value_max(8).size(size)).expect("a server")))
     }
 
     fn pin(&self) -> Handle {
@@ -356,7 +343,7 @@ fn each_ns(
     before: impl FnOnce(),
     mut put: impl FnMut([u8; 16], [u8; 32]) -> bool,
 ) -> Result<[f64; 2]> {
-    let (begun, cpu_begun) = (Instant::now(), cpu_now());
+    let (begun, cpu_begun) = (Instant::now(), cpu_time());
     before();
     let mut new = 0;
     for n in 0..keys {
@@ -366,12 +353,7 @@ fn each_ns(
         value[..8].copy_from_slice(&mix(!n).to_le_bytes());
         new += u64::from(put(key, value));
     }
-    let took = [begun.elapsed(), cpu_now() - cpu_begun];
+    let took = [begun.elapsed(), cpu_time() - cpu_begun];
     ensure!(new == keys, "of {keys} new keys, {new} went in");
     Ok(took.map(|took| took.as_nanos() as f64 / keys as f64))
-}
-
-fn cpu_now() -> Duration {
-    let now = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }

@@ -1,9 +1,11 @@
 //! Measures a layout by the READs that the client's own GET code issues.
 
 use crate::plan::{PlanError, SampleTable};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
 use oneread_kit::show;
+use oneread_kit::threads::at_once;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::Serialize;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -97,6 +99,11 @@ pub fn value(n: u64) -> [u8; VALUE_BYTES] {
     SampleTable::value(n)
 }
 
+/// For latencies in nanoseconds, from 1 ns to a minute, with three digits.
+pub fn latencies() -> Result<Histogram<u64>> {
+    Ok(Histogram::new_with_bounds(1, 60_000_000_000, 3)?)
+}
+
 /// A quantile of what was sampled. `None` if nothing was.
 pub fn quantile(sampled: &Histogram<u64>, part: f64) -> Option<u64> {
     (!sampled.is_empty()).then(|| sampled.value_at_quantile(part))
@@ -132,23 +139,9 @@ pub fn on_all_cpus<J: Sync, T: Send>(jobs: &[J], make: impl Fn(&J) -> Result<T> 
         Ok(done)
     };
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(jobs.len());
-    let mut all = in_threads(threads, work)?;
+    let mut all: Vec<(usize, T)> = at_once(0..threads, |_| work())?.into_iter().flatten().collect();
     all.sort_by_key(|(n, _)| *n);
     Ok(all.into_iter().map(|(_, made)| made).collect())
-}
-
-/// What all of some threads did, which work at the same time. The first that failed or panicked is an error.
-fn in_threads<T: Send>(count: usize, work: impl Fn() -> Result<Vec<T>> + Sync) -> Result<Vec<T>> {
-    let results: Vec<_> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..count).map(|_| scope.spawn(&work)).collect();
-        let panicked = || Err(anyhow::anyhow!("a measuring thread panicked"));
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).collect()
-    });
-    let mut all = Vec::new();
-    for result in results {
-        all.extend(result?);
-    }
-    Ok(all)
 }
 
 impl Row {
@@ -188,6 +181,19 @@ impl Row {
             hinted: None,
         })
     }
+}
+
+/// The CPUs that this thread may use.
+pub fn cpus() -> Result<Vec<usize>> {
+    let allowed = sched_getaffinity(None).context("asking which CPUs this process may use")?;
+    Ok((0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).collect())
+}
+
+/// Has this thread, and the threads and processes that it starts from here on, run on these CPUs only.
+pub fn pin(cpus: &[usize]) -> Result<()> {
+    let mut set = CpuSet::new();
+    cpus.iter().filter(|&&cpu| cpu < CpuSet::MAX_CPU).for_each(|&cpu| set.set(cpu));
+    sched_setaffinity(None, &set).with_context(|| format!("running on CPUs {cpus:?} only"))
 }
 
 /// The CPU's name, the number of CPUs, and the kernel's setting for huge pages.
@@ -244,24 +250,5 @@ pub mod tests {
         sampled.record(700).unwrap();
         assert_eq!(quantile(&sampled, 0.99), Some(700));
         assert_eq!(told_ns(Some(700)), show::nanos(700.0));
-    }
-
-    /// Rows of a thread that failed or panicked are not just missing: that is an error.
-    #[test]
-    fn a_thread_without_rows_is_an_error() {
-        let told = |last: fn() -> Result<Vec<usize>>| {
-            let begun = AtomicUsize::new(0);
-            let work = || match begun.fetch_add(1, Ordering::Relaxed) {
-                2 => last(),
-                n => Ok(vec![n, n + 10]),
-            };
-            in_threads(3, work).map_err(|error| error.to_string()).map(|mut all| {
-                all.sort_unstable();
-                all
-            })
-        };
-        assert_eq!(told(|| Ok(vec![7])), Ok(vec![0, 1, 7, 10, 11]));
-        assert_eq!(told(|| anyhow::bail!("no room")), Err("no room".into()));
-        assert_eq!(told(|| panic!("as this test wants")), Err("a measuring thread panicked".into()));
     }
 }

@@ -2,7 +2,9 @@
 //! against load. Every line is named where it ends.
 
 use crate::plan::{Design, Measured, Prediction, System};
-use crate::plot::{Area, BLUE, GREEN, INK, Label, Painted, Panel, RED, SMALL, line, name_ends, svg, text};
+use crate::plot::{
+    Area, Axis, BLUE, GREEN, INK, Label, Painted, RED, SMALL, frame, line, name_ends, panel, svg, text,
+};
 use anyhow::Result;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
@@ -85,39 +87,6 @@ pub fn page(
     ))
 }
 
-/// One side of a picture: values to pixels, linear or by their logarithm.
-#[derive(Clone, Copy)]
-pub struct Axis {
-    pub low: f64,
-    pub high: f64,
-    /// Pixels.
-    pub from: i32,
-    pub to: i32,
-    /// By its logarithm.
-    pub log: bool,
-}
-
-impl Axis {
-    pub fn at(&self, value: f64) -> i32 {
-        let of = |v: f64| if self.log { v.max(1e-12).log10() } else { v };
-        let share = (of(value) - of(self.low)) / (of(self.high) - of(self.low)).max(1e-12);
-        self.from + (share.clamp(0.0, 1.0) * f64::from(self.to - self.from)).round() as i32
-    }
-
-    /// Round values, some five of them.
-    pub fn ticks(&self) -> Vec<f64> {
-        if self.log {
-            let (low, high) = (self.low.log10().ceil() as i32, self.high.log10().floor() as i32);
-            return (low..=high).map(|power| 10f64.powi(power)).collect();
-        }
-        let rough = (self.high - self.low) / 5.0;
-        let unit = 10f64.powf(rough.max(1e-12).log10().floor());
-        let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * unit).into_iter().find(|s| *s >= rough).unwrap_or(unit);
-        let first = (self.low / step).ceil() as i64;
-        (first..).map(|i| i as f64 * step).take_while(|v| *v <= self.high * 1.0001).collect()
-    }
-}
-
 fn rate(per_s: f64) -> String {
     match per_s {
         r if r >= 1e6 => format!("{} M/s", trimmed(r / 1e6)),
@@ -186,27 +155,6 @@ fn staircase(
         text(area, &told, (right + 16, y), SMALL, ink, HPos::Left)?;
     }
     Ok(())
-}
-
-/// Lines for the ticks of both axes, and their values.
-pub(super) fn frame<'a>(
-    area: &Area<'a>,
-    x: Axis,
-    y: Axis,
-    names: [&str; 2],
-    x_text: impl Fn(f64) -> String,
-    y_text: impl Fn(f64) -> String,
-) -> Painted<'a> {
-    let panel = panel(x, y);
-    y.ticks().into_iter().try_for_each(|tick| panel.across(area, y.at(tick), &y_text(tick)))?;
-    x.ticks().into_iter().try_for_each(|tick| panel.upwards(area, x.at(tick), &x_text(tick)))?;
-    panel.below(area, names[0])?;
-    panel.title(area, names[1])
-}
-
-/// The panel of two axes.
-pub(super) fn panel(x: Axis, y: Axis) -> Panel {
-    Panel { left: x.from, right: x.to, top: y.to, bottom: y.from }
 }
 
 fn throughput(area: &Area<'_>, drawn: &[Drawn<'_>], asked: u32) -> Painted<'static> {

@@ -53,10 +53,11 @@ fn file_of(name: &str, ending: &str, what: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// Writes a picture or a page, and says so.
-pub fn write(path: &Path, made: Result<String>) -> Result<()> {
+/// Writes a picture or a page, if a file for it was named, and says so.
+pub fn write(path: Option<&Path>, make: impl FnOnce() -> Result<String>) -> Result<()> {
+    let Some(path) = path else { return Ok(()) };
     let told = show::path(path);
-    made.and_then(|text| Ok(std::fs::write(path, text)?)).with_context(|| format!("writing {told}"))?;
+    make().and_then(|text| Ok(std::fs::write(path, text)?)).with_context(|| format!("writing {told}"))?;
     show::complain(format_args!("oneread: wrote {told}"));
     Ok(())
 }
@@ -282,6 +283,60 @@ impl Panel {
     }
 }
 
+/// One side of a picture: values to pixels, linear or by their logarithm.
+#[derive(Clone, Copy)]
+pub(super) struct Axis {
+    pub low: f64,
+    pub high: f64,
+    /// Pixels.
+    pub from: i32,
+    pub to: i32,
+    /// By its logarithm.
+    pub log: bool,
+}
+
+impl Axis {
+    pub fn at(&self, value: f64) -> i32 {
+        let of = |v: f64| if self.log { v.max(1e-12).log10() } else { v };
+        let share = (of(value) - of(self.low)) / (of(self.high) - of(self.low)).max(1e-12);
+        self.from + (share.clamp(0.0, 1.0) * f64::from(self.to - self.from)).round() as i32
+    }
+
+    /// Round values, some five of them.
+    pub fn ticks(&self) -> Vec<f64> {
+        if self.log {
+            let (low, high) = (self.low.log10().ceil() as i32, self.high.log10().floor() as i32);
+            return (low..=high).map(|power| 10f64.powi(power)).collect();
+        }
+        let rough = (self.high - self.low) / 5.0;
+        let unit = 10f64.powf(rough.max(1e-12).log10().floor());
+        let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * unit).into_iter().find(|s| *s >= rough).unwrap_or(unit);
+        let first = (self.low / step).ceil() as i64;
+        (first..).map(|i| i as f64 * step).take_while(|v| *v <= self.high * 1.0001).collect()
+    }
+}
+
+/// Lines for the ticks of both axes, and their values.
+pub(super) fn frame<'a>(
+    area: &Area<'a>,
+    x: Axis,
+    y: Axis,
+    names: [&str; 2],
+    x_text: impl Fn(f64) -> String,
+    y_text: impl Fn(f64) -> String,
+) -> Painted<'a> {
+    let panel = panel(x, y);
+    y.ticks().into_iter().try_for_each(|tick| panel.across(area, y.at(tick), &y_text(tick)))?;
+    x.ticks().into_iter().try_for_each(|tick| panel.upwards(area, x.at(tick), &x_text(tick)))?;
+    panel.below(area, names[0])?;
+    panel.title(area, names[1])
+}
+
+/// The panel of two axes.
+pub(super) fn panel(x: Axis, y: Axis) -> Panel {
+    Panel { left: x.from, right: x.to, top: y.to, bottom: y.from }
+}
+
 pub(super) fn dashed<'a>(area: &Area<'a>, points: &[(i32, i32)], color: RGBColor) -> Painted<'a> {
     for pair in points.windows(2) {
         for dash in dashes(pair[0], pair[1]) {
@@ -412,7 +467,7 @@ fn by_bytes(area: &Area<'_>, curves: &[Curve<'_>]) -> Painted<'static> {
     let bytes = || points.iter().map(|(_, row)| row.bytes_hit.max(row.bytes_miss));
     let low = bytes().fold(f64::MAX, f64::min).log2().floor().min(6.0);
     let high = bytes().fold(1.0, f64::max).log2().ceil() + 0.2;
-    let scale = Scale { panel: BY_BYTES, low, high, reads_max: reads_max(curves) };
+    let scale = Scale::new(BY_BYTES, (low.exp2(), high.exp2()), true, reads_max(curves));
     let title = if load > 0.0 {
         format!("READs by bytes of a GET, at {:.0} % of the main slots", 100.0 * load)
     } else {
@@ -423,15 +478,16 @@ fn by_bytes(area: &Area<'_>, curves: &[Curve<'_>]) -> Painted<'static> {
     text(area, told, (20, BY_BYTES.top - 18), SMALL, INK, HPos::Left)?;
     scale.read_lines(area)?;
     for power in (low.ceil() as i32)..=(high.floor() as i32) {
-        BY_BYTES.upwards(area, scale.x(f64::from(power)), &format!("{}", 1u64 << power))?;
+        let bytes = 1u64 << power;
+        BY_BYTES.upwards(area, scale.x.at(bytes as f64), &bytes.to_string())?;
     }
     BY_BYTES.below(area, "bytes of a GET")?;
 
     frontier(area, &points, &scale)?;
     let (mut spots, mut rings) = (Vec::new(), Vec::new());
     for (curve, row) in &points {
-        let hit = (scale.x(row.bytes_hit.log2()), scale.y(row.reads_hit));
-        let miss = (scale.x(row.bytes_miss.log2()), scale.y(row.reads_miss));
+        let hit = (scale.x.at(row.bytes_hit), scale.y(row.reads_hit));
+        let miss = (scale.x.at(row.bytes_miss), scale.y(row.reads_miss));
         area.draw(&PathElement::new(vec![hit, miss], curve.color.mix(0.5).stroke_width(1)))?;
         area.draw(&Circle::new(hit, 6, curve.color.filled()))?;
         area.draw(&Circle::new(miss, 5, WHITE.filled()))?;
@@ -457,8 +513,7 @@ fn frontier(area: &Area<'_>, points: &[(&Curve<'_>, &Row)], scale: &Scale) -> Pa
         })
         .collect();
     best.sort_by(|a, b| a.bytes_hit.total_cmp(&b.bytes_hit));
-    let points: Vec<_> =
-        best.iter().map(|row| (scale.x(row.bytes_hit.log2()), scale.y(row.reads_hit))).collect();
+    let points: Vec<_> = best.iter().map(|row| (scale.x.at(row.bytes_hit), scale.y(row.reads_hit))).collect();
     if points.len() > 1 { line(area, points, RGBColor(200, 200, 200), 7) } else { Ok(()) }
 }
 
@@ -476,18 +531,18 @@ fn by_load(
     let high = loads().fold(0.0, f64::max);
     let low = ((low - 0.02).max(0.0) * 10.0).floor() / 10.0;
     let high = if high > 0.9 { 1.0 } else { ((high + 0.02) * 10.0).ceil() / 10.0 };
-    let scale = Scale { panel, low, high, reads_max: reads_max(curves) };
+    let scale = Scale::new(panel, (low, high), false, reads_max(curves));
     panel.title(area, title)?;
     scale.read_lines(area)?;
     let steps = ((high - low) * 10.0).round() as i32;
     for step in 0..=steps {
         let load = low + f64::from(step) / 10.0;
-        panel.upwards(area, scale.x(load), &format!("{:.0} %", 100.0 * load))?;
+        panel.upwards(area, scale.x.at(load), &format!("{:.0} %", 100.0 * load))?;
     }
     panel.below(area, "keys / all slots in use, overflow included")?;
     let mut labels = Vec::new();
     for curve in curves {
-        let at = |row: &&Row| (scale.x(row.load_true), scale.y(reads(row)));
+        let at = |row: &&Row| (scale.x.at(row.load_true), scale.y(reads(row)));
         let points: Vec<_> = curve.rows.iter().map(at).collect();
         line(area, points.clone(), curve.color, 2)?;
         for &point in &points {
@@ -500,11 +555,11 @@ fn by_load(
 
 // ---- scales ------------------------------------------------------------------------------------------
 
-/// Maps numbers to pixels in one panel.
+/// The axes of one panel. READs are drawn by what is beyond the first.
 struct Scale {
     panel: Panel,
-    low: f64,
-    high: f64,
+    x: Axis,
+    y: Axis,
     reads_max: f64,
 }
 
@@ -513,16 +568,17 @@ fn reads_max(curves: &[Curve<'_>]) -> f64 {
 }
 
 impl Scale {
-    fn x(&self, value: f64) -> i32 {
-        let part = (value - self.low) / (self.high - self.low);
-        self.panel.left + (part * f64::from(self.panel.right - self.panel.left)).round() as i32
+    /// From the least to the most of what is drawn to the right.
+    fn new(panel: Panel, (low, high): (f64, f64), log: bool, reads_max: f64) -> Scale {
+        let x = Axis { low, high, from: panel.left, to: panel.right, log };
+        // A tenth of a power of ten above the most.
+        let high = (reads_max - 1.0) * 10f64.powf(0.1);
+        let y = Axis { low: EXCESS_MIN, high, from: panel.bottom, to: panel.top, log: true };
+        Scale { panel, x, y, reads_max }
     }
 
     fn y(&self, reads: f64) -> i32 {
-        let low = EXCESS_MIN.log10();
-        let high = (self.reads_max - 1.0).log10() + 0.1;
-        let part = ((reads - 1.0).max(EXCESS_MIN).log10() - low) / (high - low);
-        self.panel.bottom - (part * f64::from(self.panel.bottom - self.panel.top)).round() as i32
+        self.y.at(reads - 1.0)
     }
 
     /// The horizontal lines, labelled in READs.

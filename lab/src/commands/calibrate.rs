@@ -1,5 +1,6 @@
 //! `plan --calibrate`: this machine's figures, and the model's GETs over shm beside real ones.
 
+use crate::measure::{key, value};
 use crate::plan::{COSTS, HostFigures, Profile, Sample, Surety, System, Workload};
 use anyhow::{Context, Result};
 use oneread::internals::layout::hash::{mix, reduce};
@@ -7,6 +8,7 @@ use oneread::{
     Backing, Config, PutMode, TableSize,
     embedded::{Clock, Index, Region},
 };
+use oneread_kit::threads::{at_once, cpu_time};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
@@ -153,25 +155,14 @@ fn chase_ns(lines: &[[u64; 8]]) -> f64 {
     began.elapsed().as_nanos() as f64 / f64::from(STEPS)
 }
 
-/// The CPU time of this thread, in nanoseconds. Time in which others had the CPU does not count.
-fn cpu_ns() -> f64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    now.tv_sec as f64 * 1e9 + now.tv_nsec as f64
-}
-
 /// Runs `work` in so many threads at once. Returns the mean of their CPU times, in nanoseconds.
 fn mean_cpu_ns(threads: u64, work: impl Fn(u64) + Sync) -> f64 {
-    let work = &work;
-    std::thread::scope(|scope| {
-        let timed = move |thread| {
-            let began = cpu_ns();
-            work(thread);
-            cpu_ns() - began
-        };
-        let threads: Vec<_> = (0..threads).map(|thread| scope.spawn(move || timed(thread))).collect();
-        let count = threads.len() as f64;
-        threads.into_iter().map(|thread| thread.join().unwrap_or(f64::INFINITY)).sum::<f64>() / count
-    })
+    let timed = |thread| {
+        let began = cpu_time();
+        work(thread);
+        Ok((cpu_time() - began).as_nanos() as f64)
+    };
+    at_once(0..threads, timed).map_or(f64::INFINITY, |all| all.iter().sum::<f64>() / threads as f64)
 }
 
 fn random_gbyte_per_s(lines: &[[u64; 8]], threads: usize) -> f64 {
@@ -183,10 +174,6 @@ fn random_gbyte_per_s(lines: &[[u64; 8]], threads: usize) -> f64 {
     (READS * 64 * threads as u64) as f64 / ns.max(1.0)
 }
 
-fn key(n: u64) -> [u8; 16] {
-    crate::measure::key(n)
-}
-
 /// A table of so many keys at its design load.
 fn filled(keys: u64) -> Result<Index> {
     let config =
@@ -195,7 +182,7 @@ fn filled(keys: u64) -> Result<Index> {
     let region = Region::create(&Backing::Anonymous, geometry.region_bytes())?;
     let index = Index::create(region, geometry, Clock::System)?;
     for n in 0..keys {
-        index.put(&key(n), &crate::measure::value(n), PutMode::Insert)?;
+        index.put(&key(n), &value(n), PutMode::Insert)?;
     }
     Ok(index)
 }

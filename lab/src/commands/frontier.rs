@@ -2,15 +2,15 @@
 //! each point, and published designs among them.
 
 use crate::measure::{Phase, Row};
-use crate::plot::{Area, BLUE, Painted, Panel, RED, Spot, heading, name_spots, svg};
+use crate::plot::{Area, Axis, BLUE, Painted, Panel, RED, Spot, heading, name_spots, svg};
 use anyhow::{Result, ensure};
 use plotters::prelude::*;
 
 const HEIGHT: u32 = 600;
 const PANEL: Panel = Panel { left: 60, right: 800, top: 120, bottom: 540 };
-/// The scale of bytes per hit, as powers of two, and the highest client memory per key.
-const POWERS: (i32, i32) = (5, 11);
-const MEMORY_MAX: f64 = 2.5;
+/// The scales of bytes per hit, from 2^5 to 2^11, and of client memory per key.
+const X: Axis = Axis { low: 32.0, high: 2048.0, from: PANEL.left, to: PANEL.right, log: true };
+const Y: Axis = Axis { low: 0.0, high: 2.5, from: PANEL.bottom, to: PANEL.top, log: false };
 
 /// A design: bytes per hit, client bytes per key, and how it reads.
 struct Point {
@@ -74,31 +74,19 @@ pub fn draw(rows: &[Row]) -> Result<String> {
     svg(HEIGHT, |area| paint(area, &points))
 }
 
-fn x(bytes: f64) -> i32 {
-    let part = (bytes.log2() - f64::from(POWERS.0)) / f64::from(POWERS.1 - POWERS.0);
-    PANEL.left + (part * f64::from(PANEL.right - PANEL.left)).round() as i32
-}
-
-fn y(memory: f64) -> i32 {
-    PANEL.bottom - (memory / MEMORY_MAX * f64::from(PANEL.bottom - PANEL.top)).round() as i32
-}
-
 fn paint(area: &Area<'_>, points: &[Point]) -> Painted<'static> {
     let about = "red: counted here at 90 % of the main slots; blue: published; slots of 64 bytes";
     heading(area, "What a hit costs: bytes over the wire and client memory", about)?;
-    for power in POWERS.0..=POWERS.1 {
-        PANEL.upwards(area, x(f64::from(1 << power)), &(1 << power).to_string())?;
+    for bytes in (5..=11).map(|power| 1 << power) {
+        PANEL.upwards(area, X.at(bytes.into()), &bytes.to_string())?;
     }
-    for half in 0..=5 {
-        let memory = f64::from(half) / 2.0;
-        PANEL.across(area, y(memory), &format!("{memory:.1}"))?;
-    }
+    Y.ticks().into_iter().try_for_each(|memory| PANEL.across(area, Y.at(memory), &format!("{memory:.1}")))?;
     PANEL.below(area, "bytes of a hit")?;
     PANEL.title(area, "client bytes per key")?;
     let spots: Vec<_> = points
         .iter()
         .map(|point| Spot {
-            at: (x(point.bytes), y(point.memory)),
+            at: (X.at(point.bytes), Y.at(point.memory)),
             text: format!("{}: {}", point.name, point.reads),
             color: point.color,
         })

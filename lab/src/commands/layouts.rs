@@ -6,7 +6,7 @@ use crate::plan::SampleTable;
 use crate::plot;
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
-use comfy_table::{Attribute, Cell};
+use comfy_table::Cell;
 use oneread::internals::families::presets;
 use oneread::internals::placement::Preset;
 use oneread::layout::Layout;
@@ -150,18 +150,13 @@ impl Layouts {
         let bar = Progress::of(jobs.iter().map(|job| self.work(job)).sum(), "measuring", "operations");
         let rows = self.run_jobs(&jobs, &bar)?;
         bar.finish();
-        if self.json {
-            show::say(serde_json::to_string_pretty(&rows)?)?;
-        } else {
+        show::pretty(self.json, &rows, || {
             show::say(format_args!("tables of {} main slots", show::count(self.slots)))?;
             show::say(table(&chosen, &rows))?;
-            if self.hints {
-                show::say(hinted_table(&rows))?;
-            }
-        }
-        if let Some(path) = &self.plot {
-            plot::write(path, if self.hints { frontier::draw(&rows) } else { plot::draw(&rows) })?;
-        }
+            if self.hints { show::say(hinted_table(&rows)) } else { Ok(()) }
+        })?;
+        let draw = if self.hints { frontier::draw } else { plot::draw };
+        plot::write(self.plot.as_deref(), || draw(&rows))?;
         Ok(ExitCode::SUCCESS)
     }
 
@@ -333,7 +328,7 @@ fn list(chosen: &[&Preset], json: bool) -> String {
     let mut table = show::table(["layout", "what it is", "sized for"]);
     for preset in chosen {
         table.add_row(vec![
-            Cell::new(preset.layout).add_attribute(Attribute::Bold),
+            show::name(preset.layout),
             Cell::new(preset.summary),
             show::number(format_args!("{} % load", preset.design_load)),
         ]);
@@ -342,7 +337,7 @@ fn list(chosen: &[&Preset], json: bool) -> String {
 }
 
 fn hinted_table(rows: &[Row]) -> comfy_table::Table {
-    let mut table = show::narrow_table([
+    let heads = [
         "layout",
         "phase",
         "load\n%",
@@ -351,11 +346,10 @@ fn hinted_table(rows: &[Row]) -> comfy_table::Table {
         "bytes\nhit",
         "with\nhints",
         "memory\na key",
-    ]);
-    for row in rows {
-        let Some(hinted) = row.hinted else { continue };
-        table.add_row(vec![
-            Cell::new(&row.preset).add_attribute(Attribute::Bold),
+    ];
+    show::rows(heads, rows.iter().filter_map(|row| Some((row, row.hinted?))), |(row, hinted)| {
+        [
+            show::name(&row.preset),
             Cell::new(phase_name(row.phase)),
             show::number(format_args!("{:.0}", 100.0 * row.load_main)),
             show::number(format_args!("{:.4}", row.reads_hit)),
@@ -363,13 +357,12 @@ fn hinted_table(rows: &[Row]) -> comfy_table::Table {
             show::number(format_args!("{:.0}", row.bytes_hit)),
             show::number(format_args!("{:.1}", hinted.bytes)),
             show::number(format_args!("{:.2}", hinted.client_bytes_per_key)),
-        ]);
-    }
-    table
+        ]
+    })
 }
 
 fn table(chosen: &[&Preset], rows: &[Row]) -> comfy_table::Table {
-    let mut table = show::narrow_table([
+    let heads = [
         "layout",
         "phase,\nkeys",
         "load\n%",
@@ -379,31 +372,29 @@ fn table(chosen: &[&Preset], rows: &[Row]) -> comfy_table::Table {
         "bytes\nhit",
         "bytes\nmiss",
         "moves/\ninsert",
-    ]);
-    for preset in chosen {
+    ];
+    let of_preset = |preset: &Preset| {
         let family = preset.layout.family.name();
         let ours = rows.iter().filter(|row| row.family == family && row.preset == preset.name);
-        for (number, row) in ours.enumerate() {
-            let name = match number {
-                0 => Cell::new(preset.layout).add_attribute(Attribute::Bold),
-                _ => Cell::new(""),
-            };
-            let max = if row.load_asked.is_none() { "max " } else { "" };
-            let zipf = if row.keys == Keys::Uniform { "" } else { " zipf" };
-            table.add_row(vec![
-                name,
-                Cell::new(format_args!("{}{zipf}", phase_name(row.phase))),
-                show::number(format_args!("{max}{:.0}", 100.0 * row.load_main)),
-                show::number(format_args!("{:.1}", 100.0 * row.load_true)),
-                show::number(format_args!("{:.4}", row.reads_hit)),
-                show::number(format_args!("{:.4}", row.reads_miss)),
-                show::number(format_args!("{:.0}", row.bytes_hit)),
-                show::number(format_args!("{:.0}", row.bytes_miss)),
-                show::number(format_args!("{:.3}", row.moves_per_insert)),
-            ]);
-        }
-    }
-    table
+        // Only the first one has its name.
+        let names = std::iter::once(preset.layout.to_string()).chain(std::iter::repeat(String::new()));
+        names.zip(ours).collect::<Vec<_>>()
+    };
+    show::rows(heads, chosen.iter().flat_map(|preset| of_preset(preset)), |(name, row)| {
+        let max = if row.load_asked.is_none() { "max " } else { "" };
+        let zipf = if row.keys == Keys::Uniform { "" } else { " zipf" };
+        [
+            show::name(name),
+            Cell::new(format_args!("{}{zipf}", phase_name(row.phase))),
+            show::number(format_args!("{max}{:.0}", 100.0 * row.load_main)),
+            show::number(format_args!("{:.1}", 100.0 * row.load_true)),
+            show::number(format_args!("{:.4}", row.reads_hit)),
+            show::number(format_args!("{:.4}", row.reads_miss)),
+            show::number(format_args!("{:.0}", row.bytes_hit)),
+            show::number(format_args!("{:.0}", row.bytes_miss)),
+            show::number(format_args!("{:.3}", row.moves_per_insert)),
+        ]
+    })
 }
 
 #[cfg(test)]

@@ -239,10 +239,7 @@ impl Plan {
                 bar.inc(1);
             })?;
             bar.finish();
-            show::say(match self.json {
-                true => serde_json::to_string_pretty(&calibration)?,
-                false => calibration.toml().trim_end().to_owned(),
-            })?;
+            show::pretty(self.json, &calibration, || show::say(calibration.toml().trim_end()))?;
             return Ok(ExitCode::SUCCESS);
         }
         if self.published {
@@ -287,32 +284,30 @@ impl Plan {
             }
             bar.finish();
         }
-        if let Some(path) = &self.plot {
+        plot::write(self.plot.as_deref(), || {
             let drawn = self.draw(&system, &designs, &predictions, &shown)?;
             let reasons = choice.as_ref().map_or(&[][..], |choice| &choice.reasons[..]);
             let rows = designs.iter().zip(&predictions).map(|(design, p)| row(design, p)).collect();
             let chosen = choice.as_ref().map(|choice| choice.best);
-            plot::write(path, page(&system, rows, chosen, &drawn, reasons, &heads(&system)))?;
-        }
-        if self.json {
-            let planned = Planned {
-                workload: &system.workload,
-                profile: &system.profile,
-                samples: &samples,
-                designs: &designs,
-                predictions: &predictions,
-                choice: choice.as_ref(),
-                left_out: &left_out,
-                simulated: &simulated,
-            };
-            show::say(serde_json::to_string_pretty(&planned)?)?;
-        } else {
+            page(&system, rows, chosen, &drawn, reasons, &heads(&system))
+        })?;
+        let planned = Planned {
+            workload: &system.workload,
+            profile: &system.profile,
+            samples: &samples,
+            designs: &designs,
+            predictions: &predictions,
+            choice: choice.as_ref(),
+            left_out: &left_out,
+            simulated: &simulated,
+        };
+        show::pretty(self.json, &planned, || {
             say(&system, &predictions, choice.as_ref(), &left_out)?;
             if !simulated.is_empty() {
-                show::say("")?;
-                show::say(simulations(&simulated))?;
+                show::say(format_args!("\n{}", simulations(&simulated)))?;
             }
-        }
+            Ok::<_, anyhow::Error>(())
+        })?;
         Ok(ExitCode::SUCCESS)
     }
 
@@ -329,32 +324,25 @@ impl Plan {
             copy_bytes_per_s: self.copy_rate.map(|rate| rate.0),
         };
         let plan = workload.plan()?;
-        if self.json {
-            show::say(serde_json::to_string_pretty(&PlannedCluster {
-                workload: &workload,
-                cluster: &plan,
-            })?)?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        show::say(format_args!(
-            "{} of {} bytes with values of {}; {} of {}\n{}, {}, TTL {}",
-            show::counted(workload.entries, "key"),
-            workload.key_bytes,
-            workload.value_bytes,
-            show::counted(workload.shards.into(), "shard"),
-            if workload.copies == 1 { "1 copy".into() } else { format!("{} copies", workload.copies) },
-            show::counted(nodes.into(), "node"),
-            show::counted(workload.clients.into(), "client"),
-            show::time(self.ttl.0),
-        ))?;
-        show::say(cluster_table(&plan))?;
-        show::say(show::paragraph("", CLUSTER_TABLE))?;
-        if !plan.advice.is_empty() {
-            show::say("")?;
-        }
-        for advice in &plan.advice {
-            show::say(show::paragraph("", advice))?;
-        }
+        show::pretty(self.json, &PlannedCluster { workload: &workload, cluster: &plan }, || {
+            show::say(format_args!(
+                "{} of {} bytes with values of {}; {} of {}\n{}, {}, TTL {}",
+                show::counted(workload.entries, "key"),
+                workload.key_bytes,
+                workload.value_bytes,
+                show::counted(workload.shards.into(), "shard"),
+                if workload.copies == 1 { "1 copy".into() } else { format!("{} copies", workload.copies) },
+                show::counted(nodes.into(), "node"),
+                show::counted(workload.clients.into(), "client"),
+                show::time(self.ttl.0),
+            ))?;
+            show::say(cluster_table(&plan))?;
+            show::say(show::paragraph("", CLUSTER_TABLE))?;
+            if !plan.advice.is_empty() {
+                show::say("")?;
+            }
+            plan.advice.iter().try_for_each(|advice| show::say(show::paragraph("", advice)))
+        })?;
         Ok(ExitCode::SUCCESS)
     }
 
@@ -462,32 +450,30 @@ impl Plan {
 
     fn say_published(&self) -> Result<ExitCode> {
         let held = PUBLISHED.iter().map(|report| report.hold()).collect::<Result<Vec<Held>, _>>()?;
-        if self.json {
-            show::say(serde_json::to_string_pretty(&held)?)?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        let mut table = show::table(["what", "reported", "predicted", "error", "binds"]);
-        for held in &held {
-            table.add_row(vec![
-                Cell::new(held.what),
-                show::number(format_args!("{} {}", held.reported, held.unit)),
-                show::number(format_args!("{:.1} {}", held.predicted, held.unit)),
-                show::number(format_args!("{:+.0} %", 100.0 * held.error)),
-                Cell::new(held.binding.name()),
-            ]);
-        }
-        show::say(table)?;
-        for held in &held {
-            show::say("")?;
-            show::say(show::paragraph(&format!("{}:", held.what), held.conditions))?;
-            if !held.remark.is_empty() {
-                show::say(show::paragraph("  ", held.remark))?;
+        show::pretty(self.json, &held, || {
+            let mut table = show::table(["what", "reported", "predicted", "error", "binds"]);
+            for held in &held {
+                table.add_row(vec![
+                    Cell::new(held.what),
+                    show::number(format_args!("{} {}", held.reported, held.unit)),
+                    show::number(format_args!("{:.1} {}", held.predicted, held.unit)),
+                    show::number(format_args!("{:+.0} %", 100.0 * held.error)),
+                    Cell::new(held.binding.name()),
+                ]);
             }
-        }
-        show::say("\nCounted instructions:")?;
-        for cost in COSTS {
-            show::say(format_args!("  {:>6}  {} ({})", cost.instructions, cost.what.trim(), cost.source))?;
-        }
+            show::say(table)?;
+            for held in &held {
+                show::say("")?;
+                show::say(show::paragraph(&format!("{}:", held.what), held.conditions))?;
+                if !held.remark.is_empty() {
+                    show::say(show::paragraph("  ", held.remark))?;
+                }
+            }
+            show::say("\nCounted instructions:")?;
+            COSTS.iter().try_for_each(|cost| {
+                show::say(format_args!("  {:>6}  {} ({})", cost.instructions, cost.what.trim(), cost.source))
+            })
+        })?;
         Ok(ExitCode::SUCCESS)
     }
 }
@@ -538,9 +524,9 @@ fn shown(predictions: &[Prediction], choice: Option<&Verdict>) -> Vec<usize> {
 }
 
 fn simulations(simulated: &[Simulated]) -> comfy_table::Table {
-    let mut table = show::narrow_table(["simulated", "by law", "run", "p50", "p99", "p99.9", "busiest"]);
-    for Simulated { name, laws_ops_per_s, measured } in simulated {
-        table.add_row(vec![
+    let heads = ["simulated", "by law", "run", "p50", "p99", "p99.9", "busiest"];
+    show::rows(heads, simulated, |Simulated { name, laws_ops_per_s, measured }| {
+        [
             Cell::new(name),
             show::number(short(*laws_ops_per_s)),
             show::number(short(measured.ops_per_s)),
@@ -548,9 +534,8 @@ fn simulations(simulated: &[Simulated]) -> comfy_table::Table {
             show::number(show::nanos(1e9 * measured.p99_s)),
             show::number(show::nanos(1e9 * measured.p999_s)),
             Cell::new(format!("{} {:.0} %", measured.busiest.0.name(), 100.0 * measured.busiest.1)),
-        ]);
-    }
-    table
+        ]
+    })
 }
 
 fn say(

@@ -1,10 +1,10 @@
 //! `bench hints`: what hints save while a table churns, splits and merges under them, counted.
 
 use crate::arguments::whole;
-use crate::page::{self, Axis, frame};
 use crate::plan::{Course, GetCosts, GrowthCourse, GrowthPart, GrowthRun};
 use crate::plot::{
-    self, Area, BLUE, INK, Label, ORANGE, Painted, RED, SMALL, TEAL, heading, line, name_ends, svg, text,
+    self, Area, Axis, BLUE, INK, Label, ORANGE, Painted, RED, SMALL, TEAL, frame, heading, line, name_ends,
+    panel, svg, text,
 };
 use anyhow::{Result, ensure};
 use clap::Args;
@@ -99,19 +99,15 @@ impl HintsBench {
             "hints save nothing in {}: its READs are of one slot already; take a layout with windows, as --layout windowed:8",
             self.layout
         );
-        if self.json {
-            show::say(serde_json::to_string(&HintsOutcome { run: &run, found: &found })?)?;
-        } else {
+        show::outcome(self.json, &HintsOutcome { run: &run, found: &found }, || {
             show::say(table(&found.parts))?;
             let late = format!(
                 "A client that knew the table before it grew READs {:.2} directory entries for each split.",
                 found.late_directory_reads
             );
-            show::say(show::paragraph("", &late))?;
-        }
-        if let Some(path) = &self.plot {
-            plot::write(path, draw(&run, &found.parts))?;
-        }
+            show::say(show::paragraph("", &late))
+        })?;
+        plot::write(self.plot.as_deref(), || draw(&run, &found.parts))?;
         Ok(ExitCode::SUCCESS)
     }
 }
@@ -131,7 +127,7 @@ fn courses(parts: &[GrowthPart]) -> impl Iterator<Item = &[GrowthPart]> {
 
 /// The means of a course, and its worst part.
 fn table(parts: &[GrowthPart]) -> comfy_table::Table {
-    let mut table = show::narrow_table([
+    let heads = [
         "table",
         "keys at\nits end",
         "seg-\nments",
@@ -142,12 +138,12 @@ fn table(parts: &[GrowthPart]) -> comfy_table::Table {
         "without\nhints",
         "bytes\nmiss",
         "memory\na key",
-    ]);
-    for course in courses(parts) {
-        let Some(last) = course.last() else { continue };
+    ];
+    let ended = courses(parts).filter_map(|course| Some((course, course.last()?)));
+    show::rows(heads, ended, |(course, last)| {
         let mean = |of: fn(&GrowthPart) -> f64| course.iter().map(of).sum::<f64>() / course.len() as f64;
         let worst = |of: fn(&GrowthPart) -> f64| course.iter().map(of).fold(0.0, f64::max);
-        table.add_row(vec![
+        [
             Cell::new(course_name(last.course)),
             show::number(last.keys),
             show::number(last.segments),
@@ -158,9 +154,8 @@ fn table(parts: &[GrowthPart]) -> comfy_table::Table {
             show::number(format_args!("{:.0}", mean(|part| part.gets.hit.bytes))),
             show::number(format_args!("{:.0}", mean(|part| part.gets.hinted_miss.bytes))),
             show::number(format_args!("{:.2}", last.client_bytes_per_key)),
-        ]);
-    }
-    table
+        ]
+    })
 }
 
 // ---- the picture ---------------------------------------------------------------------------------
@@ -207,17 +202,17 @@ fn paint(area: &Area<'_>, run: &GrowthRun, parts: &[GrowthPart]) -> Painted<'sta
     };
     let most = all(|gets| gets.reads).fold(1.1, f64::max);
     let axis = ("READs of a GET, directory entries included", 1.0, 1.02 * most);
-    panel(area, parts, 0, axis, &curves(|gets| gets.reads))?;
+    curves_in(area, parts, 0, axis, &curves(|gets| gets.reads))?;
     let most = all(|gets| gets.bytes).fold(1.0, f64::max);
-    panel(area, parts, 1, ("bytes of a GET", 0.0, 1.05 * most), &curves(|gets| gets.bytes))?;
+    curves_in(area, parts, 1, ("bytes of a GET", 0.0, 1.05 * most), &curves(|gets| gets.bytes))?;
     let memory: Vec<f64> = parts.iter().map(|part| part.client_bytes_per_key).collect();
     let most = memory.iter().copied().fold(1.0, f64::max);
     let axis = ("client memory for hints, in bytes a key", 0.0, 1.05 * most);
-    panel(area, parts, 2, axis, &[("hints", RED, memory)])
+    curves_in(area, parts, 2, axis, &[("hints", RED, memory)])
 }
 
 /// A panel: its number from the top, title and ends of its scale, and its curves.
-fn panel(
+fn curves_in(
     area: &Area<'_>,
     parts: &[GrowthPart],
     number: i32,
@@ -252,5 +247,5 @@ fn panel(
         ends.extend(points.last().map(|&end| Label::new(*name, *color, end)));
         line(area, points, *color, 2)?;
     }
-    name_ends(area, page::panel(x, y), ends)
+    name_ends(area, panel(x, y), ends)
 }

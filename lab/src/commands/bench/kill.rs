@@ -142,13 +142,8 @@ impl Outcome {
 impl Kill {
     pub fn run(self) -> Result<ExitCode> {
         let outcome = self.measure()?;
-        let all_well = outcome.is_well();
-        if self.json {
-            show::say(serde_json::to_string(&outcome)?)?;
-        } else {
-            self.show(&outcome)?;
-        }
-        Ok(oneread_kit::status(all_well))
+        show::outcome(self.json, &outcome, || self.show(&outcome))?;
+        Ok(oneread_kit::status(outcome.is_well()))
     }
 
     fn show(&self, it: &Outcome) -> Result<()> {

@@ -1,19 +1,19 @@
 //! `bench long`: GETs of long values, beside `memcpy` of as many bytes and Redis over a Unix socket.
 
+use super::loops::timed;
 use super::redis::{self, Over, Redis};
-use crate::measure::{KEY_BYTES, key, machine, median};
-use anyhow::{Context, Result, ensure};
+use super::runner::{Timed, Turn, fill, pick, serve, take_turns};
+use crate::measure::{key, machine, median};
+use anyhow::{Context, Result};
 use clap::Args;
-use comfy_table::{Attribute, Cell};
+use comfy_table::Cell;
 use oneread::Client;
-use oneread::internals::layout::hash::{mix, reduce};
-use oneread_kit::child::{Fabric, ServerChild};
-use oneread_kit::progress::Progress;
+use oneread::internals::layout::hash::mix;
+use oneread_kit::child::Fabric;
 use oneread_kit::show;
 use serde::Serialize;
 use std::hint::black_box;
 use std::process::ExitCode;
-use std::time::Instant;
 
 /// Time GETs of long values, beside memcpy and Redis
 #[derive(Debug, Args)]
@@ -58,7 +58,7 @@ const ROUND_BYTES: u64 = 8 << 20;
 const ROUND_VALUES: u64 = 2_000;
 
 /// What is timed. The names are those of the JSON output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Way {
     Memcpy,
@@ -91,12 +91,12 @@ struct Line {
 }
 
 impl Line {
-    /// Of the rounds' times, and of those of memcpy.
-    fn of_rounds(way: Way, len: u64, times: Vec<f64>, base: &[f64]) -> Line {
-        let ratios = times.iter().zip(base).map(|(ns, base)| ns / base).collect();
-        let (ns_per_op, ratio) = (median(times), median(ratios));
+    /// Of a way's rounds, and of those of memcpy.
+    fn of_rounds(timed: Timed<Way>, len: u64, (values, cached): (u64, bool), base: &[f64]) -> Line {
+        let ratio = median(timed.ratios(base));
+        let ns_per_op = median(timed.rounds);
         let bytes_per_s = len as f64 / ns_per_op * 1e9;
-        Line { value_bytes: len, values: 0, cached: false, way, ns_per_op, bytes_per_s, ratio }
+        Line { value_bytes: len, values, cached, way: timed.way, ns_per_op, bytes_per_s, ratio }
     }
 }
 
@@ -112,11 +112,7 @@ struct Outcome {
 impl Long {
     pub fn run(self) -> Result<ExitCode> {
         let outcome = self.measure()?;
-        if self.json {
-            show::say(serde_json::to_string(&outcome)?)?;
-        } else {
-            outcome.show()?;
-        }
+        show::outcome(self.json, &outcome, || outcome.show())?;
         Ok(ExitCode::SUCCESS)
     }
 
@@ -131,15 +127,8 @@ impl Long {
         let longest = lengths().max().context("--sizes names no length")?;
         // With what extents take besides, and room for blocks of four of the longest, one of them free.
         let heap = lengths().map(|len| 2 * self.values(len) * (len + 64)).sum::<u64>() + 16 * longest;
-        let server = ServerChild::spawn(
-            Fabric::Shm,
-            &[
-                format!("--capacity={all}"),
-                format!("--key-max={KEY_BYTES}"),
-                format!("--value-max={longest}"),
-                format!("--heap={}", heap + (16 << 20)),
-            ],
-        )?;
+        let heap = format!("--heap={}", heap + (16 << 20));
+        let server = serve(Fabric::Shm, all, longest as usize, &[heap])?;
         let mut contest =
             Contest { client: server.connect()?, redis: Redis::start(&server, Over::UnixSocket)?, first: 0 };
         let redis = contest.redis.as_ref().map(|redis| redis.version.clone());
@@ -149,74 +138,15 @@ impl Long {
             let memory = contest.fill(len, values)?;
             let cached = (CACHED_BYTES / len).clamp(1, values);
             let kinds = [(values, false), (cached, true)];
-            for (values, cached) in kinds.into_iter().take(if cached < values { 2 } else { 1 }) {
-                let times = self.alternate(len, values, &memory, &mut contest)?;
-                let base = times[0].1.clone();
-                lines.extend(times.into_iter().map(|(way, times)| Line {
-                    values,
-                    cached,
-                    ..Line::of_rounds(way, len, times, &base)
-                }));
+            for kind in kinds.into_iter().take(if cached < values { 2 } else { 1 }) {
+                let ops = (ROUND_BYTES / len).clamp(1, ROUND_VALUES);
+                let timed = take_turns(self.rounds, ops, "timing", contest.turns(len, kind.0, ops, &memory))?;
+                let base = timed[0].rounds.clone();
+                lines.extend(timed.into_iter().map(|timed| Line::of_rounds(timed, len, kind, &base)));
             }
             contest.first += values;
         }
         Ok(Outcome { machine: machine(), rounds: self.rounds, redis, lines })
-    }
-
-    /// The times of all rounds, in nanoseconds for each value.
-    fn alternate(
-        &self,
-        len: u64,
-        values: u64,
-        memory: &[u8],
-        contest: &mut Contest,
-    ) -> Result<Vec<(Way, Vec<f64>)>> {
-        let Contest { client, redis, first } = contest;
-        let first = *first;
-        let ops = (ROUND_BYTES / len).clamp(1, ROUND_VALUES);
-        let mut out = Vec::new();
-        let mut copy = |n: u64, out: &mut Vec<u8>| {
-            out.clear();
-            out.extend_from_slice(&memory[(n * len) as usize..((n + 1) * len) as usize]);
-            Ok(())
-        };
-        let mut get = |n: u64, out: &mut Vec<u8>| {
-            let found = client.get_into(&key(first + n), out)?;
-            ensure!(
-                found,
-                "value number {n}, which was put, was not found: this is an error of oneread; please report the command that you ran"
-            );
-            Ok(())
-        };
-        let mut ask = redis.as_mut().map(|redis| move |n, out: &mut Vec<u8>| redis.get(&key(first + n), out));
-        let mut ways: Vec<(Way, &mut Bring<'_>)> = vec![(Way::Memcpy, &mut copy), (Way::Oneread, &mut get)];
-        ways.extend(ask.as_mut().map(|ask| (Way::Redis, ask as &mut Bring<'_>)));
-        let mut times: Vec<_> = ways.iter().map(|(way, _)| (*way, Vec::new())).collect();
-        let bar = Progress::of(u64::from(self.rounds), "timing", "rounds");
-        // One round more, which warms up.
-        for round in 0..=self.rounds {
-            // None is always the one behind the same other one.
-            ways.reverse();
-            times.reverse();
-            for ((_, bring), (_, times)) in ways.iter_mut().zip(&mut times) {
-                let begun = Instant::now();
-                for i in 0..ops {
-                    let n = reduce(mix(i ^ u64::from(round) << 40), values);
-                    bring(n, &mut out)?;
-                    ensure!(
-                        is_value(black_box(&out), n, len),
-                        "value number {n} is another than was put: this is an error of oneread; please report the command that you ran"
-                    );
-                }
-                if round > 0 {
-                    times.push(begun.elapsed().as_nanos() as f64 / ops as f64);
-                }
-            }
-            bar.inc(1);
-        }
-        bar.finish();
-        times.sort_by_key(|(way, _)| *way);
-        Ok(times)
     }
 }
 
@@ -235,34 +165,55 @@ impl Contest {
         const BYTES: u64 = 1 << 20;
         const VALUES: u64 = 256;
         let mut memory = Vec::with_capacity((values * len) as usize);
-        let bar = Progress::of(values, "filling", "values");
-        let batch = (BYTES / len).clamp(1, VALUES);
-        for begin in (0..values).step_by(batch as usize) {
-            let numbers = begin..(begin + batch).min(values);
-            let pairs: Vec<_> = numbers.map(|n| (key(self.first + n), value(n, len))).collect();
-            for answer in self.client.put_many(&pairs).context("putting values")? {
-                answer?;
-            }
-            self.redis.as_mut().map(|redis| redis.set(&pairs)).transpose()?;
+        let (first, redis) = (self.first, &mut self.redis);
+        let pair = |n| (key(first + n), value(n, len));
+        fill(&mut self.client, values, (BYTES / len).clamp(1, VALUES), pair, |pairs| {
+            redis.as_mut().map(|redis| redis.set(pairs)).transpose()?;
             pairs.iter().for_each(|(_, value)| memory.extend_from_slice(value));
-            bar.inc(pairs.len() as u64);
-        }
+            Ok(())
+        })?;
         // The first access to a page maps it into this process. Those to its own memory have done so.
         let mut out = Vec::new();
-        for n in 0..values {
-            let is_there = self.client.get_into(&key(self.first + n), &mut out)?;
-            ensure!(
-                is_there && is_value(&out, n, len),
-                "value number {n} is another than was put: this is an error of oneread; please report the command that you ran"
-            );
-        }
-        bar.finish();
+        timed(values, |n| Ok(self.client.get_into(&key(first + n), &mut out)? && is_value(&out, n, len)))?;
         Ok(memory)
+    }
+
+    /// A round brings so many of these values, at random, into memory that is used again.
+    fn turns<'a>(&'a mut self, len: u64, values: u64, ops: u64, memory: &'a [u8]) -> Vec<Turn<'a, Way>> {
+        let Contest { client, redis, first } = self;
+        let first = *first;
+        let copy = move |n: u64, out: &mut Vec<u8>| {
+            out.clear();
+            out.extend_from_slice(&memory[(n * len) as usize..((n + 1) * len) as usize]);
+            Ok(true)
+        };
+        let get = move |n: u64, out: &mut Vec<u8>| Ok(client.get_into(&key(first + n), out)?);
+        let ask = redis
+            .as_mut()
+            .map(|redis| move |n: u64, out: &mut Vec<u8>| redis.get(&key(first + n), out).map(|()| true));
+        let mut turns = vec![bringing(Way::Memcpy, len, values, ops, copy)];
+        turns.push(bringing(Way::Oneread, len, values, ops, get));
+        turns.extend(ask.map(|ask| bringing(Way::Redis, len, values, ops, ask)));
+        turns
     }
 }
 
-/// Brings a value into memory that is used again.
-type Bring<'a> = dyn FnMut(u64, &mut Vec<u8>) -> Result<()> + 'a;
+/// A turn in which `bring` brings values into memory that is used again, if they are there.
+fn bringing<'a>(
+    way: Way,
+    len: u64,
+    values: u64,
+    ops: u64,
+    mut bring: impl FnMut(u64, &mut Vec<u8>) -> Result<bool> + 'a,
+) -> Turn<'a, Way> {
+    let mut out = Vec::new();
+    Turn::of(way, move |round| {
+        timed(ops, |i| {
+            let n = pick(round, i, values);
+            Ok(bring(n, &mut out)? && is_value(black_box(&out), n, len))
+        })
+    })
+}
 
 /// The value of a key: its number, at the beginning and at the end.
 fn value(n: u64, len: u64) -> Vec<u8> {
@@ -287,19 +238,17 @@ impl Outcome {
     }
 
     fn table(&self) -> comfy_table::Table {
-        let mut table = show::narrow_table(["bytes", "values", "from", "", "each", "bytes/s", "ratio"]);
-        for line in &self.lines {
-            table.add_row(vec![
+        show::rows(["bytes", "values", "from", "", "each", "bytes/s", "ratio"], &self.lines, |line| {
+            [
                 show::number(show::bytes(line.value_bytes)),
                 show::number(show::count(line.values)),
                 Cell::new(if line.cached { "cache" } else { "memory" }),
-                Cell::new(line.way.name()).add_attribute(Attribute::Bold),
+                show::name(line.way.name()),
                 show::number(show::nanos(line.ns_per_op)),
                 show::number(show::bytes(line.bytes_per_s as u64)),
                 show::number(format_args!("{:.2}", line.ratio)),
-            ]);
-        }
-        table
+            ]
+        })
     }
 }
 
@@ -311,20 +260,20 @@ mod tests {
     #[test]
     fn lines_are_of_the_median_round() {
         let base = [100.0, 200.0, 100.0];
-        let memcpy = Line::of_rounds(Way::Memcpy, 64, base.into(), &base);
-        assert_eq!((memcpy.ns_per_op, memcpy.ratio), (100.0, 1.0));
-        let redis = Line::of_rounds(Way::Redis, 4096, vec![1000.0, 4000.0, 300.0], &base);
+        let timed = |way, rounds: &[f64]| Timed {
+            way,
+            rounds: rounds.into(),
+            server: Vec::new(),
+            requests: hdrhistogram::Histogram::new(3).unwrap(),
+        };
+        let get = Line::of_rounds(timed(Way::Oneread, &base), 64, (4_000, true), &base);
+        assert_eq!((get.ns_per_op, get.ratio), (100.0, 1.0));
+        let redis = timed(Way::Redis, &[1000.0, 4000.0, 300.0]);
+        let redis = Line::of_rounds(redis, 4096, (0, false), &base);
         assert_eq!((redis.value_bytes, redis.ns_per_op, redis.ratio), (4096, 1000.0, 10.0));
         assert_eq!(redis.bytes_per_s, 4.096e9);
-        let get = Line {
-            cached: true,
-            values: 4_000,
-            way: Way::Oneread,
-            ..Line::of_rounds(Way::Memcpy, 64, base.into(), &base)
-        };
-        let shown =
-            Outcome { machine: String::new(), rounds: 3, redis: None, lines: vec![redis, get] }.table();
-        let shown = show::cells(&shown);
+        let outcome = Outcome { machine: String::new(), rounds: 3, redis: None, lines: vec![redis, get] };
+        let shown = show::cells(&outcome.table());
         assert_eq!(shown[0], ["4 KiB", "0", "memory", "redis GET", "1 µs", "3.81 GiB", "10.00"]);
         assert_eq!(shown[1], ["64 B", "4,000", "cache", "oneread get", "100 ns", "610 MiB", "1.00"]);
     }

@@ -4,21 +4,30 @@ use crate::measure::{KEY_BYTES, VALUE_BYTES, key};
 use anyhow::{Result, ensure};
 use oneread::internals::layout::hash::{mix, reduce};
 use oneread::{Client, Values};
+use oneread_kit::threads::at_once;
 use std::hint::black_box;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
 /// The time of `n` operations in nanoseconds. Each operation must succeed.
 pub fn timed(n: u64, mut op: impl FnMut(u64) -> Result<bool>) -> Result<u64> {
+    counted(n, || {
+        let mut well = 0;
+        for i in 0..n {
+            well += u64::from(op(i)?);
+        }
+        Ok(well)
+    })
+}
+
+/// The time of `n` operations in nanoseconds, all of which must be counted as well done.
+fn counted(n: u64, operations: impl FnOnce() -> Result<u64>) -> Result<u64> {
     let begun = Instant::now();
-    let mut well = 0;
-    for i in 0..n {
-        well += u64::from(op(i)?);
-    }
+    let well = operations()?;
     let spent = begun.elapsed();
     ensure!(
         well == n,
-        "{} of {n} keys that were put were not found: this is an error of oneread; please report the command that you ran",
+        "{} of {n} keys that were put were not found, or had another value: this is an error of oneread; please report the command that you ran",
         n - well
     );
     Ok(spent.as_nanos() as u64)
@@ -51,21 +60,15 @@ fn in_batches(
     pick: impl Fn(u64) -> u64,
     mut get: impl FnMut(&[[u8; KEY_BYTES]]) -> Result<u64>,
 ) -> Result<u64> {
-    let begun = Instant::now();
-    let mut found = 0;
-    let mut keys = Vec::with_capacity(256);
-    for first in (0..n).step_by(256) {
-        keys.clear();
-        keys.extend((first..(first + 256).min(n)).map(|i| key(pick(i))));
-        found += get(&keys)?;
-    }
-    let spent = begun.elapsed();
-    ensure!(
-        found == n,
-        "{} of {n} keys that were put were not found: this is an error of oneread; please report the command that you ran",
-        n - found
-    );
-    Ok(spent.as_nanos() as u64)
+    counted(n, || {
+        let (mut found, mut keys) = (0, Vec::with_capacity(256));
+        for first in (0..n).step_by(256) {
+            keys.clear();
+            keys.extend((first..(first + 256).min(n)).map(|i| key(pick(i))));
+            found += get(&keys)?;
+        }
+        Ok(found)
+    })
 }
 
 /// Reads `n` random lines. In a chain, each address depends on the bytes of the line before.
@@ -86,20 +89,6 @@ pub fn bare(memory: &[[u64; 8]], n: u64, round: u32, chain: bool) -> u64 {
 /// The time in nanoseconds that `threads` threads need for `n` operations together.
 pub fn spread(n: u64, threads: u32, op: impl Fn(u64) -> Result<()> + Sync) -> Result<u64> {
     let begun = Instant::now();
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..u64::from(threads))
-            .map(|number| {
-                let op = &op;
-                scope.spawn(move || (number..n).step_by(threads as usize).try_for_each(op))
-            })
-            .collect();
-        workers.into_iter().try_for_each(|worker| {
-            worker.join().unwrap_or_else(|_| {
-                Err(anyhow::anyhow!(
-                    "a thread panicked: this is an error of oneread; please report what it printed above"
-                ))
-            })
-        })
-    })?;
+    at_once(0..u64::from(threads), |number| (number..n).step_by(threads as usize).try_for_each(&op))?;
     Ok(begun.elapsed().as_nanos() as u64)
 }

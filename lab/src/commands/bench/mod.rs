@@ -18,6 +18,7 @@ mod long;
 mod loops;
 mod redis;
 mod rpc;
+mod runner;
 mod tcp;
 mod tiered;
 mod timing;

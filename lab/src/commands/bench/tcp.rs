@@ -1,19 +1,19 @@
 //! `bench tcp`: requests over TCP, beside Redis and bare bytes.
 
+use super::loops::timed;
 use super::redis::{self, Over, Redis};
-use crate::measure::{KEY_BYTES, VALUE_BYTES, key, machine, median, quantile, told, told_ns, value};
-use anyhow::{Context, Result, ensure};
+use super::runner::{Timed, Turn, fill, pick, serve, take_turns};
+use crate::measure::{
+    KEY_BYTES, VALUE_BYTES, cpus, key, machine, median, pin, quantile, told, told_ns, value,
+};
+use anyhow::{Context, Result};
 use clap::Args;
-use comfy_table::{Attribute, Cell};
-use hdrhistogram::Histogram;
-use oneread::internals::layout::hash::{mix, reduce};
+use comfy_table::Cell;
 use oneread::{Client, ClientOptions, ClientTls, Values};
-use oneread_kit::child::{CpuTime, Fabric, ServerChild};
+use oneread_kit::child::{Fabric, ServerChild};
 use oneread_kit::folder::Folder;
-use oneread_kit::progress::Progress;
 use oneread_kit::show;
 use rustix::process::Pid;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::Serialize;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -89,6 +89,27 @@ impl What {
             What::GetLong => (1, 40),
         }
     }
+
+    /// The length of a value.
+    fn len(self) -> usize {
+        match self {
+            What::Get | What::Get64 | What::Put64 | What::Get1000 => VALUE_BYTES,
+            What::GetLong => LONG_BYTES,
+        }
+    }
+
+    /// The value of a key.
+    fn value(self, n: u64) -> Vec<u8> {
+        let mut all = vec![n as u8; self.len()];
+        all[self.len() - VALUE_BYTES..].copy_from_slice(&value(n));
+        all
+    }
+
+    /// Whether these bytes are the value of a key. Of a long one the length, the beginning and the end are looked at.
+    fn is_value(self, n: u64, found: &[u8]) -> bool {
+        let begins = self.len() == VALUE_BYTES || found.first() == Some(&(n as u8));
+        found.len() == self.len() && begins && found.ends_with(&value(n))
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -136,238 +157,157 @@ struct Outcome {
     lines: Vec<Line>,
 }
 
-/// What a contestant's rounds came to.
-struct Timed {
-    way: Way,
-    process: Option<Pid>,
-    rounds: Vec<f64>,
-    server: Vec<f64>,
-    requests: Histogram<u64>,
-}
-
-/// Does a request for these numbers of keys. Whether all was right.
-type Ask<'a> = dyn FnMut(&[u64]) -> Result<bool> + 'a;
-
 impl Tcp {
     pub fn run(self) -> Result<ExitCode> {
         let outcome = self.measure()?;
-        if self.json {
-            show::say(serde_json::to_string(&outcome)?)?;
-        } else {
-            outcome.show()?;
-        }
+        show::outcome(self.json, &outcome, || outcome.show())?;
         Ok(ExitCode::SUCCESS)
     }
 
     fn measure(&self) -> Result<Outcome> {
         // Before this process has one CPU.
         let machine = machine();
-        let (ours, theirs) = places()?;
-        let mut lines = Vec::new();
-        let short = vec![
-            format!("--capacity={}", self.keys),
-            format!("--key-max={KEY_BYTES}"),
-            format!("--value-max={VALUE_BYTES}"),
-        ];
-        let certificate = Certificate::new()?;
-        let (server, sealed, mut redis) = placed(&theirs, &ours, || {
-            let server = ServerChild::spawn(Fabric::Tcp, &short)?;
-            let sealed = ServerChild::spawn(Fabric::Tcp, &[&short[..], &certificate.arguments()].concat())?;
-            let redis = Redis::start(&server, Over::Tcp)?;
-            Ok((server, sealed, redis))
+        let (places, certificate) = (places()?, Certificate::new()?);
+        let (mut lines, mut redis) = (Vec::new(), None);
+        let short = [What::Get, What::Get64, What::Put64, What::Get1000];
+        for (whats, keys) in [(&short[..], self.keys), (&[What::GetLong], LONG_VALUES)] {
+            let mut servers = Servers::start(places, &certificate, whats[0], keys)?;
+            redis = servers.redis.as_ref().map(|redis| redis.version.clone());
+            for &what in whats {
+                let (batch, requests) = what.counts();
+                let turns = servers.turns(what, keys);
+                let timed = take_turns(self.rounds, batch * requests, what.name(), turns)?;
+                let base =
+                    timed.iter().find(|timed| timed.way == Way::Redis).map(|timed| timed.rounds.clone());
+                lines.extend(timed.into_iter().map(|timed| Line::of(what, timed, base.as_deref())));
+            }
+        }
+        Ok(Outcome { machine, keys: self.keys, rounds: self.rounds, redis, lines })
+    }
+}
+
+/// All that is asked, filled alike. What is first here ends first.
+struct Servers {
+    client: Client,
+    client_by_tls: Client,
+    redis: Option<Redis>,
+    bare: Bare,
+    plain: ServerChild,
+    sealed: ServerChild,
+}
+
+impl Servers {
+    /// With so many keys, and values as of `what`.
+    fn start(places: [usize; 2], certificate: &Certificate, what: What, keys: u64) -> Result<Servers> {
+        let heap = (what.len() > VALUE_BYTES).then(|| format!("--heap={}", 4 * keys * what.len() as u64));
+        let (plain, sealed, mut redis, bare) = placed(places, || {
+            let plain = serve(Fabric::Tcp, keys, what.len(), heap.as_slice())?;
+            let by_tls = [heap.as_slice(), &certificate.arguments()].concat();
+            let sealed = serve(Fabric::Tcp, keys, what.len(), &by_tls)?;
+            let redis = Redis::start(&plain, Over::Tcp)?;
+            Ok((plain, sealed, redis, Bare::start()?))
         })?;
-        let version = redis.as_ref().map(|redis| redis.version.clone());
-        let mut client = server.connect()?;
+        let mut client = plain.connect()?;
         let mut client_by_tls = sealed.connect_with(certificate.options()?)?;
-        self.fill(&mut client, redis.as_mut())?;
-        self.fill(&mut client_by_tls, None)?;
-        for what in [What::Get, What::Get64, What::Put64, What::Get1000] {
-            let ours = [(&server, &mut client), (&sealed, &mut client_by_tls)];
-            lines.extend(self.short(what, ours, redis.as_mut())?);
-        }
-        drop((client, client_by_tls, redis, server, sealed));
-        lines.extend(self.long(&ours, &theirs, &certificate)?);
-        Ok(Outcome { machine, keys: self.keys, rounds: self.rounds, redis: version, lines })
-    }
-
-    /// Puts all keys.
-    fn fill(&self, client: &mut Client, mut redis: Option<&mut Redis>) -> Result<()> {
-        let bar = Progress::of(self.keys, "filling", "keys");
-        for first in (0..self.keys).step_by(1_000) {
-            let pairs: Vec<_> = (first..self.keys.min(first + 1_000)).map(|n| (key(n), value(n))).collect();
-            for outcome in client.put_many(&pairs).context("putting keys")? {
-                outcome?;
-            }
-            redis.as_mut().map(|redis| redis.set(&pairs)).transpose()?;
-            bar.inc(pairs.len() as u64);
-        }
-        bar.finish();
-        Ok(())
-    }
-
-    fn short(
-        &self,
-        what: What,
-        [(server, client), (sealed, client_by_tls)]: [(&ServerChild, &mut Client); 2],
-        redis: Option<&mut Redis>,
-    ) -> Result<Vec<Line>> {
-        let keys_of = |numbers: &[u64]| numbers.iter().map(|&n| key(n)).collect::<Vec<_>>();
-        let pairs_of = |numbers: &[u64]| numbers.iter().map(|&n| (key(n), value(n))).collect::<Vec<_>>();
-        let ask = |client: &mut Client, out: &mut Vec<u8>, values: &mut Values, numbers: &[u64]| match what {
-            What::Put64 => Ok(client.put_many(&pairs_of(numbers))?.iter().all(Result::is_ok)),
-            What::Get => Ok(client.get_into(&key(numbers[0]), out)? && *out == value(numbers[0])),
-            _ => {
-                client.get_many_into(&keys_of(numbers), values)?;
-                let wanted = numbers.iter().map(|&n| value(n));
-                Ok(values.iter().zip(wanted).all(|(found, wanted)| found == Some(&wanted[..])))
-            }
-        };
-        let (mut out, mut values) = (Vec::new(), Values::default());
-        let mut ours = |numbers: &[u64]| ask(client, &mut out, &mut values, numbers);
-        let (mut out, mut values) = (Vec::new(), Values::default());
-        let mut by_tls = |numbers: &[u64]| ask(client_by_tls, &mut out, &mut values, numbers);
-        let process = redis.as_ref().map(|redis| redis.pid());
-        let mut theirs = redis.map(|redis| {
-            let mut out = Vec::new();
-            move |numbers: &[u64]| {
-                let mut right = 0;
-                let mut is_right = |n: usize, found: &[u8]| right += u64::from(found == value(numbers[n]));
-                match what {
-                    What::Put64 => return redis.set(&pairs_of(numbers)).map(|()| true),
-                    What::Get => {
-                        redis.get(&key(numbers[0]), &mut out)?;
-                        is_right(0, &out);
-                    }
-                    What::Get1000 => redis.mget(&keys_of(numbers), &mut out, is_right)?,
-                    _ => redis.get_each(&keys_of(numbers), &mut out, is_right)?,
-                }
-                Ok(right == numbers.len() as u64)
-            }
-        });
-        let mut contestants: Vec<(Way, Option<Pid>, &mut Ask<'_>)> =
-            vec![(Way::Oneread, Some(server.pid()), &mut ours), (Way::Tls, Some(sealed.pid()), &mut by_tls)];
-        contestants.extend(theirs.as_mut().map(|ask| (Way::Redis, process, ask as &mut Ask<'_>)));
-        self.alternate(what, self.keys, contestants)
-    }
-
-    fn long(&self, ours: &CpuSet, theirs: &CpuSet, certificate: &Certificate) -> Result<Vec<Line>> {
-        let arguments = [
-            format!("--capacity={LONG_VALUES}"),
-            format!("--key-max={KEY_BYTES}"),
-            format!("--value-max={LONG_BYTES}"),
-            format!("--heap={}", 4 * LONG_VALUES * LONG_BYTES as u64),
-        ];
-        let (server, sealed, mut redis, mut bare) = placed(theirs, ours, || {
-            let server = ServerChild::spawn(Fabric::Tcp, &arguments)?;
-            let sealed =
-                ServerChild::spawn(Fabric::Tcp, &[&arguments[..], &certificate.arguments()].concat())?;
-            let redis = Redis::start(&server, Over::Tcp)?;
-            Ok((server, sealed, redis, Bare::start()?))
+        let pair = |n| (key(n), what.value(n));
+        fill(&mut client, keys, 1_000, pair, |pairs| {
+            redis.as_mut().map_or(Ok(()), |redis| redis.set(pairs))
         })?;
-        let mut client = server.connect()?;
-        let mut client_by_tls = sealed.connect_with(certificate.options()?)?;
-        let long = |n: u64| {
-            let mut long = vec![n as u8; LONG_BYTES];
-            long[LONG_BYTES - VALUE_BYTES..].copy_from_slice(&value(n));
-            long
-        };
-        let pairs: Vec<_> = (0..LONG_VALUES).map(|n| (key(n), long(n))).collect();
-        for client in [&mut client, &mut client_by_tls] {
-            for outcome in client.put_many(&pairs).context("putting long values")? {
-                outcome?;
-            }
-        }
-        redis.as_mut().map(|redis| redis.set(&pairs)).transpose()?;
-        let is_right =
-            |out: &[u8], n: u64| out.len() == LONG_BYTES && out.ends_with(&value(n)) && out[0] == n as u8;
-        let (mut mine, mut mine_by_tls) = (Vec::new(), Vec::new());
-        let (mut other, mut third) = (Vec::new(), vec![0; LONG_BYTES]);
-        let mut ours = |n: &[u64]| Ok(client.get_into(&key(n[0]), &mut mine)? && is_right(&mine, n[0]));
-        let mut by_tls = |n: &[u64]| {
-            Ok(client_by_tls.get_into(&key(n[0]), &mut mine_by_tls)? && is_right(&mine_by_tls, n[0]))
-        };
-        let process = redis.as_ref().map(|redis| redis.pid());
-        let mut theirs = redis.as_mut().map(|redis| {
-            move |n: &[u64]| {
-                redis.get(&key(n[0]), &mut other)?;
-                Ok(is_right(&other, n[0]))
-            }
-        });
-        let mut bytes = |_: &[u64]| bare.bring(&mut third);
-        let mut contestants: Vec<(Way, Option<Pid>, &mut Ask<'_>)> =
-            vec![(Way::Oneread, Some(server.pid()), &mut ours), (Way::Tls, Some(sealed.pid()), &mut by_tls)];
-        contestants.extend(theirs.as_mut().map(|ask| (Way::Redis, process, ask as &mut Ask<'_>)));
-        contestants.push((Way::Bare, None, &mut bytes));
-        self.alternate(What::GetLong, LONG_VALUES, contestants)
+        fill(&mut client_by_tls, keys, 1_000, pair, |_| Ok(()))?;
+        Ok(Servers { client, client_by_tls, redis, bare, plain, sealed })
     }
 
-    fn alternate(
-        &self,
-        what: What,
-        keys: u64,
-        mut contestants: Vec<(Way, Option<Pid>, &mut Ask<'_>)>,
-    ) -> Result<Vec<Line>> {
-        let (batch, requests) = what.counts();
-        let mut timed = Vec::new();
-        for (way, process, _) in &contestants {
-            let requests = Histogram::new(3)?;
-            timed.push(Timed { way: *way, process: *process, rounds: vec![], server: vec![], requests });
+    fn turns(&mut self, what: What, keys: u64) -> Vec<Turn<'_, Way>> {
+        let Servers { client, client_by_tls, redis, bare, plain, sealed } = self;
+        let mut turns = vec![
+            asking(Way::Oneread, Some(plain.pid()), what, keys, by_client(client, what)),
+            asking(Way::Tls, Some(sealed.pid()), what, keys, by_client(client_by_tls, what)),
+        ];
+        if let Some(redis) = redis {
+            turns.push(asking(Way::Redis, Some(redis.pid()), what, keys, by_redis(redis, what)));
         }
-        let bar = Progress::of(u64::from(self.rounds), what.name(), "rounds");
-        // One round more, which warms up.
-        for round in 0..=self.rounds {
-            // None is always the one behind the same other one.
-            contestants.reverse();
-            timed.reverse();
-            for ((_, _, ask), timed) in contestants.iter_mut().zip(&mut timed) {
-                let cpu = || timed.process.map(CpuTime::of).transpose();
-                let (before, begun) = (cpu()?, Instant::now());
-                let mut numbers = Vec::new();
-                for request in 0..requests {
-                    numbers.clear();
-                    let picks = (request * batch..).take(batch as usize);
-                    numbers.extend(picks.map(|i| reduce(mix(i ^ u64::from(round) << 40), keys)));
-                    let asked = Instant::now();
-                    let is_right = ask(&numbers)?;
-                    ensure!(
-                        is_right,
-                        "{} brought another value than was put: please report the command that you ran",
-                        timed.way.name()
-                    );
-                    if round > 0 {
-                        timed.requests.record(asked.elapsed().as_nanos() as u64)?;
-                    }
-                }
-                let spent = begun.elapsed().as_nanos() as f64;
-                if round > 0 {
-                    let ops = (batch * requests) as f64;
-                    timed.rounds.push(spent / ops);
-                    if let (Some(before), Some(after)) = (before, cpu()?) {
-                        timed.server.push(after.ms_since(before) * 1e6 / ops);
-                    }
-                }
+        if what == What::GetLong {
+            let mut out = vec![0; LONG_BYTES];
+            turns.push(asking(Way::Bare, None, what, keys, move |_| bare.bring(&mut out)));
+        }
+        turns
+    }
+}
+
+/// A turn of requests, each for keys at random. `ask` makes one, and says whether all was right.
+fn asking<'a>(
+    way: Way,
+    process: Option<Pid>,
+    what: What,
+    keys: u64,
+    mut ask: impl FnMut(&[u64]) -> Result<bool> + 'a,
+) -> Turn<'a, Way> {
+    let (batch, requests) = what.counts();
+    let mut numbers = Vec::new();
+    Turn::asking(way, process, move |round, times| {
+        timed(requests, |request| {
+            numbers.clear();
+            numbers.extend((request * batch..).take(batch as usize).map(|i| pick(round, i, keys)));
+            let asked = Instant::now();
+            let is_right = ask(&numbers)?;
+            times.saturating_record(asked.elapsed().as_nanos() as u64);
+            Ok(is_right)
+        })
+    })
+}
+
+fn keys_of(numbers: &[u64]) -> Vec<[u8; KEY_BYTES]> {
+    numbers.iter().map(|&n| key(n)).collect()
+}
+
+fn pairs_of(numbers: &[u64]) -> Vec<([u8; KEY_BYTES], [u8; VALUE_BYTES])> {
+    numbers.iter().map(|&n| (key(n), value(n))).collect()
+}
+
+fn by_client(client: &mut Client, what: What) -> impl FnMut(&[u64]) -> Result<bool> {
+    let (mut out, mut values) = (Vec::new(), Values::default());
+    move |numbers| match what {
+        What::Get | What::GetLong => {
+            Ok(client.get_into(&key(numbers[0]), &mut out)? && what.is_value(numbers[0], &out))
+        }
+        What::Get64 | What::Get1000 => {
+            client.get_many_into(&keys_of(numbers), &mut values)?;
+            let is_right = |found: Option<&[u8]>, n| found.is_some_and(|found| what.is_value(n, found));
+            Ok(values.iter().zip(numbers).all(|(found, &n)| is_right(found, n)))
+        }
+        What::Put64 => Ok(client.put_many(&pairs_of(numbers))?.iter().all(Result::is_ok)),
+    }
+}
+
+fn by_redis(redis: &mut Redis, what: What) -> impl FnMut(&[u64]) -> Result<bool> {
+    let mut out = Vec::new();
+    move |numbers| {
+        let mut right = 0;
+        let mut is_right =
+            |nth: usize, found: &[u8]| right += usize::from(what.is_value(numbers[nth], found));
+        match what {
+            What::Put64 => return redis.set(&pairs_of(numbers)).map(|()| true),
+            What::Get | What::GetLong => {
+                redis.get(&key(numbers[0]), &mut out)?;
+                is_right(0, &out);
             }
-            bar.inc(1);
+            What::Get64 => redis.get_each(&keys_of(numbers), &mut out, is_right)?,
+            What::Get1000 => redis.mget(&keys_of(numbers), &mut out, is_right)?,
         }
-        bar.finish();
-        // As at first: the number of rounds may be odd.
-        timed.sort_by_key(|timed| timed.way as u8);
-        let base = timed.iter().find(|timed| timed.way == Way::Redis).map(|timed| timed.rounds.clone());
-        Ok(timed.into_iter().map(|timed| Line::of(what, timed, base.as_deref())).collect())
+        Ok(right == numbers.len())
     }
 }
 
 impl Line {
-    fn of(what: What, timed: Timed, base: Option<&[f64]>) -> Line {
-        let ratios = base.map(|base| timed.rounds.iter().zip(base).map(|(ns, base)| ns / base).collect());
+    fn of(what: What, timed: Timed<Way>, base: Option<&[f64]>) -> Line {
         Line {
             what,
             way: timed.way,
-            ns_per_op: median(timed.rounds),
+            ratio: base.map(|base| median(timed.ratios(base))),
             server_ns_per_op: (!timed.server.is_empty()).then(|| median(timed.server)),
+            ns_per_op: median(timed.rounds),
             p50_ns: quantile(&timed.requests, 0.5),
             p99_ns: quantile(&timed.requests, 0.99),
-            ratio: ratios.map(median),
         }
     }
 }
@@ -400,21 +340,16 @@ impl Certificate {
 }
 
 /// The CPUs of the client, and of servers: the first and the last that this process may use.
-fn places() -> Result<(CpuSet, CpuSet)> {
-    let all = sched_getaffinity(None).context("asking which CPUs there are")?;
-    let mut there = (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu));
-    let first = there.next().context("there is no CPU")?;
-    let (mut ours, mut theirs) = (CpuSet::new(), CpuSet::new());
-    ours.set(first);
-    theirs.set(there.next_back().unwrap_or(first));
-    Ok((ours, theirs))
+fn places() -> Result<[usize; 2]> {
+    let all = cpus()?;
+    Ok([*all.first().context("there is no CPU")?, *all.last().context("there is no CPU")?])
 }
 
-/// Starts servers on their CPU: processes and threads inherit where they may run.
-fn placed<R>(theirs: &CpuSet, ours: &CpuSet, start: impl FnOnce() -> Result<R>) -> Result<R> {
-    sched_setaffinity(None, theirs).context("choosing the servers' CPU")?;
+/// Starts servers on their CPU, and goes on with the client's.
+fn placed<R>([ours, theirs]: [usize; 2], start: impl FnOnce() -> Result<R>) -> Result<R> {
+    pin(&[theirs])?;
     let started = start();
-    sched_setaffinity(None, ours).context("choosing the client's CPU")?;
+    pin(&[ours])?;
     started
 }
 
@@ -455,19 +390,17 @@ impl Outcome {
     }
 
     fn table(&self) -> comfy_table::Table {
-        let mut table = show::narrow_table(["", "by", "each", "server", "p50", "p99", "ratio"]);
-        for line in &self.lines {
-            table.add_row(vec![
+        show::rows(["", "by", "each", "server", "p50", "p99", "ratio"], &self.lines, |line| {
+            [
                 Cell::new(line.what.name()),
-                Cell::new(line.way.name()).add_attribute(Attribute::Bold),
+                show::name(line.way.name()),
                 show::number(show::nanos(line.ns_per_op)),
                 show::number(told(line.server_ns_per_op, show::nanos)),
                 show::number(told_ns(line.p50_ns)),
                 show::number(told_ns(line.p99_ns)),
                 show::number(told(line.ratio, |ratio| format!("{ratio:.2}"))),
-            ]);
-        }
-        table
+            ]
+        })
     }
 }
 
@@ -475,10 +408,22 @@ impl Outcome {
 mod tests {
     use super::*;
 
-    fn timed(way: Way, rounds: &[f64], server: &[f64]) -> Timed {
-        let mut requests = Histogram::new(3).unwrap();
+    fn timed(way: Way, rounds: &[f64], server: &[f64]) -> Timed<Way> {
+        let mut requests = hdrhistogram::Histogram::new(3).unwrap();
         requests.record(1_000).unwrap();
-        Timed { way, process: None, rounds: rounds.into(), server: server.into(), requests }
+        Timed { way, rounds: rounds.into(), server: server.into(), requests }
+    }
+
+    /// A value is known by its length, its beginning and its end.
+    #[test]
+    fn values_are_told_apart() {
+        for what in [What::Get, What::GetLong] {
+            let value = what.value(7);
+            assert!(what.is_value(7, &value) && !what.is_value(8, &value) && !what.is_value(7, &value[1..]));
+            let mut other = value.clone();
+            other[0] ^= 1;
+            assert!(!what.is_value(7, &other), "{what:?}");
+        }
     }
 
     /// A line has the median round, and the median of the rounds' ratios to Redis. What was not measured is no 0.
@@ -509,13 +454,11 @@ mod tests {
     /// Client and servers have a CPU each where there are two. What a server starts on its own stays there.
     #[test]
     fn servers_have_a_cpu_of_their_own() {
-        let (ours, theirs) = places().unwrap();
-        assert_eq!((ours.count(), theirs.count()), (1, 1));
-        let all = sched_getaffinity(None).unwrap();
-        assert_eq!(ours != theirs, all.count() > 1);
+        let (all, [ours, theirs]) = (cpus().unwrap(), places().unwrap());
+        assert_eq!(ours != theirs, all.len() > 1);
         // Of this thread alone.
-        let there = placed(&theirs, &ours, || Ok(sched_getaffinity(None)?)).unwrap();
-        assert_eq!((there, sched_getaffinity(None).unwrap()), (theirs, ours));
-        sched_setaffinity(None, &all).unwrap();
+        let there = placed([ours, theirs], cpus).unwrap();
+        assert_eq!((there, cpus().unwrap()), (vec![theirs], vec![ours]));
+        pin(&all).unwrap();
     }
 }

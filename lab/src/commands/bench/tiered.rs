@@ -7,7 +7,6 @@
 use crate::measure::machine;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use comfy_table::{Attribute, Cell};
 use oneread::internals::layout::extent::extent_bytes;
 use oneread::internals::layout::hash::{mix, reduce};
 use oneread::internals::layout::slot::SlotShape;
@@ -16,6 +15,7 @@ use oneread::{Address, Backing, Client, ClientOptions, Config, PutOutcome, Serve
 use oneread_kit::folder::{Folder, bytes_behind};
 use oneread_kit::progress::Progress;
 use oneread_kit::show;
+use oneread_kit::threads::at_once;
 use oneread_kit::units::{ByteSize, some_bytes};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -282,11 +282,7 @@ impl Workload {
 impl Tiered {
     pub fn run(self) -> Result<ExitCode> {
         let lines = self.measure()?;
-        if self.json {
-            show::say(serde_json::to_string(&lines)?)?;
-        } else {
-            self.show(&lines)?;
-        }
+        show::outcome(self.json, &lines, || self.show(&lines))?;
         Ok(oneread_kit::status(lines.iter().all(|line| line.wrong == 0)))
     }
 
@@ -378,11 +374,10 @@ impl Tiered {
             slot.payload_max() - KEY_BYTES,
             show::machine(&machine())
         ))?;
-        let mut table =
-            show::narrow_table(["phase", "ops", "seconds", "at rest", "each", "wrong", "memory", "returned"]);
-        for line in lines {
-            table.add_row(vec![
-                Cell::new(line.phase.name()).add_attribute(Attribute::Bold),
+        let heads = ["phase", "ops", "seconds", "at rest", "each", "wrong", "memory", "returned"];
+        Ok(show::say(show::rows(heads, lines, |line| {
+            [
+                show::name(line.phase.name()),
                 show::number(show::count(line.ops)),
                 show::number(format_args!("{:.2}", line.seconds)),
                 show::number(format_args!("{:.2}", line.resting)),
@@ -390,9 +385,8 @@ impl Tiered {
                 show::number(show::count(line.wrong)),
                 show::number(show::bytes(line.memory_bytes)),
                 show::number(show::bytes(line.returned_bytes)),
-            ]);
-        }
-        Ok(show::say(table)?)
+            ]
+        }))?)
     }
 }
 
@@ -438,15 +432,7 @@ impl Run {
         clients: &mut [Contestant],
         make: impl Fn(&Run, &mut Contestant) -> Result<u64> + Sync,
     ) -> Result<u64> {
-        let make = &make;
-        std::thread::scope(|scope| {
-            let threads: Vec<_> =
-                clients.iter_mut().map(|client| scope.spawn(move || make(self, client))).collect();
-            let wrong = threads.into_iter().map(|thread| {
-                thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a client's thread panicked")))
-            });
-            wrong.sum()
-        })
+        Ok(at_once(clients, |client| make(self, client))?.into_iter().sum())
     }
 
     /// What was put of a key, by its place among a client's.

@@ -1,14 +1,14 @@
 //! `bench get` and `bench insert`: beside bare memory and maps in one process, or over verbs.
 
 use super::loops::{bare, get_many, get_many_into, spread, timed};
-use crate::measure::{KEY_BYTES, VALUE_BYTES, key, machine, median, value};
+use super::runner::{Timed, Turn, fill, pick, serve, take_turns};
+use crate::measure::{KEY_BYTES, VALUE_BYTES, key, latencies, machine, median, value};
 #[cfg(feature = "verbs")]
 use anyhow::ensure;
 use anyhow::{Context, Result};
 use clap::Args;
-use comfy_table::{Attribute, Cell};
 use dashmap::DashMap;
-use oneread::internals::layout::hash::{mix, reduce};
+use oneread::internals::layout::hash::mix;
 use oneread::internals::region::{Backing, Region};
 use oneread::internals::verbs::VerbsOptions;
 use oneread::{
@@ -48,15 +48,8 @@ pub struct Timing {
     json: bool,
 }
 
-type Key = [u8; KEY_BYTES];
-type Value = [u8; VALUE_BYTES];
-
-/// Maps in this process, with a fast hash function.
-struct Maps {
-    dash: DashMap<Key, Value, FxBuildHasher>,
-    papa: papaya::HashMap<Key, Value, FxBuildHasher>,
-    scc: scc::HashMap<Key, Value, FxBuildHasher>,
-}
+/// A map in this process, with a fast hash function.
+type Dash = DashMap<[u8; KEY_BYTES], [u8; VALUE_BYTES], FxBuildHasher>;
 
 /// One contestant's times. The names are those of the JSON output.
 #[derive(Debug, Serialize)]
@@ -101,43 +94,69 @@ impl Line {
     }
 }
 
+/// A contestant's name, and its number of threads.
+type Named = (&'static str, u32);
+
 impl Timing {
     pub fn run_get(&self) -> Result<ExitCode> {
         match self.fabric {
-            Fabric::Shm => self.show(self.get()?),
+            Fabric::Shm => self.get(),
             Fabric::Verbs => self.get_over_verbs(),
             Fabric::Tcp => unreachable!("no argument names it: `bench tcp` does"),
         }
     }
 
-    pub fn run_insert(&self) -> Result<ExitCode> {
-        self.show(self.insert()?)
-    }
-
-    fn show(&self, outcome: Outcome) -> Result<ExitCode> {
-        if self.json {
-            show::say(serde_json::to_string(&outcome)?)?;
-            return Ok(ExitCode::SUCCESS);
+    /// Prints what rounds came to.
+    fn show(
+        &self,
+        what: &'static str,
+        region_bytes: u64,
+        keys: u64,
+        timed: Vec<Timed<Named>>,
+    ) -> Result<ExitCode> {
+        let mut lines: Vec<Line> = Vec::new();
+        for Timed { way: (name, threads), rounds, .. } in timed {
+            lines.push(Line::new(name, threads, rounds, lines.first()));
         }
-        show::say(format_args!(
-            "{}, layout {}, region of {}, median of {}\n{}",
-            show::counted(outcome.keys, outcome.what),
-            outcome.layout,
-            show::bytes(outcome.region_bytes),
-            show::counted(outcome.rounds.into(), "round"),
-            show::machine(&outcome.machine)
-        ))?;
-        show::say(table(&outcome.lines))?;
+        let (machine, layout, rounds) = (machine(), self.layout.to_string(), self.rounds);
+        let outcome = Outcome { what, machine, layout, keys, rounds, region_bytes, lines };
+        show::outcome(self.json, &outcome, || {
+            show::say(format_args!(
+                "{}, layout {}, region of {}, median of {}\n{}",
+                show::counted(keys, what),
+                self.layout,
+                show::bytes(region_bytes),
+                show::counted(rounds.into(), "round"),
+                show::machine(&outcome.machine)
+            ))?;
+            show::say(table(&outcome.lines))
+        })?;
         Ok(ExitCode::SUCCESS)
     }
 
-    fn get(&self) -> Result<Outcome> {
+    fn get(&self) -> Result<ExitCode> {
+        let n = self.keys;
         let server = self.serve(Fabric::Shm)?;
         let mut client = server.connect()?;
         let region_bytes = client.geometry().region_bytes();
-        let bar = Progress::of(self.keys, "filling", "keys");
-        let Maps { dash, papa, scc } = self.fill(&mut client, &bar)?;
-        bar.finish();
+        let dash: Dash = DashMap::with_capacity_and_hasher(n as usize, FxBuildHasher);
+        let papa = papaya::HashMap::with_capacity_and_hasher(n as usize, FxBuildHasher);
+        let scc = scc::HashMap::with_capacity_and_hasher(n as usize, FxBuildHasher);
+        fill(
+            &mut client,
+            n,
+            1024,
+            |i| (key(i), value(i)),
+            |pairs| {
+                let papa = papa.pin();
+                for &(key, value) in pairs {
+                    dash.insert(key, value);
+                    papa.insert(key, value);
+                    let _ = scc.insert_sync(key, value);
+                }
+                Ok(())
+            },
+        )?;
         let mut map = memmap2::MmapMut::map_anon(region_bytes as usize)?;
         // Asks for huge pages, as for the region. A refusal is ignored, as there.
         let _ = map.advise(memmap2::Advice::HugePage);
@@ -145,63 +164,37 @@ impl Timing {
         memory.iter_mut().zip(0..).for_each(|(line, number)| *line = [mix(number); 8]);
         let memory = &*memory;
 
-        let n = self.keys;
-        // All contestants use the same random order; each round has another.
-        let pick = |round: u32, i: u64| reduce(mix(i ^ u64::from(round) << 40), n);
+        let pick = |round: u32, i: u64| pick(round, i, n);
         let mut out = Vec::new();
         let [mut client_many, mut client_into, mut client_miss] = [(); 3].map(|()| client.clone());
-        let mut contestants: Vec<Contestant<'_>> = vec![
-            ("bare, one after the other", 1, Box::new(|round| Ok(bare(memory, n, round, true)))),
-            ("bare, all at once", 1, Box::new(|round| Ok(bare(memory, n, round, false)))),
-            (
-                "oneread get",
-                1,
-                Box::new(|round| {
-                    timed(n, |i| {
-                        Ok(client.get_into(&key(pick(round, i)), &mut out)? && out.len() == VALUE_BYTES)
-                    })
-                }),
-            ),
-            ("oneread get_many", 1, Box::new(|round| get_many(&mut client_many, n, |i| pick(round, i)))),
-            (
-                "oneread get_many_into",
-                1,
-                Box::new(|round| get_many_into(&mut client_into, n, |i| pick(round, i))),
-            ),
-            (
-                "oneread miss",
-                1,
-                Box::new(|round| timed(n, |i| Ok(!client_miss.contains(&key(u64::MAX - pick(round, i)))?))),
-            ),
-            (
-                "dashmap",
-                1,
-                Box::new(|round| {
-                    timed(n, |i| Ok(dash.get(&key(pick(round, i))).is_some_and(|v| black_box(*v)[0] == v[0])))
-                }),
-            ),
-            (
-                "papaya",
-                1,
-                Box::new(|round| {
-                    let papa = papa.pin();
-                    timed(n, |i| Ok(papa.get(&key(pick(round, i))).is_some_and(|v| black_box(*v)[0] == v[0])))
-                }),
-            ),
-            (
-                "scc",
-                1,
-                Box::new(|round| {
-                    timed(n, |i| {
-                        let same = scc.read_sync(&key(pick(round, i)), |_, v| black_box(*v)[0] == v[0]);
-                        Ok(same == Some(true))
-                    })
-                }),
-            ),
+        let turns: Vec<Turn<'_, Named>> = vec![
+            Turn::of(("bare, one after the other", 1), |round| Ok(bare(memory, n, round, true))),
+            Turn::of(("bare, all at once", 1), |round| Ok(bare(memory, n, round, false))),
+            Turn::of(("oneread get", 1), |round| {
+                timed(n, |i| Ok(client.get_into(&key(pick(round, i)), &mut out)? && out.len() == VALUE_BYTES))
+            }),
+            Turn::of(("oneread get_many", 1), |round| get_many(&mut client_many, n, |i| pick(round, i))),
+            Turn::of(("oneread get_many_into", 1), |round| {
+                get_many_into(&mut client_into, n, |i| pick(round, i))
+            }),
+            Turn::of(("oneread miss", 1), |round| {
+                timed(n, |i| Ok(!client_miss.contains(&key(u64::MAX - pick(round, i)))?))
+            }),
+            Turn::of(("dashmap", 1), |round| {
+                timed(n, |i| Ok(dash.get(&key(pick(round, i))).is_some_and(|v| black_box(*v)[0] == v[0])))
+            }),
+            Turn::of(("papaya", 1), |round| {
+                let papa = papa.pin();
+                timed(n, |i| Ok(papa.get(&key(pick(round, i))).is_some_and(|v| black_box(*v)[0] == v[0])))
+            }),
+            Turn::of(("scc", 1), |round| {
+                timed(n, |i| {
+                    let same = scc.read_sync(&key(pick(round, i)), |_, v| black_box(*v)[0] == v[0]);
+                    Ok(same == Some(true))
+                })
+            }),
         ];
-        let lines = self.alternate(&mut contestants, n)?;
-        drop(contestants);
-        self.outcome("get", region_bytes, n, lines)
+        self.show("get", region_bytes, n, take_turns(self.rounds, n, "timing", turns)?)
     }
 
     /// Measures only what crosses the device. For the device's own limits, use perftest
@@ -214,9 +207,7 @@ impl Timing {
         };
         let (mut plain, hinted) = (connect(0)?, connect(usize::MAX)?);
         let n = self.keys;
-        let bar = Progress::of(n, "filling", "keys");
-        self.load(&mut plain, &bar, |_, _| {})?;
-        bar.finish();
+        fill(&mut plain, n, 1024, |i| (key(i), value(i)), |_| Ok(()))?;
         let mut clients = vec![("windows", plain)];
         if hinted.hint_bytes() > 0 {
             clients.push(("hinted slots", hinted));
@@ -236,83 +227,37 @@ impl Timing {
             ways.push(Way::new(reads, client)?);
         }
         bar.finish();
-        let pick = |round: u32, i: u64| reduce(mix(i ^ u64::from(round) << 40), n);
         for round in 0..self.rounds {
             for way in &mut ways {
                 let cpu = server.cpu_time()?;
-                way.run(n, |i| pick(round, i))?;
+                way.run(n, |i| pick(round, i, n))?;
                 way.server_cpu_ms += server.cpu_time()?.ms_since(cpu);
             }
         }
-        let found = ways.iter_mut().map(|way| way.found(|i| pick(0, i))).collect::<Result<Vec<_>>>()?;
-        if self.json {
-            show::say(serde_json::json!({
-                "what": "get", "fabric": "verbs", "machine": machine(), "layout": self.layout.to_string(),
-                "keys": n, "rounds": self.rounds, "credits": self.credits, "ways": found,
-            }))?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        show::say(format_args!(
-            "{} over verbs, layout {}, median of {}\n{} READs in flight in get_many\n{}",
-            show::counted(n, "key"),
-            self.layout,
-            show::counted(self.rounds.into(), "round"),
-            self.credits,
-            show::machine(&machine())
-        ))?;
-        show::say(ways_table(&found))?;
+        let found = ways.iter_mut().map(|way| way.found(|i| pick(0, i, n))).collect::<Result<Vec<_>>>()?;
+        let json = serde_json::json!({
+            "what": "get", "fabric": "verbs", "machine": machine(), "layout": self.layout.to_string(),
+            "keys": n, "rounds": self.rounds, "credits": self.credits, "ways": found,
+        });
+        show::outcome(self.json, &json, || {
+            show::say(format_args!(
+                "{} over verbs, layout {}, median of {}\n{} READs in flight in get_many\n{}",
+                show::counted(n, "key"),
+                self.layout,
+                show::counted(self.rounds.into(), "round"),
+                self.credits,
+                show::machine(&machine())
+            ))?;
+            show::say(ways_table(&found))
+        })?;
         Ok(ExitCode::SUCCESS)
     }
 
-    fn fill(&self, client: &mut Client, bar: &Progress) -> Result<Maps> {
-        let n = self.keys as usize;
-        let maps = Maps {
-            dash: DashMap::with_capacity_and_hasher(n, FxBuildHasher),
-            papa: papaya::HashMap::with_capacity_and_hasher(n, FxBuildHasher),
-            scc: scc::HashMap::with_capacity_and_hasher(n, FxBuildHasher),
-        };
-        let pinned = maps.papa.pin();
-        self.load(client, bar, |key, value| {
-            maps.dash.insert(key, value);
-            pinned.insert(key, value);
-            let _ = maps.scc.insert_sync(key, value);
-        })?;
-        drop(pinned);
-        Ok(maps)
-    }
-
-    /// Starts a server in a process of its own, with room for the keys.
     fn serve(&self, fabric: Fabric) -> Result<ServerChild> {
-        ServerChild::spawn(
-            fabric,
-            &[
-                format!("--layout={}", self.layout),
-                format!("--capacity={}", self.keys),
-                format!("--key-max={KEY_BYTES}"),
-                format!("--value-max={VALUE_BYTES}"),
-            ],
-        )
+        serve(fabric, self.keys, VALUE_BYTES, &[format!("--layout={}", self.layout)])
     }
 
-    /// Puts all keys, and passes each pair to `each`.
-    fn load(
-        &self,
-        client: &mut Client,
-        bar: &Progress,
-        mut each: impl FnMut([u8; KEY_BYTES], [u8; VALUE_BYTES]),
-    ) -> Result<()> {
-        for first in (0..self.keys).step_by(1024) {
-            let pairs: Vec<_> = (first..(first + 1024).min(self.keys)).map(|i| (key(i), value(i))).collect();
-            for answer in client.put_many(&pairs)? {
-                answer?;
-            }
-            pairs.iter().for_each(|(key, value)| each(*key, *value));
-            bar.inc(pairs.len() as u64);
-        }
-        Ok(())
-    }
-
-    fn insert(&self) -> Result<Outcome> {
+    pub fn run_insert(&self) -> Result<ExitCode> {
         let config = Config::new()
             .layout(self.layout)
             .size(TableSize::Slots(self.keys * 100 / 90))
@@ -330,56 +275,21 @@ impl Timing {
             })
         };
         let dash = |threads: u32| {
-            let map = DashMap::with_capacity_and_hasher(n as usize, FxBuildHasher);
+            let map: Dash = DashMap::with_capacity_and_hasher(n as usize, FxBuildHasher);
             spread(n, threads, |i| {
                 map.insert(key(i), value(i));
                 Ok(())
             })
         };
-        let mut contestants: Vec<Contestant<'_>> = vec![
-            ("oneread put", 1, Box::new(|_| oneread(1))),
-            ("oneread put", 2, Box::new(|_| oneread(2))),
-            ("dashmap", 1, Box::new(|_| dash(1))),
-            ("dashmap", 2, Box::new(|_| dash(2))),
+        let turns: Vec<Turn<'_, Named>> = vec![
+            Turn::of(("oneread put", 1), |_| oneread(1)),
+            Turn::of(("oneread put", 2), |_| oneread(2)),
+            Turn::of(("dashmap", 1), |_| dash(1)),
+            Turn::of(("dashmap", 2), |_| dash(2)),
         ];
-        let lines = self.alternate(&mut contestants, n)?;
-        drop(contestants);
-        self.outcome("insert", region_bytes, n, lines)
-    }
-
-    /// Runs A B C A B C ..., so that other load on the machine affects all contestants alike.
-    fn alternate(&self, contestants: &mut [Contestant<'_>], ops: u64) -> Result<Vec<Line>> {
-        let bar = Progress::of(u64::from(self.rounds) * contestants.len() as u64, "timing", "runs");
-        let mut times = vec![Vec::new(); contestants.len()];
-        for round in 0..self.rounds {
-            for ((_, _, run), times) in contestants.iter_mut().zip(&mut times) {
-                times.push(run(round)? as f64 / ops as f64);
-                bar.inc(1);
-            }
-        }
-        bar.finish();
-        let mut lines: Vec<Line> = Vec::new();
-        for ((name, threads, _), times) in contestants.iter().zip(times) {
-            lines.push(Line::new(name, *threads, times, lines.first()));
-        }
-        Ok(lines)
-    }
-
-    fn outcome(&self, what: &'static str, region_bytes: u64, keys: u64, lines: Vec<Line>) -> Result<Outcome> {
-        Ok(Outcome {
-            what,
-            machine: machine(),
-            layout: self.layout.to_string(),
-            keys,
-            rounds: self.rounds,
-            region_bytes,
-            lines,
-        })
+        self.show("insert", region_bytes, n, take_turns(self.rounds, n, "timing", turns)?)
     }
 }
-
-/// A name, a number of threads, and a function that runs one round and returns its nanoseconds.
-type Contestant<'a> = (&'static str, u32, Box<dyn FnMut(u32) -> Result<u64> + 'a>);
 
 /// GETs of each key by which hints learn where it is, one by one and in batches.
 const LEARNING: u32 = 6;
@@ -415,7 +325,7 @@ struct WayFound {
 
 impl Way {
     fn new(reads: &'static str, client: Client) -> Result<Way> {
-        let times = hdrhistogram::Histogram::new_with_bounds(1, 60_000_000_000, 3)?;
+        let times = latencies()?;
         let before = client.stats();
         let (one_by_one, batched) = (Vec::new(), Vec::new());
         Ok(Way { reads, client, times, one_by_one, batched, before, server_cpu_ms: 0.0 })
@@ -461,19 +371,17 @@ impl Way {
 }
 
 fn ways_table(found: &[WayFound]) -> comfy_table::Table {
-    let mut table = show::narrow_table(["a GET READs", "READs", "bytes", "get", "p50", "p99", "get_many"]);
-    for way in found {
-        table.add_row(vec![
-            Cell::new(way.reads).add_attribute(Attribute::Bold),
+    show::rows(["a GET READs", "READs", "bytes", "get", "p50", "p99", "get_many"], found, |way| {
+        [
+            show::name(way.reads),
             show::number(format_args!("{:.3}", way.reads_per_get)),
             show::number(format_args!("{:.1}", way.bytes_per_get)),
             show::number(show::nanos(way.get_ns_mean)),
             show::number(show::nanos(way.get_ns_p50 as f64)),
             show::number(show::nanos(way.get_ns_p99 as f64)),
             show::number(show::rate(way.get_many_keys_per_s)),
-        ]);
-    }
-    table
+        ]
+    })
 }
 
 /// The queue operations and the time that a batch of 1,000 keys takes.
@@ -503,19 +411,17 @@ fn thousand(_: &mut Client, _: impl Fn(u64) -> u64) -> Result<serde_json::Value>
 }
 
 fn table(lines: &[Line]) -> comfy_table::Table {
-    let mut table = show::narrow_table(["", "threads", "each", "in all", "ratio", "from", "to"]);
-    for line in lines {
-        table.add_row(vec![
-            Cell::new(&line.name).add_attribute(Attribute::Bold),
+    show::rows(["", "threads", "each", "in all", "ratio", "from", "to"], lines, |line| {
+        [
+            show::name(&line.name),
             show::number(line.threads),
             show::number(show::nanos(line.ns_per_op)),
             show::number(show::rate(line.ops_per_s)),
             show::number(format_args!("{:.2}", line.ratio)),
             show::number(show::nanos(line.ns_min)),
             show::number(show::nanos(line.ns_max)),
-        ]);
-    }
-    table
+        ]
+    })
 }
 
 #[cfg(test)]

@@ -8,15 +8,16 @@ mod outcome;
 
 use crate::arguments::whole;
 use crate::measure::{KEY_BYTES, machine};
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use hdrhistogram::Histogram;
-use load::{Gets, Key, Load, Put};
+use load::{Key, Load, Put};
 use oneread_cluster::client::ClusterClient;
 use oneread_cluster::core::state::{NodeId, ShardIx};
 use oneread_kit::cluster::{self, Cluster, Size};
 use oneread_kit::progress::Progress;
 use oneread_kit::show;
+use oneread_kit::threads::at_once_beside;
 use oneread_kit::units::{Period, some_time};
 use outcome::{Fault, Outcome, What, faults_table, get_gaps, ms};
 use rand::RngExt;
@@ -104,11 +105,7 @@ struct Seen {
 impl Failover {
     pub fn run(self) -> Result<ExitCode> {
         let (outcome, seen) = self.measure()?;
-        if self.json {
-            show::say(serde_json::to_string(&outcome)?)?;
-        } else {
-            self.show(&outcome, &seen)?;
-        }
+        show::outcome(self.json, &outcome, || self.show(&outcome, &seen))?;
         Ok(oneread_kit::status(outcome.is_well()))
     }
 
@@ -204,32 +201,26 @@ impl Failover {
     /// Has all threads put and GET while things are done to the cluster.
     fn under_load(&self, cluster: &mut Cluster, load: &Load, outcome: &mut Outcome) -> Result<Seen> {
         let clients = (0..self.clients).map(|_| cluster.client()).collect::<Result<Vec<_>>>()?;
-        std::thread::scope(|scope| {
-            let writers: Vec<_> = (0..usize::from(SHARDS))
-                .map(|shard| {
-                    // With ids a put is sent again to the next primary: its time is the shard's, not the old one's.
-                    let client = clients[shard % clients.len()].clone().exactly_once(!self.without_ids);
-                    scope.spawn(move || load.write(client, shard))
-                })
-                .collect();
-            let readers: Vec<_> =
-                clients.iter().cloned().map(|client| scope.spawn(move || load.read(client))).collect();
-            let faults = self.faults(cluster, load, outcome);
-            load.end();
-            let panicked = |_| anyhow!("a thread of the load panicked");
-            // What a thread has met comes first: it ends the faults, too.
-            let puts = writers
-                .into_iter()
-                .map(|writer| writer.join().map_err(panicked)?)
-                .collect::<Result<Vec<Vec<Put>>>>()?;
-            let gets = readers
-                .into_iter()
-                .map(|reader| reader.join().map_err(panicked)?)
-                .collect::<Result<Vec<Gets>>>()?;
-            outcome.failed_gets = gets.iter().map(|gets| gets.failed).sum();
-            outcome.stale = gets.iter().map(|gets| gets.stale).sum();
-            Ok(Seen { faults: faults?, puts, gets: gets.into_iter().map(|gets| gets.ended).collect() })
-        })
+        // With ids a put is sent again to the next primary: its time is the shard's, not the old one's.
+        let writer = |shard: usize| clients[shard % clients.len()].clone().exactly_once(!self.without_ids);
+        let writers: Vec<_> = (0..usize::from(SHARDS)).map(|shard| (writer(shard), shard)).collect();
+        // What a thread has met comes first: it ends the faults, too.
+        let write = |(client, shard)| load.write(client, shard);
+        let (read, puts) = at_once_beside(writers, write, || {
+            at_once_beside(
+                clients.clone(),
+                |client| load.read(client),
+                || {
+                    let faults = self.faults(cluster, load, outcome);
+                    load.end();
+                    faults
+                },
+            )
+        })?;
+        let (faults, gets) = read?;
+        outcome.failed_gets = gets.iter().map(|gets| gets.failed).sum();
+        outcome.stale = gets.iter().map(|gets| gets.stale).sum();
+        Ok(Seen { faults: faults?, puts, gets: gets.into_iter().map(|gets| gets.ended).collect() })
     }
 
     fn faults(&self, cluster: &mut Cluster, load: &Load, outcome: &mut Outcome) -> Result<Vec<Fault>> {

@@ -12,7 +12,7 @@ mod run;
 mod seen;
 
 use crate::arguments::whole;
-use crate::measure::{KEY_BYTES, VALUE_BYTES, machine};
+use crate::measure::{KEY_BYTES, VALUE_BYTES, machine, pin};
 use anyhow::{Result, ensure};
 use clap::Args;
 use oneread::{Address, Backing, Config, Server, ServerConfig, TableSize, layout::Layout};
@@ -21,9 +21,9 @@ use oneread_kit::progress::Progress;
 use oneread_kit::{names, show};
 use outcome::{DoublingSeen, Outcome, PARTS, Part, mean_of};
 use processes::{Cpus, Readers};
-use reader::{Page, Told, pin};
+use reader::{Page, Told};
 use run::Run;
-use seen::{Loads, Side, Which};
+use seen::{Course, Loads, Side, Which};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -93,14 +93,8 @@ impl Grow {
             self.keys
         );
         let outcome = self.measure()?;
-        if self.json {
-            show::say(serde_json::to_string(&outcome)?)?;
-        } else {
-            outcome.show()?;
-        }
-        if let Some(path) = &self.plot {
-            crate::plot::write(path, plot::draw(&outcome))?;
-        }
+        show::outcome(self.json, &outcome, || outcome.show())?;
+        crate::plot::write(self.plot.as_deref(), || plot::draw(&outcome))?;
         Ok(oneread_kit::status(outcome.failed + outcome.wrong + outcome.missed == 0))
     }
 
@@ -115,7 +109,7 @@ impl Grow {
         let bar = Progress::of(2 * (2 * self.keys - self.from), "growing", "changes");
         let mut run = Run { page: Page::new()?, tables: [growing, fixed], readers: None, step: 0, bar };
         for which in Which::BOTH {
-            run.put(which, 0..self.from, &mut Side::new()?, None)?;
+            run.change(Course::Filling, which, 0..self.from, &mut Side::new()?, None)?;
         }
         run.readers = Some(Readers::start(&run.page, &run.tables, &cpus)?);
         let mut outcome = Outcome {
@@ -177,66 +171,66 @@ impl Grow {
         bounds.windows(2).map(|pair| pair[0]..pair[1]).filter(|part| !part.is_empty()).collect()
     }
 
-    fn inserts(&self, run: &mut Run, sides: &mut [Side; 2], outcome: &mut Outcome) -> Result<()> {
-        let (mut all, mut doubling) = (Loads::default(), DoublingSeen::new(false)?);
-        for (number, range) in self.parts().into_iter().enumerate() {
-            let mut part = Part { keys: range.end, ..Part::default() };
+    /// Changes both tables, part by part in turns, until all keys are put or removed. Returns the loads of the growing
+    /// one.
+    fn change(
+        &self,
+        course: Course,
+        run: &mut Run,
+        sides: &mut [Side; 2],
+        outcome: &mut Outcome,
+    ) -> Result<Loads> {
+        let (mut all, mut doubling) = (Loads::default(), DoublingSeen::new(course)?);
+        let mut parts = self.parts();
+        if course == Course::Emptying {
+            parts.reverse();
+        }
+        let last = parts.len() - 1;
+        for (number, range) in parts.into_iter().enumerate() {
+            let (keys, changed, there) = match course {
+                Course::Filling => (range.end, range.clone(), 0..range.start),
+                // Those put first go first.
+                Course::Emptying => {
+                    let gone = self.keys - range.end..self.keys - range.start;
+                    (range.start, gone.clone(), gone.start..self.keys)
+                }
+            };
+            let mut part = Part { keys, shrinks: course == Course::Emptying, ..Part::default() };
             let mut loads = Loads::default();
             // Neither is always the first.
             for which in [0, 1].map(|n| Which::BOTH[(n + number) % 2]) {
                 let mut side = Side::new()?;
                 let growing = which == Which::Growing;
-                run.page.tell(Told::Low, 0);
-                run.page.tell(Told::Removed, 0);
-                run.page.tell(Told::High, range.start);
+                run.page.tell(Told::Low, there.start);
+                run.page.tell(Told::Removed, there.start);
+                run.page.tell(Told::High, there.end);
                 run.begin(which)?;
                 let begun = Instant::now();
-                run.put(which, range.clone(), &mut side, growing.then_some(&mut loads))?;
+                run.change(course, which, changed.clone(), &mut side, growing.then_some(&mut loads))?;
                 if growing {
                     part.seconds = begun.elapsed().as_secs_f64();
                 }
-                run.end(&mut side.inserting, outcome, growing)?;
-                part.note(which, &side.inserting, side.cpu, run.tables[0].index().geometry());
+                run.end(course, &mut side, outcome, growing)?;
+                part.note(which, &side.seen[course as usize], side.cpu, run.tables[0].index().geometry());
                 sides[which as usize].add(&side)?;
                 doubling.sides[which as usize].add(&side)?;
             }
             all.add(&loads);
             let part = self.end_part(part, &loads, run, outcome)?;
-            doubling.end_part(&part, &loads, range.end == self.keys, outcome)?;
+            doubling.end_part(&part, &loads, number == last, outcome)?;
         }
+        Ok(all)
+    }
+
+    fn inserts(&self, run: &mut Run, sides: &mut [Side; 2], outcome: &mut Outcome) -> Result<()> {
+        let all = self.change(Course::Filling, run, sides, outcome)?;
         (outcome.load_min, outcome.load_mean) = (all.min, all.mean());
         outcome.memory_load_mean = mean_of(outcome.parts.iter().map(|part| part.memory_load));
         Ok(())
     }
 
     fn removes(&self, run: &mut Run, sides: &mut [Side; 2], outcome: &mut Outcome) -> Result<()> {
-        let (mut all, mut doubling) = (Loads::default(), DoublingSeen::new(true)?);
-        for (number, range) in self.parts().into_iter().rev().enumerate() {
-            // Those put first go first.
-            let gone = self.keys - range.end..self.keys - range.start;
-            let mut part = Part { keys: range.start, shrinks: true, ..Part::default() };
-            let mut loads = Loads::default();
-            for which in [0, 1].map(|n| Which::BOTH[(n + number) % 2]) {
-                let mut side = Side::new()?;
-                let growing = which == Which::Growing;
-                run.page.tell(Told::Low, gone.start);
-                run.page.tell(Told::Removed, gone.start);
-                run.page.tell(Told::High, self.keys);
-                run.begin(which)?;
-                let begun = Instant::now();
-                run.remove(which, gone.clone(), &mut side, growing.then_some(&mut loads))?;
-                if growing {
-                    part.seconds = begun.elapsed().as_secs_f64();
-                }
-                run.end(&mut side.removing, outcome, growing)?;
-                part.note(which, &side.removing, side.cpu, run.tables[0].index().geometry());
-                sides[which as usize].add(&side)?;
-                doubling.sides[which as usize].add(&side)?;
-            }
-            all.add(&loads);
-            let part = self.end_part(part, &loads, run, outcome)?;
-            doubling.end_part(&part, &loads, range.start == self.from, outcome)?;
-        }
+        let all = self.change(Course::Emptying, run, sides, outcome)?;
         (outcome.shrinking_load_min, outcome.shrinking_load_mean) = (all.min, all.mean());
         // What can be merged on request is merged, while the readers go on.
         let mut side = Side::new()?;
@@ -253,7 +247,7 @@ impl Grow {
         }
         // Memory comes back after the grace time of the last merge.
         std::thread::sleep(Duration::from_millis(200));
-        run.end(&mut side.removing, outcome, true)?;
+        run.end(Course::Emptying, &mut side, outcome, true)?;
         sides[0].add(&side)
     }
 

@@ -1,9 +1,8 @@
 //! What came of `bench grow`.
 
-use super::seen::{CpuTimes, LONG_NS, Loads, Seen, Side, Which, ratio};
+use super::seen::{Course, CpuTimes, LONG_NS, Loads, Seen, Side, Which, ratio};
 use crate::measure::{quantile, told, told_ns};
 use anyhow::Result;
-use comfy_table::{Attribute, Cell};
 use hdrhistogram::Histogram;
 use oneread::internals::layout::geometry::Geometry;
 use oneread_kit::show;
@@ -127,7 +126,7 @@ pub struct Doubling {
 
 /// What is seen of both tables until the keys have doubled, or halved.
 pub struct DoublingSeen {
-    shrinks: bool,
+    course: Course,
     pub sides: [Side; 2],
     loads: Loads,
     memory_loads: Vec<f64>,
@@ -193,9 +192,9 @@ impl Part {
 }
 
 impl DoublingSeen {
-    pub fn new(shrinks: bool) -> Result<DoublingSeen> {
+    pub fn new(course: Course) -> Result<DoublingSeen> {
         let sides = [Side::new()?, Side::new()?];
-        Ok(DoublingSeen { shrinks, sides, loads: Loads::default(), memory_loads: Vec::new() })
+        Ok(DoublingSeen { course, sides, loads: Loads::default(), memory_loads: Vec::new() })
     }
 
     /// A part has ended. So has the doubling, if it was its last one.
@@ -210,20 +209,19 @@ impl DoublingSeen {
         self.memory_loads.push(part.memory_load);
         if is_last || self.memory_loads.len() == PARTS as usize {
             outcome.doublings.push(self.doubling(part.keys));
-            *self = DoublingSeen::new(self.shrinks)?;
+            *self = DoublingSeen::new(self.course)?;
         }
         Ok(())
     }
 
     fn doubling(&self, keys: u64) -> Doubling {
         let [growing, fixed] = &self.sides;
-        let (seen, fixed_seen, changes) = match self.shrinks {
-            false => (&growing.inserting, &fixed.inserting, &growing.puts),
-            true => (&growing.removing, &fixed.removing, &growing.removes),
-        };
+        let course = self.course as usize;
+        let (seen, fixed_seen, changes) =
+            (&growing.seen[course], &fixed.seen[course], &growing.changes[course]);
         Doubling {
             keys,
-            shrinks: self.shrinks,
+            shrinks: self.course == Course::Emptying,
             load: self.loads.mean(),
             memory_load: mean_of(self.memory_loads.iter().copied()),
             reads_per_get: seen.reads_per_get(),
@@ -245,8 +243,8 @@ impl DoublingSeen {
 impl Outcome {
     /// Fills in what follows from the sums.
     pub fn judge(&mut self, [growing, fixed]: &[Side; 2], geometry: &Geometry) {
-        let (up, fixed_up) = (&growing.inserting, &fixed.inserting);
-        let (down, fixed_down) = (&growing.removing, &fixed.removing);
+        let ([up, down], [fixed_up, fixed_down]) = (&growing.seen, &fixed.seen);
+        let ([puts, removes], [fixed_puts, fixed_removes]) = (&growing.changes, &fixed.changes);
         let ratios =
             |seen: &Seen, fixed: &Seen| [0.99, 0.999].map(|part| ratio(&seen.busy, &fixed.all, part));
         [self.p99_ratio, self.p999_ratio] = ratios(up, fixed_up);
@@ -256,14 +254,15 @@ impl Outcome {
         (self.p99_ns, self.p999_ns) = (quantile(&up.busy, 0.99), quantile(&up.busy, 0.999));
         self.fixed_p99_ns = quantile(&fixed_up.all, 0.99);
         self.fixed_p999_ns = quantile(&fixed_up.all, 0.999);
-        self.retries_per_million = (up.retries + down.retries) as f64 * 1e6 / self.gets.max(1) as f64;
-        let faults = |seen: &Seen| seen.faults as f64 * 1e6 / seen.gets.max(1) as f64;
+        self.retries_per_million =
+            (up.counts.retries + down.counts.retries) as f64 * 1e6 / self.gets.max(1) as f64;
+        let faults = |seen: &Seen| seen.counts.faults as f64 * 1e6 / seen.counts.gets.max(1) as f64;
         (self.faults_per_million, self.fixed_faults_per_million) = (faults(up), faults(fixed_up));
         let of = |puts: &Histogram<u64>| [0.5, 0.99, 0.9999].map(|part| quantile(puts, part));
-        [self.put_p50_ns, self.put_p99_ns, self.put_p9999_ns] = of(&growing.puts);
-        [self.fixed_put_p50_ns, self.fixed_put_p99_ns, self.fixed_put_p9999_ns] = of(&fixed.puts);
-        (self.put_max_ms, self.fixed_put_max_ms) = (ms(growing.puts.max()), ms(fixed.puts.max()));
-        (self.remove_max_ms, self.fixed_remove_max_ms) = (ms(growing.removes.max()), ms(fixed.removes.max()));
+        [self.put_p50_ns, self.put_p99_ns, self.put_p9999_ns] = of(puts);
+        [self.fixed_put_p50_ns, self.fixed_put_p99_ns, self.fixed_put_p9999_ns] = of(fixed_puts);
+        (self.put_max_ms, self.fixed_put_max_ms) = (ms(puts.max()), ms(fixed_puts.max()));
+        (self.remove_max_ms, self.fixed_remove_max_ms) = (ms(removes.max()), ms(fixed_removes.max()));
         self.change_cpu_max_ms = ms(growing.cpu.max_ns);
         self.fixed_change_cpu_max_ms = ms(fixed.cpu.max_ns);
         (self.changes_long, self.fixed_changes_long) = (growing.cpu.long, fixed.cpu.long);
@@ -290,12 +289,11 @@ impl Outcome {
         let reads = |reads| told(reads, |reads: f64| format!("{reads:.3}"));
         let percent = |part: f64| format!("{:.0} %", 100.0 * part);
         for (name, shrinks) in [("filled to", false), ("emptied to", true)] {
-            let mut table = show::narrow_table([
-                name, "load", "READs", "p99", "x fixed", "p99.9", "x fixed", "x quiet", "longest", "CPU",
-            ]);
-            for at in self.doublings.iter().filter(|at| at.shrinks == shrinks) {
-                table.add_row(vec![
-                    Cell::new(show::count(at.keys)).add_attribute(Attribute::Bold),
+            let heads =
+                [name, "load", "READs", "p99", "x fixed", "p99.9", "x fixed", "x quiet", "longest", "CPU"];
+            show::say(show::rows(heads, self.doublings.iter().filter(|at| at.shrinks == shrinks), |at| {
+                [
+                    show::name(show::count(at.keys)),
                     show::number(percent(at.load)),
                     show::number(reads(at.reads_per_get)),
                     show::number(told_ns(at.p99_ns)),
@@ -305,9 +303,8 @@ impl Outcome {
                     show::number(ratio(at.p999_quiet_ratio)),
                     show::number(show::nanos(1e6 * at.change_max_ms)),
                     show::number(show::nanos(1e6 * at.change_cpu_max_ms)),
-                ]);
-            }
-            show::say(table)?;
+                ]
+            }))?;
         }
         let mut facts = show::facts();
         let both = |ms: f64, fixed_ms: f64| {

@@ -1,9 +1,9 @@
 //! Draws `bench grow`: load, memory, READs and latencies while a table grows and shrinks.
 
 use super::outcome::{Outcome, PARTS, Part};
-use crate::page::{Axis, panel};
 use crate::plot::{
-    Area, BLUE, GREEN, INK, Label, ORANGE, Painted, RED, SMALL, TEAL, heading, line, name_ends, svg, text,
+    Area, Axis, BLUE, GREEN, INK, Label, ORANGE, Painted, RED, SMALL, TEAL, heading, line, name_ends, panel,
+    svg, text,
 };
 use anyhow::{Result, ensure};
 use oneread_kit::show;

@@ -1,9 +1,9 @@
 //! The processes that read for `bench grow`, and the CPUs that they and the servers run on.
 
 use super::reader::{NO_STEP, Page, StepReport, Told};
+use crate::measure::cpus;
 use anyhow::{Context, Result, ensure};
 use oneread::Server;
-use rustix::thread::{CpuSet, sched_getaffinity};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -94,9 +94,7 @@ pub struct Cpus {
 impl Cpus {
     /// Each reader has one of its own, if there are enough; of two, the readers share one.
     pub fn chosen() -> Result<Cpus> {
-        let allowed = sched_getaffinity(None).context("asking for this process's CPUs")?;
-        let all: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).collect();
-        Ok(Cpus::of(&all))
+        Ok(Cpus::of(&cpus()?))
     }
 
     pub fn of(all: &[usize]) -> Cpus {

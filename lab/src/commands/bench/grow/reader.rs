@@ -4,14 +4,14 @@
 //! The process with the tables says in a *page* of shared memory which keys are there, and begins and
 //! ends steps. A reader prints one line of JSON for each step.
 
-use crate::measure::{KEY_BYTES, key, value};
+use super::seen::GetCounts;
+use crate::measure::{KEY_BYTES, key, latencies, pin, value};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use hdrhistogram::Histogram;
 use oneread::internals::layout::hash::{mix, reduce};
 use oneread::{Address, Backing, Client, ClientOptions, embedded::Region, stats::GetStats};
 use oneread_kit::show;
-use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 use std::os::fd::AsFd;
 use std::process::ExitCode;
@@ -84,7 +84,8 @@ impl Page {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct StepReport {
     pub step: u64,
-    pub gets: u64,
+    #[serde(flatten)]
+    pub counts: GetCounts,
     /// GETs that ended in an error, of these the first.
     pub failed: u64,
     pub error: Option<String>,
@@ -92,14 +93,6 @@ pub struct StepReport {
     pub wrong: u64,
     /// Keys that were there and not found.
     pub missed: u64,
-    /// GETs of keys that were there, their READs and bytes.
-    pub hits: u64,
-    pub reads: u64,
-    pub bytes: u64,
-    /// GETs that had to look again.
-    pub retries: u64,
-    /// Pages that the kernel mapped when they were first read.
-    pub faults: u64,
     /// Latencies in nanoseconds and how often: while a split or merge was under way, and else.
     pub busy: Vec<(u64, u64)>,
     pub quiet: Vec<(u64, u64)>,
@@ -209,8 +202,8 @@ impl Handles {
             let begun = Instant::now();
             let found = client.get_into(&name, &mut out);
             latencies[usize::from(is_busy)].saturating_record(begun.elapsed().as_nanos() as u64);
-            report.gets += 1;
-            report.hits += u64::from(!is_absent);
+            report.counts.gets += 1;
+            report.counts.hits += u64::from(!is_absent);
             match found {
                 Err(error) => {
                     report.failed += 1;
@@ -222,10 +215,10 @@ impl Handles {
             }
         }
         let after = self.present.stats();
-        report.reads = after.read.reads - before.read.reads;
-        report.bytes = after.read.bytes - before.read.bytes;
-        report.faults = self::faults().saturating_sub(faults);
-        report.retries = retries(&after.get) - retries(&before.get);
+        report.counts.reads = after.read.reads - before.read.reads;
+        report.counts.bytes = after.read.bytes - before.read.bytes;
+        report.counts.faults = self::faults().saturating_sub(faults);
+        report.counts.retries = retries(&after.get) - retries(&before.get);
         let pairs = |all: &Histogram<u64>| {
             all.iter_recorded().map(|at| (at.value_iterated_to(), at.count_since_last_iteration())).collect()
         };
@@ -234,20 +227,8 @@ impl Handles {
     }
 }
 
-/// Has this thread, and those that it starts from here on, run on these CPUs only.
-pub fn pin(cpus: &[usize]) -> Result<()> {
-    let mut set = CpuSet::new();
-    cpus.iter().filter(|&&cpu| cpu < CpuSet::MAX_CPU).for_each(|&cpu| set.set(cpu));
-    sched_setaffinity(None, &set).with_context(|| format!("running on CPUs {cpus:?} only"))
-}
-
 fn retries(of: &GetStats) -> u64 {
     of.retries_torn + of.retries_moved + of.retries_late + of.retries_chain
-}
-
-/// For latencies in nanoseconds, up to a minute.
-pub fn latencies() -> Result<Histogram<u64>> {
-    Ok(Histogram::new_with_bounds(1, 60_000_000_000, 3)?)
 }
 
 /// The minor faults of this process so far; see proc(5). 0 where that cannot be read.

@@ -3,12 +3,13 @@
 use super::outcome::Outcome;
 use super::processes::{READERS, Readers};
 use super::reader::{Page, Told};
-use super::seen::{Loads, Seen, Side, Which};
+use super::seen::{Course, Loads, Side, Which};
 use crate::measure::{key, value};
 use anyhow::{Context, Result, ensure};
 use oneread::{PutMode, PutOutcome, Server, embedded::Index};
 use oneread_kit::progress::Progress;
 use oneread_kit::show;
+use oneread_kit::threads::cpu_time;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -28,8 +29,10 @@ pub struct Run {
 }
 
 impl Run {
-    pub fn put(
+    /// Puts or removes these keys, one after the other.
+    pub fn change(
         &self,
+        course: Course,
         which: Which,
         numbers: Range<u64>,
         side: &mut Side,
@@ -41,51 +44,31 @@ impl Run {
         for (done, number) in numbers.enumerate() {
             if self.look(done as u64, apart, index, loads.as_deref_mut()) {
                 cpu_ns = cpu_now_ns();
+            }
+            if course == Course::Emptying {
+                self.page.tell(Told::Low, number + 1);
             }
             let (key, value) = (key(number), value(number));
             let begun = Instant::now();
-            let outcome = index.put(&key, &value, PutMode::Insert);
+            let is_right = match course {
+                Course::Filling => index
+                    .put(&key, &value, PutMode::Insert)
+                    .map(|outcome| outcome == PutOutcome::Inserted)
+                    .with_context(|| format!("inserting key number {number}")),
+                Course::Emptying => {
+                    index.remove(&key).with_context(|| format!("removing key number {number}"))
+                }
+            };
             let took = begun.elapsed().as_nanos() as u64;
             let before_ns = std::mem::replace(&mut cpu_ns, cpu_now_ns());
-            let outcome = outcome.with_context(|| format!("inserting key number {number}"))?;
-            ensure!(
-                outcome == PutOutcome::Inserted,
-                "key number {number} was there before it was put: this is an error of the table; please report it with the command that you ran"
-            );
-            self.page.tell(Told::High, number + 1);
-            side.puts.saturating_record(took);
+            side.changes[course as usize].saturating_record(took);
             side.cpu.took(cpu_ns - before_ns);
-        }
-        Ok(())
-    }
-
-    pub fn remove(
-        &self,
-        which: Which,
-        numbers: Range<u64>,
-        side: &mut Side,
-        mut loads: Option<&mut Loads>,
-    ) -> Result<()> {
-        let index = self.tables[which as usize].index();
-        let apart = ((numbers.end - numbers.start) / LOOKS).max(1);
-        let mut cpu_ns = cpu_now_ns();
-        for (done, number) in numbers.enumerate() {
-            if self.look(done as u64, apart, index, loads.as_deref_mut()) {
-                cpu_ns = cpu_now_ns();
-            }
-            self.page.tell(Told::Low, number + 1);
-            let key = key(number);
-            let begun = Instant::now();
-            let was_there = index.remove(&key);
-            side.removes.saturating_record(begun.elapsed().as_nanos() as u64);
-            let before_ns = std::mem::replace(&mut cpu_ns, cpu_now_ns());
-            side.cpu.took(cpu_ns - before_ns);
-            let was_there = was_there.with_context(|| format!("removing key number {number}"))?;
             ensure!(
-                was_there,
-                "key number {number}, which had been put, was not there to be removed: this is an error of the table; please report it with the command that you ran"
+                is_right?,
+                "key number {number} was there before it was put, or was not there to be removed: this is an error of the table; please report it with the command that you ran"
             );
-            self.page.tell(Told::Removed, number + 1);
+            let told = if course == Course::Filling { Told::High } else { Told::Removed };
+            self.page.tell(told, number + 1);
         }
         Ok(())
     }
@@ -113,7 +96,13 @@ impl Run {
     }
 
     /// Ends the readers' step.
-    pub fn end(&mut self, seen: &mut Seen, outcome: &mut Outcome, growing: bool) -> Result<()> {
+    pub fn end(
+        &mut self,
+        course: Course,
+        side: &mut Side,
+        outcome: &mut Outcome,
+        growing: bool,
+    ) -> Result<()> {
         self.page.tell(Told::Ended, self.step);
         let readers = self.readers.as_mut().context("nobody reads")?;
         for _ in 0..READERS {
@@ -127,19 +116,18 @@ impl Run {
             if let Some(error) = &report.error {
                 show::complain(format_args!("oneread: a GET has failed: {error}"));
             }
-            outcome.gets += if growing { report.gets } else { 0 };
+            outcome.gets += if growing { report.counts.gets } else { 0 };
             outcome.failed += report.failed;
             outcome.wrong += report.wrong;
             outcome.missed += report.missed;
-            seen.add_report(&report)?;
+            side.seen[course as usize].add_report(&report)?;
         }
         Ok(())
     }
 }
 
-/// The CPU time of this thread. It is asked for around each change, also around those that are soon over: when one
-/// takes long, it is too late to ask for the time at its beginning.
-pub fn cpu_now_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+/// The CPU time of this thread, in nanoseconds. It is asked for around each change, also around those that are soon over:
+/// when one takes long, it is too late to ask for the time at its beginning.
+fn cpu_now_ns() -> u64 {
+    cpu_time().as_nanos() as u64
 }

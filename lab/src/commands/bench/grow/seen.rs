@@ -1,11 +1,13 @@
 //! What is seen of the two tables of `bench grow` while they change.
 
-use super::reader::{StepReport, latencies};
-use crate::measure::quantile;
+use super::reader::StepReport;
+use crate::measure::{latencies, quantile};
 use anyhow::Result;
 use hdrhistogram::Histogram;
 use oneread::internals::layout::geometry::Geometry;
 use oneread::{embedded::Index, layout::Family};
+use serde::{Deserialize, Serialize};
+use std::ops::AddAssign;
 
 /// The two tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,27 +20,53 @@ impl Which {
     pub const BOTH: [Which; 2] = [Which::Growing, Which::Fixed];
 }
 
+/// What is done to them: keys are put, and then removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Course {
+    Filling,
+    Emptying,
+}
+
 /// What readers saw, added up.
 pub struct Seen {
     /// GETs while a split or merge was under way, and those while none was.
     pub busy: Histogram<u64>,
     pub quiet: Histogram<u64>,
     pub all: Histogram<u64>,
+    pub counts: GetCounts,
+}
+
+/// What GETs came to.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct GetCounts {
     pub gets: u64,
+    /// GETs of keys that were there, their READs and bytes.
     pub hits: u64,
     pub reads: u64,
     pub bytes: u64,
+    /// GETs that had to look again.
     pub retries: u64,
+    /// Pages that the kernel mapped when they were first read.
     pub faults: u64,
 }
 
-/// What was seen of one table: while keys were put, and while they were removed.
+impl AddAssign for GetCounts {
+    fn add_assign(&mut self, more: GetCounts) {
+        self.gets += more.gets;
+        self.hits += more.hits;
+        self.reads += more.reads;
+        self.bytes += more.bytes;
+        self.retries += more.retries;
+        self.faults += more.faults;
+    }
+}
+
+/// What was seen of one table, by courses.
 pub struct Side {
-    pub puts: Histogram<u64>,
-    pub removes: Histogram<u64>,
+    /// How long each change took.
+    pub changes: [Histogram<u64>; 2],
+    pub seen: [Seen; 2],
     pub cpu: CpuTimes,
-    pub inserting: Seen,
-    pub removing: Seen,
 }
 
 /// The CPU time of changes. What other threads did meanwhile is no part of it.
@@ -97,8 +125,7 @@ impl Loads {
 
 impl Seen {
     pub fn new() -> Result<Seen> {
-        let [busy, quiet, all] = [latencies()?, latencies()?, latencies()?];
-        Ok(Seen { busy, quiet, all, gets: 0, hits: 0, reads: 0, bytes: 0, retries: 0, faults: 0 })
+        Ok(Seen { busy: latencies()?, quiet: latencies()?, all: latencies()?, counts: GetCounts::default() })
     }
 
     pub fn add_report(&mut self, report: &StepReport) -> Result<()> {
@@ -108,12 +135,7 @@ impl Seen {
                 self.all.record_n(ns, count)?;
             }
         }
-        self.gets += report.gets;
-        self.hits += report.hits;
-        self.reads += report.reads;
-        self.bytes += report.bytes;
-        self.retries += report.retries;
-        self.faults += report.faults;
+        self.counts += report.counts;
         Ok(())
     }
 
@@ -121,42 +143,37 @@ impl Seen {
         self.busy.add(&more.busy)?;
         self.quiet.add(&more.quiet)?;
         self.all.add(&more.all)?;
-        self.gets += more.gets;
-        self.hits += more.hits;
-        self.reads += more.reads;
-        self.bytes += more.bytes;
-        self.retries += more.retries;
-        self.faults += more.faults;
+        self.counts += more.counts;
         Ok(())
     }
 
     pub fn reads_per_get(&self) -> Option<f64> {
-        (self.hits > 0).then(|| self.reads as f64 / self.hits as f64)
+        let GetCounts { hits, reads, .. } = self.counts;
+        (hits > 0).then(|| reads as f64 / hits as f64)
     }
 
     /// READs of whole directory entries. All other READs are as long as a window.
     pub fn directory_reads_per_get(&self, geometry: &Geometry) -> Option<f64> {
-        if geometry.layout().family != Family::Cuckoo || self.hits == 0 {
+        let GetCounts { hits, reads, bytes, .. } = self.counts;
+        if geometry.layout().family != Family::Cuckoo || hits == 0 {
             return None;
         }
         let (window, slot) = (geometry.window_bytes(geometry.window(0)), geometry.shape().bytes() as u64);
-        let directory = (self.reads * window).checked_sub(self.bytes)? / window.checked_sub(slot)?.max(1);
-        Some(directory as f64 / self.hits as f64)
+        let directory = (reads * window).checked_sub(bytes)? / window.checked_sub(slot)?.max(1);
+        Some(directory as f64 / hits as f64)
     }
 }
 
 impl Side {
     pub fn new() -> Result<Side> {
-        let [puts, removes] = [latencies()?, latencies()?];
-        Ok(Side { puts, removes, cpu: CpuTimes::default(), inserting: Seen::new()?, removing: Seen::new()? })
+        let changes = [latencies()?, latencies()?];
+        Ok(Side { changes, seen: [Seen::new()?, Seen::new()?], cpu: CpuTimes::default() })
     }
 
     pub fn add(&mut self, more: &Side) -> Result<()> {
         self.cpu.add(more.cpu);
-        self.puts.add(&more.puts)?;
-        self.removes.add(&more.removes)?;
-        self.inserting.add(&more.inserting)?;
-        self.removing.add(&more.removing)
+        self.changes.iter_mut().zip(&more.changes).try_for_each(|(all, more)| all.add(more))?;
+        self.seen.iter_mut().zip(&more.seen).try_for_each(|(all, more)| all.add(more))
     }
 }
 

@@ -5,7 +5,8 @@ mod outcome;
 mod plot;
 mod round;
 
-use crate::measure::{KEY_BYTES, VALUE_BYTES, machine};
+use super::runner::serve;
+use crate::measure::{VALUE_BYTES, machine};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use oneread::internals::verbs::{VerbsOptions, Wait};
@@ -110,17 +111,13 @@ const CONTESTANTS: [(Operation, Path); 10] = [
 impl Rpc {
     pub fn run(self) -> Result<ExitCode> {
         let outcome = self.measure()?;
-        if self.json {
-            show::say(serde_json::to_string(&outcome)?)?;
-        } else {
+        show::outcome(self.json, &outcome, || {
             show::say(outcome.about().replace("; ", "\n"))?;
             show::say(show::machine(&outcome.machine))?;
             show::say(table(&outcome.lines))?;
-            show::say(show::paragraph("", HEADS))?;
-        }
-        if let Some(path) = &self.plot {
-            crate::plot::write(path, plot::draw(&outcome))?;
-        }
+            show::say(show::paragraph("", HEADS))
+        })?;
+        crate::plot::write(self.plot.as_deref(), || plot::draw(&outcome))?;
         Ok(ExitCode::SUCCESS)
     }
 
@@ -187,15 +184,9 @@ impl Rpc {
     }
 
     fn spawn(&self) -> Result<ServerChild> {
-        let arguments = [
-            format!("--layout={}", self.layout),
-            format!("--capacity={}", self.keys),
-            format!("--key-max={KEY_BYTES}"),
-            format!("--value-max={VALUE_BYTES}"),
-            format!("--workers={}", self.workers),
-        ];
+        let own = [format!("--layout={}", self.layout), format!("--workers={}", self.workers)];
         let herd = (self.fabric == Fabric::Verbs).then(|| "--herd".into());
-        ServerChild::spawn(self.fabric, &[&arguments[..], herd.as_slice()].concat())
+        serve(self.fabric, self.keys, VALUE_BYTES, &[&own[..], herd.as_slice()].concat())
     }
 
     /// A client whose requests the server polls for, with its path. `None` if the server does not

@@ -1,8 +1,8 @@
 //! What `bench rpc` found: a line for each operation, path and number of connections.
 
-use crate::measure::{KEY_BYTES, VALUE_BYTES, median, quantile, told, told_ns};
+use crate::measure::{KEY_BYTES, VALUE_BYTES, latencies, median, quantile, told, told_ns};
 use anyhow::Result;
-use comfy_table::{Attribute, Cell};
+use comfy_table::Cell;
 use hdrhistogram::Histogram;
 use oneread_kit::show;
 use serde::Serialize;
@@ -125,9 +125,14 @@ pub struct Tally {
 
 impl Tally {
     pub fn new() -> Result<Tally> {
-        // From 1 ns to 1 min, with three digits.
-        let latencies = Histogram::new_with_bounds(1, 60_000_000_000, 3)?;
-        Ok(Tally { operations: 0, rates: Vec::new(), latencies, cpu_ms: None, reads: 0, repeats: 0 })
+        Ok(Tally {
+            operations: 0,
+            rates: Vec::new(),
+            latencies: latencies()?,
+            cpu_ms: None,
+            reads: 0,
+            repeats: 0,
+        })
     }
 
     pub fn add(&mut self, other: &Tally) -> Result<()> {
@@ -176,7 +181,7 @@ impl Tally {
 
 pub fn table(lines: &[Line]) -> comfy_table::Table {
     // Heads of some lines, so that it fits into 80 columns.
-    let mut table = show::narrow_table([
+    let heads = [
         "conn.",
         "opera-\ntion",
         "by",
@@ -187,18 +192,14 @@ pub fn table(lines: &[Line]) -> comfy_table::Table {
         "latency\np99",
         "server\nCPU\nper op.",
         "READs\nper\nop.",
-    ]);
-    table.column_iter_mut().for_each(|column| {
-        column.set_padding((0, 1));
-    });
+    ];
     let mut last = 0;
-    for line in lines {
-        let connections = if line.connections == last { String::new() } else { line.connections.to_string() };
-        last = line.connections;
-        table.add_row(vec![
-            show::number(connections),
+    let mut table = show::rows(heads, lines, |line| {
+        let is_same = std::mem::replace(&mut last, line.connections) == line.connections;
+        [
+            show::number(if is_same { String::new() } else { line.connections.to_string() }),
             Cell::new(line.operation.name()),
-            Cell::new(line.path.name()).add_attribute(Attribute::Bold),
+            show::name(line.path.name()),
             show::number(show::rate(line.ops_per_s)),
             show::number(told(line.ratio, |ratio| format!("{ratio:.2}"))),
             show::number(told(line.of_message, |ratio| format!("{ratio:.2}"))),
@@ -207,8 +208,11 @@ pub fn table(lines: &[Line]) -> comfy_table::Table {
             // Milliseconds per million are nanoseconds each.
             show::number(told(line.server_cpu_ms, show::nanos)),
             show::number(told(line.reads_per_op, |reads| format!("{reads:.3}"))),
-        ]);
-    }
+        ]
+    });
+    table.column_iter_mut().for_each(|column| {
+        column.set_padding((0, 1));
+    });
     table
 }
 

@@ -1,7 +1,9 @@
 //! Draws the results of `bench rpc`: throughput and latency by the number of connections.
 
 use super::outcome::{Line, Operation, Outcome, Path};
-use crate::plot::{Area, BLUE, GREEN, Label, Painted, Panel, RED, dashed, heading, line, name_ends, svg};
+use crate::plot::{
+    Area, Axis, BLUE, GREEN, Label, Painted, Panel, RED, dashed, heading, line, name_ends, svg,
+};
 use anyhow::{Result, ensure};
 use oneread_kit::show;
 use plotters::prelude::*;
@@ -70,22 +72,15 @@ fn draw_panel(
     let lines = || curves.iter().flatten();
     let values =
         || lines().flat_map(|line| measures.iter().filter_map(|(measure, _)| Some(measure(line)?.max(1.0))));
-    let low = values().fold(f64::MAX, f64::min).log10().floor();
+    let low = values().reduce(f64::min).unwrap_or(1.0).log10().floor();
     let high = values().fold(1.0, f64::max).log10().ceil().max(low + 1.0);
     let most = lines().map(|line| line.connections).max().unwrap_or(1).max(2);
-    let x = |connections: u32| {
-        let part = f64::from(connections).log2() / f64::from(most).log2();
-        panel.left + (f64::from(panel.right - panel.left) * part) as i32
-    };
-    let y = |value: f64| {
-        let part = (value.max(1.0).log10() - low) / (high - low);
-        panel.bottom - (part * f64::from(panel.bottom - panel.top)).round() as i32
-    };
+    let across = Axis { low: 1.0, high: most.into(), from: panel.left, to: panel.right, log: true };
+    let (low, high) = (10f64.powf(low), 10f64.powf(high));
+    let upwards = Axis { low, high, from: panel.bottom, to: panel.top, log: true };
+    let (x, y) = (|connections: u32| across.at(connections.into()), |value: f64| upwards.at(value.max(1.0)));
     panel.title(area, title)?;
-    for power in low as i32..=high as i32 {
-        let value = 10f64.powi(power);
-        panel.across(area, y(value), &unit(value))?;
-    }
+    upwards.ticks().into_iter().try_for_each(|value| panel.across(area, y(value), &unit(value)))?;
     let mut ticks: Vec<u32> = lines().map(|line| line.connections).collect();
     ticks.sort_unstable();
     ticks.dedup();

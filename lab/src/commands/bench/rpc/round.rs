@@ -1,13 +1,15 @@
 //! The table that `bench rpc` measures, and the rounds in which all connections ask at once.
 
 use super::outcome::{Operation, Path, Tally};
+use crate::commands::bench::runner::fill;
 use crate::measure::{KEY_BYTES, VALUE_BYTES, key, value};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use oneread::internals::layout::hash::{mix, reduce};
 use oneread::{Client, PutOutcome};
-use oneread_kit::child::{CpuTime, ServerChild};
+use oneread_kit::child::ServerChild;
 use oneread_kit::progress::Progress;
 use oneread_kit::show;
+use oneread_kit::threads::at_once_beside;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
@@ -74,15 +76,7 @@ impl Table {
     }
 
     pub fn fill(&self, client: &mut Client) -> Result<()> {
-        let bar = Progress::of(self.keys, "filling", "keys");
-        for numbers in self.batches() {
-            self.ensure_goes_on()?;
-            let pairs: Vec<_> = numbers.map(|n| (self.key(n), stamped(n, 0))).collect();
-            client.put_many(&pairs)?.into_iter().collect::<Result<Vec<_>, _>>()?;
-            bar.inc(pairs.len() as u64);
-        }
-        bar.finish();
-        Ok(())
+        fill(client, self.keys, 256, |n| (self.key(n), stamped(n, 0)), |_| self.ensure_goes_on())
     }
 
     /// Removes all keys, also those of a batch that was put in part.
@@ -140,44 +134,30 @@ impl Round<'_> {
     pub fn run(&self, time: Duration, server: Option<&ServerChild>) -> Result<Tally> {
         let (ready, stop) = (Barrier::new(self.connections as usize + 1), AtomicBool::new(false));
         let cpu = || server.map(ServerChild::cpu_time).transpose();
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..self.connections)
-                .map(|number| {
-                    scope.spawn({
-                        let (ready, stop) = (&ready, &stop);
-                        move || self.ask(number, ready, stop)
-                    })
-                })
-                .collect();
-            ready.wait();
-            // The server's remaining work for a new connection does not count.
-            std::thread::sleep(SETTLE);
-            ready.wait();
-            let before: Option<CpuTime> = cpu()?;
-            let begun = Instant::now();
-            while begun.elapsed() < time && !self.table.is_stopped() {
-                std::thread::sleep(time.saturating_sub(begun.elapsed()).min(SIGNAL));
-            }
-            stop.store(true, Ordering::Relaxed);
-            let mut all = Tally::new()?;
-            let mut failed = None;
-            for thread in threads {
-                match thread.join() {
-                    Ok(Ok(tally)) => all.add(&tally)?,
-                    Ok(Err(error)) => failed = Some(error),
-                    Err(_) => bail!(
-                        "a connection's thread panicked: this is an error of oneread; please report what it printed above"
-                    ),
+        let connections = 0..self.connections;
+        let ((before, begun), tallies) = at_once_beside(
+            connections,
+            |n| self.ask(n, &ready, &stop),
+            || {
+                ready.wait();
+                // The server's remaining work for a new connection does not count.
+                std::thread::sleep(SETTLE);
+                ready.wait();
+                let (before, begun) = (cpu(), Instant::now());
+                while begun.elapsed() < time && !self.table.is_stopped() {
+                    std::thread::sleep(time.saturating_sub(begun.elapsed()).min(SIGNAL));
                 }
-            }
-            if let Some(error) = failed {
-                return Err(error);
-            }
-            // The time ends with the last answer: all counted operations happened in it.
-            all.rates = vec![all.operations as f64 / begun.elapsed().as_secs_f64()];
-            all.cpu_ms = before.zip(cpu()?).map(|(before, after)| after.ms_since(before));
-            Ok(all)
-        })
+                stop.store(true, Ordering::Relaxed);
+                (before, begun)
+            },
+        )?;
+        // The time ends with the last answer: all counted operations happened in it.
+        let seconds = begun.elapsed().as_secs_f64();
+        let mut all = Tally::new()?;
+        tallies.iter().try_for_each(|tally| all.add(tally))?;
+        all.rates = vec![all.operations as f64 / seconds];
+        all.cpu_ms = before?.zip(cpu()?).map(|(before, after)| after.ms_since(before));
+        Ok(all)
     }
 
     /// One connection: asks until it is told to stop.

@@ -1,6 +1,7 @@
 //! Engines with bounded caches, and the prompts of a trace.
 
 use super::requests::TracedRequest;
+use oneread::internals::layout::hash::mix;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,12 +23,6 @@ pub struct Unit {
 pub struct Prompt {
     pub keys: Rc<[Key]>,
     pub units: Vec<Unit>,
-}
-
-fn mix(n: u64) -> u64 {
-    let n = (n ^ n >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let n = (n ^ n >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    n ^ n >> 31
 }
 
 fn key(unit: u64, block: usize) -> Key {

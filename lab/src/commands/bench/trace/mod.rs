@@ -195,11 +195,7 @@ impl TraceBench {
             rows.push(self.ask(name, &prompts, distinct, folder.path(), &progress)?);
         }
         progress.finish();
-        if self.json {
-            show::say(serde_json::to_string(&rows)?)?;
-        } else {
-            show::say(table(&rows))?;
-        }
+        show::outcome(self.json, &rows, || show::say(table(&rows)))?;
         Ok(show::status(rows.iter().all(|row| row.wrong == 0)))
     }
 
@@ -298,7 +294,7 @@ impl TraceBench {
 }
 
 fn table(rows: &[TraceRow]) -> comfy_table::Table {
-    let mut table = show::narrow_table([
+    let heads = [
         "index",
         "READs",
         "ns",
@@ -310,23 +306,22 @@ fn table(rows: &[TraceRow]) -> comfy_table::Table {
         "load",
         "bytes",
         "changes\na second",
-    ]);
-    for row in rows {
-        table.add_row(vec![
+    ];
+    show::rows(heads, rows, |row| {
+        [
             Cell::new(row.index),
-            show::number(format!("{:.3}", row.reads_per_block)),
-            show::number(format!("{:.1}", row.ns_per_block)),
-            show::number(format!("{:.1} us", row.request_p50_us)),
-            show::number(format!("{:.1} us", row.request_p99_us)),
-            show::number(format!("{:.3}", row.hit_ratio)),
-            show::number(format!("{:.3}", row.routed_to_longest)),
+            show::number(format_args!("{:.3}", row.reads_per_block)),
+            show::number(format_args!("{:.1}", row.ns_per_block)),
+            show::number(format_args!("{:.1} us", row.request_p50_us)),
+            show::number(format_args!("{:.1} us", row.request_p99_us)),
+            show::number(format_args!("{:.3}", row.hit_ratio)),
+            show::number(format_args!("{:.3}", row.routed_to_longest)),
             show::number(row.wrong),
-            show::number(format!("{:.2}", row.load)),
-            show::number(format!("{:.0}", row.bytes_per_block)),
+            show::number(format_args!("{:.2}", row.load)),
+            show::number(format_args!("{:.0}", row.bytes_per_block)),
             show::number(show::count(row.changes_per_second as u64)),
-        ]);
-    }
-    table
+        ]
+    })
 }
 
 #[cfg(test)]
