@@ -12,8 +12,9 @@ mod followers;
 
 use crate::clock;
 use crate::core::etcd::{CallId, EtcdAnswer, EtcdCall};
-use crate::core::message::{Message, NotDone, Output, Peer, Reply, Request, TTL_MAX};
+use crate::core::message::{Message, NotDone, Peer, Reply, Request, TTL_MAX};
 use crate::core::node::{Node, Standing};
+use crate::core::outbox::Output;
 use crate::core::shard::Role;
 use crate::core::state::{ClusterConfig, NodeAbout, NodeId, Notes, ShardIx, Time};
 use crate::etcd::{ClusterName, EtcdError, EtcdOptions, EtcdStore};

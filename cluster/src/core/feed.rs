@@ -1,22 +1,14 @@
 //! The last changes of shards, for whoever follows them (CL18).
 
+use crate::core::ids::ShardIx;
+pub use crate::core::message::FeedAt;
 use crate::core::message::{Effect, Key, Store, Value};
-use crate::core::state::ShardIx;
 use crate::faults::{Rule, broken};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Bytes that a change takes beside its key and value, with what the system's allocator takes.
 const OVERHEAD: usize = 192;
-
-/// The place of a change among those of its shard. All replicas have the same (CL18).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct FeedAt {
-    /// The epoch in which it was made.
-    pub epoch: u64,
-    /// Goes up by one with each change, from epoch to epoch.
-    pub number: u64,
-}
 
 /// A change, as followers are told of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

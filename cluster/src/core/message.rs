@@ -1,7 +1,6 @@
 //! What nodes and clients say to each other.
 
-use crate::core::feed::FeedAt;
-use crate::core::state::{NodeId, ShardIx, Time};
+use crate::core::ids::{ShardIx, Time};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -268,6 +267,15 @@ pub enum Effect {
     OwnerGone,
 }
 
+/// The place of a change among those of its shard. All replicas have the same (CL18).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct FeedAt {
+    /// The epoch in which it was made.
+    pub epoch: u64,
+    /// Goes up by one with each change, from epoch to epoch.
+    pub number: u64,
+}
+
 /// Names a channel. A newer one of the same primary has a higher number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ChannelId {
@@ -344,25 +352,4 @@ pub struct Peer(pub u64);
 impl Peer {
     /// The node itself: entries that leave (CL13).
     pub const SELF: Peer = Peer(u64::MAX);
-}
-
-/// What a node wants done. In this order: what is stored in its table was stored before any of it.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Output {
-    /// A call of etcd.
-    Etcd(crate::core::etcd::CallId, crate::core::etcd::EtcdCall),
-    /// A message to a node. It may be lost, come late, or twice.
-    Node(NodeId, Message),
-    /// A reply. It may be lost.
-    Reply(Peer, Reply),
-    /// Nothing: it has begun to remove this key by itself (CL13), by this copy of a request. Its end is a reply to
-    /// [`Peer::SELF`].
-    Removes {
-        /// The copy.
-        copy: u64,
-        /// The key.
-        key: Key,
-        /// Evicted, expired, or its owner is gone; nothing, of an outcome.
-        effect: Effect,
-    },
 }

@@ -2,13 +2,17 @@
 //! [`Leases`](lease::Leases) and [`Sending`](sending::Sending) are what a client must keep to.
 
 pub mod adopt;
+mod context;
 pub mod etcd;
 pub mod feed;
 pub mod hash;
+pub mod ids;
 pub mod intent;
 pub mod lease;
+mod memory;
 pub mod message;
 pub mod node;
+pub mod outbox;
 pub mod own;
 pub mod owners;
 pub mod placement;

@@ -1,8 +1,8 @@
 //! Keys of the cluster's own in nodes' tables. Those of a shard are entries beside the keys they are of: what is replicated,
 //! walked and as durable as a key's value is so for them, too.
 
+use crate::core::ids::ShardIx;
 use crate::core::message::Key;
-use crate::core::state::ShardIx;
 use bytes::Bytes;
 
 /// They all begin so.

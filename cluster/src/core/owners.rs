@@ -1,9 +1,9 @@
 //! Owners of entries (CL19): who may put as which, and whose entries leave. Each shard knows its owners by entries of
 //! its own; a node has them in mind, too, in a form that is quick to look at.
 
+use crate::core::ids::{ShardIx, Time};
 use crate::core::message::{Key, Session, Store, Value};
 use crate::core::own::{self, OWNER};
-use crate::core::state::{ShardIx, Time};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 

@@ -4,7 +4,7 @@
 //! each shard by a hash of both (rendezvous hashing: Thaler and Ravishankar, 1998): when a node comes or goes, only the
 //! shards move that it is, or was, among the first for.
 
-use crate::core::state::{NodeId, NodeIds, ShardIx};
+use crate::core::ids::{NodeId, NodeIds, ShardIx};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
 //! Outcomes of requests with an id, kept as entries (CL15).
 
+use crate::core::ids::{ShardIx, Time};
 use crate::core::message::{Key, Outcome, Value};
 use crate::core::own::{self, RESULT};
-use crate::core::state::{ShardIx, Time};
 use bytes::Bytes;
 
 /// The key of a lane's last outcome.

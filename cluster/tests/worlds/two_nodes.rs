@@ -4,9 +4,10 @@ use crate::machine::{Machine, value_of};
 use bytes::Bytes;
 use oneread_cluster::core::etcd::{At, Entry, EtcdAnswer, EtcdCall, EtcdKey, EtcdValue};
 use oneread_cluster::core::message::{
-    Key, Kind, Message, NotDone, Outcome, Output, Peer, Reply, Request, Session, Wanted,
+    Key, Kind, Message, NotDone, Outcome, Peer, Reply, Request, Session, Wanted,
 };
 use oneread_cluster::core::node::{Node, Standing};
+use oneread_cluster::core::outbox::Output;
 use oneread_cluster::core::owners;
 use oneread_cluster::core::state::{Adoption, NodeAbout, NodeId, NodeIds, NodeKey, ShardState, Time, Timing};
 use std::collections::{BTreeMap, VecDeque};

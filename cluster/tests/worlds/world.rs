@@ -10,9 +10,10 @@ use oneread_cluster::core::adopt;
 use oneread_cluster::core::etcd::{At, CallId, Entry, EtcdAnswer, EtcdCall, EtcdKey, EtcdValue};
 use oneread_cluster::core::hash::ShardHash;
 use oneread_cluster::core::message::{
-    Effect, Kind, Message as NodeMessage, Outcome, Output, Peer, Reply, Request, Wanted,
+    Effect, Kind, Message as NodeMessage, Outcome, Peer, Reply, Request, Wanted,
 };
 use oneread_cluster::core::node::Standing;
+use oneread_cluster::core::outbox::Output;
 use oneread_cluster::core::placement::Wishes;
 use oneread_cluster::core::shard::Role;
 use oneread_cluster::core::state::{

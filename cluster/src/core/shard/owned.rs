@@ -9,41 +9,32 @@
 //! gone         the owner's entry is removed           the number may be given again; who removes it hears that it is absent
 //! ```
 
-use super::Replica;
-use super::changes::Change;
-use crate::core::message::{
-    Effect, Entry, Kind, Life, NotDone, Outcome, Peer, Request, Session, Store, Wanted,
-};
-use crate::core::node::Shared;
+use super::change::Change;
+use super::primary::Primary;
+use crate::core::context::Context;
+use crate::core::ids::NodeId;
+use crate::core::message::{Effect, Entry, Kind, Life, NotDone, Outcome, Request, Session};
 use crate::core::owners::{self, Owner};
-use crate::core::state::{NodeId, Time};
 use crate::core::table::Table;
 use crate::faults::{Rule, broken};
 use smallvec::SmallVec;
 
-/// What is decided of an owner.
-pub(super) enum OfOwner {
-    /// Its outcome, when all counted replicas have this, if it is anything.
-    Changes(Outcome, Option<Owner>),
-    /// Nothing, for certain.
-    NotDone(NotDone),
-}
-
-impl<C> Replica<C> {
-    /// What is decided of an owner, of which no change is under way.
-    pub(super) fn decide_owner<T: Table<Cursor = C>>(
+impl<T: Table> Primary<T> {
+    /// What is decided of an owner, of which no change is under way: the outcome, and what it is from then on, if that is
+    /// anything else.
+    pub(super) fn decide_owner(
         &self,
-        shared: &Shared<T>,
+        cx: &Context<T>,
         request: &Request,
-    ) -> OfOwner {
+    ) -> Result<(Outcome, Option<Owner>), NotDone> {
         let Some((_, number)) = owners::parts(&request.key) else {
-            return OfOwner::NotDone(NotDone::Invalid);
+            return Err(NotDone::Invalid);
         };
-        let known = shared.owners.get(self.shard, number);
-        let is_there = |session: &Session| shared.owners.may_put(self.shard, *session);
-        let (outcome, owner) = match &request.kind {
+        let known = cx.memory.owners.get(self.base.shard, number);
+        let is_there = |session: &Session| cx.memory.owners.may_put(self.base.shard, *session);
+        Ok(match &request.kind {
             Kind::Own(session, absent_for) => match known {
-                None if !self.all_know_owners(shared) => return OfOwner::NotDone(NotDone::NoOwners),
+                None if !self.all_know_owners(cx) => return Err(NotDone::NoOwners),
                 None => {
                     let owner = Owner { session: session.number, absent_for: *absent_for, leaves: false };
                     (Outcome::Done, Some(owner))
@@ -63,119 +54,80 @@ impl<C> Replica<C> {
                 _ => (Outcome::Absent, None),
             },
             _ => (Outcome::Absent, None),
-        };
-        OfOwner::Changes(outcome, owner)
+        })
     }
 
     /// Whether a node may have a copy, as far as owners go: those that are there, and those that are about to be.
-    pub(in crate::core) fn may_have<T: Table<Cursor = C>>(&self, shared: &Shared<T>, node: NodeId) -> bool {
+    pub(in crate::core) fn may_have(&self, cx: &Context<T>, node: NodeId) -> bool {
         let about_to_be = || {
             let mut stores = self.busy.iter().flat_map(|change| &change.stores);
             stores.any(|(key, _)| owners::parts(key).is_some())
         };
-        shared.knows_owners(node) || !shared.owners.has_any(self.shard) && !about_to_be()
+        cx.knows_owners(node) || !cx.memory.owners.has_any(self.base.shard) && !about_to_be()
     }
 
     /// Whether the table has owners, and all who have a copy or get one know them.
-    fn all_know_owners<T: Table<Cursor = C>>(&self, shared: &Shared<T>) -> bool {
-        let copies = self.map.in_sync.iter().chain(self.growing.iter());
-        let mut others = copies.chain(self.channels()).filter(|node| *node != shared.id);
-        shared.table.has_owners() && others.all(|node| shared.knows_owners(node))
+    fn all_know_owners(&self, cx: &Context<T>) -> bool {
+        let copies = self.base.map.in_sync.iter().chain(self.growing.iter());
+        let mut others =
+            copies.chain(self.channels.iter().map(|channel| channel.to)).filter(|node| *node != cx.me);
+        cx.memory.table.has_owners() && others.all(|node| cx.knows_owners(node))
     }
 
     /// A session says that it is there: it is heard at once, whatever waits. False: it is not, or not any more, and that is
     /// decided as other requests are.
-    pub(super) fn hears<T: Table<Cursor = C>>(
-        &self,
-        shared: &mut Shared<T>,
-        now: Time,
-        request: &Request,
-    ) -> bool {
+    pub(super) fn hears(&self, cx: &mut Context<T>, request: &Request) -> bool {
         let Kind::Stay(session) = request.kind else { return false };
-        let is_there = shared.owners.may_put(self.shard, session);
+        let is_there = cx.memory.owners.may_put(self.base.shard, session);
         if is_there {
-            shared.owners.hear(self.shard, session.owner, now);
+            cx.memory.owners.hear(self.base.shard, session.owner, cx.now);
         }
         is_there
     }
 
     /// Owners that were not heard for too long leave.
-    pub(in crate::core) fn look_for_absent<T: Table<Cursor = C>>(
-        &mut self,
-        shared: &mut Shared<T>,
-        now: Time,
-    ) {
-        if !shared.owners.has_any(self.shard) || !self.may_change(shared, now) {
+    pub(in crate::core) fn look_for_absent(&mut self, cx: &mut Context<T>) {
+        if !cx.memory.owners.has_any(self.base.shard) || !self.may_change(cx) {
             return;
         }
-        shared.owners.of_mut(self.shard).for_each(|(_, known)| _ = known.heard.get_or_insert(now));
-        self.change_owners(shared, now);
+        cx.memory.owners.of_mut(self.base.shard).for_each(|(_, known)| _ = known.heard.get_or_insert(cx.now));
+        self.change_owners(cx);
     }
 
     /// A pass is over: owners of which it has found no entry are gone.
-    pub(in crate::core) fn remove_owners<T: Table<Cursor = C>>(
-        &mut self,
-        shared: &mut Shared<T>,
-        now: Time,
-        pass: u64,
-    ) {
-        for (_, known) in shared.owners.of_mut(self.shard) {
+    pub(in crate::core) fn remove_owners(&mut self, cx: &mut Context<T>, pass: u64) {
+        for (_, known) in cx.memory.owners.of_mut(self.base.shard) {
             let is_over = |(of, has_found): (u64, bool)| of == pass && (!has_found || broken(Rule::OnePass));
             known.is_empty |= known.owner.leaves && known.pass.is_some_and(is_over);
         }
-        self.change_owners(shared, now);
+        self.change_owners(cx);
     }
 
-    fn change_owners<T: Table<Cursor = C>>(&mut self, shared: &mut Shared<T>, now: Time) {
-        let due = shared.owners.of(self.shard).filter(|(_, known)| known.due(now).is_some());
+    fn change_owners(&mut self, cx: &mut Context<T>) {
+        let due = cx.memory.owners.of(self.base.shard).filter(|(_, known)| known.due(cx.now).is_some());
         for number in due.map(|(number, _)| number).collect::<SmallVec<[_; 4]>>() {
-            self.change_due(shared, now, number);
+            self.change_due(cx, number);
         }
     }
 
     /// Has an owner leave, or be gone, if that is due: also before a request for it is decided. Else the owner's entry
     /// would never be without one under way, where it is asked for all the time.
-    pub(super) fn change_due<T: Table<Cursor = C>>(
-        &mut self,
-        shared: &mut Shared<T>,
-        now: Time,
-        number: u16,
-    ) {
-        let due = shared.owners.known(self.shard, number).and_then(|known| known.due(now));
-        if let Some(owner) = due.filter(|_| self.may_change(shared, now)) {
-            self.change_owner(shared, now, number, owner);
+    pub(super) fn change_due(&mut self, cx: &mut Context<T>, number: u16) {
+        let due = cx.memory.owners.known(self.base.shard, number).and_then(|known| known.due(cx.now));
+        if let Some(owner) = due.filter(|_| self.may_change(cx)) {
+            self.change_owner(cx, number, owner);
         }
     }
 
     /// Changes what the shard has of an owner, unless somebody else does.
-    fn change_owner<T: Table<Cursor = C>>(
-        &mut self,
-        shared: &mut Shared<T>,
-        now: Time,
-        number: u16,
-        owner: Option<Owner>,
-    ) {
-        let key = owners::key(self.shard, number);
+    fn change_owner(&mut self, cx: &mut Context<T>, number: u16, owner: Option<Owner>) {
+        let key = owners::key(self.base.shard, number);
         if self.behind.contains_key(&key) {
             return;
         }
-        let frees = if owner.is_none() { shared.cost_now(&key) } else { 0 };
+        let frees = if owner.is_none() { cx.memory.cost_now(&key) } else { 0 };
         let entry = owner.map(|owner| Entry { value: owner.encode(), life: Life::Lasting });
-        let store: Store = (key.clone(), entry);
-        let (kind, wanted) = (Kind::Who, Wanted::Usual);
-        let request = Request { copy: 0, id: None, shard: self.shard, key, kind, wanted };
-        self.begin(
-            shared,
-            now,
-            Change {
-                peer: Peer::SELF,
-                request,
-                stores: std::iter::once(store).collect(),
-                outcome: Outcome::Done,
-                effect: Effect::Nothing,
-                frees,
-                numbers: SmallVec::new(),
-            },
-        );
+        let store = (key, entry);
+        self.begin(cx, Change::own(self.base.shard, 0, Kind::Who, store, Effect::Nothing, frees));
     }
 }

@@ -1,0 +1,118 @@
+//! What a node lends to its parts in shards: its clock, who else lives, its memory, its outbox, its room.
+
+use crate::core::etcd::{At, CallId, Entry, EtcdAnswer, EtcdCall, EtcdKey, EtcdValue};
+use crate::core::feed::Feed;
+use crate::core::ids::{NodeId, ShardIx, Time};
+use crate::core::memory::Memory;
+use crate::core::outbox::Outbox;
+use crate::core::owners;
+use crate::core::state::{NodeKey, Timing};
+use rustc_hash::FxHashMap;
+
+/// A node's standing with etcd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It lives, and knows what etcd said after its birth.
+    Good,
+    /// It asks for a new life.
+    Unborn,
+    /// It lives, and asks who serves what.
+    Looking(CallId),
+    /// etcd is another one: it waits for the operator (CL17).
+    Foreign,
+    /// Its table has refused a change that others have. It beats no more, so that they take over.
+    Failed,
+}
+
+/// A call under way.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::core) struct Pending {
+    pub call: CallId,
+    pub since: Time,
+}
+
+/// Another node's key, and since when it is so by this node's clock.
+#[derive(Debug)]
+pub(in crate::core) struct Seen {
+    pub key: NodeKey,
+    pub at: At,
+    pub since: Time,
+}
+
+/// Room that no shard has set aside, and how shards take it.
+#[derive(Debug)]
+pub(in crate::core) struct Room {
+    pub left: u64,
+    /// Whether entries leave so that others find room.
+    pub evicts: bool,
+    /// What a shard takes at most, where entries leave, beyond what it is copied with.
+    pub share: u64,
+}
+
+impl Room {
+    /// Room that a shard is given beyond what it needs, so that it need not ask for each entry. Where entries leave it may
+    /// need no more.
+    pub fn growth_of(&self, room: u64) -> u64 {
+        if self.evicts { (room / 8).min(self.share.saturating_sub(room)) } else { room / 8 }
+    }
+}
+
+/// What all parts in shards are lent.
+#[derive(Debug)]
+pub(in crate::core) struct Context<T> {
+    pub me: NodeId,
+    pub timing: Timing,
+    /// When this turn began.
+    pub now: Time,
+    pub standing: Standing,
+    pub seen: FxHashMap<NodeId, Seen>,
+    pub memory: Memory<T>,
+    pub outbox: Outbox,
+    pub room: Room,
+    pub feed: Feed,
+    /// Entries that have left for room; at their end, or with their owner.
+    pub evicted: u64,
+    pub expired: u64,
+    /// Old copies that may be worked on before the next tick.
+    pub frees_left: u32,
+    /// Walks for entries that may leave, before the next tick: each takes a millisecond at worst, and beats must go on.
+    pub walks_left: u32,
+}
+
+impl<T> Context<T> {
+    pub fn is_good(&self) -> bool {
+        self.standing == Standing::Good
+    }
+
+    /// Whether something is due that was done last at `since`, if ever.
+    pub fn is_due(&self, since: Option<Time>, after: Time) -> bool {
+        since.is_none_or(|since| self.now >= since + after)
+    }
+
+    /// Notes what an answer of etcd says of nodes.
+    pub fn see(&mut self, answer: &EtcdAnswer) {
+        for Entry { key, value, at } in &answer.entries {
+            if let (EtcdKey::Node(id), Some(EtcdValue::Node(key))) = (key, value)
+                && self.seen.get(id).is_none_or(|seen| seen.at < *at)
+            {
+                self.seen.insert(*id, Seen { key: key.clone(), at: *at, since: self.now });
+            }
+        }
+    }
+
+    pub fn transact(&mut self, compare: Vec<(EtcdKey, At)>, put: Vec<(EtcdKey, EtcdValue)>) -> CallId {
+        let adoption = self.memory.notes.adoption;
+        self.outbox.call(EtcdCall::Transaction { adoption, compare, put })
+    }
+
+    /// Whether a node knows owners.
+    pub fn knows_owners(&self, node: NodeId) -> bool {
+        self.seen.get(&node).is_some_and(|seen| seen.key.about.version >= owners::SINCE_VERSION)
+    }
+
+    /// The table refuses what it must take: the node serves nothing any more, and others take over.
+    pub fn fails(&mut self, shard: ShardIx) {
+        tracing::error!(shard, "the table takes no more, though room was set aside: others take over");
+        self.standing = Standing::Failed;
+    }
+}

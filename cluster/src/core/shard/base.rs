@@ -1,0 +1,98 @@
+//! What a node has of a shard, whatever its part in it: what etcd said last, and a copy, or what is left of one.
+
+use crate::core::context::{Context, Pending};
+use crate::core::etcd::{At, EtcdKey, EtcdValue};
+use crate::core::ids::{NodeId, NodeIds, ShardIx, Time};
+use crate::core::message::ChannelId;
+use crate::core::state::{ShardState, Word};
+use crate::core::table::Table;
+
+/// What has come over the last channel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Position {
+    pub channel: ChannelId,
+    pub number: u64,
+    /// Without a gap, and not given up.
+    pub is_whole: bool,
+    /// Somebody waits for an answer.
+    pub is_due: bool,
+    pub is_refused: bool,
+}
+
+/// The shard, and the node's copy of it.
+#[derive(Debug)]
+pub struct Base<C> {
+    pub(super) shard: ShardIx,
+    pub(super) map: ShardState,
+    pub(super) at: At,
+    pub(super) transaction: Option<Pending>,
+    /// Room that its entries take, with those that changes under way will; room that is set aside.
+    pub(super) used: u64,
+    pub(super) room: u64,
+    /// Something of an old copy may be left.
+    pub(super) is_stale: bool,
+    /// So far an old copy was removed.
+    pub(super) freed_to: Option<C>,
+    /// A copy that is out may be READ until then (CL9).
+    pub(super) keeps_until: Time,
+    pub(super) position: Option<Position>,
+    /// Epoch of the last channel that brought something, until its sender gives it up (CL12).
+    pub(super) joined: Option<u64>,
+    pub(super) started_again: bool,
+}
+
+impl<C> Base<C> {
+    pub(super) fn new(shard: ShardIx) -> Base<C> {
+        Base {
+            shard,
+            map: ShardState::default(),
+            at: 0,
+            transaction: None,
+            used: 0,
+            room: 0,
+            is_stale: false,
+            freed_to: None,
+            keeps_until: 0,
+            position: None,
+            joined: None,
+            started_again: true,
+        }
+    }
+
+    pub(super) fn set_word<T: Table>(&self, cx: &mut Context<T>, is_open: bool) -> bool {
+        let (shard, epoch) = (usize::from(self.shard), self.map.epoch);
+        cx.memory.change_page(|page| page.words[shard] = Word { epoch, is_open })
+    }
+
+    /// Sets room aside up to `wanted`, if there is any.
+    pub(super) fn set_room<T>(&mut self, cx: &mut Context<T>, wanted: u64) {
+        let more = wanted.saturating_sub(self.room).min(cx.room.left);
+        (self.room, cx.room.left) = (self.room + more, cx.room.left - more);
+    }
+
+    /// Whether there is anything of an old copy, room for it included.
+    pub(super) fn has_stale(&self) -> bool {
+        self.is_stale || self.room > 0
+    }
+
+    /// Asks etcd for a state of the shard, if it is as this node knows it; `gone` is dead from then on, if its key is.
+    pub(super) fn transact<T>(&mut self, cx: &mut Context<T>, new: ShardState, gone: Option<NodeId>) {
+        let name = EtcdKey::Shard(self.shard);
+        let new = ShardState { revision: self.map.revision + 1, ..new };
+        let (mut compare, mut put) = (vec![(name, self.at)], vec![(name, EtcdValue::Shard(new))]);
+        if let Some((gone, seen)) = gone.and_then(|gone| cx.seen.get(&gone).map(|seen| (gone, seen))) {
+            compare.push((EtcdKey::Node(gone), seen.at));
+            let mut key = seen.key.clone();
+            key.alive = false;
+            put.push((EtcdKey::Node(gone), EtcdValue::Node(key)));
+        }
+        let call = cx.transact(compare, put);
+        self.transaction = Some(Pending { call, since: cx.now });
+    }
+
+    /// Asks etcd for a new epoch, whose primary is this node, alone.
+    pub(super) fn lead_alone<T>(&mut self, cx: &mut Context<T>, gone: Option<NodeId>, waits: bool) {
+        let (epoch, in_sync) = (self.map.epoch + 1, NodeIds::of(cx.me));
+        self.transact(cx, ShardState { epoch, primary: Some(cx.me), in_sync, waits, revision: 0 }, gone);
+    }
+}

@@ -1,0 +1,106 @@
+//! A channel from a primary to a standby or a newcomer.
+
+use crate::core::context::Context;
+use crate::core::ids::{NodeId, ShardIx, Time};
+use crate::core::message::{ChannelId, Entry, Item, Key, Life, Message};
+use crate::core::results;
+use crate::core::table::Table;
+use crate::faults::{Rule, broken};
+use std::collections::VecDeque;
+
+/// Unanswered items of a channel at which no request is taken any more.
+const ITEMS_MAX: usize = 4_096;
+/// The same, for what a node removes by itself: else nothing would leave while more is asked for than is answered.
+const ITEMS_OF_OWN: usize = 512;
+/// Most items that are sent again at once, or walked.
+pub(super) const ITEMS_AT_ONCE: usize = 64;
+
+#[derive(Debug)]
+pub(super) struct Channel<C> {
+    pub to: NodeId,
+    pub id: ChannelId,
+    /// Items that were not answered. The first has the number `answered + 1`.
+    pub log: VecDeque<Item>,
+    pub answered: u64,
+    /// When something was answered last, or the first item was sent that is not.
+    pub since: Time,
+    pub sent: Time,
+    /// To a newcomer: what is still to be walked.
+    pub walk: Option<Walk<C>>,
+    /// What the standby has set aside, in bytes.
+    pub room: Option<u64>,
+    /// What it was asked for, by which item, and when.
+    pub asked_room: Option<(u64, u64, Time)>,
+}
+
+#[derive(Debug)]
+pub(super) struct Walk<C> {
+    pub from: Option<C>,
+    pub is_over: bool,
+    /// Keys that were seen, and not sent yet.
+    pub left: VecDeque<Key>,
+    /// The number of the last item that was walked.
+    pub last: u64,
+}
+
+impl<C> Channel<C> {
+    pub fn last(&self) -> u64 {
+        self.answered + self.log.len() as u64
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.log.len() >= ITEMS_MAX
+    }
+
+    /// Whether nothing is taken that the node begins by itself.
+    pub fn is_full_of_own(&self) -> bool {
+        self.log.len() >= ITEMS_MAX + ITEMS_OF_OWN
+    }
+
+    pub fn push<T>(&mut self, cx: &mut Context<T>, shard: ShardIx, item: Item) -> u64 {
+        if self.log.is_empty() {
+            (self.since, self.sent) = (cx.now, cx.now);
+        }
+        self.log.push_back(item.clone());
+        let number = self.last();
+        cx.outbox.tell(self.to, Message::Item { shard, channel: self.id, number, item });
+        number
+    }
+
+    /// Sends the first items again, if none of them was answered for a while.
+    pub fn resend<T>(&mut self, cx: &mut Context<T>, shard: ShardIx) {
+        if self.log.is_empty() || cx.now < self.sent + cx.timing.resend {
+            return;
+        }
+        self.sent = cx.now;
+        for (item, number) in self.log.iter().take(ITEMS_AT_ONCE).zip(self.answered + 1..) {
+            let message = Message::Item { shard, channel: self.id, number, item: item.clone() };
+            cx.outbox.tell(self.to, message);
+        }
+    }
+
+    /// Sends a key with what it has, of which no change is under way. False: it is gone.
+    pub fn walk_key<T: Table>(&mut self, cx: &mut Context<T>, shard: ShardIx, key: Key) -> bool {
+        if broken(Rule::ResultsNotWalked) && results::is_result(&key) {
+            return false;
+        }
+        let Some(value) = cx.memory.table.get(&key) else { return false };
+        let life = cx.memory.table.life(&key).unwrap_or_default();
+        let end = life.end().filter(|_| !broken(Rule::EndsNotWalked));
+        let life = Life::new(end, life.owner().filter(|_| !broken(Rule::OwnersNotWalked)));
+        let last = self.push(cx, shard, Item::Walked(key, Entry { value, life }));
+        if let Some(walk) = &mut self.walk {
+            walk.last = last;
+        }
+        true
+    }
+}
+
+/// A hand-over under way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Closing {
+    pub to: NodeId,
+    pub since: Time,
+    /// The word is closed. Before that, what is under way is awaited.
+    pub is_closed: bool,
+}

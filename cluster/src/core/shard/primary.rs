@@ -1,0 +1,272 @@
+//! As primary: what is under way, and who has copies.
+
+use super::base::Base;
+use super::change::Change;
+use super::channel::{Channel, Closing};
+use crate::core::context::Context;
+use crate::core::ids::{NodeId, NodeIds, ShardIx, Time};
+use crate::core::message::{Item, Key, NotDone, Peer, Request};
+use crate::core::state::ShardState;
+use crate::core::table::Table;
+use crate::faults::{Rule, broken};
+use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
+
+/// Times of a call of etcd after which a standby that had no room is asked again.
+const ASK_ROOM_AGAIN: u32 = 4;
+
+/// Requests that wait for room, behind which no further one is looked at in the same turn.
+const LOOKED_AT: usize = 64;
+
+/// Whether there is room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fits {
+    Yes,
+    No,
+    /// It is not known yet: a standby was asked; or others leave first.
+    NotYet,
+}
+
+/// What a primary knows of entries that may leave.
+#[derive(Debug)]
+pub(super) struct Eviction<C> {
+    /// Keys that a walk has seen, and that may be gone by now.
+    pub keys: VecDeque<Key>,
+    /// Where the walk goes on, if it has begun; whether anything was found that may leave, now or soon.
+    pub from: Option<C>,
+    pub has_begun: bool,
+    pub has_found: bool,
+    /// What requests need that wait for room, in this turn; and how many they are.
+    pub asked: u64,
+    pub waiting: usize,
+    /// Since when none of them has found any.
+    pub since: Option<Time>,
+    /// One of them waits for an answer: it may find some.
+    pub is_asking: bool,
+    /// A round has found nothing that may leave.
+    pub is_dry: bool,
+}
+
+impl<C> Default for Eviction<C> {
+    fn default() -> Eviction<C> {
+        Eviction {
+            keys: VecDeque::new(),
+            from: None,
+            has_begun: false,
+            has_found: false,
+            asked: 0,
+            waiting: 0,
+            since: None,
+            is_asking: false,
+            is_dry: false,
+        }
+    }
+}
+
+impl<C> Eviction<C> {
+    /// A request has found so much room.
+    pub fn found_room(&mut self, room: u64) {
+        self.since.take_if(|_| room > 0);
+    }
+
+    /// The node has stood still: nobody has waited for long.
+    pub fn forgive(&mut self) {
+        self.since = None;
+    }
+
+    /// Whether requests that were not looked at in this turn are to wait for the next one.
+    pub fn is_enough(&self) -> bool {
+        self.waiting >= LOOKED_AT
+    }
+}
+
+/// A shard's primary in one epoch.
+#[derive(Debug)]
+pub struct Primary<T: Table> {
+    pub(super) base: Base<T::Cursor>,
+    pub(super) busy: VecDeque<Change>,
+    /// Keys of changes under way, and requests behind them.
+    pub(super) behind: FxHashMap<Key, VecDeque<(Peer, Request)>>,
+    pub(super) waiting: VecDeque<(Peer, Request)>,
+    pub(super) channels: Vec<Channel<T::Cursor>>,
+    pub(super) closing: Option<Closing>,
+    /// Newcomers that etcd may have named.
+    pub(super) growing: NodeIds,
+    pub(super) eviction: Eviction<T::Cursor>,
+    /// No change before that time (CL9).
+    pub(super) first: Time,
+}
+
+impl<T: Table> Primary<T> {
+    pub(super) fn new(base: Base<T::Cursor>, first: Time) -> Primary<T> {
+        Primary {
+            base,
+            busy: VecDeque::new(),
+            behind: FxHashMap::default(),
+            waiting: VecDeque::new(),
+            channels: Vec::new(),
+            closing: None,
+            growing: NodeIds::default(),
+            eviction: Eviction::default(),
+            first,
+        }
+    }
+
+    /// The epoch is over: nothing is under way any more.
+    pub(super) fn ends(self, cx: &mut Context<T>) -> Base<T::Cursor> {
+        let Primary { mut base, busy, behind, waiting, .. } = self;
+        for (peer, request) in waiting.into_iter().chain(behind.into_values().flatten()) {
+            cx.outbox.not_done(peer, &request, NotDone::NotServed);
+        }
+        busy.iter().for_each(|change| base.used -= change.taken(cx));
+        base
+    }
+
+    pub(in crate::core) fn shard(&self) -> ShardIx {
+        self.base.shard
+    }
+
+    /// The shard, as etcd said last.
+    pub(in crate::core) fn state(&self) -> &ShardState {
+        &self.base.map
+    }
+
+    /// How many newcomers it copies the shard to.
+    pub(in crate::core) fn newcomers(&self) -> usize {
+        self.channels.iter().filter(|channel| !self.base.map.in_sync.has(channel.to)).count()
+    }
+
+    /// Whether it serves the shard, and hands it over to nobody.
+    pub(super) fn leads(&self, cx: &Context<T>) -> bool {
+        cx.is_good() && self.closing.is_none()
+    }
+
+    /// Whether it may begin a change by itself, now.
+    pub(in crate::core) fn may_change(&self, cx: &Context<T>) -> bool {
+        let is_full = self.channels.iter().any(Channel::is_full_of_own);
+        self.leads(cx) && cx.now >= self.first && !is_full
+    }
+
+    /// The channel to a node.
+    pub(super) fn channel(&self, to: NodeId) -> Option<&Channel<T::Cursor>> {
+        self.channels.iter().find(|channel| channel.to == to)
+    }
+
+    /// CL10: etcd says after a new life who serves what: it goes on.
+    pub(super) fn resume(&mut self, cx: &mut Context<T>) {
+        if !self.closing.is_some_and(|closing| closing.is_closed) {
+            // Nobody was heard meanwhile.
+            cx.memory.owners.begin_anew(self.base.shard);
+            self.base.set_word(cx, true);
+            self.progress(cx);
+        }
+    }
+
+    /// etcd says something new of the same epoch.
+    pub(super) fn learns(&mut self, cx: &mut Context<T>, old: &ShardState) {
+        self.growing = NodeIds::default();
+        let in_sync = &self.base.map.in_sync;
+        let left: NodeIds = old.in_sync.iter().filter(|node| !in_sync.has(*node)).collect();
+        left.iter().for_each(|node| self.give_up(cx, node));
+        self.progress(cx);
+    }
+
+    pub(super) fn tick(&mut self, cx: &mut Context<T>) {
+        // There was no memory for it.
+        if self.closing.is_none() && !cx.memory.page.words[usize::from(self.base.shard)].is_open {
+            self.base.set_word(cx, true);
+        }
+        self.channels.iter_mut().for_each(|channel| channel.resend(cx, self.base.shard));
+        self.progress(cx);
+        if self.closing.is_some() {
+            self.close_on(cx);
+        } else {
+            self.look_for_late(cx);
+            self.walk_on(cx);
+            self.wait_is_over(cx);
+        }
+    }
+
+    /// Nobody is late as of now.
+    pub(in crate::core) fn forgive(&mut self, now: Time) {
+        self.channels.iter_mut().for_each(|channel| channel.since = now);
+        self.eviction.forgive();
+    }
+
+    /// A state that this primary tells etcd: whether the wait is over (CL9).
+    pub(super) fn now_waits(&self, cx: &Context<T>) -> bool {
+        self.base.map.waits && cx.now < self.first
+    }
+
+    /// CL9: tells etcd when it is, so that a takeover from now on need not wait again.
+    fn wait_is_over(&mut self, cx: &mut Context<T>) {
+        if self.base.map.waits && !self.now_waits(cx) && self.base.transaction.is_none() {
+            let new = ShardState { waits: false, ..self.base.map.clone() };
+            self.base.transact(cx, new, None);
+        }
+    }
+
+    // ---- room, here and at all replicas that count (CL12) ----
+
+    /// Every replica that etcd may name (CL11), but the primary itself.
+    pub(super) fn counts(&self, me: NodeId, node: NodeId) -> bool {
+        let is_growing = !broken(Rule::CountsLate) && self.growing.has(node);
+        node != me && (self.base.map.in_sync.has(node) || is_growing)
+    }
+
+    pub(super) fn counted(&self, me: NodeId) -> impl Iterator<Item = NodeId> {
+        let all = self.base.map.in_sync.iter().chain(self.growing.iter());
+        all.filter(move |node| self.counts(me, *node))
+    }
+
+    /// Asks a standby to set room aside. True: it was asked, and its answer is not there yet.
+    pub(super) fn ask_room(&mut self, cx: &mut Context<T>, index: usize, wanted: u64) -> bool {
+        let channel = &mut self.channels[index];
+        let again = cx.timing.call * Time::from(ASK_ROOM_AGAIN);
+        if let Some((asked, number, since)) = channel.asked_room
+            && asked >= wanted
+        {
+            if channel.answered < number {
+                return true;
+            }
+            if cx.now < since + again {
+                return false;
+            }
+        }
+        // More than is needed, so that it need not be asked for each.
+        let wanted_soon = wanted + cx.room.growth_of(wanted);
+        let number = channel.push(cx, self.base.shard, Item::Room(wanted_soon));
+        channel.asked_room = Some((wanted, number, cx.now));
+        true
+    }
+
+    /// Room here and at all replicas that count, for all entries to come.
+    pub(super) fn has_room(&mut self, cx: &mut Context<T>, used: u64) -> Fits {
+        if used > self.base.room {
+            let most = cx.room.share;
+            self.base.set_room(cx, (used + used / 8).min(most));
+        }
+        if used > self.base.room {
+            return Fits::No;
+        }
+        if broken(Rule::NoRoomHeld) || broken(Rule::RefusedLate) {
+            return Fits::Yes;
+        }
+        for node in self.counted(cx.me).collect::<NodeIds>().iter() {
+            let at = self.channels.iter().position(|channel| channel.to == node);
+            let Some((at, room)) = at.and_then(|at| Some((at, self.channels[at].room?))) else {
+                return Fits::NotYet;
+            };
+            if used > room {
+                return if self.ask_room(cx, at, used) { Fits::NotYet } else { Fits::No };
+            }
+        }
+        Fits::Yes
+    }
+
+    /// The room that the shard's entries may take, here and at all replicas that count. `None`: it is not known yet.
+    pub(super) fn limit(&self, me: NodeId) -> Option<u64> {
+        let room = |node| self.channel(node)?.room;
+        self.counted(me).try_fold(self.base.room, |limit, node| Some(limit.min(room(node)?)))
+    }
+}

@@ -1,0 +1,279 @@
+//! A node's part in one shard, and how etcd changes it.
+
+use super::base::Base;
+use super::primary::Primary;
+use crate::core::context::Context;
+use crate::core::etcd::{At, EtcdAnswer};
+use crate::core::ids::{NodeId, ShardIx, Time};
+use crate::core::message::{ChannelId, Entry, Item, Life, NotDone, Peer, Request};
+use crate::core::state::ShardState;
+use crate::core::table::{Stock, Table};
+use crate::faults::{Rule, broken};
+use serde::{Deserialize, Serialize};
+
+/// What a node is for a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Role {
+    /// Nothing, or a newcomer.
+    None,
+    /// In sync.
+    Standby,
+    /// Serves it.
+    Primary,
+    /// Named primary, but started again: wants a new epoch (CL10).
+    Again,
+}
+
+/// A node's part in one shard.
+#[derive(Debug)]
+pub enum Replica<T: Table> {
+    /// Nothing, or a newcomer.
+    Away(Base<T::Cursor>),
+    /// In sync.
+    Standby(Base<T::Cursor>),
+    /// Serves it.
+    Primary(Box<Primary<T>>),
+    /// Named primary, but started again (CL10).
+    Again(Base<T::Cursor>),
+}
+
+impl<T: Table> Replica<T> {
+    /// A node begins again: what its table has of the shard.
+    pub(in crate::core) fn new(cx: &mut Context<T>, shard: ShardIx, stock: Stock) -> Replica<T> {
+        let mut base = Base::new(shard);
+        (base.used, base.is_stale) = (stock.bytes, stock.entries > 0);
+        for key in stock.owners {
+            if let Some(value) = cx.memory.table.get(&key) {
+                cx.memory.owners.see(&(key, Some(Entry { value, life: Life::Lasting })));
+            }
+        }
+        base.set_room(cx, base.used);
+        // Whoever it was: leases of clients may last.
+        base.keeps_until = Time::MAX;
+        Replica::Away(base)
+    }
+
+    fn base(&self) -> &Base<T::Cursor> {
+        match self {
+            Replica::Away(base) | Replica::Standby(base) | Replica::Again(base) => base,
+            Replica::Primary(primary) => &primary.base,
+        }
+    }
+
+    fn base_mut(&mut self) -> &mut Base<T::Cursor> {
+        match self {
+            Replica::Away(base) | Replica::Standby(base) | Replica::Again(base) => base,
+            Replica::Primary(primary) => &mut primary.base,
+        }
+    }
+
+    /// Its part, if it is primary.
+    pub(in crate::core) fn primary(&self) -> Option<&Primary<T>> {
+        match self {
+            Replica::Primary(primary) => Some(primary),
+            Replica::Away(_) | Replica::Standby(_) | Replica::Again(_) => None,
+        }
+    }
+
+    /// Its part, if it is primary.
+    pub(in crate::core) fn primary_mut(&mut self) -> Option<&mut Primary<T>> {
+        match self {
+            Replica::Primary(primary) => Some(primary),
+            Replica::Away(_) | Replica::Standby(_) | Replica::Again(_) => None,
+        }
+    }
+
+    /// The shard.
+    pub fn shard(&self) -> ShardIx {
+        self.base().shard
+    }
+
+    /// What it is for the shard.
+    pub fn role(&self) -> Role {
+        match self {
+            Replica::Away(_) => Role::None,
+            Replica::Standby(_) => Role::Standby,
+            Replica::Primary(_) => Role::Primary,
+            Replica::Again(_) => Role::Again,
+        }
+    }
+
+    /// The shard, as etcd said last.
+    pub fn state(&self) -> &ShardState {
+        &self.base().map
+    }
+
+    /// The room that its entries take, in bytes.
+    pub fn used(&self) -> u64 {
+        self.base().used
+    }
+
+    /// The room that is set aside for it, in bytes.
+    pub fn room(&self) -> u64 {
+        self.base().room
+    }
+
+    /// How many changes are under way.
+    pub fn under_way(&self) -> usize {
+        self.primary().map_or(0, |primary| primary.busy.len())
+    }
+
+    /// Nodes that it has a channel to.
+    pub fn channels(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.primary().into_iter().flat_map(|primary| &primary.channels).map(|channel| channel.to)
+    }
+
+    /// Whether etcd was asked for something, and has not answered.
+    pub fn has_asked(&self) -> bool {
+        self.base().transaction.is_some()
+    }
+
+    // ---- what etcd says ----
+
+    pub(in crate::core) fn answered(&mut self, answer: &EtcdAnswer) {
+        self.base_mut().transaction.take_if(|transaction| answer.is_of(transaction.call));
+    }
+
+    /// CL10: goes on as what etcd says after the new life has begun.
+    pub(in crate::core) fn resume(&mut self, cx: &mut Context<T>) {
+        if let Replica::Primary(primary) = self {
+            primary.resume(cx);
+        }
+    }
+
+    pub(in crate::core) fn learn(&mut self, cx: &mut Context<T>, state: &ShardState, at: At) {
+        let base = self.base_mut();
+        // A role can be taken only when the word says so. It is tried again with the next answer.
+        let was_open = cx.memory.page.words[usize::from(base.shard)].is_open;
+        let is_new_epoch = state.epoch != base.map.epoch;
+        if state.revision <= base.map.revision || is_new_epoch && was_open && !base.set_word(cx, false) {
+            return;
+        }
+        let old = std::mem::replace(&mut base.map, state.clone());
+        (base.at, base.transaction) = (at, None);
+        cx.memory.note(base.shard, state);
+        if is_new_epoch {
+            let was = std::mem::replace(self, Replica::Away(Base::new(0)));
+            *self = was.take_role(cx);
+            if let Replica::Primary(primary) = self {
+                primary.progress(cx);
+            }
+        } else if let Replica::Primary(primary) = self {
+            primary.learns(cx, &old);
+        } else if let Replica::Standby(_) | Replica::Away(_) = self {
+            let was_in = matches!(self, Replica::Standby(_));
+            *self = Replica::copy(std::mem::replace(self.base_mut(), Base::new(0)), cx.me);
+            if let (true, Replica::Away(base)) = (was_in, self) {
+                base.leaves(cx);
+            }
+        }
+    }
+
+    /// A new epoch. The word is closed.
+    fn take_role(self, cx: &mut Context<T>) -> Replica<T> {
+        let mut base = match self {
+            Replica::Away(base) | Replica::Standby(base) | Replica::Again(base) => base,
+            Replica::Primary(primary) => primary.ends(cx),
+        };
+        cx.memory.owners.begin_anew(base.shard);
+        if base.map.primary != Some(cx.me) {
+            // It may be about to be named, by one that it forgot (CL12). Where nobody serves the shard, nobody names it.
+            if std::mem::take(&mut base.started_again) && base.is_stale && base.map.primary.is_some() {
+                base.joined = Some(base.map.epoch);
+            }
+            base.leaves(cx);
+            base.set_word(cx, false);
+            return Replica::copy(base, cx.me);
+        }
+        if base.started_again && !broken(Rule::OldEpochAtStart) {
+            // What was under way is not known: a new epoch, alone.
+            base.set_word(cx, false);
+            return Replica::Again(base);
+        }
+        let waits = base.map.waits && !broken(Rule::NoWaitAfterHandOver);
+        let first = if waits { cx.now + cx.timing.wait() } else { 0 };
+        (base.started_again, base.is_stale) = (false, true);
+        cx.feed.leads(base.shard, base.map.epoch);
+        base.set_word(cx, true);
+        let mut primary = Box::new(Primary::new(base, first));
+        primary.begin_channels(cx);
+        Replica::Primary(primary)
+    }
+
+    /// In sync or not, as etcd says.
+    fn copy(base: Base<T::Cursor>, me: NodeId) -> Replica<T> {
+        if base.map.in_sync.has(me) { Replica::Standby(base) } else { Replica::Away(base) }
+    }
+
+    // ---- what comes, and what is due ----
+
+    pub(in crate::core) fn request_comes(&mut self, cx: &mut Context<T>, peer: Peer, request: Request) {
+        match self {
+            Replica::Primary(primary) if cx.is_good() => primary.request_comes(cx, peer, request),
+            _ => cx.outbox.not_done(peer, &request, NotDone::NotServed),
+        }
+    }
+
+    /// CL6: an item has come over a channel. Takes it if it is next, and the primary's.
+    pub(in crate::core) fn item_comes(
+        &mut self,
+        cx: &mut Context<T>,
+        from: NodeId,
+        channel: ChannelId,
+        number: u64,
+        item: Item,
+    ) {
+        let base = self.base();
+        let is_primarys = channel.epoch == base.map.epoch && base.map.primary == Some(from);
+        if !is_primarys || !cx.is_good() {
+            return;
+        }
+        let share = cx.room.share;
+        match self {
+            // A copy that comes is as large as others are. One that is there grows up to its share.
+            Replica::Away(base) => base.item_comes(cx, u64::MAX, channel, number, item),
+            Replica::Standby(base) => base.item_comes(cx, share, channel, number, item),
+            Replica::Primary(_) | Replica::Again(_) => {}
+        }
+    }
+
+    /// Answers what has come.
+    pub(in crate::core) fn answer(&mut self, cx: &mut Context<T>) {
+        self.base_mut().answer(cx);
+    }
+
+    pub(in crate::core) fn given_up(&mut self, channel: ChannelId) {
+        self.base_mut().given_up(channel);
+    }
+
+    pub(in crate::core) fn tick(&mut self, cx: &mut Context<T>) {
+        if !cx.is_good() {
+            return;
+        }
+        // The answer was lost: what became of it etcd tells whoever looks.
+        self.base_mut().transaction.take_if(|pending| cx.now >= pending.since + cx.timing.call);
+        match self {
+            Replica::Primary(primary) => primary.tick(cx),
+            Replica::Standby(base) => base.take_over(cx),
+            Replica::Away(base) => base.free_copy(cx),
+            // CL10: it begins a new epoch, alone. The transaction's answer is learned as any other.
+            Replica::Again(base) if base.transaction.is_none() => {
+                base.started_again = false;
+                base.lead_alone(cx, None, base.map.waits);
+            }
+            Replica::Again(_) => {}
+        }
+    }
+
+    /// Becomes primary of a shard of which nobody has a copy: nobody ever served it, or it begins anew. What is left of
+    /// a copy of before goes first.
+    pub(in crate::core) fn claim(&mut self, cx: &mut Context<T>) -> bool {
+        let base = self.base_mut();
+        let is_free = base.map.primary.is_none() && base.at != 0 && !base.has_stale();
+        let may = is_free && cx.is_good() && base.transaction.is_none();
+        if may {
+            base.lead_alone(cx, None, base.map.waits);
+        }
+        may
+    }
+}
