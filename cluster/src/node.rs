@@ -8,7 +8,9 @@
 //! The thread alone changes the table. It takes what has come, does what is due, and then sends what the core wants
 //! sent: what was stored was stored before.
 
+mod compacting;
 mod followers;
+mod health;
 
 use crate::clock;
 use crate::core::etcd::{CallId, EtcdAnswer, EtcdCall};
@@ -21,10 +23,11 @@ use crate::etcd::{ClusterName, EtcdError, EtcdOptions, EtcdStore};
 use crate::room::{CONNECTIONS_MAX, NOTES_KEY, with_lengths};
 use crate::table::{NodeTable, TableError, note_stop};
 use crate::wire::{
-    Arrived, Bounds, ClusterMap, Identity, Links, NodePort, NodeStatus, Question, Replies, Said, Secret,
-    ShardStatus, VERSION, WireError,
+    Arrived, Bounds, ClusterMap, Identity, Later, Links, NodeHealth, NodePort, NodeStatus, Question, Replies,
+    Said, Secret, ShardStatus, VERSION, WireError,
 };
 use followers::Followers;
+use health::{EtcdTrouble, Health};
 use oneread::{Address, DeviceChoice, Evict, ServeError, Server, ServerConfig, VerbsAddress};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::io;
@@ -232,7 +235,10 @@ impl ClusterNode {
         let replies = port.replies();
         let (arrivals, arrived) = mpsc::channel(EVENTS_AT_ONCE);
         runtime.spawn(port.run(arrivals));
-        runtime.spawn(call_etcd(store, wanted, events.clone()));
+        let [ttl_of_node, beat] = [cluster.timing.ttl, cluster.timing.beat].map(Duration::from_micros);
+        runtime.spawn(compacting::run(store.clone(), id, ttl_of_node, beat));
+        let trouble = EtcdTrouble::default();
+        runtime.spawn(call_etcd(store, wanted, events.clone(), trouble.clone()));
         let links = Links::new(who, runtime.handle().clone());
         let left = Arc::new(AtomicUsize::new(usize::MAX));
         let tick = Duration::from_micros(cluster.timing.resend.min(cluster.timing.beat) / 8);
@@ -252,6 +258,8 @@ impl ClusterNode {
             left: left.clone(),
             reads: FxHashSet::default(),
             tick: tick.clamp(TICK_MIN, TICK_MAX),
+            health: Health::new(trouble),
+            namesake: None,
         };
         let runtime_of_thread = runtime.handle().clone();
         let thread = std::thread::Builder::new()
@@ -427,17 +435,29 @@ fn as_others_say(address: &Address) -> Address {
 }
 
 /// Makes calls of etcd, each by itself, and watches what it has.
-async fn call_etcd(store: EtcdStore, mut wanted: mpsc::UnboundedReceiver<Want>, events: mpsc::Sender<Event>) {
+async fn call_etcd(
+    store: EtcdStore,
+    mut wanted: mpsc::UnboundedReceiver<Want>,
+    events: mpsc::Sender<Event>,
+    trouble: EtcdTrouble,
+) {
     let mut watch: Option<tokio::task::JoinHandle<()>> = None;
     let told = Arc::new(std::sync::Mutex::new(None::<Instant>));
     while let Some(want) = wanted.recv().await {
-        let (store, events, told) = (store.clone(), events.clone(), told.clone());
+        let (store, events, told, trouble) = (store.clone(), events.clone(), told.clone(), trouble.clone());
         match want {
             Want::Call(call, what) => drop(tokio::spawn(async move {
+                let changes = matches!(what, EtcdCall::Transaction { .. });
                 match store.call(call, what).await {
-                    Ok(answer) => drop(events.send(Event::Answer(answer)).await),
+                    Ok(answer) => {
+                        trouble.note(changes, None);
+                        drop(events.send(Event::Answer(answer)).await);
+                    }
                     // The core asks again. Whether a transaction was made, it learns from what etcd has.
-                    Err(error) => tell(&told, &error),
+                    Err(error) => {
+                        trouble.note(changes, Some(error.brief()));
+                        tell(&told, &error);
+                    }
                 }
             })),
             Want::Watch(read) => {
@@ -483,6 +503,9 @@ struct Turns {
     /// Calls under way that bring everything.
     reads: FxHashSet<CallId>,
     tick: Duration,
+    health: Health,
+    /// Who was last seen to have its name.
+    namesake: Option<NodeId>,
 }
 
 impl Turns {
@@ -491,7 +514,7 @@ impl Turns {
         let runtime = tokio::runtime::Handle::current();
         let mut events = Vec::with_capacity(EVENTS_AT_ONCE);
         let mut said = Vec::with_capacity(EVENTS_AT_ONCE);
-        let (mut ticked, mut leaves, mut was, mut works) = (None::<Instant>, false, None, false);
+        let (mut ticked, mut leaves, mut was, mut works) = (None::<Instant>, false, None::<String>, false);
         loop {
             let is_open = runtime.block_on(async {
                 tokio::select! {
@@ -522,7 +545,7 @@ impl Turns {
                     Event::WatchEnded(call) => {
                         self.watch.take_if(|watch| *watch == call);
                     }
-                    Event::Status(asks) => drop(asks.send(self.status())),
+                    Event::Status(asks) => drop(asks.send(self.status(now))),
                     Event::Leave => {
                         self.node.leave();
                         leaves = true;
@@ -535,12 +558,25 @@ impl Turns {
             if is_due {
                 ticked = Some(Instant::now());
                 self.node.tick(now);
+                self.health.see_beat(now, self.node.page().held);
                 if leaves {
                     self.left.store(self.node.to_hand_over(), Ordering::Relaxed);
                 }
-                let standing = std::mem::discriminant(&self.node.standing());
-                if was.replace(standing) != Some(standing) {
-                    tracing::info!(node = %self.node.id(), standing = standing_name(self.node.standing()), "standing with etcd");
+                let namesake = self.namesake(now);
+                if let Some(other) = namesake.filter(|_| self.namesake != namesake) {
+                    tracing::warn!(
+                        node = %self.node.id(), %other,
+                        "another node has this one's name: commands cannot tell them apart by it; start one with a name of its own (`serve --node-name`)"
+                    );
+                }
+                self.namesake = namesake;
+                let (id, standing) = (self.node.id(), self.standing(now));
+                if was.as_ref() != Some(&standing) {
+                    match standing == NodeStatus::GOOD {
+                        true => tracing::info!(node = %id, %standing, "standing"),
+                        false => tracing::warn!(node = %id, %standing, "standing"),
+                    }
+                    was = Some(standing);
                 }
             }
             // Where others wait, ticks do that.
@@ -554,6 +590,7 @@ impl Turns {
         // From a call that brings everything, a watch can go on. One from before an adoption is believed no more.
         let is_read = !answer.is_watched && answer.entries.len() > 1 && self.reads.remove(&answer.call);
         let read = is_read.then(|| answer.clone());
+        self.health.see_nodes(now, &answer);
         self.node.answered(now, answer);
         let is_good = self.watch.is_some_and(|call| self.node.is_current(call));
         if let Some(read) = read.filter(|read| !is_good && self.node.is_current(read.call)) {
@@ -589,7 +626,12 @@ impl Turns {
             Arrived::Asked(peer, Question::Notes) => {
                 self.replies.send(peer, &Said::Notes(self.node.notes().clone()));
             }
-            Arrived::Asked(peer, Question::Status) => self.replies.send(peer, &Said::Status(self.status())),
+            Arrived::Asked(peer, Question::Config) => {
+                self.replies.send(peer, &Said::Config(self.cluster.clone()));
+            }
+            Arrived::Asked(peer, Question::Status) => {
+                self.replies.send(peer, &Said::Status(self.status(now)))
+            }
         }
     }
 
@@ -628,7 +670,53 @@ impl Turns {
         }
     }
 
-    fn status(&self) -> NodeStatus {
+    /// In words: what the core says, and what it does not know.
+    fn standing(&self, now: Time) -> String {
+        let says = standing_name(self.node.standing());
+        let why = self.health.etcd();
+        match self.node.standing() {
+            Standing::Good => {
+                let reason = |why: &str| if why.is_empty() { String::new() } else { format!(": {why}") };
+                let ttl = self.cluster.timing.ttl;
+                if self.health.beat_age(now).is_none_or(|age| age >= ttl) {
+                    return format!("etcd takes no beat of it{}", reason(why));
+                }
+                match self.refused_by(now) {
+                    (false, refused) if !refused.is_empty() => {
+                        format!("no other node takes its hello{}", reason(&refused[0].1))
+                    }
+                    _ => says.into(),
+                }
+            }
+            Standing::Unborn | Standing::Looking(_) if !why.is_empty() => format!("{says}: {why}"),
+            Standing::Unborn | Standing::Looking(_) | Standing::Foreign | Standing::Failed => says.into(),
+        }
+    }
+
+    /// Another node that beats, and is called as this one.
+    fn namesake(&self, now: Time) -> Option<NodeId> {
+        let mut others = self.health.living(now, self.cluster.timing.ttl).filter(|id| *id != self.node.id());
+        others.find(|id| {
+            let called =
+                |wanted| self.node.nodes().find(move |(id, _)| *id == wanted).map(|(_, about)| &about.name);
+            called(*id).is_some_and(|name| !name.is_empty() && called(self.node.id()) == Some(name))
+        })
+    }
+
+    /// Whether some other node that lives takes its hello, and which do not.
+    fn refused_by(&self, now: Time) -> (bool, Vec<(NodeId, String)>) {
+        let (mut is_taken, mut refused) = (false, Vec::new());
+        for node in self.health.living(now, self.cluster.timing.ttl).filter(|node| *node != self.node.id()) {
+            match self.links.takes_hello(node) {
+                Some(Ok(())) | None => is_taken = true,
+                Some(Err(why)) => refused.push((node, why.to_owned())),
+            }
+        }
+        refused.sort();
+        (is_taken, refused)
+    }
+
+    fn status(&self, now: Time) -> NodeStatus {
         let node = &self.node;
         let shards: Vec<ShardStatus> = (0..self.cluster.shards)
             .map(|shard: ShardIx| {
@@ -646,18 +734,27 @@ impl Turns {
             .collect();
         let used = shards.iter().map(|shard| shard.used).sum();
         let led = shards.iter().filter(|shard| shard.role == Role::Primary);
-        let copies = led.map(|shard| node.replica(shard.shard).state().in_sync.len());
+        // A copy of a node that is gone is none.
+        let ttl = self.cluster.timing.ttl;
+        let counts = |copy: &NodeId| *copy == node.id() || self.health.lives(now, ttl, *copy);
+        let copies = led.map(|shard| node.replica(shard.shard).state().in_sync.iter().filter(counts).count());
         let missing =
             copies.map(|copies| u64::from(self.cluster.replicas).saturating_sub(copies as u64)).sum();
         NodeStatus {
             id: node.id(),
-            standing: standing_name(node.standing()).into(),
+            standing: self.standing(now),
             used,
             room_left: node.room_left(),
             evicted: node.evicted(),
             expired: node.expired(),
             missing,
             shards,
+            health: Later(Some(NodeHealth {
+                beat_age: self.health.beat_age(now),
+                etcd: self.health.etcd().into(),
+                refused_by: self.refused_by(now).1,
+                namesake: self.namesake(now),
+            })),
         }
     }
 }
@@ -671,7 +768,7 @@ fn standing_name(standing: Standing) -> &'static str {
         Standing::Foreign => {
             "etcd is another one: an operator must adopt it, or start this node again if that was a mistake"
         }
-        Standing::Failed => "its table takes no more: others take over",
+        Standing::Failed => NodeStatus::FAILED,
     }
 }
 

@@ -3,11 +3,12 @@
 mod common;
 
 use common::{Etcd, SOON, config, has_etcd, name};
+use oneread_cluster::client::{ClusterClient, ClusterOptions};
 use oneread_cluster::core::etcd::{Entry, EtcdAnswer, EtcdCall, EtcdKey, EtcdValue};
 use oneread_cluster::core::state::{Adoption, NodeAbout, NodeId, NodeIds, NodeKey, ShardState};
-use oneread_cluster::etcd::{EtcdError, EtcdOptions, EtcdStore, EtcdTls};
+use oneread_cluster::etcd::{EtcdError, EtcdOptions, EtcdStore, EtcdTls, KEPT};
+use oneread_cluster::node::ClusterNode;
 use std::os::unix::fs::PermissionsExt;
-use std::process::Command;
 use std::sync::mpsc;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -400,11 +401,8 @@ async fn a_watch_ends_with_etcd() {
         let (watch, delivered) = has.watch(has.read().await);
         has.put_shard(&state(1)).await;
         next(&delivered).await;
-        let pid = has.etcd.pid().to_string();
-        let signal =
-            |signal: &str| assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
         if hangs {
-            signal("-STOP")
+            has.etcd.signal("-STOP")
         } else {
             has.etcd.kill()
         }
@@ -416,7 +414,7 @@ async fn a_watch_ends_with_etcd() {
         assert!(matches!(failed, EtcdError::Late { .. } | EtcdError::Call { .. }), "{failed}");
         assert!(failed.to_string().contains(&has.etcd.endpoint()), "{failed}");
         if hangs {
-            signal("-CONT")
+            has.etcd.signal("-CONT")
         } else {
             has.etcd.run()
         }
@@ -564,16 +562,13 @@ async fn users_are_let_in_by_their_password() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_reached_is_named() {
     let connect = |options: EtcdOptions| EtcdStore::connect(name(), options);
-    let none = connect(EtcdOptions::new(Vec::<String>::new())).await.unwrap_err();
-    assert!(matches!(none, EtcdError::NoEndpoint), "{none}");
-    for wrong in [
-        "",
-        "127.0.0.1:2379",
-        "http://",
-        "http://127.0.0.1:99999",
-        "http://a b:2379",
-        "https://127.0.0.1:2379",
-    ] {
+    for nothing in [&[][..], &["", " "]] {
+        let none = connect(EtcdOptions::new(nothing.iter().copied())).await.unwrap_err();
+        assert!(matches!(none, EtcdError::NoEndpoint), "{none}");
+    }
+    for wrong in
+        ["127.0.0.1:2379", "http://", "http://127.0.0.1:99999", "http://a b:2379", "https://127.0.0.1:2379"]
+    {
         let refused = connect(EtcdOptions::new(["http://127.0.0.1:2379", wrong])).await.unwrap_err();
         assert!(matches!(&refused, EtcdError::Endpoint { endpoint, .. } if endpoint == wrong), "{refused}");
     }
@@ -640,4 +635,318 @@ async fn files_for_tls_are_named() {
         };
         assert!(refused.to_string().contains("https://127.0.0.1:1"), "{refused}");
     }
+}
+
+// ---- several members ----
+
+/// Three members of one etcd, on addresses of this host.
+fn three_members(folder: &TempDir) -> Vec<Etcd> {
+    let id = std::process::id();
+    let hosts: Vec<String> =
+        (1..=3).map(|last| format!("127.{}.{}.{last}", 64 + (id >> 8) % 64, id % 256)).collect();
+    let start = |number| Etcd::start_member(folder.path(), &hosts, number, vec!["etcd".into()]);
+    (0..3).map(start).collect()
+}
+
+/// Endpoints as people write them, this one first.
+fn from(members: &[String], first: usize) -> EtcdOptions {
+    let turned = members.iter().cycle().skip(first).take(members.len());
+    let mut list: Vec<String> = turned.map(|member| format!(" {member}")).collect();
+    list.push(String::new());
+    EtcdOptions::new(list)
+}
+
+/// A member that hangs, and an address that swallows all that is sent to it, refuse nothing. No call fails for them, and no
+/// start, whoever is asked first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_member_fails_no_call() {
+    if !has_etcd() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let members = three_members(&folder);
+    let leads = || members.iter().position(|member| member.leads() == Some(true));
+    common::until("a member leads", || leads().is_some());
+    let endpoints: Vec<String> = members.iter().map(Etcd::endpoint).collect();
+    let before = EtcdStore::connect(name(), from(&endpoints, 0)).await.unwrap();
+    let made = async { while before.init(&config(4, 2, TTL)).await.is_err() {} };
+    tokio::time::timeout(SOON, made).await.expect("no cluster can be made");
+
+    let silent = (leads().unwrap() + 1) % 3;
+    members[silent].signal("-STOP");
+    let swallows = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let swallows = format!("http://{}", swallows.local_addr().unwrap());
+    let with_it: Vec<String> = [&swallows].into_iter().chain(&endpoints).cloned().collect();
+    for number in 0..12 {
+        for list in [&endpoints, &with_it] {
+            let store = EtcdStore::connect(name(), from(list, number)).await.unwrap();
+            store.read_config().await.unwrap_or_else(|error| panic!("start {number} of {list:?}: {error}"));
+            let node = NodeId(number as u64);
+            let change = store.change_wishes(|wishes| {
+                wishes.pinned.insert(0, node);
+            });
+            assert_eq!(change.await.unwrap().pinned[&0], node, "change {number} of {list:?}");
+        }
+        // One that was connected when the member fell silent.
+        before.read_config().await.unwrap_or_else(|error| panic!("call {number}: {error}"));
+    }
+    members[silent].signal("-CONT");
+}
+
+/// While members choose another leader, a call waits for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_leader_is_waited_for() {
+    if !has_etcd() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut members = three_members(&folder);
+    let leads = |members: &[Etcd]| members.iter().position(|member| member.leads() == Some(true));
+    common::until("a member leads", || leads(&members).is_some());
+    let endpoints: Vec<String> = members.iter().map(Etcd::endpoint).collect();
+    let mut options = from(&endpoints, 0);
+    options.timeout = SOON;
+    let store = EtcdStore::connect(name(), options).await.unwrap();
+    store.init(&config(4, 2, TTL)).await.unwrap();
+    for _ in 0..2 {
+        let leader = leads(&members).unwrap();
+        members[leader].kill();
+        store.read_config().await.unwrap();
+        members[leader].run();
+        common::until("a member leads again", || leads(&members).is_some());
+        store.read_config().await.unwrap();
+    }
+}
+
+// ---- space ----
+
+/// What a node says of itself, as long as it is usually.
+fn usual_key(number: u64) -> EtcdValue {
+    let about = NodeAbout {
+        name: "host-1.example.org".into(),
+        table: vec!["tcp://host-1.example.org:7471".into()],
+        requests: vec!["host-1.example.org:7480".into()],
+        slots: "128 B, keys to 86, all to 110".into(),
+        ..NodeAbout::default()
+    };
+    EtcdValue::Node(NodeKey { life: 1, number, alive: true, about })
+}
+
+/// Beats as `nodes` that go on without a pause, until there were so many. Their watch goes on, so each says how far it is.
+async fn beat(store: &EtcdStore, nodes: u64, beats: u64) {
+    let (_, read) = store.read_config().await.unwrap();
+    let adoption = read.adoption().unwrap();
+    let watching = store.clone();
+    let watch = tokio::spawn(async move {
+        loop {
+            let (_, read) = watching.read_config().await.unwrap();
+            watching.watch(&read, |_| true).await;
+        }
+    });
+    let all = (1..=nodes).map(|node| {
+        let (store, node) = (store.clone(), EtcdKey::Node(NodeId(node)));
+        tokio::spawn(async move {
+            let mut at = 0;
+            for number in 0..beats / nodes {
+                let (compare, put) = (vec![(node, at)], vec![(node, usual_key(number))]);
+                let beat = store.call(1, EtcdCall::Transaction { adoption, compare, put }).await.unwrap();
+                assert!(beat.is_done, "{beat:?}");
+                at = beat.at(node);
+            }
+        })
+    });
+    for task in all.collect::<Vec<_>>() {
+        task.await.unwrap();
+    }
+    watch.abort();
+}
+
+/// What a node says of itself is written when it changes, and not with each beat. Who reads, watches or is answered has both.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_beat_is_short() {
+    if !has_etcd() {
+        return;
+    }
+    let has = Has::cluster().await;
+    let adoption = has.read().await.adoption().unwrap();
+    let (_watch, delivered) = has.watch(has.read().await);
+    let key = EtcdKey::Node(NODE);
+    let mut at = 0;
+    for number in 0..3 {
+        let (compare, put) = (vec![(key, at)], vec![(key, usual_key(number))]);
+        let beat = has.store.call(1, EtcdCall::Transaction { adoption, compare, put }).await.unwrap();
+        at = beat.at(key);
+        assert_eq!(beat.entries[0].value, Some(usual_key(number)));
+        assert_eq!(next(&delivered).await, Entry { key, value: Some(usual_key(number)), at });
+    }
+    assert_eq!(
+        has.read().await.entries.iter().find(|entry| entry.key == key).unwrap().value,
+        Some(usual_key(2))
+    );
+    let beat = has.ctl(&["get", "--print-value-only", &format!("/oneread/test/nodes/{NODE}")]);
+    assert!(beat.trim().len() < 80 && !beat.contains("7471"), "{beat}");
+    let written = |key: &str| {
+        let told = has.ctl(&["get", "--write-out=json", key]);
+        let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+        told["kvs"][0]["version"].as_u64().unwrap()
+    };
+    assert_eq!(["nodes", "abouts"].map(|part| written(&format!("/oneread/test/{part}/{NODE}"))), [3, 1]);
+    // Another store knows nothing yet, and writes nothing that is there once it has read.
+    let other = EtcdStore::connect(name(), has.etcd.options()).await.unwrap();
+    other.read_config().await.unwrap();
+    let EtcdValue::Node(dead) = usual_key(3) else { panic!("it is a node's") };
+    let dead = EtcdValue::Node(NodeKey { alive: false, ..dead });
+    let put = vec![(key, dead.clone())];
+    other.call(1, EtcdCall::Transaction { adoption, compare: vec![(key, at)], put }).await.unwrap();
+    assert_eq!(next(&delivered).await.value, Some(dead));
+    assert_eq!(written(&format!("/oneread/test/abouts/{NODE}")), 1);
+    // A node that is forgotten is forgotten whole.
+    has.store.forget(NODE).await.unwrap();
+    assert_eq!(has.ctl(&["get", "--prefix", "/oneread/test/abouts/"]), "");
+}
+
+/// Beats that fill an etcd's quota several times over go through it, where nodes compact it: a node does that by itself, and
+/// goes no further than each says that it has seen. A watch from before is told, and goes on with what is read then.
+#[test]
+fn beats_fill_no_quota() {
+    if !has_etcd() {
+        return;
+    }
+    const QUOTA: u64 = 16 << 20;
+    let beats: u64 = if std::env::var_os("ONEREAD_LONG").is_some() { 1_000_000 } else { 250_000 };
+    let folder = tempfile::tempdir().unwrap();
+    let etcd = Etcd::start_with(folder.path(), &[&format!("--quota-backend-bytes={QUOTA}")]);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let store = runtime.block_on(EtcdStore::connect(name(), etcd.options())).unwrap();
+    let before = runtime.block_on(async {
+        store.init(&config(4, 1, TTL)).await.unwrap();
+        store.let_nodes_compact(true).await.unwrap();
+        store.read_config().await.unwrap().1
+    });
+    let node = ClusterNode::start(common::node(folder.path(), 0, etcd.options())).unwrap();
+    runtime.block_on(beat(&store, 16, beats));
+    let space = runtime.block_on(store.space()).unwrap();
+    // Of a beat etcd keeps its key and its value, and more than this.
+    let each = "/oneread/test/nodes/0000000000001234{}".len() as u64 + 60 + 40;
+    assert!(beats * each > 19 * QUOTA / 10, "they would have filled it");
+    assert!(space.alarms.is_empty() && space.file_bytes < QUOTA, "{space:?}");
+    assert_eq!(space.quota_bytes, Some(QUOTA));
+    assert!(space.revision as u64 > beats && space.oldest > 1, "{space:?}");
+    assert_eq!(space.compaction.unwrap().by, Some(node.id()));
+    common::until("the node is good", || node.status().is_some_and(|status| status.is_good()));
+    // Who was away is told, and reads everything again.
+    let (deliver, delivered) = mpsc::channel();
+    let told = runtime.block_on(store.watch(&before, |answer| deliver.send(answer).is_ok()));
+    assert!(matches!(told, EtcdError::Compacted) && delivered.try_recv().is_err(), "{told}");
+}
+
+/// One node that has seen nothing for long keeps etcd from forgetting what it has not seen, for as long as it beats.
+#[test]
+fn nothing_is_forgotten_that_a_node_has_not_seen() {
+    if !has_etcd() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let etcd = Etcd::start(folder.path());
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let store = runtime.block_on(EtcdStore::connect(name(), etcd.options())).unwrap();
+    runtime.block_on(async {
+        store.init(&config(4, 1, TTL)).await.unwrap();
+        store.let_nodes_compact(true).await.unwrap();
+    });
+    let _node = ClusterNode::start(common::node(folder.path(), 0, etcd.options())).unwrap();
+    // It has no watch, so its beats say that it has seen nothing.
+    let blind = runtime.block_on(EtcdStore::connect(name(), etcd.options())).unwrap();
+    let adoption = runtime.block_on(blind.read_config()).unwrap().1.adoption().unwrap();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let beats_on = runtime.spawn(async move {
+        let key = EtcdKey::Node(NodeId(99));
+        let (mut at, mut number) = (0, 0);
+        let mut stopped = stopped;
+        while stopped.try_recv().is_err() {
+            let (compare, put) = (vec![(key, at)], vec![(key, usual_key(number))]);
+            if let Ok(beat) = blind.call(1, EtcdCall::Transaction { adoption, compare, put }).await {
+                at = beat.at(key);
+            }
+            number += 1;
+            tokio::time::sleep(TTL / 10).await;
+        }
+    });
+    runtime.block_on(beat(&store, 16, 3 * KEPT as u64));
+    // It is this node's job, and it had the time of several looks.
+    common::until("a node compacts", || {
+        let read = runtime.block_on(store.compaction()).unwrap().unwrap();
+        read.compaction.by.is_some()
+    });
+    std::thread::sleep(4 * TTL);
+    assert_eq!(runtime.block_on(store.space()).unwrap().oldest, 1);
+    stop.send(()).unwrap();
+    runtime.block_on(beats_on).unwrap();
+    // It beats no more. Others go on.
+    common::until("etcd is compacted", || runtime.block_on(store.space()).unwrap().oldest > 1);
+}
+
+/// An etcd whose quota is reached takes no beat: so no node is good, whoever asks is told why, and a GET, too. The alarm is
+/// the operator's. Once it is off, all goes on.
+#[test]
+fn a_full_etcd_is_told_of() {
+    if !has_etcd() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let etcd = Etcd::start_with(folder.path(), &["--quota-backend-bytes=16777216"]);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let store = runtime.block_on(EtcdStore::connect(name(), etcd.options())).unwrap();
+    runtime.block_on(store.init(&config(4, 1, TTL))).unwrap();
+    let node = ClusterNode::start(common::node(folder.path(), 0, etcd.options())).unwrap();
+    let mut options = ClusterOptions::default();
+    options.deadline = SOON;
+    let mut client = ClusterClient::connect(name(), etcd.options(), options.clone()).unwrap();
+    client.put(b"key", b"value").unwrap();
+    assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    common::until("the node is good", || node.status().is_some_and(|status| status.is_good()));
+
+    let junk = folder.path().join("junk");
+    std::fs::write(&junk, vec![b'j'; 1 << 20]).unwrap();
+    let full = |number| {
+        let mut put = std::process::Command::new("etcdctl");
+        put.env("ETCDCTL_API", "3").args([
+            "--endpoints",
+            &etcd.endpoint(),
+            "put",
+            &format!("/junk/{number}"),
+        ]);
+        put.stdin(std::fs::File::open(&junk).unwrap()).output().unwrap().status.success()
+    };
+    assert!((0..64).any(|number| !full(number)), "it has no quota");
+    common::until("the node is not good", || {
+        node.status().is_some_and(|status| !status.is_good() && status.standing.contains("no space"))
+    });
+    let health = node.status().unwrap().health.0.unwrap();
+    assert!(health.etcd == "no space" && health.beat_age.is_some(), "{health:?}");
+    let space = runtime.block_on(store.space()).unwrap();
+    assert!(space.alarms.iter().any(|alarm| alarm.contains("NOSPACE")), "{space:?}");
+    assert!(space.advice(4.0)[0].contains("disarm"), "{:?}", space.advice(4.0));
+    let refused = runtime.block_on(store.change_wishes(|_| {})).unwrap_err();
+    assert!(matches!(refused, EtcdError::NoSpace { .. }), "{refused}");
+    // As a client sees it that has not waited for long yet.
+    options.deadline = Duration::from_secs(5);
+    let mut client = ClusterClient::connect(name(), etcd.options(), options).unwrap();
+    let refused = client.get(b"key").unwrap_err().to_string();
+    assert!(refused.contains("no lease") && refused.contains("no space"), "{refused}");
+
+    // Nobody but the operator has made it go away.
+    let space = runtime.block_on(store.space()).unwrap();
+    assert!(!space.alarms.is_empty());
+    for words in [
+        vec!["del", "--prefix", "/junk/"],
+        vec!["compact", &(space.revision + 1).to_string()],
+        vec!["defrag"],
+        vec!["alarm", "disarm"],
+    ] {
+        ctl(&etcd, &[], &words);
+    }
+    common::until("the node is good again", || node.status().is_some_and(|status| status.is_good()));
+    assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    assert!(runtime.block_on(store.space()).unwrap().alarms.is_empty());
 }

@@ -1089,3 +1089,158 @@ fn a_change_with_a_wrong_secret_was_certainly_not_made() {
     }
     assert_eq!(cluster.client().get(b"key").unwrap(), None);
 }
+
+/// A node with another secret beats as the others do, and nobody takes what it says: it is not good, and what it is called is
+/// the reason. The others are, and say who refuses them.
+#[test]
+fn a_node_with_another_secret_is_not_good() {
+    if !has_etcd() {
+        return;
+    }
+    let mut cluster = Cluster::none(8, 2);
+    let run_with = |cluster: &mut Cluster, number, secret: &[u8]| {
+        let mut config = node(cluster.folder.path(), number, cluster.etcd.options());
+        config.secret = Secret::new(secret).unwrap();
+        cluster.run_as(number, config);
+    };
+    run_with(&mut cluster, 0, b"one");
+    run_with(&mut cluster, 1, b"one");
+    cluster.until_copies(2);
+    run_with(&mut cluster, 2, b"another");
+    let status = |number: usize| cluster.nodes[number].as_ref().unwrap().status();
+    until("the one is not good", || {
+        status(2).is_some_and(|status| !status.is_good() && status.standing.contains("another secret"))
+    });
+    let refused_by =
+        |number| status(number).and_then(|status| status.health.0).map(|health| health.refused_by);
+    until("the others say who refuses them", || {
+        [0, 1].into_iter().all(|number| {
+            let is_good = status(number).is_some_and(|status| status.is_good());
+            let wanted = vec![(cluster.id(2), "another secret".to_owned())];
+            is_good && refused_by(number) == Some(wanted)
+        })
+    });
+    // Who asks it with their secret is told the same.
+    let who = Identity::new(name(), None, Secret::new(b"one").unwrap(), Bounds::of(&config(8, 2, TTL)));
+    let asked = cluster.nodes[2].as_ref().unwrap();
+    let refused = block(NodeConnection::connect(asked.requests(), who, asked.id())).unwrap_err();
+    assert_eq!(refused.brief(), "another secret", "{refused}");
+}
+
+/// A copy at a node that is gone is none, also while etcd still names it.
+#[test]
+fn copies_of_a_lost_node_do_not_count() {
+    if !has_etcd() {
+        return;
+    }
+    let mut cluster = Cluster::start(2, 4, 2);
+    cluster.until_copies(2);
+    let missing =
+        |cluster: &Cluster| cluster.nodes[0].as_ref().unwrap().status().map(|status| status.missing);
+    until("no copy is missing", || missing(&cluster) == Some(0));
+    drop(cluster.nodes[1].take());
+    until("each shard lacks a copy", || missing(&cluster) == Some(4));
+    let gone: Vec<NodeId> = vec![];
+    let store = block(EtcdStore::connect(name(), cluster.etcd.options())).unwrap();
+    // It is forgotten once no shard names it; who beats is not.
+    until("nobody names it", || cluster.shards().iter().all(|state| state.in_sync.len() == 1));
+    assert_ne!(block(store.forget_dead()).unwrap(), gone);
+    assert_eq!(block(store.forget_dead()).unwrap(), gone);
+    cluster.run(1);
+    cluster.until_copies(2);
+    until("no copy is missing again", || missing(&cluster) == Some(0));
+}
+
+/// A backup that is restored under its old token is taken for the etcd that there was. Whoever adopts it is told; restored
+/// under another one it is adopted, and nothing is missing.
+#[test]
+fn a_backup_under_the_old_token_is_told_of() {
+    if !has_etcd() {
+        return;
+    }
+    let mut cluster = Cluster::start(2, 4, 2);
+    let mut client = cluster.client();
+    cluster.until_copies(2);
+    client.put(b"key", b"old").unwrap();
+    let backup = cluster.folder.path().join("backup");
+    cluster.etcd.back_up(&backup);
+    // Who serves what changes, and etcd forgets that.
+    drop(cluster.nodes[0].take());
+    until("one goes on alone", || cluster.shards().iter().all(|state| state.in_sync.len() == 1));
+    cluster.run(0);
+    cluster.until_copies(2);
+    client.put(b"key", b"new").unwrap();
+    cluster.etcd.restore_alike(&backup);
+    let notes = || cluster.nodes.iter().flatten().map(|node| node.notes().unwrap()).collect::<Vec<_>>();
+    let store = block(EtcdStore::connect(name(), cluster.etcd.options())).unwrap();
+    let refused = block(store.adopt(&notes(), 1)).unwrap_err();
+    assert!(matches!(refused, EtcdError::RestoredAlike { .. }), "{refused}");
+    assert!(refused.to_string().contains("--initial-cluster-token"), "{refused}");
+    cluster.etcd.restore(&backup);
+    block(store.adopt(&notes(), 1)).unwrap();
+    assert_eq!(cluster.client().get(b"key").unwrap().as_deref(), Some(&b"new"[..]));
+    client.put(b"key", b"newer").unwrap();
+    cluster.until_copies(2);
+}
+
+/// An etcd that has lost all is told by nodes that run what it had.
+#[test]
+fn an_emptied_etcd_is_told_by_nodes() {
+    if !has_etcd() {
+        return;
+    }
+    let mut cluster = Cluster::start(2, 4, 2);
+    let mut client = cluster.client();
+    cluster.until_copies(2);
+    client.put(b"key", b"value").unwrap();
+    cluster.etcd.forget_all();
+    let store = block(EtcdStore::connect(name(), cluster.etcd.options())).unwrap();
+    let missing = block(store.read_config()).unwrap_err();
+    assert!(matches!(missing, EtcdError::NotThere { .. }), "{missing}");
+    until("leases end", || !client.has_lease(b"key"));
+    let asked = cluster.nodes[0].as_ref().unwrap();
+    let (config, map) = block(async {
+        let who = Identity::new(name(), None, Secret::default(), Bounds::any());
+        let (mut connection, node) = NodeConnection::connect_any(&asked.requests()[0], who).await.unwrap();
+        assert_eq!(node, asked.id());
+        connection.send(&Said::Ask(Question::Config)).await.unwrap();
+        let Said::Config(config) = connection.next().await.unwrap() else { panic!("it was asked for that") };
+        connection.send(&Said::Ask(Question::Map)).await.unwrap();
+        let Said::Map(map) = connection.next().await.unwrap() else { panic!("it was asked for that") };
+        (config, map)
+    });
+    assert_eq!(&config, client.config());
+    let known: HashSet<NodeId> = map.nodes.iter().map(|(id, _)| *id).collect();
+    assert_eq!(known, HashSet::from([cluster.id(0), cluster.id(1)]));
+    let notes: Vec<_> = cluster.nodes.iter().flatten().map(|node| node.notes().unwrap()).collect();
+    let adoption = block(store.adopt_from(&config, &notes, 1)).unwrap();
+    assert_eq!(adoption.number, 2);
+    let again = block(store.adopt_from(&config, &notes, 1)).unwrap_err();
+    assert!(matches!(again, EtcdError::Exists { .. }), "{again}");
+    assert_eq!(cluster.client().get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    client.put(b"key", b"other").unwrap();
+    cluster.until_copies(2);
+}
+
+/// Two nodes of one name both say so, while both beat.
+#[test]
+fn a_name_that_is_taken_is_told() {
+    if !has_etcd() {
+        return;
+    }
+    let mut cluster = Cluster::start(2, 4, 1);
+    let namesake = |cluster: &Cluster, number: usize| {
+        let status = cluster.nodes[number].as_ref().unwrap().status();
+        status.and_then(|status| status.health.0).and_then(|health| health.namesake)
+    };
+    let mut config = node(cluster.folder.path(), 2, cluster.etcd.options());
+    config.name = "n1".into();
+    cluster.run_as(2, config);
+    until("both say so", || {
+        [(1, 2), (2, 1)].into_iter().all(|(one, other)| namesake(&cluster, one) == Some(cluster.id(other)))
+    });
+    assert_eq!(namesake(&cluster, 0), None);
+    drop(cluster.nodes[2].take());
+    until("the name is free again", || namesake(&cluster, 1).is_none());
+}

@@ -123,7 +123,11 @@ impl Tables {
             *client = None;
         }
         match self.connect(route.node, route.place) {
-            Ok(_) => why(format_args!("there is no lease on node {}", route.node)),
+            Ok(_) => {
+                let reason = self.shared.why_no_lease(route.node);
+                let reason = if reason.is_empty() { reason } else { format!(": {reason}") };
+                why(format_args!("there is no lease on node {}{reason}", route.node))
+            }
             Err(why) => why,
         }
     }

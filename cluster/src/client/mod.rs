@@ -35,6 +35,9 @@ use std::time::{Duration, Instant};
 
 /// Longest time between two looks at what a request that was not done waits for.
 const AGAIN: Duration = Duration::from_millis(20);
+/// Between two questions to a node why it gives no lease.
+const REASON_EVERY: Duration = Duration::from_millis(500);
+
 /// What a client of a cluster is told.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -213,6 +216,8 @@ struct Shared {
     /// A client of each node's table that some handle READs.
     tables: Mutex<FxHashMap<NodeId, Client>>,
     copies: AtomicU64,
+    /// What nodes said of why they give no lease, and when they were asked.
+    reasons: Mutex<FxHashMap<NodeId, (Instant, String)>>,
     runtime: Runtime,
 }
 
@@ -270,12 +275,31 @@ impl Shared {
         Ok(client)
     }
 
+    /// Why there is no lease on a node, as far as it says: etcd takes no beat of it, perhaps. It is asked beside, once in a
+    /// while, so at first nothing is known.
+    fn why_no_lease(self: &Arc<Shared>, node: NodeId) -> String {
+        let mut reasons = lock(&self.reasons);
+        let is_due = reasons.get(&node).is_none_or(|(at, _)| at.elapsed() >= REASON_EVERY);
+        let (at, why) = reasons.entry(node).or_insert_with(|| (Instant::now(), String::new()));
+        let told = why.clone();
+        if is_due {
+            *at = Instant::now();
+            drop(reasons);
+            requests::ask_why(self, node);
+        }
+        told
+    }
+
     /// Nothing keeps a lease on the node any more: the next use connects anew.
     fn lose_table(&self, node: NodeId) {
         lock(&self.tables).remove(&node);
         self.wake();
     }
 }
+
+/// The table's token follows from the secret: nobody has given one.
+const ANOTHER_SECRET: &str =
+    "it has another secret than this client: give all nodes and clients of the cluster the same one";
 
 /// Connects to a node's table at the first of its addresses where it is.
 fn connect(node: NodeId, about: Option<&NodeAbout>, options: &ClusterOptions) -> Result<Client, String> {
@@ -284,7 +308,10 @@ fn connect(node: NodeId, about: Option<&NodeAbout>, options: &ClusterOptions) ->
     for at in &about.table {
         let connected = at.parse::<Address>().map_err(|error| error.to_string()).and_then(|address| {
             let options = options.tables.clone().token(options.secret.token()).lease(Duration::MAX);
-            Client::connect_with(&address, options).map_err(|error: ConnectError| error.to_string())
+            Client::connect_with(&address, options).map_err(|error| match error {
+                ConnectError::Token { .. } => ANOTHER_SECRET.to_owned(),
+                error => error.to_string(),
+            })
         });
         match connected {
             Ok(client) if client.geometry().generation() == node.0 => return Ok(client),
@@ -372,6 +399,7 @@ impl ClusterClient {
             changed: Condvar::new(),
             tables: Mutex::default(),
             copies: AtomicU64::new(0),
+            reasons: Mutex::default(),
             runtime,
         });
         shared.runtime.follow(&shared, start);

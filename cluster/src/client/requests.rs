@@ -165,6 +165,32 @@ async fn follow(shared: Weak<Shared>, store: EtcdStore, first: EtcdAnswer, who: 
     }
 }
 
+/// Asks a node why it gives no lease, and notes what it says. One that is good says nothing of that.
+pub fn ask_why(shared: &Arc<Shared>, node: NodeId) {
+    let Some(addresses) = super::lock(&shared.known).about(node).map(|about| about.requests.clone()) else {
+        return;
+    };
+    let (who, asked) = (shared.runtime.who().clone(), Arc::downgrade(shared));
+    shared.runtime.spawn(async move {
+        let status = timeout(ASK, async {
+            let mut connection = NodeConnection::connect(&addresses, who, node).await?;
+            connection.send(&Said::Ask(Question::Status)).await?;
+            connection.next().await
+        });
+        let why = match status.await {
+            Ok(Ok(Said::Status(status))) if status.is_good() => String::new(),
+            Ok(Ok(Said::Status(status))) => status.standing,
+            Ok(Err(error)) => error.to_string(),
+            Ok(Ok(_)) | Err(_) => String::new(),
+        };
+        if let Some(shared) = asked.upgrade()
+            && let Some((_, known)) = super::lock(&shared.reasons).get_mut(&node)
+        {
+            *known = why;
+        }
+    });
+}
+
 /// Takes the map of whoever answers: newer states replace older ones.
 async fn ask_nodes(shared: &Weak<Shared>, who: &Identity) {
     let Some(nodes) = shared.upgrade().map(|shared| {

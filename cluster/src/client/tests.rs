@@ -53,6 +53,7 @@ impl Scene {
             changed: Condvar::new(),
             tables: Mutex::default(),
             copies: AtomicU64::new(1),
+            reasons: Mutex::default(),
             runtime,
         });
         let client = ClusterClient::of(shared);

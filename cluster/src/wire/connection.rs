@@ -17,10 +17,15 @@ pub struct NodeConnection {
     said: Instant,
 }
 
-/// Connects to the first of some addresses at which this node is.
-pub(super) async fn reach(addresses: &[String], who: &Identity, node: NodeId) -> Result<Frames, WireError> {
+/// Connects to the first of some addresses at which this node is, or any, if none is named. Also which it is.
+pub(super) async fn reach(
+    addresses: &[String],
+    who: &Identity,
+    node: Option<NodeId>,
+) -> Result<(Frames, NodeId), WireError> {
     let nobody = io::Error::new(io::ErrorKind::AddrNotAvailable, "the node names no address");
-    let mut why = WireError::Connect { address: node.to_string(), why: nobody };
+    let address = node.map_or_else(|| "a node".to_owned(), |node| node.to_string());
+    let mut why = WireError::Connect { address, why: nobody };
     for address in addresses {
         let stream = timeout(HANDSHAKE, TcpStream::connect(address)).await;
         let stream = stream.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
@@ -29,7 +34,7 @@ pub(super) async fn reach(addresses: &[String], who: &Identity, node: NodeId) ->
             Err(why) => Err(WireError::Connect { address: address.clone(), why }),
         };
         match connected {
-            Ok(frames) => return Ok(frames),
+            Ok(reached) => return Ok(reached),
             Err(error) => why = error,
         }
     }
@@ -46,8 +51,17 @@ impl NodeConnection {
         who: Identity,
         node: NodeId,
     ) -> Result<NodeConnection, WireError> {
-        let frames = reach(addresses, &who, node).await?;
+        let (frames, _) = reach(addresses, &who, Some(node)).await?;
         Ok(NodeConnection { frames, who, heard: Instant::now(), said: Instant::now() })
+    }
+
+    /// Connects to whichever node is at an address. Also which it is.
+    ///
+    /// # Errors
+    /// As [`NodeConnection::connect`].
+    pub async fn connect_any(address: &str, who: Identity) -> Result<(NodeConnection, NodeId), WireError> {
+        let (frames, node) = reach(&[address.to_owned()], &who, None).await?;
+        Ok((NodeConnection { frames, who, heard: Instant::now(), said: Instant::now() }, node))
     }
 
     /// Says something. Waits while what was said before is on its way.

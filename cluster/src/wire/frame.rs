@@ -7,7 +7,7 @@ use crate::core::shard::Role;
 use crate::core::state::{Adoption, ClusterConfig, NodeAbout, NodeId, Notes, ShardIx, ShardState};
 use bytes::Bytes;
 use futures_util::{SinkExt, StreamExt};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::io;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -36,6 +36,8 @@ pub enum Said {
     Follow(Follow),
     /// The answer to [`Said::Follow`].
     Changes(Changes),
+    /// The answer to [`Question::Config`].
+    Config(ClusterConfig),
 }
 
 /// What a node can be asked.
@@ -47,6 +49,8 @@ pub enum Question {
     Notes,
     /// How it is.
     Status,
+    /// What the cluster is: for an operator whose etcd has lost that.
+    Config,
 }
 
 /// Asks for changes of shards. It is answered when there are some, or after a second; the next one of the same
@@ -100,15 +104,58 @@ pub struct NodeStatus {
     pub missing: u64,
     /// By shard.
     pub shards: Vec<ShardStatus>,
+    /// How etcd and other nodes take it.
+    pub health: Later<NodeHealth>,
+}
+
+/// What the end of a frame says in this version, and not in earlier ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Later<T>(pub Option<T>);
+
+impl<T: Serialize> Serialize for Later<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match &self.0 {
+            Some(said) => said.serialize(serializer),
+            None => serializer.serialize_unit(),
+        }
+    }
+}
+
+impl<'f, T: Deserialize<'f>> Deserialize<'f> for Later<T> {
+    fn deserialize<D: Deserializer<'f>>(deserializer: D) -> Result<Later<T>, D::Error> {
+        Ok(Later(T::deserialize(deserializer).ok()))
+    }
+}
+
+/// How etcd and other nodes take a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeHealth {
+    /// Microseconds since it learned that etcd has taken a beat of its. `None`: of none yet.
+    pub beat_age: Option<u64>,
+    /// Why etcd takes none, in a few words: no space, no rights, no leader, no answer. Empty: it takes them.
+    pub etcd: String,
+    /// Nodes that live and do not take its hello, each with why.
+    pub refused_by: Vec<(NodeId, String)>,
+    /// Another node that beats, and has its name.
+    pub namesake: Option<NodeId>,
 }
 
 impl NodeStatus {
     /// The standing of one that serves.
     pub(crate) const GOOD: &str = "good";
 
-    /// Whether it knows that it lives, and serves what etcd says.
+    /// Whether it serves what etcd says: etcd has taken a beat of its within the TTL, and another node takes its hello, if
+    /// there is one.
     pub fn is_good(&self) -> bool {
         self.standing == NodeStatus::GOOD
+    }
+
+    /// The standing of one whose table has refused what it must take.
+    pub(crate) const FAILED: &str = "its table takes no more: others take over";
+
+    /// Whether only another start mends it.
+    pub fn has_failed(&self) -> bool {
+        self.standing == NodeStatus::FAILED
     }
 }
 
@@ -144,6 +191,12 @@ pub struct Bounds {
 const FRAME_LEAST: usize = 1 << 20;
 
 impl Bounds {
+    /// Of any cluster: for who does not know yet which it is.
+    pub fn any() -> Bounds {
+        let (key_max, value_max) = (255, 64 << 20);
+        Bounds { key_max, value_max, frame_max: FRAME_LEAST + 2 * (key_max + value_max) }
+    }
+
     /// Of a cluster.
     pub fn of(config: &ClusterConfig) -> Bounds {
         let (key_max, value_max) = (usize::from(config.key_max).max(64), config.value_max as usize);

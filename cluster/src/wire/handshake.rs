@@ -114,8 +114,12 @@ async fn in_time<R>(within: Duration, f: impl Future<Output = Result<R, WireErro
     timeout(within, f).await.unwrap_or(Err(WireError::Silent(within)))
 }
 
-/// Begins a connection that was made to a node.
-pub async fn connect(stream: TcpStream, who: &Identity, wanted: NodeId) -> Result<Frames, WireError> {
+/// Begins a connection that was made to a node: to this one, if one is named. Also which it is.
+pub async fn connect(
+    stream: TcpStream,
+    who: &Identity,
+    wanted: Option<NodeId>,
+) -> Result<(Frames, NodeId), WireError> {
     in_time(HANDSHAKE, async {
         stream.set_nodelay(true)?;
         let mut frames = short(stream);
@@ -132,11 +136,11 @@ pub async fn connect(stream: TcpStream, who: &Identity, wanted: NodeId) -> Resul
             return Err(WireError::Secret);
         }
         let found = theirs.node.ok_or_else(|| WireError::Rubbish("it is no node".into()))?;
-        if found != wanted {
+        if let Some(wanted) = wanted.filter(|wanted| *wanted != found) {
             return Err(WireError::OtherNode { found, wanted });
         }
         send(&mut frames, &who.secret.proof(&parts(hellos, CONNECTS))).await?;
-        Ok(long(frames, who))
+        Ok((long(frames, who), found))
     })
     .await
 }

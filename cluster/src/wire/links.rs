@@ -8,8 +8,8 @@ use crate::core::message::Message;
 use crate::core::state::NodeId;
 use futures_util::StreamExt;
 use rustc_hash::FxHashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
@@ -20,8 +20,16 @@ const WAITING_MAX: usize = 16 << 20;
 /// Pauses between two attempts to connect.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// Between two warnings of one link.
+/// Between two warnings of one link: that it is too slow, and that it is refused.
 const TOLD_EVERY: Duration = Duration::from_secs(10);
+const REFUSAL_TOLD_EVERY: Duration = Duration::from_secs(60);
+
+/// What became of the last attempt to reach a node. `None`: none has ended yet.
+type Reached = Arc<Mutex<Option<Result<(), &'static str>>>>;
+
+fn reached(of: &Reached) -> MutexGuard<'_, Option<Result<(), &'static str>>> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Links to other nodes. Sending waits for nothing.
 #[derive(Debug)]
@@ -36,6 +44,7 @@ struct Link {
     addresses: watch::Sender<Vec<String>>,
     messages: mpsc::UnboundedSender<Message>,
     waiting: Arc<AtomicUsize>,
+    reached: Reached,
     /// How many were left out, and when that was told last.
     left_out: u64,
     told: Option<Instant>,
@@ -61,9 +70,15 @@ impl Links {
         }
         let (addresses, known) = watch::channel(addresses.to_vec());
         let (messages, queue) = mpsc::unbounded_channel();
-        let waiting = Arc::new(AtomicUsize::new(0));
-        self.runtime.spawn(run(self.who.clone(), node, known, queue, waiting.clone()));
-        self.links.insert(node, Link { addresses, messages, waiting, left_out: 0, told: None });
+        let (waiting, reached) = (Arc::new(AtomicUsize::new(0)), Reached::default());
+        let ways = (queue, waiting.clone(), reached.clone());
+        self.runtime.spawn(run(self.who.clone(), node, known, ways));
+        self.links.insert(node, Link { addresses, messages, waiting, reached, left_out: 0, told: None });
+    }
+
+    /// Whether a node takes this one's hello, or why not. `None`: it was not tried yet, or is not known.
+    pub fn takes_hello(&self, node: NodeId) -> Option<Result<(), &'static str>> {
+        *reached(&self.links.get(&node)?.reached)
     }
 
     /// Sends a message to a node, unless it is not known, or too much waits for it already.
@@ -90,21 +105,41 @@ async fn run(
     who: Identity,
     node: NodeId,
     mut known: watch::Receiver<Vec<String>>,
-    mut queue: mpsc::UnboundedReceiver<Message>,
-    waiting: Arc<AtomicUsize>,
+    (mut queue, waiting, last): (mpsc::UnboundedReceiver<Message>, Arc<AtomicUsize>, Reached),
 ) {
     let mut pause = PAUSE_MIN;
+    let mut refusal: Option<Instant> = None;
     loop {
         let addresses = known.borrow_and_update().clone();
-        match reach(&addresses, &who, node).await {
-            Ok(frames) => {
+        match reach(&addresses, &who, Some(node)).await {
+            Ok((frames, _)) => {
                 pause = PAUSE_MIN;
+                *reached(&last) = Some(Ok(()));
                 match pump(frames, &who, &mut queue, &waiting).await {
                     Ok(()) => return,
-                    Err(error) => tracing::debug!(%node, %error, "a link has broken"),
+                    // A node with another secret hangs up when it has heard the proof.
+                    Err(error) => {
+                        *reached(&last) = Some(Err(error.brief()));
+                        tracing::debug!(%node, %error, "a link has broken");
+                    }
                 }
             }
-            Err(error) => tracing::debug!(%node, %error, "a node cannot be reached"),
+            Err(error) => {
+                *reached(&last) = Some(Err(error.brief()));
+                let is_refusal = matches!(
+                    error,
+                    WireError::Secret
+                        | WireError::OtherCluster { .. }
+                        | WireError::Version { .. }
+                        | WireError::Refused(_)
+                );
+                if is_refusal && refusal.is_none_or(|told| told.elapsed() >= REFUSAL_TOLD_EVERY) {
+                    refusal = Some(Instant::now());
+                    tracing::warn!(%node, %error, "a node does not take this one's hello");
+                } else {
+                    tracing::debug!(%node, %error, "a node cannot be reached");
+                }
+            }
         }
         // What waited is old by now: who needs it sends it again.
         while let Ok(message) = queue.try_recv() {

@@ -16,7 +16,9 @@ mod secret;
 mod tests;
 
 pub use connection::NodeConnection;
-pub use frame::{Bounds, Changes, ClusterMap, Follow, NodeStatus, Question, Said, ShardStatus};
+pub use frame::{
+    Bounds, Changes, ClusterMap, Follow, Later, NodeHealth, NodeStatus, Question, Said, ShardStatus,
+};
 pub use handshake::{Identity, VERSION};
 pub use links::Links;
 pub use port::{Arrived, NodePort, Replies};
@@ -120,4 +122,23 @@ pub enum WireError {
         /// The newest one here.
         our_newest: u32,
     },
+}
+
+impl WireError {
+    /// Why there is no connection, in a few words, for a column.
+    pub fn brief(&self) -> &'static str {
+        match self {
+            WireError::Secret => "another secret",
+            WireError::OtherCluster { .. } => "another cluster",
+            WireError::OtherNode { .. } => "another node is there",
+            WireError::Version { .. } => "another version",
+            WireError::Refused(_) => "it refuses",
+            WireError::Connect { .. } => "cannot be reached",
+            WireError::Silent(_) => "silent",
+            WireError::Ended => "it hangs up",
+            WireError::Rubbish(_) => "it is no node",
+            WireError::Broken(_) | WireError::Unread(_) => "the connection breaks",
+            WireError::Listen { .. } | WireError::NoSecret { .. } => "no address",
+        }
+    }
 }

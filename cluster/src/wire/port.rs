@@ -24,6 +24,10 @@ pub(super) const UNREAD_MAX: usize = 4 << 20;
 /// Bytes of replies that wait for all clients together. When there are more, the one for whom most wait is hung up on.
 const ALL_UNREAD_MAX: usize = 256 << 20;
 
+/// Between two warnings of refusals of one kind, and the most kinds in that time.
+const REFUSAL_TOLD_EVERY: Duration = Duration::from_secs(60);
+const REFUSALS_MAX: usize = 256;
+
 /// What has come.
 #[derive(Debug)]
 pub enum Arrived {
@@ -168,12 +172,45 @@ impl Strangers {
     }
 }
 
+/// Refusals that were told of: of each host and reason when that was, and how many came since. One that is refused tries again
+/// for ever.
+#[derive(Clone, Debug, Default)]
+struct Refusals(Arc<Mutex<FxHashMap<Refusal, (Instant, u64)>>>);
+
+/// Whose, and why.
+type Refusal = (IpAddr, &'static str);
+
+impl Refusals {
+    /// Whether this one is told of: how many were not, since the last one of its kind that was.
+    fn tells(&self, host: IpAddr, why: &'static str, now: Instant) -> Option<u64> {
+        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_old = |at: &Instant| now.saturating_duration_since(*at) >= REFUSAL_TOLD_EVERY;
+        if let Some((at, since)) = told.get_mut(&(host, why)) {
+            *since += 1;
+            if !is_old(at) {
+                return None;
+            }
+            *at = now;
+            return Some(std::mem::take(since) - 1);
+        }
+        // Strangers from everywhere take no memory for ever.
+        told.retain(|_, (at, _)| !is_old(at));
+        let has_room = told.len() < REFUSALS_MAX;
+        if has_room {
+            told.insert((host, why), (now, 0));
+        }
+        has_room.then_some(0)
+    }
+}
+
 /// A connection that is served. Nothing of it is left when this is dropped, as its task does also where it is aborted.
 #[derive(Debug)]
 struct Served {
     peer: u64,
     strangers: Strangers,
     replies: Replies,
+    refusals: Refusals,
+    host: IpAddr,
 }
 
 impl Drop for Served {
@@ -253,6 +290,7 @@ impl NodePort {
             });
         }
         let (mut connections, mut last, strangers) = (JoinSet::new(), 0, Strangers::default());
+        let refusals = Refusals::default();
         loop {
             tokio::select! {
                 stream = streams.recv() => {
@@ -265,8 +303,14 @@ impl NodePort {
                     }
                     last += 1;
                     let (who, arrivals) = (self.who.clone(), arrivals.clone());
-                    let served =
-                        Served { peer: last, strangers: strangers.clone(), replies: self.replies.clone() };
+                    let host = from.ip().to_canonical();
+                    let served = Served {
+                        peer: last,
+                        strangers: strangers.clone(),
+                        replies: self.replies.clone(),
+                        refusals: refusals.clone(),
+                        host,
+                    };
                     // It is one of them before it may cease to be.
                     let mut all = strangers.all();
                     let task = connections.spawn(async move {
@@ -274,7 +318,7 @@ impl NodePort {
                             tracing::debug!(%error, peer = served.peer, "a connection has ended");
                         }
                     });
-                    all.insert(last, (from.ip().to_canonical(), Instant::now(), task));
+                    all.insert(last, (host, Instant::now(), task));
                 }
                 Some(_) = connections.join_next() => {}
                 () = arrivals.closed() => return,
@@ -285,14 +329,16 @@ impl NodePort {
 
 async fn serve(
     stream: TcpStream,
-    Served { peer, strangers, replies }: &Served,
+    Served { peer, strangers, replies, refusals, host }: &Served,
     who: &Identity,
     arrivals: &mpsc::Sender<Arrived>,
 ) -> Result<(), WireError> {
     let peer = *peer;
     let (frames, node, version) = accept(stream, who).await.inspect_err(|error| {
-        if matches!(error, WireError::Secret | WireError::OtherCluster { .. } | WireError::Version { .. }) {
-            tracing::warn!(%error, "a connection is refused");
+        if matches!(error, WireError::Secret | WireError::OtherCluster { .. } | WireError::Version { .. })
+            && let Some(before) = refusals.tells(*host, error.brief(), Instant::now())
+        {
+            tracing::warn!(%error, %host, before, "a connection is refused");
         }
     })?;
     strangers.all().remove(&peer);
@@ -381,13 +427,15 @@ mod tests {
     #[tokio::test]
     async fn who_gives_way_leaves_nothing() {
         let (strangers, replies) = (Strangers::default(), Replies::new(ALL_UNREAD_MAX));
-        let served = Served { peer: 1, strangers: strangers.clone(), replies: replies.clone() };
+        let (refusals, host) = (Refusals::default(), IpAddr::from([127, 0, 0, 1]));
+        let served =
+            Served { peer: 1, strangers: strangers.clone(), replies: replies.clone(), refusals, host };
         let _queue = silent(&replies, 1);
         let task = tokio::spawn(async move {
             let _served = served;
             std::future::pending::<()>().await;
         });
-        let stranger = (IpAddr::from([127, 0, 0, 1]), Instant::now(), task.abort_handle());
+        let stranger = (host, Instant::now(), task.abort_handle());
         strangers.all().insert(1, stranger);
         assert!(strangers.make_way());
         assert!(task.await.is_err_and(|error| error.is_cancelled()));
@@ -411,5 +459,25 @@ mod tests {
         assert_eq!(unread(), [Some(3), None, Some(3)]);
         [1, 2, 3].into_iter().for_each(|peer| replies.remove(peer));
         assert_eq!(replies.unread.load(Ordering::Relaxed), 0);
+    }
+
+    /// Who is refused tries again at once, for ever. It is a line a minute, which says how many there were.
+    #[test]
+    fn refusals_are_told_once_a_minute() {
+        let (refusals, begun) = (Refusals::default(), Instant::now());
+        let [one, other] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
+        let after = |seconds| begun + Duration::from_secs(seconds);
+        assert_eq!(refusals.tells(one, "another secret", begun), Some(0));
+        assert!((0..1_000).all(|_| refusals.tells(one, "another secret", after(59)).is_none()));
+        assert_eq!(refusals.tells(other, "another secret", after(59)), Some(0), "another host");
+        assert_eq!(refusals.tells(one, "another cluster", after(59)), Some(0), "another reason");
+        assert_eq!(refusals.tells(one, "another secret", after(60)), Some(1_000));
+        assert_eq!(refusals.tells(one, "another secret", after(119)), None);
+        // Strangers from everywhere are neither told of without end, nor remembered.
+        let told = (0..=u16::MAX).filter(|host| {
+            let host = IpAddr::from([10, 1, (host >> 8) as u8, *host as u8]);
+            refusals.tells(host, "another secret", after(200)).is_some()
+        });
+        assert_eq!(told.count(), REFUSALS_MAX);
     }
 }

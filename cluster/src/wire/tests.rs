@@ -117,9 +117,10 @@ async fn shake(
     theirs: Identity,
 ) -> (Option<WireError>, Result<Option<NodeId>, WireError>) {
     let (one, other) = pair().await;
-    let (connected, accepted) = tokio::join!(async { connect(one, &ours, wanted).await.err() }, async {
-        accept(other, &theirs).await.map(|(_, node, _)| node)
-    });
+    let (connected, accepted) =
+        tokio::join!(async { connect(one, &ours, Some(wanted)).await.err() }, async {
+            accept(other, &theirs).await.map(|(_, node, _)| node)
+        });
     (connected, accepted)
 }
 
@@ -272,7 +273,7 @@ async fn versions_too_far_apart_are_refused_at_both_ends() {
             frame::send(&mut frames, &welcome).await.unwrap();
         };
         let client = who(None, "secret");
-        let (connected, ()) = tokio::join!(connect(one, &client, NODE), stranger);
+        let (connected, ()) = tokio::join!(connect(one, &client, Some(NODE)), stranger);
         let connected = connected.map(|_| ());
         assert!(matches!(connected, Err(WireError::Version { .. })), "{connected:?}");
     }
@@ -337,7 +338,7 @@ async fn rubbish_ends_its_own_connection_only() {
     ];
     for wrong in wrong {
         let stream = TcpStream::connect(&port.address).await.unwrap();
-        let mut frames = connect(stream, &who(None, "secret"), NODE).await.unwrap();
+        let (mut frames, _) = connect(stream, &who(None, "secret"), Some(NODE)).await.unwrap();
         frames.codec_mut().set_max_frame_length(usize::MAX >> 8);
         let _ = frames.send(wrong).await;
         soon("it is hung up on", async { while let Some(Ok(_)) = frames.next().await {} }).await;
@@ -367,7 +368,7 @@ async fn a_handshake_has_its_time() {
 async fn who_does_not_read_is_hung_up_on() {
     let mut port = Port::start().await;
     let stream = TcpStream::connect(&port.address).await.unwrap();
-    let mut frames = connect(stream, &who(None, "secret"), NODE).await.unwrap();
+    let (mut frames, _) = connect(stream, &who(None, "secret"), Some(NODE)).await.unwrap();
     frame::send(&mut frames, &Said::Ask(Question::Status)).await.unwrap();
     let Arrived::Asked(peer, _) = port.next().await else { panic!("it asks") };
     let (ping, reply) = (frame::encode(&Said::Ping).unwrap(), Said::Replies(vec![reply_of(1); 10_000]));
@@ -568,7 +569,7 @@ async fn a_silent_node_is_noticed_by_a_link() {
 async fn a_silent_client_is_noticed_by_the_port() {
     let port = Port::start().await;
     let stream = TcpStream::connect(&port.address).await.unwrap();
-    let mut frames = connect(stream, &who(None, "secret"), NODE).await.unwrap();
+    let (mut frames, _) = connect(stream, &who(None, "secret"), Some(NODE)).await.unwrap();
     let begun = Instant::now();
     // It reads, and says nothing.
     let mut pings = 0;
@@ -747,6 +748,13 @@ impl Any {
         all[self.0.random_range(0..all.len())]
     }
 
+    fn config(&mut self) -> ClusterConfig {
+        let timing = Timing { ttl: self.number(), call: self.number(), ..Timing::default() };
+        let hash = ShardHash::new(self.number());
+        let (shards, value_max) = (self.shard(), self.0.random());
+        ClusterConfig { shards, replicas: self.0.random(), hash, key_max: self.0.random(), value_max, timing }
+    }
+
     fn shard(&mut self) -> u16 {
         self.0.random()
     }
@@ -863,7 +871,10 @@ impl Any {
             1 => Said::Messages(self.some(20, Any::message)),
             2 => Said::Requests(self.some(20, Any::request)),
             3 => Said::Replies(self.some(20, Any::reply)),
-            4 => Said::Ask(self.one_of(&[Question::Map, Question::Notes, Question::Status])),
+            4 => {
+                let all = [Question::Map, Question::Notes, Question::Status, Question::Config];
+                Said::Ask(self.one_of(&all))
+            }
             5 => Said::Map(ClusterMap {
                 adoption: self.adoption(),
                 shards: self.some(20, Any::state),
@@ -888,6 +899,7 @@ impl Any {
                 let shards = self.some(3, |any| (any.shard(), any.maybe(part)));
                 Said::Changes(Changes { ask: self.number(), shards })
             }
+            10 => Said::Config(self.config()),
             _ => Said::Status(NodeStatus {
                 id: self.id(),
                 standing: self.text(),
@@ -897,12 +909,18 @@ impl Any {
                 expired: self.number(),
                 missing: self.number(),
                 shards: self.some(20, Any::shard_status),
+                health: Later(Some(NodeHealth {
+                    beat_age: self.maybe(Any::number),
+                    etcd: self.text(),
+                    refused_by: self.some(3, |any| (any.id(), any.text())),
+                    namesake: self.maybe(Any::id),
+                })),
             }),
         }
     }
 }
 
-const VARIANTS: usize = 10;
+const VARIANTS: usize = 11;
 
 /// A new variant does not compile until it has its place in [`Any::said`], too.
 fn variant_of(said: &Said) -> usize {
@@ -917,6 +935,7 @@ fn variant_of(said: &Said) -> usize {
         Said::Status(_) => 7,
         Said::Follow(_) => 8,
         Said::Changes(_) => 9,
+        Said::Config(_) => 10,
     }
 }
 
@@ -931,6 +950,22 @@ fn what_is_said_is_what_is_heard() {
         // A later version may say more behind it.
         frame.extend_from_slice(&any.bytes(20));
         assert_eq!(bounds().decode(&frame).unwrap(), said);
+    }
+}
+
+/// An earlier version ends its status before this one's health: that is heard, too.
+#[test]
+fn a_status_of_an_earlier_version_is_heard() {
+    let mut any = Any(StdRng::seed_from_u64(5));
+    let mut heard = 0;
+    while heard < 50 {
+        let Said::Status(status) = any.said(7) else { continue };
+        let now = frame::encode(&Said::Status(status.clone())).unwrap();
+        let before = NodeStatus { health: Later(None), ..status };
+        let frame = frame::encode(&Said::Status(before.clone())).unwrap();
+        assert!(now.starts_with(&frame) && frame.len() < now.len(), "it only says less");
+        assert_eq!(bounds().decode(&frame).unwrap(), Said::Status(before));
+        heard += 1;
     }
 }
 

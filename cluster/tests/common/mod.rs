@@ -73,11 +73,18 @@ pub struct Etcd {
     /// All members, if there are others.
     members: Option<String>,
     token: &'static str,
+    /// Options besides.
+    with: Vec<String>,
 }
 
 impl Etcd {
     /// A new one, with its data in this folder.
     pub fn start(folder: &Path) -> Etcd {
+        Etcd::start_with(folder, &[])
+    }
+
+    /// The same with options besides.
+    pub fn start_with(folder: &Path, with: &[&str]) -> Etcd {
         let mut etcd = Etcd {
             child: None,
             program: vec!["etcd".into()],
@@ -88,6 +95,7 @@ impl Etcd {
             peer: free_port(),
             members: None,
             token: "one",
+            with: with.iter().map(|&option| option.to_owned()).collect(),
         };
         etcd.run();
         etcd
@@ -106,6 +114,7 @@ impl Etcd {
             peer: 2380,
             members: Some(members.collect::<Vec<_>>().join(",")),
             token: "one",
+            with: Vec::new(),
         };
         etcd.launch();
         etcd
@@ -148,11 +157,18 @@ impl Etcd {
             .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &self.peer()])
             .args(["--unsafe-no-fsync", "--log-level", "error"])
+            .args(&self.with)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
         self.child = Some(child);
+    }
+
+    /// Sends its process a signal, as in `-STOP`.
+    pub fn signal(&self, signal: &str) {
+        let pid = self.pid().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
     }
 
     /// Whether it leads. `None`: it does not say so in time.
@@ -170,9 +186,22 @@ impl Etcd {
 
     /// Puts a backup that was made by [`Etcd::back_up`] in the place of its data: an etcd with another id.
     pub fn restore(&mut self, backup: &Path) {
+        self.token = "two";
+        self.restore_alike(backup);
+    }
+
+    /// Loses all data: another etcd, with nothing in it.
+    pub fn forget_all(&mut self) {
         self.kill();
         std::fs::remove_dir_all(&self.data).unwrap();
         self.token = "two";
+        self.run();
+    }
+
+    /// The same as [`Etcd::restore`], with the id that it has.
+    pub fn restore_alike(&mut self, backup: &Path) {
+        self.kill();
+        std::fs::remove_dir_all(&self.data).unwrap();
         ctl(|command| command.args(["snapshot", "restore"]).arg(backup).args(self.member()));
         self.run();
     }

@@ -1,0 +1,281 @@
+//! What an operator changes in a cluster's keys.
+
+use super::error::EtcdError;
+use super::{EtcdStore, OPS_MAX};
+use crate::core::adopt;
+use crate::core::etcd::{At, EtcdAnswer, EtcdKey, EtcdValue};
+use crate::core::placement::Wishes;
+use crate::core::state::{Adoption, ClusterConfig, NodeId, NodeIds, NodeKey, Notes, ShardIx, ShardState};
+use etcd_client::{DeleteOptions, TxnOp};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Times that an operator's change is tried again when another one was faster.
+const TRIES: usize = 20;
+
+/// Shards that nobody serves, and nobody will, as [`EtcdStore::lost`] has found them.
+#[derive(Clone, Debug)]
+pub struct LostShards {
+    /// What they were.
+    pub shards: BTreeMap<ShardIx, ShardState>,
+    read: EtcdAnswer,
+}
+
+impl EtcdStore {
+    /// Makes a cluster. If this is cut short, it can be made again: the configuration comes last.
+    ///
+    /// # Errors
+    /// [`EtcdError::Exists`], [`EtcdError::Config`], and others.
+    pub async fn init(&self, config: &ClusterConfig) -> Result<Adoption, EtcdError> {
+        config.check()?;
+        let adoption = Adoption { number: 1, etcd: self.id().await? };
+        let state = |_| EtcdValue::Shard(ShardState { revision: 1, ..ShardState::default() });
+        self.write_all(config, adoption, state).await?;
+        Ok(adoption)
+    }
+
+    /// Writes all keys of a cluster where none is: shards, then the adoption and the configuration together.
+    async fn write_all(
+        &self,
+        config: &ClusterConfig,
+        adoption: Adoption,
+        state: impl Fn(ShardIx) -> EtcdValue,
+    ) -> Result<(), EtcdError> {
+        // Of one that was cut short, with other shards.
+        let left_over =
+            TxnOp::delete(format!("{}shards/", self.prefix()), Some(DeleteOptions::new().with_prefix()));
+        if !self
+            .transact(0, vec![self.is_of(EtcdKey::Config, 0)], vec![left_over], &[EtcdKey::Config])
+            .await?
+            .is_done
+        {
+            return Err(self.exists().await);
+        }
+        // If several do this at once, the one goes on that is first to write the first shard after the last has removed
+        // what was there.
+        let mut ours = 0;
+        let shards: Vec<ShardIx> = (0..config.shards).collect();
+        for some in shards.chunks(OPS_MAX) {
+            let puts =
+                some.iter().flat_map(|shard| self.put(EtcdKey::Shard(*shard), &state(*shard))).collect();
+            let when = vec![self.is_of(EtcdKey::Config, 0), self.is_of(EtcdKey::Shard(0), ours)];
+            let answer = self.transact(0, when, puts, &[EtcdKey::Shard(0)]).await?;
+            if !answer.is_done {
+                return Err(self.exists().await);
+            }
+            ours = answer.shard(0).map_or(ours, |(_, at)| at);
+        }
+        let mut puts = self.put(EtcdKey::Adoption, &EtcdValue::Adoption(adoption));
+        puts.extend(self.put(EtcdKey::Config, &EtcdValue::Config(config.clone())));
+        let when = vec![self.is_of(EtcdKey::Config, 0), self.is_of(EtcdKey::Shard(0), ours)];
+        match self.transact(0, when, puts.into_vec(), &[EtcdKey::Config]).await?.is_done {
+            true => Ok(()),
+            false => Err(self.exists().await),
+        }
+    }
+
+    async fn exists(&self) -> EtcdError {
+        match self.read_config().await {
+            Ok((config, _)) => EtcdError::Exists { name: self.name.clone(), config: Box::new(config) },
+            // Another one makes it, and has not ended yet.
+            Err(EtcdError::NotThere { name }) => EtcdError::Busy { name },
+            Err(error) => error,
+        }
+    }
+
+    /// Changes what an operator wants.
+    ///
+    /// # Errors
+    /// [`EtcdError`].
+    pub async fn change_wishes(&self, change: impl Fn(&mut Wishes)) -> Result<Wishes, EtcdError> {
+        for _ in 0..TRIES {
+            let (_, read) = self.read_config().await?;
+            let adoption = read.adoption().unwrap_or_default();
+            if adoption.etcd != read.etcd {
+                return Err(EtcdError::Foreign { name: self.name.clone() });
+            }
+            let mut wishes = read.wishes().cloned().unwrap_or_default();
+            change(&mut wishes);
+            let when =
+                vec![self.is_adopted(&adoption), self.is_of(EtcdKey::Wishes, read.at(EtcdKey::Wishes))];
+            let put = self.put(EtcdKey::Wishes, &EtcdValue::Wishes(wishes.clone()));
+            if self.transact(0, when, put.into_vec(), &[EtcdKey::Wishes]).await?.is_done {
+                return Ok(wishes);
+            }
+        }
+        Err(EtcdError::Busy { name: self.name.clone() })
+    }
+
+    /// Shards that nobody will ever serve, unless a node that has a copy starts again: all those nodes are silent. Takes two
+    /// TTLs, in which they are listened for.
+    ///
+    /// # Errors
+    /// As [`EtcdStore::read_config`].
+    pub async fn lost(&self) -> Result<LostShards, EtcdError> {
+        let (config, before) = self.read_config().await?;
+        tokio::time::sleep(Duration::from_micros(2 * config.timing.ttl)).await;
+        let (_, read) = self.read_config().await?;
+        let is_silent = |node: NodeId| !read.beats(node, &before);
+        let are_silent = |(_, state): &(ShardIx, &ShardState)| {
+            state.primary.is_some_and(is_silent) && state.in_sync.iter().all(is_silent)
+        };
+        let shards = read.shards().filter(are_silent).map(|(shard, state)| (shard, state.clone())).collect();
+        Ok(LostShards { shards, read })
+    }
+
+    /// Has lost shards begin anew, empty. Their nodes are dead from then on, and give their copies up when they start again.
+    ///
+    /// # Errors
+    /// [`EtcdError::NotLost`], for one of those nodes has been heard since, and others. Shards before it have begun anew.
+    pub async fn begin_anew(&self, lost: &LostShards) -> Result<(), EtcdError> {
+        let adoption = lost.read.adoption().unwrap_or_default();
+        if adoption.etcd != lost.read.etcd {
+            return Err(EtcdError::Foreign { name: self.name.clone() });
+        }
+        let mut nodes: BTreeMap<NodeId, (NodeKey, At)> = BTreeMap::new();
+        let learn = |answer: &EtcdAnswer, nodes: &mut BTreeMap<NodeId, (NodeKey, At)>| {
+            nodes.extend(answer.nodes().map(|(id, key)| (id, (key.clone(), answer.at(EtcdKey::Node(id))))));
+        };
+        learn(&lost.read, &mut nodes);
+        for (shard, state) in &lost.shards {
+            let name = EtcdKey::Shard(*shard);
+            let (revision, epoch) = (state.revision + 1, state.epoch + 1);
+            let new = ShardState { revision, epoch, primary: None, in_sync: NodeIds::default(), waits: true };
+            let mut when = vec![self.is_adopted(&adoption), self.is_of(name, lost.read.at(name))];
+            let mut then = self.put(name, &EtcdValue::Shard(new)).into_vec();
+            let mut keys = vec![name];
+            // As when a standby takes over (CL8): nobody has heard of them for a TTL, and they are dead from then on.
+            for id in state.in_sync.clone().and(&state.primary.into_iter().collect()).iter() {
+                let node = EtcdKey::Node(id);
+                when.push(self.is_of(node, nodes.get(&id).map_or(0, |(_, at)| *at)));
+                if let Some((key, _)) = nodes.get(&id).filter(|(key, _)| key.alive) {
+                    then.extend(self.put(node, &EtcdValue::Node(NodeKey { alive: false, ..key.clone() })));
+                }
+                keys.push(node);
+            }
+            let answer = self.transact(0, when, then, &keys).await?;
+            if !answer.is_done {
+                return Err(EtcdError::NotLost { shard: *shard });
+            }
+            learn(&answer, &mut nodes);
+        }
+        Ok(())
+    }
+
+    /// Forgets a node that is gone for good. If it comes back, it is a new one.
+    ///
+    /// # Errors
+    /// [`EtcdError::InUse`]; [`EtcdError::Runs`], for it has written its key within a second; and others.
+    pub async fn forget(&self, node: NodeId) -> Result<(), EtcdError> {
+        let (_, read) = self.read_config().await?;
+        let shards = named_by(&read, node);
+        if shards > 0 {
+            return Err(EtcdError::InUse { node, shards });
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        match self.forget_as_read(&read, node).await? {
+            true => Ok(()),
+            false => Err(EtcdError::Runs { node }),
+        }
+    }
+
+    /// Forgets all nodes that are gone: which have not beaten for two TTLs, in which they are listened for, and which no
+    /// shard names. Returns which they were.
+    ///
+    /// # Errors
+    /// [`EtcdError`]. Some may be forgotten.
+    pub async fn forget_dead(&self) -> Result<Vec<NodeId>, EtcdError> {
+        let (config, before) = self.read_config().await?;
+        tokio::time::sleep(Duration::from_micros(2 * config.timing.ttl)).await;
+        let (_, read) = self.read_config().await?;
+        let is_dead = |node: &NodeId| !read.beats(*node, &before) && named_by(&read, *node) == 0;
+        let mut forgotten = Vec::new();
+        for node in read.nodes().map(|(id, _)| id).filter(is_dead) {
+            // One that has just come back stays.
+            if self.forget_as_read(&read, node).await? {
+                forgotten.push(node);
+            }
+        }
+        Ok(forgotten)
+    }
+
+    /// Whether its key was as it was read.
+    async fn forget_as_read(&self, read: &EtcdAnswer, node: NodeId) -> Result<bool, EtcdError> {
+        let adoption = read.adoption().unwrap_or_default();
+        let when =
+            vec![self.is_adopted(&adoption), self.is_of(EtcdKey::Node(node), read.at(EtcdKey::Node(node)))];
+        let parts = [self.key(EtcdKey::Node(node)), self.about_key(node)];
+        let gone = parts.into_iter().map(|key| TxnOp::delete(key, None)).collect();
+        Ok(self.transact(0, when, gone, &[EtcdKey::Node(node)]).await?.is_done)
+    }
+
+    /// Goes on with an etcd that was restored from a backup (CL17). `notes` are those of *all* nodes that are to go on:
+    /// what only another one knew is lost. `seconds` is the time since 1970.
+    ///
+    /// # Errors
+    /// [`EtcdError::NothingToAdopt`], [`EtcdError::RestoredAlike`], and others. If it is cut short, it can be made again: the adoption comes last.
+    pub async fn adopt(&self, notes: &[Notes], seconds: u64) -> Result<Adoption, EtcdError> {
+        let (_, read) = self.read_config().await?;
+        let before = read.adoption().unwrap_or_default();
+        if before.etcd == read.etcd {
+            let is_newer = |known: &Notes| {
+                let newest = (0..).zip(&known.newest);
+                let has = |shard| read.shard(shard).map_or(0, |(state, _)| state.revision);
+                known.adoption == before
+                    && newest.into_iter().any(|(shard, state)| state.revision > has(shard))
+            };
+            let name = self.name.clone();
+            return Err(match notes.iter().any(is_newer) {
+                true => EtcdError::RestoredAlike { name },
+                false => EtcdError::NothingToAdopt { name },
+            });
+        }
+        let shards = read.shards().flat_map(|(shard, state)| {
+            self.put(EtcdKey::Shard(shard), &EtcdValue::Shard(adopt::shard(state, shard, notes)))
+        });
+        let nodes = read.nodes().flat_map(|(id, key)| {
+            self.put(EtcdKey::Node(id), &EtcdValue::Node(NodeKey { alive: false, ..key.clone() }))
+        });
+        let mut puts: Vec<TxnOp> = shards.chain(nodes).collect();
+        let adoption = adopt::adoption(before, read.etcd, seconds, notes);
+        puts.extend(self.put(EtcdKey::Adoption, &EtcdValue::Adoption(adoption)));
+        for some in puts.chunks(OPS_MAX) {
+            let when = vec![self.is_adopted(&before)];
+            if !self.transact(0, when, some.to_vec(), &[EtcdKey::Adoption]).await?.is_done {
+                return Err(EtcdError::Busy { name: self.name.clone() });
+            }
+        }
+        Ok(adoption)
+    }
+}
+
+impl EtcdStore {
+    /// Goes on with an etcd that has nothing of the cluster: what that is, and all else, nodes have said that have run since
+    /// before. What `notes` and `seconds` are, [`EtcdStore::adopt`] says.
+    ///
+    /// # Errors
+    /// [`EtcdError::Exists`]; [`EtcdError::RestoredAlike`], for nodes could not tell it from the one before; and others.
+    pub async fn adopt_from(
+        &self,
+        config: &ClusterConfig,
+        notes: &[Notes],
+        seconds: u64,
+    ) -> Result<Adoption, EtcdError> {
+        config.check()?;
+        let etcd = self.id().await?;
+        let knows_it = |notes: &Notes| notes.adoption.etcd == etcd || notes.past.contains(&etcd);
+        if notes.iter().any(knows_it) {
+            return Err(EtcdError::RestoredAlike { name: self.name.clone() });
+        }
+        let adoption = adopt::adoption(Adoption::default(), etcd, seconds, notes);
+        let state = |shard| EtcdValue::Shard(adopt::shard(&ShardState::default(), shard, notes));
+        self.write_all(config, adoption, state).await?;
+        Ok(adoption)
+    }
+}
+
+/// Shards that name a node.
+fn named_by(read: &EtcdAnswer, node: NodeId) -> usize {
+    let names = |state: &ShardState| state.primary == Some(node) || state.in_sync.has(node);
+    read.shards().filter(|(_, state)| names(state)).count()
+}

@@ -1,0 +1,78 @@
+//! One node of a cluster has etcd forget the past, where an operator has said that nodes are to
+//! ([`EtcdStore::let_nodes_compact`]); each tells in its log what of etcd's space needs an operator.
+//!
+//! Which node does it, a transaction says. It goes no further than each node that beats says it has seen: else a watch that
+//! is behind would have to read everything again. It never disarms an alarm: who does that knows first why there is one.
+
+use crate::core::state::NodeId;
+use crate::etcd::{Compaction, CompactionKey, EtcdError, EtcdStore, KEPT};
+use std::time::{Duration, Instant};
+use tokio::time::sleep;
+
+/// Between two looks at how far it is, and between two at etcd's space.
+const LOOK: Duration = Duration::from_secs(1);
+const LOOK_AT_SPACE: Duration = Duration::from_secs(600);
+
+/// Compacts etcd while it is this node's job, for as long as it is polled.
+pub async fn run(store: EtcdStore, me: NodeId, ttl: Duration, beat: Duration) {
+    let (mut looked, mut told) = (None::<Instant>, Vec::new());
+    loop {
+        let pause = match turn(&store, me, ttl).await {
+            Ok(Some(())) => LOOK.max(ttl / 2),
+            // Nodes do not compact it.
+            Ok(None) => 10 * LOOK,
+            Err(error) => {
+                tracing::debug!(%error, "etcd could not be compacted");
+                10 * LOOK
+            }
+        };
+        if looked.is_none_or(|looked| looked.elapsed() >= LOOK_AT_SPACE) {
+            looked = Some(Instant::now());
+            match advice(&store, beat).await {
+                Ok(advice) => {
+                    for advice in advice.iter().filter(|advice| !told.contains(*advice)) {
+                        tracing::warn!("{advice}");
+                    }
+                    told = advice;
+                }
+                Err(error) => tracing::debug!(%error, "etcd does not say how much space it has"),
+            }
+        }
+        sleep(pause).await;
+    }
+}
+
+/// What an operator should do about etcd's space.
+async fn advice(store: &EtcdStore, beat: Duration) -> Result<Vec<String>, EtcdError> {
+    let nodes = store.beats().await?.len().max(1);
+    Ok(store.space().await?.advice(nodes as f64 / beat.as_secs_f64()))
+}
+
+/// Does what is due. `None`: nodes do not compact this etcd.
+async fn turn(store: &EtcdStore, me: NodeId, ttl: Duration) -> Result<Option<()>, EtcdError> {
+    let Some(read) = store.compaction().await? else { return Ok(None) };
+    let CompactionKey { compaction: Compaction { by, to }, revision, .. } = read;
+    let (kept, is_mine) = (revision - to, by == Some(me));
+    // Others are given time to do it.
+    if kept < KEPT || !is_mine && by.is_some() && kept < 2 * KEPT {
+        return Ok(Some(()));
+    }
+    // Who beats, two looks tell that are a TTL apart.
+    let before = store.beats().await?;
+    sleep(ttl).await;
+    let mut beats = store.beats().await?;
+    beats.retain(|node, beat| before.get(node).is_none_or(|before| before.at != beat.at));
+    if !is_mine {
+        if by.is_none_or(|by| !beats.contains_key(&by)) && beats.contains_key(&me) {
+            store.change_compaction(&read, Compaction { by: Some(me), to }).await?;
+        }
+        return Ok(Some(()));
+    }
+    let seen = beats.values().map(|beat| beat.seen).min().unwrap_or(0);
+    // It is still this node's: that is written first.
+    if seen > to && store.change_compaction(&read, Compaction { by, to: seen }).await? {
+        store.compact(seen).await?;
+        tracing::debug!(revision = seen, "etcd was compacted");
+    }
+    Ok(Some(()))
+}
