@@ -1,7 +1,6 @@
 //! The act of the demo in which a table grows tenfold while it is read.
 
-use super::names::Named;
-use super::{put_all, readers};
+use super::names::{Named, put_all, readers};
 use anyhow::{Result, ensure};
 use hdrhistogram::Histogram;
 use oneread::Client;

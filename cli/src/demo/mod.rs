@@ -13,7 +13,7 @@ use comfy_table::{Attribute, Cell};
 use failover::FailoverOutcome;
 use growth::GrowthOutcome;
 use hdrhistogram::Histogram;
-use names::{Named, Tell, Versioned, character_names};
+use names::{Named, Tell, Versioned, character_names, put_all, readers};
 use oneread::{Client, ClientOptions, MutateError, Values};
 use oneread_kit::child::{Fabric, ServerChild};
 use oneread_kit::progress::Progress;
@@ -477,16 +477,6 @@ fn update_and_read(
         outcome.moved_retries += seen.moved_retries;
     }
     Ok(())
-}
-
-/// Threads that read while another one writes.
-fn readers() -> usize {
-    std::thread::available_parallelism().map_or(1, |n| n.get().saturating_sub(1).clamp(1, 4))
-}
-
-/// Puts all of these.
-fn put_all<K: AsRef<[u8]>, V: AsRef<[u8]>>(client: &mut Client, pairs: &[(K, V)]) -> Result<()> {
-    client.put_many(pairs)?.into_iter().try_for_each(|answer| Ok(answer.map(drop)?))
 }
 
 fn write_until(

@@ -1,5 +1,8 @@
 //! What the demo puts, the names of all characters, and how it says what it does.
 
+use anyhow::Result;
+use oneread::Client;
+
 /// A key and its value.
 pub type Named = (Vec<u8>, String);
 
@@ -44,6 +47,16 @@ impl Versioned {
 
 /// Says a line of the story, or nothing.
 pub type Tell<'a> = dyn Fn(&str) -> std::io::Result<()> + 'a;
+
+/// Threads that read while another one writes.
+pub fn readers() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get().saturating_sub(1).clamp(1, 4))
+}
+
+/// Puts all of these.
+pub fn put_all<K: AsRef<[u8]>, V: AsRef<[u8]>>(client: &mut Client, pairs: &[(K, V)]) -> Result<()> {
+    client.put_many(pairs)?.into_iter().try_for_each(|answer| Ok(answer.map(drop)?))
+}
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,7 @@
 //! The processes that read for `bench grow`, and the CPUs that they and the servers run on.
 
-use super::reader::{NO_STEP, Page, StepReport, Told};
+use super::reader::{NO_STEP, Page, Told};
+use super::seen::StepReport;
 use crate::measure::cpus;
 use anyhow::{Context, Result, ensure};
 use oneread::Server;

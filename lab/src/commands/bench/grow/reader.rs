@@ -4,7 +4,7 @@
 //! The process with the tables says in a *page* of shared memory which keys are there, and begins and
 //! ends steps. A reader prints one line of JSON for each step.
 
-use super::seen::GetCounts;
+use super::seen::StepReport;
 use crate::measure::{KEY_BYTES, key, latencies, pin, value};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -78,24 +78,6 @@ impl Page {
         fence(Ordering::Acquire);
         number
     }
-}
-
-/// What one reader saw in one step.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct StepReport {
-    pub step: u64,
-    #[serde(flatten)]
-    pub counts: GetCounts,
-    /// GETs that ended in an error, of these the first.
-    pub failed: u64,
-    pub error: Option<String>,
-    /// Answers with another key's value, or for a key that was removed or never put.
-    pub wrong: u64,
-    /// Keys that were there and not found.
-    pub missed: u64,
-    /// Latencies in nanoseconds and how often: while a split or merge was under way, and else.
-    pub busy: Vec<(u64, u64)>,
-    pub quiet: Vec<(u64, u64)>,
 }
 
 /// Read for `bench grow`

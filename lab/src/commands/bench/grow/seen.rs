@@ -1,6 +1,5 @@
 //! What is seen of the two tables of `bench grow` while they change.
 
-use super::reader::StepReport;
 use crate::measure::{latencies, quantile};
 use anyhow::Result;
 use hdrhistogram::Histogram;
@@ -59,6 +58,24 @@ impl AddAssign for GetCounts {
         self.retries += more.retries;
         self.faults += more.faults;
     }
+}
+
+/// What one reader saw in one step.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct StepReport {
+    pub step: u64,
+    #[serde(flatten)]
+    pub counts: GetCounts,
+    /// GETs that ended in an error, of these the first.
+    pub failed: u64,
+    pub error: Option<String>,
+    /// Answers with another key's value, or for a key that was removed or never put.
+    pub wrong: u64,
+    /// Keys that were there and not found.
+    pub missed: u64,
+    /// Latencies in nanoseconds and how often: while a split or merge was under way, and else.
+    pub busy: Vec<(u64, u64)>,
+    pub quiet: Vec<(u64, u64)>,
 }
 
 /// What was seen of one table, by courses.
