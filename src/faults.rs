@@ -557,6 +557,23 @@ mod tests {
     use std::panic::catch_unwind;
     use std::time::Duration;
 
+    /// The set has a bit for each rule: none stands behind the last one.
+    #[test]
+    fn the_last_rule_is_the_last() {
+        let (_, rules) = include_str!("faults.rs").split_once("pub enum Rule {").expect("the rules");
+        let (rules, _) = rules.split_once("\n}").expect("their end");
+        let names = rules.lines().filter_map(|line| line.trim().strip_suffix(','));
+        let names: Vec<_> = names.filter(|line| !line.starts_with("//")).collect();
+        assert_eq!(
+            (names.len(), names.last()),
+            (Rule::LAST as usize + 1, Some(&&*format!("{:?}", Rule::LAST)))
+        );
+        let last = Broken::rule(Rule::LAST);
+        assert!(broken(Rule::LAST) && !broken(Rule::WideDigest));
+        drop(last);
+        assert!(!broken(Rule::LAST));
+    }
+
     /// A rule is broken on one thread, until its last guard is dropped. Otherwise a test that
     /// breaks a rule would show nothing, or would spoil the next test.
     #[test]

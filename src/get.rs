@@ -59,7 +59,7 @@ use crate::layout::hash::{First, Hashed};
 use crate::layout::long::SoughtKey;
 use crate::layout::segment::{DirectoryEntry, HomeState, Named};
 use crate::layout::slot::Header;
-use crate::route::{Onward, SegmentRoute, Told};
+use crate::route::{EntrySays, Onward, SegmentRoute};
 use crate::sink::Sink;
 use smallvec::SmallVec;
 use std::time::Duration;
@@ -458,14 +458,14 @@ impl Get<'_> {
         let entry = words.and_then(|words| DirectoryEntry::from_words(self.geometry, words));
         // A new pass, also at the end of one: the entry may be the same again by then.
         let Some(entry) = entry else { return self.ask(Retry::Torn) };
-        match route.told(entry) {
-            Told::Deeper(window) => {
+        match route.take(entry) {
+            EntrySays::Deeper(window) => {
                 self.window = window;
                 Step::Read(window)
             }
-            Told::Same => Step::Judge,
-            Told::Changed => self.again(Retry::Moved),
-            Told::Go(segment) => {
+            EntrySays::Same => Step::Judge,
+            EntrySays::Changed => self.again(Retry::Moved),
+            EntrySays::Go(segment) => {
                 let child = route.child_at_once();
                 self.go(segment);
                 if let Some(child) = child {

@@ -172,6 +172,7 @@ mod config;
 mod cores;
 mod cuckoo;
 pub mod docs;
+pub mod driven;
 pub mod embedded;
 mod encryption;
 pub mod error;

@@ -39,7 +39,7 @@ enum Reads {
 }
 
 /// What an entry tells.
-pub(crate) enum Told {
+pub(crate) enum EntrySays {
     /// The directory uses more bits. READ this entry.
     Deeper(Window),
     /// It has not changed since the pass began.
@@ -131,10 +131,10 @@ impl SegmentRoute {
     }
 
     /// Takes in the entry.
-    pub fn told(&mut self, entry: DirectoryEntry) -> Told {
+    pub fn take(&mut self, entry: DirectoryEntry) -> EntrySays {
         if entry.depth > self.bits {
             self.bits = entry.depth;
-            return Told::Deeper(self.entry_window());
+            return EntrySays::Deeper(self.entry_window());
         }
         let before = self.entry.replace(entry);
         self.was_read = true;
@@ -142,11 +142,11 @@ impl SegmentRoute {
         self.reads = Reads::Window;
         if was_again {
             let is_same = kept(Rule::EntryAgain, || before == Some(entry));
-            return if is_same { Told::Same } else { Told::Changed };
+            return if is_same { EntrySays::Same } else { EntrySays::Changed };
         }
         self.at = entry;
         (self.asked, self.lingers) = (true, None);
-        Told::Go(entry.segment)
+        EntrySays::Go(entry.segment)
     }
 
     /// The child, if the rule is broken that a split home is looked at once more before.
@@ -242,9 +242,9 @@ mod tests {
     fn a_late_pass_leads_nowhere() {
         let child = Named { memory: 1, incarnation: 2 };
         let (mut route, _) = SegmentRoute::new(1, None, 0, false);
-        assert!(matches!(route.told(entry(0, Pending::Child(child))), Told::Go(_)));
+        assert!(matches!(route.take(entry(0, Pending::Child(child))), EntrySays::Go(_)));
         assert!(matches!(route.next(split(1), false), Onward::Ask));
-        assert!(matches!(route.told(entry(0, Pending::Child(child))), Told::Go(_)));
+        assert!(matches!(route.take(entry(0, Pending::Child(child))), EntrySays::Go(_)));
         assert!(matches!(route.next(split(1), true), Onward::Child(named) if named == child));
     }
 }

@@ -32,8 +32,10 @@
 #![allow(unsafe_code)]
 
 mod any;
+mod lived;
 
 pub(crate) use any::AnySink;
+pub(crate) use lived::{LivedSink, LivedValue};
 
 use crate::layout::WORD;
 use crate::layout::life::Life;
@@ -53,7 +55,7 @@ pub trait Sink {
     /// are wanted. If so, all of them are put, in order.
     fn begin(&mut self, len: usize) -> bool;
 
-    /// Like `begin`, for a value whose bytes can be had in part. Returns which of them are put.
+    /// Begins a value whose bytes can be had in part. Returns which of them are put.
     #[inline]
     fn begin_part(&mut self, len: usize) -> Option<Range<usize>> {
         self.begin(len).then_some(0..len)
@@ -104,6 +106,65 @@ pub trait Sink {
 
     /// What a GET comes to that has found its key, or has not.
     fn outcome(&self, is_found: bool) -> Self::Outcome;
+}
+
+/// Whatever lands goes to the sink behind the reference.
+impl<S: Sink> Sink for &mut S {
+    type Outcome = S::Outcome;
+    const WANTS_LIFE: bool = S::WANTS_LIFE;
+    const WANTS_BYTES: bool = S::WANTS_BYTES;
+
+    #[inline]
+    fn begin(&mut self, len: usize) -> bool {
+        S::begin(self, len)
+    }
+
+    #[inline]
+    fn begin_part(&mut self, len: usize) -> Option<Range<usize>> {
+        S::begin_part(self, len)
+    }
+
+    #[inline]
+    fn put(&mut self, bytes: &[u8]) {
+        S::put(self, bytes);
+    }
+
+    fn put_with(&mut self, len: usize, fill: impl FnMut(usize, &mut [MaybeUninit<u8>]) -> &mut [u8]) {
+        S::put_with(self, len, fill);
+    }
+
+    #[inline(always)]
+    fn put_words<const N: usize>(&mut self, len: usize, word: impl Fn(usize) -> u64) {
+        S::put_words::<N>(self, len, word);
+    }
+
+    #[inline]
+    fn put_none(&mut self) {
+        S::put_none(self);
+    }
+
+    #[inline]
+    fn put_life(&mut self, life: Option<Life>) {
+        S::put_life(self, life);
+    }
+
+    #[inline]
+    fn value_len(&self) -> usize {
+        S::value_len(self)
+    }
+
+    fn landed(&self) -> Option<&[u8]> {
+        S::landed(self)
+    }
+
+    fn as_vec(&mut self) -> Option<&mut Vec<u8>> {
+        S::as_vec(self)
+    }
+
+    #[inline]
+    fn outcome(&self, is_found: bool) -> S::Outcome {
+        S::outcome(self, is_found)
+    }
 }
 
 /// [`Sink::put_with`] for a sink that has no memory of its own for all of it.
@@ -535,225 +596,6 @@ impl Sink for LifeSink {
     }
 }
 
-/// Passes a value on, and keeps the entry's life. The outcome is whether the key was found.
-pub(crate) struct JudgedSink<'a, S> {
-    sink: &'a mut S,
-    life: Option<Life>,
-}
-
-impl<'a, S: Sink> JudgedSink<'a, S> {
-    /// The value goes to this sink.
-    pub fn new(sink: &'a mut S) -> JudgedSink<'a, S> {
-        JudgedSink { sink, life: None }
-    }
-
-    /// The life of the entry that was looked at last.
-    pub fn life(&self) -> Option<Life> {
-        self.life
-    }
-}
-
-impl<S: Sink> Sink for JudgedSink<'_, S> {
-    type Outcome = bool;
-    const WANTS_LIFE: bool = true;
-    const WANTS_BYTES: bool = S::WANTS_BYTES;
-
-    fn begin(&mut self, len: usize) -> bool {
-        self.sink.begin(len)
-    }
-
-    fn begin_part(&mut self, len: usize) -> Option<Range<usize>> {
-        self.sink.begin_part(len)
-    }
-
-    fn put(&mut self, bytes: &[u8]) {
-        self.sink.put(bytes);
-    }
-
-    fn put_with(&mut self, len: usize, fill: impl FnMut(usize, &mut [MaybeUninit<u8>]) -> &mut [u8]) {
-        self.sink.put_with(len, fill);
-    }
-
-    #[inline(always)]
-    fn put_words<const N: usize>(&mut self, len: usize, word: impl Fn(usize) -> u64) {
-        self.sink.put_words::<N>(len, word);
-    }
-
-    fn put_none(&mut self) {
-        self.life = None;
-        self.sink.put_none();
-    }
-
-    fn put_life(&mut self, life: Option<Life>) {
-        self.life = life;
-        self.sink.put_life(life);
-    }
-
-    fn value_len(&self) -> usize {
-        self.sink.value_len()
-    }
-
-    fn landed(&self) -> Option<&[u8]> {
-        self.sink.landed()
-    }
-
-    fn outcome(&self, is_found: bool) -> bool {
-        is_found
-    }
-}
-
-/// A value with the entry's life, in memory of its own. The outcome is whether the key was found.
-#[derive(Debug, Default)]
-pub(crate) struct LivedValue {
-    pub value: Vec<u8>,
-    pub life: Option<Life>,
-}
-
-impl Sink for LivedValue {
-    type Outcome = bool;
-    const WANTS_LIFE: bool = true;
-
-    fn begin(&mut self, len: usize) -> bool {
-        self.value.begin(len)
-    }
-
-    fn put(&mut self, bytes: &[u8]) {
-        self.value.put(bytes);
-    }
-
-    fn put_with(&mut self, len: usize, fill: impl FnMut(usize, &mut [MaybeUninit<u8>]) -> &mut [u8]) {
-        self.value.put_with(len, fill);
-    }
-
-    fn put_none(&mut self) {
-        self.life = None;
-        self.value.put_none();
-    }
-
-    fn put_life(&mut self, life: Option<Life>) {
-        self.life = life;
-    }
-
-    fn value_len(&self) -> usize {
-        self.value.len()
-    }
-
-    fn landed(&self) -> Option<&[u8]> {
-        Some(&self.value)
-    }
-
-    fn outcome(&self, is_found: bool) -> bool {
-        is_found
-    }
-}
-
-/// Takes a value with the entry's life. The outcome is whether the key was found.
-pub(crate) struct EntrySink<'a> {
-    pub value: &'a mut Vec<u8>,
-    pub life: Option<Life>,
-}
-
-impl Sink for EntrySink<'_> {
-    type Outcome = bool;
-    const WANTS_LIFE: bool = true;
-
-    fn begin(&mut self, len: usize) -> bool {
-        self.value.begin(len)
-    }
-
-    fn put(&mut self, bytes: &[u8]) {
-        self.value.put(bytes);
-    }
-
-    fn put_none(&mut self) {
-        self.value.put_none();
-    }
-
-    fn put_life(&mut self, life: Option<Life>) {
-        self.life = life;
-    }
-
-    fn value_len(&self) -> usize {
-        self.value.value_len()
-    }
-
-    fn landed(&self) -> Option<&[u8]> {
-        self.value.landed()
-    }
-
-    fn outcome(&self, is_found: bool) -> bool {
-        is_found
-    }
-}
-
-/// Keeps the life of an entry whose value another sink takes.
-pub(crate) struct BesideLife<'a, S> {
-    sink: &'a mut S,
-    life: Option<Life>,
-}
-
-impl<'a, S> BesideLife<'a, S> {
-    pub fn new(sink: &'a mut S) -> BesideLife<'a, S> {
-        BesideLife { sink, life: None }
-    }
-
-    /// The life of the entry that was looked at last.
-    pub fn life(&self) -> Option<Life> {
-        self.life
-    }
-}
-
-impl<S: Sink> Sink for BesideLife<'_, S> {
-    type Outcome = S::Outcome;
-    const WANTS_LIFE: bool = true;
-
-    fn begin(&mut self, len: usize) -> bool {
-        self.sink.begin(len)
-    }
-
-    fn begin_part(&mut self, len: usize) -> Option<Range<usize>> {
-        self.sink.begin_part(len)
-    }
-
-    fn put(&mut self, bytes: &[u8]) {
-        self.sink.put(bytes);
-    }
-
-    #[inline(always)]
-    fn put_words<const N: usize>(&mut self, len: usize, word: impl Fn(usize) -> u64) {
-        self.sink.put_words::<N>(len, word);
-    }
-
-    fn put_with(&mut self, len: usize, fill: impl FnMut(usize, &mut [MaybeUninit<u8>]) -> &mut [u8]) {
-        self.sink.put_with(len, fill);
-    }
-
-    fn put_none(&mut self) {
-        self.sink.put_none();
-    }
-
-    fn put_life(&mut self, life: Option<Life>) {
-        self.life = life;
-        self.sink.put_life(life);
-    }
-
-    fn value_len(&self) -> usize {
-        self.sink.value_len()
-    }
-
-    fn landed(&self) -> Option<&[u8]> {
-        self.sink.landed()
-    }
-
-    fn as_vec(&mut self) -> Option<&mut Vec<u8>> {
-        self.sink.as_vec()
-    }
-
-    fn outcome(&self, is_found: bool) -> S::Outcome {
-        self.sink.outcome(is_found)
-    }
-}
-
 /// Some bytes of a value, for another sink. The outcome is the length of the whole value.
 pub(crate) struct PartSink<'a, S> {
     sink: &'a mut S,
@@ -897,6 +739,40 @@ mod tests {
             assert_eq!((tail.keep(), &tail.bytes()[..4]), (4..4 + len, &b"kept"[..]));
             assert_eq!(length.outcome(true), Some(len));
         }
+    }
+
+    /// A value and the life of its entry land together. After a miss there is neither.
+    #[test]
+    fn lives_stay_beside_values() {
+        let (value, life) = (b"a value of some bytes", Life { number: 7, owner: 3, expiry: 9 });
+        let mut parted = Vec::new();
+        let mut part = PartSink::new(2..7, &mut parted);
+        let mut lived = LivedSink::new(&mut part);
+        lived.put_life(Some(life));
+        assert!(put(&mut lived, value));
+        assert_eq!(
+            (lived.life, lived.value_len(), lived.landed()),
+            (Some(life), value.len(), Some(&value[2..7]))
+        );
+        lived.put_none();
+        assert_eq!((lived.life, lived.value_len()), (None, 0));
+        let (mut own, mut length) = (LivedValue::default(), LivedSink::new(LengthSink::default()));
+        for at_once in [false, true] {
+            own.put_life(Some(life));
+            assert!(if at_once { put_at_once(&mut own, value) } else { put(&mut own, value) });
+            assert_eq!((&own.sink[..], own.life), (&value[..], Some(life)));
+            own.put_none();
+            assert_eq!((own.landed(), own.life), (Some(&[][..]), None));
+        }
+        // A sink that wants no bytes is brought none, whatever stands around it.
+        fn wants<S: Sink>(_: &S) -> [bool; 2] {
+            [S::WANTS_BYTES, S::WANTS_LIFE]
+        }
+        assert_eq!(
+            [wants(&own), wants(&length), wants(&&mut length)],
+            [[true, true], [false, true], [false, true]]
+        );
+        assert!(put(&mut length, value) && length.sink.outcome(true) == Some(value.len()));
     }
 
     /// A part of a value, put whole or only in part, is the part.

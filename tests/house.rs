@@ -196,6 +196,26 @@ fn docs_begin_with_a_whole_sentence() {
     assert!(wrong.is_empty(), "no whole sentences:\n{}", wrong.join("\n"));
 }
 
+/// No comment begins with *the same*: as what? It says what it is about. (So far in these parts of the library.)
+#[test]
+fn comments_say_what_they_are_about() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = vec![root.join("src/sink.rs")];
+    ["src/index", "src/reader", "src/sink"].iter().for_each(|part| files(&root.join(part), &mut found));
+    assert!(found.len() > 100, "{} files", found.len());
+    for file in found {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let comments = text
+            .lines()
+            .enumerate()
+            .filter_map(|(at, line)| Some((at, line.trim_start().strip_prefix("//")?)));
+        let same =
+            |comment: &str| comment.trim_start_matches(['/', '!']).trim_start().starts_with("The same");
+        let wrong: Vec<_> = comments.filter(|(_, comment)| same(comment)).map(|(at, _)| at + 1).collect();
+        assert!(wrong.is_empty(), "{}: lines {wrong:?}", file.display());
+    }
+}
+
 /// Definitions of links stand at the end of a page: elsewhere they are text, or end a list.
 #[test]
 fn definitions_of_links_stand_at_the_end() {

@@ -28,6 +28,7 @@ use crate::wire::{
 };
 use followers::Followers;
 use health::{EtcdTrouble, Health};
+use oneread::driven::DrivenServer;
 use oneread::{Address, DeviceChoice, Evict, ServeError, Server, ServerConfig, VerbsAddress};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::io;
@@ -166,7 +167,7 @@ enum Want {
 #[derive(Debug)]
 pub struct ClusterNode {
     id: NodeId,
-    server: Arc<Server>,
+    server: Arc<DrivenServer>,
     requests: Vec<String>,
     events: mpsc::Sender<Event>,
     /// Shards that it is primary of, and others have a copy of, once it leaves.
@@ -192,16 +193,15 @@ impl ClusterNode {
         let store = runtime.block_on(EtcdStore::connect(config.cluster.clone(), config.etcd))?;
         let (cluster, read) = runtime.block_on(store.read_config())?;
         let feed_bytes = config.server.feed_bytes;
-        // The table's own server has nothing leave by itself: the primary of an entry has (CL13).
         let (evicts, ttl) = (config.server.evict.is_some(), config.server.ttl.map(micros));
-        let server = config.server.read_only_clients(true);
-        let mut server = server.evict(None).note_reads(evicts).ttl(None).keep_ended(true);
+        let mut server = config.server;
         server.table = with_lengths(server.table, &cluster);
         server.token = config.secret.token();
-        let server = Arc::new(Server::start(server)?);
+        // The table's own server has nothing leave by itself: the primary of an entry has (CL13).
+        let server = Arc::new(DrivenServer::start(server)?);
         let (table, page, notes) = NodeTable::open(server.clone(), cluster.clone())?;
-        let id = NodeId(server.index().geometry().generation());
-        let slots = slots(&server);
+        let id = NodeId(server.server().index().geometry().generation());
+        let slots = slots(server.server());
         runtime.block_on(check_slots(&slots, &store, &cluster, read, id))?;
         let bounds = Bounds::of(&cluster);
         let newest = config.version;
@@ -214,8 +214,11 @@ impl ClusterNode {
                 "others cannot reach it by that name: say what they call it (`NodeConfig::advertise`), or listen at one",
             );
         }
-        let table_at =
-            if config.advertise_table.is_empty() { addresses(&server) } else { config.advertise_table };
+        let table_at = if config.advertise_table.is_empty() {
+            addresses(server.server())
+        } else {
+            config.advertise_table
+        };
         if table_at.iter().any(is_anywhere) {
             return anywhere(
                 "others cannot READ the table by that name: say what they call it (`NodeConfig::advertise_table`), or serve it at one",
@@ -284,13 +287,13 @@ impl ClusterNode {
 
     /// The table's server. Its index is the node's to change.
     pub fn server(&self) -> &Server {
-        &self.server
+        self.server.server()
     }
 
     /// What it has noted of etcd, as its table has it. `None`: nothing yet.
     pub fn notes(&self) -> Option<Notes> {
         let mut notes = Vec::new();
-        let is_there = self.server.index().reader().get_into(NOTES_KEY, &mut notes).unwrap_or(false);
+        let is_there = self.server().index().reader().get_into(NOTES_KEY, &mut notes).unwrap_or(false);
         is_there.then(|| crate::table::decode(&notes).ok()).flatten()
     }
 
@@ -328,7 +331,7 @@ impl ClusterNode {
         if let Some(thread) = self.thread.take() {
             self.tell(Event::Stop);
             let _ = thread.join();
-            note_stop(self.server.index());
+            note_stop(self.server().index());
         }
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();

@@ -11,10 +11,11 @@ use crate::core::state::{ClusterConfig, Notes, Page, ShardIx, Time};
 use crate::core::table::{NoMemory, OwnedKey, Stock, Table};
 use crate::room::{NOTES_KEY, entry_bytes, lengths, table_room};
 use bytes::Bytes;
+use oneread::PutMode;
+use oneread::driven::{DrivenServer, DrivenTable};
 use oneread::embedded::{Index, KeyCursor};
 use oneread::error::{PutError, ReadError};
 use oneread::layout::{self, Geometry};
-use oneread::{PutMode, Server};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
@@ -97,7 +98,7 @@ pub enum TableError {
 /// The table of a node.
 #[derive(Debug)]
 pub struct NodeTable {
-    server: Arc<Server>,
+    server: Arc<DrivenServer>,
     cluster: ClusterConfig,
     value: Vec<u8>,
     /// When the table was made, by the time of day when it was opened: milliseconds since 1970. Ends go by the table's clock
@@ -113,14 +114,17 @@ impl NodeTable {
     ///
     /// # Errors
     /// [`TableError`].
-    pub fn open(server: Arc<Server>, cluster: ClusterConfig) -> Result<(NodeTable, Page, Notes), TableError> {
-        let geometry = server.index().geometry();
+    pub fn open(
+        server: Arc<DrivenServer>,
+        cluster: ClusterConfig,
+    ) -> Result<(NodeTable, Page, Notes), TableError> {
+        let geometry = server.server().index().geometry();
         let (wanted_key, wanted_value) = lengths(&cluster);
         let (key_max, value_max) = (geometry.key_max(), geometry.value_max());
         if key_max < wanted_key || value_max < wanted_value {
             return Err(TableError::Lengths { key_max, value_max, wanted_key, wanted_value });
         }
-        let made = time_of_day().saturating_sub(server.index().age().map_or(0, millis));
+        let made = time_of_day().saturating_sub(server.server().index().age().map_or(0, millis));
         let mut table = NodeTable { server, cluster, value: Vec::new(), made, intent: None };
         let (page, notes) = (table.decoded(PAGE_KEY, "page")?, table.decoded(NOTES_KEY, "notes")?);
         table.intent = table.decoded(INTENT_KEY, "intent")?.flatten();
@@ -143,7 +147,11 @@ impl NodeTable {
     }
 
     fn index(&self) -> &Index {
-        self.server.index()
+        self.server.server().index()
+    }
+
+    fn driven(&self) -> DrivenTable<'_> {
+        self.server.table()
     }
 
     fn geometry(&self) -> &Geometry {
@@ -298,7 +306,7 @@ impl Table for NodeTable {
         let (server, value) = (&self.server, &mut self.value);
         let is_there = certain(|| {
             value.clear();
-            server.index().reader().get_into(key, value)
+            server.server().index().reader().get_into(key, value)
         });
         is_there.unwrap_or(false).then(|| Bytes::copy_from_slice(value))
     }
@@ -322,7 +330,7 @@ impl Table for NodeTable {
 
     fn walk_owned(&mut self, from: Option<KeyCursor>) -> (Vec<OwnedKey>, Option<KeyCursor>) {
         some_keys(from, OWNED_KEYS, |cursor, keys| {
-            self.index().scan_owned(cursor, |key, owner| {
+            self.driven().scan_owned(cursor, |key, owner| {
                 if is_of_shard(key) {
                     let shard = self.cluster.shard_of(key);
                     keys.push(OwnedKey { shard, key: Bytes::copy_from_slice(key), owner });
@@ -337,13 +345,13 @@ impl Table for NodeTable {
     }
 
     fn end_after(&self, ttl: Time) -> Option<End> {
-        let is_within = ttl <= TTL_MAX && self.index().can_live(Duration::from_micros(ttl));
+        let is_within = ttl <= TTL_MAX && self.driven().can_live(Duration::from_micros(ttl));
         is_within.then(|| End(self.now().0 + ttl.div_ceil(1_000)))
     }
 
     fn ended(&mut self, max: usize) -> Vec<(ShardIx, Key)> {
         let mut keys = Vec::new();
-        self.index().see_ended(max, |key| {
+        self.driven().see_ended(max, |key| {
             if is_of_shard(key) {
                 keys.push((self.cluster.shard_of(key), Bytes::copy_from_slice(key)));
             }
@@ -355,7 +363,7 @@ impl Table for NodeTable {
         // One that has ended meanwhile is put, too: it is the primary that has it leave (CL13).
         let end = life.end().map(|end| Duration::from_millis(end.0.saturating_sub(self.made)));
         let owner = life.owner().unwrap_or(0);
-        self.changed(|| self.index().put_until(key, value, end, owner).map(drop))?;
+        self.changed(|| self.driven().put_until(key, value, end, owner).map(drop))?;
         self.tidy_extents(key, value.len());
         Ok(())
     }
@@ -375,7 +383,7 @@ impl Table for NodeTable {
     }
 
     fn was_read(&mut self, key: &[u8]) -> bool {
-        self.index().take_read(key)
+        self.driven().take_read(key)
     }
 
     fn stock(&mut self, shards: ShardIx) -> Vec<Stock> {

@@ -5,7 +5,7 @@ use super::handle::Handle;
 use super::{Client, ServerPath, on_path};
 use crate::outcome::{KeyError, KeyLengthError, PutError};
 use crate::reader::{Answers, Called, Present, StoredAnswer, in_order};
-use crate::sink::{AnySink, JudgedSink, LengthSink, PartSink, Sink};
+use crate::sink::{AnySink, LengthSink, LivedSink, PartSink, Sink};
 use crate::values::Values;
 use crate::wire::{Reply, Request};
 use std::ops::{ControlFlow, Range};
@@ -306,7 +306,7 @@ impl Client {
         }
     }
 
-    /// Like `get_batch_stored`, one key after the other, without those that have come to their end (V4).
+    /// GETs keys one by one, without those that have come to their end (V4).
     #[cold]
     fn get_each_exactly<K: AsRef<[u8]>>(
         &mut self,
@@ -314,7 +314,7 @@ impl Client {
         answers: &mut impl Answers,
     ) -> Result<(), GetError> {
         for (number, key) in keys.iter().enumerate() {
-            let flow = match self.get_stored(key.as_ref(), &mut JudgedSink::new(answers.sink())) {
+            let flow = match self.get_stored(key.as_ref(), &mut LivedSink::new(answers.sink())) {
                 Ok(is_there) => {
                     answers.of_table(self.geometry().generation());
                     answers.landed(number, is_there)

@@ -7,7 +7,7 @@ use crate::faults::{Rule, by_rule};
 use crate::layout::life::{Life, TICK_NS};
 use crate::outcome::KeyError;
 use crate::reader::{Answers, StoredAnswer};
-use crate::sink::{JudgedSink, LengthSink, LifeSink, Sink};
+use crate::sink::{LengthSink, LifeSink, LivedSink, Sink};
 use crate::table_clock;
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -41,7 +41,7 @@ type FoundLife = Result<Option<Option<EntryLife>>, KeyError>;
 
 /// Hands on what landed in a sink, with the entry's life.
 struct WithLives<'a, S, E> {
-    landed: JudgedSink<'a, S>,
+    landed: LivedSink<&'a mut S>,
     /// The number of the table that answers.
     table: u64,
     each: E,
@@ -49,7 +49,7 @@ struct WithLives<'a, S, E> {
 
 impl<'a, S, E> WithLives<'a, S, E>
 where
-    E: FnMut(usize, FoundLife, &JudgedSink<'a, S>) -> ControlFlow<()>,
+    E: FnMut(usize, FoundLife, &LivedSink<&'a mut S>) -> ControlFlow<()>,
 {
     #[inline(always)]
     fn hand_on(&mut self, number: usize, found: FoundLife) -> ControlFlow<()> {
@@ -60,18 +60,18 @@ where
 impl<'a, S, E> Answers for WithLives<'a, S, E>
 where
     S: Sink,
-    E: FnMut(usize, FoundLife, &JudgedSink<'a, S>) -> ControlFlow<()>,
+    E: FnMut(usize, FoundLife, &LivedSink<&'a mut S>) -> ControlFlow<()>,
 {
-    type Sink = JudgedSink<'a, S>;
+    type Sink = LivedSink<&'a mut S>;
 
     #[inline(always)]
-    fn sink(&mut self) -> &mut JudgedSink<'a, S> {
+    fn sink(&mut self) -> &mut LivedSink<&'a mut S> {
         &mut self.landed
     }
 
     #[inline(always)]
     fn landed(&mut self, number: usize, is_there: bool) -> ControlFlow<()> {
-        let life = self.landed.life().map(|life| EntryLife::of(self.table, life));
+        let life = self.landed.life.map(|life| EntryLife::of(self.table, life));
         self.hand_on(number, Ok(is_there.then_some(life)))
     }
 
@@ -118,9 +118,9 @@ impl Client {
         &mut self,
         keys: &[K],
         sink: &'a mut S,
-        each: impl FnMut(usize, FoundLife, &JudgedSink<'a, S>) -> ControlFlow<()>,
+        each: impl FnMut(usize, FoundLife, &LivedSink<&'a mut S>) -> ControlFlow<()>,
     ) -> Result<(), GetError> {
-        let mut answers = WithLives { landed: JudgedSink::new(sink), table: 0, each };
+        let mut answers = WithLives { landed: LivedSink::new(sink), table: 0, each };
         self.get_batch_stored(keys, &mut answers).map(drop)
     }
 

@@ -39,7 +39,7 @@ use crate::layout::segment::{self, HomeState};
 use crate::layout::slot::{Header, SlotShape};
 use crate::layout::words::{self, EIGHT_LINES, Words};
 
-use crate::sink::{BesideLife, LifeSink, Sink};
+use crate::sink::{LifeSink, LivedSink, Sink};
 use crate::sync::{Ordering, fence};
 
 /// What a direct look for a key of a batch goes by when its turn comes. Made when the key's lines were asked for.
@@ -404,8 +404,8 @@ pub(crate) fn look(
     }
 }
 
-/// Like `look`, where entries may have owners: whether the key is there, and not hidden (O2). `None`, too, where that takes
-/// more than two looks. The first one is that which has begun.
+/// Whether a key is there, and not hidden (O2), where entries may have owners. `None`, too, where that takes more than two
+/// looks. The first one is that which has begun.
 #[inline(always)]
 pub(crate) fn look_unhidden(
     memory: impl Loadable + Copy,
@@ -415,7 +415,7 @@ pub(crate) fn look_unhidden(
     value: &mut impl Sink,
     reads: &mut ReadCounts,
 ) -> Option<bool> {
-    let mut entry = BesideLife::new(value);
+    let mut entry = LivedSink::new(&mut *value);
     let glanced = match geometry.shows_lines(key) {
         false => None,
         true if geometry.shows_eight_lines(key) => {
@@ -428,7 +428,7 @@ pub(crate) fn look_unhidden(
         Some(is_there) => is_there,
         None => look(memory, geometry, key.key(), key.first(), &mut entry, reads)?,
     };
-    let Some(life) = entry.life().filter(|life| is_there && life.owner != 0) else { return Some(is_there) };
+    let Some(life) = entry.life.filter(|life| is_there && life.owner != 0) else { return Some(is_there) };
     // Behind the look: R2's fence orders it after the words of the entry.
     let word = memory.word_within(geometry.owner_word(life.owner))?;
     *reads += ReadCounts { reads: 1, bytes: WORD as u64, doorbells: 1 };

@@ -30,7 +30,7 @@ impl Budget {
         self.has_for_values(bytes + self.wanted())
     }
 
-    /// The same for values.
+    /// Whether values may take these bytes, too.
     pub fn has_for_values(&self, bytes: u64) -> bool {
         self.taken() + bytes <= self.bytes_max
     }
@@ -40,7 +40,7 @@ impl Budget {
         self.take_up_to(bytes, self.bytes_max.saturating_sub(self.wanted()))
     }
 
-    /// The same for values, which want no more then.
+    /// Takes these bytes for values, if they may be taken. They want no more then.
     pub fn take_for_values(&self, bytes: u64) -> bool {
         let is_taken = self.take_up_to(bytes, self.bytes_max);
         if is_taken {
@@ -94,7 +94,7 @@ pub(crate) trait Registrar: Send + Sync {
     /// Sees to it that this memory of a segment is registered, and its key told (E0).
     fn before_use(&self, memory: u32) -> Result<(), RegionError>;
 
-    /// The same for a block of the heap.
+    /// Sees to it that this block of the heap is registered, and its key told (E0).
     fn before_use_of_block(&self, block: u64) -> Result<(), RegionError>;
 }
 

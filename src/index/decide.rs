@@ -1,11 +1,11 @@
 //! Changes that depend on the value that is there (L14): a compare-and-swap, a change of a part of a value.
 //!
-//! A segment shows a change what the key has, under the key's lock, and is told what becomes of it. Nothing else
-//! comes between. A change that has more to do than a lock may be held for, because a value is in an extent or
-//! becomes one, lets the key be, makes the value without a lock, and swaps it in (X7).
+//! A segment shows a change what the key has, under the key's lock. The change answers what becomes of the key. No other
+//! change comes between. A value that is in an extent, or becomes one, takes longer than a lock may be held: such a change
+//! makes the value without a lock, and swaps it in (X7).
 
 use super::extents::Extents;
-use super::slots::Owned;
+use super::slots::SlotCopy;
 use crate::layout::extent::Expected;
 use crate::layout::geometry::Geometry;
 use crate::layout::life::Life;
@@ -26,32 +26,26 @@ pub(super) enum Becomes<'v> {
 
 /// A change that is decided when it is known what is there.
 pub(super) trait Decides {
-    /// What becomes of the key that has this. Its lock is held. It may be asked again, if the change begins again;
-    /// `may_go_on` if the change was decided, and has waited since.
+    /// Decides what becomes of a key that has this. Its lock is held. It is asked again if the change begins again.
+    /// `may_go_on`: the change was decided, and has waited since.
     ///
     /// # Errors
     /// The key stays as it is.
-    fn decide(&mut self, there: Option<&Owned>, may_go_on: bool) -> Result<Becomes<'_>, PutError>;
+    fn decide(&mut self, there: Option<&SlotCopy>, may_go_on: bool) -> Result<Becomes<'_>, PutError>;
 }
 
-/// A change of an entry that has a life: another number with each value (V1), the same owner and end.
+/// A change of an entry that has a life. With the value the entry gets another number (V1), and keeps its owner and end.
 #[derive(Debug)]
 pub(super) struct Alive<'a, D> {
-    change: &'a mut D,
+    pub change: &'a mut D,
     /// The life that it has if the key is absent.
-    new: Life,
+    pub new: Life,
     /// The one that it has.
-    life: Life,
-}
-
-impl<'a, D> Alive<'a, D> {
-    pub fn new(change: &'a mut D, new: Life) -> Alive<'a, D> {
-        Alive { change, new, life: new }
-    }
+    pub life: Life,
 }
 
 impl<D: Decides> Decides for Alive<'_, D> {
-    fn decide(&mut self, there: Option<&Owned>, may_go_on: bool) -> Result<Becomes<'_>, PutError> {
+    fn decide(&mut self, there: Option<&SlotCopy>, may_go_on: bool) -> Result<Becomes<'_>, PutError> {
         let before = there.and_then(|there| there.life).unwrap_or(self.new);
         self.life = Life { number: self.new.number, ..before };
         Ok(match self.change.decide(there, may_go_on)? {
@@ -64,31 +58,17 @@ impl<D: Decides> Decides for Alive<'_, D> {
 /// A compare-and-swap.
 #[derive(Debug)]
 pub(super) struct Swap<'a> {
-    key: &'a [u8],
-    expected: Expected<'a>,
-    becomes: Becomes<'a>,
-    extents: Option<&'a Extents>,
-    outcome: SwapOutcome,
-}
-
-impl<'a> Swap<'a> {
-    pub fn new(
-        key: &'a [u8],
-        expected: Expected<'a>,
-        becomes: Becomes<'a>,
-        extents: Option<&'a Extents>,
-    ) -> Swap<'a> {
-        Swap { key, expected, becomes, extents, outcome: SwapOutcome::Absent }
-    }
-
+    pub key: &'a [u8],
+    pub expected: Expected<'a>,
+    /// What becomes of the key if it has the expected value.
+    pub becomes: Becomes<'a>,
+    pub extents: Option<&'a Extents>,
     /// What was found and done.
-    pub fn outcome(&self) -> SwapOutcome {
-        self.outcome
-    }
+    pub outcome: SwapOutcome,
 }
 
 impl Decides for Swap<'_> {
-    fn decide(&mut self, there: Option<&Owned>, may_go_on: bool) -> Result<Becomes<'_>, PutError> {
+    fn decide(&mut self, there: Option<&SlotCopy>, may_go_on: bool) -> Result<Becomes<'_>, PutError> {
         let Some(there) = there else {
             self.outcome = SwapOutcome::Absent;
             return Ok(Becomes::Stays);
@@ -152,7 +132,7 @@ impl PartWork<'_> {
     }
 }
 
-/// The same as a change of a key whose value stands in its slot, before and after.
+/// A change of a part of a value that stands in its slot, before and after.
 #[derive(Debug)]
 pub(super) struct PartInSlot<'a> {
     pub work: &'a PartWork<'a>,
@@ -168,7 +148,7 @@ pub(super) enum FoundPart {
     /// It did this.
     Short(PartEffect),
     /// The key has this, and it or what it would become does not fit the slot. Nothing was changed.
-    Long(Option<Box<Owned>>),
+    Long(Option<Box<SlotCopy>>),
 }
 
 impl<'a> PartInSlot<'a> {
@@ -177,7 +157,7 @@ impl<'a> PartInSlot<'a> {
     }
 
     /// What was done. `Err`: what is there, if it does not fit a slot or would not.
-    pub fn outcome(self) -> Result<PartOutcome, Option<Box<Owned>>> {
+    pub fn outcome(self) -> Result<PartOutcome, Option<Box<SlotCopy>>> {
         match self.found {
             FoundPart::Short(effect) => Ok(PartOutcome { effect, value: self.made.told }),
             FoundPart::Long(there) => Err(there),
@@ -186,7 +166,7 @@ impl<'a> PartInSlot<'a> {
 }
 
 impl Decides for PartInSlot<'_> {
-    fn decide(&mut self, there: Option<&Owned>, _: bool) -> Result<Becomes<'_>, PutError> {
+    fn decide(&mut self, there: Option<&SlotCopy>, _: bool) -> Result<Becomes<'_>, PutError> {
         let len = self.work.part.len_after(there.map_or(0, |there| there.value.len()));
         let is_long = there.is_some_and(|there| there.reference.is_some());
         if is_long || !self.geometry.is_inline(self.key, len) {

@@ -40,7 +40,7 @@ pub(super) struct EndNotes {
     soonest: AtomicU64,
 }
 
-/// The same under their lock.
+/// What is noted, under the lock.
 #[derive(Debug, Default)]
 struct EndTimes {
     /// The hashes of keys by ticks.

@@ -10,7 +10,7 @@ use crate::layout::geometry::SlotIx;
 use crate::layout::hash::{First, Hashed};
 use crate::layout::life::Life;
 use crate::layout::owners;
-use crate::layout::slot::Key;
+use crate::layout::slot::{Key, Stored};
 
 /// An entry, as it was seen under its key's lock.
 #[derive(Clone, Debug)]
@@ -38,8 +38,8 @@ impl Segment {
         self.geometry().has_owners() && self.slots().life(slot).is_some_and(|life| self.hides(&life))
     }
 
-    /// Whether entries with such a life are hidden. Relaxed: who was told that they are has heard of it from the one
-    /// who has stored the bit; and as long as an entry of the owner is there, its bit is not cleared (O4).
+    /// Whether entries with such a life are hidden. Relaxed: a thread that was told so heard it from the thread that stored
+    /// the bit. As long as an entry of the owner is there, its bit is not cleared (O4).
     #[inline(always)]
     pub fn hides(&self, life: &Life) -> bool {
         self.hides_owner(life.owner)
@@ -51,6 +51,33 @@ impl Segment {
         self.geometry().has_owners() && owner != 0 && self.is_bit_set(owner)
     }
 
+    /// The life of the entry in a slot whose lock is held.
+    #[inline(always)]
+    pub(super) fn life_in(&self, slot: SlotIx) -> Option<Life> {
+        if self.geometry().has_life() { self.life_read(slot) } else { None }
+    }
+
+    /// The life of the entry in a slot whose lock is held, in a table whose entries have lives.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn life_read(&self, slot: SlotIx) -> Option<Life> {
+        self.slots().life(slot)
+    }
+
+    /// V3, P1: notes the end and the owner of an entry that was written, and that had this life `before`, if there was one.
+    /// (Not inlined: most tables have no lives, and their updates keep more in registers without it.)
+    #[cold]
+    #[inline(never)]
+    pub(super) fn note_life_after(&self, key: &Hashed<'_>, before: Option<Life>, value: &Stored<'_>) {
+        if let Some(started) = self.observers().started() {
+            started.count(before.map(|life| life.owner), Some(value.owner()));
+        }
+        let ended = before.map_or(0, |life| life.expiry);
+        if (ended, value.expiry()) != (0, 0) {
+            self.observers().ends().replaced(key.first(), ended, value.expiry());
+        }
+    }
+
     /// What a change finds in a slot whose lock is held.
     #[inline(always)]
     pub(super) fn found_in(&self, slot: SlotIx) -> EntryFound {
@@ -58,7 +85,7 @@ impl Segment {
         self.found(life)
     }
 
-    /// What an entry with this life is to a change that finds it.
+    /// What a change finds that finds an entry with this life.
     #[inline(always)]
     pub(super) fn found(&self, life: Option<Life>) -> EntryFound {
         match life {
@@ -98,7 +125,7 @@ impl Segment {
         self.lives_locked(&mut self.slots().none(), hash)
     }
 
-    /// The same, of a hash whose time has come: it is noted when the next of these entries ends, and `again` where one has
+    /// The lives of keys whose time has come: it is noted when the next of these entries ends, and `again` where one has
     /// ended (V3).
     pub fn lives_due(&self, hash: First, now: u64, again: u32) -> Result<Vec<(Key, Life)>, Stop> {
         let mut locked = self.slots().none();
@@ -106,7 +133,7 @@ impl Segment {
         disobey(Rule::EndLock, || locked = self.slots().none());
         let ends = lives.iter().map(|(_, life)| life).filter(|life| life.expiry != 0);
         if let Some(next) = ends.map(|life| if life.has_ended(now) { again } else { life.expiry }).min() {
-            self.told().ends().set(hash, next);
+            self.observers().ends().set(hash, next);
         }
         Ok(lives)
     }

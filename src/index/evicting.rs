@@ -1,23 +1,23 @@
 //! Entries leave so that others find room (Z1 to Z5).
 //!
 //! ```text
-//! a key came, its segment is crowded    one or two go, by the policy
-//! a put finds no room for its key       one of those goes that stand where the key may
-//! no memory for a long value            extents go, one beside the other, until it fits
-//! none, and keys have it all            entries of two segments go, until these can be one
+//! a key came, its segment is crowded    one or two entries go, which the policy chooses
+//! a put finds no room for its key       one entry goes that stands where the key may stand
+//! no memory for a long value            neighbouring extents go, until the value fits
+//! none, and keys have all memory        entries of two segments go, until one segment can hold the rest
 //! ```
 //!
-//! Each leaves as a key does that is removed, and then the put tries again. Nobody looks at more than some dozens.
+//! Each entry leaves as a removed key does. Then the put tries again. No put looks at more than some dozen entries.
 
+use super::change::{NoteEntry, WantedChange};
 use super::entries::EntrySeen;
 use super::evict::{EvictFor, Evictor, KeyPin, Sight, touches};
 use super::face::Index;
 use super::growth::Giving;
-use super::seams::Nobody;
 use super::segment::{Which, check_lengths};
 use super::whole::Table;
 use crate::config::Evict;
-use crate::faults::{Rule, broken, in_order};
+use crate::faults::{Rule, in_order};
 use crate::layout::extent::extent_bytes;
 use crate::layout::hash::First;
 use crate::layout::slot::Key;
@@ -26,26 +26,24 @@ use crate::region::{RegionError, TouchMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Times that a put has an entry go from where its key may stand.
-const TRIES_MAX: u32 = 16;
-/// Entries that go for a key that came, at most: one more than came, until the segment is not crowded any more.
+/// The most entries that go for a key that came: one more than came, so that the segment gets less crowded.
 const AHEAD_MAX: u32 = 2;
-/// Entries that go at a time so that a segment can be a block of values: for one that waits, and ahead.
+/// Entries that go at a time so that a segment can become a block of values: for a value that waits, and ahead.
 const GIVEN_AT_ONCE: u32 = 64;
 const GIVEN_AHEAD: u32 = 8;
-/// Extents that are looked at for a value, before its put is told to come again.
+/// Extents that go for a value before its put has to come again.
 const EXTENTS_AT_ONCE: u32 = 64;
 
 /// From now on entries of a table make room for others.
 pub(super) fn begin(table: &Table, policy: Evict) -> Result<(), RegionError> {
     let evictor = Evictor::new(table.geometry(), policy)?;
     table.show_lives(&mut |hash, _| evictor.came(hash));
-    table.told().set_evictor(evictor);
+    table.observers().set_evictor(evictor);
     Ok(())
 }
 
 impl Index {
-    /// The same table, in which from now on entries make room for others, by this policy. Notes each key: that takes
+    /// The table, in which entries make room for others from now on, by this policy. Notes each key: that takes
     /// some 100 ns for each, and nobody may change the table meanwhile.
     ///
     /// # Errors
@@ -53,13 +51,14 @@ impl Index {
     ///
     /// # Panics
     /// The second time.
-    pub fn with_eviction(self, policy: Evict) -> Result<Index, RegionError> {
+    pub fn with_eviction(mut self, policy: Evict) -> Result<Index, RegionError> {
         begin(self.table(), policy)?;
-        Ok(self.evicting())
+        self.evicts = true;
+        Ok(self)
     }
 
-    fn evictor(&self) -> Option<&Evictor> {
-        self.table().told().evictor()
+    pub(super) fn evictor(&self) -> Option<&Evictor> {
+        self.table().observers().evictor()
     }
 
     /// What left to make room for others.
@@ -67,28 +66,22 @@ impl Index {
         self.evictor().map_or_else(EvictCounts::default, Evictor::counts)
     }
 
-    /// From now on clients note their GETs, for [`Index::take_read`]. Where entries make room for others they do so anyway.
+    /// From now on clients note their GETs, for whoever drives the table. Where entries make room for others they do so anyway.
     ///
     /// # Errors
     /// [`RegionError`] when there is no memory for it.
     pub(crate) fn begin_noting(&self) -> Result<(), RegionError> {
         if self.touches().is_none() {
             let touches = touches(self.geometry())?;
-            self.table().told().touches().get_or_init(|| touches);
+            self.table().observers().touches().get_or_init(|| touches);
         }
         Ok(())
     }
 
-    /// Whether a client on shm or over TCP has read a key since this was asked last. A hint: many keys may share what is
-    /// noted. `false` where nothing is noted ([`ServerConfig::note_reads`](crate::ServerConfig::note_reads)).
-    pub fn take_read(&self, key: &[u8]) -> bool {
-        self.touches().is_some_and(|touches| touches.take(self.geometry().hashed(key).first()))
-    }
-
     /// What clients note of their GETs, if they do.
     pub(crate) fn touches(&self) -> Option<&TouchMap> {
-        let told = self.table().told();
-        told.evictor().map(Evictor::touches).or_else(|| told.touches().get())
+        let observers = self.table().observers();
+        observers.evictor().map(Evictor::touches).or_else(|| observers.touches().get())
     }
 
     /// Notes that a client has read a key, as clients on shm do by themselves. Nothing where none do.
@@ -98,38 +91,8 @@ impl Index {
         }
     }
 
-    /// Makes a change of a key that may need room.
-    #[cold]
-    pub(super) fn make_evicting<R>(
-        &self,
-        key: &[u8],
-        is_long: bool,
-        mut change: impl FnMut() -> Result<R, PutError>,
-    ) -> Result<R, PutError> {
-        let Some(evictor) = self.evictor() else { return change() };
-        for _ in 0..TRIES_MAX {
-            match change() {
-                Err(PutError::Full { .. } | PutError::NoMemory { .. }) if !broken(Rule::EvictBeside) => {
-                    if !self.evict_beside(evictor, key) {
-                        evictor.count_refused();
-                        return Err(PutError::Pinned);
-                    }
-                }
-                done => {
-                    let came = self.geometry().hashed(key).first();
-                    if is_long {
-                        self.give_ahead(evictor, came);
-                    }
-                    self.keep_room(evictor, came);
-                    return done;
-                }
-            }
-        }
-        change()
-    }
-
-    /// Has entries go where a key with this hash came.
-    fn keep_room(&self, evictor: &Evictor, came: First) {
+    /// Evicts entries from where a key with this hash came.
+    pub(super) fn keep_room(&self, evictor: &Evictor, came: First) {
         for _ in 0..AHEAD_MAX {
             if !self.table().is_crowded(came)
                 || !self.evict_next(evictor, || evictor.victim(came), EvictFor::Ahead)
@@ -140,7 +103,7 @@ impl Index {
         self.keep_heap_room(evictor, came);
     }
 
-    /// Has the entry go that is next by the policy. Returns whether there was one.
+    /// Evicts the entry that the policy names next. Returns whether there was one.
     fn evict_next(&self, evictor: &Evictor, victim: impl Fn() -> Option<First>, why: EvictFor) -> bool {
         /// Records of keys that are not there any more, and the like.
         const RECORDS_MAX: u32 = 4;
@@ -157,14 +120,14 @@ impl Index {
         false
     }
 
-    /// Z1: the policy knows those of these entries that are there: another thread may have removed one meanwhile.
+    /// Z1: has the policy note those of these entries that are still there. Another thread may have removed some.
     fn note_again(&self, entries: &[EntrySeen]) {
-        entries.iter().for_each(|entry| drop(self.table().remove(&entry.key, Which::Noted, Nobody)));
+        entries.iter().for_each(|entry| drop(self.make(WantedChange::new(&entry.key, NoteEntry))));
     }
 
-    /// Z3: has one of those go that stand where this key may, the one for which there is least. `false`: all are pinned,
-    /// or started.
-    fn evict_beside(&self, evictor: &Evictor, key: &[u8]) -> bool {
+    /// Z3: evicts one entry that stands where this key may stand: the one that the policy values least. `false`: all are
+    /// pinned, or their puts are started.
+    pub(super) fn evict_beside(&self, evictor: &Evictor, key: &[u8]) -> bool {
         let mut beside = self.table().keys_beside(key);
         let hash = |key: &[u8]| self.geometry().hashed(key).first();
         let all = beside.len();
@@ -172,12 +135,12 @@ impl Index {
         let is_started = |key: &Key| self.started().is_some_and(|started| started.is_started(key));
         beside.retain(|key| !evictor.is_pinned(hash(key)) && !is_started(key));
         beside.sort_by_cached_key(|key| evictor.rank(hash(key)));
-        // Who was pinned meanwhile stays, and another thread may have had one go: the put tries again.
+        // An entry that was pinned meanwhile stays, and another thread may have evicted one: the put tries again.
         let is_one_gone = beside.iter().any(|key| self.evict(evictor, key, EvictFor::Put));
         is_one_gone || !beside.is_empty() || all < self.geometry().window(0).slots as usize
     }
 
-    /// Has an entry go, unless it is pinned. Returns whether it did.
+    /// Evicts an entry, unless it is pinned. Returns whether it did.
     fn evict(&self, evictor: &Evictor, key: &[u8], why: EvictFor) -> bool {
         let is_gone = self.remove_by(key, Which::Unpinned) == Ok(true);
         if is_gone {
@@ -188,7 +151,7 @@ impl Index {
 
     // ---- memory of long values ------------------------------------------------------------------
 
-    /// Has some extents go if little memory is left. Returns whether there may be more to do.
+    /// Evicts some extents if little memory is left. Returns whether there may be more to do.
     fn keep_heap_room(&self, evictor: &Evictor, by: First) -> bool {
         /// Entries without an extent that the policy may name before the next extent goes.
         const OTHERS_MAX: u32 = 4;
@@ -216,7 +179,7 @@ impl Index {
         extents.is_crowded()
     }
 
-    /// Z5: takes on, by a bounded part, that segments give memory for a block of values.
+    /// Z5: has segments give memory for a block of values. Takes that on by a bounded part.
     fn give(&self, evictor: &Evictor, most: u32, victim: impl Fn(First) -> Option<First>) -> Giving {
         match self.table() {
             Table::One(_) => Giving::Nothing,
@@ -226,14 +189,14 @@ impl Index {
         }
     }
 
-    /// A long value came, and little memory is left for others. Who was not read goes first, be it long or short.
-    fn give_ahead(&self, evictor: &Evictor, came: First) {
+    /// A long value came, and little memory is left for others: evicts entries ahead. Those that nobody has read go first.
+    pub(super) fn give_ahead(&self, evictor: &Evictor, came: First) {
         if self.table().extents().is_some_and(|extents| extents.is_at_bound() && extents.is_crowded()) {
             self.give(evictor, GIVEN_AHEAD, |by| evictor.unread_victim(by, came));
         }
     }
 
-    /// The same in idle time. Returns whether there is more to do.
+    /// Has entries leave in idle time. Returns whether there is more to do.
     pub(super) fn tidy_evicting(&self) -> bool {
         const AT_ONCE: u64 = 16;
         let Some(evictor) = self.evictor() else { return false };
@@ -252,11 +215,11 @@ impl Index {
         has_more && self.evictions().for_heap > before
     }
 
-    /// Z4: there is no memory for an extent of this length. Has extents go until as many bytes are free, or so many were
-    /// looked at. Returns how long to wait before the next try.
+    /// Z4: there is no memory for an extent of this length. Evicts extents until as many bytes are free, or it has looked at
+    /// so many. Returns how long to wait before the next try.
     ///
     /// # Errors
-    /// `full` where nothing can go, [`PutError::Pinned`] where nothing may.
+    /// `full` where no extent can go, [`PutError::Pinned`] where none may.
     #[cold]
     pub(super) fn evict_for_extent(&self, len: usize, full: PutError) -> Result<Duration, PutError> {
         /// Extents that may be pinned, or not named yet.
@@ -278,7 +241,7 @@ impl Index {
             };
             gone += 1;
             if evictor.freed(bytes) >= extent_bytes(len) {
-                // What has gone is free when no reader can be at it any more.
+                // Their memory is free when no reader can read it any more.
                 let longest = geometry.heap().kept_for(geometry.grace(), geometry.extent_max() as u32);
                 evictor.settle_until(now_ns + longest.as_nanos() as u64);
                 break;
@@ -300,7 +263,7 @@ impl Index {
         Ok(Duration::ZERO)
     }
 
-    /// Has the key go that names this extent, unless it is pinned. Returns the bytes of the extent if it did.
+    /// Evicts the key that names this extent, unless it is pinned. Returns the bytes of the extent if it did.
     fn evict_extent(&self, evictor: &Evictor, hash: First, number: u64) -> Option<u64> {
         let (key, len) = self.table().key_of_extent(hash, number)?;
         self.evict(evictor, &key, EvictFor::Heap).then(|| extent_bytes(len as usize))
@@ -309,8 +272,8 @@ impl Index {
     // ---- pins -----------------------------------------------------------------------------------
 
     /// Pins a key that is there: as long as the pin is held, it does not leave to make room for others. `None`: it is
-    /// not there, and nothing is pinned. It still ends at its time, and whoever removes it removes it. Where nothing
-    /// makes room for others, every key is as if it were pinned.
+    /// not there, and nothing is pinned. The entry still ends at its time, and a remove still removes it. Where no entries
+    /// make room for others, a pin changes nothing.
     ///
     /// # Errors
     /// [`PutError::KeyLength`].

@@ -71,7 +71,7 @@ impl HomeSet {
         })
     }
 
-    /// The same homes as bits of an array of words, a bit for each home of the segment: the number of each word
+    /// The homes as bits of an array of words, a bit for each home of the segment: the number of each word
     /// that has any, and these.
     pub fn words(self) -> impl Iterator<Item = (usize, u64)> {
         let (word, shift) = ((self.first / 64) as usize, self.first % 64);

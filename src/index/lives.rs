@@ -29,14 +29,23 @@ use std::time::{Duration, SystemTime};
 
 /// Numbers of entries that are taken from the region at a time.
 const NUMBERS_AT_A_TIME: u64 = 1 << 10;
-/// Ticks after which an entry is looked at again that has ended and could not be removed.
+/// Ticks until the next look at an entry that has ended and could not be removed.
 const AGAIN_TICKS: u32 = 8;
 /// Changes between two looks at what has ended, where nobody tidies.
 const LOOK_EVERY: u64 = 32;
 
-/// The tick at which an entry is looked at again that should have gone.
+/// The tick of the next look at an entry that should have gone.
 fn soon(now: u64) -> u32 {
     u32::try_from(now).unwrap_or(u32::MAX).saturating_add(AGAIN_TICKS)
+}
+
+/// Who removes entries that have come to their end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EndsBy {
+    /// The table does.
+    Table,
+    /// Its driver does: until then they stay.
+    Driver,
 }
 
 /// The lives of a table whose entries have one.
@@ -47,8 +56,7 @@ pub(super) struct Lives {
     epoch_ns: i64,
     /// How long entries live that are put without a time; `None`: until they are removed.
     ttl: Option<Duration>,
-    /// What has ended stays, until somebody else removes it.
-    keeps_ended: bool,
+    ends_by: EndsBy,
     numbers: Mutex<NumberSource>,
     ends: Arc<EndNotes>,
     changes: AtomicU64,
@@ -83,28 +91,28 @@ impl Lives {
             clock: clock.clone(),
             epoch_ns,
             ttl: None,
-            keeps_ended: false,
+            ends_by: EndsBy::Table,
             numbers: Mutex::new(NumberSource::from(region, ENTRIES_WORD, NUMBERS_AT_A_TIME)),
-            ends: Arc::clone(table.told().ends()),
+            ends: Arc::clone(table.observers().ends()),
             changes: AtomicU64::new(0),
             expired: AtomicU64::new(0),
             ender: OnceLock::new(),
         }
     }
 
-    /// The same, where an entry that is put without a time lives so long.
+    /// The lives, where an entry that is put without a time lives so long from now on.
     pub fn with_ttl(self, ttl: Option<Duration>) -> Lives {
         Lives { ttl, ..self }
     }
 
-    /// The same, where what has ended stays.
-    pub fn keeping_ended(self) -> Lives {
-        Lives { keeps_ended: true, ..self }
+    /// The lives, whose entries `ends_by` removes from now on when they have ended.
+    pub fn ending_by(self, ends_by: EndsBy) -> Lives {
+        Lives { ends_by, ..self }
     }
 
-    /// Whether what has ended stays.
-    pub fn keeps_ended(&self) -> bool {
-        self.keeps_ended
+    /// Who removes what has ended.
+    pub fn ends_by(&self) -> EndsBy {
+        self.ends_by
     }
 
     /// When the table was made, by the time of day.
@@ -122,8 +130,7 @@ impl Lives {
         tick_at(self.since_made_ns())
     }
 
-    /// The life of an entry that is to be put. `ttl`: how long it lives, if not as long as all. `owner`: whose it is; 0:
-    /// nobody's.
+    /// The life of an entry that is to be put. It lives for `ttl`, or as long as all do. `owner` has it; 0: nobody has.
     ///
     /// # Errors
     /// [`PutError::TimeToLive`], [`PutError::EntryNumbers`].
@@ -136,7 +143,7 @@ impl Lives {
         Ok(Life { number: by_rule(Rule::EntryNumber, number, 1), owner, expiry })
     }
 
-    /// The tick in which an entry ends that is put now, and is to live so long.
+    /// The tick in which an entry ends that is put now and lives so long.
     ///
     /// # Errors
     /// [`PutError::TimeToLive`].
@@ -160,7 +167,7 @@ impl Lives {
         let _ = self.ender.set(thread);
     }
 
-    /// Who ends entries in passing has left some that have ended: a thread of its own goes on, if there is one.
+    /// A thread that ended entries in passing has left some. The thread that only ends entries goes on, if there is one.
     pub fn call_ender(&self) {
         self.ender.get().into_iter().for_each(Thread::unpark);
     }
@@ -201,7 +208,7 @@ impl Lives {
 
     /// Ends the entries with this hash that have come to their end.
     fn end(&self, table: &Table, hash: First, now: u64, remove: &mut impl FnMut(&Key, u64) -> bool) {
-        let lives = table.lives_due(hash, now, soon(now)).unwrap_or_default();
+        let lives = table.look_at(hash, |at| at.lives_due(hash, now, soon(now))).unwrap_or_default();
         let ended = lives.iter().filter(|(_, life)| life.has_ended(now));
         let gone = ended.filter(|(key, _)| remove(key, now)).count();
         self.expired.fetch_add(gone as u64, Ordering::Relaxed);

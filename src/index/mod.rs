@@ -11,12 +11,13 @@
 //! | `segment` | puts, removes and changes that depend on the value (`decide`), of one segment |
 //! | `growth` | a table of many segments: which has a key, how they are split and merged (E) |
 //! | `whole` | how a table is made, taken over, handed over, walked over and saved (T, D) |
-//! | `face`, `parts`, `clear` | [`Index`]: lengths, long values, parts of values |
+//! | `change` | one change of a key: memory, room, life, turn, table; all that is asked for, and all that leaves by itself |
+//! | `face`, `parts`, `clear` | [`Index`]: what is asked for, parts of values |
 //!
 //! Beside them: `feed` tells whoever asks of all changes (J). `seams` hears of each change before it is made and after, and may have it wait (L10 to L13).
 //! `share` says which keys a segment has. `refusals` saves searches that would fail.
-//! `evict` chooses entries that leave to make room for others, and `evicting` has them leave (Z).
-//! `lives` numbers entries, and ends them when their time has come, or shows who has `ended`; `ends` notes when that is;
+//! `evict` chooses entries that leave to make room for others, and `evicting` has them leave (Z). `tidying` takes on what is due.
+//! `lives` numbers entries, and ends them when their time has come, or leaves that to whoever has the table `driven`; `ends` notes when that is;
 //! `numbers` gives none twice.
 //! `owners` says whose they are, and has all of an owner go at once; `entries` is what both ask of a segment. `started` has
 //! the puts in two steps that are not committed, which `two_steps` makes.
@@ -29,9 +30,10 @@
 //! `by_rule`, `in_order`) are constants in a real build, which keeps every rule.
 
 mod budget;
+mod change;
 mod clear;
 mod decide;
-mod ended;
+mod driven;
 mod ends;
 mod entries;
 mod evict;
@@ -39,6 +41,9 @@ mod evicting;
 mod extents;
 mod face;
 mod feed;
+#[cfg(feature = "sim")]
+mod for_sim;
+mod growing;
 pub(crate) mod growth;
 mod heap;
 mod home_set;
@@ -48,8 +53,7 @@ mod lives;
 pub(crate) mod loom_access;
 mod moves;
 mod numbers;
-mod owned;
-mod owned_left;
+mod observers;
 mod owners;
 mod parts;
 mod publish;
@@ -64,7 +68,7 @@ mod slots;
 mod started;
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod tests;
-mod told;
+mod tidying;
 mod two_steps;
 mod whole;
 
@@ -72,15 +76,16 @@ mod whole;
 pub(crate) use budget::Registrar;
 pub(crate) use clear::ClearPlace;
 pub use clear::Cleared;
+pub use driven::{DrivenTable, drive, driven};
 pub use evict::KeyPin;
 #[doc(hidden)]
 pub use evict::{Policy, Rank, Sight, policy};
 pub(crate) use extents::{ExtentDraft, Upload};
 pub use face::Index;
-#[cfg(feature = "sim")]
-pub(crate) use face::waits_max;
 pub use feed::LeftCause;
 pub(crate) use feed::{ChangeRecord, RecordValue};
+#[cfg(feature = "sim")]
+pub(crate) use for_sim::waits_max;
 #[cfg(feature = "sim")]
 pub(crate) use growth::handover_end;
 pub(crate) use owners::OwnerClaim;

@@ -13,10 +13,14 @@
 //! Locks are taken in one order (L16): a key's, the turn of the feed, that of all owners, that of one owner. Who has one of
 //! these takes none that stands before it.
 
+mod left;
+mod sessions;
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod tests;
 #[cfg(all(test, not(loom)))]
 mod tidy_tests;
+
+pub(super) use left::LeftByOwner;
 
 use super::whole::Table;
 use crate::clock::Clock;
@@ -146,7 +150,7 @@ struct OwnerState {
 #[derive(Debug, Default)]
 struct OwnedHashes {
     all: FxHashSet<First>,
-    /// The same, those first that were not looked at for longest.
+    /// All of them; those first that were not looked at for longest.
     order: VecDeque<First>,
 }
 
@@ -229,10 +233,6 @@ impl Drop for OwnerSession {
 pub(super) struct OwnerPut<'s>(&'s OneOwner);
 
 impl OwnerPut<'_> {
-    pub fn owner(&self) -> u16 {
-        self.0.number
-    }
-
     /// The entry of a key with this hash is visible. Nobody takes hashes of the owner out meanwhile: its bit waits for this put
     /// (O1).
     pub fn note(&self, hash: First, table: &Table) {
@@ -273,7 +273,9 @@ impl Drop for OwnerPut<'_> {
 
 /// Whether a key with this hash has an entry of this owner, as far as that can be seen now.
 fn has_one_of(table: &Table, hash: First, owner: u16) -> bool {
-    table.lives_of(hash).is_none_or(|lives| lives.iter().any(|(_, life)| life.owner == owner))
+    table
+        .look_at(hash, |at| at.lives_of(hash))
+        .is_none_or(|lives| lives.iter().any(|(_, life)| life.owner == owner))
 }
 
 impl OwnersInCommon {
@@ -447,7 +449,7 @@ impl Owners {
             Stage::Hidden { .. } => return false,
         }
         obey(Rule::OwnerPuts, || wait_while(&|state| state.puts > 0));
-        table.told().feed().tell_owner(owner.number, || {
+        table.observers().feed().tell_owner(owner.number, || {
             let _all = lock(&self.0.all);
             region.store(word, region.load(word) | bit(owner.number));
         });
@@ -479,7 +481,7 @@ impl Owners {
     /// Entries of owners have left one by one. Looks at up to `max` old hashes of these owners, twice as many as have left,
     /// and forgets those of which nothing is there. Returns whether there is more to do.
     pub fn forget_left(&self, table: &Table, max: usize) -> bool {
-        let (left, mut looks) = (table.told().owned_left(), max);
+        let (left, mut looks) = (table.observers().owned_left(), max);
         while looks > 0 {
             let Some((number, gone)) = left.take() else { return false };
             let Some(owner) = lock(&self.0.all).get(&number).map(Arc::clone) else { continue };
@@ -637,6 +639,6 @@ fn tenure_in(region: &Region, geometry: &Geometry, number: u16) -> u64 {
 
 /// Removes the entries of this owner whose keys have this hash. Returns whether none is there any more.
 fn remove_all_of(table: &Table, hash: First, owner: u16, remove: &mut impl FnMut(&Key, u16) -> bool) -> bool {
-    let Some(lives) = table.lives_of(hash) else { return false };
+    let Some(lives) = table.look_at(hash, |at| at.lives_of(hash)) else { return false };
     lives.iter().filter(|(_, life)| life.owner == owner).all(|(key, _)| remove(key, owner))
 }

@@ -3,14 +3,16 @@
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod tests;
 
-use super::decide::{Becomes, PartInSlot, PartWork};
-use super::face::{HeapPatience, Index};
+use super::change::{HeapPatience, SwapFrom, SwapTo, WantedChange};
+use super::decide::{PartInSlot, PartWork};
+use super::face::Index;
 use super::owners::OwnerSession;
 use super::segment::ROUNDS_MAX;
-use super::slots::Owned;
+use super::slots::SlotCopy;
 use crate::layout::extent::Expected;
 use crate::outcome::{PutError, PutMode, PutOutcome, SwapOutcome};
 use crate::part::{PartChange, PartEffect, PartOutcome, Tell, ValueBytes};
+use std::cell::RefCell;
 
 impl Index {
     /// Changes a part of the value of `key`. The value before or after is told, if that is asked for.
@@ -26,7 +28,7 @@ impl Index {
         self.part_by(key, &PartWork { part, tell, tell_max: usize::MAX }, None, HeapPatience::Waits)
     }
 
-    /// The same for a thread that may not wait ([`Index::put_at_once`]), and can tell values up to this length.
+    /// Changes a part for a thread that may not wait ([`Index::put_at_once`]), and can tell values up to `tell_max` bytes.
     pub(crate) fn part_at_once(
         &self,
         key: &[u8],
@@ -46,9 +48,9 @@ impl Index {
         patience: HeapPatience,
     ) -> Result<PartOutcome, PutError> {
         for _ in 0..ROUNDS_MAX {
-            let mut in_slot = PartInSlot::new(work, self.geometry(), key);
-            self.changed(key, &mut in_slot, owner)?;
-            let there = match in_slot.outcome() {
+            let in_slot = RefCell::new(PartInSlot::new(work, self.geometry(), key));
+            self.make(WantedChange::new(key, &in_slot).by(owner))?;
+            let there = match in_slot.into_inner().outcome() {
                 Ok(outcome) => return Ok(outcome),
                 Err(there) => there,
             };
@@ -59,13 +61,13 @@ impl Index {
         Err(PutError::Busy { rounds: ROUNDS_MAX })
     }
 
-    /// The same, where the value is in an extent or comes into one: by a compare-and-swap of what was there.
+    /// Changes a part of a value that is in an extent, or comes into one, by a compare-and-swap of what was there.
     /// `None` if the key has changed meanwhile, or its value has moved.
     #[cold]
     fn part_of_long(
         &self,
         key: &[u8],
-        there: Option<Box<Owned>>,
+        there: Option<Box<SlotCopy>>,
         work: &PartWork<'_>,
         (owner, patience): (Option<&OwnerSession>, HeapPatience),
     ) -> Result<Option<PartOutcome>, PutError> {
@@ -90,14 +92,17 @@ impl Index {
         let is_other = matches!(made, Ok((PartEffect::Inserted | PartEffect::Updated, _)));
         let is_so = match (expected, &made) {
             (Some(expected), Ok((_, made))) if is_other => {
-                self.swap_by(key, expected, &made.value, patience)? == SwapOutcome::Swapped
+                let swap = WantedChange::new(key, SwapFrom(expected, SwapTo::Value)).value(&made.value);
+                self.make(swap.patience(patience))?.0 == SwapOutcome::Swapped
             }
             (None, Ok((_, made))) if is_other => {
-                self.put_by(key, &made.value, PutMode::Insert.into(), owner, patience)?
-                    == PutOutcome::Inserted
+                let put = WantedChange::put(key, PutMode::Insert.into()).value(&made.value).by(owner);
+                self.make(put.patience(patience))? == PutOutcome::Inserted
             }
             // Nothing is to be stored, but it must be true.
-            (Some(expected), _) => self.swap_stored(key, expected, Becomes::Stays)? == SwapOutcome::Swapped,
+            (Some(expected), _) => {
+                self.make(WantedChange::new(key, SwapFrom(expected, SwapTo::Same)))?.0 == SwapOutcome::Swapped
+            }
             // It was absent under its lock.
             (None, _) => true,
         };

@@ -121,7 +121,7 @@ impl VainSearches {
         is_left_out
     }
 
-    /// The same, without counting it.
+    /// Whether a search would be left out mostly. Counts nothing.
     pub fn are_many(&self, room_made: u64) -> bool {
         self.times(room_made) >= Self::ENOUGH
     }

@@ -65,7 +65,7 @@ impl Index {
         })
     }
 
-    /// The same, which ends early when `progress` returns `false`.
+    /// Restores a snapshot. Ends early when `progress` returns `false`.
     pub(crate) fn restore_from_by(
         &self,
         snapshot: &Snapshot,

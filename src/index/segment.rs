@@ -8,7 +8,9 @@
 //! ```
 //!
 //! A change of a key is decided, and then it is done: a key comes in [`Segment::come`], and is replaced or leaves
-//! in [`Segment::change`]. Whoever stands [`Between`] hears of both, and may have the change wait in the middle.
+//! in [`Segment::change`]. A [`Between`] hears of both, and may have the change wait in the middle.
+
+mod copies;
 
 use super::budget::Budget;
 use super::decide::{Becomes, Decides};
@@ -16,27 +18,27 @@ use super::entries::EntryFound;
 use super::evict::Evictor;
 use super::extents::Extents;
 use super::feed::LeftCause;
-use super::home_set::HomeSet;
-use super::homes::{ChainRoom, Grace, Homes, KeyAt, count};
+use super::homes::{ChainRoom, Grace, Homes, count};
 use super::moves::{MovePath, Moves};
+use super::observers::Observers;
 use super::refusals::{NoPath, Refusals, VainSearches};
-use super::seams::{Between, Changed, KeyChange, KeyPlace, Nobody};
+use super::seams::{Between, Changed, KeyChange, KeyPlace};
 use super::share::{KeyShare, SharedKeyShare};
-use super::slots::{HeldRoom, Locked, Owned, SlotWritten, Slots, Sought, UndoLines};
+use super::slots::{HeldRoom, Locked, SlotCopy, SlotWritten, Slots, Sought, UndoLines};
 use super::started::StartedPuts;
-use super::told::Hearers;
 use crate::clock::Clock;
 use crate::faults::{Rule, broken, disobey, kept};
 use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx};
-use crate::layout::hash::{First, Hashed};
+use crate::layout::hash::Hashed;
 use crate::layout::life::Life;
 use crate::layout::owners::NOT_COMMITTED;
 use crate::layout::segment::Named;
-use crate::layout::slot::{Key, Stored};
+use crate::layout::slot::Stored;
 use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome};
 use crate::region::Region;
 use crate::start::Start;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,8 +55,8 @@ pub(crate) struct Segment {
     moves: Moves,
     /// Where long values are, if there are any.
     extents: Option<Arc<Extents>>,
-    /// Who is told of changes. All segments of a table have one.
-    told: Arc<Hearers>,
+    /// What takes note of changes. All segments of a table have one.
+    observers: Arc<Observers>,
     refusals: Refusals,
     vain: VainSearches,
 }
@@ -108,16 +110,14 @@ pub(super) enum Which {
     Of(u16),
     /// One that nobody has pinned (Z2): it makes room for others.
     Unpinned,
-    /// None: the policy that chooses who leaves has a record of it from now on (Z1).
-    Noted,
 }
 
-/// Whose key is put.
+/// Why a key is put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Put {
-    /// A caller's.
+    /// A caller asks for it.
     New,
-    /// The other segment's of a pair, where it still is (E3).
+    /// The other segment of a pair has it, and still has it then (E3).
     Copy,
 }
 
@@ -149,33 +149,36 @@ impl Segment {
     }
 
     fn over(homes: Homes, extents: Option<Arc<Extents>>, refusals: Refusals) -> Segment {
-        let (moves, told, vain) = (Moves::new(homes), Arc::default(), VainSearches::default());
-        Segment { moves, extents, told, refusals, vain }
+        let (moves, observers, vain) = (Moves::new(homes), Arc::default(), VainSearches::default());
+        Segment { moves, extents, observers, refusals, vain }
     }
 
-    /// The same segment, of whose changes these are told.
-    pub fn with_told(self, told: &Arc<Hearers>) -> Segment {
-        Segment { told: Arc::clone(told), ..self }
+    /// The segment, whose changes these observers note from now on.
+    pub fn with_observers(self, observers: &Arc<Observers>) -> Segment {
+        Segment { observers: Arc::clone(observers), ..self }
     }
 
-    /// Who is told of changes.
+    /// What takes note of changes.
     #[inline(always)]
-    pub fn told(&self) -> &Arc<Hearers> {
-        &self.told
+    pub fn observers(&self) -> &Arc<Observers> {
+        &self.observers
     }
 
-    /// J1: tells the feed of a change that is visible, under its key's lock. It has found an entry of the owner `before`.
+    /// J1: tells the feed of a change that is visible, under its key's lock. The change has found an entry of the owner `before`.
     #[inline(always)]
     fn tell<'c>(&self, change: impl FnOnce() -> KeyChange<'c>, cause: LeftCause, before: u16) {
-        let feed = self.told.feed();
+        let feed = self.observers.feed();
         if feed.is_on() {
             feed.tell(change(), cause, before, |owner| self.hides_owner(owner));
         }
     }
 
-    /// Lets the lock of a key go, and takes it again.
-    fn lock_again(&self, locked: &mut Locked<'_>, key: &Hashed<'_>) {
-        locked.lock(self.slots().stripes_of_key(*key));
+    /// J1, Z1, V3: where one of them is broken, lets the lock of a key go, and takes it again.
+    #[inline(always)]
+    fn lock_again_if_broken(&self, locked: &mut Locked<'_>, key: &Hashed<'_>) {
+        for rule in [Rule::FeedLock, Rule::RecordLock, Rule::EndLock] {
+            disobey(rule, || locked.lock(self.slots().stripes_of_key(*key)));
+        }
     }
 
     #[inline(always)]
@@ -246,7 +249,7 @@ impl Segment {
 
     // ---- changes --------------------------------------------------------------------------------
 
-    /// A key comes, for which there is room. The caller holds its locks.
+    /// Puts a key that was absent, for which there is room. The caller holds its locks.
     #[inline(always)]
     fn come<B: Between>(
         &self,
@@ -265,10 +268,8 @@ impl Segment {
         }
         // Done: every look sees it.
         let slot = self.place(locked, room, key, value);
-        disobey(Rule::FeedLock, || self.lock_again(locked, key));
-        disobey(Rule::RecordLock, || self.lock_again(locked, key));
-        disobey(Rule::EndLock, || self.lock_again(locked, key));
-        if let Some(evictor) = self.told.evictor() {
+        self.lock_again_if_broken(locked, key);
+        if let Some(evictor) = self.observers.evictor() {
             evictor.came(key.first());
         }
         if self.geometry().has_life() {
@@ -338,8 +339,8 @@ impl Segment {
         Ok(PutOutcome::Inserted)
     }
 
-    /// A key gets another value. It stands in this slot, which names this extent. The caller holds its locks. A key
-    /// whose entry there is hidden comes, for whoever hears of it (O3). One whose entry is hidden from now on leaves, with
+    /// Gives a key another value. It stands in this slot, which names this extent. The caller holds its locks. If the entry
+    /// there is hidden, listeners hear that the key came (O3). If the new entry is hidden, they hear that the key left, with
     /// this cause.
     #[inline(always)]
     fn replace<B: Between>(
@@ -366,7 +367,7 @@ impl Segment {
             self.note_life_after(key, life, value);
         }
         count(&self.homes().counters().mine().updates);
-        if let Some(evictor) = self.told.evictor() {
+        if let Some(evictor) = self.observers.evictor() {
             evictor.replaced(key.first());
         }
         between.done(change, || self.place_of(slot));
@@ -375,14 +376,14 @@ impl Segment {
             EntryFound::Of(owner) => owner,
         };
         if owner != value.owner() {
-            self.told.owned_left().left(owner);
+            self.observers.owned_left().left(owner);
         }
         self.tell(change, cause, owner);
         Ok(())
     }
 
-    /// A key leaves this slot. The caller holds its locks. It is told with this cause, unless its entry was hidden: then it
-    /// has left before. Returns whether the slot is free: that of a key that is started is not (P1).
+    /// Removes a key from this slot. The caller holds its locks. Listeners hear of it with this cause; not if the entry was
+    /// hidden: then they have heard of it before. Returns whether the slot is free. It is not if a put of the key is started (P1).
     #[inline(always)]
     fn leave<B: Between>(
         &self,
@@ -394,7 +395,7 @@ impl Segment {
         let change = || KeyChange::left(key.key());
         let life = self.life_in(slot);
         between.decided(change)?;
-        let started = self.told.started();
+        let started = self.observers.started();
         let is_free = !started.is_some_and(|started| self.leaves_slot_held(started, locked, slot, key));
         if is_free {
             let before = self.reference_in(slot);
@@ -403,25 +404,22 @@ impl Segment {
         // Before the lock goes: a segment that is merged away is counted when all its homes have gone.
         let counted = self.homes().counters().mine();
         count(if is_free { &counted.removes } else { &counted.updates });
-        disobey(Rule::FeedLock, || self.lock_again(locked, key));
-        disobey(Rule::RecordLock, || self.lock_again(locked, key));
-        disobey(Rule::EndLock, || self.lock_again(locked, key));
-        if let Some(evictor) = self.told.evictor().filter(|_| is_free) {
+        self.lock_again_if_broken(locked, key);
+        if let Some(evictor) = self.observers.evictor().filter(|_| is_free) {
             evictor.left(key.first());
         }
         if life.is_some_and(|life| life.expiry != 0) {
-            self.told.ends().left(key.first());
+            self.observers.ends().left(key.first());
         }
         between.done(change, || self.place_of(slot));
         if let EntryFound::Of(owner) = found {
-            self.told.owned_left().left(owner);
+            self.observers.owned_left().left(owner);
             self.tell(change, cause, owner);
         }
         Ok(is_free)
     }
 
-    /// P1: a key leaves. If it is started, its slot has an entry that is not committed from then on. Returns whether it
-    /// is.
+    /// P1: if a put of the key is started, replaces its entry by one that is not committed. Returns whether it did.
     #[cold]
     fn leaves_slot_held(
         &self,
@@ -436,7 +434,7 @@ impl Segment {
         let there = self.slots().read(slot);
         // A key that does not fit its slot stays where it is.
         let kept = self.geometry().is_long(key.key()).then_some(&there);
-        let value = kept.map_or(Stored::from(&[]), Owned::stored).with_life(Some(&life));
+        let value = kept.map_or(Stored::from(&[]), SlotCopy::stored).with_life(Some(&life));
         let written = self.slots().rewrite(locked, slot, key.key(), value, None);
         self.end_name(there.reference.filter(|_| kept.is_none()), written);
         true
@@ -453,44 +451,40 @@ impl Segment {
     /// Whether a put of this key is started (P1). Its lock is held.
     #[inline(always)]
     fn is_started(&self, key: &Hashed<'_>) -> bool {
-        self.told.started().is_some_and(|started| started.is_started(key.key()))
+        self.observers.started().is_some_and(|started| started.is_started(key.key()))
     }
 
     fn place_of(&self, slot: SlotIx) -> KeyPlace {
         KeyPlace { memory: self.memory(), slot }
     }
 
-    /// The life of the entry in a slot whose lock is held.
-    #[inline(always)]
-    fn life_in(&self, slot: SlotIx) -> Option<Life> {
-        if self.geometry().has_life() { self.life_read(slot) } else { None }
-    }
-
-    /// The same in a table whose entries have lives.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn life_read(&self, slot: SlotIx) -> Option<Life> {
-        self.slots().life(slot)
-    }
-
-    /// V3, P1: an entry that had this life, or none was there, has got the value and its life. (Not inlined: most tables have no
-    /// lives, and their updates keep more in registers without it.)
-    #[cold]
-    #[inline(never)]
-    fn note_life_after(&self, key: &Hashed<'_>, before: Option<Life>, value: &Stored<'_>) {
-        if let Some(started) = self.told.started() {
-            started.count(before.map(|life| life.owner), Some(value.owner()));
-        }
-        let ended = before.map_or(0, |life| life.expiry);
-        if (ended, value.expiry()) != (0, 0) {
-            self.told.ends().replaced(key.first(), ended, value.expiry());
-        }
-    }
-
     /// The reference in a slot whose lock is held.
     #[inline(always)]
     pub fn reference_in(&self, slot: SlotIx) -> Option<Reference> {
         self.extents.as_ref().and_then(|_| self.slots().read(slot).reference)
+    }
+
+    // ---- the key ---------------------------------------------------------------------------------
+
+    /// Looks for a key whose primary window is locked, under all its locks. `None`: what is to be put is new, and the key is in
+    /// another segment (L8). (The locks are not handed out: to move them would cost each change some instructions.)
+    #[inline(always)]
+    fn seek_here<'l>(&'l self, locked: &mut Locked<'l>, key: &Hashed<'_>, put: Put) -> Option<Sought> {
+        let may_be_displaced = self.slots().lock_displaced(locked, key);
+        if put == Put::New && self.is_elsewhere(key) {
+            return None;
+        }
+        Some(self.slots().seek(key, may_be_displaced))
+    }
+
+    /// Z1: the policy that chooses who leaves notes the key, if it is there.
+    pub fn note(&self, key: &Hashed<'_>) -> Result<(), Stop> {
+        let mut locked = self.slots().lock_primary(key);
+        let Some(seen) = self.seek_here(&mut locked, key, Put::New) else { return Err(Stop::Elsewhere) };
+        if let (Some(evictor), Some(_)) = (self.observers.evictor(), seen.at()) {
+            evictor.came(key.first());
+        }
+        Ok(())
     }
 
     // ---- put ------------------------------------------------------------------------------------
@@ -508,11 +502,7 @@ impl Segment {
             return self.put_into_held(&room, key, value, between);
         }
         let mut locked = self.slots().lock_primary(key);
-        let may_be_displaced = self.slots().lock_displaced(&mut locked, key);
-        if self.is_elsewhere(key) {
-            return Err(Stop::Elsewhere);
-        }
-        let seen = self.slots().seek(key, may_be_displaced);
+        let Some(seen) = self.seek_here(&mut locked, key, Put::New) else { return Err(Stop::Elsewhere) };
         let answer = self.put_over(&mut locked, seen.at(), key, value, (mode, between));
         if let Some(answer) = answer.map_err(Stop::waits)? {
             return Ok(answer);
@@ -577,12 +567,12 @@ impl Segment {
             && self.vain.is_one_more(self.homes().counters().room_made_or_left())
     }
 
-    /// The same for a put that would wait for room, and not counted.
+    /// Whether a put that would wait for room leaves the search out. Does not count it.
     pub fn would_leave_search_out(&self) -> bool {
         self.vain.are_many(self.homes().counters().room_made_or_left())
     }
 
-    /// Sums only what it says.
+    /// The error of a full table. Sums only the counts that it names.
     fn full(&self) -> PutError {
         let (keys, slots) = (self.len(), self.homes().slots_allocated());
         PutError::Full { keys, slots, bytes_max: 0, heap_bytes: 0 }
@@ -620,7 +610,7 @@ impl Segment {
             if self.is_elsewhere(key) {
                 return Err(Stop::Elsewhere);
             }
-            // Room that is made from here on, the search may have missed.
+            // The search may miss room that is made from here on.
             let room_made = counters.room_made();
             let left = counters.gone();
             let Some(path) = self.moves.find_path(*key) else {
@@ -632,7 +622,7 @@ impl Segment {
                 if self.geometry().grows() {
                     return Err(Stop::NoRoom);
                 }
-                if waits < WAITS_MAX && self.told.evictor().is_none() && self.homes().wait_for_grace() {
+                if waits < WAITS_MAX && self.observers.evictor().is_none() && self.homes().wait_for_grace() {
                     waits += 1;
                     continue;
                 }
@@ -668,11 +658,8 @@ impl Segment {
         put: Put,
     ) -> Result<Option<PutOutcome>, B::MustWait> {
         let mut locked = self.moves.lock_path(path, *key);
-        if put == Put::New && self.is_elsewhere(key) {
-            return Ok(None);
-        }
-        if let Some(answer) = self.look_again(&mut locked, key, value, how)? {
-            return Ok(Some(answer));
+        if let ControlFlow::Break(answer) = self.look_again(&mut locked, key, value, how, put)? {
+            return Ok(answer);
         }
         let keys = self.moves.keys_along(path);
         let movers = self.moves.hashed_all(&keys);
@@ -683,7 +670,8 @@ impl Segment {
         Ok(Some(PutOutcome::Inserted))
     }
 
-    /// L5: another thread may have put the same key meanwhile.
+    /// L8, L5: the key may have gone to another segment meanwhile, or another thread may have put it. Then this put ends, or
+    /// begins again.
     #[inline(always)]
     fn look_again<B: Between>(
         &self,
@@ -691,8 +679,13 @@ impl Segment {
         key: &Hashed<'_>,
         value: &Stored<'_>,
         how: (PutMode, B),
-    ) -> Result<Option<PutOutcome>, B::MustWait> {
-        if broken(Rule::LookAgain) { Ok(None) } else { self.put_present(locked, key, value, how) }
+        put: Put,
+    ) -> Result<ControlFlow<Option<PutOutcome>>, B::MustWait> {
+        if put == Put::New && self.is_elsewhere(key) {
+            return Ok(ControlFlow::Break(None));
+        }
+        let answer = if broken(Rule::LookAgain) { None } else { self.put_present(locked, key, value, how)? };
+        Ok(answer.map_or(ControlFlow::Continue(()), |answer| ControlFlow::Break(Some(answer))))
     }
 
     /// Puts a key into its home's chain, into a free slot or a new block. `None` when the layout
@@ -708,11 +701,8 @@ impl Segment {
             return Ok(None);
         }
         let mut locked = self.slots().lock(self.slots().stripes_of_key(*key));
-        if put == Put::New && self.is_elsewhere(key) {
-            return Ok(None);
-        }
-        if let Some(answer) = self.look_again(&mut locked, key, value, how)? {
-            return Ok(Some(answer));
+        if let ControlFlow::Break(answer) = self.look_again(&mut locked, key, value, how, put)? {
+            return Ok(answer);
         }
         let Some(room) = self.homes().room_in_chain(key.home()) else { return Ok(None) };
         self.put_new(&mut locked, FoundRoom::InChain(room), key, value, (put, how.1))?;
@@ -748,7 +738,7 @@ impl Segment {
         self.put_over(locked, seen.at(), key, value, how)
     }
 
-    /// The same, where it is known which slot holds the key.
+    /// Finishes such a put where it is known which slot holds the key.
     #[inline(always)]
     fn put_over<B: Between>(
         &self,
@@ -775,7 +765,7 @@ impl Segment {
         Ok(Some(outcome))
     }
 
-    // ---- changes that depend on the value, removes ---------------------------------------------------------------------------
+    // ---- changes that depend on the value, removes ----------------------------------------------
 
     /// Makes a change that depends on what the key has, of a key whose length fits. The key's lock is held from the
     /// look to the write (L2, L14), so no other change of the key comes between. Returns what became of the key.
@@ -788,11 +778,8 @@ impl Segment {
         for _ in 0..ROUNDS_MAX {
             let seen_early = broken(Rule::ValueUnderLock).then(|| self.seen(key));
             let mut locked = self.slots().lock_primary(key);
-            let may_be_displaced = self.slots().lock_displaced(&mut locked, key);
-            if self.is_elsewhere(key) {
-                return Err(Stop::Elsewhere);
-            }
-            let slot = self.slots().seek(key, may_be_displaced).at();
+            let Some(seen) = self.seek_here(&mut locked, key, Put::New) else { return Err(Stop::Elsewhere) };
+            let slot = seen.at();
             let there = seen_early.unwrap_or_else(|| slot.map(|slot| self.slots().read(slot)));
             let before = there.as_ref().and_then(|there| there.reference);
             // O3: what is hidden is absent, and its slot is the key's.
@@ -828,21 +815,17 @@ impl Segment {
 
     /// What a key has at an instant.
     #[cold]
-    fn seen(&self, key: &Hashed<'_>) -> Option<Owned> {
+    fn seen(&self, key: &Hashed<'_>) -> Option<SlotCopy> {
         let mut locked = self.slots().lock_primary(key);
-        let may_be_displaced = self.slots().lock_displaced(&mut locked, key);
-        self.slots().seek(key, may_be_displaced).at().map(|slot| self.slots().read(slot))
+        self.seek_here(&mut locked, key, Put::Copy)?.at().map(|slot| self.slots().read(slot))
     }
 
     /// Removes a key whose length fits, if its entry is such a one. Returns whether it was there.
     #[inline(always)]
     pub fn remove<B: Between>(&self, key: &Hashed<'_>, which: Which, between: B) -> Result<bool, Stop> {
         let mut locked = self.slots().lock_primary(key);
-        let may_be_displaced = self.slots().lock_displaced(&mut locked, key);
-        if self.is_elsewhere(key) {
-            return Err(Stop::Elsewhere);
-        }
-        let Some(slot) = self.slots().seek(key, may_be_displaced).at() else { return Ok(false) };
+        let Some(seen) = self.seek_here(&mut locked, key, Put::New) else { return Err(Stop::Elsewhere) };
+        let Some(slot) = seen.at() else { return Ok(false) };
         let found = self.found_in(slot);
         let has = |is_such: &dyn Fn(&Life) -> bool| self.life_read(slot).is_some_and(|life| is_such(&life));
         let (is_it, cause) = match which {
@@ -853,14 +836,10 @@ impl Segment {
             // Z2. What is started keeps its slot, so it makes no room.
             Which::Unpinned => {
                 let is_pinned = |evictor: &Evictor| evictor.is_pinned(key.first());
-                let stays = self.told.evictor().is_some_and(is_pinned) || self.is_started(key);
+                let stays = self.observers.evictor().is_some_and(is_pinned) || self.is_started(key);
                 (!stays, LeftCause::Evicted)
             }
-            Which::Noted => {
-                self.told.evictor().inspect(|evictor| evictor.came(key.first()));
-                return Ok(false);
-            }
-            // Of one that is not committed, and is started again.
+            // The put was started again: its entry stays.
             Which::Of(NOT_COMMITTED) if self.is_started(key) => return Ok(false),
             Which::Of(owner) => {
                 (kept(Rule::OwnerCheck, || has(&|life| life.owner == owner)), LeftCause::OwnerGone)
@@ -874,101 +853,6 @@ impl Segment {
             self.moves.bring_home(slot);
         }
         Ok(true)
-    }
-
-    // ---- copies of keys that go to another segment ----------------------------------------------
-
-    /// Takes copies of keys of these homes, which are in the other segment of a pair, whose locks the caller holds
-    /// (L7). Returns the homes of which one found no room; of these, no copy is left.
-    pub fn put_copies(&self, from: &Segment, homes: HomeSet, keys: &[KeyAt]) -> HomeSet {
-        let mut refused = homes.cleared();
-        for at in self.homes().put_copies_free(from.slots(), homes, keys) {
-            let content = from.slots().read(at.slot);
-            if !refused.contains(at.home()) && !self.put_copy(at.hashed(self.geometry()), content.stored()) {
-                refused.add(at.home());
-            }
-        }
-        let copied = keys.iter().filter(|at| refused.contains(at.home()));
-        copied.for_each(|at| self.take_copy_away(at.hashed(self.geometry())));
-        refused
-    }
-
-    /// Takes a copy of a key that is in the other segment of a pair, whose locks the caller holds (L7).
-    /// `false` if there is no room.
-    pub fn put_copy(&self, key: Hashed<'_>, value: Stored<'_>) -> bool {
-        // D9
-        self.homes().counters().came(1);
-        let is_in = self.put_copy_free(&key, value)
-            || self.put_copy_along(&key, value)
-            || matches!(self.put_into_chain(&key, &value, (PutMode::Insert, Nobody), Put::Copy), Ok(Some(_)));
-        if !is_in {
-            self.homes().counters().came_not(1);
-        }
-        is_in
-    }
-
-    fn put_copy_free(&self, key: &Hashed<'_>, value: Stored<'_>) -> bool {
-        let mut locked = self.slots().lock_primary(key);
-        let may_be_displaced = self.slots().lock_displaced(&mut locked, key);
-        let seen = self.slots().seek(key, may_be_displaced);
-        match self.slots().pass_by_held(seen, key) {
-            Sought::Free(slot) => {
-                self.homes().place(&mut locked, slot, key, value);
-                true
-            }
-            Sought::At(_) | Sought::Nowhere => false,
-        }
-    }
-
-    fn put_copy_along(&self, key: &Hashed<'_>, value: Stored<'_>) -> bool {
-        /// Other threads may change a path that was found.
-        const PATHS_MAX: u32 = 16;
-        (0..PATHS_MAX).map_while(|_| self.moves.find_path(*key)).any(|path| {
-            let how = (PutMode::Insert, Nobody);
-            let is_in = matches!(self.put_along(&path, key, &value, how, Put::Copy), Ok(Some(_)));
-            if !is_in {
-                self.slots().notes().forget(&path);
-            }
-            is_in
-        })
-    }
-
-    /// Takes a copy away again.
-    pub fn take_copy_away(&self, key: Hashed<'_>) {
-        let mut locked = self.slots().lock_primary(&key);
-        let may_be_displaced = self.slots().lock_displaced(&mut locked, &key);
-        if let Some(slot) = self.slots().seek(&key, may_be_displaced).at() {
-            self.homes().erase(&mut locked, slot, &key);
-            self.homes().counters().left(1);
-        }
-    }
-
-    // ---- extents --------------------------------------------------------------------------------
-
-    /// Does something with the slot of a key with this hash that names such an extent, under its lock. `None`
-    /// if there is none, or the segment does not have the key (L8): while a home goes to the other segment of
-    /// a pair, a slot may have a copy that is not the key's yet, or an original that is not any more.
-    pub fn with_name<R>(
-        &self,
-        hash: First,
-        is_it: impl Fn(&Reference) -> bool,
-        act: impl FnOnce(&Locked<'_>, SlotIx, &Key, Reference) -> R,
-    ) -> Option<R> {
-        let mut locked = self.slots().none();
-        let home = HomeSet::one(self.geometry().home(hash.0));
-        let is_here = |key: Hashed<'_>| kept(Rule::MoveHere, || !self.is_elsewhere(&key));
-        let all = self.homes().lock_keys_of(&mut locked, home, is_here);
-        let named = all.iter().find_map(|at| Some((at, self.reference_in(at.slot).filter(&is_it)?)));
-        named.map(|(at, reference)| act(&locked, at.slot, &at.key, reference))
-    }
-
-    /// X6: has the slot name another extent, if it still names the first.
-    pub fn rename(&self, hash: First, old: &Reference, new: &Reference) -> Option<SlotWritten> {
-        let is_it = |there: &Reference| kept(Rule::MoveCheck, || there.number == old.number);
-        self.with_name(hash, is_it, |locked, slot, key, _| {
-            let (new, life) = (self.geometry().slot_reference(key, *new), self.slots().life(slot));
-            self.slots().rewrite(locked, slot, key, new.stored().with_life(life.as_ref()), None)
-        })
     }
 }
 
@@ -984,7 +868,7 @@ pub(super) fn check_lengths(geometry: &Geometry, key: &[u8], value: &[u8]) -> Re
     Ok(())
 }
 
-/// The same of what a slot is to have for a value.
+/// Checks the length of a key, and of what a slot is to have for its value.
 #[inline(always)]
 pub(super) fn check_stored(geometry: &Geometry, key: &[u8], value: Stored<'_>) -> Result<(), PutError> {
     // What is in an extent was checked when that was begun.

@@ -328,7 +328,7 @@ mod checked {
         other.join().expect("the other thread ends");
     }
 
-    /// The same, by the look of a walk and by what a header is to say.
+    /// Compares shares by the look of a walk and by what a header is to say.
     fn looked_at(first: (KeyShare, bool), whole: KeyShare, next: (KeyShare, bool)) {
         let share = Arc::new(SharedKeyShare::new(first.0, 1));
         share.set_away(HomeSet::one(0), first.1);

@@ -7,7 +7,7 @@ use super::recovered::{RecoverError, Recovered};
 use super::refusals::NoPath;
 use super::seams::Nobody;
 use super::segment::{Put, ROUNDS_MAX, Segment};
-use super::slots::{DisplacedAt, Note, Owned, StripeSet};
+use super::slots::{DisplacedAt, Note, SlotCopy, StripeSet};
 use super::whole::OneSize as Index;
 use crate::clock::Clock;
 use crate::config::{Config, TableSize};
@@ -142,7 +142,7 @@ fn word_of(key: &[u8]) -> u64 {
 fn look(index: &Segment) -> Vec<SeenSlot> {
     let overflow = index.homes().blocks_ever_used() * u64::from(index.geometry().layout().block_slots);
     let seen = |slot| {
-        let Owned { key, value, .. } = index.slots().read(slot);
+        let SlotCopy { key, value, .. } = index.slots().read(slot);
         SeenSlot { key, value: value.to_vec(), header: index.slots().header(slot) }
     };
     (0..index.geometry().main_slots() + overflow).map(|slot| seen(SlotIx(slot))).collect()
@@ -580,14 +580,14 @@ impl WatchedTable {
         self.take_over_damaged(at, |_| {})
     }
 
-    /// The same, after something happened to the region.
+    /// Another server takes the table over, after something happened to the region.
     fn take_over_damaged(&self, at: Instant, damage: impl FnOnce(&Region)) -> WatchedTable {
         let next = self.open(at, damage);
         check_books(&next.index);
         next
     }
 
-    /// The same, by a server that has not looked at anything yet.
+    /// Opens the table by a server that has not looked at anything yet.
     fn open(&self, at: Instant, damage: impl FnOnce(&Region)) -> WatchedTable {
         let geometry = self.index.geometry().clone();
         let clock = Clock::manual();
@@ -918,7 +918,7 @@ fn emptied() -> (WatchedTable, Block) {
     emptied_of("list", 1)
 }
 
-/// The same in another layout. `in_second` keys were in the second block.
+/// Such a table in another layout. `in_second` keys were in the second block.
 fn emptied_of(layout: &str, in_second: usize) -> (WatchedTable, Block) {
     let mut watch = WatchedTable::new(layout, 4, 1);
     let layout = watch.index.geometry().layout();
@@ -2051,9 +2051,9 @@ fn damaged_links_are_taken_over() {
         );
     });
     assert_eq!(stray, (3, 0, 3));
-    // The same key twice in one chain, as when a server dies while it fills a hole.
+    // One key twice in one chain, as when a server dies while it fills a hole.
     let doubled = relinked(3, |index, heads| {
-        let Owned { key, value, .. } = index.slots().read(heads[3]);
+        let SlotCopy { key, value, .. } = index.slots().read(heads[3]);
         let aux = index.slots().header(heads[2]).aux;
         let copy = Content { key: &key, value: (&value).into(), ghost: 0, aux };
         index.slots().write(&index.slots().alone(), heads[2], &copy);

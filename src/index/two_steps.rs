@@ -1,24 +1,22 @@
 //! Puts in two steps (P), by an embedder or a server.
 
+use super::change::{HoldSlot, WantedChange};
 use super::face::Index;
 use super::owners::OwnerSession;
 use super::segment::{Which, check_lengths};
 use super::started::{StartAsked, StartSession, StartedPuts, StartedValue};
 use crate::config::StartLimits;
-use crate::faults::{Rule, broken};
 use crate::layout::extent::extent_bytes;
 use crate::layout::life::Life;
-use crate::layout::long::SlotReference;
 use crate::layout::owners::NOT_COMMITTED;
-use crate::layout::slot::Stored;
-use crate::outcome::{PutError, PutMode, PutOptions, PutOutcome, StartCounts};
+use crate::outcome::{PutError, PutOptions, PutOutcome, StartCounts};
 use std::time::Duration;
 
 /// Keys whose puts are given up in one tidying, and hashes of the last server's that are looked at.
 const AT_ONCE: usize = 100;
 
 impl Index {
-    /// The same table, where puts in two steps hold no more than this.
+    /// The table, where puts in two steps hold no more than this from now on.
     pub fn with_starts(self, limits: StartLimits) -> Index {
         if let Some(started) = self.started() {
             started.limit(limits);
@@ -39,8 +37,8 @@ impl Index {
         Ok(self.all_started()?.session())
     }
 
-    /// Starts a put: holds all the room that `key` with a value of `len` bytes needs, for so long. Until it is committed,
-    /// everybody sees what was there before, also nothing. Others make room for it as for a put (P5). Returns its ticket.
+    /// Starts a put: holds all the room that `key` with a value of `len` bytes needs, for so long. Until the put is committed,
+    /// readers see what was there before. Entries make room for it as for a put (P5). Returns its ticket.
     ///
     /// # Errors
     /// [`PutError::AlreadyStarted`]; [`PutError::StartBound`]: all starts together hold as much as they may, or `within`
@@ -66,9 +64,9 @@ impl Index {
         if started.take_if_ended(key, now_ns) {
             self.give_up(key);
         }
-        // P1: from here on, who removes the key leaves it its slot.
+        // P1: from here on, a remove leaves the key its slot.
         let ticket = started.begin(key, session.id(), StartAsked { heap_bytes, within, now_ns, hidden })?;
-        match self.hold_room(key, len, &hidden) {
+        match self.hold_room(key, len, hidden) {
             Ok(value) => {
                 started.give_back(key, value);
                 Ok(ticket)
@@ -82,20 +80,14 @@ impl Index {
     }
 
     /// Takes memory for the value, and a slot for the key if it has none.
-    fn hold_room(&self, key: &[u8], len: usize, hidden: &Life) -> Result<StartedValue, PutError> {
+    fn hold_room(&self, key: &[u8], len: usize, hidden: Life) -> Result<StartedValue, PutError> {
         let value = StartedValue::new(len, self.upload(key, len)?);
-        // Of a key that does not fit its slot, what keeps the slot names an extent, too.
-        let mut kept = if self.geometry().is_long(key) { self.draft_at_once(key, 0)? } else { None };
-        let named = kept.as_mut().map(|draft| self.geometry().slot_reference(key, draft.finish()));
-        let hidden = named.as_ref().map_or(Stored::from(&[]), SlotReference::stored).with_life(Some(hidden));
-        let hold = || self.put_told(key, hidden, PutMode::Insert);
-        let held = match self.evicts() && !broken(Rule::StartRoom) {
-            true => self.make_evicting(key, self.geometry().is_long(key), hold),
-            false => hold(),
-        };
+        // The entry of a key that does not fit its slot names an extent, too.
+        let kept = if self.geometry().is_long(key) { self.draft_at_once(key, 0)? } else { None };
+        let hold = WantedChange::new(key, HoldSlot(hidden));
         match kept {
-            Some(draft) => draft.after(held)?,
-            None => held?,
+            Some(mut draft) => self.make_named(hold, &mut draft)?,
+            None => self.make(hold)?,
         };
         Ok(value)
     }
@@ -141,13 +133,13 @@ impl Index {
         }
         let options = PutOptions::new();
         let outcome = match value.upload {
-            None => self.put_stored(key, (&value.bytes).into(), options, owner),
+            None => self.make(WantedChange::put(key, options).value(&value.bytes).by(owner)),
             Some(upload) => match upload.whole() {
                 None => Err(PutError::StartedLength { given, stated }),
                 Some(draft) => self.put_draft(key, draft, options, owner),
             },
         };
-        // P1: only now does the slot belong to others again. Who has removed the key meanwhile has left an entry.
+        // P1: only now do others get the slot again. A remove of the key meanwhile has left an entry.
         if started.end(key) || outcome.is_err() {
             self.give_up(key);
         }
@@ -168,9 +160,9 @@ impl Index {
         Ok(true)
     }
 
-    /// P2: the key is not started any more. If it is again by now, its entry stays.
+    /// P2: gives the room of a key back whose put is over. If another put of it is started by now, its entry stays.
     fn give_up(&self, key: &[u8]) {
-        // It has one if nothing else was there.
+        // It has an entry of the put if it was absent before.
         if self.remove_by(key, Which::Of(NOT_COMMITTED)).is_err()
             && let Some(started) = self.started()
         {
@@ -186,7 +178,7 @@ impl Index {
             let ended = std::iter::from_fn(|| started.take_ended(now_ns));
             ended.take(AT_ONCE).for_each(|key| self.give_up(&key));
             for hash in std::iter::from_fn(|| started.take_left_over()).take(AT_ONCE) {
-                let Some(lives) = self.table().lives_of(hash) else {
+                let Some(lives) = self.table().look_at(hash, |at| at.lives_of(hash)) else {
                     started.leave_for_later(hash);
                     continue;
                 };

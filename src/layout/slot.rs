@@ -273,6 +273,12 @@ impl<'a> Stored<'a> {
         self.bytes
     }
 
+    /// The life behind it.
+    #[inline(always)]
+    pub(crate) fn life(self) -> Option<&'a Life> {
+        self.life
+    }
+
     /// Whose entry it is; 0: nobody's.
     #[inline(always)]
     pub(crate) fn owner(self) -> u16 {

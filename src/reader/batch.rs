@@ -13,7 +13,7 @@ use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, Window};
 use crate::layout::hash::Hashed;
 use crate::layout::life::Life;
-use crate::sink::{LivedValue, Sink};
+use crate::sink::{LivedSink, LivedValue, Sink};
 use std::ops::ControlFlow;
 
 /// A batch's keys by their numbers.
@@ -23,7 +23,7 @@ pub(super) type Keys<'k> = dyn Fn(usize) -> &'k [u8] + 'k;
 /// goes to READs: the program of a batch is long, and else there would be one for each closure.
 pub(super) type Each<'e, M> = dyn FnMut(usize, Option<FoundValue<'_, M>>) -> ControlFlow<()> + 'e;
 
-/// Like `Each`, for answers as they are handed out, with the lives of entries that have one.
+/// Where answers go as they are handed out, with the lives of entries that have one.
 pub(super) type EachLived<'e> = dyn FnMut(usize, StoredAnswer<'_>, Option<Life>) -> ControlFlow<()> + 'e;
 
 /// A batch asks for the lines of this number of keys at once, before it looks at those of the keys before:
@@ -99,7 +99,7 @@ impl<F: Fabric> Reader<'_, F> {
         flow
     }
 
-    /// Like `get_each`, to whatever takes the answers.
+    /// GETs many keys, for whatever takes the answers.
     ///
     /// # Errors
     /// As [`Reader::get_each`].
@@ -386,7 +386,7 @@ impl<F: Fabric> Reader<'_, F> {
                 self.stats.answered(is_found);
                 self.hinted.hits += u64::from(is_found);
                 let mark = looks[at].mark;
-                let found = FoundValue { value: &value.value, life: value.life, mark };
+                let found = FoundValue { value: &value.sink, life: value.life, mark };
                 if each(*number, is_found.then_some(found)).is_break() {
                     // They must not be taken for READs of the next batch.
                     while in_flight > 0 {
@@ -511,7 +511,7 @@ impl<F: Fabric> Reader<'_, F> {
                             }
                             (_, mark) => {
                                 self.stats.answered(lane.is_found);
-                                let LivedValue { value, life } = &lane.value;
+                                let LivedSink { sink: value, life } = &lane.value;
                                 let found = FoundValue { value, life: *life, mark };
                                 each(lane.number, lane.is_found.then_some(found))?;
                             }

@@ -4,10 +4,10 @@
 mod answers;
 mod batch;
 mod entries;
+mod hidden;
 mod look;
 mod one;
 mod order;
-mod owned;
 mod patience;
 mod stats;
 mod values;
@@ -70,7 +70,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
         }
     }
 
-    /// The same reader with hints. Each GET first READs the single slots that they name, and teaches
+    /// The reader, with hints from now on. Each GET first READs the single slots that they name, and teaches
     /// them what it sees. It makes no direct looks.
     #[must_use]
     pub fn with_hints(mut self, hints: &'g Hints) -> Reader<'g, F> {
@@ -78,7 +78,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
         self
     }
 
-    /// Like `with_hints`, in place.
+    /// Has the reader use these hints.
     #[inline]
     pub(crate) fn set_hints(&mut self, hints: &'g Hints) {
         self.hints = Some(hints);

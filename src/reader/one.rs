@@ -129,7 +129,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
         Ok(found)
     }
 
-    /// Like `get_by_reads`, not counted.
+    /// Looks for a key, and brings its value. Does not count it.
     #[inline]
     pub(super) fn look_and_bring(
         &mut self,

@@ -107,7 +107,7 @@ impl DirectAnswers {
         self.bytes += geometry.home_window_bytes();
     }
 
-    /// Like `count`, of `answered` answers, of which `found` were hits.
+    /// Counts `answered` answers, of which `found` were hits.
     pub(super) fn count_all(&mut self, answered: u64, found: u64, geometry: &Geometry) {
         self.found += found;
         self.absent += answered - found;

@@ -190,7 +190,7 @@ fn batch(
     batch_of(|_| 1, shape, takes_ns, is_torn)
 }
 
-/// Like `batch`, of keys that are looked for in as many windows as `windows` says.
+/// Looks keys up that are looked for in as many windows as `windows` says.
 fn batch_of(
     windows: fn(u32) -> u32,
     (keys, credits, each_ns): (u32, usize, u64),

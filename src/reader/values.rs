@@ -12,7 +12,7 @@ use crate::layout::crc;
 use crate::layout::extent::Reference;
 use crate::layout::life::Life;
 use crate::outcome::ReadError;
-use crate::sink::{AnySink, KeySink, LivedValue, Sink};
+use crate::sink::{AnySink, KeySink, LivedSink, LivedValue, Sink};
 use smallvec::SmallVec;
 use std::ops::{ControlFlow, Range};
 
@@ -104,9 +104,9 @@ impl<F: Fabric> Reader<'_, F> {
             return self.check_crc(key, reference, part).map(|()| None);
         }
         // The second look, begun after the last byte. It has another place for a short value.
-        let mut short = LivedValue { value: std::mem::take(&mut self.value), life: None };
+        let mut short = LivedSink::new(std::mem::take(&mut self.value));
         let again = self.look_up(key, others, &mut AnySink::of(&mut short), patience);
-        let LivedValue { value, life } = short;
+        let LivedSink { sink: value, life } = short;
         self.value = value;
         let again = again?;
         let is_same = match &again {
@@ -265,7 +265,7 @@ impl<F: Fabric> Reader<'_, F> {
                     Some(self.look_up(key, &others, &mut AnySink::of(&mut value), &mut patience)?)
                 };
                 if is_its && matches!(again, Some(Looked::Here)) {
-                    std::mem::swap(&mut value.value, &mut self.value);
+                    std::mem::swap(&mut value.sink, &mut self.value);
                 }
                 // The mark is of the first pass: after another, who goes by it asks for more.
                 let (mark, life) = (Some(*mark), *life);
@@ -274,7 +274,7 @@ impl<F: Fabric> Reader<'_, F> {
                     Some(again) => {
                         let brought =
                             self.bring(key, others, again, &mut AnySink::of(&mut value), &mut patience)?;
-                        brought.map(|_| FoundValue { value: &value.value, life: value.life, mark })
+                        brought.map(|_| FoundValue { value: &value.sink, life: value.life, mark })
                     }
                 };
                 self.stats.answered(found.is_some());

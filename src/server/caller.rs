@@ -1,6 +1,7 @@
 //! What the server keeps of a client from one request to the next: what it may do, and a value that it
 //! uploads. Only a [`Changer`] changes the table.
 
+use super::driven::TableDriver;
 use super::held::{ClientMemory, TakenShare};
 use super::snapshots::Saver;
 use crate::faults::{Rule, obey};
@@ -130,11 +131,12 @@ impl Caller {
         self.pin_memory.truncate(self.pins.len().div_ceil(PINS_AT_ONCE));
     }
 
-    /// The client as one that changes the table, if it may: its role says so, and whether the server's clients may at all.
-    pub fn changer<'c>(&'c mut self, index: &'c Index, read_only: bool) -> Result<Changer<'c>, Denied> {
-        match self.role {
-            Role::Change if !read_only => Ok(Changer { caller: self, index }),
-            Role::Change | Role::Read => Err(Denied),
+    /// The client as one that changes the table, if it may: its role says so, and whether clients drive the table.
+    pub fn changer<'c>(&'c mut self, index: &'c Index, driver: TableDriver) -> Result<Changer<'c>, Denied> {
+        match (self.role, driver) {
+            (Role::Change, TableDriver::Clients) => Ok(Changer { caller: self, index }),
+            (Role::Change, TableDriver::Other { .. })
+            | (Role::Read, TableDriver::Clients | TableDriver::Other { .. }) => Err(Denied),
         }
     }
 
@@ -361,7 +363,7 @@ mod tests {
     use super::*;
 
     fn changer<'c>(caller: &'c mut Caller, index: &'c Index) -> Changer<'c> {
-        caller.changer(index, false).expect("it may change the table")
+        caller.changer(index, TableDriver::Clients).expect("it may change the table")
     }
 
     /// Q7: pins take of the memory that all connections may hold, in whatever way they are asked for, and give it back.

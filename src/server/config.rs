@@ -60,16 +60,6 @@ pub struct ServerConfig {
     /// On shm: users who may read the table, and not change it
     /// ([`MutateError::ReadOnly`](crate::MutateError::ReadOnly)).
     pub allow_read_uids: Vec<u32>,
-    /// Whether clients may only read: each change that one asks for is refused
-    /// ([`MutateError::ReadOnly`](crate::MutateError::ReadOnly)), whoever it is. Changes are made by this process then
-    /// ([`Server::index`](crate::Server::index)).
-    pub read_only_clients: bool,
-    /// Whether clients on shm and over TCP note what they read, though nothing makes room for others by itself
-    /// ([`Index::take_read`](crate::embedded::Index::take_read)). With `evict` they do so anyway.
-    pub note_reads: bool,
-    /// Whether entries that have come to their end stay until this process removes them
-    /// ([`Index::see_ended`](crate::embedded::Index::see_ended)).
-    pub keep_ended: bool,
     /// Most connections at a time. Further ones are refused. On shm there is one for a client and
     /// its clones, and one more for each further handle that sends requests (changes,
     /// [`Client::get_two_sided`](crate::Client::get_two_sided),
@@ -156,9 +146,6 @@ impl ServerConfig {
             workers: 2,
             allow_uids: Vec::new(),
             allow_read_uids: Vec::new(),
-            read_only_clients: false,
-            note_reads: false,
-            keep_ended: false,
             clients_max: 4096,
             clients_per_peer: 1024,
             half_open: Duration::from_secs(10),
@@ -193,9 +180,6 @@ setters!(ServerConfig {
     workers: usize,
     allow_uids: impl Into<Vec<u32>>,
     allow_read_uids: impl Into<Vec<u32>>,
-    read_only_clients: bool,
-    note_reads: bool,
-    keep_ended: bool,
     clients_max: usize,
     clients_per_peer: usize,
     half_open: Duration,

@@ -9,6 +9,7 @@
 
 pub(crate) mod caller;
 mod config;
+mod driven;
 mod end;
 mod error;
 pub(crate) mod feed;
@@ -32,6 +33,7 @@ mod worker;
 
 pub use crate::start::{StartProgress, StartStep};
 pub use config::{ServerConfig, StartMode};
+pub use driven::DrivenServer;
 pub use error::ServeError;
 pub use held::ClientMemoryCounts;
 pub use mailboxes::MailboxCounts;
@@ -48,6 +50,7 @@ use crate::region::Backing;
 use crate::snapshot::{SaveError, Saved, SnapshotPath};
 use crate::wire::{self, Request, ServerStats, ServerTimes, SnapshotStatus};
 use caller::Tokens;
+use driven::TableDriver;
 use end::{Ended, Retired, Thread};
 use held::ClientMemory;
 use mailboxes::{MailboxCounters, MailboxMemory};
@@ -114,14 +117,19 @@ impl Server {
     /// # Errors
     /// [`ServeError`]. Nothing is left behind: a region file that was made is removed again.
     pub fn start(config: ServerConfig) -> Result<Server, ServeError> {
+        Server::start_by(config, TableDriver::Clients)
+    }
+
+    /// Starts a server of a table that this one drives.
+    fn start_by(config: ServerConfig, driver: TableDriver) -> Result<Server, ServeError> {
         let cancel = config.cancel.clone();
-        Server::start_unless_cancelled(config).map_err(|error| match cancel {
+        Server::start_unless_cancelled(config, driver).map_err(|error| match cancel {
             Some(cancel) if cancel.load(Ordering::Relaxed) => ServeError::Cancelled,
             _ => error,
         })
     }
 
-    fn start_unless_cancelled(config: ServerConfig) -> Result<Server, ServeError> {
+    fn start_unless_cancelled(config: ServerConfig, driver: TableDriver) -> Result<Server, ServeError> {
         config.address.check()?;
         #[cfg(feature = "verbs")]
         if let (Address::Shm(_), Some(extension)) = (&config.address, config.extension) {
@@ -151,7 +159,7 @@ impl Server {
             config.snapshots.as_ref().map(|snapshots| SnapshotPath::claim(&snapshots.path)).transpose()?;
         let Prepared { index, recovered, restored, as_saved } = index_for(&config)?;
         let index = index.with_ttl(config.ttl).map_err(ServeError::TimeToLive)?;
-        let index = if config.keep_ended { index.keeping_ended() } else { index };
+        let index = driver.take(index)?;
         let index = index.with_starts(config.starts);
         let saver = config.snapshots.zip(place).map(|(snapshots, place)| {
             let begins = match as_saved {
@@ -173,7 +181,7 @@ impl Server {
             peers: Mutex::default(),
             allow_uids,
             allow_read_uids: config.allow_read_uids,
-            read_only_clients: config.read_only_clients,
+            driver,
             tokens,
             half_open: config.half_open,
             unread_bytes_max: config.unread_bytes_max,

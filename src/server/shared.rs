@@ -1,6 +1,7 @@
 //! The state that a server's threads share, and the answer to a request.
 
 use super::caller::{Caller, Denied, Role, Tokens};
+use super::driven::TableDriver;
 use super::feed;
 use super::held::ClientMemory;
 use super::mailboxes::{MailboxCounters, MailboxCounts, MailboxMemory};
@@ -92,8 +93,8 @@ pub(crate) struct ServerState {
     pub(super) peers: Mutex<FxHashMap<Peer, u64>>,
     pub(super) allow_uids: Vec<u32>,
     pub(super) allow_read_uids: Vec<u32>,
-    /// Changes are made by this process only.
-    pub(super) read_only_clients: bool,
+    /// Who changes the table.
+    pub(super) driver: TableDriver,
     /// What clients over TCP must know.
     pub(super) tokens: Tokens,
     /// Longest time for a client to complete a frame that it has begun, its hello, or a step of an upload.
@@ -235,7 +236,7 @@ impl ServerState {
     /// The same, of a client that may ask for it. Only a [`Changer`](super::caller::Changer) can make changes, and who may
     /// only read is none.
     fn answer_who_may(&self, caller: &mut Caller, request: Request<'_>) -> Result<Option<Reply>, Denied> {
-        let changer = |caller| Caller::changer(caller, &self.index, self.read_only_clients);
+        let changer = |caller| Caller::changer(caller, &self.index, self.driver);
         Ok(Some(match request {
             Request::Hello { .. } | Request::Join { .. } | Request::Mailbox { .. } | Request::Wake => {
                 return Ok(None);

@@ -94,7 +94,7 @@ pub(super) fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
         };
         Ok(Prepared { index, recovered: Some(recovered), restored: None, as_saved: None })
     };
-    let prepared = match (config.start, &config.backing) {
+    match (config.start, &config.backing) {
         (StartMode::Create, _) => create(),
         (StartMode::Open, Backing::File(path)) => open(path),
         (StartMode::Open, _) => Err(ServeError::NothingToOpen),
@@ -108,9 +108,5 @@ pub(super) fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
             }
         }
         (StartMode::OpenOrCreate, _) => create(),
-    }?;
-    if config.note_reads {
-        prepared.index.begin_noting()?;
     }
-    Ok(prepared)
 }

@@ -42,7 +42,7 @@ pub(super) fn shared() -> ServerState {
         allow_uids: vec![uid()],
         tokens: Tokens::default(),
         allow_read_uids: Vec::new(),
-        read_only_clients: false,
+        driver: TableDriver::Clients,
         half_open: HALF_OPEN,
         unread_bytes_max: 1 << 20,
         refusals: WarningLimit::default(),

@@ -3,7 +3,7 @@
 use super::*;
 use crate::clock::Clock;
 use crate::config::{Config, TableSize};
-use crate::index::Index;
+use crate::index::{Index, driven};
 use crate::layout::hash::Seeds;
 use crate::outcome::PutMode;
 use crate::region::Region;
@@ -212,7 +212,7 @@ fn owners_come_back_or_are_refused() {
     assert!(next.remove_owner(7).unwrap());
     assert_eq!(owner(&next), None);
     // Numbers that mean nothing to the table.
-    plain.put_until(b"key", b"value", None, 9).unwrap();
+    driven(&plain).put_until(b"key", b"value", None, 9).unwrap();
     let (_dir, snapshot) = snapshot_of(&plain);
     let next = table(false);
     assert_eq!(next.restore_from(&snapshot, &mut |_, _| {}).unwrap().keys, 1);

@@ -1,6 +1,7 @@
 //! Entries that make room for others (Z), by the index alone and through a server.
 
 use crate::common::*;
+use oneread::driven::DrivenServer;
 use oneread::embedded::{Clock, Index};
 use oneread::error::{MutateError, PutError};
 use oneread::internals::region::{Backing, Region};
@@ -371,29 +372,31 @@ fn what_clients_read_stays(over: Over) {
     }
 }
 
-/// Whoever removes entries by itself can ask which were read. Without `note_reads` nobody knows.
+/// Whoever drives a table can ask which entries were read. Where no policy was asked for, nobody knows.
 fn reads_are_noted_where_nothing_leaves(over: Over) {
     for notes in [true, false] {
         let place = over.place();
         let table = short("windowed:8", TableSize::Slots(2_000));
-        let server = start(ServerConfig::new(place.address.clone(), table).note_reads(notes));
+        let config = ServerConfig::new(place.address.clone(), table).evict(notes.then_some(Evict::Clock));
+        let driven = DrivenServer::start(config).unwrap();
+        let (server, table) = (driven.server(), driven.table());
         let mut client = client(&place);
         for n in 0..100 {
-            client.put(&key(n), &value(n)).unwrap();
+            server.index().put(&key(n), &value(n), PutMode::Insert).unwrap();
         }
-        assert!((0..100).all(|n| !server.index().take_read(&key(n))), "a put is no read");
+        assert!(matches!(client.put(&key(0), b"").unwrap_err(), MutateError::ReadOnly { .. }));
+        assert!((0..100).all(|n| !table.take_read(&key(n))), "a put is no read");
         for n in (0..100).step_by(2) {
             assert!(client.get(&key(n)).unwrap().is_some());
         }
         client.get(&key(1_000)).unwrap();
-        let read: Vec<u64> = (0..100).filter(|n| server.index().take_read(&key(*n))).collect();
+        let read: Vec<u64> = (0..100).filter(|n| table.take_read(&key(*n))).collect();
         assert!(read.iter().all(|n| n % 2 == 0), "{read:?}");
         // Of keys that share a byte the last one counts.
         assert!(if notes { read.len() > 45 } else { read.is_empty() }, "{read:?}");
-        assert!((0..100).all(|n| !server.index().take_read(&key(n))), "once");
+        assert!((0..100).all(|n| !table.take_read(&key(n))), "once");
         assert!(client.get(&key(0)).unwrap().is_some(), "nothing has left");
         assert_eq!(server.index().len(), 100);
-        server.stop();
     }
 }
 

@@ -4,7 +4,7 @@
 
 use oneread::embedded::{Clock, Index, KeyCursor, StartSession};
 use oneread::error::{PutError, StartBound};
-use oneread::internals::index::{Awaited, Changed, Decision, KeyChange, KeyPlace, Seams, Withdrawn};
+use oneread::internals::index::{Awaited, Changed, Decision, KeyChange, KeyPlace, Seams, Withdrawn, driven};
 use oneread::internals::region::{Backing, Region};
 use oneread::layout::{OWNER_MAX, Seeds};
 use oneread::snapshot::Snapshot;
@@ -479,7 +479,7 @@ fn numbers_of_owners_survive_a_snapshot() {
         .into_iter()
         .flat_map(|owner| LENGTHS.map(|len| ([&owner.to_le_bytes()[..], &[len as u8]].concat(), owner, len)))
         .map(|(key, owner, len)| {
-            from.put_until(&key, &vec![1; len], None, owner).unwrap();
+            driven(&from).put_until(&key, &vec![1; len], None, owner).unwrap();
             (key, owner)
         })
         .collect();
@@ -491,7 +491,7 @@ fn numbers_of_owners_survive_a_snapshot() {
         }
         // A scan of entries with owners shows those, be they long or short.
         let (mut cursor, mut shown) = (KeyCursor::default(), BTreeMap::new());
-        while index.scan_owned(&mut cursor, |key, owner| {
+        while driven(index).scan_owned(&mut cursor, |key, owner| {
             assert_eq!(shown.insert(key.to_vec(), owner), None, "once");
         }) {}
         let owned: BTreeMap<_, _> = all.iter().filter(|(_, owner)| **owner != 0).collect();

@@ -20,14 +20,14 @@ fn cluster(shards: ShardIx, value_max: u32) -> ClusterConfig {
 }
 
 fn server(folder: &Path, table: Config) -> ServerConfig {
-    ServerConfig::new(Address::Shm(folder.join("table.sock")), table).read_only_clients(true)
+    ServerConfig::new(Address::Shm(folder.join("table.sock")), table)
 }
 
 /// A server in a folder, and the table.
 fn table(size: TableSize, cluster: &ClusterConfig) -> (NodeTable, TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let config = with_lengths(Config::new().size(size), cluster);
-    let server = Arc::new(Server::start(server(folder.path(), config)).unwrap());
+    let server = Arc::new(DrivenServer::start(server(folder.path(), config)).unwrap());
     let (table, page, notes) = NodeTable::open(server, cluster.clone()).unwrap();
     assert_eq!((page, notes), (Page::default(), Notes::default()));
     (table, folder)
@@ -397,7 +397,7 @@ fn page_and_notes_survive() {
     let (page, notes) = longest(&cluster);
     let mut id = None;
     for round in 0..3 {
-        let server = Arc::new(Server::start(config.clone()).unwrap());
+        let server = Arc::new(DrivenServer::start(config.clone()).unwrap());
         let (mut table, found_page, found_notes) = NodeTable::open(server, cluster.clone()).unwrap();
         let generation = table.geometry().generation();
         assert_eq!(*id.get_or_insert(generation), generation);
@@ -448,7 +448,7 @@ fn what_was_half_done_is_done() {
             .backing(Backing::File(folder.path().join("region")))
             .start(StartMode::OpenOrCreate);
         let open = || {
-            let server = Arc::new(Server::start(config.clone()).unwrap());
+            let server = Arc::new(DrivenServer::start(config.clone()).unwrap());
             NodeTable::open(server, cluster.clone()).unwrap()
         };
         let key = Bytes::from_static(b"key");
@@ -479,10 +479,10 @@ fn what_was_half_done_is_done() {
     }
 }
 
-fn refused(size: TableSize, change: impl FnOnce(&Server)) -> TableError {
+fn refused(size: TableSize, change: impl FnOnce(&DrivenServer)) -> TableError {
     let folder = tempfile::tempdir().unwrap();
     let config = with_lengths(Config::new().size(size), &cluster(4, 100));
-    let server = Arc::new(Server::start(server(folder.path(), config)).unwrap());
+    let server = Arc::new(DrivenServer::start(server(folder.path(), config)).unwrap());
     change(&server);
     NodeTable::open(server, cluster(4, 100)).map(|_| ()).unwrap_err()
 }
@@ -490,8 +490,8 @@ fn refused(size: TableSize, change: impl FnOnce(&Server)) -> TableError {
 #[test]
 fn what_is_no_nodes_table_is_refused() {
     let put = |key: &'static [u8], value: &'static [u8]| {
-        move |server: &Server| {
-            server.index().put(key, value, PutMode::Upsert).unwrap();
+        move |server: &DrivenServer| {
+            server.server().index().put(key, value, PutMode::Upsert).unwrap();
         }
     };
     let size = TableSize::up_to(16 << 20);
@@ -512,7 +512,7 @@ fn what_is_no_nodes_table_is_refused() {
     for (key_max, value_max) in [(63, 1 << 20), (64, 4_095), (64, 4_096)] {
         let folder = tempfile::tempdir().unwrap();
         let table = Config::new().size(size).key_max(key_max).value_max(value_max);
-        let server = Arc::new(Server::start(server(folder.path(), table)).unwrap());
+        let server = Arc::new(DrivenServer::start(server(folder.path(), table)).unwrap());
         let short = NodeTable::open(server, cluster(4, 4_096)).map(|_| ()).unwrap_err();
         assert!(matches!(short, TableError::Lengths { .. }), "{short}");
         assert!(short.to_string().contains(&format!("{value_max}")), "{short}");

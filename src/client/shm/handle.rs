@@ -22,7 +22,7 @@ use crate::outcome::ReadError;
 use crate::process::{self, Process};
 use crate::reader::{Answers, DirectAnswers, KnownEntries, Noting, Reader};
 use crate::region::Region;
-use crate::sink::{JudgedSink, Sink};
+use crate::sink::{LivedSink, Sink};
 use crate::table_clock;
 use crate::times::TimeCounts;
 use crate::wire::{self, Refusal, Reply, Request};
@@ -245,9 +245,9 @@ impl ShmHandle {
         key: &[u8],
         value: &mut S,
     ) -> Result<bool, GetError> {
-        let mut judged = JudgedSink::new(value);
+        let mut judged = LivedSink::new(&mut *value);
         let is_there = self.read(stats, |reader| reader.get_otherwise(key, &mut judged))?;
-        let Some(life) = judged.life().filter(|life| is_there && life.expiry != 0) else {
+        let Some(life) = judged.life.filter(|life| is_there && life.expiry != 0) else {
             return Ok(is_there);
         };
         // Behind the look: what had ended when the GET began has ended by now.

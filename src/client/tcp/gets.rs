@@ -278,7 +278,7 @@ impl Requester<'_> {
             let is_there = self.get(key, WHOLE, &mut AnySink::of(&mut value))?.is_some();
             batch.long.pop();
             answers.put_life(value.life);
-            if answers.answer(number as usize, Ok(is_there.then_some(&value.value))).is_break() {
+            if answers.answer(number as usize, Ok(is_there.then_some(&value.sink))).is_break() {
                 return Ok(ControlFlow::Break(()));
             }
         }

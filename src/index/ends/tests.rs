@@ -103,7 +103,7 @@ fn wrong_notes(index: &Index) -> Option<String> {
             *of = (of.0.min(life.expiry), of.1 + 1);
         }
     });
-    let noted = noted(index.table().told().ends());
+    let noted = noted(index.table().observers().ends());
     let lost =
         there.iter().find(|(hash, (soonest, _))| noted.get(hash).is_none_or(|(tick, _)| tick > soonest));
     let idle = noted.iter().find(|(hash, (_, of))| there.get(hash).is_none_or(|(_, entries)| of != entries));

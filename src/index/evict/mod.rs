@@ -149,7 +149,7 @@ impl Evictor {
         lock(self.policy_of(by)).victim(&mut |hash| if hash == by { Sight::Pinned } else { self.look(hash) })
     }
 
-    /// The same among those that nobody has read, and that are not the one that came.
+    /// Takes the record of the next entry out that nobody has read, and that is not the one that came.
     pub fn unread_victim(&self, by: First, came: First) -> Option<First> {
         lock(self.policy_of(by)).victim(&mut |hash| match self.look(hash) {
             Sight::Unread if hash != came => Sight::Unread,

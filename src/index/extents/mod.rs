@@ -25,7 +25,7 @@ use crate::layout::extent::{EXTENT_HEADER, EXTENT_HEADER_WORDS, Reference, exten
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::First;
 use crate::layout::{WORD, crc};
-use crate::outcome::{HeapCounts, PutError, PutOutcome};
+use crate::outcome::{HeapCounts, PutError};
 use crate::region::{Region, RegionError};
 use crate::sync::{Mutex, Ordering, fence, lock, try_lock};
 use rustc_hash::FxHashMap;
@@ -600,16 +600,8 @@ impl ExtentDraft {
         self.reference
     }
 
-    /// A put that was to name it ended so. If it did not, the memory is free again.
-    pub fn after(self, outcome: Result<PutOutcome, PutError>) -> Result<PutOutcome, PutError> {
-        if matches!(outcome, Ok(PutOutcome::Inserted | PutOutcome::Updated)) {
-            self.named();
-        }
-        outcome
-    }
-
     /// A slot names it now.
-    pub fn named(mut self) {
+    pub fn named(&mut self) {
         self.extents.named.fetch_add(1, Ordering::Relaxed);
         self.is_named = true;
     }

@@ -2,6 +2,7 @@ use super::*;
 use crate::config::{Config, TableSize};
 use crate::faults::Broken;
 use crate::index::Index;
+use crate::index::seams::Nobody;
 use crate::index::segment::Segment;
 use crate::index::whole::Table;
 use crate::layout::slot::Stored;
@@ -35,7 +36,7 @@ fn four_blocks() -> (Index, Clock) {
     four_blocks_of(Config::default())
 }
 
-/// The same of a table that is otherwise so.
+/// Such room in a table that is otherwise so.
 fn four_blocks_of(config: Config) -> (Index, Clock) {
     let config = Config {
         size: TableSize::Slots(64),
@@ -292,7 +293,7 @@ fn a_value_that_has_gone_at_once_is_none() {
     let mut draft = index.draft_at_once(b"key", 240).unwrap().unwrap();
     draft.write(&[3; 240]);
     let named = index.geometry().slot_reference(b"key", draft.finish());
-    index.put_stored(b"key", named.stored(), PutMode::Insert.into(), None).unwrap();
+    index.table().change(b"key", PutMode::Insert, named.stored(), Nobody).unwrap();
     // It is visible.
     assert!(index.remove(b"key").unwrap());
     assert_eq!(index.heap().values, 0);

@@ -10,14 +10,12 @@ use crossbeam_epoch::{self as epoch};
 
 impl Growth {
     /// Gives up every merge under way. For the simulator.
-    #[cfg(feature = "sim")]
     pub fn give_up_merges(&self) {
         let pairs = lock(&self.pairs).all();
         pairs.iter().for_each(|pair| self.turn_back(&mut pair.state()));
     }
 
     /// Begins to split the segment that has this key. For the simulator.
-    #[cfg(feature = "sim")]
     pub fn split(&self, key: &[u8]) {
         for tried in 0..TRIES_MAX {
             give_way(tried);
@@ -34,7 +32,6 @@ impl Growth {
     }
 
     /// Begins to merge the segment that has this key, and its sibling. For the simulator.
-    #[cfg(feature = "sim")]
     pub fn merge(&self, key: &[u8]) {
         let guard = epoch::pin();
         let segment = self.find(&self.geometry.hashed(key), &guard).expect("some segment has each key");
@@ -42,7 +39,6 @@ impl Growth {
     }
 
     /// Begins a split, or a merge, of the segment that has this key, if that is possible now. For the simulator.
-    #[cfg(feature = "sim")]
     pub fn pair_up(&self, key: &[u8], is_merge: bool) -> bool {
         let guard = epoch::pin();
         let segment = self.find(&self.geometry.hashed(key), &guard);
@@ -53,7 +49,6 @@ impl Growth {
     }
 
     /// Takes the pair on that the segment with this key is in, by up to this number of homes. For the simulator.
-    #[cfg(feature = "sim")]
     pub fn drive_at(&self, key: &[u8], homes: u32) {
         let guard = epoch::pin();
         let segment = self.find(&self.geometry.hashed(key), &guard);
@@ -63,7 +58,6 @@ impl Growth {
     }
 
     /// Takes the oldest pair on by up to this number of homes. For the simulator.
-    #[cfg(feature = "sim")]
     pub fn drive_on(&self, homes: u32) {
         self.drive_oldest(&epoch::pin(), homes);
     }

@@ -100,7 +100,7 @@ impl Growth {
         let geometry = self.geometry.segment(named.memory, named.incarnation);
         let (region, grace, undo) = (self.region.alias(), self.grace.clone(), self.undo.clone());
         Segment::part(region, geometry, grace, undo, named.memory, share, self.extents.clone())
-            .with_told(&self.told)
+            .with_observers(&self.observers)
     }
 
     /// The memory of a segment that is merged may be used again when no thread of this server uses the segment any

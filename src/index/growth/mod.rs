@@ -62,11 +62,11 @@ use crate::clock::Clock;
 use crate::index::budget::{Budget, Registrar};
 use crate::index::extents::Extents;
 use crate::index::homes::Grace;
+use crate::index::observers::Observers;
 use crate::index::publish::{publish_state, publish_superblock};
 use crate::index::refusals::Refusals;
 use crate::index::share::KeyShare;
 use crate::index::slots::UndoLines;
-use crate::index::told::Hearers;
 use crate::layout::control::Phase;
 use crate::layout::geometry::Geometry;
 use crate::layout::segment::{DirectoryEntry, Pending};
@@ -99,7 +99,7 @@ pub(in crate::index) struct Growth {
     pub grace: Grace,
     undo: UndoLines,
     pub extents: Option<Arc<Extents>>,
-    pub told: Arc<Hearers>,
+    pub observers: Arc<Observers>,
     pub live: LiveSegments,
     directory: Mutex<Directory>,
     pairs: Mutex<Pairs>,
@@ -138,7 +138,7 @@ impl Growth {
             directory: Mutex::new(Directory::new(&region, &geometry, &undo)),
             extents: Extents::new(&region, &geometry, &clock, &budget, pace.value_numbers),
             budget,
-            told: Arc::default(),
+            observers: Arc::default(),
             grace: Grace::new(clock, geometry.grace()),
             live: LiveSegments::new(geometry.segments_max()),
             pairs: Mutex::default(),

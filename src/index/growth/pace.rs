@@ -12,9 +12,9 @@ use std::ops::Range;
 pub struct Pace {
     /// Homes that an insert carries over while a split or merge is under way.
     pub homes_per_insert: u32,
-    /// The same of a remove.
+    /// Homes that a remove carries over.
     pub homes_per_remove: u32,
-    /// The same of a server's idle moment, and of a put that finds no room in its segment.
+    /// Homes that a server carries over in an idle moment, and that a put does which finds no room in its segment.
     pub homes_per_tidy: u32,
     /// Homes that ghosts hold up are tried again when these ghosts have gone. Otherwise the next change tries them.
     pub waits_for_ghosts: bool,

@@ -84,7 +84,7 @@ impl Pair {
         lock(&self.state)
     }
 
-    /// The same. `None` if another thread carries its homes.
+    /// How far it is. `None` if another thread carries its homes.
     pub(super) fn try_state(&self) -> Option<MutexGuard<'_, PairState>> {
         try_lock(&self.state)
     }

@@ -80,7 +80,7 @@ impl Growth {
         }
         let is_busy = no_split.is_busy();
         // Where entries make room for others, none waits for ghosts to.
-        let may_wait = is_busy || self.told.evictor().is_none();
+        let may_wait = is_busy || self.observers.evictor().is_none();
         if may_wait
             && !wait.is_hopeless
             && wait.waits < if is_busy { self.pace.split_waits_max } else { WAITS_MAX }

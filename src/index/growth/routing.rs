@@ -5,18 +5,16 @@ use super::directory::entry_word;
 use super::pace::TRIES_MAX;
 use super::room::RoomWait;
 use crate::faults::{Rule, broken};
-use crate::index::decide::Decides;
-use crate::index::entries::EntrySeen;
+use crate::index::change::{Made, What};
 use crate::index::homes::REAP_MAX;
 use crate::index::seams::{Between, Changed, LetsGo, Nobody};
-use crate::index::segment::{Segment, Stop, Which, check_lengths, check_stored};
+use crate::index::segment::{Segment, Stop};
 use crate::index::share::{KeyShare, PairRole};
 use crate::index::slots::HeldRoom;
 use crate::layout::hash::{First, Hashed};
-use crate::layout::life::Life;
 use crate::layout::segment::{self};
-use crate::layout::slot::{Key, Stored};
-use crate::outcome::{PutError, PutMode, PutOutcome};
+use crate::layout::slot::Stored;
+use crate::outcome::PutError;
 use crate::sync::{lock, yield_now};
 use crossbeam_epoch::{self as epoch, Guard};
 use std::time::Duration;
@@ -57,7 +55,7 @@ impl Growth {
         self.live.get(segment::memory(entry), guard)
     }
 
-    /// The same, by an entry of a pair.
+    /// The segment of a pair that has a key now, by an entry of that pair.
     #[inline(never)]
     fn find_in_pair<'g>(&'g self, entry: u64, key: &Hashed<'_>, guard: &'g Guard) -> Option<&'g Segment> {
         let has = |segment: &&Segment| segment.share().has(key.first().directory(), key.home());
@@ -96,7 +94,7 @@ impl Growth {
         self.in_segment_again(key, between, first, act, done)
     }
 
-    /// The same, after a first try.
+    /// Does it after a first try, until it is done or refused.
     #[cold]
     #[inline(never)]
     fn in_segment_again<B: Between, R>(
@@ -148,42 +146,22 @@ impl Growth {
         Err(refused.unwrap_or(PutError::Busy { rounds: TRIES_MAX }))
     }
 
-    pub fn put_by<B: Between>(
+    /// Makes a change, in the segment that has the key.
+    pub fn change<W: What, B: Between>(
         &self,
         key: &[u8],
-        value: Stored<'_>,
-        mode: PutMode,
+        what: W,
+        new: Stored<'_>,
         between: B,
-    ) -> Result<PutOutcome, PutError> {
-        check_stored(&self.geometry, key, value)?;
+    ) -> Made<W, PutError> {
+        what.check(&self.geometry, key, &new)?;
         self.reap(REAP_MAX);
         let key = self.geometry.hashed(key);
         self.in_segment(
             &key,
             between,
-            |segment| segment.put(&key, &value, mode, between),
-            |segment, outcome, guard| {
-                if *outcome == PutOutcome::Inserted {
-                    self.after_insert(segment, guard);
-                }
-            },
-        )
-    }
-
-    pub fn change_by<B: Between>(
-        &self,
-        key: &[u8],
-        change: &mut impl Decides,
-        between: B,
-    ) -> Result<Option<Changed>, PutError> {
-        check_lengths(&self.geometry, key, &[])?;
-        self.reap(REAP_MAX);
-        let key = self.geometry.hashed(key);
-        self.in_segment(
-            &key,
-            between,
-            |segment| segment.change(&key, change, between),
-            |segment, changed, guard| match changed {
+            |segment| what.make(segment, &key, &new, between),
+            |segment, outcome, guard| match W::changed(outcome) {
                 Some(Changed::Came) => self.after_insert(segment, guard),
                 Some(Changed::Left) => self.after_remove(segment, guard),
                 Some(Changed::Replaced) | None => {}
@@ -191,39 +169,10 @@ impl Growth {
         )
     }
 
-    pub fn remove_by<B: Between>(&self, key: &[u8], which: Which, between: B) -> Result<bool, PutError> {
-        check_lengths(&self.geometry, key, &[])?;
-        self.reap(REAP_MAX);
-        let key = self.geometry.hashed(key);
-        self.in_segment(
-            &key,
-            between,
-            |segment| segment.remove(&key, which, between),
-            |segment, was_there, guard| {
-                if *was_there {
-                    self.after_remove(segment, guard);
-                }
-            },
-        )
-    }
-
-    /// The keys with this hash, and their lives. `None` if they go from segment to segment too often.
-    pub fn lives_of(&self, hash: First) -> Option<Vec<(Key, Life)>> {
+    /// Looks at the keys with this hash, in the segment that has them. `None` if they go from segment to segment too often.
+    pub fn look_at<R>(&self, hash: First, look: impl FnMut(&Segment) -> Result<R, Stop>) -> Option<R> {
         let any = self.geometry.hashed_to(&[], hash);
-        self.in_segment(&any, Nobody, |segment| segment.lives_of(hash), |_, _, _| {}).ok()
-    }
-
-    /// [`Segment::lives_due`]. `None` if they go from segment to segment too often.
-    pub fn lives_due(&self, hash: First, now: u64, again: u32) -> Option<Vec<(Key, Life)>> {
-        let any = self.geometry.hashed_to(&[], hash);
-        let look = |segment: &Segment| segment.lives_due(hash, now, again);
         self.in_segment(&any, Nobody, look, |_, _, _| {}).ok()
-    }
-
-    /// The entries of keys with this hash. None if they go from segment to segment too often.
-    pub fn entries_of(&self, hash: First) -> Vec<EntrySeen> {
-        let any = self.geometry.hashed_to(&[], hash);
-        self.in_segment(&any, Nobody, |segment| segment.entries_of(hash), |_, _, _| {}).unwrap_or_default()
     }
 
     /// Does something in the segment that has the keys with this hash, or in both of the pair that has

@@ -37,7 +37,7 @@ pub(crate) fn count(counter: &AtomicU64) {
     count_all(counter, 1);
 }
 
-/// The same of several.
+/// Counts several.
 #[inline]
 pub(crate) fn count_all(counter: &AtomicU64, several: u64) {
     counter.fetch_add(several, Ordering::Release);
@@ -136,7 +136,7 @@ impl Counters {
         self.left.load(Ordering::Relaxed)
     }
 
-    /// The same as [`Counters::room_made`], and it goes up when a key goes to another segment, too.
+    /// [`Counters::room_made`], which here also goes up when a key goes to another segment.
     #[inline]
     pub fn room_made_or_left(&self) -> u64 {
         self.room_made().wrapping_add(self.gone())

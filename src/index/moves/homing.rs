@@ -29,7 +29,7 @@ impl Moves {
         }
     }
 
-    /// The same with many slots, which are free, and mostly in increasing order. Of homes around them, each is
+    /// Brings keys home into many slots, which are free, and mostly in increasing order. Of homes around them, each is
     /// looked at once.
     pub fn bring_all_home(&self, free: impl Iterator<Item = SlotIx>) {
         if !families::homes_on_delete(self.geometry()) {

@@ -67,7 +67,7 @@ impl Moves {
         from.iter().map(|&slot| self.slots().occupant(slot).1).collect()
     }
 
-    /// The same keys, hashed.
+    /// Hashes these keys.
     #[inline]
     pub fn hashed_all<'k>(&self, keys: &'k [Key]) -> SmallVec<[Hashed<'k>; 4]> {
         keys.iter().map(|key| self.geometry().hashed(key)).collect()

@@ -260,7 +260,7 @@ impl Search {
         }
     }
 
-    /// The same of slots that may have been visited, or not, one by one.
+    /// Enters slots one by one, of which some may have been visited.
     #[inline(never)]
     fn enter_any(&mut self, table: Searched<'_>, from: EnteredSlot, window: Window) -> Option<MovePath> {
         let mut new = self.visited.insert(window);
@@ -277,7 +277,7 @@ impl Search {
         None
     }
 
-    /// The same of slots that are new.
+    /// Enters slots that are new.
     #[inline(always)]
     fn enter_neighbours(&mut self, table: Searched<'_>, from: EnteredSlot, new: Window) -> Option<MovePath> {
         if let Some(free) = table.first_free(new) {

@@ -227,7 +227,7 @@ fn a_started_key_leaves_only_for_a_reason() {
     index.put_with(b"key", b"old", PutOptions::new().ttl(10 * SECOND)).unwrap();
     let ticket = index.put_start(&session, b"key", 0, 100 * SECOND).unwrap();
     let now = |seconds: u64| index.lives().unwrap().now() + 8 * seconds;
-    for which in [Which::Ended(now(0)), Which::Ended(now(9)), Which::Of(7), Which::Unpinned, Which::Noted] {
+    for which in [Which::Ended(now(0)), Which::Ended(now(9)), Which::Of(7), Which::Unpinned] {
         assert_eq!(index.remove_by(b"key", which), Ok(false));
         assert!(is_there());
     }

@@ -241,7 +241,7 @@ fn stir(index: &Index, clock: &Clock, random: &mut Random) {
     }
 }
 
-/// The same, but no key comes or goes.
+/// Stirs the table, but no key comes or goes.
 fn move_on(index: &Index, clock: &Clock, random: &mut Random) {
     if index.geometry().grows() && random.pick(2) == 0 {
         index.pair_up(&key(random.pick(3) as u64), random.pick(2) == 0);

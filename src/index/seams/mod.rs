@@ -215,14 +215,14 @@ impl Between for Nobody {
 
 /// The one who hears of a table's changes, and whose turn it is with each key.
 #[derive(Debug)]
-pub(in crate::index) struct Hearing {
+pub(in crate::index) struct SeamTurns {
     seams: Arc<dyn Seams>,
     turns: KeyTurns,
 }
 
-impl Hearing {
-    pub fn new(seams: Arc<dyn Seams>) -> Hearing {
-        Hearing { seams, turns: KeyTurns::default() }
+impl SeamTurns {
+    pub fn new(seams: Arc<dyn Seams>) -> SeamTurns {
+        SeamTurns { seams, turns: KeyTurns::default() }
     }
 
     /// Makes a change of the key with this hash, when it is its turn (L10).

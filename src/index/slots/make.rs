@@ -1,7 +1,7 @@
 //! Slots are made, and mended after another server, before any thread of this server shares them.
 
 use super::Slots;
-use super::reader::Owned;
+use super::reader::SlotCopy;
 use super::undo::before_the_write;
 use crate::faults::{Rule, disobey};
 use crate::layout::geometry::SlotIx;
@@ -109,7 +109,7 @@ impl Slots {
             return Mended { key: self.reader().key_of(&view), aux: header.aux, was_torn: false };
         }
         let was_torn = view.is_err();
-        let mut mended = view.map_or_else(|_| Owned::default(), |_| self.read(slot));
+        let mut mended = view.map_or_else(|_| SlotCopy::default(), |_| self.read(slot));
         (mended.ghost, mended.aux) = (0, header.aux);
         self.write(&self.alone(), slot, &mended.content());
         Mended { key: mended.key, aux: header.aux, was_torn }

@@ -4,10 +4,10 @@
 //! ([`SlotReader`]), and writes. A write keeps what it writes over ([`UndoLines`]), writes so that no torn
 //! read is accepted ([`SlotWriter`]), and notes what it wrote for searches ([`Notes`]).
 
+mod block_locks;
 mod held;
 mod make;
 mod notes;
-mod owners;
 mod reader;
 mod stripe;
 mod stripes;
@@ -17,7 +17,7 @@ mod writer;
 pub(super) use held::HeldRoom;
 pub(super) use make::Mended;
 pub(super) use notes::{Note, Notes, has_room_for_ghost, home_slot};
-pub(super) use reader::{Owned, SlotReader, Sought};
+pub(super) use reader::{SlotCopy, SlotReader, Sought};
 pub(super) use stripe::{Displaced, DisplacedAt, ENTRY_WORDS, Stripe, entries_in};
 pub(super) use stripes::{Locked, add_stripe};
 pub(crate) use stripes::{StripeSet, Stripes};
@@ -39,8 +39,8 @@ use crate::layout::slot::{
 use crate::layout::words::{self, LINE_WORDS};
 use crate::region::Region;
 use crate::sync::AtomicU64;
+use block_locks::BlockLocks;
 use held::HeldRooms;
-use owners::BlockOwners;
 use std::ops::Range;
 use undo::Undo;
 use writer::Target;
@@ -51,7 +51,7 @@ pub(crate) struct Slots {
     region: Region,
     geometry: Geometry,
     stripes: Stripes,
-    owners: BlockOwners,
+    owners: BlockLocks,
     undo: UndoLines,
     notes: Notes,
     held: HeldRooms,
@@ -146,7 +146,7 @@ impl Slots {
 
     /// [`SlotReader::read`].
     #[inline]
-    pub fn read(&self, slot: SlotIx) -> Owned {
+    pub fn read(&self, slot: SlotIx) -> SlotCopy {
         self.reader().read(slot)
     }
 
@@ -479,7 +479,7 @@ impl Slots {
         self.rewrite_by(self.geometry.shape(), locked, slot, key, value)
     }
 
-    /// The same of one of this shape.
+    /// Writes key and value into a slot of this shape. Returns its ghost.
     #[inline(always)]
     fn rewrite_by(
         &self,
@@ -610,7 +610,7 @@ impl Slots {
         self.write_image(locked, slot, &mut image_of(self.geometry.shape(), content), Note::Unknown);
     }
 
-    /// The same by an image, whose stamps and CRC do not matter. `note` is about the key.
+    /// Replaces a slot's content by an image, whose stamps and CRC do not matter. `note` is about the key.
     pub fn write_image(
         &self,
         locked: &Locked<'_>,

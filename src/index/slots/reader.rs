@@ -23,10 +23,10 @@ pub(crate) struct SlotReader<'a> {
 
 /// A slot's content in private memory.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Owned {
+pub(crate) struct SlotCopy {
     /// The whole key, also if the slot does not have it.
     pub key: Key,
-    /// The value, or the reference to it, with the digest of a long key: [`Owned::stored`] tells which.
+    /// The value, or the reference to it, with the digest of a long key: [`SlotCopy::stored`] tells which.
     pub value: SmallVec<[u8; 112]>,
     pub reference: Option<Reference>,
     pub life: Option<Life>,
@@ -34,7 +34,7 @@ pub(crate) struct Owned {
     pub aux: u32,
 }
 
-impl Owned {
+impl SlotCopy {
     pub fn stored(&self) -> Stored<'_> {
         let stored = match self.reference {
             None => (&self.value).into(),
@@ -107,7 +107,7 @@ impl<'a> SlotReader<'a> {
         self.region.words(first, window.slots as usize * shape.words())
     }
 
-    /// The same in eight slots of one line.
+    /// Looks for `key` in eight slots of one line.
     #[inline(always)]
     fn seek_in_eight(self, window: Window, key: &[u8]) -> Sought {
         let lines = self.region.eight_lines(self.geometry.slot_word_of(SlotShape::LINE, window.first));
@@ -127,7 +127,7 @@ impl<'a> SlotReader<'a> {
         Sought::Nowhere
     }
 
-    /// The same for a key that does not fit its slot.
+    /// Looks for a key that does not fit its slot.
     #[cold]
     #[inline(never)]
     fn seek_long(self, window: Window, key: &[u8]) -> Sought {
@@ -176,9 +176,9 @@ impl<'a> SlotReader<'a> {
 
     /// All that a slot has that was looked at.
     #[inline(always)]
-    pub fn owned(&self, view: View<'_>) -> Owned {
+    pub fn owned(&self, view: View<'_>) -> SlotCopy {
         let Header { ghost, aux, .. } = view.header();
-        let mut owned = Owned {
+        let mut owned = SlotCopy {
             key: view.key(),
             value: view.value(),
             reference: view.reference(),
@@ -203,14 +203,14 @@ impl<'a> SlotReader<'a> {
         Some((header, key))
     }
 
-    /// The same in slots that are not one line.
+    /// Looks for `key` in slots that are not one line.
     #[inline(never)]
     fn seek_other(self, window: Window, key: &[u8]) -> Sought {
         let shape = self.geometry.shape();
         self.seek_in(shape, self.all_words(shape, window).chunks_exact(shape.words()), window, key)
     }
 
-    /// The same in these slots of this shape.
+    /// Looks for `key` in these slots of this shape.
     #[inline(always)]
     fn seek_in<'w>(
         self,
@@ -296,7 +296,7 @@ impl<'a> SlotReader<'a> {
     }
 
     /// The slot's content, as [`SlotReader::image`].
-    pub fn read(&self, slot: SlotIx) -> Owned {
+    pub fn read(&self, slot: SlotIx) -> SlotCopy {
         let image = self.image(slot);
         self.owned(View::consistent(self.geometry.shape(), &image).expect("zeros at the worst"))
     }

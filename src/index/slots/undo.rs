@@ -4,7 +4,7 @@
 //! until after it is even again (U2). Slot writes are short, so a thread that finds every line in
 //! use waits for one.
 
-use super::reader::{Owned, SlotReader};
+use super::reader::{SlotCopy, SlotReader};
 use super::writer::{SlotWriter, Target};
 use crate::faults::{Rule, broken, kept};
 use crate::layout::geometry::{Geometry, SlotIx};
@@ -54,7 +54,7 @@ impl UndoLines {
         self.keep_target(region, geometry, &target)
     }
 
-    /// The same of a slot that was found.
+    /// Keeps the image of a slot that was found.
     #[inline(always)]
     pub fn keep_target<'a>(
         &'a self,
@@ -118,7 +118,7 @@ pub(crate) fn before_the_write(
     geometry: &Geometry,
     slot: SlotIx,
     line: usize,
-) -> Option<Owned> {
+) -> Option<SlotCopy> {
     let shape = geometry.shape();
     let image: Image = words::image(region.words(line + 1, shape.words()));
     let view = check(shape, geometry.identity(slot), &image).ok()?;

@@ -3,21 +3,21 @@
 use crate::clock::Clock;
 use crate::cores::Cores;
 use crate::faults::{Rule, kept, obey};
-use crate::index::decide::Decides;
+use crate::index::change::{Made, What};
 use crate::index::homes::{
     Handover, NotHandedOver, REAP_MAX, handover_offset, has_no_undo, traces_stay, write_down,
 };
 use crate::index::publish::{publish_state, publish_superblock};
 use crate::index::recovered::{RecoverError, Recovered};
-use crate::index::seams::{Between, Changed, LetsGo};
-use crate::index::segment::{Segment, Stop, Which, check_lengths, check_stored};
+use crate::index::seams::{Between, LetsGo};
+use crate::index::segment::{Segment, Stop};
 use crate::index::slots::HeldRoom;
 use crate::layout::WORD;
 use crate::layout::control::{Phase, STATE_WORD, State};
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::slot::{Key, Stored};
 use crate::layout::superblock::Superblock;
-use crate::outcome::{PutError, PutMode, PutOutcome};
+use crate::outcome::PutError;
 use crate::region::{Region, RegionError};
 use crate::start::{Start, StartStep};
 use std::ops::Range;
@@ -162,72 +162,26 @@ impl OneSize {
         self.incarnation
     }
 
-    /// Lets the room of a change go that was held while it waited, if it is still held when this is dropped.
-    #[inline(always)]
-    fn lets_go<B: Between>(&self, between: B) -> LetsGo<B, impl Fn(&HeldRoom)> {
-        LetsGo(between, |room: &HeldRoom| self.segment.homes().let_go(room))
-    }
-
-    /// Puts `key` with `value`, as `mode` allows. Every GET that starts after the return sees it.
+    /// Makes a change. Every GET that starts after the return sees it.
     ///
     /// # Errors
     /// [`PutError`]; the table is then unchanged.
     #[inline(always)]
-    pub fn put_by<B: Between>(
+    pub fn change<W: What, B: Between>(
         &self,
         key: &[u8],
-        value: Stored<'_>,
-        mode: PutMode,
+        what: W,
+        new: Stored<'_>,
         between: B,
-    ) -> Result<PutOutcome, PutError> {
-        check_stored(self.geometry(), key, value)?;
+    ) -> Made<W, PutError> {
+        what.check(self.geometry(), key, &new)?;
         self.segment.homes().reap(REAP_MAX);
         let key = self.geometry().hashed(key);
-        let _held = self.lets_go(between);
+        let _held = LetsGo(between, |room: &HeldRoom| self.segment.homes().let_go(room));
         loop {
-            match self.segment.put(&key, &value, mode, between) {
+            match what.make(&self.segment, &key, &new, between) {
                 Err(Stop::Waits) if B::MAY_WAIT => between.wait()?,
-                result => return result.map_err(in_one),
-            }
-        }
-    }
-
-    /// Makes a change that depends on what the key has. Returns what became of the key.
-    ///
-    /// # Errors
-    /// [`PutError::KeyLength`], and what the change says.
-    pub fn change_by<B: Between>(
-        &self,
-        key: &[u8],
-        change: &mut impl Decides,
-        between: B,
-    ) -> Result<Option<Changed>, PutError> {
-        check_lengths(self.geometry(), key, &[])?;
-        self.segment.homes().reap(REAP_MAX);
-        let key = self.geometry().hashed(key);
-        let _held = self.lets_go(between);
-        loop {
-            match self.segment.change(&key, change, between) {
-                Err(Stop::Waits) if B::MAY_WAIT => between.wait()?,
-                result => return result.map_err(in_one),
-            }
-        }
-    }
-
-    /// Removes `key`, if its entry is such a one. Returns whether it was there.
-    ///
-    /// # Errors
-    /// [`PutError::KeyLength`].
-    #[inline(always)]
-    pub fn remove_by<B: Between>(&self, key: &[u8], which: Which, between: B) -> Result<bool, PutError> {
-        check_lengths(self.geometry(), key, &[])?;
-        self.segment.homes().reap(REAP_MAX);
-        let key = self.geometry().hashed(key);
-        let _held = self.lets_go(between);
-        loop {
-            match self.segment.remove(&key, which, between) {
-                Err(Stop::Waits) if B::MAY_WAIT => between.wait()?,
-                result => return result.map_err(in_one),
+                made => return made.map_err(in_one),
             }
         }
     }
@@ -245,6 +199,8 @@ impl OneSize {
 mod for_tests {
     use super::*;
     use crate::index::seams::Nobody;
+    use crate::index::segment::Which;
+    use crate::outcome::{PutMode, PutOutcome};
     use std::ops::Deref;
 
     impl Deref for OneSize {
@@ -262,11 +218,11 @@ mod for_tests {
             value: impl Into<Stored<'v>>,
             mode: PutMode,
         ) -> Result<PutOutcome, PutError> {
-            self.put_by(key, value.into(), mode, Nobody)
+            self.change(key, mode, value.into(), Nobody)
         }
 
         pub fn remove(&self, key: &[u8]) -> Result<bool, PutError> {
-            self.remove_by(key, Which::Any, Nobody)
+            self.change(key, Which::Any, Stored::default(), Nobody)
         }
 
         pub fn create(region: Region, geometry: Geometry, clock: Clock) -> Result<OneSize, RegionError> {

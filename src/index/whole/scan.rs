@@ -170,7 +170,7 @@ impl Table {
 
     /// J4: whether a key of these places, of this step, was changed between the looks at the two segments of a pair.
     fn was_told(&self, seen: &StepKeys, places: Range<u32>, step: u64) -> bool {
-        self.told().feed().was_told(seen.numbers(), |key| {
+        self.observers().feed().was_told(seen.numbers(), |key| {
             let (place, step_of_key) = position(self.geometry(), key);
             places.contains(&place) && step_of_key == step
         })

@@ -4,16 +4,16 @@ use super::one::OneSize;
 use crate::clock::Clock;
 use crate::fabric::shm::Shm;
 use crate::faults::Rule;
-use crate::index::decide::Decides;
+use crate::index::change::{Made, What};
 use crate::index::entries::EntrySeen;
 use crate::index::extents::{ExtentNames, Extents};
 use crate::index::growth::Growth;
 use crate::index::homes::NotHandedOver;
+use crate::index::observers::Observers;
 use crate::index::recovered::{RecoverError, Recovered};
-use crate::index::seams::{Between, Changed};
-use crate::index::segment::{Segment, Which};
+use crate::index::seams::Between;
+use crate::index::segment::{Segment, Stop};
 use crate::index::slots::SlotWritten;
-use crate::index::told::Hearers;
 use crate::layout::control::{MOVE_COUNTERS, Phase};
 use crate::layout::extent::Reference;
 use crate::layout::geometry::Geometry;
@@ -21,7 +21,7 @@ use crate::layout::hash::First;
 use crate::layout::life::Life;
 use crate::layout::slot::{Key, Stored};
 use crate::layout::superblock::Superblock;
-use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome};
+use crate::outcome::{IndexCounts, PutError};
 use crate::reader::{Limits, Reader};
 use crate::region::{Region, RegionError};
 use crate::start::Start;
@@ -138,10 +138,10 @@ impl Table {
 
     /// Who is told of changes.
     #[inline]
-    pub fn told(&self) -> &Hearers {
+    pub fn observers(&self) -> &Observers {
         match self {
-            Table::One(one) => one.segment().told(),
-            Table::Many(growth) => &growth.told,
+            Table::One(one) => one.segment().observers(),
+            Table::Many(growth) => &growth.observers,
         }
     }
 
@@ -151,56 +151,26 @@ impl Table {
         Reader::new(fabric, geometry, self.clock().clone(), Limits::default())
     }
 
-    /// Puts `key` with `value`, as `mode` allows.
+    /// Makes a change of `key`, in the segment that has it.
     #[inline(always)]
-    pub fn put<B: Between>(
+    pub fn change<W: What, B: Between>(
         &self,
         key: &[u8],
-        value: Stored<'_>,
-        mode: PutMode,
+        what: W,
+        new: Stored<'_>,
         between: B,
-    ) -> Result<PutOutcome, PutError> {
+    ) -> Made<W, PutError> {
         match self {
-            Table::One(one) => one.put_by(key, value, mode, between),
-            Table::Many(growth) => growth.put_by(key, value, mode, between),
+            Table::One(one) => one.change(key, what, new, between),
+            Table::Many(growth) => growth.change(key, what, new, between),
         }
     }
 
-    /// Makes a change that depends on what the key has. Returns what became of the key.
-    pub fn change<B: Between>(
-        &self,
-        key: &[u8],
-        change: &mut impl Decides,
-        between: B,
-    ) -> Result<Option<Changed>, PutError> {
+    /// Looks at the keys with this hash, in the segment that has them. `None` if they cannot be seen now.
+    pub fn look_at<R>(&self, hash: First, mut look: impl FnMut(&Segment) -> Result<R, Stop>) -> Option<R> {
         match self {
-            Table::One(one) => one.change_by(key, change, between),
-            Table::Many(growth) => growth.change_by(key, change, between),
-        }
-    }
-
-    /// Removes `key`, if its entry is such a one. Returns whether it was there.
-    #[inline(always)]
-    pub fn remove<B: Between>(&self, key: &[u8], which: Which, between: B) -> Result<bool, PutError> {
-        match self {
-            Table::One(one) => one.remove_by(key, which, between),
-            Table::Many(growth) => growth.remove_by(key, which, between),
-        }
-    }
-
-    /// The keys with this hash, and their lives. `None` if that cannot be seen now.
-    pub fn lives_of(&self, hash: First) -> Option<Vec<(Key, Life)>> {
-        match self {
-            Table::One(one) => one.segment().lives_of(hash).ok(),
-            Table::Many(growth) => growth.lives_of(hash),
-        }
-    }
-
-    /// The same of a hash whose time has come: it is noted when the next of them ends, and `again` where one has ended (V3).
-    pub fn lives_due(&self, hash: First, now: u64, again: u32) -> Option<Vec<(Key, Life)>> {
-        match self {
-            Table::One(one) => one.segment().lives_due(hash, now, again).ok(),
-            Table::Many(growth) => growth.lives_due(hash, now, again),
+            Table::One(one) => look(one.segment()).ok(),
+            Table::Many(growth) => growth.look_at(hash, look),
         }
     }
 
@@ -224,10 +194,7 @@ impl Table {
 
     /// The entries of keys with this hash.
     pub fn entries_of(&self, hash: First) -> Vec<EntrySeen> {
-        match self {
-            Table::One(one) => one.segment().entries_of(hash).unwrap_or_default(),
-            Table::Many(growth) => growth.entries_of(hash),
-        }
+        self.look_at(hash, |segment| segment.entries_of(hash)).unwrap_or_default()
     }
 
     /// The key whose slot names the extent with this number, and the bytes of that. `None` if none does.

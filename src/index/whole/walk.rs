@@ -23,7 +23,7 @@ use crate::layout::extent::Reference;
 use crate::layout::life::Life;
 use crate::layout::slot::Key;
 use crate::outcome::ReadError;
-use crate::sink::EntrySink;
+use crate::sink::LivedSink;
 use crossbeam_epoch as epoch;
 use std::ops::Range;
 use std::time::Duration;
@@ -159,7 +159,7 @@ impl Table {
         had_some
     }
 
-    /// The same for keys alone: it reads no value that is not in its slot.
+    /// Walks over keys alone: reads no value that is not in its slot.
     pub(crate) fn walk_keys(&self, walk: &mut Walk, see: &mut dyn FnMut(&[u8])) -> bool {
         let mut see_key = |key: &[u8], _: &[u8], _: Option<Life>| see(key);
         let had_some = match self {
@@ -173,7 +173,7 @@ impl Table {
     /// Brings the value that a key has by now, if it is still there. Returns its entry's life.
     #[cold]
     fn has_one_now(&self, key: &[u8], value: &mut Vec<u8>) -> Option<Option<Life>> {
-        let mut entry = EntrySink { value, life: None };
+        let mut entry = LivedSink::new(value);
         // Ends: a server thread can read faster than its others can replace.
         loop {
             match self.reader().get_into(key, &mut entry) {
@@ -295,7 +295,7 @@ fn look_into(
     // No key of these homes leaves while they are locked.
     let here = segment.share().homes_here(homes);
     // J8: before the first look at an owner's bit. If that is not set, it is told under this number or a later one.
-    let mut number = segment.told().feed().next();
+    let mut number = segment.observers().feed().next();
     let mut damaged = 0;
     segment.homes().show(&mut locked, homes.clone(), &mut damaged, &mut |key, shown| {
         let SlotShown { value, reference, life } = shown;
@@ -312,12 +312,12 @@ fn look_into(
         }
     });
     seen.damaged += damaged;
-    disobey(Rule::OwnerNumber, || number = segment.told().feed().next());
+    disobey(Rule::OwnerNumber, || number = segment.observers().feed().next());
     drop(locked);
     disobey(Rule::FeedNumber, || {
         // Other threads may go on.
         segment.region().load(0);
-        number = segment.told().feed().next();
+        number = segment.observers().feed().next();
     });
     seen.note(number);
     here

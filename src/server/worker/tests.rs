@@ -10,6 +10,7 @@ use crate::mailbox::{glance, store};
 use crate::outcome::{PutMode, PutOutcome};
 use crate::part::{PartChange, Tell};
 use crate::server::caller::{Caller, Role};
+use crate::server::driven::TableDriver;
 use crate::server::mailbox::ServerMailbox;
 use crate::server::mailboxes::MailboxCounts;
 use crate::server::shared::WarningLimit;
@@ -372,14 +373,16 @@ fn each_request_asks_for_its_right() {
     ];
     let rows: Vec<_> = requests.iter().map(|request| request.row()).collect();
     assert_eq!(rows, wire::ROWS, "one of each");
-    for (role, read_only_clients) in
-        [(Role::Change, false), (Role::Read, false), (Role::Change, true), (Role::Read, true)]
+    let other = |notes_reads| TableDriver::Other { notes_reads };
+    let drivers = [TableDriver::Clients, other(false), other(true)];
+    for (role, driver) in
+        [Role::Change, Role::Read].into_iter().flat_map(|role| drivers.map(|driver| (role, driver)))
     {
-        let shared = ServerState { read_only_clients, ..shared() };
+        let shared = ServerState { driver, ..shared() };
         let mut caller = Caller::new(role);
         for request in requests {
             let reply = shared.answer(&mut caller, request);
-            let may_change = role == Role::Change && !read_only_clients;
+            let may_change = role == Role::Change && driver == TableDriver::Clients;
             let is_denied = reply == Some(Reply::Denied);
             match request.row().right {
                 Right::Talk => assert_eq!(reply, None, "{request:?}"),
@@ -390,7 +393,10 @@ fn each_request_asks_for_its_right() {
         // Once for each that says so, and once for the upload.
         let asked = requests.iter().filter(|request| request.row().right == Right::Change).count() as u64;
         let denied = shared.refused.read().read_only;
-        assert_eq!(denied, if role == Role::Change && !read_only_clients { 0 } else { asked - 4 });
+        assert_eq!(
+            denied,
+            if role == Role::Change && driver == TableDriver::Clients { 0 } else { asked - 4 }
+        );
         assert_eq!(shared.index.len(), 0, "{role:?}");
     }
 }

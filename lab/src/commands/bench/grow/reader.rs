@@ -12,7 +12,6 @@ use hdrhistogram::Histogram;
 use oneread::internals::layout::hash::{mix, reduce};
 use oneread::{Address, Backing, Client, ClientOptions, embedded::Region, stats::GetStats};
 use oneread_kit::show;
-use serde::{Deserialize, Serialize};
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::sync::atomic::{Ordering, fence};

@@ -1,7 +1,8 @@
-//! Entries with owners, by an embedder or a server.
+//! What an embedder or a server does with owners.
 
-use super::face::{HeapPatience, Index};
-use super::owners::{OwnerClaim, OwnerSession, Owners};
+use super::{OwnerClaim, OwnerSession, Owners};
+use crate::index::change::WantedChange;
+use crate::index::face::Index;
 use crate::layout::OWNER_MAX;
 use crate::outcome::{PutError, PutOptions, PutOutcome};
 use crate::snapshot::SnapshotEntry;
@@ -9,9 +10,9 @@ use std::time::Duration;
 
 impl Index {
     /// Begins a session of an owner, of the number 1 to [`OWNER_MAX`](crate::layout::OWNER_MAX). An owner may have
-    /// several. When the last one was dropped, and no other has begun for as long as it has said, its entries are
-    /// hidden, all at once, and then removed by [`Index::tidy`]. While nobody calls that, nobody is away; nor is anybody
-    /// after a takeover for less than the longest time that was said, which then counts up to twice.
+    /// several. When the last one was dropped, and no other has begun within `absent_for`, all entries of the owner are
+    /// hidden at once, and then removed by [`Index::tidy`]. While no thread calls that, no owner is away. After a takeover an
+    /// owner may be away for the longest such time that its sessions have said, or up to twice as long.
     ///
     /// # Errors
     /// [`PutError::NoOwners`], [`PutError::OwnerNumber`], [`PutError::OwnerGone`] while its entries are being removed.
@@ -19,8 +20,8 @@ impl Index {
         self.owner_by(number, OwnerClaim::Any, absent_for)
     }
 
-    /// Begins a session of an owner that somebody has known: of the one with this [`OwnerSession::tenure`], and of no other that
-    /// has its number by now, also of the next server of the table.
+    /// Begins another session of the owner with this [`OwnerSession::tenure`], and of no other that has its number by now. The
+    /// next server of the table knows the owner, too.
     ///
     /// # Errors
     /// As [`Index::owner`]; [`PutError::OwnerGone`] if the owner is gone.
@@ -53,13 +54,13 @@ impl Index {
         value: &[u8],
         options: PutOptions,
     ) -> Result<PutOutcome, PutError> {
-        self.put_by(key, value, options, Some(owner), HeapPatience::Waits)
+        self.make(WantedChange::put(key, options).value(value).by(Some(owner)))
     }
 
     /// Hides all entries of an owner at once: with the return, no GET, change, walk or snapshot finds one of them. They are
     /// removed later, by [`Index::tidy`]. Its sessions put nothing any more; a new one begins when the last entry has gone.
-    /// Waits for its puts that are under way. It may be repeated: who calls it while another call is at it waits for that,
-    /// too. Returns whether this call has hidden them: `false` if there was no such owner, or another call has.
+    /// Waits for its puts that are under way, and for another such call that is under way. Returns whether this call has
+    /// hidden them: `false` if there was no such owner, or another call has.
     ///
     /// # Errors
     /// [`PutError::NoOwners`]
@@ -69,8 +70,8 @@ impl Index {
 
     /// Puts an entry of a snapshot, which is to live so long. One whose owner's entries are just being removed is left
     /// out. In a table that knows no owners itself, the number goes with the entry and means nothing to the table
-    /// ([`Index::put_until`]).
-    pub(super) fn restore_one(
+    /// ([`DrivenTable::put_until`](crate::driven::DrivenTable::put_until)).
+    pub(in crate::index) fn restore_one(
         &self,
         entry: &SnapshotEntry<'_>,
         ttl: Option<Duration>,
@@ -82,7 +83,7 @@ impl Index {
             return self.put_with(key, value, PutOptions { owner, ..options });
         };
         match owners.session_of_entry(self.region(), self.geometry(), owner) {
-            Some(session) => self.put_by(key, value, options, Some(&session), HeapPatience::Waits),
+            Some(session) => self.make(WantedChange::put(key, options).value(value).by(Some(&session))),
             None => Ok(PutOutcome::Missing),
         }
     }

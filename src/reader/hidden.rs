@@ -18,7 +18,7 @@ use crate::layout::WORD;
 use crate::layout::extent::Reference;
 use crate::layout::life::Life;
 use crate::layout::owners;
-use crate::sink::{AnySink, BesideLife, LifeSink, LivedValue, Sink};
+use crate::sink::{AnySink, LifeSink, LivedSink, LivedValue, Sink};
 use rustc_hash::FxHashSet;
 use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
@@ -46,9 +46,9 @@ impl<F: Fabric> Reader<'_, F> {
         let mut patience = RetryBudget::default();
         let found = loop {
             let mark = self.fabric.mark(home);
-            let mut entry = BesideLife::new(value);
+            let mut entry = LivedSink::new(&mut *value);
             let found = self.look_and_bring(key, hints, &mut entry, &mut patience)?;
-            let life = entry.life().filter(|life| found.is_some() && life.owner != 0);
+            let life = entry.life.filter(|life| found.is_some() && life.owner != 0);
             let Some(life) = life else { break found };
             match self.is_visible(key, &life, mark, &mut patience)? {
                 Some(true) => break found,
@@ -67,7 +67,7 @@ impl<F: Fabric> Reader<'_, F> {
         Ok(found)
     }
 
-    /// Like `get_unhidden`, for many keys: their looks are under way at the same time, and so many at a time are followed by one
+    /// Answers for many keys: their looks are under way at the same time, and so many at a time are followed by one
     /// READ of the bits of all their owners. A key of which that does not decide is asked for by itself.
     pub(super) fn answer_unhidden(
         &mut self,
@@ -137,7 +137,7 @@ impl<F: Fabric> Reader<'_, F> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Like `answer_unhidden`, where READs are loads.
+    /// Answers for many keys where READs are loads.
     fn answer_unhidden_one_by_one(
         &mut self,
         keys: &Keys<'_>,
@@ -153,7 +153,7 @@ impl<F: Fabric> Reader<'_, F> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Like `answer_unhidden_one_by_one`, for one key. Its value may land in `value`.
+    /// Answers for one key. Its value may land in `value`.
     fn answer_unhidden_one(
         &mut self,
         keys: &Keys<'_>,
@@ -164,7 +164,7 @@ impl<F: Fabric> Reader<'_, F> {
     ) -> Result<ControlFlow<()>, F::Error> {
         if self.wants_bytes {
             let found = self.get_unhidden(keys(number), hints, &mut AnySink::of(value))?;
-            return Ok(each(number, Ok(found.map(|_| &value.value[..])), value.life));
+            return Ok(each(number, Ok(found.map(|_| &value.sink[..])), value.life));
         }
         let mut life = LifeSink::default();
         let found = self.get_unhidden(keys(number), hints, &mut AnySink::of(&mut life))?;

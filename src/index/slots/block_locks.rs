@@ -7,13 +7,13 @@ use rustc_hash::FxHashMap;
 /// The home whose lock guards each block, from when it takes the block until it gives it back.
 /// Kept only for assertions (L1), apart from the code that writes.
 #[derive(Debug, Default)]
-pub(crate) struct BlockOwners {
+pub(crate) struct BlockLocks {
     // Neither the adversary nor the model checker sees this lock. It must not change what they try.
     #[cfg(debug_assertions)]
     homes: std::sync::Mutex<FxHashMap<Block, u64>>,
 }
 
-impl BlockOwners {
+impl BlockLocks {
     /// The block is taken by a home, or given back.
     pub fn set(&self, block: Block, home: Option<u64>) {
         #[cfg(debug_assertions)]

@@ -1,5 +1,5 @@
-//! How many entries of each owner have left one by one: what is noted of them is to be forgotten. Who counts has the
-//! key's lock. The lock of this is a leaf.
+//! How many entries of each owner have left one by one. What is noted of these is to be forgotten. A thread counts under the
+//! key's lock. The lock in here is a leaf.
 
 use crate::layout::owners::OWNER_MAX;
 use crate::sync::{Mutex, lock};
@@ -7,18 +7,18 @@ use rustc_hash::FxHashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// From this number on, all together, they are worth a look.
-pub(super) const LOOKED_AT: u64 = 64;
+pub(in crate::index) const LOOKED_AT: u64 = 64;
 
 /// Entries that have left, by owner.
 #[derive(Debug, Default)]
-pub(super) struct OwnedLeft {
+pub(in crate::index) struct LeftByOwner {
     of: Mutex<FxHashMap<u16, u64>>,
     /// All of them. Relaxed: a hint, stored under the lock.
     all: AtomicU64,
 }
 
-impl OwnedLeft {
-    /// An entry of this owner has left, or is another's; 0: nobody's.
+impl LeftByOwner {
+    /// An entry of this owner has left, or another owner has it now; 0: it was nobody's.
     #[inline]
     pub fn left(&self, owner: u16) {
         if (1..=OWNER_MAX).contains(&owner) {
@@ -26,7 +26,7 @@ impl OwnedLeft {
         }
     }
 
-    /// This number of entries have.
+    /// This number of the owner's entries have left.
     #[cold]
     pub fn add(&self, owner: u16, entries: u64) {
         let mut of = lock(&self.of);

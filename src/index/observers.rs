@@ -1,31 +1,31 @@
-//! Who is told of a table's changes, under their keys' locks. All segments of a table have one.
+//! What takes note of a table's changes, under their keys' locks. All segments of a table share it.
 
 use super::ends::EndNotes;
 use super::evict::Evictor;
 use super::feed::Feed;
-use super::owned_left::OwnedLeft;
+use super::owners::LeftByOwner;
 use super::started::StartedPuts;
 use crate::region::TouchMap;
 use std::sync::{Arc, OnceLock};
 
-/// Who is told.
+/// All that takes note of changes.
 #[derive(Debug, Default)]
-pub(super) struct Hearers {
+pub(super) struct Observers {
     feed: Feed,
     evictor: OnceLock<Evictor>,
     touches: OnceLock<TouchMap>,
     ends: Arc<EndNotes>,
-    owned_left: OwnedLeft,
+    owned_left: LeftByOwner,
     started: OnceLock<StartedPuts>,
 }
 
-impl Hearers {
+impl Observers {
     #[inline(always)]
     pub fn feed(&self) -> &Feed {
         &self.feed
     }
 
-    /// Who chooses the entries that make room, where any do.
+    /// The policy that chooses which entries make room, where entries do.
     #[inline(always)]
     pub fn evictor(&self) -> Option<&Evictor> {
         self.evictor.get()
@@ -39,7 +39,7 @@ impl Hearers {
 
     /// Entries of owners that have left one by one.
     #[inline(always)]
-    pub fn owned_left(&self) -> &OwnedLeft {
+    pub fn owned_left(&self) -> &LeftByOwner {
         &self.owned_left
     }
 
