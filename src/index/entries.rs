@@ -2,7 +2,7 @@
 
 use super::home_set::HomeSet;
 use super::homes::{KeyAt, homes_of_step, steps};
-use super::segment::{Segment, Stop, design_percents};
+use super::segment::{EntryFound, Segment, Stop, design_percents};
 use super::slots::Locked;
 use crate::faults::{Rule, broken, disobey};
 use crate::layout::WORD;
@@ -20,15 +20,6 @@ pub(super) struct EntrySeen {
     pub is_long: bool,
     /// Whether it is hidden (O3).
     pub is_hidden: bool,
-}
-
-/// What a change finds in its key's slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum EntryFound {
-    /// A hidden entry: to everybody the key is absent (O3).
-    Hidden,
-    /// An entry of this owner; 0: nobody's.
-    Of(u16),
 }
 
 impl Segment {

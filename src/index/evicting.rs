@@ -9,12 +9,13 @@
 //!
 //! Each entry leaves as a removed key does. Then the put tries again. No put looks at more than some dozen entries.
 
-use super::change::{NoteEntry, WantedChange};
+use super::change::NoteEntry;
 use super::entries::EntrySeen;
 use super::evict::{EvictFor, Evictor, KeyPin, Sight, touches};
 use super::face::Index;
 use super::growth::Giving;
 use super::segment::{Which, check_lengths};
+use super::wanted::WantedChange;
 use super::whole::Table;
 use crate::config::Evict;
 use crate::faults::{Rule, in_order};
@@ -34,14 +35,6 @@ const GIVEN_AHEAD: u32 = 8;
 /// Extents that go for a value before its put has to come again.
 const EXTENTS_AT_ONCE: u32 = 64;
 
-/// From now on entries of a table make room for others.
-pub(super) fn begin(table: &Table, policy: Evict) -> Result<(), RegionError> {
-    let evictor = Evictor::new(table.geometry(), policy)?;
-    table.show_lives(&mut |hash, _| evictor.came(hash));
-    table.observers().set_evictor(evictor);
-    Ok(())
-}
-
 impl Index {
     /// The table, in which entries make room for others from now on, by this policy. Notes each key: that takes
     /// some 100 ns for each, and nobody may change the table meanwhile.
@@ -52,7 +45,7 @@ impl Index {
     /// # Panics
     /// The second time.
     pub fn with_eviction(mut self, policy: Evict) -> Result<Index, RegionError> {
-        begin(self.table(), policy)?;
+        self.table().begin_evicting(policy)?;
         self.evicts = true;
         Ok(self)
     }

@@ -1,8 +1,7 @@
 //! The face of the index: [`Index`], with which an embedder, or a server, makes every change.
 
-use super::change::{HeapPatience, SwapFrom, SwapTo, WantedChange};
+use super::change::{SwapFrom, SwapTo};
 use super::evict::Evictor;
-use super::evicting;
 use super::extents::ExtentDraft;
 use super::feed::Feed;
 use super::homes::NotHandedOver;
@@ -13,6 +12,7 @@ use super::seams::{SeamTurns, Seams};
 use super::segment::Which;
 use super::shifts::TidyShifts;
 use super::started::StartedPuts;
+use super::wanted::{HeapPatience, WantedChange};
 use super::whole::{KeyCursor, ScanPoint, Table, TakeKey};
 use crate::clock::Clock;
 use crate::fabric::shm::Shm;
@@ -94,7 +94,7 @@ impl Index {
         let table = Table::create_unready(region, geometry, clock.clone(), start)?;
         let has_life = table.geometry().has_life();
         let lives = has_life.then(|| Box::new(Lives::make(&table, &clock)));
-        start.evict.map(|policy| evicting::begin(&table, policy)).transpose()?;
+        start.evict.map(|policy| table.begin_evicting(policy)).transpose()?;
         let has_owners = table.geometry().has_owners();
         let owners = has_owners.then(|| Owners::make(&clock));
         let launch = draw_launch();

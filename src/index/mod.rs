@@ -11,7 +11,8 @@
 //! | `segment` | puts, removes and changes that depend on the value (`decide`), of one segment |
 //! | `growth` | a table of many segments: which has a key, how they are split and merged (E) |
 //! | `whole` | how a table is made, taken over, handed over, walked over and saved (T, D) |
-//! | `change` | one change of a key: memory, room, life, turn, table; all that is asked for, and all that leaves by itself |
+//! | `making` | one change of a key: memory, room, life, turn, table; all that is `wanted`, and all that leaves by itself |
+//! | `change` | what may be done with a key, and which of these steps it needs |
 //! | `face`, `parts`, `clear` | [`Index`]: what is asked for, parts of values |
 //!
 //! Beside them: `feed` tells whoever asks of all changes (J). `seams` hears of each change before it is made and after, and may have it wait (L10 to L13).
@@ -51,6 +52,7 @@ mod homes;
 mod lives;
 #[cfg(all(test, loom))]
 pub(crate) mod loom_access;
+mod making;
 mod moves;
 mod numbers;
 mod observers;
@@ -70,6 +72,7 @@ mod started;
 mod tests;
 mod tidying;
 mod two_steps;
+mod wanted;
 mod whole;
 
 #[cfg(feature = "verbs")]

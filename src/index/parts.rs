@@ -3,12 +3,13 @@
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod tests;
 
-use super::change::{HeapPatience, SwapFrom, SwapTo, WantedChange};
+use super::change::{SwapFrom, SwapTo};
 use super::decide::{PartInSlot, PartWork};
 use super::face::Index;
 use super::owners::OwnerSession;
 use super::segment::ROUNDS_MAX;
 use super::slots::SlotCopy;
+use super::wanted::{HeapPatience, WantedChange};
 use crate::layout::extent::Expected;
 use crate::outcome::{PutError, PutMode, PutOutcome, SwapOutcome};
 use crate::part::{PartChange, PartEffect, PartOutcome, Tell, ValueBytes};

@@ -14,7 +14,6 @@ mod copies;
 
 use super::budget::Budget;
 use super::decide::{Becomes, Decides};
-use super::entries::EntryFound;
 use super::evict::Evictor;
 use super::extents::Extents;
 use super::feed::LeftCause;
@@ -48,6 +47,15 @@ pub(super) const ROUNDS_MAX: u32 = 1_000;
 pub(super) const WAITS_MAX: u32 = 3;
 /// A put that takes longer is logged.
 const SLOW_PUT: Duration = Duration::from_millis(10);
+
+/// What a change finds in its key's slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EntryFound {
+    /// A hidden entry: to everybody the key is absent (O3).
+    Hidden,
+    /// An entry of this owner; 0: nobody's.
+    Of(u16),
+}
 
 /// One segment; in a table of one size, the table.
 #[derive(Debug)]

@@ -1,10 +1,11 @@
 //! Puts in two steps (P), by an embedder or a server.
 
-use super::change::{HoldSlot, WantedChange};
+use super::change::HoldSlot;
 use super::face::Index;
 use super::owners::OwnerSession;
 use super::segment::{Which, check_lengths};
 use super::started::{StartAsked, StartSession, StartedPuts, StartedValue};
+use super::wanted::WantedChange;
 use crate::config::StartLimits;
 use crate::layout::extent::extent_bytes;
 use crate::layout::life::Life;

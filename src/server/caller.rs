@@ -1,7 +1,7 @@
 //! What the server keeps of a client from one request to the next: what it may do, and a value that it
 //! uploads. Only a [`Changer`] changes the table.
 
-use super::driven::TableDriver;
+use super::driver::TableDriver;
 use super::held::{ClientMemory, TakenShare};
 use super::snapshots::Saver;
 use crate::faults::{Rule, obey};

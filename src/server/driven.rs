@@ -1,35 +1,9 @@
 //! A server of a table that somebody else drives, and not its clients: a node of a cluster, which has a copy of what others
 //! have, too.
 
+use super::driver::TableDriver;
 use super::{ServeError, Server, ServerConfig};
-use crate::index::{DrivenTable, Index, drive, driven};
-
-/// Who changes a server's table, and has its entries leave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TableDriver {
-    /// Its clients, as far as their rights go, and the server itself.
-    Clients,
-    /// Only this process. Nothing leaves by itself.
-    Other {
-        /// Whether clients note what they read.
-        notes_reads: bool,
-    },
-}
-
-impl TableDriver {
-    /// The index, which this one drives from now on.
-    pub(super) fn take(self, index: Index) -> Result<Index, ServeError> {
-        match self {
-            TableDriver::Clients => Ok(index),
-            TableDriver::Other { notes_reads } => {
-                if notes_reads {
-                    index.begin_noting()?;
-                }
-                Ok(drive(index))
-            }
-        }
-    }
-}
+use crate::index::{DrivenTable, driven};
 
 /// A server of a table that only this process changes. Clients read it. No entry leaves by itself: not to make room, and not at
 /// its end ([`DrivenTable::see_ended`]).

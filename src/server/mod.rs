@@ -10,6 +10,7 @@
 pub(crate) mod caller;
 mod config;
 mod driven;
+mod driver;
 mod end;
 mod error;
 pub(crate) mod feed;
@@ -50,7 +51,7 @@ use crate::region::Backing;
 use crate::snapshot::{SaveError, Saved, SnapshotPath};
 use crate::wire::{self, Request, ServerStats, ServerTimes, SnapshotStatus};
 use caller::Tokens;
-use driven::TableDriver;
+use driver::TableDriver;
 use end::{Ended, Retired, Thread};
 use held::ClientMemory;
 use mailboxes::{MailboxCounters, MailboxMemory};

@@ -1,7 +1,7 @@
 //! The state that a server's threads share, and the answer to a request.
 
 use super::caller::{Caller, Denied, Role, Tokens};
-use super::driven::TableDriver;
+use super::driver::TableDriver;
 use super::feed;
 use super::held::ClientMemory;
 use super::mailboxes::{MailboxCounters, MailboxCounts, MailboxMemory};

@@ -1,8 +1,8 @@
 //! What an embedder or a server does with owners.
 
 use super::{OwnerClaim, OwnerSession, Owners};
-use crate::index::change::WantedChange;
 use crate::index::face::Index;
+use crate::index::wanted::WantedChange;
 use crate::layout::OWNER_MAX;
 use crate::outcome::{PutError, PutOptions, PutOutcome};
 use crate::snapshot::SnapshotEntry;

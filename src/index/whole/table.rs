@@ -2,10 +2,12 @@
 
 use super::one::OneSize;
 use crate::clock::Clock;
+use crate::config::Evict;
 use crate::fabric::shm::Shm;
 use crate::faults::Rule;
 use crate::index::change::{Made, What};
 use crate::index::entries::EntrySeen;
+use crate::index::evict::Evictor;
 use crate::index::extents::{ExtentNames, Extents};
 use crate::index::growth::Growth;
 use crate::index::homes::NotHandedOver;
@@ -217,6 +219,17 @@ impl Table {
             Table::One(one) => one.segment().is_crowded(),
             Table::Many(growth) => growth.is_crowded(hash),
         }
+    }
+
+    /// From now on entries make room for others.
+    ///
+    /// # Errors
+    /// [`RegionError`] when there is no memory for what clients note of their GETs.
+    pub fn begin_evicting(&self, policy: Evict) -> Result<(), RegionError> {
+        let evictor = Evictor::new(self.geometry(), policy)?;
+        self.show_lives(&mut |hash, _| evictor.came(hash));
+        self.observers().set_evictor(evictor);
+        Ok(())
     }
 
     /// Shows the hash and the life of each key. Nobody changes the table meanwhile.

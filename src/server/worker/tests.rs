@@ -10,7 +10,7 @@ use crate::mailbox::{glance, store};
 use crate::outcome::{PutMode, PutOutcome};
 use crate::part::{PartChange, Tell};
 use crate::server::caller::{Caller, Role};
-use crate::server::driven::TableDriver;
+use crate::server::driver::TableDriver;
 use crate::server::mailbox::ServerMailbox;
 use crate::server::mailboxes::MailboxCounts;
 use crate::server::shared::WarningLimit;
