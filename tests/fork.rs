@@ -10,6 +10,7 @@ mod common;
 
 use common::{Process, config, default_preset, patient, told, value, wait_for};
 use oneread::internals::client::RequestPath;
+use oneread::internals::peer::{NoProcess, PeerProcess, SocketPeer};
 use oneread::internals::region::{Backing, RegionError};
 use oneread::internals::server::StartMode;
 use oneread::{
@@ -280,6 +281,50 @@ fn a_child_keeps_no_killed_server_alive() {
     wait_for("the client to notice", || (!client.is_served()).then_some(()));
     assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"value"[..]), "the lease");
     assert!(UnixStream::connect(place.socket()).is_ok(), "the child keeps its sockets");
+}
+
+/// Who listens is not told by the number of a process that has ended, though a child of it has the socket, and though
+/// another process has the number.
+#[test]
+fn a_number_that_is_anothers_names_nobody() {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("sock");
+    let listener = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    let listens = Forked::new(|| listen(&listener, 8).unwrap());
+    let pid = listens.0;
+    assert!(listens.succeeds());
+    let stream = UnixStream::connect(&path).expect("this process has the socket");
+    assert_eq!(SocketPeer::of(&stream).unwrap().pid, Some(pid));
+    let nobody = |found: Result<PeerProcess, NoProcess>| match found {
+        Err(NoProcess::Ended(told) | NoProcess::Unproved(told)) => assert_eq!(told, pid),
+        other => panic!("{other:?}"),
+    };
+    let ask = || {
+        nobody(PeerProcess::listening(&stream, &path));
+        nobody(PeerProcess::holding(pid, &path));
+    };
+    ask();
+    // Only root may say which number is the next one.
+    let next = "/proc/sys/kernel/ns_last_pid";
+    for _ in 0..1_000 {
+        if std::fs::write(next, (pid.as_raw_nonzero().get() - 1).to_string()).is_err() {
+            return;
+        }
+        let mut stranger = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let has_number = Pid::from_child(&stranger) == pid;
+        if has_number {
+            ask();
+        }
+        stranger.kill().unwrap();
+        stranger.wait().unwrap();
+        if has_number {
+            return;
+        }
+    }
+    panic!("no process gets the number {pid:?}");
 }
 
 /// Serves, and has a child that stays until its input ends. Not a test by itself.
