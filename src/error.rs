@@ -273,7 +273,7 @@ kind!(ServeError, error => match error {
     ServeError::NotBuilt { .. } => Incompatible,
     #[cfg(feature = "verbs")]
     ServeError::Verbs(error) => error.kind(),
-    ServeError::Threads(_) => System,
+    ServeError::Threads(_) | ServeError::Descriptors { .. } => System,
 });
 
 kind!(AddressError, _error => Invalid);
@@ -310,7 +310,7 @@ kind!(RegionError, error => match error {
 
 kind!(FileError, error => match error {
     FileError::Kind { .. } => Invalid,
-    FileError::Owner { .. } | FileError::Writable { .. } | FileError::Readable { .. } => Refused,
+    FileError::Owner { .. } | FileError::Squatted { .. } | FileError::Writable { .. } | FileError::Readable { .. } => Refused,
     FileError::Os { source, .. } => of_io(source),
 });
 

@@ -18,7 +18,7 @@
 //!
 //! [`record`] reads the counts that are there anyway. Between two calls nothing is done: no GET and no put takes an
 //! instruction more than without the feature. A call of a server takes a look at each of its segments and
-//! a system call or two. There are at most 108 series of a server, whatever its table holds: 24 of them are the
+//! a system call or two. There are at most 109 series of a server, whatever its table holds: 24 of them are the
 //! histogram of puts.
 //!
 //! Times are taken only on request ([`ServerConfig::timed`](crate::ServerConfig::timed),
@@ -93,6 +93,7 @@ pub fn describe() {
         OF_STARTS.iter().for_each(|row| row.describe(recorder));
         OF_SERVER.iter().for_each(|row| row.describe(recorder));
         OF_SNAPSHOTS.iter().for_each(|row| row.describe(recorder));
+        OF_CERTIFICATE.iter().for_each(|row| row.describe(recorder));
         OF_CLIENT.iter().for_each(|row| row.describe(recorder));
     });
 }
@@ -416,6 +417,13 @@ const OF_SERVER: &[Row<ServerFigures>] = &[
     }),
 ];
 
+/// Seconds that are left.
+const OF_CERTIFICATE: &[Row<i64>] = &[Row::gauge(
+    "oneread_certificate_expiry_seconds",
+    "Time until the certificate ends that clients over TLS are shown. Below 0: since then.",
+    |left| *left as f64,
+)];
+
 const OF_SNAPSHOTS: &[Row<SnapshotStatus>] = &[
     Row::gauge("oneread_snapshot_interval_seconds", "Time between snapshots. 0: only on request.", |of| {
         of.every().map_or(0.0, |every| every.as_secs_f64())
@@ -540,6 +548,9 @@ impl Counted for Server {
         }
         if let Some(status) = self.snapshot_status() {
             visit_rows(OF_SNAPSHOTS, &status, &mut each);
+        }
+        if let Some(seconds) = self.certificate_seconds() {
+            visit_rows(OF_CERTIFICATE, &seconds, &mut each);
         }
     }
 }
@@ -731,7 +742,7 @@ mod tests {
     fn the_docs_count_the_series() {
         const SUM_AND_COUNT: usize = 2;
         let of_table = OF_TABLE.len() + OF_GROWTH.len() + OF_HEAP.len() + OF_EVICTION.len() + OF_NOTES.len();
-        let of_server = OF_STARTS.len() + OF_SERVER.len() + OF_SNAPSHOTS.len();
+        let of_server = OF_STARTS.len() + OF_SERVER.len() + OF_SNAPSHOTS.len() + OF_CERTIFICATE.len();
         let said = format!("at most {} series", of_table + of_server + TIME_RANGES + SUM_AND_COUNT);
         for page in ["src/metrics.rs", "docs/OPERATIONS.md"] {
             let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(page);

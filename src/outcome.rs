@@ -91,7 +91,8 @@ impl From<PutMode> for PutOptions {
 }
 
 /// What left to make room for others ([`ServerConfig::evict`](crate::ServerConfig::evict)). All zero where nothing does.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[non_exhaustive]
 pub struct EvictCounts {
     /// Entries that left to keep room free for keys.

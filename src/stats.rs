@@ -33,7 +33,7 @@
 //! With the cargo feature `metrics`, `oneread::metrics` gives all of them to the facade crate of that name.
 
 pub use crate::client::{ChangeCounts, ClientCounters, ClientStats, FailureCounts, RequestCounts};
-pub use crate::outcome::{GrowthCounts, HeapCounts, IndexCounts, NoteCounts, StartCounts};
+pub use crate::outcome::{EvictCounts, GrowthCounts, HeapCounts, IndexCounts, NoteCounts, StartCounts};
 pub use crate::reader::{GetStats, HintCounts, ReadCounts};
 pub use crate::server::{
     ClientMemoryCounts, MailboxCounts, RefusedCounts, StartProgress, StartStep, Stopped,

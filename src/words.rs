@@ -38,7 +38,8 @@ const fn name(library: &'static str, command: &'static str, python: &'static str
 }
 
 /// All names.
-pub const NAMES: [Name; 42] = [
+pub const NAMES: [Name; 43] = [
+    name("`Backing::File`", "--region", "`region=`"),
     name("`Client::get`", "`oneread get`", "`Client.get`"),
     name("`Client::owner`", "--owner", "`Client.owner`"),
     name("`ClientOptions::server_uids`", "--server-user", "`server_uids=`"),

@@ -2,7 +2,7 @@
 
 use super::Client;
 use super::error::AskError;
-use crate::outcome::{GrowthCounts, HeapCounts, NoteCounts, PutError};
+use crate::outcome::{EvictCounts, GrowthCounts, HeapCounts, NoteCounts, PutError};
 use crate::wire::{HeldCounts, Reply, Request, ServerStats, ServerTimes, SnapshotStatus};
 use std::time::Instant;
 
@@ -87,6 +87,19 @@ impl Client {
     pub fn notes(&mut self) -> Result<Option<NoteCounts>, AskError> {
         self.ask_for(&Request::Notes, |reply| match reply {
             Reply::Notes(counts) => Some(Some(counts)),
+            Reply::Put(Err(PutError::OldServer)) => Some(None),
+            _ => None,
+        })
+    }
+
+    /// Returns what has left the server's table to make room for others, since the server started. All zero where nothing
+    /// does. `None` from a server of a version before this.
+    ///
+    /// # Errors
+    /// [`AskError`] when the server does not answer.
+    pub fn evictions(&mut self) -> Result<Option<EvictCounts>, AskError> {
+        self.ask_for(&Request::Evictions, |reply| match reply {
+            Reply::Evictions(counts) => Some(Some(counts)),
             Reply::Put(Err(PutError::OldServer)) => Some(None),
             _ => None,
         })

@@ -1,7 +1,7 @@
 //! Where this user's servers keep sockets and region files by default.
 
 use super::trust::{FileError, make_own, open_folder, own_uid};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// This user's default socket: `oneread.sock` in `$XDG_RUNTIME_DIR`, else in `/run/user/UID`, if the folder
@@ -52,10 +52,34 @@ pub fn regions() -> PathBuf {
 pub fn prepare(path: &Path) -> Result<(), FileError> {
     let Some(folder) = path.parent() else { return Ok(()) };
     // Everybody may look for root's socket, and is told whether they may connect.
-    let mode = match folder {
-        folder if folder == Path::new("/run/oneread") && own_uid() == 0 => 0o755,
-        folder if folder == made_for_sockets() || folder == regions() => 0o700,
+    let (mode, of) = match folder {
+        folder if folder == regions() => (0o700, REGIONS),
+        folder if folder == Path::new("/run/oneread") && own_uid() == 0 => (0o755, SOCKETS),
+        folder if folder == made_for_sockets() => (0o700, SOCKETS),
         _ => return Ok(()),
     };
-    make_own(folder, mode)
+    make_own(folder, mode).map_err(|error| named(folder, of, error))
+}
+
+/// What a default folder is for, and what to do where another user has made it first. (There is no other place of memory
+/// that nobody else can take before: whoever may write to `/dev/shm` may make any name there.)
+type Purpose = [&'static str; 2];
+
+const REGIONS: Purpose = [
+    "region files",
+    "set ONEREAD_SHM to a folder in memory that nobody else may write to, or name a region file elsewhere (`Backing::File`); docs/OPERATIONS.md (\"As a service\") has the line by which systemd makes the folder first",
+];
+const SOCKETS: Purpose =
+    ["sockets", "set XDG_RUNTIME_DIR to a folder of this user's alone, or name another address"];
+
+/// An error with such a folder, as that of whoever owns what stands there.
+fn named(folder: &Path, [holds, instead]: Purpose, error: FileError) -> FileError {
+    match (error, folder.symlink_metadata()) {
+        (FileError::Owner { .. } | FileError::Kind { .. } | FileError::Writable { .. }, Ok(about))
+            if ![0, own_uid()].contains(&about.uid()) =>
+        {
+            FileError::Squatted { path: folder.into(), owner: about.uid(), holds, instead }
+        }
+        (error, _) => error,
+    }
 }

@@ -1,6 +1,6 @@
 //! Locks on what stands at a path.
 
-use super::trust::{FileError, open_file};
+use super::trust::{FileError, open_file, open_to_read};
 use crate::process::Process;
 use rustix::fs::{FlockOperation, OFlags, Stat};
 use rustix::io::Errno;
@@ -65,7 +65,8 @@ impl LockFile {
     /// [`FileError`] if that cannot be found out.
     pub fn is_taken(path: &Path) -> Result<bool, FileError> {
         let path = lock_path(path);
-        let file = match open_file(&path, OFlags::RDWR) {
+        // Whoever owns it: root looks at everybody's, and changes none.
+        let file = match open_to_read(&path) {
             Err(FileError::Os { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                 return Ok(false);
             }

@@ -16,4 +16,4 @@ pub use defaults::{prepare, regions, socket};
 pub use lock::LockFile;
 pub(crate) use lock::{fixed, stands_at};
 pub use trust::{FileError, UNMAPPED, open_file, open_secret, open_to_read, read, read_secret};
-pub(crate) use trust::{appointed, is_trusted, own_uid};
+pub(crate) use trust::{appointed, is_trusted, own_uid, set_mode};

@@ -5,6 +5,7 @@ use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// Why a file or folder is not safe to use. Nothing was changed.
@@ -29,6 +30,21 @@ pub enum FileError {
         path: PathBuf,
         /// The owner's number.
         owner: u32,
+    },
+    /// A default folder of this user's is another user's, who has made it first.
+    #[error(
+        "{}, this user's default folder for {holds}, belongs to user {owner}, who has made it first; have root remove it, or {instead}",
+        path.display()
+    )]
+    Squatted {
+        /// The folder.
+        path: PathBuf,
+        /// The owner's number.
+        owner: u32,
+        /// What it is for.
+        holds: &'static str,
+        /// What to do without it.
+        instead: &'static str,
     },
     /// Other users may write to it.
     #[error("{0} may be written by other users (mode {mode:o}); chmod go-w {0}", path.display())]
@@ -93,19 +109,30 @@ pub(super) fn make_own(folder: &Path, mode: u32) -> Result<(), FileError> {
     let mode = Mode::from_raw_mode(mode);
     match rustix::fs::mkdir(folder, mode) {
         // The process's umask may have taken from the mode what others need.
-        Ok(()) => rustix::fs::chmod(folder, mode).map_err(failed)?,
+        Ok(()) => set_mode(open_folder(folder)?, mode).map_err(failed)?,
         Err(Errno::EXIST) => {}
         Err(e) => return Err(failed(e)),
     }
-    open_folder(folder)
+    open_folder(folder).map(drop)
+}
+
+/// Sets the mode of what is open here, whatever its path leads to by now. It may have been opened only as a place
+/// (`O_PATH`), so this goes through `/proc`. Whoever has the mode needs none.
+pub(crate) fn set_mode(file: impl AsFd, mode: Mode) -> Result<(), Errno> {
+    let file = file.as_fd();
+    if Mode::from_raw_mode(rustix::fs::fstat(file)?.st_mode) & Mode::from_raw_mode(0o7777) == mode {
+        return Ok(());
+    }
+    rustix::fs::chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode)
 }
 
 /// Checks that a folder is there, and that nobody but this user and root can put anything into it.
-pub(super) fn open_folder(path: &Path) -> Result<(), FileError> {
+pub(super) fn open_folder(path: &Path) -> Result<OwnedFd, FileError> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::PATH | OFlags::CLOEXEC;
     let folder = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed(path, "folder", e))?;
     let about = rustix::fs::fstat(&folder).map_err(|e| failed(path, "folder", e))?;
-    check(path, &about, FileType::Directory)
+    check(path, &about, FileType::Directory)?;
+    Ok(folder)
 }
 
 /// Opens a file, without following a link, if it is a file that only this user and root can write

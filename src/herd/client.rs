@@ -226,6 +226,7 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
         | Request::Heap
         | Request::Times
         | Request::Notes
+        | Request::Evictions
         | Request::Held
         | Request::Feed(_)
         | Request::UploadPiece { .. }

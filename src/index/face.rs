@@ -17,7 +17,7 @@ use super::whole::{KeyCursor, ScanPoint, Table, TakeKey};
 use crate::clock::Clock;
 use crate::fabric::shm::Shm;
 use crate::faults::{Rule, by_rule};
-use crate::layout::control::Phase;
+use crate::layout::control::{LastSnapshot, Phase, SAVED_WORD};
 use crate::layout::extent::Expected;
 use crate::layout::geometry::Geometry;
 use crate::outcome::{
@@ -168,6 +168,12 @@ impl Index {
     /// Tells clients that this table is given up and that they must connect again.
     pub fn retire(&self) {
         self.table.publish_state(Phase::Retired);
+    }
+
+    /// Tells whoever has the region what became of the last snapshot. To be called before the table is given up or handed
+    /// over.
+    pub(crate) fn tell_last_snapshot(&self, what: LastSnapshot) {
+        self.region().store(SAVED_WORD, what.to_word(self.incarnation()));
     }
 
     /// The table's region.

@@ -10,9 +10,10 @@
 //! page + 2368   no entry has this number, or a higher one (X1); of a table whose entries have a life
 //! page + 2376   when the table was made: by the host's clock, in nanoseconds (V5); which start of the machine it counts from
 //! page + 2392   the same in nanoseconds since 1970
+//! page + 2432   incarnation << 8 | what became of the last snapshot of that server, which has stopped; nobody else's
 //! ```
 //!
-//! Each word has its own line, but for the last three, so a reader's line is invalidated only when its word changes.
+//! Each word has its own line, but for the three of entries' times, so a reader's line is invalidated only when its word changes.
 //!
 //! **Counters of begun moves.** A move of a key whose home is `h` adds 1 to counter `h mod 32` in
 //! its middle: the copy is live (M1), and the key's old slot is about to be overwritten (M4). A shm
@@ -63,7 +64,40 @@ pub const EPOCH_WORD: usize = ENTRIES_WORD + 1;
 /// The number of the region's word that says when the table was made, in nanoseconds since 1970.
 pub const MADE_WORD: usize = EPOCH_WORD + 2;
 
-const _: () = assert!((MADE_WORD + 1) * WORD <= CONTROL_OFFSET + PAGE);
+/// The number of the region's word that says what became of the last snapshot of a server that has stopped.
+pub const SAVED_WORD: usize = ENTRIES_WORD + LINE / WORD;
+
+const _: () = assert!(MADE_WORD < SAVED_WORD && (SAVED_WORD + 1) * WORD <= CONTROL_OFFSET + PAGE);
+
+/// What became of the snapshot that a server makes when it stops. `oneread stop` reads it in the region, which outlives
+/// the server's connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LastSnapshot {
+    /// The file has every change.
+    Made,
+    /// It was not made.
+    Failed,
+}
+
+impl LastSnapshot {
+    /// The word as the server with this incarnation stores it.
+    pub fn to_word(self, incarnation: u64) -> u64 {
+        let what = match self {
+            LastSnapshot::Made => 1,
+            LastSnapshot::Failed => 2,
+        };
+        incarnation << 8 | what
+    }
+
+    /// What the server with this incarnation has stored. `None`: nothing.
+    pub fn from_word(word: u64, incarnation: u64) -> Option<LastSnapshot> {
+        match (word >> 8 == incarnation, word as u8) {
+            (true, 1) => Some(LastSnapshot::Made),
+            (true, 2) => Some(LastSnapshot::Failed),
+            _ => None,
+        }
+    }
+}
 
 /// What the state word says about the table. GETs on shm look at it before they begin, and refuse
 /// [`Phase::Retired`] only. GETs over a network do not look at it.
@@ -137,7 +171,18 @@ mod tests {
         assert_eq!(counters, (520..776).step_by(8).collect::<Vec<_>>(), "one to a line, behind the state's");
         assert_eq!(move_counter_word(MOVE_COUNTERS * 7 + 3), counters[3], "homes share counters");
         assert_eq!([BLOCKS_WORD, DIRECTORY_WORD, INCARNATIONS_WORD, NUMBERS_WORD], [776, 784, 792, 800]);
-        assert_eq!([ENTRIES_WORD, EPOCH_WORD, MADE_WORD], [808, 809, 811]);
+        assert_eq!([ENTRIES_WORD, EPOCH_WORD, MADE_WORD, SAVED_WORD], [808, 809, 811, 816]);
+    }
+
+    /// What one server has stored is not taken for another one's.
+    #[test]
+    fn last_snapshots_in_a_word() {
+        for (what, low) in [(LastSnapshot::Made, 1), (LastSnapshot::Failed, 2)] {
+            assert_eq!(what.to_word(7), 0x700 | low);
+            assert_eq!(LastSnapshot::from_word(0x700 | low, 7), Some(what));
+            assert_eq!(LastSnapshot::from_word(0x700 | low, 8), None);
+        }
+        assert_eq!([0, 0x700, 0x703].map(|word| LastSnapshot::from_word(word, 7)), [None; 3]);
     }
 
     #[test]

@@ -46,6 +46,11 @@ impl OwnFile {
         self.is_kept.store(true, Ordering::Relaxed);
     }
 
+    /// From now on it goes, if it was made here.
+    pub fn let_go(&self) {
+        self.is_kept.store(false, Ordering::Relaxed);
+    }
+
     /// The file of its lock, if that was removed.
     pub fn lost_lock(&self) -> Option<&Path> {
         self.lock.as_ref().filter(|lock| !lock.stands()).map(LockFile::path)
@@ -77,6 +82,9 @@ pub(super) fn memfd(flags: MemfdFlags, bytes: u64) -> Result<File, RegionError> 
         .map_err(|e| os("making", what())(e.into()))?;
     let file = File::from(fd);
     set_len(&file, bytes).map_err(os("making", what()))?;
+    // Only this user could open it again, whatever it is handed out for.
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::fchmod(&file, mode).map_err(|e| os("protecting", what())(e.into()))?;
     Ok(file)
 }
 

@@ -103,6 +103,13 @@ impl Region {
         }
     }
 
+    /// From now on the file goes with the region, if it was made for it.
+    pub(crate) fn let_go(&self) {
+        if let Some(own) = self.own() {
+            own.let_go();
+        }
+    }
+
     pub(super) fn of_file(path: &Path, own: OwnFile) -> Result<Region, RegionError> {
         let name = path.display().to_string();
         // Clients are handed this second, read-only opening. With a copy of `file` they could write.
@@ -135,8 +142,6 @@ impl Region {
                 }
                 error => error,
             })?;
-        rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o600))
-            .map_err(|e| os("protecting", what())(e.into()))?;
         // A seal against writers would keep the server from giving memory back. It is for where no
         // descriptor for reading can be had.
         let lengths = SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;

@@ -263,6 +263,7 @@ fn seals() {
     assert_eq!(region.load(600), 7);
     for fd in [shared.into(), fd] {
         assert_eq!(rustix::fs::fcntl_get_seals(&fd).unwrap(), always);
+        assert_eq!(rustix::fs::fstat(&fd).unwrap().st_mode & 0o7777, 0o600);
         assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
     }
     assert_eq!(exchanged.share().unwrap_err().kind(), io::ErrorKind::Unsupported);

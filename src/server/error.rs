@@ -162,6 +162,14 @@ pub enum ServeError {
     #[cfg(feature = "verbs")]
     #[error(transparent)]
     Verbs(#[from] SetupError),
+    /// The process may open so few file descriptors that no client could connect.
+    #[error(
+        "this process may have {limit} file descriptors, of which none is left for a client; raise the limit (RLIMIT_NOFILE, `ulimit -n`), or ask for fewer `ServerConfig::workers`"
+    )]
+    Descriptors {
+        /// The limit.
+        limit: u64,
+    },
     /// Threads or event queues could not be made.
     #[error("the system refuses threads, or what they need, to the server; {}", mend::of(.0).unwrap_or(THREADS))]
     Threads(#[source] io::Error),

@@ -45,7 +45,9 @@ use crate::address::{Address, TcpAddress};
 use crate::faults;
 use crate::files;
 use crate::index::{Index, Recovered, Restored};
+use crate::layout::control::LastSnapshot;
 use crate::outcome::GrowthCounts;
+use crate::peer::DescriptorShare;
 use crate::process::Process;
 use crate::region::Backing;
 use crate::snapshot::{SaveError, Saved, SnapshotPath};
@@ -63,13 +65,31 @@ use snapshots::{Begins, Saver};
 use socket::Socket;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use table::{Prepared, index_for};
 use worker::StreamWorker;
 
 /// The most of [`ServerConfig::workers`].
 const WORKERS_MAX: usize = 1024;
+
+/// How the descriptors are shared out that this process may have.
+///
+/// # Errors
+/// Where no client could have one.
+fn descriptors(config: &ServerConfig) -> Result<DescriptorShare, ServeError> {
+    /// What the server opens: for its socket, region, lock and snapshots; and for the event loop of each worker.
+    const OWN: u64 = 8;
+    const EACH: u64 = 2;
+    let workers = config.workers.max(1);
+    let share = DescriptorShare::now(OWN + EACH * workers as u64, workers);
+    let DescriptorShare { limit, clients, strangers } = share;
+    if clients == 0 {
+        return Err(ServeError::Descriptors { limit });
+    }
+    tracing::info!(limit, clients, strangers, "file descriptors: so many clients have room");
+    Ok(share)
+}
 
 /// A running server. Stops when dropped. It is `Send` and `Sync`; its threads run on their own.
 ///
@@ -102,6 +122,9 @@ pub struct Server {
     restored: Option<Restored>,
     /// Whether clients could connect: a start that failed ends without.
     has_served: bool,
+    /// The changes in a table that this server made, before clients could connect.
+    made_with: Option<u64>,
+    undone: OnceLock<UndoStart>,
     has_ended: bool,
     address: Address,
     /// Where it is reached over TCP, too.
@@ -158,6 +181,7 @@ impl Server {
         // What cannot be written later is said now, too.
         let place =
             config.snapshots.as_ref().map(|snapshots| SnapshotPath::claim(&snapshots.path)).transpose()?;
+        let share = descriptors(&config)?;
         let Prepared { index, recovered, restored, as_saved } = index_for(&config)?;
         let index = index.with_ttl(config.ttl).map_err(ServeError::TimeToLive)?;
         let index = driver.take(index)?;
@@ -202,12 +226,15 @@ impl Server {
             put_times: config.timed.then(|| Box::new(PutTimes::new())),
             saver,
         });
+        let made_with = recovered.is_none().then(|| shared.index.changes_made());
         let mut server = Server {
             process: Process::this(),
             shared,
             recovered,
             restored,
             has_served: false,
+            made_with,
+            undone: OnceLock::new(),
             has_ended: false,
             address: config.address,
             tcp: None,
@@ -238,7 +265,7 @@ impl Server {
             #[cfg(not(feature = "verbs"))]
             Address::Verbs(_) => return Err(ServeError::NotBuilt { address: server.address.clone() }),
         }
-        server.serve_streams(port, config.workers)?;
+        server.serve_streams(port, config.workers, share)?;
         if server.shared.saver.is_some() {
             let shared = server.shared.clone();
             let thread = std::thread::Builder::new()
@@ -298,6 +325,7 @@ impl Server {
         &mut self,
         port: Option<(Vec<SocketAddr>, TcpAddress)>,
         workers: usize,
+        share: DescriptorShare,
     ) -> Result<(), ServeError> {
         if let Some((places, at)) = port {
             let (listener, at) = tcp::listen(&places, &at)?;
@@ -314,7 +342,9 @@ impl Server {
         let kind = if self.threads.is_empty() { "oneread" } else { "oneread-tcp" };
         for number in 0..workers.max(1) {
             let (shared, socket, port) = (self.shared.clone(), self.socket.clone(), self.port.clone());
-            let worker = StreamWorker::new(shared, socket, port, number == 0).map_err(ServeError::Threads)?;
+            let looks_around = number == 0;
+            let worker = StreamWorker::new(shared, socket, port, looks_around, share);
+            let worker = worker.map_err(ServeError::Threads)?;
             let event_loop = worker.event_loop();
             // A rule that a test breaks is broken for the server that it starts.
             let broken = faults::all_broken();
@@ -422,6 +452,11 @@ impl Server {
         self.shared.times()
     }
 
+    /// Seconds until the certificate ends that clients over TLS are shown; below 0, since then. `None` without TLS.
+    pub fn certificate_seconds(&self) -> Option<i64> {
+        self.shared.tokens.tls.as_ref()?.left_seconds()
+    }
+
     /// The most connections that there may be ([`ServerConfig::clients_max`]).
     pub fn clients_max(&self) -> u64 {
         self.shared.clients_max
@@ -436,8 +471,17 @@ impl Server {
         self.end()
     }
 
+    /// What was to follow the start has failed: when the server ends, a table that it has made goes, too, file and all, as if
+    /// the start itself had failed. A table that it took over stays. For `oneread serve`, and nodes of clusters.
+    #[doc(hidden)]
+    pub fn undo_start(&self, which: UndoStart) {
+        let _ = self.undone.set(which);
+    }
+
     fn end(&mut self) -> Stopped {
-        let Server { shared, threads, socket, port, has_ended, has_served, recovered, .. } = self;
+        let Server {
+            shared, threads, socket, port, has_ended, has_served, recovered, made_with, undone, ..
+        } = self;
         if std::mem::replace(has_ended, true) {
             return Stopped { saved: None, region_stays: false };
         }
@@ -451,9 +495,25 @@ impl Server {
         }
         shared.index.end_owners();
         let ended = Ended::new(&shared.stopping, threads);
+        let is_undone = match undone.get() {
+            None => false,
+            Some(UndoStart::Always) => made_with.is_some(),
+            // Nobody changes it any more.
+            Some(UndoStart::IfUnchanged) => *made_with == Some(shared.index.changes_made()),
+        };
+        if is_undone {
+            *has_served = false;
+            shared.index.region().let_go();
+        }
         // A start that failed leaves nothing behind.
         let saver = shared.saver.as_ref().filter(|_| *has_served);
-        let saved = saver.and_then(|saver| saver.save_last(&shared.index));
+        let saved = saver.and_then(|saver| {
+            let saved = saver.save_last(&shared.index);
+            let failed = matches!(saved, Some(Err(_)));
+            let what = if failed { LastSnapshot::Failed } else { LastSnapshot::Made };
+            shared.index.tell_last_snapshot(what);
+            saved
+        });
         let region_stays = shared.region_stays() && (*has_served || recovered.is_some());
         let retired = Retired::new(&ended, &shared.index, region_stays);
         // The workers, which had it, too, have ended.
@@ -466,6 +526,16 @@ impl Server {
         }
         Stopped { saved, region_stays }
     }
+}
+
+/// Which table goes with a start that is undone ([`Server::undo_start`]).
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UndoStart {
+    /// One that nobody has changed since.
+    IfUnchanged,
+    /// Any: nobody but whoever started the server could change it.
+    Always,
 }
 
 /// How a server stopped.

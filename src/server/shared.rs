@@ -15,6 +15,7 @@ use crate::outcome::PutError;
 use crate::outcome::ReadError;
 use crate::region::Region;
 use crate::sync::lock_std;
+use crate::tls::ServerTls;
 use crate::wire::{self, HeldCounts, Refusal, Reply, Request, ServerStats, ServerTimes};
 use rustc_hash::FxHashMap;
 use std::net::IpAddr;
@@ -156,6 +157,7 @@ impl ServerState {
         if self.looks.pass(Instant::now()).is_none() {
             return false;
         }
+        self.tokens.tls.iter().for_each(ServerTls::look);
         let Some(path) = &self.region_file else { return true };
         let lost_lock = self.index.region().lost_lock();
         let is_lost = !self.region_stays();
@@ -290,6 +292,7 @@ impl ServerState {
             Request::Growth { shrink: false } => Reply::Growth(self.index.growth()),
             Request::Heap => Reply::Heap(self.index.heap()),
             Request::Notes => Reply::Notes(self.index.notes()),
+            Request::Evictions => Reply::Evictions(self.index.evictions()),
             Request::Held => Reply::Held(self.held()),
             Request::Times => Reply::Times(Box::new(self.times())),
             Request::Feed(request) => {

@@ -12,10 +12,9 @@ use crate::wire::Refusal;
 use mio::net::{UnixListener, UnixStream};
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -52,11 +51,21 @@ pub(super) struct Bound {
 }
 
 impl Bound {
-    /// Takes a listener that was just bound to this path.
+    /// Takes a listener that was just bound to this path, and lets everybody connect: access is decided by credentials,
+    /// not by permissions, so that a refusal can say why.
+    ///
+    /// # Errors
+    /// The system's; also where the path leads to no socket of this user any more. What others have put there stays as it is.
     pub fn new(path: &Path, listener: std::os::unix::net::UnixListener) -> io::Result<Bound> {
         listener.set_nonblocking(true)?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::empty())?;
+        let about = rustix::fs::fstat(&file)?;
+        let is_socket = FileType::from_raw_mode(about.st_mode) == FileType::Socket;
+        if !is_socket || about.st_uid != files::own_uid() {
+            return Err(io::Error::other("another user has put something in the place of the new socket"));
+        }
+        files::set_mode(&file, Mode::from_raw_mode(0o666))?;
         Ok(Bound { listener: Arc::new(UnixListener::from_std(listener)), file })
     }
 
@@ -186,8 +195,6 @@ fn bind(address: &Address, path: &Path) -> Result<Bound, ServeError> {
         Err(_) => {}
     }
     let listener = std::os::unix::net::UnixListener::bind(path).map_err(failed)?;
-    // Access is decided by credentials, not by file permissions, so that a refusal can say why.
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666)).map_err(failed)?;
     Bound::new(path, listener).map_err(failed)
 }
 
@@ -429,6 +436,36 @@ mod tests {
         assert!(matches!(&missing, ServeError::NoFolder { path } if *path == at("no")), "{missing}");
         let below = listen(&Address::Shm(at("file/socket")), &at("file/socket")).unwrap_err();
         assert!(matches!(below, ServeError::NoFolder { .. }), "{below}");
+    }
+
+    /// Everybody may connect to a new socket. What others have put in its place is not opened to everybody: a link is not
+    /// followed, and the start fails.
+    #[test]
+    fn only_the_new_socket_is_opened_to_all() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let [path, secret] = ["socket", "secret"].map(|name| dir.path().join(name));
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+        let bound = listen(&Address::Shm(path.clone()), &path).unwrap();
+        assert_eq!(mode(&path), 0o666);
+        drop(bound);
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&secret, "of this user alone").unwrap();
+        std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let listener = || {
+            let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+            std::fs::remove_file(&path).unwrap();
+            listener
+        };
+        let swapped = listener();
+        std::os::unix::fs::symlink(&secret, &path).unwrap();
+        let refused = Bound::new(&path, swapped).unwrap_err();
+        assert!(refused.to_string().contains("another user"), "{refused}");
+        std::fs::remove_file(&path).unwrap();
+        let swapped = listener();
+        std::fs::hard_link(&secret, &path).unwrap();
+        Bound::new(&path, swapped).unwrap_err();
+        assert_eq!(mode(&secret), 0o600);
     }
 
     /// A server waits for the lock of its address, for a limited time. The folder of a bare name is the

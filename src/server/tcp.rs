@@ -10,10 +10,6 @@ use crate::wire::{LEVEL, PROTOCOL_VERSION, Reply};
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 
-/// Most clients of a worker, or of an acceptor, that may be joining at the same time. They have proven nothing
-/// yet, so for one more another gives way ([`gives_way`](crate::peer::gives_way)).
-pub(super) const JOINING_MAX: usize = 256;
-
 /// The roles in proofs.
 pub(crate) const CLIENT: &[u8] = b"oneread tcp client";
 pub(crate) const SERVER: &[u8] = b"oneread tcp server";

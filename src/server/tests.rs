@@ -268,6 +268,38 @@ fn a_failed_start_leaves_no_table() {
     assert_eq!(std::fs::read(path("new")).unwrap(), b"another");
 }
 
+/// A start that is undone takes the table along that it has made, unless somebody has changed that since and it is not this
+/// server's alone. One that it took over stays.
+#[test]
+fn an_undone_start_leaves_no_new_table() {
+    let dir = tempfile::tempdir().unwrap();
+    let region = dir.path().join("region");
+    let config = ServerConfig::new(Address::Shm(dir.path().join("socket")), table());
+    let config = config.backing(Backing::File(region.clone())).start(StartMode::OpenOrCreate);
+    let config = config.snapshots(Snapshots::new(dir.path().join("snapshot")));
+    for (which, is_old, is_changed, stays) in [
+        (UndoStart::IfUnchanged, false, false, false),
+        (UndoStart::IfUnchanged, false, true, true),
+        (UndoStart::Always, false, true, false),
+        (UndoStart::IfUnchanged, true, false, true),
+        (UndoStart::Always, true, false, true),
+    ] {
+        if is_old {
+            Server::start(config.clone()).unwrap().stop();
+        }
+        let server = Server::start(config.clone()).unwrap();
+        if is_changed {
+            server.index().put(b"key", b"value", PutMode::Insert).unwrap();
+        }
+        server.undo_start(which);
+        assert_eq!(server.stop().region_stays, stays, "{which:?} {is_old} {is_changed}");
+        assert_eq!(region.exists(), stays, "{which:?} {is_old} {is_changed}");
+        for file in std::fs::read_dir(dir.path()).unwrap() {
+            std::fs::remove_file(file.unwrap().path()).unwrap();
+        }
+    }
+}
+
 fn permit(path: &std::path::Path) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
 }

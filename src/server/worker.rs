@@ -5,9 +5,8 @@ use super::session::{self, Fate, Session};
 use super::shared::{ACCEPT_AGAIN, Peer, ServerState};
 use super::socket::{LISTENER, Socket};
 use super::stream::ClientStream;
-use super::tcp::JOINING_MAX;
 use super::turns::{EventLoop, TurnCount};
-use crate::peer::{SocketPeer, gives_way};
+use crate::peer::{DescriptorShare, SocketPeer, gives_way};
 use crate::tls::ServerTls;
 use crate::wire::Refusal;
 use mio::net::{TcpListener, TcpStream, UnixStream};
@@ -34,9 +33,6 @@ const TURN_TIME: Duration = Duration::from_millis(1);
 /// Time between runs of a worker's less urgent work while it polls mailboxes.
 const CHORES: Duration = Duration::from_millis(1);
 
-/// Descriptors that are kept to answer those with who are turned away, and for mailboxes.
-const DESCRIPTORS_KEPT: u64 = 16;
-
 /// Serves the clients that it has accepted.
 pub(super) struct StreamWorker {
     shared: Arc<ServerState>,
@@ -55,6 +51,8 @@ pub(super) struct StreamWorker {
     halfway: FxHashSet<Token>,
     /// Clients over TCP that have not joined yet, with their hosts, and since when they are there.
     joining: Vec<(Token, IpAddr, Instant)>,
+    /// The most of them: for one more, another gives way ([`gives_way`]).
+    joining_max: usize,
     /// When to accept again after a failure.
     accept_again: Option<Instant>,
     next: usize,
@@ -75,11 +73,10 @@ impl StreamWorker {
         socket: Option<Arc<Socket>>,
         port: Option<Arc<TcpListener>>,
         looks_around: bool,
+        share: DescriptorShare,
     ) -> io::Result<StreamWorker> {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-        let descriptors_max = limit.current.unwrap_or(u64::MAX);
         socket.iter().try_for_each(|socket| socket.watch(poll.registry()))?;
         if let Some(port) = &port {
             let port = port.as_raw_fd();
@@ -92,9 +89,10 @@ impl StreamWorker {
             port,
             sessions: FxHashMap::default(),
             awake: Vec::new(),
-            descriptors_max: descriptors_max.saturating_sub(DESCRIPTORS_KEPT),
+            descriptors_max: share.limit.saturating_sub(DescriptorShare::KEPT),
             halfway: FxHashSet::default(),
             joining: Vec::new(),
+            joining_max: share.strangers,
             accept_again: None,
             next: FIRST_SESSION,
             unfinished: Vec::new(),
@@ -292,7 +290,7 @@ impl StreamWorker {
             }
             return self.turn_away(&stream, &host, Refusal::Descriptors);
         }
-        if self.joining.len() >= JOINING_MAX
+        if self.joining.len() >= self.joining_max
             && let Some(gone) = gives_way(self.joining.iter().copied())
         {
             self.shared.warn_of(&host, "too many are joining, of this host most");

@@ -77,7 +77,9 @@ pub enum SaveError {
     File(#[from] FileError),
     /// Another server, or another call, has this path.
     #[error(
-        "another server makes snapshots at {}; its lock is on {}; name another path", path.display(), lock.display()
+        "another process has the lock {}: a server that makes snapshots at {}, as a rule; stop that one (`fuser` and the lock's name show its number), or name another path",
+        lock.display(),
+        path.display()
     )]
     Busy {
         /// The snapshot's path.
@@ -162,6 +164,9 @@ fn beside(path: &Path, ending: &str) -> PathBuf {
     name.into()
 }
 
+/// A server that stops, or a look at the lock, may have it for a moment.
+const LOCK_WITHIN: Duration = Duration::from_millis(100);
+
 impl SnapshotPath {
     /// Locks the path of a snapshot, and finds out whether a file can be made there.
     ///
@@ -180,7 +185,7 @@ impl SnapshotPath {
         }
         let path = &files::fixed(path);
         let folder = path.parent().unwrap_or(Path::new("/"));
-        let lock = LockFile::take(path, Duration::ZERO).map_err(|error| match error {
+        let lock = LockFile::take(path, LOCK_WITHIN).map_err(|error| match error {
             FileError::Os { source, .. } => SaveError::Os { step: SaveStep::Make, path: path.into(), source },
             error => error.into(),
         })?;

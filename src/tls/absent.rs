@@ -23,6 +23,14 @@ impl ClientTls {
 }
 
 impl ServerTls {
+    pub(crate) fn look(&self) {
+        match self.0 {}
+    }
+
+    pub(crate) fn left_seconds(&self) -> Option<i64> {
+        match self.0 {}
+    }
+
     pub(crate) fn asks_clients(&self) -> bool {
         match self.0 {}
     }

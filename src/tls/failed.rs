@@ -1,14 +1,7 @@
-//! Why two sides do not come to speak TLS, and what to do about each reason; and certificates that nobody will trust.
+//! Why two sides do not come to speak TLS, and what to do about each reason.
 
-use crate::units::time;
-use rustls::client::verify_server_cert_signed_by_trust_anchor;
-use rustls::crypto::ring;
-use rustls::pki_types::{CertificateDer, UnixTime};
-use rustls::server::ParsedCertificate;
-use rustls::{AlertDescription, CertificateError, Error, RootCertStore};
+use rustls::{AlertDescription, CertificateError, Error};
 use std::io;
-use std::path::Path;
-use std::time::Duration;
 
 /// The peer has hung up before both sides knew whom they speak to.
 #[derive(Debug, thiserror::Error)]
@@ -74,73 +67,9 @@ fn of_alert(alert: AlertDescription) -> &'static str {
     }
 }
 
-/// Warns of certificates that clients refuse for their time. A server with such a one starts all the same: its clock may
-/// be wrong.
-pub(super) fn warn_of_validity(path: &Path, shown: &[CertificateDer<'_>]) {
-    let path = path.display();
-    for (number, certificate) in (1..).zip(shown) {
-        match validity(certificate, UnixTime::now()) {
-            Validity::Valid => {}
-            Validity::Expired { since } => {
-                tracing::warn!(%path, number, "the certificate expired {} ago: clients refuse it; renew it, and send the server SIGHUP", time(since));
-            }
-            Validity::NotYet { within } => {
-                tracing::warn!(%path, number, "the certificate is not valid before {} from now: clients refuse it until then; see that the clock of this host is right", time(within));
-            }
-        }
-    }
-}
-
-/// What a certificate is at an instant.
-#[derive(Debug, PartialEq, Eq)]
-enum Validity {
-    Valid,
-    Expired { since: Duration },
-    NotYet { within: Duration },
-}
-
-/// By the check that a client makes first, before it looks who has signed: so nobody needs to have.
-fn validity(certificate: &CertificateDer<'_>, now: UnixTime) -> Validity {
-    let algorithms = ring::default_provider().signature_verification_algorithms.all;
-    let checked = ParsedCertificate::try_from(certificate).and_then(|parsed| {
-        verify_server_cert_signed_by_trust_anchor(&parsed, &RootCertStore::empty(), &[], now, algorithms)
-    });
-    let between = |later: UnixTime, earlier: UnixTime| {
-        Duration::from_secs(later.as_secs().saturating_sub(earlier.as_secs()))
-    };
-    match checked {
-        Err(Error::InvalidCertificate(CertificateError::ExpiredContext { time, not_after })) => {
-            Validity::Expired { since: between(time, not_after) }
-        }
-        Err(Error::InvalidCertificate(CertificateError::NotValidYetContext { time, not_before })) => {
-            Validity::NotYet { within: between(not_before, time) }
-        }
-        _ => Validity::Valid,
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-
-    /// A certificate is valid from its first second on, and until its last one, whoever has signed it.
-    #[test]
-    fn certificates_have_their_time() {
-        let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
-        let key = rcgen::KeyPair::generate().unwrap();
-        let mut params = rcgen::CertificateParams::new(["localhost".to_owned()]).unwrap();
-        params.not_before = rcgen::date_time_ymd(2020, 1, 1);
-        params.not_after = rcgen::date_time_ymd(2020, 1, 2);
-        let (begin, day) = (1_577_836_800, 86_400);
-        for is_ca in [rcgen::IsCa::NoCa, rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained)] {
-            params.is_ca = is_ca;
-            let certificate = params.self_signed(&key).unwrap();
-            let validity = |seconds| validity(certificate.der(), at(seconds));
-            assert_eq!((validity(begin), validity(begin + day)), (Validity::Valid, Validity::Valid));
-            assert_eq!(validity(begin - 9), Validity::NotYet { within: Duration::from_secs(9) });
-            assert_eq!(validity(begin + day + 9), Validity::Expired { since: Duration::from_secs(9) });
-        }
-    }
 
     /// Each reason has words of its own.
     #[test]

@@ -15,6 +15,8 @@ mod error;
 #[cfg(feature = "tls")]
 mod failed;
 #[cfg(feature = "tls")]
+mod lifetime;
+#[cfg(feature = "tls")]
 mod session;
 
 #[cfg(not(feature = "tls"))]

@@ -2,12 +2,13 @@
 //! waits.
 
 use super::error::TlsError;
-use super::failed::{HandshakeEnded, warn_of_validity};
+use super::failed::HandshakeEnded;
+use super::lifetime::Lifetime;
 use crate::files;
 use crate::sync::lock_std;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
@@ -36,7 +37,14 @@ pub struct ClientTls {
 #[derive(Clone, Debug)]
 pub struct ServerTls {
     files: Arc<ServerFiles>,
-    config: Arc<Mutex<Arc<ServerConfig>>>,
+    read: Arc<Mutex<ReadFiles>>,
+}
+
+/// What the files held when they were read.
+#[derive(Debug)]
+struct ReadFiles {
+    config: Arc<ServerConfig>,
+    lifetime: Lifetime,
 }
 
 /// Where a server's certificate, its key, and those stand that clients' certificates come from.
@@ -129,8 +137,8 @@ impl ServerTls {
             key: key.as_ref().into(),
             client_authorities: client_authorities.map(Path::to_owned),
         };
-        let config = Arc::new(Mutex::new(files.read()?));
-        Ok(ServerTls { files: Arc::new(files), config })
+        let read = Arc::new(Mutex::new(files.read()?));
+        Ok(ServerTls { files: Arc::new(files), read })
     }
 
     /// Reads the files again, for certificates that were renewed. A running server shows the new one to clients that
@@ -141,8 +149,19 @@ impl ServerTls {
     /// [`TlsError`]: a file, a certificate or a key cannot be used. Then what was read before stays in use.
     pub fn read_again(&self) -> Result<(), TlsError> {
         let read = self.files.read()?;
-        *lock_std(&self.config) = read;
+        *lock_std(&self.read) = read;
         Ok(())
+    }
+
+    /// Looks at the time of what is shown: warns a week before the certificate ends, and when it has ended. To be called now
+    /// and then.
+    pub(crate) fn look(&self) {
+        lock_std(&self.read).lifetime.look(UnixTime::now());
+    }
+
+    /// Seconds until the certificate ends that clients are shown; below 0, since then.
+    pub(crate) fn left_seconds(&self) -> Option<i64> {
+        lock_std(&self.read).lifetime.left_seconds(UnixTime::now())
     }
 
     /// Whether clients come in with a certificate only.
@@ -152,14 +171,14 @@ impl ServerTls {
 
     /// Begins to speak TLS with a client.
     pub(crate) fn session(&self) -> io::Result<TlsSession> {
-        let config = lock_std(&self.config).clone();
+        let config = lock_std(&self.read).config.clone();
         let connection = ServerConnection::new(config).map_err(io::Error::other)?;
         Ok(TlsSession::of(connection.into()))
     }
 }
 
 impl ServerFiles {
-    fn read(&self) -> Result<Arc<ServerConfig>, TlsError> {
+    fn read(&self) -> Result<ReadFiles, TlsError> {
         let provider = Arc::new(ring::default_provider());
         let builder = ServerConfig::builder_with_provider(provider.clone());
         let builder = builder.with_protocol_versions(&[&TLS13]).expect("the provider has it");
@@ -175,8 +194,8 @@ impl ServerFiles {
         let config = builder
             .with_single_cert(shown.clone(), private_key(&self.key)?)
             .map_err(|error| unusable(&self.certificate, error))?;
-        warn_of_validity(&self.certificate, &shown);
-        Ok(config.into())
+        let lifetime = Lifetime::of(&self.certificate, &shown, UnixTime::now());
+        Ok(ReadFiles { config: config.into(), lifetime })
     }
 }
 

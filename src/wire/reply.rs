@@ -5,7 +5,9 @@ use super::feed::FeedReply;
 use super::frame::{Frame, LEVEL, PROTOCOL_VERSION, WireError, decode, encode};
 use super::refusal::Refusal;
 use crate::layout::superblock::SUPERBLOCK_WORDS;
-use crate::outcome::{GrowthCounts, HeapCounts, NoteCounts, PutError, PutOutcome, StartBound, SwapOutcome};
+use crate::outcome::{
+    EvictCounts, GrowthCounts, HeapCounts, NoteCounts, PutError, PutOutcome, StartBound, SwapOutcome,
+};
 use crate::part::{PartEffect, PartError, PartOutcome};
 use crate::proof::{Nonce, TokenProof};
 
@@ -36,6 +38,7 @@ mod status {
     pub const HELD: u16 = 20;
     pub const TIMES: u16 = 62;
     pub const NOTES: u16 = 65;
+    pub const EVICTIONS: u16 = 66;
     /// The first of eight: four effects, each without a value and with one.
     pub const PARTS: u16 = 40;
     pub const PARTS_END: u16 = 48;
@@ -115,6 +118,8 @@ pub enum Reply {
     Heap(HeapCounts),
     /// What is noted of entries.
     Notes(NoteCounts),
+    /// What has left to make room.
+    Evictions(EvictCounts),
     /// How long puts take, and what the server counts besides.
     Times(Box<ServerTimes>),
     /// What is held for clients, or by them.
@@ -209,6 +214,7 @@ impl Reply {
             Reply::Growth(counts) => reply(status::GROWTH, bytemuck::bytes_of(&GrowthBody::from(*counts))),
             Reply::Heap(counts) => reply(status::HEAP, bytemuck::bytes_of(counts)),
             Reply::Notes(counts) => reply(status::NOTES, bytemuck::bytes_of(counts)),
+            Reply::Evictions(counts) => reply(status::EVICTIONS, bytemuck::bytes_of(counts)),
             Reply::Times(times) => reply(status::TIMES, bytemuck::bytes_of(&**times)),
             Reply::Held(counts) => reply(status::HELD, bytemuck::bytes_of(counts)),
             Reply::Taken => reply(status::TAKEN, &[]),
@@ -342,6 +348,9 @@ impl Reply {
             }
             status::NOTES => {
                 Reply::Notes(bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?)
+            }
+            status::EVICTIONS => {
+                Reply::Evictions(bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?)
             }
             status::TIMES => {
                 let times = bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?;

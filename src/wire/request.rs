@@ -70,6 +70,7 @@ mod op {
     pub const JOIN: u16 = 110;
     pub const GETS: u16 = 111;
     pub const NOTES: u16 = 125;
+    pub const EVICTIONS: u16 = 126;
 }
 
 /// Kinds of changes of a part.
@@ -295,6 +296,8 @@ pub enum Request<'a> {
     },
     /// Asks for what is noted of entries.
     Notes,
+    /// Asks for what has left to make room.
+    Evictions,
     /// Asks for keys, or for changes.
     Feed(FeedRequest<'a>),
     /// Over TCP: proves that the client knows the server's token.
@@ -365,6 +368,7 @@ rows! {
     Times { .. }              => 2, Look;
     Held { .. }               => 4, Look;
     Notes { .. }              => 4, Look;
+    Evictions { .. }          => 5, Look;
     Snapshot { begin: false } => 0, Look;
     Put { .. }                => 0, Change;
     Swap { .. }               => 0, Change;
@@ -444,6 +448,7 @@ impl<'a> Request<'a> {
             Request::Heap => encode(out, op::HEAP, 0, id, &[]),
             Request::Times => encode(out, op::TIMES, 0, id, &[]),
             Request::Notes => encode(out, op::NOTES, 0, id, &[]),
+            Request::Evictions => encode(out, op::EVICTIONS, 0, id, &[]),
             Request::Held => encode(out, op::HELD, 0, id, &[]),
             Request::Remove { key } => encode(out, op::REMOVE, 0, id, &[key]),
             Request::RemoveIf { key, expected: Expected::Value(expected) } => {
@@ -642,10 +647,16 @@ impl<'a> Request<'a> {
             op::HEAP if frame.body().is_empty() => Ok(Request::Heap),
             op::TIMES if frame.body().is_empty() => Ok(Request::Times),
             op::NOTES if frame.body().is_empty() => Ok(Request::Notes),
+            op::EVICTIONS if frame.body().is_empty() => Ok(Request::Evictions),
             op::HELD if frame.body().is_empty() => Ok(Request::Held),
-            op::STAT | op::WAKE | op::UPLOAD_DROP | op::HEAP | op::TIMES | op::NOTES | op::HELD => {
-                Err(unfitting)
-            }
+            op::STAT
+            | op::WAKE
+            | op::UPLOAD_DROP
+            | op::HEAP
+            | op::TIMES
+            | op::NOTES
+            | op::EVICTIONS
+            | op::HELD => Err(unfitting),
             op => {
                 let unknown = Err(WireError::Unknown { op, status: frame.status() });
                 FeedRequest::decode(frame).map_or(unknown, |request| request.map(Request::Feed))

@@ -2,8 +2,8 @@ use super::frame::HEAD;
 use super::*;
 use crate::layout::extent::{Expected, Reference};
 use crate::outcome::{
-    GrowthCounts, HeapCounts, IndexCounts, NoteCounts, PutError, PutMode, PutOptions, PutOutcome, StartBound,
-    SwapOutcome,
+    EvictCounts, GrowthCounts, HeapCounts, IndexCounts, NoteCounts, PutError, PutMode, PutOptions,
+    PutOutcome, StartBound, SwapOutcome,
 };
 use crate::part::{PartChange, PartEffect, PartError, PartOutcome, Tell};
 use proptest::prelude::*;
@@ -187,6 +187,7 @@ fn golden_requests() {
         (20, Request::Heap, b""),
         (62, Request::Times, b""),
         (125, Request::Notes, b""),
+        (126, Request::Evictions, b""),
         (26, Request::Held, b""),
         (60, put_for, b"\x03\0\x01\x02\x03\x04\x05\x06\x07\x08\x03\0keyvalue"),
         (61, Request::UploadPut { options, key: b"key" }, b"\x03\0\x01\x02\x03\x04\x05\x06\x07\x08key"),
@@ -292,6 +293,8 @@ fn golden_replies() {
     let ns = std::time::Duration::from_nanos;
     let held: HeldCounts = bytemuck::cast([1u64, 2, 3, 4, 5, 6, 7, 8, 9]);
     assert_eq!((held.started, held.started_refused, held.clients_ended), (1, 6, 9));
+    let evicted: EvictCounts = bytemuck::cast([1u64, 2, 3, 4, 5, 6]);
+    assert_eq!((evicted.ahead, evicted.for_heap, evicted.refused, evicted.pinned), (1, 3, 4, 6));
     let cleared = Reply::Cleared { removed: 1, progress_ppm: 2, place: [3, 4] };
     let range = PartError::CounterRange { value: 14, delta: 15 };
     let about = [3; size_of::<TableBytes>()];
@@ -319,6 +322,7 @@ fn golden_replies() {
             Reply::Notes(NoteCounts { ends: 1, owned: 2, records: 3 }),
             (1..=3).flat_map(u64::to_le_bytes).collect(),
         ),
+        (66, Reply::Evictions(evicted), (1..=6).flat_map(u64::to_le_bytes).collect()),
         (18, Reply::Taken, vec![]),
         (19, cleared, (1..=4).flat_map(u64::to_le_bytes).collect()),
         (62, Reply::Times(Box::new(times)), times_body),

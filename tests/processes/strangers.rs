@@ -118,18 +118,38 @@ fn default_places_child() {
     as_user(user, || {
         let config = ServerConfig::new(Address::default_of_user(), small());
         match Server::start(config) {
-            Err(ServeError::File(FileError::Owner { path, owner: 1 })) => assert_eq!(path, *sockets),
+            Err(ServeError::File(why @ FileError::Squatted { .. })) => {
+                let told = why.to_string();
+                assert!(told.starts_with(&format!("{}, ", sockets.display())), "{told}");
+                assert!(told.contains("user 1") && told.contains("set XDG_RUNTIME_DIR"), "{told}");
+            }
             other => panic!("{other:?}"),
         }
         match serve(&regions.join("1.region")) {
-            Err(ServeError::Region(RegionError::File(FileError::Owner { path, owner: 1 }))) => {
-                assert_eq!(path, *regions);
+            Err(ServeError::Region(RegionError::File(why @ FileError::Squatted { .. }))) => {
+                let told = why.to_string();
+                assert!(told.starts_with(&format!("{}, ", regions.display())), "{told}");
+                assert!(told.contains("user 1") && told.contains("set ONEREAD_SHM"), "{told}");
             }
             other => panic!("{other:?}"),
         }
     });
+    // A link of his is no better.
     for folder in &places {
         std::fs::remove_dir(folder).unwrap();
+        std::os::unix::fs::symlink("/tmp", folder).unwrap();
+        std::os::unix::fs::lchown(folder, Some(1), None).unwrap();
+    }
+    as_user(user, || {
+        for why in [
+            oneread::internals::files::prepare(&regions.join("1.region")),
+            oneread::internals::files::prepare(&sockets.join("1.sock")),
+        ] {
+            assert!(matches!(why, Err(FileError::Squatted { owner: 1, .. })), "{why:?}");
+        }
+    });
+    for folder in &places {
+        std::fs::remove_file(folder).unwrap();
     }
     // The folders that the server makes are its user's alone.
     as_user(user, || {
@@ -382,6 +402,25 @@ fn limit_descriptors(current: u64) {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum }).unwrap();
+}
+
+/// A server that could let nobody in does not start. Not a test by itself.
+#[test]
+#[ignore = "started by another test, in a process of its own"]
+fn poorest_server_child() {
+    let Some(address) = told("ONEREAD_TEST_ADDRESS") else { return };
+    limit_descriptors(24);
+    let refused = oneread::Server::start(ServerConfig::new(address.parse().unwrap(), small())).unwrap_err();
+    assert!(matches!(refused, oneread::ServeError::Descriptors { limit: 24 }), "{refused}");
+}
+
+/// A server that could let nobody in says so at its start.
+#[test]
+fn a_server_that_has_no_descriptor_for_a_client_does_not_start() {
+    let place = Place::new();
+    let address = place.address.to_string();
+    Process::start("strangers::poorest_server_child", &[("ONEREAD_TEST_ADDRESS", address)]).finish();
+    assert!(!place.address.socket().unwrap().exists());
 }
 
 /// Serves with few file descriptors until its parent closes its input. Not a test by itself.

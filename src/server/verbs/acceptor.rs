@@ -4,11 +4,10 @@ use super::host::VerbsServer;
 use super::session::VerbsSession;
 use super::worker::WorkerInbox;
 use crate::outcome::with_causes;
-use crate::peer::gives_way;
+use crate::peer::{DescriptorShare, JOINING_MAX, gives_way};
 use crate::proof::Token;
 use crate::server::caller::Role;
 use crate::server::shared::{ACCEPT_AGAIN, Peer};
-use crate::server::tcp::JOINING_MAX;
 use crate::server::turns::{EventLoop, TurnCount};
 use crate::verbs::bootstrap::{self, Challenge, Join, JoinAnswer, Nonce};
 use crate::verbs::device::DeviceEvent;
@@ -36,6 +35,8 @@ pub(super) struct Acceptor {
     poll: Poll,
     listener: TcpListener,
     joining: HashMap<mio::Token, PendingSession>,
+    /// The most of them: for one more, another gives way.
+    joining_max: usize,
     next: usize,
     inboxes: Vec<WorkerInbox>,
     turns: Arc<TurnCount>,
@@ -63,7 +64,9 @@ impl Acceptor {
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let (joining, turns) = (HashMap::new(), Arc::<TurnCount>::default());
         let event_loop = EventLoop { waker, turns: turns.clone() };
-        Ok((Acceptor { host, poll, listener, joining, next: FIRST_CLIENT, inboxes, turns }, event_loop))
+        let joining_max = DescriptorShare::now(0, 1).strangers;
+        let next = FIRST_CLIENT;
+        Ok((Acceptor { host, poll, listener, joining, joining_max, next, inboxes, turns }, event_loop))
     }
 
     /// Lets clients in until the server stops.
@@ -120,7 +123,7 @@ impl Acceptor {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return false,
                 Err(e) => {
                     // For example, out of descriptors until one of the joining clients gives up.
-                    tracing::warn!(error = %e, "accepting a client failed; trying again");
+                    self.host.shared.warn_of(&"a client that could not be accepted", &e.to_string());
                     return true;
                 }
             }
@@ -129,7 +132,7 @@ impl Acceptor {
     }
 
     fn accept(&mut self, mut stream: TcpStream, host: IpAddr) {
-        if self.joining.len() >= JOINING_MAX {
+        if self.joining.len() >= self.joining_max {
             let joining = self.joining.iter().map(|(token, client)| (*token, client.host, client.since));
             if let Some(gone) = gives_way(joining).and_then(|token| self.joining.remove(&token)) {
                 self.host.shared.warn_of(&gone.host, "too many are joining, of this host most");

@@ -36,7 +36,8 @@ impl Second {
         let path = dir.path().join("socket");
         let address = Address::Shm(path.clone());
         let socket = Socket::new(&address, &path, listen(&address, &path).unwrap());
-        let worker = StreamWorker::new(Arc::new(shared), Some(Arc::new(socket)), None, false).unwrap();
+        let share = DescriptorShare::now(0, 1);
+        let worker = StreamWorker::new(Arc::new(shared), Some(Arc::new(socket)), None, false, share).unwrap();
         Second { worker, path, _dir: dir }
     }
 
@@ -346,6 +347,7 @@ fn each_request_asks_for_its_right() {
         Request::Times,
         Request::Held,
         Request::Notes,
+        Request::Evictions,
         Request::Snapshot { begin: false },
         Request::Put { options: mode.into(), key, value },
         Request::Swap { key, expected: value, value },
@@ -467,11 +469,12 @@ fn who_has_joined_does_not_give_way() {
         serve_until(&mut second, token, |second| !second.worker.sessions.contains_key(&token));
         assert_eq!(joining(&second), 0);
     }
-    let strangers: Vec<_> = (0..JOINING_MAX).map(|_| stranger(&mut second)).collect();
+    let joining_max = second.worker.joining_max;
+    let strangers: Vec<_> = (0..joining_max).map(|_| stranger(&mut second)).collect();
     let is_there = |second: &Second, token: &Token| second.worker.sessions.contains_key(token);
     assert!(strangers.iter().all(|(_, token)| is_there(&second, token)), "there is room for so many");
     let (_more, token) = stranger(&mut second);
-    assert!(is_there(&second, &token) && joining(&second) == JOINING_MAX);
+    assert!(is_there(&second, &token) && joining(&second) == joining_max);
     let gone = strangers.iter().filter(|(_, token)| !is_there(&second, token)).count();
     assert_eq!(gone, 1, "one gives way");
     for (stream, token) in &mut joined {
