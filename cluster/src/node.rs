@@ -29,6 +29,7 @@ use crate::wire::{
 use followers::Followers;
 use health::{EtcdTrouble, Health};
 use oneread::driven::DrivenServer;
+use oneread::internals::server::UndoStart;
 use oneread::{Address, DeviceChoice, Evict, ServeError, Server, ServerConfig, VerbsAddress};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::io;
@@ -199,6 +200,7 @@ impl ClusterNode {
         server.token = config.secret.token();
         // The table's own server has nothing leave by itself: the primary of an entry has (CL13).
         let server = Arc::new(DrivenServer::start(server)?);
+        let starting = Starting(Some(server.server()));
         let (table, page, notes) = NodeTable::open(server.clone(), cluster.clone())?;
         let id = NodeId(server.server().index().geometry().generation());
         let slots = slots(server.server());
@@ -272,6 +274,7 @@ impl ClusterNode {
                 turns.run(inbox, arrived)
             })
             .map_err(NodeError::Threads)?;
+        starting.has_begun();
         Ok(ClusterNode { id, server, requests, events, left, thread: Some(thread), runtime: Some(runtime) })
     }
 
@@ -356,6 +359,23 @@ impl ClusterNode {
 impl Drop for ClusterNode {
     fn drop(&mut self) {
         self.end();
+    }
+}
+
+/// A start that has made a table. If it fails from here on, the table goes again: no client could change it.
+struct Starting<'s>(Option<&'s Server>);
+
+impl Starting<'_> {
+    fn has_begun(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Starting<'_> {
+    fn drop(&mut self) {
+        if let Some(server) = self.0 {
+            server.undo_start(UndoStart::Always);
+        }
     }
 }
 

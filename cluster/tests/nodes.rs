@@ -1053,6 +1053,11 @@ fn what_cannot_be_is_refused() {
     longer.server.table = longer.server.table.inline_max(200);
     let slots = ClusterNode::start(longer).map(drop).unwrap_err();
     assert!(slots.to_string().contains("(n0) has slots of"), "{slots}");
+    for refused in ["n7", "n8"] {
+        let left =
+            [".region", ".region.lock", ".sock"].map(|end| folder.join(format!("{refused}{end}")).exists());
+        assert_eq!(left, [false; 3], "{refused} has left something");
+    }
     let named = block(store.forget(cluster.id(0))).unwrap_err();
     assert!(matches!(named, EtcdError::InUse { shards: 4, .. }), "{named}");
     let again = block(store.init(&config(4, 1, TTL))).unwrap_err();

@@ -7,7 +7,7 @@ use crate::core::message::{Message, Peer, Request};
 use crate::core::state::NodeId;
 use bytes::Bytes;
 use futures_util::{SinkExt, StreamExt};
-use oneread::internals::peer::gives_way;
+use oneread::internals::peer::{DescriptorShare, gives_way};
 use rustc_hash::FxHashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -160,6 +160,10 @@ impl Strangers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn count(&self) -> usize {
+        self.all().len()
+    }
+
     /// Hangs up on one of them, for another connection's sake. Returns whether there was any.
     fn make_way(&self) -> bool {
         let mut all = self.all();
@@ -227,6 +231,8 @@ pub struct NodePort {
     listeners: Vec<TcpListener>,
     replies: Replies,
     connections_max: usize,
+    /// The most of them that have proven nothing yet. The other descriptors of the process are for the rest.
+    pub(super) strangers_max: usize,
 }
 
 impl NodePort {
@@ -251,7 +257,8 @@ impl NodePort {
             }
             listeners.push(TcpListener::bind(place).await.map_err(failed)?);
         }
-        Ok(NodePort { who, listeners, replies: Replies::new(ALL_UNREAD_MAX), connections_max })
+        let (replies, strangers_max) = (Replies::new(ALL_UNREAD_MAX), DescriptorShare::now(0, 1).strangers);
+        Ok(NodePort { who, listeners, replies, connections_max, strangers_max })
     }
 
     /// Where it listens, with its ports.
@@ -269,9 +276,9 @@ impl NodePort {
     /// nothing more is read.
     pub async fn run(self, arrivals: mpsc::Sender<Arrived>) {
         let (accepted, mut streams) = mpsc::channel(16);
-        let mut listening = JoinSet::new();
+        let (mut listening, strangers) = (JoinSet::new(), Strangers::default());
         for listener in self.listeners {
-            let accepted = accepted.clone();
+            let (accepted, strangers) = (accepted.clone(), strangers.clone());
             listening.spawn(async move {
                 loop {
                     match listener.accept().await {
@@ -280,8 +287,9 @@ impl NodePort {
                                 return;
                             }
                         }
-                        // Out of descriptors, perhaps. Others may go.
+                        // Out of descriptors, perhaps: a stranger's is the first to be free again.
                         Err(error) => {
+                            strangers.make_way();
                             tracing::warn!(%error, "no connection can be taken");
                             sleep(Duration::from_millis(100)).await;
                         }
@@ -289,7 +297,7 @@ impl NodePort {
                 }
             });
         }
-        let (mut connections, mut last, strangers) = (JoinSet::new(), 0, Strangers::default());
+        let (mut connections, mut last) = (JoinSet::new(), 0);
         let refusals = Refusals::default();
         loop {
             tokio::select! {
@@ -300,6 +308,9 @@ impl NodePort {
                     if connections.len() >= self.connections_max && !strangers.make_way() {
                         tracing::warn!(max = self.connections_max, "a connection is refused: there are too many");
                         continue;
+                    }
+                    if strangers.count() >= self.strangers_max {
+                        strangers.make_way();
                     }
                     last += 1;
                     let (who, arrivals) = (self.who.clone(), arrivals.clone());

@@ -80,8 +80,14 @@ impl Drop for Port {
 
 impl Port {
     async fn at(address: &str, connections_max: usize) -> Port {
-        let port =
+        Port::with(address, connections_max, usize::MAX).await
+    }
+
+    /// The same, for so many at most who have proven nothing.
+    async fn with(address: &str, connections_max: usize, strangers_max: usize) -> Port {
+        let mut port =
             NodePort::bind(&[address.into()], who(Some(NODE.0), "secret"), connections_max).await.unwrap();
+        port.strangers_max = strangers_max.min(port.strangers_max);
         let (address, replies) = (port.addresses().remove(0), port.replies());
         let (arrivals, arrived) = mpsc::channel(64);
         Port { address, replies, arrived, task: tokio::spawn(port.run(arrivals)) }
@@ -468,6 +474,23 @@ async fn strangers_give_way() {
     let ended = soon("a stranger is hung up on", late.read(&mut [0; 1])).await;
     assert!(matches!(ended, Ok(0) | Err(_)), "{ended:?}");
     is_good(&mut second, &mut port).await;
+}
+
+/// Strangers have a share of the descriptors, however many connections there may be.
+#[tokio::test]
+async fn strangers_have_a_share() {
+    let mut port = Port::with("127.0.0.1:0", 100, 2).await;
+    let mut client = port.client().await.unwrap();
+    let mut strangers = Vec::new();
+    for _ in 0..10 {
+        strangers.push(TcpStream::connect(&port.address).await.unwrap());
+    }
+    for old in &mut strangers[..8] {
+        // The server speaks first, to some of them.
+        let ends = async { while old.read(&mut [0; 64]).await.is_ok_and(|read| read > 0) {} };
+        soon("an older stranger is hung up on", ends).await;
+    }
+    is_good(&mut client, &mut port).await;
 }
 
 // ---- those who are gone and say nothing ----
