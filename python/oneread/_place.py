@@ -24,9 +24,7 @@ import os
 import re
 import select
 import signal
-import socket
 import stat
-import struct
 import subprocess
 import sys
 import time
@@ -69,7 +67,10 @@ def folder() -> Path:
     except OSError as error:
         raise SystemRefused(error.errno, f"no folder for shared dicts: {error.strerror}", str(path)) from error
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
-        raise Refused(f"{path} is another user's, or others may write to it; remove it, or set ONEREAD_SHM elsewhere")
+        raise Refused(
+            f"{path} belongs to user {about.st_uid}, or others may write to it (mode {about.st_mode & 0o7777:o}); "
+            "have it removed, or set ONEREAD_SHM elsewhere"
+        )
     return path
 
 
@@ -147,17 +148,10 @@ class Place:
         """Ends its server, and returns when that is gone: by SIGKILL if it does not end within this time. Nothing that
         it holds is to stay.
         """
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as at:
-            try:
-                at.settimeout(within)
-                at.connect(str(self.socket))
-                # As it is seen from here, and 0 if it is not: in another container, it is another number there.
-                (pid,) = struct.unpack("i8x", at.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-                if not pid:
-                    raise Refused(f"the server of the shared dict {self.name!r} is in a container; stop it there")
-                server = os.pidfd_open(pid)
-            except (FileNotFoundError, ConnectionRefusedError, ProcessLookupError):
-                return
+        found = _native.listener(str(self.socket), within)
+        if found is None:
+            return
+        pid, server = found
         try:
             # The second one is for a suspended server.
             for number in (signal.SIGTERM, signal.SIGCONT):

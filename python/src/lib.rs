@@ -53,6 +53,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<prefix::EventStream>()?;
     module.add_function(pyo3::wrap_pyfunction!(log::log_level, module)?)?;
     module.add_function(pyo3::wrap_pyfunction!(options::time_to_live, module)?)?;
+    module.add_function(pyo3::wrap_pyfunction!(server::listener, module)?)?;
     module.add_function(pyo3::wrap_pyfunction!(command::main, module)?)?;
     Ok(())
 }

@@ -4,12 +4,53 @@ use crate::counts;
 use crate::error::{Raise, error_of};
 use crate::fork;
 use crate::options::{self, Arguments};
+use oneread::internals::peer::{self, NoProcess, PeerProcess};
 use oneread::{Address, ServeError};
 use pyo3::prelude::{Bound, Py, PyAny, PyResult, Python};
 use pyo3::types::PyDict;
+use rustix::io::Errno;
+use std::os::fd::{IntoRawFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+/// The process that listens at the Unix socket `path`: its number, and a descriptor for it, which the caller closes. `None`
+/// where nobody listens. `within` is how long a listener whose backlog is full may take.
+#[pyo3::pyfunction]
+pub(crate) fn listener(py: Python<'_>, path: PathBuf, within: f64) -> PyResult<Option<(i32, i32)>> {
+    let within = Duration::try_from_secs_f64(within).unwrap_or(Duration::MAX).min(LONGEST);
+    let found = py.detach(|| {
+        let socket = peer::connect(&path, within).map_err(NoProcess::Os)?;
+        PeerProcess::listening(&socket, &path)
+    });
+    let at = path.display();
+    let (error, text) = match found {
+        Ok(process) => {
+            let pid = process.pid().as_raw_nonzero().get();
+            return Ok(Some((pid, OwnedFd::from(process).into_raw_fd())));
+        }
+        Err(NoProcess::Ended(_) | NoProcess::Os(Errno::NOENT | Errno::CONNREFUSED)) => return Ok(None),
+        Err(NoProcess::Unseen) => ("Refused", format!("the server at {at} is in a container; stop it there")),
+        Err(NoProcess::Unproved(pid)) => (
+            "Refused",
+            format!(
+                "process {0} began to listen at {at}, and this system does not prove that it still has that number (Linux 6.5 does); if it is the server, kill {0} stops it",
+                pid.as_raw_nonzero()
+            ),
+        ),
+        Err(NoProcess::Os(Errno::AGAIN)) => {
+            ("Timeout", format!("the server at {at} takes no connection; try again"))
+        }
+        Err(NoProcess::Os(why)) => {
+            ("OnereadError", format!("asking for the server's process at {at}: {why}"))
+        }
+    };
+    Err(error_of(py, error, text))
+}
+
+/// The longest time that a connection waits for.
+const LONGEST: Duration = Duration::from_secs(3600);
 
 /// A table, served by threads of this process, which need no interpreter. Stops at the latest when it is collected.
 #[pyo3::pyclass(frozen, module = "oneread", weakref)]

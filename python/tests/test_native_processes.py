@@ -5,11 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 from native import outcome, python, served, until
 
 import oneread
-from oneread import Client, Server
+from oneread import Client, Server, _native
 
 
 def in_child(work: Any) -> None:
@@ -691,3 +693,21 @@ def test_two_processes_are_one_dict() -> None:
         agree()
         for other in others:
             outcome(other, "")
+
+
+def test_who_listens_is_a_process_that_is_there(tmp_path: Path) -> None:
+    path = str(tmp_path / "sock")
+    assert _native.listener(path, 1.0) is None
+    with socket.socket(socket.AF_UNIX) as at:
+        at.bind(path)
+        child = os.fork()
+        if child == 0:
+            at.listen()
+            os._exit(0)
+        os.waitpid(child, 0)
+        # Somebody has the socket, and it is not the process with the number that the kernel has noted.
+        assert _native.listener(path, 1.0) is None
+        at.listen()
+        pid, process = cast("tuple[int, int]", _native.listener(path, 1.0))
+        os.close(process)
+        assert pid == os.getpid()
