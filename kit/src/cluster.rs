@@ -183,7 +183,7 @@ impl Cluster {
         crate::write_secret(&secret_file, secret.as_bytes()).context("writing the cluster's secret")?;
         let reach = [format!("--etcd={}", etcd.endpoint), format!("--secret-file={}", secret_file.display())];
         let made = Command::new(std::env::current_exe().context("finding this program's own file")?)
-            .args(["cluster", "init", size.name])
+            .args(["cluster", "init", size.name, "--compact-etcd"])
             .args(&reach)
             .arg(format!("--shards={}", size.shards))
             .arg(format!("--replicas={}", size.copies))

@@ -4,7 +4,7 @@ use super::PlanError;
 use oneread::{Config, TableSize};
 use oneread_cluster::core::hash::ShardHash;
 use oneread_cluster::core::placement::{Wishes, wanted};
-use oneread_cluster::core::state::{ClusterConfig, NodeAbout, NodeId, NodeKey, ShardIx, Timing};
+use oneread_cluster::core::state::{ClusterConfig, NodeId, ShardIx, Timing};
 use oneread_cluster::room::{CONNECTIONS_MAX, entry_bytes, table_room, with_lengths};
 use oneread_kit::show;
 use rustc_hash::FxHashMap;
@@ -326,19 +326,11 @@ impl ClusterWorkload {
     }
 }
 
-/// The length of a message that tells a watcher of a beat: of a node with two addresses and a name of usual lengths.
+/// The length of a message that tells a watcher of a beat, as etcd has it.
 fn message_bytes() -> f64 {
-    let about = NodeAbout {
-        name: "cache-node-17".into(),
-        table: vec!["tcp://10.0.0.17:7471".into()],
-        requests: vec!["10.0.0.17:7480".into()],
-        version: 1,
-        leaves: false,
-        slots: "128 B, keys to 255, all to 109".into(),
-    };
-    let beat = NodeKey { life: 1_000_000, number: 1_000_000, alive: true, about };
-    let value = serde_json::to_vec(&beat).map_or(0, |json| json.len());
-    (value + "/oneread/production/nodes/0123456789abcdef".len()) as f64 + MESSAGE_HEAD_BYTES
+    let key = "/oneread/production/nodes/0123456789abcdef";
+    let beat = r#"{"life":1000000,"number":1000000,"alive":true,"seen":10000000}"#;
+    (key.len() + beat.len()) as f64 + MESSAGE_HEAD_BYTES
 }
 
 #[cfg(test)]
