@@ -14,6 +14,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
 /// A node's process. It is killed when this is dropped.
@@ -193,6 +194,7 @@ fn scan_and_watch() {
         let shards = told["shards"].as_array().unwrap();
         shards.len() == 4
             && shards.iter().all(|shard| shard["in_sync"].as_array().is_some_and(|of| of.len() == 2))
+            && shards.iter().all(|shard| shard["copies"] == 2)
     };
     until("each shard has two copies", has_copies);
     let users: Vec<_> = (0..8).map(|n| (format!("user:{n}"), format!("value {n}"))).collect();
@@ -242,4 +244,199 @@ fn scan_and_watch() {
     for part in ["could not be read", "not all keys were printed", "`oneread cluster status demo`"] {
         assert!(told.contains(part), "{part}: {told}");
     }
+}
+
+/// Nodes in the background, with region files, that a script starts again. They are stopped when this is dropped.
+struct Background<'e> {
+    etcd: &'e Etcd,
+    folder: &'e Path,
+    names: &'e [&'e str],
+}
+
+impl Background<'_> {
+    /// Writes the script `again NAME`, which stops a node if it runs, and starts it.
+    fn script(&self, stop: bool) -> String {
+        let program = oneread().get_program().to_str().unwrap().to_owned();
+        let (folder, etcd) = (self.folder.display(), self.etcd.endpoint());
+        let stops = format!("{program} stop --at shm:{folder}/$1.sock || exit 1");
+        let path = self.folder.join(if stop { "again" } else { "start" });
+        let script = format!(
+            "{}\nexec {program} serve --cluster demo --etcd {etcd} --node-name $1 --at shm:{folder}/$1.sock --region \
+             {folder}/$1.region --max-memory 64MiB --pid-file {folder}/$1.pid --daemonize\n",
+            if stop { &stops } else { "" }
+        );
+        std::fs::write(&path, script).unwrap();
+        format!("sh {}", path.display())
+    }
+
+    fn start(&self, name: &str) {
+        let started =
+            Command::new("sh").args(["-c", &format!("{} {name}", self.script(false))]).output().unwrap();
+        assert!(started.status.success(), "{started:?}");
+    }
+
+    fn pid(&self, name: &str) -> Option<String> {
+        let pid = std::fs::read_to_string(self.folder.join(format!("{name}.pid"))).ok()?;
+        Some(pid.trim().to_owned())
+    }
+
+    fn kill(&self, name: &str) {
+        let pid = self.pid(name).unwrap();
+        assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+    }
+}
+
+impl Drop for Background<'_> {
+    fn drop(&mut self) {
+        for pid in self.names.iter().filter_map(|name| self.pid(name)) {
+            let _ = Command::new("kill").args(["-9", &pid]).stderr(Stdio::null()).status();
+        }
+    }
+}
+
+/// Has threads stop, also where a test fails.
+struct Stops<'s>(&'s AtomicBool);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// All nodes are started again under load, one after the other. When one is killed in between, no other one is started
+/// again, and that is said; when it is back, the rest of the round is made. Nothing that was acknowledged is missing.
+#[test]
+fn a_round_of_restarts() {
+    if !has_etcd() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let etcd = Etcd::start(folder.path());
+    ends(&etcd, &["cluster", "init", "demo", "--shards", "8", "--ttl", "1s", "--compact-etcd"], 0);
+    let names = ["n0", "n1", "n2"];
+    let nodes = Background { etcd: &etcd, folder: folder.path(), names: &names };
+    names.iter().for_each(|name| nodes.start(name));
+    let again = format!("{} {{}}", nodes.script(true));
+    let pids = || names.map(|name| nodes.pid(name).unwrap());
+
+    let mut options = ClusterOptions::default();
+    options.deadline = common::SOON;
+    let mut client = ClusterClient::connect("demo".parse().unwrap(), etcd.options(), options).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let stopping = Stops(&stop);
+        let mut putting = client.clone().exactly_once(true);
+        let stop = &stop;
+        let load = scope.spawn(move || {
+            let mut last = 0u64;
+            while !stop.load(Ordering::Relaxed) {
+                last += 1;
+                putting.put(format!("key:{}", last % 100).as_bytes(), &last.to_le_bytes()).unwrap();
+            }
+            last
+        });
+        let before = pids();
+        let (said, _) = ends(&etcd, &["cluster", "roll", "demo", "--exec", &again], 0);
+        let order: Vec<&str> = said.lines().filter(|line| line.contains("starts again")).collect();
+        assert_eq!(
+            order,
+            names.map(|name| format!("{name}: starts again ({} of 3)", 1 + &name[1..].parse().unwrap()))
+        );
+        assert!(said.contains("3 nodes started again"), "{said}");
+        assert!(pids().iter().zip(&before).all(|(now, before)| now != before));
+
+        // One is killed while another one is started.
+        let before = pids();
+        let kills = nodes.folder.join("kills");
+        std::fs::write(&kills, format!("kill -9 {}\nexec {} $1\n", before[2], nodes.script(true))).unwrap();
+        let kills = format!("sh {} {{}}", kills.display());
+        let round = ["cluster", "roll", "demo", "--exec", &kills, "--within", "10s"];
+        let (said, complained) = ends(&etcd, &round, 1);
+        assert!(said.contains("n0: starts again") && !said.contains("n1: starts"), "{said}");
+        assert!(complained.contains("no other node is started again"), "{complained}");
+        assert!(complained.contains("n2"), "{complained}");
+        assert_eq!(pids()[1], before[1], "it was left alone");
+        nodes.start("n2");
+        ends(&etcd, &["cluster", "roll", "demo", "n1", "n2", "--exec", &again], 0);
+        assert!(pids().iter().zip(&before).all(|(now, before)| now != before));
+        // A command that fails, and one that does not say which node.
+        let (_, complained) = ends(&etcd, &["cluster", "roll", "demo", "--exec", "exit 3 # {}"], 1);
+        assert!(complained.contains("exit status: 3"), "{complained}");
+        let (_, complained) = ends(&etcd, &["cluster", "roll", "demo", "--exec", "true"], 1);
+        assert!(complained.contains("which node"), "{complained}");
+        drop(stopping);
+        let last = load.join().unwrap();
+        for number in (1..=last).rev().take(100) {
+            let value = client.get(format!("key:{}", number % 100).as_bytes()).unwrap();
+            assert_eq!(value.as_deref(), Some(&number.to_le_bytes()[..]), "{number} of {last}");
+        }
+    });
+    // A node that is gone for good is forgotten with all such.
+    nodes.kill("n1");
+    until("no shard names it", || {
+        let (said, _) = ends(&etcd, &["cluster", "forget", "demo", "--dead"], 0);
+        said.contains("is forgotten")
+    });
+    let told: Value =
+        serde_json::from_str(&ends(&etcd, &["cluster", "status", "demo", "--json"], 0).0).unwrap();
+    assert_eq!(told["nodes"].as_array().unwrap().len(), 2);
+    assert_eq!(told["etcd"]["alarms"], serde_json::json!([]));
+}
+
+/// What is told of a cluster is so: a node whose secret is another one is not good, and does not count, wherever it is looked
+/// at.
+#[test]
+fn a_node_that_nobody_hears_is_not_good() {
+    if !has_etcd() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let etcd = Etcd::start(folder.path());
+    let secret = |name: &str| {
+        let path = folder.path().join(name);
+        oneread_kit::write_secret(&path, name.as_bytes()).unwrap();
+        path.display().to_string()
+    };
+    let (ours, other) = (secret("ours"), secret("other"));
+    ends(&etcd, &["cluster", "init", "demo", "--shards", "4", "--ttl", "1s"], 0);
+    let start = |name: &str, secret: &str| {
+        let at = format!("shm:{}/{name}.sock", folder.path().display());
+        let mut serve = on(&etcd, &["serve", "--cluster", "demo", "--anonymous", "--max-memory", "64MiB"]);
+        serve.args(["--node-name", name, "--at", &at, "--secret-file", secret]).stdout(Stdio::null());
+        Node(serve.stderr(Stdio::piped()).spawn().unwrap())
+    };
+    let (_first, second) = (start("a", &ours), start("b", &ours));
+    let look = || -> Value {
+        let status = ["cluster", "status", "demo", "--json", "--secret-file", &ours];
+        serde_json::from_str(&ends(&etcd, &status, 0).0).unwrap()
+    };
+    let copies = |told: &Value, copies: u64| {
+        told["shards"].as_array().unwrap().iter().all(|shard| shard["copies"].as_u64() == Some(copies))
+    };
+    until("each shard has two copies", || copies(&look(), 2));
+    let mut third = start("c", &other);
+    let mut lines = BufReader::new(third.0.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let told = lines.find(|line| line.contains("not good yet")).expect("it says so");
+    assert!(told.contains("another secret") && told.contains("oneread cluster status demo"), "{told}");
+    until("it is not good", || {
+        let told = look();
+        let nodes = told["nodes"].as_array().unwrap();
+        let of = |name: &str| nodes.iter().find(|node| node["name"] == name).unwrap();
+        of("c")["good"] == false && of("c")["why"] == "another secret" && of("a")["good"] == true
+    });
+    let (said, _) = ends(&etcd, &["cluster", "nodes", "demo", "--secret-file", &ours], 0);
+    let line = said.lines().find(|line| line.contains(" c ")).unwrap();
+    assert!(line.contains("another secret"), "{said}");
+    // No copy counts whose node does not answer. One whose only peer refuses it is not good, either.
+    assert!(copies(&look(), 2));
+    drop(third);
+    drop(second);
+    until("no copy of a lost node counts", || copies(&look(), 1));
+    // The etcd of this test keeps all history.
+    let told = look();
+    assert!(told["etcd"]["advice"][0].as_str().unwrap().contains("--auto-compaction-retention"), "{told}");
+    assert_eq!(told["etcd"]["compacted"], false);
+    let (said, _) = ends(&etcd, &["doctor", "--cluster", "demo", "--json", "--secret-file", &ours], 0);
+    assert!(said.contains("cluster demo") && said.contains("--auto-compaction-retention"), "{said}");
+    assert!(told["etcd"]["full_in_seconds"].as_f64().unwrap() > 0.0);
 }

@@ -1,6 +1,7 @@
 //! `cluster`: tables on many nodes. And the options of `serve` that make a table a node.
 
 mod calls;
+mod roll;
 mod status;
 mod watch;
 
@@ -13,20 +14,24 @@ use oneread::{Server, ServerConfig};
 use oneread_cluster::client::{ClusterClient, ClusterOptions};
 use oneread_cluster::core::hash::ShardHash;
 use oneread_cluster::core::placement::Wishes;
-use oneread_cluster::core::state::{ClusterConfig, NodeId, Notes, ShardIx, Timing};
+use oneread_cluster::core::state::{ClusterConfig, NodeAbout, NodeId, Notes, ShardIx, Timing};
 use oneread_cluster::etcd::{ClusterName, EtcdError, EtcdOptions, EtcdStore, EtcdTls};
 use oneread_cluster::node::{ClusterNode, NodeConfig, NodeError};
-use oneread_cluster::wire::{Bounds, Identity, NodeConnection, Question, Said, Secret};
+use oneread_cluster::wire::{Bounds, Identity, NodeConnection, Question, Said, Secret, WireError};
 use oneread_kit::units::{Period, length, some_time};
 use oneread_kit::{TlsArgs, show};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
 use zeroize::Zeroizing;
 
 /// Longest time for a node to answer a question.
 const ASK: Duration = Duration::from_secs(3);
+
+/// Longest time for a node to be good, until it is said to serve nothing yet.
+const GOOD_WITHIN: Duration = Duration::from_secs(10);
 
 /// How to reach a cluster.
 #[derive(Clone, Debug, Args)]
@@ -129,7 +134,7 @@ impl NodeArgs {
 
     /// Starts the server, as a node if it is to be one. Of that one `is_quiet` says nothing.
     pub fn start(&self, server: ServerConfig, has_tcp: bool, is_quiet: bool) -> Result<Serving> {
-        let at = server.address.clone();
+        let (at, cancel) = (server.address.clone(), server.cancel.clone());
         let Some(cluster) = &self.cluster else {
             return Server::start(server).map(Serving::Table).map_err(|error| advise(error, &at));
         };
@@ -161,7 +166,28 @@ impl NodeArgs {
                 node.requests().join(", ")
             ));
         }
+        if let Some(standing) = wait_until_good(&node, cancel.as_deref()) {
+            show::complain(format_args!(
+                "oneread: this node is not good yet: {standing}; it goes on trying (`oneread cluster status {cluster}` tells)"
+            ));
+        }
         Ok(Serving::Node(node))
+    }
+}
+
+/// Waits until a node is good, for as long as a start may take. Else how it stands.
+fn wait_until_good(node: &ClusterNode, cancel: Option<&AtomicBool>) -> Option<String> {
+    let until = Instant::now() + GOOD_WITHIN;
+    loop {
+        let standing = match node.status() {
+            Some(status) if status.is_good() => return None,
+            Some(status) => status.standing,
+            None => "its thread does not answer".into(),
+        };
+        if Instant::now() >= until || cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed)) {
+            return Some(standing);
+        }
+        std::thread::sleep(GOOD_WITHIN / 100);
     }
 }
 
@@ -181,6 +207,7 @@ fn host_name() -> String {
   oneread cluster scan demo             all keys
   oneread cluster watch demo            changes as they come
   oneread cluster status demo --watch   who serves what
+  oneread cluster roll demo --exec 'ssh {} systemctl restart oneread'
   oneread cluster drain demo NODE       before a node is taken away for good
   oneread cluster forget demo NODE      when it is gone for good
   oneread cluster move demo 7 NODE      shard 7 is to have this primary
@@ -211,6 +238,8 @@ enum What {
     Move(Move),
     /// Have a node give up its shards, and be given none
     Drain(Drain),
+    /// Start all nodes again, one after the other, by a command
+    Roll(roll::Roll),
     /// Forget drained nodes and moves: all goes where the ranking puts it
     Rebalance(Rebalance),
     /// Forget a node that is gone for good
@@ -219,6 +248,8 @@ enum What {
     Renew(Renew),
     /// Go on with an etcd that was restored from a backup
     Adopt(Adopt),
+    /// Have a node compact the cluster's etcd, which has nothing else: as `init --compact-etcd` does
+    CompactEtcd(CompactEtcd),
     /// Print a key's value
     Get(calls::Get),
     /// Give a key a value
@@ -252,6 +283,19 @@ struct Init {
     /// How long a node may be silent until others take over
     #[arg(long, value_name = "TIME", value_parser = some_time, default_value = "2s")]
     ttl: Period,
+    /// Have a node compact this etcd: it forgets the history of all its keys, so it should have nothing
+    /// else. Without this, start etcd with --auto-compaction-retention=1h
+    #[arg(long)]
+    compact_etcd: bool,
+}
+
+#[derive(Debug, Args)]
+struct CompactEtcd {
+    /// The cluster
+    name: ClusterName,
+    /// Have nodes do it no longer
+    #[arg(long)]
+    undo: bool,
 }
 
 #[derive(Debug, Args)]
@@ -286,7 +330,11 @@ struct Forget {
     /// The cluster
     name: ClusterName,
     /// The node, which has no shards and does not run
-    node: String,
+    #[arg(required_unless_present = "dead")]
+    node: Option<String>,
+    /// All nodes that do not run, and that no shard names
+    #[arg(long, conflicts_with = "node")]
+    dead: bool,
 }
 
 #[derive(Debug, Args)]
@@ -307,6 +355,10 @@ struct Adopt {
     /// Go on without nodes that do not answer: what only they knew is lost
     #[arg(long)]
     without_missing: bool,
+    /// Where etcd has nothing of the cluster any more: a node that has run since before (its --node-listen).
+    /// It says what the cluster is, and who its nodes are
+    #[arg(long, value_name = "HOST:PORT")]
+    from: Option<String>,
 }
 
 impl Cluster {
@@ -361,20 +413,48 @@ impl Cluster {
                     store.change_wishes(|wishes| *wishes = Default::default()).await?;
                     show::say("drained nodes and moves are forgotten: all goes where the ranking puts it")?;
                 }
-                What::Forget(Forget { name, node }) => {
+                What::Forget(Forget { name, node, .. }) => {
                     let store = store(&reach, &name).await?;
-                    let node = status::gone_node_called(&store, &node).await?;
-                    store.forget(node).await?;
-                    show::say(format_args!("node {node} is forgotten"))?;
+                    let nodes = match node {
+                        Some(node) => {
+                            let node = status::gone_node_called(&store, &node).await?;
+                            store.forget(node).await?;
+                            vec![node]
+                        }
+                        None => store.forget_dead().await?,
+                    };
+                    for node in &nodes {
+                        show::say(format_args!("node {node} is forgotten"))?;
+                    }
+                    if nodes.is_empty() {
+                        show::say("no node is dead that no shard names")?;
+                    }
                 }
                 What::Renew(renew) => renew.run(&reach).await?,
                 What::Adopt(adopt) => adopt.run(&reach).await?,
+                What::Roll(roll) => roll.run(&reach).await?,
+                What::CompactEtcd(CompactEtcd { name, undo }) => {
+                    store(&reach, &name).await?.let_nodes_compact(!undo).await?;
+                    show::say(match undo {
+                        true => "no node compacts this etcd any more: start its members with --auto-compaction-retention=1h",
+                        false => "a node compacts this etcd from now on: its whole key space",
+                    })?;
+                }
                 What::Get(_) | What::Put(_) | What::Del(_) | What::RemoveOwner(_) => {}
                 What::Scan(_) | What::Watch(_) => {}
             }
             Ok(ExitCode::SUCCESS)
         })
     }
+}
+
+/// What is wrong with a cluster, the most pressing first.
+pub fn problems(reach: &ClusterArgs, name: &ClusterName) -> Result<Vec<String>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    Ok(match runtime.block_on(status::look(reach, name)) {
+        Ok(seen) => seen.etcd_advice().into_iter().chain(seen.lacks()).collect(),
+        Err(error) => vec![format!("{error:#}")],
+    })
 }
 
 async fn store(reach: &ClusterArgs, name: &ClusterName) -> Result<EtcdStore> {
@@ -392,7 +472,11 @@ impl Init {
             value_max: u32::try_from(self.value_max).context("so long a value")?,
             timing,
         };
-        store(reach, &self.name).await?.init(&config).await?;
+        let store = store(reach, &self.name).await?;
+        store.init(&config).await?;
+        if self.compact_etcd {
+            store.let_nodes_compact(true).await?;
+        }
         show::say(format_args!(
             "cluster {}: {} with {} each; a node: oneread serve --cluster {}",
             self.name,
@@ -463,11 +547,27 @@ impl Renew {
 impl Adopt {
     async fn run(self, reach: &ClusterArgs) -> Result<()> {
         let store = store(reach, &self.name).await?;
-        let (config, _) = store.read_config().await?;
+        let (config, nodes) = match (store.read_config().await, &self.from) {
+            (Ok((config, read)), None) => {
+                let nodes = read.nodes().map(|(id, key)| (id, key.about.clone())).collect();
+                (config, nodes)
+            }
+            (Ok(_), Some(_)) => bail!(
+                "this etcd has the cluster {}: adopt it without --from; what etcd and nodes say is put together",
+                self.name
+            ),
+            (Err(EtcdError::NotThere { .. }), Some(from)) => self.ask_who(reach, from).await?,
+            (Err(error @ EtcdError::NotThere { .. }), None) => {
+                return Err(error).context(
+                    "if this etcd has lost what it had, and nodes still run, stop none of them, and name one: --from HOST:PORT",
+                );
+            }
+            (Err(error), _) => return Err(error.into()),
+        };
         let mut notes: Vec<Notes> = Vec::new();
         let mut missing = Vec::new();
-        for (node, key) in status::nodes(&store).await? {
-            match ask(reach, &self.name, &config, node, &key.about.requests, Question::Notes).await {
+        for (node, about) in nodes {
+            match ask(reach, &self.name, &config, node, &about.requests, Question::Notes).await {
                 Ok(Said::Notes(of_node)) => notes.push(of_node),
                 Ok(_) => missing.push((node, "it gave another answer".to_owned())),
                 Err(error) => missing.push((node, format!("{error:#}"))),
@@ -487,8 +587,40 @@ impl Adopt {
         );
         let seconds =
             SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let adoption = store.adopt(&notes, seconds).await?;
+        let adoption = match self.from {
+            None => store.adopt(&notes, seconds).await?,
+            Some(_) => store.adopt_from(&config, &notes, seconds).await?,
+        };
         show::say(format_args!("cluster {}: this etcd is adopted (number {})", self.name, adoption.number))?;
         Ok(())
+    }
+
+    /// Asks a node what the cluster is, and who its nodes are.
+    async fn ask_who(
+        &self,
+        reach: &ClusterArgs,
+        from: &str,
+    ) -> Result<(ClusterConfig, Vec<(NodeId, NodeAbout)>)> {
+        let who = Identity::new(self.name.clone(), None, reach.secret()?, Bounds::any());
+        let asked = async {
+            let (mut connection, node) = NodeConnection::connect_any(from, who).await?;
+            connection.send(&Said::Ask(Question::Config)).await?;
+            let config = connection.next().await?;
+            connection.send(&Said::Ask(Question::Map)).await?;
+            Ok::<_, WireError>((node, config, connection.next().await?))
+        };
+        let asked = tokio::time::timeout(ASK, asked).await;
+        let asked = asked.with_context(|| format!("{from} did not answer for {}", show::time(ASK)))?;
+        match asked.with_context(|| format!("asking {from} what the cluster is"))? {
+            (node, Said::Config(config), Said::Map(map)) => {
+                let mut nodes = map.nodes;
+                if nodes.iter().all(|(id, _)| *id != node) {
+                    let about = NodeAbout { requests: vec![from.to_owned()], ..NodeAbout::default() };
+                    nodes.push((node, about));
+                }
+                Ok((config, nodes))
+            }
+            _ => bail!("{from} gave another answer: is it of an earlier version?"),
+        }
     }
 }

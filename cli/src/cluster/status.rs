@@ -7,9 +7,10 @@ use anyhow::{Result, bail};
 use clap::Args;
 use futures_util::future::join_all;
 use oneread_cluster::core::placement::{Wishes, wanted};
+use oneread_cluster::core::shard::Role;
 use oneread_cluster::core::state::{ClusterConfig, NodeId, NodeKey, ShardIx, ShardState};
-use oneread_cluster::etcd::{ClusterName, EtcdStore};
-use oneread_cluster::wire::{NodeStatus, Question, Said};
+use oneread_cluster::etcd::{ClusterName, EtcdError, EtcdSpace, EtcdStore};
+use oneread_cluster::wire::{NodeStatus, Question, Said, WireError};
 use oneread_kit::{advice, show};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -87,15 +88,18 @@ async fn called_so(store: &EtcdStore, called: &str, lives: bool) -> Result<NodeI
 }
 
 /// What is known of a cluster.
-struct Seen {
+pub struct Seen {
     config: ClusterConfig,
     is_adopted: bool,
+    /// What etcd says of its space, or why it says nothing.
+    space: Result<EtcdSpace, EtcdError>,
     nodes: Vec<(NodeId, NodeKey, Result<NodeStatus>)>,
     shards: BTreeMap<ShardIx, ShardState>,
     wishes: Wishes,
 }
 
-async fn look(reach: &ClusterArgs, name: &ClusterName) -> Result<Seen> {
+/// Asks etcd and all nodes.
+pub async fn look(reach: &ClusterArgs, name: &ClusterName) -> Result<Seen> {
     let store = store(reach, name).await?;
     let (config, read) = store.read_config().await?;
     let is_adopted = read.adoption().is_some_and(|adoption| adoption.etcd == read.etcd);
@@ -112,23 +116,80 @@ async fn look(reach: &ClusterArgs, name: &ClusterName) -> Result<Seen> {
         (id, key, status)
     });
     let nodes = join_all(asks).await;
-    Ok(Seen { config, is_adopted, nodes, shards, wishes })
+    let space = store.space().await;
+    Ok(Seen { config, is_adopted, space, nodes, shards, wishes })
 }
 
 impl Seen {
     /// A node's name, if it is the only one that has it, else the beginning of its number.
-    fn called(&self, id: NodeId) -> String {
+    pub fn called(&self, id: NodeId) -> String {
         let number = || id.to_string()[..8].to_owned();
         let Some((_, key, _)) = self.nodes.iter().find(|(other, ..)| *other == id) else { return number() };
         let same = self.nodes.iter().filter(|(_, other, _)| other.about.name == key.about.name).count();
         if same == 1 && !key.about.name.is_empty() { key.about.name.clone() } else { number() }
     }
 
-    fn nodes_table(&self) -> Columns<8> {
+    /// Nodes that may beat.
+    pub fn living(&self) -> impl Iterator<Item = (NodeId, &NodeKey)> {
+        self.nodes.iter().filter(|(_, key, _)| key.alive).map(|(id, key, _)| (*id, key))
+    }
+
+    /// What keeps all from being well: each node that may beat is good, and each shard has its copies, as etcd and its
+    /// primary say. `None`: nothing.
+    pub fn lacks(&self) -> Option<String> {
+        if !self.is_adopted {
+            return Some("this etcd is not adopted".into());
+        }
+        let silent = self.nodes.iter().find(|(id, key, _)| key.alive && !self.is_good(*id));
+        if let Some((id, key, status)) = silent {
+            return Some(format!("{} {}", self.called(*id), state_of(key, status)));
+        }
+        let lacks = self.shards.iter().filter(|(shard, state)| !self.is_whole(**shard, state)).count();
+        (lacks > 0).then(|| format!("{} not all copies yet", counted_lack(lacks)))
+    }
+
+    /// Whether a shard has all its copies, and its primary says so.
+    fn is_whole(&self, shard: ShardIx, state: &ShardState) -> bool {
+        let wanted = usize::from(self.config.replicas).min(self.living().count());
+        let status = state.primary.and_then(|id| self.status_of(id));
+        let of_shard = status.and_then(|status| status.shards.get(usize::from(shard)));
+        let says_so = of_shard.is_some_and(|of_shard| {
+            let is_primary = of_shard.role == Role::Primary && of_shard.epoch == state.epoch;
+            is_primary && of_shard.newcomers.is_empty()
+        });
+        says_so && self.copies(state) >= wanted && self.copies(state) == state.in_sync.len()
+    }
+
+    /// Whether a node answers, and is good.
+    pub fn is_good(&self, id: NodeId) -> bool {
+        self.status_of(id).is_some_and(NodeStatus::is_good)
+    }
+
+    /// Copies of a shard that count: at nodes that are good.
+    fn copies(&self, state: &ShardState) -> usize {
+        state.in_sync.iter().filter(|id| self.is_good(*id)).count()
+    }
+
+    /// What an operator should do about etcd's space, the most pressing first.
+    pub fn etcd_advice(&self) -> Vec<String> {
+        match &self.space {
+            Ok(space) => space.advice(self.beats_per_second()),
+            Err(error) => vec![format!("etcd does not say how much space it has: {error}")],
+        }
+    }
+
+    /// Beats a second that etcd writes.
+    fn beats_per_second(&self) -> f64 {
+        let beating = self.nodes.iter().filter(|(_, key, _)| key.alive).count().max(1);
+        beating as f64 * 1e6 / self.config.timing.beat as f64
+    }
+
+    fn nodes_table(&self) -> Columns<9> {
         let mut columns = Columns::new([
             Column::text("node").least(8),
             Column::text("name").least(6),
             Column::text("state").least(12),
+            Column::number("last beat").rank(1),
             Column::number("serves"),
             Column::number("copies"),
             Column::number("entries take").rank(2),
@@ -143,10 +204,12 @@ impl Seen {
                 Err(_) => (String::new(), String::new()),
             };
             let drained = if self.wishes.drained.has(*id) { ", drained" } else { "" };
+            let beat = status.as_ref().ok().and_then(beat_age).map_or_else(String::new, show::time);
             let cells = [
                 id.to_string(),
                 key.about.name.clone(),
                 format!("{}{drained}", state_of(key, status)),
+                beat,
                 serves.to_string(),
                 copies.to_string(),
                 used,
@@ -172,7 +235,7 @@ impl Seen {
             Column::text("").least(10),
         ]);
         let alive: Vec<NodeId> =
-            self.nodes.iter().filter(|(_, _, status)| status.is_ok()).map(|(id, ..)| *id).collect();
+            self.nodes.iter().map(|(id, ..)| *id).filter(|id| self.is_good(*id)).collect();
         let mut rows = Vec::new();
         for (&shard, state) in &self.shards {
             let standbys = state.in_sync.iter().filter(|id| Some(*id) != state.primary);
@@ -184,11 +247,13 @@ impl Seen {
                 of_shard.iter().flat_map(|shard| &shard.newcomers).map(|id| self.called(*id)).collect();
             let what = match state.primary {
                 None => "nobody ever served it".into(),
-                Some(primary) if !alive.contains(&primary) => "its primary does not answer".into(),
+                Some(primary) if self.status_of(primary).is_none() => "its primary does not answer".into(),
+                Some(primary) if !alive.contains(&primary) => "its primary is not good".into(),
                 _ if !newcomers.is_empty() => format!("is copied to {}", newcomers.join(", ")),
                 Some(primary) if to.first().is_some_and(|first| *first != primary) => {
                     format!("goes to {}", self.called(to[0]))
                 }
+                _ if self.copies(state) < state.in_sync.len() => "a node with a copy is not good".into(),
                 _ if state.in_sync.len() < to.len() => "is to have another copy".into(),
                 _ => String::new(),
             };
@@ -215,13 +280,12 @@ impl Seen {
 
     /// One line, and what an operator should do.
     fn summary(&self, name: &ClusterName) -> Vec<String> {
-        let alive = self.nodes.iter().filter(|(_, _, status)| status.is_ok()).count();
-        let served =
-            self.shards.values().filter(|state| state.primary.is_some_and(|id| self.status_of(id).is_some()));
+        let alive = self.nodes.iter().filter(|(id, ..)| self.is_good(*id)).count();
+        let served = self.shards.values().filter(|state| state.primary.is_some_and(|id| self.is_good(id)));
         let copies = usize::from(self.config.replicas);
-        let thin = self.shards.values().filter(|state| state.in_sync.len() < copies).count();
+        let thin = self.shards.values().filter(|state| self.copies(state) < copies).count();
         let mut lines = vec![format!(
-            "cluster {name}: {} of {} answer, {} of {} served, {}",
+            "cluster {name}: {} of {} good, {} of {} served, {}",
             alive,
             show::counted(self.nodes.len() as u64, "node"),
             served.count(),
@@ -236,6 +300,7 @@ impl Seen {
                 "this etcd was restored or copied: nobody believes it until `oneread cluster adopt {name}`"
             ));
         }
+        lines.extend(self.etcd_advice());
         if thin > 0 && alive < copies {
             lines.push(format!("start more nodes: {copies} copies need as many"));
         }
@@ -281,12 +346,20 @@ impl Seen {
     }
 
     fn json_of_node(&self, id: NodeId, key: &NodeKey, status: &Result<NodeStatus>) -> serde_json::Value {
+        let health = status.as_ref().ok().and_then(|status| status.health.0.as_ref());
         serde_json::json!({
             "node": id.to_string(),
             "name": key.about.name,
             "alive": key.alive,
             "answers": status.is_ok(),
             "standing": status.as_ref().ok().map(|status| status.standing.clone()),
+            "good": self.is_good(id),
+            "beat_age_seconds": status.as_ref().ok().and_then(beat_age).map(|age| age.as_secs_f64()),
+            "etcd_refuses": health.map(|health| health.etcd.clone()),
+            "refused_by": health.map(|health| {
+                health.refused_by.iter().map(|(id, why)| (id.to_string(), why)).collect::<BTreeMap<_, _>>()
+            }),
+            "why": status.as_ref().err().map(state_of_silent),
             "drained": self.wishes.drained.has(id),
             "leaves": key.about.leaves,
             "serves": self.shards.values().filter(|state| state.primary == Some(id)).count(),
@@ -307,8 +380,9 @@ impl Seen {
             "shard": shard,
             "epoch": state.epoch,
             "primary": state.primary.map(|id| id.to_string()),
+            "copies": self.copies(state),
             "in_sync": state.in_sync.iter().map(|id| id.to_string()).collect::<Vec<_>>(),
-            "pinned": self.wishes.pinned.get(&shard).map(|id| id.to_string()),
+            "moved_to": self.wishes.pinned.get(&shard).map(|id| id.to_string()),
             "used_bytes": of_shard.map(|shard| shard.used),
             "changes_under_way": of_shard.map(|shard| shard.under_way),
             "newcomers": of_shard.map(|shard| shard.newcomers.iter().map(|id| id.to_string()).collect::<Vec<_>>()),
@@ -319,10 +393,56 @@ impl Seen {
 fn state_of(key: &NodeKey, status: &Result<NodeStatus>) -> String {
     match status {
         Ok(_) if key.about.leaves => "leaves".into(),
-        Ok(status) => status.standing.clone(),
-        Err(_) if key.alive => "does not answer".into(),
+        Ok(status) => match status.health.0.as_ref().and_then(|health| health.refused_by.first()) {
+            // Some take it, and this one does not.
+            Some((node, why)) if status.is_good() => {
+                format!("good, but {} says: {why}", &node.to_string()[..8])
+            }
+            _ => status.standing.clone(),
+        },
+        Err(error) if key.alive => state_of_silent(error),
         Err(_) => "dead".into(),
     }
+}
+
+fn counted_lack(shards: usize) -> String {
+    let have = if shards == 1 { "has" } else { "have" };
+    format!("{} {have}", show::counted(shards as u64, "shard"))
+}
+
+/// Why a node has not answered, in a few words.
+fn state_of_silent(error: &anyhow::Error) -> String {
+    match error.downcast_ref::<WireError>() {
+        Some(WireError::Secret) => "another secret".into(),
+        Some(
+            error
+            @ (WireError::OtherCluster { .. } | WireError::Version { .. } | WireError::OtherNode { .. }),
+        ) => error.brief().into(),
+        _ => "does not answer".into(),
+    }
+}
+
+/// How old the last beat is that etcd has taken of a node, as that says.
+fn beat_age(status: &NodeStatus) -> Option<Duration> {
+    status.health.0.as_ref()?.beat_age.map(Duration::from_micros)
+}
+
+/// What etcd says of its space, for scripts.
+fn json_of_space(seen: &Seen) -> serde_json::Value {
+    let Ok(space) = &seen.space else { return serde_json::Value::Null };
+    let beats = seen.beats_per_second();
+    serde_json::json!({
+        "revision": space.revision,
+        "oldest_revision": space.oldest,
+        "file_bytes": space.file_bytes,
+        "used_bytes": space.used_bytes,
+        "quota_bytes": space.quota_bytes,
+        "alarms": space.alarms,
+        "compacted": space.is_compacted(beats),
+        "compacted_by": space.compaction.map(|compaction| compaction.by.map(|node| node.to_string())),
+        "full_in_seconds": space.full_in(beats).map(|time| time.as_secs_f64()),
+        "advice": space.advice(beats),
+    })
 }
 
 impl Status {
@@ -336,6 +456,7 @@ impl Status {
                 "adopted": seen.is_adopted,
                 "replicas": seen.config.replicas,
                 "ttl_seconds": seen.config.timing.ttl as f64 / 1e6,
+                "etcd": json_of_space(&seen),
                 "nodes": nodes.collect::<Vec<_>>(),
                 "shards": shards.collect::<Vec<_>>(),
             });
@@ -436,6 +557,7 @@ mod tests {
                 timing: Timing::of(2_000_000),
             },
             is_adopted: false,
+            space: Err(EtcdError::NoEndpoint),
             nodes: (1..=5).map(node).collect(),
             shards: (0..shards).map(|shard| (shard, state(shard))).collect(),
             wishes: Wishes::default(),

@@ -52,6 +52,13 @@ pub struct Doctor {
     token: TokenArgs,
     #[command(flatten)]
     tls: TlsArgs,
+    /// Look at this cluster, too: its nodes, its etcd, and whether that is compacted
+    #[cfg(feature = "cluster")]
+    #[arg(long, value_name = "NAME")]
+    cluster: Option<oneread_cluster::etcd::ClusterName>,
+    #[cfg(feature = "cluster")]
+    #[command(flatten)]
+    reach: crate::cluster::ClusterArgs,
     /// Look at files under this folder instead of /
     #[arg(long, value_name = "DIR", default_value = "/", hide = true)]
     root: PathBuf,
@@ -77,6 +84,10 @@ impl Doctor {
         let facts = Facts::collect(&self.root, live(&self.root)?);
         let mut diagnosis = Diagnosis::of(&facts, &question);
         diagnosis.findings.splice(0..0, server(&self.at.address(), self.token.token()?, self.tls.tls()?));
+        #[cfg(feature = "cluster")]
+        if let Some(name) = &self.cluster {
+            diagnosis.findings.splice(0..0, cluster(&self.reach, name)?);
+        }
         if self.json {
             show::say(report_json(&facts, &diagnosis))?;
         } else {
@@ -91,6 +102,25 @@ impl Doctor {
             None => shm || verbs,
         }))
     }
+}
+
+/// What is good and bad about a cluster.
+#[cfg(feature = "cluster")]
+fn cluster(
+    reach: &crate::cluster::ClusterArgs,
+    name: &oneread_cluster::etcd::ClusterName,
+) -> Result<Vec<Finding>> {
+    let what = format!("cluster {name}");
+    let problems = crate::cluster::problems(reach, name)?;
+    if problems.is_empty() {
+        return Ok(vec![Finding::new(
+            Level::Ok,
+            what,
+            "all nodes are good, and all shards have their copies",
+        )]);
+    }
+    let found = problems.into_iter();
+    Ok(found.map(|problem| Finding::new(Level::Problem, what.clone(), problem)).collect())
 }
 
 fn live(root: &Path) -> Result<Live> {

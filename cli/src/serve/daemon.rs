@@ -17,6 +17,9 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 
+/// What the server in the background reports at the end, if it runs and is not good: a node that etcd, or nobody, hears.
+const NOT_GOOD: u8 = 0;
+
 /// A server that stops may have the lock for a moment.
 const LOCK_WITHIN: Duration = Duration::from_millis(100);
 
@@ -60,8 +63,9 @@ pub fn start(address: &Address, log: Option<&Path>) -> Result<ExitCode> {
         server.wait().context("waiting for the server process")?;
         return Ok(ExitCode::FAILURE);
     }
+    let is_good = ready.pop_if(|last| *last == NOT_GOOD).is_none();
     oneread_kit::show::write(&ready)?;
-    Ok(ExitCode::SUCCESS)
+    Ok(oneread_kit::status(is_good))
 }
 
 /// Opens the log. In a folder like /tmp another user may have put a link there, or a file that is his: he could read what
@@ -95,8 +99,12 @@ pub fn leave_terminal() -> Result<()> {
     Ok(())
 }
 
-/// Closes the output, after readiness is reported. What follows goes to the log.
-pub fn close_output() -> Result<()> {
+/// Closes the output, after readiness is reported, and says whether what is served is good. What follows goes to the log.
+pub fn close_output(is_good: bool) -> Result<()> {
+    if !is_good {
+        let mut out = io::stdout();
+        out.write_all(&[NOT_GOOD]).and_then(|()| out.flush()).context("reporting that it is not good")?;
+    }
     rustix::stdio::dup2_stdout(rustix::stdio::stderr()).context("closing the output")
 }
 

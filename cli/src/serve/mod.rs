@@ -33,9 +33,7 @@ use oneread_kit::{TokenArgs, names, show};
 pub use refused::advise;
 #[cfg(feature = "metrics")]
 use scraped::Listener;
-#[cfg(not(feature = "cluster"))]
-use serving::Serving;
-use serving::Watched;
+use serving::{Serving, Watched};
 use signal_hook::consts::SIGXFSZ;
 #[cfg(feature = "metrics")]
 use std::net::SocketAddr;
@@ -386,7 +384,7 @@ impl Serve {
         if let Some(pid_file) = &mut pid_file {
             pid_file.write()?;
         }
-        self.announce(server, &backing, share, scraped_at)?;
+        self.announce(&serving, &backing, share, scraped_at)?;
         let server = Watched::new(Mutex::new(Some(serving)));
         #[cfg(feature = "metrics")]
         if let Some(scrapes) = scrapes {
@@ -659,7 +657,7 @@ impl Serve {
     /// Reports readiness, from the background as the last that is seen of it.
     fn announce(
         &self,
-        server: &Server,
+        serving: &Serving,
         backing: &Backing,
         share: Option<MemoryShare>,
         scraped_at: Option<String>,
@@ -671,8 +669,8 @@ impl Serve {
         if self.detached {
             daemon::leave_terminal()?;
         }
-        show::say(self.readiness(server, backing, share, log.as_deref(), scraped_at))?;
-        if self.detached { daemon::close_output() } else { Ok(()) }
+        show::say(self.readiness(serving.server(), backing, share, log.as_deref(), scraped_at))?;
+        if self.detached { daemon::close_output(serving.is_good()) } else { Ok(()) }
     }
 
     fn readiness(

@@ -6,7 +6,14 @@ use oneread_cluster::wire::NodeStatus;
 
 /// Says what each is.
 pub fn describe() {
-    describe_gauge!("oneread_cluster_good", "1 if the node's standing with etcd is good, else 0.");
+    describe_gauge!(
+        "oneread_cluster_good",
+        "1 if etcd takes the node's beats, and another node its hello, else 0."
+    );
+    describe_gauge!(
+        "oneread_cluster_beat_age_seconds",
+        "Time since the node learned that etcd has taken a beat of its."
+    );
     describe_gauge!("oneread_cluster_shards", "Shards that the node serves, or is a standby of.");
     describe_gauge!("oneread_cluster_missing_copies", "Copies that shards lack which the node serves.");
     describe_gauge!("oneread_cluster_newcomers", "Copies of shards that the node makes at others.");
@@ -25,6 +32,9 @@ pub fn record(status: Option<&NodeStatus>) {
     let is_good = status.is_some_and(NodeStatus::is_good);
     gauge!("oneread_cluster_good").set(if is_good { 1.0 } else { 0.0 });
     let Some(status) = status else { return };
+    if let Some(age) = status.health.0.as_ref().and_then(|health| health.beat_age) {
+        gauge!("oneread_cluster_beat_age_seconds").set(age as f64 / 1e6);
+    }
     let shards = |role: Role| status.shards.iter().filter(|shard| shard.role == role).count() as f64;
     for (role, name) in [(Role::Primary, "primary"), (Role::Standby, "standby")] {
         gauge!("oneread_cluster_shards", "role" => name).set(shards(role));

@@ -32,13 +32,24 @@ impl Serving {
         }
     }
 
+    /// Whether others can use it: a node may run, and be heard by nobody.
+    pub fn is_good(&self) -> bool {
+        match self {
+            Serving::Table(_) => true,
+            #[cfg(feature = "cluster")]
+            Serving::Node(node) => node.status().is_some_and(|status| status.is_good()),
+        }
+    }
+
     /// Threads that have taken no turn within this time.
     pub fn stuck_threads(&self, within: Duration) -> Vec<String> {
         match self {
             Serving::Table(server) => server.stuck_threads(within),
             #[cfg(feature = "cluster")]
             Serving::Node(node) => {
-                let dead = (!node.runs()).then(|| "oneread-node".to_owned());
+                // One that waits for etcd is not helped by a start. One that is stuck, or has failed, is.
+                let lives = node.status().is_some_and(|status| !status.has_failed());
+                let dead = (!lives).then(|| "oneread-node".to_owned());
                 node.server().stuck_threads(within).into_iter().chain(dead).collect()
             }
         }
