@@ -589,7 +589,7 @@ impl Turns {
                 if let Some(other) = namesake.filter(|_| self.namesake != namesake) {
                     tracing::warn!(
                         node = %self.node.id(), %other,
-                        "another node has this one's name: commands cannot tell them apart by it; start one with a name of its own (`serve --node-name`)"
+                        "another node has this one's name: commands cannot tell them apart by it; start one with a name of its own (`oneread serve --node-name NAME`)"
                     );
                 }
                 self.namesake = namesake;

@@ -49,7 +49,7 @@ pub enum EtcdError {
     /// It has reached its quota, and takes no change.
     #[error(
         "etcd at {endpoints} takes no change: its quota is reached (alarm NOSPACE). Compact it, defragment each member, and \
-         disarm the alarm (docs/CLUSTER.md has the commands); then have it compacted always (`--auto-compaction-retention=1h`)"
+         disarm the alarm (docs/CLUSTER.md has the commands); then have it compacted always (`etcd --auto-compaction-retention=1h`)"
     )]
     NoSpace {
         /// All members that are named.
@@ -168,8 +168,7 @@ pub enum EtcdError {
     /// It was restored under its old token, so that nobody can tell.
     #[error(
         "this etcd was restored from a backup under the token that it had: nodes know newer states of the cluster {name} than it has, \
-         and cannot tell that it is another one. Restore the backup again with a new --initial-cluster-token, start it, then \
-         adopt it"
+         and cannot tell that it is another one. Restore the backup again with a new one (`etcdutl snapshot restore --initial-cluster-token TOKEN`), start it, then adopt it"
     )]
     RestoredAlike {
         /// The name.
