@@ -13,6 +13,9 @@ use oneread_kit::escape::Form;
 use oneread_kit::progress::Progress;
 use oneread_kit::units::Period;
 use oneread_kit::{advice, show, status};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::fs::File;
@@ -88,7 +91,11 @@ impl Get {
                 Ok(value) => value,
                 Err(error) => {
                     out.flush()?;
-                    show::complain(format_args!("oneread: key {given:?}: {}", advice::in_options(&error)));
+                    show::complain(format_args!(
+                        "oneread: key \"{}\": {}",
+                        show::name(given),
+                        advice::in_options(&error)
+                    ));
                     continue;
                 }
             };
@@ -102,7 +109,11 @@ impl Get {
                 None => {
                     // Values and messages appear in the order of the keys, also on a terminal.
                     out.flush()?;
-                    show::complain(format_args!("oneread: no key {given:?} at {}", client.address()));
+                    show::complain(format_args!(
+                        "oneread: no key \"{}\" at {}",
+                        show::name(given),
+                        client.address()
+                    ));
                     continue;
                 }
             }
@@ -246,12 +257,18 @@ impl Del {
             match there {
                 Ok(true) => removed += 1,
                 Ok(false) if *json => {}
-                Ok(false) => {
-                    show::complain(format_args!("oneread: no key {given:?} at {}", client.address()))
-                }
+                Ok(false) => show::complain(format_args!(
+                    "oneread: no key \"{}\" at {}",
+                    show::name(given),
+                    client.address()
+                )),
                 Err(error) => {
                     refused += 1;
-                    show::complain(format_args!("oneread: key {given:?}: {}", advice::in_options(&error)));
+                    show::complain(format_args!(
+                        "oneread: key \"{}\": {}",
+                        show::name(given),
+                        advice::in_options(&error)
+                    ));
                 }
             }
         }
@@ -362,6 +379,35 @@ const KINDS_MAX: usize = 10;
 /// After so many lines it is seen whether they are of the format at all.
 const LINES_TO_TELL: u64 = 1_000;
 
+/// How long a named pipe is waited for before that is told.
+const PIPE_QUIET: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// Opens a file to be loaded. Of a named pipe, it waits until somebody writes into it, and says so.
+fn open(path: &Path) -> std::io::Result<File> {
+    // To open a pipe usually waits for its writer without a word.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty())?;
+    if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) == FileType::Fifo {
+        let mut within = Some(&PIPE_QUIET);
+        loop {
+            match poll(&mut [PollFd::new(&file, PollFlags::IN)], within) {
+                Ok(0) => {
+                    show::complain(format_args!(
+                        "oneread: {} is a pipe, and nobody has written into it: waiting for that; Ctrl-C ends it",
+                        show::path(path)
+                    ));
+                    within = None;
+                }
+                Ok(_) => break,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    rustix::fs::fcntl_setfl(&file, rustix::fs::fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
+    Ok(file.into())
+}
+
 impl Load {
     pub fn run(self) -> Result<ExitCode> {
         let stdin = self.file.as_os_str() == "-";
@@ -379,7 +425,7 @@ impl Load {
             (Box::new(input), Progress::of_unknown("loading", "lines"))
         } else {
             let name = self.file.display();
-            let mut file = File::open(&self.file).with_context(|| format!("opening {name}"))?;
+            let mut file = open(&self.file).with_context(|| format!("opening {name}"))?;
             let about = file.metadata().with_context(|| format!("looking at {name}"))?;
             ensure!(!about.is_dir(), "{name} is a folder; name a file");
             let mut begin = Vec::new();

@@ -8,6 +8,7 @@ mod completions;
 mod connect;
 mod data;
 mod demo;
+mod dict_key;
 mod doctor;
 mod entries;
 mod habits;
@@ -35,9 +36,10 @@ mod watch;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use oneread::internals::words::{self, Door};
-use oneread_kit::{advice, escape, interrupt, show};
+use oneread_kit::escape::{self, Form};
+use oneread_kit::{advice, interrupt, show};
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::process::ExitCode;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -150,30 +152,38 @@ pub fn run(program: Vec<OsString>, arguments: Vec<OsString>) -> ExitCode {
     let words = std::iter::once(OsString::from("oneread")).chain(again::arguments().iter().cloned());
     let cli = Cli::try_parse_from(words).unwrap_or_else(|error| {
         let advice = habits::advice(&error);
-        print_usage(&error);
+        let said = print_usage(&error);
         if let Some(advice) = advice {
             show::complain(format_args!("\n  tip: {advice}"));
+        }
+        // Help that was asked for is the output.
+        if error.exit_code() == 0 && said.is_err() {
+            std::process::exit(i32::from(
+                ended(said.map(|()| ExitCode::SUCCESS).map_err(Into::into)) != ExitCode::SUCCESS,
+            ));
         }
         std::process::exit(error.exit_code());
     });
     let asked = std::env::var("RUST_LOG").ok().and_then(|asked| asked.parse().ok());
     let filter: Targets = asked.unwrap_or_else(|| cli.command.log_filter());
-    // Colors are for people, not for files.
-    let ansi = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
-    let log = tracing_subscriber::fmt::layer().with_writer(|| InWords(io::stderr())).with_ansi(ansi);
+    // Without colors: those of names are not to be told from them.
+    let log = tracing_subscriber::fmt::layer().with_writer(|| Log(io::stderr())).with_ansi(false);
     tracing_subscriber::registry().with(log).with(filter).init();
     ended(run_parsed(cli))
 }
 
-/// The log, in the command's words: its errors are the library's. An event comes whole.
-struct InWords<W>(W);
+/// The log, in the command's words: its errors are the library's. An event comes whole, and is a line, whatever names it has
+/// in it.
+struct Log<W>(W);
 
-impl<W: Write> Write for InWords<W> {
+impl<W: Write> Write for Log<W> {
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
-        match std::str::from_utf8(event) {
-            Ok(text) => self.0.write_all(words::said(Door::Command, text).as_bytes())?,
-            Err(_) => self.0.write_all(event)?,
-        }
+        let line = event.strip_suffix(b"\n").unwrap_or(event);
+        let shown = match std::str::from_utf8(line) {
+            Ok(text) => escape::escaped(&words::said(Door::Command, text), Form::Json, &['\t']),
+            Err(_) => escape::escaped_bytes(line, Form::Json, &['\t']),
+        };
+        self.0.write_all(format!("{shown}\n").as_bytes())?;
         Ok(event.len())
     }
 
@@ -235,13 +245,13 @@ fn run_parsed(cli: Cli) -> anyhow::Result<ExitCode> {
 }
 
 /// Prints what clap says of the words. It repeats them, so a terminal finds no commands in them.
-fn print_usage(error: &clap::Error) {
+fn print_usage(error: &clap::Error) -> io::Result<()> {
     let plain = error.render().to_string();
     if plain.contains(|c| escape::is_active(c) && c != '\n') {
         show::complain(plain.trim_end());
-    } else {
-        let _ = error.print();
+        return Ok(());
     }
+    error.print().and_then(|()| io::stdout().flush()).map_err(show::of_output)
 }
 
 /// Whether the reader of our output has closed it.
@@ -253,15 +263,42 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 mod tests {
     use super::*;
 
-    /// What a server logs names flags, as its errors do. What is no text stays as it is.
+    /// What a server logs names flags, as its errors do. What is no text is written out.
     #[test]
     fn the_log_is_in_the_commands_words() {
-        let mut log = InWords(Vec::new());
+        let mut log = Log(Vec::new());
         for event in [&b"raise it (`ServerConfig::clients_max`)\n"[..], b"\xff `ServerConfig::clients_max`\n"]
         {
             assert_eq!(log.write(event).unwrap(), event.len());
         }
-        assert_eq!(log.0, b"raise it (--clients-max)\n\xff `ServerConfig::clients_max`\n");
+        assert_eq!(log.0, b"raise it (--clients-max)\n\\xff `ServerConfig::clients_max`\n");
+    }
+
+    /// Names of others in an event are no commands for a terminal, and begin no line.
+    #[test]
+    fn names_in_the_log_are_written_out() {
+        #[derive(Clone, Default)]
+        struct Shared(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
+        impl Write for Shared {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0.lock().unwrap().write(bytes)
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let name = "a\x1b[2Jb\u{9b}31mc\u{202e}d\ne\x1b[31mf";
+        let written = Shared::default();
+        let to = written.clone();
+        let log = tracing_subscriber::fmt::layer().with_writer(move || Log(to.clone())).with_ansi(false);
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(log), || {
+            let error: &(dyn std::error::Error + 'static) = &io::Error::other(name);
+            tracing::error!(path = %name, given = name, seen = ?name, error, "of {name}");
+        });
+        let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(text.lines().count(), 1, "{text:?}");
+        assert_eq!(text.matches("d\\ne").count(), 5, "{text:?}");
+        assert!(!text.trim_end().contains(escape::is_active), "{text:?}");
     }
 
     /// The reader of a pipe may go at any time. Other errors of output are errors.

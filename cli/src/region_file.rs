@@ -31,8 +31,8 @@ pub fn what_stays(path: &Path, bytes: u64, address: &Address) -> String {
         "the table stays in {} ({}); serve it again: oneread serve --at {} --region {path}; or free the memory: oneread regions --remove {path}",
         show::path(path),
         show::bytes(bytes),
-        for_shell(&address.to_string()),
-        path = for_shell(&path.to_string_lossy()),
+        show::name(for_shell(&address.to_string())),
+        path = show::name(for_shell(&path.to_string_lossy())),
     )
 }
 

@@ -16,9 +16,12 @@ use std::process::ExitCode;
 /// List the region files that servers left or hold, and remove those that nobody serves
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
-  oneread regions                this user's files; root sees everybody's
+  oneread regions                this user's files; root sees everybody's, and
+                                 opens no other user's
   oneread regions --remove FILE  remove this one, if nobody serves it
-  oneread regions --remove --all remove all of this user's that nobody serves")]
+  oneread regions --remove --all remove all of this user's that nobody serves
+
+Exit status 1 if a file that was named is none, or was to go and stays.")]
 pub struct Regions {
     /// Remove these files, if nobody serves them
     #[arg(long)]
@@ -71,12 +74,12 @@ impl Regions {
                 }))?;
             }
         } else if found.is_empty() {
-            show::say(format_args!("there are no region files in {}", files::regions().display()))?;
+            show::say(format_args!("there are no region files in {}", show::path(&files::regions())))?;
         } else {
-            show::say(table(&found).text())?;
+            show::lay_out(table(&found).text())?;
             for file in &found {
                 if let Err(error) = &file.inside {
-                    let why = show::text(format!("{error:#}").as_bytes(), usize::MAX);
+                    let why = show::name(format_args!("{error:#}"));
                     show::say(format_args!("{}: {why}", show::path(&file.path)))?;
                 }
             }
@@ -86,29 +89,27 @@ impl Regions {
 
     fn remove(&self, found: &[Found]) -> Result<ExitCode> {
         let (mut freed, mut all_well) = (0, true);
-        for file in found {
+        let own = rustix::process::geteuid().as_raw();
+        // All are those of this user, whatever root may read.
+        for file in found.iter().filter(|file| !self.all || file.owner == own) {
             let path = show::path(&file.path);
-            match &file.inside {
-                // One of another version, or a damaged one, is a table, too.
-                inside
-                    if inside.as_ref().err().is_none_or(region_file::is_of_region)
-                        && region_file::remove(&file.path)? =>
-                {
-                    freed += file.bytes;
-                    show::say(format_args!("removed {path} ({})", show::bytes(file.bytes)))?;
-                }
-                Ok(_) => {
-                    all_well &= self.files.is_empty();
-                    show::complain(format_args!("{path} stays: a server uses it"));
-                }
-                Err(error) => {
-                    all_well &= self.files.is_empty();
-                    show::complain(format_args!(
-                        "{path} stays: {}",
-                        oneread_kit::advice::in_options(&format_args!("{error:#}"))
-                    ));
-                }
+            // One of another version, or a damaged one, is a table, too.
+            let stays = match &file.inside {
+                Err(error) if !region_file::is_of_region(error) => Some(format!("{error:#}")),
+                _ => match region_file::remove(&file.path) {
+                    Ok(true) => None,
+                    Ok(false) => Some("a server uses it".into()),
+                    Err(error) => Some(format!("{error:#}")),
+                },
+            };
+            if let Some(why) = stays {
+                all_well &= self.files.is_empty();
+                let why = oneread_kit::advice::in_options(&why);
+                show::complain(format_args!("{path} stays: {}", show::name(why)));
+                continue;
             }
+            freed += file.bytes;
+            show::say(format_args!("removed {path} ({})", show::bytes(file.bytes)))?;
         }
         show::complain(format_args!("freed {}", show::bytes(freed)));
         Ok(status(all_well))
@@ -131,8 +132,8 @@ fn table(found: &[Found]) -> Columns<5> {
             }
             Err(_) => ("?".into(), "?"),
         };
-        let owner = show::text(users::name(file.owner).as_bytes(), 16);
-        table.row([owner, show::bytes(file.bytes), keys, served.into(), show::path(&file.path)]);
+        let path = file.path.to_string_lossy().into_owned();
+        table.row([users::name(file.owner), show::bytes(file.bytes), keys, served.into(), path]);
     }
     table
 }

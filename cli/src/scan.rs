@@ -1,6 +1,7 @@
 //! `scan`, `keys`: all keys, or those that match, asked of the server.
 
 use crate::connect::Server;
+use crate::dict_key;
 use crate::records::{self, Format, Pair};
 use crate::secret::SecretArgs;
 use anyhow::{Error, Result, bail};
@@ -52,7 +53,11 @@ pub struct Printed {
 #[command(after_help = "EXAMPLES
   oneread keys
   oneread keys 'user:*'
-  oneread keys --json 'user:???'")]
+  oneread keys --json 'user:???'
+
+Keys are written as `load` and `dump` have them. On a terminal, keys of a dict
+of Python's that are no text (tuples, numbers, bytes) are shown as Python writes
+them.")]
 pub struct Keys {
     /// Only keys that match
     #[arg(value_name = "GLOB")]
@@ -89,6 +94,8 @@ impl Printed {
         let Printed { glob, values, json } = self;
         let glob = glob.as_deref().map(Glob::new).transpose()?;
         let mut out = show::out(Format::of_lines(json).shown_as());
+        let is_read = show::is_terminal();
+        let shown = |key: &[u8]| if is_read { dict_key::shown(key) } else { None };
         let prefix = glob.as_ref().map_or(&[][..], |glob| &glob.prefix);
         let (mut scan, mut left) = (scan(prefix, values), most.unwrap_or(u64::MAX));
         while left > 0
@@ -104,7 +111,10 @@ impl Printed {
                     writeln!(out, "{}", serde_json::to_string(&Pair::new(&found.key, value))?)?;
                 }
                 Some(value) => records::write(&mut out, Format::Tsv, &found.key, value)?,
-                None => records::write_key(&mut out, &found.key)?,
+                None => match shown(&found.key) {
+                    Some(key) => writeln!(out, "{key}")?,
+                    None => records::write_key(&mut out, &found.key)?,
+                },
             }
         }
         out.flush()?;

@@ -404,7 +404,7 @@ impl Restore {
             ];
             let some = counts.into_iter().filter(|(_, count)| *count > 0);
             table.add_rows(some.map(|(name, count)| show::fact(name, show::count(count))));
-            show::say(table)
+            show::lay_out(table)
         })?;
         Ok(ExitCode::SUCCESS)
     }
@@ -423,7 +423,7 @@ fn put(puts: &mut EntryPuts, batch: &[Entry<'_>], summary: &mut Summary, bar: &P
         }
         if let Some(reason) = became.reason().filter(|_| summary.failed <= COMPLAINTS_MAX) {
             let key = show::text(batch[nth].key, 40);
-            bar.suspend(|| show::complain(format_args!("oneread: key {key:?}: {reason}")));
+            bar.suspend(|| show::complain(format_args!("oneread: key \"{key}\": {reason}")));
         }
         if let Became::Refused(error @ PutError::Full { .. }) = became {
             full.get_or_insert(error);

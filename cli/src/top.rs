@@ -48,7 +48,7 @@ impl Top {
             let now = Look::of(&mut client)?;
             let seen = Seen { now: &now, last: Some(&first), watched: begun.elapsed() };
             let lines = seen.lines(&address, columns::width());
-            show::say(lines.join("\n"))?;
+            show::lay_out(lines.join("\n"))?;
             return Ok(ExitCode::SUCCESS);
         };
         let (mut last, mut now) = (None, first);
@@ -107,6 +107,11 @@ impl Seen<'_> {
         }
     }
 
+    /// Whether anything leaves to make room.
+    fn evicts(&self) -> bool {
+        self.now.told.evicted() > 0 || self.now.told.notes.is_some_and(|notes| notes.records > 0)
+    }
+
     fn table(&self) -> Columns<4> {
         let mut table = Columns::new([
             Column::text("").least(10),
@@ -137,6 +142,9 @@ impl Seen<'_> {
         counted("refused", |look| look.times().refused);
         counted("removes", |look| look.told.stats.removes);
         counted("  of these, ended", |look| look.times().expired);
+        if self.evicts() {
+            counted("made room", |look| look.told.evicted());
+        }
         counted("keys moved", |look| look.told.stats.moves);
         if growth.segments > 0 {
             let (now, most) = (show::count(growth.segments), show::count(growth.segments_max));
@@ -226,6 +234,7 @@ impl Seen<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use oneread::stats::{EvictCounts, NoteCounts};
 
     fn look(at: Instant, n: u64) -> Look {
         let mut told = Told::default();
@@ -259,6 +268,24 @@ mod tests {
         assert_eq!(seen.frame("shm:/run/oneread.sock", 80, 24), all);
         let small = seen.frame("shm:/run/oneread.sock", 80, 12).join("\n");
         assert!(small.contains("keys") && small.contains("slowest") && small.contains("GETs"), "{small}");
+    }
+
+    /// What makes room has a row where the server has a policy for that.
+    #[test]
+    fn evictions_have_a_row() {
+        let at = Instant::now();
+        let line = |evicted: u64, records: u64| {
+            let mut now = look(at, 1_000);
+            let mut counts = EvictCounts::default();
+            counts.at_put = evicted;
+            let mut notes = NoteCounts::default();
+            notes.records = records;
+            (now.told.evictions, now.told.notes) = (Some(counts), Some(notes));
+            let seen = Seen { now: &now, last: None, watched: Duration::ZERO };
+            seen.lines("here", None).into_iter().find(|line| line.contains("made room"))
+        };
+        assert_eq!(line(0, 0), None);
+        assert!(line(0, 5).unwrap().contains('0') && line(1_234, 0).unwrap().contains("1,234"));
     }
 
     /// Rates are those since the last look at the same server.

@@ -19,7 +19,7 @@ fn failovers_lose_nothing() {
     }
     let arguments = ["bench", "failover", "--rounds", "1", "--ttl", "1s", "--json"];
     let child = oneread().args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let folder = format!("oneread-{}", child.id());
+    let folder = format!("oneread-run-{}", child.id());
     let out = child.wait_with_output().unwrap();
     let stderr = String::from_utf8_lossy(&out.stderr);
     assert!(out.status.success(), "{} {stderr}", String::from_utf8_lossy(&out.stdout));

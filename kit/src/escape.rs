@@ -48,7 +48,41 @@ pub fn escape_into(out: &mut String, text: &str, form: Form, but: &[char]) {
     }
 }
 
-/// The same as a string.
+/// Adds bytes in which a terminal finds no commands, but for the characters in `but`. Those that are no UTF-8 are written as
+/// `\xff`. Returns how many bytes at the end are the beginning of a character, which were not added.
+pub fn escape_bytes_into(out: &mut String, bytes: &[u8], form: Form, but: &[char]) -> usize {
+    let mut rest = bytes;
+    loop {
+        let (valid, invalid) = match std::str::from_utf8(rest) {
+            Ok(text) => (text, None),
+            Err(error) => {
+                let valid = &rest[..error.valid_up_to()];
+                (std::str::from_utf8(valid).unwrap_or_default(), Some(error.error_len()))
+            }
+        };
+        escape_into(out, valid, form, but);
+        rest = &rest[valid.len()..];
+        let Some(invalid) = invalid else { return 0 };
+        let Some(invalid) = invalid else { return rest.len() };
+        escape_invalid(out, &rest[..invalid]);
+        rest = &rest[invalid..];
+    }
+}
+
+fn escape_invalid(out: &mut String, bytes: &[u8]) {
+    // A string takes everything.
+    let _ = bytes.iter().try_for_each(|byte| write!(out, "\\x{byte:02x}"));
+}
+
+/// Bytes of which no more come, as [`escape_bytes_into`] writes them.
+pub fn escaped_bytes(bytes: &[u8], form: Form, but: &[char]) -> String {
+    let mut out = String::with_capacity(bytes.len());
+    let cut = escape_bytes_into(&mut out, bytes, form, but);
+    escape_invalid(&mut out, &bytes[bytes.len() - cut..]);
+    out
+}
+
+/// Text in which a terminal finds no commands, but for the characters in `but`.
 pub fn escaped(text: &str, form: Form, but: &[char]) -> String {
     let mut out = String::with_capacity(text.len());
     escape_into(&mut out, text, form, but);
@@ -65,9 +99,10 @@ fn style_len(text: &str) -> Option<usize> {
 /// Text of several lines that this program has put together: colors and weight stay. All other commands are escaped. In
 /// cells of tables, what came from outside was escaped before (`show::text`).
 pub fn laid_out(text: &str) -> String {
+    let but = &['\n', '\t'];
     let (mut out, mut rest) = (String::with_capacity(text.len()), text);
     while let Some(at) = rest.find('\x1b') {
-        escape_into(&mut out, &rest[..at], Form::Json, &['\n', '\t']);
+        escape_into(&mut out, &rest[..at], Form::Json, but);
         rest = &rest[at..];
         let style = style_len(rest);
         let (own, after) = rest.split_at(style.unwrap_or(1));
@@ -77,7 +112,7 @@ pub fn laid_out(text: &str) -> String {
         }
         rest = after;
     }
-    escape_into(&mut out, rest, Form::Json, &['\n', '\t']);
+    escape_into(&mut out, rest, Form::Json, but);
     out
 }
 
@@ -99,34 +134,17 @@ impl Stream {
     pub fn take(&mut self, bytes: &[u8]) -> String {
         let mut all = std::mem::take(&mut self.cut);
         all.extend_from_slice(bytes);
-        let (mut out, mut rest) = (String::with_capacity(all.len()), &all[..]);
-        loop {
-            let (valid, error) = match std::str::from_utf8(rest) {
-                Ok(text) => (text, None),
-                Err(error) => {
-                    let valid = &rest[..error.valid_up_to()];
-                    (std::str::from_utf8(valid).unwrap_or_default(), Some(error))
-                }
-            };
-            escape_into(&mut out, valid, self.form, &['\n', '\t']);
-            rest = &rest[valid.len()..];
-            match error.map(|error| error.error_len()) {
-                None => return out,
-                Some(None) => {
-                    self.cut = rest.to_vec();
-                    return out;
-                }
-                Some(Some(invalid)) => {
-                    out.push_str(&rest[..invalid].escape_ascii().to_string());
-                    rest = &rest[invalid..];
-                }
-            }
-        }
+        let mut out = String::with_capacity(all.len());
+        let cut = escape_bytes_into(&mut out, &all, self.form, &['\n', '\t']);
+        self.cut = all.split_off(all.len() - cut);
+        out
     }
 
     /// What is left of a character that has no end.
     pub fn end(&mut self) -> String {
-        std::mem::take(&mut self.cut).escape_ascii().to_string()
+        let mut out = String::new();
+        escape_invalid(&mut out, &std::mem::take(&mut self.cut));
+        out
     }
 }
 

@@ -44,7 +44,8 @@ impl Folder {
     fn new_in(parent: &Path) -> Result<Folder> {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
-        let name = format!("oneread-{}", std::process::id());
+        // No number of a process is taken for one of a user, whose default folder that would be.
+        let name = format!("oneread-run-{}", std::process::id());
         let name = if number == 0 { name } else { format!("{name}-{number}") };
         let path = parent.join(name);
         DirBuilder::new()

@@ -113,8 +113,8 @@ pub fn fact(name: impl Display, value: impl Display) -> [Cell; 2] {
     [Cell::new(name), number(value)]
 }
 
-/// A cell with the name of its row.
-pub fn name(value: impl Display) -> Cell {
+/// A cell that heads its row.
+pub fn head(value: impl Display) -> Cell {
     Cell::new(value).add_attribute(Attribute::Bold)
 }
 
@@ -125,21 +125,28 @@ pub fn path(path: &Path) -> String {
 
 /// Bytes as text of at most `max` characters. Bytes that are not printable are escaped.
 pub fn text(bytes: &[u8], max: usize) -> String {
-    let text = match std::str::from_utf8(bytes) {
-        Ok(text) => escape::escaped(text, Form::Json, &[]),
-        Err(_) => bytes.escape_ascii().to_string(),
-    };
+    let text = escape::escaped_bytes(bytes, Form::Json, &[]);
     match text.char_indices().nth(max) {
         Some((cut, _)) => format!("{}…", &text[..cut]),
         None => text,
     }
 }
 
-/// Whether somebody reads the output on a terminal.
+/// A name that came from outside, or has such a name in it, as an address and an error do: on one line.
+pub fn name(name: impl Display) -> String {
+    text(name.to_string().as_bytes(), usize::MAX)
+}
+
+/// The answer of [`is_terminal`].
 static IS_TERMINAL: LazyLock<bool> = LazyLock::new(|| io::stdout().is_terminal());
 
+/// Whether somebody reads the output on a terminal.
+pub fn is_terminal() -> bool {
+    *IS_TERMINAL
+}
+
 /// An error of stdout, by its name: of others a command names what it wrote to.
-fn named(error: io::Error) -> io::Error {
+pub fn of_output(error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("writing the output: {error}"))
 }
 
@@ -161,9 +168,9 @@ pub fn out(form: Form) -> Out {
 impl Write for Out {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.shown {
-            None => self.to.write(bytes).map_err(named),
+            None => self.to.write(bytes).map_err(of_output),
             Some(shown) => {
-                self.to.write_all(shown.take(bytes).as_bytes()).map_err(named)?;
+                self.to.write_all(shown.take(bytes).as_bytes()).map_err(of_output)?;
                 Ok(bytes.len())
             }
         }
@@ -171,14 +178,24 @@ impl Write for Out {
 
     fn flush(&mut self) -> io::Result<()> {
         let rest = self.shown.as_mut().map(escape::Stream::end).unwrap_or_default();
-        self.to.write_all(rest.as_bytes()).and_then(|()| self.to.flush()).map_err(named)
+        self.to.write_all(rest.as_bytes()).and_then(|()| self.to.flush()).map_err(of_output)
     }
 }
 
-/// Prints a line on stdout and flushes it. A terminal is shown no commands, but for colors and weight.
+/// Prints a line on stdout and flushes it. A terminal is shown no commands.
 pub fn say(line: impl Display) -> io::Result<()> {
+    say_by(line, |line| escape::escaped(line, Form::Json, &['\n', '\t']))
+}
+
+/// Prints what this program has laid out, as tables, whose cells and names were escaped before ([`text`], [`name`]): a
+/// terminal is shown colors and weight, and no other command.
+pub fn lay_out(text: impl Display) -> io::Result<()> {
+    say_by(text, escape::laid_out)
+}
+
+fn say_by(line: impl Display, shown: impl Fn(&str) -> String) -> io::Result<()> {
     let line = format!("{line}\n");
-    let line = if *IS_TERMINAL { escape::laid_out(&line) } else { line };
+    let line = if *IS_TERMINAL { shown(&line) } else { line };
     write(line.as_bytes())
 }
 
@@ -194,7 +211,7 @@ pub fn outcome<E: Into<anyhow::Error>>(
     }
 }
 
-/// The same, with JSON of many lines.
+/// Like `outcome`, with JSON of many lines.
 pub fn pretty<E: Into<anyhow::Error>>(
     json: bool,
     what: &impl Serialize,
@@ -209,7 +226,7 @@ pub fn pretty<E: Into<anyhow::Error>>(
 /// Prints bytes on stdout as they are: what this program has made itself.
 pub fn write(bytes: &[u8]) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    out.write_all(bytes).and_then(|()| out.flush()).map_err(named)
+    out.write_all(bytes).and_then(|()| out.flush()).map_err(of_output)
 }
 
 /// Prints a line on stderr. It may name what others have made, so what a terminal takes for commands is escaped. Errors
@@ -264,7 +281,8 @@ mod tests {
         assert_eq!(text(b"plain", 5), "plain");
         assert_eq!(text("\u{3a9}mega".as_bytes(), 3), "\u{3a9}me\u{2026}");
         assert_eq!(text(b"\x1b[2J\n", 40), "\\u001b[2J\\n");
-        assert_eq!(text(b"\xff\x00", 40), "\\xff\\x00");
+        assert_eq!(text(b"\xff\x00\xe2\x80", 40), "\\xff\\u0000\\xe2\\x80");
+        assert_eq!(name(format_args!("shm:{}", "\x1b[1m\n")), "shm:\\u001b[1m\\n");
         assert_eq!(path(Path::new("/a/\u{1b}[2J\nb")), "/a/\\u001b[2J\\nb");
     }
 }

@@ -115,7 +115,7 @@ impl Get {
             false => client.get(self.key.as_bytes())?,
         };
         let Some(value) = value else {
-            show::complain(format_args!("oneread: there is no key {:?}", self.key));
+            show::complain(format_args!("oneread: there is no key \"{}\"", show::name(&self.key)));
             return Ok(ExitCode::FAILURE);
         };
         let mut out = show::out(Form::Bytes);
@@ -148,7 +148,7 @@ impl Del {
     pub fn run(self, reach: &ClusterArgs) -> Result<ExitCode> {
         let was_there = reach.client(&self.name, &self.tables)?.remove(self.key.as_bytes())?;
         if !was_there {
-            show::complain(format_args!("oneread: there is no key {:?}", self.key));
+            show::complain(format_args!("oneread: there is no key \"{}\"", show::name(&self.key)));
         }
         show::say(format_args!("removed {}", u8::from(was_there)))?;
         Ok(status(was_there))

@@ -533,7 +533,7 @@ impl Renew {
         }
         let names: BTreeMap<_, _> = status::nodes(&store).await?.into_iter().collect();
         for (node, shards) in shards_of {
-            let name = names.get(&node).map_or("", |key| &key.about.name);
+            let name = show::name(names.get(&node).map_or("", |key| &key.about.name));
             show::say(format_args!("node {node} ({name}) had {}", shards.join(", ")))?;
         }
         bail!(

@@ -461,7 +461,7 @@ impl Status {
                 "shards": shards.collect::<Vec<_>>(),
             });
             return show::outcome(self.at.json, &told, || {
-                show::say(seen.lines(&self.at.name, width()).join("\n"))
+                show::lay_out(seen.lines(&self.at.name, width()).join("\n"))
             });
         }
         let screen = Screen::open()?;
@@ -475,7 +475,7 @@ impl Status {
                     Ok(seen) => seen.lines(&self.at.name, width()),
                     Err(why) => vec![error(why)],
                 };
-                show::say(format_args!("{}\n", lines.join("\n")))?;
+                show::lay_out(format_args!("{}\n", lines.join("\n")))?;
                 tokio::time::sleep_until(next.into()).await;
                 continue;
             };
@@ -500,10 +500,10 @@ impl Nodes {
         } else if seen.nodes.is_empty() {
             show::say(format_args!("no node was ever started: oneread serve --cluster {}", self.at.name))?;
         } else {
-            show::say(seen.nodes_table().text())?;
+            show::lay_out(seen.nodes_table().text())?;
             for (id, _, status) in &seen.nodes {
                 if let Err(error) = status {
-                    show::say(format_args!("{id}: {error:#}"))?;
+                    show::say(format_args!("{id}: {}", show::name(format_args!("{error:#}"))))?;
                 }
             }
         }
@@ -519,7 +519,7 @@ impl Shards {
                 show::say(seen.json_of_shard(*shard, state))?;
             }
         } else {
-            show::say(seen.shards_table(usize::MAX).text())?;
+            show::lay_out(seen.shards_table(usize::MAX).text())?;
         }
         Ok(())
     }

@@ -120,7 +120,7 @@ const PUT_DEADLINE: Duration = Duration::from_secs(1);
 
 impl Demo {
     pub fn run(self) -> Result<ExitCode> {
-        let tell = |line: &str| if self.json { Ok(()) } else { show::say(line) };
+        let tell = |line: &str| if self.json { Ok(()) } else { show::lay_out(line) };
         let rounds = self.rounds.unwrap_or(if self.fabric == Carrier::Shm { 20 } else { 1 });
         let (name, fabric) = self.fabric.fabric();
         let mut outcome = Outcome { fabric: name, rounds, ..Outcome::default() };
@@ -203,7 +203,7 @@ impl Demo {
             lose_a_node(&names, &mut outcome, &tell)?;
         }
         show::outcome(self.json, &outcome, || {
-            show::say(outcome.table())?;
+            show::lay_out(outcome.table())?;
             show::say("Next: `oneread serve`, `oneread put KEY VALUE`, `oneread get KEY`.")
         })?;
         Ok(status(outcome.is_well()))

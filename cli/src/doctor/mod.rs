@@ -211,15 +211,15 @@ fn report(diagnosis: &Diagnosis<'_>, peer: Option<IpAddr>, wants_verbs: bool) ->
         table.add_row(vec![
             Cell::new(mark).fg(color).add_attribute(Attribute::Bold),
             Cell::new(&finding.what),
-            Cell::new(&finding.found),
+            Cell::new(show::name(&finding.found)),
         ]);
     }
     keep_whole(&mut table, &[0, 1]);
-    show::say(table)?;
+    show::lay_out(table)?;
     for port in diagnosis.ports.iter().filter(|port| !port.ranking.is_empty()) {
         let towards = peer.map(|peer| format!(" towards {peer}")).unwrap_or_default();
-        show::say(format_args!("\nGIDs of {}{towards}, the best first:", show::bold(&port.name())))?;
-        show::say(gid_table(port))?;
+        show::lay_out(format_args!("\nGIDs of {}{towards}, the best first:", show::bold(&port.name())))?;
+        show::lay_out(gid_table(port))?;
     }
     let mut mends: Vec<_> =
         diagnosis.findings.iter().filter(|f| f.advice.is_some() || f.command.is_some()).collect();
@@ -228,9 +228,9 @@ fn report(diagnosis: &Diagnosis<'_>, peer: Option<IpAddr>, wants_verbs: bool) ->
     mends.sort_by_key(|finding| (for_verbs(finding), std::cmp::Reverse(finding.level)));
     for (at, finding) in mends.iter().enumerate() {
         if for_verbs(finding) && (at == 0 || !for_verbs(&mends[at - 1])) {
-            show::say(format_args!("\n{}", show::bold("For RDMA, if you want it:")))?;
+            show::lay_out(format_args!("\n{}", show::bold("For RDMA, if you want it:")))?;
         } else if at == 0 {
-            show::say(format_args!("\n{}", show::bold("What to do, the most pressing first:")))?;
+            show::lay_out(format_args!("\n{}", show::bold("What to do, the most pressing first:")))?;
         }
         let advice = finding.advice.as_deref().map(|advice| format!(": {advice}")).unwrap_or_default();
         let what = format!("{} ({}){advice}", finding.what, look(finding.level).0);

@@ -3,8 +3,9 @@
 //! This process starts itself once more, as a process without threads of its own would by `fork`, and waits for
 //! the line that reports readiness. Until then a Ctrl-C reaches both; after that the server has a session of its own.
 
+use super::ready::is_said;
 use crate::again;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use oneread::Address;
 use oneread::error::FileError;
 use oneread::internals::files::{self, LockFile};
@@ -50,7 +51,7 @@ pub fn start(address: &Address, log: Option<&Path>) -> Result<ExitCode> {
     let arguments = again::arguments().iter();
     let mut server = again::command()?
         .args(arguments.map(|given| if given == "--daemonize" { OsStr::new("--detached") } else { given }))
-        .stdin(Stdio::null())
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(log.try_clone()?)
         .spawn()
@@ -58,15 +59,29 @@ pub fn start(address: &Address, log: Option<&Path>) -> Result<ExitCode> {
     let mut ready = Vec::new();
     // To the end: the server closes its output when it serves.
     server.stdout.take().context("the server's output")?.read_to_end(&mut ready)?;
-    std::io::stderr().write_all(&said_since(&mut log, told_before)?)?;
-    if ready.is_empty() {
-        server.wait().context("waiting for the server process")?;
-        return Ok(ExitCode::FAILURE);
-    }
     let is_good = ready.pop_if(|last| *last == NOT_GOOD).is_none();
-    oneread_kit::show::write(&ready)?;
-    Ok(oneread_kit::status(is_good))
+    // The server waits for the word that this was told. Without it, it ends.
+    let mut word = server.stdin.take().context("the server's input")?;
+    let told = match ready.is_empty() {
+        true => None,
+        false => Some(is_said(oneread_kit::show::write(&ready))),
+    };
+    if let Some(Ok(())) = told {
+        word.write_all(TOLD).context("the server has ended; its log says why")?;
+    }
+    drop(word);
+    if !matches!(told, Some(Ok(()))) {
+        server.wait().context("waiting for the server process")?;
+    }
+    std::io::stderr().write_all(&said_since(&mut log, told_before)?)?;
+    match told {
+        None => Ok(ExitCode::FAILURE),
+        Some(told) => Ok(told.map(|()| oneread_kit::status(is_good))?),
+    }
 }
+
+/// What the server process reads when its readiness was told.
+const TOLD: &[u8] = b"told";
 
 /// Opens the log. In a folder like /tmp another user may have put a link there, or a file that is his: he could read what
 /// the server has to say, and cut it off.
@@ -99,13 +114,22 @@ pub fn leave_terminal() -> Result<()> {
     Ok(())
 }
 
-/// Closes the output, after readiness is reported, and says whether what is served is good. What follows goes to the log.
-pub fn close_output(is_good: bool) -> Result<()> {
+/// Closes the output, after readiness is reported, and says whether what is served is good. Waits until that was told. What
+/// follows goes to the log.
+pub fn is_told(is_good: bool) -> Result<()> {
     if !is_good {
         let mut out = io::stdout();
         out.write_all(&[NOT_GOOD]).and_then(|()| out.flush()).context("reporting that it is not good")?;
     }
-    rustix::stdio::dup2_stdout(rustix::stdio::stderr()).context("closing the output")
+    rustix::stdio::dup2_stdout(rustix::stdio::stderr()).context("closing the output")?;
+    let mut word = Vec::new();
+    io::stdin().lock().read_to_end(&mut word).context("hearing that it was told")?;
+    ensure!(
+        word == TOLD,
+        "nobody was told that the server serves, so it ends again: see what became of the output of the command that has started it"
+    );
+    let nothing = File::open("/dev/null").context("opening /dev/null")?;
+    rustix::stdio::dup2_stdin(nothing).context("closing the input")
 }
 
 /// The file with a server's process number, while that serves. No second server has it meanwhile. Removed when dropped.

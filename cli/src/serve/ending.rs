@@ -17,8 +17,8 @@ use std::time::Duration;
 
 /// How long a start may take to end after a signal, before the process is ended.
 const START_ENDS_WITHIN: Duration = Duration::from_secs(10);
-/// How long the last words may take.
-const SAID_WITHIN: Duration = Duration::from_secs(1);
+/// How long the end of what was made, and the last words, may take.
+const SAID_WITHIN: Duration = Duration::from_secs(2);
 
 /// What SIGHUP is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +49,11 @@ pub struct Ending {
     asked: Receiver<Asked>,
     cancel: Arc<AtomicBool>,
     stage: Arc<Mutex<Stage>>,
+    undo: Undo,
 }
+
+/// What ends a server whose start hangs in its last steps.
+type Undo = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
 
 fn lock(stage: &Mutex<Stage>) -> MutexGuard<'_, Stage> {
     stage.lock().unwrap_or_else(PoisonError::into_inner)
@@ -68,8 +72,9 @@ impl Ending {
         }
         let signals = Signals::new(interrupt::heeded())?;
         interrupt::leave_signals();
-        let ending = Ending { asked, cancel, stage: Arc::clone(&stage) };
-        let hear = move || hear(signals, hangup, &sender, &stage);
+        let undo = Undo::default();
+        let ending = Ending { asked, cancel, stage: Arc::clone(&stage), undo: undo.clone() };
+        let hear = move || hear(signals, hangup, &sender, &stage, &undo);
         std::thread::Builder::new()
             .name("oneread-signals".into())
             .spawn(hear)
@@ -80,6 +85,11 @@ impl Ending {
     /// What has the start cancelled.
     pub fn cancel(&self) -> Arc<AtomicBool> {
         self.cancel.clone()
+    }
+
+    /// What ends the server, if the rest of its start hangs.
+    pub fn ends_by(&self, undo: impl FnOnce() + Send + 'static) {
+        *self.undo.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(undo));
     }
 
     /// The server is in service. What a signal asks for is passed on, also what one asked for before.
@@ -97,7 +107,13 @@ impl Ending {
     }
 }
 
-fn hear(mut signals: Signals, hangup: Hangup, sender: &Sender<Asked>, stage: &Arc<Mutex<Stage>>) {
+fn hear(
+    mut signals: Signals,
+    hangup: Hangup,
+    sender: &Sender<Asked>,
+    stage: &Arc<Mutex<Stage>>,
+    undo: &Undo,
+) {
     let had_terminal = is_there_a_terminal();
     let mut is_overseen = false;
     for signal in signals.forever() {
@@ -110,8 +126,8 @@ fn hear(mut signals: Signals, hangup: Hangup, sender: &Sender<Asked>, stage: &Ar
         match now {
             Stage::Starts => {
                 if !std::mem::replace(&mut is_overseen, true) {
-                    let stage = stage.clone();
-                    std::thread::spawn(move || oversee(&stage, signal));
+                    let (stage, undo) = (stage.clone(), undo.clone());
+                    std::thread::spawn(move || oversee(&stage, &undo, signal));
                 }
             }
             Stage::Serves => {}
@@ -126,14 +142,18 @@ fn hear(mut signals: Signals, hangup: Hangup, sender: &Sender<Asked>, stage: &Ar
 }
 
 /// Ends the process if the start does not end.
-fn oversee(stage: &Mutex<Stage>, signal: i32) {
+fn oversee(stage: &Mutex<Stage>, undo: &Undo, signal: i32) {
     std::thread::sleep(START_ENDS_WITHIN);
     // Locked to the end: from here on it does not come into service.
     let stage = lock(stage);
     if *stage == Stage::Starts {
-        // Whoever reads what is said may not answer either.
+        // A disk, or whoever reads what is said, may not answer either.
         let (told, is_told) = mpsc::channel();
+        let undo = undo.lock().unwrap_or_else(PoisonError::into_inner).take();
         std::thread::spawn(move || {
+            if let Some(undo) = undo {
+                undo();
+            }
             show::complain(format_args!(
                 "oneread: the start did not end within {} of the signal, so the process ends; a file or the output does not answer: look at the disk, and at what reads the output",
                 show::time(START_ENDS_WITHIN)

@@ -4,6 +4,7 @@ mod daemon;
 mod ending;
 #[cfg(all(feature = "cluster", feature = "metrics"))]
 mod of_node;
+mod ready;
 mod refused;
 #[cfg(feature = "metrics")]
 mod scraped;
@@ -20,20 +21,24 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use ending::{Asked, Ending, Hangup};
 use oneread::internals::files;
+use oneread::internals::peer::DescriptorShare;
 use oneread::internals::region::Backing;
 use oneread::internals::verbs::Wait;
 use oneread::{
-    Address, Config, Evict, ServeError, Server, ServerConfig, ServerTls, Snapshots, StartLimits, StartMode,
+    Address, Config, Evict, ServeError, ServerConfig, ServerTls, Snapshots, StartLimits, StartMode,
     TableSize, TcpAddress, Token,
     embedded::MemoryShare,
     layout::{Geometry, Layout},
 };
 use oneread_kit::units::{ByteSize, Period, length, some_bytes, some_time};
 use oneread_kit::{TokenArgs, names, show};
+use ready::Ready;
 pub use refused::advise;
 #[cfg(feature = "metrics")]
 use scraped::Listener;
-use serving::{Serving, Watched};
+#[cfg(not(feature = "cluster"))]
+use serving::Serving;
+use serving::Watched;
 use signal_hook::consts::SIGXFSZ;
 #[cfg(feature = "metrics")]
 use std::net::SocketAddr;
@@ -42,7 +47,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use systemd::{Said, notify};
-use told::{recovered_json, show_start, size_now, size_of, taken_over};
+use told::{show_start, size_of};
 
 /// Serve a table until SIGINT or SIGTERM
 #[derive(Debug, Args)]
@@ -298,6 +303,9 @@ fn read_again(tls: &ServerTls) {
     }
 }
 
+/// What a server opens before it has clients, and has not opened when it looks.
+const OWN_DESCRIPTORS: u64 = 16;
+
 /// Less memory is not worth a table that nobody has given a size.
 const LEAST: u64 = 16 << 20;
 
@@ -359,19 +367,17 @@ impl Serve {
         #[cfg(not(feature = "cluster"))]
         let served_at = address.clone();
         let how = self.how(address, config, backing.clone(), token)?.tls(tls.clone()).cancel(ending.cancel());
-        raise_descriptors(self.clients_max);
+        raise_descriptors(self.clients_max, self.workers);
         // What another server has is told before a table is made; so is an address that cannot be.
-        let mut pid_file = self.pid_file.as_deref().map(daemon::PidFile::take).transpose()?;
+        let pid_file = self.pid_file.as_deref().map(daemon::PidFile::take).transpose()?;
+        let pid_file = Arc::new(Mutex::new(pid_file));
         #[cfg(feature = "metrics")]
         let scrapes = self.metrics.map(Listener::bind).transpose()?;
-        #[cfg(feature = "metrics")]
-        let scraped_at = scrapes.as_ref().map(Listener::url);
-        #[cfg(not(feature = "metrics"))]
-        let scraped_at = None;
         #[cfg(feature = "cluster")]
         let started = self.node.start(how, self.listen.is_some(), self.die_with_parent);
         #[cfg(not(feature = "cluster"))]
-        let started = Server::start(how).map(Serving::Table).map_err(|error| advise(error, &served_at));
+        let started =
+            oneread::Server::start(how).map(Serving::Table).map_err(|error| advise(error, &served_at));
         let serving = match started {
             Err(error) if matches!(error.downcast_ref(), Some(ServeError::Cancelled)) => {
                 show::complain("oneread: stopped before the table was ready; nothing is left of a new one");
@@ -379,19 +385,22 @@ impl Serve {
             }
             started => started?,
         };
-        let server = serving.server();
-        self.warn_of_users(server.address());
-        if let Some(pid_file) = &mut pid_file {
-            pid_file.write()?;
-        }
-        self.announce(&serving, &backing, share, scraped_at)?;
         let server = Watched::new(Mutex::new(Some(serving)));
-        #[cfg(feature = "metrics")]
-        if let Some(scrapes) = scrapes {
-            scrapes.answer(server.clone()).context("starting the thread that answers scrapes")?;
+        ending.ends_by({
+            let (server, pid_file) = (server.clone(), pid_file.clone());
+            move || ready::undo(&server, &pid_file)
+        });
+        let ready = Ready {
+            backing: &backing,
+            share,
+            #[cfg(feature = "metrics")]
+            scrapes,
+            pid_file: &pid_file,
+        };
+        if let Err(why) = self.get_ready(&server, ready) {
+            ready::undo(&server, &pid_file);
+            return Err(why);
         }
-        notify(Said::Ready);
-        watchdog::begin(server.clone()).context("starting the thread that tells systemd's watchdog")?;
         ending.serves();
         while ending.next() == Asked::ReadAgain {
             // A disk may let it wait, and no signal waits for that.
@@ -404,7 +413,7 @@ impl Serve {
         let address = serving.server().address().clone();
         let bytes = serving.server().index().region().backed_bytes();
         let stopped = serving.stop();
-        drop(pid_file);
+        ready::drop_file(&pid_file);
         let Some(stopped) = stopped else { return Ok(ExitCode::SUCCESS) };
         if let Backing::File(path) = &backing
             && !self.json
@@ -653,94 +662,6 @@ impl Serve {
         );
         Ok(())
     }
-
-    /// Reports readiness, from the background as the last that is seen of it.
-    fn announce(
-        &self,
-        serving: &Serving,
-        backing: &Backing,
-        share: Option<MemoryShare>,
-        scraped_at: Option<String>,
-    ) -> Result<()> {
-        let log = match self.detached {
-            true => Some(daemon::log_file(&self.at.address(), self.log.as_deref())?),
-            false => None,
-        };
-        if self.detached {
-            daemon::leave_terminal()?;
-        }
-        show::say(self.readiness(serving.server(), backing, share, log.as_deref(), scraped_at))?;
-        if self.detached { daemon::close_output(serving.is_good()) } else { Ok(()) }
-    }
-
-    fn readiness(
-        &self,
-        server: &Server,
-        backing: &Backing,
-        share: Option<MemoryShare>,
-        log: Option<&Path>,
-        metrics: Option<String>,
-    ) -> String {
-        let index = server.index();
-        let geometry = index.geometry();
-        let growth = index.growth();
-        let where_to = backing.to_string();
-        if self.json {
-            let restored = server
-                .restored()
-                .map(|from| serde_json::json!({ "keys": from.keys, "seconds": from.took.as_secs_f64() }));
-            let recovered = server.recovered().map(recovered_json);
-            return serde_json::json!({
-                "event": "ready",
-                "address": server.address().to_string(),
-                "tcp": server.tcp_address().map(|at| Address::Tcp(at.clone()).to_string()),
-                "layout": geometry.layout().to_string(),
-                "main_slots": geometry.main_slots(),
-                "slots": geometry.slots(),
-                "slot_bytes": geometry.shape().bytes(),
-                "region_bytes": geometry.region_bytes(),
-                "segments_max": geometry.segments_max(),
-                "bytes_backed": index.region().backed_bytes(),
-                "max_memory_is": share.as_ref().map(|share| &share.part),
-                "region": where_to,
-                "key_max": geometry.key_max(),
-                "value_max": geometry.value_max(),
-                "heap_bytes": geometry.heap().bytes,
-                "life": geometry.has_life(),
-                "owners": geometry.has_owners(),
-                "grace_us": geometry.grace().as_micros() as u64,
-                "recovered": recovered,
-                "restored": restored,
-                "pid": std::process::id(),
-                "log": log,
-                "metrics": metrics,
-            })
-            .to_string();
-        }
-        let found = match (server.recovered(), server.restored()) {
-            (Some(found), _) => taken_over(found),
-            (None, Some(from)) => format!(
-                "new, with {} of {}, in {}",
-                show::counted(from.keys, "key"),
-                self.source().map_or("a snapshot".into(), |path| path.display().to_string()),
-                show::time(from.took)
-            ),
-            (None, None) => "new".into(),
-        };
-        let size = size_now(geometry, growth.bytes_backed, share.as_ref().map(|share| &share.part[..]));
-        let log = log.map_or(String::new(), |log| {
-            format!("\nin the background, process {}; its log is {}", std::process::id(), log.display())
-        });
-        let metrics = metrics.map_or(String::new(), |url| format!("\nmetrics at {url}"));
-        let too = server.tcp_address().filter(|_| !matches!(server.address(), Address::Tcp(_)));
-        let too = too.map_or(String::new(), |at| format!(" and at {}", Address::Tcp(at.clone())));
-        format!(
-            "serving {} at {}{too}: {size}, slots of {} bytes, in {where_to}, {found}{metrics}{log}",
-            geometry.layout(),
-            server.address(),
-            geometry.shape().bytes(),
-        )
-    }
 }
 
 /// Whether memory is registered with a device. A build without devices says so later.
@@ -767,13 +688,15 @@ fn numbers(users: &[UserId]) -> Vec<u32> {
 
 /// Raises the limit of file descriptors as far as this user may, and says if it is too low. Each
 /// connection takes one.
-fn raise_descriptors(clients_max: usize) {
+fn raise_descriptors(clients_max: usize, workers: u16) {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
-    if let Some(limit) = getrlimit(Resource::Nofile).current.filter(|limit| *limit < clients_max as u64) {
+    let DescriptorShare { limit, clients, strangers } = DescriptorShare::now(OWN_DESCRIPTORS, workers.into());
+    if clients < clients_max as u64 {
         show::complain(format_args!(
-            "oneread: this process may have {limit} file descriptors, fewer than --clients-max {clients_max}; raise the limit (ulimit -Hn)"
+            "oneread: this process may have {limit} file descriptors: room for {clients} clients, fewer than --clients-max {clients_max}, and over TCP for {} that are joining; raise the limit (ulimit -Hn)",
+            strangers * usize::from(workers)
         ));
     }
 }

@@ -1,7 +1,7 @@
 //! What `serve` serves: a table of its own, or a node of a cluster with its table.
 
 use oneread::Server;
-use oneread::internals::server::Stopped;
+use oneread::internals::server::{Stopped, UndoStart};
 #[cfg(feature = "cluster")]
 use oneread_cluster::node::ClusterNode;
 #[cfg(feature = "cluster")]
@@ -52,6 +52,15 @@ impl Serving {
                 let dead = (!lives).then(|| "oneread-node".to_owned());
                 node.server().stuck_threads(within).into_iter().chain(dead).collect()
             }
+        }
+    }
+
+    /// Its start has failed after all. A node has joined its cluster by then: others may count on its table, so that stays.
+    pub fn undo_start(&self) {
+        match self {
+            Serving::Table(server) => server.undo_start(UndoStart::IfUnchanged),
+            #[cfg(feature = "cluster")]
+            Serving::Node(_) => {}
         }
     }
 

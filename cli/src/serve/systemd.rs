@@ -48,7 +48,7 @@ pub fn notify(said: Said) {
     if let Err(error) = tell(&name, said) {
         show::complain(format_args!(
             "oneread: telling systemd (NOTIFY_SOCKET={}) failed: {error}",
-            show::text(name.as_bytes(), usize::MAX)
+            show::path(name.as_ref())
         ));
     }
 }

@@ -126,15 +126,15 @@ impl Inspect {
             // What is asked for comes first.
             if let Some(key) = &key {
                 show::say(key_story(key))?;
-                show::say(key_table(key).text())?;
+                show::lay_out(key_table(key).text())?;
                 show::say("")?;
             }
-            show::say(format_args!("table at {}", show::text(opened.name().as_bytes(), usize::MAX)))?;
+            show::say(format_args!("table at {}", show::name(opened.name())))?;
             if let Some(found) = occupancy {
-                show::say(occupancy_table(&found, &geometry, inspector.segments_named()))?;
+                show::lay_out(occupancy_table(&found, &geometry, inspector.segments_named()))?;
             }
             let huge = opened.region().huge_bytes();
-            show::say(superblock_table(&superblock, &geometry, &inspector, huge))
+            show::lay_out(superblock_table(&superblock, &geometry, &inspector, huge))
         })?;
         Ok(ExitCode::SUCCESS)
     }
@@ -221,13 +221,13 @@ pub fn key_story(key: &KeyView) -> String {
     let name = show::text(&key.key, 40);
     let reads = show::counted(key.reads() as u64, "READ");
     match key.found_in() {
-        Some(0) => format!("key {name:?}: found in its first window, {reads}"),
-        Some(n) => format!("key {name:?}: found in window {n}, where the filter sends a GET; {reads}"),
+        Some(0) => format!("key \"{name}\": found in its first window, {reads}"),
+        Some(n) => format!("key \"{name}\": found in window {n}, where the filter sends a GET; {reads}"),
         None if key.filter => format!(
-            "key {name:?}: absent, {reads}: the filter names a displaced key with the same bit, so a GET looks on"
+            "key \"{name}\": absent, {reads}: the filter names a displaced key with the same bit, so a GET looks on"
         ),
         None => {
-            format!("key {name:?}: absent, {reads}: the filter says that no key was displaced to elsewhere")
+            format!("key \"{name}\": absent, {reads}: the filter says that no key was displaced to elsewhere")
         }
     }
 }

@@ -58,8 +58,8 @@ impl Stat {
         }
         let (told, json) = ask()?;
         show::outcome(self.json, &json, || {
-            show::say(format_args!("server at {}", show::text(address.as_bytes(), usize::MAX)))?;
-            show::say(told.table(client.geometry()))
+            show::say(format_args!("server at {}", show::name(&address)))?;
+            show::lay_out(told.table(client.geometry()))
         })?;
         Ok(ExitCode::SUCCESS)
     }

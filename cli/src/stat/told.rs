@@ -7,7 +7,7 @@ use oneread::internals::inspect::Inspector;
 use oneread::internals::layout::geometry::Geometry;
 use oneread::{
     Client,
-    stats::{GrowthCounts, HeapCounts, HeldCounts, NoteCounts, ServerStats, SnapshotStatus},
+    stats::{EvictCounts, GrowthCounts, HeapCounts, HeldCounts, NoteCounts, ServerStats, SnapshotStatus},
 };
 use oneread_kit::show;
 use serde_json::json;
@@ -20,6 +20,8 @@ pub struct Told {
     pub heap: HeapCounts,
     /// `None`: the server is too old to say.
     pub notes: Option<NoteCounts>,
+    /// Of a server that tells it.
+    pub evictions: Option<EvictCounts>,
     /// Of a server that tells it.
     pub held: Option<HeldCounts>,
     pub snapshots: SnapshotStatus,
@@ -34,10 +36,16 @@ impl Told {
             growth: client.growth()?,
             heap: client.heap()?,
             notes: client.notes()?,
+            evictions: client.evictions()?,
             held: client.held()?,
             snapshots: client.snapshot_status()?,
             pages: None,
         })
+    }
+
+    /// Entries that have left to make room.
+    pub fn evicted(&self) -> u64 {
+        self.evictions.map_or(0, |counts| counts.evicted())
     }
 
     /// Keys to slots.
@@ -46,7 +54,7 @@ impl Told {
     }
 
     pub fn json(&self, client: &Client) -> serde_json::Value {
-        let Told { stats, growth, heap, notes, held, snapshots, pages } = self;
+        let Told { stats, growth, heap, notes, evictions, held, snapshots, pages } = self;
         let geometry = client.geometry();
         let inspector = client.region().map(|region| Inspector::new(region, geometry));
         json!({
@@ -89,6 +97,13 @@ impl Told {
                 "owners": notes.owned,
                 "eviction": notes.records,
             })),
+            "evictions": evictions.map(|evicted| json!({
+                "ahead": evicted.ahead,
+                "at_put": evicted.at_put,
+                "for_heap": evicted.for_heap,
+                "refused": evicted.refused,
+                "pinned": evicted.pinned,
+            })),
             "held": held.as_ref().map(held_json),
             "snapshots": snapshot::json(snapshots),
             "huge_pages": pages.as_ref().map(Pages::json),
@@ -100,7 +115,7 @@ impl Told {
     }
 
     pub fn table(&self, geometry: &Geometry) -> comfy_table::Table {
-        let Told { stats, growth, heap, notes, held, snapshots, pages } = self;
+        let Told { stats, growth, heap, notes, evictions, held, snapshots, pages } = self;
         let mut table = show::facts();
         let count = |name: &str, n: u64| show::fact(name, show::count(n));
         let bytes = |name: &str, n: u64| show::fact(name, show::bytes(n));
@@ -110,7 +125,7 @@ impl Told {
             show::fact("process", stats.pid),
             count("servers of this table so far", stats.incarnation),
             count("connections", stats.clients),
-            [show::name("keys"), show::number(show::count(stats.keys))],
+            [show::head("keys"), show::number(show::count(stats.keys))],
             show::fact("load", percent(self.load())),
             count("inserts since it started", stats.inserts),
             count("updates", stats.updates),
@@ -143,7 +158,7 @@ impl Told {
                 show::fact("  splits since it started", splits),
                 show::fact("  merges", merges),
                 count("  keys moved between them", growth.moved),
-                [show::name("memory"), show::number(of(growth.bytes_backed, growth.bytes_max))],
+                [show::head("memory"), show::number(of(growth.bytes_backed, growth.bytes_max))],
                 bytes("  given back", growth.bytes_returned),
             ]);
             if growth.refused > 0 {
@@ -153,7 +168,7 @@ impl Told {
         }
         if heap.heap_bytes > 0 {
             table.add_rows([
-                [show::name("heap"), show::number(of(heap.live_bytes, heap.heap_bytes))],
+                [show::head("heap"), show::number(of(heap.live_bytes, heap.heap_bytes))],
                 count("  values in it", heap.values),
                 bytes("  removed, replaced or moved a moment ago", heap.waiting_bytes),
                 bytes("  gaps between values", heap.gap_bytes),
@@ -161,11 +176,17 @@ impl Told {
                 bytes("  given back", heap.returned_bytes),
             ]);
         }
-        let notes = notes.unwrap_or_default();
+        let (notes, evictions) = (notes.unwrap_or_default(), evictions.unwrap_or_default());
         let noted = [
             ("ends of entries noted", notes.ends),
             ("entries noted for their owners", notes.owned),
             ("entries noted for eviction", notes.records),
+            ("entries that made room for others", evictions.evicted()),
+            ("  ahead of puts", evictions.ahead),
+            ("  at a put", evictions.at_put),
+            ("  for memory of long values", evictions.for_heap),
+            ("puts refused, as all was pinned", evictions.refused),
+            ("keys pinned", evictions.pinned),
         ];
         table.add_rows(noted.into_iter().filter(|(_, n)| *n > 0).map(|(name, n)| count(name, n)));
         let held = held.as_ref().map(held_rows).unwrap_or_default();
@@ -250,12 +271,17 @@ mod tests {
         let geometry = oneread::Config::new().geometry().unwrap();
         let mut notes = NoteCounts::default();
         (notes.ends, notes.owned) = (5_000, 6);
-        let told = Told { notes: Some(notes), ..Told::default() };
+        let mut evicted = EvictCounts::default();
+        (evicted.ahead, evicted.for_heap) = (2_000, 7);
+        let told = Told { notes: Some(notes), evictions: Some(evicted), ..Told::default() };
         let rows = show::cells(&told.table(&geometry));
         let row = |name: &str| rows.iter().find(|row| row[0].trim() == name).map(|row| row[1].clone());
         assert_eq!(row("ends of entries noted").as_deref(), Some("5,000"));
         assert_eq!(row("entries noted for their owners").as_deref(), Some("6"));
         assert_eq!(row("entries noted for eviction"), None);
+        assert_eq!(row("entries that made room for others").as_deref(), Some("2,007"));
+        assert_eq!(row("ahead of puts").as_deref(), Some("2,000"));
+        assert_eq!((row("at a put"), row("keys pinned")), (None, None));
     }
 
     /// What is held has its own names and rows; a table without puts in two steps has no row of them.

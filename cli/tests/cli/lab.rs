@@ -440,7 +440,7 @@ fn a_bench_leaves_nothing() {
     for (signal, status) in [(rustix::process::Signal::TERM, 143), (rustix::process::Signal::INT, 130)] {
         let mut child = bench("100000");
         let pid = rustix::process::Pid::from_child(&child);
-        let socket = dir.path().join(format!("oneread-{pid}/sock"));
+        let socket = dir.path().join(format!("oneread-run-{pid}/sock"));
         wait_for("a server", || socket.exists().then_some(()));
         let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
         rustix::process::kill_process(pid, signal).unwrap();

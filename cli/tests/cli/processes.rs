@@ -106,8 +106,12 @@ fn a_start_that_hangs_ends_at_a_signal() {
     let at = format!("shm:{}", dir.path().join("sock").display());
     let (_unread, full) = full_pipe();
     let said = dir.path().join("said");
+    let made = dir.path().join("made");
+    std::fs::create_dir(&made).unwrap();
+    let [region, pid_file] = ["region", "pid"].map(|name| made.join(name).display().to_string());
     let mut command = oneread();
-    command.args(["serve", "--anonymous", "--slots", "64", "--at", &at]).stdout(full);
+    command.args(["serve", "--region", &region, "--pid-file", &pid_file, "--slots", "64", "--at", &at]);
+    command.stdout(full);
     let mut server = command.stderr(std::fs::File::create(&said).unwrap()).spawn().unwrap();
     // It answers clients by now, and tries to say so.
     expect(run(&["ping", "--wait", "60s", "--at", &at]), 0);
@@ -115,6 +119,59 @@ fn a_start_that_hangs_ends_at_a_signal() {
     assert_eq!(end_of(&mut server).code(), Some(128 + 15));
     let said = std::fs::read_to_string(said).unwrap();
     assert!(said.contains("the start did not end within 10 s"), "{said}");
+    let stays: Vec<_> = std::fs::read_dir(&made).unwrap().map(|file| file.unwrap().path()).collect();
+    assert!(stays.is_empty() && !dir.path().join("sock").exists(), "{stays:?}");
+}
+
+/// Nothing stays of a start whose last steps fail: no region, socket, lock or file with a number. A table that was there
+/// stays.
+#[test]
+fn a_start_that_fails_at_last_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    std::fs::create_dir(path("a folder")).unwrap();
+    let (at, region, folder) = (format!("shm:{}", path("sock")), path("region"), path("a folder"));
+    let serve = ["serve", "--at", &at, "--region", &region, "--slots", "64"];
+    let stays = || {
+        let files = std::fs::read_dir(dir.path()).unwrap().map(|file| file.unwrap().file_name());
+        let mut files: Vec<_> = files.map(|name| name.into_string().unwrap()).collect();
+        files.retain(|name| !["sock.log", "a folder"].contains(&name.as_str()));
+        files.sort();
+        files
+    };
+    let fails = |more: &[&str], says: &str| {
+        let mut command = oneread();
+        command.args(serve).args(more).stdin(Stdio::null()).stderr(Stdio::piped());
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let mut child = command.stdout(full).spawn().unwrap();
+        let status = end_of(&mut child);
+        let mut told = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+        assert!(status.code() == Some(1) && told.contains(says), "{more:?}: {told}");
+    };
+    let each = |before: &[&str]| {
+        fails(&[], "writing the output: No space left");
+        assert_eq!(stays(), before);
+        fails(&["--daemonize"], "writing the output: No space left");
+        assert_eq!(stays(), before);
+        for more in [&["--pid-file", &folder][..], &["--pid-file", &folder, "--daemonize"]] {
+            fails(more, "writing --pid-file");
+            assert_eq!(stays(), before, "{more:?}");
+        }
+    };
+    each(&[]);
+    expect(run(&[&serve[..], &["--daemonize"]].concat()), 0);
+    expect(run(&["put", "k", "v", "--at", &at]), 0);
+    expect(run(&["stop", "--at", &at]), 0);
+    each(&["region"]);
+    // Whoever reads nothing of what a server says has it serve all the same.
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = oneread();
+    command.args([&serve[..], &["--daemonize"]].concat()).stdout(writer);
+    assert!(end_of(&mut command.spawn().unwrap()).success());
+    assert_eq!(stdout(&expect(run(&["get", "k", "--at", &at]), 0)), "v\n");
+    expect(run(&["stop", "--at", &at]), 0);
 }
 
 /// A server that does not end in time is named, with what to do. `--force` kills it.
@@ -151,6 +208,53 @@ fn a_full_server_is_stopped() {
     assert!(stopped.starts_with("stopped the server at "), "{stopped}");
     assert!(end_of(&mut served.child).success());
     drop(held);
+}
+
+/// A process that listens and does not answer may be a program that is busy: it gets no signal, and is not killed. (Here it
+/// is this one.)
+#[test]
+fn who_does_not_answer_gets_no_signal() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("sock");
+    let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let at = format!("shm:{}", path.display());
+    let told = stderr(&expect(run(&["stop", "--deadline", "100ms", "--at", &at]), 1));
+    let own = format!("process {}", std::process::id());
+    assert!(told.contains(&own) && told.contains("gets no signal"), "{told}");
+    assert!(told.contains("is not gone after 100 ms; it does not answer"), "{told}");
+}
+
+/// Who stops a server learns whether its last snapshot was made.
+#[test]
+fn a_last_snapshot_that_fails_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("snapshots");
+    let file = folder.join("snapshot").display().to_string();
+    for (more, failed, told) in [
+        (&["--snapshot", &file][..], true, "failed"),
+        (&["--snapshot", &file], false, "made"),
+        (&[], false, "none"),
+    ] {
+        for as_json in [false, true] {
+            std::fs::create_dir(&folder).unwrap();
+            let options = [&["--anonymous", "--slots", "64"][..], more].concat();
+            let mut served = Served::start(&options);
+            expect(served.run(&["put", "k", "v"]), 0);
+            if failed {
+                std::fs::remove_dir_all(&folder).unwrap();
+            }
+            let how: &[&str] = if as_json { &["stop", "--json"] } else { &["stop"] };
+            let stopped = expect(served.run(how), if failed { 3 } else { 0 });
+            if as_json {
+                assert_eq!(json(&stopped)["last_snapshot"], told);
+            } else {
+                let says = stderr(&stopped).contains("its last snapshot was not made");
+                assert_eq!(says, failed, "{stopped:?}");
+            }
+            end_of(&mut served.child);
+            let _ = std::fs::remove_dir_all(&folder);
+        }
+    }
 }
 
 /// A terminal is as it was when a signal has ended the prompt, and bytes that are no text end no prompt.
@@ -321,6 +425,42 @@ fn a_full_output_is_named() {
     }
 }
 
+/// Help that finds no room is an error, too. A reader who has enough of it is none.
+#[test]
+fn help_that_is_not_written_is_an_error() {
+    for arguments in [&["--help"][..], &["--version"], &["stop", "--help"]] {
+        let mut command = oneread();
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let mut child = command.args(arguments).stdout(full).stderr(Stdio::piped()).spawn().unwrap();
+        assert_eq!(end_of(&mut child).code(), Some(1), "{arguments:?}");
+        let mut told = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+        assert!(told.contains("writing the output: No space left"), "{arguments:?}: {told}");
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut child = oneread().args(arguments).stdout(writer).spawn().unwrap();
+        assert_eq!(end_of(&mut child).code(), Some(0), "{arguments:?}");
+    }
+}
+
+/// A pipe that nobody writes into is waited for with a word. What is written then is loaded.
+#[test]
+fn a_pipe_is_waited_for_with_a_word() {
+    use std::io::{BufRead, BufReader, Write};
+    let served = Served::start(&["--anonymous", "--slots", "64"]);
+    let pipe = served.dir.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let mut command = oneread();
+    command.args(["load", pipe.to_str().unwrap(), "--at", &served.at]).stdout(Stdio::null());
+    let mut load = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    BufReader::new(load.stderr.as_mut().unwrap()).read_line(&mut said).unwrap();
+    assert!(said.contains("is a pipe, and nobody has written into it"), "{said}");
+    std::fs::File::options().write(true).open(&pipe).unwrap().write_all(b"k\tv\n").unwrap();
+    assert!(end_of(&mut load).success());
+    assert_eq!(stdout(&expect(served.run(&["get", "k"]), 0)), "v\n");
+}
+
 /// A service manager that reads nothing holds up no server. Its socket may have a name that is no path, or none.
 #[test]
 fn a_deaf_service_manager_holds_up_nothing() {
@@ -395,6 +535,43 @@ fn a_terminal_is_given_no_commands() {
     let other = Served::start(&["--anonymous", "--slots", "64"]);
     expect(crate::served::run_with_input(&["load", "-", "--at", &other.at], shown.as_bytes()), 0);
     assert_eq!(stdout(&expect(other.run(&["get", active]), 0)), format!("{active}\n"));
+}
+
+/// Names have no colors, and are on one line, whatever they are: of regions, sockets and servers. Each is written out once.
+#[test]
+fn names_on_a_terminal_are_on_one_line() {
+    let dir = tempfile::Builder::new().prefix("a\x1b[31mb\nc").tempdir().unwrap();
+    let folder = dir.path().display().to_string();
+    let region = format!("{folder}/table");
+    let at = format!("shm:{folder}/other");
+    let serve = ["serve", "--daemonize", "--slots", "64", "--at", &at, "--region", &region];
+    // (What is in the background would keep a terminal of this test's.)
+    let told = stdout(&expect(run(&serve), 0));
+    assert!(told.matches("\\u001b[31mb\\nc").count() == 3 && told.lines().count() == 2, "{told:?}");
+    for arguments in [
+        &["ping", "--at", &at][..],
+        &["stat", "--at", &at],
+        &["inspect", "--key", "k\x1b[31m", "--at", &at],
+        &["regions", &region],
+        &["stop", "--at", &at],
+    ] {
+        let shown = bytes_on_a_terminal(arguments);
+        assert!(!shown.contains("\x1b[31m") && !shown.contains("b\r\nc"), "{arguments:?}: {shown:?}");
+        assert!(shown.contains("\\u001b[31m") && !shown.contains("\\\\u001b"), "{arguments:?}: {shown:?}");
+    }
+}
+
+/// Keys of Python's that are no text are shown as Python writes them on a terminal, and as bytes elsewhere.
+#[test]
+fn keys_of_python_are_shown_as_python_writes_them() {
+    let served = Served::start(&["--anonymous", "--slots", "64"]);
+    // ("user", 42)
+    expect(served.run(&["put", "--hex", "fd047573657203fe3432", "76"]), 0);
+    expect(served.run(&["put", "plain", "v"]), 0);
+    let shown = bytes_on_a_terminal(&["keys", "--at", &served.at]);
+    assert!(shown.contains("('user', 42)\r\n") && shown.contains("plain\r\n"), "{shown:?}");
+    let piped = stdout(&expect(served.run(&["keys"]), 0));
+    assert!(piped.contains("\\xfd\\x04user\\x03\\xfe42\n"), "{piped}");
 }
 
 /// What a command writes to a terminal.

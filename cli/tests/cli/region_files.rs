@@ -251,6 +251,41 @@ fn default_address() {
     }
 }
 
+/// Root sees whose tables there are. What goes with `--all` is of the user who says so.
+#[test]
+fn all_regions_are_those_of_the_user() {
+    if !rustix::process::getuid().is_root() {
+        return eprintln!("skipped: only root sees others' region files");
+    }
+    let shm = tempfile::tempdir_in("/dev/shm").unwrap();
+    let here = |arguments: &[&str]| {
+        let mut command = oneread();
+        command.env("ONEREAD_SHM", shm.path()).args(arguments);
+        command.output().unwrap()
+    };
+    let [own, others] = [0, 4_711].map(|user| {
+        let folder = shm.path().join(format!("oneread-{user}"));
+        std::fs::create_dir(&folder).unwrap();
+        let region = folder.join("table.region").display().to_string();
+        let mut served = Served::start(&["--slots", "64", "--region", &region]);
+        let _dir = served.kill();
+        for file in std::fs::read_dir(&folder).unwrap() {
+            std::os::unix::fs::chown(file.unwrap().path(), Some(user), None).unwrap();
+        }
+        region
+    });
+    let listed = stdout(&expect(here(&["regions", "--json"]), 0));
+    let listed: Vec<Value> = listed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(listed.len(), 2, "{listed:?}");
+    // What is another user's is not opened: he could make it shorter meanwhile.
+    let told = listed.iter().map(|one| (one["owner"].as_u64().unwrap(), one["keys"].as_u64()));
+    assert_eq!(told.collect::<Vec<_>>(), [(0, Some(0)), (4_711, None)]);
+    let refused = expect(here(&["regions", "--remove", &others]), 1);
+    assert!(stderr(&refused).contains("stays: ") && stderr(&refused).contains("user 4711"), "{refused:?}");
+    expect(here(&["regions", "--remove", "--all"]), 0);
+    assert!(!Path::new(&own).exists() && Path::new(&others).exists());
+}
+
 /// A table without a name for its file has one that its address tells. It is listed, read when its server is
 /// gone, made again, and removed.
 #[test]

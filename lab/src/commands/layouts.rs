@@ -143,7 +143,7 @@ impl Layouts {
         let chosen: Vec<&Preset> =
             presets().filter(|p| self.preset.is_empty() || self.preset.contains(&p.layout)).collect();
         if self.list {
-            show::say(list(&chosen, self.json))?;
+            show::lay_out(list(&chosen, self.json))?;
             return Ok(ExitCode::SUCCESS);
         }
         let jobs = self.jobs(&chosen);
@@ -152,8 +152,8 @@ impl Layouts {
         bar.finish();
         show::pretty(self.json, &rows, || {
             show::say(format_args!("tables of {} main slots", show::count(self.slots)))?;
-            show::say(table(&chosen, &rows))?;
-            if self.hints { show::say(hinted_table(&rows)) } else { Ok(()) }
+            show::lay_out(table(&chosen, &rows))?;
+            if self.hints { show::lay_out(hinted_table(&rows)) } else { Ok(()) }
         })?;
         let draw = if self.hints { frontier::draw } else { plot::draw };
         plot::write(self.plot.as_deref(), || draw(&rows))?;
@@ -328,7 +328,7 @@ fn list(chosen: &[&Preset], json: bool) -> String {
     let mut table = show::table(["layout", "what it is", "sized for"]);
     for preset in chosen {
         table.add_row(vec![
-            show::name(preset.layout),
+            show::head(preset.layout),
             Cell::new(preset.summary),
             show::number(format_args!("{} % load", preset.design_load)),
         ]);
@@ -349,7 +349,7 @@ fn hinted_table(rows: &[Row]) -> comfy_table::Table {
     ];
     show::rows(heads, rows.iter().filter_map(|row| Some((row, row.hinted?))), |(row, hinted)| {
         [
-            show::name(&row.preset),
+            show::head(&row.preset),
             Cell::new(phase_name(row.phase)),
             show::number(format_args!("{:.0}", 100.0 * row.load_main)),
             show::number(format_args!("{:.4}", row.reads_hit)),
@@ -384,7 +384,7 @@ fn table(chosen: &[&Preset], rows: &[Row]) -> comfy_table::Table {
         let max = if row.load_asked.is_none() { "max " } else { "" };
         let zipf = if row.keys == Keys::Uniform { "" } else { " zipf" };
         [
-            show::name(name),
+            show::head(name),
             Cell::new(format_args!("{}{zipf}", phase_name(row.phase))),
             show::number(format_args!("{max}{:.0}", 100.0 * row.load_main)),
             show::number(format_args!("{:.1}", 100.0 * row.load_true)),

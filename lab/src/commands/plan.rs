@@ -304,7 +304,8 @@ impl Plan {
         show::pretty(self.json, &planned, || {
             say(&system, &predictions, choice.as_ref(), &left_out)?;
             if !simulated.is_empty() {
-                show::say(format_args!("\n{}", simulations(&simulated)))?;
+                show::say("")?;
+                show::lay_out(simulations(&simulated))?;
             }
             Ok::<_, anyhow::Error>(())
         })?;
@@ -336,7 +337,7 @@ impl Plan {
                 show::counted(workload.clients.into(), "client"),
                 show::time(self.ttl.0),
             ))?;
-            show::say(cluster_table(&plan))?;
+            show::lay_out(cluster_table(&plan))?;
             show::say(show::paragraph("", CLUSTER_TABLE))?;
             if !plan.advice.is_empty() {
                 show::say("")?;
@@ -461,7 +462,7 @@ impl Plan {
                     Cell::new(held.binding.name()),
                 ]);
             }
-            show::say(table)?;
+            show::lay_out(table)?;
             for held in &held {
                 show::say("")?;
                 show::say(show::paragraph(&format!("{}:", held.what), held.conditions))?;
@@ -546,7 +547,7 @@ fn say(
 ) -> Result<()> {
     show::say(heads(system))?;
     show::say("")?;
-    show::say(table(predictions, choice.map(|choice| choice.best)))?;
+    show::lay_out(table(predictions, choice.map(|choice| choice.best)))?;
     show::say(show::paragraph("", TABLE))?;
     match choice {
         Some(choice) => {

@@ -100,7 +100,7 @@ impl HintsBench {
             self.layout
         );
         show::outcome(self.json, &HintsOutcome { run: &run, found: &found }, || {
-            show::say(table(&found.parts))?;
+            show::lay_out(table(&found.parts))?;
             let late = format!(
                 "A client that knew the table before it grew READs {:.2} directory entries for each split.",
                 found.late_directory_reads

@@ -171,7 +171,7 @@ impl Kill {
         }
         let times = format!("{:.0} ms, at most {:.0} ms", it.takeover_ms_p50, it.takeover_ms_max);
         table.add_row(["takeover, with the start of the process".to_owned(), times]);
-        Ok(show::say(table)?)
+        Ok(show::lay_out(table)?)
     }
 
     fn measure(&self) -> Result<Outcome> {

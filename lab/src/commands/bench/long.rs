@@ -234,7 +234,7 @@ impl Outcome {
         let rounds = show::counted(self.rounds.into(), "round");
         show::say(format_args!("GETs by one thread, median of {rounds}\n{}", show::machine(&self.machine)))?;
         redis::say_which(self.redis.as_deref())?;
-        Ok(show::say(self.table())?)
+        Ok(show::lay_out(self.table())?)
     }
 
     fn table(&self) -> comfy_table::Table {
@@ -243,7 +243,7 @@ impl Outcome {
                 show::number(show::bytes(line.value_bytes)),
                 show::number(show::count(line.values)),
                 Cell::new(if line.cached { "cache" } else { "memory" }),
-                show::name(line.way.name()),
+                show::head(line.way.name()),
                 show::number(show::nanos(line.ns_per_op)),
                 show::number(show::bytes(line.bytes_per_s as u64)),
                 show::number(format_args!("{:.2}", line.ratio)),

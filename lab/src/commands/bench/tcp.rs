@@ -386,14 +386,14 @@ impl Outcome {
             show::machine(&self.machine)
         ))?;
         redis::say_which(self.redis.as_deref())?;
-        Ok(show::say(self.table())?)
+        Ok(show::lay_out(self.table())?)
     }
 
     fn table(&self) -> comfy_table::Table {
         show::rows(["", "by", "each", "server", "p50", "p99", "ratio"], &self.lines, |line| {
             [
                 Cell::new(line.what.name()),
-                show::name(line.way.name()),
+                show::head(line.way.name()),
                 show::number(show::nanos(line.ns_per_op)),
                 show::number(told(line.server_ns_per_op, show::nanos)),
                 show::number(told_ns(line.p50_ns)),

@@ -375,9 +375,9 @@ impl Tiered {
             show::machine(&machine())
         ))?;
         let heads = ["phase", "ops", "seconds", "at rest", "each", "wrong", "memory", "returned"];
-        Ok(show::say(show::rows(heads, lines, |line| {
+        Ok(show::lay_out(show::rows(heads, lines, |line| {
             [
-                show::name(line.phase.name()),
+                show::head(line.phase.name()),
                 show::number(show::count(line.ops)),
                 show::number(format_args!("{:.2}", line.seconds)),
                 show::number(format_args!("{:.2}", line.resting)),

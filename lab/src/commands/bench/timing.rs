@@ -129,7 +129,7 @@ impl Timing {
                 show::counted(rounds.into(), "round"),
                 show::machine(&outcome.machine)
             ))?;
-            show::say(table(&outcome.lines))
+            show::lay_out(table(&outcome.lines))
         })?;
         Ok(ExitCode::SUCCESS)
     }
@@ -248,7 +248,7 @@ impl Timing {
                 self.credits,
                 show::machine(&machine())
             ))?;
-            show::say(ways_table(&found))
+            show::lay_out(ways_table(&found))
         })?;
         Ok(ExitCode::SUCCESS)
     }
@@ -373,7 +373,7 @@ impl Way {
 fn ways_table(found: &[WayFound]) -> comfy_table::Table {
     show::rows(["a GET READs", "READs", "bytes", "get", "p50", "p99", "get_many"], found, |way| {
         [
-            show::name(way.reads),
+            show::head(way.reads),
             show::number(format_args!("{:.3}", way.reads_per_get)),
             show::number(format_args!("{:.1}", way.bytes_per_get)),
             show::number(show::nanos(way.get_ns_mean)),
@@ -413,7 +413,7 @@ fn thousand(_: &mut Client, _: impl Fn(u64) -> u64) -> Result<serde_json::Value>
 fn table(lines: &[Line]) -> comfy_table::Table {
     show::rows(["", "threads", "each", "in all", "ratio", "from", "to"], lines, |line| {
         [
-            show::name(&line.name),
+            show::head(&line.name),
             show::number(line.threads),
             show::number(show::nanos(line.ns_per_op)),
             show::number(show::rate(line.ops_per_s)),

@@ -117,7 +117,7 @@ impl Failover {
             show::counted(self.clients.into(), "client"),
             show::machine(&machine())
         ))?;
-        show::say(faults_table(&seen.faults, &seen.puts, &seen.gets))?;
+        show::lay_out(faults_table(&seen.faults, &seen.puts, &seen.gets))?;
         let mut table = show::facts();
         let (ms, us) = (|ms: f64| format!("{ms:.0} ms"), |us: f64| format!("{us:.2} µs"));
         for (name, figure) in [
@@ -133,7 +133,7 @@ impl Failover {
         ] {
             table.add_row([name.to_owned(), figure]);
         }
-        show::say(table)?;
+        show::lay_out(table)?;
         show::say(format_args!(
             "Killed {} and stopped {}, and moved {}, under {}.",
             show::counted(it.kills, "node"),

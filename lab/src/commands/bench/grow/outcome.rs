@@ -291,20 +291,24 @@ impl Outcome {
         for (name, shrinks) in [("filled to", false), ("emptied to", true)] {
             let heads =
                 [name, "load", "READs", "p99", "x fixed", "p99.9", "x fixed", "x quiet", "longest", "CPU"];
-            show::say(show::rows(heads, self.doublings.iter().filter(|at| at.shrinks == shrinks), |at| {
-                [
-                    show::name(show::count(at.keys)),
-                    show::number(percent(at.load)),
-                    show::number(reads(at.reads_per_get)),
-                    show::number(told_ns(at.p99_ns)),
-                    show::number(ratio(at.p99_ratio)),
-                    show::number(told_ns(at.p999_ns)),
-                    show::number(ratio(at.p999_ratio)),
-                    show::number(ratio(at.p999_quiet_ratio)),
-                    show::number(show::nanos(1e6 * at.change_max_ms)),
-                    show::number(show::nanos(1e6 * at.change_cpu_max_ms)),
-                ]
-            }))?;
+            show::lay_out(show::rows(
+                heads,
+                self.doublings.iter().filter(|at| at.shrinks == shrinks),
+                |at| {
+                    [
+                        show::head(show::count(at.keys)),
+                        show::number(percent(at.load)),
+                        show::number(reads(at.reads_per_get)),
+                        show::number(told_ns(at.p99_ns)),
+                        show::number(ratio(at.p99_ratio)),
+                        show::number(told_ns(at.p999_ns)),
+                        show::number(ratio(at.p999_ratio)),
+                        show::number(ratio(at.p999_quiet_ratio)),
+                        show::number(show::nanos(1e6 * at.change_max_ms)),
+                        show::number(show::nanos(1e6 * at.change_cpu_max_ms)),
+                    ]
+                },
+            ))?;
         }
         let mut facts = show::facts();
         let both = |ms: f64, fixed_ms: f64| {
@@ -366,6 +370,6 @@ impl Outcome {
         ] {
             facts.add_row([name.to_owned(), told]);
         }
-        Ok(show::say(facts)?)
+        Ok(show::lay_out(facts)?)
     }
 }

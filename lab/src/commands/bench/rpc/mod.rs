@@ -114,7 +114,7 @@ impl Rpc {
         show::outcome(self.json, &outcome, || {
             show::say(outcome.about().replace("; ", "\n"))?;
             show::say(show::machine(&outcome.machine))?;
-            show::say(table(&outcome.lines))?;
+            show::lay_out(table(&outcome.lines))?;
             show::say(show::paragraph("", HEADS))
         })?;
         crate::plot::write(self.plot.as_deref(), || plot::draw(&outcome))?;

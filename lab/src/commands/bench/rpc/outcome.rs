@@ -199,7 +199,7 @@ pub fn table(lines: &[Line]) -> comfy_table::Table {
         [
             show::number(if is_same { String::new() } else { line.connections.to_string() }),
             Cell::new(line.operation.name()),
-            show::name(line.path.name()),
+            show::head(line.path.name()),
             show::number(show::rate(line.ops_per_s)),
             show::number(told(line.ratio, |ratio| format!("{ratio:.2}"))),
             show::number(told(line.of_message, |ratio| format!("{ratio:.2}"))),

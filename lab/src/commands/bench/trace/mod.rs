@@ -195,7 +195,7 @@ impl TraceBench {
             rows.push(self.ask(name, &prompts, distinct, folder.path(), &progress)?);
         }
         progress.finish();
-        show::outcome(self.json, &rows, || show::say(table(&rows)))?;
+        show::outcome(self.json, &rows, || show::lay_out(table(&rows)))?;
         Ok(show::status(rows.iter().all(|row| row.wrong == 0)))
     }
 
