@@ -21,7 +21,7 @@
 //! need to know of the table is in its first page ([`Geometry`](crate::layout::Geometry)). Who may
 //! write into it is up to you: an `Index` takes the lock of a region file, and there may be one only.
 
-pub use crate::clock::Clock;
+pub use crate::base::clock::Clock;
 pub use crate::index::{Index, KeyCursor, OwnerSession, Recovered, Restored, StartSession};
 pub use crate::reader::Reader;
 pub use crate::region::{Backing, MemoryShare, Region};

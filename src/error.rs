@@ -26,6 +26,9 @@
 //! | [`System`] | the operating system or a device refused: memory, descriptors, a disk, a port | give it what the message names; then the same call may succeed |
 //! | [`Cancelled`] | the caller broke it off | nothing |
 
+pub(crate) mod mend;
+pub(crate) mod words;
+
 pub use crate::address::AddressError;
 pub use crate::client::{AskError, ConnectError, FeedError, GetError, LinkError, MutateError};
 pub use crate::config::ConfigError;

@@ -50,8 +50,10 @@
 //!
 //! `kept` is a switch of `src/faults.rs`: in a real build, the condition is always checked.
 
-use crate::families;
+pub(crate) mod route;
+
 use crate::faults::{Rule, breaking, broken, disobey, kept};
+use crate::get::route::{EntrySays, Onward, SegmentRoute};
 use crate::layout::chain::CHAIN_MAX;
 use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
@@ -59,7 +61,7 @@ use crate::layout::hash::{First, Hashed};
 use crate::layout::long::SoughtKey;
 use crate::layout::segment::{DirectoryEntry, HomeState, Named};
 use crate::layout::slot::Header;
-use crate::route::{EntrySays, Onward, SegmentRoute};
+use crate::placement::families;
 use crate::sink::Sink;
 use smallvec::SmallVec;
 use std::time::Duration;

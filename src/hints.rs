@@ -38,12 +38,12 @@
 //! All handles of a client share its hints. Loads and stores are relaxed, and a byte is stored with
 //! its seven neighbours. So a tag may be lost or come back. Nothing rests on it.
 
-use crate::families;
+use crate::base::sync::lock_std;
 use crate::get::Landed;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::{First, Hashed};
 use crate::layout::segment::{DirectoryEntry, Named};
-use crate::sync::lock_std;
+use crate::placement::families;
 use smallvec::SmallVec;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

@@ -3,7 +3,6 @@
 //! For people and tools (`oneread inspect`, `oneread dump`), not for GETs: nothing here proves a
 //! key absent.
 
-use crate::families;
 use crate::layout::chain::CHAIN_MAX;
 use crate::layout::control::{
     BLOCKS_WORD, DIRECTORY_WORD, MADE_WORD, MOVE_COUNTERS, STATE_WORD, State, move_counter_word,
@@ -16,6 +15,7 @@ use crate::layout::segment::{DirectoryEntry, Named, Pending, directory_bits_max,
 use crate::layout::slot::{Header, Image, Torn, View, check};
 use crate::layout::superblock::{Superblock, SuperblockError};
 use crate::layout::{crc, words};
+use crate::placement::families;
 use crate::region::Region;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -331,7 +331,7 @@ impl<'a> Inspector<'a> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::clock::Clock;
+    use crate::base::clock::Clock;
     use crate::config::{Config, TableSize};
     use crate::index::Index;
     use crate::layout::hash::Seeds;
@@ -384,7 +384,7 @@ mod tests {
     #[cfg(feature = "sim")]
     #[test]
     fn torn_slots_are_not_waited_for_one_by_one() {
-        use crate::observe::{Scheduler, schedule};
+        use crate::base::observe::{Scheduler, schedule};
         use std::cell::Cell;
         struct Looks(Cell<u64>);
         impl Scheduler for Looks {

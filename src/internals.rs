@@ -11,29 +11,53 @@ macro_rules! opened {
 }
 
 opened! {
-    breaking
     client
     config
     faults
-    families
     files
     get
     hints
     index
     inspect
     outcome
-    peer
     placement
-    proof
     reader
     region
     server
-    units
     verbs
     wire
-    words
     #[cfg(feature = "sim")]
     sim
+}
+
+#[doc(hidden)]
+pub mod units {
+    pub use crate::base::units::*;
+}
+
+#[doc(hidden)]
+pub mod breaking {
+    pub use crate::client::breaking::*;
+}
+
+#[doc(hidden)]
+pub mod peer {
+    pub use crate::base::peer::*;
+}
+
+#[doc(hidden)]
+pub mod proof {
+    pub use crate::wire::proof::*;
+}
+
+#[doc(hidden)]
+pub mod families {
+    pub use crate::placement::families::*;
+}
+
+#[doc(hidden)]
+pub mod words {
+    pub use crate::error::words::*;
 }
 
 #[doc(hidden)]

@@ -164,12 +164,10 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod address;
-mod breaking;
+mod base;
 mod chained;
 mod client;
-mod clock;
 mod config;
-mod cores;
 mod cuckoo;
 pub mod docs;
 pub mod driven;
@@ -177,7 +175,6 @@ pub mod embedded;
 mod encryption;
 pub mod error;
 pub mod fabric;
-mod families;
 mod faults;
 mod files;
 mod get;
@@ -192,37 +189,22 @@ pub mod layout;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod mailbox;
-mod mend;
 #[cfg(feature = "metrics")]
 pub mod metrics;
-mod observe;
 mod outcome;
 mod part;
-mod peer;
 mod placement;
-mod process;
-mod proof;
-mod random;
 mod reader;
 mod region;
-mod route;
 mod server;
-mod setters;
 #[cfg(feature = "sim")]
 mod sim;
 pub mod sink;
 pub mod snapshot;
-mod start;
 pub mod stats;
-mod sync;
-mod table_clock;
-mod times;
 mod tls;
-mod units;
-mod values;
 mod verbs;
 mod wire;
-mod words;
 
 // No page here, but its Rust is tested all the same.
 #[cfg(doctest)]
@@ -231,6 +213,7 @@ mod readme {}
 
 // What most programs need. The rest has a page for each purpose.
 pub use address::{Address, TcpAddress, VerbsAddress};
+pub use client::values::Values;
 pub use client::{
     AskError, BatchAnswer, ChangeFeed, Client, ClientOptions, ClientPool, ConnectError, EntryLife, FeedError,
     FeedFrom, FeedItem, FeedOptions, FeedPosition, GapCause, GetError, LifeAnswer, MutateError, OwnerOptions,
@@ -239,15 +222,14 @@ pub use client::{
 pub use config::{Config, Evict, StartLimits, TableSize};
 pub use encryption::Encryption;
 pub use error::ErrorKind;
-pub use families::presets;
 pub use index::{Cleared, LeftCause};
 pub use outcome::{PutMode, PutOptions, PutOutcome, SwapOutcome};
 pub use part::{PartChange, PartEffect, PartOutcome, Tell};
 pub use placement::Preset;
-pub use proof::Token;
+pub use placement::families::presets;
 pub use reader::Limits;
 pub use region::Backing;
 pub use server::{ServeError, Server, ServerConfig, Snapshots, StartMode};
 pub use tls::{ClientTls, ServerTls};
-pub use values::Values;
 pub use verbs::{DeviceChoice, VerbsOptions, Wait};
+pub use wire::proof::Token;

@@ -2,7 +2,8 @@
 //! model lets a load return: the shm reader against the slot writer, a GET against a move, server threads
 //! against each other. Run with `RUSTFLAGS="--cfg loom"` (docs/TESTING.md says how).
 
-use crate::clock::Clock;
+use crate::base::clock::Clock;
+use crate::base::sync::{AtomicU64, Ordering::Relaxed, model};
 use crate::config::{Config, TableSize};
 use crate::cuckoo::WINDOWED_8;
 use crate::fabric::shm::Shm;
@@ -25,7 +26,6 @@ use crate::region::Region;
 use crate::sim::Pace;
 use crate::sim::Recorder;
 use crate::sim::{KeyNumber, key};
-use crate::sync::{AtomicU64, Ordering::Relaxed, model};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;

@@ -31,11 +31,11 @@
 //! client's handle. Recorders take a counter that falls for one that stands still: so give a server that takes the
 //! place of another one in the same process labels of its own.
 
+use crate::base::times::{TIME_RANGES, TimeCounts};
 use crate::client::{Client, ClientStats};
 use crate::index::Index;
 use crate::outcome::{EvictCounts, GrowthCounts, HeapCounts, IndexCounts, NoteCounts, StartCounts};
 use crate::server::{ClientMemoryCounts, MailboxCounts, RefusedCounts, Server};
-use crate::times::{TIME_RANGES, TimeCounts};
 use crate::wire::{ServerTimes, SnapshotStatus};
 use ::metrics::{Key, Label, Level, Metadata, Recorder, Unit, with_recorder};
 use std::fmt::Write;

@@ -1,13 +1,13 @@
 //! What a change may do, what it did, and why it or a GET failed: what the index, the readers and the
 //! fabrics decide, frames carry, and clients return.
 
+use crate::base::units::time;
 use crate::encryption::DecryptError;
 use crate::get::Retry;
 use crate::layout::extent::VALUE_MAX;
 use crate::layout::owners::OWNER_MAX;
 use crate::layout::slot::KEY_MAX;
 use crate::part::PartError;
-use crate::units::time;
 use std::time::Duration;
 
 /// What a put found and did.
@@ -65,7 +65,7 @@ pub struct PutOptions {
     pub(crate) owner: u16,
 }
 
-crate::setters::setters!(PutOptions {
+crate::base::setters::setters!(PutOptions {
     mode: PutMode,
     ttl: impl Into<Option<Duration>>,
 });

@@ -1,5 +1,7 @@
 //! The types that the families' answers consist of.
 
+pub(crate) mod families;
+
 use crate::layout::geometry::{Layout, Window};
 
 /// A named layout, as published or as recommended.

@@ -32,13 +32,13 @@
 //!
 //! With the cargo feature `metrics`, `oneread::metrics` gives all of them to the facade crate of that name.
 
+pub use crate::base::times::{TIME_RANGES, TimeCounts};
 pub use crate::client::{ChangeCounts, ClientCounters, ClientStats, FailureCounts, RequestCounts};
 pub use crate::outcome::{EvictCounts, GrowthCounts, HeapCounts, IndexCounts, NoteCounts, StartCounts};
 pub use crate::reader::{GetStats, HintCounts, ReadCounts};
 pub use crate::server::{
     ClientMemoryCounts, MailboxCounts, RefusedCounts, StartProgress, StartStep, Stopped,
 };
-pub use crate::times::{TIME_RANGES, TimeCounts};
 #[cfg(feature = "verbs")]
 pub use crate::verbs::QueueCounts;
 pub use crate::wire::{HeldCounts, ServerStats, ServerTimes, SlowPut, SnapshotStatus};

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-#[path = "../src/words.rs"]
+#[path = "../src/error/words.rs"]
 mod words;
 
 use words::{Door, NAMES, said};
@@ -260,7 +260,7 @@ fn the_table_has_each_name_once() {
     errors().iter().chain(&events()).for_each(|told| note(&told.text));
     // Parts of errors that are made where they happen.
     for (file, source) in sources(&["src", "prefix/src", "cluster/src"]) {
-        if file != "src/words.rs" {
+        if file != "src/error/words.rs" {
             strings(&source)
                 .iter()
                 .filter(|text| !text.contains('{') || text.contains("; "))
@@ -270,9 +270,9 @@ fn the_table_has_each_name_once() {
     named.retain(|name| !name.contains('{'));
     let rows: Vec<_> = NAMES.iter().map(|row| row.library.trim_matches('`').to_owned()).collect();
     let without_row: Vec<_> = named.iter().filter(|name| !rows.contains(name)).collect();
-    assert!(without_row.is_empty(), "no row in src/words.rs: {without_row:?}");
+    assert!(without_row.is_empty(), "no row in src/error/words.rs: {without_row:?}");
     let unused: Vec<_> = rows.iter().filter(|row| !named.contains(*row)).collect();
-    assert!(unused.is_empty(), "rows of src/words.rs that nothing says: {unused:?}");
+    assert!(unused.is_empty(), "rows of src/error/words.rs that nothing says: {unused:?}");
     assert_eq!(rows.iter().collect::<BTreeSet<_>>().len(), rows.len());
 }
 

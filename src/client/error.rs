@@ -2,13 +2,13 @@
 
 use super::options::RequestPath;
 use crate::address::{Address, AddressError};
+use crate::base::units::time;
 use crate::encryption::{DecryptError, EncryptError};
 use crate::get::Retry;
 use crate::layout::superblock::SuperblockError;
 use crate::outcome::{PutError, ReadError, StartBound};
 use crate::part::PartError;
 use crate::region::RegionError;
-use crate::units::time;
 #[cfg(feature = "verbs")]
 use crate::verbs::{SetupError, VerbsError};
 use crate::wire::{FeedRefusal, PROTOCOL_VERSION, Refusal, WireError};

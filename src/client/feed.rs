@@ -3,8 +3,8 @@
 use super::Client;
 use super::error::FeedError;
 use super::follow::{FeedPosition, FeedSource, Follower, GapCause, HeardItem, HeardValue};
+use crate::base::setters::setters;
 use crate::index::{Changed, LeftCause};
-use crate::setters::setters;
 use crate::wire::{FeedRefusal, FeedReply, FeedRequest, SentKey, SentValue};
 use std::time::{Duration, Instant};
 

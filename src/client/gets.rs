@@ -3,10 +3,10 @@
 use super::error::{AskError, GetError};
 use super::handle::Handle;
 use super::{Client, ServerPath, on_path};
+use crate::client::values::Values;
 use crate::outcome::{KeyError, KeyLengthError, PutError};
 use crate::reader::{Answers, Called, Present, StoredAnswer, in_order};
 use crate::sink::{AnySink, LengthSink, LivedSink, PartSink, Sink};
-use crate::values::Values;
 use crate::wire::{Reply, Request};
 use std::ops::{ControlFlow, Range};
 use std::time::Instant;

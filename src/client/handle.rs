@@ -2,10 +2,10 @@
 
 use super::error::{AskError, GetError};
 use super::stats::ClientStats;
+use crate::base::process::Process;
+use crate::base::times::TimeCounts;
 use crate::layout::geometry::Geometry;
-use crate::process::Process;
 use crate::reader::Answers;
-use crate::times::TimeCounts;
 use crate::wire::{Reply, Request};
 use std::error::Error;
 use std::ops::ControlFlow;

@@ -51,9 +51,9 @@
 #![allow(unsafe_code)]
 #![cfg_attr(loom, allow(dead_code, reason = "the model waits and fails in no more ways than one"))]
 
+use crate::base::sync::{AtomicU64, Mutex, Ordering, lock, try_lock};
 use crate::fabric::ReadId;
 use crate::layout::geometry::{SlotIx, Window};
-use crate::sync::{AtomicU64, Mutex, Ordering, lock, try_lock};
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::ops::AddAssign;
@@ -550,7 +550,7 @@ impl<C: ReadQueue> Lane<C> {
                     if self.is_ready() {
                         return Ok(());
                     }
-                    crate::sync::spin_loop();
+                    crate::base::sync::spin_loop();
                 }
             }
             let Some(now) = now else { continue };
@@ -567,7 +567,7 @@ impl<C: ReadQueue> Lane<C> {
                 }
                 _ if yields < YIELDS => {
                     (attempts, yields) = (ATTEMPTS / 2, yields + 1);
-                    crate::sync::yield_now();
+                    crate::base::sync::yield_now();
                 }
                 _ => std::thread::sleep(DOZE),
             }

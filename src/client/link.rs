@@ -3,8 +3,8 @@
 use super::error::{ConnectError, LinkError};
 use super::handle::Deadline;
 use crate::address::Address;
-use crate::breaking::{interrupted, sleeps_until};
-pub(in crate::client) use crate::mend::is_out_of_descriptors;
+use crate::client::breaking::{interrupted, sleeps_until};
+pub(in crate::client) use crate::error::mend::is_out_of_descriptors;
 use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, Timespec};

@@ -2,13 +2,13 @@
 
 use super::error::GetError;
 use super::{Client, ServerPath};
-use crate::clock::Clock;
+use crate::base::clock::Clock;
 use crate::faults::{Rule, by_rule};
 use crate::layout::life::{Life, TICK_NS};
 use crate::outcome::KeyError;
 use crate::reader::{Answers, StoredAnswer};
+use crate::region::table_clock;
 use crate::sink::{LengthSink, LifeSink, LivedSink, Sink};
-use crate::table_clock;
 use std::ops::ControlFlow;
 use std::time::Duration;
 

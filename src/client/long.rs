@@ -3,7 +3,7 @@
 use super::error::{AskError, GetError, MutateError};
 use super::stats::is_busy;
 use super::{Client, ServerPath, on_path};
-use crate::breaking::sleeps_until;
+use crate::client::breaking::sleeps_until;
 use crate::layout::extent::{Expected, Reference};
 use crate::outcome::{PutError, SwapOutcome};
 use crate::wire::{Reply, Request};

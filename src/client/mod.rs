@@ -2,6 +2,7 @@
 //! what it promises when the server is gone.
 
 mod asks;
+pub(crate) mod breaking;
 mod changes;
 mod counters;
 mod encrypted;
@@ -27,6 +28,7 @@ mod shm;
 mod stats;
 mod tcp;
 mod two_steps;
+pub(crate) mod values;
 #[cfg(feature = "verbs")]
 pub(crate) mod verbs;
 
@@ -43,11 +45,11 @@ pub use stats::{ChangeCounts, ClientStats, FailureCounts, RequestCounts};
 pub use two_steps::PutTicket;
 
 use crate::address::Address;
+use crate::base::times::TimeCounts;
 use crate::encryption::Encryption;
 use crate::layout::geometry::Geometry;
 use crate::reader::DirectAnswers;
 use crate::region::Region;
-use crate::times::TimeCounts;
 use crate::wire::{Reply, Request};
 use counters::GETS_APART;
 use handle::{Deadline, Handle};

@@ -2,12 +2,12 @@
 
 #[cfg(feature = "verbs")]
 use super::verbs::extension::RequestExtension;
+use crate::base::setters::setters;
 use crate::encryption::Encryption;
-use crate::proof::Token;
 use crate::reader::Limits;
-use crate::setters::setters;
 use crate::tls::ClientTls;
 use crate::verbs::VerbsOptions;
+use crate::wire::proof::Token;
 use std::path::PathBuf;
 use std::time::Duration;
 

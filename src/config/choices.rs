@@ -1,11 +1,11 @@
 //! The choices that a table is made from.
 
+use crate::base::setters::setters;
 use crate::cuckoo;
 use crate::layout::LINE;
 use crate::layout::geometry::{Geometry, Layout};
 use crate::layout::hash::Seeds;
 use crate::layout::slot::{FURTHER, HEADER, KEY_MAX};
-use crate::setters::setters;
 use std::fmt;
 use std::time::Duration;
 

@@ -1,11 +1,11 @@
 //! Why a table cannot be made from a configuration.
 
 use super::evict::Evict;
-use crate::families::presets;
+use crate::base::units::{bytes, time};
 use crate::layout::extent::{HEAP_BYTES_MAX, VALUE_MAX};
 use crate::layout::geometry::GRACE_MAX;
 use crate::layout::slot::KEY_MAX;
-use crate::units::{bytes, time};
+use crate::placement::families::presets;
 use std::io;
 use std::time::Duration;
 

@@ -2,9 +2,9 @@
 
 use super::error::ConfigError;
 use super::evict::Evict;
-use crate::families::presets;
 use crate::layout::geometry::{Family, Layout};
 use crate::placement::Preset;
+use crate::placement::families::presets;
 use std::fmt;
 use std::str::FromStr;
 

@@ -2,6 +2,7 @@
 
 use super::choices::{Config, TWO_LINES, TableSize};
 use super::error::ConfigError;
+use crate::base::random;
 use crate::faults::{Rule, by_rule};
 use crate::layout::digest::LONG_KEY_BYTES;
 use crate::layout::extent::{HEAP_BYTES_MAX, REFERENCE_BYTES, VALUE_MAX, block_bytes, extent_bytes};
@@ -11,7 +12,6 @@ use crate::layout::geometry::{
 use crate::layout::hash::{Seeds, mix};
 use crate::layout::life::LIFE_BYTES;
 use crate::layout::slot::{KEY_MAX, SLOT_BYTES_MAX, SlotShape};
-use crate::random;
 
 impl Config {
     /// The largest size whose table, otherwise like this one, takes at most `bytes` bytes, as `of` counts them.

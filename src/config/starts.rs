@@ -34,4 +34,4 @@ impl Default for StartLimits {
     }
 }
 
-crate::setters::setters!(StartLimits { percent: u32, within_max: Duration });
+crate::base::setters::setters!(StartLimits { percent: u32, within_max: Duration });

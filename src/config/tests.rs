@@ -1,10 +1,10 @@
 use super::error::preset_names;
 use super::*;
-use crate::families::presets;
 use crate::layout::extent::{HEAP_BYTES_MAX, HeapSpace, VALUE_MAX, block_bytes, extent_bytes};
 use crate::layout::geometry::{Family, Geometry, Layout, SEGMENT_HOMES_MAX};
 use crate::layout::hash::Seeds;
 use crate::layout::slot::KEY_MAX;
+use crate::placement::families::presets;
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_assert_eq, prop_oneof, proptest};
 use std::time::Duration;
 

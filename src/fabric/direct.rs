@@ -23,7 +23,6 @@
 //! [`get`] is a function of its own: the less it has to keep for others, the fewer it takes.
 
 use super::ReadCounts;
-use crate::families;
 use crate::faults::{Rule, broken, kept};
 use crate::get::Proof;
 use crate::layout::WORD;
@@ -38,9 +37,10 @@ use crate::layout::owners;
 use crate::layout::segment::{self, HomeState};
 use crate::layout::slot::{Header, SlotShape};
 use crate::layout::words::{self, EIGHT_LINES, Words};
+use crate::placement::families;
 
+use crate::base::sync::{Ordering, fence};
 use crate::sink::{LifeSink, LivedSink, Sink};
-use crate::sync::{Ordering, fence};
 
 /// What a direct look for a key of a batch goes by when its turn comes. Made when the key's lines were asked for.
 #[derive(Clone, Copy, Debug)]

@@ -17,9 +17,9 @@ use crate::layout::mapped;
 use crate::layout::words::{self, Words};
 use crate::outcome::ReadError;
 
+use crate::base::sync::{Ordering, fence};
 use crate::region::Region;
 use crate::sink::Sink;
-use crate::sync::{Ordering, fence};
 use smallvec::SmallVec;
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Locks on what stands at a path.
 
 use super::trust::{FileError, open_file, open_to_read};
-use crate::process::Process;
+use crate::base::process::Process;
 use rustix::fs::{FlockOperation, OFlags, Stat};
 use rustix::io::Errno;
 use std::fs::File;

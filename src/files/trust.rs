@@ -1,6 +1,6 @@
 //! Whose a file or folder is, and who else could change it.
 
-use crate::mend;
+use crate::error::mend;
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use std::fs::File;

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use crate::sync::AtomicU64;
+use crate::base::sync::AtomicU64;
 use crate::verbs::device::calls::{destroyed, object};
 use crate::verbs::device::queue_pair::rdma;
 use crate::verbs::device::{Access, Buffer, ProtectionDomain, QueuePair, WorkKind};

@@ -1,8 +1,8 @@
 //! Cells that a NIC writes in any order. A CRC tells whether all of a request has landed (Q1).
 
+use crate::base::sync::AtomicU64;
 use crate::layout::crc::append;
 use crate::mailbox::{CellHead, CellMark, HEAD, copied};
-use crate::sync::AtomicU64;
 
 fn crc(head: CellHead, frame: &[u8]) -> u32 {
     append(append(0, bytemuck::bytes_of(&CellHead { crc: 0, ..head })), frame)

@@ -1,14 +1,14 @@
 use super::*;
-use crate::clock::Clock;
+use crate::base::clock::Clock;
 use crate::config::{Config, TableSize};
 use crate::fabric::shm::{MappedSlots, Shm};
 use crate::fabric::{Direct, Fabric, ReadId, Stretch};
-use crate::families::presets;
 use crate::get::Proof;
 use crate::index::Index;
 use crate::layout::geometry::Layout;
 use crate::layout::hash::{Seeds, mix};
 use crate::outcome::{PutMode, ReadError};
+use crate::placement::families::presets;
 use crate::reader::{Limits, Reader};
 use crate::region::Region;
 use crate::sink::Sink;

@@ -1,7 +1,7 @@
 //! The memory that a table may take, and the device that has to know of it.
 
+use crate::base::sync::Ordering;
 use crate::region::RegionError;
-use crate::sync::Ordering;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 

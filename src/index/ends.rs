@@ -14,9 +14,9 @@
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod tests;
 
+use crate::base::sync::{Mutex, lock};
 use crate::faults::{Rule, obey};
 use crate::layout::hash::First;
-use crate::sync::{Mutex, lock};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;

@@ -14,19 +14,19 @@ use super::shifts::TidyShifts;
 use super::started::StartedPuts;
 use super::wanted::{HeapPatience, WantedChange};
 use super::whole::{KeyCursor, ScanPoint, Table, TakeKey};
-use crate::clock::Clock;
+use crate::base::clock::Clock;
+use crate::base::random;
 use crate::fabric::shm::Shm;
 use crate::faults::{Rule, by_rule};
+use crate::index::start::Start;
 use crate::layout::control::{LastSnapshot, Phase, SAVED_WORD};
 use crate::layout::extent::Expected;
 use crate::layout::geometry::Geometry;
 use crate::outcome::{
     HeapCounts, IndexCounts, NoteCounts, PutError, PutMode, PutOptions, PutOutcome, SwapOutcome,
 };
-use crate::random;
 use crate::reader::Reader;
 use crate::region::{Region, RegionError};
-use crate::start::Start;
 use std::sync::Arc;
 use std::time::Duration;
 

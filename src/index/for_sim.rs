@@ -6,10 +6,10 @@ use super::growth::pace::Pace;
 use super::recovered::{RecoverError, Recovered};
 use super::segment::WAITS_MAX;
 use super::whole::{Table, Walk};
-use crate::clock::Clock;
+use crate::base::clock::Clock;
+use crate::index::start::Start;
 use crate::layout::geometry::Geometry;
 use crate::region::{Region, RegionError};
-use crate::start::Start;
 use std::time::Duration;
 
 /// Times that a put waits for grace periods at the most.

@@ -7,7 +7,7 @@ use super::growth::Ahead;
 #[cfg(any(feature = "verbs", feature = "sim"))]
 use super::growth::Growth;
 use super::whole::Table;
-use crate::breaking::is_wanted;
+use crate::client::breaking::is_wanted;
 use crate::outcome::GrowthCounts;
 #[cfg(feature = "verbs")]
 use crate::region::RegionError;

@@ -12,7 +12,8 @@
 use super::ends::{DUE_AT_A_TIME, EndNotes};
 use super::numbers::NumberSource;
 use super::whole::Table;
-use crate::clock::Clock;
+use crate::base::clock::Clock;
+use crate::base::sync::{Mutex, lock};
 use crate::faults::{Rule, by_rule};
 use crate::layout::control::ENTRIES_WORD;
 use crate::layout::hash::First;
@@ -20,8 +21,7 @@ use crate::layout::life::{ENTRY_NUMBERS_END, Life, TICK_NS, expiry_after, tick_a
 use crate::layout::slot::Key;
 use crate::outcome::PutError;
 use crate::region::Region;
-use crate::sync::{Mutex, lock};
-use crate::table_clock;
+use crate::region::table_clock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;

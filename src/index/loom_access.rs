@@ -7,10 +7,10 @@ use super::segment::{Put, Segment};
 use super::slots::SlotWriter;
 pub(crate) use super::slots::{StripeSet, Stripes};
 use super::whole::Table;
-use crate::families;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::slot::Content;
 use crate::outcome::{PutMode, PutOutcome};
+use crate::placement::families;
 use crate::region::Region;
 
 pub fn write_slot(region: &Region, geometry: &Geometry, slot: SlotIx, key: &[u8], value: &[u8]) {

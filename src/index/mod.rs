@@ -67,6 +67,7 @@ mod segment;
 mod share;
 mod shifts;
 mod slots;
+pub(crate) mod start;
 mod started;
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod tests;

@@ -1,10 +1,10 @@
 //! What a server tells all clients of a region, in its first pages.
 
+use crate::base::sync::{Ordering, fence};
 use crate::layout::control::{Phase, STATE_WORD, State};
 use crate::layout::geometry::Geometry;
 use crate::layout::superblock::Superblock;
 use crate::region::Region;
-use crate::sync::{Ordering, fence};
 use std::sync::atomic::compiler_fence;
 use std::time::{SystemTime, UNIX_EPOCH};
 

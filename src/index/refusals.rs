@@ -1,10 +1,10 @@
 //! Searches for room that failed a moment ago, so that the next put of that key is refused at once, and so
 //! are most puts of other keys if search after search failed.
 
-use crate::families;
+use crate::base::sync::Ordering;
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::{Hashed, mix};
-use crate::sync::Ordering;
+use crate::placement::families;
 use std::sync::atomic::AtomicU64;
 
 /// Failed searches that are remembered. A later one takes the place of an older one.

@@ -2,7 +2,7 @@
 
 use super::face::Index;
 use super::whole::{self, RestoreError, Restored};
-use crate::cores::Cores;
+use crate::base::cores::Cores;
 use crate::snapshot::{SaveError, Saved, Snapshot, SnapshotEntry, SnapshotPath, SnapshotWriter};
 use std::path::Path;
 

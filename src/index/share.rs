@@ -6,10 +6,10 @@
 //! shares are on the other side.
 
 use super::home_set::HomeSet;
+use crate::base::sync::Ordering::Relaxed;
+use crate::base::sync::{AtomicU64, Ordering, fence};
 use crate::layout::hash::{DIRECTORY_BITS_MAX, Hashed};
 use crate::layout::segment::{HomeState, low};
-use crate::sync::Ordering::Relaxed;
-use crate::sync::{AtomicU64, Ordering, fence};
 use std::ops::Range;
 
 /// A segment's share of the keys.
@@ -306,7 +306,7 @@ mod tests {
 #[cfg(all(test, loom))]
 mod checked {
     use super::*;
-    use crate::sync::model;
+    use crate::base::sync::model;
     use std::sync::Arc;
 
     /// Keys by their directory hashes: one that the segment never has, and one that it has all the while.

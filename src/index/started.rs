@@ -9,6 +9,7 @@
 //! Nothing waits while the lock of this is held, no memory is freed, and nobody takes a key's lock who has it. Who removes a key looks here
 //! under the key's lock, as for a pin (Z2).
 
+use crate::base::sync::{Mutex, MutexGuard, lock};
 use crate::config::StartLimits;
 use crate::faults::{Rule, broken, kept};
 use crate::layout::geometry::Geometry;
@@ -17,7 +18,6 @@ use crate::layout::life::Life;
 use crate::layout::owners::{NOT_COMMITTED, bit};
 use crate::outcome::{PutError, StartBound, StartCounts};
 use crate::region::Region;
-use crate::sync::{Mutex, MutexGuard, lock};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::sync::Arc;

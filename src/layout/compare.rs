@@ -8,7 +8,7 @@
 use super::slot::{HEADER, Header, SlotShape, View};
 use super::words::{EIGHT_LINES, LINE_WORDS, Words, image};
 use super::{LINE, WORD};
-use crate::sync::AtomicU64;
+use crate::base::sync::AtomicU64;
 
 /// The most bytes of a key that are in the first line of its slot.
 pub(super) const FIRST_LINE_KEY: usize = LINE - HEADER;

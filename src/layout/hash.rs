@@ -12,7 +12,7 @@
 //! Seeds are random per table. None of these functions is cryptographic: the seeds keep accidental
 //! patterns apart, not an adversary who can measure collisions.
 
-use crate::random;
+use crate::base::random;
 use rapidhash::v3::{RapidSecrets, rapidhash_v3_micro_inline};
 
 /// Seeds of the three hashes, as they stand in the superblock.

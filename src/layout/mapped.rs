@@ -213,10 +213,10 @@ fn line_value_of_any(slot: impl Words, key: &[u8], value: &mut impl Sink) -> Lin
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::sync::AtomicU64;
     use crate::layout::compare::{KeyEnd, begins_with};
     use crate::layout::slot::{Content, Identity, Image, Stored, encode};
     use crate::sink::LifeSink;
-    use crate::sync::AtomicU64;
 
     fn mapped(image: &[u64]) -> Vec<AtomicU64> {
         image.iter().map(|&word| AtomicU64::new(word)).collect()

@@ -380,7 +380,7 @@ mod tests {
     use super::super::undo;
     use super::*;
     use crate::config::{Config, TableSize};
-    use crate::families::presets;
+    use crate::placement::families::presets;
 
     fn geometry(layout: Layout) -> Geometry {
         let config = Config {

@@ -2,7 +2,7 @@
 
 use super::slot::{Header, Image};
 use super::{LINE, WORD};
-use crate::sync::{AtomicU64, Ordering};
+use crate::base::sync::{AtomicU64, Ordering};
 
 /// Words of a line.
 pub(crate) const LINE_WORDS: usize = LINE / WORD;

@@ -16,11 +16,11 @@
 //! ring is missed, see [`Bell`]) hold beside Q1 and Q3.
 
 use super::cell_bytes;
+use crate::base::sync::{AtomicU64, Ordering, fence};
 use crate::faults::{Rule, broken};
 use crate::layout::geometry::Geometry;
 use crate::layout::{LINE, WORD};
 use crate::region::{Region, RegionError};
-use crate::sync::{AtomicU64, Ordering, fence};
 use crate::wire;
 use std::io;
 use std::os::fd::OwnedFd;

@@ -32,7 +32,7 @@ mod patience;
 pub(crate) use once::Once;
 pub(crate) use patience::SpinTime;
 
-use crate::sync::{AtomicU64, Ordering, fence};
+use crate::base::sync::{AtomicU64, Ordering, fence};
 use bytemuck::{Pod, Zeroable};
 
 #[repr(C)]

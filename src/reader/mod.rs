@@ -23,7 +23,7 @@ pub use patience::Limits;
 pub(crate) use stats::DirectAnswers;
 pub use stats::{GetStats, HintCounts};
 
-use crate::clock::Clock;
+use crate::base::clock::Clock;
 use crate::fabric::Fabric;
 pub use crate::fabric::ReadCounts;
 use crate::hints::Hints;

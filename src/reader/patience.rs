@@ -1,6 +1,6 @@
 //! How long a GET goes on looking again, and how it rests in between.
 
-use crate::clock::Clock;
+use crate::base::clock::Clock;
 use crate::get::Retry;
 use crate::outcome::ReadError;
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! Why a region's memory could not be had, and what would help.
 
+use crate::base::units;
+use crate::error::mend;
 use crate::files::FileError;
-use crate::mend;
-use crate::units;
 use std::io;
 use std::path::PathBuf;
 

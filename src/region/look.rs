@@ -1,11 +1,11 @@
 //! A region as readers look at it: windows of slots, lines, words.
 
 use super::words::Region;
+use crate::base::observe::ObservedBy;
+use crate::base::sync::{AtomicU64, Ordering};
 use crate::layout::compare::{self, Lines, Loadable, SideBySide};
 use crate::layout::control::{CONTROL_WORDS, STATE_WORD};
 use crate::layout::words::{LINE_WORDS, Words};
-use crate::observe::ObservedBy;
-use crate::sync::{AtomicU64, Ordering};
 
 /// Words of a region. Each slot's look is an access of its own.
 #[derive(Clone, Copy)]

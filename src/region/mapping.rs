@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use crate::clock::Clock;
+use crate::base::clock::Clock;
 use crate::layout::PAGE;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};

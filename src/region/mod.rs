@@ -31,6 +31,7 @@ mod memory;
 mod processor;
 pub(crate) mod room;
 mod source;
+pub(crate) mod table_clock;
 #[cfg(test)]
 pub(crate) mod tests;
 mod touches;

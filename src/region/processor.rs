@@ -2,9 +2,9 @@
 
 #![allow(unsafe_code)]
 
+use crate::base::sync::{AtomicU64, Ordering};
 use crate::layout::words::LINE_WORDS;
 use crate::layout::{LINE, WORD};
-use crate::sync::{AtomicU64, Ordering};
 use std::mem::MaybeUninit;
 
 /// Loads all words into memory of that length. Not by way of a buffer on the stack: what is stored there in

@@ -7,11 +7,11 @@ use super::file::OwnFile;
 use super::mapping::HarmlessAdvice;
 use super::mapping::Mapping;
 use super::processor::{load_bytes, prefetch};
+use crate::base::observe::{Observed, ObservedBy};
+use crate::base::sync::{AtomicU64, Ordering};
 use crate::layout::words::{EIGHT_LINES, LINE_WORDS};
 use crate::layout::{LINE, WORD};
-use crate::observe::{Observed, ObservedBy};
 use crate::sink::Sink;
-use crate::sync::{AtomicU64, Ordering};
 use std::fmt;
 use std::fs::File;
 use std::ops::Range;
@@ -138,7 +138,7 @@ impl Region {
 
     /// The same region, observed from now on.
     #[cfg(feature = "sim")]
-    pub(crate) fn observed(self, observer: Arc<dyn crate::observe::Observer>) -> Region {
+    pub(crate) fn observed(self, observer: Arc<dyn crate::base::observe::Observer>) -> Region {
         Region { observed: Observed::by(observer), ..self }
     }
 

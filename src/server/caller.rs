@@ -11,8 +11,8 @@ use crate::index::{
 use crate::layout::extent::Expected;
 use crate::outcome::{PutError, PutOptions};
 use crate::part::{PartChange, Tell};
-use crate::proof::Token;
 use crate::tls::ServerTls;
+use crate::wire::proof::Token;
 use crate::wire::{self, Reply};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

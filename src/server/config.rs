@@ -4,13 +4,13 @@ use super::snapshots::Snapshots;
 #[cfg(feature = "verbs")]
 use super::verbs::extension::ServerExtension;
 use crate::address::{Address, TcpAddress};
+use crate::base::setters::setters;
 use crate::config::{Config, Evict, StartLimits};
-use crate::proof::Token;
+use crate::index::start::StartProgress;
 use crate::region::Backing;
-use crate::setters::setters;
-use crate::start::StartProgress;
 use crate::tls::ServerTls;
 use crate::verbs::Wait;
+use crate::wire::proof::Token;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

@@ -2,9 +2,9 @@
 
 use crate::address::{Address, AddressError};
 use crate::config::{ConfigError, TableSize};
+use crate::error::mend;
 use crate::files::FileError;
 use crate::index::{RecoverError, RestoreError};
-use crate::mend;
 use crate::outcome::PutError;
 use crate::region::RegionError;
 use crate::snapshot::SaveError;

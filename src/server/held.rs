@@ -10,8 +10,8 @@
 
 #![allow(unsafe_code)]
 
+use crate::base::sync::lock_std;
 use crate::faults::{Rule, broken, kept};
-use crate::sync::lock_std;
 use mio::Waker;
 use rustc_hash::FxHashMap;
 use std::sync::atomic::{

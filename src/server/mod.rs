@@ -32,7 +32,7 @@ mod turns;
 pub(crate) mod verbs;
 mod worker;
 
-pub use crate::start::{StartProgress, StartStep};
+pub use crate::index::start::{StartProgress, StartStep};
 pub use config::{ServerConfig, StartMode};
 pub use driven::DrivenServer;
 pub use error::ServeError;
@@ -42,13 +42,13 @@ pub use refused::RefusedCounts;
 pub use snapshots::Snapshots;
 
 use crate::address::{Address, TcpAddress};
+use crate::base::peer::DescriptorShare;
+use crate::base::process::Process;
 use crate::faults;
 use crate::files;
 use crate::index::{Index, Recovered, Restored};
 use crate::layout::control::LastSnapshot;
 use crate::outcome::GrowthCounts;
-use crate::peer::DescriptorShare;
-use crate::process::Process;
 use crate::region::Backing;
 use crate::snapshot::{SaveError, Saved, SnapshotPath};
 use crate::wire::{self, Request, ServerStats, ServerTimes, SnapshotStatus};

@@ -1,7 +1,7 @@
 //! How long the server's puts take, and which were the slowest.
 
-use crate::sync::lock_std;
-use crate::times::{TimeCounters, TimeCounts};
+use crate::base::sync::lock_std;
+use crate::base::times::{TimeCounters, TimeCounts};
 use crate::wire::{SLOW_KEY_MAX, SLOW_PUTS, SlowPut};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};

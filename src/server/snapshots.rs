@@ -2,10 +2,10 @@
 //!
 //! One thread makes them, one after the other. Workers only note that one is wanted.
 
+use crate::base::setters::setters;
+use crate::base::sync::lock_std;
 use crate::index::Index;
-use crate::setters::setters;
 use crate::snapshot::{SaveError, Saved, SnapshotPath, since_1970};
-use crate::sync::lock_std;
 use crate::wire::SnapshotStatus;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -254,7 +254,7 @@ impl Saver {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::clock::Clock;
+    use crate::base::clock::Clock;
     use crate::config::{Config, TableSize};
     use crate::outcome::{PutMode, PutOptions};
     use crate::part::{PartChange, Tell};

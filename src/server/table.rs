@@ -3,12 +3,12 @@
 
 use super::config::{ServerConfig, StartMode};
 use super::error::ServeError;
-use crate::clock::Clock;
+use crate::base::clock::Clock;
+use crate::index::start::{Start, StartStep};
 use crate::index::{Index, Recovered, Restored};
 use crate::layout::geometry::Geometry;
 use crate::region::{Backing, Region, RegionError};
 use crate::snapshot::{Saved, Snapshot};
-use crate::start::{Start, StartStep};
 use std::path::PathBuf;
 
 /// A table that is ready to be served, and where its keys are from.

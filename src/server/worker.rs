@@ -6,7 +6,7 @@ use super::shared::{ACCEPT_AGAIN, Peer, ServerState};
 use super::socket::{LISTENER, Socket};
 use super::stream::ClientStream;
 use super::turns::{EventLoop, TurnCount};
-use crate::peer::{DescriptorShare, SocketPeer, gives_way};
+use crate::base::peer::{DescriptorShare, SocketPeer, gives_way};
 use crate::tls::ServerTls;
 use crate::wire::Refusal;
 use mio::net::{TcpListener, TcpStream, UnixStream};

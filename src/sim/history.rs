@@ -1,9 +1,9 @@
 //! What a server stored, in which order and when.
 
 use super::choices::{Adversary, Random};
-use crate::clock::Clock;
+use crate::base::clock::Clock;
+use crate::base::observe::Observer;
 use crate::layout::WORD;
-use crate::observe::Observer;
 use crate::region::Region;
 use std::fmt;
 use std::ops::Range;

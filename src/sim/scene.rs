@@ -2,7 +2,7 @@
 
 use super::history::Recorder;
 use super::keys::{KEY_BYTES, KeyNumber, mixed};
-use crate::clock::Clock;
+use crate::base::clock::Clock;
 use crate::config::{Config, TableSize};
 use crate::layout::geometry::{Geometry, Layout};
 use crate::layout::hash::Seeds;

@@ -8,8 +8,8 @@
 
 use super::choices::{Adversary, Random};
 use super::history::{Instant, Recorder};
+use crate::base::observe::{self, Scheduler};
 use crate::faults;
-use crate::observe::{self, Scheduler};
 use std::cell::Cell;
 use std::panic::resume_unwind;
 use std::rc::Rc;
@@ -267,7 +267,7 @@ impl Drop for Membership {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::sync::{Mutex, lock};
+    use crate::base::sync::{Mutex, lock};
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::time::Duration;
 
@@ -305,7 +305,8 @@ mod tests {
         for locks in [false, true] {
             let orders = |stop: &dyn Fn(usize) -> StopAt| -> Vec<Vec<u64>> {
                 let order = |n| -> Vec<u64> {
-                    let recorder = Arc::new(Recorder::new(crate::clock::Clock::manual(), Duration::ZERO));
+                    let recorder =
+                        Arc::new(Recorder::new(crate::base::clock::Clock::manual(), Duration::ZERO));
                     let (region, mutex) = (recorder.region(64), Mutex::new(()));
                     let work = |thread: u64| {
                         let (region, mutex) = (&region, &mutex);

@@ -13,7 +13,7 @@ use super::past::Past;
 use super::scene::{LIMITS, Scene, memory};
 use super::stores::{Move, Stores};
 use super::turns;
-use crate::clock::Clock;
+use crate::base::clock::Clock;
 use crate::fabric::Fabric;
 use crate::fabric::shm::Shm;
 use crate::index::growth::pace::Pace;

@@ -1,7 +1,7 @@
 //! The bytes of a snapshot, whole and damaged.
 
 use super::*;
-use crate::clock::Clock;
+use crate::base::clock::Clock;
 use crate::config::{Config, TableSize};
 use crate::index::{Index, driven};
 use crate::layout::hash::Seeds;
@@ -455,7 +455,7 @@ fn a_snapshot_goes_into_another_table() {
         for cores in [1, 3] {
             let index = make(config.value_max(100));
             let restored =
-                index.restore_from_by(&snapshot, crate::cores::Cores(cores), &mut |_, _| true).unwrap();
+                index.restore_from_by(&snapshot, crate::base::cores::Cores(cores), &mut |_, _| true).unwrap();
             assert_eq!((restored.keys, index.len()), (700, 700), "{layout}");
             let mut value = Vec::new();
             let is_there = |n: u32| {

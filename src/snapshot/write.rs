@@ -5,8 +5,8 @@ use super::{
     BLOCK_BYTES, BLOCK_MARK, BlockHead, Counts, LAST_MARK, Record, SnapshotTerms, append_record, since_1970,
     take_record,
 };
+use crate::base::random;
 use crate::files::{self, FileError, LockFile};
-use crate::random;
 use crate::region::room;
 use rustix::fs::{Advice, Mode, OFlags};
 use rustix::io::Errno;
@@ -111,7 +111,7 @@ fn mend(error: &io::Error) -> String {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
             "; let this user write to its folder, or name another path"
         }
-        _ => return crate::mend::of(error).map_or(String::new(), |mend| format!("; {mend}")),
+        _ => return crate::error::mend::of(error).map_or(String::new(), |mend| format!("; {mend}")),
     };
     own.into()
 }
@@ -407,7 +407,7 @@ impl<'a> SnapshotWriter<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Clock;
+    use crate::base::clock::Clock;
     use crate::config::{Config, TableSize};
     use crate::index::Index;
     use crate::outcome::PutMode;

@@ -1,7 +1,7 @@
 //! The time of a server's certificate: clients refuse it before and after, and whoever runs the server is to know before
 //! they do.
 
-use crate::units::time;
+use crate::base::units::time;
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::ring;
 use rustls::pki_types::{CertificateDer, UnixTime};

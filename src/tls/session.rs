@@ -4,8 +4,8 @@
 use super::error::TlsError;
 use super::failed::HandshakeEnded;
 use super::lifetime::Lifetime;
+use crate::base::sync::lock_std;
 use crate::files;
-use crate::sync::lock_std;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};

@@ -13,13 +13,13 @@
 //! token keeps strangers out. What crosses the network afterwards is neither encrypted nor signed.
 //!
 //! The TCP connection stays open without traffic. It tells each side when the other is gone.
-use crate::units::time;
+use crate::base::units::time;
 
 use super::device::Endpoint;
 use super::error::SetupError;
-use crate::proof::Token;
-use crate::proof::{self, Statement};
-pub(crate) use crate::proof::{Nonce, TokenProof};
+use crate::wire::proof::Token;
+use crate::wire::proof::{self, Statement};
+pub(crate) use crate::wire::proof::{Nonce, TokenProof};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::error::Error;

@@ -1,7 +1,7 @@
 //! Errors of verbs: while setting up, and while connected.
 
 use super::gid::{GidError, GidMismatch};
-use crate::units::time;
+use crate::base::units::time;
 use crate::wire::WireError;
 use std::error::Error;
 use std::io;

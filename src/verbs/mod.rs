@@ -29,7 +29,7 @@ pub(crate) mod station;
 #[cfg(feature = "verbs")]
 pub use error::{SetupError, VerbsError};
 
-use crate::setters::setters;
+use crate::base::setters::setters;
 use std::num::NonZeroU8;
 
 /// Counts of a connection's work on the NIC's queues, in addition to the counts of READs.

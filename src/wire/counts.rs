@@ -1,9 +1,9 @@
 //! Counts, as replies carry them.
 
+use crate::base::times::TimeCounts;
 use crate::outcome::{GrowthCounts, IndexCounts, StartCounts};
 use crate::server::ClientMemoryCounts;
 use crate::snapshot::SaveStep;
-use crate::times::TimeCounts;
 use bytemuck::{Pod, Zeroable};
 use std::time::Duration;
 

@@ -27,7 +27,7 @@
 //!
 //! Over TCP nothing but bytes travels, and the hello alone lets nobody in. Its reply is a `Challenge`, with a
 //! number that is used once. The client answers with `Join`: a number of its own, and the proof that it knows the
-//! server's token ([`proof`](crate::proof)). The reply to that is `Table`: the server's proof, its level, and
+//! server's token ([`proof`](crate::wire::proof)). The reply to that is `Table`: the server's proof, its level, and
 //! the words of the superblock. GETs go as `Gets`, with many keys each ([`gets`]).
 //!
 //! Decoding takes any bytes. It gives a frame, asks for more bytes, or says what is wrong.
@@ -37,6 +37,7 @@ mod feed;
 mod frame;
 mod gets;
 mod lengths;
+pub(crate) mod proof;
 mod refusal;
 mod reply;
 mod request;

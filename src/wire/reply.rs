@@ -9,7 +9,7 @@ use crate::outcome::{
     EvictCounts, GrowthCounts, HeapCounts, NoteCounts, PutError, PutOutcome, StartBound, SwapOutcome,
 };
 use crate::part::{PartEffect, PartError, PartOutcome};
-use crate::proof::{Nonce, TokenProof};
+use crate::wire::proof::{Nonce, TokenProof};
 
 /// The operation of a reply.
 pub(super) const REPLY: u16 = 0x8000;

@@ -6,7 +6,7 @@ use super::gets::GetsRequest;
 use crate::layout::extent::{Expected, REFERENCE_BYTES, Reference};
 use crate::outcome::{PutMode, PutOptions};
 use crate::part::{PartChange, Tell};
-use crate::proof::{Nonce, TokenProof};
+use crate::wire::proof::{Nonce, TokenProof};
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Followers beside changes, by turns and by threads: what they hear makes the table.
 
 use super::*;
-use crate::clock::Clock;
+use crate::base::clock::Clock;
 use crate::config::{Config, Evict, TableSize};
 use crate::faults;
 use crate::index::growth::pace::Pace;

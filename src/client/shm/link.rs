@@ -2,12 +2,12 @@
 
 use super::mailbox::BellSocket;
 use crate::address::Address;
-use crate::breaking::sleeps_until;
+use crate::base::peer::SocketPeer;
+use crate::client::breaking::sleeps_until;
 use crate::client::error::{ConnectError, LinkError};
 use crate::client::link::{Link, is_out_of_descriptors, is_transient};
 pub(super) use crate::client::link::{MEMORY_ID, hello, is_hung_up, link_failed};
 use crate::files;
-use crate::peer::SocketPeer;
 use crate::wire::{self, Reply, Request};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
@@ -242,7 +242,7 @@ mod tests {
     /// A wait ends before its deadline when it is not wanted any more, and not before.
     #[test]
     fn a_wait_that_is_not_wanted_ends() {
-        use crate::breaking::breakable;
+        use crate::client::breaking::breakable;
         use std::sync::atomic::{AtomicU32, Ordering};
         static ASKED: AtomicU32 = AtomicU32::new(0);
         let (stream, _server) = UnixStream::pair().unwrap();

@@ -6,13 +6,13 @@ use super::link::{
     HandedMemory, SocketLink, WatchedLink, hello, is_hung_up, link_failed, open_socket, process_of,
 };
 use crate::address::Address;
+use crate::base::clock::Clock;
+use crate::base::process::{self, Process};
+use crate::base::sync::lock_std;
 use crate::client::error::{ConnectError, LinkError};
 use crate::client::options::ClientOptions;
 use crate::client::owning::OwnOwner;
-use crate::clock::Clock;
 use crate::hints::SharedHints;
-use crate::process::{self, Process};
-use crate::sync::lock_std;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};

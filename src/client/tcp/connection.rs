@@ -1,6 +1,7 @@
 //! One connection over TCP: opening it, and requests over it.
 
 use crate::address::{Address, TcpAddress};
+use crate::base::sync::lock_std;
 use crate::client::error::{ConnectError, LinkError};
 use crate::client::handle::Deadline;
 use crate::client::link::{
@@ -10,10 +11,9 @@ use crate::client::options::ClientOptions;
 use crate::client::owning::{OwnOwner, OwnerRefusal};
 use crate::layout::geometry::Geometry;
 use crate::layout::superblock::{SUPERBLOCK_WORDS, Superblock};
-use crate::proof::{self, Statement};
 use crate::server::tcp::{SERVER, prove_client};
-use crate::sync::lock_std;
 use crate::tls::{ClientTls, TlsSession, is_of_tls, is_tls};
+use crate::wire::proof::{self, Statement};
 use crate::wire::{self, Frame, KeysWriter, Refusal, Reply, Request, TableBytes, Wants};
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -325,8 +325,8 @@ fn table_of(about: &TableBytes) -> (u16, Superblock) {
 mod tests {
     use super::*;
     use crate::config::{Config, TableSize};
-    use crate::proof::Token;
     use crate::server::{Server, ServerConfig};
+    use crate::wire::proof::Token;
     use crate::{Client, ErrorKind};
     use std::io::{Read, Write};
     use std::net::TcpListener;

@@ -10,9 +10,9 @@
 
 use super::connection::TcpConnection;
 use super::shared::TcpShared;
+use crate::base::process::Process;
 use crate::client::error::ConnectError;
 use crate::client::handle::{ATTEMPT_MAX, RETRY_FIRST, RETRY_MAX};
-use crate::process::Process;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::io;
 use std::net::Shutdown;

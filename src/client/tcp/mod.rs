@@ -17,10 +17,10 @@ use crate::address::{Address, TcpAddress};
 use crate::faults::{Rule, broken};
 use crate::layout::geometry::Geometry;
 
-use crate::process::Process;
+use crate::base::process::Process;
+use crate::base::times::TimeCounts;
 use crate::reader::Answers;
 use crate::sink::AnySink;
-use crate::times::TimeCounts;
 use crate::wire::{Refusal, Reply, Request, SOCKET_PIECE_MAX};
 use connection::TcpConnection;
 use gets::{Batch, Requester, Unanswered};

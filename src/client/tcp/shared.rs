@@ -2,10 +2,10 @@
 
 use super::connection::TcpConnection;
 use crate::address::{Address, TcpAddress};
+use crate::base::process::Process;
 use crate::client::error::ConnectError;
 use crate::client::options::ClientOptions;
 use crate::client::owning::OwnOwner;
-use crate::process::Process;
 use std::time::Duration;
 
 /// What the handles of one client share.

@@ -1,7 +1,7 @@
 //! Where the READs of connections and lanes land.
 
+use crate::base::sync::lock_std;
 use crate::layout::geometry::Geometry;
-use crate::sync::lock_std;
 use crate::verbs::device::{Access, Buffer, ProtectionDomain};
 use crate::verbs::error::SetupError;
 use std::sync::{Arc, Mutex};

@@ -1,7 +1,8 @@
 //! Notes of ends, by themselves and in tables: as many as there are entries that have an end.
 
 use super::EndNotes;
-use crate::clock::Clock;
+use crate::base::clock::Clock;
+use crate::base::sync::lock;
 use crate::config::{Config, Evict, TableSize};
 use crate::index::Index;
 use crate::index::growth::pace::Pace;
@@ -9,7 +10,6 @@ use crate::layout::hash::{First, Seeds};
 use crate::outcome::{PutMode, PutOptions, PutOutcome};
 use crate::part::{PartChange, Tell};
 use crate::sim::{Adversary, Random, Recorder, turns};
-use crate::sync::lock;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;

@@ -20,13 +20,13 @@ pub use pins::KeyPin;
 pub(super) use pins::Pins;
 pub use policy::{Policy, Rank, Sight};
 
+use crate::base::sync::{Mutex, lock};
 use crate::config::Evict;
 use crate::faults::{Rule, broken};
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::{DIRECTORY_BITS_MAX, First};
 use crate::outcome::EvictCounts;
 use crate::region::{RegionError, TouchMap};
-use crate::sync::{Mutex, lock};
 use clock::ClockPolicy;
 use s3fifo::S3FifoPolicy;
 use sieve::SievePolicy;

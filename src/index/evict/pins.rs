@@ -1,7 +1,7 @@
 //! Entries that must stay, because somebody has said so.
 
+use crate::base::sync::{Mutex, lock};
 use crate::layout::hash::First;
-use crate::sync::{Mutex, lock};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 

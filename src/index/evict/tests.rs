@@ -121,7 +121,7 @@ fn records_come_and_go() {
 #[cfg(feature = "sim")]
 mod tables {
     use super::all;
-    use crate::clock::Clock;
+    use crate::base::clock::Clock;
     use crate::config::{Config, Evict, TableSize};
     use crate::index::Index;
     use crate::index::growth::pace::Pace;

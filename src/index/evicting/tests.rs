@@ -2,7 +2,7 @@
 //! no record is lost.
 
 use super::*;
-use crate::clock::Clock;
+use crate::base::clock::Clock;
 use crate::config::{Config, StartLimits, TableSize};
 use crate::layout::hash::Seeds;
 use crate::outcome::{PutMode, PutOptions, PutOutcome};

@@ -1,5 +1,5 @@
 use super::Extents;
-use crate::clock::Clock;
+use crate::base::clock::Clock;
 use crate::config::{Config, TableSize};
 use crate::index::Index;
 use crate::index::budget::Registrar;

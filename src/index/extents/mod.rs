@@ -14,7 +14,8 @@ mod memory_tests;
 #[cfg(all(test, feature = "faults", not(loom)))]
 mod tests;
 
-use crate::clock::Clock;
+use crate::base::clock::Clock;
+use crate::base::sync::{Mutex, Ordering, fence, lock, try_lock};
 use crate::faults::{Rule, by_rule, kept, obey, wait_ns};
 use crate::index::budget::{Budget, Registrar};
 use crate::index::heap::{Heap, HeapError, HeapMarks, HeapShape, HeapUsage, MoveEnd};
@@ -27,7 +28,6 @@ use crate::layout::hash::First;
 use crate::layout::{WORD, crc};
 use crate::outcome::{HeapCounts, PutError};
 use crate::region::{Region, RegionError};
-use crate::sync::{Mutex, Ordering, fence, lock, try_lock};
 use rustc_hash::FxHashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicI64, AtomicU64};

@@ -153,7 +153,7 @@ fn keys_without_values_are_freed() {
             let named = |key: &[u8]| {
                 let hash = index.geometry().hashed(key).first();
                 let name = |segment: &Segment| {
-                    let all = segment.homes().all_references(crate::cores::Cores(1)).into_iter();
+                    let all = segment.homes().all_references(crate::base::cores::Cores(1)).into_iter();
                     all.map(|(_, name)| name).find(|name| {
                         let at = Extents::first_word(name) - EXTENT_HEADER_WORDS + 1;
                         segment.region().load(at) == hash.0
@@ -165,7 +165,7 @@ fn keys_without_values_are_freed() {
             let bad = if is_anothers { two } else { Reference { offset: one.offset + 1, ..one } };
             let key = index.geometry().hashed(b"one");
             index.table().with_segment_of(key.first(), |segment| {
-                let slots = segment.homes().all_references(crate::cores::Cores(1)).into_iter();
+                let slots = segment.homes().all_references(crate::base::cores::Cores(1)).into_iter();
                 let slot =
                     slots.map(|(slot, _)| slot).find(|&slot| segment.homes().key_in(slot)[..] == *b"one")?;
                 let bytes = bad.to_bytes();

@@ -10,10 +10,10 @@ mod ring;
 pub use cause::LeftCause;
 pub(crate) use ring::{ChangeRecord, RecordValue};
 
+use crate::base::sync::{Mutex, MutexGuard, Ordering, fence, lock};
 use crate::faults::{Rule, broken, in_order};
 use crate::index::seams::KeyChange;
 use crate::layout::owners::NOT_COMMITTED;
-use crate::sync::{Mutex, MutexGuard, Ordering, fence, lock};
 use ring::ChangeRing;
 use std::io;
 use std::ops::Range;

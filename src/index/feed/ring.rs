@@ -11,11 +11,11 @@
 //! One thread at a time tells. Any thread reads, and holds nothing: it never makes a change wait.
 
 use super::cause::LeftCause;
+use crate::base::sync::{AtomicU64, Mutex, MutexGuard, Ordering, fence, lock};
 use crate::faults::{Rule, in_order, kept};
 use crate::index::seams::{Changed, KeyChange, SlotValue};
 use crate::layout::WORD;
 use crate::region::Region;
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, fence, lock};
 use smallvec::SmallVec;
 use std::io;
 use std::ops::Range;
@@ -441,7 +441,7 @@ mod tests {
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;
-    use crate::sync::model;
+    use crate::base::sync::model;
     use std::sync::Arc;
 
     fn push(ring: &ChangeRing, byte: u8) {

@@ -5,9 +5,9 @@
 use super::Growth;
 use super::live::UnusedMemory;
 use super::pairs::{Driven, NoSplit};
+use crate::base::sync::lock;
 use crate::index::segment::Segment;
 use crate::index::share::{KeyShare, PairRole};
-use crate::sync::lock;
 use crossbeam_epoch as epoch;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::Thread;

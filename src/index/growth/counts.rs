@@ -3,9 +3,9 @@
 use super::Growth;
 use super::pairs::{Pair, Toward};
 use super::totals::add_counts;
+use crate::base::sync::lock;
 use crate::index::share::PairRole;
 use crate::outcome::{GrowthCounts, IndexCounts};
-use crate::sync::lock;
 use crossbeam_epoch as epoch;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -79,11 +79,11 @@ impl Growth {
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod tests {
     use super::super::pace::Pace;
-    use crate::clock::Clock;
+    use crate::base::clock::Clock;
+    use crate::base::observe::{Scheduler, schedule};
     use crate::config::{Config, TableSize};
     use crate::index::Index;
     use crate::layout::hash::Seeds;
-    use crate::observe::{Scheduler, schedule};
     use crate::outcome::PutMode;
     use crate::sim::{Adversary, Random, Recorder};
     use std::cell::Cell;

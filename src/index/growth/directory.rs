@@ -1,5 +1,6 @@
 //! The server's side of the directory: which segment has which keys, as readers are told.
 
+use crate::base::sync::{Ordering, fence};
 use crate::index::slots::{SlotWriter, UndoLines, before_the_write};
 #[cfg(feature = "verbs")]
 use crate::layout::chunk;
@@ -9,7 +10,6 @@ use crate::layout::segment::{self, DirectoryEntry, directory_bits_max};
 use crate::layout::slot::{Content, Image, check, encode};
 use crate::layout::{PAGE, words};
 use crate::region::{Region, RegionError};
-use crate::sync::{Ordering, fence};
 
 /// The directory of a table that grows. Only the thread that has its lock writes entries (L1).
 #[derive(Debug)]

@@ -3,10 +3,10 @@
 use super::Growth;
 use super::pace::{HURRY_AT, LOOK_EVERY, PAIRS_LOOKED_AT, PRESS_ON_AT};
 use super::pairs::{Driven, Pair};
+use crate::base::sync::lock;
 use crate::index::homes::WaitingTrace;
 use crate::index::segment::{Segment, WAITS_MAX};
 use crate::index::share::PairRole;
-use crate::sync::lock;
 use crossbeam_epoch::{self as epoch, Guard};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;

@@ -5,7 +5,7 @@ use super::pace::GIVE_UP_AT;
 use super::pace::TRIES_MAX;
 use super::pairs::NoSplit;
 use super::routing::give_way;
-use crate::sync::lock;
+use crate::base::sync::lock;
 use crossbeam_epoch::{self as epoch};
 
 impl Growth {

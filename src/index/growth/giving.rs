@@ -13,12 +13,12 @@ use super::directory::entry_word;
 use super::givers::{ChosenPair, Givers};
 use super::live::UnusedMemory;
 use super::pairs::Driven;
+use crate::base::sync::{lock, try_lock};
 use crate::faults::{Rule, kept};
 use crate::index::segment::Segment;
 use crate::index::share::PairRole;
 use crate::layout::hash::First;
 use crate::layout::segment::{self, low};
-use crate::sync::{lock, try_lock};
 use crossbeam_epoch::{self as epoch, Guard};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -194,7 +194,7 @@ impl Growth {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::clock::Clock;
+    use crate::base::clock::Clock;
     use crate::config::{Config, Evict, TableSize};
     use crate::index::{Index, whole::Table};
     use crate::layout::hash::Seeds;

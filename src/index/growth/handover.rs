@@ -4,7 +4,7 @@
 
 use super::Growth;
 use super::pairs::{LeftPair, Toward};
-use crate::cores::Cores;
+use crate::base::cores::Cores;
 use crate::faults::{Rule, kept, obey};
 use crate::index::homes::{
     HEAD, Handover, NotHandedOver, handover_offset, has_no_undo, sum, traces_stay, write_down,

@@ -1,7 +1,7 @@
 //! Segments in huge pages, which are longer than most segments.
 
 use super::Growth;
-use crate::sync::lock;
+use crate::base::sync::lock;
 use std::ops::Range;
 
 impl Growth {
@@ -23,7 +23,7 @@ impl Growth {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use crate::clock::Clock;
+    use crate::base::clock::Clock;
     use crate::config::{Config, TableSize};
     use crate::index::Index;
     use crate::outcome::{PutMode, PutOutcome};

@@ -76,7 +76,7 @@ impl Drop for LiveSegments {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::clock::Clock;
+    use crate::base::clock::Clock;
     use crate::config::{Config, TableSize};
     use crate::index::homes::Grace;
     use crate::index::share::KeyShare;

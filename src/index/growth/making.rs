@@ -3,6 +3,7 @@
 use super::Growth;
 use super::pairs::NoSplit;
 use super::totals::{Refused, add_counts};
+use crate::base::sync::lock;
 use crate::faults::{Rule, broken, by_rule, disobey};
 #[cfg(feature = "verbs")]
 use crate::index::budget::Registrar;
@@ -11,7 +12,6 @@ use crate::index::share::KeyShare;
 use crate::layout::control::INCARNATIONS_WORD;
 use crate::layout::segment::{HomeState, Named};
 use crate::region::RegionError;
-use crate::sync::lock;
 use crossbeam_epoch::Guard;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;

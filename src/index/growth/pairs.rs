@@ -1,9 +1,9 @@
 //! The list of splits and merges under way, and how far each is.
 
+use crate::base::sync::{Mutex, MutexGuard, lock, try_lock};
 use crate::index::home_set::HomeSet;
 use crate::index::homes::end_of_step;
 use crate::layout::geometry::Geometry;
-use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use std::sync::Arc;

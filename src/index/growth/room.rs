@@ -3,12 +3,12 @@
 use super::Growth;
 use super::directory::entry_word;
 use super::pairs::{Driven, NoSplit};
+use crate::base::sync::lock;
 use crate::index::refusals::NoPath;
 use crate::index::segment::{Segment, WAITS_MAX};
 use crate::layout::hash::{First, Hashed};
 use crate::layout::segment;
 use crate::outcome::PutError;
-use crate::sync::lock;
 use crossbeam_epoch::{self as epoch, Guard};
 use std::time::Duration;
 

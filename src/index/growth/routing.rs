@@ -4,6 +4,7 @@ use super::Growth;
 use super::directory::entry_word;
 use super::pace::TRIES_MAX;
 use super::room::RoomWait;
+use crate::base::sync::{lock, yield_now};
 use crate::faults::{Rule, broken};
 use crate::index::change::{Made, What};
 use crate::index::homes::REAP_MAX;
@@ -15,7 +16,6 @@ use crate::layout::hash::{First, Hashed};
 use crate::layout::segment::{self};
 use crate::layout::slot::Stored;
 use crate::outcome::PutError;
-use crate::sync::{lock, yield_now};
 use crossbeam_epoch::{self as epoch, Guard};
 use std::time::Duration;
 

@@ -6,8 +6,8 @@
 //!
 //! The headers of a segment's homes say how deep it is. So a segment is made for one depth.
 
+use crate::base::sync::{Mutex, lock};
 use crate::index::segment::Segment;
-use crate::sync::{Mutex, lock};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32};

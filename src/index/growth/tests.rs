@@ -4,9 +4,9 @@
 use super::Growth;
 use super::pace::Pace;
 use super::pairs::Driven;
-use crate::clock::Clock;
+use crate::base::clock::Clock;
+use crate::base::observe::{Scheduler, schedule};
 use crate::config::{Config, TableSize};
-use crate::families::presets;
 use crate::faults::Rule;
 use crate::index::Index;
 use crate::index::growth::handover_end;
@@ -23,8 +23,8 @@ use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::Seeds;
 use crate::layout::life::Life;
 use crate::layout::slot::Key;
-use crate::observe::{Scheduler, schedule};
 use crate::outcome::{PutError, PutMode, PutOutcome};
+use crate::placement::families::presets;
 use crate::region::Region;
 use crate::sim::{Adversary, Instant, Random, Recorder};
 use std::cell::Cell;
@@ -721,7 +721,7 @@ fn memory_of_a_split_that_does_not_begin_comes_back() {
     struct SlowRegistrar(Mutex<(mpsc::Sender<u32>, mpsc::Receiver<()>)>);
     impl Registrar for SlowRegistrar {
         fn before_use(&self, memory: u32) -> Result<(), RegionError> {
-            let ends = crate::sync::lock_std(&self.0);
+            let ends = crate::base::sync::lock_std(&self.0);
             ends.0.send(memory).unwrap();
             ends.1.recv().unwrap();
             Ok(())
@@ -859,7 +859,7 @@ fn memory_that_is_refused_is_asked_for_again() {
     }
     impl Registrar for RefusingPieces {
         fn before_use(&self, _: u32) -> Result<(), RegionError> {
-            crate::sync::lock_std(&self.asked).push(self.clock.now_ns());
+            crate::base::sync::lock_std(&self.asked).push(self.clock.now_ns());
             match self.refuses.load(Ordering::Relaxed) {
                 true => Err(RegionError::NoRoom { need: 1, left: 0, of: "the device".into() }),
                 false => Ok(()),
@@ -891,7 +891,7 @@ fn memory_that_is_refused_is_asked_for_again() {
             left.sort_unstable();
             assert!(left.into_iter().eq(1..SEGMENTS_MAX as u32), "{layout}: memory is lost");
         }
-        let asked = crate::sync::lock_std(&refusing.asked).clone();
+        let asked = crate::base::sync::lock_std(&refusing.asked).clone();
         assert_eq!(lived.index.growth().refused, asked.len() as u64, "{layout}");
         assert!(asked.len() as u64 >= 3 * SEGMENTS_MAX, "{layout}: {asked:?}");
         let apart = |pair: &[u64]| Duration::from_nanos(pair[1] - pair[0]) >= AGAIN;

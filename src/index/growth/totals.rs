@@ -1,7 +1,7 @@
 //! What splits and merges did, and what the system refused.
 
+use crate::base::sync::Mutex;
 use crate::outcome::IndexCounts;
-use crate::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 
 /// Counts of splits and merges, and of what segments did that are gone.

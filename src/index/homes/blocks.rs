@@ -3,11 +3,11 @@
 //! Overflow memory is address space until a block is first used. Then memory is put behind the
 //! block, and its slots are written. So a table's chains cost only the memory that they used.
 
+use crate::base::sync::{Mutex, lock};
 use crate::layout::chain::{self, Block};
 use crate::layout::control::BLOCKS_WORD;
 use crate::layout::geometry::Geometry;
 use crate::region::Region;
-use crate::sync::{Mutex, lock};
 
 /// Which overflow blocks are in use.
 #[derive(Debug)]

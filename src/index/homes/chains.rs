@@ -6,7 +6,7 @@
 use super::Homes;
 use super::counters::count;
 use super::grace::Trace;
-use crate::families;
+use crate::base::sync::{Ordering, fence};
 use crate::faults::{Rule, disobey, in_order, kept, obey};
 use crate::index::slots::{DisplacedAt, HeldRoom, Locked, Note, SlotWritten, has_room_for_ghost};
 use crate::layout::chain::{self, Block, CHAIN_MAX};
@@ -14,7 +14,7 @@ use crate::layout::control::move_counter_word;
 use crate::layout::geometry::{SlotIx, Window};
 use crate::layout::hash::Hashed;
 use crate::layout::slot::{Content, Stored};
-use crate::sync::{Ordering, fence};
+use crate::placement::families;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 

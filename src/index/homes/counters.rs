@@ -1,6 +1,6 @@
 //! What the server did, counted by each thread apart, so that threads do not wait for one line.
 
-use crate::sync::{AtomicU64, Ordering, fence};
+use crate::base::sync::{AtomicU64, Ordering, fence};
 use std::cell::Cell;
 use std::sync::atomic::AtomicUsize;
 

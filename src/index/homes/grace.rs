@@ -10,12 +10,12 @@
 //! none, so the slot has one entry (M3). A lingering filter bit is an entry of its own in the
 //! home's register, with its own time.
 
-use crate::clock::Clock;
+use crate::base::clock::Clock;
+use crate::base::sync::{AtomicU64, Mutex, Ordering, fence, lock};
 use crate::faults::{Rule, wait_ns};
 use crate::index::home_set::HomeSet;
 use crate::layout::chain::Block;
 use crate::layout::geometry::SlotIx;
-use crate::sync::{AtomicU64, Mutex, Ordering, fence, lock};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -274,7 +274,7 @@ mod tests {
 #[cfg(all(test, loom))]
 mod checked {
     use super::*;
-    use crate::sync::model;
+    use crate::base::sync::model;
 
     fn trace(home: u64) -> WaitingTrace {
         WaitingTrace { memory: 0, incarnation: 0, trace: Trace::Filter { home } }

@@ -3,7 +3,6 @@
 use super::Homes;
 use super::counters::count_all;
 use super::grace::Trace;
-use crate::families;
 use crate::faults::{Rule, disobey, in_order};
 use crate::index::home_set::HomeSet;
 use crate::index::slots::{Locked, Note, Slots, Stripes, add_stripe};
@@ -11,6 +10,7 @@ use crate::layout::control::MOVE_COUNTERS;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::{First, Hashed};
 use crate::layout::slot::Key;
+use crate::placement::families;
 use smallvec::SmallVec;
 use std::ops::Range;
 

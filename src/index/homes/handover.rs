@@ -8,7 +8,7 @@
 
 use super::Homes;
 use super::grace::Grace;
-use crate::cores::Cores;
+use crate::base::cores::Cores;
 use crate::faults::{Rule, in_order, kept};
 #[cfg(feature = "sim")]
 use crate::index::slots::Stripes;

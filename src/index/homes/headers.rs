@@ -3,11 +3,11 @@
 
 use super::Homes;
 use super::grace::Trace;
+use crate::base::sync::Ordering::Relaxed;
 use crate::faults::Rule;
 use crate::index::home_set::HomeSet;
 use crate::index::slots::Locked;
 use crate::layout::segment::{HomeState, STATE_MASK};
-use crate::sync::Ordering::Relaxed;
 
 impl Homes {
     /// Whether every header says what is so: nothing is left of a merge.

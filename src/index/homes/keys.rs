@@ -2,13 +2,13 @@
 
 use super::Homes;
 use super::counters::count;
-use crate::cores::Cores;
-use crate::families;
+use crate::base::cores::Cores;
 use crate::index::slots::{Locked, Note, SlotWritten};
 use crate::layout::extent::Reference;
 use crate::layout::geometry::SlotIx;
 use crate::layout::hash::Hashed;
 use crate::layout::slot::{Key, Stored};
+use crate::placement::families;
 use std::ops::Range;
 
 /// Slots that a thread looks at before it takes the next ones.

@@ -40,16 +40,16 @@ use super::share::{KeyShare, SharedKeyShare};
 use super::slots::{
     Displaced, DisplacedAt, Locked, Note, SlotWritten, Slots, Stripe, UndoLines, has_room_for_ghost,
 };
-use crate::clock::Clock;
-use crate::families;
+use crate::base::clock::Clock;
+use crate::base::sync::{Ordering, fence};
 use crate::faults::{Rule, by_rule, in_order};
 use crate::layout::control::move_counter_word;
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::Hashed;
 use crate::layout::slot::{Image, set_ghost_and_aux};
 use crate::outcome::IndexCounts;
+use crate::placement::families;
 use crate::region::Region;
-use crate::sync::{Ordering, fence};
 use blocks::Blocks;
 use std::sync::atomic::AtomicU64;
 

@@ -6,7 +6,7 @@
 //! ```
 
 use super::Homes;
-use crate::families;
+use crate::base::sync::{Ordering, fence};
 use crate::faults::{Rule, disobey, kept};
 use crate::index::slots::{DisplacedAt, Locked, StripeSet};
 use crate::layout::extent::Reference;
@@ -15,7 +15,7 @@ use crate::layout::hash::Hashed;
 use crate::layout::life::Life;
 use crate::layout::slot::{Image, View, check};
 use crate::layout::words;
-use crate::sync::{Ordering, fence};
+use crate::placement::families;
 use std::ops::Range;
 
 /// Slots whose homes a step of a walk visits: those of one stripe, side by side.

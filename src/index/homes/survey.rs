@@ -9,16 +9,16 @@
 
 use super::Homes;
 use super::counters::count;
-use crate::families;
 use crate::faults::{Rule, in_order};
 use crate::index::recovered::Recovered;
 use crate::index::slots::{Displaced, DisplacedAt, Mended, restore_all};
+use crate::index::start::Start;
 use crate::layout::chain::{self, Block};
 use crate::layout::control::{BLOCKS_WORD, MOVE_COUNTERS};
 use crate::layout::geometry::SlotIx;
 use crate::layout::hash::Hashed;
 use crate::layout::slot::Key;
-use crate::start::Start;
+use crate::placement::families;
 use std::ops::Range;
 
 /// The overflow blocks that are in use.
@@ -297,9 +297,9 @@ impl Homes {
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod tests {
     use super::*;
-    use crate::clock::Clock;
+    use crate::base::clock::Clock;
+    use crate::base::cores::Cores;
     use crate::config::{Config, TableSize};
-    use crate::cores::Cores;
     use crate::index::whole::OneSize;
     use crate::layout::slot::Content;
     use crate::outcome::PutMode;

@@ -2,10 +2,10 @@
 
 use super::Moves;
 use super::search::MovePath;
-use crate::families;
 use crate::index::homes::count;
 use crate::index::slots::{DisplacedAt, StripeSet};
 use crate::layout::geometry::SlotIx;
+use crate::placement::families;
 use std::ops::Range;
 
 /// Displaced keys that one delete may bring home. Each takes the slot that the one before left.

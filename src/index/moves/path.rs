@@ -17,13 +17,13 @@
 
 use super::Moves;
 use super::search::MovePath;
-use crate::families;
 use crate::faults::{AtOnce, Rule, disobey, kept};
 use crate::index::homes::count;
 use crate::index::slots::{Displaced, DisplacedAt, Locked, Note, SlotWritten, has_room_for_ghost};
 use crate::layout::geometry::SlotIx;
 use crate::layout::hash::Hashed;
 use crate::layout::slot::{Content, Image, Key, Stored, lay_out};
+use crate::placement::families;
 use smallvec::SmallVec;
 
 impl Moves {

@@ -8,12 +8,12 @@
 //! A search holds no lock. The path is checked again under its locks
 //! (MemC3, NSDI'13, section 4.2; libcuckoo, EuroSys'14, section 4.3).
 
-use crate::families::{self, destinations};
 use crate::index::slots::{Note, Slots, has_room_for_ghost, home_slot};
 use crate::layout::geometry::{SlotIx, Window};
 use crate::layout::hash::{Hashed, mix, reduce};
 use crate::layout::slot::Key;
 use crate::placement::Destination;
+use crate::placement::families::{self, destinations};
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -419,7 +419,7 @@ impl Visited {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-    use crate::clock::Clock;
+    use crate::base::clock::Clock;
     use crate::config::{Config, TableSize};
     use crate::index::slots::SlotWriter;
     use crate::index::whole::OneSize;

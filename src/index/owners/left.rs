@@ -1,8 +1,8 @@
 //! How many entries of each owner have left one by one. What is noted of these is to be forgotten. A thread counts under the
 //! key's lock. The lock in here is a leaf.
 
+use crate::base::sync::{Mutex, lock};
 use crate::layout::owners::OWNER_MAX;
-use crate::sync::{Mutex, lock};
 use rustc_hash::FxHashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

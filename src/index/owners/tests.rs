@@ -1,7 +1,7 @@
 //! An owner goes and comes again while others change its key, and read it. Threads take turns, in any order that the
 //! locks allow.
 
-use crate::clock::Clock;
+use crate::base::clock::Clock;
 use crate::config::{Config, TableSize};
 use crate::index::{Index, LeftCause};
 use crate::layout::hash::Seeds;

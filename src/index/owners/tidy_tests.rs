@@ -1,7 +1,8 @@
 //! What an owner's tidying keeps in mind: entries that could not be removed, many owners, hashes of keys that have gone.
 
 use super::{HASHES_LOOKED_AT, OWNERS_AT_ONCE, OwnedHashes};
-use crate::clock::Clock;
+use crate::base::clock::Clock;
+use crate::base::sync::{lock, try_lock};
 use crate::config::{Config, TableSize};
 use crate::index::Index;
 use crate::index::segment::Which;
@@ -10,7 +11,6 @@ use crate::layout::hash::{First, Seeds};
 use crate::layout::owners::time_in;
 use crate::outcome::{PutError, PutMode, PutOptions};
 use crate::region::Region;
-use crate::sync::{lock, try_lock};
 use rustc_hash::FxHashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,13 +1,13 @@
 //! Changes that depend on the value that is there: alone, and two threads by turns.
 
-use crate::clock::Clock;
+use crate::base::clock::Clock;
 use crate::config::{Config, TableSize};
-use crate::families::presets;
 use crate::index::Index;
 use crate::index::growth::pace::Pace;
 use crate::layout::hash::Seeds;
 use crate::outcome::{PutError, PutMode, PutOutcome, SwapOutcome};
 use crate::part::{PartChange, PartEffect, PartError, PartOutcome, Tell, ValueBytes};
+use crate::placement::families::presets;
 use crate::region::Region;
 use crate::sim::{Adversary, Random, Recorder, turns};
 use std::collections::BTreeMap;

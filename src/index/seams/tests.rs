@@ -1,10 +1,10 @@
 //! Changes that wait between their decision and their effect: alone, beside other threads, and by turns.
 
 use super::{Awaited, Changed, Decision, KeyChange, KeyPlace, Seams, SlotValue, Withdrawn};
-use crate::clock::Clock;
+use crate::base::clock::Clock;
+use crate::base::sync::lock_std;
 use crate::config::{Config, TableSize};
 use crate::fabric::shm::Shm;
-use crate::families::presets;
 #[cfg(feature = "faults")]
 use crate::faults::{Broken, Rule};
 use crate::faults::{all_broken, break_all};
@@ -16,10 +16,10 @@ use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::Seeds;
 use crate::outcome::{PutError, PutMode, PutOutcome, ReadError, SwapOutcome};
 use crate::part::{PartChange, PartEffect, PartOutcome, Tell};
+use crate::placement::families::presets;
 use crate::reader::{Limits, Reader};
 use crate::region::Region;
 use crate::sim::{Adversary, Instant, Random, Recorder, take_turns};
-use crate::sync::lock_std;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Condvar, Mutex};

@@ -1,7 +1,7 @@
 //! Changes of one key take turns (L10), where somebody stands between the decision of a change and its effect.
 
+use crate::base::sync::{Mutex, MutexGuard, lock, unlock_fair};
 use crate::faults::{Rule, broken};
-use crate::sync::{Mutex, MutexGuard, lock, unlock_fair};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 

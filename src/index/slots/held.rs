@@ -1,7 +1,7 @@
 //! Free slots that are held for keys whose changes wait (L11, L12).
 
+use crate::base::sync::{Mutex, lock};
 use crate::layout::geometry::SlotIx;
-use crate::sync::{Mutex, lock};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A free slot that is held for a key of this home.

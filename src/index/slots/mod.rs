@@ -24,7 +24,7 @@ pub(crate) use stripes::{StripeSet, Stripes};
 pub(super) use undo::{UndoLines, before_the_write, restore_all};
 pub(super) use writer::SlotWriter;
 
-use crate::families;
+use crate::base::sync::AtomicU64;
 use crate::faults::{Rule, broken, by_rule, disobey, kept, obey};
 use crate::index::home_set::HomeSet;
 use crate::layout::WORD;
@@ -37,8 +37,8 @@ use crate::layout::slot::{
     Content, HEADER, Header, Image, Key, SlotShape, Stored, lay_out, lay_out_line, set_ghost_and_aux,
 };
 use crate::layout::words::{self, LINE_WORDS};
+use crate::placement::families;
 use crate::region::Region;
-use crate::sync::AtomicU64;
 use block_locks::BlockLocks;
 use held::HeldRooms;
 use std::ops::Range;

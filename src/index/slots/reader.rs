@@ -1,5 +1,6 @@
 //! Looks at slots, for a thread that holds their locks; [`SlotReader::peek`] is for one that does not.
 
+use crate::base::sync::{AtomicU64, Ordering, fence};
 use crate::faults::{Rule, kept};
 use crate::layout::compare::{self, KeyEnd, Lines, Loadable};
 use crate::layout::digest::LongKey;
@@ -11,7 +12,6 @@ use crate::layout::mapped;
 use crate::layout::slot::{Content, HEADER, Header, Image, Key, SlotShape, Stored, View};
 use crate::layout::words::{self, LINE_WORDS, Words};
 use crate::region::Region;
-use crate::sync::{AtomicU64, Ordering, fence};
 use smallvec::SmallVec;
 
 /// Reads slots of one table.

@@ -4,9 +4,9 @@
 //! Overflow slots have no stripe of their own: the home of the chain guards them.
 
 use super::stripe::Stripe;
+use crate::base::sync::{Mutex, MutexGuard, lock};
 use crate::faults::{Rule, broken, by_rule};
 use crate::layout::geometry::SlotIx;
-use crate::sync::{Mutex, MutexGuard, lock};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::rc::Rc;

@@ -6,13 +6,13 @@
 
 use super::reader::{SlotCopy, SlotReader};
 use super::writer::{SlotWriter, Target};
+use crate::base::sync::{Mutex, MutexGuard, lock, try_lock};
 use crate::faults::{Rule, broken, kept};
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::slot::{Image, check};
 use crate::layout::undo::{UNDO_LINES, line_word, name, named};
 use crate::layout::words;
 use crate::region::{Region, StoreWords};
-use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence};

@@ -9,13 +9,13 @@
 //!
 //! `obey`, `disobey` and `by_rule` are switches of `src/faults.rs`. In a real build every step is taken.
 
+use crate::base::sync::{AtomicU64, Ordering, fence};
 use crate::faults::{Rule, broken, by_rule, disobey, obey};
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::slot::{
     Content, Header, Image, SlotShape, lay_out, lay_out_line, seal, stamp_copies, with_copy,
 };
 use crate::region::{Region, StoreWords};
-use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Writes slots of one table, for a thread that holds their locks.
 #[derive(Clone, Copy, Debug)]
@@ -123,7 +123,7 @@ impl<'a> SlotWriter<'a> {
 mod tests {
     use super::super::reader::SlotReader;
     use super::*;
-    use crate::clock::Clock;
+    use crate::base::clock::Clock;
     use crate::config::Config;
     use crate::layout::slot::COPY_SHIFT;
     use crate::sim::{Instant, Recorder};

@@ -1,7 +1,7 @@
 //! A table of one size: one segment, from its making to its handover.
 
-use crate::clock::Clock;
-use crate::cores::Cores;
+use crate::base::clock::Clock;
+use crate::base::cores::Cores;
 use crate::faults::{Rule, kept, obey};
 use crate::index::change::{Made, What};
 use crate::index::homes::{
@@ -12,6 +12,7 @@ use crate::index::recovered::{RecoverError, Recovered};
 use crate::index::seams::{Between, LetsGo};
 use crate::index::segment::{Segment, Stop};
 use crate::index::slots::HeldRoom;
+use crate::index::start::{Start, StartStep};
 use crate::layout::WORD;
 use crate::layout::control::{Phase, STATE_WORD, State};
 use crate::layout::geometry::{Geometry, SlotIx};
@@ -19,7 +20,6 @@ use crate::layout::slot::{Key, Stored};
 use crate::layout::superblock::Superblock;
 use crate::outcome::PutError;
 use crate::region::{Region, RegionError};
-use crate::start::{Start, StartStep};
 use std::ops::Range;
 use std::time::Duration;
 

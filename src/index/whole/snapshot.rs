@@ -3,14 +3,14 @@
 
 use super::table::Table;
 use super::walk::Walk;
-use crate::cores::Cores;
+use crate::base::cores::Cores;
+use crate::base::sync::{Ordering, lock_std};
 use crate::index::growth::Ahead;
 use crate::outcome::{PutError, PutOutcome};
 use crate::snapshot::{
     SaveError, Saved, Snapshot, SnapshotBlock, SnapshotEntry, SnapshotError, SnapshotPath, SnapshotTerms,
     SnapshotWriter,
 };
-use crate::sync::{Ordering, lock_std};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, SystemTime};
 

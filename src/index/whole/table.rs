@@ -1,7 +1,7 @@
 //! A table, of one size or one that grows, from its making to its handover.
 
 use super::one::OneSize;
-use crate::clock::Clock;
+use crate::base::clock::Clock;
 use crate::config::Evict;
 use crate::fabric::shm::Shm;
 use crate::faults::Rule;
@@ -16,6 +16,7 @@ use crate::index::recovered::{RecoverError, Recovered};
 use crate::index::seams::Between;
 use crate::index::segment::{Segment, Stop};
 use crate::index::slots::SlotWritten;
+use crate::index::start::Start;
 use crate::layout::control::{MOVE_COUNTERS, Phase};
 use crate::layout::extent::Reference;
 use crate::layout::geometry::Geometry;
@@ -26,7 +27,6 @@ use crate::layout::superblock::Superblock;
 use crate::outcome::{IndexCounts, PutError};
 use crate::reader::{Limits, Reader};
 use crate::region::{Region, RegionError};
-use crate::start::Start;
 use crossbeam_epoch as epoch;
 use std::sync::Arc;
 use std::time::Duration;

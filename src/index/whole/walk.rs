@@ -327,14 +327,14 @@ fn look_into(
 mod tests {
     use super::super::one::OneSize;
     use super::*;
-    use crate::clock::Clock;
+    use crate::base::clock::Clock;
     use crate::config::{Config, TableSize};
-    use crate::families::presets;
     use crate::index::Index;
     use crate::index::growth::pace::Pace;
     use crate::layout::geometry::{Geometry, SlotIx};
     use crate::layout::hash::Seeds;
     use crate::outcome::PutMode;
+    use crate::placement::families::presets;
     use crate::region::Region;
     use crate::sim::{Adversary, Random, Recorder, turns};
     use std::collections::BTreeMap;

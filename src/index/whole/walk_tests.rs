@@ -1,7 +1,7 @@
 //! What a walk shows of values that are not in their slots, and change between its look and its READ of them.
 
 use super::Walk;
-use crate::clock::Clock;
+use crate::base::clock::Clock;
 use crate::config::{Config, TableSize};
 use crate::index::Index;
 use crate::layout::hash::Seeds;

@@ -3,15 +3,15 @@
 use super::host::VerbsServer;
 use super::session::VerbsSession;
 use super::worker::WorkerInbox;
+use crate::base::peer::{DescriptorShare, JOINING_MAX, gives_way};
 use crate::outcome::with_causes;
-use crate::peer::{DescriptorShare, JOINING_MAX, gives_way};
-use crate::proof::Token;
 use crate::server::caller::Role;
 use crate::server::shared::{ACCEPT_AGAIN, Peer};
 use crate::server::turns::{EventLoop, TurnCount};
 use crate::verbs::bootstrap::{self, Challenge, Join, JoinAnswer, Nonce};
 use crate::verbs::device::DeviceEvent;
 use crate::wire::LEVEL;
+use crate::wire::proof::Token;
 use mio::net::{TcpListener, TcpStream};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Waker};

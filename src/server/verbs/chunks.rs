@@ -1,11 +1,11 @@
 //! The memory that a server over verbs has registered: all of a table of one size; of a table that
 //! grows, what is in front of its segments, and then segments and heap chunk by chunk (E0).
 
+use crate::base::sync::lock_std;
 use crate::index::Registrar;
 use crate::layout::chunk::{CHUNKS, bytes_of, chunk_of, chunk_of_block, next_chunk, pieces_of};
 use crate::region::RegionError;
 use crate::server::shared::ServerState;
-use crate::sync::lock_std;
 use crate::verbs::device::RegisteredRegion;
 use crate::verbs::error::SetupError;
 use crate::verbs::station::Station;

@@ -2,11 +2,11 @@
 
 use super::chunks::RegisteredChunks;
 use super::extension::ExtensionAcceptor;
-use crate::proof::Token;
 use crate::server::shared::ServerState;
 use crate::verbs::Wait;
 use crate::verbs::device::RegisteredRegion;
 use crate::verbs::station::Station;
+use crate::wire::proof::Token;
 use std::sync::Arc;
 
 /// The state that all threads of a verbs server share. It does not change.

@@ -44,7 +44,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     return mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     #[cfg(not(loom))]
     {
-        crate::observe::before_lock(|| !mutex.is_locked());
+        crate::base::observe::before_lock(|| !mutex.is_locked());
         mutex.lock()
     }
 }

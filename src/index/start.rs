@@ -1,7 +1,7 @@
 //! Steps of a server's start that take long for a large table.
 
+use crate::base::cores::Cores;
 use crate::config::Evict;
-use crate::cores::Cores;
 use crate::index::growth::pace::Pace;
 use std::ops::Range;
 use std::sync::Arc;

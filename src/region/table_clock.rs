@@ -1,11 +1,11 @@
 //! What time it is for a table: how long ago it was made, by words of its control page (V4, V5).
 
-use crate::clock::Clock;
+use crate::base::clock::Clock;
+use crate::base::sync::{Ordering, fence};
 use crate::faults::{Rule, by_rule, kept};
 use crate::layout::control::{EPOCH_WORD, MADE_WORD};
 use crate::region::Region;
 use crate::snapshot::since_1970;
-use crate::sync::{Ordering, fence};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::time::SystemTime;

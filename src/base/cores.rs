@@ -98,11 +98,11 @@ mod tests {
             1,
             |_| {
                 together.wait();
-                crate::sync::lock_std(&seen).insert(thread::current().id());
+                crate::base::sync::lock_std(&seen).insert(thread::current().id());
             },
             |_| {},
         );
-        assert_eq!(crate::sync::lock_std(&seen).len(), 3);
+        assert_eq!(crate::base::sync::lock_std(&seen).len(), 3);
     }
 
     /// Whoever works on the first piece ends after the other has begun the third. So one of the two
