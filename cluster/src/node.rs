@@ -595,7 +595,8 @@ impl Turns {
                 self.namesake = namesake;
                 let (id, standing) = (self.node.id(), self.standing(now));
                 if was.as_ref() != Some(&standing) {
-                    match standing == NodeStatus::GOOD {
+                    // At its start it is none yet.
+                    match standing == NodeStatus::GOOD || was.is_none() {
                         true => tracing::info!(node = %id, %standing, "standing"),
                         false => tracing::warn!(node = %id, %standing, "standing"),
                     }
