@@ -230,7 +230,7 @@ impl Index {
     ///
     /// # Errors
     /// [`PutError`]; the table is unchanged.
-    pub(super) fn draft_at_once(&self, key: &[u8], len: usize) -> Result<Option<ExtentDraft>, PutError> {
+    pub(crate) fn draft_at_once(&self, key: &[u8], len: usize) -> Result<Option<ExtentDraft>, PutError> {
         check_lengths(self.geometry(), key, &[])?;
         if self.geometry().is_inline(key, len) {
             return Ok(None);

@@ -3,7 +3,6 @@
 //! This process starts itself once more, as a process without threads of its own would by `fork`, and waits for
 //! the line that reports readiness. Until then a Ctrl-C reaches both; after that the server has a session of its own.
 
-use super::ready::is_said;
 use crate::again;
 use anyhow::{Context, Result, bail, ensure};
 use oneread::Address;
@@ -77,6 +76,14 @@ pub fn start(address: &Address, log: Option<&Path>) -> Result<ExitCode> {
     match told {
         None => Ok(ExitCode::FAILURE),
         Some(told) => Ok(told.map(|()| oneread_kit::status(is_good))?),
+    }
+}
+
+/// Whether it was said. Whoever has closed the output does not want to hear it: that is no failure.
+pub fn is_said(said: io::Result<()>) -> io::Result<()> {
+    match said {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        said => said,
     }
 }
 

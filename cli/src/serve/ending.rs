@@ -5,7 +5,6 @@
 //! the thread ends the process. In service, the signal is passed on: then the server ends in its order, with a last
 //! snapshot, for as long as that takes.
 
-use super::is_there_a_terminal;
 use anyhow::{Context, Result};
 use oneread_kit::{interrupt, show};
 use signal_hook::consts::SIGHUP;
@@ -27,6 +26,11 @@ pub enum Hangup {
     Ends,
     /// It has the certificates read again, unless a terminal is gone.
     ReadsAgain,
+}
+
+/// Whether this process has a terminal that is still there.
+fn is_there_a_terminal() -> bool {
+    std::fs::File::open("/dev/tty").is_ok()
 }
 
 /// How far the server is.

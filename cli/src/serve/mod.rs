@@ -11,6 +11,7 @@ mod scraped;
 pub mod serving;
 mod systemd;
 mod told;
+mod undo;
 mod watchdog;
 
 use crate::connect::At;
@@ -32,7 +33,6 @@ use oneread::{
 };
 use oneread_kit::units::{ByteSize, Period, length, some_bytes, some_time};
 use oneread_kit::{TokenArgs, names, show};
-use ready::Ready;
 pub use refused::advise;
 #[cfg(feature = "metrics")]
 use scraped::Listener;
@@ -48,6 +48,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use systemd::{Said, notify};
 use told::{show_start, size_of};
+use undo::Ready;
 
 /// Serve a table until SIGINT or SIGTERM
 #[derive(Debug, Args)]
@@ -285,11 +286,6 @@ pub struct Serve {
     die_with_parent: bool,
 }
 
-/// Whether this process has a terminal that is still there.
-fn is_there_a_terminal() -> bool {
-    std::fs::File::open("/dev/tty").is_ok()
-}
-
 /// Reads the certificates again, and says what came of it.
 fn read_again(tls: &ServerTls) {
     match tls.read_again() {
@@ -388,7 +384,7 @@ impl Serve {
         let server = Watched::new(Mutex::new(Some(serving)));
         ending.ends_by({
             let (server, pid_file) = (server.clone(), pid_file.clone());
-            move || ready::undo(&server, &pid_file)
+            move || undo::undo(&server, &pid_file)
         });
         let ready = Ready {
             backing: &backing,
@@ -398,7 +394,7 @@ impl Serve {
             pid_file: &pid_file,
         };
         if let Err(why) = self.get_ready(&server, ready) {
-            ready::undo(&server, &pid_file);
+            undo::undo(&server, &pid_file);
             return Err(why);
         }
         ending.serves();
@@ -413,7 +409,7 @@ impl Serve {
         let address = serving.server().address().clone();
         let bytes = serving.server().index().region().backed_bytes();
         let stopped = serving.stop();
-        ready::drop_file(&pid_file);
+        undo::drop_file(&pid_file);
         let Some(stopped) = stopped else { return Ok(ExitCode::SUCCESS) };
         if let Backing::File(path) = &backing
             && !self.json

@@ -1,41 +1,17 @@
 //! The last steps of a start, when clients can connect already: what is told of it, and to whom. If one of them fails, the
 //! start has failed, and nothing of it stays.
 
-use super::daemon::{self, PidFile};
+use super::daemon::{self, is_said};
 use super::serving::Watched;
 use super::told::{recovered_json, size_now, taken_over};
+use super::undo::Ready;
 use super::{Serve, systemd, watchdog};
 use anyhow::{Context, Result};
 use oneread::internals::region::Backing;
 use oneread::{Address, Server, embedded::MemoryShare};
 use oneread_kit::show;
-use std::io;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
-
-/// What the server is told with, once it is ready.
-pub struct Ready<'s> {
-    pub backing: &'s Backing,
-    pub share: Option<MemoryShare>,
-    #[cfg(feature = "metrics")]
-    pub scrapes: Option<super::scraped::Listener>,
-    pub pid_file: &'s Mutex<Option<PidFile>>,
-}
-
-/// Removes the file with the server's number.
-pub fn drop_file(pid_file: &Mutex<Option<PidFile>>) {
-    drop(pid_file.lock().unwrap_or_else(PoisonError::into_inner).take());
-}
-
-/// Ends a server whose start has failed in its last steps, and what it has made with it. Keys that somebody has put stay.
-pub fn undo(server: &Watched, pid_file: &Mutex<Option<PidFile>>) {
-    drop_file(pid_file);
-    let serving = server.lock().unwrap_or_else(PoisonError::into_inner).take();
-    if let Some(serving) = serving {
-        serving.undo_start();
-        let _ = serving.stop();
-    }
-}
+use std::sync::PoisonError;
 
 impl Serve {
     /// Takes the last steps of a start.
@@ -145,13 +121,5 @@ impl Serve {
             geometry.shape().bytes(),
             show::name(where_to),
         )
-    }
-}
-
-/// Whether it was said. Whoever has closed the output does not want to hear it: that is no failure.
-pub fn is_said(said: io::Result<()>) -> io::Result<()> {
-    match said {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        said => said,
     }
 }

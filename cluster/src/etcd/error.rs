@@ -1,6 +1,6 @@
 //! Why etcd could not be asked, or what is wrong with what it has.
 
-use super::{ClusterName, FORM};
+use super::name::{ClusterName, FORM};
 use crate::core::state::{ClusterConfig, ConfigError, NodeId, ShardIx};
 use oneread::error::FileError;
 use std::time::Duration;

@@ -5,7 +5,9 @@
 
 mod error;
 mod members;
+mod name;
 mod operator;
+mod seen;
 mod space;
 
 use crate::core::etcd::{At, CallId, Entry, EtcdAnswer, EtcdCall, EtcdKey, EtcdValue};
@@ -16,17 +18,18 @@ use etcd_client::{
     KeyValue, ResponseHeader, TlsOptions, Txn, TxnOp, TxnOpResponse, WatchOptions,
 };
 use members::{Again, Members, told};
+use name::FORM;
+pub use name::{ClusterName, ClusterNameError};
 use oneread::internals::files;
 pub use operator::LostShards;
 use rustc_hash::FxHashMap;
+use seen::Seen;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
-use space::Seen;
 pub use space::{Compaction, CompactionKey, EtcdSpace, KEPT, SeenBeat};
 use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::timeout;
@@ -39,9 +42,6 @@ const WATCH_SILENCE: Duration = Duration::from_secs(3);
 /// Between two looks whether a connection lives. etcd hangs up on who looks more often than each 5 s, or while nothing is
 /// asked (`--grpc-keepalive-min-time`).
 const KEEP_ALIVE: Duration = Duration::from_secs(6);
-
-/// What a cluster's configuration means: others would say that a key is in another shard. 0 was before it was written.
-const FORM: u32 = 1;
 
 /// The form of a configuration.
 #[derive(Deserialize)]
@@ -76,33 +76,6 @@ type Abouts = Mutex<FxHashMap<NodeId, NodeAbout>>;
 enum Part {
     Key(EtcdKey),
     About(NodeId),
-}
-
-/// A cluster's name: 1 to 64 letters, digits, `.`, `_` and `-`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClusterName(String);
-
-/// Not a cluster's name.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no name of a cluster: that has 1 to 64 letters, digits, dots, underscores and hyphens")]
-pub struct ClusterNameError(String);
-
-impl FromStr for ClusterName {
-    type Err = ClusterNameError;
-
-    fn from_str(name: &str) -> Result<ClusterName, ClusterNameError> {
-        let is_fit = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-        if (1..=64).contains(&name.len()) && name.chars().all(is_fit) {
-            return Ok(ClusterName(name.into()));
-        }
-        Err(ClusterNameError(name.into()))
-    }
-}
-
-impl fmt::Display for ClusterName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
 }
 
 /// How to reach an etcd.

@@ -12,7 +12,6 @@ use crate::core::state::{Adoption, NodeId};
 use etcd_client::{Client, Compare, CompareOp, Error, GetOptions, Txn, TxnOp, TxnOpResponse};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -28,30 +27,6 @@ const BEAT_BYTES: f64 = 130.0;
 const KEPT_FOR: Duration = Duration::from_secs(26 * 3_600);
 /// Longest page of metrics that is looked at.
 const METRICS_MAX: u64 = 4 << 20;
-
-/// How far a watch has come, and of which etcd.
-#[derive(Debug, Default)]
-pub struct Seen(Mutex<(u64, i64)>);
-
-impl Seen {
-    /// A watch begins behind this revision.
-    pub fn begin(&self, etcd: u64, revision: i64) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (etcd, revision);
-    }
-
-    /// It has delivered what came until then.
-    pub fn went_on(&self, etcd: u64, revision: i64) {
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if seen.0 == etcd {
-            seen.1 = seen.1.max(revision);
-        }
-    }
-
-    /// The last revision that was delivered. 0: none yet.
-    pub fn revision(&self) -> i64 {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).1
-    }
-}
 
 /// Who compacts etcd, and how far that is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
