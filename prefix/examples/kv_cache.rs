@@ -90,7 +90,8 @@ fn address(folder: &Path, table: &str) -> Address {
 /// Serves both tables. A server that was killed left them in their files; this one takes them over.
 fn serve(folder: &Path) -> Outcome<()> {
     let size = TableSize::Keys(10_000);
-    let tables = [("locations", LocationIndex::config(size)), ("holders", PlacementIndex::config(size, 256))];
+    let tables =
+        [("locations", LocationIndex::config(size)), ("holders", PlacementIndex::config(size, 256)?)];
     let mut servers = Vec::new();
     for (name, table) in tables {
         let backing = Backing::File(folder.join(format!("{name}.region")));
@@ -153,9 +154,7 @@ impl Engine {
         let options = OwnerOptions::new(owner).absent_for(Duration::from_secs(10));
         let blocks = until_served(|| all.as_owner(options))?;
         let mut holders = PlacementIndex::new(client(folder, "holders")?)?;
-        for before in until_served(|| holders.holders())?.iter().filter(|holder| holder.name() == name) {
-            until_served(|| holders.drop_holder(before))?;
-        }
+        until_served(|| holders.drop_holder(&name))?;
         let holder = until_served(|| holders.holder(&name))?;
         let path = folder.join(&name);
         let pool = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
@@ -272,14 +271,12 @@ fn router(folder: &Path) -> Outcome<()> {
     let _ = std::fs::remove_file(&path);
     let socket = UnixDatagram::bind(path)?;
     socket.set_read_timeout(Some(Duration::from_millis(200)))?;
-    let mut lengths = vec![0; index.holders_max()];
+    let mut found = Vec::new();
     while next < prompts.len() {
         let prompt = Digests::from(&prompts[next][..]);
-        let longest = until_served(|| index.match_prefix(&prompt, &mut lengths))?;
-        let chosen = until_served(|| index.holders())?
-            .into_iter()
-            .find(|holder| longest > 0 && lengths[usize::from(holder.number())] as usize == longest);
-        let chosen = chosen.and_then(|holder| holder.name().strip_prefix("engine-")?.parse::<usize>().ok());
+        until_served(|| index.match_prefix(&prompt, &mut found))?;
+        let chosen =
+            found.first().and_then(|best| best.holder.name().strip_prefix("engine-")?.parse::<usize>().ok());
         let begun = Instant::now();
         let mut engine = chosen.unwrap_or(next % ENGINES);
         while !ask(folder, &socket, engine, next)? {

@@ -153,16 +153,10 @@ impl OnereadBackend {
         let bytes = bytes_of(hashes)?;
         let digests = Digests::packed(&bytes, 8).map_err(|error| status(error.into()))?;
         let mut index = self.index();
-        let holders: BTreeMap<u16, (String, i32)> = index
-            .holders()
-            .map_err(status)?
-            .iter()
-            .filter_map(|holder| Some((holder.number(), of_holder(holder)?)))
-            .collect();
         let mut held: BTreeMap<String, BTreeMap<i32, Vec<usize>>> = BTreeMap::new();
-        let each = |block, number| {
-            if let Some((worker, tier)) = holders.get(&number) {
-                held.entry(worker.clone()).or_default().entry(*tier).or_default().push(block);
+        let each = |block, holder: &Holder| {
+            if let Some((worker, tier)) = of_holder(holder) {
+                held.entry(worker).or_default().entry(tier).or_default().push(block);
             }
         };
         index.holders_of(&digests, each).map_err(status)?;
@@ -185,7 +179,9 @@ impl KvIndexerBackend for OnereadBackend {
                 ExternalKvActionType::Report => drop(index.add(&holder, &digests, 0).map_err(status)?),
                 ExternalKvActionType::Revoke => drop(index.remove(&holder, &digests, 0).map_err(status)?),
                 // All of it is gone with this; its entries are cleaned later.
-                ExternalKvActionType::ClearAllAtTier => drop(index.drop_holder(&holder).map_err(status)?),
+                ExternalKvActionType::ClearAllAtTier => {
+                    index.drop_holder(holder.name()).map_err(status)?;
+                }
             }
         }
         index.clean(1_000).map_err(status)?;
@@ -242,7 +238,7 @@ fn ready<T>(future: impl Future<Output = T>) -> Option<T> {
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
     let address = Address::Shm(folder.path().join("indexer.sock"));
-    let table = PlacementIndex::config(TableSize::Keys(10_000), 256);
+    let table = PlacementIndex::config(TableSize::Keys(10_000), 256).unwrap();
     let _server = Server::start(ServerConfig::new(address.clone(), table))?;
     let pool = ClientPool::connect(&address)?;
     let backend = OnereadBackend::new(Client::clone(&pool.get()))?;

@@ -24,8 +24,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
     let keys = (BLOCKS * PROMPTS) as u64;
     let tables = [
-        PlacementIndex::config(TableSize::Keys(keys), 256),
-        PlacementIndex::grouped_config(TableSize::Keys(keys / 8), 256),
+        PlacementIndex::config(TableSize::Keys(keys), 256)?,
+        PlacementIndex::grouped_config(TableSize::Keys(keys / 8), 256)?,
         LocationIndex::config(TableSize::Keys(keys)),
     ];
     let (mut servers, mut clients) = (Vec::new(), Vec::new());
@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         located.locate_many(&digests, &mut found)?;
         before.push(found);
     }
-    let (mut lengths, mut found) = (vec![0; 256], vec![Found::default(); BLOCKS]);
+    let (mut prefixes, mut found) = (Vec::new(), vec![Found::default(); BLOCKS]);
     let mut same = vec![false; BLOCKS];
     let names = ["match_prefix", "match_prefix, grouped", "longest_prefix", "locate_prefix", "revalidate"];
     let mut times = vec![Vec::new(); names.len()];
@@ -71,8 +71,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             let counted = count(&single, &grouped, &located);
             let begun = Instant::now();
             let length = match what {
-                0 => single.match_prefix(&digests, &mut lengths)?,
-                1 => grouped.match_prefix(&digests, &mut lengths)?,
+                0 => single.match_prefix(&digests, &mut prefixes)?,
+                1 => grouped.match_prefix(&digests, &mut prefixes)?,
                 2 => located.longest_prefix(&digests, Search::Exact)?,
                 3 => located.locate_prefix(&digests, &mut found)?,
                 _ => located.revalidate(&digests, &before[prompt], &mut same)?,

@@ -8,7 +8,7 @@ use oneread::error::{ConnectError, FeedError, GetError, MutateError, PutError};
 pub enum DigestError {
     /// No digest has this width.
     #[error(
-        "a digest has 8, 16, 32 or 36 bytes, and {given} were given; take `Digests::texts` for other lengths"
+        "a digest has 8, 16, 32 or 36 bytes, and {given} were given; give numbers 64 bits, and take `Digests::texts` for other lengths"
     )]
     Width {
         /// The width given.
@@ -69,21 +69,28 @@ pub enum PrefixError {
         /// Most.
         max: usize,
     },
-    /// All numbers of holders are taken by live ones.
-    #[error(
-        "all {max} numbers of holders are taken; drop those that are gone (`PlacementIndex::drop_holder`), or make a wider table"
-    )]
-    Holders {
-        /// As many as the table has.
+    /// No table is for so many holders. Nothing was done.
+    #[error("a table has 1 to {max} holders, and {given} were asked for; give a number in between")]
+    HolderCount {
+        /// Asked for.
+        given: usize,
+        /// Most.
         max: usize,
     },
-    /// The holder was dropped, or its table is another one. What was added for it does not count.
+    /// The table has as many live holders as it can have.
     #[error(
-        "holder {number} ({name}) was dropped, or the table is another one; register it again with `PlacementIndex::holder`"
+        "the table has its {max} holders; drop those that are gone (`PlacementIndex::drop_holder`), or make a wider table"
+    )]
+    Holders {
+        /// As many as it can have.
+        max: usize,
+    },
+    /// The holder was dropped or cleared since it was registered, or its table is another one. What was added for it
+    /// does not count.
+    #[error(
+        "the holder {name} was dropped or cleared, or the table is another one; register it again with `PlacementIndex::holder`"
     )]
     HolderGone {
-        /// Its number.
-        number: u16,
         /// Its name.
         name: String,
     },

@@ -63,7 +63,7 @@ impl EventStream {
         Ok(EventStream { holder, next: None })
     }
 
-    /// The holder. It is another one after [`KvEvent::Cleared`].
+    /// The holder. It is another one, with the same name, after [`KvEvent::Cleared`].
     pub fn holder(&self) -> &Holder {
         &self.holder
     }
@@ -103,7 +103,7 @@ impl EventStream {
     /// # Errors
     /// As [`PlacementIndex::drop_holder`] and [`PlacementIndex::holder`].
     pub fn clear(&mut self, index: &mut PlacementIndex) -> Result<(), PrefixError> {
-        index.drop_holder(&self.holder)?;
+        index.drop_holder(self.holder.name())?;
         self.holder = index.holder(self.holder.name())?;
         Ok(())
     }

@@ -39,6 +39,7 @@
 //! ```
 
 mod digests;
+mod directory;
 mod error;
 mod events;
 mod groups;
@@ -53,4 +54,4 @@ pub use events::{EventOutcome, EventStream, KvEvent};
 pub use holders::{HOLDERS_MAX, Holder};
 pub use location::{Found, LOCATION_BYTES, Location, LocationIndex, Search};
 pub use names::NAME_MAX;
-pub use placement::{Cleaned, PlacementIndex};
+pub use placement::{Cleaned, HolderPrefix, PlacementIndex};

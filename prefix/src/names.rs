@@ -45,6 +45,12 @@ pub(crate) fn id_of(name: &str) -> Result<NameId, PrefixError> {
     Ok(id)
 }
 
+/// The number of a name, in every table and for ever.
+pub(crate) fn number_of(id: &NameId) -> u64 {
+    let [_, number @ .., _, _, _, _] = *id;
+    u64::from_le_bytes(number)
+}
+
 /// Puts the parts of a name. 1 round trip.
 pub(crate) fn put_name(client: &mut Client, name: &str, id: &NameId) -> Result<(), PrefixError> {
     let parts = name.as_bytes().chunks(PART_BYTES).enumerate();

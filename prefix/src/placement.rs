@@ -1,6 +1,7 @@
 //! Who has each block, and how long a prefix each holder has.
 
 use crate::digests::{Digests, KEY_BYTES, Key};
+use crate::directory::Directory;
 use crate::error::PrefixError;
 use crate::groups::{GROUP, Group, OwnedGroup, tag_of, value_max};
 use crate::holders::{self, HOLDERS_MAX, Holder, HolderSet, Record};
@@ -11,6 +12,10 @@ use std::ops::{ControlFlow, Range};
 
 /// Others may come between so often where a group is changed.
 const ROUNDS: u32 = 1_000;
+
+/// A lookup is made so often where holders are registered meanwhile. Those that are registered during the last one are
+/// left out.
+const LOOKS: usize = 3;
 
 /// How blocks stand in a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,10 +32,20 @@ enum Form {
 pub struct Cleaned {
     /// Entries that were looked at.
     pub entries: usize,
-    /// Numbers of holders that are free again.
+    /// Bits of holders that are free again.
     pub freed: usize,
     /// No holder that was dropped is left to be cleaned.
     pub is_done: bool,
+}
+
+/// What a holder has of a prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HolderPrefix {
+    /// Who.
+    pub holder: Holder,
+    /// How many blocks from the first one on, at least 1.
+    pub blocks: usize,
 }
 
 /// A pass over the table that takes holders out of all sets.
@@ -63,27 +78,41 @@ pub struct PlacementIndex {
     /// Bytes of a set.
     width: usize,
     pass: Option<Pass>,
+    directory: Directory,
+    /// Memory for the lengths of a lookup, one for each bit.
+    lengths: Vec<u32>,
     /// Memory for values of groups.
     values: Vec<Vec<u8>>,
 }
 
 /// Bytes of sets of so many holders.
-fn width_of(holders: u16) -> usize {
-    usize::from(holders).clamp(1, HOLDERS_MAX).div_ceil(8)
+fn width_of(holders: usize) -> Result<usize, PrefixError> {
+    match holders {
+        1..=HOLDERS_MAX => Ok(holders.div_ceil(8)),
+        given => Err(PrefixError::HolderCount { given, max: HOLDERS_MAX }),
+    }
 }
 
 impl PlacementIndex {
     /// What a table is made from that has an entry for each block: one line of 64 bytes for up to 256 holders. With
-    /// [`Config::life`] replaced by `true` one line is enough for 160. There is an entry more for each number that a
+    /// [`Config::life`] replaced by `true` one line is enough for 160. There is an entry more for each bit that a
     /// holder can have, and for 20 bytes of each name.
-    pub fn config(size: TableSize, holders: u16) -> Config {
-        Config::new().size(size).key_max(KEY_BYTES).value_max(width_of(holders).max(20))
+    ///
+    /// # Errors
+    /// [`PrefixError::HolderCount`] for none, or more than [`HOLDERS_MAX`].
+    pub fn config(size: TableSize, holders: usize) -> Result<Config, PrefixError> {
+        let config = Config::new().size(size).key_max(KEY_BYTES);
+        Ok(config.value_max(width_of(holders)?.max(20)))
     }
 
     /// What a table is made from that has an entry for eight neighbours of a prompt: six lines for 256 holders,
     /// five for 160, four for 96. [`TableSize::Keys`] then counts groups.
-    pub fn grouped_config(size: TableSize, holders: u16) -> Config {
-        Config::new().size(size).key_max(KEY_BYTES).value_max(value_max(width_of(holders)))
+    ///
+    /// # Errors
+    /// [`PrefixError::HolderCount`] for none, or more than [`HOLDERS_MAX`].
+    pub fn grouped_config(size: TableSize, holders: usize) -> Result<Config, PrefixError> {
+        let config = Config::new().size(size).key_max(KEY_BYTES);
+        Ok(config.value_max(value_max(width_of(holders)?)))
     }
 
     /// Over the table of this client. The client is nobody's: it has no owner.
@@ -103,7 +132,8 @@ impl PlacementIndex {
             let why = "has other lengths of keys and values";
             return Err(PrefixError::Table { address, why, index: "PlacementIndex" });
         }
-        Ok(PlacementIndex { client, form, width, pass: None, values: Vec::new() })
+        let (directory, lengths) = (Directory::default(), Vec::new());
+        Ok(PlacementIndex { client, form, width, pass: None, directory, lengths, values: Vec::new() })
     }
 
     /// Whether eight neighbours stand in one entry.
@@ -111,7 +141,7 @@ impl PlacementIndex {
         self.form == Form::Grouped
     }
 
-    /// Most holders at a time: as long is the list that [`PlacementIndex::match_prefix`] fills.
+    /// Most holders at a time.
     pub fn holders_max(&self) -> usize {
         self.width * 8
     }
@@ -119,17 +149,17 @@ impl PlacementIndex {
     // ---- holders --------------------------------------------------------------------------------
 
     /// The holder of this name, 1 to 200 bytes; a new one if no live one has it. A worker that has lost its blocks is
-    /// dropped first. 1 READ for each number there can be, and some round trips.
+    /// dropped first. 1 READ for each bit there can be, and some round trips.
     ///
-    /// Where no number is known to be free, it cleans the whole table first, as [`PlacementIndex::clean`] does. That
-    /// is so in a new table, and where numbers were dropped and not cleaned, or what told that they are free had to
-    /// make room for other entries. There is an entry for each number afterwards.
+    /// Where no bit is known to be free, it cleans the whole table first, as [`PlacementIndex::clean`] does. That
+    /// is so in a new table, and where holders were dropped and not cleaned, or what told that bits are free had to
+    /// make room for other entries. There is an entry for each bit afterwards.
     ///
     /// Its entries are pinned for as long as this handle is connected. They may have to make room afterwards, in a
     /// table that evicts: then the holder is gone.
     ///
     /// # Errors
-    /// [`PrefixError::Name`]; [`PrefixError::Holders`] if all numbers are live ones'; those of
+    /// [`PrefixError::Name`]; [`PrefixError::Holders`] if all bits are live holders'; those of
     /// [`PlacementIndex::clean`].
     pub fn holder(&mut self, name: &str) -> Result<Holder, PrefixError> {
         loop {
@@ -141,7 +171,7 @@ impl PlacementIndex {
         }
     }
 
-    /// All live holders. 1 READ for each number there can be, and those of the names.
+    /// All live holders. 1 READ for each bit there can be, and those of the names.
     ///
     /// # Errors
     /// [`PrefixError::Get`].
@@ -149,27 +179,27 @@ impl PlacementIndex {
         holders::all(&mut self.client, self.width)
     }
 
-    /// Hides a holder: as soon as this returns, it has no block for any reader. (A reader may see it for a moment
-    /// more while the same name is being registered.) Returns whether it was there. Its bits are taken out of the
-    /// sets by [`PlacementIndex::clean`]. 4 READs and 2 round trips, however many blocks it has. It may be
-    /// repeated.
+    /// Hides the holder of this name, whoever registered it and how often it was cleared: as soon as this returns, it has
+    /// no block for any reader. (A reader may see it for a moment more while the same name is being registered.) Returns
+    /// whether it was there. Its bit is taken out of the sets by [`PlacementIndex::clean`]. 1 READ for each bit there can
+    /// be, some READs and 2 round trips, however many blocks it has. It may be repeated.
     ///
     /// # Errors
-    /// [`PrefixError::Get`], [`PrefixError::Change`].
-    pub fn drop_holder(&mut self, holder: &Holder) -> Result<bool, PrefixError> {
-        holders::hide(&mut self.client, holder, self.width)
+    /// [`PrefixError::Name`], [`PrefixError::Get`], [`PrefixError::Change`].
+    pub fn drop_holder(&mut self, name: &str) -> Result<bool, PrefixError> {
+        holders::hide(&mut self.client, name, self.width)
     }
 
     /// Takes holders that were dropped out of the sets, in a step: about `entries` entries are looked at, and those
     /// that have such a holder are changed. Goes on where the last step ended; when all entries were seen, the
-    /// numbers are free. Call it now and then, from one handle that stays: by several it is no quicker, and what one
+    /// bits are free. Call it now and then, from one handle that stays: by several it is no quicker, and what one
     /// has just freed, and a new holder has just added, another may take away.
     ///
-    /// Numbers of which nothing is known are cleaned, too: all in a new table, and those whose records had to make
+    /// Bits of which nothing is known are cleaned, too: all in a new table, and those whose records had to make
     /// room. The handle pins the records of what it cleans for as long as it is connected.
     ///
     /// A client that was stopped in the middle of an add for so long that its holder was dropped, cleaned, and the
-    /// number given again, takes its blocks back when it goes on, with an error. In between, they may be taken for
+    /// bit given again, takes its blocks back when it goes on, with an error. In between, they may be taken for
     /// the next holder's.
     ///
     /// # Errors
@@ -201,7 +231,7 @@ impl PlacementIndex {
             if blocks.is_empty() {
                 continue;
             }
-            // Another client may have cleaned one meanwhile, and the number be somebody else's. If it is not by now,
+            // Another client may have cleaned one meanwhile, and the bit be somebody else's. If it is not by now,
             // what was read is not somebody else's either.
             holders::still(&mut self.client, &mut pass.targets)?;
             let gone = all(&pass);
@@ -259,7 +289,7 @@ impl PlacementIndex {
     /// [`PrefixError::Change`], [`PrefixError::Refused`] (a full table): some may have been added.
     pub fn add(&mut self, holder: &Holder, digests: &Digests<'_>, from: usize) -> Result<usize, PrefixError> {
         holders::check(&mut self.client, holder)?;
-        let bit = HolderSet::of(holder.number());
+        let bit = HolderSet::of(holder.bit);
         let keys = digests.keys();
         let added = match self.form {
             Form::Single => self.add_to(&keys[from.min(keys.len())..], bit)?,
@@ -286,7 +316,7 @@ impl PlacementIndex {
         from: usize,
     ) -> Result<usize, PrefixError> {
         holders::check(&mut self.client, holder)?;
-        self.take(digests.keys(), from, HolderSet::of(holder.number()))
+        self.take(digests.keys(), from, HolderSet::of(holder.bit))
     }
 
     fn take(&mut self, keys: &[Key], from: usize, holders: HolderSet) -> Result<usize, PrefixError> {
@@ -476,24 +506,76 @@ impl PlacementIndex {
 
     // ---- lookups --------------------------------------------------------------------------------
 
-    /// The length of the prefix that each holder has, in blocks, into `lengths`: one for each number that a holder
-    /// can have ([`PlacementIndex::holders_max`]), 0 for those without any. Returns the longest.
+    /// Who has how long a prefix of these blocks, into `found`: those that have the first block, the longest prefix first.
+    /// Returns the longest. What is told of a name is of that name, whoever had its bit before or gets it during the
+    /// lookup.
     ///
-    /// 1 READ for the live holders, and 1 a block, in a grouped table 1 for eight and more where prompts part; no
-    /// more than 128 READs behind the longest prefix. A block that nobody has ends all of them.
+    /// 2 READs for the live holders and the epoch, and 1 a block, in a grouped table 1 for eight and more where prompts
+    /// part; no more than 128 READs behind the longest prefix. A block that nobody has ends all of them. The first lookup
+    /// of a handle, and the first after a registration, READ who has each bit besides: 1 READ a bit, and the names.
     ///
     /// # Errors
-    /// [`PrefixError::Count`] where `lengths` has another length; [`PrefixError::Get`].
-    pub fn match_prefix(&mut self, digests: &Digests<'_>, lengths: &mut [u32]) -> Result<usize, PrefixError> {
-        if lengths.len() != self.holders_max() {
-            return Err(PrefixError::Count { digests: self.holders_max(), given: lengths.len() });
+    /// [`PrefixError::Get`].
+    pub fn match_prefix(
+        &mut self,
+        digests: &Digests<'_>,
+        found: &mut Vec<HolderPrefix>,
+    ) -> Result<usize, PrefixError> {
+        found.clear();
+        let mut lengths = std::mem::take(&mut self.lengths);
+        let looked = self.look(|index, live| index.match_once(digests.keys(), live, &mut lengths));
+        let told = looked.and_then(|((), told)| {
+            told.for_each_while(|bit| {
+                if let Some(&blocks @ 1..) = lengths.get(bit)
+                    && let Some(holder) = self.directory.holder(&mut self.client, bit as u16)?
+                {
+                    found.push(HolderPrefix { holder, blocks: blocks as usize });
+                }
+                Ok(())
+            })
+        });
+        self.lengths = lengths;
+        told?;
+        found.sort_by_key(|one| std::cmp::Reverse(one.blocks));
+        Ok(found.first().map_or(0, |longest| longest.blocks))
+    }
+
+    /// Makes a lookup of the live holders, again where others are registered meanwhile. Returns also of whom the answer
+    /// is to be told: those that had their bits all the while.
+    fn look<R: Default>(
+        &mut self,
+        mut once: impl FnMut(&mut PlacementIndex, HolderSet) -> Result<R, PrefixError>,
+    ) -> Result<(R, HolderSet), PrefixError> {
+        let mut look = 1;
+        loop {
+            let live = holders::live(&mut self.client)?;
+            if live.is_empty() {
+                return Ok((R::default(), live));
+            }
+            self.directory.prepare(&mut self.client, self.width)?;
+            let answer = once(self, live)?;
+            let Some(kept) = self.directory.kept(&mut self.client, self.width)? else {
+                return Ok((answer, live));
+            };
+            if look == LOOKS || self.directory.named().and_not(kept).is_empty() {
+                return Ok((answer, live.and(kept)));
+            }
+            look += 1;
         }
-        lengths.fill(0);
-        let keys = digests.keys();
-        let mut pass = Match { left: holders::live(&mut self.client)?, lengths, ended: 0 };
-        if pass.left.is_empty() || keys.is_empty() {
-            return Ok(0);
+    }
+
+    fn match_once(
+        &mut self,
+        keys: &[Key],
+        live: HolderSet,
+        lengths: &mut Vec<u32>,
+    ) -> Result<(), PrefixError> {
+        lengths.clear();
+        lengths.resize(self.holders_max(), 0);
+        if keys.is_empty() {
+            return Ok(());
         }
+        let mut pass = Match { left: live, lengths };
         match self.form {
             Form::Single => {
                 let _ = self.client.get_many_in_order(keys, |block, answer| match answer {
@@ -504,29 +586,42 @@ impl PlacementIndex {
             Form::Grouped => self.match_groups(keys, &mut pass)?,
         }
         pass.end(keys.len());
-        Ok(pass.ended)
+        Ok(())
     }
 
-    /// Calls `each` with every block and the number of every live holder that has it, whether they have those
-    /// before it or not. 1 READ for the live holders, and 1 a block.
+    /// Calls `each` with every block and every live holder that has it, whether they have those before it or not.
+    /// 2 READs for the live holders and the epoch, and 1 a block; who has each bit is READ as of
+    /// [`PlacementIndex::match_prefix`].
     ///
     /// # Errors
     /// [`PrefixError::Grouped`] for a table whose blocks stand in groups; [`PrefixError::Get`].
     pub fn holders_of(
         &mut self,
         digests: &Digests<'_>,
-        mut each: impl FnMut(usize, u16),
+        mut each: impl FnMut(usize, &Holder),
     ) -> Result<(), PrefixError> {
         if self.is_grouped() {
             return Err(PrefixError::Grouped);
         }
-        let live = holders::live(&mut self.client)?;
-        let _ = self.client.get_many_in_order(digests.keys(), |block, answer| {
-            if let Ok(Some(set)) = answer {
-                HolderSet::from_bytes(set).and(live).for_each(|number| each(block, number as u16));
-            }
-            ControlFlow::<()>::Continue(())
+        let (sets, told) = self.look(|index, live| {
+            let mut sets = vec![HolderSet::default(); digests.len()];
+            let _ = index.client.get_many_in_order(digests.keys(), |block, answer| {
+                if let Ok(Some(set)) = answer {
+                    sets[block] = HolderSet::from_bytes(set).and(live);
+                }
+                ControlFlow::<()>::Continue(())
+            })?;
+            Ok(sets)
         })?;
+        let mut holders = vec![None; self.holders_max()];
+        let all = sets.iter().fold(HolderSet::default(), |all, set| all.or(*set)).and(told);
+        all.for_each_while(|bit| {
+            holders[bit] = self.directory.holder(&mut self.client, bit as u16)?;
+            Ok::<_, PrefixError>(())
+        })?;
+        for (block, set) in sets.iter().enumerate() {
+            set.and(all).for_each(|bit| holders[bit].iter().for_each(|holder| each(block, holder)));
+        }
         Ok(())
     }
 
@@ -629,8 +724,6 @@ struct Match<'a> {
     /// Holders that have all blocks so far.
     left: HolderSet,
     lengths: &'a mut [u32],
-    /// The longest length of those that have ended.
-    ended: usize,
 }
 
 impl Match<'_> {
@@ -640,13 +733,12 @@ impl Match<'_> {
         let next = self.left.and(set);
         if next != self.left {
             let gone = self.left.and_not(set);
-            gone.for_each(|number| {
-                if let Some(length) = self.lengths.get_mut(number) {
+            gone.for_each(|bit| {
+                if let Some(length) = self.lengths.get_mut(bit) {
                     *length = block as u32;
                 }
             });
             self.left = next;
-            self.ended = block;
         }
         if next.is_empty() { ControlFlow::Break(B::default()) } else { ControlFlow::Continue(()) }
     }
@@ -674,12 +766,11 @@ impl Match<'_> {
     /// Those that are left have all blocks.
     fn end(&mut self, blocks: usize) {
         if !self.left.is_empty() {
-            self.left.for_each(|number| {
-                if let Some(length) = self.lengths.get_mut(number) {
+            self.left.for_each(|bit| {
+                if let Some(length) = self.lengths.get_mut(bit) {
                     *length = blocks as u32;
                 }
             });
-            self.ended = blocks;
         }
     }
 }

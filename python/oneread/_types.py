@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from array import array
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -35,12 +34,6 @@ def found_records(count: int) -> Any:
     return bytearray(FOUND.size * count) if numpy is None else numpy.zeros(count, record)
 
 
-def found_lengths(count: int) -> Any:
-    """So many numbers of 32 bits, all zero."""
-    numpy, _ = _numpy()
-    return array("I", bytes(4 * count)) if numpy is None else numpy.zeros(count, "u4")
-
-
 def found_bools(count: int) -> Any:
     """So many bools, all false."""
     numpy, _ = _numpy()
@@ -65,7 +58,7 @@ class Cleaned(NamedTuple):
     entries: int
     """Entries that were looked at."""
     freed: int
-    """Numbers of holders that are free again."""
+    """Places of holders that are free again."""
     is_done: bool
     """No holder that was dropped is left to be cleaned."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,7 +96,7 @@ def test_texts_are_hashed_with_a_secret() -> None:
         keys = ["model/a", "model/b" * 20]
         index.put(keys, at(1, 2))
         assert list(index.contains_many(keys)) == [True, True] and not other.contains_many(keys).any()
-        with pytest.raises(TypeError, match="digest 1 is no str"):
+        with pytest.raises(TypeError, match="digest 1 is of type bytes, and the first one of type str"):
             index.contains_many(["a", b"12345678"])  # type: ignore[arg-type]
         with pytest.raises(oneread.Invalid, match="secret is 3 bytes"):
             oneread.LocationIndex(client, secret=b"abc")
@@ -138,20 +140,17 @@ def test_who_has_how_long_a_prefix(grouped: bool) -> None:
         assert index.add(a, digests) == (5 if grouped else 40)
         index.add(b, digests[:16])
         longest, lengths = index.match_prefix(digests)
-        assert longest == 40 and lengths.dtype == np.uint32 and len(lengths) == index.holders_max
-        assert lengths[a.number] == 40 and lengths[b.number] == 16 and lengths.sum() == 56
-        out = np.full(index.holders_max, 7, np.uint32)
-        assert index.match_prefix(digests.tobytes(), width=16, out=out) == (40, out)
-        assert (out == lengths).all()
+        assert longest == 40 and list(lengths.items()) == [("worker a", 40), ("worker b", 16)]
+        assert index.match_prefix(digests.tobytes(), width=16) == (40, lengths)
         index.add(b, digests, start=16)
-        assert index.match_prefix(digests)[1][b.number] == 40
+        assert index.match_prefix(digests)[1]["worker b"] == 40
         index.remove(b, digests, start=8)
-        assert index.match_prefix(digests)[1][b.number] == 8
+        assert index.match_prefix(digests)[1]["worker b"] == 8
         if grouped:
             with pytest.raises(oneread.Invalid, match="groups"):
                 index.holders_of(digests)
         else:
-            assert index.holders_of(digests[6:10]) == [[a.number, b.number]] * 2 + [[a.number]] * 2
+            assert index.holders_of(digests[6:10]) == [["worker a", "worker b"]] * 2 + [["worker a"]] * 2
 
 
 def test_a_holder_that_was_dropped_has_nothing() -> None:
@@ -169,6 +168,72 @@ def test_a_holder_that_was_dropped_has_nothing() -> None:
         assert seen >= 20 and freed == 1
 
 
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_cleared_worker_keeps_its_name(grouped: bool) -> None:
+    with served(**oneread.PlacementIndex.table(grouped=grouped)) as (_, client):
+        index, router = oneread.PlacementIndex(client), oneread.PlacementIndex(client)
+        first, blocks, others = index.holder("engine"), prompt(80), prompt(80, seed=1)
+        index.add(first, blocks)
+        assert router.match_prefix(blocks) == (80, {"engine": 80})
+        # It is cleared, as by another process, and what it had in the sets is another one's after a walk.
+        index.drop_holder("engine")
+        again = index.holder("engine")
+        index.add(again, others)
+        while not index.clean().is_done:
+            pass
+        index.add(index.holder("other"), blocks)
+        assert router.match_prefix(blocks) == (80, {"other": 80})
+        assert router.match_prefix(others) == (80, {"engine": 80})
+        assert again.number == first.number and again != first
+        with pytest.raises(oneread.HolderGone, match="engine"):
+            router.add(first, blocks)
+        # Who knows only the first registration drops the worker all the same.
+        assert router.drop_holder(first) and not router.drop_holder("engine")
+        assert index.match_prefix(others) == (0, {}) and [one.name for one in index.holders()] == ["other"]
+
+
+def test_whatever_is_a_digest_is_taken() -> None:
+    numbers = [0, 1, 2**63, 2**64 - 1]
+    array8 = np.array(numbers, np.uint64)
+    with placements() as index:
+        index.add(index.holder("a"), array8)
+        for same in (
+            numbers,
+            tuple(numbers),
+            iter(numbers),
+            array("Q", numbers),
+            [0, 1, -(2**63), -1],
+            array8.astype(np.int64),
+            array8.astype(">u8"),
+            array8.astype(object),
+            list(array8),
+            [np.uint64(number) for number in numbers],
+            [number.to_bytes(8, sys.byteorder) for number in numbers],
+        ):
+            assert index.match_prefix(same) == (4, {"a": 4}), same
+        texts = ["model/a", "model/ä", ""]
+        index.add(index.holder("b"), texts)
+        for same in (tuple(texts), iter(texts), np.array(texts), np.array(texts, object)):
+            assert index.match_prefix(same) == (3, {"b": 3}), same
+        for wrong, why in (
+            ([1, 2**64], "digest 1 is a number of more than 64 bits; give its bytes"),
+            ([1, -(2**63) - 1], "digest 1 is a number of more than 64 bits"),
+            ([1, b"12345678"], "digest 1 is of type bytes, and the first one of type int; give one kind"),
+            ([b"12345678", "a"], "digest 1 is of type str, and the first one of type bytes"),
+            ([1, True], "digest 1 is of type bool"),
+            ("model/a", "give a list, also of one"),
+            (7, "give a list, also of one"),
+            ([1.5], "float"),
+            (array8.astype(float), "floats, which hold no number of 64 bits; give an array of uint64"),
+            (array8.astype(np.uint32), "fewer than 64 bits; give an array of uint64"),
+            ([bytes(4)], "4 were given; give numbers 64 bits"),
+        ):
+            with pytest.raises((TypeError, ValueError, OverflowError), match=why):
+                index.match_prefix(wrong)
+    with locations() as (_, blocks):
+        assert blocks.put(numbers, at(1, 4)) == 4 and blocks.longest_prefix(array8) == 4
+
+
 def test_events_of_an_engine_are_taken_in() -> None:
     with placements() as index:
         stream = oneread.EventStream(index, index.holder("engine"))
@@ -176,12 +241,12 @@ def test_events_of_an_engine_are_taken_in() -> None:
         # As engines publish them: numbers of 64 bits.
         blocks = np.arange(1, 11, dtype=np.uint64)
         assert stream.take(5, [("stored", blocks), ("removed", blocks[8:])]) == (10, 2, False, 0)
-        assert index.match_prefix(blocks)[1][number] == 8
+        assert index.match_prefix(blocks)[1] == {"engine": 8}
         assert stream.take(5, [("removed", blocks)]).is_late
         assert stream.take(8, [("stored", blocks.tobytes())], width=8) == oneread.EventOutcome(2, 0, False, 2)
         before = stream.holder
         assert stream.take(9, [("cleared",), ("stored", blocks[:1])]).added == 1
-        assert stream.holder != before and stream.holder.name == "engine"
+        assert stream.holder != before and stream.holder.name == "engine" and stream.holder.number == number
         assert index.match_prefix(blocks)[0] == 1
         index.drop_holder(stream.holder)
         with pytest.raises(oneread.HolderGone):
@@ -245,8 +310,8 @@ def test_wrong_input_is_named() -> None:
             oneread.LocationIndex(client)
         with pytest.raises(oneread.Incompatible, match="other lengths"):
             oneread.PlacementIndex(client)
-    with placements() as placement, pytest.raises(ValueError, match="are needed"):
-        placement.match_prefix(digests, out=bytearray(4))
+    with placements() as placement, pytest.raises(TypeError, match="str"):
+        placement.drop_holder(3)  # type: ignore[arg-type]
     with pytest.raises(oneread.Closed):
         index.contains_many(digests)
 
@@ -308,7 +373,7 @@ def test_lookups_go_on_while_the_server_is_suspended(tmp_path: Any) -> None:
     outcome(server, "")
 
 
-@pytest.mark.parametrize("holders", [0, 257, 65_535])
+@pytest.mark.parametrize("holders", [0, 257, 1_000, 65_535, 70_000])
 def test_a_table_has_as_many_holders_as_an_index_can(holders: int) -> None:
     for grouped in (False, True):
         with pytest.raises(oneread.Invalid, match=f"holders is {holders}; give 1 to 256"):

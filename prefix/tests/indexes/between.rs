@@ -8,7 +8,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::mpsc;
 use std::time::Duration;
 
-const HOLDERS: u16 = 160;
+const HOLDERS: usize = 160;
 const SIZE: TableSize = TableSize::Keys(1_000);
 /// Some groups, and a part of one.
 const BLOCKS: usize = 29;
@@ -16,7 +16,7 @@ const BLOCKS: usize = 29;
 const SCAN: u16 = 40;
 
 fn forms() -> [Config; 2] {
-    [PlacementIndex::config(SIZE, HOLDERS), PlacementIndex::grouped_config(SIZE, HOLDERS)]
+    [PlacementIndex::config(SIZE, HOLDERS).unwrap(), PlacementIndex::grouped_config(SIZE, HOLDERS).unwrap()]
 }
 
 fn prompt() -> Vec<Key> {
@@ -99,22 +99,28 @@ fn relayed<R: Send>(
 
 /// The length of the prefix that a holder has.
 fn length(index: &mut PlacementIndex, keys: &[Key], holder: &Holder) -> usize {
-    let mut lengths = vec![0; index.holders_max()];
-    index.match_prefix(&Digests::from(keys), &mut lengths).unwrap();
-    lengths[usize::from(holder.number())] as usize
+    let mut found = Vec::new();
+    index.match_prefix(&Digests::from(keys), &mut found).unwrap();
+    found.iter().find(|one| one.holder.name() == holder.name()).map_or(0, |one| one.blocks)
 }
 
 fn add(index: &mut PlacementIndex, holder: &Holder, keys: &[Key]) {
     index.add(holder, &Digests::from(keys), 0).unwrap();
 }
 
-/// The holder goes, and the next one has its number.
+/// The holder goes, and the next one has its bit.
 fn given_again(index: &mut PlacementIndex, holder: &Holder) -> Holder {
-    assert!(index.drop_holder(holder).unwrap());
+    assert_eq!(mask(index), 1);
+    assert!(index.drop_holder(holder.name()).unwrap());
     while !index.clean(usize::MAX).unwrap().is_done {}
     let next = index.holder("next").unwrap();
-    assert_eq!(next.number(), holder.number(), "the number is given again");
+    assert_eq!(mask(index), 1, "the bit is given again");
     next
+}
+
+/// The bits of the first eight holders.
+fn mask(index: &mut PlacementIndex) -> u8 {
+    index.client().get(b"#m").unwrap().unwrap()[0]
 }
 
 /// Entries of blocks.
@@ -130,7 +136,7 @@ fn at_each_request(least: usize, story: impl Fn(Config, usize) -> bool) {
     }
 }
 
-/// Before any request of an add its holder is dropped, cleaned, and the number given to the next one: who adds is told so, and
+/// Before any request of an add its holder is dropped, cleaned, and the bit given to the next one: who adds is told so, and
 /// the next one has nothing of it, neither at once nor when it adds a block itself.
 #[test]
 fn the_next_holder_has_nothing_of_a_late_add() {
@@ -195,7 +201,7 @@ fn cleaning_leaves_what_others_add() {
         let mut index = open(server.address());
         let [goes, stays] = ["goes", "stays"].map(|name| index.holder(name).unwrap());
         add(&mut index, &goes, &keys);
-        assert!(index.drop_holder(&goes).unwrap());
+        assert!(index.drop_holder("goes").unwrap());
         let (mut count, mut is_between) = (0, false);
         let late = |late: &mut PlacementIndex| {
             let mut freed = 0;
@@ -216,14 +222,14 @@ fn cleaning_leaves_what_others_add() {
         });
         assert_eq!(freed, 1, "{before}");
         let next = index.holder("next").unwrap();
-        assert_eq!(next.number(), goes.number());
+        assert_eq!(mask(&mut index), 0b11, "the bit is given again");
         assert_eq!(length(&mut index, &keys, &next), 0, "{before}");
         assert_eq!(length(&mut index, &keys, &stays), if is_between { BLOCKS } else { 0 }, "{before}");
         !is_between
     });
 }
 
-/// Another one has cleaned the same holder, and the next one has the number and adds blocks, before who cleans looks again at
+/// Another one has cleaned the same holder, and the next one has the bit and adds blocks, before who cleans looks again at
 /// what he cleans: he takes nothing of the next one's.
 #[test]
 fn a_late_cleaning_takes_nothing_of_the_next_holder() {
@@ -233,7 +239,7 @@ fn a_late_cleaning_takes_nothing_of_the_next_holder() {
             let mut index = open(server.address());
             let holder = index.holder("dead").unwrap();
             add(&mut index, &holder, &keys);
-            assert!(index.drop_holder(&holder).unwrap());
+            assert!(index.drop_holder("dead").unwrap());
             let (mut count, mut next, mut has_looked) = (0, None, None);
             let late = |late: &mut PlacementIndex| late.clean(usize::MAX).map(drop);
             let cleaned = relayed(&server, late, |op| {
@@ -275,4 +281,75 @@ fn a_name_of_other_parts_is_none() {
         index.client().put(&part, &before).unwrap();
         assert_eq!(index.holders().unwrap().len(), 1);
     }
+}
+
+/// Before any request of a lookup the holder that has the prompt is dropped and cleaned, and the next one gets its bit and the
+/// same prompt: each lookup tells no name what another one has. The next lookup tells it.
+#[test]
+fn a_lookup_tells_no_name_what_another_has() {
+    at_each_request(4, |table, before| {
+        let (server, keys) = (serve(table), prompt());
+        let mut index = open(server.address());
+        let holder = index.holder("dead").unwrap();
+        add(&mut index, &holder, &keys[..9]);
+        let (mut count, mut is_between) = (0, false);
+        // This one knows who has the bit; its next lookup is the one that somebody comes between.
+        let told = relayed(
+            &server,
+            |router: &mut PlacementIndex| {
+                let mut found = Vec::new();
+                router.match_prefix(&Digests::from(&keys[..]), &mut found).unwrap();
+                let first: Vec<_> =
+                    found.iter().map(|one| (one.holder.name().to_owned(), one.blocks)).collect();
+                router.match_prefix(&Digests::from(&keys[..]), &mut found).unwrap();
+                let second: Vec<_> =
+                    found.iter().map(|one| (one.holder.name().to_owned(), one.blocks)).collect();
+                [first, second]
+            },
+            |_| {
+                if count == before {
+                    let next = given_again(&mut index, &holder);
+                    add(&mut index, &next, &keys);
+                    is_between = true;
+                }
+                count += 1;
+            },
+        );
+        for told in &told {
+            for (name, blocks) in told {
+                let has = if name == "dead" { 9 } else { BLOCKS };
+                assert_eq!(*blocks, has, "{before}: {name}");
+            }
+        }
+        assert!(!told[1].is_empty(), "{before}: one of both has the prompt");
+        !is_between
+    });
+}
+
+/// Before any request of a registration another client registers the same name: both have one holder.
+#[test]
+fn a_name_is_live_once() {
+    at_each_request(5, |table, before| {
+        let (server, keys) = (serve(table), prompt());
+        let mut index = open(server.address());
+        // Its bit is free only after a walk, and comes before those that are free now.
+        let dead = index.holder("dead").unwrap();
+        assert!(index.drop_holder(dead.name()).unwrap());
+        let (mut count, mut other) = (0, None);
+        let mine = relayed(
+            &server,
+            |late: &mut PlacementIndex| late.holder("worker").unwrap(),
+            |_| {
+                if count == before {
+                    while !index.clean(usize::MAX).unwrap().is_done {}
+                    other = Some(index.holder("worker").unwrap());
+                }
+                count += 1;
+            },
+        );
+        assert_eq!(index.holders().unwrap(), std::slice::from_ref(&mine), "{before}");
+        add(&mut index, &mine, &keys);
+        assert!(other.as_ref().is_none_or(|other| *other == mine), "{before}");
+        other.is_none()
+    });
 }

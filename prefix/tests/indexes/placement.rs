@@ -7,7 +7,7 @@ use proptest::collection::vec;
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_oneof, proptest};
 use std::collections::{BTreeMap, BTreeSet};
 
-const HOLDERS: u16 = 160;
+const HOLDERS: usize = 160;
 const SIZE: TableSize = TableSize::Keys(4_000);
 
 /// The digest of a block: of its tokens, and all those before it.
@@ -38,7 +38,26 @@ fn served(table: Config, evict: Option<Evict>) -> Scene<PlacementIndex> {
 
 /// Both forms of a table.
 fn forms() -> [Config; 2] {
-    [PlacementIndex::config(SIZE, HOLDERS), PlacementIndex::grouped_config(SIZE, HOLDERS)]
+    [PlacementIndex::config(SIZE, HOLDERS).unwrap(), PlacementIndex::grouped_config(SIZE, HOLDERS).unwrap()]
+}
+
+/// The length of each holder's prefix, by name. The longest comes first, and is what the lookup returns.
+fn told(index: &mut PlacementIndex, keys: &[Key]) -> BTreeMap<String, usize> {
+    let mut found = Vec::new();
+    let longest = index.match_prefix(&Digests::from(keys), &mut found).unwrap();
+    assert!(found.is_sorted_by_key(|one| std::cmp::Reverse(one.blocks)));
+    assert_eq!(found.first().map_or(0, |first| first.blocks), longest);
+    let told: BTreeMap<_, _> = found.iter().map(|one| (one.holder.name().into(), one.blocks)).collect();
+    assert_eq!(told.len(), found.len(), "each name once");
+    told
+}
+
+fn longest(index: &mut PlacementIndex, keys: &[Key]) -> usize {
+    told(index, keys).into_values().max().unwrap_or(0)
+}
+
+fn length(index: &mut PlacementIndex, keys: &[Key], name: &str) -> usize {
+    told(index, keys).remove(name).unwrap_or(0)
 }
 
 /// Has the index clean until nothing is left.
@@ -100,17 +119,17 @@ type Model = BTreeMap<usize, BTreeSet<Key>>;
 
 /// Asks for all prompts of the family.
 fn compare(index: &mut PlacementIndex, holders: &[Holder], model: &Model) {
-    let mut lengths = vec![9; index.holders_max()];
     for branch in (0..7).flat_map(|a| (0..6).flat_map(move |b| (0..3).map(move |c| [a, b, c]))) {
         let keys = prompt(branch, 29);
-        let longest = index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap();
-        let mut expected = vec![0; lengths.len()];
+        let mut expected = BTreeMap::new();
         for (n, holder) in holders.iter().enumerate() {
             let has = |key: &&Key| model.get(&n).is_some_and(|of_it| of_it.contains(*key));
-            expected[usize::from(holder.number())] = keys.iter().take_while(has).count() as u32;
+            match keys.iter().take_while(has).count() {
+                0 => {}
+                blocks => drop(expected.insert(holder.name().to_owned(), blocks)),
+            }
         }
-        assert_eq!(lengths, expected, "{branch:?}");
-        assert_eq!(longest as u32, expected.into_iter().max().unwrap());
+        assert_eq!(told(index, &keys), expected, "{branch:?}");
     }
 }
 
@@ -136,14 +155,15 @@ fn story(table: Config, ops: Vec<Op>) {
             }
             Op::DropHolder { by, holder } => {
                 let gone = holders[holder].clone();
-                assert!(indexes[by].drop_holder(&gone).unwrap());
-                assert!(!indexes[1 - by].drop_holder(&gone).unwrap(), "once is enough");
+                assert!(indexes[by].drop_holder(gone.name()).unwrap());
+                assert!(!indexes[1 - by].drop_holder(gone.name()).unwrap(), "once is enough");
                 model.remove(&holder);
                 let late = indexes[1 - by].add(&gone, &Digests::from(&prompt([0; 3], 3)[..]), 0).unwrap_err();
                 assert!(matches!(late, PrefixError::HolderGone { .. }), "{late}");
                 compare(&mut reader, &holders, &model);
                 holders[holder] = indexes[by].holder(gone.name()).unwrap();
-                assert_ne!(holders[holder].number(), gone.number(), "not before it is clean");
+                assert_ne!(holders[holder], gone);
+                assert_eq!(holders[holder].number(), gone.number(), "a name's number is for ever");
             }
             Op::CleanSome { by, entries } => drop(indexes[by].clean(entries).unwrap()),
             Op::CleanAll => {
@@ -156,13 +176,14 @@ fn story(table: Config, ops: Vec<Op>) {
     clean(&mut indexes[1], 1_000);
     compare(&mut reader, &holders, &model);
     for holder in &holders {
-        assert!(indexes[0].drop_holder(holder).unwrap());
+        assert!(indexes[0].drop_holder(holder.name()).unwrap());
     }
     assert_eq!(clean(&mut indexes[0], 7), 3);
     let entries = reader.client().scan().map(|entry| entry.unwrap().key).filter(|key| key.len() == 16);
     assert!(reader_is_grouped(&scene) || entries.count() == 0);
-    // The numbers are given again.
-    assert_eq!(indexes[0].holder("another").unwrap().number(), 0);
+    // The bits are given again.
+    indexes[0].holder("another").unwrap();
+    assert_eq!(live_bits(&mut indexes[0]), [0]);
 }
 
 fn reader_is_grouped(scene: &Scene<PlacementIndex>) -> bool {
@@ -191,18 +212,18 @@ fn groups_branch() {
     for keys in &prompts {
         index.add(&holder, &Digests::from(&keys[..]), 0).unwrap();
     }
-    let mut lengths = vec![0; index.holders_max()];
+    // The first lookup READs who has each bit.
+    longest(&mut index, &prompts[0]);
     let before = index.stats().read.reads;
     for keys in &prompts {
-        assert_eq!(index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap(), 16);
-        assert_eq!(lengths[usize::from(holder.number())], 16);
+        assert_eq!(length(&mut index, keys, holder.name()), 16);
     }
     let reads = index.stats().read.reads - before;
-    // The mask, two groups, and the branch; a few keys stand outside their primary windows.
-    assert!((300..=450).contains(&reads), "{reads} READs for 100 prompts of 16 blocks");
+    // The mask, two groups, the branch, and the epoch; a few keys stand outside their primary windows.
+    assert!((400..=550).contains(&reads), "{reads} READs for 100 prompts of 16 blocks");
     for keys in &prompts {
         index.remove(&holder, &Digests::from(&keys[..]), 3).unwrap();
-        assert_eq!(index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap(), 3);
+        assert_eq!(longest(&mut index, keys), 3);
     }
 }
 
@@ -214,7 +235,6 @@ fn blocks_stay_where_they_stand() {
     let mut index = scene.index();
     let [late, early] = ["late", "early"].map(|name| index.holder(name).unwrap());
     let of = |branch: u8| chain(&[[0; 4], [branch; 4]].concat());
-    let mut lengths = vec![0; index.holders_max()];
     for branch in 0..10 {
         index.add(&early, &Digests::from(&of(branch)[..]), 0).unwrap();
     }
@@ -232,8 +252,8 @@ fn blocks_stay_where_they_stand() {
         index.add(&late, &Digests::from(&keys[..5]), 0).unwrap();
     }
     for branch in 0..10 {
-        index.match_prefix(&Digests::from(&of(branch)[..]), &mut lengths).unwrap();
-        assert_eq!([&late, &early].map(|holder| lengths[usize::from(holder.number())]), [8, 8], "{branch}");
+        let told = told(&mut index, &of(branch));
+        assert_eq!(["late", "early"].map(|name| told[name]), [8, 8], "{branch}");
     }
 }
 
@@ -247,16 +267,18 @@ fn lookups_cost_what_they_say() {
         let keys = chain(&[7; 2_000]);
         index.add(&one, &Digests::from(&keys[..1_600]), 0).unwrap();
         index.add(&other, &Digests::from(&keys[..800]), 0).unwrap();
-        let mut lengths = vec![0; index.holders_max()];
-        let before = index.stats().read.reads;
-        assert_eq!(index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap(), 1_600);
-        let reads = (index.stats().read.reads - before) as f64;
-        assert_eq!(lengths[usize::from(one.number())], 1_600);
-        assert_eq!(lengths[usize::from(other.number())], 800);
-        assert!(reads <= 1_728.0 * per_block * 1.1 + 2.0 && reads >= 1_600.0 * per_block, "{reads} READs");
+        let reads_of = |index: &mut PlacementIndex| {
+            let before = index.stats().read.reads;
+            let told = told(index, &keys);
+            assert_eq!((told["one"], told["other"]), (1_600, 800));
+            index.stats().read.reads - before
+        };
+        let (first, reads) = (reads_of(&mut index), reads_of(&mut index) as f64);
+        assert!(first >= reads as u64 + index.holders_max() as u64, "the first one READs who has each bit");
+        assert!(reads <= 1_728.0 * per_block * 1.1 + 4.0 && reads >= 1_600.0 * per_block, "{reads} READs");
         let before = index.stats().read.reads;
         let absent = chain(&[8; 2_000]);
-        assert_eq!(index.match_prefix(&Digests::from(&absent[..]), &mut lengths).unwrap(), 0);
+        assert_eq!(longest(&mut index, &absent), 0);
         assert!(index.stats().read.reads - before <= 140);
     }
 }
@@ -266,10 +288,10 @@ fn lookups_cost_what_they_say() {
 fn entries_have_the_lines_they_say() {
     for (holders, single, grouped) in [(256, 1, 6), (160, 1, 5), (96, 1, 4)] {
         let lines = |table: Config| table.geometry().unwrap().shape().bytes() / 64;
-        assert_eq!(lines(PlacementIndex::config(SIZE, holders)), single, "{holders}");
-        assert_eq!(lines(PlacementIndex::grouped_config(SIZE, holders)), grouped, "{holders}");
+        assert_eq!(lines(PlacementIndex::config(SIZE, holders).unwrap()), single, "{holders}");
+        assert_eq!(lines(PlacementIndex::grouped_config(SIZE, holders).unwrap()), grouped, "{holders}");
     }
-    let with_life = PlacementIndex::config(SIZE, 160).life(true);
+    let with_life = PlacementIndex::config(SIZE, 160).unwrap().life(true);
     assert_eq!(with_life.geometry().unwrap().shape().bytes(), 64);
 }
 
@@ -286,8 +308,7 @@ fn holders_outlive_their_server() {
         drop(scene.server.take());
         scene.serve(table, None);
         let mut router = scene.index();
-        let mut lengths = vec![0; router.holders_max()];
-        assert_eq!(router.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap(), 29);
+        assert_eq!(longest(&mut router, &keys), 29);
         assert_eq!(router.holders().unwrap(), std::slice::from_ref(&holder));
         assert_eq!(router.holder("worker").unwrap(), holder);
         drop((router, index));
@@ -295,7 +316,7 @@ fn holders_outlive_their_server() {
         std::fs::remove_file(scene.dir.path().join("region")).unwrap();
         scene.serve(table, None);
         let mut router = scene.index();
-        assert_eq!(router.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap(), 0);
+        assert_eq!(longest(&mut router, &keys), 0);
         let gone = router.add(&holder, &Digests::from(&keys[..]), 0).unwrap_err();
         assert!(gone.to_string().contains("register it again"), "{gone}");
     }
@@ -306,21 +327,20 @@ fn holders_outlive_their_server() {
 #[test]
 fn what_leaves_only_shortens() {
     for table in [
-        PlacementIndex::config(TableSize::Keys(2_000), HOLDERS),
-        PlacementIndex::grouped_config(TableSize::Keys(300), 8),
+        PlacementIndex::config(TableSize::Keys(2_000), HOLDERS).unwrap(),
+        PlacementIndex::grouped_config(TableSize::Keys(300), 8).unwrap(),
     ] {
         let scene = served(table, Some(Evict::ALL[0].0));
         let (mut index, mut router) = (scene.index(), scene.index());
         let holders = ["a", "b"].map(|name| index.holder(name).unwrap());
-        let mut lengths = vec![0; index.holders_max()];
         let prompts: Vec<Vec<Key>> = (0..200u8).map(|n| chain(&[n; 40])).collect();
         let mut found = 0;
         for (n, keys) in prompts.iter().enumerate() {
             index.add(&holders[n % 2], &Digests::from(&keys[..n % 41]), 0).unwrap();
             for (n, keys) in prompts[..=n].iter().enumerate().rev().take(20) {
-                router.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap();
-                let [has, other] = [n % 2, 1 - n % 2].map(|n| lengths[usize::from(holders[n].number())]);
-                assert!(has as usize <= n % 41 && other == 0, "{n}: {has} {other}");
+                let told = told(&mut router, keys);
+                let [has, other] = [n % 2, 1 - n % 2].map(|n| told.get(["a", "b"][n]).copied().unwrap_or(0));
+                assert!(has <= n % 41 && other == 0, "{n}: {has} {other}");
                 found += has;
             }
         }
@@ -334,14 +354,21 @@ fn own_keys(client: &mut Client) -> Vec<Vec<u8>> {
     client.scan().map(|entry| entry.unwrap().key).filter(|key| key.len() < 16).collect()
 }
 
-fn record_key(number: u8) -> [u8; 6] {
-    [b'#', b'h', number, 0, 0, 0]
+fn record_key(bit: u8) -> [u8; 6] {
+    [b'#', b'h', bit, 0, 0, 0]
+}
+
+/// The bits of live holders.
+fn live_bits(index: &mut PlacementIndex) -> Vec<u16> {
+    let mask = index.client().get(b"#m").unwrap().unwrap();
+    let bits = mask.len() as u16 * 8;
+    (0..bits).filter(|n| mask[usize::from(n / 8)] >> (n % 8) & 1 == 1).collect()
 }
 
 /// Records, the mask, or all of it had to make room for other entries, before and after a drop: who registers then
-/// is told nothing of what those before had, also where he has their numbers after cleaning.
+/// is told nothing of what those before had, also where he has their bits after cleaning.
 #[test]
-fn numbers_are_not_inherited() {
+fn bits_are_not_inherited() {
     for (table, is_dropped, goes) in forms()
         .into_iter()
         .flat_map(|table| [(table, false), (table, true)])
@@ -350,11 +377,11 @@ fn numbers_are_not_inherited() {
         let scene = served(table, None);
         let (mut old, mut index) = (scene.index(), scene.index());
         let dead = old.holder("dead").unwrap();
-        assert_eq!(dead.number(), 0);
-        let (keys, mut lengths) = (prompt([1, 2, 1], 29), vec![0; index.holders_max()]);
+        assert_eq!(live_bits(&mut old), [0]);
+        let keys = prompt([1, 2, 1], 29);
         old.add(&dead, &Digests::from(&keys[..]), 0).unwrap();
         if is_dropped {
-            assert!(old.drop_holder(&dead).unwrap());
+            assert!(old.drop_holder("dead").unwrap());
         }
         let client = old.client();
         let gone = match goes {
@@ -368,22 +395,23 @@ fn numbers_are_not_inherited() {
         }
         let knows_dead = goes == 1 && !is_dropped;
         let alive = index.holder("alive").unwrap();
-        assert_eq!(alive.number(), if goes == 3 { 0 } else { 1 });
-        let longest = index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap();
-        assert_eq!(longest, if knows_dead { 29 } else { 0 }, "{is_dropped} {goes}: the mask is mended");
-        assert_eq!(lengths[usize::from(alive.number())], 0, "{is_dropped} {goes}");
+        let mine = if goes == 3 { 0 } else { 1 };
+        assert_eq!(live_bits(&mut index), if knows_dead { vec![0, 1] } else { vec![mine] });
+        let told = told(&mut index, &keys);
+        let dead_has = told.get("dead").copied().unwrap_or(0);
+        assert_eq!(dead_has, if knows_dead { 29 } else { 0 }, "{is_dropped} {goes}: the mask is mended");
+        assert!(!told.contains_key("alive"), "{is_dropped} {goes}");
         assert_eq!(index.holders().unwrap().len(), if knows_dead { 2 } else { 1 });
         if !knows_dead {
-            assert!(!old.drop_holder(&dead).unwrap());
+            assert!(!old.drop_holder("dead").unwrap());
             let late = old.add(&dead, &Digests::from(&keys[..]), 0).unwrap_err();
             assert!(matches!(late, PrefixError::HolderGone { .. }), "{late}");
         }
         index.add(&alive, &Digests::from(&keys[..9]), 0).unwrap();
         assert_eq!(clean(&mut index, 10), usize::from(!knows_dead && goes != 3));
-        let next = index.holder("next").unwrap();
-        index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap();
-        assert_eq!(lengths[usize::from(alive.number())], 9);
-        assert_eq!(lengths[usize::from(next.number())], 0, "{is_dropped} {goes}");
+        index.holder("next").unwrap();
+        assert_eq!(length(&mut index, &keys, "alive"), 9);
+        assert_eq!(length(&mut index, &keys, "next"), 0, "{is_dropped} {goes}");
     }
 }
 
@@ -393,17 +421,17 @@ fn the_mask_is_mended() {
     let scene = served(forms()[0], None);
     let (mut index, mut router) = (scene.index(), scene.index());
     let (one, two) = (index.holder("one").unwrap(), index.holder("two").unwrap());
-    let (keys, mut lengths) = (prompt([1, 2, 1], 29), vec![0; index.holders_max()]);
-    let mut told = |router: &mut PlacementIndex| {
-        router.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap();
-        [&one, &two].map(|holder| lengths[usize::from(holder.number())])
+    let keys = prompt([1, 2, 1], 29);
+    let told = |router: &mut PlacementIndex| {
+        let told = told(router, &keys);
+        ["one", "two"].map(|name| told.get(name).copied().unwrap_or(0))
     };
+    assert_eq!(live_bits(&mut index), [0, 1]);
     for holder in [&one, &two] {
         index.add(holder, &Digests::from(&keys[..]), 0).unwrap();
     }
-    let bit = |holder: &Holder| [1u8 << holder.number()];
     for by_cleaning in [false, true] {
-        index.client().and_not(b"#m", &bit(&one)).unwrap();
+        index.client().and_not(b"#m", &[1 << 0]).unwrap();
         assert_eq!(told(&mut router), [0, 29]);
         match by_cleaning {
             true => assert!(router.clean(1).unwrap().is_done),
@@ -411,14 +439,15 @@ fn the_mask_is_mended() {
         }
         assert_eq!(told(&mut router), [29, 29]);
     }
-    assert!(index.drop_holder(&two).unwrap());
+    assert!(index.drop_holder("two").unwrap());
     for n in 0..3 {
-        index.client().or(b"#m", &bit(&two)).unwrap();
-        assert_eq!(told(&mut router), [29, 29]);
+        index.client().or(b"#m", &[1 << 1]).unwrap();
+        // Its bit has no name any more for who looks at the records, and `two` for who did before.
+        assert_eq!(told(&mut router)[0], 29);
         match n {
             0 => drop(router.holder("one").unwrap()),
             // Whoever hears of the drop a second time does the rest of it.
-            1 => assert!(!router.drop_holder(&two).unwrap()),
+            1 => assert!(!router.drop_holder("two").unwrap()),
             _ => drop(router.clean(1).unwrap()),
         }
         assert_eq!(told(&mut router), [29, 0], "{n}");
@@ -426,7 +455,7 @@ fn the_mask_is_mended() {
 }
 
 /// Clients that register, drop and clean the same names at the same time: when all is quiet, the holders that may add
-/// are those that lookups see, and no two have the same number.
+/// are those that lookups see, and no two have the same bit or name.
 #[test]
 fn the_mask_agrees_when_all_is_quiet() {
     let scene = served(forms()[0], None);
@@ -438,7 +467,7 @@ fn the_mask_agrees_when_all_is_quiet() {
             // Others may have dropped it.
             let _ = index.add(&holder, &Digests::from(key), 0);
             if round % 3 != 2 {
-                index.drop_holder(&holder).unwrap();
+                index.drop_holder(holder.name()).unwrap();
             }
             if n == 0 {
                 index.clean(1_000).unwrap();
@@ -450,18 +479,15 @@ fn the_mask_agrees_when_all_is_quiet() {
             scope.spawn(move || work(n));
         }
     });
-    let (mut index, mut lengths) = (scene.index(), vec![0; HOLDERS.into()]);
-    let mask = index.client().get(b"#m").unwrap().unwrap();
-    let live: Vec<u16> = (0..HOLDERS).filter(|n| mask[usize::from(n / 8)] >> (n % 8) & 1 == 1).collect();
+    let mut index = scene.index();
     let holders = index.holders().unwrap();
-    assert_eq!(holders.iter().map(Holder::number).collect::<Vec<_>>(), live);
+    assert_eq!(holders.len(), live_bits(&mut index).len());
     for holder in &holders {
         index.add(holder, &Digests::from(key), 0).unwrap();
     }
-    index.match_prefix(&Digests::from(key), &mut lengths).unwrap();
-    for n in 0..HOLDERS {
-        assert_eq!(lengths[usize::from(n)], u32::from(live.contains(&n)), "{n}");
-    }
+    let names: BTreeMap<String, usize> = holders.iter().map(|holder| (holder.name().into(), 1)).collect();
+    assert_eq!(names.len(), holders.len(), "a name is live once");
+    assert_eq!(told(&mut index, key), names);
 }
 
 /// The entry with which a group begins had to make room, and comes again: a block that stands in its own entry is
@@ -489,12 +515,11 @@ fn what_is_removed_stays_removed_without_its_head() {
         for keys in &later {
             index.add(&holder, &Digests::from(&keys[..]), 0).unwrap();
         }
-        let mut lengths = vec![0; index.holders_max()];
         for keys in &early {
-            assert_eq!(index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap(), 3);
+            assert_eq!(longest(&mut index, keys), 3);
         }
         for keys in &later {
-            assert_eq!(index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap(), 8);
+            assert_eq!(longest(&mut index, keys), 8);
         }
     }
 }
@@ -508,10 +533,9 @@ fn events_are_taken_in() {
     let mut index = scene.index();
     let holder = index.holder("engine").unwrap();
     let mut stream = EventStream::new(&index, holder.clone()).unwrap();
-    let (keys, mut lengths) = (chain(&[3; 8]), vec![0; index.holders_max()]);
+    let keys = chain(&[3; 8]);
     let stored = |blocks: std::ops::Range<usize>| KvEvent::Stored { digests: Digests::from(&keys[blocks]) };
-    let mut length =
-        |index: &mut PlacementIndex| index.match_prefix(&Digests::from(&keys[..]), &mut lengths).unwrap();
+    let length = |index: &mut PlacementIndex| longest(index, &keys);
     let outcome = stream.take(&mut index, 7, &[stored(4..8)]).unwrap();
     assert_eq!((outcome.added, outcome.missed, length(&mut index)), (4, 0, 0), "its parent is unknown");
     let outcome = stream.take(&mut index, 8, &[stored(0..4), stored(2..6)]).unwrap();
@@ -526,9 +550,10 @@ fn events_are_taken_in() {
     }
     stream.take(&mut index, 11, &[stored(6..8), KvEvent::Cleared, stored(0..1)]).unwrap();
     assert_eq!(length(&mut index), 1);
-    assert_ne!(stream.holder().number(), holder.number());
+    assert_eq!(stream.holder().number(), holder.number(), "a name's number is for ever");
+    assert_ne!(stream.holder(), &holder);
     // Somebody takes the engine for dead.
-    index.drop_holder(stream.holder()).unwrap();
+    assert!(index.drop_holder(stream.holder().name()).unwrap());
     let gone = stream.take(&mut index, 12, &[stored(1..2)]).unwrap_err();
     assert!(matches!(gone, PrefixError::HolderGone { .. }), "{gone}");
     stream.clear(&mut index).unwrap();
@@ -549,26 +574,113 @@ fn events_are_taken_in() {
 /// All numbers taken, none known, wrong tables, lists of other lengths: an error that names it.
 #[test]
 fn bad_input_is_named() {
-    let table = PlacementIndex::grouped_config(TableSize::Keys(500), 8);
+    let table = PlacementIndex::grouped_config(TableSize::Keys(500), 8).unwrap();
     let scene = served(table, None);
     let mut index = scene.index();
     assert_eq!(index.holders_max(), 8);
-    let refused = index.match_prefix(&Digests::from(&prompt([0; 3], 9)[..]), &mut [0; 7]).unwrap_err();
-    assert!(matches!(refused, PrefixError::Count { digests: 8, given: 7 }), "{refused}");
+    for holders in [0, 257, 1_000, usize::MAX] {
+        for refused in [PlacementIndex::config(SIZE, holders), PlacementIndex::grouped_config(SIZE, holders)]
+        {
+            let refused = refused.unwrap_err().to_string();
+            assert_eq!(
+                refused,
+                format!(
+                    "a table has 1 to 256 holders, and {holders} were asked for; give a number in between"
+                )
+            );
+        }
+    }
+    let refused = index.drop_holder("").unwrap_err();
+    assert!(matches!(refused, PrefixError::Name { given: 0, max: 200 }), "{refused}");
     let address = Address::Shm(scene.dir.path().join("other"));
     let other = Config::new().size(TableSize::Keys(100));
     let _server = Server::start(ServerConfig::new(address.clone(), other)).unwrap();
     let refused = PlacementIndex::new(Client::connect(&address).unwrap()).unwrap_err().to_string();
     assert!(refused.contains("`PlacementIndex::config`"), "{refused}");
     drop(index);
-    let scene = served(PlacementIndex::config(TableSize::Keys(2_000), 160), None);
+    let scene = served(PlacementIndex::config(TableSize::Keys(2_000), 160).unwrap(), None);
     let mut index = scene.index();
     let holders: Vec<Holder> = (0..160).map(|n| index.holder(&format!("{n}")).unwrap()).collect();
     let refused = index.holder("one more").unwrap_err();
     assert!(matches!(refused, PrefixError::Holders { max: 160 }), "{refused}");
     assert_eq!(index.holders().unwrap(), holders);
-    assert!(index.drop_holder(&holders[77]).unwrap());
-    assert_eq!(index.holder("one more").unwrap().number(), 77, "it cleans first");
+    assert!(index.drop_holder("77").unwrap());
+    index.holder("one more").unwrap();
+    assert_eq!(live_bits(&mut index).len(), 160, "it cleans first");
     assert_eq!(clean(&mut index, 100), 0);
-    assert!(matches!(index.drop_holder(&holders[77]), Ok(false)));
+    assert!(!index.drop_holder("77").unwrap());
+}
+
+/// Another process knows a worker only by what it was told. The worker is cleared, and the bit that it had is given to
+/// another one: that process tells each name what it has, asks nobody for names, and drops the worker by its name.
+#[test]
+fn names_outlive_bits() {
+    for table in forms() {
+        let scene = served(table, None);
+        let (mut index, mut router) = (scene.index(), scene.index());
+        let (keys, mine) = (chain(&[1; 80]), chain(&[2; 80]));
+        let digests = Digests::from(&keys[..]);
+        let first = index.holder("a").unwrap();
+        index.add(&first, &digests, 0).unwrap();
+        assert_eq!(told(&mut router, &keys), BTreeMap::from([("a".into(), 80)]));
+        // Cleared: another bit, and the same name and number.
+        assert!(index.drop_holder("a").unwrap());
+        let again = index.holder("a").unwrap();
+        index.add(&again, &Digests::from(&mine[..]), 0).unwrap();
+        clean(&mut index, 1_000);
+        // Its first bit is another one's now.
+        let next = index.holder("b").unwrap();
+        index.add(&next, &digests, 0).unwrap();
+        assert_eq!(live_bits(&mut index), [0, 1], "the first bit was given again");
+        assert_eq!(told(&mut router, &keys), BTreeMap::from([("b".into(), 80)]));
+        assert_eq!(told(&mut router, &mine), BTreeMap::from([("a".into(), 80)]));
+        if !router.is_grouped() {
+            let mut held = Vec::new();
+            router
+                .holders_of(&Digests::from(&[keys[0], mine[0]][..]), |block, holder| {
+                    held.push((block, holder.name().to_owned()));
+                })
+                .unwrap();
+            assert_eq!(held, [(0, "b".into()), (1, "a".into())]);
+        }
+        // Who has the first registration is told that it is no more, and drops the second one all the same.
+        let late = router.add(&first, &digests, 0).unwrap_err();
+        assert!(matches!(late, PrefixError::HolderGone { .. }), "{late}");
+        assert!(router.drop_holder(first.name()).unwrap());
+        assert_eq!(told(&mut index, &mine), BTreeMap::new());
+        assert_eq!(first.number(), again.number());
+        assert_ne!(first.number(), next.number());
+    }
+}
+
+/// Who registered died when the bit was claimed, and not live yet: the next one of the name goes on, and cleaning gives a
+/// bit that nobody goes on with to others.
+#[test]
+fn a_claim_of_the_dead_is_nobody_s() {
+    const CLAIMED: u8 = 4;
+    for goes_on in [false, true] {
+        let scene = served(forms()[0], None);
+        let (mut index, mut router) = (scene.index(), scene.index());
+        let keys = chain(&[1; 8]);
+        let holder = index.holder("a").unwrap();
+        index.add(&holder, &Digests::from(&keys[..]), 0).unwrap();
+        assert_eq!(longest(&mut router, &keys), 8);
+        let client = index.client();
+        let mut record = client.get(&record_key(0)).unwrap().unwrap();
+        record[0] = CLAIMED;
+        client.put(&record_key(0), &record).unwrap();
+        client.and_not(b"#m", &[1]).unwrap();
+        assert_eq!(longest(&mut router, &keys), 0);
+        let gone = index.add(&holder, &Digests::from(&keys[..]), 0).unwrap_err();
+        assert!(matches!(gone, PrefixError::HolderGone { .. }), "{gone}");
+        if goes_on {
+            let holder = router.holder("a").unwrap();
+            router.add(&holder, &Digests::from(&keys[..]), 0).unwrap();
+            assert_eq!(live_bits(&mut index), [0]);
+        } else {
+            assert_eq!(clean(&mut index, 1_000), 1);
+            assert_eq!(index.client().get(&record_key(0)).unwrap().unwrap()[0], 3, "it is free");
+        }
+        assert_eq!(longest(&mut router, &keys), if goes_on { 8 } else { 0 });
+    }
 }

@@ -347,23 +347,17 @@ class Router(Placements):
 
         client = until(lambda: oneread.Client(f"shm:{self.folder / 'oneread.sock'}", timeout=10), 120)
         self.index = oneread.PlacementIndex(client)
-        self.names: dict[int, str] = {}
         if owner is not None:
             self.holder = self.index.holder(worker_of(owner))
 
     def prepare(self, numbers: Any) -> Any:
-        import numpy as np
-
-        return digests8(numbers), np.zeros(self.index.holders_max, np.uint32)
+        return digests8(numbers)
 
     def look(self, given: Any) -> Any:
-        return self.index.match_prefix(given[0], out=given[1])
+        return self.index.match_prefix(given)
 
     def lengths(self, answer: Any) -> dict[str, int]:
-        held = {number: int(answer[1][number]) for number in answer[1].nonzero()[0].tolist()}
-        if not held.keys() <= self.names.keys():
-            self.names |= {holder.number: holder.name for holder in self.index.holders()}
-        return {self.names.get(number, f"number {number}"): length for number, length in held.items()}
+        return answer[1]
 
     def put(self, numbers: Any) -> None:
         self.index.add(self.holder, digests8(numbers))
@@ -379,7 +373,7 @@ class Router(Placements):
             self.index.add(self.index.holder(f"w{k}"), digests[: (k + 1) * WIDE // WIDE_WORKERS])
 
     def remove_owner(self, owner: int, numbers: Any) -> None:
-        self.index.drop_holder(self.index.holder(worker_of(owner)))
+        self.index.drop_holder(worker_of(owner))
 
 
 class GroupedRouter(Router):

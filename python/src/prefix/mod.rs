@@ -1,5 +1,6 @@
 //! The indexes for caches of LLM engines, of `oneread-prefix`, over a Python client.
 
+mod digests;
 mod events;
 mod location;
 mod placement;
@@ -10,13 +11,11 @@ pub(crate) use location::LocationIndex;
 pub(crate) use placement::{Holder, PlacementIndex};
 
 use crate::convert::{Held, bytes_of};
-use crate::error::{Raise, error_of};
-use crate::keys::Items;
+use crate::error::error_of;
 use bytemuck::Pod;
-use oneread_prefix::{Digests, Key, PrefixError};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use digests::keys_of;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::{Bound, PyAny, PyResult, Python};
-use pyo3::types::{PyString, PyStringMethods};
 
 /// What texts are hashed with: 16 bytes, all 0 if nothing is given.
 fn secret_of(py: Python<'_>, given: Option<&Bound<'_, PyAny>>) -> PyResult<[u8; 16]> {
@@ -26,39 +25,6 @@ fn secret_of(py: Python<'_>, given: Option<&Bound<'_, PyAny>>) -> PyResult<[u8; 
         let text = format!("secret is {} bytes long, and has to be 16, at random", bytes.len());
         error_of(py, "Invalid", text)
     })
-}
-
-/// The keys of blocks: of one contiguous buffer of digests, of many buffers, or of texts. They are copied, because
-/// others may write to a buffer meanwhile.
-fn keys_of(
-    py: Python<'_>,
-    digests: &Bound<'_, PyAny>,
-    width: Option<usize>,
-    secret: &[u8; 16],
-) -> PyResult<Vec<Key>> {
-    let items = Items::of(digests, width, "digests")?;
-    let count = items.len();
-    let digests = match &items {
-        _ if count == 0 => return Ok(Vec::new()),
-        Items::Fixed { held, width, .. } => Digests::packed(held.bytes(py), *width),
-        sequence => {
-            let objects = sequence.some(0, count)?;
-            let texts: Vec<_> = objects.iter().map_while(|object| object.cast::<PyString>().ok()).collect();
-            match texts.len() {
-                0 => Digests::slices(&sequence.bytes(py, 0, count, &objects, "digest")?),
-                texts_given if texts_given == count => {
-                    let texts = texts.iter().map(|text| text.to_cow()).collect::<PyResult<Vec<_>>>()?;
-                    let bytes: Vec<&[u8]> = texts.iter().map(|text| text.as_bytes()).collect();
-                    Ok(Digests::texts(&bytes, secret))
-                }
-                other => {
-                    let text = format!("digest {other} is no str, and those before it are; give one kind");
-                    return Err(PyTypeError::new_err(text));
-                }
-            }
-        }
-    };
-    Ok(digests.map_err(PrefixError::from).raise(py)?.keys().to_vec())
 }
 
 /// Memory that answers land in: what the caller gave, or new memory.

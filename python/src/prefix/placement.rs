@@ -1,13 +1,13 @@
 //! `oneread.PlacementIndex`: who has each block.
 
 use super::shelf::Shelf;
-use super::{Out, keys_of, secret_of};
+use super::{keys_of, secret_of};
 use crate::calls::made;
 use crate::client::Client;
 use crate::counts;
 use crate::error::error_of;
 use oneread::TableSize;
-use oneread_prefix::{Digests, HOLDERS_MAX, Key, PrefixError};
+use oneread_prefix::{Digests, HOLDERS_MAX, HolderPrefix, Key, PrefixError};
 use pyo3::prelude::{Bound, Py, PyAny, PyResult, Python};
 use pyo3::types::{PyDict, PyDictMethods};
 
@@ -30,9 +30,9 @@ impl Holder {
 
 #[pyo3::pymethods]
 impl Holder {
-    /// Its number: the place of its length in what `match_prefix` gives.
+    /// Its name's number, in every table and for ever: 64 bits of the name's hash.
     #[getter]
-    fn number(&self) -> u16 {
+    fn number(&self) -> u64 {
         self.holder.number()
     }
 
@@ -43,7 +43,7 @@ impl Holder {
     }
 
     fn __repr__(&self) -> String {
-        format!("oneread.Holder({}, {:?})", self.holder.number(), self.holder.name())
+        format!("oneread.Holder({:?})", self.holder.name())
     }
 }
 
@@ -104,16 +104,14 @@ impl PlacementIndex {
     /// in one entry.
     #[staticmethod]
     #[pyo3(signature = (holders=256, *, grouped=false))]
-    fn table(py: Python<'_>, holders: u16, grouped: bool) -> PyResult<Bound<'_, PyDict>> {
-        if !(1..=HOLDERS_MAX).contains(&usize::from(holders)) {
-            let text = format!("holders is {holders}; give 1 to {HOLDERS_MAX}");
-            return Err(error_of(py, "Invalid", text));
-        }
+    fn table(py: Python<'_>, holders: usize, grouped: bool) -> PyResult<Bound<'_, PyDict>> {
         let size = TableSize::Keys(1);
         let config = match grouped {
             false => oneread_prefix::PlacementIndex::config(size, holders),
             true => oneread_prefix::PlacementIndex::grouped_config(size, holders),
         };
+        let config = config
+            .map_err(|_| error_of(py, "Invalid", format!("holders is {holders}; give 1 to {HOLDERS_MAX}")))?;
         let options = PyDict::new(py);
         options.set_item("key_max", config.key_max)?;
         options.set_item("value_max", config.value_max)?;
@@ -144,10 +142,15 @@ impl PlacementIndex {
         Ok(all.into_iter().map(|holder| Holder { holder }).collect())
     }
 
-    /// Hides a holder: it has no block for any reader from now on. Whether it was there.
+    /// Hides the holder of a name, or of this holder's name, whoever registered it: it has no block for any reader from
+    /// now on. Whether it was there.
     #[pyo3(signature = (holder, /))]
-    fn drop_holder(&self, py: Python<'_>, holder: &Holder) -> PyResult<bool> {
-        self.shelf.ask(py, |index| index.drop_holder(&holder.holder))
+    fn drop_holder(&self, py: Python<'_>, holder: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let name = match holder.cast::<Holder>() {
+            Ok(holder) => holder.get().holder.name().to_owned(),
+            Err(_) => crate::convert::extracted(holder, "holder")?,
+        };
+        self.shelf.ask(py, |index| index.drop_holder(&name))
     }
 
     /// Takes holders that were dropped out of the sets, in a step of about so many entries.
@@ -186,38 +189,41 @@ impl PlacementIndex {
         self.shelf.ask(py, |index| index.remove(&holder.holder, &Digests::from(&keys[..]), start))
     }
 
-    /// How long a prefix each holder has. The longest, and one length for each number of a holder, in `out`, or in a new
-    /// NumPy array; in an `array.array` where there is no NumPy.
-    #[pyo3(signature = (digests, /, *, width=None, out=None))]
+    /// How long a prefix each holder has: the longest, and the length by name, of those that have the first block, the
+    /// longest first.
+    #[pyo3(signature = (digests, /, *, width=None))]
     fn match_prefix<'py>(
         &self,
         py: Python<'py>,
         digests: &Bound<'py, PyAny>,
         width: Option<usize>,
-        out: Option<Bound<'py, PyAny>>,
-    ) -> PyResult<(usize, Bound<'py, PyAny>)> {
+    ) -> PyResult<(usize, Bound<'py, PyDict>)> {
         let keys = self.keys(digests, width)?;
-        let mut out =
-            Out::of::<u32>(out, self.holders_max, || made(py, "found_lengths", (self.holders_max,)))?;
-        let lengths = out.items::<u32>();
-        let matched = |index: &mut oneread_prefix::PlacementIndex| {
-            index.match_prefix(&Digests::from(&keys[..]), lengths)
-        };
-        Ok((self.shelf.look(py, keys.len(), matched)?, out.object))
+        let mut found: Vec<HolderPrefix> = Vec::new();
+        let longest = self
+            .shelf
+            .look(py, keys.len(), |index| index.match_prefix(&Digests::from(&keys[..]), &mut found))?;
+        let lengths = PyDict::new(py);
+        for one in &found {
+            lengths.set_item(one.holder.name(), one.blocks)?;
+        }
+        Ok((longest, lengths))
     }
 
-    /// The numbers of the live holders that have each block.
+    /// The names of the live holders that have each block.
     #[pyo3(signature = (digests, /, *, width=None))]
     fn holders_of(
         &self,
         py: Python<'_>,
         digests: &Bound<'_, PyAny>,
         width: Option<usize>,
-    ) -> PyResult<Vec<Vec<u16>>> {
+    ) -> PyResult<Vec<Vec<String>>> {
         let keys = self.keys(digests, width)?;
         self.shelf.look(py, keys.len(), |index| {
             let mut all = vec![Vec::new(); keys.len()];
-            index.holders_of(&Digests::from(&keys[..]), |block, number| all[block].push(number))?;
+            index.holders_of(&Digests::from(&keys[..]), |block, holder| {
+                all[block].push(holder.name().to_owned())
+            })?;
             Ok(all)
         })
     }

@@ -13,7 +13,7 @@ use oneread::{Address, Client, Config, PutOptions, Server, ServerConfig, TableSi
 use oneread_kit::folder::Folder;
 use oneread_kit::progress::Progress;
 use oneread_kit::show;
-use oneread_prefix::{Digests, Found, Holder, Location, LocationIndex, PlacementIndex};
+use oneread_prefix::{Digests, Found, Holder, HolderPrefix, Location, LocationIndex, PlacementIndex};
 use rustc_hash::FxHashSet;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 /// Lookups are for no more engines than there are.
-const HOLDERS: u16 = 256;
+const HOLDERS: usize = 256;
 
 /// Route a trace's requests by an index of who has which blocks
 #[derive(Debug, Args)]
@@ -95,7 +95,7 @@ struct TraceRow {
 
 /// An index that is asked by the router, and told by engines.
 enum Asked {
-    Placement { index: PlacementIndex, holders: Vec<Holder>, lengths: Vec<u32> },
+    Placement { index: PlacementIndex, holders: Vec<Holder>, found: Vec<HolderPrefix> },
     Locations { index: LocationIndex, found: Vec<Found> },
 }
 
@@ -110,18 +110,17 @@ impl Asked {
         let mut index = PlacementIndex::new(client)?;
         let holders =
             (0..engines).map(|n| index.holder(&format!("engine {n}"))).collect::<Result<Vec<_>, _>>()?;
-        let lengths = vec![0; index.holders_max()];
-        Ok(Asked::Placement { index, holders, lengths })
+        Ok(Asked::Placement { index, holders, found: Vec::new() })
     }
 
     /// Which engine has the longest prefix; the one whose turn it is, where none has any.
     fn route(&mut self, prompt: &Prompt, turn: usize) -> Result<Chosen> {
         let digests = Digests::from(&prompt.keys[..]);
         match self {
-            Asked::Placement { index, holders, lengths } => {
-                let longest = index.match_prefix(&digests, lengths)?;
-                let has = |holder: &Holder| lengths[usize::from(holder.number())] as usize == longest;
-                let chosen = holders.iter().position(has).filter(|_| longest > 0);
+            Asked::Placement { index, holders, found } => {
+                let longest = index.match_prefix(&digests, found)?;
+                let best = found.first().map(|best| &best.holder);
+                let chosen = holders.iter().position(|holder| Some(holder) == best);
                 Ok((chosen.unwrap_or(turn % holders.len()), longest))
             }
             Asked::Locations { index, found } => {
@@ -284,9 +283,9 @@ impl TraceBench {
         const BESIDE: u64 = 1_000;
         let keys = |blocks: u64| TableSize::Keys(blocks + blocks / 8 + BESIDE);
         Ok(match name {
-            "placement" => PlacementIndex::config(keys(blocks), HOLDERS),
+            "placement" => PlacementIndex::config(keys(blocks), HOLDERS)?,
             // Ends of prompts and branches leave entries that are not full.
-            "grouped" => PlacementIndex::grouped_config(keys(blocks * 2 / 3), HOLDERS),
+            "grouped" => PlacementIndex::grouped_config(keys(blocks * 2 / 3), HOLDERS)?,
             "locations" => LocationIndex::config(keys(blocks)),
             _ => bail!("there is no index {name}"),
         })

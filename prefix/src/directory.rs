@@ -1,0 +1,80 @@
+//! Who has which bit: a reader's copy of the records, and the names.
+
+use crate::error::PrefixError;
+use crate::holders::{self, Holder, HolderSet, Record};
+use crate::names::{NameId, name_of};
+use oneread::Client;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// The records of all bits, with the epoch that was READ before them. `crate::holders` says what the epoch proves.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Directory {
+    epoch: Option<[u8; 8]>,
+    records: Vec<Option<Record>>,
+    /// An id has one name, for ever.
+    names: HashMap<NameId, Arc<str>>,
+}
+
+impl Directory {
+    /// READs the records where there is no copy that can be trusted.
+    pub fn prepare(&mut self, client: &mut Client, width: usize) -> Result<(), PrefixError> {
+        match self.epoch {
+            Some(_) => Ok(()),
+            None => self.read(client, width),
+        }
+    }
+
+    fn read(&mut self, client: &mut Client, width: usize) -> Result<(), PrefixError> {
+        // Nothing is known if one of the READs fails.
+        self.epoch = None;
+        let epoch = holders::epoch(client)?;
+        self.records = holders::records(client, width)?;
+        self.epoch = epoch;
+        let records = &self.records;
+        self.names.retain(|id, _| records.iter().flatten().any(|record| record.id == *id));
+        Ok(())
+    }
+
+    /// Whether no bit was given to another holder since the records were READ. 1 READ.
+    fn is_current(&self, client: &mut Client) -> Result<bool, PrefixError> {
+        Ok(self.epoch.is_some() && holders::epoch(client)? == self.epoch)
+    }
+
+    /// The bits that one holder each had since the records were READ. `None`: all of them. 1 READ; where a bit was
+    /// given meanwhile, the records are READ again.
+    pub fn kept(&mut self, client: &mut Client, width: usize) -> Result<Option<HolderSet>, PrefixError> {
+        if self.is_current(client)? {
+            return Ok(None);
+        }
+        let before = self.records.clone();
+        self.read(client, width)?;
+        let is_same = |(before, now): (&Option<Record>, &Option<Record>)| match (before, now) {
+            (Some(before), Some(now)) => before.is_same(now),
+            (None, _) | (_, None) => false,
+        };
+        let kept = (0..).zip(before.iter().zip(&self.records)).filter(|(_, both)| is_same(*both));
+        Ok(Some(kept.fold(HolderSet::default(), |all, (bit, _)| all.or(HolderSet::of(bit)))))
+    }
+
+    /// Bits that have a name.
+    pub fn named(&self) -> HolderSet {
+        let named = (0..).zip(&self.records).filter(|(_, record)| record.is_some_and(|it| it.is_named()));
+        named.fold(HolderSet::default(), |all, (bit, _)| all.or(HolderSet::of(bit)))
+    }
+
+    /// The holder that has a bit. `None` if no record or no name is there any more. READs a name that it does not have
+    /// yet.
+    pub fn holder(&mut self, client: &mut Client, bit: u16) -> Result<Option<Holder>, PrefixError> {
+        let record = self.records.get(usize::from(bit)).copied().flatten();
+        let Some(record) = record.filter(Record::is_named) else { return Ok(None) };
+        let name = match self.names.get(&record.id) {
+            Some(name) => name.clone(),
+            None => {
+                let Some(name) = name_of(client, &record.id)? else { return Ok(None) };
+                self.names.entry(record.id).or_insert(name.into()).clone()
+            }
+        };
+        Ok(Some(Holder::new(bit, record, name)))
+    }
+}
