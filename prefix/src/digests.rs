@@ -63,6 +63,11 @@ impl<'a> Digests<'a> {
         Ok(Digests(digests.iter().enumerate().map(key).collect::<Result<_, _>>()?))
     }
 
+    /// Numbers of 64 bits, as digests of 8 bytes.
+    pub fn numbers(numbers: &[u64]) -> Digests<'a> {
+        Digests(numbers.iter().map(|number| of_digest(&number.to_ne_bytes())).collect())
+    }
+
     /// Texts of any length. `secret` is the same for all clients of a table.
     pub fn texts<T: AsRef<[u8]>>(texts: &[T], secret: &[u8; 16]) -> Digests<'a> {
         Digests(texts.iter().map(|text| hashed(text.as_ref(), secret)).collect())

@@ -36,6 +36,15 @@ pub enum DigestError {
     },
 }
 
+/// No hashes of blocks were computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HashError {
+    /// A block has no tokens.
+    #[error("blocks have 0 tokens each; give the engine's block size")]
+    BlockSize,
+}
+
 /// Why an index did not answer, or did not change.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

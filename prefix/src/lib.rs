@@ -43,14 +43,16 @@ mod directory;
 mod error;
 mod events;
 mod groups;
+mod hashes;
 mod holders;
 mod location;
 mod names;
 mod placement;
 
 pub use digests::{Digests, KEY_BYTES, Key, WIDTHS};
-pub use error::{DigestError, PrefixError};
+pub use error::{DigestError, HashError, PrefixError};
 pub use events::{EventOutcome, EventStream, KvEvent};
+pub use hashes::{BlockHashes, HashScheme, block_hashes};
 pub use holders::{HOLDERS_MAX, Holder};
 pub use location::{Found, LOCATION_BYTES, Location, LocationIndex, Search};
 pub use names::NAME_MAX;

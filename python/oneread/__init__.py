@@ -49,6 +49,7 @@ from oneread._native import (
     Scan,
     Server,
     __version__,
+    block_hashes,
     log_level,
 )
 from oneread._types import FOUND, Change, Cleaned, ClusterChange, EventOutcome, Life, Location, SnapshotStatus
@@ -104,6 +105,7 @@ __all__ = [
     "Unknown",
     "ValueTooLong",
     "__version__",
+    "block_hashes",
     "changes_async",
     "delete_dict",
     "log_level",

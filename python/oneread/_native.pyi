@@ -40,6 +40,7 @@ __all__ = [
     "Scan",
     "Server",
     "__version__",
+    "block_hashes",
     "log_level",
     "main",
     "time_to_live",
@@ -478,6 +479,16 @@ class EventStream:
     def clear(self) -> None: ...
     def restarted(self) -> None: ...
 
+def block_hashes(
+    tokens: Iterable[int] | _Bytes,
+    block_size: int,
+    salt: str | None = None,
+    lora: str | None = None,
+    scheme: Literal["dynamo", "rfc1403"] = "dynamo",
+    *,
+    seed: int | None = None,
+    local: bool = False,
+) -> Any: ...
 def time_to_live(what: str, given: float | None) -> float | None: ...
 def log_level(level: int) -> None: ...
 def listener(path: str, within: float) -> tuple[int, int] | None: ...

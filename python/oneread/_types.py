@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 import struct
 from functools import cache
 from typing import Any, NamedTuple
@@ -32,6 +33,12 @@ def found_records(count: int) -> Any:
     """So many records, all zero."""
     numpy, record = _numpy()
     return bytearray(FOUND.size * count) if numpy is None else numpy.zeros(count, record)
+
+
+def found_hashes(count: int) -> Any:
+    """So many numbers of 64 bits, all zero."""
+    numpy, _ = _numpy()
+    return array("Q", bytes(8 * count)) if numpy is None else numpy.zeros(count, "u8")
 
 
 def found_bools(count: int) -> Any:

@@ -54,6 +54,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(pyo3::wrap_pyfunction!(log::log_level, module)?)?;
     module.add_function(pyo3::wrap_pyfunction!(options::time_to_live, module)?)?;
     module.add_function(pyo3::wrap_pyfunction!(server::listener, module)?)?;
+    module.add_function(pyo3::wrap_pyfunction!(prefix::block_hashes, module)?)?;
     module.add_function(pyo3::wrap_pyfunction!(command::main, module)?)?;
     Ok(())
 }

@@ -28,4 +28,6 @@ with tempfile.TemporaryDirectory(prefix="or-", dir="/tmp") as folder:
         index.add(holder, bytes(16), width=16)
         longest, lengths = index.match_prefix(bytes(48), width=16)
         assert longest == 3 and lengths == {holder.name: 3}
+hashes = oneread.block_hashes(range(1, 11), 4)
+assert hashes.typecode == "Q" and list(hashes) == [14643705804678351452, 4945711292740353085]
 print("it works alone")

@@ -234,6 +234,38 @@ def test_whatever_is_a_digest_is_taken() -> None:
         assert blocks.put(numbers, at(1, 4)) == 4 and blocks.longest_prefix(array8) == 4
 
 
+def test_hashes_are_those_of_others() -> None:
+    tokens = list(range(1, 11))
+    # What `dynamo._core.compute_block_hash_for_seq` of the wheel ai-dynamo-runtime 1.6.1 gives.
+    for lora, salt, expected in (
+        (None, None, [14643705804678351452, 16777012769546811212]),
+        ("adapter", None, [5402321046179341001, 14483578958650678965]),
+        (None, "tenant", [17621909411505482860, 2865997321390064198]),
+        ("adapter", "tenant", [18236049043930474413, 17511390760979262066]),
+    ):
+        assert oneread.block_hashes(tokens, 4, salt, lora, local=True).tolist() == expected
+    rolling = oneread.block_hashes(tokens, 4)
+    assert rolling.dtype == np.uint64 and rolling.tolist() == [14643705804678351452, 4945711292740353085]
+    assert oneread.block_hashes(tokens, 4, scheme="rfc1403", seed=1337).tolist() == rolling.tolist()
+    for same in (tuple(tokens), array("I", tokens), np.array(tokens, np.int64), np.array(tokens, ">u4")):
+        assert (oneread.block_hashes(same, 4) == rolling).all()
+    with placements() as index:
+        index.add(index.holder("a"), rolling)
+        assert index.match_prefix(oneread.block_hashes(tokens[:4] + [0] * 4, 4)) == (1, {"a": 1})
+    for options, why in (
+        ({"scheme": "sha256"}, "there are: dynamo, rfc1403"),
+        ({"scheme": "rfc1403"}, "needs the seed"),
+        ({"scheme": "rfc1403", "seed": 1, "lora": "a"}, "have no salt and no lora"),
+        ({"seed": 1}, "has a seed of its own"),
+        ({"block_size": 0}, "block_size: blocks have 0 tokens"),
+    ):
+        with pytest.raises(oneread.Invalid, match=why):
+            oneread.block_hashes(tokens, **{"block_size": 4, **options})
+    with pytest.raises(OverflowError) as error:
+        oneread.block_hashes([1, -1], 1)
+    assert "token 1" in error.value.__notes__[0]
+
+
 def test_events_of_an_engine_are_taken_in() -> None:
     with placements() as index:
         stream = oneread.EventStream(index, index.holder("engine"))

@@ -2,11 +2,13 @@
 
 mod digests;
 mod events;
+mod hashes;
 mod location;
 mod placement;
 mod shelf;
 
 pub(crate) use events::EventStream;
+pub(crate) use hashes::block_hashes;
 pub(crate) use location::LocationIndex;
 pub(crate) use placement::{Holder, PlacementIndex};
 
