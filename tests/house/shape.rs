@@ -81,9 +81,9 @@ fn end_of_item(code: &str, from: usize) -> usize {
     for (at, c) in code[from..].char_indices() {
         match c {
             '{' | '(' | '[' => depth += 1,
-            ')' | ']' => depth -= 1,
+            ')' | ']' => depth = depth.saturating_sub(1),
             '}' if depth <= 1 => return from + at + 1,
-            '}' => depth -= 1,
+            '}' => depth = depth.saturating_sub(1),
             ';' if depth == 0 => return from + at + 1,
             _ => {}
         }
@@ -103,7 +103,7 @@ fn tests_in(code: &str) -> Vec<std::ops::Range<usize>> {
                 let mut depth = 0_usize;
                 let closed = code[item..].char_indices().find(|(_, c)| {
                     depth += usize::from(*c == '[');
-                    depth -= usize::from(*c == ']');
+                    depth = depth.saturating_sub(usize::from(*c == ']'));
                     depth == 0
                 });
                 item += closed.map_or(0, |(at, _)| at + 1);
@@ -215,7 +215,7 @@ fn expand(tree: &str, before: &[String], paths: &mut Vec<Vec<String>>) {
         for (at, c) in inside.char_indices().chain([(inside.len(), ',')]) {
             match c {
                 '{' => depth += 1,
-                '}' => depth -= 1,
+                '}' => depth = depth.saturating_sub(1),
                 ',' if depth == 0 => {
                     let one = inside[from..at].trim();
                     from = (at + 1).min(inside.len());
