@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use std::fmt;
 
 /// A moment by a process' own clock, in microseconds since whenever that clock began. Moments of two processes
-/// cannot be compared, and two clocks may go at rates that differ by [`Timing::rates`].
+/// cannot be compared, and two clocks may go at rates that differ by [`Timing::rates`](super::state::Timing::rates).
 pub type Time = u64;
 
 /// A shard's place in the cluster's list of shards.
