@@ -23,7 +23,8 @@ const LOOKS: usize = 2;
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   oneread cluster roll demo --exec 'ssh {} systemctl restart oneread'
-  oneread cluster roll demo n2 n3 --exec './upgrade {}'     only these, in this order
+  oneread cluster roll demo n2 n3 --exec './upgrade {}'
+      only these, in this order
 
 The command is run by sh, on this host; {} is the node's name (`serve
 --node-name`, by default its host's). It is to return when it has started the
