@@ -64,8 +64,9 @@ pub const EPOCH_WORD: usize = ENTRIES_WORD + 1;
 /// The number of the region's word that says when the table was made, in nanoseconds since 1970.
 pub const MADE_WORD: usize = EPOCH_WORD + 2;
 
-/// The number of the region's word that says what became of the last snapshot of a server that has stopped.
-pub const SAVED_WORD: usize = ENTRIES_WORD + LINE / WORD;
+/// The number of the region's word that says what became of the last snapshot of a server that has stopped. (The pages of the
+/// model checker are shorter.)
+pub const SAVED_WORD: usize = ENTRIES_WORD + if cfg!(loom) { 4 } else { LINE / WORD };
 
 const _: () = assert!(MADE_WORD < SAVED_WORD && (SAVED_WORD + 1) * WORD <= CONTROL_OFFSET + PAGE);
 

@@ -61,7 +61,7 @@ pub use lengths::{FRAME_VALUE_MAX, frame_value_max, reply_bytes_max, request_byt
 pub(crate) use lengths::{cell_frames_max, fits_cells};
 pub use refusal::Refusal;
 pub use reply::{Reply, TableBytes, replies};
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 pub(crate) use request::ROWS;
 pub(crate) use request::{HELLO_BYTES, JOIN_BYTES};
 pub use request::{Request, RequestRow, Right};
