@@ -41,6 +41,7 @@ __all__ = [
     "Server",
     "__version__",
     "block_hashes",
+    "listener",
     "log_level",
     "main",
     "time_to_live",
