@@ -451,7 +451,7 @@ impl Cluster {
 /// What is wrong with a cluster, the most pressing first.
 pub fn problems(reach: &ClusterArgs, name: &ClusterName) -> Result<Vec<String>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    Ok(match runtime.block_on(status::look(reach, name)) {
+    Ok(match runtime.block_on(status::look_with_space(reach, name)) {
         Ok(seen) => seen.etcd_advice().into_iter().chain(seen.lacks()).collect(),
         Err(error) => vec![format!("{error:#}")],
     })

@@ -60,13 +60,12 @@ impl Roll {
             self.exec.contains("{}"),
             "the command does not say which node: write {{}} where its name is to stand"
         );
-        let seen = self.until_well(reach, &[], None, "before the first node").await?;
+        let mut seen = self.until_well(reach, &[], None, "before the first node").await?;
         // Whoever was there has to be there after each turn, too: one that fails is deposed, and would not be missed.
         let all: Vec<NodeId> = seen.living().map(|(id, _)| id).collect();
         let turns = self.turns(&seen)?;
         let count = turns.len();
         for (done, id) in turns.into_iter().enumerate() {
-            let seen = self.until_well(reach, &all, None, "before the next node").await?;
             let (name, life) = key_of(&seen, id)?;
             let turn = Turn { id, name, life };
             show::say(format_args!("{}: starts again ({} of {count})", turn.name, done + 1))?;
@@ -77,7 +76,7 @@ impl Roll {
                 "the command for {} ended with {ended}; no other node is started again: see to this one, then name those that are left",
                 turn.name
             );
-            self.until_well(reach, &all, Some(&turn), &format!("after {}", turn.name)).await?;
+            seen = self.until_well(reach, &all, Some(&turn), &format!("after {}", turn.name)).await?;
             show::say(format_args!(
                 "{}: is back, with all copies, after {}",
                 turn.name,

@@ -91,8 +91,8 @@ async fn called_so(store: &EtcdStore, called: &str, lives: bool) -> Result<NodeI
 pub struct Seen {
     config: ClusterConfig,
     is_adopted: bool,
-    /// What etcd says of its space, or why it says nothing.
-    space: Result<EtcdSpace, EtcdError>,
+    /// What etcd says of its space, or why it says nothing. `None`: it was not asked.
+    space: Option<Result<EtcdSpace, EtcdError>>,
     nodes: Vec<(NodeId, NodeKey, Result<NodeStatus>)>,
     shards: BTreeMap<ShardIx, ShardState>,
     wishes: Wishes,
@@ -100,7 +100,17 @@ pub struct Seen {
 
 /// Asks etcd and all nodes.
 pub async fn look(reach: &ClusterArgs, name: &ClusterName) -> Result<Seen> {
+    look_by(&store(reach, name).await?, reach, name).await
+}
+
+/// Like `look`, and asks etcd for its space, which takes some dozens of calls.
+pub async fn look_with_space(reach: &ClusterArgs, name: &ClusterName) -> Result<Seen> {
     let store = store(reach, name).await?;
+    let seen = look_by(&store, reach, name).await?;
+    Ok(Seen { space: Some(store.space().await), ..seen })
+}
+
+async fn look_by(store: &EtcdStore, reach: &ClusterArgs, name: &ClusterName) -> Result<Seen> {
     let (config, read) = store.read_config().await?;
     let is_adopted = read.adoption().is_some_and(|adoption| adoption.etcd == read.etcd);
     let nodes: Vec<(NodeId, NodeKey)> = read.nodes().map(|(id, key)| (id, key.clone())).collect();
@@ -116,8 +126,7 @@ pub async fn look(reach: &ClusterArgs, name: &ClusterName) -> Result<Seen> {
         (id, key, status)
     });
     let nodes = join_all(asks).await;
-    let space = store.space().await;
-    Ok(Seen { config, is_adopted, space, nodes, shards, wishes })
+    Ok(Seen { config, is_adopted, space: None, nodes, shards, wishes })
 }
 
 impl Seen {
@@ -173,8 +182,9 @@ impl Seen {
     /// What an operator should do about etcd's space, the most pressing first.
     pub fn etcd_advice(&self) -> Vec<String> {
         match &self.space {
-            Ok(space) => space.advice(self.beats_per_second()),
-            Err(error) => vec![format!("etcd does not say how much space it has: {error}")],
+            None => Vec::new(),
+            Some(Ok(space)) => space.advice(self.beats_per_second()),
+            Some(Err(error)) => vec![format!("etcd does not say how much space it has: {error}")],
         }
     }
 
@@ -429,7 +439,7 @@ fn beat_age(status: &NodeStatus) -> Option<Duration> {
 
 /// What etcd says of its space, for scripts.
 fn json_of_space(seen: &Seen) -> serde_json::Value {
-    let Ok(space) = &seen.space else { return serde_json::Value::Null };
+    let Some(Ok(space)) = &seen.space else { return serde_json::Value::Null };
     let beats = seen.beats_per_second();
     serde_json::json!({
         "revision": space.revision,
@@ -448,7 +458,7 @@ fn json_of_space(seen: &Seen) -> serde_json::Value {
 impl Status {
     pub async fn run(self, reach: &ClusterArgs) -> Result<()> {
         if !self.watch {
-            let seen = look(reach, &self.at.name).await?;
+            let seen = look_with_space(reach, &self.at.name).await?;
             let nodes = seen.nodes.iter().map(|(id, key, status)| seen.json_of_node(*id, key, status));
             let shards = seen.shards.iter().map(|(shard, state)| seen.json_of_shard(*shard, state));
             let told = serde_json::json!({
@@ -467,7 +477,7 @@ impl Status {
         let screen = Screen::open()?;
         loop {
             let next = Instant::now() + LOOK;
-            let seen = look(reach, &self.at.name).await;
+            let seen = look_with_space(reach, &self.at.name).await;
             let error = |error: &anyhow::Error| advice::in_options(&format_args!("{error:#}; looking again"));
             let Some(screen) = &screen else {
                 // Where nothing stays in place, each look is told below the one before.
@@ -557,7 +567,7 @@ mod tests {
                 timing: Timing::of(2_000_000),
             },
             is_adopted: false,
-            space: Err(EtcdError::NoEndpoint),
+            space: Some(Err(EtcdError::NoEndpoint)),
             nodes: (1..=5).map(node).collect(),
             shards: (0..shards).map(|shard| (shard, state(shard))).collect(),
             wishes: Wishes::default(),

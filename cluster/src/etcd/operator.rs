@@ -83,6 +83,22 @@ impl EtcdStore {
         }
     }
 
+    /// Which etcd nodes believe. An error where it is not this one (CL17).
+    pub(super) fn adopted(&self, read: &EtcdAnswer) -> Result<Adoption, EtcdError> {
+        let adoption = read.adoption().unwrap_or_default();
+        match adoption.etcd == read.etcd {
+            true => Ok(adoption),
+            false => Err(EtcdError::Foreign { name: self.name.clone() }),
+        }
+    }
+
+    /// What etcd has, twice: before and after two TTLs, in which nodes are listened for.
+    async fn listen(&self) -> Result<(EtcdAnswer, EtcdAnswer), EtcdError> {
+        let (config, before) = self.read_config().await?;
+        tokio::time::sleep(Duration::from_micros(2 * config.timing.ttl)).await;
+        Ok((before, self.read_config().await?.1))
+    }
+
     /// Changes what an operator wants.
     ///
     /// # Errors
@@ -90,10 +106,7 @@ impl EtcdStore {
     pub async fn change_wishes(&self, change: impl Fn(&mut Wishes)) -> Result<Wishes, EtcdError> {
         for _ in 0..TRIES {
             let (_, read) = self.read_config().await?;
-            let adoption = read.adoption().unwrap_or_default();
-            if adoption.etcd != read.etcd {
-                return Err(EtcdError::Foreign { name: self.name.clone() });
-            }
+            let adoption = self.adopted(&read)?;
             let mut wishes = read.wishes().cloned().unwrap_or_default();
             change(&mut wishes);
             let when =
@@ -112,9 +125,7 @@ impl EtcdStore {
     /// # Errors
     /// As [`EtcdStore::read_config`].
     pub async fn lost(&self) -> Result<LostShards, EtcdError> {
-        let (config, before) = self.read_config().await?;
-        tokio::time::sleep(Duration::from_micros(2 * config.timing.ttl)).await;
-        let (_, read) = self.read_config().await?;
+        let (before, read) = self.listen().await?;
         let is_silent = |node: NodeId| !read.beats(node, &before);
         let are_silent = |(_, state): &(ShardIx, &ShardState)| {
             state.primary.is_some_and(is_silent) && state.in_sync.iter().all(is_silent)
@@ -128,10 +139,7 @@ impl EtcdStore {
     /// # Errors
     /// [`EtcdError::NotLost`], for one of those nodes has been heard since, and others. Shards before it have begun anew.
     pub async fn begin_anew(&self, lost: &LostShards) -> Result<(), EtcdError> {
-        let adoption = lost.read.adoption().unwrap_or_default();
-        if adoption.etcd != lost.read.etcd {
-            return Err(EtcdError::Foreign { name: self.name.clone() });
-        }
+        let adoption = self.adopted(&lost.read)?;
         let mut nodes: BTreeMap<NodeId, (NodeKey, At)> = BTreeMap::new();
         let learn = |answer: &EtcdAnswer, nodes: &mut BTreeMap<NodeId, (NodeKey, At)>| {
             nodes.extend(answer.nodes().map(|(id, key)| (id, (key.clone(), answer.at(EtcdKey::Node(id))))));
@@ -185,9 +193,7 @@ impl EtcdStore {
     /// # Errors
     /// [`EtcdError`]. Some may be forgotten.
     pub async fn forget_dead(&self) -> Result<Vec<NodeId>, EtcdError> {
-        let (config, before) = self.read_config().await?;
-        tokio::time::sleep(Duration::from_micros(2 * config.timing.ttl)).await;
-        let (_, read) = self.read_config().await?;
+        let (before, read) = self.listen().await?;
         let is_dead = |node: &NodeId| !read.beats(*node, &before) && named_by(&read, *node) == 0;
         let mut forgotten = Vec::new();
         for node in read.nodes().map(|(id, _)| id).filter(is_dead) {
@@ -247,9 +253,7 @@ impl EtcdStore {
         }
         Ok(adoption)
     }
-}
 
-impl EtcdStore {
     /// Goes on with an etcd that has nothing of the cluster: what that is, and all else, nodes have said that have run since
     /// before. What `notes` and `seconds` are, [`EtcdStore::adopt`] says.
     ///

@@ -145,10 +145,7 @@ impl EtcdStore {
     /// [`EtcdError`].
     pub async fn let_nodes_compact(&self, is_so: bool) -> Result<(), EtcdError> {
         let (_, read) = self.read_config().await?;
-        let adoption = read.adoption().unwrap_or_default();
-        if adoption.etcd != read.etcd {
-            return Err(EtcdError::Foreign { name: self.name.clone() });
-        }
+        let adoption = self.adopted(&read)?;
         let key = self.compaction_key();
         let (when, then) = match is_so {
             true => (

@@ -18,9 +18,9 @@ pub async fn run(store: EtcdStore, me: NodeId, ttl: Duration, beat: Duration) {
     let (mut looked, mut told) = (None::<Instant>, Vec::new());
     loop {
         let pause = match turn(&store, me, ttl).await {
-            Ok(Some(())) => LOOK.max(ttl / 2),
+            Ok(true) => LOOK.max(ttl / 2),
             // Nodes do not compact it.
-            Ok(None) => 10 * LOOK,
+            Ok(false) => 10 * LOOK,
             Err(error) => {
                 tracing::debug!(%error, "etcd could not be compacted");
                 10 * LOOK
@@ -48,14 +48,14 @@ async fn advice(store: &EtcdStore, beat: Duration) -> Result<Vec<String>, EtcdEr
     Ok(store.space().await?.advice(nodes as f64 / beat.as_secs_f64()))
 }
 
-/// Does what is due. `None`: nodes do not compact this etcd.
-async fn turn(store: &EtcdStore, me: NodeId, ttl: Duration) -> Result<Option<()>, EtcdError> {
-    let Some(read) = store.compaction().await? else { return Ok(None) };
+/// Does what is due. Returns whether nodes compact this etcd.
+async fn turn(store: &EtcdStore, me: NodeId, ttl: Duration) -> Result<bool, EtcdError> {
+    let Some(read) = store.compaction().await? else { return Ok(false) };
     let CompactionKey { compaction: Compaction { by, to }, revision, .. } = read;
     let (kept, is_mine) = (revision - to, by == Some(me));
     // Others are given time to do it.
     if kept < KEPT || !is_mine && by.is_some() && kept < 2 * KEPT {
-        return Ok(Some(()));
+        return Ok(true);
     }
     // Who beats, two looks tell that are a TTL apart.
     let before = store.beats().await?;
@@ -66,7 +66,7 @@ async fn turn(store: &EtcdStore, me: NodeId, ttl: Duration) -> Result<Option<()>
         if by.is_none_or(|by| !beats.contains_key(&by)) && beats.contains_key(&me) {
             store.change_compaction(&read, Compaction { by: Some(me), to }).await?;
         }
-        return Ok(Some(()));
+        return Ok(true);
     }
     let seen = beats.values().map(|beat| beat.seen).min().unwrap_or(0);
     // It is still this node's: that is written first.
@@ -74,5 +74,5 @@ async fn turn(store: &EtcdStore, me: NodeId, ttl: Duration) -> Result<Option<()>
         store.compact(seen).await?;
         tracing::debug!(revision = seen, "etcd was compacted");
     }
-    Ok(Some(()))
+    Ok(true)
 }
