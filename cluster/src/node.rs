@@ -709,12 +709,22 @@ impl Turns {
                     (false, refused) if !refused.is_empty() => {
                         format!("no other node takes its hello{}", reason(&refused[0].1))
                     }
+                    (false, _) if self.is_unanswered(now) => {
+                        "asks other nodes whether they take its hello".into()
+                    }
                     _ => says.into(),
                 }
             }
             Standing::Unborn | Standing::Looking(_) if !why.is_empty() => format!("{says}: {why}"),
             Standing::Unborn | Standing::Looking(_) | Standing::Foreign | Standing::Failed => says.into(),
         }
+    }
+
+    /// Whether there may be another node, of which nobody knows yet whether it lives, and none has taken its hello.
+    fn is_unanswered(&self, now: Time) -> bool {
+        let takes = |id| self.links.takes_hello(id) == Some(Ok(()));
+        let mut others = self.health.unknown(now, self.cluster.timing.ttl).filter(|id| *id != self.node.id());
+        others.next().is_some_and(|first| !takes(first) && !others.any(takes))
     }
 
     /// Another node that beats, and is called as this one.

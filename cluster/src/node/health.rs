@@ -88,6 +88,11 @@ impl Health {
         self.nodes.get(&node).is_some_and(|seen| now < seen.since + ttl)
     }
 
+    /// Nodes of which that is not known: they were heard of for the first time within it, and have not been seen to beat.
+    pub fn unknown(&self, now: Time, ttl: Time) -> impl Iterator<Item = NodeId> + '_ {
+        self.nodes.iter().filter(move |(_, seen)| !seen.changes && now < seen.since + ttl).map(|(id, _)| *id)
+    }
+
     /// All nodes that have.
     pub fn living(&self, now: Time, ttl: Time) -> impl Iterator<Item = NodeId> + '_ {
         self.nodes.iter().filter(move |(_, seen)| seen.changes && now < seen.since + ttl).map(|(id, _)| *id)
@@ -142,8 +147,11 @@ mod tests {
         health.see_nodes(150, &answer(5, true));
         assert!(health.lives(199, 100, NodeId(1)) && !health.lives(200, 100, NodeId(1)));
         assert!(health.living(199, 100).next().is_none(), "it may have died long ago");
+        let unknown = |health: &Health, now| health.unknown(now, 100).collect::<Vec<_>>();
+        assert_eq!([199, 200].map(|now| unknown(&health, now)), [vec![NodeId(1)], vec![]]);
         health.see_nodes(200, &answer(6, true));
         assert_eq!(health.living(299, 100).collect::<Vec<_>>(), [NodeId(1)]);
+        assert_eq!(unknown(&health, 299), []);
         health.see_nodes(250, &answer(7, false));
         assert!(!health.lives(250, 100, NodeId(1)) && health.living(250, 100).next().is_none());
     }
