@@ -22,6 +22,8 @@ pub enum Rule {
     NoWord,
     /// CL3: one shard's word counts for all shards of its node.
     WordOfOtherShard,
+    /// CL3: a word counts that was READ before the lease's mark was there.
+    WordBeforeMark,
     /// CL4: the clock is looked at before the READ of the value.
     ClockBeforeRead,
     /// CL4: a reply is believed without a lease.
@@ -56,6 +58,8 @@ pub enum Rule {
     OldEpochAtStart,
     /// CL11: a key is walked while a change of it is under way.
     WalkBesideLock,
+    /// CL11: changes begin all the time while a newcomer has all but them.
+    NewcomerStarved,
     /// CL11: a newcomer counts only when etcd has answered.
     CountsLate,
     /// CL11: a newcomer whose transaction was not answered is forgotten for another.
@@ -106,6 +110,16 @@ pub enum Rule {
     RevisionOnly,
     /// CL17: the operator goes by what the backup says.
     BackupBelieved,
+    /// CL20: a copy goes to a node that nobody reaches.
+    UnreachedJoined,
+    /// CL20: a shard that nobody ever served is claimed by a node that reaches no other one.
+    ClaimsUnheard,
+    /// CL21: a standby that starts again counts at once.
+    CountsAtStart,
+    /// CL21: a standby that starts again is not sent what it had not answered.
+    ForgottenAtStart,
+    /// CL22: a node goes on with an old copy of its memory.
+    OldCopyBelieved,
     /// CL18: a follower goes on where a change has its number, of whatever epoch.
     FeedByNumber,
     /// CL18: followers are told of a change before all replicas have it.

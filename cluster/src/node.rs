@@ -1,12 +1,12 @@
-//! A node as a process: a table that all may READ, a thread that keeps to the rules, and a runtime for etcd and
-//! connections.
+//! A node as a process: a table that all may READ, a thread that keeps to the rules, and a runtime for etcd.
 //!
 //! ```text
-//! connections ─▶ inbox ─▶ the node's thread: core::node, the table ─▶ replies, items to others, calls of etcd
+//! connections ─▶ the node's thread: core::node, the table ─▶ replies, items to others, calls of etcd
 //! ```
 //!
 //! The thread alone changes the table. It takes what has come, does what is due, and then sends what the core wants
-//! sent: what was stored was stored before.
+//! sent: what was stored was stored before. It drives its connections, too: a change goes from client to standby and back
+//! with one thread that wakes at each node.
 
 mod compacting;
 mod followers;
@@ -142,6 +142,20 @@ pub enum NodeError {
         /// Its slots.
         others: String,
     },
+    /// Its region file is an older copy of what the node had (CL22).
+    #[error(
+        "node {id} has beaten {written} times, and its table knows of {known}: the region file is an old copy, and lacks what \
+         was put since; put the newest one back, or start with an empty region file (`oneread serve --fresh`), and the node is \
+         copied its shards anew"
+    )]
+    OldCopy {
+        /// The node.
+        id: NodeId,
+        /// The last beat that etcd has written.
+        written: u64,
+        /// The last beat that the table knows of.
+        known: u64,
+    },
     /// Threads could not be started.
     #[error("the node's threads could not be started: {0}")]
     Threads(io::Error),
@@ -186,11 +200,13 @@ impl ClusterNode {
     pub fn start(config: NodeConfig) -> Result<ClusterNode, NodeError> {
         check(&config)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .thread_name("oneread-node-io")
+            .worker_threads(1)
+            .thread_name("oneread-node-etcd")
             .enable_all()
             .build()
             .map_err(NodeError::Threads)?;
+        let connections =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(NodeError::Threads)?;
         let store = runtime.block_on(EtcdStore::connect(config.cluster.clone(), config.etcd))?;
         let (cluster, read) = runtime.block_on(store.read_config())?;
         let feed_bytes = config.server.feed_bytes;
@@ -203,12 +219,18 @@ impl ClusterNode {
         let starting = Starting(Some(server.server()));
         let (table, page, notes) = NodeTable::open(server.clone(), cluster.clone())?;
         let id = NodeId(server.server().index().geometry().generation());
+        // CL22
+        let written = read.node(id).and_then(|(key, _)| key).map_or(0, |key| key.number);
+        if written > page.asked.number {
+            return Err(NodeError::OldCopy { id, written, known: page.asked.number });
+        }
         let slots = slots(server.server());
         runtime.block_on(check_slots(&slots, &store, &cluster, read, id))?;
         let bounds = Bounds::of(&cluster);
         let newest = config.version;
         let who = Identity { newest, ..Identity::new(config.cluster, Some(id), config.secret, bounds) };
-        let port = runtime.block_on(NodePort::bind(&config.listen, who.clone(), config.connections_max))?;
+        let port =
+            connections.block_on(NodePort::bind(&config.listen, who.clone(), config.connections_max))?;
         let is_anywhere = |at: &String| at.contains("0.0.0.0:") || at.contains("[::]:");
         let anywhere = |why| Err(NodeError::Option { option: "every address of its host as its own", why });
         if config.advertise.is_empty() && port.addresses().iter().any(is_anywhere) {
@@ -239,12 +261,12 @@ impl ClusterNode {
         let (wants, wanted) = mpsc::unbounded_channel();
         let replies = port.replies();
         let (arrivals, arrived) = mpsc::channel(EVENTS_AT_ONCE);
-        runtime.spawn(port.run(arrivals));
+        connections.spawn(port.run(arrivals));
         let [ttl_of_node, beat] = [cluster.timing.ttl, cluster.timing.beat].map(Duration::from_micros);
         runtime.spawn(compacting::run(store.clone(), id, ttl_of_node, beat));
         let trouble = EtcdTrouble::default();
         runtime.spawn(call_etcd(store, wanted, events.clone(), trouble.clone()));
-        let links = Links::new(who, runtime.handle().clone());
+        let links = Links::new(who, connections.handle().clone());
         let left = Arc::new(AtomicUsize::new(usize::MAX));
         let tick = Duration::from_micros(cluster.timing.resend.min(cluster.timing.beat) / 8);
         let mut node = Node::new(id, about, cluster.shards, cluster.timing, table, page, notes)
@@ -266,12 +288,12 @@ impl ClusterNode {
             health: Health::new(trouble),
             namesake: None,
         };
-        let runtime_of_thread = runtime.handle().clone();
         let thread = std::thread::Builder::new()
             .name("oneread-node".into())
             .spawn(move || {
-                let _entered = runtime_of_thread.enter();
-                turns.run(inbox, arrived)
+                turns.run(&connections, inbox, arrived);
+                // A name that is being looked up is not waited for.
+                connections.shutdown_background();
             })
             .map_err(NodeError::Threads)?;
         starting.has_begun();
@@ -533,13 +555,19 @@ struct Turns {
 
 impl Turns {
     /// Until it is told to stop.
-    fn run(mut self, mut inbox: mpsc::Receiver<Event>, mut arrived: mpsc::Receiver<Arrived>) {
-        let runtime = tokio::runtime::Handle::current();
+    fn run(
+        mut self,
+        connections: &tokio::runtime::Runtime,
+        mut inbox: mpsc::Receiver<Event>,
+        mut arrived: mpsc::Receiver<Arrived>,
+    ) {
         let mut events = Vec::with_capacity(EVENTS_AT_ONCE);
         let mut said = Vec::with_capacity(EVENTS_AT_ONCE);
         let (mut ticked, mut leaves, mut was, mut works) = (None::<Instant>, false, None::<String>, false);
         loop {
-            let is_open = runtime.block_on(async {
+            let is_open = connections.block_on(async {
+                // What was said in the last turn is sent, and what has come is read, before this thread sleeps or goes on.
+                tokio::task::yield_now().await;
                 tokio::select! {
                     // etcd's answers first: however much is said, beats go on.
                     biased;
@@ -593,12 +621,11 @@ impl Turns {
                     );
                 }
                 self.namesake = namesake;
-                let (id, standing) = (self.node.id(), self.standing(now));
+                let (id, (standing, is_trouble)) = (self.node.id(), self.standing(now));
                 if was.as_ref() != Some(&standing) {
-                    // At its start it is none yet.
-                    match standing == NodeStatus::GOOD || was.is_none() {
-                        true => tracing::info!(node = %id, %standing, "standing"),
-                        false => tracing::warn!(node = %id, %standing, "standing"),
+                    match is_trouble {
+                        true => tracing::warn!(node = %id, %standing, "standing"),
+                        false => tracing::info!(node = %id, %standing, "standing"),
                     }
                     was = Some(standing);
                 }
@@ -694,29 +721,30 @@ impl Turns {
         }
     }
 
-    /// In words: what the core says, and what it does not know.
-    fn standing(&self, now: Time) -> String {
+    /// In words: what the core says, and what it does not know; and whether an operator is to see to it. A node that asks is on
+    /// its way.
+    fn standing(&self, now: Time) -> (String, bool) {
         let says = standing_name(self.node.standing());
         let why = self.health.etcd();
+        let reason = |why: &str| if why.is_empty() { String::new() } else { format!(": {why}") };
         match self.node.standing() {
             Standing::Good => {
-                let reason = |why: &str| if why.is_empty() { String::new() } else { format!(": {why}") };
                 let ttl = self.cluster.timing.ttl;
                 if self.health.beat_age(now).is_none_or(|age| age >= ttl) {
-                    return format!("etcd takes no beat of it{}", reason(why));
+                    return (format!("etcd takes no beat of it{}", reason(why)), true);
                 }
                 match self.refused_by(now) {
                     (false, refused) if !refused.is_empty() => {
-                        format!("no other node takes its hello{}", reason(&refused[0].1))
+                        (format!("no other node takes its hello{}", reason(&refused[0].1)), true)
                     }
                     (false, _) if self.is_unanswered(now) => {
-                        "asks other nodes whether they take its hello".into()
+                        ("asks other nodes whether they take its hello".into(), false)
                     }
-                    _ => says.into(),
+                    _ => (says.into(), false),
                 }
             }
-            Standing::Unborn | Standing::Looking(_) if !why.is_empty() => format!("{says}: {why}"),
-            Standing::Unborn | Standing::Looking(_) | Standing::Foreign | Standing::Failed => says.into(),
+            Standing::Unborn | Standing::Looking(_) => (format!("{says}{}", reason(why)), !why.is_empty()),
+            Standing::Foreign | Standing::Outdated | Standing::Failed => (says.into(), true),
         }
     }
 
@@ -776,7 +804,7 @@ impl Turns {
             copies.map(|copies| u64::from(self.cluster.replicas).saturating_sub(copies as u64)).sum();
         NodeStatus {
             id: node.id(),
-            standing: self.standing(now),
+            standing: self.standing(now).0,
             used,
             room_left: node.room_left(),
             evicted: node.evicted(),
@@ -801,6 +829,9 @@ fn standing_name(standing: Standing) -> &'static str {
         Standing::Looking(_) => "asks etcd who serves what",
         Standing::Foreign => {
             "etcd is another one: an operator must adopt it, or start this node again if that was a mistake"
+        }
+        Standing::Outdated => {
+            "its table is an old copy, or another process uses it: start it with the newest region file, or with an empty one"
         }
         Standing::Failed => NodeStatus::FAILED,
     }

@@ -118,6 +118,7 @@ impl Tables {
     /// missing.
     #[cold]
     fn want_lease(&mut self, route: &Route) -> Why {
+        self.shared.look_again();
         let is_kept = lock(&self.shared.tables).contains_key(&route.node);
         if let Some(client) = self.clients.get_mut(route.place).filter(|_| !is_kept) {
             *client = None;

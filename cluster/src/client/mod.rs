@@ -23,6 +23,7 @@ use gets::Tables;
 use oneread::internals::breaking;
 use oneread::{Address, Client, ClientOptions, ConnectError};
 use owner::Owning;
+use pages::Hurried;
 use rand::TryRng;
 use rand::rngs::SysRng;
 use requests::{Ended, Runtime};
@@ -218,6 +219,8 @@ struct Shared {
     copies: AtomicU64,
     /// What nodes said of why they give no lease, and when they were asked.
     reasons: Mutex<FxHashMap<NodeId, (Instant, String)>>,
+    /// Nodes on which leases are wanted now: their pages are READ at once.
+    hurried: Arc<Hurried>,
     runtime: Runtime,
 }
 
@@ -227,13 +230,34 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Shared {
     /// Publishes what `learn` has changed, if it says so.
-    fn learn(&self, learn: impl FnOnce(&mut Known) -> bool) {
+    fn learn(self: &Arc<Shared>, learn: impl FnOnce(&mut Known) -> bool) {
         let mut known = lock(&self.known);
+        let mut lacking = Vec::new();
         if learn(&mut known) {
-            self.routes.store(Arc::new(known.routes()));
+            self.routes.store(Arc::new(known.routes(clock::now())));
+            lacking = known.lacking();
         }
         drop(known);
         self.wake();
+        // Shards have moved there, and are READ where they were meanwhile.
+        for node in lacking {
+            if !lock(&self.tables).contains_key(&node) {
+                let shared = self.clone();
+                self.runtime.spawn_blocking(move || drop(shared.table(node)));
+            }
+            self.hurried.hurry(node);
+        }
+    }
+
+    /// A READ has not counted: where that was for want of a lease on a primary of before, it is made at the newest one.
+    fn look_again(&self) {
+        let mut known = lock(&self.known);
+        let now = clock::now();
+        if known.are_over(&self.routes.load(), now) {
+            self.routes.store(Arc::new(known.routes(now)));
+            drop(known);
+            self.wake();
+        }
     }
 
     fn wake(&self) {
@@ -389,7 +413,7 @@ impl ClusterClient {
         let config = start.config.clone();
         let mut known = Known::new(&config);
         known.learn(&start.read);
-        let routes = Arc::new(ArcSwap::from_pointee(known.routes()));
+        let routes = Arc::new(ArcSwap::from_pointee(known.routes(clock::now())));
         let shared = Arc::new(Shared {
             config,
             options,
@@ -400,6 +424,7 @@ impl ClusterClient {
             tables: Mutex::default(),
             copies: AtomicU64::new(0),
             reasons: Mutex::default(),
+            hurried: Arc::default(),
             runtime,
         });
         shared.runtime.follow(&shared, start);

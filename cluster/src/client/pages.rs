@@ -1,24 +1,50 @@
 //! READs of nodes' pages, so that there are leases (CL2): one thread for each node that a client READs.
 
-use super::Shared;
+use super::{Shared, lock};
 use crate::clock;
 use crate::core::state::{NodeId, Page};
 use crate::table::{PAGE_KEY, decode};
 use oneread::Client;
-use std::sync::{Arc, Weak};
+use rustc_hash::FxHashSet;
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
+
+/// Time between two READs of a page on which a shard is to be open soon. It doubles until it is the usual time.
+const SOON: Duration = Duration::from_millis(1);
+
+/// Nodes whose pages are to be READ at once.
+#[derive(Debug, Default)]
+pub struct Hurried {
+    nodes: Mutex<FxHashSet<NodeId>>,
+    changed: Condvar,
+}
+
+impl Hurried {
+    /// This one's is.
+    pub fn hurry(&self, node: NodeId) {
+        lock(&self.nodes).insert(node);
+        self.changed.notify_all();
+    }
+
+    /// Waits until this one's is, but not for longer than this.
+    fn rest(&self, node: NodeId, longest: Duration) {
+        let wait =
+            self.changed.wait_timeout_while(lock(&self.nodes), longest, |nodes| !nodes.contains(&node));
+        wait.unwrap_or_else(PoisonError::into_inner).0.remove(&node);
+    }
+}
 
 /// READs a node's page some times a beat, for as long as there is a handle and the node is known.
 pub fn keep(shared: &Arc<Shared>, node: NodeId, client: Client) -> std::io::Result<()> {
-    let shared = Arc::downgrade(shared);
+    let (hurried, shared) = (shared.hurried.clone(), Arc::downgrade(shared));
     std::thread::Builder::new()
         .name("oneread-pages".into())
-        .spawn(move || run(&shared, node, client))
+        .spawn(move || run(&shared, &hurried, node, client))
         .map(drop)
 }
 
-fn run(shared: &Weak<Shared>, node: NodeId, mut client: Client) {
-    let (mut page, mut fails) = (Vec::new(), 0u32);
+fn run(shared: &Weak<Shared>, hurried: &Hurried, node: NodeId, mut client: Client) {
+    let (mut page, mut fails, mut soon) = (Vec::new(), 0u32, SOON);
     loop {
         let issued = clock::now();
         page.clear();
@@ -31,17 +57,20 @@ fn run(shared: &Weak<Shared>, node: NodeId, mut client: Client) {
             Ok(true) if is_it => decode::<Page>(&page).ok(),
             _ => None,
         };
-        let beat = shared.config.timing.beat;
+        let beat = Duration::from_micros(shared.config.timing.beat);
         let rest = match landed {
             Some(page) => {
                 fails = 0;
                 shared.learn(|known| known.page_landed(node, issued, now, &page));
-                beat / 3
+                let lacks = lock(&shared.known).lacking().contains(&node);
+                let rest = if lacks { soon.min(beat / 3) } else { beat / 3 };
+                soon = if lacks { 2 * rest } else { SOON };
+                rest
             }
             None => {
                 fails = (fails + 1).min(5);
                 shared.read_failed(node);
-                (beat / 8) << fails
+                (beat / 8) * (1 << fails)
             }
         };
         if !is_it || fails > 2 || !shared.knows(node) {
@@ -50,6 +79,6 @@ fn run(shared: &Weak<Shared>, node: NodeId, mut client: Client) {
             return;
         }
         drop(shared);
-        std::thread::sleep(Duration::from_micros(rest));
+        hurried.rest(node, rest);
     }
 }

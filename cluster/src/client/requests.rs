@@ -110,6 +110,13 @@ impl Runtime {
         }
     }
 
+    /// Runs something that may wait, on a thread for that.
+    pub fn spawn_blocking(&self, task: impl FnOnce() + Send + 'static) {
+        if let Some(runtime) = &self.runtime {
+            runtime.spawn_blocking(task);
+        }
+    }
+
     /// As whom connections to nodes are made.
     pub fn who(&self) -> &Identity {
         &self.who

@@ -3,6 +3,9 @@
 //! A handle holds one set of routes, and looks whether there is a newer one by one load. A lease that is prolonged
 //! with the same shards open is prolonged in place. If a shard was opened or closed, or has another epoch, there
 //! is another [`NodeLease`], and the old one ends when it did (CL3).
+//!
+//! A shard that moves is READ where it was for as long as the old lease lasts, or until there is one on its new primary: no
+//! change is made before that lease is over (CL9), so nobody can tell.
 
 use crate::core::etcd::EtcdAnswer;
 use crate::core::state::{ClusterConfig, NodeAbout, NodeId, Page, ShardIx, Time};
@@ -84,13 +87,17 @@ pub struct Known {
     leases: FxHashMap<NodeId, (Vec<Option<u64>>, Arc<NodeLease>)>,
     /// Each node's place. None is used again.
     places: FxHashMap<NodeId, usize>,
+    /// The last lease on each shard: on whom, in which epoch.
+    leased: Vec<Option<(NodeId, u64, Arc<NodeLease>)>>,
 }
 
 impl Known {
     /// Nothing but the configuration.
     pub fn new(config: &ClusterConfig) -> Known {
         let view = View::new(config.shards, config.timing);
-        Known { view, shards: config.shards, leases: FxHashMap::default(), places: FxHashMap::default() }
+        let (leases, places) = (FxHashMap::default(), FxHashMap::default());
+        let leased = vec![None; config.shards.into()];
+        Known { view, shards: config.shards, leases, places, leased }
     }
 
     /// etcd has said something. Returns whether it is believed.
@@ -164,23 +171,64 @@ impl Known {
         *self.places.entry(node).or_insert(next)
     }
 
+    /// Primaries of shards that were READ under a lease, and on which there is none yet for them.
+    pub fn lacking(&self) -> Vec<NodeId> {
+        let mut lacking: Vec<NodeId> = (0..self.shards).filter_map(|shard| self.lacks(shard)).collect();
+        lacking.sort_unstable();
+        lacking.dedup();
+        lacking
+    }
+
+    fn lacks(&self, shard: ShardIx) -> Option<NodeId> {
+        let (node, epoch) = self.served_by(shard)?;
+        let was_leased = self.leased[usize::from(shard)].is_some();
+        (was_leased && self.lease(shard, node, epoch).is_none()).then_some(node)
+    }
+
+    fn lease(&self, shard: ShardIx, node: NodeId, epoch: u64) -> Option<&Arc<NodeLease>> {
+        let (open, lease) = self.leases.get(&node)?;
+        (open.get(usize::from(shard)) == Some(&Some(epoch))).then_some(lease)
+    }
+
+    /// The last lease on a shard is over.
+    #[cfg(test)]
+    pub fn forget_lease(&mut self, shard: ShardIx) {
+        self.leased[usize::from(shard)] = None;
+    }
+
     /// The routes, as it is known now.
-    pub fn routes(&mut self) -> Routes {
-        // A node has one lease at most.
-        let mut sites = FxHashMap::default();
-        let routes = (0..self.shards).map(|shard| {
-            let (epoch, node) = (self.view.shard(shard).epoch, self.view.shard(shard).primary?);
-            let lease =
-                self.leases.get(&node).filter(|(open, _)| open.get(usize::from(shard)) == Some(&Some(epoch)));
-            let lease = lease.map(|(_, lease)| lease.clone());
-            let next = sites.len() as u16;
-            let site = *sites.entry((node, lease.is_some())).or_insert(next);
-            Some(Route { node, epoch, place: self.place(node), site, lease })
-        });
-        let by_shard: Box<[Option<Route>]> = routes.collect();
+    pub fn routes(&mut self, now: Time) -> Routes {
+        let (mut sites, mut by_shard) = (FxHashMap::default(), Vec::with_capacity(self.shards.into()));
+        for shard in 0..self.shards {
+            let newest = self.served_by(shard).map(|(node, epoch)| {
+                let lease = self.lease(shard, node, epoch).cloned();
+                (node, epoch, lease)
+            });
+            let leased = &mut self.leased[usize::from(shard)];
+            if let Some((node, epoch, Some(lease))) = &newest {
+                *leased = Some((*node, *epoch, lease.clone()));
+            }
+            let lasting = leased.clone().filter(|(.., lease)| lease.lasts(now));
+            let is = lasting.map(|(node, epoch, lease)| (node, epoch, Some(lease))).or(newest);
+            by_shard.push(is.map(|(node, epoch, lease)| {
+                let next = sites.len() as u16;
+                let site = *sites.entry((node, lease.as_ref().map(Arc::as_ptr))).or_insert(next);
+                Route { node, epoch, place: self.place(node), site, lease }
+            }));
+        }
         let site_of =
             by_shard.iter().map(|route| route.as_ref().map_or(NO_SITE, |route| route.site)).collect();
-        Routes { by_shard, site_of, sites: sites.len() }
+        Routes { by_shard: by_shard.into(), site_of, sites: sites.len() }
+    }
+
+    /// Whether some of these routes lead to a primary of before, under a lease that is over.
+    pub fn are_over(&self, routes: &Routes, now: Time) -> bool {
+        let lasts = |route: &Route| route.lease.as_ref().is_some_and(|lease| lease.lasts(now));
+        (0..self.shards).any(|shard| {
+            let is_over =
+                |route: &Route| self.served_by(shard) != Some((route.node, route.epoch)) && !lasts(route);
+            routes.of(shard).is_some_and(is_over)
+        })
     }
 }
 
@@ -267,7 +315,7 @@ mod tests {
         }
 
         fn lease(&mut self, shard: ShardIx) -> Option<Arc<NodeLease>> {
-            self.known.routes().of(shard).unwrap().lease.clone()
+            self.known.routes(self.now).of(shard).unwrap().lease.clone()
         }
 
         fn all(&mut self) -> [Option<Arc<NodeLease>>; 3] {
@@ -327,20 +375,21 @@ mod tests {
         let ends = until(&before);
         let closed = [(1, true), (1, false), (1, true)];
         assert!(told.page(A, 1, 3, closed), "there are other routes");
-        let [zero, one, two] = told.all();
-        assert!(one.is_none(), "shard 1 is closed");
-        let (zero, two) = (zero.unwrap(), two.unwrap());
+        let [zero, one, two] = told.all().map(Option::unwrap);
+        assert!(Arc::ptr_eq(&one, &before), "shard 1 is closed, and the lease of before lasts");
         assert!(Arc::ptr_eq(&zero, &two) && !Arc::ptr_eq(&zero, &before));
         assert!(until(&zero) > ends);
         assert!(!told.page(A, 1, 4, closed));
-        // It opens again: open in one READ is not enough.
-        assert!(!told.page(A, 1, 5, OPEN));
+        let is = told.now;
+        told.now = ends;
         assert!(told.lease(1).is_none());
-        assert!(told.page(A, 1, 6, OPEN));
+        told.now = is;
+        // It opens again, and the newest proof counts for it at once.
+        assert!(told.page(A, 1, 5, OPEN));
         let again = told.lease(1).unwrap();
         assert!(!Arc::ptr_eq(&again, &before) && !Arc::ptr_eq(&again, &zero));
         let zero_ends = until(&zero);
-        (7..20).for_each(|beat| assert!(!told.page(A, 1, beat, OPEN)));
+        (6..20).for_each(|beat| assert!(!told.page(A, 1, beat, OPEN)));
         assert_eq!((until(&before), until(&zero)), (ends, zero_ends));
         assert!(until(&again) > zero_ends);
     }
@@ -353,7 +402,8 @@ mod tests {
         told.page(A, 1, 2, OPEN);
         let before = told.lease(0).unwrap();
         let ends = until(&before);
-        assert!(!told.page(A, 5, 5, OPEN));
+        assert!(told.page(A, 5, 5, OPEN));
+        assert!(Arc::ptr_eq(&told.lease(0).unwrap(), &before));
         assert_eq!(until(&before), ends);
         // In the new one it takes two READs again.
         told.page(A, 5, 6, OPEN);
@@ -376,7 +426,7 @@ mod tests {
         assert!(until(&lease) > ends);
     }
 
-    /// A lease is for one epoch: of a new one etcd tells, and both READs.
+    /// A lease is for one epoch: of a new one etcd tells, and the page.
     #[test]
     fn routes_follow_epochs() {
         let mut told = Told::new();
@@ -385,32 +435,42 @@ mod tests {
         let before = told.lease(0).unwrap();
         // The same node has a new epoch of shard 0. Nothing is believed of it until its pages say so.
         told.shard(0, 2, Some(A));
-        let [zero, one, two] = told.all();
-        assert!(zero.is_none());
-        assert!(Arc::ptr_eq(&one.unwrap(), &before) && Arc::ptr_eq(&two.unwrap(), &before));
+        assert!(told.all().iter().flatten().all(|lease| Arc::ptr_eq(lease, &before)));
+        assert_eq!(told.known.lacking(), [A]);
         let next = [(2, true), (1, true), (1, true)];
         told.page(A, 1, 3, next);
-        assert!(told.lease(0).is_none());
-        told.page(A, 1, 4, next);
+        assert_eq!(told.known.lacking(), []);
         let [zero, one, _] = told.all().map(Option::unwrap);
         assert!(Arc::ptr_eq(&zero, &one) && !Arc::ptr_eq(&zero, &before));
 
-        // Another node has it: there is its own place, and no lease yet, whatever the old one's pages say.
+        // Another node has it: it is READ at the old one until there is a lease on the new one, or none on the old one.
         told.shard(0, 3, Some(B));
-        told.page(A, 1, 5, next);
-        let routes = told.known.routes();
+        assert_eq!(told.known.lacking(), [B]);
+        let closed = [(2, false), (1, true), (1, true)];
+        told.page(A, 1, 5, closed);
+        let (ends, is) = (until(&zero), told.now);
+        let routes = told.known.routes(is);
         let (here, there) = (routes.of(1).unwrap(), routes.of(0).unwrap());
+        assert_eq!((here.node, there.node), (A, A));
+        assert!(here.site != there.site && here.site == routes.of(2).unwrap().site);
+        told.page(A, 1, 6, closed);
+        assert_eq!(until(&zero), ends, "that lease is not prolonged");
+        assert!(!told.known.are_over(&routes, is) && told.known.are_over(&routes, ends));
+        let over = told.known.routes(ends);
+        let (here, there) = (over.of(1).unwrap(), over.of(0).unwrap());
         assert_eq!((here.node, there.node), (A, B));
         assert!(here.place != there.place && here.lease.is_some() && there.lease.is_none());
-        assert!(here.site != there.site && here.site == routes.of(2).unwrap().site);
-        assert_eq!(routes.sites(), 2);
-        assert_eq!(routes.of_all(&[1, 2, 1]).map(|route| route.node), Some(A));
-        assert_eq!(routes.of_all(&[0]).map(|route| route.node), Some(B));
-        assert!([&[1, 2, 0][..], &[1, SHARDS], &[]].iter().all(|shards| routes.of_all(shards).is_none()));
-        for beat in 1..3 {
-            told.page(B, 7, beat, [(3, true), (0, false), (0, false)]);
-        }
-        let routes = told.known.routes();
+        assert!(here.site != there.site && !told.known.are_over(&over, ends));
+        assert_eq!(over.sites(), 2);
+        assert_eq!(over.of_all(&[1, 2, 1]).map(|route| route.node), Some(A));
+        assert_eq!(over.of_all(&[0]).map(|route| route.node), Some(B));
+        assert!([&[1, 2, 0][..], &[1, SHARDS], &[]].iter().all(|shards| over.of_all(shards).is_none()));
+        let words = [(3, true), (0, false), (0, false)];
+        told.page(B, 7, 1, words);
+        assert_eq!(told.known.routes(told.now).of(0).unwrap().node, A);
+        told.page(B, 7, 2, words);
+        let routes = told.known.routes(told.now);
+        assert_eq!(routes.of(0).unwrap().node, B);
         assert!(
             routes.of(0).unwrap().lease.is_some() && routes.of(0).unwrap().site != routes.of(1).unwrap().site
         );
@@ -422,7 +482,8 @@ mod tests {
         let adoption = Adoption { number: 1, etcd: 9 };
         told.known.learn_map(&ClusterMap { adoption, shards: vec![late], ..ClusterMap::default() });
         told.shard(1, 4, None);
-        let routes = told.known.routes();
+        told.known.forget_lease(1);
+        let routes = told.known.routes(told.now);
         assert_eq!(routes.of(0).unwrap().node, B);
         assert!(routes.of(1).is_none() && routes.of(SHARDS).is_none());
         assert!(routes.of_all(&[2, 1]).is_none() && routes.of_all(&[1, 1]).is_none());

@@ -54,6 +54,7 @@ impl Scene {
             tables: Mutex::default(),
             copies: AtomicU64::new(1),
             reasons: Mutex::default(),
+            hurried: Arc::default(),
             runtime,
         });
         let client = ClusterClient::of(shared);
@@ -79,8 +80,9 @@ impl Scene {
         self.client.shared.learn(|known| known.learn(&answer));
     }
 
-    /// A shard has this primary from now on, in a new epoch, and no lease.
+    /// A shard has this primary from now on, in a new epoch. No lease lasts, not even on the last one.
     pub(super) fn moves(&mut self, shard: ShardIx, primary: NodeId) {
+        lock(&self.client.shared.known).forget_lease(shard);
         self.revision += 1;
         let known = &mut self.shards[usize::from(shard)];
         *known = (known.0 + 1, primary);
@@ -95,7 +97,7 @@ impl Scene {
         self.learn(EtcdKey::Shard(shard), EtcdValue::Shard(state));
     }
 
-    /// All of these shards that are its node's are leased.
+    /// All of these shards that are its node's are leased, and no other one of its.
     pub(super) fn lease(&mut self, node: NodeId, open: &[ShardIx]) {
         let words = (0..SHARDS).map(|shard| {
             let (epoch, primary) = self.shards[usize::from(shard)];
@@ -107,7 +109,15 @@ impl Scene {
             let lived = Lived { life: 1, number: self.beat };
             let page = Page { asked: lived, held: lived, words: words.clone() };
             let now = clock::now();
-            self.client.shared.learn(|known| known.page_landed(node, now, now, &page));
+            self.client.shared.learn(|known| {
+                for shard in (0..SHARDS).filter(|shard| !open.contains(shard)) {
+                    if known.primary(shard) == Some(node) {
+                        known.forget_lease(shard);
+                    }
+                }
+                known.page_landed(node, now, now, &page);
+                true
+            });
         }
     }
 

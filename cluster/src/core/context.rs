@@ -4,6 +4,7 @@ use crate::core::etcd::{At, CallId, Entry, EtcdAnswer, EtcdCall, EtcdKey, EtcdVa
 use crate::core::feed::Feed;
 use crate::core::ids::{NodeId, ShardIx, Time};
 use crate::core::memory::Memory;
+use crate::core::message::HELLO_SINCE;
 use crate::core::outbox::Outbox;
 use crate::core::owners;
 use crate::core::state::{NodeKey, Timing};
@@ -20,6 +21,8 @@ pub enum Standing {
     Looking(CallId),
     /// etcd is another one: it waits for the operator (CL17).
     Foreign,
+    /// Its memory is an older copy, or another process goes on with it (CL22): it does nothing any more.
+    Outdated,
     /// Its table has refused a change that others have. It beats no more, so that they take over.
     Failed,
 }
@@ -37,6 +40,8 @@ pub(in crate::core) struct Seen {
     pub key: NodeKey,
     pub at: At,
     pub since: Time,
+    /// When it has answered a message last.
+    pub heard: Option<Time>,
 }
 
 /// Room that no shard has set aside, and how shards take it.
@@ -95,7 +100,8 @@ impl<T> Context<T> {
             if let (EtcdKey::Node(id), Some(EtcdValue::Node(key))) = (key, value)
                 && self.seen.get(id).is_none_or(|seen| seen.at < *at)
             {
-                self.seen.insert(*id, Seen { key: key.clone(), at: *at, since: self.now });
+                let heard = self.seen.get(id).and_then(|seen| seen.heard);
+                self.seen.insert(*id, Seen { key: key.clone(), at: *at, since: self.now, heard });
             }
         }
     }
@@ -105,9 +111,38 @@ impl<T> Context<T> {
         self.outbox.call(EtcdCall::Transaction { adoption, compare, put })
     }
 
+    /// A node has answered a message: messages reach it, and its reach this one (CL20).
+    pub fn hears(&mut self, node: NodeId) {
+        if let Some(seen) = self.seen.get_mut(&node) {
+            seen.heard = Some(self.now);
+        }
+    }
+
+    /// Whether a node is this one, or has answered within a TTL (CL20). Older versions are not asked.
+    pub fn reaches(&self, node: NodeId) -> bool {
+        let has_answered = |seen: &Seen| seen.heard.is_some_and(|heard| self.now < heard + self.timing.ttl);
+        let is_reached = |seen: &Seen| seen.key.about.version < HELLO_SINCE || has_answered(seen);
+        node == self.me || self.seen.get(&node).is_some_and(is_reached)
+    }
+
+    /// Whether a node's key has not changed for the TTL.
+    pub fn is_silent(&self, node: NodeId) -> bool {
+        self.seen.get(&node).is_some_and(|seen| self.now >= seen.since + self.timing.ttl)
+    }
+
+    /// A node's life, as far as etcd has told.
+    pub fn life_of(&self, node: NodeId) -> Option<u64> {
+        self.seen.get(&node).map(|seen| seen.key.life)
+    }
+
+    /// Whether a node is of this version, or a newer one.
+    pub fn is_of_version(&self, node: NodeId, version: u32) -> bool {
+        self.seen.get(&node).is_some_and(|seen| seen.key.about.version >= version)
+    }
+
     /// Whether a node knows owners.
     pub fn knows_owners(&self, node: NodeId) -> bool {
-        self.seen.get(&node).is_some_and(|seen| seen.key.about.version >= owners::SINCE_VERSION)
+        self.is_of_version(node, owners::SINCE_VERSION)
     }
 
     /// The table refuses what it must take: the node serves nothing any more, and others take over.

@@ -3,6 +3,8 @@
 //! A client READs a node's page now and then. Two pages make a lease: the first is a *mark*, whose `asked` is one
 //! number; if a later one shows a higher `held` of the same life, then a beat was sent after the first READ was
 //! issued, and etcd has written it. So nobody takes over from the node before the TTL is over, counted from then.
+//! Which shards that is about the newest page says: whoever hands one over closes its word first, and the next primary
+//! changes nothing before leases of until then are over.
 
 use crate::core::state::{Lived, NodeId, Page, ShardIx, Time, Timing, Word};
 use crate::faults::{Rule, broken};
@@ -26,15 +28,18 @@ struct Known {
 #[derive(Debug)]
 struct Mark {
     issued: Time,
+    landed: Time,
     asked: Lived,
     held: Lived,
-    words: Vec<Word>,
 }
 
 #[derive(Debug)]
 struct Lease {
     until: Time,
-    /// The epochs of the shards that were open in both READs.
+    /// When the mark had landed, and the node's life in it.
+    landed: Time,
+    life: u64,
+    /// The epochs of the shards that are open, as the newest page says that was READ after the mark.
     open: Vec<Option<u64>>,
 }
 
@@ -64,19 +69,24 @@ impl Leases {
         };
         // The newest that is proven lasts longest. One of another life proves nothing ever.
         if let Some(index) = known.marks.iter().rposition(is_proof) {
-            let mark = &known.marks[index];
-            let open = mark.words.iter().zip(&page.words);
-            let open = open.map(|(was, is)| (was.is_open && was == is).then_some(is.epoch)).collect();
-            let since = if broken(Rule::LeaseFromSecondRead) { now } else { mark.issued };
-            known.lease = Some(Lease { until: since + length, open });
+            let Mark { issued, landed, asked, .. } = known.marks[index];
+            let since = if broken(Rule::LeaseFromSecondRead) { now } else { issued };
+            let open = known.lease.take().map(|lease| lease.open).unwrap_or_default();
+            known.lease = Some(Lease { until: since + length, landed, life: asked.life, open });
             known.marks.drain(..=index);
+        }
+        if let Some(lease) = &mut known.lease {
+            let is_of_life = page.held.life == lease.life || broken(Rule::LivesMixed);
+            let is_after = is_of_life && issued >= lease.landed || broken(Rule::WordBeforeMark);
+            let epoch = |word: &Word| word.is_open.then_some(word.epoch).filter(|_| is_after);
+            lease.open.clear();
+            lease.open.extend(page.words.iter().map(epoch));
         }
         if !broken(Rule::LivesMixed) {
             known.marks.retain(|mark| mark.asked.life == page.asked.life);
         }
         if known.marks.len() < MARKS_MAX {
-            let words = page.words.clone();
-            known.marks.push_back(Mark { issued, asked: page.asked, held: page.held, words });
+            known.marks.push_back(Mark { issued, landed: now, asked: page.asked, held: page.held });
         }
     }
 

@@ -308,6 +308,9 @@ pub enum Item {
     Room(u64),
 }
 
+/// The version between nodes from which on they answer [`Message::Hello`].
+pub const HELLO_SINCE: u32 = 3;
+
 /// Between two nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
@@ -342,6 +345,11 @@ pub enum Message {
         shard: ShardIx,
         /// The channel.
         channel: ChannelId,
+    },
+    /// Whether messages go both ways (CL20). Not to a node of a version below [`HELLO_SINCE`].
+    Hello {
+        /// It is to be answered by one that asks nothing.
+        asks: bool,
     },
 }
 

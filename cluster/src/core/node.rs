@@ -212,7 +212,7 @@ impl<T: Table> Node<T> {
     pub fn answered(&mut self, now: Time, answer: EtcdAnswer) {
         let Node { cx, life, replicas, placing, .. } = self;
         cx.now = now;
-        if cx.standing == Standing::Failed || !life.trusts(cx, &answer) {
+        if matches!(cx.standing, Standing::Failed | Standing::Outdated) || !life.trusts(cx, &answer) {
             return;
         }
         cx.see(&answer);
@@ -243,19 +243,30 @@ impl<T: Table> Node<T> {
     pub fn received(&mut self, now: Time, from: NodeId, message: Message) {
         let Node { cx, replicas, .. } = self;
         cx.now = now;
-        let (Message::Item { shard, .. } | Message::Answer { shard, .. } | Message::GivenUp { shard, .. }) =
-            message;
+        let shard = match &message {
+            Message::Item { shard, .. } | Message::Answer { shard, .. } | Message::GivenUp { shard, .. } => {
+                *shard
+            }
+            // Who serves nothing now does not answer.
+            Message::Hello { asks: true } if cx.is_good() => {
+                return cx.outbox.tell(from, Message::Hello { asks: false });
+            }
+            Message::Hello { asks: true } => return,
+            Message::Hello { asks: false } => return cx.hears(from),
+        };
         let Some(replica) = replicas.get_mut(usize::from(shard)) else { return };
         match message {
             Message::Item { channel, number, item, .. } => {
                 replica.item_comes(cx, from, channel, number, item)
             }
             Message::Answer { channel, number, room, is_refused, .. } => {
+                cx.hears(from);
                 if let Some(primary) = replica.primary_mut().filter(|_| cx.is_good()) {
                     primary.answer_comes(cx, from, channel, number, room, is_refused);
                 }
             }
             Message::GivenUp { channel, .. } => replica.given_up(channel),
+            Message::Hello { .. } => {}
         }
     }
 

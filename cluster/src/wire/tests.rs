@@ -723,7 +723,7 @@ async fn a_link_leaves_out_what_is_too_much() {
 fn number_of(message: &Message) -> u64 {
     match message {
         Message::Item { number, .. } | Message::Answer { number, .. } => *number,
-        Message::GivenUp { .. } => 0,
+        Message::GivenUp { .. } | Message::Hello { .. } => 0,
     }
 }
 
@@ -811,7 +811,7 @@ impl Any {
 
     fn message(&mut self) -> Message {
         let (shard, channel, number) = (self.shard(), self.channel(), self.number());
-        let item = match self.0.random_range(0..7) {
+        let item = match self.0.random_range(0..8) {
             0 => Item::Begin { after: self.feed_at() },
             1 => Item::Join { room: self.number(), after: self.feed_at() },
             2 => {
@@ -820,7 +820,8 @@ impl Any {
             3 => Item::Walked(self.bytes(64), self.entry()),
             4 => Item::Room(self.number()),
             5 => return Message::Answer { shard, channel, number, room: self.number(), is_refused: false },
-            _ => return Message::GivenUp { shard, channel },
+            6 => return Message::GivenUp { shard, channel },
+            _ => return Message::Hello { asks: self.0.random() },
         };
         Message::Item { shard, channel, number, item }
     }

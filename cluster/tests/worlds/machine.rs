@@ -201,12 +201,23 @@ pub struct Machine {
     pub process: u32,
     /// Entries leave so that others find room.
     pub evicts: bool,
+    /// A copy of the memory, and when it is put back in place of the newest one.
+    pub copy: Option<Box<Memory>>,
+    pub put_back: Option<u32>,
 }
 
 impl Machine {
     pub fn new(id: NodeId, keys_max: u64) -> Machine {
         let memory = Memory { keys_max, ..Memory::default() };
-        Machine { id, memory: Rc::new(RefCell::new(memory)), node: None, process: 0, evicts: false }
+        Machine {
+            id,
+            memory: Rc::new(RefCell::new(memory)),
+            node: None,
+            process: 0,
+            evicts: false,
+            copy: None,
+            put_back: None,
+        }
     }
 
     /// The process begins, with what the memory has.
@@ -235,6 +246,16 @@ impl Machine {
             *memory = *when_killed;
         }
         is_killed
+    }
+
+    /// The memory is what it was when it was copied. What time it is, and how much there is room for, is no part of that.
+    pub fn put_back(&mut self) {
+        self.put_back = None;
+        let Some(copy) = self.copy.take() else { return };
+        let mut memory = self.memory.borrow_mut();
+        let (time, keys_max) = (memory.time, memory.keys_max);
+        *memory =
+            Memory { time, keys_max, stored: Vec::new(), stores_left: None, when_killed: None, ..*copy };
     }
 
     /// All that it had is gone: it comes back as another node (CL16).

@@ -1,6 +1,6 @@
 //! Stories of two nodes over an etcd that answers at once, and a network that loses nothing.
 
-use crate::machine::{Machine, value_of};
+use crate::machine::{Machine, Memory, value_of};
 use bytes::Bytes;
 use oneread_cluster::core::etcd::{At, Entry, EtcdAnswer, EtcdCall, EtcdKey, EtcdValue};
 use oneread_cluster::core::message::{
@@ -9,7 +9,9 @@ use oneread_cluster::core::message::{
 use oneread_cluster::core::node::{Node, Standing};
 use oneread_cluster::core::outbox::Output;
 use oneread_cluster::core::owners;
+use oneread_cluster::core::shard::Role;
 use oneread_cluster::core::state::{Adoption, NodeAbout, NodeId, NodeIds, NodeKey, ShardState, Time, Timing};
+use oneread_cluster::faults::{Rule, breaks};
 use std::collections::{BTreeMap, VecDeque};
 
 const MS: Time = 1_000;
@@ -26,6 +28,8 @@ struct TwoNodes {
     revision: At,
     etcd_answers: bool,
     calls: VecDeque<(usize, u64, EtcdCall)>,
+    /// Who watches, from which of its READs on.
+    watches: BTreeMap<usize, u64>,
     /// Messages that come with the next step, and whether there are steps for them.
     messages: Vec<(NodeId, NodeId, Message)>,
     is_still: bool,
@@ -57,19 +61,33 @@ impl TwoNodes {
             revision: 1,
             etcd_answers: true,
             calls: VecDeque::new(),
+            watches: BTreeMap::new(),
             messages: Vec::new(),
             is_still: false,
             replies: Vec::new(),
             copy: 0,
         };
-        let timing = Timing { place: 0, ..Timing::of(2_000 * MS) };
-        few.machines.iter_mut().for_each(|machine| machine.start(1, timing, 1 << 20));
+        (0..2).for_each(|machine| few.start(machine));
         few.steps(2_000);
         let now = few.now;
         assert!(few.node(0).join(now, 0, id(1)));
         few.steps(3_000);
         assert_eq!(few.node(0).replica(0).state().in_sync.len(), 2);
         few
+    }
+
+    /// A process begins, with what the memory has.
+    fn start(&mut self, machine: usize) {
+        let timing = Timing { place: 0, ..Timing::of(2_000 * MS) };
+        self.calls.retain(|(from, ..)| *from != machine);
+        self.watches.remove(&machine);
+        self.machines[machine].start(1, timing, 1 << 20);
+    }
+
+    /// The process is killed, and another one begins with a copy of the memory.
+    fn put_back(&mut self, machine: usize, copy: Memory) {
+        *self.machines[machine].memory.borrow_mut() = copy;
+        self.start(machine);
     }
 
     fn node(&mut self, machine: usize) -> &mut Node<crate::machine::SimTable> {
@@ -102,9 +120,22 @@ impl TwoNodes {
                 break;
             }
             let Some((machine, call, what)) = self.calls.pop_front() else { break };
+            let put = match &what {
+                EtcdCall::Read => Vec::new(),
+                EtcdCall::Transaction { put, .. } => put.iter().map(|put| put.0).collect(),
+            };
+            if what == EtcdCall::Read {
+                self.watches.insert(machine, call);
+            }
             let answer = self.answer(call, what);
+            let is_done = answer.is_done;
             self.node(machine).answered(now, answer);
             self.carry_out(machine);
+            for (machine, call) in self.watches.clone().into_iter().filter(|_| is_done && !put.is_empty()) {
+                let answer = EtcdAnswer { is_watched: true, ..self.told(call, true, &put) };
+                self.node(machine).answered(now, answer);
+                self.carry_out(machine);
+            }
         }
     }
 
@@ -138,11 +169,16 @@ impl TwoNodes {
                 names.extend(compare.into_iter().map(|(key, _)| key).chain([EtcdKey::Adoption]));
             }
         }
+        self.told(call, is_done, &names)
+    }
+
+    /// Keys, as they are.
+    fn told(&self, call: u64, is_done: bool, names: &[EtcdKey]) -> EtcdAnswer {
         let entry = |key: EtcdKey| {
             let found = self.etcd.get(&key).cloned();
             Entry { key, at: found.as_ref().map_or(0, |(_, at)| *at), value: found.map(|(value, _)| value) }
         };
-        let entries = names.into_iter().map(entry).collect();
+        let entries = names.iter().copied().map(entry).collect();
         let (etcd, revision) = (ADOPTION.etcd, self.revision);
         EtcdAnswer { call, is_watched: false, etcd, revision, is_done, entries }
     }
@@ -355,4 +391,87 @@ fn many_owners_that_are_absent_leave_one_after_the_other() {
     }
     assert!(most > 0);
     assert!(most <= ITEMS_MAX + 512, "{most} changes are under way");
+}
+
+/// CL11: somebody puts at every moment, so that a newcomer has never answered all. It is named in the end, unless that rule is
+/// broken.
+#[test]
+fn a_newcomer_is_named_while_others_put_all_the_time() {
+    let is_named = |few: &mut TwoNodes| {
+        let (now, standby) = (few.now, id(1));
+        assert!(few.node(0).leave_out(now, 0, standby));
+        few.steps(2_000);
+        let now = few.now;
+        assert!(few.node(0).join(now, 0, standby));
+        (0..3_000).any(|number: u16| {
+            let key = Bytes::from([&[0][..], &number.to_be_bytes()].concat());
+            few.ask(1, key, Kind::Put(value_of(1)), Wanted::Usual);
+            few.step();
+            few.node(0).replica(0).state().in_sync.len() == 2
+        })
+    };
+    let mut few = TwoNodes::new();
+    assert!(is_named(&mut few));
+    breaks(Some(Rule::NewcomerStarved));
+    assert!(!is_named(&mut few));
+    breaks(None);
+}
+
+/// CL21: what a standby has answered it has, also when its process begins again. It is in sync as soon as it has the rest.
+#[test]
+fn a_standby_that_starts_again_is_not_copied_to_again() {
+    let mut few = TwoNodes::new();
+    let key = |number: u8| Bytes::from(vec![0, number]);
+    for number in 0..5 {
+        assert_eq!(few.asked(1, key(number), Kind::Put(value_of(1)), Wanted::Usual), Ok(Outcome::Done));
+    }
+    let before = few.node(0).replica(0).state().revision;
+    // Nothing comes to it any more: what is put now waits for it.
+    few.is_still = true;
+    for number in 3..8 {
+        few.ask(1, key(number), Kind::Put(value_of(2)), Wanted::Usual);
+    }
+    few.messages.clear();
+    few.start(1);
+    assert_eq!(few.node(1).replica(0).role(), Role::None, "it does not count before its primary has said so");
+    few.is_still = false;
+    few.steps(800);
+    assert_eq!(few.node(1).replica(0).role(), Role::Standby);
+    assert_eq!(few.replies.iter().filter(|(_, reply)| reply.ended == Ok(Outcome::Done)).count(), 5);
+    let state = few.node(0).replica(0).state().clone();
+    assert_eq!((state.revision, state.in_sync.len()), (before, 2), "it was in sync all the time");
+    for number in 0..8 {
+        let value = few.machines[1].memory.borrow().entries.get(&key(number)).cloned();
+        assert_eq!(value, Some(value_of(if number < 3 { 1 } else { 2 })), "{number}");
+    }
+}
+
+/// CL22: a memory that was copied lacks what was put since.
+#[test]
+fn an_old_copy_of_a_memory_is_refused() {
+    let mut few = TwoNodes::new();
+    let copy = few.machines[0].memory.borrow().clone();
+    few.steps(1_000);
+    few.put_back(0, copy);
+    few.steps(1_000);
+    assert_eq!(few.node(0).standing(), Standing::Outdated);
+    assert!(few.node(0).page().words.iter().all(|word| !word.is_open));
+    few.steps(3_000);
+    let state = few.node(1).replica(0).state().clone();
+    assert_eq!(state.primary, Some(id(1)), "the other one takes over");
+}
+
+/// CL22: of two processes that begin with the same memory, one lives.
+#[test]
+fn of_two_equal_copies_one_is_refused() {
+    let mut few = TwoNodes::new();
+    let copy = few.machines[0].memory.borrow().clone();
+    few.put_back(0, copy.clone());
+    few.machines.push(Machine::new(id(0), 1 << 40));
+    few.put_back(2, copy);
+    few.steps(3_000);
+    let standings = [few.node(0).standing(), few.node(2).standing()];
+    let outdated = standings.iter().filter(|standing| **standing == Standing::Outdated).count();
+    assert_eq!(outdated, 1, "{standings:?}");
+    assert!(standings.contains(&Standing::Good), "{standings:?}");
 }

@@ -21,7 +21,7 @@ use oneread_cluster::core::state::{
 };
 use oneread_cluster::core::{own, results};
 use oneread_cluster::faults::Rule;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How far the rate of a clock may be from true time.
 const RATES: f64 = 0.10;
@@ -147,6 +147,15 @@ const PLOTS: [(Plot, usize); 7] = [
     (Plot::Displaced, 3),
     (Plot::Restored, 1),
 ];
+
+/// What the third machine is like.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Third {
+    Usual,
+    /// Only etcd sees it.
+    Hidden,
+}
+const THIRD: usize = 2;
 
 /// Steps after which a fault is likely.
 #[derive(Clone, Copy)]
@@ -354,6 +363,11 @@ pub struct World {
     pub clients: Vec<Client>,
     pub followers: Followers,
     pub owning: Owning,
+    third: Third,
+    /// Memories are copied, and the copies are put back.
+    copies: Option<Random>,
+    /// Processes that have answered a primary as standbys.
+    answered: BTreeSet<(usize, u32, ShardIx)>,
     /// When processes are killed in the middle of what they do.
     fuses: Random,
     pub history: Vec<Event>,
@@ -419,6 +433,22 @@ impl World {
             (nature.hand_over, nature.shrink, nature.timing.late) = (0.0, 0.0, (600.0 * TICK) as Time);
             (nature.late, nature.loss) = (apart.one(&[0.1, 0.4]), 0.0);
         }
+        // These are of worlds of their own.
+        let mut own = Random(seed ^ 0x7412);
+        let third = match own.below(12) {
+            0 => Third::Hidden,
+            _ => Third::Usual,
+        };
+        let plot = if third == Third::Usual { plot } else { Plot::None };
+        if third != Third::Usual {
+            (nature.moments, nature.evicts, nature.timing.place) =
+                ([0.0; MOMENTS], false, (30.0 * TICK) as Time);
+            (nature.stop, nature.cut, nature.wipe, nature.restore, nature.evict) = (0.0, 0.0, 0.0, 0.0, 0.0);
+            (nature.hand_over, nature.join, nature.impatience) = (0.0, 0.0, 0.0);
+            nature.timing.late = own.one(&[25, 60]) * TICK as Time;
+        }
+        let is_copied =
+            nature.wipe == 0.0 && nature.restore == 0.0 && plot != Plot::Restored && own.chance(0.2);
         let in_sync = match plot {
             Plot::Successor => 3,
             Plot::Displaced => 2,
@@ -475,6 +505,9 @@ impl World {
             clients: Vec::new(),
             followers,
             owning,
+            third,
+            copies: is_copied.then_some(own),
+            answered: BTreeSet::new(),
             fuses: Random(seed ^ 0xf05e),
             history: Vec::new(),
             value: 0,
@@ -488,7 +521,9 @@ impl World {
         };
         for _ in 0..MACHINES {
             let evicts = world.nature.evicts && world.apart.chance(0.9);
-            let keys_max = if evicts {
+            let keys_max = if third != Third::Usual {
+                (SHARDS * usize::from(KEYS)) as u64
+            } else if evicts {
                 world.apart.one(&[1, 1, 2, 3])
             } else if is_quiet {
                 (SHARDS * usize::from(KEYS)) as u64
@@ -501,7 +536,9 @@ impl World {
             world.machines.push(machine);
         }
         for machine in 0..MACHINES {
-            world.start(machine);
+            if third == Third::Usual || machine != THIRD {
+                world.start(machine);
+            }
         }
         let (shards, timing) = (world.nature.shards as ShardIx, world.nature.timing);
         world.clients.extend((0..CLIENTS).map(|_| Client::new(shards, timing)));
@@ -569,7 +606,9 @@ impl World {
     }
 
     pub fn is_cut(&self, from: usize, to: usize) -> bool {
-        self.cut[from][to] > self.time
+        let is_hidden = |process: usize| self.third == Third::Hidden && process == THIRD;
+        let with_etcd = from == ETCD || to == ETCD;
+        self.cut[from][to] > self.time || !with_etcd && is_hidden(from) != is_hidden(to)
     }
 
     /// Faults come where they hurt: right after a step that others rely on.
@@ -905,6 +944,9 @@ impl World {
                 () if has_node || is.primary == Some(self.machines[from].id) => Why::Takeover,
                 () => Why::HandOver,
             };
+            if why == Why::Claim && self.third == Third::Hidden && from == THIRD {
+                self.wrong.get_or_insert(format!("{key:?} is claimed by who reaches nobody"));
+            }
             self.count(match why {
                 Why::Claim => "claims",
                 Why::Takeover => "takeovers",
@@ -977,7 +1019,8 @@ impl World {
 
     pub fn run(&mut self) {
         while self.time < TICKS
-            || self.time < TICKS + MORE && !(self.all_are_served() && self.owners_have_left())
+            || self.time < TICKS + MORE
+                && !(self.all_are_served() && self.owners_have_left() && self.lacks_copies().is_none())
         {
             self.time += 1;
             for machine in &self.machines {
@@ -987,11 +1030,20 @@ impl World {
                 (self.cut, self.stopped, self.deaf) = Default::default();
                 for machine in 0..MACHINES {
                     self.machines[machine].memory.borrow_mut().stores_left = None;
-                    if self.machines[machine].node.is_none() {
+                    let waits = self.machines[machine].put_back.is_some();
+                    if self.machines[machine].node.is_none() && !waits {
                         self.start(machine);
                     }
                 }
             }
+            let comes = match self.third {
+                Third::Usual => None,
+                Third::Hidden => Some(30),
+            };
+            if comes == Some(self.time) {
+                self.start(THIRD);
+            }
+            (0..MACHINES).for_each(|machine| self.put_back(machine));
             if self.time == WARM + 1 {
                 (0..MACHINES).for_each(|machine| self.lights(machine));
             }
@@ -1013,6 +1065,7 @@ impl World {
                 }
                 self.owner_steps(client);
             }
+            self.look_at_standbys();
             self.follow();
             self.operate();
             if !self.is_calm() {
@@ -1025,6 +1078,9 @@ impl World {
         self.follow_to_the_end();
         self.look_at_ends();
         self.look_at_owners();
+        if let Some(shard) = self.lacks_copies() {
+            self.wrong.get_or_insert(format!("shard {shard} lacks a copy: {:?}", self.etcd.shard(shard)));
+        }
         for shard in 0..self.nature.shards {
             if let Some(is_served) = self.is_served(shard) {
                 self.count(if is_served { "served at the end" } else { NOT_SERVED });
@@ -1088,6 +1144,63 @@ impl World {
         (0..self.nature.shards).all(|shard| self.is_served(shard) != Some(false))
     }
 
+    /// A shard without a second copy, where two machines have room and reach each other.
+    fn lacks_copies(&self) -> Option<usize> {
+        let is_served = |shard: &usize| self.is_served(*shard) == Some(true);
+        let mut served = (0..self.nature.shards).filter(is_served).filter(|_| self.third != Third::Usual);
+        served.find(|shard| self.etcd.shard(*shard).in_sync.len() < 2)
+    }
+
+    /// CL21: who says that it is a standby has answered a primary.
+    fn look_at_standbys(&mut self) {
+        for (at, machine) in self.machines.iter().enumerate() {
+            let Some(node) = &machine.node else { continue };
+            for shard in 0..self.nature.shards as ShardIx {
+                let is_new = !self.answered.contains(&(at, machine.process, shard));
+                if node.replica(shard).role() == Role::Standby && is_new {
+                    self.wrong
+                        .get_or_insert(format!("{:?} counts before shard {shard} has come", machine.id));
+                }
+            }
+        }
+    }
+
+    /// CL22: a memory is copied; or its process is killed, and the copy comes in its place. No client has a lease by then.
+    fn copy_memory(&mut self) {
+        let Some(random) = &mut self.copies else { return };
+        if !random.chance(0.004) {
+            return;
+        }
+        let machine = random.below(MACHINES);
+        let this = &mut self.machines[machine];
+        // Of what was made while etcd heard no beat nothing tells that it is old.
+        let written = match self.etcd.entries.get(&EtcdKey::Node(this.id)) {
+            Some((EtcdValue::Node(key), _)) => key.number,
+            _ => 0,
+        };
+        let is_old = this.copy.as_ref().is_some_and(|copy| copy.page.asked.number < written);
+        if this.copy.is_none() {
+            this.copy = Some(Box::new(this.memory.borrow().clone()));
+        } else if this.put_back.is_none() && is_old {
+            this.put_back = Some(self.time + 2 * TTL as u32);
+            self.kill(machine);
+        }
+    }
+
+    /// A copy is put back when it is time. Its node is refused, and begins again with nothing.
+    fn put_back(&mut self, machine: usize) {
+        if self.machines[machine].put_back.is_some_and(|at| at <= self.time) {
+            self.machines[machine].put_back();
+            self.start(machine);
+        }
+        let node = self.machines[machine].node.as_ref();
+        if node.is_some_and(|node| node.standing() == Standing::Outdated) {
+            self.count("old copies refused");
+            self.lose_memory(machine);
+            self.start(machine);
+        }
+    }
+
     /// Whoever is primary is to stay so: nothing moves any more.
     fn stay(&mut self) {
         let pinned = (0..self.nature.shards)
@@ -1141,8 +1254,10 @@ impl World {
             let machine = self.random.below(MACHINES);
             self.kill(machine);
         }
+        self.copy_memory();
         for machine in 0..MACHINES {
-            if self.machines[machine].node.is_none() && self.random.chance(0.02) {
+            let comes_late = self.machines[machine].process == 0 || self.machines[machine].put_back.is_some();
+            if self.machines[machine].node.is_none() && !comes_late && self.random.chance(0.02) {
                 self.start(machine);
             }
         }
@@ -1208,7 +1323,8 @@ impl World {
         node.tick(now);
         let role = node.replica(shard as ShardIx).role();
         self.carry_out(machine);
-        if role == Role::None && self.wanted[shard].0 == machine && self.etcd.shard(shard).epoch == 0 {
+        let is_claimed = self.third == Third::Usual && self.wanted[shard].0 == machine;
+        if role == Role::None && is_claimed && self.etcd.shard(shard).epoch == 0 {
             if let Some(node) = self.machines[machine].node.as_mut() {
                 node.claim(now, shard as ShardIx);
             }
@@ -1217,7 +1333,7 @@ impl World {
         if role != Role::Primary || !self.runs(machine) {
             return;
         }
-        if self.time <= WARM {
+        if self.time <= WARM && self.third == Third::Usual {
             return self.grow_to(machine, shard, self.wanted[shard].1);
         }
         if self.random.chance(self.nature.evict) && !self.is_calm() {
@@ -1364,6 +1480,9 @@ impl World {
                 }
                 Output::Node(to, message) => {
                     began |= matches!(message, NodeMessage::Item { .. });
+                    if let NodeMessage::Answer { shard, .. } = &message {
+                        self.answered.insert((machine, process, *shard));
+                    }
                     self.tell(machine, to, Message::Node { to, from: id, message });
                 }
                 // Outcomes and owners leave so only where that rule is broken.

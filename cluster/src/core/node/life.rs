@@ -26,6 +26,9 @@ pub(super) struct Beating {
     beaten: Option<Time>,
     looked: Option<Time>,
     birth: Option<Pending>,
+    /// Its key is of a process before this one up to this number; lives that etcd may have written for this process since.
+    past: u64,
+    lives: Vec<u64>,
     /// Beats under way: the call, the life and the number.
     beats: Vec<(CallId, Lived)>,
     /// Words are still to be closed, before it asks for a life.
@@ -45,6 +48,8 @@ impl Beating {
             beaten: None,
             looked: None,
             birth: None,
+            past: asked,
+            lives: Vec::new(),
             beats: Vec::new(),
             to_close: !broken(Rule::OpenAtStart),
         }
@@ -69,7 +74,7 @@ impl Beating {
             Standing::Looking(_) | Standing::Foreign => self.look_after(cx, call),
             // Watches bring what is new. They may have stopped to.
             Standing::Good => self.look_after(cx, 4 * call),
-            Standing::Failed => drop(cx.memory.close_words()),
+            Standing::Failed | Standing::Outdated => drop(cx.memory.close_words()),
         }
         let beats = matches!(cx.standing, Standing::Good | Standing::Looking(_));
         if beats && cx.is_due(self.beaten, cx.timing.beat) {
@@ -113,6 +118,7 @@ impl Beating {
             return;
         }
         (self.number, self.life) = (birth.number, birth.life);
+        self.lives.push(birth.life);
         let call = self.write_key(cx, birth);
         self.birth = Some(Pending { call, since: cx.now });
     }
@@ -172,6 +178,7 @@ impl Beating {
             cx.memory.notes_due = true;
             cx.seen.clear();
             self.asked_before = cx.outbox.last_call();
+            (self.past, self.lives) = (self.number, Vec::new());
             self.at = answer.node(cx.me).map_or(0, |(_, at)| at);
             self.begin_life(cx, true);
         } else if known.number > 0 {
@@ -199,13 +206,32 @@ impl Beating {
             self.at = at;
         }
         if !answer.is_done {
-            return self.ask_for_life(cx);
+            self.lives.retain(|life| *life != self.life);
+            return if self.is_outdated(cx, answer) { self.ends(cx) } else { self.ask_for_life(cx) };
         }
-        self.birth = None;
+        (self.birth, self.lives) = (None, vec![self.life]);
         if store_held(cx, Lived { life: self.life, number: self.life }) {
             cx.standing = Standing::Looking(0);
             self.look(cx);
         }
+    }
+
+    /// CL22: etcd has heard more of this node than its memory has asked for, and not from this process. What etcd writes
+    /// was stored before as asked for: so the memory is an older copy, or another process goes on with it.
+    fn is_outdated<T>(&self, cx: &Context<T>, answer: &EtcdAnswer) -> bool {
+        let own = answer.node(cx.me).and_then(|(key, _)| key);
+        let is_anothers = |key: &NodeKey| key.number > self.past && !self.lives.contains(&key.life);
+        own.is_some_and(is_anothers) && !broken(Rule::OldCopyBelieved)
+    }
+
+    fn ends<T: Table>(&mut self, cx: &mut Context<T>) {
+        tracing::error!(
+            "etcd has heard more of this node than its table knows: the table is an old copy, or another process uses it; put \
+             the newest one back, or start with an empty region file (`oneread serve --fresh`)"
+        );
+        (cx.standing, self.birth) = (Standing::Outdated, None);
+        self.beats.clear();
+        cx.memory.close_words();
     }
 
     fn beat_answered<T: Table>(&mut self, cx: &mut Context<T>, beat: Lived, answer: &EtcdAnswer) {
@@ -225,6 +251,8 @@ impl Beating {
             }
         } else if broken(Rule::BeatAfterDeposed) {
             store_held(cx, beat);
+        } else if self.is_outdated(cx, answer) {
+            self.ends(cx);
         } else if !lives {
             // CL10, for a node that was stopped for too long.
             self.begin_life(cx, !broken(Rule::OpenWhenRefused));

@@ -6,6 +6,7 @@ use crate::core::ids::{NodeId, NodeIds, ShardIx, Time};
 use crate::core::message::ChannelId;
 use crate::core::state::{ShardState, Word};
 use crate::core::table::Table;
+use crate::faults::{Rule, broken};
 
 /// What has come over the last channel.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +69,11 @@ impl<C> Base<C> {
     pub(super) fn set_room<T>(&mut self, cx: &mut Context<T>, wanted: u64) {
         let more = wanted.saturating_sub(self.room).min(cx.room.left);
         (self.room, cx.room.left) = (self.room + more, cx.room.left - more);
+    }
+
+    /// CL21: whether the copy counts: its primary has sent something since this process began.
+    pub(super) fn is_confirmed(&self) -> bool {
+        self.position.is_some_and(|position| position.is_whole) || broken(Rule::CountsAtStart)
     }
 
     /// Whether there is anything of an old copy, room for it included.

@@ -81,8 +81,14 @@ impl<T: Table> Primary<T> {
         if broken(Rule::ResultsAlone) {
             sent.retain(|(key, _)| !results::is_result(key));
         }
-        for channel in &mut self.channels {
+        for index in 0..self.channels.len() {
+            // Behind an item that finds no room, a newcomer takes none that would give it some.
+            let channel = &self.channels[index];
+            if !self.counts(cx.me, channel.to) && channel.room.is_none_or(|room| room < self.base.used) {
+                self.ask_room(cx, index, self.base.used);
+            }
             let item = Item::Change(change.effect, sent.clone());
+            let channel = &mut self.channels[index];
             let number = channel.push(cx, self.base.shard, item);
             change.numbers.push((channel.id, number));
         }

@@ -18,6 +18,8 @@ pub(super) const ITEMS_AT_ONCE: usize = 64;
 #[derive(Debug)]
 pub(super) struct Channel<C> {
     pub to: NodeId,
+    /// Its life when the channel began.
+    pub life: Option<u64>,
     pub id: ChannelId,
     /// Items that were not answered. The first has the number `answered + 1`.
     pub log: VecDeque<Item>,
@@ -31,6 +33,8 @@ pub(super) struct Channel<C> {
     pub room: Option<u64>,
     /// What it was asked for, by which item, and when.
     pub asked_room: Option<(u64, u64, Time)>,
+    /// Since when no change has begun, or did for a while, so that a newcomer can answer all (CL11).
+    held: Option<Time>,
 }
 
 #[derive(Debug)]
@@ -44,6 +48,40 @@ pub(super) struct Walk<C> {
 }
 
 impl<C> Channel<C> {
+    pub fn new<T>(cx: &mut Context<T>, to: NodeId, epoch: u64, walk: Option<Walk<C>>) -> Channel<C> {
+        Channel {
+            to,
+            life: cx.life_of(to),
+            id: cx.outbox.new_channel(epoch),
+            log: VecDeque::new(),
+            answered: 0,
+            since: cx.now,
+            sent: cx.now,
+            walk,
+            room: None,
+            asked_room: None,
+            held: None,
+        }
+    }
+
+    /// CL11: a newcomer has all but what has come meanwhile. So that it can answer that, no change begins for a while; if that
+    /// does not help, some do, and it is tried again.
+    pub fn hold<T>(&mut self, cx: &Context<T>) {
+        if self.held.is_none_or(|since| cx.now >= since + cx.timing.ttl) {
+            self.held = Some(cx.now);
+        }
+    }
+
+    /// It is named, or is about to be.
+    pub fn goes_on(&mut self) {
+        self.held = None;
+    }
+
+    /// Whether changes wait for it.
+    pub fn holds<T>(&self, cx: &Context<T>) -> bool {
+        self.held.is_some_and(|since| cx.now < since + cx.timing.ttl / 2)
+    }
+
     pub fn last(&self) -> u64 {
         self.answered + self.log.len() as u64
     }

@@ -2,14 +2,20 @@
 
 use super::change::Change;
 use super::channel::{Channel, Closing, ITEMS_AT_ONCE, Walk};
-use super::primary::Primary;
+use super::primary::{Primary, Stalled};
 use crate::core::context::Context;
-use crate::core::ids::{NodeId, NodeIds};
+use crate::core::ids::{NodeId, NodeIds, Time};
 use crate::core::message::{ChannelId, Effect, FeedAt, Item, Message};
 use crate::core::state::ShardState;
 use crate::core::table::Table;
 use crate::faults::{Rule, broken};
-use std::collections::VecDeque;
+
+/// Unanswered items up to which a walk goes on, so that both nodes are busy; and most of its parts in one turn, since beats
+/// must go on.
+const WALKED_AHEAD: usize = 1_024;
+const PARTS_AT_ONCE: usize = 4;
+/// TTLs for which no copy is begun with a node that did not get on with one of the shard.
+const STALLED: Time = 8;
 
 impl<T: Table> Primary<T> {
     /// CL9: the primary begins to hand the shard over to this node. Returns whether it can.
@@ -65,9 +71,59 @@ impl<T: Table> Primary<T> {
         let nodes: NodeIds = self.channels.iter().filter(is_late).map(|channel| channel.to).collect();
         let in_sync = nodes.iter().filter(|node| self.base.map.in_sync.has(*node)).collect::<NodeIds>();
         // Who counts is not given up.
-        nodes.iter().for_each(|node| self.give_up(cx, node));
+        let others: NodeIds = nodes.iter().filter(|node| !self.counts(cx.me, *node)).collect();
+        for node in others.iter() {
+            // It has begun, and does not get on: it has no room, say.
+            let (now, until) = (cx.now, cx.now + STALLED * cx.timing.ttl);
+            let channel = self.channel(node).filter(|channel| channel.answered > 0);
+            let stalled = channel.map(|channel| Stalled { node, life: channel.life, until });
+            self.stalled.retain(|stalled| stalled.node != node && now < stalled.until);
+            self.stalled.extend(stalled);
+            self.give_up(cx, node);
+        }
         if !in_sync.is_empty() {
             self.leave_out(cx, in_sync);
+        }
+    }
+
+    /// CL20: whether nothing is known that would keep a node from getting a copy.
+    pub(in crate::core) fn gets_on(&self, cx: &Context<T>, node: NodeId) -> bool {
+        let is_it = |stalled: &Stalled| {
+            stalled.node == node && stalled.life == cx.life_of(node) && cx.now < stalled.until
+        };
+        let is_in = self.base.map.in_sync.has(node);
+        is_in || !self.stalled.iter().any(is_it)
+    }
+
+    /// Until when a node is passed over that did not get on.
+    pub(in crate::core) fn stalled_until(&self, node: NodeId) -> Option<Time> {
+        self.stalled.iter().find(|stalled| stalled.node == node).map(|stalled| stalled.until)
+    }
+
+    /// CL21: standbys that have another life have what they had answered, and begin anew with the rest.
+    pub(super) fn begin_anew(&mut self, cx: &mut Context<T>) {
+        for index in 0..self.channels.len() {
+            let Channel { to, life, id: before, answered, .. } = self.channels[index];
+            if !self.base.map.in_sync.has(to) || life == cx.life_of(to) {
+                continue;
+            }
+            let is_left = |(id, number): &(ChannelId, u64)| *id == before && *number > answered;
+            let after = self.feed_at(cx, |change| !change.numbers.iter().any(is_left));
+            let mut channel = Channel::new(cx, to, self.base.map.epoch, None);
+            channel.push(cx, self.base.shard, Item::Begin { after });
+            // What it had set aside beyond its entries it has forgotten.
+            let room = self.base.used + cx.room.growth_of(self.base.used);
+            let first = channel.push(cx, self.base.shard, Item::Room(room));
+            let is_sent = !broken(Rule::ForgottenAtStart);
+            for item in std::mem::take(&mut self.channels[index].log).into_iter().filter(|_| is_sent) {
+                channel.push(cx, self.base.shard, item);
+            }
+            for change in &mut self.busy {
+                change.numbers.retain(|place| place.0 != before || is_left(place) && is_sent);
+                let left = change.numbers.iter_mut().filter(|(id, _)| *id == before);
+                left.for_each(|place| *place = (channel.id, first + place.1 - answered));
+            }
+            self.channels[index] = channel;
         }
     }
 
@@ -101,24 +157,16 @@ impl<T: Table> Primary<T> {
     /// A new primary's channels to those in sync.
     pub(super) fn begin_channels(&mut self, cx: &mut Context<T>) {
         for to in self.base.map.in_sync.clone().without(cx.me).iter() {
-            let after = self.feed_at(cx);
+            let after = self.feed_at(cx, |_| true);
             self.open_channel(cx, to, Item::Begin { after }, None);
         }
     }
 
     fn open_channel(&mut self, cx: &mut Context<T>, to: NodeId, item: Item, walk: Option<Walk<T::Cursor>>) {
-        let id = cx.outbox.new_channel(self.base.map.epoch);
-        let mut channel = Channel {
-            to,
-            id,
-            log: VecDeque::new(),
-            answered: 0,
-            since: cx.now,
-            sent: cx.now,
-            walk,
-            room: None,
-            asked_room: None,
-        };
+        let mut channel = Channel::new(cx, to, self.base.map.epoch, walk);
+        if let Item::Join { room, .. } = item {
+            channel.asked_room = Some((room, 1, cx.now));
+        }
         channel.push(cx, self.base.shard, item);
         self.channels.push(channel);
     }
@@ -135,7 +183,7 @@ impl<T: Table> Primary<T> {
             let under_way = self.busy.iter().flat_map(|change| &change.stores);
             let left = under_way.map(|(key, _)| key.clone()).collect();
             let walk = Walk { from: None, is_over: false, left, last: 1 };
-            let after = self.feed_at(cx);
+            let after = self.feed_at(cx, |_| true);
             // Where entries leave, the shard may grow that far while it is copied.
             let room = if cx.room.evicts { self.base.used.max(self.base.room) } else { self.base.used };
             self.open_channel(cx, to, Item::Join { room, after }, Some(walk));
@@ -143,11 +191,11 @@ impl<T: Table> Primary<T> {
         is_ready
     }
 
-    /// The place of the last change that was begun (CL18).
-    pub(super) fn feed_at(&self, cx: &Context<T>) -> FeedAt {
+    /// The place of the last change that was begun, and is there (CL18).
+    fn feed_at(&self, cx: &Context<T>, is_there: impl Fn(&Change) -> bool) -> FeedAt {
         let last = cx.feed.last(self.base.shard).unwrap_or_default();
-        let has_effect = |change: &&Change| change.effect != Effect::Nothing;
-        match self.busy.iter().filter(has_effect).count() as u64 {
+        let counts = |change: &&Change| change.effect != Effect::Nothing && is_there(change);
+        match self.busy.iter().filter(counts).count() as u64 {
             0 => last,
             _ if broken(Rule::UnderWayUncounted) => last,
             under_way => FeedAt { epoch: self.base.map.epoch, number: last.number + under_way },
@@ -167,7 +215,7 @@ impl<T: Table> Primary<T> {
             if self.channels[index].room.is_some_and(|room| room < self.base.used + self.base.used / 16) {
                 self.ask_room(cx, index, self.base.used);
             }
-            let channel = &self.channels[index];
+            let channel = &mut self.channels[index];
             let Some(walk) = &channel.walk else { continue };
             if !walk.is_over || !walk.left.is_empty() {
                 continue;
@@ -179,7 +227,11 @@ impl<T: Table> Primary<T> {
             let is_enough = broken(Rule::WalkIsEnough) && channel.answered >= walk.last;
             let has_room = channel.room.is_some_and(|room| room >= self.base.used);
             let any_room = broken(Rule::NoRoomHeld) || broken(Rule::RefusedLate);
+            if !is_whole && has_room && channel.answered >= walk.last && !broken(Rule::NewcomerStarved) {
+                channel.hold(cx);
+            }
             if (is_whole || is_enough) && (has_room || any_room) && self.base.transaction.is_none() {
+                channel.goes_on();
                 if broken(Rule::NewcomerForgotten) {
                     self.growing = NodeIds::default();
                 }
@@ -191,26 +243,36 @@ impl<T: Table> Primary<T> {
             let in_sync = self.base.map.in_sync.clone().and(&self.growing);
             let waits = self.now_waits(cx);
             self.base.transact(cx, ShardState { in_sync, waits, ..self.base.map.clone() }, None);
+            // Those that were held.
+            self.progress(cx);
         }
     }
 
     /// The next keys of a walk. Each goes under the lock that orders its changes: none is under way.
     pub(super) fn walk_some(&mut self, cx: &mut Context<T>, index: usize) {
-        let channel = &mut self.channels[index];
-        let Some(walk) = &mut channel.walk else { return };
         // What it has set aside is known with its first answer.
-        if channel.answered == 0 {
+        if self.channels[index].answered == 0 {
             return;
         }
+        for _ in 0..PARTS_AT_ONCE {
+            if self.channels[index].log.len() < WALKED_AHEAD {
+                self.walk_part(cx, index);
+            }
+        }
+    }
+
+    fn walk_part(&mut self, cx: &mut Context<T>, index: usize) {
+        let channel = &mut self.channels[index];
+        let Some(walk) = &mut channel.walk else { return };
         if walk.left.len() < ITEMS_AT_ONCE && !walk.is_over {
             let (keys, next) = cx.memory.table.walk(self.base.shard, walk.from.take());
             walk.left.extend(keys);
             walk.is_over = next.is_none();
             walk.from = next;
         }
-        let mut sent = 0;
-        for _ in 0..walk.left.len() {
-            if channel.is_full() || sent == ITEMS_AT_ONCE {
+        let (mut sent, left) = (0, walk.left.len());
+        for _ in 0..left {
+            if channel.log.len() >= WALKED_AHEAD || sent == ITEMS_AT_ONCE {
                 break;
             }
             let Some(walk) = &mut channel.walk else { break };

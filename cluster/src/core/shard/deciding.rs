@@ -1,6 +1,5 @@
 //! As primary: what becomes of a request is decided, step by step, as its key is now.
 
-use super::channel::Channel;
 use super::primary::{Fits, Primary};
 use crate::core::context::Context;
 use crate::core::message::{
@@ -31,8 +30,8 @@ pub(super) enum Decided {
 impl<T: Table> Primary<T> {
     /// What a request comes to, as its key is now.
     pub(super) fn decide(&mut self, cx: &mut Context<T>, peer: Peer, request: &Request) -> Decided {
-        let is_full = self.channels.iter().any(Channel::is_full);
-        if cx.now < self.first || self.closing.is_some() || is_full {
+        let has_room = self.channels.iter().all(|channel| !channel.is_full() && !channel.holds(cx));
+        if cx.now < self.first || self.closing.is_some() || !has_room {
             return Decided::Wait;
         }
         let result_key = request.id.map(|id| ResultKey::new(self.base.shard, id.lane).0);

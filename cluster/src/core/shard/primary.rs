@@ -80,6 +80,14 @@ impl<C> Eviction<C> {
     }
 }
 
+/// A newcomer, in this life, whose copy did not get on: no other one is begun until then.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stalled {
+    pub node: NodeId,
+    pub life: Option<u64>,
+    pub until: Time,
+}
+
 /// A shard's primary in one epoch.
 #[derive(Debug)]
 pub struct Primary<T: Table> {
@@ -90,6 +98,8 @@ pub struct Primary<T: Table> {
     pub(super) waiting: VecDeque<(Peer, Request)>,
     pub(super) channels: Vec<Channel<T::Cursor>>,
     pub(super) closing: Option<Closing>,
+    /// Newcomers whose copies did not get on.
+    pub(super) stalled: Vec<Stalled>,
     /// Newcomers that etcd may have named.
     pub(super) growing: NodeIds,
     pub(super) eviction: Eviction<T::Cursor>,
@@ -106,6 +116,7 @@ impl<T: Table> Primary<T> {
             waiting: VecDeque::new(),
             channels: Vec::new(),
             closing: None,
+            stalled: Vec::new(),
             growing: NodeIds::default(),
             eviction: Eviction::default(),
             first,
@@ -143,8 +154,8 @@ impl<T: Table> Primary<T> {
 
     /// Whether it may begin a change by itself, now.
     pub(in crate::core) fn may_change(&self, cx: &Context<T>) -> bool {
-        let is_full = self.channels.iter().any(Channel::is_full_of_own);
-        self.leads(cx) && cx.now >= self.first && !is_full
+        let has_room = self.channels.iter().all(|channel| !channel.is_full_of_own() && !channel.holds(cx));
+        self.leads(cx) && cx.now >= self.first && has_room
     }
 
     /// The channel to a node.
@@ -176,6 +187,7 @@ impl<T: Table> Primary<T> {
         if self.closing.is_none() && !cx.memory.page.words[usize::from(self.base.shard)].is_open {
             self.base.set_word(cx, true);
         }
+        self.begin_anew(cx);
         self.channels.iter_mut().for_each(|channel| channel.resend(cx, self.base.shard));
         self.progress(cx);
         if self.closing.is_some() {

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// What a node is for a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
-    /// Nothing, or a newcomer.
+    /// Nothing, or a newcomer; or in sync, as etcd says, and not heard from its primary since it started (CL21).
     None,
     /// In sync.
     Standby,
@@ -92,6 +92,8 @@ impl<T: Table> Replica<T> {
     pub fn role(&self) -> Role {
         match self {
             Replica::Away(_) => Role::None,
+            // CL21: whoever goes by it is to wait.
+            Replica::Standby(base) if !base.is_confirmed() => Role::None,
             Replica::Standby(_) => Role::Standby,
             Replica::Primary(_) => Role::Primary,
             Replica::Again(_) => Role::Again,
