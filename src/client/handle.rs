@@ -1,4 +1,4 @@
-//! One thread's path to a server, as each fabric makes it.
+//! One thread's path to a server, which each fabric implements.
 
 use super::error::{AskError, GetError};
 use super::stats::ClientStats;
@@ -17,9 +17,8 @@ pub(crate) const RETRY_MAX: Duration = Duration::from_millis(100);
 /// An attempt to reconnect that gets no answer ends after this time. Another one follows.
 pub(crate) const ATTEMPT_MAX: Duration = Duration::from_secs(2);
 
-/// One thread's path to a server: what each fabric implements for a [`Client`](crate::Client), whose methods
-/// state the guarantees. A clone is for another thread. It shares what can be shared and has no connection
-/// yet.
+/// One thread's path to a server. Each fabric implements it for a [`Client`](crate::Client), whose methods state the
+/// guarantees. A clone is for another thread. It shares what can be shared, and has no connection yet.
 pub(super) trait Handle: Clone {
     /// The process that made the client.
     fn process(&self) -> Process;
@@ -27,7 +26,7 @@ pub(super) trait Handle: Clone {
     /// The geometry of the table being read.
     fn geometry(&self) -> &Geometry;
 
-    /// Times it switched to a new region, or reconnected.
+    /// Times that it switched to a new region, or reconnected.
     fn reattached(&self) -> u64;
 
     /// How long its GETs of one key took, if it takes the time.
@@ -38,7 +37,7 @@ pub(super) trait Handle: Clone {
         0
     }
 
-    /// A GET has found a key, by another way than [`Handle::get_many`].
+    /// Notes that a GET has found a key, by another way than [`Handle::get_many`].
     fn note(&mut self, _key: &[u8]) {}
 
     /// Hands each key's outcome to `answers`, in any order, until it breaks off.
@@ -50,9 +49,8 @@ pub(super) trait Handle: Clone {
         stats: &mut ClientStats,
     ) -> Result<ControlFlow<()>, GetError>;
 
-    /// Sends requests and appends their replies to `replies`, in order, also those that came before an
-    /// error. Connects if there is no connection. A connection that failed is not used again. Adds its
-    /// counts to `stats`.
+    /// Sends requests and appends their replies to `replies`, in order, including those that came before an error.
+    /// Connects if there is no connection. A connection that failed is not used again. Adds its counts to `stats`.
     fn converse(
         &mut self,
         requests: &[Request<'_>],
@@ -65,8 +63,7 @@ pub(super) trait Handle: Clone {
     fn disconnect(&mut self);
 }
 
-/// Until when a client waits for the server. Each answer renews it: it bounds the time without
-/// progress.
+/// Until when a client waits for the server. Each answer renews it, so it bounds the time without progress.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     pub at: Instant,
@@ -74,12 +71,12 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// So long from now.
+    /// A deadline this long from now.
     pub fn within(allowed: Duration) -> Deadline {
         Deadline { at: Instant::now() + allowed, allowed }
     }
 
-    /// After an answer: as long again, but no less than was left.
+    /// Renews the deadline after an answer: it is as long again, but no less than was left.
     pub fn renew(&mut self) {
         self.at = self.at.max(Instant::now() + self.allowed);
     }

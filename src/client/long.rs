@@ -1,4 +1,4 @@
-//! What a client does that waits for memory of long values, or compares a long value itself.
+//! Waiting for memory of long values, and comparing a long value in the client.
 
 use super::error::{AskError, GetError, MutateError};
 use super::stats::is_busy;
@@ -9,12 +9,11 @@ use crate::outcome::{PutError, SwapOutcome};
 use crate::wire::{Reply, Request};
 use std::time::{Duration, Instant};
 
-/// The pause before a request is repeated that found the memory waiting for readers: it doubles from the
-/// first to the last.
+/// The pause before a request is repeated whose memory still waits for readers. It doubles from the first to the last.
 const HEAP_PAUSE_FIRST: Duration = Duration::from_micros(100);
 const HEAP_PAUSE_MAX: Duration = Duration::from_millis(10);
-/// Most attempts of a compare-and-swap. Each one that fails was overtaken by a change that succeeded, or by
-/// a move of the value.
+/// The most attempts of a compare-and-swap. Each attempt that fails was overtaken by a change that succeeded, or by a
+/// move of the value.
 pub(super) const SWAP_ROUNDS_MAX: u32 = 1000;
 /// Waits for memory of long values, until a deadline.
 #[derive(Debug)]
@@ -29,7 +28,7 @@ impl HeapWait {
         HeapWait { begun: Instant::now(), pause: HEAP_PAUSE_FIRST, deadline }
     }
 
-    /// Sleeps for a while. Returns `false`, and does not sleep, if the deadline comes before.
+    /// Sleeps for a while. Returns `false`, and does not sleep, if the deadline comes first.
     pub fn again(&mut self) -> bool {
         if Instant::now() + self.pause >= self.deadline || sleeps_until(self.deadline).is_none() {
             return false;
@@ -39,7 +38,7 @@ impl HeapWait {
         true
     }
 
-    /// After progress: it waits so long from now.
+    /// Renews the deadline after progress: it is this long from now.
     pub fn renew(&mut self, within: Duration) {
         self.deadline = Instant::now() + within;
     }
@@ -54,7 +53,7 @@ impl HeapWait {
 }
 
 impl Client {
-    /// Makes a request, again and again while memory for its value waits for readers.
+    /// Makes a request, and repeats it while memory for its value waits for readers.
     pub(super) fn ask_until_free(
         &mut self,
         request: &Request<'_>,
@@ -78,9 +77,9 @@ impl Client {
         }
     }
 
-    /// A compare-and-swap with an expected value that does not fit a frame (X7): the client reads the value
-    /// and compares it, and the server swaps if the slot still names that extent. Where another change, or a
-    /// move of the value, came between, it begins again.
+    /// A compare-and-swap with an expected value that does not fit a frame (X7). The client reads the value and
+    /// compares it, and the server swaps if the slot still names that extent. If another change, or a move of the
+    /// value, came between, it begins again.
     pub(super) fn swap_seen(
         &mut self,
         key: &[u8],
@@ -88,7 +87,7 @@ impl Client {
         value: Option<&[u8]>,
         deadline: Instant,
     ) -> Result<SwapOutcome, MutateError> {
-        // Whatever the look finds, it is the table of a server that is there.
+        // Whatever the look finds is of the table of a server that is there.
         match self.ask(&Request::UploadDrop, deadline)? {
             Reply::Taken => {}
             _ => return Err(self.unexpected().into()),
@@ -117,7 +116,7 @@ impl Client {
         }
     }
 
-    /// The value as it is stored, and the extent in which it is, if it is not in its slot. By READs.
+    /// The value as it is stored, and its extent, if it is not in its slot. By READs.
     #[expect(clippy::type_complexity, reason = "absent, or a value and its place")]
     pub(super) fn look(&mut self, key: &[u8]) -> Result<Option<(Vec<u8>, Option<Reference>)>, MutateError> {
         let mut value = Vec::new();
@@ -126,7 +125,7 @@ impl Client {
         });
         match found {
             Ok(found) => {
-                // The change may end with it.
+                // The look may end the change.
                 self.publish();
                 Ok(found.map(|extent| (value, extent)))
             }
@@ -135,7 +134,7 @@ impl Client {
     }
 }
 
-/// Why a change did not happen that could not look.
+/// The error of a change whose look failed.
 fn not_seen(error: GetError) -> MutateError {
     match error {
         GetError::KeyLength { given, max } => MutateError::KeyLength { given, max },

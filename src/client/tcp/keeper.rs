@@ -1,12 +1,12 @@
-//! Keeps an owner there over TCP while its client asks for nothing (I5): a thread with a connection of its own, which is a
-//! session as any other. When the server hangs up, the thread connects again.
+//! Keeps a session of an owner over TCP while its client makes no requests (I5): a thread with a connection of its own,
+//! which is a session as any other. When the server hangs up, the thread connects again.
 //!
 //! | there is | it waits for | then |
 //! |---|---|---|
 //! | a connection | the server to hang up | an attempt |
 //! | none | the end of a pause | an attempt: it connects, or fails; or the server says that the owner is gone, and the thread ends |
 //!
-//! It ends with the client's last handle. Nobody waits for that.
+//! It ends with the client's last handle. Nobody waits for its end.
 
 use super::connection::TcpConnection;
 use super::shared::TcpShared;
@@ -30,7 +30,7 @@ pub(super) struct OwnerKeeper {
 }
 
 impl OwnerKeeper {
-    /// Starts it for a client that a server has taken as its owner.
+    /// Starts the thread for a client that a server has taken as its owner.
     ///
     /// # Errors
     /// When the process has no descriptor, thread or memory left.
@@ -50,7 +50,7 @@ impl Drop for OwnerKeeper {
     }
 }
 
-/// Keeps the owner of a client there, until `end` is shut down.
+/// Keeps the session of a client's owner, until `end` is shut down.
 fn keep(shared: &Weak<TcpShared>, end: &UnixStream) {
     let (mut connection, mut pause) = (None::<TcpConnection>, RETRY_FIRST);
     loop {

@@ -1,5 +1,5 @@
-//! The client's path over TCP: every GET is a request, and goes over the same connection as changes do. A handle
-//! has one connection. One that failed is replaced, and GETs that were under way are asked again.
+//! The client's path over TCP: every GET is a request, over the same connection as changes. A handle has one
+//! connection. If it fails, another one replaces it, and GETs under way are asked again.
 
 mod connection;
 mod gets;
@@ -32,7 +32,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Most connections that one call may lose.
+/// The most connections that one call may lose.
 const FAILURES_MAX: u32 = 8;
 
 /// One thread's path to the server.
@@ -42,11 +42,11 @@ pub(super) struct TcpHandle {
     connection: Option<TcpConnection>,
     /// The geometry of the last connection, of this handle or of the one that it was cloned from.
     geometry: Arc<Geometry>,
-    /// How long GETs of one key took, if that is asked for.
+    /// How long GETs of one key took, if the client takes the time.
     times: Option<Box<TimeCounts>>,
-    /// Times it got a connection.
+    /// The number of connections that it had.
     connected: u64,
-    /// Ends with the last handle. `None` of a client that puts as nobody.
+    /// The keeper ends with the last handle. `None` of a client without an owner.
     keeper: Option<Arc<OwnerKeeper>>,
 }
 
@@ -72,7 +72,7 @@ impl TcpHandle {
         })
     }
 
-    /// As which owner it puts.
+    /// The owner as which the client puts.
     pub fn owner(&self) -> Option<&OwnOwner> {
         self.shared.owner.as_ref()
     }
@@ -84,7 +84,7 @@ impl TcpHandle {
 
     // ---- GETs -----------------------------------------------------------------------------------
 
-    /// (Apart, so that a GET on shm has no more registers to save.)
+    /// (Out of line, so that a GET on shm has no more registers to save.)
     #[inline(never)]
     pub fn get_into(
         &mut self,
@@ -110,7 +110,7 @@ impl TcpHandle {
             return Err(ConnectError::Forked { address: self.shared.address.clone() }.into());
         }
         let within = self.shared.options.deadline;
-        // A callback that panicked may have left replies on their way: they are not for this call.
+        // A callback that panicked may have left replies under way: they are not for this call.
         self.connection.take_if(|connection| connection.is_owed());
         let mut failures = 0;
         // Set at the first failure, because a batch may take longer than the deadline.
@@ -146,7 +146,7 @@ impl TcpHandle {
 
     // ---- connections ----------------------------------------------------------------------------
 
-    /// Makes sure that there is a connection, with attempts until the deadline.
+    /// Connects if there is no connection, with attempts until the deadline.
     fn connect_until(&mut self, deadline: Instant) -> Result<(), ConnectError> {
         if self.connection.is_some() {
             return Ok(());
@@ -234,7 +234,7 @@ impl Handle for TcpHandle {
                 },
             );
             match sent {
-                // It was another server that would not have taken them.
+                // Another server would have refused them.
                 Err(LinkError::HungUp) if !has_sent && Instant::now() < deadline.at => self.disconnect(),
                 result => return result.map_err(|error| self.lost(error)),
             }

@@ -40,7 +40,7 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Most connections that one call may lose.
+/// The most connections that one call may lose.
 const FAILURES_MAX: u32 = 8;
 
 /// One thread's path to the server.
@@ -60,14 +60,14 @@ pub(crate) struct VerbsHandle {
     /// Directory entries of that table, if it grows.
     entries: KnownEntries,
     counts: QueueCounts,
-    /// How long GETs of one key took, if that is asked for.
+    /// How long GETs of one key took, if the client takes the time.
     times: Option<Box<TimeCounts>>,
-    /// Times it got a connection, or a seat on one.
+    /// The number of connections, or seats on one, that it had.
     connected: u64,
     next_id: u64,
 }
 
-/// What the handles of one client share.
+/// The state that the handles of one client share.
 #[derive(Debug)]
 struct VerbsShared {
     process: Process,
@@ -79,7 +79,7 @@ struct VerbsShared {
     station: Mutex<Option<Arc<Station>>>,
     /// The shared queue pairs. `None` where each handle has its own.
     pairs: Option<Arc<SharedPairs>>,
-    /// As which owner it puts.
+    /// The owner as which the client puts.
     owner: Option<OwnOwner>,
 }
 
@@ -95,7 +95,7 @@ impl VerbsShared {
         opened
     }
 
-    /// Makes a connection for changes a session of the owner, if the client puts as one.
+    /// Makes a connection for changes a session of the owner, if the client has one.
     fn begin_owner(&self, connection: &mut Connection, deadline: Instant) -> Result<(), SetupError> {
         let Some(owner) = &self.owner else { return Ok(()) };
         let (request, mut replies) = (owner.request(), Vec::new());
@@ -122,7 +122,7 @@ impl VerbsShared {
 }
 
 impl VerbsHandle {
-    /// As which owner it puts.
+    /// The owner as which the client puts.
     pub(in crate::client) fn owner(&self) -> Option<&OwnOwner> {
         self.shared.owner.as_ref()
     }
@@ -313,7 +313,7 @@ impl VerbsHandle {
         }
     }
 
-    /// Makes sure that there is a connection for READs, until the deadline.
+    /// Connects for READs if there is no connection, until the deadline.
     fn ready_to_read(&mut self, deadline: Instant) -> Result<(), SetupError> {
         let Some(pairs) = &self.shared.pairs else { return self.connected(deadline) };
         if self.seat.as_ref().is_some_and(|seat| !seat.has_failed()) {
@@ -330,7 +330,7 @@ impl VerbsHandle {
         Ok(())
     }
 
-    /// Makes sure that the handle has a connection, until the deadline.
+    /// Connects the handle if it has no connection, until the deadline.
     fn connected(&mut self, deadline: Instant) -> Result<(), SetupError> {
         if self.connection.is_none() {
             // Where queue pairs are shared, this connection carries no READs.
@@ -368,7 +368,7 @@ impl VerbsHandle {
 
     // ---- changes --------------------------------------------------------------------------------
 
-    /// Sends requests over a connection that no other handle uses, with no more per message than fit.
+    /// Sends requests over a connection that no other handle uses, in messages of at most their longest length.
     fn converse_alone(
         &mut self,
         requests: &[Request<'_>],
@@ -379,14 +379,14 @@ impl VerbsHandle {
         loop {
             let mut has_sent = false;
             match self.converse_once(requests, deadline, replies, &mut has_sent, counts) {
-                // It was another server that would not have taken them.
+                // Another server would have refused them.
                 Err(AskError::ServerGone { .. }) if !has_sent && Instant::now() < deadline.at => {}
                 result => return result,
             }
         }
     }
 
-    /// Like `converse_alone`, over one connection. `has_sent`: whether it has sent any of the requests.
+    /// As `converse_alone`, over one connection. `has_sent` tells whether it has sent any of the requests.
     fn converse_once(
         &mut self,
         requests: &[Request<'_>],
@@ -407,14 +407,14 @@ impl VerbsHandle {
         }
         let Some(connection) = &mut self.connection else { return Err(self.late()) };
         let geometry = connection.geometry().clone();
-        // An extension's requests are handled in any order: pieces of a value have one.
+        // An extension may handle requests in any order, but the pieces of a value have an order.
         let piece_max = Some(wire::FRAME_VALUE_MAX).filter(|_| connection.extension().is_none());
         let server = (&*geometry, connection.level());
         let result = send_fitting(requests, server, piece_max, replies, has_sent, |requests, replies| {
             let sent = requests.len() as u64;
             // Keys and changes come in replies as long as a message.
             let is_feed = matches!(requests, [Request::Feed(_)]);
-            // What goes as an extension's request is nobody's.
+            // Requests by an extension have no owner.
             let is_owner = self.shared.options.owner.is_some();
             if let Some(extension) = connection.extension().filter(|_| !is_feed && !is_owner) {
                 counts.extension += sent;
@@ -502,10 +502,10 @@ impl Handle for VerbsHandle {
     }
 }
 
-/// Hands on the answers of those keys of a batch that had none yet.
+/// Passes on the answers of those keys of a batch that had none yet.
 struct OpenAnswers<'a, A> {
     answers: &'a mut A,
-    /// These keys, by their numbers in the whole batch.
+    /// These keys, with their numbers in the whole batch.
     open: &'a [(usize, &'a [u8])],
     answered: &'a mut [bool],
     flow: ControlFlow<()>,
