@@ -1,4 +1,4 @@
-//! A node sees to it that the shards that it serves have the copies that they should have, where they should be.
+//! A primary makes sure that its shards have their copies, at the right nodes.
 
 use crate::core::context::{Context, Seen};
 use crate::core::etcd::{EtcdAnswer, EtcdValue};
@@ -10,18 +10,19 @@ use crate::core::table::Table;
 /// Most shards that are copied to newcomers at once.
 const JOINS_MAX: usize = 4;
 
-/// Who should have copies, and when that was looked at last.
+/// The nodes that should have copies, and when that was last checked.
 #[derive(Debug, Default)]
 pub(super) struct Placing {
     copies: u8,
     wishes: Wishes,
     placed: Option<Time>,
-    /// With which shard it begins: else some that find no room at others would be tried for ever, and the rest never.
+    /// The shard with which the next check begins. Otherwise shards that find no room elsewhere would be tried for
+    /// ever, and the rest never.
     from: usize,
 }
 
 impl Placing {
-    /// What is wanted, if the answer says so.
+    /// Takes the operator's wishes, if the answer has them.
     pub fn learn(&mut self, answer: &EtcdAnswer) {
         for entry in &answer.entries {
             match &entry.value {
@@ -32,7 +33,7 @@ impl Placing {
         }
     }
 
-    /// Asks for what is missing, when it is due. `leaves`: the node is about to stop.
+    /// Asks for missing copies, when that is due. `leaves`: the node is about to stop.
     pub fn tick<T: Table>(&mut self, cx: &mut Context<T>, replicas: &mut [Replica<T>], leaves: bool) {
         let place = cx.timing.place;
         if place == 0 || !cx.is_good() || !cx.is_due(self.placed, place) {
@@ -58,7 +59,7 @@ impl Placing {
         let (before, from) = replicas.split_at_mut(self.from);
         for replica in from.iter_mut().chain(before) {
             let wanted = &ranked[usize::from(replica.shard())];
-            // Who leaves keeps its copy, for when it starts again, and serves nothing.
+            // A node that leaves keeps its copy for its next start, and serves nothing.
             let stays = |node: &NodeId| !leaving.has(*node);
             let first = wanted.iter().copied().find(stays);
             if replica.role() == Role::None && first == Some(cx.me) {
