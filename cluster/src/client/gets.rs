@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// A key of a batch, and where it stands among those that were asked for.
+/// A key of a batch, with its index in the caller's list.
 #[derive(Debug)]
 struct BatchKey<'k> {
     at: usize,
@@ -30,11 +30,11 @@ impl AsRef<[u8]> for BatchKey<'_> {
 struct Batch<'k> {
     route: &'k Route,
     keys: Vec<BatchKey<'k>>,
-    /// Values that another thread has READ: where each stands among those that were asked for.
+    /// Values that another thread has READ, each with its index in the caller's list.
     found: Vec<(usize, Option<Vec<u8>>)>,
-    /// Where keys stand that could not be READ, and why.
+    /// Indexes of keys that could not be READ, and why.
     failed: Vec<(usize, KeyError)>,
-    /// Whether a lease lasted after all had landed (CL4), or why nothing was READ.
+    /// Whether the lease lasted after all values had landed (CL4), or why nothing was READ.
     is_leased: Result<bool, Why>,
 }
 
@@ -44,7 +44,7 @@ impl<'k> Batch<'k> {
         Batch { route, keys: Vec::with_capacity(keys), found, failed, is_leased: Ok(false) }
     }
 
-    /// What is seen counts only with the lease; without one all keys are READ again, and seen again.
+    /// READs the keys. The values count only with the lease. Without one, all keys are READ and passed to `see` again.
     fn read(&mut self, client: &mut Client, mut see: impl FnMut(usize, Option<Vec<u8>>)) {
         let Batch { route: Route { node, lease, .. }, keys, failed, .. } = self;
         let read = look_at(client, *node, |client| {
@@ -75,7 +75,7 @@ fn why(error: impl Display) -> Why {
     error.to_string().into()
 }
 
-/// READs at a table, and looks whether it is this node's: one at the same address may be another's by now.
+/// READs at a table, and checks that it is this node's: another node may have the address by now.
 #[inline]
 fn look_at<T, E: Display>(
     client: &mut Client,
@@ -102,7 +102,7 @@ impl Tables {
         Tables { shared, clients: Vec::new() }
     }
 
-    /// READs at a shard's primary. What was found counts if a lease lasts after it has landed (CL4).
+    /// READs at a shard's primary. The value counts if a lease lasts after it has landed (CL4).
     #[inline]
     pub(super) fn read<T, E: Display>(
         &mut self,
@@ -114,8 +114,8 @@ impl Tables {
         if lease.lasts(clock::now()) { Ok(found) } else { Err(self.want_lease(route)) }
     }
 
-    /// Sees to it that somebody READs the node's page. Who did may have given up while the node was away. Returns what is
-    /// missing.
+    /// Makes sure that a thread READs the node's page. An earlier thread may have given up while the node was away.
+    /// Returns what is missing.
     #[cold]
     fn want_lease(&mut self, route: &Route) -> Why {
         let is_kept = lock(&self.shared.tables).contains_key(&route.node);
@@ -132,7 +132,7 @@ impl Tables {
         }
     }
 
-    /// READs batches, each at its node: over a wire at all nodes at once, in memory one after the other.
+    /// READs batches, each at its node: over a network at all nodes at once, in shared memory one after the other.
     fn read_each(&mut self, batches: &mut [Batch<'_>], values: &mut [Option<Vec<u8>>]) {
         for batch in batches.iter_mut().filter(|batch| batch.route.lease.is_some()) {
             batch.is_leased = self.connect(batch.route.node, batch.route.place).map(|_| false);
@@ -154,7 +154,7 @@ impl Tables {
         };
         if threads > 0 {
             std::thread::scope(|scope| {
-                // Where no thread can be had, this one reads all.
+                // If no thread can be started, this one READs all.
                 for _ in 1..threads {
                     if std::thread::Builder::new().spawn_scoped(scope, read_all).is_err() {
                         break;
@@ -171,7 +171,7 @@ impl Tables {
         }
     }
 
-    /// READs at a node, whatever it is by now for a shard.
+    /// READs at a node, whatever its role for a shard.
     #[inline]
     fn look<T, E: Display>(
         &mut self,
@@ -190,7 +190,7 @@ impl Tables {
         looked
     }
 
-    /// A client of a node's table, which is connected if it was not.
+    /// The client of a node's table. Connects if it is not connected.
     #[cold]
     fn connect(&mut self, node: NodeId, place: usize) -> Result<&mut Client, Why> {
         if self.clients.len() <= place {
@@ -205,7 +205,8 @@ impl Tables {
 }
 
 impl ClusterClient {
-    /// A key's value, or `None`: linearizable. One READ at the primary, and while no lease covers its shard, a wait for one.
+    /// Returns a key's value, or `None`: linearizable. One READ at the primary. While no lease covers the shard, waits
+    /// for one.
     ///
     /// # Errors
     /// [`ClusterError::Invalid`]; [`ClusterError::Unavailable`] after
@@ -216,14 +217,14 @@ impl ClusterClient {
         Ok(is_there.then_some(value))
     }
 
-    /// The same, into `value`, which is cleared first. Whether the key is there.
+    /// As [`ClusterClient::get`], into `value`, which is cleared first. Returns whether the key is there.
     ///
     /// # Errors
     /// As [`ClusterClient::get`].
     pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, ClusterError> {
         let shard = self.check(key, 0)?;
         value.clear();
-        // What is usual stands apart, without what other tries need.
+        // The usual case stands apart, without the state of further tries.
         if let Some(route) = self.routes.load().of(shard)
             && let Ok(is_there) = self.tables.read(route, |client| client.get_into(key, value))
         {
@@ -239,11 +240,12 @@ impl ClusterClient {
         })
     }
 
-    /// Values of many keys: one READ each, many at once at each node. Over a wire all nodes are READ at once, each by a thread of
-    /// its own for as long as the call lasts; tables in memory are READ one after the other.
+    /// Returns the values of many keys: one READ each, many at once at each node. Over a network all nodes are READ at
+    /// once, each by a thread of its own for the duration of the call. Tables in shared memory are READ one after the
+    /// other.
     ///
     /// # Errors
-    /// As [`ClusterClient::get`], for any of them.
+    /// As [`ClusterClient::get`], for any of the keys.
     pub fn get_many<K: AsRef<[u8]>>(&mut self, keys: &[K]) -> Result<Vec<Option<Vec<u8>>>, ClusterError> {
         let (config, mut shards) = (&self.shared.config, std::mem::take(&mut self.shards));
         shards.clear();
@@ -253,7 +255,7 @@ impl ClusterClient {
         }
         let mut values = vec![None; keys.len()];
         let mut begun = None;
-        // All at one node: its table takes the keys as they are.
+        // All keys are at one node: its table takes them as they are.
         if let Some(route) = self.routes.load().of_all(&shards) {
             let read = self.tables.read(route, |client| {
                 client.get_many_with(keys, |at, value| match value {
@@ -275,7 +277,7 @@ impl ClusterClient {
         Ok(values)
     }
 
-    /// The same, of keys at several nodes, and again until all are known.
+    /// READs keys at several nodes, and repeats that until all values are known.
     #[inline(never)]
     fn get_apart<K: AsRef<[u8]>>(
         &mut self,
@@ -332,8 +334,9 @@ impl ClusterClient {
         Ok(())
     }
 
-    /// A key's value in any whole copy of its shard, the primary's first: never torn, perhaps old, and it asks neither
-    /// for a lease nor for etcd. A copy that was once whole may have been left out since. `None` may be as old.
+    /// Returns a key's value from any complete copy of its shard, the primary's first. It is never torn, but may be
+    /// old: this asks neither for a lease nor for etcd. A copy that was once complete may have been left out since.
+    /// `None` may be as old.
     ///
     /// # Errors
     /// [`ClusterError::Invalid`]; [`ClusterError::Unavailable`] at once, if no copy can be READ.
@@ -352,8 +355,8 @@ impl ClusterClient {
         Err(ClusterError::Unavailable { shard, waited: begun.elapsed(), why: why.into() })
     }
 
-    /// Tries until a READ counts, or the time is over. When it was `begun` is noted when something has failed: before that
-    /// there is no look at the time, and the second try is made at once.
+    /// Repeats a READ until it counts, or the time is over. `begun` is set when the first try has failed: before that
+    /// the clock is not read, and the second try is made at once.
     pub(super) fn until_found<T>(
         &mut self,
         shard: ShardIx,

@@ -1,4 +1,4 @@
-//! READs of nodes' pages, so that there are leases (CL2): one thread for each node that a client READs.
+//! READs of nodes' pages, for leases (CL2): one thread for each node that a client READs.
 
 use super::Shared;
 use crate::clock;
@@ -8,7 +8,7 @@ use oneread::Client;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// READs a node's page some times a beat, for as long as there is a handle and the node is known.
+/// READs a node's page several times a beat, as long as there is a handle and the node is known.
 pub fn keep(shared: &Arc<Shared>, node: NodeId, client: Client) -> std::io::Result<()> {
     let shared = Arc::downgrade(shared);
     std::thread::Builder::new()
@@ -45,7 +45,7 @@ fn run(shared: &Weak<Shared>, node: NodeId, mut client: Client) {
             }
         };
         if !is_it || fails > 2 || !shared.knows(node) {
-            // Whoever wants to READ it connects anew, perhaps to another address of the node.
+            // The next READ connects again, perhaps to another address of the node.
             shared.lose_table(node);
             return;
         }
