@@ -107,13 +107,13 @@ impl Server {
         self.connect_with(None)
     }
 
-    /// The same for a command that carries values.
+    /// Connects for a command that carries values.
     pub fn connect_with(&self, encryption: Option<Encryption>) -> anyhow::Result<Client> {
         let options = self.options()?.encryption(encryption);
         self.waiting.connect(|| Client::connect_with(&self.at.address(), options.clone()))
     }
 
-    /// The same for a command that only reads: if no server answers, it reads the region file, and
+    /// Connects for a command that only reads: if no server answers, it reads the region file, and
     /// says so.
     pub fn connect_or_read(
         &self,

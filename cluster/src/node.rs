@@ -74,7 +74,7 @@ pub struct NodeConfig {
     pub server: ServerConfig,
     /// The addresses at which it takes requests and other nodes' changes: `host:port`. Port 0 is any free port.
     pub listen: Vec<String>,
-    /// The same addresses as other hosts reach them, if they differ.
+    /// These addresses as other hosts reach them, if they differ.
     pub advertise: Vec<String>,
     /// The table's addresses as other hosts reach them, if they differ: addresses for `oneread::Client`, the best
     /// first.

@@ -248,7 +248,7 @@ mod tests {
             assert_eq!(server.shared.region_stays(), region_stays);
             let shared = server.shared.clone();
             assert_eq!((phase(&shared), shared.is_stopping()), (Phase::Serving, false));
-            // The same steps as when the server is dropped.
+            // These are the steps of dropping the server.
             let ended = Ended::new(&shared.stopping, &mut server.threads);
             assert!(shared.is_stopping() && server.threads.is_empty());
             assert_eq!(phase(&shared), Phase::Serving);

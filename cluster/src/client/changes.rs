@@ -445,7 +445,7 @@ mod tests {
         assert!(hears(node, LAST_WORDS) && hears(other, LAST_WORDS) && hears(other, 2 * LAST_WORDS - AGAIN));
         // What was heard before was old: what is under way may yet be answered.
         assert!(hears(node, 2 * LAST_WORDS) && hears(None, 3 * LAST_WORDS));
-        // The same node has forgotten it in its next epoch.
+        // In its next epoch, the node has forgotten it.
         assert!(!hears(Some((NodeId(1), 3)), 4 * LAST_WORDS));
         assert!(matches!(change.end(LAST_WORDS), Err(ClusterError::Unknown { .. })));
         // With an id it is sent again.

@@ -288,7 +288,7 @@ mod tests {
         let issued = told.now;
         assert!(!told.page(A, 1, 1, OPEN));
         assert!(told.all().iter().all(Option::is_none));
-        // The same beat proves nothing.
+        // A page with an equal beat proves nothing.
         assert!(!told.page(A, 1, 1, OPEN));
         assert!(told.all().iter().all(Option::is_none));
         assert!(told.page(A, 1, 2, OPEN));
@@ -383,7 +383,7 @@ mod tests {
         told.page(A, 1, 1, OPEN);
         told.page(A, 1, 2, OPEN);
         let before = told.lease(0).unwrap();
-        // The same node has a new epoch of shard 0. Nothing is believed of it until its pages say so.
+        // The node has a new epoch of shard 0. Nothing is believed of it until its pages say so.
         told.shard(0, 2, Some(A));
         let [zero, one, two] = told.all();
         assert!(zero.is_none());

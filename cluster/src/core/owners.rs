@@ -198,7 +198,7 @@ mod tests {
         owners.hear(0, 7, 200);
         owners.forgive(201, 50);
         assert_eq!(heard(&owners), Some(201));
-        // The same session; another one; none.
+        // A store of this session; of another one; of none.
         owners.see(&entry(Some(Owner { leaves: true, ..owner })));
         assert!(owners.leaves(0, 7) && !owners.may_put(0, session(1)));
         assert_eq!(heard(&owners), Some(201));

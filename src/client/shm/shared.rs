@@ -439,7 +439,7 @@ pub(super) mod tests {
                 assert_eq!((known(), shared.gone_ns.load(Ordering::Relaxed)), ((4, 3), 7), "{who:?}");
             }
         }
-        // The same region on another device, or of another server, is a different one.
+        // A region on another device, or of another server, is a different one.
         for (at, other) in [(0, (2, 4, 1)), (1, (2, 4, 2))] {
             assert!(shared.publish(SeenVersion(3 + at), attachment_of(other), Publisher::Watcher));
             assert_eq!(known(), (4, 4 + at));
