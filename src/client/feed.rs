@@ -3,6 +3,7 @@
 use super::Client;
 use super::error::FeedError;
 use super::follow::{FeedPosition, FeedSource, Follower, GapCause, HeardItem, HeardValue};
+use super::tries::Backoff;
 use crate::base::setters::setters;
 use crate::index::{Changed, LeftCause};
 use crate::wire::{FeedRefusal, FeedReply, FeedRequest, SentKey, SentValue};
@@ -165,7 +166,7 @@ impl ChangeFeed {
     /// # Errors
     /// [`FeedError`]. No item is lost.
     pub fn next(&mut self, within: Duration) -> Result<Option<FeedItem>, FeedError> {
-        let (begun, mut pause) = (Instant::now(), PAUSE_FIRST);
+        let (begun, mut backoff) = (Instant::now(), Backoff::new(PAUSE_FIRST, PAUSE_MAX));
         loop {
             if let Some(heard) = self.follower.peek() {
                 self.asking.bring(heard)?;
@@ -178,8 +179,7 @@ impl ChangeFeed {
             if left.is_zero() {
                 return Ok(None);
             }
-            std::thread::sleep(pause.min(left));
-            pause = (2 * pause).min(PAUSE_MAX);
+            std::thread::sleep(backoff.take().min(left));
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::error::{AskError, GetError};
 use super::stats::ClientStats;
+use super::tries::{ATTEMPT_MAX, Failed, RETRY_FIRST, Repeatable, Tries};
 use crate::base::process::Process;
 use crate::base::times::TimeCounts;
 use crate::layout::geometry::Geometry;
@@ -10,12 +11,6 @@ use crate::wire::{Reply, Request};
 use std::error::Error;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
-
-/// The pause between attempts to reconnect: it doubles from the first to the last.
-pub(crate) const RETRY_FIRST: Duration = Duration::from_millis(1);
-pub(crate) const RETRY_MAX: Duration = Duration::from_millis(100);
-/// An attempt to reconnect that gets no answer ends after this time. Another one follows.
-pub(crate) const ATTEMPT_MAX: Duration = Duration::from_secs(2);
 
 /// One thread's path to a server. Each fabric implements it for a [`Client`](crate::Client), whose methods state the
 /// guarantees. A clone is for another thread. It shares what can be shared, and has no connection yet.
@@ -82,37 +77,27 @@ impl Deadline {
     }
 }
 
-/// Repeats an attempt until the deadline, with pauses, if the next one may end in another way.
-pub(super) fn retried<T, E: Error + 'static>(
+/// Connects, with attempts until the deadline, if the next one may end in another way.
+pub(super) fn connected<T, E: Error + 'static>(
     deadline: Instant,
     may_pass: impl Fn(&E) -> bool,
     mut attempt: impl FnMut(Duration) -> Result<T, E>,
 ) -> Result<T, E> {
-    let mut pause = RETRY_FIRST;
-    let left = || deadline.saturating_duration_since(Instant::now());
-    loop {
-        match attempt(left().clamp(RETRY_FIRST, ATTEMPT_MAX)) {
-            Err(error) if may_pass(&error) && pause < left() => {
-                tracing::debug!(error = &error as &dyn Error, "not yet");
-                std::thread::sleep(pause);
-                pause = (2 * pause).min(RETRY_MAX);
-                // The time left after a sleep may be too short for another attempt.
-                if left() < RETRY_FIRST {
-                    return Err(error);
-                }
-            }
-            outcome => return outcome,
-        }
-    }
+    let tell = |error: &E| tracing::debug!(error = error as &dyn Error, "not yet");
+    let connected = Tries::of_connecting(deadline).run(tell, |tries| {
+        attempt(tries.left().clamp(RETRY_FIRST, ATTEMPT_MAX)).map_err(|error| match may_pass(&error) {
+            true => Failed::ForNow(error, Repeatable::READ),
+            false => Failed::ForGood(error),
+        })
+    });
+    connected.map_err(|failed| failed.or(|error| error))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The pauses and the bound are those that the documentation names.
-    #[test]
-    fn pauses_are_as_documented() {
-        assert_eq!([RETRY_FIRST, RETRY_MAX, ATTEMPT_MAX], [1, 100, 2000].map(Duration::from_millis));
+/// How a conversation failed that the server has ended. If nothing was sent, another server may take the requests.
+/// Otherwise they may have been done: `lost` is the error.
+pub(super) fn hung_up<C, E>(has_sent: bool, cause: C, lost: impl FnOnce(C) -> E) -> Failed<C, E> {
+    match Repeatable::unsent(has_sent) {
+        Some(proof) => Failed::ForNow(cause, proof),
+        None => Failed::ForGood(lost(cause)),
     }
 }

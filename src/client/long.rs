@@ -2,6 +2,7 @@
 
 use super::error::{AskError, GetError, MutateError};
 use super::stats::is_busy;
+use super::tries::Backoff;
 use super::{Client, ServerPath, on_path};
 use crate::client::breaking::sleeps_until;
 use crate::layout::extent::{Expected, Reference};
@@ -19,22 +20,22 @@ pub(super) const SWAP_ROUNDS_MAX: u32 = 1000;
 #[derive(Debug)]
 pub(super) struct HeapWait {
     begun: Instant,
-    pause: Duration,
+    backoff: Backoff,
     deadline: Instant,
 }
 
 impl HeapWait {
     pub fn new(deadline: Instant) -> HeapWait {
-        HeapWait { begun: Instant::now(), pause: HEAP_PAUSE_FIRST, deadline }
+        let backoff = Backoff::new(HEAP_PAUSE_FIRST, HEAP_PAUSE_MAX);
+        HeapWait { begun: Instant::now(), backoff, deadline }
     }
 
     /// Sleeps for a while. Returns `false`, and does not sleep, if the deadline comes first.
     pub fn again(&mut self) -> bool {
-        if Instant::now() + self.pause >= self.deadline || sleeps_until(self.deadline).is_none() {
+        if Instant::now() + self.backoff.peek() >= self.deadline || sleeps_until(self.deadline).is_none() {
             return false;
         }
-        std::thread::sleep(self.pause);
-        self.pause = (2 * self.pause).min(HEAP_PAUSE_MAX);
+        std::thread::sleep(self.backoff.take());
         true
     }
 
@@ -166,15 +167,17 @@ mod tests {
         let far = Instant::now() + Duration::from_secs(3600);
         let mut wait = HeapWait::new(far);
         for exponent in 0..9 {
-            assert_eq!(wait.pause, HEAP_PAUSE_MAX.min(HEAP_PAUSE_FIRST * (1 << exponent)));
+            assert_eq!(wait.backoff.peek(), HEAP_PAUSE_MAX.min(HEAP_PAUSE_FIRST * (1 << exponent)));
             assert!(wait.again());
         }
-        assert_eq!(wait.pause, Duration::from_millis(10));
+        assert_eq!(wait.backoff.peek(), Duration::from_millis(10));
         let soon = Instant::now() + Duration::from_secs(1800);
-        let mut wait = HeapWait { begun: Instant::now(), pause: Duration::from_secs(3600), deadline: soon };
+        let backoff = |pause| Backoff::new(pause, pause);
+        let hour = backoff(Duration::from_secs(3600));
+        let mut wait = HeapWait { begun: Instant::now(), backoff: hour, deadline: soon };
         assert!(!wait.again());
         wait.deadline = Instant::now();
-        wait.pause = Duration::ZERO;
+        wait.backoff = backoff(Duration::ZERO);
         assert!(!wait.again());
         let PutError::HeapBusy { given: 5, waited } =
             wait.in_all(PutError::HeapBusy { given: 5, waited: Duration::from_secs(3600) })

@@ -27,6 +27,7 @@ mod send;
 mod shm;
 mod stats;
 mod tcp;
+pub(crate) mod tries;
 mod two_steps;
 pub(crate) mod values;
 #[cfg(feature = "verbs")]

@@ -6,10 +6,13 @@ use crate::clock;
 use crate::core::state::{NodeId, ShardIx};
 use oneread::Client;
 use oneread::error::KeyError;
+use oneread::internals::breaking;
+use oneread::internals::tries::{Backoff, Failed, Repeatable, Tries};
+use std::cell::Cell;
 use std::fmt::Display;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A key of a batch, with its index in the caller's list.
 #[derive(Debug)]
@@ -235,7 +238,8 @@ impl ClusterClient {
 
     #[cold]
     fn get_again(&mut self, shard: ShardIx, key: &[u8], value: &mut Vec<u8>) -> Result<bool, ClusterError> {
-        self.until_found(shard, &mut Some(Instant::now()), |tables, _, route| {
+        let mut tries = self.tries().begun();
+        self.until_found(shard, &mut tries, |tables, _, route| {
             tables.read(route, |client| client.get_into(key, value))
         })
     }
@@ -254,7 +258,7 @@ impl ClusterClient {
             *shard = check(config, key.as_ref(), 0)?;
         }
         let mut values = vec![None; keys.len()];
-        let mut begun = None;
+        let mut tries = self.tries();
         // All keys are at one node: its table takes them as they are.
         if let Some(route) = self.routes.load().of_all(&shards) {
             let read = self.tables.read(route, |client| {
@@ -270,9 +274,9 @@ impl ClusterClient {
                 self.shards = shards;
                 return Ok(values);
             }
-            begun = Some(Instant::now());
+            tries = tries.begun();
         }
-        self.get_apart(keys, &shards, &mut values, &mut begun)?;
+        self.get_apart(keys, &shards, &mut values, &mut tries)?;
         self.shards = shards;
         Ok(values)
     }
@@ -284,12 +288,12 @@ impl ClusterClient {
         keys: &[K],
         shards: &[ShardIx],
         values: &mut [Option<Vec<u8>>],
-        begun: &mut Option<Instant>,
+        tries: &mut Tries,
     ) -> Result<(), ClusterError> {
         // In order.
         let mut left: Vec<usize> = (0..keys.len()).collect();
         while let Some(&first) = left.first() {
-            self.until_found(shards[first], begun, |tables, routes, _| {
+            self.until_found(shards[first], tries, |tables, routes, _| {
                 let mut missing = Vec::new();
                 let (mut batches, mut of_site) = (Vec::<Batch<'_>>::new(), vec![usize::MAX; routes.sites()]);
                 for &at in &left {
@@ -355,32 +359,39 @@ impl ClusterClient {
         Err(ClusterError::Unavailable { shard, waited: begun.elapsed(), why: why.into() })
     }
 
-    /// Repeats a READ until it counts, or the time is over. `begun` is set when the first try has failed: before that
-    /// the clock is not read, and the second try is made at once.
+    /// The tries of READs. The second one is made at once, and each further one when something was learned.
+    pub(super) fn tries(&self) -> Tries {
+        Tries::within(self.deadline, Backoff::new(AGAIN, AGAIN))
+    }
+
+    /// Repeats a READ until it counts, or the time is over. Before the first try has failed the clock is not read.
     pub(super) fn until_found<T>(
         &mut self,
         shard: ShardIx,
-        begun: &mut Option<Instant>,
+        tries: &mut Tries,
         mut try_at: impl FnMut(&mut Tables, &Routes, &Route) -> Result<T, Why>,
     ) -> Result<T, ClusterError> {
-        loop {
-            let version = begun.map(|_| self.shared.version());
+        let shared = Arc::clone(&self.shared);
+        let version = Cell::new(None);
+        let rest = |_: &Why, pause: Duration, left: Duration| {
+            let goes_on = breaking::is_wanted();
+            if let Some(version) = version.get().filter(|_| goes_on) {
+                shared.wait(version, pause.min(left));
+            }
+            goes_on
+        };
+        let found = tries.run_by(rest, |tries| {
+            version.set(tries.has_begun().then(|| shared.version()));
             let routes = self.routes.load();
             let tried = match routes.of(shard) {
                 Some(route) => try_at(&mut self.tables, routes, route),
                 None => Err(why("nobody serves it, as far as etcd says")),
             };
-            let why = match tried {
-                Ok(found) => return Ok(found),
-                Err(why) => why,
-            };
-            let begun = *begun.get_or_insert_with(Instant::now);
-            let Some(left) = self.left(begun) else {
-                return Err(ClusterError::Unavailable { shard, waited: begun.elapsed(), why: why.into() });
-            };
-            if let Some(version) = version {
-                self.shared.wait(version, left.min(AGAIN));
-            }
-        }
+            tried.map_err(|why| Failed::ForNow(why, Repeatable::READ))
+        });
+        found.map_err(|failed| {
+            let why = failed.or(|why| why).into();
+            ClusterError::Unavailable { shard, waited: tries.waited(), why }
+        })
     }
 }

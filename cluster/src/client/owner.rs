@@ -7,6 +7,7 @@ use crate::core::owners;
 use crate::core::sending::Sending;
 use crate::core::state::{ShardIx, Time};
 use oneread::OwnerOptions;
+use oneread::internals::tries::Backoff;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, mpsc};
@@ -141,7 +142,7 @@ impl ClusterClient {
                 left.push((*shard, Session { owner: number, number: session }));
             }
         }
-        let (was_there, mut pause) = (!left.is_empty(), ASK_MIN);
+        let (was_there, mut backoff) = (!left.is_empty(), Backoff::new(ASK_MIN, ASK_MAX));
         loop {
             let asked = left.iter().map(|(shard, session)| (*shard, number, Kind::RemoveOwner(*session)));
             let ended = self.ask_owners(asked.collect());
@@ -159,8 +160,7 @@ impl ClusterClient {
                 let (shards, waited) = (left.len(), begun.elapsed());
                 return Err(ClusterError::OwnerLeaves { owner: number, shards, waited });
             };
-            std::thread::sleep(pause.min(time));
-            pause = (pause * 2).min(ASK_MAX);
+            std::thread::sleep(backoff.take().min(time));
         }
     }
 

@@ -7,6 +7,7 @@ use crate::core::state::{ClusterConfig, NodeId};
 use crate::etcd::{ClusterName, EtcdError, EtcdOptions, EtcdStore};
 use crate::wire::{Bounds, Identity, NodeConnection, Question, Said};
 use oneread::internals::breaking;
+use oneread::internals::tries::Backoff;
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak, mpsc as std_mpsc};
@@ -133,11 +134,11 @@ impl Drop for Runtime {
 
 /// Reads etcd, and watches it. While it does not answer, nodes are asked.
 async fn follow(shared: Weak<Shared>, store: EtcdStore, first: EtcdAnswer, who: Identity) {
-    let (mut read, mut pause, mut call) = (Ok(first), PAUSE_MIN, 0);
+    let (mut read, mut backoff, mut call) = (Ok(first), Backoff::new(PAUSE_MIN, PAUSE_MAX), 0);
     loop {
         match &read {
             Ok(answer) => {
-                pause = PAUSE_MIN;
+                backoff.reset();
                 let learn = |answer: EtcdAnswer| match shared.upgrade() {
                     Some(shared) => {
                         shared.learn(|known| known.learn(&answer));
@@ -156,8 +157,7 @@ async fn follow(shared: Weak<Shared>, store: EtcdStore, first: EtcdAnswer, who: 
                 ask_nodes(&shared, &who).await;
             }
         }
-        sleep(pause).await;
-        pause = (pause * 2).min(PAUSE_MAX);
+        sleep(backoff.take()).await;
         if shared.strong_count() == 0 {
             return;
         }

@@ -120,7 +120,8 @@ impl ScanState {
             leased.or_else(|| pass.shards.keys().next()).copied()
         });
         let mut shown = VecDeque::new();
-        client.until_found(going_on.unwrap_or(first), &mut None, |tables, routes, route| {
+        let mut tries = client.tries();
+        client.until_found(going_on.unwrap_or(first), &mut tries, |tables, routes, route| {
             // A shard that has moved, or is closed, does not hold up the others of its pass.
             if let (Some(Pass { node, shards, .. }), Some(shard)) = (&*pass, going_on) {
                 let is_moved = route.node != *node || shards.get(&shard) != Some(&route.epoch);

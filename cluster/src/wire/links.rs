@@ -7,6 +7,7 @@ use super::{Frames, PING, SILENCE, WireError};
 use crate::core::message::Message;
 use crate::core::state::NodeId;
 use futures_util::StreamExt;
+use oneread::internals::tries::Backoff;
 use rustc_hash::FxHashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -107,13 +108,13 @@ async fn run(
     mut known: watch::Receiver<Vec<String>>,
     (mut queue, waiting, last): (mpsc::UnboundedReceiver<Message>, Arc<AtomicUsize>, Reached),
 ) {
-    let mut pause = PAUSE_MIN;
+    let mut backoff = Backoff::new(PAUSE_MIN, PAUSE_MAX);
     let mut refusal: Option<Instant> = None;
     loop {
         let addresses = known.borrow_and_update().clone();
         match reach(&addresses, &who, Some(node)).await {
             Ok((frames, _)) => {
-                pause = PAUSE_MIN;
+                backoff.reset();
                 *reached(&last) = Some(Ok(()));
                 match pump(frames, &who, &mut queue, &waiting).await {
                     Ok(()) => return,
@@ -149,7 +150,7 @@ async fn run(
             return;
         }
         tokio::select! {
-            () = sleep(pause) => pause = (pause * 2).min(PAUSE_MAX),
+            () = sleep(backoff.peek()) => { backoff.take(); }
             changed = known.changed() => if changed.is_err() { return },
         }
     }

@@ -9,10 +9,11 @@ use crate::address::Address;
 use crate::base::process::{self, Process};
 use crate::base::times::TimeCounts;
 use crate::client::error::{AskError, ConnectError, GetError, LinkError};
-use crate::client::handle::{Deadline, Handle};
+use crate::client::handle::{Deadline, Handle, hung_up};
 use crate::client::options::{ClientOptions, RequestPath};
 use crate::client::owning::OwnOwner;
 use crate::client::stats::ClientStats;
+use crate::client::tries::{Failed, Tries};
 use crate::fabric::shm::Shm;
 use crate::faults::{Rule, by_rule};
 use crate::files;
@@ -421,6 +422,37 @@ impl ShmHandle {
         Ok((conversation, wants_mailbox))
     }
 
+    /// Sends requests over one connection.
+    fn converse_once(
+        &mut self,
+        requests: &[Request<'_>],
+        deadline: &mut Deadline,
+        replies: &mut Vec<Reply>,
+        stats: &mut ClientStats,
+    ) -> Result<(), Failed<LinkError, AskError>> {
+        let (conversation, wants_mailbox) = match self.prepare(requests, deadline.at) {
+            Ok(prepared) => prepared,
+            Err(ConnectError::Link { source: source @ LinkError::Deadline(_), .. }) => {
+                return Err(Failed::ForGood(self.lost(source)));
+            }
+            // The server has no mailbox for it. The connection is still good.
+            Err(error @ ConnectError::RequestPath { .. }) => return Err(Failed::ForGood(error.into())),
+            Err(error) => {
+                self.disconnect();
+                return Err(Failed::ForGood(error.into()));
+            }
+        };
+        let (counts, mut has_sent) = (&mut stats.requests, false);
+        let sent = conversation.converse(requests, wants_mailbox, deadline, replies, &mut has_sent, counts);
+        sent.map_err(|error| {
+            self.disconnect();
+            match error {
+                LinkError::HungUp => hung_up(has_sent, error, |error| self.lost(error)),
+                error => Failed::ForGood(self.lost(error)),
+            }
+        })
+    }
+
     fn lost(&mut self, error: LinkError) -> AskError {
         self.disconnect();
         AskError::lost(self.shared.address(), self.shared.options().deadline, error)
@@ -473,26 +505,9 @@ impl Handle for ShmHandle {
         replies: &mut Vec<Reply>,
         stats: &mut ClientStats,
     ) -> Result<(), AskError> {
-        loop {
-            let (conversation, wants_mailbox) = match self.prepare(requests, deadline.at) {
-                Ok(prepared) => prepared,
-                Err(ConnectError::Link { source: source @ LinkError::Deadline(_), .. }) => {
-                    return Err(self.lost(source));
-                }
-                // The server has no mailbox for it. The connection is still good.
-                Err(error @ ConnectError::RequestPath { .. }) => return Err(error.into()),
-                Err(error) => {
-                    self.disconnect();
-                    return Err(error.into());
-                }
-            };
-            let (counts, mut has_sent) = (&mut stats.requests, false);
-            match conversation.converse(requests, wants_mailbox, deadline, replies, &mut has_sent, counts) {
-                // Another server would have refused them.
-                Err(LinkError::HungUp) if !has_sent && Instant::now() < deadline.at => self.disconnect(),
-                result => return result.map_err(|error| self.lost(error)),
-            }
-        }
+        let mut tries = Tries::of_requests(deadline.at);
+        let asked = tries.run(|_| {}, |_| self.converse_once(requests, deadline, replies, stats));
+        asked.map_err(|failed| failed.or(|error| self.lost(error)))
     }
 
     fn disconnect(&mut self) {

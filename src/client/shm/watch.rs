@@ -25,7 +25,7 @@ use super::shared::{Greeted, Greeting, ShmShared};
 use crate::base::process::Process;
 use crate::base::sync::lock_std;
 use crate::client::error::{ConnectError, LinkError};
-use crate::client::handle::{ATTEMPT_MAX, RETRY_FIRST, RETRY_MAX};
+use crate::client::tries::{ATTEMPT_MAX, RETRY_FIRST, RETRY_MAX};
 use rustc_hash::FxHashMap;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};

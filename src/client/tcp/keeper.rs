@@ -12,7 +12,7 @@ use super::connection::TcpConnection;
 use super::shared::TcpShared;
 use crate::base::process::Process;
 use crate::client::error::ConnectError;
-use crate::client::handle::{ATTEMPT_MAX, RETRY_FIRST, RETRY_MAX};
+use crate::client::tries::{ATTEMPT_MAX, Backoff};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::io;
 use std::net::Shutdown;
@@ -52,7 +52,7 @@ impl Drop for OwnerKeeper {
 
 /// Keeps the session of a client's owner, until `end` is shut down.
 fn keep(shared: &Weak<TcpShared>, end: &UnixStream) {
-    let (mut connection, mut pause) = (None::<TcpConnection>, RETRY_FIRST);
+    let (mut connection, mut backoff) = (None::<TcpConnection>, Backoff::of_connecting());
     loop {
         if let Some(there) = &connection {
             if !has_ended(end, Some(there), None) {
@@ -70,15 +70,15 @@ fn keep(shared: &Weak<TcpShared>, end: &UnixStream) {
                         "it is no owner any more"
                     );
                 }
-                (connection, pause) = (Some(opened), RETRY_FIRST);
+                backoff.reset();
+                connection = Some(opened);
             }
             Err(error) => {
                 tell(&error);
                 drop(shared);
-                if has_ended(end, None, Some(pause)) {
+                if has_ended(end, None, Some(backoff.take())) {
                     return;
                 }
-                pause = (2 * pause).min(RETRY_MAX);
             }
         }
     }
