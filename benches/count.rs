@@ -88,12 +88,12 @@ const fn setting(layout: &'static str, key_bytes: usize, value_bytes: usize, is_
 }
 
 impl Setting {
-    /// The same in a table that grows, by small segments.
+    /// This setting, in a table that grows by small segments.
     fn grows(self) -> Setting {
         Setting { grows: Grows::BySmall, ..self }
     }
 
-    /// The same in a table that grows as a server's does.
+    /// This setting, in a table that grows as a server's does.
     fn grows_by_default(self) -> Setting {
         Setting { grows: Grows::ByDefault, ..self }
     }
@@ -304,17 +304,17 @@ fn served(setting: Setting) -> Box<Served> {
     served_by(setting.table(), setting, None)
 }
 
-/// The same in a table whose entries have lives.
+/// A server of a table whose entries have lives.
 fn living(setting: Setting) -> Box<Served> {
     served_by(setting.table().life(true), setting, None)
 }
 
-/// The same in such a table, where entries make room for others: GETs note what they read.
+/// A server of a table with lives that evicts entries: GETs note what they read.
 fn noting(setting: Setting) -> Box<Served> {
     served_by(setting.table().life(true), setting, Some(Evict::S3Fifo))
 }
 
-/// The same in a table where entries have owners: all have one.
+/// A server of a table in which every entry has an owner.
 fn owned(setting: Setting) -> Box<Served> {
     let served = served_by(setting.table().life(true).owners(true), setting, None);
     let index = served.server.index();
@@ -502,7 +502,7 @@ fn hinted_hit(mut table: Box<Prepared>) -> Box<Prepared> {
     table
 }
 
-// The same of keys that are not there. The window that a miss READs refreshes its slots' hints.
+// GETs by hints, of keys that are not there. The window that a miss READs refreshes its slots' hints.
 #[library_benchmark]
 #[bench::windowed_8_short(args = (hinted_absent(setting("windowed:8", 16, 32, false))), config = at_most(4250, OPERATIONS))]
 #[bench::windowed_16_short(args = (hinted_absent(setting("windowed:16", 16, 32, false))), config = at_most(8170, OPERATIONS))]

@@ -770,7 +770,7 @@ pub fn directory_bytes(data: &[u8]) -> [u64; 4] {
     ends
 }
 
-/// The same with hints: a value stands in a valid slot, and a GET has two READs more at the most. What
+/// GETs with hints: a value stands in a valid slot, and a GET has two READs more at the most. What
 /// no hint found is answered as without hints, where no other answer came by one.
 fn misled(forged: &Forged, keys: &[Vec<u8>], flags: u8, reads_max: u64) {
     let geometry = &forged.geometry;
@@ -841,7 +841,7 @@ fn grown_over(region: Region, geometry: &Geometry, keys: &[Vec<u8>], input: &mut
 
 // ---- reference_bytes ----------------------------------------------------------------------------
 
-/// The same table, with values that do not fit its slots, nor do the longest keys.
+/// The table of a configuration, with values that do not fit its slots, nor do the longest keys.
 fn with_heap(config: Config, input: &mut Input<'_>) -> Config {
     config
         .key_inline(config.key_max.min(24))

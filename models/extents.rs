@@ -454,7 +454,7 @@ impl World {
         Ok(())
     }
 
-    /// The same store gives a key its value, or takes it away.
+    /// One store gives a key its value, or takes it away.
     fn set_slot_and_truth(
         &mut self,
         slot: usize,

@@ -193,7 +193,7 @@ impl VerbsAddress {
         &self.device
     }
 
-    /// The same address with another port.
+    /// This address with another port.
     #[must_use]
     pub fn with_port(&self, port: u16) -> VerbsAddress {
         VerbsAddress { port, ..self.clone() }
@@ -321,7 +321,7 @@ impl TcpAddress {
         self.port
     }
 
-    /// The same address with another port.
+    /// This address with another port.
     #[must_use]
     pub fn with_port(&self, port: u16) -> TcpAddress {
         TcpAddress { port, ..self.clone() }

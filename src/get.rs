@@ -252,7 +252,7 @@ impl<'a> Get<'a> {
         get
     }
 
-    /// The same GET, which passes over these extents (F2).
+    /// This GET, which passes over these extents (F2).
     pub(crate) fn past(self, others: &'a [u64]) -> Get<'a> {
         Get { others, ..self }
     }

@@ -41,6 +41,11 @@ pub mod breaking {
 }
 
 #[doc(hidden)]
+pub mod tries {
+    pub use crate::client::tries::*;
+}
+
+#[doc(hidden)]
 pub mod peer {
     pub use crate::base::peer::*;
 }

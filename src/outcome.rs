@@ -78,7 +78,7 @@ impl PutOptions {
 }
 
 impl Default for PutOptions {
-    /// The same as [`PutOptions::new`].
+    /// As [`PutOptions::new`].
     fn default() -> PutOptions {
         PutOptions::new()
     }

@@ -245,7 +245,7 @@ fn keys_that_stay_are_never_missed() {
     });
 }
 
-/// The same with values of which most do not fit their slots. Their memory is used again all the time.
+/// Churn with values of which most do not fit their slots. Their memory is used again all the time.
 #[test]
 fn long_values_are_whole_and_never_missed() {
     let dir = tempfile::tempdir().unwrap();

@@ -241,7 +241,7 @@ fn a_child_keeps_no_stopped_server_alive() {
     server.stop();
 }
 
-/// The same over TCP: nobody listens to the port any more, and the next server does.
+/// Over TCP, too: nobody listens to the port of a stopped server, and the next server does.
 #[test]
 fn a_child_keeps_no_port() {
     let _alone = alone();

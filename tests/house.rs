@@ -15,13 +15,19 @@ const SHARED: [(&str, &str); 4] = [
     ("TlsSession", "one with rustls, and one that a build without the feature `tls` has"),
 ];
 
-/// The library's files.
+/// The files of a folder in Rust.
 fn files(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).unwrap() {
+    assert!(folder.is_dir(), "{} is no folder", folder.display());
+    files_of(folder, &["rs"], found);
+}
+
+/// The files of a folder, if there is one, with one of these extensions.
+fn files_of(folder: &Path, extensions: &[&str], found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            files(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files_of(&path, extensions, found);
+        } else if path.extension().is_some_and(|it| extensions.iter().any(|extension| it == *extension)) {
             found.push(path);
         }
     }
@@ -196,24 +202,32 @@ fn docs_begin_with_a_whole_sentence() {
     assert!(wrong.is_empty(), "no whole sentences:\n{}", wrong.join("\n"));
 }
 
-/// No comment begins with *the same*: as what? It says what it is about. (So far in these parts of the library.)
+/// No comment begins with *the same*: as what? It says what it is about. Python's docstrings, too.
 #[test]
 fn comments_say_what_they_are_about() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut found = vec![root.join("src/sink.rs")];
-    ["src/index", "src/reader", "src/sink"].iter().for_each(|part| files(&root.join(part), &mut found));
-    assert!(found.len() > 100, "{} files", found.len());
-    for file in found {
-        let text = std::fs::read_to_string(&file).unwrap();
-        let comments = text
-            .lines()
-            .enumerate()
-            .filter_map(|(at, line)| Some((at, line.trim_start().strip_prefix("//")?)));
-        let same =
-            |comment: &str| comment.trim_start_matches(['/', '!']).trim_start().starts_with("The same");
-        let wrong: Vec<_> = comments.filter(|(_, comment)| same(comment)).map(|(at, _)| at + 1).collect();
-        assert!(wrong.is_empty(), "{}: lines {wrong:?}", file.display());
+    let mut found = Vec::new();
+    for package in ["", "kit", "lab", "cli", "prefix", "cluster", "python"] {
+        for folder in ["src", "tests", "benches", "examples", "oneread", "bench"] {
+            files_of(&root.join(package).join(folder), &["rs", "py"], &mut found);
+        }
     }
+    ["models", "fuzz"].iter().for_each(|folder| files_of(&root.join(folder), &["rs"], &mut found));
+    assert!(found.len() > 800, "{} files", found.len());
+    let wrong: Vec<_> = found
+        .iter()
+        .flat_map(|file| {
+            let text = std::fs::read_to_string(file).unwrap();
+            let same = |line: &str| {
+                let line = line.trim_start();
+                let comment = ["//", "#", "\"\"\""].iter().find_map(|begin| line.strip_prefix(begin));
+                comment.is_some_and(|c| c.trim_start_matches(['/', '!', ' ']).starts_with("The same"))
+            };
+            let lines = text.lines().enumerate().filter(|(_, line)| same(line)).map(|(at, _)| at + 1);
+            lines.map(|at| format!("{}:{at}", file.display())).collect::<Vec<_>>()
+        })
+        .collect();
+    assert!(wrong.is_empty(), "comments that begin with *the same*:\n{}", wrong.join("\n"));
 }
 
 /// Definitions of links stand at the end of a page: elsewhere they are text, or end a list.

@@ -5,6 +5,7 @@ use crate::users;
 use clap::Args;
 #[cfg(feature = "verbs")]
 use oneread::error::SetupError;
+use oneread::internals::tries::{Backoff, RETRY_MAX};
 use oneread::{
     Address, Client, ClientOptions, ConnectError, Encryption,
     error::{LinkError, Refusal},
@@ -65,11 +66,10 @@ pub struct Waiting {
 impl Waiting {
     /// Connects, again and again while no server is there. Any other error ends it at once.
     pub fn connect(&self, connect: impl Fn() -> Result<Client, ConnectError>) -> anyhow::Result<Client> {
-        const PAUSE_MAX: Duration = Duration::from_millis(100);
         let Some(Period(wait)) = self.wait else { return Ok(connect()?) };
         let begun = Instant::now();
         let until = begun + wait;
-        let mut pause = Duration::from_millis(2);
+        let mut backoff = Backoff::new(Duration::from_millis(2), RETRY_MAX);
         loop {
             let error = match connect() {
                 Err(error) if is_not_there(&error) => error,
@@ -80,8 +80,7 @@ impl Waiting {
                 let waited = format!("waited {} for a server", show::time(begun.elapsed()));
                 return Err(anyhow::Error::from(error).context(waited));
             }
-            std::thread::sleep(pause.min(left));
-            pause = (2 * pause).min(PAUSE_MAX);
+            std::thread::sleep(backoff.take().min(left));
         }
     }
 }
@@ -107,13 +106,13 @@ impl Server {
         self.connect_with(None)
     }
 
-    /// The same for a command that carries values.
+    /// Connects for a command that carries values.
     pub fn connect_with(&self, encryption: Option<Encryption>) -> anyhow::Result<Client> {
         let options = self.options()?.encryption(encryption);
         self.waiting.connect(|| Client::connect_with(&self.at.address(), options.clone()))
     }
 
-    /// The same for a command that only reads: if no server answers, it reads the region file, and
+    /// Connects for a command that only reads: if no server answers, it reads the region file, and
     /// says so.
     pub fn connect_or_read(
         &self,

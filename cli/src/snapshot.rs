@@ -134,7 +134,7 @@ pub fn json(about: &SnapshotStatus) -> serde_json::Value {
     })
 }
 
-/// The same for people: what it is, and what there is to say.
+/// The rows of the status for people.
 pub fn rows(about: &SnapshotStatus) -> Vec<(&'static str, String)> {
     if !about.is_on() {
         return vec![("snapshots", "none (serve --snapshot)".into())];

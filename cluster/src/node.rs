@@ -1,12 +1,12 @@
-//! A node as a process: a table that all may READ, a thread that keeps to the rules, and a runtime for etcd.
+//! A node as a process: a table that all clients may READ, a thread that follows the rules, and a runtime for etcd and
+//! connections.
 //!
 //! ```text
 //! connections ─▶ the node's thread: core::node, the table ─▶ replies, items to others, calls of etcd
 //! ```
 //!
-//! The thread alone changes the table. It takes what has come, does what is due, and then sends what the core wants
-//! sent: what was stored was stored before. It drives its connections, too: a change goes from client to standby and back
-//! with one thread that wakes at each node.
+//! Only this thread changes the table. It takes what has come, does what is due, and then sends the core's outputs.
+//! Whatever they depend on was stored before.
 
 mod compacting;
 mod followers;
@@ -41,52 +41,54 @@ use tokio::sync::mpsc;
 
 /// Events that the thread takes before it looks at the clock again, and sends.
 const EVENTS_AT_ONCE: usize = 256;
-/// Frames that it takes: each may have thousands of requests, and beats must go on.
+/// Frames that it takes in that time: each may have thousands of requests, and beats must go on.
 const FRAMES_AT_ONCE: usize = 16;
-/// Replies in a frame, which is far from too long with them.
+/// Replies in a frame. It is far from too long with them.
 const REPLIES_AT_ONCE: usize = 8_192;
-/// Least and longest time between two looks at what is due.
+/// The shortest and the longest time between two ticks.
 const TICK_MIN: Duration = Duration::from_millis(1);
 const TICK_MAX: Duration = Duration::from_millis(20);
-/// Longest time for its thread to say how it is.
+/// The longest time for its thread to report its status.
 const ASK: Duration = Duration::from_secs(1);
-/// Calls of etcd whose errors are told: one in so much time.
+/// Failed calls of etcd are logged at most once in this time.
 const TOLD_EVERY: Duration = Duration::from_secs(5);
 
-/// What a node is told at its start.
+/// The options of a node.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct NodeConfig {
-    /// What people call the node. For status, and for them only.
+    /// The node's name, for people. Status shows it; nothing else uses it.
     pub name: String,
     /// The cluster.
     pub cluster: ClusterName,
-    /// Where its etcd is.
+    /// How to reach its etcd.
     pub etcd: EtcdOptions,
-    /// What nodes and clients of the cluster must know.
+    /// The secret of the cluster.
     pub secret: Secret,
-    /// The table's server. The cluster says how long keys and values are; clients of the table only read. With a
-    /// region file the node is the same one when it starts again; without one it comes back as another node. With
-    /// `evict`, which can only be [`Evict::Clock`], entries leave so that others find room: those of shards that the node
-    /// is primary of (CL13). With lives ([`Config::life`](oneread::Config::life)) entries may have an end, at which
-    /// they leave in the same way; `ttl` says how long those live that are put without a time. Have all of this so at all
-    /// nodes, or at none.
+    /// The options of the table's server. The cluster determines the lengths of keys and values; clients of the table
+    /// only read. With a region file the node is the same one when it starts again; without one it comes back as
+    /// another node. With `evict`, which can only be [`Evict::Clock`], the node evicts entries of the shards of which
+    /// it is primary (CL13). With lives ([`Config::life`](oneread::Config::life)) entries may have an end, at which
+    /// they leave in the same way; `ttl` is the time to live of entries that are put without one. All nodes must have
+    /// the same of these options.
     pub server: ServerConfig,
-    /// Where it takes requests and other nodes' changes: `host:port`. Port 0 is any that is free.
+    /// The addresses at which it takes requests and other nodes' changes: `host:port`. Port 0 is any free port.
     pub listen: Vec<String>,
-    /// What others call these addresses, if it differs.
+    /// These addresses as other hosts reach them, if they differ.
     pub advertise: Vec<String>,
-    /// What others call the table's address, if it differs: addresses for `oneread::Client`, the best first.
+    /// The table's addresses as other hosts reach them, if they differ: addresses for `oneread::Client`, the best
+    /// first.
     pub advertise_table: Vec<String>,
-    /// Most connections of clients and nodes at a time.
+    /// The most connections of clients and nodes at a time.
     pub connections_max: usize,
-    /// The newest version of the protocol between nodes that it says it speaks: as an older program does.
+    /// The newest version of the protocol between nodes that it offers. An older one makes it behave as an older
+    /// program.
     #[doc(hidden)]
     pub version: u32,
 }
 
 impl NodeConfig {
-    /// A node of a cluster, by this server, on a port of this host that is free.
+    /// A node of a cluster, with this server, on a free port of this host.
     pub fn new(cluster: ClusterName, etcd: EtcdOptions, server: ServerConfig) -> NodeConfig {
         NodeConfig {
             name: String::new(),
@@ -107,7 +109,7 @@ impl NodeConfig {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NodeError {
-    /// etcd, or what it has of the cluster.
+    /// etcd, or its keys of the cluster.
     #[error(transparent)]
     Etcd(#[from] EtcdError),
     /// The table's server.
@@ -116,30 +118,31 @@ pub enum NodeError {
     /// The table.
     #[error(transparent)]
     Table(#[from] TableError),
-    /// Its address.
+    /// The node's address.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// An option of a server that a node cannot have.
+    /// A node cannot have this option of a server.
     #[error("a node cannot have {option}: {why}")]
     Option {
         /// The option.
         option: &'static str,
-        /// Why, and what to do.
+        /// Why, and the mend.
         why: &'static str,
     },
-    /// Its table has other slots than another node's: what an entry takes at one says nothing of the other (CL12).
+    /// Its table has other slots than another node's, so the room of an entry at one node says nothing about the other
+    /// (CL12).
     #[error(
         "this node's table has slots of {slots}, and node {other} ({name}) has slots of {others}: start all nodes with the same \
          options for slots (`Config::inline_max`, `Config::key_inline`, `Config::life`)"
     )]
     Slots {
-        /// This one's slots.
+        /// This node's slots.
         slots: String,
         /// The other node.
         other: NodeId,
-        /// What people call it.
+        /// The other node's name.
         name: String,
-        /// Its slots.
+        /// The other node's slots.
         others: String,
     },
     /// Its region file is an older copy of what the node had (CL22).
@@ -161,18 +164,18 @@ pub enum NodeError {
     Threads(io::Error),
 }
 
-/// What comes to the node's thread.
+/// An event for the node's thread.
 enum Event {
     Answer(EtcdAnswer),
-    /// A watch has ended, that began with this call.
+    /// The watch that began with this call has ended.
     WatchEnded(CallId),
-    /// How it is.
+    /// A question for the node's status.
     Status(std_mpsc::Sender<NodeStatus>),
     Leave,
     Stop,
 }
 
-/// What the thread wants of the runtime.
+/// A task for the runtime.
 enum Want {
     Call(CallId, EtcdCall),
     Watch(EtcdAnswer),
@@ -185,15 +188,15 @@ pub struct ClusterNode {
     server: Arc<DrivenServer>,
     requests: Vec<String>,
     events: mpsc::Sender<Event>,
-    /// Shards that it is primary of, and others have a copy of, once it leaves.
+    /// The number of shards of which it is primary and others have a copy, once it leaves.
     left: Arc<AtomicUsize>,
     thread: Option<JoinHandle<()>>,
     runtime: Option<tokio::runtime::Runtime>,
 }
 
 impl ClusterNode {
-    /// Starts the table's server, and joins the cluster. Returns once clients can connect; the node has a part in
-    /// shards when etcd and others have given it one.
+    /// Starts the table's server, and joins the cluster. Returns once clients can connect. The node gets shards later,
+    /// from etcd and other nodes.
     ///
     /// # Errors
     /// [`NodeError`]. Nothing is left running.
@@ -214,7 +217,7 @@ impl ClusterNode {
         let mut server = config.server;
         server.table = with_lengths(server.table, &cluster);
         server.token = config.secret.token();
-        // The table's own server has nothing leave by itself: the primary of an entry has (CL13).
+        // The table's own server removes no entry by itself: the entry's primary does (CL13).
         let server = Arc::new(DrivenServer::start(server)?);
         let starting = Starting(Some(server.server()));
         let (table, page, notes) = NodeTable::open(server.clone(), cluster.clone())?;
@@ -300,49 +303,49 @@ impl ClusterNode {
         Ok(ClusterNode { id, server, requests, events, left, thread: Some(thread), runtime: Some(runtime) })
     }
 
-    /// Its number.
+    /// The node's number.
     pub fn id(&self) -> NodeId {
         self.id
     }
 
-    /// Where it takes requests.
+    /// The addresses at which it takes requests.
     pub fn requests(&self) -> &[String] {
         &self.requests
     }
 
-    /// The table's server. Its index is the node's to change.
+    /// The table's server. Only the node may change its index.
     pub fn server(&self) -> &Server {
         self.server.server()
     }
 
-    /// What it has noted of etcd, as its table has it. `None`: nothing yet.
+    /// The node's notes of etcd, in its table. `None`: none yet.
     pub fn notes(&self) -> Option<Notes> {
         let mut notes = Vec::new();
         let is_there = self.server().index().reader().get_into(NOTES_KEY, &mut notes).unwrap_or(false);
         is_there.then(|| crate::table::decode(&notes).ok()).flatten()
     }
 
-    /// Whether its thread runs. It ends only when it is told to, or by a mistake of this crate.
+    /// Whether its thread runs. It ends only when it is told to, or by a bug of this crate.
     pub fn runs(&self) -> bool {
         self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// How it is. `None`: its thread has ended, or has not answered for a second.
+    /// The node's status. `None`: its thread has ended, or has not answered for a second.
     pub fn status(&self) -> Option<NodeStatus> {
         let (asks, answers) = std_mpsc::channel();
         self.events.try_send(Event::Status(asks)).ok()?;
         answers.recv_timeout(ASK).ok()
     }
 
-    /// Hands its shards over to standbys, for which it waits so long at most, and stops. Returns how many it was still
-    /// primary of, and others had a copy of: they take over when the TTL is over.
+    /// Hands its shards over to standbys, waits for that at most this long, and stops. Returns the number of shards of
+    /// which it was still primary, and of which others had a copy: they take over when the TTL is over.
     pub fn stop(mut self, within: Duration) -> usize {
         let until = Instant::now() + within;
         self.tell(Event::Leave);
         while Instant::now() < until && self.runs() && self.left() > 0 {
             std::thread::sleep(Duration::from_millis(20));
         }
-        // What nobody has counted, nobody was primary of.
+        // If nothing was counted, it was primary of nothing.
         let left = if self.left() == usize::MAX { 0 } else { self.left() };
         self.end();
         left
@@ -363,7 +366,7 @@ impl ClusterNode {
         }
     }
 
-    /// Tells the thread something, also from within a program's own runtime.
+    /// Sends an event to the thread. May be called within a program's own runtime.
     fn tell(&self, event: Event) {
         let mut event = Some(event);
         while let Some(told) = event.take() {
@@ -384,7 +387,7 @@ impl Drop for ClusterNode {
     }
 }
 
-/// A start that has made a table. If it fails from here on, the table goes again: no client could change it.
+/// A start that has made a table. If it fails later, the table is removed: no client could change it.
 struct Starting<'s>(Option<&'s Server>);
 
 impl Starting<'_> {
@@ -401,7 +404,8 @@ impl Drop for Starting<'_> {
     }
 }
 
-/// What a node's server cannot do: be read by anybody, and have entries come or go that the node knows nothing of (CL13).
+/// Refuses options that a node's server cannot have: it would be readable by anybody, or entries would come or go
+/// without the node (CL13).
 fn check(config: &NodeConfig) -> Result<(), NodeError> {
     let refused = |option, why| Err(NodeError::Option { option, why });
     match &config.server {
@@ -434,7 +438,7 @@ fn micros(time: Duration) -> Time {
     Time::try_from(time.as_micros()).unwrap_or(Time::MAX)
 }
 
-/// All of a table's slots that says what an entry takes, for people.
+/// The shape of a table's slots, which determines the room of an entry, for people.
 fn slots(server: &Server) -> String {
     let geometry = server.index().geometry();
     let (shape, key) = (geometry.shape(), geometry.key_inline());
@@ -442,7 +446,8 @@ fn slots(server: &Server) -> String {
     format!("{} B, keys to {key}, all to {}{life}", shape.bytes(), shape.payload_max())
 }
 
-/// Whether the other nodes that live have slots as these. Takes a TTL, in which they are listened for, if one has others.
+/// Checks that the other living nodes have the same slots. If one has others, takes a TTL, in which it listens whether
+/// that one lives.
 async fn check_slots(
     slots: &str,
     store: &EtcdStore,
@@ -462,14 +467,14 @@ async fn check_slots(
     Err(NodeError::Slots { slots: slots.to_owned(), other, name, others })
 }
 
-/// Where a server's table is READ, the best way first.
+/// The addresses at which a server's table is READ, the best first.
 fn addresses(server: &Server) -> Vec<String> {
     let tcp = server.tcp_address().map(|at| Address::Tcp(at.clone()).to_string());
     let first = as_others_say(server.address()).to_string();
     std::iter::once(first.clone()).chain(tcp.filter(|tcp| *tcp != first)).collect()
 }
 
-/// An address without what it says of this host's device: others have devices of their own.
+/// An address without the name of this host's device: other hosts have devices of their own.
 fn as_others_say(address: &Address) -> Address {
     match address {
         Address::Verbs(at) => {
@@ -479,7 +484,7 @@ fn as_others_say(address: &Address) -> Address {
     }
 }
 
-/// Makes calls of etcd, each by itself, and watches what it has.
+/// Makes calls of etcd, each in a task of its own, and watches it.
 async fn call_etcd(
     store: EtcdStore,
     mut wanted: mpsc::UnboundedReceiver<Want>,
@@ -498,7 +503,7 @@ async fn call_etcd(
                         trouble.note(changes, None);
                         drop(events.send(Event::Answer(answer)).await);
                     }
-                    // The core asks again. Whether a transaction was made, it learns from what etcd has.
+                    // The core asks again. It learns from etcd's keys whether a transaction was made.
                     Err(error) => {
                         trouble.note(changes, Some(error.brief()));
                         tell(&told, &error);
@@ -524,7 +529,7 @@ async fn call_etcd(
     }
 }
 
-/// Warns of an error of etcd, but not of each.
+/// Logs an error of etcd, but not each one.
 fn tell(told: &std::sync::Mutex<Option<Instant>>, error: &EtcdError) {
     let mut told = told.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if told.is_none_or(|at| at.elapsed() >= TOLD_EVERY) {
@@ -533,7 +538,7 @@ fn tell(told: &std::sync::Mutex<Option<Instant>>, error: &EtcdError) {
     }
 }
 
-/// What the node's thread has.
+/// The state of the node's thread.
 struct Turns {
     node: Node<NodeTable>,
     cluster: ClusterConfig,
@@ -542,14 +547,14 @@ struct Turns {
     links: Links,
     replies: Replies,
     wants: mpsc::UnboundedSender<Want>,
-    /// The call from whose answer on etcd is watched.
+    /// The call behind whose answer etcd is watched.
     watch: Option<CallId>,
     left: Arc<AtomicUsize>,
-    /// Calls under way that bring everything.
+    /// Calls under way that read all keys.
     reads: FxHashSet<CallId>,
     tick: Duration,
     health: Health,
-    /// Who was last seen to have its name.
+    /// The last node seen with its name.
     namesake: Option<NodeId>,
 }
 
@@ -569,7 +574,7 @@ impl Turns {
                 // What was said in the last turn is sent, and what has come is read, before this thread sleeps or goes on.
                 tokio::task::yield_now().await;
                 tokio::select! {
-                    // etcd's answers first: however much is said, beats go on.
+                    // etcd's answers come first: beats go on, however much else comes.
                     biased;
                     n = inbox.recv_many(&mut events, EVENTS_AT_ONCE) => n > 0,
                     n = arrived.recv_many(&mut said, FRAMES_AT_ONCE) => n > 0,
@@ -630,7 +635,7 @@ impl Turns {
                     was = Some(standing);
                 }
             }
-            // Where others wait, ticks do that.
+            // While other work waits, only ticks do that.
             works = is_idle && self.node.remove_owned(now) || works && !is_idle;
             self.carry_out();
             self.followers.tell(&self.node, &self.replies, self.bounds, is_due);
@@ -638,7 +643,7 @@ impl Turns {
     }
 
     fn answered(&mut self, now: Time, answer: EtcdAnswer) {
-        // From a call that brings everything, a watch can go on. One from before an adoption is believed no more.
+        // A watch can begin behind a call that reads all keys. One from before an adoption is not trusted any more.
         let is_read = !answer.is_watched && answer.entries.len() > 1 && self.reads.remove(&answer.call);
         let read = is_read.then(|| answer.clone());
         self.health.see_nodes(now, &answer);
@@ -686,7 +691,7 @@ impl Turns {
         }
     }
 
-    /// A client may have computed another shard, or believe in other lengths.
+    /// The client may have computed another shard, or have other lengths.
     fn requested(&mut self, now: Time, peer: Peer, request: Request) {
         if self.cluster.may_ask(&request) {
             self.node.requested(now, peer, request);
@@ -696,7 +701,7 @@ impl Turns {
         }
     }
 
-    /// Sends what the core wants sent, in its order: replies of one peer together.
+    /// Sends the core's outputs, in order. Replies to one peer go together.
     fn carry_out(&mut self) {
         let mut replies: FxHashMap<Peer, Vec<Reply>> = FxHashMap::default();
         for output in self.node.outputs() {
@@ -709,7 +714,7 @@ impl Turns {
                     let _ = self.wants.send(Want::Call(call, what));
                 }
                 Output::Node(to, message) => self.links.send(to, message),
-                // Nobody waits for what it does by itself.
+                // Nobody waits for the end of its own removals.
                 Output::Reply(Peer::SELF, _) | Output::Removes { .. } => {}
                 Output::Reply(peer, reply) => replies.entry(peer).or_default().push(reply),
             }
@@ -748,14 +753,14 @@ impl Turns {
         }
     }
 
-    /// Whether there may be another node, of which nobody knows yet whether it lives, and none has taken its hello.
+    /// Whether there may be another node that has not been heard yet, and no node has taken its hello.
     fn is_unanswered(&self, now: Time) -> bool {
         let takes = |id| self.links.takes_hello(id) == Some(Ok(()));
         let mut others = self.health.unknown(now, self.cluster.timing.ttl).filter(|id| *id != self.node.id());
         others.next().is_some_and(|first| !takes(first) && !others.any(takes))
     }
 
-    /// Another node that beats, and is called as this one.
+    /// Another living node with the same name.
     fn namesake(&self, now: Time) -> Option<NodeId> {
         let mut others = self.health.living(now, self.cluster.timing.ttl).filter(|id| *id != self.node.id());
         others.find(|id| {
@@ -765,7 +770,7 @@ impl Turns {
         })
     }
 
-    /// Whether some other node that lives takes its hello, and which do not.
+    /// Whether another living node takes its hello, and the nodes that do not.
     fn refused_by(&self, now: Time) -> (bool, Vec<(NodeId, String)>) {
         let (mut is_taken, mut refused) = (false, Vec::new());
         for node in self.health.living(now, self.cluster.timing.ttl).filter(|node| *node != self.node.id()) {
@@ -796,7 +801,7 @@ impl Turns {
             .collect();
         let used = shards.iter().map(|shard| shard.used).sum();
         let led = shards.iter().filter(|shard| shard.role == Role::Primary);
-        // A copy of a node that is gone is none.
+        // A copy at a node that is gone does not count.
         let ttl = self.cluster.timing.ttl;
         let counts = |copy: &NodeId| *copy == node.id() || self.health.lives(now, ttl, *copy);
         let copies = led.map(|shard| node.replica(shard.shard).state().in_sync.iter().filter(counts).count());
@@ -821,7 +826,7 @@ impl Turns {
     }
 }
 
-/// As people read it.
+/// The standing's name, for people.
 fn standing_name(standing: Standing) -> &'static str {
     match standing {
         Standing::Good => NodeStatus::GOOD,

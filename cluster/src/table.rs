@@ -1,7 +1,7 @@
-//! A node's table: the table of an `oneread` server, which the node alone changes, and all READ.
+//! A node's table: the table of an `oneread` server. Only the node changes it, and all clients READ it.
 //!
-//! Beside its shards' entries it has some of the cluster's own, whose keys begin with
-//! [`OWN`]: the page, the notes, the intent, outcomes of requests, and owners.
+//! Beside its shards' entries it has some of the cluster's own, whose keys begin with [`OWN`]: the page, the notes, the
+//! intent, outcomes of requests, and owners.
 
 use crate::core::intent::Intent;
 use crate::core::message::{End, Key, Life, OWNER_MAX, TTL_MAX, Value};
@@ -24,23 +24,23 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// The key of a node's page.
 pub const PAGE_KEY: &[u8] = b"\0oneread\0page";
 
-/// The key of the start of the machine in which the table was used last, and whether the node has ended since.
+/// The key of the boot id of the machine's last start with this table, and whether the node has stopped since.
 const BOOT_KEY: &[u8] = b"\0oneread\0boot";
 
-/// The key of what a node is doing, so that another process can go on with it.
+/// The key of the intent, with which another process can complete a change.
 const INTENT_KEY: &[u8] = b"\0oneread\0intent";
 
-/// The first byte of the page, the notes and the intent: how the rest is written.
+/// The first byte of the page, the notes and the intent: the form of the rest.
 const FORM: u8 = 1;
-/// Keys that a walk brings in one go, or a little more, and parts of the table that it looks at.
+/// About how many keys one step of a walk returns, and parts of the table that it looks at.
 const WALK_KEYS: usize = 64;
 const WALK_PARTS: usize = 256;
-/// The same, of keys whose entries have owners: each of them may be removed in one turn.
+/// As `WALK_KEYS`, for keys whose entries have owners: each of them may be removed in one turn.
 const OWNED_KEYS: usize = 512;
-/// Extents that move at most with a put of one. A block that is left is three quarters full at most, so that three moves
-/// make the room of one put; and some of them move twice.
+/// The most extents that move with a put of one. A block that extents leave is at most three quarters full, so three
+/// moves make the room of one put; some extents move twice.
 const MOVES_MAX: usize = 8;
-/// Least times that a change is tried for which the table has no memory yet, and for how long: half of the shortest time
+/// The fewest tries of a change for which the table has no memory yet, and the time for them: half of the shortest time
 /// until others would take over, and much longer than merges of segments take.
 const TRIES: u32 = 3;
 const ROOM_WAIT: Duration = Duration::from_millis(500);
@@ -60,11 +60,11 @@ pub enum TableError {
     Lengths {
         /// The longest key that it holds, in bytes.
         key_max: usize,
-        /// The longest value, in bytes.
+        /// The longest value that it holds, in bytes.
         value_max: usize,
-        /// The longest key that it would have to hold, in bytes.
+        /// The longest key that it has to hold, in bytes.
         wanted_key: usize,
-        /// The longest value, in bytes.
+        /// The longest value that it has to hold, in bytes.
         wanted_value: usize,
     },
     /// It has a page, notes or an intent that this version cannot read.
@@ -78,19 +78,19 @@ pub enum TableError {
         /// What is wrong.
         why: String,
     },
-    /// The machine has crashed since.
+    /// The machine has crashed since the table was used.
     #[error(
         "the machine was started anew while a node used this table, which then mixes old pages and new ones, and nothing \
          tells: start with an empty region file (`oneread serve --fresh`), and the node is copied its shards anew"
     )]
     Crashed,
-    /// It has entries, and was never a node's.
+    /// It has entries, but was never a node's.
     #[error(
         "the table has {entries} entries and was no node's so far: nobody knows which of them are the cluster's; start \
          with an empty region file, and put them through a client"
     )]
     Foreign {
-        /// How many.
+        /// The number of entries.
         entries: u64,
     },
 }
@@ -101,16 +101,16 @@ pub struct NodeTable {
     server: Arc<DrivenServer>,
     cluster: ClusterConfig,
     value: Vec<u8>,
-    /// When the table was made, by the time of day when it was opened: milliseconds since 1970. Ends go by the table's clock
-    /// from then on: a time of day that is set otherwise later moves none.
+    /// When the table was made, by the time of day when it was opened: milliseconds since 1970. From then on ends go by
+    /// the table's clock. Setting the time of day later moves no end.
     made: u64,
-    /// What a process before was killed at.
+    /// The intent of an earlier process that was killed.
     intent: Option<Intent>,
 }
 
 impl NodeTable {
-    /// The table of this server, whose clients only read. Also what it has of an earlier process: its page, and
-    /// its notes.
+    /// Opens the table of this server, whose clients only read. Also returns the page and the notes of an earlier
+    /// process.
     ///
     /// # Errors
     /// [`TableError`].
@@ -132,9 +132,10 @@ impl NodeTable {
         if page.is_none() && before.is_none() && entries > 0 {
             return Err(TableError::Foreign { entries });
         }
-        // A node ends, or is killed; then memory is whole. If the machine has ended, a file on a disk may not be.
+        // After the end or a kill of a node, its memory is intact. After a crash of the machine, a file on a disk may
+        // not be.
         let boot = boot();
-        // Where the system does not say which start this is, it may be another one.
+        // If the system does not tell its boot id, it may be another start.
         let is_same = |before: &[u8]| !boot.is_empty() && before == &boot[..];
         let was_whole = before.is_none_or(|before| before == STOPPED || is_same(&before));
         if !was_whole {
@@ -158,8 +159,8 @@ impl NodeTable {
         self.index().geometry()
     }
 
-    /// Lets extents move, if some are to. The server's own thread does it when it has time. But once blocks have taken
-    /// all memory, none is left that extents could move to, and a put is refused though half of it is free.
+    /// Lets extents move, if some should. The server's own thread does that when it has time. But once blocks have
+    /// taken all memory, extents have no place to move to, and a put is refused although half of the memory is free.
     fn tidy_extents(&self, key: &[u8], value_len: usize) {
         if self.geometry().extent_bytes(key, value_len) > 0 {
             (0..MOVES_MAX).take_while(|_| self.index().tidy() == Some(Duration::ZERO)).for_each(drop);
@@ -180,8 +181,8 @@ impl NodeTable {
         self.put(key, &bytes, Life::Lasting)
     }
 
-    /// Removes leave segments behind that are hardly half full, and do not merge them by themselves: their memory may be
-    /// what others need.
+    /// Merges segments that removes have left less than half full, and that do not merge by themselves. Values may need
+    /// their memory.
     #[cold]
     fn make_room(&self) {
         self.index().shrink();
@@ -190,7 +191,7 @@ impl NodeTable {
         }
     }
 
-    /// Makes a change of the table. One that is refused for want of memory is tried again for a while.
+    /// Makes a change of the table. If it is refused for want of memory, repeats it for a while.
     fn changed(&self, mut change: impl FnMut() -> Result<(), PutError>) -> Result<(), NoMemory> {
         let (begun, mut tries) = (Instant::now(), 0);
         loop {
@@ -212,7 +213,7 @@ impl NodeTable {
         }
     }
 
-    /// The next keys of a scan, by shard. The cursor is moved behind them.
+    /// Shows the next keys of a scan, with their shards, and moves the cursor behind them.
     fn scan(&self, cursor: &mut KeyCursor, mut see: impl FnMut(ShardIx, &[u8])) -> bool {
         self.index().scan_keys(cursor, |key| {
             if is_of_shard(key) {
@@ -222,22 +223,22 @@ impl NodeTable {
     }
 }
 
-/// A node has ended, and uses its table no more.
+/// The node has stopped, and does not use its table any more.
 const STOPPED: &[u8] = b"stopped";
 
-/// The node has ended: its table is whole, also after the machine is started anew.
+/// Notes that the node has stopped: its table is intact, even after a restart of the machine.
 pub fn note_stop(index: &Index) {
     if let Err(error) = index.put(BOOT_KEY, STOPPED, PutMode::Upsert) {
         tracing::warn!(%error, "that this node has ended cannot be noted in its table");
     }
 }
 
-/// Which start of the machine this is.
+/// The boot id of the machine.
 fn boot() -> Vec<u8> {
     std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }
 
-/// Whether a key is of a shard: not one of the node's own.
+/// Whether a key belongs to a shard. A node's own keys do not.
 fn is_of_shard(key: &[u8]) -> bool {
     !key.starts_with(OWN) || own::shard_of(key).is_some()
 }
@@ -251,12 +252,12 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A page, or notes, as they are stored. `None`: they are longer than any table can hold.
+/// The stored form of a page, or of notes. `None`: it is longer than any table can hold.
 pub fn encode<V: Serialize>(value: &V) -> Option<Vec<u8>> {
     postcard::to_extend(value, vec![FORM]).ok()
 }
 
-/// A page, or notes, from what was stored. `Err` says what is wrong with them.
+/// Decodes a stored page, or notes. `Err` says what is wrong with them.
 pub fn decode<V: DeserializeOwned>(bytes: &[u8]) -> Result<V, String> {
     match bytes.split_first() {
         Some((&FORM, rest)) => postcard::from_bytes(rest).map_err(|error| error.to_string()),
@@ -265,8 +266,8 @@ pub fn decode<V: DeserializeOwned>(bytes: &[u8]) -> Result<V, String> {
     }
 }
 
-/// What a look at the table finds. A look that was given up, because the process stood still in the middle of it, tells
-/// nothing, and is made again: whoever took that for absence would lose keys. `None`: there can be no such key.
+/// The result of a look at the table. A look that was given up, because the process stood still in the middle of it,
+/// says nothing, and is repeated: taking it for absence would lose keys. `None`: no such key is possible.
 fn certain<R>(mut look: impl FnMut() -> Result<R, ReadError>) -> Option<R> {
     loop {
         match look() {
@@ -278,8 +279,8 @@ fn certain<R>(mut look: impl FnMut() -> Result<R, ReadError>) -> Option<R> {
     }
 }
 
-/// The next part of a walk, of so many keys or a little more, and where to go on. `scan` brings those of one part of the
-/// table, and says whether there are more.
+/// The next step of a walk, of about this many keys, and where it continues. `scan` shows the keys of one part of the
+/// table, and returns whether there are more.
 fn some_keys<K>(
     from: Option<KeyCursor>,
     enough: usize,
@@ -360,7 +361,7 @@ impl Table for NodeTable {
     }
 
     fn put(&mut self, key: &[u8], value: &[u8], life: Life) -> Result<(), NoMemory> {
-        // One that has ended meanwhile is put, too: it is the primary that has it leave (CL13).
+        // An entry that has ended meanwhile is put, too: its primary removes it (CL13).
         let end = life.end().map(|end| Duration::from_millis(end.0.saturating_sub(self.made)));
         let owner = life.owner().unwrap_or(0);
         self.changed(|| self.driven().put_until(key, value, end, owner).map(drop))?;

@@ -18,7 +18,7 @@ pub fn at_once<T: Send, R: Send>(
     Ok(at_once_beside(items, work, || ())?.1)
 }
 
-/// The same, while this thread does something else.
+/// As [`at_once`], while this thread does something else.
 pub fn at_once_beside<T: Send, R: Send, B>(
     items: impl IntoIterator<Item = T>,
     work: impl Fn(T) -> Result<R> + Sync,

@@ -117,7 +117,7 @@ fn mixes(asked: &Arguments) -> Result<()> {
             for round in 0..asked.rounds {
                 let mut workload = Workload::new(threads, mix());
                 workload.initial_capacity_log2(asked.log2).prefill_fraction(prefilled);
-                // The same keys and order for all.
+                // All rivals get these keys, in this order.
                 workload.seed([round; 32]);
                 for (rates, (_, run)) in rounds.iter_mut().zip(RIVALS) {
                     rates.push(run(&workload));

@@ -32,7 +32,7 @@ pub struct Row {
     pub live_keys: u64,
     pub main_slots: u64,
     pub all_slots: u64,
-    /// The same hits by a client with hints. Left out unless asked for, and where hints save nothing.
+    /// The hits of a client with hints. Left out unless asked for, and where hints save nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hinted: Option<HintedHits>,
 }
@@ -114,7 +114,7 @@ pub fn told<T>(sampled: Option<T>, tell: impl FnOnce(T) -> String) -> String {
     sampled.map_or("-".into(), tell)
 }
 
-/// The same for nanoseconds.
+/// As [`told`], for nanoseconds.
 pub fn told_ns(sampled: Option<u64>) -> String {
     told(sampled, |ns| show::nanos(ns as f64))
 }

@@ -40,7 +40,7 @@ pub fn svg_file(name: &str) -> Result<PathBuf, String> {
     file_of(name, "svg", "a picture, in SVG")
 }
 
-/// The same for one that makes a page.
+/// As [`svg_file`], for a command that makes a page.
 pub fn html_file(name: &str) -> Result<PathBuf, String> {
     file_of(name, "html", "a page, in HTML")
 }

@@ -84,7 +84,7 @@ class List(Contender):
 
 
 class Buffer(Contender):
-    """The same table; keys are one array, and so are values."""
+    """A table; keys are one array, and so are values."""
 
     name = "oneread, buffer"
 

@@ -74,7 +74,7 @@ class DictChanges:
         return None if change is None else self.told(change)
 
     def asynchronous(self) -> AsyncChanges[DictChange]:
-        """The same for ``async for``."""
+        """These changes, for ``async for``."""
         return AsyncChanges(self._feed, self.told)
 
     def __enter__(self) -> DictChanges:

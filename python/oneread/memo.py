@@ -75,7 +75,7 @@ def fingerprint(code: types.CodeType) -> bytes:
 
 
 def constant(value: Any) -> bytes:
-    """The same for what stands in code."""
+    """The canonical form of a constant in code."""
     if isinstance(value, types.CodeType):
         return fingerprint(value)
     if isinstance(value, (tuple, frozenset)):

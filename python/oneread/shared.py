@@ -354,7 +354,7 @@ class SharedDict(MutableMapping[Key, Any]):
         return DictChanges(feed, self._loaded, self._key)
 
     def changes_async(self, *, start: Literal["now", "keys"] = "now") -> AsyncChanges[DictChange]:
-        """The same for ``async for``."""
+        """As ``changes``, for ``async for``."""
         return self.changes(start=start).asynchronous()
 
     # Many entries.

@@ -52,7 +52,7 @@ def test_locations_come_as_records(width: int) -> None:
         assert found["is_there"].tolist() == [True] * 7 + [False] * 3
         assert found["address"][:7].tolist() == [4096 * block for block in range(7)]
         assert set(found["endpoint"][:7]) == {endpoint} and set(found["tier"][:7]) == {1}
-        # The same digests as bytes, and as many buffers; into the memory of the caller.
+        # These digests as bytes, and as many buffers; into the memory of the caller.
         memory = bytearray(10 * FOUND.size)
         assert index.locate_many(digests.tobytes(), width=width, out=memory) == (7, memory)
         assert memory == found.tobytes()

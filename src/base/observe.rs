@@ -81,7 +81,7 @@ impl Observed {
     }
 }
 
-/// The same observer, borrowed. Takes no room without the feature `sim`.
+/// An observer, borrowed. Takes no room without the feature `sim`.
 #[derive(Clone, Copy)]
 pub(crate) struct ObservedBy<'a>(
     #[cfg(feature = "sim")] &'a Observed,

@@ -1,4 +1,4 @@
-//! What a client asks the server about itself, or has it do.
+//! Requests about the server itself.
 
 use super::Client;
 use super::error::AskError;
@@ -26,11 +26,10 @@ impl Client {
         self.ask_for(&Request::Snapshot { begin: false }, snapshot_status)
     }
 
-    /// Asks the server for a snapshot with every change acknowledged so far, and does not wait for it:
-    /// it has ended when [`SnapshotStatus::has_ended`] says so of a later [`Client::snapshot_status`] and this
-    /// answer. The server writes the file that it was started with
-    /// ([`ServerConfig::snapshots`](crate::ServerConfig::snapshots)). If it makes none, nothing
-    /// happens, and [`SnapshotStatus::is_on`] is `false`.
+    /// Asks the server for a snapshot with every change acknowledged so far, and does not wait for it. It has ended
+    /// when [`SnapshotStatus::has_ended`] of a later [`Client::snapshot_status`] says so for this answer. The server
+    /// writes the file with which it was started ([`ServerConfig::snapshots`](crate::ServerConfig::snapshots)). If it
+    /// makes no snapshots, nothing happens, and [`SnapshotStatus::is_on`] is `false`.
     ///
     /// # Errors
     /// [`AskError`] when the server does not answer, or this client may only read.
@@ -38,8 +37,8 @@ impl Client {
         self.ask_for(&Request::Snapshot { begin: true }, snapshot_status)
     }
 
-    /// Returns what the server's table is made of, and what it did to grow and shrink; all zero for a
-    /// table of one size.
+    /// Returns the counts of a table that grows: its segments, and its splits and merges so far. All zero for a table
+    /// of one size.
     ///
     /// # Errors
     /// [`AskError`] when the server does not answer.
@@ -47,9 +46,9 @@ impl Client {
         self.ask_for(&Request::Growth { shrink: false }, growth)
     }
 
-    /// Has the server begin every merge of two segments that leaves at most 85 % of what a segment is
-    /// meant for, and does not wait: [`GrowthCounts::merging`] of the answer are under way. When they
-    /// have ended, more may be possible. A table of one size stays as it is.
+    /// Has the server begin every merge of two segments whose result has at most 85 % of a segment's design load, and
+    /// does not wait: [`GrowthCounts::merging`] of the answer are under way. When they have ended, more may be
+    /// possible. A table of one size stays as it is.
     ///
     /// # Errors
     /// [`AskError`] when the server does not answer, or this client may only read.
@@ -57,19 +56,18 @@ impl Client {
         self.ask_for(&Request::Growth { shrink: true }, growth)
     }
 
-    /// Has the server make a table that grows as large as it becomes with this many keys in all, and does not wait:
-    /// a thread of the server goes on with it, ahead of the puts that follow. Keys that do not come leave the table
-    /// larger than it need be; [`Client::shrink`] mends that. A table of one size stays as it is.
+    /// Has the server grow a table for this many keys in all, and does not wait. A thread of the server does it, ahead
+    /// of the puts that follow. If the keys do not come, the table stays larger than it need be; [`Client::shrink`]
+    /// mends that. A table of one size stays as it is.
     ///
     /// # Errors
-    /// [`AskError`] when the server does not answer, or this client may only read. A server of a version before
-    /// this request ends the connection; the next call makes another one.
+    /// [`AskError`] when the server does not answer, or this client may only read. A server that does not know this
+    /// request yet ends the connection; the next call makes another one.
     pub fn grow_for(&mut self, keys: u64) -> Result<GrowthCounts, AskError> {
         self.ask_for(&Request::GrowFor { keys }, growth)
     }
 
-    /// Returns what the memory of the server's long values is used for; all zero for a table whose values all
-    /// fit their slots.
+    /// Returns counts of the memory of the server's long values. All zero for a table whose values all fit their slots.
     ///
     /// # Errors
     /// [`AskError`] when the server does not answer.
@@ -80,7 +78,8 @@ impl Client {
         })
     }
 
-    /// Returns what the server notes of entries in memory of its own. `None` from a server of a version before this.
+    /// Returns counts of the server's notes on entries, in memory of its own. `None` from a server that does not know
+    /// this request yet.
     ///
     /// # Errors
     /// [`AskError`] when the server does not answer.
@@ -92,8 +91,8 @@ impl Client {
         })
     }
 
-    /// Returns what has left the server's table to make room for others, since the server started. All zero where nothing
-    /// does. `None` from a server of a version before this.
+    /// Returns counts of entries that were evicted since the server started. All zero for a table that does not evict.
+    /// `None` from a server that does not know this request yet.
     ///
     /// # Errors
     /// [`AskError`] when the server does not answer.
@@ -105,8 +104,8 @@ impl Client {
         })
     }
 
-    /// Returns how long the server's puts take, and what it counts besides. `None` from a server of a version
-    /// before this.
+    /// Returns how long the server's puts take, and further counts. `None` from a server that does not know this
+    /// request yet.
     ///
     /// # Errors
     /// [`AskError`] when the server does not answer.
@@ -118,8 +117,8 @@ impl Client {
         })
     }
 
-    /// Returns what is held for clients, or by them: puts that were started, and what their connections have in the
-    /// server's memory. `None` from a server of a version before this.
+    /// Returns counts of what clients hold: puts that were started, and their connections' share of the server's
+    /// memory. `None` from a server that does not know this request yet.
     ///
     /// # Errors
     /// [`AskError`] when the server does not answer.

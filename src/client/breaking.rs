@@ -1,12 +1,13 @@
-//! Waits that a program breaks off: one in a language that looks for signals itself, and then wants to go on elsewhere.
+//! Waits that a program can break off: a program in a language that handles signals itself, and then wants to go on
+//! elsewhere.
 //!
-//! Whoever waits for a server asks now and then whether that is still wanted. If not, the wait ends as it does at its
-//! deadline: the same may have happened.
+//! A thread that waits for a server asks now and then whether the wait is still wanted. If not, the wait ends as it
+//! does at its deadline: the request may have been done.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// After so long it is asked again.
+/// The time between two such questions.
 const ASKED_AFTER: Duration = Duration::from_millis(50);
 
 /// Who is asked whether this thread's waits are still wanted, and when next. `None`: 50 ms after the first wait begins.
@@ -18,9 +19,9 @@ struct Asked {
 
 thread_local!(static ASKED: Cell<Option<Asked>> = const { Cell::new(None) });
 
-/// Does work of this thread whose waits for a server on shm, and whose growing of a table, end when `is_unwanted`
-/// says so. It is asked every 50 ms while they last, and when a signal interrupts one. A wait that is over sooner
-/// asks nobody.
+/// Runs `work` on this thread. Its waits for a server on shm, and its growing of a table, end when `is_unwanted`
+/// returns `true`. That is called every 50 ms while they last, and when a signal interrupts one. It is not called for a
+/// shorter wait.
 pub fn breakable<R>(is_unwanted: fn() -> bool, work: impl FnOnce() -> R) -> R {
     /// Puts back what was there, also after a panic.
     struct Before(Option<Asked>);
@@ -35,7 +36,7 @@ pub fn breakable<R>(is_unwanted: fn() -> bool, work: impl FnOnce() -> R) -> R {
     work()
 }
 
-/// Until when this thread sleeps that waits until `deadline`. `None`: its wait is not wanted any more.
+/// Until when this thread may sleep, if it waits until `deadline`. `None`: its wait is not wanted any more.
 pub(crate) fn sleeps_until(deadline: Instant) -> Option<Instant> {
     let Some(Asked { is_unwanted, mut next }) = ASKED.get() else { return Some(deadline) };
     if next.is_some_and(|next| next <= Instant::now()) {
@@ -49,12 +50,12 @@ pub(crate) fn sleeps_until(deadline: Instant) -> Option<Instant> {
     Some(deadline.min(next))
 }
 
-/// For long work, and waits of other kinds that are looked at now and then: whether it is still wanted.
+/// Whether long work, or a wait of another kind, is still wanted. To be called now and then.
 pub fn is_wanted() -> bool {
     sleeps_until(Instant::now() + ASKED_AFTER).is_some()
 }
 
-/// A signal has interrupted this thread's wait: it is asked before the next one.
+/// A signal has interrupted this thread's wait: the question is asked before the next one.
 pub(crate) fn interrupted() {
     if let Some(asked) = ASKED.get() {
         ASKED.set(Some(Asked { next: Some(Instant::now()), ..asked }));

@@ -12,10 +12,10 @@ use crate::wire::{FRAME_VALUE_MAX, Reply, Request};
 use rustc_hash::FxHashMap;
 use std::time::Instant;
 
-/// Most requests whose replies tell values that are sent ahead of them, as [`BATCH`].
+/// The most requests whose replies have values that are sent ahead of them, as [`BATCH`].
 const BATCH_TOLD: usize = 32;
 
-/// What the replies to changes tell.
+/// Whether replies to changes have values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReplyTells {
     Outcomes,
@@ -23,12 +23,11 @@ pub(super) enum ReplyTells {
 }
 
 impl Client {
-    /// Inserts `key`, or updates its value. 1 round trip to the server. A value of more than 4,080 bytes
-    /// goes in pieces, with 1 round trip for each MiB. It takes effect at once, with the last of them.
+    /// Inserts `key`, or updates its value. 1 round trip to the server. A value of more than 4,080 bytes goes in
+    /// pieces, with 1 round trip for each MiB. It takes effect at once, with the last piece.
     ///
-    /// Where a value does not fit its slot, and the memory for it is what was removed or replaced a moment
-    /// ago, the client asks again until [`ClientOptions::deadline`](crate::ClientOptions::deadline)
-    /// ([`MutateError::HeapBusy`]).
+    /// If a value does not fit its slot, and the memory for it still waits for readers of removed values, the client
+    /// asks again until [`ClientOptions::deadline`](crate::ClientOptions::deadline) ([`MutateError::HeapBusy`]).
     ///
     /// # Errors
     /// [`MutateError`] says whether the change may have happened.
@@ -36,18 +35,19 @@ impl Client {
         self.put_one(PutMode::Upsert.into(), key, value)
     }
 
-    /// The same as [`Client::put`], [`Client::insert`] or [`Client::update`], of an entry that may end by itself:
-    /// no sooner than its time, and at most a second later as long as the server runs. A GET may find it until
-    /// then. When a million end together, a server needs about two cores for that second; without them, or when more
-    /// end together, the last ones go later (`oneread_expiry_lag_seconds`). A put without a time takes the time away; a swap keeps it.
+    /// As [`Client::put`], [`Client::insert`] or [`Client::update`], for an entry that may end by itself: no sooner
+    /// than its time, and at most a second later as long as the server runs. A GET may find it until then. When a
+    /// million end together, a server needs about two cores for that second. Without them, or when more end together,
+    /// the last ones go later (`oneread_expiry_lag_seconds`). A put without a time takes the time away; a swap keeps
+    /// it.
     ///
-    /// The time counts from when the server makes the change, by a clock that also runs while the machine is
-    /// suspended, and goes on when the server is gone and another one takes the table over. If the machine was
-    /// started again meanwhile, what is left goes by the time of day.
+    /// The time counts from when the server makes the change, by a clock that also runs while the machine is suspended.
+    /// It continues when the server is gone and another one takes the table over. If the machine was started again
+    /// meanwhile, the rest goes by the time of day.
     ///
     /// # Errors
-    /// As [`Client::put`]; [`PutError::NoLife`] in a table whose entries have none, [`PutError::TimeToLive`] for a
-    /// time of 0, or one that ends later than the table can say.
+    /// As [`Client::put`]; [`PutError::NoLife`] in a table whose entries have no lives, [`PutError::TimeToLive`] for a
+    /// time of 0, or one that ends later than the table can store.
     pub fn put_with(
         &mut self,
         key: &[u8],
@@ -73,21 +73,20 @@ impl Client {
         self.put_one(PutMode::Update.into(), key, value)
     }
 
-    /// Puts `value` if the value of `key` is `expected`, byte for byte: no other change of the key
-    /// comes between. 1 round trip to the server. To try again after [`SwapOutcome::Differs`], get the
-    /// value first, by 1 READ. Where the key has to be absent, use [`Client::insert`]; [`Client::compare_exchange`] is
-    /// both.
+    /// Puts `value` if the value of `key` is `expected`, byte for byte. No other change of the key comes between. 1
+    /// round trip to the server. To try again after [`SwapOutcome::Differs`], get the value first, by 1 READ. If the
+    /// key has to be absent, use [`Client::insert`]; [`Client::compare_exchange`] does both.
     ///
     /// As long as values do not repeat, at most one of several clients that expect the same value gets
     /// [`SwapOutcome::Swapped`].
     ///
-    /// If `expected` has more than 4,080 bytes, the client compares. It gets the value, and the server swaps
-    /// if nothing has changed it meanwhile: 2 round trips to the server and the READs of a GET, and again
-    /// after each change of the key that comes between. The promise is the same.
+    /// If `expected` has more than 4,080 bytes, the client compares. It gets the value, and the server swaps if nothing
+    /// has changed it meanwhile: 2 round trips to the server and the READs of a GET, and again after each change of the
+    /// key that comes between. The guarantee is the same.
     ///
-    /// With encryption (`ClientOptions::encryption`) only the client can compare. It asks the server for the
-    /// value, decrypts it, and has it swapped if nothing has changed it meanwhile: 2 round trips, and again 2
-    /// after each change of the key that comes between. The promise is the same.
+    /// With encryption (`ClientOptions::encryption`) only the client can compare. It asks the server for the value,
+    /// decrypts it, and has it swapped if nothing has changed it meanwhile: 2 round trips, and again 2 after each
+    /// change of the key that comes between. The guarantee is the same.
     ///
     /// # Errors
     /// As [`Client::put`]. Where the client compares, also [`MutateError::Busy`] if 1,000 changes in a row
@@ -103,24 +102,25 @@ impl Client {
         self.swap(key, expected, Some(value))
     }
 
-    /// Removes `key` if its value is `expected`: a [`Client::compare_and_swap`] to absence, with the same promise and at
-    /// the same cost. [`SwapOutcome::Swapped`]: it is removed.
+    /// Removes `key` if its value is `expected`: a [`Client::compare_and_swap`] to absence, with the same guarantee and
+    /// cost. [`SwapOutcome::Swapped`]: the key is removed.
     ///
     /// It may be repeated after [`MutateError::Deadline`] or [`MutateError::ServerGone`], if nobody puts the same value
     /// again meanwhile.
     ///
     /// # Errors
-    /// As [`Client::compare_and_swap`], and [`MutateError::OldServer`] from a server of a version before this.
+    /// As [`Client::compare_and_swap`], and [`MutateError::OldServer`] from a server that does not know this request
+    /// yet.
     pub fn remove_if(&mut self, key: &[u8], expected: &[u8]) -> Result<SwapOutcome, MutateError> {
         self.swap(key, expected, None)
     }
 
-    /// A compare-and-swap between any two states of a key, of which `None` is absence. From a value it is
-    /// [`Client::compare_and_swap`] or [`Client::remove_if`]; from absence to a value [`Client::insert`], and then
-    /// [`SwapOutcome::Differs`] if the key is there; from absence to absence a look, by READs.
+    /// A compare-and-swap between any two states of a key, where `None` is absence. From a value, it is
+    /// [`Client::compare_and_swap`] or [`Client::remove_if`]. From absence to a value, it is [`Client::insert`], with
+    /// [`SwapOutcome::Differs`] if the key is there. From absence to absence, it is a look, by READs.
     ///
     /// # Errors
-    /// As these.
+    /// As these calls.
     pub fn compare_exchange(
         &mut self,
         key: &[u8],
@@ -135,12 +135,12 @@ impl Client {
         Ok(if is_absent { SwapOutcome::Swapped } else { SwapOutcome::Differs })
     }
 
-    /// Many of [`Client::compare_exchange`]. Returns one answer per key, in order. Costs what [`Client::put_many`] costs,
-    /// and is no transaction either. Where the client has to look itself (expected values of more than 4,080
+    /// Many of [`Client::compare_exchange`]. Returns one answer per key, in order. Costs what [`Client::put_many`]
+    /// costs, and is not a transaction either. If the client has to look itself (expected values of more than 4,080
     /// bytes, absence both ways, encryption), it makes all of them one by one.
     ///
     /// # Errors
-    /// As [`Client::put_many`], and [`Client::compare_exchange`] for what is no answer of a table.
+    /// As [`Client::put_many`], and as [`Client::compare_exchange`] for errors that are not answers of a table.
     #[expect(clippy::type_complexity, reason = "a key, and its value before and after")]
     pub fn compare_exchange_many<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         &mut self,
@@ -241,9 +241,9 @@ impl Client {
     /// Inserts or updates many keys. Returns one answer per key, in order: a key that cannot be put
     /// does not stop the others. Requests are sent ahead of the replies, up to 512 of them: a batch
     /// takes 1 round trip on shm, over verbs 1 for some dozens of keys, and 1 for each MiB of long values.
-    /// It is no transaction: each put takes effect by itself, in the order of the pairs. But a put that has
-    /// to wait for memory ([`PutError::HeapBusy`]) takes effect after the others, or, if its key comes
-    /// again in the batch, ends in that error.
+    /// It is not a transaction: each put takes effect by itself, in the order of the pairs. But a put that has to wait
+    /// for memory ([`PutError::HeapBusy`]) takes effect after the others, or, if its key comes again in the batch, ends
+    /// in that error.
     ///
     /// # Errors
     /// [`MutateError`] when the connection failed, or no answer came for as long as
@@ -278,8 +278,8 @@ impl Client {
         self.put_each(PutMode::Update, pairs)
     }
 
-    /// Removes many keys. Returns for each whether it was present, in order. Costs what
-    /// [`Client::put_many`] costs, and is no transaction either.
+    /// Removes many keys. Returns for each whether it was present, in order. Costs what [`Client::put_many`] costs, and
+    /// is not a transaction either.
     ///
     /// # Errors
     /// As [`Client::put_many`].
@@ -292,9 +292,9 @@ impl Client {
         Ok(answers)
     }
 
-    /// As [`Client::put_many`], as `options` say for all ([`PutMode`], or [`PutOptions`] with a time to live), but calls `each` with the number of each pair and its answer,
-    /// as the answers come, mostly in the order of the pairs. So after an error it is known what was
-    /// answered before; of the other pairs, any may have been put.
+    /// As [`Client::put_many`], with these options for all ([`PutMode`], or [`PutOptions`] with a time to live). Calls
+    /// `each` with the number of each pair and its answer, as the answers come, mostly in the order of the pairs. So
+    /// after an error it is known which were answered. Of the other pairs, any may have been put.
     ///
     /// ```
     /// # use oneread::{Address, Client, Config, PutMode, Server, ServerConfig, TableSize};
@@ -324,7 +324,7 @@ impl Client {
         self.put_each_by(pairs, &mut each)
     }
 
-    /// As [`Client::put_many_with`], each pair by options of its own: entries that end at several times, say.
+    /// As [`Client::put_many_with`], with options for each pair: entries that end at several times, say.
     ///
     /// # Errors
     /// As [`Client::put_many`].
@@ -391,8 +391,8 @@ impl Client {
         self.ask_each_until_free(&puts, ReplyTells::Outcomes, answer, each)
     }
 
-    /// Makes changes of keys, and again those that find memory waiting for readers: these come after the others, and only
-    /// if they are the last ones of their keys.
+    /// Makes changes of keys. Repeats those whose memory still waits for readers: they come after the others, and only
+    /// if they are the last changes of their keys.
     pub(super) fn ask_each_until_free<A>(
         &mut self,
         changes: &[Request<'_>],

@@ -1,7 +1,7 @@
 //! Counts of a handle that other threads read while it works.
 //!
-//! The handle keeps its counts for itself, as plain numbers, and copies them into a line of its own
-//! when something more than a GET has happened. No reader writes to that line.
+//! The handle keeps its counts as plain numbers, and copies them into a cache line of its own when it has done more
+//! than a GET. No reader writes to that line.
 
 use super::stats::ClientStats;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// GETs between two copies, if nothing else happens.
 pub(super) const GETS_APART: u64 = 64;
-/// At least as many as there are counts.
+/// Not less than the number of counts.
 const CELLS: usize = 32;
 
 /// The counts of one [`Client`](crate::Client) handle, for any thread, while the handle works:
@@ -17,15 +17,15 @@ const CELLS: usize = 32;
 #[derive(Clone, Debug, Default)]
 pub struct ClientCounters(Arc<CounterCells>);
 
-/// Lines that no other handle's counts are in.
+/// Cache lines that have no counts of other handles.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct CounterCells([AtomicU64; CELLS]);
 
 impl ClientCounters {
-    /// What the handle has done. Each change and each failed call is there when the call has
-    /// returned. GETs are there in steps: after each change, batch or failure, and else after every
-    /// 64th. Each count is exact, but they may be read at different instants.
+    /// The counts of the handle. Each change and each failed call is counted when the call has returned. GETs are
+    /// counted in steps: after each change, batch or failure, and otherwise after every 64th. Each count is exact, but
+    /// they may be read at different instants.
     pub fn stats(&self) -> ClientStats {
         let mut stats = ClientStats::default();
         let mut cells = self.0.0.iter();

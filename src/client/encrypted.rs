@@ -1,6 +1,6 @@
-//! What a client does to values when it has a key ([`Encryption`]): it stores them encrypted, and
-//! decrypts what it reads. Only this file and the calls of it know. Without
-//! the feature `encryption` no client has a key, and the compiler leaves all of this out.
+//! Encryption of values by a client that has a key ([`Encryption`]): it stores them encrypted, and decrypts what it
+//! reads. Only this file and the calls of it deal with that. Without the feature `encryption` no client has a key, and
+//! the compiler leaves all of this out.
 
 use super::Client;
 use super::error::{GetError, MutateError};
@@ -67,14 +67,14 @@ impl Client {
         Ok(found)
     }
 
-    /// The part of a value, all of which is read and decrypted. Returns the value's length.
+    /// Copies a part of a value, after the whole value was read and decrypted. Returns the value's length.
     pub(super) fn get_range_decrypted(
         &mut self,
         key: &[u8],
         range: Range<usize>,
         part: &mut Vec<u8>,
     ) -> Result<Option<usize>, GetError> {
-        // An error leaves nothing of what was there before.
+        // After an error, nothing of the former content is left.
         part.clear();
         if !self.get_decrypted(key, part)? {
             part.clear();
@@ -86,14 +86,14 @@ impl Client {
         Ok(Some(len))
     }
 
-    /// The length of a value, as that of the stored one says it.
+    /// The length of a value, computed from that of the stored one.
     pub(super) fn plain_len(&mut self, stored: usize) -> Result<usize, GetError> {
         let too_short = || DecryptError::Length { given: stored };
         let plain = stored.checked_sub(Encryption::OVERHEAD).ok_or_else(too_short);
         plain.map_err(|error| self.count_failed_get(error.into()))
     }
 
-    /// The value itself, of a stored one that the server has sent.
+    /// Decrypts a stored value that the server has sent.
     pub(super) fn decrypt_sent(&mut self, key: &[u8], mut value: Vec<u8>) -> Result<Vec<u8>, GetError> {
         let Some(encryption) = &self.options.encryption else { return Ok(value) };
         match encryption.decrypt_in_place(key, &mut value) {
@@ -134,11 +134,10 @@ impl Client {
         result
     }
 
-    /// A compare-and-swap by a client that encrypts. No two encrypted values are the same, so the
-    /// server cannot compare: the client asks for the stored value, decrypts and compares it, and swaps
-    /// exactly these stored bytes. Where another change came between, it begins again, because that
-    /// change may have put the expected value once more: at most [`SWAP_ROUNDS_MAX`] times, and until the
-    /// deadline.
+    /// A compare-and-swap by a client that encrypts. No two encrypted values are equal, so the server cannot compare.
+    /// The client asks for the stored value, decrypts and compares it, and swaps exactly these stored bytes. If another
+    /// change came between, it begins again, because that change may have put the expected value once more: at most
+    /// [`SWAP_ROUNDS_MAX`] times, and until the deadline.
     pub(super) fn swap_decrypted(
         &mut self,
         encryption: &Encryption,
@@ -150,13 +149,13 @@ impl Client {
         let new = value.map(|value| encryption.encrypt(key, value)).transpose()?;
         let mut rounds = 0;
         loop {
-            // The server sends no long value. The client reads it.
+            // The server does not send long values. The client reads it.
             let seen = match self.ask_for_value(key, deadline)? {
                 Err(PutError::ValueLength { .. }) => self.look(key)?,
                 stored => stored?.map(|stored| (stored, None)),
             };
-            // The server has just been asked, so this is its geometry. What it would reject does not
-            // depend on what stands there.
+            // The server has just been asked, so this is its geometry. Its rejections do not depend on the present
+            // value.
             let max = self.geometry().value_max();
             let lengths = [value.map_or(0, <[u8]>::len), expected.len()];
             for given in lengths.map(|plain| plain + Encryption::OVERHEAD) {
@@ -186,7 +185,7 @@ impl Client {
     }
 }
 
-/// An error in the user's terms: the lengths that the server names are of encrypted values.
+/// The error with the user's lengths. The lengths in the server's error are those of encrypted values.
 pub(super) fn plain_error(error: MutateError) -> MutateError {
     match error {
         MutateError::ValueLength { given, max } => {

@@ -349,7 +349,7 @@ pub enum AskError {
 }
 
 impl AskError {
-    /// A connection failed after it was asked, or had no answer within this time.
+    /// The error of a connection that failed after the request was sent, or that had no answer within this time.
     pub(super) fn lost(address: &Address, within: Duration, error: LinkError) -> AskError {
         let address = address.clone();
         match error {
@@ -359,7 +359,7 @@ impl AskError {
     }
 }
 
-/// Why a scan, or the feed of changes, gave no answer. Nothing of what came before is wrong, and the same call can be made
+/// Why a scan, or the feed of changes, gave no answer. Everything before it is right, and the same call can be made
 /// again.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -439,9 +439,9 @@ impl From<ReadError> for GetError {
     }
 }
 
-/// Why a change did not happen, or may not have happened. Those up to `ReadOnly` mean that the table
-/// is unchanged: the server rejected the change ([`MutateError::rejection`]), or the client rejected
-/// it by the limits of the server, which it has asked whether it is there.
+/// Why a change did not happen, or may not have happened. The variants up to `ReadOnly` mean that the table is
+/// unchanged: the server rejected the change ([`MutateError::rejection`]), or the client rejected it by the server's
+/// limits, after it made sure that the server is there.
 ///
 /// | the server | a change ends in | may it have happened? |
 /// |---|---|---|
@@ -538,22 +538,22 @@ pub enum MutateError {
     /// The server is of a version that does not know this kind of change. Nothing was sent.
     #[error("{}", PutError::OldServer)]
     OldServer,
-    /// What the change had to wait for, before it is visible, has refused it. Nothing was changed.
+    /// The change had to wait before it became visible, and was refused meanwhile. Nothing was changed.
     #[error("{}", PutError::Withdrawn)]
     Withdrawn,
-    /// The time to live is none that an entry can have. Nothing was changed.
+    /// An entry cannot have this time to live. Nothing was changed.
     #[error("{}", PutError::TimeToLive { given: *given })]
     TimeToLive {
         /// The time given.
         given: Duration,
     },
-    /// A time to live was given, and entries of this table have none. Nothing was changed.
+    /// A time to live was given, and entries of this table have no lives. Nothing was changed.
     #[error("{}", PutError::NoLife)]
     NoLife,
     /// All numbers of entries were given. Nothing was changed.
     #[error("{}", PutError::EntryNumbers)]
     EntryNumbers,
-    /// The number is none that an owner can have.
+    /// No owner can have this number.
     #[error("{}", PutError::OwnerNumber { given: *given })]
     OwnerNumber {
         /// The number given.
@@ -569,10 +569,10 @@ pub enum MutateError {
     /// Another put of the key was started ([`Client::put_start`](crate::Client::put_start)). Nothing was changed.
     #[error("{}", PutError::AlreadyStarted)]
     AlreadyStarted,
-    /// This handle has no such put any more. Nothing was changed.
+    /// This handle's put has ended, or there was none. Nothing was changed.
     #[error("{}", PutError::NotStarted)]
     NotStarted,
-    /// Another number of bytes than was stated. Nothing was changed.
+    /// The value has another length than was stated. Nothing was changed.
     #[error("{}", PutError::StartedLength { given: *given, stated: *stated })]
     StartedLength {
         /// Bytes given.
@@ -583,18 +583,18 @@ pub enum MutateError {
     /// Entries of this table have no owners.
     #[error("{}", PutError::NoOwners)]
     NoOwners,
-    /// Puts that were started hold all that they may, or one was to hold its room for too long
+    /// Started puts hold all that they may, or this one was to hold its room for too long
     /// ([`StartLimits`](crate::StartLimits)). Nothing was started.
     #[error(transparent)]
     StartBound(StartBound),
-    /// All that could make room for the key, or its value, is pinned ([`Client::pin`](crate::Client::pin)), or held by
-    /// puts that were started. Nothing was changed.
+    /// Everything that could make room for the key, or its value, is pinned ([`Client::pin`](crate::Client::pin)), or
+    /// held by started puts. Nothing was changed.
     #[error("{}", PutError::Pinned)]
     Pinned,
     /// This connection has all the pins that it may have. Nothing was pinned.
     #[error("{}", PutError::Pins { max: *max })]
     Pins {
-        /// As many as it may have.
+        /// The most pins that it may have.
         max: u32,
     },
     /// Other changes interfered each time. Try again.

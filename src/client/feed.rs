@@ -1,29 +1,31 @@
-//! The feed of changes, as a program follows it.
+//! A program's view of the feed of changes.
 
 use super::Client;
 use super::error::FeedError;
 use super::follow::{FeedPosition, FeedSource, Follower, GapCause, HeardItem, HeardValue};
+use super::tries::Backoff;
 use crate::base::setters::setters;
 use crate::index::{Changed, LeftCause};
 use crate::wire::{FeedRefusal, FeedReply, FeedRequest, SentKey, SentValue};
 use std::time::{Duration, Instant};
 
-/// The pause before the server is asked again that had nothing new: it doubles from the first to the last.
+/// The pause before a server without news is asked again. It doubles from the first to the last.
 const PAUSE_FIRST: Duration = Duration::from_micros(50);
 const PAUSE_MAX: Duration = Duration::from_millis(5);
 
-/// Where a program begins to follow.
+/// Where a follower begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FeedFrom {
     /// With the next change.
     #[default]
     Now,
-    /// With all keys that are there, and then what becomes of them.
+    /// With all keys that are there, and then their changes.
     Keys,
-    /// Where another one stopped ([`ChangeFeed::position`]). What is not there any more is a gap.
+    /// Where another follower stopped ([`ChangeFeed::position`]). Changes that the server does not have any more are a
+    /// gap.
     Position(FeedPosition),
-    /// With the change of this number, of the server that is there.
+    /// With the change of this number, of the present server.
     Number(u64),
 }
 
@@ -33,14 +35,14 @@ pub enum FeedFrom {
 pub struct FeedOptions {
     /// Where it begins.
     pub from: FeedFrom,
-    /// Only keys that begin with this.
+    /// Only keys that begin with this are shown.
     pub prefix: Vec<u8>,
-    /// Whether it wants values.
+    /// Whether values are shown.
     pub values: bool,
 }
 
 impl FeedOptions {
-    /// The next change of any key, and no values.
+    /// From the next change of any key on, without values.
     pub fn new() -> FeedOptions {
         FeedOptions::default()
     }
@@ -52,21 +54,20 @@ setters!(FeedOptions {
     values: bool,
 });
 
-/// What a program hears.
+/// What a follower shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FeedItem {
-    /// The walk shows a key. Nothing was heard of it before, since the walk began. What is heard of it later is what
-    /// becomes of it.
+    /// The walk shows a key. It was not shown before, since the walk began. Later items are its changes.
     Key {
         /// The key.
         key: Vec<u8>,
         /// Its value, if values are wanted, as in [`FeedItem::Came`].
         value: Option<Vec<u8>>,
-        /// Whose entry it is; 0: nobody's.
+        /// The entry's owner; 0: nobody.
         owner: u16,
     },
-    /// The walk has shown all keys. What was neither shown nor came since it began is not there.
+    /// The walk has shown all keys. A key that was neither shown nor came since the walk began is not there.
     Joined,
     /// A key came.
     Came {
@@ -74,10 +75,10 @@ pub enum FeedItem {
         number: u64,
         /// The key.
         key: Vec<u8>,
-        /// Its value, if values are wanted. One that does not stand in its slot, the client gets when it hears of it:
-        /// that may be a later one, or `None` if the key has gone by then.
+        /// Its value, if values are wanted. The client gets a value that is not in its slot when it shows this item: it
+        /// may be a later one, or `None` if the key has gone by then.
         value: Option<Vec<u8>>,
-        /// Whose entry it is; 0: nobody's.
+        /// The entry's owner; 0: nobody.
         owner: u16,
     },
     /// A key has another value.
@@ -88,7 +89,7 @@ pub enum FeedItem {
         key: Vec<u8>,
         /// Its value, as in [`FeedItem::Came`].
         value: Option<Vec<u8>>,
-        /// Whose entry it is; 0: nobody's.
+        /// The entry's owner; 0: nobody.
         owner: u16,
     },
     /// A key left.
@@ -100,27 +101,27 @@ pub enum FeedItem {
         /// Why.
         cause: LeftCause,
     },
-    /// All entries of an owner have gone: every key whose entry is this owner's by what was heard of it. Told
-    /// whatever prefix was asked for.
+    /// All entries of an owner have gone: every key whose last shown entry is this owner's. Shown whatever prefix was
+    /// asked for.
     OwnerGone {
         /// The number of the change.
         number: u64,
         /// The owner.
         owner: u16,
     },
-    /// Changes are missing. What follows is what comes after them. [`ChangeFeed::resync`] tells what is there.
+    /// Changes are missing. The next items are the changes after them. [`ChangeFeed::resync`] shows what is there.
     Gap {
-        /// The first that is missing.
+        /// The place of the first missing change.
         from: FeedPosition,
-        /// The next one that is told.
+        /// The place of the next change that is shown.
         to: FeedPosition,
         /// Why.
         cause: GapCause,
     },
 }
 
-/// Follows the changes of a table. [`Client::changes`] begins it. It has a handle of its own, so other requests do
-/// not wait for it.
+/// Follows the changes of a table. [`Client::changes`] begins it. It has a handle of its own, so other requests do not
+/// wait for it.
 #[derive(Debug)]
 pub struct ChangeFeed {
     asking: Asking,
@@ -129,15 +130,15 @@ pub struct ChangeFeed {
 
 impl Client {
     /// Follows the changes of the table, from now on or from where `options` says: which keys came, were replaced and
-    /// left, in order for each key, and each change once. Starts the server's feed if nobody follows it yet: from the
-    /// return on, every change is told.
+    /// left. Changes of one key are in order, and each change is shown once. Starts the server's feed if nobody follows
+    /// it yet: every change after this returns is shown.
     ///
-    /// The server keeps the last changes in memory ([`ServerConfig::feed_bytes`](crate::ServerConfig::feed_bytes)) and
-    /// waits for nobody. Who falls further behind, or follows a server that was replaced, is told of a
+    /// The server keeps the last changes in memory ([`ServerConfig::feed_bytes`](crate::ServerConfig::feed_bytes)), and
+    /// does not wait for followers. A follower that falls further behind, or whose server was replaced, gets a
     /// [`Gap`](FeedItem::Gap), and calls [`ChangeFeed::resync`].
     ///
     /// Costs 1 round trip for up to 60 KiB of changes, over verbs 4 KiB. While nothing changes, the server is asked at
-    /// most every 5 ms. Each change costs the server some 100 ns more as long as somebody follows.
+    /// most every 5 ms. As long as somebody follows, each change costs the server some 100 ns more.
     ///
     /// # Errors
     /// [`FeedError`]. A position of another table, or one that is not there yet, is refused.
@@ -159,13 +160,13 @@ impl Client {
 }
 
 impl ChangeFeed {
-    /// What comes next. `None` if nothing has come within this time: asks once at least. An error says what is wrong
-    /// now, and the next call asks again: the server may be back, and then what was missed is a gap.
+    /// The next item. `None` if none has come within this time. Asks the server at least once. An error says what is
+    /// wrong now, and the next call asks again: if the server is back then, missed changes are a gap.
     ///
     /// # Errors
-    /// [`FeedError`]. Nothing that was not given is lost.
+    /// [`FeedError`]. No item is lost.
     pub fn next(&mut self, within: Duration) -> Result<Option<FeedItem>, FeedError> {
-        let (begun, mut pause) = (Instant::now(), PAUSE_FIRST);
+        let (begun, mut backoff) = (Instant::now(), Backoff::new(PAUSE_FIRST, PAUSE_MAX));
         loop {
             if let Some(heard) = self.follower.peek() {
                 self.asking.bring(heard)?;
@@ -178,14 +179,13 @@ impl ChangeFeed {
             if left.is_zero() {
                 return Ok(None);
             }
-            std::thread::sleep(pause.min(left));
-            pause = (2 * pause).min(PAUSE_MAX);
+            std::thread::sleep(backoff.take().min(left));
         }
     }
 
-    /// Tells all keys that are there, and then what becomes of them: from now on, each key as it was at an instant
-    /// ([`FeedItem::Key`]), then its changes, and no other. Whoever keeps a copy of the table empties it first. What
-    /// was to be given before is not: it is in what follows.
+    /// Shows all keys that are there, and then their changes. From now on, each key is shown as it was at an instant
+    /// ([`FeedItem::Key`]), then its changes, and no others. A program that keeps a copy of the table empties it first.
+    /// Items that were not shown yet are dropped: the new ones cover them.
     ///
     /// # Errors
     /// [`FeedError`].
@@ -193,13 +193,13 @@ impl ChangeFeed {
         self.follower.join(&mut self.asking)
     }
 
-    /// Where a follower goes on that is to hear what this one has not given.
+    /// Where another follower continues after the items of this one.
     pub fn position(&self) -> FeedPosition {
         self.follower.position()
     }
 }
 
-/// Whom a follower asks.
+/// The client that a follower asks.
 #[derive(Debug)]
 struct Asking {
     client: Client,
@@ -208,7 +208,7 @@ struct Asking {
 }
 
 impl Asking {
-    /// Brings the value, decrypted, of what was heard next.
+    /// Gets the value of the next item, and decrypts it.
     fn bring(&mut self, heard: &mut HeardItem) -> Result<(), FeedError> {
         let (HeardItem::Key(key, value, _) | HeardItem::Change { key, value, .. }) = heard else {
             return Ok(());
@@ -225,7 +225,7 @@ impl Asking {
     }
 }
 
-/// What is given, of what was heard and brought.
+/// The item that the program gets.
 fn item(heard: HeardItem) -> FeedItem {
     let plain = |value| match value {
         HeardValue::Here(value) => Some(value),

@@ -6,7 +6,7 @@
 //! look 2: number n2 ── changes n1 to n2 of keys passed before ── its keys ...
 //! ```
 //!
-//! It asks somebody else, so tests can have it ask an index.
+//! The follower asks a [`FeedSource`], so tests can have it ask an index.
 
 use crate::faults::{Rule, broken};
 use crate::index::{Changed, LeftCause};
@@ -19,9 +19,9 @@ use std::collections::VecDeque;
 pub struct FeedPosition {
     /// The generation of the table; 0 for any.
     pub table: u64,
-    /// Which server of this table counts: a random number, another one with each start (I3). 0 with any table.
+    /// Which server of this table counts: a random number, which differs from start to start (I3). 0 with any table.
     pub launch: u64,
-    /// The number of the next change; 0 for the one that comes next.
+    /// The number of the next change; 0: the next that is made.
     pub number: u64,
 }
 
@@ -29,12 +29,12 @@ pub struct FeedPosition {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GapCause {
-    /// Newer changes have taken their place in the server's memory. Who is told was too slow, or was away.
+    /// Newer changes have taken their place in the server's memory. The follower was too slow, or was away.
     TooSlow,
-    /// Another server has the table since, and numbers begin anew. `from` is a number of the old one, `to` of the new
-    /// one.
+    /// Another server has the table now, and its numbers begin again. `from` is a number of the old server, `to` of the
+    /// new one.
     OtherServer,
-    /// Another table is served there since.
+    /// Another table is served there now.
     OtherTable,
 }
 
@@ -47,28 +47,28 @@ pub(super) enum HeardValue {
     Elsewhere,
 }
 
-/// What a follower hears.
+/// What a follower has received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum HeardItem {
     /// The walk shows a key.
     Key(Vec<u8>, HeardValue, u16),
     /// The walk has shown all keys.
     Joined,
-    /// A key has changed; or, if it is empty, an owner has gone.
+    /// A key has changed. If it is empty, an owner has gone.
     Change { number: u64, what: Changed, cause: LeftCause, key: Vec<u8>, value: HeardValue, owner: u16 },
     /// Changes are missing.
     Gap { from: FeedPosition, to: FeedPosition, cause: GapCause },
 }
 
-/// Whom a follower asks. Either answers with a reply's body.
+/// The source that a follower asks. Each answer is the body of a reply.
 pub(super) trait FeedSource {
     type Error;
 
     /// Asks for the next looks of a walk over this table.
     fn look(&mut self, table: u64, cursor: &[u8]) -> Result<Vec<u8>, Self::Error>;
 
-    /// Asks for changes from a place on, up to the one with the number `end`; if a walk has passed only some keys, of
-    /// these.
+    /// Asks for changes from a place on, up to the one with the number `end`. If a walk has passed only some keys, only
+    /// for changes of those.
     fn changes(
         &mut self,
         from: FeedPosition,
@@ -76,10 +76,10 @@ pub(super) trait FeedSource {
         passed: Option<&[u8]>,
     ) -> Result<Vec<u8>, Self::Error>;
 
-    /// Whether an error says that another table is there.
+    /// Whether an error means that another table is there.
     fn is_of_other_table(&self, error: &Self::Error) -> bool;
 
-    /// The answer to a body that makes no sense.
+    /// The error for a body that makes no sense.
     fn nonsense(&mut self) -> Self::Error;
 }
 
@@ -91,12 +91,12 @@ struct OwnLook {
     cursor: Vec<u8>,
 }
 
-/// A walk that is to join the feed.
+/// A walk that will join the feed.
 #[derive(Clone, Debug, Default)]
 struct Joining {
-    /// What it has passed. Empty: nothing.
+    /// The keys that it has passed. Empty: none.
     cursor: Vec<u8>,
-    /// Looks whose keys are not told yet.
+    /// Looks whose keys are not shown yet.
     looks: VecDeque<OwnLook>,
 }
 
@@ -104,7 +104,7 @@ struct Joining {
 #[derive(Debug)]
 pub(super) struct Follower {
     at: FeedPosition,
-    /// Whether it has heard anything yet: until then, a wrong place is its caller's error.
+    /// Whether it has received anything yet. Until then, a wrong place is its caller's error.
     has_begun: bool,
     joining: Option<Joining>,
     heard: VecDeque<HeardItem>,
@@ -119,7 +119,7 @@ fn owned(value: SentValue<'_>) -> HeardValue {
 }
 
 impl Follower {
-    /// Follows from there on.
+    /// A follower from this place on.
     pub fn new(at: FeedPosition) -> Follower {
         Follower { at, has_begun: false, joining: None, heard: VecDeque::new() }
     }
@@ -140,17 +140,17 @@ impl Follower {
         self.joining.is_some()
     }
 
-    /// What was heard next.
+    /// The next item.
     pub fn peek(&mut self) -> Option<&mut HeardItem> {
         self.heard.front_mut()
     }
 
-    /// Takes it.
+    /// Takes the next item.
     pub fn take(&mut self) -> Option<HeardItem> {
         self.heard.pop_front()
     }
 
-    /// Begins a walk over all keys, and drops what was heard and not taken: the walk shows what came of it.
+    /// Begins a walk over all keys. Drops items that were not taken: the walk shows their results.
     pub fn join<S: FeedSource>(&mut self, source: &mut S) -> Result<(), S::Error> {
         let now = FeedPosition { number: 0, ..self.at };
         let mut looks = VecDeque::new();
@@ -172,7 +172,7 @@ impl Follower {
         let Some(look) = joining.looks.front() else {
             match looks_from(source, self.at, &joining.cursor) {
                 Ok(looks) if !looks.is_empty() => joining.looks = looks,
-                // It is another server's. The next request tells.
+                // The look is another server's. The next request shows that.
                 Ok(_) => return self.hear(source, u64::MAX, None),
                 Err(error) => return self.begin_anew(source, error),
             }
@@ -214,7 +214,7 @@ impl Follower {
         if is_gap && !broken(Rule::FeedGap) {
             let cause = if is_other { GapCause::OtherServer } else { GapCause::TooSlow };
             self.heard.push_back(HeardItem::Gap { from: before, to: from, cause });
-            // What the walk has shown is not what is there any more.
+            // The keys that the walk has shown may not be there any more.
             (self.at, self.joining) = (from, None);
             return Ok(true);
         }
@@ -238,7 +238,7 @@ impl Follower {
         Ok(is_new)
     }
 
-    /// After an error: where another table is served, its feed is followed, and that is a gap.
+    /// After an error: if another table is served, follows its feed, and notes a gap.
     fn begin_anew<S: FeedSource>(&mut self, source: &mut S, error: S::Error) -> Result<bool, S::Error> {
         if !self.has_begun || !source.is_of_other_table(&error) {
             return Err(error);
@@ -267,7 +267,7 @@ fn place_of<S: FeedSource>(
     Ok(FeedPosition { table: body.table, launch: body.launch, number: body.numbers.end })
 }
 
-/// The next looks; none if another server has made them than the one whose changes are followed.
+/// The next looks. None if another server made them than the one that is followed.
 fn looks_from<S: FeedSource>(
     source: &mut S,
     at: FeedPosition,

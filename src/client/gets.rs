@@ -14,7 +14,7 @@ use std::time::Instant;
 /// The outcome of one key of a batch: its value, or `None` if it is absent.
 pub type BatchAnswer<'a> = Result<Option<&'a [u8]>, KeyError>;
 
-/// `each` as it is, which leaves in `broken_off` what it breaks off with.
+/// `each`, which also stores in `broken_off` the value with which it breaks off.
 #[inline]
 fn noting<B>(
     broken_off: &mut ControlFlow<B>,
@@ -39,12 +39,12 @@ impl Client {
         Ok(self.get_into(key, &mut value)?.then_some(value))
     }
 
-    /// The value of `key` lands in `value`, a [`Sink`]. A vector's contents are replaced, and the outcome is
-    /// whether the key was found; it allocates only if the vector is too small. Into memory of a given length
-    /// it goes by a [`SliceSink`](crate::sink::SliceSink).
+    /// Writes the value of `key` into `value`, a [`Sink`]. A vector's contents are replaced, and the outcome is whether
+    /// the key was found. It allocates only if the vector is too small. For memory of a given length, use a
+    /// [`SliceSink`](crate::sink::SliceSink).
     ///
     /// # Errors
-    /// As [`Client::get`]. What is in `value` by then does not count.
+    /// As [`Client::get`]. Then the content of `value` has no meaning.
     #[inline]
     pub fn get_into<S: Sink>(&mut self, key: &[u8], value: &mut S) -> Result<S::Outcome, GetError> {
         if self.options.encryption.is_some() {
@@ -74,13 +74,13 @@ impl Client {
     /// Replaces the contents of `part` with the bytes `range` of the value of `key`. Bytes beyond the
     /// value's end are left out. Returns the length of the whole value; `None` if the key is absent.
     ///
-    /// A value in its slot costs what [`Client::get_into`] costs. Of a longer one, one more READ brings
-    /// just these bytes. The answer is one version of the value, and two calls may see two: a value that is
-    /// read in several parts should carry a number.
+    /// A value in its slot costs what [`Client::get_into`] costs. For a longer one, one more READ brings just these
+    /// bytes. The answer is of one version of the value, and two calls may see two: a value that is read in several
+    /// parts should carry a number.
     ///
-    /// With encryption (`ClientOptions::encryption`) the whole value is read and decrypted first, because it
-    /// is encrypted in one piece: no byte of it is believed before the last one is there. So a part costs
-    /// what the whole costs, and an error leaves `part` empty.
+    /// With encryption (`ClientOptions::encryption`) the whole value is read and decrypted first, because it is
+    /// encrypted in one piece: no byte of it is trusted before the last one is there. So a part costs what the whole
+    /// costs, and an error leaves `part` empty.
     ///
     /// # Errors
     /// As [`Client::get`].
@@ -106,10 +106,9 @@ impl Client {
         self.count_get(found)
     }
 
-    /// Returns the length of the value of `key`, `None` if the key is absent. Usually 1 READ, of the slot's
-    /// window: a value that is not in its slot is not read. With encryption, this is the length that the
-    /// value has decrypted. It follows from that of the stored one, which is not decrypted: that of a value
-    /// which does not decrypt has no meaning.
+    /// Returns the length of the value of `key`, `None` if the key is absent. Usually 1 READ, of the slot's window: a
+    /// value that is not in its slot is not read. With encryption, this is the length of the decrypted value. It is
+    /// computed from the stored value's length. If the value would not decrypt, it has no meaning.
     ///
     /// # Errors
     /// As [`Client::get`]. With encryption, [`GetError::Decrypt`] if the stored value is too short for an
@@ -184,9 +183,9 @@ impl Client {
         self.get_batch_stored(keys, &mut Present::new(present))
     }
 
-    /// Like [`Client::get_many`], but calls `each` with the index and the outcome of each key, in no
-    /// particular order, until it breaks off. Returns what it broke off with. Over verbs, the READs
-    /// that are then under way are waited for. Allocates nothing for the values.
+    /// As [`Client::get_many`], but calls `each` with the index and the outcome of each key, in no particular order,
+    /// until `each` breaks off. Returns the value with which it broke off. Over verbs, the READs that are then under
+    /// way are waited for. Allocates nothing for the values.
     ///
     /// ```
     /// # use oneread::{Address, Client, Config, GetError, Server, ServerConfig, TableSize};
@@ -222,9 +221,9 @@ impl Client {
         Ok(broken_off)
     }
 
-    /// Like [`Client::get_many_with`], but calls `each` in the order of the keys. When it breaks off, no READ
-    /// is posted any more. So it costs little to ask for many keys of which the first ones are needed, up to
-    /// one that is absent. Answers that come before their turn are held back, copied: at most 128.
+    /// As [`Client::get_many_with`], but calls `each` in the order of the keys. When it breaks off, no more READs are
+    /// posted. So it costs little to ask for many keys if only the first ones, up to one that is absent, are needed.
+    /// Answers that come before their turn are copied and held back: at most 128.
     ///
     /// ```
     /// # use oneread::{Address, Client, Config, GetError, Server, ServerConfig, TableSize};
@@ -306,7 +305,7 @@ impl Client {
         }
     }
 
-    /// GETs keys one by one, without those that have come to their end (V4).
+    /// GETs keys one by one. Entries that have come to their end count as absent (V4).
     #[cold]
     fn get_each_exactly<K: AsRef<[u8]>>(
         &mut self,
@@ -332,9 +331,9 @@ impl Client {
         Ok(())
     }
 
-    /// Returns the value of `key` as the server looks it up: a two-sided GET, the baseline for
-    /// [`Client::get`]: no READ, 1 round trip, and the server's CPU. The request travels as changes
-    /// do ([`ClientOptions::requests`](crate::ClientOptions::requests)).
+    /// Returns the value of `key` as the server looks it up: a two-sided GET, the baseline for [`Client::get`]. No
+    /// READ, 1 round trip, and the server's CPU. The request travels as changes do
+    /// ([`ClientOptions::requests`](crate::ClientOptions::requests)).
     ///
     /// # Errors
     /// [`GetError`]. The server sends no value of more than 4,080 bytes ([`GetError::LongValue`]). Absence is
@@ -350,7 +349,7 @@ impl Client {
         stored.map(|stored| self.decrypt_sent(key, stored)).transpose()
     }
 
-    /// Asks for a value as it is stored. The server, or the client in its place, may reject that.
+    /// Asks for a value as it is stored. The server may reject that, or the client on its behalf.
     pub(super) fn ask_for_value(
         &mut self,
         key: &[u8],

@@ -1,7 +1,8 @@
-//! One thread's path to a server, as each fabric makes it.
+//! One thread's path to a server, which each fabric implements.
 
 use super::error::{AskError, GetError};
 use super::stats::ClientStats;
+use super::tries::{ATTEMPT_MAX, Failed, RETRY_FIRST, Repeatable, Tries};
 use crate::base::process::Process;
 use crate::base::times::TimeCounts;
 use crate::layout::geometry::Geometry;
@@ -11,15 +12,8 @@ use std::error::Error;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-/// The pause between attempts to reconnect: it doubles from the first to the last.
-pub(crate) const RETRY_FIRST: Duration = Duration::from_millis(1);
-pub(crate) const RETRY_MAX: Duration = Duration::from_millis(100);
-/// An attempt to reconnect that gets no answer ends after this time. Another one follows.
-pub(crate) const ATTEMPT_MAX: Duration = Duration::from_secs(2);
-
-/// One thread's path to a server: what each fabric implements for a [`Client`](crate::Client), whose methods
-/// state the guarantees. A clone is for another thread. It shares what can be shared and has no connection
-/// yet.
+/// One thread's path to a server. Each fabric implements it for a [`Client`](crate::Client), whose methods state the
+/// guarantees. A clone is for another thread. It shares what can be shared, and has no connection yet.
 pub(super) trait Handle: Clone {
     /// The process that made the client.
     fn process(&self) -> Process;
@@ -27,7 +21,7 @@ pub(super) trait Handle: Clone {
     /// The geometry of the table being read.
     fn geometry(&self) -> &Geometry;
 
-    /// Times it switched to a new region, or reconnected.
+    /// Times that it switched to a new region, or reconnected.
     fn reattached(&self) -> u64;
 
     /// How long its GETs of one key took, if it takes the time.
@@ -38,7 +32,7 @@ pub(super) trait Handle: Clone {
         0
     }
 
-    /// A GET has found a key, by another way than [`Handle::get_many`].
+    /// Notes that a GET has found a key, by another way than [`Handle::get_many`].
     fn note(&mut self, _key: &[u8]) {}
 
     /// Hands each key's outcome to `answers`, in any order, until it breaks off.
@@ -50,9 +44,8 @@ pub(super) trait Handle: Clone {
         stats: &mut ClientStats,
     ) -> Result<ControlFlow<()>, GetError>;
 
-    /// Sends requests and appends their replies to `replies`, in order, also those that came before an
-    /// error. Connects if there is no connection. A connection that failed is not used again. Adds its
-    /// counts to `stats`.
+    /// Sends requests and appends their replies to `replies`, in order, including those that came before an error.
+    /// Connects if there is no connection. A connection that failed is not used again. Adds its counts to `stats`.
     fn converse(
         &mut self,
         requests: &[Request<'_>],
@@ -65,8 +58,7 @@ pub(super) trait Handle: Clone {
     fn disconnect(&mut self);
 }
 
-/// Until when a client waits for the server. Each answer renews it: it bounds the time without
-/// progress.
+/// Until when a client waits for the server. Each answer renews it, so it bounds the time without progress.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     pub at: Instant,
@@ -74,48 +66,38 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// So long from now.
+    /// A deadline this long from now.
     pub fn within(allowed: Duration) -> Deadline {
         Deadline { at: Instant::now() + allowed, allowed }
     }
 
-    /// After an answer: as long again, but no less than was left.
+    /// Renews the deadline after an answer: it is as long again, but no less than was left.
     pub fn renew(&mut self) {
         self.at = self.at.max(Instant::now() + self.allowed);
     }
 }
 
-/// Repeats an attempt until the deadline, with pauses, if the next one may end in another way.
-pub(super) fn retried<T, E: Error + 'static>(
+/// Connects, with attempts until the deadline, if the next one may end in another way.
+pub(super) fn connected<T, E: Error + 'static>(
     deadline: Instant,
     may_pass: impl Fn(&E) -> bool,
     mut attempt: impl FnMut(Duration) -> Result<T, E>,
 ) -> Result<T, E> {
-    let mut pause = RETRY_FIRST;
-    let left = || deadline.saturating_duration_since(Instant::now());
-    loop {
-        match attempt(left().clamp(RETRY_FIRST, ATTEMPT_MAX)) {
-            Err(error) if may_pass(&error) && pause < left() => {
-                tracing::debug!(error = &error as &dyn Error, "not yet");
-                std::thread::sleep(pause);
-                pause = (2 * pause).min(RETRY_MAX);
-                // The time left after a sleep may be too short for another attempt.
-                if left() < RETRY_FIRST {
-                    return Err(error);
-                }
-            }
-            outcome => return outcome,
-        }
-    }
+    let tell = |error: &E| tracing::debug!(error = error as &dyn Error, "not yet");
+    let connected = Tries::of_connecting(deadline).run(tell, |tries| {
+        attempt(tries.left().clamp(RETRY_FIRST, ATTEMPT_MAX)).map_err(|error| match may_pass(&error) {
+            true => Failed::ForNow(error, Repeatable::READ),
+            false => Failed::ForGood(error),
+        })
+    });
+    connected.map_err(|failed| failed.or(|error| error))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The pauses and the bound are those that the documentation names.
-    #[test]
-    fn pauses_are_as_documented() {
-        assert_eq!([RETRY_FIRST, RETRY_MAX, ATTEMPT_MAX], [1, 100, 2000].map(Duration::from_millis));
+/// How a conversation failed that the server has ended. If nothing was sent, another server may take the requests.
+/// Otherwise they may have been done: `lost` is the error.
+pub(super) fn hung_up<C, E>(has_sent: bool, cause: C, lost: impl FnOnce(C) -> E) -> Failed<C, E> {
+    match Repeatable::unsent(has_sent) {
+        Some(proof) => Failed::ForNow(cause, proof),
+        None => Failed::ForGood(lost(cause)),
     }
 }

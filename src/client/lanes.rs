@@ -119,7 +119,7 @@ pub(crate) trait ReadQueue: Debug {
     fn take_counts(&mut self) -> Self::Counts;
 }
 
-/// What a READ is to bring.
+/// What a READ brings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadWanted {
     /// A window, into a slot of the landing memory.
@@ -172,7 +172,7 @@ struct Apart<T>(T);
 /// Memory shared by a lane's owner and the pump. READ number `n` uses entry and slot `n % entries`.
 #[derive(Debug)]
 struct Ring<L> {
-    /// Of each requested window, its first slot and the number of slots; else see [`ReadWanted::Bytes`].
+    /// For each requested window, its first slot and the number of slots. For other READs, see [`ReadWanted::Bytes`].
     entries: Box<[(AtomicU64, AtomicU64)]>,
     landing: L,
     submitted: Apart<AtomicU64>,

@@ -16,30 +16,28 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The number of requests whose reply comes with memory, and of their replies; and of those by which a client
-/// is let in.
+/// The number of requests whose reply comes with memory, and of the requests by which a client is let in.
 pub(in crate::client) const MEMORY_ID: u64 = 0;
 
 /// A stream to a server. It never waits.
 pub(in crate::client) trait ServerStream: AsFd {
-    /// Takes what has come, at most so many bytes; or with TLS, some more. Returns how many, and 0 when the server has
-    /// hung up.
+    /// Receives bytes, at most this many, or with TLS some more. Returns how many, and 0 when the server has hung up.
     fn take(&self, input: &mut Vec<u8>, most: usize) -> io::Result<usize> {
         input.reserve(most);
         Ok(rustix::io::read(self, spare_capacity(input))?)
     }
 
-    /// Sends some of this.
+    /// Sends some of these bytes.
     fn send(&self, bytes: &[u8]) -> io::Result<usize> {
         Ok(rustix::net::send(self, bytes, SendFlags::NOSIGNAL)?)
     }
 
-    /// Sends what it has taken and not sent.
+    /// Sends what TLS has taken and not sent.
     fn flush(&self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Whether there is any.
+    /// Whether TLS has bytes to send.
     fn is_owing(&self) -> bool {
         false
     }
@@ -50,12 +48,12 @@ impl ServerStream for UnixStream {}
 /// A connection to the server.
 #[derive(Debug)]
 pub(in crate::client) struct Link<S> {
-    /// Shared with the watch, if that watches this connection.
+    /// Shared with the watch, if it watches this connection.
     pub(in crate::client) stream: Arc<S>,
     pub(in crate::client) input: Vec<u8>,
-    /// Which requests the server knows, as its welcome says.
+    /// The level of requests that the server knows, from its welcome.
     pub(in crate::client) level: u16,
-    /// Room for bytes that are taken at once.
+    /// Room for bytes that are received at once.
     chunk: usize,
     /// The whole time allowed, for error messages.
     pub(in crate::client) allowed: Duration,
@@ -66,17 +64,17 @@ impl<S: ServerStream> Link<S> {
         Link { stream, input: Vec::new(), level: 0, chunk: 1 << 14, allowed }
     }
 
-    /// The same link, which takes so many bytes at once.
+    /// The link, which receives this many bytes at once.
     pub fn taking(self, chunk: usize) -> Link<S> {
         Link { chunk, ..self }
     }
 
-    /// The same link, for errors that name another time.
+    /// The link, whose errors name this time.
     pub fn allowing(self, allowed: Duration) -> Link<S> {
         Link { allowed, ..self }
     }
 
-    /// Which requests the server knows ([`wire::LEVEL`]).
+    /// The level of requests that the server knows ([`wire::LEVEL`]).
     pub fn level(&self) -> u16 {
         self.level
     }
@@ -158,14 +156,14 @@ impl<S: ServerStream> Link<S> {
     }
 
     pub fn receive(&mut self, deadline: Instant) -> Result<(), LinkError> {
-        // A handshake has something to say in turn.
+        // A TLS handshake has to send, too.
         let more = if self.stream.is_owing() { PollFlags::OUT } else { PollFlags::empty() };
         self.wait(PollFlags::IN | more, deadline)?;
         self.flush()?;
         self.take().map(drop)
     }
 
-    /// Takes what has come, if anything has. Returns whether there was something.
+    /// Receives what has come. Returns whether there was something.
     fn take(&mut self) -> Result<bool, LinkError> {
         match self.stream.take(&mut self.input, self.chunk) {
             Ok(0) => Err(LinkError::HungUp),
@@ -175,13 +173,12 @@ impl<S: ServerStream> Link<S> {
         }
     }
 
-    /// Sends all of this.
+    /// Sends all of these bytes.
     pub fn send(&mut self, bytes: &[u8], deadline: Instant) -> Result<(), LinkError> {
         self.send_all(bytes, PollFlags::OUT, deadline)
     }
 
-    /// Like `send`, and takes replies that come meanwhile: a server that waits until they are read may take no
-    /// more requests until then.
+    /// As `send`, but receives replies meanwhile: the server may take no more requests until its replies are read.
     pub fn send_and_take(&mut self, bytes: &[u8], deadline: Instant) -> Result<(), LinkError> {
         self.send_all(bytes, PollFlags::OUT | PollFlags::IN, deadline)
     }
@@ -204,7 +201,7 @@ impl<S: ServerStream> Link<S> {
         }
     }
 
-    /// Sends what the stream has taken, as far as that goes.
+    /// Sends what the stream has taken, without waiting.
     fn flush(&self) -> Result<(), LinkError> {
         match self.stream.flush() {
             Err(e) if !is_transient(&e) => Err(e.into()),
@@ -212,7 +209,7 @@ impl<S: ServerStream> Link<S> {
         }
     }
 
-    /// Waits until the stream is ready, at most until the deadline, and no longer than that is wanted.
+    /// Waits until the stream is ready, at most until the deadline, and only as long as the wait is wanted.
     pub fn wait(&self, what: PollFlags, deadline: Instant) -> Result<(), LinkError> {
         loop {
             let until = sleeps_until(deadline).ok_or(LinkError::Deadline(self.allowed))?;

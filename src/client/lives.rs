@@ -1,4 +1,4 @@
-//! Lives of entries: which entry it is, and when it ends.
+//! Lives of entries: their numbers, their owners and their ends.
 
 use super::error::GetError;
 use super::{Client, ServerPath};
@@ -15,18 +15,18 @@ use std::time::Duration;
 /// The life of an entry, as a client may keep it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EntryLife {
-    /// Which entry it is, of all entries of all tables, for [`Client::revalidate`]: the table's number
-    /// ([`Geometry::generation`](crate::layout::Geometry::generation)), which is random, with the entry's number in that table
-    /// flipped in (exclusive or).
+    /// The entry's number, among all entries of all tables, for [`Client::revalidate`]: the table's number
+    /// ([`Geometry::generation`](crate::layout::Geometry::generation)), which is random, exclusive or the entry's
+    /// number in that table.
     pub number: u64,
-    /// Whose the entry is; 0: nobody's.
+    /// The entry's owner; 0: nobody.
     pub owner: u16,
-    /// The tick with which the entry ends ([`Client::ends_in`]); 0: it does not end by itself.
+    /// The tick at which the entry ends ([`Client::ends_in`]); 0: it does not end by itself.
     pub expiry: u32,
 }
 
 impl EntryLife {
-    /// That of an entry of this table (I2).
+    /// The life of an entry of this table (I2).
     fn of(table: u64, Life { number, owner, expiry }: Life) -> EntryLife {
         EntryLife { number: by_rule(Rule::EntryTable, table ^ number, number), owner, expiry }
     }
@@ -39,7 +39,7 @@ pub type LifeAnswer<'a> = Result<Option<(&'a [u8], Option<EntryLife>)>, KeyError
 /// Whether an entry is there, and its life if the table's entries have one.
 type FoundLife = Result<Option<Option<EntryLife>>, KeyError>;
 
-/// Hands on what landed in a sink, with the entry's life.
+/// A sink that passes on values with the lives of their entries.
 struct WithLives<'a, S, E> {
     landed: LivedSink<&'a mut S>,
     /// The number of the table that answers.
@@ -98,7 +98,8 @@ where
 }
 
 impl Client {
-    /// Like [`Client::get_many_with`], and tells with each value the life of its entry. As quick as that. Values are as they are stored: they are not decrypted.
+    /// As [`Client::get_many_with`], but shows the life of each entry with its value. It is as quick. Values are as
+    /// they are stored: they are not decrypted.
     ///
     /// # Errors
     /// As [`Client::get_many`]. By then, `each` may have been called for some of the keys.
@@ -113,7 +114,7 @@ impl Client {
         })
     }
 
-    /// Hands the lives of many entries on, with the sink in which each one's value has landed.
+    /// Shows the lives of many entries, each with the sink that has its value.
     fn lives_of<'a, K: AsRef<[u8]>, S: Sink>(
         &mut self,
         keys: &[K],
@@ -135,14 +136,14 @@ impl Client {
         Ok(life.map(|life| EntryLife::of(self.geometry().generation(), life)))
     }
 
-    /// Tells of each key whether its entry is still the one with this number ([`Client::life`]): then it was there
-    /// all the time, with the same value. Each put, swap or other change of a value gives the entry another
-    /// number, one that no entry of the table ever had (V1), nor one of any other table (I2): where the server began with
-    /// another table meanwhile, or with a snapshot of this one, nothing is the same. A key that is absent, or that
-    /// the table cannot hold, is not the same. Usually 1 READ for each key, all under way at once.
+    /// Returns for each key whether its entry is still the one with this number ([`Client::life`]). If so, it was there
+    /// all the time, with the same value. Each put, swap or other change of a value gives the entry a new number, which
+    /// no entry of this table (V1) or of any other table (I2) ever had. If the server has begun with another table
+    /// meanwhile, or with a snapshot of this one, no entry is the same. A key that is absent, or that the table cannot
+    /// hold, is not the same. Usually 1 READ for each key, all under way at once.
     ///
-    /// This is for what a value only points to, in memory of somebody else's: fetch that, then ask whether the
-    /// entry is still the same.
+    /// This is for values that point to memory elsewhere: fetch that memory, then ask whether the entry is still the
+    /// same.
     ///
     /// # Errors
     /// As [`Client::get`].

@@ -1,7 +1,8 @@
-//! What a client does that waits for memory of long values, or compares a long value itself.
+//! Waiting for memory of long values, and comparing a long value in the client.
 
 use super::error::{AskError, GetError, MutateError};
 use super::stats::is_busy;
+use super::tries::Backoff;
 use super::{Client, ServerPath, on_path};
 use crate::client::breaking::sleeps_until;
 use crate::layout::extent::{Expected, Reference};
@@ -9,37 +10,36 @@ use crate::outcome::{PutError, SwapOutcome};
 use crate::wire::{Reply, Request};
 use std::time::{Duration, Instant};
 
-/// The pause before a request is repeated that found the memory waiting for readers: it doubles from the
-/// first to the last.
+/// The pause before a request is repeated whose memory still waits for readers. It doubles from the first to the last.
 const HEAP_PAUSE_FIRST: Duration = Duration::from_micros(100);
 const HEAP_PAUSE_MAX: Duration = Duration::from_millis(10);
-/// Most attempts of a compare-and-swap. Each one that fails was overtaken by a change that succeeded, or by
-/// a move of the value.
+/// The most attempts of a compare-and-swap. Each attempt that fails was overtaken by a change that succeeded, or by a
+/// move of the value.
 pub(super) const SWAP_ROUNDS_MAX: u32 = 1000;
 /// Waits for memory of long values, until a deadline.
 #[derive(Debug)]
 pub(super) struct HeapWait {
     begun: Instant,
-    pause: Duration,
+    backoff: Backoff,
     deadline: Instant,
 }
 
 impl HeapWait {
     pub fn new(deadline: Instant) -> HeapWait {
-        HeapWait { begun: Instant::now(), pause: HEAP_PAUSE_FIRST, deadline }
+        let backoff = Backoff::new(HEAP_PAUSE_FIRST, HEAP_PAUSE_MAX);
+        HeapWait { begun: Instant::now(), backoff, deadline }
     }
 
-    /// Sleeps for a while. Returns `false`, and does not sleep, if the deadline comes before.
+    /// Sleeps for a while. Returns `false`, and does not sleep, if the deadline comes first.
     pub fn again(&mut self) -> bool {
-        if Instant::now() + self.pause >= self.deadline || sleeps_until(self.deadline).is_none() {
+        if Instant::now() + self.backoff.peek() >= self.deadline || sleeps_until(self.deadline).is_none() {
             return false;
         }
-        std::thread::sleep(self.pause);
-        self.pause = (2 * self.pause).min(HEAP_PAUSE_MAX);
+        std::thread::sleep(self.backoff.take());
         true
     }
 
-    /// After progress: it waits so long from now.
+    /// Renews the deadline after progress: it is this long from now.
     pub fn renew(&mut self, within: Duration) {
         self.deadline = Instant::now() + within;
     }
@@ -54,7 +54,7 @@ impl HeapWait {
 }
 
 impl Client {
-    /// Makes a request, again and again while memory for its value waits for readers.
+    /// Makes a request, and repeats it while memory for its value waits for readers.
     pub(super) fn ask_until_free(
         &mut self,
         request: &Request<'_>,
@@ -78,9 +78,9 @@ impl Client {
         }
     }
 
-    /// A compare-and-swap with an expected value that does not fit a frame (X7): the client reads the value
-    /// and compares it, and the server swaps if the slot still names that extent. Where another change, or a
-    /// move of the value, came between, it begins again.
+    /// A compare-and-swap with an expected value that does not fit a frame (X7). The client reads the value and
+    /// compares it, and the server swaps if the slot still names that extent. If another change, or a move of the
+    /// value, came between, it begins again.
     pub(super) fn swap_seen(
         &mut self,
         key: &[u8],
@@ -88,7 +88,7 @@ impl Client {
         value: Option<&[u8]>,
         deadline: Instant,
     ) -> Result<SwapOutcome, MutateError> {
-        // Whatever the look finds, it is the table of a server that is there.
+        // Whatever the look finds is of the table of a server that is there.
         match self.ask(&Request::UploadDrop, deadline)? {
             Reply::Taken => {}
             _ => return Err(self.unexpected().into()),
@@ -117,7 +117,7 @@ impl Client {
         }
     }
 
-    /// The value as it is stored, and the extent in which it is, if it is not in its slot. By READs.
+    /// The value as it is stored, and its extent, if it is not in its slot. By READs.
     #[expect(clippy::type_complexity, reason = "absent, or a value and its place")]
     pub(super) fn look(&mut self, key: &[u8]) -> Result<Option<(Vec<u8>, Option<Reference>)>, MutateError> {
         let mut value = Vec::new();
@@ -126,7 +126,7 @@ impl Client {
         });
         match found {
             Ok(found) => {
-                // The change may end with it.
+                // The look may end the change.
                 self.publish();
                 Ok(found.map(|extent| (value, extent)))
             }
@@ -135,7 +135,7 @@ impl Client {
     }
 }
 
-/// Why a change did not happen that could not look.
+/// The error of a change whose look failed.
 fn not_seen(error: GetError) -> MutateError {
     match error {
         GetError::KeyLength { given, max } => MutateError::KeyLength { given, max },
@@ -167,15 +167,17 @@ mod tests {
         let far = Instant::now() + Duration::from_secs(3600);
         let mut wait = HeapWait::new(far);
         for exponent in 0..9 {
-            assert_eq!(wait.pause, HEAP_PAUSE_MAX.min(HEAP_PAUSE_FIRST * (1 << exponent)));
+            assert_eq!(wait.backoff.peek(), HEAP_PAUSE_MAX.min(HEAP_PAUSE_FIRST * (1 << exponent)));
             assert!(wait.again());
         }
-        assert_eq!(wait.pause, Duration::from_millis(10));
+        assert_eq!(wait.backoff.peek(), Duration::from_millis(10));
         let soon = Instant::now() + Duration::from_secs(1800);
-        let mut wait = HeapWait { begun: Instant::now(), pause: Duration::from_secs(3600), deadline: soon };
+        let backoff = |pause| Backoff::new(pause, pause);
+        let hour = backoff(Duration::from_secs(3600));
+        let mut wait = HeapWait { begun: Instant::now(), backoff: hour, deadline: soon };
         assert!(!wait.again());
         wait.deadline = Instant::now();
-        wait.pause = Duration::ZERO;
+        wait.backoff = backoff(Duration::ZERO);
         assert!(!wait.again());
         let PutError::HeapBusy { given: 5, waited } =
             wait.in_all(PutError::HeapBusy { given: 5, waited: Duration::from_secs(3600) })

@@ -1,5 +1,5 @@
-//! The client: GETs read the server's region; changes are requests to the server. [`Client`] says
-//! what it promises when the server is gone.
+//! The client: GETs read the server's region; changes are requests to the server. [`Client`] states its guarantees for
+//! when the server is gone.
 
 mod asks;
 pub(crate) mod breaking;
@@ -27,6 +27,7 @@ mod send;
 mod shm;
 mod stats;
 mod tcp;
+pub(crate) mod tries;
 mod two_steps;
 pub(crate) mod values;
 #[cfg(feature = "verbs")]
@@ -149,7 +150,7 @@ pub struct Client {
     address: Address,
     options: ClientOptions,
     path: ServerPath,
-    /// Without `direct`.
+    /// The counts, without those of `direct`.
     stats: ClientStats,
     direct: DirectAnswers,
     counters: ClientCounters,
@@ -284,8 +285,8 @@ impl Client {
         on_path!(&self.path, handle => handle.hint_bytes())
     }
 
-    /// The same counts, for other threads, while this handle works. [`ClientCounters::stats`] says
-    /// when they are there.
+    /// The counts of this handle, for other threads, while the handle works. [`ClientCounters::stats`] says when they
+    /// are there.
     pub fn counters(&self) -> ClientCounters {
         self.counters.clone()
     }

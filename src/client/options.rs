@@ -45,9 +45,9 @@ pub struct ClientOptions {
     /// Hints change no answer. They cost a READ where they are wrong: keys that were moved, and one
     /// in eight keys that are absent.
     pub hint_bytes: Option<usize>,
-    /// On shm: users whose servers the client trusts, beside its own user, root, and the user to whom root
-    /// has given the socket's folder (as `/run/oneread` is given to a service's user). A server learns
-    /// what clients put, decides what they read, and can end them by making a region file shorter.
+    /// On shm: users whose servers the client trusts, beside its own user, root, and the user to whom root has given
+    /// the socket's folder (as `/run/oneread` is given to a service's user). A server learns the values that clients
+    /// put, decides what they read, and can kill them by shortening a region file.
     pub server_uids: Vec<u32>,
     /// On shm: the server's region file, to be read if no server answers when the client connects.
     /// The client then only reads ([`Client::is_served`](crate::Client::is_served)), without a lease, until a
@@ -60,42 +60,44 @@ pub struct ClientOptions {
     pub tls: Option<ClientTls>,
     /// Options for verbs. Other fabrics ignore them.
     pub verbs: VerbsOptions,
-    /// A key to encrypt values with before they are sent, and to decrypt them with after they were
-    /// read. The server and other readers then see ciphertext. Every call that carries a value uses
-    /// it; a value that does not decrypt is an error, also one that was put without encryption. All
-    /// clones have the same. `None` stores and reads values as they are.
+    /// A key to encrypt values with before they are sent, and to decrypt them with after they were read. The server and
+    /// other readers then see ciphertext. Every call that carries a value uses it. A value that does not decrypt is an
+    /// error, even if it was put without encryption. All clones have the same key. `None` stores and reads values as
+    /// they are.
     ///
-    /// What reads the table without a `Client` sees stored values: [`Client::region`](crate::Client::region),
-    /// an [`Index`](crate::embedded::Index), a [`Reader`](crate::embedded::Reader). `Encryption::decrypt` is for them.
+    /// Readers without a `Client` see stored values: [`Client::region`](crate::Client::region), an
+    /// [`Index`](crate::embedded::Index), a [`Reader`](crate::embedded::Reader). `Encryption::decrypt` is for them.
     pub encryption: Option<Encryption>,
-    /// As which owner the client puts; all its connections are sessions of the owner
+    /// The owner as which the client puts. All its connections are sessions of the owner
     /// ([`Client::owner`](crate::Client::owner)).
     pub owner: Option<OwnerOptions>,
-    /// On shm: whether GETs judge by themselves whether an entry has come to its end ([`PutOptions::ttl`](crate::PutOptions::ttl)), by
-    /// the time in its slot and this host's clock. Without it, a GET may find an entry until the server has removed
-    /// it: at most a second after its end as long as the server runs, and all the time that it is suspended or away. With it, no
-    /// GET finds one that had ended when the GET began. It costs a look at the clock a GET, and a batch looks for one key
-    /// after the other. [`Client::get_two_sided`](crate::Client::get_two_sided), scans, and changes see what the server has.
+    /// On shm: whether GETs check by themselves whether an entry has come to its end
+    /// ([`PutOptions::ttl`](crate::PutOptions::ttl)), by the time in its slot and this host's clock. Without it, a GET
+    /// may find an entry until the server has removed it: at most a second after its end as long as the server runs,
+    /// and all the time that it is suspended or away. With it, no GET finds an entry that had ended when the GET began.
+    /// It costs a look at the clock for each GET, and a batch looks for one key after the other.
+    /// [`Client::get_two_sided`](crate::Client::get_two_sided), scans, and changes see the server's state.
     ///
     /// Over verbs and TCP a client does not have the server's clock: it cannot connect with this
-    /// ([`ConnectError::ExactExpiry`](crate::ConnectError::ExactExpiry)). Client and server may be in several
-    /// time namespaces of the kernel. Where `/proc` does not say how far these are apart, the time of day counts.
+    /// ([`ConnectError::ExactExpiry`](crate::ConnectError::ExactExpiry)). Client and server may be in several time
+    /// namespaces of the kernel. If `/proc` does not show how far these are apart, the time of day counts.
     pub exact_expiry: bool,
-    /// Whether the time of each GET of one key is taken ([`Client::get_times`](crate::Client::get_times)): two looks
-    /// at the clock, some tens of nanoseconds, and the quickest way of a GET on shm is not gone. Without it, a GET pays nothing for that.
+    /// Whether the time of each GET of one key is taken ([`Client::get_times`](crate::Client::get_times)). That costs
+    /// two looks at the clock, some tens of nanoseconds, and a GET on shm does not take its quickest path. Without it,
+    /// a GET pays nothing for that.
     pub timed: bool,
 }
 
-/// As which owner a client puts.
+/// The owner as which a client puts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OwnerOptions {
-    /// The owner's number, 1 to [`OWNER_MAX`](crate::layout::OWNER_MAX). Who has which is up to the clients of a table.
+    /// The owner's number, 1 to [`OWNER_MAX`](crate::layout::OWNER_MAX). The clients of a table agree on the numbers.
     pub number: u16,
-    /// How long the owner may be away. When it has had no session for so long, its entries go.
+    /// How long the owner may be away. When it has had no session for this long, its entries go.
     pub absent_for: Duration,
-    /// Which of all owners that have the number one after the other, as [`Client::tenure`](crate::Client::tenure) tells: the
-    /// client goes on with that one, or is refused. `None`: whoever has the number, and if nobody has, one more.
+    /// The owner's tenure, as [`Client::tenure`] tells it: the client continues as the owner with this tenure, or is
+    /// refused. `None`: the present owner with the number, or a new one.
     pub tenure: Option<u64>,
 }
 
@@ -200,12 +202,12 @@ setters!(ClientOptions {
 });
 
 impl ClientOptions {
-    /// The same as [`ClientOptions::default`].
+    /// As [`ClientOptions::default`].
     pub fn new() -> ClientOptions {
         ClientOptions::default()
     }
 
-    /// Cuts every time so that it can be added to a clock's time.
+    /// Shortens every time so that it can be added to a clock's time.
     pub(super) fn bounded(mut self) -> ClientOptions {
         const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
         for time in [&mut self.limits.deadline, &mut self.deadline, &mut self.lease] {

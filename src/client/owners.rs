@@ -1,4 +1,4 @@
-//! Owners of entries: handles whose entries go with them.
+//! Owners of entries: handles whose entries go when they end.
 
 use super::error::{ConnectError, MutateError};
 use super::options::OwnerOptions;
@@ -7,21 +7,22 @@ use crate::wire::{Reply, Request};
 use std::time::Instant;
 
 impl Client {
-    /// Another handle of the same table, with connections of its own, that puts as an owner: entries that it and its
-    /// clones put or insert are the owner's. What others put in their place is not, and a change of an entry that is
-    /// there leaves it whose it is.
+    /// Another handle of the same table, with connections of its own, that puts as an owner. Entries that it and its
+    /// clones put or insert are the owner's. An entry that another client puts in their place is not. A change of an
+    /// entry that is there keeps its owner.
     ///
     /// Each connection is a session of the owner. When the last one has ended, and none has begun for
-    /// [`OwnerOptions::absent_for`], or somebody calls [`Client::remove_owner`], all entries of the owner are gone at
-    /// once, for every reader, however many they are. Then they are removed, some ten thousands a second. Until that is
-    /// done, the number is not given again. A client that goes on putting is refused ([`MutateError::OwnerGone`]), as are
-    /// its clones, for good: also when the number was given to somebody else (I4). It begins again by this call.
+    /// [`OwnerOptions::absent_for`], or when somebody calls [`Client::remove_owner`], all entries of the owner are gone
+    /// at once, for every reader, however many they are. Then they are removed, some ten thousands a second. Until that
+    /// is done, the number is not given again. A client that goes on putting is refused for good
+    /// ([`MutateError::OwnerGone`]), and so are its clones, even if the number was given to another owner (I4). It
+    /// begins again by this call.
     ///
-    /// A server that is stopped or suspended does not count the time against its owners, and the next server
-    /// of the same region gives them all of it again, rounded up to a power of two. A client that is quiet comes back to it by
-    /// itself: on shm by the thread that watches servers, over TCP by a thread with a connection of its own (I5). Over verbs it
-    /// comes back with its next change, and is refused if that is too late. A server that begins with another table, or with a
-    /// snapshot, does not know the owner: the client is refused.
+    /// While a server is stopped or suspended, its owners' time does not run. The next server of the same region gives
+    /// them all of it again, rounded up to a power of two. A client that is quiet comes back to it by itself: on shm by
+    /// the thread that watches servers, over TCP by a thread with a connection of its own (I5). Over verbs it comes
+    /// back with its next change, and is refused if that is too late. A server that begins with another table, or with
+    /// a snapshot, does not know the owner: the client is refused.
     ///
     /// # Errors
     /// [`ConnectError`]; [`ConnectError::Owner`] with the reason, [`ConnectError::ReadOnly`] of a client that may not
@@ -31,9 +32,9 @@ impl Client {
         Client::connect_with(&self.address, options)
     }
 
-    /// Which owner the client is, of all that have its number one after the other: a random number, for
-    /// [`OwnerOptions::tenure`] of a client in another process that goes on as this owner, and as no other. `None` of a client
-    /// that is nobody's, or of an owner whom no server has known yet.
+    /// The owner's tenure: a random number, which tells it from other owners of its number. For
+    /// [`OwnerOptions::tenure`] of a client in another process that continues as this owner, and as no other. `None` of
+    /// a client without an owner, or of an owner that no server knows yet.
     pub fn tenure(&self) -> Option<u64> {
         let owner = match &self.path {
             ServerPath::Shm(handle) => handle.owner(),
@@ -45,8 +46,9 @@ impl Client {
     }
 
     /// Hides all entries of an owner, with one store: as soon as this returns, no reader finds one of them. They are
-    /// removed after that. Its sessions put nothing any more. Returns whether this call has hidden them: `false` if there was
-    /// no such owner, or another call has. It may be repeated, and promises the same then, also while another call is at it.
+    /// removed after that. The owner's sessions put nothing any more. Returns whether this call has hidden them:
+    /// `false` if there was no such owner, or another call has. It may be repeated, and gives the same guarantee, even
+    /// while another call is under way.
     ///
     /// # Errors
     /// As [`Client::remove`]; [`MutateError::NoOwners`].

@@ -1,4 +1,4 @@
-//! As which owner a client puts, and what its connections know of that.
+//! The owner as which a client puts, and its state for the client's connections.
 
 use super::error::ConnectError;
 use super::options::{ClientOptions, OwnerOptions};
@@ -7,11 +7,11 @@ use crate::outcome::PutError;
 use crate::wire::{Reply, Request};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The owner as which a client puts: what all its connections know of it.
+/// The owner as which a client puts, for all its connections.
 #[derive(Debug)]
 pub(super) struct OwnOwner {
     options: OwnerOptions,
-    /// Which of all that have the number one after the other; 0: it was not said yet. Relaxed: nothing else is ordered by it.
+    /// The owner's tenure; 0: no server has told it yet. Relaxed: nothing else is ordered by it.
     tenure: AtomicU64,
 }
 
@@ -25,7 +25,7 @@ pub(super) enum OwnerRefusal {
 }
 
 impl OwnerRefusal {
-    /// As the error of a client of this server.
+    /// The error of a client of this server.
     pub fn at(self, address: &Address, owner: u16) -> ConnectError {
         let address = address.clone();
         match self {
@@ -36,35 +36,36 @@ impl OwnerRefusal {
 }
 
 impl OwnOwner {
-    /// `None` of a client that puts as nobody.
+    /// `None` of a client without an owner.
     pub fn of(options: &ClientOptions) -> Option<OwnOwner> {
         options
             .owner
             .map(|owner| OwnOwner { options: owner, tenure: AtomicU64::new(owner.tenure.unwrap_or(0)) })
     }
 
-    /// Its number.
+    /// The owner's number.
     pub fn number(&self) -> u16 {
         self.options.number
     }
 
-    /// Whether a server has taken the client as the owner: then it goes on with that one, and with no other (I4).
+    /// Whether a server has taken the client as the owner. From then on it continues as that owner, and as no other
+    /// (I4).
     pub fn has_begun(&self) -> bool {
         self.tenure().is_some()
     }
 
-    /// What a connection asks, to be a session of it.
+    /// The request that makes a connection a session of the owner.
     pub fn request(&self) -> Request<'static> {
         let OwnerOptions { number, absent_for, .. } = self.options;
         Request::Owner { number, absent_for, tenure: self.tenure.load(Relaxed) }
     }
 
-    /// Which of all that have its number; `None` as long as no server has said so.
+    /// The owner's tenure; `None` as long as no server has told it.
     pub fn tenure(&self) -> Option<u64> {
         Some(self.tenure.load(Relaxed)).filter(|&tenure| tenure != 0)
     }
 
-    /// Hears the reply. `None` if it is none to that request.
+    /// Takes the reply. `None` if it is not a reply to that request.
     pub fn hear(&self, reply: Option<Reply>) -> Option<Result<(), OwnerRefusal>> {
         match reply? {
             Reply::Value(Some(bytes)) => {

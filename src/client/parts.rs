@@ -16,13 +16,13 @@ const ALL_PPM: u64 = 1_000_000;
 
 impl Client {
     /// Adds `delta` to the counter that is the value of `key`: a number of 64 bits without a sign, 8 bytes
-    /// (`u64::to_le_bytes`). Returns what it is then; less `delta` that is what it was before. No other change of the key
+    /// (`u64::to_le_bytes`). Returns its new value; the old value is that less `delta`. No other change of the key
     /// comes between. 1 round trip to the server.
     ///
-    /// An absent key counts as `initial`, and `delta` is added to that: with `Some(0)` it is as in Redis. With `None` it
-    /// stays absent, and so is the answer. (Memcached's `initial` is put without the delta: that is
+    /// An absent key counts as `initial`, and `delta` is added to that: `Some(0)` does as Redis does. With `None` an
+    /// absent key stays absent, and the answer is `None`. (Memcached puts `initial` without the delta: that is
     /// [`Client::insert`] first.) A sum below 0 or of more than 64 bits is an error, and changes nothing: it does not
-    /// wrap, as RDMA's fetch-and-add does, nor stop at 0, as Memcached's `decr` does.
+    /// wrap, as RDMA's fetch-and-add does, and does not stop at 0, as Memcached's `decr` does.
     ///
     /// **Do not repeat it** after [`MutateError::Deadline`] or [`MutateError::ServerGone`]: it may have been done, and
     /// would be done twice. Get the counter, and compare-and-swap it.
@@ -48,11 +48,12 @@ impl Client {
         counter(&added).ok_or_else(|| self.unexpected().into())
     }
 
-    /// Sets the bits of the value that are 1 in `bits`. `bits` may be shorter than the value, and is for its first
-    /// bytes; an absent key gets it as its value. [`PartEffect::Unchanged`]: all were set. 1 round trip to the server.
+    /// Sets the bits of the value that are 1 in `bits`. `bits` may be shorter than the value: then it changes the first
+    /// bytes. An absent key gets `bits` as its value. [`PartEffect::Unchanged`]: all were set. 1 round trip to the
+    /// server.
     ///
-    /// It may be repeated after [`MutateError::Deadline`] or [`MutateError::ServerGone`], if nobody clears the bits
-    /// or removes the key meanwhile; what it says of its effect is then that of the repetition.
+    /// It may be repeated after [`MutateError::Deadline`] or [`MutateError::ServerGone`], if nobody clears the bits or
+    /// removes the key meanwhile. The effect that it returns is then that of the repetition.
     ///
     /// # Errors
     /// As [`Client::change_part`]. [`MutateError::Part`] where `bits` is longer than the value.
@@ -86,19 +87,19 @@ impl Client {
         Ok(self.change_part(key, PartChange::Append { bytes, len_max }, Tell::Nothing)?.effect)
     }
 
-    /// Changes a part of the value of `key`, and tells the value before or after, if that is asked for. The server makes
-    /// the new value of the one that is there: no other change of the key comes between. 1 round trip to the
-    /// server. What the change brings goes in one piece, of at most 4,080 bytes, and 60 KiB on shm; a value of
-    /// more than 4,080 bytes is not told ([`Client::get`] it).
+    /// Changes a part of the value of `key`. Returns the value before or after, if `tell` asks for it. The server makes
+    /// the new value of the present one: no other change of the key comes between. 1 round trip to the server. The
+    /// change's own bytes go in one piece, of at most 4,080 bytes, and 60 KiB on shm. A value of more than 4,080 bytes
+    /// is not returned ([`Client::get`] it).
     ///
     /// [`Client::add`], [`Client::or`], [`Client::and_not`] and [`Client::append`] say which changes may be repeated
-    /// after an answer that did not come.
+    /// when no answer has come.
     ///
     /// # Errors
-    /// As [`Client::put`]; [`MutateError::Part`] where the change does not fit the value. [`MutateError::Encrypted`] with
-    /// `ClientOptions::encryption`, because the server cannot read the value; nothing is sent then. (Of a client
-    /// without it, whose key has an encrypted value, the server does not know that it is one.)
-    /// [`MutateError::OldServer`] from a server of a version before these changes. None of these changes anything.
+    /// As [`Client::put`]; [`MutateError::Part`] if the change does not fit the value. [`MutateError::Encrypted`] with
+    /// `ClientOptions::encryption`, because the server cannot read the value; then nothing is sent. (If a client
+    /// without it changes a key with an encrypted value, the server does not notice.) [`MutateError::OldServer`] from a
+    /// server that does not know this request yet. None of these changes anything.
     pub fn change_part(
         &mut self,
         key: &[u8],
@@ -120,8 +121,8 @@ impl Client {
 
     // ---- batches --------------------------------------------------------------------------------
 
-    /// Adds to many counters, as [`Client::add`]. Returns what each is then, in order. Costs what
-    /// [`Client::put_many`] costs, and is no transaction either.
+    /// Adds to many counters, as [`Client::add`]. Returns their new values, in order. Costs what [`Client::put_many`]
+    /// costs, and is not a transaction either.
     ///
     /// # Errors
     /// As [`Client::change_parts_with`].
@@ -199,15 +200,15 @@ impl Client {
         Ok(answers.into_iter().flatten().collect())
     }
 
-    /// As [`Client::change_parts`], but calls `each` with the number of each change and its answer, as the answers come,
-    /// as [`Client::put_many_with`] does. Each takes effect by itself, in their order; but one that has to wait
+    /// As [`Client::change_parts`], but calls `each` with the number of each change and its answer, as the answers
+    /// come, as [`Client::put_many_with`] does. Each takes effect by itself, in their order. But one that has to wait
     /// for memory ([`PutError::HeapBusy`]) takes effect after the others, or, if its key comes again in the batch, ends
     /// in that error.
     ///
     /// # Errors
-    /// As [`Client::put_many`]; and [`MutateError::Encrypted`], then nothing was sent. After an error it is known what
-    /// was answered before. Of the others, any may have been done: see [`Client::add`] and [`Client::append`]
-    /// before you repeat them.
+    /// As [`Client::put_many`]; and [`MutateError::Encrypted`], then nothing was sent. After an error it is known which
+    /// changes were answered. Of the others, any may have been done: see [`Client::add`] and [`Client::append`] before
+    /// you repeat them.
     pub fn change_parts_with<K: AsRef<[u8]>>(
         &mut self,
         parts: &[(K, PartChange<'_>)],
@@ -234,12 +235,12 @@ impl Client {
 
     // ---- all keys -------------------------------------------------------------------------------
 
-    /// Removes every key that is there all the while. Returns how many went. The server goes through its table in
-    /// steps of a millisecond, with 1 round trip each, and serves others in between.
+    /// Removes every key that is there from the beginning of this call to its end. Returns how many were removed. The
+    /// server goes through its table in steps of a millisecond, with 1 round trip each, and serves others in between.
     ///
-    /// It is no instant, and no key is locked for longer than a [`Client::remove`] takes: GETs and changes by others go on.
-    /// A key that somebody puts meanwhile is removed if the removal comes to its place later, and stays if it has been
-    /// there. Nothing that was put after it has returned is removed.
+    /// It is not atomic, and locks no key for longer than a [`Client::remove`] does: GETs and changes by others go on.
+    /// A key that somebody puts meanwhile is removed if the removal comes to its place later, and stays if the removal
+    /// has passed it. Nothing that is put after it has returned is removed.
     ///
     /// It may be repeated after any error: some of the keys have gone, and it removes the rest.
     ///
@@ -249,7 +250,8 @@ impl Client {
         self.clear_with(|_| true)
     }
 
-    /// Like [`Client::clear`]; `progress` hears how far it has come, step by step, and may break it off by returning `false`.
+    /// As [`Client::clear`]; `progress` is told how far it has come, step by step, and may break it off by returning
+    /// `false`.
     ///
     /// # Errors
     /// As [`Client::clear`].
@@ -280,7 +282,7 @@ impl Client {
     }
 }
 
-/// The counter that a change tells. `None` if it tells none and the key is there.
+/// The counter that a change returns. `None` if it returns none although the key is there.
 fn counter(added: &PartOutcome) -> Option<Option<u64>> {
     match added.effect {
         PartEffect::Absent => Some(None),

@@ -1,4 +1,4 @@
-//! Keys that must stay, where others leave to make room.
+//! Pins: keys that are not evicted.
 
 use super::Client;
 use super::error::MutateError;
@@ -6,14 +6,14 @@ use crate::wire::{Reply, Request};
 use std::time::Instant;
 
 impl Client {
-    /// Pins `key`: it does not leave to make room for others, until it is unpinned as often or the connection ends.
-    /// Returns whether it is there; if not, nothing is pinned. It still ends at its time, and whoever removes it
-    /// removes it. 1 round trip to the server. Where entries do not make room for others
-    /// ([`ServerConfig::evict`](crate::ServerConfig::evict)), it only tells whether the key is there.
+    /// Pins `key`: it is not evicted until it is unpinned as often, or the connection ends. Returns whether the key is
+    /// there; if not, nothing is pinned. It still ends at its time, and a remove removes it. 1 round trip to the
+    /// server. In a table that does not evict ([`ServerConfig::evict`](crate::ServerConfig::evict)), this only returns
+    /// whether the key is there.
     ///
-    /// The pin belongs to the connection of this handle for changes, which may have 4,096 of them. When that ends,
-    /// as with [`MutateError::ServerGone`], pin again. Keys are told apart by 64 bits of hash: once in a long while
-    /// another one stays, too.
+    /// The pin belongs to this handle's connection for changes, which may have 4,096 of them. When that ends, as with
+    /// [`MutateError::ServerGone`], pin again. Keys are told apart by 64 bits of hash: very seldom, another key is
+    /// pinned, too.
     ///
     /// # Errors
     /// [`MutateError`]; [`MutateError::Pins`] when the connection has all pins that it may have.

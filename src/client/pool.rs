@@ -12,7 +12,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Most handles of a pool, unless somebody says how many.
+/// The most handles of a pool, by default.
 const HANDLES_MAX: usize = 64;
 
 /// Handles of one client for any number of threads, each used by one thread at a time.
@@ -73,10 +73,10 @@ pub struct ClientPool(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     process: Process,
-    /// What handles are clones of. It asks nothing itself.
+    /// The client of which handles are clones. It makes no requests itself.
     first: Client,
     handles: Mutex<Handles>,
-    /// Rung when a handle comes back, or another one may be made.
+    /// Notified when a handle comes back, or another one may be made.
     room: Condvar,
 }
 
@@ -85,24 +85,24 @@ struct Handles {
     max: usize,
     /// How many of those in use are in [`ClientPool::run`].
     running: usize,
-    /// Those that nobody uses. The last one was used last.
+    /// Handles that nobody uses. The last one was used last.
     idle: Vec<Client>,
-    /// The counts of all handles there are.
+    /// The counts of all present handles.
     counters: Vec<ClientCounters>,
-    /// What handles did that are no more.
+    /// The sum of the counts of dropped handles.
     gone: ClientStats,
 }
 
 /// A handle of a [`ClientPool`], for one thread at a time. Dropping it gives the handle back.
 #[derive(Debug)]
 pub struct PooledClient {
-    /// There until it is dropped.
+    /// `None` only while it is dropped.
     client: Option<Client>,
     user: User,
     pool: Arc<Shared>,
 }
 
-/// Who uses a handle.
+/// The user of a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum User {
     Caller,
@@ -158,8 +158,8 @@ impl ClientPool {
         self
     }
 
-    /// A handle. Where as many are in use as there may be, waits until one comes back, however long that
-    /// takes. Not for a task of an async program: it would stop the thread that runs it, and the others there.
+    /// A handle. If the most handles are in use, waits until one comes back, however long that takes. Not for a task of
+    /// an async program: it would stop the thread that runs it, and the other tasks there.
     pub fn get(&self) -> PooledClient {
         self.lend(User::Caller, None).unwrap_or_else(|| self.clone_of_first())
     }
@@ -169,12 +169,12 @@ impl ClientPool {
         self.lend(User::Caller, Some(time))
     }
 
-    /// A handle. `None` where as many are in use as there may be. Does not wait.
+    /// A handle. `None` if the most handles are in use. Does not wait.
     pub fn try_get(&self) -> Option<PooledClient> {
         self.get_timeout(Duration::ZERO)
     }
 
-    /// A handle in time, if there is a bound on it.
+    /// A handle, within this time, if there is a bound.
     fn lend(&self, user: User, time: Option<Duration>) -> Option<PooledClient> {
         if !self.0.process.is_this() {
             return Some(self.clone_of_first());
@@ -183,8 +183,8 @@ impl ClientPool {
         Some(PooledClient { client: Some(client), user, pool: self.0.clone() })
     }
 
-    /// The sum of what all handles did: the client that the pool was made of, those in use, and those that are
-    /// no more. What a handle did that has come back is there. GETs of one in use are there in steps, as
+    /// The sum of the counts of all handles: the client of which the pool was made, handles in use, and dropped ones.
+    /// All counts of a handle that has come back are there. GETs of a handle in use are counted in steps, as
     /// [`ClientCounters::stats`] says.
     pub fn stats(&self) -> ClientStats {
         if !self.0.process.is_this() {
@@ -202,10 +202,9 @@ impl ClientPool {
     /// [`Limits::deadline`](crate::Limits::deadline); many changes together cost less as one
     /// [`Client::put_many`].
     ///
-    /// At most half of the handles, rounded up, run work at a time. The rest of it waits, on threads that may
-    /// block.
+    /// At most half of the handles, rounded up, run work at a time. Other work waits, on threads that may block.
     ///
-    /// Once begun, the work is done even if nobody waits for it any more.
+    /// Once begun, the work is done even if the future is dropped.
     ///
     /// # Errors
     /// `tokio`'s error if `work` panicked, or the runtime ended before it began.
@@ -226,15 +225,15 @@ impl ClientPool {
         .await
     }
 
-    /// A handle in another process than the pool's.
+    /// A handle, in another process than the pool's.
     fn clone_of_first(&self) -> PooledClient {
         PooledClient { client: Some(self.0.first.clone()), user: User::Caller, pool: self.0.clone() }
     }
 }
 
 impl Shared {
-    /// An idle handle, or another one. `None` if there is none in time. Not in another process than the
-    /// pool's: there the lock may be held by a thread that is not there.
+    /// An idle handle, or a new one. `None` if there is none in time. Not for another process than the pool's: there
+    /// the lock may be held by a thread that does not exist.
     fn lend(&self, user: User, time: Option<Duration>) -> Option<Client> {
         let begun = Instant::now();
         let mut handles = lock_std(&self.handles);
@@ -266,7 +265,7 @@ impl Shared {
         client.publish();
         let mut handles = lock_std(&self.handles);
         handles.running -= usize::from(user == User::Run);
-        // By a thread that panics it may have been left in the middle of a conversation.
+        // A thread that panics may have left it in the middle of a conversation.
         let dropped = if std::thread::panicking() || handles.counters.len() > handles.max {
             handles.gone += client.stats();
             handles.counters.retain(|counters| !counters.are_those(&client.counters));
@@ -276,9 +275,9 @@ impl Shared {
             None
         };
         drop(handles);
-        // All: it may be one that this user may not have.
+        // Notifies all: the next user may be one that may not have this handle.
         self.room.notify_all();
-        // It may close a connection.
+        // Dropping it may close a connection.
         drop(dropped);
     }
 }

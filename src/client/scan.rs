@@ -7,8 +7,8 @@ use crate::wire::{FeedReply, FeedRequest, Reply, Request, ScannedBody, SentKey, 
 use std::collections::VecDeque;
 use std::time::Instant;
 
-/// Where a scan goes on: bytes of the server's, which stay good as long as its table, also for its next server. They
-/// may be kept, and given to another client.
+/// Where a scan goes on: bytes of the server, which stay valid as long as its table, for its next server, too. They may
+/// be stored, and given to another client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScanCursor {
     table: u64,
@@ -17,16 +17,16 @@ pub struct ScanCursor {
 }
 
 impl ScanCursor {
-    /// These bytes.
+    /// The bytes of the cursor.
     pub fn to_bytes(&self) -> Vec<u8> {
         let end = u8::from(self.rest.is_none());
         [&self.table.to_le_bytes()[..], &[end], self.rest.as_deref().unwrap_or_default()].concat()
     }
 
-    /// From bytes of [`ScanCursor::to_bytes`].
+    /// A cursor with bytes of [`ScanCursor::to_bytes`].
     ///
     /// # Errors
-    /// [`FeedError::Cursor`] for what cannot be one. What else is wrong with it, the server finds.
+    /// [`FeedError::Cursor`] for bytes that cannot be a cursor. The server finds all other mistakes.
     pub fn from_bytes(bytes: &[u8]) -> Result<ScanCursor, FeedError> {
         let parts =
             bytes.split_first_chunk::<8>().and_then(|(table, rest)| Some((table, rest.split_first()?)));
@@ -64,11 +64,11 @@ impl Client {
     /// Begins a scan of all keys.
     ///
     /// A key that is there throughout is shown exactly once, whatever moves, grows or shrinks meanwhile, with a value
-    /// that it has at an instant of the scan. One that comes, or goes, meanwhile is shown once or not at all.
+    /// that it has at an instant of the scan. A key that comes or goes meanwhile is shown once or not at all.
     ///
     /// The server looks at the homes of 64 slots at a time, under their locks, for some microseconds, and sends what it
     /// has seen: 1 round trip for up to 60 KiB of keys and values, over verbs 4 KiB. It keeps nothing between two
-    /// requests. Values that do not stand in their slots, the client gets by itself.
+    /// requests. The client gets values that are not in their slots by itself.
     pub fn scan(&mut self) -> Scan<'_> {
         let (cursor, ready) = (ScanCursor { table: 0, rest: Some(Vec::new()) }, VecDeque::new());
         Scan { client: self, prefix: Vec::new(), values: false, cursor, ready }
@@ -99,7 +99,7 @@ impl Client {
         self.options.encryption.is_some()
     }
 
-    /// The value of a key that was sent: `None` if the key has gone since.
+    /// The value of a key that the server sent: `None` if the key has gone since.
     pub(super) fn sent_value(&mut self, key: &SentKey<'_>) -> Result<Option<Option<Vec<u8>>>, FeedError> {
         Ok(match key.value {
             SentValue::None => Some(None),
@@ -122,20 +122,20 @@ impl Scan<'_> {
         Scan { values, ..self }
     }
 
-    /// Goes on where another scan stood. It should have asked for the same keys.
+    /// Continues where another scan stood. It should have asked for the same keys.
     #[must_use]
     pub fn from(self, cursor: ScanCursor) -> Self {
         Scan { cursor, ready: VecDeque::new(), ..self }
     }
 
-    /// Where a scan goes on that is to show the keys behind those of the last reply: all that
+    /// Where a scan continues that shows the keys behind those of the last reply: all that
     /// [`next_batch`](Scan::next_batch) has not shown.
     pub fn cursor(&self) -> ScanCursor {
         self.cursor.clone()
     }
 
-    /// The keys of the next reply, which may be none; before that, those of the last one that the iterator has not
-    /// shown. `None` when no key is left.
+    /// The keys of the next reply, which may be none. If the iterator has not shown all keys of the last reply, those
+    /// first. `None` when no key is left.
     ///
     /// # Errors
     /// [`FeedError`]. The scan can go on.

@@ -1,5 +1,4 @@
-//! Requests on their way to the server: what the table does not take is not sent, and what fits no frame
-//! goes in pieces.
+//! Sending requests: a request that the table does not take is not sent, and one that fits no frame goes in pieces.
 
 use crate::layout::extent::Expected;
 use crate::layout::geometry::Geometry;
@@ -13,8 +12,7 @@ pub(super) const BATCH: usize = 512;
 /// Bytes of values that are sent ahead of their replies.
 const AHEAD_MAX: usize = 1 << 20;
 
-/// The longest pieces of an upload on a way to the server. `None`: values of more than a frame cannot go
-/// that way.
+/// The longest pieces of an upload on a path to the server. `None`: values that fit no frame cannot take this path.
 pub(super) type PieceMax = Option<usize>;
 
 /// The value that a request puts.
@@ -27,12 +25,12 @@ fn value_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
     }
 }
 
-/// Sends the requests that a table of this geometry takes, and inserts the rejections of the others
-/// among the replies, each in its place; after an error, as many replies as were there by then. A rejected request is
-/// not sent: no frame or slot could hold it. Geometry and level must be those of the server that `send` reaches. Another
-/// server may take what this one does not, so a rejection counts only if the server answers something: where none of
-/// the requests is sent, it is asked for its counters. Values that fit no frame are uploaded, in pieces of at most
-/// `piece_max`. `has_sent`: whether any of the requests was sent.
+/// Sends the requests that a table of this geometry takes, and inserts the rejections of the others among the replies,
+/// each in its place. After an error, there are as many replies as were there by then. A rejected request is not sent,
+/// because no frame or slot could hold it. Geometry and level must be those of the server that `send` reaches. Another
+/// server may take what this one does not, so a rejection counts only if the server answers something: if none of the
+/// requests is sent, it is asked for its counters. Values that fit no frame are uploaded, in pieces of at most
+/// `piece_max`. `has_sent` tells whether any of the requests was sent.
 pub(super) fn send_fitting<E>(
     requests: &[Request<'_>],
     (geometry, level): (&Geometry, u16),
@@ -46,7 +44,7 @@ pub(super) fn send_fitting<E>(
         value_of(request).is_none_or(|value| value.len() <= frame_max)
             && check(request, (geometry, level), piece_max).is_ok()
     };
-    // As nearly always: each is a frame, and its answer the reply.
+    // The usual case: each request is a frame, and its answer is the reply.
     if requests.iter().all(is_frame) {
         *has_sent = true;
         return send(requests, replies);
@@ -62,8 +60,8 @@ pub(super) fn send_fitting<E>(
     *has_sent = true;
     let mut sending = Sending { send, answers, frames: Vec::new(), bytes: 0 };
     let result = sending.send_all(requests, frame_max, piece_max.unwrap_or(frame_max));
-    // A request without a reply: the server does not speak the protocol, and the caller sees that. Of an upload
-    // that was cut off, nothing was answered.
+    // A request without a reply: the server does not speak the protocol, and the caller sees that. An upload that was
+    // cut off was not answered.
     let is_answer = |reply: &Reply| result.is_ok() || *reply != Reply::Taken;
     replies.extend(sending.answers.into_iter().map_while(|reply| reply.filter(is_answer)));
     result
@@ -98,7 +96,7 @@ fn check(
         {
             Err(PutError::KeyLength { given: key.len(), max: key_max })
         }
-        // A longer one is expected by an extent.
+        // A longer value is expected by its extent.
         Request::Swap { expected, .. } if expected.len() > frame_max => {
             Err(PutError::ValueLength { given: expected.len(), max: frame_max })
         }
@@ -119,20 +117,20 @@ fn check(
     }
 }
 
-/// Frames on their way, and what they were answered.
+/// Frames under way, and the answers so far.
 struct Sending<'a, S> {
     send: S,
-    /// What each request was answered: its rejection, or the first reply to one of its frames that is not
-    /// [`Reply::Taken`], or so far that.
+    /// The answer to each request: its rejection, or the first reply to one of its frames that is not [`Reply::Taken`];
+    /// or [`Reply::Taken`], so far.
     answers: Vec<Option<Reply>>,
     /// Frames to be sent, each with the number of its request.
     frames: Vec<(usize, Request<'a>)>,
-    /// Bytes of values in them.
+    /// Bytes of values in these frames.
     bytes: usize,
 }
 
 impl<'a, E, S: FnMut(&[Request<'_>], &mut Vec<Reply>) -> Result<(), E>> Sending<'a, S> {
-    /// Sends all requests that are not answered yet, in order, and in pieces where a value fits no frame.
+    /// Sends all requests that have no answer yet, in order, and in pieces if a value fits no frame.
     fn send_all(&mut self, requests: &[Request<'a>], frame_max: usize, piece_max: usize) -> Result<(), E> {
         for (nth, request) in requests.iter().enumerate() {
             // The table does not take it.
@@ -177,7 +175,7 @@ impl<'a, E, S: FnMut(&[Request<'_>], &mut Vec<Reply>) -> Result<(), E>> Sending<
         if self.bytes >= AHEAD_MAX || self.frames.len() >= BATCH { self.flush() } else { Ok(()) }
     }
 
-    /// Whether the server has answered that it does not take the upload of this request.
+    /// Whether the server has refused the upload of this request.
     fn is_refused(&self, nth: usize) -> bool {
         self.answers[nth].as_ref().is_some_and(|reply| *reply != Reply::Taken)
     }
@@ -191,7 +189,7 @@ impl<'a, E, S: FnMut(&[Request<'_>], &mut Vec<Reply>) -> Result<(), E>> Sending<
         let requests: Vec<_> = frames.iter().map(|(_, request)| *request).collect();
         let mut replies = Vec::with_capacity(requests.len());
         let result = (self.send)(&requests, &mut replies);
-        // More than were asked for: nobody knows which belong to which.
+        // More replies than requests: nobody knows which belong together.
         if replies.len() > frames.len() {
             return result;
         }

@@ -1,11 +1,11 @@
-//! Counts of what a client did.
+//! A client's counts.
 
 use super::error::{AskError, GetError};
 use crate::outcome::PutError;
 use crate::reader::{GetStats, HintCounts, ReadCounts};
 use crate::wire::{Reply, Request};
 
-/// Counts of what a client did.
+/// A client's counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClientStats {
@@ -13,9 +13,9 @@ pub struct ClientStats {
     pub get: GetStats,
     /// READs, the bytes they requested, and doorbells (round trips).
     pub read: ReadCounts,
-    /// What hints did ([`ClientOptions::hint_bytes`](crate::ClientOptions::hint_bytes)).
+    /// Counts of hints ([`ClientOptions::hint_bytes`](crate::ClientOptions::hint_bytes)).
     pub hints: HintCounts,
-    /// Requests sent, by the way they went.
+    /// Requests sent, by path.
     pub requests: RequestCounts,
     /// Changes that the server answered, by kind.
     pub changes: ChangeCounts,
@@ -88,11 +88,11 @@ pub struct ChangeCounts {
     pub removes: u64,
     /// Changes of a part of a value ([`Client::change_part`](crate::Client::change_part)).
     pub parts: u64,
-    /// Of all these, those that were rejected: lengths, a full table, interference.
+    /// Changes of all these kinds that were rejected: lengths, a full table, interference.
     pub rejected: u64,
 }
 
-/// Calls that failed. A batch counts once, but for `undecrypted`.
+/// Calls that failed. A batch counts once, except in `undecrypted`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FailureCounts {
@@ -101,7 +101,7 @@ pub struct FailureCounts {
     pub deadlines: u64,
     /// GETs that reached [`Limits::retries_max`](crate::Limits::retries_max).
     pub contended: u64,
-    /// The server was gone, or could not be connected to. So counts a GET whose value is damaged.
+    /// The server was gone, or could not be connected to. A GET whose value is damaged counts here, too.
     pub gone: u64,
     /// Changes by a client that may only read, and GETs of keys with wrong lengths.
     pub refused: u64,
@@ -112,7 +112,7 @@ pub struct FailureCounts {
 
 impl ChangeCounts {
     pub(super) fn count(&mut self, request: &Request<'_>, reply: &Reply) {
-        // Such a request is made again.
+        // The client repeats such a request.
         if !is_busy(reply) {
             self.count_final(request, reply);
         }
@@ -156,9 +156,8 @@ impl FailureCounts {
     }
 }
 
-/// Counts of the requests that a client sent, by the way they went ([`RequestPath`](crate::RequestPath)).
-/// Each request of a batch counts, and of a long value each piece. Requests that the client rejected itself
-/// do not.
+/// Counts of the requests that a client sent, by path ([`RequestPath`](crate::RequestPath)). Each request of a batch
+/// counts, and each piece of a long value. Requests that the client rejected itself do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RequestCounts {
@@ -166,10 +165,10 @@ pub struct RequestCounts {
     pub message: u64,
     /// Requests through a mailbox.
     pub mailbox: u64,
-    /// Over TCP: keys that the server has looked up. Each GET there is a request, and no READ; many of a batch go as
+    /// Over TCP: keys that the server has looked up. Each GET there is a request, and no READ. Many of a batch go as
     /// one message.
     pub gets: u64,
-    /// Requests in a way of their own ([`RequestPath::Extension`](crate::RequestPath::Extension)).
+    /// Requests by an extension ([`RequestPath::Extension`](crate::RequestPath::Extension)).
     #[cfg(feature = "verbs")]
     pub extension: u64,
 }

@@ -1,4 +1,4 @@
-//! Puts in two steps: the room first, the value later.
+//! Puts in two steps: first the room, then the value.
 
 use super::Client;
 use super::error::MutateError;
@@ -6,7 +6,7 @@ use crate::outcome::{PutError, PutOutcome};
 use crate::wire::{FRAME_VALUE_MAX, Reply, Request};
 use std::time::{Duration, Instant};
 
-/// A put that was started, and is to be committed or given up by the handle that has started it.
+/// A put that was started. The handle that has started it commits it or gives it up.
 #[derive(Debug)]
 #[must_use = "its room is held"]
 pub struct PutTicket {
@@ -23,14 +23,15 @@ impl PutTicket {
 
 impl Client {
     /// Starts a put of `key` with a value of `len` bytes: the server holds all the room that it needs. Until
-    /// [`Client::put_commit`], every reader sees what was there before, also nothing, and others may change it. The room
-    /// is held for as long as `within` says, and no longer than this handle has its connection. For tables with owners
+    /// [`Client::put_commit`], every reader sees the old value, or none, and others may change it. The room is held for
+    /// the time `within`, and no longer than this handle has its connection. For tables with owners
     /// ([`Config::owners`](crate::Config::owners)). 1 round trip.
     ///
     /// # Errors
-    /// As [`Client::put`], if there is no room; [`MutateError::StartBound`] if all starts together hold as much as they
-    /// may, or `within` is longer than any may ([`StartLimits`](crate::StartLimits)); [`MutateError::AlreadyStarted`] while another put of the key is started;
-    /// [`MutateError::NoOwners`]; [`MutateError::Encrypted`] for a client that encrypts.
+    /// As [`Client::put`], if there is no room; [`MutateError::StartBound`] if all started puts hold as much as they
+    /// may, or `within` is longer than allowed ([`StartLimits`](crate::StartLimits)); [`MutateError::AlreadyStarted`]
+    /// while another put of the key is started; [`MutateError::NoOwners`]; [`MutateError::Encrypted`] for a client that
+    /// encrypts.
     pub fn put_start(&mut self, key: &[u8], len: usize, within: Duration) -> Result<PutTicket, MutateError> {
         if self.encrypts() {
             return Err(MutateError::Encrypted);
@@ -48,8 +49,8 @@ impl Client {
         }
     }
 
-    /// Commits a put that was started, with a value of as many bytes as were stated. It takes effect at once, and never
-    /// fails for want of room. 1 round trip for each 4 KiB, and 1 more.
+    /// Commits a started put, with a value of the stated length. It takes effect at once, and never fails for want of
+    /// room. 1 round trip for each 4 KiB, and 1 more.
     ///
     /// # Errors
     /// As [`Client::put`]; [`MutateError::NotStarted`] if its time is over, or the connection was lost;
@@ -76,7 +77,7 @@ impl Client {
         Ok(outcome?)
     }
 
-    /// Gives a put up that was started. Returns whether it still was.
+    /// Gives a started put up. Returns whether it was still there.
     ///
     /// # Errors
     /// As [`Client::remove`].

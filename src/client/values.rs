@@ -5,11 +5,11 @@ use crate::reader::{Answers, StoredAnswer};
 use crate::sink::{Sink, TailSink};
 use std::ops::{ControlFlow, Range};
 
-/// The values of many keys, in the order of the keys. Use one again and again: it keeps its memory.
+/// The values of many keys, in the order of the keys. Use one repeatedly: it keeps its memory.
 #[derive(Clone, Debug, Default)]
 pub struct Values {
     bytes: TailSink,
-    /// Where each key's value is among the bytes.
+    /// For each key, where its value is among the bytes.
     spans: Vec<Span>,
     refused: Vec<(usize, KeyError)>,
 }
@@ -22,7 +22,7 @@ struct Span {
 }
 
 impl Span {
-    /// In place of an absent key's. No value has this length.
+    /// The span of an absent key. No value has this length.
     const NONE: Span = Span { start: 0, len: usize::MAX };
 
     #[inline(always)]
@@ -71,7 +71,7 @@ impl Values {
         &self.refused
     }
 
-    /// So many keys, all absent.
+    /// Makes it an outcome of this many keys, all absent.
     pub(crate) fn reset(&mut self, keys: usize) {
         self.bytes.clear();
         self.spans.clear();
@@ -93,7 +93,7 @@ impl Values {
     }
 }
 
-/// Values land where they stay.
+/// Writes values to their final place.
 impl Answers for Values {
     type Sink = TailSink;
 

@@ -170,7 +170,7 @@ impl From<&Geometry> for Config {
 }
 
 impl Config {
-    /// The same as [`Config::default`].
+    /// As [`Config::default`].
     pub fn new() -> Config {
         Config::default()
     }

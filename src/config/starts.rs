@@ -28,7 +28,7 @@ impl StartLimits {
 }
 
 impl Default for StartLimits {
-    /// The same as [`StartLimits::new`].
+    /// As [`StartLimits::new`].
     fn default() -> StartLimits {
         StartLimits::new()
     }

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicU64;
 pub(super) struct Budget {
     bytes_max: u64,
     taken: AtomicU64,
-    /// Bytes that segments leave to values which wait for them, and until when.
+    /// Bytes that segments leave free for waiting values, and until when.
     wanted: AtomicU64,
     wanted_until_ns: AtomicU64,
 }
@@ -40,7 +40,7 @@ impl Budget {
         self.take_up_to(bytes, self.bytes_max.saturating_sub(self.wanted()))
     }
 
-    /// Takes these bytes for values, if they may be taken. They want no more then.
+    /// Takes these bytes for values, if they may be taken. After that, no value waits.
     pub fn take_for_values(&self, bytes: u64) -> bool {
         let is_taken = self.take_up_to(bytes, self.bytes_max);
         if is_taken {
@@ -54,13 +54,14 @@ impl Budget {
         self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
-    /// Values wait for these bytes until then. Segments leave them, and have to give some back if there are not as many.
+    /// Notes that values wait for these bytes until this time. Segments leave them free, and give some back if there
+    /// are too few.
     pub fn want(&self, bytes: u64, until_ns: u64) {
         self.wanted_until_ns.store(until_ns, Ordering::Relaxed);
         self.wanted.store(bytes, Ordering::Relaxed);
     }
 
-    /// Whether values wait for memory. Those whose time is over do so no more.
+    /// Whether values wait for memory. A value whose time is over does not wait any more.
     pub fn wants(&self, now_ns: u64) -> bool {
         if self.wanted() > 0 && self.wanted_until_ns.load(Ordering::Relaxed) <= now_ns {
             self.wanted.store(0, Ordering::Relaxed);
@@ -68,7 +69,7 @@ impl Budget {
         self.wanted() > 0
     }
 
-    /// Whether there is less than values wait for.
+    /// Whether there is less memory than values wait for.
     pub fn is_short(&self) -> bool {
         let wanted = self.wanted();
         wanted > 0 && !self.has_for_values(wanted)
@@ -83,7 +84,7 @@ impl Budget {
         self.taken.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// The last server had these bytes.
+    /// Counts the bytes that the last server had taken.
     pub fn have(&self, bytes: u64) {
         self.taken.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -91,10 +92,10 @@ impl Budget {
 
 /// Registers memory with a device.
 pub(crate) trait Registrar: Send + Sync {
-    /// Sees to it that this memory of a segment is registered, and its key told (E0).
+    /// Registers this memory of a segment, and tells clients its key (E0).
     fn before_use(&self, memory: u32) -> Result<(), RegionError>;
 
-    /// Sees to it that this block of the heap is registered, and its key told (E0).
+    /// Registers this block of the heap, and tells clients its key (E0).
     fn before_use_of_block(&self, block: u64) -> Result<(), RegionError>;
 }
 

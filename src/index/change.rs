@@ -12,16 +12,16 @@ use crate::layout::slot::Stored;
 use crate::outcome::{PutError, PutMode, PutOutcome, SwapOutcome};
 use std::cell::RefCell;
 
-/// What comes of a change.
+/// The result of a change.
 pub(super) type Made<W, E = Stop> = Result<<W as What>::Outcome, E>;
 
 /// What is done with a key.
 pub(super) trait What: Copy {
-    /// What comes of it.
+    /// The result of this kind of change.
     type Outcome;
     /// Whether the entry gets a life with a number of its own (V1).
     const NEEDS_LIFE: bool = true;
-    /// Whether an entry that is replaced is another one then, of whoever puts it.
+    /// Whether the change makes a replaced entry a new entry, which belongs to whoever puts it.
     const PUTS: bool = false;
 
     /// Whether entries leave to make room for it.
@@ -40,7 +40,7 @@ pub(super) trait What: Copy {
         check_lengths(geometry, key, &[])
     }
 
-    /// Does it. It may be done again where it stopped. `new` is the value, with its life if entries have one.
+    /// Makes the change. It may be made again where it stopped. `new` is the value, with its life if entries have one.
     fn make<B: Between>(self, at: &Segment, key: &Hashed<'_>, new: &Stored<'_>, seams: B) -> Made<Self>;
 
     /// What became of the key.
@@ -72,7 +72,7 @@ impl What for PutMode {
     }
 }
 
-/// Holds the slot of a key whose put is started, if the key has none (P1): for an entry with this life, which is hidden.
+/// Holds a slot for a key whose put is started, if the key has none (P1). The slot gets a hidden entry with this life.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HoldSlot(pub Life);
 
@@ -98,7 +98,7 @@ impl What for HoldSlot {
 pub(super) enum SwapTo {
     /// The value that the change brings.
     Value,
-    /// The key is absent.
+    /// The key becomes absent.
     Absent,
     /// The value stays.
     Same,
@@ -161,7 +161,7 @@ fn decide<B: Between>(
     }
 }
 
-/// Removes an entry, if it is such a one.
+/// Removes the entry, if it is the one that is meant.
 impl What for Which {
     type Outcome = bool;
     const NEEDS_LIFE: bool = false;
@@ -177,7 +177,7 @@ impl What for Which {
     }
 }
 
-/// Has the policy that chooses who leaves note an entry (Z1). Nothing of it changes.
+/// Has the eviction policy note an entry (Z1). The entry does not change.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NoteEntry;
 

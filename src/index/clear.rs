@@ -6,7 +6,7 @@ use crate::layout::slot::Key;
 use crate::outcome::PutError;
 use std::time::Duration;
 
-/// How far a removal of all keys has come: a server keeps nothing of it between two steps.
+/// How far a removal of all keys has come. The server keeps nothing of it between two steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ClearPlace(pub [u64; 2]);
 
@@ -22,14 +22,14 @@ pub struct Cleared {
 }
 
 impl Index {
-    /// Removes every key that is there all the while. Returns how many were removed.
+    /// Removes every key that is there from the beginning of this call to its end. Returns how many were removed.
     ///
-    /// It goes through the table in steps of some microseconds and removes each key by itself, as
-    /// [`Index::remove`] does. So GETs and other changes go on, and it is no instant: a key that is put meanwhile may be
-    /// removed by it, or stay. `progress` hears how far it has come, and may break it off by returning `false`.
+    /// It goes through the table in steps of some microseconds, and removes each key by itself, as [`Index::remove`]
+    /// does. GETs and other changes go on. The call is not atomic: a key that is put meanwhile may be removed, or stay.
+    /// `progress` is told how far the removal has come, and ends it by returning `false`.
     ///
     /// # Errors
-    /// As [`Index::remove`]: some keys were removed, and none of the others.
+    /// As [`Index::remove`]: some keys were removed, and the others were not.
     pub fn clear(&self, progress: &mut dyn FnMut(Cleared) -> bool) -> Result<u64, PutError> {
         let (mut place, mut removed) = (ClearPlace::default(), 0);
         loop {
@@ -42,7 +42,7 @@ impl Index {
         }
     }
 
-    /// Takes it on from a place for about this long.
+    /// Continues the removal at a place, for about this long.
     pub(crate) fn clear_on(&self, place: ClearPlace, within: Duration) -> Result<Cleared, PutError> {
         let clock = self.table().clock();
         let ends_ns = clock.now_ns().saturating_add(within.as_nanos() as u64);

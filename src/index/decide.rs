@@ -13,7 +13,7 @@ use crate::layout::slot::Stored;
 use crate::outcome::{PutError, SwapOutcome};
 use crate::part::{PartChange, PartEffect, PartError, PartOutcome, Tell, ValueBytes};
 
-/// What becomes of a key.
+/// The state of a key after a change.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Becomes<'v> {
     /// It stays as it is.
@@ -24,23 +24,24 @@ pub(super) enum Becomes<'v> {
     Leaves,
 }
 
-/// A change that is decided when it is known what is there.
+/// A change that depends on what the key has.
 pub(super) trait Decides {
-    /// Decides what becomes of a key that has this. Its lock is held. It is asked again if the change begins again.
-    /// `may_go_on`: the change was decided, and has waited since.
+    /// Decides what becomes of a key that has `there`. The key's lock is held. If the change begins again, this is
+    /// called again. `may_go_on`: the change was decided before, and has waited since.
     ///
     /// # Errors
     /// The key stays as it is.
     fn decide(&mut self, there: Option<&SlotCopy>, may_go_on: bool) -> Result<Becomes<'_>, PutError>;
 }
 
-/// A change of an entry that has a life. With the value the entry gets another number (V1), and keeps its owner and end.
+/// A change of an entry that has a life. A new value gives the entry a new number (V1). The entry keeps its owner and
+/// its end.
 #[derive(Debug)]
 pub(super) struct Alive<'a, D> {
     pub change: &'a mut D,
-    /// The life that it has if the key is absent.
+    /// The entry's life, if the key was absent.
     pub new: Life,
-    /// The one that it has.
+    /// The entry's life after the change.
     pub life: Life,
 }
 
@@ -94,7 +95,7 @@ impl Decides for Swap<'_> {
 pub(super) struct PartWork<'a> {
     pub part: PartChange<'a>,
     pub tell: Tell,
-    /// The longest value that can be told.
+    /// The longest value that the outcome may have.
     pub tell_max: usize,
 }
 
@@ -106,7 +107,7 @@ pub(super) struct MadePart {
 }
 
 impl PartWork<'_> {
-    /// Makes it of a value, or of absence.
+    /// Makes the part's change, of a value or of absence.
     pub fn make(
         &self,
         geometry: &Geometry,
@@ -147,7 +148,7 @@ pub(super) struct PartInSlot<'a> {
 pub(super) enum FoundPart {
     /// It did this.
     Short(PartEffect),
-    /// The key has this, and it or what it would become does not fit the slot. Nothing was changed.
+    /// The key has this value. It does not fit the slot, or the changed one would not. Nothing was changed.
     Long(Option<Box<SlotCopy>>),
 }
 
@@ -156,7 +157,7 @@ impl<'a> PartInSlot<'a> {
         PartInSlot { work, geometry, key, made: MadePart::default(), found: FoundPart::Long(None) }
     }
 
-    /// What was done. `Err`: what is there, if it does not fit a slot or would not.
+    /// What was done. `Err`: the key's value, if it or the changed one does not fit a slot.
     pub fn outcome(self) -> Result<PartOutcome, Option<Box<SlotCopy>>> {
         match self.found {
             FoundPart::Short(effect) => Ok(PartOutcome { effect, value: self.made.told }),

@@ -1,5 +1,5 @@
-//! A table that somebody else drives: one of several copies, of which all are to lose an entry together. Nothing leaves it
-//! by itself.
+//! A table that another process drives: it is one of several copies, and all of them have to lose an entry together. No
+//! entry leaves it by itself.
 
 use super::face::Index;
 use super::lives::EndsBy;
@@ -11,12 +11,12 @@ use std::time::Duration;
 
 const TICK: Duration = Duration::from_nanos(TICK_NS);
 
-/// What only the driver of a table does with it. A [`DrivenServer`](crate::driven::DrivenServer) has one.
+/// Operations that only the driver of a table uses. A [`DrivenServer`](crate::driven::DrivenServer) has one.
 #[derive(Clone, Copy, Debug)]
 pub struct DrivenTable<'i>(&'i Index);
 
-/// The index, which the caller drives from now on: entries that have come to their end stay until they are removed like any
-/// other, or put again. The next server of the table does not know of it.
+/// The index, which the caller drives from now on. An entry that has come to its end stays until somebody removes it,
+/// or puts the key again. The next server of the table is not driven.
 #[must_use]
 pub fn drive(mut index: Index) -> Index {
     index.lives = index.lives.take().map(|lives| Box::new(lives.ending_by(EndsBy::Driver)));
@@ -29,8 +29,8 @@ pub fn driven(index: &Index) -> DrivenTable<'_> {
 }
 
 impl DrivenTable<'_> {
-    /// Shows up to `max` keys whose entries have come to their end. One that is there a second later is shown again then.
-    /// Returns how many were shown.
+    /// Shows up to `max` keys whose entries have come to their end. An entry that is still there a second later is
+    /// shown again. Returns how many were shown.
     pub fn see_ended(&self, max: usize, mut see: impl FnMut(&[u8])) -> usize {
         let mut seen = 0;
         if let Some(lives) = self.0.lives() {
@@ -48,12 +48,12 @@ impl DrivenTable<'_> {
         self.0.lives().is_some_and(|lives| lives.check(ttl).is_ok())
     }
 
-    /// Puts an entry that ends when the table is as old as `end`, rounded up to an eighth of a second. With the answer of
-    /// [`Index::ends_at`] for another entry, both end together. An entry whose time has come ends at once. One whose time is
-    /// later than the table can say ends at the last time that it can say.
+    /// Puts an entry that ends when the table is as old as `end`, rounded up to an eighth of a second. If `end` is the
+    /// answer of [`Index::ends_at`] for another entry, both end together. If `end` has passed, the entry ends at once.
+    /// If `end` is later than the latest time that the table can store, the entry ends at that latest time.
     ///
-    /// The entry is this owner's; 0: nobody's. In a table that knows no owners itself the number stands in the entry's life,
-    /// and means nothing to the table; in one with owners ([`Config::owners`](crate::Config::owners)) it is 0.
+    /// `owner` owns the entry; 0: nobody. A table without owners keeps the number in the entry's life and does not use
+    /// it. In a table with owners ([`Config::owners`](crate::Config::owners)) it must be 0.
     ///
     /// # Errors
     /// As [`Index::put_with`]; [`PutError::OwnerNumber`].
@@ -69,7 +69,7 @@ impl DrivenTable<'_> {
         }
         let ttl = end.zip(self.0.age()).map(|(end, age)| {
             let ticks = u32::try_from(end.as_nanos().div_ceil(TICK.as_nanos())).unwrap_or(u32::MAX);
-            // Half a tick less: rounded up it is the same one, also if this thread stands still for a moment.
+            // Half a tick less. Rounded up, it is the same tick, even if this thread is stopped for a moment.
             let end = TICK.saturating_mul(ticks).saturating_sub(TICK / 2);
             end.saturating_sub(age).max(Duration::from_nanos(1))
         });
@@ -85,8 +85,8 @@ impl DrivenTable<'_> {
         })
     }
 
-    /// Whether a client on shm or over TCP has read a key since this was asked last. A hint: many keys may share what is
-    /// noted. `false` where nothing is noted.
+    /// Whether a client on shm or over TCP has read the key since the last call. A hint: several keys may share one
+    /// note. `false` where reads are not noted.
     pub fn take_read(&self, key: &[u8]) -> bool {
         self.0.touches().is_some_and(|touches| touches.take(self.0.geometry().hashed(key).first()))
     }

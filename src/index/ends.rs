@@ -23,13 +23,13 @@ use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Hashes that are taken at a time, and whose slots are asked for before the first of them is looked at: mostly none is in
-/// the processor's caches. With 32 a key takes a fifth less.
+/// Hashes that are taken at a time. Their slots are prefetched before the first is looked at: most of them are not in
+/// the processor's caches. With 32, a key takes a fifth less time.
 pub(super) const DUE_AT_A_TIME: usize = 32;
 /// Hashes whose times have come.
 pub(super) type DueHashes = SmallVec<[First; DUE_AT_A_TIME]>;
 
-/// Notes for which memory stays when there are fewer.
+/// Notes for which memory is kept when there are fewer.
 const KEPT: usize = 1 << 10;
 
 /// The notes of a table.
@@ -47,7 +47,7 @@ struct EndTimes {
     due: BTreeMap<u32, Vec<First>>,
     /// Where each hash stands there.
     of: FxHashMap<First, EndNote>,
-    /// Hashes of more than one such key: how many more.
+    /// Hashes that several keys with ends have: how many more than one.
     more: FxHashMap<First, u32>,
 }
 
@@ -65,20 +65,20 @@ impl Default for EndNotes {
 }
 
 impl EndNotes {
-    /// An entry with this hash came, which ends with this tick. Its key's lock is held.
+    /// Notes that an entry with this hash came, and that it ends with this tick. Its key's lock is held.
     #[cold]
     pub fn came(&self, hash: First, tick: u32) {
         self.change(|times| times.came(hash, tick));
     }
 
-    /// An entry with this hash that has an end left. Its key's lock is held.
+    /// Notes that an entry with this hash left, which had an end. Its key's lock is held.
     #[cold]
     pub fn left(&self, hash: First) {
         obey(Rule::EndForgotten, || self.change(|times| times.left(hash)));
     }
 
-    /// An entry that ended with the first of these ticks ends with the second now; 0: it does not end. Its key's lock is
-    /// held.
+    /// Notes that an entry was replaced: it ended with the tick `before`, and ends with the tick `now`. 0: it has no
+    /// end. Its key's lock is held.
     #[cold]
     pub fn replaced(&self, hash: First, before: u32, now: u32) {
         match (before, now) {
@@ -89,13 +89,13 @@ impl EndNotes {
         }
     }
 
-    /// The soonest of the entries with this hash ends with this tick. Their keys' lock is held.
+    /// Notes that the first of the entries with this hash ends with this tick. Their keys' lock is held.
     pub fn set(&self, hash: First, tick: u32) {
         self.change(|times| times.set(hash, tick));
     }
 
-    /// Up to `most` hashes whose times have come by `now`. They come again at `again`, unless something else is said of
-    /// them until then.
+    /// Takes up to `most` hashes whose times have come by `now`. They are taken again at `again`, unless another time
+    /// is noted for them first.
     pub fn take_due(&self, now: u64, again: u32, most: usize) -> DueHashes {
         if self.soonest() > now {
             return DueHashes::new();
@@ -114,12 +114,12 @@ impl EndNotes {
         })
     }
 
-    /// The soonest time, in ticks; `u64::MAX`: none. It may be another one a moment later.
+    /// The soonest time, in ticks; `u64::MAX`: none. It may change at any moment.
     pub fn soonest(&self) -> u64 {
         self.soonest.load(Ordering::Relaxed)
     }
 
-    /// How many notes there are.
+    /// The number of notes.
     pub fn len(&self) -> u64 {
         lock(&self.times).of.len() as u64
     }

@@ -1,4 +1,4 @@
-//! What a segment says of its entries: which keys there are with a hash, their lives, and which of them are hidden.
+//! The entries of a segment, by hash: their keys, their lives, and whether they are hidden.
 
 use super::home_set::HomeSet;
 use super::homes::{KeyAt, homes_of_step, steps};
@@ -29,8 +29,8 @@ impl Segment {
         self.geometry().has_owners() && self.slots().life(slot).is_some_and(|life| self.hides(&life))
     }
 
-    /// Whether entries with such a life are hidden. Relaxed: a thread that was told so heard it from the thread that stored
-    /// the bit. As long as an entry of the owner is there, its bit is not cleared (O4).
+    /// Whether entries with this life are hidden. Relaxed: the caller heard of the owner from the thread that stored
+    /// the bit. The bit is cleared only when the owner has no entries (O4).
     #[inline(always)]
     pub fn hides(&self, life: &Life) -> bool {
         self.hides_owner(life.owner)
@@ -55,7 +55,7 @@ impl Segment {
         self.slots().life(slot)
     }
 
-    /// V3, P1: notes the end and the owner of an entry that was written, and that had this life `before`, if there was one.
+    /// V3, P1: notes the end and the owner of an entry that was written. `before` is the life that the key had, if any.
     /// (Not inlined: most tables have no lives, and their updates keep more in registers without it.)
     #[cold]
     #[inline(never)]
@@ -76,7 +76,7 @@ impl Segment {
         self.found(life)
     }
 
-    /// What a change finds that finds an entry with this life.
+    /// What a change finds where there is an entry with this life.
     #[inline(always)]
     pub(super) fn found(&self, life: Option<Life>) -> EntryFound {
         match life {
@@ -103,7 +103,7 @@ impl Segment {
         Ok(all)
     }
 
-    /// Asks for the primary window of keys with this hash, or its beginning.
+    /// Prefetches the primary window of keys with this hash, or its beginning.
     pub fn expect(&self, hash: First) {
         let geometry = self.geometry();
         let window = geometry.primary(geometry.hashed_to(&[], hash));
@@ -116,7 +116,7 @@ impl Segment {
         self.lives_locked(&mut self.slots().none(), hash)
     }
 
-    /// The lives of keys whose time has come: it is noted when the next of these entries ends, and `again` where one has
+    /// The lives of keys whose time has come. Notes when the next of these entries ends. Notes `again` for one that has
     /// ended (V3).
     pub fn lives_due(&self, hash: First, now: u64, again: u32) -> Result<Vec<(Key, Life)>, Stop> {
         let mut locked = self.slots().none();
@@ -158,7 +158,7 @@ impl Segment {
         Ok(all.into_iter().map(seen).collect())
     }
 
-    /// Whether the segment has more keys than it is meant for.
+    /// Whether the segment has more keys than its design load.
     pub fn is_crowded(&self) -> bool {
         self.len() * 100 > design_percents(self.geometry())
     }

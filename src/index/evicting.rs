@@ -27,23 +27,24 @@ use crate::region::{RegionError, TouchMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The most entries that go for a key that came: one more than came, so that the segment gets less crowded.
+/// The most entries that are evicted for a key that came: one more than came, so that the segment becomes less crowded.
 const AHEAD_MAX: u32 = 2;
-/// Entries that go at a time so that a segment can become a block of values: for a value that waits, and ahead.
+/// Entries that are evicted at a time so that a segment's memory can become a block of values: for a value that waits,
+/// and ahead.
 const GIVEN_AT_ONCE: u32 = 64;
 const GIVEN_AHEAD: u32 = 8;
-/// Extents that go for a value before its put has to come again.
+/// Extents that are evicted for a value before its put has to be tried again.
 const EXTENTS_AT_ONCE: u32 = 64;
 
 impl Index {
-    /// The table, in which entries make room for others from now on, by this policy. Notes each key: that takes
-    /// some 100 ns for each, and nobody may change the table meanwhile.
+    /// The table, in which entries make room for others from now on, by this policy. Notes every key, which takes some
+    /// 100 ns each. Nobody may change the table meanwhile.
     ///
     /// # Errors
     /// [`RegionError`] when there is no memory for what clients note of their GETs.
     ///
     /// # Panics
-    /// The second time.
+    /// When the table evicts already.
     pub fn with_eviction(mut self, policy: Evict) -> Result<Index, RegionError> {
         self.table().begin_evicting(policy)?;
         self.evicts = true;
@@ -54,12 +55,12 @@ impl Index {
         self.table().observers().evictor()
     }
 
-    /// What left to make room for others.
+    /// Counts of evicted entries.
     pub fn evictions(&self) -> EvictCounts {
         self.evictor().map_or_else(EvictCounts::default, Evictor::counts)
     }
 
-    /// From now on clients note their GETs, for whoever drives the table. Where entries make room for others they do so anyway.
+    /// From now on clients note their GETs, for whoever drives the table. In a table that evicts, they do so anyway.
     ///
     /// # Errors
     /// [`RegionError`] when there is no memory for it.
@@ -71,20 +72,20 @@ impl Index {
         Ok(())
     }
 
-    /// What clients note of their GETs, if they do.
+    /// The notes of clients' GETs, if clients make any.
     pub(crate) fn touches(&self) -> Option<&TouchMap> {
         let observers = self.table().observers();
         observers.evictor().map(Evictor::touches).or_else(|| observers.touches().get())
     }
 
-    /// Notes that a client has read a key, as clients on shm do by themselves. Nothing where none do.
+    /// Notes that a client has read a key. Clients on shm do that by themselves. Does nothing where no reads are noted.
     pub(crate) fn note_read(&self, key: &[u8]) {
         if let Some(touches) = self.touches() {
             touches.note(self.geometry().hashed(key).first());
         }
     }
 
-    /// Evicts entries from where a key with this hash came.
+    /// Evicts entries of the segment into which a key with this hash came.
     pub(super) fn keep_room(&self, evictor: &Evictor, came: First) {
         for _ in 0..AHEAD_MAX {
             if !self.table().is_crowded(came)
@@ -98,7 +99,7 @@ impl Index {
 
     /// Evicts the entry that the policy names next. Returns whether there was one.
     fn evict_next(&self, evictor: &Evictor, victim: impl Fn() -> Option<First>, why: EvictFor) -> bool {
-        /// Records of keys that are not there any more, and the like.
+        /// Records of keys that have left, and others that cannot be evicted.
         const RECORDS_MAX: u32 = 4;
         for _ in 0..RECORDS_MAX {
             let Some(hash) = victim() else { return false };
@@ -118,13 +119,13 @@ impl Index {
         entries.iter().for_each(|entry| drop(self.make(WantedChange::new(&entry.key, NoteEntry))));
     }
 
-    /// Z3: evicts one entry that stands where this key may stand: the one that the policy values least. `false`: all are
-    /// pinned, or their puts are started.
+    /// Z3: evicts one entry from the slots that may have this key: the one that the policy values least. `false`: all
+    /// are pinned, or their puts are started.
     pub(super) fn evict_beside(&self, evictor: &Evictor, key: &[u8]) -> bool {
         let mut beside = self.table().keys_beside(key);
         let hash = |key: &[u8]| self.geometry().hashed(key).first();
         let all = beside.len();
-        // What is started keeps its slot (P1).
+        // A started put keeps its slot (P1).
         let is_started = |key: &Key| self.started().is_some_and(|started| started.is_started(key));
         beside.retain(|key| !evictor.is_pinned(hash(key)) && !is_started(key));
         beside.sort_by_cached_key(|key| evictor.rank(hash(key)));
@@ -144,9 +145,9 @@ impl Index {
 
     // ---- memory of long values ------------------------------------------------------------------
 
-    /// Evicts some extents if little memory is left. Returns whether there may be more to do.
+    /// Evicts some extents if little memory is left. Returns whether more should follow.
     fn keep_heap_room(&self, evictor: &Evictor, by: First) -> bool {
-        /// Entries without an extent that the policy may name before the next extent goes.
+        /// Entries without an extent that the policy may name before the next extent is evicted.
         const OTHERS_MAX: u32 = 4;
         let Some(extents) = self.table().extents().filter(|extents| extents.is_crowded()) else {
             return false;
@@ -172,7 +173,7 @@ impl Index {
         extents.is_crowded()
     }
 
-    /// Z5: has segments give memory for a block of values. Takes that on by a bounded part.
+    /// Z5: has segments give memory for a block of values. Does a bounded part of that.
     fn give(&self, evictor: &Evictor, most: u32, victim: impl Fn(First) -> Option<First>) -> Giving {
         match self.table() {
             Table::One(_) => Giving::Nothing,
@@ -182,14 +183,15 @@ impl Index {
         }
     }
 
-    /// A long value came, and little memory is left for others: evicts entries ahead. Those that nobody has read go first.
+    /// A long value came, and little memory is left for others: evicts entries ahead. Entries that nobody has read go
+    /// first.
     pub(super) fn give_ahead(&self, evictor: &Evictor, came: First) {
         if self.table().extents().is_some_and(|extents| extents.is_at_bound() && extents.is_crowded()) {
             self.give(evictor, GIVEN_AHEAD, |by| evictor.unread_victim(by, came));
         }
     }
 
-    /// Has entries leave in idle time. Returns whether there is more to do.
+    /// Evicts entries in idle time. Returns whether there is more to do.
     pub(super) fn tidy_evicting(&self) -> bool {
         const AT_ONCE: u64 = 16;
         let Some(evictor) = self.evictor() else { return false };
@@ -200,7 +202,7 @@ impl Index {
             return true;
         }
         let (before, mut has_more) = (self.evictions().for_heap, true);
-        // Each time by another policy.
+        // Each turn asks another policy.
         (0..AT_ONCE).for_each(|n| {
             let by = First(before.wrapping_add(n) << 24);
             has_more = has_more && self.keep_heap_room(evictor, by);
@@ -208,14 +210,14 @@ impl Index {
         has_more && self.evictions().for_heap > before
     }
 
-    /// Z4: there is no memory for an extent of this length. Evicts extents until as many bytes are free, or it has looked at
-    /// so many. Returns how long to wait before the next try.
+    /// Z4: there is no memory for an extent of this length. Evicts extents until as many bytes are free, or until it
+    /// has looked at a bounded number. Returns how long to wait before the next try.
     ///
     /// # Errors
-    /// `full` where no extent can go, [`PutError::Pinned`] where none may.
+    /// `full` where no extent can go, [`PutError::Pinned`] where all are pinned.
     #[cold]
     pub(super) fn evict_for_extent(&self, len: usize, full: PutError) -> Result<Duration, PutError> {
-        /// Extents that may be pinned, or not named yet.
+        /// Extents that are looked at. Some may be pinned, or have no name yet.
         const LOOKS_MAX: u32 = 4096;
         let (Some(evictor), Some(extents)) = (self.evictor(), self.table().extents()) else {
             return Err(full);
@@ -241,7 +243,7 @@ impl Index {
             }
         }
         if gone == 0 && !leaving {
-            /// While others go on with it.
+            /// The pause while other threads evict.
             const AGAIN: Duration = Duration::from_micros(100);
             if extents.is_at_bound() {
                 match self.give(evictor, GIVEN_AT_ONCE, |by| evictor.victim(by)) {
@@ -264,9 +266,9 @@ impl Index {
 
     // ---- pins -----------------------------------------------------------------------------------
 
-    /// Pins a key that is there: as long as the pin is held, it does not leave to make room for others. `None`: it is
-    /// not there, and nothing is pinned. The entry still ends at its time, and a remove still removes it. Where no entries
-    /// make room for others, a pin changes nothing.
+    /// Pins a key that is there: as long as the pin is held, it is not evicted. `None`: the key is not there, and
+    /// nothing is pinned. The entry still ends at its time, and a remove still removes it. In a table that does not
+    /// evict, a pin changes nothing.
     ///
     /// # Errors
     /// [`PutError::KeyLength`].

@@ -36,21 +36,21 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Index {
     table: Table,
-    /// The lives of its entries, if they have any.
+    /// The lives of the table's entries, if entries have lives.
     pub(super) lives: Option<Box<Lives>>,
-    /// Who has them, if they may have owners.
+    /// The owners of entries, if entries may have owners.
     owners: Option<Owners>,
-    /// Who hears of its changes, if anybody does.
+    /// The listeners of changes, if there are any.
     seams: Option<Box<SeamTurns>>,
-    /// Whether entries make room for others.
+    /// Whether the table evicts entries.
     pub(super) evicts: bool,
-    /// Which server this is, of all (I3).
+    /// The number of this server, among all servers (I3).
     launch: u64,
-    /// Who does what the table has to do by itself.
+    /// Which thread does the table's own work.
     pub(super) shifts: TidyShifts,
 }
 
-/// The number of one more server (I3).
+/// Draws the number of one more server (I3).
 fn draw_launch() -> u64 {
     by_rule(Rule::LaunchNumber, random::needed(), 1)
 }
@@ -82,8 +82,8 @@ impl Index {
         Ok(index)
     }
 
-    /// Makes a table, and `fill` puts keys into the table before it is in service: if the server is killed
-    /// meanwhile, no other takes the table over. A new file is still to be kept ([`Region::keep`]).
+    /// Makes a table, and has `fill` put keys into it before it is in service. If the server is killed meanwhile, no
+    /// other server takes the table over. A new file is still to be kept ([`Region::keep`]).
     pub(crate) fn create_filled<E: From<RegionError>>(
         region: Region,
         geometry: Geometry,
@@ -138,14 +138,14 @@ impl Index {
         Ok((Index { table, lives, owners, seams: None, evicts: false, launch, shifts }, found))
     }
 
-    /// Whether entries make room for others.
+    /// Whether the table evicts entries.
     #[inline]
     pub fn evicts(&self) -> bool {
         self.evicts
     }
 
-    /// The table, where an entry that is put without a time of its own lives so long from now on. That time does not go with
-    /// the table to the next server.
+    /// The table, where an entry that is put without a time of its own lives this long from now on. The next server of
+    /// the table does not have this time.
     ///
     /// # Errors
     /// [`PutError::NoLife`] of a table whose entries have none, [`PutError::TimeToLive`] for a time of 0, or one that ends later
@@ -159,18 +159,18 @@ impl Index {
         Ok(self)
     }
 
-    /// The table, of whose changes `seams` hears from now on, and for which they may have to wait.
+    /// The table. From now on `seams` hears of its changes, and may delay them.
     #[doc(hidden)]
     pub fn with_seams(self, seams: Arc<dyn Seams>) -> Index {
         Index { seams: Some(Box::new(SeamTurns::new(seams))), ..self }
     }
 
-    /// Tells clients that this table is given up and that they must connect again.
+    /// Tells clients that this table is given up, and that they must reconnect.
     pub fn retire(&self) {
         self.table.publish_state(Phase::Retired);
     }
 
-    /// Tells whoever has the region what became of the last snapshot. To be called before the table is given up or handed
+    /// Writes into the region what became of the last snapshot. To be called before the table is given up or handed
     /// over.
     pub(crate) fn tell_last_snapshot(&self, what: LastSnapshot) {
         self.region().store(SAVED_WORD, what.to_word(self.incarnation()));
@@ -220,19 +220,19 @@ impl Index {
         counts.keys as f64 / counts.slots as f64
     }
 
-    /// What was done so far. Each counter is exact, but they may be read at different instants.
+    /// Counts of operations so far. Each counter is exact, but they may be read at different instants.
     pub fn counts(&self) -> IndexCounts {
         let counts = self.table.counts();
         IndexCounts { keys: counts.keys.saturating_sub(self.uncommitted()), ..counts }
     }
 
-    /// Entries that are not committed: they have slots, and are no keys.
+    /// Entries that are not committed: they have slots, but are not keys.
     fn uncommitted(&self) -> u64 {
         self.started().map_or(0, StartedPuts::uncommitted)
     }
 
-    /// How many changes were made so far of what a walk shows (D7): of keys, and of all entries of an owner at once. Each is
-    /// counted behind it.
+    /// How many changes were made so far of what a walk shows (D7). The removal of an owner's entries is one change.
+    /// Each change is counted after it is made.
     pub(crate) fn changes_made(&self) -> u64 {
         let IndexCounts { inserts, updates, removes, .. } = self.counts();
         inserts + updates + removes + self.owners.as_ref().map_or(0, Owners::hides)
@@ -263,7 +263,7 @@ impl Index {
         self.make(WantedChange::put(key, options).value(value))
     }
 
-    /// Puts for a thread that may not wait: if memory becomes free only later, the error is
+    /// As [`Index::put_with`], for a thread that may not wait: if memory becomes free only later, it returns
     /// [`PutError::HeapBusy`] at once.
     pub(crate) fn put_at_once(
         &self,
@@ -275,7 +275,7 @@ impl Index {
         self.make(WantedChange::put(key, options).value(value).by(owner).patience(HeapPatience::None))
     }
 
-    /// Puts `key` with a value that is written whole, as `mode` allows (X2).
+    /// Puts `key` with a value that is already in the heap, as `mode` allows (X2).
     ///
     /// # Errors
     /// [`PutError`]; the table is then unchanged.
@@ -289,7 +289,7 @@ impl Index {
         self.make_named(WantedChange::put(key, options).by(owner), &mut draft)
     }
 
-    /// What the memory of values is used for that do not fit their slots.
+    /// Counts of the memory of values that do not fit their slots.
     pub fn heap(&self) -> HeapCounts {
         self.table.extents().map_or_else(HeapCounts::default, |extents| extents.counts())
     }
@@ -309,7 +309,7 @@ impl Index {
         self.make(swap).map(|(outcome, _)| outcome)
     }
 
-    /// Swaps for a thread that may not wait ([`Index::put_at_once`]).
+    /// As [`Index::compare_and_swap`], for a thread that may not wait ([`Index::put_at_once`]).
     pub(crate) fn swap_at_once(
         &self,
         key: &[u8],
@@ -320,7 +320,7 @@ impl Index {
         self.make(swap.patience(HeapPatience::None)).map(|(outcome, _)| outcome)
     }
 
-    /// Puts a value that is written whole if the key's value is the expected one.
+    /// As [`Index::compare_and_swap`], with a value that is already in the heap.
     ///
     /// # Errors
     /// As [`Index::compare_and_swap`].
@@ -358,7 +358,7 @@ impl Index {
         self.remove_by(key, Which::Any)
     }
 
-    /// What is noted of entries at present, in memory of this process.
+    /// Counts of the notes on entries, which are in memory of this process.
     pub fn notes(&self) -> NoteCounts {
         NoteCounts {
             ends: self.lives().map_or(0, Lives::noted),
@@ -377,28 +377,28 @@ impl Index {
         self.lives.as_deref()
     }
 
-    /// The owners of its entries, if these may have any.
+    /// The owners of entries, if entries may have owners.
     #[inline(always)]
     pub(super) fn owners(&self) -> Option<&Owners> {
         self.owners.as_ref()
     }
 
-    /// Who hears of its changes, if anybody does.
+    /// The listeners of changes, if there are any.
     #[inline(always)]
     pub(super) fn seams(&self) -> Option<&SeamTurns> {
         self.seams.as_deref()
     }
 
-    /// What is told of the table's changes to whoever asks.
+    /// The feed of the table's changes.
     pub(crate) fn feed(&self) -> &Feed {
         self.table.observers().feed()
     }
 
-    /// Shows the next keys of a scan to `see`, those of one part of the table, and moves the cursor behind them. Returns
-    /// whether there are more. Each key that is there from the first of these calls to the last is shown; one that
-    /// comes or goes meanwhile may be.
+    /// Shows the next keys of a scan to `see`, those of one part of the table, and moves the cursor behind them.
+    /// Returns whether there are more. A scan shows every key that is there from its first call to its last. It may
+    /// show a key that comes or goes meanwhile.
     ///
-    /// A call looks at one part of the table, some dozen keys, or none. Takes no lock that a change waits for.
+    /// A call looks at one part of the table. It shows some dozen keys, or none. Takes no lock that a change waits for.
     ///
     /// ```
     /// # use oneread::embedded::{Clock, Index, KeyCursor, Region};
@@ -437,13 +437,13 @@ impl Index {
         self.table.hand_over(within)
     }
 
-    /// How many keys are being changed, where somebody hears of it.
+    /// How many keys are being changed, in a table with listeners.
     #[cfg(all(test, feature = "sim", not(loom)))]
     pub(super) fn keys_under_way(&self) -> usize {
         self.seams.as_ref().map_or(0, |seams| seams.under_way())
     }
 
-    /// The table behind the face.
+    /// The index's table.
     #[inline(always)]
     pub(super) fn table(&self) -> &Table {
         &self.table

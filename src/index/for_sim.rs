@@ -1,4 +1,4 @@
-//! What the simulator does with an index.
+//! Operations of an index for the simulator.
 
 use super::face::Index;
 use super::growth::handover_end;
@@ -12,9 +12,9 @@ use crate::layout::geometry::Geometry;
 use crate::region::{Region, RegionError};
 use std::time::Duration;
 
-/// Times that a put waits for grace periods at the most.
+/// The most times that a put waits for grace periods.
 pub(crate) fn waits_max(geometry: &Geometry, pace: &Pace) -> u32 {
-    // Beside those for a split, it may wait as any put does, to press one on.
+    // Beside the waits for a split, it may wait as any put does, to complete one.
     WAITS_MAX + if geometry.grows() { pace.split_waits_max } else { 0 }
 }
 
@@ -46,8 +46,8 @@ impl Index {
         Index::open_by(region, clock, &Start { pace, ..Start::default() })
     }
 
-    /// Hands the table over to the next server, as a server that stops does. Returns whether it did.
-    /// Nobody may change the table later.
+    /// Hands the table over to the next server, as a server does that stops. Returns whether it did. After that, nobody
+    /// may change the table.
     #[doc(hidden)]
     pub fn stop(&self) -> bool {
         self.hand_over(Duration::from_secs(1)).is_ok()
@@ -71,19 +71,19 @@ impl Index {
         self.growing().merge(key);
     }
 
-    /// Begins to split the segment that has this key, or to merge it and its sibling, if that is possible now.
+    /// Begins to split the segment that has this key, or to merge it with its sibling, if that is possible now.
     #[doc(hidden)]
     pub fn pair_up(&self, key: &[u8], is_merge: bool) -> bool {
         self.growing().pair_up(key, is_merge)
     }
 
-    /// Takes the split or merge of the segment that has this key on by `homes` homes.
+    /// Moves the split or merge of the segment that has this key on by `homes` homes.
     #[doc(hidden)]
     pub fn drive_at(&self, key: &[u8], homes: u32) {
         self.growing().drive_at(key, homes);
     }
 
-    /// Has one extent move if one is to (X6). Returns whether there is more to do at once.
+    /// Moves one extent if one should move (X6). Returns whether there is more to do at once.
     #[doc(hidden)]
     pub fn move_extent(&self) -> bool {
         self.table().extents().is_some_and(|extents| extents.tidy(self.table()))
@@ -97,7 +97,7 @@ impl Index {
         walk.damaged
     }
 
-    /// Takes the oldest split or merge under way on by `homes` homes.
+    /// Moves the oldest split or merge on by `homes` homes.
     #[doc(hidden)]
     pub fn drive(&self, homes: u32) {
         self.growing().drive_on(homes);

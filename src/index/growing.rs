@@ -1,4 +1,4 @@
-//! What a table does to grow and shrink, as an embedder or a server asks for it.
+//! Growing and shrinking, as an embedder or a server asks for it.
 
 #[cfg(feature = "verbs")]
 use super::budget::Registrar;
@@ -14,8 +14,7 @@ use crate::region::RegionError;
 use std::time::{Duration, Instant};
 
 impl Index {
-    /// What a table that grows did so far to grow and shrink, and what it is made of; all zero for a
-    /// table of one size.
+    /// Counts of a table that grows: its splits and merges so far, and its segments. All zero for a table of one size.
     pub fn growth(&self) -> GrowthCounts {
         match self.table() {
             Table::One(_) => GrowthCounts::default(),
@@ -23,7 +22,7 @@ impl Index {
         }
     }
 
-    /// From now on, memory of a table that grows is registered here before it is used (E0).
+    /// From now on, this registrar registers memory of a table that grows before it is used (E0).
     #[cfg(feature = "verbs")]
     pub(crate) fn register_with(&self, registrar: std::sync::Weak<dyn Registrar>) {
         self.growing().register_with(registrar);
@@ -41,13 +40,13 @@ impl Index {
         self.growing().tell_key(chunk, remote_key)
     }
 
-    /// The pieces of memory that have segments of a table that grows.
+    /// The numbers of the memories that have segments, in a table that grows.
     #[cfg(feature = "verbs")]
     pub(crate) fn memories(&self) -> Vec<u32> {
         self.growing().memories()
     }
 
-    /// The table, which is one that grows.
+    /// The table's segments. Only for a table that grows.
     #[cfg(any(feature = "verbs", feature = "sim"))]
     pub(super) fn growing(&self) -> &Growth {
         match self.table() {
@@ -56,12 +55,11 @@ impl Index {
         }
     }
 
-    /// Makes a segment that may be needed soon, of a table that grows: then no put makes it, which would take
-    /// milliseconds. Returns whether there may be more to do. At most four segments are made ahead, and less in a
-    /// small table. A server has a thread for this. A program that embeds an index may have one, too; without it, a
-    /// put that begins a split makes the segment. Takes milliseconds if there is something to do, else some
-    /// microseconds. Memory that the system refuses is counted ([`GrowthCounts::refused`]); the put that needs it
-    /// is told.
+    /// Makes a segment that may be needed soon, in a table that grows. Without it, the put that begins a split makes
+    /// the segment, which takes milliseconds. Returns whether there may be more to do. At most four segments are made
+    /// ahead, and fewer in a small table. A server has a thread for this. A program that embeds an index may have one,
+    /// too. Takes milliseconds if there is something to do, else some microseconds. Memory that the system refuses is
+    /// counted ([`GrowthCounts::refused`]); the put that needs it gets the error.
     ///
     /// [`GrowthCounts::refused`]: crate::stats::GrowthCounts::refused
     pub fn make_ahead(&self) -> bool {
@@ -71,13 +69,16 @@ impl Index {
         }
     }
 
-    /// Makes a table that grows as large as it becomes with this many keys in all, before they come: then no put
-    /// splits a segment, and no key is copied. Returns when that is done, or when there is no memory for more; a
-    /// put that needs more is told; or when a split or merge that is under way has not ended for a second: then
-    /// [`Index::make_ahead`] goes on. Takes some 3 ms for each segment. Where a thread makes segments beside the puts
-    /// ([`Index::make_ahead`]), one thread that then puts them all gains nothing by it; several do.
-    /// Keys that do not come leave the table larger than it need be: [`Index::shrink`] merges segments again.
-    /// A table of one size stays as it is.
+    /// Grows a table for this many keys in all, before they come. Then no put splits a segment, and no key is copied.
+    /// Does nothing to a table of one size.
+    ///
+    /// Returns when the table has grown, or when there is no memory for more: then the put that needs it gets the
+    /// error. Also returns when a split or merge that is under way has not ended for a second: then
+    /// [`Index::make_ahead`] goes on. Takes some 3 ms for each segment.
+    ///
+    /// Where a thread makes segments beside the puts ([`Index::make_ahead`]), this saves a single putting thread no
+    /// time, but it does save several. If the keys do not come, the table stays larger than it need be:
+    /// [`Index::shrink`] merges segments again.
     ///
     /// [`Index::restore_from`] does this by itself.
     pub fn grow_for(&self, keys: u64) {
@@ -97,7 +98,7 @@ impl Index {
         }
     }
 
-    /// Whether more keys are foreseen than the table has grown for yet.
+    /// Whether the table has not yet grown for all foreseen keys.
     pub(crate) fn foresees(&self) -> bool {
         match self.table() {
             Table::One(_) => false,
@@ -112,18 +113,17 @@ impl Index {
         }
     }
 
-    /// The thread that calls [`Index::make_ahead`] from now on. It is unparked when there may be something to do.
+    /// Sets the thread that calls [`Index::make_ahead`] from now on. It is unparked when there may be something to do.
     pub(crate) fn set_maker(&self, thread: std::thread::Thread) {
         if let Table::Many(growth) = self.table() {
             growth.set_maker(thread);
         }
     }
 
-    /// Begins every merge of two segments that leaves at most 85 % of what a segment is meant for.
-    /// [`Index::tidy`], changes and a server's idle time take them on. Returns how many were begun; 0 for a
-    /// table of one size.
+    /// Begins every merge of two segments whose result has at most 85 % of a segment's design load. [`Index::tidy`],
+    /// changes and a server's idle time carry the merges out. Returns how many were begun; 0 for a table of one size.
     ///
-    /// A remove begins a merge by itself where both together have less than 52 to 62 %.
+    /// A remove begins a merge by itself where both segments together have less than 52 to 62 %.
     pub fn shrink(&self) -> u64 {
         match self.table() {
             Table::One(_) => 0,

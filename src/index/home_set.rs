@@ -21,7 +21,7 @@ impl HomeSet {
         HomeSet { first: homes.start, bits: u64::MAX >> (64 - (homes.end - homes.start)) }
     }
 
-    /// None of the same homes.
+    /// The empty set of the same homes.
     pub const fn cleared(self) -> HomeSet {
         HomeSet { bits: 0, ..self }
     }
@@ -31,13 +31,13 @@ impl HomeSet {
         self.bits |= 1 << (home - self.first);
     }
 
-    /// Takes out what another set of the same homes has.
+    /// Takes out the homes of another set.
     pub fn without(self, others: HomeSet) -> HomeSet {
         debug_assert_eq!(self.first, others.first);
         HomeSet { bits: self.bits & !others.bits, ..self }
     }
 
-    /// The first ones, at most this number.
+    /// The first homes, at most this number.
     pub fn first_few(self, most: u32) -> HomeSet {
         let behind = (most..self.len()).fold(0, |behind, _| behind | 1 << (self.bits & !behind).ilog2());
         HomeSet { bits: self.bits & !behind, ..self }
@@ -71,8 +71,8 @@ impl HomeSet {
         })
     }
 
-    /// The homes as bits of an array of words, a bit for each home of the segment: the number of each word
-    /// that has any, and these.
+    /// The homes as bits in an array of words, a bit for each home of the segment: the number of each word that has
+    /// any, and its bits.
     pub fn words(self) -> impl Iterator<Item = (usize, u64)> {
         let (word, shift) = ((self.first / 64) as usize, self.first % 64);
         let low = (word, self.bits << shift);
@@ -80,7 +80,7 @@ impl HomeSet {
         [low, high].into_iter().filter(|&(_, bits)| bits != 0)
     }
 
-    /// Those whose bits are set in such an array. `word` gives its words, 0 behind the last.
+    /// The homes whose bits are set in such an array. `word` gives its words, and 0 behind the last.
     pub fn set_in(self, word: impl Fn(usize) -> u64) -> HomeSet {
         let (number, shift) = ((self.first / 64) as usize, self.first % 64);
         let high = if shift == 0 { 0 } else { word(number + 1) << (64 - shift) };

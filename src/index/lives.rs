@@ -5,9 +5,8 @@
 //! tidy    times that have come ─ the keys with these hashes ─ those that have ended are removed
 //! ```
 //!
-//! A noted time is a hint, as a note of a slot is: what counts is the slot's own life, under the key's lock.
-//! So one time suffices for a key, the soonest: when it has come and the entry lives on, its present time is
-//! noted.
+//! A noted time is a hint, as a note of a slot is. The slot's own life, under the key's lock, decides. So one time
+//! suffices for a key, the soonest: when it has come and the entry lives on, its present time is noted.
 
 use super::ends::{DUE_AT_A_TIME, EndNotes};
 use super::numbers::NumberSource;
@@ -42,9 +41,9 @@ fn soon(now: u64) -> u32 {
 /// Who removes entries that have come to their end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EndsBy {
-    /// The table does.
+    /// The table.
     Table,
-    /// Its driver does: until then they stay.
+    /// The table's driver. Until it does, they stay.
     Driver,
 }
 
@@ -52,7 +51,7 @@ pub(super) enum EndsBy {
 #[derive(Debug)]
 pub(super) struct Lives {
     clock: Clock,
-    /// When the table was made, by the clock; before 0, if the machine has started since.
+    /// When the table was made, by the clock. Negative if the machine has started since.
     epoch_ns: i64,
     /// How long entries live that are put without a time; `None`: until they are removed.
     ttl: Option<Duration>,
@@ -61,19 +60,19 @@ pub(super) struct Lives {
     ends: Arc<EndNotes>,
     changes: AtomicU64,
     expired: AtomicU64,
-    /// The thread that ends what is too much for others in passing, if there is one.
+    /// The thread that ends entries when they are too many to end in passing, if there is one.
     ender: OnceLock<Thread>,
 }
 
 impl Lives {
-    /// Those of a new table.
+    /// The lives of a new table.
     pub fn make(table: &Table, clock: &Clock) -> Lives {
-        // From 1 on: a takeover can tell that they were never begun.
+        // Numbers begin with 1, so that a takeover can tell whether they were begun.
         table.region().store(ENTRIES_WORD, 1);
         Lives::begin(table, clock, clock.now_ns() as i64)
     }
 
-    /// Those of a table that another server had. Notes when its entries end.
+    /// The lives of a table that another server had. Notes when its entries end.
     pub fn open(table: &Table, clock: &Clock) -> Lives {
         let lives = Lives::begin(table, clock, table_clock::epoch_ns(table.region(), clock));
         table.show_lives(&mut |hash, life| {
@@ -100,17 +99,17 @@ impl Lives {
         }
     }
 
-    /// The lives, where an entry that is put without a time lives so long from now on.
+    /// The lives, where an entry that is put without a time lives this long from now on.
     pub fn with_ttl(self, ttl: Option<Duration>) -> Lives {
         Lives { ttl, ..self }
     }
 
-    /// The lives, whose entries `ends_by` removes from now on when they have ended.
+    /// The lives, where `ends_by` removes ended entries from now on.
     pub fn ending_by(self, ends_by: EndsBy) -> Lives {
         Lives { ends_by, ..self }
     }
 
-    /// Who removes what has ended.
+    /// Who removes entries that have ended.
     pub fn ends_by(&self) -> EndsBy {
         self.ends_by
     }
@@ -130,7 +129,8 @@ impl Lives {
         tick_at(self.since_made_ns())
     }
 
-    /// The life of an entry that is to be put. It lives for `ttl`, or as long as all do. `owner` has it; 0: nobody has.
+    /// The life of an entry that is about to be put. It lives for `ttl`, or as long as all do. `owner` owns it; 0:
+    /// nobody.
     ///
     /// # Errors
     /// [`PutError::TimeToLive`], [`PutError::EntryNumbers`].
@@ -143,7 +143,7 @@ impl Lives {
         Ok(Life { number: by_rule(Rule::EntryNumber, number, 1), owner, expiry })
     }
 
-    /// The tick in which an entry ends that is put now and lives so long.
+    /// The tick in which an entry ends that is put now and lives this long.
     ///
     /// # Errors
     /// [`PutError::TimeToLive`].
@@ -152,7 +152,7 @@ impl Lives {
         expiry.ok_or(PutError::TimeToLive { given: ttl })
     }
 
-    /// Whether a change should look at what has ended: one of so many does.
+    /// Whether a change should look for ended entries: one change in [`LOOK_EVERY`] does.
     pub fn looks_now(&self) -> bool {
         self.changes.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY) && self.is_due()
     }
@@ -162,18 +162,18 @@ impl Lives {
         soonest != u64::MAX && soonest <= self.now()
     }
 
-    /// The thread that calls [`Lives::expire`] from now on, and is unparked when there is much to do.
+    /// Sets the thread that calls [`Lives::expire`] from now on. It is unparked when there is much to do.
     pub fn set_ender(&self, thread: Thread) {
         let _ = self.ender.set(thread);
     }
 
-    /// A thread that ended entries in passing has left some. The thread that only ends entries goes on, if there is one.
+    /// Wakes the thread that only ends entries, if there is one. A thread that ended entries in passing has left some.
     pub fn call_ender(&self) {
         self.ender.get().into_iter().for_each(Thread::unpark);
     }
 
-    /// Takes up to `max` keys whose times have come: those that have ended are passed to `remove`, which says
-    /// whether it did. Returns how long until there is more to do.
+    /// Takes up to `max` keys whose times have come. Passes those that have ended to `remove`, which returns whether it
+    /// removed them. Returns how long until there is more to do.
     pub fn expire(
         &self,
         table: &Table,
@@ -183,7 +183,7 @@ impl Lives {
         let now = self.now();
         let mut left = max;
         while left > 0 {
-            // One that cannot be looked at or removed now comes again.
+            // An entry that cannot be looked at or removed now is taken again later.
             let taken = self.ends.take_due(now, soon(now), left.min(DUE_AT_A_TIME));
             if taken.is_empty() {
                 break;
@@ -206,7 +206,7 @@ impl Lives {
         Duration::from_nanos(self.since_made_ns())
     }
 
-    /// Ends the entries with this hash that have come to their end.
+    /// Removes the entries with this hash that have ended.
     fn end(&self, table: &Table, hash: First, now: u64, remove: &mut impl FnMut(&Key, u64) -> bool) {
         let lives = table.look_at(hash, |at| at.lives_due(hash, now, soon(now))).unwrap_or_default();
         let ended = lives.iter().filter(|(_, life)| life.has_ended(now));
@@ -220,12 +220,12 @@ impl Lives {
         Duration::from_nanos(self.since_made_ns().saturating_sub(soonest.saturating_mul(TICK_NS)))
     }
 
-    /// How many ends are noted.
+    /// The number of noted ends.
     pub fn noted(&self) -> u64 {
         self.ends.len()
     }
 
-    /// Entries that have ended, and were removed.
+    /// The number of entries that have ended and were removed.
     pub fn expired(&self) -> u64 {
         self.expired.load(Ordering::Relaxed)
     }

@@ -8,8 +8,8 @@
 //! table     the segment that has the key makes the change
 //! ```
 //!
-//! [`Index::make`] takes these steps in this order: for puts, swaps, changes of a part, and removes, and for what
-//! leaves by itself, at its end, with its owner, or to make room. [`What`] says which steps a change needs.
+//! [`Index::make`] takes these steps in this order: for puts, swaps, changes of a part, and removes, and for entries
+//! that leave by themselves: at their end, with their owner, or to make room. [`What`] says which steps a change needs.
 
 use super::change::{Made, What};
 use super::extents::{ExtentDraft, NoMemory, Upload};
@@ -23,7 +23,7 @@ use crate::layout::slot::Stored;
 use crate::outcome::PutError;
 use std::time::Duration;
 
-/// A put has entries go from where its key may stand so many times at most.
+/// The most times that a put evicts entries beside its key.
 const TRIES_MAX: u32 = 16;
 
 impl Index {
@@ -56,7 +56,7 @@ impl Index {
         outcome.expect("both steps were taken")
     }
 
-    /// Makes a change whose value is written whole (X2). Its memory is the table's if a slot names it then.
+    /// Makes a change whose value is in the heap (X2). The memory stays the table's if a slot names it then.
     pub(super) fn make_named<W: What>(
         &self,
         change: WantedChange<'_, W>,
@@ -71,7 +71,7 @@ impl Index {
         Ok(outcome)
     }
 
-    /// The second step: others make room, where they do.
+    /// The second step: evicts entries, in a table that does.
     #[inline(always)]
     fn with_room<W: What>(&self, change: WantedChange<'_, W>, value: Stored<'_>) -> Made<W, PutError> {
         match self.evicts() && change.what.needs_room() {
@@ -104,7 +104,7 @@ impl Index {
         self.with_life(change, value)
     }
 
-    /// The third step: the entry gets its life, where entries have one.
+    /// The third step: gives the entry its life, where entries have one.
     #[inline(always)]
     fn with_life<W: What>(&self, change: WantedChange<'_, W>, value: Stored<'_>) -> Made<W, PutError> {
         match self.lives() {
@@ -114,7 +114,7 @@ impl Index {
         }
     }
 
-    /// Makes a change of an entry that has a life. What has ended leaves in passing.
+    /// Makes a change of an entry that has a life. Ends some entries in passing.
     #[cold]
     fn make_alive<W: What>(
         &self,
@@ -145,7 +145,7 @@ impl Index {
         made
     }
 
-    /// The fourth step: the change is made when it is the key's turn, in the table.
+    /// The fourth step: makes the change in the table, when it is the key's turn.
     #[inline(always)]
     fn at_turn<W: What>(&self, change: WantedChange<'_, W>, new: Stored<'_>) -> Made<W, PutError> {
         let WantedChange { key, what, .. } = change;
@@ -167,7 +167,7 @@ impl Index {
         seams.in_turn(self.geometry().hashed(key).first().0, change)
     }
 
-    /// Removes `key`, if its entry is such a one. Returns whether it was.
+    /// Removes `key`, if its entry is the one that `which` means. Returns whether it was.
     #[inline(always)]
     pub(super) fn remove_by(&self, key: &[u8], which: Which) -> Result<bool, PutError> {
         self.make(WantedChange::new(key, which))
@@ -175,7 +175,7 @@ impl Index {
 
     // ---- memory of long values ------------------------------------------------------------------
 
-    /// Takes memory for a value of `len` bytes, which does not fit its slot; and for its key, if that does not.
+    /// Allocates memory for a value of `len` bytes that does not fit its slot, and for its key, if that does not fit.
     ///
     /// # Errors
     /// [`PutError`]; the table is unchanged.
@@ -189,7 +189,7 @@ impl Index {
         };
         let (hash, clock) = (geometry.hashed(key).first(), self.table().clock());
         let before = &key[..geometry.bytes_before_value(key)];
-        // Each put takes on what is to be done.
+        // Each put does a part of the pending work.
         extents.tidy(self.table());
         let begun_ns = clock.now_ns();
         let patience = match patience {
@@ -209,7 +209,7 @@ impl Index {
                     self.evict_for_extent(before.len() + len, full)?
                 }
                 Err(NoMemory::Refused(error)) => return Err(error),
-                // Without memory for a reserve no extent moves: those that go make the room.
+                // Without memory for a reserve no extent moves. The evicted ones make the room.
                 Err(NoMemory::Busy(wait)) if self.evicts() && extents.is_at_bound() => {
                     self.evict_for_extent(before.len() + len, PutError::Pinned).unwrap_or(wait)
                 }
@@ -226,7 +226,7 @@ impl Index {
         }
     }
 
-    /// Takes memory for a value of `len` bytes, if there is some now. `None` if the value fits its slot.
+    /// Allocates memory for a value of `len` bytes, if there is some now. `None` if the value fits its slot.
     ///
     /// # Errors
     /// [`PutError`]; the table is unchanged.

@@ -11,20 +11,22 @@
 //! | `segment` | puts, removes and changes that depend on the value (`decide`), of one segment |
 //! | `growth` | a table of many segments: which has a key, how they are split and merged (E) |
 //! | `whole` | how a table is made, taken over, handed over, walked over and saved (T, D) |
-//! | `making` | one change of a key: memory, room, life, turn, table; all that is `wanted`, and all that leaves by itself |
-//! | `change` | what may be done with a key, and which of these steps it needs |
-//! | `face`, `parts`, `clear` | [`Index`]: what is asked for, parts of values |
+//! | `making` | one change of a key: memory, room, life, turn, table; changes that are `wanted`, and entries that leave by themselves |
+//! | `change` | the kinds of change, and which of these steps each needs |
+//! | `face`, `parts`, `clear` | [`Index`]: its methods, parts of values |
 //!
-//! Beside them: `feed` tells whoever asks of all changes (J). `seams` hears of each change before it is made and after, and may have it wait (L10 to L13).
-//! `share` says which keys a segment has. `refusals` saves searches that would fail.
-//! `evict` chooses entries that leave to make room for others, and `evicting` has them leave (Z). `tidying` takes on what is due.
-//! `lives` numbers entries, and ends them when their time has come, or leaves that to whoever has the table `driven`; `ends` notes when that is;
-//! `numbers` gives none twice.
-//! `owners` says whose they are, and has all of an owner go at once; `entries` is what both ask of a segment. `started` has
-//! the puts in two steps that are not committed, which `two_steps` makes.
-//! `extents` has the values that are too long for their slots, `heap` has their memory, and `budget`
-//! counts the memory that segments and extents have together. `publish` tells all clients the state of
-//! the table.
+//! Beside them:
+//!
+//! * `feed` tells followers of all changes (J). `seams` hears of each change before and after it is made, and may delay
+//!   it (L10 to L13).
+//! * `share` says which keys a segment has. `refusals` saves searches that would fail.
+//! * `evict` chooses entries to evict, and `evicting` evicts them (Z). `tidying` does what is due.
+//! * `lives` numbers entries, and removes them when their time has come, or leaves that to the driver of a table
+//!   (`driven`). `ends` notes when that is. `numbers` draws numbers that are never given twice.
+//! * `owners` knows the owner of each entry, and removes all entries of an owner at once. `entries` is what `lives` and
+//!   `owners` ask of a segment. `started` has the puts in two steps that are not committed, which `two_steps` makes.
+//! * `extents` has the values that are too long for their slots, `heap` has their memory, and `budget` counts the
+//!   memory that segments and extents have together. `publish` tells all clients the state of the table.
 //!
 //! Comments cite rules by id (M4). docs/PROTOCOL.md has all rules and their proofs. `src/faults.rs`
 //! has one line for each rule that a test can break. Its switches (`kept`, `obey`, `disobey`,

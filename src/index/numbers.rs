@@ -7,22 +7,22 @@ use std::ops::Range;
 /// Numbers of one kind. The caller has a lock.
 #[derive(Debug)]
 pub(super) struct NumberSource {
-    /// The word of the region that no number has reached.
+    /// The word of the region that no given number has reached.
     word: usize,
-    /// Numbers that are taken from it at a time: a takeover leaves out the rest of them.
+    /// Numbers that are taken from the word at a time. A takeover leaves out the rest of them.
     at_a_time: u64,
-    /// Those that are taken and not used.
+    /// Numbers that are taken and not yet given.
     taken: Range<u64>,
 }
 
 impl NumberSource {
-    /// Those from the one on that this word of the region says.
+    /// Numbers from the one on that this word of the region has.
     pub fn from(region: &Region, word: usize, at_a_time: u64) -> NumberSource {
         let first = region.load(word);
         NumberSource { word, at_a_time, taken: first..first }
     }
 
-    /// X1: a number that was never given.
+    /// X1: gives a number that was never given.
     pub fn next(&mut self, region: &Region) -> u64 {
         if self.taken.is_empty() {
             let end = self.taken.end + self.at_a_time;

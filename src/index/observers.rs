@@ -1,4 +1,4 @@
-//! What takes note of a table's changes, under their keys' locks. All segments of a table share it.
+//! Observers note a table's changes, under the keys' locks. All segments of a table share them.
 
 use super::ends::EndNotes;
 use super::evict::Evictor;
@@ -8,7 +8,7 @@ use super::started::StartedPuts;
 use crate::region::TouchMap;
 use std::sync::{Arc, OnceLock};
 
-/// All that takes note of changes.
+/// All observers of a table.
 #[derive(Debug, Default)]
 pub(super) struct Observers {
     feed: Feed,
@@ -25,47 +25,47 @@ impl Observers {
         &self.feed
     }
 
-    /// The policy that chooses which entries make room, where entries do.
+    /// The eviction policy, in a table that evicts.
     #[inline(always)]
     pub fn evictor(&self) -> Option<&Evictor> {
         self.evictor.get()
     }
 
-    /// When entries end.
+    /// The notes on when entries end.
     #[inline(always)]
     pub fn ends(&self) -> &Arc<EndNotes> {
         &self.ends
     }
 
-    /// Entries of owners that have left one by one.
+    /// Counts of owners' entries that have left one by one.
     #[inline(always)]
     pub fn owned_left(&self) -> &LeftByOwner {
         &self.owned_left
     }
 
-    /// Puts in two steps, where there may be any.
+    /// Puts in two steps, in a table that has them.
     #[inline(always)]
     pub fn started(&self) -> Option<&StartedPuts> {
         self.started.get()
     }
 
-    /// From now on there may be such puts.
+    /// Allows puts in two steps from now on.
     ///
     /// # Panics
-    /// The second time.
+    /// When they are allowed already.
     pub fn set_started(&self, started: StartedPuts) {
         assert!(self.started.set(started).is_ok(), "a table begins once");
     }
 
-    /// What clients note of their GETs, where entries do not make room by themselves.
+    /// The notes of clients' GETs, in a table that does not evict by itself.
     pub fn touches(&self) -> &OnceLock<TouchMap> {
         &self.touches
     }
 
-    /// From now on entries make room for others.
+    /// Evicts entries from now on.
     ///
     /// # Panics
-    /// The second time.
+    /// When the table evicts already.
     pub fn set_evictor(&self, evictor: Evictor) {
         assert!(self.evictor.set(evictor).is_ok(), "a table begins to evict once");
     }

@@ -1,4 +1,4 @@
-//! Owners of entries: who has which, and how all entries of one go at once (O).
+//! Owners of entries: which entries each has, and how all entries of one go at once (O).
 //!
 //! ```text
 //! put      the owner is there ─ slot ─ its hash is noted                    puts are counted meanwhile
@@ -6,12 +6,12 @@
 //! tidy     hashes that were noted ─ its entries are removed ─ 2T ─ counters go up ─ its bit is cleared
 //! ```
 //!
-//! What is noted of an entry is a hint, as its time is (`lives.rs`): what counts is the owner in its slot, under the
-//! key's lock. Notes of entries that have left go when the owner puts, and when the table is tidied: of many, no more than
+//! A note of an entry is a hint, as its time is (`lives.rs`). The owner in its slot, under the key's lock, decides.
+//! Notes of entries that have left go when the owner puts, and when the table is tidied. Of many notes, no more than
 //! half are of such entries.
 //!
-//! Locks are taken in one order (L16): a key's, the turn of the feed, that of all owners, that of one owner. Who has one of
-//! these takes none that stands before it.
+//! Locks are taken in one order (L16): a key's lock, the turn of the feed, the lock of all owners, the lock of one
+//! owner. The holder of a lock takes none that stands before it.
 
 mod left;
 mod sessions;
@@ -41,17 +41,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// How long an owner may be away of whom it was never said: one of a snapshot.
+/// How long an owner of a snapshot may be away, because no session has said how long.
 const ABSENT_FOR: Duration = Duration::from_secs(60);
-/// Owners whose turn it is in one tidying.
+/// Owners that one tidying works on.
 const OWNERS_AT_ONCE: usize = 64;
-/// Hashes of an owner from which on old ones are looked at when one is noted.
+/// With more hashes than this, an owner's old hashes are looked at when one is noted.
 const HASHES_LOOKED_AT: usize = 1 << 10;
-/// Old ones that are looked at for each new one: no more than half have gone.
+/// Old hashes that are looked at for each new one. So no more than half are of entries that have gone.
 const LOOKS: usize = 2;
-/// Time between two looks at who is away, while somebody is.
+/// Time between two looks for owners that were away too long, while one is away.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// What the longest time between two looks counts as.
+/// The longest time between two looks that counts as awake.
 const STEP_MAX: Duration = Duration::from_millis(200);
 
 /// The owners of a table.
@@ -60,26 +60,26 @@ pub(super) struct Owners(Arc<OwnersInCommon>);
 
 #[derive(Debug)]
 struct OwnersInCommon {
-    /// Also guards the words of the region that say something of an owner.
+    /// The owners by number. The lock also guards the words of the region about owners.
     all: Mutex<FxHashMap<u16, Arc<OneOwner>>>,
     /// Owners that are away, or hidden.
     going: Mutex<VecDeque<Arc<OneOwner>>>,
-    /// How many these are. Relaxed: a hint.
+    /// The length of `going`. Relaxed: a hint.
     going_count: AtomicU64,
-    /// One thread at a time takes owners on.
+    /// Held while a thread tidies owners.
     tidying: Mutex<()>,
     awake: AwakeTime,
-    /// How often the entries of one were hidden. Relaxed: a number, counted behind each of these changes.
+    /// How often an owner's entries were hidden. Relaxed: a number, counted after each of these changes.
     hides: AtomicU64,
-    /// The server ends: nobody goes any more because he is away.
+    /// The server ends. From now on no owner is removed for being away.
     is_over: AtomicBool,
 }
 
-/// The time for which the server was there to see who is: while it is stopped, it does not go on (O6).
+/// The time for which the server was awake to see its owners. It does not advance while the server is stopped (O6).
 #[derive(Debug)]
 struct AwakeTime {
     clock: Clock,
-    /// When somebody last looked, and how long the server had been awake then.
+    /// The time of the last look, and how long the server had been awake then.
     last_and_awake_ns: Mutex<(u64, u64)>,
 }
 
@@ -97,22 +97,22 @@ impl AwakeTime {
 #[derive(Debug)]
 struct OneOwner {
     number: u16,
-    /// Which of all that have had the number, or will (I4).
+    /// Tells the owner from others that had the number before, or will have it (I4).
     tenure: u64,
     state: Mutex<OwnerState>,
 }
 
-/// What a session is to be of.
+/// The owner that a session asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OwnerClaim {
-    /// Whoever has the number; if nobody has, of one more owner.
+    /// The present owner with the number, or a new one.
     Any,
-    /// The owner of this tenure alone (I4).
+    /// Only the owner of this tenure (I4).
     Tenure(u64),
 }
 
 impl OwnerClaim {
-    /// As a request says it.
+    /// Decodes the word of a request.
     pub fn from_word(word: u64) -> OwnerClaim {
         if word == 0 { OwnerClaim::Any } else { OwnerClaim::Tenure(word) }
     }
@@ -120,13 +120,13 @@ impl OwnerClaim {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// It may put.
+    /// The owner may put.
     Here,
-    /// It may not any more, and what it was putting ends.
+    /// The owner may not put any more. Its puts under way end.
     Closing,
-    /// Its entries are hidden.
+    /// The owner's entries are hidden.
     Hidden {
-        /// When its bit may be cleared, since the last of its entries has gone.
+        /// When the owner's bit may be cleared. `None` while it still has entries.
         clear_at_ns: Option<u64>,
     },
 }
@@ -134,14 +134,14 @@ enum Stage {
 #[derive(Debug)]
 struct OwnerState {
     stage: Stage,
-    /// Whether it is among those that are away, or hidden.
+    /// Whether the owner is in [`OwnersInCommon::going`].
     is_going: bool,
     sessions: u64,
-    /// Its puts under way.
+    /// The number of puts under way.
     puts: u64,
-    /// How long it may be away.
+    /// How long the owner may be away.
     absent_for: Duration,
-    /// Since when it is, by the time for which the server was awake.
+    /// Since when the owner is away, in time for which the server was awake.
     absent_since_ns: u64,
     hashes: OwnedHashes,
 }
@@ -150,17 +150,18 @@ struct OwnerState {
 #[derive(Debug, Default)]
 struct OwnedHashes {
     all: FxHashSet<First>,
-    /// All of them; those first that were not looked at for longest.
+    /// All hashes, the one that was not looked at for longest first.
     order: VecDeque<First>,
 }
 
 impl OwnedHashes {
-    /// Notes a hash. Of many, also takes some old ones out: those that are there are to be [kept](Self::keep).
+    /// Notes a hash. If there are many, also takes out some old ones. The caller [keeps](Self::keep) those whose
+    /// entries are there.
     fn note(&mut self, hash: First) -> SmallVec<[First; LOOKS]> {
         if self.keep(hash) { self.oldest(LOOKS) } else { SmallVec::new() }
     }
 
-    /// Takes up to `looks` of the oldest out, if there are many.
+    /// Takes out up to `looks` of the oldest hashes, if there are many.
     fn oldest(&mut self, looks: usize) -> SmallVec<[First; LOOKS]> {
         let looks = looks.min(self.order.len().saturating_sub(HASHES_LOOKED_AT));
         let oldest: SmallVec<_> = self.order.drain(..looks).collect();
@@ -170,7 +171,7 @@ impl OwnedHashes {
         oldest
     }
 
-    /// Notes a hash, if it is not noted yet. Returns whether it was not.
+    /// Notes a hash, if it is not noted yet. Returns whether it was new.
     fn keep(&mut self, hash: First) -> bool {
         let is_new = self.all.insert(hash);
         if is_new {
@@ -186,7 +187,7 @@ impl OwnedHashes {
     }
 }
 
-/// A session of an owner. When the last one of an owner was dropped, and none has begun for as long as it said, the
+/// A session of an owner. When an owner's last session was dropped, and none has begun for as long as it said, the
 /// owner's entries go.
 #[derive(Debug)]
 pub struct OwnerSession {
@@ -201,7 +202,8 @@ impl OwnerSession {
         self.owner.number
     }
 
-    /// Which of all owners that have had the number, or will: a random number, never 0, that another claim may name (I4).
+    /// The tenure: a random number, never 0, which tells this owner from others that had its number before, or will
+    /// have it. A claim may name it (I4).
     pub fn tenure(&self) -> u64 {
         self.owner.tenure
     }
@@ -233,22 +235,22 @@ impl Drop for OwnerSession {
 pub(super) struct OwnerPut<'s>(&'s OneOwner);
 
 impl OwnerPut<'_> {
-    /// The entry of a key with this hash is visible. Nobody takes hashes of the owner out meanwhile: its bit waits for this put
-    /// (O1).
+    /// Notes the entry of a key with this hash, which is visible. No thread takes hashes of the owner out meanwhile,
+    /// because the hiding of its entries waits for this put (O1).
     pub fn note(&self, hash: First, table: &Table) {
         let mut state = lock(&self.0.state);
         let old = state.hashes.note(hash);
         self.keep_those_there(old, state, table);
     }
 
-    /// Entries of the owner have left: forgets those of some old hashes that are not there any more.
+    /// Forgets some old hashes of entries that have left.
     fn forget(&self, looks: usize, table: &Table) {
         let mut state = lock(&self.0.state);
         let old = state.hashes.oldest(looks);
         self.keep_those_there(old, state, table);
     }
 
-    /// Notes these hashes again, of which the owner still has an entry.
+    /// Notes those of these hashes again of which the owner still has an entry.
     fn keep_those_there(
         &self,
         old: SmallVec<[First; LOOKS]>,
@@ -256,7 +258,7 @@ impl OwnerPut<'_> {
         table: &Table,
     ) {
         let mut state = Some(state);
-        // L16: not while a key is looked for.
+        // L16: not held while a key is looked for.
         obey(Rule::OwnerLast, || state = None);
         for old in old.into_iter().filter(|&old| has_one_of(table, old, self.0.number)) {
             state.get_or_insert_with(|| lock(&self.0.state)).hashes.keep(old);
@@ -271,7 +273,7 @@ impl Drop for OwnerPut<'_> {
     }
 }
 
-/// Whether a key with this hash has an entry of this owner, as far as that can be seen now.
+/// Whether a key with this hash has an entry of this owner. Also `true` if that cannot be seen now.
 fn has_one_of(table: &Table, hash: First, owner: u16) -> bool {
     table
         .look_at(hash, |at| at.lives_of(hash))
@@ -279,7 +281,7 @@ fn has_one_of(table: &Table, hash: First, owner: u16) -> bool {
 }
 
 impl OwnersInCommon {
-    /// It is away, or hidden.
+    /// Queues an owner that is away, or hidden.
     fn goes(&self, owner: &Arc<OneOwner>) {
         if std::mem::replace(&mut lock(&owner.state).is_going, true) {
             return;
@@ -291,16 +293,16 @@ impl OwnersInCommon {
 }
 
 impl Owners {
-    /// Those of a new table.
+    /// The owners of a new table.
     pub fn make(clock: &Clock) -> Owners {
         let awake = AwakeTime { clock: clock.clone(), last_and_awake_ns: Mutex::new((clock.now_ns(), 0)) };
         let (all, going, going_count, tidying, hides, is_over) = Default::default();
         Owners(Arc::new(OwnersInCommon { all, going, going_count, tidying, awake, hides, is_over }))
     }
 
-    /// Those of a table that another server had: whoever had a session or has entries is away since now, and whose entries
-    /// were hidden, theirs are removed.
-    /// Also returns the hashes of keys with entries that are not committed.
+    /// The owners of a table that another server had. An owner with a session or with entries counts as away from now
+    /// on. If an owner's entries were hidden, their removal goes on. Also returns the hashes of keys with entries that
+    /// are not committed.
     pub fn open(table: &Table, clock: &Clock) -> (Owners, Vec<First>) {
         let mut not_committed = Vec::new();
         let owners = Owners::make(clock);
@@ -334,7 +336,7 @@ impl Owners {
         (owners, not_committed)
     }
 
-    /// An owner that has entries, or had some or a session, and has none.
+    /// The owner with this number, which has no session. Adds it if it is new.
     fn found(&self, region: &Region, geometry: &Geometry, number: u16) -> Arc<OneOwner> {
         let mut all = lock(&self.0.all);
         let mut is_new = false;
@@ -350,11 +352,11 @@ impl Owners {
         owner
     }
 
-    /// Begins a session of an owner, who may be away for so long between two.
+    /// Begins a session of an owner, who may be away for this long between two sessions.
     ///
     /// # Errors
-    /// [`PutError::OwnerNumber`], [`PutError::OwnerGone`] as long as its entries are being removed, and for who claims
-    /// another tenure.
+    /// [`PutError::OwnerNumber`]. [`PutError::OwnerGone`] while the owner's entries are being removed, and if the claim
+    /// names another tenure.
     pub fn session(
         &self,
         region: &Region,
@@ -390,8 +392,7 @@ impl Owners {
         Ok(OwnerSession { shared: Arc::clone(&self.0), owner, absent_for })
     }
 
-    /// A session for an entry of a snapshot, whose owner is not known to be there. `None` if its entries are being
-    /// removed.
+    /// A session for an entry of a snapshot. The owner may not be there. `None` if its entries are being removed.
     pub fn session_of_entry(
         &self,
         region: &Region,
@@ -410,15 +411,15 @@ impl Owners {
         Some(OwnerSession { shared: Arc::clone(&self.0), owner, absent_for })
     }
 
-    /// Hides all entries of an owner, and has them removed. Returns whether this call did. Waits for its puts that are under
-    /// way, and for another call that is at it.
+    /// Hides all entries of an owner; tidying then removes them. Returns whether this call hid them. Waits for the
+    /// owner's puts under way, and for another call that hides them.
     pub fn remove(&self, table: &Table, number: u16) -> bool {
         let owner = lock(&self.0.all).get(&number).map(Arc::clone);
         owner.is_some_and(|owner| self.hide(table, &owner, |_| true))
     }
 
-    /// O1. With the return they are hidden, unless the owner is there and `may_go` says that it stays. Returns whether this
-    /// call has hidden them.
+    /// O1. When this returns, the entries are hidden, unless the owner is there and `may_go` says that it stays.
+    /// Returns whether this call has hidden them.
     fn hide(&self, table: &Table, owner: &Arc<OneOwner>, may_go: impl FnOnce(&OwnerState) -> bool) -> bool {
         let (region, geometry) = (table.region(), table.geometry());
         let word = geometry.owner_word(owner.number);
@@ -442,7 +443,7 @@ impl Owners {
         match before {
             Stage::Here => {}
             Stage::Closing => {
-                // O7: another call is at it.
+                // O7: another call hides them.
                 obey(Rule::OwnerTwice, || wait_while(&|state| state.stage == Stage::Closing));
                 return false;
             }
@@ -467,25 +468,26 @@ impl Owners {
         self.0.hides.load(Relaxed)
     }
 
-    /// How many entries are noted, of all owners.
+    /// The number of noted entries, of all owners.
     pub fn noted(&self) -> u64 {
         let all: Vec<_> = lock(&self.0.all).values().map(Arc::clone).collect();
         all.iter().map(|owner| lock(&owner.state).hashes.all.len() as u64).sum()
     }
 
-    /// From now on nobody goes because he is away: the server ends, and with it all sessions (O6).
+    /// The server ends, and with it all sessions. From now on no owner is removed for being away (O6).
     pub fn end(&self) {
         self.0.is_over.store(true, Relaxed);
     }
 
-    /// Entries of owners have left one by one. Looks at up to `max` old hashes of these owners, twice as many as have left,
-    /// and forgets those of which nothing is there. Returns whether there is more to do.
+    /// Forgets notes of entries that have left one by one. Looks at up to `max` old hashes of their owners, at twice as
+    /// many as have left. Returns whether there is more to do.
     pub fn forget_left(&self, table: &Table, max: usize) -> bool {
         let (left, mut looks) = (table.observers().owned_left(), max);
         while looks > 0 {
             let Some((number, gone)) = left.take() else { return false };
             let Some(owner) = lock(&self.0.all).get(&number).map(Arc::clone) else { continue };
-            // Its bit waits for this as for a put (O1): nobody takes what is in hand for all that there is.
+            // The hiding of the owner's entries waits for this as for a put (O1). So it does not miss hashes that this
+            // thread has taken out.
             let Ok(put) = owner.begin_put() else { continue };
             let now = (gone as usize).saturating_mul(LOOKS).min(looks);
             put.forget(now, table);
@@ -498,7 +500,7 @@ impl Owners {
         true
     }
 
-    /// Takes owners on that are away or hidden: up to `max` entries are passed to `remove`, which says whether they are
+    /// Works on owners that are away or hidden. Passes up to `max` entries to `remove`, which returns whether they are
     /// gone. Returns how long until there is more to do.
     pub fn tidy(
         &self,
@@ -509,7 +511,7 @@ impl Owners {
         if self.0.going_count.load(Relaxed) == 0 {
             return None;
         }
-        // Whoever is at it returns when there is more, and this thread looks again (L15).
+        // The thread that tidies returns when there is more, and this thread looks again (L15).
         let _turn = try_lock(&self.0.tidying)?;
         let mut next = None;
         let mut later =
@@ -535,7 +537,7 @@ impl Owners {
         next
     }
 
-    /// Takes an owner on. Returns when its next turn is; `None` if it is here, or gone for good.
+    /// Works on one owner. Returns when its next turn is; `None` if it is here, or gone for good.
     fn take_on(
         &self,
         table: &Table,
@@ -545,7 +547,7 @@ impl Owners {
     ) -> Option<Duration> {
         let mut state = lock(&owner.state);
         match state.stage {
-            // It has another turn when it is hidden.
+            // It gets a turn when it is hidden.
             Stage::Closing => None,
             Stage::Here => {
                 let left = state.left(self.0.awake.now_ns())?;
@@ -587,7 +589,7 @@ impl Owners {
         }
     }
 
-    /// O4: the number may be used again.
+    /// O4: clears the number, which may be used again.
     fn clear(&self, table: &Table, number: u16) {
         let (region, geometry) = (table.region(), table.geometry());
         let mut all = lock(&self.0.all);
@@ -601,7 +603,7 @@ impl Owners {
 }
 
 impl OwnerState {
-    /// How much longer it may be away. `None` if it is not away.
+    /// How much longer the owner may be away. `None` if it is not away.
     fn left(&self, awake_ns: u64) -> Option<Duration> {
         let away_ns = awake_ns.saturating_sub(self.absent_since_ns);
         let is_away = self.stage == Stage::Here && self.sessions == 0;
@@ -610,7 +612,7 @@ impl OwnerState {
 }
 
 impl OneOwner {
-    /// It puts, if it may.
+    /// Begins a put, if the owner may put.
     fn begin_put(&self) -> Result<OwnerPut<'_>, PutError> {
         let mut state = lock(&self.state);
         if state.stage != Stage::Here && !broken(Rule::OwnerPuts) {
@@ -628,7 +630,7 @@ impl OneOwner {
     }
 }
 
-/// The tenure of an owner that is about to be known: that of the last server's, or another one.
+/// The tenure of an owner that becomes known: the one that the region has, or a new one.
 fn tenure_in(region: &Region, geometry: &Geometry, number: u16) -> u64 {
     let word = geometry.owner_tenure_word(number);
     if region.load(word) == 0 {
@@ -637,7 +639,7 @@ fn tenure_in(region: &Region, geometry: &Geometry, number: u16) -> u64 {
     region.load(word)
 }
 
-/// Removes the entries of this owner whose keys have this hash. Returns whether none is there any more.
+/// Removes the entries of this owner whose keys have this hash. Returns whether all of them are gone.
 fn remove_all_of(table: &Table, hash: First, owner: u16, remove: &mut impl FnMut(&Key, u16) -> bool) -> bool {
     let Some(lives) = table.look_at(hash, |at| at.lives_of(hash)) else { return false };
     lives.iter().filter(|(_, life)| life.owner == owner).all(|(key, _)| remove(key, owner))

@@ -16,12 +16,11 @@ use crate::part::{PartChange, PartEffect, PartOutcome, Tell, ValueBytes};
 use std::cell::RefCell;
 
 impl Index {
-    /// Changes a part of the value of `key`. The value before or after is told, if that is asked for.
+    /// Changes a part of the value of `key`. The outcome has the value before or after, if `tell` asks for it.
     ///
-    /// A value that stands in its slot is changed under the key's lock. One that does not, or that would not any more,
-    /// is copied and swapped in: that takes time and memory for the whole value, and begins again where another
-    /// change of the key comes between. Either way no other change of the key comes between the value that it is
-    /// made of and the one that it makes.
+    /// A value that stands in its slot is changed under the key's lock. One that does not, or would not any more, is
+    /// copied and swapped in. That takes time and memory for the whole value, and begins again if another change of the
+    /// key comes between. Either way, no other change comes between the old value and the new one.
     ///
     /// # Errors
     /// [`PutError`]; the table is then unchanged. [`PutError::Part`] where the change does not fit the value.
@@ -29,7 +28,8 @@ impl Index {
         self.part_by(key, &PartWork { part, tell, tell_max: usize::MAX }, None, HeapPatience::Waits)
     }
 
-    /// Changes a part for a thread that may not wait ([`Index::put_at_once`]), and can tell values up to `tell_max` bytes.
+    /// As [`Index::change_part`], for a thread that may not wait ([`Index::put_at_once`]). The outcome has values of up
+    /// to `tell_max` bytes.
     pub(crate) fn part_at_once(
         &self,
         key: &[u8],
@@ -62,8 +62,8 @@ impl Index {
         Err(PutError::Busy { rounds: ROUNDS_MAX })
     }
 
-    /// Changes a part of a value that is in an extent, or comes into one, by a compare-and-swap of what was there.
-    /// `None` if the key has changed meanwhile, or its value has moved.
+    /// Changes a part of a value that is in an extent, or comes into one, by a compare-and-swap. `None` if the key has
+    /// changed meanwhile, or its value has moved.
     #[cold]
     fn part_of_long(
         &self,
@@ -78,7 +78,7 @@ impl Index {
                 None => (Some(Expected::Value(&there.value)), Some(there.value.clone())),
                 Some(reference) => {
                     let mut value = Vec::new();
-                    // What was read counts only if the slot still names it then (X2, X7).
+                    // The value that was read counts only if the slot still names it (X2, X7).
                     let is_read =
                         self.table().extents().is_some_and(|of| of.read(&reference, key, &mut value));
                     if !is_read {
@@ -100,11 +100,11 @@ impl Index {
                 let put = WantedChange::put(key, PutMode::Insert.into()).value(&made.value).by(owner);
                 self.make(put.patience(patience))? == PutOutcome::Inserted
             }
-            // Nothing is to be stored, but it must be true.
+            // Nothing is to be stored, but what was read must still be true.
             (Some(expected), _) => {
                 self.make(WantedChange::new(key, SwapFrom(expected, SwapTo::Same)))?.0 == SwapOutcome::Swapped
             }
-            // It was absent under its lock.
+            // The key was absent under its lock.
             (None, _) => true,
         };
         if !is_so {

@@ -1,4 +1,4 @@
-//! What a server tells all clients of a region, in its first pages.
+//! The state and the superblock, which the server writes for all clients of a region.
 
 use crate::base::sync::{Ordering, fence};
 use crate::layout::control::{Phase, STATE_WORD, State};

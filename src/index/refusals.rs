@@ -1,5 +1,5 @@
-//! Searches for room that failed a moment ago, so that the next put of that key is refused at once, and so
-//! are most puts of other keys if search after search failed.
+//! Searches for room that failed a moment ago. The next put of that key is refused at once. If search after search
+//! failed, so are most puts of other keys.
 
 use crate::base::sync::Ordering;
 use crate::layout::geometry::Geometry;
@@ -10,11 +10,11 @@ use std::sync::atomic::AtomicU64;
 /// Failed searches that are remembered. A later one takes the place of an older one.
 const REMEMBERED: usize = if cfg!(loom) { 1 } else { 1024 };
 
-/// There was no way to make room for a key, when so much room had been made
+/// A failed search for room for a key, at this count of made room
 /// ([`Counters::room_made`](super::counters::Counters::room_made)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NoPath {
-    /// The key, or its home, whichever decides where room is looked for.
+    /// The key, or its home, whichever determines where room is looked for.
     pub from: u64,
     pub room_made: u64,
 }
@@ -24,7 +24,7 @@ impl NoPath {
         NoPath { from: families::looks_for_room_from(geometry, key), room_made }
     }
 
-    /// The one word that stands for it. Another one's is the same once in 2^64.
+    /// One word that stands for it. Two searches have the same word once in 2^64.
     fn word(self) -> u64 {
         mix(mix(self.from).wrapping_add(self.room_made)) | 1
     }
@@ -63,22 +63,22 @@ impl Refusals {
     }
 }
 
-/// How many searches of a segment failed one after the other, whatever their keys, while no room was made. After
-/// some, most searches are left out: each looks at a large part of the segment, and fails, too.
+/// How many searches of a segment failed in a row, whatever their keys, while no room was made. After some of them,
+/// most searches are left out: each looks at a large part of the segment, and would fail, too.
 ///
-/// Nothing rests on it but time. A key that is refused without a search might have found a path, as it might if it
-/// came a moment later: where searches succeed now and then, one is never far.
+/// This affects only time. A key that is refused without a search might have found a path; so might a key that came a
+/// moment later. Where searches succeed now and then, one is never far.
 #[derive(Debug, Default)]
 pub(super) struct VainSearches(AtomicU64);
 
 impl VainSearches {
     /// After this number of failed searches, searches are left out ([`ONE_OF`]).
     const ENOUGH: u64 = 16;
-    /// Of those that are left out, one of this number is made.
+    /// One search in this number is made all the same.
     const ONE_OF: u64 = 64;
     const TIMES_BITS: u32 = 16;
 
-    /// How many puts in a row found no room. None, if room was made since.
+    /// How many puts in a row found no room. 0 if room was made since.
     fn times(&self, room_made: u64) -> u64 {
         // Relaxed: only the word itself is communicated.
         let word = self.0.load(Ordering::Relaxed);
@@ -87,24 +87,24 @@ impl VainSearches {
     }
 
     fn set(&self, room_made: u64, times: u64) {
-        // The number goes on where the same searches are due.
+        // The number stays congruent, so that the same searches are made.
         let times = if times < 1 << Self::TIMES_BITS { times } else { times - (1 << (Self::TIMES_BITS - 1)) };
         self.0.store(room_made << Self::TIMES_BITS | times, Ordering::Relaxed);
     }
 
-    /// Whether any search failed since one found room.
+    /// Whether any search failed since the last that found room.
     pub fn are_any(&self) -> bool {
         self.0.load(Ordering::Relaxed) != 0
     }
 
-    /// A search failed.
+    /// Notes a search that failed.
     pub fn note(&self, room_made: u64) {
         #[cfg(all(test, not(loom)))]
         tests::FAILED.set(tests::FAILED.get() + 1);
         self.set(room_made, self.times(room_made) + 1);
     }
 
-    /// A search found room.
+    /// Notes a search that found room.
     pub fn forget(&self) {
         if self.0.load(Ordering::Relaxed) != 0 {
             self.0.store(0, Ordering::Relaxed);
@@ -121,7 +121,7 @@ impl VainSearches {
         is_left_out
     }
 
-    /// Whether a search would be left out mostly. Counts nothing.
+    /// Whether most searches are left out now. Counts nothing.
     pub fn are_many(&self, room_made: u64) -> bool {
         self.times(room_made) >= Self::ENOUGH
     }

@@ -7,15 +7,14 @@ use crate::snapshot::{SaveError, Saved, Snapshot, SnapshotEntry, SnapshotPath, S
 use std::path::Path;
 
 impl Index {
-    /// Writes a snapshot of the table while it is served. Each key that was there when it began, and
-    /// is unchanged, is in it. A key that is changed meanwhile is there with one of the values that it
-    /// has meanwhile, or not at all if it was absent at an instant.
+    /// Writes a snapshot of the table while it is served. It has each key that was there when it began and did not
+    /// change. A key that is changed meanwhile is in it with one of its values of that time, or not at all if it was
+    /// absent at an instant.
     ///
-    /// The file is written under another name (`PATH.partial`), and takes its place when the disk has
-    /// it. `PATH.lock` keeps others from the same path. Changes go on: a put waits for some
-    /// microseconds at most. Takes one thread, memory for some blocks of 256 KiB, and as much of the
-    /// disk as it gives. `progress` hears how many parts of how many are done, and may break off by
-    /// returning `false`.
+    /// The file is written under another name (`PATH.partial`), and takes its place when the disk has it. `PATH.lock`
+    /// keeps others from the same path. Changes go on: a put waits for some microseconds at most. Takes one thread,
+    /// memory for some blocks of 256 KiB, and as much of the disk as it gives. `progress` gets the number of finished
+    /// parts and of all parts, and ends the snapshot by returning `false`.
     ///
     /// # Errors
     /// [`SaveError`]. The file that was there before is still there.
@@ -39,7 +38,7 @@ impl Index {
         whole::begin(self.table(), self.lives().map(|lives| lives.made()), place)
     }
 
-    /// The rest of [`Index::save_at`], by a writer that has begun.
+    /// Continues [`Index::save_at`], with a writer that has begun.
     pub(crate) fn save_by(
         &self,
         writer: SnapshotWriter<'_>,
@@ -48,9 +47,9 @@ impl Index {
         whole::save(self.table(), writer, progress)
     }
 
-    /// Puts every key of a snapshot into the table, over what is there. All cores work at it. First
-    /// the whole snapshot is checked: one that is damaged, or that does not fit, changes nothing.
-    /// `progress` hears how many bytes of how many were read; each byte is read twice.
+    /// Puts every key of a snapshot into the table, over what is there. All cores work at it. The whole snapshot is
+    /// checked first: one that is damaged, or that does not fit, changes nothing. `progress` gets the number of bytes
+    /// read and of all bytes; each byte is read twice.
     ///
     /// # Errors
     /// [`RestoreError`], which says whether the table was changed.

@@ -7,8 +7,8 @@
 //! remove  erase the live slot -> let a displaced key come home into it
 //! ```
 //!
-//! A change of a key is decided, and then it is done: a key comes in [`Segment::come`], and is replaced or leaves
-//! in [`Segment::change`]. A [`Between`] hears of both, and may have the change wait in the middle.
+//! A change of a key is decided first, and then made. A key comes in [`Segment::come`], and is replaced or leaves in
+//! [`Segment::change`]. A [`Between`] hears of both steps, and may delay the change between them.
 
 mod copies;
 
@@ -41,9 +41,9 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Paths of one put that other threads may change before the put gives up.
+/// Paths of one put that may turn out to be changed by other threads before the put gives up.
 pub(super) const ROUNDS_MAX: u32 = 1_000;
-/// Times that a put without room waits for grace periods before the table counts as full.
+/// The most times that a put without room waits for grace periods. Then the table counts as full.
 pub(super) const WAITS_MAX: u32 = 3;
 /// A put that takes longer is logged.
 const SLOW_PUT: Duration = Duration::from_millis(10);
@@ -51,9 +51,9 @@ const SLOW_PUT: Duration = Duration::from_millis(10);
 /// What a change finds in its key's slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EntryFound {
-    /// A hidden entry: to everybody the key is absent (O3).
+    /// A hidden entry: readers see the key as absent (O3).
     Hidden,
-    /// An entry of this owner; 0: nobody's.
+    /// An entry of this owner; 0: nobody.
     Of(u16),
 }
 
@@ -61,9 +61,9 @@ pub(super) enum EntryFound {
 #[derive(Debug)]
 pub(crate) struct Segment {
     moves: Moves,
-    /// Where long values are, if there are any.
+    /// The long values, if the table has any.
     extents: Option<Arc<Extents>>,
-    /// What takes note of changes. All segments of a table have one.
+    /// The observers of changes. All segments of a table share them.
     observers: Arc<Observers>,
     refusals: Refusals,
     vain: VainSearches,
@@ -83,7 +83,7 @@ pub(super) enum Stop {
 }
 
 impl Stop {
-    /// A change must wait, and says so in one of these.
+    /// The stop of a change that must wait.
     #[inline(always)]
     fn waits<W>(_: W) -> Stop {
         Stop::Waits
@@ -96,12 +96,12 @@ impl From<PutError> for Stop {
     }
 }
 
-/// Room for a key that comes. Its locks are held since it was found.
+/// Room for a new key. Its locks have been held since it was found.
 #[derive(Clone, Copy)]
 enum FoundRoom<'r> {
-    /// This slot is free.
+    /// A free slot.
     Free(SlotIx),
-    /// The first slot of a path is, when these keys have moved.
+    /// The first slot of a path, after these keys have moved.
     Along(&'r MovePath, &'r [Hashed<'r>]),
     /// In the chain of the key's home.
     InChain(ChainRoom),
@@ -110,13 +110,13 @@ enum FoundRoom<'r> {
 /// Which entry of a key is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Which {
-    /// Any that is not hidden.
+    /// Any entry that is not hidden.
     Any,
-    /// One that has ended by this tick (V2).
+    /// An entry that has ended by this tick (V2).
     Ended(u64),
-    /// One of this owner's, which are hidden (O5).
+    /// An entry of this owner, which is hidden (O5).
     Of(u16),
-    /// One that nobody has pinned (Z2): it makes room for others.
+    /// An entry that is not pinned (Z2): it is evicted.
     Unpinned,
 }
 
@@ -125,24 +125,24 @@ pub(super) enum Which {
 pub(super) enum Put {
     /// A caller asks for it.
     New,
-    /// The other segment of a pair has it, and still has it then (E3).
+    /// It is a copy: the other segment of a pair has the key, and keeps it (E3).
     Copy,
 }
 
-/// A hundred times the keys for which a segment is meant.
+/// A hundred times the design load of a segment, in keys.
 pub(super) fn design_percents(geometry: &Geometry) -> u64 {
     geometry.main_slots() * u64::from(geometry.layout().preset().map_or(75, |preset| preset.design_load))
 }
 
 impl Segment {
-    /// The one of a table of one size.
+    /// The segment of a table of one size.
     pub fn whole(region: Region, geometry: Geometry, clock: Clock, start: &Start) -> Segment {
         let budget = Budget::new(geometry.heap().bytes);
         let extents = Extents::new(&region, &geometry, &clock, &budget, start.pace.value_numbers);
         Segment::over(Homes::whole(region, geometry, clock), extents, Refusals::new())
     }
 
-    /// One of many. Its memory has this number, and it has these keys.
+    /// One segment of many. Its memory has this number, and it has these keys.
     pub fn part(
         region: Region,
         geometry: Geometry,
@@ -161,18 +161,19 @@ impl Segment {
         Segment { moves, extents, observers, refusals, vain }
     }
 
-    /// The segment, whose changes these observers note from now on.
+    /// The segment, with these observers from now on.
     pub fn with_observers(self, observers: &Arc<Observers>) -> Segment {
         Segment { observers: Arc::clone(observers), ..self }
     }
 
-    /// What takes note of changes.
+    /// The observers of changes.
     #[inline(always)]
     pub fn observers(&self) -> &Arc<Observers> {
         &self.observers
     }
 
-    /// J1: tells the feed of a change that is visible, under its key's lock. The change has found an entry of the owner `before`.
+    /// J1: tells the feed of a change that is visible, under its key's lock. The change has replaced or removed an
+    /// entry of the owner `before`.
     #[inline(always)]
     fn tell<'c>(&self, change: impl FnOnce() -> KeyChange<'c>, cause: LeftCause, before: u16) {
         let feed = self.observers.feed();
@@ -181,7 +182,7 @@ impl Segment {
         }
     }
 
-    /// J1, Z1, V3: where one of them is broken, lets the lock of a key go, and takes it again.
+    /// If a test breaks J1, Z1 or V3: releases the lock of a key, and takes it again.
     #[inline(always)]
     fn lock_again_if_broken(&self, locked: &mut Locked<'_>, key: &Hashed<'_>) {
         for rule in [Rule::FeedLock, Rule::RecordLock, Rule::EndLock] {
@@ -214,7 +215,7 @@ impl Segment {
         self.homes().region()
     }
 
-    /// Where long values are, if there are any.
+    /// The long values, if the table has any.
     #[inline(always)]
     pub fn extents(&self) -> Option<&Arc<Extents>> {
         self.extents.as_ref()
@@ -226,13 +227,13 @@ impl Segment {
         self.homes().share()
     }
 
-    /// The number of its memory.
+    /// The number of the segment's memory.
     #[inline(always)]
     pub fn memory(&self) -> u32 {
         self.homes().memory()
     }
 
-    /// How the directory names it.
+    /// The segment's name in the directory.
     #[inline]
     pub fn named(&self) -> Named {
         Named { memory: self.memory(), incarnation: self.geometry().incarnation() }
@@ -244,7 +245,7 @@ impl Segment {
         self.homes().counters().keys()
     }
 
-    /// What was done so far. Each counter is exact, but they may be read at different instants.
+    /// Counts of operations so far. Each counter is exact, but they may be read at different instants.
     #[inline]
     pub fn counts(&self) -> IndexCounts {
         self.homes().counts()
@@ -257,7 +258,7 @@ impl Segment {
 
     // ---- changes --------------------------------------------------------------------------------
 
-    /// Puts a key that was absent, for which there is room. The caller holds its locks.
+    /// Puts an absent key, for which there is room. The caller holds its locks.
     #[inline(always)]
     fn come<B: Between>(
         &self,
@@ -313,7 +314,7 @@ impl Segment {
         }
     }
 
-    /// Holds the room for a key that must wait before it comes (L11). Nothing of the key is stored.
+    /// Holds room for a new key whose change must wait (L11). Nothing of the key is stored.
     #[cold]
     fn hold<B: Between>(&self, locked: &mut Locked<'_>, room: FoundRoom<'_>, key: &Hashed<'_>, between: B) {
         let slot = match room {
@@ -347,9 +348,9 @@ impl Segment {
         Ok(PutOutcome::Inserted)
     }
 
-    /// Gives a key another value. It stands in this slot, which names this extent. The caller holds its locks. If the entry
-    /// there is hidden, listeners hear that the key came (O3). If the new entry is hidden, they hear that the key left, with
-    /// this cause.
+    /// Gives a key another value. The key stands in `slot`, whose value was in the extent `before`, if any. The caller
+    /// holds its locks. If the old entry is hidden, listeners hear that the key came (O3). If the new entry is hidden,
+    /// they hear that the key left, with this cause.
     #[inline(always)]
     fn replace<B: Between>(
         &self,
@@ -366,7 +367,7 @@ impl Segment {
             (EntryFound::Hidden, _) => KeyChange::came(key.key(), *value),
         };
         between.decided(change)?;
-        // Not of an extent that stays the key's.
+        // An extent that stays the key's does not end.
         let ends = |before: &Reference| value.as_reference().is_none_or(|now| now.number != before.number);
         let life = self.life_in(slot);
         let written = self.slots().rewrite(locked, slot, key.key(), *value, None);
@@ -390,8 +391,9 @@ impl Segment {
         Ok(())
     }
 
-    /// Removes a key from this slot. The caller holds its locks. Listeners hear of it with this cause; not if the entry was
-    /// hidden: then they have heard of it before. Returns whether the slot is free. It is not if a put of the key is started (P1).
+    /// Removes a key from this slot. The caller holds its locks. Listeners hear of it with this cause, unless the entry
+    /// was hidden: then they heard before. Returns whether the slot is free. It is not if a put of the key is started
+    /// (P1).
     #[inline(always)]
     fn leave<B: Between>(
         &self,
@@ -409,7 +411,7 @@ impl Segment {
             let before = self.reference_in(slot);
             self.end_name(before, self.homes().erase(locked, slot, key));
         }
-        // Before the lock goes: a segment that is merged away is counted when all its homes have gone.
+        // Counted before the lock is released: the counts of a merged segment are summed when all its homes have gone.
         let counted = self.homes().counters().mine();
         count(if is_free { &counted.removes } else { &counted.updates });
         self.lock_again_if_broken(locked, key);
@@ -448,7 +450,7 @@ impl Segment {
         true
     }
 
-    /// X3: a put or remove has ended this name, if there was one.
+    /// X3: a put or remove has ended the name of this extent, if there was one.
     #[inline(always)]
     fn end_name(&self, before: Option<Reference>, written: SlotWritten) {
         if let (Some(reference), Some(extents)) = (before, &self.extents) {
@@ -474,8 +476,8 @@ impl Segment {
 
     // ---- the key ---------------------------------------------------------------------------------
 
-    /// Looks for a key whose primary window is locked, under all its locks. `None`: what is to be put is new, and the key is in
-    /// another segment (L8). (The locks are not handed out: to move them would cost each change some instructions.)
+    /// Looks for a key whose primary window is locked, under all its locks. `None`: the put is of a new key, which is
+    /// in another segment (L8). (The locks are not returned: moving them would cost each change some instructions.)
     #[inline(always)]
     fn seek_here<'l>(&'l self, locked: &mut Locked<'l>, key: &Hashed<'_>, put: Put) -> Option<Sought> {
         let may_be_displaced = self.slots().lock_displaced(locked, key);
@@ -485,7 +487,7 @@ impl Segment {
         Some(self.slots().seek(key, may_be_displaced))
     }
 
-    /// Z1: the policy that chooses who leaves notes the key, if it is there.
+    /// Z1: has the eviction policy note the key, if it is there.
     pub fn note(&self, key: &Hashed<'_>) -> Result<(), Stop> {
         let mut locked = self.slots().lock_primary(key);
         let Some(seen) = self.seek_here(&mut locked, key, Put::New) else { return Err(Stop::Elsewhere) };
@@ -526,14 +528,14 @@ impl Segment {
         }
         if self.geometry().grows() {
             drop(locked);
-            // No move makes room where no slot is free.
+            // Where no slot is free, no move makes room.
             return if self.homes().has_no_free_slot() || self.leaves_search_out() {
                 Err(Stop::NoRoom)
             } else {
                 self.put_with_moves(key, value, mode, between)
             };
         }
-        // L6 holds: the key's locks are held since it was looked for.
+        // L6 holds: the key's locks have been held since the key was looked for.
         let room_made = self.homes().counters().room_made();
         if self.homes().has_no_free_slot()
             || self.refusals.know(NoPath::of(self.geometry(), *key, room_made))
@@ -545,14 +547,14 @@ impl Segment {
         self.put_by_moving(key, value, mode, between)
     }
 
-    /// Whether the room that is left is for keys of the parent: without it the split would never end, nor
-    /// could another one begin. The homes that have not come are expected to have as many keys each as
-    /// those that have. The segment is a child.
+    /// Whether the segment's last room is kept for keys of the parent. Without it the split would never end, nor could
+    /// another one begin. The homes that have not come are expected to have as many keys each as those that have. The
+    /// segment is a child.
     #[inline(never)]
     fn is_kept_for_a_split(&self) -> bool {
-        /// Below this load, in hundredths of the design load, it is not looked at.
+        /// Below this load, in hundredths of the design load, no room is kept.
         const LOOKED_AT: u64 = 60;
-        /// The rest is kept if the load that is expected is at least this.
+        /// Room is kept if the expected load is at least this.
         const KEPT_FROM: u64 = 96;
         let (keys, design) = (self.len(), design_percents(self.geometry()));
         let homes = self.geometry().homes();
@@ -567,7 +569,7 @@ impl Segment {
         self.geometry().grows() && !kept(Rule::StillHere, has)
     }
 
-    /// Whether to search for no room, because the searches of other keys failed a moment ago. Only where a
+    /// Whether to leave out the search for room, because searches for other keys failed a moment ago. Only where a
     /// search looks at much of the table, and does not depend on a chain.
     fn leaves_search_out(&self) -> bool {
         !self.homes().has_chains()
@@ -575,7 +577,7 @@ impl Segment {
             && self.vain.is_one_more(self.homes().counters().room_made_or_left())
     }
 
-    /// Whether a put that would wait for room leaves the search out. Does not count it.
+    /// Whether a put that would wait for room would leave out the search. Does not count it.
     pub fn would_leave_search_out(&self) -> bool {
         self.vain.are_many(self.homes().counters().room_made_or_left())
     }
@@ -586,7 +588,7 @@ impl Segment {
         PutError::Full { keys, slots, bytes_max: 0, heap_bytes: 0 }
     }
 
-    /// The rest of a put that found neither the key nor a free slot in its primary window.
+    /// Continues a put that found neither the key nor a free slot in its primary window.
     #[cold]
     fn put_by_moving<B: Between>(
         &self,
@@ -678,8 +680,8 @@ impl Segment {
         Ok(Some(PutOutcome::Inserted))
     }
 
-    /// L8, L5: the key may have gone to another segment meanwhile, or another thread may have put it. Then this put ends, or
-    /// begins again.
+    /// L8, L5: the key may have gone to another segment meanwhile, or another thread may have put it. Then this put
+    /// ends, or begins again.
     #[inline(always)]
     fn look_again<B: Between>(
         &self,
@@ -717,7 +719,7 @@ impl Segment {
         Ok(Some(PutOutcome::Inserted))
     }
 
-    /// Puts a key for which there is room. That of a copy is no change: the key is elsewhere.
+    /// Puts a new key, for which there is room. A copy is not a change: the key is in the other segment.
     #[inline(always)]
     fn put_new<B: Between>(
         &self,
@@ -746,7 +748,7 @@ impl Segment {
         self.put_over(locked, seen.at(), key, value, how)
     }
 
-    /// Finishes such a put where it is known which slot holds the key.
+    /// Finishes such a put. `slot` is the slot of the key, if it is present.
     #[inline(always)]
     fn put_over<B: Between>(
         &self,
@@ -757,7 +759,7 @@ impl Segment {
         (mode, between): (PutMode, B),
     ) -> Result<Option<PutOutcome>, B::MustWait> {
         debug_assert!(self.slots().may_change(locked, *key), "L2");
-        // O3: what is hidden is absent, and its slot is the key's.
+        // O3: the key of a hidden entry is absent, but has its slot.
         let there = slot.map(|slot| (slot, self.found_in(slot)));
         let (slot, found, outcome) = match (there, mode) {
             (None, PutMode::Update) | (Some((_, EntryFound::Hidden)), PutMode::Update) => {
@@ -775,8 +777,8 @@ impl Segment {
 
     // ---- changes that depend on the value, removes ----------------------------------------------
 
-    /// Makes a change that depends on what the key has, of a key whose length fits. The key's lock is held from the
-    /// look to the write (L2, L14), so no other change of the key comes between. Returns what became of the key.
+    /// Makes a change that depends on the key's value. The key's length fits. Its lock is held from the look to the
+    /// write (L2, L14), so no other change of the key comes between. Returns what became of the key.
     pub fn change<B: Between>(
         &self,
         key: &Hashed<'_>,
@@ -790,7 +792,7 @@ impl Segment {
             let slot = seen.at();
             let there = seen_early.unwrap_or_else(|| slot.map(|slot| self.slots().read(slot)));
             let before = there.as_ref().and_then(|there| there.reference);
-            // O3: what is hidden is absent, and its slot is the key's.
+            // O3: the key of a hidden entry is absent, but has its slot.
             let found = there.as_ref().map_or(EntryFound::Hidden, |there| self.found(there.life));
             let shown = there.as_ref().filter(|_| found != EntryFound::Hidden);
             match (slot, change.decide(shown, between.may_go_on())?) {
@@ -811,7 +813,7 @@ impl Segment {
                 }
                 (None, Becomes::Has(value)) => {
                     drop(locked);
-                    // It comes if it is still absent then (L5, L6). If not, it is decided again.
+                    // The key is put if it is still absent (L5, L6). If not, the change is decided again.
                     if self.put(key, &value, PutMode::Insert, between)? == PutOutcome::Inserted {
                         return Ok(Some(Changed::Came));
                     }
@@ -821,14 +823,15 @@ impl Segment {
         Err(PutError::Busy { rounds: ROUNDS_MAX }.into())
     }
 
-    /// What a key has at an instant.
+    /// A copy of the key's slot, at an instant.
     #[cold]
     fn seen(&self, key: &Hashed<'_>) -> Option<SlotCopy> {
         let mut locked = self.slots().lock_primary(key);
         self.seek_here(&mut locked, key, Put::Copy)?.at().map(|slot| self.slots().read(slot))
     }
 
-    /// Removes a key whose length fits, if its entry is such a one. Returns whether it was there.
+    /// Removes a key, if its entry is the one that `which` means. The key's length fits. Returns whether it was
+    /// removed.
     #[inline(always)]
     pub fn remove<B: Between>(&self, key: &Hashed<'_>, which: Which, between: B) -> Result<bool, Stop> {
         let mut locked = self.slots().lock_primary(key);
@@ -841,7 +844,7 @@ impl Segment {
             Which::Ended(now) => {
                 (kept(Rule::ExpiryCheck, || has(&|life| life.has_ended(now))), LeftCause::Expired)
             }
-            // Z2. What is started keeps its slot, so it makes no room.
+            // Z2. A started put keeps its slot, so its removal makes no room.
             Which::Unpinned => {
                 let is_pinned = |evictor: &Evictor| evictor.is_pinned(key.first());
                 let stays = self.observers.evictor().is_some_and(is_pinned) || self.is_started(key);
@@ -876,10 +879,10 @@ pub(super) fn check_lengths(geometry: &Geometry, key: &[u8], value: &[u8]) -> Re
     Ok(())
 }
 
-/// Checks the length of a key, and of what a slot is to have for its value.
+/// Checks the length of a key, and of what its slot will have for the value.
 #[inline(always)]
 pub(super) fn check_stored(geometry: &Geometry, key: &[u8], value: Stored<'_>) -> Result<(), PutError> {
-    // What is in an extent was checked when that was begun.
+    // The length of an extent was checked when it was begun.
     check_lengths(geometry, key, if value.is_reference() { &[] } else { value.bytes() })?;
     debug_assert!(
         geometry.slot_key_bytes(key) + value.slot_bytes() <= geometry.shape().payload_max(),

@@ -1,9 +1,8 @@
-//! Which keys a segment has: those with its bits of the directory hash, but for those that are on the
-//! other side of a split or merge under way.
+//! Which keys a segment has: those with its bits of the directory hash, without those on the other side of a split or
+//! merge under way.
 //!
-//! A *pair* is a parent and its child. Home by home, the keys whose next bit is set go from one to
-//! the other. Both segments know of each home whether it is *away*: whether the keys that the pair
-//! shares are on the other side.
+//! A *pair* is a parent and its child. Home by home, the keys whose next bit is set go from one to the other. Both
+//! segments know of each home whether it is *away*, which means that its shared keys are on the other side.
 
 use super::home_set::HomeSet;
 use crate::base::sync::Ordering::Relaxed;
@@ -17,7 +16,7 @@ use std::ops::Range;
 pub(super) struct KeyShare {
     /// The segment's bits of the directory hash.
     pub prefix: u32,
-    /// How many they are.
+    /// The number of these bits.
     pub depth: u32,
     pub role: PairRole,
 }
@@ -25,7 +24,7 @@ pub(super) struct KeyShare {
 /// A segment's role in a split or merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PairRole {
-    /// There is none under way.
+    /// No split or merge is under way.
     Whole,
     /// It shares its keys with a child.
     Parent,
@@ -51,7 +50,7 @@ impl KeyShare {
         (directory ^ self.prefix) & low(self.depth) == 0
     }
 
-    /// Whether a key with this directory hash is in the segment. `is_away` says so of its home.
+    /// Whether a key with this directory hash is in the segment. `is_away` tells whether the key's home is away.
     #[inline]
     fn has(self, directory: u32, is_away: bool) -> bool {
         self.covers(directory)
@@ -100,7 +99,7 @@ pub(super) struct HomesHere {
     pub share: KeyShare,
     /// A bit for each home, by its number modulo 64.
     away: u64,
-    /// Which of these bits count.
+    /// The bits that count.
     homes: u64,
 }
 
@@ -117,8 +116,8 @@ impl HomesHere {
     }
 }
 
-/// A share that threads look at. Whoever holds the lock of a home knows what it says of that home: it
-/// changes only under the lock of the home in the segment that the keys leave.
+/// A share that several threads read. The holder of a home's lock knows whether that home is away: this changes only
+/// under the lock of the home in the segment that the keys leave.
 #[derive(Debug)]
 pub(super) struct SharedKeyShare {
     share: AtomicU64,
@@ -146,7 +145,7 @@ impl SharedKeyShare {
         self.share.store(share.to_word(), Ordering::Release);
     }
 
-    /// Whether it is the child's of a pair. Without the pair, a guess.
+    /// Whether it is the child of a pair. Without the pair's lock, a guess.
     #[inline(always)]
     pub fn is_child(&self) -> bool {
         self.get().role == PairRole::Child
@@ -175,7 +174,7 @@ impl SharedKeyShare {
             .is_some_and(|word| word.load(Ordering::Acquire) >> (home % 64) & 1 == 1)
     }
 
-    /// Those of these homes that are away. Acquire, as [`SharedKeyShare::is_away`].
+    /// The homes among these that are away. Acquire, as [`SharedKeyShare::is_away`].
     pub fn away_among(&self, homes: HomeSet) -> HomeSet {
         homes.set_in(|number| self.away.get(number).map_or(0, |word| word.load(Ordering::Acquire)))
     }
@@ -215,8 +214,8 @@ impl SharedKeyShare {
         share.has(directory, is_away)
     }
 
-    /// Which keys of these homes, at most 64, are in the segment. Whoever holds the locks of the homes
-    /// knows that none of them leaves.
+    /// Which keys of these homes, at most 64, are in the segment. The holder of the homes' locks knows that none of the
+    /// keys leaves.
     pub fn homes_here(&self, homes: &Range<u64>) -> HomesHere {
         let bits = |is_in: &dyn Fn(u64) -> bool| {
             homes.clone().fold(0, |bits, home| bits | u64::from(is_in(home)) << (home % 64))
@@ -235,7 +234,7 @@ impl SharedKeyShare {
         }
     }
 
-    /// The share, and what is away by it: the next pair begins with other bits.
+    /// The share, and the result of `away` for it. The next pair begins with other bits.
     #[inline]
     fn both<A>(&self, away: impl Fn() -> A) -> (KeyShare, A) {
         let mut share = self.get();
@@ -249,7 +248,7 @@ impl SharedKeyShare {
         }
     }
 
-    /// What the header of a home says when nothing is left of earlier splits and merges.
+    /// The header of a home without traces of earlier splits and merges.
     pub fn state(&self, home: u64) -> HomeState {
         let (share, is_away) = self.both(|| self.is_away(home));
         match share.role {

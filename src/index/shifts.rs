@@ -1,34 +1,34 @@
-//! Who has work of a table in hand, so that nobody else says that none is left (L15).
+//! Which threads work at a table's own tasks. A thread says that nothing is left only if no other thread works (L15).
 
 use crate::faults::{Rule, kept};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What the shift counts in: those that have begun. Below it, those that have not ended.
+/// The upper half counts the threads that have begun, the lower half those that have not ended.
 const BEGUN: u64 = 1 << 32;
 
-/// The threads that take on what a table has to do by itself.
+/// The threads that do what a table has to do by itself.
 #[derive(Debug, Default)]
 pub(super) struct TidyShifts(AtomicU64);
 
-/// One thread is at it until this is dropped.
+/// A thread's shift, until this is dropped.
 #[derive(Debug)]
 pub(super) struct TidyShift<'s> {
     shifts: &'s TidyShifts,
-    /// What there was when it began.
+    /// The counts before it began.
     before: u64,
 }
 
 impl TidyShifts {
-    /// A thread begins.
+    /// Begins a shift.
     pub fn begin(&self) -> TidyShift<'_> {
-        // Acquire: pairs with the release of who has ended. What he has left to do is seen.
+        // Acquire: pairs with the release at the end of other shifts. Their remaining work is seen.
         let before = self.0.fetch_add(BEGUN + 1, Ordering::AcqRel);
         TidyShift { shifts: self, before }
     }
 }
 
 impl TidyShift<'_> {
-    /// Whether no other thread was at it since this one began.
+    /// Whether no other thread has worked since this shift began.
     pub fn is_alone(&self) -> bool {
         let now = self.shifts.0.load(Ordering::Acquire);
         let nobody_before = (self.before as u32) == 0;

@@ -27,7 +27,7 @@ pub enum StartStep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StartProgress {
-    /// What is being done.
+    /// The present step.
     pub step: StartStep,
     /// Bytes done so far.
     pub ready: u64,
@@ -37,7 +37,7 @@ pub struct StartProgress {
     pub done: bool,
 }
 
-/// How a server starts: by how many threads, who hears of it, and at what pace its table grows.
+/// How a server starts: its number of threads, who hears of it, and the pace at which its table grows.
 #[derive(Debug)]
 pub(crate) struct Start {
     pub cores: Cores,
@@ -46,7 +46,7 @@ pub(crate) struct Start {
     pub cancel: Option<Arc<AtomicBool>>,
     /// How fast its splits and merges go.
     pub pace: Pace,
-    /// By what entries of a new table make room for others, if they do.
+    /// The eviction policy of a new table, if it evicts.
     pub evict: Option<Evict>,
 }
 
@@ -57,7 +57,7 @@ impl Default for Start {
 }
 
 impl Start {
-    /// Whether nobody wants the server any more.
+    /// Whether the start was cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.cancel.as_ref().is_some_and(|cancel| cancel.load(Ordering::Relaxed))
     }
@@ -74,7 +74,7 @@ impl Start {
         self.cores.split(range, piece, work, done).into_iter().collect()
     }
 
-    /// Takes a step, which says now and then how many of `total` bytes are done.
+    /// Does a step. The step reports now and then how many of `total` bytes are done.
     pub fn step<R>(&self, step: StartStep, total: u64, take: impl FnOnce(&mut dyn FnMut(u64)) -> R) -> R {
         /// Time between lines in the log.
         const APART: Duration = Duration::from_secs(2);

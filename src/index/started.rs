@@ -1,13 +1,13 @@
-//! Puts in two steps that were started and not committed (P): what the server keeps of them.
+//! The state of puts in two steps that were started and not committed (P).
 //!
 //! ```text
-//! start    it is noted ── memory for the value ── an entry of nobody's that is hidden, if the key is absent
-//! remove   of such a key: under the key's lock its entry becomes a hidden one
-//! commit   the value takes the place of what is there ── it is noted no more
+//! start    the put is noted ── memory for the value ── a hidden entry without an owner, if the key is absent
+//! remove   of a started key: under the key's lock its entry becomes a hidden one
+//! commit   the value replaces the entry ── the put is forgotten
 //! ```
 //!
-//! Nothing waits while the lock of this is held, no memory is freed, and nobody takes a key's lock who has it. Who removes a key looks here
-//! under the key's lock, as for a pin (Z2).
+//! While the lock of this state is held, the thread waits for nothing, frees no memory, and takes no key's lock. A
+//! thread that removes a key looks here under the key's lock, as for a pin (Z2).
 
 use crate::base::sync::{Mutex, MutexGuard, lock};
 use crate::config::StartLimits;
@@ -26,7 +26,8 @@ use std::time::Duration;
 
 use super::extents::Upload;
 
-/// How long until tidying looks again at a put whose time is over while a thread is at it, and at what could not be given up.
+/// How long until tidying looks again at a put whose time is over while a thread works at it, and at a put that could
+/// not be given up.
 const AT_WORK_NS: u64 = 1_000_000;
 
 /// The puts of a table that were started.
@@ -35,38 +36,38 @@ pub(super) struct StartedPuts {
     common: Arc<StartsInCommon>,
     slots: u64,
     heap_bytes: u64,
-    /// The least that it may hold of the heap: the longest value.
+    /// The least that they may hold of the heap: the longest value.
     longest: u64,
 }
 
 #[derive(Debug)]
 struct StartsInCommon {
     state: Mutex<StartsState>,
-    /// Keys that are started. Stored under the lock. Relaxed: who starts a key has stored it before it takes the key's
-    /// lock, and who removes the key loads it under that lock.
+    /// The number of started keys. Stored under the lock. Relaxed: a thread that starts a key has stored it before it
+    /// takes the key's lock, and a thread that removes the key loads it under that lock.
     keys: AtomicU64,
-    /// Entries in slots that are not committed. Relaxed, as the next: only the numbers are communicated.
+    /// The number of entries that are not committed. Relaxed, as the next two: only the numbers are communicated.
     uncommitted: AtomicU64,
     refused: AtomicU64,
     sessions: AtomicU64,
-    /// When tidying has something to do; `u64::MAX`: not by itself. Relaxed: a hint.
+    /// When tidying has something to do; `u64::MAX`: nothing is due by time. Relaxed: a hint.
     next_ns: AtomicU64,
 }
 
-/// What is started, under its lock.
+/// The started puts, under their lock.
 #[derive(Debug, Default)]
 struct StartsState {
     limits: StartLimits,
     all: FxHashMap<Arc<[u8]>, StartedPut>,
     /// Their keys, by end and ticket.
     by_end: BTreeMap<(u64, u64), Arc<[u8]>>,
-    /// And by session and ticket.
+    /// Their keys, by session and ticket.
     by_session: BTreeMap<(u64, u64), Arc<[u8]>>,
     /// Bytes of the heap that they hold.
     heap_bytes: u64,
-    /// Those whose time was over.
+    /// The number of puts whose time was over.
     late: u64,
-    /// The number of the next one.
+    /// The ticket of the next put.
     next: u64,
     /// Sessions that have ended.
     ended: Vec<u64>,
@@ -83,25 +84,26 @@ struct StartedPut {
     session: u64,
     heap_bytes: u64,
     ends_ns: u64,
-    /// The life of what stands in the key's slot after a remove. Whatever has it is hidden, so nobody tells two apart.
+    /// The life of the hidden entry that a remove leaves in the key's slot. Every entry with it is hidden, so two of
+    /// them are equal.
     hidden: Life,
-    /// Whether a remove has left that since the start.
+    /// Whether a remove has left such an entry since the start.
     was_removed: bool,
-    /// None while a thread is at it: it is starting it, brings bytes, or commits it.
+    /// `None` while a thread works at the put: starts it, brings bytes, or commits it.
     value: Option<StartedValue>,
 }
 
-/// As much of its value as has come.
+/// The part of a put's value that has come.
 #[derive(Debug)]
 pub(super) struct StartedValue {
     /// Bytes of the whole value.
     pub len: usize,
-    /// The bytes that have come, where they do not go to memory of their own.
+    /// The bytes that have come, if they do not go to memory of their own.
     pub bytes: Vec<u8>,
     pub upload: Option<Upload>,
 }
 
-/// What a put asks for that is started.
+/// The arguments of a start.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StartAsked {
     pub heap_bytes: u64,
@@ -110,7 +112,7 @@ pub(super) struct StartAsked {
     pub hidden: Life,
 }
 
-/// Whose puts in two steps are given up when it is dropped.
+/// A session of puts in two steps. When it is dropped, its puts are given up.
 #[derive(Debug)]
 pub struct StartSession {
     common: Arc<StartsInCommon>,
@@ -131,14 +133,14 @@ impl Drop for StartSession {
 }
 
 impl StartedPut {
-    /// Whether its time is over by now, and no thread is at it.
+    /// Whether the put's time is over, and no thread works at it.
     fn is_late(&self, now_ns: u64) -> bool {
         self.ends_ns <= now_ns && self.value.is_some()
     }
 }
 
 impl StartedValue {
-    /// One of which nothing has come.
+    /// A value of which nothing has come yet.
     pub fn new(len: usize, upload: Option<Upload>) -> StartedValue {
         StartedValue { len, bytes: Vec::new(), upload }
     }
@@ -148,7 +150,7 @@ impl StartedValue {
         self.upload.as_ref().map_or(self.bytes.len(), |upload| self.len.saturating_sub(upload.left()))
     }
 
-    /// Takes the next bytes. `false`: these are more than it has, and none is taken.
+    /// Takes the next bytes. `false` if they are more than are missing: then none is taken.
     pub fn take(&mut self, bytes: &[u8]) -> bool {
         match &self.upload {
             Some(upload) => upload.write(bytes),
@@ -162,7 +164,7 @@ impl StartedValue {
 }
 
 impl StartsState {
-    /// Notes it no more.
+    /// Forgets a put.
     fn forget(&mut self, key: &[u8]) -> Option<StartedPut> {
         let put = self.all.remove(key)?;
         self.by_end.remove(&(put.ends_ns, put.ticket));
@@ -171,10 +173,10 @@ impl StartsState {
         Some(put)
     }
 
-    /// The next key whose time is over by now, or whose session is.
+    /// The next key of a put whose time or session is over.
     fn next_ended(&mut self, now_ns: u64) -> Option<Arc<[u8]>> {
         while let Some(&session) = self.ended.last() {
-            // Nobody is at one of those.
+            // No thread works at the puts of an ended session.
             let its = self.by_session.range((session, 0)..=(session, u64::MAX)).next();
             if let Some((_, key)) = its {
                 return Some(Arc::clone(key));
@@ -188,7 +190,7 @@ impl StartsState {
         Some(key)
     }
 
-    /// Whether the put of this key is over by now, or its session is.
+    /// Whether the time or the session of this key's put is over.
     fn has_ended(&mut self, key: &[u8], now_ns: u64) -> bool {
         let Some(put) = self.all.get(key) else { return false };
         let is_late = put.is_late(now_ns);
@@ -208,18 +210,18 @@ impl StartsState {
     }
 }
 
-/// Frees what a put holds, under no lock: a thread that copies its value to other memory is waited for (X10). Returns whether
-/// there is one.
+/// Frees what a put holds, after the lock is released: freeing waits for a thread that copies the value to other memory
+/// (X10). Returns whether there was a put.
 fn free(state: MutexGuard<'_, StartsState>, put: Option<StartedPut>) -> bool {
     drop(state);
     put.is_some()
 }
 
 impl StartedPuts {
-    /// Those of a table that begins, or of one that another server had, which had started keys with these hashes. Tickets are
-    /// counted from the server's number on: nobody has one of another server (I3).
+    /// The started puts of a new table, or of one that another server had. That server had started keys with the hashes
+    /// `left_over`. Tickets are counted from the server's number on, so they differ from those of other servers (I3).
     pub fn new(region: &Region, geometry: &Geometry, launch: u64, left_over: Vec<First>) -> StartedPuts {
-        // For good: an entry of nobody's that is not committed is hidden.
+        // For ever: an entry that is not committed is hidden.
         let word = geometry.owner_word(NOT_COMMITTED);
         region.store(word, region.load(word) | bit(NOT_COMMITTED));
         let common = StartsInCommon {
@@ -247,7 +249,7 @@ impl StartedPuts {
         lock(&self.common.state).limits = limits;
     }
 
-    /// Slots that all may hold, and bytes of the heap.
+    /// The slots, and the bytes of the heap, that all puts together may hold.
     fn shares(&self, limits: &StartLimits) -> (u64, u64) {
         let least = u64::from(limits.percent > 0);
         let heap_bytes = match self.heap_bytes {
@@ -257,7 +259,7 @@ impl StartedPuts {
         (limits.share(self.slots).max(least), heap_bytes)
     }
 
-    /// What they hold, and may hold.
+    /// What the puts hold, and may hold.
     pub fn counts(&self) -> StartCounts {
         let state = lock(&self.common.state);
         let (slots_max, heap_bytes_max) = self.shares(&state.limits);
@@ -312,8 +314,8 @@ impl StartedPuts {
         Ok(ticket)
     }
 
-    /// Takes the value of a put that may go on: until it is [given back](Self::give_back) or [ended](Self::end), this
-    /// thread is at it, and no other. P4: not of one whose time is over.
+    /// Takes the value of a put that may go on. Until it is [given back](Self::give_back) or [ended](Self::end), only
+    /// this thread works at it. P4: `None` if the put's time is over.
     pub fn take(&self, key: &[u8], ticket: u64, session: &StartSession, now_ns: u64) -> Option<StartedValue> {
         let mut state = lock(&self.common.state);
         let put = state.all.get_mut(key)?;
@@ -321,26 +323,26 @@ impl StartedPuts {
         if is_its && kept(Rule::StartTime, || put.ends_ns > now_ns) { put.value.take() } else { None }
     }
 
-    /// The thread that was at it is not any more.
+    /// Gives the value back: this thread does not work at the put any more.
     pub fn give_back(&self, key: &[u8], value: StartedValue) {
         if let Some(put) = lock(&self.common.state).all.get_mut(key) {
             put.value = Some(value);
         }
     }
 
-    /// It is not started any more. Returns whether a remove has left an entry of it.
+    /// Ends a put. Returns whether a remove has left an entry of it.
     pub fn end(&self, key: &[u8]) -> bool {
         let mut state = lock(&self.common.state);
         let put = state.forget(key);
         self.common.keys.store(state.all.len() as u64, Relaxed);
-        // The first end, also one that is over by now.
+        // The first end, even one that is over by now.
         self.common.next_ns.store(state.next_ns(0), Relaxed);
         let was_removed = put.as_ref().is_some_and(|put| put.was_removed);
         free(state, put);
         was_removed
     }
 
-    /// Takes a key out whose time is over, or whose session is.
+    /// Takes out a key whose put's time or session is over.
     pub fn take_ended(&self, now_ns: u64) -> Option<Arc<[u8]>> {
         let mut state = lock(&self.common.state);
         let key = state.next_ended(now_ns)?;
@@ -350,7 +352,7 @@ impl StartedPuts {
         Some(key)
     }
 
-    /// Takes this key out, if its time is over, or its session is. Returns whether it was there.
+    /// Takes this key out, if its put's time or session is over. Returns whether it was there.
     pub fn take_if_ended(&self, key: &[u8], now_ns: u64) -> bool {
         let mut state = lock(&self.common.state);
         let put = if state.has_ended(key, now_ns) { state.forget(key) } else { None };
@@ -358,18 +360,18 @@ impl StartedPuts {
         free(state, put)
     }
 
-    /// What was left for later is looked at from now on.
+    /// From now on, tidying looks at what was left for later.
     pub fn begin_again(&self) {
         let state = &mut *lock(&self.common.state);
         state.left_over.append(&mut state.again);
     }
 
-    /// Takes a hash of keys out that the last server had started, or that was left for later.
+    /// Takes out a hash of keys that the last server had started, or that was left for later.
     pub fn take_left_over(&self) -> Option<First> {
         lock(&self.common.state).left_over.pop()
     }
 
-    /// P2: what stands there of a put that has ended could not be seen, or removed.
+    /// P2: notes a put that has ended, whose entry could not be seen, or removed.
     #[cold]
     pub fn leave_for_later(&self, hash: First) {
         lock(&self.common.state).again.push(hash);
@@ -380,15 +382,15 @@ impl StartedPuts {
         self.common.next_ns.load(Relaxed)
     }
 
-    /// Says when tidying has something to do.
+    /// Sets the time at which tidying has something to do.
     pub fn set_next(&self, now_ns: u64) {
         let state = lock(&self.common.state);
         self.common.next_ns.store(state.next_ns(now_ns), Relaxed);
     }
 
-    // ---- of entries, under their keys' locks ----------------------------------------------------
+    // ---- for entries, under their keys' locks ---------------------------------------------------
 
-    /// P1: what takes the place of this key's entry, which leaves, if the key is started.
+    /// P1: the life of the hidden entry that replaces this key's entry, which leaves. `None` if the key is not started.
     #[inline]
     pub fn stands_in(&self, key: &[u8]) -> Option<Life> {
         if self.common.keys.load(Relaxed) == 0 || broken(Rule::StartKeeps) {
@@ -406,7 +408,7 @@ impl StartedPuts {
         self.common.keys.load(Relaxed) != 0 && lock(&self.common.state).all.contains_key(key)
     }
 
-    /// An entry of the one owner has made room for one of the other; `None`: there is none.
+    /// Counts that an entry of the owner `before` was replaced by one of the owner `after`. `None`: there is no entry.
     #[inline]
     pub fn count(&self, before: Option<u16>, after: Option<u16>) {
         match (before == Some(NOT_COMMITTED), after == Some(NOT_COMMITTED)) {
@@ -416,7 +418,7 @@ impl StartedPuts {
         }
     }
 
-    /// Entries in slots that are not committed: no keys.
+    /// The number of entries that are not committed. They are not keys.
     pub fn uncommitted(&self) -> u64 {
         self.common.uncommitted.load(Relaxed)
     }

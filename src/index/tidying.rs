@@ -1,4 +1,4 @@
-//! What a table has to do by itself: traces, ends, owners, started puts, extents, room.
+//! A table's own tasks: traces, ends, owners, started puts, extents, room.
 
 use super::face::Index;
 use super::lives::{EndsBy, Lives};
@@ -11,21 +11,22 @@ use crate::sink::LifeSink;
 use std::time::Duration;
 
 impl Index {
-    /// Takes away every trace that is due. Removes entries that have come to their end, or whose owner has gone. Takes the
-    /// splits and merges under way a step on. Mutations do this in passing; a server also does it when idle. Returns
-    /// how long until there is more to do. `None`: nothing is left, and no other thread has any of it in hand. It does not
+    /// Takes away every trace that is due. Removes entries that have come to their end, or whose owner has gone. Drives
+    /// splits and merges. Mutations do this in passing; a server also does it when idle. Returns how long until there
+    /// is more to do. `None`: nothing is left, and no other thread works at it. Does not wait for another thread that
+    /// does; then it returns at most a millisecond.
     /// wait for another thread that is at it; then it returns a millisecond at most.
     pub fn tidy(&self) -> Option<Duration> {
         let shift = self.shifts.begin();
         let next = self.tidy_all();
-        /// Until a thread looks again that has met another one.
+        /// The pause of a thread that has met another one.
         const AGAIN: Duration = Duration::from_millis(1);
         // L15
         if shift.is_alone() { next } else { Some(next.map_or(AGAIN, |next| next.min(AGAIN))) }
     }
 
     fn tidy_all(&self) -> Option<Duration> {
-        /// Entries that end at a time: some tenths of a millisecond.
+        /// Entries that are removed at a time: some tenths of a millisecond.
         const AT_ONCE: usize = 100;
         let next = match self.table() {
             Table::One(one) => one.tidy(),
@@ -52,17 +53,17 @@ impl Index {
         [next, of_lives, of_owners, of_started, of_extents, of_evicting].into_iter().flatten().min()
     }
 
-    /// Ends up to some thousand entries that have come to their end. Returns whether there may be more. [`Index::tidy`] ends
-    /// a hundred each time; when many end together, that is not enough to have each gone within a second. A server has
-    /// a thread for this. A program that embeds an index may have one, too.
+    /// Removes up to some thousand entries that have come to their end. Returns whether there may be more.
+    /// [`Index::tidy`] removes a hundred each time. When many end together, that is not enough to have each gone within
+    /// a second. A server has a thread for this. A program that embeds an index may have one, too.
     pub fn end_due(&self) -> bool {
-        /// Some milliseconds, after which the thread sees whether it is to stop.
+        /// Some milliseconds. Then the thread looks whether it should stop.
         const AT_ONCE: usize = 4_096;
         let next = self.lives().and_then(|lives| self.expire(lives, AT_ONCE));
         next == Some(Duration::ZERO)
     }
 
-    /// The thread that calls [`Index::end_due`] from now on. It is unparked when there is something to do.
+    /// Sets the thread that calls [`Index::end_due`] from now on. It is unparked when there is something to do.
     pub(crate) fn set_ender(&self, thread: std::thread::Thread) {
         self.lives().into_iter().for_each(|lives| lives.set_ender(thread.clone()));
     }
@@ -98,7 +99,7 @@ impl Index {
         (life.expiry != 0).then(|| Duration::from_nanos(TICK_NS).saturating_mul(life.expiry))
     }
 
-    /// Removes what has ended, now and then: where no server tidies, changes do it.
+    /// Removes ended entries now and then. If no server tidies, only changes do it.
     pub(super) fn end_in_passing(&self, lives: &Lives) {
         const IN_PASSING: usize = 64;
         if lives.looks_now() {
@@ -107,7 +108,7 @@ impl Index {
         }
     }
 
-    /// Removes up to so many entries that have ended. Returns how long until there is more to do.
+    /// Removes up to `max` entries that have ended. Returns how long until there is more to do.
     fn expire(&self, lives: &Lives, max: usize) -> Option<Duration> {
         match lives.ends_by() {
             EndsBy::Table => {

@@ -13,11 +13,11 @@ use crate::layout::owners::NOT_COMMITTED;
 use crate::outcome::{PutError, PutOptions, PutOutcome, StartCounts};
 use std::time::Duration;
 
-/// Keys whose puts are given up in one tidying, and hashes of the last server's that are looked at.
+/// Keys whose puts one tidying gives up, and hashes of the last server at which it looks.
 const AT_ONCE: usize = 100;
 
 impl Index {
-    /// The table, where puts in two steps hold no more than this from now on.
+    /// The table, with these limits of puts in two steps from now on.
     pub fn with_starts(self, limits: StartLimits) -> Index {
         if let Some(started) = self.started() {
             started.limit(limits);
@@ -25,12 +25,12 @@ impl Index {
         self
     }
 
-    /// What puts hold that were started and not committed, and may hold; all zero in a table without owners.
+    /// What puts in two steps that are not committed hold, and may hold. All zero in a table without owners.
     pub fn starts(&self) -> StartCounts {
         self.started().map_or_else(StartCounts::default, StartedPuts::counts)
     }
 
-    /// Begins a session for puts in two steps. What it has started is given up when it is dropped.
+    /// Begins a session for puts in two steps. When it is dropped, its puts are given up.
     ///
     /// # Errors
     /// [`PutError::NoOwners`]: such puts need [`Config::owners`](crate::Config::owners).
@@ -38,8 +38,8 @@ impl Index {
         Ok(self.all_started()?.session())
     }
 
-    /// Starts a put: holds all the room that `key` with a value of `len` bytes needs, for so long. Until the put is committed,
-    /// readers see what was there before. Entries make room for it as for a put (P5). Returns its ticket.
+    /// Starts a put. Holds all the room that `key` with a value of `len` bytes needs, for the time `within`. Until the
+    /// put is committed, readers see the old value. Evicts entries for it as for a put (P5). Returns its ticket.
     ///
     /// # Errors
     /// [`PutError::AlreadyStarted`]; [`PutError::StartBound`]: all starts together hold as much as they may, or `within`
@@ -53,7 +53,7 @@ impl Index {
     ) -> Result<u64, PutError> {
         let (started, geometry) = (self.all_started()?, self.geometry());
         check_lengths(geometry, key, &[])?;
-        // Before the share: that has nothing to do with it.
+        // Checked before the share of the heap, which is another error.
         if len > geometry.value_max() {
             return Err(PutError::ValueLength { given: len, max: geometry.value_max() });
         }
@@ -61,7 +61,7 @@ impl Index {
         let of_value = geometry.extent_bytes(key, len);
         let (heap_bytes, now_ns) = (of_key + of_value, self.table().clock().now_ns());
         let hidden = self.not_committed()?;
-        // P2: one that has ended is given up, whether a tidying has come by or not.
+        // P2: an ended put of the key is given up, even if no tidying has come by.
         if started.take_if_ended(key, now_ns) {
             self.give_up(key);
         }
@@ -112,12 +112,12 @@ impl Index {
         if fits { Ok(()) } else { Err(PutError::StartedLength { given, stated }) }
     }
 
-    /// Commits the put: from the return on, everybody sees the value, all of which must have come. It needs no room that
-    /// it does not have.
+    /// Commits the put. When this returns, every reader sees the value, all of which must have come. The put has all
+    /// the room that it needs.
     ///
     /// # Errors
-    /// [`PutError::NotStarted`], if its time is over, it is another session's, or another thread is at it;
-    /// [`PutError::StartedLength`], and it may go on; [`PutError::OwnerGone`].
+    /// [`PutError::NotStarted`] if its time is over, if it is another session's, or if another thread works at it.
+    /// [`PutError::StartedLength`]: then it may go on. [`PutError::OwnerGone`].
     pub fn put_commit(
         &self,
         session: &StartSession,
@@ -140,14 +140,14 @@ impl Index {
                 Some(draft) => self.put_draft(key, draft, options, owner),
             },
         };
-        // P1: only now do others get the slot again. A remove of the key meanwhile has left an entry.
+        // P1: only now may others have the slot again. If the key was removed meanwhile, an entry was left.
         if started.end(key) || outcome.is_err() {
             self.give_up(key);
         }
         outcome
     }
 
-    /// Gives the put up: its room is free again. Returns whether it was started.
+    /// Gives the put up, and frees its room. Returns whether it was started.
     ///
     /// # Errors
     /// [`PutError::NoOwners`]
@@ -161,9 +161,10 @@ impl Index {
         Ok(true)
     }
 
-    /// P2: gives the room of a key back whose put is over. If another put of it is started by now, its entry stays.
+    /// P2: gives the room of a key back whose put is over. If another put of the key is started by now, its entry
+    /// stays.
     fn give_up(&self, key: &[u8]) {
-        // It has an entry of the put if it was absent before.
+        // If the key was absent, it has an entry of the put.
         if self.remove_by(key, Which::Of(NOT_COMMITTED)).is_err()
             && let Some(started) = self.started()
         {
@@ -195,7 +196,7 @@ impl Index {
     /// The life of an entry that is hidden until a put is committed.
     fn not_committed(&self) -> Result<Life, PutError> {
         let life = self.lives().ok_or(PutError::NoLife)?.life(self.region(), None, NOT_COMMITTED)?;
-        // It ends with its put, and not as entries do that are put without a time.
+        // The entry ends with its put. It does not have the time of entries that are put without one.
         Ok(Life { expiry: 0, ..life })
     }
 

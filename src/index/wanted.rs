@@ -1,24 +1,24 @@
-//! A change of a key that somebody wants, as a value.
+//! A change of a key that was asked for.
 
 use super::owners::OwnerSession;
 use crate::outcome::{PutMode, PutOptions};
 use std::time::Duration;
 
-/// What a thread does that finds memory for a long value waiting for readers.
+/// What a thread does when the memory for a long value still waits for readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HeapPatience {
-    /// It has others to serve.
+    /// It returns an error: it has others to serve.
     None,
     /// It waits.
     Waits,
 }
 
-/// The owner of an entry that comes.
+/// The owner of a new entry.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum NewOwner<'a> {
-    /// The one with this number, whom the table does not know; 0: nobody.
+    /// The owner with this number, in a table without owners; 0: nobody.
     Number(u16),
-    /// The one of this session.
+    /// The owner of this session.
     Session(&'a OwnerSession),
 }
 
@@ -27,35 +27,35 @@ pub(super) enum NewOwner<'a> {
 pub(super) struct WantedChange<'a, W> {
     pub key: &'a [u8],
     pub what: W,
-    /// The value that it brings, if it brings one.
+    /// The new value, if the change has one.
     pub value: Option<&'a [u8]>,
-    /// How long the entry lives that comes. `None`: as long as all that are put without a time.
+    /// How long the new entry lives. `None`: as long as all that are put without a time.
     pub ttl: Option<Duration>,
     pub owner: NewOwner<'a>,
     pub patience: HeapPatience,
 }
 
 impl<'a, W> WantedChange<'a, W> {
-    /// One that brings no value, of a thread that waits.
+    /// A change without a value, by a thread that waits.
     #[inline(always)]
     pub fn new(key: &'a [u8], what: W) -> WantedChange<'a, W> {
         let owner = NewOwner::Number(0);
         WantedChange { key, what, value: None, ttl: None, owner, patience: HeapPatience::Waits }
     }
 
-    /// It brings this value.
+    /// The change, with this value.
     #[inline(always)]
     pub fn value(self, value: &'a [u8]) -> WantedChange<'a, W> {
         WantedChange { value: Some(value), ..self }
     }
 
-    /// The owner of this session makes it, if there is one.
+    /// The change, by the owner of this session, if there is one.
     #[inline(always)]
     pub fn by(self, session: Option<&'a OwnerSession>) -> WantedChange<'a, W> {
         WantedChange { owner: session.map_or(self.owner, NewOwner::Session), ..self }
     }
 
-    /// It waits so long for memory.
+    /// The change, by a thread with this patience.
     #[inline(always)]
     pub fn patience(self, patience: HeapPatience) -> WantedChange<'a, W> {
         WantedChange { patience, ..self }

@@ -37,7 +37,7 @@ impl Window {
         SlotIx(self.first.0 + u64::from(number))
     }
 
-    /// The same window of the segment that begins at this slot.
+    /// This window in the segment that begins at this slot.
     #[inline]
     pub(crate) fn of_segment(self, first: SlotIx, incarnation: u32) -> Window {
         Window { first: SlotIx(first.0 + self.first.0), slots: self.slots, incarnation }

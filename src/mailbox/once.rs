@@ -104,7 +104,7 @@ mod tests {
             assert!(!lane.take(mark, b"nonsense", refuse));
             assert_eq!((lane.taken(), lane.reply()), (mark, &b""[..]));
         }
-        // The same holds for a request without a reply.
+        // A request without a reply is done once, too.
         let mut frame = Vec::new();
         Request::Get { key: b"k" }.encode(11, &mut frame);
         assert!(!lane.take(CellMark { sequence: 11, attempt: 0 }, &frame, |_| None));

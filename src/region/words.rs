@@ -122,7 +122,7 @@ impl Region {
         }
     }
 
-    /// The same region under another name, for one more owner of a part of it. The file's lock goes
+    /// The region under another name, for one more owner of a part of it. The file's lock goes
     /// with the first.
     pub(crate) fn alias(&self) -> Region {
         Region {
@@ -136,7 +136,7 @@ impl Region {
         }
     }
 
-    /// The same region, observed from now on.
+    /// The region, observed from now on.
     #[cfg(feature = "sim")]
     pub(crate) fn observed(self, observer: Arc<dyn crate::base::observe::Observer>) -> Region {
         Region { observed: Observed::by(observer), ..self }

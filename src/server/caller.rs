@@ -1,5 +1,5 @@
-//! What the server keeps of a client from one request to the next: what it may do, and a value that it
-//! uploads. Only a [`Changer`] changes the table.
+//! The server's state of a client between two requests: its rights, and a value that it uploads. Only a [`Changer`]
+//! changes the table.
 
 use super::driver::TableDriver;
 use super::held::{ClientMemory, TakenShare};
@@ -17,7 +17,7 @@ use crate::wire::{self, Reply};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Most pins of a client at a time.
+/// The most pins of a client at a time.
 const PINS_MAX: u32 = 1 << 12;
 /// Pins for which memory is taken at a time.
 const PINS_AT_ONCE: usize = 64;
@@ -34,8 +34,8 @@ pub(crate) enum Role {
 }
 
 impl Role {
-    /// What a client over a network may do, and the token that it has proven to know: the one for changes, or the one for readers.
-    /// That is of no use where it is empty, because everybody knows the empty one. `None`: it knows neither.
+    /// The rights of a client over a network, and the token that it has proven to know: the one for changes, or the one
+    /// for readers. The empty token counts for nothing, because everybody knows it. `None`: the client knows neither.
     pub fn proven<'t>(
         change: &'t Token,
         read: &'t Token,
@@ -51,7 +51,8 @@ impl Role {
     }
 }
 
-/// What lets clients in: the secrets of those that may change the table, and of those that may read it; and TLS.
+/// What lets clients in: the secret of clients that may change the table, the secret of clients that may read it, and
+/// TLS.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tokens {
     pub change: Token,
@@ -59,38 +60,38 @@ pub(crate) struct Tokens {
     pub tls: Option<ServerTls>,
 }
 
-/// A client, as its requests are answered.
+/// A client, for the code that answers its requests.
 #[derive(Debug)]
 pub(crate) struct Caller {
     role: Role,
     upload: UploadState,
-    /// What it has pinned. The pins end with it.
+    /// The client's pins, which end with it.
     pins: Vec<KeyPin>,
-    /// Memory for these, for some of them each.
+    /// The memory for pins, taken for several at a time.
     pin_memory: Vec<TakenShare>,
-    /// Bytes of a reply to it.
+    /// The most bytes of a reply to the client.
     reply_bytes: usize,
-    /// Whose what it puts is, if it is an owner.
+    /// The owner of the entries that the client puts, if it has begun as one.
     owner: Option<OwnerSession>,
-    /// Whose puts in two steps end with it, if it has started any.
+    /// The session of its puts in two steps, if it has started any. They end with the client.
     starts: Option<StartSession>,
 }
 
-/// A value that a client uploads. There is one at a time, so the memory that clients hold without a slot
-/// that names it is at most one of the longest values for each; and each of its steps has a time (Q8).
+/// A value that a client uploads. A client uploads one value at a time. So the memory that it holds without a slot that
+/// names it is at most one of the longest values. Each step of an upload has a time limit (Q8).
 #[derive(Debug, Default)]
 enum UploadState {
-    /// Nothing is uploaded, or it was refused: what follows of it is answered so, without effect.
+    /// Nothing is uploaded, or the upload was refused. Its further requests are answered so, without effect.
     #[default]
     None,
-    /// It is under way. Dropped, its memory is free again.
+    /// An upload is under way. When it is dropped, its memory is free again.
     Begun {
-        /// The key that it is for.
+        /// The key of the value.
         key: Box<[u8]>,
         value: Upload,
         /// When the last step was done.
         since: Instant,
-        /// Bytes that have come since.
+        /// Bytes that have come since then.
         given: usize,
     },
 }
@@ -109,17 +110,17 @@ impl Caller {
         }
     }
 
-    /// The same client, where replies may have so many bytes.
+    /// The client, with this limit for replies.
     pub fn with_replies_of(self, reply_bytes: usize) -> Caller {
         Caller { reply_bytes, ..self }
     }
 
-    /// Bytes of keys or changes that a reply has room for.
+    /// Bytes of keys or changes that fit into a reply.
     pub fn feed_room(&self) -> usize {
         wire::feed_room(self.reply_bytes)
     }
 
-    /// Since when the next bytes of its upload are due, or its name, if it uploads (Q8).
+    /// Since when the next bytes of its upload, or its end, are due. `None` if the client uploads nothing (Q8).
     pub fn uploads_since(&self) -> Option<Instant> {
         match &self.upload {
             UploadState::None => None,
@@ -131,7 +132,8 @@ impl Caller {
         self.pin_memory.truncate(self.pins.len().div_ceil(PINS_AT_ONCE));
     }
 
-    /// The client as one that changes the table, if it may: its role says so, and whether clients drive the table.
+    /// The client as one that changes the table. Fails if its role does not allow that, or if another process drives
+    /// the table.
     pub fn changer<'c>(&'c mut self, index: &'c Index, driver: TableDriver) -> Result<Changer<'c>, Denied> {
         match (self.role, driver) {
             (Role::Change, TableDriver::Clients) => Ok(Changer { caller: self, index }),
@@ -140,7 +142,7 @@ impl Caller {
         }
     }
 
-    /// The value, if it is whole, and for this key.
+    /// The uploaded value, if it is complete, and for this key.
     fn whole(&mut self, key: &[u8]) -> Option<ExtentDraft> {
         match std::mem::take(&mut self.upload) {
             UploadState::Begun { key: begun, value, .. } if *begun == *key => value.whole(),
@@ -154,7 +156,7 @@ impl Caller {
     }
 }
 
-/// A client that may change the table, for one request. All changes that clients ask for are made by one.
+/// A client that may change the table, for one request. It makes every change that clients ask for.
 #[derive(Debug)]
 pub(crate) struct Changer<'c> {
     caller: &'c mut Caller,
@@ -192,7 +194,7 @@ impl Changer<'_> {
         Reply::Part(self.index.part_at_once(key, part, tell, tell_max, self.caller.owner.as_ref()))
     }
 
-    /// Takes a removal of all keys on from a place.
+    /// Continues a removal of all keys at a place.
     pub fn clear_on(self, place: [u64; 2]) -> Reply {
         /// A client's turn may be twice as long.
         const STEP: Duration = Duration::from_millis(1);
@@ -222,12 +224,12 @@ impl Changer<'_> {
         Reply::Growth(self.index.growth())
     }
 
-    /// Has the server begin a snapshot, if it makes any.
+    /// Has the server begin a snapshot, if it makes snapshots.
     pub(super) fn snapshot(self, saver: Option<&Saver>) -> Reply {
         Reply::Snapshot(saver.map(Saver::ask).unwrap_or_default())
     }
 
-    /// It is a session of this owner from now on. The reply tells the owner's tenure.
+    /// Makes the connection a session of this owner. The reply has the owner's tenure.
     pub fn be_owner(self, number: u16, claim: OwnerClaim, absent_for: Duration) -> Reply {
         match self.index.owner_by(number, claim, absent_for) {
             Ok(session) => {
@@ -251,9 +253,9 @@ impl Changer<'_> {
         }
     }
 
-    /// Pins a key. Q7: the memory for it is taken of what all connections may hold.
+    /// Pins a key. Q7: the memory of the pin counts as the connection's.
     pub fn pin(self, memory: &Arc<ClientMemory>, key: &[u8]) -> Reply {
-        /// Of the pin itself, and of the note that its key is pinned.
+        /// Bytes of a pin, and of the note that its key is pinned.
         const PIN_BYTES: usize = size_of::<KeyPin>() + 32;
         let Changer { caller, index } = self;
         let pins = caller.pins.len();
@@ -276,7 +278,7 @@ impl Changer<'_> {
         pinned.map_or_else(|error| Reply::Put(Err(error)), Reply::Pin)
     }
 
-    /// Takes the next bytes of its value.
+    /// Takes the next bytes of such a put's value.
     pub fn put_piece(self, key: &[u8], ticket: u64, bytes: &[u8]) -> Reply {
         let Some(session) = &self.caller.starts else { return Reply::Put(Err(PutError::NotStarted)) };
         match self.index.put_piece(session, key, ticket, bytes) {
@@ -285,13 +287,13 @@ impl Changer<'_> {
         }
     }
 
-    /// Commits it.
+    /// Commits such a put.
     pub fn put_commit(self, key: &[u8], ticket: u64) -> Reply {
         let Some(session) = &self.caller.starts else { return Reply::Put(Err(PutError::NotStarted)) };
         Reply::Put(self.index.put_commit(session, key, ticket, self.caller.owner.as_ref()))
     }
 
-    /// Gives it up.
+    /// Gives such a put up.
     pub fn put_abort(self, key: &[u8], ticket: u64) -> Reply {
         let Some(session) = &self.caller.starts else { return Reply::Removed(Ok(false)) };
         Reply::Removed(self.index.put_abort(session, key, ticket))
@@ -308,7 +310,7 @@ impl Changer<'_> {
 
     /// Begins an upload, and drops the one before. Does not wait for memory: the thread has other clients.
     pub fn begin_upload(self, key: &[u8], len: u32) -> Reply {
-        // First: its memory may be what this one gets.
+        // The old upload is dropped first: the new one may get its memory.
         self.caller.upload = UploadState::None;
         match self.index.upload(key, len as usize) {
             Ok(Some(value)) => {
@@ -316,7 +318,7 @@ impl Changer<'_> {
                     UploadState::Begun { key: key.into(), value, since: Instant::now(), given: 0 };
                 Reply::Taken
             }
-            // It fits its slot. No oneread client uploads such a value.
+            // The value fits its slot. No oneread client uploads such a value.
             Ok(None) => Reply::Unfit,
             Err(error) => Reply::Put(Err(error)),
         }
@@ -336,7 +338,7 @@ impl Changer<'_> {
         }
     }
 
-    /// Puts the value, all of which must be there.
+    /// Puts the uploaded value, which must be complete.
     pub fn put_upload(self, key: &[u8], options: PutOptions) -> Reply {
         match self.caller.whole(key) {
             Some(draft) => Reply::Put(self.index.put_draft(key, draft, options, self.caller.owner.as_ref())),
@@ -344,7 +346,7 @@ impl Changer<'_> {
         }
     }
 
-    /// Puts it if the key's value is the expected one.
+    /// Puts the uploaded value if the key's value is the expected one.
     pub fn swap_upload(self, key: &[u8], expected: Expected<'_>) -> Reply {
         match self.caller.whole(key) {
             Some(draft) => Reply::Swapped(self.index.swap_draft(key, expected, draft)),

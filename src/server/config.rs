@@ -1,4 +1,4 @@
-//! What a server is told at its start.
+//! The options of a server.
 
 use super::snapshots::Snapshots;
 #[cfg(feature = "verbs")]
@@ -36,20 +36,21 @@ pub enum StartMode {
 pub struct ServerConfig {
     /// The address that clients connect to.
     pub address: Address,
-    /// Another address, for clients over TCP, beside one of another fabric. Beyond this host it needs a token
-    /// ([`ServerConfig::token`]). What travels over TCP can be read on the way, unless it goes through TLS
+    /// Another address, for clients over TCP, beside one of another fabric. If other hosts can reach it, it needs a
+    /// token ([`ServerConfig::token`]). Data over TCP can be read on the way, unless TLS protects it
     /// ([`ServerConfig::tls`]).
     pub tcp: Option<TcpAddress>,
     /// Where the region's memory comes from.
     pub backing: Backing,
-    /// Whether memory is left in the pages that the system's settings give it. Else a table on tmpfs or in anonymous memory is
-    /// moved into huge pages of 2 MiB as it takes memory, whatever the settings are, where the kernel can (Linux 6.1).
+    /// Whether memory stays in pages of the system's default size. Otherwise a table on tmpfs or in anonymous memory is
+    /// moved into huge pages of 2 MiB as it takes memory, whatever the system's settings are, if the kernel can do that
+    /// (Linux 6.1).
     pub small_pages: bool,
     /// What a new table is made from. A table that is taken over keeps its own geometry.
     pub table: Config,
-    /// How long entries live that are put without a time of their own ([`PutOptions::ttl`](crate::PutOptions::ttl)): in a
-    /// table whose entries have a life ([`Config::life`](crate::Config::life)). It does not go with a table to the
-    /// next server. `None`: until they are removed.
+    /// How long entries live that are put without a time of their own ([`PutOptions::ttl`](crate::PutOptions::ttl)), in
+    /// a table whose entries have lives ([`Config::life`](crate::Config::life)). The next server of the table does not
+    /// have this time. `None`: until they are removed.
     pub ttl: Option<Duration>,
     /// New table or existing one.
     pub start: StartMode,
@@ -68,12 +69,13 @@ pub struct ServerConfig {
     pub clients_max: usize,
     /// Most connections of one peer: on shm a user other than the server's own, over verbs and TCP a host.
     pub clients_per_peer: usize,
-    /// Longest time for a client to join, to complete a request that it has begun to send, to send 64 KiB of a value that
-    /// it uploads, or, over TCP, to read anything once more than `unread_bytes_max` is unread. Then it is hung up on.
+    /// The longest time for a client to join, to complete a request that it has begun to send, to send 64 KiB of a
+    /// value that it uploads, or, over TCP, to read anything once more than `unread_bytes_max` is unread. After that,
+    /// its connection is closed.
     pub half_open: Duration,
-    /// On shm and over TCP: unread bytes of replies at which the server stops reading a client's requests, until it
-    /// has read. They bound the requests of one client that are under way as messages. (A mailbox holds 64, and a
-    /// queue pair 8 messages.)
+    /// On shm and over TCP: with this many unread bytes of replies, the server stops reading a client's requests until
+    /// the client has read. So they bound the requests of one client that are under way as messages. (A mailbox holds
+    /// 64, and a queue pair 8 messages.)
     pub unread_bytes_max: usize,
     /// Most bytes of the server's own memory that the connections of all clients hold together, over every fabric:
     /// unread replies, requests that are not answered, what TLS keeps, pins, mailboxes, and over verbs some 200 KiB for
@@ -110,15 +112,15 @@ pub struct ServerConfig {
     /// Whether the server takes the time of each put that clients ask for ([`Server::times`](crate::Server::times)):
     /// two looks at the clock, some tens of nanoseconds. Without it, a put pays nothing for that.
     pub timed: bool,
-    /// By what entries make room for others where the table, or its memory for long values, is at its limit. `None`:
-    /// none does, and a put without room is refused. It is no part of the table: the next server may have another one.
+    /// The eviction policy for a table that is at its limit, or whose memory for long values is. `None`: no entry is
+    /// evicted, and a put without room is refused. It is not part of the table: the next server may have another one.
     pub evict: Option<Evict>,
     /// Over verbs: another way to make requests, beside messages, that the server offers.
     #[cfg(feature = "verbs")]
     #[doc(hidden)]
     pub extension: Option<ServerExtension>,
-    /// The snapshots that the server makes ([`Snapshots`]). A new table begins with the keys of the one
-    /// that is there, which must be this user's or root's. (To begin with none, remove the file.) A table that is taken over has newer
+    /// The snapshots that the server makes ([`Snapshots`]). A new table begins with the keys of the present snapshot,
+    /// which must be this user's or root's. (To begin with none, remove the file.) A table that is taken over has newer
     /// keys, and keeps them.
     pub snapshots: Option<Snapshots>,
     /// A new table begins with the keys of this snapshot, and not with those of the one in
@@ -126,8 +128,9 @@ pub struct ServerConfig {
     pub restore: Option<PathBuf>,
     /// Called now and then during steps of the start that take long for a large table.
     pub progress: Option<fn(StartProgress)>,
-    /// When this becomes true during the start, the start ends soon, in [`ServeError::Cancelled`](super::ServeError::Cancelled): while a new
-    /// table is made or restored, and while one is taken over. Later it has no effect.
+    /// When this becomes true during the start, the start ends soon with
+    /// [`ServeError::Cancelled`](super::ServeError::Cancelled), while it makes, restores or takes over a table. Later
+    /// it has no effect.
     pub cancel: Option<Arc<AtomicBool>>,
 }
 

@@ -1,18 +1,19 @@
-//! A server of a table that somebody else drives, and not its clients: a node of a cluster, which has a copy of what others
-//! have, too.
+//! A server of a table that this process drives, and not its clients: a node of a cluster. Other nodes have copies of
+//! the same entries.
 
 use super::driver::TableDriver;
 use super::{ServeError, Server, ServerConfig};
 use crate::index::{DrivenTable, driven};
 
-/// A server of a table that only this process changes. Clients read it. No entry leaves by itself: not to make room, and not at
-/// its end ([`DrivenTable::see_ended`]).
+/// A server of a table that only this process changes. Clients read it. No entry leaves by itself: none is evicted, and
+/// an ended entry stays ([`DrivenTable::see_ended`]).
 #[derive(Debug)]
 pub struct DrivenServer(Server);
 
 impl DrivenServer {
-    /// Starts it. With [`ServerConfig::evict`], clients on shm and over TCP note what they read
-    /// ([`DrivenTable::take_read`]); the policy is not used. Nor is [`ServerConfig::ttl`]: each entry is put with its end.
+    /// Starts the server. With [`ServerConfig::evict`], clients on shm and over TCP note what they read
+    /// ([`DrivenTable::take_read`]); the policy is not used. [`ServerConfig::ttl`] is not used either: each entry is
+    /// put with its end.
     ///
     /// # Errors
     /// As [`Server::start`].
@@ -26,7 +27,7 @@ impl DrivenServer {
         &self.0
     }
 
-    /// What its driver does with the table.
+    /// The driver's view of the table.
     pub fn table(&self) -> DrivenTable<'_> {
         driven(self.0.index())
     }

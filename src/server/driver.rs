@@ -3,12 +3,12 @@
 use super::error::ServeError;
 use crate::index::{Index, drive};
 
-/// Who changes a server's table, and has its entries leave.
+/// Who changes a server's table, and removes entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TableDriver {
-    /// Its clients, as far as their rights go, and the server itself.
+    /// Its clients, within their rights, and the server itself.
     Clients,
-    /// Only this process. Nothing leaves by itself.
+    /// Only this process. No entry leaves by itself.
     Other {
         /// Whether clients note what they read.
         notes_reads: bool,
@@ -16,7 +16,7 @@ pub(crate) enum TableDriver {
 }
 
 impl TableDriver {
-    /// The index, which this one drives from now on.
+    /// The index, which this driver drives from now on.
     pub(super) fn take(self, index: Index) -> Result<Index, ServeError> {
         match self {
             TableDriver::Clients => Ok(index),

@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A thread and its event loop. `None` for a thread that never sleeps but parked, or that wakes when the others
-/// end.
+/// A thread and its event loop. `None` for a thread that is parked when it sleeps, or that wakes when the others end.
 pub(super) type Thread = (Option<EventLoop>, JoinHandle<()>);
 
 /// Proof that no thread of the server answers requests any more.

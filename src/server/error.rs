@@ -66,7 +66,7 @@ pub enum ServeError {
     /// server. For a file that does not exist, the error is [`RegionError::Missing`].
     #[error("only a region file can be opened again; name one, or create a new table")]
     NothingToOpen,
-    /// An option of another fabric.
+    /// The option belongs to another fabric.
     #[error(
         "`ServerConfig::{option}` is an option of servers over {fabric}, not of one at {address}; leave it out"
     )]

@@ -1,4 +1,4 @@
-//! Scans, and changes from the feed: what the server answers to those who ask for them.
+//! Scans and the feed of changes: the server's answers.
 
 use crate::faults::{Rule, kept};
 use crate::index::{Index, ScanPoint};
@@ -10,17 +10,18 @@ const LOOKS_MAX: usize = 32;
 /// Changes that are looked at for one request, whether they are wanted or not.
 const CHANGES_MAX: u64 = 1 << 13;
 
-/// What those who follow changes were told.
+/// Counts of what followers were told.
 #[derive(Debug, Default)]
 pub(crate) struct FollowerCounters {
-    /// Changes that the one who asked last had not seen. Relaxed, as the next: statistics.
+    /// How many changes the last follower to ask had not seen. Relaxed, as the next: statistics.
     lag: AtomicU64,
     /// Times that changes were missed.
     gaps: AtomicU64,
 }
 
 impl FollowerCounters {
-    /// Somebody asks from this number on, and is told of these changes, of those before `next`.
+    /// Counts a request for changes from the number `from`. It was told the changes from `told_from`, of those before
+    /// `next`.
     fn count(&self, from: u64, told_from: u64, next: u64) {
         self.lag.store(next.saturating_sub(from), Ordering::Relaxed);
         if told_from > from {
@@ -28,13 +29,13 @@ impl FollowerCounters {
         }
     }
 
-    /// How far the one who asked last was behind, and how often changes were missed.
+    /// How far the last follower to ask was behind, and how often followers missed changes.
     pub fn read(&self) -> (u64, u64) {
         (self.lag.load(Ordering::Relaxed), self.gaps.load(Ordering::Relaxed))
     }
 }
 
-/// Answers a request, in a body of at most `room` bytes. `feed_bytes`: what the feed's records may take.
+/// Answers a request, in a body of at most `room` bytes. `feed_bytes` is the memory for the feed's records.
 pub(crate) fn answer(
     index: &Index,
     request: FeedRequest<'_>,
@@ -122,7 +123,7 @@ fn changes(
         FeedRefusal::Memory { bytes: feed_bytes }
     })?;
     let table = geometry.generation();
-    // The numbers of a server that was before this one say nothing here. That is a gap, and he sees it.
+    // Numbers of an earlier server mean nothing here. The follower sees a gap.
     if from == 0 || given != 0 && launch != this {
         return Ok(out.finish(table, this, next..next));
     }
@@ -136,7 +137,7 @@ fn changes(
         point.is_none_or(|point| kept(Rule::FeedPassed, || point.has_passed(geometry, key)))
     };
     let numbers = index.feed().read(from..end, &mut |number, change| {
-        // That an owner has gone may concern any key.
+        // The record of an owner that has gone may concern any key.
         let is_wanted = change.key.is_empty() || change.key.starts_with(prefix) && has_passed(change.key);
         !is_wanted || out.change(number, change, values)
     });

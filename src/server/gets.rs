@@ -1,5 +1,5 @@
-//! GETs by request: a worker looks keys up as every client on shm does, without locks, and what it finds lands
-//! in the reply.
+//! GETs by request. A worker looks keys up as every client on shm does, without locks. It writes what it finds into the
+//! reply.
 
 use super::shared::ServerState;
 use crate::fabric::shm::Shm;
@@ -36,8 +36,8 @@ fn write<const LIVES: bool>(index: &Index, id: u64, keys: &[&[u8]], writer: GotW
     }
 }
 
-/// Looks for all keys until there is no room. Where entries make room for others, what is found is noted, as clients
-/// on shm do.
+/// Looks up all keys until there is no room. In a table that evicts, notes the keys that it finds, as clients on shm
+/// do.
 fn look(
     index: &Index,
     keys: &[&[u8]],
@@ -50,8 +50,8 @@ fn look(
     look_for(index.reader(), keys, &mut Noting { answers, note })
 }
 
-/// Looks first for those that are found at once, in order and with overlapping loads, and then for the others one by
-/// one.
+/// Looks up all keys at once, in order and with overlapping loads. Then looks up those that were not found at once, one
+/// by one.
 fn look_for(
     mut reader: Reader<'_, Shm<'_>>,
     keys: &[&[u8]],
@@ -73,7 +73,7 @@ fn look_for(
     Ok(())
 }
 
-/// Is told, too, where a value stands that is not in its slot.
+/// A sink that also takes the reference to a value that is not in its slot.
 trait TakesReference {
     fn landed_at(&mut self, number: usize, found: Option<Option<Reference>>) -> ControlFlow<()>;
 }

@@ -1,11 +1,12 @@
-//! What the server keeps in its own memory for its clients' connections, over every fabric (I).
+//! The server's memory that clients' connections hold, over every fabric (I).
 //!
 //! ```text
 //! a turn of a connection ends ── what it holds now ── the sum ── above the bound? the one that holds most ends
 //! ```
 //!
-//! What a connection holds for its whole time (a mailbox, messages of a queue pair) is [taken](ClientMemory::take), or
-//! refused. What comes and goes (unread replies, requests that are not answered, TLS) is [held](HeldShare::hold), and is
+//! Memory that a connection has for its whole time (a mailbox, messages of a queue pair) is
+//! [taken](ClientMemory::take), or refused. Memory that comes and goes (unread replies, requests that are not answered,
+//! TLS) is [held](HeldShare::hold). It is never refused, because it is already in use.
 //! never refused: it is there by then.
 
 #![allow(unsafe_code)]
@@ -20,9 +21,9 @@ use std::sync::atomic::{
 };
 use std::sync::{Arc, Mutex};
 
-/// Memory that is given back to the system at once when it was held and is not any more.
+/// With this much memory that was held and is not any more, it is given back to the system at once.
 const GIVE_BACK: u64 = 16 << 20;
-/// What a connection holds that is to end: it counts no more, whatever it says (Q7).
+/// Marks a connection that has to end. Its bytes do not count any more (Q7).
 const ENDS: u64 = u64::MAX;
 
 /// The memory that the connections of all clients hold together. Relaxed, where nothing else is said: only sums are
@@ -30,7 +31,7 @@ const ENDS: u64 = u64::MAX;
 #[derive(Debug)]
 pub(crate) struct ClientMemory {
     most: u64,
-    /// Below zero for a moment, where a connection has to end that has just said that it holds more.
+    /// Negative for a moment, where a connection has to end that has just reported more.
     held: AtomicI64,
     /// The most that was held since memory was given back.
     peak: AtomicU64,
@@ -42,7 +43,7 @@ pub(crate) struct ClientMemory {
 
 #[derive(Debug)]
 struct HeldBytes {
-    /// [`ENDS`]: it is to end.
+    /// [`ENDS`]: the connection has to end.
     bytes: AtomicU64,
     /// Wakes the worker that serves the connection. `None` in tests, which turn by themselves.
     waker: Option<Arc<Waker>>,
@@ -54,7 +55,7 @@ pub(crate) struct HeldShare {
     memory: Arc<ClientMemory>,
     held: Arc<HeldBytes>,
     number: u64,
-    /// As it was last said.
+    /// The bytes that the connection last reported.
     bytes: u64,
 }
 
@@ -78,7 +79,7 @@ pub struct ClientMemoryCounts {
 }
 
 impl ClientMemory {
-    /// At most so many bytes.
+    /// A bound of this many bytes.
     pub fn new(most: u64) -> Arc<ClientMemory> {
         Arc::new(ClientMemory {
             most,
@@ -98,12 +99,12 @@ impl ClientMemory {
         self.held.load(Relaxed).try_into().unwrap_or(0)
     }
 
-    /// How many connections have had to end. One of each worker's is [told](HeldShare::is_to_end) before it counts.
+    /// How many connections have had to end. A connection [learns](HeldShare::is_to_end) of it before it is counted.
     pub fn ended(&self) -> u64 {
         self.ended.load(Acquire)
     }
 
-    /// Q6: whether half of the memory is in use, so that nobody may leave much unread.
+    /// Q6: whether half of the memory is in use, so that no client may leave much unread.
     pub fn is_short(&self) -> bool {
         self.bytes() > self.most / 2 && !broken(Rule::ShortMemory)
     }
@@ -126,16 +127,16 @@ impl ClientMemory {
         HeldShare { memory: Arc::clone(self), held, number, bytes: 0 }
     }
 
-    /// Q7: has those end that hold most, until the others hold no more than they may.
+    /// Q7: ends the connections that hold most, until the others hold no more than they may.
     #[cold]
     fn make_room(&self) {
         let all = lock_std(&self.all);
         while self.bytes() > self.most {
             let stay = all.values().filter(|held| !held.is_to_end());
             let Some(worst) = stay.max_by_key(|held| held.bytes.load(Relaxed)) else { return };
-            // It counts no more, so that no other one ends in its place.
+            // Its bytes do not count any more, so no other connection ends in its place.
             worst.end(self);
-            // Pairs with the load in `ended`: who sees the number sees the flag.
+            // Pairs with the load in `ended`: a thread that sees the number sees the flag.
             self.ended.fetch_add(1, Release);
             if let Some(Err(error)) = worst.waker.as_ref().map(|waker| waker.wake()) {
                 tracing::warn!(%error, "a worker could not be woken");
@@ -144,7 +145,7 @@ impl ClientMemory {
     }
 
     /// Gives memory back to the system that was held and is not any more. The allocator would keep it for this process:
-    /// blocks that grew long come from its heaps, which only get shorter at their ends.
+    /// long blocks come from its heaps, which get shorter only at their ends.
     pub fn give_back(&self) {
         let held = self.bytes();
         if self.peak.load(Relaxed).saturating_sub(held) >= GIVE_BACK {
@@ -159,7 +160,7 @@ impl ClientMemory {
 }
 
 impl HeldShare {
-    /// Says what the connection holds now.
+    /// Reports the bytes that the connection holds now.
     pub fn hold(&mut self, bytes: u64) {
         if bytes == std::mem::replace(&mut self.bytes, bytes) {
             return;
@@ -174,27 +175,28 @@ impl HeldShare {
         }
     }
 
-    /// What it has said that it holds.
+    /// The bytes that the connection last reported.
     #[cfg(all(test, not(loom)))]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether the connection is to end, because it held most (Q7).
+    /// Whether the connection has to end, because it held most (Q7).
     pub fn is_to_end(&self) -> bool {
         self.held.is_to_end()
     }
 }
 
 impl HeldBytes {
-    /// It holds so much now. Returns how much more that is, and is to count; `None` if it is to end.
+    /// Stores the bytes that the connection holds now. Returns how many more they are; `None` if the connection has to
+    /// end.
     fn say(&self, bytes: u64) -> Option<i64> {
         let is_counted = |before: u64| (before != ENDS).then_some(bytes);
         let before = self.bytes.fetch_update(Relaxed, Relaxed, is_counted).ok()?;
         Some(bytes as i64 - before as i64)
     }
 
-    /// It counts no more.
+    /// Marks the connection as one that has to end. Its bytes do not count any more.
     fn end(&self, memory: &ClientMemory) {
         let before = self.bytes.swap(ENDS, Relaxed);
         if before != ENDS {

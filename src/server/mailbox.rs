@@ -26,9 +26,9 @@ pub(super) struct ServerMailbox {
     /// Whether a request has been found since the client woke it.
     has_asked: bool,
     patience: SpinTime,
-    /// When a request was last found.
+    /// When the last request was found.
     last: Instant,
-    /// The last announcement of the client that was answered by a ring.
+    /// The client's last announcement that was answered by a ring.
     rung: u64,
 }
 
@@ -74,7 +74,7 @@ impl ServerMailbox {
         Ok(Some((end, fd)))
     }
 
-    /// Bytes that it has beside the memory of the two: copies of a request and of a reply.
+    /// Bytes beside the two cells' memory: copies of a request and of a reply.
     pub fn private_bytes(&self) -> usize {
         self.copy.capacity() * size_of::<u64>() + self.once.reply_bytes()
     }

@@ -23,7 +23,7 @@ pub(super) struct MailboxShare {
 }
 
 impl MailboxMemory {
-    /// At most this many bytes.
+    /// A bound of this many bytes.
     pub fn new(most: u64, of: &Arc<ClientMemory>) -> MailboxMemory {
         MailboxMemory { most, taken: Arc::default(), of: Arc::clone(of) }
     }
@@ -33,7 +33,7 @@ impl MailboxMemory {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Whether a mailbox of this table may be made, as long as there are no others.
+    /// Whether there is memory for a mailbox of this table, if it is the only one.
     pub fn has_any(&self, geometry: &Geometry) -> bool {
         memory::bytes(geometry) <= self.most
     }

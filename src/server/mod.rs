@@ -73,12 +73,13 @@ use worker::StreamWorker;
 /// The most of [`ServerConfig::workers`].
 const WORKERS_MAX: usize = 1024;
 
-/// How the descriptors are shared out that this process may have.
+/// The shares of the process's file descriptors.
 ///
 /// # Errors
 /// Where no client could have one.
 fn descriptors(config: &ServerConfig) -> Result<DescriptorShare, ServeError> {
-    /// What the server opens: for its socket, region, lock and snapshots; and for the event loop of each worker.
+    /// Descriptors that the server opens for itself: for its socket, region, lock and snapshots. Each worker's event
+    /// loop takes as many.
     const OWN: u64 = 8;
     const EACH: u64 = 2;
     let workers = config.workers.max(1);
@@ -120,14 +121,14 @@ pub struct Server {
     shared: Arc<ServerState>,
     recovered: Option<Recovered>,
     restored: Option<Restored>,
-    /// Whether clients could connect: a start that failed ends without.
+    /// Whether clients could connect. A start that failed ends without clients.
     has_served: bool,
-    /// The changes in a table that this server made, before clients could connect.
+    /// The number of changes with which this server made the table, before clients could connect.
     made_with: Option<u64>,
     undone: OnceLock<UndoStart>,
     has_ended: bool,
     address: Address,
-    /// Where it is reached over TCP, too.
+    /// The address over TCP, if there is one.
     tcp: Option<TcpAddress>,
     /// The socket to remove when the server ends, and the port to leave.
     socket: Option<Arc<Socket>>,
@@ -176,9 +177,9 @@ impl Server {
         if port.is_none() && config.tls.is_some() {
             return Err(ServeError::Elsewhere { option: "tls", fabric: "TCP", address: config.address });
         }
-        // What cannot be is said before anything is touched.
+        // Impossible addresses are refused before anything is touched.
         let port = port.map(|at| Ok::<_, ServeError>((tcp::places(&at, &tokens)?, at))).transpose()?;
-        // What cannot be written later is said now, too.
+        // Snapshots that cannot be written later are refused now.
         let place =
             config.snapshots.as_ref().map(|snapshots| SnapshotPath::claim(&snapshots.path)).transpose()?;
         let share = descriptors(&config)?;
@@ -289,7 +290,7 @@ impl Server {
                             continue;
                         }
                         if shared.index.foresees() {
-                            // A split or merge must end first, whoever takes it on.
+                            // A split or merge must end first, by whatever thread.
                             std::thread::park_timeout(Duration::from_millis(1));
                         } else {
                             std::thread::park();
@@ -320,7 +321,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Starts the workers for clients on this host, and over TCP, if it serves any.
+    /// Starts the workers for clients on this host, and over TCP, if the server has any.
     fn serve_streams(
         &mut self,
         port: Option<(Vec<SocketAddr>, TcpAddress)>,
@@ -346,7 +347,7 @@ impl Server {
             let worker = StreamWorker::new(shared, socket, port, looks_around, share);
             let worker = worker.map_err(ServeError::Threads)?;
             let event_loop = worker.event_loop();
-            // A rule that a test breaks is broken for the server that it starts.
+            // A rule that a test breaks is also broken in the server's threads.
             let broken = faults::all_broken();
             let thread = std::thread::Builder::new()
                 .name(format!("{kind}-{number}"))
@@ -360,8 +361,8 @@ impl Server {
         Ok(())
     }
 
-    /// Appends to `out` what a worker answers to the request for keys in this frame. Returns whether it is one. For
-    /// benches that count its instructions.
+    /// If this frame is a request for keys, appends a worker's answer to `out`. Returns whether it is. For benches that
+    /// count its instructions.
     #[doc(hidden)]
     pub fn answer_gets(&self, frame: &[u8], out: &mut Vec<u8>) -> bool {
         let Ok(Some(frame)) = wire::decode(frame) else { return false };
@@ -425,7 +426,7 @@ impl Server {
         self.shared.mailbox_counts()
     }
 
-    /// What the connections of all clients hold in the server's memory, and may hold.
+    /// The memory of the server that the connections of all clients hold, and may hold.
     pub fn client_memory(&self) -> ClientMemoryCounts {
         self.shared.client_memory.counts()
     }
@@ -435,11 +436,11 @@ impl Server {
         self.shared.refused.read()
     }
 
-    /// Has each thread that serves clients take a turn of its event loop, and returns the names of those that have
-    /// begun none after this time. Usually there is none, after some microseconds. It is for whoever watches the
-    /// server from within its process, as `oneread serve` does for systemd: a thread that is named here answers
-    /// no request. GETs need none of these threads. The threads that make snapshots and memory are not among
-    /// them: they may wait for a disk, and nobody waits for them.
+    /// Has each thread that serves clients take a turn of its event loop. Returns the names of those that have begun
+    /// none after this time. Usually there is none, after some microseconds. It is for a watchdog within the server's
+    /// process, as `oneread serve` has one for systemd: a thread that is named here answers no request. GETs need none
+    /// of these threads. The threads that make snapshots and memory are not among them: they may wait for a disk, and
+    /// no client waits for them.
     pub fn stuck_threads(&self, within: Duration) -> Vec<String> {
         let loops: Vec<_> = self.threads.iter().filter(|(event_loop, _)| event_loop.is_some()).collect();
         let stuck = turns::stuck(loops.iter().filter_map(|(event_loop, _)| event_loop.as_ref()), within);
@@ -447,12 +448,12 @@ impl Server {
         stuck.into_iter().map(name).collect()
     }
 
-    /// How long puts take, if the server takes the time ([`ServerConfig::timed`]), and what it counts besides.
+    /// How long puts take, if the server takes the time ([`ServerConfig::timed`]), and further counts.
     pub fn times(&self) -> ServerTimes {
         self.shared.times()
     }
 
-    /// Seconds until the certificate ends that clients over TLS are shown; below 0, since then. `None` without TLS.
+    /// Seconds until the server's TLS certificate ends; negative after its end. `None` without TLS.
     pub fn certificate_seconds(&self) -> Option<i64> {
         self.shared.tokens.tls.as_ref()?.left_seconds()
     }
@@ -471,8 +472,8 @@ impl Server {
         self.end()
     }
 
-    /// What was to follow the start has failed: when the server ends, a table that it has made goes, too, file and all, as if
-    /// the start itself had failed. A table that it took over stays. For `oneread serve`, and nodes of clusters.
+    /// A step after the start has failed. When the server ends, a table that it has made is removed, with its file, as
+    /// if the start itself had failed. A table that it took over stays. For `oneread serve`, and nodes of clusters.
     #[doc(hidden)]
     pub fn undo_start(&self, which: UndoStart) {
         let _ = self.undone.set(which);
@@ -486,7 +487,7 @@ impl Server {
             return Stopped { saved: None, region_stays: false };
         }
         if !self.process.is_this() {
-            // The threads, the table and the socket are those of the parent of this process.
+            // The threads, the table and the socket belong to the parent of this process.
             std::mem::forget(std::mem::take(threads));
             return Stopped { saved: None, region_stays: false };
         }
@@ -498,7 +499,7 @@ impl Server {
         let is_undone = match undone.get() {
             None => false,
             Some(UndoStart::Always) => made_with.is_some(),
-            // Nobody changes it any more.
+            // No thread changes the table any more.
             Some(UndoStart::IfUnchanged) => *made_with == Some(shared.index.changes_made()),
         };
         if is_undone {
@@ -516,11 +517,11 @@ impl Server {
         });
         let region_stays = shared.region_stays() && (*has_served || recovered.is_some());
         let retired = Retired::new(&ended, &shared.index, region_stays);
-        // The workers, which had it, too, have ended.
+        // The workers, which had references to it, have ended.
         if let Some(socket) = socket.take().and_then(Arc::into_inner) {
             socket.remove(&retired);
         }
-        // Nobody connects any more, also if a child made by `fork` has the same listener.
+        // No client connects any more, even if a child made by `fork` has the same listener.
         if let Some(port) = port.take() {
             let _ = rustix::net::shutdown(&port, rustix::net::Shutdown::Both);
         }
@@ -528,13 +529,13 @@ impl Server {
     }
 }
 
-/// Which table goes with a start that is undone ([`Server::undo_start`]).
+/// The tables that are removed when a start is undone ([`Server::undo_start`]).
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UndoStart {
-    /// One that nobody has changed since.
+    /// A table that has not changed since its start.
     IfUnchanged,
-    /// Any: nobody but whoever started the server could change it.
+    /// Any table: only the process that started the server could change it.
     Always,
 }
 

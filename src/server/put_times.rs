@@ -15,12 +15,12 @@ const REMEMBERED: Duration = Duration::from_secs(10);
 pub(super) struct PutTimes {
     begun: Instant,
     counters: TimeCounters,
-    /// A put that took no longer is not among the slowest, until `again_ns`. Both are stored under the lock of
-    /// `slowest`. Relaxed: what a thread sees late costs a look, or a put that is not remembered.
+    /// Until `again_ns`, a put that took no longer than this is not among the slowest. Both are stored under the lock
+    /// of `slowest`. Relaxed: a late value costs a look, or a put that is not remembered.
     floor_ns: AtomicU64,
-    /// When the first of those that are remembered is forgotten.
+    /// When the first of the remembered puts is forgotten.
     again_ns: AtomicU64,
-    /// When each was done, since `begun`, and the put. The slowest first.
+    /// Each put, and when it was done, since `begun`. The slowest first.
     slowest: Mutex<Vec<(u64, SlowPut)>>,
 }
 

@@ -3,8 +3,8 @@
 use crate::outcome::PutError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Requests for changes that a server refused, by cause ([`Server::refused`](super::Server::refused)). Those
-/// that an embedder makes through the index itself do not count: their errors are his.
+/// Requests for changes that a server refused, by cause ([`Server::refused`](super::Server::refused)). Changes through
+/// the index of an embedder do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RefusedCounts {
@@ -26,23 +26,22 @@ pub struct RefusedCounts {
     pub busy: u64,
     /// What the change had to wait for refused it ([`PutError::Withdrawn`]).
     pub withdrawn: u64,
-    /// The time to live was none that an entry can have, or entries have none ([`PutError::TimeToLive`],
-    /// [`PutError::NoLife`]); or all numbers of entries were given ([`PutError::EntryNumbers`]).
+    /// The time to live was not possible for an entry, or entries have no lives ([`PutError::TimeToLive`],
+    /// [`PutError::NoLife`]), or all numbers of entries were given ([`PutError::EntryNumbers`]).
     pub life: u64,
-    /// The owner was removed ([`PutError::OwnerGone`]), its number was none, or entries have no owners.
+    /// The owner was removed ([`PutError::OwnerGone`]), its number was not possible, or entries have no owners.
     pub owner: u64,
     /// All that could make room was pinned, or a connection had all pins that it may have ([`PutError::Pinned`],
     /// [`PutError::Pins`]).
     pub pinned: u64,
-    /// Puts that were started held all that they may, or one was to hold its room for too long
-    /// ([`PutError::StartBound`]).
+    /// Started puts held all that they may, or a put was to hold its room for too long ([`PutError::StartBound`]).
     pub started: u64,
     /// The client may only read.
     pub read_only: u64,
 }
 
 impl RefusedCounts {
-    /// All of them.
+    /// The sum of all causes.
     pub fn all(&self) -> u64 {
         let RefusedCounts { full, heap_full, heap_busy, no_memory, length, part, .. } = self;
         let RefusedCounts { busy, withdrawn, life, owner, pinned, started, read_only, .. } = self;
@@ -82,7 +81,7 @@ impl RefusedCounters {
             }
             PutError::Part(_) => &self.part,
             PutError::Busy { .. } => &self.busy,
-            // A client's own answer.
+            // Only clients give this answer.
             PutError::OldServer => return,
             PutError::Withdrawn => &self.withdrawn,
             PutError::TimeToLive { .. } | PutError::NoLife | PutError::EntryNumbers => &self.life,

@@ -24,11 +24,11 @@ use std::time::{Duration, Instant};
 /// Bytes read from one client per turn.
 const TURN_BYTES: usize = 1 << 18;
 const CHUNK: usize = 1 << 16;
-/// Buffer of a client that has not said hello: more than any hello. And bytes that there is room for at least.
+/// Buffer of a client that has not said hello: longer than any hello. Each read has room for at least this many bytes.
 const QUIET_BYTES: usize = 1 << 12;
 /// Bytes of replies that are sent before more of them are made. They are still in the core's cache.
 const FLUSH_BYTES: usize = 1 << 17;
-/// Room that a session's own buffer keeps beyond what is in it, from one turn to the next.
+/// Spare room that a session's own buffer keeps from one turn to the next.
 const SPARE_BYTES: usize = 1 << 16;
 /// Time for one client's requests per turn. A put that must wait for a grace period is the last of
 /// its turn.
@@ -41,8 +41,8 @@ const NOBODY: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
 const LENT_MAX: usize = 1 << 21;
 
 thread_local! {
-    /// A worker's buffers for input and output. A session has them while it has a turn, where it has none of its own:
-    /// those who are quiet have none.
+    /// A worker's buffers for input and output. A session without buffers of its own borrows them for its turn. A quiet
+    /// session has none.
     static LENT: RefCell<[Vec<u8>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
 }
 
@@ -61,7 +61,7 @@ pub(super) struct Session {
     stream: ClientStream,
     caller: Caller,
     standing: Standing,
-    /// What it holds of the memory for all.
+    /// Its share of the memory of all connections.
     share: HeldShare,
     input: Vec<u8>,
     output: Vec<u8>,
@@ -77,26 +77,26 @@ pub(super) struct Session {
 enum Standing {
     /// The client has not said hello.
     Quiet(Guest),
-    /// Over TCP: it has said hello, was sent this number, and has not proven yet to know a token.
+    /// Over TCP: it has said hello, was sent this number, and has not yet proven that it knows a token.
     Challenged { host: IpAddr, nonce: Nonce },
-    /// It is answered.
+    /// Its requests are answered.
     In(Admission),
 }
 
-/// A client that has not said hello. It counts as a connection for as long as it has an admission: over TCP not before it
-/// has proven to know a token.
+/// A client that has not said hello. While it has an admission, it counts as a connection. Over TCP it gets one only
+/// when it has proven that it knows a token.
 enum Guest {
     Local(Admission),
     Far(IpAddr),
 }
 
-/// What the server waits for, and since when.
+/// What the client has to do, and since when.
 #[derive(Clone, Copy)]
 enum Owes {
     Nothing,
-    /// The rest of a frame, or the hello.
+    /// Send the rest of a frame, or the hello.
     Frame(Instant),
-    /// Over TCP: that the client reads, which has too much unread.
+    /// Over TCP: read, because too much is unread.
     Reading(Instant),
 }
 
@@ -117,7 +117,7 @@ pub(super) fn refuse(mut stream: impl Write, why: Refusal) {
 }
 
 impl Session {
-    /// A client on this host, which may do what its user may.
+    /// A client on this host, with the rights of its user.
     pub fn new(
         stream: impl Into<ClientStream>,
         role: Role,
@@ -148,7 +148,7 @@ impl Session {
         session
     }
 
-    /// Whether it has not proven yet to know a token.
+    /// Whether it has not yet proven that it knows a token.
     pub fn is_stranger(&self) -> bool {
         match self.standing {
             Standing::Quiet(Guest::Far(_)) | Standing::Challenged { .. } => true,
@@ -226,7 +226,8 @@ impl Session {
         if self.is_to_end() { self.end(shared) } else { fate }
     }
 
-    /// Whether it holds most of the memory of all connections, which is all in use (Q7).
+    /// Whether the connection has to end, because it holds most of the memory of all connections, which is all in use
+    /// (Q7).
     pub fn is_to_end(&self) -> bool {
         self.share.is_to_end()
     }
@@ -240,7 +241,7 @@ impl Session {
         Fate::Close(why)
     }
 
-    /// Says what it holds between its turns.
+    /// Reports the bytes that it holds between its turns.
     fn say_held(&mut self) {
         let buffers = self.input.capacity() + self.output.capacity();
         let mailbox = self.mailbox.as_ref().map_or(0, ServerMailbox::private_bytes);
@@ -248,7 +249,8 @@ impl Session {
         self.share.hold((own + buffers + mailbox) as u64);
     }
 
-    /// Before its hello, it has a small one of its own: no more than that is read.
+    /// Borrows the worker's buffers. Before its hello, the session has a small one of its own: no more than that is
+    /// read.
     fn borrow_buffers(&mut self) {
         if self.is_in() {
             LENT.with_borrow_mut(|lent| {
@@ -258,7 +260,7 @@ impl Session {
         }
     }
 
-    /// What is empty goes back. The worker keeps the larger one.
+    /// Returns empty buffers. The worker keeps the larger one.
     fn return_buffers(&mut self) {
         LENT.with_borrow_mut(|lent| {
             for (own, lent) in [&mut self.input, &mut self.output].into_iter().zip(lent) {
@@ -283,8 +285,8 @@ impl Session {
         // Q6
         let unread_max = shared.unread_max();
         if self.output.len() > unread_max {
-            // The session continues when the client has read: the socket becomes writable then. A process of this
-            // host may be suspended as long as it likes; over TCP there may be nobody any more.
+            // The session continues when the client has read: the socket becomes writable then. A process of this host
+            // may be suspended as long as it likes. Over TCP the client may be gone.
             self.owes = match self.owes {
                 Owes::Reading(since) if self.output.len() == unread => Owes::Reading(since),
                 _ if self.is_far() => Owes::Reading(Instant::now()),
@@ -322,8 +324,8 @@ impl Session {
     }
 
     fn fill(&mut self, unread_max: usize) -> io::Result<Intake> {
-        // What a turn has left unanswered counts, too: else a client could make it longer without end. Two chunks are
-        // more than any frame.
+        // Input that a turn has left unanswered counts, too. Otherwise a client could make it longer without end. Two
+        // chunks are longer than any frame.
         let most = if self.is_in() { unread_max.clamp(2 * CHUNK, TURN_BYTES) } else { QUIET_BYTES };
         while self.input.len() < most {
             let is_quiet = !self.is_in() || self.input.is_empty();
@@ -339,9 +341,8 @@ impl Session {
         Ok(Intake::More)
     }
 
-    /// Answers the complete requests in the input, but no more than the first after `turn_ends`: a
-    /// worker can lose the CPU anywhere. Stops, too, when the client does not read the replies. Returns whether
-    /// all were answered.
+    /// Answers the complete requests in the input. After `turn_ends` it answers no more than one: a worker can lose the
+    /// CPU anywhere. Stops when the client does not read the replies. Returns whether all were answered.
     fn answer_all(
         &mut self,
         shared: &Arc<ServerState>,
@@ -357,7 +358,7 @@ impl Session {
                 all_answered = false;
                 break;
             }
-            // A request of some bytes may have a reply of many: the client takes them while others are made.
+            // A short request may have a long reply. The client reads replies while others are made.
             if self.output.len() > flush_at {
                 self.flush()?;
                 if self.output.len() > unread_max {
@@ -370,7 +371,7 @@ impl Session {
             self.answer(frame.id, request, shared)?;
             rest = &rest[frame.length..];
         }
-        // So that what precedes a hello takes no more memory than that.
+        // Before the hello, input takes no more memory than this.
         let hello_bytes = if self.is_stranger() { wire::JOIN_BYTES } else { wire::HELLO_BYTES };
         if !self.is_in() && rest.len() >= hello_bytes {
             return Err("it did not say hello first".into());
@@ -409,10 +410,10 @@ impl Session {
         Err(format!("it said hello in protocol version {version}"))
     }
 
-    /// Hears a client that is not in yet: it says hello, and over TCP proves that it knows a token. Then it is in, if there
-    /// is room.
+    /// Takes the first requests of a client: it says hello, and over TCP proves that it knows a token. Then it is let
+    /// in, if there is room.
     fn let_in(&mut self, id: u64, request: Request<'_>, shared: &Arc<ServerState>) -> Result<(), String> {
-        // Whoever gets an error goes: what is said there of its standing counts no more.
+        // A client that gets an error is hung up on, so its standing does not matter then.
         let standing = std::mem::replace(&mut self.standing, Standing::Quiet(Guest::Far(NOBODY)));
         self.standing = match (standing, request) {
             (Standing::Quiet(Guest::Local(admission)), Request::Hello { version: PROTOCOL_VERSION }) => {
@@ -452,7 +453,7 @@ impl Session {
     /// has none. If that is the version asked for, there is no room for another one now.
     fn be_seated(&mut self, id: u64, version: u32, shared: &ServerState) -> Result<(), String> {
         let (room, geometry) = (&shared.mailbox_memory, shared.index.geometry());
-        // Memory can be handed over on this host only.
+        // Memory can be shared on this host only.
         let has_any = !self.is_far() && room.has_any(geometry);
         let ours = if has_any { memory::VERSION } else { 0 };
         if version != memory::VERSION || ours == 0 {
@@ -551,7 +552,7 @@ impl Session {
         self.input.capacity() + self.output.capacity()
     }
 
-    /// What it has said that it holds.
+    /// The bytes that it last reported.
     pub fn share_bytes(&self) -> u64 {
         self.share.bytes()
     }

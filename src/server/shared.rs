@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 /// announces them again.
 pub(super) const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 
-/// Who a connection counts for.
+/// The peer for which a connection counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Peer {
     /// A user of this host.
@@ -45,7 +45,7 @@ pub(crate) struct Admission {
 }
 
 impl Admission {
-    /// Whose it is.
+    /// The connection's peer.
     pub(super) fn peer(&self) -> Peer {
         self.peer
     }
@@ -96,7 +96,7 @@ pub(crate) struct ServerState {
     pub(super) allow_read_uids: Vec<u32>,
     /// Who changes the table.
     pub(super) driver: TableDriver,
-    /// What clients over TCP must know.
+    /// The secrets that clients over TCP must know.
     pub(super) tokens: Tokens,
     /// Longest time for a client to complete a frame that it has begun, its hello, or a step of an upload.
     pub(super) half_open: Duration,
@@ -107,15 +107,15 @@ pub(crate) struct ServerState {
     pub(super) region_file: Option<PathBuf>,
     pub(super) looks: WarningLimit,
     pub(super) is_loss_told: AtomicBool,
-    /// What the connections of all clients may hold.
+    /// The memory that the connections of all clients may hold.
     pub(crate) client_memory: Arc<ClientMemory>,
-    /// What the mailboxes of clients on shm may take of it.
+    /// The memory of it that mailboxes of clients on shm may take.
     pub(super) mailbox_memory: MailboxMemory,
     pub(super) mailboxes: MailboxCounters,
     pub(super) refused: RefusedCounters,
-    /// What the feed of changes may take for them.
+    /// The memory that the feed's records may take.
     pub(super) feed_bytes: u64,
-    /// What its followers were told.
+    /// Counts of what its followers were told.
     pub(super) followers: feed::FollowerCounters,
     /// How long puts take, if the server takes the time.
     pub(super) put_times: Option<Box<PutTimes>>,
@@ -135,7 +135,7 @@ impl ServerState {
         if self.client_memory.is_short() { self.unread_bytes_max.min(SHORT) } else { self.unread_bytes_max }
     }
 
-    /// What is held for clients, and by them.
+    /// Counts of what is held for clients, and by them.
     pub(super) fn held(&self) -> HeldCounts {
         HeldCounts::new(self.index.starts(), self.client_memory.counts())
     }
@@ -151,8 +151,8 @@ impl ServerState {
         self.region_file.as_ref().is_some_and(|path| self.index.region().stands_at(path))
     }
 
-    /// Looks, once a second at most, whether the region's file and lock are still there, and says so if they
-    /// are not. Returns whether it looked.
+    /// Checks, once a second at most, whether the region's file and lock are still there, and logs it if they are not.
+    /// Returns whether it checked.
     pub(super) fn looks_now(&self) -> bool {
         if self.looks.pass(Instant::now()).is_none() {
             return false;
@@ -177,12 +177,12 @@ impl ServerState {
         self.stopping.load(Ordering::Acquire)
     }
 
-    /// What this user may do. `None`: nothing.
+    /// The rights of this user. `None`: none.
     pub(super) fn role_of(&self, uid: u32) -> Option<Role> {
         match uid {
-            // Whatever is refused to root, root can take.
+            // Root can take any right that it is refused.
             0 => Some(Role::Change),
-            // To the kernel it means no user.
+            // To the kernel, this number means no user.
             u32::MAX => None,
             uid if self.allow_uids.contains(&uid) => Some(Role::Change),
             uid if self.allow_read_uids.contains(&uid) => Some(Role::Read),
@@ -195,7 +195,7 @@ impl ServerState {
         let mut peers = lock_std(&self.peers);
         let count = peers.get(&peer).copied().unwrap_or(0);
         let is_limited = peer != Peer::User(files::own_uid());
-        // Only counted up under the lock, so it cannot exceed the limit.
+        // The count goes up only under the lock, so it cannot exceed the limit.
         if self.clients.load(Ordering::Relaxed) >= self.clients_max {
             return Err(Refusal::ServerFull { max: self.clients_max });
         }
@@ -235,15 +235,15 @@ impl ServerState {
         })
     }
 
-    /// The same, of a client that may ask for it. Only a [`Changer`](super::caller::Changer) can make changes, and who may
-    /// only read is none.
+    /// Answers a request of a client that has the right to make it. Only a [`Changer`](super::caller::Changer) can make
+    /// changes. A client that may only read does not get one.
     fn answer_who_may(&self, caller: &mut Caller, request: Request<'_>) -> Result<Option<Reply>, Denied> {
         let changer = |caller| Caller::changer(caller, &self.index, self.driver);
         Ok(Some(match request {
             Request::Hello { .. } | Request::Join { .. } | Request::Mailbox { .. } | Request::Wake => {
                 return Ok(None);
             }
-            // Where there are READs, this is none of the server's work.
+            // Clients with READs do not ask for this.
             Request::Gets(_) => Reply::Unfit,
             Request::Put { options, key, value } => {
                 let changer = changer(caller)?;
@@ -305,7 +305,7 @@ impl ServerState {
         }))
     }
 
-    /// Makes a put, and takes the time if this server does.
+    /// Makes a put, and takes the time if this server does that.
     #[inline(always)]
     fn timed(&self, key: &[u8], put: impl FnOnce() -> Reply) -> Reply {
         match &self.put_times {
@@ -328,7 +328,7 @@ impl ServerState {
         }
     }
 
-    /// The answer to a change, which counts if it was refused.
+    /// The answer to a change. Counts it if it is a refusal.
     fn counted(&self, reply: Reply) -> Reply {
         if let Reply::Put(Err(error))
         | Reply::Swapped(Err(error))
@@ -343,7 +343,7 @@ impl ServerState {
     fn look_up(&self, key: &[u8]) -> Reply {
         let (mut value, max) = (Vec::new(), wire::frame_value_max(self.index.geometry()));
         match self.index.reader().get_range(key, 0..max, &mut value) {
-            // Longer ones are for the client to READ.
+            // Clients READ longer values.
             Ok(Some(given)) if given > max => Reply::Put(Err(PutError::ValueLength { given, max })),
             Ok(found) => {
                 if found.is_some() {

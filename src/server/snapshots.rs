@@ -16,10 +16,10 @@ use std::time::{Duration, Instant, SystemTime};
 ///
 /// # What a crash of the machine costs
 ///
-/// Every change that was acknowledged before the last whole snapshot began is in it. With `every`,
-/// snapshots begin that far apart, or one after the other where one takes longer. So a crash costs
-/// at most the changes of `every`, and of the time that one snapshot takes. While snapshots fail (a
-/// full disk), it costs those since the last one that did not; [`SnapshotStatus`] says so.
+/// The last complete snapshot has every change that was acknowledged before it began. With `every`, snapshots begin
+/// that far apart, or one after the other if one takes longer. So a crash costs at most the changes of `every`, and of
+/// the time that one snapshot takes. While snapshots fail (a full disk), it costs the changes since the last one that
+/// did not; [`SnapshotStatus`] says so.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Snapshots {
@@ -44,14 +44,14 @@ setters!(Snapshots {
     every: impl Into<Option<Duration>>,
 });
 
-/// What a server's table holds at the start.
+/// The content of a server's table at the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Begins {
-    /// Nothing, and no snapshot has more.
+    /// The table is empty, and no snapshot has more.
     Empty,
-    /// What this snapshot has, which stands where the server makes its own.
+    /// The table has the keys of this snapshot, whose path is that of the server's own snapshots.
     AsSaved(Saved),
-    /// Keys that may be in no snapshot.
+    /// The table has keys that may be in no snapshot.
     Otherwise,
 }
 
@@ -65,13 +65,13 @@ pub(crate) struct Saver {
     state: Mutex<SaverState>,
     changed: Condvar,
     is_ending: AtomicBool,
-    /// Parts of a million that are done of the snapshot being made.
+    /// Finished parts of a million of the present snapshot.
     progress_ppm: AtomicU64,
 }
 
 #[derive(Debug)]
 struct SaverState {
-    /// The number of the last snapshot that somebody asked for.
+    /// The number of the last snapshot that was asked for.
     asked: u64,
     /// Numbers of the last snapshot that was begun, that has ended, and that was made.
     begun: u64,
@@ -80,13 +80,13 @@ struct SaverState {
     last: Option<Saved>,
     /// When the last failure was, the step, and the system's number of the error.
     failure: Option<(SystemTime, u32, i32)>,
-    /// Changes that had been made when the last snapshot began: at least all of these are in it.
+    /// Changes that had been made when the last snapshot began. It has at least all of these.
     changes: Option<u64>,
-    /// When the next one is due.
+    /// When the next snapshot is due.
     due: Option<Instant>,
 }
 
-/// The longest time between two that a status can name: the next number says that there is none.
+/// The longest time between snapshots that a status can state. The next number says that there is none.
 const LONGEST_MS: u128 = u64::MAX as u128 - 1;
 
 impl Saver {
@@ -119,7 +119,7 @@ impl Saver {
     pub fn ask(&self) -> SnapshotStatus {
         {
             let mut state = lock_std(&self.state);
-            // One that is being made may have passed what was changed since.
+            // The present snapshot may have passed a key that has changed since.
             state.asked = state.begun + 1;
         }
         self.changed.notify_all();
@@ -176,7 +176,7 @@ impl Saver {
         }
     }
 
-    /// Makes one, unless nobody has asked for it and nothing has changed.
+    /// Makes a snapshot, unless nobody has asked for it and nothing has changed.
     fn make(&self, index: &Index) {
         let is_asked = {
             let mut state = lock_std(&self.state);
@@ -188,8 +188,8 @@ impl Saver {
         }
     }
 
-    /// Whether the last snapshot is still there and has all that is in the table. If so, it counts
-    /// as one that begins now.
+    /// Whether the last snapshot is still there and has all that is in the table. If so, it counts as one that begins
+    /// now.
     fn is_current(&self, index: &Index) -> bool {
         let now = SystemTime::now();
         // D7. A change is counted after it is made. So one that is counted now was made before `now`, and
@@ -225,7 +225,7 @@ impl Saver {
                 let Saved { keys, bytes, took, .. } = saved;
                 tracing::info!(keys, bytes, ?took, %path, "made a snapshot");
             }
-            // The last one is made when the threads have ended.
+            // The last snapshot is made when the threads have ended.
             Err(SaveError::BrokenOff) => {}
             Err(error) => {
                 let (step, code) = error.code();
@@ -236,7 +236,7 @@ impl Saver {
         saved
     }
 
-    /// Lets [`Saver::run`] return, and breaks a snapshot off that is being made.
+    /// Lets [`Saver::run`] return. Breaks off a snapshot that is being made.
     pub fn end(&self) {
         let state = lock_std(&self.state);
         self.is_ending.store(true, Ordering::Relaxed);
@@ -244,8 +244,7 @@ impl Saver {
         self.changed.notify_all();
     }
 
-    /// Makes the last snapshot, when nobody changes the table any more. `None` if the one that is
-    /// there has all.
+    /// Makes the last snapshot, when no thread changes the table any more. `None` if the present one has every change.
     pub fn save_last(&self, index: &Index) -> Option<Result<Saved, SaveError>> {
         (!self.is_current(index)).then(|| self.save(index, &|| false))
     }

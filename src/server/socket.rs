@@ -1,5 +1,5 @@
-//! The Unix socket of a server: who binds its path, who clears a dead server's away, and what is done
-//! when others remove it.
+//! The Unix socket of a server: binding its path, clearing a dead server's socket away, and binding it again if others
+//! remove it.
 
 use super::end::Retired;
 use super::error::ServeError;
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// By what workers know an event of the listener.
+/// The token of the listener's events in workers.
 pub(super) const LISTENER: Token = Token(0);
 
 /// Longest wait for the lock of an address. Servers hold it for microseconds.
@@ -36,9 +36,9 @@ pub(super) struct Socket {
 #[derive(Debug)]
 struct SocketState {
     bound: Bound,
-    /// Where workers wait for clients.
+    /// The registries of the workers that accept clients.
     watched_by: Vec<Registry>,
-    /// Whether it was told that clients do not find the socket any more.
+    /// Whether it was logged that clients do not find the socket any more.
     is_told: bool,
 }
 
@@ -51,11 +51,12 @@ pub(super) struct Bound {
 }
 
 impl Bound {
-    /// Takes a listener that was just bound to this path, and lets everybody connect: access is decided by credentials,
-    /// not by permissions, so that a refusal can say why.
+    /// Takes a listener that was just bound to this path, and lets every user connect. Credentials decide about access,
+    /// not permissions, so that a refusal can give its reason.
     ///
     /// # Errors
-    /// The system's; also where the path leads to no socket of this user any more. What others have put there stays as it is.
+    /// The system's error. Also fails if the path does not lead to a socket of this user any more. Files of others stay
+    /// as they are.
     pub fn new(path: &Path, listener: std::os::unix::net::UnixListener) -> io::Result<Bound> {
         listener.set_nonblocking(true)?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -86,7 +87,7 @@ impl Socket {
         lock_std(&self.state).bound.listener.clone()
     }
 
-    /// Has a worker told of clients, through this registry.
+    /// Has a worker accept clients, through this registry.
     pub fn watch(&self, registry: &Registry) -> io::Result<()> {
         let state = &mut *lock_std(&self.state);
         state.bound.watch(registry)?;
@@ -94,8 +95,8 @@ impl Socket {
         Ok(())
     }
 
-    /// Looks whether clients find the socket. Binds it again if it was removed; what others put in its
-    /// place stays. Says once what it found.
+    /// Checks whether clients find the socket. Binds it again if it was removed. If others have put something in its
+    /// place, that stays. Logs once what it found.
     pub fn look(&self) {
         let state = &mut *lock_std(&self.state);
         if files::stands_at(&state.bound.file, &self.path) {
@@ -139,18 +140,18 @@ impl Socket {
         self.remove_by(retired, |path| drop(std::fs::remove_file(path)));
     }
 
-    /// No other server takes the address while the listener is open. So clients never see changes
-    /// of both servers. Only this server's own socket is removed: if somebody has removed that before,
-    /// another server may be at the path.
+    /// No other server takes the address while the listener is open. So clients never see changes of both servers.
+    /// Removes only this server's own socket: if another process has removed that before, another server may be at the
+    /// path.
     fn remove_by(self, _: &Retired, remove: impl FnOnce(&Path)) {
         let Socket { path, state, .. } = self;
         let Bound { listener, file } = state.into_inner().unwrap_or_else(PoisonError::into_inner).bound;
         if files::stands_at(&file, &path) {
             remove(&path);
         }
-        // Nobody connects any more, also if a child made by `fork` has the same listener.
+        // No client connects any more, even if a child made by `fork` has the same listener.
         let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
-        // Whoever found the path before, and was not accepted.
+        // Clients that found the path before, and were not accepted.
         while let Ok((stream, _)) = listener.accept() {
             session::refuse(&stream, Refusal::Stopping);
         }
@@ -247,7 +248,7 @@ mod tests {
             assert_eq!(server.shared.region_stays(), region_stays);
             let shared = server.shared.clone();
             assert_eq!((phase(&shared), shared.is_stopping()), (Phase::Serving, false));
-            // The same steps as when the server is dropped.
+            // These are the steps of dropping the server.
             let ended = Ended::new(&shared.stopping, &mut server.threads);
             assert!(shared.is_stopping() && server.threads.is_empty());
             assert_eq!(phase(&shared), Phase::Serving);

@@ -25,7 +25,7 @@ impl ClientStream {
         }
     }
 
-    /// Has a worker told of what comes.
+    /// Has a worker wake when something comes.
     pub fn watch(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         let interest = Interest::READABLE | Interest::WRITABLE;
         match self {
@@ -34,7 +34,7 @@ impl ClientStream {
         }
     }
 
-    /// Bytes that it may have in this process's memory, beside those of its owner.
+    /// Bytes that it may hold in this process's memory, beside those of its owner.
     pub fn held_bytes(&self) -> usize {
         match self {
             ClientStream::Tcp(_, Some(tls)) => tls.held_bytes(),
@@ -42,8 +42,8 @@ impl ClientStream {
         }
     }
 
-    /// Takes what has come into the spare room of `input`, or with TLS beyond that. Returns how many bytes, and 0 when
-    /// the client has closed its end.
+    /// Moves received bytes into the spare room of `input`, or with TLS beyond that. Returns how many, and 0 when the
+    /// client has closed its end.
     pub fn take(&mut self, input: &mut Vec<u8>) -> io::Result<usize> {
         match self {
             ClientStream::Tcp(stream, Some(tls)) => tls.take(stream, input),
@@ -82,7 +82,7 @@ impl Write for ClientStream {
         }
     }
 
-    /// Sends what TLS has taken and not sent.
+    /// Sends the bytes that TLS has taken and not sent.
     fn flush(&mut self) -> io::Result<()> {
         match self {
             ClientStream::Tcp(stream, Some(tls)) => tls.flush(stream),

@@ -16,11 +16,11 @@ pub(super) struct Prepared {
     pub index: Index,
     pub recovered: Option<Recovered>,
     pub restored: Option<Restored>,
-    /// The snapshot that has just these keys, and stands where this server makes its own.
+    /// The snapshot with exactly these keys, if its path is that of this server's own snapshots.
     pub as_saved: Option<Saved>,
 }
 
-/// Makes or opens it, as the configuration says.
+/// Makes or opens the table, as the configuration says.
 pub(super) fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
     let start = Start {
         tell: config.progress,
@@ -39,7 +39,7 @@ pub(super) fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
         let region =
             Region::create_sparse(&config.backing, geometry.region_bytes(), geometry.bytes_at_first())
                 .map_err(|error| match error {
-                    // What is left now need not be left at the next start.
+                    // The memory that is left now may not be left at the next start.
                     RegionError::NoRoom { need, left, .. } => {
                         let at_once = need == geometry.bytes_at_first();
                         let of = if at_once { Geometry::bytes_at_first } else { Geometry::region_bytes };
@@ -78,7 +78,7 @@ pub(super) fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
     };
     let open = |path: &PathBuf| -> Result<Prepared, ServeError> {
         if let Some(own) = own.filter(|path| path.symlink_metadata().is_ok()) {
-            // It will be replaced. Nothing but a snapshot may be.
+            // It will be replaced. Only a snapshot may be.
             Snapshot::open_own_head(own)
                 .map_err(|e| ServeError::Restore { path: own.clone(), source: e.into() })?;
         }
@@ -102,7 +102,7 @@ pub(super) fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
             if std::fs::metadata(path).is_ok_and(|file| file.len() > 0) =>
         {
             match open(path) {
-                // Nobody has been served from it.
+                // No client was ever served from it.
                 Err(ServeError::Region(RegionError::Unfinished { .. })) => create(),
                 opened => opened,
             }

@@ -1,4 +1,4 @@
-//! How clients over TCP come in: the port, and what they prove before they are let in.
+//! How clients over TCP join: the port, and their proofs.
 
 use super::caller::{Role, Tokens};
 use super::error::ServeError;
@@ -17,7 +17,7 @@ pub(crate) const SERVER: &[u8] = b"oneread tcp server";
 /// The host's addresses.
 ///
 /// # Errors
-/// When there are none, or when others than this host could connect without a token or a certificate.
+/// If there are none, or if other hosts could connect without a token or a certificate.
 pub(super) fn places(at: &TcpAddress, tokens: &Tokens) -> Result<Vec<SocketAddr>, ServeError> {
     let address = || Address::Tcp(at.clone());
     let places = (at.host(), at.port()).to_socket_addrs();
@@ -30,10 +30,10 @@ pub(super) fn places(at: &TcpAddress, tokens: &Tokens) -> Result<Vec<SocketAddr>
     Ok(places)
 }
 
-/// Listens at the first of the host's addresses ([`places`]) that can be had. Returns the address with its port, too.
+/// Listens at the first of the host's addresses ([`places`]) that is free. Returns the address with its port, too.
 ///
 /// # Errors
-/// When none can be had.
+/// If none is free.
 pub(super) fn listen(
     places: &[SocketAddr],
     at: &TcpAddress,
@@ -49,7 +49,7 @@ pub(super) fn listen(
     Ok((listener, at.with_port(port)))
 }
 
-/// What a client proves. It says nothing but its number.
+/// The statement that a client proves. It has only the client's number.
 fn joins<'a>(server: &'a Nonce, client: &'a Nonce) -> Statement<'a> {
     Statement { role: CLIENT, server, client, message: &PROTOCOL_VERSION_BYTES }
 }
@@ -61,7 +61,7 @@ pub(crate) fn prove_client(token: &Token, server: &Nonce, client: &Nonce) -> Tok
     joins(server, client).prove(token)
 }
 
-/// What the client may do that has proven to know a token, and the server's reply. `None` without.
+/// The rights of a client that has proven to know a token, and the server's reply. `None` if it has not.
 pub(super) fn admit(
     shared: &ServerState,
     server: &Nonce,

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 pub(super) struct TurnCount(AtomicU64);
 
 impl TurnCount {
-    /// A turn begins.
+    /// Counts a turn that begins.
     #[inline]
     pub fn count(&self) {
-        // Relaxed: nothing but the number is told, and only this thread stores it.
+        // Relaxed: only the number is communicated, and only this thread stores it.
         self.0.store(self.0.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
@@ -22,21 +22,21 @@ impl TurnCount {
     }
 }
 
-/// A thread's event loop, as other threads know it: what wakes it from its sleep, and how often it has turned.
+/// A thread's event loop, for other threads: its waker, and the number of its turns.
 #[derive(Clone, Debug)]
 pub(super) struct EventLoop {
     pub waker: Arc<Waker>,
     pub turns: Arc<TurnCount>,
 }
 
-/// Wakes all of these loops, and returns the places of those that have begun no turn after so long. Waits no
-/// longer than it must.
+/// Wakes all of these loops. Returns the places of those that have begun no turn within this time. Waits no longer than
+/// needed.
 pub(super) fn stuck<'l>(loops: impl Iterator<Item = &'l EventLoop>, within: Duration) -> Vec<usize> {
     const PAUSE: Duration = Duration::from_millis(1);
     let until = Instant::now() + within;
     let mut left: Vec<_> = loops.map(|one| (one, one.turns.so_far())).enumerate().collect();
     for (_, (one, _)) in &left {
-        // Where this fails, the loop does not turn, and is reported.
+        // If this fails, the loop does not turn, and is reported.
         let _ = one.waker.wake();
     }
     loop {

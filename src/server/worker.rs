@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 const WAKER: Token = Token(1);
 const PORT: Token = Token(2);
 const FIRST_SESSION: usize = 3;
-/// Time between checks for traces that no worker knows of, and of what others may remove.
+/// Time between looks for traces that no worker knows of, and for files that others may remove.
 const LOOK_AROUND: Duration = Duration::from_secs(1);
 
 /// Polls of mailboxes before a worker checks its sockets again.
@@ -37,7 +37,7 @@ const CHORES: Duration = Duration::from_millis(1);
 pub(super) struct StreamWorker {
     shared: Arc<ServerState>,
     poll: Poll,
-    /// Where clients on this host come from, and those over TCP.
+    /// The sockets of clients on this host, and over TCP.
     socket: Option<Arc<Socket>>,
     port: Option<Arc<TcpListener>>,
     sessions: FxHashMap<Token, Session>,
@@ -49,9 +49,9 @@ pub(super) struct StreamWorker {
     /// Sessions that may be halfway ([`Session::is_halfway`]). Every session that is halfway is one
     /// of them, so a round costs nothing for idle clients.
     halfway: FxHashSet<Token>,
-    /// Clients over TCP that have not joined yet, with their hosts, and since when they are there.
+    /// Clients over TCP that have not joined yet, with their hosts, and when they connected.
     joining: Vec<(Token, IpAddr, Instant)>,
-    /// The most of them: for one more, another gives way ([`gives_way`]).
+    /// The most such clients. For a further one, another gives way ([`gives_way`]).
     joining_max: usize,
     /// When to accept again after a failure.
     accept_again: Option<Instant>,
@@ -63,7 +63,7 @@ pub(super) struct StreamWorker {
     looks_around: bool,
     turns: Arc<TurnCount>,
     waker: Arc<Waker>,
-    /// How many connections had to end, of all workers, when this one looked last (Q7).
+    /// How many connections of all workers had to end, when this one last looked (Q7).
     ended: u64,
 }
 
@@ -103,7 +103,7 @@ impl StreamWorker {
         })
     }
 
-    /// What wakes it from its sleep, and says how often it has turned.
+    /// The worker's event loop, for other threads.
     pub fn event_loop(&self) -> EventLoop {
         EventLoop { waker: Arc::clone(&self.waker), turns: self.turns.clone() }
     }
@@ -146,7 +146,7 @@ impl StreamWorker {
         }
     }
 
-    /// Q7: ends those that hold most of the memory of all, if there are any.
+    /// Q7: ends its connections that hold most of the memory of all, if there are any.
     fn end_worst(&mut self) {
         let ended = self.shared.client_memory.ended();
         if std::mem::replace(&mut self.ended, ended) == ended {
@@ -250,7 +250,7 @@ impl StreamWorker {
                 Ok(accepted) => accept(self, accepted),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
-                // Whoever it was has hung up already.
+                // The client has hung up already.
                 Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(e) => {
                     // The connection stays in the backlog, and no event announces it again.
@@ -282,7 +282,7 @@ impl StreamWorker {
         self.take(stream.into(), |stream| Session::new(stream, role, admission, share));
     }
 
-    /// A client over TCP, which has proven nothing. For one too many, another gives way.
+    /// Accepts a client over TCP, which has proven nothing. If there is one too many, another gives way.
     fn accept_stranger(&mut self, stream: TcpStream, host: IpAddr) {
         if stream.as_raw_fd() as u64 >= self.descriptors_max {
             if self.shared.tokens.tls.is_some() {

@@ -492,7 +492,7 @@ mod tests {
                 [200, 5, 9, 1, 4, 8, 0],
                 "chose index 200: RoCE v2, IPv4, same subnet as the peer",
             ),
-            // The same address, written as IPv6.
+            // That address, written as IPv6.
             (
                 Some("::ffff:10.9.77.1"),
                 [200, 5, 9, 1, 4, 8, 0],

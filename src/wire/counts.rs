@@ -1,4 +1,4 @@
-//! Counts, as replies carry them.
+//! Counts in replies.
 
 use crate::base::times::TimeCounts;
 use crate::outcome::{GrowthCounts, IndexCounts, StartCounts};
@@ -7,7 +7,7 @@ use crate::snapshot::SaveStep;
 use bytemuck::{Pod, Zeroable};
 use std::time::Duration;
 
-/// The server's counters, as a reply carries them.
+/// The server's counters.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[non_exhaustive]
@@ -36,8 +36,8 @@ pub struct ServerStats {
     pub pid: u64,
     /// The number of this server process among all that served this region.
     pub incarnation: u64,
-    /// Which server process it is, of all of all tables: a random number, another one with each start. Whatever a server
-    /// counts since its start is of that process.
+    /// The number of this server process, among all servers of all tables: a random number, drawn at each start.
+    /// Everything that a server counts since its start is of that process.
     pub launch: u64,
 }
 
@@ -64,7 +64,7 @@ impl ServerStats {
     }
 }
 
-/// [`GrowthCounts`] as a reply carries them: no longer than [`ServerStats`].
+/// [`GrowthCounts`] in a reply. It is no longer than [`ServerStats`].
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 pub(super) struct GrowthBody {
@@ -136,7 +136,7 @@ impl From<GrowthBody> for GrowthCounts {
 
 /// Slow puts that a server remembers.
 pub const SLOW_PUTS: usize = 5;
-/// Bytes of a key that it remembers of one.
+/// Bytes that the server remembers of such a put's key.
 pub const SLOW_KEY_MAX: usize = 31;
 
 /// A put that took long.
@@ -170,14 +170,14 @@ impl SlowPut {
     }
 }
 
-/// What a server counts and measures besides [`ServerStats`], as a reply carries it.
+/// The server's further counts and times, beside [`ServerStats`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[non_exhaustive]
 pub struct ServerTimes {
     /// Entries that came to their end and were removed, since the server began.
     pub expired: u64,
-    /// How long the first of those that have ended and are still there has been due, in nanoseconds.
+    /// How long the first of the entries that have ended and are still there has been due, in nanoseconds.
     pub expiry_lag_ns: u64,
     /// Requests for changes that were refused, for any cause.
     pub refused: u64,
@@ -185,8 +185,8 @@ pub struct ServerTimes {
     pub feed_lag: u64,
     /// Times that a follower was told of a gap.
     pub feed_gaps: u64,
-    /// 1: the server takes the times of puts ([`ServerConfig::timed`](crate::ServerConfig::timed)). 0: what follows
-    /// is zeros.
+    /// 1: the server takes the times of puts ([`ServerConfig::timed`](crate::ServerConfig::timed)). 0: the next fields
+    /// are zeros.
     pub is_timed: u64,
     /// How long puts took.
     pub puts: TimeCounts,
@@ -194,7 +194,7 @@ pub struct ServerTimes {
     pub slowest: [SlowPut; SLOW_PUTS],
 }
 
-/// What is held for clients, or by them, until they go on, as a reply carries it.
+/// What clients hold, or what is held for them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[non_exhaustive]
@@ -205,11 +205,11 @@ pub struct HeldCounts {
     pub started_max: u64,
     /// Bytes that they hold for values that do not fit their slots.
     pub started_heap_bytes: u64,
-    /// Bytes that they may hold for these.
+    /// Bytes that they may hold for such values.
     pub started_heap_bytes_max: u64,
-    /// Puts given up since the server started, because their time was over.
+    /// Puts that were given up since the server started, because their time was over.
     pub started_late: u64,
-    /// Starts refused since then, because of a bound.
+    /// Starts that were refused since then, because of a bound.
     pub started_refused: u64,
     /// Bytes of the server's memory that connections hold ([`ClientMemoryCounts`]).
     pub client_bytes: u64,
@@ -237,7 +237,7 @@ impl HeldCounts {
     }
 }
 
-/// What became of a server's snapshots, as a reply carries it. Times are in milliseconds since 1970.
+/// The state of a server's snapshots. Times are in milliseconds since 1970.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[non_exhaustive]
@@ -247,22 +247,21 @@ pub struct SnapshotStatus {
     pub every_ms: u64,
     /// The server's number ([`ServerStats::launch`]): another server counts its own.
     pub launch: u64,
-    /// Number of the last one that somebody asked for. They are counted from 1 since the server
-    /// started.
+    /// Number of the last snapshot that was asked for. They are counted from 1 since the server started.
     pub asked: u64,
-    /// Number of the last one that was begun.
+    /// Number of the last snapshot that was begun.
     pub begun: u64,
-    /// Number of the last one that has ended, made or not.
+    /// Number of the last snapshot that has ended, made or not.
     pub finished: u64,
-    /// Number of the last one that was made. Below `finished`, the last one has failed.
+    /// Number of the last snapshot that was made. If it is below `finished`, the last one failed.
     pub saved: u64,
-    /// Parts of a million that are done of the one being made.
+    /// Finished parts of a million of the present snapshot.
     pub progress_ppm: u64,
-    /// Time up to which the last one made has every acknowledged change. 0: none was made yet.
+    /// Time up to which the last snapshot has every acknowledged change. 0: none was made yet.
     pub saved_ms: u64,
-    /// How long the last one made took, in microseconds.
+    /// How long the last snapshot took, in microseconds.
     pub took_us: u64,
-    /// Keys in it.
+    /// Keys in the last snapshot.
     pub keys: u64,
     /// Bytes of its file.
     pub bytes: u64,
@@ -278,9 +277,9 @@ impl SnapshotStatus {
         self.every_ms != 0
     }
 
-    /// Whether the snapshot has ended, made or not, of which `asked` is the answer to
-    /// [`Client::ask_for_snapshot`](crate::Client::ask_for_snapshot). `None`: another server tells this, which knows nothing of
-    /// that one (I3). Ask again then.
+    /// Whether the snapshot has ended, made or not, for which `asked` is the answer to
+    /// [`Client::ask_for_snapshot`](crate::Client::ask_for_snapshot). `None`: this status is of another server, which
+    /// does not know that snapshot (I3). Ask again then.
     pub fn has_ended(&self, asked: &SnapshotStatus) -> Option<bool> {
         (self.launch == asked.launch).then_some(self.finished >= asked.asked)
     }
@@ -290,7 +289,7 @@ impl SnapshotStatus {
         (self.is_on() && self.every_ms != u64::MAX).then(|| Duration::from_millis(self.every_ms))
     }
 
-    /// The last failure: which step, and what the operating system said.
+    /// The last failure: the step, and the error of the operating system.
     pub fn failure(&self) -> Option<(SaveStep, std::io::Error)> {
         let error = std::io::Error::from_raw_os_error(self.failure as u32 as i32);
         (self.failed_ms != 0).then(|| (SaveStep::from_number((self.failure >> 32) as u32), error))

@@ -1,4 +1,4 @@
-//! Scans and the feed of changes, as they travel.
+//! The format of scans and of the feed of changes.
 //!
 //! ```text
 //! Scan       table u64, flags u8, length u8, prefix, cursor
@@ -10,8 +10,8 @@
 //! Refused    code u64, two numbers u64
 //! ```
 //!
-//! That an owner has gone is told as a change without a key. The byte `value` of a key: 0 there is none, or it was not asked for; 1 it is here; 2 a GET finds it. A cursor is
-//! the server's: nobody else looks into it.
+//! An owner that has gone is told as a change without a key. The byte `value` of a key: 0: there is none, or it was not
+//! asked for; 1: it is here; 2: a GET finds it. Only the server looks into a cursor.
 
 use super::frame::{Frame, HEAD, WireError, encode};
 use crate::index::{ChangeRecord, Changed, LeftCause, RecordValue};
@@ -43,9 +43,9 @@ pub(crate) const FEED_REPLY_MAX: usize = 60 << 10;
 
 /// Longest cursor, in bytes.
 const CURSOR_MAX: usize = 24 + KEY_MAX;
-/// FeedBytes in front of a key and its value.
+/// Bytes in front of a key and its value.
 const KEY_HEAD: usize = 6;
-/// The least room for a reply: whatever is asked for, it brings one key.
+/// The least room for a reply. It always has room for one key.
 const ROOM_MIN: usize = 1 << 10;
 
 const VALUES: u8 = 1;
@@ -56,24 +56,24 @@ const PASSED: u8 = 2;
 pub enum FeedRequest<'a> {
     /// Asks for the next keys of a scan.
     Scan {
-        /// The generation of the table that it is a scan of; 0 for any.
+        /// The generation of the table that is scanned; 0 for any.
         table: u64,
         /// Whether values are wanted.
         values: bool,
         /// Keys that do not begin with this are not wanted.
         prefix: &'a [u8],
-        /// Where it goes on. Empty at the beginning.
+        /// Where the scan continues. Empty at the beginning.
         cursor: &'a [u8],
     },
     /// Asks for changes, and starts the feed if it is off.
     Changes {
-        /// The generation of the table that the numbers are of; 0 for any.
+        /// The generation of the table whose changes have these numbers; 0 for any.
         table: u64,
-        /// The server's that the numbers are of.
+        /// The launch number of the server that gave these numbers.
         launch: u64,
         /// The number of the first change that is wanted; 0 for the next one.
         from: u64,
-        /// The number behind the last one.
+        /// The number behind the last change that is wanted.
         end: u64,
         /// Whether values are wanted.
         values: bool,
@@ -125,14 +125,14 @@ impl<'a> FeedRequest<'a> {
     }
 }
 
-/// What the server answers to a [`FeedRequest`].
+/// The server's answer to a [`FeedRequest`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FeedReply {
     /// Looks of a scan: [`ScannedBody`].
     Scanned(Vec<u8>),
     /// Changes: [`ChangedBody`].
     Changed(Vec<u8>),
-    /// Why it has none.
+    /// The reason for a refusal.
     Refused(FeedRefusal),
 }
 
@@ -163,7 +163,7 @@ impl FeedReply {
     }
 }
 
-/// Why a server has no keys, or no changes, for somebody who asks.
+/// Why a server refuses to send keys or changes.
 #[derive(Debug, thiserror::Error, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FeedRefusal {
@@ -177,7 +177,7 @@ pub enum FeedRefusal {
         /// The generation of the server's table.
         this: u64,
     },
-    /// No change has such a number yet.
+    /// No change has this number yet.
     #[error("there is no change {given} yet: the next one is {next}")]
     Future {
         /// The number that was given.
@@ -185,7 +185,7 @@ pub enum FeedRefusal {
         /// The number of the next change.
         next: u64,
     },
-    /// A cursor that no scan of this table has had.
+    /// No scan of this table has had this cursor.
     #[error("it is no cursor of a scan of this table; begin anew")]
     Cursor,
     /// No key can begin with this.
@@ -207,10 +207,10 @@ pub enum FeedRefusal {
         /// Bytes of changes.
         bytes: u64,
     },
-    /// A reply that goes this way has no room for a key.
+    /// Replies on this path have no room for a key.
     #[error("a reply that goes this way has no room for a key; have shorter ones")]
     Room,
-    /// A reason that this version does not know.
+    /// This version does not know the reason.
     #[error("for reason {code}, which this version does not know; use a newer one")]
     Other {
         /// The reason.
@@ -246,7 +246,7 @@ impl FeedRefusal {
     }
 }
 
-/// A value, where it was asked for.
+/// A value in a reply, if it was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SentValue<'a> {
     /// There is none, or it was not asked for.
@@ -257,7 +257,7 @@ pub(crate) enum SentValue<'a> {
     Elsewhere,
 }
 
-/// Appends a key, if there is room for it in so many bytes. A value for which there is none is elsewhere.
+/// Appends a key, if it fits into `room` bytes. A value that does not fit is elsewhere.
 fn append_key(out: &mut Vec<u8>, room: usize, key: &[u8], owner: u16, value: SentValue<'_>) -> bool {
     let (kind, bytes) = match value {
         SentValue::None => (0, &[][..]),
@@ -283,9 +283,9 @@ fn append_key(out: &mut Vec<u8>, room: usize, key: &[u8], owner: u16, value: Sen
 #[derive(Debug)]
 pub(crate) struct ScannedWriter {
     body: Vec<u8>,
-    /// FeedBytes of the body, less a cursor.
+    /// Bytes of the body, less a cursor.
     room: usize,
-    /// Where the look begins that is being written.
+    /// Where the present look begins.
     look: usize,
     looks: usize,
 }
@@ -293,7 +293,7 @@ pub(crate) struct ScannedWriter {
 impl ScannedWriter {
     const LOOK_HEAD: usize = 12;
 
-    /// For a body of at most so many bytes. `None` if that is too few.
+    /// A writer of a body of at most `room` bytes. `None` if that is too few.
     pub fn new(table: u64, launch: u64, room: usize) -> Option<ScannedWriter> {
         let body = [table, launch].map(u64::to_le_bytes).concat();
         (room >= ROOM_MIN).then(|| ScannedWriter { body, room: room - CURSOR_MAX - 2, look: 0, looks: 0 })
@@ -342,7 +342,7 @@ pub(crate) struct ChangedWriter {
 impl ChangedWriter {
     const HEAD: usize = 32;
 
-    /// For a body of at most so many bytes. `None` if that is too few.
+    /// A writer of a body of at most `room` bytes. `None` if that is too few.
     pub fn new(room: usize) -> Option<ChangedWriter> {
         (room >= ROOM_MIN).then(|| ChangedWriter { body: vec![0; Self::HEAD], room })
     }
@@ -366,7 +366,7 @@ impl ChangedWriter {
         is_in
     }
 
-    /// `numbers`: the changes that it tells of, or passes over.
+    /// Ends the body. `numbers` are the changes that it has, or passes over.
     pub fn finish(mut self, table: u64, launch: u64, numbers: Range<u64>) -> FeedReply {
         let head = [table, launch, numbers.start, numbers.end].map(u64::to_le_bytes).concat();
         self.body[..Self::HEAD].copy_from_slice(&head);
@@ -374,11 +374,11 @@ impl ChangedWriter {
     }
 }
 
-/// A key, as it was sent.
+/// A key in a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SentKey<'a> {
     pub key: &'a [u8],
-    /// Whose entry it is; 0: nobody's.
+    /// The entry's owner; 0: nobody.
     pub owner: u16,
     pub value: SentValue<'a>,
 }
@@ -386,10 +386,10 @@ pub(crate) struct SentKey<'a> {
 /// One look of a scan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SentLook<'a> {
-    /// The number of the feed's next change, when it was made.
+    /// The number of the feed's next change at the time of the look.
     pub number: u64,
     pub keys: Vec<SentKey<'a>>,
-    /// Where the scan goes on. Empty: no key is left.
+    /// Where the scan continues. Empty: no key is left.
     pub cursor: &'a [u8],
 }
 
@@ -421,7 +421,7 @@ impl<'a> ScannedBody<'a> {
     }
 }
 
-/// A change, as it was sent.
+/// A change in a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SentChange<'a> {
     pub number: u64,
@@ -437,7 +437,7 @@ pub(crate) struct ChangedBody<'a> {
     pub table: u64,
     /// The server's number (I3).
     pub launch: u64,
-    /// The changes that it tells of, or passes over.
+    /// The changes that it has, or passes over.
     pub numbers: Range<u64>,
     rest: FeedBytes<'a>,
 }
@@ -472,7 +472,7 @@ impl<'a> ChangedBody<'a> {
     }
 }
 
-/// Takes bytes apart, from the front.
+/// Bytes that are taken from the front.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct FeedBytes<'a>(&'a [u8]);
 
@@ -503,7 +503,7 @@ impl<'a> FeedBytes<'a> {
         Some([self.u64()?, self.u64()?, self.u64()?, self.u64()?])
     }
 
-    /// Flags, of which these are known, and a prefix.
+    /// Flags, all of which must be known, and a prefix.
     fn options(&mut self, known: u8) -> Option<(u8, &'a [u8])> {
         let [flags, len] = self.array()?;
         let prefix = self.take(len.into())?;
@@ -524,7 +524,7 @@ impl<'a> FeedBytes<'a> {
     }
 }
 
-/// FeedBytes of a reply that are left for its body where a whole reply has so many.
+/// Bytes that a reply of this length has for its body.
 pub(crate) fn feed_room(reply_bytes: usize) -> usize {
     reply_bytes.saturating_sub(HEAD).min(FEED_REPLY_MAX)
 }

@@ -4,8 +4,8 @@ use bytemuck::{Pod, Zeroable};
 
 /// Version of the control protocol.
 pub const PROTOCOL_VERSION: u32 = 2;
-/// Which requests this version knows beyond the first ones of its protocol: those up to this *level*
-/// ([`Request::level`](super::Request::level)). A server's welcome tells its level; that of one that knew none is 0.
+/// The *level* of requests that this version knows beyond the first ones of its protocol
+/// ([`Request::level`](super::Request::level)). A server's welcome has its level; a server that knows none has 0.
 pub const LEVEL: u16 = 5;
 
 /// Longest body, in bytes: longer than any key and value with their lengths.
@@ -124,7 +124,7 @@ pub(super) fn begin(out: &mut Vec<u8>, op: u16, status: u16, id: u64) -> usize {
     start
 }
 
-/// Says in the head of the frame at `start` how long its body is: it ends with `out`.
+/// Writes the length of the body into the head of the frame at `start`. The body ends with `out`.
 pub(super) fn end(out: &mut [u8], start: usize) {
     let body_len = out.len() - start - HEAD;
     debug_assert!(body_len <= BODY_MAX);

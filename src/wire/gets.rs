@@ -1,4 +1,4 @@
-//! GETs by request: many keys in one frame, and what the server has found of them in one reply.
+//! GETs by request: many keys in one frame, and their values in one reply.
 //!
 //! ```text
 //! request   0..4   what is wanted    bit 0: lives of entries; bit 1: whether keys are there, and nothing else
@@ -18,10 +18,9 @@
 //!     or    a bit for each key: byte n / 8, bit n % 8; whole words of 8 bytes
 //! ```
 //!
-//! A reply is one frame. It has as many entries as there is room for, at least one. Keys that it does not
-//! name are asked for again. A value that is longer than what came of it goes on with requests for its other
-//! parts: those that name the same reference are parts of one value, because bytes of an extent never change
-//! while a slot names it.
+//! A reply is one frame. It has as many entries as fit, at least one. The client asks again for keys that the reply
+//! does not name. If only a part of a value has come, the client asks for its other parts. Parts with the same
+//! reference are of one value, because bytes of an extent never change while a slot names it.
 
 use super::frame::{BODY_MAX, Frame, HEAD, SOCKET_PIECE_MAX, WireError, begin, encode, end};
 use super::reply::REPLY;
@@ -35,14 +34,14 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::time::Duration;
 
-/// What came of a request for keys.
+/// The outcome of a request for keys.
 mod status {
     pub const GOT: u16 = 210;
     pub const GOT_BITS: u16 = 211;
     pub const GET_FAILED: u16 = 212;
 }
 
-/// What the entry of a key says.
+/// The kind of a key's entry.
 mod kind {
     pub const ABSENT: u8 = 0;
     pub const VALUE: u8 = 1;
@@ -62,7 +61,7 @@ const ENTRY_HEAD: usize = 8;
 const ENTRY_MAX: usize = ENTRY_HEAD + LIFE_BYTES + REFERENCE_BYTES;
 const _: () = assert!(ENTRY_MAX + SOCKET_PIECE_MAX <= BODY_MAX, "a reply has room for one entry");
 
-/// What is wanted of each key.
+/// What the client wants of each key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wants {
     /// The lives of the entries.
@@ -71,12 +70,12 @@ pub struct Wants {
     pub bits: bool,
     /// The first byte of the value.
     pub from: u32,
-    /// Most of its bytes from there on. No more than 60 KiB are sent, as in a piece of an upload.
+    /// The most bytes of the value from there on. No more than 60 KiB are sent, as in a piece of an upload.
     pub most: u32,
 }
 
 impl Wants {
-    /// Which bytes of a value of this length.
+    /// The wanted bytes of a value of this length.
     pub fn range_of(&self, len: usize) -> Range<usize> {
         let start = (self.from as usize).min(len);
         start..len.min(start + (self.most as usize).min(SOCKET_PIECE_MAX))
@@ -100,7 +99,7 @@ impl<'a> GetsRequest<'a> {
         (bytemuck::cast([flags.to_le_bytes(), from.to_le_bytes(), most.to_le_bytes()]), self.keys)
     }
 
-    /// The request in a body, if it has one: each key is there to its last byte.
+    /// Decodes the request in a body. `None` unless each key is complete.
     pub(super) fn from_body(body: &'a [u8]) -> Option<GetsRequest<'a>> {
         let (head, keys) = body.split_first_chunk::<REQUEST_HEAD>()?;
         let [flags, from, most]: [[u8; 4]; 3] = bytemuck::cast(*head);
@@ -157,19 +156,19 @@ impl KeysWriter {
 
 // ---- the server's side ------------------------------------------------------------------------------
 
-/// Writes the entries of a reply behind what is in a buffer. Values land in it: it is their [`Sink`]. With
-/// `LIVES` it wants the lives of entries, too.
+/// Appends the entries of a reply to a buffer. It is the [`Sink`] of the values. With `LIVES` it takes the lives of
+/// entries, too.
 #[derive(Debug)]
 pub(crate) struct GotWriter<'a, const LIVES: bool> {
     out: &'a mut Vec<u8>,
     /// Where the frame begins.
     frame: usize,
-    /// Where the entry begins that is being written.
+    /// Where the present entry begins.
     entry: usize,
     wants: Wants,
-    /// The length of the value that began last.
+    /// The length of the last value that began.
     whole: usize,
-    /// Bytes to be left out of what is put next, and to be taken after that.
+    /// Bytes that are still to be skipped, and bytes that are still to be taken after that.
     skipped: usize,
     wanted: usize,
     life: Option<Life>,
@@ -186,7 +185,7 @@ impl<'a, const LIVES: bool> GotWriter<'a, LIVES> {
         GotWriter { out, frame, entry, wants, whole, skipped, wanted, life: None, is_full: false }
     }
 
-    /// Ends the entry of the key with this number: with the value that landed last, or without one. Returns
+    /// Ends the entry of the key with this number: with the value that was written last, or without one. Returns
     /// whether there was room for it.
     #[inline]
     pub fn end_entry(&mut self, number: usize, found: Option<Option<Reference>>) -> bool {
@@ -211,7 +210,7 @@ impl<'a, const LIVES: bool> GotWriter<'a, LIVES> {
         true
     }
 
-    /// The key with this number cannot be in the table. Returns whether there was room to say so.
+    /// Writes that the table cannot have the key with this number. Returns whether there was room for that.
     pub fn no_key(&mut self, number: usize, max: usize) -> bool {
         self.push(number, kind::NO_KEY, max)
     }
@@ -226,18 +225,18 @@ impl<'a, const LIVES: bool> GotWriter<'a, LIVES> {
         has_room
     }
 
-    /// Bytes that the frame has room for behind the last entry.
+    /// Bytes that fit into the frame behind the last entry.
     fn room(&self) -> usize {
         self.frame + HEAD + BODY_MAX - self.entry
     }
 
-    /// The reply is whole.
+    /// Ends the reply.
     pub fn finish(self) {
         self.out.truncate(self.entry);
         end(self.out, self.frame);
     }
 
-    /// The reply is an error instead.
+    /// Replaces the reply by an error.
     pub fn fail(self, id: u64, error: &ReadError) {
         self.out.truncate(self.frame);
         encode(self.out, REPLY, status::GET_FAILED, id, &[bytemuck::bytes_of(&error_to_words(error))]);
@@ -292,7 +291,7 @@ impl<const LIVES: bool> Sink for GotWriter<'_, LIVES> {
         put_in_parts(self, len, fill);
     }
 
-    /// Copies all the words: that is quicker than to copy a length known at run time.
+    /// Copies whole words: that is quicker than copying a length that is only known at run time.
     #[inline(always)]
     fn put_words<const N: usize>(&mut self, len: usize, word: impl Fn(usize) -> u64) {
         if self.begin(len) {
@@ -336,34 +335,34 @@ pub(crate) fn encode_bits(out: &mut Vec<u8>, id: u64, bits: &[u64]) {
 
 // ---- the client's side ------------------------------------------------------------------------------
 
-/// What a server has found.
+/// The server's reply.
 #[derive(Clone, Debug)]
 pub enum GotReply<'a> {
-    /// Entries, not looked at yet.
+    /// Entries, still encoded.
     Entries(&'a [u8]),
     /// A bit for each key.
     Bits(&'a [u8]),
-    /// It could not look.
+    /// The server's look failed.
     Failed(ReadError),
 }
 
-/// What is known of one key.
+/// The reply for one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found<'a> {
-    /// It is not there.
+    /// The key is absent.
     Absent,
-    /// It has a value.
+    /// The key has a value.
     Value {
         /// The length of the whole value.
         whole: usize,
-        /// The bytes that were wanted of it.
+        /// The wanted bytes of the value.
         bytes: &'a [u8],
         /// The entry's life, if it was asked for.
         life: Option<Life>,
-        /// Where it is, if it is not in its slot.
+        /// The reference to its extent, if it is not in its slot.
         reference: Option<Reference>,
     },
-    /// The table takes keys of at most this length, and not of none.
+    /// The table takes keys of at most this length, and no empty key.
     NoKey {
         /// That length.
         max: usize,
@@ -371,7 +370,7 @@ pub enum Found<'a> {
 }
 
 impl<'a> GotReply<'a> {
-    /// The reply in a frame. `None` if it is another one.
+    /// Decodes the reply in a frame. `None` if it is another kind of reply.
     pub fn decode(frame: &Frame<'a>) -> Option<Result<GotReply<'a>, WireError>> {
         let unfitting = WireError::Body { op: frame.op(), len: frame.body().len() };
         Some(Ok(match (frame.op(), frame.status()) {
@@ -388,7 +387,7 @@ impl<'a> GotReply<'a> {
     }
 }
 
-/// Splits the first entry off, with the number of its key. `None` where there is none, or nonsense.
+/// Splits off the first entry, with the number of its key. `None` if there is none, or if it makes no sense.
 pub fn split_entry<'a>(entries: &mut &'a [u8], wants: &Wants) -> Option<(usize, Found<'a>)> {
     let (head, mut rest) = entries.split_first_chunk::<ENTRY_HEAD>()?;
     let [a, b, kind, flags, c, d, e, f] = *head;

@@ -1,4 +1,4 @@
-//! How long requests and replies may be. Buffers, messages and cells are sized by that.
+//! The longest requests and replies. They determine the sizes of buffers, messages and cells.
 
 #[cfg(feature = "verbs")]
 use super::counts::ServerTimes;
@@ -8,8 +8,8 @@ use super::request::Request;
 use crate::layout::geometry::Geometry;
 use crate::part::{PartChange, Tell};
 
-/// Longest value that travels in one frame, in bytes; of a table with shorter ones, the table's longest. A
-/// reply with it is 4 KiB long: a datagram, too, can carry it.
+/// The longest value that travels in one frame, in bytes. For a table with shorter values, it is the table's longest. A
+/// reply with it is 4 KiB long, so it fits a datagram, too.
 pub const FRAME_VALUE_MAX: usize = 4096 - HEAD;
 
 /// Longest body of a reply without a value.
@@ -18,7 +18,8 @@ const COUNTS_BYTES: usize = {
     if stats > status { stats } else { status }
 };
 
-/// Bytes of a change of a part before its key: its head, and a bound. One of a counter has as many as its value more.
+/// Bytes of a change of a part before its key: its head, and a bound. A change of a counter has as many bytes more as
+/// its value.
 const PART_BYTES: usize = 8;
 
 /// Bytes of a put with a time to live before its key: mode, time, length of the key.
@@ -31,8 +32,7 @@ pub fn frame_value_max(geometry: &Geometry) -> usize {
 
 /// Longest request for a table of this geometry, in bytes. (Over a socket, pieces of uploads may be longer.)
 pub fn request_bytes_max(geometry: &Geometry) -> usize {
-    // A compare-and-swap: two lengths, a key, two values. Where values have few bytes, an append, or a put with a
-    // time to live.
+    // A compare-and-swap: two lengths, a key, two values. If values are short, an append, or a put with a time to live.
     let value_max = frame_value_max(geometry);
     let one_value = if geometry.has_life() { PUT_FOR_BYTES } else { PART_BYTES };
     HEAD + geometry.key_max() + (2 * size_of::<u16>() + 2 * value_max).max(one_value + value_max)
@@ -65,8 +65,8 @@ fn tells_value(request: &Request<'_>) -> bool {
     }
 }
 
-/// Longest value in a request or reply through a mailbox, in bytes: one that stands in its slot. What has longer
-/// ones goes as a message, so that a mailbox does not grow with the table's longest value.
+/// The longest value in a request or reply through a mailbox, in bytes: one that fits its slot. Requests with longer
+/// ones go as messages, so that a mailbox does not grow with the table's longest value.
 fn cell_value_max(geometry: &Geometry) -> usize {
     frame_value_max(geometry).min(geometry.shape().payload_max())
 }
@@ -84,7 +84,7 @@ pub(crate) fn fits_cells(request: &Request<'_>, geometry: &Geometry) -> bool {
         Request::Put { value, options, .. } if options.ttl.is_some() => value.len().max(PUT_FOR_BYTES - 4),
         Request::Put { value, .. } | Request::SwapExtent { value, .. } => value.len(),
         Request::Swap { expected, value, .. } => expected.len().max(value.len()),
-        // As many as a message has room for.
+        // Their replies are as long as a message.
         Request::Feed(_) | Request::Times => return false,
         request if tells_value(request) => frame_value_max(geometry),
         Request::RemoveIf { expected, .. } => expected.bytes().len(),

@@ -8,29 +8,27 @@
 //! 16..    body
 //! ```
 //!
-//! The first request is `Hello`, with magic and protocol version. Its reply, `Welcome`, carries a
-//! descriptor of the region that can only be mapped for reading, and says which requests came to the protocol
-//! that this server knows ([`LEVEL`]): a client sends it no others. After that, requests may be
-//! pipelined. Replies come in the order of the requests.
+//! The first request is `Hello`, with magic and protocol version. Its reply, `Welcome`, carries a descriptor of the
+//! region that can only be mapped for reading, and the level of requests that this server knows ([`LEVEL`]): a client
+//! sends it no others. After that, requests may be pipelined. Replies come in the order of the requests.
 //!
-//! A client may ask for a [mailbox](crate::server::ServerConfig::mailbox_bytes_max) with the request
-//! `Mailbox`. Its reply carries the descriptor of memory that both sides may write. From then on
-//! each request goes through that memory or, as before, over the socket. A frame `Wake`, which has
-//! no reply and may be sent by either side, wakes the other one: something is in the memory.
+//! A client may ask for a [mailbox](crate::server::ServerConfig::mailbox_bytes_max) with the request `Mailbox`. Its
+//! reply carries the descriptor of memory that both sides may write. From then on each request goes through that memory
+//! or, as before, over the socket. Either side may send a frame `Wake`, which has no reply. It wakes the other side:
+//! something is in the memory.
 //!
-//! A value of more than [`FRAME_VALUE_MAX`] bytes, or of more than the table's longest, does not travel in
-//! one frame. It is *uploaded*: `UploadBegin` names its key and length, `UploadPiece`s bring its bytes in
-//! order, and `UploadPut` or `UploadSwap` puts it. Each has a reply, and they may be pipelined with each other
-//! and with other requests. A connection has one upload at a time. `UploadDrop`, another `UploadBegin`, and the
-//! end of the connection drop it. An upload that was refused takes nothing more: what follows of it is
-//! answered `Unfit`, and so is what belongs to no upload.
+//! A value of more than [`FRAME_VALUE_MAX`] bytes, or of more than the table's longest, does not travel in one frame.
+//! It is *uploaded*: `UploadBegin` has its key and length, `UploadPiece`s bring its bytes in order, and `UploadPut` or
+//! `UploadSwap` puts it. Each has a reply, and they may be pipelined with each other and with other requests. A
+//! connection has one upload at a time. `UploadDrop`, another `UploadBegin`, and the end of the connection drop it.
+//! When an upload was refused, its further requests are answered `Unfit`, and so are requests that belong to no upload.
 //!
-//! Over TCP nothing but bytes travels, and the hello alone lets nobody in. Its reply is a `Challenge`, with a
-//! number that is used once. The client answers with `Join`: a number of its own, and the proof that it knows the
-//! server's token ([`proof`](crate::wire::proof)). The reply to that is `Table`: the server's proof, its level, and
-//! the words of the superblock. GETs go as `Gets`, with many keys each ([`gets`]).
+//! Over TCP only bytes travel, and the hello alone lets no client in. Its reply is a `Challenge`, with a number that is
+//! used once. The client answers with `Join`: a number of its own, and the proof that it knows the server's token
+//! ([`proof`](crate::wire::proof)). The reply to that is `Table`: the server's proof, its level, and the words of the
+//! superblock. GETs go as `Gets`, with many keys each ([`gets`]).
 //!
-//! Decoding takes any bytes. It gives a frame, asks for more bytes, or says what is wrong.
+//! The decoder accepts any bytes. It returns a frame, asks for more bytes, or says what is wrong.
 
 mod counts;
 mod feed;

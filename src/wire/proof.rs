@@ -1,8 +1,8 @@
 //! Proofs of knowing a token, for the conversations before READs over verbs and before requests over TCP.
 //!
-//! A proof is the HMAC-SHA-256, under the token, of the prover's role, both sides' numbers and the message. The
-//! numbers are used once, so no proof can be replayed; the roles differ, so none can be sent back to its sender;
-//! and a message cannot be changed on the way. The token itself never travels.
+//! A proof is the HMAC-SHA-256, under the token, of the prover's role, both sides' numbers and the message. The numbers
+//! are used once, so no proof can be replayed. The roles differ, so no proof can be sent back to its sender. A message
+//! cannot be changed on the way. The token itself never travels.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -17,7 +17,7 @@ pub struct Token(Arc<[u8]>);
 impl Token {
     /// Makes a token of these bytes. They may have any length. The empty token keeps nobody out.
     ///
-    /// Zero bytes at the end of a token of at most 64 bytes do not count. So one of only such bytes is the empty one.
+    /// Zero bytes at the end of a token of at most 64 bytes do not count. So a token of zero bytes is the empty one.
     pub fn new(secret: impl AsRef<[u8]>) -> Token {
         let secret = secret.as_ref();
         Token(significant(secret).into())
@@ -41,7 +41,7 @@ impl fmt::Debug for Token {
 
 /// A random number that is used once.
 pub(crate) type Nonce = [u8; 32];
-/// TokenProof of knowing the token.
+/// A proof of knowing the token.
 pub(crate) type TokenProof = [u8; 32];
 
 /// A fresh nonce.
@@ -51,7 +51,7 @@ pub(crate) fn nonce() -> io::Result<Nonce> {
     Ok(nonce)
 }
 
-/// What is proven: who says what to whom.
+/// The statement that is proven: the prover's role, both sides' numbers, and the message.
 #[derive(Clone, Copy)]
 pub(crate) struct Statement<'a> {
     pub role: &'static [u8],
@@ -67,18 +67,18 @@ impl Statement<'_> {
         mac
     }
 
-    /// Proves it.
+    /// Makes the proof.
     pub fn prove(&self, token: &Token) -> TokenProof {
         self.mac(token).finalize().into_bytes().into()
     }
 
-    /// Whether this proves it. The time it takes does not depend on what is wrong.
+    /// Whether this is a proof of the statement. The time that this takes does not depend on what is wrong.
     pub fn is_proven(&self, token: &Token, proof: &TokenProof) -> bool {
         self.mac(token).verify_slice(proof).is_ok()
     }
 }
 
-/// The bytes of a secret that a proof depends on: HMAC fills a key that is shorter than a block of its hash up with zero
+/// The bytes of a secret on which a proof depends. HMAC fills a key that is shorter than a block of its hash with zero
 /// bytes.
 pub fn significant(secret: &[u8]) -> &[u8] {
     const BLOCK: usize = 64;

@@ -22,13 +22,13 @@ fn allowing(uid: u32) -> &'static str {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// It does not serve this user.
+    /// The server does not serve this user.
     #[error("it does not serve user {uid}{}", allowing(*.uid))]
     User {
         /// The client's user, as the server sees it.
         uid: u32,
     },
-    /// It has as many connections as it takes.
+    /// The server has as many connections as it takes.
     #[error(
         "it has {max} connections, its limit; raise it (`ServerConfig::clients_max`), or use fewer clients"
     )]
@@ -36,7 +36,7 @@ pub enum Refusal {
         /// The limit.
         max: u64,
     },
-    /// This peer has as many connections as one may have.
+    /// This peer has as many connections as a peer may have.
     #[error(
         "this peer has {max} connections, the limit for each; raise it (`ServerConfig::clients_per_peer`), or use fewer clients"
     )]
@@ -44,16 +44,16 @@ pub enum Refusal {
         /// The limit.
         max: u64,
     },
-    /// Its process can open no more connections.
+    /// The server's process can open no more connections.
     #[error("it is out of file descriptors; raise its limit (RLIMIT_NOFILE)")]
     Descriptors,
-    /// It is stopping.
+    /// The server is stopping.
     #[error("it is stopping; try again when it is back")]
     Stopping,
-    /// Over TCP: the client does not know its token.
+    /// Over TCP: the client does not know the server's token.
     #[error("its token is another one; give the client the one that the server has (`ClientOptions::token`)")]
     Token,
-    /// A reason that this version does not know.
+    /// This version does not know the reason.
     #[error(
         "for a reason that this version does not know ({code}); use the same version of oneread on both sides"
     )]
@@ -64,7 +64,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// The reason's number, and what else the error says.
+    /// The reason's number, and the other number of the error.
     pub(super) fn to_parts(self) -> (u64, u64) {
         match self {
             Refusal::User { uid } => (reason::USER, uid.into()),

@@ -1,4 +1,4 @@
-//! Replies: what the server answers.
+//! Replies of the server.
 
 use super::counts::{GrowthBody, HeldCounts, ServerStats, ServerTimes, SnapshotStatus};
 use super::feed::FeedReply;
@@ -73,7 +73,7 @@ mod status {
     pub const TABLE: u16 = 201;
 }
 
-/// What a change of a part did, in the order of its statuses.
+/// The effect of a change of a part, in the order of its statuses.
 const EFFECTS: [PartEffect; 4] =
     [PartEffect::Inserted, PartEffect::Updated, PartEffect::Unchanged, PartEffect::Absent];
 
@@ -84,7 +84,7 @@ pub enum Reply {
     Welcome {
         /// The server's protocol version.
         version: u16,
-        /// Which requests it knows besides ([`LEVEL`](super::LEVEL)).
+        /// The level of requests that it knows ([`LEVEL`](super::LEVEL)).
         level: u16,
     },
     /// How a put ended.
@@ -95,38 +95,38 @@ pub enum Reply {
     Removed(Result<bool, PutError>),
     /// How a change of a part ended.
     Part(Result<PartOutcome, PutError>),
-    /// How far a removal of all keys came.
+    /// How far a removal of all keys has come.
     Cleared {
         /// Keys removed by this request.
         removed: u64,
-        /// Parts of a million that are done; all, and the removal has ended.
+        /// Finished parts of a million. At the last one, the removal has ended.
         progress_ppm: u64,
-        /// Where it goes on.
+        /// Where the removal continues.
         place: [u64; 2],
     },
-    /// Whether a key is there, and pinned; or was pinned, and is not any more.
+    /// Whether a key is there, and pinned now; or whether it was pinned, and is not any more.
     Pin(bool),
-    /// What the server found.
+    /// The value that the server found.
     Value(Option<Vec<u8>>),
     /// The server's counters.
     Stat(ServerStats),
-    /// What became of its snapshots.
+    /// The state of its snapshots.
     Snapshot(SnapshotStatus),
-    /// What its table is made of, and what it did to grow and shrink.
+    /// The counts of a table that grows.
     Growth(GrowthCounts),
-    /// What the memory of long values is used for.
+    /// Counts of the memory of long values.
     Heap(HeapCounts),
-    /// What is noted of entries.
+    /// Counts of notes on entries.
     Notes(NoteCounts),
-    /// What has left to make room.
+    /// Counts of evicted entries.
     Evictions(EvictCounts),
-    /// How long puts take, and what the server counts besides.
+    /// How long puts take, and further counts.
     Times(Box<ServerTimes>),
-    /// What is held for clients, or by them.
+    /// What clients hold, or what is held for them.
     Held(HeldCounts),
     /// A part of an upload was taken, or an upload dropped.
     Taken,
-    /// A request belongs to no upload, or does not fit the one that there is. That one is dropped.
+    /// The request belongs to no upload, or does not fit the present one, which is dropped.
     Unfit,
     /// The client has a mailbox. The descriptor of its memory comes with it.
     Mailbox {
@@ -139,15 +139,15 @@ pub enum Reply {
     Denied,
     /// The server does not speak the client's version of the protocol, or has no mailbox for it.
     Refused {
-        /// The server's protocol version, or its version of mailboxes: 0 if it has none, the one
-        /// asked for if it has no room for another one now.
+        /// The server's protocol version, or its version of mailboxes: 0 if it has none, the client's version if there
+        /// is no room for another mailbox now.
         version: u32,
     },
     /// Wakes the client: a reply is in the mailbox. Belongs to no request on the socket.
     Wake,
     /// Keys, or changes.
     Feed(FeedReply),
-    /// Over TCP: a client that says hello is to prove that it knows the token.
+    /// Over TCP: the answer to a hello. The client has to prove that it knows the token.
     Challenge {
         /// The server's number.
         nonce: Nonce,
@@ -156,7 +156,8 @@ pub enum Reply {
     Table {
         /// The server's proof.
         proof: TokenProof,
-        /// Which requests it knows ([`LEVEL`](super::LEVEL)), and the words of the superblock. What is proven.
+        /// The level of requests that the server knows ([`LEVEL`](super::LEVEL)), and the words of the superblock. The
+        /// proof covers it.
         about: Box<TableBytes>,
     },
 }
@@ -164,11 +165,11 @@ pub enum Reply {
 /// The server's level, in a word of its own, and the words of its superblock, little-endian.
 pub type TableBytes = [u8; TABLE_BYTES];
 
-/// Bytes of what a server tells of its table.
+/// The length of [`TableBytes`].
 const TABLE_BYTES: usize = size_of::<u64>() * (1 + SUPERBLOCK_WORDS);
 
 impl Reply {
-    /// The answer to a hello, of a server of this version.
+    /// The answer of a server of this version to a hello.
     pub const WELCOME: Reply = Reply::Welcome { version: PROTOCOL_VERSION as u16, level: LEVEL };
 
     /// Appends this reply to `out`.
@@ -230,7 +231,7 @@ impl Reply {
                     PutError::ValueLength { given, max } => {
                         reply(status::VALUE_LENGTH, &two(given as u64, max as u64));
                     }
-                    // Not a server's answer: it knows one length only.
+                    // Only clients give this answer: the server knows one length only.
                     PutError::EncryptedLength { stored, stored_max, .. } => {
                         reply(status::VALUE_LENGTH, &two(stored as u64, stored_max as u64));
                     }
@@ -240,7 +241,7 @@ impl Reply {
                     PutError::Busy { rounds } => reply(status::BUSY, &two(rounds.into(), 0)),
                     PutError::Withdrawn => reply(status::WITHDRAWN, &[]),
                     PutError::Part(error) => reply(status::PART, bytemuck::bytes_of(&error.to_parts())),
-                    // Not a server's answer: its client says so.
+                    // Only clients give this answer.
                     PutError::OldServer => reply(status::UNFIT, &[]),
                     PutError::TimeToLive { given } => {
                         let given = u64::try_from(given.as_nanos()).unwrap_or(u64::MAX);

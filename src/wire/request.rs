@@ -1,4 +1,4 @@
-//! Requests: what a client asks for.
+//! Requests of a client.
 
 use super::feed::FeedRequest;
 use super::frame::{Frame, HEAD, WireError, encode};
@@ -76,7 +76,7 @@ mod op {
 /// Kinds of changes of a part.
 mod part {
     pub const ADD: u8 = 1;
-    /// With what an absent key counts as.
+    /// An add that says which value an absent key counts as.
     pub const ADD_FROM: u8 = 2;
     pub const OR: u8 = 3;
     pub const AND_NOT: u8 = 4;
@@ -101,7 +101,7 @@ fn mode_of(op: u16) -> Option<PutMode> {
     })
 }
 
-/// A time to live, as it is sent: no longer than a word says, which no table takes.
+/// A time to live in a request. A longer one than the word can have is cut to a time that no table takes.
 fn nanoseconds(ttl: Duration) -> [u8; 8] {
     u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX).to_le_bytes()
 }
@@ -203,12 +203,12 @@ pub enum Request<'a> {
         /// How far it has come, as the last reply says; zeros at first.
         place: [u64; 2],
     },
-    /// Has a key that is there stay, as far as making room for others goes, while the connection lasts.
+    /// Pins a key that is there, while the connection lasts.
     Pin {
         /// The key.
         key: &'a [u8],
     },
-    /// Takes that back.
+    /// Takes a pin back.
     Unpin {
         /// The key.
         key: &'a [u8],
@@ -220,26 +220,26 @@ pub enum Request<'a> {
     },
     /// Asks for the server's counters.
     Stat,
-    /// Asks what became of the server's snapshots.
+    /// Asks for the state of the server's snapshots.
     Snapshot {
-        /// Asks for one more, too.
+        /// Whether to make a snapshot, too.
         begin: bool,
     },
-    /// Asks what a table that grows is made of.
+    /// Asks for the counts of a table that grows.
     Growth {
-        /// Has segments with few keys merged, too.
+        /// Whether to merge segments with few keys, too.
         shrink: bool,
     },
-    /// Says how many keys a table that grows will have, and asks what it is made of.
+    /// Says how many keys a table that grows will have, and asks for its counts.
     GrowFor {
-        /// All keys, those that are there included.
+        /// All keys, including those that are there.
         keys: u64,
     },
-    /// Asks what the memory of long values is used for.
+    /// Asks for the counts of the memory of long values.
     Heap,
-    /// Asks how long puts take, and for what the server counts besides.
+    /// Asks how long puts take, and for further counts.
     Times,
-    /// Asks what is held for clients, or by them.
+    /// Asks what clients hold, or what is held for them.
     Held,
     /// Asks for a mailbox, which further requests may go through.
     Mailbox {
@@ -248,16 +248,16 @@ pub enum Request<'a> {
     },
     /// Wakes the server: requests are in the mailbox. Has no reply.
     Wake,
-    /// Makes the connection a session of an owner, until it ends: what is put is the owner's.
+    /// Makes the connection a session of an owner, until it ends: its puts are the owner's.
     Owner {
         /// The owner.
         number: u16,
         /// How long it may be without a session.
         absent_for: Duration,
-        /// The owner's tenure, as the first reply has told it; 0: whoever has the number, or one more owner.
+        /// The owner's tenure, from the first reply; 0: the present owner with the number, or a new one.
         tenure: u64,
     },
-    /// Hides all entries of an owner, and has them removed.
+    /// Hides all entries of an owner. Then they are removed.
     RemoveOwner {
         /// The owner.
         number: u16,
@@ -271,7 +271,7 @@ pub enum Request<'a> {
         /// How long its room is held.
         within: Duration,
     },
-    /// The next bytes of the value.
+    /// Brings the next bytes of the value.
     PutPiece {
         /// The key.
         key: &'a [u8],
@@ -280,23 +280,23 @@ pub enum Request<'a> {
         /// The bytes.
         bytes: &'a [u8],
     },
-    /// Commits it.
+    /// Commits the put.
     PutCommit {
         /// The key.
         key: &'a [u8],
         /// The put's ticket.
         ticket: u64,
     },
-    /// Gives it up.
+    /// Gives the put up.
     PutAbort {
         /// The key.
         key: &'a [u8],
         /// The put's ticket.
         ticket: u64,
     },
-    /// Asks for what is noted of entries.
+    /// Asks for the counts of notes on entries.
     Notes,
-    /// Asks for what has left to make room.
+    /// Asks for the counts of evicted entries.
     Evictions,
     /// Asks for keys, or for changes.
     Feed(FeedRequest<'a>),
@@ -311,25 +311,25 @@ pub enum Request<'a> {
     Gets(GetsRequest<'a>),
 }
 
-/// Who may ask for something.
+/// The right that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Right {
-    /// Whoever is connected: it is about the conversation.
+    /// None: the request is about the conversation.
     Talk,
-    /// Who may read the table.
+    /// Reading the table.
     Look,
-    /// Who may change it. What takes the server's disk or much of its time is for them, too.
+    /// Changing the table. Requests that take the server's disk or much of its time need it, too.
     Change,
 }
 
-/// What is said of a request, whatever it carries.
+/// The properties of a request, whatever it carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestRow {
     /// Its name.
     pub name: &'static str,
     /// The level that a server must have to know it ([`LEVEL`](super::LEVEL)).
     pub level: u16,
-    /// Who may ask.
+    /// The right that it needs.
     pub right: Right,
 }
 
@@ -341,7 +341,7 @@ macro_rules! rows {
             &[$(RequestRow { name: stringify!($name), level: $level, right: Right::$right }),*];
 
         impl Request<'_> {
-            /// What is said of it.
+            /// The request's row.
             pub fn row(&self) -> RequestRow {
                 match self {
                     $(Request::$name { $($fields)* } => {
@@ -353,7 +353,7 @@ macro_rules! rows {
     };
 }
 
-// Each request has a row, or this is not compiled.
+// Without a row for each request, this does not compile.
 rows! {
     Hello { .. }              => 0, Talk;
     Join { .. }               => 3, Talk;
@@ -665,7 +665,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Appends a change of a part: its kind, what it tells, the key's length; the numbers of the kind; key and bytes.
+/// Appends a change of a part: its kind, what its reply has, the key's length; the numbers of the kind; key and bytes.
 fn encode_part(out: &mut Vec<u8>, id: u64, key: &[u8], part: &PartChange<'_>, tell: Tell) {
     let mut numbers = SmallVec::<[u8; 16]>::new();
     let (kind, bytes) = match part {

@@ -31,7 +31,7 @@ fn kick() -> Case {
     put_that_moves("windowed:8", 24, ONE_LINE, 1)
 }
 
-/// The same case, and then due traces are taken away, `after` this time.
+/// This case, and then due traces are taken away, `after` this time.
 fn then_tidy(case: Case, after: Duration) -> Case {
     case.world.wait(after);
     case.world.tidy();

@@ -122,7 +122,7 @@ impl Story {
         })
     }
 
-    /// The same, of which the server was killed at this instant.
+    /// This story, whose server was killed at this instant.
     fn killed(&self, at: Instant) -> Story {
         let life = self.life.killed(at);
         let steps = self.steps.iter().copied().filter(|&step| step < at).chain([at, life.now()]).collect();
@@ -293,7 +293,7 @@ fn moved(preset: &'static str) -> Story {
     moved_with(preset, None)
 }
 
-/// The same story with a put of the key, after each store of the copy.
+/// The story of [`moved`] with a put of the key, after each store of the copy.
 fn moved_while_put(preset: &'static str) -> Vec<Story> {
     let story = moved(preset);
     let (from, to) = (story.steps[story.begin], story.changed);

@@ -436,7 +436,7 @@ fn random_schedules_of_extents() {
     }
 }
 
-/// The same with keys that do not fit their slots, most of which have another one's digest.
+/// Random schedules with keys that do not fit their slots, most of which have another one's digest.
 #[cfg(feature = "faults")]
 #[test]
 fn random_schedules_of_equal_digests() {

@@ -177,7 +177,7 @@ fn every_kill_of_extents() {
     }
 }
 
-/// The same in a table that grows, and the next servers at every store of their takeovers.
+/// Kills in a table that grows, and of the next servers at every store of their takeovers.
 #[test]
 fn every_kill_of_extents_in_a_table_that_grows() {
     let is_long = std::env::var_os("ONEREAD_LONG").is_some();

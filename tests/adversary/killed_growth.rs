@@ -244,7 +244,7 @@ fn gets_that_span_a_takeover_of_a_table_that_grows() {
     }
 }
 
-/// The same at the pace that ships: a kill leaves many homes here and many there.
+/// GETs that span a takeover at the pace that ships: a kill leaves many homes here and many there.
 #[test]
 fn gets_that_span_a_takeover_at_the_shipped_pace() {
     let is_long = std::env::var_os("ONEREAD_LONG").is_some();

@@ -165,7 +165,7 @@ fn every_kill_of_lives() {
     }
 }
 
-/// The same in a table that grows.
+/// Kills in a table that grows.
 #[test]
 fn every_kill_of_lives_in_a_table_that_grows() {
     for name in ["bucketized:4", "windowed:8", "farm", "list"] {

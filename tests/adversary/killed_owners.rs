@@ -301,7 +301,7 @@ fn every_kill_of_owners() {
     }
 }
 
-/// The same in a table that grows.
+/// Kills in a table that grows.
 #[test]
 fn every_kill_of_owners_in_a_table_that_grows() {
     for name in TWO {

@@ -70,12 +70,12 @@ const SLOW: Hardware = Hardware { client_ns: 2, ..LINES };
 const WORDS: Hardware = Hardware { unit: Unit::Word, ..LINES };
 /// H1, by the counters of begun moves.
 const COUNTED: Hardware = Hardware { witness: Witness::Counter, ..LINES };
-/// The same, after a direct look.
+/// H1, by the counters, after a direct look.
 const LOADS: Hardware = Hardware { witness: Witness::Loads, ..LINES };
 /// What clients of random runs have, in turn.
 const EACH: [Hardware; 6] = [LINES, SLOW, WORDS, COUNTED, LOADS, HINTED];
 
-/// The same hardware, with a client that looks several times.
+/// This hardware, with a client that looks several times.
 fn several(hardware: Hardware) -> Hardware {
     Hardware { passes_max: 8, ..hardware }
 }

@@ -239,7 +239,7 @@ fn batches() {
     }
 }
 
-/// The same as by message.
+/// Batches and swaps through a mailbox have the answers that they have by message.
 #[test]
 fn batches_and_swaps_through_mailboxes() {
     let place = Place::new();

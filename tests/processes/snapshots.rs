@@ -17,7 +17,7 @@ fn table() -> Config {
     Config::new().size(TableSize::Keys(4_000)).key_max(16).value_max(60)
 }
 
-/// The same, of a table that grows.
+/// A table that grows, with the lengths of [`table`].
 fn growing() -> Config {
     table().size(TableSize::Growing { bytes_max: 16 << 20, segment_slots: Some(512) })
 }

@@ -121,7 +121,7 @@ fn batches() {
     }
     assert_eq!((reader.stats().gets, reader.stats().hits), (120, 100));
 
-    // The same by hints, which know the slots after some rounds.
+    // By hints, too, which know the slots after some rounds.
     let hints = Hints::new(index.geometry(), usize::MAX).unwrap();
     let mut reader = index.reader().with_hints(&hints);
     for round in 0..4 {

@@ -150,7 +150,7 @@ fn hints_while_the_table_churns() {
     }
 }
 
-/// The same counts over the simulated NIC, whose bytes land in private memory, and on shm.
+/// The counts over the simulated NIC, whose bytes land in private memory, are those on shm.
 #[cfg(feature = "sim")]
 #[test]
 fn the_same_over_the_simulated_nic() {

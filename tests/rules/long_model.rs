@@ -316,7 +316,7 @@ fn a_table_of_the_longest_values_is_a_map() {
     assert!(values > u64::from(cases));
 }
 
-/// The same with digests of five bits: half of the keys that are in extents have another one's digest.
+/// The model with digests of five bits: half of the keys that are in extents have another one's digest.
 #[cfg(feature = "faults")]
 #[test]
 fn keys_of_equal_digests_are_keys_of_their_own() {

@@ -125,7 +125,7 @@ fn short_values_cost_what_they_did() {
             "{size}: {bytes}, {short_bytes}"
         );
 
-        // The same key, with a value that its slot has room for, and with longer ones.
+        // One key, with a value that its slot has room for, and with longer ones.
         let key = &there[there.len() / 2];
         let reads_of = |client: &mut Client, length: usize| {
             client.put(key, &vec![7; length]).unwrap();

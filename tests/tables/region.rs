@@ -976,7 +976,7 @@ fn a_doubled_key_is_kept_once() {
     });
 }
 
-/// The same for a copy outside the primary window: the key was going there, or coming back.
+/// A copy outside the primary window is kept once: the key was going there, or coming back.
 #[test]
 fn a_key_doubled_across_windows_is_kept_once() {
     on_every_preset(|preset| {

@@ -438,7 +438,7 @@ fn across() -> Option<(Server, Address)> {
     across_with(|at| server_config(at, default_preset(), 1024))
 }
 
-/// The same, of a server that is made for its address.
+/// As [`across`], for a server that is made for its address.
 fn across_with(config: impl FnOnce(&Address) -> ServerConfig) -> Option<(Server, Address)> {
     if !std::path::Path::new("/sys/class/infiniband/rxe2").exists() {
         eprintln!("skipped: no second pair of devices here");

@@ -204,7 +204,7 @@ fn values_are_replaced_under_their_readers() {
     }
 }
 
-/// The same handles go on with the next server's table. In a table that grows, the values take two chunks of
+/// Handles go on with the next server's table. In a table that grows, the values take two chunks of
 /// the heap, registered while the handles read; the next server has other keys for them.
 #[test]
 fn the_next_server() {

@@ -60,7 +60,8 @@ pub async fn node_called(store: &EtcdStore, called: &str) -> Result<NodeId> {
     called_so(store, called, true).await
 }
 
-/// The same of a node that is to be forgotten: a dead one, if there is one. A node whose memory was lost comes back under the
+/// The node of this name that is to be forgotten: a dead one, if there is one. A node whose memory was lost comes back
+/// under the
 /// same name, with another number.
 pub async fn gone_node_called(store: &EtcdStore, called: &str) -> Result<NodeId> {
     called_so(store, called, false).await

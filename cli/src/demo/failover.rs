@@ -53,7 +53,7 @@ pub struct FailoverOutcome {
     pub wrong: u64,
     /// Longest time for which a shard of the killed node's took no put.
     pub put_pause_ms: f64,
-    /// The same of all others.
+    /// Longest time for which another shard took no put.
     pub other_put_pause_ms: f64,
     /// Longest time between two GETs that found something.
     pub get_gap_ms: f64,

@@ -163,7 +163,8 @@ pub struct Serve {
     /// take; it is gone with the server
     #[arg(long, conflicts_with = "huge_pages")]
     anonymous: bool,
-    /// The same in pages of 2 MiB, or not at all: the administrator must have reserved enough
+    /// Hold the table in memory without a file, in pages of 2 MiB, or not at all: the administrator must have reserved
+    /// enough
     #[arg(long)]
     huge_pages: bool,
     /// Leave the table's memory in the pages that the system's settings give it: else it is moved into

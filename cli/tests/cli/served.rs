@@ -182,7 +182,7 @@ pub fn begin_on_a_terminal(arguments: &[&str]) -> (Child, std::fs::File) {
     begin_on_a_terminal_with(arguments, &[])
 }
 
-/// The same with these variables in the command's environment.
+/// As [`begin_on_a_terminal`], with these variables in the command's environment.
 #[track_caller]
 pub fn begin_on_a_terminal_with(arguments: &[&str], environment: &[(&str, &str)]) -> (Child, std::fs::File) {
     use rustix::fs::{Mode, OFlags};

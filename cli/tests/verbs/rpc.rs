@@ -29,7 +29,7 @@ impl Server {
         Server { child, address: ready["address"].as_str().unwrap().parse().unwrap() }
     }
 
-    /// The same server, reached through another of this machine's devices.
+    /// The server's address by another of this machine's devices.
     fn by(&self, device: &str) -> Address {
         let place = self.address.to_string();
         let place = place.split('?').next().unwrap();

@@ -1,4 +1,4 @@
-//! Changes: what is sent to primaries, sent again, and what becomes of it.
+//! Changes: sending them to primaries, repeating them, and their outcomes.
 
 use super::requests::Ended;
 use super::{AGAIN, ClusterClient, ClusterError, lock};
@@ -12,15 +12,15 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long a reply may still come from a node after it was heard that another one is primary, at least: a node that does
-/// not know it yet learns it by its next call of etcd.
+/// After another node is known as primary, a reply may still come from the old one for at least this long: until it has
+/// asked etcd, it may not know.
 const LAST_WORDS: Duration = Duration::from_millis(500);
-/// With less time left than this, a change that was certainly not done so far is not sent again. A node that refuses it
-/// does so within a round trip or two.
+/// With less time left than this, a change that was certainly not done is not repeated. A node that refuses it does so
+/// within a round trip or two.
 const LATE: Duration = Duration::from_millis(100);
 
 impl ClusterClient {
-    /// Gives a key a value, new or not. It is visible, and at all standbys in sync, when this returns.
+    /// Puts a value. When this returns, it is visible, and at all standbys in sync.
     ///
     /// # Errors
     /// [`ClusterError::Invalid`], [`Full`](ClusterError::Full), [`NotDone`](ClusterError::NotDone),
@@ -29,16 +29,16 @@ impl ClusterClient {
         self.change(key, Kind::Put(Bytes::copy_from_slice(value))).map(drop)
     }
 
-    /// Gives a key a value, as `options` say: whether the key may be there ([`PutMode`]), and how long
-    /// the entry lives. Whether it was so, and the key has the value.
+    /// Puts a value with these options: whether the key may be there ([`PutMode`]), and how long the entry lives.
+    /// Returns whether the key was as the mode demands, and now has the value.
     ///
-    /// An entry with a time to live leaves when its primary sees that it has ended, usually some milliseconds later; that is
-    /// a change like others, and GETs find the entry until then. Whether it has ended, its primary's clock says; after a
+    /// An entry with a time to live leaves when its primary sees that it has ended, usually some milliseconds later.
+    /// That is a change like others, and GETs find the entry until then. The primary's clock decides, and after a
     /// failover another node's. Swaps keep an entry's end, puts do not.
     ///
     /// # Errors
-    /// As [`ClusterClient::put`]; [`TimeToLive`](ClusterError::TimeToLive); [`NoLife`](ClusterError::NoLife) for a time to
-    /// live where entries have no lives.
+    /// As [`ClusterClient::put`]; [`TimeToLive`](ClusterError::TimeToLive); [`NoLife`](ClusterError::NoLife) for a time
+    /// to live if entries have no ends.
     pub fn put_with(
         &mut self,
         key: &[u8],
@@ -49,7 +49,7 @@ impl ClusterClient {
         Ok(self.change(key, asked)? == Outcome::Done)
     }
 
-    /// Gives a key a value, if there is no such key. Whether it was so.
+    /// Puts a value, if the key is absent. Returns whether it was.
     ///
     /// # Errors
     /// As [`ClusterClient::put`].
@@ -57,7 +57,7 @@ impl ClusterClient {
         Ok(self.change(key, Kind::Insert(Bytes::copy_from_slice(value)))? == Outcome::Done)
     }
 
-    /// Removes a key. Whether it was there.
+    /// Removes a key. Returns whether it was there.
     ///
     /// # Errors
     /// As [`ClusterClient::put`].
@@ -65,7 +65,7 @@ impl ClusterClient {
         Ok(self.change(key, Kind::Remove)? == Outcome::Done)
     }
 
-    /// Gives a key the value `new`, if it has the value `expected`.
+    /// Puts the value `new`, if the key has the value `expected`.
     ///
     /// # Errors
     /// As [`ClusterClient::put`].
@@ -83,7 +83,7 @@ impl ClusterClient {
         })
     }
 
-    /// Many puts at once, each by itself. What became of each, in order.
+    /// Makes many puts at once, each by itself. Returns their outcomes, in order.
     pub fn put_many<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         &mut self,
         entries: &[(K, V)],
@@ -95,7 +95,7 @@ impl ClusterClient {
         self.change_all(changes).into_iter().map(|ended| ended.map(drop)).collect()
     }
 
-    /// The same, each as [`ClusterClient::put_with`].
+    /// Makes many puts at once, each as [`ClusterClient::put_with`].
     pub fn put_many_with<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         &mut self,
         entries: &[(K, V)],
@@ -127,15 +127,15 @@ impl ClusterClient {
         self.carry_out(all)
     }
 
-    /// Sends all, and each again that may be (CL15), until all have ended or the time is over.
+    /// Sends all changes. Repeats each that may be repeated (CL15), until all have ended or the time is over.
     pub(super) fn carry_out(
         &mut self,
         mut all: Vec<Result<Change, ClusterError>>,
     ) -> Vec<Result<Outcome, ClusterError>> {
         let begun = Instant::now();
-        // Copies under way: which change each is of.
+        // Copies under way, by number, each with the index of its change.
         let mut copies = FxHashMap::default();
-        // Replies to what was given up before.
+        // Discards replies to changes that were given up before.
         while self.replies.1.try_recv().is_ok() {}
         let mut is_sent_again = true;
         loop {
@@ -150,7 +150,7 @@ impl ClusterClient {
                 break;
             }
             let Some(left) = left else { break };
-            // What is certainly not done waits for something to be learned; the rest waits for replies.
+            // A change that is certainly not done waits until something is learned; the others wait for replies.
             let has_open =
                 all.iter().flatten().any(|change| change.is_under_way() && !change.sending.is_not_done());
             if !has_open {
@@ -189,8 +189,9 @@ impl ClusterClient {
         Ok(Change { id, ..Change::new(shard, key, asked, Sending::new(id.is_some())) })
     }
 
-    /// Sends what is not under way, or may have been lost with its connection. With little time left, nothing that was
-    /// certainly not done is sent again: its end would hardly be heard, and nothing be certain any more.
+    /// Sends changes that are not under way, or that may have been lost with their connection. With little time left, a
+    /// change that was certainly not done is not repeated: its reply would hardly come, and then its outcome would be
+    /// unknown.
     fn send(
         &mut self,
         all: &mut [Result<Change, ClusterError>],
@@ -202,7 +203,7 @@ impl ClusterClient {
         let known = lock(&self.shared.known);
         let now = Instant::now();
         let last_words = LAST_WORDS.max(2 * Duration::from_micros(self.shared.config.timing.call));
-        // Requests of one lane come one after the other in each shard: the last outcome is all that is remembered.
+        // Requests of one lane come one after the other in each shard: only the last outcome is stored.
         let mut lanes = FxHashSet::default();
         for (index, change) in all.iter_mut().enumerate() {
             let Ok(change) = change else { continue };
@@ -218,7 +219,7 @@ impl ClusterClient {
             let primary = known.served_by(change.shard);
             change.hears_of(primary, now, last_words);
             let Some(primary) = primary else { continue };
-            // Under way where it should be.
+            // It is under way at the right node.
             let is_there = !change.sending.is_not_done() && change.at == Some(primary);
             let is_over = is_late && change.sending.is_not_done();
             let waits = is_over || change.not_before.is_some_and(|time| now < time);
@@ -227,7 +228,7 @@ impl ClusterClient {
             }
             let copy = self.shared.copies.fetch_add(1, Ordering::Relaxed);
             change.sending.sends(copy);
-            // A node that knows no owners would not understand it.
+            // A node that does not know owners would not understand it.
             let version = known.about(primary.0).map_or(0, |about| about.version);
             if change.asked.has_owner() && version < owners::SINCE_VERSION {
                 change.replied(Reply { copy, ended: Err(NotDone::NoOwners) });
@@ -246,7 +247,7 @@ impl ClusterClient {
     }
 }
 
-/// What is asked of a key, and what life the entry has that comes of it.
+/// A request for a key, and the life of the entry that it makes.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
     pub(super) kind: Kind,
@@ -289,15 +290,15 @@ pub(super) struct Change {
     id: Option<RequestId>,
     sending: Sending,
     outcome: Option<Outcome>,
-    /// Where its last copy was sent, and in which epoch.
+    /// The node to which its last copy was sent, and the epoch.
     at: Option<(NodeId, u64)>,
-    /// Why its last copy is not known to be done.
+    /// Why it is not known whether its last copy was done.
     lost: Option<String>,
-    /// No reply can come any more, and it must not be sent again.
+    /// Whether no reply can come any more, and it must not be repeated.
     is_lost: bool,
-    /// When it was first seen that its node is the primary no more, or of another epoch.
+    /// When it was first seen that its node is not the primary any more, or has another epoch.
     moved: Option<Instant>,
-    /// It was certainly not done, and is not sent again before that.
+    /// It was certainly not done, and is not repeated before this time.
     not_before: Option<Instant>,
 }
 
@@ -318,7 +319,8 @@ impl Change {
         }
     }
 
-    /// Who is primary now, in which epoch. With another one, what is under way is forgotten; and its node may be stopped.
+    /// Takes the present primary and its epoch. If that is another one, gives up a copy at the old one after a while:
+    /// that node may be stopped.
     fn hears_of(&mut self, primary: Option<(NodeId, u64)>, now: Instant, last_words: Duration) {
         if self.at.is_none() || self.at == primary || self.sending.may_send() {
             self.moved = None;
@@ -333,7 +335,7 @@ impl Change {
 
     fn replied(&mut self, reply: Reply) {
         self.outcome = self.outcome.or(self.sending.replied(reply));
-        // It will be so next time, too.
+        // The next copy would end so, too.
         let is_lasting = matches!(reply.ended, Err(NotDone::NoLife | NotDone::NoOwners | NotDone::OwnerGone));
         self.is_lost |= is_lasting && self.sending.is_not_done();
     }
@@ -368,7 +370,7 @@ impl Change {
     }
 }
 
-/// A copy has ended. Returns whether there is something to send.
+/// Takes the end of a copy. Returns whether there is something to send.
 fn settle(
     all: &mut [Result<Change, ClusterError>],
     copies: &mut FxHashMap<u64, usize>,
@@ -388,11 +390,11 @@ fn settle(
             change.sending.replied(Reply { copy, ended: Err(NotDone::NotServed) });
             (change.lost, change.not_before) = (Some(why), Some(Instant::now() + AGAIN));
         }
-        // It may have been done. With an id another copy may be sent.
+        // It may have been done. If it has an id, another copy may be sent.
         Ended::Lost(_) => change.is_lost = !change.sending.may_send(),
     }
     change.at = None;
-    // The next one of its lane may go.
+    // The next request of its lane may go.
     change.outcome.is_none() || change.id.is_some()
 }
 
@@ -443,7 +445,7 @@ mod tests {
         assert!(hears(node, LAST_WORDS) && hears(other, LAST_WORDS) && hears(other, 2 * LAST_WORDS - AGAIN));
         // What was heard before was old: what is under way may yet be answered.
         assert!(hears(node, 2 * LAST_WORDS) && hears(None, 3 * LAST_WORDS));
-        // The same node has forgotten it in its next epoch.
+        // In its next epoch, the node has forgotten it.
         assert!(!hears(Some((NodeId(1), 3)), 4 * LAST_WORDS));
         assert!(matches!(change.end(LAST_WORDS), Err(ClusterError::Unknown { .. })));
         // With an id it is sent again.

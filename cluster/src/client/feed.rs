@@ -1,8 +1,8 @@
-//! Changes of all shards, as a program follows them (CL18).
+//! Following the changes of all shards (CL18).
 //!
-//! One task for each node that is primary of something asks it for changes, over a connection of its own. Where a shard
-//! is served by another node from then on, that one is asked for what follows the last change that was heard. The
-//! same may be heard twice, from both: a part counts only if it begins where the shard stands by now.
+//! For each node that is a primary, a task asks for changes, over a connection of its own. When another node serves a
+//! shard, that node is asked for the changes after the last one received. Both may send the same changes: a part counts
+//! only if it begins at the shard's present place.
 
 use super::{AGAIN, ClusterClient, ClusterError, ScanState, Shared, lock};
 use crate::core::feed::{FeedAt, FeedPart, Told};
@@ -22,24 +22,24 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-/// Parts, and bytes of them, that wait for the program. While there are as many, no node is asked.
+/// Parts that wait for the program, and bytes of them. At these bounds no node is asked.
 const WAITING_MAX: usize = 64;
 const WAITING_BYTES: usize = 8 << 20;
-/// Longest pause until a node is asked again that does not tell of a shard.
+/// The longest pause before a node is asked again that has not told of a shard.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// Keys of a shard that nobody serves are waited for so long at a time: changes of others go on.
+/// The longest wait for keys of a shard without a primary. Then changes of other shards have their turn.
 const SHOWN_WITHIN: Duration = Duration::from_millis(200);
-/// Until a node is asked again that could not be.
+/// The time before the next try, for a node that could not be asked.
 const NODE_AGAIN: Duration = Duration::from_millis(200);
 
-/// The place of a follower among the changes of a cluster: which of each shard it has heard of last.
+/// A follower's place in the changes of a cluster: the last change received of each shard.
 ///
-/// It can be kept, in any form that `serde` knows, and used by another process later.
+/// It can be stored, in any form that `serde` knows, and used by another process later.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterPosition {
-    /// Which cluster.
+    /// The cluster's seed.
     cluster: u64,
-    /// By shard. `None`: nothing yet.
+    /// By shard. `None`: none was received.
     shards: Vec<Option<FeedAt>>,
 }
 
@@ -48,13 +48,13 @@ impl ClusterPosition {
         ClusterPosition { cluster: config.hash.seed(), shards: vec![None; usize::from(config.shards)] }
     }
 
-    /// The last change of a shard that was heard of: its epoch, and its number.
+    /// The last change received of a shard: its epoch, and its number.
     pub fn of(&self, shard: ShardIx) -> Option<FeedAt> {
         self.shards.get(usize::from(shard)).copied().flatten()
     }
 
-    /// Moves behind this item: for who keeps items of a feed for a while, and says only later that they were heard. In
-    /// the order in which the feed gave them.
+    /// Moves behind this item: for a program that keeps items for a while before it counts them as received. To be
+    /// called in the order of the feed.
     pub fn pass(&mut self, item: &ClusterFeedItem) {
         let (shard, at) = match item {
             ClusterFeedItem::Key { .. } | ClusterFeedItem::Joined { .. } => return,
@@ -75,51 +75,52 @@ impl ClusterPosition {
 pub struct ClusterFeedOptions {
     /// Where it begins; `None`: with the next change.
     pub from: Option<ClusterPosition>,
-    /// Whether all keys that are there come first ([`ClusterFeed::resync`]).
+    /// Whether all present keys come first ([`ClusterFeed::resync`]).
     pub keys: bool,
-    /// Only keys that begin with this.
+    /// Only keys that begin with this are shown.
     pub prefix: Vec<u8>,
-    /// Whether it wants values.
+    /// Whether values are shown.
     pub values: bool,
 }
 
 impl ClusterFeedOptions {
-    /// The next change of any key, and no values.
+    /// From the next change of any key on, without values.
     pub fn new() -> ClusterFeedOptions {
         ClusterFeedOptions::default()
     }
 
-    /// Begins where another one stopped ([`ClusterFeed::position`]). What is not there any more is a gap.
+    /// Begins where another follower stopped ([`ClusterFeed::position`]). Changes that nodes do not have any more are a
+    /// gap.
     #[must_use]
     pub fn from(self, position: ClusterPosition) -> ClusterFeedOptions {
         ClusterFeedOptions { from: Some(position), ..self }
     }
 
-    /// All keys that are there come first, and what becomes of them.
+    /// Shows all present keys first, with their changes.
     #[must_use]
     pub fn keys(self, keys: bool) -> ClusterFeedOptions {
         ClusterFeedOptions { keys, ..self }
     }
 
-    /// Only keys that begin with this. All changes come over the wire; others are left out here.
+    /// Shows only keys that begin with this. All changes come over the wire; others are left out here.
     #[must_use]
     pub fn prefix(self, prefix: impl Into<Vec<u8>>) -> ClusterFeedOptions {
         ClusterFeedOptions { prefix: prefix.into(), ..self }
     }
 
-    /// Whether values are wanted.
+    /// Whether values are shown.
     #[must_use]
     pub fn values(self, values: bool) -> ClusterFeedOptions {
         ClusterFeedOptions { values, ..self }
     }
 }
 
-/// What a program hears.
+/// What a follower shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ClusterFeedItem {
-    /// A scan shows a key. Changes that are told later may be from before the scan: the last that is told of a key is
-    /// right, in the end.
+    /// A scan shows a key. Changes that are shown later may be from before the scan: the last item of a key is right in
+    /// the end.
     Key {
         /// Its shard.
         shard: ShardIx,
@@ -128,9 +129,9 @@ pub enum ClusterFeedItem {
         /// Its value, if values are wanted.
         value: Option<Bytes>,
     },
-    /// The scan has shown all keys: what was neither shown nor told of is not there. A position is of use from then on.
+    /// The scan has shown all keys: a key without an item is not there. From now on a position can be used.
     Joined {
-        /// Of this shard; `None`: of all.
+        /// Its shard; `None`: all shards.
         shard: Option<ShardIx>,
     },
     /// A key came.
@@ -141,7 +142,7 @@ pub enum ClusterFeedItem {
         at: FeedAt,
         /// The key.
         key: Bytes,
-        /// Its value from then on, if values are wanted.
+        /// Its new value, if values are wanted.
         value: Option<Bytes>,
     },
     /// A key has another value.
@@ -152,7 +153,7 @@ pub enum ClusterFeedItem {
         at: FeedAt,
         /// The key.
         key: Bytes,
-        /// Its value from then on, if values are wanted.
+        /// Its new value, if values are wanted.
         value: Option<Bytes>,
     },
     /// A key left.
@@ -166,21 +167,21 @@ pub enum ClusterFeedItem {
         /// Why.
         cause: LeftCause,
     },
-    /// Changes of a shard are missing. What follows is what comes after them. [`ClusterFeed::resync`] tells what is
+    /// Changes of a shard are missing. The next items are the changes after them. [`ClusterFeed::resync`] shows what is
     /// there.
     Gap {
         /// The shard.
         shard: ShardIx,
-        /// The last change that was told; `None`: none was.
+        /// The last change that was shown; `None`: none was.
         from: Option<FeedAt>,
-        /// The next one that is told has the number after this.
+        /// The place before the next change that is shown.
         to: FeedAt,
     },
 }
 
 impl ClusterFeedItem {
-    /// Whether this is of no use any more when [`ClusterFeed::resync`] is called with this shard before it was given:
-    /// a scan that was begun before has shown it.
+    /// Whether this item is superseded when [`ClusterFeed::resync`] is called with this shard before the item was
+    /// taken: it comes from an earlier scan.
     pub fn is_void_after(&self, resync: Option<ShardIx>) -> bool {
         match self {
             ClusterFeedItem::Key { shard, .. } => resync.is_none_or(|resync| resync == *shard),
@@ -194,48 +195,48 @@ impl ClusterFeedItem {
 #[derive(Debug)]
 struct Heard {
     shard: ShardIx,
-    /// What they were asked to follow.
+    /// The place behind which the node was asked to follow.
     after: Option<FeedAt>,
     part: FeedPart,
     bytes: usize,
 }
 
-/// What is given next, and the place that is reached then. Without an item: of a key that is not wanted.
+/// The next item, and the place behind it. `None` instead of an item: its key is not wanted.
 type Ready = (Option<(ShardIx, FeedAt)>, Option<ClusterFeedItem>);
 
 /// Follows the changes of a cluster. [`ClusterClient::changes`] begins it.
 #[derive(Debug)]
 pub struct ClusterFeed {
     heard: Receiver<Heard>,
-    /// Of what was given.
+    /// The place of the items that were taken.
     position: ClusterPosition,
     prefix: Vec<u8>,
-    /// What was heard, and not given yet.
+    /// Items that were received, and not taken yet.
     ready: VecDeque<Ready>,
     client: ClusterClient,
     values: bool,
-    /// Scans that have not ended: of which shard, if not of all.
+    /// Scans that have not ended, each with its shard, or of all shards.
     scans: VecDeque<(Option<ShardIx>, ScanState)>,
-    /// Since when they do not get on.
+    /// Since when they make no progress.
     stuck: Option<Instant>,
-    /// Without it the task ends.
+    /// When this is dropped, the task ends.
     between: Arc<Between>,
 }
 
 impl ClusterClient {
     /// Follows the changes of all shards, from now on or from where `options` says: which keys came, were replaced and
-    /// left. From the return on every change is told, once, in order for each shard (and so for each key), over
+    /// left. Every change after this returns is shown, once, in order for each shard (and so for each key), across
     /// failovers and moves. Changes of two shards come in any order.
     ///
-    /// Each node keeps the last changes of its shards in memory ([`feed_bytes`](oneread::ServerConfig::feed_bytes)), and
-    /// waits for nobody. Who falls further behind is told of a [`Gap`](ClusterFeedItem::Gap); so is everybody when all
-    /// nodes that had copies of a shard were started again, or its entries were lost.
+    /// Each node keeps the last changes of its shards in memory ([`feed_bytes`](oneread::ServerConfig::feed_bytes)),
+    /// and does not wait for followers. A follower that falls further behind gets a [`Gap`](ClusterFeedItem::Gap). So
+    /// does every follower when all nodes that had copies of a shard were started again, or its entries were lost.
     ///
     /// Costs a connection to each node, over which it is asked about once a second while nothing changes, and a
     /// round trip for up to 256 KiB of changes.
     ///
     /// # Errors
-    /// [`ClusterError::Unavailable`], if a shard has no primary until the deadline, and the feed is to begin now;
+    /// [`ClusterError::Unavailable`], if a shard has no primary until the deadline, and the feed begins now;
     /// [`ClusterError::Position`], if the position is of another cluster.
     pub fn changes(&self, options: ClusterFeedOptions) -> Result<ClusterFeed, ClusterError> {
         let ClusterFeedOptions { from, keys, prefix, values } = options;
@@ -282,13 +283,13 @@ impl ClusterClient {
 }
 
 impl ClusterFeed {
-    /// What comes next. `None` if nothing has come within this time; while keys are shown, a request to a node takes
-    /// the time that it takes.
+    /// The next item. `None` if none has come within this time. While keys are shown, a request to a node may take
+    /// longer.
     ///
-    /// A shard that nobody serves for a while is silent; what was changed then is told later.
+    /// A shard that no node serves for a while is silent. Its changes are shown later.
     ///
     /// # Errors
-    /// [`ClusterError::Unavailable`], while keys are shown. The next call goes on with it.
+    /// [`ClusterError::Unavailable`], while keys are shown. The next call continues.
     pub fn next(&mut self, within: Duration) -> Result<Option<ClusterFeedItem>, ClusterError> {
         let begun = Instant::now();
         loop {
@@ -304,7 +305,7 @@ impl ClusterFeed {
             if begun.elapsed() > within + AGAIN || !breaking::is_wanted() {
                 return Ok(None);
             }
-            // What has come meanwhile is taken before more keys are shown: nodes wait for nobody.
+            // Received changes are taken before more keys are shown, because nodes do not wait.
             if let Ok(heard) = self.heard.try_recv() {
                 self.hear(heard);
                 continue;
@@ -326,15 +327,14 @@ impl ClusterFeed {
         }
     }
 
-    /// Tells all keys that are there, of one shard or of all, beside what becomes of them, and then
-    /// [`ClusterFeedItem::Joined`]. Whoever keeps a copy removes its keys first ([`ClusterFeed::shard_of`]). Call it after
-    /// a gap.
+    /// Shows all present keys, of one shard or of all, beside their changes, and then [`ClusterFeedItem::Joined`]. A
+    /// program that keeps a copy removes the shard's keys first ([`ClusterFeed::shard_of`]). Call it after a gap.
     pub fn resync(&mut self, shard: Option<ShardIx>) {
         let scan = ScanState::new(self.client.config(), &self.prefix, self.values);
         self.ready.retain(|(_, item)| !item.as_ref().is_some_and(|item| item.is_void_after(shard)));
         match shard {
             Some(one) => {
-                // One that is under way has shown keys that may have gone in the gap.
+                // A scan under way has shown keys that may have gone in the gap.
                 self.scans.retain(|(of, _)| *of != shard);
                 self.scans.push_back((shard, scan.shard(one)));
             }
@@ -342,7 +342,7 @@ impl ClusterFeed {
         }
     }
 
-    /// Where a follower goes on that is to hear what this one has not given.
+    /// Where another follower continues after the items of this one.
     pub fn position(&self) -> &ClusterPosition {
         &self.position
     }
@@ -369,7 +369,7 @@ impl ClusterFeed {
                 self.scans.pop_front();
                 self.ready.push_back((None, Some(ClusterFeedItem::Joined { shard: of })));
             }
-            // Others may get on.
+            // Other scans may make progress.
             Err(ClusterError::Unavailable { shard, why, .. }) => {
                 self.scans.rotate_left(1);
                 let waited = self.stuck.get_or_insert_with(Instant::now).elapsed();
@@ -404,7 +404,7 @@ impl ClusterFeed {
     }
 }
 
-/// What is given of a change. `None`: nothing.
+/// The item for a change. `None`: the change is not shown.
 fn item(shard: ShardIx, Told { at, effect, key, value }: Told) -> Option<ClusterFeedItem> {
     let left = |key, cause| Some(ClusterFeedItem::Left { shard, at, key, cause });
     match effect {
@@ -418,11 +418,11 @@ fn item(shard: ShardIx, Told { at, effect, key, value }: Told) -> Option<Cluster
     }
 }
 
-/// Where a shard stands.
+/// The state of a shard.
 #[derive(Debug)]
 struct Followed {
     at: Option<FeedAt>,
-    /// Who was to tell of it, when nobody did: it is asked again after a while, another one at once.
+    /// A primary that did not tell of the shard. It is asked again after a while, another one at once.
     refused: Option<((NodeId, u64), Pause)>,
 }
 
@@ -440,15 +440,15 @@ impl Pause {
     }
 }
 
-/// What a node is asked, by a task of its own.
+/// The questions to a node, by a task of its own.
 #[derive(Debug)]
 struct Asked {
     follows: mpsc::UnboundedSender<Follow>,
-    /// Not answered yet: the ask, and its shards, with who was known to serve them.
+    /// The last question without an answer yet: its number and its shards, each with its primary at that time.
     last: Option<(u64, FxHashMap<ShardIx, Wanted>)>,
 }
 
-/// What is wanted of a shard: what follows this change, from its primary in this epoch.
+/// What is wanted of a shard: the changes after this one, from its primary in this epoch.
 type Wanted = (Option<FeedAt>, (NodeId, u64));
 
 /// What came from a node: an answer, or the end of its connection.
@@ -459,11 +459,11 @@ type Came = (NodeId, Result<Changes, WireError>);
 struct Between {
     /// Bytes of changes that wait for the program.
     waiting: AtomicUsize,
-    /// Why a node could not be asked, at last.
+    /// Why a node could not be asked, most recently.
     why: Mutex<Option<String>>,
 }
 
-/// Asks nodes on behalf of one feed.
+/// Asks nodes on behalf of a feed.
 #[derive(Debug)]
 struct Task {
     shared: Weak<Shared>,
@@ -471,7 +471,7 @@ struct Task {
     who: Identity,
     shards: Vec<Followed>,
     values: bool,
-    /// `Err`: not before that.
+    /// `Err`: the node is not asked before this time.
     nodes: FxHashMap<NodeId, Result<Asked, Instant>>,
     asks: u64,
     heard: SyncSender<Heard>,
@@ -491,12 +491,12 @@ impl Task {
         }
     }
 
-    /// Asks each node for the shards that it serves, unless it was.
+    /// Asks each node for the shards that it serves, unless it was asked already.
     fn ask(&mut self, shared: &Shared, came: &mpsc::Sender<Came>) {
         let now = Instant::now();
         let mut wanted: FxHashMap<NodeId, Vec<(ShardIx, Wanted)>> = FxHashMap::default();
         let known = lock(&shared.known);
-        // An answer may be full before the last of them had its turn: each ask begins somewhere else.
+        // An answer may be full before the last shards have their turn: so each question begins with another shard.
         let (count, from) = (self.shards.len(), self.asks.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32);
         for index in (0..count).map(|index| (index + from as usize) % count) {
             let (shard, followed) = (index as ShardIx, &self.shards[index]);
@@ -547,7 +547,7 @@ impl Task {
             }
         };
         let Some(Ok(asked)) = self.nodes.get_mut(&node) else { return };
-        // What was answered too late, the next answer tells again.
+        // The next answer has the changes of an answer that came too late.
         let Some((_, asked)) = asked.last.take_if(|(last, _)| *last == ask) else { return };
         for (shard, part) in shards {
             let (Some((after, served)), Some(followed)) =
@@ -561,7 +561,7 @@ impl Task {
                 continue;
             };
             followed.refused = None;
-            // Another node may have told it meanwhile.
+            // Another node may have sent the changes meanwhile.
             if followed.at == *after {
                 followed.at = Some(part.changes.last().map_or(part.from, |told| told.at));
                 let heard = Heard { shard, after: *after, bytes: bytes_of(&part), part };
@@ -570,13 +570,13 @@ impl Task {
         }
     }
 
-    /// Waits while the program takes nothing, and gives up when it is gone.
+    /// Waits while the program takes nothing. Ends when the program is gone.
     async fn deliver(&self, mut heard: Heard) {
         while let Some(between) = self.between.upgrade() {
             let waiting = between.waiting.load(Ordering::Relaxed);
             if waiting == 0 || waiting + heard.bytes <= WAITING_BYTES {
                 let bytes = heard.bytes;
-                // Taken off again by who takes it: so it is added before.
+                // Subtracted by the reader: so it is added before.
                 between.waiting.fetch_add(bytes, Ordering::Relaxed);
                 match self.heard.try_send(heard) {
                     Err(TrySendError::Full(back)) => {
@@ -597,7 +597,7 @@ fn bytes_of(part: &FeedPart) -> usize {
     part.changes.iter().map(|told| told.key.len() + told.value.as_ref().map_or(0, Bytes::len)).sum()
 }
 
-/// One connection to a node, until it breaks, or nobody asks any more.
+/// A connection to a node, until it breaks, or nobody asks any more.
 async fn converse(
     addresses: Vec<String>,
     who: Identity,

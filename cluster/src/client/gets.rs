@@ -6,12 +6,15 @@ use crate::clock;
 use crate::core::state::{NodeId, ShardIx};
 use oneread::Client;
 use oneread::error::KeyError;
+use oneread::internals::breaking;
+use oneread::internals::tries::{Backoff, Failed, Repeatable, Tries};
+use std::cell::Cell;
 use std::fmt::Display;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// A key of a batch, and where it stands among those that were asked for.
+/// A key of a batch, with its index in the caller's list.
 #[derive(Debug)]
 struct BatchKey<'k> {
     at: usize,
@@ -30,11 +33,11 @@ impl AsRef<[u8]> for BatchKey<'_> {
 struct Batch<'k> {
     route: &'k Route,
     keys: Vec<BatchKey<'k>>,
-    /// Values that another thread has READ: where each stands among those that were asked for.
+    /// Values that another thread has READ, each with its index in the caller's list.
     found: Vec<(usize, Option<Vec<u8>>)>,
-    /// Where keys stand that could not be READ, and why.
+    /// Indexes of keys that could not be READ, and why.
     failed: Vec<(usize, KeyError)>,
-    /// Whether a lease lasted after all had landed (CL4), or why nothing was READ.
+    /// Whether the lease lasted after all values had landed (CL4), or why nothing was READ.
     is_leased: Result<bool, Why>,
 }
 
@@ -44,7 +47,7 @@ impl<'k> Batch<'k> {
         Batch { route, keys: Vec::with_capacity(keys), found, failed, is_leased: Ok(false) }
     }
 
-    /// What is seen counts only with the lease; without one all keys are READ again, and seen again.
+    /// READs the keys. The values count only with the lease. Without one, all keys are READ and passed to `see` again.
     fn read(&mut self, client: &mut Client, mut see: impl FnMut(usize, Option<Vec<u8>>)) {
         let Batch { route: Route { node, lease, .. }, keys, failed, .. } = self;
         let read = look_at(client, *node, |client| {
@@ -75,7 +78,7 @@ fn why(error: impl Display) -> Why {
     error.to_string().into()
 }
 
-/// READs at a table, and looks whether it is this node's: one at the same address may be another's by now.
+/// READs at a table, and checks that it is this node's: another node may have the address by now.
 #[inline]
 fn look_at<T, E: Display>(
     client: &mut Client,
@@ -102,7 +105,7 @@ impl Tables {
         Tables { shared, clients: Vec::new() }
     }
 
-    /// READs at a shard's primary. What was found counts if a lease lasts after it has landed (CL4).
+    /// READs at a shard's primary. The value counts if a lease lasts after it has landed (CL4).
     #[inline]
     pub(super) fn read<T, E: Display>(
         &mut self,
@@ -114,8 +117,8 @@ impl Tables {
         if lease.lasts(clock::now()) { Ok(found) } else { Err(self.want_lease(route)) }
     }
 
-    /// Sees to it that somebody READs the node's page. Who did may have given up while the node was away. Returns what is
-    /// missing.
+    /// Makes sure that a thread READs the node's page. An earlier thread may have given up while the node was away.
+    /// Returns what is missing.
     #[cold]
     fn want_lease(&mut self, route: &Route) -> Why {
         self.shared.look_again();
@@ -133,7 +136,7 @@ impl Tables {
         }
     }
 
-    /// READs batches, each at its node: over a wire at all nodes at once, in memory one after the other.
+    /// READs batches, each at its node: over a network at all nodes at once, in shared memory one after the other.
     fn read_each(&mut self, batches: &mut [Batch<'_>], values: &mut [Option<Vec<u8>>]) {
         for batch in batches.iter_mut().filter(|batch| batch.route.lease.is_some()) {
             batch.is_leased = self.connect(batch.route.node, batch.route.place).map(|_| false);
@@ -155,7 +158,7 @@ impl Tables {
         };
         if threads > 0 {
             std::thread::scope(|scope| {
-                // Where no thread can be had, this one reads all.
+                // If no thread can be started, this one READs all.
                 for _ in 1..threads {
                     if std::thread::Builder::new().spawn_scoped(scope, read_all).is_err() {
                         break;
@@ -172,7 +175,7 @@ impl Tables {
         }
     }
 
-    /// READs at a node, whatever it is by now for a shard.
+    /// READs at a node, whatever its role for a shard.
     #[inline]
     fn look<T, E: Display>(
         &mut self,
@@ -191,7 +194,7 @@ impl Tables {
         looked
     }
 
-    /// A client of a node's table, which is connected if it was not.
+    /// The client of a node's table. Connects if it is not connected.
     #[cold]
     fn connect(&mut self, node: NodeId, place: usize) -> Result<&mut Client, Why> {
         if self.clients.len() <= place {
@@ -206,7 +209,8 @@ impl Tables {
 }
 
 impl ClusterClient {
-    /// A key's value, or `None`: linearizable. One READ at the primary, and while no lease covers its shard, a wait for one.
+    /// Returns a key's value, or `None`: linearizable. One READ at the primary. While no lease covers the shard, waits
+    /// for one.
     ///
     /// # Errors
     /// [`ClusterError::Invalid`]; [`ClusterError::Unavailable`] after
@@ -217,14 +221,14 @@ impl ClusterClient {
         Ok(is_there.then_some(value))
     }
 
-    /// The same, into `value`, which is cleared first. Whether the key is there.
+    /// As [`ClusterClient::get`], into `value`, which is cleared first. Returns whether the key is there.
     ///
     /// # Errors
     /// As [`ClusterClient::get`].
     pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, ClusterError> {
         let shard = self.check(key, 0)?;
         value.clear();
-        // What is usual stands apart, without what other tries need.
+        // The usual case stands apart, without the state of further tries.
         if let Some(route) = self.routes.load().of(shard)
             && let Ok(is_there) = self.tables.read(route, |client| client.get_into(key, value))
         {
@@ -235,16 +239,18 @@ impl ClusterClient {
 
     #[cold]
     fn get_again(&mut self, shard: ShardIx, key: &[u8], value: &mut Vec<u8>) -> Result<bool, ClusterError> {
-        self.until_found(shard, &mut Some(Instant::now()), |tables, _, route| {
+        let mut tries = self.tries().begun();
+        self.until_found(shard, &mut tries, |tables, _, route| {
             tables.read(route, |client| client.get_into(key, value))
         })
     }
 
-    /// Values of many keys: one READ each, many at once at each node. Over a wire all nodes are READ at once, each by a thread of
-    /// its own for as long as the call lasts; tables in memory are READ one after the other.
+    /// Returns the values of many keys: one READ each, many at once at each node. Over a network all nodes are READ at
+    /// once, each by a thread of its own for the duration of the call. Tables in shared memory are READ one after the
+    /// other.
     ///
     /// # Errors
-    /// As [`ClusterClient::get`], for any of them.
+    /// As [`ClusterClient::get`], for any of the keys.
     pub fn get_many<K: AsRef<[u8]>>(&mut self, keys: &[K]) -> Result<Vec<Option<Vec<u8>>>, ClusterError> {
         let (config, mut shards) = (&self.shared.config, std::mem::take(&mut self.shards));
         shards.clear();
@@ -253,8 +259,8 @@ impl ClusterClient {
             *shard = check(config, key.as_ref(), 0)?;
         }
         let mut values = vec![None; keys.len()];
-        let mut begun = None;
-        // All at one node: its table takes the keys as they are.
+        let mut tries = self.tries();
+        // All keys are at one node: its table takes them as they are.
         if let Some(route) = self.routes.load().of_all(&shards) {
             let read = self.tables.read(route, |client| {
                 client.get_many_with(keys, |at, value| match value {
@@ -269,26 +275,26 @@ impl ClusterClient {
                 self.shards = shards;
                 return Ok(values);
             }
-            begun = Some(Instant::now());
+            tries = tries.begun();
         }
-        self.get_apart(keys, &shards, &mut values, &mut begun)?;
+        self.get_apart(keys, &shards, &mut values, &mut tries)?;
         self.shards = shards;
         Ok(values)
     }
 
-    /// The same, of keys at several nodes, and again until all are known.
+    /// READs keys at several nodes, and repeats that until all values are known.
     #[inline(never)]
     fn get_apart<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
         shards: &[ShardIx],
         values: &mut [Option<Vec<u8>>],
-        begun: &mut Option<Instant>,
+        tries: &mut Tries,
     ) -> Result<(), ClusterError> {
         // In order.
         let mut left: Vec<usize> = (0..keys.len()).collect();
         while let Some(&first) = left.first() {
-            self.until_found(shards[first], begun, |tables, routes, _| {
+            self.until_found(shards[first], tries, |tables, routes, _| {
                 let mut missing = Vec::new();
                 let (mut batches, mut of_site) = (Vec::<Batch<'_>>::new(), vec![usize::MAX; routes.sites()]);
                 for &at in &left {
@@ -333,8 +339,9 @@ impl ClusterClient {
         Ok(())
     }
 
-    /// A key's value in any whole copy of its shard, the primary's first: never torn, perhaps old, and it asks neither
-    /// for a lease nor for etcd. A copy that was once whole may have been left out since. `None` may be as old.
+    /// Returns a key's value from any complete copy of its shard, the primary's first. It is never torn, but may be
+    /// old: this asks neither for a lease nor for etcd. A copy that was once complete may have been left out since.
+    /// `None` may be as old.
     ///
     /// # Errors
     /// [`ClusterError::Invalid`]; [`ClusterError::Unavailable`] at once, if no copy can be READ.
@@ -353,32 +360,39 @@ impl ClusterClient {
         Err(ClusterError::Unavailable { shard, waited: begun.elapsed(), why: why.into() })
     }
 
-    /// Tries until a READ counts, or the time is over. When it was `begun` is noted when something has failed: before that
-    /// there is no look at the time, and the second try is made at once.
+    /// The tries of READs. The second one is made at once, and each further one when something was learned.
+    pub(super) fn tries(&self) -> Tries {
+        Tries::within(self.deadline, Backoff::new(AGAIN, AGAIN))
+    }
+
+    /// Repeats a READ until it counts, or the time is over. Before the first try has failed the clock is not read.
     pub(super) fn until_found<T>(
         &mut self,
         shard: ShardIx,
-        begun: &mut Option<Instant>,
+        tries: &mut Tries,
         mut try_at: impl FnMut(&mut Tables, &Routes, &Route) -> Result<T, Why>,
     ) -> Result<T, ClusterError> {
-        loop {
-            let version = begun.map(|_| self.shared.version());
+        let shared = Arc::clone(&self.shared);
+        let version = Cell::new(None);
+        let rest = |_: &Why, pause: Duration, left: Duration| {
+            let goes_on = breaking::is_wanted();
+            if let Some(version) = version.get().filter(|_| goes_on) {
+                shared.wait(version, pause.min(left));
+            }
+            goes_on
+        };
+        let found = tries.run_by(rest, |tries| {
+            version.set(tries.has_begun().then(|| shared.version()));
             let routes = self.routes.load();
             let tried = match routes.of(shard) {
                 Some(route) => try_at(&mut self.tables, routes, route),
                 None => Err(why("nobody serves it, as far as etcd says")),
             };
-            let why = match tried {
-                Ok(found) => return Ok(found),
-                Err(why) => why,
-            };
-            let begun = *begun.get_or_insert_with(Instant::now);
-            let Some(left) = self.left(begun) else {
-                return Err(ClusterError::Unavailable { shard, waited: begun.elapsed(), why: why.into() });
-            };
-            if let Some(version) = version {
-                self.shared.wait(version, left.min(AGAIN));
-            }
-        }
+            tried.map_err(|why| Failed::ForNow(why, Repeatable::READ))
+        });
+        found.map_err(|failed| {
+            let why = failed.or(|why| why).into();
+            ClusterError::Unavailable { shard, waited: tries.waited(), why }
+        })
     }
 }

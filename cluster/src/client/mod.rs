@@ -34,22 +34,22 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-/// Longest time between two looks at what a request that was not done waits for.
+/// The longest pause before a request that was not done looks again at what it waits for.
 const AGAIN: Duration = Duration::from_millis(20);
-/// Between two questions to a node why it gives no lease.
+/// Time between two questions to a node why it gives no lease.
 const REASON_EVERY: Duration = Duration::from_millis(500);
 
-/// What a client of a cluster is told.
+/// The options of a client of a cluster.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ClusterOptions {
-    /// What nodes and clients of the cluster must know.
+    /// The secret of the cluster.
     pub secret: Secret,
-    /// Longest time for one call: a failover, with a lease on the new primary, takes a TTL and
-    /// a second, and one TTL more if the primary had just got the shard by a move.
+    /// The longest time for one call. A failover, with a lease on the new primary, takes a TTL and a second, and one
+    /// TTL more if the primary had just got the shard by a move.
     pub deadline: Duration,
-    /// How tables are READ. The token is the cluster's, and the lease of a region in shared memory is without end: what counts,
-    /// leases on nodes say, and [`ClusterClient::get_advisory`] reads on when its server is gone.
+    /// How tables are READ. The token is the cluster's. The lease of a region in shared memory never ends: leases on
+    /// nodes decide, and [`ClusterClient::get_advisory`] continues to READ when the server is gone.
     pub tables: ClientOptions,
 }
 
@@ -69,7 +69,7 @@ impl Default for ClusterOptions {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClusterError {
-    /// etcd, or what it has of the cluster.
+    /// etcd, or its keys of the cluster.
     #[error(transparent)]
     Etcd(#[from] EtcdError),
     /// The client's threads could not be started.
@@ -90,14 +90,14 @@ pub enum ClusterError {
         /// The longest value.
         value_max: usize,
     },
-    /// No value could be believed in time.
+    /// No value could be trusted in time.
     #[error("shard {shard} could not be read for {waited:?}: {why}")]
     Unavailable {
         /// The shard of the key.
         shard: ShardIx,
-        /// How long it was tried.
+        /// The time of the tries.
         waited: Duration,
-        /// What was missing at last.
+        /// What was missing last.
         why: String,
     },
     /// The change was certainly not made.
@@ -105,12 +105,12 @@ pub enum ClusterError {
     NotDone {
         /// The shard of the key.
         shard: ShardIx,
-        /// How long it was tried.
+        /// The time of the tries.
         waited: Duration,
-        /// What was missing at last.
+        /// What was missing last.
         why: String,
     },
-    /// The change may have been made, or may yet be.
+    /// The change may have been made, or may still be made.
     #[error(
         "shard {shard} did not answer for {waited:?}: the change may have been made, or may yet be; read the key to see, or \
          make changes exactly once"
@@ -118,15 +118,15 @@ pub enum ClusterError {
     Unknown {
         /// The shard of the key.
         shard: ShardIx,
-        /// How long it was waited for.
+        /// The time of the wait.
         waited: Duration,
     },
-    /// A feed cannot begin there.
+    /// The position cannot be used here.
     #[error(
         "the position is of another cluster, or this one was removed and made again: begin without one, and scan"
     )]
     Position,
-    /// No entry lives as long, or as short.
+    /// No entry can have this time to live.
     #[error(
         "no entry of a cluster lives for {given:?}: a time to live is more than 0, and ten years at most"
     )]
@@ -134,7 +134,7 @@ pub enum ClusterError {
         /// The time given.
         given: Duration,
     },
-    /// Entries have no lives.
+    /// Entries have no ends.
     #[error(
         "entries of shard {shard} have no ends: a time to live needs nodes that were made by `oneread serve --life`, all of them; adding it \
          later loses all entries (docs/CLUSTER.md)"
@@ -143,7 +143,7 @@ pub enum ClusterError {
         /// The shard of the key.
         shard: ShardIx,
     },
-    /// No owner has that number.
+    /// No owner has this number.
     #[error("{given} is no number of an owner: give one of 1 to {OWNER_MAX}")]
     OwnerNumber {
         /// The number given.
@@ -157,7 +157,7 @@ pub enum ClusterError {
         /// The shortest time: the cluster's TTL.
         least: Duration,
     },
-    /// The owner has another session, or its entries of before are still leaving.
+    /// The owner has another session, or its former entries are still leaving.
     #[error(
         "owner {owner} has another session, or its entries are still leaving, at shard {shard}: remove the owner first, or take \
          another number"
@@ -168,7 +168,7 @@ pub enum ClusterError {
         /// The first such shard.
         shard: ShardIx,
     },
-    /// The owner was removed, or was not heard for longer than it may be away.
+    /// The owner was removed, or was silent for longer than it may be away.
     #[error(
         "owner {owner} was removed, or was away for longer than it said, and its entries leave: remove it everywhere, and \
          begin as this owner again"
@@ -182,9 +182,9 @@ pub enum ClusterError {
     OwnerLeaves {
         /// The owner.
         owner: u16,
-        /// How many shards still have some, or have not said that they have none.
+        /// The number of shards that still have some, or have not confirmed that they have none.
         shards: usize,
-        /// How long it was waited for.
+        /// The time of the wait.
         waited: Duration,
     },
     /// Entries have no owners.
@@ -204,20 +204,20 @@ pub enum ClusterError {
     },
 }
 
-/// What the handles of a client share.
+/// The state that the handles of a client share.
 #[derive(Debug)]
 struct Shared {
     config: ClusterConfig,
     options: ClusterOptions,
     known: Mutex<Known>,
     routes: Arc<ArcSwap<Routes>>,
-    /// Goes up when something was learned that somebody may wait for.
+    /// Goes up when something was learned for which a call may wait.
     version: Mutex<u64>,
     changed: Condvar,
-    /// A client of each node's table that some handle READs.
+    /// A client of each node's table that a handle READs.
     tables: Mutex<FxHashMap<NodeId, Client>>,
     copies: AtomicU64,
-    /// What nodes said of why they give no lease, and when they were asked.
+    /// The nodes' reasons for giving no lease, and when they were asked.
     reasons: Mutex<FxHashMap<NodeId, (Instant, String)>>,
     /// Nodes on which leases are wanted now: their pages are READ at once.
     hurried: Arc<Hurried>,
@@ -269,7 +269,7 @@ impl Shared {
         *lock(&self.version)
     }
 
-    /// Waits until something was learned after this version, but not for longer than this.
+    /// Waits until something was learned after this version, but no longer than `longest`.
     fn wait(&self, version: u64, longest: Duration) {
         let now = lock(&self.version);
         let _ = self.changed.wait_timeout_while(now, longest, |now| *now == version);
@@ -283,7 +283,7 @@ impl Shared {
         lock(&self.known).about(node).is_some()
     }
 
-    /// A client of a node's table. The first one keeps a lease on the node from then on.
+    /// A client of a node's table. The first one keeps a lease on the node from now on.
     fn table(self: &Arc<Shared>, node: NodeId) -> Result<Client, String> {
         if let Some(client) = lock(&self.tables).get(&node) {
             return Ok(client.clone());
@@ -299,8 +299,8 @@ impl Shared {
         Ok(client)
     }
 
-    /// Why there is no lease on a node, as far as it says: etcd takes no beat of it, perhaps. It is asked beside, once in a
-    /// while, so at first nothing is known.
+    /// Why there is no lease on a node, if the node has said so: for example, etcd takes no beat of it. It is asked in
+    /// the background, now and then, so at first nothing is known.
     fn why_no_lease(self: &Arc<Shared>, node: NodeId) -> String {
         let mut reasons = lock(&self.reasons);
         let is_due = reasons.get(&node).is_none_or(|(at, _)| at.elapsed() >= REASON_EVERY);
@@ -314,18 +314,18 @@ impl Shared {
         told
     }
 
-    /// Nothing keeps a lease on the node any more: the next use connects anew.
+    /// Drops a node's table: nothing keeps a lease on it any more. The next use connects again.
     fn lose_table(&self, node: NodeId) {
         lock(&self.tables).remove(&node);
         self.wake();
     }
 }
 
-/// The table's token follows from the secret: nobody has given one.
+/// The table's token follows from the secret: no option has one.
 const ANOTHER_SECRET: &str =
     "it has another secret than this client: give all nodes and clients of the cluster the same one";
 
-/// Connects to a node's table at the first of its addresses where it is.
+/// Connects to a node's table, at the first of its addresses that answers.
 fn connect(node: NodeId, about: Option<&NodeAbout>, options: &ClusterOptions) -> Result<Client, String> {
     let about = about.ok_or_else(|| format!("where node {node} is was not told yet"))?;
     let mut why = format!("node {node} names no address of its table");
@@ -346,14 +346,14 @@ fn connect(node: NodeId, about: Option<&NodeAbout>, options: &ClusterOptions) ->
     Err(why)
 }
 
-/// A handle of a client of a cluster: `Client`'s calls, over all its shards.
+/// A handle of a client of a cluster: the calls of `Client`, over all shards.
 ///
-/// A clone is a handle of its own for another thread; it shares connections for requests, what is known of the cluster,
-/// and leases. `Send`, and all calls take `&mut self`.
+/// A clone is a handle for another thread. It shares connections for requests, the state of the cluster, and leases.
+/// `Send`, and all calls take `&mut self`.
 ///
-/// A GET is one READ at the shard's primary, and a look at the clock. For that, one thread for each node that is READ
-/// READs the node's page three times a beat, 12 times a second with the default times. The first GET at a node
-/// waits for two such READs, up to two beats.
+/// A GET is one READ at the shard's primary, and a look at the clock. For the leases, a thread for each node READs the
+/// node's page three times a beat, 12 times a second with the default times. The first GET at a node waits for two such
+/// READs, up to two beats.
 #[derive(Debug)]
 pub struct ClusterClient {
     shared: Arc<Shared>,
@@ -362,11 +362,11 @@ pub struct ClusterClient {
     /// Of a batch's keys: kept for the next one.
     shards: Vec<ShardIx>,
     replies: (mpsc::Sender<Ended>, mpsc::Receiver<Ended>),
-    /// With one, outcomes are remembered: the lane, and the last number.
+    /// If it has one, outcomes are stored: the lane, and the last number.
     lane: Option<RequestId>,
-    /// As whom it puts.
+    /// The owner as which it puts.
     owner: Option<Arc<Owning>>,
-    /// Longest time for one call.
+    /// The longest time for one call.
     deadline: Duration,
 }
 
@@ -377,7 +377,7 @@ impl Clone for ClusterClient {
     }
 }
 
-/// The shard of a key that the cluster may hold.
+/// Checks a key and the length of a value. Returns the shard.
 #[inline]
 fn check(config: &ClusterConfig, key: &[u8], value_len: usize) -> Result<ShardIx, ClusterError> {
     if config.may_hold(key, value_len) {
@@ -393,17 +393,16 @@ fn refused(config: &ClusterConfig, key_len: usize, value_len: usize) -> ClusterE
     ClusterError::Invalid { key_len, value_len, key_max, value_max }
 }
 
-/// A number that is never given again. From the system: a generator of this thread would give two children of a process
-/// (fork) the same one.
+/// A number that is never drawn again. From the system: two children of a process (fork) would have the same generator.
 fn random() -> u64 {
     SysRng.try_next_u64().unwrap_or_else(|_| rand::random())
 }
 
 impl ClusterClient {
-    /// Learns from etcd what the cluster is, and follows it from then on.
+    /// Reads the state of the cluster from etcd, and follows it from then on.
     ///
     /// # Errors
-    /// [`ClusterError::Etcd`], if it does not answer, or has no such cluster; [`ClusterError::Threads`].
+    /// [`ClusterError::Etcd`], if etcd does not answer, or has no such cluster; [`ClusterError::Threads`].
     pub fn connect(
         name: ClusterName,
         etcd: EtcdOptions,
@@ -440,16 +439,16 @@ impl ClusterClient {
         ClusterClient { shared, routes, tables, shards, replies: mpsc::channel(), lane, owner, deadline }
     }
 
-    /// Whether outcomes of changes are remembered, so that a request whose answer was lost is made again and still done
-    /// once: then there is no [`ClusterError::Unknown`] where the cluster goes on in time. It costs an entry a handle
-    /// and shard, and each change replicates two entries.
+    /// Whether outcomes of changes are stored, so that a request whose answer was lost can be repeated and is still
+    /// done once. Then there is no [`ClusterError::Unknown`] if the cluster recovers in time. It costs an entry for
+    /// each handle and shard, and each change replicates two entries.
     #[must_use]
     pub fn exactly_once(mut self, is_so: bool) -> ClusterClient {
         self.lane = is_so.then(|| RequestId { lane: random(), number: 0 });
         self
     }
 
-    /// What the cluster is.
+    /// The cluster's configuration.
     pub fn config(&self) -> &ClusterConfig {
         &self.shared.config
     }
@@ -459,17 +458,17 @@ impl ClusterClient {
         self.shared.config.shard_of(key)
     }
 
-    /// The primary of a shard, as it is known.
+    /// The primary of a shard, if it is known.
     pub fn primary(&self, shard: ShardIx) -> Option<NodeId> {
         lock(&self.shared.known).primary(shard)
     }
 
-    /// Nodes that are known, and what they say of themselves.
+    /// The known nodes, with what others need to know of them.
     pub fn nodes(&self) -> Vec<(NodeId, NodeAbout)> {
         lock(&self.shared.known).nodes().map(|(id, about)| (id, about.clone())).collect()
     }
 
-    /// Whether a READ of this key would be believed, if it landed now.
+    /// Whether a READ of this key would be believed if it landed now.
     pub fn has_lease(&mut self, key: &[u8]) -> bool {
         let shard = self.shard_of(key);
         let route = self.routes.load().of(shard);
@@ -481,7 +480,7 @@ impl ClusterClient {
         check(&self.shared.config, key, value_len)
     }
 
-    /// What is left of the time for a call. `None`: it is over, or nobody wants to wait any more.
+    /// The time that is left for a call. `None`: it is over, or the wait is not wanted any more.
     fn left(&self, begun: Instant) -> Option<Duration> {
         self.deadline.checked_sub(begun.elapsed()).filter(|_| breaking::is_wanted())
     }

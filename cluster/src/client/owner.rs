@@ -1,4 +1,4 @@
-//! Owners of entries: handles whose entries go with them (CL19).
+//! Owners of entries: handles whose entries go when they end (CL19).
 
 use super::changes::{Asked, Change};
 use super::{ClusterClient, ClusterError, random};
@@ -7,28 +7,29 @@ use crate::core::owners;
 use crate::core::sending::Sending;
 use crate::core::state::{ShardIx, Time};
 use oneread::OwnerOptions;
+use oneread::internals::tries::Backoff;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-/// Between two questions whether all entries of an owner have left.
+/// Time between two questions whether all entries of an owner have left.
 const ASK_MIN: Duration = Duration::from_millis(5);
 const ASK_MAX: Duration = Duration::from_millis(200);
-/// So many times a session says that it is there in the time for which it may be away.
+/// A session reports this many times within the time that it may be away.
 const STAYS: u32 = 4;
 
-/// A session of an owner. It says that it is there until the last handle that has it is dropped.
+/// A session of an owner. It reports that it is there until its last handle is dropped.
 #[derive(Debug)]
 pub(super) struct Owning {
     session: Session,
     is_gone: Arc<AtomicBool>,
-    /// Dropped with it: then its thread ends.
+    /// When this is dropped, its thread ends.
     _is_there: mpsc::Sender<()>,
 }
 
 impl Owning {
-    /// What life an entry is to have that is put so.
+    /// The life of an entry that this session puts.
     pub(super) fn wants(&self, asked: &Asked) -> Result<Wanted, ClusterError> {
         if !matches!(asked.kind, Kind::Put(_) | Kind::Insert(_) | Kind::Update(_)) {
             return Ok(asked.wanted);
@@ -39,7 +40,7 @@ impl Owning {
         Ok(Wanted::new(asked.wanted.ttl(), Some(self.session)))
     }
 
-    /// What became of changes: where one shard says that it is gone, it is everywhere.
+    /// Takes the outcomes of changes: when one shard says that the owner is gone, it is gone everywhere.
     pub(super) fn see(&self, ended: &[Result<Outcome, ClusterError>]) {
         if ended.iter().any(|ended| matches!(ended, Err(ClusterError::OwnerGone { .. }))) {
             self.is_gone.store(true, Ordering::Relaxed);
@@ -48,21 +49,21 @@ impl Owning {
 }
 
 impl ClusterClient {
-    /// Another handle of the same client, that puts as an owner: entries that it and its clones put, insert or update are the
-    /// owner's. What others put in their place is not, and a swap leaves an entry whose it is.
+    /// Another handle of the same client, that puts as an owner. Entries that it and its clones put, insert or update
+    /// are the owner's. Entries that others put in their place are not. A swap keeps an entry's owner.
     ///
-    /// The handle and its clones are one session: an owner has one at a time, and a thread of it tells each shard that it
-    /// is there, four times in [`OwnerOptions::absent_for`]. When a shard has not heard it for that long, or somebody calls
-    /// [`ClusterClient::remove_owner`], it puts no more in that shard, and the owner's entries there leave: one after
-    /// the other, as changes that followers are told of. Until a shard has removed the last one, GETs may find those that
-    /// are left, and the number is not given again. With the first refusal all puts of the session are refused
-    /// ([`ClusterError::OwnerGone`]), and it is there no more.
+    /// The handle and its clones are one session. An owner has one session at a time, and a thread of it reports to
+    /// each shard that it is there, four times in [`OwnerOptions::absent_for`]. When a shard has not heard from it for
+    /// that long, or when somebody calls [`ClusterClient::remove_owner`], it puts no more in that shard, and the
+    /// owner's entries there leave: one after the other, as changes that followers see. Until a shard has removed the
+    /// last one, GETs may find the rest, and the number is not given again. After the first refusal all puts of the
+    /// session are refused ([`ClusterError::OwnerGone`]), and it stops reporting.
     ///
-    /// When the last handle is dropped, the session says nothing more: the entries leave when it has been away for `absent_for`, or
-    /// with [`ClusterClient::remove_owner`].
+    /// When the last handle is dropped, the session stops reporting. Its entries leave when it was away for
+    /// `absent_for`, or with [`ClusterClient::remove_owner`].
     ///
-    /// A primary that is new, or has a new life, counts the time from the beginning. One that stood still does not count that
-    /// time.
+    /// A new primary, or one with a new life, counts the time from the beginning. A primary that stood still does not
+    /// count that time.
     ///
     /// # Errors
     /// [`ClusterError::OwnerNumber`]; [`ClusterError::AbsentFor`]; [`ClusterError::OwnerTaken`];
@@ -78,7 +79,8 @@ impl ClusterClient {
         let mut client = ClusterClient { owner: None, ..self.clone() };
         let session = Session { owner: number, number: random() };
         if let Err(error) = client.begin_as(session, absent_for) {
-            // Where it has begun, it ends: else the number would not be given for as long as it may be away.
+            // If the session has begun, it is ended. Otherwise the number would be blocked for as long as it may be
+            // away.
             client.ask_owner(&client.all_shards(), number, &Kind::RemoveOwner(session));
             return Err(error);
         }
@@ -107,7 +109,7 @@ impl ClusterClient {
                 return Err(ClusterError::OwnerTaken { owner, shard: *shard });
             }
         }
-        // Some may have taken long, and others heard nothing meanwhile.
+        // Some shards may have taken long, and others heard nothing meanwhile.
         for ended in self.ask_owner(&shards, owner, &Kind::Stay(session)) {
             if ended? != Outcome::Done {
                 return Err(ClusterError::OwnerGone { owner });
@@ -120,27 +122,27 @@ impl ClusterClient {
         (0..self.shared.config.shards).collect()
     }
 
-    /// Removes all entries of an owner, and waits until they are gone: no GET that begins after this has returned finds one
-    /// of them, but an advisory one. The owner's session puts nothing any more. Returns whether there was such an owner.
+    /// Removes all entries of an owner, and waits until they are gone: no GET that begins after this has returned finds
+    /// one of them, except an advisory one. The owner's session puts no more. Returns whether there was such an owner.
     /// It may be repeated.
     ///
-    /// One round trip a node if there is no such owner; else some more, at least two passes of each node over its table, and a
-    /// replicated change an entry. Under load a pass takes longer.
+    /// Costs one round trip to each node if there is no such owner. Otherwise it costs some more, at least two passes
+    /// of each node over its table, and a replicated change for each entry. Under load a pass takes longer.
     ///
     /// # Errors
-    /// [`ClusterError::OwnerNumber`]; [`ClusterError::OwnerLeaves`] if some are left when the time for a call is over; as
-    /// [`ClusterClient::put`].
+    /// [`ClusterError::OwnerNumber`]; [`ClusterError::OwnerLeaves`] if some entries are left when the time for a call
+    /// is over; as [`ClusterClient::put`].
     pub fn remove_owner(&mut self, number: u16) -> Result<bool, ClusterError> {
         check(number)?;
         let (begun, shards) = (Instant::now(), self.all_shards());
-        // By session: whoever begins meanwhile is another one.
+        // By session: an owner that begins meanwhile has another one.
         let mut left = Vec::new();
         for (shard, ended) in shards.iter().zip(self.ask_owner(&shards, number, &Kind::Who)) {
             if let Outcome::Is(session) = ended? {
                 left.push((*shard, Session { owner: number, number: session }));
             }
         }
-        let (was_there, mut pause) = (!left.is_empty(), ASK_MIN);
+        let (was_there, mut backoff) = (!left.is_empty(), Backoff::new(ASK_MIN, ASK_MAX));
         loop {
             let asked = left.iter().map(|(shard, session)| (*shard, number, Kind::RemoveOwner(*session)));
             let ended = self.ask_owners(asked.collect());
@@ -158,12 +160,11 @@ impl ClusterClient {
                 let (shards, waited) = (left.len(), begun.elapsed());
                 return Err(ClusterError::OwnerLeaves { owner: number, shards, waited });
             };
-            std::thread::sleep(pause.min(time));
-            pause = (pause * 2).min(ASK_MAX);
+            std::thread::sleep(backoff.take().min(time));
         }
     }
 
-    /// Asks some shards of an owner, at once.
+    /// Asks some shards about an owner, at once.
     fn ask_owner(
         &mut self,
         shards: &[ShardIx],
@@ -175,7 +176,7 @@ impl ClusterClient {
 
     fn ask_owners(&mut self, asked: Vec<(ShardIx, u16, Kind)>) -> Vec<Result<Outcome, ClusterError>> {
         let change = |(shard, number, kind): (ShardIx, u16, Kind)| {
-            // A second copy of what begins a session may come after that has ended, and begin it again.
+            // A second copy of a request that begins a session could come after its end, and begin it again.
             let may_repeat = !matches!(kind, Kind::Own(..));
             Ok(Change::new(shard, owners::key(shard, number), kind.into(), Sending::new(may_repeat)))
         };
@@ -187,7 +188,7 @@ fn check(number: u16) -> Result<(), ClusterError> {
     if (1..=OWNER_MAX).contains(&number) { Ok(()) } else { Err(ClusterError::OwnerNumber { given: number }) }
 }
 
-/// Says that a session is there, until it is not.
+/// Reports that a session is there, until it ends.
 pub(super) fn stay(
     mut client: ClusterClient,
     session: Session,

@@ -1,4 +1,4 @@
-//! READs of nodes' pages, so that there are leases (CL2): one thread for each node that a client READs.
+//! READs of nodes' pages, for leases (CL2): one thread for each node that a client READs.
 
 use super::{Shared, lock};
 use crate::clock;
@@ -34,7 +34,7 @@ impl Hurried {
     }
 }
 
-/// READs a node's page some times a beat, for as long as there is a handle and the node is known.
+/// READs a node's page several times a beat, as long as there is a handle and the node is known.
 pub fn keep(shared: &Arc<Shared>, node: NodeId, client: Client) -> std::io::Result<()> {
     let (hurried, shared) = (shared.hurried.clone(), Arc::downgrade(shared));
     std::thread::Builder::new()
@@ -74,7 +74,7 @@ fn run(shared: &Weak<Shared>, hurried: &Hurried, node: NodeId, mut client: Clien
             }
         };
         if !is_it || fails > 2 || !shared.knows(node) {
-            // Whoever wants to READ it connects anew, perhaps to another address of the node.
+            // The next READ connects again, perhaps to another address of the node.
             shared.lose_table(node);
             return;
         }

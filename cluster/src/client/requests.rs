@@ -1,4 +1,4 @@
-//! Requests to nodes, and what etcd says: a runtime on a thread of its own, one for all handles of a client.
+//! Requests to nodes, and following etcd: a runtime on a thread of its own, for all handles of a client.
 
 use super::{ClusterError, ClusterOptions, Shared};
 use crate::core::etcd::{EtcdAnswer, EtcdCall};
@@ -7,6 +7,7 @@ use crate::core::state::{ClusterConfig, NodeId};
 use crate::etcd::{ClusterName, EtcdError, EtcdOptions, EtcdStore};
 use crate::wire::{Bounds, Identity, NodeConnection, Question, Said};
 use oneread::internals::breaking;
+use oneread::internals::tries::Backoff;
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak, mpsc as std_mpsc};
@@ -14,15 +15,15 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
-/// Between two attempts to read what etcd has.
+/// The pause between two attempts to read etcd.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
-/// Between two looks whether who connects still wants to.
+/// Time between two checks whether the connecting thread still wants to wait.
 const LOOK: Duration = Duration::from_millis(50);
-/// Longest time for a node to answer a question.
+/// The longest time for a node to answer a question.
 const ASK: Duration = Duration::from_secs(2);
 
-/// What became of a copy of a request.
+/// The end of a copy of a request.
 #[derive(Debug)]
 pub enum Ended {
     /// It was answered.
@@ -33,14 +34,14 @@ pub enum Ended {
     Lost(u64),
 }
 
-/// Requests for one node, and where their ends are told.
+/// Requests for one node, and the channel for their ends.
 #[derive(Debug)]
 struct Sent {
     requests: Vec<Request>,
     ends: std_mpsc::Sender<Ended>,
 }
 
-/// What the client's runtime is asked for.
+/// A task for the client's runtime.
 #[derive(Debug)]
 struct Ask(NodeId, Sent);
 
@@ -52,7 +53,7 @@ pub struct Runtime {
     asks: mpsc::UnboundedSender<Ask>,
 }
 
-/// What is known when a client begins.
+/// The state of the cluster when a client begins.
 #[derive(Debug)]
 pub struct Start {
     pub config: ClusterConfig,
@@ -62,7 +63,7 @@ pub struct Start {
 }
 
 impl Runtime {
-    /// Starts it, and reads what etcd has.
+    /// Starts the runtime, and reads etcd.
     pub fn start(
         name: ClusterName,
         etcd: EtcdOptions,
@@ -82,7 +83,8 @@ impl Runtime {
             let (config, read) = store.read_config().await?;
             Ok::<_, ClusterError>((store, config, read))
         });
-        // Whether this thread still wants to wait is asked outside of the runtime: who is asked may use another client.
+        // Whether this thread still wants to wait is asked outside of the runtime, because the callback may use another
+        // client.
         let (store, config, read) = loop {
             match runtime.block_on(async { timeout(LOOK, &mut read).await }) {
                 Ok(read) => break read?,
@@ -95,7 +97,7 @@ impl Runtime {
         Ok((Runtime { runtime: Some(runtime), who, asks }, Start { config, read, store, asked }))
     }
 
-    /// Follows etcd from then on, and sends requests.
+    /// Follows etcd from now on, and sends requests.
     pub fn follow(&self, shared: &Arc<Shared>, start: Start) {
         let Start { read, store, asked, .. } = start;
         let Some(runtime) = &self.runtime else { return };
@@ -103,7 +105,7 @@ impl Runtime {
         runtime.spawn(dispatch(Arc::downgrade(shared), self.who.clone(), asked));
     }
 
-    /// Runs something until it ends, at the latest with the last handle.
+    /// Runs a task until it ends, at the latest with the last handle.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         if let Some(runtime) = &self.runtime {
             runtime.spawn(task);
@@ -117,7 +119,7 @@ impl Runtime {
         }
     }
 
-    /// As whom connections to nodes are made.
+    /// The identity for connections to nodes.
     pub fn who(&self) -> &Identity {
         &self.who
     }
@@ -130,20 +132,20 @@ impl Runtime {
 
 impl Drop for Runtime {
     fn drop(&mut self) {
-        // The last handle may be dropped within a runtime of its user's, where nothing may block.
+        // The last handle may be dropped within a runtime of the user's, where nothing may block.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
     }
 }
 
-/// Reads what etcd has, and watches it. While it does not answer, nodes are asked.
+/// Reads etcd, and watches it. While it does not answer, nodes are asked.
 async fn follow(shared: Weak<Shared>, store: EtcdStore, first: EtcdAnswer, who: Identity) {
-    let (mut read, mut pause, mut call) = (Ok(first), PAUSE_MIN, 0);
+    let (mut read, mut backoff, mut call) = (Ok(first), Backoff::new(PAUSE_MIN, PAUSE_MAX), 0);
     loop {
         match &read {
             Ok(answer) => {
-                pause = PAUSE_MIN;
+                backoff.reset();
                 let learn = |answer: EtcdAnswer| match shared.upgrade() {
                     Some(shared) => {
                         shared.learn(|known| known.learn(&answer));
@@ -162,8 +164,7 @@ async fn follow(shared: Weak<Shared>, store: EtcdStore, first: EtcdAnswer, who: 
                 ask_nodes(&shared, &who).await;
             }
         }
-        sleep(pause).await;
-        pause = (pause * 2).min(PAUSE_MAX);
+        sleep(backoff.take()).await;
         if shared.strong_count() == 0 {
             return;
         }
@@ -172,7 +173,7 @@ async fn follow(shared: Weak<Shared>, store: EtcdStore, first: EtcdAnswer, who: 
     }
 }
 
-/// Asks a node why it gives no lease, and notes what it says. One that is good says nothing of that.
+/// Asks a node why it gives no lease, and stores the reason. A node that is good gives none.
 pub fn ask_why(shared: &Arc<Shared>, node: NodeId) {
     let Some(addresses) = super::lock(&shared.known).about(node).map(|about| about.requests.clone()) else {
         return;
@@ -198,7 +199,7 @@ pub fn ask_why(shared: &Arc<Shared>, node: NodeId) {
     });
 }
 
-/// Takes the map of whoever answers: newer states replace older ones.
+/// Takes the map of any node that answers: newer states replace older ones.
 async fn ask_nodes(shared: &Weak<Shared>, who: &Identity) {
     let Some(nodes) = shared.upgrade().map(|shared| {
         let known = super::lock(&shared.known);
@@ -245,9 +246,9 @@ fn not_sent(sent: Sent, why: &str) {
     }
 }
 
-/// Requests in frames of about so many bytes: one that has them all may be longer than any may be.
+/// Groups requests into frames of about this many bytes. A frame with all of them may be too long.
 fn in_frames(requests: Vec<Request>, enough: usize) -> Vec<Vec<Request>> {
-    // A request's numbers, and the lengths of what it brings.
+    // Bytes of a request beside its key and values.
     const REST: usize = 48;
     let (mut frames, mut bytes) = (Vec::<Vec<Request>>::new(), 0);
     for request in requests {
@@ -269,7 +270,7 @@ fn in_frames(requests: Vec<Request>, enough: usize) -> Vec<Vec<Request>> {
     frames
 }
 
-/// One connection to a node, from the first request on until it breaks. What is under way then is lost.
+/// One connection to a node, from the first request until it breaks. Requests under way are lost then.
 async fn converse(
     addresses: Vec<String>,
     who: Identity,
@@ -288,7 +289,7 @@ async fn converse(
         }
     };
     let mut under_way: FxHashMap<u64, std_mpsc::Sender<Ended>> = FxHashMap::default();
-    // Frames to send. Between two of them replies are read: the node hangs up on who leaves too many unread.
+    // Frames to send. Replies are read between two of them: the node hangs up on a client that leaves too many unread.
     let mut frames = VecDeque::new();
     let broken = loop {
         tokio::select! {
@@ -334,14 +335,14 @@ async fn converse(
     }
 }
 
-/// What a client asks of nodes, where a test answers for them.
+/// The requests of a client, for a test that answers them instead of nodes.
 #[cfg(test)]
 #[derive(Debug)]
 pub(super) struct AsksOfTest(mpsc::UnboundedReceiver<Ask>);
 
 #[cfg(test)]
 impl AsksOfTest {
-    /// What was asked next, of whom, and where their ends are told. `None`: nothing yet, or nothing more.
+    /// The next requests, their node, and the channel for their ends. `None`: none yet, or none any more.
     pub fn next(&mut self) -> Option<(NodeId, Vec<Request>, std_mpsc::Sender<Ended>)> {
         let Ask(node, Sent { requests, ends }) = self.0.try_recv().ok()?;
         Some((node, requests, ends))
@@ -350,7 +351,7 @@ impl AsksOfTest {
 
 #[cfg(test)]
 impl Runtime {
-    /// One that runs nothing: a test answers.
+    /// A runtime that runs nothing: a test answers.
     pub(super) fn of_test(who: Identity) -> (Runtime, AsksOfTest) {
         let (asks, asked) = mpsc::unbounded_channel();
         (Runtime { runtime: None, who, asks }, AsksOfTest(asked))

@@ -1,4 +1,4 @@
-//! Where a client READs each shard, and until when it believes what it finds: leases, as its handles see them.
+//! Where a client READs each shard, and until when it believes the values: leases, for its handles.
 //!
 //! A handle holds one set of routes, and looks whether there is a newer one by one load. A lease that is prolonged
 //! with the same shards open is prolonged in place. If a shard was opened or closed, or has another epoch, there
@@ -20,10 +20,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct NodeLease(AtomicU64);
 
 impl NodeLease {
-    /// Whether it lasts. `now` is the time after a value has landed (CL4).
+    /// Whether the lease lasts. `now` is the time after a value has landed (CL4).
     #[inline]
     pub fn lasts(&self, now: Time) -> bool {
-        // Whoever stores it has seen both pages: nothing else comes with it.
+        // Only the time is communicated: the thread that stores it has seen both pages.
         now < self.0.load(Ordering::Relaxed)
     }
 }
@@ -37,33 +37,33 @@ pub struct Route {
     pub epoch: u64,
     /// That node's place among the client's tables.
     pub place: usize,
-    /// A number of what is READ at one node, and counts by the same lease or by none: below [`Routes::sites`].
+    /// READs with the same site are at one node, and count by the same lease, or by none. Below [`Routes::sites`].
     pub site: u16,
-    /// `None`: no READ of the shard would be believed.
+    /// `None`: a READ of the shard would not be believed.
     pub lease: Option<Arc<NodeLease>>,
 }
 
-/// All shards.
+/// The routes of all shards.
 #[derive(Debug, Default)]
 pub struct Routes {
-    /// `None`: nobody serves it.
+    /// `None`: no node serves the shard.
     by_shard: Box<[Option<Route>]>,
-    /// The sites alone, by shard, or [`NO_SITE`]: so close together that those of many shards are looked at.
+    /// The sites by shard, or [`NO_SITE`]. They lie close together, so that a batch can look at many.
     site_of: Box<[u16]>,
     sites: usize,
 }
 
-/// There are as many sites as shards at most.
+/// There are at most as many sites as shards.
 const NO_SITE: u16 = u16::MAX;
 
 impl Routes {
-    /// Where a shard is.
+    /// The route of a shard.
     #[inline]
     pub fn of(&self, shard: ShardIx) -> Option<&Route> {
         self.by_shard.get(usize::from(shard))?.as_ref()
     }
 
-    /// Where all of these shards are, if they have one site.
+    /// The route of all of these shards, if they have one site.
     #[inline]
     pub fn of_all(&self, shards: &[ShardIx]) -> Option<&Route> {
         let (first, others) = shards.split_first()?;
@@ -72,27 +72,27 @@ impl Routes {
         others.iter().all(is_there).then_some(route)
     }
 
-    /// How many sites there are.
+    /// The number of sites.
     pub fn sites(&self) -> usize {
         self.sites
     }
 }
 
-/// What a client has learned, and the routes that follow.
+/// A client's knowledge, and the routes that follow from it.
 #[derive(Debug)]
 pub struct Known {
     view: View,
     shards: ShardIx,
-    /// Leases that handles have, with the epochs of the open shards.
+    /// The handles' leases, with the epochs of the open shards.
     leases: FxHashMap<NodeId, (Vec<Option<u64>>, Arc<NodeLease>)>,
-    /// Each node's place. None is used again.
+    /// Each node's place. No place is used again.
     places: FxHashMap<NodeId, usize>,
     /// The last lease on each shard: on whom, in which epoch.
     leased: Vec<Option<(NodeId, u64, Arc<NodeLease>)>>,
 }
 
 impl Known {
-    /// Nothing but the configuration.
+    /// Knows only the configuration.
     pub fn new(config: &ClusterConfig) -> Known {
         let view = View::new(config.shards, config.timing);
         let (leases, places) = (FxHashMap::default(), FxHashMap::default());
@@ -100,13 +100,13 @@ impl Known {
         Known { view, shards: config.shards, leases, places, leased }
     }
 
-    /// etcd has said something. Returns whether it is believed.
+    /// Takes an answer of etcd. Returns whether it is believed.
     pub fn learn(&mut self, answer: &EtcdAnswer) -> bool {
         self.view.learn(answer)
     }
 
-    /// A node has said what it knows of the etcd that is believed here. That tells where to READ; what is believed,
-    /// pages alone tell. Returns whether it was taken.
+    /// Takes the map of a node that believes the same etcd. The map says where to READ; only pages give leases. Returns
+    /// whether it was taken.
     pub fn learn_map(&mut self, map: &ClusterMap) -> bool {
         if map.adoption != self.view.adoption() {
             return false;
@@ -117,7 +117,7 @@ impl Known {
         true
     }
 
-    /// A page has landed. Returns whether there is another lease, and not the same one prolonged.
+    /// Takes a page. Returns whether there is a new lease, and not just the old one prolonged.
     pub fn page_landed(&mut self, node: NodeId, issued: Time, now: Time, page: &Page) -> bool {
         self.view.page_landed(node, issued, now, page);
         let Some((until, open)) = self.view.leases().of(node) else { return false };
@@ -132,12 +132,12 @@ impl Known {
         true
     }
 
-    /// A READ of a page has failed.
+    /// Notes that a READ of a page has failed.
     pub fn read_failed(&mut self, node: NodeId) {
         self.view.read_failed(node);
     }
 
-    /// What is known of a node.
+    /// What others need to know of a node.
     pub fn about(&self, node: NodeId) -> Option<&NodeAbout> {
         self.view.nodes().get(&node)
     }
@@ -158,7 +158,7 @@ impl Known {
         state.primary.map(|node| (node, state.epoch))
     }
 
-    /// Nodes with a whole copy of a shard, the primary first.
+    /// Nodes with a complete copy of a shard, the primary first.
     pub fn copies(&self, shard: ShardIx) -> Vec<NodeId> {
         let state = self.view.shard(shard);
         let standbys = state.in_sync.iter().filter(|node| Some(*node) != state.primary);
@@ -336,7 +336,7 @@ mod tests {
         let issued = told.now;
         assert!(!told.page(A, 1, 1, OPEN));
         assert!(told.all().iter().all(Option::is_none));
-        // The same beat proves nothing.
+        // A page with an equal beat proves nothing.
         assert!(!told.page(A, 1, 1, OPEN));
         assert!(told.all().iter().all(Option::is_none));
         assert!(told.page(A, 1, 2, OPEN));
@@ -433,7 +433,7 @@ mod tests {
         told.page(A, 1, 1, OPEN);
         told.page(A, 1, 2, OPEN);
         let before = told.lease(0).unwrap();
-        // The same node has a new epoch of shard 0. Nothing is believed of it until its pages say so.
+        // The node has a new epoch of shard 0. Nothing is believed of it until its pages say so.
         told.shard(0, 2, Some(A));
         assert!(told.all().iter().flatten().all(|lease| Arc::ptr_eq(lease, &before)));
         assert_eq!(told.known.lacking(), [A]);

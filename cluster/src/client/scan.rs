@@ -1,4 +1,5 @@
-//! Scans over all shards: each node's table in turn, of which those keys count whose primary the node is.
+//! Scans over all shards. They go through the nodes' tables, one after the other. At each node they show only keys of
+//! shards of which the node is primary.
 
 use super::routes::Route;
 use super::{ClusterClient, ClusterError};
@@ -12,17 +13,17 @@ use std::collections::VecDeque;
 pub struct ClusterScan<'c> {
     client: &'c mut ClusterClient,
     state: ScanState,
-    /// Keys of the last reply that were not given yet.
+    /// Keys of the last reply that were not shown yet.
     ready: VecDeque<ScannedKey>,
 }
 
-/// How far a scan has come: for who has the client only for one batch at a time, as threads that share handles do.
-/// [`ClusterClient::scan`] promises the same. `Send` and `Sync`.
+/// The state of a scan, for a program that has the client only for one batch at a time, as threads do that share
+/// handles. The guarantees are those of [`ClusterClient::scan`]. `Send` and `Sync`.
 #[derive(Debug)]
 pub struct ScanState {
     prefix: Vec<u8>,
     values: bool,
-    /// Shards of which not every key was shown.
+    /// Shards that were not shown to their end.
     left: Vec<ShardIx>,
     pass: Option<Pass>,
 }
@@ -31,9 +32,9 @@ pub struct ScanState {
 #[derive(Debug)]
 struct Pass {
     node: NodeId,
-    /// `None`: at its beginning.
+    /// `None`: it is at its beginning.
     cursor: Option<ScanCursor>,
-    /// Shards that it has shown from the beginning on, with their epochs.
+    /// Shards that the pass has shown from its beginning, with their epochs.
     shards: FxHashMap<ShardIx, u64>,
 }
 
@@ -41,11 +42,12 @@ impl ClusterClient {
     /// Begins a scan of all keys.
     ///
     /// A key that is there throughout is shown, with a value that it has at an instant of the scan: once, and perhaps
-    /// again each time that its shard is moved or its primary fails meanwhile. One that comes, or goes, meanwhile is shown or not.
+    /// again each time that its shard is moved or its primary fails meanwhile. A key that comes or goes meanwhile may
+    /// be shown.
     ///
-    /// One node's table is scanned after the other, as [`Client::scan`](oneread::Client::scan) does it, by requests. A table
-    /// has copies of other nodes' shards, too: they are sent, and are not shown. So with two copies of each shard, twice
-    /// the bytes come.
+    /// The nodes' tables are scanned one after the other, as [`Client::scan`](oneread::Client::scan) does, by requests.
+    /// A table has copies of other nodes' shards, too: they are sent, and are not shown. So with two copies of each
+    /// shard, twice the bytes come.
     pub fn scan(&mut self) -> ClusterScan<'_> {
         let state = ScanState::new(self.config(), &[], false);
         ClusterScan { client: self, state, ready: VecDeque::new() }
@@ -69,7 +71,7 @@ impl ClusterScan<'_> {
 }
 
 impl ScanState {
-    /// Begins a scan of the keys of a cluster that begin with this, with their values or without.
+    /// A scan of the keys of a cluster that begin with this, with their values or without.
     pub fn new(config: &ClusterConfig, prefix: &[u8], values: bool) -> ScanState {
         let left = (0..config.shards).rev().collect();
         let mut state = ScanState { prefix: Vec::new(), values, left, pass: None };
@@ -85,19 +87,19 @@ impl ScanState {
     }
 
     fn set_prefix(&mut self, config: &ClusterConfig, prefix: &[u8]) {
-        // No key begins with one that is longer than any.
+        // No key begins with a prefix that is longer than any key.
         if prefix.len() > config.key_max.into() {
             self.left.clear();
         }
         self.prefix = prefix.to_vec();
     }
 
-    /// The keys of the next reply, which may be none: one request to one node. `None` when no key is left. `client`:
-    /// any handle of a client of the cluster, also another one each time.
+    /// The keys of the next reply, which may be none: one request to one node. `None` when no key is left. `client` may
+    /// be any handle of a client of the cluster, and another one each time.
     ///
     /// # Errors
     /// [`ClusterError::Unavailable`] after [`ClusterOptions::deadline`](super::ClusterOptions::deadline). The scan can
-    /// go on.
+    /// continue.
     pub fn next_batch(
         &mut self,
         client: &mut ClusterClient,
@@ -105,7 +107,7 @@ impl ScanState {
         let ScanState { prefix, values, left, pass } = self;
         let Some(&first) = left.last() else { return Ok(None) };
         let config = client.shared.config.clone();
-        // Who is no primary any more, or one of another epoch, has shown its shards in vain.
+        // A node that is not primary any more, or has another epoch, has shown its shards in vain.
         let routes = client.routes.load();
         if let Some(Pass { node, shards, .. }) = pass {
             shards.retain(|shard, epoch| {
@@ -118,8 +120,9 @@ impl ScanState {
             leased.or_else(|| pass.shards.keys().next()).copied()
         });
         let mut shown = VecDeque::new();
-        client.until_found(going_on.unwrap_or(first), &mut None, |tables, routes, route| {
-            // One that has moved, or is closed, does not hold the others of its pass up.
+        let mut tries = client.tries();
+        client.until_found(going_on.unwrap_or(first), &mut tries, |tables, routes, route| {
+            // A shard that has moved, or is closed, does not hold up the others of its pass.
             if let (Some(Pass { node, shards, .. }), Some(shard)) = (&*pass, going_on) {
                 let is_moved = route.node != *node || shards.get(&shard) != Some(&route.epoch);
                 let is_leased = |other: &Route| other.node == *node && other.lease.is_some();
@@ -153,7 +156,7 @@ impl ScanState {
                 came = keys.map(|keys| (keys, scan.cursor()));
                 Ok::<_, String>(())
             })?;
-            // The lease covers those shards of the pass that have it, too.
+            // The lease also covers those other shards of the pass that it names.
             shards.retain(|shard, epoch| {
                 routes.of(*shard).is_some_and(|other| other.site == route.site && other.epoch == *epoch)
             });

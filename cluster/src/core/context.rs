@@ -1,4 +1,4 @@
-//! What a node lends to its parts in shards: its clock, who else lives, its memory, its outbox, its room.
+//! What all shards of a node share: its clock, its view of other nodes, its memory, its outbox, its room.
 
 use crate::core::etcd::{At, CallId, Entry, EtcdAnswer, EtcdCall, EtcdKey, EtcdValue};
 use crate::core::feed::Feed;
@@ -13,17 +13,17 @@ use rustc_hash::FxHashMap;
 /// A node's standing with etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It lives, and knows what etcd said after its birth.
+    /// It lives, and has read etcd after its birth.
     Good,
     /// It asks for a new life.
     Unborn,
-    /// It lives, and asks who serves what.
+    /// It lives, and reads etcd to learn who serves what.
     Looking(CallId),
-    /// etcd is another one: it waits for the operator (CL17).
+    /// etcd is another one: the node waits for the operator (CL17).
     Foreign,
     /// Its memory is an older copy, or another process goes on with it (CL22): it does nothing any more.
     Outdated,
-    /// Its table has refused a change that others have. It beats no more, so that they take over.
+    /// Its table has refused a change that others have. It does not beat any more, so that others take over.
     Failed,
 }
 
@@ -34,7 +34,7 @@ pub(in crate::core) struct Pending {
     pub since: Time,
 }
 
-/// Another node's key, and since when it is so by this node's clock.
+/// Another node's key, and since when it has this value, by this node's clock.
 #[derive(Debug)]
 pub(in crate::core) struct Seen {
     pub key: NodeKey,
@@ -44,25 +44,25 @@ pub(in crate::core) struct Seen {
     pub heard: Option<Time>,
 }
 
-/// Room that no shard has set aside, and how shards take it.
+/// Room that no shard has set aside, and the limits of shards.
 #[derive(Debug)]
 pub(in crate::core) struct Room {
     pub left: u64,
-    /// Whether entries leave so that others find room.
+    /// Whether entries are evicted.
     pub evicts: bool,
-    /// What a shard takes at most, where entries leave, beyond what it is copied with.
+    /// The most that a shard takes in a node that evicts, beyond the room with which it was copied.
     pub share: u64,
 }
 
 impl Room {
-    /// Room that a shard is given beyond what it needs, so that it need not ask for each entry. Where entries leave it may
-    /// need no more.
+    /// Room that a shard gets beyond what it needs, so that it need not ask for each entry. In a node that evicts it
+    /// may need no more.
     pub fn growth_of(&self, room: u64) -> u64 {
         if self.evicts { (room / 8).min(self.share.saturating_sub(room)) } else { room / 8 }
     }
 }
 
-/// What all parts in shards are lent.
+/// What all shards of a node share.
 #[derive(Debug)]
 pub(in crate::core) struct Context<T> {
     pub me: NodeId,
@@ -75,12 +75,12 @@ pub(in crate::core) struct Context<T> {
     pub outbox: Outbox,
     pub room: Room,
     pub feed: Feed,
-    /// Entries that have left for room; at their end, or with their owner.
+    /// Counts of entries that were evicted, and of entries that left at their end, or with their owner.
     pub evicted: u64,
     pub expired: u64,
     /// Old copies that may be worked on before the next tick.
     pub frees_left: u32,
-    /// Walks for entries that may leave, before the next tick: each takes a millisecond at worst, and beats must go on.
+    /// Walks for entries to evict before the next tick. Each takes a millisecond at worst, and beats must go on.
     pub walks_left: u32,
 }
 
@@ -89,12 +89,12 @@ impl<T> Context<T> {
         self.standing == Standing::Good
     }
 
-    /// Whether something is due that was done last at `since`, if ever.
+    /// Whether a task is due that was last done at `since`, if ever.
     pub fn is_due(&self, since: Option<Time>, after: Time) -> bool {
         since.is_none_or(|since| self.now >= since + after)
     }
 
-    /// Notes what an answer of etcd says of nodes.
+    /// Notes the nodes' keys in an answer of etcd.
     pub fn see(&mut self, answer: &EtcdAnswer) {
         for Entry { key, value, at } in &answer.entries {
             if let (EtcdKey::Node(id), Some(EtcdValue::Node(key))) = (key, value)
@@ -145,7 +145,7 @@ impl<T> Context<T> {
         self.is_of_version(node, owners::SINCE_VERSION)
     }
 
-    /// The table refuses what it must take: the node serves nothing any more, and others take over.
+    /// The table refuses what it must take: the node stops serving, and others take over.
     pub fn fails(&mut self, shard: ShardIx) {
         tracing::error!(shard, "the table takes no more, though room was set aside: others take over");
         self.standing = Standing::Failed;

@@ -1,4 +1,4 @@
-//! Calls of etcd, and its answers, as values. Who makes them is somebody else's job.
+//! Calls of etcd, and its answers, as values. Other code makes the calls.
 
 use crate::core::placement::Wishes;
 use crate::core::state::{Adoption, ClusterConfig, NodeId, NodeKey, ShardIx, ShardState};
@@ -6,15 +6,15 @@ use crate::core::state::{Adoption, ClusterConfig, NodeId, NodeKey, ShardIx, Shar
 /// A key of the cluster in etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EtcdKey {
-    /// What the cluster is.
+    /// The cluster's configuration.
     Config,
-    /// For which etcd all this is good.
+    /// The cluster id of the etcd for which the keys are valid.
     Adoption,
-    /// What an operator wants.
+    /// The operator's wishes.
     Wishes,
     /// A node: its beats.
     Node(NodeId),
-    /// A shard: epoch, primary, who is in sync.
+    /// A shard: epoch, primary, nodes in sync.
     Shard(ShardIx),
 }
 
@@ -50,50 +50,50 @@ pub struct Entry {
 /// Names a call of this process.
 pub type CallId = u64;
 
-/// What is asked of etcd.
+/// A call of etcd.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EtcdCall {
-    /// All keys of the cluster, as they are when etcd answers: not from a member that may be behind.
+    /// Reads all keys of the cluster, as they are when etcd answers. Never from a member that may be behind.
     Read,
-    /// If [`EtcdKey::Adoption`] has this value, and each of `compare` was changed last just then, puts all of `put`.
-    /// Either way answers with the keys of `compare` and [`EtcdKey::Adoption`], as they are afterwards.
+    /// Puts all of `put`, if [`EtcdKey::Adoption`] has this value, and each key of `compare` was last changed at this
+    /// revision. Either way it answers with the keys of `compare` and [`EtcdKey::Adoption`], as they are afterwards.
     ///
-    /// The value is compared, not when it was changed: an etcd that was restored counts changes again from where its
-    /// backup was, so that a transaction from before would find what it rests on.
+    /// The adoption's value is compared, and not the revision of its last change. A restored etcd counts on from its
+    /// backup's revision, so a transaction from before could find the revisions that it expects.
     Transaction {
-        /// What the cluster's keys are good for.
+        /// The adoption under which the call is made.
         adoption: Adoption,
-        /// Keys, and when they were changed last.
+        /// Keys, and the revisions of their last changes.
         compare: Vec<(EtcdKey, At)>,
-        /// What they are to be.
+        /// Keys, and their new values.
         put: Vec<(EtcdKey, EtcdValue)>,
     },
 }
 
-/// An answer, or something that a watch has brought.
+/// An answer, or changes that a watch has delivered.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EtcdAnswer {
-    /// The call; of what a watch has brought, the [`EtcdCall::Read`] from whose revision on it watches.
+    /// The number of the call. For a watch, that of the [`EtcdCall::Read`] behind whose revision it watches.
     pub call: CallId,
-    /// Whether a watch has brought it.
+    /// Whether a watch has delivered it.
     pub is_watched: bool,
-    /// Which etcd it is: the cluster id in the answer's header.
+    /// The cluster id in the answer's header.
     pub etcd: u64,
     /// etcd's revision.
     pub revision: i64,
-    /// Whether the transaction was made. True of all else.
+    /// Whether the transaction was made. `true` for all other answers.
     pub is_done: bool,
     /// Keys, as they were then. After [`EtcdCall::Read`] there are no others.
     pub entries: Vec<Entry>,
 }
 
 impl EtcdAnswer {
-    /// Whether it answers this call.
+    /// Whether it is the answer to this call.
     pub fn is_of(&self, call: CallId) -> bool {
         self.call == call && !self.is_watched
     }
 
-    /// For which etcd its contents are good, if the answer says so.
+    /// The adoption, if the answer has it.
     pub fn adoption(&self) -> Option<Adoption> {
         self.values().find_map(|value| match value {
             EtcdValue::Adoption(adoption) => Some(*adoption),
@@ -109,7 +109,7 @@ impl EtcdAnswer {
         })
     }
 
-    /// When a key was changed last. 0: it is not there.
+    /// The revision of a key's last change. 0: the key does not exist.
     pub fn at(&self, key: EtcdKey) -> At {
         self.entries.iter().find(|entry| entry.key == key).map_or(0, |entry| entry.at)
     }
@@ -120,7 +120,7 @@ impl EtcdAnswer {
         lives && self.at(EtcdKey::Node(node)) != before.at(EtcdKey::Node(node))
     }
 
-    /// What the cluster is, if the answer has it.
+    /// The cluster's configuration, if the answer has it.
     pub fn config(&self) -> Option<&ClusterConfig> {
         self.values().find_map(|value| match value {
             EtcdValue::Config(config) => Some(config),
@@ -128,7 +128,7 @@ impl EtcdAnswer {
         })
     }
 
-    /// What an operator wants, if the answer has it.
+    /// The operator's wishes, if the answer has them.
     pub fn wishes(&self) -> Option<&Wishes> {
         self.values().find_map(|value| match value {
             EtcdValue::Wishes(wishes) => Some(wishes),
@@ -136,7 +136,7 @@ impl EtcdAnswer {
         })
     }
 
-    /// All nodes that it has.
+    /// All nodes in the answer.
     pub fn nodes(&self) -> impl Iterator<Item = (NodeId, &NodeKey)> {
         self.entries.iter().filter_map(|entry| match (entry.key, &entry.value) {
             (EtcdKey::Node(id), Some(EtcdValue::Node(key))) => Some((id, key)),
@@ -144,7 +144,7 @@ impl EtcdAnswer {
         })
     }
 
-    /// All shards that it has.
+    /// All shards in the answer.
     pub fn shards(&self) -> impl Iterator<Item = (ShardIx, &ShardState)> {
         self.entries.iter().filter_map(|entry| match (entry.key, &entry.value) {
             (EtcdKey::Shard(shard), Some(EtcdValue::Shard(state))) => Some((shard, state)),

@@ -1,4 +1,4 @@
-//! The last changes of shards, for whoever follows them (CL18).
+//! The last changes of shards, for followers (CL18).
 
 use crate::core::ids::ShardIx;
 pub use crate::core::message::FeedAt;
@@ -19,7 +19,7 @@ pub struct Told {
     pub effect: Effect,
     /// The key.
     pub key: Key,
-    /// Its value from then on. `None`: it left, or nobody wants values.
+    /// The key's new value. `None`: the key left, or values are not wanted.
     pub value: Option<Value>,
 }
 
@@ -33,16 +33,16 @@ impl Told {
 /// Some changes of a shard.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FeedPart {
-    /// The place behind which they begin. If this is not what was asked for, changes are missing before them.
+    /// The place behind which they begin. If the follower asked for an earlier place, changes are missing before them.
     pub from: FeedAt,
-    /// One after the other.
+    /// The changes, in order.
     pub changes: Vec<Told>,
 }
 
-/// What is kept of a shard.
+/// The kept changes of a shard.
 #[derive(Debug, Default)]
 struct Kept {
-    /// The place behind which it begins. `None`: where the shard's changes are is not known.
+    /// The place behind which they begin. `None`: the place of the shard's changes is not known.
     from: Option<FeedAt>,
     changes: VecDeque<Told>,
 }
@@ -52,7 +52,7 @@ impl Kept {
         self.changes.back().map_or(self.from, |told| Some(told.at))
     }
 
-    /// A shard that had many does not keep the memory for them.
+    /// Releases memory of a shard that had many changes.
     fn shrink(&mut self) {
         let len = self.changes.len();
         if self.changes.capacity() > 4 * len + 64 {
@@ -60,7 +60,7 @@ impl Kept {
         }
     }
 
-    /// How many of the changes lie before this place or at it. `None`: there is no such place.
+    /// The number of changes up to this place. `None`: there is no such place.
     fn up_to(&self, at: FeedAt) -> Option<usize> {
         let count = usize::try_from(at.number.checked_sub(self.from?.number)?).ok()?;
         let there = match count.checked_sub(1) {
@@ -79,7 +79,7 @@ pub(in crate::core) struct Feed {
     order: VecDeque<ShardIx>,
     bytes: usize,
     bytes_max: usize,
-    /// How many there were.
+    /// The number of changes so far.
     pushed: u64,
 }
 
@@ -104,12 +104,12 @@ impl Feed {
         self.shards[usize::from(shard)].last()
     }
 
-    /// A primary serves the shard. Where its changes are not known, they begin with this epoch.
+    /// A primary serves the shard. If the place of its changes is not known, they begin with this epoch.
     pub fn leads(&mut self, shard: ShardIx, epoch: u64) {
         self.shards[usize::from(shard)].from.get_or_insert(FeedAt { epoch, number: 0 });
     }
 
-    /// A change was made in this epoch.
+    /// Adds a change that was made in this epoch.
     pub fn push(&mut self, shard: ShardIx, epoch: u64, effect: Effect, (key, entry): &Store) {
         let Some(last) = self.last(shard).filter(|_| effect != Effect::Nothing) else { return };
         let at = FeedAt { epoch, number: last.number + 1 };
@@ -123,7 +123,7 @@ impl Feed {
     }
 
     fn shorten(&mut self) {
-        // The last one stays, however long it is: who hears of everything is to miss nothing.
+        // The last change stays, however long it is, so that a follower that keeps up misses nothing.
         while self.bytes > self.bytes_max
             && self.order.len() > 1
             && let Some(shard) = self.order.pop_front()
@@ -137,8 +137,8 @@ impl Feed {
         }
     }
 
-    /// A primary says that what it sends follows this place. What was heard beyond it from another one was never
-    /// visible. Where the place is not known here, nothing is.
+    /// A primary's items follow this place. Changes beyond it came from another primary, and were never visible. If the
+    /// place is not known here, there are no changes.
     pub fn goes_on(&mut self, shard: ShardIx, at: FeedAt) {
         let kept = &mut self.shards[usize::from(shard)];
         let left = match kept.up_to(at) {
@@ -169,7 +169,7 @@ impl Feed {
         }
     }
 
-    /// Changes after this place, or from the next one on, of so many bytes, and one at least.
+    /// Changes after this place, or from the next one on: about this many bytes, and at least one change.
     pub fn read(&self, shard: ShardIx, after: Option<FeedAt>, bytes: usize) -> Option<FeedPart> {
         let kept = &self.shards[usize::from(shard)];
         let Some(after) = after else {
@@ -177,7 +177,7 @@ impl Feed {
         };
         let (from, passed) = match kept.up_to(after) {
             Some(passed) => (after, passed),
-            // All of epochs before its own, it has heard of, or was told a gap.
+            // The follower has heard of all changes of earlier epochs, or was told of a gap.
             None => {
                 let passed = kept.changes.iter().take_while(|told| told.at.epoch < after.epoch).count();
                 let last = passed.checked_sub(1).map(|last| kept.changes[last].at);

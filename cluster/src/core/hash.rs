@@ -36,7 +36,7 @@ impl ShardHash {
         }
     }
 
-    /// The same as below, of 8 to 16 bytes: without a call, and without the cases of other lengths.
+    /// As `of`, for 8 to 16 bytes: without a call, and without the cases of other lengths.
     #[inline]
     fn of_short(&self, begin: u64, end: u64, len: u64) -> u64 {
         let folded = |a: u64, b: u64| {

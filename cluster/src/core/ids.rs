@@ -4,15 +4,15 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::fmt;
 
-/// A moment by a process' own clock, in microseconds since whenever that clock began. Moments of two processes
-/// cannot be compared, and two clocks may go at rates that differ by [`Timing::rates`](super::state::Timing::rates).
+/// A time by a process' own clock, in microseconds since that clock began. Times of two processes cannot be compared.
+/// The rates of two clocks may differ by [`Timing::rates`](super::state::Timing::rates).
 pub type Time = u64;
 
 /// A shard's place in the cluster's list of shards.
 pub type ShardIx = u16;
 
-/// A node: the generation of its table, which is a random number. A node whose memory is lost makes another
-/// table, and is another node (CL16).
+/// A node. Its number is the generation of its table, which is random. A node whose memory is lost makes another table,
+/// and is another node (CL16).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct NodeId(pub u64);
@@ -52,7 +52,7 @@ impl TryFrom<String> for NodeId {
     }
 }
 
-/// Some nodes, each once, in order.
+/// A set of nodes, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Vec<NodeId>")]
 pub struct NodeIds(SmallVec<[NodeId; 3]>);
@@ -74,7 +74,7 @@ impl NodeIds {
         self.0.contains(&node)
     }
 
-    /// These and one more.
+    /// The set, with one more.
     #[must_use]
     pub fn with(mut self, node: NodeId) -> NodeIds {
         if let Err(at) = self.0.binary_search(&node) {
@@ -83,30 +83,30 @@ impl NodeIds {
         self
     }
 
-    /// These without one.
+    /// The set, without one.
     #[must_use]
     pub fn without(mut self, node: NodeId) -> NodeIds {
         self.0.retain(|other| *other != node);
         self
     }
 
-    /// These and others.
+    /// The union of two sets.
     #[must_use]
     pub fn and(self, others: &NodeIds) -> NodeIds {
         others.iter().fold(self, NodeIds::with)
     }
 
-    /// Each of them.
+    /// The nodes.
     pub fn iter(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.0.iter().copied()
     }
 
-    /// How many there are.
+    /// The number of nodes.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,11 +1,11 @@
-//! A change of several entries is made by several stores. A node that is killed between two of them leaves none half made:
-//! it says before what it is about to do, and goes on with that when it begins again (CL15).
+//! A change of several entries takes several stores. A node that is killed between two of them must not leave the
+//! change half made. So it stores its intent first, and completes it when it starts again (CL15).
 
 use crate::core::message::{Entry, Key, Life, Store, Value};
 use rapidhash::v3::rapidhash_v3;
 use serde::{Deserialize, Serialize};
 
-/// What tells a value, without the value.
+/// A checksum that stands for a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Sum {
     len: u64,
@@ -21,18 +21,18 @@ impl Sum {
 /// A change that is being made, with its outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Intent {
-    /// Whose entry changes.
+    /// The key that changes.
     pub key: Key,
-    /// The value that it gets. `None`: it goes.
+    /// The key's new value. `None`: the key leaves.
     value: Option<Sum>,
     life: Life,
-    /// The beat before it: with another one it is long over.
+    /// The last beat before it. After a later beat, the change has ended long ago.
     pub beat: u64,
     outcome: Store,
 }
 
 impl Intent {
-    /// Of a change after this beat. `None`: it is one store, which is made or not.
+    /// The intent of a change after this beat. `None`: the change is a single store, which is made or not.
     pub fn of(beat: u64, stores: &[Store]) -> Option<Intent> {
         let [(key, entry), outcome] = stores else { return None };
         Some(Intent {
@@ -44,15 +44,15 @@ impl Intent {
         })
     }
 
-    /// What is left to be stored, if the key has this value. Nothing, if its own store was not made: then nobody has seen
-    /// anything of the change.
+    /// The stores that are left, if the key has this value. None, if the key's own store was not made: then no reader
+    /// has seen anything of the change.
     ///
-    /// A value that the key had before may be the same. Then the change is made: that is as well.
+    /// If the key had the same value before, the change is completed. That is as good.
     pub fn rest(&self, now: Option<Value>) -> Vec<Store> {
         if self.value != now.as_ref().map(Sum::of) {
             return Vec::new();
         }
-        // The life may be that of before.
+        // The life may be the former one.
         let entry = now.map(|value| (self.key.clone(), Some(Entry { value, life: self.life })));
         entry.into_iter().chain([self.outcome.clone()]).collect()
     }

@@ -11,7 +11,7 @@ use crate::faults::{Rule, broken};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 
-/// What a client has learned of nodes by READs of their pages.
+/// A client's knowledge of nodes, from READs of their pages.
 #[derive(Debug)]
 pub struct Leases {
     timing: Timing,
@@ -43,16 +43,16 @@ struct Lease {
     open: Vec<Option<u64>>,
 }
 
-/// Most marks of a node that are kept: one is enough, and two let a lease be prolonged while it lasts.
+/// The most marks of a node that are kept. One is enough; two let a lease be prolonged while it lasts.
 const MARKS_MAX: usize = 4;
 
 impl Leases {
-    /// None yet.
+    /// Leases of a client that has none yet.
     pub fn new(timing: Timing) -> Leases {
         Leases { timing, nodes: FxHashMap::default() }
     }
 
-    /// A READ of a node's page has landed.
+    /// Notes that a READ of a node's page has landed.
     ///
     /// `issued` is the client's time before the READ was issued, `now` its time after it landed.
     pub fn page_landed(&mut self, node: NodeId, issued: Time, now: Time, page: &Page) {
@@ -67,7 +67,7 @@ impl Leases {
             let above = if broken(Rule::AnyNewAnswer) { mark.held } else { mark.asked };
             same_life && page.held.number > above.number
         };
-        // The newest that is proven lasts longest. One of another life proves nothing ever.
+        // The newest mark with a proof gives the longest lease. A mark of another life never proves anything.
         if let Some(index) = known.marks.iter().rposition(is_proof) {
             let Mark { issued, landed, asked, .. } = known.marks[index];
             let since = if broken(Rule::LeaseFromSecondRead) { now } else { issued };
@@ -90,16 +90,16 @@ impl Leases {
         }
     }
 
-    /// A READ has failed: nothing is known but what a lease says.
+    /// Notes that a READ has failed. Only a lease that lasts counts then.
     pub fn read_failed(&mut self, node: NodeId) {
         if let Some(known) = self.nodes.get_mut(&node) {
             known.marks.clear();
         }
     }
 
-    /// Whether a lease covers a shard, of which this node is the primary of this epoch, at this time.
+    /// Whether a lease covers this shard at this time, if the node is its primary in this epoch.
     ///
-    /// A value counts if that is so after it has landed (CL4).
+    /// A value counts if this is `true` after it has landed (CL4).
     #[inline]
     pub fn covers(&self, node: NodeId, shard: ShardIx, epoch: u64, now: Time) -> bool {
         self.nodes.get(&node).and_then(|known| known.lease.as_ref()).is_some_and(|lease| {
@@ -111,7 +111,7 @@ impl Leases {
         })
     }
 
-    /// A lease on a node: until when it lasts, and for which shards, by their epochs. `None`: there is none.
+    /// A lease on a node: its end, and its shards, by their epochs. `None`: there is none.
     pub fn of(&self, node: NodeId) -> Option<(Time, &[Option<u64>])> {
         self.nodes.get(&node)?.lease.as_ref().map(|lease| (lease.until, &lease.open[..]))
     }

@@ -1,4 +1,4 @@
-//! A node's memory: its table, its page and its notes, and the owners that its table has.
+//! A node's memory: its table, its page and its notes, and the owners in its table.
 
 use crate::core::ids::{ShardIx, Time};
 use crate::core::intent::Intent;
@@ -9,7 +9,7 @@ use crate::core::state::{Notes, Page, ShardState};
 use crate::core::table::{NoMemory, Table};
 use crate::faults::{Rule, broken};
 
-/// What a node has stored. Changes of it go by the methods: the owners follow the table.
+/// What a node has stored. Only the methods change the table, so that the owners follow it.
 #[derive(Debug)]
 pub(in crate::core) struct Memory<T> {
     pub table: T,
@@ -22,7 +22,7 @@ pub(in crate::core) struct Memory<T> {
 }
 
 impl<T: Table> Memory<T> {
-    /// Changes the page. False: there is no memory for that, and the page is as it was.
+    /// Changes the page. `false`: there is no memory for that, and the page is unchanged.
     pub fn change_page(&mut self, change: impl FnOnce(&mut Page)) -> bool {
         let mut page = self.page.clone();
         change(&mut page);
@@ -48,7 +48,7 @@ impl<T: Table> Memory<T> {
         self.cost(key, len)
     }
 
-    /// Why the entry of a key is to leave by itself, if it is there.
+    /// Why the entry of a key has to leave by itself. `None`: it is not there, or need not leave.
     pub fn is_over(&mut self, shard: ShardIx, key: &[u8]) -> Option<Effect> {
         let life = self.table.life(key)?;
         if life.end().is_some_and(|end| end <= self.table.now()) {
@@ -57,9 +57,9 @@ impl<T: Table> Memory<T> {
         life.owner().filter(|owner| self.owners.leaves(shard, *owner)).map(|_| Effect::OwnerGone)
     }
 
-    /// Makes a change visible, and remembers its outcome: both, also if the process is killed meanwhile (CL15).
+    /// Makes a change visible, and stores its outcome. Both happen, even if the process is killed meanwhile (CL15).
     ///
-    /// If one of two cannot be stored, the intent stays, and the node must store nothing more: it fails.
+    /// If one of two stores fails, the intent stays. Then the node must store nothing more: it fails.
     pub fn store_all(&mut self, stores: &[Store]) -> Result<(), NoMemory> {
         let intent = Intent::of(self.page.asked.number, stores);
         if intent.is_some() {
@@ -69,10 +69,10 @@ impl<T: Table> Memory<T> {
         if intent.is_some() { self.table.store_intent(None) } else { Ok(()) }
     }
 
-    /// Goes on with what a process before this one was killed at (CL15).
+    /// Completes the change during which an earlier process was killed (CL15).
     pub fn finish(&mut self) -> Result<(), NoMemory> {
         let Some(intent) = self.table.intent() else { return Ok(()) };
-        // A version that knows no intents may have gone on meanwhile.
+        // A version that does not know intents may have run meanwhile.
         if intent.beat != self.page.asked.number || broken(Rule::HalfDone) {
             return self.table.store_intent(None);
         }
@@ -81,11 +81,11 @@ impl<T: Table> Memory<T> {
         self.table.store_intent(None)
     }
 
-    /// Stores one entry of a change, or what a walk brings.
+    /// Stores one entry of a change, or of a walk.
     pub fn store(&mut self, store: &Store) -> Result<(), NoMemory> {
         let (key, entry) = store;
         match entry {
-            // Each copy counts the day by its own clock: no two need agree for that (CL15).
+            // Each copy counts the day by its own clock. Copies need not agree about it (CL15).
             Some(entry) if results::is_result(key) => {
                 let life = Life::new(self.table.end_after(results::KEPT), None);
                 self.table.put(key, &entry.value, life)
@@ -97,13 +97,13 @@ impl<T: Table> Memory<T> {
         Ok(())
     }
 
-    /// The newest state of a shard is known from now on.
+    /// Notes the newest state of a shard.
     pub fn note(&mut self, shard: ShardIx, state: &ShardState) {
         self.notes.newest[usize::from(shard)] = state.clone();
         self.notes_due = true;
     }
 
-    /// CL17: what is not noted, nobody acts on. False: there is no memory for it.
+    /// CL17: nobody acts on a state that is not noted. `false`: there is no memory for the notes.
     pub fn store_notes(&mut self) -> bool {
         self.notes_due = self.notes_due && self.table.store_notes(&self.notes).is_err();
         !self.notes_due

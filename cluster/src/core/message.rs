@@ -1,4 +1,4 @@
-//! What nodes and clients say to each other.
+//! The messages between nodes and clients.
 
 use crate::core::ids::{ShardIx, Time};
 use bytes::Bytes;
@@ -10,18 +10,18 @@ pub type Key = Bytes;
 /// A value.
 pub type Value = Bytes;
 
-/// When an entry ends, by the time of day: milliseconds since 1970. What a replica has of it is the same, or
-/// less than an eighth of a second later.
+/// When an entry ends, by the time of day: milliseconds since 1970. A replica has the same end, or one less than an
+/// eighth of a second later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct End(pub u64);
 
 /// The longest time to live, in microseconds: ten years. A table's own ends go up to seventeen years after it was made.
 pub const TTL_MAX: Time = 3_650 * 86_400_000_000;
 
-/// How an entry goes that nobody removes. What versions before owners say is read as it is: `None`, and `Some(end)`.
+/// When an entry leaves that nobody removes. Encoded as versions before owners encode it: `None`, and `Some(end)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Life {
-    /// Not at all.
+    /// Never.
     #[default]
     Lasting,
     /// At this time.
@@ -31,7 +31,7 @@ pub enum Life {
 }
 
 impl Life {
-    /// Of an entry with this end, if any, and this owner, if any.
+    /// The life of an entry with this end, if any, and this owner, if any.
     pub fn new(end: Option<End>, owner: Option<u16>) -> Life {
         match (end, owner) {
             (end, Some(owner)) => Life::Owned(owner, end),
@@ -40,7 +40,7 @@ impl Life {
         }
     }
 
-    /// When it ends. `None`: not by itself.
+    /// When it ends. `None`: never by itself.
     pub fn end(self) -> Option<End> {
         match self {
             Life::Lasting => None,
@@ -49,7 +49,7 @@ impl Life {
         }
     }
 
-    /// Whose it is. `None`: nobody's.
+    /// The owner. `None`: nobody.
     pub fn owner(self) -> Option<u16> {
         match self {
             Life::Owned(owner, _) => Some(owner),
@@ -58,12 +58,12 @@ impl Life {
     }
 }
 
-/// What a key has.
+/// A key's entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// Its value.
     pub value: Value,
-    /// How it goes.
+    /// When it leaves.
     pub life: Life,
 }
 
@@ -72,27 +72,27 @@ pub struct Entry {
 pub struct Session {
     /// The owner: 1 to [`OWNER_MAX`].
     pub owner: u16,
-    /// A random number, of which there is never another one.
+    /// A random number, which no other session has.
     pub number: u64,
 }
 
 /// The largest number of an owner.
 pub const OWNER_MAX: u16 = 65_534;
 
-/// What life an entry is to have that is put. What versions before owners say is read as it is: `None`, and `Some(ttl)`.
+/// The life that a new entry gets. Encoded as versions before owners encode it: `None`, and `Some(ttl)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Wanted {
-    /// As its node says.
+    /// The usual life at its node.
     #[default]
     Usual,
-    /// It lives so long.
+    /// It lives this long.
     For(Time),
-    /// It is this session's owner's, and lives so long, or as its node says.
+    /// It belongs to the owner of this session, and lives this long, or as usual at its node.
     Owned(Session, Option<Time>),
 }
 
 impl Wanted {
-    /// So long, if that was said, and this session's owner's, if there is one.
+    /// The life for this time to live, if any, and this session, if any.
     pub fn new(ttl: Option<Time>, session: Option<Session>) -> Wanted {
         match (ttl, session) {
             (ttl, Some(session)) => Wanted::Owned(session, ttl),
@@ -101,7 +101,7 @@ impl Wanted {
         }
     }
 
-    /// How long it is to live. `None`: as its node says.
+    /// How long it lives. `None`: as usual at its node.
     pub fn ttl(self) -> Option<Time> {
         match self {
             Wanted::Usual => None,
@@ -110,7 +110,7 @@ impl Wanted {
         }
     }
 
-    /// Who puts it. `None`: nobody in particular.
+    /// The session that puts it. `None`: no session.
     pub fn session(self) -> Option<Session> {
         match self {
             Wanted::Owned(session, _) => Some(session),
@@ -119,31 +119,32 @@ impl Wanted {
     }
 }
 
-/// What is asked of a key.
+/// What a request does to its key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
-    /// It has this value from then on.
+    /// Puts this value.
     Put(Value),
-    /// It has this value, if there was no such key.
+    /// Puts this value, if the key is absent.
     Insert(Value),
-    /// It has the value `new`, if it had `expected`.
+    /// Puts the value `new`, if the key has `expected`.
     Swap {
-        /// The value that it is to have had.
+        /// The value that the key must have.
         expected: Value,
-        /// The value from then on.
+        /// The new value.
         new: Value,
     },
-    /// It is gone.
+    /// Removes the key.
     Remove,
-    /// It has this value, if there was such a key.
+    /// Puts this value, if the key is present.
     Update(Value),
-    /// The key is an owner's: whoever has this session may put as that owner from then on, and may be away for so long.
+    /// For an owner's key: begins this session. It may put as the owner, and may be away for this long.
     Own(Session, Time),
-    /// The key is an owner's: that session is still there.
+    /// For an owner's key: the session is still there.
     Stay(Session),
-    /// The key is an owner's: who its session is.
+    /// For an owner's key: asks for its session.
     Who,
-    /// The key is an owner's: that session may put no more, and the owner's entries leave. Done, until they have left.
+    /// For an owner's key: the session may put no more, and the owner's entries leave. Its outcome is `Done` until they
+    /// have left.
     RemoveOwner(Session),
 }
 
@@ -157,7 +158,7 @@ impl Kind {
         }
     }
 
-    /// The session that is asked of.
+    /// The session that the request names.
     pub fn session(&self) -> Option<Session> {
         match self {
             Kind::Own(session, _) | Kind::Stay(session) | Kind::RemoveOwner(session) => Some(*session),
@@ -165,16 +166,16 @@ impl Kind {
         }
     }
 
-    /// Whether it is asked of an owner, and not of an entry.
+    /// Whether the request is about an owner, and not about an entry.
     pub fn is_of_owner(&self) -> bool {
         matches!(self, Kind::Own(..) | Kind::Stay(_) | Kind::Who | Kind::RemoveOwner(_))
     }
 }
 
-/// Makes a request's outcome known to who comes later (CL15).
+/// The id under which a request's outcome is stored, for later copies of it (CL15).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestId {
-    /// A random number. Requests with one lane come one after the other.
+    /// A random number. Requests with the same lane come one after the other.
     pub lane: u64,
     /// Goes up with each request of the lane.
     pub number: u64,
@@ -185,30 +186,30 @@ pub struct RequestId {
 pub struct Request {
     /// Names this copy of the request to its client.
     pub copy: u64,
-    /// With one, its outcome is remembered.
+    /// If it has one, its outcome is stored.
     pub id: Option<RequestId>,
-    /// The shard.
+    /// The key's shard.
     pub shard: ShardIx,
     /// The key.
     pub key: Key,
-    /// What is asked.
+    /// What it does to the key.
     pub kind: Kind,
-    /// What life the entry has that a put, an insert or an update makes.
+    /// The life of the entry that a put, an insert or an update makes.
     pub wanted: Wanted,
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outcome {
-    /// Done.
+    /// It was done.
     Done,
-    /// There was no such key.
+    /// The key was absent.
     Absent,
-    /// There was such a key.
+    /// The key was present.
     Exists,
     /// The key had another value.
     Differs,
-    /// There is no room for it, here or at a replica.
+    /// There is no room for the entry, here or at a replica.
     Full,
     /// The owner has the session with this number.
     Is(u64),
@@ -219,11 +220,11 @@ pub enum Outcome {
 pub enum NotDone {
     /// This node does not serve the shard, or not any more.
     NotServed,
-    /// There is no room to remember its outcome.
+    /// There is no room to store its outcome.
     NoRoomForResult,
     /// Its key or value is longer than the cluster allows, or its key is one of the cluster's own.
     Invalid,
-    /// It has a time to live, and entries of the node's table have none, or none as long.
+    /// It has a time to live, and the node's table has no ends, or none so late.
     NoLife,
     /// Entries of the node's table have no owners, or a node with a copy of the shard knows none.
     NoOwners,
@@ -236,11 +237,11 @@ pub enum NotDone {
 pub struct Reply {
     /// The copy.
     pub copy: u64,
-    /// What became of it.
+    /// How the copy ended.
     pub ended: Result<Outcome, NotDone>,
 }
 
-/// What becomes of a key. `None`: it is gone.
+/// A key's new entry. `None`: it has none.
 pub type Store = (Key, Option<Entry>);
 
 /// Bytes of the value that is stored. `None`: the key is gone.
@@ -248,26 +249,26 @@ pub fn value_len((_, entry): &Store) -> Option<usize> {
     entry.as_ref().map(|entry| entry.value.len())
 }
 
-/// What a change does to its key, as followers are told of it.
+/// What a change does to its key, for followers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Effect {
     /// Nothing.
     Nothing,
     /// The key came.
     Came,
-    /// It has another value.
+    /// The key has another value.
     Replaced,
-    /// It was removed.
+    /// The key was removed.
     Removed,
-    /// Its node has removed it, so that others find room.
+    /// Its node has evicted it.
     Evicted,
-    /// Its node has removed it, at its end.
+    /// Its node has removed it at its end.
     Expired,
     /// Its node has removed it, with its owner.
     OwnerGone,
 }
 
-/// The place of a change among those of its shard. All replicas have the same (CL18).
+/// The place of a change in its shard. All replicas have the same (CL18).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FeedAt {
     /// The epoch in which it was made.
@@ -281,37 +282,37 @@ pub struct FeedAt {
 pub struct ChannelId {
     /// The primary's epoch.
     pub epoch: u64,
-    /// Which one of that epoch.
+    /// The number of the channel in that epoch.
     pub count: u64,
 }
 
-/// What goes over a channel from a primary to a standby.
+/// An item of a channel from a primary to a standby.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Item {
-    /// The first, to one in sync.
+    /// The first item, to a standby in sync.
     Begin {
-        /// Behind which change it begins (CL18).
+        /// The last change before the channel (CL18).
         after: FeedAt,
     },
-    /// The first, to a newcomer. It is to set that much room aside, and to begin with nothing.
+    /// The first item, to a newcomer. It sets this room aside, and begins with an empty copy.
     Join {
         /// In bytes.
         room: u64,
-        /// Behind which change it begins (CL18).
+        /// The last change before the channel (CL18).
         after: FeedAt,
     },
-    /// What a change, or an outcome, makes of some keys. The effect is on the first of them.
+    /// A change or an outcome: the new entries of some keys. The effect is on the first of them.
     Change(Effect, SmallVec<[Store; 2]>),
-    /// A key with what it has, which was there before.
+    /// A key with its entry, from a walk.
     Walked(Key, Entry),
-    /// It is to set so much room aside.
+    /// The standby sets this room aside.
     Room(u64),
 }
 
 /// The version between nodes from which on they answer [`Message::Hello`].
 pub const HELLO_SINCE: u32 = 3;
 
-/// Between two nodes.
+/// A message between two nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
     /// An item of a channel.
@@ -325,7 +326,7 @@ pub enum Message {
         /// The item.
         item: Item,
     },
-    /// All items up to this one were taken.
+    /// The receiver has taken all items up to this one.
     Answer {
         /// The shard.
         shard: ShardIx,
@@ -335,11 +336,11 @@ pub enum Message {
         number: u64,
         /// The room that is set aside, in bytes.
         room: u64,
-        /// Only for a test: the item found no room.
+        /// Only in tests: the item found no room.
         #[serde(skip)]
         is_refused: bool,
     },
-    /// The primary goes on without whom it sends this.
+    /// The primary goes on without the receiver.
     GivenUp {
         /// The shard.
         shard: ShardIx,
@@ -358,6 +359,6 @@ pub enum Message {
 pub struct Peer(pub u64);
 
 impl Peer {
-    /// The node itself: entries that leave (CL13).
+    /// The node itself, when it removes entries (CL13).
     pub const SELF: Peer = Peer(u64::MAX);
 }

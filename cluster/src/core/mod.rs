@@ -1,5 +1,5 @@
-//! The rules of a cluster (docs/CLUSTER.md), as code that does no I/O: [`Node`](node::Node) is a node,
-//! [`Leases`](lease::Leases) and [`Sending`](sending::Sending) are what a client must keep to.
+//! The rules of a cluster (docs/CLUSTER.md), as code without I/O. [`Node`](node::Node) is a node. A client keeps to
+//! [`Leases`](lease::Leases) and [`Sending`](sending::Sending).
 
 pub mod adopt;
 mod context;

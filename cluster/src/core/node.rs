@@ -1,8 +1,8 @@
-//! A node: its life in etcd, its words, and its part in each shard.
+//! A node: its life in etcd, its page, and its part in each shard.
 //!
-//! A `Node` has no clock, socket, thread or etcd. It is told what comes ([`Node::answered`], [`Node::received`],
-//! [`Node::requested`]) and what time it is by its own clock, and says what it wants done ([`Node::outputs`]). What it
-//! stores in its [`Table`] is stored before any of that. [`Node::tick`] does what is due.
+//! A `Node` has no clock, socket, thread or etcd. Its caller passes what comes ([`Node::answered`], [`Node::received`],
+//! [`Node::requested`]) and the time of the node's own clock, and does what [`Node::outputs`] returns. Whatever an
+//! output depends on was stored in the [`Table`] before. [`Node::tick`] does what is due.
 
 mod leaving;
 mod life;
@@ -25,7 +25,7 @@ use life::Beating;
 use placing::Placing;
 use rustc_hash::FxHashMap;
 
-/// Bytes of changes that are kept for followers, unless it is told otherwise.
+/// Bytes of changes that are kept for followers, by default.
 const FEED_BYTES: usize = 8 << 20;
 
 /// A node of a cluster. See the [module](self).
@@ -36,13 +36,13 @@ pub struct Node<T: Table> {
     replicas: Vec<Replica<T>>,
     placing: Placing,
     leaving: Leaving<T::Cursor>,
-    /// When it did what was due last.
+    /// The time of the last tick.
     ticked: Option<Time>,
 }
 
 impl<T: Table> Node<T> {
-    /// A node begins, or begins again with what its table has: `page` and `notes` as they were stored last (the
-    /// default for a table that is new).
+    /// A node that starts, or starts again with the content of its table. `page` and `notes` are those that were stored
+    /// last (the default for a new table).
     ///
     /// It does nothing until [`Node::tick`].
     pub fn new(
@@ -83,20 +83,20 @@ impl<T: Table> Node<T> {
         Node { cx, life, replicas, placing, leaving, ticked: None }
     }
 
-    /// The same, where entries leave so that others find room, or not: those of the shards that it is primary of. What
-    /// other nodes of the cluster do is theirs.
+    /// The node, which evicts entries, or does not: entries of the shards of which it is primary. Other nodes decide
+    /// for themselves.
     pub fn evicting(mut self, evicts: bool) -> Node<T> {
         self.cx.room.evicts = evicts;
         self
     }
 
-    /// The same, where an entry that is put without a time lives so long, or until it is removed.
+    /// The node, where an entry that is put without a time lives this long; `None`: until it is removed.
     pub fn with_ttl(mut self, ttl: Option<Time>) -> Node<T> {
         self.cx.memory.ttl = ttl;
         self
     }
 
-    /// Its number.
+    /// The node's number.
     pub fn id(&self) -> NodeId {
         self.cx.me
     }
@@ -106,7 +106,7 @@ impl<T: Table> Node<T> {
         self.cx.standing
     }
 
-    /// What it has learned of etcd.
+    /// What it has noted of etcd.
     pub fn notes(&self) -> &Notes {
         &self.cx.memory.notes
     }
@@ -116,7 +116,7 @@ impl<T: Table> Node<T> {
         &self.cx.memory.page
     }
 
-    /// Nodes that etcd names, and what it says of them.
+    /// The nodes in etcd, with what others need to know of them.
     pub fn nodes(&self) -> impl Iterator<Item = (NodeId, &NodeAbout)> {
         self.cx.seen.iter().map(|(id, seen)| (*id, &seen.key.about))
     }
@@ -126,7 +126,7 @@ impl<T: Table> Node<T> {
         self.cx.room.left
     }
 
-    /// Entries that it has removed so that others find room (CL13), since it began.
+    /// Entries that it has evicted (CL13), since it began.
     pub fn evicted(&self) -> u64 {
         self.cx.evicted
     }
@@ -141,13 +141,13 @@ impl<T: Table> Node<T> {
         self.life.is_current(call)
     }
 
-    /// It is about to stop: from its next beat on the others know. It hands its shards over to standbys, and is given
-    /// none.
+    /// The node is about to stop. Its next beat tells the others. It hands its shards over to standbys, and gets no
+    /// more.
     pub fn leave(&mut self) {
         self.life.about.leaves = true;
     }
 
-    /// Shards of which it is primary, and others have a copy.
+    /// The number of shards of which it is primary, and of which others have a copy.
     pub fn to_hand_over(&self) -> usize {
         let has_standby = |primary: &&Primary<T>| primary.state().in_sync.len() > 1;
         self.replicas.iter().filter_map(Replica::primary).filter(has_standby).count()
@@ -158,7 +158,7 @@ impl<T: Table> Node<T> {
         &self.replicas[usize::from(shard)]
     }
 
-    /// Keeps changes of so many bytes for followers. 8 MiB, if this is not called.
+    /// Keeps this many bytes of changes for followers. 8 MiB by default.
     pub fn keep_changes(&mut self, bytes: usize) {
         self.cx.feed.set_bytes_max(bytes);
     }
@@ -168,8 +168,8 @@ impl<T: Table> Node<T> {
         self.cx.feed.pushed()
     }
 
-    /// Changes of a shard after a place, or from the next one on: of so many bytes, and one at least. `None`: it does not
-    /// serve the shard, or has not heard of what its follower has (CL18).
+    /// Changes of a shard after a place, or from the next one on: about this many bytes, and at least one change.
+    /// `None`: it does not serve the shard, or does not have the follower's place (CL18).
     pub fn changes(&self, shard: ShardIx, after: Option<FeedAt>, bytes: usize) -> Option<FeedPart> {
         if !self.is_told(shard) {
             return None;
@@ -183,32 +183,32 @@ impl<T: Table> Node<T> {
         self.cx.feed.read(shard, after, bytes)
     }
 
-    /// Whether changes of a shard are told here.
+    /// Whether followers may have changes of a shard from this node.
     fn is_told(&self, shard: ShardIx) -> bool {
         let replica = self.replicas.get(usize::from(shard));
-        // CL17: what is not noted, nobody acts on.
+        // CL17: nobody acts on a state that is not noted.
         replica.is_some_and(|replica| replica.primary().is_some())
             && self.cx.is_good()
             && !self.cx.memory.notes_due
     }
 
-    /// Whether [`Node::changes`] has more to say than that there is nothing new.
+    /// Whether [`Node::changes`] has any changes to tell.
     pub fn has_changes(&self, shard: ShardIx, after: Option<FeedAt>) -> bool {
         after.is_none() || !self.is_told(shard) || self.cx.feed.last(shard) != after
     }
 
-    /// What it wants done since this was asked last, in this order.
+    /// The outputs since the last call, in this order.
     pub fn outputs(&mut self) -> Vec<Output> {
         for replica in &mut self.replicas {
             replica.answer(&mut self.cx);
         }
-        // Again next time, if there is no memory for the notes.
+        // If there is no memory for the notes, the outputs wait for the next call.
         if self.cx.memory.store_notes() { self.cx.outbox.take() } else { Vec::new() }
     }
 
     // ---- what comes ----
 
-    /// etcd has answered, or a watch has brought something.
+    /// etcd has answered, or a watch has delivered changes.
     pub fn answered(&mut self, now: Time, answer: EtcdAnswer) {
         let Node { cx, life, replicas, placing, .. } = self;
         cx.now = now;
@@ -219,7 +219,7 @@ impl<T: Table> Node<T> {
         placing.learn(&answer);
         life.answered(cx, &answer);
         replicas.iter_mut().for_each(|replica| replica.answered(&answer));
-        // The life is new, and etcd says after that who serves what (CL10).
+        // The life is new, and the node has read etcd after that (CL10).
         let begins = matches!(cx.standing, Standing::Looking(call) if answer.is_of(call));
         if begins {
             cx.standing = Standing::Good;
@@ -281,11 +281,11 @@ impl<T: Table> Node<T> {
 
     // ---- what is due ----
 
-    /// Does what is due: calls of etcd, items to be sent again, who is late, who is silent, walks.
+    /// Does what is due: calls of etcd, repeated items, late standbys, silent primaries, walks.
     pub fn tick(&mut self, now: Time) {
         let Node { cx, life, replicas, placing, leaving, ticked } = self;
         cx.now = now;
-        // It stood still: what others have answered meanwhile may not have been heard yet, so nobody is late.
+        // The node stood still. Answers may have come meanwhile that it has not read yet, so no standby is late.
         let passed = ticked.replace(now).map_or(0, |ticked| now.saturating_sub(ticked));
         let late = cx.timing.late;
         if passed > late / 2 {
@@ -299,8 +299,8 @@ impl<T: Table> Node<T> {
         placing.tick(cx, replicas, life.about.leaves);
     }
 
-    /// CL19: removes some entries of owners that leave, and those owners of which a whole pass has found none. Whether there is
-    /// more to do, now.
+    /// CL19: removes some entries of owners that leave, and those owners of which a whole pass has found none. Returns
+    /// whether there is more to do now.
     pub fn remove_owned(&mut self, now: Time) -> bool {
         self.cx.now = now;
         self.leaving.remove_owned(&mut self.cx, &mut self.replicas)
@@ -308,29 +308,29 @@ impl<T: Table> Node<T> {
 
     // ---- what others want ----
 
-    /// Hands a shard over to a standby in sync (CL9). False: not now, for nothing is asked of etcd.
+    /// Hands a shard over to a standby in sync (CL9). `false`: not possible now; etcd is not asked.
     pub fn hand_over(&mut self, now: Time, shard: ShardIx, to: NodeId) -> bool {
         self.leading(now, shard).is_some_and(|(primary, cx)| primary.hand_over(cx, to))
     }
 
-    /// Begins to copy a shard to a node that is out (CL11). False: not now.
+    /// Begins to copy a shard to a node without a copy (CL11). `false`: not possible now.
     pub fn join(&mut self, now: Time, shard: ShardIx, to: NodeId) -> bool {
         self.leading(now, shard).is_some_and(|(primary, cx)| primary.begin_join(cx, to))
     }
 
-    /// Goes on without a newcomer that was not named yet.
+    /// Gives up a newcomer that was not named yet.
     pub fn give_up(&mut self, shard: ShardIx, to: NodeId) {
         if let Some((primary, cx)) = self.leading(self.cx.now, shard) {
             primary.give_up(cx, to);
         }
     }
 
-    /// Leaves a standby out (CL7). False: not now.
+    /// Leaves a standby out (CL7). `false`: not possible now.
     pub fn leave_out(&mut self, now: Time, shard: ShardIx, standby: NodeId) -> bool {
         self.leading(now, shard).is_some_and(|(primary, cx)| primary.leave_out(cx, NodeIds::of(standby)))
     }
 
-    /// Becomes primary of a shard that nobody ever served.
+    /// Becomes primary of a shard that no node ever served.
     pub fn claim(&mut self, now: Time, shard: ShardIx) -> bool {
         self.cx.now = now;
         self.replicas[usize::from(shard)].claim(&mut self.cx)

@@ -1,10 +1,10 @@
-//! What a node wants done: calls of etcd, messages, replies.
+//! The outputs of a node: calls of etcd, messages, replies.
 
 use crate::core::etcd::{CallId, EtcdCall};
 use crate::core::ids::NodeId;
 use crate::core::message::{ChannelId, Effect, Key, Message, NotDone, Peer, Reply, Request};
 
-/// What a node wants done. In this order: what is stored in its table was stored before any of it.
+/// An output of a node. Outputs are in order, and whatever they depend on was stored before.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Output {
     /// A call of etcd.
@@ -13,22 +13,22 @@ pub enum Output {
     Node(NodeId, Message),
     /// A reply. It may be lost.
     Reply(Peer, Reply),
-    /// Nothing: it has begun to remove this key by itself (CL13), by this copy of a request. Its end is a reply to
-    /// [`Peer::SELF`].
+    /// No action: the node has begun to remove this key by itself (CL13), by this copy of a request. Its end is a reply
+    /// to [`Peer::SELF`].
     Removes {
         /// The copy.
         copy: u64,
         /// The key.
         key: Key,
-        /// Evicted, expired, or its owner is gone; nothing, of an outcome.
+        /// Evicted, expired, or its owner is gone. `Nothing` for an outcome.
         effect: Effect,
     },
 }
 
-/// Copies of requests of the node's own have numbers from here on.
+/// The node's own copies of requests have numbers from here on.
 const OWN_COPIES: u64 = 1 << 63;
 
-/// Outputs that nobody has taken yet, and the last numbers of what is sent.
+/// Outputs that were not taken yet, and the last numbers of calls and messages.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Outbox {
     outputs: Vec<Output>,
@@ -66,7 +66,7 @@ impl Outbox {
         self.reply(peer, Reply { copy: request.copy, ended: Err(why) });
     }
 
-    /// The node begins to remove a key by itself: by which copy of a request.
+    /// The node begins to remove a key by itself. Returns the copy's number.
     pub fn removes(&mut self, key: Key, effect: Effect) -> u64 {
         self.last_own += 1;
         let copy = OWN_COPIES | self.last_own;

@@ -1,14 +1,15 @@
-//! Keys of the cluster's own in nodes' tables. Those of a shard are entries beside the keys they are of: what is replicated,
-//! walked and as durable as a key's value is so for them, too.
+//! The cluster's own keys in nodes' tables. Those of a shard are entries beside the keys that they are about. So they
+//! are replicated, walked and as durable as a key's value.
 
 use crate::core::ids::ShardIx;
 use crate::core::message::Key;
 use bytes::Bytes;
 
-/// They all begin so.
+/// The prefix of all of them.
 pub const OWN: &[u8] = b"\0oneread\0";
 
-/// Of a shard: one byte says which kind, two are the shard, the rest is a number.
+/// The length of the head of a shard's own key: the prefix, a byte for the kind, and two for the shard. A number
+/// follows.
 const HEAD: usize = OWN.len() + 1 + 2;
 
 /// Kinds, and bytes of their numbers.
@@ -25,14 +26,14 @@ pub(super) fn key(kind: (u8, usize), shard: ShardIx, number: &[u8]) -> Key {
     Bytes::from(key)
 }
 
-/// The shard and the number of a key of this kind. `None`: it is another one.
+/// The shard and the number in a key of this kind. `None`: it is another key.
 #[inline]
 pub(super) fn parts(kind: (u8, usize), key: &[u8]) -> Option<(ShardIx, &[u8])> {
     let rest = key.strip_prefix(OWN).filter(|_| key.len() == HEAD + kind.1)?;
     (rest[0] == kind.0).then(|| (ShardIx::from_be_bytes([rest[1], rest[2]]), &rest[3..]))
 }
 
-/// The shard of a key of the cluster's own. `None`: it is another key, or a node's own.
+/// The shard of one of the cluster's own keys. `None`: it is another key, or a node's own.
 #[inline]
 pub fn shard_of(key: &[u8]) -> Option<ShardIx> {
     if key.starts_with(OWN) { named(key) } else { None }

@@ -1,5 +1,5 @@
-//! Owners of entries (CL19): who may put as which, and whose entries leave. Each shard knows its owners by entries of
-//! its own; a node has them in mind, too, in a form that is quick to look at.
+//! Owners of entries (CL19): which session may put as an owner, and whose entries leave. Each shard has its owners as
+//! entries of its own. A node also keeps them in memory, in a form that is quick to read.
 
 use crate::core::ids::{ShardIx, Time};
 use crate::core::message::{Key, Session, Store, Value};
@@ -7,24 +7,24 @@ use crate::core::own::{self, OWNER};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 
-/// The version between nodes from which on they know owners.
+/// The first version of the protocol between nodes that knows owners.
 pub const SINCE_VERSION: u32 = 3;
 
-/// An owner in a shard, as it is kept.
+/// An owner in a shard, as it is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// Who may put as this owner.
+    /// The session that may put as this owner.
     pub session: u64,
     /// How long it may be away, in microseconds.
     pub absent_for: Time,
-    /// It puts no more, and its entries leave.
+    /// Whether it puts no more, and its entries leave.
     pub leaves: bool,
 }
 
 const LEN: usize = 17;
 
 impl Owner {
-    /// As it is kept.
+    /// The stored form.
     pub fn encode(self) -> Value {
         let mut value = [0; LEN];
         value[..8].copy_from_slice(&self.session.to_le_bytes());
@@ -51,20 +51,20 @@ pub fn parts(key: &[u8]) -> Option<(ShardIx, u16)> {
     Some((shard, u16::from_be_bytes(number.try_into().ok()?)))
 }
 
-/// An owner, as a node has it in mind.
+/// An owner, as a node keeps it in memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
     pub owner: Owner,
-    /// When it was heard last, by a primary. `None`: its time has not begun here.
+    /// When a primary last heard from it. `None`: its time has not begun here.
     pub heard: Option<Time>,
-    /// The pass over the table that looks for its entries, and whether there were any.
+    /// The pass over the table that looks for its entries, and whether it has found any.
     pub pass: Option<(u64, bool)>,
-    /// A whole pass has found none.
+    /// Whether a whole pass has found none.
     pub is_empty: bool,
 }
 
 impl Known {
-    /// What is to become of it, now, if anything: `Some(None)`: it is gone.
+    /// The change of the owner that is due now, if any. `Some(None)`: the owner is to be removed.
     pub fn due(&self, now: Time) -> Option<Option<Owner>> {
         match self.owner {
             Owner { leaves: true, .. } => self.is_empty.then_some(None),
@@ -76,11 +76,11 @@ impl Known {
     }
 }
 
-/// The owners of all shards of a node: what its table has of them.
+/// The owners of all shards of a node, as its table has them.
 #[derive(Debug)]
 pub(super) struct Owners {
     shards: Vec<BTreeMap<u16, Known>>,
-    /// How many leave.
+    /// The number of owners that leave.
     leaving: usize,
 }
 
@@ -89,14 +89,14 @@ impl Owners {
         Owners { shards: (0..shards).map(|_| BTreeMap::new()).collect(), leaving: 0 }
     }
 
-    /// This was stored.
+    /// Takes a store into account.
     pub fn see(&mut self, (key, entry): &Store) {
         let Some((shard, number)) = parts(key) else { return };
         let Some(owners) = self.shards.get_mut(usize::from(shard)) else { return };
         let leaves = |known: &Known| usize::from(known.owner.leaves);
         self.leaving -= owners.get(&number).map_or(0, leaves);
         match entry.as_ref().and_then(|entry| Owner::decode(&entry.value)) {
-            // Of another session the time begins.
+            // A new session's time begins now.
             Some(owner) => match owners.get_mut(&number) {
                 Some(known) if known.owner.session == owner.session => known.owner = owner,
                 _ => drop(owners.insert(number, Known { owner, heard: None, pass: None, is_empty: false })),
@@ -106,7 +106,7 @@ impl Owners {
         self.leaving += owners.get(&number).map_or(0, leaves);
     }
 
-    /// Whether any of them leaves.
+    /// Whether any owner leaves.
     pub fn any_leaves(&self) -> bool {
         self.leaving > 0
     }
@@ -142,28 +142,29 @@ impl Owners {
         self.get(shard, owner).is_some_and(|owner| owner.leaves)
     }
 
-    /// A session was heard.
+    /// Notes that a session was heard from.
     pub fn hear(&mut self, shard: ShardIx, owner: u16, now: Time) {
         if let Some(known) = self.shards[usize::from(shard)].get_mut(&owner) {
             known.heard = Some(now);
         }
     }
 
-    /// All times of a shard begin anew, and so do passes.
+    /// Restarts all times of a shard, and its passes.
     pub fn begin_anew(&mut self, shard: ShardIx) {
         self.of_mut(shard).for_each(|(_, known)| {
             (known.heard, known.pass, known.is_empty) = (None, None, false);
         });
     }
 
-    /// For so long the node stood still, and could hear nobody: that time does not count. Some may have been heard since.
+    /// The node stood still for this long, and could hear nobody: that time does not count. Some owners may have been
+    /// heard from since.
     pub fn forgive(&mut self, now: Time, stood_still: Time) {
         let heard =
             self.shards.iter_mut().flat_map(|owners| owners.values_mut()).flat_map(|known| &mut known.heard);
         heard.for_each(|heard| *heard = now.min(*heard + stood_still));
     }
 
-    /// A pass has seen an entry of this owner.
+    /// Notes that a pass has seen an entry of this owner.
     pub fn found(&mut self, shard: ShardIx, owner: u16) {
         let known = self.shards[usize::from(shard)].get_mut(&owner);
         if let Some((_, has_found)) = known.and_then(|known| known.pass.as_mut()) {
@@ -197,7 +198,7 @@ mod tests {
         owners.hear(0, 7, 200);
         owners.forgive(201, 50);
         assert_eq!(heard(&owners), Some(201));
-        // The same session; another one; none.
+        // A store of this session; of another one; of none.
         owners.see(&entry(Some(Owner { leaves: true, ..owner })));
         assert!(owners.leaves(0, 7) && !owners.may_put(0, session(1)));
         assert_eq!(heard(&owners), Some(201));

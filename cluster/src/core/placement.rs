@@ -1,24 +1,24 @@
-//! Who should have a copy of a shard.
+//! Which nodes should have a copy of a shard.
 //!
-//! Nobody decides for all: each primary goes by the same list, and asks etcd for what is missing of it. Nodes are ranked for
-//! each shard by a hash of both (rendezvous hashing: Thaler and Ravishankar, 1998): when a node comes or goes, only the
-//! shards move that it is, or was, among the first for.
+//! There is no central decision: each primary uses the same list, and asks etcd for the missing copies. Nodes are
+//! ranked for each shard by a hash of both (rendezvous hashing: Thaler and Ravishankar, 1998). When a node comes or
+//! goes, only those shards move for which it is, or was, among the first.
 
 use crate::core::ids::{NodeId, NodeIds, ShardIx};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// What an operator wants besides.
+/// The operator's wishes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wishes {
-    /// Nodes that are to have no copy.
+    /// Nodes that should have no copy.
     pub drained: NodeIds,
-    /// Shards, and who is to be their primary.
+    /// Shards, and the nodes that should be their primaries.
     pub pinned: BTreeMap<ShardIx, NodeId>,
 }
 
-/// A shard's nodes, the primary first: as many as there are copies wanted, or nodes.
+/// A shard's nodes, the primary first. As many as copies are wanted, or as there are nodes.
 pub fn wanted(
     shard: ShardIx,
     replicas: u8,

@@ -1,4 +1,4 @@
-//! Outcomes of requests with an id, kept as entries (CL15).
+//! Outcomes of requests with an id, stored as entries (CL15).
 
 use crate::core::ids::{ShardIx, Time};
 use crate::core::message::{Key, Outcome, Value};
@@ -11,11 +11,11 @@ pub struct ResultKey(pub Key);
 
 /// Bytes of an outcome.
 pub const LEN: usize = 9;
-/// How long an outcome is kept, where entries have ends: a day, in microseconds. No copy of a request comes as late.
+/// How long an outcome is kept, if entries have ends: a day, in microseconds. No copy of a request comes that late.
 pub const KEPT: Time = 86_400_000_000;
 
 impl ResultKey {
-    /// Of a lane, in a shard.
+    /// The key of a lane, in a shard.
     pub fn new(shard: ShardIx, lane: u64) -> ResultKey {
         ResultKey(own::key(RESULT, shard, &lane.to_be_bytes()))
     }
@@ -26,7 +26,7 @@ pub fn is_result(key: &[u8]) -> bool {
     own::parts(RESULT, key).is_some()
 }
 
-/// An outcome, as it is kept.
+/// The stored form of an outcome.
 pub fn encode(number: u64, outcome: Outcome) -> Value {
     let mut value = [0; LEN];
     value[..8].copy_from_slice(&number.to_le_bytes());
@@ -36,7 +36,7 @@ pub fn encode(number: u64, outcome: Outcome) -> Value {
         Outcome::Exists => 2,
         Outcome::Differs => 3,
         Outcome::Full => 4,
-        // None of a request with an id.
+        // No request with an id has this outcome.
         Outcome::Is(_) => 5,
     };
     Bytes::copy_from_slice(&value)

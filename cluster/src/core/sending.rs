@@ -1,9 +1,9 @@
-//! When a request may be sent again (CL15).
+//! When a request may be repeated (CL15).
 
 use crate::core::message::{NotDone, Outcome, Reply};
 use crate::faults::{Rule, broken};
 
-/// A request under way, as its client sees it: all its copies.
+/// A request under way, for its client: all its copies.
 #[derive(Debug)]
 pub struct Sending {
     has_id: bool,
@@ -13,12 +13,12 @@ pub struct Sending {
 }
 
 impl Sending {
-    /// Nothing was sent yet. `has_id`: its outcome is remembered.
+    /// A request that was not sent yet. `has_id`: its outcome is stored.
     pub fn new(has_id: bool) -> Sending {
         Sending { has_id, open: Vec::new(), last: None }
     }
 
-    /// A copy is about to be sent.
+    /// Notes that a copy is about to be sent.
     pub fn sends(&mut self, copy: u64) {
         self.open.push(copy);
     }
@@ -28,7 +28,7 @@ impl Sending {
         self.has_id || self.open.is_empty() || broken(Rule::RepeatedWithoutId)
     }
 
-    /// A reply to one of its copies. `Some`: the request has ended so.
+    /// Takes a reply to one of its copies. `Some`: the request has ended with this outcome.
     pub fn replied(&mut self, reply: Reply) -> Option<Outcome> {
         if !self.open.contains(&reply.copy) {
             return None;
@@ -53,7 +53,7 @@ impl Sending {
         self.open.is_empty()
     }
 
-    /// Why the last copy that was certainly not done was not.
+    /// Why the last copy was not done, among those that were certainly not.
     pub fn why(&self) -> Option<NotDone> {
         self.last
     }

@@ -1,4 +1,4 @@
-//! What etcd has of a cluster, and what a node's page has.
+//! A cluster's state in etcd, and a node's page.
 
 use crate::core::hash::ShardHash;
 pub use crate::core::ids::{NodeId, NodeIdError, NodeIds, ShardIx, Time};
@@ -7,18 +7,18 @@ use crate::core::own::{self, OWN};
 use crate::core::owners;
 use serde::{Deserialize, Serialize};
 
-/// What etcd says of a shard.
+/// A shard's state in etcd.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardState {
     /// Goes up with each transaction of the shard.
     pub revision: u64,
-    /// Number of the primary. 0: nobody ever served the shard.
+    /// Number of the primary's term. 0: no node ever served the shard.
     pub epoch: u64,
-    /// Who serves the shard.
+    /// The node that serves the shard.
     pub primary: Option<NodeId>,
-    /// Who has a whole copy, the primary among them.
+    /// The nodes with a complete copy, including the primary.
     pub in_sync: NodeIds,
-    /// Leases on a frozen copy may last: the primary waits before its first change (CL9).
+    /// Whether leases on a frozen copy may last: then the primary waits before its first change (CL9).
     pub waits: bool,
 }
 
@@ -29,7 +29,7 @@ pub struct NodeKey {
     pub life: u64,
     /// The last beat.
     pub number: u64,
-    /// Whether it may beat. Who takes a shard over from it makes it dead.
+    /// Whether it may beat. A node that takes a shard over from it sets this to `false`.
     pub alive: bool,
     /// What others need to know of it.
     pub about: NodeAbout,
@@ -38,7 +38,7 @@ pub struct NodeKey {
 /// What others need to know of a node, besides whether it lives.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeAbout {
-    /// What people call it.
+    /// Its name, for people.
     pub name: String,
     /// Where its table is READ: addresses for `oneread::Client`, the best first.
     pub table: Vec<String>,
@@ -46,20 +46,20 @@ pub struct NodeAbout {
     pub requests: Vec<String>,
     /// The highest version of the protocol between nodes that it understands.
     pub version: u32,
-    /// It is about to stop: it hands its shards over, and is to be given none.
+    /// Whether it is about to stop: it hands its shards over, and gets no more.
     #[serde(default)]
     pub leaves: bool,
-    /// What slots its table has: all that says what an entry takes. Empty: not told.
+    /// The shape of its table's slots: all that determines the room of an entry. Empty: not told.
     #[serde(default)]
     pub slots: String,
 }
 
-/// What a cluster is: the same for all its nodes and clients.
+/// A cluster's configuration, which all its nodes and clients share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterConfig {
-    /// How many shards there are. Never changes.
+    /// The number of shards. It never changes.
     pub shards: ShardIx,
-    /// How many copies of a shard are wanted, the primary's among them.
+    /// The number of copies of a shard that are wanted, including the primary's.
     pub replicas: u8,
     /// The hash that says which shard has a key. Never changes.
     pub hash: ShardHash,
@@ -71,51 +71,51 @@ pub struct ClusterConfig {
     pub timing: Timing,
 }
 
-/// For which etcd the contents of the cluster's keys are good (CL17).
+/// The etcd for which the cluster's keys are valid (CL17).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Adoption {
-    /// Goes up each time an operator says so. 0: never.
+    /// Goes up with each adoption by an operator. 0: none yet.
     pub number: u64,
-    /// The cluster id that this etcd puts into each answer.
+    /// The cluster id in each answer of this etcd.
     pub etcd: u64,
 }
 
 /// Times of a cluster, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timing {
-    /// A node whose key has not changed for so long may be deposed.
+    /// A node whose key has not changed for this long may be deposed.
     pub ttl: Time,
     /// How far the rate of a clock may be from true time, in millionths.
     pub rates: u32,
-    /// Between two beats of a node.
+    /// Time between two beats of a node.
     pub beat: Time,
-    /// A call of etcd that is not answered for so long is made again.
+    /// A call of etcd without an answer is repeated after this time.
     pub call: Time,
-    /// Items that are not answered for so long are sent again.
+    /// Items without an answer are repeated after this time.
     pub resend: Time,
-    /// A standby that has not answered an item for so long is left out.
+    /// A standby that has not answered an item for this long is left out.
     pub late: Time,
-    /// Between two looks at who should have a copy of what. 0: nobody looks.
+    /// Time between two checks of the placement of copies. 0: it is not checked.
     pub place: Time,
 }
 
-/// A cluster cannot be so.
+/// A configuration that no cluster can have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a cluster cannot have {given} {what}: {allowed}")]
 pub struct ConfigError {
-    /// What was given.
+    /// The value given.
     pub given: u64,
-    /// Of what.
+    /// The setting.
     pub what: &'static str,
-    /// What is allowed.
+    /// The allowed values.
     pub allowed: &'static str,
 }
 
 impl ClusterConfig {
-    /// Whether there can be such a cluster.
+    /// Checks the configuration.
     ///
     /// # Errors
-    /// [`ConfigError`] says what was given, and what is allowed.
+    /// [`ConfigError`] with the value, and the allowed ones.
     pub fn check(&self) -> Result<(), ConfigError> {
         let Timing { ttl, rates, beat, call, resend, late, .. } = self.timing;
         let refused = |given: u64, what, allowed| Err(ConfigError { given, what, allowed });
@@ -148,7 +148,7 @@ impl ClusterConfig {
         }
     }
 
-    /// The shard of a key: of one of the cluster's own, the one that it names.
+    /// The shard of a key. One of the cluster's own keys names its shard.
     #[inline]
     pub fn shard_of(&self, key: &[u8]) -> ShardIx {
         if let Some(shard) = own::shard_of(key) {
@@ -158,14 +158,14 @@ impl ClusterConfig {
         ((u128::from(self.hash.of(key)) * u128::from(self.shards)) >> 64) as ShardIx
     }
 
-    /// Whether a key and a value are of lengths that they may have, and the key is none of the cluster's own.
+    /// Whether a key and a value have allowed lengths, and the key is not one of the cluster's own.
     #[inline]
     pub fn may_hold(&self, key: &[u8], value_len: usize) -> bool {
         let is_length = (1..=usize::from(self.key_max)).contains(&key.len());
         is_length && value_len <= self.value_max as usize && !key.starts_with(OWN)
     }
 
-    /// Whether a request is of its key's shard, and asks for nothing that the cluster cannot hold.
+    /// Whether a request names its key's shard, and nothing in it is too long for the cluster.
     pub fn may_ask(&self, request: &Request) -> bool {
         let Request { shard, key, kind, .. } = request;
         let is_right = if kind.is_of_owner() {
@@ -184,7 +184,7 @@ impl ClusterConfig {
 }
 
 impl Timing {
-    /// The times that go with this TTL, for clocks that differ from true time by up to 1 in 1,000.
+    /// The times for this TTL, and for clocks that differ from true time by up to 1 in 1,000.
     pub fn of(ttl: Time) -> Timing {
         let (beat, call, resend, late, place) = (ttl / 8, ttl / 4, ttl / 10, ttl / 2, ttl / 4);
         Timing { ttl, rates: 1_000, beat, call, resend, late, place }
@@ -196,14 +196,14 @@ impl Timing {
         (self.ttl * slow / fast).saturating_sub(2)
     }
 
-    /// How long others wait until all leases of their past are over, by their own clock.
+    /// How long other nodes wait until all earlier leases are over, by their own clock.
     pub fn wait(&self) -> Time {
         let (fast, slow) = (1_000_000 + u64::from(self.rates), 1_000_000 - u64::from(self.rates));
         self.lease() * fast / slow + 1
     }
 }
 
-/// Two seconds.
+/// The times for a TTL of two seconds.
 impl Default for Timing {
     fn default() -> Timing {
         Timing::of(2_000_000)
@@ -228,23 +228,23 @@ pub struct Word {
     pub is_open: bool,
 }
 
-/// What clients READ of a node: its two numbers and a word for each shard.
+/// The page of a node, which clients READ: two beats, and a word for each shard.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Page {
-    /// The last beat that was sent, or is about to be.
+    /// The last beat that was sent, or is about to be sent.
     pub asked: Lived,
     /// The last beat that etcd has written.
     pub held: Lived,
-    /// By shard.
+    /// The words, by shard.
     pub words: Vec<Word>,
 }
 
-/// What a node keeps in its memory besides its entries: what it has learned of etcd.
+/// A node's notes in its memory, beside its entries: its knowledge of etcd.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Notes {
     /// The etcd that it believes.
     pub adoption: Adoption,
-    /// Those that it believed before.
+    /// The etcds that it believed before.
     pub past: Vec<u64>,
     /// The newest state of each shard that it has seen.
     pub newest: Vec<ShardState>,

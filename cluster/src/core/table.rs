@@ -1,15 +1,15 @@
-//! A node's memory, as the core sees it.
+//! The interface of a node's table, for the core.
 
 use crate::core::intent::Intent;
 use crate::core::message::{End, Key, Life, Value};
 use crate::core::state::{Notes, Page, ShardIx, Time};
 
-/// A value could not be stored: there is no memory, against what was set aside.
+/// A value could not be stored: memory that was set aside is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the table takes no more, though room was set aside")]
 pub struct NoMemory;
 
-/// What a table has of a shard.
+/// A table's stock of a shard.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stock {
     /// Entries.
@@ -31,13 +31,13 @@ pub struct OwnedKey {
     pub owner: u16,
 }
 
-/// The table of a node: the entries of all its shards, its page, its notes. Each store is visible to whoever READs it
-/// when the call returns.
+/// The table of a node: the entries of all its shards, its page, its notes. When a call returns, its store is visible
+/// to every client that READs it.
 pub trait Table {
-    /// Where a walk goes on.
+    /// The place where a walk continues.
     type Cursor;
 
-    /// Walks in a row by which an old copy is removed, until something else has its turn.
+    /// The most consecutive walks that remove an old copy, until other work has its turn.
     const WALKS_AT_ONCE: usize = 1;
 
     /// A key's value.
@@ -46,23 +46,24 @@ pub trait Table {
     /// The length of a key's value.
     fn value_len(&mut self, key: &[u8]) -> Option<usize>;
 
-    /// How the entry of a key goes. `None`: there is none.
+    /// The life of a key's entry. `None`: the key is absent.
     fn life(&mut self, key: &[u8]) -> Option<Life>;
 
     /// Whether entries may have owners.
     fn has_owners(&self) -> bool;
 
-    /// Some entries that have owners, and where to go on. Every such entry that is there from the first of
+    /// Some entries that have owners, and where the walk continues. Every such entry that is there from the first of
     /// these calls to the last is among them.
     fn walk_owned(&mut self, from: Option<Self::Cursor>) -> (Vec<OwnedKey>, Option<Self::Cursor>);
 
-    /// What time of day it is.
+    /// The time of day.
     fn now(&self) -> End;
 
-    /// When an entry ends that lives so long from now on. `None`: entries have no ends, or none that is so far.
+    /// The end of an entry that lives this long from now on. `None`: entries have no ends, or none so late.
     fn end_after(&self, ttl: Time) -> Option<End>;
 
-    /// Some keys whose entries have ended, and are still there, at most so many. Each is brought again after a while.
+    /// Some keys, at most this many, whose entries have ended and are still there. Each is returned again after a
+    /// while.
     fn ended(&mut self, max: usize) -> Vec<(ShardIx, Key)>;
 
     /// Gives a key a value, and a life.
@@ -74,22 +75,22 @@ pub trait Table {
     /// Removes a key, if it is there.
     ///
     /// # Errors
-    /// [`NoMemory`]: nothing is changed, or nobody knows. A node that serves the key fails then.
+    /// [`NoMemory`]: nothing is changed, or the result is unknown. A node that serves the key then fails.
     fn remove(&mut self, key: &[u8]) -> Result<(), NoMemory>;
 
-    /// Some keys of a shard, and where to go on. Every key that is there from the first of these calls to the last is
-    /// among them.
+    /// Some keys of a shard, and where the walk continues. Every key that is there from the first of these calls to the
+    /// last is among them.
     fn walk(&mut self, shard: ShardIx, from: Option<Self::Cursor>) -> (Vec<Key>, Option<Self::Cursor>);
 
-    /// Whether a key may have been read since this was asked last. A hint, from a table that knows.
+    /// Whether a key may have been read since the last call. A hint, from a table that notes reads.
     fn was_read(&mut self, _key: &[u8]) -> bool {
         false
     }
 
-    /// What the table has of each of the first `shards` shards.
+    /// The table's stock of each of the first `shards` shards.
     fn stock(&mut self, shards: ShardIx) -> Vec<Stock>;
 
-    /// The room that an entry takes at most, in bytes.
+    /// The most room that an entry takes, in bytes.
     fn cost(&self, key: &[u8], value_len: usize) -> u64;
 
     /// The room for entries of all shards, in bytes.
@@ -107,12 +108,12 @@ pub trait Table {
     /// [`NoMemory`]: the notes are as they were.
     fn store_notes(&mut self, notes: &Notes) -> Result<(), NoMemory>;
 
-    /// Stores what is being done, or that nothing is.
+    /// Stores the present intent, or that there is none.
     ///
     /// # Errors
     /// [`NoMemory`]: it is as it was.
     fn store_intent(&mut self, intent: Option<&Intent>) -> Result<(), NoMemory>;
 
-    /// What a process before this one was killed at.
+    /// The intent of an earlier process that was killed.
     fn intent(&mut self) -> Option<Intent>;
 }

@@ -1,4 +1,4 @@
-//! What a client knows of a cluster, and which values it believes.
+//! A client's knowledge of a cluster, and which values it believes.
 
 use crate::core::etcd::{EtcdAnswer, EtcdKey, EtcdValue};
 use crate::core::lease::Leases;
@@ -6,7 +6,7 @@ use crate::core::state::{Adoption, NodeAbout, NodeId, Page, ShardIx, ShardState,
 use crate::faults::{Rule, broken};
 use rustc_hash::FxHashMap;
 
-/// What a client knows: who serves what, where nodes are, and its leases on them.
+/// A client's knowledge: the shards' primaries, the nodes' addresses, and its leases.
 #[derive(Debug)]
 pub struct View {
     adoption: Adoption,
@@ -16,7 +16,7 @@ pub struct View {
 }
 
 impl View {
-    /// Nothing is known but the cluster's configuration.
+    /// Knows only the cluster's configuration.
     pub fn new(shards: ShardIx, timing: Timing) -> View {
         View {
             adoption: Adoption::default(),
@@ -26,7 +26,8 @@ impl View {
         }
     }
 
-    /// Takes what etcd says, unless it is not the etcd for which its contents are good (CL17). Returns whether it was.
+    /// Takes an answer of etcd, unless it is not the etcd for which the keys are valid (CL17). Returns whether it took
+    /// it.
     pub fn learn(&mut self, answer: &EtcdAnswer) -> bool {
         let any = broken(Rule::AnyEtcd) || broken(Rule::RevisionOnly);
         match answer.adoption() {
@@ -53,7 +54,7 @@ impl View {
         true
     }
 
-    /// A shard's state, from whoever knows it: newer ones replace older ones.
+    /// Takes a shard's state, from whatever source: newer states replace older ones.
     pub fn learn_shard(&mut self, shard: ShardIx, state: &ShardState) {
         if let Some(known) = self.shards.get_mut(usize::from(shard))
             && state.revision > known.revision
@@ -72,17 +73,17 @@ impl View {
         &self.shards[usize::from(shard)]
     }
 
-    /// Nodes, and where they are.
+    /// The nodes, and their addresses.
     pub fn nodes(&self) -> &FxHashMap<NodeId, NodeAbout> {
         &self.nodes
     }
 
-    /// A READ of a node's page has landed: [`Leases::page_landed`].
+    /// Notes that a READ of a node's page has landed: [`Leases::page_landed`].
     pub fn page_landed(&mut self, node: NodeId, issued: Time, now: Time, page: &Page) {
         self.leases.page_landed(node, issued, now, page);
     }
 
-    /// A READ at a node has failed.
+    /// Notes that a READ at a node has failed.
     pub fn read_failed(&mut self, node: NodeId) {
         self.leases.read_failed(node);
     }
@@ -92,15 +93,15 @@ impl View {
         &self.leases
     }
 
-    /// Whether a READ of a shard's keys at this node would be believed if it landed at once.
+    /// Whether a READ of a shard's keys at this node would be believed if it landed now.
     #[inline]
     pub fn is_leased(&self, shard: ShardIx, node: NodeId, now: Time) -> bool {
         let state = self.shard(shard);
         state.primary == Some(node) && self.leases.covers(node, shard, state.epoch, now)
     }
 
-    /// Whether a value, or its absence, counts, that has landed from a node. `now` is the client's time after it
-    /// landed (CL4). It makes no difference whether it came by a READ or in a reply.
+    /// Whether a value, or its absence, counts that has landed from a node. `now` is the client's time after it landed
+    /// (CL4). It does not matter whether it came by a READ or in a reply.
     #[inline]
     pub fn counts(&self, shard: ShardIx, node: NodeId, now: Time, is_reply: bool) -> bool {
         self.is_leased(shard, node, now)

@@ -1,26 +1,26 @@
-//! Why etcd could not be asked, or what is wrong with what it has.
+//! Why a call of etcd failed, or what is wrong with its keys.
 
 use super::name::{ClusterName, FORM};
 use crate::core::state::{ClusterConfig, ConfigError, NodeId, ShardIx};
 use oneread::error::FileError;
 use std::time::Duration;
 
-/// Why etcd could not be asked, or what is wrong with what it has.
+/// Why a call of etcd failed, or what is wrong with its keys.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EtcdError {
     /// No member is named.
     #[error("no endpoint of etcd is given: name one as http://host:2379")]
     NoEndpoint,
-    /// It cannot be the URL of a member.
+    /// The endpoint cannot be the URL of a member.
     #[error("{endpoint:?} is no endpoint of etcd: {why}")]
     Endpoint {
         /// What was given.
         endpoint: String,
-        /// What is wrong, and what to do.
+        /// What is wrong, and the mend.
         why: &'static str,
     },
-    /// It asks for a user, or for another one.
+    /// etcd asks for a user, or for another one.
     #[error(
         "etcd at {endpoints} does not let this user in ({why}): give a user with its password who may read and write keys \
          that begin with /oneread/, and none where etcd asks for none (`etcdctl auth status`)"
@@ -28,17 +28,17 @@ pub enum EtcdError {
     Denied {
         /// All members that are named.
         endpoints: String,
-        /// What it says.
+        /// etcd's answer.
         why: String,
     },
-    /// A file for TLS.
+    /// A file for TLS is not usable.
     #[error("a file for TLS with etcd cannot be read: {why}{}", because(why))]
     File {
         /// What is wrong with it.
         #[from]
         why: FileError,
     },
-    /// It does not answer, or refuses.
+    /// etcd does not answer, or refuses.
     #[error("etcd at {endpoints} could not be asked: {why}")]
     Call {
         /// All members that are named.
@@ -46,7 +46,7 @@ pub enum EtcdError {
         /// What is wrong.
         why: String,
     },
-    /// It has reached its quota, and takes no change.
+    /// etcd has reached its quota, and takes no change.
     #[error(
         "etcd at {endpoints} takes no change: its quota is reached (alarm NOSPACE). Compact it, defragment each member, and \
          disarm the alarm (docs/CLUSTER.md has the commands); then have it compacted always (`etcd --auto-compaction-retention=1h`)"
@@ -55,33 +55,33 @@ pub enum EtcdError {
         /// All members that are named.
         endpoints: String,
     },
-    /// Its members have no leader, or are just choosing one.
+    /// The members have no leader, or are choosing one.
     #[error(
         "etcd at {endpoints} has no leader ({why}): see whether most of its members run (`etcdctl endpoint status`)"
     )]
     NoLeader {
         /// All members that are named.
         endpoints: String,
-        /// What it says.
+        /// etcd's answer.
         why: String,
     },
-    /// It did not answer in time.
+    /// etcd did not answer in time.
     #[error(
         "etcd at {endpoints} did not answer for {waited:?}: see whether most of its members run (`etcdctl endpoint status`)"
     )]
     Late {
         /// All members that are named.
         endpoints: String,
-        /// How long it was waited for.
+        /// The time of the wait.
         waited: Duration,
     },
-    /// A watch was told that what it wants to begin with is gone.
+    /// A watch was told that its first revision is compacted.
     #[error("etcd has compacted what the watch wanted to begin with: read everything again")]
     Compacted,
     /// A watch has ended.
     #[error("the watch of etcd has ended: {0}")]
     Watch(String),
-    /// A value that nobody of a cluster writes.
+    /// A key has a value that no program of a cluster writes.
     #[error(
         "etcd's key {key} has a value that is none of a cluster's ({why}): remove what somebody else has put there"
     )]
@@ -91,7 +91,7 @@ pub enum EtcdError {
         /// What is wrong with it.
         why: String,
     },
-    /// Nodes and clients of this version would look for its keys elsewhere.
+    /// The cluster has another form: nodes and clients of this version would look for its keys elsewhere.
     #[error(
         "the cluster {name} is of form {form}, and this version knows form {FORM}: go on with the version that made it, or \
          stop its nodes, remove it (`etcdctl del --prefix /oneread/{name}/`), make it again by `oneread cluster init {name}`, \
@@ -111,18 +111,18 @@ pub enum EtcdError {
         /// The name.
         name: ClusterName,
     },
-    /// There is one.
+    /// The cluster exists already.
     #[error("etcd has a cluster {name} already: it has {} shards with {} copies each", config.shards, config.replicas)]
     Exists {
         /// The name.
         name: ClusterName,
-        /// What it is.
+        /// Its configuration.
         config: Box<ClusterConfig>,
     },
-    /// It cannot be as is asked for.
+    /// There can be no such cluster.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// Others change the same.
+    /// Another operator changes the same keys.
     #[error(
         "another operator changes the cluster {name} at the same time: see what it is by now, and try again"
     )]
@@ -138,7 +138,7 @@ pub enum EtcdError {
     InUse {
         /// The node.
         node: NodeId,
-        /// How many name it.
+        /// The number of shards that name it.
         shards: usize,
     },
     /// A shard is not lost.
@@ -156,7 +156,7 @@ pub enum EtcdError {
         /// The node.
         node: NodeId,
     },
-    /// The keys are good for another etcd.
+    /// The keys are valid for another etcd.
     #[error(
         "this etcd was restored from a backup, or copied: what it has of the cluster {name} is good for another one; adopt \
          it by `oneread cluster adopt {name}`, when all nodes that are to go on run"
@@ -165,7 +165,7 @@ pub enum EtcdError {
         /// The name.
         name: ClusterName,
     },
-    /// It was restored under its old token, so that nobody can tell.
+    /// etcd was restored under its old token, so that nobody can tell.
     #[error(
         "this etcd was restored from a backup under the token that it had: nodes know newer states of the cluster {name} than it has, \
          and cannot tell that it is another one. Restore the backup again with a new one (`etcdutl snapshot restore --initial-cluster-token TOKEN`), start it, then adopt it"
@@ -174,7 +174,7 @@ pub enum EtcdError {
         /// The name.
         name: ClusterName,
     },
-    /// The keys are good for this etcd.
+    /// The keys are valid for this etcd.
     #[error("there is nothing to adopt: what this etcd has of the cluster {name} is good for it")]
     NothingToAdopt {
         /// The name.
@@ -195,7 +195,7 @@ impl EtcdError {
     }
 }
 
-/// What the system said.
+/// The system's error.
 fn because(why: &FileError) -> String {
     std::error::Error::source(why).map_or_else(String::new, |source| format!(": {source}"))
 }

@@ -1,8 +1,9 @@
-//! The members of an etcd. Each has a connection of its own: a call goes on at the next member where one is down, is silent,
+//! The members of an etcd. Each has a connection of its own. A call goes to the next member if one is down, is silent,
 //! or has no leader.
 //!
-//! A member that hangs, or an address that swallows what is sent, refuses nothing. So each attempt has a time. What reads is
-//! asked again at the next member then. A transaction may have been made: it waits on, and only calls after it go elsewhere.
+//! A member that hangs, or an address that swallows packets, refuses nothing. So each attempt has a time limit. After
+//! that, a read is repeated at the next member. A transaction may have been made: it waits on, and only later calls go
+//! to another member.
 
 use super::error::EtcdError;
 use etcd_client::{Client, ConnectOptions, Error};
@@ -12,15 +13,15 @@ use std::time::Duration;
 use tokio::sync::OnceCell;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-/// Between two rounds over all members.
+/// The pause between two rounds over all members.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// When a call may be made again at another member.
+/// Whether a call may be repeated at another member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Again {
-    /// It changes nothing: whatever became of it.
+    /// The call changes nothing: it may always be repeated.
     Always,
-    /// It may change something: if it was certainly not made.
+    /// The call may change something: it may be repeated if it was certainly not made.
     IfNotMade,
 }
 
@@ -34,30 +35,30 @@ struct Member {
 pub struct Members {
     members: Vec<Member>,
     how: ConnectOptions,
-    /// Who is asked next.
+    /// The member that is asked next.
     current: AtomicUsize,
     /// Longest time for a call, and for each attempt.
     within: Duration,
     attempt: Duration,
 }
 
-/// What is known of a call that has failed.
+/// What is known of a failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Fate {
-    /// There was no connection that it could be sent over.
+    /// There was no connection to send it over.
     Unsent,
-    /// Nothing came in time.
+    /// No answer came in time.
     Late,
     /// It may have been made.
     Unknown,
     /// The member has no leader, or a new one: it was not made.
     NoLeader,
-    /// It was answered: another member says the same.
+    /// It was answered: another member would answer the same.
     Answered,
 }
 
 impl Members {
-    /// These members. None is asked yet.
+    /// The members, none of which is asked yet.
     pub fn new(endpoints: Vec<String>, how: ConnectOptions, within: Duration) -> Members {
         let attempt = within / endpoints.len().max(1) as u32;
         let how = how.with_connect_timeout(attempt);
@@ -66,7 +67,7 @@ impl Members {
         Members { members, how, current: AtomicUsize::new(0), within, attempt }
     }
 
-    /// All of them, for people.
+    /// The names of all members, for people.
     pub fn names(&self) -> String {
         let names: Vec<&str> = self.members.iter().map(|member| &member.endpoint[..]).collect();
         names.join(", ")
@@ -86,13 +87,13 @@ impl Members {
         self.current.load(Ordering::Relaxed) % self.members.len()
     }
 
-    /// The next one is asked from now on, unless another call has gone on already.
+    /// Asks the next member from now on, unless another call has moved on already.
     pub fn leave(&self, at: usize) {
         let next = (at + 1) % self.members.len();
         let _ = self.current.compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Makes a call, at the next member if this one does not answer. Also at which one it was answered.
+    /// Makes a call, at the next member if this one does not answer. Also returns the member that answered.
     pub async fn ask<R, F>(
         &self,
         again: Again,
@@ -118,7 +119,7 @@ impl Members {
                 (Fate::Unsent, _) | (Fate::Late | Fate::Unknown, Again::Always) => !is_alone,
                 (Fate::Late | Fate::Unknown, Again::IfNotMade) | (Fate::Answered, _) => false,
             };
-            // Of members that fail in several ways the one is told of that got farthest.
+            // If members fail in several ways, the error is that of the one that got farthest.
             if told.as_ref().is_none_or(|(before, _)| *before <= fate) {
                 told = Some((fate, error));
             }
@@ -132,7 +133,7 @@ impl Members {
         }
     }
 
-    /// `None`: nothing came in time.
+    /// `None`: no answer came in time.
     async fn attempt_at<R, F>(
         &self,
         at: usize,
@@ -158,7 +159,7 @@ impl Members {
         Ok(answered.map_err(|_| None)??)
     }
 
-    /// The same for what goes on at the member that was asked.
+    /// Waits for a call at the member that was asked, within the longest time.
     pub async fn in_time<R>(&self, call: impl Future<Output = Result<R, Error>>) -> Result<R, EtcdError> {
         let endpoints = self.names();
         match timeout(self.within, call).await {
@@ -168,7 +169,7 @@ impl Members {
     }
 }
 
-/// What is known of a call that has failed so.
+/// What is known of a call with this error.
 fn fate(error: &Error) -> Fate {
     let told = told(error);
     let says = |words: &[&str]| words.iter().any(|words| told.contains(words));
@@ -182,14 +183,14 @@ fn fate(error: &Error) -> Fate {
     }
 }
 
-/// A call has failed.
+/// The error of a failed call.
 fn failed(endpoints: &str, error: &Error) -> EtcdError {
     let (endpoints, why) = (endpoints.to_owned(), told(error));
     let says = |words: &[&str]| words.iter().any(|words| why.contains(words));
     match (error, fate(error)) {
         (_, Fate::NoLeader) => EtcdError::NoLeader { endpoints, why },
         (Error::GRpcStatus(_), _) if says(&["database space exceeded"]) => EtcdError::NoSpace { endpoints },
-        // etcd has several codes for this, and the same ones for other things.
+        // etcd has several codes for this, and uses them for other errors, too.
         (Error::GRpcStatus(_), _) if says(&["auth", "permission denied", "user name"]) => {
             EtcdError::Denied { endpoints, why }
         }
@@ -197,7 +198,7 @@ fn failed(endpoints: &str, error: &Error) -> EtcdError {
     }
 }
 
-/// An error of the client, in words that people know, with what it comes from.
+/// The client's error in plain words, with its cause.
 pub fn told(error: &Error) -> String {
     use std::error::Error as StdError;
     let (mut told, mut source): (String, Option<&dyn StdError>) = match error {

@@ -1,4 +1,4 @@
-//! Calls of [`core::etcd`](crate::core::etcd), made to an etcd.
+//! The calls of [`core::etcd`](crate::core::etcd), made to a real etcd.
 //!
 //! The keys are `/oneread/<cluster>/config`, `adoption`, `wishes`, `compaction`, `nodes/<node>` (beats),
 //! `abouts/<node>` and `shards/<shard>`, the values JSON.
@@ -35,12 +35,12 @@ use std::time::Duration;
 use tokio::time::timeout;
 use zeroize::Zeroizing;
 
-/// Operations of a transaction, of which etcd takes 128 unless it is told otherwise.
+/// The most operations of a transaction. etcd takes 128 by default.
 const OPS_MAX: usize = 100;
-/// A watch that brings nothing asks whether it still lives. Then it may be silent for as long again.
+/// When a watch was silent for this long, it asks etcd for its progress. It may then be silent for as long again.
 const WATCH_SILENCE: Duration = Duration::from_secs(3);
-/// Between two looks whether a connection lives. etcd hangs up on who looks more often than each 5 s, or while nothing is
-/// asked (`--grpc-keepalive-min-time`).
+/// Time between two checks whether a connection lives. etcd hangs up on a client that checks more often than every 5 s,
+/// or while no call is under way (`--grpc-keepalive-min-time`).
 const KEEP_ALIVE: Duration = Duration::from_secs(6);
 
 /// The form of a configuration.
@@ -50,7 +50,7 @@ struct Form {
     form: u32,
 }
 
-/// A configuration, as it is written.
+/// A configuration, as it is stored.
 #[derive(Serialize, Deserialize)]
 struct Formed<C> {
     form: u32,
@@ -58,8 +58,9 @@ struct Formed<C> {
     config: C,
 }
 
-/// A node's key, as it is written eight times a TTL: without what others need to know of the node, which changes rarely, and
-/// has a key of its own; with how far its watch is. Nobody has etcd forget what is later (docs/CLUSTER.md, "etcd's space").
+/// A node's key, as it is stored eight times a TTL, with how far its watch is. The part that others need to know of the
+/// node changes rarely, and has a key of its own. No node has etcd forget later revisions (docs/CLUSTER.md, "etcd's
+/// space").
 #[derive(Serialize, Deserialize)]
 struct Beat {
     life: u64,
@@ -69,10 +70,10 @@ struct Beat {
     seen: i64,
 }
 
-/// What etcd has of nodes besides their beats, as it was told last.
+/// The last known second parts of nodes' keys.
 type Abouts = Mutex<FxHashMap<NodeId, NodeAbout>>;
 
-/// A key, or the other part of a node's.
+/// A key, or the second part of a node's key.
 enum Part {
     Key(EtcdKey),
     About(NodeId),
@@ -84,7 +85,7 @@ enum Part {
 pub struct EtcdOptions {
     /// URLs of its members, as `http://host:2379`. One that answers is enough.
     pub endpoints: Vec<String>,
-    /// A user and its password, where etcd asks for one.
+    /// A user and its password, if etcd asks for one.
     pub user: Option<(String, Zeroizing<String>)>,
     /// For `https`: files in PEM.
     pub tls: Option<EtcdTls>,
@@ -95,9 +96,9 @@ pub struct EtcdOptions {
 /// Files for TLS with an etcd, in PEM.
 #[derive(Clone, Debug)]
 pub struct EtcdTls {
-    /// Who has signed etcd's certificate.
+    /// The authority that has signed etcd's certificate.
     pub ca: PathBuf,
-    /// The certificate to show, with its key, where etcd asks for one.
+    /// The certificate to show, with its key, if etcd asks for one.
     pub certificate: Option<(PathBuf, PathBuf)>,
 }
 
@@ -126,7 +127,7 @@ impl EtcdOptions {
 pub struct EtcdStore {
     members: Arc<Members>,
     name: ClusterName,
-    /// How far its watch is: what its own beats say.
+    /// How far its watch is. The node's own beats say so.
     seen: Arc<Seen>,
     abouts: Arc<Abouts>,
 }
@@ -138,13 +139,13 @@ impl fmt::Debug for EtcdStore {
 }
 
 impl EtcdStore {
-    /// A cluster's keys. Whether etcd answers, the first call shows.
+    /// Opens a cluster's keys. The first call shows whether etcd answers.
     ///
     /// # Errors
     /// [`EtcdError`]: the options are wrong, or the user is.
     pub async fn connect(name: ClusterName, options: EtcdOptions) -> Result<EtcdStore, EtcdError> {
         let EtcdOptions { endpoints, user, tls, timeout: within } = options;
-        // As people write lists: with spaces, and a comma at the end.
+        // Lists as people write them: with spaces, and a comma at the end.
         let named = endpoints.iter().map(|endpoint| endpoint.trim());
         let endpoints: Vec<String> = named.filter(|named| !named.is_empty()).map(str::to_owned).collect();
         if endpoints.is_empty() {
@@ -154,11 +155,11 @@ impl EtcdStore {
             check_endpoint(endpoint, tls.is_some())
                 .map_err(|why| EtcdError::Endpoint { endpoint: endpoint.clone(), why })?;
         }
-        // A call may take its time; connections that are dead are noticed.
+        // A call may take its time, but dead connections are noticed.
         let mut how = ConnectOptions::new()
             .with_keep_alive(KEEP_ALIVE, WATCH_SILENCE)
             .with_keep_alive_while_idle(false)
-            // A member that is cut off from the others refuses, and is silent to nobody.
+            // A member that is cut off from the others then refuses calls, and is not silent.
             .with_require_leader(true)
             .with_auto_token_refresh(true);
         let has_user = user.is_some();
@@ -170,7 +171,7 @@ impl EtcdStore {
         }
         let members = Arc::new(Members::new(endpoints, how, within));
         if has_user {
-            // Whether it is let in.
+            // Checks that the user is let in.
             members.ask(Again::Always, |_| async { Ok(()) }).await?;
         }
         Ok(EtcdStore { members, name, seen: Arc::default(), abouts: Arc::default() })
@@ -204,7 +205,7 @@ impl EtcdStore {
         self.abouts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `None`: a later version's, or somebody else's.
+    /// `None`: it is a later version's key, or another program's.
     fn part(&self, key: &[u8]) -> Option<Part> {
         let rest = std::str::from_utf8(key).ok()?.strip_prefix(&self.prefix())?;
         match rest.split_once('/') {
@@ -213,7 +214,7 @@ impl EtcdStore {
         }
     }
 
-    /// The same, without what nodes have besides their beats.
+    /// Parses a key. `None`: it is a later version's, another program's, or the second part of a node's.
     fn parse(&self, key: &[u8]) -> Option<EtcdKey> {
         let rest = std::str::from_utf8(key).ok()?.strip_prefix(&self.prefix())?;
         match rest.split_once('/') {
@@ -221,7 +222,7 @@ impl EtcdStore {
             None if rest == "adoption" => Some(EtcdKey::Adoption),
             None if rest == "wishes" => Some(EtcdKey::Wishes),
             Some(("nodes", node)) => NodeId::try_from(node.to_owned()).ok().map(EtcdKey::Node),
-            // Written as it is here: no sign, no zeros before it.
+            // Only the spelling of this version: no sign, no leading zeros.
             Some(("shards", shard)) => {
                 let number = shard.parse::<ShardIx>().ok().filter(|number| number.to_string() == shard);
                 number.map(EtcdKey::Shard)
@@ -230,13 +231,13 @@ impl EtcdStore {
         }
     }
 
-    /// Learns what etcd has of nodes besides their beats. Before the beats that come with it.
+    /// Takes the second parts of nodes' keys. To be called before the beats that come with them.
     fn learn_abouts<'k>(&self, kvs: impl IntoIterator<Item = &'k KeyValue>) {
         for kv in kvs {
             let Some(Part::About(node)) = self.part(kv.key()) else { continue };
             match self.value(kv) {
                 Ok(about) => drop(self.abouts().insert(node, about)),
-                // It is written again, if it is this node's.
+                // If it is this node's, it is written again.
                 Err(error) => {
                     tracing::warn!(%error, "what a node says of itself is left out");
                     self.abouts().remove(&node);
@@ -276,7 +277,7 @@ impl EtcdStore {
         })
     }
 
-    /// Makes a call, once. An error says nothing of whether a transaction was made.
+    /// Makes a call once. An error does not say whether a transaction was made.
     ///
     /// # Errors
     /// [`EtcdError`].
@@ -294,7 +295,7 @@ impl EtcdStore {
         }
     }
 
-    /// The value is compared, not when it was written: see [`EtcdCall::Transaction`].
+    /// The value is compared, and not its revision: see [`EtcdCall::Transaction`].
     fn is_adopted(&self, adoption: &Adoption) -> Compare {
         Compare::value(self.key(EtcdKey::Adoption), CompareOp::Equal, json(adoption))
     }
@@ -303,7 +304,7 @@ impl EtcdStore {
         Compare::mod_revision(self.key(key), CompareOp::Equal, at)
     }
 
-    /// What puts a value. A node's other part only where etcd does not have it so.
+    /// The operations that put a value. The second part of a node's key is put only if etcd has another one.
     fn put(&self, key: EtcdKey, value: &EtcdValue) -> SmallVec<[TxnOp; 2]> {
         let mut ops = SmallVec::new();
         if let (EtcdKey::Node(node), EtcdValue::Node(NodeKey { about, .. })) = (key, value)
@@ -324,7 +325,7 @@ impl EtcdStore {
         ops
     }
 
-    /// A transaction, which answers with these keys as they are afterwards.
+    /// A transaction, whose answer has these keys as they are afterwards.
     async fn transact(
         &self,
         call: CallId,
@@ -332,7 +333,7 @@ impl EtcdStore {
         mut then: Vec<TxnOp>,
         keys: &[EtcdKey],
     ) -> Result<EtcdAnswer, EtcdError> {
-        // A node's other part with it, behind all keys.
+        // The second parts of nodes' keys come behind all keys.
         let abouts = keys.iter().filter_map(|key| match key {
             EtcdKey::Node(node) => Some(self.about_key(*node)),
             _ => None,
@@ -372,24 +373,24 @@ impl EtcdStore {
         Ok(self.members.ask(Again::Always, get).await?.1)
     }
 
-    /// Which etcd it is.
+    /// etcd's cluster id.
     async fn id(&self) -> Result<u64, EtcdError> {
         let answer = self.get(self.key(EtcdKey::Config), GetOptions::new()).await?;
         Ok(self.header(answer.header())?.0)
     }
 
-    /// Never from a member that may be behind.
+    /// Reads all keys. Never from a member that may be behind.
     async fn read(&self, call: CallId) -> Result<EtcdAnswer, EtcdError> {
         let answer = self.get(self.prefix(), GetOptions::new().with_prefix()).await?;
         let (etcd, revision) = self.header(answer.header())?;
         let mut entries = Vec::with_capacity(answer.kvs().len());
-        // What is not there any more is not.
+        // Parts that are not there any more are forgotten.
         self.abouts().clear();
         self.learn_abouts(answer.kvs());
         for kv in answer.kvs() {
             match self.entry(kv) {
                 Ok(Some(entry)) => entries.push(entry),
-                // One bad node must not keep all others from knowing of each other.
+                // A bad node must not keep all others from knowing of each other.
                 Err(error) if matches!(self.parse(kv.key()), Some(EtcdKey::Node(_))) => {
                     tracing::warn!(%error, "a node is left out");
                 }
@@ -410,7 +411,7 @@ impl EtcdStore {
         })
     }
 
-    /// Delivers each change behind what was read, until that is refused, or the watch ends. Then everything is to be
+    /// Delivers each change after a reading, until `deliver` refuses one, or the watch ends. Then everything has to be
     /// read again.
     pub async fn watch(
         &self,
@@ -452,7 +453,7 @@ impl EtcdStore {
             is_asked = false;
             let Some(message) = message else { return Err(EtcdError::Watch("the stream has ended".into())) };
             let (etcd, revision) = self.header(message.header())?;
-            // A restored one counts from where its backup was, and would bring nothing until it is as far.
+            // A restored etcd counts from its backup on, and would deliver nothing until it has caught up.
             if etcd != read.etcd {
                 return Err(EtcdError::Watch("etcd is another one".into()));
             }
@@ -463,7 +464,7 @@ impl EtcdStore {
                 return Err(EtcdError::Watch(format!("etcd has ended it: {}", message.cancel_reason())));
             }
             let mut entries = Vec::new();
-            // They come with the beat that has brought them.
+            // Second parts come with the beat that has brought them.
             let puts = message.events().iter().filter(|event| event.event_type() == EventType::Put);
             self.learn_abouts(puts.filter_map(|event| event.kv()));
             for event in message.events() {
@@ -485,7 +486,7 @@ impl EtcdStore {
             let seen =
                 message.events().iter().filter_map(|event| event.kv()).map(KeyValue::mod_revision).max();
             if entries.is_empty() {
-                // Keys of nobody here; or it says how far it is, which it does not at its beginning.
+                // Keys of others; or a report of progress, which does not count at the beginning.
                 let told = if message.created() { 0 } else { revision };
                 self.seen.went_on(etcd, seen.unwrap_or(told));
                 continue;
@@ -499,7 +500,7 @@ impl EtcdStore {
         }
     }
 
-    /// What the cluster is, and everything else that etcd has of it.
+    /// Reads the cluster's configuration, and everything else that etcd has of the cluster.
     ///
     /// # Errors
     /// [`EtcdError::NotThere`], and others.
@@ -521,7 +522,7 @@ fn tls_options(tls: &EtcdTls) -> Result<TlsOptions, EtcdError> {
     Ok(options)
 }
 
-/// As a value in etcd: always the same bytes for the same value.
+/// The bytes of a value in etcd: always the same for the same value.
 fn json(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).expect("these types have string keys only")
 }

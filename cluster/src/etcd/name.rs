@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// What a cluster's configuration means: others would say that a key is in another shard. 0 was before it was written.
+/// The version of a configuration's meaning. Under another one, a key may be in another shard. Configurations without
+/// one have 0.
 pub(super) const FORM: u32 = 1;
 
 /// A cluster's name: 1 to 64 letters, digits, `.`, `_` and `-`.

@@ -1,4 +1,4 @@
-//! What an operator changes in a cluster's keys.
+//! The operator's changes of a cluster's keys.
 
 use super::error::EtcdError;
 use super::{EtcdStore, OPS_MAX};
@@ -10,19 +10,19 @@ use etcd_client::{DeleteOptions, TxnOp};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Times that an operator's change is tried again when another one was faster.
+/// The most tries of an operator's change, if another one is faster.
 const TRIES: usize = 20;
 
-/// Shards that nobody serves, and nobody will, as [`EtcdStore::lost`] has found them.
+/// Shards without a primary, and without a node that could become one, as [`EtcdStore::lost`] has found them.
 #[derive(Clone, Debug)]
 pub struct LostShards {
-    /// What they were.
+    /// Their states.
     pub shards: BTreeMap<ShardIx, ShardState>,
     read: EtcdAnswer,
 }
 
 impl EtcdStore {
-    /// Makes a cluster. If this is cut short, it can be made again: the configuration comes last.
+    /// Makes a cluster. If this is interrupted, it can be repeated: the configuration comes last.
     ///
     /// # Errors
     /// [`EtcdError::Exists`], [`EtcdError::Config`], and others.
@@ -34,14 +34,14 @@ impl EtcdStore {
         Ok(adoption)
     }
 
-    /// Writes all keys of a cluster where none is: shards, then the adoption and the configuration together.
+    /// Writes all keys of a cluster that has none: shards, then the adoption and the configuration together.
     async fn write_all(
         &self,
         config: &ClusterConfig,
         adoption: Adoption,
         state: impl Fn(ShardIx) -> EtcdValue,
     ) -> Result<(), EtcdError> {
-        // Of one that was cut short, with other shards.
+        // Keys of an interrupted call, with other shards.
         let left_over =
             TxnOp::delete(format!("{}shards/", self.prefix()), Some(DeleteOptions::new().with_prefix()));
         if !self
@@ -51,8 +51,8 @@ impl EtcdStore {
         {
             return Err(self.exists().await);
         }
-        // If several do this at once, the one goes on that is first to write the first shard after the last has removed
-        // what was there.
+        // If several do this at once, the one continues that first writes the first shard after the last has removed
+        // the old keys.
         let mut ours = 0;
         let shards: Vec<ShardIx> = (0..config.shards).collect();
         for some in shards.chunks(OPS_MAX) {
@@ -77,13 +77,13 @@ impl EtcdStore {
     async fn exists(&self) -> EtcdError {
         match self.read_config().await {
             Ok((config, _)) => EtcdError::Exists { name: self.name.clone(), config: Box::new(config) },
-            // Another one makes it, and has not ended yet.
+            // Another operator makes it, and has not finished yet.
             Err(EtcdError::NotThere { name }) => EtcdError::Busy { name },
             Err(error) => error,
         }
     }
 
-    /// Which etcd nodes believe. An error where it is not this one (CL17).
+    /// The adoption that nodes believe. Fails if it is not of this etcd (CL17).
     pub(super) fn adopted(&self, read: &EtcdAnswer) -> Result<Adoption, EtcdError> {
         let adoption = read.adoption().unwrap_or_default();
         match adoption.etcd == read.etcd {
@@ -92,14 +92,14 @@ impl EtcdStore {
         }
     }
 
-    /// What etcd has, twice: before and after two TTLs, in which nodes are listened for.
+    /// Reads etcd twice, two TTLs apart. Nodes that live have beaten in between.
     async fn listen(&self) -> Result<(EtcdAnswer, EtcdAnswer), EtcdError> {
         let (config, before) = self.read_config().await?;
         tokio::time::sleep(Duration::from_micros(2 * config.timing.ttl)).await;
         Ok((before, self.read_config().await?.1))
     }
 
-    /// Changes what an operator wants.
+    /// Changes the operator's wishes.
     ///
     /// # Errors
     /// [`EtcdError`].
@@ -119,8 +119,8 @@ impl EtcdStore {
         Err(EtcdError::Busy { name: self.name.clone() })
     }
 
-    /// Shards that nobody will ever serve, unless a node that has a copy starts again: all those nodes are silent. Takes two
-    /// TTLs, in which they are listened for.
+    /// Shards that no node will ever serve, unless a node with a copy starts again: all those nodes are silent. Takes
+    /// two TTLs, in which it listens for them.
     ///
     /// # Errors
     /// As [`EtcdStore::read_config`].
@@ -134,10 +134,10 @@ impl EtcdStore {
         Ok(LostShards { shards, read })
     }
 
-    /// Has lost shards begin anew, empty. Their nodes are dead from then on, and give their copies up when they start again.
+    /// Restarts lost shards, empty. Their nodes are dead from then on, and give up their copies when they start again.
     ///
     /// # Errors
-    /// [`EtcdError::NotLost`], for one of those nodes has been heard since, and others. Shards before it have begun anew.
+    /// [`EtcdError::NotLost`] if one of those nodes was heard since, and others. Shards before it have been restarted.
     pub async fn begin_anew(&self, lost: &LostShards) -> Result<(), EtcdError> {
         let adoption = self.adopted(&lost.read)?;
         let mut nodes: BTreeMap<NodeId, (NodeKey, At)> = BTreeMap::new();
@@ -152,7 +152,7 @@ impl EtcdStore {
             let mut when = vec![self.is_adopted(&adoption), self.is_of(name, lost.read.at(name))];
             let mut then = self.put(name, &EtcdValue::Shard(new)).into_vec();
             let mut keys = vec![name];
-            // As when a standby takes over (CL8): nobody has heard of them for a TTL, and they are dead from then on.
+            // As when a standby takes over (CL8): these nodes were silent for a TTL, and are dead from now on.
             for id in state.in_sync.clone().and(&state.primary.into_iter().collect()).iter() {
                 let node = EtcdKey::Node(id);
                 when.push(self.is_of(node, nodes.get(&id).map_or(0, |(_, at)| *at)));
@@ -173,7 +173,7 @@ impl EtcdStore {
     /// Forgets a node that is gone for good. If it comes back, it is a new one.
     ///
     /// # Errors
-    /// [`EtcdError::InUse`]; [`EtcdError::Runs`], for it has written its key within a second; and others.
+    /// [`EtcdError::InUse`]; [`EtcdError::Runs`] if it has written its key within a second; and others.
     pub async fn forget(&self, node: NodeId) -> Result<(), EtcdError> {
         let (_, read) = self.read_config().await?;
         let shards = named_by(&read, node);
@@ -187,8 +187,8 @@ impl EtcdStore {
         }
     }
 
-    /// Forgets all nodes that are gone: which have not beaten for two TTLs, in which they are listened for, and which no
-    /// shard names. Returns which they were.
+    /// Forgets all nodes that are gone: they have not beaten for two TTLs, in which this listens for them, and no shard
+    /// names them. Returns them.
     ///
     /// # Errors
     /// [`EtcdError`]. Some may be forgotten.
@@ -197,7 +197,7 @@ impl EtcdStore {
         let is_dead = |node: &NodeId| !read.beats(*node, &before) && named_by(&read, *node) == 0;
         let mut forgotten = Vec::new();
         for node in read.nodes().map(|(id, _)| id).filter(is_dead) {
-            // One that has just come back stays.
+            // A node that has just come back stays.
             if self.forget_as_read(&read, node).await? {
                 forgotten.push(node);
             }
@@ -205,7 +205,7 @@ impl EtcdStore {
         Ok(forgotten)
     }
 
-    /// Whether its key was as it was read.
+    /// Forgets a node if its key is as it was read. Returns whether it was.
     async fn forget_as_read(&self, read: &EtcdAnswer, node: NodeId) -> Result<bool, EtcdError> {
         let adoption = read.adoption().unwrap_or_default();
         let when =
@@ -215,11 +215,12 @@ impl EtcdStore {
         Ok(self.transact(0, when, gone, &[EtcdKey::Node(node)]).await?.is_done)
     }
 
-    /// Goes on with an etcd that was restored from a backup (CL17). `notes` are those of *all* nodes that are to go on:
-    /// what only another one knew is lost. `seconds` is the time since 1970.
+    /// Continues with an etcd that was restored from a backup (CL17). `notes` are those of *all* nodes that will
+    /// continue: what only another node knew is lost. `seconds` is the time since 1970.
     ///
     /// # Errors
-    /// [`EtcdError::NothingToAdopt`], [`EtcdError::RestoredAlike`], and others. If it is cut short, it can be made again: the adoption comes last.
+    /// [`EtcdError::NothingToAdopt`], [`EtcdError::RestoredAlike`], and others. If this is interrupted, it can be
+    /// repeated: the adoption comes last.
     pub async fn adopt(&self, notes: &[Notes], seconds: u64) -> Result<Adoption, EtcdError> {
         let (_, read) = self.read_config().await?;
         let before = read.adoption().unwrap_or_default();
@@ -254,11 +255,11 @@ impl EtcdStore {
         Ok(adoption)
     }
 
-    /// Goes on with an etcd that has nothing of the cluster: what that is, and all else, nodes have said that have run since
-    /// before. What `notes` and `seconds` are, [`EtcdStore::adopt`] says.
+    /// Continues with an etcd that has no keys of the cluster. Nodes that have run since before supply its
+    /// configuration and everything else. `notes` and `seconds` are as in [`EtcdStore::adopt`].
     ///
     /// # Errors
-    /// [`EtcdError::Exists`]; [`EtcdError::RestoredAlike`], for nodes could not tell it from the one before; and others.
+    /// [`EtcdError::Exists`]; [`EtcdError::RestoredAlike`] if nodes could not tell it from the former one; and others.
     pub async fn adopt_from(
         &self,
         config: &ClusterConfig,
@@ -278,7 +279,7 @@ impl EtcdStore {
     }
 }
 
-/// Shards that name a node.
+/// The number of shards that name a node.
 fn named_by(read: &EtcdAnswer, node: NodeId) -> usize {
     let names = |state: &ShardState| state.primary == Some(node) || state.in_sync.has(node);
     read.shards().filter(|(_, state)| names(state)).count()

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-/// How far a watch has come, and of which etcd.
+/// How far a watch has come, and the etcd's cluster id.
 #[derive(Debug, Default)]
 pub struct Seen(Mutex<(u64, i64)>);
 
@@ -12,7 +12,7 @@ impl Seen {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (etcd, revision);
     }
 
-    /// It has delivered what came until then.
+    /// The watch has delivered everything up to this revision.
     pub fn went_on(&self, etcd: u64, revision: i64) {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if seen.0 == etcd {

@@ -1,8 +1,9 @@
-//! etcd's space: what it has taken of its quota, who has it forget the past, and how far nodes have seen it.
+//! etcd's space: how much of its quota it uses, which node compacts it, and how far nodes have read it.
 //!
-//! Each beat is a revision, which etcd keeps until it is compacted. etcd compacts its whole key space, and not a cluster's
-//! part of it. So nodes do that only where an operator has said that this etcd has nothing else (`oneread cluster init
-//! --compact-etcd`): then there is the key `compaction`, which says whose job it is, and how far it has been done.
+//! Each beat is a revision, which etcd keeps until it is compacted. etcd compacts its whole key space, and not a
+//! cluster's part of it. So nodes do that only if an operator has said that this etcd has nothing else (`oneread
+//! cluster init --compact-etcd`). Then there is the key `compaction`, which names the node that does it, and how far it
+//! has come.
 
 use super::error::EtcdError;
 use super::members::{Again, told};
@@ -17,23 +18,23 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Revisions that are kept at least: who was away for less need not read everything again.
+/// Revisions that are kept at least: a node that was away for fewer need not read everything again.
 pub const KEPT: i64 = 5_000;
-/// etcd's quota, if it is told no other (`--quota-backend-bytes`).
+/// etcd's quota by default (`--quota-backend-bytes`).
 const QUOTA: u64 = 2 << 30;
-/// What a beat takes in etcd, about, where no history is there to tell (three idle nodes, etcd 3.4).
+/// Bytes of a beat in etcd, roughly, if there is no history to measure (three idle nodes, etcd 3.4).
 const BEAT_BYTES: f64 = 130.0;
-/// An etcd that has kept the beats of so much time is not compacted by itself: a day, and what is late.
+/// An etcd that has kept the beats of this time is not compacted by itself: a day, and some delay.
 const KEPT_FOR: Duration = Duration::from_secs(26 * 3_600);
 /// Longest page of metrics that is looked at.
 const METRICS_MAX: u64 = 4 << 20;
 
-/// Who compacts etcd, and how far that is.
+/// Which node compacts etcd, and how far it has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Compaction {
-    /// The node whose job it is. `None`: nobody's yet.
+    /// The node that does it. `None`: no node yet.
     pub by: Option<NodeId>,
-    /// Revisions before this one are forgotten, or are about to be.
+    /// Revisions before this one are compacted, or are about to be.
     pub to: i64,
 }
 
@@ -42,44 +43,44 @@ pub struct Compaction {
 pub struct CompactionKey {
     /// Its value.
     pub compaction: Compaction,
-    /// When it was changed last.
+    /// The revision of its last change.
     pub at: At,
     /// etcd's revision.
     pub revision: i64,
     adoption: Adoption,
 }
 
-/// A node's beat, as far as it says what etcd may forget.
+/// A node's beat, for deciding what etcd may forget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeenBeat {
-    /// When it was written.
+    /// The revision at which it was written.
     pub at: At,
-    /// The last revision that the node's watch has brought. 0: it does not say.
+    /// The last revision that the node's watch has delivered. 0: it does not say.
     pub seen: i64,
 }
 
-/// What an etcd says of its space.
+/// An etcd's space, as it reports it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EtcdSpace {
     /// Its revision.
     pub revision: i64,
-    /// The oldest revision that it knows. 1: it was never compacted.
+    /// The oldest revision that it has. 1: it was never compacted.
     pub oldest: i64,
-    /// The length of its file, in bytes: what counts for the quota. It never shrinks by itself.
+    /// The length of its file, in bytes, which counts for the quota. It never shrinks by itself.
     pub file_bytes: u64,
-    /// What of that is in use. The rest is taken before the file grows.
+    /// The part of that in use. The rest is used before the file grows.
     pub used_bytes: u64,
-    /// Its quota, in bytes. `None`: it does not say; 2 GiB, unless it was told another one.
+    /// Its quota, in bytes. `None`: it does not say; 2 GiB by default.
     pub quota_bytes: Option<u64>,
-    /// Its alarms, as it tells them. With one for NOSPACE it takes no change.
+    /// Its alarms, as it reports them. With NOSPACE it takes no change.
     pub alarms: Vec<String>,
-    /// Who of the cluster compacts it. `None`: nobody, for other keys may be in it.
+    /// The cluster's compaction. `None`: no node compacts it, because it may have other keys.
     pub compaction: Option<Compaction>,
 }
 
 impl EtcdSpace {
-    /// Until its quota is reached, if nobody compacts it, with so many beats a second, and nothing but them. `None`: it is
-    /// compacted.
+    /// The time until its quota is reached, if nobody compacts it, with this many beats a second, and nothing else.
+    /// `None`: it is compacted.
     pub fn full_in(&self, beats_per_second: f64) -> Option<Duration> {
         if self.is_compacted(beats_per_second) {
             return None;
@@ -91,18 +92,18 @@ impl EtcdSpace {
         Some(Duration::from_secs_f64((left / (each * beats_per_second).max(1e-9)).min(3e10)))
     }
 
-    /// Whether somebody has it forget the past: nodes, or its own setting.
+    /// Whether it is compacted, by nodes or by its own setting.
     pub fn is_compacted(&self, beats_per_second: f64) -> bool {
         let history = (self.revision - self.oldest) as f64;
         let kept = beats_per_second * KEPT_FOR.as_secs_f64();
         match self.compaction {
-            // Nodes do it far more often than an etcd by itself.
+            // Nodes compact far more often than etcd does by itself.
             Some(_) => history <= 20.0 * KEPT as f64,
             None => self.oldest > 1 && history <= kept.max(KEPT as f64),
         }
     }
 
-    /// What an operator should do about it, the most pressing first. Nothing: all is well.
+    /// Advice for the operator, the most pressing first. Empty: all is well.
     pub fn advice(&self, beats_per_second: f64) -> Vec<String> {
         let mut told = Vec::new();
         if !self.alarms.is_empty() {
@@ -138,8 +139,8 @@ impl EtcdStore {
         format!("{}compaction", self.prefix())
     }
 
-    /// Has nodes of the cluster compact this etcd from now on, or no longer: its *whole* key space, with what others have
-    /// in it.
+    /// Lets nodes of the cluster compact this etcd from now on, or stops that. They compact its *whole* key space,
+    /// including keys of other programs.
     ///
     /// # Errors
     /// [`EtcdError`].
@@ -158,7 +159,7 @@ impl EtcdStore {
         self.transact(0, when, vec![then], &[EtcdKey::Config]).await.map(drop)
     }
 
-    /// Who compacts etcd. `None`: no node does; or what etcd has is not good for it (CL17).
+    /// The compaction key. `None`: no node compacts it, or the keys are not valid for this etcd (CL17).
     ///
     /// # Errors
     /// [`EtcdError`].
@@ -171,7 +172,7 @@ impl EtcdStore {
             let txn = txn.clone();
             async move { client.kv_client().txn(txn).await }
         };
-        // It changes nothing.
+        // The call changes nothing.
         let (_, answer) = self.members.ask(Again::Always, ask).await?;
         let (etcd, revision) = self.header(answer.header())?;
         let mut found = Vec::new();
@@ -185,7 +186,8 @@ impl EtcdStore {
         Ok((adoption.etcd == etcd).then_some(CompactionKey { compaction, at, revision, adoption }))
     }
 
-    /// Says whose job it is, and how far it is done, unless another node was faster. Whether it was not.
+    /// Writes which node compacts, and how far it has come, unless another node was faster. Returns whether it was
+    /// written.
     ///
     /// # Errors
     /// [`EtcdError`]: whether it was written is not known.
@@ -203,7 +205,7 @@ impl EtcdStore {
         Ok(self.transact(0, when, then, &[EtcdKey::Config]).await?.is_done)
     }
 
-    /// Has etcd forget what was before a revision.
+    /// Compacts etcd before a revision.
     ///
     /// # Errors
     /// [`EtcdError`].
@@ -215,7 +217,7 @@ impl EtcdStore {
                 done => done.map(drop),
             }
         };
-        // Twice is once.
+        // Repeating it does no harm.
         self.members.ask(Again::Always, compact).await.map(drop)
     }
 
@@ -228,7 +230,7 @@ impl EtcdStore {
         let answer = self.get(nodes, GetOptions::new().with_prefix()).await?;
         let mut beats = BTreeMap::new();
         for kv in answer.kvs() {
-            // What is none of a node's beats for nobody.
+            // A value that is not a beat does not count.
             if let (Some(EtcdKey::Node(node)), Ok(Beat { alive: true, seen, .. })) =
                 (self.parse(kv.key()), self.value(kv))
             {
@@ -238,7 +240,7 @@ impl EtcdStore {
         Ok(beats)
     }
 
-    /// What etcd says of its space.
+    /// Asks etcd about its space.
     ///
     /// # Errors
     /// [`EtcdError`].
@@ -264,7 +266,7 @@ impl EtcdStore {
         })
     }
 
-    /// The oldest revision that etcd knows: what is older it refuses to read. It is told nowhere else.
+    /// The oldest revision that etcd has: it refuses to read older ones. It says so nowhere else.
     async fn oldest(&self, revision: i64) -> Result<i64, EtcdError> {
         let (mut forgotten, mut known) = (0, revision.max(1));
         while forgotten + 1 < known {
@@ -291,7 +293,7 @@ impl EtcdStore {
         Ok(self.members.ask(Again::Always, ask).await?.1)
     }
 
-    /// Before etcd 3.6 only its metrics tell the quota. Over TLS they are not asked.
+    /// Before etcd 3.6 only its metrics have the quota. Over TLS they are not asked for.
     async fn quota_of_metrics(&self) -> Option<u64> {
         let place = self.members.endpoint().strip_prefix("http://")?.trim_end_matches('/').to_owned();
         let place = if place.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) {

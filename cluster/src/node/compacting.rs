@@ -1,19 +1,20 @@
-//! One node of a cluster has etcd forget the past, where an operator has said that nodes are to
-//! ([`EtcdStore::let_nodes_compact`]); each tells in its log what of etcd's space needs an operator.
+//! One node of a cluster compacts etcd, if an operator lets nodes do that ([`EtcdStore::let_nodes_compact`]). Each node
+//! logs what in etcd's space needs an operator.
 //!
-//! Which node does it, a transaction says. It goes no further than each node that beats says it has seen: else a watch that
-//! is behind would have to read everything again. It never disarms an alarm: who does that knows first why there is one.
+//! A transaction decides which node does it. It compacts only up to what each beating node says it has read: otherwise
+//! a watch that is behind would have to read everything again. It never disarms an alarm: an operator has to find its
+//! cause first.
 
 use crate::core::state::NodeId;
 use crate::etcd::{Compaction, CompactionKey, EtcdError, EtcdStore, KEPT};
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
-/// Between two looks at how far it is, and between two at etcd's space.
+/// Time between two checks of the compaction, and between two checks of etcd's space.
 const LOOK: Duration = Duration::from_secs(1);
 const LOOK_AT_SPACE: Duration = Duration::from_secs(600);
 
-/// Compacts etcd while it is this node's job, for as long as it is polled.
+/// Compacts etcd while that is this node's job, for as long as this is polled.
 pub async fn run(store: EtcdStore, me: NodeId, ttl: Duration, beat: Duration) {
     let (mut looked, mut told) = (None::<Instant>, Vec::new());
     loop {
@@ -42,7 +43,7 @@ pub async fn run(store: EtcdStore, me: NodeId, ttl: Duration, beat: Duration) {
     }
 }
 
-/// What an operator should do about etcd's space.
+/// Advice for the operator about etcd's space.
 async fn advice(store: &EtcdStore, beat: Duration) -> Result<Vec<String>, EtcdError> {
     let nodes = store.beats().await?.len().max(1);
     Ok(store.space().await?.advice(nodes as f64 / beat.as_secs_f64()))
@@ -53,11 +54,11 @@ async fn turn(store: &EtcdStore, me: NodeId, ttl: Duration) -> Result<bool, Etcd
     let Some(read) = store.compaction().await? else { return Ok(false) };
     let CompactionKey { compaction: Compaction { by, to }, revision, .. } = read;
     let (kept, is_mine) = (revision - to, by == Some(me));
-    // Others are given time to do it.
+    // Other nodes get time to do it.
     if kept < KEPT || !is_mine && by.is_some() && kept < 2 * KEPT {
         return Ok(true);
     }
-    // Who beats, two looks tell that are a TTL apart.
+    // Two readings, a TTL apart, show which nodes beat.
     let before = store.beats().await?;
     sleep(ttl).await;
     let mut beats = store.beats().await?;
@@ -69,7 +70,7 @@ async fn turn(store: &EtcdStore, me: NodeId, ttl: Duration) -> Result<bool, Etcd
         return Ok(true);
     }
     let seen = beats.values().map(|beat| beat.seen).min().unwrap_or(0);
-    // It is still this node's: that is written first.
+    // It is still this node's job: that is written first.
     if seen > to && store.change_compaction(&read, Compaction { by, to: seen }).await? {
         store.compact(seen).await?;
         tracing::debug!(revision = seen, "etcd was compacted");

@@ -1,4 +1,4 @@
-//! Who follows changes, and waits for some (CL18).
+//! Clients that follow changes, and wait for some (CL18).
 
 use crate::core::feed::FeedAt;
 use crate::core::message::{Effect, Peer};
@@ -10,35 +10,35 @@ use crate::wire::{Bounds, Changes, Follow, Replies, Said};
 use rustc_hash::FxHashMap;
 use std::time::{Duration, Instant};
 
-/// Longest time until an answer without changes: what else a follower must hear, it hears then.
+/// The longest time until an answer without changes: it tells the follower everything else.
 const ANSWERED_AFTER: Duration = Duration::from_secs(1);
 
-/// Bytes of changes that are told in one turn, and one answer more.
+/// Bytes of changes that one turn sends, and one answer more.
 const TOLD_AT_ONCE: usize = 4 << 20;
-/// The time between two looks at all who wait, as a multiple of what the first one takes.
+/// The time between two looks at all waiting followers, as a multiple of the time that a look takes.
 const LOOKS_APART: u32 = 8;
 
 #[derive(Debug)]
 struct Waiting {
     follow: Follow,
-    /// The version that it speaks.
+    /// The version of the follower's connection.
     version: u32,
     until: Instant,
     is_new: bool,
 }
 
-/// Those who wait: one ask a connection.
+/// The waiting followers: one question for each connection.
 #[derive(Debug, Default)]
 pub(super) struct Followers {
     waiting: FxHashMap<Peer, Waiting>,
-    /// So many changes had been made at the last look at all of them.
+    /// The number of changes at the last look at all of them.
     seen: u64,
-    /// No look at all of them before that: it takes some milliseconds where there are thousands, and beats must go on.
+    /// The time of the next look at all of them. A look at thousands takes some milliseconds, and beats must go on.
     next: Option<Instant>,
 }
 
 impl Followers {
-    /// Asks for changes, in place of what the same connection has asked for before.
+    /// Takes a question for changes. It replaces the last one of the same connection.
     pub fn come(&mut self, peer: Peer, mut follow: Follow, version: u32, shards: ShardIx) {
         follow.shards.truncate(shards.into());
         follow.shards.shrink_to_fit();
@@ -46,7 +46,7 @@ impl Followers {
         self.waiting.insert(peer, Waiting { follow, version, until, is_new: true });
     }
 
-    /// Answers those for whom there is something. `is_due`: also looks for what is no change.
+    /// Answers the followers that have changes. `is_due`: also looks for other news.
     pub fn tell<T: Table>(&mut self, node: &Node<T>, replies: &Replies, bounds: Bounds, is_due: bool) {
         if self.waiting.is_empty() {
             return;
@@ -61,7 +61,7 @@ impl Followers {
             if !*is_new && !looks && now < *until {
                 return true;
             }
-            // The next turn is theirs.
+            // They have the next turn.
             *is_new = sent >= TOLD_AT_ONCE;
             if *is_new {
                 return true;
@@ -81,7 +81,7 @@ impl Followers {
     }
 }
 
-/// Changes of so many bytes, or a little more, and how many they are.
+/// About this many bytes of changes, and their number.
 fn changes<T: Table>(node: &Node<T>, follow: &Follow, version: u32, enough: usize) -> (Changes, usize) {
     let (mut shards, mut left, mut taken) = (Vec::new(), enough, 0);
     for &(shard, after) in &follow.shards {

@@ -1,17 +1,17 @@
-//! How etcd and other nodes take a node: what its core need not know, and an operator must.
+//! A node's health with etcd and other nodes. Its core does not need it, but an operator does.
 
 use crate::core::etcd::{At, EtcdAnswer, EtcdKey, EtcdValue};
 use crate::core::state::{Lived, NodeId, Time};
 use rustc_hash::FxHashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Why etcd has refused the last call, or did not answer it: of those that change something, and of the others. Reads go on
-/// where etcd takes no change.
+/// Why etcd has refused the last call, or did not answer it: for calls that change something, and for others. Reads may
+/// succeed while etcd takes no change.
 #[derive(Clone, Debug, Default)]
 pub struct EtcdTrouble(Arc<Mutex<[Option<&'static str>; 2]>>);
 
 impl EtcdTrouble {
-    /// A call has ended: well, or for this reason.
+    /// Notes the end of a call: `None` for success.
     pub fn note(&self, changes: bool, why: Option<&'static str>) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)[usize::from(changes)] = why;
     }
@@ -22,7 +22,7 @@ impl EtcdTrouble {
     }
 }
 
-/// When a node's key was changed last, since when that is known, and whether this process has seen it change.
+/// The revision of a node key's last change, since when it is known, and whether this process has seen it change.
 #[derive(Clone, Copy, Debug)]
 struct SeenKey {
     at: At,
@@ -30,7 +30,7 @@ struct SeenKey {
     changes: bool,
 }
 
-/// What is known of that.
+/// A node's health, as far as it is known.
 #[derive(Debug)]
 pub struct Health {
     trouble: EtcdTrouble,
@@ -41,22 +41,22 @@ pub struct Health {
 }
 
 impl Health {
-    /// Nothing is known yet.
+    /// Health without any information yet.
     pub fn new(trouble: EtcdTrouble) -> Health {
         Health { trouble, beat: None, nodes: FxHashMap::default() }
     }
 
-    /// The last beat that etcd has taken. One of an earlier process says nothing.
+    /// Notes the last beat that etcd has taken. A beat of an earlier process does not count.
     pub fn see_beat(&mut self, now: Time, held: Lived) {
         match &mut self.beat {
             Some((before, _)) if *before == held => {}
             Some((before, since)) => (*before, *since) = (held, now),
-            // What its table had when it began. It becomes old at once.
+            // The beat that its table had at its start. It counts as old.
             None => self.beat = Some((held, 0)),
         }
     }
 
-    /// etcd has told of nodes.
+    /// Notes the nodes' keys in an answer of etcd.
     pub fn see_nodes(&mut self, now: Time, answer: &EtcdAnswer) {
         for entry in &answer.entries {
             let EtcdKey::Node(id) = entry.key else { continue };
@@ -83,17 +83,17 @@ impl Health {
         self.trouble.why().unwrap_or_default()
     }
 
-    /// Whether a node may have beaten within this time: of one that was just heard of for the first time nobody knows.
+    /// Whether a node may have beaten within this time. Unknown for a node that was just heard of for the first time.
     pub fn lives(&self, now: Time, ttl: Time, node: NodeId) -> bool {
         self.nodes.get(&node).is_some_and(|seen| now < seen.since + ttl)
     }
 
-    /// Nodes of which that is not known: they were heard of for the first time within it, and have not been seen to beat.
+    /// Nodes for which that is unknown: they were first heard of within this time, and have not been seen to beat.
     pub fn unknown(&self, now: Time, ttl: Time) -> impl Iterator<Item = NodeId> + '_ {
         self.nodes.iter().filter(move |(_, seen)| !seen.changes && now < seen.since + ttl).map(|(id, _)| *id)
     }
 
-    /// All nodes that have.
+    /// Nodes that have beaten within this time.
     pub fn living(&self, now: Time, ttl: Time) -> impl Iterator<Item = NodeId> + '_ {
         self.nodes.iter().filter(move |(_, seen)| seen.changes && now < seen.since + ttl).map(|(id, _)| *id)
     }

@@ -8,7 +8,7 @@ use std::io;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// A connection to a node: requests there, replies back, and signs of life in both directions.
+/// A connection to a node. It carries requests and replies, and signs of life in both directions.
 #[derive(Debug)]
 pub struct NodeConnection {
     frames: Frames,
@@ -17,7 +17,7 @@ pub struct NodeConnection {
     said: Instant,
 }
 
-/// Connects to the first of some addresses at which this node is, or any, if none is named. Also which it is.
+/// Connects to the first of these addresses at which this node is, or any node if none is named. Also returns the node.
 pub(super) async fn reach(
     addresses: &[String],
     who: &Identity,
@@ -42,7 +42,7 @@ pub(super) async fn reach(
 }
 
 impl NodeConnection {
-    /// Connects to a node at the first of its addresses where it is.
+    /// Connects to a node, at the first of its addresses where it is.
     ///
     /// # Errors
     /// [`WireError`], of the last address. Each takes 10 s at the most.
@@ -55,7 +55,7 @@ impl NodeConnection {
         Ok(NodeConnection { frames, who, heard: Instant::now(), said: Instant::now() })
     }
 
-    /// Connects to whichever node is at an address. Also which it is.
+    /// Connects to the node at an address, whichever it is. Also returns the node.
     ///
     /// # Errors
     /// As [`NodeConnection::connect`].
@@ -64,7 +64,7 @@ impl NodeConnection {
         Ok((NodeConnection { frames, who, heard: Instant::now(), said: Instant::now() }, node))
     }
 
-    /// Says something. Waits while what was said before is on its way.
+    /// Sends something. Waits while earlier data are under way.
     ///
     /// # Errors
     /// [`WireError`]: the connection has broken.
@@ -73,14 +73,14 @@ impl NodeConnection {
         send_in_time(&mut self.frames, said).await
     }
 
-    /// The next that the node says. May be given up, and called again, at any time. Signs of life are sent in here: the
-    /// node hangs up on who does not call it for 5 s.
+    /// The next message of the node. May be cancelled, and called again, at any time. This sends signs of life, too:
+    /// the node hangs up on a client that does not call it for 5 s.
     ///
     /// # Errors
     /// [`WireError`]: the connection has broken, or nothing came for 5 s, not even a sign of life.
     pub async fn next(&mut self) -> Result<Said, WireError> {
         loop {
-            // In this order: after a long pause what has come meanwhile is a sign of life.
+            // In this order: after a long pause, data that have come meanwhile are a sign of life.
             tokio::select! {
                 biased;
                 () = sleep_until(self.said + PING) => {

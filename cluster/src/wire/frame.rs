@@ -1,4 +1,4 @@
-//! Frames: what is said, and how long it may be.
+//! Frames: their contents, and their longest length.
 
 use super::{Frames, SILENCE, WireError};
 use crate::core::feed::{FeedAt, FeedPart, Told};
@@ -13,18 +13,18 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_util::codec::LengthDelimitedCodec;
 
-/// What is said over a connection, after the handshake.
+/// The content of a frame, after the handshake.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Said {
     /// Nothing: a sign of life.
     Ping,
-    /// One node to another.
+    /// Messages of one node to another.
     Messages(Vec<Message>),
-    /// A client to a node.
+    /// Requests of a client to a node.
     Requests(Vec<Request>),
-    /// A node to a client.
+    /// Replies of a node to a client.
     Replies(Vec<Reply>),
-    /// A client or an operator to a node.
+    /// A question of a client or an operator to a node.
     Ask(Question),
     /// The answer to [`Question::Map`].
     Map(ClusterMap),
@@ -32,7 +32,7 @@ pub enum Said {
     Notes(Notes),
     /// The answer to [`Question::Status`].
     Status(NodeStatus),
-    /// A client to a node: it wants to hear of changes (CL18).
+    /// A client's question to a node for changes (CL18).
     Follow(Follow),
     /// The answer to [`Said::Follow`].
     Changes(Changes),
@@ -40,26 +40,26 @@ pub enum Said {
     Config(ClusterConfig),
 }
 
-/// What a node can be asked.
+/// A question to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Question {
-    /// Who serves what, as far as it knows: for clients whose etcd does not answer.
+    /// Who serves what, as far as the node knows: for clients whose etcd does not answer.
     Map,
-    /// What it has noted of etcd: for an operator who adopts a restored one.
+    /// Its notes of etcd: for an operator who adopts a restored etcd.
     Notes,
-    /// How it is.
+    /// Its status.
     Status,
-    /// What the cluster is: for an operator whose etcd has lost that.
+    /// The cluster's configuration: for an operator whose etcd has lost it.
     Config,
 }
 
-/// Asks for changes of shards. It is answered when there are some, or after a second; the next one of the same
-/// connection takes its place.
+/// Asks for changes of shards. The node answers when there are some, or after a second. The next question over the same
+/// connection replaces this one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Follow {
-    /// Names it.
+    /// The number of the question.
     pub ask: u64,
-    /// Shards, and behind which change of theirs; `None`: from the next one on.
+    /// Shards, each with its last known change; `None`: changes from the next one on.
     pub shards: Vec<(ShardIx, Option<FeedAt>)>,
     /// Whether values are wanted.
     pub values: bool,
@@ -68,9 +68,9 @@ pub struct Follow {
 /// Changes of shards.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Changes {
-    /// What they answer.
+    /// The number of the question that they answer.
     pub ask: u64,
-    /// Some of the shards. `None`: the node does not serve this one, or has not heard of what is asked for.
+    /// Some of the shards. `None`: the node does not serve the shard, or does not have the follower's place.
     pub shards: Vec<(ShardIx, Option<FeedPart>)>,
 }
 
@@ -79,16 +79,16 @@ pub struct Changes {
 pub struct ClusterMap {
     /// The etcd that it believes.
     pub adoption: Adoption,
-    /// By shard.
+    /// The states, by shard.
     pub shards: Vec<ShardState>,
-    /// Nodes, and where they are.
+    /// The nodes, and their addresses.
     pub nodes: Vec<(NodeId, NodeAbout)>,
 }
 
-/// How a node is.
+/// A node's status.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeStatus {
-    /// Its number.
+    /// The node's number.
     pub id: NodeId,
     /// Its standing with etcd, in words.
     pub standing: String,
@@ -96,19 +96,19 @@ pub struct NodeStatus {
     pub used: u64,
     /// Room that no shard has set aside, in bytes.
     pub room_left: u64,
-    /// Entries that it has removed by itself since it began, as primary: to make room.
+    /// Entries that it has evicted since it began, as primary.
     pub evicted: u64,
     /// Entries that have left at their end, or with their owner.
     pub expired: u64,
-    /// Copies that shards lack of which it is primary.
+    /// Missing copies of the shards of which it is primary.
     pub missing: u64,
-    /// By shard.
+    /// Its parts, by shard.
     pub shards: Vec<ShardStatus>,
-    /// How etcd and other nodes take it.
+    /// Its health with etcd and other nodes.
     pub health: Later<NodeHealth>,
 }
 
-/// What the end of a frame says in this version, and not in earlier ones.
+/// A field at the end of a frame that earlier versions do not have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Later<T>(pub Option<T>);
 
@@ -127,33 +127,33 @@ impl<'f, T: Deserialize<'f>> Deserialize<'f> for Later<T> {
     }
 }
 
-/// How etcd and other nodes take a node.
+/// A node's health with etcd and other nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeHealth {
-    /// Microseconds since it learned that etcd has taken a beat of its. `None`: of none yet.
+    /// Microseconds since it learned that etcd has taken one of its beats. `None`: of none yet.
     pub beat_age: Option<u64>,
     /// Why etcd takes none, in a few words: no space, no rights, no leader, no answer. Empty: it takes them.
     pub etcd: String,
-    /// Nodes that live and do not take its hello, each with why.
+    /// Living nodes that do not take its hello, each with the reason.
     pub refused_by: Vec<(NodeId, String)>,
-    /// Another node that beats, and has its name.
+    /// Another living node with its name.
     pub namesake: Option<NodeId>,
 }
 
 impl NodeStatus {
-    /// The standing of one that serves.
+    /// The standing of a node that serves.
     pub(crate) const GOOD: &str = "good";
 
-    /// Whether it serves what etcd says: etcd has taken a beat of its within the TTL, and another node takes its hello, if
-    /// there is one.
+    /// Whether it serves its shards: etcd has taken one of its beats within the TTL, and another node takes its hello,
+    /// if there is one.
     pub fn is_good(&self) -> bool {
         self.standing == NodeStatus::GOOD
     }
 
-    /// The standing of one whose table has refused what it must take.
+    /// The standing of a node whose table has refused what it must take.
     pub(crate) const FAILED: &str = "its table takes no more: others take over";
 
-    /// Whether only another start mends it.
+    /// Whether only a restart mends it.
     pub fn has_failed(&self) -> bool {
         self.standing == NodeStatus::FAILED
     }
@@ -164,7 +164,7 @@ impl NodeStatus {
 pub struct ShardStatus {
     /// The shard.
     pub shard: ShardIx,
-    /// What the node is for it.
+    /// The node's role for it.
     pub role: Role,
     /// The epoch that it knows.
     pub epoch: u64,
@@ -172,35 +172,35 @@ pub struct ShardStatus {
     pub used: u64,
     /// Changes under way.
     pub under_way: u64,
-    /// Nodes that it copies the shard to.
+    /// Nodes to which it copies the shard.
     pub newcomers: Vec<NodeId>,
 }
 
-/// How long keys, values and frames of a cluster may be.
+/// The longest keys, values and frames of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Keys, in bytes: those of the cluster's own, too.
+    /// The longest key, in bytes, including the cluster's own.
     pub key_max: usize,
-    /// Values, in bytes.
+    /// The longest value, in bytes.
     pub value_max: usize,
-    /// Frames, in bytes.
+    /// The longest frame, in bytes.
     pub frame_max: usize,
 }
 
-/// Bytes of a frame that need no long value: beside the longest one.
+/// Bytes of a frame beside its longest values.
 const FRAME_LEAST: usize = 1 << 20;
 
 impl Bounds {
-    /// Of any cluster: for who does not know yet which it is.
+    /// The bounds of any cluster, for a program that does not know yet which it is.
     pub fn any() -> Bounds {
         let (key_max, value_max) = (255, 64 << 20);
         Bounds { key_max, value_max, frame_max: FRAME_LEAST + 2 * (key_max + value_max) }
     }
 
-    /// Of a cluster.
+    /// The bounds of a cluster.
     pub fn of(config: &ClusterConfig) -> Bounds {
         let (key_max, value_max) = (usize::from(config.key_max).max(64), config.value_max as usize);
-        // A swap has two values; and a map of 1,024 shards has its place.
+        // A swap has two values. A map of 1,024 shards fits, too.
         Bounds { key_max, value_max, frame_max: FRAME_LEAST + 2 * (key_max + value_max) }
     }
 
@@ -209,13 +209,13 @@ impl Bounds {
         FRAME_LEAST / 4
     }
 
-    /// These frames over a connection.
+    /// Frames with these bounds over a connection.
     pub(super) fn frames(&self, stream: TcpStream) -> Frames {
         let codec = LengthDelimitedCodec::builder().max_frame_length(self.frame_max).new_codec();
         Frames::new(stream, codec)
     }
 
-    /// What came in a frame. All lengths are checked.
+    /// Decodes a frame, and checks all lengths.
     pub fn decode(&self, frame: &[u8]) -> Result<Said, WireError> {
         let said: Said = decode(frame)?;
         if self.may_hold(&said) {
@@ -261,7 +261,7 @@ pub(super) fn weight(message: &Message) -> usize {
     }
 }
 
-/// What a frame says. Bytes behind it are a later version's.
+/// Decodes the content of a frame. Further bytes are a later version's.
 pub(super) fn decode<'f, S: Deserialize<'f>>(frame: &'f [u8]) -> Result<S, WireError> {
     postcard::take_from_bytes(frame)
         .map(|(said, _)| said)
@@ -273,12 +273,12 @@ pub(super) async fn send(frames: &mut Frames, said: &impl Serialize) -> Result<(
     frames.send(encode(said)?).await.map_err(WireError::Broken)
 }
 
-/// The same, if the other end takes it in time.
+/// As `send`, if the other end takes it in time.
 pub(super) async fn send_in_time(frames: &mut Frames, said: &impl Serialize) -> Result<(), WireError> {
     timeout(SILENCE, send(frames, said)).await.unwrap_or(Err(WireError::Silent(SILENCE)))
 }
 
-/// A frame that says something.
+/// Encodes a frame.
 pub(super) fn encode(said: &impl Serialize) -> Result<Bytes, WireError> {
     let bytes = postcard::to_stdvec(said);
     bytes.map(Bytes::from).map_err(|error| WireError::Broken(io::Error::other(error)))

@@ -1,4 +1,4 @@
-//! How a connection begins.
+//! The beginning of a connection.
 //!
 //! ```text
 //! who connects ── Hello: versions, cluster, its node, a random number ─▶
@@ -6,9 +6,9 @@
 //!              ── Proof ─▶
 //! ```
 //!
-//! A proof is an HMAC under the cluster's secret, of which end it is, of both hellos, and so of both random numbers.
-//! Nobody can use a proof that he has seen, nor the other end's. It covers the hellos' bytes as they were sent: also what a
-//! later version says in them, and this one does not know.
+//! A proof is an HMAC under the cluster's secret, over the prover's end and both hellos, and so over both random
+//! numbers. Nobody can use a proof that he has seen, nor the other end's. It covers the bytes of the hellos as they
+//! were sent, including fields of later versions that this one does not know.
 
 use super::frame::{Bounds, decode, encode, next, send};
 use super::secret::Secret;
@@ -21,31 +21,31 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// The newest version of what nodes and clients say to each other that this program speaks.
+/// The newest version of the protocol between nodes and clients that this program speaks.
 pub const VERSION: u32 = 3;
-/// The oldest one.
+/// The oldest version that it speaks.
 pub const LEAST: u32 = 2;
 
 /// Longest frame of a handshake, in bytes.
 pub(super) const FRAME_MAX: usize = 1_024;
 
-/// Who is at this end of connections.
+/// The identity of this end of connections.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// The cluster.
     pub cluster: ClusterName,
-    /// The node; `None` of a client.
+    /// The node; `None` for a client.
     pub id: Option<NodeId>,
     /// The cluster's secret.
     pub secret: Secret,
-    /// How long keys, values and frames may be.
+    /// The bounds of keys, values and frames.
     pub bounds: Bounds,
-    /// The newest version that it says it speaks: [`VERSION`].
+    /// The newest version that it offers: [`VERSION`].
     pub newest: u32,
 }
 
 impl Identity {
-    /// Of this program, in this cluster.
+    /// The identity of this program, in this cluster.
     pub fn new(cluster: ClusterName, id: Option<NodeId>, secret: Secret, bounds: Bounds) -> Identity {
         Identity { cluster, id, secret, bounds, newest: VERSION }
     }
@@ -63,7 +63,7 @@ pub(super) struct Hello {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Welcome {
-    /// A [`Hello`], as bytes, and the proof.
+    /// A [`Hello`], as bytes, and a proof.
     Hello(Vec<u8>, [u8; 32]),
     Refused(String),
 }
@@ -76,7 +76,7 @@ impl Hello {
         Hello { magic: MAGIC, newest: who.newest, least: LEAST, cluster, node, random: rand::random() }
     }
 
-    /// The version that both speak.
+    /// The version that both ends speak.
     fn check(&self, who: &Identity) -> Result<u32, WireError> {
         if self.magic != MAGIC {
             return Err(WireError::Rubbish("it does not begin as a connection of a cluster does".into()));
@@ -93,14 +93,14 @@ impl Hello {
     }
 }
 
-/// What the two ends prove to know the secret of.
+/// The statement that an end proves.
 pub(super) fn parts<'h>(hellos: [&'h [u8]; 2], end: &'static [u8]) -> [&'h [u8]; 3] {
     [end, hellos[0], hellos[1]]
 }
 pub(super) const CONNECTS: &[u8] = b"oneread cluster: who connects";
 const LISTENS: &[u8] = b"oneread cluster: who listens";
 
-/// Frames that are as short as those of a handshake.
+/// Frames that are no longer than those of a handshake.
 pub(super) fn short(stream: TcpStream) -> Frames {
     Bounds { key_max: 0, value_max: 0, frame_max: FRAME_MAX }.frames(stream)
 }
@@ -114,7 +114,7 @@ async fn in_time<R>(within: Duration, f: impl Future<Output = Result<R, WireErro
     timeout(within, f).await.unwrap_or(Err(WireError::Silent(within)))
 }
 
-/// Begins a connection that was made to a node: to this one, if one is named. Also which it is.
+/// Begins a connection to a node: to this one, if one is named. Also returns the node.
 pub async fn connect(
     stream: TcpStream,
     who: &Identity,
@@ -145,8 +145,8 @@ pub async fn connect(
     .await
 }
 
-/// Begins a connection that somebody has made to this node. Also who it is; `None`: a client. And the version that both
-/// speak.
+/// Begins a connection that another program has made to this node. Also returns that node; `None`: a client. And the
+/// version that both ends speak.
 pub async fn accept(stream: TcpStream, who: &Identity) -> Result<(Frames, Option<NodeId>, u32), WireError> {
     in_time(HANDSHAKE, async {
         stream.set_nodelay(true)?;
@@ -156,7 +156,7 @@ pub async fn accept(stream: TcpStream, who: &Identity) -> Result<(Frames, Option
         let version = match theirs.check(who) {
             Ok(version) => version,
             Err(error) => {
-                // Strangers that are of no cluster hear nothing.
+                // A stranger that does not speak this protocol gets no answer.
                 if theirs.magic == MAGIC {
                     send(&mut frames, &Welcome::Refused(error.to_string())).await?;
                 }

@@ -1,4 +1,4 @@
-//! A node's connections to other nodes, over which it sends and never hears anything but signs of life.
+//! A node's connections to other nodes. It sends over them, and receives only signs of life.
 
 use super::connection::reach;
 use super::frame::{Said, next, send_in_time, weight};
@@ -7,6 +7,7 @@ use super::{Frames, PING, SILENCE, WireError};
 use crate::core::message::Message;
 use crate::core::state::NodeId;
 use futures_util::StreamExt;
+use oneread::internals::tries::Backoff;
 use rustc_hash::FxHashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,23 +16,23 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, sleep_until, timeout};
 
-/// Bytes that wait for a link. What comes when there are more is left out, and sent again later by those who need it.
+/// Bytes that wait for a link. Further messages are dropped, and their senders repeat them later.
 const WAITING_MAX: usize = 16 << 20;
 /// Pauses between two attempts to connect.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// Between two warnings of one link: that it is too slow, and that it is refused.
+/// Time between two warnings about one link: that it is too slow, and that it is refused.
 const TOLD_EVERY: Duration = Duration::from_secs(10);
 const REFUSAL_TOLD_EVERY: Duration = Duration::from_secs(60);
 
-/// What became of the last attempt to reach a node. `None`: none has ended yet.
+/// The result of the last attempt to reach a node. `None`: none has ended yet.
 type Reached = Arc<Mutex<Option<Result<(), &'static str>>>>;
 
 fn reached(of: &Reached) -> MutexGuard<'_, Option<Result<(), &'static str>>> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Links to other nodes. Sending waits for nothing.
+/// Links to other nodes. Sending never waits.
 #[derive(Debug)]
 pub struct Links {
     who: Identity,
@@ -45,18 +46,18 @@ struct Link {
     messages: mpsc::UnboundedSender<Message>,
     waiting: Arc<AtomicUsize>,
     reached: Reached,
-    /// How many were left out, and when that was told last.
+    /// How many messages were dropped, and when that was last logged.
     left_out: u64,
     told: Option<Instant>,
 }
 
 impl Links {
-    /// No link yet. Its tasks run here.
+    /// Links to no node yet. Their tasks run on this runtime.
     pub fn new(who: Identity, runtime: Handle) -> Links {
         Links { who, runtime, links: FxHashMap::default() }
     }
 
-    /// A node has these addresses, from now on.
+    /// Sets a node's addresses.
     pub fn know(&mut self, node: NodeId, addresses: &[String]) {
         if let Some(link) = self.links.get(&node) {
             link.addresses.send_if_modified(|known| {
@@ -76,17 +77,17 @@ impl Links {
         self.links.insert(node, Link { addresses, messages, waiting, reached, left_out: 0, told: None });
     }
 
-    /// Whether a node takes this one's hello, or why not. `None`: it was not tried yet, or is not known.
+    /// Whether a node takes this one's hello, or why not. `None`: it was not tried yet, or the node is not known.
     pub fn takes_hello(&self, node: NodeId) -> Option<Result<(), &'static str>> {
         *reached(&self.links.get(&node)?.reached)
     }
 
-    /// Sends a message to a node, unless it is not known, or too much waits for it already.
+    /// Sends a message to a node, unless the node is not known, or too much waits for it already.
     pub fn send(&mut self, to: NodeId, message: Message) {
         let Some(link) = self.links.get_mut(&to) else { return };
         let bytes = weight(&message);
         let waiting = link.waiting.load(Ordering::Relaxed);
-        // The longest value goes by itself.
+        // A longest value goes by itself.
         if waiting > 0 && waiting + bytes > WAITING_MAX.max(2 * self.who.bounds.frame_max) {
             link.left_out += 1;
             if link.told.is_none_or(|told| told.elapsed() >= TOLD_EVERY) {
@@ -107,17 +108,17 @@ async fn run(
     mut known: watch::Receiver<Vec<String>>,
     (mut queue, waiting, last): (mpsc::UnboundedReceiver<Message>, Arc<AtomicUsize>, Reached),
 ) {
-    let mut pause = PAUSE_MIN;
+    let mut backoff = Backoff::new(PAUSE_MIN, PAUSE_MAX);
     let mut refusal: Option<Instant> = None;
     loop {
         let addresses = known.borrow_and_update().clone();
         match reach(&addresses, &who, Some(node)).await {
             Ok((frames, _)) => {
-                pause = PAUSE_MIN;
+                backoff.reset();
                 *reached(&last) = Some(Ok(()));
                 match pump(frames, &who, &mut queue, &waiting).await {
                     Ok(()) => return,
-                    // A node with another secret hangs up when it has heard the proof.
+                    // A node with another secret hangs up after the proof.
                     Err(error) => {
                         *reached(&last) = Some(Err(error.brief()));
                         tracing::debug!(%node, %error, "a link has broken");
@@ -141,7 +142,7 @@ async fn run(
                 }
             }
         }
-        // What waited is old by now: who needs it sends it again.
+        // Waiting messages are old by now: their senders repeat them.
         while let Ok(message) = queue.try_recv() {
             waiting.fetch_sub(weight(&message), Ordering::Relaxed);
         }
@@ -149,13 +150,13 @@ async fn run(
             return;
         }
         tokio::select! {
-            () = sleep(pause) => pause = (pause * 2).min(PAUSE_MAX),
+            () = sleep(backoff.peek()) => { backoff.take(); }
             changed = known.changed() => if changed.is_err() { return },
         }
     }
 }
 
-/// Sends what waits, some together. `Ok`: there are no links any more.
+/// Sends waiting messages, several together. `Ok`: the links were dropped.
 async fn pump(
     mut frames: Frames,
     who: &Identity,
@@ -193,7 +194,8 @@ async fn pump(
             }
         };
         send_in_time(&mut frames, &said).await?;
-        // A busy link hears signs of life, too: they are taken when it has time, so look before it is given up.
+        // A busy link receives signs of life, too, but takes them only when it has time. So it looks for them before it
+        // gives up.
         if heard.elapsed() > SILENCE {
             match timeout(Duration::from_millis(1), frames.next()).await {
                 Ok(Some(Ok(_))) => heard = tokio::time::Instant::now(),

@@ -1,10 +1,11 @@
-//! What nodes and clients say to each other, over TCP.
+//! The protocol between nodes and clients, over TCP.
 //!
-//! The rules allow what is said to be lost, to be late, and to come twice. So nothing here is acknowledged or sent again:
-//! a connection that breaks begins anew, and who cannot keep up misses something.
+//! The rules allow messages to be lost, late, and repeated. So nothing here is acknowledged or repeated: a connection
+//! that breaks is made again, and a receiver that cannot keep up misses messages.
 //!
-//! Each connection begins with a handshake, in which both prove that they know the cluster's secret, over random numbers of
-//! both (`handshake.rs`). What is said afterwards can be read and changed on the way: have a network of the cluster's own.
+//! Each connection begins with a handshake, in which both ends prove that they know the cluster's secret, over random
+//! numbers of both (`handshake.rs`). Later data can be read and changed on the way: give the cluster a network of its
+//! own.
 
 mod connection;
 mod frame;
@@ -33,9 +34,10 @@ use tokio_util::codec::{Framed, LengthDelimitedCodec};
 /// Frames over a connection.
 type Frames = Framed<TcpStream, LengthDelimitedCodec>;
 
-/// Longest time to connect to an address, and for a handshake.
+/// The longest time to connect to an address, and for a handshake.
 const HANDSHAKE: Duration = SILENCE;
-/// Between two signs of life, and without any, until a connection is given up. Tests do not wait so long.
+/// The time between two signs of life, and the time without any after which a connection is given up. They are shorter
+/// in tests.
 const PING: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 1_000 });
 const SILENCE: Duration = Duration::from_millis(if cfg!(test) { 2_000 } else { 5_000 });
 
@@ -43,15 +45,15 @@ const SILENCE: Duration = Duration::from_millis(if cfg!(test) { 2_000 } else { 5
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
-    /// An address cannot be listened at.
+    /// It cannot listen at this address.
     #[error("{address} cannot be listened at: {why}")]
     Listen {
         /// The address.
         address: String,
-        /// What the system says.
+        /// The system's error.
         why: io::Error,
     },
-    /// Others could reach it, and anybody could change everything.
+    /// Other hosts could reach the address, and anybody could change everything.
     #[error(
         "{address} can be reached from other hosts, and the cluster's secret is empty: give all nodes and clients the same \
          secret (`NodeConfig::secret`), or listen at 127.0.0.1"
@@ -60,12 +62,12 @@ pub enum WireError {
         /// The address.
         address: String,
     },
-    /// Nobody is there.
+    /// Nobody listens there.
     #[error("{address} cannot be reached: {why}")]
     Connect {
         /// The addresses that were tried.
         address: String,
-        /// What the system says.
+        /// The system's error.
         why: io::Error,
     },
     /// The connection has broken.
@@ -76,50 +78,50 @@ pub enum WireError {
         "the other end hung up: it has stopped, or has as many connections as it may have, or could not use this one"
     )]
     Ended,
-    /// The other end does not take what it has asked for.
+    /// The other end does not read its answers.
     #[error("the other end left more than {0} bytes of replies unread")]
     Unread(usize),
     /// Nothing came for too long.
     #[error("nothing came for {0:?}")]
     Silent(Duration),
-    /// The other end is none of a cluster, or sends what nobody does.
+    /// The other end does not belong to a cluster, or sends nonsense.
     #[error("what came is no frame of a cluster: {0}")]
     Rubbish(String),
     /// The secrets differ.
     #[error("the other end does not know this cluster's secret: give all nodes and clients the same one")]
     Secret,
-    /// The other end does not want this connection.
+    /// The other end refuses this connection.
     #[error("the other end refuses: {0}")]
     Refused(String),
-    /// Another cluster.
+    /// The other end belongs to another cluster.
     #[error("it belongs to the cluster {theirs:?}, and this is of {ours:?}")]
     OtherCluster {
-        /// The name that is known here.
+        /// This end's cluster.
         ours: String,
-        /// The name there.
+        /// The other end's cluster.
         theirs: String,
     },
-    /// Another node has the address by now.
+    /// Another node has the address now.
     #[error("node {found} is there, and not {wanted}")]
     OtherNode {
-        /// Who is there.
+        /// The node that is there.
         found: NodeId,
-        /// Who was meant.
+        /// The node that was meant.
         wanted: NodeId,
     },
-    /// Versions too far apart.
+    /// The versions are too far apart.
     #[error(
         "it speaks the versions {least} to {newest} of the protocol between nodes, and this program {our_least} to \
          {our_newest}: update the older one"
     )]
     Version {
-        /// Its oldest version.
+        /// The other end's oldest version.
         least: u32,
-        /// Its newest version.
+        /// The other end's newest version.
         newest: u32,
-        /// The oldest one here.
+        /// This end's oldest version.
         our_least: u32,
-        /// The newest one here.
+        /// This end's newest version.
         our_newest: u32,
     },
 }

@@ -1,4 +1,4 @@
-//! Where a node takes what others say.
+//! The port at which a node takes connections.
 
 use super::frame::{Follow, Question, Said, encode};
 use super::handshake::{Identity, accept};
@@ -19,25 +19,25 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
-/// Bytes of replies that wait for a client to read them. One that is further behind is hung up on.
+/// Bytes of replies that wait for a client to read them. With more, it is hung up on.
 pub(super) const UNREAD_MAX: usize = 4 << 20;
-/// Bytes of replies that wait for all clients together. When there are more, the one for whom most wait is hung up on.
+/// Bytes of replies that wait for all clients together. With more, the client for which most bytes wait is hung up on.
 const ALL_UNREAD_MAX: usize = 256 << 20;
 
-/// Between two warnings of refusals of one kind, and the most kinds in that time.
+/// The time between two warnings about refusals of one kind, and the most kinds in that time.
 const REFUSAL_TOLD_EVERY: Duration = Duration::from_secs(60);
 const REFUSALS_MAX: usize = 256;
 
-/// What has come.
+/// Something that has arrived.
 #[derive(Debug)]
 pub enum Arrived {
-    /// From a node.
+    /// Messages of a node.
     Messages(NodeId, Vec<Message>),
-    /// From a client.
+    /// Requests of a client.
     Requests(Peer, Vec<Request>),
-    /// From a client or an operator.
+    /// A question of a client or an operator.
     Asked(Peer, Question),
-    /// From a client, which speaks this version.
+    /// A question for changes of a client, whose connection has this version.
     Follows(Peer, Follow, u32),
 }
 
@@ -53,7 +53,7 @@ struct Outlet {
 #[derive(Debug)]
 struct UnreadBytes {
     own: AtomicUsize,
-    /// Those of all clients.
+    /// The bytes that wait for all clients.
     all: Arc<AtomicUsize>,
 }
 
@@ -62,13 +62,13 @@ impl UnreadBytes {
         Arc::new(UnreadBytes { own: AtomicUsize::new(0), all: Arc::clone(all) })
     }
 
-    /// So many more wait. Returns how many waited before, for this client and for all.
+    /// Adds waiting bytes. Returns how many waited before, for this client and for all.
     fn add(&self, bytes: usize) -> (usize, usize) {
         let add = |to: &AtomicUsize| to.fetch_add(bytes, Ordering::Relaxed);
         (add(&self.own), add(&self.all))
     }
 
-    /// So many were written, or are waited for no more.
+    /// Subtracts bytes that were written, or that nobody waits for any more.
     fn take(&self, bytes: usize) {
         let less = |own: usize| Some(own.saturating_sub(bytes));
         let before = self.own.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
@@ -87,11 +87,11 @@ impl Drop for UnreadBytes {
     }
 }
 
-/// The way back to those who have asked something. Each connection has a number, from 1 on, which is never used again.
+/// The way back to the clients. Each connection has a number, from 1 on, which is never used again.
 #[derive(Clone, Debug)]
 pub struct Replies {
     outlets: Arc<Mutex<FxHashMap<u64, Outlet>>>,
-    /// Bytes that wait for all clients, and how many may.
+    /// Bytes that wait for all clients, and the bound.
     unread: Arc<AtomicUsize>,
     unread_max: usize,
 }
@@ -101,21 +101,21 @@ impl Replies {
         Replies { outlets: Arc::default(), unread: Arc::default(), unread_max }
     }
 
-    /// Says something to a client, if it is still there. Waits for nothing. Who does not read is hung up on.
+    /// Sends something to a client, if it is still there. Never waits. A client that does not read is hung up on.
     pub fn send(&self, to: Peer, said: &Said) {
         let Ok(frame) = encode(said) else { return };
         let mut outlets = self.outlets();
         let Some(outlet) = outlets.get(&to.0) else { return };
         let (own, all) = outlet.unread.add(frame.len());
         if own > UNREAD_MAX || outlet.frames.send(frame).is_err() {
-            // Its task notices.
+            // Its task notices that.
             outlets.remove(&to.0);
         } else if all > self.unread_max {
             self.end_worst(&mut outlets);
         }
     }
 
-    /// Hangs up on the client for whom most waits.
+    /// Hangs up on the client for which most bytes wait.
     fn end_worst(&self, outlets: &mut FxHashMap<u64, Outlet>) {
         let worst = outlets.iter().max_by_key(|(_, outlet)| outlet.unread.get()).map(|(peer, _)| *peer);
         let Some(outlet) = worst.and_then(|peer| outlets.remove(&peer)) else { return };
@@ -125,11 +125,11 @@ impl Replies {
             max,
             "a client is hung up on: it reads less than others, and all together read too little"
         );
-        // It counts no more, so that no other one goes in its place.
+        // Its bytes do not count any more, so no other client is hung up on in its place.
         outlet.unread.take(usize::MAX);
     }
 
-    /// Bytes that wait for a client to read them. `None`: it is not there.
+    /// Bytes that wait for a client to read them. `None`: the client is gone.
     #[cfg(test)]
     pub(super) fn unread(&self, to: Peer) -> Option<usize> {
         self.outlets().get(&to.0).map(|outlet| outlet.unread.get())
@@ -148,7 +148,7 @@ impl Replies {
     }
 }
 
-/// One end that has not proven yet to know the secret: its host, since when it is there, its task.
+/// A connection that has not yet proven that it knows the secret: its host, its start, its task.
 type Stranger = (IpAddr, Instant, AbortHandle);
 
 /// Connections of strangers, by their numbers.
@@ -164,7 +164,7 @@ impl Strangers {
         self.all().len()
     }
 
-    /// Hangs up on one of them, for another connection's sake. Returns whether there was any.
+    /// Hangs up on a stranger, to make room for another connection. Returns whether there was one.
     fn make_way(&self) -> bool {
         let mut all = self.all();
         let gone = gives_way(all.iter().map(|(&peer, &(host, since, _))| (peer, host, since)));
@@ -176,16 +176,16 @@ impl Strangers {
     }
 }
 
-/// Refusals that were told of: of each host and reason when that was, and how many came since. One that is refused tries again
-/// for ever.
+/// Refusals that were logged: for each host and reason, when, and how many came since. A refused client tries again for
+/// ever.
 #[derive(Clone, Debug, Default)]
 struct Refusals(Arc<Mutex<FxHashMap<Refusal, (Instant, u64)>>>);
 
-/// Whose, and why.
+/// The host, and the reason.
 type Refusal = (IpAddr, &'static str);
 
 impl Refusals {
-    /// Whether this one is told of: how many were not, since the last one of its kind that was.
+    /// Whether to log this refusal. Returns how many of its kind were not logged since the last one.
     fn tells(&self, host: IpAddr, why: &'static str, now: Instant) -> Option<u64> {
         let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_old = |at: &Instant| now.saturating_duration_since(*at) >= REFUSAL_TOLD_EVERY;
@@ -197,7 +197,7 @@ impl Refusals {
             *at = now;
             return Some(std::mem::take(since) - 1);
         }
-        // Strangers from everywhere take no memory for ever.
+        // Strangers from everywhere must not take memory for ever.
         told.retain(|_, (at, _)| !is_old(at));
         let has_room = told.len() < REFUSALS_MAX;
         if has_room {
@@ -207,7 +207,7 @@ impl Refusals {
     }
 }
 
-/// A connection that is served. Nothing of it is left when this is dropped, as its task does also where it is aborted.
+/// A connection that is served. Dropping this removes everything of it, even if its task is aborted.
 #[derive(Debug)]
 struct Served {
     peer: u64,
@@ -231,12 +231,12 @@ pub struct NodePort {
     listeners: Vec<TcpListener>,
     replies: Replies,
     connections_max: usize,
-    /// The most of them that have proven nothing yet. The other descriptors of the process are for the rest.
+    /// The most connections that have proven nothing yet. Other descriptors of the process are for the rest.
     pub(super) strangers_max: usize,
 }
 
 impl NodePort {
-    /// Listens at these addresses: `host:port`. Port 0 is any that is free.
+    /// Listens at these addresses: `host:port`. Port 0 is any free port.
     ///
     /// # Errors
     /// [`WireError::Listen`]; [`WireError::NoSecret`].
@@ -261,19 +261,19 @@ impl NodePort {
         Ok(NodePort { who, listeners, replies, connections_max, strangers_max })
     }
 
-    /// Where it listens, with its ports.
+    /// The addresses at which it listens, with their ports.
     pub fn addresses(&self) -> Vec<String> {
         let at = self.listeners.iter().filter_map(|listener| listener.local_addr().ok());
         at.map(|at| at.to_string()).collect()
     }
 
-    /// The way back.
+    /// The way back to the clients.
     pub fn replies(&self) -> Replies {
         self.replies.clone()
     }
 
-    /// Takes connections, and what comes over them, for as long as somebody wants it. While nobody takes what has come,
-    /// nothing more is read.
+    /// Takes connections, and their contents, until the receiver is dropped. While the receiver takes nothing, nothing
+    /// more is read.
     pub async fn run(self, arrivals: mpsc::Sender<Arrived>) {
         let (accepted, mut streams) = mpsc::channel(16);
         let (mut listening, strangers) = (JoinSet::new(), Strangers::default());
@@ -303,7 +303,7 @@ impl NodePort {
             tokio::select! {
                 stream = streams.recv() => {
                     let Some((stream, from)) = stream else { return };
-                    // Those who have ended are not counted.
+                    // Connections that have ended do not count.
                     while connections.try_join_next().is_some() {}
                     if connections.len() >= self.connections_max && !strangers.make_way() {
                         tracing::warn!(max = self.connections_max, "a connection is refused: there are too many");
@@ -322,7 +322,7 @@ impl NodePort {
                         refusals: refusals.clone(),
                         host,
                     };
-                    // It is one of them before it may cease to be.
+                    // It becomes a stranger before it may stop being one.
                     let mut all = strangers.all();
                     let task = connections.spawn(async move {
                         if let Err(error) = serve(stream, &served, &who, &arrivals).await {
@@ -361,7 +361,7 @@ async fn serve(
     tokio::select! {
         wrote = write(&mut writes, queue, &unread) => wrote,
         read = read(&mut reads, Peer(peer), (node, version), who, arrivals) => read,
-        // Nobody sends over it: the outlet was dropped.
+        // The outlet was dropped: nobody sends over it any more.
         _ = given_up => Err(WireError::Unread(UNREAD_MAX)),
     }
 }
@@ -385,7 +385,7 @@ async fn write(
             () = sleep(PING) => (ping.clone(), false),
         };
         let bytes = if counted { frame.len() } else { 0 };
-        // What else waits goes with it. Either waits for a client that does not read.
+        // Other waiting bytes go with it, or wait for a client that does not read.
         let written = timeout(SILENCE, async {
             writes.feed(frame).await?;
             if queue.is_empty() { writes.flush().await } else { Ok(()) }

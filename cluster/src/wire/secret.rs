@@ -1,4 +1,4 @@
-//! What nodes and clients of a cluster must know, and how they prove that they do.
+//! The secret that nodes and clients of a cluster share, and proofs of knowing it.
 
 use hmac::{Hmac, KeyInit, Mac};
 use oneread::Token;
@@ -11,8 +11,8 @@ use zeroize::Zeroizing;
 /// The longest secret, in bytes.
 pub const SECRET_MAX: usize = 256;
 
-/// A cluster's secret: up to 256 bytes. It never travels over connections between nodes and clients. With the empty one,
-/// whoever reaches a node may change everything: then only addresses of this host are listened at.
+/// A cluster's secret: up to 256 bytes. It never travels over connections between nodes and clients. With the empty
+/// secret, anybody who reaches a node may change everything: then nodes listen only at addresses of this host.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Secret(Arc<Zeroizing<Vec<u8>>>);
 
@@ -28,8 +28,8 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// These bytes. Zero bytes at the end of one of at most 64 bytes do not count, so one of only such bytes is the empty
-    /// one.
+    /// A secret of these bytes. Zero bytes at the end of a secret of at most 64 bytes do not count, so a secret of zero
+    /// bytes is the empty one.
     ///
     /// # Errors
     /// [`SecretError`], if there are too many.
@@ -40,12 +40,13 @@ impl Secret {
         }
     }
 
-    /// Whether it is the empty one.
+    /// Whether the secret is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// What clients of nodes' tables show (`oneread`'s token): it follows from the secret, which does not follow from it.
+    /// The token of clients of nodes' tables (`oneread`'s token). It follows from the secret, but the secret does not
+    /// follow from it.
     pub fn token(&self) -> Token {
         if self.is_empty() {
             return Token::default();
@@ -58,12 +59,12 @@ impl Secret {
         Token::new(hex)
     }
 
-    /// A proof that the secret is known, of these parts. Each is told from the next.
+    /// A proof of knowing the secret, over these parts. Their boundaries count.
     pub fn proof(&self, parts: &[&[u8]]) -> [u8; 32] {
         self.mac(parts).finalize().into_bytes().into()
     }
 
-    /// Whether somebody else has proven it. Takes as long for each wrong one.
+    /// Whether this is a proof of these parts. The time that this takes does not depend on what is wrong.
     pub fn proves(&self, parts: &[&[u8]], proof: &[u8; 32]) -> bool {
         self.mac(parts).verify_slice(proof).is_ok()
     }

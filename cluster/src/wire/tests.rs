@@ -83,7 +83,7 @@ impl Port {
         Port::with(address, connections_max, usize::MAX).await
     }
 
-    /// The same, for so many at most who have proven nothing.
+    /// As [`Port::at`], for at most this many strangers.
     async fn with(address: &str, connections_max: usize, strangers_max: usize) -> Port {
         let mut port =
             NodePort::bind(&[address.into()], who(Some(NODE.0), "secret"), connections_max).await.unwrap();

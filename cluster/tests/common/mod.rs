@@ -83,7 +83,7 @@ impl Etcd {
         Etcd::start_with(folder, &[])
     }
 
-    /// The same with options besides.
+    /// As [`Etcd::start`], with further options.
     pub fn start_with(folder: &Path, with: &[&str]) -> Etcd {
         let mut etcd = Etcd {
             child: None,
@@ -198,7 +198,7 @@ impl Etcd {
         self.run();
     }
 
-    /// The same as [`Etcd::restore`], with the id that it has.
+    /// As [`Etcd::restore`], under the id that it has.
     pub fn restore_alike(&mut self, backup: &Path) {
         self.kill();
         std::fs::remove_dir_all(&self.data).unwrap();
@@ -264,7 +264,7 @@ pub fn node(folder: &Path, number: usize, etcd: EtcdOptions) -> NodeConfig {
     node_at(Address::Shm(folder.join(format!("n{number}.sock"))), folder, number, etcd)
 }
 
-/// The same, whose table is at this address.
+/// As [`node`], with the table at this address.
 pub fn node_at(address: Address, folder: &Path, number: usize, etcd: EtcdOptions) -> NodeConfig {
     let table = Config::new().size(TableSize::up_to(32 << 20));
     let server = ServerConfig::new(address, table)

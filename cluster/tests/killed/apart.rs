@@ -1,4 +1,5 @@
-//! The same with each process on a host of its own: three members of etcd, four nodes, two clients, and this test.
+//! A cluster under failures, with each process on a host of its own: three members of etcd, four nodes, two clients,
+//! and this test.
 //!
 //! Hosts are network namespaces of [`net`](super::net): packets come late, some are lost, and each link can be cut, also in
 //! one direction. Tables are READ over TCP, by messages that the server answers: a stopped node answers none, but

@@ -1,4 +1,4 @@
-//! The same with two nodes that are READ over RDMA: a device of its own serves each node's table.
+//! A cluster under failures, with two nodes that are READ over RDMA: a device of its own serves each node's table.
 //!
 //! The device answers READs of a node that is stopped, as a NIC does: a deposed primary is readable for as long as its
 //! process exists, and nothing but a lease tells a client what it may believe. Copies and requests go over TCP.

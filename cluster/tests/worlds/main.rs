@@ -189,7 +189,7 @@ fn all() -> Vec<Broken> {
     RULES.into_iter().map(Broken::Rule).chain(of_world).collect()
 }
 
-/// The same worlds. `ONEREAD_WORLDS` is how many are tried of each.
+/// The worlds find each broken rule. `ONEREAD_WORLDS` is how many are tried of each.
 #[test]
 fn every_broken_rule_is_found() {
     let is_long = std::env::var_os("ONEREAD_LONG").is_some();

@@ -266,7 +266,7 @@ fn an_owner_that_is_asked_for_all_the_time_goes() {
     assert!(is_gone, "it stays for as long as it is asked for");
 }
 
-/// The same, where others want to begin as this owner, and nobody says that it is there.
+/// An absent owner leaves, although others want to begin as this owner.
 #[test]
 fn an_owner_that_others_want_to_be_leaves_when_it_is_absent() {
     let mut few = TwoNodes::new();

@@ -10,7 +10,7 @@ use serde::Serialize;
 pub enum Side {
     /// The client reads the server's memory: a layout of this crate.
     Layout,
-    /// The same, as a paper describes it.
+    /// The client reads the server's memory: a layout as a paper describes it.
     OneSided,
     /// The server answers messages.
     TwoSided,
@@ -175,7 +175,7 @@ pub(crate) const MESSAGE_HEADER: f64 = 16.0;
 /// HERD's code (rdma_bench, herd/README.md), 12.3 M requests a second on one core.
 pub(crate) const HERD_NS: f64 = 1e9 / 12.3e6;
 
-/// The same without sharing doorbells among answers: 6.69 M a second.
+/// HERD without sharing doorbells among answers: 6.69 M a second.
 pub(crate) const HERD_SINGLE_NS: f64 = 1e9 / 6.69e6;
 
 /// eRPC (NSDI'19): 10 M small RPCs a second on one core, without a table behind them.

@@ -103,7 +103,7 @@ pub struct Prediction {
     pub bounds: Vec<Load>,
     /// Operations a second with the workload's clients.
     pub ops_per_s: f64,
-    /// The same if these clients had enough operations under way.
+    /// Operations a second if these clients had enough operations under way.
     pub ops_saturated_per_s: f64,
     /// GETs a second at each server.
     pub gets_per_server_per_s: f64,

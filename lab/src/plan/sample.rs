@@ -43,7 +43,7 @@ pub struct Sample {
     pub slots_miss: f64,
     /// Moves of other keys for each insert.
     pub moves: f64,
-    /// The same GETs by a client with hints. `None` for a layout in which hints save nothing.
+    /// These GETs by a client with hints. `None` for a layout in which hints save nothing.
     pub hinted: Option<HintedSample>,
 }
 
@@ -164,7 +164,7 @@ impl Sample {
         Ok(Design { name, side, get, put, bytes_per_key, client_bytes_per_key, pause, source })
     }
 
-    /// The same design for clients that remember each slot
+    /// This design for clients that remember each slot
     /// ([`ClientOptions::hint_bytes`](oneread::ClientOptions::hint_bytes)). `None` where hints save
     /// nothing.
     ///

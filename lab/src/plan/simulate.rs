@@ -38,7 +38,7 @@ pub struct Run {
     pub operations: u64,
     /// How they come.
     pub arrivals: Arrivals,
-    /// The same seed gives the same run.
+    /// Runs of one seed are equal.
     pub seed: u64,
 }
 

@@ -720,7 +720,7 @@ fn little_holds_in_the_simulation() {
     }
 }
 
-/// The same seed gives the same run, another seed another one, and tails grow with the load.
+/// Runs of one seed are equal, those of another one differ, and tails grow with the load.
 #[test]
 fn runs_are_deterministic_and_tails_grow() {
     let system = round(Workload { servers: 2, gets: 0.9, clients: 100, ..Workload::default() });

@@ -129,7 +129,7 @@ class HiCacheIndex:
             return 0
 
     def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:
-        """The same, where other pools must have pages, too: all of a prefix, or the last ones of it."""
+        """How many pages are there, and in other pools, too: all of a prefix, or the last ones of it."""
         transfers = list(pool_transfers or [])
         for transfer in transfers:
             if transfer.hit_policy not in ("all_pages", "trailing_pages"):

@@ -113,7 +113,7 @@ fn a_pending_gap_is_before_its_follower() {
     let causes = [
         (GapCause::TooSlow, vec![changes(at(1, 1, 1_010), 1_010, &[])], at(1, 1, 1_010)),
         (GapCause::OtherServer, vec![changes(at(1, 2, 5), 5, &[])], at(1, 2, 5)),
-        // The same number, and a lower one, of another server.
+        // An equal number, and a lower one, of another server.
         (GapCause::OtherServer, vec![changes(at(1, 2, 10), 10, &[])], at(1, 2, 10)),
         (GapCause::OtherServer, vec![changes(at(1, 2, 3), 3, &[])], at(1, 2, 3)),
         (GapCause::OtherTable, vec![Err(Wrong::OtherTable), changes(at(2, 1, 1), 7, &[])], at(2, 1, 7)),

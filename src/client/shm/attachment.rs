@@ -1,4 +1,4 @@
-//! A region mapped for reading, and where it comes from: a server, or a file that a server left.
+//! A region mapped for reading. It is a server's, or in a file that a server left.
 
 use super::link::{HandedMemory, SocketLink, hello, link_failed, open_socket, process_of};
 use crate::address::Address;
@@ -26,7 +26,7 @@ pub(super) struct Attachment {
     /// 0 until it is published.
     version: u64,
     is_file: bool,
-    /// Where GETs note what they have found, if the server wants to know.
+    /// The map in which GETs note the keys that they find, if the server wants that.
     touches: Option<TouchMap>,
 }
 
@@ -56,7 +56,7 @@ impl Attachment {
             .map_err(|source| ConnectError::Superblock { address: address.clone(), source })?;
         let incarnation = State::from_word(region.load(STATE_WORD)).incarnation;
         let identity = (stat.st_dev, stat.st_ino, incarnation);
-        // What is noted helps the server. Without it, GETs are as right as with it.
+        // Notes help the server. Without them, GETs are as correct.
         let touches = second.and_then(|fd| {
             TouchMap::map(fd).inspect_err(|why| tracing::warn!(%why, "reads are not noted")).ok()
         });
@@ -74,13 +74,13 @@ impl Attachment {
         &self.geometry
     }
 
-    /// Where GETs note what they have found, if the server wants to know.
+    /// The map in which GETs note the keys that they find, if the server wants that.
     #[inline(always)]
     pub fn touches(&self) -> Option<&TouchMap> {
         self.touches.as_ref()
     }
 
-    /// A GET has found this key.
+    /// Notes that a GET has found this key.
     #[inline]
     pub fn note(&self, key: &[u8]) {
         if let Some(touches) = &self.touches {
@@ -88,7 +88,7 @@ impl Attachment {
         }
     }
 
-    /// Tells regions apart, and servers.
+    /// A value that differs between regions, and between servers.
     pub fn identity(&self) -> (u64, u64, u64) {
         self.identity
     }
@@ -141,7 +141,7 @@ pub(super) fn open_file(
     let Some(path) = options.region.as_ref().filter(|_| is_gone) else { return Err(no_server) };
     let region = match Region::open_to_read(path) {
         Ok(region) => region,
-        // Then that no server is there is what matters.
+        // Then the error is that no server is there.
         Err(RegionError::File(FileError::Os { source, .. })) if source.kind() == io::ErrorKind::NotFound => {
             return Err(no_server);
         }
@@ -156,7 +156,7 @@ pub(super) fn open_file(
         return Err(ConnectError::NoTable { address: address.clone(), path: path.clone() });
     }
     tracing::warn!(%address, path = %path.display(), "no server answers; reading its region file");
-    // No server's: every server has an incarnation of at least 1.
+    // No server has this identity: every server's incarnation is at least 1.
     let (geometry, identity) = (Arc::new(geometry), (0, 0, 0));
     Ok(Attachment { region, geometry, identity, version: 0, is_file: true, touches: None })
 }

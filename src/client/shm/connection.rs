@@ -34,23 +34,23 @@ pub(super) struct ShmConnection {
     asked_until: Instant,
 }
 
-/// Whether the server takes a connection as a session of the client's owner, if it has one.
+/// The server's answer to whether the connection is a session of the client's owner.
 #[derive(Debug)]
 enum OwnerAnswer {
     /// It was not asked.
     Unasked,
-    /// It was asked by a request of this number.
+    /// It was asked, by the request with this number.
     Awaited(u64),
-    /// It has said yes.
+    /// It has accepted.
     Taken,
 }
 
-/// Whether a connection has a mailbox.
+/// Whether the connection has a mailbox.
 #[derive(Debug)]
 enum MailboxState {
-    /// It has not asked for one.
+    /// It has not asked for a mailbox.
     Unasked,
-    /// It got none. Requests go over the stream.
+    /// The server refused a mailbox. Requests go over the stream.
     Refused {
         at: Instant,
     },
@@ -68,13 +68,14 @@ impl MailboxState {
 }
 
 impl ShmConnection {
-    /// A connection on which nothing but the hello was said.
+    /// A connection on which only the hello was exchanged.
     pub fn new(link: SocketLink, geometry: Arc<Geometry>, asked_until: Instant) -> ShmConnection {
         let (mailbox, owner) = (MailboxState::Unasked, OwnerAnswer::Unasked);
         ShmConnection { link, geometry, mailbox, owner, next_id: 0, asked_until }
     }
 
-    /// Like `new`, of a connection that goes on with the session of an owner that has begun (I5). Does not wait for the answer.
+    /// As `new`, for a connection that continues the session of an owner that has begun (I5). Does not wait for the
+    /// answer.
     pub fn staying(mut self, owner: Option<&OwnOwner>) -> ShmConnection {
         if let Some(owner) = owner.filter(|owner| owner.has_begun()) {
             self.ask_for_owner(owner);
@@ -82,7 +83,7 @@ impl ShmConnection {
         self
     }
 
-    /// Asks the server to take it as a session of the owner. Returns the number of that request.
+    /// Asks the server to make the connection a session of the owner. Returns the number of the request.
     fn ask_for_owner(&mut self, owner: &OwnOwner) -> u64 {
         let (id, mut bytes) = (self.next_id, Vec::new());
         owner.request().encode(id, &mut bytes);
@@ -92,10 +93,10 @@ impl ShmConnection {
         id
     }
 
-    /// Waits until the server has said whether it takes the connection as a session of the client's owner.
+    /// Waits for the server's answer to whether the connection is a session of the client's owner.
     ///
     /// # Errors
-    /// When it does not, or the link failed.
+    /// If the server refuses, or the link failed.
     pub fn check_owner(
         &mut self,
         owner: Option<&OwnOwner>,
@@ -125,12 +126,12 @@ impl ShmConnection {
         }
     }
 
-    /// This connection, for the next handle that uses it: its errors name the time allowed.
+    /// The connection, for the next handle that uses it. Its errors name the time allowed.
     pub fn passed_on(self, allowed: Duration, deadline: Instant) -> ShmConnection {
         ShmConnection { link: self.link.allowing(allowed), asked_until: deadline, ..self }
     }
 
-    /// This connection, as if the server had just refused a mailbox.
+    /// The connection, as if the server had just refused a mailbox.
     #[cfg(test)]
     pub fn without_mailbox(self) -> ShmConnection {
         ShmConnection { mailbox: MailboxState::Refused { at: Instant::now() }, ..self }
@@ -157,12 +158,12 @@ impl ShmConnection {
         &self.geometry
     }
 
-    /// Whether the server has not closed it. Requests that may trust in that, because they go through a mailbox
-    /// and nobody has seen the server end, make no system call for it right after the last conversation: the
-    /// client finds out while it waits for the reply. A request that its table does not take is not sent, so for
-    /// such a request the socket is always checked, as before a message.
+    /// Whether the server has not closed it. If requests go through a mailbox, and nobody has seen the server end, this
+    /// makes no system call right after the last conversation: the client finds out while it waits for the reply. A
+    /// request that its table does not take is not sent, so for such a request the socket is always checked, as before
+    /// a message.
     pub fn is_linked(&mut self, requests: &[Request<'_>], may_trust: bool, deadline: Instant) -> bool {
-        /// Between the starts of two conversations, measured between their deadlines.
+        /// The longest time between the starts of two such conversations, measured between their deadlines.
         const RECENT: Duration = Duration::from_millis(1);
         let last = std::mem::replace(&mut self.asked_until, deadline);
         let is_recent = deadline.saturating_duration_since(last) < RECENT;
@@ -174,11 +175,10 @@ impl ShmConnection {
             || !is_hung_up(self.stream())
     }
 
-    /// Asks for a mailbox, if there is none and it is time to. Where the server gives none, requests go as
-    /// messages.
+    /// Asks for a mailbox, if there is none and it is time to. If the server refuses, requests go as messages.
     ///
     /// # Errors
-    /// When the link failed; and when the server gives none, if requests may go no other way.
+    /// If the link failed, or if the server refuses and requests may take no other path.
     pub fn ask_for_mailbox(
         &mut self,
         address: &Address,

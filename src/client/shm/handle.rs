@@ -9,10 +9,11 @@ use crate::address::Address;
 use crate::base::process::{self, Process};
 use crate::base::times::TimeCounts;
 use crate::client::error::{AskError, ConnectError, GetError, LinkError};
-use crate::client::handle::{Deadline, Handle};
+use crate::client::handle::{Deadline, Handle, hung_up};
 use crate::client::options::{ClientOptions, RequestPath};
 use crate::client::owning::OwnOwner;
 use crate::client::stats::ClientStats;
+use crate::client::tries::{Failed, Tries};
 use crate::fabric::shm::Shm;
 use crate::faults::{Rule, by_rule};
 use crate::files;
@@ -36,19 +37,19 @@ use std::time::{Duration, Instant};
 /// less as one message: `docs/BENCHMARKS.md`.
 const MAILBOX_BATCH: usize = 32;
 
-/// No news that there are: the handle looks again at its next GET.
+/// A number of news that never occurs: the handle looks again at its next GET.
 const UNHEARD: u64 = u64::MAX;
 
 /// How a handle's GETs begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GetWay {
-    /// With a glance, which suffices nearly always.
+    /// With a glance, which nearly always suffices.
     Glances,
-    /// It is looked for, and what is found is noted for the server.
+    /// With a look, whose result is noted for the server.
     Notes,
     /// With hints.
     Hinted,
-    /// The time is taken, or the GET is exact.
+    /// With a clock: the time is taken, or the GET is exact.
     Otherwise,
 }
 
@@ -77,11 +78,11 @@ pub(in crate::client) struct ShmHandle {
     entries: KnownEntries,
     conversation: Option<ShmConnection>,
     reattached: u64,
-    /// The word of this process, which goes up with news of any server, and what it was when the server was last
-    /// seen to be there, with this region.
+    /// This process's word, which goes up with news of any server. `heard` is its value when the server was last seen
+    /// to be there, with this region.
     news: &'static AtomicU64,
     heard: u64,
-    /// Ends with the last handle. `None` in tests without a server.
+    /// The watch ends with the last handle. `None` in tests without a server.
     watch: Option<Arc<Watch>>,
 }
 
@@ -123,7 +124,7 @@ impl ShmHandle {
             watch,
         };
         if (options.requests == RequestPath::Mailbox || options.owner.is_some()) && is_linked {
-            // Fails here if the server has no mailboxes, or does not take it as the owner.
+            // Fails here if the server has no mailboxes, or refuses the owner.
             handle.prepare(&[], Instant::now() + options.deadline)?;
         }
         Ok(handle)
@@ -133,7 +134,7 @@ impl ShmHandle {
         self.attached.region()
     }
 
-    /// As which owner it puts.
+    /// The owner as which the client puts.
     pub fn owner(&self) -> Option<&OwnOwner> {
         self.shared.owner()
     }
@@ -199,7 +200,7 @@ impl ShmHandle {
         self.get_otherwise(stats, key, value)
     }
 
-    /// A GET for which no glance suffices.
+    /// A GET for which a glance does not suffice.
     #[inline(never)]
     fn get_otherwise<S: Sink>(
         &mut self,
@@ -238,7 +239,7 @@ impl ShmHandle {
         outcome
     }
 
-    /// A GET that finds no entry which has come to its end (V4). Returns whether it found one.
+    /// A GET that takes entries which have come to their end for absent (V4). Returns whether it found one.
     fn get_exact<S: Sink>(
         &mut self,
         stats: &mut ClientStats,
@@ -250,7 +251,7 @@ impl ShmHandle {
         let Some(life) = judged.life.filter(|life| is_there && life.expiry != 0) else {
             return Ok(is_there);
         };
-        // Behind the look: what had ended when the GET began has ended by now.
+        // After the look: an entry that had ended when the GET began has ended now.
         let (region, clock) = (self.attached.region(), self.shared.clock());
         let now = tick_at(table_clock::since_ns(table_clock::epoch_ns(region, clock), clock));
         let has_ended = by_rule(Rule::ReaderExpiry, life.has_ended(now), false);
@@ -277,7 +278,7 @@ impl ShmHandle {
         if !self.shared.process().is_this() {
             return Err(ConnectError::Forked { address: self.shared.address().clone() }.into());
         }
-        // Acquire: pairs with `tell_news`. What was stored before these news is seen below.
+        // Acquire: pairs with `tell_news`. Stores before these news are seen below.
         let news = self.news.load(Ordering::Acquire);
         if self.shared.version() != self.attached.version() {
             self.reattach();
@@ -296,7 +297,7 @@ impl ShmHandle {
         self.attached = self.shared.newest();
         self.shared.hints().refresh(self.attached.geometry(), &mut self.hints);
         self.way = GetWay::of(self.shared.options(), &self.hints, &self.attached);
-        // Nobody says that it is the same table in the same state.
+        // The region may be another table's, or the same in another state.
         self.entries = KnownEntries::default();
         self.reattached += 1;
     }
@@ -354,7 +355,7 @@ impl ShmHandle {
                     if !makes_way && !self.shared.has_spare() {
                         return Err(error);
                     }
-                    // Until the server notices that there is room, or the thread has connected.
+                    // Waits until the server notices that there is room, or the thread has connected.
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 Err(error) => return Err(error),
@@ -421,6 +422,37 @@ impl ShmHandle {
         Ok((conversation, wants_mailbox))
     }
 
+    /// Sends requests over one connection.
+    fn converse_once(
+        &mut self,
+        requests: &[Request<'_>],
+        deadline: &mut Deadline,
+        replies: &mut Vec<Reply>,
+        stats: &mut ClientStats,
+    ) -> Result<(), Failed<LinkError, AskError>> {
+        let (conversation, wants_mailbox) = match self.prepare(requests, deadline.at) {
+            Ok(prepared) => prepared,
+            Err(ConnectError::Link { source: source @ LinkError::Deadline(_), .. }) => {
+                return Err(Failed::ForGood(self.lost(source)));
+            }
+            // The server has no mailbox for it. The connection is still good.
+            Err(error @ ConnectError::RequestPath { .. }) => return Err(Failed::ForGood(error.into())),
+            Err(error) => {
+                self.disconnect();
+                return Err(Failed::ForGood(error.into()));
+            }
+        };
+        let (counts, mut has_sent) = (&mut stats.requests, false);
+        let sent = conversation.converse(requests, wants_mailbox, deadline, replies, &mut has_sent, counts);
+        sent.map_err(|error| {
+            self.disconnect();
+            match error {
+                LinkError::HungUp => hung_up(has_sent, error, |error| self.lost(error)),
+                error => Failed::ForGood(self.lost(error)),
+            }
+        })
+    }
+
     fn lost(&mut self, error: LinkError) -> AskError {
         self.disconnect();
         AskError::lost(self.shared.address(), self.shared.options().deadline, error)
@@ -473,26 +505,9 @@ impl Handle for ShmHandle {
         replies: &mut Vec<Reply>,
         stats: &mut ClientStats,
     ) -> Result<(), AskError> {
-        loop {
-            let (conversation, wants_mailbox) = match self.prepare(requests, deadline.at) {
-                Ok(prepared) => prepared,
-                Err(ConnectError::Link { source: source @ LinkError::Deadline(_), .. }) => {
-                    return Err(self.lost(source));
-                }
-                // The server has no mailbox for it. The connection is as good as before.
-                Err(error @ ConnectError::RequestPath { .. }) => return Err(error.into()),
-                Err(error) => {
-                    self.disconnect();
-                    return Err(error.into());
-                }
-            };
-            let (counts, mut has_sent) = (&mut stats.requests, false);
-            match conversation.converse(requests, wants_mailbox, deadline, replies, &mut has_sent, counts) {
-                // It was another server that would not have taken them.
-                Err(LinkError::HungUp) if !has_sent && Instant::now() < deadline.at => self.disconnect(),
-                result => return result.map_err(|error| self.lost(error)),
-            }
-        }
+        let mut tries = Tries::of_requests(deadline.at);
+        let asked = tries.run(|_| {}, |_| self.converse_once(requests, deadline, replies, stats));
+        asked.map_err(|failed| failed.or(|error| self.lost(error)))
     }
 
     fn disconnect(&mut self) {

@@ -18,7 +18,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What came with a reply. A welcome comes with the region, and perhaps with where a client notes what it reads.
+/// The memory that came with a reply. A welcome comes with the region, and perhaps with the map in which a client notes
+/// its reads.
 #[derive(Debug, Default)]
 pub(super) struct HandedMemory {
     pub first: Option<OwnedFd>,
@@ -62,7 +63,7 @@ impl SocketLink {
         Ok(reply)
     }
 
-    /// Receives what is there of such a reply, and its descriptors. Does not wait.
+    /// Receives the available part of such a reply, and its descriptors. Does not wait.
     pub(super) fn receive_memory(&mut self, handed: &mut HandedMemory) -> Result<(), LinkError> {
         let mut chunk = [0u8; 256];
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
@@ -177,7 +178,7 @@ pub(super) fn open_socket(
             Err(e) => return Err(os(e)),
         }
     }
-    // Whoever listens at the address, or listened when the connection was made.
+    // The user that listens at the address, or listened when the connection was made.
     let uid = SocketPeer::of(&socket).map_err(os)?.uid;
     if !files::is_trusted(uid, trusted) {
         return Err(ConnectError::Stranger { address: address.clone(), uid });
@@ -185,11 +186,11 @@ pub(super) fn open_socket(
     Ok(UnixStream::from(socket))
 }
 
-/// The process that listens at the other end: readable when it has ended. `None` where that cannot be
-/// watched: in another namespace of processes, before Linux 5.3, or without a descriptor.
+/// The process that listens at the other end: readable when it has ended. `None` if it cannot be watched: in another
+/// namespace of processes, before Linux 5.3, or without a descriptor.
 ///
-/// To be called before the hello. The process that answers it had this number when it began to listen, and
-/// has not ended since. So nobody else had the number in between.
+/// To be called before the hello. The process that answers it had this number when it began to listen, and has not
+/// ended since. So no other process had the number in between.
 pub(super) fn process_of(stream: &UnixStream) -> Option<OwnedFd> {
     let pid = SocketPeer::of(stream).ok()?.pid?;
     rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()

@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 /// microseconds.
 const LOOK_MIN: Duration = Duration::from_micros(1);
 const LOOK_MAX: Duration = Duration::from_micros(20);
-/// Like `LOOK_MAX`, where the server had to be woken: as long as that may take. Else each side would find the other asleep, again and
-/// again: whoever is woken for one message is asleep again, before the other one is awake and sends the next.
+/// As `LOOK_MAX`, if the server had to be woken: as long as that may take. Otherwise each side would find the other
+/// asleep again and again: the side that was woken for one message would be asleep again before the other is awake and
+/// sends the next.
 const LOOK_WOKEN: Duration = Duration::from_micros(200);
 /// Polls between reads of the clock.
 const LOOKS: u32 = 8;
@@ -82,7 +83,7 @@ impl ClientMailbox {
         self.asked += 1;
         self.frame.clear();
         request.encode(self.asked, &mut self.frame);
-        // It fits: its lengths were checked, and cells are made for the longest request.
+        // It fits: its lengths were checked, and cells have room for the longest request.
         store(self.mailbox.request(self.asked), self.asked, &self.frame)
             .then_some(())
             .ok_or(LinkError::Unexpected)
@@ -131,7 +132,7 @@ impl ClientMailbox {
             }
             match socket.sleep(deadline) {
                 Ok(()) => {}
-                // Replies count that the server stored before it went, or that came in time.
+                // Replies count if the server stored them before it ended, or if they came in time.
                 Err(LinkError::HungUp | LinkError::Deadline(_)) if self.has(next) => break Ok(()),
                 Err(error) => break Err(error),
             }

@@ -1,4 +1,4 @@
-//! What the handles of one client share, with each other and with the watching thread.
+//! The state that the handles of one client share, with each other and with the watching thread.
 
 use super::attachment::Attachment;
 use super::connection::ShmConnection;
@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// What the handles of one client share.
+/// The state that the handles of one client share.
 #[derive(Debug)]
 pub(super) struct ShmShared {
     process: Process,
@@ -29,7 +29,7 @@ pub(super) struct ShmShared {
     /// The server's socket.
     socket: PathBuf,
     options: ClientOptions,
-    /// As which owner it puts.
+    /// The owner as which the client puts.
     owner: Option<OwnOwner>,
     hints: SharedHints,
     clock: Clock,
@@ -38,7 +38,7 @@ pub(super) struct ShmShared {
     /// The version of `newest`, stored under its lock. A hint: a handle with another version takes
     /// the lock.
     version: AtomicU64,
-    /// When the server was found gone, by `clock`. 0 while it is there.
+    /// When the server was found to be gone, by `clock`. 0 while it is there.
     gone_ns: AtomicU64,
     /// The watched connection, until a handle takes it for its requests. So a client with one
     /// handle has one connection.
@@ -79,7 +79,7 @@ impl ShmShared {
         &self.socket
     }
 
-    /// As which owner it puts.
+    /// The owner as which the client puts.
     pub fn owner(&self) -> Option<&OwnOwner> {
         self.owner.as_ref()
     }
@@ -93,20 +93,20 @@ impl ShmShared {
         &self.clock
     }
 
-    /// The version of the newest mapping, as far as this thread has heard: a handle with another one looks
-    /// for it ([`ShmShared::newest`]).
+    /// The version of the newest mapping that this thread has seen. A handle with another one looks for it
+    /// ([`ShmShared::newest`]).
     pub fn version(&self) -> u64 {
         // Relaxed: only a hint to take the lock.
         self.version.load(Ordering::Relaxed)
     }
 
-    /// When the server was found gone. 0 while it is there.
+    /// When the server was found to be gone. 0 while it is there.
     pub fn gone_ns(&self) -> u64 {
         self.gone_ns.load(Ordering::Relaxed)
     }
 
-    /// Looks for a server, by `find`. With what was newest before that: only so can [`ShmShared::publish`]
-    /// tell that another server was found meanwhile.
+    /// Looks for a server, by `find`. Also returns the version of the mapping before that: [`ShmShared::publish`] needs
+    /// it to notice that another server was found meanwhile.
     pub fn finding<R>(&self, find: impl FnOnce() -> R) -> (SeenVersion, R) {
         let seen = SeenVersion(self.newest().version());
         (seen, find())
@@ -137,7 +137,7 @@ impl ShmShared {
         true
     }
 
-    /// From now on the lease runs.
+    /// Starts the lease.
     fn is_gone(&self) {
         self.gone_ns.store(self.clock.now_ns().max(1), Ordering::Relaxed);
         process::tell_news();
@@ -271,7 +271,7 @@ impl Greeting {
     }
 }
 
-/// What came of a [`Greeting`].
+/// The result of a [`Greeting`].
 #[derive(Debug)]
 pub(super) enum Greeted {
     /// There is a server, and its region is known.
@@ -439,7 +439,7 @@ pub(super) mod tests {
                 assert_eq!((known(), shared.gone_ns.load(Ordering::Relaxed)), ((4, 3), 7), "{who:?}");
             }
         }
-        // The same region on another device, or of another server, is a different one.
+        // A region on another device, or of another server, is a different one.
         for (at, other) in [(0, (2, 4, 1)), (1, (2, 4, 2))] {
             assert!(shared.publish(SeenVersion(3 + at), attachment_of(other), Publisher::Watcher));
             assert_eq!(known(), (4, 4 + at));

@@ -12,8 +12,8 @@
 //!
 //! * The thread never waits for one client or one server: it connects without blocking and reads
 //!   what is there. It only touches memory that a trusted server handed over (`docs/SECURITY.md`).
-//! * It works at a stage without the lock. Meanwhile the stage is `None`, and what others want of it
-//!   waits in `offered`. So dropping a client waits for nothing.
+//! * It works at a stage without the lock. Meanwhile the stage is `None`, and other threads leave connections in
+//!   `offered`. So dropping a client waits for nothing.
 //! * A linked socket is watched for its end alone: replies on it wake nobody here. For that reason
 //!   this is `epoll` as it is, and not `mio`, whose sockets are always watched for input, too.
 //! * The thread starts with the first client and ends with the last one.
@@ -25,7 +25,7 @@ use super::shared::{Greeted, Greeting, ShmShared};
 use crate::base::process::Process;
 use crate::base::sync::lock_std;
 use crate::client::error::{ConnectError, LinkError};
-use crate::client::handle::{ATTEMPT_MAX, RETRY_FIRST, RETRY_MAX};
+use crate::client::tries::{ATTEMPT_MAX, RETRY_FIRST, RETRY_MAX};
 use rustc_hash::FxHashMap;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -61,11 +61,11 @@ struct Watcher {
     process: Process,
 }
 
-/// What the watching thread and the clients share.
+/// The state that the watching thread and the clients share.
 #[derive(Debug)]
 struct WatchList {
     epoll: OwnedFd,
-    /// An eventfd: the thread is to look again at what is due.
+    /// An eventfd that has the thread look again at what is due.
     alarm: OwnedFd,
     watched: Mutex<Watched>,
 }
@@ -73,7 +73,7 @@ struct WatchList {
 #[derive(Debug, Default)]
 struct Watched {
     clients: FxHashMap<u64, WatchedClient>,
-    /// When a client is to be looked at, even if its socket is quiet.
+    /// When to look at each client, even if its socket is quiet.
     due: BTreeSet<(Instant, u64)>,
     /// The number of the newest client.
     newest: u64,
@@ -85,7 +85,7 @@ struct WatchedClient {
     shared: Weak<ShmShared>,
     /// `None` while the thread works at it.
     stage: Option<WatchStage>,
-    /// A handle's connection, to be watched when the thread is done with the stage.
+    /// A handle's connection, which is watched when the thread has finished the stage.
     offered: Option<WatchedLink>,
 }
 
@@ -93,7 +93,7 @@ struct WatchedClient {
 enum WatchStage {
     /// There is a connection.
     Linked(WatchedLink),
-    /// There is none. The next attempt is due at `until`. If it fails, another one after `pause`.
+    /// There is no connection. The next attempt is due at `until`. If it fails, another one follows after `pause`.
     Pausing { until: Instant, pause: Duration },
     /// The hello was sent. Its answer is due at `until`.
     Greeting { greeting: Greeting, until: Instant, pause: Duration },
@@ -122,7 +122,7 @@ impl WatchStage {
         socket.into_iter().chain(server.map(|server| (server.as_fd(), EventFlags::IN)))
     }
 
-    /// The next stage, as far as that comes without waiting.
+    /// The next stage that is reached without waiting.
     fn advance(self, shared: &ShmShared) -> WatchStage {
         let now = Instant::now();
         match self {
@@ -198,9 +198,8 @@ impl Watch {
         Ok(Watch { number, watcher })
     }
 
-    /// Has the thread watch this connection of a handle's, if there is no other that a handle uses
-    /// or may use. Then the other one is closed, and the thread looks for no server any more.
-    /// Returns whether it does.
+    /// Has the thread watch this connection of a handle, unless it has another one that a handle uses or may use. Then
+    /// the other one is closed, and the thread stops looking for a server. Returns whether it does.
     pub fn offer(&self, shared: &ShmShared, link: WatchedLink) -> bool {
         let Some(mut watched) = self.watched() else { return false };
         let Some(client) = watched.clients.get_mut(&self.number) else { return false };
@@ -224,8 +223,8 @@ impl Watch {
         true
     }
 
-    /// After the server had no room for another connection: whether this client has one, or may
-    /// soon have one, that is of use to no handle yet. Closes it if it never will be.
+    /// Called if the server had no room for another connection. Returns whether this client has, or may soon have, a
+    /// connection that no handle can use yet. Closes it if no handle ever will.
     pub fn gives_way(&self) -> bool {
         let Some(mut watched) = self.watched() else { return false };
         let Some(client) = watched.clients.get_mut(&self.number) else { return false };
@@ -311,8 +310,8 @@ impl Watcher {
 }
 
 impl Drop for Watcher {
-    /// Waits for the thread, so that a program leaves nothing behind when it ends. That takes
-    /// microseconds, because the thread waits for nobody.
+    /// Waits for the thread, so that a program leaves nothing behind when it ends. That takes microseconds, because the
+    /// thread never waits for a server.
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         if !self.is_of_this_process() {
@@ -363,8 +362,8 @@ impl WatchList {
         }
     }
 
-    /// Takes a client as far as it comes without waiting. Its socket may be another one by now than
-    /// the one that had an event, so only the stage counts.
+    /// Moves a client on as far as possible without waiting. Its socket may be another one by now than the one that had
+    /// an event, so only the stage counts.
     fn look_at(&self, number: u64) {
         let mut watched = lock_std(&self.watched);
         let Some(client) = watched.clients.get_mut(&number) else { return };

@@ -21,7 +21,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Bytes that are taken at once.
+/// Bytes that are received at once.
 const CHUNK: usize = 1 << 17;
 
 /// One connection, after the server has let the client in.
@@ -33,19 +33,19 @@ pub(in crate::client) struct TcpConnection {
     next_id: u64,
     /// Number of the next reply.
     next_reply: u64,
-    /// Requests that are to be sent.
+    /// Requests that will be sent.
     output: Vec<u8>,
     /// Bytes of input that were looked at.
     taken: usize,
-    /// Length of the last value that was wanted to its end. The next one may be as long.
+    /// Length of the last value that was read to its end. The next one may be as long.
     pub last_len: usize,
-    /// Why the server does not take it as a session of the client's owner, if it does not. It is good for GETs.
+    /// Why the server does not make it a session of the client's owner, if it does not. It is still good for GETs.
     refused: Option<OwnerRefusal>,
 }
 
 impl TcpConnection {
-    /// Connects to the first of the host's addresses that answers, and proves to know the token, as the server
-    /// does. If the client puts as an owner, asks the server to take it as a session of that.
+    /// Connects to the first of the host's addresses that answers. Client and server prove that they know the token. If
+    /// the client puts as an owner, asks the server to make the connection a session of the owner.
     pub fn open(
         at: &TcpAddress,
         address: &Address,
@@ -105,10 +105,10 @@ impl TcpConnection {
         Ok(connection)
     }
 
-    /// Looks whether the server took this connection as a session of the client's owner, if it has one.
+    /// Checks that the server made this connection a session of the client's owner, if it has one.
     ///
     /// # Errors
-    /// When the server does not take it as a session of the client's owner.
+    /// If the server refused that.
     pub fn check_owner(&self, owner: Option<&OwnOwner>, address: &Address) -> Result<(), ConnectError> {
         match (owner, &self.refused) {
             (Some(owner), Some(why)) => Err(why.clone().at(address, owner.number())),
@@ -124,7 +124,7 @@ impl TcpConnection {
         self.link.stream().as_fd()
     }
 
-    /// Which requests the server knows.
+    /// The level of requests that the server knows.
     pub fn level(&self) -> u16 {
         self.link.level()
     }
@@ -162,7 +162,7 @@ impl TcpConnection {
         self.next_id += 1;
     }
 
-    /// Sends them.
+    /// Sends the added requests.
     pub fn send(&mut self, deadline: &Deadline) -> Result<(), LinkError> {
         if self.output.is_empty() {
             return Ok(());
@@ -277,7 +277,7 @@ impl ServerStream for FarStream {
 
 impl ServerStream for TcpStream {}
 
-/// Why no connection came about.
+/// The error of a connection that could not be made.
 fn failed_at(address: &Address, error: LinkError) -> ConnectError {
     match error {
         LinkError::Os(source) if is_of_tls(&source) => ConnectError::Tls { address: address.clone(), source },

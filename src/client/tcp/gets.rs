@@ -23,12 +23,12 @@ const WINDOW: usize = 8;
 const KEYS_MAX: usize = 256;
 /// All bytes of a value, however long it is.
 const WHOLE: Range<usize> = 0..usize::MAX;
-/// Bytes of a reply for a key besides those of its value.
+/// Bytes of a reply for a key, without those of its value.
 const ENTRY_BYTES: usize = 32;
 
 /// Why requests for keys had no answer.
 pub(in crate::client) enum Unanswered {
-    /// Another connection may have one.
+    /// The connection failed. Another one may give an answer.
     Link(LinkError),
     /// The answer is an error.
     Read(ReadError),
@@ -46,7 +46,7 @@ impl From<ReadError> for Unanswered {
     }
 }
 
-/// Makes requests for keys. What a [`Reader`](crate::reader::Reader) is where there are READs.
+/// Makes requests for keys. It corresponds to a [`Reader`](crate::reader::Reader) over READs.
 pub(in crate::client) struct Requester<'c> {
     pub connection: &'c mut TcpConnection,
     pub deadline: Deadline,
@@ -54,22 +54,22 @@ pub(in crate::client) struct Requester<'c> {
     pub limits: Limits,
 }
 
-/// What a GET of one key has found.
+/// The result of a GET of one key.
 type FoundExtent = Option<Option<Reference>>;
 
 impl Requester<'_> {
-    /// Looks `key` up; its value lands in `value`.
+    /// Looks `key` up, and writes its value into `value`.
     pub fn get_into(&mut self, key: &[u8], value: &mut AnySink<'_>) -> Result<bool, Unanswered> {
         let wanted = if value.wants_bytes() { WHOLE } else { 0..0 };
         Ok(self.get(key, wanted, value)?.is_some())
     }
 
-    /// Like `get_into`; says in which extent the value is.
+    /// As `get_into`, but returns the value's extent, too.
     pub fn get_with_extent(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<FoundExtent, Unanswered> {
         self.get(key, WHOLE, &mut AnySink::of(value))
     }
 
-    /// The bytes `range` of the value land in `part`. Returns the length of the whole value.
+    /// Writes the bytes `range` of the value into `part`. Returns the length of the whole value.
     pub fn get_range(
         &mut self,
         key: &[u8],
@@ -88,7 +88,7 @@ impl Requester<'_> {
         Ok(length.outcome(is_there))
     }
 
-    /// A GET of one key whose sink wants these bytes of its value. Pieces that are of two values are asked for again.
+    /// A GET of one key, with these bytes of its value. If pieces are of two values, asks for them again.
     fn get(
         &mut self,
         key: &[u8],
@@ -135,7 +135,7 @@ impl Requester<'_> {
         let lives = value.wants_life();
         let wants = piece(lives, &first);
         self.connection.push(&keys, wants);
-        // What is wanted, or a value as long as the last one, comes without another round trip.
+        // The wanted bytes, or a value as long as the last one, come without another round trip.
         let mut asked = VecDeque::new();
         let end = if wanted.end == WHOLE.end { self.connection.last_len } else { wanted.end };
         let end = end.min(self.connection.geometry().value_max());
@@ -184,7 +184,7 @@ impl Requester<'_> {
             self.connection.drain(&mut self.deadline)?;
             return Ok(LookedFor::Value(reference));
         }
-        // What is longer than a piece is in no slot.
+        // A value longer than a piece is in no slot.
         let Some(reference) = reference else { return Err(LinkError::Unexpected.into()) };
         match self.get_pieces(&keys, &reference, len, missing, asked, value)? {
             true => Ok(LookedFor::Value(Some(reference))),
@@ -209,8 +209,8 @@ impl Requester<'_> {
         }
     }
 
-    /// Brings these bytes of the value in an extent, with several requests under way; some may be, which begin where
-    /// these bytes do. Returns whether all of them came from there (X11).
+    /// Reads these bytes of the value in an extent, with several requests under way. Some may be under way already,
+    /// which begin with these bytes. Returns whether all of them came from there (X11).
     fn get_pieces(
         &mut self,
         keys: &KeysWriter,
@@ -243,7 +243,7 @@ impl Requester<'_> {
                 Found::Value { whole, bytes, reference: Some(now), .. }
                     if whole == len && kept(Rule::PieceNumber, || now.number == reference.number) =>
                 {
-                    // What was asked for ahead may be more than is wanted.
+                    // The reply may have more bytes than are wanted.
                     value.put(&bytes[..bytes.len().min(missing.end - range.start)]);
                     asked.pop_front();
                 }
@@ -255,8 +255,8 @@ impl Requester<'_> {
         }
     }
 
-    /// Hands each key's outcome to `answers`, in any order, until it breaks off. The batch has those that are
-    /// still to come.
+    /// Passes each key's outcome to `answers`, in any order, until it breaks off. The batch then has the keys without
+    /// an outcome.
     pub fn answer_each<K: AsRef<[u8]>, A: Answers>(
         &mut self,
         keys: &[K],
@@ -400,7 +400,7 @@ impl Requester<'_> {
         self.stats.requests.gets += gets;
     }
 
-    /// A key is refused by the server's limits only while it is there: the next one may have others.
+    /// Confirms that the server is there. The server's limits refuse a key only then: the next server may have others.
     fn confirm(&self) -> Result<(), LinkError> {
         if self.connection.is_hung_up() { Err(LinkError::HungUp) } else { Ok(()) }
     }
@@ -418,7 +418,7 @@ fn check(key: &[u8], max: usize) -> Result<(), KeyLengthError> {
     }
 }
 
-/// What a look at one key has come to.
+/// The result of a look for one key.
 enum LookedFor {
     Absent,
     /// The value has landed.
@@ -429,14 +429,14 @@ enum LookedFor {
     },
 }
 
-/// What is wanted of one key: these bytes of its value, and maybe the entry's life.
+/// The request for one key: these bytes of its value, and maybe the entry's life.
 fn piece(lives: bool, range: &Range<usize>) -> Wants {
     // No value is longer.
     let word = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     Wants { lives, bits: false, from: word(range.start), most: word(range.len()) }
 }
 
-/// What the next reply says of the one key that was asked for.
+/// The entry of the next reply, which is for one key.
 fn first_entry<'c>(
     connection: &'c mut TcpConnection,
     wants: &Wants,
@@ -455,14 +455,13 @@ fn first_entry<'c>(
 /// A key of a batch that has its answer.
 const ANSWERED: u32 = u32::MAX;
 
-/// A batch: which keys have no answer yet. It outlives a connection.
+/// A batch, with the keys that have no answer yet. It outlives a connection.
 pub(in crate::client) struct Batch {
-    /// Numbers of keys in the order in which they are asked for. Those that are to be asked for again come at its
-    /// end.
+    /// Numbers of keys in the order of the requests. Keys that have to be asked for again are appended.
     order: Vec<u32>,
     /// The place of the next one in it.
     next: usize,
-    /// What was asked for and has no reply yet: places in the order.
+    /// Requests without a reply yet: places in the order.
     under_way: VecDeque<Range<usize>>,
     /// Keys with long values, and the length of the longest.
     long: Vec<u32>,
@@ -486,7 +485,7 @@ impl Batch {
         }
     }
 
-    /// Asks for all again that has no answer: on another connection, or to another server.
+    /// Asks for all keys without an answer again: on another connection, or another server.
     fn begin_again(&mut self) {
         if let Some(lost) = self.under_way.front() {
             self.next = lost.start;
@@ -535,20 +534,20 @@ impl Batch {
         asked > 0
     }
 
-    /// The key at this place has its answer. Returns its number. `None` if it had one.
+    /// Notes that the key at this place has its answer. Returns its number. `None` if it had one already.
     fn answer(&mut self, place: usize) -> Option<usize> {
         let number = std::mem::replace(&mut self.order[place], ANSWERED);
         (number != ANSWERED).then_some(number as usize)
     }
 
-    /// Those of these that a reply had no room for.
+    /// Asks again for those of these keys for which a reply had no room.
     fn ask_again_for(&mut self, places: Range<usize>) {
         let left: SmallVec<[u32; 16]> =
             self.order[places].iter().copied().filter(|&number| number != ANSWERED).collect();
         self.order.extend(left);
     }
 
-    /// What values were found.
+    /// Learns from the lengths of the values that were found.
     fn learn(&mut self, found: usize, bytes: usize) {
         if found > 0 {
             self.usual_bytes = bytes.div_ceil(found);

@@ -1,18 +1,18 @@
-//! Keeps an owner there over TCP while its client asks for nothing (I5): a thread with a connection of its own, which is a
-//! session as any other. When the server hangs up, the thread connects again.
+//! Keeps a session of an owner over TCP while its client makes no requests (I5): a thread with a connection of its own,
+//! which is a session as any other. When the server hangs up, the thread connects again.
 //!
 //! | there is | it waits for | then |
 //! |---|---|---|
 //! | a connection | the server to hang up | an attempt |
 //! | none | the end of a pause | an attempt: it connects, or fails; or the server says that the owner is gone, and the thread ends |
 //!
-//! It ends with the client's last handle. Nobody waits for that.
+//! It ends with the client's last handle. Nobody waits for its end.
 
 use super::connection::TcpConnection;
 use super::shared::TcpShared;
 use crate::base::process::Process;
 use crate::client::error::ConnectError;
-use crate::client::handle::{ATTEMPT_MAX, RETRY_FIRST, RETRY_MAX};
+use crate::client::tries::{ATTEMPT_MAX, Backoff};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::io;
 use std::net::Shutdown;
@@ -30,7 +30,7 @@ pub(super) struct OwnerKeeper {
 }
 
 impl OwnerKeeper {
-    /// Starts it for a client that a server has taken as its owner.
+    /// Starts the thread for a client that a server has taken as its owner.
     ///
     /// # Errors
     /// When the process has no descriptor, thread or memory left.
@@ -50,9 +50,9 @@ impl Drop for OwnerKeeper {
     }
 }
 
-/// Keeps the owner of a client there, until `end` is shut down.
+/// Keeps the session of a client's owner, until `end` is shut down.
 fn keep(shared: &Weak<TcpShared>, end: &UnixStream) {
-    let (mut connection, mut pause) = (None::<TcpConnection>, RETRY_FIRST);
+    let (mut connection, mut backoff) = (None::<TcpConnection>, Backoff::of_connecting());
     loop {
         if let Some(there) = &connection {
             if !has_ended(end, Some(there), None) {
@@ -70,15 +70,15 @@ fn keep(shared: &Weak<TcpShared>, end: &UnixStream) {
                         "it is no owner any more"
                     );
                 }
-                (connection, pause) = (Some(opened), RETRY_FIRST);
+                backoff.reset();
+                connection = Some(opened);
             }
             Err(error) => {
                 tell(&error);
                 drop(shared);
-                if has_ended(end, None, Some(pause)) {
+                if has_ended(end, None, Some(backoff.take())) {
                     return;
                 }
-                pause = (2 * pause).min(RETRY_MAX);
             }
         }
     }

@@ -1,5 +1,5 @@
-//! The client's path over TCP: every GET is a request, and goes over the same connection as changes do. A handle
-//! has one connection. One that failed is replaced, and GETs that were under way are asked again.
+//! The client's path over TCP: every GET is a request, over the same connection as changes. A handle has one
+//! connection. If it fails, another one replaces it, and GETs under way are asked again.
 
 mod connection;
 mod gets;
@@ -7,12 +7,13 @@ mod keeper;
 mod shared;
 
 use super::error::{AskError, ConnectError, GetError, LinkError};
-use super::handle::{Deadline, Handle, RETRY_FIRST, RETRY_MAX, retried};
+use super::handle::{Deadline, Handle, connected, hung_up};
 use super::link::link_failed;
 use super::options::ClientOptions;
 use super::owning::OwnOwner;
 use super::send::send_fitting;
 use super::stats::ClientStats;
+use super::tries::{Failed, Repeatable, Tries};
 use crate::address::{Address, TcpAddress};
 use crate::faults::{Rule, broken};
 use crate::layout::geometry::Geometry;
@@ -32,9 +33,6 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Most connections that one call may lose.
-const FAILURES_MAX: u32 = 8;
-
 /// One thread's path to the server.
 #[derive(Debug)]
 pub(super) struct TcpHandle {
@@ -42,11 +40,11 @@ pub(super) struct TcpHandle {
     connection: Option<TcpConnection>,
     /// The geometry of the last connection, of this handle or of the one that it was cloned from.
     geometry: Arc<Geometry>,
-    /// How long GETs of one key took, if that is asked for.
+    /// How long GETs of one key took, if the client takes the time.
     times: Option<Box<TimeCounts>>,
-    /// Times it got a connection.
+    /// The number of connections that it had.
     connected: u64,
-    /// Ends with the last handle. `None` of a client that puts as nobody.
+    /// The keeper ends with the last handle. `None` of a client without an owner.
     keeper: Option<Arc<OwnerKeeper>>,
 }
 
@@ -72,7 +70,7 @@ impl TcpHandle {
         })
     }
 
-    /// As which owner it puts.
+    /// The owner as which the client puts.
     pub fn owner(&self) -> Option<&OwnOwner> {
         self.shared.owner.as_ref()
     }
@@ -84,7 +82,7 @@ impl TcpHandle {
 
     // ---- GETs -----------------------------------------------------------------------------------
 
-    /// (Apart, so that a GET on shm has no more registers to save.)
+    /// (Out of line, so that a GET on shm has no more registers to save.)
     #[inline(never)]
     pub fn get_into(
         &mut self,
@@ -109,53 +107,83 @@ impl TcpHandle {
         if !self.shared.process.is_this() {
             return Err(ConnectError::Forked { address: self.shared.address.clone() }.into());
         }
-        let within = self.shared.options.deadline;
-        // A callback that panicked may have left replies on their way: they are not for this call.
+        let (within, limits) = (self.shared.options.deadline, self.shared.options.limits);
+        // A callback that panicked may have left replies under way: they are not for this call.
         self.connection.take_if(|connection| connection.is_owed());
-        let mut failures = 0;
-        // Set at the first failure, because a batch may take longer than the deadline.
-        let mut deadline = None;
-        loop {
-            let until = deadline.unwrap_or_else(|| Instant::now() + within);
-            self.connect_until(until)?;
-            let Some(connection) = &mut self.connection else { continue };
-            let deadline_now = Deadline { at: until, allowed: within };
-            let limits = self.shared.options.limits;
-            match get(&mut Requester { connection, deadline: deadline_now, stats, limits }) {
-                Ok(result) => return Ok(result),
-                Err(Unanswered::Read(error)) => return Err(error.into()),
+        let tell = |error: &LinkError| tracing::debug!(error = error as &dyn Error, "reconnecting");
+        let read = Tries::of_gets(within).run(tell, |tries| {
+            let ends = tries.ends();
+            let connection = self.connected(ends).map_err(|error| Failed::ForGood(GetError::from(error)))?;
+            let deadline = Deadline { at: ends, allowed: within };
+            match get(&mut Requester { connection, deadline, stats, limits }) {
+                Ok(result) => Ok(result),
+                Err(Unanswered::Read(error)) => Err(Failed::ForGood(error.into())),
                 Err(Unanswered::Link(error)) => {
-                    self.connection = None;
-                    failures += 1;
-                    let address = self.shared.address.clone();
-                    if let LinkError::Deadline(_) = error {
-                        return Err(GetError::Deadline { address, deadline: within });
-                    }
-                    let until = *deadline.get_or_insert_with(|| Instant::now() + within);
-                    if Instant::now() >= until || failures > FAILURES_MAX {
-                        return Err(GetError::ServerGone { address, source: error });
-                    }
-                    tracing::debug!(error = &error as &dyn Error, "reconnecting");
-                    if failures > 1 {
-                        std::thread::sleep((RETRY_FIRST * (1 << failures)).min(RETRY_MAX));
+                    self.disconnect();
+                    match error {
+                        LinkError::Deadline(_) => Err(Failed::ForGood(self.lost_get(error))),
+                        error => Err(Failed::ForNow(error, Repeatable::READ)),
                     }
                 }
             }
+        });
+        read.map_err(|failed| failed.or(|error| self.lost_get(error)))
+    }
+
+    fn lost_get(&self, error: LinkError) -> GetError {
+        let address = self.shared.address.clone();
+        match error {
+            LinkError::Deadline(_) => GetError::Deadline { address, deadline: self.shared.options.deadline },
+            source => GetError::ServerGone { address, source },
         }
     }
 
     // ---- connections ----------------------------------------------------------------------------
 
-    /// Makes sure that there is a connection, with attempts until the deadline.
-    fn connect_until(&mut self, deadline: Instant) -> Result<(), ConnectError> {
-        if self.connection.is_some() {
-            return Ok(());
+    /// The connection. Connects if there is none, with attempts until the deadline.
+    fn connected(&mut self, deadline: Instant) -> Result<&mut TcpConnection, ConnectError> {
+        if self.connection.is_none() {
+            let connection = connected(deadline, may_pass, |within| self.shared.open(within))?;
+            self.geometry = connection.geometry().clone();
+            self.connection = Some(connection);
+            self.connected += 1;
         }
-        let connection = retried(deadline, may_pass, |within| self.shared.open(within))?;
-        self.geometry = connection.geometry().clone();
-        self.connection = Some(connection);
-        self.connected += 1;
-        Ok(())
+        Ok(self.connection.as_mut().expect("connected above"))
+    }
+
+    /// Sends requests over one connection.
+    fn converse_once(
+        &mut self,
+        requests: &[Request<'_>],
+        deadline: &mut Deadline,
+        replies: &mut Vec<Reply>,
+        stats: &mut ClientStats,
+    ) -> Result<(), Failed<LinkError, AskError>> {
+        self.connection.take_if(|connection| connection.is_owed() || connection.is_hung_up());
+        let shared = Arc::clone(&self.shared);
+        let connection = match self.connected(deadline.at) {
+            Ok(connection) => connection,
+            Err(ConnectError::Link { source: source @ LinkError::Deadline(_), .. }) => {
+                return Err(Failed::ForGood(self.lost(source)));
+            }
+            Err(error) => return Err(Failed::ForGood(error.into())),
+        };
+        let owned = connection.check_owner(shared.owner.as_ref(), &shared.address);
+        owned.map_err(|error| Failed::ForGood(error.into()))?;
+        let (geometry, level) = (connection.geometry().clone(), connection.level());
+        let (counts, mut has_sent) = (&mut stats.requests, false);
+        let (server, pieces) = ((&*geometry, level), Some(SOCKET_PIECE_MAX));
+        let sent = send_fitting(requests, server, pieces, replies, &mut has_sent, |some, replies| {
+            counts.message += some.len() as u64;
+            connection.converse(some, deadline, replies)
+        });
+        sent.map_err(|error| {
+            self.disconnect();
+            match error {
+                LinkError::HungUp => hung_up(has_sent, error, |error| self.lost(error)),
+                error => Failed::ForGood(self.lost(error)),
+            }
+        })
     }
 
     fn lost(&mut self, error: LinkError) -> AskError {
@@ -208,37 +236,9 @@ impl Handle for TcpHandle {
         replies: &mut Vec<Reply>,
         stats: &mut ClientStats,
     ) -> Result<(), AskError> {
-        loop {
-            self.connection.take_if(|connection| connection.is_owed() || connection.is_hung_up());
-            if let Err(error) = self.connect_until(deadline.at) {
-                return Err(match error {
-                    ConnectError::Link { source: source @ LinkError::Deadline(_), .. } => self.lost(source),
-                    error => error.into(),
-                });
-            }
-            let Some(connection) = &mut self.connection else { continue };
-            connection.check_owner(self.shared.owner.as_ref(), &self.shared.address)?;
-            let (geometry, level) = (connection.geometry().clone(), connection.level());
-            let mut has_sent = false;
-            let pieces = Some(SOCKET_PIECE_MAX);
-            let counts = &mut stats.requests;
-            let sent = send_fitting(
-                requests,
-                (&geometry, level),
-                pieces,
-                replies,
-                &mut has_sent,
-                |some, replies| {
-                    counts.message += some.len() as u64;
-                    connection.converse(some, deadline, replies)
-                },
-            );
-            match sent {
-                // It was another server that would not have taken them.
-                Err(LinkError::HungUp) if !has_sent && Instant::now() < deadline.at => self.disconnect(),
-                result => return result.map_err(|error| self.lost(error)),
-            }
-        }
+        let mut tries = Tries::of_requests(deadline.at);
+        let asked = tries.run(|_| {}, |_| self.converse_once(requests, deadline, replies, stats));
+        asked.map_err(|failed| failed.or(|error| self.lost(error)))
     }
 
     fn disconnect(&mut self) {

@@ -1,4 +1,4 @@
-//! What the handles of one client over TCP share.
+//! The state that the handles of one client over TCP share.
 
 use super::connection::TcpConnection;
 use crate::address::{Address, TcpAddress};
@@ -8,14 +8,14 @@ use crate::client::options::ClientOptions;
 use crate::client::owning::OwnOwner;
 use std::time::Duration;
 
-/// What the handles of one client share.
+/// The state that the handles of one client share.
 #[derive(Debug)]
 pub(super) struct TcpShared {
     pub process: Process,
     pub at: TcpAddress,
     pub address: Address,
     pub options: ClientOptions,
-    /// As which owner it puts.
+    /// The owner as which the client puts.
     pub owner: Option<OwnOwner>,
 }
 

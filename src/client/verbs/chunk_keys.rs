@@ -1,14 +1,14 @@
-//! The keys by which a client READs the chunks of a table that grows.
+//! The remote keys with which a client READs the chunks of a table that grows.
 
 use crate::layout::chunk::{CHUNKS, chunk_of_value, chunk_of_window};
 use crate::layout::geometry::{Geometry, Window};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The remote keys of the chunks of a table that grows, as far as they were READ (E0). Good as long as the
-/// connection: they are the server process's. `Send + Sync`.
+/// The remote keys of chunks of a table that grows that were READ so far (E0). They are valid as long as the
+/// connection, because they belong to the server process. `Send + Sync`.
 #[derive(Debug)]
 pub(crate) struct ChunkKeys {
-    /// 0 if it is not known; else the key, and a bit above it.
+    /// For each chunk: 0 if its key is not known; else the key, and a bit above it.
     words: Box<[AtomicU64]>,
 }
 
@@ -18,13 +18,13 @@ impl ChunkKeys {
         ChunkKeys { words: (0..chunks).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    /// The chunk of this window, if it must be READ first which key it has.
+    /// The chunk of this window, if its key is not known and must be READ first.
     #[inline]
     pub fn unknown(&self, geometry: &Geometry, window: Window) -> Option<u32> {
         chunk_of_window(geometry, window).filter(|&chunk| !self.has(chunk))
     }
 
-    /// The chunk of this byte of the heap, if it must be READ first which key it has.
+    /// The chunk of this byte of the heap, if its key is not known and must be READ first.
     pub fn unknown_to(&self, geometry: &Geometry, offset: u64) -> Option<u32> {
         chunk_of_value(geometry, offset).filter(|&chunk| !self.has(chunk))
     }
@@ -35,12 +35,12 @@ impl ChunkKeys {
         self.words[chunk as usize].load(Ordering::Relaxed) != 0
     }
 
-    /// Takes in what its chunk slot says.
+    /// Stores the key that the chunk's slot has.
     pub fn learn(&self, chunk: u32, key: u32) {
         self.words[chunk as usize].store(1 << 32 | u64::from(key), Ordering::Relaxed);
     }
 
-    /// The key of a chunk, as it was learnt.
+    /// The stored key of a chunk.
     #[inline]
     pub fn known(&self, chunk: u32) -> u32 {
         self.words[chunk as usize].load(Ordering::Relaxed) as u32

@@ -71,7 +71,7 @@ pub(crate) struct Connection {
     pair: QueuePair,
     queue: Arc<CompletionQueue>,
     landing: Buffer,
-    /// Where long values land.
+    /// The memory for long values.
     long: LongLanding,
     /// Most bytes of one READ.
     message_max: usize,
@@ -90,12 +90,12 @@ pub(crate) struct Connection {
     reads_handed_out: u64,
     reads_completed: u64,
     messages: Messages,
-    /// Which requests the server knows.
+    /// The level of requests that the server knows.
     level: u16,
     /// The completions of the last poll. Allocated once, because a GET polls dozens of times.
     polled: Box<[Completion; POLLED]>,
     counts: QueueCounts,
-    /// How requests are made instead of as messages, if the client wants that.
+    /// The extension by which requests are made instead of by messages, if the client wants that.
     extension: Option<Box<dyn ExtensionRequests>>,
 }
 
@@ -136,8 +136,7 @@ impl Connection {
             None => station.insert(Station::open(address.device(), Some(talk.peer.ip()))?).clone(),
         };
         let limits = station.domain().context().limits();
-        // When the queue pair fails, every work request completes: READs, and messages of both
-        // directions.
+        // When the queue pair fails, every work request completes: READs, and messages of both directions.
         let others = MESSAGES_MAX as i32;
         let queue_max = limits.max_qp_wr.min(limits.max_cqe.saturating_sub(others));
         let queue_max = (queue_max.max(0) as usize).saturating_sub(MESSAGES_MAX).max(1);
@@ -417,7 +416,7 @@ impl Connection {
         Ok(())
     }
 
-    /// How requests are made instead of as messages, if the client wants that.
+    /// The extension by which requests are made instead of by messages, if the client wants that.
     pub fn extension(&mut self) -> Option<&mut dyn ExtensionRequests> {
         match &mut self.extension {
             Some(extension) => Some(&mut **extension),
@@ -427,7 +426,7 @@ impl Connection {
 
     // ---- messages -------------------------------------------------------------------------------
 
-    /// Which requests the server knows ([`wire::LEVEL`]).
+    /// The level of requests that the server knows ([`wire::LEVEL`]).
     pub fn level(&self) -> u16 {
         self.level
     }
@@ -574,7 +573,7 @@ impl Completes for Connection {
     }
 }
 
-/// What READs are of.
+/// The memory that READs are from.
 #[derive(Clone, Copy)]
 struct ReadTarget<'a> {
     geometry: &'a Geometry,

@@ -1,8 +1,8 @@
 //! The client's end of an extension: a way to make requests over verbs beside messages.
 //!
-//! The conversation before the first READ has room for one. The server offers it in the challenge, a client
-//! that wants it says so in its answer, and the welcome has the rest. READs are as without. The server's end
-//! is in `server/verbs/extension.rs`.
+//! The conversation before the first READ has room for one extension. The server offers it in the challenge, a client
+//! that wants it says so in its answer, and the welcome has the rest. READs do not depend on it.
+//! `server/verbs/extension.rs` has the server's end.
 
 pub(crate) use crate::client::handle::Deadline;
 use crate::layout::geometry::Geometry;
@@ -48,11 +48,10 @@ impl Eq for RequestExtension {}
 
 /// The client's end before the server's welcome.
 pub(crate) trait ExtensionDraft {
-    /// What the client's answer to the challenge says of it.
+    /// The extension's part of the client's answer to the challenge.
     fn join(&self) -> Value;
 
-    /// Makes it ready, by what the welcome says of it. The end of `stream` will show that the server is
-    /// gone.
+    /// Completes it with the extension's part of the welcome. The end of `stream` will show that the server is gone.
     fn complete(
         self: Box<Self>,
         welcome: Option<&Value>,
@@ -66,8 +65,8 @@ pub(crate) trait ExtensionDraft {
 /// The client's end of a connection's extension. Each request is one frame, and they may be handled in any
 /// order.
 pub(crate) trait ExtensionRequests: fmt::Debug + Send + Sync {
-    /// Makes the requests. Appends the replies in the order of the requests; after an error, those of the
-    /// first requests that were answered.
+    /// Makes the requests. Appends the replies in the order of the requests. After an error, those of the first
+    /// requests that were answered.
     fn call(
         &mut self,
         requests: &[Request<'_>],

@@ -44,7 +44,7 @@ pub(crate) enum VerbsGetError {
 pub(crate) struct Verbs<'a> {
     pub way: ReadPath<'a>,
     pub geometry: &'a Geometry,
-    /// READs of which the chunk's key is READ first, in their place.
+    /// READs that wait until the key of their chunk has been READ.
     pub keyless: Vec<Keyless>,
     pub clock: &'a Clock,
     /// The grace time T of the table.
@@ -63,7 +63,7 @@ pub(crate) struct Keyless {
     misses: u32,
 }
 
-/// READs of a chunk slot that shows no key. One that is being written does not for long.
+/// The most READs of a chunk slot that shows no key. A slot that is being written shows none for a moment.
 const MISSES_MAX: u32 = 100;
 
 impl ReadPath<'_> {
@@ -219,7 +219,7 @@ impl Verbs<'_> {
     }
 }
 
-/// The error where memory is named that has no key.
+/// The error if the region names memory that has no key.
 fn no_key(chunk: u32) -> VerbsError {
     let what = format!("an entry or a slot that names memory of chunk {chunk}, which has no key");
     VerbsError::Garbage { what }

@@ -1,4 +1,4 @@
-//! Where the READs of connections and lanes land.
+//! The memory into which connections and lanes READ.
 
 use crate::base::sync::lock_std;
 use crate::layout::geometry::Geometry;
@@ -21,8 +21,8 @@ pub(crate) fn landing_for(
 #[derive(Debug)]
 pub(crate) struct LaneLanding {
     windows: Buffer,
-    /// Where long values land. Its owner exchanges it only while none of its READs is in flight, so nobody
-    /// waits for this lock.
+    /// The memory for long values. Its owner exchanges it only while none of its READs is in flight, so no thread waits
+    /// for this lock.
     long: Mutex<Option<Arc<Buffer>>>,
 }
 
@@ -40,7 +40,7 @@ impl LaneLanding {
         &self.windows
     }
 
-    /// Lets go of the memory for long values, and then takes what `make` makes: it may let go of the same.
+    /// Drops the memory for long values, and then stores the memory that `make` makes: that may drop the same memory.
     pub fn exchange_long<R>(&self, make: impl FnOnce() -> (R, Option<Arc<Buffer>>)) -> R {
         let mut long = lock_std(&self.long);
         *long = None;

@@ -1,9 +1,9 @@
-//! Memory for long values to land in.
+//! The memory into which long values are READ.
 //!
-//! A handle registers it when it first READs such a value, as long as the value needs, rounded up to a power
-//! of two. It grows with the values. Up to [`KEPT`] bytes are kept; longer memory is given back when
-//! [`PATIENCE`] values in a row would have had room in a quarter of it. Registering takes the system
-//! some time for each page, so it is not done for each value.
+//! A handle registers it when it first READs a long value, as long as the value needs, rounded up to a power of two. It
+//! grows with the values. Up to [`KEPT`] bytes are kept. Longer memory is given back when [`PATIENCE`] values in a row
+//! would have fitted a quarter of it. Registering takes the system some time for each page, so it is not done for each
+//! value.
 
 #![allow(unsafe_code)]
 
@@ -31,12 +31,12 @@ pub(crate) struct LongLanding {
 }
 
 impl LongLanding {
-    /// Makes room for a value of this length, registered here. It may let go of the memory before, so no
-    /// READ into that may be in flight.
+    /// Makes room for a value of this length, registered with `domain`. It may drop the old memory, so no READ into
+    /// that may be in flight.
     pub fn make_room(&mut self, bytes: usize, domain: &Arc<ProtectionDomain>) -> Result<(), SetupError> {
         let have = self.memory.as_ref().map_or(0, |memory| memory.cell_bytes());
         if let Some(bytes) = self.need.change(have, bytes) {
-            // The old memory first: the limit on locked memory need not hold both.
+            // The old memory is dropped first, so that the limit on locked memory need not cover both.
             self.memory = None;
             self.memory = Some(Arc::new(Buffer::new(domain.clone(), 1, bytes, Access::LOCAL)?));
         }
@@ -47,7 +47,7 @@ impl LongLanding {
         self.memory.as_ref()
     }
 
-    /// Puts the first bytes into `out`.
+    /// Copies the first bytes into `out`.
     ///
     /// # Safety
     /// No READ into the memory is in flight.
@@ -60,14 +60,14 @@ impl LongLanding {
 }
 
 impl Buffer {
-    /// Where these bytes of a value land.
+    /// The landing of these bytes of a value.
     pub fn landing_of(&self, wanted: ReadWanted) -> ibv_sge {
         let ReadWanted::Bytes { len, at, .. } = wanted else { unreachable!("windows land elsewhere") };
         self.element_at(0, at as usize, len as usize)
     }
 }
 
-/// How much memory has been needed lately.
+/// How much memory was needed lately.
 #[derive(Debug, Default)]
 struct LongNeed {
     /// Values in a row that a quarter has room for, and the longest of them.
@@ -76,8 +76,7 @@ struct LongNeed {
 }
 
 impl LongNeed {
-    /// The length of the memory that takes the place of `have` bytes, for a value of `bytes`. `None` if
-    /// the memory stays.
+    /// The length of the memory that replaces `have` bytes, for a value of `bytes`. `None` if the memory stays.
     fn change(&mut self, have: usize, bytes: usize) -> Option<usize> {
         let room = |bytes: usize| bytes.next_power_of_two().max(SHORTEST);
         if bytes > have {
@@ -98,8 +97,8 @@ impl LongNeed {
     }
 }
 
-/// The READs that bring these bytes, one stretch after the other: one READ for each, if the device
-/// carries that length at a time.
+/// The READs that bring these bytes, one stretch after the other: one READ for each, if the device carries that many
+/// bytes at a time.
 pub(crate) fn pieces(stretches: &[Stretch], message_max: usize) -> SmallVec<[ReadWanted; 4]> {
     let mut pieces = SmallVec::new();
     let mut before = 0;

@@ -11,11 +11,12 @@ mod pairs;
 pub(crate) mod waiting;
 
 use super::error::{AskError, ConnectError, GetError, LinkError, MutateError};
-use super::handle::{Deadline, Handle, RETRY_FIRST, RETRY_MAX, retried};
+use super::handle::{Deadline, Handle, connected, hung_up};
 use super::options::ClientOptions;
 use super::owning::{OwnOwner, OwnerRefusal};
 use super::send::send_fitting;
 use super::stats::{ClientStats, RequestCounts};
+use super::tries::{Failed, Repeatable, Tries};
 use crate::address::{Address, VerbsAddress};
 use crate::base::clock::Clock;
 use crate::base::process::Process;
@@ -40,9 +41,6 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Most connections that one call may lose.
-const FAILURES_MAX: u32 = 8;
-
 /// One thread's path to the server.
 #[derive(Debug)]
 pub(crate) struct VerbsHandle {
@@ -60,14 +58,14 @@ pub(crate) struct VerbsHandle {
     /// Directory entries of that table, if it grows.
     entries: KnownEntries,
     counts: QueueCounts,
-    /// How long GETs of one key took, if that is asked for.
+    /// How long GETs of one key took, if the client takes the time.
     times: Option<Box<TimeCounts>>,
-    /// Times it got a connection, or a seat on one.
+    /// The number of connections, or seats on one, that it had.
     connected: u64,
     next_id: u64,
 }
 
-/// What the handles of one client share.
+/// The state that the handles of one client share.
 #[derive(Debug)]
 struct VerbsShared {
     process: Process,
@@ -79,7 +77,7 @@ struct VerbsShared {
     station: Mutex<Option<Arc<Station>>>,
     /// The shared queue pairs. `None` where each handle has its own.
     pairs: Option<Arc<SharedPairs>>,
-    /// As which owner it puts.
+    /// The owner as which the client puts.
     owner: Option<OwnOwner>,
 }
 
@@ -95,7 +93,7 @@ impl VerbsShared {
         opened
     }
 
-    /// Makes a connection for changes a session of the owner, if the client puts as one.
+    /// Makes a connection for changes a session of the owner, if the client has one.
     fn begin_owner(&self, connection: &mut Connection, deadline: Instant) -> Result<(), SetupError> {
         let Some(owner) = &self.owner else { return Ok(()) };
         let (request, mut replies) = (owner.request(), Vec::new());
@@ -122,7 +120,7 @@ impl VerbsShared {
 }
 
 impl VerbsHandle {
-    /// As which owner it puts.
+    /// The owner as which the client puts.
     pub(in crate::client) fn owner(&self) -> Option<&OwnOwner> {
         self.shared.owner.as_ref()
     }
@@ -239,69 +237,72 @@ impl VerbsHandle {
         if is_reading {
             self.stop_reading();
         }
-        let mut failures = 0;
-        // Set at the first failure, because a batch may take longer than the deadline.
-        let mut deadline = None;
-        loop {
-            let until = deadline.unwrap_or_else(|| Instant::now() + within);
-            self.ready_to_read(until).map_err(|error| match is_late(&error, until) {
-                true => GetError::Deadline { address: self.address(), deadline: within },
-                false => GetError::Connect(error.into()),
-            })?;
-            self.shared.hints.refresh(&self.geometry, &mut self.hints);
-            let way = match (&mut self.seat, &mut self.connection) {
-                (Some(seat), _) => ReadPath::Shared(seat),
-                (None, Some(connection)) => ReadPath::Own(connection),
-                (None, None) => continue,
-            };
-            let geometry = &*self.geometry;
-            let (clock, grace) = (&self.shared.clock, geometry.grace());
-            let fabric = Verbs { way, geometry, keyless: Vec::new(), clock, grace, within };
-            let limits = self.shared.options.limits;
-            let mut reader = Reader::new(fabric, geometry, self.shared.clock.clone(), limits);
-            if let Some(hints) = &self.hints {
-                reader = reader.with_hints(hints);
+        let tell = |error: &VerbsError| tracing::warn!(error = error as &dyn Error, "reconnecting");
+        let read = Tries::of_gets(within).run(tell, |tries| {
+            let ends = tries.ends();
+            self.ready_to_read(ends).map_err(|error| Failed::ForGood(self.not_ready(error, ends)))?;
+            self.read_once(stats, &mut get, within)
+        });
+        read.map_err(|failed| failed.or(|error| self.failed_to_read(error)))
+    }
+
+    /// Runs GETs over the present connection.
+    fn read_once<R>(
+        &mut self,
+        stats: &mut ClientStats,
+        get: &mut impl FnMut(&mut Reader<'_, Verbs<'_>>) -> Result<R, VerbsGetError>,
+        within: Duration,
+    ) -> Result<R, Failed<VerbsError, GetError>> {
+        self.shared.hints.refresh(&self.geometry, &mut self.hints);
+        let way = match (&mut self.seat, &mut self.connection) {
+            (Some(seat), _) => ReadPath::Shared(seat),
+            (None, Some(connection)) => ReadPath::Own(connection),
+            (None, None) => return Err(Failed::ForNow(VerbsError::Late { within }, Repeatable::READ)),
+        };
+        let geometry = &*self.geometry;
+        let (clock, grace) = (&self.shared.clock, geometry.grace());
+        let fabric = Verbs { way, geometry, keyless: Vec::new(), clock, grace, within };
+        let limits = self.shared.options.limits;
+        let mut reader = Reader::new(fabric, geometry, self.shared.clock.clone(), limits);
+        if let Some(hints) = &self.hints {
+            reader = reader.with_hints(hints);
+        }
+        self.entries.keep(geometry);
+        reader.swap_entries(&mut self.entries);
+        let result = get(&mut reader);
+        stats.get += reader.stats();
+        stats.read += reader.read_counts();
+        stats.hints += reader.hint_counts();
+        reader.swap_entries(&mut self.entries);
+        self.take_counts();
+        match result {
+            Ok(result) => Ok(result),
+            Err(VerbsGetError::Link(error)) => {
+                self.stop_reading();
+                Err(Failed::ForNow(error, Repeatable::READ))
             }
-            self.entries.keep(geometry);
-            reader.swap_entries(&mut self.entries);
-            let result = get(&mut reader);
-            stats.get += reader.stats();
-            stats.read += reader.read_counts();
-            stats.hints += reader.hint_counts();
-            reader.swap_entries(&mut self.entries);
-            self.take_counts();
-            match result {
-                Ok(result) => return Ok(result),
-                Err(VerbsGetError::Link(error)) => {
-                    self.stop_reading();
-                    failures += 1;
-                    // A server that is there, but whose memory cannot be read, is tried only a few
-                    // times.
-                    let deadline = *deadline.get_or_insert_with(|| Instant::now() + within);
-                    if Instant::now() >= deadline || failures > FAILURES_MAX {
-                        return Err(self.failed_to_read(error));
-                    }
+            // Another connection would not help.
+            Err(VerbsGetError::Memory(error)) => Err(Failed::ForGood(GetError::Connect(error.into()))),
+            // READs may still be in flight. They must not be taken for those of the next call.
+            Err(VerbsGetError::Read(error)) => {
+                let drained = match (&mut self.seat, &mut self.connection) {
+                    (Some(seat), _) => seat.drain(within),
+                    (None, Some(connection)) => connection.drain(within),
+                    (None, None) => Ok(()),
+                };
+                if let Err(error) = drained {
                     tracing::warn!(error = &error as &dyn Error, "reconnecting");
-                    if failures > 1 {
-                        std::thread::sleep((RETRY_FIRST * (1 << failures)).min(RETRY_MAX));
-                    }
+                    self.stop_reading();
                 }
-                // Another connection would not help.
-                Err(VerbsGetError::Memory(error)) => return Err(GetError::Connect(error.into())),
-                // READs may still be in flight. They must not be taken for those of the next call.
-                Err(VerbsGetError::Read(error)) => {
-                    let drained = match (&mut self.seat, &mut self.connection) {
-                        (Some(seat), _) => seat.drain(within),
-                        (None, Some(connection)) => connection.drain(within),
-                        (None, None) => Ok(()),
-                    };
-                    if let Err(error) = drained {
-                        tracing::warn!(error = &error as &dyn Error, "reconnecting");
-                        self.stop_reading();
-                    }
-                    return Err(error.into());
-                }
+                Err(Failed::ForGood(error.into()))
             }
+        }
+    }
+
+    fn not_ready(&self, error: SetupError, deadline: Instant) -> GetError {
+        match is_late(&error, deadline) {
+            true => GetError::Deadline { address: self.address(), deadline: self.shared.options.deadline },
+            false => GetError::Connect(error.into()),
         }
     }
 
@@ -313,7 +314,7 @@ impl VerbsHandle {
         }
     }
 
-    /// Makes sure that there is a connection for READs, until the deadline.
+    /// Connects for READs if there is no connection, until the deadline.
     fn ready_to_read(&mut self, deadline: Instant) -> Result<(), SetupError> {
         let Some(pairs) = &self.shared.pairs else { return self.connected(deadline) };
         if self.seat.as_ref().is_some_and(|seat| !seat.has_failed()) {
@@ -321,7 +322,7 @@ impl VerbsHandle {
         }
         let place = self.place.get_or_insert_with(|| pairs.place());
         self.seat = None;
-        let seat = retried(deadline, may_pass, |within| self.shared.join(place, within))?;
+        let seat = connected(deadline, may_pass, |within| self.shared.join(place, within))?;
         self.geometry = seat.geometry().clone();
         self.seat = Some(seat);
         // An entry may name memory that the next server has not registered.
@@ -330,12 +331,12 @@ impl VerbsHandle {
         Ok(())
     }
 
-    /// Makes sure that the handle has a connection, until the deadline.
+    /// Connects the handle if it has no connection, until the deadline.
     fn connected(&mut self, deadline: Instant) -> Result<(), SetupError> {
         if self.connection.is_none() {
             // Where queue pairs are shared, this connection carries no READs.
             let credits = if self.shared.pairs.is_some() { 1 } else { self.shared.options.verbs.credits };
-            let mut connection = retried(deadline, may_pass, |within| self.shared.open(credits, within))?;
+            let mut connection = connected(deadline, may_pass, |within| self.shared.open(credits, within))?;
             self.shared.begin_owner(&mut connection, deadline)?;
             if self.shared.pairs.is_none() {
                 self.geometry = connection.geometry().clone();
@@ -368,7 +369,7 @@ impl VerbsHandle {
 
     // ---- changes --------------------------------------------------------------------------------
 
-    /// Sends requests over a connection that no other handle uses, with no more per message than fit.
+    /// Sends requests over a connection that no other handle uses, in messages of at most their longest length.
     fn converse_alone(
         &mut self,
         requests: &[Request<'_>],
@@ -376,66 +377,63 @@ impl VerbsHandle {
         replies: &mut Vec<Reply>,
         counts: &mut RequestCounts,
     ) -> Result<(), AskError> {
-        loop {
-            let mut has_sent = false;
-            match self.converse_once(requests, deadline, replies, &mut has_sent, counts) {
-                // It was another server that would not have taken them.
-                Err(AskError::ServerGone { .. }) if !has_sent && Instant::now() < deadline.at => {}
-                result => return result,
-            }
-        }
+        let mut tries = Tries::of_requests(deadline.at);
+        let asked = tries.run(|_| {}, |_| self.converse_once(requests, deadline, replies, counts));
+        asked.map_err(|failed| failed.or(|error| error))
     }
 
-    /// Like `converse_alone`, over one connection. `has_sent`: whether it has sent any of the requests.
+    /// As `converse_alone`, over one connection.
     fn converse_once(
         &mut self,
         requests: &[Request<'_>],
         deadline: &mut Deadline,
         replies: &mut Vec<Reply>,
-        has_sent: &mut bool,
         counts: &mut RequestCounts,
-    ) -> Result<(), AskError> {
+    ) -> Result<(), Failed<AskError, AskError>> {
         if self.connection.as_ref().is_some_and(Connection::is_closed) {
             self.take_counts();
             self.connection = None;
         }
         if let Err(error) = self.connected(deadline.at) {
-            return Err(match is_late(&error, deadline.at) {
+            return Err(Failed::ForGood(match is_late(&error, deadline.at) {
                 true => self.late(),
                 false => AskError::Connect(error.into()),
-            });
+            }));
         }
-        let Some(connection) = &mut self.connection else { return Err(self.late()) };
+        let Some(connection) = &mut self.connection else { return Err(Failed::ForGood(self.late())) };
+        let mut has_sent = false;
         let geometry = connection.geometry().clone();
-        // An extension's requests are handled in any order: pieces of a value have one.
+        // An extension may handle requests in any order, but the pieces of a value have an order.
         let piece_max = Some(wire::FRAME_VALUE_MAX).filter(|_| connection.extension().is_none());
         let server = (&*geometry, connection.level());
-        let result = send_fitting(requests, server, piece_max, replies, has_sent, |requests, replies| {
-            let sent = requests.len() as u64;
-            // Keys and changes come in replies as long as a message.
-            let is_feed = matches!(requests, [Request::Feed(_)]);
-            // What goes as an extension's request is nobody's.
-            let is_owner = self.shared.options.owner.is_some();
-            if let Some(extension) = connection.extension().filter(|_| !is_feed && !is_owner) {
-                counts.extension += sent;
-                return extension.call(requests, deadline, replies);
-            }
-            let first_id = self.next_id;
-            self.next_id += sent;
-            counts.message += sent;
-            talk(connection, requests, first_id, deadline, replies)
-        });
+        let result =
+            send_fitting(requests, server, piece_max, replies, &mut has_sent, |requests, replies| {
+                let sent = requests.len() as u64;
+                // Keys and changes come in replies as long as a message.
+                let is_feed = matches!(requests, [Request::Feed(_)]);
+                // Requests by an extension have no owner.
+                let is_owner = self.shared.options.owner.is_some();
+                if let Some(extension) = connection.extension().filter(|_| !is_feed && !is_owner) {
+                    counts.extension += sent;
+                    return extension.call(requests, deadline, replies);
+                }
+                let first_id = self.next_id;
+                self.next_id += sent;
+                counts.message += sent;
+                talk(connection, requests, first_id, deadline, replies)
+            });
         self.counts += connection.take_counts();
         match result {
             Ok(()) => Ok(()),
             Err(VerbsError::Late { .. }) => {
                 // The connection is still good. Its answers are discarded when they come.
                 connection.give_up_messages();
-                Err(self.late())
+                Err(Failed::ForGood(self.late()))
             }
             Err(error) => {
                 self.connection = None;
-                Err(AskError::ServerGone { address: self.address(), source: error.into() })
+                let gone = AskError::ServerGone { address: self.address(), source: error.into() };
+                Err(hung_up(has_sent, gone, |gone| gone))
             }
         }
     }
@@ -502,10 +500,10 @@ impl Handle for VerbsHandle {
     }
 }
 
-/// Hands on the answers of those keys of a batch that had none yet.
+/// Passes on the answers of those keys of a batch that had none yet.
 struct OpenAnswers<'a, A> {
     answers: &'a mut A,
-    /// These keys, by their numbers in the whole batch.
+    /// These keys, with their numbers in the whole batch.
     open: &'a [(usize, &'a [u8])],
     answered: &'a mut [bool],
     flow: ControlFlow<()>,

@@ -1,5 +1,5 @@
-//! The queue pairs that the handles of one client share: which handle reads over which pair, who
-//! reconnects a failed pair, and whose turn it is to request changes.
+//! The queue pairs that the handles of one client share: which handle reads over which pair, which handle reconnects a
+//! failed pair, and which may request changes.
 //!
 //! READs go over lanes ([`crate::client::lanes`]). Changes go over one more connection, one handle
 //! at a time: they are not the hot path, conversations must not mix, and the full receive queue of
@@ -341,7 +341,7 @@ impl Drop for Attempt<'_> {
         match self.outcome.take() {
             Some(Ok(open)) => (state.open, state.failure) = (Some(open), None),
             Some(Err(error)) => (state.open, state.failure) = (None, Some(error)),
-            // What came of the attempt before is not the answer to who has waited for this one.
+            // The result of an earlier attempt is not the answer for handles that waited for this one.
             None => (state.open, state.failure) = (None, None),
         }
         self.pair.attempted.notify_all();

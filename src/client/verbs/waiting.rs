@@ -7,7 +7,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Where a thread waits.
+/// What a thread waits for.
 pub(crate) struct WaitPlace<'a> {
     pub queue: &'a CompletionQueue,
     /// Its end shows that the server is gone.
@@ -15,12 +15,12 @@ pub(crate) struct WaitPlace<'a> {
     pub wait: Wait,
 }
 
-/// What takes completions from a queue of its own.
+/// Takes completions from a queue of its own.
 pub(crate) trait Completes: Sized {
     /// Takes completions without waiting. Returns whether there were any.
     fn take_completions(&mut self) -> Result<bool, VerbsError>;
 
-    /// Where its thread waits.
+    /// What its thread waits for.
     fn waiting(&self) -> WaitPlace<'_>;
 
     /// Takes completions until `enough`, for at most this time.
@@ -68,7 +68,7 @@ pub(crate) trait Completes: Sized {
                 }
             };
             if is_gone || Instant::now() >= deadline {
-                // The server may have answered before it went.
+                // The server may have answered before it ended.
                 if self.take_completions()? && enough(self) {
                     return Ok(());
                 }

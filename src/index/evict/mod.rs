@@ -1,11 +1,11 @@
 //! Which entries go where room is needed (Z1 to Z5).
 //!
-//! Nothing here removes an entry: `evicting.rs` does, as whoever removes a key. A record of an entry is a hint, as a
-//! noted time is: what counts is what stands in the table under the key's lock.
+//! Nothing here removes an entry. `evicting.rs` removes it, as any key is removed. The record of an entry is a hint:
+//! the table's slot decides, under the key's lock.
 //!
-//! There are as many policies as a table that grows may have segments, or one for some thousands of keys. Each has
-//! the entries whose hashes end alike, so the entries of one are in one segment: a key that comes takes a place in
-//! its own segment, from an entry of its own policy.
+//! There are as many policies as a table that grows may have segments, or one for some thousands of keys. A policy has
+//! the entries whose hashes end alike, so all of its entries are in one segment. A key that comes takes the place of an
+//! entry in its own segment, by that segment's policy.
 
 mod clock;
 mod pins;
@@ -43,10 +43,10 @@ pub fn policy(which: Evict) -> Box<dyn Policy> {
     }
 }
 
-/// Keys of one policy in a table of one size, some.
+/// About how many keys of a table of one size a policy has.
 const KEYS_OF_POLICY: u64 = 1 << 14;
 
-/// Why an entry is to go.
+/// Why an entry is evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EvictFor {
     /// To keep room free for keys.
@@ -70,12 +70,12 @@ pub(super) struct Evictor {
     run: Mutex<HeapRun>,
 }
 
-/// Extents that go for a value.
+/// Extents that are evicted for one value.
 #[derive(Debug, Default)]
 struct HeapRun {
-    /// Bytes of those that went for the next value.
+    /// Bytes of those that were evicted for the next value.
     freed: u64,
-    /// Until when what went for the last one may still be read.
+    /// Until when readers may still read what was evicted for the last value.
     settles_ns: u64,
 }
 
@@ -93,7 +93,7 @@ pub(super) fn touches(geometry: &Geometry) -> Result<TouchMap, RegionError> {
 }
 
 impl Evictor {
-    /// One that has no records yet.
+    /// Makes an evictor that has no records yet.
     ///
     /// # Errors
     /// [`RegionError`] when there is no memory for what clients note.
@@ -132,24 +132,25 @@ impl Evictor {
         lock(self.policy_of(hash)).came(hash);
     }
 
-    /// Z1: it left, and its lock is held.
+    /// Z1: a key with this hash left, and its lock is held.
     #[cold]
     pub fn left(&self, hash: First) {
         lock(self.policy_of(hash)).left(hash);
     }
 
-    /// Its value was replaced, which counts as if it was read.
+    /// The value of a key with this hash was replaced. That counts as a read.
     #[cold]
     pub fn replaced(&self, hash: First) {
         self.touches.note(hash);
     }
 
-    /// Takes the record of the entry out that goes next where a key with this hash has come, which is not that one.
+    /// Takes out the record of the entry that the policy evicts next, where a key with the hash `by` has come. It is
+    /// never that key's.
     pub fn victim(&self, by: First) -> Option<First> {
         lock(self.policy_of(by)).victim(&mut |hash| if hash == by { Sight::Pinned } else { self.look(hash) })
     }
 
-    /// Takes the record of the next entry out that nobody has read, and that is not the one that came.
+    /// Takes out the record of the next entry that nobody has read. It is never that of the key that came.
     pub fn unread_victim(&self, by: First, came: First) -> Option<First> {
         lock(self.policy_of(by)).victim(&mut |hash| match self.look(hash) {
             Sight::Unread if hash != came => Sight::Unread,
@@ -157,7 +158,7 @@ impl Evictor {
         })
     }
 
-    /// What is seen of an entry since this was asked last.
+    /// Whether an entry was read since the last call, and whether it is pinned.
     pub fn look(&self, hash: First) -> Sight {
         match self.touches.take(hash) {
             _ if self.is_pinned(hash) => Sight::Pinned,
@@ -166,30 +167,30 @@ impl Evictor {
         }
     }
 
-    /// How much there is for keeping an entry: a read counts for more than time.
+    /// How much speaks for keeping an entry. A read counts for more than age.
     pub fn rank(&self, hash: First) -> (bool, Rank) {
         (self.touches.is_noted(hash), lock(self.policy_of(hash)).rank(hash))
     }
 
-    /// How long what went for a long value may still be read.
+    /// How long readers may still read what was evicted for a long value.
     pub fn settles_in(&self, now_ns: u64) -> Option<Duration> {
         let settles_ns = lock(&self.run).settles_ns;
         (now_ns < settles_ns).then(|| Duration::from_nanos(settles_ns - now_ns))
     }
 
-    /// So many bytes went for the next long value. Returns how many those are in all.
+    /// Counts bytes that were evicted for the next long value. Returns their sum.
     pub fn freed(&self, bytes: u64) -> u64 {
         let mut run = lock(&self.run);
         run.freed += bytes;
         run.freed
     }
 
-    /// Enough went for it. Until then it may still be read.
+    /// Enough was evicted for the long value. Readers may read it until then.
     pub fn settle_until(&self, settles_ns: u64) {
         *lock(&self.run) = HeapRun { freed: 0, settles_ns };
     }
 
-    /// An entry has gone for this.
+    /// Counts an entry that was evicted for this reason.
     pub fn count(&self, why: EvictFor) {
         let counter = match why {
             EvictFor::Ahead => &self.ahead,
@@ -199,7 +200,7 @@ impl Evictor {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A put was refused, because all that could make room for it are pinned.
+    /// Counts a put that was refused, because every entry that could make room is pinned.
     pub fn count_refused(&self) {
         self.refused.fetch_add(1, Ordering::Relaxed);
     }
@@ -218,12 +219,12 @@ impl Evictor {
 
     // ---- pins -----------------------------------------------------------------------------------
 
-    /// Whether no entry of a key with this hash may go (Z2).
+    /// Whether an entry of a key with this hash is pinned (Z2).
     pub fn is_pinned(&self, hash: First) -> bool {
         !broken(Rule::PinLook) && self.pins.has(hash)
     }
 
-    /// Who has pinned what.
+    /// The pins of the table.
     pub fn pins(&self) -> &Arc<Pins> {
         &self.pins
     }

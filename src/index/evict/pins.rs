@@ -1,4 +1,4 @@
-//! Entries that must stay, because somebody has said so.
+//! Entries that are pinned: they are not evicted.
 
 use crate::base::sync::{Mutex, lock};
 use crate::layout::hash::First;
@@ -26,8 +26,8 @@ impl Pins {
     }
 }
 
-/// A key does not leave to make room for others, until this is dropped ([`Index::pin`](crate::embedded::Index::pin)).
-/// It may still be removed, or end at its time, and is not pinned when it comes again.
+/// A key is not evicted until this is dropped ([`Index::pin`](crate::embedded::Index::pin)). It may still be removed,
+/// or end at its time, and is not pinned when it comes again.
 #[derive(Debug)]
 pub struct KeyPin {
     pins: Arc<Pins>,

@@ -1,23 +1,23 @@
-//! What a policy is asked.
+//! The interface of an eviction policy.
 
 use crate::layout::hash::First;
 use std::fmt;
 
-/// Entries that a policy looks at before it takes one that was read: it never goes through all (Z4).
+/// Entries that a policy looks at before it takes one that was read. It never looks at all of them (Z4).
 pub(super) const LOOKS_MAX: usize = 64;
 
-/// What is seen of an entry.
+/// What the table says of an entry to a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sight {
-    /// Nobody has read it since it was looked at last.
+    /// Nobody has read it since the last look.
     Unread,
-    /// Somebody has.
+    /// Somebody has read it since.
     Read,
     /// It must stay.
     Pinned,
 }
 
-/// How much there is for keeping an entry, if it was not read. The least first.
+/// How much speaks for keeping an entry that was not read. The entry of the lowest rank goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
     /// The policy has no record of it.
@@ -28,25 +28,26 @@ pub enum Rank {
     Kept,
 }
 
-/// Which entry goes next. It knows entries by their keys' hashes; two keys with one hash are one to it.
+/// Chooses the entry that is evicted next. It knows entries by their keys' hashes; two keys with one hash are one to
+/// it.
 pub trait Policy: fmt::Debug + Send {
     /// An entry with this hash came.
     fn came(&mut self, hash: First);
 
-    /// It left, whyever.
+    /// An entry with this hash left, for whatever reason.
     fn left(&mut self, hash: First);
 
-    /// Takes the record of the entry that goes next out. `look` tells what is seen of an entry, of at most
-    /// 64 of them. `None`: none of these may go.
+    /// Takes out the record of the entry that is evicted next. `look` tells whether an entry was read, or is pinned; it
+    /// is called for at most 64 of them. `None`: none of these may go.
     fn victim(&mut self, look: &mut dyn FnMut(First) -> Sight) -> Option<First>;
 
-    /// How much there is for keeping an entry.
+    /// How much speaks for keeping an entry.
     fn rank(&self, hash: First) -> Rank;
 
     /// How many entries it has records of.
     fn entries(&self) -> usize;
 
-    /// How many records it has, also of entries that have left.
+    /// How many records it has, including those of entries that have left.
     fn records(&self) -> usize {
         self.entries()
     }

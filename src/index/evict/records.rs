@@ -1,4 +1,4 @@
-//! EntryRecords of entries, in lists.
+//! Records of entries, in lists.
 
 use crate::layout::hash::First;
 use rustc_hash::FxHashMap;

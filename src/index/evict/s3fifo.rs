@@ -15,10 +15,10 @@ use crate::layout::hash::First;
 
 const SMALL: u8 = 0;
 const MAIN: u8 = 1;
-/// No entries, but hashes of some that have left.
+/// The list of hashes of entries that have left. It has no entries.
 const GHOSTS: u8 = 2;
 
-/// The small queue has one of so many entries.
+/// The small queue has one entry in this number.
 const SMALL_ONE_OF: usize = 10;
 
 #[derive(Debug, Default)]

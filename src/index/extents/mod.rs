@@ -5,7 +5,7 @@
 //! move    memory ─ number ─ the bytes again ─ the slot names them, if it still names the old ones
 //! ```
 //!
-//! A value that a client uploads has no name yet. It moves likewise, between two of its pieces (X10).
+//! A value that a client uploads has no name yet. It may move, too, between two of its pieces (X10).
 //!
 //! `heap` has the memory. Its lock is a leaf: whoever holds it takes no other.
 
@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-/// A block whose extents cannot move is looked at again after so long: a thread is about to name them.
+/// The time until the next look at a block whose extents cannot move, because a thread is about to name them.
 const AGAIN: Duration = Duration::from_millis(1);
 /// Words that are stored at a time.
 const PIECE_WORDS: usize = 512;
@@ -47,9 +47,10 @@ pub(super) struct Extents {
     clock: Clock,
     heap: Mutex<HeapState>,
     budget: Arc<Budget>,
-    /// Of a table that grows, over verbs.
+    /// Registers blocks of a table that grows, over verbs.
     registrar: OnceLock<Weak<dyn Registrar>>,
-    /// Extents that slots name. Below zero for a moment, where one has gone before the put that named it has counted it.
+    /// The number of extents that slots name. Negative for a moment, where an extent has gone before the put that named
+    /// it has counted it.
     named: AtomicI64,
     moved_bytes: AtomicU64,
     returned_bytes: AtomicU64,
@@ -59,21 +60,21 @@ pub(super) struct Extents {
 struct HeapState {
     heap: Heap,
     numbers: NumberSource,
-    /// Which blocks have memory that counts.
+    /// For each block, whether it has memory that counts.
     backed: Vec<bool>,
-    /// Which blocks slots may name memory in.
+    /// For each block, whether slots may name memory in it.
     used: Vec<bool>,
-    /// An extent has moved since all those of the leaving block came up.
+    /// An extent has moved since every extent of the leaving block was tried.
     has_moved: bool,
-    /// All of them came up, and none could move.
+    /// Every extent of the leaving block was tried, and none could move.
     is_stuck: bool,
-    /// Where the last extent ended that was to make room ([`Extents::next_to_go`]).
+    /// The end of the last extent that was evicted ([`Extents::next_to_go`]).
     hand: u64,
     /// What clients upload, by its place.
     uploads: FxHashMap<u64, Arc<UploadCell>>,
 }
 
-/// Who takes the draft out may name it; as long as it is inside, it may move.
+/// Whoever takes the draft out may name it. As long as it is inside, it may move.
 type UploadCell = Mutex<Option<ExtentDraft>>;
 
 /// A value that comes in pieces. Between them it may move (X10). Dropped, its memory is free again.
@@ -98,13 +99,13 @@ pub(crate) struct ExtentDraft {
 /// Why there is no memory for an extent.
 #[derive(Debug)]
 pub(super) enum NoMemory {
-    /// There will be some, so much later at the earliest. Extents have to move until then.
+    /// Memory comes, this much later at the earliest. Extents have to move first.
     Busy(Duration),
     Refused(PutError),
 }
 
 impl Extents {
-    /// Those of a table in whose heap nothing was ever written. `None` if it has no heap.
+    /// The extents of a table whose heap was never written. `None` if the table has no heap.
     pub fn new(
         region: &Region,
         geometry: &Geometry,
@@ -132,8 +133,8 @@ impl Extents {
         }))
     }
 
-    /// X5: takes the heap over, with the extents that slots name. `bad` hears the number of each reference
-    /// that no table can have.
+    /// X5: takes the heap over, with the extents that slots name. `bad` is told the number of each reference that no
+    /// table can have.
     pub fn take_over(&self, references: impl Iterator<Item = Reference>, mut bad: impl FnMut(usize)) {
         let mut marks = HeapMarks::new(shape(&self.geometry));
         let (mut named, mut places) = (0, Vec::new());
@@ -172,12 +173,12 @@ impl Extents {
         (reference.offset.saturating_sub(begins), extent_bytes(reference.len as usize))
     }
 
-    /// The region's word that is the first of a value.
+    /// The number of the region's word at which a value begins.
     fn first_word(reference: &Reference) -> usize {
         reference.offset as usize / WORD
     }
 
-    /// Memory, and a number, for an extent of this length, of the key with this hash.
+    /// Allocates memory and a number for an extent of this length. The key has this hash.
     pub fn draft(self: &Arc<Extents>, hash: First, len: usize) -> Result<ExtentDraft, NoMemory> {
         let bytes = extent_bytes(len);
         let at = {
@@ -190,7 +191,7 @@ impl Extents {
         })?;
         if let Err(why) = self.back(at) {
             let mut state = lock(&self.heap);
-            // Another thread, with another extent there, may have had more luck.
+            // Another thread, whose extent is in the same block, may have put memory behind it.
             if self.is_backed(&state, at) {
                 state.heap.give_back(at, bytes);
             } else {
@@ -212,12 +213,12 @@ impl Extents {
         PutError::HeapFull { live_bytes, heap_bytes }
     }
 
-    /// Begins an extent in this place of the heap.
+    /// Writes the beginning of an extent at this place of the heap.
     fn begin(&self, at: u64, hash: First, len: usize) -> Reference {
         let offset = self.geometry.heap().offset + at + EXTENT_HEADER as u64;
         let reference = Reference { number: self.number(), offset, len: len as u32, crc: 0 };
-        // X9: pairs with R3 of a second look. Who sees a store into this memory sees the slot write that
-        // ended its last name.
+        // X9: pairs with R3 of a second look. Who sees a store into this memory sees the slot write that ended its last
+        // name.
         obey(Rule::NameFence, || fence(Ordering::Release));
         let header = [reference.number, hash.0, len as u64];
         let first = Extents::first_word(&reference) - EXTENT_HEADER_WORDS;
@@ -225,12 +226,12 @@ impl Extents {
         reference
     }
 
-    /// X1: a number that no extent ever had.
+    /// X1: draws a number that no extent ever had.
     fn number(&self) -> u64 {
         lock(&self.heap).numbers.next(&self.region)
     }
 
-    /// From now on, blocks are registered here before they are used (E0).
+    /// From now on, this registrar registers blocks before they are used (E0).
     #[cfg(feature = "verbs")]
     pub fn register_with(&self, registrar: Weak<dyn Registrar>) {
         self.registrar.set(registrar).expect("a server starts once");
@@ -242,8 +243,8 @@ impl Extents {
         (0..).zip(&lock(&self.heap).used).filter_map(|(block, &used)| used.then_some(block)).collect()
     }
 
-    /// Puts memory behind the block of this place, once, and has it registered. Fails without an error of the system where the
-    /// table has all that it may have.
+    /// Puts memory behind this block, once, and registers it. Fails without an error of the system if the table has all
+    /// the memory that it may have.
     fn back(&self, at: u64) -> Result<(), Option<RegionError>> {
         let space = self.geometry.heap();
         let block = at / space.block_bytes;
@@ -284,15 +285,15 @@ impl Extents {
         lock(&self.heap).heap.retire(at, bytes, self.ready_ns(reference.len, written));
     }
 
-    /// When the memory of an extent may be used again whose name this slot write has ended just now.
+    /// When the memory of an extent may be used again. This slot write has just ended the extent's name.
     fn ready_ns(&self, len: u32, _: SlotWritten) -> u64 {
         let (heap, grace) = (self.geometry.heap(), self.geometry.grace());
         let kept = heap.kept_for(grace, by_rule(Rule::ExtentLength, len, 0));
         self.clock.now_ns() + wait_ns(Rule::ExtentGrace, kept.as_nanos() as u64)
     }
 
-    /// Appends the value that the slot of this key names. For a thread that keeps its name from ending, or checks
-    /// afterwards that it has not ended.
+    /// Appends the value of this key's slot. The caller keeps the extent's name from ending, or checks afterwards that
+    /// it has not ended.
     pub fn read(&self, reference: &Reference, key: &[u8], out: &mut Vec<u8>) -> bool {
         let before = self.geometry.bytes_before_value(key);
         if !reference.is_sound(&self.geometry) || before > reference.len as usize {
@@ -302,7 +303,7 @@ impl Extents {
         true
     }
 
-    /// Whether the value that the slot of this key names is this one. The caller holds the key's lock.
+    /// Whether the extent of this key's slot has this value. The caller holds the key's lock.
     pub fn holds(&self, reference: &Reference, key: &[u8], value: &[u8]) -> bool {
         let before = &key[..self.geometry.bytes_before_value(key)];
         let len = before.len() + value.len();
@@ -315,8 +316,8 @@ impl Extents {
         self.read(reference, key, &mut bytes) && bytes == value
     }
 
-    /// X6: takes in memory that has waited, and has one extent move if one is to. Returns whether there is
-    /// more to do at once.
+    /// X6: takes in memory that has waited, and moves one extent if one should move. Returns whether there is more to
+    /// do at once.
     pub fn tidy(self: &Arc<Extents>, names: &impl ExtentNames) -> bool {
         let Some(at) = self.next_move() else { return self.give_back() };
         let first = (self.geometry.heap().offset + at) as usize / WORD;
@@ -335,8 +336,8 @@ impl Extents {
         true
     }
 
-    /// Copies what is written of an extent to other memory. `name` makes that the extent, and says whether it has.
-    /// Then the old memory waits until `ready_ns`.
+    /// Copies what is written of an extent to other memory. `name` makes the copy the extent, and returns whether it
+    /// did. If so, the old memory waits until `ready_ns`.
     fn move_extent<W>(
         &self,
         hash: First,
@@ -365,7 +366,7 @@ impl Extents {
         state.heap.end_move(end.unwrap_or(MoveEnd::Unnamed));
     }
 
-    /// X10: has what a client uploads to this place move, unless a thread is at it.
+    /// X10: moves the value that a client uploads to this place, unless a thread writes it.
     fn move_upload(&self, at: u64) {
         let Some(cell) = lock(&self.heap).uploads.get(&at).cloned() else { return };
         let Some(mut draft) = try_lock(&cell) else { return };
@@ -383,11 +384,11 @@ impl Extents {
         self.move_extent(hash, &old, written, replace, |()| self.clock.now_ns());
     }
 
-    /// Where the next extent is that should move.
+    /// The place of the next extent that should move.
     fn next_move(&self) -> Option<u64> {
         let mut state = lock(&self.heap);
         let next = state.heap.next_move(self.clock.now_ns());
-        // Who has allocated there may still be putting memory behind it.
+        // The thread that has allocated there may still be putting memory behind it.
         let next = next.filter(|at| self.is_backed(&state, *at));
         if next.is_none() {
             let has_moved = std::mem::take(&mut state.has_moved);
@@ -396,11 +397,11 @@ impl Extents {
         next
     }
 
-    /// The hash and the number of the next extent, as they stand there: a hand goes through the blocks, one after the
-    /// other. So what goes leaves room for one that is longer, and a block of pinned ones is passed by.
+    /// The hash and the number of the next extent, as its header has them. A hand goes through the blocks, one after
+    /// the other. So neighbours are evicted and leave room for a longer value, and pinned ones are passed by.
     pub fn next_to_go(&self) -> Option<(First, u64)> {
         let mut state = lock(&self.heap);
-        // Who has allocated in another may still be putting memory behind it.
+        // The thread that has allocated in another block may still be putting memory behind it.
         let at = state.heap.extent_from(state.hand, |block| state.backed[block])?;
         state.hand = at + 1;
         drop(state);
@@ -409,7 +410,7 @@ impl Extents {
         Some((First(hash), number))
     }
 
-    /// Whether the table has no memory for another block, because segments have what is left.
+    /// Whether there is no memory for another block, because segments have the rest.
     pub fn is_at_bound(&self) -> bool {
         self.geometry.grows() && !self.budget.has_for_values(self.geometry.heap().block_bytes)
     }
@@ -419,7 +420,7 @@ impl Extents {
         lock(&self.heap).backed_blocks() * self.geometry.heap().block_bytes
     }
 
-    /// Whether so much of the memory is in use that some of it should become free before it is needed.
+    /// Whether so much of the memory is in use that some should be freed ahead.
     pub fn is_crowded(&self) -> bool {
         let block_bytes = self.geometry.heap().block_bytes;
         let state = lock(&self.heap);
@@ -497,12 +498,12 @@ fn shape(geometry: &Geometry) -> HeapShape {
 
 /// Looks up which slots name extents, and has them name others.
 pub(super) trait ExtentNames {
-    /// The reference with this number, in the slot of a key whose home is that of this hash, and the key's
-    /// own hash. `None` also if the key went to another segment meanwhile.
+    /// The reference with this number, in the slot of a key whose home belongs to this hash, and the key's own hash.
+    /// `None` also if the key went to another segment meanwhile.
     fn named(&self, hash: First, number: u64) -> Option<(First, Reference)>;
 
-    /// Has the slot that names the first reference name the second, under the key's lock. `None` if it
-    /// did not name it any more (X6).
+    /// Has the slot that names the reference `old` name `new`, under the key's lock. `None` if the slot does not name
+    /// `old` any more (X6).
     fn rename(&self, hash: First, old: &Reference, new: &Reference) -> Option<SlotWritten>;
 }
 
@@ -526,7 +527,7 @@ impl Upload {
         lock(&self.cell).as_ref().map_or(0, ExtentDraft::left)
     }
 
-    /// The value, which does not move any more. `None` if it is not whole.
+    /// The value, which does not move any more. `None` if bytes are missing.
     pub fn whole(self) -> Option<ExtentDraft> {
         self.take().filter(|draft| draft.left() == 0)
     }
@@ -585,13 +586,13 @@ impl ExtentDraft {
         }
     }
 
-    /// Stores the word that is not whole.
+    /// Stores the word that is not complete.
     fn store_partial(&mut self, word: usize) {
         let at = Extents::first_word(&self.reference) + word;
         self.extents.region.store(at, u64::from_le_bytes(std::mem::take(&mut self.partial)));
     }
 
-    /// The reference to the value, all of which is written.
+    /// Ends the writing. Returns the reference to the value.
     pub fn finish(&mut self) -> Reference {
         debug_assert!(kept(Rule::ExtentFirst, || self.left() == 0), "a value is written whole (X2)");
         if !self.written.is_multiple_of(WORD) {
@@ -600,7 +601,7 @@ impl ExtentDraft {
         self.reference
     }
 
-    /// A slot names it now.
+    /// A slot names the extent now.
     pub fn named(&mut self) {
         self.extents.named.fetch_add(1, Ordering::Relaxed);
         self.is_named = true;

@@ -1,6 +1,6 @@
 //! Why a key left.
 
-/// Why a key left, as a change says it.
+/// Why a key left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LeftCause {
@@ -8,9 +8,9 @@ pub enum LeftCause {
     Removed,
     /// Its entry came to its end ([`PutOptions::ttl`](crate::PutOptions::ttl)).
     Expired,
-    /// Its owner was removed, or was away for too long. One change tells it of all entries of the owner.
+    /// Its owner was removed, or was away for too long. One change tells this of all entries of the owner.
     OwnerGone,
-    /// It made room for another one ([`ServerConfig::evict`](crate::ServerConfig::evict)).
+    /// It was evicted ([`ServerConfig::evict`](crate::ServerConfig::evict)).
     Evicted,
     /// A cause that a newer server knows.
     Other(u8),

@@ -1,8 +1,8 @@
-//! The feed: the changes of a table, one after the other, for whoever asks (J1 to J8).
+//! The feed: the changes of a table, in order, for followers (J1 to J8).
 //!
-//! Without a listener there is no ring, and a change looks at one flag. The first who asks starts it. It ends by
-//! itself when the ring has gone round and nobody has asked meanwhile: then all who listened have missed something
-//! anyway, and are told when they ask again.
+//! Without a follower there is no ring, and a change looks at one flag. The first request starts the feed. The feed
+//! ends by itself when the ring has gone round and nobody has asked meanwhile. Then every follower has missed a change
+//! anyway, and is told so at its next request.
 
 mod cause;
 mod ring;
@@ -24,10 +24,10 @@ use std::sync::atomic::Ordering::Relaxed;
 /// The feed of a table.
 #[derive(Debug, Default)]
 pub(crate) struct Feed {
-    /// Whether changes are told. It is looked at under the key's lock (J1).
+    /// Whether changes are told. Read under the key's lock (J1).
     is_on: AtomicBool,
     ring: OnceLock<ChangeRing>,
-    /// Who starts the feed has it, and who hides an owner's entries (J8).
+    /// Held while the feed starts, and while an owner's entries become hidden (J8).
     starting: Mutex<()>,
 }
 
@@ -38,8 +38,8 @@ impl Feed {
         self.is_on.load(Relaxed)
     }
 
-    /// A change is visible, and its key's lock is held. It has found an entry of the owner `before`. `hides` says
-    /// whether entries of an owner are hidden by now.
+    /// Tells a change that is visible. Its key's lock is held. The change has replaced or removed an entry of the owner
+    /// `before`. `hides` says whether the entries of an owner are hidden now.
     #[cold]
     #[inline(never)]
     pub fn tell(&self, change: KeyChange<'_>, cause: LeftCause, before: u16, hides: impl Fn(u16) -> bool) {
@@ -50,7 +50,7 @@ impl Feed {
         fence(Ordering::Acquire);
         let Some(ring) = self.ring.get() else { return };
         let mut turn = ring.turn();
-        // J8: since the change looked, an owner may have gone, and that may have been told.
+        // J8: an owner may have gone, and been told as gone, since the change looked.
         let change = match broken(Rule::OwnerTurn) {
             true => Some(change),
             false => change.among_shown(hides(before), hides(change.owner)),
@@ -60,8 +60,8 @@ impl Feed {
         }
     }
 
-    /// Hides the entries of an owner by `hide`, and tells that. Between the two nobody tells anything, and no feed starts
-    /// (J8).
+    /// Hides the entries of an owner by `hide`, and tells that. Between these steps no change is told, and no feed
+    /// starts (J8).
     pub fn tell_owner(&self, owner: u16, hide: impl FnOnce()) {
         let _starting = lock(&self.starting);
         let ring = self.ring.get().filter(|_| self.is_on());
@@ -85,13 +85,13 @@ impl Feed {
         change: &KeyChange<'_>,
         cause: LeftCause,
     ) {
-        // Another thread may have ended it while this one waited for its turn.
+        // Another thread may have ended the feed while this one waited for its turn.
         if self.is_on() && !ring.push(turn, change, cause) {
             self.is_on.store(false, Relaxed);
         }
     }
 
-    /// Starts the feed if it is off (J2). `bytes` is what its first start takes for records. Returns the number of
+    /// Starts the feed if it is off (J2). `bytes` is the memory for records, at the first start. Returns the number of
     /// the next change. Takes some microseconds.
     ///
     /// # Errors
@@ -101,7 +101,7 @@ impl Feed {
             Some(ring) => ring,
             None => {
                 let made = ChangeRing::new(bytes)?;
-                // Of two threads, the first.
+                // If two threads start it, the ring of the first counts.
                 self.ring.get_or_init(|| made)
             }
         };
@@ -109,14 +109,14 @@ impl Feed {
         if self.is_on() {
             return Ok(ring.next());
         }
-        // J8: not between an owner's bit and its telling.
+        // J8: never between an owner's bit and the record of it.
         let _starting = (!broken(Rule::OwnerStart)).then(|| lock(&self.starting));
         let turn = ring.turn();
         if self.is_on() {
             return Ok(ring.next());
         }
         if ring.next() > 1 {
-            // J6: it was on before.
+            // J6: the feed was on before.
             ring.skip(&turn);
         }
         // Pairs with the fence in `tell`.
@@ -124,8 +124,8 @@ impl Feed {
         Ok(ring.next())
     }
 
-    /// The number of the next change, 0 before the first start. Whoever holds a key's lock, while the feed is on,
-    /// knows that all earlier changes of the key have lower numbers, and all later ones have not (J3).
+    /// The number of the next change, 0 before the first start. The holder of a key's lock, while the feed is on, knows
+    /// that earlier changes of the key have lower numbers than this, and later ones do not (J3).
     pub fn next(&self) -> u64 {
         self.ring.get().map_or(0, ChangeRing::next)
     }
@@ -137,7 +137,8 @@ impl Feed {
         ring.read(range, see)
     }
 
-    /// Whether a change with such a key was told with a number in this range, or may have been.
+    /// Whether a change with a number in this range, and with a key that `is_such`, was told. Also `true` where that is
+    /// unknown.
     pub fn was_told(&self, range: Range<u64>, is_such: impl Fn(&[u8]) -> bool) -> bool {
         if range.is_empty() {
             return false;
@@ -145,7 +146,7 @@ impl Feed {
         let mut was_told = false;
         let read = self.ring.get().map(|ring| {
             ring.read(range.clone(), &mut |_, record| {
-                // That an owner has gone is no change of one key.
+                // The record of an owner that has gone is no change of one key.
                 was_told |= !record.key.is_empty() && is_such(record.key);
                 !was_told
             })

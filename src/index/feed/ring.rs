@@ -21,7 +21,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Words of records for each start: shorter records than that leave words unused.
+/// Words of records for each start. Shorter records leave words unused.
 const WORDS_PER_START: u64 = 4;
 /// Words in front of a record's key.
 const HEAD_WORDS: u64 = 1;
@@ -29,11 +29,11 @@ const HEAD_WORDS: u64 = 1;
 /// A value, as a record has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordValue<'r> {
-    /// The key has none from then on.
+    /// The key is absent after the change.
     None,
     /// The value.
     Here(&'r [u8]),
-    /// It does not stand in its slot, or is too long for the ring.
+    /// The value is not in its slot, or is too long for the ring.
     Elsewhere,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct ChangeRecord<'r> {
     pub cause: LeftCause,
     /// Empty where an owner has gone.
     pub key: &'r [u8],
-    /// Whose entry it is, or who has gone; 0: nobody.
+    /// The owner of the entry, or the owner that has gone; 0: nobody.
     pub owner: u16,
     pub value: RecordValue<'r>,
 }
@@ -60,13 +60,14 @@ pub(super) struct ChangeRing {
     first: AtomicU64,
     /// The number of the next record.
     next: AtomicU64,
-    /// What `next` was when somebody last asked. Relaxed: only he who tells goes by it, and a later one does no harm.
+    /// What `next` was when somebody last asked. Relaxed: only the thread that tells reads it, and an older value does
+    /// no harm.
     asked: AtomicU64,
-    /// Where the next record begins. Who has this lock tells.
+    /// Where the next record begins. The holder of this lock tells changes.
     end: Mutex<u64>,
 }
 
-/// What a record's first word says.
+/// The content of a record's first word.
 struct RecordHead {
     key: u64,
     owner: u64,
@@ -105,7 +106,7 @@ fn words_of(bytes: u64) -> u64 {
 pub(super) type RecordWords = SmallVec<[u64; 32]>;
 
 impl ChangeRing {
-    /// A ring whose records take `bytes`, rounded down to a power of two, and their starts a quarter of that.
+    /// A ring of `bytes` for records, rounded down to a power of two, and a quarter of that for their starts.
     ///
     /// # Errors
     /// When the system has no memory for it.
@@ -122,12 +123,12 @@ impl ChangeRing {
         self.next.load(Ordering::Acquire)
     }
 
-    /// Whoever has this tells.
+    /// Waits for the turn to tell changes.
     pub fn turn(&self) -> MutexGuard<'_, u64> {
         lock(&self.end)
     }
 
-    /// Leaves one number out, and everything that was told before: who has heard some of it has a gap.
+    /// Leaves out one number, and all records so far. A follower that has read some of them has a gap.
     pub fn skip(&self, _turn: &MutexGuard<'_, u64>) {
         let next = self.next.load(Relaxed) + 1;
         self.first.store(next, Relaxed);
@@ -135,7 +136,7 @@ impl ChangeRing {
         self.next.store(next, Ordering::Release);
     }
 
-    /// Somebody asks: from now on the ring may go round once more.
+    /// Notes that somebody asks. From now on the ring may go round once more.
     pub fn ask(&self) {
         self.asked.store(self.next(), Relaxed);
     }
@@ -194,7 +195,7 @@ impl ChangeRing {
             && 4 * (HEAD_WORDS + words_of(key.len() as u64) + words_of(value.len() as u64)) <= self.words
     }
 
-    /// The oldest record that stays when record `number` ends there.
+    /// The oldest record that is still whole when record `number` ends there.
     fn first_that_stays(&self, number: u64, ends: u64) -> u64 {
         let mut first = self.first.load(Relaxed);
         while first < number
@@ -221,8 +222,8 @@ impl ChangeRing {
         }
     }
 
-    /// Shows records from `range` that are still there, oldest first, until `see` returns `false`: that record
-    /// counts as not shown. Returns from which one on, and the one after the last.
+    /// Shows records from `range` that are still there, oldest first, until `see` returns `false`: that record counts
+    /// as not shown. Returns the numbers of the shown ones.
     pub fn read(&self, range: Range<u64>, see: &mut dyn FnMut(u64, &ChangeRecord<'_>) -> bool) -> Range<u64> {
         let end = range.end.min(self.next());
         let first = || self.first.load(Ordering::Relaxed);
@@ -233,7 +234,7 @@ impl ChangeRing {
                 if at > begin {
                     break;
                 }
-                // He who tells is at the oldest: a part further on, this is in front of him for a while.
+                // The writer is at the oldest record. A record further on stays for a while.
                 begin = first() + (self.next() - first().min(self.next())) / 8;
                 at = begin;
                 continue;
@@ -254,7 +255,7 @@ impl ChangeRing {
         let begins = self.memory.load(self.start_word(number));
         let word = |at: u64| self.memory.load((begins.wrapping_add(at) % self.words) as usize);
         let head = RecordHead::from_word(word(0));
-        // What is being written over may say anything.
+        // A record that is being overwritten may say anything.
         if head.words() <= self.words {
             words.extend((0..head.words()).map(word));
         }
@@ -264,7 +265,7 @@ impl ChangeRing {
     }
 }
 
-/// What the words of a record say. A record that is whole says something.
+/// Decodes a record's words. A whole record is always valid.
 fn record(bytes: &[u8]) -> Option<ChangeRecord<'_>> {
     let (head, rest) = bytes.split_first_chunk::<WORD>()?;
     let head = RecordHead::from_word(u64::from_le_bytes(*head));

@@ -1,6 +1,6 @@
-//! A table grows before the keys come that are foreseen, and makes segments before they are needed (`stock.rs`).
+//! A table grows before foreseen keys come, and makes segments before they are needed (`stock.rs`).
 //!
-//! A segment without keys is split sooner than one that is full: no key is copied, and no ghost waits.
+//! An empty segment is split more cheaply than a full one: no key is copied, and no ghost waits.
 
 use super::Growth;
 use super::live::UnusedMemory;
@@ -12,28 +12,28 @@ use crossbeam_epoch as epoch;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::Thread;
 
-/// The most segments that are kept ahead. Beside that, at most one for each eight that there are.
+/// The most segments that are kept ahead. There is a second bound: one for each eight segments of the table.
 const AHEAD_MAX: u64 = 4;
 
-/// A segment may be needed soon when it has this many hundredths of the keys with which it is split.
+/// A segment may be needed soon when a segment has this many hundredths of the keys at which it is split.
 const SOON_AT: u64 = 85;
 
-/// Memory for this number of segments is left to values and to the puts that need it.
+/// Memory for this number of segments is left to values, and to puts that need a segment.
 const LEFT: u64 = 8;
 
-/// How far a table has grown for the keys that are foreseen.
+/// How far the table has grown for the foreseen keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ahead {
     /// There may be more to do.
     On,
-    /// A split or merge that is under way must end first.
+    /// A split or merge must end first.
     Waits,
-    /// It is as large as it becomes.
+    /// The table is as large as it becomes.
     Done,
 }
 
 impl Growth {
-    /// The table will have this number of keys. [`Growth::grow_as_foreseen`] makes it as large as it is then.
+    /// Notes that the table will have this number of keys. [`Growth::grow_as_foreseen`] grows it for them.
     pub fn foresee(&self, keys: u64) {
         self.foreseen.fetch_max(keys, Relaxed);
         if let Some(maker) = self.stock.maker() {
@@ -41,13 +41,13 @@ impl Growth {
         }
     }
 
-    /// Whether keys are foreseen that the table may not be large enough for yet.
+    /// Whether the table may not yet have grown for all foreseen keys.
     pub fn foresees(&self) -> bool {
         self.foreseen.load(Relaxed) > 0
     }
 
-    /// Splits one segment that would be split if the foreseen keys were there. Where no memory is left, that is
-    /// the end: the puts that need it say so.
+    /// Splits one segment that would be split if the foreseen keys were there. Ends the growing where no memory is
+    /// left: the puts that need it get the error.
     pub fn grow_as_foreseen(&self) -> Ahead {
         let keys = self.foreseen.load(Relaxed);
         if keys == 0 {
@@ -56,7 +56,7 @@ impl Growth {
         let guard = epoch::pin();
         let mut segments: Vec<_> =
             self.live.all(&guard).filter(|segment| self.will_be_split(segment, keys)).collect();
-        // Where memory ends, all are as deep.
+        // If memory runs out, all segments are equally deep.
         segments.sort_unstable_by_key(|segment| segment.share().get().depth);
         let mut waits = false;
         for segment in segments {
@@ -70,7 +70,7 @@ impl Growth {
                     drop(lock(&self.making));
                     return Ahead::On;
                 }
-                // It is in a pair, which others may drive as well, or has been until now.
+                // It is in a pair, which other threads may drive, or was until now.
                 Err(NoSplit::Busy) => waits = true,
                 Err(NoSplit::Limit | NoSplit::Bound | NoSplit::Memory) => {
                     waits = false;
@@ -88,26 +88,25 @@ impl Growth {
         }
     }
 
-    /// Whether a segment is split by the time the table has this number of keys: the one that it is, or, in a pair,
-    /// the one that it is so far.
+    /// Whether a segment will be split by the time the table has this number of keys. In a pair, its present share
+    /// counts.
     fn will_be_split(&self, segment: &Segment, keys: u64) -> bool {
         let share = segment.share().get();
         share.role != PairRole::Gone && segment.len().max(keys >> share.depth) >= self.split_at(share)
     }
 
-    /// The thread that calls [`Growth::make_ahead`] from now on.
+    /// Sets the thread that calls [`Growth::make_ahead`] from now on.
     pub fn set_maker(&self, thread: Thread) {
         self.stock.set_maker(thread);
     }
 
-    /// With how many keys a segment of this share may soon be split.
+    /// The number of keys with which a segment of this share may soon be split.
     pub(super) fn soon_split_at(&self, share: KeyShare) -> u64 {
         self.split_at(share) * SOON_AT / 100
     }
 
-    /// Makes a segment that may be needed soon, or gives memory back that is not needed. Returns whether there may be
-    /// more to do. What is needed is bounded: at most [`AHEAD_MAX`] segments, and one for each eight that
-    /// there are.
+    /// Makes a segment that may be needed soon, or gives surplus memory back. Returns whether there may be more to do.
+    /// At most [`AHEAD_MAX`] segments are made ahead, and at most one for each eight segments of the table.
     pub fn make_ahead(&self) -> bool {
         if self.give_surplus_back() {
             return true;
@@ -144,8 +143,8 @@ impl Growth {
         made.map_err(|why| self.refused(why)).map(|segment| self.stock.keep(segment)).is_ok()
     }
 
-    /// The depths of the segments that may be needed soon, and how many segments there are. A segment that may soon
-    /// be merged needs none.
+    /// The depths of the segments that may be needed soon, and the number of segments. For a segment that may soon be
+    /// merged, none is needed.
     fn depths_wanted(&self) -> (Vec<u32>, u64) {
         let guard = epoch::pin();
         let (mut wanted, mut segments) = (Vec::new(), 0);
@@ -156,7 +155,7 @@ impl Growth {
                 wanted.push(share.depth + 1);
             }
         }
-        // The least deep first: there, more segments follow.
+        // The least deep first: more splits follow there.
         wanted.sort_unstable();
         (wanted, segments)
     }

@@ -6,14 +6,14 @@ use crate::index::segment::Segment;
 use crate::index::slots::{Locked, has_room_for_ghost};
 use crate::layout::hash::Hashed;
 
-/// What came of carrying the keys of some homes into another segment.
+/// The result of carrying the keys of some homes into another segment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Carried {
     /// The homes whose keys have gone, and how many keys these were.
     pub gone: HomeSet,
     pub keys: u64,
-    /// A key of these did not fit, so none of theirs has gone. Of all others, a key stands in a slot with a ghost
-    /// (M3), or a slot is held for one (L12).
+    /// Homes with a key that found no room; none of their keys has gone. For every other key, a slot has it beside a
+    /// ghost (M3), or is held for it (L12).
     pub no_room: HomeSet,
 }
 
@@ -51,7 +51,7 @@ pub(super) fn carry(
     Carried { gone, keys: going.len() as u64, no_room }
 }
 
-/// The keys of these homes have come to `to`, under the locks of the homes in `from`.
+/// Notes that the keys of these homes have come to `to`. The locks of the homes in `from` are held.
 pub(super) fn has_come(to: &Segment, from: &Segment, homes: HomeSet) {
     to.share().set_away(homes, false);
     from.share().set_away(homes, true);

@@ -1,4 +1,4 @@
-//! What a table that grows has, and what it did.
+//! The counts of a table that grows.
 
 use super::Growth;
 use super::pairs::{Pair, Toward};
@@ -15,7 +15,7 @@ impl Growth {
         self.live.all(&epoch::pin()).map(|segment| segment.homes().displaced()).sum()
     }
 
-    /// The pieces of memory that have segments.
+    /// The numbers of the memories that have segments.
     #[cfg(feature = "verbs")]
     pub fn memories(&self) -> Vec<u32> {
         self.live.all(&epoch::pin()).map(|segment| segment.memory()).collect()
@@ -23,7 +23,7 @@ impl Growth {
 
     pub fn counts(&self) -> IndexCounts {
         let guard = epoch::pin();
-        // D9: none goes meanwhile.
+        // D9: no segment goes while this is held.
         let gone = lock(&self.done.gone);
         let mut sum = *gone;
         sum.waits += self.done.waits.load(Relaxed);

@@ -1,4 +1,4 @@
-//! The server's side of the directory: which segment has which keys, as readers are told.
+//! The server's side of the directory, which tells readers where each segment is.
 
 use crate::base::sync::{Ordering, fence};
 use crate::index::slots::{SlotWriter, UndoLines, before_the_write};
@@ -40,7 +40,7 @@ impl Directory {
         let found = region.load(DIRECTORY_WORD);
         let bits = found.min(directory_bits_max(geometry).into()) as u32;
         if u64::from(bits) != found {
-            // The region is damaged. `entry_word` believes the word.
+            // The region is damaged. `entry_word` trusts this word.
             region.store(DIRECTORY_WORD, bits.into());
         }
         let mut directory = Directory::new(region, geometry, undo);
@@ -49,12 +49,12 @@ impl Directory {
         directory
     }
 
-    /// Byte behind the last entry written.
+    /// The byte behind the last entry written.
     fn end(&self) -> u64 {
         self.geometry.slot_offset(SlotIx(self.filled.into()))
     }
 
-    /// As `Slots::restore`, of an entry (U4).
+    /// As `Slots::restore`, for an entry (U4).
     pub fn restore(&self, slot: SlotIx, line: usize) -> bool {
         let before = before_the_write(&self.region, &self.geometry, slot, line);
         if let Some(before) = &before {
@@ -76,7 +76,7 @@ impl Directory {
         DirectoryEntry::from_slot(&self.geometry, &view.key(), &view.value())
     }
 
-    /// Makes every entry of a segment's keys this one.
+    /// Sets every entry of a segment's keys to this one.
     pub fn set(&mut self, prefix: u32, depth: u32, entry: DirectoryEntry) {
         let all = (prefix..self.filled).step_by(1 << depth);
         all.filter(|&number| self.entry(number) != Some(entry)).for_each(|number| self.write(number, entry));
@@ -88,7 +88,7 @@ impl Directory {
 
     fn write_slot(&self, slot: SlotIx, content: &Content<'_>) {
         if self.region.load(self.geometry.slot_word(slot)) == 0 {
-            // Nobody looks there yet.
+            // No reader looks there yet.
             let image = encode(self.geometry.shape(), self.geometry.identity(slot), 2, content);
             let base = self.geometry.slot_word(slot);
             return (base..).zip(image).for_each(|(word, bits)| self.region.store(word, bits));
@@ -118,7 +118,7 @@ impl Directory {
         told.for_each(|slot| self.write_slot(slot, &Content::default()));
     }
 
-    /// Copies some entries into the next half of the directory. Returns whether it is whole.
+    /// Copies some entries into the next half of the directory. Returns whether that half is complete.
     pub fn fill(&mut self) -> Result<bool, RegionError> {
         let whole = 2u32 << self.bits;
         if self.bits == directory_bits_max(&self.geometry) || self.filled == whole {
@@ -147,7 +147,7 @@ impl Directory {
         Ok(())
     }
 
-    /// Sees to it that the directory tells segments of this depth apart (E1). `false` if it cannot.
+    /// Makes the directory deep enough for segments of this depth (E1). `false` if that is not possible.
     pub fn deepen(&mut self, depth: u32) -> Result<bool, RegionError> {
         while self.bits < depth {
             if self.bits == directory_bits_max(&self.geometry) {
@@ -155,8 +155,8 @@ impl Directory {
             }
             while !self.fill()? {}
             self.bits += 1;
-            // The entries are whole before anybody looks at them. Pairs with the acquire fence of a
-            // reader that has loaded the word.
+            // The entries are complete before a reader looks at them. Pairs with the acquire fence of a reader that has
+            // loaded the word.
             fence(Ordering::Release);
             self.region.store(DIRECTORY_WORD, self.bits.into());
         }
@@ -177,7 +177,7 @@ impl Directory {
     }
 }
 
-/// The first word of a key's entry, for the server, which has written it.
+/// The first word of a key's entry. For the server, which has written it.
 #[inline]
 pub(super) fn entry_word(region: &Region, geometry: &Geometry, directory: u32) -> u64 {
     let bits = region.load(DIRECTORY_WORD) as u32;

@@ -1,4 +1,4 @@
-//! Changes and idle time take splits and merges on.
+//! Changes and idle time carry splits and merges out.
 
 use super::Growth;
 use super::pace::{HURRY_AT, LOOK_EVERY, PAIRS_LOOKED_AT, PRESS_ON_AT};
@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 impl Growth {
-    /// Most inserts find that nothing is to be done, and should find it soon.
+    /// Most inserts find that nothing is to be done. They should find that soon.
     #[inline(always)]
     pub(super) fn after_insert(&self, segment: &Segment, guard: &Guard) {
         let inserts = segment.homes().counters().mine().inserts.load(Relaxed);
@@ -35,7 +35,7 @@ impl Growth {
                 return;
             }
             if keys >= self.split_at(share) && !self.was_refused() {
-                // A put that needs it says so.
+                // A put that needs the split reports the error.
                 let _ = self.begin_split(segment);
             }
         }
@@ -64,7 +64,7 @@ impl Growth {
         }
     }
 
-    /// Takes the split on of a segment that is nearly full.
+    /// Carries out a part of the split of a segment that is nearly full.
     #[cold]
     fn drive_own(&self, segment: &Segment, guard: &Guard) {
         let Some(pair) = self.pair_of(segment) else { return };
@@ -74,7 +74,7 @@ impl Growth {
         }
     }
 
-    /// Takes the oldest pair on that can go on. Returns whether there was one.
+    /// Carries out a part of the oldest pair that can go on. Returns whether there was one.
     #[cold]
     pub(super) fn drive_oldest(&self, guard: &Guard, homes: u32) -> bool {
         let rest_ns = self.all_rest_until_ns.load(Relaxed);
@@ -87,7 +87,7 @@ impl Growth {
             match self.drive(&pair, homes, guard) {
                 Driven::On | Driven::Ended => return true,
                 Driven::Taken => taken += 1,
-                // One that waits holds up no other.
+                // A pair that waits holds up no other.
                 Driven::Waits => lock(&self.pairs).put_last(&pair),
             }
         }
@@ -96,14 +96,13 @@ impl Growth {
         false
     }
 
-    /// A put waits for this pair: the next look at it tries all homes that are left.
+    /// Notes that a put waits for this pair: the next step tries all homes that are left.
     pub(super) fn urge(&self, pair: &Pair) {
         pair.rest_until(0);
         self.all_rest_until_ns.store(0, Relaxed);
     }
 
-    /// Ends a split that inserts are about to overtake. This insert waits for ghosts to go where keys
-    /// cannot be moved.
+    /// Ends a split that inserts are about to overtake. Where keys cannot be moved, this insert waits for ghosts to go.
     #[cold]
     fn press_on(&self, segment: &Segment, guard: &Guard) {
         for _ in 0..WAITS_MAX {
@@ -143,13 +142,13 @@ impl Growth {
     fn take_away(&self, due_ns: u64, waiting: WaitingTrace) {
         let guard = epoch::pin();
         let segment = self.live.get(waiting.memory, &guard);
-        // A segment that has been merged away took its traces with it.
+        // A segment that was merged away has no traces any more.
         if let Some(segment) = segment.filter(|s| s.geometry().incarnation() == waiting.incarnation) {
             segment.homes().take_away(due_ns, waiting.trace);
         }
     }
 
-    /// Takes away what is due and drives pairs on. Returns how long until there is more to do.
+    /// Takes away what is due and drives pairs. Returns how long until there is more to do.
     pub fn tidy(&self) -> Option<Duration> {
         self.reap(usize::MAX);
         if self.stock.maker().is_none() {
@@ -162,7 +161,7 @@ impl Growth {
         if is_busy || filled.is_ok_and(|is_whole| !is_whole) {
             return Some(Duration::ZERO);
         }
-        /// What waits for room or for another thread is tried again.
+        /// The time until the next try of a pair that waits for room or for another thread.
         const AGAIN: Duration = Duration::from_millis(1);
         let next = self.grace.until_next();
         if self.under_way.load(Relaxed) == 0 {

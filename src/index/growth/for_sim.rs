@@ -1,4 +1,4 @@
-//! What the simulator has a table that grows do.
+//! Operations of a table that grows, for the simulator.
 
 use super::Growth;
 use super::pace::GIVE_UP_AT;
@@ -20,7 +20,7 @@ impl Growth {
         for tried in 0..TRIES_MAX {
             give_way(tried);
             let guard = epoch::pin();
-            // Memory comes back when no thread looks at it any more; tests have other threads.
+            // Memory comes back when no thread uses it any more. Tests have other threads.
             guard.flush();
             let segment = self.find(&self.geometry.hashed(key), &guard).expect("some segment has each key");
             match self.begin_split(segment) {
@@ -48,7 +48,7 @@ impl Growth {
         })
     }
 
-    /// Takes the pair on that the segment with this key is in, by up to this number of homes. For the simulator.
+    /// Drives the pair of the segment with this key, by up to this number of homes. For the simulator.
     pub fn drive_at(&self, key: &[u8], homes: u32) {
         let guard = epoch::pin();
         let segment = self.find(&self.geometry.hashed(key), &guard);
@@ -57,7 +57,7 @@ impl Growth {
         }
     }
 
-    /// Takes the oldest pair on by up to this number of homes. For the simulator.
+    /// Drives the oldest pair by up to this number of homes. For the simulator.
     pub fn drive_on(&self, homes: u32) {
         self.drive_oldest(&epoch::pin(), homes);
     }

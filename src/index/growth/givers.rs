@@ -1,26 +1,26 @@
 //! Which segments give memory to values (`giving.rs`).
 
-/// Who gives.
+/// The state of the search for segments that give memory.
 #[derive(Debug, Default)]
 pub(super) struct Givers {
-    /// The keys of the two segments, as those of their parent.
+    /// The two chosen segments.
     pub chosen: Option<ChosenPair>,
-    /// The number of the memory at which the next choice begins.
+    /// The number of the memory at which the next search begins.
     pub hand: u32,
-    /// Whose entries leave next.
+    /// The part of the policies whose entries leave next.
     pub part: u32,
-    /// Choices one after the other of which no entry could leave.
+    /// The number of consecutive choices of which no entry could leave.
     pub vain: u32,
 }
 
-/// Two segments that are to be one.
+/// Two segments that are to be merged.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChosenPair {
-    /// What the hashes of both have in common.
+    /// The common prefix of their keys' hashes.
     pub prefix: u32,
     /// The depth of the two.
     pub depth: u32,
-    /// They are merged below this many hundredths.
+    /// They are merged below this many hundredths of the design load.
     pub at: u64,
     /// Their merge has begun.
     pub is_merging: bool,

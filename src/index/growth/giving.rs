@@ -1,4 +1,4 @@
-//! Segments give memory to values (Z5): where entries make room for others, and the table has all memory that it may.
+//! Segments give memory to values (Z5), in a table that evicts and has all the memory that it may have.
 //!
 //! ```text
 //! two segments are chosen    that a merge can make one
@@ -6,7 +6,7 @@
 //! they are merged            as any two; then the memory of one goes back to the system
 //! ```
 //!
-//! Each call takes this on by a bounded part. Meanwhile no segment takes memory: `Budget` keeps what becomes free.
+//! Each call does a bounded part of this. Meanwhile no segment takes memory: `Budget` keeps what becomes free.
 
 use super::Growth;
 use super::directory::entry_word;
@@ -25,32 +25,32 @@ use std::time::Duration;
 
 /// Segments that are looked at to choose two.
 const LOOKED_AT: usize = 64;
-/// Two segments are merged when both together have fewer keys than this many hundredths of the design load of one: the
-/// parent has room for keys that come meanwhile, and finds it for those of the child.
+/// Two segments are merged when both together have fewer keys than this many hundredths of the design load of one. So
+/// the parent has room for keys that come meanwhile, and for those of the child.
 const GIVE_AT: u64 = 75;
-/// If the parent has none, the next try is with so many less.
+/// If the parent has no room, the next try is with this much less.
 const LESS: u64 = 15;
-/// After so many choices of which no entry may leave, it counts that none does.
+/// After this many choices of which no entry may leave, the table counts as one where none may.
 const VAIN_MAX: u32 = 16;
-/// How long memory is kept for values after one has asked for it last.
+/// How long memory is kept for values after the last request.
 const KEPT_FOR: Duration = Duration::from_secs(1);
 
-/// How far it is that values get memory of segments.
+/// The state of giving memory of segments to values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::index) enum Giving {
     /// There is memory for a block.
     Done,
-    /// It goes on.
+    /// There is more to do.
     On,
-    /// It goes on when another thread, or time, has gone on.
+    /// Another thread, or time, has to go on first.
     Waits,
-    /// No segment can give any, or no entry may leave.
+    /// No segment can give memory, or no entry may leave.
     Nothing,
 }
 
 impl Growth {
-    /// Takes on that segments give memory for a block of values. `evict` has the entry leave that is next by the policy
-    /// that knows this hash, and says whether one did; it is asked up to `most` times.
+    /// Does a part of giving memory of segments to a block of values. `evict` evicts the next entry of the policy that
+    /// has this hash, and returns whether it did. It is called up to `most` times.
     pub fn give(&self, most: u32, evict: &mut dyn FnMut(First) -> bool) -> Giving {
         let block_bytes = self.geometry.heap().block_bytes;
         if self.budget.has_for_values(block_bytes) {
@@ -74,13 +74,13 @@ impl Growth {
         self.give_chosen(&mut givers, chosen, &guard, most, evict)
     }
 
-    /// Whether values wait for memory of segments. Those that have waited for too long do so no more.
+    /// Whether values wait for memory of segments. Values that have waited for too long do not count.
     pub fn is_to_give(&self) -> bool {
         self.budget.wants(self.grace.clock().now_ns())
             && !self.budget.has_for_values(self.geometry.heap().block_bytes)
     }
 
-    /// Gives a piece of memory back to the system that no segment has.
+    /// Gives memory that no segment has back to the system.
     fn give_unused(&self) -> Option<Giving> {
         if let Some(segment) = self.stock.take_any() {
             lock(&self.memory).keep(UnusedMemory::of(segment));
@@ -95,13 +95,13 @@ impl Growth {
             return Some(if bytes.is_some() { Giving::On } else { Giving::Nothing });
         }
         is_coming.then(|| {
-            // Until no thread uses the segment any more.
+            // The memory comes when no thread uses the segment any more.
             epoch::pin().flush();
             Giving::Waits
         })
     }
 
-    /// The two segments of these keys, which are in no pair. `None` if there are none any more.
+    /// The two chosen segments, which are in no pair. `None` if they are gone.
     fn both<'g>(&'g self, chosen: ChosenPair, guard: &'g Guard) -> Option<[&'g Segment; 2]> {
         let ChosenPair { prefix, depth, .. } = chosen;
         let whole = |prefix: u32| {
@@ -114,7 +114,7 @@ impl Growth {
         Some([whole(prefix)?, whole(prefix | 1 << (depth - 1))?])
     }
 
-    /// Chooses two segments with few keys, of some.
+    /// Chooses two segments with few keys.
     fn choose(&self, givers: &mut Givers, guard: &Guard) -> Option<ChosenPair> {
         let memories = self.geometry.segments_max() as u32;
         let from = givers.hand;
@@ -145,7 +145,7 @@ impl Growth {
         };
         let keys_max = self.share_of_design(chosen.at);
         if chosen.is_merging {
-            // It was given up: the parent had no room.
+            // The merge was given up: the parent had no room.
             let at = chosen.at.saturating_sub(LESS).max(LESS);
             givers.chosen = Some(ChosenPair { at, is_merging: false, ..chosen });
             return Giving::On;
@@ -168,18 +168,18 @@ impl Growth {
             givers.vain = 0;
             return Giving::On;
         }
-        // Others may have entries that may leave.
+        // Other segments may have entries that may leave.
         givers.chosen = None;
         givers.vain = (givers.vain + 1) % VAIN_MAX;
         if givers.vain == 0 { Giving::Nothing } else { Giving::On }
     }
 
-    /// Takes the merge of the chosen two on.
+    /// Drives the merge of the chosen two.
     fn drive_chosen(&self, givers: &mut Givers, chosen: ChosenPair, guard: &Guard) -> Giving {
         let entry = entry_word(&self.region, &self.geometry, chosen.prefix);
         let segment = self.live.get(segment::memory(entry), guard);
         let Some(pair) = segment.and_then(|segment| self.pair_of(segment)) else {
-            // It has ended, or others have split or merged them.
+            // The merge has ended, or other threads have split or merged the segments.
             givers.chosen = None;
             return Giving::On;
         };

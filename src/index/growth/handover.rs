@@ -1,6 +1,5 @@
-//! The handover of a table that grows: a list of its segments, and of the splits and merges under way, which the
-//! next server goes on with (T6, T7). Behind it stands the part of each segment. `docs/FORMAT.md` has its
-//! bytes.
+//! The handover of a table that grows: a list of its segments, and of the splits and merges under way, with which the
+//! next server goes on (T6, T7). The part of each segment follows. `docs/FORMAT.md` has the bytes.
 
 use super::Growth;
 use super::pairs::{LeftPair, Toward};
@@ -35,12 +34,12 @@ pub(crate) fn handover_end(geometry: &Geometry) -> u64 {
     handover_offset(geometry) + words * WORD as u64
 }
 
-/// What a stopped server left of a table that grows.
+/// What a stopped server has left of a table that grows.
 pub(super) struct GrowthHandover {
     pub keys: u64,
     /// The segments, each with its part.
     pub segments: Vec<(Segment, Handover)>,
-    /// The pairs, each with the homes that are away from the parent: a bit for each.
+    /// The pairs, each with a bit for every home that is away from the parent.
     pub pairs: Vec<(LeftPair, Vec<u64>)>,
 }
 

@@ -5,12 +5,12 @@ use crate::base::sync::lock;
 use std::ops::Range;
 
 impl Growth {
-    /// Has the kernel put the memory of a segment into huge pages, together with memory of its neighbours, if none of
-    /// that is in use. To be called before the memory is registered, or taken in any other way.
+    /// Has the kernel put the memory of a segment into huge pages, together with neighbouring memory, if none of it is
+    /// in use. To be called before the memory is registered or used.
     ///
-    /// A huge page takes memory that no segment needs yet. So this is done while the table has taken no more than an
-    /// eighth beyond what its segments and values have: not for the first 16 MiB of a table, and less often for one
-    /// that grows again after it has given memory back here and there. The rest is in small pages.
+    /// A huge page takes memory that no segment needs yet. So the table does this only while it has taken no more than
+    /// an eighth beyond what its segments and values have. Small pages remain for the first 16 MiB of a table, and more
+    /// often for one that grows again after it has given memory back in places.
     pub(super) fn make_huge(&self, bytes: Range<u64>) -> u64 {
         const HUGE: u64 = 2 << 20;
         let (backed, taken) = (self.region.backed_bytes(), lock(&self.memory).bytes_taken());

@@ -7,8 +7,7 @@ use crate::index::segment::Segment;
 use crossbeam_epoch::{Atomic, Guard, Owned};
 use std::sync::atomic::Ordering;
 
-/// The number of a segment's memory, which no thread of the server uses. Only who owns the segment can say
-/// so.
+/// The number of a segment's memory, which no thread of the server uses. Only the owner of the segment can prove that.
 #[derive(Debug)]
 pub(in crate::index) struct UnusedMemory(u32);
 
@@ -40,13 +39,13 @@ impl LiveSegments {
         unsafe { segment.as_ref() }
     }
 
-    /// Lets threads use a segment. Its memory has none.
+    /// Lets threads use a segment. Its memory has no other.
     pub fn insert(&self, segment: Segment) {
         let memory = segment.memory() as usize;
         self.0[memory].store(Owned::new(segment), Ordering::Release);
     }
 
-    /// Takes a segment away. When no thread uses it any more, it is freed, and `then` has its memory.
+    /// Takes a segment away. When no thread uses it any more, it is freed, and `then` gets its memory.
     pub fn remove(&self, memory: u32, guard: &Guard, then: impl FnOnce(UnusedMemory) + Send + 'static) {
         let segment = self.0[memory as usize].swap(crossbeam_epoch::Shared::null(), Ordering::AcqRel, guard);
         if !segment.is_null() {

@@ -1,4 +1,4 @@
-//! Segments are made, and their memory is given back.
+//! Makes segments, and gives their memory back.
 
 use super::Growth;
 use super::pairs::NoSplit;
@@ -19,7 +19,7 @@ use std::sync::{Arc, Weak};
 use std::thread::Thread;
 
 impl Growth {
-    /// From now on, memory is registered here before it is used.
+    /// From now on, this registrar registers memory before it is used.
     #[cfg(feature = "verbs")]
     pub fn register_with(&self, registrar: Weak<dyn Registrar>) {
         lock(&self.directory).tell_no_keys();
@@ -57,7 +57,7 @@ impl Growth {
             // E0
             registrar.before_use(memory)?;
         }
-        // E7: which use of the memory this is, is part of the CRC of every slot.
+        // E7: the CRC of every slot covers which use of the memory this is.
         self.region.add(INCARNATIONS_WORD);
         let incarnation = by_rule(Rule::SegmentUse, self.region.load(INCARNATIONS_WORD) as u32, 1);
         let segment = self.part(Named { memory, incarnation }, share);
@@ -71,7 +71,7 @@ impl Growth {
         first..first + self.segment_bytes()
     }
 
-    /// Counts and logs that the system has refused memory, but logs not more often than every ten seconds.
+    /// Counts that the system has refused memory. Logs it at most every ten seconds.
     #[cold]
     pub(super) fn refused(&self, why: RegionError) -> NoSplit {
         const APART_NS: u64 = 10_000_000_000;
@@ -89,7 +89,7 @@ impl Growth {
         NoSplit::Memory
     }
 
-    /// Whether it was refused a moment ago. Asking the system again would take each put a millisecond.
+    /// Whether memory was refused a moment ago. To ask the system again would take each put a millisecond.
     pub(super) fn was_refused(&self) -> bool {
         const AGAIN_NS: u64 = 10_000_000;
         let last_ns = self.done.refused.last_ns.load(Relaxed);
@@ -103,13 +103,13 @@ impl Growth {
             .with_observers(&self.observers)
     }
 
-    /// The memory of a segment that is merged may be used again when no thread of this server uses the segment any
-    /// more (E7).
+    /// Takes a segment out that was merged away. Its memory may be used again when no thread of this server uses the
+    /// segment any more (E7).
     pub(super) fn retire(&self, segment: &Segment, guard: &Guard) {
         let memory = segment.memory();
         let (pieces, maker) = (Arc::clone(&self.memory), self.stock.maker());
         lock(&pieces).coming += 1;
-        // D9: whoever sums has it once, as one that is there or that is gone.
+        // D9: whoever sums the counts has them once: either of the segment, or of the gone ones.
         let mut gone = lock(&self.done.gone);
         add_counts(&mut gone, &segment.counts());
         let gone = (!broken(Rule::CountedOnce)).then_some(gone);
@@ -117,7 +117,7 @@ impl Growth {
         disobey(Rule::CountedOnce, || {
             self.region.load(0);
         });
-        // Threads that still have the segment may be about to take a trace away in it.
+        // Threads that still use the segment may be about to take a trace away in it.
         self.live.remove(memory, guard, move |memory| {
             lock(&pieces).come_back(memory);
             maker.inspect(Thread::unpark);
@@ -135,7 +135,7 @@ impl Growth {
         bytes.is_some()
     }
 
-    /// The pieces of memory that no segment has.
+    /// The numbers of the memories that no segment has.
     #[cfg(all(test, feature = "sim", not(loom)))]
     pub(super) fn memory_left(&self) -> Vec<u32> {
         let memory = lock(&self.memory);

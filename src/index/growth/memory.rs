@@ -12,9 +12,9 @@ pub(super) const KEPT_FREE: usize = 2;
 /// Memory that no segment has.
 #[derive(Debug)]
 pub(super) struct FreeMemory {
-    /// What segments and extents may take together.
+    /// The memory that segments and extents may take together.
     budget: Arc<Budget>,
-    /// Bytes of a piece.
+    /// The length of a piece, in bytes.
     piece_bytes: u64,
     /// Pieces that have memory behind them.
     pub(super) free: Vec<u32>,
@@ -48,8 +48,8 @@ impl FreeMemory {
         }
     }
 
-    /// The last server left these segments. `give_back` hears which pieces are free between them, and says
-    /// whether the system has taken their memory.
+    /// The memory of a table whose last server left these segments. `give_back` gives pieces without a segment back to
+    /// the system, and returns whether the system has taken them.
     pub(super) fn left(
         &mut self,
         segments: &BTreeSet<u32>,
@@ -95,7 +95,7 @@ impl FreeMemory {
         })
     }
 
-    /// A piece has no memory behind it.
+    /// Takes a piece back that has no memory behind it.
     pub(super) fn put_bare(&mut self, memory: u32) {
         self.budget.give(self.piece_bytes);
         self.bare.push(memory);
@@ -113,23 +113,23 @@ impl FreeMemory {
         }
     }
 
-    /// Takes the piece of a segment back that was merged away.
+    /// Takes back the piece of a segment that was merged away.
     pub(super) fn come_back(&mut self, memory: UnusedMemory) {
         self.coming -= 1;
         self.put(memory);
     }
 
-    /// Takes a piece out that no segment has, to give its memory back to the system.
+    /// Takes out a piece that no segment has, to give its memory back to the system.
     pub(super) fn take_unused(&mut self) -> Option<u32> {
         if self.closed || self.keeps_all { None } else { self.free.pop() }
     }
 
-    /// Takes a piece out whose memory the system may have back: the pieces that are left suffice for the next splits.
+    /// Takes out a piece whose memory the system may have back. The pieces that are left suffice for the next splits.
     pub(super) fn take_surplus(&mut self) -> Option<u32> {
         if self.closed || self.keeps_all || self.free.len() <= KEPT_FREE { None } else { self.free.pop() }
     }
 
-    /// The system has taken the memory of a surplus piece, or cannot.
+    /// Notes that the system has taken the memory of a surplus piece, or cannot take it.
     pub(super) fn returned(&mut self, memory: u32, bytes: Option<u64>) {
         match bytes {
             Some(bytes) => {

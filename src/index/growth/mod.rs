@@ -11,25 +11,25 @@
 //!
 //! A merge that meets new keys is *given up*: its homes are split again, from where it stands.
 //!
-//! Whatever happens to a home, happens under its lock in the segment that its keys leave. That
-//! thread then locks stripes of the other segment (L7): a pair has one thread at a time, and a
-//! segment is in one pair at a time, so no thread waits in a circle.
+//! A home changes only under its lock in the segment that its keys leave. The thread then locks stripes of the other
+//! segment (L7). A pair has one thread at a time, and a segment is in one pair at a time. So no threads wait in a
+//! circle.
 //!
-//! Puts and removes drive pairs on, by a few homes each, and [`Growth::tidy`] does: always the oldest
-//! pair that can go on, so that few homes are under way at a time and few GETs have to look in two
-//! segments. A put into a segment that is nearly full drives that one's pair.
+//! Puts and removes drive pairs, a few homes each, and so does [`Growth::tidy`]. They drive the oldest pair that can go
+//! on, so that few homes are under way at a time, and few GETs have to look in two segments. A put into a segment that
+//! is nearly full drives the pair of that segment.
 //!
 //! From the top down:
 //!
-//! * `takeover` starts with what another server has left, `handover` leaves it. `counts` says what there is and was done.
+//! * `takeover` starts with what another server has left, and `handover` leaves it. `counts` has the counts.
 //! * `routing` finds the segment that has a key, and puts, swaps and removes there.
-//! * `room` is for a put that finds none. `driving` has changes, and idle time, take pairs on.
+//! * `room` is for a put that finds no room. `driving` has changes, and idle time, drive pairs.
 //! * `steps` is a split or merge from its first entry to its last.
-//! * `making` takes memory for a segment, and gives it back; `ahead` does so before it is needed, into `stock`; `giving` has
-//!   values get some of it: `givers` says whose.
+//! * `making` takes memory for a segment, and gives it back. `ahead` does so before it is needed, into `stock`.
+//!   `giving` gives some of it to values; `givers` says which segments give.
 //! * `carry` takes the keys of one home to the other segment of a pair.
-//! * `directory`, `live`, `memory`, `pairs` and `totals` keep what the rest work on; `pace` says when, and how much
-//!   at a time.
+//! * `directory`, `live`, `memory`, `pairs` and `totals` keep the state of the rest; `pace` says when, and how much at
+//!   a time.
 
 mod ahead;
 mod carry;
@@ -103,21 +103,21 @@ pub(in crate::index) struct Growth {
     pub live: LiveSegments,
     directory: Mutex<Directory>,
     pairs: Mutex<Pairs>,
-    /// As many pairs as there are. Relaxed: a hint that saves changes the lock.
+    /// The number of pairs. Relaxed: a hint that saves changes the lock.
     under_way: AtomicU64,
-    /// Until when all pairs rest ([`Pair::rests_until_ns`]); 0 if one may not. Relaxed: a hint.
+    /// Until when all pairs rest ([`Pair::rests_until_ns`]); 0 if a pair does not rest. Relaxed: a hint.
     all_rest_until_ns: AtomicU64,
     memory: Arc<Mutex<FreeMemory>>,
     budget: Arc<Budget>,
     givers: Mutex<Givers>,
-    /// One thread at a time makes a segment.
+    /// Held while a thread makes a segment.
     making: Mutex<()>,
     stock: Stock,
-    /// Keys that the table will have, as somebody said; 0 where it is as large as it is then. Relaxed: a hint.
+    /// The foreseen number of keys; 0 once the table has grown for it. Relaxed: a hint.
     foreseen: AtomicU64,
     registrar: OnceLock<Weak<dyn Registrar>>,
     done: SplitTotals,
-    /// Keys that found no room, though they waited for it.
+    /// Keys that found no room, although they waited for it.
     refusals: Refusals,
 }
 

@@ -14,15 +14,16 @@ pub struct Pace {
     pub homes_per_insert: u32,
     /// Homes that a remove carries over.
     pub homes_per_remove: u32,
-    /// Homes that a server carries over in an idle moment, and that a put does which finds no room in its segment.
+    /// Homes that a server carries over in an idle moment, and that a put carries over when it finds no room in its
+    /// segment.
     pub homes_per_tidy: u32,
     /// Homes that ghosts hold up are tried again when these ghosts have gone. Otherwise the next change tries them.
     pub waits_for_ghosts: bool,
     /// Grace times that a put waits while its segment is split, before the table counts as full. Other threads may
     /// have the split in hand, and be stopped by the system meanwhile.
     pub split_waits_max: u32,
-    /// Naps of 50 us of such a put when there is no grace time to wait for: another thread is at work. It may be
-    /// waiting for the disk of a region file, or for the CPU.
+    /// Naps of 50 us of such a put when there is no grace time to wait for, because another thread is at work. That
+    /// thread may be waiting for the disk of a region file, or for the CPU.
     pub naps_max: u32,
     /// While another thread makes a segment, a put that needs it waits for as long as that takes: the thread may be
     /// registering memory, or waiting for a disk. Where threads run in turns, such a put naps instead.
@@ -69,7 +70,7 @@ impl Default for Pace {
     }
 }
 
-/// Changes of a thread after which it looks at the load of its segment.
+/// A thread looks at the load of its segment after this many changes.
 pub(super) const LOOK_EVERY: u64 = 16;
 
 /// A segment is split when it has this many hundredths of its layout's design load. Segments fill

@@ -1,4 +1,4 @@
-//! The list of splits and merges under way, and how far each is.
+//! The list of splits and merges under way, and their progress.
 
 use crate::base::sync::{Mutex, MutexGuard, lock, try_lock};
 use crate::index::home_set::HomeSet;
@@ -18,17 +18,17 @@ pub(super) struct Pairs {
 }
 
 impl Pairs {
-    /// The pair that the segment in this memory is in.
+    /// The pair of the segment in this memory.
     pub fn of(&self, memory: u32) -> Option<&Arc<Pair>> {
         self.by_memory.get(&memory)
     }
 
-    /// The oldest is number 0.
+    /// The pair with this number; the oldest has number 0.
     pub fn nth(&self, number: usize) -> Option<Arc<Pair>> {
         self.queue.get(number).cloned()
     }
 
-    /// All of them, the oldest first.
+    /// All pairs, the oldest first.
     pub fn all(&self) -> Vec<Arc<Pair>> {
         self.queue.iter().cloned().collect()
     }
@@ -53,12 +53,12 @@ impl Pairs {
         self.queue.retain(|pair| pair.parent != parent);
     }
 
-    /// Until when all of them rest; 0 if one does not.
+    /// Until when all pairs rest; 0 if one does not.
     pub fn rest_until_ns(&self) -> u64 {
         self.queue.iter().map(|pair| pair.rests_until_ns()).min().unwrap_or(0)
     }
 
-    /// This one counts as the newest from now on.
+    /// Counts this pair as the newest from now on.
     pub fn put_last(&mut self, pair: &Arc<Pair>) {
         if let Some(at) = self.queue.iter().position(|other| Arc::ptr_eq(other, pair)) {
             let pair = self.queue.remove(at);
@@ -79,12 +79,12 @@ pub(in crate::index) struct Pair {
 }
 
 impl Pair {
-    /// How far it is. Waits for the thread that carries its homes.
+    /// The state of the pair. Waits for the thread that carries its homes.
     pub(super) fn state(&self) -> MutexGuard<'_, PairState> {
         lock(&self.state)
     }
 
-    /// How far it is. `None` if another thread carries its homes.
+    /// The state of the pair. `None` if another thread carries its homes.
     pub(super) fn try_state(&self) -> Option<MutexGuard<'_, PairState>> {
         try_lock(&self.state)
     }
@@ -93,23 +93,23 @@ impl Pair {
         self.rests_until_ns.load(Relaxed)
     }
 
-    /// No change takes the pair on before this time.
+    /// Lets no change drive the pair before this time.
     pub(super) fn rest_until(&self, at_ns: u64) {
         self.rests_until_ns.store(at_ns, Relaxed);
     }
 }
 
-/// How far a pair is. Its homes go one after the other. Then, in rounds, those that had to wait.
+/// The progress of a pair. Each home is tried once, in order. Then, in rounds, those that had to wait.
 #[derive(Debug)]
 pub(super) struct PairState {
     toward: Toward,
-    /// The homes from this one on have not been tried.
+    /// The homes from this one on were not tried yet.
     next: u64,
     /// Homes that were tried, and have to be tried again.
     waiting: VecDeque<HomeSet>,
     /// The first of these are still to be tried in this round.
     round: usize,
-    /// A home has gone since the round began.
+    /// Whether a home has gone since the round began.
     has_gone_on: bool,
     has_ended: bool,
 }
@@ -128,7 +128,7 @@ impl PairState {
         self.has_ended
     }
 
-    /// The split or merge is done.
+    /// Ends the split or merge.
     pub fn end(&mut self) {
         self.has_ended = true;
     }
@@ -138,8 +138,8 @@ impl PairState {
         *self = PairState::new(toward);
     }
 
-    /// The next homes to try: neighbours of one step, and at most this number. `left` says which of some have not
-    /// gone. `None` at the end of a round.
+    /// The next homes to try: at most this number, of one step. `left` takes away those that have gone. `None` at the
+    /// end of a round.
     pub fn next_homes(
         &mut self,
         geometry: &Geometry,
@@ -159,19 +159,20 @@ impl PairState {
         self.waiting.pop_front()
     }
 
-    /// Homes have gone.
+    /// Notes that homes have gone.
     pub fn went(&mut self) {
         self.has_gone_on = true;
     }
 
-    /// These homes could not be carried. They are tried again when the others have been.
+    /// Notes that these homes could not be carried. They are tried again after the others.
     pub fn failed(&mut self, homes: HomeSet) {
         if !homes.is_empty() {
             self.waiting.push_back(homes);
         }
     }
 
-    /// All homes that had not gone were tried once. Begins another round with those that are left.
+    /// Ends a round, in which every home that had not gone was tried once. Begins another round with those that are
+    /// left.
     pub fn end_of_round(&mut self) -> RoundEnd {
         self.round = self.waiting.len();
         let has_gone_on = std::mem::take(&mut self.has_gone_on);
@@ -188,40 +189,40 @@ impl PairState {
 pub(super) enum RoundEnd {
     /// No home is left.
     AllGone,
-    /// Some are, and some went.
+    /// Some homes are left, and some went.
     SomeWent,
-    /// Each that was tried is left.
+    /// Every home that was tried is left.
     NoneWent,
 }
 
-/// Where the keys of a pair go.
+/// The direction in which the keys of a pair go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::index) enum Toward {
-    /// To the child, whose split this is.
+    /// To the child: a split.
     Child,
     /// To the parent: a merge.
     Parent,
-    /// To the child again: the merge is given up.
+    /// To the child again: a merge that was given up.
     Back,
 }
 
 impl Toward {
-    /// The one with this number in a handover.
+    /// The direction with this number in a handover.
     pub fn from_number(number: u64) -> Option<Toward> {
         [Toward::Child, Toward::Parent, Toward::Back].into_iter().find(|&toward| toward as u64 == number)
     }
 }
 
-/// What came of a step.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::index) enum Driven {
     /// There is more to do.
     On,
-    /// Something must wait: for ghosts, or for room.
+    /// The pair must wait for ghosts, or for room.
     Waits,
-    /// Another thread is at it.
+    /// Another thread carries its homes.
     Taken,
-    /// The pair is no more.
+    /// The pair has ended.
     Ended,
 }
 
@@ -249,7 +250,7 @@ pub(in crate::index) enum NoSplit {
 }
 
 impl NoSplit {
-    /// It may be split when others have gone on.
+    /// Whether it may be split when other threads have gone on.
     pub fn is_busy(&self) -> bool {
         matches!(self, NoSplit::Busy | NoSplit::Making)
     }

@@ -16,24 +16,24 @@ use std::time::Duration;
 #[derive(Debug, Default)]
 pub(super) struct RoomWait {
     waits: u32,
-    /// Waits for another thread.
+    /// The number of waits for another thread.
     naps: u32,
-    /// Waiting makes no room: no slot of the segment is free, or another put has waited a moment ago, for nothing.
+    /// Waiting makes no room: no slot of the segment is free, or another put has just waited in vain.
     is_hopeless: bool,
-    /// What the last search in the segment was, if another one follows.
+    /// The failed search that a further one would repeat.
     next: Option<NoPath>,
     searched: Option<NoPath>,
 }
 
 impl RoomWait {
-    /// There was no room for a key in this segment, which cannot be split now.
+    /// Notes that this segment has no room for a key, and cannot be split now.
     #[cold]
     pub(super) fn begin(&mut self, growth: &Growth, segment: &Segment, key: Hashed<'_>, no_split: &NoSplit) {
         let NoPath { from, room_made } =
             NoPath::of(segment.geometry(), key, segment.homes().counters().room_made());
         let from = from ^ u64::from(segment.memory()) << 32 ^ u64::from(segment.geometry().incarnation());
         let now = NoPath { from, room_made };
-        // Room that was made since the search began is not missed: it was counted before.
+        // Room that was made since the search began is not missed: `room_made` was loaded before the search.
         self.searched = self.next.replace(now).filter(|&before| before == now);
         self.is_hopeless = !no_split.is_busy()
             && (segment.homes().has_no_free_slot()
@@ -43,8 +43,8 @@ impl RoomWait {
 }
 
 impl Growth {
-    /// Whether the segment of keys with this hash has more of them than it is meant for, and cannot be split, because
-    /// the table has all that it may have.
+    /// Whether the segment of keys with this hash has more keys than its design load, and cannot be split, because the
+    /// table has all the memory that it may have.
     pub fn is_crowded(&self, hash: First) -> bool {
         let entry = entry_word(&self.region, &self.geometry, hash.directory());
         let guard = epoch::pin();
@@ -56,12 +56,11 @@ impl Growth {
         !lock(&self.memory).has_any(self.geometry.segments_max()) && !self.stock.has_any()
     }
 
-    /// Makes room in a segment that has none for a key, by a split. Returns why that is not possible
-    /// now.
+    /// Makes room for a key by a split of its segment, which has none. Returns why that is not possible now.
     #[cold]
     pub(super) fn make_room(&self, segment: &Segment, guard: &Guard) -> Option<NoSplit> {
         let Some(pair) = self.pair_of(segment) else {
-            // Memory of a segment that was merged need not be asked for.
+            // The memory of a merged segment need not be asked of the system.
             let is_refused = self.was_refused() && lock(&self.memory).free.is_empty();
             return if is_refused { Some(NoSplit::Memory) } else { self.begin_split(segment).err() };
         };
@@ -71,7 +70,7 @@ impl Growth {
             .then_some(NoSplit::Busy)
     }
 
-    /// Waits for ghosts to go, which lets keys make room, if there is no other way.
+    /// Waits for ghosts to go, if there is no other way: then keys can be moved.
     #[cold]
     pub(super) fn wait_for_room(&self, no_split: NoSplit, wait: &mut RoomWait) -> Result<(), PutError> {
         if matches!(no_split, NoSplit::Making) && self.pace.waits_for_memory {
@@ -79,7 +78,7 @@ impl Growth {
             return Ok(());
         }
         let is_busy = no_split.is_busy();
-        // Where entries make room for others, none waits for ghosts to.
+        // A table that evicts waits for no ghosts.
         let may_wait = is_busy || self.observers.evictor().is_none();
         if may_wait
             && !wait.is_hopeless
@@ -90,7 +89,7 @@ impl Growth {
                 return Ok(());
             }
             if is_busy && wait.naps < self.pace.naps_max {
-                // Another thread is at it.
+                // Another thread works.
                 wait.naps += u32::from(self.grace.until_next().is_none());
                 std::thread::sleep(Duration::from_micros(50));
                 return Ok(());

@@ -20,8 +20,7 @@ use crossbeam_epoch::{self as epoch, Guard};
 use std::time::Duration;
 
 impl Growth {
-    /// The segment with this directory hash and its share; while it shares its keys, the parent with its
-    /// share, and the child.
+    /// The segment with this directory hash and its share. Of a pair, the parent with its share, and the child.
     pub fn pair_at<'g>(
         &'g self,
         directory: u32,
@@ -63,8 +62,7 @@ impl Growth {
         of(segment::memory(entry)).or_else(|| of(segment::other_memory(entry)))
     }
 
-    /// Does something in the segment that has the key, wherever it goes meanwhile. `done` hears which
-    /// segment that was.
+    /// Acts in the segment that has the key, wherever the key goes meanwhile. `done` is told which segment that was.
     #[inline(always)]
     fn in_segment<B: Between, R>(
         &self,
@@ -94,7 +92,7 @@ impl Growth {
         self.in_segment_again(key, between, first, act, done)
     }
 
-    /// Does it after a first try, until it is done or refused.
+    /// Acts after a failed first try, until the change is done or refused.
     #[cold]
     #[inline(never)]
     fn in_segment_again<B: Between, R>(
@@ -109,7 +107,7 @@ impl Growth {
         let mut wait = RoomWait::default();
         let mut refused = None;
         let mut tried = 0;
-        // What has waited is made, as long as that may take.
+        // A change that was decided and has waited is made, however long that takes.
         while tried < TRIES_MAX || between.may_go_on() {
             give_way(tried);
             tried += 1;
@@ -169,14 +167,14 @@ impl Growth {
         )
     }
 
-    /// Looks at the keys with this hash, in the segment that has them. `None` if they go from segment to segment too often.
+    /// Looks at the keys with this hash, in the segment that has them. `None` if they go from segment to segment too
+    /// often.
     pub fn look_at<R>(&self, hash: First, look: impl FnMut(&Segment) -> Result<R, Stop>) -> Option<R> {
         let any = self.geometry.hashed_to(&[], hash);
         self.in_segment(&any, Nobody, look, |_, _, _| {}).ok()
     }
 
-    /// Does something in the segment that has the keys with this hash, or in both of the pair that has
-    /// them.
+    /// Acts in the segment that has the keys with this hash, or in both segments of a pair.
     pub fn with_segment_of<R>(&self, hash: First, act: impl Fn(&Segment) -> Option<R>) -> Option<R> {
         let guard = epoch::pin();
         let (segment, _, child) = self.pair_at(hash.directory(), &guard);
@@ -184,8 +182,8 @@ impl Growth {
     }
 }
 
-/// Lets another thread go on that may have been stopped in the middle of a split or merge: its keys are nowhere
-/// for so long. The more often, the longer: some 10 s for all of [`TRIES_MAX`].
+/// Lets another thread go on that may have been stopped in the middle of a split or merge. The keys of that home are
+/// not to be found meanwhile. The pauses get longer: some 10 s for all of [`TRIES_MAX`].
 #[inline]
 pub(super) fn give_way(tried: u32) {
     /// The model checker would try every number of tries.

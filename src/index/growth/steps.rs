@@ -1,4 +1,4 @@
-//! A split or merge, from its first entry of the directory to its last.
+//! A split or merge, from the first entry of the directory that it writes to the last.
 
 use super::Growth;
 use super::carry::{Carried, carry, has_come};
@@ -22,22 +22,23 @@ impl Growth {
         lock(&self.pairs).of(segment.memory()).cloned()
     }
 
-    /// This many hundredths of the keys for which a segment is meant.
+    /// This many hundredths of a segment's design load, in keys.
     pub(super) fn share_of_design(&self, hundredths: u64) -> u64 {
         design_percents(&self.geometry) * hundredths / 10_000
     }
 
-    /// With how many keys a segment is split.
+    /// The number of keys at which a segment is split.
     pub(super) fn split_at(&self, share: KeyShare) -> u64 {
         self.spread(SPLIT_AT, share.prefix, share.depth)
     }
 
-    /// With how many keys in both, two segments of this depth are merged.
+    /// The number of keys, of both, below which two segments of this depth are merged.
     pub(super) fn merge_at(&self, share: KeyShare) -> u64 {
         self.spread(MERGE_AT, share.prefix & segment::low(share.depth - 1), share.depth - 1)
     }
 
-    /// A number of keys out of a range, which is in hundredths of the design: a higher prefix, a higher number.
+    /// A number of keys out of a range, which is in hundredths of the design load. A higher prefix gives a higher
+    /// number.
     fn spread(&self, range: std::ops::Range<u64>, prefix: u32, depth: u32) -> u64 {
         let (low, high) = (self.share_of_design(range.start), self.share_of_design(range.end));
         low + (((high - low) * u64::from(prefix)) >> depth)
@@ -106,7 +107,7 @@ impl Growth {
             return Ok(made);
         }
         if !lock(&self.memory).has_any(self.geometry.segments_max()) {
-            // One of another depth has the memory for this one.
+            // A segment of another depth has memory for this one.
             let other = self.stock.take_any().ok_or(NoSplit::Bound)?;
             lock(&self.memory).keep(UnusedMemory::of(other));
         }
@@ -139,7 +140,7 @@ impl Growth {
         true
     }
 
-    /// Gives a merge up into whose parent no key fits any more.
+    /// Gives up a merge, because no key fits into its parent any more.
     pub(super) fn give_up_merge(&self, pair: &Pair, full: &Segment) {
         if full.memory() == pair.parent {
             self.turn_back(&mut pair.state());
@@ -160,10 +161,10 @@ impl Growth {
         self.live.all(&guard).filter(|segment| self.begin_merge(segment, &guard, keys_max)).count() as u64
     }
 
-    /// Takes a pair on by up to this number of homes.
+    /// Drives a pair by up to this number of homes.
     pub(super) fn drive(&self, pair: &Pair, homes: u32, guard: &Guard) -> Driven {
         let Some(mut state) = pair.try_state() else { return Driven::Taken };
-        // L9: its segments may be another pair by now.
+        // L9: the segments may be in another pair by now.
         if !kept(Rule::PairEnds, || !state.has_ended()) {
             return Driven::Ended;
         }
@@ -218,7 +219,7 @@ impl Growth {
         Driven::On
     }
 
-    /// E3: the keys of homes that belong into the child go there. E6: `back`, after they had been merged.
+    /// E3: the keys of homes that belong to the child go there. E6: `back`, if they had been merged.
     fn split_homes(&self, parent: &Segment, child: &Segment, homes: HomeSet, back: bool) -> Carried {
         let depth = parent.share().get().depth;
         let raised = HomeState { depth: depth + 1, merged: false };
@@ -263,10 +264,10 @@ impl Growth {
         )
     }
 
-    /// Ends a split or merge: the directory says what is so.
+    /// Ends a split or merge: writes the final entries of the directory.
     fn finish(&self, parent: &Segment, child: &Segment, state: &mut PairState, guard: &Guard) -> Driven {
         let toward = state.toward();
-        // E6: until then a client may see a home marked whose keys are back.
+        // E6: until then a client may see a home marked whose keys have gone back.
         if toward == Toward::Back && !child.homes().are_settled() {
             return Driven::Waits;
         }
@@ -310,7 +311,7 @@ impl Growth {
         self.under_way.store(pairs.len(), Relaxed);
     }
 
-    /// The directory names parent and child for their keys. `share` is the parent's.
+    /// Writes entries that name parent and child for their keys. `share` is the parent's.
     fn name_both(&self, directory: &mut Directory, parent: &Segment, child: Named, share: KeyShare) {
         for (prefix, segment) in [(share.prefix | 1 << share.depth, child), (share.prefix, parent.named())] {
             let depth = share.depth + 1;

@@ -1,8 +1,8 @@
 //! Segments that are made before they are needed.
 //!
-//! To make a segment takes milliseconds: memory is asked for, zeroed, perhaps registered with a device. So a
-//! server has a thread that makes them ahead (`ahead.rs`), and a change that begins a split takes one.
-//! Where nobody makes them ahead, or not fast enough, the change makes its own.
+//! Making a segment takes milliseconds: memory is asked for, zeroed, perhaps registered with a device. So a server has
+//! a thread that makes segments ahead (`ahead.rs`), and a change that begins a split takes one. Without such a thread,
+//! or where it is too slow, the change makes its own.
 //!
 //! The headers of a segment's homes say how deep it is. So a segment is made for one depth.
 
@@ -17,9 +17,9 @@ use std::thread::Thread;
 #[derive(Debug, Default)]
 pub(super) struct Stock {
     pub ready: Mutex<Vec<Segment>>,
-    /// The depths of these, a bit for each. Relaxed: a hint.
+    /// The depths of these segments, a bit for each. Relaxed: a hint.
     depths: AtomicU32,
-    /// The last one that was wanted could not be made. Relaxed: a hint.
+    /// Whether the last segment that was wanted could not be made. Relaxed: a hint.
     pub cannot: AtomicBool,
     /// The thread that makes them.
     maker: OnceLock<Thread>,
@@ -35,7 +35,7 @@ impl Stock {
         Some(segment)
     }
 
-    /// Takes a segment of whatever depth.
+    /// Takes a segment of any depth.
     pub fn take_any(&self) -> Option<Segment> {
         let mut ready = lock(&self.ready);
         let segment = ready.pop()?;
@@ -43,7 +43,7 @@ impl Stock {
         Some(segment)
     }
 
-    /// Whether there is any.
+    /// Whether there is a segment in stock.
     pub fn has_any(&self) -> bool {
         self.depths.load(Relaxed) != 0
     }
@@ -60,7 +60,7 @@ impl Stock {
         self.depths.store(depths, Relaxed);
     }
 
-    /// From now on this thread makes segments ahead. It is woken when one may be needed.
+    /// Sets the thread that makes segments ahead. It is woken when one may be needed.
     pub fn set_maker(&self, thread: Thread) {
         let _ = self.maker.set(thread);
     }
@@ -69,12 +69,13 @@ impl Stock {
         self.maker.get().cloned()
     }
 
-    /// A segment of this depth may be needed soon. Returns whether the maker is about to make one, and has not.
+    /// Asks for a segment of this depth. Returns whether the maker is about to make one.
     pub fn is_awaited(&self, depth: u32) -> bool {
         if self.depths.load(Relaxed) >> depth & 1 == 1 {
             return false;
         }
-        // Also if it could not a moment ago: it tries again. Meanwhile, who needs one makes it, or is told.
+        // The maker tries again, even if it could not make one a moment ago. Meanwhile, a put that needs one makes it,
+        // or gets the error.
         let may_come = !self.cannot.load(Relaxed);
         may_come & self.maker.get().inspect(|maker| maker.unpark()).is_some()
     }

@@ -63,7 +63,7 @@ impl Growth {
         if let Some(number) = growth.not_all_keys(&shares, &left.pairs) {
             return Err(RecoverError::Directory { number });
         }
-        // E1 holds but in a damaged region.
+        // E1 holds, except in a damaged region.
         let deepest = shares.iter().map(|(_, share)| share.depth).max().unwrap_or(0);
         if !directory.deepen(deepest).is_ok_and(|is_so| is_so) {
             return Err(RecoverError::Directory { number: 0 });
@@ -111,8 +111,7 @@ impl Growth {
         Ok((growth, found))
     }
 
-    /// Takes over the memory of these segments. All other memory does not count as taken, so the system gets
-    /// back what may still be there.
+    /// Takes over the memory of these segments. All other memory counts as free, and the system gets it back.
     fn take_memory(&self, segments: &BTreeSet<u32>) {
         let start = |memory| self.geometry.slot_offset(self.geometry.segment_first(memory));
         let give_back = |bytes| self.region.give_back(bytes).is_some();
@@ -123,7 +122,7 @@ impl Growth {
         }
     }
 
-    /// X5, when every segment is mended.
+    /// X5, after every segment is mended.
     fn take_extents(&self, cores: Cores, found: &mut Recovered) {
         let Some(extents) = &self.extents else { return };
         let guard = epoch::pin();
@@ -133,7 +132,7 @@ impl Growth {
         let named: Vec<_> = named.collect();
         let mut bad = Vec::new();
         extents.take_over(named.iter().map(|(_, (_, reference))| *reference), |nth| bad.push(nth));
-        // First: when one goes, another of its chain may come into its slot.
+        // The keys are read first: when one is removed, another key of its chain may come into its slot.
         let keys = bad.into_iter().map(|nth| named[nth]).map(|(it, (slot, _))| (it, it.homes().key_in(slot)));
         for (segment, key) in keys.collect::<Vec<_>>() {
             segment.homes().drop_misplaced(&key, found);
@@ -166,8 +165,7 @@ impl Growth {
         keys
     }
 
-    /// Looks whether each key is in one of these segments, or in one of these pairs. Returns the number of
-    /// an entry whose keys are not.
+    /// Checks that each key has a segment or a pair among these. Returns the number of an entry whose keys have none.
     pub fn not_all_keys(&self, shares: &[(u32, KeyShare)], pairs: &[LeftPair]) -> Option<u32> {
         let all: BTreeMap<u32, KeyShare> = shares.iter().copied().collect();
         let children: BTreeMap<u32, u32> = pairs.iter().map(|pair| (pair.parent, pair.child)).collect();
@@ -193,7 +191,7 @@ impl Growth {
         if [children.len(), parents.len()] != [pairs.len(); 2] {
             return Some(0);
         }
-        // Side by side, they have all places of the directory.
+        // Side by side, they cover all places of the directory.
         let of = shares.iter().filter(|(_, share)| share.role != PairRole::Child);
         let mut of: Vec<_> = of.map(|&(_, share)| places(share)).collect();
         of.sort_unstable_by_key(|places| places.start);
@@ -233,8 +231,8 @@ impl Growth {
         })
     }
 
-    /// Mends a pair whose split or merge was under way. A home that was cut off has some keys in both
-    /// segments, and perhaps some on the side only where all of them are, or will be.
+    /// Mends a pair whose split or merge was under way. A home that was cut off has some keys in both segments, and
+    /// perhaps some only on the side where all of them are, or will be.
     fn mend_pair(&self, left: &LeftPair, directory: &mut Directory, guard: &Guard, found: &mut Recovered) {
         let &LeftPair { parent, child, toward } = left;
         let [Some(parent), Some(child)] = [parent, child].map(|memory| self.live.get(memory, guard)) else {
@@ -250,7 +248,7 @@ impl Growth {
                 homes.entry(home).or_default()[side].push(key);
             }
         }
-        // A share with every home here or there, and then those that differ.
+        // A share with every home on one side, and then the homes that differ.
         parent.share().begin(KeyShare { role: PairRole::Parent, ..of_parent }, false);
         child.share().begin(KeyShare { role: PairRole::Child, ..of_child }, true);
         for home in 0..self.geometry.homes() {
@@ -305,21 +303,21 @@ impl Growth {
     }
 }
 
-/// What a directory that was left behind says.
+/// The content of a directory that was left behind.
 pub(super) struct Left {
     segments: BTreeMap<u32, (Named, KeyShare)>,
     pairs: Vec<LeftPair>,
 }
 
 impl Left {
-    /// Reads all entries. Those of one segment may differ: the server may have been killed between two.
+    /// Reads all entries. The entries of one segment may differ: the server may have been killed between two stores.
     fn of(directory: &Directory) -> Result<Left, RecoverError> {
         let mut left = Left { segments: BTreeMap::new(), pairs: Vec::new() };
         let mut add = |named: Named, prefix, depth, role| {
             let share = KeyShare { prefix: prefix & segment::low(depth), depth, role };
             let known = left.segments.entry(named.memory).or_insert((named, share));
-            // An entry with a pair knows more than one without. Of two without, the one that names more
-            // keys is later: it ends a merge.
+            // An entry with a pair is later than one without. Of two without, the one that names more keys is later: it
+            // ends a merge.
             if role != PairRole::Whole || known.1.role == PairRole::Whole && depth < known.1.depth {
                 *known = (named, share);
             }

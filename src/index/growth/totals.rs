@@ -1,19 +1,19 @@
-//! What splits and merges did, and what the system refused.
+//! Counts of splits and merges, and of refused memory.
 
 use crate::base::sync::Mutex;
 use crate::outcome::IndexCounts;
 use std::sync::atomic::AtomicU64;
 
-/// Counts of splits and merges, and of what segments did that are gone.
+/// Counts of splits and merges, and of segments that are gone.
 #[derive(Debug, Default)]
 pub(super) struct SplitTotals {
     pub(super) splits: AtomicU64,
     pub(super) merges: AtomicU64,
     pub(super) given_up: AtomicU64,
     pub(super) moved: AtomicU64,
-    /// Waits of puts, which may have been for several segments.
+    /// Waits of puts. A wait may be for several segments.
     pub(super) waits: AtomicU64,
-    /// Who has it takes no other lock (D9).
+    /// The counts of segments that are gone. Its holder takes no other lock (D9).
     pub(super) gone: Mutex<IndexCounts>,
     pub(super) refused: Refused,
 }
@@ -23,11 +23,11 @@ pub(super) struct SplitTotals {
 pub(super) struct Refused {
     pub(super) times: AtomicU64,
     pub(super) last_ns: AtomicU64,
-    /// When the log last heard of it.
+    /// When this was last logged.
     pub(super) told_ns: AtomicU64,
 }
 
-/// Adds what was done; what there is now is not added.
+/// Adds the counts of operations, but not those of present state.
 pub(super) fn add_counts(sum: &mut IndexCounts, more: &IndexCounts) {
     sum.inserts += more.inserts;
     sum.updates += more.updates;

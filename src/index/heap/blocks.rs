@@ -1,4 +1,4 @@
-//! A block of the heap: what it is used for, and where its extents and gaps begin.
+//! A block of the heap: its use, and where its extents and gaps begin.
 
 use super::shape::Spot;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ const BITS: u32 = u64::BITS;
 pub(super) enum BlockUse {
     Empty,
     Open,
-    /// No new extents. Those that are there move out.
+    /// It gets no new extents. Those in it move out.
     Leaving,
     /// Empty, while its memory is given back to the machine.
     Lent,
@@ -21,23 +21,23 @@ pub(super) enum BlockUse {
 #[derive(Debug)]
 pub(super) struct HeapBlock {
     pub(super) used_for: BlockUse,
-    /// Granules of extents, and of what waits.
+    /// Granules of extents, and of waiting pieces.
     pub(super) used: u32,
     pub(super) waiting: u32,
-    /// When all that waits here has waited.
+    /// When all waiting pieces of the block are due.
     pub(super) due_ns: u64,
     /// Where gaps begin, and their lengths.
     pub(super) gaps: BTreeMap<u32, u32>,
-    /// A bit for each granule where an extent begins. Of no length until the block is first open.
+    /// A bit for each granule where an extent begins. Empty until the block is first open.
     pub(super) begins: Box<[u64]>,
     pub(super) memory: BlockMemory,
 }
 
-/// What is behind a block.
+/// The memory behind a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlockMemory {
     Nothing,
-    /// Memory, also if the block is empty.
+    /// There is memory, even if the block is empty.
     There,
     /// Memory that the machine did not take back when the block was empty last.
     Kept,
@@ -79,7 +79,7 @@ impl HeapBlock {
     }
 }
 
-/// Words for a bit for each granule of a block. Memory that nobody has touched.
+/// Words with a bit for each granule of a block. The memory is untouched.
 pub(super) fn bits(block_len: u32) -> Box<[u64]> {
     bytemuck::zeroed_slice_box(block_len.div_ceil(BITS) as usize)
 }
@@ -119,8 +119,8 @@ pub(super) struct LeavingBlock {
     pub(super) block: u32,
     /// The reserve, if it was opened for this (Y1).
     pub(super) into: Option<u32>,
-    /// It leaves for a put, so all of it goes into the reserve (Y2).
+    /// It leaves for a put, so all of its extents go into the reserve (Y2).
     pub(super) is_demanded: bool,
-    /// Extents before this granule have come up in this round.
+    /// Extents before this granule have been tried in this round.
     pub(super) next: u32,
 }

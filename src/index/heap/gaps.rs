@@ -1,4 +1,4 @@
-//! The gaps between extents: which one an extent takes, and what becomes of the rest.
+//! The gaps between extents: which gap an extent takes, and what is left of it.
 
 use super::Heap;
 use super::blocks::{BlockUse, GapByLength};
@@ -8,7 +8,7 @@ use super::shape::Spot;
 pub(super) const HIDE_MAX: usize = 64;
 
 impl Heap {
-    /// The public gap that is the first one of at least this length.
+    /// The smallest public gap of at least this length.
     pub(super) fn smallest_gap(&self, len: u32) -> Option<GapByLength> {
         let mut from = GapByLength { len, spot: Spot { block: 0, at: 0 } };
         loop {
@@ -45,8 +45,8 @@ impl Heap {
             && self.leaving.is_none_or(|leaving| leaving.into != Some(block))
     }
 
-    /// Takes gaps of leaving blocks out of the order by length, a bounded part: a block may have
-    /// millions. All others are passed over until then.
+    /// Takes gaps of leaving blocks out of the order by length: a bounded part, since a block may have millions. Until
+    /// then the search passes over the others.
     pub(super) fn hide_gaps(&mut self) {
         let mut left = HIDE_MAX;
         while left > 0
@@ -65,7 +65,7 @@ impl Heap {
         }
     }
 
-    /// An extent at the beginning of a gap.
+    /// Takes the beginning of a gap for an extent.
     pub(super) fn take_front(&mut self, gap: GapByLength, len: u32) -> Spot {
         self.take_gap(gap);
         let Spot { block, at } = gap.spot;
@@ -75,7 +75,7 @@ impl Heap {
         self.begin_extent(gap.spot, len)
     }
 
-    /// An extent at the end of a gap.
+    /// Takes the end of a gap for an extent.
     pub(super) fn take_back(&mut self, gap: GapByLength, len: u32) -> Spot {
         self.take_gap(gap);
         if gap.len > len {
@@ -91,7 +91,7 @@ impl Heap {
         spot
     }
 
-    /// A gap where no extent is any more, joined with those beside it.
+    /// Adds a gap where an extent was, joined with the gaps beside it.
     pub(super) fn add_gap(&mut self, spot: Spot, len: u32) {
         let gaps = &self.blocks[spot.block as usize].gaps;
         let before = gaps.range(..spot.at).next_back().map(|(&at, &its)| (at, its));

@@ -1,11 +1,11 @@
-//! Blocks open, and leave: their extents move out, and they are empty (Y1 to Y5).
+//! Blocks open and leave: the extents of a leaving block move out until it is empty (Y1 to Y5).
 
 use super::Heap;
 use super::blocks::{BlockMemory, BlockUse, GapByLength, HeapBlock, LeavingBlock};
 use super::shape::Spot;
 
 impl Heap {
-    /// More than a quarter of the open blocks, and one block, are gaps (Y3).
+    /// Whether gaps take more than a quarter of the open blocks, and one block (Y3).
     pub(super) fn is_sparse(&self) -> bool {
         let (open, block_len) = (u64::from(self.open), u64::from(self.shape.block_len));
         self.leaving.is_none() && self.public > open * block_len / 4 + block_len && !self.empty.is_empty()
@@ -21,8 +21,8 @@ impl Heap {
         }
     }
 
-    /// Y5: no block is empty, so one leaves whose extents fit into one gap. There is one, unless
-    /// the table was damaged. Then gaps are used up without a reserve.
+    /// Y5: no block is empty. Makes a block leave whose extents fit into one gap. There is one, unless the table was
+    /// damaged. Then gaps are used up without a reserve.
     pub(super) fn make_reserve(&mut self) {
         let largest =
             |(block, number): (&HeapBlock, u32)| (block.gaps.values().copied().max().unwrap_or(0), number);
@@ -63,8 +63,8 @@ impl Heap {
         Some(reserve)
     }
 
-    /// The empty block to be opened next: the first one with memory behind it, so that no more is taken than
-    /// must be.
+    /// The empty block that is opened next: the first with memory behind it, so that no more memory is taken than
+    /// needed.
     pub(super) fn next_empty(&self) -> Option<u32> {
         let has_memory = |number: &&u32| self.blocks[**number as usize].memory != BlockMemory::Nothing;
         self.empty.iter().find(has_memory).or_else(|| self.empty.first()).copied()
@@ -78,7 +78,7 @@ impl Heap {
         self.add_gap(Spot { block: number, at: 0 }, self.shape.block_len);
     }
 
-    /// What is left of the reserve is for all (Y4).
+    /// Ends the leaving of a block. The rest of the reserve is for all (Y4).
     pub(super) fn end_leaving(&mut self) {
         let Some(LeavingBlock { into, .. }) = self.leaving.take() else { return };
         let Some(into) = into else { return };
@@ -87,7 +87,7 @@ impl Heap {
         self.end_if_unused(into);
     }
 
-    /// Goes on where the last extent or the last waiting piece of a block has gone (Y4).
+    /// Continues after the last extent, or the last waiting piece, of a block has gone (Y4).
     pub(super) fn end_if_unused(&mut self, number: u32) {
         let block = &self.blocks[number as usize];
         let is_leaving = self.leaving.is_some_and(|leaving| leaving.block == number);
@@ -103,7 +103,7 @@ impl Heap {
         if self.leaving.is_some_and(|leaving| leaving.into == Some(number)) {
             return;
         }
-        // It is one gap.
+        // The rest is one gap.
         let len = self.shape.block_len;
         self.take_gap(GapByLength { len, spot: Spot { block: number, at: 0 } });
         let block = &mut self.blocks[number as usize];

@@ -16,7 +16,7 @@ pub(in crate::index) enum MarkError {
         /// Its length.
         extent_bytes: u64,
     },
-    /// Another one has bytes of it.
+    /// Another extent has some of its bytes.
     #[error("the extent of {extent_bytes} bytes at byte {offset} of the heap overlaps another one")]
     Overlap {
         /// Where it begins in the heap.
@@ -26,17 +26,17 @@ pub(in crate::index) enum MarkError {
     },
 }
 
-/// What slots name, while a takeover collects it (X5).
+/// The extents that slots name, while a takeover collects them (X5).
 #[derive(Debug)]
 pub(in crate::index) struct HeapMarks {
     shape: HeapShape,
     blocks: Vec<HeapBlock>,
-    /// A bit for each granule of an extent. Of no length where nothing is marked.
+    /// A bit for each granule of an extent. Empty where nothing is marked.
     taken: Vec<Box<[u64]>>,
 }
 
 impl HeapMarks {
-    /// Nothing is marked.
+    /// Makes marks without any extent.
     pub fn new(shape: HeapShape) -> HeapMarks {
         HeapMarks {
             shape,
@@ -45,10 +45,10 @@ impl HeapMarks {
         }
     }
 
-    /// A slot names the extent at byte `offset`.
+    /// Marks the extent at byte `offset`, which a slot names.
     ///
     /// # Errors
-    /// [`MarkError`] if it can be none. Nothing is marked then.
+    /// [`MarkError`] if it cannot be an extent. Then nothing is marked.
     pub fn mark(&mut self, offset: u64, extent_bytes: u64) -> Result<(), MarkError> {
         let len = self.shape.granules(extent_bytes);
         let place = len.and_then(|len| Some((self.shape.spot(offset, len)?, len)));
@@ -65,7 +65,7 @@ impl HeapMarks {
         Ok(())
     }
 
-    /// The blocks in which nothing is marked, side by side where they are. Nothing is taken to be behind them.
+    /// The blocks in which nothing is marked, as ranges of neighbours. From now on they count as without memory.
     pub fn unused(&self) -> impl Iterator<Item = Range<u64>> {
         let (block_bytes, mut end) = (bytes(u64::from(self.shape.block_len)), 0);
         let alike = self.blocks.chunk_by(|a, b| (a.used == 0) == (b.used == 0));

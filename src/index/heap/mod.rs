@@ -1,7 +1,7 @@
 //! Where extents lie: the server's allocator of memory for values that do not fit their slots.
 //!
-//! It keeps books and touches no memory of the heap. An extent is a range of bytes, counted from
-//! the heap's start. The rules X3 and X5 (when memory may be used again) are in
+//! It keeps books, and touches no memory of the heap. An extent is a range of bytes, counted from the heap's start. The
+//! rules X3 and X5 (when memory may be used again) are in
 //! `models/extents.rs`. Y1 to Y5 (which gap, which block leaves) and the proofs of both bounds
 //! are in `models/heap.rs`. They need blocks that are at least four times as long as the
 //! longest extent.
@@ -24,11 +24,10 @@
 //! * A put [allocates](Heap::allocate), writes, and names the extent. If it gives up before that,
 //!   it [gives it back](Heap::give_back). When a name has ended, the extent is
 //!   [retired](Heap::retire).
-//! * Whoever tidies calls [`Heap::next_move`] for an extent that should move. It reads the header
-//!   there and looks whether the key's slot names this extent. If so, [`Heap::begin_move`] gives
-//!   memory, it copies without the lock, names the copy, and calls [`Heap::end_move`]. If not, the
-//!   extent is not named yet, or not any more; one that gets its name later comes up again in the
-//!   next round.
+//! * A tidying thread calls [`Heap::next_move`] for an extent that should move. It reads the header there, and looks
+//!   whether the key's slot names this extent. If so, it takes memory by [`Heap::begin_move`], copies without the lock,
+//!   names the copy, and calls [`Heap::end_move`]. If not, the extent has no name yet, or has none any more; one that
+//!   gets its name later is tried again in the next round.
 //! * A takeover [marks](HeapMarks::mark) what slots name, and opens the heap after a time (X5).
 //! * [`Heap::lend_block`] names an empty block whose memory may go back to the machine.
 //!
@@ -65,10 +64,10 @@ use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
-/// Pieces whose time has come that one call takes in before it does what it is for.
+/// Due pieces that one call takes in before its own work.
 const SETTLE_MAX: usize = 64;
 
-/// Pieces that wait for which there is memory even when none waits.
+/// Waiting pieces for which memory is kept even when none waits.
 const KEPT: usize = 4096;
 
 /// An empty block that the heap does not use until [`Heap::end_loan`].
@@ -76,7 +75,7 @@ const KEPT: usize = 4096;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Loan(Range<u64>);
 
-/// What a loan was for is done. It does not end before: puts may then use the block.
+/// Proof that a loan's work is done. A loan does not end before: puts may then use the block.
 #[must_use]
 pub(super) struct GivenBack(Option<u64>);
 
@@ -86,7 +85,8 @@ impl Loan {
         self.0.start
     }
 
-    /// Gives the memory of the block back to the machine, by `give`, which says how many bytes that were.
+    /// Gives the memory of the block back to the machine. `give` does so, and returns how many bytes the machine has
+    /// taken.
     pub fn give_back(self, give: impl FnOnce(Range<u64>) -> Option<u64>) -> GivenBack {
         GivenBack(give(self.0))
     }
@@ -104,14 +104,14 @@ impl GivenBack {
 pub(super) enum HeapError {
     /// The extent is empty, or longer than the longest.
     Length,
-    /// Every block that may leave has too much in use, also when all that waits has waited. So it
-    /// is until something is retired or given back.
+    /// Every block that may leave has too much in use, even without the waiting pieces. That stays so until an extent
+    /// is retired or given back.
     Full,
-    /// Memory that waits will do. To be tried again after `wait`: by then the waiting that stands
-    /// in the way is over. `wait` is zero while extents of a leaving block have to move, or a block
-    /// is lent: what is missing then is work, by [`Heap::next_move`] or another thread.
+    /// Memory that waits will do. To be tried again after `wait`: by then the piece that is needed has waited. `wait`
+    /// is zero while extents of a leaving block have to move, or a block is lent: then work is missing, by
+    /// [`Heap::next_move`] or by another thread.
     Busy {
-        /// How long nothing will change, but by other extents.
+        /// How long nothing changes, unless other extents end.
         wait: Duration,
     },
 }
@@ -119,27 +119,27 @@ pub(super) enum HeapError {
 /// What a heap's memory is used for, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct HeapUsage {
-    /// Of all blocks.
+    /// Bytes of all blocks.
     pub capacity_bytes: u64,
-    /// Extents, also those that have no name yet.
+    /// Bytes of extents, including those that have no name yet.
     pub live_bytes: u64,
-    /// Retired, or taken over with extents around it, and not to be used yet.
+    /// Bytes that were retired, or taken over between extents, and may not be used yet.
     pub waiting_bytes: u64,
     /// Gaps between extents.
     pub gap_bytes: u64,
     /// The longest gap that an extent may have. Empty blocks do not count.
     pub largest_gap_bytes: u64,
-    /// Of one block.
+    /// Bytes of one block.
     pub block_bytes: u64,
-    /// All of them, those that are not empty, and of these those whose extents move out.
+    /// The number of all blocks, of those that are not empty, and of those whose extents move out.
     pub blocks: u64,
     pub open_blocks: u64,
     pub leaving_blocks: u64,
-    /// Extents moved since this server has the heap.
+    /// Bytes of extents that were moved since this server has the heap.
     pub moved_bytes: u64,
 }
 
-/// Memory that waits. The first one is due first.
+/// A waiting piece of memory. The first one is due first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct WaitingPiece {
     ready_ns: u64,
@@ -154,7 +154,7 @@ pub(super) enum MoveEnd {
     Named { ready_ns: u64 },
     /// No slot names the copy, which is dropped.
     Unnamed,
-    /// Nothing was copied: the block that was to have the copy gets no memory.
+    /// Nothing was copied: the block for the copy gets no memory.
     NoMemory,
 }
 
@@ -171,30 +171,30 @@ struct ExtentMove {
 pub(super) struct Heap {
     shape: HeapShape,
     blocks: Vec<HeapBlock>,
-    /// The gaps of open blocks, and those of leaving blocks that are not hidden yet. Puts may have
-    /// those of open blocks, but not of a reserve that is filled now: those are public.
+    /// The gaps of open blocks, and those of leaving blocks that are not hidden yet. Puts may use gaps of open blocks,
+    /// except of a reserve that is being filled: those are public.
     by_length: BTreeSet<GapByLength>,
     /// Where the gaps of leaving blocks begin that are not hidden yet.
     to_hide: VecDeque<Spot>,
     waiting: BinaryHeap<Reverse<WaitingPiece>>,
     empty: BTreeSet<u32>,
-    /// The one that is lent.
+    /// The block that is lent.
     lent: Option<u32>,
-    /// How many blocks are open, and how many leave.
+    /// The number of open blocks, and of leaving ones.
     open: u32,
     leaving_blocks: u32,
-    /// Granules of extents, of what waits, of all gaps, and of public gaps.
+    /// Granules of extents, of waiting pieces, of all gaps, and of public gaps.
     used: u64,
     in_wait: u64,
     gaps: u64,
     public: u64,
     leaving: Option<LeavingBlock>,
     moving: Option<ExtentMove>,
-    /// The block that was the reserve last.
+    /// The block that was the last reserve.
     filled: Option<u32>,
-    /// Puts wait until a block is empty: the last server was killed while one left (Y5).
+    /// Puts wait until a block is empty, because the last server was killed while one left (Y5).
     needs_reserve: bool,
-    /// Nothing is used before (X5).
+    /// No memory is used before this time (X5).
     opens_ns: u64,
     moved: u64,
 }
@@ -230,7 +230,7 @@ impl Heap {
         }
     }
 
-    /// Memory for an extent of this length. Returns where it begins.
+    /// Allocates memory for an extent of this length. Returns where it begins.
     ///
     /// # Errors
     /// [`HeapError`] when there is none.
@@ -262,8 +262,8 @@ impl Heap {
         self.end_if_unused(spot.block);
     }
 
-    /// Gives back an extent that no slot ever named, because its block has no memory, and gets none now. If nothing else
-    /// is in the block, it is empty again: extents that move go to another, which has memory.
+    /// Gives back an extent that no slot ever named, because its block has no memory, and gets none now. If nothing
+    /// else is in the block, it is empty again. Moving extents go to another block, which has memory.
     pub fn give_back_without_memory(&mut self, offset: u64, extent_bytes: u64) {
         let Some((spot, len)) = self.end_extent(offset, extent_bytes) else { return };
         self.add_gap(spot, len);
@@ -290,9 +290,9 @@ impl Heap {
         self.end_if_unused(spot.block);
     }
 
-    /// Takes in memory that has waited, a bounded part, and returns where an extent begins that
-    /// should move. `None` if there is none, if one moves already, or when all of a block have come
-    /// up: the next call begins with the first one again.
+    /// Takes in memory that has waited, a bounded part, and returns where an extent begins that should move. `None` if
+    /// there is none, if an extent moves already, or when every extent of a block was tried: the next call begins with
+    /// the first again.
     pub fn next_move(&mut self, now_ns: u64) -> Option<u64> {
         if now_ns < self.opens_ns {
             return None;
@@ -308,8 +308,8 @@ impl Heap {
         found.map(|at| self.shape.offset(Spot { block, at }))
     }
 
-    /// Memory for the extent at `offset`, which a slot names: it moves there. [`Heap::end_move`]
-    /// must follow. `None` if it cannot move now, or has ended meanwhile.
+    /// Allocates memory to which the extent at `offset` moves. A slot names that extent. [`Heap::end_move`] must
+    /// follow. `None` if the extent cannot move now, or has ended meanwhile.
     pub fn begin_move(&mut self, offset: u64, extent_bytes: u64) -> Option<u64> {
         let len = self.shape.granules(extent_bytes)?;
         let from = self.shape.spot(offset, len)?;
@@ -322,7 +322,7 @@ impl Heap {
             Some(gap) => self.take_front(gap, len),
             None => {
                 let into = into.or_else(|| self.open_reserve())?;
-                // Its last gap has room for all that is to come, one behind the other (Y1).
+                // The last gap of the block has room for all that come, one behind the other (Y1).
                 let last = self.blocks[into as usize].gaps.last_key_value();
                 let (&at, &its) = last.filter(|&(_, &its)| its >= len)?;
                 self.take_front(GapByLength { len: its, spot: Spot { block: into, at } }, len)
@@ -351,7 +351,7 @@ impl Heap {
         self.leaving.is_some_and(|leaving| self.blocks[leaving.block as usize].used > 0)
     }
 
-    /// Where the next extent begins, from this byte on, round and round, in open blocks that have memory.
+    /// Where the next extent of an open block with memory begins, from this byte on. Continues at the heap's start.
     pub fn extent_from(&self, offset: u64, is_backed: impl Fn(usize) -> bool) -> Option<u64> {
         let in_block = |block: u32, at: u32| {
             let its = self.blocks.get(block as usize).filter(|its| its.used_for == BlockUse::Open)?;
@@ -367,23 +367,23 @@ impl Heap {
         in_block(block, at).or_else(|| others().find_map(|block| in_block(block, 0)))
     }
 
-    /// Bytes of extents, and of the blocks that they may have, but for the one that stays empty.
+    /// Bytes of extents, and of the blocks that they may use. One block stays empty.
     pub fn filled(&self) -> (u64, u64) {
         let blocks = self.shape.capacity_bytes() - bytes(u64::from(self.shape.block_len));
         (bytes(self.used), blocks)
     }
 
-    /// When [`Heap::next_move`] has something to do, if nothing else happens: zero if it has now.
-    /// `None` while nothing waits and nothing is to move.
+    /// When [`Heap::next_move`] has something to do, if nothing else happens: zero if it has now. `None` while nothing
+    /// waits, and nothing should move.
     pub fn next_due_ns(&self) -> Option<u64> {
         let first = self.waiting.peek().map(|Reverse(piece)| piece.ready_ns);
         let due = if self.is_leaving() || self.is_sparse() { Some(0) } else { first };
         due.map(|due_ns| due_ns.max(self.opens_ns))
     }
 
-    /// An empty block with memory behind it, to give that back to the machine: once after each use. The
-    /// heap does not use it until [`Heap::end_loan`]. One at a time; it is the reserve meanwhile, and one
-    /// more is empty (Y1).
+    /// An empty block with memory behind it, whose memory is to go back to the machine, once after each use. The heap
+    /// does not use the block until [`Heap::end_loan`]. Only one block is lent at a time; it is the reserve meanwhile,
+    /// and another one is empty (Y1).
     pub fn lend_block(&mut self, now_ns: u64) -> Option<Loan> {
         if now_ns < self.opens_ns || self.lent.is_some() || self.empty.len() < 2 {
             return None;
@@ -400,7 +400,7 @@ impl Heap {
         Some(Loan(start..start + bytes(u64::from(self.shape.block_len))))
     }
 
-    /// The block that was lent has no memory behind it any more, unless the machine did not take it.
+    /// Ends a loan. The block has no memory behind it any more, unless the machine did not take it.
     pub fn end_loan(&mut self, GivenBack(returned): GivenBack) {
         let Some(number) = self.lent.take() else { return };
         let block = &mut self.blocks[number as usize];
@@ -409,7 +409,7 @@ impl Heap {
         self.empty.insert(number);
     }
 
-    /// What the memory is used for.
+    /// How the memory is used.
     pub fn usage(&self, now_ns: u64) -> HeapUsage {
         let block_len = u64::from(self.shape.block_len);
         let blocks = u64::from(self.shape.blocks);
@@ -432,12 +432,12 @@ impl Heap {
         }
     }
 
-    /// Memory where no gap is long enough: an empty block, or the end of the reserve (Y2).
+    /// Takes memory where no gap is long enough: an empty block, or the end of the reserve (Y2).
     fn take_from_block(&mut self, len: u32, now_ns: u64) -> Result<Spot, HeapError> {
         if self.needs_reserve {
             return Err(self.busy(now_ns));
         }
-        // Y1: one stays. A block that is lent is one.
+        // Y1: one block stays empty. A lent block counts as empty.
         let empty = self.empty.len() + usize::from(self.lent.is_some());
         if let Some(block) = self.next_empty().filter(|_| empty > 1) {
             self.open_block(block);
@@ -455,18 +455,17 @@ impl Heap {
             return Err(if is_full { HeapError::Full } else { self.busy(now_ns) });
         };
         if self.empty.is_empty() {
-            // Without a reserve nothing moves: it is lent, or a takeover found none
-            // (`make_reserve`).
+            // Without a reserve nothing moves. The reserve is lent, or a takeover found none (`make_reserve`).
             return Err(if self.lent.is_some() { self.busy(now_ns) } else { HeapError::Full });
         }
         self.begin_leaving(block, true);
         let into = self.open_reserve().expect("an empty block");
-        // At its end, so that the rest is one gap.
+        // At the end of the block, so that the rest is one gap.
         let gap = GapByLength { len: self.shape.block_len, spot: Spot { block: into, at: 0 } };
         Ok(self.take_back(gap, len))
     }
 
-    /// What a put waits for.
+    /// What a put has to wait for.
     fn busy(&self, now_ns: u64) -> HeapError {
         let due_ns = match self.leaving {
             Some(leaving) if self.blocks[leaving.block as usize].used > 0 => None,
@@ -479,7 +478,7 @@ impl Heap {
         HeapError::Busy { wait: Duration::from_nanos(due_ns.unwrap_or(0).saturating_sub(now_ns)) }
     }
 
-    /// Makes gaps of pieces whose time has come. Returns how many.
+    /// Makes gaps of pieces that are due. Returns how many.
     fn settle(&mut self, now_ns: u64) -> usize {
         for settled in 0..SETTLE_MAX {
             let due = self.waiting.peek().filter(|Reverse(piece)| piece.ready_ns <= now_ns);
@@ -496,8 +495,8 @@ impl Heap {
         SETTLE_MAX
     }
 
-    /// Forgets an extent. What is there is neither gap nor waits. A mistake of the caller costs
-    /// memory, which is better than to use it twice.
+    /// Forgets an extent. Its bytes are neither a gap nor waiting. A mistake of the caller costs memory, which is
+    /// better than to use it twice.
     fn end_extent(&mut self, offset: u64, extent_bytes: u64) -> Option<(Spot, u32)> {
         let len = self.shape.granules(extent_bytes);
         let place = len.and_then(|len| Some((self.shape.spot(offset, len)?, len)));

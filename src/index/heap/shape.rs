@@ -66,7 +66,7 @@ impl HeapShape {
         Ok(HeapShape { blocks: blocks as u32, block_len: block_len as u32, longest: longest as u32 })
     }
 
-    /// Bytes that blocks have, all together.
+    /// Bytes of all blocks.
     pub fn capacity_bytes(&self) -> u64 {
         bytes(u64::from(self.blocks) * u64::from(self.block_len))
     }
@@ -86,7 +86,7 @@ impl HeapShape {
         is_good.then_some(Spot { block, at })
     }
 
-    /// The first place from a byte on.
+    /// The first place at or behind a byte.
     pub(super) fn spot_behind(&self, offset: u64) -> Spot {
         let (granule, block_len) = (offset.div_ceil(GRANULE), u64::from(self.block_len));
         Spot { block: (granule / block_len) as u32, at: (granule % block_len) as u32 }

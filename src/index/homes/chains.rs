@@ -48,8 +48,8 @@ impl Homes {
         std::iter::successors(Some(home_slot), next).take(CHAIN_MAX as usize)
     }
 
-    /// Looks for room in the chain of a key's home, whose lock is held. A block that is taken for it is not
-    /// linked yet. `None` when the layout has no chains, or no block is left.
+    /// Looks for room in the chain of a key's home, whose lock is held. If it takes a block, that block is not linked
+    /// yet. `None` when the layout has no chains, or no block is left.
     pub fn room_in_chain(&self, home: u64) -> Option<ChainRoom> {
         let heads: SmallVec<[SlotIx; 4]> = self.chain_heads(self.geometry().window(home).first).collect();
         let block_at = |head| chain::block_of(self.geometry(), head);
@@ -66,7 +66,7 @@ impl Homes {
         Some(ChainRoom::New { block, tail: *heads.last().expect("the home is a head") })
     }
 
-    /// Puts a key into the room that was found in its home's chain. The lock was held since.
+    /// Puts a key into the room that was found in its home's chain. The lock was held since then.
     pub fn place_in_chain(
         &self,
         locked: &mut Locked<'_>,
@@ -93,7 +93,7 @@ impl Homes {
         }
     }
 
-    /// The slot that a key comes into by this room.
+    /// The slot of this room.
     pub fn slot_in_chain(&self, room: ChainRoom) -> SlotIx {
         match room {
             ChainRoom::Free { slot, .. } => slot,
@@ -101,7 +101,7 @@ impl Homes {
         }
     }
 
-    /// Makes the room that was found in a home's chain a slot that may be held. The lock was held since.
+    /// Prepares the room that was found in a home's chain, so that its slot may be held. The lock was held since then.
     pub fn open_in_chain(&self, locked: &mut Locked<'_>, room: ChainRoom, home: u64) -> SlotIx {
         match room {
             ChainRoom::Free { block, slot } => {
@@ -116,14 +116,14 @@ impl Homes {
         }
     }
 
-    /// Frees all slots of a block that is about to be linked: it may be new, or have a link left from its last use.
+    /// Frees all slots of a block that is about to be linked. The block may be new, or have a link of its last use.
     fn clean(&self, locked: &Locked<'_>, block: Block) -> Window {
         let window = chain::window(self.geometry(), block);
         window.iter().for_each(|slot| self.slots.write(locked, slot, &Content::default()));
         window
     }
 
-    /// A slot that was held for a key is held no longer, and the key has not come.
+    /// Lets a slot go that was held for a key which has not come.
     pub fn let_go(&self, room: &HeldRoom) {
         let mut locked = self.slots.lock_held(room);
         self.slots.let_go(&locked, room);
@@ -134,8 +134,8 @@ impl Homes {
         count(&self.counters.mine().reaped);
     }
 
-    /// Takes over the chains of a server that is gone: the blocks that are in use, with their homes, among
-    /// the first `ever_used`.
+    /// Takes over the chains of a server that is gone: the blocks in use, with their homes, among the first
+    /// `ever_used`.
     pub fn take_chains(&self, ever_used: u64, in_use: &[(Block, u64)]) {
         let in_use: FxHashMap<Block, u64> = in_use.iter().copied().collect();
         let free = (0..ever_used as u32).map(Block).filter(|block| !in_use.contains_key(block)).collect();
@@ -196,7 +196,7 @@ impl Homes {
 
     pub fn note_if_empty(&self, locked: &mut Locked<'_>, home: u64, block: Block) {
         let mut slots = chain::window(self.geometry(), block).iter();
-        // L11: who holds a slot is about to use the block.
+        // L11: the holder of a slot is about to use the block.
         if slots.all(|slot| self.slots.may_take(slot)) {
             let due_ns = self.grace.due_ns(Rule::BlockGrace);
             self.stripe(locked, home).note_empty(block, due_ns);

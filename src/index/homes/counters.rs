@@ -1,4 +1,4 @@
-//! What the server did, counted by each thread apart, so that threads do not wait for one line.
+//! Counts of the server's operations. Each thread counts apart, so that threads do not share a cache line.
 
 use crate::base::sync::{AtomicU64, Ordering, fence};
 use std::cell::Cell;
@@ -26,7 +26,7 @@ pub(crate) struct Counters {
     parts: [ThreadCounts; PARTS],
     /// Keys found at a takeover.
     found: AtomicU64,
-    /// Keys that came from another segment, which also count as inserts, and keys that left for one.
+    /// Keys that came from another segment, which also count as inserts, and keys that left for another.
     came: AtomicU64,
     left: AtomicU64,
     waits: AtomicU64,
@@ -66,29 +66,29 @@ impl Counters {
         &self.parts[(part - 1) % PARTS]
     }
 
-    /// Keys that were found at a takeover.
+    /// Counts keys that were found at a takeover.
     pub fn found(&self, keys: u64) {
         self.found.store(keys, Ordering::Relaxed);
     }
 
-    /// Keys come from another segment. They also count as inserts, behind this (D9).
+    /// Counts keys that came from another segment. They are counted as inserts after this (D9).
     #[inline]
     pub fn came(&self, keys: u64) {
         self.came.fetch_add(keys, Ordering::Relaxed);
     }
 
-    /// Keys that were to come from another segment have not.
+    /// Takes back the count of keys that did not come from another segment.
     pub fn came_not(&self, keys: u64) {
         self.came.fetch_sub(keys, Ordering::Relaxed);
     }
 
-    /// Keys left for another segment, or copies are taken away again.
+    /// Counts keys that left for another segment, and copies that were taken away again.
     #[inline]
     pub fn left(&self, keys: u64) {
         self.left.fetch_add(keys, Ordering::Relaxed);
     }
 
-    /// A put waits for room.
+    /// Counts a put that waits for room.
     #[inline]
     pub fn waits(&self) {
         count(&self.waits);
@@ -99,10 +99,10 @@ impl Counters {
         self.waits.load(Ordering::Relaxed)
     }
 
-    /// The keys that were put, but for those that came from another segment.
+    /// The number of keys that were put, without those that came from another segment.
     pub fn inserted(&self) -> u64 {
         let inserts = self.sum(|part| &part.inserts);
-        // D9: pairs with the release of `count_all`. Who has seen a copy as an insert sees that it came.
+        // D9: pairs with the release of `count_all`. A thread that has seen a copy as an insert sees that it came.
         fence(Ordering::Acquire);
         inserts.saturating_sub(self.came.load(Ordering::Relaxed))
     }
@@ -112,16 +112,16 @@ impl Counters {
         self.parts.iter().map(|part| of(part).load(Ordering::Relaxed)).fold(0, u64::wrapping_add)
     }
 
-    /// The number of keys, while other threads change it. At least this number was there at one instant
-    /// of this call. What is removed is counted later than what is inserted.
+    /// The number of keys, while other threads change it. Inserts are summed before removes, so at least this number was
+    /// there at one instant of this call.
     pub fn keys(&self) -> u64 {
         let came = self.found.load(Ordering::Relaxed).wrapping_add(self.sum(|part| &part.inserts));
         let left = self.gone();
         came.saturating_sub(self.sum(|part| &part.removes)).saturating_sub(left)
     }
 
-    /// A number that goes up whenever something makes room, or lets keys make room: a delete, a move,
-    /// a trace that is taken away.
+    /// A number that goes up whenever room is made, or keys may be moved again: by a remove, a move, or a trace that is
+    /// taken away.
     pub fn room_made(&self) -> u64 {
         let made: [fn(&ThreadCounts) -> &AtomicU64; 3] = [|c| &c.removes, |c| &c.moves, |c| &c.reaped];
         let made = made.into_iter().map(|of| self.sum(of)).fold(0, u64::wrapping_add);
@@ -130,13 +130,13 @@ impl Counters {
         made
     }
 
-    /// How many keys went to another segment.
+    /// The number of keys that went to another segment.
     #[inline]
     pub fn gone(&self) -> u64 {
         self.left.load(Ordering::Relaxed)
     }
 
-    /// [`Counters::room_made`], which here also goes up when a key goes to another segment.
+    /// As [`Counters::room_made`]; goes up when a key goes to another segment, too.
     #[inline]
     pub fn room_made_or_left(&self) -> u64 {
         self.room_made().wrapping_add(self.gone())

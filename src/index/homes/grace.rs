@@ -1,10 +1,9 @@
-//! What must wait until no remote reader can depend on it any more.
+//! Traces that stay until no remote reader can depend on them any more.
 //!
-//! Remote readers hold nothing, so the server cannot know when they are done. It waits 2T, where a
-//! client trusts a pass of less than T, the grace time. The factor is for the clocks: a client's
-//! may run at half the rate of the server's, and then shows T when 2T have passed (G4). Queues
-//! hold what is due, and when. Every mutation, and the server's idle loop, takes out what is due.
-//! There are several queues, so that threads seldom wait for one.
+//! Remote readers hold nothing, so the server cannot know when they have ended. It waits 2T. A client trusts a pass of
+//! less than T, the grace time. The factor is for the clocks: a client's clock may run at half the rate of the
+//! server's, and then shows T when 2T have passed (G4). Queues hold the traces and their times. Every mutation, and the
+//! server's idle loop, takes out what is due. There are several queues, so that threads seldom wait for one.
 //!
 //! Each entry belongs to exactly one trace in the region. A ghost is placed only in a slot that has
 //! none, so the slot has one entry (M3). A lingering filter bit is an entry of its own in the
@@ -33,7 +32,7 @@ pub(crate) enum Trace {
     Unlink { home: u64, block: Block },
     /// An unlinked block to use again. `home` is the home whose chain it left.
     Reuse { home: u64, block: Block },
-    /// What a merge has left in the headers of homes.
+    /// The headers of homes after a merge.
     Settle { homes: HomeSet },
 }
 
@@ -41,7 +40,7 @@ pub(crate) enum Trace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WaitingTrace {
     pub memory: u32,
-    /// Which use of it.
+    /// Which use of that memory.
     pub incarnation: u32,
     pub trace: Trace,
 }
@@ -93,17 +92,17 @@ impl Default for Hint {
 }
 
 impl Queues {
-    /// A trace that is due then has come into a queue.
+    /// Notes that a trace with this time has come into a queue.
     fn came(&self, due_ns: u64) {
-        // Pairs with the fence in `look_again`: whoever does not see that all are looked at again has
-        // its trace seen there.
+        // Pairs with the fence in `look_again`. A thread that does not see the new look at all queues has its trace
+        // seen by that look.
         fence(Ordering::SeqCst);
         if due_ns < self.first.due_ns.load(Ordering::Relaxed) {
             self.first.due_ns.fetch_min(due_ns, Ordering::Relaxed);
         }
     }
 
-    /// Finds out which trace is the first now.
+    /// Finds the time of the first trace again.
     fn look_again(&self) {
         self.first.due_ns.store(u64::MAX, Ordering::Relaxed);
         // Pairs with the fence in `came`.
@@ -176,7 +175,7 @@ impl Grace {
         due
     }
 
-    /// When everything now in the queues will be due; `None` when they are empty.
+    /// When everything that is in the queues now will be due. `None` when they are empty.
     pub fn last_due_ns(&self) -> Option<u64> {
         self.queues.all.iter().filter_map(|queue| lock(&queue.traces).back().map(|(due, _)| *due)).max()
     }

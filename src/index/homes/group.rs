@@ -1,4 +1,4 @@
-//! All keys of neighbouring homes at once: they go to another segment, or come from one.
+//! All keys of neighbouring homes at once. They go to another segment, or come from one.
 
 use super::Homes;
 use super::counters::count_all;
@@ -34,7 +34,7 @@ impl KeyAt {
     }
 }
 
-/// The free slots in the windows of neighbouring homes: at most 64, and as many behind.
+/// The free slots in the windows of neighbouring homes: at most 64 homes, and as many slots behind.
 struct FreeSlots {
     first: u64,
     bits: u128,
@@ -112,8 +112,8 @@ impl Homes {
         keys
     }
 
-    /// Copies keys of these homes, which another segment has in its slots, into free slots of their primary windows.
-    /// Returns those that find none.
+    /// Copies keys of these homes from the slots of another segment into free slots of their primary windows. Returns
+    /// those that find no free slot.
     pub fn put_copies_free<'k>(&self, from: &Slots, homes: HomeSet, keys: &'k [KeyAt]) -> Vec<&'k KeyAt> {
         if keys.is_empty() {
             return Vec::new();
@@ -147,8 +147,8 @@ impl Homes {
         left
     }
 
-    /// Frees the slots of keys of these homes that were copied to another segment, whose slots have room for
-    /// their ghosts.
+    /// Frees the slots of keys of these homes that were copied to another segment. The slots have room for their
+    /// ghosts.
     pub fn vacate_all(&self, locked: &mut Locked<'_>, gone: &[KeyAt]) {
         if gone.is_empty() {
             return;
@@ -170,14 +170,14 @@ impl Homes {
             }
         }
         for at in gone.iter().filter(|at| at.slot.0 >= self.geometry().main_slots()) {
-            // An earlier one may have been filled by a later one.
+            // A later key may have filled the slot of an earlier one.
             if self.slots.header(at.slot).is_free() {
                 self.left_slot_of_home(locked, at.slot, at.home);
             }
         }
     }
 
-    /// Has the ghosts of these keys wait until they are due: those of one stripe together.
+    /// Queues the ghosts of these keys, those of one stripe together.
     fn push_ghosts(&self, gone: &[KeyAt]) {
         let due_ns = self.grace.due_ns(Rule::GhostGrace);
         let mut together: Option<(SlotIx, u64)> = None;

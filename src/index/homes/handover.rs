@@ -1,10 +1,9 @@
-//! The handover of one segment: what the next server needs to know of it, after a server that stops
-//! (T6, T7). So the next one need not look at every slot. `docs/FORMAT.md` has its bytes.
+//! The handover of one segment: what the next server needs to know of it, after a server that stops (T6, T7). So the
+//! next server need not look at every slot. `docs/FORMAT.md` has its bytes.
 //!
 //! A register is read when its stripe is first used.
 //!
-//! A table that grows leaves one such *part* for each segment. Before them stands what only such a table
-//! has.
+//! A table that grows leaves such a *part* for each segment. Before the parts stands what only such a table has.
 
 use super::Homes;
 use super::grace::Grace;
@@ -52,7 +51,7 @@ pub(crate) fn sum(words: impl IntoIterator<Item = u64>) -> u32 {
     words.into_iter().fold(0, |sum, word| crc::append(sum, &word.to_le_bytes()))
 }
 
-/// Takes all traces away, each when it is due. Returns whether some stay longer than this.
+/// Takes all traces away, each when it is due. Returns whether some stay longer than `within`.
 pub(crate) fn traces_stay(grace: &Grace, reap: impl Fn(), within: Duration) -> bool {
     let clock = grace.clock();
     let give_up_ns = clock.now_ns() + within.as_nanos() as u64;
@@ -67,7 +66,7 @@ pub(crate) fn traces_stay(grace: &Grace, reap: impl Fn(), within: Duration) -> b
     }
 }
 
-/// Writes a handover. `publish` says that the server has stopped.
+/// Writes a handover. `publish` then says that the server has stopped.
 pub(crate) fn write_down(
     region: &Region,
     geometry: &Geometry,
@@ -87,7 +86,7 @@ pub(crate) fn has_no_undo(region: &Region, geometry: &Geometry) -> bool {
 }
 
 impl Homes {
-    /// The words of a handover. `of` is the server's incarnation, or the memory of a segment of many.
+    /// The words of a handover. `of` is the server's incarnation, or the number of a segment's memory.
     pub fn handover(&self, of: u64) -> Vec<u64> {
         let blocks = self.blocks.free();
         let registers = self.slots.each_stripe(|_, stripe| {

@@ -1,5 +1,5 @@
-//! What the header of a home says of its keys, in a table that grows: how many bits of their hashes are in
-//! common, and whether they were merged away (E3 to E6).
+//! The headers of homes, in a table that grows: how many bits the hashes of a home's keys have in common, and whether
+//! the keys were merged away (E3 to E6).
 
 use super::Homes;
 use super::grace::Trace;
@@ -10,7 +10,7 @@ use crate::index::slots::Locked;
 use crate::layout::segment::{HomeState, STATE_MASK};
 
 impl Homes {
-    /// Whether every header says what is so: nothing is left of a merge.
+    /// Whether every header has its final state: nothing is left of a merge.
     pub fn are_settled(&self) -> bool {
         self.unsettled.load(Relaxed) == 0
     }
@@ -20,7 +20,7 @@ impl Homes {
         HomeState::of(self.slots.aux(self.geometry().window(home).first))
     }
 
-    /// Has the header of a home say this.
+    /// Sets the header of a home.
     pub fn set_header(&self, locked: &Locked<'_>, home: u64, state: HomeState) {
         let home_slot = self.geometry().window(home).first;
         let aux = self.slots.aux(home_slot);
@@ -29,8 +29,8 @@ impl Homes {
         }
     }
 
-    /// Has every header say what is so. The homes of a split's child have not been merged: those that are
-    /// away have not come yet.
+    /// Sets every header to its final state. The homes of a split's child were not merged: those that are away have not
+    /// come yet.
     pub fn set_all_headers(&self, is_of_split: bool) {
         for home in 0..self.geometry().homes() {
             let state = self.share.state(home);
@@ -39,7 +39,7 @@ impl Homes {
         }
     }
 
-    /// Has the headers of these homes say what is so, in twice the grace time. `rule` is the switch that
+    /// Has the headers of these homes set to their final state in twice the grace time. `rule` is the switch that
     /// shortens it.
     pub fn settle_later(&self, homes: HomeSet, rule: Rule) {
         if homes.is_empty() {
@@ -52,14 +52,14 @@ impl Homes {
         self.push_trace(due_ns, Trace::Settle { homes });
     }
 
-    /// The header of a home is about to say what is so.
+    /// Notes that the header of a home is about to get its final state.
     pub fn settled(&self, locked: &mut Locked<'_>, home: u64) {
         if self.stripe(locked, home).settled(home) {
             self.unsettled.fetch_sub(1, Relaxed);
         }
     }
 
-    /// Has the headers of these homes say what is so, unless that was put off to a later time.
+    /// Sets the headers of these homes to their final state, unless that was put off to a later time.
     pub(super) fn settle(&self, homes: HomeSet, due_ns: u64) {
         let mut locked = self.lock_homes(homes);
         for home in homes.iter() {

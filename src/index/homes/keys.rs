@@ -1,4 +1,4 @@
-//! A home's keys: one comes to a free slot, one goes, and which there are.
+//! A home's keys: a key comes into a free slot, a key is removed, and all keys.
 
 use super::Homes;
 use super::counters::count;

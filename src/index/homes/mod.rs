@@ -1,9 +1,8 @@
 //! The homes of a segment, over its slots: which keys of a home are displaced, what readers are told of
 //! that, and what must stay for readers under way (M2, M4, M5, B).
 //!
-//! The *register* names a home's displaced keys. It lies in the stripe that guards the home ([`Stripe`]).
-//! The home's filter says of it what readers need. What a key leaves behind, a *trace*, waits in
-//! [`Grace`].
+//! The *register* names a home's displaced keys. It lies in the stripe that guards the home ([`Stripe`]). The home's
+//! filter tells readers what they need of it. A key leaves a *trace* behind, which waits in [`Grace`].
 //!
 //! * `keys` puts a key where there is room, and frees its slot; `group` does so with all keys of neighbouring homes.
 //! * `chains` links and unlinks overflow blocks, and `blocks` has those that any home may take.
@@ -62,21 +61,21 @@ pub(crate) struct Homes {
     counters: Counters,
     /// Which keys are in this segment. All, in a table of one segment.
     share: SharedKeyShare,
-    /// Homes whose headers still say what a merge has left there.
+    /// The number of homes whose headers are still those of a merge.
     unsettled: AtomicU64,
     /// The number of the segment's memory; 0 in a table of one segment.
     memory: u32,
 }
 
 impl Homes {
-    /// Those of a table of one segment.
+    /// The homes of a table of one segment.
     pub fn whole(region: Region, geometry: Geometry, clock: Clock) -> Homes {
         let (grace, blocks) = (Grace::new(clock, geometry.grace()), Blocks::new(geometry.overflow_blocks()));
         let share = SharedKeyShare::new(KeyShare::ALL, 0);
         Homes::over(Slots::whole(region, geometry), grace, blocks, share, 0)
     }
 
-    /// Those of one segment of many. Its memory has this number, and it has these keys.
+    /// The homes of one segment of many. Its memory has this number, and it has these keys.
     pub fn part(
         region: Region,
         geometry: Geometry,
@@ -133,7 +132,7 @@ impl Homes {
 
     // ---- counts ---------------------------------------------------------------------------------
 
-    /// What was done so far. Each counter is exact, but they may be read at different instants.
+    /// Counts of operations so far. Each counter is exact, but they may be read at different instants.
     pub fn counts(&self) -> IndexCounts {
         let c = &self.counters;
         IndexCounts {
@@ -181,8 +180,8 @@ impl Homes {
         stripe
     }
 
-    /// Has the register and the home's filter name a key that is to be put into this slot, if that
-    /// is not in its primary window. `note` says so.
+    /// Names a key in the register and in its home's filter, if the key is to be put into a slot outside its primary
+    /// window. `note` tells whether it is.
     #[inline(always)]
     pub fn name_displaced(&self, locked: &mut Locked<'_>, note: Note, slot: SlotIx, key: &Hashed<'_>) {
         debug_assert!(self.slots.may_change(locked, *key), "L2");
@@ -214,7 +213,7 @@ impl Homes {
         self.push_trace(until_ns, Trace::Filter { home });
     }
 
-    /// Has a trace wait until it is due.
+    /// Queues a trace until it is due.
     fn push_trace(&self, due_ns: u64, trace: Trace) {
         let guard = match trace {
             Trace::Ghost { guard, .. } => guard,

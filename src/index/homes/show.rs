@@ -21,12 +21,12 @@ use std::ops::Range;
 /// Slots whose homes a step of a walk visits: those of one stripe, side by side.
 const STEP_SLOTS: u64 = 64;
 
-/// What a slot has besides its key.
+/// The content of a slot besides its key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlotShown<'v> {
     /// The value, or the reference to it.
     pub value: &'v [u8],
-    /// The reference, if that is one.
+    /// The reference, if the value is one.
     pub reference: Option<Reference>,
     pub life: Option<Life>,
 }
@@ -83,7 +83,7 @@ impl Homes {
             let Some(view) = self.sound(slot, &image, damaged) else { continue };
             let key = self.slots.reader().key_of(&view);
             let hashed = self.geometry().hashed(&key);
-            // A key of another home is shown with that home, a displaced one by the register.
+            // A key of another home is shown with that home. A displaced key is shown by the register.
             if homes.contains(&hashed.home()) && self.geometry().primary(hashed).contains(slot) {
                 view.value_into(&mut value);
                 see(hashed, SlotShown { value: &value, reference: view.reference(), life: view.life() });
@@ -111,9 +111,8 @@ impl Homes {
         }
     }
 
-    /// The words of a slot whose key stands still, but whose own lock is not held: between two writes
-    /// of others, who take its ghost or set its filter (D2). Each of them ends, because it waits for
-    /// no lock.
+    /// The words of a slot whose key stands still, but whose own lock is not held: read between two writes of other
+    /// threads, which take its ghost or set its filter (D2). Each of these writes ends, because it waits for no lock.
     fn at_rest(&self, slot: SlotIx) -> Image {
         let words = self.slots.words(slot);
         loop {

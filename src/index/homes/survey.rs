@@ -1,4 +1,4 @@
-//! Looks at all homes of a segment whose server is gone (T2 to T5).
+//! The look at all homes of a segment whose server is gone (T2 to T5).
 //!
 //! The region may have slots left odd by a dead writer, a key in two slots (a move cut off
 //! between M1 and the overwriting of the original), and filter bits and ghosts whose times are
@@ -29,13 +29,13 @@ struct Chains {
     blocks: Vec<(Block, u64)>,
 }
 
-/// What one look at some slots showed, and what needs another look.
+/// What the first look at some slots showed, and what needs a second look.
 #[derive(Default)]
 struct Surveyed {
     found: Recovered,
     /// Keys outside their primary windows.
     displaced: Vec<SlotIx>,
-    /// Slots whose keys may stand in another slot, too.
+    /// Slots whose keys may stand in a second slot.
     doubled: Vec<SlotIx>,
     /// Homes with a filter bit or a link, and homes of displaced keys.
     homes: Vec<u64>,
@@ -66,8 +66,7 @@ impl Homes {
         found.keys = found.keys.saturating_sub(1);
     }
 
-    /// T2 to T5. `done` hears how many bytes of the main slots have been looked at. `None` if the start is
-    /// cancelled.
+    /// T2 to T5. `done` is told how many bytes of the main slots have been looked at. `None` if the start is cancelled.
     pub fn survey(&self, start: &Start, done: &mut dyn FnMut(u64)) -> Option<Recovered> {
         let (cores, mut is_whole) = (start.cores, true);
         let bytes = self.geometry().shape().bytes() as u64;
@@ -104,9 +103,8 @@ impl Homes {
         let look = |part| self.look_again(&displaced[all(part)]);
         add(&mut seen, cores.split(0..displaced.len() as u64, PIECE, look, |_| {}));
         self.keep_one(&mut seen);
-        // Bits that the register does not have go at once. Bits that lingered have done so for 2T
-        // by now (T1). The bit of a second copy is not needed: all the while, GETs find the other
-        // copy in the primary window, or by its own bit (M5).
+        // Bits that the register does not have go at once. Bits that lingered have done so for 2T by now (T1). The bit
+        // of a second copy is not needed: GETs find the other copy in the primary window, or by its own bit (M5).
         let Surveyed { found, mut homes, .. } = seen;
         homes.sort_unstable();
         homes.dedup();
@@ -206,7 +204,7 @@ impl Homes {
         if key.is_empty() {
             return;
         }
-        // Of one in an extent: the digest is its own.
+        // The digest of a long key is in its extent.
         let is_whole = self.slots.holds(slot, key);
         let key = self.geometry().hashed(key);
         let primary = self.geometry().primary(key);

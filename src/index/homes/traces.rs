@@ -45,7 +45,7 @@ impl Homes {
             Trace::Unlink { home, block } => self.unlink(home, block, due_ns),
             Trace::Reuse { home, block } => self.reuse(home, block),
             Trace::Settle { homes } => self.settle(homes, due_ns),
-            // The memory is `Growth`'s.
+            // `Growth` has the memory.
         }
     }
 

@@ -29,13 +29,12 @@ impl Moves {
         }
     }
 
-    /// Brings keys home into many slots, which are free, and mostly in increasing order. Of homes around them, each is
-    /// looked at once.
+    /// Brings keys home into many free slots, mostly in increasing order. Looks at each home around them once.
     pub fn bring_all_home(&self, free: impl Iterator<Item = SlotIx>) {
         if !families::homes_on_delete(self.geometry()) {
             return;
         }
-        // The homes before this one were looked at. The last of them that may have a displaced key.
+        // The homes before `looked_to` were looked at. `last` is the last of them that may have a displaced key.
         let (mut looked_to, mut last) = (None, None);
         for slot in free.filter(|slot| slot.0 < self.geometry().main_slots()) {
             let around = self.homes_around(slot);
@@ -48,7 +47,7 @@ impl Moves {
         }
     }
 
-    /// Whether a key of a home is displaced: a guess, without its lock.
+    /// Whether a key of a home may be displaced: a guess, without its lock.
     fn may_have_displaced(&self, home: u64) -> bool {
         families::names_displaced(self.geometry(), self.slots().aux(self.geometry().window(home).first))
     }
@@ -86,8 +85,8 @@ impl Moves {
                 .any(|e| e.place == DisplacedAt::At(from));
             let keys = self.keys_along(&path);
             let movers = self.hashed_all(&keys);
-            // One that is about to go to another segment would be held up: ghosts stay in the slots
-            // that keys have left, and keep a key there from being moved (M3).
+            // A key that is about to go to another segment stays. If it moved here, it would leave a ghost in its slot,
+            // which would keep a key there from being moved (M3).
             if !still_there
                 || self.homes.share().may_go(movers[0])
                 || !self.still_good(&locked, &path, &movers)

@@ -35,8 +35,8 @@ impl Moves {
         self.slots().lock(set)
     }
 
-    /// Puts a new key into the first slot of a path, whose keys move one step on. The caller holds its locks,
-    /// and has seen that the path is still good.
+    /// Puts a new key into the first slot of a path, whose keys move one step on. The caller holds the path's locks,
+    /// and has checked that the path is still good.
     #[inline]
     pub fn place_along(
         &self,
@@ -52,8 +52,8 @@ impl Moves {
         })
     }
 
-    /// Moves the keys of a path one step on, and leaves its first slot free. The caller holds its locks, and has
-    /// seen that the path is still good.
+    /// Moves the keys of a path one step on, and leaves its first slot free. The caller holds the path's locks, and has
+    /// checked that the path is still good.
     pub fn free_along(&self, locked: &mut Locked<'_>, path: &MovePath, movers: &[Hashed<'_>]) -> SlotIx {
         if let Some(&moved) = movers.first() {
             self.move_along(locked, path, movers, |locked| self.homes.vacate(locked, path[0], moved));
@@ -61,7 +61,7 @@ impl Moves {
         path[0]
     }
 
-    /// The keys in the slots of a path, but for its free end. The caller holds its locks.
+    /// The keys in the slots of a path, without its free end. The caller holds the path's locks.
     pub fn keys_along(&self, path: &MovePath) -> SmallVec<[Key; 4]> {
         let (_, from) = path.split_last().expect("a path has a slot");
         from.iter().map(|&slot| self.slots().occupant(slot).1).collect()
@@ -73,8 +73,8 @@ impl Moves {
         keys.iter().map(|key| self.geometry().hashed(key)).collect()
     }
 
-    /// Whether a path is still as the search saw it (L4). The caller holds its locks. `movers` are the
-    /// keys that are to be moved.
+    /// Whether a path is still as the search saw it (L4). The caller holds its locks. `movers` are the keys that will
+    /// be moved.
     pub fn still_good(&self, locked: &Locked<'_>, path: &MovePath, movers: &[Hashed<'_>]) -> bool {
         kept(Rule::PathCheck, || self.is_as_found(locked, path, movers))
     }

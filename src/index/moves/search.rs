@@ -35,7 +35,7 @@ struct Entered {
     from: EnteredSlot,
 }
 
-/// A slot that a search has entered, and which of its [`Search::entered`] says so.
+/// A slot that a search has entered, and its place in [`Search::entered`].
 #[derive(Clone, Copy)]
 struct EnteredSlot {
     slot: SlotIx,
@@ -107,7 +107,7 @@ impl<'a> Searched<'a> {
         Searched { slots }
     }
 
-    /// What is known of a slot. Looks at the slot if nothing is. `None` while the slot is being written.
+    /// The note of a slot. Looks at the slot if there is none. `None` while the slot is being written.
     fn note(self, slot: SlotIx) -> Option<Note> {
         match self.slots.notes().of(slot) {
             Note::Unknown => self.look(slot),
@@ -130,7 +130,7 @@ impl<'a> Searched<'a> {
         Some(note)
     }
 
-    /// The first of these slots that has no key.
+    /// The first slot of a window that has no key.
     #[inline(always)]
     fn first_free(self, window: Window) -> Option<SlotIx> {
         self.slots.notes().first_free(window, |slot| self.slots.may_take(slot))
@@ -150,7 +150,7 @@ impl<'a> Searched<'a> {
 struct Search {
     /// What was entered, in order.
     entered: Vec<Entered>,
-    /// How many slots that are.
+    /// The number of entered slots.
     slots: usize,
     visited: Visited,
 }
@@ -202,8 +202,8 @@ impl Search {
         }
     }
 
-    /// Leaves the slots of a layer one after the other, also those that come to it meanwhile, up to
-    /// `LAYER_MAX`. Returns the path if one is found.
+    /// Leaves the slots of a layer one after the other, including those that are added meanwhile, up to `LAYER_MAX`.
+    /// Returns the path if one is found.
     #[inline(always)]
     fn leave_each(
         &mut self,
@@ -230,7 +230,7 @@ impl Search {
         None
     }
 
-    /// Goes on from a slot to the windows in which its key would be newly displaced, or to the others.
+    /// Goes on from a slot to the windows in which its key would be newly displaced, or to the other ones.
     #[inline(never)]
     fn leave(&mut self, table: Searched<'_>, from: EnteredSlot, displaces: bool) -> Option<MovePath> {
         let onward = table.destinations(from.slot)?;
@@ -260,7 +260,7 @@ impl Search {
         }
     }
 
-    /// Enters slots one by one, of which some may have been visited.
+    /// Enters slots one by one. Some of them may have been visited.
     #[inline(never)]
     fn enter_any(&mut self, table: Searched<'_>, from: EnteredSlot, window: Window) -> Option<MovePath> {
         let mut new = self.visited.insert(window);
@@ -308,7 +308,7 @@ struct Visited {
     run: Range<u64>,
     entries: Box<[Group]>,
     round: u32,
-    /// Groups of this search.
+    /// The number of groups of this search.
     len: usize,
     /// The last neighbours in the table.
     last: Range<u64>,
@@ -323,7 +323,7 @@ struct Group {
 
 impl Default for Visited {
     fn default() -> Visited {
-        // Void, all of them: memory that nobody has touched.
+        // All are void: the memory is untouched.
         Visited {
             run: 0..0,
             entries: bytemuck::zeroed_slice_box(4 * SEARCH_MAX),
@@ -352,8 +352,8 @@ impl Visited {
         self.run.start <= first && end <= self.run.end || self.last.start <= first && end <= self.last.end
     }
 
-    /// Adds the first window, or one of which a part is in the run, and the rest is at one end of it. Returns
-    /// what is new. `None`, and no change, if it is not so, or if there is more than the run.
+    /// Adds the first window, or a window that overlaps the run at one end. Returns the new slots. `None`, without a
+    /// change, if it does not overlap so, or if there are slots beside the run.
     #[inline(always)]
     fn lengthen(&mut self, window: Window) -> Option<Window> {
         let (first, end) = (window.first.0, window.end());

@@ -1,4 +1,4 @@
-//! How many entries of each owner have left one by one. What is noted of these is to be forgotten. A thread counts under the
+//! Counts of each owner's entries that have left one by one. Their notes are to be forgotten. A thread counts under the
 //! key's lock. The lock in here is a leaf.
 
 use crate::base::sync::{Mutex, lock};
@@ -6,19 +6,19 @@ use crate::layout::owners::OWNER_MAX;
 use rustc_hash::FxHashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// From this number on, all together, they are worth a look.
+/// Fewer entries than this, of all owners together, are not worth a look.
 pub(in crate::index) const LOOKED_AT: u64 = 64;
 
 /// Entries that have left, by owner.
 #[derive(Debug, Default)]
 pub(in crate::index) struct LeftByOwner {
     of: Mutex<FxHashMap<u16, u64>>,
-    /// All of them. Relaxed: a hint, stored under the lock.
+    /// The sum over all owners. Relaxed: a hint, stored under the lock.
     all: AtomicU64,
 }
 
 impl LeftByOwner {
-    /// An entry of this owner has left, or another owner has it now; 0: it was nobody's.
+    /// Counts an entry of this owner that has left, or has gone to another owner; 0: nobody's.
     #[inline]
     pub fn left(&self, owner: u16) {
         if (1..=OWNER_MAX).contains(&owner) {
@@ -26,7 +26,7 @@ impl LeftByOwner {
         }
     }
 
-    /// This number of the owner's entries have left.
+    /// Counts this number of the owner's entries.
     #[cold]
     pub fn add(&self, owner: u16, entries: u64) {
         let mut of = lock(&self.of);
@@ -34,7 +34,7 @@ impl LeftByOwner {
         self.all.store(self.all.load(Relaxed) + entries, Relaxed);
     }
 
-    /// Takes an owner out, with how many have left, if all are worth a look.
+    /// Takes out an owner and its count, if all together are worth a look.
     pub fn take(&self) -> Option<(u16, u64)> {
         if self.all.load(Relaxed) < LOOKED_AT {
             return None;

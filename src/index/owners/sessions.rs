@@ -1,4 +1,4 @@
-//! What an embedder or a server does with owners.
+//! The methods of [`Index`] for owners.
 
 use super::{OwnerClaim, OwnerSession, Owners};
 use crate::index::face::Index;
@@ -10,9 +10,10 @@ use std::time::Duration;
 
 impl Index {
     /// Begins a session of an owner, of the number 1 to [`OWNER_MAX`](crate::layout::OWNER_MAX). An owner may have
-    /// several. When the last one was dropped, and no other has begun within `absent_for`, all entries of the owner are
-    /// hidden at once, and then removed by [`Index::tidy`]. While no thread calls that, no owner is away. After a takeover an
-    /// owner may be away for the longest such time that its sessions have said, or up to twice as long.
+    /// several sessions. When the last one was dropped, and no other has begun within `absent_for`, all entries of the
+    /// owner are hidden at once, and then removed by [`Index::tidy`]. While no thread calls that, no owner counts as
+    /// away. After a takeover an owner may be away for the longest such time that its sessions have said, or up to
+    /// twice as long.
     ///
     /// # Errors
     /// [`PutError::NoOwners`], [`PutError::OwnerNumber`], [`PutError::OwnerGone`] while its entries are being removed.
@@ -20,8 +21,8 @@ impl Index {
         self.owner_by(number, OwnerClaim::Any, absent_for)
     }
 
-    /// Begins another session of the owner with this [`OwnerSession::tenure`], and of no other that has its number by now. The
-    /// next server of the table knows the owner, too.
+    /// Begins another session of the owner with this [`OwnerSession::tenure`]. Refuses if another owner has its number
+    /// by now. The next server of the table knows the owner, too.
     ///
     /// # Errors
     /// As [`Index::owner`]; [`PutError::OwnerGone`] if the owner is gone.
@@ -43,7 +44,7 @@ impl Index {
         self.all_owners()?.session(self.region(), self.geometry(), number, claim, absent_for)
     }
 
-    /// Puts an entry of this owner's.
+    /// Puts an entry that this owner owns.
     ///
     /// # Errors
     /// As [`Index::put_with`]; [`PutError::OwnerGone`] when the owner was removed.
@@ -57,9 +58,9 @@ impl Index {
         self.make(WantedChange::put(key, options).value(value).by(Some(owner)))
     }
 
-    /// Hides all entries of an owner at once: with the return, no GET, change, walk or snapshot finds one of them. They are
-    /// removed later, by [`Index::tidy`]. Its sessions put nothing any more; a new one begins when the last entry has gone.
-    /// Waits for its puts that are under way, and for another such call that is under way. Returns whether this call has
+    /// Hides all entries of an owner at once. When this returns, no GET, change, walk or snapshot finds one of them.
+    /// [`Index::tidy`] removes them later. The owner's sessions put nothing any more; a new one may begin when the last
+    /// entry has gone. Waits for the owner's puts under way, and for another such call. Returns whether this call has
     /// hidden them: `false` if there was no such owner, or another call has.
     ///
     /// # Errors
@@ -68,8 +69,8 @@ impl Index {
         Ok(self.all_owners()?.remove(self.table(), number))
     }
 
-    /// Puts an entry of a snapshot, which is to live so long. One whose owner's entries are just being removed is left
-    /// out. In a table that knows no owners itself, the number goes with the entry and means nothing to the table
+    /// Puts an entry of a snapshot, with this time to live. Leaves it out if its owner's entries are being removed. In
+    /// a table without owners, the number stays in the entry, and the table does not use it
     /// ([`DrivenTable::put_until`](crate::driven::DrivenTable::put_until)).
     pub(in crate::index) fn restore_one(
         &self,
@@ -88,7 +89,7 @@ impl Index {
         }
     }
 
-    /// The server ends, and with it the sessions of owners: that is no reason for their entries to go.
+    /// The server ends, and with it all owners' sessions. Their entries stay.
     pub(crate) fn end_owners(&self) {
         self.owners().into_iter().for_each(Owners::end);
     }

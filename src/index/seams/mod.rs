@@ -1,4 +1,4 @@
-//! The two seams of a change: where it is decided, and where it is done.
+//! The two seams of a change: before it is made, and after.
 //!
 //! ```text
 //! decided   under the key's lock: the outcome is known, there is room for it, nothing is visible
@@ -6,8 +6,8 @@
 //! done      under the key's lock: every look sees it
 //! ```
 //!
-//! [`Seams`] hears of both. A segment does not know who hears: it is told with each change who stands
-//! [`Between`]. That is nobody, which costs nothing, or a [`Turn`].
+//! [`Seams`] hears of both. A segment does not know the listener. Each change brings a [`Between`]: nobody, which costs
+//! nothing, or a [`Turn`].
 
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod tests;
@@ -52,13 +52,13 @@ pub struct KeyChange<'c> {
     pub what: Changed,
     /// The key.
     pub key: &'c [u8],
-    /// The value that it has from then on. `None` if it leaves.
+    /// The key's new value. `None` if the key leaves.
     pub value: Option<SlotValue<'c>>,
-    /// Whose entry it is from then on; 0: nobody's.
+    /// The owner of the entry from then on; 0: nobody.
     pub owner: u16,
 }
 
-/// Where a key stands that has changed, or stood that has left.
+/// The slot of a key that has changed. If the key has left, its slot before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyPlace {
     /// The number of the segment's memory; 0 in a table of one size.
@@ -67,37 +67,37 @@ pub struct KeyPlace {
     pub slot: SlotIx,
 }
 
-/// Hears of every change of a table: each put, swap and remove that changes something, once before and once
-/// after. Keys that move, within a segment or between two, have not changed, nor have values that move.
+/// Hears of every change of a table: each put, swap and remove that changes something, once before and once after. Keys
+/// and values that move have not changed.
 ///
-/// Of each key it hears the changes in the order in which readers see them. Changes of other keys are heard by
-/// other threads at the same time. A change that was decided is done next, unless it was withdrawn.
+/// For each key, the calls come in the order in which readers see the changes. Other threads report changes of other
+/// keys at the same time. A change that was decided is made next, unless it was withdrawn.
 ///
 /// Both calls are made under locks: they should be short, and may not use the table.
 pub trait Seams: Debug + Send + Sync {
-    /// A change is about to be made. It can be made: there is room. No reader sees anything of it yet.
+    /// A change is about to be made. There is room for it, and no reader sees it yet.
     fn decided(&self, change: &KeyChange<'_>) -> Decision;
 
-    /// A change was made: every look that begins from here on sees it. May not panic.
+    /// A change was made. Every look that begins from now on sees it. May not panic.
     fn done(&self, change: &KeyChange<'_>, at: KeyPlace);
 }
 
-/// When a change is made that was decided.
+/// When a decided change is made.
 #[derive(Debug)]
 pub enum Decision {
     /// At once.
     Now,
-    /// When this has ended. Meanwhile the thread holds no lock, the room stays held, changes of the same key
-    /// wait behind this one, and all others go on.
+    /// After this wait. Meanwhile the thread holds no lock, the room stays held, changes of the same key wait behind
+    /// this one, and all others go on.
     After(Box<dyn Awaited>),
 }
 
-/// What a change waits for.
+/// The event for which a change waits.
 pub trait Awaited: Debug {
     /// Waits.
     ///
     /// # Errors
-    /// [`Withdrawn`]: the change is not made. The table is as if it had not been asked for.
+    /// [`Withdrawn`]: the change is not made. The table stays as if it had not been asked for.
     fn wait(self: Box<Self>) -> Result<(), Withdrawn>;
 }
 
@@ -132,8 +132,8 @@ impl<'c> KeyChange<'c> {
         KeyChange { what: Changed::Left, key, value: None, owner: 0 }
     }
 
-    /// What the change is to whoever takes what is hidden for absent (O3), where the entry before it, or the one that it
-    /// leaves, is hidden. `None`: to him nothing changes.
+    /// The change as a reader sees it, for whom hidden entries are absent (O3). `before` and `after`: whether the entry
+    /// before the change, or after it, is hidden. `None`: the reader sees no change.
     pub(in crate::index) fn among_shown(self, before: bool, after: bool) -> Option<KeyChange<'c>> {
         let was_there = self.what != Changed::Came && !before;
         let is_there = self.what != Changed::Left && !after;
@@ -146,24 +146,24 @@ impl<'c> KeyChange<'c> {
     }
 }
 
-/// Who stands between the decision of one change and its effect.
+/// The listener between the decision of one change and its effect.
 pub(in crate::index) trait Between: Copy {
-    /// Says that the change has to wait. No value, where none ever has to.
+    /// Proof that the change has to wait. Uninhabited for a listener that never waits.
     type MustWait: Debug;
-    /// Whether a change may have to.
+    /// Whether a change may have to wait.
     const MAY_WAIT: bool;
 
     /// The change is decided. The caller holds the key's lock.
     ///
     /// # Errors
-    /// It is not made now. The caller holds its room, lets all locks go, calls [`Between::wait`], and makes the
+    /// The change has to wait. The caller holds its room, releases all locks, calls [`Between::wait`], and makes the
     /// change again from the beginning.
     fn decided<'c>(self, change: impl FnOnce() -> KeyChange<'c>) -> Result<(), Self::MustWait>;
 
-    /// The change is done. The caller holds the key's lock.
+    /// The change is made. The caller holds the key's lock.
     fn done<'c>(self, change: impl FnOnce() -> KeyChange<'c>, at: impl FnOnce() -> KeyPlace);
 
-    /// Waits.
+    /// Waits until the change may be made.
     ///
     /// # Errors
     /// [`PutError::Withdrawn`].
@@ -172,14 +172,14 @@ pub(in crate::index) trait Between: Copy {
     /// Whether the change was decided before, and may be made.
     fn may_go_on(self) -> bool;
 
-    /// Remembers the room that is held for the change; forgets it.
+    /// Sets or clears the room that is held for the change.
     fn set_room(self, room: Option<HeldRoom>);
 
     /// The room that is held for the change.
     fn room(self) -> Option<HeldRoom>;
 }
 
-/// Nobody hears of the change.
+/// The listener of a table whose changes nobody hears.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::index) struct Nobody;
 
@@ -213,7 +213,7 @@ impl Between for Nobody {
     }
 }
 
-/// The one who hears of a table's changes, and whose turn it is with each key.
+/// The listener of a table's changes, and the turns of its keys.
 #[derive(Debug)]
 pub(in crate::index) struct SeamTurns {
     seams: Arc<dyn Seams>,
@@ -291,7 +291,7 @@ impl Between for &Turn<'_> {
     }
 }
 
-/// Lets the room of a change go, if it is still held when this is dropped: the change was withdrawn, or its
+/// Releases the room of a change, if it is still held when this is dropped: then the change was withdrawn, or its
 /// thread panicked.
 pub(in crate::index) struct LetsGo<B: Between, F: Fn(&HeldRoom)>(pub B, pub F);
 

@@ -1,23 +1,23 @@
-//! Changes of one key take turns (L10), where somebody stands between the decision of a change and its effect.
+//! Changes of one key take turns (L10), in a table with a listener.
 
 use crate::base::sync::{Mutex, MutexGuard, lock, unlock_fair};
 use crate::faults::{Rule, broken};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
-/// Parts of the table of keys that are being changed, so that threads seldom wait for one.
+/// Parts of the map of turns, so that threads seldom wait for one.
 const PARTS: usize = if cfg!(loom) { 1 } else { 16 };
 
-/// Whose turn it is, of each key that is being changed: as many as there are threads that change keys, at most.
-/// Keys are told apart by their hashes. Two with the same hash wait for each other, which does no harm.
+/// The turn of each key that is being changed: at most as many as there are threads that change keys. Keys are told
+/// apart by their hashes. Two keys with the same hash wait for each other, which does no harm.
 #[derive(Debug, Default)]
 pub(super) struct KeyTurns {
     parts: [Mutex<FxHashMap<u64, Arc<Mutex<()>>>>; PARTS],
 }
 
 impl KeyTurns {
-    /// Does something when it is this thread's turn with a key. Threads come in the order in which they asked.
-    /// Whoever has a turn asks for no other one, so none waits in a circle.
+    /// Acts when it is this thread's turn with a key. Threads come in the order in which they asked. The holder of a
+    /// turn asks for no other one, so none wait in a circle.
     pub fn in_turn<R>(&self, hash: u64, act: impl FnOnce() -> R) -> R {
         if broken(Rule::KeyTurn) {
             return act();
@@ -49,7 +49,7 @@ impl Drop for TakenTurn<'_> {
     fn drop(&mut self) {
         self.held.take().into_iter().for_each(unlock_fair);
         let mut part = lock(self.part);
-        // This thread has one, the table another. Who comes takes one under the lock of the table.
+        // This thread has one reference, the table another. A thread that comes takes one under the lock of the table.
         if Arc::strong_count(self.turn) == 2 {
             part.remove(&self.hash);
         }

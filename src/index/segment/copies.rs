@@ -1,5 +1,5 @@
-//! What a segment does with keys that do not change: it takes copies of those that go to it, and gives long values other
-//! names.
+//! Operations of a segment on keys that do not change: it takes copies of keys from another segment, and renames
+//! extents.
 
 use super::{Put, Segment};
 use crate::faults::{Rule, kept};
@@ -14,8 +14,8 @@ use crate::layout::slot::{Key, Stored};
 use crate::outcome::PutMode;
 
 impl Segment {
-    /// Takes copies of keys of these homes, which are in the other segment of a pair, whose locks the caller holds
-    /// (L7). Returns the homes of which one found no room; of these, no copy is left.
+    /// Takes copies of keys of these homes from the other segment of a pair, whose locks the caller holds (L7). Returns
+    /// the homes with a key that found no room; no copy of their keys is left.
     pub fn put_copies(&self, from: &Segment, homes: HomeSet, keys: &[KeyAt]) -> HomeSet {
         let mut refused = homes.cleared();
         for at in self.homes().put_copies_free(from.slots(), homes, keys) {
@@ -29,8 +29,8 @@ impl Segment {
         refused
     }
 
-    /// Takes a copy of a key that is in the other segment of a pair, whose locks the caller holds (L7).
-    /// `false` if there is no room.
+    /// Takes a copy of a key from the other segment of a pair, whose locks the caller holds (L7). `false` if there is
+    /// no room.
     pub fn put_copy(&self, key: Hashed<'_>, value: Stored<'_>) -> bool {
         // D9
         self.homes().counters().came(1);
@@ -56,7 +56,7 @@ impl Segment {
     }
 
     fn put_copy_along(&self, key: &Hashed<'_>, value: Stored<'_>) -> bool {
-        /// Other threads may change a path that was found.
+        /// The most paths that may turn out to be changed by other threads.
         const PATHS_MAX: u32 = 16;
         (0..PATHS_MAX).map_while(|_| self.moves.find_path(*key)).any(|path| {
             let how = (PutMode::Insert, Nobody);
@@ -79,9 +79,9 @@ impl Segment {
 
     // ---- extents --------------------------------------------------------------------------------
 
-    /// Does something with the slot of a key with this hash that names such an extent, under its lock. `None`
-    /// if there is none, or the segment does not have the key (L8): while a home goes to the other segment of
-    /// a pair, a slot may have a copy that is not the key's yet, or an original that is not any more.
+    /// Acts on the slot of a key with this hash that names this extent, under its lock. `None` if there is none, or the
+    /// segment does not have the key (L8). While a home goes to the other segment of a pair, a slot may have a copy
+    /// that is not the key's yet, or an original that is not any more.
     pub fn with_name<R>(
         &self,
         hash: First,
@@ -96,7 +96,7 @@ impl Segment {
         named.map(|(at, reference)| act(&locked, at.slot, &at.key, reference))
     }
 
-    /// X6: has the slot name another extent, if it still names the first.
+    /// X6: has the slot name the extent `new`, if it still names `old`.
     pub fn rename(&self, hash: First, old: &Reference, new: &Reference) -> Option<SlotWritten> {
         let is_it = |there: &Reference| kept(Rule::MoveCheck, || there.number == old.number);
         self.with_name(hash, is_it, |locked, slot, key, _| {

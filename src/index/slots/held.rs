@@ -13,12 +13,12 @@ pub(crate) struct HeldRoom {
     pub home: u64,
 }
 
-/// The held slots of a segment: at most one for each thread. A slot is held, and let go, under its own lock
-/// and its home's. So whoever has either of the two is certain of what is said here.
+/// The held slots of a segment: at most one for each thread. A slot is held, and let go, under its own lock and its
+/// home's. So the holder of either lock is certain of what is said here.
 #[derive(Debug, Default)]
 pub(super) struct HeldRooms {
-    /// How many there are: mostly none, and then nobody takes the lock. Relaxed: the locks of the slot and of
-    /// the home order it.
+    /// The number of held slots. Mostly there is none, and then no thread takes the lock. Relaxed: the locks of the
+    /// slot and of the home order it.
     count: AtomicUsize,
     all: Mutex<Vec<HeldRoom>>,
 }
@@ -30,14 +30,14 @@ impl HeldRooms {
         self.count.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether this slot is.
+    /// Whether this slot is held.
     #[cold]
     #[inline(never)]
     pub fn is_held(&self, slot: SlotIx) -> bool {
         lock(&self.all).iter().any(|room| room.slot == slot)
     }
 
-    /// Whether one is for a key of this home.
+    /// Whether a slot is held for a key of this home.
     #[cold]
     #[inline(never)]
     pub fn is_held_for(&self, home: u64) -> bool {

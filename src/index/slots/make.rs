@@ -1,4 +1,4 @@
-//! Slots are made, and mended after another server, before any thread of this server shares them.
+//! Making slots, and mending them after another server, before any thread of this server shares them.
 
 use super::Slots;
 use super::reader::SlotCopy;
@@ -11,17 +11,17 @@ use crate::layout::words;
 use crate::region::RegionError;
 use std::ops::Range;
 
-/// What mending a slot has shown.
+/// What the mending of a slot found.
 pub(crate) struct Mended {
     pub key: Key,
     pub aux: u32,
-    /// A writer had left the slot half written.
+    /// Whether a writer had left the slot half written.
     pub was_torn: bool,
 }
 
 impl Slots {
-    /// Puts memory behind these slots of a new region, and makes each a free slot at rest under stamp 2.
-    /// Nobody reads yet, and most words stay zero.
+    /// Puts memory behind these slots of a new region, and makes each a free slot at rest under stamp 2. No reader is
+    /// there yet, and most words stay zero.
     pub fn make(&self, slots: Range<u64>) -> Result<(), RegionError> {
         let (region, geometry) = (self.region(), self.geometry());
         let (shape, at) = (geometry.shape(), |slot| geometry.slot_offset(SlotIx(slot)));
@@ -36,9 +36,9 @@ impl Slots {
         Ok(())
     }
 
-    /// Puts memory behind all slots of a segment, and makes each a free slot at rest. `aux` says what the
-    /// first slot of a home has. The memory may have been another segment's, which clients with an old
-    /// entry still read: a slot's stamp never goes back to one that it had a moment ago.
+    /// Puts memory behind all slots of a segment, and makes each a free slot at rest. The first slot of a home gets
+    /// `aux`. The memory may have been another segment's, which clients with an old entry still read. So a slot's stamp
+    /// never goes back to a recent one.
     pub fn make_again(&self, aux: u32) -> Result<(), RegionError> {
         let (region, geometry) = (self.region(), self.geometry());
         let at = |slot| geometry.slot_offset(SlotIx(slot));
@@ -50,7 +50,7 @@ impl Slots {
         Ok(())
     }
 
-    /// Makes each slot of a segment, whose slots have this shape, a free one at rest.
+    /// Makes each slot of a segment, whose slots have this shape, a free slot at rest.
     #[inline(always)]
     fn free_all(&self, shape: SlotShape, aux: u32) {
         let (region, geometry) = (self.region(), self.geometry());
@@ -73,8 +73,8 @@ impl Slots {
                 self.writer().write(slot, &Content { aux, ..Content::default() });
                 continue;
             }
-            // Nobody takes what is there for a slot: its CRC is none, and on shm it is no key. Most words
-            // stay zero.
+            // No reader takes the present words for a slot: the CRC does not match, and on shm there is no key. Most
+            // words stay zero.
             let image = if is_home { &mut *of_home } else { &mut *of_other };
             seal(shape, geometry.identity(slot), first_stamp, image);
             stamp_copies(shape).for_each(|copy| words.store(copy, image[copy]));
@@ -83,8 +83,8 @@ impl Slots {
         }
     }
 
-    /// U4: gives a slot that a dead writer was writing over the content that it had before, if the undo
-    /// line that begins with this word keeps it.
+    /// U4: gives a slot its former content, if a dead writer was writing over that, and the undo line that begins with
+    /// this word keeps it.
     pub fn restore(&self, slot: SlotIx, line: usize) -> bool {
         let before = before_the_write(self.region(), self.geometry(), slot, line);
         disobey(Rule::RestoreStays, || self.region().store(line, 0));

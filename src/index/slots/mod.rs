@@ -57,17 +57,17 @@ pub(crate) struct Slots {
     held: HeldRooms,
 }
 
-/// A key's slot has been written. The time of an extent that it named before counts from after that (X3).
+/// Proof that a key's slot was written. If it named an extent, the time of that extent counts from now on (X3).
 pub(crate) struct SlotWritten(());
 
 impl Slots {
-    /// Those of a table of one segment.
+    /// The slots of a table of one segment.
     pub fn whole(region: Region, geometry: Geometry) -> Slots {
         let stripes = Stripes::new(geometry.main_slots());
         Slots::over(region, geometry, stripes, UndoLines::new())
     }
 
-    /// Those of one segment of many, which share undo lines.
+    /// The slots of one segment of many, which share undo lines.
     pub fn part(region: Region, geometry: Geometry, undo: UndoLines) -> Slots {
         let stripes = Stripes::of_segment(geometry.main_slots());
         Slots::over(region, geometry, stripes, undo)
@@ -89,7 +89,7 @@ impl Slots {
         &self.geometry
     }
 
-    /// What is noted of the slots.
+    /// The notes on the slots.
     #[inline(always)]
     pub fn notes(&self) -> &Notes {
         &self.notes
@@ -201,7 +201,7 @@ impl Slots {
         self.header(slot).is_free() && !self.is_held(slot)
     }
 
-    /// Those of at most 128 neighbouring slots that have a key: a bit for each from the first on.
+    /// The slots among these that have a key: a bit for each of at most 128 neighbours.
     pub fn occupied(&self, slots: &Range<u64>) -> u128 {
         let (each, count) = (self.geometry.shape().words(), (slots.end - slots.start) as usize);
         let words = self.region.words(self.geometry.slot_word(SlotIx(slots.start)), count * each);
@@ -212,7 +212,7 @@ impl Slots {
         if count == 0 { 0 } else { bits >> (128 - count) }
     }
 
-    /// Those into which a key may come, as [`Slots::may_take`] says of one.
+    /// The slots among these into which a key may come, as [`Slots::may_take`] says of one.
     pub fn free_among(&self, slots: &Range<u64>) -> u128 {
         let mut free = !self.occupied(slots);
         if self.held.are_any() {
@@ -230,7 +230,7 @@ impl Slots {
         self.held.are_any() && !broken(Rule::HeldSlot) && self.held.is_held(slot)
     }
 
-    /// Those of these homes, whose locks are held, for whose keys a slot is held (L12).
+    /// The homes among these, whose locks are held, for whose keys a slot is held (L12).
     pub fn held_among(&self, homes: HomeSet) -> HomeSet {
         let mut held = homes.cleared();
         if self.held.are_any() {
@@ -239,7 +239,7 @@ impl Slots {
         held
     }
 
-    /// What a look has shown, but for free slots that are held. The caller holds the key's locks.
+    /// The result of a look, without free slots that are held. The caller holds the key's locks.
     #[inline]
     pub fn pass_by_held(&self, seen: Sought, key: &Hashed<'_>) -> Sought {
         match seen {
@@ -264,7 +264,7 @@ impl Slots {
         debug_assert!(self.may_write(locked, room.slot) && self.header(room.slot).is_free(), "L11");
         debug_assert!(locked.covers(self.geometry.window(room.home).first), "L12");
         self.held.add(room);
-        // A search that looks at the slot sees that it is held.
+        // A search looks at the slot, and sees that it is held.
         self.notes.forget(&[room.slot]);
     }
 
@@ -303,8 +303,8 @@ impl Slots {
         self.stripes.lock_two(self.stripes_of_window(self.geometry.primary(*key)))
     }
 
-    /// Locks the key's other windows besides, if the home's filter says that the key may be there. So what its
-    /// presence depends on is locked. Returns whether the filter says so.
+    /// Also locks the key's other windows, if the home's filter says that the key may be there. So everything is locked
+    /// on which its presence depends. Returns whether the filter says so.
     #[inline(always)]
     pub fn lock_displaced<'l>(&'l self, locked: &mut Locked<'l>, key: &Hashed<'_>) -> bool {
         let home = self.region.load(self.geometry.home_word(key.home()) + 1);
@@ -380,7 +380,7 @@ impl Slots {
         [window.first, last].map(|slot| self.stripe_of(slot))
     }
 
-    /// The stripes of a path's slots, and of the homes of the keys in them (L2). By their notes where there
+    /// Adds the stripes of a path's slots, and of the homes of the keys in them (L2). Takes notes for true, where there
     /// are some: L4 has the path checked again.
     pub fn add_path(&self, set: &mut StripeSet, path: &[SlotIx]) {
         for &slot in path {
@@ -399,8 +399,8 @@ impl Slots {
         }
     }
 
-    /// A home takes an overflow block, or gives it back: from then on its lock guards the block's slots,
-    /// or no lock does.
+    /// A home takes an overflow block, or gives it back. From then on its lock guards the block's slots, or no lock
+    /// does.
     pub fn set_owner(&self, block: Block, home: Option<u64>) {
         self.owners.set(block, home);
     }
@@ -445,9 +445,8 @@ impl Slots {
 
     // ---- writes ---------------------------------------------------------------------------------
 
-    /// Writes key and value into a slot that is free, and notes this of the key; or into the key's own slot, of
-    /// which all that is noted is still so. The slot keeps its ghost (M2) and its `aux`: they are about other
-    /// keys.
+    /// Writes key and value into a free slot, and notes this of the key; or into the key's own slot, whose note stays
+    /// true. The slot keeps its ghost (M2) and its `aux`, which are about other keys.
     #[inline(always)]
     pub fn rewrite(
         &self,
@@ -467,7 +466,7 @@ impl Slots {
         SlotWritten(())
     }
 
-    /// Frees a slot whose occupant is removed, likewise.
+    /// Frees a slot whose occupant is removed. The slot keeps its ghost and its `aux`.
     #[inline(always)]
     pub fn free(&self, locked: &Locked<'_>, slot: SlotIx) -> SlotWritten {
         self.rewrite(locked, slot, &[], Stored::default(), Some(Note::Free))
@@ -527,7 +526,7 @@ impl Slots {
         self.write_header(locked, slot, before, 0, before.aux);
     }
 
-    /// Writes what belongs to the slot, not to its key.
+    /// Writes what belongs to the slot and not to its key.
     fn write_header(&self, locked: &Locked<'_>, slot: SlotIx, before: Header, ghost: u8, aux: u32) {
         let [_, header] = Header { ghost, aux, ..before }.to_words();
         let note = self.notes.of_key_in(slot);
@@ -540,7 +539,7 @@ impl Slots {
         });
     }
 
-    /// Writes the key and the value that another slot has, with the ghost and `aux` of this one, which is free.
+    /// Writes the key and the value of another slot into this one, which is free. It keeps its ghost and `aux`.
     pub fn write_copy(&self, locked: &Locked<'_>, slot: SlotIx, of: &[AtomicU64], note: Note) {
         self.write_filled(locked, slot, usize::MAX, note, |target, image| {
             let Header { ghost, aux, .. } = target.before();
@@ -549,7 +548,7 @@ impl Slots {
         });
     }
 
-    /// Frees the slot of a key that was copied away, and whose ghost this is (M2).
+    /// Frees the slot of a key that was copied away, and gives it this ghost (M2).
     pub fn vacate(&self, locked: &Locked<'_>, slot: SlotIx, ghost: u8) {
         self.write_filled(locked, slot, usize::MAX, Note::Free, |target, image| {
             let before = target.before();
@@ -642,7 +641,7 @@ impl Slots {
     /// Keeps the image of a slot that is about to be written.
     #[inline(always)]
     fn keep(&self, target: &Target<'_>, is_free: bool) -> Option<Undo<'_>> {
-        // What is erased stands elsewhere (M1), or a remove that is cut off takes effect.
+        // What is erased stands elsewhere (M1), or belongs to a remove, which then takes effect.
         if is_free { None } else { self.undo.keep_target(&self.region, &self.geometry, target) }
     }
 

@@ -18,7 +18,7 @@ pub(crate) enum Note {
     Unknown,
     /// The slot has no key.
     Free,
-    /// It has a ghost, so its key cannot be moved (M3).
+    /// The slot has a ghost, so its key cannot be moved (M3).
     Stuck,
     /// Its key is displaced.
     Displaced,
@@ -33,7 +33,7 @@ pub(crate) fn has_room_for_ghost(ghost: u8) -> bool {
 
 /// The first number that stands for [`Note::AtHome`].
 const AT_HOME: u8 = 3;
-/// Set if the slot has a ghost, beside what is noted of its key.
+/// Set if the slot has a ghost, beside the note of its key.
 const STUCK: u8 = 1 << 7;
 
 impl Note {
@@ -57,7 +57,7 @@ impl Note {
         }
     }
 
-    /// Of a slot with this key and no ghost.
+    /// The note of a slot with this key and no ghost.
     #[inline(always)]
     pub fn of_key(geometry: &Geometry, slot: SlotIx, key: Hashed<'_>) -> Note {
         let primary = geometry.primary(key);
@@ -66,7 +66,7 @@ impl Note {
     }
 }
 
-/// The first slot of the window that the key in this slot is at home in ([`Note::AtHome`]).
+/// The first slot of the primary window of the key in this slot ([`Note::AtHome`]).
 #[inline(always)]
 pub(crate) fn home_slot(slot: SlotIx, distance: u8) -> SlotIx {
     SlotIx(slot.0.saturating_sub(distance.into()))
@@ -78,7 +78,7 @@ pub(crate) struct Notes(Box<[AtomicU8]>);
 
 impl Notes {
     pub fn new(main_slots: u64) -> Notes {
-        // Unknown, all of them: memory that nobody has touched.
+        // All are unknown: the memory is untouched.
         Notes(bytemuck::zeroed_slice_box(main_slots as usize))
     }
 
@@ -87,7 +87,7 @@ impl Notes {
         Note::from_byte(self.byte(slot))
     }
 
-    /// What is noted of the slot's key, whether the slot has a ghost or not.
+    /// The note of the slot's key, whether the slot has a ghost or not.
     #[inline]
     pub fn of_key_in(&self, slot: SlotIx) -> Note {
         Note::from_byte(self.byte(slot) & !STUCK)
@@ -99,7 +99,7 @@ impl Notes {
         self.0.get(slot.0 as usize).map_or(Note::Unknown.to_byte(), |byte| byte.load(Ordering::Relaxed))
     }
 
-    /// The first of these main slots that has no key. `is_free` says so of those of which nothing is known.
+    /// The first of these main slots that has no key. `is_free` is asked about slots without a note.
     #[inline(always)]
     pub fn first_free(&self, window: Window, is_free: impl Fn(SlotIx) -> bool) -> Option<SlotIx> {
         const UNKNOWN: u8 = Note::Unknown.to_byte();

@@ -1,4 +1,4 @@
-//! Looks at slots, for a thread that holds their locks; [`SlotReader::peek`] is for one that does not.
+//! Reads slots, for a thread that holds their locks. [`SlotReader::peek`] is for a thread that does not.
 
 use crate::base::sync::{AtomicU64, Ordering, fence};
 use crate::faults::{Rule, kept};
@@ -24,7 +24,7 @@ pub(crate) struct SlotReader<'a> {
 /// A slot's content in private memory.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SlotCopy {
-    /// The whole key, also if the slot does not have it.
+    /// The whole key, even if the slot does not have all of it.
     pub key: Key,
     /// The value, or the reference to it, with the digest of a long key: [`SlotCopy::stored`] tells which.
     pub value: SmallVec<[u8; 112]>,
@@ -48,14 +48,14 @@ impl SlotCopy {
     }
 }
 
-/// What a look at a window, or at all windows of a key, has shown.
+/// The result of a look for a key, in one window or in all windows of the key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Sought {
     /// The key, in this slot.
     At(SlotIx),
     /// No key, and the first free slot of the window, or of the key's primary one.
     Free(SlotIx),
-    /// Neither.
+    /// Neither the key nor a free slot.
     Nowhere,
 }
 
@@ -67,7 +67,7 @@ impl Sought {
     }
 }
 
-/// Whether a slot that seems to hold the key does. Apart: seldom needed, and never twice.
+/// Whether a slot that seems to hold the key does. A function of its own, because it is seldom needed, and never twice.
 #[inline(never)]
 fn begins_with(shape: SlotShape, slot: &[AtomicU64], key: &[u8]) -> bool {
     compare::begins_with(shape, slot, key)
@@ -153,8 +153,8 @@ impl<'a> SlotReader<'a> {
         mapped::long_key(shape, words).is_some_and(|long| long.may_be(self.geometry, key) && is_it(long))
     }
 
-    /// The key in an extent that a slot names. Of a slot in a damaged region, a key that is not its own, which a takeover
-    /// frees: it has another digest.
+    /// The key in an extent that a slot names. In a damaged region, a key with another digest. The takeover frees such
+    /// a slot.
     fn whole_key(&self, long: &LongKey, len: usize) -> Key {
         let reference = &long.reference;
         let mut bytes = Vec::with_capacity(len);
@@ -174,7 +174,7 @@ impl<'a> SlotReader<'a> {
         }
     }
 
-    /// All that a slot has that was looked at.
+    /// The whole content of a slot that was looked at.
     #[inline(always)]
     pub fn owned(&self, view: View<'_>) -> SlotCopy {
         let Header { ghost, aux, .. } = view.header();
@@ -192,7 +192,7 @@ impl<'a> SlotReader<'a> {
         owned
     }
 
-    /// The header and the key of a slot. Without its lock, any bytes.
+    /// The header and the key of a slot. Without the slot's lock, they may be any bytes.
     fn header_and_key(&self, slot: SlotIx) -> Option<(Header, Key)> {
         let (shape, words) = (self.geometry.shape(), self.words(slot));
         let (header, key) = mapped::header_and_key(shape, words).ok()?;
@@ -219,7 +219,7 @@ impl<'a> SlotReader<'a> {
         window: Window,
         key: &[u8],
     ) -> Sought {
-        // Long keys do not end in the first line. Then every slot is worth a look.
+        // A long key does not end in the first line. Then every slot has to be compared.
         let end = KeyEnd::of(key).unwrap_or(KeyEnd::ANY);
         let klen = |words: &[AtomicU64]| words[1].load(Ordering::Relaxed) as u8;
         for (number, words) in (0..).zip(slots.clone()) {
@@ -227,7 +227,7 @@ impl<'a> SlotReader<'a> {
                 return Sought::At(window.slot(number));
             }
         }
-        // Apart: the lines are near now, and each loop fits the registers.
+        // A loop of its own: the lines are in the cache now, and each loop fits the registers.
         for (number, words) in (0..).zip(slots) {
             if klen(words) == 0 {
                 return Sought::Free(window.slot(number));
@@ -241,7 +241,7 @@ impl<'a> SlotReader<'a> {
         self.header_and_key(slot).unwrap_or_else(|| (bytemuck::Zeroable::zeroed(), Key::new()))
     }
 
-    /// Shows the key of a slot whose lock is held; none, if the slot is damaged.
+    /// Shows the key of a slot whose lock is held. Shows none if the slot is damaged.
     #[inline(always)]
     pub fn with_key(&self, slot: SlotIx, see: impl FnOnce(&[u8])) {
         let (shape, words) = (self.geometry.shape(), self.words(slot));

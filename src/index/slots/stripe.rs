@@ -1,5 +1,5 @@
-//! What a stripe's lock guards besides its slots (L2): the register of the displaced keys of its homes,
-//! and what waits at these homes.
+//! The data that a stripe's lock guards besides its slots (L2): the register of the displaced keys of its homes, and
+//! what waits at these homes.
 
 use crate::faults::{Rule, obey};
 use crate::layout::chain::Block;
@@ -33,13 +33,13 @@ pub(crate) enum DisplacedAt {
     },
 }
 
-/// What a stripe's lock guards besides its slots.
+/// The data that a stripe's lock guards besides its slots.
 #[derive(Debug, Default)]
 pub(crate) struct Stripe {
     displaced: FxHashMap<u64, SmallVec<[Displaced; 2]>>,
     /// Empty linked blocks of the stripe's homes, and when each may be unlinked.
     empty_blocks: FxHashMap<Block, u64>,
-    /// Homes whose headers still say what a merge has left there, and when they may say what is so.
+    /// Homes whose headers are still those of a merge, and when they may get their final state.
     settling: FxHashMap<u64, u64>,
     /// Words of the region with displaced keys that another server has left (T7).
     unread: Range<usize>,
@@ -117,7 +117,7 @@ impl Stripe {
         self.census().sum::<usize>() + self.unread.len() / ENTRY_WORDS
     }
 
-    /// A linked block has become empty, and may be unlinked at this time.
+    /// Notes that a linked block has become empty, and may be unlinked at this time.
     pub fn note_empty(&mut self, block: Block, due_ns: u64) {
         self.empty_blocks.insert(block, due_ns);
     }
@@ -127,27 +127,27 @@ impl Stripe {
         self.empty_blocks.get(&block) == Some(&due_ns)
     }
 
-    /// A block is used again, or unlinked.
+    /// Notes that a block is used again, or unlinked.
     pub fn forget_empty(&mut self, block: Block) {
         self.empty_blocks.remove(&block);
     }
 
-    /// The header of a home may say what is so at this time. Returns whether the home had no time yet.
+    /// Notes when the header of a home may get its final state. Returns whether the home had no time yet.
     pub fn settle_at(&mut self, home: u64, due_ns: u64) -> bool {
         self.settling.insert(home, due_ns).is_none()
     }
 
-    /// Whether this is the time of a home.
+    /// Whether the home's time is this one.
     pub fn settles_at(&self, home: u64, due_ns: u64) -> bool {
         self.settling.get(&home) == Some(&due_ns)
     }
 
-    /// The header of a home says what is so. Returns whether it did not before.
+    /// Notes that the header of a home has its final state. Returns whether it had not before.
     pub fn settled(&mut self, home: u64) -> bool {
         self.settling.remove(&home).is_some()
     }
 
-    /// These words of the region have displaced keys of the stripe's homes. They are read later.
+    /// Notes that these words of the region have displaced keys of the stripe's homes. They are read later.
     pub fn leave_unread(&mut self, words: Range<usize>) {
         self.unread = words;
     }

@@ -41,7 +41,7 @@ impl Stripes {
         Stripes { all: (0..count).map(|_| Mutex::default()).collect() }
     }
 
-    /// For one of many segments, which need fewer.
+    /// The stripes of one of many segments, which needs fewer.
     pub fn of_segment(main_slots: u64) -> Stripes {
         const MOST: u64 = 64;
         let count = main_slots.div_ceil(1 << GROUP_SHIFT).next_power_of_two().min(MOST);
@@ -62,7 +62,7 @@ impl Stripes {
         set
     }
 
-    /// Of the neighbours with which this slot shares a stripe, the first.
+    /// The first of the neighbours that share a stripe with this slot.
     pub fn first_of_group(slot: SlotIx) -> SlotIx {
         SlotIx(slot.0 >> GROUP_SHIFT << GROUP_SHIFT)
     }
@@ -129,9 +129,9 @@ fn as_named(mut set: StripeSet) -> StripeSet {
 
 /// Locked stripes. Dropping this unlocks them.
 pub(crate) struct Locked<'a> {
-    /// The first two, which most operations have enough with.
+    /// The first two. Most operations need no more.
     held: [Option<LockedStripe<'a>>; 2],
-    /// An `Rc`, which is never shared, because what drops it is out of line.
+    /// An `Rc` that is never shared: it keeps the code that drops it out of line.
     others: Option<Rc<[LockedStripe<'a>]>>,
     stripes: &'a Stripes,
     is_alone: bool,
@@ -169,7 +169,7 @@ impl<'a> Locked<'a> {
         self.is_alone
     }
 
-    /// What the lock of this home slot guards.
+    /// The data that the lock of this home slot guards.
     ///
     /// # Panics
     /// When the slot's stripe is not locked, which breaks L2.

@@ -54,7 +54,7 @@ impl UndoLines {
         self.keep_target(region, geometry, &target)
     }
 
-    /// Keeps the image of a slot that was found.
+    /// Keeps the image of a target.
     #[inline(always)]
     pub fn keep_target<'a>(
         &'a self,
@@ -94,7 +94,7 @@ impl UndoLines {
     fn claim_another(&self, last: usize) -> (usize, Option<MutexGuard<'_, ()>>) {
         let mut others = (1..UNDO_LINES).map(|n| (last + n) % UNDO_LINES);
         let free = others.find_map(|n| Some((n, try_lock(&self.all[n].0)?)));
-        // Never too few: a thread that has a line waits for nothing.
+        // There are enough: a thread that has a line waits for nothing.
         let (number, line) = free.unwrap_or_else(|| (last, lock(&self.all[last].0)));
         LAST.set(number);
         (number, Some(line))
@@ -102,7 +102,7 @@ impl UndoLines {
 }
 
 impl Undo<'_> {
-    /// Lets the line keep nothing any more, because the slot is written (U2).
+    /// Frees the line, because the slot is written (U2).
     #[inline(always)]
     pub fn free(self) {
         // U2: all this after W3.
@@ -111,8 +111,8 @@ impl Undo<'_> {
     }
 }
 
-/// What the undo line that begins with this word keeps of the slot. `None` unless a writer died
-/// between W1 and W3 of the write that it was kept for.
+/// The slot's content that the undo line at this word keeps. `None` unless a writer died between W1 and W3 of the write
+/// for which it was kept.
 pub(crate) fn before_the_write(
     region: &Region,
     geometry: &Geometry,
@@ -127,7 +127,7 @@ pub(crate) fn before_the_write(
     is_torn.then(|| SlotReader::new(region, geometry).owned(view))
 }
 
-/// U4 for each undo line whose slot `restore` has, and says whether it was torn. Returns how many were.
+/// Applies U4 to each undo line. `restore` restores a slot, and returns whether it was torn. Returns how many were.
 pub(crate) fn restore_all(
     region: &Region,
     geometry: &Geometry,

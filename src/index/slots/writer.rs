@@ -1,11 +1,11 @@
 //! The slot writer: the only code that changes a slot. First every stamp becomes odd (W1). Then
 //! come the bytes (W2). Then every stamp becomes even (W3). Release fences part the three.
 //!
-//! One server thread writes a slot at a time, and holds the slot's lock. Anybody reads. A writer
-//! that dies half way leaves the slot odd, until the next server mends it (U4, T2). Until then, a GET
-//! that READs a window with this slot, and does not find its key in that window, looks again until
-//! it ends in `Deadline` or `Contended`. That is every miss whose windows contain the slot, a GET
-//! of the key in it, and one of a key in a later window. A hit beside the slot is as good as ever.
+//! One server thread writes a slot at a time, and holds the slot's lock. Anybody reads. A writer that dies half way
+//! leaves the slot odd, until the next server mends it (U4, T2). Until then, a GET that READs a window with this slot,
+//! and does not find its key in that window, looks again until it ends in `Deadline` or `Contended`. This affects every
+//! miss whose windows contain the slot, a GET of the key in the slot, and a GET of a key in a later window. It does not
+//! affect a hit beside the slot.
 //!
 //! `obey`, `disobey` and `by_rule` are switches of `src/faults.rs`. In a real build every step is taken.
 
@@ -30,18 +30,18 @@ pub(crate) struct Target<'a> {
     pub shape: SlotShape,
     pub slot: SlotIx,
     words: StoreWords<'a>,
-    /// Its first two words, before the write.
+    /// The slot's first two words, before the write.
     before: [u64; 2],
 }
 
 impl<'a> Target<'a> {
-    /// What the slot has before the write.
+    /// The slot's header, before the write.
     #[inline(always)]
     pub fn before(&self) -> Header {
         Header::from_words(self.before)
     }
 
-    /// Its words, to be loaded from.
+    /// The slot's words, for loads.
     #[inline(always)]
     pub fn words(&self) -> &'a [AtomicU64] {
         self.words.words()
@@ -54,7 +54,7 @@ impl<'a> SlotWriter<'a> {
         SlotWriter { region, geometry }
     }
 
-    /// A slot to be written, of a table whose slots have this shape.
+    /// A slot that is about to be written, of a table whose slots have this shape.
     #[inline(always)]
     pub fn target(&self, shape: SlotShape, slot: SlotIx) -> Target<'a> {
         debug_assert_eq!(shape, self.geometry.shape());
@@ -78,9 +78,8 @@ impl<'a> SlotWriter<'a> {
         }
     }
 
-    /// Replaces the slot's content by that of an image, whose stamps and CRC do not matter.
-    /// The words from `same_from` on are what the slot has already: where that is the payload, this makes
-    /// 2 * lines + 1 stores.
+    /// Replaces the slot's content by that of an image, whose stamps and CRC do not matter. The slot has the words from
+    /// `same_from` on already: if they are the payload, this makes 2 * lines + 1 stores.
     #[inline(always)]
     pub fn write_image(&self, to: &Target<'_>, image: &mut [u64], same_from: usize) {
         let Target { shape, slot, words, before: [before, _] } = *to;

@@ -1,10 +1,10 @@
-//! A whole table, of one size or one that grows: it is made, taken over, handed over, walked over, and
-//! saved as a snapshot.
+//! A whole table, of one size or one that grows: making it, taking it over, handing it over, walking over it, and
+//! saving it as a snapshot.
 //!
 //! * `one` is a table of one size.
 //! * `table` is either, from its making to its handover.
-//! * `walk` shows all keys, while they change; `scan` does so for somebody who asks for some of them at a time.
-//!   `snapshot` makes a file of them, and puts them back.
+//! * `walk` shows all keys, while they change. `scan` shows some of them at a time. `snapshot` makes a file of them,
+//!   and puts them back.
 
 mod one;
 mod scan;

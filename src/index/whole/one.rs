@@ -88,9 +88,9 @@ impl OneSize {
             }
             tracing::warn!("what the last server handed over is damaged; every slot is looked at");
         }
-        // T1: after this wait no GET over a network rests on the old server's traces. A pass that
-        // began before it has taken T or longer by its clock, so the GET looks again (G4, G7). GETs
-        // on shm do not go by time: they look again if their counter goes up (M4, T5).
+        // T1: after this wait no GET over a network rests on the old server's traces. A pass that began before it has
+        // taken T or longer by its clock, so the GET looks again (G4, G7). A GET on shm does not go by time: it looks
+        // again if its counter goes up (M4, T5).
         homes.grace().clock().sleep_until(homes.grace().due_ns(Rule::TakeoverGrace));
         // Clients that have the region mapped read while it is mended, so it stays in service. With
         // `Starting`, a server killed from here on would leave a region that the next one refuses.
@@ -104,7 +104,7 @@ impl OneSize {
         Ok((table, found))
     }
 
-    /// X5, when every slot is restored and mended.
+    /// X5, after every slot is restored and mended.
     fn take_extents(&self, cores: Cores, found: &mut Recovered) {
         let Some(extents) = self.segment.extents() else { return };
         let homes = self.segment.homes();
@@ -112,7 +112,7 @@ impl OneSize {
         let mut bad = Vec::new();
         let references = named.iter().map(|&(_, reference)| reference);
         extents.take_over(references, |nth| bad.push(nth));
-        // First: when one goes, another of its chain may come into its slot.
+        // The keys are read first: when one is removed, another key of its chain may come into its slot.
         let bad: Vec<Key> = bad.into_iter().map(|nth| homes.key_in(named[nth].0)).collect();
         bad.iter().for_each(|key| homes.drop_misplaced(key, found));
     }

@@ -1,11 +1,11 @@
-//! A scan: a walk that stops behind any key, and goes on when it is asked to, by what it said then (D6).
+//! A scan: a walk that stops behind any key. Its caller continues it with the cursor that it returned (D6).
 //!
 //! ```text
 //! each part of the directory ── each step ── each segment, or pair, of that part ── each key, by place and bytes
 //! ```
 //!
-//! Part, step and place of a key follow from its bytes (`walk.rs`). So do its place and bytes, by which the keys
-//! of a look are in order. So it is certain of each key, wherever it is, whether a scan has passed it.
+//! Part, step and place of a key follow from its bytes (`walk.rs`). A look shows its keys in the order of place and
+//! bytes. So it is certain of each key, wherever it is, whether a scan has passed it.
 
 use super::table::Table;
 use super::walk::{StepKeys, look_at};
@@ -21,33 +21,33 @@ const HEAD_BYTES: usize = 20;
 /// Its last bytes: a checksum of the rest.
 const CRC_BYTES: usize = 4;
 
-/// Takes a key, with its value where that is in its slot, and its owner. Returns whether there is room for more.
+/// Takes a key, its value if that is in its slot, and its owner. Returns whether there is room for more.
 pub(crate) type TakeKey<'s> = dyn FnMut(&[u8], Option<&[u8]>, u16) -> bool + 's;
 
-/// How far a scan came.
+/// How far a scan has come.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ScanPoint {
-    /// The places of this part.
+    /// The places of the present part.
     part: Range<u32>,
     step: u64,
-    /// The place in this step at which it goes on ...
+    /// The scan continues at this place in the step ...
     at: u32,
     /// ... behind this key.
     after: Vec<u8>,
 }
 
-/// How far a scan of [`Index::scan_keys`](crate::embedded::Index::scan_keys) came. The default is the beginning.
+/// How far a scan by [`Index::scan_keys`](crate::embedded::Index::scan_keys) has come. The default is the beginning.
 #[derive(Clone, Debug, Default)]
 pub struct KeyCursor(pub(crate) ScanPoint);
 
 impl ScanPoint {
-    /// Whether it has passed all keys.
+    /// Whether the scan has passed all keys.
     pub fn is_at_end(&self) -> bool {
         self.part == (PLACES..PLACES)
     }
 
-    /// Whether it has passed a key. So far, the key is shown if it was there when its place was looked at; what
-    /// becomes of it later, the scan does not show.
+    /// Whether the scan has passed a key. A key that it has passed was shown if it was there when its place was looked
+    /// at. The scan does not show what becomes of it later.
     pub fn has_passed(&self, geometry: &Geometry, key: &[u8]) -> bool {
         let (place, step) = position(geometry, key);
         if !self.part.contains(&place) {
@@ -56,7 +56,7 @@ impl ScanPoint {
         (step, place, key) <= (self.step, self.at, &self.after[..])
     }
 
-    /// As a client keeps it.
+    /// The bytes of a cursor, which a client keeps.
     pub fn to_bytes(&self, geometry: &Geometry) -> Vec<u8> {
         let ScanPoint { part, step, at, after } = self;
         let [start, end, at] = [part.start, part.end, *at].map(u32::to_le_bytes);
@@ -66,7 +66,7 @@ impl ScanPoint {
         bytes
     }
 
-    /// From what a client has kept, or from anything else. `Err` says what is wrong with it.
+    /// Decodes a cursor that a client has kept, or any other bytes. `Err` says what is wrong with it.
     pub fn from_bytes(bytes: &[u8], geometry: &Geometry) -> Result<ScanPoint, &'static str> {
         if bytes.is_empty() {
             return Ok(ScanPoint::default());
@@ -89,14 +89,14 @@ impl ScanPoint {
         Ok(ScanPoint { part, step, at, after: after.to_vec() })
     }
 
-    /// Goes on behind a key of this step.
+    /// Continues behind a key of this step.
     fn go_behind(&mut self, place: u32, key: &[u8]) {
         self.at = place;
         self.after.clear();
         self.after.extend_from_slice(key);
     }
 
-    /// Goes on at a place of this step, or behind the step.
+    /// Continues at a place of this step, or behind the step.
     fn go_to(&mut self, geometry: &Geometry, place: u32) {
         self.after.clear();
         self.at = place;
@@ -117,7 +117,7 @@ fn crc(geometry: &Geometry, bytes: &[u8]) -> [u8; CRC_BYTES] {
     hasher.finalize().to_le_bytes()
 }
 
-/// The homes of a step that may be none.
+/// The homes of a step. Empty for a step that does not exist.
 fn homes_of(geometry: &Geometry, step: u64) -> Range<u64> {
     // Steps have 64 slots.
     if step > geometry.slots() { 0..0 } else { homes_of_step(geometry, step) }
@@ -130,10 +130,10 @@ fn position(geometry: &Geometry, key: &[u8]) -> (u32, u64) {
 }
 
 impl Table {
-    /// Looks at the next keys of a scan, of one step in one segment or pair. Shows those behind the point in order,
-    /// with their values where these are in their slots, until `take` returns `false`: that key, and those behind it,
-    /// are for the next look. Runs under no lock. Returns the number that the feed's next change had under their
-    /// locks (J3), or `None` if no key is left.
+    /// Looks at the next keys of a scan, of one step in one segment or pair. Shows the keys behind the point in order,
+    /// with their values if these are in their slots, until `take` returns `false`: that key, and those behind it, are
+    /// for the next look. Holds no lock when it shows keys. Returns the number that the feed's next change had under
+    /// their locks (J3), or `None` if no key is left.
     pub fn scan(&self, point: &mut ScanPoint, take: &mut TakeKey<'_>) -> Option<u64> {
         if point.part.is_empty() {
             if point.is_at_end() {
@@ -143,8 +143,8 @@ impl Table {
         }
         let (geometry, left) = (self.geometry(), point.at..point.part.end);
         let (homes, mut seen) = (homes_of_step(geometry, point.step), StepKeys::default());
-        // Ends: as a walk's; and each time that a key of a pair is changed between the looks at its two segments,
-        // another thread has gone on.
+        // This loop ends as a walk's does: each time that a key of a pair is changed between the looks at its two
+        // segments, another thread has made progress.
         let end = loop {
             seen.clear();
             let Some(end) = look_at(self, left.clone(), &homes, &mut seen) else { continue };
@@ -168,7 +168,8 @@ impl Table {
         Some(seen.numbers().start)
     }
 
-    /// J4: whether a key of these places, of this step, was changed between the looks at the two segments of a pair.
+    /// J4: whether a key with one of these places, of this step, was changed between the looks at the two segments of a
+    /// pair.
     fn was_told(&self, seen: &StepKeys, places: Range<u32>, step: u64) -> bool {
         self.observers().feed().was_told(seen.numbers(), |key| {
             let (place, step_of_key) = position(self.geometry(), key);

@@ -1,5 +1,5 @@
-//! Snapshots: a file of all keys, while they change and move, and their way back. `walk` shows the
-//! keys. The disk is waited for between its steps, when nothing is locked.
+//! Snapshots: a file of all keys, while they change and move, and restoring a table from it. `walk` shows the keys. The
+//! disk is waited for between its steps, when nothing is locked.
 
 use super::table::Table;
 use super::walk::Walk;
@@ -18,11 +18,10 @@ use std::time::{Duration, SystemTime};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RestoreError {
-    /// The snapshot cannot be read. The table is unchanged, unless the file has changed while it was
-    /// read.
+    /// The snapshot cannot be read. The table is unchanged, unless the file changed while it was read.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
-    /// A key or value of it is longer than the table takes. The table is unchanged.
+    /// A key or value of the snapshot is longer than the table takes. The table is unchanged.
     #[error(
         "the snapshot has a {what} of {given} bytes, this table takes {max}; make a table with a larger `Config::{what}_max`"
     )]
@@ -34,7 +33,7 @@ pub enum RestoreError {
         /// The longest that the table takes.
         max: usize,
     },
-    /// It has more keys than the table has slots, or may come to have. The table is unchanged.
+    /// The snapshot has more keys than the table has slots, or can get. The table is unchanged.
     #[error("the snapshot has {keys} keys, this table has {slots} slots at most; make a larger table")]
     TooMany {
         /// Keys in the snapshot.
@@ -42,12 +41,13 @@ pub enum RestoreError {
         /// Slots of the table, at most.
         slots: u64,
     },
-    /// Its entries have a life, and those of the table have none. The table is unchanged.
+    /// The snapshot's entries have lives, and the table's have none. The table is unchanged.
     #[error(
         "entries of the snapshot may have times at which they end, those of this table have none; make it with `Config::life`"
     )]
     Life,
-    /// Its entries may have owners, and those of the table have none, so that they would never go. The table is unchanged.
+    /// The snapshot's entries may have owners, and the table's have none, so that they would never go. The table is
+    /// unchanged.
     #[error(
         "entries of the snapshot may have owners, with whom they go, those of this table have none; make it with `Config::owners`"
     )]
@@ -79,8 +79,7 @@ pub struct Restored {
     pub took: Duration,
 }
 
-/// Begins a snapshot of a table.
-/// `made`: when it was made, if its entries have a life.
+/// Begins a snapshot of a table. `made` is when the table was made, if its entries have lives.
 pub(crate) fn begin<'p>(
     table: &Table,
     made: Option<SystemTime>,
@@ -95,8 +94,8 @@ pub(crate) fn begin<'p>(
     SnapshotWriter::new(place, terms)
 }
 
-/// Writes a snapshot that has begun. `progress` hears how many parts of how many are done, and may break off by
-/// returning `false`.
+/// Writes a snapshot that has begun. `progress` gets the number of finished parts and of all parts, and ends the
+/// snapshot by returning `false`.
 pub(crate) fn save(
     table: &Table,
     mut writer: SnapshotWriter<'_>,
@@ -107,7 +106,7 @@ pub(crate) fn save(
     loop {
         let had_some = table.walk(&mut walk, &mut |key, value, life| {
             writer.take((key, value, life));
-            // Under no lock: it is not from a slot.
+            // Under no lock: the value is not from a slot.
             if !table.geometry().is_inline(key, value.len()) && flushed.is_ok() {
                 flushed = writer.flush();
             }
@@ -130,8 +129,8 @@ pub(crate) fn save(
     Ok(saved)
 }
 
-/// Puts every key of a snapshot into a table, with `put`. All cores work at it. `progress` hears how many
-/// bytes of how many were read, and ends it early by returning `false`.
+/// Puts every key of a snapshot into a table, with `put`. All cores work at it. `progress` gets the number of bytes
+/// read and of all bytes, and ends it early by returning `false`.
 pub(crate) fn restore(
     table: &Table,
     put: impl Fn(&SnapshotEntry<'_>, Option<Duration>) -> Result<PutOutcome, PutError> + Sync,
@@ -184,7 +183,7 @@ pub(crate) fn restore(
                 continue;
             }
             match put(&entry, entry.ttl(now)) {
-                // Its owner is being removed.
+                // The entry's owner is being removed.
                 Ok(PutOutcome::Missing) => {}
                 Ok(_) => drop(keys.fetch_add(1, Ordering::Relaxed)),
                 Err(error) => {
@@ -199,7 +198,7 @@ pub(crate) fn restore(
     std::thread::scope(|scope| -> Result<(), RestoreError> {
         let spawn = |_: &usize| std::thread::Builder::new().spawn_scoped(scope, help).is_ok();
         let helpers = (0..cores.0).take_while(spawn).count();
-        // Dropped at the end of this closure: then the helpers end, too.
+        // Dropped at the end of this closure, so that the helpers end, too.
         let send = send;
         let mut source = snapshot.blocks();
         while let Some(block) = source.next()? {

@@ -70,9 +70,9 @@ impl Table {
         })
     }
 
-    /// T6: waits until no trace is left, writes down what the next server needs to know, and says in
-    /// the state word that this server has stopped. Does not if traces stay longer than `within`, or
-    /// there is no memory for it. Then the next server looks at every slot.
+    /// T6: waits until no trace is left, writes down what the next server needs to know, and says in the state word
+    /// that this server has stopped. Fails if traces stay longer than `within`, or if there is no memory for it. Then
+    /// the next server looks at every slot.
     ///
     /// Nobody may change the table meanwhile or later.
     pub fn hand_over(&self, within: Duration) -> Result<(), NotHandedOver> {
@@ -121,7 +121,7 @@ impl Table {
         }
     }
 
-    /// What was done so far.
+    /// Counts of operations so far.
     pub fn counts(&self) -> IndexCounts {
         match self {
             Table::One(one) => one.segment().counts(),
@@ -129,7 +129,7 @@ impl Table {
         }
     }
 
-    /// Where long values are, if there are any.
+    /// The long values, if the table has any.
     #[inline]
     pub fn extents(&self) -> Option<&Arc<Extents>> {
         match self {
@@ -138,7 +138,7 @@ impl Table {
         }
     }
 
-    /// Who is told of changes.
+    /// The observers of changes.
     #[inline]
     pub fn observers(&self) -> &Observers {
         match self {
@@ -176,7 +176,7 @@ impl Table {
         }
     }
 
-    /// Asks for the slots in which keys with this hash mostly are.
+    /// Prefetches the slots in which keys with this hash mostly are.
     pub fn expect(&self, hash: First) {
         self.with_segment_of(hash, |segment| {
             segment.expect(hash);
@@ -184,7 +184,7 @@ impl Table {
         });
     }
 
-    /// Lets every counter of begun moves go up, if the rule is kept: whoever has loaded one before looks again.
+    /// Counts up every counter of begun moves, if the rule is kept. A reader that has loaded one before looks again.
     pub fn count_all_moves(&self, rule: Rule) {
         let guard = epoch::pin();
         let any = match self {
@@ -199,7 +199,7 @@ impl Table {
         self.look_at(hash, |segment| segment.entries_of(hash)).unwrap_or_default()
     }
 
-    /// The key whose slot names the extent with this number, and the bytes of that. `None` if none does.
+    /// The key whose slot names the extent with this number, and the extent's bytes. `None` if no slot does.
     pub fn key_of_extent(&self, hash: First, number: u64) -> Option<(Key, u64)> {
         self.with_segment_of(hash, |segment| {
             let is_it = |there: &Reference| there.number == number;
@@ -207,13 +207,13 @@ impl Table {
         })
     }
 
-    /// The keys in the primary window of a key: when one of them leaves, there is a slot for it.
+    /// The keys in the primary window of a key. When one of them leaves, the key has a slot.
     pub fn keys_beside(&self, key: &[u8]) -> Vec<Key> {
         let key = self.geometry().hashed(key);
         self.with_segment_of(key.first(), |segment| segment.keys_beside(&key)).unwrap_or_default()
     }
 
-    /// Whether there is more in the segment of a key with this hash than it is meant for, and no other to take some.
+    /// Whether the segment of a key with this hash has more keys than its design load, and cannot be split.
     pub fn is_crowded(&self, hash: First) -> bool {
         match self {
             Table::One(one) => one.segment().is_crowded(),
@@ -221,7 +221,7 @@ impl Table {
         }
     }
 
-    /// From now on entries make room for others.
+    /// Evicts entries from now on.
     ///
     /// # Errors
     /// [`RegionError`] when there is no memory for what clients note of their GETs.
@@ -242,8 +242,7 @@ impl Table {
         }
     }
 
-    /// Does something in the segment that has the keys with this hash; in each segment of a pair, if they
-    /// are in one.
+    /// Acts in the segment that has the keys with this hash, or in both segments of a pair.
     pub fn with_segment_of<R>(&self, hash: First, act: impl Fn(&Segment) -> Option<R>) -> Option<R> {
         match self {
             Table::One(one) => act(one.segment()),

@@ -8,10 +8,10 @@
 //!
 //! A step takes microseconds for each segment. Between steps nothing is locked.
 //!
-//! The *place* of a key in the directory is its directory hash with the bits reversed. So the keys of a
-//! segment are neighbours, and so are those of a pair. A *part* is the places of one segment, or pair,
-//! when the walk comes to it. The homes of all segments have the same numbers. So of each key it is
-//! certain from its bytes in which part and in which step it is shown, wherever it goes meanwhile.
+//! The *place* of a key in the directory is its directory hash with the bits reversed. So the keys of a segment are
+//! neighbours, and so are those of a pair. A *part* is the places of one segment, or pair, when the walk comes to it.
+//! The homes of all segments have the same numbers. So the key's bytes determine the part and the step in which it is
+//! shown, wherever it goes meanwhile.
 
 use super::table::Table;
 use crate::faults::{Rule, disobey, kept};
@@ -28,27 +28,27 @@ use crossbeam_epoch as epoch;
 use std::ops::Range;
 use std::time::Duration;
 
-/// How far a walk over all keys came.
+/// How far a walk over all keys has come.
 #[derive(Debug, Default)]
 pub(crate) struct Walk {
     step: u64,
-    /// The places of this part, in a table that grows.
+    /// The places of the present part, in a table that grows.
     part: Range<u32>,
-    /// Slots that do not pass a remote reader's checks. What stands there is not shown.
+    /// Slots that do not pass a remote reader's checks. Their content is not shown.
     pub damaged: u64,
     /// Keys of this step whose values are not in their slots.
     long: Vec<LongValue>,
 }
 
 impl Walk {
-    /// One that has come to this place ([`Walk::place`]). Any numbers do: the walk may then leave keys out.
+    /// A walk that has come to this place ([`Walk::place`]). Accepts any numbers: the walk may then leave keys out.
     pub fn at([step, part]: [u64; 2]) -> Walk {
         let (start, end) = (part as u32, (part >> u32::BITS) as u32);
         let part = if start <= end && end <= PLACES { start..end } else { 0..0 };
         Walk { step: step.min(u64::from(u32::MAX)), part, ..Walk::default() }
     }
 
-    /// How far it came, in two numbers.
+    /// How far the walk has come, in two numbers.
     pub fn place(&self) -> [u64; 2] {
         [self.step, u64::from(self.part.start) | u64::from(self.part.end) << u32::BITS]
     }
@@ -70,7 +70,7 @@ pub(crate) type SeeEntry<'s> = dyn FnMut(&[u8], &[u8], Option<Life>) + 's;
 pub(super) struct StepKeys {
     /// Keys and values.
     bytes: Vec<u8>,
-    /// The lengths of each, and its life.
+    /// The lengths of each key and value, and the entry's life.
     lengths: Vec<(usize, usize, Option<Life>)>,
     long: Vec<LongValue>,
     damaged: u64,
@@ -115,7 +115,7 @@ impl StepKeys {
         self.short().for_each(|(key, value, life)| see(key, value, life));
     }
 
-    /// The numbers that the feed's next change had when the first and the last segment were looked into.
+    /// The numbers of the feed's next change when the first and the last segment were looked into.
     pub fn numbers(&self) -> Range<u64> {
         self.numbers.map_or(0..0, |(first, last)| first..last)
     }
@@ -127,12 +127,11 @@ impl StepKeys {
 }
 
 impl Table {
-    /// Shows `see` some more keys, with their values. Returns whether there were any left. `see` may
-    /// run under locks, so it should only copy; but with a value that is not in its slot it runs under none.
+    /// Shows `see` some more keys, with their values. Returns whether there were any left. `see` may run under locks,
+    /// so it should only copy. For a value that is not in its slot, it runs under none.
     ///
-    /// Over all steps, it shows each key that is in the table all the while, once, with a value that
-    /// the key has at an instant of the step. A key that is put or removed meanwhile is shown once or
-    /// not at all.
+    /// Over all steps, it shows each key once that is in the table from the first step to the last, with a value that
+    /// the key has at an instant of its step. It shows a key that is put or removed meanwhile once or not at all.
     pub(crate) fn walk(&self, walk: &mut Walk, see: &mut SeeEntry<'_>) -> bool {
         let clock = self.clock();
         let begun_ns = clock.now_ns();
@@ -142,8 +141,7 @@ impl Table {
         };
         let mut value = Vec::new();
         for LongValue { key, reference, life } in walk.long.drain(..) {
-            // X3: if the name has ended, then after the step began. So its memory is not used again for this
-            // time.
+            // X3: if the name has ended, it ended after the step began. So its memory is not used again for this time.
             let kept = self.geometry().heap().kept_for(self.geometry().grace(), reference.len);
             value.clear();
             let is_there = self.extents().is_some_and(|extents| extents.read(&reference, &key, &mut value));
@@ -159,7 +157,7 @@ impl Table {
         had_some
     }
 
-    /// Walks over keys alone: reads no value that is not in its slot.
+    /// Walks over keys alone. Reads no value that is not in its slot.
     pub(crate) fn walk_keys(&self, walk: &mut Walk, see: &mut dyn FnMut(&[u8])) -> bool {
         let mut see_key = |key: &[u8], _: &[u8], _: Option<Life>| see(key);
         let had_some = match self {
@@ -170,11 +168,11 @@ impl Table {
         had_some
     }
 
-    /// Brings the value that a key has by now, if it is still there. Returns its entry's life.
+    /// Reads the value that a key has now, if it is still there. Returns its entry's life.
     #[cold]
     fn has_one_now(&self, key: &[u8], value: &mut Vec<u8>) -> Option<Option<Life>> {
         let mut entry = LivedSink::new(value);
-        // Ends: a server thread can read faster than its others can replace.
+        // This loop ends: a server thread can read faster than its others can replace.
         loop {
             match self.reader().get_into(key, &mut entry) {
                 Ok(is_there) => return is_there.then_some(entry.life),
@@ -184,7 +182,7 @@ impl Table {
         }
     }
 
-    /// How much of how much a walk has seen.
+    /// How much the walk has seen, and of how much.
     pub(crate) fn walked(&self, walk: &Walk) -> (u64, u64) {
         let steps = steps(self.geometry());
         match self {
@@ -198,7 +196,7 @@ impl Table {
     }
 }
 
-/// Whether memory that is kept for this time after a step began was not used again when `took_ns` had passed.
+/// Whether `kept` was longer than the time since the step began, so that the memory was not used again.
 fn kept_in_time(took_ns: u64, kept: Duration) -> bool {
     u128::from(took_ns) < kept.as_nanos()
 }
@@ -253,7 +251,7 @@ fn walk_many(growth: &Growth, walk: &mut Walk, see: &mut SeeEntry<'_>) -> bool {
     true
 }
 
-/// [`look`] in any table. One of one size has all places.
+/// As [`look`], in any table. A table of one size has all places.
 pub(super) fn look_at(
     table: &Table,
     places_left: Range<u32>,
@@ -269,9 +267,9 @@ pub(super) fn look_at(
     }
 }
 
-/// Looks at the keys of these homes in the segment, or the pair, that has the first of these places.
-/// Returns the place at which its keys end. `None` if keys went from one segment to the other
-/// meanwhile: then nothing of it counts (D5).
+/// Looks at the keys of these homes in the segment, or the pair, that has the first of these places. Returns the place
+/// at which its keys end. `None` if keys went from one segment to the other meanwhile: then the look does not count
+/// (D5).
 fn look(growth: &Growth, places_left: Range<u32>, homes: &Range<u64>, seen: &mut StepKeys) -> Option<u32> {
     let guard = epoch::pin();
     let (segment, share, child) = growth.pair_at(reversed(places_left.start), &guard);
@@ -294,13 +292,14 @@ fn look_into(
     let mut locked = segment.homes().lock_step(homes);
     // No key of these homes leaves while they are locked.
     let here = segment.share().homes_here(homes);
-    // J8: before the first look at an owner's bit. If that is not set, it is told under this number or a later one.
+    // J8: before the first look at an owner's bit. If that is not set, the owner's going is told under this number or a
+    // later one.
     let mut number = segment.observers().feed().next();
     let mut damaged = 0;
     segment.homes().show(&mut locked, homes.clone(), &mut damaged, &mut |key, shown| {
         let SlotShown { value, reference, life } = shown;
         let directory = key.first().directory();
-        // D4: other places have been seen, or will be.
+        // D4: the keys of other places were shown before, or will be.
         let is_in_part = || places_left.contains(&reversed(directory));
         // O3
         let is_hidden = life.is_some_and(|life| segment.hides(&life));

@@ -35,7 +35,7 @@ pub(super) struct Acceptor {
     poll: Poll,
     listener: TcpListener,
     joining: HashMap<mio::Token, PendingSession>,
-    /// The most of them: for one more, another gives way.
+    /// The most clients that may be joining. For a further one, another gives way.
     joining_max: usize,
     next: usize,
     inboxes: Vec<WorkerInbox>,
@@ -98,7 +98,7 @@ impl Acceptor {
             }
             self.joining.retain(|_, client| client.since.elapsed() < join_within);
         }
-        // Nobody connects any more, also if a child made by `fork` has the same listener.
+        // No client connects any more, even if a child made by `fork` has the same listener.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
     }
 

@@ -1,5 +1,5 @@
-//! The memory that a server over verbs has registered: all of a table of one size; of a table that
-//! grows, what is in front of its segments, and then segments and heap chunk by chunk (E0).
+//! The memory that a server over verbs has registered. Of a table of one size, all of it. Of a table that grows, the
+//! part in front of its segments, and then segments and heap chunk by chunk (E0).
 
 use crate::base::sync::lock_std;
 use crate::index::Registrar;
@@ -28,7 +28,7 @@ pub(crate) struct RegisteredChunks {
 pub(crate) type StartedChunks = (Arc<RegisteredChunks>, JoinHandle<()>);
 
 impl RegisteredChunks {
-    /// Registers what is in use. What comes later is registered before it is needed.
+    /// Registers the memory that is in use. Later memory is registered before it is needed.
     pub fn start(
         station: &Arc<Station>,
         shared: &Arc<ServerState>,
@@ -70,7 +70,7 @@ impl RegisteredChunks {
         Ok((chunks, thread))
     }
 
-    /// Registers a chunk, and tells its key, if that has not been done.
+    /// Registers a chunk, and tells clients its key, if that was not done yet.
     fn register(&self, chunk: u32, progress: impl FnMut(u64)) -> Result<(), SetupError> {
         let mut chunks = lock_std(&self.chunks);
         let place = &mut chunks[chunk as usize];
@@ -91,7 +91,7 @@ impl RegisteredChunks {
     fn register_for(&self, piece: u64, chunk: u32) -> Result<(), RegionError> {
         let unregistered = |error| RegionError::Unregistered { source: Box::new(error) };
         self.register(chunk, |_| {}).map_err(unregistered)?;
-        // The next one is registered when half of this one is used: off the path of any put.
+        // The next chunk is registered when half of this one is used, so no put waits for it.
         let geometry = self.shared.index.geometry();
         let this = pieces_of(geometry, chunk);
         let is_due = piece - this.start >= (this.end - this.start) / 2;

@@ -1,5 +1,5 @@
-//! The server's end of an extension: a way to make requests over verbs beside messages. The client's end,
-//! and what the conversation has of it, is in `client/verbs/extension.rs`.
+//! The server's end of an extension: a way to make requests over verbs beside messages. `client/verbs/extension.rs` has
+//! the client's end, and the extension's part of the conversation.
 
 use crate::server::caller::Role;
 use crate::server::shared::ServerState;
@@ -24,16 +24,16 @@ pub struct ServerExtension {
 /// An extension in service, and its threads.
 pub(crate) type OpenExtension = (Box<dyn ExtensionAcceptor>, Vec<JoinHandle<()>>);
 
-/// What an extension keeps for a client, until it is dropped.
+/// An extension's state for a client, until it is dropped.
 pub(crate) type ExtensionLease = Box<dyn Send>;
 
 /// Admits clients to an extension.
 pub(crate) trait ExtensionAcceptor: Send + Sync {
-    /// What the challenge says of it.
+    /// What the challenge says of the extension.
     fn offer(&self) -> Value;
 
-    /// Admits a client that asks for it. Returns what the client has until it is gone, and what the welcome
-    /// says. `Err` says why not.
+    /// Admits a client that asks for the extension. Returns what the client holds until it is gone, and what the
+    /// welcome says. `Err` says why not.
     fn admit(&self, asked: &Value, role: Role) -> Result<(ExtensionLease, Value), String>;
 }
 

@@ -1,4 +1,4 @@
-//! Where the messages of a worker's clients land.
+//! The receives for messages of a worker's clients.
 
 #![allow(unsafe_code)]
 
@@ -15,11 +15,11 @@ const _: () = assert!(MESSAGES <= MESSAGES_MAX);
 /// A shared receive queue, and the memory of its receives: [`MESSAGES`] slots for each client.
 pub(super) struct Receives {
     queue: Arc<SharedReceives>,
-    /// Slots are numbered through all of them.
+    /// The slots have one numbering over all buffers.
     landing: Vec<Buffer>,
 }
 
-/// A receive that has completed, with its message. Whoever has it has the slot.
+/// A receive that has completed, with its message. Its holder owns the slot.
 pub(super) struct LandedMessage {
     slot: usize,
     length: usize,
@@ -30,7 +30,7 @@ impl Receives {
         Receives { queue, landing: Vec::new() }
     }
 
-    /// Number of clients that there are receives for.
+    /// The number of clients for which there are receives.
     pub fn clients(&self) -> usize {
         self.landing.len()
     }
@@ -53,7 +53,7 @@ impl Receives {
         LandedMessage { slot, length }
     }
 
-    /// The message of a receive of these.
+    /// The message of such a receive.
     pub fn message<'a>(&'a self, LandedMessage { slot, length }: &'a LandedMessage) -> &'a [u8] {
         // SAFETY: the receive has completed (`landed`), and is posted again only when `post` consumes
         // what the message is borrowed from.

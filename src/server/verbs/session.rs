@@ -31,7 +31,7 @@ pub(super) struct VerbsSession {
     /// Its end shows that the client is gone.
     stream: TcpStream,
     caller: Caller,
-    /// It counts as a connection, and holds its memory, until it is dropped.
+    /// While it is held, the client counts as a connection, and holds its memory.
     _admission: Admission,
     _share: TakenShare,
     /// Sent once the worker has taken the client.
@@ -40,13 +40,13 @@ pub(super) struct VerbsSession {
     free: Vec<usize>,
     /// Messages received, oldest first.
     requests: VecDeque<ReceivedMessage>,
-    /// The answer to the first of `requests`, so far.
+    /// The incomplete answer to the first of `requests`.
     answer: Vec<u8>,
     /// Answers that wait for a free slot of `outgoing`.
     ready: VecDeque<Vec<u8>>,
     /// Whether its queue pair has taken its last receive.
     is_spent: bool,
-    /// What the server's extension keeps for the client, if it asked for that.
+    /// The extension's state for the client, if it asked for the extension.
     extension: Option<ExtensionLease>,
 }
 
@@ -108,7 +108,7 @@ impl VerbsSession {
             },
             (Some(_), None) => return Err(("it asks for what this server does not serve".into(), stream)),
         };
-        // Of answers that are sent, of those that wait to be sent, and of requests.
+        // For answers that are sent, answers that wait to be sent, and requests.
         let bytes = (3 * MESSAGES * host.message_bytes) as u64;
         let Some(share) = host.shared.client_memory.take(bytes) else {
             let why = "the connections of the server's clients hold all the memory that they may";
@@ -205,8 +205,8 @@ impl VerbsSession {
         self.is_spent
     }
 
-    /// Takes a message. Returns whether it is the only one that waits. A client that has more
-    /// unanswered than it may loses it: `Err` has its receive.
+    /// Takes a message. Returns whether it is the only one that waits. A client with more unanswered messages than it
+    /// may have loses this one: `Err` has its receive.
     pub fn take(&mut self, landed: LandedMessage) -> Result<bool, LandedMessage> {
         if self.requests.len() + self.ready.len() >= MESSAGES {
             return Err(landed);

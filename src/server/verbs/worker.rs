@@ -66,7 +66,7 @@ impl WorkerInbox {
         (&self.queue, &self.receives)
     }
 
-    /// What wakes the worker, and says how often it has turned.
+    /// The worker's event loop, for other threads.
     pub fn event_loop(&self) -> &EventLoop {
         &self.event_loop
     }
@@ -81,7 +81,8 @@ impl WorkerInbox {
         let _ = self.event_loop.waker.wake();
     }
 
-    /// Tells that the device has reported the last receive of a queue pair, whoever's it is.
+    /// Tells the worker that the device has reported the last receive of a queue pair, which may belong to another
+    /// worker.
     pub fn tell_of_last_receive(&self, number: u32) {
         let _ = self.events.send(WorkerEvent::LastReceive { number });
         let _ = self.event_loop.waker.wake();
@@ -110,9 +111,9 @@ pub(super) struct VerbsWorker {
     receives: Receives,
     /// Clients with unanswered messages, each once.
     turns: VecDeque<u32>,
-    /// Those of its own event loop.
+    /// The turns of its own event loop.
     turned: Arc<TurnCount>,
-    /// When it looked last for clients that have stopped in the middle of an upload.
+    /// When it last looked for clients that have stopped in the middle of an upload.
     looked: Instant,
 }
 

@@ -207,7 +207,7 @@ impl Stage {
         }
     }
 
-    /// The same, and then time passes and memory is used again. When it began, when it ended, and when all
+    /// As [`Self::act`], and then time passes and memory is used again. When it began, when it ended, and when all
     /// was used.
     fn act_and_use_memory(&self, feature: Feature, is_second: bool) -> Part {
         let mut marks = vec![self.server.now()];

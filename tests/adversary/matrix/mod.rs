@@ -199,7 +199,8 @@ impl Oracle {
         Err(format!("key {number} from {} to {}: {what} something else than {possible:?}", from.0, to.0))
     }
 
-    /// The same after a takeover, in which these keys have these values. The server was killed at an instant.
+    /// As the check of a read, after a takeover in which these keys have these values. The server was killed at an
+    /// instant.
     fn taken_over(
         &self,
         (killed, opened): (Instant, Instant),

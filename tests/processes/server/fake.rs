@@ -54,7 +54,7 @@ impl Fake {
         self.welcome_as(stream, |welcome| welcome)
     }
 
-    /// The same, but the client is told something else.
+    /// As [`Self::welcome`], but the client is told something else.
     pub fn welcome_as(&self, stream: &mut UnixStream, told: impl Fn(Reply) -> Reply) -> Option<Raw> {
         let mut hello = [0; 32];
         stream.read_exact(&mut hello).ok()?;

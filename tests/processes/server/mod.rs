@@ -39,7 +39,7 @@ impl Place {
         self.serve_in_a_process(preset, ("ONEREAD_TEST_FILE", file))
     }
 
-    /// The same, in anonymous memory, for so many connections.
+    /// Starts a server in a process of its own, in anonymous memory, for this many connections.
     pub fn serve_apart_for(&self, preset: &Preset, clients_max: usize) -> Process {
         self.serve_in_a_process(preset, ("ONEREAD_TEST_CLIENTS", clients_max.to_string()))
     }

@@ -126,7 +126,7 @@ fn a_swap_begins_and_ends_with_absence(over: Over) {
             assert_eq!(client.remove_if(b"key", value).unwrap(), SwapOutcome::Differs);
             assert_eq!(client.remove_if(b"key", &other).unwrap(), SwapOutcome::Swapped);
             assert_eq!(client.get(b"key").unwrap(), None);
-            // The same in a batch, of which the client makes some one by one.
+            // These swaps in a batch, of which the client makes some one by one.
             let (value, other) = (value.to_vec(), other);
             for is_one_by_one in [false, true] {
                 let mut swaps = vec![

@@ -6,20 +6,20 @@ use crate::core::message::Effect;
 use crate::core::shard::Replica;
 use crate::core::table::{OwnedKey, Table};
 
-/// Entries that are looked at in one turn, because they have come to their end.
+/// The most ended entries that one turn looks at.
 const EXPIRED_AT_ONCE: usize = 4_096;
 
 /// Passes over the table that look for entries of owners that leave.
 #[derive(Debug)]
 pub(super) struct Leaving<C> {
     pass: Option<Pass<C>>,
-    /// How many have begun.
+    /// The number of passes that have begun.
     passes: u64,
-    /// When it looked for owners that are absent.
+    /// When it last looked for absent owners.
     looked: Option<Time>,
 }
 
-/// A pass over the whole table: where it goes on.
+/// A pass over the whole table, with the place where it continues.
 #[derive(Debug)]
 struct Pass<C> {
     from: Option<C>,
@@ -32,7 +32,7 @@ impl<C> Leaving<C> {
 
     /// Does what is due.
     pub fn tick<T: Table<Cursor = C>>(&mut self, cx: &mut Context<T>, replicas: &mut [Replica<T>]) {
-        // Where it is primary of nothing, too: the table forgets the times of what has left.
+        // Even if it is primary of nothing: the table then forgets the ends of entries that have left.
         for (shard, key) in cx.memory.table.ended(EXPIRED_AT_ONCE) {
             if let Some(primary) = replicas.get_mut(usize::from(shard)).and_then(Replica::primary_mut) {
                 primary.expire(cx, key, Effect::Expired);
@@ -46,8 +46,8 @@ impl<C> Leaving<C> {
         }
     }
 
-    /// Removes some entries of owners that leave, and those owners of which a whole pass has found none. Whether there is
-    /// more to do, now.
+    /// Removes some entries of owners that leave, and those owners of which a whole pass has found none. Returns
+    /// whether there is more to do now.
     pub fn remove_owned<T>(&mut self, cx: &mut Context<T>, replicas: &mut [Replica<T>]) -> bool
     where
         T: Table<Cursor = C>,

@@ -1,4 +1,4 @@
-//! A node's life in etcd: births, beats, and which etcd it believes (CL1, CL10, CL17).
+//! A node's life in etcd: births, beats, and the etcd that it believes (CL1, CL10, CL17).
 
 use crate::core::context::{Context, Pending, Standing};
 use crate::core::etcd::{At, CallId, EtcdAnswer, EtcdCall, EtcdKey, EtcdValue};
@@ -7,22 +7,22 @@ use crate::core::state::{Lived, NodeAbout, NodeKey};
 use crate::core::table::Table;
 use crate::faults::{Rule, broken};
 
-/// Beats under way that are remembered.
+/// The most beats under way that are remembered.
 const BEATS_MAX: usize = 64;
 
-/// A node's key in etcd, as the node knows it.
+/// The node's own key in etcd, as it knows it.
 #[derive(Debug)]
 pub(super) struct Beating {
     pub about: NodeAbout,
     /// Number of the last beat, and the life.
     number: u64,
     life: u64,
-    /// When its own key was changed last, as far as it knows.
+    /// The revision of the last change of its own key, as far as it knows.
     at: At,
     revision: i64,
-    /// Calls up to this one were made before an etcd was adopted.
+    /// Calls up to this one were made before the last adoption.
     asked_before: CallId,
-    /// When it beat last, and when etcd was asked for everything last.
+    /// The time of its last beat, and of its last reading of etcd.
     beaten: Option<Time>,
     looked: Option<Time>,
     birth: Option<Pending>,
@@ -31,12 +31,12 @@ pub(super) struct Beating {
     lives: Vec<u64>,
     /// Beats under way: the call, the life and the number.
     beats: Vec<(CallId, Lived)>,
-    /// Words are still to be closed, before it asks for a life.
+    /// The words of its page still have to be closed before it asks for a life.
     to_close: bool,
 }
 
 impl Beating {
-    /// A node begins, or begins again. `asked`: the last beat that it has sent, if it was sent.
+    /// A node that starts, or starts again. `asked` is the last beat that it may have sent.
     pub fn new(about: NodeAbout, asked: u64) -> Beating {
         Beating {
             about,
@@ -60,11 +60,11 @@ impl Beating {
         call > self.asked_before
     }
 
-    /// Asks etcd for a life, beats, or looks who serves what, when that is due.
+    /// Asks etcd for a life, beats, or reads etcd, when that is due.
     pub fn tick<T: Table>(&mut self, cx: &mut Context<T>) {
         let call = cx.timing.call;
         match cx.standing {
-            // Which etcd is it?
+            // Asks which etcd it is.
             Standing::Unborn if cx.memory.notes.adoption.number == 0 => self.look_after(cx, call),
             Standing::Unborn => {
                 if cx.is_due(self.birth.map(|birth| birth.since), call) {
@@ -72,7 +72,7 @@ impl Beating {
                 }
             }
             Standing::Looking(_) | Standing::Foreign => self.look_after(cx, call),
-            // Watches bring what is new. They may have stopped to.
+            // Watches deliver changes, but they may have stopped.
             Standing::Good => self.look_after(cx, 4 * call),
             Standing::Failed | Standing::Outdated => drop(cx.memory.close_words()),
         }
@@ -90,7 +90,7 @@ impl Beating {
         }
         (self.number, self.beaten) = (beat.number, Some(cx.now));
         let call = self.write_key(cx, beat);
-        // While etcd is away none is answered.
+        // While etcd is away, no beat is answered.
         if self.beats.len() == BEATS_MAX {
             self.beats.remove(0);
         }
@@ -104,7 +104,7 @@ impl Beating {
         cx.transact(vec![(name, self.at)], vec![(name, EtcdValue::Node(key))])
     }
 
-    /// CL10: words are closed before it asks for a new life.
+    /// CL10: closes the words before it asks for a new life.
     fn ask_for_life<T: Table>(&mut self, cx: &mut Context<T>) {
         cx.standing = Standing::Unborn;
         self.beats.clear();
@@ -135,7 +135,7 @@ impl Beating {
         }
     }
 
-    /// Asks etcd for everything.
+    /// Reads all keys of etcd.
     fn look<T>(&mut self, cx: &mut Context<T>) {
         self.looked = Some(cx.now);
         let call = cx.outbox.call(EtcdCall::Read);
@@ -146,7 +146,7 @@ impl Beating {
 
     /// CL17: whether an answer of etcd may be used.
     pub fn trusts<T: Table>(&mut self, cx: &mut Context<T>, answer: &EtcdAnswer) -> bool {
-        // It was asked before another etcd was adopted.
+        // The call was made before another etcd was adopted.
         if !self.is_current(answer.call) {
             return false;
         }
@@ -190,7 +190,7 @@ impl Beating {
         false
     }
 
-    /// What an answer says of its birth, and of its beats.
+    /// Takes an answer about its birth, or its beats.
     pub fn answered<T: Table>(&mut self, cx: &mut Context<T>, answer: &EtcdAnswer) {
         if self.birth.is_some_and(|birth| answer.is_of(birth.call)) {
             self.birth_answered(cx, answer);
@@ -235,7 +235,7 @@ impl Beating {
     }
 
     fn beat_answered<T: Table>(&mut self, cx: &mut Context<T>, beat: Lived, answer: &EtcdAnswer) {
-        // Of an earlier life.
+        // The beat is of an earlier life.
         if beat.life != self.life || cx.standing == Standing::Unborn {
             return;
         }
@@ -260,7 +260,7 @@ impl Beating {
     }
 }
 
-/// CL1: before the beat is sent.
+/// CL1: stores the beat's number before the beat is sent.
 fn store_asked<T: Table>(cx: &mut Context<T>, beat: Lived) -> bool {
     cx.memory.change_page(|page| page.asked = beat)
 }

@@ -1,4 +1,4 @@
-//! A node sees to it that the shards that it serves have the copies that they should have, where they should be.
+//! A primary makes sure that its shards have their copies, at the right nodes.
 
 use crate::core::context::{Context, Seen};
 use crate::core::etcd::{EtcdAnswer, EtcdValue};
@@ -12,7 +12,7 @@ use crate::faults::{Rule, broken};
 /// Most shards that are copied to newcomers at once.
 const JOINS_MAX: usize = 4;
 
-/// Who should have copies, and when that was looked at last.
+/// The nodes that should have copies, and when that was last checked.
 #[derive(Debug, Default)]
 pub(super) struct Placing {
     copies: u8,
@@ -20,7 +20,8 @@ pub(super) struct Placing {
     placed: Option<Time>,
     /// How many were copied to newcomers then.
     joins: usize,
-    /// With which shard it begins: else some that find no room at others would be tried for ever, and the rest never.
+    /// The shard with which the next check begins. Otherwise shards that find no room elsewhere would be tried for
+    /// ever, and the rest never.
     from: usize,
     /// Nodes that live and were not reached at the last look; and those of which that was told.
     unreached: NodeIds,
@@ -28,7 +29,7 @@ pub(super) struct Placing {
 }
 
 impl Placing {
-    /// What is wanted, if the answer says so.
+    /// Takes the operator's wishes, if the answer has them.
     pub fn learn(&mut self, answer: &EtcdAnswer) {
         for entry in &answer.entries {
             match &entry.value {
@@ -39,7 +40,7 @@ impl Placing {
         }
     }
 
-    /// Asks for what is missing, when it is due. `leaves`: the node is about to stop.
+    /// Asks for missing copies, when that is due. `leaves`: the node is about to stop.
     pub fn tick<T: Table>(&mut self, cx: &mut Context<T>, replicas: &mut [Replica<T>], leaves: bool) {
         let place = cx.timing.place;
         let joins: usize = replicas.iter().filter_map(Replica::primary).map(Primary::newcomers).sum();

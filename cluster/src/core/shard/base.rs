@@ -1,4 +1,4 @@
-//! What a node has of a shard, whatever its part in it: what etcd said last, and a copy, or what is left of one.
+//! A node's state of a shard, whatever its part in it: what it last heard from etcd, and a copy, or the rest of one.
 
 use crate::core::context::{Context, Pending};
 use crate::core::etcd::{At, EtcdKey, EtcdValue};
@@ -8,14 +8,14 @@ use crate::core::state::{ShardState, Word};
 use crate::core::table::Table;
 use crate::faults::{Rule, broken};
 
-/// What has come over the last channel.
+/// The last channel, and how far it has come.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Position {
     pub channel: ChannelId,
     pub number: u64,
-    /// Without a gap, and not given up.
+    /// Whether it came without a gap, and was not given up.
     pub is_whole: bool,
-    /// Somebody waits for an answer.
+    /// Whether an answer is due.
     pub is_due: bool,
     pub is_refused: bool,
 }
@@ -27,17 +27,17 @@ pub struct Base<C> {
     pub(super) map: ShardState,
     pub(super) at: At,
     pub(super) transaction: Option<Pending>,
-    /// Room that its entries take, with those that changes under way will; room that is set aside.
+    /// Room that its entries take, including changes under way; and room that is set aside.
     pub(super) used: u64,
     pub(super) room: u64,
-    /// Something of an old copy may be left.
+    /// Whether a part of an old copy may be left.
     pub(super) is_stale: bool,
-    /// So far an old copy was removed.
+    /// The place up to which an old copy was removed.
     pub(super) freed_to: Option<C>,
-    /// A copy that is out may be READ until then (CL9).
+    /// Until then, clients may READ a copy that is not in sync any more (CL9).
     pub(super) keeps_until: Time,
     pub(super) position: Option<Position>,
-    /// Epoch of the last channel that brought something, until its sender gives it up (CL12).
+    /// Epoch of the last channel that sent an item, until its sender gives it up (CL12).
     pub(super) joined: Option<u64>,
     pub(super) started_again: bool,
 }
@@ -65,7 +65,7 @@ impl<C> Base<C> {
         cx.memory.change_page(|page| page.words[shard] = Word { epoch, is_open })
     }
 
-    /// Sets room aside up to `wanted`, if there is any.
+    /// Sets room aside up to `wanted`, as far as there is any.
     pub(super) fn set_room<T>(&mut self, cx: &mut Context<T>, wanted: u64) {
         let more = wanted.saturating_sub(self.room).min(cx.room.left);
         (self.room, cx.room.left) = (self.room + more, cx.room.left - more);
@@ -76,12 +76,13 @@ impl<C> Base<C> {
         self.position.is_some_and(|position| position.is_whole) || broken(Rule::CountsAtStart)
     }
 
-    /// Whether there is anything of an old copy, room for it included.
+    /// Whether anything of an old copy is left, including room for it.
     pub(super) fn has_stale(&self) -> bool {
         self.is_stale || self.room > 0
     }
 
-    /// Asks etcd for a state of the shard, if it is as this node knows it; `gone` is dead from then on, if its key is.
+    /// Asks etcd for a new state of the shard, if its present state is the one that this node knows. The node `gone`,
+    /// if given, is dead from then on.
     pub(super) fn transact<T>(&mut self, cx: &mut Context<T>, new: ShardState, gone: Option<NodeId>) {
         let name = EtcdKey::Shard(self.shard);
         let new = ShardState { revision: self.map.revision + 1, ..new };
@@ -96,7 +97,7 @@ impl<C> Base<C> {
         self.transaction = Some(Pending { call, since: cx.now });
     }
 
-    /// Asks etcd for a new epoch, whose primary is this node, alone.
+    /// Asks etcd for a new epoch, with this node as primary, alone.
     pub(super) fn lead_alone<T>(&mut self, cx: &mut Context<T>, gone: Option<NodeId>, waits: bool) {
         let (epoch, in_sync) = (self.map.epoch + 1, NodeIds::of(cx.me));
         self.transact(cx, ShardState { epoch, primary: Some(cx.me), in_sync, waits, revision: 0 }, gone);

@@ -16,14 +16,14 @@ pub(super) struct Change {
     pub stores: SmallVec<[Store; 2]>,
     pub outcome: Outcome,
     pub effect: Effect,
-    /// Bytes of room that are free when it is done.
+    /// Bytes of room that it frees when it is done.
     pub frees: u64,
     /// Its number in each channel.
     pub numbers: SmallVec<[(ChannelId, u64); 2]>,
 }
 
 impl Change {
-    /// Of the node itself, for whose end nobody waits.
+    /// A change by the node itself, for whose end nobody waits.
     pub fn own(shard: ShardIx, copy: u64, kind: Kind, store: Store, effect: Effect, frees: u64) -> Change {
         let request = Request { copy, id: None, shard, key: store.0.clone(), kind, wanted: Wanted::Usual };
         Change {
@@ -37,8 +37,8 @@ impl Change {
         }
     }
 
-    /// Keys of which no other change begins before it has ended. One that changes nothing holds its key, too: it is as of
-    /// then.
+    /// The keys that this change holds: no other change of them begins before it has ended. A change with no effect
+    /// holds its key, too: its outcome is right only as long as the key stays.
     pub fn keys(&self) -> impl Iterator<Item = &Key> {
         self.stores.iter().map(|store| &store.0).chain([&self.request.key])
     }

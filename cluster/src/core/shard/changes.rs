@@ -1,4 +1,4 @@
-//! As primary: what becomes of requests.
+//! As primary: requests.
 
 use super::change::Change;
 use super::deciding::Decided;
@@ -13,27 +13,27 @@ use crate::faults::{Rule, broken};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 
-/// Requests that wait, at which no further one is taken.
+/// With this many waiting requests, no further one is taken.
 const WAITING_MAX: usize = 16_384;
 
 impl<T: Table> Primary<T> {
     /// A request has come, and the node is good.
     pub(super) fn request_comes(&mut self, cx: &mut Context<T>, peer: Peer, request: Request) {
         if self.hears(cx, &request) {
-            // Others need not know.
+            // Other nodes need not know of it.
             return cx.outbox.reply(peer, Reply { copy: request.copy, ended: Ok(Outcome::Done) });
         }
         if self.waiting.len() >= WAITING_MAX {
             return cx.outbox.not_done(peer, &request, NotDone::NotServed);
         }
-        // Behind others that wait, it waits with them, until the next answer or tick.
+        // It waits behind earlier ones, until the next answer or tick.
         self.waiting.push_back((peer, request));
         if self.waiting.len() == 1 {
             self.progress(cx);
         }
     }
 
-    /// Decides what waits. Changes of one key go one by one (CL5).
+    /// Decides waiting requests. Changes of one key go one by one (CL5).
     pub(super) fn take(&mut self, cx: &mut Context<T>) {
         self.take_some(cx);
         if self.evict(cx) {
@@ -47,8 +47,8 @@ impl<T: Table> Primary<T> {
         while !self.eviction.is_enough()
             && let Some((peer, request)) = waiting.pop_front()
         {
-            // What is over leaves first. Else a key that is asked for all the time would never be without a change under way,
-            // and stay.
+            // An entry that is over leaves first. Otherwise a key with a constant stream of requests would never be
+            // without a change under way, and would stay.
             if let Some(why) = cx.memory.is_over(self.base.shard, &request.key) {
                 self.expire(cx, request.key.clone(), why);
             } else if request.kind.is_of_owner()
@@ -104,7 +104,7 @@ impl<T: Table> Primary<T> {
         self.busy.push_back(change);
     }
 
-    /// CL18: a change that is visible has the next place.
+    /// CL18: a visible change gets the next place.
     fn tell_followers(&self, cx: &mut Context<T>, change: &Change) {
         if let Some(store) = change.stores.first() {
             cx.feed.push(self.base.shard, self.base.map.epoch, change.effect, store);
@@ -116,7 +116,7 @@ impl<T: Table> Primary<T> {
         while cx.is_good() {
             self.take(cx);
             let under_way = self.busy.len();
-            // Channels are in order, so the first under way is the first that all have.
+            // Channels are in order, so the first change under way is the first that all replicas have.
             while let Some(change) = self.busy.front().filter(|change| self.is_ready(cx.me, change)) {
                 if cx.memory.store_all(&change.stores).is_err() {
                     return cx.fails(self.base.shard);
@@ -135,7 +135,7 @@ impl<T: Table> Primary<T> {
         }
     }
 
-    /// A change is not under way any more: requests behind it wait no longer, and its client hears what became of it.
+    /// A change has ended. Requests behind it wait no longer, and its client gets the outcome.
     pub(super) fn end(&mut self, cx: &mut Context<T>, change: &Change, outcome: Outcome) {
         for key in change.keys() {
             self.waiting.extend(self.behind.remove(key).into_iter().flatten());
@@ -161,7 +161,7 @@ impl<T: Table> Primary<T> {
         self.counted(me).all(has)
     }
 
-    /// Only with a broken rule.
+    /// Only if a test breaks a rule.
     pub(super) fn withdraw(&mut self, cx: &mut Context<T>, id: ChannelId, number: u64) {
         let is_it = |change: &Change| change.numbers.contains(&(id, number));
         let Some(index) = self.busy.iter().position(is_it) else { return };

@@ -8,11 +8,12 @@ use crate::core::table::Table;
 use crate::faults::{Rule, broken};
 use std::collections::VecDeque;
 
-/// Unanswered items of a channel at which no request is taken any more.
+/// With this many unanswered items on a channel, no request is taken.
 const ITEMS_MAX: usize = 4_096;
-/// The same, for what a node removes by itself: else nothing would leave while more is asked for than is answered.
+/// As `ITEMS_MAX`, for removals by the node itself. It is lower, so that entries leave even while more is asked for
+/// than is answered.
 const ITEMS_OF_OWN: usize = 512;
-/// Most items that are sent again at once, or walked.
+/// The most items that are repeated at once, or walked.
 pub(super) const ITEMS_AT_ONCE: usize = 64;
 
 #[derive(Debug)]
@@ -21,17 +22,17 @@ pub(super) struct Channel<C> {
     /// Its life when the channel began.
     pub life: Option<u64>,
     pub id: ChannelId,
-    /// Items that were not answered. The first has the number `answered + 1`.
+    /// Items without an answer yet. The first has the number `answered + 1`.
     pub log: VecDeque<Item>,
     pub answered: u64,
-    /// When something was answered last, or the first item was sent that is not.
+    /// When the last answer came, or when the first unanswered item was sent.
     pub since: Time,
     pub sent: Time,
-    /// To a newcomer: what is still to be walked.
+    /// For a newcomer: the rest of the walk.
     pub walk: Option<Walk<C>>,
-    /// What the standby has set aside, in bytes.
+    /// The room that the standby has set aside, in bytes.
     pub room: Option<u64>,
-    /// What it was asked for, by which item, and when.
+    /// The room that it was asked for, by which item, and when.
     pub asked_room: Option<(u64, u64, Time)>,
     /// Since when no change has begun, or did for a while, so that a newcomer can answer all (CL11).
     held: Option<Time>,
@@ -41,7 +42,7 @@ pub(super) struct Channel<C> {
 pub(super) struct Walk<C> {
     pub from: Option<C>,
     pub is_over: bool,
-    /// Keys that were seen, and not sent yet.
+    /// Keys that the walk has found, and that were not sent yet.
     pub left: VecDeque<Key>,
     /// The number of the last item that was walked.
     pub last: u64,
@@ -90,7 +91,7 @@ impl<C> Channel<C> {
         self.log.len() >= ITEMS_MAX
     }
 
-    /// Whether nothing is taken that the node begins by itself.
+    /// Whether the node begins no change by itself.
     pub fn is_full_of_own(&self) -> bool {
         self.log.len() >= ITEMS_MAX + ITEMS_OF_OWN
     }
@@ -105,7 +106,7 @@ impl<C> Channel<C> {
         number
     }
 
-    /// Sends the first items again, if none of them was answered for a while.
+    /// Repeats the first items, if none of them was answered for a while.
     pub fn resend<T>(&mut self, cx: &mut Context<T>, shard: ShardIx) {
         if self.log.is_empty() || cx.now < self.sent + cx.timing.resend {
             return;
@@ -117,7 +118,7 @@ impl<C> Channel<C> {
         }
     }
 
-    /// Sends a key with what it has, of which no change is under way. False: it is gone.
+    /// Sends a key with its entry. No change of it is under way. `false`: the key is gone.
     pub fn walk_key<T: Table>(&mut self, cx: &mut Context<T>, shard: ShardIx, key: Key) -> bool {
         if broken(Rule::ResultsNotWalked) && results::is_result(&key) {
             return false;
@@ -139,6 +140,6 @@ impl<C> Channel<C> {
 pub(super) struct Closing {
     pub to: NodeId,
     pub since: Time,
-    /// The word is closed. Before that, what is under way is awaited.
+    /// Whether the word is closed. Before that, changes under way are awaited.
     pub is_closed: bool,
 }

@@ -1,4 +1,4 @@
-//! As primary: channels to standbys and newcomers, and who has copies.
+//! As primary: channels to standbys and newcomers, and the nodes with copies.
 
 use super::change::Change;
 use super::channel::{Channel, Closing, ITEMS_AT_ONCE, Walk};
@@ -18,7 +18,7 @@ const PARTS_AT_ONCE: usize = 4;
 const STALLED: Time = 8;
 
 impl<T: Table> Primary<T> {
-    /// CL9: the primary begins to hand the shard over to this node. Returns whether it can.
+    /// CL9: begins to hand the shard over to this node. Returns whether that is possible.
     pub(in crate::core) fn hand_over(&mut self, cx: &mut Context<T>, to: NodeId) -> bool {
         let is_ready = self.leads(cx) && to != cx.me && self.base.map.in_sync.has(to);
         if is_ready {
@@ -28,7 +28,7 @@ impl<T: Table> Primary<T> {
         is_ready
     }
 
-    /// Goes on with a hand-over. No change begins meanwhile.
+    /// Continues a hand-over. Meanwhile no change begins.
     pub(super) fn close_on(&mut self, cx: &mut Context<T>) {
         let Some(closing) = &mut self.closing else { return };
         if self.base.transaction.is_some() {
@@ -42,7 +42,7 @@ impl<T: Table> Primary<T> {
                 self.closing = None;
             }
         } else if cx.now >= closing.since + cx.timing.late {
-            // Somebody does not answer: it is left out first.
+            // A node does not answer: it is left out first.
             self.closing = None;
             self.progress(cx);
         }
@@ -51,7 +51,7 @@ impl<T: Table> Primary<T> {
     pub(super) fn ask_hand_over(&mut self, cx: &mut Context<T>) {
         let Some(Closing { to: next, .. }) = self.closing else { return };
         if !self.base.map.in_sync.has(next) && !broken(Rule::NextIsOut) {
-            // It was left out meanwhile. What was asked for before rests on an older revision, and fails.
+            // The standby was left out meanwhile. An earlier transaction rests on an older revision, and fails.
             if self.base.set_word(cx, true) {
                 self.closing = None;
                 self.progress(cx);
@@ -63,7 +63,7 @@ impl<T: Table> Primary<T> {
         self.base.transact(cx, new, None);
     }
 
-    /// CL7: standbys that have not answered for too long, or that no channel leads to.
+    /// CL7: standbys that have not answered for too long, or to which there is no channel.
     pub(super) fn look_for_late(&mut self, cx: &mut Context<T>) {
         let late = cx.timing.late;
         let is_late =
@@ -138,7 +138,7 @@ impl<T: Table> Primary<T> {
             self.progress(cx);
             return true;
         }
-        // One that may be named counts on, until etcd has said otherwise (CL11).
+        // A newcomer that may be named counts until etcd has answered (CL11).
         let waits = self.now_waits(cx);
         self.base.transact(cx, ShardState { in_sync, waits, ..self.base.map.clone() }, None);
         true
@@ -154,7 +154,7 @@ impl<T: Table> Primary<T> {
         }
     }
 
-    /// A new primary's channels to those in sync.
+    /// A new primary's channels to the nodes in sync.
     pub(super) fn begin_channels(&mut self, cx: &mut Context<T>) {
         for to in self.base.map.in_sync.clone().without(cx.me).iter() {
             let after = self.feed_at(cx, |_| true);
@@ -171,7 +171,7 @@ impl<T: Table> Primary<T> {
         self.channels.push(channel);
     }
 
-    /// CL11: this node begins to get a copy of the shard. Returns whether it can.
+    /// CL11: begins to copy the shard to this node. Returns whether that is possible.
     pub(in crate::core) fn begin_join(&mut self, cx: &mut Context<T>, to: NodeId) -> bool {
         let is_ready = self.leads(cx)
             && to != cx.me
@@ -179,7 +179,7 @@ impl<T: Table> Primary<T> {
             && self.may_have(cx, to)
             && self.channels.iter().all(|channel| channel.to != to);
         if is_ready {
-            // What is under way goes over no channel to it, and a key that comes so is in no walk yet.
+            // Changes under way do not go over the new channel, and their new keys are in no walk yet.
             let under_way = self.busy.iter().flat_map(|change| &change.stores);
             let left = under_way.map(|(key, _)| key.clone()).collect();
             let walk = Walk { from: None, is_over: false, left, last: 1 };
@@ -202,7 +202,7 @@ impl<T: Table> Primary<T> {
         }
     }
 
-    /// Walks on for newcomers, and names those that have everything.
+    /// Continues the walks for newcomers, and names those that have everything.
     pub(super) fn walk_on(&mut self, cx: &mut Context<T>) {
         let mut grows = !self.growing.is_empty();
         for index in 0..self.channels.len() {
@@ -211,7 +211,7 @@ impl<T: Table> Primary<T> {
                 continue;
             }
             self.walk_some(cx, index);
-            // Before it is full: behind an item that finds no room, none is taken that would give it some.
+            // Before it is full. An item that finds no room would hold up the one that gives it some.
             if self.channels[index].room.is_some_and(|room| room < self.base.used + self.base.used / 16) {
                 self.ask_room(cx, index, self.base.used);
             }
@@ -220,7 +220,7 @@ impl<T: Table> Primary<T> {
             if !walk.is_over || !walk.left.is_empty() {
                 continue;
             }
-            // It has answered all but what is under way.
+            // It has answered everything but the changes under way.
             let numbers = self.busy.iter().flat_map(|change| &change.numbers);
             let under_way = numbers.filter(|(id, number)| *id == channel.id && *number > channel.answered);
             let is_whole = under_way.count() == channel.log.len();
@@ -248,7 +248,7 @@ impl<T: Table> Primary<T> {
         }
     }
 
-    /// The next keys of a walk. Each goes under the lock that orders its changes: none is under way.
+    /// Sends the next keys of a walk. Each goes under the lock that orders its changes: no change of it is under way.
     pub(super) fn walk_some(&mut self, cx: &mut Context<T>, index: usize) {
         // What it has set aside is known with its first answer.
         if self.channels[index].answered == 0 {
@@ -285,8 +285,8 @@ impl<T: Table> Primary<T> {
         }
     }
 
-    /// A change is over, and no other one of its keys is under way: those that a walk has still to send go now. Else a key that
-    /// is changed all the time would keep the walk from its end.
+    /// A change has ended, and no other change of its keys is under way. Sends those keys that a walk still has to
+    /// send. Otherwise a key that changes all the time would keep the walk from its end.
     pub(super) fn walk_changed(&mut self, cx: &mut Context<T>, change: &Change) {
         for channel in &mut self.channels {
             for key in change.keys() {
@@ -303,7 +303,7 @@ impl<T: Table> Primary<T> {
         }
     }
 
-    /// All items of a channel up to this one were taken. The node is good.
+    /// The receiver has taken all items of a channel up to this one. The node is good.
     pub(in crate::core) fn answer_comes(
         &mut self,
         cx: &mut Context<T>,

@@ -1,4 +1,4 @@
-//! As primary: what becomes of a request is decided, step by step, as its key is now.
+//! As primary: decides a request, step by step, by the present state of its key.
 
 use super::primary::{Fits, Primary};
 use crate::core::context::Context;
@@ -11,24 +11,24 @@ use crate::core::table::Table;
 use crate::faults::{Rule, broken};
 use smallvec::SmallVec;
 
-/// What is decided of a request.
+/// The decision on a request.
 pub(super) enum Decided {
-    /// Nothing yet: for want of an answer, or of time.
+    /// Not yet: an answer, or time, is missing.
     Wait,
-    /// Nothing yet: a change of this key is under way.
+    /// Not yet: a change of this key is under way.
     Behind(Key),
-    /// Nothing: its client has given it up.
+    /// None: its client has given it up.
     Drop,
-    /// Nothing, for certain.
+    /// It is certainly not done.
     NotDone(NotDone),
-    /// Its outcome is known, and no other node need agree.
+    /// It ends with this outcome, and no other node need agree.
     Ended(Outcome),
-    /// Its outcome, when all counted replicas have these stores; the room that it takes, and frees.
+    /// It ends with this outcome when all counted replicas have these stores. It takes and frees this room.
     Begin { outcome: Outcome, effect: Effect, stores: SmallVec<[Store; 2]>, takes: u64, frees: u64 },
 }
 
 impl<T: Table> Primary<T> {
-    /// What a request comes to, as its key is now.
+    /// Decides a request, by the present state of its key.
     pub(super) fn decide(&mut self, cx: &mut Context<T>, peer: Peer, request: &Request) -> Decided {
         let has_room = self.channels.iter().all(|channel| !channel.is_full() && !channel.holds(cx));
         if cx.now < self.first || self.closing.is_some() || !has_room {
@@ -42,7 +42,7 @@ impl<T: Table> Primary<T> {
         if let (Some(id), Some((last, outcome))) = (request.id, known.as_deref().and_then(results::decode))
             && id.number <= last
         {
-            // An older one was given up by its client.
+            // Its client has given up an older request.
             return if id.number == last { Decided::Ended(outcome) } else { Decided::Drop };
         }
         let may_put =
@@ -76,7 +76,7 @@ impl<T: Table> Primary<T> {
                 Fits::Yes => {}
             }
         }
-        // Nothing is changed, and nothing is told of what is there: no other node need agree.
+        // Nothing changes, and the answer says nothing of the key's value, so no other node need agree.
         if outcome == Outcome::Full && (request.id.is_none() || broken(Rule::RefusalsForgotten))
             || store.is_none() && broken(Rule::FailureAtOnce)
         {
@@ -93,7 +93,8 @@ impl<T: Table> Primary<T> {
         Decided::Begin { outcome, effect, stores, takes, frees }
     }
 
-    /// Changes of a key go one by one (CL5), and so do those of an outcome, and puts behind a change of their owner (CL19).
+    /// Changes of a key go one by one (CL5). So do changes of an outcome, and puts behind a change of their owner
+    /// (CL19).
     fn is_behind(&self, request: &Request, result_key: Option<&Key>) -> Option<Key> {
         let session = request.wanted.session().filter(|_| !broken(Rule::PutBesideOwner));
         let owner_key = session.map(|session| owners::key(self.base.shard, session.owner));
@@ -101,7 +102,7 @@ impl<T: Table> Primary<T> {
         keys.find(|key| self.behind.contains_key(*key)).cloned()
     }
 
-    /// The outcome, and what is stored, if anything. `old`: the length of the value that is there.
+    /// The outcome, and the store, if any. `old` is the length of the key's value.
     fn comes_to(
         &self,
         cx: &mut Context<T>,
@@ -121,7 +122,7 @@ impl<T: Table> Primary<T> {
                 return Ok((Outcome::Differs, None));
             }
             Kind::Remove => return Ok((Outcome::Done, Some((key.clone(), None)))),
-            // As in a table of its own, the entry keeps its end, and whose it is.
+            // As in a single table, the entry keeps its end and its owner.
             Kind::Swap { new, .. } => (new.clone(), table.life(key).unwrap_or_default()),
             Kind::Put(value) | Kind::Insert(value) | Kind::Update(value) => {
                 let ttl = request.wanted.ttl().or(cx.memory.ttl);
@@ -138,7 +139,7 @@ impl<T: Table> Primary<T> {
     }
 }
 
-/// What followers are told of it.
+/// The effect that followers are told.
 fn effect(peer: Peer, request: &Request, old: Option<usize>, store: Option<&Store>) -> Effect {
     match store {
         None => Effect::Nothing,

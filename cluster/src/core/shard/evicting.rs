@@ -1,16 +1,16 @@
-//! As primary: entries leave so that others find room (CL13).
+//! As primary: eviction (CL13).
 //!
 //! ```text
-//! a request finds no room    it waits, and those behind it that take room, too
-//! the turn is over           some entries are removed, by changes like all others: as much room as is waited for, and some more
+//! a request finds no room    it waits, and so do later ones that take room
+//! the turn is over           some entries are removed, by changes like all others: enough for those that wait, and some more
 //! they are gone everywhere   the first that waits is decided again
 //! ```
 //!
-//! Only entries of the same shard leave. They leave in the order of the table, from where the last one left, which is
-//! that of a hash; who was read since the last round stays for another one, where the table knows that (CLOCK).
+//! Only entries of the same shard are evicted. They go in the order of the table, from the last one on, which is the
+//! order of a hash. An entry that was read since the last round stays for another one, if the table knows that (CLOCK).
 //! Outcomes of requests (CL15) and owners (CL19) stay.
 //!
-//! Entries that have come to their end, or whose owner leaves, do so by changes, too, whether others need the room or not.
+//! Entries that have ended, or whose owner leaves, are removed by changes, too, whether the room is needed or not.
 
 use super::change::Change;
 use super::channel::Channel;
@@ -21,29 +21,29 @@ use crate::core::table::Table;
 use crate::core::{own, results};
 use crate::faults::{Rule, broken};
 
-/// Most entries that begin to leave in one turn.
+/// The most entries that one turn begins to evict.
 const EVICTED_AT_ONCE: usize = 256;
-/// Walks of a turn, and of all shards of a node between two ticks: each looks at keys of other shards, too.
+/// Walks of one turn, and of all shards of a node between two ticks. Each walk looks at keys of other shards, too.
 const WALKS_AT_ONCE: usize = 4;
 pub(in crate::core) const WALKS_A_TICK: u32 = 64;
-/// The part of a shard's room that is made free before it is asked for.
+/// The part of a shard's room that is freed ahead.
 const AHEAD: u64 = 16;
-/// Entries that were read and are passed over for one that leaves.
+/// The most entries that are passed over, because they were read, for each that is evicted.
 const PASSED_OVER: usize = 16;
 
-/// Room that each shard takes at most of a node's memory, which is to have copies of `mine` of them. As much is left as a
-/// node that is lost leaves to each of the others, if these are to have its copies. Else shards that grow first would
-/// have the others' entries leave.
+/// The most room that a shard takes of a node's memory, which should have copies of `mine` shards. As much is left free
+/// as a lost node would leave to each of the others, if they take over its copies. Otherwise shards that grow first
+/// would evict the others' entries.
 pub(in crate::core) fn share(memory: u64, mine: usize, nodes: usize, copies: u8) -> u64 {
     let kept = if nodes > usize::from(copies) { memory / nodes as u64 } else { 0 };
     ((memory - kept) / mine.max(1) as u64).max(1)
 }
 
 impl<T: Table> Primary<T> {
-    /// Room for a request that takes so much more, and so much in all if its key is gone meanwhile. It waits for an
-    /// answer, or until others have left, for a TTL at most in which nobody finds room.
+    /// Room for a request that takes this much more, and this much in all if its key is gone meanwhile. It waits for an
+    /// answer, or until others were evicted, for at most a TTL in which no request finds room.
     pub(super) fn room_for(&mut self, cx: &mut Context<T>, takes: u64, in_all: u64) -> Fits {
-        // Who comes later is behind those that wait, else a large one would wait for ever.
+        // A later request waits behind these, or a large one would wait for ever.
         if self.eviction.asked == 0 {
             let has_room = self.has_room(cx, self.base.used + takes);
             self.eviction.is_asking |= has_room == Fits::NotYet;
@@ -52,7 +52,7 @@ impl<T: Table> Primary<T> {
             }
         }
         let is_over = self.eviction.since.is_some_and(|since| cx.now >= since + cx.timing.ttl);
-        // It never fits, whoever leaves.
+        // It never fits, whatever is evicted.
         let most = cx.room.share.min(self.base.room + cx.room.left);
         let is_too_large = self.limit(cx.me).is_some_and(|limit| in_all > limit.max(most));
         if is_over || is_too_large || self.eviction.is_dry {
@@ -63,8 +63,8 @@ impl<T: Table> Primary<T> {
         Fits::NotYet
     }
 
-    /// The turn is over: has entries leave, if requests wait for room. True: nothing can leave, and these are to be
-    /// decided again, now.
+    /// The turn is over: evicts entries, if requests wait for room. `true`: nothing can be evicted, and the waiting
+    /// requests have to be decided again now.
     pub(super) fn evict(&mut self, cx: &mut Context<T>) -> bool {
         let asked = std::mem::take(&mut self.eviction.asked);
         (self.eviction.waiting, self.eviction.is_dry) = (0, false);
@@ -75,7 +75,7 @@ impl<T: Table> Primary<T> {
         }
         self.eviction.since.get_or_insert(cx.now);
         let Some(limit) = self.limit(cx.me) else { return false };
-        // Twice as much as is asked for, so that the next ones need not wait; but not much of the shard.
+        // Twice as much as is asked for, so that the next requests need not wait, but only a small part of the shard.
         let ahead = asked.min(limit.div_ceil(AHEAD));
         let leaving: u64 = self.busy.iter().map(|change| change.frees).sum();
         let mut short = (self.base.used + asked + ahead).saturating_sub(limit + leaving);
@@ -93,12 +93,12 @@ impl<T: Table> Primary<T> {
         self.eviction.is_dry
     }
 
-    /// The next entry that may leave. `None`: there is none so far in this round, or in this turn.
+    /// The next entry that may be evicted. `None`: none was found so far in this round, or in this turn.
     fn next_victim(&mut self, cx: &mut Context<T>, walks: &mut usize) -> Option<Key> {
         let mut passed_over = 0;
         loop {
             while let Some(key) = self.eviction.keys.pop_front() {
-                // One that is being changed may leave in the next round.
+                // An entry that is being changed may be evicted in the next round.
                 let is_busy = self.behind.contains_key(&key);
                 let is_there = is_busy || cx.memory.table.value_len(&key).is_some();
                 self.eviction.has_found |= is_there;
@@ -129,8 +129,8 @@ impl<T: Table> Primary<T> {
         }
     }
 
-    /// An entry that has come to its end, or whose owner leaves, does so, unless a change of its key is under way: that may
-    /// give it another life.
+    /// Removes an entry that has ended, or whose owner leaves, unless a change of its key is under way: that may give
+    /// it another life.
     pub(in crate::core) fn expire(&mut self, cx: &mut Context<T>, key: Key, why: Effect) {
         let is_busy = self.behind.contains_key(&key);
         if !self.may_change(cx) || is_busy && !broken(Rule::EndedMeanwhile) {
@@ -141,7 +141,7 @@ impl<T: Table> Primary<T> {
         self.begin_leaving(cx, key, effect, frees);
     }
 
-    /// An entry begins to leave.
+    /// Begins to remove an entry.
     fn begin_leaving(&mut self, cx: &mut Context<T>, key: Key, effect: Effect, frees: u64) {
         let copy = cx.outbox.removes(key.clone(), effect);
         if broken(Rule::EvictsAlone) {

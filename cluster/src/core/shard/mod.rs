@@ -1,8 +1,8 @@
 //! A node's part in one shard.
 //!
-//! What any part has (`base`), a channel, a change, what a primary has besides (`primary`). Above these, what a primary does:
-//! requests (`changes`, `deciding`), room (`evicting`), copies (`channels`), owners (`owned`); and what a copy does (`standby`).
-//! Above all of it, how etcd changes the part (`replica`).
+//! `base` is the state of any part; then come a channel, a change, and the further state of a primary (`primary`).
+//! Above them are the tasks of a primary: requests (`changes`, `deciding`), room (`evicting`), copies (`channels`),
+//! owners (`owned`); and the tasks of a copy (`standby`). On top, `replica` is how etcd changes the part.
 
 mod base;
 mod change;

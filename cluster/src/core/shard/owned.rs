@@ -1,12 +1,12 @@
-//! As primary: entries that are an owner's, and leave with it (CL19).
+//! As primary: owners, and entries that leave with them (CL19).
 //!
 //! ```text
 //! Own          a session may put                      the shard has an entry for the owner
 //! Who          which session that is
 //! Stay         it is still there                      the primary notes when, and tells nobody
-//! RemoveOwner, or it was not heard for too long       the entry says that the owner leaves: nobody puts as it any more
+//! RemoveOwner, or silence for too long                the entry says that the owner leaves: no session puts as it any more
 //! passes       each of its entries is removed         until a whole pass over the table has found none
-//! gone         the owner's entry is removed           the number may be given again; who removes it hears that it is absent
+//! gone         the owner's entry is removed           the number may be given again; whoever removes it hears that it is absent
 //! ```
 
 use super::change::Change;
@@ -20,8 +20,8 @@ use crate::faults::{Rule, broken};
 use smallvec::SmallVec;
 
 impl<T: Table> Primary<T> {
-    /// What is decided of an owner, of which no change is under way: the outcome, and what it is from then on, if that is
-    /// anything else.
+    /// Decides a request for an owner, of which no change is under way: the outcome, and the owner's new state, if that
+    /// differs.
     pub(super) fn decide_owner(
         &self,
         cx: &Context<T>,
@@ -39,11 +39,11 @@ impl<T: Table> Primary<T> {
                     let owner = Owner { session: session.number, absent_for: *absent_for, leaves: false };
                     (Outcome::Done, Some(owner))
                 }
-                // It was asked twice.
+                // The request is a repeated one.
                 Some(_) if is_there(session) => (Outcome::Done, None),
                 Some(_) => (Outcome::Exists, None),
             },
-            // It has waited behind what made it so.
+            // It has waited behind the change that began the session.
             Kind::Stay(session) if is_there(session) => (Outcome::Done, None),
             Kind::Who => (known.map_or(Outcome::Absent, |owner| Outcome::Is(owner.session)), None),
             Kind::RemoveOwner(session) => match known {
@@ -57,7 +57,7 @@ impl<T: Table> Primary<T> {
         })
     }
 
-    /// Whether a node may have a copy, as far as owners go: those that are there, and those that are about to be.
+    /// Whether a node may have a copy, with respect to owners: those that are there, and those that are about to be.
     pub(in crate::core) fn may_have(&self, cx: &Context<T>, node: NodeId) -> bool {
         let about_to_be = || {
             let mut stores = self.busy.iter().flat_map(|change| &change.stores);
@@ -66,7 +66,7 @@ impl<T: Table> Primary<T> {
         cx.knows_owners(node) || !cx.memory.owners.has_any(self.base.shard) && !about_to_be()
     }
 
-    /// Whether the table has owners, and all who have a copy or get one know them.
+    /// Whether the table has owners, and all nodes know them that have a copy or get one.
     fn all_know_owners(&self, cx: &Context<T>) -> bool {
         let copies = self.base.map.in_sync.iter().chain(self.growing.iter());
         let mut others =
@@ -74,8 +74,8 @@ impl<T: Table> Primary<T> {
         cx.memory.table.has_owners() && others.all(|node| cx.knows_owners(node))
     }
 
-    /// A session says that it is there: it is heard at once, whatever waits. False: it is not, or not any more, and that is
-    /// decided as other requests are.
+    /// Notes at once that a session is there, whatever else waits. `false`: it is not, or not any more. Then the
+    /// request is decided as others are.
     pub(super) fn hears(&self, cx: &mut Context<T>, request: &Request) -> bool {
         let Kind::Stay(session) = request.kind else { return false };
         let is_there = cx.memory.owners.may_put(self.base.shard, session);
@@ -85,7 +85,7 @@ impl<T: Table> Primary<T> {
         is_there
     }
 
-    /// Owners that were not heard for too long leave.
+    /// Makes owners leave that were silent for too long.
     pub(in crate::core) fn look_for_absent(&mut self, cx: &mut Context<T>) {
         if !cx.memory.owners.has_any(self.base.shard) || !self.may_change(cx) {
             return;
@@ -94,7 +94,7 @@ impl<T: Table> Primary<T> {
         self.change_owners(cx);
     }
 
-    /// A pass is over: owners of which it has found no entry are gone.
+    /// A pass is over: removes the owners of which it has found no entry.
     pub(in crate::core) fn remove_owners(&mut self, cx: &mut Context<T>, pass: u64) {
         for (_, known) in cx.memory.owners.of_mut(self.base.shard) {
             let is_over = |(of, has_found): (u64, bool)| of == pass && (!has_found || broken(Rule::OnePass));
@@ -110,8 +110,8 @@ impl<T: Table> Primary<T> {
         }
     }
 
-    /// Has an owner leave, or be gone, if that is due: also before a request for it is decided. Else the owner's entry
-    /// would never be without one under way, where it is asked for all the time.
+    /// Makes an owner leave, or removes it, if that is due. Also done before a request for it is decided: otherwise a
+    /// constant stream of requests would always have a change of the owner's entry under way.
     pub(super) fn change_due(&mut self, cx: &mut Context<T>, number: u16) {
         let due = cx.memory.owners.known(self.base.shard, number).and_then(|known| known.due(cx.now));
         if let Some(owner) = due.filter(|_| self.may_change(cx)) {
@@ -119,7 +119,7 @@ impl<T: Table> Primary<T> {
         }
     }
 
-    /// Changes what the shard has of an owner, unless somebody else does.
+    /// Changes the shard's entry of an owner, unless a change of it is under way.
     fn change_owner(&mut self, cx: &mut Context<T>, number: u16, owner: Option<Owner>) {
         let key = owners::key(self.base.shard, number);
         if self.behind.contains_key(&key) {

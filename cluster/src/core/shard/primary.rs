@@ -1,4 +1,4 @@
-//! As primary: what is under way, and who has copies.
+//! As primary: changes under way, and nodes with copies.
 
 use super::base::Base;
 use super::change::Change;
@@ -12,10 +12,10 @@ use crate::faults::{Rule, broken};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 
-/// Times of a call of etcd after which a standby that had no room is asked again.
+/// A standby without room is asked again after this many times of a call of etcd.
 const ASK_ROOM_AGAIN: u32 = 4;
 
-/// Requests that wait for room, behind which no further one is looked at in the same turn.
+/// After this many requests that wait for room, no further one is looked at in the same turn.
 const LOOKED_AT: usize = 64;
 
 /// Whether there is room.
@@ -23,27 +23,27 @@ const LOOKED_AT: usize = 64;
 pub(super) enum Fits {
     Yes,
     No,
-    /// It is not known yet: a standby was asked; or others leave first.
+    /// Not known yet: a standby was asked, or entries are evicted first.
     NotYet,
 }
 
-/// What a primary knows of entries that may leave.
+/// The state of a primary's eviction.
 #[derive(Debug)]
 pub(super) struct Eviction<C> {
-    /// Keys that a walk has seen, and that may be gone by now.
+    /// Keys that a walk has found. They may be gone by now.
     pub keys: VecDeque<Key>,
-    /// Where the walk goes on, if it has begun; whether anything was found that may leave, now or soon.
+    /// Where the walk continues, if it has begun; and whether it has found anything that may be evicted, now or soon.
     pub from: Option<C>,
     pub has_begun: bool,
     pub has_found: bool,
-    /// What requests need that wait for room, in this turn; and how many they are.
+    /// The room that requests wait for in this turn, and the number of these requests.
     pub asked: u64,
     pub waiting: usize,
-    /// Since when none of them has found any.
+    /// Since when none of them has found room.
     pub since: Option<Time>,
-    /// One of them waits for an answer: it may find some.
+    /// Whether one of them waits for an answer, which may bring room.
     pub is_asking: bool,
-    /// A round has found nothing that may leave.
+    /// Whether a round has found nothing that may be evicted.
     pub is_dry: bool,
 }
 
@@ -64,17 +64,17 @@ impl<C> Default for Eviction<C> {
 }
 
 impl<C> Eviction<C> {
-    /// A request has found so much room.
+    /// A request has found this much room.
     pub fn found_room(&mut self, room: u64) {
         self.since.take_if(|_| room > 0);
     }
 
-    /// The node has stood still: nobody has waited for long.
+    /// The node has stood still: no request has waited for long.
     pub fn forgive(&mut self) {
         self.since = None;
     }
 
-    /// Whether requests that were not looked at in this turn are to wait for the next one.
+    /// Whether requests that were not looked at in this turn have to wait for the next one.
     pub fn is_enough(&self) -> bool {
         self.waiting >= LOOKED_AT
     }
@@ -103,7 +103,7 @@ pub struct Primary<T: Table> {
     /// Newcomers that etcd may have named.
     pub(super) growing: NodeIds,
     pub(super) eviction: Eviction<T::Cursor>,
-    /// No change before that time (CL9).
+    /// No change begins before this time (CL9).
     pub(super) first: Time,
 }
 
@@ -123,7 +123,7 @@ impl<T: Table> Primary<T> {
         }
     }
 
-    /// The epoch is over: nothing is under way any more.
+    /// Ends the epoch: nothing is under way any more.
     pub(super) fn ends(self, cx: &mut Context<T>) -> Base<T::Cursor> {
         let Primary { mut base, busy, behind, waiting, .. } = self;
         for (peer, request) in waiting.into_iter().chain(behind.into_values().flatten()) {
@@ -137,22 +137,22 @@ impl<T: Table> Primary<T> {
         self.base.shard
     }
 
-    /// The shard, as etcd said last.
+    /// The shard's state, as etcd last had it.
     pub(in crate::core) fn state(&self) -> &ShardState {
         &self.base.map
     }
 
-    /// How many newcomers it copies the shard to.
+    /// The number of newcomers to which it copies the shard.
     pub(in crate::core) fn newcomers(&self) -> usize {
         self.channels.iter().filter(|channel| !self.base.map.in_sync.has(channel.to)).count()
     }
 
-    /// Whether it serves the shard, and hands it over to nobody.
+    /// Whether it serves the shard, and is not handing it over.
     pub(super) fn leads(&self, cx: &Context<T>) -> bool {
         cx.is_good() && self.closing.is_none()
     }
 
-    /// Whether it may begin a change by itself, now.
+    /// Whether it may begin a change by itself now.
     pub(in crate::core) fn may_change(&self, cx: &Context<T>) -> bool {
         let has_room = self.channels.iter().all(|channel| !channel.is_full_of_own() && !channel.holds(cx));
         self.leads(cx) && cx.now >= self.first && has_room
@@ -163,17 +163,17 @@ impl<T: Table> Primary<T> {
         self.channels.iter().find(|channel| channel.to == to)
     }
 
-    /// CL10: etcd says after a new life who serves what: it goes on.
+    /// CL10: after a new life, etcd has confirmed this primary: it continues.
     pub(super) fn resume(&mut self, cx: &mut Context<T>) {
         if !self.closing.is_some_and(|closing| closing.is_closed) {
-            // Nobody was heard meanwhile.
+            // No session was heard from meanwhile.
             cx.memory.owners.begin_anew(self.base.shard);
             self.base.set_word(cx, true);
             self.progress(cx);
         }
     }
 
-    /// etcd says something new of the same epoch.
+    /// Takes a new state of the same epoch from etcd.
     pub(super) fn learns(&mut self, cx: &mut Context<T>, old: &ShardState) {
         self.growing = NodeIds::default();
         let in_sync = &self.base.map.in_sync;
@@ -199,18 +199,18 @@ impl<T: Table> Primary<T> {
         }
     }
 
-    /// Nobody is late as of now.
+    /// Restarts the time of all standbys: none is late now.
     pub(in crate::core) fn forgive(&mut self, now: Time) {
         self.channels.iter_mut().for_each(|channel| channel.since = now);
         self.eviction.forgive();
     }
 
-    /// A state that this primary tells etcd: whether the wait is over (CL9).
+    /// Whether the state that this primary writes to etcd says that it waits (CL9).
     pub(super) fn now_waits(&self, cx: &Context<T>) -> bool {
         self.base.map.waits && cx.now < self.first
     }
 
-    /// CL9: tells etcd when it is, so that a takeover from now on need not wait again.
+    /// CL9: tells etcd when the wait is over, so that a later takeover need not wait again.
     fn wait_is_over(&mut self, cx: &mut Context<T>) {
         if self.base.map.waits && !self.now_waits(cx) && self.base.transaction.is_none() {
             let new = ShardState { waits: false, ..self.base.map.clone() };
@@ -220,7 +220,7 @@ impl<T: Table> Primary<T> {
 
     // ---- room, here and at all replicas that count (CL12) ----
 
-    /// Every replica that etcd may name (CL11), but the primary itself.
+    /// Whether a node is one of the replicas that etcd may name (CL11), other than the primary.
     pub(super) fn counts(&self, me: NodeId, node: NodeId) -> bool {
         let is_growing = !broken(Rule::CountsLate) && self.growing.has(node);
         node != me && (self.base.map.in_sync.has(node) || is_growing)
@@ -231,7 +231,7 @@ impl<T: Table> Primary<T> {
         all.filter(move |node| self.counts(me, *node))
     }
 
-    /// Asks a standby to set room aside. True: it was asked, and its answer is not there yet.
+    /// Asks a standby to set room aside. `true`: it was asked, and its answer has not come yet.
     pub(super) fn ask_room(&mut self, cx: &mut Context<T>, index: usize, wanted: u64) -> bool {
         let channel = &mut self.channels[index];
         let again = cx.timing.call * Time::from(ASK_ROOM_AGAIN);
@@ -245,14 +245,14 @@ impl<T: Table> Primary<T> {
                 return false;
             }
         }
-        // More than is needed, so that it need not be asked for each.
+        // More than is needed, so that not every change has to ask.
         let wanted_soon = wanted + cx.room.growth_of(wanted);
         let number = channel.push(cx, self.base.shard, Item::Room(wanted_soon));
         channel.asked_room = Some((wanted, number, cx.now));
         true
     }
 
-    /// Room here and at all replicas that count, for all entries to come.
+    /// Checks for room here and at all replicas that count, for all coming entries.
     pub(super) fn has_room(&mut self, cx: &mut Context<T>, used: u64) -> Fits {
         if used > self.base.room {
             let most = cx.room.share;
@@ -276,7 +276,7 @@ impl<T: Table> Primary<T> {
         Fits::Yes
     }
 
-    /// The room that the shard's entries may take, here and at all replicas that count. `None`: it is not known yet.
+    /// The room that the shard's entries may take, here and at all replicas that count. `None`: not known yet.
     pub(super) fn limit(&self, me: NodeId) -> Option<u64> {
         let room = |node| self.channel(node)?.room;
         self.counted(me).try_fold(self.base.room, |limit, node| Some(limit.min(room(node)?)))

@@ -11,34 +11,34 @@ use crate::core::table::{Stock, Table};
 use crate::faults::{Rule, broken};
 use serde::{Deserialize, Serialize};
 
-/// What a node is for a shard.
+/// A node's role for a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
-    /// Nothing, or a newcomer; or in sync, as etcd says, and not heard from its primary since it started (CL21).
+    /// It has no copy, or is a newcomer.
     None,
-    /// In sync.
+    /// It has a copy in sync.
     Standby,
-    /// Serves it.
+    /// It serves the shard.
     Primary,
-    /// Named primary, but started again: wants a new epoch (CL10).
+    /// It is named primary, but has started again, and asks for a new epoch (CL10).
     Again,
 }
 
 /// A node's part in one shard.
 #[derive(Debug)]
 pub enum Replica<T: Table> {
-    /// Nothing, or a newcomer.
+    /// It has no copy, or is a newcomer.
     Away(Base<T::Cursor>),
-    /// In sync.
+    /// It has a copy in sync.
     Standby(Base<T::Cursor>),
-    /// Serves it.
+    /// It serves the shard.
     Primary(Box<Primary<T>>),
-    /// Named primary, but started again (CL10).
+    /// It is named primary, but has started again (CL10).
     Again(Base<T::Cursor>),
 }
 
 impl<T: Table> Replica<T> {
-    /// A node begins again: what its table has of the shard.
+    /// A node that starts again, with its table's stock of the shard.
     pub(in crate::core) fn new(cx: &mut Context<T>, shard: ShardIx, stock: Stock) -> Replica<T> {
         let mut base = Base::new(shard);
         (base.used, base.is_stale) = (stock.bytes, stock.entries > 0);
@@ -48,7 +48,7 @@ impl<T: Table> Replica<T> {
             }
         }
         base.set_room(cx, base.used);
-        // Whoever it was: leases of clients may last.
+        // Whatever its role was, leases of clients may last.
         base.keeps_until = Time::MAX;
         Replica::Away(base)
     }
@@ -67,7 +67,7 @@ impl<T: Table> Replica<T> {
         }
     }
 
-    /// Its part, if it is primary.
+    /// The part of a primary.
     pub(in crate::core) fn primary(&self) -> Option<&Primary<T>> {
         match self {
             Replica::Primary(primary) => Some(primary),
@@ -75,7 +75,7 @@ impl<T: Table> Replica<T> {
         }
     }
 
-    /// Its part, if it is primary.
+    /// The part of a primary.
     pub(in crate::core) fn primary_mut(&mut self) -> Option<&mut Primary<T>> {
         match self {
             Replica::Primary(primary) => Some(primary),
@@ -88,7 +88,7 @@ impl<T: Table> Replica<T> {
         self.base().shard
     }
 
-    /// What it is for the shard.
+    /// The node's role for the shard.
     pub fn role(&self) -> Role {
         match self {
             Replica::Away(_) => Role::None,
@@ -100,7 +100,7 @@ impl<T: Table> Replica<T> {
         }
     }
 
-    /// The shard, as etcd said last.
+    /// The shard's state, as etcd last had it.
     pub fn state(&self) -> &ShardState {
         &self.base().map
     }
@@ -115,17 +115,17 @@ impl<T: Table> Replica<T> {
         self.base().room
     }
 
-    /// How many changes are under way.
+    /// The number of changes under way.
     pub fn under_way(&self) -> usize {
         self.primary().map_or(0, |primary| primary.busy.len())
     }
 
-    /// Nodes that it has a channel to.
+    /// The nodes to which it has a channel.
     pub fn channels(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.primary().into_iter().flat_map(|primary| &primary.channels).map(|channel| channel.to)
     }
 
-    /// Whether etcd was asked for something, and has not answered.
+    /// Whether a call of etcd has no answer yet.
     pub fn has_asked(&self) -> bool {
         self.base().transaction.is_some()
     }
@@ -136,7 +136,7 @@ impl<T: Table> Replica<T> {
         self.base_mut().transaction.take_if(|transaction| answer.is_of(transaction.call));
     }
 
-    /// CL10: goes on as what etcd says after the new life has begun.
+    /// CL10: takes the role that etcd names after the new life has begun.
     pub(in crate::core) fn resume(&mut self, cx: &mut Context<T>) {
         if let Replica::Primary(primary) = self {
             primary.resume(cx);
@@ -145,7 +145,7 @@ impl<T: Table> Replica<T> {
 
     pub(in crate::core) fn learn(&mut self, cx: &mut Context<T>, state: &ShardState, at: At) {
         let base = self.base_mut();
-        // A role can be taken only when the word says so. It is tried again with the next answer.
+        // A role can be taken only when the word says so. If that fails, it is tried again with the next answer.
         let was_open = cx.memory.page.words[usize::from(base.shard)].is_open;
         let is_new_epoch = state.epoch != base.map.epoch;
         if state.revision <= base.map.revision || is_new_epoch && was_open && !base.set_word(cx, false) {
@@ -179,7 +179,8 @@ impl<T: Table> Replica<T> {
         };
         cx.memory.owners.begin_anew(base.shard);
         if base.map.primary != Some(cx.me) {
-            // It may be about to be named, by one that it forgot (CL12). Where nobody serves the shard, nobody names it.
+            // A primary that the node has forgotten may be about to name it (CL12). If nobody serves the shard, nobody
+            // names it.
             if std::mem::take(&mut base.started_again) && base.is_stale && base.map.primary.is_some() {
                 base.joined = Some(base.map.epoch);
             }
@@ -188,7 +189,7 @@ impl<T: Table> Replica<T> {
             return Replica::copy(base, cx.me);
         }
         if base.started_again && !broken(Rule::OldEpochAtStart) {
-            // What was under way is not known: a new epoch, alone.
+            // Changes under way are not known any more: it asks for a new epoch, alone.
             base.set_word(cx, false);
             return Replica::Again(base);
         }
@@ -202,7 +203,7 @@ impl<T: Table> Replica<T> {
         Replica::Primary(primary)
     }
 
-    /// In sync or not, as etcd says.
+    /// A copy, in sync or not, as etcd says.
     fn copy(base: Base<T::Cursor>, me: NodeId) -> Replica<T> {
         if base.map.in_sync.has(me) { Replica::Standby(base) } else { Replica::Away(base) }
     }
@@ -216,7 +217,7 @@ impl<T: Table> Replica<T> {
         }
     }
 
-    /// CL6: an item has come over a channel. Takes it if it is next, and the primary's.
+    /// CL6: an item has come over a channel. Takes it if it is the next one, and the primary's.
     pub(in crate::core) fn item_comes(
         &mut self,
         cx: &mut Context<T>,
@@ -232,14 +233,14 @@ impl<T: Table> Replica<T> {
         }
         let share = cx.room.share;
         match self {
-            // A copy that comes is as large as others are. One that is there grows up to its share.
+            // A new copy may be as large as the others. A present one grows up to its share.
             Replica::Away(base) => base.item_comes(cx, u64::MAX, channel, number, item),
             Replica::Standby(base) => base.item_comes(cx, share, channel, number, item),
             Replica::Primary(_) | Replica::Again(_) => {}
         }
     }
 
-    /// Answers what has come.
+    /// Answers the items that have come.
     pub(in crate::core) fn answer(&mut self, cx: &mut Context<T>) {
         self.base_mut().answer(cx);
     }
@@ -252,13 +253,13 @@ impl<T: Table> Replica<T> {
         if !cx.is_good() {
             return;
         }
-        // The answer was lost: what became of it etcd tells whoever looks.
+        // The answer was lost. The node learns the result from the next answer of etcd.
         self.base_mut().transaction.take_if(|pending| cx.now >= pending.since + cx.timing.call);
         match self {
             Replica::Primary(primary) => primary.tick(cx),
             Replica::Standby(base) => base.take_over(cx),
             Replica::Away(base) => base.free_copy(cx),
-            // CL10: it begins a new epoch, alone. The transaction's answer is learned as any other.
+            // CL10: asks for a new epoch, alone. The transaction's answer is taken as any other.
             Replica::Again(base) if base.transaction.is_none() => {
                 base.started_again = false;
                 base.lead_alone(cx, None, base.map.waits);
@@ -267,8 +268,8 @@ impl<T: Table> Replica<T> {
         }
     }
 
-    /// Becomes primary of a shard of which nobody has a copy: nobody ever served it, or it begins anew. What is left of
-    /// a copy of before goes first.
+    /// Becomes primary of a shard of which no node has a copy: no node ever served it, or it begins again. The rest of
+    /// an old copy is removed first.
     pub(in crate::core) fn claim(&mut self, cx: &mut Context<T>) -> bool {
         let base = self.base_mut();
         let is_free = base.map.primary.is_none() && base.at != 0 && !base.has_stale();

@@ -1,4 +1,4 @@
-//! As standby or newcomer: what comes over a channel, and what becomes of copies.
+//! As standby or newcomer: items of a channel, and old copies.
 
 use super::base::{Base, Position};
 use crate::core::context::{Context, Standing};
@@ -7,18 +7,18 @@ use crate::core::message::{ChannelId, Item, Message, Store, value_len};
 use crate::core::table::Table;
 use crate::faults::{Rule, broken};
 
-/// What became of an item.
+/// The result of taking an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Taken {
     Yes,
-    /// It is answered so: only with a broken rule.
+    /// It is refused. Only if a test breaks a rule.
     Refused,
     /// There is no answer, for now or at all.
     No,
 }
 
 impl<C> Base<C> {
-    /// CL8: takes the shard over if its primary has been silent for long enough.
+    /// CL8: takes the shard over if its primary was silent for long enough.
     pub(super) fn take_over<T: Table<Cursor = C>>(&mut self, cx: &mut Context<T>) {
         let Some(primary) = self.map.primary.filter(|_| self.transaction.is_none()) else { return };
         let waits = self.map.waits && !broken(Rule::WaitForgotten);
@@ -29,13 +29,14 @@ impl<C> Base<C> {
         }
     }
 
-    /// Whether a node's key is dead, or unchanged for the TTL.
+    /// Whether a node's key is dead, or has not changed for the TTL.
     fn is_silent<T>(&self, cx: &Context<T>, node: NodeId) -> bool {
         let ttl = if broken(Rule::NoTtl) { 0 } else { cx.timing.ttl };
         cx.seen.get(&node).is_some_and(|seen| !seen.key.alive || cx.now >= seen.since + ttl)
     }
 
-    /// CL6: an item has come over a channel of the primary. Takes it if it is next. The copy has room up to `most`.
+    /// CL6: an item has come over a channel of the primary. Takes it if it is the next one. The copy has room up to
+    /// `most`.
     pub(super) fn item_comes<T: Table<Cursor = C>>(
         &mut self,
         cx: &mut Context<T>,
@@ -67,7 +68,7 @@ impl<C> Base<C> {
         }
     }
 
-    /// Answers what has come.
+    /// Answers the items that have come.
     pub(super) fn answer<T>(&mut self, cx: &mut Context<T>) {
         let (shard, room) = (self.shard, self.room);
         let Some(position) = &mut self.position else { return };
@@ -85,7 +86,7 @@ impl<C> Base<C> {
         match item {
             Item::Begin { after } => cx.feed.goes_on(self.shard, after),
             Item::Join { room, after } => {
-                // Leases on an old copy may last (CL9). The primary sends this again.
+                // Leases on an old copy may last (CL9). The primary repeats this item.
                 if self.is_stale && !broken(Rule::OldCopyKept) {
                     self.free_stale(cx);
                     if self.is_stale {
@@ -122,12 +123,13 @@ impl<C> Base<C> {
             };
         }
         if cx.memory.store_all(stores).is_err() {
-            // Not answered: the primary leaves it out. Some of it may be stored, and nobody would be told (CL18).
+            // There is no answer, so the primary leaves it out. Some of the change may be stored, and no follower would
+            // be told (CL18).
             cx.feed.forget(self.shard);
             if let Some(position) = &mut self.position {
                 position.is_whole = false;
             }
-            // Half of it may be: whoever begins again with this memory is to finish it first (CL15).
+            // Half of it may be stored. A later process with this memory has to complete it first (CL15).
             if stores.len() > 1 {
                 cx.fails(self.shard);
             }
@@ -147,7 +149,8 @@ impl<C> Base<C> {
         }
     }
 
-    /// CL9 and CL12: when a copy that is out may be given up. Each walk looks at the whole table, so they go one by one.
+    /// CL9 and CL12: gives up a copy that is not in sync any more, when it may. Each walk looks at the whole table, so
+    /// copies go one by one.
     pub(super) fn free_copy<T: Table<Cursor = C>>(&mut self, cx: &mut Context<T>) {
         let is_asked_for = self.joined == Some(self.map.epoch) && !broken(Rule::CopyGivenUp);
         if !is_asked_for && self.has_stale() && cx.frees_left > 0 {
@@ -169,7 +172,7 @@ impl<C> Base<C> {
             for key in keys {
                 let cost = cx.memory.cost_now(&key);
                 if cx.memory.store(&(key, None)).is_err() {
-                    // From the beginning, next time.
+                    // The next walk starts from the beginning.
                     return;
                 }
                 self.used -= cost;
@@ -184,7 +187,7 @@ impl<C> Base<C> {
         }
     }
 
-    /// A copy that is out stays as it is until all leases on it are over (CL9).
+    /// A copy that is not in sync any more stays unchanged until all leases on it are over (CL9).
     pub(super) fn leaves<T>(&mut self, cx: &Context<T>) {
         let is_freed = broken(Rule::FrozenCopyFreed);
         self.keeps_until = if is_freed { 0 } else { cx.now + cx.timing.wait() };

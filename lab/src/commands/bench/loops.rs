@@ -45,7 +45,7 @@ pub fn get_many(client: &mut Client, n: u64, pick: impl Fn(u64) -> u64) -> Resul
     })
 }
 
-/// The same, the values of a batch one behind the other in one buffer.
+/// GETs in batches, with the values of a batch one behind the other in one buffer.
 pub fn get_many_into(client: &mut Client, n: u64, pick: impl Fn(u64) -> u64) -> Result<u64> {
     let mut values = Values::default();
     in_batches(n, pick, |keys| {

@@ -191,7 +191,7 @@ impl Redis {
         Ok(())
     }
 
-    /// The same, by one command.
+    /// GETs these keys by one command.
     pub fn mget(
         &mut self,
         keys: &[[u8; KEY_BYTES]],

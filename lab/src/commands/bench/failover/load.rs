@@ -195,7 +195,7 @@ impl Load {
         Ok(took)
     }
 
-    /// The same of one key, by a put.
+    /// Puts a new version of one key, by a put of its own.
     pub fn put_one(&self, client: &mut ClusterClient, key: &Key) -> Result<Duration> {
         let version = key.next();
         let (bytes, value) = (key.bytes(), key.value(version));

@@ -29,7 +29,7 @@ pub struct Outcome {
     pub get_gap_ms_max: f64,
     /// Longest time for which a shard took no put around a kill or a stop.
     pub unavailable_ms_max: f64,
-    /// The same of a shard that was moved.
+    /// Longest time for which a shard that was moved took no put.
     pub handover_ms_max: f64,
     /// Before anything was killed: a GET by a client of the cluster, and by one of the table.
     pub get_us_p50: f64,

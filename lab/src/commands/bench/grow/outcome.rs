@@ -43,7 +43,7 @@ pub struct Outcome {
     pub p999_ns: Option<u64>,
     pub fixed_p99_ns: Option<u64>,
     pub fixed_p999_ns: Option<u64>,
-    /// The same during removes, while a merge is under way.
+    /// GETs during removes, while a merge is under way: as `p99_ratio` and the next two.
     pub merging_p99_ratio: Option<f64>,
     pub merging_p999_ratio: Option<f64>,
     pub merging_p999_quiet_ratio: Option<f64>,
