@@ -7,7 +7,7 @@ mod keeper;
 mod shared;
 
 use super::error::{AskError, ConnectError, GetError, LinkError};
-use super::handle::{Deadline, Handle, RETRY_FIRST, RETRY_MAX, retried};
+use super::handle::{Deadline, Handle, Posted, RETRY_FIRST, RETRY_MAX, retried};
 use super::link::link_failed;
 use super::options::ClientOptions;
 use super::owning::OwnOwner;
@@ -158,6 +158,29 @@ impl TcpHandle {
         Ok(())
     }
 
+    /// Makes sure that there is a connection over which nothing is owed, until the deadline.
+    fn ready_to_ask(&mut self, deadline: Instant) -> Result<(), AskError> {
+        self.connection.take_if(|connection| connection.is_owed() || connection.is_hung_up());
+        if let Err(error) = self.connect_until(deadline) {
+            return Err(match error {
+                ConnectError::Link { source: source @ LinkError::Deadline(_), .. } => self.lost(source),
+                error => error.into(),
+            });
+        }
+        let connection = self.connection.as_ref();
+        let checked = connection.map(|it| it.check_owner(self.shared.owner.as_ref(), &self.shared.address));
+        Ok(checked.transpose().map(drop)?)
+    }
+
+    /// Does something with the connection. One that is not there was lost.
+    fn over_link<R>(
+        &mut self,
+        act: impl FnOnce(&mut TcpConnection) -> Result<R, LinkError>,
+    ) -> Result<R, AskError> {
+        let done = self.connection.as_mut().map_or(Err(LinkError::HungUp), act);
+        done.map_err(|error| self.lost(error))
+    }
+
     fn lost(&mut self, error: LinkError) -> AskError {
         self.disconnect();
         AskError::lost(&self.shared.address, self.shared.options.deadline, error)
@@ -209,15 +232,8 @@ impl Handle for TcpHandle {
         stats: &mut ClientStats,
     ) -> Result<(), AskError> {
         loop {
-            self.connection.take_if(|connection| connection.is_owed() || connection.is_hung_up());
-            if let Err(error) = self.connect_until(deadline.at) {
-                return Err(match error {
-                    ConnectError::Link { source: source @ LinkError::Deadline(_), .. } => self.lost(source),
-                    error => error.into(),
-                });
-            }
+            self.ready_to_ask(deadline.at)?;
             let Some(connection) = &mut self.connection else { continue };
-            connection.check_owner(self.shared.owner.as_ref(), &self.shared.address)?;
             let (geometry, level) = (connection.geometry().clone(), connection.level());
             let mut has_sent = false;
             let pieces = Some(SOCKET_PIECE_MAX);
@@ -239,6 +255,28 @@ impl Handle for TcpHandle {
                 result => return result.map_err(|error| self.lost(error)),
             }
         }
+    }
+
+    fn post(
+        &mut self,
+        request: &Request<'_>,
+        deadline: Instant,
+        stats: &mut ClientStats,
+    ) -> Result<Posted, AskError> {
+        self.ready_to_ask(deadline)?;
+        if request.level() > self.connection.as_ref().map_or(0, TcpConnection::level) {
+            return Ok(Posted::OldServer);
+        }
+        stats.requests.message += 1;
+        self.over_link(|connection| connection.post(request, deadline)).map(|()| Posted::Sent)
+    }
+
+    fn late_reply(&mut self, until: Instant) -> Result<Option<Reply>, AskError> {
+        self.over_link(|connection| connection.late_reply(until))
+    }
+
+    fn hurry(&mut self, deadline: Instant) -> Result<(), AskError> {
+        self.over_link(|connection| connection.hurry(deadline))
     }
 
     fn disconnect(&mut self) {
