@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::sleep;
 
 /// Parts, and bytes of them, that wait for the program. While there are as many, no node is asked.
@@ -29,6 +29,10 @@ const WAITING_BYTES: usize = 8 << 20;
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Keys of a shard that nobody serves are waited for so long at a time: changes of others go on.
 const SHOWN_WITHIN: Duration = Duration::from_millis(200);
+/// Longer than that nobody waits.
+const WITHIN_MAX: Duration = Duration::from_secs(1 << 30);
+/// While nothing is known that would have it ask, a task sleeps so long.
+const SLEEPS_MAX: Duration = Duration::from_secs(3600);
 /// Until a node is asked again that could not be.
 const NODE_AGAIN: Duration = Duration::from_millis(200);
 
@@ -200,13 +204,38 @@ struct Heard {
     bytes: usize,
 }
 
+/// What a feed is told by others.
+#[derive(Debug)]
+enum News {
+    /// By its task.
+    Heard(Heard),
+    /// The wait that is under way is to end.
+    Interrupt,
+}
+
+/// Ends waits of a [`ClusterFeed`] from any thread. [`ClusterFeed::interrupter`] makes it.
+#[derive(Clone, Debug)]
+pub struct ClusterInterrupter {
+    news: Weak<SyncSender<News>>,
+}
+
+impl ClusterInterrupter {
+    /// Ends the wait for a change that is under way, or else the next one, as if its time were over.
+    pub fn interrupt(&self) {
+        // Where there is no room, it does not wait.
+        let _ = self.news.upgrade().map(|news| news.try_send(News::Interrupt));
+    }
+}
+
 /// What is given next, and the place that is reached then. Without an item: of a key that is not wanted.
 type Ready = (Option<(ShardIx, FeedAt)>, Option<ClusterFeedItem>);
 
 /// Follows the changes of a cluster. [`ClusterClient::changes`] begins it.
 #[derive(Debug)]
 pub struct ClusterFeed {
-    heard: Receiver<Heard>,
+    news: Receiver<News>,
+    /// For who interrupts it. Its task has the sender: so it is told when that has ended.
+    interrupter: ClusterInterrupter,
     /// Of what was given.
     position: ClusterPosition,
     prefix: Vec<u8>,
@@ -220,6 +249,8 @@ pub struct ClusterFeed {
     stuck: Option<Instant>,
     /// Without it the task ends.
     between: Arc<Between>,
+    /// The task is told of the end.
+    _ends: oneshot::Sender<()>,
 }
 
 impl ClusterClient {
@@ -231,7 +262,7 @@ impl ClusterClient {
     /// waits for nobody. Who falls further behind is told of a [`Gap`](ClusterFeedItem::Gap); so is everybody when all
     /// nodes that had copies of a shard were started again, or its entries were lost.
     ///
-    /// Costs a connection to each node, over which it is asked about once a second while nothing changes, and a
+    /// Costs a connection to each node, over which it is asked about twice a minute while nothing changes, and a
     /// round trip for up to 256 KiB of changes.
     ///
     /// # Errors
@@ -244,7 +275,10 @@ impl ClusterClient {
         if (position.cluster, position.shards.len()) != (begin.cluster, begin.shards.len()) {
             return Err(ClusterError::Position);
         }
-        let (send, heard) = sync_channel(WAITING_MAX);
+        let (send, news) = sync_channel(WAITING_MAX);
+        let send = Arc::new(send);
+        let interrupter = ClusterInterrupter { news: Arc::downgrade(&send) };
+        let (ends, ended) = oneshot::channel();
         let between = Arc::new(Between::default());
         let now = Instant::now();
         let task = Task {
@@ -255,14 +289,27 @@ impl ClusterClient {
             values,
             nodes: FxHashMap::default(),
             asks: 0,
-            heard: send,
+            news: send,
+            learned: self.shared.learned.subscribe(),
+            ended,
         };
         self.shared.runtime.spawn(task.run());
         let mut client = self.clone();
         client.deadline = SHOWN_WITHIN.min(client.deadline);
         let (ready, scans) = (VecDeque::new(), VecDeque::new());
-        let mut feed =
-            ClusterFeed { heard, position, prefix, ready, client, values, scans, stuck: None, between };
+        let mut feed = ClusterFeed {
+            news,
+            interrupter,
+            position,
+            prefix,
+            ready,
+            client,
+            values,
+            scans,
+            stuck: None,
+            between,
+            _ends: ends,
+        };
         while let Some(shard) = feed.position.shards.iter().position(Option::is_none) {
             let Some(left) = self.left(now) else {
                 let why = lock(&feed.between.why).take();
@@ -270,7 +317,7 @@ impl ClusterClient {
                 let shard = ShardIx::try_from(shard).unwrap_or_default();
                 return Err(ClusterError::Unavailable { shard, waited: now.elapsed(), why });
             };
-            if let Ok(heard) = feed.heard.recv_timeout(left.min(AGAIN)) {
+            if let Ok(News::Heard(heard)) = feed.news.recv_timeout(left.min(AGAIN)) {
                 feed.hear(heard);
             }
         }
@@ -305,17 +352,24 @@ impl ClusterFeed {
                 return Ok(None);
             }
             // What has come meanwhile is taken before more keys are shown: nodes wait for nobody.
-            if let Ok(heard) = self.heard.try_recv() {
-                self.hear(heard);
-                continue;
+            match self.news.try_recv() {
+                Ok(News::Heard(heard)) => {
+                    self.hear(heard);
+                    continue;
+                }
+                Ok(News::Interrupt) => return Ok(None),
+                Err(_) => {}
             }
             if !self.scans.is_empty() {
                 self.show()?;
                 continue;
             }
             let left = within.saturating_sub(begun.elapsed());
-            match self.heard.recv_timeout(left.min(AGAIN)) {
-                Ok(heard) => self.hear(heard),
+            let until = Instant::now() + left.min(WITHIN_MAX);
+            let Some(until) = breaking::sleeps_until(until) else { return Ok(None) };
+            match self.news.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(News::Heard(heard)) => self.hear(heard),
+                Ok(News::Interrupt) => return Ok(None),
                 Err(RecvTimeoutError::Timeout) if !left.is_zero() => {}
                 Err(RecvTimeoutError::Timeout) => return Ok(None),
                 Err(RecvTimeoutError::Disconnected) => {
@@ -340,6 +394,11 @@ impl ClusterFeed {
             }
             None => self.scans = VecDeque::from([(None, scan)]),
         }
+    }
+
+    /// What ends waits of this feed from another thread.
+    pub fn interrupter(&self) -> ClusterInterrupter {
+        self.interrupter.clone()
     }
 
     /// Where a follower goes on that is to hear what this one has not given.
@@ -474,7 +533,11 @@ struct Task {
     /// `Err`: not before that.
     nodes: FxHashMap<NodeId, Result<Asked, Instant>>,
     asks: u64,
-    heard: SyncSender<Heard>,
+    news: Arc<SyncSender<News>>,
+    /// Told when something was learned of the cluster.
+    learned: watch::Receiver<()>,
+    /// Told when the feed has ended.
+    ended: oneshot::Receiver<()>,
 }
 
 impl Task {
@@ -482,13 +545,27 @@ impl Task {
         let (came, mut coming) = mpsc::channel(16);
         while self.between.strong_count() > 0 {
             let Some(shared) = self.shared.upgrade() else { return };
+            // What is learned from now on has it ask again.
+            self.learned.borrow_and_update();
             self.ask(&shared, &came);
             drop(shared);
+            let pause = self.pause();
             tokio::select! {
                 Some((node, answer)) = coming.recv() => self.comes(node, answer).await,
-                () = sleep(AGAIN) => {}
+                learned = self.learned.changed() => if learned.is_err() { return },
+                _ = &mut self.ended => return,
+                () = sleep(pause) => {}
             }
         }
+    }
+
+    /// How long until a node is to be asked that was not to be so far.
+    fn pause(&self) -> Duration {
+        let now = Instant::now();
+        let refused = self.shards.iter().filter_map(|followed| Some(followed.refused?.1.until));
+        let nodes = self.nodes.values().filter_map(|asked| asked.as_ref().err().copied());
+        let left = refused.chain(nodes).map(|until| until.saturating_duration_since(now));
+        left.filter(|left| !left.is_zero()).min().unwrap_or(SLEEPS_MAX)
     }
 
     /// Asks each node for the shards that it serves, unless it was.
@@ -578,8 +655,8 @@ impl Task {
                 let bytes = heard.bytes;
                 // Taken off again by who takes it: so it is added before.
                 between.waiting.fetch_add(bytes, Ordering::Relaxed);
-                match self.heard.try_send(heard) {
-                    Err(TrySendError::Full(back)) => {
+                match self.news.try_send(News::Heard(heard)) {
+                    Err(TrySendError::Full(News::Heard(back))) => {
                         between.waiting.fetch_sub(bytes, Ordering::Relaxed);
                         heard = back;
                     }
