@@ -348,7 +348,7 @@ impl ClusterFeed {
                 }
             }
             // Changes of other keys may come without a pause.
-            if begun.elapsed() > within + AGAIN || !breaking::is_wanted() {
+            if begun.elapsed() > within.saturating_add(AGAIN) || !breaking::is_wanted() {
                 return Ok(None);
             }
             // What has come meanwhile is taken before more keys are shown: nodes wait for nobody.

@@ -317,3 +317,33 @@ fn a_walk_that_is_stuck_holds_up_no_other_one() {
     scene.lease(nodes.ids[0], &[0, 1, 2, 3]);
     assert_eq!(until(0), nodes.keys[&0].len());
 }
+
+/// Another thread ends a wait, or the next one.
+#[test]
+fn a_wait_is_interrupted() {
+    let (scene, _asks) = Scene::new([A, B], Duration::from_secs(60));
+    let (mut feed, _send) = feed(&scene, &[Some(at(1, 10)), Some(at(1, 20))]);
+    let interrupter = feed.interrupter();
+    interrupter.interrupt();
+    assert_eq!(feed.next(Duration::MAX).unwrap(), None);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| feed.next(Duration::MAX).unwrap());
+        interrupter.interrupt();
+        assert_eq!(waiting.join().unwrap(), None);
+    });
+}
+
+/// A task sleeps until the first of those that were not to be asked may be asked again. What was to be asked by now does not
+/// wake it: it was.
+#[test]
+fn a_task_sleeps_until_it_is_to_ask() {
+    let (mut task, _heard, _between) = task(&[Some(at(1, 10)), None]);
+    assert_eq!(task.pause(), SLEEPS_MAX);
+    let (now, minute) = (Instant::now(), Duration::from_secs(60));
+    task.nodes.insert(A, Err(now));
+    assert_eq!(task.pause(), SLEEPS_MAX);
+    task.nodes.insert(B, Err(now + 2 * minute));
+    assert!(task.pause() > minute && task.pause() <= 2 * minute);
+    task.shards[1].refused = Some(((A, 1), Pause { length: AGAIN, until: now + minute }));
+    assert!(!task.pause().is_zero() && task.pause() <= minute);
+}
