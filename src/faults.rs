@@ -300,12 +300,22 @@ pub enum Rule {
     MostEnds,
     /// Q8: each step of an upload comes within a time, or its memory is free again.
     UploadTime,
+    /// Q9: a change rings for workers that sleep with parked requests.
+    ParkBell,
+    /// Q9: a worker that is to sleep with parked requests looks a last time for a change.
+    ParkLook,
+    /// Q10: a parked request is looked at again after each change.
+    ParkWake,
+    /// Q11: a parked request is answered before the next one of its connection.
+    ParkNext,
+    /// Q12: a parked request that is over gives its place back.
+    ParkPlace,
 }
 
 #[cfg(feature = "faults")]
 impl Rule {
     /// The last rule.
-    const LAST: Rule = Rule::UploadTime;
+    const LAST: Rule = Rule::ParkPlace;
 }
 
 /// A set of rules: a bit for each.

@@ -216,8 +216,8 @@ pub use address::{Address, TcpAddress, VerbsAddress};
 pub use client::values::Values;
 pub use client::{
     AskError, BatchAnswer, ChangeFeed, Client, ClientOptions, ClientPool, ConnectError, EntryLife, FeedError,
-    FeedFrom, FeedItem, FeedOptions, FeedPosition, GapCause, GetError, LifeAnswer, MutateError, OwnerOptions,
-    PooledClient, PutTicket, RequestPath, Scan, ScanCursor, ScannedKey,
+    FeedFrom, FeedInterrupter, FeedItem, FeedOptions, FeedPosition, GapCause, GetError, LifeAnswer,
+    MutateError, OwnerOptions, PooledClient, PutTicket, RequestPath, Scan, ScanCursor, ScannedKey,
 };
 pub use config::{Config, Evict, StartLimits, TableSize};
 pub use encryption::Encryption;

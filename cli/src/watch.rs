@@ -53,8 +53,8 @@ pub struct Watch {
     server: Server,
 }
 
-/// The longest wait before output that is there is written anyway.
-const LOOK: Duration = Duration::from_secs(1);
+/// Longest wait for a change. What is there to be written is written before it.
+const REST: Duration = Duration::from_secs(3600);
 /// Time between attempts to reach a server that has gone.
 const AGAIN: Duration = Duration::from_millis(100);
 
@@ -97,7 +97,7 @@ impl Watch {
             self.resync_after(changes, &item)?;
         }
         out.flush()?;
-        if let Some(item) = changes.next(LOOK)? {
+        if let Some(item) = changes.next(REST)? {
             Line::of(&item).print(out, self.json, room)?;
             self.resync_after(changes, &item)?;
         }

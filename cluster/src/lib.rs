@@ -37,8 +37,8 @@ pub mod wire;
 
 #[cfg(feature = "net")]
 pub use client::{
-    ClusterClient, ClusterError, ClusterFeed, ClusterFeedItem, ClusterFeedOptions, ClusterOptions,
-    ClusterPosition, ClusterScan,
+    ClusterClient, ClusterError, ClusterFeed, ClusterFeedItem, ClusterFeedOptions, ClusterInterrupter,
+    ClusterOptions, ClusterPosition, ClusterScan,
 };
 #[cfg(feature = "net")]
 pub use etcd::{ClusterName, EtcdError, EtcdOptions, EtcdTls};

@@ -4,11 +4,13 @@ use crate::calls::made;
 use crate::client::Client;
 use crate::convert::{bytes_of, extracted};
 use crate::error::error_of;
-use crate::follow::{Feed, Followed, Told, Wrong, wrong};
+use crate::follow::{Feed, Followed, Interrupt, Told, Wrong, wrong};
 use oneread::{ChangeFeed, FeedFrom, FeedItem, FeedOptions, FeedPosition, GapCause, LeftCause};
 use oneread_cluster::core::state::ShardIx;
 use pyo3::prelude::{Bound, Py, PyAny, PyResult, Python};
 use pyo3::types::{PyBytes, PyString};
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 impl Feed for ChangeFeed {
@@ -20,6 +22,11 @@ impl Feed for ChangeFeed {
     fn next(&mut self, within: Duration) -> Result<Option<Told<Self>>, Wrong> {
         let item = ChangeFeed::next(self, within).map_err(|error| wrong(&error))?;
         Ok(item.map(|item| (item, self.position())))
+    }
+
+    fn interrupt(&mut self) -> io::Result<Interrupt> {
+        let interrupter = self.interrupter()?;
+        Ok(Arc::new(move || interrupter.interrupt()))
     }
 
     fn resync(&mut self, _: Option<ShardIx>) -> Result<(), Wrong> {
@@ -192,6 +199,6 @@ impl Client {
             options.prefix = bytes_of(prefix, "prefix")?.into_owned();
         }
         let feed = slf.get().ask(py, |client| client.changes(options.clone()).map_err(Box::new))?;
-        Ok(Changes { followed: Followed::new(feed), client: slf })
+        Ok(Changes { followed: Followed::new(feed)?, client: slf })
     }
 }

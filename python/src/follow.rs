@@ -8,7 +8,7 @@ use crate::convert::seconds;
 use crate::error::{Classed, error_of, told};
 use crate::fork::{self, PerProcess};
 use crate::turn::{Taken, Turn};
-use crate::waiting::detached;
+use crate::waiting::{detached, detached_for_long};
 use oneread_cluster::core::state::ShardIx;
 use pyo3::prelude::{PyResult, Python};
 use std::collections::VecDeque;
@@ -17,8 +17,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-/// After so long it is looked whether the program is to be interrupted, or the feed closed.
+/// After so long it is looked whether the program is to be interrupted, where a thread waits for the changes.
 const SLICE: Duration = Duration::from_millis(50);
+/// Longer than that nobody waits at a time. Who wants something of a waiting thread interrupts it.
+const LONGEST: Duration = Duration::from_secs(3600);
 /// So many changes wait for the program. Then no more are asked for.
 const WAITING: usize = 4096;
 /// The pause after an error.
@@ -40,6 +42,9 @@ fn closed() -> Wrong {
 /// An item, and how it moves the place of who was given it.
 pub(crate) type Told<F> = (<F as Feed>::Item, <F as Feed>::Step);
 
+/// Ends the wait for a change that is under way, or the next one.
+pub(crate) type Interrupt = Arc<dyn Fn() + Send + Sync>;
+
 /// A feed of the library.
 pub(crate) trait Feed: Send + Sized + 'static {
     /// What it tells.
@@ -51,6 +56,9 @@ pub(crate) trait Feed: Send + Sized + 'static {
 
     /// What comes next, within this time.
     fn next(&mut self, within: Duration) -> Result<Option<Told<Self>>, Wrong>;
+
+    /// What ends waits of it.
+    fn interrupt(&mut self) -> io::Result<Interrupt>;
 
     /// From now on all keys that are there come: of one shard, or all. A table has no shards.
     fn resync(&mut self, shard: Option<ShardIx>) -> Result<(), Wrong>;
@@ -72,6 +80,8 @@ struct Shared<F: Feed> {
     changed: Condvar,
     /// Readable while something is waiting.
     readable: OwnedFd,
+    /// Ends the thread's wait.
+    interrupt: Interrupt,
 }
 
 struct Waiting<F: Feed> {
@@ -111,7 +121,7 @@ impl<F: Feed> Shared<F> {
             drop(waiting);
             let heard = match resync {
                 Some(shard) => feed.resync(shard).map(|()| None),
-                None => feed.next(SLICE),
+                None => feed.next(LONGEST),
             };
             let has_failed = heard.is_err();
             let mut waiting = self.lock();
@@ -153,6 +163,8 @@ impl<F: Feed> Drop for Following<F> {
         // Who waits for the descriptor finds out, too.
         self.0.show(&waiting);
         self.0.changed.notify_all();
+        drop(waiting);
+        (self.0.interrupt)();
     }
 }
 
@@ -192,7 +204,7 @@ impl<F: Feed> Follower<F> {
             Follower::Thread(Following(shared)) => {
                 let waiting = shared.lock();
                 if waiting.heard.is_empty() && !within.is_zero() {
-                    drop(shared.changed.wait_timeout(waiting, within));
+                    drop(shared.changed.wait_timeout(waiting, within.min(SLICE)));
                 }
                 Ok(())
             }
@@ -243,6 +255,8 @@ impl<F: Feed> Follower<F> {
                 }
                 shared.show(&waiting);
                 shared.changed.notify_all();
+                drop(waiting);
+                (shared.interrupt)();
                 Ok(())
             }
             Follower::Closed => Err(closed()),
@@ -250,13 +264,14 @@ impl<F: Feed> Follower<F> {
     }
 
     /// The descriptor, and a thread that makes it readable.
-    fn descriptor(&mut self) -> io::Result<Option<i32>> {
+    fn descriptor(&mut self, interrupt: &Interrupt) -> io::Result<Option<i32>> {
         if let Follower::Caller(asked) = self {
             let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
             let readable = rustix::event::eventfd(0, flags)?;
             let place = asked.place.clone();
             let waiting = Waiting { heard: VecDeque::new(), place, resyncs: VecDeque::new(), closed: false };
-            let shared = Arc::new(Shared { waiting: Mutex::new(waiting), changed: Condvar::new(), readable });
+            let (waiting, changed) = (Mutex::new(waiting), Condvar::new());
+            let shared = Arc::new(Shared { waiting, changed, readable, interrupt: Arc::clone(interrupt) });
             let (hand, handed) = mpsc::channel();
             let follows = shared.clone();
             // The feed is handed over when the thread is there: a system that refuses one does not end the feed.
@@ -285,18 +300,21 @@ impl<F: Feed> Follower<F> {
 /// A feed, as a program has it: any thread may use it, in the process that has begun it.
 pub(crate) struct Followed<F: Feed> {
     follower: PerProcess<Turn<Follower<F>>>,
+    interrupt: Interrupt,
 }
 
 impl<F: Feed> Followed<F> {
-    pub fn new(feed: F) -> Followed<F> {
+    pub fn new(mut feed: F) -> io::Result<Followed<F>> {
+        let interrupt = feed.interrupt()?;
         let asked = Asked { place: feed.place(), feed, heard: None };
-        Followed { follower: PerProcess::new(Turn::new(Follower::Caller(Box::new(asked)))) }
+        let follower = PerProcess::new(Turn::new(Follower::Caller(Box::new(asked))));
+        Ok(Followed { follower, interrupt })
     }
 
     /// After other threads.
     fn take(&self, py: Python<'_>) -> PyResult<Taken<'_, Follower<F>>> {
         let follower = self.follower.own().ok_or_else(|| fork::refused(py, "feed", "begin another one"))?;
-        follower.take(py)?.ok_or_else(|| raised(py, closed()))
+        follower.take_asking(py, || (self.interrupt)())?.ok_or_else(|| raised(py, closed()))
     }
 
     /// Does work that may wait, without the interpreter's lock, after other threads.
@@ -305,21 +323,21 @@ impl<F: Feed> Followed<F> {
         detached(py, move || work(&mut taken))
     }
 
-    /// What comes next, within this time. Waits once, for a slice of it at most.
+    /// What comes next, within this time. Waits once, and not to the end if another thread wants the feed.
     fn next_within(&self, py: Python<'_>, within: Duration) -> PyResult<Option<F::Item>> {
         let mut taken = self.take(py)?;
         if let Some(item) = taken.give().map_err(|wrong| raised(py, wrong))? {
             return Ok(Some(item));
         }
         // What has come is kept, also if a handler of a signal raises something.
-        detached(py, || taken.wait(within))?.map_err(|wrong| raised(py, wrong))?;
+        detached_for_long(py, || taken.wait(within))?.map_err(|wrong| raised(py, wrong))?;
         taken.give().map_err(|wrong| raised(py, wrong))
     }
 
     /// The next change. Waits for it.
     pub fn next(&self, py: Python<'_>) -> PyResult<F::Item> {
         loop {
-            if let Some(next) = self.next_within(py, SLICE)? {
+            if let Some(next) = self.next_within(py, LONGEST)? {
                 return Ok(next);
             }
             py.check_signals()?;
@@ -331,7 +349,7 @@ impl<F: Feed> Followed<F> {
         let (begun, within) = (Instant::now(), seconds(py, timeout, "timeout")?);
         loop {
             let left = within.saturating_sub(begun.elapsed());
-            if let Some(next) = self.next_within(py, left.min(SLICE))? {
+            if let Some(next) = self.next_within(py, left)? {
                 return Ok(Some(next));
             }
             if left.is_zero() {
@@ -343,7 +361,7 @@ impl<F: Feed> Followed<F> {
 
     /// A descriptor that is readable while there is something to poll. From the first call on, a thread waits.
     pub fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
-        self.with(py, Follower::descriptor)??.ok_or_else(|| raised(py, closed()))
+        self.with(py, |follower| follower.descriptor(&self.interrupt))??.ok_or_else(|| raised(py, closed()))
     }
 
     pub fn resync(&self, py: Python<'_>, shard: Option<ShardIx>) -> PyResult<()> {
@@ -363,7 +381,10 @@ impl<F: Feed> Followed<F> {
     /// Ends it. A call that waits for a change ends soon after, as closed.
     pub fn close(&self, py: Python<'_>) {
         if let Some(follower) = self.follower.own() {
-            py.detach(|| drop(follower.close()));
+            py.detach(|| {
+                drop(follower.close());
+                (self.interrupt)();
+            });
         }
     }
 }

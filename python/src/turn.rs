@@ -108,6 +108,14 @@ impl<T: Default> Turn<T> {
     where
         T: Send,
     {
+        self.take_asking(py, || {})
+    }
+
+    /// The same. Asks for it after each slice of time, so that a thread that waits with it gives it back.
+    pub fn take_asking(&self, py: Python<'_>, ask: impl Fn()) -> PyResult<Option<Taken<'_, T>>>
+    where
+        T: Send,
+    {
         let mut taken = self.try_take();
         loop {
             match taken {
@@ -120,6 +128,9 @@ impl<T: Default> Turn<T> {
                 Err(Refused::IsTaken) => {
                     py.check_signals()?;
                     taken = py.detach(|| self.take_within_a_slice());
+                    if matches!(taken, Err(Refused::IsTaken)) {
+                        ask();
+                    }
                 }
             }
         }

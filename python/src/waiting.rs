@@ -50,6 +50,14 @@ pub(crate) fn goes_on(looked: &mut Instant) -> bool {
     goes_on
 }
 
+/// The same, of work that may wait for long: a thread that runs no handlers does not wake to look for them.
+///
+/// # Errors
+/// What a handler has raised.
+pub(crate) fn detached_for_long<R: Send>(py: Python<'_>, work: impl FnOnce() -> R + Send) -> PyResult<R> {
+    if runs_handlers() { detached(py, work) } else { Ok(py.detach(work)) }
+}
+
 /// Does work without the interpreter's lock.
 ///
 /// # Errors

@@ -193,6 +193,11 @@ impl Follower {
         Ok(true)
     }
 
+    /// Where it stands, if nothing but a change brings it on.
+    pub fn waits_from(&self) -> Option<FeedPosition> {
+        (self.has_begun && self.joining.is_none()).then_some(self.at)
+    }
+
     /// Asks for changes up to the one with the number `end`.
     fn hear<S: FeedSource>(
         &mut self,
@@ -200,7 +205,17 @@ impl Follower {
         end: u64,
         passed: Option<&[u8]>,
     ) -> Result<bool, S::Error> {
-        let body = match source.changes(self.at, end, passed) {
+        let asked = source.changes(self.at, end, passed);
+        self.hear_answer(source, asked)
+    }
+
+    /// Hears what was answered to a request for changes from where it stands. Returns whether that is anything new.
+    pub fn hear_answer<S: FeedSource>(
+        &mut self,
+        source: &mut S,
+        asked: Result<Vec<u8>, S::Error>,
+    ) -> Result<bool, S::Error> {
+        let body = match asked {
             Ok(body) => body,
             Err(error) => return self.begin_anew(source, error),
         };

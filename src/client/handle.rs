@@ -54,8 +54,31 @@ pub(super) trait Handle: Clone {
         stats: &mut ClientStats,
     ) -> Result<(), AskError>;
 
+    /// Sends a request whose reply may be long in coming, and does not wait for that. Whatever else is asked for before
+    /// the reply is there gives it up.
+    fn post(
+        &mut self,
+        request: &Request<'_>,
+        deadline: Instant,
+        stats: &mut ClientStats,
+    ) -> Result<Posted, AskError>;
+
+    /// The reply to the request that was posted, if it comes until then. The thread sleeps meanwhile.
+    fn late_reply(&mut self, until: Instant) -> Result<Option<Reply>, AskError>;
+
+    /// Has the server answer the posted request at once.
+    fn hurry(&mut self, deadline: Instant) -> Result<(), AskError>;
+
     /// Drops the connection for changes. The next change opens another one.
     fn disconnect(&mut self);
+}
+
+/// What became of a request that was to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Posted {
+    Sent,
+    /// The server is of a version that does not know it. Nothing was sent.
+    OldServer,
 }
 
 /// Until when a client waits for the server. Each answer renews it, so it bounds the time without progress.

@@ -3,12 +3,13 @@
 use super::error::{ConnectError, LinkError};
 use super::handle::Deadline;
 use crate::address::Address;
-use crate::client::breaking::{interrupted, sleeps_until};
+use crate::client::breaking::{ending, interrupted, sleeps_until};
 pub(in crate::client) use crate::error::mend::is_out_of_descriptors;
 use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::SendFlags;
+use smallvec::SmallVec;
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -53,6 +54,8 @@ pub(in crate::client) struct Link<S> {
     pub(in crate::client) input: Vec<u8>,
     /// The level of requests that the server knows, from its welcome.
     pub(in crate::client) level: u16,
+    /// Whether a reply may come to the last request that nobody has waited for. (Here it takes no room.)
+    pub(in crate::client) is_posted: bool,
     /// Room for bytes that are received at once.
     chunk: usize,
     /// The whole time allowed, for error messages.
@@ -61,7 +64,7 @@ pub(in crate::client) struct Link<S> {
 
 impl<S: ServerStream> Link<S> {
     pub fn new(stream: Arc<S>, allowed: Duration) -> Link<S> {
-        Link { stream, input: Vec::new(), level: 0, chunk: 1 << 14, allowed }
+        Link { stream, input: Vec::new(), level: 0, is_posted: false, chunk: 1 << 14, allowed }
     }
 
     /// The link, which receives this many bytes at once.
@@ -149,6 +152,24 @@ impl<S: ServerStream> Link<S> {
         }
     }
 
+    /// Receives the reply to the request with this number, if it comes until then.
+    pub fn late_reply(&mut self, id: u64, until: Instant) -> Result<Option<Reply>, LinkError> {
+        let (mut deadline, mut replies) = (Deadline { at: until, allowed: Duration::ZERO }, Vec::new());
+        match self.receive_replies(id..id + 1, &mut deadline, &mut replies) {
+            Ok(()) => Ok(replies.pop()),
+            // What has come of it stays.
+            Err(LinkError::Deadline(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Wakes the server: something is in the mailbox, or a request that waits is to be answered.
+    pub fn wake(&mut self, deadline: Instant) -> Result<(), LinkError> {
+        let mut out = Vec::new();
+        Request::Wake.encode(0, &mut out);
+        self.send(&out, deadline)
+    }
+
     /// Fails after the deadline. Without this check, a server that always rings and never answers
     /// would keep the client awake for ever.
     pub fn check(&self, deadline: Instant) -> Result<(), LinkError> {
@@ -211,13 +232,18 @@ impl<S: ServerStream> Link<S> {
 
     /// Waits until the stream is ready, at most until the deadline, and only as long as the wait is wanted.
     pub fn wait(&self, what: PollFlags, deadline: Instant) -> Result<(), LinkError> {
+        let ending = ending();
+        let mut watched = SmallVec::<[PollFd<'_>; 2]>::new();
+        watched.push(PollFd::new(&self.stream, what));
+        watched.extend(ending.iter().map(|ending| PollFd::new(ending, PollFlags::IN)));
         loop {
             let until = sleeps_until(deadline).ok_or(LinkError::Deadline(self.allowed))?;
             let left = until.saturating_duration_since(Instant::now());
             let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-            match rustix::event::poll(&mut [PollFd::new(&self.stream, what)], Some(&timeout)) {
+            match rustix::event::poll(&mut watched, Some(&timeout)) {
                 Ok(0) if until < deadline => {}
                 Ok(0) => return Err(LinkError::Deadline(self.allowed)),
+                Ok(_) if watched[0].revents().is_empty() => return Err(LinkError::Deadline(self.allowed)),
                 Ok(_) => return Ok(()),
                 Err(rustix::io::Errno::INTR) => interrupted(),
                 Err(e) => return Err(LinkError::Os(e.into())),

@@ -35,7 +35,7 @@ pub(crate) mod verbs;
 
 pub use counters::ClientCounters;
 pub use error::{AskError, ConnectError, FeedError, GetError, LinkError, MutateError};
-pub use feed::{ChangeFeed, FeedFrom, FeedItem, FeedOptions};
+pub use feed::{ChangeFeed, FeedFrom, FeedInterrupter, FeedItem, FeedOptions};
 pub use follow::{FeedPosition, GapCause};
 pub use gets::BatchAnswer;
 pub use lives::{EntryLife, LifeAnswer};
@@ -53,7 +53,7 @@ use crate::reader::DirectAnswers;
 use crate::region::Region;
 use crate::wire::{Reply, Request};
 use counters::GETS_APART;
-use handle::{Deadline, Handle};
+use handle::{Deadline, Handle, Posted};
 use std::time::Instant;
 
 /// A handle on a served table. Each thread has its own handle: `Client` is `Send`, and `Clone`
@@ -338,6 +338,51 @@ impl Client {
         replies.pop().ok_or_else(|| self.unexpected())
     }
 
+    /// Sends a request whose reply may be long in coming, over a connection that no other handle uses, and does not wait
+    /// for that. Whatever else this handle asks for gives it up.
+    fn post(&mut self, request: &Request<'_>) -> Result<Posted, AskError> {
+        self.check_process()?;
+        let deadline = Instant::now() + self.options.deadline;
+        let posted = on_path!(&mut self.path, handle => handle.post(request, deadline, &mut self.stats));
+        self.counted(posted)
+    }
+
+    /// The reply to that request, if it comes until then.
+    fn late_reply(&mut self, until: Instant) -> Result<Option<Reply>, AskError> {
+        self.check_process()?;
+        let reply = on_path!(&mut self.path, handle => handle.late_reply(until));
+        self.counted(reply)
+    }
+
+    /// Has the server answer it at once.
+    fn hurry(&mut self) -> Result<(), AskError> {
+        self.check_process()?;
+        let deadline = Instant::now() + self.options.deadline;
+        let hurried = on_path!(&mut self.path, handle => handle.hurry(deadline));
+        self.counted(hurried)
+    }
+
+    /// Gives up a connection, and with it a request that was posted.
+    fn disconnect(&mut self) {
+        on_path!(&mut self.path, handle => handle.disconnect());
+    }
+
+    /// Two processes with one mailbox, or one socket, would take each other's answers.
+    fn check_process(&self) -> Result<(), AskError> {
+        match on_path!(&self.path, handle => handle.process().is_this()) {
+            true => Ok(()),
+            false => Err(ConnectError::Forked { address: self.address.clone() }.into()),
+        }
+    }
+
+    fn counted<R>(&mut self, asked: Result<R, AskError>) -> Result<R, AskError> {
+        if let Err(error) = &asked {
+            self.stats.failures.count_ask(error);
+        }
+        self.publish();
+        asked
+    }
+
     /// Appends one reply for each request, in order; after an error, as many as there are. Counts them.
     fn converse(
         &mut self,
@@ -345,10 +390,8 @@ impl Client {
         deadline: &mut Deadline,
         replies: &mut Vec<Reply>,
     ) -> Result<(), AskError> {
-        let answered = on_path!(&mut self.path, handle => match handle.process().is_this() {
-            true => handle.converse(requests, deadline, replies, &mut self.stats),
-            // Two processes with one mailbox, or one socket, would take each other's answers.
-            false => Err(ConnectError::Forked { address: self.address.clone() }.into()),
+        let answered = self.check_process().and_then(|()| {
+            on_path!(&mut self.path, handle => handle.converse(requests, deadline, replies, &mut self.stats))
         });
         let answered = answered.and_then(|()| {
             if replies.len() != requests.len() {
@@ -383,7 +426,7 @@ impl Client {
     }
 
     fn misunderstood(&mut self) -> AskError {
-        on_path!(&mut self.path, handle => handle.disconnect());
+        self.disconnect();
         AskError::ServerGone { address: self.address.clone(), source: LinkError::Unexpected }
     }
 }

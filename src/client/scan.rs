@@ -81,7 +81,13 @@ impl Client {
         if given > max {
             return Err(FeedError::PrefixLength { given, max });
         }
-        match self.ask(&Request::Feed(request), Instant::now() + self.options.deadline)? {
+        let reply = self.ask(&Request::Feed(request), Instant::now() + self.options.deadline)?;
+        self.feed_reply(reply)
+    }
+
+    /// What a reply says to a request for keys, or for changes.
+    pub(super) fn feed_reply(&mut self, reply: Reply) -> Result<FeedReply, FeedError> {
+        match reply {
             Reply::Feed(FeedReply::Refused(why)) => {
                 Err(FeedError::Refused { address: self.address.clone(), why })
             }

@@ -89,7 +89,7 @@ pub use evict::{Policy, Rank, Sight, policy};
 pub(crate) use extents::{ExtentDraft, Upload};
 pub use face::Index;
 pub use feed::LeftCause;
-pub(crate) use feed::{ChangeRecord, RecordValue};
+pub(crate) use feed::{ChangeRecord, Feed, FeedBell, RecordValue};
 #[cfg(feature = "sim")]
 pub(crate) use for_sim::waits_max;
 #[cfg(feature = "sim")]

@@ -35,6 +35,14 @@ impl FollowerCounters {
     }
 }
 
+/// What is found for a request.
+pub(crate) enum FeedFound {
+    /// Something to tell, if only that it is refused.
+    Told(FeedReply),
+    /// No change that is wanted. The reply says so. Every change before `seen` was looked at.
+    Nothing { reply: FeedReply, seen: u64 },
+}
+
 /// Answers a request, in a body of at most `room` bytes. `feed_bytes` is the memory for the feed's records.
 pub(crate) fn answer(
     index: &Index,
@@ -43,17 +51,31 @@ pub(crate) fn answer(
     room: usize,
     followers: &FollowerCounters,
 ) -> FeedReply {
-    let answer = match request {
-        FeedRequest::Scan { table, values, prefix, cursor } => {
-            check(index, table, prefix).and_then(|()| scan(index, values, prefix, cursor, room))
-        }
+    match find(index, request, 0, feed_bytes, room, followers) {
+        FeedFound::Told(reply) | FeedFound::Nothing { reply, .. } => reply,
+    }
+}
+
+/// Looks for what a request asks for, likewise. Changes before `seen` were looked at before: none of them is wanted.
+pub(crate) fn find(
+    index: &Index,
+    request: FeedRequest<'_>,
+    seen: u64,
+    feed_bytes: u64,
+    room: usize,
+    followers: &FollowerCounters,
+) -> FeedFound {
+    let found = match request {
+        FeedRequest::Scan { table, values, prefix, cursor } => check(index, table, prefix)
+            .and_then(|()| scan(index, values, prefix, cursor, room))
+            .map(FeedFound::Told),
         FeedRequest::Changes { table, prefix, .. } => match feed_bytes {
             0 => Err(FeedRefusal::Off),
             _ => check(index, table, prefix)
-                .and_then(|()| changes(index, request, feed_bytes, room, followers)),
+                .and_then(|()| changes(index, request, seen, feed_bytes, room, followers)),
         },
     };
-    answer.unwrap_or_else(FeedReply::Refused)
+    found.unwrap_or_else(|why| FeedFound::Told(FeedReply::Refused(why)))
 }
 
 fn check(index: &Index, table: u64, prefix: &[u8]) -> Result<(), FeedRefusal> {
@@ -107,11 +129,12 @@ fn scan(
 fn changes(
     index: &Index,
     request: FeedRequest<'_>,
+    seen: u64,
     feed_bytes: u64,
     room: usize,
     followers: &FollowerCounters,
-) -> Result<FeedReply, FeedRefusal> {
-    let FeedRequest::Changes { table: given, launch, from, end, values, prefix, passed } = request else {
+) -> Result<FeedFound, FeedRefusal> {
+    let FeedRequest::Changes { table: given, launch, from, end, values, prefix, passed, .. } = request else {
         unreachable!("the caller has looked")
     };
     let (geometry, this) = (index.geometry(), index.launch());
@@ -125,22 +148,32 @@ fn changes(
     let table = geometry.generation();
     // Numbers of an earlier server mean nothing here. The follower sees a gap.
     if from == 0 || given != 0 && launch != this {
-        return Ok(out.finish(table, this, next..next));
+        return Ok(FeedFound::Told(out.finish(table, this, next..next)));
     }
     if from > next {
         return Err(FeedRefusal::Future { given: from, next });
     }
-    let end = end.min(from.saturating_add(CHANGES_MAX));
+    let first = from.max(seen);
+    let end = end.min(first.saturating_add(CHANGES_MAX));
     // J7
     let has_passed = |key: &[u8]| {
         let point = passed.as_ref();
         point.is_none_or(|point| kept(Rule::FeedPassed, || point.has_passed(geometry, key)))
     };
-    let numbers = index.feed().read(from..end, &mut |number, change| {
+    let mut is_any = false;
+    let mut numbers = index.feed().read(first..end, &mut |number, change| {
         // The record of an owner that has gone may concern any key.
         let is_wanted = change.key.is_empty() || change.key.starts_with(prefix) && has_passed(change.key);
+        is_any |= is_wanted;
         !is_wanted || out.change(number, change, values)
     });
-    followers.count(from, numbers.start, next);
-    Ok(out.finish(table, this, numbers))
+    followers.count(first, numbers.start, next);
+    // Q10
+    if numbers.start == first {
+        numbers.start = from;
+    }
+    // Not where some were missed, or where it has not come to the end.
+    let is_nothing = !is_any && numbers.start == from && (next..end).contains(&numbers.end);
+    let (seen, reply) = (numbers.end, out.finish(table, this, numbers));
+    Ok(if is_nothing { FeedFound::Nothing { reply, seen } } else { FeedFound::Told(reply) })
 }

@@ -18,6 +18,8 @@ mod gets;
 pub(crate) mod held;
 mod mailbox;
 mod mailboxes;
+mod park_room;
+mod parking;
 mod put_times;
 mod refused;
 mod session;
@@ -58,6 +60,7 @@ use end::{Ended, Retired, Thread};
 use held::ClientMemory;
 use mailboxes::{MailboxCounters, MailboxMemory};
 use mio::net::TcpListener;
+use park_room::ParkRoom;
 use put_times::PutTimes;
 use refused::RefusedCounters;
 use shared::{ServerState, WarningLimit};
@@ -224,6 +227,7 @@ impl Server {
             refused: RefusedCounters::default(),
             feed_bytes: config.feed_bytes,
             followers: feed::FollowerCounters::default(),
+            parking: ParkRoom::default(),
             put_times: config.timed.then(|| Box::new(PutTimes::new())),
             saver,
         });
@@ -424,6 +428,11 @@ impl Server {
     /// different moments.
     pub fn mailbox_counts(&self) -> MailboxCounts {
         self.shared.mailbox_counts()
+    }
+
+    /// Requests that wait at present: each of a client that has nothing to do until it hears of a change.
+    pub fn parked(&self) -> u64 {
+        self.shared.parking.taken()
     }
 
     /// The memory of the server that the connections of all clients hold, and may hold.

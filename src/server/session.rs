@@ -3,9 +3,11 @@
 use super::caller::{Caller, Role};
 use super::held::HeldShare;
 use super::mailbox::{ServerMailbox, Visit};
+use super::parking::{ParkAnswer, ParkLook, Parked};
 use super::shared::{Admission, Peer, ServerState};
 use super::stream::ClientStream;
 use super::{gets, tcp};
+use crate::faults::{Rule, obey};
 use crate::mailbox::memory;
 use crate::outcome::with_causes;
 use crate::region::TouchMap;
@@ -71,6 +73,8 @@ pub(super) struct Session {
     has_rung: bool,
     /// Where further requests may be, if the client has asked for a mailbox.
     mailbox: Option<ServerMailbox>,
+    /// A request that waits.
+    parked: Option<Parked>,
 }
 
 /// How far the conversation has come.
@@ -143,6 +147,7 @@ impl Session {
             owes: Owes::Frame(Instant::now()),
             has_rung: false,
             mailbox: None,
+            parked: None,
         };
         session.say_held();
         session
@@ -226,6 +231,37 @@ impl Session {
         if self.is_to_end() { self.end(shared) } else { fate }
     }
 
+    /// The request that waits, if one does.
+    pub fn parked(&self) -> Option<&Parked> {
+        self.parked.as_ref()
+    }
+
+    /// Looks again at the request that waits, and sends its reply if there is one by now.
+    pub fn look_again(&mut self, shared: &ServerState) -> Fate {
+        self.borrow_buffers();
+        self.answer_parked(shared, ParkLook::Again);
+        let flushed = self.flush();
+        let has_unread = self.output.len() > shared.unread_max();
+        if self.is_far() && has_unread && self.owes.since().is_none() {
+            self.owes = Owes::Reading(Instant::now());
+        }
+        self.return_buffers();
+        self.say_held();
+        match flushed {
+            Ok(()) if self.is_to_end() => self.end(shared),
+            Ok(()) => Fate::Stay,
+            Err(why) => Fate::Close(why),
+        }
+    }
+
+    fn answer_parked(&mut self, shared: &ServerState, look: ParkLook) {
+        let Some(parked) = &mut self.parked else { return };
+        if let Some(reply) = parked.answer(shared, &self.caller, look) {
+            reply.encode(parked.id(), &mut self.output);
+            self.parked = None;
+        }
+    }
+
     /// Whether the connection has to end, because it holds most of the memory of all connections, which is all in use
     /// (Q7).
     pub fn is_to_end(&self) -> bool {
@@ -245,8 +281,9 @@ impl Session {
     fn say_held(&mut self) {
         let buffers = self.input.capacity() + self.output.capacity();
         let mailbox = self.mailbox.as_ref().map_or(0, ServerMailbox::private_bytes);
+        let parked = self.parked.as_ref().map_or(0, Parked::held_bytes);
         let own = size_of::<Session>() + self.stream.held_bytes();
-        self.share.hold((own + buffers + mailbox) as u64);
+        self.share.hold((own + buffers + mailbox + parked) as u64);
     }
 
     /// Borrows the worker's buffers. Before its hello, the session has a small one of its own: no more than that is
@@ -391,16 +428,18 @@ impl Session {
         if !self.is_in() {
             return self.let_in(id, request, shared);
         }
+        // Q11
+        obey(Rule::ParkNext, || self.answer_parked(shared, ParkLook::Last));
         match request {
             Request::Hello { version } => return self.refuse_version(id, version),
             Request::Mailbox { version } => return self.be_seated(id, version, shared),
             Request::Wake => self.has_rung = true,
             Request::Gets(request) => gets::answer(shared, id, &request, &mut self.output),
-            request => {
-                if let Some(reply) = shared.answer(&mut self.caller, request) {
-                    reply.encode(id, &mut self.output);
-                }
-            }
+            request => match shared.answer_or_park(&mut self.caller, id, request) {
+                ParkAnswer::Now(reply) => reply.encode(id, &mut self.output),
+                ParkAnswer::Later(parked) => self.parked = Some(parked),
+                ParkAnswer::NotHere => {}
+            },
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use super::driver::TableDriver;
 use super::feed;
 use super::held::ClientMemory;
 use super::mailboxes::{MailboxCounters, MailboxCounts, MailboxMemory};
+use super::park_room::ParkRoom;
 use super::put_times::PutTimes;
 use super::refused::RefusedCounters;
 use super::snapshots::Saver;
@@ -117,6 +118,8 @@ pub(crate) struct ServerState {
     pub(super) feed_bytes: u64,
     /// Counts of what its followers were told.
     pub(super) followers: feed::FollowerCounters,
+    /// What requests that wait may take.
+    pub(super) parking: ParkRoom,
     /// How long puts take, if the server takes the time.
     pub(super) put_times: Option<Box<PutTimes>>,
     /// Makes snapshots, if this server makes any.

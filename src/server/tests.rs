@@ -11,6 +11,7 @@ use crate::wire::proof::Token;
 use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use caller::{Caller, Role, Tokens};
 use feed::FollowerCounters;
+use park_room::ParkRoom;
 use shared::Peer;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -53,6 +54,7 @@ pub(super) fn shared() -> ServerState {
         client_memory,
         feed_bytes: config.feed_bytes,
         followers: FollowerCounters::default(),
+        parking: ParkRoom::default(),
         put_times: None,
         mailboxes: MailboxCounters::default(),
         refused: RefusedCounters::default(),

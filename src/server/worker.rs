@@ -1,6 +1,7 @@
 //! A worker on shm and over TCP: an event loop over its own connections.
 
 use super::mailbox::Visit;
+use super::parking::Parking;
 use super::session::{self, Fate, Session};
 use super::shared::{ACCEPT_AGAIN, Peer, ServerState};
 use super::socket::{LISTENER, Socket};
@@ -65,6 +66,8 @@ pub(super) struct StreamWorker {
     waker: Arc<Waker>,
     /// How many connections of all workers had to end, when this one last looked (Q7).
     ended: u64,
+    /// Sessions with a request that waits.
+    parking: Parking<Token>,
 }
 
 impl StreamWorker {
@@ -82,6 +85,7 @@ impl StreamWorker {
             let port = port.as_raw_fd();
             poll.registry().register(&mut SourceFd(&port), PORT, Interest::READABLE)?;
         }
+        let parking = Parking::new(shared.index.feed(), &waker);
         Ok(StreamWorker {
             shared,
             poll,
@@ -100,6 +104,7 @@ impl StreamWorker {
             turns: Arc::default(),
             waker,
             ended: 0,
+            parking,
         })
     }
 
@@ -123,7 +128,10 @@ impl StreamWorker {
                 self.shared.client_memory.give_back();
                 self.tidy()
             };
-            match self.poll.poll(&mut events, timeout) {
+            let timeout = self.parking.sleeps(self.shared.index.feed(), timeout);
+            let polled = self.poll.poll(&mut events, timeout);
+            self.parking.wakes(self.shared.index.feed());
+            match polled {
                 Err(e) if e.kind() != io::ErrorKind::Interrupted => {
                     tracing::error!(error = %e, "polling failed; this worker ends");
                     return;
@@ -143,6 +151,26 @@ impl StreamWorker {
             }
             self.sweep();
             self.end_worst();
+            self.look_at_parked();
+        }
+    }
+
+    /// Looks at requests that wait, if something has come for them or their time is over, for one turn.
+    fn look_at_parked(&mut self) {
+        if self.parking.is_empty() {
+            return;
+        }
+        let mut now = Instant::now();
+        let turn_ends = now + TURN_TIME;
+        while let Some(token) = self.parking.next(self.shared.index.feed(), now) {
+            if let Some(session) = self.sessions.get_mut(&token) {
+                let fate = session.look_again(&self.shared);
+                self.settle(token, fate);
+            }
+            now = Instant::now();
+            if now >= turn_ends {
+                return;
+            }
         }
     }
 
@@ -197,6 +225,7 @@ impl StreamWorker {
                     Err(why) => {
                         tracing::debug!(%why, "a client is gone");
                         self.sessions.remove(token);
+                        self.parking.note(*token, None);
                     }
                 }
                 true
@@ -327,6 +356,7 @@ impl StreamWorker {
 
     fn leave(&mut self, token: Token) {
         self.sessions.remove(&token);
+        self.parking.note(token, None);
         self.joining.retain(|(joining, ..)| *joining != token);
     }
 
@@ -338,6 +368,13 @@ impl StreamWorker {
     fn serve(&mut self, token: Token) {
         let Some(session) = self.sessions.get_mut(&token) else { return };
         let fate = session.advance(&self.shared);
+        self.settle(token, fate);
+    }
+
+    /// Sees to a session after it has done something.
+    fn settle(&mut self, token: Token, fate: Fate) {
+        let Some(session) = self.sessions.get_mut(&token) else { return };
+        self.parking.note(token, session.parked());
         if session.wakes() {
             self.awake.push(token);
         }
@@ -380,3 +417,6 @@ impl StreamWorker {
 
 #[cfg(all(test, not(loom)))]
 mod tests;
+
+#[cfg(all(test, not(loom)))]
+mod parked_tests;

@@ -4,7 +4,8 @@
 //! Scan       table u64, flags u8, length u8, prefix, cursor
 //! Scanned    table u64, launch u64, then looks: number u64, bytes u32, keys; length u16, cursor (none: no key is left)
 //!            a key: length u8, value u8, length u16, owner u16, key, value
-//! Changes    table u64, launch u64, from u64, end u64, flags u8, length u8, prefix, cursor of a scan
+//! Changes    table u64, launch u64, from u64, end u64, flags u8, length u8, prefix; nanoseconds to wait u64, if flag 4 says
+//!            so; cursor of a scan, if flag 2 does
 //! Changed    table u64, launch u64, from u64, next u64, then changes:
 //!            number u64, what u8, cause u8, and a key as above
 //! Refused    code u64, two numbers u64
@@ -17,6 +18,7 @@ use super::frame::{Frame, HEAD, WireError, encode};
 use crate::index::{ChangeRecord, Changed, LeftCause, RecordValue};
 use crate::layout::slot::KEY_MAX;
 use std::ops::Range;
+use std::time::Duration;
 
 /// Operations of requests, and outcomes.
 mod number {
@@ -50,6 +52,7 @@ const ROOM_MIN: usize = 1 << 10;
 
 const VALUES: u8 = 1;
 const PASSED: u8 = 2;
+const WAITS: u8 = 4;
 
 /// A request for keys, or for changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +84,8 @@ pub enum FeedRequest<'a> {
         prefix: &'a [u8],
         /// Only changes of keys that this scan has passed are wanted.
         passed: Option<&'a [u8]>,
+        /// Where nothing is there to tell, the reply may wait so long for something. `None`: it comes at once.
+        within: Option<Duration>,
     },
 }
 
@@ -92,10 +97,16 @@ impl<'a> FeedRequest<'a> {
                 let parts = [&table.to_le_bytes()[..], &[flags, prefix.len() as u8], prefix, cursor];
                 encode(out, number::SCAN, 0, id, &parts);
             }
-            FeedRequest::Changes { table, launch, from, end, values, prefix, passed } => {
-                let flags = (u8::from(values) * VALUES) | (u8::from(passed.is_some()) * PASSED);
+            FeedRequest::Changes { table, launch, from, end, values, prefix, passed, within } => {
+                let flags = (u8::from(values) * VALUES)
+                    | (u8::from(passed.is_some()) * PASSED)
+                    | (u8::from(within.is_some()) * WAITS);
                 let numbers = [table, launch, from, end].map(u64::to_le_bytes).concat();
-                let parts = [&numbers, &[flags, prefix.len() as u8][..], prefix, passed.unwrap_or_default()];
+                let within = within.map(|within| u64::try_from(within.as_nanos()).unwrap_or(u64::MAX));
+                let within = within.map(u64::to_le_bytes);
+                let within = within.as_ref().map_or(&[][..], |within| within);
+                let passed = passed.unwrap_or_default();
+                let parts = [&numbers, &[flags, prefix.len() as u8][..], prefix, within, passed];
                 encode(out, number::CHANGES, 0, id, &parts);
             }
         }
@@ -113,11 +124,21 @@ impl<'a> FeedRequest<'a> {
             })(),
             number::CHANGES => (|| {
                 let [table, launch, from, end] = bytes.four()?;
-                let (flags, prefix) = bytes.options(VALUES | PASSED)?;
+                let (flags, prefix) = bytes.options(VALUES | PASSED | WAITS)?;
+                let within = if flags & WAITS != 0 { Some(Duration::from_nanos(bytes.u64()?)) } else { None };
                 let passed = (flags & PASSED != 0).then_some(bytes.0);
                 let is_all = passed.is_some() || bytes.0.is_empty();
                 let values = flags & VALUES != 0;
-                is_all.then_some(FeedRequest::Changes { table, launch, from, end, values, prefix, passed })
+                is_all.then_some(FeedRequest::Changes {
+                    table,
+                    launch,
+                    from,
+                    end,
+                    values,
+                    prefix,
+                    passed,
+                    within,
+                })
             })(),
             _ => return None,
         };
@@ -551,7 +572,7 @@ mod tests {
     #[test]
     fn golden_requests_and_refusals() {
         let numbers = |all: &[u64]| all.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>();
-        let changes = |passed| FeedRequest::Changes {
+        let waits = |passed, within| FeedRequest::Changes {
             table: 1,
             launch: 2,
             from: 3,
@@ -559,7 +580,9 @@ mod tests {
             values: passed == Some(&b"cursor"[..]),
             prefix: b"pre",
             passed,
+            within,
         };
+        let (changes, second) = (|passed| waits(passed, None), Some(Duration::from_secs(1)));
         let head = numbers(&[1, 2, 3, 4]);
         for (op, request, body) in [
             (
@@ -575,6 +598,12 @@ mod tests {
             (41, changes(None), [&head[..], b"\0\x03pre"].concat()),
             (41, changes(Some(b"")), [&head[..], b"\x02\x03pre"].concat()),
             (41, changes(Some(b"cursor")), [&head[..], b"\x03\x03precursor"].concat()),
+            (41, waits(None, second), [&head[..], b"\x04\x03pre", &numbers(&[1_000_000_000])].concat()),
+            (
+                41,
+                waits(Some(b"cursor"), second),
+                [&head[..], b"\x07\x03pre", &numbers(&[1_000_000_000]), b"cursor"].concat(),
+            ),
         ] {
             let bytes = frame(op, 0, &body);
             assert_eq!(encoded(request), bytes, "{request:?}");
@@ -612,7 +641,9 @@ mod tests {
             (40, vec![0, 0, 0, 0, 0, 0, 0, 0, 2, 0]),
             (40, vec![0, 0, 0, 0, 0, 0, 0, 0, 0, 1]),
             (41, vec![0; 33]),
-            (41, [&[0; 32][..], &[4, 0]].concat()),
+            (41, [&[0; 32][..], &[8, 0]].concat()),
+            (41, [&[0; 32][..], &[4, 0, 1, 2, 3]].concat()),
+            (41, [&[0; 32][..], &[4, 0], &[9; 9]].concat()),
             (41, [&[0; 32][..], &[1, 0, 9]].concat()),
         ] {
             let bytes = frame(op, 0, &body);

@@ -361,6 +361,7 @@ rows! {
     Wake { .. }               => 0, Talk;
     Get { .. }                => 0, Look;
     Gets { .. }               => 3, Look;
+    Feed { 0: FeedRequest::Changes { within: Some(_), .. } } => 6, Look;
     Feed { .. }               => 2, Look;
     Stat { .. }               => 0, Look;
     Growth { shrink: false }  => 0, Look;

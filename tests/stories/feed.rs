@@ -4,11 +4,12 @@ use crate::common::*;
 use oneread::internals::region::Backing;
 use oneread::{
     Address, ChangeFeed, Client, Config, ErrorKind, FeedError, FeedFrom, FeedItem, FeedOptions, GapCause,
-    LeftCause, ScanCursor, Server, ServerConfig, StartMode, TableSize, TcpAddress,
+    LeftCause, RequestPath, ScanCursor, Server, ServerConfig, StartMode, TableSize, TcpAddress,
     error::{AskError, FeedRefusal},
 };
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 over_shm_and_tcp! {
@@ -19,6 +20,9 @@ over_shm_and_tcp! {
     bad_input_is_refused,
     a_million_changes,
     errors_of_a_server_that_is_gone,
+    a_follower_at_rest_waits_at_the_server,
+    what_ends_a_wait_at_the_server,
+    a_wait_is_interrupted,
 }
 
 fn growing() -> Config {
@@ -413,22 +417,159 @@ fn long_values_are_brought(over: Over) {
     assert!(copy == there);
 }
 
+/// Requests that wait at the server, when there are so many.
+fn wait_until_parked(server: &Server, count: u64) {
+    wait_for("requests that wait", || (server.parked() == count).then_some(()));
+}
+
+/// Follows for a while, in which there is nothing to hear: its request waits then.
+fn rest(changes: &mut ChangeFeed, server: &Server) {
+    assert_eq!(changes.next(Duration::from_millis(20)).unwrap(), None);
+    wait_until_parked(server, 1);
+}
+
+/// Who follows and has nothing to hear leaves one request with the server, and hears of a change by its reply: of one that a
+/// client makes, and of one that the server's own process makes.
+fn a_follower_at_rest_waits_at_the_server(over: Over) {
+    let place = over.place();
+    let server = serve(&place, growing());
+    let mut client = client(&place);
+    let mut changes = client.changes(FeedOptions::new()).unwrap();
+    let mut others: Vec<_> = (0..20).map(|_| client.changes(FeedOptions::new()).unwrap()).collect();
+    let mut hears = |number, key: &[u8], put: &mut dyn FnMut()| {
+        let came = FeedItem::Came { number, key: key.to_vec(), value: None, owner: 0 };
+        std::thread::scope(|scope| {
+            let all = others.iter_mut().chain([&mut changes]);
+            let waiting: Vec<_> = all.map(|feed| scope.spawn(|| feed.next(SOON).unwrap())).collect();
+            wait_until_parked(&server, 21);
+            put();
+            waiting.into_iter().for_each(|it| assert_eq!(it.join().unwrap().as_ref(), Some(&came)));
+        });
+        assert_eq!(server.parked(), 0);
+    };
+    hears(1, b"one", &mut || {
+        client.put(b"one", b"value").unwrap();
+    });
+    hears(2, b"two", &mut || {
+        server.index().put(b"two", b"value", oneread::PutMode::Insert).unwrap();
+    });
+}
+
+/// A request that waits outlives a call whose time is over, and what follows: a call with no time has it answered, a walk
+/// takes it back, the end of the feed ends it, and so does the end of the server, after which the next one is asked.
+fn what_ends_a_wait_at_the_server(over: Over) {
+    let place = over.place();
+    let region = place.dir.path().join("region");
+    let config = || {
+        ServerConfig::new(place.address.clone(), growing())
+            .backing(Backing::File(region.clone()))
+            .start(StartMode::OpenOrCreate)
+    };
+    let server = start(config());
+    let mut client = client(&place);
+    let mut changes = client.changes(FeedOptions::new()).unwrap();
+    let came = |number, key: &[u8]| FeedItem::Came { number, key: key.to_vec(), value: None, owner: 0 };
+    for (number, key) in [(1, b"one"), (2, b"two")] {
+        rest(&mut changes, &server);
+        rest(&mut changes, &server);
+        client.put(key, b"value").unwrap();
+        assert_eq!(changes.next(Duration::ZERO).unwrap(), Some(came(number, key)));
+        assert_eq!((changes.next(Duration::ZERO).unwrap(), server.parked()), (None, 0));
+    }
+    rest(&mut changes, &server);
+    assert_eq!((changes.next(Duration::ZERO).unwrap(), server.parked()), (None, 0), "it was hurried");
+    rest(&mut changes, &server);
+    changes.resync().unwrap();
+    let mut keys = BTreeSet::new();
+    while let Some(FeedItem::Key { key, .. }) = changes.next(SOON).unwrap() {
+        keys.insert(key);
+    }
+    assert_eq!(keys, BTreeSet::from([b"one".to_vec(), b"two".to_vec()]));
+    rest(&mut changes, &server);
+    drop(changes);
+    wait_until_parked(&server, 0);
+    client.put(b"three", b"value").unwrap();
+
+    let mut changes = client.changes(FeedOptions::new()).unwrap();
+    rest(&mut changes, &server);
+    drop(server.stop());
+    let server = start(config());
+    let item = wait_for("the next server", || changes.next(SOON).ok());
+    let Some(FeedItem::Gap { cause: GapCause::OtherServer, .. }) = item else { panic!("{item:?}") };
+    rest(&mut changes, &server);
+}
+
+/// Another thread ends a wait, or the next one.
+fn a_wait_is_interrupted(over: Over) {
+    let place = over.place();
+    let server = serve(&place, growing());
+    let mut client = client(&place);
+    let mut changes = client.changes(FeedOptions::new()).unwrap();
+    let interrupter = changes.interrupter().unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| changes.next(Duration::MAX).unwrap());
+        wait_until_parked(&server, 1);
+        interrupter.interrupt();
+        assert_eq!(waiting.join().unwrap(), None);
+    });
+    interrupter.interrupt();
+    assert_eq!(changes.next(Duration::MAX).unwrap(), None);
+    assert_eq!(server.parked(), 1, "it waits on");
+    client.put(b"key", b"value").unwrap();
+    assert!(matches!(changes.next(Duration::MAX).unwrap(), Some(FeedItem::Came { number: 1, .. })));
+}
+
 /// A server that does not know the request is not sent it.
 #[test]
 fn an_older_server_is_named() {
-    use oneread::{RequestPath, internals::wire::Reply};
+    let (_server, _place, old) = older_server(1, |_, _| panic!("nobody asks for keys or changes"));
+    let options = patient().requests(RequestPath::Message);
+    let mut client = Client::connect_with(&old.address, options).unwrap();
+    let error = client.scan().next_batch().unwrap_err();
+    assert!(matches!(error, FeedError::Unsupported { .. }), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Incompatible);
+    let error = client.changes(FeedOptions::new()).unwrap_err();
+    assert!(error.to_string().contains("same version"), "{error}");
+}
+
+/// A server that does not know how to let a request wait is asked again and again.
+#[test]
+fn an_older_server_is_asked_again() {
+    let asked = Arc::new(AtomicU64::new(0));
+    let counts = Arc::clone(&asked);
+    let (server, place, old) = older_server(5, move |op, body| {
+        if op == 41 {
+            assert_eq!(body[32] & 4, 0, "it cannot wait");
+            counts.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    let options = patient().requests(RequestPath::Message);
+    let follower = Client::connect_with(&old.address, options).unwrap();
+    let mut changes = follower.changes(FeedOptions::new()).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| changes.next(SOON).unwrap());
+        let before = asked.load(Ordering::Relaxed);
+        wait_for("requests", || (asked.load(Ordering::Relaxed) > before + 10).then_some(()));
+        assert_eq!(server.parked(), 0);
+        client(&place).put(b"key", b"value").unwrap();
+        assert!(matches!(waiting.join().unwrap(), Some(FeedItem::Came { number: 1, .. })));
+    });
+}
+
+/// A server that says that it knows requests up to this level, and is another one's front: it looks at what is asked.
+fn older_server(level: u16, look: impl Fn(u16, &[u8]) + Clone + Send + 'static) -> (Server, Place, Place) {
+    use oneread::internals::wire::Reply;
     use std::io::{Read, Write};
     use std::os::unix::net::{UnixListener, UnixStream};
-    // One that answers hellos with the region of another, at the level before these requests.
     let (place, old) = (Place::new(), Place::new());
-    let _server = serve(&place, growing());
+    let server = serve(&place, growing());
     let oneread::Address::Shm(there) = &place.address else { unreachable!() };
     let oneread::Address::Shm(at) = &old.address else { unreachable!() };
     let listener = UnixListener::bind(at).unwrap();
     let there = there.clone();
     std::thread::spawn(move || {
         for stream in listener.incoming() {
-            let (mut stream, there) = (stream.unwrap(), there.clone());
+            let (mut stream, there, look) = (stream.unwrap(), there.clone(), look.clone());
             std::thread::spawn(move || {
                 let mut hello = [0; 32];
                 stream.read_exact(&mut hello).unwrap();
@@ -437,31 +578,25 @@ fn an_older_server_is_named() {
                 let (reply, fd) = receive(&server);
                 let Reply::Welcome { version, .. } = reply else { panic!("{reply:?}") };
                 let mut bytes = Vec::new();
-                Reply::Welcome { version, level: 1 }.encode(0, &mut bytes);
+                Reply::Welcome { version, level }.encode(0, &mut bytes);
                 send_with(&stream, &bytes, &fd.unwrap());
-                // What is asked is answered. Nobody asks for keys or changes.
+                // What is asked is answered.
                 let frame = |from: &mut UnixStream, to: &mut UnixStream| {
                     let mut head = [0; 16];
                     from.read_exact(&mut head).ok()?;
                     let mut body = vec![0; u32::from_le_bytes(head[..4].try_into().unwrap()) as usize];
                     from.read_exact(&mut body).ok()?;
                     to.write_all(&[&head[..], &body].concat()).ok()?;
-                    Some(u16::from_le_bytes([head[4], head[5]]))
+                    Some((u16::from_le_bytes([head[4], head[5]]), body))
                 };
-                while let Some(asked) = frame(&mut stream, &mut server) {
-                    assert!(![40, 41].contains(&asked));
+                while let Some((op, body)) = frame(&mut stream, &mut server) {
+                    look(op, &body);
                     frame(&mut server, &mut stream);
                 }
             });
         }
     });
-    let options = patient().requests(RequestPath::Message);
-    let mut client = Client::connect_with(&old.address, options).unwrap();
-    let error = client.scan().next_batch().unwrap_err();
-    assert!(matches!(error, FeedError::Unsupported { .. }), "{error}");
-    assert_eq!(error.kind(), ErrorKind::Incompatible);
-    let error = client.changes(FeedOptions::new()).unwrap_err();
-    assert!(error.to_string().contains("same version"), "{error}");
+    (server, place, old)
 }
 
 /// A million changes through one consumer: how long that takes is printed, and nothing is missing or twice.

@@ -50,8 +50,8 @@ pub struct Watch {
     tables: Tables,
 }
 
-/// The longest wait before output that is there is written anyway.
-const LOOK: Duration = Duration::from_secs(1);
+/// Longest wait for a change. What is there to be written is written before it.
+const REST: Duration = Duration::from_secs(3600);
 
 impl Watch {
     pub fn run(self, reach: &ClusterArgs) -> Result<ExitCode> {
@@ -73,7 +73,7 @@ impl Watch {
             };
             let Some(item) = item else {
                 out.flush()?;
-                within = LOOK;
+                within = REST;
                 continue;
             };
             within = Duration::ZERO;

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::sleep;
 
 /// Parts that wait for the program, and bytes of them. At these bounds no node is asked.
@@ -29,6 +29,10 @@ const WAITING_BYTES: usize = 8 << 20;
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// The longest wait for keys of a shard without a primary. Then changes of other shards have their turn.
 const SHOWN_WITHIN: Duration = Duration::from_millis(200);
+/// Longer than that nobody waits.
+const WITHIN_MAX: Duration = Duration::from_secs(1 << 30);
+/// While nothing is known that would have it ask, a task sleeps so long.
+const SLEEPS_MAX: Duration = Duration::from_secs(3600);
 /// The time before the next try, for a node that could not be asked.
 const NODE_AGAIN: Duration = Duration::from_millis(200);
 
@@ -201,13 +205,38 @@ struct Heard {
     bytes: usize,
 }
 
+/// What a feed is told by others.
+#[derive(Debug)]
+enum News {
+    /// By its task.
+    Heard(Heard),
+    /// The wait that is under way is to end.
+    Interrupt,
+}
+
+/// Ends waits of a [`ClusterFeed`] from any thread. [`ClusterFeed::interrupter`] makes it.
+#[derive(Clone, Debug)]
+pub struct ClusterInterrupter {
+    news: Weak<SyncSender<News>>,
+}
+
+impl ClusterInterrupter {
+    /// Ends the wait for a change that is under way, or else the next one, as if its time were over.
+    pub fn interrupt(&self) {
+        // Where there is no room, it does not wait.
+        let _ = self.news.upgrade().map(|news| news.try_send(News::Interrupt));
+    }
+}
+
 /// The next item, and the place behind it. `None` instead of an item: its key is not wanted.
 type Ready = (Option<(ShardIx, FeedAt)>, Option<ClusterFeedItem>);
 
 /// Follows the changes of a cluster. [`ClusterClient::changes`] begins it.
 #[derive(Debug)]
 pub struct ClusterFeed {
-    heard: Receiver<Heard>,
+    news: Receiver<News>,
+    /// For who interrupts it. Its task has the sender: so it is told when that has ended.
+    interrupter: ClusterInterrupter,
     /// The place of the items that were taken.
     position: ClusterPosition,
     prefix: Vec<u8>,
@@ -221,6 +250,8 @@ pub struct ClusterFeed {
     stuck: Option<Instant>,
     /// When this is dropped, the task ends.
     between: Arc<Between>,
+    /// The task is told of the end.
+    _ends: oneshot::Sender<()>,
 }
 
 impl ClusterClient {
@@ -232,7 +263,7 @@ impl ClusterClient {
     /// and does not wait for followers. A follower that falls further behind gets a [`Gap`](ClusterFeedItem::Gap). So
     /// does every follower when all nodes that had copies of a shard were started again, or its entries were lost.
     ///
-    /// Costs a connection to each node, over which it is asked about once a second while nothing changes, and a
+    /// Costs a connection to each node, over which it is asked about twice a minute while nothing changes, and a
     /// round trip for up to 256 KiB of changes.
     ///
     /// # Errors
@@ -245,7 +276,10 @@ impl ClusterClient {
         if (position.cluster, position.shards.len()) != (begin.cluster, begin.shards.len()) {
             return Err(ClusterError::Position);
         }
-        let (send, heard) = sync_channel(WAITING_MAX);
+        let (send, news) = sync_channel(WAITING_MAX);
+        let send = Arc::new(send);
+        let interrupter = ClusterInterrupter { news: Arc::downgrade(&send) };
+        let (ends, ended) = oneshot::channel();
         let between = Arc::new(Between::default());
         let now = Instant::now();
         let task = Task {
@@ -256,14 +290,27 @@ impl ClusterClient {
             values,
             nodes: FxHashMap::default(),
             asks: 0,
-            heard: send,
+            news: send,
+            learned: self.shared.learned.subscribe(),
+            ended,
         };
         self.shared.runtime.spawn(task.run());
         let mut client = self.clone();
         client.deadline = SHOWN_WITHIN.min(client.deadline);
         let (ready, scans) = (VecDeque::new(), VecDeque::new());
-        let mut feed =
-            ClusterFeed { heard, position, prefix, ready, client, values, scans, stuck: None, between };
+        let mut feed = ClusterFeed {
+            news,
+            interrupter,
+            position,
+            prefix,
+            ready,
+            client,
+            values,
+            scans,
+            stuck: None,
+            between,
+            _ends: ends,
+        };
         while let Some(shard) = feed.position.shards.iter().position(Option::is_none) {
             let Some(left) = self.left(now) else {
                 let why = lock(&feed.between.why).take();
@@ -271,7 +318,7 @@ impl ClusterClient {
                 let shard = ShardIx::try_from(shard).unwrap_or_default();
                 return Err(ClusterError::Unavailable { shard, waited: now.elapsed(), why });
             };
-            if let Ok(heard) = feed.heard.recv_timeout(left.min(AGAIN)) {
+            if let Ok(News::Heard(heard)) = feed.news.recv_timeout(left.min(AGAIN)) {
                 feed.hear(heard);
             }
         }
@@ -302,21 +349,28 @@ impl ClusterFeed {
                 }
             }
             // Changes of other keys may come without a pause.
-            if begun.elapsed() > within + AGAIN || !breaking::is_wanted() {
+            if begun.elapsed() > within.saturating_add(AGAIN) || !breaking::is_wanted() {
                 return Ok(None);
             }
             // Received changes are taken before more keys are shown, because nodes do not wait.
-            if let Ok(heard) = self.heard.try_recv() {
-                self.hear(heard);
-                continue;
+            match self.news.try_recv() {
+                Ok(News::Heard(heard)) => {
+                    self.hear(heard);
+                    continue;
+                }
+                Ok(News::Interrupt) => return Ok(None),
+                Err(_) => {}
             }
             if !self.scans.is_empty() {
                 self.show()?;
                 continue;
             }
             let left = within.saturating_sub(begun.elapsed());
-            match self.heard.recv_timeout(left.min(AGAIN)) {
-                Ok(heard) => self.hear(heard),
+            let until = Instant::now() + left.min(WITHIN_MAX);
+            let Some(until) = breaking::sleeps_until(until) else { return Ok(None) };
+            match self.news.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(News::Heard(heard)) => self.hear(heard),
+                Ok(News::Interrupt) => return Ok(None),
                 Err(RecvTimeoutError::Timeout) if !left.is_zero() => {}
                 Err(RecvTimeoutError::Timeout) => return Ok(None),
                 Err(RecvTimeoutError::Disconnected) => {
@@ -340,6 +394,11 @@ impl ClusterFeed {
             }
             None => self.scans = VecDeque::from([(None, scan)]),
         }
+    }
+
+    /// What ends waits of this feed from another thread.
+    pub fn interrupter(&self) -> ClusterInterrupter {
+        self.interrupter.clone()
     }
 
     /// Where another follower continues after the items of this one.
@@ -474,7 +533,11 @@ struct Task {
     /// `Err`: the node is not asked before this time.
     nodes: FxHashMap<NodeId, Result<Asked, Instant>>,
     asks: u64,
-    heard: SyncSender<Heard>,
+    news: Arc<SyncSender<News>>,
+    /// Told when something was learned of the cluster.
+    learned: watch::Receiver<()>,
+    /// Told when the feed has ended.
+    ended: oneshot::Receiver<()>,
 }
 
 impl Task {
@@ -482,13 +545,27 @@ impl Task {
         let (came, mut coming) = mpsc::channel(16);
         while self.between.strong_count() > 0 {
             let Some(shared) = self.shared.upgrade() else { return };
+            // What is learned from now on has it ask again.
+            self.learned.borrow_and_update();
             self.ask(&shared, &came);
             drop(shared);
+            let pause = self.pause();
             tokio::select! {
                 Some((node, answer)) = coming.recv() => self.comes(node, answer).await,
-                () = sleep(AGAIN) => {}
+                learned = self.learned.changed() => if learned.is_err() { return },
+                _ = &mut self.ended => return,
+                () = sleep(pause) => {}
             }
         }
+    }
+
+    /// How long until a node is to be asked that was not to be so far.
+    fn pause(&self) -> Duration {
+        let now = Instant::now();
+        let refused = self.shards.iter().filter_map(|followed| Some(followed.refused?.1.until));
+        let nodes = self.nodes.values().filter_map(|asked| asked.as_ref().err().copied());
+        let left = refused.chain(nodes).map(|until| until.saturating_duration_since(now));
+        left.filter(|left| !left.is_zero()).min().unwrap_or(SLEEPS_MAX)
     }
 
     /// Asks each node for the shards that it serves, unless it was asked already.
@@ -578,8 +655,8 @@ impl Task {
                 let bytes = heard.bytes;
                 // Subtracted by the reader: so it is added before.
                 between.waiting.fetch_add(bytes, Ordering::Relaxed);
-                match self.heard.try_send(heard) {
-                    Err(TrySendError::Full(back)) => {
+                match self.news.try_send(News::Heard(heard)) {
+                    Err(TrySendError::Full(News::Heard(back))) => {
                         between.waiting.fetch_sub(bytes, Ordering::Relaxed);
                         heard = back;
                     }

@@ -18,7 +18,7 @@ use crate::core::state::{ClusterConfig, NodeAbout, NodeId, ShardIx};
 use crate::etcd::{ClusterName, EtcdError, EtcdOptions};
 use crate::wire::Secret;
 use arc_swap::{ArcSwap, Cache};
-pub use feed::{ClusterFeed, ClusterFeedItem, ClusterFeedOptions, ClusterPosition};
+pub use feed::{ClusterFeed, ClusterFeedItem, ClusterFeedOptions, ClusterInterrupter, ClusterPosition};
 use gets::Tables;
 use oneread::internals::breaking;
 use oneread::{Address, Client, ClientOptions, ConnectError};
@@ -33,6 +33,7 @@ pub use scan::{ClusterScan, ScanState};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
+use tokio::sync::watch;
 
 /// The longest pause before a request that was not done looks again at what it waits for.
 const AGAIN: Duration = Duration::from_millis(20);
@@ -214,6 +215,8 @@ struct Shared {
     /// Goes up when something was learned for which a call may wait.
     version: Mutex<u64>,
     changed: Condvar,
+    /// The same for tasks.
+    learned: watch::Sender<()>,
     /// A client of each node's table that a handle READs.
     tables: Mutex<FxHashMap<NodeId, Client>>,
     copies: AtomicU64,
@@ -263,6 +266,7 @@ impl Shared {
     fn wake(&self) {
         *lock(&self.version) += 1;
         self.changed.notify_all();
+        self.learned.send_replace(());
     }
 
     fn version(&self) -> u64 {
@@ -420,6 +424,7 @@ impl ClusterClient {
             routes,
             version: Mutex::new(0),
             changed: Condvar::new(),
+            learned: watch::Sender::new(()),
             tables: Mutex::default(),
             copies: AtomicU64::new(0),
             reasons: Mutex::default(),

@@ -51,6 +51,7 @@ impl Scene {
             routes: Arc::default(),
             version: Mutex::new(0),
             changed: Condvar::new(),
+            learned: watch::Sender::new(()),
             tables: Mutex::default(),
             copies: AtomicU64::new(1),
             reasons: Mutex::default(),

@@ -10,8 +10,9 @@ use crate::wire::{Bounds, Changes, Follow, Replies, Said};
 use rustc_hash::FxHashMap;
 use std::time::{Duration, Instant};
 
-/// The longest time until an answer without changes: it tells the follower everything else.
-const ANSWERED_AFTER: Duration = Duration::from_secs(1);
+/// Longest time until an answer without changes. A follower that must hear something else hears it at once, and signs of
+/// life say that the node is there.
+const ANSWERED_AFTER: Duration = Duration::from_secs(30);
 
 /// Bytes of changes that one turn sends, and one answer more.
 const TOLD_AT_ONCE: usize = 4 << 20;

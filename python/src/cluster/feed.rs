@@ -5,11 +5,13 @@ use crate::calls::made;
 use crate::convert::bytes_of;
 use crate::error::error_of;
 use crate::feed::{Start, left};
-use crate::follow::{Feed, Followed, Told, Wrong, wrong};
+use crate::follow::{Feed, Followed, Interrupt, Told, Wrong, wrong};
 use oneread_cluster::client::{ClusterFeed, ClusterFeedItem, ClusterFeedOptions, ClusterPosition, FeedAt};
 use oneread_cluster::core::state::{ClusterConfig, ShardIx};
 use pyo3::prelude::{Bound, Py, PyAny, PyResult, Python};
 use pyo3::types::PyBytes;
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Each so many items, what was left out before them is noted in the place as well.
@@ -32,6 +34,11 @@ impl Feed for OfCluster {
         let Some(item) = self.feed.next(within).map_err(|error| wrong(&error))? else { return Ok(None) };
         self.told = (self.told + 1) % WHOLE;
         Ok(Some((item, (self.told == 0).then(|| Box::new(self.feed.position().clone())))))
+    }
+
+    fn interrupt(&mut self) -> io::Result<Interrupt> {
+        let interrupter = self.feed.interrupter();
+        Ok(Arc::new(move || interrupter.interrupt()))
     }
 
     fn resync(&mut self, shard: Option<ShardIx>) -> Result<(), Wrong> {
@@ -182,7 +189,7 @@ impl ClusterClient {
             options = options.prefix(bytes_of(prefix, "prefix")?);
         }
         let feed = self.ask(py, |client| client.changes(options))?;
-        let followed = Followed::new(OfCluster { feed, told: 0 });
+        let followed = Followed::new(OfCluster { feed, told: 0 })?;
         Ok(ClusterChanges { config: self.config.clone(), followed })
     }
 }

@@ -53,7 +53,8 @@ impl FeedSource for DirectSource<'_> {
     ) -> Result<Vec<u8>, FeedRefusal> {
         let FeedPosition { table, launch, number } = from;
         let (values, prefix) = (true, &[][..]);
-        self.ask(FeedRequest::Changes { table, launch, from: number, end, values, prefix, passed })
+        let within = None;
+        self.ask(FeedRequest::Changes { table, launch, from: number, end, values, prefix, passed, within })
     }
 
     fn is_of_other_table(&self, error: &FeedRefusal) -> bool {

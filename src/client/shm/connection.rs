@@ -175,6 +175,37 @@ impl ShmConnection {
             || !is_hung_up(self.stream())
     }
 
+    /// Whether a reply may come that nobody waits for: then it is good for nothing else.
+    pub fn is_posted(&self) -> bool {
+        self.link.is_posted
+    }
+
+    /// Which requests the server knows.
+    pub fn level(&self) -> u16 {
+        self.link.level()
+    }
+
+    /// Sends a request as a message, and does not wait for its reply.
+    pub fn post(&mut self, request: &Request<'_>, deadline: Instant) -> Result<(), LinkError> {
+        let (id, mut out) = (self.next_id, Vec::new());
+        request.encode(id, &mut out);
+        (self.next_id, self.link.is_posted) = (id + 1, true);
+        self.link.send(&out, deadline)
+    }
+
+    /// The reply to that message, if it comes until then.
+    pub fn late_reply(&mut self, until: Instant) -> Result<Option<Reply>, LinkError> {
+        // It is the last one.
+        let reply = self.link.late_reply(self.next_id.wrapping_sub(1), until)?;
+        self.link.is_posted &= reply.is_none();
+        Ok(reply)
+    }
+
+    /// Has the server answer it at once (Q11).
+    pub fn hurry(&mut self, deadline: Instant) -> Result<(), LinkError> {
+        self.link.wake(deadline)
+    }
+
     /// Asks for a mailbox, if there is none and it is time to. If the server refuses, requests go as messages.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use crate::address::Address;
 use crate::base::process::{self, Process};
 use crate::base::times::TimeCounts;
 use crate::client::error::{AskError, ConnectError, GetError, LinkError};
-use crate::client::handle::{Deadline, Handle, hung_up};
+use crate::client::handle::{Deadline, Handle, Posted, hung_up};
 use crate::client::options::{ClientOptions, RequestPath};
 use crate::client::owning::OwnOwner;
 use crate::client::stats::ClientStats;
@@ -332,7 +332,9 @@ impl ShmHandle {
 
     /// Whether there is a connection that the server has not closed ([`ShmConnection::is_linked`]).
     fn is_linked(&mut self, requests: &[Request<'_>], deadline: Instant) -> bool {
-        let Some(conversation) = &self.conversation else { return false };
+        let Some(conversation) = self.conversation.as_ref().filter(|it| !it.is_posted()) else {
+            return false;
+        };
         let wants_mailbox = self.wants_mailbox(requests, conversation.geometry());
         let may_trust = wants_mailbox && self.shared.is_served();
         let conversation = self.conversation.as_mut();
@@ -401,12 +403,8 @@ impl ShmHandle {
     }
 
     /// Opens a connection if there is none, and asks for a mailbox if these requests want one and
-    /// the server may have one. Returns the connection, and whether they want one.
-    fn prepare(
-        &mut self,
-        requests: &[Request<'_>],
-        deadline: Instant,
-    ) -> Result<(&mut ShmConnection, bool), ConnectError> {
+    /// the server may have one. Returns whether they want one.
+    fn prepare(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<bool, ConnectError> {
         if !self.is_linked(requests, deadline) {
             self.conversation = None;
             self.open_conversation(deadline)?;
@@ -419,7 +417,30 @@ impl ShmHandle {
             let (address, path) = (self.shared.address(), self.shared.options().requests);
             conversation.ask_for_mailbox(address, path, deadline)?;
         }
-        Ok((conversation, wants_mailbox))
+        Ok(wants_mailbox)
+    }
+
+    /// Makes sure that there is a connection for these requests. Returns whether they want its mailbox.
+    fn ready_to_ask(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<bool, AskError> {
+        match self.prepare(requests, deadline) {
+            Ok(wants_mailbox) => Ok(wants_mailbox),
+            Err(ConnectError::Link { source: source @ LinkError::Deadline(_), .. }) => Err(self.lost(source)),
+            // The server has no mailbox for it. The connection is as good as before.
+            Err(error @ ConnectError::RequestPath { .. }) => Err(error.into()),
+            Err(error) => {
+                self.disconnect();
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Does something with the connection. One that is not there was lost.
+    fn over_link<R>(
+        &mut self,
+        act: impl FnOnce(&mut ShmConnection) -> Result<R, LinkError>,
+    ) -> Result<R, AskError> {
+        let done = self.conversation.as_mut().map_or(Err(LinkError::HungUp), act);
+        done.map_err(|error| self.lost(error))
     }
 
     /// Sends requests over one connection.
@@ -430,17 +451,9 @@ impl ShmHandle {
         replies: &mut Vec<Reply>,
         stats: &mut ClientStats,
     ) -> Result<(), Failed<LinkError, AskError>> {
-        let (conversation, wants_mailbox) = match self.prepare(requests, deadline.at) {
-            Ok(prepared) => prepared,
-            Err(ConnectError::Link { source: source @ LinkError::Deadline(_), .. }) => {
-                return Err(Failed::ForGood(self.lost(source)));
-            }
-            // The server has no mailbox for it. The connection is still good.
-            Err(error @ ConnectError::RequestPath { .. }) => return Err(Failed::ForGood(error.into())),
-            Err(error) => {
-                self.disconnect();
-                return Err(Failed::ForGood(error.into()));
-            }
+        let wants_mailbox = self.ready_to_ask(requests, deadline.at).map_err(Failed::ForGood)?;
+        let Some(conversation) = &mut self.conversation else {
+            return Err(Failed::ForGood(self.lost(LinkError::HungUp)));
         };
         let (counts, mut has_sent) = (&mut stats.requests, false);
         let sent = conversation.converse(requests, wants_mailbox, deadline, replies, &mut has_sent, counts);
@@ -510,6 +523,29 @@ impl Handle for ShmHandle {
         asked.map_err(|failed| failed.or(|error| self.lost(error)))
     }
 
+    fn post(
+        &mut self,
+        request: &Request<'_>,
+        deadline: Instant,
+        stats: &mut ClientStats,
+    ) -> Result<Posted, AskError> {
+        self.ready_to_ask(std::slice::from_ref(request), deadline)?;
+        let level = self.conversation.as_ref().map_or(0, ShmConnection::level);
+        if request.level() > level {
+            return Ok(Posted::OldServer);
+        }
+        stats.requests.message += 1;
+        self.over_link(|conversation| conversation.post(request, deadline)).map(|()| Posted::Sent)
+    }
+
+    fn late_reply(&mut self, until: Instant) -> Result<Option<Reply>, AskError> {
+        self.over_link(|conversation| conversation.late_reply(until))
+    }
+
+    fn hurry(&mut self, deadline: Instant) -> Result<(), AskError> {
+        self.over_link(|conversation| conversation.hurry(deadline))
+    }
+
     fn disconnect(&mut self) {
         self.conversation = None;
     }
@@ -539,7 +575,7 @@ impl Drop for ShmHandle {
     fn drop(&mut self) {
         // In a child made by `fork`, another thread of the parent may have held the lock.
         if self.shared.process().is_this()
-            && let Some(connection) = self.conversation.take()
+            && let Some(connection) = self.conversation.take().filter(|it| !it.is_posted())
         {
             self.shared.keep_spare(connection);
         }

@@ -8,7 +8,7 @@ use crate::client::error::{ConnectError, LinkError};
 use crate::client::link::{Link, is_out_of_descriptors, is_transient};
 pub(super) use crate::client::link::{MEMORY_ID, hello, is_hung_up, link_failed};
 use crate::files;
-use crate::wire::{self, Reply, Request};
+use crate::wire::{self, Reply};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
 use std::io::{self, IoSliceMut};
@@ -100,9 +100,7 @@ impl SocketLink {
 
 impl BellSocket for SocketLink {
     fn ring(&mut self, deadline: Instant) -> Result<(), LinkError> {
-        let mut out = Vec::new();
-        Request::Wake.encode(0, &mut out);
-        self.send(&out, deadline)
+        self.wake(deadline)
     }
 
     fn sleep(&mut self, deadline: Instant) -> Result<(), LinkError> {
@@ -200,6 +198,7 @@ pub(super) fn process_of(stream: &UnixStream) -> Option<OwnedFd> {
 mod tests {
     use super::*;
     use crate::client::handle::Deadline;
+    use crate::wire::Request;
     use std::io::Write;
 
     /// A server that always rings and never answers keeps no client awake past the deadline. The

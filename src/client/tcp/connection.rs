@@ -154,6 +154,29 @@ impl TcpConnection {
         Ok(())
     }
 
+    /// Sends a request, and does not wait for its reply.
+    pub fn post(&mut self, request: &Request<'_>, deadline: Instant) -> Result<(), LinkError> {
+        self.forget_taken();
+        let mut out = Vec::new();
+        request.encode(self.next_id, &mut out);
+        self.next_id += 1;
+        self.link.send_and_take(&out, deadline)
+    }
+
+    /// The reply to that request, if it comes until then.
+    pub fn late_reply(&mut self, until: Instant) -> Result<Option<Reply>, LinkError> {
+        let reply = self.link.late_reply(self.next_reply, until)?;
+        if reply.is_some() {
+            self.next_reply += 1;
+        }
+        Ok(reply)
+    }
+
+    /// Has the server answer it at once (Q11).
+    pub fn hurry(&mut self, deadline: Instant) -> Result<(), LinkError> {
+        self.link.wake(deadline)
+    }
+
     // ---- requests for keys ----------------------------------------------------------------------
 
     /// Adds a request to those that are sent next.

@@ -7,7 +7,7 @@ mod keeper;
 mod shared;
 
 use super::error::{AskError, ConnectError, GetError, LinkError};
-use super::handle::{Deadline, Handle, connected, hung_up};
+use super::handle::{Deadline, Handle, Posted, connected, hung_up};
 use super::link::link_failed;
 use super::options::ClientOptions;
 use super::owning::OwnOwner;
@@ -159,17 +159,10 @@ impl TcpHandle {
         replies: &mut Vec<Reply>,
         stats: &mut ClientStats,
     ) -> Result<(), Failed<LinkError, AskError>> {
-        self.connection.take_if(|connection| connection.is_owed() || connection.is_hung_up());
-        let shared = Arc::clone(&self.shared);
-        let connection = match self.connected(deadline.at) {
-            Ok(connection) => connection,
-            Err(ConnectError::Link { source: source @ LinkError::Deadline(_), .. }) => {
-                return Err(Failed::ForGood(self.lost(source)));
-            }
-            Err(error) => return Err(Failed::ForGood(error.into())),
+        self.ready_to_ask(deadline.at).map_err(Failed::ForGood)?;
+        let Some(connection) = &mut self.connection else {
+            return Err(Failed::ForGood(self.lost(LinkError::HungUp)));
         };
-        let owned = connection.check_owner(shared.owner.as_ref(), &shared.address);
-        owned.map_err(|error| Failed::ForGood(error.into()))?;
         let (geometry, level) = (connection.geometry().clone(), connection.level());
         let (counts, mut has_sent) = (&mut stats.requests, false);
         let (server, pieces) = ((&*geometry, level), Some(SOCKET_PIECE_MAX));
@@ -184,6 +177,29 @@ impl TcpHandle {
                 error => Failed::ForGood(self.lost(error)),
             }
         })
+    }
+
+    /// Makes sure that there is a connection over which nothing is owed, until the deadline.
+    fn ready_to_ask(&mut self, deadline: Instant) -> Result<(), AskError> {
+        self.connection.take_if(|connection| connection.is_owed() || connection.is_hung_up());
+        let shared = Arc::clone(&self.shared);
+        let connection = match self.connected(deadline) {
+            Ok(connection) => connection,
+            Err(ConnectError::Link { source: source @ LinkError::Deadline(_), .. }) => {
+                return Err(self.lost(source));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        Ok(connection.check_owner(shared.owner.as_ref(), &shared.address)?)
+    }
+
+    /// Does something with the connection. One that is not there was lost.
+    fn over_link<R>(
+        &mut self,
+        act: impl FnOnce(&mut TcpConnection) -> Result<R, LinkError>,
+    ) -> Result<R, AskError> {
+        let done = self.connection.as_mut().map_or(Err(LinkError::HungUp), act);
+        done.map_err(|error| self.lost(error))
     }
 
     fn lost(&mut self, error: LinkError) -> AskError {
@@ -239,6 +255,28 @@ impl Handle for TcpHandle {
         let mut tries = Tries::of_requests(deadline.at);
         let asked = tries.run(|_| {}, |_| self.converse_once(requests, deadline, replies, stats));
         asked.map_err(|failed| failed.or(|error| self.lost(error)))
+    }
+
+    fn post(
+        &mut self,
+        request: &Request<'_>,
+        deadline: Instant,
+        stats: &mut ClientStats,
+    ) -> Result<Posted, AskError> {
+        self.ready_to_ask(deadline)?;
+        if request.level() > self.connection.as_ref().map_or(0, TcpConnection::level) {
+            return Ok(Posted::OldServer);
+        }
+        stats.requests.message += 1;
+        self.over_link(|connection| connection.post(request, deadline)).map(|()| Posted::Sent)
+    }
+
+    fn late_reply(&mut self, until: Instant) -> Result<Option<Reply>, AskError> {
+        self.over_link(|connection| connection.late_reply(until))
+    }
+
+    fn hurry(&mut self, deadline: Instant) -> Result<(), AskError> {
+        self.over_link(|connection| connection.hurry(deadline))
     }
 
     fn disconnect(&mut self) {

@@ -494,6 +494,22 @@ impl Connection {
         }
     }
 
+    /// As [`receive`](Self::receive), of an answer that may be long in coming: the thread sleeps, however it waits for others.
+    pub fn receive_late<R>(
+        &mut self,
+        until: Instant,
+        take: impl FnOnce(&[u8]) -> R,
+    ) -> Result<Option<R>, VerbsError> {
+        let wait = std::mem::replace(&mut self.wait, Wait::Block);
+        let received = self.receive(until, take);
+        self.wait = wait;
+        match received {
+            Ok(received) => Ok(Some(received)),
+            Err(VerbsError::Late { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Discards all answers that have not been received yet.
     pub fn give_up_messages(&mut self) {
         self.messages.wanted_from = self.messages.sent;

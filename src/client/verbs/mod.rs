@@ -11,7 +11,7 @@ mod pairs;
 pub(crate) mod waiting;
 
 use super::error::{AskError, ConnectError, GetError, LinkError, MutateError};
-use super::handle::{Deadline, Handle, connected, hung_up};
+use super::handle::{Deadline, Handle, Posted, connected, hung_up};
 use super::options::ClientOptions;
 use super::owning::{OwnOwner, OwnerRefusal};
 use super::send::send_fitting;
@@ -48,6 +48,10 @@ pub(crate) struct VerbsHandle {
     /// The handle's own connection. Where connections are shared, it has one only during its turn
     /// to request changes.
     connection: Option<Connection>,
+    /// Where connections are shared: one for a request that was [posted](Handle::post), which holds up no other handle.
+    late: Option<Connection>,
+    /// The number of that request, until its reply is there or given up.
+    posted: Option<u64>,
     // The seat is dropped before the place that it belongs to.
     seat: Option<LaneReader>,
     place: Option<PairLease>,
@@ -153,6 +157,8 @@ impl VerbsHandle {
         Ok(VerbsHandle {
             shared,
             connection,
+            late: None,
+            posted: None,
             seat,
             place,
             geometry,
@@ -390,17 +396,12 @@ impl VerbsHandle {
         replies: &mut Vec<Reply>,
         counts: &mut RequestCounts,
     ) -> Result<(), Failed<AskError, AskError>> {
-        if self.connection.as_ref().is_some_and(Connection::is_closed) {
-            self.take_counts();
-            self.connection = None;
-        }
-        if let Err(error) = self.connected(deadline.at) {
-            return Err(Failed::ForGood(match is_late(&error, deadline.at) {
-                true => self.late(),
-                false => AskError::Connect(error.into()),
-            }));
-        }
+        self.ready_to_ask(deadline.at).map_err(Failed::ForGood)?;
+        let gives_up = self.shared.pairs.is_none() && self.posted.take().is_some();
         let Some(connection) = &mut self.connection else { return Err(Failed::ForGood(self.late())) };
+        if gives_up {
+            connection.give_up_messages();
+        }
         let mut has_sent = false;
         let geometry = connection.geometry().clone();
         // An extension may handle requests in any order, but the pieces of a value have an order.
@@ -422,20 +423,66 @@ impl VerbsHandle {
                 counts.message += sent;
                 talk(connection, requests, first_id, deadline, replies)
             });
-        self.counts += connection.take_counts();
-        match result {
-            Ok(()) => Ok(()),
-            Err(VerbsError::Late { .. }) => {
+        self.asked(result).map_err(|error| match error {
+            gone @ AskError::ServerGone { .. } => hung_up(has_sent, gone, |gone| gone),
+            error => Failed::ForGood(error),
+        })
+    }
+
+    /// Makes sure that there is a connection that the server has not closed, until the deadline.
+    fn ready_to_ask(&mut self, deadline: Instant) -> Result<(), AskError> {
+        if self.connection.as_ref().is_some_and(Connection::is_closed) {
+            self.take_counts();
+            self.connection = None;
+        }
+        self.connected(deadline).map_err(|error| match is_late(&error, deadline) {
+            true => self.late(),
+            false => AskError::Connect(error.into()),
+        })
+    }
+
+    /// What a conversation over the connection has come to.
+    fn asked<R>(&mut self, result: Result<R, VerbsError>) -> Result<R, AskError> {
+        self.take_counts();
+        match (result, &mut self.connection) {
+            (Ok(result), _) => Ok(result),
+            (Err(VerbsError::Late { .. }), Some(connection)) => {
                 // The connection is still good. Its answers are discarded when they come.
                 connection.give_up_messages();
-                Err(Failed::ForGood(self.late()))
+                Err(self.late())
             }
-            Err(error) => {
+            (Err(error), _) => {
                 self.connection = None;
-                let gone = AskError::ServerGone { address: self.address(), source: error.into() };
-                Err(hung_up(has_sent, gone, |gone| gone))
+                Err(AskError::ServerGone { address: self.address(), source: error.into() })
             }
         }
+    }
+
+    /// Does something with the connection for a request that is posted in the place of the handle's own. Where handles have
+    /// connections of their own, it is that one.
+    fn with_late<R>(&mut self, act: impl FnOnce(&mut VerbsHandle) -> R) -> R {
+        let is_shared = self.shared.pairs.is_some();
+        let exchange = |handle: &mut VerbsHandle| {
+            if is_shared {
+                std::mem::swap(&mut handle.connection, &mut handle.late);
+            }
+        };
+        exchange(self);
+        let done = act(self);
+        exchange(self);
+        done
+    }
+
+    /// Sends one request as a message, over the connection, which must be there. Returns its number.
+    fn send_one(&mut self, request: &Request<'_>, deadline: Instant) -> Result<u64, AskError> {
+        let (id, mut message) = (self.next_id, Vec::new());
+        self.next_id += 1;
+        request.encode(id, &mut message);
+        let sent = match &mut self.connection {
+            Some(connection) => connection.send(&message, deadline),
+            None => Err(VerbsError::Closed),
+        };
+        self.asked(sent).map(|()| id)
     }
 
     fn late(&self) -> AskError {
@@ -491,9 +538,48 @@ impl Handle for VerbsHandle {
         result
     }
 
+    fn post(
+        &mut self,
+        request: &Request<'_>,
+        deadline: Instant,
+        stats: &mut ClientStats,
+    ) -> Result<Posted, AskError> {
+        self.with_late(|handle| {
+            handle.ready_to_ask(deadline)?;
+            if request.level() > handle.connection.as_ref().map_or(0, Connection::level) {
+                return Ok(Posted::OldServer);
+            }
+            stats.requests.message += 1;
+            handle.posted = Some(handle.send_one(request, deadline)?);
+            Ok(Posted::Sent)
+        })
+    }
+
+    fn late_reply(&mut self, until: Instant) -> Result<Option<Reply>, AskError> {
+        self.with_late(|handle| {
+            let received = match (handle.posted, &mut handle.connection) {
+                (Some(id), Some(connection)) => {
+                    let received = connection.receive_late(until, |bytes| wire::replies(bytes, id));
+                    received.and_then(|replies| Ok(replies.transpose()?))
+                }
+                (None, _) | (_, None) => Err(VerbsError::Closed),
+            };
+            let Some(mut replies) = handle.asked(received)? else { return Ok(None) };
+            handle.posted = None;
+            // Of a request by which it was hurried.
+            handle.connection.iter_mut().for_each(Connection::give_up_messages);
+            Ok(replies.pop())
+        })
+    }
+
+    /// Another message has it answered (Q11). The answer to that one is discarded.
+    fn hurry(&mut self, deadline: Instant) -> Result<(), AskError> {
+        self.with_late(|handle| handle.send_one(&Request::Stat, deadline).map(drop))
+    }
+
     fn disconnect(&mut self) {
         self.take_counts();
-        self.connection = None;
+        (self.connection, self.late) = (None, None);
         if let Some(pairs) = &self.shared.pairs {
             pairs.changes.forget();
         }
@@ -549,6 +635,8 @@ impl Clone for VerbsHandle {
         VerbsHandle {
             shared: self.shared.clone(),
             connection: None,
+            late: None,
+            posted: None,
             seat: None,
             place: None,
             geometry: self.geometry.clone(),
@@ -644,6 +732,8 @@ mod tests {
             let verbs = VerbsOptions { pairs, ..VerbsOptions::default() };
             let options = ClientOptions { deadline: all, verbs, ..ClientOptions::default() };
             let mut handle = VerbsHandle {
+                late: None,
+                posted: None,
                 shared: Arc::new(VerbsShared {
                     process: Process::this(),
                     address: address.clone(),

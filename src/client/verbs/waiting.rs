@@ -1,9 +1,11 @@
 //! How a thread waits for completions.
 
+use crate::client::breaking::ending;
 use crate::verbs::Wait;
 use crate::verbs::device::CompletionQueue;
 use crate::verbs::error::VerbsError;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use smallvec::SmallVec;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
@@ -35,7 +37,7 @@ pub(crate) trait Completes: Sized {
         }
         let begun = Instant::now();
         let (deadline, mut look) = (begun + within, begun + LOOK);
-        let mut spins = 0u32;
+        let (mut spins, mut is_ended) = (0u32, false);
         loop {
             if self.take_completions()? && enough(self) {
                 return Ok(());
@@ -62,12 +64,20 @@ pub(crate) trait Completes: Sized {
                     if self.take_completions()? && enough(self) {
                         return Ok(());
                     }
-                    let is_gone = self.waiting().block(deadline)?;
+                    let woken = self.waiting().block(deadline)?;
                     self.waiting().queue.take_events();
-                    is_gone
+                    match woken {
+                        Woken::Ready => false,
+                        Woken::Gone => true,
+                        // The rest is as at the deadline.
+                        Woken::Ended => {
+                            is_ended = true;
+                            false
+                        }
+                    }
                 }
             };
-            if is_gone || Instant::now() >= deadline {
+            if is_gone || is_ended || Instant::now() >= deadline {
                 // The server may have answered before it ended.
                 if self.take_completions()? && enough(self) {
                     return Ok(());
@@ -79,18 +89,31 @@ pub(crate) trait Completes: Sized {
     }
 }
 
+/// What has woken a thread.
+enum Woken {
+    /// Perhaps a completion.
+    Ready,
+    /// The server is gone.
+    Gone,
+    /// The wait is not wanted any more.
+    Ended,
+}
+
 impl WaitPlace<'_> {
-    /// Sleeps until the completion queue has an event, the server is gone, or the deadline has
-    /// come. Returns whether the server is gone.
-    fn block(&self, deadline: Instant) -> Result<bool, VerbsError> {
+    /// Sleeps until the completion queue has an event, the server is gone, the deadline has come, or nobody wants that any
+    /// more.
+    fn block(&self, deadline: Instant) -> Result<Woken, VerbsError> {
         let left = deadline.saturating_duration_since(Instant::now());
         let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-        let queue = self.queue.fd();
-        let mut watched =
-            [PollFd::from_borrowed_fd(queue, PollFlags::IN), PollFd::new(self.stream, PollFlags::RDHUP)];
+        let (queue, ending) = (self.queue.fd(), ending());
+        let mut watched = SmallVec::<[PollFd<'_>; 3]>::new();
+        watched.push(PollFd::from_borrowed_fd(queue, PollFlags::IN));
+        watched.push(PollFd::new(self.stream, PollFlags::RDHUP));
+        watched.extend(ending.iter().map(|ending| PollFd::new(ending, PollFlags::IN)));
         match rustix::event::poll(&mut watched, Some(&timeout)) {
-            Ok(_) => Ok(!watched[1].revents().is_empty()),
-            Err(rustix::io::Errno::INTR) => Ok(false),
+            Ok(_) if !watched[1].revents().is_empty() => Ok(Woken::Gone),
+            Ok(_) if watched.get(2).is_some_and(|ending| !ending.revents().is_empty()) => Ok(Woken::Ended),
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(Woken::Ready),
             Err(e) => Err(VerbsError::Post { errno: e.raw_os_error() }),
         }
     }

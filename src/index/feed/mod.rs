@@ -4,9 +4,11 @@
 //! ends by itself when the ring has gone round and nobody has asked meanwhile. Then every follower has missed a change
 //! anyway, and is told so at its next request.
 
+mod bells;
 mod cause;
 mod ring;
 
+pub(crate) use bells::FeedBell;
 pub use cause::LeftCause;
 pub(crate) use ring::{ChangeRecord, RecordValue};
 
@@ -14,12 +16,14 @@ use crate::base::sync::{Mutex, MutexGuard, Ordering, fence, lock};
 use crate::faults::{Rule, broken, in_order};
 use crate::index::seams::KeyChange;
 use crate::layout::owners::NOT_COMMITTED;
+use bells::Bells;
 use ring::ChangeRing;
 use std::io;
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::task::Waker;
 
 /// The feed of a table.
 #[derive(Debug, Default)]
@@ -29,6 +33,8 @@ pub(crate) struct Feed {
     ring: OnceLock<ChangeRing>,
     /// Held while the feed starts, and while an owner's entries become hidden (J8).
     starting: Mutex<()>,
+    /// Who sleeps until something is told.
+    bells: Bells,
 }
 
 impl Feed {
@@ -58,6 +64,16 @@ impl Feed {
         if let Some(change) = change {
             self.push(ring, &mut turn, &change, cause);
         }
+        self.end_turn(turn);
+    }
+
+    /// Ends a turn in which something may have been told (Q9). Who is woken runs when the turn has ended.
+    fn end_turn(&self, turn: MutexGuard<'_, u64>) {
+        let has_sleepers = self.bells.has_sleepers() && !broken(Rule::ParkBell);
+        drop(turn);
+        if has_sleepers {
+            self.bells.ring();
+        }
     }
 
     /// Hides the entries of an owner by `hide`, and tells that. Between these steps no change is told, and no feed
@@ -65,10 +81,10 @@ impl Feed {
     pub fn tell_owner(&self, owner: u16, hide: impl FnOnce()) {
         let _starting = lock(&self.starting);
         let ring = self.ring.get().filter(|_| self.is_on());
-        let turn = ring.map(|ring| (ring, ring.turn()));
+        let mut turn = ring.map(|ring| (ring, ring.turn()));
         in_order(
             Rule::OwnerFirst,
-            turn,
+            &mut turn,
             |_| hide(),
             |turn| {
                 if let Some((ring, turn)) = turn {
@@ -76,6 +92,9 @@ impl Feed {
                 }
             },
         );
+        if let Some((_, turn)) = turn {
+            self.end_turn(turn);
+        }
     }
 
     fn push(
@@ -124,6 +143,39 @@ impl Feed {
         Ok(ring.next())
     }
 
+    /// The bell of a thread that may sleep until something is told. It wakes by this.
+    pub fn bell(&self, waker: Waker) -> FeedBell {
+        self.bells.bell(waker)
+    }
+
+    /// A thread is about to sleep until there is a change beyond those before `seen`. Returns whether it may: if something
+    /// has come, it may not, and is not asleep. It says when it [wakes](Feed::wakes).
+    pub fn may_sleep(&self, bell: &FeedBell, seen: u64) -> bool {
+        // Who waits for a change has started the feed.
+        let Some(ring) = self.ring.get() else { return true };
+        let turn = ring.turn();
+        self.bells.sleeps(bell);
+        let next = ring.next();
+        drop(turn);
+        // Q9
+        let may_sleep = next == seen || broken(Rule::ParkLook);
+        if !may_sleep {
+            self.bells.wakes(bell);
+        }
+        may_sleep
+    }
+
+    /// A thread does not sleep any more.
+    pub fn wakes(&self, bell: &FeedBell) {
+        self.bells.wakes(bell);
+    }
+
+    /// Whether a thread sleeps until something is told.
+    #[cfg(all(test, not(loom)))]
+    pub fn has_sleepers(&self) -> bool {
+        self.bells.has_sleepers()
+    }
+
     /// The number of the next change, 0 before the first start. The holder of a key's lock, while the feed is on, knows
     /// that earlier changes of the key have lower numbers than this, and later ones do not (J3).
     pub fn next(&self) -> u64 {
@@ -152,5 +204,61 @@ impl Feed {
             })
         });
         was_told || read != Some(range)
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use crate::base::sync::model;
+    use crate::index::seams::Changed;
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering::SeqCst;
+    use std::task::Wake;
+
+    /// Whether it rang.
+    #[derive(Default)]
+    struct Rung(AtomicBool);
+
+    impl Wake for Rung {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, SeqCst);
+        }
+    }
+
+    /// A change is told while a thread falls asleep that has seen all before it: it does not sleep, or it is rung for.
+    fn change_against_sleeper() {
+        let feed = Arc::new(Feed::default());
+        let (seen, rung) = (feed.start(0).expect("private memory"), Arc::new(Rung::default()));
+        let bell = feed.bell(Waker::from(Arc::clone(&rung)));
+        let other = {
+            let feed = Arc::clone(&feed);
+            loom::thread::spawn(move || {
+                let change = KeyChange { what: Changed::Left, key: b"key", value: None, owner: 0 };
+                feed.tell(change, LeftCause::Removed, 0, |_| false);
+            })
+        };
+        let sleeps = feed.may_sleep(&bell, seen);
+        other.join().expect("the change ends");
+        assert!(!sleeps || rung.0.load(SeqCst), "it sleeps for ever");
+        feed.wakes(&bell);
+        assert!(!feed.bells.has_sleepers());
+    }
+
+    #[test]
+    fn loom_change_against_sleeper() {
+        model(4, change_against_sleeper);
+    }
+
+    #[cfg(feature = "faults")]
+    #[test]
+    fn loom_rules_of_bells() {
+        for rule in [Rule::ParkBell, Rule::ParkLook] {
+            let _broken = crate::faults::Broken::rule(rule);
+            let ended = std::panic::catch_unwind(|| model(4, change_against_sleeper));
+            let panic = ended.expect_err("not caught");
+            // A stack that is too small is another kind of panic.
+            assert!(panic.is::<&str>() || panic.is::<String>(), "{rule:?}: nothing asserted has failed");
+        }
     }
 }

@@ -5,9 +5,11 @@
 use super::extension::ExtensionLease;
 use super::host::VerbsServer;
 use super::receives::{LandedMessage, MESSAGES, Receives};
+use crate::faults::{Rule, broken};
 use crate::outcome::with_causes;
 use crate::server::caller::{Caller, Role};
 use crate::server::held::TakenShare;
+use crate::server::parking::{ParkAnswer, ParkLook, Parked};
 use crate::server::shared::{Admission, ServerState};
 use crate::verbs::bootstrap::{self, Descriptor, Join, JoinAnswer, Nonce, Welcome};
 use crate::verbs::device::{
@@ -44,6 +46,8 @@ pub(super) struct VerbsSession {
     answer: Vec<u8>,
     /// Answers that wait for a free slot of `outgoing`.
     ready: VecDeque<Vec<u8>>,
+    /// The first of `requests`, if it waits: then it is the whole message.
+    parked: Option<Parked>,
     /// Whether its queue pair has taken its last receive.
     is_spent: bool,
     /// The extension's state for the client, if it asked for the extension.
@@ -146,6 +150,7 @@ impl VerbsSession {
             requests,
             answer: Vec::new(),
             ready,
+            parked: None,
             is_spent: false,
             extension: lease,
         })
@@ -205,14 +210,33 @@ impl VerbsSession {
         self.is_spent
     }
 
-    /// Takes a message. Returns whether it is the only one that waits. A client with more unanswered messages than it
-    /// may have loses this one: `Err` has its receive.
+    /// Takes a message. Returns whether it is the first one that is to be answered: it is the only one, or the one behind
+    /// a request that waits. A client that has more unanswered than it may loses it: `Err` has its receive.
     pub fn take(&mut self, landed: LandedMessage) -> Result<bool, LandedMessage> {
         if self.requests.len() + self.ready.len() >= MESSAGES {
             return Err(landed);
         }
         self.requests.push_back(ReceivedMessage { landed, done: 0 });
-        Ok(self.requests.len() == 1)
+        Ok(self.requests.len() == 1 + usize::from(self.parked.is_some()))
+    }
+
+    /// The request that waits, if one does.
+    pub fn parked(&self) -> Option<&Parked> {
+        self.parked.as_ref()
+    }
+
+    /// Looks again at the request that waits, and sends its reply if there is one by now.
+    pub fn look_again(
+        &mut self,
+        receives: &Receives,
+        shared: &ServerState,
+        look: ParkLook,
+    ) -> Result<(), String> {
+        let Some(parked) = &mut self.parked else { return Ok(()) };
+        let Some(reply) = parked.answer(shared, &self.caller, look) else { return Ok(()) };
+        reply.encode(parked.id(), &mut self.answer);
+        self.parked = None;
+        self.end_message(receives)
     }
 
     /// Takes the completion of a SEND.
@@ -223,7 +247,16 @@ impl VerbsSession {
 
     /// Answers its messages until `ends`. Returns whether there are more.
     pub fn turn(&mut self, receives: &Receives, shared: &ServerState, ends: Instant) -> Result<bool, String> {
-        while let Some(ReceivedMessage { landed, done }) = self.requests.front_mut() {
+        if self.parked.is_some() {
+            // Q11
+            if self.requests.len() == 1 || broken(Rule::ParkNext) {
+                return Ok(false);
+            }
+            self.look_again(receives, shared, ParkLook::Last)?;
+        }
+        loop {
+            let is_alone = self.requests.len() == 1;
+            let Some(ReceivedMessage { landed, done }) = self.requests.front_mut() else { break };
             let message = receives.message(landed);
             while *done < message.len() {
                 if Instant::now() >= ends {
@@ -232,22 +265,40 @@ impl VerbsSession {
                 let frame = wire::decode(&message[*done..]).map_err(|e| e.to_string())?;
                 let frame = frame.ok_or("it sent half a frame")?;
                 let asked = wire::Request::decode(&frame).map_err(|e| e.to_string())?;
-                let reply = shared.answer(&mut self.caller, asked);
-                let reply = reply.ok_or("it said hello twice, or asked for slots")?;
-                reply.encode(frame.id, &mut self.answer);
+                // A request waits only where nothing else does: in a message of its own, the last one.
+                let is_last = is_alone && frame.length == message.len();
+                let answer = match is_last {
+                    true => shared.answer_or_park(&mut self.caller, frame.id, asked),
+                    false => {
+                        shared.answer(&mut self.caller, asked).map_or(ParkAnswer::NotHere, ParkAnswer::Now)
+                    }
+                };
                 *done += frame.length;
+                match answer {
+                    ParkAnswer::Now(reply) => reply.encode(frame.id, &mut self.answer),
+                    ParkAnswer::Later(parked) => {
+                        self.parked = Some(parked);
+                        return Ok(false);
+                    }
+                    ParkAnswer::NotHere => return Err("it said hello twice, or asked for slots".into()),
+                }
             }
-            if self.answer.len() > self.outgoing.cell_bytes() {
-                return Err("it asked for more than an answer holds".into());
-            }
-            self.ready.push_back(std::mem::take(&mut self.answer));
-            // Posted before the client learns that it may send another message.
-            if let Some(request) = self.requests.pop_front() {
-                receives.post(request.landed).map_err(|e| e.to_string())?;
-            }
-            self.flush().map_err(|e| e.to_string())?;
+            self.end_message(receives)?;
         }
         Ok(false)
+    }
+
+    /// All of the first message is answered: its answer is sent.
+    fn end_message(&mut self, receives: &Receives) -> Result<(), String> {
+        if self.answer.len() > self.outgoing.cell_bytes() {
+            return Err("it asked for more than an answer holds".into());
+        }
+        self.ready.push_back(std::mem::take(&mut self.answer));
+        // Posted before the client learns that it may send another message.
+        if let Some(request) = self.requests.pop_front() {
+            receives.post(request.landed).map_err(|e| e.to_string())?;
+        }
+        self.flush().map_err(|e| e.to_string())
     }
 
     /// Sends answers while there are free slots.

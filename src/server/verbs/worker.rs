@@ -5,6 +5,7 @@
 use super::host::VerbsServer;
 use super::receives::{MESSAGES, Receives};
 use super::session::{SEND, VerbsSession};
+use crate::server::parking::{ParkLook, Parking};
 use crate::server::turns::{EventLoop, TurnCount};
 use crate::verbs::Wait;
 use crate::verbs::device::{CompletionQueue, SharedReceives, succeeded};
@@ -115,6 +116,8 @@ pub(super) struct VerbsWorker {
     turned: Arc<TurnCount>,
     /// When it last looked for clients that have stopped in the middle of an upload.
     looked: Instant,
+    /// Clients with a request that waits.
+    parking: Parking<u32>,
 }
 
 impl VerbsWorker {
@@ -135,6 +138,7 @@ impl VerbsWorker {
         let fd = queue.fd().as_raw_fd();
         poll.registry().register(&mut SourceFd(&fd), COMPLETIONS, Interest::READABLE).map_err(os)?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER).map_err(os)?);
+        let parking = Parking::new(host.shared.index.feed(), &waker);
         let (sender, events) = mpsc::channel();
         let turned = Arc::<TurnCount>::default();
         let count = Arc::new(AtomicUsize::new(0));
@@ -159,6 +163,7 @@ impl VerbsWorker {
             turns: VecDeque::new(),
             turned,
             looked: Instant::now(),
+            parking,
         };
         Ok((worker, inbox))
     }
@@ -178,7 +183,7 @@ impl VerbsWorker {
         let mut rounds = 0;
         while !self.host.shared.is_stopping() {
             self.turned.count();
-            let busy = self.take_completions()? | self.take_turns();
+            let busy = self.take_completions()? | self.take_turns() | self.look_at_parked();
             rounds += 1;
             if rounds < ROUNDS && (busy || self.host.wait == Wait::Poll) {
                 std::hint::spin_loop();
@@ -199,7 +204,10 @@ impl VerbsWorker {
                     if busy { Duration::ZERO } else { tidy.unwrap_or(IDLE).min(self.idle()) }
                 }
             };
-            match self.poll.poll(events, Some(timeout)) {
+            let timeout = self.parking.sleeps(self.host.shared.index.feed(), Some(timeout));
+            let polled = self.poll.poll(events, timeout);
+            self.parking.wakes(self.host.shared.index.feed());
+            match polled {
                 Err(e) if e.kind() != io::ErrorKind::Interrupted => return Err(e.into()),
                 _ => {}
             }
@@ -283,6 +291,7 @@ impl VerbsWorker {
     /// queue pair has taken its last receive.
     fn drop_client(&mut self, number: u32, why: &str) {
         let Some(mut client) = self.clients.remove(&number) else { return };
+        self.parking.note(number, None);
         tracing::debug!(number, why, "a client is gone");
         self.by_token.retain(|_, of| *of != number);
         client.leave(&self.receives);
@@ -368,6 +377,29 @@ impl VerbsWorker {
     /// Answers a client's messages for at most one turn. Returns whether there are more.
     fn turn(&mut self, number: u32) -> Result<bool, String> {
         let Some(client) = self.clients.get_mut(&number) else { return Ok(false) };
-        client.turn(&self.receives, &self.host.shared, Instant::now() + TURN_TIME)
+        let more = client.turn(&self.receives, &self.host.shared, Instant::now() + TURN_TIME);
+        self.parking.note(number, client.parked());
+        more
+    }
+
+    /// Looks at the next request that waits, if something has come for it or its time is over. Returns whether there was
+    /// one.
+    fn look_at_parked(&mut self) -> bool {
+        if self.parking.is_empty() {
+            return false;
+        }
+        let Some(number) = self.parking.next(self.host.shared.index.feed(), Instant::now()) else {
+            return false;
+        };
+        let Some(client) = self.clients.get_mut(&number) else {
+            self.parking.note(number, None);
+            return true;
+        };
+        let looked = client.look_again(&self.receives, &self.host.shared, ParkLook::Again);
+        self.parking.note(number, client.parked());
+        if let Err(why) = looked {
+            self.drop_client(number, &why);
+        }
+        true
     }
 }

@@ -24,14 +24,14 @@ use std::os::unix::net::UnixStream as Stream;
 use std::path::{Path, PathBuf};
 
 /// A worker that is not the first one, and the path of its socket.
-struct Second {
-    worker: StreamWorker,
+pub(super) struct Second {
+    pub worker: StreamWorker,
     path: PathBuf,
     _dir: tempfile::TempDir,
 }
 
 impl Second {
-    fn new(shared: ServerState) -> Second {
+    pub fn new(shared: ServerState) -> Second {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let address = Address::Shm(path.clone());
@@ -48,7 +48,7 @@ impl Second {
     }
 
     /// A client that has been accepted, and its token.
-    fn client(&mut self) -> (Stream, Token) {
+    pub fn client(&mut self) -> (Stream, Token) {
         let (stream, token) = (self.connect(), Token(self.worker.next));
         self.worker.accept_all();
         assert!(self.worker.sessions.contains_key(&token));
@@ -56,7 +56,7 @@ impl Second {
     }
 
     /// A client that has also said hello.
-    fn greeted(&mut self) -> (Stream, Token) {
+    pub fn greeted(&mut self) -> (Stream, Token) {
         let (mut stream, token) = self.client();
         stream.write_all(&frame(&HELLO)).unwrap();
         self.worker.serve(token);
@@ -87,13 +87,13 @@ impl Second {
     }
 
     /// Takes all events that are there now. They are not reported again.
-    fn miss_events(&mut self) {
+    pub fn miss_events(&mut self) {
         let mut events = Events::with_capacity(256);
         while self.worker.poll.poll(&mut events, Some(Duration::ZERO)).is_ok() && !events.is_empty() {}
     }
 
     /// Runs the worker until `story` ends.
-    fn run(self, story: impl FnOnce()) {
+    pub fn run(self, story: impl FnOnce()) {
         let Second { worker, path, _dir } = self;
         let shared = worker.shared.clone();
         std::thread::scope(|scope| {
@@ -340,6 +340,16 @@ fn each_request_asks_for_its_right() {
         Request::Wake,
         Request::Get { key },
         Request::Gets(keys.request(wants)),
+        Request::Feed(FeedRequest::Changes {
+            table: 0,
+            launch: 0,
+            from: 0,
+            end: u64::MAX,
+            values: false,
+            prefix: b"",
+            passed: None,
+            within: Some(within),
+        }),
         Request::Feed(FeedRequest::Scan { table: 0, values: false, prefix: b"", cursor: b"" }),
         Request::Stat,
         Request::Growth { shrink: false },

@@ -20,6 +20,7 @@ stories! {
     late_answers,
     answers_beyond_the_bound,
     scans_and_followers,
+    followers_that_wait,
 }
 
 /// A client may hang up at any time, even when its message has just arrived and the server has not
@@ -556,4 +557,52 @@ fn scans_and_followers(_: &Fake) {
     }
     assert!(shown == right, "{} of {} keys", shown.len(), right.len());
     assert!(client.queue_counts().unwrap().messages - before > 10);
+}
+
+/// Over verbs, too, who follows and has nothing to hear leaves a request with the server, and hears of a change by its reply:
+/// over a connection of the handle's own, or beside connections that handles share, which it holds up for nobody. The next
+/// request takes it back.
+fn followers_that_wait(_: &Fake) {
+    for wait in [Wait::Poll, Wait::Block] {
+        for pairs in [None, Some(1)] {
+            let server = serve(20_000);
+            let verbs = options().verbs.wait(wait).pairs(pairs);
+            let address = server.address().clone();
+            let mut client = Client::connect_with(&address, options().verbs(verbs)).unwrap();
+            let mut changes = client.changes(FeedOptions::new()).unwrap();
+            let parked = |count| wait_for("requests that wait", || (server.parked() == count).then_some(()));
+            for number in 1..=3u64 {
+                std::thread::scope(|scope| {
+                    let waiting = scope.spawn(|| changes.next(Duration::from_secs(60)).unwrap());
+                    parked(1);
+                    client.put(&number.to_le_bytes(), b"value").unwrap();
+                    let item = waiting.join().unwrap();
+                    assert!(
+                        matches!(item, Some(FeedItem::Came { number: it, .. }) if it == number),
+                        "{item:?}"
+                    );
+                });
+            }
+            let rest = |changes: &mut oneread::ChangeFeed| {
+                assert_eq!(changes.next(Duration::from_millis(20)).unwrap(), None);
+                parked(1);
+            };
+            rest(&mut changes);
+            assert_eq!((changes.next(Duration::ZERO).unwrap(), server.parked()), (None, 0), "it was hurried");
+            rest(&mut changes);
+            server.index().put(b"its own", b"value", oneread::PutMode::Insert).unwrap();
+            let item = changes.next(Duration::from_secs(60)).unwrap();
+            assert!(matches!(item, Some(FeedItem::Came { number: 4, .. })), "{item:?}");
+            rest(&mut changes);
+            changes.resync().unwrap();
+            let mut keys = 0;
+            while let Some(FeedItem::Key { .. }) = changes.next(Duration::from_secs(60)).unwrap() {
+                keys += 1;
+            }
+            assert_eq!(keys, 4);
+            rest(&mut changes);
+            drop(changes);
+            parked(0);
+        }
+    }
 }

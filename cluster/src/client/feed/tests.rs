@@ -25,7 +25,7 @@ fn part(from: FeedAt, numbers: std::ops::RangeInclusive<u64>) -> FeedPart {
 }
 
 /// A task that was asked nothing yet, and what it hears.
-fn task(shards: &[Option<FeedAt>]) -> (Task, Receiver<Heard>, Arc<Between>) {
+fn task(shards: &[Option<FeedAt>]) -> (Task, Receiver<News>, Arc<Between>) {
     let config = ClusterConfig {
         shards: 2,
         replicas: 2,
@@ -38,6 +38,7 @@ fn task(shards: &[Option<FeedAt>]) -> (Task, Receiver<Heard>, Arc<Between>) {
     let who = Identity::new(name, None, Secret::default(), Bounds::of(&config));
     let (send, heard) = sync_channel(WAITING_MAX);
     let between = Arc::new(Between::default());
+    let ((_, learned), (_, ended)) = (watch::channel(()), oneshot::channel());
     let task = Task {
         shared: Weak::new(),
         between: Arc::downgrade(&between),
@@ -46,7 +47,9 @@ fn task(shards: &[Option<FeedAt>]) -> (Task, Receiver<Heard>, Arc<Between>) {
         values: false,
         nodes: FxHashMap::default(),
         asks: 0,
-        heard: send,
+        news: Arc::new(send),
+        learned,
+        ended,
     };
     (task, heard, between)
 }
@@ -63,9 +66,14 @@ impl Task {
 }
 
 /// What was heard, by shard: behind which change, and the numbers.
-fn all(heard: &Receiver<Heard>) -> Vec<(ShardIx, Option<FeedAt>, Vec<u64>)> {
+fn all(news: &Receiver<News>) -> Vec<(ShardIx, Option<FeedAt>, Vec<u64>)> {
     let numbers = |part: &FeedPart| part.changes.iter().map(|told| told.at.number).collect();
-    heard.try_iter().map(|heard| (heard.shard, heard.after, numbers(&heard.part))).collect()
+    news.try_iter()
+        .map(|news| match news {
+            News::Heard(heard) => (heard.shard, heard.after, numbers(&heard.part)),
+            News::Interrupt => panic!("nobody has interrupted"),
+        })
+        .collect()
 }
 
 /// Two nodes were asked for what follows one change, and both tell it: it counts once, whoever comes first.
@@ -164,13 +172,28 @@ async fn an_empty_part_says_where_it_begins() {
 }
 
 /// A feed that hears what the test sends, and has a client of the scene's.
-fn feed(scene: &Scene, shards: &[Option<FeedAt>]) -> (ClusterFeed, SyncSender<Heard>) {
-    let (send, heard) = sync_channel(WAITING_MAX);
+fn feed(scene: &Scene, shards: &[Option<FeedAt>]) -> (ClusterFeed, Arc<SyncSender<News>>) {
+    let (send, news) = sync_channel(WAITING_MAX);
+    let (send, _ends) = (Arc::new(send), oneshot::channel().0);
+    let interrupter = ClusterInterrupter { news: Arc::downgrade(&send) };
     let client = ClusterClient { deadline: SHOWN_WITHIN, ..scene.client.clone() };
     let position = ClusterPosition { cluster: client.config().hash.seed(), shards: shards.to_vec() };
     let (ready, scans, between) = (VecDeque::new(), VecDeque::new(), Arc::default());
     let (prefix, values, stuck) = (Vec::new(), false, None);
-    (ClusterFeed { heard, position, prefix, ready, client, values, scans, stuck, between }, send)
+    let feed = ClusterFeed {
+        news,
+        interrupter,
+        position,
+        prefix,
+        ready,
+        client,
+        values,
+        scans,
+        stuck,
+        between,
+        _ends,
+    };
+    (feed, send)
 }
 
 /// A feed of two shards: what is heard is behind what was heard before, or a gap is told, of the one shard alone. What is taken
@@ -182,7 +205,7 @@ fn a_gap_is_of_its_shard() {
     let tell = |feed: &ClusterFeed, shard, after, part: FeedPart| {
         let bytes = bytes_of(&part);
         feed.between.waiting.fetch_add(bytes, Ordering::Relaxed);
-        send.send(Heard { shard, after: Some(after), part, bytes }).unwrap();
+        send.send(News::Heard(Heard { shard, after: Some(after), part, bytes })).unwrap();
     };
     tell(&feed, 0, at(1, 10), part(at(1, 10), 11..=11));
     tell(&feed, 1, at(1, 20), part(at(2, 30), 31..=32));
@@ -231,7 +254,8 @@ async fn what_found_no_room_waits_once() {
     while taken <= WAITING_MAX {
         assert!(begun.elapsed() < Duration::from_secs(60), "{taken}");
         match heard.try_recv() {
-            Ok(heard) => {
+            Ok(News::Interrupt) => panic!("nobody has interrupted"),
+            Ok(News::Heard(heard)) => {
                 assert_eq!(heard.after, Some(at(1, taken as u64)), "in order");
                 taken += 1;
                 between.waiting.fetch_sub(heard.bytes, Ordering::Relaxed);
@@ -292,4 +316,34 @@ fn a_walk_that_is_stuck_holds_up_no_other_one() {
     assert_eq!(until(1), nodes.keys[&1].len());
     scene.lease(nodes.ids[0], &[0, 1, 2, 3]);
     assert_eq!(until(0), nodes.keys[&0].len());
+}
+
+/// Another thread ends a wait, or the next one.
+#[test]
+fn a_wait_is_interrupted() {
+    let (scene, _asks) = Scene::new([A, B], Duration::from_secs(60));
+    let (mut feed, _send) = feed(&scene, &[Some(at(1, 10)), Some(at(1, 20))]);
+    let interrupter = feed.interrupter();
+    interrupter.interrupt();
+    assert_eq!(feed.next(Duration::MAX).unwrap(), None);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| feed.next(Duration::MAX).unwrap());
+        interrupter.interrupt();
+        assert_eq!(waiting.join().unwrap(), None);
+    });
+}
+
+/// A task sleeps until the first of those that were not to be asked may be asked again. What was to be asked by now does not
+/// wake it: it was.
+#[test]
+fn a_task_sleeps_until_it_is_to_ask() {
+    let (mut task, _heard, _between) = task(&[Some(at(1, 10)), None]);
+    assert_eq!(task.pause(), SLEEPS_MAX);
+    let (now, minute) = (Instant::now(), Duration::from_secs(60));
+    task.nodes.insert(A, Err(now));
+    assert_eq!(task.pause(), SLEEPS_MAX);
+    task.nodes.insert(B, Err(now + 2 * minute));
+    assert!(task.pause() > minute && task.pause() <= 2 * minute);
+    task.shards[1].refused = Some(((A, 1), Pause { length: AGAIN, until: now + minute }));
+    assert!(!task.pause().is_zero() && task.pause() <= minute);
 }

@@ -2,7 +2,7 @@
 //! process. `bench rpc` compares GETs by READ with GETs that the server does. `bench kill` kills
 //! servers. `bench grow` lets a table grow and shrink. `bench hints` counts what hints save meanwhile.
 //! `bench tiered` runs a storage contest's workload. `bench long` times GETs of long values. `bench tcp` times requests
-//! over TCP. `bench trace` routes a trace's requests by an index. `bench failover`
+//! over TCP. `bench trace` routes a trace's requests by an index. `bench followers` lets many follow. `bench failover`
 //! kills and stops nodes of a cluster, and moves what they serve.
 //!
 //! On one machine, the comparison is fair as far as it can be: rounds of all contestants alternate,
@@ -11,6 +11,7 @@
 
 #[cfg(feature = "cluster")]
 mod failover;
+mod followers;
 mod grow;
 mod hinted;
 mod kill;
@@ -43,6 +44,7 @@ use timing::Timing;
   oneread bench long
   oneread bench tcp
   oneread bench trace FILE
+  oneread bench followers
 
 `get`: one thread reads present keys of 16 bytes with values of 32, at random.
   bare, one after the other
@@ -84,6 +86,7 @@ enum What {
     Long(long::Long),
     Tcp(tcp::Tcp),
     Trace(trace::TraceBench),
+    Followers(followers::FollowersBench),
     #[cfg(feature = "cluster")]
     Failover(failover::Failover),
     GrowReader(grow::reader::GrowReader),
@@ -102,6 +105,7 @@ impl Bench {
             What::Long(long) => long.run(),
             What::Tcp(tcp) => tcp.run(),
             What::Trace(trace) => trace.run(),
+            What::Followers(followers) => followers.run(),
             #[cfg(feature = "cluster")]
             What::Failover(failover) => failover.run(),
             What::GrowReader(reader) => reader.run(),
