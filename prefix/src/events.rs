@@ -43,7 +43,7 @@ pub struct EventOutcome {
 /// The events of one engine, in the order in which it numbers its batches.
 ///
 /// Blocks come without their place in a prompt, so the table is one with an entry for each
-/// ([`PlacementIndex::config`]).
+/// ([`PlacementTable::single`](crate::PlacementTable::single)).
 #[derive(Clone, Debug)]
 pub struct EventStream {
     holder: Holder,

@@ -101,6 +101,8 @@ class _TableOptions(TypedDict, total=False):
     evict: Literal["s3-fifo", "sieve", "clock"] | None
 
 class _ServerOptions(_TableOptions, total=False):
+    index: Literal["location", "placement", "grouped"]
+    holders: int
     small_pages: bool
     start: Literal["create", "open", "open_or_create"]
     workers: int
@@ -387,8 +389,8 @@ class _LocationTable(TypedDict):
     owners: bool
 
 class _PlacementTable(TypedDict):
-    key_max: int
-    value_max: int
+    index: Literal["placement", "grouped"]
+    holders: int
 
 @final
 class LocationIndex:
@@ -445,7 +447,7 @@ class Holder:
 class PlacementIndex:
     def __new__(cls, client: Client, /, *, secret: _Bytes | None = None) -> Self: ...
     @staticmethod
-    def table(holders: int = 256, *, grouped: bool = False) -> _PlacementTable: ...
+    def table(holders: int = 1024, *, grouped: bool = False) -> _PlacementTable: ...
     @property
     def is_grouped(self) -> bool: ...
     @property

@@ -1,8 +1,8 @@
 //! Changes of the placement index that somebody comes between: before each request of one handle, in turn, another one does
 //! something, and only then is the request handed on.
 
-use oneread::{Address, Client, Config, Server, ServerConfig, TableSize, TcpAddress};
-use oneread_prefix::{Digests, Holder, Key, PlacementIndex, PrefixError};
+use oneread::{Address, Client, Server, ServerConfig, TableSize, TcpAddress};
+use oneread_prefix::{Digests, Holder, Key, PlacementIndex, PlacementTable, PrefixError};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::mpsc;
@@ -15,8 +15,8 @@ const BLOCKS: usize = 29;
 /// The number of the request for keys of a scan.
 const SCAN: u16 = 40;
 
-fn forms() -> [Config; 2] {
-    [PlacementIndex::config(SIZE, HOLDERS).unwrap(), PlacementIndex::grouped_config(SIZE, HOLDERS).unwrap()]
+fn forms() -> [PlacementTable; 2] {
+    [PlacementTable::single(HOLDERS).unwrap(), PlacementTable::grouped(HOLDERS).unwrap()]
 }
 
 fn prompt() -> Vec<Key> {
@@ -24,8 +24,11 @@ fn prompt() -> Vec<Key> {
     (1..=BLOCKS as u128).map(key).collect()
 }
 
-fn serve(table: Config) -> Server {
-    Server::start(ServerConfig::new(Address::Tcp(TcpAddress::new("127.0.0.1", 0)), table)).unwrap()
+fn serve(table: PlacementTable) -> Server {
+    let address = Address::Tcp(TcpAddress::new("127.0.0.1", 0));
+    let server = Server::start(ServerConfig::new(address, table.config(SIZE))).unwrap();
+    table.mark(&server).unwrap();
+    server
 }
 
 fn open(address: &Address) -> PlacementIndex {
@@ -129,7 +132,7 @@ fn entries(index: &mut PlacementIndex) -> usize {
 }
 
 /// Runs a story with 0, 1, 2 and so on requests before somebody comes between, until there are fewer: then it returns `true`.
-fn at_each_request(least: usize, story: impl Fn(Config, usize) -> bool) {
+fn at_each_request(least: usize, story: impl Fn(PlacementTable, usize) -> bool) {
     for table in forms() {
         let count = (0..100).find(|&before| story(table, before)).expect("it takes some requests");
         assert!(count >= least, "{count} requests");

@@ -1,0 +1,263 @@
+//! Lookups: who has how long a prefix, and who has each block.
+
+use crate::digests::{Digests, Key};
+use crate::error::PrefixError;
+use crate::groups::{GROUP, Group, tag_of};
+use crate::holders::{self, Holder};
+use crate::placement::PlacementIndex;
+use crate::sets::HolderSet;
+use crate::table::Form;
+use std::ops::{ControlFlow, Range};
+
+/// A lookup is made so often where holders are registered meanwhile. Those that are registered during the last one are
+/// left out.
+const LOOKS: usize = 3;
+
+/// Memory of a handle for its lookups.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LookupMemory {
+    /// The mask.
+    mask: Vec<u8>,
+    /// Lengths, one for each bit.
+    lengths: Vec<u32>,
+    /// Values of groups.
+    values: Vec<Vec<u8>>,
+}
+
+/// What a holder has of a prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HolderPrefix {
+    /// Who.
+    pub holder: Holder,
+    /// How many blocks from the first one on, at least 1.
+    pub blocks: usize,
+}
+
+impl PlacementIndex {
+    /// Who has how long a prefix of these blocks, into `found`: those that have the first block, the longest prefix first.
+    /// Returns the longest. What is told of a name is of that name, whoever had its bit before or gets it during the
+    /// lookup.
+    ///
+    /// 2 READs for the live holders and the epoch, and 1 a block, in a grouped table 1 for eight and more where prompts
+    /// part; no more than 128 READs behind the longest prefix. Values that do not fit their slots take 1 more
+    /// ([`PlacementTable`](crate::PlacementTable)). A block that nobody has ends all of them. The first lookup of a handle, and
+    /// the first after a registration, READ who has each bit besides: 2 READs for 64, and the names.
+    ///
+    /// # Errors
+    /// [`PrefixError::Get`].
+    pub fn match_prefix(
+        &mut self,
+        digests: &Digests<'_>,
+        found: &mut Vec<HolderPrefix>,
+    ) -> Result<usize, PrefixError> {
+        found.clear();
+        let mut lengths = std::mem::take(&mut self.memory.lengths);
+        let looked = self.look(|index, live| index.match_once(digests.keys(), live, &mut lengths));
+        let told = looked.and_then(|((), told)| self.tell(&told, &lengths, found));
+        self.memory.lengths = lengths;
+        told?;
+        found.sort_by_key(|one| std::cmp::Reverse(one.blocks));
+        Ok(found.first().map_or(0, |longest| longest.blocks))
+    }
+
+    /// Puts those of these holders into `found` that have a block.
+    fn tell(
+        &mut self,
+        told: &HolderSet,
+        lengths: &[u32],
+        found: &mut Vec<HolderPrefix>,
+    ) -> Result<(), PrefixError> {
+        for bit in told.bits() {
+            if let Some(&blocks @ 1..) = lengths.get(usize::from(bit))
+                && let Some(holder) = self.directory.holder(&mut self.client, bit)?
+            {
+                found.push(HolderPrefix { holder, blocks: blocks as usize });
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a lookup of the live holders, again where others are registered meanwhile. Returns also of whom the answer
+    /// is to be told: those that had their bits all the while.
+    fn look<R: Default>(
+        &mut self,
+        mut once: impl FnMut(&mut PlacementIndex, &HolderSet) -> Result<R, PrefixError>,
+    ) -> Result<(R, HolderSet), PrefixError> {
+        let mut look = 1;
+        loop {
+            let live = holders::live(&mut self.client, &mut self.memory.mask)?;
+            if live.is_empty() {
+                return Ok((R::default(), live));
+            }
+            self.directory.prepare(&mut self.client, self.table.holders())?;
+            let answer = once(self, &live)?;
+            let Some(kept) = self.directory.kept(&mut self.client, self.table.holders())? else {
+                return Ok((answer, live));
+            };
+            if look == LOOKS || self.directory.named().and_not(&kept).is_empty() {
+                return Ok((answer, live.and(&kept)));
+            }
+            look += 1;
+        }
+    }
+
+    fn match_once(
+        &mut self,
+        keys: &[Key],
+        live: &HolderSet,
+        lengths: &mut Vec<u32>,
+    ) -> Result<(), PrefixError> {
+        lengths.clear();
+        lengths.resize(self.holders_max(), 0);
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let mut pass = Match { left: live.clone(), lengths };
+        match self.table.form {
+            Form::Single => {
+                let _ = self.client.get_many_in_order(keys, |block, answer| {
+                    pass.block::<()>(block, answer.ok().flatten().unwrap_or_default())
+                })?;
+            }
+            Form::Grouped => self.match_groups(keys, &mut pass)?,
+        }
+        pass.end(keys.len());
+        Ok(())
+    }
+
+    /// Calls `each` with every block and every live holder that has it, whether they have those before it or not.
+    /// 2 READs for the live holders and the epoch, and 1 a block; who has each bit is READ as of
+    /// [`PlacementIndex::match_prefix`].
+    ///
+    /// # Errors
+    /// [`PrefixError::Grouped`] for a table whose blocks stand in groups; [`PrefixError::Get`].
+    pub fn holders_of(
+        &mut self,
+        digests: &Digests<'_>,
+        mut each: impl FnMut(usize, &Holder),
+    ) -> Result<(), PrefixError> {
+        if self.is_grouped() {
+            return Err(PrefixError::Grouped);
+        }
+        let (sets, told) = self.look(|index, live| {
+            let mut sets = vec![HolderSet::default(); digests.len()];
+            let _ = index.client.get_many_in_order(digests.keys(), |block, answer| {
+                if let Ok(Some(set)) = answer {
+                    sets[block] = HolderSet::from_bytes(set).and(live);
+                }
+                ControlFlow::<()>::Continue(())
+            })?;
+            Ok(sets)
+        })?;
+        let mut holders = vec![None; self.holders_max()];
+        let all = sets.iter().fold(HolderSet::default(), |all, set| all.or(set)).and(&told);
+        for bit in all.bits() {
+            holders[usize::from(bit)] = self.directory.holder(&mut self.client, bit)?;
+        }
+        for (block, set) in sets.iter().enumerate() {
+            for bit in set.and(&all).bits() {
+                holders[usize::from(bit)].iter().for_each(|holder| each(block, holder));
+            }
+        }
+        Ok(())
+    }
+
+    fn match_groups(&mut self, keys: &[Key], pass: &mut Match<'_>) -> Result<(), PrefixError> {
+        let mut values = std::mem::take(&mut self.memory.values);
+        let matched = self.match_groups_in(keys, pass, &mut values);
+        self.memory.values = values;
+        matched
+    }
+
+    /// `values` is memory for the entries of a prompt's path through a group.
+    fn match_groups_in(
+        &mut self,
+        keys: &[Key],
+        pass: &mut Match<'_>,
+        values: &mut Vec<Vec<u8>>,
+    ) -> Result<(), PrefixError> {
+        let heads: Vec<Key> = keys.iter().step_by(GROUP).copied().collect();
+        let mut first = 0;
+        values.resize(GROUP, Vec::new());
+        while first < heads.len() {
+            // Breaks off with the block whose entry is to be READ before the next group is.
+            let stopped = self.client.get_many_in_order(&heads[first..], |nth, answer| {
+                let blocks = (first + nth) * GROUP..keys.len().min((first + nth + 1) * GROUP);
+                let value = answer.ok().flatten().unwrap_or_default();
+                pass.group(keys, blocks, Group::of(value).as_slice()).map_break(|branch| {
+                    values[0].clear();
+                    values[0].extend_from_slice(value);
+                    branch
+                })
+            })?;
+            let ControlFlow::Break(mut branch) = stopped else { break };
+            for nth in 1.. {
+                let Some(block) = branch else { return Ok(()) };
+                if !self.client.get_into(&keys[block], &mut values[nth])? {
+                    values[nth].clear();
+                }
+                let path: Vec<_> = values[..=nth].iter().filter_map(|value| Group::of(value)).collect();
+                let end = keys.len().min((block / GROUP + 1) * GROUP);
+                match pass.group(keys, block..end, &path) {
+                    ControlFlow::Continue(()) => {
+                        first = end.div_ceil(GROUP);
+                        break;
+                    }
+                    ControlFlow::Break(next) => branch = next,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A pass over a prompt.
+struct Match<'a> {
+    /// Holders that have all blocks so far.
+    left: HolderSet,
+    lengths: &'a mut [u32],
+}
+
+impl Match<'_> {
+    /// The block has these holders. Breaks off when none is left.
+    #[inline]
+    fn block<B: Default>(&mut self, block: usize, set: &[u8]) -> ControlFlow<B> {
+        let lengths = &mut *self.lengths;
+        self.left.keep(set, |bit| {
+            if let Some(length) = lengths.get_mut(bit) {
+                *length = block as u32;
+            }
+        });
+        if self.left.is_empty() { ControlFlow::Break(B::default()) } else { ControlFlow::Continue(()) }
+    }
+
+    /// The blocks of a group, or those from one on that may have begun the last entry of the path. Breaks off with the
+    /// next one that may have begun an entry, or with nothing, when no holder is left.
+    #[inline]
+    fn group(
+        &mut self,
+        keys: &[Key],
+        blocks: Range<usize>,
+        path: &[Group<'_>],
+    ) -> ControlFlow<Option<usize>> {
+        for (hint, block) in blocks.enumerate() {
+            let tag = tag_of(&keys[block]);
+            let set = path.iter().find_map(|group| group.set(tag, hint));
+            if set.is_none() && hint > 0 && path.last().is_some_and(Group::is_branched) {
+                return ControlFlow::Break(Some(block));
+            }
+            self.block(block, set.unwrap_or_default())?;
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Those that are left have all blocks.
+    fn end(&mut self, blocks: usize) {
+        for bit in self.left.bits() {
+            if let Some(length) = self.lengths.get_mut(usize::from(bit)) {
+                *length = blocks as u32;
+            }
+        }
+    }
+}
