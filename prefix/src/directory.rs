@@ -3,7 +3,7 @@
 use crate::error::PrefixError;
 use crate::holders::{self, Holder};
 use crate::names::{NameId, name_of};
-use crate::records::{Record, records};
+use crate::records::{Keeps, Record, records};
 use crate::sets::HolderSet;
 use oneread::Client;
 use std::collections::HashMap;
@@ -14,6 +14,8 @@ use std::sync::Arc;
 pub(crate) struct Directory {
     epoch: Option<[u8; 8]>,
     records: Vec<Option<Record>>,
+    /// Bits of those that keep no block without those before it.
+    closed: HolderSet,
     /// An id has one name, for ever.
     names: HashMap<NameId, Arc<str>>,
 }
@@ -32,6 +34,7 @@ impl Directory {
         self.epoch = None;
         let epoch = holders::epoch(client)?;
         self.records = records(client, holders)?;
+        self.closed = self.bits(|record| record.is_named() && record.keeps == Keeps::PrefixClosed);
         self.epoch = epoch;
         let records = &self.records;
         self.names.retain(|id, _| records.iter().flatten().any(|record| record.id == *id));
@@ -68,6 +71,11 @@ impl Directory {
     /// Bits that have a name.
     pub fn named(&self) -> HolderSet {
         self.bits(Record::is_named)
+    }
+
+    /// Bits of holders that keep no block without those before it.
+    pub fn closed(&self) -> &HolderSet {
+        &self.closed
     }
 
     /// What is known of a bit.

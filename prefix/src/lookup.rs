@@ -110,17 +110,32 @@ impl PlacementIndex {
     ) -> Result<(), PrefixError> {
         lengths.clear();
         lengths.resize(self.holders_max(), 0);
+        let closed = self.closed(live, keys.len());
+        if closed.is_empty() {
+            return self.walk(keys, &mut Match::new(live.clone(), lengths));
+        }
+        self.match_by_jumps(keys, live, &closed, lengths)
+    }
+
+    /// Looks at all blocks, until none of those is left who are looked for.
+    pub(crate) fn walk(&mut self, keys: &[Key], pass: &mut Match<'_>) -> Result<(), PrefixError> {
         if keys.is_empty() {
             return Ok(());
         }
-        let mut pass = Match { left: live.clone(), lengths };
         match self.table.form {
             Form::Single => {
-                let _ = self.client.get_many_in_order(keys, |block, answer| {
+                let stopped = self.client.get_many_in_order(keys, |block, answer| {
                     pass.block::<()>(block, answer.ok().flatten().unwrap_or_default())
                 })?;
+                if stopped.is_break() {
+                    return Ok(());
+                }
             }
-            Form::Grouped => self.match_groups(keys, &mut pass)?,
+            Form::Grouped => {
+                if !self.with_values(|index, values| index.match_groups(keys, pass, values))? {
+                    return Ok(());
+                }
+            }
         }
         pass.end(keys.len());
         Ok(())
@@ -163,23 +178,27 @@ impl PlacementIndex {
         Ok(())
     }
 
-    fn match_groups(&mut self, keys: &[Key], pass: &mut Match<'_>) -> Result<(), PrefixError> {
+    /// Gives memory for the entries of a prompt's path through a group.
+    pub(crate) fn with_values<R>(
+        &mut self,
+        work: impl FnOnce(&mut PlacementIndex, &mut [Vec<u8>]) -> Result<R, PrefixError>,
+    ) -> Result<R, PrefixError> {
         let mut values = std::mem::take(&mut self.memory.values);
-        let matched = self.match_groups_in(keys, pass, &mut values);
+        values.resize(GROUP, Vec::new());
+        let done = work(self, &mut values);
         self.memory.values = values;
-        matched
+        done
     }
 
-    /// `values` is memory for the entries of a prompt's path through a group.
-    fn match_groups_in(
+    /// Returns whether all blocks were looked at.
+    fn match_groups(
         &mut self,
         keys: &[Key],
         pass: &mut Match<'_>,
-        values: &mut Vec<Vec<u8>>,
-    ) -> Result<(), PrefixError> {
+        values: &mut [Vec<u8>],
+    ) -> Result<bool, PrefixError> {
         let heads: Vec<Key> = keys.iter().step_by(GROUP).copied().collect();
         let mut first = 0;
-        values.resize(GROUP, Vec::new());
         while first < heads.len() {
             // Breaks off with the block whose entry is to be READ before the next group is.
             let stopped = self.client.get_many_in_order(&heads[first..], |nth, answer| {
@@ -191,51 +210,97 @@ impl PlacementIndex {
                     branch
                 })
             })?;
-            let ControlFlow::Break(mut branch) = stopped else { break };
-            for nth in 1.. {
-                let Some(block) = branch else { return Ok(()) };
-                if !self.client.get_into(&keys[block], &mut values[nth])? {
-                    values[nth].clear();
-                }
-                let path: Vec<_> = values[..=nth].iter().filter_map(|value| Group::of(value)).collect();
-                let end = keys.len().min((block / GROUP + 1) * GROUP);
-                match pass.group(keys, block..end, &path) {
-                    ControlFlow::Continue(()) => {
-                        first = end.div_ceil(GROUP);
-                        break;
-                    }
-                    ControlFlow::Break(next) => branch = next,
-                }
+            let ControlFlow::Break(branch) = stopped else { break };
+            let group = branch.map_or(0, |block| block / GROUP);
+            if !self.rest_of_group(keys, branch, pass, values)? {
+                return Ok(false);
+            }
+            first = group + 1;
+        }
+        Ok(true)
+    }
+
+    /// The blocks of a group from `branch` on, which may have begun an entry of its own: READs that, and those that others
+    /// have begun. The entry with which the group begins is in `values`. Returns whether somebody is left.
+    pub(crate) fn rest_of_group(
+        &mut self,
+        keys: &[Key],
+        mut branch: Option<usize>,
+        pass: &mut Match<'_>,
+        values: &mut [Vec<u8>],
+    ) -> Result<bool, PrefixError> {
+        for nth in 1..GROUP {
+            let Some(block) = branch else { return Ok(false) };
+            if !self.client.get_into(&keys[block], &mut values[nth])? {
+                values[nth].clear();
+            }
+            let path: Vec<_> = values[..=nth].iter().filter_map(|value| Group::of(value)).collect();
+            let end = keys.len().min((block / GROUP + 1) * GROUP);
+            match pass.group(keys, block..end, &path) {
+                ControlFlow::Continue(()) => return Ok(true),
+                ControlFlow::Break(next) => branch = next,
             }
         }
-        Ok(())
+        // Each entry of the path has a block at least.
+        Ok(false)
     }
 }
 
 /// A pass over a prompt.
-struct Match<'a> {
+pub(crate) struct Match<'a> {
     /// Holders that have all blocks so far.
     left: HolderSet,
+    /// It ends when none of these is left. `None`: of all.
+    for_: Option<HolderSet>,
+    /// Blocks that were looked at.
+    done: usize,
     lengths: &'a mut [u32],
 }
 
-impl Match<'_> {
+impl<'a> Match<'a> {
+    /// A pass for these holders.
+    pub fn new(left: HolderSet, lengths: &'a mut [u32]) -> Match<'a> {
+        Match { left, for_: None, done: 0, lengths }
+    }
+
+    /// It ends when none of these is left.
+    pub fn for_(self, holders: HolderSet) -> Match<'a> {
+        Match { for_: Some(holders), ..self }
+    }
+
+    /// Blocks that were looked at.
+    pub fn done(&self) -> usize {
+        self.done
+    }
+
+    /// Holders that have all of these.
+    pub fn left(self) -> HolderSet {
+        self.left
+    }
+
     /// The block has these holders. Breaks off when none is left.
     #[inline]
     fn block<B: Default>(&mut self, block: usize, set: &[u8]) -> ControlFlow<B> {
-        let lengths = &mut *self.lengths;
+        let (lengths, mut is_other) = (&mut *self.lengths, false);
         self.left.keep(set, |bit| {
+            is_other = true;
             if let Some(length) = lengths.get_mut(bit) {
                 *length = block as u32;
             }
         });
-        if self.left.is_empty() { ControlFlow::Break(B::default()) } else { ControlFlow::Continue(()) }
+        self.done = block + 1;
+        let is_over = is_other
+            && match &self.for_ {
+                None => self.left.is_empty(),
+                Some(holders) => self.left.and(holders).is_empty(),
+            };
+        if is_over { ControlFlow::Break(B::default()) } else { ControlFlow::Continue(()) }
     }
 
     /// The blocks of a group, or those from one on that may have begun the last entry of the path. Breaks off with the
     /// next one that may have begun an entry, or with nothing, when no holder is left.
     #[inline]
-    fn group(
+    pub fn group(
         &mut self,
         keys: &[Key],
         blocks: Range<usize>,
@@ -253,7 +318,7 @@ impl Match<'_> {
     }
 
     /// Those that are left have all blocks.
-    fn end(&mut self, blocks: usize) {
+    pub fn end(&mut self, blocks: usize) {
         for bit in self.left.bits() {
             if let Some(length) = self.lengths.get_mut(usize::from(bit)) {
                 *length = blocks as u32;

@@ -5,6 +5,7 @@ use crate::directory::Directory;
 use crate::error::PrefixError;
 use crate::groups::{GROUP, Group, OwnedGroup, tag_of};
 use crate::holders::{self, Holder};
+use crate::jumps::Jumps;
 use crate::lookup::LookupMemory;
 use crate::records::{Keeps, Record};
 use crate::sets::HolderSet;
@@ -55,6 +56,7 @@ pub struct PlacementIndex {
     pass: Option<Pass>,
     pub(crate) directory: Directory,
     pub(crate) memory: LookupMemory,
+    pub(crate) jumps: Jumps,
 }
 
 impl PlacementIndex {
@@ -78,8 +80,8 @@ impl PlacementIndex {
     }
 
     fn over(client: Client, table: PlacementTable) -> PlacementIndex {
-        let (directory, memory) = (Directory::default(), LookupMemory::default());
-        PlacementIndex { client, table, pass: None, directory, memory }
+        let (directory, memory, jumps) = (Directory::default(), LookupMemory::default(), Jumps::default());
+        PlacementIndex { client, table, pass: None, directory, memory, jumps }
     }
 
     /// Whether eight neighbours stand in one entry.

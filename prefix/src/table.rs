@@ -84,6 +84,14 @@ impl PlacementTable {
         self.form == Form::Grouped
     }
 
+    /// Blocks of an entry, at most.
+    pub(crate) fn blocks_of_entry(&self) -> usize {
+        match self.form {
+            Form::Single => 1,
+            Form::Grouped => groups::GROUP,
+        }
+    }
+
     /// The most holders at a time.
     pub fn holders(&self) -> usize {
         self.holders

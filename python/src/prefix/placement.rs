@@ -5,7 +5,7 @@ use super::{GROUPED, PLACEMENT, keys_of, secret_of, table_of};
 use crate::calls::made;
 use crate::client::Client;
 use crate::counts;
-use oneread_prefix::{Digests, HOLDERS, HolderPrefix, Key, PrefixError};
+use oneread_prefix::{Digests, HOLDERS, HolderPrefix, Keeps, Key, PrefixError};
 use pyo3::prelude::{Bound, Py, PyAny, PyResult, Python};
 use pyo3::types::{PyDict, PyDictMethods};
 
@@ -38,6 +38,12 @@ impl Holder {
     #[getter]
     fn name(&self) -> &str {
         self.holder.name()
+    }
+
+    /// Whether it has no block without those before it, as the table said when this was told.
+    #[getter]
+    fn prefix_closed(&self) -> bool {
+        self.holder.keeps() == Keeps::PrefixClosed
     }
 
     fn __repr__(&self) -> String {
@@ -123,10 +129,12 @@ impl PlacementIndex {
         self.holders_max
     }
 
-    /// The holder of this name; a new one if no live one has it.
-    #[pyo3(signature = (name, /))]
-    fn holder(&self, py: Python<'_>, name: &str) -> PyResult<Holder> {
-        Ok(Holder { holder: self.shelf.ask(py, |index| index.holder(name))? })
+    /// The holder of this name; a new one if no live one has it. `prefix_closed`: it has no block without those before it,
+    /// and loses the last ones first; lookups then look at some of its blocks only.
+    #[pyo3(signature = (name, /, *, prefix_closed=false))]
+    fn holder(&self, py: Python<'_>, name: &str, prefix_closed: bool) -> PyResult<Holder> {
+        let keeps = if prefix_closed { Keeps::PrefixClosed } else { Keeps::Any };
+        Ok(Holder { holder: self.shelf.ask(py, |index| index.holder_with(name, keeps))? })
     }
 
     /// All live holders.
