@@ -25,6 +25,12 @@ pub enum PartChange<'a> {
         /// The bits to set.
         bits: &'a [u8],
     },
+    /// Sets bits of a bit set, as [`PartChange::Or`]; a value that has fewer bytes than there are here is lengthened with
+    /// zeros first.
+    OrPadded {
+        /// The bits to set.
+        bits: &'a [u8],
+    },
     /// Clears bits of a bit set: those that are 1 here. Lengths are as with [`PartChange::Or`]. An absent key stays
     /// absent.
     AndNot {
@@ -167,7 +173,7 @@ impl PartChange<'_> {
     pub(crate) fn bytes(&self) -> &[u8] {
         match self {
             PartChange::Add { .. } => &[],
-            PartChange::Or { bits } | PartChange::AndNot { bits } => bits,
+            PartChange::Or { bits } | PartChange::OrPadded { bits } | PartChange::AndNot { bits } => bits,
             PartChange::Append { bytes, .. } => bytes,
         }
     }
@@ -176,7 +182,9 @@ impl PartChange<'_> {
     pub(crate) fn len_after(&self, len: usize) -> usize {
         match self {
             PartChange::Add { .. } => size_of::<u64>(),
-            PartChange::Or { bits } | PartChange::AndNot { bits } => len.max(bits.len()),
+            PartChange::Or { bits } | PartChange::OrPadded { bits } | PartChange::AndNot { bits } => {
+                len.max(bits.len())
+            }
             PartChange::Append { bytes, .. } => len.saturating_add(bytes.len()),
         }
     }
@@ -206,12 +214,19 @@ impl PartChange<'_> {
                 value.extend_from_slice(&after.to_le_bytes());
                 Ok(effect(after != before))
             }
-            PartChange::Or { bits } if !is_there => {
+            PartChange::Or { bits } | PartChange::OrPadded { bits } if !is_there => {
                 value.extend_from_slice(bits);
                 Ok(PartEffect::Inserted)
             }
             PartChange::AndNot { .. } if !is_there => Ok(PartEffect::Absent),
             PartChange::Or { bits } => Ok(effect(with_bits(value, bits, |byte, bits| byte | bits)?)),
+            PartChange::OrPadded { bits } => {
+                let is_longer = bits.len() > value.len();
+                if is_longer {
+                    value.resize(bits.len(), 0);
+                }
+                Ok(effect(with_bits(value, bits, |byte, bits| byte | bits)? || is_longer))
+            }
             PartChange::AndNot { bits } => Ok(effect(with_bits(value, bits, |byte, bits| byte & !bits)?)),
             PartChange::Append { bytes, len_max } => {
                 let given = value.len().saturating_add(bytes.len());
@@ -281,7 +296,7 @@ mod tests {
         }
     }
 
-    /// Bits change where they are 1, in the first bytes; the length of a value stays.
+    /// Bits change where they are 1, in the first bytes; the length of a value stays, unless it is to be padded.
     #[test]
     fn bits_change_in_the_first_bytes() {
         use PartEffect::{Absent, Inserted, Unchanged, Updated};
@@ -292,6 +307,12 @@ mod tests {
         assert_eq!(or(&[], Some(&[5])), Ok((Unchanged, vec![5])));
         assert_eq!(or(&[1, 0], None), Ok((Inserted, vec![1, 0])));
         assert_eq!(or(&[0, 0], Some(&[1])), Err(PartError::BitsLength { given: 2, max: 1 }));
+        let padded = |bits, value| make(PartChange::OrPadded { bits }, value);
+        assert_eq!(padded(&[1, 2], Some(&[4, 4, 4])), Ok((Updated, vec![5, 6, 4])));
+        assert_eq!(padded(&[1, 0, 2], Some(&[4])), Ok((Updated, vec![5, 0, 2])), "it is lengthened");
+        assert_eq!(padded(&[4, 0], Some(&[4])), Ok((Updated, vec![4, 0])), "by zeros alone, too");
+        assert_eq!(padded(&[4], Some(&[5, 4])), Ok((Unchanged, vec![5, 4])));
+        assert_eq!(padded(&[1, 0], None), Ok((Inserted, vec![1, 0])));
         assert_eq!(and_not(&[1, 0xff], Some(&[5, 4, 4])), Ok((Updated, vec![4, 0, 4])));
         assert_eq!(and_not(&[2, 2], Some(&[5, 4])), Ok((Unchanged, vec![5, 4])));
         assert_eq!(and_not(&[1], None).unwrap().0, Absent);

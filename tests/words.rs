@@ -16,7 +16,7 @@ use words::{Door, NAMES, said};
 const FILLED: [(&str, &[&str]); 3] = [
     ("`ServerConfig::{option}`", &["`ServerConfig::tls`"]),
     ("`Config::{what}_max`", &["`Config::key_max`", "`Config::value_max`"]),
-    ("`{index}::config`", &["`LocationIndex::config`", "`PlacementIndex::config`"]),
+    ("`{make}`", &["`LocationIndex::config`", "`PlacementTable::config`"]),
 ];
 
 fn root() -> PathBuf {

@@ -17,7 +17,9 @@ use oneread::{
     Address, Backing, Client, ClientOptions, OwnerOptions, PutOptions, Server, ServerConfig, StartMode,
     TableSize,
 };
-use oneread_prefix::{Digests, Found, Key, Location, LocationIndex, PlacementIndex, PrefixError};
+use oneread_prefix::{
+    Digests, Found, Key, Location, LocationIndex, PlacementIndex, PlacementTable, PrefixError,
+};
 use std::collections::{HashMap, VecDeque};
 use std::error::Error;
 use std::fs::{File, OpenOptions};
@@ -90,13 +92,17 @@ fn address(folder: &Path, table: &str) -> Address {
 /// Serves both tables. A server that was killed left them in their files; this one takes them over.
 fn serve(folder: &Path) -> Outcome<()> {
     let size = TableSize::Keys(10_000);
-    let tables =
-        [("locations", LocationIndex::config(size)), ("holders", PlacementIndex::config(size, 256)?)];
+    let placements = PlacementTable::default();
+    let tables = [("locations", LocationIndex::config(size)), ("holders", placements.config(size))];
     let mut servers = Vec::new();
     for (name, table) in tables {
         let backing = Backing::File(folder.join(format!("{name}.region")));
         let config = ServerConfig::new(address(folder, name), table).backing(backing);
-        servers.push(Server::start(config.start(StartMode::OpenOrCreate))?);
+        let server = Server::start(config.start(StartMode::OpenOrCreate))?;
+        if name == "holders" {
+            placements.mark(&server)?;
+        }
+        servers.push(server);
     }
     loop {
         std::thread::park();
@@ -153,7 +159,7 @@ impl Engine {
         until_served(|| all.remove_owner(owner))?;
         let options = OwnerOptions::new(owner).absent_for(Duration::from_secs(10));
         let blocks = until_served(|| all.as_owner(options))?;
-        let mut holders = PlacementIndex::new(client(folder, "holders")?)?;
+        let mut holders = PlacementIndex::create(client(folder, "holders")?, PlacementTable::default())?;
         until_served(|| holders.drop_holder(&name))?;
         let holder = until_served(|| holders.holder(&name))?;
         let path = folder.join(&name);
@@ -266,7 +272,7 @@ fn router(folder: &Path) -> Outcome<()> {
     let at = folder.join("router.at");
     let mut next: usize = std::fs::read_to_string(&at).ok().and_then(|at| at.parse().ok()).unwrap_or(0);
     // It has no state but its place in the trace: who has what is in the index.
-    let mut index = PlacementIndex::new(client(folder, "holders")?)?;
+    let mut index = PlacementIndex::create(client(folder, "holders")?, PlacementTable::default())?;
     let path = folder.join("router.sock");
     let _ = std::fs::remove_file(&path);
     let socket = UnixDatagram::bind(path)?;

@@ -10,7 +10,7 @@
 #![allow(missing_docs, reason = "messages as they are published")]
 
 use oneread::{Address, Client, ClientPool, Server, ServerConfig, TableSize};
-use oneread_prefix::{Digests, Holder, PlacementIndex, PrefixError};
+use oneread_prefix::{Digests, Holder, PlacementIndex, PlacementTable, PrefixError};
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::future::Future;
@@ -238,8 +238,10 @@ fn ready<T>(future: impl Future<Output = T>) -> Option<T> {
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
     let address = Address::Shm(folder.path().join("indexer.sock"));
-    let table = PlacementIndex::config(TableSize::Keys(10_000), 256).unwrap();
-    let _server = Server::start(ServerConfig::new(address.clone(), table))?;
+    let table = PlacementTable::default();
+    let server = ServerConfig::new(address.clone(), table.config(TableSize::Keys(10_000)));
+    let server = Server::start(server)?;
+    table.mark(&server)?;
     let pool = ClientPool::connect(&address)?;
     let backend = OnereadBackend::new(Client::clone(&pool.get()))?;
     let apply = |worker: &str, actions: &[(ExternalKvActionType, i32, &[i64])]| {

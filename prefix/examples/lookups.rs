@@ -2,7 +2,7 @@
 //! `cargo run --release -p oneread-prefix --example lookups`. Rounds of all alternate; medians are printed.
 
 use oneread::{Address, Client, PutOptions, Server, ServerConfig, TableSize};
-use oneread_prefix::{Digests, Found, Key, Location, LocationIndex, PlacementIndex, Search};
+use oneread_prefix::{Digests, Found, Key, Location, LocationIndex, PlacementIndex, PlacementTable, Search};
 use std::error::Error;
 use std::time::Instant;
 
@@ -23,9 +23,10 @@ fn prompt(number: usize) -> Vec<Key> {
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
     let keys = (BLOCKS * PROMPTS) as u64;
+    let placements = [PlacementTable::single(256)?, PlacementTable::grouped(256)?];
     let tables = [
-        PlacementIndex::config(TableSize::Keys(keys), 256)?,
-        PlacementIndex::grouped_config(TableSize::Keys(keys / 8), 256)?,
+        placements[0].config(TableSize::Keys(keys)),
+        placements[1].config(TableSize::Keys(keys / 8)),
         LocationIndex::config(TableSize::Keys(keys)),
     ];
     let (mut servers, mut clients) = (Vec::new(), Vec::new());
@@ -35,8 +36,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         clients.push(Client::connect(&address)?);
     }
     let [single, grouped, located] = <[Client; 3]>::try_from(clients).map_err(|_| "three clients")?;
-    let mut single = PlacementIndex::new(single)?;
-    let mut grouped = PlacementIndex::new(grouped)?;
+    let mut single = PlacementIndex::create(single, placements[0])?;
+    let mut grouped = PlacementIndex::create(grouped, placements[1])?;
     let mut located = LocationIndex::new(located)?;
     let prompts: Vec<Vec<Key>> = (0..PROMPTS).map(prompt).collect();
     let holders = [single.holder("a")?, grouped.holder("a")?];

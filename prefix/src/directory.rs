@@ -1,8 +1,10 @@
 //! Who has which bit: a reader's copy of the records, and the names.
 
 use crate::error::PrefixError;
-use crate::holders::{self, Holder, HolderSet, Record};
+use crate::holders::{self, Holder};
 use crate::names::{NameId, name_of};
+use crate::records::{Keeps, Record, records};
+use crate::sets::HolderSet;
 use oneread::Client;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,24 +14,27 @@ use std::sync::Arc;
 pub(crate) struct Directory {
     epoch: Option<[u8; 8]>,
     records: Vec<Option<Record>>,
+    /// Bits of those that keep no block without those before it.
+    closed: HolderSet,
     /// An id has one name, for ever.
     names: HashMap<NameId, Arc<str>>,
 }
 
 impl Directory {
     /// READs the records where there is no copy that can be trusted.
-    pub fn prepare(&mut self, client: &mut Client, width: usize) -> Result<(), PrefixError> {
+    pub fn prepare(&mut self, client: &mut Client, holders: usize) -> Result<(), PrefixError> {
         match self.epoch {
             Some(_) => Ok(()),
-            None => self.read(client, width),
+            None => self.read(client, holders),
         }
     }
 
-    fn read(&mut self, client: &mut Client, width: usize) -> Result<(), PrefixError> {
+    fn read(&mut self, client: &mut Client, holders: usize) -> Result<(), PrefixError> {
         // Nothing is known if one of the READs fails.
         self.epoch = None;
         let epoch = holders::epoch(client)?;
-        self.records = holders::records(client, width)?;
+        self.records = records(client, holders)?;
+        self.closed = self.bits(|record| record.is_named() && record.keeps == Keeps::PrefixClosed);
         self.epoch = epoch;
         let records = &self.records;
         self.names.retain(|id, _| records.iter().flatten().any(|record| record.id == *id));
@@ -43,31 +48,45 @@ impl Directory {
 
     /// The bits that one holder each had since the records were READ. `None`: all of them. 1 READ; where a bit was
     /// given meanwhile, the records are READ again.
-    pub fn kept(&mut self, client: &mut Client, width: usize) -> Result<Option<HolderSet>, PrefixError> {
+    pub fn kept(&mut self, client: &mut Client, holders: usize) -> Result<Option<HolderSet>, PrefixError> {
         if self.is_current(client)? {
             return Ok(None);
         }
-        let before = self.records.clone();
-        self.read(client, width)?;
+        let before = std::mem::take(&mut self.records);
+        self.read(client, holders)?;
         let is_same = |(before, now): (&Option<Record>, &Option<Record>)| match (before, now) {
             (Some(before), Some(now)) => before.is_same(now),
             (None, _) | (_, None) => false,
         };
         let kept = (0..).zip(before.iter().zip(&self.records)).filter(|(_, both)| is_same(*both));
-        Ok(Some(kept.fold(HolderSet::default(), |all, (bit, _)| all.or(HolderSet::of(bit)))))
+        Ok(Some(kept.map(|(bit, _)| bit).collect()))
+    }
+
+    fn bits(&self, is_one: impl Fn(&Record) -> bool) -> HolderSet {
+        let found =
+            (0..).zip(&self.records).filter(|(_, record)| record.is_some_and(|record| is_one(&record)));
+        found.map(|(bit, _)| bit).collect()
     }
 
     /// Bits that have a name.
     pub fn named(&self) -> HolderSet {
-        let named = (0..).zip(&self.records).filter(|(_, record)| record.is_some_and(|it| it.is_named()));
-        named.fold(HolderSet::default(), |all, (bit, _)| all.or(HolderSet::of(bit)))
+        self.bits(Record::is_named)
+    }
+
+    /// Bits of holders that keep no block without those before it.
+    pub fn closed(&self) -> &HolderSet {
+        &self.closed
+    }
+
+    /// What is known of a bit.
+    pub fn record(&self, bit: u16) -> Option<Record> {
+        self.records.get(usize::from(bit)).copied().flatten()
     }
 
     /// The holder that has a bit. `None` if no record or no name is there any more. READs a name that it does not have
     /// yet.
     pub fn holder(&mut self, client: &mut Client, bit: u16) -> Result<Option<Holder>, PrefixError> {
-        let record = self.records.get(usize::from(bit)).copied().flatten();
-        let Some(record) = record.filter(Record::is_named) else { return Ok(None) };
+        let Some(record) = self.record(bit).filter(Record::is_named) else { return Ok(None) };
         let name = match self.names.get(&record.id) {
             Some(name) => name.clone(),
             None => {

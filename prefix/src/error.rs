@@ -61,14 +61,14 @@ pub enum PrefixError {
         given: usize,
     },
     /// The table was not made for this index.
-    #[error("the table at {address} {why}; make one with `{index}::config`")]
+    #[error("the table at {address} {why}; make one with `{make}`")]
     Table {
         /// The table's address.
         address: Box<oneread::Address>,
         /// What it lacks.
         why: &'static str,
-        /// The index.
-        index: &'static str,
+        /// What makes one.
+        make: &'static str,
     },
     /// A name is empty or too long. Nothing was done.
     #[error("a name has 1 to {max} bytes, and {given} were given; shorten it")]
@@ -103,15 +103,15 @@ pub enum PrefixError {
         /// Its name.
         name: String,
     },
-    /// Others changed the same group each time.
-    #[error("others changed the same group {rounds} times in between; try again")]
+    /// Others changed the same entry each time.
+    #[error("others changed the same entry {rounds} times in between; try again")]
     Busy {
         /// Attempts made.
         rounds: u32,
     },
     /// Events name blocks without their place in a prompt.
     #[error(
-        "events tell no place in a prompt, and this table has groups; make one with `PlacementIndex::config`"
+        "events tell no place in a prompt, and this table has groups; make one with `PlacementTable::single`"
     )]
     Grouped,
     /// A lookup failed.

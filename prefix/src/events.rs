@@ -4,6 +4,7 @@ use crate::digests::Digests;
 use crate::error::PrefixError;
 use crate::holders::Holder;
 use crate::placement::PlacementIndex;
+use crate::records::Keeps;
 
 /// A change of an engine's blocks, as vLLM (`BlockStored`, `BlockRemoved`, `AllBlocksCleared`), SGLang and Dynamo
 /// publish them. Whoever hears them decodes them: numbers of 64 bits are digests of 8 bytes.
@@ -36,17 +37,20 @@ pub struct EventOutcome {
     /// It has been heard before, or comes after a later one: nothing was done.
     pub is_late: bool,
     /// Batches before this one that were not heard. What was stored in them is not found. What was removed in them
-    /// is: have the publisher send them again, or drop the holder ([`EventStream::clear`]).
+    /// is: have the publisher send them again, or drop the holder ([`EventStream::clear`]). Lookups do not jump over a
+    /// holder's blocks from then on, until it is cleared.
     pub missed: u64,
 }
 
 /// The events of one engine, in the order in which it numbers its batches.
 ///
 /// Blocks come without their place in a prompt, so the table is one with an entry for each
-/// ([`PlacementIndex::config`]).
+/// ([`PlacementTable::single`](crate::PlacementTable::single)).
 #[derive(Clone, Debug)]
 pub struct EventStream {
     holder: Holder,
+    /// What it keeps from when it is cleared on.
+    keeps: Keeps,
     /// The number of the next batch. `None` before the first.
     next: Option<u64>,
 }
@@ -60,7 +64,8 @@ impl EventStream {
         if index.is_grouped() {
             return Err(PrefixError::Grouped);
         }
-        Ok(EventStream { holder, next: None })
+        let keeps = holder.keeps();
+        Ok(EventStream { holder, keeps, next: None })
     }
 
     /// The holder. It is another one, with the same name, after [`KvEvent::Cleared`].
@@ -86,6 +91,9 @@ impl EventStream {
             return Ok(EventOutcome { is_late: true, ..EventOutcome::default() });
         }
         let mut outcome = EventOutcome { missed: number - next, ..EventOutcome::default() };
+        if outcome.missed > 0 {
+            index.has_missed(&self.holder)?;
+        }
         for event in events {
             match event {
                 KvEvent::Stored { digests } => outcome.added += index.add(&self.holder, digests, 0)?,
@@ -104,7 +112,7 @@ impl EventStream {
     /// As [`PlacementIndex::drop_holder`] and [`PlacementIndex::holder`].
     pub fn clear(&mut self, index: &mut PlacementIndex) -> Result<(), PrefixError> {
         index.drop_holder(self.holder.name())?;
-        self.holder = index.holder(self.holder.name())?;
+        self.holder = index.holder_with(self.holder.name(), self.keeps)?;
         Ok(())
     }
 

@@ -5,7 +5,8 @@
 //!
 //! ```text
 //! 0       1 if it is branched, else 0
-//! 1..8    zero
+//! 1       words of each set, as many as the widest needs
+//! 2..8    zero
 //! then for each block   tag (u64), set
 //! ```
 //!
@@ -21,16 +22,20 @@
 //! A tag is 64 bits of the digest. Within an entry two blocks have the same one with 2^-58.
 
 use crate::digests::Key;
-use crate::holders::HolderSet;
+use crate::sets::{HolderSet, WORD};
+use crate::table::HOLDERS_MAX;
 
 /// Blocks of a group.
 pub(crate) const GROUP: usize = 8;
 const HEADER: usize = 8;
 const TAG: usize = 8;
 
-/// The longest value of a group whose sets have `width` bytes.
-pub(crate) const fn value_max(width: usize) -> usize {
-    HEADER + GROUP * (TAG + width)
+/// Words of the widest set.
+const WORDS_MAX: usize = HOLDERS_MAX / 64;
+
+/// The longest value of a group whose sets have so many words.
+pub(crate) const fn value_max(words: usize) -> usize {
+    HEADER + GROUP * (TAG + words * WORD)
 }
 
 #[inline]
@@ -48,12 +53,14 @@ pub(crate) struct Group<'a> {
 }
 
 impl<'a> Group<'a> {
-    /// `None` for bytes that are no group with sets of this width.
+    /// `None` for bytes that are no group.
     #[inline]
-    pub fn of(value: &'a [u8], width: usize) -> Option<Group<'a>> {
+    pub fn of(value: &'a [u8]) -> Option<Group<'a>> {
         let (header, cells) = value.split_first_chunk::<HEADER>()?;
-        let cell = TAG + width;
-        let is_whole = cells.len().is_multiple_of(cell) && cells.len() <= GROUP * cell;
+        let words = usize::from(header[1]);
+        let cell = TAG + words * WORD;
+        let is_whole = (1..=WORDS_MAX).contains(&words);
+        let is_whole = is_whole && cells.len().is_multiple_of(cell) && cells.len() <= GROUP * cell;
         (is_whole && header[0] <= 1).then_some(Group { is_branched: header[0] == 1, cells, cell })
     }
 
@@ -65,11 +72,16 @@ impl<'a> Group<'a> {
 
     /// The set of a block. The blocks of a prompt mostly stand in order: `hint` is where it is looked for first.
     #[inline]
-    pub fn set(&self, tag: u64, hint: usize) -> Option<HolderSet> {
+    pub fn set(&self, tag: u64, hint: usize) -> Option<&'a [u8]> {
         let is_it = |cell: &&[u8]| cell.first_chunk() == Some(&tag.to_le_bytes());
         let hinted = self.cells.get(hint * self.cell..(hint + 1) * self.cell).filter(is_it);
         let cell = hinted.or_else(|| self.cells.chunks_exact(self.cell).find(is_it))?;
-        Some(HolderSet::from_bytes(&cell[TAG..]))
+        Some(&cell[TAG..])
+    }
+
+    /// Whether a block here has one of these holders.
+    pub fn has(&self, holders: &HolderSet) -> bool {
+        self.cells.chunks_exact(self.cell).any(|cell| holders.meets(&cell[TAG..]))
     }
 
     /// To change it.
@@ -97,7 +109,7 @@ impl OwnedGroup {
 
     /// Adds a holder to a block. Returns whether the block is there, or found room. There always is room for the
     /// entry's first block, which has the tag `head`.
-    pub fn add(&mut self, tag: u64, holder: HolderSet, head: u64) -> bool {
+    pub fn add(&mut self, tag: u64, holder: &HolderSet, head: u64) -> bool {
         if let Some((_, set)) = self.cells.iter_mut().find(|(of, _)| *of == tag) {
             *set = set.or(holder);
             return true;
@@ -106,20 +118,20 @@ impl OwnedGroup {
         let has_room = self.cells.len() < GROUP - usize::from(!is_head_there);
         let has_room = has_room && (!self.is_branched || tag == head);
         if has_room {
-            self.cells.push((tag, holder));
+            self.cells.push((tag, holder.clone()));
         }
         has_room
     }
 
     /// Tags stay as they are from now on, and that of its first block is one of them.
     pub fn branch(&mut self, head: u64) {
-        self.add(head, HolderSet::default(), head);
+        self.add(head, &HolderSet::default(), head);
         self.is_branched = true;
     }
 
     /// Takes holders out of the block with this tag, of all blocks if there is none given. Blocks without a holder
     /// go, unless the entry is branched.
-    pub fn take(&mut self, tag: Option<u64>, holders: HolderSet) {
+    pub fn take(&mut self, tag: Option<u64>, holders: &HolderSet) {
         for (of, set) in &mut self.cells {
             if tag.is_none_or(|tag| tag == *of) {
                 *set = set.and_not(holders);
@@ -130,15 +142,18 @@ impl OwnedGroup {
     }
 
     /// Its bytes. `None`: it is not needed.
-    pub fn to_bytes(&self, width: usize) -> Option<Vec<u8>> {
+    pub fn to_bytes(&self) -> Option<Vec<u8>> {
         if self.cells.is_empty() && !self.is_branched {
             return None;
         }
         let mut bytes = vec![0; HEADER];
-        bytes[0] = u8::from(self.is_branched);
+        let words = self.cells.iter().map(|(_, set)| set.words()).max().unwrap_or(0).max(1);
+        (bytes[0], bytes[1]) = (u8::from(self.is_branched), words as u8);
         for (tag, set) in &self.cells {
             bytes.extend_from_slice(&tag.to_le_bytes());
-            bytes.extend_from_slice(&set.to_bytes(width));
+            let end = bytes.len() + words * WORD;
+            bytes.extend_from_slice(&set.to_bytes());
+            bytes.resize(end, 0);
         }
         Some(bytes)
     }
@@ -148,46 +163,57 @@ impl OwnedGroup {
 mod tests {
     use super::*;
 
-    /// A group survives its bytes; no other bytes are one, and none makes a look panic.
+    /// A group survives its bytes, which are as wide as its highest bit needs; no other bytes are one, and none makes a
+    /// look panic.
     #[test]
     fn groups_have_bytes() {
-        for width in [1, 20, 32] {
+        for (highest, words) in [(7, 1), (63, 1), (64, 2), (255, 4), (1_023, 16), (4_095, 64)] {
             let mut group = OwnedGroup::default();
             for n in 1..GROUP as u64 {
-                assert!(group.add(n << 40, HolderSet::of(n as u16), 0));
+                assert!(group.add(n << 40, &HolderSet::of(n as u16), 0));
             }
-            assert!(!group.add(99, HolderSet::of(1), 0), "the last place is the first block's");
+            assert!(!group.add(99, &HolderSet::of(1), 0), "the last place is the first block's");
             group.branch(0);
-            assert!(!group.add(99, HolderSet::of(1), 0), "there is no ninth");
-            assert!(group.add(0, HolderSet::of(0), 0));
-            assert!(group.add(0, HolderSet::of(7), 0));
-            let bytes = group.to_bytes(width).unwrap();
-            assert_eq!(bytes.len(), value_max(width));
-            let seen = Group::of(&bytes, width).unwrap();
+            assert!(!group.add(99, &HolderSet::of(1), 0), "there is no ninth");
+            assert!(group.add(0, &HolderSet::of(0), 0));
+            assert!(group.add(0, &HolderSet::of(highest), 0));
+            let bytes = group.to_bytes().unwrap();
+            assert_eq!(bytes.len(), value_max(words));
+            let seen = Group::of(&bytes).unwrap();
             assert_eq!(seen.to_owned(), group);
             assert!(seen.is_branched());
+            assert!(seen.has(&HolderSet::of(highest)) && !seen.has(&HolderSet::of(62)));
             for hint in 0..10 {
-                assert_eq!(seen.set(3 << 40, hint), Some(HolderSet::of(3)));
-                assert_eq!(seen.set(0, hint), Some(HolderSet::of(0).or(HolderSet::of(7))));
-                assert_eq!(seen.set(99, hint), None);
+                let set = |tag| seen.set(tag, hint).map(HolderSet::from_bytes);
+                assert_eq!(set(3 << 40), Some(HolderSet::of(3)));
+                assert_eq!(set(0), Some(HolderSet::of(0).or(&HolderSet::of(highest))));
+                assert_eq!(set(99), None);
             }
+            let cell = TAG + words * WORD;
             for length in 0..bytes.len() {
-                let is_one = length >= HEADER && (length - HEADER).is_multiple_of(TAG + width);
-                assert_eq!(Group::of(&bytes[..length], width).is_some(), is_one);
+                let is_one = length >= HEADER && (length - HEADER).is_multiple_of(cell);
+                assert_eq!(Group::of(&bytes[..length]).is_some(), is_one);
             }
-            group.take(Some(0), HolderSet::of(7));
-            group.take(Some(1 << 40), HolderSet::of(1));
+            for wrong in [0, 65, 255] {
+                let mut bytes = bytes.clone();
+                bytes[1] = wrong;
+                assert!(Group::of(&bytes).is_none());
+            }
+            group.take(Some(0), &HolderSet::of(highest));
+            assert_eq!(group.to_bytes().unwrap().len(), value_max(1), "it is as narrow again");
+            group.take(Some(1 << 40), &HolderSet::of(1));
             assert!(group.has(0) && group.has(1 << 40), "tags stay");
-            assert!(!group.add(99, HolderSet::of(1), 0), "nobody's place is given to another");
+            assert!(!group.add(99, &HolderSet::of(1), 0), "nobody's place is given to another");
             group.is_branched = false;
-            group.take(None, HolderSet::of(5));
+            group.take(None, &HolderSet::of(5));
             assert!(!group.has(1 << 40) && !group.has(5 << 40));
-            assert!(group.add(99, HolderSet::of(1), 0), "there is room");
-            group.take(None, HolderSet::from_bytes(&[0xff; 32]));
-            assert_eq!(group.to_bytes(width), None);
+            assert!(group.add(99, &HolderSet::of(1), 0), "there is room");
+            group.take(None, &(0..=highest).collect());
+            assert_eq!(group.to_bytes(), None);
             group.branch(7);
-            let bytes = group.to_bytes(width).unwrap();
-            assert_eq!(Group::of(&bytes, width).unwrap().set(7, 0), Some(HolderSet::default()));
+            let bytes = group.to_bytes().unwrap();
+            let set = Group::of(&bytes).unwrap().set(7, 0).map(HolderSet::from_bytes);
+            assert_eq!(set, Some(HolderSet::default()));
         }
     }
 }

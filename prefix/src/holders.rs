@@ -1,9 +1,10 @@
 //! Holders: who may have blocks. Each has a bit in the sets of blocks.
 //!
 //! ```text
-//! mask    '#' 'm'             ->  a bit for each live holder
-//! epoch   '#' 'g'             ->  a random number (u64); another one each time that a bit is given
-//! record  '#' 'h' bit (u32)   ->  state (u8), incarnation (u32), the name's id
+//! mask    '#' 'm'              ->  a bit for each live holder
+//! epoch   '#' 'g'              ->  a random number (u64); another one each time that a bit is given
+//! page    '#' 'h' page (u32)   ->  the records of 64 bits, one behind the other
+//! record: state (u8), what it keeps (u8), incarnation (u32), the name's id
 //! ```
 //!
 //! A holder is its name, for ever, and so is its number, which follows from the name's hash. Its bit is another one
@@ -12,8 +13,9 @@
 //! # Bits
 //!
 //! A record says what its bit is: *free*, *claimed*, *live* or *leaving*. Without a record nothing is known of the bit,
-//! because the record may have had to make room for other entries: it is taken for one that is leaving. Each step is
-//! one compare-and-swap of the record:
+//! because its page may have had to make room for other entries: it is taken for one that is leaving. Each step is
+//! one compare-and-swap of the page, which changes no other record; it is made again where another record of the page
+//! has changed meanwhile:
 //!
 //! | step | from | to |
 //! |---|---|---|
@@ -33,7 +35,7 @@
 //! Who has claimed a bit looks at all records again before he goes on. He gives the bit up if he sees his name at
 //! another one. Of two who register a name, the later one to claim sees the other's claim. So a name has one live bit.
 //!
-//! Who registers pins mask, epoch, record and name; who cleans pins the records. Pins end with a connection, and with
+//! Who registers pins mask, epoch, page and name; who cleans pins the pages. Pins end with a connection, and with
 //! the server.
 //!
 //! # The epoch
@@ -58,107 +60,32 @@
 //! then nobody is live: lookups are too short, and none is wrong.
 
 use crate::error::PrefixError;
-use crate::names::{ID_BYTES, NameId, id_of, name_of, number_of, pin_name, pin_once, put_name, record_key};
-use oneread::{Client, PartChange, SwapOutcome, Tell};
+use crate::names::{NameId, id_of, name_of, number_of, pin_name, pin_once, put_name};
+use crate::records::{self, Keeps, Record, State, record_of, records, swap};
+use crate::sets::HolderSet;
+use oneread::error::{MutateError, PartError};
+use oneread::{Client, PartChange, Tell};
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-/// The most holders of a table.
-pub const HOLDERS_MAX: usize = 256;
 const MASK: &[u8] = b"#m";
 const EPOCH: &[u8] = b"#g";
-const LIVE: u8 = 1;
-const LEAVING: u8 = 2;
-const FREE: u8 = 3;
-const CLAIMED: u8 = 4;
-const RECORD_BYTES: usize = 5 + ID_BYTES;
-
-/// Holders, a bit each.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct HolderSet([u64; HOLDERS_MAX / 64]);
-
-impl HolderSet {
-    /// From the bytes of a set; those that are missing are zero.
-    #[inline]
-    pub fn from_bytes(bytes: &[u8]) -> HolderSet {
-        let mut all = [0; HOLDERS_MAX / 8];
-        let length = bytes.len().min(all.len());
-        all[..length].copy_from_slice(&bytes[..length]);
-        let (words, _) = all.as_chunks::<8>();
-        HolderSet(std::array::from_fn(|n| u64::from_le_bytes(words[n])))
-    }
-
-    /// The first `width` bytes of it.
-    pub fn to_bytes(self, width: usize) -> Vec<u8> {
-        let mut bytes: Vec<u8> = self.0.iter().flat_map(|word| word.to_le_bytes()).collect();
-        bytes.truncate(width);
-        bytes
-    }
-
-    pub fn of(number: u16) -> HolderSet {
-        let mut set = HolderSet::default();
-        set.0[usize::from(number) / 64] = 1 << (number % 64);
-        set
-    }
-
-    fn has(self, number: u16) -> bool {
-        !self.and(HolderSet::of(number)).is_empty()
-    }
-
-    #[inline]
-    pub fn is_empty(self) -> bool {
-        self.0 == [0; HOLDERS_MAX / 64]
-    }
-
-    #[inline]
-    pub fn and(self, other: HolderSet) -> HolderSet {
-        HolderSet(std::array::from_fn(|n| self.0[n] & other.0[n]))
-    }
-
-    #[inline]
-    pub fn and_not(self, other: HolderSet) -> HolderSet {
-        HolderSet(std::array::from_fn(|n| self.0[n] & !other.0[n]))
-    }
-
-    pub fn or(self, other: HolderSet) -> HolderSet {
-        HolderSet(std::array::from_fn(|n| self.0[n] | other.0[n]))
-    }
-
-    /// Calls `each` with every bit in it, up to an error.
-    pub fn for_each_while<E>(self, mut each: impl FnMut(usize) -> Result<(), E>) -> Result<(), E> {
-        let mut outcome = Ok(());
-        self.for_each(|bit| {
-            if outcome.is_ok() {
-                outcome = each(bit);
-            }
-        });
-        outcome
-    }
-
-    /// Calls `each` with every bit in it.
-    #[inline]
-    pub fn for_each(self, mut each: impl FnMut(usize)) {
-        for (nth, mut word) in self.0.into_iter().enumerate() {
-            while word != 0 {
-                each(nth * 64 + word.trailing_zeros() as usize);
-                word &= word - 1;
-            }
-        }
-    }
-}
 
 /// A holder of blocks: a worker that has them. It was registered once; a drop ends it, and its name may be registered
 /// again. Two are equal if they are one registration.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug)]
 pub struct Holder {
     pub(crate) bit: u16,
     pub(crate) incarnation: u32,
     number: u64,
+    keeps: Keeps,
     name: Arc<str>,
 }
 
 impl Holder {
     pub(crate) fn new(bit: u16, record: Record, name: Arc<str>) -> Holder {
-        Holder { bit, incarnation: record.incarnation, number: number_of(&record.id), name }
+        let Record { keeps, incarnation, .. } = record;
+        Holder { bit, incarnation, number: number_of(&record.id), keeps, name }
     }
 
     /// The name's number, in every table and for ever: 64 bits of the name's hash.
@@ -170,56 +97,37 @@ impl Holder {
     pub fn name(&self) -> &str {
         &self.name
     }
-}
 
-/// What is written of a holder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Record {
-    state: u8,
-    incarnation: u32,
-    pub id: NameId,
-}
-
-impl Record {
-    fn to_bytes(self) -> [u8; RECORD_BYTES] {
-        let mut bytes = [self.state; RECORD_BYTES];
-        bytes[1..5].copy_from_slice(&self.incarnation.to_le_bytes());
-        bytes[5..].copy_from_slice(&self.id);
-        bytes
+    /// Which blocks it has, as the table said when this was told.
+    pub fn keeps(&self) -> Keeps {
+        self.keeps
     }
 
-    fn from_bytes(bytes: &[u8]) -> Option<Record> {
-        let bytes: &[u8; RECORD_BYTES] = bytes.try_into().ok()?;
-        let (incarnation, id) = bytes[1..].split_first_chunk::<4>()?;
-        let incarnation = u32::from_le_bytes(*incarnation);
-        Some(Record { state: bytes[0], incarnation, id: id.try_into().ok()? })
-    }
-
-    fn is_live(&self) -> bool {
-        self.state == LIVE
-    }
-
-    /// Whether the bit is a name's, or is about to be.
-    pub fn is_named(&self) -> bool {
-        self.state == LIVE || self.state == CLAIMED
-    }
-
-    /// Whether these are of one registration.
-    pub fn is_same(&self, other: &Record) -> bool {
-        self.is_named() && other.is_named() && (self.incarnation, self.id) == (other.incarnation, other.id)
+    /// Which registration it is.
+    fn registration(&self) -> (u64, u32, u16) {
+        (self.number, self.incarnation, self.bit)
     }
 }
 
-fn key_of(bit: u16) -> [u8; 6] {
-    record_key(b'h', bit.into())
+impl PartialEq for Holder {
+    fn eq(&self, other: &Holder) -> bool {
+        self.registration() == other.registration()
+    }
 }
 
-/// The live holders. 1 READ.
+impl Eq for Holder {}
+
+impl Hash for Holder {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.registration().hash(state);
+    }
+}
+
+/// The live holders. 1 READ, or 2 where there are more than 256.
 #[inline]
-pub(crate) fn live(client: &mut Client) -> Result<HolderSet, PrefixError> {
-    let mut bytes = Vec::with_capacity(HOLDERS_MAX / 8);
-    Ok(match client.get_into(MASK, &mut bytes)? {
-        true => HolderSet::from_bytes(&bytes),
+pub(crate) fn live(client: &mut Client, bytes: &mut Vec<u8>) -> Result<HolderSet, PrefixError> {
+    Ok(match client.get_into(MASK, bytes)? {
+        true => HolderSet::from_bytes(bytes),
         false => HolderSet::default(),
     })
 }
@@ -232,18 +140,6 @@ pub(crate) fn epoch(client: &mut Client) -> Result<Option<[u8; 8]>, PrefixError>
         true => bytes.as_slice().try_into().ok(),
         false => None,
     })
-}
-
-/// What is known of each bit. 1 READ for each.
-pub(crate) fn records(client: &mut Client, width: usize) -> Result<Vec<Option<Record>>, PrefixError> {
-    let keys: Vec<[u8; 6]> = (0..width as u16 * 8).map(key_of).collect();
-    let record = |value: Result<Option<Vec<u8>>, _>| Record::from_bytes(&value.ok()??);
-    Ok(client.get_many(&keys)?.into_iter().map(record).collect())
-}
-
-/// What is known of a bit. 1 READ.
-fn record_of(client: &mut Client, bit: u16) -> Result<Option<Record>, PrefixError> {
-    Ok(client.get(&key_of(bit))?.as_deref().and_then(Record::from_bytes))
 }
 
 /// A bit's record, and the bit in the mask.
@@ -275,7 +171,6 @@ trait Slot {
 struct TableSlot<'a> {
     client: &'a mut Client,
     bit: u16,
-    width: usize,
 }
 
 impl Slot for TableSlot<'_> {
@@ -286,84 +181,107 @@ impl Slot for TableSlot<'_> {
     }
 
     fn has_bit(&mut self) -> Result<bool, PrefixError> {
-        Ok(live(self.client)?.has(self.bit))
+        Ok(live(self.client, &mut Vec::new())?.has(self.bit))
     }
 
     fn change_bit(&mut self, is_set: bool) -> Result<(), PrefixError> {
-        let bits = &HolderSet::of(self.bit).to_bytes(self.width)[..];
-        let change = if is_set { PartChange::Or { bits } } else { PartChange::AndNot { bits } };
-        self.client.change_part(MASK, change, Tell::Nothing)?;
-        Ok(())
+        let bits = &HolderSet::of(self.bit).to_bytes()[..];
+        let change = if is_set { PartChange::OrPadded { bits } } else { PartChange::AndNot { bits } };
+        match self.client.change_part(MASK, change, Tell::Nothing) {
+            // A shorter mask, which somebody has made since, does not have the bit.
+            Ok(_) | Err(MutateError::Part(PartError::BitsLength { .. })) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 
-/// Settles a bit, and returns its record. 3 READs, and 1 round trip for a change; again as often as others change
+/// Settles a bit, and returns its record. 5 READs, and 1 round trip for a change; again as often as others change
 /// the record meanwhile.
-fn settle(client: &mut Client, bit: u16, width: usize) -> Result<Option<Record>, PrefixError> {
-    TableSlot { client, bit, width }.settle()
+fn settle(client: &mut Client, bit: u16) -> Result<Option<Record>, PrefixError> {
+    TableSlot { client, bit }.settle()
 }
 
 /// Settles the bits that do not agree with these records, and puts an epoch where there is none. 2 READs where all is
 /// well.
-fn mend(client: &mut Client, known: &[Option<Record>], width: usize) -> Result<(), PrefixError> {
+fn mend(client: &mut Client, known: &[Option<Record>]) -> Result<(), PrefixError> {
     if epoch(client)?.is_none() {
-        client.insert(EPOCH, &rand::random::<[u8; 8]>())?;
+        new_epoch(client, false)?;
     }
-    let live = live(client)?;
+    let live = live(client, &mut Vec::new())?;
     for (bit, record) in (0..).zip(known) {
         if live.has(bit) != record.is_some_and(|record| record.is_live()) {
-            settle(client, bit, width)?;
+            settle(client, bit)?;
         }
     }
     Ok(())
 }
 
+/// Puts another epoch; where there is none, if `is_other` is not so.
+fn new_epoch(client: &mut Client, is_other: bool) -> Result<(), PrefixError> {
+    let epoch = rand::random::<[u8; 8]>();
+    if is_other {
+        client.put(EPOCH, &epoch)?
+    } else {
+        client.insert(EPOCH, &epoch)?
+    };
+    Ok(())
+}
+
 /// The live holder of this name; a new one if there is none. `None` if no bit is known to be free, and some are
 /// not live: they are to be cleaned.
-pub(crate) fn register(client: &mut Client, name: &str, width: usize) -> Result<Option<Holder>, PrefixError> {
+pub(crate) fn register(
+    client: &mut Client,
+    name: &str,
+    keeps: Keeps,
+    holders: usize,
+) -> Result<Option<Holder>, PrefixError> {
     let id = id_of(name)?;
     loop {
-        let known = records(client, width)?;
-        mend(client, &known, width)?;
+        let known = records(client, holders)?;
+        mend(client, &known)?;
         let find = |wanted: &dyn Fn(&Record) -> bool| {
             (0..).zip(&known).find_map(|(n, record)| record.filter(wanted).map(|record| (n, record)))
         };
         let mine = find(&|record| record.is_live() && record.id == id)
             .or_else(|| find(&|record| record.is_named() && record.id == id));
         let (bit, record) = match mine {
+            Some((bit, record)) if keeps == Keeps::Any && record.keeps != Keeps::Any => {
+                keep_any(client, bit, record)?;
+                continue;
+            }
             Some(mine) => mine,
             None => {
-                let Some((bit, free)) = find(&|record| record.state == FREE) else {
+                let Some((bit, free)) = find(&|record| record.state == State::Free) else {
                     let is_full = known.iter().all(|record| record.is_some_and(|record| record.is_live()));
                     return if is_full { Err(PrefixError::Holders { max: known.len() }) } else { Ok(None) };
                 };
-                let claimed = Record { state: CLAIMED, incarnation: rand::random(), id };
+                let claimed = Record { state: State::Claimed, keeps, incarnation: rand::random(), id };
                 if !swap(client, bit, free, claimed)? {
                     continue;
                 }
                 let another = |(n, record): (u16, Option<Record>)| {
                     n != bit && record.is_some_and(|record| record.is_named() && record.id == id)
                 };
-                if (0..).zip(records(client, width)?).any(another) {
+                if (0..).zip(records(client, holders)?).any(another) {
                     // No set has the bit: its holder was never told to anybody.
-                    swap(client, bit, claimed, Record { state: FREE, ..claimed })?;
+                    swap(client, bit, claimed, Record { state: State::Free, ..claimed })?;
                     continue;
                 }
                 (bit, claimed)
             }
         };
         put_name(client, name, &id)?;
-        let live = Record { state: LIVE, ..record };
+        let live = Record { state: State::Live, ..record };
         if !record.is_live() {
-            client.put(EPOCH, &rand::random::<[u8; 8]>())?;
+            new_epoch(client, true)?;
             if !swap(client, bit, record, live)? {
                 continue;
             }
         }
         // What was dropped, or had to make room, meanwhile is registered again.
-        if pin_once(client, &key_of(bit))?
+        if records::pin(client, bit)?
             && pin_name(client, &id)?
-            && settle(client, bit, width)? == Some(live)
+            && settle(client, bit)? == Some(live)
             && pin_once(client, MASK)?
             && pin_once(client, EPOCH)?
         {
@@ -372,26 +290,30 @@ pub(crate) fn register(client: &mut Client, name: &str, width: usize) -> Result<
     }
 }
 
-/// Changes a record. Returns whether it was the one before.
-fn swap(client: &mut Client, bit: u16, before: Record, after: Record) -> Result<bool, PrefixError> {
-    let swapped = client.compare_exchange(&key_of(bit), Some(&before.to_bytes()), Some(&after.to_bytes()))?;
-    Ok(swapped == SwapOutcome::Swapped)
+/// Has readers look at all blocks of a holder, until it is registered again. Returns whether they did not before. A round
+/// trip, and another one for the epoch: readers READ the records again.
+pub(crate) fn keep_any(client: &mut Client, bit: u16, record: Record) -> Result<bool, PrefixError> {
+    let is_changed = swap(client, bit, record, Record { keeps: Keeps::Any, ..record })?;
+    if is_changed {
+        new_epoch(client, true)?;
+    }
+    Ok(is_changed)
 }
 
-/// All live holders. READs every record, and the names.
-pub(crate) fn all(client: &mut Client, width: usize) -> Result<Vec<Holder>, PrefixError> {
-    let mut holders = Vec::new();
-    for (bit, record) in (0..).zip(records(client, width)?) {
+/// All live holders. READs all records, and the names.
+pub(crate) fn all(client: &mut Client, holders: usize) -> Result<Vec<Holder>, PrefixError> {
+    let mut all = Vec::new();
+    for (bit, record) in (0..).zip(records(client, holders)?) {
         if let Some(record) = record.filter(Record::is_live)
             && let Some(name) = name_of(client, &record.id)?
         {
-            holders.push(Holder::new(bit, record, name.into()));
+            all.push(Holder::new(bit, record, name.into()));
         }
     }
-    Ok(holders)
+    Ok(all)
 }
 
-/// Refuses a holder that was dropped. 1 READ.
+/// Refuses a holder that was dropped. 2 READs.
 pub(crate) fn check(client: &mut Client, holder: &Holder) -> Result<(), PrefixError> {
     let record = record_of(client, holder.bit)?;
     if record.is_some_and(|it| it.is_live() && it.incarnation == holder.incarnation) {
@@ -400,75 +322,76 @@ pub(crate) fn check(client: &mut Client, holder: &Holder) -> Result<(), PrefixEr
     Err(PrefixError::HolderGone { name: holder.name.to_string() })
 }
 
-/// Hides the holder of a name, whoever has registered it. Returns whether it was there. 1 READ for each bit, some READs,
+/// Hides the holder of a name, whoever has registered it. Returns whether it was there. READs all records; some READs more,
 /// and 2 round trips.
-pub(crate) fn hide(client: &mut Client, name: &str, width: usize) -> Result<bool, PrefixError> {
+pub(crate) fn hide(client: &mut Client, name: &str, holders: usize) -> Result<bool, PrefixError> {
     let id = id_of(name)?;
-    let known = records(client, width)?;
+    let known = records(client, holders)?;
     // Also where it is not there: whoever has dropped it may not have come to the bit, or the record had to make room.
-    mend(client, &known, width)?;
+    mend(client, &known)?;
     let mut was_there = false;
     for (bit, record) in (0..).zip(known) {
         if let Some(record) = record.filter(|record| record.is_live() && record.id == id) {
-            was_there |= swap(client, bit, record, Record { state: LEAVING, ..record })?;
-            settle(client, bit, width)?;
+            was_there |= swap(client, bit, record, Record { state: State::Leaving, ..record })?;
+            settle(client, bit)?;
         }
     }
     Ok(was_there)
 }
 
 /// Bits that are to be cleaned: of holders that were dropped, and those of which nothing is known. Nobody is given
-/// one of them before it is free. 2 READs a bit, and some round trips for each that is to be cleaned.
-pub(crate) fn leaving(client: &mut Client, width: usize) -> Result<Vec<(u16, Record)>, PrefixError> {
-    let mut swaps = Vec::new();
-    for (bit, record) in (0..).zip(records(client, width)?) {
-        let leaving = match record {
-            None => Record { state: LEAVING, incarnation: rand::random(), id: NameId::default() },
-            // Who has claimed it may be dead. Who is not claims another one.
-            Some(record) if record.state == CLAIMED => Record { state: LEAVING, ..record },
-            Some(_) => continue,
-        };
-        swaps.push((key_of(bit), record.map(Record::to_bytes), Some(leaving.to_bytes())));
-    }
-    for swapped in client.compare_exchange_many(&swaps)? {
-        swapped?;
-    }
-    let known = records(client, width)?;
-    mend(client, &known, width)?;
-    let mut targets = Vec::new();
-    for (bit, record) in (0..).zip(known) {
-        if let Some(record) = record.filter(|record| record.state == LEAVING)
-            && pin_once(client, &key_of(bit))?
-        {
-            targets.push((bit, record));
+/// one of them before it is free. 4 READs for 64 bits, and some round trips for pages that have one.
+pub(crate) fn leaving(client: &mut Client, holders: usize) -> Result<Vec<(u16, Record)>, PrefixError> {
+    records::change_all(client, holders, |_, record| match record {
+        None => {
+            let (keeps, id) = (Keeps::Any, NameId::default());
+            Some(Record { state: State::Leaving, keeps, incarnation: rand::random(), id })
+        }
+        // Who has claimed it may be dead. Who is not claims another one.
+        Some(record) if record.state == State::Claimed => Some(Record { state: State::Leaving, ..*record }),
+        Some(_) => None,
+    })?;
+    let known = records(client, holders)?;
+    mend(client, &known)?;
+    let is_leaving = |(bit, record): (u16, Option<Record>)| {
+        Some((bit, record.filter(|record| record.state == State::Leaving)?))
+    };
+    let mut targets: Vec<(u16, Record)> = (0..).zip(known).filter_map(is_leaving).collect();
+    let mut pinned = None;
+    for (bit, _) in &targets {
+        let page = records::page(*bit);
+        if pinned != Some(page) {
+            records::pin(client, *bit)?;
+            pinned = Some(page);
         }
     }
+    // What had to make room before it was pinned is left out.
+    still(client, &mut targets, holders)?;
     Ok(targets)
 }
 
-/// Leaves out those that somebody else has cleaned meanwhile. 1 READ for each.
-pub(crate) fn still(client: &mut Client, targets: &mut Vec<(u16, Record)>) -> Result<(), PrefixError> {
-    let keys: Vec<[u8; 6]> = targets.iter().map(|(bit, _)| key_of(*bit)).collect();
-    let found = client.get_many(&keys)?;
-    let mut found = found.into_iter();
-    targets.retain(|(_, record)| match found.next() {
-        Some(Ok(Some(bytes))) => Record::from_bytes(&bytes) == Some(*record),
-        _ => false,
-    });
+/// Leaves out those that somebody else has cleaned meanwhile. READs all records.
+pub(crate) fn still(
+    client: &mut Client,
+    targets: &mut Vec<(u16, Record)>,
+    holders: usize,
+) -> Result<(), PrefixError> {
+    let known = records(client, holders)?;
+    targets.retain(|(bit, record)| known.get(usize::from(*bit)) == Some(&Some(*record)));
     Ok(())
 }
 
 /// Frees bits that no set has any more, but for those that somebody else has freed. Returns how many this call did.
-pub(crate) fn free(client: &mut Client, targets: Vec<(u16, Record)>) -> Result<usize, PrefixError> {
-    let swap = |(bit, record): (u16, Record)| {
-        (key_of(bit), Some(record.to_bytes()), Some(Record { state: FREE, ..record }.to_bytes()))
-    };
-    let swaps: Vec<_> = targets.into_iter().map(swap).collect();
-    let mut freed = 0;
-    for swapped in client.compare_exchange_many(&swaps)? {
-        freed += usize::from(swapped? == SwapOutcome::Swapped);
-    }
-    Ok(freed)
+pub(crate) fn free(
+    client: &mut Client,
+    targets: &[(u16, Record)],
+    holders: usize,
+) -> Result<usize, PrefixError> {
+    records::change_all(client, holders, |bit, record| {
+        let is_target =
+            targets.binary_search_by_key(&bit, |(of, _)| *of).is_ok_and(|at| *record == Some(targets[at].1));
+        record.filter(|_| is_target).map(|record| Record { state: State::Free, ..record })
+    })
 }
 
 #[cfg(test)]
@@ -476,8 +399,13 @@ mod tests {
     use super::*;
     use std::convert::Infallible;
 
-    fn record(state: u8, incarnation: u32) -> Option<Record> {
-        Some(Record { state, incarnation, id: NameId::default() })
+    fn record(state: State, incarnation: u32) -> Option<Record> {
+        Some(Record { state, keeps: Keeps::Any, incarnation, id: NameId::default() })
+    }
+
+    /// A number for a state and an incarnation.
+    fn end(state: State, incarnation: u32) -> u32 {
+        1 + incarnation * 4 + state as u32
     }
 
     /// What a client does with the one number.
@@ -520,12 +448,12 @@ mod tests {
 
         fn run(&mut self, script: Script) {
             match script {
-                Script::Drop(of) => drop(self.swap(record(LIVE, of), record(LEAVING, of))),
+                Script::Drop(of) => drop(self.swap(record(State::Live, of), record(State::Leaving, of))),
                 Script::Settle => {}
                 Script::Next(after) => {
-                    if !self.swap(record(LEAVING, after), record(FREE, after))
-                        || !self.swap(record(FREE, after), record(CLAIMED, after + 1))
-                        || !self.swap(record(CLAIMED, after + 1), record(LIVE, after + 1))
+                    if !self.swap(record(State::Leaving, after), record(State::Free, after))
+                        || !self.swap(record(State::Free, after), record(State::Claimed, after + 1))
+                        || !self.swap(record(State::Claimed, after + 1), record(State::Live, after + 1))
                     {
                         return;
                     }
@@ -566,17 +494,18 @@ mod tests {
                 let starts = [at % 14, at / 14 % 14, at / 196];
                 for bit in [false, true] {
                     let starts = starts.into_iter().zip(others.iter().copied()).collect();
-                    let mut model = Model { record: record(LIVE, 1), bit, steps: 0, starts };
+                    let mut model = Model { record: record(State::Live, 1), bit, steps: 0, starts };
                     model.run(scripts[first]);
                     while let Some((_, script)) = model.starts.pop() {
                         model.run(script);
                     }
                     let is_live = model.record.is_some_and(|record| record.is_live());
                     assert_eq!(model.bit, is_live, "{first} {at} {bit}: {:?}", model.record);
-                    seen |= 1 << model.record.map_or(0, |record| record.state * 2 + record.incarnation as u8);
+                    seen |= 1 << model.record.map_or(0, |record| end(record.state, record.incarnation));
                 }
             }
         }
-        assert_eq!(seen, 1 << (LEAVING * 2 + 1) | 1 << (LIVE * 2 + 2) | 1 << (LEAVING * 2 + 2), "all ends");
+        let ends = [(State::Leaving, 1), (State::Live, 2), (State::Leaving, 2)];
+        assert_eq!(seen, ends.iter().fold(0, |all, (state, of)| all | 1 << end(*state, *of)), "all ends");
     }
 }

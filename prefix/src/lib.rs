@@ -9,7 +9,7 @@
 //! | index | answers | an entry |
 //! |---|---|---|
 //! | [`LocationIndex`] | where each block is: tier, address and length at an endpoint | one line of 64 bytes |
-//! | [`PlacementIndex`] | who has each block, and how long a prefix each has | one line of 64 bytes; or eight blocks in six lines |
+//! | [`PlacementIndex`] | who has each block, and how long a prefix each has | one line of 64 bytes, up to 256 holders; or eight blocks in six lines |
 //!
 //! ```
 //! use oneread::{Address, Client, PutOptions, Server, ServerConfig, TableSize};
@@ -42,18 +42,29 @@ mod digests;
 mod directory;
 mod error;
 mod events;
+#[doc(hidden)]
+pub mod faults;
 mod groups;
 mod hashes;
 mod holders;
+mod jumps;
 mod location;
+mod lookup;
 mod names;
 mod placement;
+mod records;
+mod sets;
+mod table;
 
 pub use digests::{Digests, KEY_BYTES, Key, WIDTHS};
 pub use error::{DigestError, HashError, PrefixError};
 pub use events::{EventOutcome, EventStream, KvEvent};
 pub use hashes::{BlockHashes, HashScheme, block_hashes};
-pub use holders::{HOLDERS_MAX, Holder};
+pub use holders::Holder;
+pub use jumps::JumpCounts;
 pub use location::{Found, LOCATION_BYTES, Location, LocationIndex, Search};
+pub use lookup::HolderPrefix;
 pub use names::NAME_MAX;
-pub use placement::{Cleaned, HolderPrefix, PlacementIndex};
+pub use placement::{Cleaned, PlacementIndex};
+pub use records::Keeps;
+pub use table::{HOLDERS, HOLDERS_MAX, IndexTable, PlacementTable};

@@ -185,7 +185,7 @@ impl LocationIndex {
         };
         if let Some(why) = lacks {
             let address = Box::new(client.address().clone());
-            return Err(PrefixError::Table { address, why, index: "LocationIndex" });
+            return Err(PrefixError::Table { address, why, make: "LocationIndex::config" });
         }
         Ok(LocationIndex { client, names: HashMap::new() })
     }

@@ -10,6 +10,7 @@
 
 use crate::digests::hashed;
 use crate::error::PrefixError;
+use oneread::error::MutateError;
 use oneread::{Client, PutOutcome};
 
 /// Longest name, in bytes.
@@ -60,10 +61,14 @@ pub(crate) fn put_name(client: &mut Client, name: &str, id: &NameId) -> Result<(
 }
 
 /// Keeps an entry from making room for others, however often the same client asks for it. Returns whether it is
-/// there. 2 round trips.
+/// there. 2 round trips. A connection has pins for some thousands; what comes after these is not pinned.
 pub(crate) fn pin_once(client: &mut Client, key: &[u8]) -> Result<bool, PrefixError> {
     client.unpin(key)?;
-    Ok(client.pin(key)?)
+    match client.pin(key) {
+        Ok(is_there) => Ok(is_there),
+        Err(MutateError::Pins { .. }) => Ok(client.get(key)?.is_some()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Keeps a name from making room for other entries. Returns whether it is there. 2 round trips for 20 bytes.

@@ -4,6 +4,7 @@ use crate::calls;
 use crate::convert::{bytes_of, extracted, optional_seconds};
 use crate::error::{Raise, error_of};
 use crate::mend::Mender;
+use crate::prefix as index;
 use oneread::{
     Address, Backing, ClientOptions, ClientTls, Config, Encryption, Evict, Limits, OwnerOptions, RequestPath,
     ServerConfig, ServerTls, Snapshots, StartMode, TableSize, Token,
@@ -11,6 +12,7 @@ use oneread::{
 use oneread_cluster::client::ClusterOptions;
 use oneread_cluster::etcd::{ClusterName, EtcdOptions, EtcdTls};
 use oneread_cluster::wire::Secret;
+use oneread_prefix::IndexTable;
 use pyo3::prelude::{Bound, PyAny, PyAnyMethods, PyErr, PyResult, Python};
 use pyo3::types::{PyDict, PyDictMethods, PyString, PyStringMethods};
 use std::borrow::Cow;
@@ -293,13 +295,22 @@ impl<'py> Arguments<'py> {
         Ok(ClusterArguments { name, etcd, options, exactly_once })
     }
 
-    /// What a table is made from.
-    pub fn table(&self) -> PyResult<Config> {
+    /// Which index a table is for.
+    fn index_table(&self) -> PyResult<Option<IndexTable>> {
         let py = self.left.py();
-        let mut config = Config::new();
-        if let Some(layout) = self.take::<String>("layout")? {
-            config.layout = parsed(py, &layout)?;
-        }
+        let holders = self.take::<usize>("holders")?;
+        let Some(index) = self.take::<String>("index")? else {
+            return match holders {
+                Some(_) => Err(self.invalid("holders are an index'; give index, too")),
+                None => Ok(None),
+            };
+        };
+        index::table_of(py, &index, holders).map(Some)
+    }
+
+    /// What a table is made from.
+    fn table(&self, index: Option<IndexTable>) -> PyResult<Config> {
+        let py = self.left.py();
         let sizes = [
             self.take("keys")?.map(TableSize::Keys),
             self.take("slots")?.map(TableSize::Slots),
@@ -312,8 +323,13 @@ impl<'py> Arguments<'py> {
             },
         ];
         let mut given = sizes.into_iter().flatten();
-        if let Some(size) = given.next() {
-            config.size = size;
+        let size = given.next().unwrap_or(Config::new().size);
+        let mut config = match index {
+            Some(index) => index.config(size),
+            None => Config::new().size(size),
+        };
+        if let Some(layout) = self.take::<String>("layout")? {
+            config.layout = parsed(py, &layout)?;
         }
         if given.next().is_some() {
             let text = "a table has one size; give one of keys, slots and bytes_max".into();
@@ -325,10 +341,10 @@ impl<'py> Arguments<'py> {
         if let Some(value_max) = self.take("value_max")? {
             config.value_max = value_max;
         }
-        config.inline_max = self.take("inline_max")?;
-        config.heap_bytes = self.take("heap_bytes")?;
-        config.life = self.take("life")?.unwrap_or_default();
-        config.owners = self.take("owners")?.unwrap_or_default();
+        config.inline_max = self.take("inline_max")?.or(config.inline_max);
+        config.heap_bytes = self.take("heap_bytes")?.or(config.heap_bytes);
+        config.life = self.take("life")?.unwrap_or(config.life);
+        config.owners = self.take("owners")?.unwrap_or(config.owners);
         if let Some(grace) = self.time("grace")? {
             config.grace = grace;
         }
@@ -350,7 +366,7 @@ impl<'py> Arguments<'py> {
 
     /// What an index without a server is made from.
     pub fn index(&self) -> PyResult<(Config, Backing, Option<Duration>, Option<Evict>)> {
-        let (mut config, ttl) = (self.table()?, self.ttl()?);
+        let (mut config, ttl) = (self.table(None)?, self.ttl()?);
         config.life |= ttl.is_some();
         Ok((config, self.backing()?, ttl, self.evict()?))
     }
@@ -360,9 +376,11 @@ impl<'py> Arguments<'py> {
         policy.map(|policy| parsed::<Evict>(self.left.py(), &policy)).transpose()
     }
 
-    pub fn server(&self, address: Address) -> PyResult<ServerConfig> {
+    /// What a server is told, and which index its table is for.
+    pub fn server(&self, address: Address) -> PyResult<(ServerConfig, Option<IndexTable>)> {
         let py = self.left.py();
-        let table = self.table()?;
+        let index = self.index_table()?;
+        let table = self.table(index)?;
         let mut config = ServerConfig::new(address, table).backing(self.backing()?);
         config.small_pages = self.take("small_pages")?.unwrap_or_default();
         config.ttl = self.ttl()?;
@@ -424,7 +442,7 @@ impl<'py> Arguments<'py> {
             (None, None) => {}
         }
         config.restore = self.path("restore")?;
-        Ok(config)
+        Ok((config, index))
     }
 }
 

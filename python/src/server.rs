@@ -85,7 +85,7 @@ impl Server {
     ) -> PyResult<Server> {
         crate::log::begin();
         let arguments = Arguments::new(py, options)?;
-        let mut config = arguments.server(options::address(py, address)?)?;
+        let (mut config, index) = arguments.server(options::address(py, address)?)?;
         arguments.end("Server")?;
         let cancel = Arc::new(AtomicBool::new(false));
         config.cancel = Some(cancel.clone());
@@ -109,6 +109,9 @@ impl Server {
                 return Err(error_of(py, "OnereadError", "the server panicked while it started".into()));
             }
         };
+        if let Some(index) = index {
+            py.detach(|| index.mark(&started)).raise(py)?;
+        }
         let address = started.address().to_string();
         let tcp = started.tcp_address().map(|at| Address::Tcp(at.clone()).to_string());
         Ok(Server { process: fork::process(), address, tcp, running: Mutex::new(Some(started)) })

@@ -340,7 +340,7 @@ def test_wrong_input_is_named() -> None:
     with served(value_max=64) as (_, client):
         with pytest.raises(oneread.Incompatible, match="keeps no lives of entries; make one with `LocationIndex"):
             oneread.LocationIndex(client)
-        with pytest.raises(oneread.Incompatible, match="other lengths"):
+        with pytest.raises(oneread.Incompatible, match="is not marked"):
             oneread.PlacementIndex(client)
     with placements() as placement, pytest.raises(TypeError, match="str"):
         placement.drop_holder(3)  # type: ignore[arg-type]
@@ -405,9 +405,29 @@ def test_lookups_go_on_while_the_server_is_suspended(tmp_path: Any) -> None:
     outcome(server, "")
 
 
-@pytest.mark.parametrize("holders", [0, 257, 1_000, 65_535, 70_000])
+@pytest.mark.parametrize("holders", [0, 4_097, 65_535, 70_000])
 def test_a_table_has_as_many_holders_as_an_index_can(holders: int) -> None:
     for grouped in (False, True):
-        with pytest.raises(oneread.Invalid, match=f"holders is {holders}; give 1 to 256"):
+        with pytest.raises(oneread.Invalid, match=f"holders is {holders}; give 1 to 4096"):
             oneread.PlacementIndex.table(holders, grouped=grouped)
-    assert oneread.PlacementIndex.table(holders=1)["value_max"] <= oneread.PlacementIndex.table()["value_max"]
+
+
+def test_a_server_makes_the_table_of_an_index() -> None:
+    with served(index="location") as (_, client):
+        assert oneread.LocationIndex(client).longest_prefix([1]) == 0
+        with pytest.raises(oneread.Incompatible, match="is not marked as one of holders"):
+            oneread.PlacementIndex(client)
+    with served(index="grouped", holders=300) as (_, client):
+        index = oneread.PlacementIndex(client)
+        assert (index.holders_max, index.is_grouped) == (300, True)
+    with served(index="placement", bytes_max=64 << 20) as (_, client):
+        index = oneread.PlacementIndex(client)
+        assert (index.holders_max, index.is_grouped) == (1_024, False)
+    for options, why in [
+        ({"index": "holders"}, "there are: location, placement, grouped"),
+        ({"index": "location", "holders": 7}, "leave them out"),
+        ({"holders": 7}, "give index, too"),
+        ({"index": "placement", "holders": 4_097}, "give 1 to 4096"),
+    ]:
+        with pytest.raises(oneread.Invalid, match=why):
+            oneread.Server(**options)  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ const fn name(library: &'static str, command: &'static str, python: &'static str
 }
 
 /// All names.
-pub const NAMES: [Name; 43] = [
+pub const NAMES: [Name; 44] = [
     name("`Backing::File`", "--region", "`region=`"),
     name("`Client::get`", "`oneread get`", "`Client.get`"),
     name("`Client::owner`", "--owner", "`Client.owner`"),
@@ -56,21 +56,18 @@ pub const NAMES: [Name; 43] = [
     name("`Config::owners`", "`serve --owners`", "`owners=True`"),
     name("`Config::value_max`", "`serve --value-max`", "`value_max=`"),
     name("`Digests::texts`", "texts", "texts (`str`)"),
-    name(
-        "`LocationIndex::config`",
-        "`oneread serve --key-max 16 --value-max 20 --life --owners`",
-        "`LocationIndex.table()`",
-    ),
+    name("`LocationIndex::config`", "`oneread serve --index location`", "`LocationIndex.table()`"),
     name("`NodeConfig::advertise`", "--node-advertise", "`oneread serve --node-advertise`"),
     name("`NodeConfig::advertise_table`", "--table-advertise", "`oneread serve --table-advertise`"),
     name("`NodeConfig::secret`", "--secret-file", "`oneread serve --secret-file`"),
-    name(
-        "`PlacementIndex::config`",
-        "`oneread serve --key-max 16 --value-max 32` (for 256 holders)",
-        "`PlacementIndex.table()`",
-    ),
     name("`PlacementIndex::drop_holder`", "another program of the index", "`PlacementIndex.drop_holder`"),
     name("`PlacementIndex::holder`", "another program of the index", "`PlacementIndex.holder`"),
+    name("`PlacementTable::config`", "`oneread serve --index placement`", "`PlacementIndex.table()`"),
+    name(
+        "`PlacementTable::single`",
+        "`oneread serve --index placement`",
+        "`PlacementIndex.table(grouped=False)`",
+    ),
     name("`RequestPath::Auto`", "messages", "`requests=\"auto\"`"),
     name("`ServerConfig::allow_uids`", "--allow-uid", "`allow_uids=`"),
     name("`ServerConfig::client_bytes_max`", "`serve --client-memory-max`", "`client_bytes_max=`"),

@@ -81,6 +81,7 @@ mod part {
     pub const OR: u8 = 3;
     pub const AND_NOT: u8 = 4;
     pub const APPEND: u8 = 5;
+    pub const OR_PADDED: u8 = 6;
 }
 
 /// The operation that stands for a mode.
@@ -381,6 +382,7 @@ rows! {
     UploadDrop { .. }         => 0, Change;
     Remove { .. }             => 0, Change;
     RemoveIf { .. }           => 1, Change;
+    Part { part: PartChange::OrPadded { .. }, .. } => 6, Change;
     Part { .. }               => 1, Change;
     Clear { .. }              => 1, Change;
     Pin { .. }                => 2, Change;
@@ -677,6 +679,7 @@ fn encode_part(out: &mut Vec<u8>, id: u64, key: &[u8], part: &PartChange<'_>, te
             (if initial.is_some() { part::ADD_FROM } else { part::ADD }, &[][..])
         }
         PartChange::Or { bits } => (part::OR, *bits),
+        PartChange::OrPadded { bits } => (part::OR_PADDED, *bits),
         PartChange::AndNot { bits } => (part::AND_NOT, *bits),
         PartChange::Append { bytes, len_max } => {
             // No value is longer.
@@ -714,9 +717,17 @@ fn decode_part(body: &[u8]) -> Option<Request<'_>> {
             let (key, []) = rest.split_at_checked(klen)? else { return None };
             (PartChange::Add { delta: i64::from_le_bytes(*delta), initial }, key)
         }
-        part::OR | part::AND_NOT => {
+        part::OR => {
             let (key, bits) = rest.split_at_checked(klen)?;
-            (if *kind == part::OR { PartChange::Or { bits } } else { PartChange::AndNot { bits } }, key)
+            (PartChange::Or { bits }, key)
+        }
+        part::OR_PADDED => {
+            let (key, bits) = rest.split_at_checked(klen)?;
+            (PartChange::OrPadded { bits }, key)
+        }
+        part::AND_NOT => {
+            let (key, bits) = rest.split_at_checked(klen)?;
+            (PartChange::AndNot { bits }, key)
         }
         part::APPEND => {
             let (len_max, rest) = rest.split_first_chunk::<4>()?;

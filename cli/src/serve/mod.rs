@@ -2,6 +2,7 @@
 
 mod daemon;
 mod ending;
+mod index;
 #[cfg(all(feature = "cluster", feature = "metrics"))]
 mod of_node;
 mod ready;
@@ -33,6 +34,7 @@ use oneread::{
 };
 use oneread_kit::units::{ByteSize, Period, length, some_bytes, some_time};
 use oneread_kit::{TokenArgs, names, show};
+use oneread_prefix::IndexTable;
 pub use refused::advise;
 #[cfg(feature = "metrics")]
 use scraped::Listener;
@@ -69,6 +71,7 @@ use undo::Ready;
       a table that survives a crash of the machine, but for a minute's changes
   oneread serve --restore /backup/t.snap   a new table with these keys
   oneread serve --metrics 127.0.0.1:9464   its counts for Prometheus
+  oneread serve --index placement   who has which blocks of LLM caches
   ONEREAD_TOKEN=secret oneread serve --at verbs://0.0.0.0:7471
       over RDMA (built with --features verbs)
 
@@ -108,6 +111,8 @@ their lease ends (10 s by default). Over verbs they cannot.
 pub struct Serve {
     #[command(flatten)]
     at: At,
+    #[command(flatten)]
+    index: index::IndexArgs,
     /// Serve clients over TCP, too, as in tcp://0.0.0.0:7471: each GET there is a request to this server;
     /// beyond this host clients need the token, and without --tls-cert what travels can be read on the way
     #[arg(long, value_name = "ADDRESS")]
@@ -331,6 +336,11 @@ impl Serve {
         if self.daemonize {
             return daemon::start(&self.at.address(), self.log.as_deref());
         }
+        let index = self.index.table()?;
+        ensure!(
+            index.is_none() || !self.is_node(),
+            "an index is a table of one server, and a node of a cluster has none; leave --index or --cluster out"
+        );
         let ending = Ending::begin(match self.tls_cert {
             Some(_) => Hangup::ReadsAgain,
             None => Hangup::Ends,
@@ -347,7 +357,7 @@ impl Serve {
         } else if self.huge_pages {
             (Backing::HugePages, false)
         } else {
-            let (path, has_table) = self.prepare_file(&address)?;
+            let (path, has_table) = self.prepare_file(&address, index)?;
             (Backing::File(path), has_table)
         };
         let base = if is_taken_over { None } else { base? };
@@ -357,7 +367,7 @@ impl Serve {
             (None, Some(share)) => Config::new().size(TableSize::up_to(share.bytes)),
             (None, None) => Config::new(),
         };
-        let config = self.config(base);
+        let config = self.config(base, index);
         if is_over_verbs(&address) && !is_taken_over {
             check_locked_memory(&config)?;
         }
@@ -382,6 +392,10 @@ impl Serve {
             }
             started => started?,
         };
+        if let Some(Err(why)) = index.map(|index| index.mark(serving.server())) {
+            serving.undo_start();
+            return Err(why.into());
+        }
         let server = Watched::new(Mutex::new(Some(serving)));
         ending.ends_by({
             let (server, pid_file) = (server.clone(), pid_file.clone());
@@ -566,15 +580,17 @@ impl Serve {
     }
 
     /// `base` with the options that the user gave.
-    fn config(&self, base: Config) -> Config {
+    fn config(&self, base: Config, index: Option<IndexTable>) -> Config {
+        let size = match (self.slots, self.capacity, self.max_memory) {
+            (Some(n), _, _) => TableSize::Slots(n),
+            (_, Some(n), _) => TableSize::Keys(n),
+            (_, _, Some(ByteSize(n))) => TableSize::up_to(n),
+            _ => base.size,
+        };
+        let base = index::over(base, size, index);
         Config::new()
             .layout(self.layout.unwrap_or(base.layout))
-            .size(match (self.slots, self.capacity, self.max_memory) {
-                (Some(n), _, _) => TableSize::Slots(n),
-                (_, Some(n), _) => TableSize::Keys(n),
-                (_, _, Some(ByteSize(n))) => TableSize::up_to(n),
-                _ => base.size,
-            })
+            .size(size)
             .key_max(self.key_max.unwrap_or(base.key_max))
             .key_inline(self.key_inline.or(base.key_inline))
             .value_max(self.value_max.unwrap_or(base.value_max))
@@ -586,7 +602,7 @@ impl Serve {
     }
 
     /// The region file, and whether it holds a table, which is as requested. Else the server makes one.
-    fn prepare_file(&self, address: &Address) -> Result<(PathBuf, bool)> {
+    fn prepare_file(&self, address: &Address, index: Option<IndexTable>) -> Result<(PathBuf, bool)> {
         let path = match &self.region {
             Some(path) => path.clone(),
             None => {
@@ -615,14 +631,14 @@ impl Serve {
             "{} holds a table with keys of its own; --restore is for a new table: add --fresh to remove this one, or leave --restore out and use `oneread restore` to put the keys over these",
             path.display()
         );
-        self.check(&path, &has)?;
+        self.check(&path, &has, index)?;
         Ok((path, true))
     }
 
     /// Checks that the table in the file is what the user asked for.
-    fn check(&self, path: &Path, has: &Geometry) -> Result<()> {
+    fn check(&self, path: &Path, has: &Geometry, index: Option<IndexTable>) -> Result<()> {
         // What is not given is as it is.
-        let asked = self.config(Config::from(has));
+        let asked = self.config(Config::from(has), index);
         let mut differ = Vec::new();
         let mut compare = |what: &str, has: String, asked: String| {
             if has != asked {
@@ -769,9 +785,15 @@ mod tests {
             .grace(Duration::from_micros(5));
         let config = |options: &[&str]| {
             let all = ["oneread", "--at", "shm:/tmp/sock"].iter().chain(options);
-            <Command as clap::Parser>::parse_from(all).serve.config(base)
+            let serve = <Command as clap::Parser>::parse_from(all).serve;
+            serve.config(base, serve.index.table().unwrap())
         };
         assert_eq!(config(&[]), base);
+        let sized = |made: Config| made.layout(base.layout).grace(base.grace);
+        let wide = oneread_prefix::PlacementTable::grouped(2_000).unwrap().config(TableSize::Keys(5));
+        assert_eq!(config(&["--index", "grouped", "--holders", "2000", "--capacity", "5"]), sized(wide));
+        let locations = IndexTable::Location.config(base.size);
+        assert_eq!(config(&["--index", "location"]), sized(locations));
         for (options, expected) in [
             (["--layout", "pilaf"], base.layout("pilaf".parse().unwrap())),
             (["--slots", "5"], base.size(TableSize::Slots(5))),

@@ -7,6 +7,7 @@ mod dist;
 mod doctor;
 mod feed;
 mod growth;
+mod indexes;
 #[path = "../../../cluster/tests/common/installed.rs"]
 mod installed;
 #[cfg(feature = "lab")]

@@ -1,10 +1,11 @@
 //! Changes of the placement index that somebody comes between: before each request of one handle, in turn, another one does
 //! something, and only then is the request handed on.
 
-use oneread::{Address, Client, Config, Server, ServerConfig, TableSize, TcpAddress};
-use oneread_prefix::{Digests, Holder, Key, PlacementIndex, PrefixError};
+use oneread::{Address, Client, Server, ServerConfig, TableSize, TcpAddress};
+use oneread_prefix::{Digests, Holder, Keeps, Key, PlacementIndex, PlacementTable, PrefixError};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -15,17 +16,24 @@ const BLOCKS: usize = 29;
 /// The number of the request for keys of a scan.
 const SCAN: u16 = 40;
 
-fn forms() -> [Config; 2] {
-    [PlacementIndex::config(SIZE, HOLDERS).unwrap(), PlacementIndex::grouped_config(SIZE, HOLDERS).unwrap()]
+fn forms() -> [PlacementTable; 2] {
+    [PlacementTable::single(HOLDERS).unwrap(), PlacementTable::grouped(HOLDERS).unwrap()]
 }
 
 fn prompt() -> Vec<Key> {
-    let key = |n: u128| n.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835).to_le_bytes();
-    (1..=BLOCKS as u128).map(key).collect()
+    chain(BLOCKS)
 }
 
-fn serve(table: Config) -> Server {
-    Server::start(ServerConfig::new(Address::Tcp(TcpAddress::new("127.0.0.1", 0)), table)).unwrap()
+fn chain(blocks: usize) -> Vec<Key> {
+    let key = |n: u128| n.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835).to_le_bytes();
+    (1..=blocks as u128).map(key).collect()
+}
+
+fn serve(table: PlacementTable) -> Server {
+    let address = Address::Tcp(TcpAddress::new("127.0.0.1", 0));
+    let server = Server::start(ServerConfig::new(address, table.config(SIZE))).unwrap();
+    table.mark(&server).unwrap();
+    server
 }
 
 fn open(address: &Address) -> PlacementIndex {
@@ -129,7 +137,7 @@ fn entries(index: &mut PlacementIndex) -> usize {
 }
 
 /// Runs a story with 0, 1, 2 and so on requests before somebody comes between, until there are fewer: then it returns `true`.
-fn at_each_request(least: usize, story: impl Fn(Config, usize) -> bool) {
+fn at_each_request(least: usize, story: impl Fn(PlacementTable, usize) -> bool) {
     for table in forms() {
         let count = (0..100).find(|&before| story(table, before)).expect("it takes some requests");
         assert!(count >= least, "{count} requests");
@@ -352,4 +360,60 @@ fn a_name_is_live_once() {
         assert!(other.as_ref().is_none_or(|other| *other == mine), "{before}");
         other.is_none()
     });
+}
+
+/// A closed holder loses its last blocks before any request of a lookup that is made block by block, too: nobody takes it for
+/// one that is not closed. Returns whether that is so before each request.
+fn what_is_under_way_is_no_lie(before_lookup: impl Fn() + Sync) -> bool {
+    const LONG: usize = 200;
+    let mut is_right = true;
+    for table in forms() {
+        let mut count = 0;
+        for before in 0.. {
+            let (server, keys) = (serve(table), chain(LONG));
+            let mut index = open(server.address());
+            let holder = index.holder_with("worker", Keeps::PrefixClosed).unwrap();
+            add(&mut index, &holder, &keys);
+            let is_last = AtomicBool::new(false);
+            count = 0;
+            relayed(
+                &server,
+                |router: &mut PlacementIndex| {
+                    before_lookup();
+                    let mut found = Vec::new();
+                    for n in 0..64 {
+                        is_last.store(n == 63, Ordering::SeqCst);
+                        router.match_prefix(&Digests::from(&keys[..]), &mut found).unwrap();
+                    }
+                },
+                |_| {
+                    if is_last.load(Ordering::SeqCst) {
+                        if count == before {
+                            index.remove(&holder, &Digests::from(&keys[..]), 70).unwrap();
+                        }
+                        count += 1;
+                    }
+                },
+            );
+            is_right &= index.holders().unwrap()[0].keeps() == Keeps::PrefixClosed;
+            if before >= count {
+                break;
+            }
+        }
+        assert!(count >= 4, "{count} requests");
+    }
+    is_right
+}
+
+#[test]
+fn events_under_way_do_not_end_jumps() {
+    assert!(what_is_under_way_is_no_lie(|| {}));
+}
+
+/// A difference at the first look is enough: then events under way end jumps.
+#[cfg(feature = "faults")]
+#[test]
+fn one_look_is_not_enough() {
+    use oneread_prefix::faults::{Rule, breaks};
+    assert!(!what_is_under_way_is_no_lie(|| breaks(Some(Rule::LookTwice))));
 }

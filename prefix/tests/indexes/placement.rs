@@ -2,7 +2,9 @@
 
 use crate::scene::Scene;
 use oneread::{Address, Client, Config, Evict, Server, ServerConfig, TableSize};
-use oneread_prefix::{Digests, EventStream, Holder, Key, KvEvent, PlacementIndex, PrefixError};
+use oneread_prefix::{
+    Digests, EventStream, Holder, Key, KvEvent, PlacementIndex, PlacementTable, PrefixError,
+};
 use proptest::collection::vec;
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_oneof, proptest};
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,13 +34,23 @@ fn prompt(branch: [u8; 3], length: usize) -> Vec<Key> {
     chain(&(0..length).map(token).collect::<Vec<_>>())
 }
 
-fn served(table: Config, evict: Option<Evict>) -> Scene<PlacementIndex> {
-    Scene::new(PlacementIndex::new, table, evict)
+fn served(table: PlacementTable, evict: Option<Evict>) -> Scene<PlacementIndex> {
+    served_with(table, table.config(SIZE), evict)
+}
+
+fn served_with(table: PlacementTable, config: Config, evict: Option<Evict>) -> Scene<PlacementIndex> {
+    let scene = Scene::new(PlacementIndex::new, config, evict);
+    table.mark(scene.server.as_ref().unwrap()).unwrap();
+    scene
 }
 
 /// Both forms of a table.
-fn forms() -> [Config; 2] {
-    [PlacementIndex::config(SIZE, HOLDERS).unwrap(), PlacementIndex::grouped_config(SIZE, HOLDERS).unwrap()]
+fn forms() -> [PlacementTable; 2] {
+    of_holders(HOLDERS)
+}
+
+fn of_holders(holders: usize) -> [PlacementTable; 2] {
+    [PlacementTable::single(holders).unwrap(), PlacementTable::grouped(holders).unwrap()]
 }
 
 /// The length of each holder's prefix, by name. The longest comes first, and is what the lookup returns.
@@ -133,7 +145,7 @@ fn compare(index: &mut PlacementIndex, holders: &[Holder], model: &Model) {
     }
 }
 
-fn story(table: Config, ops: Vec<Op>) {
+fn story(table: PlacementTable, ops: Vec<Op>) {
     let scene = served(table, None);
     let mut indexes = [scene.index(), scene.index()];
     let mut reader = scene.index();
@@ -274,7 +286,8 @@ fn lookups_cost_what_they_say() {
             index.stats().read.reads - before
         };
         let (first, reads) = (reads_of(&mut index), reads_of(&mut index) as f64);
-        assert!(first >= reads as u64 + index.holders_max() as u64, "the first one READs who has each bit");
+        let pages = index.holders_max().div_ceil(64) as u64;
+        assert!(first >= reads as u64 + 2 * pages, "the first one READs who has each bit");
         assert!(reads <= 1_728.0 * per_block * 1.1 + 4.0 && reads >= 1_600.0 * per_block, "{reads} READs");
         let before = index.stats().read.reads;
         let absent = chain(&[8; 2_000]);
@@ -283,16 +296,27 @@ fn lookups_cost_what_they_say() {
     }
 }
 
-/// How many lines of 64 bytes an entry has.
+/// How many lines of 64 bytes a slot has, and how many bytes an entry that the highest holder is in.
 #[test]
-fn entries_have_the_lines_they_say() {
-    for (holders, single, grouped) in [(256, 1, 6), (160, 1, 5), (96, 1, 4)] {
-        let lines = |table: Config| table.geometry().unwrap().shape().bytes() / 64;
-        assert_eq!(lines(PlacementIndex::config(SIZE, holders).unwrap()), single, "{holders}");
-        assert_eq!(lines(PlacementIndex::grouped_config(SIZE, holders).unwrap()), grouped, "{holders}");
+fn entries_have_the_bytes_they_say() {
+    for (holders, lines, bytes) in [
+        (4, [1, 3], [64, 192]),
+        (64, [1, 3], [64, 192]),
+        (160, [1, 5], [64, 320]),
+        (256, [1, 6], [64, 384]),
+        (1_024, [1, 3], [224, 1_312]),
+    ] {
+        for (n, table) in of_holders(holders).into_iter().enumerate() {
+            let geometry = table.config(SIZE).geometry().unwrap();
+            let slot = geometry.shape().bytes();
+            assert_eq!(slot / 64, lines[n], "{holders}");
+            let set = holders.div_ceil(64) * 8;
+            let value = if n == 0 { set } else { 8 + 8 * (8 + set) };
+            assert_eq!(slot as u64 + geometry.extent_bytes(&[0; 16], value), bytes[n], "{holders}");
+        }
     }
-    let with_life = PlacementIndex::config(SIZE, 160).unwrap().life(true);
-    assert_eq!(with_life.geometry().unwrap().shape().bytes(), 64);
+    let with_life = PlacementTable::default().config(SIZE).life(true);
+    assert_eq!(with_life.geometry().unwrap().shape().bytes(), 128);
 }
 
 /// The server is started again over the same region, and holders and blocks are still there; over a new table
@@ -306,7 +330,7 @@ fn holders_outlive_their_server() {
         let keys = prompt([1, 2, 1], 29);
         index.add(&holder, &Digests::from(&keys[..]), 0).unwrap();
         drop(scene.server.take());
-        scene.serve(table, None);
+        scene.serve(table.config(SIZE), None);
         let mut router = scene.index();
         assert_eq!(longest(&mut router, &keys), 29);
         assert_eq!(router.holders().unwrap(), std::slice::from_ref(&holder));
@@ -314,8 +338,17 @@ fn holders_outlive_their_server() {
         drop((router, index));
         drop(scene.server.take());
         std::fs::remove_file(scene.dir.path().join("region")).unwrap();
-        scene.serve(table, None);
-        let mut router = scene.index();
+        scene.serve(table.config(SIZE), None);
+        let unmarked =
+            PlacementIndex::new(Client::connect(&scene.address()).unwrap()).unwrap_err().to_string();
+        assert!(unmarked.contains("is not marked"), "{unmarked}");
+        // The first one marks it, and another one may do so, too.
+        let create = |table| PlacementIndex::create(Client::connect(&scene.address()).unwrap(), table);
+        let _first = create(table).unwrap();
+        let mut router = create(table).unwrap();
+        let other = of_holders(HOLDERS + 1)[usize::from(table.is_grouped())];
+        let refused = create(other).unwrap_err().to_string();
+        assert!(refused.contains("is of other holders"), "{refused}");
         assert_eq!(longest(&mut router, &keys), 0);
         let gone = router.add(&holder, &Digests::from(&keys[..]), 0).unwrap_err();
         assert!(gone.to_string().contains("register it again"), "{gone}");
@@ -326,11 +359,12 @@ fn holders_outlive_their_server() {
 /// holders stay, because they are pinned.
 #[test]
 fn what_leaves_only_shortens() {
-    for table in [
-        PlacementIndex::config(TableSize::Keys(2_000), HOLDERS).unwrap(),
-        PlacementIndex::grouped_config(TableSize::Keys(300), 8).unwrap(),
+    for (table, keys) in [
+        (PlacementTable::single(HOLDERS).unwrap(), 2_000),
+        (PlacementTable::grouped(8).unwrap(), 300),
+        (PlacementTable::single(1_024).unwrap(), 2_000),
     ] {
-        let scene = served(table, Some(Evict::ALL[0].0));
+        let scene = served_with(table, table.config(TableSize::Keys(keys)), Some(Evict::ALL[0].0));
         let (mut index, mut router) = (scene.index(), scene.index());
         let holders = ["a", "b"].map(|name| index.holder(name).unwrap());
         let prompts: Vec<Vec<Key>> = (0..200u8).map(|n| chain(&[n; 40])).collect();
@@ -395,7 +429,12 @@ fn bits_are_not_inherited() {
         }
         let knows_dead = goes == 1 && !is_dropped;
         let alive = index.holder("alive").unwrap();
-        let mine = if goes == 3 { 0 } else { 1 };
+        // What is known of other pages is still known.
+        let (mine, freed) = match goes {
+            1 => (1, usize::from(is_dropped)),
+            0 | 2 => (64, 64),
+            _ => (0, 0),
+        };
         assert_eq!(live_bits(&mut index), if knows_dead { vec![0, 1] } else { vec![mine] });
         let told = told(&mut index, &keys);
         let dead_has = told.get("dead").copied().unwrap_or(0);
@@ -408,7 +447,7 @@ fn bits_are_not_inherited() {
             assert!(matches!(late, PrefixError::HolderGone { .. }), "{late}");
         }
         index.add(&alive, &Digests::from(&keys[..9]), 0).unwrap();
-        assert_eq!(clean(&mut index, 10), usize::from(!knows_dead && goes != 3));
+        assert_eq!(clean(&mut index, 10), freed);
         index.holder("next").unwrap();
         assert_eq!(length(&mut index, &keys, "alive"), 9);
         assert_eq!(length(&mut index, &keys, "next"), 0, "{is_dropped} {goes}");
@@ -574,18 +613,16 @@ fn events_are_taken_in() {
 /// All numbers taken, none known, wrong tables, lists of other lengths: an error that names it.
 #[test]
 fn bad_input_is_named() {
-    let table = PlacementIndex::grouped_config(TableSize::Keys(500), 8).unwrap();
-    let scene = served(table, None);
+    let scene = served(PlacementTable::grouped(8).unwrap(), None);
     let mut index = scene.index();
     assert_eq!(index.holders_max(), 8);
-    for holders in [0, 257, 1_000, usize::MAX] {
-        for refused in [PlacementIndex::config(SIZE, holders), PlacementIndex::grouped_config(SIZE, holders)]
-        {
+    for holders in [0, 4_097, 70_000, usize::MAX] {
+        for refused in [PlacementTable::single(holders), PlacementTable::grouped(holders)] {
             let refused = refused.unwrap_err().to_string();
             assert_eq!(
                 refused,
                 format!(
-                    "a table has 1 to 256 holders, and {holders} were asked for; give a number in between"
+                    "a table has 1 to 4096 holders, and {holders} were asked for; give a number in between"
                 )
             );
         }
@@ -593,12 +630,20 @@ fn bad_input_is_named() {
     let refused = index.drop_holder("").unwrap_err();
     assert!(matches!(refused, PrefixError::Name { given: 0, max: 200 }), "{refused}");
     let address = Address::Shm(scene.dir.path().join("other"));
-    let other = Config::new().size(TableSize::Keys(100));
-    let _server = Server::start(ServerConfig::new(address.clone(), other)).unwrap();
-    let refused = PlacementIndex::new(Client::connect(&address).unwrap()).unwrap_err().to_string();
-    assert!(refused.contains("`PlacementIndex::config`"), "{refused}");
+    let other = Config::new().size(TableSize::Keys(100)).value_max(64);
+    let server = Server::start(ServerConfig::new(address.clone(), other)).unwrap();
+    let connect = || Client::connect(&address).unwrap();
+    let (table, lengths) = (PlacementTable::default(), "has other lengths of keys and values");
+    for (refused, why) in [
+        (PlacementIndex::new(connect()).map(drop), "is not marked as one of holders"),
+        (PlacementIndex::create(connect(), table).map(drop), lengths),
+        (table.mark(&server), lengths),
+    ] {
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains(why) && refused.contains("`PlacementTable::config`"), "{refused}");
+    }
     drop(index);
-    let scene = served(PlacementIndex::config(TableSize::Keys(2_000), 160).unwrap(), None);
+    let scene = served(PlacementTable::single(160).unwrap(), None);
     let mut index = scene.index();
     let holders: Vec<Holder> = (0..160).map(|n| index.holder(&format!("{n}")).unwrap()).collect();
     let refused = index.holder("one more").unwrap_err();
@@ -683,4 +728,81 @@ fn a_claim_of_the_dead_is_nobody_s() {
         }
         assert_eq!(longest(&mut router, &keys), if goes_on { 8 } else { 0 });
     }
+}
+
+/// A table for a thousand holders and more: each has its blocks, an entry is as wide as its highest bit needs, in whichever
+/// order they come and go, and a registration READs a page of 64 holders, not each of them.
+#[test]
+fn thousands_of_holders() {
+    for table in of_holders(1_024) {
+        let scene = served(table, None);
+        let (mut index, mut router) = (scene.index(), scene.index());
+        let keys = chain(&[3; 20]);
+        let digests = Digests::from(&keys[..]);
+        let mut holders = Vec::new();
+        for n in 0..300 {
+            let before = index.stats().read.reads;
+            holders.push(index.holder(&format!("worker {n}")).unwrap());
+            let reads = index.stats().read.reads - before;
+            // Pages are READ four times at most; the table is new before the first one.
+            assert!(n == 0 || reads <= 4 * 2 * 16 + 20, "{reads} READs for holder {n}");
+        }
+        assert_eq!(live_bits(&mut index), (0..300).collect::<Vec<_>>());
+        let width = |index: &mut PlacementIndex| {
+            let value = index.client().get(&keys[0]).unwrap().unwrap().len();
+            if table.is_grouped() { (value - 8) / 8 - 8 } else { value }
+        };
+        // Narrow, wide, and narrow ones again.
+        for (n, wide) in [(5, 8), (290, 40), (70, 40), (250, 40), (64, 40)] {
+            index.add(&holders[n], &digests, 0).unwrap();
+            assert_eq!(width(&mut index), wide, "{n}");
+        }
+        let of = |n: usize, blocks| (format!("worker {n}"), blocks);
+        let all = [5, 290, 70, 250, 64].map(|n| of(n, 20));
+        assert_eq!(told(&mut router, &keys), BTreeMap::from(all));
+        index.remove(&holders[290], &digests, 10).unwrap();
+        // Its bit is beyond the set of a block that it never had.
+        let narrow = chain(&[4; 8]);
+        index.add(&holders[7], &Digests::from(&narrow[..]), 0).unwrap();
+        assert_eq!(index.remove(&holders[290], &Digests::from(&narrow[..]), 0).unwrap(), 0);
+        assert_eq!(told(&mut router, &narrow), BTreeMap::from([of(7, 8)]));
+        assert_eq!(told(&mut router, &keys)["worker 290"], 10);
+        // One of each width goes, and the bits are given again.
+        for n in [5, 290] {
+            assert!(index.drop_holder(&format!("worker {n}")).unwrap());
+        }
+        assert_eq!(told(&mut router, &keys), BTreeMap::from([70, 250, 64].map(|n| of(n, 20))));
+        assert_eq!(clean(&mut index, 1_000), 2);
+        index.holder("next").unwrap();
+        index.holder("last").unwrap();
+        assert_eq!(live_bits(&mut index), (0..300).collect::<Vec<_>>());
+        assert_eq!(told(&mut router, &keys), BTreeMap::from([70, 250, 64].map(|n| of(n, 20))));
+        for n in [70, 250, 64, 7] {
+            index.drop_holder(&format!("worker {n}")).unwrap();
+        }
+        clean(&mut index, 1_000);
+        let blocks = index.client().scan().filter(|entry| entry.as_ref().unwrap().key.len() == 16);
+        assert_eq!(blocks.count(), 0, "blocks that nobody has go, however wide their sets are");
+    }
+}
+
+/// The most holders that a table can have, registered by one handle in a table that evicts: a connection has fewer pins, and
+/// each holder is told all the same.
+#[test]
+fn more_holders_than_pins() {
+    let table = PlacementTable::single(4_096).unwrap();
+    let scene = served_with(table, table.config(TableSize::Keys(20_000)), Some(Evict::ALL[0].0));
+    let (mut index, mut router) = (scene.index(), scene.index());
+    let key = &chain(&[1])[..];
+    let name = |n: usize| format!("a name that takes more than one entry: worker {n}");
+    // Three pins each for the name.
+    for n in 0..1_400 {
+        let holder = index.holder(&name(n)).unwrap();
+        if n % 100 == 99 {
+            index.add(&holder, &Digests::from(key), 0).unwrap();
+        }
+    }
+    let expected: BTreeMap<_, _> = (0..1_400).skip(99).step_by(100).map(|n| (name(n), 1)).collect();
+    assert_eq!(told(&mut router, key), expected);
+    assert_eq!(router.holders().unwrap().len(), 1_400);
 }

@@ -100,8 +100,9 @@ class Placements(System):
 def serve_command(folder: Path, table: Any) -> list[str]:
     command = [sys.executable, "-m", "oneread", "serve", "--at", f"shm:{folder / 'oneread.sock'}"]
     command += ["--region", str(folder / "region"), "--max-memory", "8GiB"]
-    command += ["--key-max", str(table["key_max"]), "--value-max", str(table["value_max"])]
-    return command + [f"--{flag}" for flag in ("life", "owners") if table.get(flag)]
+    if "index" in table:
+        return command + ["--index", table["index"], "--holders", str(table["holders"])]
+    return command + ["--index", "location"]
 
 
 class Oneread(Locations):

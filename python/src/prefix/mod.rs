@@ -16,8 +16,34 @@ use crate::convert::{Held, bytes_of};
 use crate::error::error_of;
 use bytemuck::Pod;
 use digests::keys_of;
+use oneread_prefix::{HOLDERS, HOLDERS_MAX, IndexTable, PlacementTable};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::{Bound, PyAny, PyResult, Python};
+
+/// Names of tables.
+const LOCATION: &str = "location";
+const PLACEMENT: &str = "placement";
+const GROUPED: &str = "grouped";
+
+/// The table of an index of this name.
+pub(crate) fn table_of(py: Python<'_>, index: &str, holders: Option<usize>) -> PyResult<IndexTable> {
+    let invalid = |text: String| error_of(py, "Invalid", text);
+    let most = holders.unwrap_or(HOLDERS);
+    let placement = match index {
+        LOCATION if holders.is_some() => {
+            return Err(invalid("an index of locations has no holders; leave them out".into()));
+        }
+        LOCATION => return Ok(IndexTable::Location),
+        PLACEMENT => PlacementTable::single(most),
+        GROUPED => PlacementTable::grouped(most),
+        _ => {
+            let known = format!("{LOCATION}, {PLACEMENT}, {GROUPED}");
+            return Err(invalid(format!("index is {index:?}; there are: {known}")));
+        }
+    };
+    let wrong = |_| invalid(format!("holders is {most}; give 1 to {HOLDERS_MAX}"));
+    placement.map(IndexTable::Placement).map_err(wrong)
+}
 
 /// What texts are hashed with: 16 bytes, all 0 if nothing is given.
 fn secret_of(py: Python<'_>, given: Option<&Bound<'_, PyAny>>) -> PyResult<[u8; 16]> {

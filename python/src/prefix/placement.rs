@@ -1,13 +1,11 @@
 //! `oneread.PlacementIndex`: who has each block.
 
 use super::shelf::Shelf;
-use super::{keys_of, secret_of};
+use super::{GROUPED, PLACEMENT, keys_of, secret_of, table_of};
 use crate::calls::made;
 use crate::client::Client;
 use crate::counts;
-use crate::error::error_of;
-use oneread::TableSize;
-use oneread_prefix::{Digests, HOLDERS_MAX, HolderPrefix, Key, PrefixError};
+use oneread_prefix::{Digests, HOLDERS, HolderPrefix, Keeps, Key, PrefixError};
 use pyo3::prelude::{Bound, Py, PyAny, PyResult, Python};
 use pyo3::types::{PyDict, PyDictMethods};
 
@@ -42,12 +40,18 @@ impl Holder {
         self.holder.name()
     }
 
+    /// Whether it has no block without those before it, as the table said when this was told.
+    #[getter]
+    fn prefix_closed(&self) -> bool {
+        self.holder.keeps() == Keeps::PrefixClosed
+    }
+
     fn __repr__(&self) -> String {
         format!("oneread.Holder({:?})", self.holder.name())
     }
 }
 
-/// Who has each block: digest -> a set of up to 256 holders.
+/// Who has each block: digest -> a set of up to 4,096 holders.
 ///
 /// Lookups read the server's memory, without the server. Any thread may use it, and several at a time.
 #[pyo3::pyclass(frozen, module = "oneread", weakref)]
@@ -103,18 +107,13 @@ impl PlacementIndex {
     /// What a `Server` for so many holders is made with, beside its size. `grouped`: eight neighbours of a prompt stand
     /// in one entry.
     #[staticmethod]
-    #[pyo3(signature = (holders=256, *, grouped=false))]
+    #[pyo3(signature = (holders=HOLDERS, *, grouped=false))]
     fn table(py: Python<'_>, holders: usize, grouped: bool) -> PyResult<Bound<'_, PyDict>> {
-        let size = TableSize::Keys(1);
-        let config = match grouped {
-            false => oneread_prefix::PlacementIndex::config(size, holders),
-            true => oneread_prefix::PlacementIndex::grouped_config(size, holders),
-        };
-        let config = config
-            .map_err(|_| error_of(py, "Invalid", format!("holders is {holders}; give 1 to {HOLDERS_MAX}")))?;
+        let index = if grouped { GROUPED } else { PLACEMENT };
+        table_of(py, index, Some(holders))?;
         let options = PyDict::new(py);
-        options.set_item("key_max", config.key_max)?;
-        options.set_item("value_max", config.value_max)?;
+        options.set_item("index", index)?;
+        options.set_item("holders", holders)?;
         Ok(options)
     }
 
@@ -130,10 +129,12 @@ impl PlacementIndex {
         self.holders_max
     }
 
-    /// The holder of this name; a new one if no live one has it.
-    #[pyo3(signature = (name, /))]
-    fn holder(&self, py: Python<'_>, name: &str) -> PyResult<Holder> {
-        Ok(Holder { holder: self.shelf.ask(py, |index| index.holder(name))? })
+    /// The holder of this name; a new one if no live one has it. `prefix_closed`: it has no block without those before it,
+    /// and loses the last ones first; lookups then look at some of its blocks only.
+    #[pyo3(signature = (name, /, *, prefix_closed=false))]
+    fn holder(&self, py: Python<'_>, name: &str, prefix_closed: bool) -> PyResult<Holder> {
+        let keeps = if prefix_closed { Keeps::PrefixClosed } else { Keeps::Any };
+        Ok(Holder { holder: self.shelf.ask(py, |index| index.holder_with(name, keeps))? })
     }
 
     /// All live holders.

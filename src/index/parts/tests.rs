@@ -107,6 +107,7 @@ fn parts_are_made_of_the_value_that_is_there() {
                 let is_counter = matches!(kind, 4 | 5) && random.pick(4) > 0;
                 let n = if is_counter { 50 + random.pick(8) } else { random.pick(40) } as u64;
                 let part = match kind {
+                    0 if initial.is_some() => PartChange::OrPadded { bits: &bytes },
                     0 => PartChange::Or { bits: &bytes },
                     1 => PartChange::AndNot { bits: &bytes },
                     2 | 3 => PartChange::Append { bytes: &bytes, len_max: [20, 60, 300][random.pick(3)] },
@@ -351,7 +352,8 @@ fn bits_of_two(config: &Config, seed: u64) -> Option<String> {
                 bits[byte] = bit;
                 let (part, is_new) = match random.pick(3) {
                     0 => (PartChange::AndNot { bits: &bits }, mine[byte] & bit != 0),
-                    _ => (PartChange::Or { bits: &bits }, mine[byte] & bit == 0),
+                    1 => (PartChange::Or { bits: &bits }, mine[byte] & bit == 0),
+                    _ => (PartChange::OrPadded { bits: &bits }, mine[byte] & bit == 0),
                 };
                 let done = index.change_part(&key(0), part, Tell::After).unwrap();
                 assert_eq!(done.effect == PartEffect::Updated, is_new, "nobody else changes it");

@@ -369,6 +369,7 @@ fn each_request_asks_for_its_right() {
         Request::UploadDrop,
         Request::Remove { key },
         Request::RemoveIf { key, expected: Expected::Value(value) },
+        Request::Part { key, part: PartChange::OrPadded { bits: value }, tell: Tell::Nothing },
         Request::Part { key, part: PartChange::Or { bits: value }, tell: Tell::Nothing },
         Request::Clear { place: [0; 2] },
         Request::Pin { key },

@@ -298,6 +298,8 @@ fn an_old_server_is_not_asked() {
         old(client.add(b"key", 1, Some(0)).map(drop));
         old(client.or(b"key", b"\x01").map(drop));
         old(client.and_not(b"key", b"\x01").map(drop));
+        let padded = PartChange::OrPadded { bits: b"\x01" };
+        old(client.change_part(b"key", padded, Tell::Nothing).map(drop));
         old(client.append(b"key", b"+", 9).map(drop));
         old(client.remove_if(b"key", b"value").map(drop));
         old(client.clear().map(drop));

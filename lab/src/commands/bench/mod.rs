@@ -2,8 +2,8 @@
 //! process. `bench rpc` compares GETs by READ with GETs that the server does. `bench kill` kills
 //! servers. `bench grow` lets a table grow and shrink. `bench hints` counts what hints save meanwhile.
 //! `bench tiered` runs a storage contest's workload. `bench long` times GETs of long values. `bench tcp` times requests
-//! over TCP. `bench trace` routes a trace's requests by an index. `bench followers` lets many follow. `bench failover`
-//! kills and stops nodes of a cluster, and moves what they serve.
+//! over TCP. `bench trace` routes a trace's requests by an index. `bench lookups` compares two ways in which
+//! indexes look. `bench failover` kills and stops nodes of a cluster, and moves what they serve.
 //!
 //! On one machine, the comparison is fair as far as it can be: rounds of all contestants alternate,
 //! and medians are reported. The in-process maps do less: their readers share a process with their
@@ -16,6 +16,7 @@ mod grow;
 mod hinted;
 mod kill;
 mod long;
+mod lookups;
 mod loops;
 mod redis;
 mod rpc;
@@ -45,6 +46,7 @@ use timing::Timing;
   oneread bench tcp
   oneread bench trace FILE
   oneread bench followers
+  oneread bench lookups
 
 `get`: one thread reads present keys of 16 bytes with values of 32, at random.
   bare, one after the other
@@ -87,6 +89,7 @@ enum What {
     Tcp(tcp::Tcp),
     Trace(trace::TraceBench),
     Followers(followers::FollowersBench),
+    Lookups(lookups::LookupsBench),
     #[cfg(feature = "cluster")]
     Failover(failover::Failover),
     GrowReader(grow::reader::GrowReader),
@@ -106,6 +109,7 @@ impl Bench {
             What::Tcp(tcp) => tcp.run(),
             What::Trace(trace) => trace.run(),
             What::Followers(followers) => followers.run(),
+            What::Lookups(lookups) => lookups.run(),
             #[cfg(feature = "cluster")]
             What::Failover(failover) => failover.run(),
             What::GrowReader(reader) => reader.run(),

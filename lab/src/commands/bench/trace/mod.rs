@@ -13,7 +13,9 @@ use oneread::{Address, Client, Config, PutOptions, Server, ServerConfig, TableSi
 use oneread_kit::folder::Folder;
 use oneread_kit::progress::Progress;
 use oneread_kit::show;
-use oneread_prefix::{Digests, Found, Holder, HolderPrefix, Location, LocationIndex, PlacementIndex};
+use oneread_prefix::{
+    Digests, Found, Holder, HolderPrefix, Location, LocationIndex, PlacementIndex, PlacementTable,
+};
 use rustc_hash::FxHashSet;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -104,10 +106,10 @@ type Chosen = (usize, usize);
 
 impl Asked {
     fn new(name: &str, engines: u16, client: Client) -> Result<Asked> {
-        if name == "locations" {
+        let Some(table) = placements(name)? else {
             return Ok(Asked::Locations { index: LocationIndex::new(client)?, found: Vec::new() });
-        }
-        let mut index = PlacementIndex::new(client)?;
+        };
+        let mut index = PlacementIndex::create(client, table)?;
         let holders =
             (0..engines).map(|n| index.holder(&format!("engine {n}"))).collect::<Result<Vec<_>, _>>()?;
         Ok(Asked::Placement { index, holders, found: Vec::new() })
@@ -282,14 +284,23 @@ impl TraceBench {
     fn table(&self, name: &str, blocks: u64) -> Result<Config> {
         const BESIDE: u64 = 1_000;
         let keys = |blocks: u64| TableSize::Keys(blocks + blocks / 8 + BESIDE);
-        Ok(match name {
-            "placement" => PlacementIndex::config(keys(blocks), HOLDERS)?,
+        Ok(match placements(name)? {
             // Ends of prompts and branches leave entries that are not full.
-            "grouped" => PlacementIndex::grouped_config(keys(blocks * 2 / 3), HOLDERS)?,
-            "locations" => LocationIndex::config(keys(blocks)),
-            _ => bail!("there is no index {name}"),
+            Some(table) if table.is_grouped() => table.config(keys(blocks * 2 / 3)),
+            Some(table) => table.config(keys(blocks)),
+            None => LocationIndex::config(keys(blocks)),
         })
     }
+}
+
+/// The table of an index of holders; `None` of locations.
+fn placements(name: &str) -> Result<Option<PlacementTable>> {
+    Ok(match name {
+        "placement" => Some(PlacementTable::single(HOLDERS)?),
+        "grouped" => Some(PlacementTable::grouped(HOLDERS)?),
+        "locations" => None,
+        _ => bail!("there is no index {name}"),
+    })
 }
 
 fn table(rows: &[TraceRow]) -> comfy_table::Table {
