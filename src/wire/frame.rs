@@ -6,7 +6,7 @@ use bytemuck::{Pod, Zeroable};
 pub const PROTOCOL_VERSION: u32 = 2;
 /// Which requests this version knows beyond the first ones of its protocol: those up to this *level*
 /// ([`Request::level`](super::Request::level)). A server's welcome tells its level; that of one that knew none is 0.
-pub const LEVEL: u16 = 5;
+pub const LEVEL: u16 = 6;
 
 /// Longest body, in bytes: longer than any key and value with their lengths.
 pub const BODY_MAX: usize = 1 << 16;
