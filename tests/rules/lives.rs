@@ -95,7 +95,7 @@ fn entries_end_in_their_time() {
 fn a_touch_sets_the_end_and_keeps_the_entry() {
     for (layout, size) in LAYOUTS.iter().flat_map(|layout| sizes().map(|size| (layout, size))) {
         let (index, clock) = index(&config(layout, size));
-        let before = |n: u64| (n % 4 > 0).then(|| 5 * SECOND);
+        let before = |n: u64| (!n.is_multiple_of(4)).then(|| 5 * SECOND);
         let after = |n: u64| [None, Some(2 * SECOND), Some(9 * SECOND)][n as usize % 3];
         for n in 0..KEYS {
             index.put_with(&key(n), &value(n, 1), PutOptions::new().ttl(before(n))).unwrap();
