@@ -96,7 +96,8 @@
 //! | keep it over crashes of the machine | [`ServerConfig::snapshots`] |
 //! | change or read it in the server's own process | [`Server::index`]: an [`Index`](embedded::Index) |
 //! | get and change keys from elsewhere | [`Client`], one clone for each thread; [`ClientOptions`] |
-//! | count, set bits or append without a get | [`Client::add`], [`Client::or`], [`Client::append`], [`Client::change_part`] |
+//! | count, set bits or append without a get | [`Client::incr`], [`Client::add`], [`Client::or`], [`Client::append`], [`Client::change_part`] |
+//! | have an entry end later, or earlier | [`Client::touch`] |
 //! | share a client among threads, or tasks (feature `tokio`) | [`ClientPool`] |
 //! | say where the server is | [`Address`] |
 //! | bound what a GET or a change may take | [`ClientOptions::limits`], [`ClientOptions::deadline`] |
@@ -224,7 +225,7 @@ pub use encryption::Encryption;
 pub use error::ErrorKind;
 pub use index::{Cleared, LeftCause};
 pub use outcome::{PutMode, PutOptions, PutOutcome, SwapOutcome};
-pub use part::{PartChange, PartEffect, PartOutcome, Tell};
+pub use part::{NewNumber, PartChange, PartEffect, PartOutcome, Tell};
 pub use placement::Preset;
 pub use placement::families::presets;
 pub use reader::Limits;

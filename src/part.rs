@@ -1,6 +1,7 @@
 //! Changes of a part of a value: the server makes the new value of the one that is there.
 
 use smallvec::SmallVec;
+use std::time::Duration;
 
 /// A value in private memory: on the stack, if it is one that fits a slot.
 pub(crate) type ValueBytes = SmallVec<[u8; 112]>;
@@ -17,6 +18,14 @@ pub enum PartChange<'a> {
         delta: i64,
         /// What an absent key counts as. `None`: it stays absent.
         initial: Option<u64>,
+    },
+    /// Adds to a number: decimal text, from -2^63 to 2^63 - 1. Its digits stand behind a `-` if it is below 0, and the
+    /// first one is no 0, but in `0` itself. A sum out of that range, and a value that is no such text, are errors.
+    Increment {
+        /// What is added; below 0, taken away.
+        delta: i64,
+        /// What an absent key counts as. `None`: it stays absent.
+        absent: Option<NewNumber>,
     },
     /// Sets bits of a bit set: those that are 1 here. The first byte here is for the first byte of the value. Bytes
     /// of the value behind the last one here stay as they are; more bytes than the value has are an error. An
@@ -44,6 +53,32 @@ pub enum PartChange<'a> {
         /// The longest value that may come of it. A longer one is an error.
         len_max: usize,
     },
+}
+
+/// What an absent key counts as ([`PartChange::Increment`]). The change is added to that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NewNumber {
+    /// The number.
+    pub value: i64,
+    /// How long the entry lives that comes, as with [`PutOptions::ttl`](crate::PutOptions::ttl). An entry that is there
+    /// keeps its end.
+    pub ttl: Option<Duration>,
+}
+
+impl From<i64> for NewNumber {
+    /// This number, of an entry that ends as one that is put without a time.
+    fn from(value: i64) -> NewNumber {
+        NewNumber { value, ttl: None }
+    }
+}
+
+/// The number that is this decimal text, if it is one.
+fn number_of(text: &[u8]) -> Option<i64> {
+    let is_plain = match text.strip_prefix(b"-").unwrap_or(text) {
+        [b'0'] => text.len() == 1,
+        digits => digits.first().is_some_and(|first| (b'1'..=b'9').contains(first)),
+    };
+    str::from_utf8(text).ok().filter(|_| is_plain)?.parse().ok()
 }
 
 /// Which value a change of a part tells.
@@ -86,6 +121,11 @@ impl PartOutcome {
     pub(crate) fn counter(&self) -> Option<u64> {
         Some(u64::from_le_bytes(self.value.as_deref()?.try_into().ok()?))
     }
+
+    /// The value, as a number.
+    pub(crate) fn number(&self) -> Option<i64> {
+        number_of(self.value.as_deref()?)
+    }
 }
 
 /// Why a part of a value was not changed. Nothing was.
@@ -103,6 +143,24 @@ pub enum PartError {
     CounterRange {
         /// The counter.
         value: u64,
+        /// What was to be added.
+        delta: i64,
+    },
+    /// The value is no number.
+    #[error(
+        "the value, {given} bytes long, is no decimal text of a number from {} to {}; put one first (`Client::add` is for counters of 8 bytes)",
+        i64::MIN,
+        i64::MAX
+    )]
+    NoNumber {
+        /// Length of the value.
+        given: usize,
+    },
+    /// The number would leave its range.
+    #[error("the number is {value}, and {delta:+} would take it out of {} to {}", i64::MIN, i64::MAX)]
+    NumberRange {
+        /// The number.
+        value: i64,
         /// What was to be added.
         delta: i64,
     },
@@ -151,6 +209,8 @@ impl PartError {
             PartError::BitsLength { given, max } => [3, given as u64, max as u64],
             PartError::AppendLength { given, max } => [4, given as u64, max as u64],
             PartError::AnswerLength { given, max } => [5, given as u64, max as u64],
+            PartError::NoNumber { given } => [6, given as u64, 0],
+            PartError::NumberRange { value, delta } => [7, value as u64, delta as u64],
             PartError::Other { code } => [code, 0, 0],
         }
     }
@@ -163,6 +223,8 @@ impl PartError {
             3 => PartError::BitsLength { given, max },
             4 => PartError::AppendLength { given, max },
             5 => PartError::AnswerLength { given, max },
+            6 => PartError::NoNumber { given },
+            7 => PartError::NumberRange { value: a as i64, delta: b as i64 },
             code => PartError::Other { code },
         }
     }
@@ -172,16 +234,33 @@ impl PartChange<'_> {
     /// The bytes that it brings.
     pub(crate) fn bytes(&self) -> &[u8] {
         match self {
-            PartChange::Add { .. } => &[],
+            PartChange::Add { .. } | PartChange::Increment { .. } => &[],
             PartChange::Or { bits } | PartChange::OrPadded { bits } | PartChange::AndNot { bits } => bits,
             PartChange::Append { bytes, .. } => bytes,
         }
     }
 
-    /// How long a value becomes that is so long, if it becomes another one.
-    pub(crate) fn len_after(&self, len: usize) -> usize {
+    /// How long the entry lives that comes of it where the key is absent.
+    pub(crate) fn ttl(&self) -> Option<Duration> {
+        match self {
+            PartChange::Increment { absent, .. } => absent.and_then(|new| new.ttl),
+            PartChange::Add { .. }
+            | PartChange::Or { .. }
+            | PartChange::OrPadded { .. }
+            | PartChange::AndNot { .. }
+            | PartChange::Append { .. } => None,
+        }
+    }
+
+    /// How long this value becomes, if it becomes another one; `None`: the key is absent.
+    pub(crate) fn len_after(&self, value: Option<&[u8]>) -> usize {
+        let len = value.map_or(0, <[u8]>::len);
         match self {
             PartChange::Add { .. } => size_of::<u64>(),
+            PartChange::Increment { .. } => {
+                let mut after = ValueBytes::from_slice(value.unwrap_or_default());
+                self.apply(&mut after, value.is_some()).map_or(len, |_| after.len())
+            }
             PartChange::Or { bits } | PartChange::OrPadded { bits } | PartChange::AndNot { bits } => {
                 len.max(bits.len())
             }
@@ -212,6 +291,18 @@ impl PartChange<'_> {
                     .ok_or(PartError::CounterRange { value: before, delta })?;
                 value.clear();
                 value.extend_from_slice(&after.to_le_bytes());
+                Ok(effect(after != before))
+            }
+            PartChange::Increment { delta, absent } => {
+                let before = match (is_there, absent) {
+                    (true, _) => number_of(value).ok_or(PartError::NoNumber { given: value.len() })?,
+                    (false, Some(new)) => new.value,
+                    (false, None) => return Ok(PartEffect::Absent),
+                };
+                let after =
+                    before.checked_add(delta).ok_or(PartError::NumberRange { value: before, delta })?;
+                value.clear();
+                value.extend_from_slice(after.to_string().as_bytes());
                 Ok(effect(after != before))
             }
             PartChange::Or { bits } | PartChange::OrPadded { bits } if !is_there => {
@@ -261,7 +352,7 @@ mod tests {
 
     fn make(part: PartChange<'_>, value: Option<&[u8]>) -> Made {
         let mut bytes = ValueBytes::from_slice(value.unwrap_or_default());
-        let len_after = part.len_after(bytes.len());
+        let len_after = part.len_after(value);
         let effect = part.apply(&mut bytes, value.is_some())?;
         assert!(effect == PartEffect::Absent || bytes.len() == len_after, "{part:?} of {value:?}");
         Ok((effect, bytes.to_vec()))
@@ -294,6 +385,41 @@ mod tests {
         for given in [0, 1, 7, 9] {
             assert_eq!(add(1, Some(0), Some(&vec![0; given])), Err(PartError::CounterLength { given }));
         }
+    }
+
+    /// A number is decimal text. It goes up and down in its range, and what is no such text is refused.
+    #[test]
+    fn numbers_are_decimal_text() {
+        use PartEffect::{Absent, Inserted, Unchanged, Updated};
+        let add = |delta, absent: Option<i64>, value: Option<&str>| {
+            let part = PartChange::Increment { delta, absent: absent.map(NewNumber::from) };
+            make(part, value.map(str::as_bytes))
+                .map(|(effect, text)| (effect, String::from_utf8(text).unwrap()))
+        };
+        let is = |effect, text: &str| Ok((effect, text.to_owned()));
+        assert_eq!(add(1, None, Some("9")), is(Updated, "10"));
+        assert_eq!(add(-11, None, Some("10")), is(Updated, "-1"));
+        assert_eq!(add(1, None, Some("-1")), is(Updated, "0"));
+        assert_eq!(add(0, None, Some("7")), is(Unchanged, "7"));
+        assert_eq!(add(i64::MAX, None, Some("-9223372036854775808")), is(Updated, "-1"));
+        assert_eq!(add(-1, None, Some("-9223372036854775807")), is(Updated, "-9223372036854775808"));
+        for (value, delta) in [(i64::MAX, 1), (i64::MIN, -1), (1, i64::MAX), (-2, i64::MIN)] {
+            let refused = add(delta, Some(0), Some(&value.to_string()));
+            assert_eq!(refused, Err(PartError::NumberRange { value, delta }));
+        }
+        assert_eq!(add(5, None, None), is(Absent, ""));
+        assert_eq!(add(5, Some(-7), None), is(Inserted, "-2"));
+        assert_eq!(add(1, Some(i64::MAX), None), Err(PartError::NumberRange { value: i64::MAX, delta: 1 }));
+        for text in ["", "-", "+1", "-0", "00", "01", "1.0", " 1", "1 ", "1e3", "x", "9223372036854775808"] {
+            assert_eq!(
+                add(1, Some(0), Some(text)),
+                Err(PartError::NoNumber { given: text.len() }),
+                "{text:?}"
+            );
+        }
+        assert_eq!(add(1, Some(0), Some(&"1".repeat(500))), Err(PartError::NoNumber { given: 500 }));
+        let binary = make(PartChange::Increment { delta: 1, absent: None }, Some(&[0xff; 8]));
+        assert_eq!(binary, Err(PartError::NoNumber { given: 8 }));
     }
 
     /// Bits change where they are 1, in the first bytes; the length of a value stays, unless it is to be padded.
@@ -341,6 +467,8 @@ mod tests {
             PartError::BitsLength { given: 9, max: 8 },
             PartError::AppendLength { given: 9, max: 8 },
             PartError::AnswerLength { given: 9, max: 8 },
+            PartError::NoNumber { given: 9 },
+            PartError::NumberRange { value: -3, delta: i64::MIN },
             PartError::Other { code: 77 },
         ] {
             assert_eq!(PartError::from_parts(error.to_parts()), error);

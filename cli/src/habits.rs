@@ -3,7 +3,7 @@
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// What users of Redis type, and what to type instead.
-const COMMANDS: [(&[&str], &str); 15] = [
+const COMMANDS: [(&[&str], &str); 16] = [
     (&["mget"], "`oneread get` takes several keys"),
     (&["setnx"], "`oneread put --insert KEY VALUE` puts only keys that are absent"),
     (&["mset", "import"], "`oneread load FILE` puts many keys"),
@@ -15,11 +15,12 @@ const COMMANDS: [(&[&str], &str); 15] = [
     (&["start", "server"], "`oneread serve --daemonize` starts a server in the background"),
     (&["save", "bgsave"], "`oneread snapshot` has the server write all keys into a file"),
     (&["flushall", "flushdb"], "`oneread clear --yes` removes all keys"),
+    (&["ttl", "setex"], "`oneread put --ttl 10s` puts a key that ends, in a table of `oneread serve --life`"),
     (
-        &["expire", "ttl", "setex"],
-        "`oneread put --ttl 10s` puts a key that ends, in a table of `oneread serve --life`",
+        &["expire", "persist"],
+        "`oneread touch KEY --ttl 10s` sets when a key ends, and without --ttl takes that away",
     ),
-    (&["incrby", "decr", "decrby"], "`oneread add KEY -1` takes 1 away, and `oneread add KEY 5` adds 5"),
+    (&["incrby", "decr", "decrby"], "`oneread incr KEY -1` takes 1 away, and `oneread incr KEY 5` adds 5"),
     (&["setbit"], "`oneread or KEY BITS` sets bits, and `oneread and-not` clears them"),
     (&["getset", "cas"], "`oneread put --if-value OLD KEY NEW` changes a value if nobody else has"),
 ];

@@ -1,14 +1,96 @@
-//! `add`, `append`, `or`, `and-not`: change a part of a value; `clear`: remove all keys.
+//! `incr`, `add`, `append`, `or`, `and-not`: change a part of a value; `touch`: set an end; `clear`: remove all keys.
 
 use crate::data::{ChangeOptions, decode, given_value};
 use anyhow::{Result, ensure};
 use clap::Args;
-use oneread::{Client, PartChange, PartEffect, PartOutcome, Tell};
+use oneread::{Client, NewNumber, PartChange, PartEffect, PartOutcome, Tell};
 use oneread_kit::progress::Progress;
+use oneread_kit::units::Period;
 use oneread_kit::{show, status};
+use serde::Serialize;
+use std::fmt::Display;
 use std::process::ExitCode;
 
-/// Add to a counter, and print what it is then
+/// Add to a number, which is decimal text, and print what it is then
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  oneread incr visits                   adds 1
+  oneread incr visits -5                takes 5 away
+  oneread incr tickets --initial 1000   an absent key counts as 1000
+  oneread incr hits --ttl 60s           a key that comes is gone after a minute
+  oneread incr visits --update          only if it is present
+
+A number is decimal text from -9223372036854775808 to 9223372036854775807, so
+`oneread put` and `oneread get` put and print it. A sum out of that range, and a
+value that is no such text, are errors, and change nothing. No other change
+comes between. Do not repeat it if no answer came: it may have been done.
+(`oneread add` is for counters of 8 bytes.)
+
+Prints the sum, or missing if the key was not there; with --json as
+{\"outcome\": \"updated\", \"value\": 42}. Exit status 1 if nothing was added.")]
+pub struct Incr {
+    /// The key
+    key: String,
+    /// What to add
+    #[arg(default_value_t = 1, allow_negative_numbers = true)]
+    delta: i64,
+    /// What an absent key counts as
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        default_value_t = 0,
+        allow_negative_numbers = true,
+        conflicts_with = "update"
+    )]
+    initial: i64,
+    /// How long a key lives that comes; one that is there keeps its end
+    #[arg(long, value_name = "TIME", conflicts_with = "update")]
+    ttl: Option<Period>,
+    /// Add only if the key is present
+    #[arg(long)]
+    update: bool,
+    #[command(flatten)]
+    options: ChangeOptions,
+}
+
+impl Incr {
+    pub fn run(self) -> Result<ExitCode> {
+        let key = decode(&self.key, self.options.hex)?;
+        let absent = NewNumber { value: self.initial, ttl: self.ttl.map(|Period(ttl)| ttl) };
+        let mut client = self.options.server.connect()?;
+        let sum = client.incr(&key, self.delta, (!self.update).then_some(absent))?;
+        self.options.say_sum(sum)
+    }
+}
+
+/// Set when a key ends, and keep its value
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  oneread touch session --ttl 30m       gone half an hour from now
+  oneread touch session                 as one that is put without --ttl
+
+Prints updated, or missing if the key was not there; with --json as
+{\"outcome\": \"updated\"}. Exit status 1 if it was not there.")]
+pub struct Touch {
+    /// The key
+    key: String,
+    /// How long it lives from now on
+    #[arg(long, value_name = "TIME")]
+    ttl: Option<Period>,
+    #[command(flatten)]
+    options: ChangeOptions,
+}
+
+impl Touch {
+    pub fn run(self) -> Result<ExitCode> {
+        let key = decode(&self.key, self.options.hex)?;
+        let is_there = self.options.server.connect()?.touch(&key, self.ttl.map(|Period(ttl)| ttl))?;
+        self.options.say_outcome(if is_there { "updated" } else { "missing" })?;
+        Ok(status(is_there))
+    }
+}
+
+/// Add to a counter of 8 bytes, and print what it is then
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   oneread add visits                    adds 1
@@ -17,9 +99,9 @@ use std::process::ExitCode;
   oneread add visits --update           only if it is present
 
 A counter is a value of 8 bytes: a number from 0 to 18446744073709551615, the
-lowest byte first. A sum out of that range is an error, and changes nothing.
-No other change comes between. Do not repeat it if no answer came: it may have
-been done.
+lowest byte first (`oneread incr` is for numbers that are text). A sum out of
+that range is an error, and changes nothing. No other change comes between. Do
+not repeat it if no answer came: it may have been done.
 
 Prints the sum, or missing if the key was not there; with --json as
 {\"outcome\": \"updated\", \"value\": 42}. Exit status 1 if nothing was added.")]
@@ -44,16 +126,7 @@ impl Add {
         let key = decode(&self.key, self.options.hex)?;
         let initial = (!self.update).then_some(self.initial);
         let mut client = self.options.server.connect()?;
-        let sum = client.add(&key, self.delta, initial)?;
-        match (sum, self.options.json) {
-            (Some(sum), false) => show::say(sum)?,
-            (None, false) => show::say("missing")?,
-            (sum, true) => {
-                let outcome = if sum.is_some() { "updated" } else { "missing" };
-                show::say(serde_json::json!({ "outcome": outcome, "value": sum }))?;
-            }
-        }
-        Ok(status(sum.is_some()))
+        self.options.say_sum(client.add(&key, self.delta, initial)?)
     }
 }
 
@@ -145,6 +218,20 @@ impl AndNot {
 }
 
 impl ChangeOptions {
+    /// Prints what a number or a counter is now, or that it is absent.
+    fn say_sum(&self, sum: Option<impl Display + Serialize>) -> Result<ExitCode> {
+        let status = status(sum.is_some());
+        match (sum, self.json) {
+            (Some(sum), false) => show::say(sum)?,
+            (None, false) => show::say("missing")?,
+            (sum, true) => {
+                let outcome = if sum.is_some() { "updated" } else { "missing" };
+                show::say(serde_json::json!({ "outcome": outcome, "value": sum }))?;
+            }
+        }
+        Ok(status)
+    }
+
     /// Changes a part of a value, and prints what became of it.
     fn change(&self, key: &[u8], part: PartChange<'_>) -> Result<ExitCode> {
         let mut client: Client = self.server.connect()?;

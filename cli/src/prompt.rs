@@ -40,8 +40,8 @@ const OWN: [(&str, &str); 4] = [
 
 /// Commands whose words are keys, and those whose first one is.
 const OF_KEYS: [&str; 5] = ["get", "del", "delete", "rm", "remove"];
-const OF_A_KEY: [&str; 11] =
-    ["put", "set", "insert", "add", "incr", "append", "or", "and-not", "keys", "ls", "watch"];
+const OF_A_KEY: [&str; 12] =
+    ["put", "set", "insert", "add", "incr", "append", "or", "and-not", "touch", "keys", "ls", "watch"];
 
 /// Whether the command is to open the prompt: nothing else is asked of it, and somebody sits there.
 pub fn is_wanted() -> bool {

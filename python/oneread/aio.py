@@ -37,10 +37,10 @@ class DictChanges:
     """Iterates over what happens in a dict. Each step waits for it."""
 
     def __init__(
-        self, feed: Changes, loads: Callable[[Key, bytes], Any], key_of: Callable[[bytes], Key]
+        self, feed: Changes, entry: Callable[[bytes, bytes | None], tuple[Key, Any]]
     ) -> None:
-        """``loads``: the value of a key. ``key_of``: a key of these bytes."""
-        self._feed, self._loads, self._key_of = feed, loads, key_of
+        """``entry``: the key and the value that the table has so."""
+        self._feed, self._entry = feed, entry
 
     def resync(self) -> None:
         """From now on all keys that are there come, and then what becomes of them."""
@@ -55,8 +55,7 @@ class DictChanges:
             return DictChange(change.kind, cause=change.cause)
         if change.key is None or _keys.is_hidden(change.key):
             return None
-        key = self._key_of(change.key)
-        value = None if change.value is None else self._loads(key, change.value)
+        key, value = self._entry(change.key, change.value)
         return DictChange(change.kind, key, value, change.cause)
 
     def __iter__(self) -> DictChanges:

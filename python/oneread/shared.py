@@ -10,12 +10,12 @@ import threading
 import weakref
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
 from fractions import Fraction
-from itertools import filterfalse, islice
+from itertools import filterfalse, islice, starmap
 from operator import itemgetter
 from typing import Any, Literal, TypeAlias, overload
 
 from oneread import _codecs, _keys, _place
-from oneread._errors import Disconnected, OnereadError, Undecoded
+from oneread._errors import Disconnected, Invalid, KeyTooLong, OnereadError, Undecoded
 from oneread._keys import Key
 from oneread._native import Changes, Client, time_to_live
 from oneread.aio import AsyncChanges, DictChange, DictChanges
@@ -59,7 +59,8 @@ class SharedDict(MutableMapping[Key, Any]):
 
     ``memory``: the most that it may take, in bytes or as in ``"8GiB"``; it begins with some MiB. Default: 1 GiB.
     ``ttl``: seconds after which an entry ends that this object puts, unless the call says otherwise.
-    ``codec``: ``"pickle"``, ``"msgpack"``, ``"raw"`` (values are bytes), or a pair of functions (dumps, loads).
+    ``codec``: ``"pickle"``, ``"plain"`` (Python's plain types; nothing runs that a value says), ``"msgpack"``, ``"raw"``
+    (values are bytes), or a pair of functions (dumps, loads).
     ``evict``: what happens where it is full. ``None``: a put of another key raises :class:`Full`. ``"s3-fifo"``,
     ``"sieve"``, ``"clock"``: an entry leaves that was not read lately.
     ``lives``: ``"until last"``: as long as a process has it open. A number: and so many seconds more.
@@ -72,7 +73,8 @@ class SharedDict(MutableMapping[Key, Any]):
     made.
 
     **Pickle runs code.** Whoever may put into the dict can run anything in every process that gets from it. That is
-    this user, and nobody else unless you share the folder. Take ``"msgpack"`` or ``"raw"`` if that is too much.
+    this user, and nobody else unless you share the folder. Take ``"plain"``, ``"msgpack"`` or ``"raw"`` if that is too
+    much.
 
     Without a server, because that was killed or stopped, the next call of any process starts one, which takes over the
     table. A call that may have happened already, and would not be the same twice, raises :class:`Disconnected` then:
@@ -98,6 +100,7 @@ class SharedDict(MutableMapping[Key, Any]):
         key_max: int | None = None,
         value_max: int | str | None = None,
         start_within: float = 30.0,
+        _made: dict[str, Any] | None = None,
     ) -> None:
         is_time = isinstance(lives, (int, float)) and 0 <= lives < math.inf
         if not (lives is None or lives in ("until last", "for ever") or is_time):
@@ -117,7 +120,9 @@ class SharedDict(MutableMapping[Key, Any]):
         self._start_within = start_within
         # A signal's handler may close it while its thread has this.
         self._lock = threading.RLock()
-        self._fd, about = _place.open_place(self._place, create, self._asked, MADE, start_within)
+        # What it is made as, where it is not there.
+        self._made = {**MADE, **(_made or {})}
+        self._fd, about = _place.open_place(self._place, create, self._asked, self._made, start_within)
         # Its own, and the owner of its locks.
         self._clients: list[Client] = []
         self._feeds: weakref.WeakSet[Changes] = weakref.WeakSet()
@@ -133,6 +138,7 @@ class SharedDict(MutableMapping[Key, Any]):
         self._evicts = about["evict"] is not None
         # A lookup less for each call.
         self._get, self._put = self._client.get, self._client.put
+        self._key_max = self._client.key_max
         self._memo: Memo | None = None
         OPEN[id(self)] = self
 
@@ -172,7 +178,7 @@ class SharedDict(MutableMapping[Key, Any]):
 
     @staticmethod
     def raw_key(key: Key) -> bytes:
-        """The bytes that the table has for a key."""
+        """The bytes of a key. A longer one than the table takes stands in it as a hash."""
         return _keys.encode(key)
 
     def stats(self) -> dict[str, Any]:
@@ -204,7 +210,7 @@ class SharedDict(MutableMapping[Key, Any]):
                 raise error
             _place.check_here(self._place, self._fd)
             log.warning("the server of the shared dict %r is gone: %s", self.name, error)
-            fd, _ = _place.open_place(self._place, True, self._asked, MADE, self._start_within)
+            fd, _ = _place.open_place(self._place, True, self._asked, self._made, self._start_within)
             os.close(fd)
 
     def _ask(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
@@ -225,27 +231,124 @@ class SharedDict(MutableMapping[Key, Any]):
             # What a codec raises may be anything.
             raise _undecoded(key, f"the value of {key!r}, {len(raw)} bytes", self.name, error) from error
 
+    # Keys and values as the table has them. A longer key than it takes is a hash, and stands before its value.
+
+    def _placed(self, key: Key) -> tuple[bytes, bytes | None]:
+        """What the table has for a key; and the key's bytes, if these stand before the value."""
+        raw = _keys.encode(key)
+        if len(raw) <= self._key_max:
+            return raw, None
+        hashed = _keys.hashed(raw)
+        if len(hashed) > self._key_max:
+            raise KeyTooLong(
+                f"the key has {len(raw)} bytes, and its hash {len(hashed)}; the dict takes keys of {self._key_max} (key_max=)"
+            )
+        return hashed, raw
+
+    def _stored(self, before: bytes | None, value: Any) -> Any:
+        return value if before is None else _keys.before(before, value)
+
+    def _found(self, key: Key, before: bytes | None, stored: bytes) -> bytes | None:
+        """The value that stands there; ``None`` if it is another key's."""
+        if before is None:
+            return stored
+        try:
+            there, value = _keys.split(stored)
+        except ValueError as error:
+            raise _undecoded(key, f"the value of {key!r}, {len(stored)} bytes", self.name, error) from error
+        return value if there == before else None
+
+    def _get_long(self, key: Key) -> bytes | None:
+        placed, before = self._placed(key)
+        stored = self._get(placed)
+        return None if stored is None else self._found(key, before, stored)
+
     # One entry.
 
     def __getitem__(self, key: Key) -> Any:
-        value = self._get(key.encode() if type(key) is str and key else _keys.encode(key))
+        try:
+            value = self._get(key.encode() if type(key) is str and key else _keys.encode(key))
+        except KeyTooLong:
+            value = self._get_long(key)
         if value is None:
             raise KeyError(key)
         return self._loaded(key, value)
 
     def get(self, key: Key, default: Any = None) -> Any:
-        value = self._get(key.encode() if type(key) is str and key else _keys.encode(key))
+        try:
+            value = self._get(key.encode() if type(key) is str and key else _keys.encode(key))
+        except KeyTooLong:
+            value = self._get_long(key)
         return default if value is None else self._loaded(key, value)
 
     def get_raw(self, raw: bytes) -> bytes | None:
         return self._get(raw)
 
     def __contains__(self, key: object) -> bool:
-        return _keys.encode(key) in self._client  # type: ignore[arg-type]
+        return self._placed(key)[0] in self._client  # type: ignore[arg-type]
 
     def put(self, key: Key, value: Any, *, ttl: float | None = None) -> None:
         """Puts an entry that ends after ``ttl`` seconds; without it, after those of the dict, if it has any."""
-        self.put_raw(_keys.encode(key), self.dumps(value), self._ttl_or(ttl))
+        placed, before = self._placed(key)
+        self.put_raw(placed, self._stored(before, self.dumps(value)), self._ttl_or(ttl))
+
+    def add(self, key: Key, value: Any, *, ttl: float | None = None) -> bool:
+        """Puts an entry if the key is absent. Whether it was. Of several processes, one puts."""
+        placed, before = self._placed(key)
+        return self._client.insert(placed, self._stored(before, self.dumps(value)), ttl=self._ttl_or(ttl))
+
+    def incr(self, key: Key, delta: int = 1, *, initial: int | None = 0, ttl: float | None = None) -> int:
+        """Adds to a number of 64 bits, and returns what it is then: no other change comes between. An absent key counts as
+        ``initial``, and its entry ends after ``ttl`` seconds; with ``None`` it is a ``KeyError``. A value that is no number
+        is :class:`Invalid`, and so is a sum out of range. Not with a codec of your own that keeps numbers otherwise than
+        as decimal text.
+        """
+        placed, before = self._placed(key)
+        if before is not None:
+            return self._incr_long(key, delta, initial, ttl)
+        ttl = self._ttl_or(ttl) if initial is not None else None
+        number = self._client.incr(placed, delta, initial=initial, ttl=ttl)
+        if number is None:
+            raise KeyError(key)
+        return number
+
+    def _incr_long(self, key: Key, delta: int, initial: int | None, ttl: float | None) -> int:
+        """The same where the key stands before the number: by compare-and-swap."""
+        placed, before = self._placed(key)
+        while True:
+            stored = self._get(placed)
+            found = None if stored is None else self._found(key, before, stored)
+            if stored is None or found is None:
+                if initial is None:
+                    raise KeyError(key)
+                number = initial
+            else:
+                number = _codecs.number_of(found)
+            number += delta
+            if not -_codecs.INT_END <= number < _codecs.INT_END:
+                raise Invalid(f"the number is {number - delta}, and {delta:+} would take it out of 64 bits")
+            now = self._stored(before, b"%d" % number)
+            if stored is None:
+                if self._client.insert(placed, now, ttl=self._ttl_or(ttl)):
+                    return number
+            elif self._client.compare_exchange(placed, stored, now):
+                return number
+
+    def touch(self, key: Key, *, ttl: float | None = None) -> bool:
+        """Has the entry end ``ttl`` seconds from now; without it, after those of the dict, or not at all. Its value stays.
+        Whether it is there."""
+        return bool(self._ask(self._client.touch, self._placed(key)[0], ttl=self._ttl_or(ttl)))
+
+    def expire(self, key: Key, ttl: float) -> bool:
+        """Has the entry end ``ttl`` seconds from now. Whether it is there."""
+        return self.touch(key, ttl=ttl)
+
+    def ttl(self, key: Key) -> float | None:
+        """The seconds that the entry still has; ``None`` if it does not end by itself. ``KeyError`` if it is absent."""
+        life = self._client.life(self._placed(key)[0])
+        if life is None:
+            raise KeyError(key)
+        return life.ends_in
 
     def _ttl_or(self, ttl: float | None) -> float | None:
         return self._ttl if ttl is None else time_to_live("ttl", ttl)
@@ -258,7 +361,7 @@ class SharedDict(MutableMapping[Key, Any]):
         self.put(key, value)
 
     def __delitem__(self, key: Key) -> None:
-        raw = _keys.encode(key)
+        raw = self._placed(key)[0]
         try:
             was_there = self._client.remove(raw)
         except Disconnected as error:
@@ -273,9 +376,11 @@ class SharedDict(MutableMapping[Key, Any]):
 
     def setdefault(self, key: Key, default: Any = None) -> Any:
         """The value that is there; else puts this one. Of several processes, one puts."""
-        raw, made = _keys.encode(key), self.dumps(default)
+        raw, before = self._placed(key)
+        made = self._stored(before, self.dumps(default))
         while True:
-            value = self.get_raw(raw)
+            stored = self.get_raw(raw)
+            value = None if stored is None else self._found(key, before, stored)
             if value is not None:
                 return self._loaded(key, value)
             try:
@@ -293,12 +398,12 @@ class SharedDict(MutableMapping[Key, Any]):
     def pop(self, key: Key, default: Any = MISSING) -> Any:
         """Takes an entry out. Of several processes, one gets it. What the codec cannot read stays, and raises
         :class:`Undecoded`."""
-        raw = _keys.encode(key)
+        raw, before = self._placed(key)
         lost: Disconnected | None = None
-        while (value := self.get_raw(raw)) is not None:
+        while (stored := self.get_raw(raw)) is not None and (value := self._found(key, before, stored)) is not None:
             taken = self._loaded(key, value)
             try:
-                if self._client.compare_exchange(raw, value, None):
+                if self._client.compare_exchange(raw, stored, None):
                     return taken
             except Disconnected as error:
                 if not error.maybe_made:
@@ -351,7 +456,7 @@ class SharedDict(MutableMapping[Key, Any]):
         """What happens from now on; with ``"keys"``, all that is there first."""
         feed = self._client.changes(start=start, values=True)
         self._feeds.add(feed)
-        return DictChanges(feed, self._loaded, self._key)
+        return DictChanges(feed, self._entry)
 
     def changes_async(self, *, start: Literal["now", "keys"] = "now") -> AsyncChanges[DictChange]:
         """As ``changes``, for ``async for``."""
@@ -366,10 +471,12 @@ class SharedDict(MutableMapping[Key, Any]):
         :class:`Undecoded`; with ``undecoded``, what that function makes of the error stands in its place.
         """
         keys = list(keys)
-        values = self._client.get_many([_keys.encode(key) for key in keys])
+        placed = [self._placed(key) for key in keys]
+        values = self._client.get_many([raw for raw, _ in placed])
         found = []
-        for key, value in zip(keys, values):
+        for key, (_, before), stored in zip(keys, placed, values):
             try:
+                value = None if stored is None else self._found(key, before, stored)
                 found.append(default if value is None else self._loaded(key, value))
             except Undecoded as error:
                 if undecoded is None:
@@ -381,9 +488,12 @@ class SharedDict(MutableMapping[Key, Any]):
         """Puts these entries by one call. Others may see some of them before the rest."""
         pairs = entries.items() if isinstance(entries, Mapping) else entries
         dumps = self.dumps
-        raw = [(_keys.encode(key), dumps(value)) for key, value in pairs]
-        ttl = self._ttl_or(ttl)
-        self._ask(self._client.put_many, [key for key, _ in raw], [value for _, value in raw], ttl=ttl)
+        keys, values = [], []
+        for key, value in pairs:
+            placed, before = self._placed(key)
+            keys.append(placed)
+            values.append(self._stored(before, dumps(value)))
+        self._ask(self._client.put_many, keys, values, ttl=self._ttl_or(ttl))
 
     def update(self, entries: Any = (), /, **named: Any) -> None:
         """As that of a dict, by one call."""
@@ -391,11 +501,29 @@ class SharedDict(MutableMapping[Key, Any]):
         pairs.update(named)
         self.put_many(pairs)
 
-    def clear(self) -> None:
-        """Removes all that is there, results of :meth:`memoize` included; not its locks: who computes goes on alone."""
-        found = filterfalse(_keys.is_lock, self._client.scan())
+    def clear(self, *, prefix: str | bytes | None = None) -> None:
+        """Removes all that is there, results of :meth:`memoize` included; not its locks: who computes goes on alone. With
+        ``prefix``: the keys that are text, or bytes, and begin so."""
+        if prefix is None:
+            found = filterfalse(_keys.is_lock, self._client.scan())
+        else:
+            found = self._beginning(prefix)
         while some := list(islice(found, CLEARED)):
             self._ask(self._client.remove_many, some)
+
+    def _beginning(self, prefix: str | bytes) -> Iterator[bytes]:
+        """What the table has for keys that begin so."""
+        raw = prefix.encode() if isinstance(prefix, str) else _keys.BYTES + prefix
+        if prefix == "":
+            # All text, and that begins with every byte.
+            yield from (key for key in self._client.scan() if key[:1] < _keys.NOTE or key == _keys.EMPTY)
+        else:
+            yield from self._client.scan(prefix=raw)
+        # Longer keys stand before their values.
+        for key, stored in self._client.scan(prefix=_keys.HASHED, values=True):
+            whole, _ = _keys.split(stored)
+            if whole.startswith(raw) and (raw or whole[:1] < _keys.NOTE):
+                yield key
 
     # All entries.
 
@@ -410,17 +538,51 @@ class SharedDict(MutableMapping[Key, Any]):
         except ValueError as error:
             raise _undecoded(raw, f"a key of {len(raw)} bytes, {raw!r},", self.name, error) from error
 
+    def _entry(self, placed: bytes, stored: bytes | None) -> tuple[Key, Any]:
+        """The entry that the table has so. Of a longer key that has gone, its hash."""
+        if placed[:1] != _keys.HASHED:
+            key = self._key(placed)
+            return key, None if stored is None else self._loaded(key, stored)
+        if stored is None:
+            return placed, None
+        key = self._long_key(placed, stored)
+        return key, self._loaded(key, _keys.split(stored)[1])
+
+    def _long_key(self, placed: bytes, stored: bytes) -> Key:
+        try:
+            raw, _ = _keys.split(stored)
+        except ValueError as error:
+            raise _undecoded(placed, "a key that stands before its value", self.name, error) from error
+        return self._key(raw)
+
     def __iter__(self) -> Iterator[Key]:
         """All keys, in no order. One that is there throughout is shown once; one that comes or goes meanwhile once
         or not at all."""
-        # An error does not end it, as it would end a generator.
-        return map(self._key, filterfalse(_keys.is_hidden, self._client.scan()))
+        return _Keys(self)
 
     def items(self) -> ItemsView[Key, Any]:
         return _Items(self)
 
     def values(self) -> ValuesView[Any]:
         return _Values(self)
+
+
+class _Keys(Iterator[Key]):
+    """Keys by a scan. An error does not end it, as it would end a generator."""
+
+    def __init__(self, shared: SharedDict) -> None:
+        self._shared = shared
+        self._found = filterfalse(_keys.is_hidden, shared._client.scan())
+
+    def __next__(self) -> Key:
+        for placed in self._found:
+            if placed[:1] != _keys.HASHED:
+                return self._shared._key(placed)
+            # A longer key stands before its value, if it has not gone since.
+            stored = self._shared.get_raw(placed)
+            if stored is not None:
+                return self._shared._long_key(placed, stored)
+        raise StopIteration
 
 
 class _Items(ItemsView[Key, Any]):
@@ -434,12 +596,8 @@ class _Items(ItemsView[Key, Any]):
         def is_hidden(found: tuple[bytes, bytes]) -> bool:
             return _keys.is_hidden(found[0])
 
-        def entry(found: tuple[bytes, bytes]) -> tuple[Key, Any]:
-            key = shared._key(found[0])
-            return key, shared._loaded(key, found[1])
-
         # As that over its keys.
-        return map(entry, filterfalse(is_hidden, shared._client.scan(values=True)))
+        return starmap(shared._entry, filterfalse(is_hidden, shared._client.scan(values=True)))
 
 
 class _Values(ValuesView[Any]):

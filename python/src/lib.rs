@@ -21,6 +21,7 @@ mod keys;
 mod log;
 mod mend;
 mod options;
+mod plain;
 mod prefix;
 mod puts;
 mod scan;
@@ -53,6 +54,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<prefix::EventStream>()?;
     module.add_function(pyo3::wrap_pyfunction!(log::log_level, module)?)?;
     module.add_function(pyo3::wrap_pyfunction!(options::time_to_live, module)?)?;
+    module.add_function(pyo3::wrap_pyfunction!(plain::plain_dumps, module)?)?;
+    module.add_function(pyo3::wrap_pyfunction!(plain::plain_loads, module)?)?;
     module.add_function(pyo3::wrap_pyfunction!(server::listener, module)?)?;
     module.add_function(pyo3::wrap_pyfunction!(prefix::block_hashes, module)?)?;
     module.add_function(pyo3::wrap_pyfunction!(command::main, module)?)?;

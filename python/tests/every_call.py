@@ -21,6 +21,7 @@ with oneread.Server(folder + "/s", keys=200, life=True, owners=True) as server, 
         assert client.get_many_into(many, out, width=8, found=found) == len(found) == sum(found) and out == many
         assert sum(client.contains_many(many, width=8)) == len(found)
     assert client.compare_exchange(b"a", b"12345678", b"87654321") and client.add(b"n", 3, initial=1) is not None
+    assert client.incr(b"d", 3, initial=-1, ttl=100) == 2 and client.touch(b"d") and client.touch(b"d", ttl=9)
     assert client.or_(b"o", b"\1") and client.and_not(b"o", b"\1") and client.append(b"p", b"xyz") and client.remove(b"p")
     client.put(b"long", bytes(100_000))
     assert client.get(b"long") == bytes(100_000)

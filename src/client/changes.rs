@@ -10,7 +10,7 @@ use crate::layout::extent::Expected;
 use crate::outcome::{PutError, PutMode, PutOptions, PutOutcome, SwapOutcome};
 use crate::wire::{FRAME_VALUE_MAX, Reply, Request};
 use rustc_hash::FxHashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The most requests whose replies have values that are sent ahead of them, as [`BATCH`].
 const BATCH_TOLD: usize = 32;
@@ -221,6 +221,21 @@ impl Client {
         match self.ask_until_free(&request, deadline)? {
             Reply::Swapped(Ok(outcome)) => Ok(outcome),
             Reply::Put(Err(error)) => Err(error.into()),
+            _ => Err(self.unexpected().into()),
+        }
+    }
+
+    /// Gives the entry of `key` another end: it lives for `ttl` from now on, or without one as an entry that is put without a
+    /// time. Its value and its number ([`Client::life`]) stay. Returns whether it is there. 1 round trip to the server.
+    ///
+    /// It may be repeated after any error.
+    ///
+    /// # Errors
+    /// As [`Client::put_with`]; and [`MutateError::OldServer`] from a server of a version before this.
+    pub fn touch(&mut self, key: &[u8], ttl: Option<Duration>) -> Result<bool, MutateError> {
+        let deadline = Instant::now() + self.options.deadline;
+        match self.ask(&Request::Touch { key, ttl }, deadline)? {
+            Reply::Put(outcome) => Ok(outcome? == PutOutcome::Updated),
             _ => Err(self.unexpected().into()),
         }
     }

@@ -7,7 +7,7 @@ use super::handle::Handle;
 use super::{ServerPath, on_path};
 use crate::index::Cleared;
 use crate::outcome::PutError;
-use crate::part::{PartChange, PartEffect, PartOutcome, Tell};
+use crate::part::{NewNumber, PartChange, PartEffect, PartOutcome, Tell};
 use crate::wire::{Reply, Request};
 use std::time::Instant;
 
@@ -46,6 +46,46 @@ impl Client {
     pub fn add(&mut self, key: &[u8], delta: i64, initial: Option<u64>) -> Result<Option<u64>, MutateError> {
         let added = self.change_part(key, PartChange::Add { delta, initial }, Tell::After)?;
         counter(&added).ok_or_else(|| self.unexpected().into())
+    }
+
+    /// Adds `delta` to the number that is the value of `key`, decimal text from -2^63 to 2^63 - 1 ([`PartChange::Increment`]).
+    /// Returns what it is then. No other change of the key comes between. 1 round trip to the server. Whoever gets the key
+    /// reads the number, and puts one as text. ([`Client::add`] is for counters of 8 bytes.)
+    ///
+    /// An absent key counts as `absent`, and `delta` is added to that; without it, the key stays absent, and so is the
+    /// answer. [`NewNumber::ttl`] is for the entry that comes. One that is there keeps its end.
+    ///
+    /// **Do not repeat it** after [`MutateError::Deadline`] or [`MutateError::ServerGone`]: it may have been done, and
+    /// would be done twice.
+    ///
+    /// ```
+    /// # use oneread::{Address, Client, Config, Server, ServerConfig, TableSize};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let address = Address::Shm(dir.path().join("s"));
+    /// # let server = Server::start(ServerConfig::new(address.clone(), Config::new().size(TableSize::Keys(100))))?;
+    /// # let mut client = Client::connect(&address)?;
+    /// assert_eq!(client.incr(b"visits", 2, None)?, None);
+    /// assert_eq!(client.incr(b"visits", 2, Some(0.into()))?, Some(2));
+    /// assert_eq!(client.incr(b"visits", -5, Some(0.into()))?, Some(-3));
+    /// assert_eq!(client.get(b"visits")?, Some(b"-3".to_vec()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Client::change_part`]. [`MutateError::Part`] where the value is no such text, or the number would leave its
+    /// range; [`MutateError::ValueLength`] where the table's values have no room for it; [`MutateError::NoLife`] and
+    /// [`MutateError::TimeToLive`] as [`Client::put_with`].
+    pub fn incr(
+        &mut self,
+        key: &[u8],
+        delta: i64,
+        absent: Option<NewNumber>,
+    ) -> Result<Option<i64>, MutateError> {
+        let added = self.change_part(key, PartChange::Increment { delta, absent }, Tell::After)?;
+        match added.effect {
+            PartEffect::Absent => Ok(None),
+            _ => added.number().map(Some).ok_or_else(|| self.unexpected().into()),
+        }
     }
 
     /// Sets the bits of the value that are 1 in `bits`. `bits` may be shorter than the value: then it changes the first
@@ -92,8 +132,8 @@ impl Client {
     /// change's own bytes go in one piece, of at most 4,080 bytes, and 60 KiB on shm. A value of more than 4,080 bytes
     /// is not returned ([`Client::get`] it).
     ///
-    /// [`Client::add`], [`Client::or`], [`Client::and_not`] and [`Client::append`] say which changes may be repeated
-    /// when no answer has come.
+    /// [`Client::add`], [`Client::incr`], [`Client::or`], [`Client::and_not`] and [`Client::append`] say which changes may be repeated
+    /// after an answer that did not come.
     ///
     /// # Errors
     /// As [`Client::put`]; [`MutateError::Part`] if the change does not fit the value. [`MutateError::Encrypted`] with
@@ -218,7 +258,8 @@ impl Client {
         self.refuse_encrypted()?;
         let requests: Vec<_> =
             parts.iter().map(|(key, part)| Request::Part { key: key.as_ref(), part: *part, tell }).collect();
-        let is_short = |part: &PartChange<'_>| matches!(part, PartChange::Add { .. });
+        let is_short =
+            |part: &PartChange<'_>| matches!(part, PartChange::Add { .. } | PartChange::Increment { .. });
         let is_told = tell != Tell::Nothing && !parts.iter().all(|(_, part)| is_short(part));
         let answer = |reply| match reply {
             Reply::Part(outcome) => Some(outcome),

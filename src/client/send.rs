@@ -89,6 +89,7 @@ fn check(
         | Request::Remove { key }
         | Request::RemoveIf { key, .. }
         | Request::Part { key, .. }
+        | Request::Touch { key, .. }
         | Request::Pin { key }
         | Request::Unpin { key }
         | Request::Get { key }
@@ -105,7 +106,8 @@ fn check(
         }
         // It goes in one piece.
         Request::Part { part, .. } => {
-            let (given, max) = (part.len_after(0), piece_max.unwrap_or(frame_max).min(geometry.value_max()));
+            let (given, max) =
+                (part.len_after(None), piece_max.unwrap_or(frame_max).min(geometry.value_max()));
             if given > max { Err(PutError::ValueLength { given, max }) } else { Ok(()) }
         }
         request => match value_of(request) {
@@ -247,6 +249,8 @@ mod tests {
             (part(&long, PartChange::Or { bits: b"" }), Some(key_length(5))),
             (part(b"k", PartChange::Append { bytes: &long, len_max: 9 }), Some(value_length.clone())),
             (part(b"k", PartChange::Add { delta: 1, initial: None }), Some(counter_length)),
+            (Request::Touch { key: b"k", ttl: None }, None),
+            (Request::Touch { key: &long, ttl: None }, Some(key_length(5))),
             (Request::Get { key: b"k" }, None),
             (Request::Get { key: b"" }, Some(key_length(0))),
             (Request::Stat, None),

@@ -86,7 +86,8 @@ pub struct ChangeCounts {
     pub swaps: u64,
     /// Removes.
     pub removes: u64,
-    /// Changes of a part of a value ([`Client::change_part`](crate::Client::change_part)).
+    /// Changes of a part of a value ([`Client::change_part`](crate::Client::change_part)), and of an end
+    /// ([`Client::touch`](crate::Client::touch)).
     pub parts: u64,
     /// Changes of all these kinds that were rejected: lengths, a full table, interference.
     pub rejected: u64,
@@ -122,7 +123,7 @@ impl ChangeCounts {
         *match request {
             Request::Put { .. } => &mut self.puts,
             Request::Swap { .. } | Request::SwapExtent { .. } | Request::RemoveIf { .. } => &mut self.swaps,
-            Request::Part { .. } => &mut self.parts,
+            Request::Part { .. } | Request::Touch { .. } => &mut self.parts,
             Request::Remove { .. } => &mut self.removes,
             _ => return,
         } += 1;

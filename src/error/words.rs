@@ -38,8 +38,9 @@ const fn name(library: &'static str, command: &'static str, python: &'static str
 }
 
 /// All names.
-pub const NAMES: [Name; 44] = [
+pub const NAMES: [Name; 45] = [
     name("`Backing::File`", "--region", "`region=`"),
+    name("`Client::add`", "`oneread add`", "`Client.add`"),
     name("`Client::get`", "`oneread get`", "`Client.get`"),
     name("`Client::owner`", "--owner", "`Client.owner`"),
     name("`ClientOptions::server_uids`", "--server-user", "`server_uids=`"),

@@ -208,6 +208,7 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
         | Request::Remove { key }
         | Request::RemoveIf { key, .. }
         | Request::Part { key, .. }
+        | Request::Touch { key, .. }
         | Request::PutStart { key, .. }
         | Request::PutPiece { key, .. }
         | Request::PutCommit { key, .. }

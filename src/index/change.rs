@@ -1,6 +1,6 @@
 //! What may be done with a key, and which steps each of these changes needs (`making.rs` takes them).
 
-use super::decide::{Alive, Becomes, Decides, PartInSlot, Swap};
+use super::decide::{Alive, Becomes, Decides, PartInSlot, Swap, Touch};
 use super::seams::{Between, Changed};
 use super::segment::{Segment, Stop, Which, check_lengths, check_stored};
 use crate::faults::{Rule, broken};
@@ -144,6 +144,33 @@ impl What for &RefCell<PartInSlot<'_>> {
 
     fn changed(outcome: &Self::Outcome) -> Option<Changed> {
         *outcome
+    }
+}
+
+/// Gives an entry another end. Its value and its number stay.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NewEnd {
+    /// The table's tick.
+    pub now: u64,
+    /// The tick of the end; 0: none.
+    pub expiry: u32,
+}
+
+impl What for NewEnd {
+    /// Whether the entry is there, and what became of it.
+    type Outcome = (bool, Option<Changed>);
+    // V1: no other value, no other number.
+    const NEEDS_LIFE: bool = false;
+
+    fn make<B: Between>(self, at: &Segment, key: &Hashed<'_>, _: &Stored<'_>, seams: B) -> Made<Self> {
+        let NewEnd { now, expiry } = self;
+        let mut touch = Touch { now, expiry, touched: None };
+        let changed = at.change(key, &mut touch, seams)?;
+        Ok((touch.touched.is_some(), changed))
+    }
+
+    fn changed((_, changed): &Self::Outcome) -> Option<Changed> {
+        *changed
     }
 }
 

@@ -90,6 +90,30 @@ impl Decides for Swap<'_> {
     }
 }
 
+/// Another end of an entry, which keeps its value and its number.
+#[derive(Debug)]
+pub(super) struct Touch {
+    /// The table's tick. What has ended by then is absent.
+    pub now: u64,
+    /// The tick of the new end; 0: none.
+    pub expiry: u32,
+    /// The entry, with that end.
+    pub touched: Option<SlotCopy>,
+}
+
+impl Decides for Touch {
+    fn decide(&mut self, there: Option<&SlotCopy>, _: bool) -> Result<Becomes<'_>, PutError> {
+        let life = there.and_then(|there| there.life).filter(|life| !life.has_ended(self.now));
+        let (Some(there), Some(life)) = (there, life) else {
+            self.touched = None;
+            return Ok(Becomes::Stays);
+        };
+        let touched = SlotCopy { life: Some(Life { expiry: self.expiry, ..life }), ..there.clone() };
+        let touched = self.touched.insert(touched);
+        Ok(if life.expiry == self.expiry { Becomes::Stays } else { Becomes::Has(touched.stored()) })
+    }
+}
+
 /// A change of a part of a value.
 #[derive(Debug)]
 pub(super) struct PartWork<'a> {
@@ -168,7 +192,7 @@ impl<'a> PartInSlot<'a> {
 
 impl Decides for PartInSlot<'_> {
     fn decide(&mut self, there: Option<&SlotCopy>, _: bool) -> Result<Becomes<'_>, PutError> {
-        let len = self.work.part.len_after(there.map_or(0, |there| there.value.len()));
+        let len = self.work.part.len_after(there.map(|there| &there.value[..]));
         let is_long = there.is_some_and(|there| there.reference.is_some());
         if is_long || !self.geometry.is_inline(self.key, len) {
             self.found = FoundPart::Long(there.cloned().map(Box::new));

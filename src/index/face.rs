@@ -1,6 +1,6 @@
 //! The face of the index: [`Index`], with which an embedder, or a server, makes every change.
 
-use super::change::{SwapFrom, SwapTo};
+use super::change::{NewEnd, SwapFrom, SwapTo};
 use super::evict::Evictor;
 use super::extents::ExtentDraft;
 use super::feed::Feed;
@@ -332,6 +332,17 @@ impl Index {
     ) -> Result<SwapOutcome, PutError> {
         let swap = WantedChange::new(key, SwapFrom(expected, SwapTo::Value));
         self.make_named(swap, &mut draft).map(|(outcome, _)| outcome)
+    }
+
+    /// Gives an entry another end: it lives for `ttl` from now on, or without one as an entry that is put without a time.
+    /// Its value and its number stay. Returns whether it is there. One that has ended is not.
+    ///
+    /// # Errors
+    /// [`PutError::NoLife`] of a table whose entries have none, [`PutError::TimeToLive`], [`PutError::KeyLength`].
+    pub fn touch(&self, key: &[u8], ttl: Option<Duration>) -> Result<bool, PutError> {
+        let lives = self.lives().ok_or(PutError::NoLife)?;
+        let end = NewEnd { now: lives.now(), expiry: lives.expiry(ttl)? };
+        Ok(self.make(WantedChange::new(key, end))?.0)
     }
 
     /// Removes `key` if its value is `expected`: a compare-and-swap to absence.

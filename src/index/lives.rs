@@ -135,12 +135,20 @@ impl Lives {
     /// # Errors
     /// [`PutError::TimeToLive`], [`PutError::EntryNumbers`].
     pub fn life(&self, region: &Region, ttl: Option<Duration>, owner: u16) -> Result<Life, PutError> {
-        let expiry = ttl.or(self.ttl).map_or(Ok(0), |ttl| self.check(ttl))?;
+        let expiry = self.expiry(ttl)?;
         let number = lock(&self.numbers).next(region);
         if number >= ENTRY_NUMBERS_END {
             return Err(PutError::EntryNumbers);
         }
         Ok(Life { number: by_rule(Rule::EntryNumber, number, 1), owner, expiry })
+    }
+
+    /// The tick in which an entry ends that lives for `ttl` from now on, or as long as all do; 0: it does not.
+    ///
+    /// # Errors
+    /// [`PutError::TimeToLive`].
+    pub fn expiry(&self, ttl: Option<Duration>) -> Result<u32, PutError> {
+        ttl.or(self.ttl).map_or(Ok(0), |ttl| self.check(ttl))
     }
 
     /// The tick in which an entry ends that is put now and lives this long.

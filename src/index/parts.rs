@@ -50,7 +50,7 @@ impl Index {
     ) -> Result<PartOutcome, PutError> {
         for _ in 0..ROUNDS_MAX {
             let in_slot = RefCell::new(PartInSlot::new(work, self.geometry(), key));
-            self.make(WantedChange::new(key, &in_slot).by(owner))?;
+            self.make(WantedChange::new(key, &in_slot).ttl(work.part.ttl()).by(owner))?;
             let there = match in_slot.into_inner().outcome() {
                 Ok(outcome) => return Ok(outcome),
                 Err(there) => there,
@@ -97,7 +97,8 @@ impl Index {
                 self.make(swap.patience(patience))?.0 == SwapOutcome::Swapped
             }
             (None, Ok((_, made))) if is_other => {
-                let put = WantedChange::put(key, PutMode::Insert.into()).value(&made.value).by(owner);
+                let put = WantedChange::put(key, PutMode::Insert.into()).value(&made.value);
+                let put = put.ttl(work.part.ttl()).by(owner);
                 self.make(put.patience(patience))? == PutOutcome::Inserted
             }
             // Nothing is to be stored, but what was read must still be true.

@@ -49,6 +49,12 @@ impl<'a, W> WantedChange<'a, W> {
         WantedChange { value: Some(value), ..self }
     }
 
+    /// The entry that comes of it lives so long.
+    #[inline(always)]
+    pub fn ttl(self, ttl: Option<Duration>) -> WantedChange<'a, W> {
+        WantedChange { ttl, ..self }
+    }
+
     /// The change, by the owner of this session, if there is one.
     #[inline(always)]
     pub fn by(self, session: Option<&'a OwnerSession>) -> WantedChange<'a, W> {

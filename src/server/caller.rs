@@ -9,7 +9,7 @@ use crate::index::{
     ClearPlace, Cleared, ExtentDraft, Index, KeyPin, OwnerClaim, OwnerSession, StartSession, Upload,
 };
 use crate::layout::extent::Expected;
-use crate::outcome::{PutError, PutOptions};
+use crate::outcome::{PutError, PutOptions, PutOutcome};
 use crate::part::{PartChange, Tell};
 use crate::tls::ServerTls;
 use crate::wire::proof::Token;
@@ -192,6 +192,12 @@ impl Changer<'_> {
     pub fn part(self, key: &[u8], part: PartChange<'_>, tell: Tell) -> Reply {
         let tell_max = wire::frame_value_max(self.index.geometry());
         Reply::Part(self.index.part_at_once(key, part, tell, tell_max, self.caller.owner.as_ref()))
+    }
+
+    /// Gives an entry another end.
+    pub fn touch(self, key: &[u8], ttl: Option<Duration>) -> Reply {
+        let touched = |is_there| if is_there { PutOutcome::Updated } else { PutOutcome::Missing };
+        Reply::Put(self.index.touch(key, ttl).map(touched))
     }
 
     /// Continues a removal of all keys at a place.
@@ -466,7 +472,7 @@ mod tests {
     fn an_upload_is_of_its_key() {
         use crate::address::Address;
         use crate::config::{Config, TableSize};
-        use crate::outcome::{PutMode, PutOutcome};
+        use crate::outcome::PutMode;
         use crate::server::ServerConfig;
         use crate::server::table::index_for;
         const LONG: usize = 10_000;

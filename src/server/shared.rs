@@ -271,6 +271,7 @@ impl ServerState {
             Request::Remove { key } => self.counted(changer(caller)?.remove(key)),
             Request::RemoveIf { key, expected } => self.counted(changer(caller)?.remove_if(key, expected)),
             Request::Part { key, part, tell } => self.counted(changer(caller)?.part(key, part, tell)),
+            Request::Touch { key, ttl } => self.counted(changer(caller)?.touch(key, ttl)),
             Request::Clear { place } => self.counted(changer(caller)?.clear_on(place)),
             Request::Owner { number, absent_for, tenure } => {
                 let claim = OwnerClaim::from_word(tenure);

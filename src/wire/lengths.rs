@@ -22,6 +22,9 @@ const COUNTS_BYTES: usize = {
 /// its value.
 const PART_BYTES: usize = 8;
 
+/// Bytes of an addition to a number before its key: the head, what is added, what an absent key counts as, its time.
+const INCREMENT_BYTES: usize = 28;
+
 /// Bytes of a put with a time to live before its key: mode, time, length of the key.
 const PUT_FOR_BYTES: usize = 12;
 
@@ -35,7 +38,8 @@ pub fn request_bytes_max(geometry: &Geometry) -> usize {
     // A compare-and-swap: two lengths, a key, two values. If values are short, an append, or a put with a time to live.
     let value_max = frame_value_max(geometry);
     let one_value = if geometry.has_life() { PUT_FOR_BYTES } else { PART_BYTES };
-    HEAD + geometry.key_max() + (2 * size_of::<u16>() + 2 * value_max).max(one_value + value_max)
+    let two_values = 2 * size_of::<u16>() + 2 * value_max;
+    HEAD + geometry.key_max() + two_values.max(one_value + value_max).max(INCREMENT_BYTES)
 }
 
 /// Longest reply for a table of this geometry, in bytes.
@@ -57,9 +61,8 @@ pub(crate) fn reply_bytes_max_to(request: &Request<'_>, geometry: &Geometry) -> 
 fn tells_value(request: &Request<'_>) -> bool {
     match request {
         Request::Get { .. } => true,
-        Request::Part { part: PartChange::Add { .. }, .. } | Request::Part { tell: Tell::Nothing, .. } => {
-            false
-        }
+        Request::Part { part: PartChange::Add { .. } | PartChange::Increment { .. }, .. }
+        | Request::Part { tell: Tell::Nothing, .. } => false,
         Request::Part { .. } => true,
         _ => false,
     }
@@ -88,6 +91,8 @@ pub(crate) fn fits_cells(request: &Request<'_>, geometry: &Geometry) -> bool {
         Request::Feed(_) | Request::Times => return false,
         request if tells_value(request) => frame_value_max(geometry),
         Request::RemoveIf { expected, .. } => expected.bytes().len(),
+        Request::Part { part: PartChange::Increment { .. }, .. } => INCREMENT_BYTES.div_ceil(2) - 2,
+        Request::Touch { .. } => 8,
         Request::Part { part, .. } => part.bytes().len().max(PART_BYTES / 2),
         Request::PutPiece { bytes, .. } => bytes.len().max(16),
         Request::PutStart { .. } | Request::PutCommit { .. } | Request::PutAbort { .. } => 8,

@@ -5,7 +5,7 @@ use super::frame::{Frame, HEAD, WireError, encode};
 use super::gets::GetsRequest;
 use crate::layout::extent::{Expected, REFERENCE_BYTES, Reference};
 use crate::outcome::{PutMode, PutOptions};
-use crate::part::{PartChange, Tell};
+use crate::part::{NewNumber, PartChange, Tell};
 use crate::wire::proof::{Nonce, TokenProof};
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
@@ -61,6 +61,7 @@ mod op {
     pub const UNPIN: u16 = 71;
     pub const UPLOAD_PUT_FOR: u16 = 61;
     pub const TIMES: u16 = 62;
+    pub const TOUCH: u16 = 63;
     pub const OWNER: u16 = 80;
     pub const REMOVE_OWNER: u16 = 81;
     pub const PUT_START: u16 = 90;
@@ -81,7 +82,13 @@ mod part {
     pub const OR: u8 = 3;
     pub const AND_NOT: u8 = 4;
     pub const APPEND: u8 = 5;
-    pub const OR_PADDED: u8 = 6;
+    pub const INCREMENT: u8 = 6;
+    /// With what an absent key counts as.
+    pub const INCREMENT_FROM: u8 = 7;
+    /// With how long the entry lives then, too.
+    pub const INCREMENT_FROM_FOR: u8 = 8;
+    /// An `or` that may lengthen the value.
+    pub const OR_PADDED: u8 = 9;
 }
 
 /// The operation that stands for a mode.
@@ -198,6 +205,13 @@ pub enum Request<'a> {
         part: PartChange<'a>,
         /// Which value the reply tells.
         tell: Tell,
+    },
+    /// Gives an entry another end, and keeps its value.
+    Touch {
+        /// The key.
+        key: &'a [u8],
+        /// How long it lives from now on. `None`: as one that is put without a time.
+        ttl: Option<Duration>,
     },
     /// Removes some of all keys.
     Clear {
@@ -383,7 +397,9 @@ rows! {
     Remove { .. }             => 0, Change;
     RemoveIf { .. }           => 1, Change;
     Part { part: PartChange::OrPadded { .. }, .. } => 6, Change;
+    Part { part: PartChange::Increment { .. }, .. } => 6, Change;
     Part { .. }               => 1, Change;
+    Touch { .. }              => 6, Change;
     Clear { .. }              => 1, Change;
     Pin { .. }                => 2, Change;
     Unpin { .. }              => 2, Change;
@@ -462,6 +478,10 @@ impl<'a> Request<'a> {
                 encode(out, op::REMOVE_IF_EXTENT, 0, id, &[&expected.to_bytes(), key]);
             }
             Request::Part { key, part, tell } => encode_part(out, id, key, part, *tell),
+            Request::Touch { key, ttl } => match ttl {
+                None => encode(out, op::TOUCH, 0, id, &[&[0], key]),
+                Some(ttl) => encode(out, op::TOUCH, 0, id, &[&[1], &nanoseconds(*ttl), key]),
+            },
             Request::Clear { place } => encode(out, op::CLEAR, 0, id, &[bytemuck::bytes_of(place)]),
             Request::Pin { key } => encode(out, op::PIN, 0, id, &[key]),
             Request::Unpin { key } => encode(out, op::UNPIN, 0, id, &[key]),
@@ -544,6 +564,18 @@ impl<'a> Request<'a> {
             let (key, expected) = rest.split_at_checked(u16::from_le_bytes(*klen).into())?;
             Some(Request::UploadSwap { key, expected: Expected::Value(expected) })
         };
+        let touch = || {
+            let (has_ttl, rest) = frame.body().split_first()?;
+            let (ttl, key) = match has_ttl {
+                0 => (None, rest),
+                1 => {
+                    let (ttl, key) = rest.split_first_chunk()?;
+                    (Some(Duration::from_nanos(u64::from_le_bytes(*ttl))), key)
+                }
+                _ => return None,
+            };
+            Some(Request::Touch { key, ttl })
+        };
         let remove_if = || {
             let (klen, rest) = frame.body().split_first_chunk::<2>()?;
             let (key, expected) = rest.split_at_checked(u16::from_le_bytes(*klen).into())?;
@@ -575,6 +607,7 @@ impl<'a> Request<'a> {
                 Ok(Request::RemoveIf { key, expected })
             }
             op::PART => decode_part(frame.body()).ok_or(unfitting),
+            op::TOUCH => touch().ok_or(unfitting),
             op::CLEAR => {
                 let place = bytemuck::try_pod_read_unaligned(frame.body()).map_err(|_| unfitting)?;
                 Ok(Request::Clear { place })
@@ -670,13 +703,26 @@ impl<'a> Request<'a> {
 
 /// Appends a change of a part: its kind, what its reply has, the key's length; the numbers of the kind; key and bytes.
 fn encode_part(out: &mut Vec<u8>, id: u64, key: &[u8], part: &PartChange<'_>, tell: Tell) {
-    let mut numbers = SmallVec::<[u8; 16]>::new();
+    let mut numbers = SmallVec::<[u8; 24]>::new();
     let (kind, bytes) = match part {
         PartChange::Add { delta, initial } => {
             numbers.extend_from_slice(&delta.to_le_bytes());
             let initial = initial.map(u64::to_le_bytes);
             initial.iter().for_each(|initial| numbers.extend_from_slice(initial));
             (if initial.is_some() { part::ADD_FROM } else { part::ADD }, &[][..])
+        }
+        PartChange::Increment { delta, absent } => {
+            numbers.extend_from_slice(&delta.to_le_bytes());
+            if let Some(NewNumber { value, ttl }) = absent {
+                numbers.extend_from_slice(&value.to_le_bytes());
+                ttl.iter().for_each(|ttl| numbers.extend_from_slice(&nanoseconds(*ttl)));
+            }
+            let kind = match absent {
+                None => part::INCREMENT,
+                Some(NewNumber { ttl: None, .. }) => part::INCREMENT_FROM,
+                Some(NewNumber { ttl: Some(_), .. }) => part::INCREMENT_FROM_FOR,
+            };
+            (kind, &[][..])
         }
         PartChange::Or { bits } => (part::OR, *bits),
         PartChange::OrPadded { bits } => (part::OR_PADDED, *bits),
@@ -716,6 +762,20 @@ fn decode_part(body: &[u8]) -> Option<Request<'_>> {
             }
             let (key, []) = rest.split_at_checked(klen)? else { return None };
             (PartChange::Add { delta: i64::from_le_bytes(*delta), initial }, key)
+        }
+        part::INCREMENT | part::INCREMENT_FROM | part::INCREMENT_FROM_FOR => {
+            let (delta, mut rest) = rest.split_first_chunk()?;
+            let mut absent = None;
+            if *kind != part::INCREMENT {
+                let (value, key) = rest.split_first_chunk()?;
+                (absent, rest) = (Some(NewNumber::from(i64::from_le_bytes(*value))), key);
+            }
+            if let (part::INCREMENT_FROM_FOR, Some(absent)) = (*kind, &mut absent) {
+                let (ttl, key) = rest.split_first_chunk()?;
+                (absent.ttl, rest) = (Some(Duration::from_nanos(u64::from_le_bytes(*ttl))), key);
+            }
+            let (key, []) = rest.split_at_checked(klen)? else { return None };
+            (PartChange::Increment { delta: i64::from_le_bytes(*delta), absent }, key)
         }
         part::OR => {
             let (key, bits) = rest.split_at_checked(klen)?;

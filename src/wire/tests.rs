@@ -5,7 +5,7 @@ use crate::outcome::{
     EvictCounts, GrowthCounts, HeapCounts, IndexCounts, NoteCounts, PutError, PutMode, PutOptions,
     PutOutcome, StartBound, SwapOutcome,
 };
-use crate::part::{PartChange, PartEffect, PartError, PartOutcome, Tell};
+use crate::part::{NewNumber, PartChange, PartEffect, PartError, PartOutcome, Tell};
 use proptest::prelude::*;
 
 proptest! {
@@ -156,6 +156,10 @@ fn golden_requests() {
     let remove_if = |expected| Request::RemoveIf { key: b"key", expected };
     let part = |part, tell| Request::Part { key: b"key", part, tell };
     let add = |delta, initial| part(PartChange::Add { delta, initial }, Tell::Nothing);
+    let increment = |delta, absent| part(PartChange::Increment { delta, absent }, Tell::Nothing);
+    let numbers = [1i64, -2].map(i64::to_le_bytes).concat();
+    let from = [b"\x07\0\x03\0", &numbers[..], b"key"].concat();
+    let from_for = [b"\x08\0\x03\0", &numbers[..], b"\x01\x02\x03\x04\x05\x06\x07\x08key"].concat();
     let append = PartChange::Append { bytes: b"bytes", len_max: 0x0102_0304 };
     let wants = Wants { lives: true, bits: true, from: 0x0102_0304, most: 0x0506_0708 };
     let mut keys = KeysWriter::default();
@@ -198,6 +202,11 @@ fn golden_requests() {
         (22, part(PartChange::AndNot { bits: b"bits" }, Tell::After), b"\x04\x02\x03\0keybits"),
         (22, part(PartChange::OrPadded { bits: b"bits" }, Tell::Nothing), b"\x06\0\x03\0keybits"),
         (22, part(append, Tell::Nothing), b"\x05\0\x03\0\x04\x03\x02\x01keybytes"),
+        (22, increment(-2, None), b"\x06\0\x03\0\xfe\xff\xff\xff\xff\xff\xff\xffkey"),
+        (22, increment(1, Some(NewNumber::from(-2))), &from),
+        (22, increment(1, Some(NewNumber { value: -2, ttl: Some(ttl) })), &from_for),
+        (63, Request::Touch { key: b"key", ttl: None }, b"\0key"),
+        (63, Request::Touch { key: b"key", ttl: Some(ttl) }, b"\x01\x01\x02\x03\x04\x05\x06\x07\x08key"),
         (23, remove_if(Expected::Value(b"old")), b"\x03\0keyold"),
         (24, remove_if(Expected::Extent(extent)), &long_swap_extent),
         (25, Request::Clear { place: [1, 2] }, b"\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0"),
@@ -687,13 +696,21 @@ fn the_longest_requests_and_replies() {
         };
         let put = length(Request::Put { options: PutMode::Upsert.into(), key: &key, value: &value });
         let swap = length(Request::Swap { key: &key, expected: &value, value: &value });
-        assert!(swap == request_bytes_max(&geometry) || value_max < 4, "{key_max}, {value_max}");
-        assert!(put <= swap && length(Request::Remove { key: &key }) <= swap);
+        // Where values are shorter, an addition to a number is the longest.
+        assert!(swap == request_bytes_max(&geometry) || value_max < 12, "{key_max}, {value_max}");
+        assert!(
+            put <= swap.max(request_bytes_max(&geometry)) && length(Request::Remove { key: &key }) <= swap
+        );
         let tell = Tell::Before;
         let part = |part| Request::Part { key: &key, part, tell };
         let counter = PartChange::Add { delta: 1, initial: Some(2) };
         let add = part(counter);
+        let absent = Some(NewNumber { value: 1, ttl: Some(std::time::Duration::MAX) });
+        let increment = part(PartChange::Increment { delta: 1, absent });
+        let touch = Request::Touch { key: &key, ttl: Some(std::time::Duration::MAX) };
         for (part, needs) in [
+            (increment, 0),
+            (touch, 0),
             (add, 8),
             (part(PartChange::Or { bits: &value }), 0),
             (part(PartChange::Append { bytes: &value, len_max: 9 }), 0),
@@ -762,6 +779,10 @@ fn the_longest_requests_and_replies() {
         // A counter is short; another value that is told may be as long as any.
         assert_eq!(fits_cells(&add, &geometry), value.len() >= 4);
         assert!(length(add) <= request_max || value.len() < 8);
+        for request in [increment, touch] {
+            assert!(!fits_cells(&request, &geometry) || length(request) <= request_max, "{request:?}");
+        }
+        assert_eq!(fits_cells(&increment, &geometry), value.len() >= 12);
         if value.len() >= 4 {
             let append = Request::Part {
                 key: &key,

@@ -89,6 +89,64 @@ fn entries_end_in_their_time() {
     }
 }
 
+/// An entry gets another end, sooner, later or none. Its value and its number stay, also where the value is not in its slot,
+/// and it ends in its new time. What is absent, or has ended and is still there, stays as it is.
+#[test]
+fn a_touch_sets_the_end_and_keeps_the_entry() {
+    for (layout, size) in LAYOUTS.iter().flat_map(|layout| sizes().map(|size| (layout, size))) {
+        let (index, clock) = index(&config(layout, size));
+        let before = |n: u64| (!n.is_multiple_of(4)).then(|| 5 * SECOND);
+        let after = |n: u64| [None, Some(2 * SECOND), Some(9 * SECOND)][n as usize % 3];
+        for n in 0..KEYS {
+            index.put_with(&key(n), &value(n, 1), PutOptions::new().ttl(before(n))).unwrap();
+        }
+        for n in 0..KEYS {
+            let first = life(&index, &key(n)).unwrap();
+            assert_eq!(index.touch(&key(n), after(n)), Ok(true), "{layout} {size:?} {n}");
+            let now = life(&index, &key(n)).unwrap();
+            assert_eq!((now.number, now.owner), (first.number, first.owner), "{layout} {size:?} {n}");
+        }
+        let ends = (0..KEYS).filter(|n| after(*n).is_some()).count() as u64;
+        assert_eq!((index.touch(&key(KEYS), None), index.notes().ends), (Ok(false), ends));
+        let mut got = Vec::new();
+        for second in 0..=10 {
+            tidy(&index);
+            for n in (0..KEYS).filter(|n| after(*n) != Some(SECOND * second)) {
+                let is_there = index.reader().get_into(&key(n), &mut got).unwrap();
+                let lives = after(n).is_none_or(|end| SECOND * second < end);
+                assert_eq!(is_there, lives, "{layout} {size:?}: key {n} after {second} s");
+                assert!(!is_there || got == value(n, 1), "{layout} {size:?}: key {n} after {second} s");
+            }
+            clock.advance(SECOND);
+        }
+    }
+    // It has ended, and nobody has tidied.
+    let (ended, clock) = index(&config("windowed:8", sizes()[0]));
+    ended.put_with(&key(0), b"value", ttl(SECOND)).unwrap();
+    clock.advance(2 * SECOND);
+    assert_eq!((ended.touch(&key(0), Some(DAY)), ended.len()), (Ok(false), 1));
+    let without = Config::new().size(TableSize::Slots(100));
+    let (index, _clock) = self::index(&without);
+    assert_eq!(index.touch(b"key", None), Err(PutError::NoLife));
+}
+
+/// A number that comes gets its end; one that is there keeps the end that it has.
+#[test]
+fn a_number_gets_its_end_when_it_comes() {
+    let (index, clock) = index(&config("windowed:8", sizes()[1]));
+    let add = |ttl| {
+        let absent = Some(oneread::NewNumber { value: 0, ttl });
+        let add = oneread::PartChange::Increment { delta: 1, absent };
+        index.change_part(b"hits", add, oneread::Tell::After).unwrap().value.unwrap()
+    };
+    assert_eq!(add(Some(5 * SECOND)), b"1");
+    clock.advance(3 * SECOND);
+    assert_eq!(add(Some(DAY)), b"2");
+    clock.advance(3 * SECOND);
+    tidy(&index);
+    assert_eq!((life(&index, b"hits"), add(None)), (None, b"1".to_vec()));
+}
+
 /// Nobody tidies: changes end what has ended.
 #[test]
 fn changes_end_others_in_passing() {

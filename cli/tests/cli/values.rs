@@ -57,13 +57,28 @@ fn add_append_or_clear() {
     assert_eq!(says(&["add", "n", "--update"], 1), "missing\n");
     assert_eq!(says(&["add", "n"], 0), "1\n");
     assert_eq!(says(&["add", "n", "41"], 0), "42\n");
-    assert_eq!(says(&["incr", "n", "-2"], 0), "40\n");
+    assert_eq!(says(&["add", "n", "-2"], 0), "40\n");
     assert_eq!(says(&["add", "m", "-3", "--initial", "9"], 0), "6\n");
     assert_eq!(json(&expect(served.run(&["add", "n", "--json"]), 0))["value"], 41);
     assert_eq!(says(&["get", "--hex", "6e"], 0), "2900000000000000\n");
     let out = expect(served.run(&["add", "n", "-42"]), 1);
     assert!(stderr(&out).contains("the counter is 41, and -42"), "{out:?}");
     expect(served.run(&["add", "n", "--update", "--initial", "1"]), 2);
+
+    assert_eq!(says(&["incr", "t", "--update"], 1), "missing\n");
+    assert_eq!(says(&["put", "t", "41"], 0), "inserted\n");
+    assert_eq!(says(&["incr", "t"], 0), "42\n");
+    assert_eq!(says(&["incr", "t", "-50"], 0), "-8\n");
+    assert_eq!(says(&["get", "t"], 0), "-8\n");
+    assert_eq!(json(&expect(served.run(&["incr", "u", "--initial", "-9", "--json"]), 0))["value"], -8);
+    let out = expect(served.run(&["incr", "n"]), 1);
+    assert!(stderr(&out).contains("`oneread add` is for counters of 8 bytes"), "{out:?}");
+    let out = expect(served.run(&["incr", "t", "9223372036854775807"]), 0);
+    assert_eq!(stdout(&out), "9223372036854775799\n");
+    let out = expect(served.run(&["incr", "t", "9"]), 1);
+    assert!(stderr(&out).contains("the number is 9223372036854775799, and +9"), "{out:?}");
+    let out = expect(served.run(&["touch", "t", "--ttl", "10s"]), 1);
+    assert!(stderr(&out).contains("--life"), "{out:?}");
 
     assert_eq!(says(&["append", "log", "ab"], 0), "inserted\n");
     assert_eq!(says(&["append", "--max", "4", "log", "cd"], 0), "updated\n");
@@ -85,7 +100,7 @@ fn add_append_or_clear() {
 
     let out = expect(served.run(&["clear"]), 1);
     assert!(stderr(&out).contains("say --yes"), "{out:?}");
-    assert_eq!(says(&["clear", "--yes"], 0), "removed 4\n");
+    assert_eq!(says(&["clear", "--yes"], 0), "removed 6\n");
     assert_eq!(json(&expect(served.run(&["clear", "--yes", "--json"]), 0))["removed"], 0);
 }
 

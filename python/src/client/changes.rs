@@ -7,7 +7,7 @@ use crate::keys::{Items, check_lengths};
 use crate::options;
 use crate::waiting::detached;
 use oneread::error::PutError;
-use oneread::{MutateError, PartEffect, PutMode, PutOptions, PutOutcome, SwapOutcome};
+use oneread::{MutateError, NewNumber, PartEffect, PutMode, PutOptions, PutOutcome, SwapOutcome};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::{Bound, PyAny, PyAnyMethods, PyErr, PyResult, Python};
 use std::sync::Mutex;
@@ -166,6 +166,31 @@ impl Client {
     ) -> PyResult<Option<u64>> {
         let key = bytes_of(key, "a key")?;
         self.ask(py, |client| client.add(&key, delta, initial))
+    }
+
+    /// Adds to a number, decimal text, from -2**63 to 2**63 - 1. What it is then. An absent key counts as `initial`, and the
+    /// entry that comes lives for `ttl` seconds; without one it stays absent, and the answer is `None`.
+    #[pyo3(signature = (key, delta=1, /, *, initial=None, ttl=None))]
+    fn incr(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        delta: i64,
+        initial: Option<i64>,
+        ttl: Option<f64>,
+    ) -> PyResult<Option<i64>> {
+        let key = bytes_of(key, "a key")?;
+        let ttl = options::ttl(py, ttl)?;
+        let absent = initial.map(|value| NewNumber { value, ttl });
+        self.ask(py, |client| client.incr(&key, delta, absent))
+    }
+
+    /// Has the entry end `ttl` seconds from now; without a time it lives as one that is put without. Its value stays. Whether
+    /// it is there.
+    #[pyo3(signature = (key, /, *, ttl=None))]
+    fn touch(&self, py: Python<'_>, key: &Bound<'_, PyAny>, ttl: Option<f64>) -> PyResult<bool> {
+        let (key, ttl) = (bytes_of(key, "a key")?, options::ttl(py, ttl)?);
+        self.ask(py, |client| client.touch(&key, ttl))
     }
 
     /// Sets bits of the value. Whether that has changed it. An absent key gets these bits as its value.

@@ -6,7 +6,7 @@ use crate::index::Index;
 use crate::index::growth::pace::Pace;
 use crate::layout::hash::Seeds;
 use crate::outcome::{PutError, PutMode, PutOutcome, SwapOutcome};
-use crate::part::{PartChange, PartEffect, PartError, PartOutcome, Tell, ValueBytes};
+use crate::part::{NewNumber, PartChange, PartEffect, PartError, PartOutcome, Tell, ValueBytes};
 use crate::placement::families::presets;
 use crate::region::Region;
 use crate::sim::{Adversary, Random, Recorder, turns};
@@ -98,20 +98,29 @@ fn parts_are_made_of_the_value_that_is_there() {
         for config in [config(preset.name, TableSize::Slots(100), seed), growing(preset.name, seed)] {
             let (index, clock) = table(&config);
             let (mut map, mut random) = (BTreeMap::new(), Random::new(seed));
-            for _ in 0..3_000 {
+            for _ in 0..4_000 {
                 let bytes: Vec<u8> = (0..random.pick(48)).map(|_| random.pick(8) as u8).collect();
                 let delta = random.pick(5) as i64 - 2;
                 let initial = (random.pick(2) == 0).then(|| random.pick(4) as u64);
-                let kind = random.pick(8);
+                let kind = random.pick(9);
                 // Most counters have keys of their own.
                 let is_counter = matches!(kind, 4 | 5) && random.pick(4) > 0;
-                let n = if is_counter { 50 + random.pick(8) } else { random.pick(40) } as u64;
+                let n = match kind {
+                    8 if random.pick(4) > 0 => 60 + random.pick(8),
+                    _ if is_counter => 50 + random.pick(8),
+                    _ => random.pick(40),
+                } as u64;
                 let part = match kind {
                     0 if initial.is_some() => PartChange::OrPadded { bits: &bytes },
                     0 => PartChange::Or { bits: &bytes },
                     1 => PartChange::AndNot { bits: &bytes },
                     2 | 3 => PartChange::Append { bytes: &bytes, len_max: [20, 60, 300][random.pick(3)] },
                     4 | 5 => PartChange::Add { delta, initial },
+                    // Decimal text may be longer than it was, and out of its slot.
+                    8 => PartChange::Increment {
+                        delta: delta.signum() * (i64::MAX / 10_i64.pow(random.pick(19) as u32)),
+                        absent: initial.map(|from| NewNumber::from(from as i64)),
+                    },
                     6 if random.pick(4) == 0 => {
                         assert_eq!(index.remove(&key(n)), Ok(map.remove(&n).is_some()));
                         continue;

@@ -11,9 +11,11 @@ use oneread::{
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 over_shm_and_tcp! {
     parts_are_changed,
+    numbers_are_text_and_ends_are_set,
     a_swap_begins_and_ends_with_absence,
     batches_change_parts,
     counters_are_exact_while_the_table_grows,
@@ -106,6 +108,39 @@ fn parts_are_changed(over: Over) {
     // The client itself rejects what is too long for a request.
     assert_eq!(server.refused().part, 5 * over.paths().len() as u64);
     assert_eq!(server.stats().keys, 0);
+}
+
+/// A number that was put as text is added to, and read as text. An entry gets another end by one request.
+fn numbers_are_text_and_ends_are_set(over: Over) {
+    let place = over.place();
+    let table = Config::new().size(TableSize::Keys(1_000)).life(true).grace(GRACE);
+    let server = start(ServerConfig::new(place.address.clone(), table));
+    for path in over.paths() {
+        let mut client = client(&place, path);
+        assert_eq!(client.incr(b"n", 5, None).unwrap(), None);
+        client.put(b"n", b"41").unwrap();
+        assert_eq!(client.incr(b"n", 1, None).unwrap(), Some(42));
+        assert_eq!(client.incr(b"n", -142, Some(7.into())).unwrap(), Some(-100));
+        assert_eq!(client.get(b"n").unwrap().unwrap(), b"-100");
+        is_part(client.incr(b"n", i64::MIN, None), PartError::NumberRange { value: -100, delta: i64::MIN });
+        assert_eq!(client.get(b"n").unwrap().unwrap(), b"-100", "nothing is changed");
+        client.put(b"text", b"042").unwrap();
+        is_part(client.incr(b"text", 1, None), PartError::NoNumber { given: 3 });
+        client.add(b"binary", 1, Some(0)).unwrap();
+        is_part(client.incr(b"binary", 1, None), PartError::NoNumber { given: 8 });
+        let absent = oneread::NewNumber { value: 9, ttl: Some(Duration::from_secs(1_000)) };
+        assert_eq!(client.incr(b"ends", 1, Some(absent)).unwrap(), Some(10));
+        let first = client.life(b"ends").unwrap().unwrap();
+        assert!(first.expiry > 0 && client.life(b"n").unwrap().unwrap().expiry == 0);
+        assert!(client.touch(b"ends", Some(Duration::from_secs(2_000))).unwrap());
+        let later = client.life(b"ends").unwrap().unwrap();
+        assert!(later.expiry > first.expiry && later.number == first.number);
+        assert!(client.touch(b"ends", None).unwrap() && !client.touch(b"none", None).unwrap());
+        assert_eq!(client.life(b"ends").unwrap().unwrap().expiry, 0);
+        assert!(matches!(client.touch(b"n", Some(Duration::ZERO)), Err(MutateError::TimeToLive { .. })));
+        assert_eq!(client.clear().unwrap(), 4);
+    }
+    server.stop();
 }
 
 /// From absence, and to absence.
