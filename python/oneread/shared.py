@@ -313,7 +313,7 @@ class SharedDict(MutableMapping[Key, Any]):
         return number
 
     def _incr_long(self, key: Key, delta: int, initial: int | None, ttl: float | None) -> int:
-        """The same where the key stands before the number: by compare-and-swap."""
+        """Adds to a number behind its whole key: by compare-and-swap."""
         placed, before = self._placed(key)
         while True:
             stored = self._get(placed)

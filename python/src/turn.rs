@@ -111,7 +111,7 @@ impl<T: Default> Turn<T> {
         self.take_asking(py, || {})
     }
 
-    /// The same. Asks for it after each slice of time, so that a thread that waits with it gives it back.
+    /// Takes the turn as [`take`](Turn::take) does. Asks for it after each slice of time, so that a thread that waits with it gives it back.
     pub fn take_asking(&self, py: Python<'_>, ask: impl Fn()) -> PyResult<Option<Taken<'_, T>>>
     where
         T: Send,

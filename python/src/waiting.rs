@@ -50,7 +50,7 @@ pub(crate) fn goes_on(looked: &mut Instant) -> bool {
     goes_on
 }
 
-/// The same, of work that may wait for long: a thread that runs no handlers does not wake to look for them.
+/// Runs work that may wait for long, as [`detached`] does: a thread that runs no handlers does not wake to look for them.
 ///
 /// # Errors
 /// What a handler has raised.

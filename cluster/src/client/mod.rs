@@ -215,7 +215,7 @@ struct Shared {
     /// Goes up when something was learned for which a call may wait.
     version: Mutex<u64>,
     changed: Condvar,
-    /// The same for tasks.
+    /// Told when `version` goes up: tasks wait for that.
     learned: watch::Sender<()>,
     /// A client of each node's table that a handle READs.
     tables: Mutex<FxHashMap<NodeId, Client>>,
