@@ -10,7 +10,7 @@ use oneread_kit::progress::Progress;
 use oneread_kit::show;
 use oneread_prefix::{Digests, HOLDERS_MAX, HolderPrefix, Keeps, Key, PlacementIndex, PlacementTable};
 use rand::rngs::SmallRng;
-use rand::{Rng, RngExt, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use serde::Serialize;
 use std::path::Path;
 use std::process::ExitCode;
@@ -156,6 +156,7 @@ impl LookupsBench {
     ) -> Result<LookupRow> {
         let (mut walked, mut jumped, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
         let mut reads = [0; 2];
+        let handles = [walks, jumps];
         let mut found: [Vec<HolderPrefix>; 2] = Default::default();
         // The first round is for the copies of who has which bit.
         for round in 0..=self.rounds {
@@ -164,13 +165,13 @@ impl LookupsBench {
                 let mut took = [0.0; 2];
                 // Neither always finds what the other one has brought into the caches.
                 for nth in [round % 2, 1 - round % 2] {
-                    let index = [&mut *walks, &mut *jumps][nth];
-                    let before = index.stats().read.reads;
+                    let handle = &mut *handles[nth];
+                    let before = handle.stats().read.reads;
                     let begun = Instant::now();
-                    index.match_prefix(&digests, &mut found[nth])?;
+                    handle.match_prefix(&digests, &mut found[nth])?;
                     took[nth] = begun.elapsed().as_nanos() as f64 / 1e3;
                     if round > 0 {
-                        reads[nth] += index.stats().read.reads - before;
+                        reads[nth] += handle.stats().read.reads - before;
                     }
                 }
                 let longest = prompt.depths.iter().map(|(_, depth)| *depth).max();
