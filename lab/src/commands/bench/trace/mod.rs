@@ -97,8 +97,8 @@ struct TraceRow {
 
 /// An index that is asked by the router, and told by engines.
 enum Asked {
-    Placement { index: PlacementIndex, holders: Vec<Holder>, found: Vec<HolderPrefix> },
-    Locations { index: LocationIndex, found: Vec<Found> },
+    Placement { index: Box<PlacementIndex>, holders: Vec<Holder>, found: Vec<HolderPrefix> },
+    Locations { index: Box<LocationIndex>, found: Vec<Found> },
 }
 
 /// The engine that a router chose, and the length that it was told.
@@ -107,9 +107,10 @@ type Chosen = (usize, usize);
 impl Asked {
     fn new(name: &str, engines: u16, client: Client) -> Result<Asked> {
         let Some(table) = placements(name)? else {
-            return Ok(Asked::Locations { index: LocationIndex::new(client)?, found: Vec::new() });
+            let index = Box::new(LocationIndex::new(client)?);
+            return Ok(Asked::Locations { index, found: Vec::new() });
         };
-        let mut index = PlacementIndex::create(client, table)?;
+        let mut index = Box::new(PlacementIndex::create(client, table)?);
         let holders =
             (0..engines).map(|n| index.holder(&format!("engine {n}"))).collect::<Result<Vec<_>, _>>()?;
         Ok(Asked::Placement { index, holders, found: Vec::new() })
