@@ -64,7 +64,7 @@ impl EventStream {
         if index.is_grouped() {
             return Err(PrefixError::Grouped);
         }
-        let keeps = holder.keeps();
+        let keeps = holder.asked;
         Ok(EventStream { holder, keeps, next: None })
     }
 

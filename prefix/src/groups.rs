@@ -22,8 +22,7 @@
 //! A tag is 64 bits of the digest. Within an entry two blocks have the same one with 2^-58.
 
 use crate::digests::Key;
-use crate::sets::{HolderSet, WORD};
-use crate::table::HOLDERS_MAX;
+use crate::sets::{HOLDERS_MAX, HolderSet, WORD};
 
 /// Blocks of a group.
 pub(crate) const GROUP: usize = 8;

@@ -79,13 +79,15 @@ pub struct Holder {
     pub(crate) incarnation: u32,
     number: u64,
     keeps: Keeps,
+    /// What who registered it said. The table may say less, because of what was seen since.
+    pub(crate) asked: Keeps,
     name: Arc<str>,
 }
 
 impl Holder {
     pub(crate) fn new(bit: u16, record: Record, name: Arc<str>) -> Holder {
         let Record { keeps, incarnation, .. } = record;
-        Holder { bit, incarnation, number: number_of(&record.id), keeps, name }
+        Holder { bit, incarnation, number: number_of(&record.id), keeps, asked: keeps, name }
     }
 
     /// The name's number, in every table and for ever: 64 bits of the name's hash.
@@ -285,7 +287,7 @@ pub(crate) fn register(
             && pin_once(client, MASK)?
             && pin_once(client, EPOCH)?
         {
-            return Ok(Some(Holder::new(bit, live, name.into())));
+            return Ok(Some(Holder { asked: keeps, ..Holder::new(bit, live, name.into()) }));
         }
     }
 }

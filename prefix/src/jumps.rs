@@ -19,7 +19,7 @@ use crate::error::PrefixError;
 use crate::faults::{Rule, broken};
 use crate::groups::{GROUP, Group, tag_of};
 use crate::holders::{self, Holder};
-use crate::lookup::Match;
+use crate::passes::{JumpCounts, Match};
 use crate::placement::PlacementIndex;
 use crate::records::{Keeps, Record, record_of};
 use crate::sets::HolderSet;
@@ -32,26 +32,6 @@ const STRETCH: usize = 64;
 const STRETCHES: usize = 128;
 /// One lookup in so many is made block by block, too.
 const WALKED: u64 = 64;
-
-/// What a handle's lookups did by jumps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct JumpCounts {
-    /// Lookups that looked at some blocks only, of some holders at least.
-    pub lookups: u64,
-    /// Lookups of these that were made block by block, too.
-    pub walked: u64,
-    /// Holders that are not jumped over any more, because the two told different lengths twice.
-    pub stopped: u64,
-}
-
-/// What a handle knows of its jumps.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Jumps {
-    pub counts: JumpCounts,
-    /// It has seen a holder that is not closed, and may not say so in the table: it makes all lookups block by block.
-    are_off: bool,
-}
 
 /// An entry that was looked at.
 struct Probe {

@@ -2,27 +2,17 @@
 
 use crate::digests::{Digests, Key};
 use crate::error::PrefixError;
-use crate::groups::{GROUP, Group, tag_of};
+use crate::groups::{GROUP, Group};
 use crate::holders::{self, Holder};
+use crate::passes::Match;
 use crate::placement::PlacementIndex;
 use crate::sets::HolderSet;
 use crate::table::Form;
-use std::ops::{ControlFlow, Range};
+use std::ops::ControlFlow;
 
 /// A lookup is made so often where holders are registered meanwhile. Those that are registered during the last one are
 /// left out.
 const LOOKS: usize = 3;
-
-/// Memory of a handle for its lookups.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct LookupMemory {
-    /// The mask.
-    mask: Vec<u8>,
-    /// Lengths, one for each bit.
-    lengths: Vec<u32>,
-    /// Values of groups.
-    values: Vec<Vec<u8>>,
-}
 
 /// What a holder has of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -243,86 +233,5 @@ impl PlacementIndex {
         }
         // Each entry of the path has a block at least.
         Ok(false)
-    }
-}
-
-/// A pass over a prompt.
-pub(crate) struct Match<'a> {
-    /// Holders that have all blocks so far.
-    left: HolderSet,
-    /// It ends when none of these is left. `None`: of all.
-    for_: Option<HolderSet>,
-    /// Blocks that were looked at.
-    done: usize,
-    lengths: &'a mut [u32],
-}
-
-impl<'a> Match<'a> {
-    /// A pass for these holders.
-    pub fn new(left: HolderSet, lengths: &'a mut [u32]) -> Match<'a> {
-        Match { left, for_: None, done: 0, lengths }
-    }
-
-    /// It ends when none of these is left.
-    pub fn for_(self, holders: HolderSet) -> Match<'a> {
-        Match { for_: Some(holders), ..self }
-    }
-
-    /// Blocks that were looked at.
-    pub fn done(&self) -> usize {
-        self.done
-    }
-
-    /// Holders that have all of these.
-    pub fn left(self) -> HolderSet {
-        self.left
-    }
-
-    /// The block has these holders. Breaks off when none is left.
-    #[inline]
-    fn block<B: Default>(&mut self, block: usize, set: &[u8]) -> ControlFlow<B> {
-        let (lengths, mut is_other) = (&mut *self.lengths, false);
-        self.left.keep(set, |bit| {
-            is_other = true;
-            if let Some(length) = lengths.get_mut(bit) {
-                *length = block as u32;
-            }
-        });
-        self.done = block + 1;
-        let is_over = is_other
-            && match &self.for_ {
-                None => self.left.is_empty(),
-                Some(holders) => self.left.and(holders).is_empty(),
-            };
-        if is_over { ControlFlow::Break(B::default()) } else { ControlFlow::Continue(()) }
-    }
-
-    /// The blocks of a group, or those from one on that may have begun the last entry of the path. Breaks off with the
-    /// next one that may have begun an entry, or with nothing, when no holder is left.
-    #[inline]
-    pub fn group(
-        &mut self,
-        keys: &[Key],
-        blocks: Range<usize>,
-        path: &[Group<'_>],
-    ) -> ControlFlow<Option<usize>> {
-        for (hint, block) in blocks.enumerate() {
-            let tag = tag_of(&keys[block]);
-            let set = path.iter().find_map(|group| group.set(tag, hint));
-            if set.is_none() && hint > 0 && path.last().is_some_and(Group::is_branched) {
-                return ControlFlow::Break(Some(block));
-            }
-            self.block(block, set.unwrap_or_default())?;
-        }
-        ControlFlow::Continue(())
-    }
-
-    /// Those that are left have all blocks.
-    pub fn end(&mut self, blocks: usize) {
-        for bit in self.left.bits() {
-            if let Some(length) = self.lengths.get_mut(usize::from(bit)) {
-                *length = blocks as u32;
-            }
-        }
     }
 }

@@ -2,6 +2,8 @@
 
 use smallvec::SmallVec;
 
+/// The most holders of a table.
+pub const HOLDERS_MAX: usize = 4_096;
 /// Bytes of a word.
 pub(crate) const WORD: usize = 8;
 

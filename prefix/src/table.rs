@@ -10,11 +10,9 @@ use crate::groups;
 use crate::location::LocationIndex;
 use crate::names::pin_once;
 use crate::records::PAGE_BYTES;
-use crate::sets::WORD;
+use crate::sets::{HOLDERS_MAX, WORD};
 use oneread::{Client, Config, PutMode, Server, TableSize};
 
-/// The most holders of a table.
-pub const HOLDERS_MAX: usize = 4_096;
 /// As many holders as a table has where nothing else is said.
 pub const HOLDERS: usize = 1_024;
 const MARKER: &[u8] = b"#f";

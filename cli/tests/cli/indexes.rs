@@ -1,6 +1,6 @@
 //! `serve --index`: tables for indexes of blocks.
 
-use crate::served::{Served, expect, run, stderr};
+use crate::served::{Served, expect, region_in, run, stderr};
 use oneread::{Address, Client};
 use oneread_prefix::{Digests, LocationIndex, PlacementIndex};
 
@@ -17,7 +17,10 @@ fn tables_of_indexes_are_served() {
         (&["--index", "grouped", "--holders", "96"], 96, true),
         (&["--index", "placement", "--holders", "4096", "--capacity", "3000"], 4_096, false),
     ] {
-        let mut served = Served::start(flags);
+        let dir = tempfile::tempdir().unwrap();
+        let region = region_in(dir.path());
+        let start = |dir| Served::start_in(dir, &[flags, &["--region", &region]].concat());
+        let mut served = start(dir);
         let mut index = PlacementIndex::new(client(&served)).unwrap();
         assert_eq!((index.holders_max(), index.is_grouped()), (holders, is_grouped));
         let holder = index.holder("worker").unwrap();
@@ -27,17 +30,17 @@ fn tables_of_indexes_are_served() {
         let dir = served.kill();
         let at = served.at.clone();
         for other in [&["--index", "location"][..], &["--index", "placement", "--holders", "97"]] {
-            let refused = expect(run(&[&["serve", "--at", &at][..], other].concat()), 1);
+            let refused = expect(run(&[&["serve", "--at", &at, "--region", &region][..], other].concat()), 1);
             let why = stderr(&refused);
             assert!(why.contains("another table") || why.contains("is of other holders"), "{why}");
         }
-        let again = Served::start_in(dir, flags);
+        let again = start(dir);
         let mut index = PlacementIndex::new(client(&again)).unwrap();
         let mut found = Vec::new();
         assert_eq!(index.match_prefix(&Digests::numbers(&[1, 2, 3, 4]), &mut found).unwrap(), 3);
         assert_eq!(index.holder("worker").unwrap(), holder);
     }
-    let served = Served::start(&["--index", "location"]);
+    let served = Served::start(&["--index", "location", "--anonymous"]);
     let mut index = LocationIndex::new(client(&served)).unwrap();
     assert_eq!(index.endpoint_name(1).unwrap(), None);
     let refused = PlacementIndex::new(client(&served)).unwrap_err();

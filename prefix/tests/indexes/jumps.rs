@@ -231,6 +231,11 @@ fn gaps_end_jumps() -> bool {
     let is_right = keeps(&mut router) == Keeps::Any && told(&mut router, &keys)["engine"] == 10;
     stream.take(&mut index, 4, &[KvEvent::Cleared, all()]).unwrap();
     assert_eq!((keeps(&mut router), told(&mut router, &keys)["engine"]), (Keeps::PrefixClosed, 200));
+    // Another gap; who publishes is started again after it, and the engine is cleared by him.
+    stream.take(&mut index, 9, &[]).unwrap();
+    let holder = index.holder_with("engine", Keeps::PrefixClosed).unwrap();
+    EventStream::new(&index, holder).unwrap().restarted(&mut index).unwrap();
+    assert_eq!(keeps(&mut router), Keeps::PrefixClosed);
     is_right
 }
 
