@@ -153,3 +153,33 @@ def test_who_waits_hears_that_the_feed_is_closed(shm: Path) -> None:
                     await asyncio.wait_for(task, 60)
 
     asyncio.run(main())
+
+
+def test_a_thread_that_waits_for_long_gives_way(shm: Path) -> None:
+    with SharedDict("gives-way") as shared:
+        feed = shared.client.changes(values=True)
+        heard: list[oneread.Change] = []
+        waiting = threading.Thread(target=lambda: heard.append(next(feed)))
+        waiting.start()
+        # Before or in its wait, which nothing but this ends.
+        for _ in range(3):
+            assert feed.position[2] == 1
+            assert feed.poll(0.01) is None
+        shared["a"] = 1
+        waiting.join(60)
+        assert [change.kind for change in heard] == ["came"]
+        # A thread that waits when the feed is closed.
+        raised: list[BaseException] = []
+
+        def follow() -> None:
+            try:
+                next(feed)
+            except oneread.Closed as closed:
+                raised.append(closed)
+
+        waiting = threading.Thread(target=follow)
+        waiting.start()
+        assert feed.poll(0.01) is None
+        feed.close()
+        waiting.join(60)
+        assert len(raised) == 1

@@ -63,8 +63,10 @@ impl FollowersBench {
         let server = serve(fabric, 1_000, 32, &["--clients-per-peer=4096".into()])?;
         let mut client = server.connect_with(ClientOptions::new().deadline(Duration::from_secs(30)))?;
         let before = private_bytes(&server)?;
-        let feeds = (0..self.followers).map(|_| anyhow::Ok(client.changes(FeedOptions::new())?));
-        let feeds = feeds.collect::<Result<Vec<_>, _>>().context("beginning to follow")?;
+        let mut feeds = Vec::new();
+        for _ in 0..self.followers {
+            feeds.push(client.changes(FeedOptions::new()).context("beginning to follow")?);
+        }
         let (tell, told) = mpsc::channel();
         let mut heard = latencies()?;
         let mut followed = None;
