@@ -103,6 +103,10 @@
 //!   wrong: each instant of each look and each word is considered.
 //! * At the end no value may be lost, and no memory.
 
+mod history;
+
+use history::History;
+use oneread::internals::layout::hash::mix;
 use std::collections::BTreeMap;
 
 /// The grace time.
@@ -244,29 +248,7 @@ impl Choices {
     }
 }
 
-/// The finalizer of SplitMix64.
-fn mix(mut x: u64) -> u64 {
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
-
-/// A cell and when it got each of its values.
-struct History<X>(Vec<(i64, X)>);
-
 impl<X: Copy> History<X> {
-    fn new(first: X) -> History<X> {
-        History(vec![(-1, first)])
-    }
-
-    fn now(&self) -> X {
-        self.0[self.0.len() - 1].1
-    }
-
-    fn at(&self, time: i64) -> X {
-        self.0[self.0.partition_point(|&(t, _)| t <= time) - 1].1
-    }
-
     /// Each value, from when and until when.
     fn periods(&self) -> impl Iterator<Item = (i64, i64, X)> {
         let ends = self.0.iter().skip(1).map(|store| store.0).chain([i64::MAX]);

@@ -15,6 +15,9 @@
 //!
 //! Kept, though no schedule here shows a difference: copies come before the depth and before the mark.
 
+mod history;
+
+use history::History;
 use oneread::internals::layout::hash::mix;
 use std::collections::BTreeMap;
 
@@ -101,23 +104,6 @@ impl Random {
 
     fn in_ten(&mut self, n: usize) -> bool {
         self.below(10) < n
-    }
-}
-
-/// A cell and when it got each of its values.
-struct History<X>(Vec<(i64, X)>);
-
-impl<X: Copy> History<X> {
-    fn new(first: X) -> History<X> {
-        History(vec![(-1, first)])
-    }
-
-    fn now(&self) -> X {
-        self.0[self.0.len() - 1].1
-    }
-
-    fn at(&self, time: i64) -> X {
-        self.0[self.0.partition_point(|&(t, _)| t <= time) - 1].1
     }
 }
 

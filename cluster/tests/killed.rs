@@ -1485,6 +1485,15 @@ const BROKEN: [oneread_cluster::faults::Rule; 13] = {
     ]
 };
 
+/// The seed of a run, and the rule that is broken in it.
+#[cfg(feature = "faults")]
+fn broken_rule() -> (u64, String) {
+    let seed = given("ONEREAD_SEED").unwrap_or_else(now);
+    let rule = given("ONEREAD_RULE").unwrap_or("LeaseTooLong".to_owned());
+    println!("ONEREAD_SEED={seed} {rule}");
+    (seed, rule)
+}
+
 /// A broken rule is noticed: the test sees what it is to see.
 #[cfg(feature = "faults")]
 #[test]
@@ -1493,9 +1502,7 @@ fn a_broken_rule_is_found() {
         return;
     }
     let _one = one_at_a_time();
-    let seed = given("ONEREAD_SEED").unwrap_or_else(now);
-    let rule = given("ONEREAD_RULE").unwrap_or("LeaseTooLong".to_owned());
-    println!("ONEREAD_SEED={seed} {rule}");
+    let (seed, rule) = broken_rule();
     let faults: &[Fault] =
         if given::<String>("ONEREAD_FAULTS").is_some() { &FAULTS } else { &[Fault::StopNodeAndCutClient] };
     Cluster::start(seed, Some(rule)).run_until_wrong(faults, common::SOON);

@@ -5,6 +5,7 @@ use crate::client::Client;
 use crate::convert::{bytes_of, extracted};
 use crate::error::error_of;
 use crate::follow::{Feed, Followed, Interrupt, Told, Wrong, wrong};
+use crate::verbs::Verbs;
 use oneread::{ChangeFeed, FeedFrom, FeedItem, FeedOptions, FeedPosition, GapCause, LeftCause};
 use oneread_cluster::core::state::ShardIx;
 use pyo3::prelude::{Bound, Py, PyAny, PyResult, Python};

@@ -4,14 +4,13 @@ use crate::convert::bytes_of;
 use crate::counts;
 use crate::error::{Raise, error_at, raised};
 use crate::fork;
-use crate::keys::{Items, check_lengths};
+use crate::keys::{Items, Pairs, check_lengths};
 use crate::options::{self, Arguments};
 use crate::sinks::BytesSink;
 use crate::waiting::{detached, goes_on};
 use oneread::embedded::{Clock, Region};
 use oneread::sink::LengthSink;
 use oneread::{PutMode, PutOptions, PutOutcome, SwapOutcome};
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::{Bound, PyAny, PyResult, Python};
 use pyo3::types::{PyBytes, PyDict, PyList};
 use std::time::Instant;
@@ -121,19 +120,14 @@ impl Index {
         value_width: Option<usize>,
     ) -> PyResult<usize> {
         let (keys, values) = (Items::of(keys, width, "keys")?, Items::of(values, value_width, "values")?);
-        let (keys, values) = (keys.keep(py)?, values.keep(py)?);
-        let (keys, values) = (keys.bytes("key")?, values.bytes("value")?);
-        if keys.len() != values.len() {
-            let text =
-                format!("there are {} keys, and {} values; give one for each", keys.len(), values.len());
-            return Err(PyValueError::new_err(text));
-        }
+        let kept = Pairs::of(py, &keys, &values)?;
+        let pairs = kept.pairs()?;
         let index = self.own(py)?;
-        check_lengths(py, &keys, 0, index.geometry().key_max())?;
+        check_lengths(py, pairs.iter().map(|(key, _)| key), 0, index.geometry().key_max())?;
         let mut made = 0;
         let put = py.detach(|| {
             let mut new = 0;
-            for (key, value) in keys.iter().zip(&values) {
+            for (key, value) in &pairs {
                 new += usize::from(index.put(key, value, PutMode::Upsert)? == PutOutcome::Inserted);
                 made += 1;
             }

@@ -138,6 +138,31 @@ impl Kept<'_> {
     }
 }
 
+/// A key with its value.
+pub(crate) type Pair<'k> = (Cow<'k, [u8]>, Cow<'k, [u8]>);
+
+/// Many keys with their values, where nobody changes them.
+pub(crate) struct Pairs<'py> {
+    keys: Kept<'py>,
+    values: Kept<'py>,
+}
+
+impl<'py> Pairs<'py> {
+    /// Refuses lists of which one is longer.
+    pub fn of(py: Python<'py>, keys: &Items<'py>, values: &Items<'py>) -> PyResult<Pairs<'py>> {
+        if keys.len() != values.len() {
+            let text =
+                format!("there are {} keys, and {} values; give one for each", keys.len(), values.len());
+            return Err(PyValueError::new_err(text));
+        }
+        Ok(Pairs { keys: keys.keep(py)?, values: values.keep(py)? })
+    }
+
+    pub fn pairs(&self) -> PyResult<Vec<Pair<'_>>> {
+        Ok(self.keys.bytes("key")?.into_iter().zip(self.values.bytes("value")?).collect())
+    }
+}
+
 /// The bytes of some objects, the first of which has this number.
 fn bytes_of_each<'a>(
     objects: &'a [Bound<'_, PyAny>],
@@ -153,10 +178,16 @@ fn bytes_of_each<'a>(
 }
 
 /// Refuses keys of lengths that the table does not take, before anything is done.
-pub(crate) fn check_lengths(py: Python<'_>, keys: &[Cow<'_, [u8]>], from: usize, max: usize) -> PyResult<()> {
-    match keys.iter().position(|key| key.is_empty() || key.len() > max) {
+pub(crate) fn check_lengths<'a>(
+    py: Python<'_>,
+    keys: impl IntoIterator<Item = &'a Cow<'a, [u8]>>,
+    from: usize,
+    max: usize,
+) -> PyResult<()> {
+    let mut lengths = keys.into_iter().map(|key| key.len()).enumerate();
+    match lengths.find(|(_, length)| !(1..=max).contains(length)) {
         None => Ok(()),
-        Some(nth) => Err(wrong_length(py, from + nth, keys[nth].len(), max)),
+        Some((nth, given)) => Err(wrong_length(py, from + nth, given, max)),
     }
 }
 

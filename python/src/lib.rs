@@ -28,6 +28,7 @@ mod scan;
 mod server;
 mod sinks;
 mod turn;
+mod verbs;
 mod waiting;
 
 use pyo3::prelude::{Bound, PyModule, PyModuleMethods, PyResult};

@@ -1,10 +1,11 @@
-//! Scans: all keys of a table.
+//! Scans: all keys of a table, and how keys of a scan come, of a table or of a cluster.
 
 use crate::client::Client;
 use crate::convert::bytes_of;
 use crate::error::Raise;
 use crate::fork;
 use crate::turn::Turn;
+use crate::verbs::Verbs;
 use oneread::{ScanCursor, ScannedKey};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::{Bound, Py, PyAny, PyResult, Python};
@@ -12,39 +13,31 @@ use pyo3::types::PyBytes;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The keys of a table, or keys with values, one after the other.
-#[pyo3::pyclass(frozen, module = "oneread")]
-pub(crate) struct Scan {
+/// Keys of a scan that have come, and `S`, by which more are asked for.
+pub(crate) struct Walk<S> {
     process: u64,
-    client: Py<Client>,
-    prefix: Vec<u8>,
     values: bool,
     /// Locked for moments only, in which nothing of Python runs.
     at: Mutex<Place>,
-    /// Who asks the server has it.
-    asks: Turn<()>,
+    /// Who asks has it.
+    asks: Turn<S>,
 }
 
 /// How far a scan has come.
 #[derive(Default)]
 struct Place {
-    /// `None` at the beginning.
+    /// `None` at the beginning, and where a scan has none.
     cursor: Option<ScanCursor>,
     ready: VecDeque<ScannedKey>,
     has_ended: bool,
 }
 
-/// What Python is given of a key: itself, or with its value.
-pub(crate) fn shown(py: Python<'_>, found: ScannedKey, values: bool) -> PyResult<Bound<'_, PyAny>> {
-    let ScannedKey { key, value, .. } = found;
-    let key = PyBytes::new(py, &key);
-    match values {
-        true => (key, value.map(|value| PyBytes::new(py, &value))).into_bound_py_any(py),
-        false => Ok(key.into_any()),
+impl<S: Default + Send> Walk<S> {
+    pub fn new(asks: S, values: bool, cursor: Option<ScanCursor>) -> Walk<S> {
+        let at = Mutex::new(Place { cursor, ..Place::default() });
+        Walk { process: fork::process(), values, at, asks: Turn::new(asks) }
     }
-}
 
-impl Scan {
     /// A child has another client, and may not wait for its parent's locks.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         fork::check(py, self.process, "scan", "begin another one")
@@ -54,36 +47,58 @@ impl Scan {
         self.at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn next_ready(&self) -> (Option<ScannedKey>, bool) {
+    /// More keys have come, or `None`: the end. It is called within what waits: if a handler of a signal raises something
+    /// then, the keys are kept.
+    pub fn came(&self, keys: Option<VecDeque<ScannedKey>>, cursor: Option<ScanCursor>) {
         let mut place = self.place();
-        (place.ready.pop_front(), place.has_ended)
+        place.cursor = cursor;
+        place.has_ended = keys.is_none();
+        place.ready.extend(keys.into_iter().flatten());
     }
 
-    /// Asks the server for more.
-    fn ask(&self, py: Python<'_>) -> PyResult<()> {
-        let _turn = self.asks.take(py)?;
-        let cursor = {
+    /// The next key as Python has it: itself, or with its value. `ask` asks for more, from this cursor on.
+    pub fn next<'py>(
+        &self,
+        py: Python<'py>,
+        ask: impl Fn(&mut S, Option<ScanCursor>) -> PyResult<()>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.check(py)?;
+        loop {
+            let (next, has_ended) = {
+                let mut place = self.place();
+                (place.ready.pop_front(), place.has_ended)
+            };
+            if let Some(ScannedKey { key, value, .. }) = next {
+                let key = PyBytes::new(py, &key);
+                return match self.values {
+                    true => {
+                        (key, value.map(|value| PyBytes::new(py, &value))).into_bound_py_any(py).map(Some)
+                    }
+                    false => Ok(Some(key.into_any())),
+                };
+            }
+            if has_ended {
+                return Ok(None);
+            }
+            py.check_signals()?;
+            let Some(mut asks) = self.asks.take(py)? else { return Ok(None) };
             let place = self.place();
             // Another thread may have asked meanwhile.
-            if !place.ready.is_empty() || place.has_ended {
-                return Ok(());
+            if place.ready.is_empty() && !place.has_ended {
+                let cursor = place.cursor.clone();
+                drop(place);
+                ask(&mut asks, cursor)?;
             }
-            place.cursor.clone()
-        };
-        self.client.get().ask(py, |client| {
-            let scan = client.scan().prefix(&self.prefix).values(self.values);
-            let mut scan = match cursor.clone() {
-                Some(cursor) => scan.from(cursor),
-                None => scan,
-            };
-            let batch = scan.next_batch().map_err(Box::new)?;
-            let mut place = self.place();
-            place.cursor = Some(scan.cursor());
-            place.has_ended = batch.is_none();
-            place.ready.extend(batch.into_iter().flatten());
-            Ok::<_, Box<oneread::FeedError>>(())
-        })
+        }
     }
+}
+
+/// The keys of a table, or keys with values, one after the other.
+#[pyo3::pyclass(frozen, module = "oneread")]
+pub(crate) struct Scan {
+    client: Py<Client>,
+    prefix: Vec<u8>,
+    walk: Walk<()>,
 }
 
 #[pyo3::pymethods]
@@ -93,24 +108,25 @@ impl Scan {
     }
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        self.check(py)?;
-        loop {
-            match self.next_ready() {
-                (Some(found), _) => return shown(py, found, self.values).map(Some),
-                (None, true) => return Ok(None),
-                (None, false) => {
-                    py.check_signals()?;
-                    self.ask(py)?;
-                }
-            }
-        }
+        self.walk.next(py, |(), cursor| {
+            self.client.get().ask(py, |client| {
+                let scan = client.scan().prefix(&self.prefix).values(self.walk.values);
+                let mut scan = match cursor.clone() {
+                    Some(cursor) => scan.from(cursor),
+                    None => scan,
+                };
+                let batch = scan.next_batch().map_err(Box::new)?;
+                self.walk.came(batch.map(VecDeque::from), Some(scan.cursor()));
+                Ok::<_, Box<oneread::FeedError>>(())
+            })
+        })
     }
 
     /// Where another scan, with the same arguments, goes on. Keys that this one has not given yet come again.
     #[getter]
     fn cursor<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        self.check(py)?;
-        let place = self.place();
+        self.walk.check(py)?;
+        let place = self.walk.place();
         let cursor = place.cursor.as_ref().filter(|_| place.ready.is_empty()).map(ScanCursor::to_bytes);
         drop(place);
         Ok(cursor.map(|cursor| PyBytes::new(py, &cursor)))
@@ -136,7 +152,6 @@ impl Client {
             Some(cursor) => Some(ScanCursor::from_bytes(&bytes_of(cursor, "cursor")?).raise(py)?),
             None => None,
         };
-        let at = Mutex::new(Place { cursor, ..Place::default() });
-        Ok(Scan { process: fork::process(), client: slf, prefix, values, at, asks: Turn::new(()) })
+        Ok(Scan { client: slf, prefix, walk: Walk::new((), values, cursor) })
     }
 }

@@ -6,12 +6,13 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import numpy as np
 import pytest
@@ -143,6 +144,16 @@ def stop(server: Any) -> None:
     until(are_stopped)
 
 
+def goes_on_without(server: Any, program: subprocess.Popen[str]) -> IO[str]:
+    """Has a program that is ready go on when the server is suspended. Returns what it says."""
+    assert program.stdin is not None and program.stdout is not None
+    assert program.stdout.readline() == "ready\n"
+    stop(server)
+    program.stdin.write("\n")
+    program.stdin.flush()
+    return program.stdout
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -177,12 +188,8 @@ def test_ctrl_c_ends_every_wait(call: str) -> None:
             """,
             address,
         )
-        assert program.stdin is not None and program.stdout is not None
-        assert program.stdout.readline() == "ready\n"
-        stop(server)
-        program.stdin.write("\n")
-        program.stdin.flush()
-        assert program.stdout.readline() == "calls\n"
+        said = goes_on_without(server, program)
+        assert said.readline() == "calls\n"
         time.sleep(0.2)
         begun = time.monotonic()
         program.send_signal(signal.SIGINT)
@@ -288,13 +295,9 @@ def test_a_handler_of_a_signal_may_close_what_waits(call: str, meanwhile: str, a
         address,
     )
     try:
-        assert program.stdin is not None and program.stdout is not None
-        assert program.stdout.readline() == "ready\n"
-        stop(server)
-        program.stdin.write("\n")
-        program.stdin.flush()
-        assert program.stdout.readline() == "handles\n"
-        assert program.stdout.readline() == "handled\n", program.communicate(timeout=60)
+        said = goes_on_without(server, program)
+        assert said.readline() == "handles\n"
+        assert said.readline() == "handled\n", program.communicate(timeout=60)
         server.send_signal(signal.SIGCONT)
         ended = outcome(program)
         assert ended == ("closed\n" * 2 if "changes" in call else "returns\nclosed\n")
@@ -331,12 +334,8 @@ def test_threads_take_turns_at_a_scan_a_feed_and_pins() -> None:
         address,
     )
     try:
-        assert program.stdin is not None and program.stdout is not None
-        assert program.stdout.readline() == "ready\n"
-        stop(server)
-        program.stdin.write("\n")
-        program.stdin.flush()
-        assert program.stdout.readline() == "waits None\n", program.communicate(timeout=60)
+        said = goes_on_without(server, program)
+        assert said.readline() == "waits None\n", program.communicate(timeout=60)
         server.send_signal(signal.SIGCONT)
         outcome(program)
     finally:

@@ -933,6 +933,20 @@ fn emptied_of(layout: &str, in_second: usize) -> (WatchedTable, Block) {
     (watch, chain[1])
 }
 
+/// Waits until all traces are due, and removes them, but for the ghost in this slot: its entry is out of the queue.
+fn taken_ghost(index: &Index, clock: &Clock, slot: SlotIx) -> (u64, Trace) {
+    clock.sleep_until(index.homes().grace().last_due_ns().unwrap());
+    let mut ghost = None;
+    while let Some((due_ns, waiting)) = index.homes().grace().pop_due() {
+        if matches!(waiting.trace, Trace::Ghost { slot: of, .. } if of == slot) {
+            ghost = Some((due_ns, waiting.trace));
+        } else {
+            index.homes().take_away(due_ns, waiting.trace);
+        }
+    }
+    ghost.expect("a ghost in the block")
+}
+
 /// A server thread has taken the entry of a ghost out of the queue, and is slow. Its block is
 /// empty, and the block's time has come. The block must stay linked until the ghost is gone and the
 /// grace time has passed again. Returns whether it was unlinked too early.
@@ -944,18 +958,7 @@ fn a_block_with_a_ghost(layout: &str, ghosts: usize) -> bool {
     assert_eq!(with_ghosts.len(), ghosts);
     let slot = *with_ghosts.last().unwrap();
     let is_linked = |index: &Index| chains(index).iter().any(|&(linked, _)| linked == block);
-    clock.sleep_until(index.homes().grace().last_due_ns().unwrap());
-    let mut ghost = None;
-    while let Some((due_ns, trace)) =
-        index.homes().grace().pop_due().map(|(due_ns, waiting)| (due_ns, waiting.trace))
-    {
-        if matches!(trace, Trace::Ghost { slot: of, .. } if of == slot) {
-            ghost = Some((due_ns, trace));
-        } else {
-            index.homes().take_away(due_ns, trace);
-        }
-    }
-    let (due_ns, ghost) = ghost.expect("a ghost in the block");
+    let (due_ns, ghost) = taken_ghost(index, clock, slot);
     assert_ne!(index.slots().header(slot).ghost, 0);
     if !is_linked(index) {
         return true;
@@ -1218,24 +1221,14 @@ fn a_put_waits_three_times() {
     let ever_used = index.homes().blocks_ever_used();
     assert_eq!((ever_used, index.geometry().overflow_blocks(), index.counts().waits), (4, 4, 0));
     let slot = chain::window(index.geometry(), block).first;
-    clock.sleep_until(index.homes().grace().last_due_ns().unwrap());
-    let mut ghost = None;
-    while let Some((due_ns, trace)) =
-        index.homes().grace().pop_due().map(|(due_ns, waiting)| (due_ns, waiting.trace))
-    {
-        if matches!(trace, Trace::Ghost { slot: of, .. } if of == slot) {
-            ghost = Some((due_ns, trace));
-        } else {
-            index.homes().take_away(due_ns, trace);
-        }
-    }
+    let ghost = taken_ghost(index, clock, slot);
     let begun_ns = clock.now_ns();
     let slots = index.geometry().main_slots() + 4;
     assert_eq!(put(&keys[3]), Err(PutError::Full { keys: 5, slots, bytes_max: 0, heap_bytes: 0 }));
     assert_eq!(index.counts().waits, 3);
     let waited_ns = clock.now_ns() - begun_ns;
     assert!((2 * TWICE_NS..3 * TWICE_NS + 1_000).contains(&waited_ns), "{waited_ns}");
-    let (due_ns, ghost) = ghost.expect("a ghost in the block");
+    let (due_ns, ghost) = ghost;
     index.homes().take_away(due_ns, ghost);
     assert_eq!(put(&keys[3]), Ok(PutOutcome::Inserted));
     assert_eq!(index.counts().waits, 5, "until it is unlinked, and until it is free");

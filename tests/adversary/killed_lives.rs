@@ -3,14 +3,15 @@
 
 use super::cases::recorded;
 use super::extents::{config, key, value};
+use super::killed_owners::{Entries, entries};
 use oneread::internals::families::presets;
 use oneread::internals::layout::geometry::Geometry;
 use oneread::internals::sim::{Instant, Pace, Recorder};
-use oneread::layout::{Layout, Life};
+use oneread::layout::Layout;
 use oneread::sink::LifeSink;
 use oneread::{Config, PutMode, PutOptions, PutOutcome, SwapOutcome, TableSize};
 use oneread::{embedded::Clock, embedded::Index};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,19 +20,6 @@ const KEYS: u64 = 12;
 /// Bytes of values: in the slot, and not.
 const INLINE: usize = 8;
 const LONG: usize = 200;
-
-/// What a table has: each key's value and life.
-type Entries = BTreeMap<u64, (Vec<u8>, Life)>;
-
-fn entries(index: &Index) -> Entries {
-    let get = |number| {
-        let (mut bytes, mut reader) = (Vec::new(), index.reader());
-        let life = reader.get_into(&key(number), &mut LifeSink::default()).unwrap()?;
-        assert!(reader.get_into(&key(number), &mut bytes).unwrap());
-        Some((number, (bytes, life.expect("an entry of this table has one"))))
-    };
-    (0..KEYS).filter_map(get).collect()
-}
 
 /// A change: from which store to which, and what was there before and after.
 struct Step {
@@ -57,10 +45,10 @@ fn lived(config: &Config) -> Lived {
     let index = Index::create_at_pace(region, geometry.clone(), clock.clone(), Pace::small()).unwrap();
     let (mut steps, mut numbers, mut put) = (Vec::new(), BTreeSet::new(), 0);
     let mut step = |name, act: &mut dyn FnMut(u64)| {
-        let (from, before) = (recorder.now(), entries(&index));
+        let (from, before) = (recorder.now(), entries(&index, KEYS));
         put += 1;
         act(put);
-        let after = entries(&index);
+        let after = entries(&index, KEYS);
         steps.push(Step {
             name,
             from,
@@ -89,7 +77,7 @@ fn lived(config: &Config) -> Lived {
     step("a longer value", &mut put_with(5, LONG, Some(3)));
     step("a shorter value", &mut put_with(6, INLINE, Some(2)));
     step("swapped", &mut |n| {
-        let (there, _) = entries(&index)[&8].clone();
+        let (there, _) = entries(&index, KEYS)[&8].clone();
         assert_eq!(index.compare_and_swap(&key(8), &there, &value(n, INLINE)), Ok(SwapOutcome::Swapped));
     });
     step("removed", &mut |_| assert_eq!(index.remove(&key(7)), Ok(true)));
@@ -100,10 +88,10 @@ fn lived(config: &Config) -> Lived {
         clock.advance(SECOND);
         step("tidied", &mut { tidy });
     }
-    let left: Vec<u64> = entries(&index).into_keys().collect();
+    let left: Vec<u64> = entries(&index, KEYS).into_keys().collect();
     assert_eq!(left, [2, 3, 4, 7, 9, 11], "the others have ended");
     // So many that the next takes further numbers from the region.
-    while !entries(&index)[&3].1.number.is_multiple_of(1 << 10) {
+    while !entries(&index, KEYS)[&3].1.number.is_multiple_of(1 << 10) {
         put_with(3, INLINE, None)(1);
     }
     step("further numbers", &mut put_with(3, INLINE, None));
@@ -127,7 +115,7 @@ fn every_kill(name: &str, config: &Config) -> u64 {
         for at in from.0..=to.0 {
             let when = format!("{name}, {what}, killed at store {} of {}", at - from.0, to.0 - from.0);
             let (index, clock, _recorder) = next_after(&lived, Instant(at));
-            let there = entries(&index);
+            let there = entries(&index, KEYS);
             // Of those that end, each may have gone or not.
             let is_one_of_both = |number: &u64| {
                 let now = there.get(number);
@@ -146,7 +134,7 @@ fn every_kill(name: &str, config: &Config) -> u64 {
             clock.advance(SECOND * 20);
             while index.tidy() == Some(Duration::ZERO) {}
             let stays: Vec<_> = there.iter().filter(|(_, (_, life))| life.expiry == 0).collect();
-            assert_eq!(entries(&index).iter().collect::<Vec<_>>(), stays, "{when}, and 20 s later");
+            assert_eq!(entries(&index, KEYS).iter().collect::<Vec<_>>(), stays, "{when}, and 20 s later");
         }
     }
     kills

@@ -29,9 +29,9 @@ const INLINE: usize = 8;
 const LONG: usize = 200;
 
 /// What a table has for those who read it: each key's value and life.
-type Entries = BTreeMap<u64, (Vec<u8>, Life)>;
+pub type Entries = BTreeMap<u64, (Vec<u8>, Life)>;
 
-fn entries(index: &Index, keys: u64) -> Entries {
+pub fn entries(index: &Index, keys: u64) -> Entries {
     let get = |number| {
         let (mut bytes, mut reader) = (Vec::new(), index.reader());
         let life = reader.get_into(&key(number), &mut LifeSink::default()).unwrap()?;

@@ -4,7 +4,7 @@
 //! itself. At the first doubt it stops, and leaves the rest as it is.
 
 use super::ClusterArgs;
-use super::status::{Seen, look};
+use super::status::{Seen, called_so, look};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use oneread_cluster::core::state::NodeId;
@@ -106,19 +106,8 @@ impl Roll {
         if self.nodes.is_empty() {
             return Ok(all.into_iter().map(|(_, id)| id).collect());
         }
-        let named = |called: &String| {
-            let is_it = |(name, id): &&(String, NodeId)| name == called || id.to_string().starts_with(called);
-            let found: Vec<NodeId> = all.iter().filter(is_it).map(|(_, id)| *id).collect();
-            match found[..] {
-                [id] => Ok(id),
-                [] => bail!(
-                    "no node that runs is called {called:?}: `oneread cluster nodes {}` lists them",
-                    self.name
-                ),
-                _ => bail!("several nodes are called {called:?}: name one by its number"),
-            }
-        };
-        self.nodes.iter().map(named).collect()
+        let of = ("running node", &self.name);
+        self.nodes.iter().map(|called| called_so(seen.living(), called, true, of)).collect()
     }
 
     async fn start_again(&self, name: &str) -> Result<ExitStatus> {

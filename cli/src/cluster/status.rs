@@ -57,33 +57,40 @@ pub async fn nodes(store: &EtcdStore) -> Result<Vec<(NodeId, NodeKey)>> {
 
 /// The node that people call so, by its number, the beginning of that, or its name: one that lives, if there is one.
 pub async fn node_called(store: &EtcdStore, called: &str) -> Result<NodeId> {
-    called_so(store, called, true).await
+    let nodes = nodes(store).await?;
+    called_so(nodes.iter().map(|(id, key)| (*id, key)), called, true, ("node", store.name()))
 }
 
 /// The node of this name that is to be forgotten: a dead one, if there is one. A node whose memory was lost comes back
 /// under the
 /// same name, with another number.
 pub async fn gone_node_called(store: &EtcdStore, called: &str) -> Result<NodeId> {
-    called_so(store, called, false).await
+    let nodes = nodes(store).await?;
+    called_so(nodes.iter().map(|(id, key)| (*id, key)), called, false, ("node", store.name()))
 }
 
-async fn called_so(store: &EtcdStore, called: &str, lives: bool) -> Result<NodeId> {
-    let nodes = nodes(store).await?;
+/// The node among these that people call so. Of several of one name, those that live, or those that do not, come first.
+/// `kind` is what the nodes are.
+pub fn called_so<'k>(
+    nodes: impl Iterator<Item = (NodeId, &'k NodeKey)> + Clone,
+    called: &str,
+    lives: bool,
+    (kind, cluster): (&str, &ClusterName),
+) -> Result<NodeId> {
     let named = |lives: bool| {
         let is_it = move |key: &NodeKey| key.about.name == called && key.alive == lives;
-        nodes.iter().filter(move |(_, key)| is_it(key)).map(|(id, _)| *id).collect::<Vec<NodeId>>()
+        nodes.clone().filter(move |(_, key)| is_it(key)).map(|(id, _)| id).collect::<Vec<NodeId>>()
     };
     let by_name = Some(named(lives)).filter(|nodes| !nodes.is_empty()).unwrap_or_else(|| named(!lives));
-    let numbered = nodes.iter().filter(|(id, _)| id.to_string().starts_with(&called.to_lowercase()));
-    let by_number: Vec<NodeId> = numbered.map(|(id, _)| *id).collect();
+    let numbered = nodes.clone().filter(|(id, _)| id.to_string().starts_with(&called.to_lowercase()));
+    let by_number: Vec<NodeId> = numbered.map(|(id, _)| id).collect();
     match (&by_name[..], &by_number[..]) {
         ([node], _) | ([], [node]) => Ok(*node),
         ([], []) => {
-            bail!("the cluster has no node {called:?}: `oneread cluster nodes {}` lists them", store.name())
+            bail!("the cluster has no {kind} {called:?}: `oneread cluster nodes {cluster}` lists them")
         }
         _ => bail!(
-            "several nodes are called {called:?}: name one by its number (oneread cluster nodes {})",
-            store.name()
+            "several nodes are called {called:?}: name one by its number (oneread cluster nodes {cluster})"
         ),
     }
 }
@@ -140,7 +147,7 @@ impl Seen {
     }
 
     /// Nodes that may beat.
-    pub fn living(&self) -> impl Iterator<Item = (NodeId, &NodeKey)> {
+    pub fn living(&self) -> impl Iterator<Item = (NodeId, &NodeKey)> + Clone {
         self.nodes.iter().filter(|(_, key, _)| key.alive).map(|(id, key, _)| (*id, key))
     }
 

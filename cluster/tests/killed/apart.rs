@@ -246,9 +246,7 @@ fn a_broken_rule_is_found_apart() {
         return;
     }
     let _one = one_at_a_time();
-    let seed = given("ONEREAD_SEED").unwrap_or_else(now);
-    let rule = given("ONEREAD_RULE").unwrap_or("LeaseTooLong".to_owned());
-    println!("ONEREAD_SEED={seed} {rule}");
+    let (seed, rule) = broken_rule();
     let is_any = given::<String>("ONEREAD_FAULTS").is_some();
     let faults: &[Fault] = if is_any { &FAULTS_APART } else { &[Fault::CutNodeAndClient] };
     Cluster::start_apart(seed, Some(rule)).run_until_wrong(faults, 5 * common::SOON);

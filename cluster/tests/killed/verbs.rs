@@ -93,9 +93,7 @@ fn a_broken_rule_is_found_over_verbs() {
         return;
     }
     let _one = one_at_a_time();
-    let seed = given("ONEREAD_SEED").unwrap_or_else(now);
-    let rule = given("ONEREAD_RULE").unwrap_or("LeaseTooLong".to_owned());
-    println!("ONEREAD_SEED={seed} {rule}");
+    let (seed, rule) = broken_rule();
     let mut cluster = Cluster::start_over_verbs(seed, Some(rule));
     cluster.run_until_wrong(&[Fault::StopNodeAndCutClient], paced(common::SOON));
 }

@@ -2,18 +2,12 @@
 
 use super::Client;
 use crate::convert::{bytes_of, optional_bytes_of, seconds};
-use crate::error::{Classed, Raise, error_at, is_maybe_made, told};
 use crate::keys::{Items, check_lengths};
 use crate::options;
-use crate::waiting::detached;
-use oneread::error::PutError;
-use oneread::{MutateError, NewNumber, PartEffect, PutMode, PutOptions, PutOutcome, SwapOutcome};
-use pyo3::exceptions::PyValueError;
-use pyo3::prelude::{Bound, PyAny, PyAnyMethods, PyErr, PyResult, Python};
+use crate::verbs::Verbs;
+use oneread::{MutateError, NewNumber, PartEffect, PutMode, PutOptions, PutOutcome};
+use pyo3::prelude::{Bound, PyAny, PyResult, Python};
 use std::sync::Mutex;
-
-/// After so many changes of a batch, some milliseconds, it is looked whether the program is to be interrupted.
-const UNINTERRUPTED: usize = 4096;
 
 /// A put that was started, and is to be committed or given up.
 #[pyo3::pyclass(frozen, module = "oneread")]
@@ -39,57 +33,6 @@ impl PutTicket {
     }
 }
 
-/// What became of the changes of a batch.
-#[derive(Default)]
-pub(crate) struct Outcomes {
-    /// How many were made, or had nothing to do.
-    made: usize,
-    /// How many keys are new, or were there.
-    counted: usize,
-    /// The keys that the table did not take, and why the first.
-    rejected: Vec<usize>,
-    why: Option<PutError>,
-}
-
-impl Outcomes {
-    pub fn note(&mut self, number: usize, outcome: Result<bool, PutError>) {
-        match outcome {
-            Ok(counts) => {
-                self.made += 1;
-                self.counted += usize::from(counts);
-            }
-            Err(error) => {
-                if self.rejected.is_empty() {
-                    self.why = Some(error);
-                }
-                self.rejected.push(number);
-            }
-        }
-    }
-
-    /// Of how many changes it is known what became of them.
-    fn noted(&self) -> usize {
-        self.made + self.rejected.len()
-    }
-
-    /// What the caller is told at the end.
-    pub fn end(self, py: Python<'_>, count: usize) -> PyResult<usize> {
-        let (Some(error), Some(&first)) = (self.why, self.rejected.first()) else { return Ok(self.counted) };
-        let text = format!("key {first}: {}; {} of {count} changes were made", told(&error), self.made);
-        let told = error_at(py, error.class(), text, first);
-        told.value(py).setattr("rejected", self.rejected)?;
-        Err(told)
-    }
-
-    /// What the caller is told after an error that has ended all.
-    #[cold]
-    fn broken_off(&self, py: Python<'_>, error: PyErr, count: usize) -> PyErr {
-        let note = format!("{} of {count} changes were made before; more may have been", self.made);
-        let _ = error.value(py).call_method1("add_note", (note,));
-        error
-    }
-}
-
 fn changes(effect: PartEffect) -> bool {
     matches!(effect, PartEffect::Inserted | PartEffect::Updated)
 }
@@ -100,28 +43,9 @@ impl Client {
         py: Python<'_>,
         key: &Bound<'_, PyAny>,
         value: &Bound<'_, PyAny>,
-        (mode, ttl): (PutMode, Option<f64>),
+        as_said: (PutMode, Option<f64>),
     ) -> PyResult<PutOutcome> {
-        let (key, value) = (bytes_of(key, "a key")?, bytes_of(value, "a value")?);
-        let options = PutOptions::new().mode(mode).ttl(options::ttl(py, ttl)?);
-        self.ask(py, |client| client.put_with(&key, &value, options))
-    }
-
-    /// Makes some of many changes. They may be made again where none of them was.
-    fn change_part<E: Classed + Send>(
-        &self,
-        py: Python<'_>,
-        outcomes: &mut Outcomes,
-        mut work: impl FnMut(&mut oneread::Client, &mut Outcomes) -> Result<(), E> + Send,
-    ) -> PyResult<()> {
-        let before = outcomes.noted();
-        self.mending(py, || {
-            let handles = self.handles(py)?;
-            let asked = detached(py, || handles.wait_with(|client| work(client, outcomes)))?;
-            let asked = asked.ok_or_else(|| super::closed(py))?.raise(py);
-            let are_some_made = outcomes.noted() > before;
-            asked.map_err(|error| if are_some_made { is_maybe_made(py, error) } else { error })
-        })
+        self.put_as(py, (key, value), as_said, oneread::Client::put_with)
     }
 }
 
@@ -132,8 +56,7 @@ impl Client {
     /// Removes the key. Whether it was there.
     #[pyo3(signature = (key, /))]
     fn remove(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let key = bytes_of(key, "a key")?;
-        self.ask(py, |client| client.remove(&key))
+        self.ask_of(py, key, oneread::Client::remove)
     }
 
     /// Gives the key `value` if it has `expected`, where `None` is absence. Whether it had.
@@ -148,10 +71,7 @@ impl Client {
         let key = bytes_of(key, "a key")?;
         let expected = optional_bytes_of(expected, "the expected value")?;
         let value = optional_bytes_of(value, "a value")?;
-        let swap = |client: &mut oneread::Client| {
-            client.compare_exchange(&key, expected.as_deref(), value.as_deref())
-        };
-        Ok(self.ask(py, swap)? == SwapOutcome::Swapped)
+        self.swap(py, |client| client.compare_exchange(&key, expected.as_deref(), value.as_deref()))
     }
 
     /// Adds to a counter, 8 bytes of value, the lowest first. What it is then. An absent key counts as `initial`; without
@@ -164,8 +84,7 @@ impl Client {
         delta: i64,
         initial: Option<u64>,
     ) -> PyResult<Option<u64>> {
-        let key = bytes_of(key, "a key")?;
-        self.ask(py, |client| client.add(&key, delta, initial))
+        self.ask_of(py, key, |client, key| client.add(key, delta, initial))
     }
 
     /// Adds to a number, decimal text, from -2**63 to 2**63 - 1. What it is then. An absent key counts as `initial`, and the
@@ -196,15 +115,13 @@ impl Client {
     /// Sets bits of the value. Whether that has changed it. An absent key gets these bits as its value.
     #[pyo3(signature = (key, bits, /))]
     fn or_(&self, py: Python<'_>, key: &Bound<'_, PyAny>, bits: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let (key, bits) = (bytes_of(key, "a key")?, bytes_of(bits, "bits")?);
-        self.ask(py, |client| client.or(&key, &bits)).map(changes)
+        self.ask_with(py, key, ("bits", bits), oneread::Client::or).map(changes)
     }
 
     /// Clears bits of the value. Whether that has changed it.
     #[pyo3(signature = (key, bits, /))]
     fn and_not(&self, py: Python<'_>, key: &Bound<'_, PyAny>, bits: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let (key, bits) = (bytes_of(key, "a key")?, bytes_of(bits, "bits")?);
-        self.ask(py, |client| client.and_not(&key, &bits)).map(changes)
+        self.ask_with(py, key, ("bits", bits), oneread::Client::and_not).map(changes)
     }
 
     /// Appends to the value, which may then have `len_max` bytes, or as many as the table takes. Whether that has changed
@@ -217,12 +134,10 @@ impl Client {
         value: &Bound<'_, PyAny>,
         len_max: Option<usize>,
     ) -> PyResult<bool> {
-        let (key, value) = (bytes_of(key, "a key")?, bytes_of(value, "what is appended")?);
-        self.ask(py, |client| {
-            let len_max = len_max.unwrap_or_else(|| client.value_max());
-            client.append(&key, &value, len_max)
-        })
-        .map(changes)
+        let append = |client: &mut oneread::Client, key: &[u8], value: &[u8]| {
+            client.append(key, value, len_max.unwrap_or_else(|| client.value_max()))
+        };
+        self.ask_with(py, key, ("what is appended", value), append).map(changes)
     }
 
     /// Puts many keys with their values. How many keys are new.
@@ -239,61 +154,21 @@ impl Client {
         width: Option<usize>,
         value_width: Option<usize>,
     ) -> PyResult<usize> {
-        let keys = Items::of(keys, width, "keys")?;
-        let values = Items::of(values, value_width, "values")?;
-        let count = keys.len();
-        if values.len() != count {
-            let text = format!("there are {count} keys, and {} values; give one for each", values.len());
-            return Err(PyValueError::new_err(text));
-        }
         let options = PutOptions::new().ttl(options::ttl(py, ttl)?);
-        let (keys, values) = (keys.keep(py)?, values.keep(py)?);
-        let key_bytes = keys.bytes("key")?;
-        check_lengths(py, &key_bytes, 0, self.longest_key(py)?)?;
-        let value_bytes = values.bytes("value")?;
-        let value_max = self.shared(py, oneread::Client::value_max)?;
-        if let Some(long) = value_bytes.iter().position(|value| value.len() > value_max) {
-            let why = MutateError::ValueLength { given: value_bytes[long].len(), max: value_max };
-            return Err(error_at(py, why.class(), format!("value {long}: {why}"), long));
-        }
-        let pairs: Vec<_> = key_bytes.into_iter().zip(value_bytes).collect();
-        let mut outcomes = Outcomes::default();
-        for (nth, part) in pairs.chunks(UNINTERRUPTED).enumerate() {
-            let asked = self.change_part(py, &mut outcomes, |client, outcomes| {
-                client.put_many_with(options, part, |number, outcome| {
-                    let is_new = outcome.map(|outcome| outcome == PutOutcome::Inserted);
-                    outcomes.note(nth * UNINTERRUPTED + number, is_new);
-                })
-            });
-            asked.map_err(|error| outcomes.broken_off(py, error, count))?;
-            if pairs.len() > UNINTERRUPTED {
-                py.check_signals()?;
-            }
-        }
-        outcomes.end(py, count)
+        self.put_all(py, (keys, width), (values, value_width), |client, part, note| {
+            client.put_many_with(options, part, |number, outcome| {
+                note(number, outcome.map(|outcome| outcome == PutOutcome::Inserted));
+            })
+        })
     }
 
     /// Removes many keys. How many were there. Errors are as those of `put_many`.
     #[pyo3(signature = (keys, /, *, width=None))]
     fn remove_many(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, width: Option<usize>) -> PyResult<usize> {
-        let keys = Items::of(keys, width, "keys")?;
-        let count = keys.len();
-        let kept = keys.keep(py)?;
-        let bytes = kept.bytes("key")?;
-        check_lengths(py, &bytes, 0, self.longest_key(py)?)?;
-        let mut outcomes = Outcomes::default();
-        for (nth, part) in bytes.chunks(UNINTERRUPTED).enumerate() {
-            let asked = self.change_part(py, &mut outcomes, |client, outcomes| {
-                client.remove_many_with(part, |number, there| {
-                    outcomes.note(nth * UNINTERRUPTED + number, there)
-                })
-            });
-            asked.map_err(|error| outcomes.broken_off(py, error, count))?;
-            if count > UNINTERRUPTED {
-                py.check_signals()?;
-            }
-        }
-        outcomes.end(py, count)
+        let kept = Items::of(keys, width, "keys")?.keep(py)?;
+        let keys = kept.bytes("key")?;
+        check_lengths(py, &keys, 0, self.longest_key(py)?)?;
+        self.change_all(py, &keys, |client, part, note| client.remove_many_with(part, note))
     }
 
     /// Removes all keys. How many there were.

@@ -4,17 +4,20 @@ mod batch;
 mod changes;
 mod gets;
 
-pub(crate) use changes::{Outcomes, PutTicket};
+pub(crate) use changes::PutTicket;
 
 use crate::convert::seconds;
 use crate::counts;
-use crate::error::{Raise, error_of, raised};
+use crate::error::{Classed, Raise, error_at, error_of, is_maybe_made, raised};
 use crate::fork::PerProcess;
 use crate::handles::Handles;
+use crate::keys::{Pair, check_lengths};
 use crate::mend::Mender;
 use crate::options::{self, Arguments, ClientArguments};
+use crate::verbs::{Outcomes, Verbs};
 use crate::waiting::detached;
-use oneread::{Address, ClientOptions, GetError, OwnerOptions};
+use oneread::error::PutError;
+use oneread::{Address, ClientOptions, GetError, MutateError, OwnerOptions};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::{Bound, Py, PyAny, PyResult, Python};
 use pyo3::types::PyDict;
@@ -132,23 +135,8 @@ impl Client {
         }
     }
 
-    /// Something that may wait for the server, without the interpreter's lock. It may be done more than once.
-    pub(crate) fn ask<R: Send, E: crate::error::Classed + Send>(
-        &self,
-        py: Python<'_>,
-        mut work: impl FnMut(&mut oneread::Client) -> Result<R, E> + Send,
-    ) -> PyResult<R> {
-        self.mending(py, || {
-            let handles = self.handles(py)?;
-            match detached(py, || handles.wait_with(&mut work))? {
-                Some(answered) => answered.raise(py),
-                None => Err(closed(py)),
-            }
-        })
-    }
-
     /// Like `ask`, on the connection that pins and started puts belong to. What began on another one cannot be mended.
-    fn ask_bound<R: Send, E: crate::error::Classed + Send>(
+    fn ask_bound<R: Send, E: Classed + Send>(
         &self,
         py: Python<'_>,
         work: impl FnOnce(&mut oneread::Client) -> Result<R, E> + Send,
@@ -173,6 +161,54 @@ impl Client {
     /// The longest key that the table takes.
     fn longest_key(&self, py: Python<'_>) -> PyResult<usize> {
         self.shared(py, |client| client.geometry().key_max())
+    }
+}
+
+impl Verbs for Client {
+    type Handle = oneread::Client;
+    type Refusal = PutError;
+
+    fn ask<R: Send, E: Classed + Send>(
+        &self,
+        py: Python<'_>,
+        mut work: impl FnMut(&mut oneread::Client) -> Result<R, E> + Send,
+    ) -> PyResult<R> {
+        self.mending(py, || {
+            let handles = self.handles(py)?;
+            match detached(py, || handles.wait_with(&mut work))? {
+                Some(answered) => answered.raise(py),
+                None => Err(closed(py)),
+            }
+        })
+    }
+
+    fn change_part<E: Classed + Send>(
+        &self,
+        py: Python<'_>,
+        outcomes: &mut Outcomes<PutError>,
+        mut work: impl FnMut(&mut oneread::Client, &mut Outcomes<PutError>) -> Result<(), E> + Send,
+    ) -> PyResult<()> {
+        let before = outcomes.noted();
+        let asked = self.mending(py, || {
+            let handles = self.handles(py)?;
+            let asked = detached(py, || handles.wait_with(|client| work(client, outcomes)))?;
+            let asked = asked.ok_or_else(|| closed(py))?.raise(py);
+            let are_some_made = outcomes.noted() > before;
+            asked.map_err(|error| if are_some_made { is_maybe_made(py, error) } else { error })
+        });
+        asked.map_err(|error| outcomes.broken_off(py, error))
+    }
+
+    fn check_pairs(&self, py: Python<'_>, pairs: &[Pair<'_>]) -> PyResult<()> {
+        check_lengths(py, pairs.iter().map(|(key, _)| key), 0, self.longest_key(py)?)?;
+        let max = self.shared(py, oneread::Client::value_max)?;
+        match pairs.iter().position(|(_, value)| value.len() > max) {
+            None => Ok(()),
+            Some(long) => {
+                let why = MutateError::ValueLength { given: pairs[long].1.len(), max };
+                Err(error_at(py, why.class(), format!("value {long}: {why}"), long))
+            }
+        }
     }
 }
 

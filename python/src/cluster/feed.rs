@@ -6,6 +6,7 @@ use crate::convert::bytes_of;
 use crate::error::error_of;
 use crate::feed::{Start, left};
 use crate::follow::{Feed, Followed, Interrupt, Told, Wrong, wrong};
+use crate::verbs::Verbs;
 use oneread_cluster::client::{ClusterFeed, ClusterFeedItem, ClusterFeedOptions, ClusterPosition, FeedAt};
 use oneread_cluster::core::state::{ClusterConfig, ShardIx};
 use pyo3::prelude::{Bound, Py, PyAny, PyResult, Python};
@@ -188,7 +189,7 @@ impl ClusterClient {
         if let Some(prefix) = prefix {
             options = options.prefix(bytes_of(prefix, "prefix")?);
         }
-        let feed = self.ask(py, |client| client.changes(options))?;
+        let feed = self.ask(py, |client| client.changes(options.clone()))?;
         let followed = Followed::new(OfCluster { feed, told: 0 })?;
         Ok(ClusterChanges { config: self.config.clone(), followed })
     }

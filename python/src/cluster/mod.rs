@@ -9,24 +9,23 @@ mod scan;
 
 use crate::client::closed;
 use crate::convert::{bytes_of, seconds};
-use crate::error::{Classed, Raise, error_at, told};
+use crate::error::{Classed, Raise, error_at};
 use crate::fork::PerProcess;
-use crate::keys::{CHUNK, Items};
+use crate::keys::{CHUNK, Items, Pair};
 use crate::options::{self, Arguments, ClusterArguments};
+use crate::verbs::{Outcomes, Verbs};
 use crate::waiting::detached;
 pub(crate) use feed::ClusterChanges;
-use oneread::{OwnerOptions, PutMode, PutOptions, SwapOutcome};
+use oneread::{OwnerOptions, PutMode, PutOptions};
 use oneread_cluster::client::{self, ClusterError};
 use oneread_cluster::core::state::ClusterConfig;
 use pool::Pool;
-use pyo3::exceptions::PyValueError;
-use pyo3::prelude::{Bound, Py, PyAny, PyAnyMethods, PyErr, PyResult, Python};
+use pyo3::prelude::{Bound, Py, PyAny, PyResult, Python};
 use pyo3::types::{PyBytes, PyDict, PyList, PyListMethods};
 pub(crate) use scan::ClusterScan;
 
-/// After so many changes, or gets, of a batch it is looked whether the program is to be interrupted. Each such part has
-/// the client's time for itself.
-const PUTS: usize = 4096;
+/// After so many gets of a batch it is looked whether the program is to be interrupted. Each such part has the client's
+/// time for itself.
 const GETS: usize = 32 * CHUNK;
 
 /// A client of a cluster of tables (docs/CLUSTER.md). Any thread may use it, and several at a time.
@@ -64,55 +63,6 @@ fn connect(
     }
 }
 
-/// What became of the puts of a batch.
-#[derive(Default)]
-struct Outcomes {
-    made: usize,
-    /// Certainly not made.
-    rejected: Vec<usize>,
-    /// Nobody knows.
-    unknown: Vec<usize>,
-    /// The first that failed; the first of which nobody knows, if there is one.
-    why: Option<(usize, ClusterError)>,
-    /// Whether the cluster does not answer: what comes after would wait as long, in vain.
-    is_over: bool,
-}
-
-impl Outcomes {
-    fn note(&mut self, number: usize, outcome: Result<bool, ClusterError>) {
-        let Err(error) = outcome else {
-            self.made += 1;
-            return;
-        };
-        self.is_over |= !matches!(error, ClusterError::Full { .. });
-        let is_unknown = matches!(error, ClusterError::Unknown { .. });
-        let is_first = match is_unknown {
-            true => self.unknown.is_empty(),
-            false => self.why.is_none(),
-        };
-        if is_first {
-            self.why = Some((number, error));
-        }
-        if is_unknown { &mut self.unknown } else { &mut self.rejected }.push(number);
-    }
-
-    /// What the caller is told at the end.
-    fn end(mut self, py: Python<'_>, tried: usize, count: usize) -> PyResult<()> {
-        let Some((first, error)) = self.why else { return Ok(()) };
-        self.rejected.extend(tried..count);
-        let perhaps = match self.unknown.len() {
-            0 => String::new(),
-            unknown => format!(", and {unknown} more may have been"),
-        };
-        let text =
-            format!("key {first}: {}; {} of {count} changes were made{perhaps}", told(&error), self.made);
-        let raised = error_at(py, error.class(), text, first);
-        raised.value(py).setattr("rejected", self.rejected)?;
-        raised.value(py).setattr("unknown", self.unknown)?;
-        Err(raised)
-    }
-}
-
 impl ClusterClient {
     fn with_owner(
         py: Python<'_>,
@@ -142,14 +92,6 @@ impl ClusterClient {
         detached(py, || handles.with(work))?.ok_or_else(|| closed(py))
     }
 
-    fn ask<R: Send>(
-        &self,
-        py: Python<'_>,
-        work: impl FnOnce(&mut client::ClusterClient) -> Result<R, ClusterError> + Send,
-    ) -> PyResult<R> {
-        self.with(py, work)?.raise(py)
-    }
-
     /// Puts a key as `mode` says. Whether it was so.
     fn put_one(
         &self,
@@ -159,9 +101,7 @@ impl ClusterClient {
         mode: PutMode,
         ttl: Option<f64>,
     ) -> PyResult<bool> {
-        let (key, value) = (bytes_of(key, "a key")?, bytes_of(value, "a value")?);
-        let options = PutOptions::from(mode).ttl(options::ttl(py, ttl)?);
-        self.ask(py, |client| client.put_with(&key, &value, options))
+        self.put_as(py, (key, value), (mode, ttl), client::ClusterClient::put_with)
     }
 
     /// Refuses what can be in no table of the cluster, before anything is done.
@@ -184,6 +124,33 @@ impl ClusterClient {
             }
         }
         Ok(())
+    }
+}
+
+impl Verbs for ClusterClient {
+    type Handle = client::ClusterClient;
+    type Refusal = ClusterError;
+
+    fn ask<R: Send, E: Classed + Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnMut(&mut client::ClusterClient) -> Result<R, E> + Send,
+    ) -> PyResult<R> {
+        self.with(py, work)?.raise(py)
+    }
+
+    fn change_part<E: Classed + Send>(
+        &self,
+        py: Python<'_>,
+        outcomes: &mut Outcomes<ClusterError>,
+        mut work: impl FnMut(&mut client::ClusterClient, &mut Outcomes<ClusterError>) -> Result<(), E> + Send,
+    ) -> PyResult<()> {
+        let asked = self.with(py, |client| work(client, outcomes));
+        asked.map_err(|error| outcomes.broken_off(py, error))?.raise(py)
+    }
+
+    fn check_pairs(&self, py: Python<'_>, pairs: &[Pair<'_>]) -> PyResult<()> {
+        self.check_all(py, pairs.iter().map(|(key, value)| (&**key, value.len())))
     }
 }
 
@@ -279,15 +246,13 @@ impl ClusterClient {
         key: &Bound<'py, PyAny>,
         default: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let key = bytes_of(key, "a key")?;
-        let value = self.ask(py, |client| client.get(&key))?;
+        let value = self.ask_of(py, key, client::ClusterClient::get)?;
         Ok(some_bytes(py, value).or(default))
     }
 
     /// Whether the key is in the cluster: a get whose value nobody sees.
     fn __contains__(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let key = bytes_of(key, "a key")?;
-        self.ask(py, |client| client.get_into(&key, &mut Vec::new()))
+        self.ask_of(py, key, |client, key| client.get_into(key, &mut Vec::new()))
     }
 
     /// The value of `key` in any whole copy, the primary's first; `default` if that copy has no such key. Never torn,
@@ -301,8 +266,7 @@ impl ClusterClient {
         key: &Bound<'py, PyAny>,
         default: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let key = bytes_of(key, "a key")?;
-        let value = self.ask(py, |client| client.get_advisory(&key))?;
+        let value = self.ask_of(py, key, client::ClusterClient::get_advisory)?;
         Ok(some_bytes(py, value).or(default))
     }
 
@@ -373,8 +337,7 @@ impl ClusterClient {
     /// Removes the key. Whether it was there. Errors are as those of `put`.
     #[pyo3(signature = (key, /))]
     fn remove(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let key = bytes_of(key, "a key")?;
-        self.ask(py, |client| client.remove(&key))
+        self.ask_of(py, key, client::ClusterClient::remove)
     }
 
     /// Gives the key `value` if it has `expected`. Whether it had. Errors are as those of `put`.
@@ -388,7 +351,7 @@ impl ClusterClient {
     ) -> PyResult<bool> {
         let key = bytes_of(key, "a key")?;
         let (expected, value) = (bytes_of(expected, "the expected value")?, bytes_of(value, "a value")?);
-        Ok(self.ask(py, |client| client.compare_and_swap(&key, &expected, &value))? == SwapOutcome::Swapped)
+        self.swap(py, |client| client.compare_and_swap(&key, &expected, &value))
     }
 
     /// Puts many keys with their values, each by itself: no transaction. `ttl` is as that of `put`, for all.
@@ -407,30 +370,12 @@ impl ClusterClient {
         ttl: Option<f64>,
     ) -> PyResult<()> {
         let options = PutOptions::new().ttl(options::ttl(py, ttl)?);
-        let keys = Items::of(keys, width, "keys")?;
-        let values = Items::of(values, value_width, "values")?;
-        let count = keys.len();
-        if values.len() != count {
-            let text = format!("there are {count} keys, and {} values; give one for each", values.len());
-            return Err(PyValueError::new_err(text));
-        }
-        let (keys, values) = (keys.keep(py)?, values.keep(py)?);
-        let pairs: Vec<_> = keys.bytes("key")?.into_iter().zip(values.bytes("value")?).collect();
-        self.check_all(py, pairs.iter().map(|(key, value)| (&**key, value.len())))?;
-        let (mut outcomes, mut tried) = (Outcomes::default(), 0);
-        for part in pairs.chunks(PUTS) {
-            let ended = self.with(py, |client| client.put_many_with(part, options));
-            let ended = ended.map_err(|error| broken_off(py, error, outcomes.made, count))?.raise(py)?;
-            for outcome in ended {
-                outcomes.note(tried, outcome);
-                tried += 1;
-            }
-            if outcomes.is_over {
-                break;
-            }
-            py.check_signals().map_err(|error| broken_off(py, error, outcomes.made, count))?;
-        }
-        outcomes.end(py, tried, count)
+        let put = self.put_all(py, (keys, width), (values, value_width), |client, part, note| {
+            let ended = client.put_many_with(part, options)?;
+            ended.into_iter().enumerate().for_each(|(number, outcome)| note(number, outcome));
+            Ok::<_, ClusterError>(())
+        });
+        put.map(drop)
     }
 
     /// Ends the client's connections, and its threads. A call that is under way ends as it would have. Closing it again
@@ -454,12 +399,4 @@ impl ClusterClient {
         let ClusterArguments { name, etcd, .. } = &self.arguments;
         format!("oneread.ClusterClient({:?}, etcd={:?})", name.to_string(), etcd.endpoints)
     }
-}
-
-/// What the caller is told of a batch that was broken off.
-#[cold]
-fn broken_off(py: Python<'_>, error: PyErr, made: usize, count: usize) -> PyErr {
-    let note = format!("{made} of {count} changes were made before; more may have been");
-    let _ = error.value(py).call_method1("add_note", (note,));
-    error
 }

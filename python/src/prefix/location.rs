@@ -3,11 +3,12 @@
 use super::shelf::Shelf;
 use super::{Out, copied, keys_of, secret_of};
 use crate::calls::{self, made};
-use crate::client::{Client, Outcomes};
+use crate::client::Client;
 use crate::convert::has_buffer;
 use crate::counts;
 use crate::error::error_of;
 use crate::options;
+use crate::verbs::Outcomes;
 use oneread::{PutMode, PutOptions, PutOutcome, TableSize};
 use oneread_prefix::{Digests, Found, Key, Location, PrefixError, Search};
 use pyo3::exceptions::PyTypeError;
@@ -136,11 +137,11 @@ impl LocationIndex {
         let put = |index: &mut oneread_prefix::LocationIndex| {
             index.put(&Digests::from(&keys[..]), &locations, options)
         };
-        let mut outcomes = Outcomes::default();
+        let mut outcomes = Outcomes::of(keys.len());
         for (number, answer) in self.shelf.ask(py, put)?.into_iter().enumerate() {
             outcomes.note(number, answer.map(|outcome| outcome == PutOutcome::Inserted));
         }
-        outcomes.end(py, keys.len())
+        outcomes.end(py)
     }
 
     /// Removes blocks that still are where the caller says. How many were.

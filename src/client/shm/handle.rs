@@ -701,6 +701,15 @@ mod tests {
         attachment.region().store(STATE_WORD, State { incarnation: 1, phase }.to_word());
     }
 
+    /// Waits until this is so.
+    fn until(what: &str, is_so: impl Fn() -> bool) {
+        let ends = Instant::now() + Duration::from_secs(60);
+        while !is_so() {
+            assert!(Instant::now() < ends, "{what}");
+            std::thread::yield_now();
+        }
+    }
+
     /// One request, until this instant.
     fn ask(handle: &mut ShmHandle, request: Request<'_>, at: Instant) -> Result<Vec<Reply>, AskError> {
         let (mut deadline, mut replies) = (Deadline { at, allowed: Duration::ZERO }, Vec::new());
@@ -855,11 +864,7 @@ mod tests {
         assert_eq!((watch.strong_count(), server.stats().clients), (1, 1));
         drop(second);
         assert_eq!((watch.strong_count(), shared.strong_count()), (0, 0));
-        let until = Instant::now() + Duration::from_secs(60);
-        while server.stats().clients > 0 {
-            assert!(Instant::now() < until);
-            std::thread::yield_now();
-        }
+        until("no client is left", || server.stats().clients == 0);
     }
 
     /// A client has one connection, which goes from handle to handle: one handle uses it at a time,
@@ -872,13 +877,7 @@ mod tests {
         let table = Config { size: TableSize::Keys(10), ..Config::short() };
         let server = Server::start(ServerConfig::new(Address::Shm(socket.clone()), table)).unwrap();
         let mut first = ShmHandle::connect(&socket, &ClientOptions::default()).unwrap();
-        let clients = |expected| {
-            let until = Instant::now() + Duration::from_secs(60);
-            while server.stats().clients != expected {
-                assert!(Instant::now() < until, "{} instead of {expected}", server.stats().clients);
-                std::thread::yield_now();
-            }
-        };
+        let clients = |expected| until("so many clients", || server.stats().clients == expected);
         let ask = |handle: &mut ShmHandle| {
             let deadline = Instant::now() + Duration::from_secs(60);
             let reply = ask(handle, Request::Get { key: b"k" }, deadline);
@@ -906,11 +905,7 @@ mod tests {
         }
         // The new one is watched, too.
         server.stop();
-        let until = Instant::now() + Duration::from_secs(60);
-        while third.is_served() {
-            assert!(Instant::now() < until);
-            std::thread::yield_now();
-        }
+        until("the server is gone", || !third.is_served());
     }
 
     /// The thread and the mapping of a client go with it, even while its server is gone.
@@ -922,19 +917,10 @@ mod tests {
         let server = Server::start(ServerConfig::new(Address::Shm(socket.clone()), table)).unwrap();
         let handle = ShmHandle::connect(&socket, &ClientOptions::default()).unwrap();
         server.stop();
-        let until = Instant::now() + Duration::from_secs(60);
-        let wait = || {
-            assert!(Instant::now() < until);
-            std::thread::sleep(Duration::from_millis(5));
-        };
-        while handle.shared.is_served() {
-            wait();
-        }
+        until("the server is gone", || !handle.shared.is_served());
         let left = Arc::downgrade(&handle.shared);
         drop(handle);
-        while left.strong_count() > 0 {
-            wait();
-        }
+        until("nothing is left", || left.strong_count() == 0);
     }
 
     /// A client with a mailbox does not check the socket before a request that follows the last one
