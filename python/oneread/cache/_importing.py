@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from oneread import _keys
-from oneread.cache.core import QUEUE, QUEUE_START, Cache
+from oneread.cache.core import DEFAULT_SETTINGS, QUEUE, QUEUE_START, Cache
 
 # How diskcache has a value: in its row, or in a file.
 RAW, BINARY, TEXT, PICKLE = 1, 2, 3, 4
@@ -60,7 +60,7 @@ def rows(path: Path) -> Iterator[Row]:
     database = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     try:
         for row in database.execute(ROWS):
-            yield Row(*row, path.parent)
+            yield Row._make((*row, path.parent))
     finally:
         database.close()
 
@@ -159,9 +159,9 @@ def main(words: list[str]) -> int:
     if not databases(given.directory):
         print(f"oneread: error: no cache of diskcache's is in {given.directory}: it has no cache.db", file=sys.stderr)
         return 1
-    policy = {"eviction_policy": "none"} if given.ordered else {}
+    policy = "none" if given.ordered else DEFAULT_SETTINGS["eviction_policy"]
     codec = "pickle" if given.pickle else "plain"
-    with Cache(given.to or given.directory, codec=codec, **policy) as cache:
+    with Cache(given.to or given.directory, codec=codec, eviction_policy=policy) as cache:
         cache._ordered = given.ordered
         done, left_out = imported(given.directory, cache, given.pickle, os.isatty(2))
         print(f"{done} entries are in the cache in {cache.directory}")

@@ -671,7 +671,7 @@ class Cache:
         return iter(self._open())
 
     def __reversed__(self) -> Iterator[Any]:
-        return reversed(list(self))
+        return iter(list(self)[::-1])
 
     def iterkeys(self, reverse: bool = False) -> Iterator[Any]:
         """All keys, sorted."""

@@ -16,6 +16,8 @@ from oneread.cache.core import Cache
 
 # How long who waits for a lock sleeps between two looks.
 PAUSE = 0.001
+# The name of a thread that computes a result before it ends.
+EARLY = "oneread-early"
 
 
 class Averager:
@@ -244,7 +246,7 @@ def memoize_stampede(
             ahead = -took * beta * math.log(1.0 - random.random())
             # One computes it at a time.
             if ends is not None and time.time() + ahead >= ends and cache.add((*key, "early"), None, expire=max(took, 0.001)):
-                threading.Thread(target=computed, args=(key, args, kwargs), daemon=True).start()
+                threading.Thread(target=computed, args=(key, args, kwargs), name=EARLY, daemon=True).start()
             return result
 
         def cache_key(*args: Any, **kwargs: Any) -> tuple[Any, ...]:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from flask_caching.backends.base import BaseCache  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -20,12 +21,15 @@ class OnereadCache(BaseCache):  # type: ignore[misc, unused-ignore]
 
     @classmethod
     def factory(cls, app: Any, config: dict[str, Any], args: list[Any], kwargs: dict[str, Any]) -> OnereadCache:
-        return cls(config["CACHE_DIR"], config["CACHE_DEFAULT_TIMEOUT"], **kwargs)
+        # What else it gives is for its own backends.
+        return cls(config["CACHE_DIR"], config["CACHE_DEFAULT_TIMEOUT"], **(config.get("CACHE_OPTIONS") or {}))
 
-    def _expire(self, timeout: float | None) -> float | None:
+    def _expire(self, timeout: int | timedelta | None) -> float | None:
         """Seconds; ``None`` for 0, which Flask-Caching says for what does not end."""
-        timeout = self.default_timeout if timeout is None else timeout
-        return None if timeout == 0 else timeout
+        if timeout is None:
+            timeout = self.default_timeout
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        return None if seconds == 0 else seconds
 
     def get(self, key: str) -> Any:
         return self._cache.get(key)
@@ -33,10 +37,10 @@ class OnereadCache(BaseCache):  # type: ignore[misc, unused-ignore]
     def has(self, key: str) -> bool:
         return key in self._cache
 
-    def set(self, key: str, value: Any, timeout: float | None = None) -> bool:
+    def set(self, key: str, value: Any, timeout: int | timedelta | None = None) -> bool:
         return self._cache.set(key, value, self._expire(timeout))
 
-    def add(self, key: str, value: Any, timeout: float | None = None) -> bool:
+    def add(self, key: str, value: Any, timeout: int | timedelta | None = None) -> bool:
         return self._cache.add(key, value, self._expire(timeout))
 
     def delete(self, key: str) -> bool:
