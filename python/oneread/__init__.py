@@ -54,12 +54,14 @@ from oneread._native import (
 )
 from oneread._types import FOUND, Change, Cleaned, ClusterChange, EventOutcome, Life, Location, SnapshotStatus
 from oneread.aio import AsyncChanges, DictChange, DictChanges, changes_async
+from oneread.cache import Cache
 from oneread.shared import SharedDict, delete_dict, memoize, metrics
 
 __all__ = [
     "FOUND",
     "AsyncChanges",
     "Busy",
+    "Cache",
     "Cancelled",
     "Change",
     "Changes",

@@ -89,7 +89,7 @@ def _array(array: Any) -> bytes:
         raise TypeError(refusal("a NumPy array of objects or records"))
     order = b"F" if array.flags.f_contiguous and not array.flags.c_contiguous else b"C"
     head = b"%b %b %b\n" % (array.dtype.str.encode(), order, b",".join(b"%d" % side for side in array.shape))
-    return head + array.tobytes(order.decode())
+    return head + bytes(array.tobytes(order.decode()))
 
 
 def _to_array(raw: bytes) -> Any:

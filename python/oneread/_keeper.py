@@ -17,6 +17,11 @@ from oneread import _native
 from oneread._errors import OnereadError
 from oneread._place import Place, lock
 
+# The snapshot of a cache, in its directory.
+SNAPSHOT = "oneread.snapshot"
+# How long a server writes its last snapshot, and waits for one that has the directory.
+SAVE_WITHIN, OWN_WITHIN = 600.0, 10.0
+
 
 def until_last(fd: int, idle: float) -> None:
     """Returns, with the lock, when nobody has had the dict open for so many seconds."""
@@ -34,8 +39,11 @@ def until_last(fd: int, idle: float) -> None:
             fcntl.flock(fd, fcntl.LOCK_UN)
 
 
-def serve(place: Place, about: dict[str, Any]) -> _native.Server:
+def serve(place: Place, about: dict[str, Any], directory: int | None) -> _native.Server:
     options = {what: about[what] for what in ("evict", "key_max", "value_max") if about.get(what) is not None}
+    if directory is not None:
+        options["snapshots"] = f"/proc/self/fd/{directory}/{SNAPSHOT}"
+        options["snapshots_every"] = about["snapshot_every"]
     return _native.Server(
         place.address,
         backing=str(place.region),
@@ -46,6 +54,40 @@ def serve(place: Place, about: dict[str, Any]) -> _native.Server:
         owners=True,
         **options,
     )
+
+
+def save(server: _native.Server, within: float = SAVE_WITHIN) -> bool:
+    """Whether there is a snapshot with every change made so far."""
+    asked = server.ask_for_snapshot()
+    assert asked is not None, "a cache's server makes snapshots"
+    end = time.monotonic() + within
+    while True:
+        status = server.snapshot_status()
+        assert status is not None
+        if status.finished >= asked.asked or time.monotonic() > end:
+            return status.saved >= asked.asked
+        time.sleep(0.01)
+
+
+def own(directory: str) -> int:
+    """Takes the directory of a cache for this server alone, until its process ends: another container may have another
+    server. Returns the directory. One that is made later at the same place is another's."""
+    there = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open("oneread.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=there)
+    end = time.monotonic() + OWN_WITHIN
+    while not lock(fd, fcntl.LOCK_EX):
+        if time.monotonic() > end:
+            sys.exit(f"another server has the cache in {directory}: one of another container or user; stop that one")
+        time.sleep(0.01)
+    return there
+
+
+def is_there(directory: str, fd: int) -> bool:
+    """Whether this is still the directory at this place."""
+    try:
+        return os.path.samestat(os.stat(directory), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 def stop(*_: object) -> None:
@@ -64,8 +106,10 @@ def main(name: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, stop)
     fd = place.open_lock("open")
+    directory: str | None = about.get("directory")
+    own_fd = None if directory is None else own(directory)
     try:
-        server = serve(place, about)
+        server = serve(place, about, own_fd)
     except OnereadError as error:
         sys.exit(str(error))
     ends = False
@@ -74,14 +118,22 @@ def main(name: str) -> None:
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 1)
         os.close(null)
-        if about["lives"] == "for ever":
+        if directory is not None and own_fd is not None:
+            until_last(fd, about["idle"])
+            # Without a snapshot the table stays, for the next server.
+            ends = not is_there(directory, own_fd) or save(server)
+        elif about["lives"] == "for ever":
             while True:
                 signal.pause()
-        until_last(fd, 0 if about["lives"] == "until last" else about["lives"])
-        ends = True
+        else:
+            until_last(fd, 0 if about["lives"] == "until last" else about["lives"])
+            ends = True
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         server.stop()
         # Another folder, made after this one was removed, is others'.
         if ends and place.is_here(fd):
             place.forget()
+            if directory is not None and own_fd is not None and not is_there(directory, own_fd):
+                # No other directory has this name.
+                place.forget_locks()

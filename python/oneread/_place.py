@@ -11,6 +11,9 @@ All of a dict is in this user's folder of region files, in memory: ``/dev/shm/on
     NAME.dict.open   locked, shared, by each process that has it open, and by its server when the last one has gone
     NAME.dict.start  locked by the process that opens it
 
+A cache of :mod:`oneread.cache` is a dict that lives in a directory, too: its server writes a snapshot there, and the next one
+begins with that.
+
 The kernel lets go of a lock when its process ends, however that was. A child made by `fork` has its parent's lock
 too: it ends when both have ended.
 """
@@ -29,7 +32,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +56,8 @@ _keeper.main(sys.argv[2])
 """
 # How long who closes a dict waits for who opens it just then, and for an answer of its server.
 CLOSE_WAITS, CLOSE_ASKS = 0.2, 1.0
+# How often who has closed a cache looks whether it was the last one.
+LAST_LOOKS = 5
 # How long the end of a process that was killed may take: the system frees its memory.
 KILLED_WITHIN = 60.0
 
@@ -135,6 +140,11 @@ class Place:
         # Who waits for the end waits for the last of these.
         for path in (self.socket, self.region, self.beside("lock"), self.beside("json")):
             path.unlink(missing_ok=True)
+
+    def forget_locks(self) -> None:
+        """Removes the files that stay otherwise. Nobody opens a dict of this name again."""
+        for what in ("log", "start", "open"):
+            self.beside(what).unlink(missing_ok=True)
 
     def is_here(self, fd: int) -> bool:
         """Whether a lock is the one that others find here. It is not if the folder was removed."""
@@ -266,6 +276,28 @@ def delete(place: Place, within: float) -> bool:
             return is_there
         finally:
             os.close(fd)
+
+
+def save_if_last(place: Place, save: Callable[[_native.Client, float], None], within: float) -> None:
+    """Has the server of a cache save it, if nobody has it open."""
+    fd = place.open_lock("open")
+    try:
+        # Its server looks now and then whether it is alone, for a moment.
+        for _ in range(LAST_LOOKS):
+            if lock(fd, fcntl.LOCK_EX):
+                break
+            time.sleep(0.001)
+        else:
+            return
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    finally:
+        os.close(fd)
+    try:
+        with _native.Client(place.address, timeout=within) as client:
+            save(client, within)
+    except Disconnected:
+        # It has ended meanwhile, and saves at its end.
+        log.debug("the server of %r ends by itself", place.name)
 
 
 def begin_anew(place: Place, fd: int, within: float) -> None:

@@ -505,7 +505,7 @@ class SharedDict(MutableMapping[Key, Any]):
         """Removes all that is there, results of :meth:`memoize` included; not its locks: who computes goes on alone. With
         ``prefix``: the keys that are text, or bytes, and begin so."""
         if prefix is None:
-            found = filterfalse(_keys.is_lock, self._client.scan())
+            found: Iterator[bytes] = filterfalse(_keys.is_lock, self._client.scan())
         else:
             found = self._beginning(prefix)
         while some := list(islice(found, CLEARED)):
@@ -597,7 +597,9 @@ class _Items(ItemsView[Key, Any]):
             return _keys.is_hidden(found[0])
 
         # As that over its keys.
-        return starmap(shared._entry, filterfalse(is_hidden, shared._client.scan(values=True)))
+        found: Iterator[tuple[bytes, bytes]] = shared._client.scan(values=True)
+        shown: Iterator[tuple[bytes, bytes]] = filterfalse(is_hidden, found)
+        return starmap(shared._entry, shown)
 
 
 class _Values(ValuesView[Any]):

@@ -142,3 +142,15 @@ def test_the_samples_of_the_docs_run(shm: Path, page: str, lines: int) -> None:
     program = shm / "samples.py"
     program.write_text("\n".join(blocks))
     subprocess.run([sys.executable, str(program)], env=environment(), check=True, timeout=120)
+
+
+def test_the_blocks_of_the_page_run(shm: Path, tmp_path: Path) -> None:
+    """Those of docs/PYTHON.md, one behind the other, as a program."""
+    pytest.importorskip("numpy")
+    page = (Path(__file__).parents[2] / "docs" / "PYTHON.md").read_text()
+    blocks = [block.partition("```")[0] for block in page.split("```python\n")[1:]]
+    assert len(blocks) > 8
+    program = tmp_path / "page.py"
+    program.write_text("\n".join(blocks))
+    ran = subprocess.run([sys.executable, str(program)], env=environment(), timeout=300, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
