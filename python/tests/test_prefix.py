@@ -129,7 +129,7 @@ def test_an_owner_takes_its_blocks_along() -> None:
 @pytest.mark.parametrize("grouped", [False, True])
 def test_who_has_how_long_a_prefix(grouped: bool) -> None:
     with placements(96, grouped) as index:
-        assert index.is_grouped is grouped and index.holders_max == (96 if grouped else 160)
+        assert index.is_grouped is grouped and index.holders_max == 96
         a, b = index.holder("worker a"), index.holder("worker b")
         assert a != b and index.holder("worker a") == a and hash(a) == hash(index.holder("worker a"))
         assert {(holder.number, holder.name) for holder in index.holders()} == {
@@ -410,6 +410,21 @@ def test_a_table_has_as_many_holders_as_an_index_can(holders: int) -> None:
     for grouped in (False, True):
         with pytest.raises(oneread.Invalid, match=f"holders is {holders}; give 1 to 4096"):
             oneread.PlacementIndex.table(holders, grouped=grouped)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_closed_holders_are_jumped_over(grouped: bool) -> None:
+    with placements(96, grouped) as index:
+        digests = prompt(1000)
+        closed, other = index.holder("closed", prefix_closed=True), index.holder("other")
+        assert closed.prefix_closed and not other.prefix_closed
+        index.add(closed, digests[:700])
+        index.add(other, digests[:90])
+        assert index.match_prefix(digests) == (700, {"closed": 700, "other": 90})
+        # Who says less counts.
+        assert not index.holder("closed").prefix_closed
+        assert not index.holder("closed", prefix_closed=True).prefix_closed
+        assert index.match_prefix(digests) == (700, {"closed": 700, "other": 90})
 
 
 def test_a_server_makes_the_table_of_an_index() -> None:
