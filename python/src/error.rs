@@ -41,6 +41,16 @@ pub(crate) trait Classed: Error {
     fn maybe_made(&self) -> bool {
         false
     }
+
+    /// Of a change of a batch: whether nobody knows if it was made.
+    fn is_unknown(&self) -> bool {
+        false
+    }
+
+    /// Of a change of a batch: whether nobody answers. Further changes would wait as long, in vain.
+    fn ends_batch(&self) -> bool {
+        false
+    }
 }
 
 /// Those whose class follows from their kind alone.
@@ -189,6 +199,14 @@ impl Classed for ClusterError {
             ClusterError::Full { .. } => "Full",
             _ => "OnereadError",
         }
+    }
+
+    fn is_unknown(&self) -> bool {
+        matches!(self, ClusterError::Unknown { .. })
+    }
+
+    fn ends_batch(&self) -> bool {
+        !matches!(self, ClusterError::Full { .. })
     }
 }
 

@@ -4,7 +4,7 @@ use crate::convert::bytes_of;
 use crate::counts;
 use crate::error::{Raise, error_at, raised};
 use crate::fork;
-use crate::keys::{Items, Pairs, check_lengths};
+use crate::keys::{Items, check_lengths, kept_pairs, pairs_of};
 use crate::options::{self, Arguments};
 use crate::sinks::BytesSink;
 use crate::waiting::{detached, goes_on};
@@ -120,8 +120,8 @@ impl Index {
         value_width: Option<usize>,
     ) -> PyResult<usize> {
         let (keys, values) = (Items::of(keys, width, "keys")?, Items::of(values, value_width, "values")?);
-        let kept = Pairs::of(py, &keys, &values)?;
-        let pairs = kept.pairs()?;
+        let kept = kept_pairs(py, &keys, &values)?;
+        let pairs = pairs_of(&kept)?;
         let index = self.own(py)?;
         check_lengths(py, pairs.iter().map(|(key, _)| key), 0, index.geometry().key_max())?;
         let mut made = 0;

@@ -141,26 +141,22 @@ impl Kept<'_> {
 /// A key with its value.
 pub(crate) type Pair<'k> = (Cow<'k, [u8]>, Cow<'k, [u8]>);
 
-/// Many keys with their values, where nobody changes them.
-pub(crate) struct Pairs<'py> {
-    keys: Kept<'py>,
-    values: Kept<'py>,
+/// Many keys with their values, where nobody changes them. Refuses them if there are more of one.
+pub(crate) fn kept_pairs<'py>(
+    py: Python<'py>,
+    keys: &Items<'py>,
+    values: &Items<'py>,
+) -> PyResult<(Kept<'py>, Kept<'py>)> {
+    if keys.len() != values.len() {
+        let text = format!("there are {} keys, and {} values; give one for each", keys.len(), values.len());
+        return Err(PyValueError::new_err(text));
+    }
+    Ok((keys.keep(py)?, values.keep(py)?))
 }
 
-impl<'py> Pairs<'py> {
-    /// Refuses lists of which one is longer.
-    pub fn of(py: Python<'py>, keys: &Items<'py>, values: &Items<'py>) -> PyResult<Pairs<'py>> {
-        if keys.len() != values.len() {
-            let text =
-                format!("there are {} keys, and {} values; give one for each", keys.len(), values.len());
-            return Err(PyValueError::new_err(text));
-        }
-        Ok(Pairs { keys: keys.keep(py)?, values: values.keep(py)? })
-    }
-
-    pub fn pairs(&self) -> PyResult<Vec<Pair<'_>>> {
-        Ok(self.keys.bytes("key")?.into_iter().zip(self.values.bytes("value")?).collect())
-    }
+/// The keys with their values.
+pub(crate) fn pairs_of<'k>((keys, values): &'k (Kept<'_>, Kept<'_>)) -> PyResult<Vec<Pair<'k>>> {
+    Ok(keys.bytes("key")?.into_iter().zip(values.bytes("value")?).collect())
 }
 
 /// The bytes of some objects, the first of which has this number.

@@ -1,12 +1,10 @@
-//! What a client of a table and a client of a cluster do in one way: calls about a key, and changes of many.
+//! What a client of a table and a client of a cluster do in one way: puts, and changes of many keys.
 
 use crate::convert::bytes_of;
 use crate::error::{Classed, error_at, told};
-use crate::keys::{Items, Pair, Pairs};
+use crate::keys::{Items, Pair, kept_pairs, pairs_of};
 use crate::options;
-use oneread::error::PutError;
-use oneread::{PutMode, PutOptions, SwapOutcome};
-use oneread_cluster::client::ClusterError;
+use oneread::{PutMode, PutOptions};
 use pyo3::prelude::{Bound, PyAny, PyAnyMethods, PyErr, PyResult, Python};
 
 /// After so many changes of a batch, some milliseconds, it is looked whether the program is to be interrupted. Each such
@@ -16,34 +14,8 @@ const PART: usize = 4096;
 /// Keys, or values, as Python gives them, and how long each is.
 pub(crate) type Given<'a, 'py> = (&'a Bound<'py, PyAny>, Option<usize>);
 
-/// Why one change of a batch was not made.
-pub(crate) trait Refusal: Classed + Send {
-    /// Whether nobody knows if it was made.
-    fn is_unknown(&self) -> bool;
-
-    /// Whether nobody answers: further changes would wait as long, in vain.
-    fn ends_batch(&self) -> bool;
-}
-
-impl Refusal for PutError {
-    fn is_unknown(&self) -> bool {
-        false
-    }
-
-    fn ends_batch(&self) -> bool {
-        false
-    }
-}
-
-impl Refusal for ClusterError {
-    fn is_unknown(&self) -> bool {
-        matches!(self, ClusterError::Unknown { .. })
-    }
-
-    fn ends_batch(&self) -> bool {
-        !matches!(self, ClusterError::Full { .. })
-    }
-}
+/// Is told of each change of a part of a batch what became of it.
+pub(crate) type Note<'a, E> = &'a mut dyn FnMut(usize, Result<bool, E>);
 
 /// What became of the changes of a batch.
 pub(crate) struct Outcomes<E> {
@@ -63,7 +35,7 @@ pub(crate) struct Outcomes<E> {
     is_over: bool,
 }
 
-impl<E: Refusal> Outcomes<E> {
+impl<E: Classed> Outcomes<E> {
     pub fn of(count: usize) -> Outcomes<E> {
         let (rejected, unknown) = (Vec::new(), Vec::new());
         Outcomes { count, made: 0, counted: 0, rejected, unknown, why: None, is_over: false }
@@ -120,12 +92,20 @@ impl<E: Refusal> Outcomes<E> {
     }
 }
 
+/// How a client of the library puts a key.
+pub(crate) type Puts<C, R, E> = fn(&mut C, &[u8], &[u8], PutOptions) -> Result<R, E>;
+
 /// A client of a table, or of a cluster.
 pub(crate) trait Verbs {
     /// The library's client.
     type Handle;
     /// Why a change of a batch was not made.
-    type Refusal: Refusal;
+    type Refusal: Classed + Send;
+    /// What a put answers, and why it was not made.
+    type Put: Send;
+    type PutError: Classed + Send;
+    /// Puts a key.
+    const PUT: Puts<Self::Handle, Self::Put, Self::PutError>;
 
     /// Something that may wait, without the interpreter's lock. It may be done more than once.
     fn ask<R: Send, E: Classed + Send>(
@@ -146,48 +126,17 @@ pub(crate) trait Verbs {
     /// Refuses lengths that cannot be, before anything is put.
     fn check_pairs(&self, py: Python<'_>, pairs: &[Pair<'_>]) -> PyResult<()>;
 
-    /// Asks about a key.
-    fn ask_of<R: Send, E: Classed + Send>(
-        &self,
-        py: Python<'_>,
-        key: &Bound<'_, PyAny>,
-        mut work: impl FnMut(&mut Self::Handle, &[u8]) -> Result<R, E> + Send,
-    ) -> PyResult<R> {
-        let key = bytes_of(key, "a key")?;
-        self.ask(py, |client| work(client, &key))
-    }
-
-    /// Asks about a key and other bytes, which `what` names.
-    fn ask_with<R: Send, E: Classed + Send>(
-        &self,
-        py: Python<'_>,
-        key: &Bound<'_, PyAny>,
-        (what, bytes): (&str, &Bound<'_, PyAny>),
-        mut work: impl FnMut(&mut Self::Handle, &[u8], &[u8]) -> Result<R, E> + Send,
-    ) -> PyResult<R> {
-        let (key, bytes) = (bytes_of(key, "a key")?, bytes_of(bytes, what)?);
-        self.ask(py, |client| work(client, &key, &bytes))
-    }
-
     /// Puts a key as `mode` says.
-    fn put_as<R: Send, E: Classed + Send>(
+    fn put_one(
         &self,
         py: Python<'_>,
-        (key, value): (&Bound<'_, PyAny>, &Bound<'_, PyAny>),
+        key: &Bound<'_, PyAny>,
+        value: &Bound<'_, PyAny>,
         (mode, ttl): (PutMode, Option<f64>),
-        mut put: impl FnMut(&mut Self::Handle, &[u8], &[u8], PutOptions) -> Result<R, E> + Send,
-    ) -> PyResult<R> {
+    ) -> PyResult<Self::Put> {
+        let (key, value) = (bytes_of(key, "a key")?, bytes_of(value, "a value")?);
         let options = PutOptions::new().mode(mode).ttl(options::ttl(py, ttl)?);
-        self.ask_with(py, key, ("a value", value), |client, key, value| put(client, key, value, options))
-    }
-
-    /// Exchanges a key's value. Whether it had the expected one.
-    fn swap<E: Classed + Send>(
-        &self,
-        py: Python<'_>,
-        swap: impl FnMut(&mut Self::Handle) -> Result<SwapOutcome, E> + Send,
-    ) -> PyResult<bool> {
-        Ok(self.ask(py, swap)? == SwapOutcome::Swapped)
+        self.ask(py, |client| (Self::PUT)(client, &key, &value, options))
     }
 
     /// Makes changes of many, in parts. `change` makes those of a part, and tells what became of each. Returns how many
@@ -196,12 +145,7 @@ pub(crate) trait Verbs {
         &self,
         py: Python<'_>,
         all: &[T],
-        mut change: impl FnMut(
-            &mut Self::Handle,
-            &[T],
-            &mut dyn FnMut(usize, Result<bool, Self::Refusal>),
-        ) -> Result<(), E>
-        + Send,
+        mut change: impl FnMut(&mut Self::Handle, &[T], Note<'_, Self::Refusal>) -> Result<(), E> + Send,
     ) -> PyResult<usize> {
         let mut outcomes = Outcomes::of(all.len());
         for (nth, part) in all.chunks(PART).enumerate() {
@@ -224,16 +168,11 @@ pub(crate) trait Verbs {
         py: Python<'_>,
         (keys, width): Given<'_, '_>,
         (values, value_width): Given<'_, '_>,
-        put: impl FnMut(
-            &mut Self::Handle,
-            &[Pair<'_>],
-            &mut dyn FnMut(usize, Result<bool, Self::Refusal>),
-        ) -> Result<(), E>
-        + Send,
+        put: impl FnMut(&mut Self::Handle, &[Pair<'_>], Note<'_, Self::Refusal>) -> Result<(), E> + Send,
     ) -> PyResult<usize> {
         let kept =
-            Pairs::of(py, &Items::of(keys, width, "keys")?, &Items::of(values, value_width, "values")?)?;
-        let pairs = kept.pairs()?;
+            kept_pairs(py, &Items::of(keys, width, "keys")?, &Items::of(values, value_width, "values")?)?;
+        let pairs = pairs_of(&kept)?;
         self.check_pairs(py, &pairs)?;
         self.change_all(py, &pairs, put)
     }

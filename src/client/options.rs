@@ -96,7 +96,7 @@ pub struct OwnerOptions {
     pub number: u16,
     /// How long the owner may be away. When it has had no session for this long, its entries go.
     pub absent_for: Duration,
-    /// The owner's tenure, as [`Client::tenure`] tells it: the client continues as the owner with this tenure, or is
+    /// The owner's tenure, as [`Client::tenure`](crate::Client::tenure) tells it: the client continues as the owner with this tenure, or is
     /// refused. `None`: the present owner with the number, or a new one.
     pub tenure: Option<u64>,
 }

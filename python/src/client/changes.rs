@@ -5,7 +5,7 @@ use crate::convert::{bytes_of, optional_bytes_of, seconds};
 use crate::keys::{Items, check_lengths};
 use crate::options;
 use crate::verbs::Verbs;
-use oneread::{MutateError, NewNumber, PartEffect, PutMode, PutOptions, PutOutcome};
+use oneread::{MutateError, NewNumber, PartEffect, PutMode, PutOptions, PutOutcome, SwapOutcome};
 use pyo3::prelude::{Bound, PyAny, PyResult, Python};
 use std::sync::Mutex;
 
@@ -37,18 +37,6 @@ fn changes(effect: PartEffect) -> bool {
     matches!(effect, PartEffect::Inserted | PartEffect::Updated)
 }
 
-impl Client {
-    fn put_one(
-        &self,
-        py: Python<'_>,
-        key: &Bound<'_, PyAny>,
-        value: &Bound<'_, PyAny>,
-        as_said: (PutMode, Option<f64>),
-    ) -> PyResult<PutOutcome> {
-        self.put_as(py, (key, value), as_said, oneread::Client::put_with)
-    }
-}
-
 crate::puts::puts!(Client);
 
 #[pyo3::pymethods]
@@ -56,7 +44,8 @@ impl Client {
     /// Removes the key. Whether it was there.
     #[pyo3(signature = (key, /))]
     fn remove(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<bool> {
-        self.ask_of(py, key, oneread::Client::remove)
+        let key = bytes_of(key, "a key")?;
+        self.ask(py, |client| client.remove(&key))
     }
 
     /// Gives the key `value` if it has `expected`, where `None` is absence. Whether it had.
@@ -71,7 +60,10 @@ impl Client {
         let key = bytes_of(key, "a key")?;
         let expected = optional_bytes_of(expected, "the expected value")?;
         let value = optional_bytes_of(value, "a value")?;
-        self.swap(py, |client| client.compare_exchange(&key, expected.as_deref(), value.as_deref()))
+        let swap = |client: &mut oneread::Client| {
+            client.compare_exchange(&key, expected.as_deref(), value.as_deref())
+        };
+        Ok(self.ask(py, swap)? == SwapOutcome::Swapped)
     }
 
     /// Adds to a counter, 8 bytes of value, the lowest first. What it is then. An absent key counts as `initial`; without
@@ -84,7 +76,8 @@ impl Client {
         delta: i64,
         initial: Option<u64>,
     ) -> PyResult<Option<u64>> {
-        self.ask_of(py, key, |client, key| client.add(key, delta, initial))
+        let key = bytes_of(key, "a key")?;
+        self.ask(py, |client| client.add(&key, delta, initial))
     }
 
     /// Adds to a number, decimal text, from -2**63 to 2**63 - 1. What it is then. An absent key counts as `initial`, and the
@@ -115,13 +108,15 @@ impl Client {
     /// Sets bits of the value. Whether that has changed it. An absent key gets these bits as its value.
     #[pyo3(signature = (key, bits, /))]
     fn or_(&self, py: Python<'_>, key: &Bound<'_, PyAny>, bits: &Bound<'_, PyAny>) -> PyResult<bool> {
-        self.ask_with(py, key, ("bits", bits), oneread::Client::or).map(changes)
+        let (key, bits) = (bytes_of(key, "a key")?, bytes_of(bits, "bits")?);
+        self.ask(py, |client| client.or(&key, &bits)).map(changes)
     }
 
     /// Clears bits of the value. Whether that has changed it.
     #[pyo3(signature = (key, bits, /))]
     fn and_not(&self, py: Python<'_>, key: &Bound<'_, PyAny>, bits: &Bound<'_, PyAny>) -> PyResult<bool> {
-        self.ask_with(py, key, ("bits", bits), oneread::Client::and_not).map(changes)
+        let (key, bits) = (bytes_of(key, "a key")?, bytes_of(bits, "bits")?);
+        self.ask(py, |client| client.and_not(&key, &bits)).map(changes)
     }
 
     /// Appends to the value, which may then have `len_max` bytes, or as many as the table takes. Whether that has changed
@@ -134,10 +129,12 @@ impl Client {
         value: &Bound<'_, PyAny>,
         len_max: Option<usize>,
     ) -> PyResult<bool> {
-        let append = |client: &mut oneread::Client, key: &[u8], value: &[u8]| {
-            client.append(key, value, len_max.unwrap_or_else(|| client.value_max()))
-        };
-        self.ask_with(py, key, ("what is appended", value), append).map(changes)
+        let (key, value) = (bytes_of(key, "a key")?, bytes_of(value, "what is appended")?);
+        self.ask(py, |client| {
+            let len_max = len_max.unwrap_or_else(|| client.value_max());
+            client.append(&key, &value, len_max)
+        })
+        .map(changes)
     }
 
     /// Puts many keys with their values. How many keys are new.

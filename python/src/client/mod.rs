@@ -14,10 +14,10 @@ use crate::handles::Handles;
 use crate::keys::{Pair, check_lengths};
 use crate::mend::Mender;
 use crate::options::{self, Arguments, ClientArguments};
-use crate::verbs::{Outcomes, Verbs};
+use crate::verbs::{Outcomes, Puts, Verbs};
 use crate::waiting::detached;
 use oneread::error::PutError;
-use oneread::{Address, ClientOptions, GetError, MutateError, OwnerOptions};
+use oneread::{Address, ClientOptions, GetError, MutateError, OwnerOptions, PutOutcome};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::{Bound, Py, PyAny, PyResult, Python};
 use pyo3::types::PyDict;
@@ -167,6 +167,9 @@ impl Client {
 impl Verbs for Client {
     type Handle = oneread::Client;
     type Refusal = PutError;
+    type Put = PutOutcome;
+    type PutError = MutateError;
+    const PUT: Puts<oneread::Client, PutOutcome, MutateError> = oneread::Client::put_with;
 
     fn ask<R: Send, E: Classed + Send>(
         &self,

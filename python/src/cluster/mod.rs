@@ -13,10 +13,10 @@ use crate::error::{Classed, Raise, error_at};
 use crate::fork::PerProcess;
 use crate::keys::{CHUNK, Items, Pair};
 use crate::options::{self, Arguments, ClusterArguments};
-use crate::verbs::{Outcomes, Verbs};
+use crate::verbs::{Outcomes, Puts, Verbs};
 use crate::waiting::detached;
 pub(crate) use feed::ClusterChanges;
-use oneread::{OwnerOptions, PutMode, PutOptions};
+use oneread::{OwnerOptions, PutMode, PutOptions, SwapOutcome};
 use oneread_cluster::client::{self, ClusterError};
 use oneread_cluster::core::state::ClusterConfig;
 use pool::Pool;
@@ -92,44 +92,27 @@ impl ClusterClient {
         detached(py, || handles.with(work))?.ok_or_else(|| closed(py))
     }
 
-    /// Puts a key as `mode` says. Whether it was so.
-    fn put_one(
-        &self,
-        py: Python<'_>,
-        key: &Bound<'_, PyAny>,
-        value: &Bound<'_, PyAny>,
-        mode: PutMode,
-        ttl: Option<f64>,
-    ) -> PyResult<bool> {
-        self.put_as(py, (key, value), (mode, ttl), client::ClusterClient::put_with)
-    }
-
     /// Refuses what can be in no table of the cluster, before anything is done.
-    fn check(&self, key: &[u8], value_len: usize) -> Result<(), ClusterError> {
-        if self.config.may_hold(key, value_len) {
-            return Ok(());
-        }
-        let (key_max, value_max) = (self.config.key_max.into(), self.config.value_max as usize);
-        Err(ClusterError::Invalid { key_len: key.len(), value_len, key_max, value_max })
-    }
-
     fn check_all<'k>(
         &self,
         py: Python<'_>,
         entries: impl Iterator<Item = (&'k [u8], usize)>,
     ) -> PyResult<()> {
-        for (number, (key, value_len)) in entries.enumerate() {
-            if let Err(error) = self.check(key, value_len) {
-                return Err(error_at(py, error.class(), format!("key {number}: {error}"), number));
-            }
-        }
-        Ok(())
+        let mut entries = entries.enumerate();
+        let wrong = entries.find(|(_, (key, value_len))| !self.config.may_hold(key, *value_len));
+        let Some((number, (key, value_len))) = wrong else { return Ok(()) };
+        let (key_max, value_max) = (self.config.key_max.into(), self.config.value_max as usize);
+        let error = ClusterError::Invalid { key_len: key.len(), value_len, key_max, value_max };
+        Err(error_at(py, error.class(), format!("key {number}: {error}"), number))
     }
 }
 
 impl Verbs for ClusterClient {
     type Handle = client::ClusterClient;
     type Refusal = ClusterError;
+    type Put = bool;
+    type PutError = ClusterError;
+    const PUT: Puts<client::ClusterClient, bool, ClusterError> = client::ClusterClient::put_with;
 
     fn ask<R: Send, E: Classed + Send>(
         &self,
@@ -246,13 +229,15 @@ impl ClusterClient {
         key: &Bound<'py, PyAny>,
         default: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let value = self.ask_of(py, key, client::ClusterClient::get)?;
+        let key = bytes_of(key, "a key")?;
+        let value = self.ask(py, |client| client.get(&key))?;
         Ok(some_bytes(py, value).or(default))
     }
 
     /// Whether the key is in the cluster: a get whose value nobody sees.
     fn __contains__(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<bool> {
-        self.ask_of(py, key, |client, key| client.get_into(key, &mut Vec::new()))
+        let key = bytes_of(key, "a key")?;
+        self.ask(py, |client| client.get_into(&key, &mut Vec::new()))
     }
 
     /// The value of `key` in any whole copy, the primary's first; `default` if that copy has no such key. Never torn,
@@ -266,7 +251,8 @@ impl ClusterClient {
         key: &Bound<'py, PyAny>,
         default: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let value = self.ask_of(py, key, client::ClusterClient::get_advisory)?;
+        let key = bytes_of(key, "a key")?;
+        let value = self.ask(py, |client| client.get_advisory(&key))?;
         Ok(some_bytes(py, value).or(default))
     }
 
@@ -307,7 +293,7 @@ impl ClusterClient {
         value: &Bound<'_, PyAny>,
         ttl: Option<f64>,
     ) -> PyResult<()> {
-        self.put_one(py, key, value, PutMode::Upsert, ttl).map(drop)
+        self.put_one(py, key, value, (PutMode::Upsert, ttl)).map(drop)
     }
 
     /// Inserts the key if it is absent. Whether it was. Errors, and `ttl`, are as those of `put`.
@@ -319,7 +305,7 @@ impl ClusterClient {
         value: &Bound<'_, PyAny>,
         ttl: Option<f64>,
     ) -> PyResult<bool> {
-        self.put_one(py, key, value, PutMode::Insert, ttl)
+        self.put_one(py, key, value, (PutMode::Insert, ttl))
     }
 
     /// Gives the key this value if it is there. Whether it was. Errors, and `ttl`, are as those of `put`.
@@ -331,13 +317,14 @@ impl ClusterClient {
         value: &Bound<'_, PyAny>,
         ttl: Option<f64>,
     ) -> PyResult<bool> {
-        self.put_one(py, key, value, PutMode::Update, ttl)
+        self.put_one(py, key, value, (PutMode::Update, ttl))
     }
 
     /// Removes the key. Whether it was there. Errors are as those of `put`.
     #[pyo3(signature = (key, /))]
     fn remove(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<bool> {
-        self.ask_of(py, key, client::ClusterClient::remove)
+        let key = bytes_of(key, "a key")?;
+        self.ask(py, |client| client.remove(&key))
     }
 
     /// Gives the key `value` if it has `expected`. Whether it had. Errors are as those of `put`.
@@ -351,7 +338,7 @@ impl ClusterClient {
     ) -> PyResult<bool> {
         let key = bytes_of(key, "a key")?;
         let (expected, value) = (bytes_of(expected, "the expected value")?, bytes_of(value, "a value")?);
-        self.swap(py, |client| client.compare_and_swap(&key, &expected, &value))
+        Ok(self.ask(py, |client| client.compare_and_swap(&key, &expected, &value))? == SwapOutcome::Swapped)
     }
 
     /// Puts many keys with their values, each by itself: no transaction. `ttl` is as that of `put`, for all.
