@@ -24,7 +24,8 @@ A number is decimal text from -9223372036854775808 to 9223372036854775807, so
 `oneread put` and `oneread get` put and print it. A sum out of that range, and a
 value that is no such text, are errors, and change nothing. No other change
 comes between. Do not repeat it if no answer came: it may have been done.
-(`oneread add` is for counters of 8 bytes.)
+(`oneread add` is for counters of 8 bytes.) --ttl takes a table that was made
+with `oneread serve --life`.
 
 Prints the sum, or missing if the key was not there; with --json as
 {\"outcome\": \"updated\", \"value\": 42}. Exit status 1 if nothing was added.")]
@@ -68,6 +69,8 @@ impl Incr {
 #[command(after_help = "EXAMPLES
   oneread touch session --ttl 30m       gone half an hour from now
   oneread touch session                 as one that is put without --ttl
+
+The table has ends if it was made with `oneread serve --life`.
 
 Prints updated, or missing if the key was not there; with --json as
 {\"outcome\": \"updated\"}. Exit status 1 if it was not there.")]

@@ -9,7 +9,7 @@
 //! | index | answers | an entry |
 //! |---|---|---|
 //! | [`LocationIndex`] | where each block is: tier, address and length at an endpoint | one line of 64 bytes |
-//! | [`PlacementIndex`] | who has each block, and how long a prefix each has | one line of 64 bytes, up to 256 holders; or eight blocks in six lines |
+//! | [`PlacementIndex`] | who has each block, and how long a prefix each has | one line of 64 bytes for 256 holders, up to 4,096 of them; or eight blocks in six lines |
 //!
 //! ```
 //! use oneread::{Address, Client, PutOptions, Server, ServerConfig, TableSize};

@@ -549,6 +549,10 @@ impl Handle for VerbsHandle {
             if request.level() > handle.connection.as_ref().map_or(0, Connection::level) {
                 return Ok(Posted::OldServer);
             }
+            // Its reply may still come, if it was given up.
+            if handle.posted.take().is_some() {
+                handle.connection.iter_mut().for_each(Connection::give_up_messages);
+            }
             stats.requests.message += 1;
             handle.posted = Some(handle.send_one(request, deadline)?);
             Ok(Posted::Sent)
