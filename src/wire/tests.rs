@@ -200,7 +200,7 @@ fn golden_requests() {
         (22, add(1, Some(2)), b"\x02\0\x03\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0key"),
         (22, part(PartChange::Or { bits: b"bits" }, Tell::Before), b"\x03\x01\x03\0keybits"),
         (22, part(PartChange::AndNot { bits: b"bits" }, Tell::After), b"\x04\x02\x03\0keybits"),
-        (22, part(PartChange::OrPadded { bits: b"bits" }, Tell::Nothing), b"\x06\0\x03\0keybits"),
+        (22, part(PartChange::OrPadded { bits: b"bits" }, Tell::Nothing), b"\x09\0\x03\0keybits"),
         (22, part(append, Tell::Nothing), b"\x05\0\x03\0\x04\x03\x02\x01keybytes"),
         (22, increment(-2, None), b"\x06\0\x03\0\xfe\xff\xff\xff\xff\xff\xff\xffkey"),
         (22, increment(1, Some(NewNumber::from(-2))), &from),

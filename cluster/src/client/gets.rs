@@ -8,6 +8,7 @@ use oneread::Client;
 use oneread::error::KeyError;
 use oneread::internals::breaking;
 use oneread::internals::tries::{Backoff, Failed, Repeatable, Tries};
+use rustc_hash::FxHashSet;
 use std::cell::Cell;
 use std::fmt::Display;
 use std::ops::ControlFlow;
@@ -141,18 +142,34 @@ impl Tables {
         for batch in batches.iter_mut().filter(|batch| batch.route.lease.is_some()) {
             batch.is_leased = self.connect(batch.route.node, batch.route.place).map(|_| false);
         }
+        let mut left: Vec<&mut Batch<'_>> =
+            batches.iter_mut().filter(|batch| batch.route.lease.is_some()).collect();
+        // While a shard moves, there may be two of one node, under different leases: one after the other.
+        while !left.is_empty() {
+            let mut places = FxHashSet::default();
+            let (now, behind) = left.into_iter().partition(|batch| places.insert(batch.route.place));
+            self.read_apart(now, values);
+            left = behind;
+        }
+        for batch in batches.iter().filter(|batch| batch.is_leased.is_err()) {
+            self.clients[batch.route.place] = None;
+        }
+    }
+
+    /// READs batches of different nodes.
+    fn read_apart(&mut self, batches: Vec<&mut Batch<'_>>, values: &mut [Option<Vec<u8>>]) {
         let mut clients: Vec<Option<&mut Client>> = self.clients.iter_mut().map(Option::as_mut).collect();
-        let begun = batches.iter_mut().filter(|batch| batch.route.lease.is_some());
+        let begun = batches.into_iter();
         let begun = begun.filter_map(|batch| clients[batch.route.place].take().map(|client| (batch, client)));
-        let (over_wire, in_memory): (Vec<_>, Vec<_>) =
+        let (mut over_wire, in_memory): (Vec<_>, Vec<_>) =
             begun.partition(|(_, client)| client.region().is_none());
         for (batch, client) in in_memory {
             batch.read(client, |at, value| values[at] = value);
         }
-        let (threads, left) = (over_wire.len(), Mutex::new(over_wire));
+        let (threads, left) = (over_wire.len(), Mutex::new(over_wire.iter_mut()));
         let read_all = || {
             loop {
-                let Some((batch, client)) = lock(&left).pop() else { return };
+                let Some((batch, client)) = lock(&left).next() else { return };
                 batch.read_beside(client);
             }
         };
@@ -167,11 +184,8 @@ impl Tables {
                 read_all();
             });
         }
-        for batch in batches {
+        for (batch, _) in over_wire {
             batch.found.drain(..).for_each(|(at, value)| values[at] = value);
-            if batch.is_leased.is_err() {
-                self.clients[batch.route.place] = None;
-            }
         }
     }
 

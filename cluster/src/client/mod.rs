@@ -244,9 +244,12 @@ impl Shared {
         self.wake();
         // Shards have moved there, and are READ where they were meanwhile.
         for node in lacking {
-            if !lock(&self.tables).contains_key(&node) {
+            if !lock(&self.tables).contains_key(&node) && self.hurried.may_seek(node) {
                 let shared = self.clone();
-                self.runtime.spawn_blocking(move || drop(shared.table(node)));
+                self.runtime.spawn_blocking(move || {
+                    let _ = shared.table(node);
+                    shared.hurried.has_sought(node);
+                });
             }
             self.hurried.hurry(node);
         }

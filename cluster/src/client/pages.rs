@@ -5,18 +5,23 @@ use crate::clock;
 use crate::core::state::{NodeId, Page};
 use crate::table::{PAGE_KEY, decode};
 use oneread::Client;
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Time between two READs of a page on which a shard is to be open soon. It doubles until it is the usual time.
 const SOON: Duration = Duration::from_millis(1);
+
+/// The time before a node that could not be reached is connected to again for the sake of a lease.
+const SOUGHT_AGAIN: Duration = Duration::from_millis(500);
 
 /// Nodes whose pages are to be READ at once.
 #[derive(Debug, Default)]
 pub struct Hurried {
     nodes: Mutex<FxHashSet<NodeId>>,
     changed: Condvar,
+    /// Nodes that are being connected to, or when that ended.
+    sought: Mutex<FxHashMap<NodeId, Option<Instant>>>,
 }
 
 impl Hurried {
@@ -24,6 +29,24 @@ impl Hurried {
     pub fn hurry(&self, node: NodeId) {
         lock(&self.nodes).insert(node);
         self.changed.notify_all();
+    }
+
+    /// Whether to connect to a node now: one that cannot be reached takes a thread, and is not sought all the time.
+    pub fn may_seek(&self, node: NodeId) -> bool {
+        let mut sought = lock(&self.sought);
+        let may = match sought.get(&node) {
+            None => true,
+            Some(ended) => ended.is_some_and(|at| at.elapsed() >= SOUGHT_AGAIN),
+        };
+        if may {
+            sought.insert(node, None);
+        }
+        may
+    }
+
+    /// The connection is there, or cannot be had.
+    pub fn has_sought(&self, node: NodeId) {
+        lock(&self.sought).insert(node, Some(Instant::now()));
     }
 
     /// Waits until this one's is, but not for longer than this.

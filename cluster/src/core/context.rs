@@ -44,6 +44,20 @@ pub(in crate::core) struct Seen {
     pub heard: Option<Time>,
 }
 
+/// Since when etcd answers this node without a pause, and when it did last.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::core) struct EtcdHeard {
+    since: Time,
+    last: Time,
+}
+
+impl EtcdHeard {
+    /// Beats are answered: a pause is longer than two of them.
+    fn lasts(&self, now: Time, timing: &Timing) -> bool {
+        now <= self.last + 2 * timing.beat
+    }
+}
+
 /// Room that no shard has set aside, and the limits of shards.
 #[derive(Debug)]
 pub(in crate::core) struct Room {
@@ -71,6 +85,7 @@ pub(in crate::core) struct Context<T> {
     pub now: Time,
     pub standing: Standing,
     pub seen: FxHashMap<NodeId, Seen>,
+    pub etcd: Option<EtcdHeard>,
     pub memory: Memory<T>,
     pub outbox: Outbox,
     pub room: Room,
@@ -96,6 +111,9 @@ impl<T> Context<T> {
 
     /// Notes the nodes' keys in an answer of etcd.
     pub fn see(&mut self, answer: &EtcdAnswer) {
+        let now = self.now;
+        let before = self.etcd.filter(|heard| heard.lasts(now, &self.timing));
+        self.etcd = Some(EtcdHeard { since: before.map_or(now, |heard| heard.since), last: now });
         for Entry { key, value, at } in &answer.entries {
             if let (EtcdKey::Node(id), Some(EtcdValue::Node(key))) = (key, value)
                 && self.seen.get(id).is_none_or(|seen| seen.at < *at)
@@ -126,8 +144,11 @@ impl<T> Context<T> {
     }
 
     /// Whether a node's key has not changed for the TTL.
+    /// While etcd did not answer this node, nobody was heard.
     pub fn is_silent(&self, node: NodeId) -> bool {
-        self.seen.get(&node).is_some_and(|seen| self.now >= seen.since + self.timing.ttl)
+        let Some(heard) = self.etcd.filter(|heard| heard.lasts(self.now, &self.timing)) else { return false };
+        let since = |seen: &Seen| seen.since.max(heard.since);
+        self.seen.get(&node).is_some_and(|seen| self.now >= since(seen) + self.timing.ttl)
     }
 
     /// A node's life, as far as etcd has told.

@@ -64,6 +64,7 @@ impl<T: Table> Node<T> {
             now: 0,
             standing: Standing::Unborn,
             seen: FxHashMap::default(),
+            etcd: None,
             memory: Memory { table, page, notes, notes_due: false, owners: Owners::new(shards), ttl: None },
             outbox: Outbox::default(),
             room,

@@ -102,7 +102,7 @@ impl Placing {
             let needless = others().find(|node| !wanted.contains(node) && is_spare(node));
             let next = if leaves { others().find(|node| stays(node) && nodes.has(*node)) } else { first };
             if !dead.is_empty() {
-                primary.leave_out(cx, dead);
+                primary.leave_out_if_silent(cx, dead.clone(), dead);
             } else if let Some(next) = next.filter(|_| leaves) {
                 primary.hand_over(cx, next);
             } else if let Some(newcomer) = missing {

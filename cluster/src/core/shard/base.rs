@@ -84,15 +84,34 @@ impl<C> Base<C> {
     /// Asks etcd for a new state of the shard, if its present state is the one that this node knows. The node `gone`,
     /// if given, is dead from then on.
     pub(super) fn transact<T>(&mut self, cx: &mut Context<T>, new: ShardState, gone: Option<NodeId>) {
-        let name = EtcdKey::Shard(self.shard);
-        let new = ShardState { revision: self.map.revision + 1, ..new };
-        let (mut compare, mut put) = (vec![(name, self.at)], vec![(name, EtcdValue::Shard(new))]);
+        let (mut compare, mut put) = (Vec::new(), Vec::new());
         if let Some((gone, seen)) = gone.and_then(|gone| cx.seen.get(&gone).map(|seen| (gone, seen))) {
             compare.push((EtcdKey::Node(gone), seen.at));
             let mut key = seen.key.clone();
             key.alive = false;
             put.push((EtcdKey::Node(gone), EtcdValue::Node(key)));
         }
+        self.ask(cx, new, compare, put);
+    }
+
+    /// Asks etcd for a state of the shard, if it is as this node knows it, and these nodes' keys are, too: none has beaten.
+    pub(super) fn transact_if_silent<T>(&mut self, cx: &mut Context<T>, new: ShardState, silent: &NodeIds) {
+        let seen = silent.iter().filter_map(|node| Some((EtcdKey::Node(node), cx.seen.get(&node)?.at)));
+        let compare = seen.collect();
+        self.ask(cx, new, compare, Vec::new());
+    }
+
+    fn ask<T>(
+        &mut self,
+        cx: &mut Context<T>,
+        new: ShardState,
+        mut compare: Vec<(EtcdKey, At)>,
+        mut put: Vec<(EtcdKey, EtcdValue)>,
+    ) {
+        let name = EtcdKey::Shard(self.shard);
+        let new = ShardState { revision: self.map.revision + 1, ..new };
+        compare.insert(0, (name, self.at));
+        put.insert(0, (name, EtcdValue::Shard(new)));
         let call = cx.transact(compare, put);
         self.transaction = Some(Pending { call, since: cx.now });
     }

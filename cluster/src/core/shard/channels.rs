@@ -128,6 +128,16 @@ impl<T: Table> Primary<T> {
     }
 
     pub(in crate::core) fn leave_out(&mut self, cx: &mut Context<T>, standbys: NodeIds) -> bool {
+        self.leave_out_if_silent(cx, standbys, NodeIds::default())
+    }
+
+    /// CL20: leaves standbys out, if none of the silent nodes beats meanwhile.
+    pub(in crate::core) fn leave_out_if_silent(
+        &mut self,
+        cx: &mut Context<T>,
+        standbys: NodeIds,
+        silent: NodeIds,
+    ) -> bool {
         let is_ready = self.leads(cx) && self.base.transaction.is_none();
         let in_sync = standbys.without(cx.me).iter().fold(self.base.map.in_sync.clone(), NodeIds::without);
         if !is_ready || in_sync == self.base.map.in_sync {
@@ -140,7 +150,8 @@ impl<T: Table> Primary<T> {
         }
         // A newcomer that may be named counts until etcd has answered (CL11).
         let waits = self.now_waits(cx);
-        self.base.transact(cx, ShardState { in_sync, waits, ..self.base.map.clone() }, None);
+        let new = ShardState { in_sync, waits, ..self.base.map.clone() };
+        self.base.transact_if_silent(cx, new, &silent);
         true
     }
 
