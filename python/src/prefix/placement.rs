@@ -5,7 +5,7 @@ use super::{GROUPED, PLACEMENT, keys_of, secret_of, table_of};
 use crate::calls::made;
 use crate::client::Client;
 use crate::counts;
-use oneread_prefix::{Digests, HOLDERS, HolderPrefix, Keeps, Key, PrefixError};
+use oneread_prefix::{Digests, HolderPrefix, Keeps, Key, PrefixError};
 use pyo3::prelude::{Bound, Py, PyAny, PyResult, Python};
 use pyo3::types::{PyDict, PyDictMethods};
 
@@ -107,7 +107,7 @@ impl PlacementIndex {
     /// What a `Server` for so many holders is made with, beside its size. `grouped`: eight neighbours of a prompt stand
     /// in one entry.
     #[staticmethod]
-    #[pyo3(signature = (holders=HOLDERS, *, grouped=false))]
+    #[pyo3(signature = (holders=1024, *, grouped=false))]
     fn table(py: Python<'_>, holders: usize, grouped: bool) -> PyResult<Bound<'_, PyDict>> {
         let index = if grouped { GROUPED } else { PLACEMENT };
         table_of(py, index, Some(holders))?;
