@@ -121,7 +121,7 @@ fn nothing_is_wrong() {
     }
 }
 
-const RULES: [Rule; 59] = [
+const RULES: [Rule; 58] = [
     Rule::AskedAfterwards,
     Rule::BeatAfterDeposed,
     Rule::LeaseFromSecondRead,
@@ -130,7 +130,6 @@ const RULES: [Rule; 59] = [
     Rule::LeaseTooLong,
     Rule::NoWord,
     Rule::WordOfOtherShard,
-    Rule::WordBeforeMark,
     Rule::ClockBeforeRead,
     Rule::ReplyWithoutLease,
     Rule::VisibleFirst,
