@@ -1,6 +1,6 @@
 //! One thread's path to a server, which each fabric implements.
 
-use super::error::{AskError, GetError};
+use super::error::{AskError, GetError, LinkError};
 use super::stats::ClientStats;
 use super::tries::{ATTEMPT_MAX, Failed, RETRY_FIRST, Repeatable, Tries};
 use crate::base::process::Process;
@@ -114,6 +114,18 @@ pub(super) fn connected<T, E: Error + 'static>(
         })
     });
     connected.map_err(|failed| failed.or(|error| error))
+}
+
+/// How a conversation over a link failed.
+pub(super) fn broke_off<E>(
+    has_sent: bool,
+    error: LinkError,
+    lost: impl FnOnce(LinkError) -> E,
+) -> Failed<LinkError, E> {
+    match error {
+        LinkError::HungUp => hung_up(has_sent, error, lost),
+        error => Failed::ForGood(lost(error)),
+    }
 }
 
 /// How a conversation failed that the server has ended. If nothing was sent, another server may take the requests.

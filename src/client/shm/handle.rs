@@ -9,7 +9,7 @@ use crate::address::Address;
 use crate::base::process::{self, Process};
 use crate::base::times::TimeCounts;
 use crate::client::error::{AskError, ConnectError, GetError, LinkError};
-use crate::client::handle::{Deadline, Handle, Posted, hung_up};
+use crate::client::handle::{Deadline, Handle, Posted, broke_off};
 use crate::client::options::{ClientOptions, RequestPath};
 use crate::client::owning::OwnOwner;
 use crate::client::stats::ClientStats;
@@ -459,10 +459,7 @@ impl ShmHandle {
         let sent = conversation.converse(requests, wants_mailbox, deadline, replies, &mut has_sent, counts);
         sent.map_err(|error| {
             self.disconnect();
-            match error {
-                LinkError::HungUp => hung_up(has_sent, error, |error| self.lost(error)),
-                error => Failed::ForGood(self.lost(error)),
-            }
+            broke_off(has_sent, error, |error| self.lost(error))
         })
     }
 

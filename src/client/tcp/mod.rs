@@ -7,7 +7,7 @@ mod keeper;
 mod shared;
 
 use super::error::{AskError, ConnectError, GetError, LinkError};
-use super::handle::{Deadline, Handle, Posted, connected, hung_up};
+use super::handle::{Deadline, Handle, Posted, broke_off, connected};
 use super::link::link_failed;
 use super::options::ClientOptions;
 use super::owning::OwnOwner;
@@ -172,25 +172,22 @@ impl TcpHandle {
         });
         sent.map_err(|error| {
             self.disconnect();
-            match error {
-                LinkError::HungUp => hung_up(has_sent, error, |error| self.lost(error)),
-                error => Failed::ForGood(self.lost(error)),
-            }
+            broke_off(has_sent, error, |error| self.lost(error))
         })
     }
 
     /// Makes sure that there is a connection over which nothing is owed, until the deadline.
     fn ready_to_ask(&mut self, deadline: Instant) -> Result<(), AskError> {
         self.connection.take_if(|connection| connection.is_owed() || connection.is_hung_up());
-        let shared = Arc::clone(&self.shared);
-        let connection = match self.connected(deadline) {
-            Ok(connection) => connection,
-            Err(ConnectError::Link { source: source @ LinkError::Deadline(_), .. }) => {
-                return Err(self.lost(source));
-            }
-            Err(error) => return Err(error.into()),
-        };
-        Ok(connection.check_owner(shared.owner.as_ref(), &shared.address)?)
+        if let Err(error) = self.connected(deadline) {
+            return Err(match error {
+                ConnectError::Link { source: source @ LinkError::Deadline(_), .. } => self.lost(source),
+                error => error.into(),
+            });
+        }
+        let (connection, shared) = (self.connection.as_ref(), &self.shared);
+        let checked = connection.map(|it| it.check_owner(shared.owner.as_ref(), &shared.address));
+        Ok(checked.transpose().map(drop)?)
     }
 
     /// Does something with the connection. One that is not there was lost.

@@ -397,11 +397,10 @@ impl VerbsHandle {
         counts: &mut RequestCounts,
     ) -> Result<(), Failed<AskError, AskError>> {
         self.ready_to_ask(deadline.at).map_err(Failed::ForGood)?;
-        let gives_up = self.shared.pairs.is_none() && self.posted.take().is_some();
-        let Some(connection) = &mut self.connection else { return Err(Failed::ForGood(self.late())) };
-        if gives_up {
-            connection.give_up_messages();
+        if self.shared.pairs.is_none() {
+            self.give_up_posted();
         }
+        let Some(connection) = &mut self.connection else { return Err(Failed::ForGood(self.late())) };
         let mut has_sent = false;
         let geometry = connection.geometry().clone();
         // An extension may handle requests in any order, but the pieces of a value have an order.
@@ -471,6 +470,13 @@ impl VerbsHandle {
         let done = act(self);
         exchange(self);
         done
+    }
+
+    /// The reply to a request that was posted is not waited for any more: it is discarded when it comes.
+    fn give_up_posted(&mut self) {
+        if self.posted.take().is_some() {
+            self.connection.iter_mut().for_each(Connection::give_up_messages);
+        }
     }
 
     /// Sends one request as a message, over the connection, which must be there. Returns its number.
@@ -549,10 +555,7 @@ impl Handle for VerbsHandle {
             if request.level() > handle.connection.as_ref().map_or(0, Connection::level) {
                 return Ok(Posted::OldServer);
             }
-            // Its reply may still come, if it was given up.
-            if handle.posted.take().is_some() {
-                handle.connection.iter_mut().for_each(Connection::give_up_messages);
-            }
+            handle.give_up_posted();
             stats.requests.message += 1;
             handle.posted = Some(handle.send_one(request, deadline)?);
             Ok(Posted::Sent)
