@@ -85,7 +85,7 @@ fn run(shared: &Weak<Shared>, hurried: &Hurried, node: NodeId, mut client: Clien
             Some(page) => {
                 fails = 0;
                 shared.learn(|known| known.page_landed(node, issued, now, &page));
-                let lacks = lock(&shared.known).lacking().contains(&node);
+                let lacks = lock(&shared.known).lacks_on(node);
                 let rest = if lacks { soon.min(beat / 3) } else { beat / 3 };
                 soon = if lacks { 2 * rest } else { SOON };
                 rest

@@ -179,6 +179,11 @@ impl Known {
         lacking
     }
 
+    /// Whether this node is one of these.
+    pub fn lacks_on(&self, node: NodeId) -> bool {
+        (0..self.shards).any(|shard| self.lacks(shard) == Some(node))
+    }
+
     fn lacks(&self, shard: ShardIx) -> Option<NodeId> {
         let (node, epoch) = self.served_by(shard)?;
         let was_leased = self.leased[usize::from(shard)].is_some();

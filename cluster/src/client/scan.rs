@@ -107,7 +107,7 @@ impl ScanState {
         let ScanState { prefix, values, left, pass } = self;
         let Some(&first) = left.last() else { return Ok(None) };
         let config = client.shared.config.clone();
-        // A node that is not primary any more, or has another epoch, has shown its shards in vain.
+        // A node that is not primary any more, or has another epoch, has shown its shards, and that does not count.
         let routes = client.routes.load();
         if let Some(Pass { node, shards, .. }) = pass {
             shards.retain(|shard, epoch| {

@@ -145,7 +145,7 @@ impl<T> Context<T> {
 
     /// Whether a node's key has not changed for the TTL.
     /// While etcd did not answer this node, nobody was heard.
-    pub fn is_silent(&self, node: NodeId) -> bool {
+    pub fn may_be_left_out(&self, node: NodeId) -> bool {
         let Some(heard) = self.etcd.filter(|heard| heard.lasts(self.now, &self.timing)) else { return false };
         let since = |seen: &Seen| seen.since.max(heard.since);
         self.seen.get(&node).is_some_and(|seen| self.now >= since(seen) + self.timing.ttl)

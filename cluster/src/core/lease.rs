@@ -121,3 +121,35 @@ impl Leases {
         self.nodes.remove(&node);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NODE: NodeId = NodeId(1);
+
+    /// CL3: two READs overlap. The one that was issued before the mark had landed may have seen a word that was open before
+    /// the mark was issued, and the shard may have moved since: nothing it shows is covered, unless that rule is broken.
+    #[test]
+    fn words_count_that_were_read_after_the_mark() {
+        let covers_after = |issued: Time| {
+            let mut leases = Leases::new(Timing::default());
+            let page = |beat, is_open| Page {
+                asked: Lived { life: 1, number: beat },
+                held: Lived { life: 1, number: beat },
+                words: vec![Word { epoch: 3, is_open }],
+            };
+            leases.page_landed(NODE, 100, 200, &page(1, false));
+            leases.page_landed(NODE, issued, 300, &page(2, true));
+            leases.covers(NODE, 0, 3, 300)
+        };
+        assert!(covers_after(200));
+        assert!(!covers_after(150) && !covers_after(199));
+        #[cfg(feature = "faults")]
+        {
+            crate::faults::breaks(Some(Rule::WordBeforeMark));
+            assert!(covers_after(150));
+            crate::faults::breaks(None);
+        }
+    }
+}

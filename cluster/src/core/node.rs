@@ -244,30 +244,30 @@ impl<T: Table> Node<T> {
     pub fn received(&mut self, now: Time, from: NodeId, message: Message) {
         let Node { cx, replicas, .. } = self;
         cx.now = now;
-        let shard = match &message {
-            Message::Item { shard, .. } | Message::Answer { shard, .. } | Message::GivenUp { shard, .. } => {
-                *shard
-            }
-            // Who serves nothing now does not answer.
-            Message::Hello { asks: true } if cx.is_good() => {
-                return cx.outbox.tell(from, Message::Hello { asks: false });
-            }
-            Message::Hello { asks: true } => return,
-            Message::Hello { asks: false } => return cx.hears(from),
-        };
-        let Some(replica) = replicas.get_mut(usize::from(shard)) else { return };
         match message {
-            Message::Item { channel, number, item, .. } => {
-                replica.item_comes(cx, from, channel, number, item)
+            Message::Item { shard, channel, number, item } => {
+                if let Some(replica) = replicas.get_mut(usize::from(shard)) {
+                    replica.item_comes(cx, from, channel, number, item);
+                }
             }
-            Message::Answer { channel, number, room, is_refused, .. } => {
+            Message::Answer { shard, channel, number, room, is_refused } => {
+                let Some(replica) = replicas.get_mut(usize::from(shard)) else { return };
                 cx.hears(from);
                 if let Some(primary) = replica.primary_mut().filter(|_| cx.is_good()) {
                     primary.answer_comes(cx, from, channel, number, room, is_refused);
                 }
             }
-            Message::GivenUp { channel, .. } => replica.given_up(channel),
-            Message::Hello { .. } => {}
+            Message::GivenUp { shard, channel } => {
+                if let Some(replica) = replicas.get_mut(usize::from(shard)) {
+                    replica.given_up(channel);
+                }
+            }
+            // A node that serves nothing now does not answer.
+            Message::Hello { asks: true } if cx.is_good() => {
+                cx.outbox.tell(from, Message::Hello { asks: false });
+            }
+            Message::Hello { asks: true } => {}
+            Message::Hello { asks: false } => cx.hears(from),
         }
     }
 

@@ -43,10 +43,12 @@ impl Placing {
     /// Asks for missing copies, when that is due. `leaves`: the node is about to stop.
     pub fn tick<T: Table>(&mut self, cx: &mut Context<T>, replicas: &mut [Replica<T>], leaves: bool) {
         let place = cx.timing.place;
+        if place == 0 || !cx.is_good() {
+            return;
+        }
         let joins: usize = replicas.iter().filter_map(Replica::primary).map(Primary::newcomers).sum();
         // When one has its copy, the next one begins.
-        let is_due = cx.is_due(self.placed, place) || joins < self.joins;
-        if place == 0 || !cx.is_good() || !is_due {
+        if !cx.is_due(self.placed, place) && joins >= self.joins {
             return;
         }
         self.placed = Some(cx.now);
@@ -90,7 +92,7 @@ impl Placing {
             let Some(primary) = replica.primary_mut() else { continue };
             let in_sync = primary.state().in_sync.clone();
             let others = || in_sync.iter().filter(|node| *node != cx.me);
-            let dead: NodeIds = others().filter(|node| cx.is_silent(*node)).collect();
+            let dead: NodeIds = others().filter(|node| cx.may_be_left_out(*node)).collect();
             let may_join = |node: &NodeId| !in_sync.has(*node) && stays(node) && primary.may_have(cx, *node);
             let all = || placement::wanted(shard, u8::MAX, nodes.iter(), &self.wishes);
             let again = || all().into_iter().filter(may_join).min_by_key(|node| primary.stalled_until(*node));
@@ -102,7 +104,7 @@ impl Placing {
             let needless = others().find(|node| !wanted.contains(node) && is_spare(node));
             let next = if leaves { others().find(|node| stays(node) && nodes.has(*node)) } else { first };
             if !dead.is_empty() {
-                primary.leave_out_if_silent(cx, dead.clone(), dead);
+                primary.leave_out_silent(cx, dead);
             } else if let Some(next) = next.filter(|_| leaves) {
                 primary.hand_over(cx, next);
             } else if let Some(newcomer) = missing {

@@ -128,18 +128,18 @@ impl<T: Table> Primary<T> {
     }
 
     pub(in crate::core) fn leave_out(&mut self, cx: &mut Context<T>, standbys: NodeIds) -> bool {
-        self.leave_out_if_silent(cx, standbys, NodeIds::default())
+        self.ask_to_leave_out(cx, &standbys, &NodeIds::default())
     }
 
-    /// CL20: leaves standbys out, if none of the silent nodes beats meanwhile.
-    pub(in crate::core) fn leave_out_if_silent(
-        &mut self,
-        cx: &mut Context<T>,
-        standbys: NodeIds,
-        silent: NodeIds,
-    ) -> bool {
+    /// CL20: leaves standbys out that are silent, if none of them beats meanwhile.
+    pub(in crate::core) fn leave_out_silent(&mut self, cx: &mut Context<T>, standbys: NodeIds) -> bool {
+        self.ask_to_leave_out(cx, &standbys, &standbys)
+    }
+
+    fn ask_to_leave_out(&mut self, cx: &mut Context<T>, standbys: &NodeIds, silent: &NodeIds) -> bool {
         let is_ready = self.leads(cx) && self.base.transaction.is_none();
-        let in_sync = standbys.without(cx.me).iter().fold(self.base.map.in_sync.clone(), NodeIds::without);
+        let in_sync =
+            standbys.clone().without(cx.me).iter().fold(self.base.map.in_sync.clone(), NodeIds::without);
         if !is_ready || in_sync == self.base.map.in_sync {
             return false;
         }
@@ -151,7 +151,7 @@ impl<T: Table> Primary<T> {
         // A newcomer that may be named counts until etcd has answered (CL11).
         let waits = self.now_waits(cx);
         let new = ShardState { in_sync, waits, ..self.base.map.clone() };
-        self.base.transact_if_silent(cx, new, &silent);
+        self.base.transact_if_silent(cx, new, silent);
         true
     }
 
