@@ -32,7 +32,7 @@ const TAG: usize = 8;
 /// Words of the widest set.
 const WORDS_MAX: usize = HOLDERS_MAX / 64;
 
-/// The longest value of a group whose sets have so many words.
+/// The longest value of a group whose sets have this number of words.
 pub(crate) const fn value_max(words: usize) -> usize {
     HEADER + GROUP * (TAG + words * WORD)
 }

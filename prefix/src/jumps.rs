@@ -1,9 +1,9 @@
 //! Lookups that jump: of holders that have no block without those before it, some blocks tell about the others.
 //!
-//! Every so many blocks of a prompt are looked at. Where the same holders have both ends of a stretch, they have all of
-//! it. Where not, the stretch is halved, and the block in the middle is looked at: all stretches of a prompt at once,
-//! until each holder's first missing block is known. In groups a stretch ends with a group, which is then looked at as a
-//! whole.
+//! The first block of each stretch of a prompt is looked at. Where the same holders have both ends of a stretch, they
+//! have all of it. Where not, the stretch is halved, and the block in the middle is looked at: all stretches of a prompt
+//! at once, until each holder's first missing block is known. In groups a stretch ends with a group, which is then looked
+//! at as a whole.
 //!
 //! | rule | what is kept |
 //! |---|---|
@@ -30,7 +30,7 @@ use std::ops::ControlFlow;
 const STRETCH: usize = 64;
 /// Stretches of a prompt, at most: as many READs as go ahead of those that are needed in any lookup.
 const STRETCHES: usize = 128;
-/// One lookup in so many is made block by block, too.
+/// One lookup in this number is made block by block, too (H3).
 const WALKED: u64 = 64;
 
 /// An entry that was looked at.
@@ -84,7 +84,7 @@ impl PlacementIndex {
         self.jumps.are_off = true;
     }
 
-    /// The live holders that are jumped over in a prompt of so many blocks.
+    /// The live holders that are jumped over in a prompt of this number of blocks.
     pub(crate) fn closed(&self, live: &HolderSet, blocks: usize) -> HolderSet {
         if blocks <= STRETCH || self.jumps.are_off {
             return HolderSet::default();

@@ -118,7 +118,7 @@ def _joined(parts: Iterable[bytes]) -> bytes:
 
 
 def _parts(raw: bytes, length: int) -> list[Key]:
-    """Parts whose lengths have so many bytes."""
+    """Parts, each behind its length, which has ``length`` bytes."""
     parts: list[Key] = []
     while raw:
         end = length + int.from_bytes(raw[:length], "little")

@@ -147,7 +147,7 @@ fn write<'py>(
     Ok(())
 }
 
-/// All that `of` iterates over. Each is so many values: one, or a pair.
+/// All that `of` iterates over: each is one value, or a pair.
 fn write_all<'py>(
     letter: u8,
     values: usize,
@@ -176,7 +176,7 @@ fn write_all<'py>(
     Ok(())
 }
 
-/// Takes so many bytes.
+/// Takes the next bytes.
 fn take<'a>(rest: &mut &'a [u8], len: usize) -> PyResult<&'a [u8]> {
     let (taken, behind) = rest.split_at_checked(len).ok_or_else(|| damaged("it is cut off"))?;
     *rest = behind;

@@ -33,7 +33,7 @@ impl Default for ParkRoom {
 }
 
 impl ParkRoom {
-    /// Room for so many.
+    /// Room for `most` requests.
     #[cfg(all(test, not(loom)))]
     pub fn of(most: u64) -> ParkRoom {
         ParkRoom { most, ..ParkRoom::default() }

@@ -113,7 +113,7 @@ impl FollowersBench {
     }
 }
 
-/// Tells when each of so many changes was heard.
+/// Tells when each change was heard.
 fn follow(mut feed: ChangeFeed, changes: u32, tell: &mpsc::Sender<Result<Instant>>) {
     for _ in 0..changes {
         let heard = match feed.next(Duration::from_secs(600)) {
