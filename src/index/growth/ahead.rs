@@ -70,8 +70,8 @@ impl Growth {
                     drop(lock(&self.making));
                     return Ahead::On;
                 }
-                // It is in a pair, which other threads may drive, or was until now.
-                Err(NoSplit::Busy) => waits = true,
+                // It is in a pair, which other threads may drive, or was until now; or memory comes back.
+                Err(NoSplit::Busy | NoSplit::Coming) => waits = true,
                 Err(NoSplit::Limit | NoSplit::Bound | NoSplit::Memory) => {
                     waits = false;
                     break;

@@ -241,6 +241,9 @@ pub(in crate::index) enum NoSplit {
     Busy,
     /// Another thread is making a segment.
     Making,
+    /// The table has all the memory that it may have. Some of it was merged segments', and comes back when no thread
+    /// uses them any more (E7).
+    Coming,
     /// The table has no deeper directory.
     Limit,
     /// The table has all the memory that it may have.
@@ -252,6 +255,6 @@ pub(in crate::index) enum NoSplit {
 impl NoSplit {
     /// Whether it may be split when other threads have gone on.
     pub fn is_busy(&self) -> bool {
-        matches!(self, NoSplit::Busy | NoSplit::Making)
+        matches!(self, NoSplit::Busy | NoSplit::Making | NoSplit::Coming)
     }
 }

@@ -78,8 +78,8 @@ impl Growth {
             return Ok(());
         }
         let is_busy = no_split.is_busy();
-        // A table that evicts waits for no ghosts.
-        let may_wait = is_busy || self.observers.evictor().is_none();
+        // A table that evicts waits for no ghosts, and for no memory.
+        let may_wait = is_busy && !matches!(no_split, NoSplit::Coming) || self.observers.evictor().is_none();
         if may_wait
             && !wait.is_hopeless
             && wait.waits < if is_busy { self.pace.split_waits_max } else { WAITS_MAX }
@@ -100,7 +100,7 @@ impl Growth {
         }
         let counts = self.counts();
         match no_split {
-            NoSplit::Busy | NoSplit::Making | NoSplit::Limit => {
+            NoSplit::Busy | NoSplit::Making | NoSplit::Coming | NoSplit::Limit => {
                 Err(PutError::Full { keys: counts.keys, slots: counts.slots, bytes_max: 0, heap_bytes: 0 })
             }
             NoSplit::Bound => {

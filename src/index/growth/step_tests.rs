@@ -9,10 +9,13 @@ use super::pairs::Driven;
 use crate::base::clock::Clock;
 use crate::base::sync::lock;
 use crate::config::{Config, TableSize};
+use crate::index::Index;
 use crate::index::homes::{Trace, WaitingTrace};
 use crate::index::share::KeyShare;
 use crate::index::start::Start;
+use crate::index::whole::Table;
 use crate::layout::segment::Named;
+use crate::outcome::{PutMode, PutOutcome};
 use crate::region::Region;
 use crossbeam_epoch as epoch;
 use std::sync::Arc;
@@ -117,6 +120,34 @@ fn a_merge_that_has_ended_is_not_given_up() {
     assert_eq!(growth.drive(&merge, u32::MAX, &guard), Driven::Ended);
     let counts = growth.growth_counts();
     assert_eq!((counts.given_up, counts.splitting), (0, 1));
+}
+
+/// The memory of merged segments comes back when no thread uses them any more: puts that need it wait for that.
+#[test]
+fn a_put_waits_for_memory_that_comes_back() {
+    let size = TableSize::Growing { bytes_max: 256 << 10, segment_slots: Some(64) };
+    let geometry = Config { size, grace: Duration::ZERO, ..Config::short() }.geometry().unwrap();
+    let index = Index::create(Region::private(geometry.region_bytes()), geometry, Clock::manual()).unwrap();
+    let put = |n: u64| index.put(&n.to_le_bytes(), b"", PutMode::Insert);
+    let keys = (0..).take_while(|&n| put(n).is_ok()).count() as u64;
+    let (pinned, is_pinned) = std::sync::mpsc::channel();
+    let (end, ends) = std::sync::mpsc::channel();
+    let user = std::thread::spawn(move || {
+        let guard = epoch::pin();
+        pinned.send(()).unwrap();
+        ends.recv().unwrap();
+        // The puts below have begun to wait; or not, on a slow machine, and then they need not.
+        std::thread::sleep(Duration::from_millis(50));
+        drop(guard);
+    });
+    is_pinned.recv().unwrap();
+    (0..keys).for_each(|n| assert_eq!(index.remove(&n.to_le_bytes()), Ok(true)));
+    while index.tidy() == Some(Duration::ZERO) {}
+    let Table::Many(growth) = index.table() else { unreachable!() };
+    assert!(lock(&growth.memory).coming > 0, "{:?}", growth.growth_counts());
+    end.send(()).unwrap();
+    (0..keys * 9 / 10).for_each(|n| assert_eq!(put(n), Ok(PutOutcome::Inserted), "{n} of {keys}"));
+    user.join().unwrap();
 }
 
 /// A trace that waits is of one use of its segment's memory. The next use has nothing to do with it.

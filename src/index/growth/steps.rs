@@ -106,9 +106,19 @@ impl Growth {
         if let Some(made) = self.stock.take(of_child.depth) {
             return Ok(made);
         }
-        if !lock(&self.memory).has_any(self.geometry.segments_max()) {
+        let (has_any, is_coming) = {
+            let memory = lock(&self.memory);
+            (memory.has_any(self.geometry.segments_max()), memory.coming > 0)
+        };
+        if !has_any {
             // A segment of another depth has memory for this one.
-            let other = self.stock.take_any().ok_or(NoSplit::Bound)?;
+            let Some(other) = self.stock.take_any() else {
+                if !is_coming {
+                    return Err(NoSplit::Bound);
+                }
+                epoch::pin().flush();
+                return Err(NoSplit::Coming);
+            };
             lock(&self.memory).keep(UnusedMemory::of(other));
         }
         self.make(of_child).map_err(|why| self.refused(why))
