@@ -20,9 +20,10 @@ impl Growth {
         for tried in 0..TRIES_MAX {
             give_way(tried);
             let guard = epoch::pin();
+            // Memory comes back when no thread uses it any more. Tests have other threads.
+            guard.flush();
             let segment = self.find(&self.geometry.hashed(key), &guard).expect("some segment has each key");
             match self.begin_split(segment) {
-                // Memory comes back when no thread uses it any more. Tests have other threads.
                 Err(NoSplit::Limit | NoSplit::Bound | NoSplit::Coming) => {}
                 begun => return begun.expect("a segment that is whole can be split"),
             }
