@@ -3,6 +3,7 @@
 //! etcd and the nodes are processes of this host. Each shard has a thread that puts its keys, so that each pause is
 //! seen; each client has a thread that GETs keys of all.
 
+mod copying;
 mod load;
 mod outcome;
 
@@ -61,7 +62,8 @@ this host the memory of a dead primary can still be read, so GETs go on until
 the lease ends, which is shortly before others take over. Before all that, GETs
 by a client of the cluster are compared with those by a client of the same
 table, on a node that does nothing else: the difference is the check of the
-lease.")]
+lease. With three nodes or more one is killed then while nothing is put, and
+the time is taken until the others have all copies again.")]
 pub struct Failover {
     /// Number of nodes
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(2..=9))]
@@ -89,8 +91,8 @@ pub struct Failover {
 
 /// Parses 1000000 and 1e6.
 fn keys(text: &str) -> Result<u64, String> {
-    let n = whole(text).ok().filter(|n| (1_000..=200_000).contains(n));
-    n.ok_or_else(|| "a whole number from 1000 to 200000, as in 16384 or 1e5".into())
+    let n = whole(text).ok().filter(|n| (1_000..=2_000_000).contains(n));
+    n.ok_or_else(|| "a whole number from 1000 to 2000000, as in 16384 or 1e6".into())
 }
 
 /// What was seen while things were done to the cluster.
@@ -130,6 +132,10 @@ impl Failover {
             ("GET by a client of the table", us(it.table_get_us_p50)),
             ("put, 2 copies", us(it.put_us_p50)),
             ("put_many of 64 keys", us(it.put_many_64_us_p50)),
+            ("keys copied again when their node has died", show::count(it.keys_copied)),
+            ("the same, a second", show::count(it.keys_copied_per_s as u64)),
+            ("GET, 99 %, before", us(it.get_us_p99)),
+            ("GET, 99 %, while copies are made", us(it.get_copying_us_p99)),
         ] {
             table.add_row([name.to_owned(), figure]);
         }
@@ -157,6 +163,12 @@ impl Failover {
         let load = Load::new(&cluster.config, self.keys as usize, 6 * usize::from(self.rounds));
         let mut outcome = Outcome { nodes: self.nodes.into(), ..Outcome::default() };
         self.time(&cluster, &load, &mut outcome)?;
+        if cluster.nodes.len() > usize::from(COPIES) {
+            let copied = copying::copy_again(&mut cluster, &load)?;
+            outcome.keys_copied = copied.keys;
+            outcome.keys_copied_per_s = copied.keys_per_s();
+            [outcome.get_us_p99, outcome.get_copying_us_p99] = copied.get_us_p99;
+        }
         let seen = self.under_load(&mut cluster, &load, &mut outcome)?;
         outcome.lost = load.check(&mut cluster.client()?)?;
         outcome.acknowledged = load.acknowledged();

@@ -37,6 +37,12 @@ pub struct Outcome {
     pub put_us_p50: f64,
     /// One call of `put_many` with 64 keys.
     pub put_many_64_us_p50: f64,
+    /// Keys of which a copy died with a node, and how many of them a second were copied again.
+    pub keys_copied: u64,
+    pub keys_copied_per_s: f64,
+    /// A GET before that, and while copies were made.
+    pub get_us_p99: f64,
+    pub get_copying_us_p99: f64,
 }
 
 impl Outcome {
