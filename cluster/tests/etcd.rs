@@ -644,7 +644,7 @@ fn three_members(folder: &TempDir) -> Vec<Etcd> {
     let id = std::process::id();
     let hosts: Vec<String> =
         (1..=3).map(|last| format!("127.{}.{}.{last}", 64 + (id >> 8) % 64, id % 256)).collect();
-    let start = |number| Etcd::start_member(folder.path(), &hosts, number, vec!["etcd".into()]);
+    let start = |number| Etcd::start_member(folder.path(), &hosts, number, vec!["etcd".into()], &[]);
     (0..3).map(start).collect()
 }
 

@@ -102,7 +102,13 @@ impl Etcd {
     }
 
     /// A member of a new one on these hosts, one each. It is not waited for: it takes most of them.
-    pub fn start_member(folder: &Path, hosts: &[String], number: usize, program: Vec<String>) -> Etcd {
+    pub fn start_member(
+        folder: &Path,
+        hosts: &[String],
+        number: usize,
+        program: Vec<String>,
+        with: &[&str],
+    ) -> Etcd {
         let members = hosts.iter().enumerate().map(|(n, host)| format!("e{n}=http://{host}:2380"));
         let mut etcd = Etcd {
             child: None,
@@ -114,7 +120,7 @@ impl Etcd {
             peer: 2380,
             members: Some(members.collect::<Vec<_>>().join(",")),
             token: "one",
-            with: Vec::new(),
+            with: with.iter().map(|&option| option.to_owned()).collect(),
         };
         etcd.launch();
         etcd

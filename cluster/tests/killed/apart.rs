@@ -26,6 +26,8 @@ const TABLE: u16 = 7471;
 pub const REQUESTS: u16 = 7480;
 /// Rates of clocks, in millionths: as far from true time as they may be, or not at all.
 pub const CLOCKS: [i32; 3] = [-999, 0, 999];
+/// Of each member of etcd: its file has room for so much.
+const QUOTA: u64 = 16 << 20;
 /// Of each direction of a link, at worst.
 const WORST: Quality =
     Quality { delay: Duration::from_micros(1_000), jitter: Duration::from_micros(1_000), loss: 10_000 };
@@ -77,11 +79,20 @@ impl Cluster {
         let hosts: Vec<String> = (0..ETCDS).map(|member| net::address(host(Whom::Etcd(member)))).collect();
         let start = |member| {
             let program = net.program(host(Whom::Etcd(member)), "etcd");
-            Etcd::start_member(folder.path(), &hosts, member, program)
+            Etcd::start_member(
+                folder.path(),
+                &hosts,
+                member,
+                program,
+                &[&format!("--quota-backend-bytes={QUOTA}")],
+            )
         };
         let etcds: Vec<Etcd> = (0..ETCDS).map(start).collect();
         until("etcd has a leader", || etcds.iter().any(|etcd| etcd.leads() == Some(true)));
-        Cluster::start_at(Place::Apart(net), folder, etcds, NODES, seed, rule)
+        let cluster = Cluster::start_at(Place::Apart(net), folder, etcds, NODES, seed, rule);
+        // An hour's beats would fill the quota.
+        cluster.runtime.block_on(cluster.store.let_nodes_compact(true)).unwrap();
+        cluster
     }
 
     fn net(&self) -> &Net {
@@ -236,6 +247,9 @@ fn histories_have_an_order_apart() {
     cluster.run(time, &FAULTS_APART, true);
     let changes = cluster.counts.get("leader changes").copied().unwrap_or(0);
     assert!(changes > 0, "etcd had one leader all the time");
+    let space = cluster.runtime.block_on(cluster.store.space()).unwrap();
+    println!("etcd: {space:?}");
+    assert!(space.alarms.is_empty() && space.quota_bytes == Some(QUOTA) && space.oldest > 1, "{space:?}");
 }
 
 /// A broken rule is noticed, between hosts, too.
